@@ -1,0 +1,179 @@
+//! Where callers leave requests for the worker.
+//!
+//! Invariant: a request that was left is either taken by the worker or answered by it with a reason; and a worker that
+//! sleeps while there is work has its waker called.
+//! Kept by: the worker decides to sleep and leaves its waker under the same lock under which callers leave requests, so
+//! there is no moment between looking and sleeping. It is woken only when it sleeps.
+//! Bounds: `max_requests` open ones, those already with the worker included, and `max_unsent_bytes`, beyond which only the
+//! request that crosses it is let in. Full: the caller gets [`RequestError::QueueFull`] at once.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+
+use crate::core::pipeline::Request;
+use crate::error::RequestError;
+use crate::slot::Slot;
+
+#[derive(Debug)]
+pub(crate) struct Inbox(Mutex<Contents>);
+
+#[derive(Debug)]
+pub(crate) struct Contents {
+    /// `Some`: why nothing is let in.
+    shut: Option<RequestError>,
+    bytes: Vec<u8>,
+    requests: Vec<Request<Arc<Slot>>>,
+    /// What the worker holds, as of its last visit.
+    held: Held,
+    bounds: Bounds,
+    sleeping: Option<Waker>,
+    wishes: Wishes,
+}
+
+/// How much of the bounds the worker has in its own hands.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Held {
+    pub(crate) requests: usize,
+    pub(crate) unsent_bytes: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bounds {
+    pub(crate) max_requests: usize,
+    pub(crate) max_unsent_bytes: usize,
+}
+
+/// What callers want of the connection itself.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Wishes {
+    pub(crate) close: bool,
+}
+
+impl Inbox {
+    pub(crate) fn new(bounds: Bounds, shut: RequestError) -> Self {
+        Inbox(Mutex::new(Contents {
+            shut: Some(shut),
+            bytes: Vec::new(),
+            requests: Vec::new(),
+            held: Held::default(),
+            bounds,
+            sleeping: None,
+            wishes: Wishes::default(),
+        }))
+    }
+
+    /// Leaves one request; `encode` writes its bytes into the shared buffer.
+    #[inline]
+    pub(crate) fn leave(
+        &self,
+        encode: impl FnOnce(&mut Vec<u8>),
+        request: impl FnOnce(usize) -> Request<Arc<Slot>>,
+    ) -> Result<(), RequestError> {
+        let mut contents = self.lock();
+        contents.check()?;
+        let bytes = append(&mut contents.bytes, encode);
+        contents.requests.push(request(bytes));
+        let waker = contents.sleeping.take();
+        drop(contents);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        Ok(())
+    }
+
+    /// The worker's visit: it says what it holds and takes everything. With nothing to take it leaves `sleeper`'s waker.
+    pub(crate) fn take(
+        &self,
+        held: Held,
+        requests: &mut Vec<Request<Arc<Slot>>>,
+        bytes: &mut Vec<u8>,
+        sleeper: Option<&Waker>,
+    ) -> Wishes {
+        let mut contents = self.lock();
+        contents.held = held;
+        std::mem::swap(&mut contents.requests, requests);
+        std::mem::swap(&mut contents.bytes, bytes);
+        let wishes = std::mem::take(&mut contents.wishes);
+        let nothing = requests.is_empty() && wishes == Wishes::default();
+        contents.sleeping = sleeper.filter(|_| nothing).cloned();
+        contents.held.requests += requests.len();
+        contents.held.unsent_bytes += bytes.len();
+        wishes
+    }
+
+    /// Lets requests in from now on.
+    pub(crate) fn open(&self) {
+        self.lock().shut = None;
+    }
+
+    /// Lets nothing in from now on, because of `reason`.
+    pub(crate) fn shut(&self, reason: RequestError) {
+        self.lock().shut = Some(reason);
+    }
+
+    pub(crate) fn wish_close(&self) {
+        let mut contents = self.lock();
+        contents.wishes.close = true;
+        let waker = contents.sleeping.take();
+        drop(contents);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// A new link begins with nothing left over from the one before.
+    pub(crate) fn reset(&self) {
+        let mut contents = self.lock();
+        debug_assert!(contents.requests.is_empty(), "a closed link has answered everybody");
+        contents.held = Held::default();
+        contents.wishes = Wishes::default();
+        contents.sleeping = None;
+    }
+
+    /// Requests that wait here or with the worker.
+    pub(crate) fn open_requests(&self) -> usize {
+        let contents = self.lock();
+        contents.requests.len() + contents.held.requests
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Contents> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Runs `encode` on the end of `bytes` and says how much it wrote. If it panics, what it wrote is taken back: half a
+/// command would put every later reply out of step.
+#[inline]
+fn append(bytes: &mut Vec<u8>, encode: impl FnOnce(&mut Vec<u8>)) -> usize {
+    struct Undo<'a>(&'a mut Vec<u8>, usize);
+    impl Drop for Undo<'_> {
+        fn drop(&mut self) {
+            self.0.truncate(self.1);
+        }
+    }
+    let before = bytes.len();
+    let mut undo = Undo(bytes, before);
+    encode(undo.0);
+    undo.1 = undo.0.len();
+    undo.1 - before
+}
+
+impl Contents {
+    #[inline]
+    fn check(&self) -> Result<(), RequestError> {
+        if let Some(reason) = &self.shut {
+            return Err(reason.clone());
+        }
+        let requests = self.requests.len() + self.held.requests;
+        let unsent_bytes = self.bytes.len() + self.held.unsent_bytes;
+        if requests >= self.bounds.max_requests || unsent_bytes >= self.bounds.max_unsent_bytes {
+            return Err(RequestError::QueueFull {
+                requests,
+                max_requests: self.bounds.max_requests,
+                unsent_bytes,
+                max_unsent_bytes: self.bounds.max_unsent_bytes,
+            });
+        }
+        Ok(())
+    }
+}

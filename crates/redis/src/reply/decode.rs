@@ -1,0 +1,325 @@
+//! The standard types.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::hash::{BuildHasher, Hash};
+
+use bytes::Bytes;
+
+use super::reader::{Items, Reader, Token, double, parse};
+use crate::error::{PathStep, ReplyError, ServerError};
+
+/// A type that a reply can become.
+///
+/// Implement it for your own types on top of those that have it already:
+///
+/// ```
+/// use forebay_redis::{FromReply, Reader, ReplyError};
+///
+/// struct Position { longitude: f64, latitude: f64 }
+///
+/// impl FromReply for Position {
+///     fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+///         let (longitude, latitude) = FromReply::from_reply(reader)?;
+///         Ok(Position { longitude, latitude })
+///     }
+/// }
+/// ```
+pub trait FromReply: Sized {
+    /// Reads one element, with everything in it.
+    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError>;
+
+    /// Reads a list of these; bytes and pairs override it, since they come in other forms too.
+    #[doc(hidden)]
+    fn list_from_reply(reader: &mut Reader<'_>) -> Result<Vec<Self>, ReplyError> {
+        let mut items = list(reader, "an array")?;
+        let mut list = Vec::with_capacity(items.announced().unwrap_or(0));
+        while items.next(reader) {
+            list.push(Self::from_reply(reader).map_err(|error| error.at(list.len()))?);
+        }
+        Ok(list)
+    }
+}
+
+/// The items of an array, a set or a push message.
+fn list(reader: &mut Reader<'_>, expected: &'static str) -> Result<Items, ReplyError> {
+    match reader.token()? {
+        Token::Array(items) | Token::Set(items) | Token::Push(items) => Ok(items),
+        other => Err(other.mismatch(expected)),
+    }
+}
+
+/// Anything but an error; what it is doesn't matter.
+impl FromReply for () {
+    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+        match reader.token()? {
+            error @ Token::Error(_) => Err(error.mismatch("any value")),
+            Token::Array(mut items) | Token::Set(mut items) | Token::Push(mut items) | Token::Map(mut items) => {
+                while items.next(reader) {
+                    reader.skip()?;
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl<T: FromReply> FromReply for Option<T> {
+    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+        if reader.at_null() {
+            reader.skip()?;
+            return Ok(None);
+        }
+        T::from_reply(reader).map(Some)
+    }
+}
+
+/// An error inside a reply, as in the results of EXEC, kept as a value.
+impl<T: FromReply> FromReply for Result<T, ServerError> {
+    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+        if !reader.at_error() {
+            return T::from_reply(reader).map(Ok);
+        }
+        match reader.token()? {
+            Token::Error(text) => Ok(Err(ServerError::new(text))),
+            other => Err(other.mismatch("an error")),
+        }
+    }
+}
+
+impl<T: FromReply> FromReply for Box<T> {
+    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+        T::from_reply(reader).map(Box::new)
+    }
+}
+
+/// The text of an element that has one, as it stands in the reply.
+pub(super) fn text<'a>(reader: &mut Reader<'a>, expected: &'static str) -> Result<Cow<'a, [u8]>, ReplyError> {
+    match reader.token()? {
+        Token::Bulk(text) => Ok(text),
+        Token::Simple(text) | Token::Verbatim(_, text) | Token::BigNumber(text) => Ok(Cow::Borrowed(text)),
+        other => Err(other.mismatch(expected)),
+    }
+}
+
+impl FromReply for String {
+    #[inline]
+    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+        let text = match reader.token()? {
+            Token::Bulk(text) => text,
+            Token::Simple(text) | Token::Verbatim(_, text) | Token::BigNumber(text) => Cow::Borrowed(text),
+            Token::Int(number) => return Ok(number.to_string()),
+            Token::Double(number) => return Ok(number.to_string()),
+            other => return Err(other.mismatch("a string")),
+        };
+        match std::str::from_utf8(&text) {
+            Ok(text) => Ok(text.to_owned()),
+            Err(_) => Err(mismatch("a UTF-8 string", "a string of other bytes")),
+        }
+    }
+}
+
+impl FromReply for Bytes {
+    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+        match text(reader, "a string")? {
+            Cow::Borrowed(text) => Ok(reader.share(text)),
+            Cow::Owned(text) => Ok(text.into()),
+        }
+    }
+}
+
+impl FromReply for bool {
+    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+        match reader.token()? {
+            Token::Bool(value) => Ok(value),
+            Token::Int(0) => Ok(false),
+            Token::Int(1) => Ok(true),
+            Token::Bulk(text) if *text == *b"0" => Ok(false),
+            Token::Bulk(text) if *text == *b"1" => Ok(true),
+            other => Err(other.mismatch("a boolean, 0 or 1")),
+        }
+    }
+}
+
+impl FromReply for u8 {
+    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+        integer(reader, "an integer that fits u8")
+    }
+
+    fn list_from_reply(reader: &mut Reader<'_>) -> Result<Vec<Self>, ReplyError> {
+        text(reader, "a string").map(Cow::into_owned)
+    }
+}
+
+fn integer<T>(reader: &mut Reader<'_>, expected: &'static str) -> Result<T, ReplyError>
+where
+    T: TryFrom<i64> + std::str::FromStr,
+{
+    let token = reader.token()?;
+    let value = match &token {
+        Token::Int(value) => T::try_from(*value).ok(),
+        Token::Bulk(text) => parse(text),
+        Token::BigNumber(text) | Token::Simple(text) => parse(text),
+        _ => None,
+    };
+    value.ok_or_else(|| match token {
+        Token::Int(_) => mismatch(expected, "an integer out of its range"),
+        Token::Bulk(_) | Token::BigNumber(_) | Token::Simple(_) => mismatch(expected, "another string"),
+        other => other.mismatch(expected),
+    })
+}
+
+macro_rules! integers {
+    ($($type:ty)*) => {$(
+        impl FromReply for $type {
+            #[inline]
+            fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+                integer(reader, concat!("an integer that fits ", stringify!($type)))
+            }
+        }
+    )*};
+}
+integers!(i8 i16 u16 i32 u32 i64 u64 i128 u128 isize usize);
+
+impl FromReply for f64 {
+    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+        const EXPECTED: &str = "a number";
+        match reader.token()? {
+            Token::Double(value) => Ok(value),
+            Token::Int(value) => Ok(value as f64),
+            Token::Bulk(text) => double(&text).ok_or_else(|| mismatch(EXPECTED, "another string")),
+            Token::Simple(text) | Token::BigNumber(text) => {
+                double(text).ok_or_else(|| mismatch(EXPECTED, "another string"))
+            }
+            other => Err(other.mismatch(EXPECTED)),
+        }
+    }
+}
+
+impl FromReply for f32 {
+    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+        f64::from_reply(reader).map(|value| value as f32)
+    }
+}
+
+impl<T: FromReply> FromReply for Vec<T> {
+    #[inline]
+    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+        T::list_from_reply(reader)
+    }
+}
+
+impl<T: FromReply + Eq + Hash, H: BuildHasher + Default> FromReply for HashSet<T, H> {
+    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+        let mut items = list(reader, "a set")?;
+        let mut set = HashSet::with_capacity_and_hasher(items.announced().unwrap_or(0), H::default());
+        let mut index = 0;
+        while items.next(reader) {
+            set.insert(T::from_reply(reader).map_err(|error| error.at(index))?);
+            index += 1;
+        }
+        Ok(set)
+    }
+}
+
+impl<T: FromReply + Ord> FromReply for BTreeSet<T> {
+    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+        T::list_from_reply(reader).map(BTreeSet::from_iter)
+    }
+}
+
+impl<K: FromReply + Eq + Hash, V: FromReply, H: BuildHasher + Default> FromReply for HashMap<K, V, H> {
+    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+        let mut map = HashMap::default();
+        pairs(reader, "a map", |key, value| {
+            map.insert(key, value);
+        })?;
+        Ok(map)
+    }
+}
+
+impl<K: FromReply + Ord, V: FromReply> FromReply for BTreeMap<K, V> {
+    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+        let mut map = BTreeMap::new();
+        pairs(reader, "a map", |key, value| {
+            map.insert(key, value);
+        })?;
+        Ok(map)
+    }
+}
+
+/// Reads pairs from a map, from an array of two-element arrays, or, as RESP2 has it, from keys and values in turn.
+fn pairs<K: FromReply, V: FromReply>(
+    reader: &mut Reader<'_>,
+    expected: &'static str,
+    mut each: impl FnMut(K, V),
+) -> Result<(), ReplyError> {
+    let (mut items, nested) = match reader.token()? {
+        Token::Map(items) => (items, false),
+        Token::Array(items) | Token::Set(items) => (items, reader.at_array()),
+        other => return Err(other.mismatch(expected)),
+    };
+    let mut index = 0;
+    while items.next(reader) {
+        if nested {
+            let (key, value) = <(K, V)>::from_reply(reader).map_err(|error| error.at(index))?;
+            each(key, value);
+        } else {
+            let key = K::from_reply(reader).map_err(|error| error.at(PathStep::Key(index)))?;
+            if !items.next(reader) {
+                return Err(mismatch(expected, "an odd number of items"));
+            }
+            each(key, V::from_reply(reader).map_err(|error| error.at(PathStep::Value(index)))?);
+        }
+        index += 1;
+    }
+    Ok(())
+}
+
+macro_rules! tuples {
+    ($count:literal: $($name:ident)+; $($list:tt)*) => {
+        impl<$($name: FromReply),+> FromReply for ($($name,)+) {
+            fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+                const EXPECTED: &str = concat!("an array of ", $count, " items");
+                let mut items = list(reader, EXPECTED)?;
+                let mut index = 0;
+                let tuple = ($({
+                    if !items.next(reader) {
+                        return Err(mismatch(EXPECTED, "a shorter array"));
+                    }
+                    index += 1;
+                    $name::from_reply(reader).map_err(|error| error.at(index - 1))?
+                },)+);
+                if items.next(reader) {
+                    return Err(mismatch(EXPECTED, "a longer array"));
+                }
+                Ok(tuple)
+            }
+
+            $($list)*
+        }
+    };
+}
+tuples!(1: A;);
+tuples!(2: A B;
+    fn list_from_reply(reader: &mut Reader<'_>) -> Result<Vec<Self>, ReplyError> {
+        let mut list = Vec::new();
+        pairs(reader, "a list of pairs", |a, b| list.push((a, b)))?;
+        Ok(list)
+    }
+);
+tuples!(3: A B C;);
+tuples!(4: A B C D;);
+tuples!(5: A B C D E;);
+tuples!(6: A B C D E F;);
+tuples!(7: A B C D E F G;);
+tuples!(8: A B C D E F G H;);
+tuples!(9: A B C D E F G H I;);
+tuples!(10: A B C D E F G H I J;);
+tuples!(11: A B C D E F G H I J K;);
+tuples!(12: A B C D E F G H I J K L;);
+
+pub(super) fn mismatch(expected: &'static str, found: &'static str) -> ReplyError {
+    Box::new(crate::Mismatch { expected, found: found.into(), path: Vec::new() }).into()
+}

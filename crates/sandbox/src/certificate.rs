@@ -1,0 +1,31 @@
+//! A throwaway certificate authority, and one server certificate signed by it.
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+    KeyUsagePurpose,
+};
+
+/// All in PEM. The authority's own key is dropped: nothing else will ever be signed by it.
+pub(crate) struct Certificates {
+    pub(crate) authority: String,
+    pub(crate) server: String,
+    pub(crate) server_key: String,
+}
+
+/// For `localhost`, `127.0.0.1` and `::1`.
+pub(crate) fn make() -> Result<Certificates, rcgen::Error> {
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    params.distinguished_name.push(DnType::CommonName, "throwaway authority");
+    let authority = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
+
+    let names = ["localhost", "127.0.0.1", "::1"].map(String::from);
+    let mut params = CertificateParams::new(names)?;
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    params.use_authority_key_identifier_extension = true;
+    params.distinguished_name.push(DnType::CommonName, "localhost");
+    let key = KeyPair::generate()?;
+    let server = params.signed_by(&key, &authority)?;
+    Ok(Certificates { authority: authority.pem(), server: server.pem(), server_key: key.serialize_pem() })
+}

@@ -1,0 +1,42 @@
+//! Throwaway servers: a real Redis or Postgres on a private port, for as long as a value lives.
+//!
+//! Invariant: a server outlives neither its handle nor the process that started it, however that process ends.
+//! Kept by: dropping the handle kills and reaps the server and removes its folder; the kernel signals the server when
+//! the process is gone (`process.rs`); folders that a killed process left behind are swept by the next start
+//! (`folder.rs`).
+//! Not here: tokio, clients, test fixtures. Linux only: it reads `/proc` and uses the parent-death signal.
+//!
+//! ```
+//! use forebay_sandbox::{Postgres, Redis};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let redis = Redis::builder().password("secret").tls().start()?;
+//! let url = redis.tls_url(); // rediss://localhost:PORT, to be verified against redis.ca_pem()
+//!
+//! redis.kill(); // as a crash would
+//! redis.revive()?; // the same ports and files again
+//!
+//! let postgres = Postgres::start()?;
+//! let database = postgres.create_database("orders")?;
+//! let url = postgres.url(&database);
+//! # drop(url);
+//! # Ok(())
+//! # }
+//! ```
+
+mod certificate;
+mod error;
+mod folder;
+mod port;
+mod postgres;
+mod proc;
+mod process;
+mod program;
+mod redis;
+mod server;
+mod wire;
+
+pub use crate::error::StartError;
+pub use crate::port::free_port;
+pub use crate::postgres::{Postgres, PostgresBuilder};
+pub use crate::redis::{Redis, RedisBuilder};

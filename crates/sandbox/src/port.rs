@@ -1,0 +1,38 @@
+//! Free ports on loopback.
+//!
+//! Never one of the ephemeral range: while a server is down, a client that keeps trying its port could be given that
+//! very port as its own, connect to itself, and keep the server from coming back.
+
+use std::collections::hash_map::RandomState;
+use std::fs;
+use std::hash::BuildHasher;
+use std::net::{Ipv4Addr, TcpListener};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+const LOWEST: u16 = 10_000;
+const PROBES: u32 = 100;
+
+/// A port of 127.0.0.1 that was free a moment ago, outside the ephemeral range. Whoever binds it may still find it
+/// taken, and then asks for another.
+///
+/// # Panics
+/// When loopback has no free port at all.
+pub fn free_port() -> u16 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let range = u64::from(ephemeral_start().saturating_sub(LOWEST).max(1));
+    for _ in 0..PROBES {
+        let random = RandomState::new().hash_one(NEXT.fetch_add(1, Ordering::Relaxed)) % range;
+        let port = LOWEST + u16::try_from(random).expect("it is below a u16's range");
+        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+            return port;
+        }
+    }
+    // A machine that is full below the ephemeral range: let the kernel choose.
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("loopback has a free port");
+    listener.local_addr().expect("a bound listener has an address").port()
+}
+
+fn ephemeral_start() -> u16 {
+    let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+    range.split_ascii_whitespace().next().and_then(|low| low.parse().ok()).unwrap_or(32_768)
+}

@@ -1,0 +1,28 @@
+//! What tests share: a TCP proxy that fails on command, and throwaway servers.
+//!
+//! Invariant: a fault is in force, for every connection made before it, when the call that asked for it returns; and
+//! nothing here is random.
+//! Kept by: bytes move and faults strike under one lock (`proxy.rs`).
+//! Not here: anything that ships. Only dev-dependencies may name this crate (`tests/arrows.rs`).
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> std::io::Result<()> {
+//! use forebay_testkit::{Direction, Proxy, sandbox::Redis};
+//! use tokio::net::TcpStream;
+//!
+//! let proxy = Proxy::start(Redis::shared().addr());
+//! let client = TcpStream::connect(proxy.addr()).await?;
+//! proxy.stall(Direction::ToClient); // requests still arrive, replies don't
+//! proxy.resume();
+//! proxy.reset(); // the client sees ECONNRESET
+//! # drop(client);
+//! # Ok(())
+//! # }
+//! ```
+
+mod proxy;
+
+pub use forebay_sandbox as sandbox;
+
+pub use crate::proxy::{Direction, Proxy};

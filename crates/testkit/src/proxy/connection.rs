@@ -1,0 +1,192 @@
+//! One connection: two sockets, two lanes, and the moving of bytes between them.
+//!
+//! Invariant: nothing here waits, so that it can run under the proxy's lock; what can't go on registers its waker.
+
+use std::io::{self, Read};
+use std::net::Shutdown;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use socket2::SockRef;
+use tokio::net::TcpStream;
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use super::End;
+use super::lane::{Faults, Lane, Next};
+
+const READ_BYTES: usize = 16 * 1024;
+/// What a closing socket throws away at most.
+const MAX_DRAINED_READS: usize = 256;
+
+#[derive(Debug)]
+pub(super) struct Connection {
+    client: TcpStream,
+    server: TcpStream,
+    lanes: [Lane; 2],
+    timers: [Option<Pin<Box<Sleep>>>; 2],
+    task: Option<Waker>,
+}
+
+/// Where moving bytes led.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pumped {
+    /// Nothing can move now; the task will be woken.
+    Waits,
+    /// The last byte before a truncation has passed.
+    Truncated,
+    /// A side was reset.
+    Broken,
+    /// Both sides have ended their streams.
+    Finished,
+}
+
+impl Connection {
+    pub(super) fn new(client: TcpStream, server: TcpStream) -> Connection {
+        // Chunks arrive as they were sent, or counts of bytes and times would mean little.
+        let _ = client.set_nodelay(true);
+        let _ = server.set_nodelay(true);
+        Connection { client, server, lanes: Default::default(), timers: [None, None], task: None }
+    }
+
+    pub(super) fn half_close(&mut self, lane: usize) {
+        if !self.lanes[lane].is_closed() {
+            self.lanes[lane].close();
+            shutdown_write([&self.server, &self.client][lane]);
+        }
+    }
+
+    pub(super) fn end(self, end: End) {
+        for stream in [&self.client, &self.server] {
+            close(&SockRef::from(stream), end);
+        }
+        if let Some(task) = self.task {
+            task.wake();
+        }
+    }
+
+    pub(super) fn wake(&self) {
+        self.task.iter().for_each(Waker::wake_by_ref);
+    }
+
+    /// Moves what can be moved, both ways.
+    pub(super) fn pump(
+        &mut self,
+        faults: &mut [Faults; 2],
+        forwarded_bytes: &mut [u64; 2],
+        cx: &mut Context<'_>,
+    ) -> Pumped {
+        self.task = Some(cx.waker().clone());
+        let sockets = [(&self.client, &self.server), (&self.server, &self.client)];
+        for (lane, (from, to)) in sockets.into_iter().enumerate() {
+            let mut pump = Pump {
+                lane: &mut self.lanes[lane],
+                faults: &mut faults[lane],
+                timer: &mut self.timers[lane],
+                forwarded_bytes: &mut forwarded_bytes[lane],
+            };
+            match pump.run(from, to, cx) {
+                Poll::Pending => {}
+                Poll::Ready(Ok(())) => return Pumped::Truncated,
+                Poll::Ready(Err(_)) => return Pumped::Broken,
+            }
+        }
+        if self.lanes.iter().all(Lane::is_finished) { Pumped::Finished } else { Pumped::Waits }
+    }
+}
+
+/// Ends a socket whose value is dropped next. FIN first and then what came unread thrown away, since closing a socket
+/// with unread bytes sends RST instead.
+pub(super) fn close(socket: &SockRef<'_>, end: End) {
+    match end {
+        End::Rst => {
+            let _ = socket.set_linger(Some(Duration::ZERO));
+        }
+        End::Fin => {
+            let _ = socket.shutdown(Shutdown::Write);
+            let mut socket = &**socket;
+            for _ in 0..MAX_DRAINED_READS {
+                if !matches!(socket.read(&mut [0; READ_BYTES]), Ok(1..)) {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+fn shutdown_write(stream: &TcpStream) {
+    // It fails when the peer has reset the connection; then the next read says so.
+    let _ = SockRef::from(stream).shutdown(Shutdown::Write);
+}
+
+/// One lane in motion.
+struct Pump<'a> {
+    lane: &'a mut Lane,
+    faults: &'a mut Faults,
+    timer: &'a mut Option<Pin<Box<Sleep>>>,
+    forwarded_bytes: &'a mut u64,
+}
+
+impl Pump<'_> {
+    /// Ready when a truncation is due, or when a socket broke.
+    fn run(&mut self, from: &TcpStream, to: &TcpStream, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        loop {
+            let read = self.read(from, cx)?;
+            let wrote = self.write(to, cx)?;
+            if self.faults.truncate_after == Some(0) {
+                return Poll::Ready(Ok(()));
+            }
+            if read.is_pending() && wrote.is_pending() {
+                return Poll::Pending;
+            }
+        }
+    }
+
+    /// Pending when there is nothing to read, or no wish to.
+    fn read(&mut self, from: &TcpStream, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut buffer = [0; READ_BYTES];
+        while self.lane.wants(self.faults) {
+            std::task::ready!(from.poll_read_ready(cx))?;
+            match from.try_read(&mut buffer) {
+                Ok(0) => self.lane.ended(Instant::now()),
+                Ok(count) => self.lane.came(&buffer[..count], Instant::now()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+            return Poll::Ready(Ok(()));
+        }
+        Poll::Pending
+    }
+
+    /// Pending when there is nothing to write, or none of it may pass yet.
+    fn write(&mut self, to: &TcpStream, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        loop {
+            let now = Instant::now();
+            match self.lane.next(self.faults, now) {
+                Next::Nothing => return Poll::Pending,
+                Next::Close => {
+                    self.lane.close();
+                    shutdown_write(to);
+                    return Poll::Ready(Ok(()));
+                }
+                Next::Wait(until) => {
+                    let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(until)));
+                    timer.as_mut().reset(until);
+                    std::task::ready!(timer.as_mut().poll(cx));
+                }
+                Next::Write(bytes) => {
+                    std::task::ready!(to.poll_write_ready(cx))?;
+                    match to.try_write(bytes) {
+                        Ok(count) => {
+                            *self.forwarded_bytes += u64::try_from(count).expect("a usize fits in a u64");
+                            self.lane.passed(count, self.faults, now);
+                            return Poll::Ready(Ok(()));
+                        }
+                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                        Err(error) => return Poll::Ready(Err(error)),
+                    }
+                }
+            }
+        }
+    }
+}

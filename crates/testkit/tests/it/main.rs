@@ -1,0 +1,320 @@
+//! Every fault of the proxy, between two real sockets, and once before a real Redis.
+
+#![allow(clippy::unwrap_used, reason = "a test's unwrap is its assertion, in a helper too")]
+
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use forebay_testkit::sandbox::Redis;
+use forebay_testkit::{Direction, Proxy};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
+
+/// How long nothing must come before we believe that nothing comes. It can only make a test pass that should fail.
+const SILENCE: Duration = Duration::from_millis(50);
+
+/// A proxy before a listener of ours.
+struct Rig {
+    proxy: Proxy,
+    upstream: TcpListener,
+}
+
+impl Rig {
+    async fn new() -> Rig {
+        let upstream = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Rig { proxy: Proxy::start(upstream.local_addr().unwrap()), upstream }
+    }
+
+    /// Both ends of a new connection through the proxy.
+    async fn connect(&self) -> (TcpStream, TcpStream) {
+        let client = TcpStream::connect(self.proxy.addr()).await.unwrap();
+        let (server, _) = self.upstream.accept().await.unwrap();
+        (client, server)
+    }
+
+    async fn with_connection() -> (Rig, TcpStream, TcpStream) {
+        let rig = Rig::new().await;
+        let (client, server) = rig.connect().await;
+        (rig, client, server)
+    }
+}
+
+async fn read(stream: &mut TcpStream, count: usize) -> Vec<u8> {
+    let mut bytes = vec![0; count];
+    stream.read_exact(&mut bytes).await.unwrap();
+    bytes
+}
+
+async fn passes(from: &mut TcpStream, to: &mut TcpStream) {
+    from.write_all(b"hello").await.unwrap();
+    assert_eq!(read(to, 5).await, b"hello");
+}
+
+async fn is_silent(stream: &mut TcpStream) {
+    let read = timeout(SILENCE, stream.read_u8()).await;
+    assert!(read.is_err(), "{read:?}");
+}
+
+async fn sees_end(stream: &mut TcpStream) {
+    assert_eq!(stream.read_u8().await.unwrap_err().kind(), ErrorKind::UnexpectedEof);
+}
+
+async fn sees_reset(stream: &mut TcpStream) {
+    assert_eq!(stream.read_u8().await.unwrap_err().kind(), ErrorKind::ConnectionReset);
+}
+
+#[tokio::test]
+async fn bytes_pass_both_ways_and_are_counted() {
+    let (rig, mut client, mut server) = Rig::with_connection().await;
+    passes(&mut client, &mut server).await;
+    passes(&mut server, &mut client).await;
+    passes(&mut server, &mut client).await;
+    assert_eq!(rig.proxy.forwarded_bytes(Direction::ToServer), 5);
+    assert_eq!(rig.proxy.forwarded_bytes(Direction::ToClient), 10);
+    assert_eq!(rig.proxy.forwarded_bytes(Direction::Both), 15);
+    assert_eq!((rig.proxy.connections(), rig.proxy.open_connections()), (1, 1));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_large_stream_arrives_whole_and_in_order() {
+    const BYTES: usize = 8 << 20;
+    let (rig, mut client, mut server) = Rig::with_connection().await;
+    let sent: Vec<u8> = (0..BYTES).map(|index| (index % 251) as u8).collect();
+    let expected = sent.clone();
+    let writer = tokio::spawn(async move {
+        client.write_all(&sent).await.unwrap();
+        client
+    });
+    assert!(read(&mut server, BYTES).await == expected);
+    drop(writer.await.unwrap());
+    sees_end(&mut server).await;
+    assert_eq!(rig.proxy.forwarded_bytes(Direction::ToServer), BYTES as u64);
+}
+
+#[tokio::test]
+async fn an_end_passes_in_its_own_direction_and_both_ends_finish_the_connection() {
+    let (rig, mut client, mut server) = Rig::with_connection().await;
+    client.shutdown().await.unwrap();
+    sees_end(&mut server).await;
+    passes(&mut server, &mut client).await;
+    server.shutdown().await.unwrap();
+    sees_end(&mut client).await;
+    while rig.proxy.open_connections() > 0 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn a_reset_passes_on() {
+    let (_rig, client, mut server) = Rig::with_connection().await;
+    client.set_zero_linger().unwrap();
+    drop(client);
+    sees_reset(&mut server).await;
+}
+
+#[tokio::test]
+async fn a_cut_ends_both_sides_and_spares_the_next_connection() {
+    let (rig, mut client, mut server) = Rig::with_connection().await;
+    client.write_all(b"on its way").await.unwrap();
+    rig.proxy.cut();
+    sees_end(&mut client).await;
+    let mut rest = Vec::new();
+    server.read_to_end(&mut rest).await.unwrap();
+    assert_eq!(rig.proxy.open_connections(), 0);
+
+    let (mut client, mut server) = rig.connect().await;
+    passes(&mut client, &mut server).await;
+    assert_eq!(rig.proxy.connections(), 2);
+}
+
+#[tokio::test]
+async fn a_reset_hits_both_sides() {
+    let (rig, mut client, mut server) = Rig::with_connection().await;
+    rig.proxy.reset();
+    sees_reset(&mut client).await;
+    sees_reset(&mut server).await;
+}
+
+/// No await in between: the proxy's tasks have not run, and its accept queue holds the connections.
+#[tokio::test]
+async fn connections_that_were_not_accepted_yet_are_ended_too() {
+    let rig = Rig::new().await;
+    let connect = || std::net::TcpStream::connect(rig.proxy.addr()).unwrap();
+    let cut = connect();
+    rig.proxy.cut();
+    let reset = connect();
+    rig.proxy.reset();
+    let refused = connect();
+    rig.proxy.refuse();
+    assert_eq!(rig.proxy.connections(), 2);
+    let outcome = |mut stream: std::net::TcpStream| std::io::Read::read(&mut stream, &mut [0]);
+    assert_eq!(outcome(cut).unwrap(), 0);
+    assert_eq!(outcome(reset).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    assert_eq!(outcome(refused).unwrap_err().kind(), ErrorKind::ConnectionReset);
+}
+
+#[tokio::test]
+async fn a_half_close_ends_one_direction_only() {
+    let (rig, mut client, mut server) = Rig::with_connection().await;
+    rig.proxy.half_close(Direction::ToServer);
+    sees_end(&mut server).await;
+    passes(&mut server, &mut client).await;
+    client.write_all(b"thrown away").await.unwrap();
+
+    let (mut client, mut server) = rig.connect().await;
+    rig.proxy.half_close(Direction::ToClient);
+    sees_end(&mut client).await;
+    passes(&mut client, &mut server).await;
+}
+
+#[tokio::test]
+async fn a_stall_holds_one_direction_until_it_is_lifted() {
+    let (rig, mut client, mut server) = Rig::with_connection().await;
+    rig.proxy.stall(Direction::ToClient);
+    passes(&mut client, &mut server).await;
+    server.write_all(b"held").await.unwrap();
+    is_silent(&mut client).await;
+
+    rig.proxy.stall(Direction::ToServer);
+    client.write_all(b"held, too").await.unwrap();
+    is_silent(&mut server).await;
+    assert_eq!(rig.proxy.forwarded_bytes(Direction::Both), 5);
+
+    rig.proxy.resume();
+    assert_eq!(read(&mut client, 4).await, b"held");
+    assert_eq!(read(&mut server, 9).await, b"held, too");
+}
+
+#[tokio::test]
+async fn a_stall_holds_new_connections_and_the_end_of_a_stream() {
+    let rig = Rig::new().await;
+    rig.proxy.stall(Direction::Both);
+    let (mut client, mut server) = rig.connect().await;
+    client.write_all(b"last").await.unwrap();
+    client.shutdown().await.unwrap();
+    is_silent(&mut server).await;
+    rig.proxy.resume();
+    assert_eq!(read(&mut server, 4).await, b"last");
+    sees_end(&mut server).await;
+}
+
+#[tokio::test]
+async fn a_stalled_connection_can_be_cut() {
+    let (rig, mut client, mut server) = Rig::with_connection().await;
+    rig.proxy.stall(Direction::Both);
+    rig.proxy.cut();
+    sees_end(&mut client).await;
+    sees_end(&mut server).await;
+}
+
+#[tokio::test]
+async fn a_delay_keeps_the_order_and_the_time() {
+    const DELAY: Duration = Duration::from_millis(80);
+    let (rig, mut client, mut server) = Rig::with_connection().await;
+    rig.proxy.delay(DELAY);
+    let begun = Instant::now();
+    for byte in 0..100 {
+        client.write_u8(byte).await.unwrap();
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(read(&mut server, 100).await, (0..100).collect::<Vec<u8>>());
+    assert!(begun.elapsed() >= DELAY, "{:?}", begun.elapsed());
+
+    rig.proxy.delay(Duration::from_secs(3600));
+    client.write_all(b"in an hour").await.unwrap();
+    is_silent(&mut server).await;
+    rig.proxy.resume();
+    assert_eq!(read(&mut server, 10).await, b"in an hour");
+}
+
+#[tokio::test]
+async fn a_throttle_bounds_the_rate() {
+    let (rig, mut client, mut server) = Rig::with_connection().await;
+    rig.proxy.throttle(10_000);
+    let begun = Instant::now();
+    server.write_all(&[7; 2_000]).await.unwrap();
+    assert_eq!(read(&mut client, 2_000).await, [7; 2_000]);
+    // All but the last hundred bytes have to be paid for.
+    assert!(begun.elapsed() >= Duration::from_millis(190), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn a_truncation_lets_exactly_so_many_bytes_pass() {
+    let (rig, mut client, mut server) = Rig::with_connection().await;
+    passes(&mut server, &mut client).await;
+    rig.proxy.truncate_after(7, Direction::ToClient);
+    passes(&mut client, &mut server).await;
+    server.write_all(b"0123456789").await.unwrap();
+    let mut received = Vec::new();
+    client.read_to_end(&mut received).await.unwrap();
+    assert_eq!(received, b"0123456");
+    sees_end(&mut server).await;
+
+    let (mut client, mut server) = rig.connect().await;
+    passes(&mut server, &mut client).await;
+    rig.proxy.truncate_after(0, Direction::ToServer);
+    sees_end(&mut server).await;
+}
+
+#[tokio::test]
+async fn a_proxy_that_refuses_keeps_what_is_open_and_its_port() {
+    let (rig, mut client, mut server) = Rig::with_connection().await;
+    rig.proxy.refuse();
+    let error = TcpStream::connect(rig.proxy.addr()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+    passes(&mut client, &mut server).await;
+
+    rig.proxy.accept();
+    rig.proxy.accept();
+    let (mut client, mut server) = rig.connect().await;
+    passes(&mut client, &mut server).await;
+}
+
+#[tokio::test]
+async fn without_a_server_behind_it_a_connection_is_reset() {
+    let nobody = SocketAddr::from(([127, 0, 0, 1], forebay_testkit::sandbox::free_port()));
+    let proxy = Proxy::start(nobody);
+    let mut client = TcpStream::connect(proxy.addr()).await.unwrap();
+    sees_reset(&mut client).await;
+}
+
+#[tokio::test]
+async fn connections_can_be_waited_for() {
+    let rig = Rig::new().await;
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        clients.push(TcpStream::connect(rig.proxy.addr()).await.unwrap());
+    }
+    rig.proxy.wait_for_connections(3).await;
+    assert_eq!(rig.proxy.connections(), 3);
+}
+
+#[tokio::test]
+async fn dropping_the_proxy_ends_everything() {
+    let (rig, mut client, mut server) = Rig::with_connection().await;
+    let addr = rig.proxy.addr();
+    drop(rig.proxy);
+    sees_end(&mut client).await;
+    sees_end(&mut server).await;
+    assert_eq!(TcpStream::connect(addr).await.unwrap_err().kind(), ErrorKind::ConnectionRefused);
+}
+
+#[tokio::test]
+async fn a_reply_of_a_real_redis_is_cut_in_its_middle() {
+    let redis = Redis::shared();
+    let proxy = Proxy::start(redis.addr());
+    let mut client = TcpStream::connect(proxy.addr()).await.unwrap();
+    client.write_all(b"PING\r\n").await.unwrap();
+    assert_eq!(read(&mut client, 7).await, b"+PONG\r\n");
+
+    proxy.truncate_after(4, Direction::ToClient);
+    client.write_all(b"ECHO hello\r\n").await.unwrap();
+    let mut reply = Vec::new();
+    client.read_to_end(&mut reply).await.unwrap();
+    assert_eq!(reply, b"$5\r\n");
+    let mut client = TcpStream::connect(proxy.addr()).await.unwrap();
+    client.write_all(b"PING\r\n").await.unwrap();
+    assert_eq!(read(&mut client, 7).await, b"+PONG\r\n");
+}
