@@ -101,14 +101,17 @@ impl Inbox {
         wishes
     }
 
-    /// Lets requests in from now on.
-    pub(crate) fn open(&self) {
-        self.lock().shut = None;
+    /// Lets requests in, or from now on nothing, because of `shut`.
+    pub(crate) fn gate(&self, shut: Option<RequestError>) {
+        self.lock().shut = shut;
     }
 
-    /// Lets nothing in from now on, because of `reason`.
-    pub(crate) fn shut(&self, reason: RequestError) {
-        self.lock().shut = Some(reason);
+    /// Takes what was left before the gate was shut.
+    pub(crate) fn take_late(&self, requests: &mut Vec<Request<Arc<Slot>>>, bytes: &mut Vec<u8>) {
+        let mut contents = self.lock();
+        debug_assert!(contents.shut.is_some(), "with the gate open there is no last one");
+        requests.append(&mut contents.requests);
+        bytes.append(&mut contents.bytes);
     }
 
     pub(crate) fn wish_close(&self) {

@@ -1,8 +1,7 @@
 //! The actor: one task that owns the socket of one link.
 //!
-//! Invariant: requests leave and are answered in order, reading and writing go on at the same time, and no caller's code
-//! runs here. Everybody who is open when the link ends, for whatever reason, is told why.
-//! Kept by: the cores decide ([`Link`], [`Pipeline`]); [`Worker::apply`] is the only place that carries out a transition.
+//! Invariant: reading and writing go on at the same time, and no caller's code runs here.
+//! Kept by: the rules are [`Connection`]'s; this polls the socket, the inbox and the timer, and carries out what it says.
 //! Dropping the worker, as a runtime does when it shuts down, answers everybody with `Cancelled`.
 //! Not here: what replies mean, who waits and where.
 
@@ -11,42 +10,30 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use bytes::Bytes;
 use tokio::io::AsyncReadExt;
 use tokio::time::{Instant, Sleep};
 
 use crate::client::Shared;
 use crate::connect::{Connected, Dialer, Dialing, Io};
 use crate::core::backoff::Dice;
-use crate::core::link::{Effect, Event, Link, Policy};
-use crate::core::pipeline::{Pipeline, Received, Request};
+use crate::core::connection::{Connection, Rules, Shell};
+use crate::core::link::{Policy, State};
+use crate::core::pipeline::Request;
 use crate::error::{Loss, RequestError};
 use crate::inbox::Held;
-use crate::slot::Slot;
+use crate::slot::{Answer, Slot};
 use crate::status::Status;
 
 /// Rounds of writing and reading before others in the runtime get their turn.
 const ROUNDS: usize = 16;
 
 pub(crate) struct Worker {
-    shared: Arc<Shared>,
-    generation: u64,
-    link: Link,
-    policy: Policy,
-    dice: Dice,
-    dialer: Dialer,
-    dialing: Option<Dialing>,
-    io: Option<Box<dyn Io>>,
-    pipeline: Pipeline<Arc<Slot>>,
-    /// What the last parse asked for, so that a large reply gets a large buffer.
-    need: usize,
-    last_error: Option<Loss>,
-    last_read: Instant,
+    connection: Connection<Arc<Slot>>,
+    outside: Outside,
     timer: Pin<Box<Sleep>>,
-    /// When `timer` will wake us, at the latest when `due` wants it.
+    /// When `timer` will wake us, at the latest when the connection's time is due.
     armed: Option<Instant>,
-    /// The earliest moment at which something depends on the time.
-    due: Option<Instant>,
-    close_wished: bool,
     /// The batch at hand has had its chance to grow.
     yielded: bool,
     unflushed: bool,
@@ -54,191 +41,125 @@ pub(crate) struct Worker {
     bytes: Vec<u8>,
 }
 
+/// Everything around the rules.
+struct Outside {
+    shared: Arc<Shared>,
+    dialer: Dialer,
+    dialing: Option<Dialing>,
+    io: Option<Box<dyn Io>>,
+    answers: u64,
+    deadlines: u64,
+    failures: u64,
+    pushes: u64,
+}
+
 impl Worker {
     pub(crate) fn new(shared: Arc<Shared>, dialer: Dialer, generation: u64) -> Self {
-        let now = Instant::now();
-        let mut worker = Worker {
-            policy: Policy {
-                reconnect: shared.config.reconnect.clone(),
-                close_timeout: shared.config.close_timeout,
-            },
-            pipeline: Pipeline::new(shared.config.limits, shared.config.subscriber_only),
-            shared,
+        let (config, now) = (&shared.config, Instant::now());
+        let rules = Rules {
+            policy: Policy { reconnect: config.reconnect.clone(), close_timeout: config.close_timeout },
+            limits: config.limits,
+            stall_timeout: config.stall_timeout,
+            arrays_are_pushes: config.subscriber_only,
             generation,
-            link: Link::Init,
-            dice: Dice::random(),
-            dialer,
-            dialing: None,
-            io: None,
-            need: 0,
-            last_error: None,
-            last_read: now,
+        };
+        let mut worker = Worker {
+            connection: Connection::new(rules, Dice::random(), now.into_std()),
+            outside: Outside {
+                shared,
+                dialer,
+                dialing: None,
+                io: None,
+                answers: 0,
+                deadlines: 0,
+                failures: 0,
+                pushes: 0,
+            },
             timer: Box::pin(tokio::time::sleep_until(now)),
             armed: None,
-            due: None,
-            close_wished: false,
             yielded: false,
             unflushed: false,
             requests: Vec::new(),
             bytes: Vec::new(),
         };
-        worker.apply(Event::Start, now);
+        worker.connection.start(now.into_std(), &mut worker.outside);
         worker
     }
 
-    /// Carries out one event: the transition, its effects, and then what everybody else may know of it.
-    fn apply(&mut self, event: Event, now: Instant) {
-        let before = self.link;
-        let mut effects = Vec::new();
-        self.link = before.step(event, now.into_std(), &self.policy, &mut self.dice, &mut effects);
-        if self.link == before {
-            return;
+    /// One round of everything; true if anything moved, `Pending` to let callers add to the batch first.
+    fn round(&mut self, cx: &mut Context<'_>, now: Instant) -> Poll<bool> {
+        let found = self.visit(None, now);
+        let mut moved = self.connection.tick(now.into_std(), &mut self.outside);
+        moved |= self.poll_dial(cx, now);
+        // With one request open its caller waits; with more of them, others are about to add to the batch.
+        if found && !self.yielded && self.connection.open_requests() > 1 && self.outside.io.is_some() {
+            self.yielded = true;
+            return Poll::Pending;
         }
-        self.gate();
-        let mut give_up = false;
-        for effect in effects {
-            match effect {
-                Effect::Dial => self.dialing = Some((self.dialer)()),
-                Effect::Hangup => (self.dialing, self.io) = (None, None),
-                Effect::FailOpen => self.fail_open(RequestError::Lost(self.last_loss()), now),
-                Effect::CancelOpen => self.fail_open(self.closed(), now),
-                Effect::GiveUp => give_up = true,
-            }
-        }
-        self.want(self.link.wakes_at().map(Instant::from_std));
-        self.announce(before);
-        if give_up {
-            self.apply(Event::Close, now);
-        }
-    }
-
-    /// Opens or shuts the inbox, as the state wants it.
-    fn gate(&self) {
-        match self.link {
-            Link::Connecting | Link::Open | Link::Reconnecting { .. } => self.shared.inbox.open(),
-            Link::Failed { until, .. } => {
-                self.shared.inbox.shut(RequestError::Rejected { last_error: self.last_loss(), retry_at: until });
-            }
-            Link::Init | Link::Closing { .. } | Link::Closed => self.shared.inbox.shut(self.closed()),
-        }
-    }
-
-    /// The one place that logs and publishes transitions. A closed link lets go of the client first: whoever reads of it
-    /// may start the next one.
-    fn announce(&self, before: Link) {
-        let (from, to) = (before.state(), self.link.state());
-        match (&self.link, &self.last_error) {
-            (Link::Failed { attempt, .. }, Some(error)) => {
-                tracing::warn!(%from, %to, attempt, reason = error.as_str(), %error, "link changed state");
-            }
-            _ => tracing::info!(%from, %to, "link changed state"),
-        }
-        if self.link == Link::Closed {
-            self.shared.ended();
-        }
-        self.shared.journal.record(Status {
-            state: to,
-            generation: self.generation,
-            reconnects: self.link.attempt(),
-            last_error: self.last_error.clone(),
-            retry_at: if let Link::Failed { until, .. } = self.link { until } else { None },
-        });
-    }
-
-    fn last_loss(&self) -> Loss {
-        self.last_error.clone().unwrap_or(Loss::Closed)
-    }
-
-    fn closed(&self) -> RequestError {
-        RequestError::Closed { last_error: self.last_error.clone() }
-    }
-
-    fn lose(&mut self, loss: Loss, now: Instant) {
-        self.last_error = Some(loss);
-        self.apply(Event::Lost, now);
-    }
-
-    /// Answers everybody with `error`, those included who got in just before the inbox was shut.
-    fn fail_open(&mut self, error: RequestError, now: Instant) {
-        self.visit(None, now);
-        let mut failed = 0;
-        self.pipeline.fail_all(|slot| {
-            slot.answer(Err(error.clone()));
-            failed += 1;
-        });
-        self.shared.counters.failures.add(failed);
-        (self.need, self.unflushed, self.yielded) = (0, false, false);
+        self.yielded = false;
+        moved |= self.write(cx, now);
+        moved |= self.read(cx, now);
+        Poll::Ready(found | moved)
     }
 
     /// Takes what callers left; true if there was anything. With `sleeper`, prepares to sleep if there wasn't.
     fn visit(&mut self, sleeper: Option<&Waker>, now: Instant) -> bool {
-        let held = Held { requests: self.pipeline.len(), unsent_bytes: self.pipeline.unsent().len() };
-        let wishes = self.shared.inbox.take(held, &mut self.requests, &mut self.bytes, sleeper);
-        self.close_wished |= wishes.close;
-        if self.requests.is_empty() {
-            return wishes.close;
+        let held = Held { requests: self.connection.open_requests(), unsent_bytes: self.connection.unsent().len() };
+        let shared = &self.outside.shared;
+        let wishes = shared.inbox.take(held, &mut self.requests, &mut self.bytes, sleeper);
+        let found = !self.requests.is_empty();
+        if found {
+            shared.counters.requests.add(self.requests.len() as u64);
+            self.connection.accept(&mut self.requests, &mut self.bytes, now.into_std());
         }
-        self.shared.counters.requests.add(self.requests.len() as u64);
-        if let Some(timeout) = self.pipeline.accept(&mut self.requests, &mut self.bytes, now.into_std()) {
-            let stall = self.shared.config.stall_timeout.unwrap_or(timeout);
-            self.want(Some(now + timeout.min(stall)));
+        if wishes.close {
+            self.connection.close(now.into_std(), &mut self.outside);
         }
-        true
-    }
-
-    /// Notes that something depends on the time at `at`.
-    fn want(&mut self, at: Option<Instant>) {
-        self.due = [self.due, at].into_iter().flatten().min();
+        found | wishes.close
     }
 
     fn poll_dial(&mut self, cx: &mut Context<'_>, now: Instant) -> bool {
-        let Some(dialing) = &mut self.dialing else { return false };
+        let Some(dialing) = &mut self.outside.dialing else { return false };
         let Poll::Ready(result) = dialing.as_mut().poll(cx) else { return false };
-        self.dialing = None;
+        self.outside.dialing = None;
         match result {
             Ok(Connected { io, received, resp3 }) => {
-                self.io = Some(io);
-                self.pipeline.forget_unsent();
-                self.pipeline.input(0).extend_from_slice(&received);
-                self.last_read = now;
-                self.shared.counters.connections.add(1);
-                self.shared.connected(resp3);
-                self.apply(Event::Connected, now);
-                self.parse(now);
+                self.outside.io = Some(io);
+                self.unflushed = false;
+                self.outside.shared.counters.connections.add(1);
+                self.outside.shared.connected(resp3);
+                self.connection.connected(&received, now.into_std(), &mut self.outside);
             }
-            Err(error) => self.lose(Loss::Connect(Arc::new(error)), now),
+            Err(error) => self.lost(Loss::Connect(Arc::new(error)), now),
         }
         true
     }
 
     /// Writes what there is; true if anything moved.
     fn write(&mut self, cx: &mut Context<'_>, now: Instant) -> bool {
-        let Some(io) = &mut self.io else { return false };
         let mut moved = false;
-        while !self.pipeline.unsent().is_empty() {
-            match Pin::new(&mut **io).poll_write(cx, self.pipeline.unsent()) {
-                Poll::Pending => break,
-                Poll::Ready(Ok(0)) => {
-                    self.lose(Loss::Closed, now);
-                    return true;
+        while let Some(io) = &mut self.outside.io
+            && !self.connection.unsent().is_empty()
+            && let Poll::Ready(written) = Pin::new(&mut **io).poll_write(cx, self.connection.unsent())
+        {
+            match written {
+                Ok(0) => self.lost(Loss::Closed, now),
+                Ok(count) => {
+                    self.connection.wrote(count);
+                    self.outside.shared.counters.bytes_sent.add(count as u64);
+                    self.unflushed = true;
                 }
-                Poll::Ready(Ok(count)) => {
-                    self.pipeline.wrote(count);
-                    self.shared.counters.bytes_sent.add(count as u64);
-                    (moved, self.unflushed) = (true, true);
-                }
-                Poll::Ready(Err(error)) => {
-                    self.lose(Loss::Io(Arc::new(error)), now);
-                    return true;
-                }
+                Err(error) => self.lost(Loss::Io(Arc::new(error)), now),
             }
+            moved = true;
         }
         if self.unflushed
-            && let Poll::Ready(result) = Pin::new(&mut **io).poll_flush(cx)
+            && let Some(io) = &mut self.outside.io
+            && let Poll::Ready(flushed) = Pin::new(&mut **io).poll_flush(cx)
         {
             self.unflushed = false;
-            if let Err(error) = result {
-                self.lose(Loss::Io(Arc::new(error)), now);
+            if let Err(error) = flushed {
+                self.lost(Loss::Io(Arc::new(error)), now);
             }
         }
         moved
@@ -246,76 +167,27 @@ impl Worker {
 
     /// Reads once and hands out what is whole; true if anything came.
     fn read(&mut self, cx: &mut Context<'_>, now: Instant) -> bool {
-        let Some(io) = &mut self.io else { return false };
-        let read = pin!(io.read_buf(self.pipeline.input(self.need))).poll(cx);
+        let Some(io) = &mut self.outside.io else { return false };
+        let Poll::Ready(read) = pin!(io.read_buf(self.connection.input())).poll(cx) else { return false };
         match read {
-            Poll::Pending => return false,
-            Poll::Ready(Ok(0)) => self.lose(Loss::Closed, now),
-            Poll::Ready(Err(error)) => self.lose(Loss::Io(Arc::new(error)), now),
-            Poll::Ready(Ok(count)) => {
-                self.shared.counters.bytes_received.add(count as u64);
-                self.last_read = now;
-                self.parse(now);
+            Ok(0) => self.lost(Loss::Closed, now),
+            Ok(count) => {
+                self.outside.shared.counters.bytes_received.add(count as u64);
+                self.connection.received(now.into_std(), &mut self.outside);
             }
+            Err(error) => self.lost(Loss::Io(Arc::new(error)), now),
         }
         true
     }
 
-    fn parse(&mut self, now: Instant) {
-        let shared = &self.shared;
-        let (mut answers, mut pushes) = (0, 0);
-        let parsed = self.pipeline.receive(|received| match received {
-            Received::Answer(slot, replies) => {
-                slot.answer(Ok(replies));
-                answers += 1;
-            }
-            Received::Push(push) => {
-                shared.topics.deliver(push);
-                pushes += 1;
-            }
-        });
-        shared.counters.answers.add(answers);
-        if pushes > 0 {
-            shared.counters.pushes.add(pushes);
-        }
-        match parsed {
-            Ok(need) => self.need = need,
-            Err(error) => self.lose(Loss::Protocol(error), now),
-        }
-    }
-
-    /// Does what the time asks for; true if it was time for anything.
-    fn tick(&mut self, now: Instant) -> bool {
-        if self.due.is_none_or(|due| now < due) {
-            return false;
-        }
-        let mut expired = 0;
-        self.pipeline.expire(now.into_std(), |slot, after| {
-            slot.answer(Err(RequestError::Deadline { after }));
-            expired += 1;
-        });
-        self.shared.counters.deadlines.add(expired);
-        if self.stalled_at().is_some_and(|at| now >= at) {
-            self.lose(Loss::Stalled(now - self.last_read), now);
-        }
-        self.apply(Event::Tick, now);
-        let deadline = self.pipeline.next_deadline();
-        let times = [deadline, self.link.wakes_at()].map(|at| at.map(Instant::from_std));
-        self.due = times.into_iter().chain([self.stalled_at()]).flatten().min();
-        true
-    }
-
-    /// When the silence of the server will have lasted too long.
-    fn stalled_at(&self) -> Option<Instant> {
-        let limit = self.shared.config.stall_timeout?;
-        let oldest = Instant::from_std(self.pipeline.oldest_sent()?);
-        Some(self.last_read.max(oldest) + limit)
+    fn lost(&mut self, loss: Loss, now: Instant) {
+        self.connection.lost(loss, now.into_std(), &mut self.outside);
     }
 
     /// Sets the timer; true if it has fired already. While requests come and go the timer stays where it is and may wake
     /// us for nothing, so it is set once per deadline and not once per request.
     fn arm(&mut self, cx: &mut Context<'_>) -> bool {
-        let Some(due) = self.due else { return false };
+        let Some(due) = self.connection.due().map(Instant::from_std) else { return false };
         if self.armed.is_none_or(|armed| due < armed) {
             self.armed = Some(due);
             self.timer.as_mut().reset(due);
@@ -326,29 +198,6 @@ impl Worker {
         }
         fired
     }
-
-    /// One round of everything; true if anything moved, `Pending` to let callers add to the batch first.
-    fn round(&mut self, cx: &mut Context<'_>, now: Instant) -> Poll<bool> {
-        let found = self.visit(None, now);
-        if std::mem::take(&mut self.close_wished) {
-            self.apply(Event::Close, now);
-        }
-        let mut moved = self.tick(now) | self.poll_dial(cx, now);
-        // With one request open its caller waits; with more of them, others are about to add to the batch.
-        if found && !self.yielded && self.pipeline.len() > 1 && self.io.is_some() {
-            self.yielded = true;
-            return Poll::Pending;
-        }
-        self.yielded = false;
-        moved |= self.write(cx, now);
-        moved |= self.read(cx, now);
-        if let Link::Closing { .. } = self.link
-            && self.pipeline.is_empty()
-        {
-            self.apply(Event::Drained, now);
-        }
-        Poll::Ready(found | moved)
-    }
 }
 
 impl Future for Worker {
@@ -357,9 +206,10 @@ impl Future for Worker {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let worker = &mut *self;
         let now = Instant::now();
+        let mut idle = false;
         for _ in 0..ROUNDS {
             let Poll::Ready(moved) = worker.round(cx, now) else { break };
-            if let Link::Closed = worker.link {
+            if worker.connection.is_closed() {
                 return Poll::Ready(());
             }
             if moved {
@@ -369,21 +219,83 @@ impl Future for Worker {
                 break;
             }
             if !worker.visit(Some(cx.waker()), now) {
-                return Poll::Pending;
+                idle = true;
+                break;
             }
         }
-        cx.waker().wake_by_ref();
+        worker.outside.count();
+        if !idle {
+            cx.waker().wake_by_ref();
+        }
         Poll::Pending
     }
 }
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        if self.link != Link::Closed {
-            let before = std::mem::replace(&mut self.link, Link::Closed);
-            self.shared.inbox.shut(RequestError::Cancelled);
-            self.fail_open(RequestError::Cancelled, self.last_read);
-            self.announce(before);
+        // The clock of the runtime may be gone already, and nothing here depends on it.
+        self.connection.cancel(std::time::Instant::now(), &mut self.outside);
+        self.outside.count();
+    }
+}
+
+impl Outside {
+    /// Adds up what this poll did.
+    fn count(&mut self) {
+        let counters = &self.shared.counters;
+        counters.answers.add(std::mem::take(&mut self.answers));
+        counters.deadlines.add(std::mem::take(&mut self.deadlines));
+        counters.failures.add(std::mem::take(&mut self.failures));
+        counters.pushes.add(std::mem::take(&mut self.pushes));
+    }
+}
+
+impl Shell<Arc<Slot>> for Outside {
+    fn dial(&mut self) {
+        self.dialing = Some((self.dialer)());
+    }
+
+    fn hangup(&mut self) {
+        (self.dialing, self.io) = (None, None);
+    }
+
+    fn gate(&mut self, shut: Option<RequestError>) {
+        self.shared.inbox.gate(shut);
+    }
+
+    fn take_late(&mut self, requests: &mut Vec<Request<Arc<Slot>>>, bytes: &mut Vec<u8>) {
+        self.shared.inbox.take_late(requests, bytes);
+        self.shared.counters.requests.add(requests.len() as u64);
+    }
+
+    fn answer(&mut self, slot: Arc<Slot>, answer: Answer) {
+        match &answer {
+            Ok(_) => self.answers += 1,
+            Err(RequestError::Deadline { .. }) => self.deadlines += 1,
+            Err(_) => self.failures += 1,
         }
+        slot.answer(answer);
+    }
+
+    fn push(&mut self, push: Bytes) {
+        self.pushes += 1;
+        self.shared.topics.deliver(push);
+    }
+
+    /// The one place that logs and publishes transitions. A closed link lets go of the client first: whoever reads of it
+    /// may start the next one.
+    fn announce(&mut self, from: State, status: Status) {
+        let to = status.state;
+        match (to, &status.last_error) {
+            (State::Failed, Some(error)) => {
+                let (attempt, reason) = (status.reconnects, error.as_str());
+                tracing::warn!(%from, %to, attempt, reason, %error, "link changed state");
+            }
+            _ => tracing::info!(%from, %to, "link changed state"),
+        }
+        if to == State::Closed {
+            self.shared.ended();
+        }
+        self.shared.journal.record(status);
     }
 }

@@ -147,6 +147,8 @@ impl Framer {
                 Scanned::Element => {
                     if self.close_levels()? {
                         let frame = self.start..self.at;
+                        // As if it had come in pieces: a reply is over the limit however it is cut.
+                        self.check_bytes(frame.len() as u64)?;
                         self.start = self.at;
                         self.elements = 0;
                         let kind = self.kind.take().expect("a whole frame has had its type byte");

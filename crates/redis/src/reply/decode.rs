@@ -225,7 +225,14 @@ impl<T: FromReply + Eq + Hash, H: BuildHasher + Default> FromReply for HashSet<T
 
 impl<T: FromReply + Ord> FromReply for BTreeSet<T> {
     fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
-        T::list_from_reply(reader).map(BTreeSet::from_iter)
+        let mut items = list(reader, "a set")?;
+        let mut set = BTreeSet::new();
+        let mut index = 0;
+        while items.next(reader) {
+            set.insert(T::from_reply(reader).map_err(|error| error.at(index))?);
+            index += 1;
+        }
+        Ok(set)
     }
 }
 

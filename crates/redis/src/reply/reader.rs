@@ -160,20 +160,31 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// True if the next element is null; it stays unread.
+    /// True if the next element is null, whatever attributes it has; it stays unread.
     pub fn at_null(&self) -> bool {
-        let rest = self.bytes.get(self.at..).unwrap_or_default();
+        let rest = self.past_attributes();
         rest.starts_with(b"_") || rest.starts_with(b"$-1") || rest.starts_with(b"*-1")
     }
 
     /// True if the next element is an error; it stays unread.
     pub(crate) fn at_error(&self) -> bool {
-        matches!(self.peek(), Some(b'-' | b'!'))
+        matches!(self.past_attributes(), [b'-' | b'!', ..])
     }
 
     /// True if the next element is an array; it stays unread.
     pub(crate) fn at_array(&self) -> bool {
-        self.peek() == Some(b'*')
+        self.past_attributes().starts_with(b"*")
+    }
+
+    /// What is unread, less the attributes at its beginning.
+    fn past_attributes(&self) -> &'a [u8] {
+        let mut ahead = Reader { bytes: self.bytes, at: self.at };
+        while let Ok(Some(items)) = ahead.attributes() {
+            if ahead.skip_items(items).is_err() {
+                break;
+            }
+        }
+        self.bytes.get(ahead.at..).unwrap_or_default()
     }
 
     /// A slice of the reply as shared bytes. A short one is copied, so that keeping it doesn't keep the whole read alive.

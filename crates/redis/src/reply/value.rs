@@ -65,16 +65,15 @@ pub struct Attributed<T> {
 impl FromReply for Value {
     /// An error at the top of a reply is an `Err`, as for every other type.
     fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
-        match any(reader)? {
-            Value::Error(error) => Err(error.into()),
-            value => Ok(value),
+        if reader.at_error() {
+            return Err(reader.token()?.mismatch("any value"));
         }
+        any(reader)
     }
 }
 
 pub(super) fn any(reader: &mut Reader<'_>) -> Result<Value, ReplyError> {
-    if let Some(items) = reader.attributes()? {
-        let attributes = values(reader, items).map(into_pairs)??;
+    if let Some(attributes) = attributes(reader)? {
         return Ok(Value::Attributed(Box::new(Attributed { attributes, value: any(reader)? })));
     }
     Ok(match reader.token()? {
@@ -93,6 +92,16 @@ pub(super) fn any(reader: &mut Reader<'_>) -> Result<Value, ReplyError> {
         Token::Push(items) => Value::Push(values(reader, items)?),
         Token::Map(items) => Value::Map(into_pairs(values(reader, items)?)?),
     })
+}
+
+/// The attributes before the next element. Several in a row are one: they say the same, and nothing bounds how many there
+/// are but the limit on elements, which is no limit for a recursion.
+fn attributes(reader: &mut Reader<'_>) -> Result<Option<Vec<(Value, Value)>>, ReplyError> {
+    let mut all = None;
+    while let Some(items) = reader.attributes()? {
+        all.get_or_insert_with(Vec::new).append(&mut into_pairs(values(reader, items)?)?);
+    }
+    Ok(all)
 }
 
 fn values(reader: &mut Reader<'_>, mut items: Items) -> Result<Vec<Value>, ReplyError> {
@@ -140,10 +149,7 @@ impl FromReply for BigNumber {
 
 impl<T: FromReply> FromReply for Attributed<T> {
     fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
-        let attributes = match reader.attributes()? {
-            Some(items) => into_pairs(values(reader, items)?)?,
-            None => Vec::new(),
-        };
+        let attributes = attributes(reader)?.unwrap_or_default();
         Ok(Attributed { attributes, value: T::from_reply(reader)? })
     }
 }
