@@ -54,11 +54,14 @@ impl Client {
     ///
     /// The connection lives on the tokio runtime that this is called on.
     ///
-    /// ```no_run
-    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let server = forebay_sandbox::Redis::start()?;
+    /// # let url = server.url();
     /// use forebay_redis::Client;
     ///
-    /// let client = Client::connect("redis://127.0.0.1:6379").await?;
+    /// let client = Client::connect(url).await?; // such as redis://127.0.0.1:6379
     /// let greeting: String = client.exec(("ECHO", "hello")).await?;
     /// assert_eq!(greeting, "hello");
     /// # Ok(())
@@ -84,27 +87,36 @@ impl Client {
 
     /// Runs one command and turns its reply into a `T`.
     ///
-    /// ```no_run
-    /// # async fn example(client: forebay_redis::Client) -> Result<(), forebay_redis::ExecError> {
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let server = forebay_sandbox::Redis::start()?;
+    /// # let client = forebay_redis::Client::connect(server.url()).await?;
     /// client.exec::<()>(("SET", "answer", 42)).await?;
     /// let answer: i64 = client.exec(("GET", "answer")).await?;
-    /// # let _ = answer;
+    /// assert_eq!(answer, 42);
     /// # Ok(())
     /// # }
     /// ```
-    pub fn exec<T: FromReply>(&self, command: impl Command) -> Exec<'_, impl Job<Output = Result<T, ExecError>>> {
+    pub fn exec<T: FromReply>(
+        &self,
+        command: impl Command,
+    ) -> Exec<'_, impl Job<Output = Result<T, ExecError>>> {
         Exec::new(self.shared(), One::new(command))
     }
 
     /// Sends several commands as one request. A tuple of commands gives a tuple of results, a list gives a `Vec`; each is
     /// its value or its own error.
     ///
-    /// ```no_run
-    /// # async fn example(client: forebay_redis::Client) -> Result<(), Box<dyn std::error::Error>> {
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let server = forebay_sandbox::Redis::start()?;
+    /// # let client = forebay_redis::Client::connect(server.url()).await?;
     /// let (count, name) = client.pipeline::<(i64, Option<String>)>((("INCR", "visits"), ("GET", "name"))).await?;
     /// let keys = ["a", "b", "c"].map(|key| ("GET", key));
     /// let values: Vec<Option<String>> = client.pipeline::<Vec<_>>(keys).await?.into_iter().collect::<Result<_, _>>()?;
-    /// # let _ = (count?, name?, values);
+    /// assert_eq!((count?, name?, values), (1, None, vec![None, None, None]));
     /// # Ok(())
     /// # }
     /// ```
@@ -118,10 +130,13 @@ impl Client {
     /// Runs several commands as one unit: `MULTI`, the commands, `EXEC`, in one request. Either all of them run, with
     /// nothing of anybody else in between, or none does.
     ///
-    /// ```no_run
-    /// # async fn example(client: forebay_redis::Client) -> Result<(), forebay_redis::ExecError> {
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let server = forebay_sandbox::Redis::start()?;
+    /// # let client = forebay_redis::Client::connect(server.url()).await?;
     /// let (left, right) = client.transaction::<(i64, i64)>((("DECR", "left"), ("INCR", "right"))).await?;
-    /// # let _ = (left?, right?);
+    /// assert_eq!((left?, right?), (-1, 1));
     /// # Ok(())
     /// # }
     /// ```
@@ -182,7 +197,11 @@ impl Client {
         }
         let mut subscriber = self.handle.subscriber.lock().unwrap_or_else(PoisonError::into_inner);
         let client = subscriber.get_or_insert_with(|| {
-            Client::unconnected(Config { subscriber_only: true, protocol: Protocol::Resp2, ..(**self.config()).clone() })
+            Client::unconnected(Config {
+                subscriber_only: true,
+                protocol: Protocol::Resp2,
+                ..(**self.config()).clone()
+            })
         });
         client.start();
         client.clone()
@@ -218,7 +237,10 @@ impl Client {
         life.generation += 1;
         shared.inbox.reset();
         let mut changes = shared.journal.follow();
-        tokio::spawn(Worker::new(shared.clone(), self.handle.dialer.clone(), life.generation));
+        let worker = Worker::new(shared.clone(), self.handle.dialer.clone(), life.generation);
+        // A runtime that shuts down drops the worker at once, and that wants the lock.
+        drop(life);
+        tokio::spawn(worker);
         if let Some(hooks) = shared.config.hooks.clone() {
             tokio::spawn(async move {
                 let _before = changes.next().await;
@@ -282,6 +304,9 @@ impl Drop for Handle {
 
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Client").field("config", self.config()).field("status", &self.status()).finish_non_exhaustive()
+        f.debug_struct("Client")
+            .field("config", self.config())
+            .field("status", &self.status())
+            .finish_non_exhaustive()
     }
 }

@@ -49,7 +49,10 @@ impl<'a> ArgWriter<'a> {
         self.written = 0;
         command.write(self);
         // Anything else would put every reply after this one out of step.
-        assert_eq!(self.written, count, "a ToArgs or Command wrote another number of arguments than it counted");
+        assert_eq!(
+            self.written, count,
+            "a ToArgs or Command wrote another number of arguments than it counted"
+        );
     }
 }
 
@@ -389,14 +392,23 @@ mod tests {
 
     #[test]
     fn a_tuple_is_a_command() {
-        assert_eq!(encode(("SET", "key", "a longer value")), "*3\r\n$3\r\nSET\r\n$3\r\nkey\r\n$14\r\na longer value\r\n");
+        assert_eq!(
+            encode(("SET", "key", "a longer value")),
+            "*3\r\n$3\r\nSET\r\n$3\r\nkey\r\n$14\r\na longer value\r\n"
+        );
         assert_eq!(encode(("PING",)), "*1\r\n$4\r\nPING\r\n");
     }
 
     #[test]
     fn lists_and_options_are_as_many_arguments_as_they_hold() {
-        assert_eq!(encode(("DEL", ["a", "b"], None::<&str>, Some("c"))), encode(cmd("DEL").arg("a").arg("b").arg("c")));
-        assert_eq!(encode(("MSET", BTreeMap::from([("a", 1), ("b", -2)]))), encode(("MSET", "a", 1, "b", -2)));
+        assert_eq!(
+            encode(("DEL", ["a", "b"], None::<&str>, Some("c"))),
+            encode(cmd("DEL").arg("a").arg("b").arg("c"))
+        );
+        assert_eq!(
+            encode(("MSET", BTreeMap::from([("a", 1), ("b", -2)]))),
+            encode(("MSET", "a", 1, "b", -2))
+        );
         assert_eq!(encode(("DEL", Vec::<String>::new())), "*1\r\n$3\r\nDEL\r\n");
     }
 
@@ -412,7 +424,13 @@ mod tests {
 
     #[test]
     fn numbers_are_written_as_redis_reads_them() {
-        assert_eq!(encode((1.5f64, f64::INFINITY, f32::NEG_INFINITY, f64::NAN)), encode(("1.5", "inf", "-inf", "nan")));
-        assert_eq!(encode((u8::MAX, i64::MIN, u64::MAX)), encode(("255", "-9223372036854775808", "18446744073709551615")));
+        assert_eq!(
+            encode((1.5f64, f64::INFINITY, f32::NEG_INFINITY, f64::NAN)),
+            encode(("1.5", "inf", "-inf", "nan"))
+        );
+        assert_eq!(
+            encode((u8::MAX, i64::MIN, u64::MAX)),
+            encode(("255", "-9223372036854775808", "18446744073709551615"))
+        );
     }
 }

@@ -185,9 +185,9 @@ impl IntoConfig for &String {
 
 /// Errors never repeat the URL: it may hold a password.
 fn parse_url(url: &str) -> Result<Config, ConfigError> {
-    let (scheme, rest) = url
-        .split_once("://")
-        .ok_or_else(|| error("a Redis URL begins with redis://, rediss:// or unix://; this one has no scheme"))?;
+    let (scheme, rest) = url.split_once("://").ok_or_else(|| {
+        error("a Redis URL begins with redis://, rediss:// or unix://; this one has no scheme")
+    })?;
     let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
     let mut config = Config::default();
     match scheme {
@@ -224,7 +224,8 @@ fn parse_tcp(rest: &str, config: &mut Config) -> Result<(), ConfigError> {
     };
     let (host, port) = match host_port.strip_prefix('[') {
         Some(v6) => {
-            let (host, port) = v6.split_once(']').ok_or_else(|| error("an IPv6 address in the URL lacks its ]"))?;
+            let (host, port) =
+                v6.split_once(']').ok_or_else(|| error("an IPv6 address in the URL lacks its ]"))?;
             (host, port.strip_prefix(':').unwrap_or(port))
         }
         None => host_port.split_once(':').unwrap_or((host_port, "")),
@@ -242,7 +243,8 @@ fn parse_tcp(rest: &str, config: &mut Config) -> Result<(), ConfigError> {
 }
 
 fn parse_option(key: &str, value: &str, config: &mut Config) -> Result<(), ConfigError> {
-    let number = || value.parse::<u64>().map_err(|_| error(&format!("{key} in the URL is not a whole number")));
+    let number =
+        || value.parse::<u64>().map_err(|_| error(&format!("{key} in the URL is not a whole number")));
     match key {
         "db" => config.db = value.parse().map_err(|_| error("db in the URL is not a number"))?,
         "user" => config.username = Some(value.into()),
@@ -255,7 +257,9 @@ fn parse_option(key: &str, value: &str, config: &mut Config) -> Result<(), Confi
                 _ => return Err(error("protocol in the URL is neither 2 nor 3")),
             }
         }
-        "response_timeout_ms" => config.response_timeout = Some(Duration::from_millis(number()?)).filter(|t| !t.is_zero()),
+        "response_timeout_ms" => {
+            config.response_timeout = Some(Duration::from_millis(number()?)).filter(|t| !t.is_zero())
+        }
         "connect_timeout_ms" => config.connect_timeout = Duration::from_millis(number()?),
         _ => {
             return Err(error(&format!(
@@ -289,7 +293,11 @@ fn decode(text: &str) -> Result<String, ConfigError> {
         let digit = |byte: Option<u8>| byte.and_then(|byte| char::from(byte).to_digit(16));
         match (digit(bytes.next()), digit(bytes.next())) {
             (Some(high), Some(low)) => out.push((high * 16 + low) as u8),
-            _ => return Err(error("a % in the URL is not followed by two hexadecimal digits; write % itself as %25")),
+            _ => {
+                return Err(error(
+                    "a % in the URL is not followed by two hexadecimal digits; write % itself as %25",
+                ));
+            }
         }
     }
     String::from_utf8(out).map_err(|_| error("the URL's %-escapes are not UTF-8"))
@@ -313,7 +321,10 @@ mod tests {
         assert_eq!(config.address, Address::Tcp { host: "redis.example".into(), port: 7000 });
         assert_eq!(config.username.as_deref(), Some("ada"));
         assert_eq!(config.password, Some("p@ss:".into()));
-        assert_eq!((config.db, config.client_name.as_deref(), config.protocol), (3, Some("app"), Protocol::Resp2));
+        assert_eq!(
+            (config.db, config.client_name.as_deref(), config.protocol),
+            (3, Some("app"), Protocol::Resp2)
+        );
     }
 
     #[test]
@@ -330,7 +341,10 @@ mod tests {
     fn a_unix_socket_has_its_options_in_the_query() {
         let config = parse("unix:///run/redis.sock?db=2&user=u&password=p");
         assert_eq!(config.address, Address::Unix("/run/redis.sock".into()));
-        assert_eq!((config.db, config.username.as_deref(), config.password), (2, Some("u"), Some("p".into())));
+        assert_eq!(
+            (config.db, config.username.as_deref(), config.password),
+            (2, Some("u"), Some("p".into()))
+        );
     }
 
     #[test]

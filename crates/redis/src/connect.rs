@@ -54,7 +54,11 @@ impl Deadline<'_> {
     }
 
     fn missed(&self, step: &'static str) -> ConnectError {
-        ConnectError::Timeout { address: self.config.address.to_string(), after: self.config.connect_timeout, step }
+        ConnectError::Timeout {
+            address: self.config.address.to_string(),
+            after: self.config.connect_timeout,
+            step,
+        }
     }
 }
 
@@ -63,8 +67,10 @@ async fn dial(deadline: &Deadline<'_>) -> Result<Box<dyn Io>, ConnectError> {
     match &config.address {
         Address::Unix(path) => {
             let connected = deadline.bound("connecting", UnixStream::connect(path)).await?;
-            let stream = connected
-                .map_err(|source| ConnectError::Dial { address: config.address.to_string(), source: Arc::new(source) })?;
+            let stream = connected.map_err(|source| ConnectError::Dial {
+                address: config.address.to_string(),
+                source: Arc::new(source),
+            })?;
             Ok(Box::new(stream))
         }
         Address::Tcp { host, port } => {
@@ -76,7 +82,10 @@ async fn dial(deadline: &Deadline<'_>) -> Result<Box<dyn Io>, ConnectError> {
                 let encrypted = deadline.bound("the TLS handshake", connecting).await?;
                 return match encrypted {
                     Ok(stream) => Ok(Box::new(stream)),
-                    Err(source) => Err(ConnectError::Tls { address: config.address.to_string(), source: Arc::new(source) }),
+                    Err(source) => Err(ConnectError::Tls {
+                        address: config.address.to_string(),
+                        source: Arc::new(source),
+                    }),
                 };
             }
             Ok(Box::new(stream))
@@ -95,10 +104,14 @@ async fn dial_tcp(deadline: &Deadline<'_>, host: &str, port: u16) -> Result<TcpS
         let share = left / (addresses.len() - index) as u32;
         match timeout_at(Instant::now() + share, TcpStream::connect(address)).await {
             Err(_) => last = deadline.missed("connecting"),
-            Ok(Err(source)) => last = ConnectError::Dial { address: address.to_string(), source: Arc::new(source) },
+            Ok(Err(source)) => {
+                last = ConnectError::Dial { address: address.to_string(), source: Arc::new(source) }
+            }
             Ok(Ok(stream)) => match set_options(&stream, deadline.config) {
                 Ok(()) => return Ok(stream),
-                Err(source) => last = ConnectError::Dial { address: address.to_string(), source: Arc::new(source) },
+                Err(source) => {
+                    last = ConnectError::Dial { address: address.to_string(), source: Arc::new(source) }
+                }
             },
         }
     }
@@ -150,20 +163,24 @@ impl Talk<'_> {
     /// `HELLO 3` with everything in one command, since HELLO alone is refused where a password is needed. True for RESP3.
     async fn hello(&mut self) -> Result<bool, ConnectError> {
         let mut hello = cmd("HELLO").arg(3);
-        if let Some(password) = &self.config.password {
-            hello = hello.arg("AUTH").arg(self.config.username.as_deref().unwrap_or("default")).arg(&password.0);
+        if let Some((user, password)) = self.credentials() {
+            hello = hello.arg("AUTH").arg(user.unwrap_or("default")).arg(password);
         }
         if let Some(name) = &self.config.client_name {
             hello = hello.arg("SETNAME").arg(name);
         }
         let Err(error) = self.call(hello).await? else { return Ok(true) };
         let unknown = error.code() == "NOPROTO" || error.text().starts_with("ERR unknown command");
-        if unknown && self.config.protocol == Protocol::Auto { Ok(false) } else { Err(refusal("HELLO", error)) }
+        if unknown && self.config.protocol == Protocol::Auto {
+            Ok(false)
+        } else {
+            Err(refusal("HELLO", error))
+        }
     }
 
     async fn login_resp2(&mut self) -> Result<(), ConnectError> {
-        if let Some(password) = &self.config.password {
-            let auth = cmd("AUTH").arg(self.config.username.as_deref()).arg(&password.0);
+        if let Some((user, password)) = self.credentials() {
+            let auth = cmd("AUTH").arg(user).arg(password);
             self.call(auth).await?.map_err(|error| refusal("AUTH", error))?;
         }
         if let Some(name) = &self.config.client_name {
@@ -173,6 +190,14 @@ impl Talk<'_> {
         Ok(())
     }
 
+    /// A user without a password is one whose ACL wants none; any will do.
+    fn credentials(&self) -> Option<(Option<&str>, &str)> {
+        match (self.config.username.as_deref(), &self.config.password) {
+            (None, None) => None,
+            (user, password) => Some((user, password.as_ref().map_or("", |password| &password.0))),
+        }
+    }
+
     async fn call(&mut self, command: Cmd) -> Result<Result<(), ServerError>, ConnectError> {
         let mut out = Vec::new();
         ArgWriter::new(&mut out).command(&command);
@@ -180,7 +205,7 @@ impl Talk<'_> {
         self.io.flush().await.map_err(|error| self.broken(error))?;
         let reply = self.reply().await?;
         Ok(match Reader::new(&reply, 0).token() {
-            Ok(Token::Error(text)) => Err(ServerError::new(text)),
+            Ok(Token::Error(text)) => Err(ServerError::new(without_arguments(text))),
             Ok(_) => Ok(()),
             Err(error) => return Err(self.broken(error)),
         })
@@ -194,7 +219,8 @@ impl Talk<'_> {
                     return Ok(self.input.split_to(range.end).freeze());
                 }
                 Step::Need(_) => {
-                    let count = self.io.read_buf(&mut self.input).await.map_err(|error| self.broken(error))?;
+                    let count =
+                        self.io.read_buf(&mut self.input).await.map_err(|error| self.broken(error))?;
                     if count == 0 {
                         return Err(self.broken("the server closed it"));
                     }
@@ -206,6 +232,12 @@ impl Talk<'_> {
     fn broken(&self, reason: impl ToString) -> ConnectError {
         ConnectError::Handshake { address: self.config.address.to_string(), reason: reason.to_string() }
     }
+}
+
+/// A server that doesn't know HELLO or AUTH repeats their arguments, and one of those is the password.
+fn without_arguments(text: &[u8]) -> &[u8] {
+    const ARGUMENTS: &[u8] = b", with args beginning with";
+    memchr::memmem::find(text, ARGUMENTS).map_or(text, |at| &text[..at])
 }
 
 fn refusal(command: &'static str, error: ServerError) -> ConnectError {

@@ -22,11 +22,15 @@ pub struct Dedicated {
 impl Client {
     /// Makes a connection of its own to the same server.
     ///
-    /// ```no_run
-    /// # async fn example(client: forebay_redis::Client) -> Result<(), Box<dyn std::error::Error>> {
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let server = forebay_sandbox::Redis::start()?;
+    /// # let client = forebay_redis::Client::connect(server.url()).await?;
+    /// # client.exec::<()>(("RPUSH", "jobs", "job")).await?;
     /// let mut queue = client.dedicated().await?;
     /// let (list, job): (String, String) = queue.exec(("BLPOP", "jobs", 0)).await?;
-    /// # let _ = (list, job);
+    /// assert_eq!((list.as_str(), job.as_str()), ("jobs", "job"));
     /// # Ok(())
     /// # }
     /// ```
@@ -53,7 +57,10 @@ impl Dedicated {
 
     /// Runs several commands as one unit. With keys watched on this connection it fails with
     /// [`ReplyError::Aborted`](crate::ReplyError::Aborted) if one of them was changed.
-    pub async fn transaction<R: FromReplies>(&mut self, batch: impl Batch<R>) -> Result<R::Results, ExecError> {
+    pub async fn transaction<R: FromReplies>(
+        &mut self,
+        batch: impl Batch<R>,
+    ) -> Result<R::Results, ExecError> {
         let call = self.call().await;
         let result = call.client.transaction(batch).await;
         call.done();

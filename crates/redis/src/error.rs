@@ -86,7 +86,9 @@ pub enum RequestError {
         after: Duration,
     },
     /// The connection was lost while the request was open. It is not sent again.
-    #[error("the connection was lost before the reply came: {0}; the command may have run, and is not sent again")]
+    #[error(
+        "the connection was lost before the reply came: {0}; the command may have run, and is not sent again"
+    )]
     Lost(#[source] Loss),
     /// The client was closed.
     #[error("the client is closed{}", Because(.last_error))]
@@ -164,7 +166,9 @@ impl ReplyError {
     pub fn retry(&self) -> Retry {
         match self {
             ReplyError::Server(error) => match error.code() {
-                "LOADING" | "BUSY" | "TRYAGAIN" | "CLUSTERDOWN" | "MASTERDOWN" | "NOREPLICAS" | "OOM" => Retry::Safe,
+                "LOADING" | "BUSY" | "TRYAGAIN" | "CLUSTERDOWN" | "MASTERDOWN" | "NOREPLICAS" | "OOM" => {
+                    Retry::Safe
+                }
                 _ => Retry::Never,
             },
             ReplyError::Aborted => Retry::Safe,
@@ -336,7 +340,9 @@ pub enum ConnectError {
         step: &'static str,
     },
     /// The TLS handshake failed.
-    #[error("TLS with {address} failed: {source}; check that the server speaks TLS there and that its certificate is trusted")]
+    #[error(
+        "TLS with {address} failed: {source}; check that the server speaks TLS there and that its certificate is trusted"
+    )]
     Tls {
         /// Where to.
         address: String,
@@ -371,7 +377,9 @@ pub enum ConnectError {
         error: ServerError,
     },
     /// The connection broke before the handshake was done.
-    #[error("the connection to {address} ended during the handshake: {reason}; does the server expect TLS there?")]
+    #[error(
+        "the connection to {address} ended during the handshake: {reason}; does the server expect TLS there?"
+    )]
     Handshake {
         /// Where to.
         address: String,

@@ -93,7 +93,9 @@ impl<J: Job> Future for Exec<'_, J> {
         let exec = &mut *self;
         match &exec.slot {
             Some(slot) => slot.poll(cx).map(|answer| exec.finish(answer)),
-            None if exec.job.expect() == Expect::Replies(0) => Poll::Ready(exec.finish(Ok(Replies::default()))),
+            None if exec.job.expect() == Expect::Replies(0) => {
+                Poll::Ready(exec.finish(Ok(Replies::default())))
+            }
             None => match exec.submit(cx) {
                 Ok(()) => Poll::Pending,
                 Err(error) => Poll::Ready(exec.finish(Err(error))),

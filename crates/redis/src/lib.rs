@@ -58,14 +58,16 @@ pub use core::frame::Limits;
 pub use core::link::State;
 pub use dedicated::Dedicated;
 pub use error::{
-    ConfigError, ConnectError, ExecError, Loss, Mismatch, PathStep, ProtocolError, ReplyError, RequestError, Retry,
-    ServerError,
+    ConfigError, ConnectError, ExecError, Loss, Mismatch, PathStep, ProtocolError, ReplyError, RequestError,
+    Retry, ServerError,
 };
 pub use exec::Exec;
 pub use hooks::{Hooks, Outcome, RequestReport};
 #[cfg(feature = "serde")]
 pub use reply::Serde;
-pub use reply::{Attributed, BigNumber, Decoder, FromReplies, FromReply, Items, Reader, Token, Value, Verbatim};
+pub use reply::{
+    Attributed, BigNumber, Decoder, FromReplies, FromReply, Items, Reader, Token, Value, Verbatim,
+};
 pub use scan::{Scan, Scanning};
 pub use script::Script;
 pub use status::{Changes, Stats, Status};

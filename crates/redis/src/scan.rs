@@ -14,13 +14,17 @@ use crate::reply::FromReply;
 
 /// What to go through, and how.
 ///
-/// ```no_run
-/// # async fn example(client: forebay_redis::Client) -> Result<(), forebay_redis::ExecError> {
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let server = forebay_sandbox::Redis::start()?;
+/// # let client = forebay_redis::Client::connect(server.url()).await?;
+/// # client.exec::<()>(("SET", "user:1", "ada")).await?;
 /// use forebay_redis::Scan;
 ///
 /// let mut users = client.scan::<String>(Scan::keys().matching("user:*").count(1000));
 /// while let Some(key) = users.next().await {
-///     println!("{}", key?);
+///     assert_eq!(key?, "user:1");
 /// }
 /// # Ok(())
 /// # }
@@ -143,6 +147,9 @@ impl<T: FromReply + 'static> Stream for Scanning<T> {
 
 impl<T> std::fmt::Debug for Scanning<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Scanning").field("scan", &self.scan).field("cursor", &self.cursor).finish_non_exhaustive()
+        f.debug_struct("Scanning")
+            .field("scan", &self.scan)
+            .field("cursor", &self.cursor)
+            .finish_non_exhaustive()
     }
 }

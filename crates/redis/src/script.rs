@@ -7,13 +7,16 @@ use crate::reply::FromReply;
 
 /// A Lua script. The server is sent its hash; only a server that doesn't know it yet is sent the source.
 ///
-/// ```no_run
-/// # async fn example(client: forebay_redis::Client) -> Result<(), forebay_redis::ExecError> {
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let server = forebay_sandbox::Redis::start()?;
+/// # let client = forebay_redis::Client::connect(server.url()).await?;
 /// use forebay_redis::Script;
 ///
 /// let add = Script::new("return redis.call('INCRBY', KEYS[1], ARGV[1])");
 /// let total: i64 = add.run(&client, ["total"], [5]).await?;
-/// # let _ = total;
+/// assert_eq!(total, 5);
 /// # Ok(())
 /// # }
 /// ```
@@ -32,7 +35,12 @@ impl Script {
     }
 
     /// Runs it. Asking again with the source after `NOSCRIPT` repeats nothing: the server has run nothing.
-    pub async fn run<T: FromReply>(&self, client: &Client, keys: impl ToArgs, args: impl ToArgs) -> Result<T, ExecError> {
+    pub async fn run<T: FromReply>(
+        &self,
+        client: &Client,
+        keys: impl ToArgs,
+        args: impl ToArgs,
+    ) -> Result<T, ExecError> {
         let count = keys.count();
         match client.exec(("EVALSHA", &self.sha1, count, &keys, &args)).await {
             Err(error) if error.server().is_some_and(|error| error.code() == "NOSCRIPT") => {

@@ -49,7 +49,12 @@ impl Journal {
     pub(crate) fn new() -> Self {
         let initial =
             Status { state: State::Init, generation: 0, reconnects: 0, last_error: None, retry_at: None };
-        Journal(Mutex::new(Entries { changes: VecDeque::from([initial]), first: 0, wakers: HashMap::new(), watchers: 0 }))
+        Journal(Mutex::new(Entries {
+            changes: VecDeque::from([initial]),
+            first: 0,
+            wakers: HashMap::new(),
+            watchers: 0,
+        }))
     }
 
     pub(crate) fn current(&self) -> Status {

@@ -69,14 +69,15 @@ pub struct Subscription {
 impl Client {
     /// Subscribes to channels: one name, or a list.
     ///
-    /// ```no_run
-    /// # async fn example(client: forebay_redis::Client) -> Result<(), forebay_redis::ExecError> {
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let server = forebay_sandbox::Redis::start()?;
+    /// # let client = forebay_redis::Client::connect(server.url()).await?;
     /// let mut news = client.subscribe("news").await?;
-    /// while let Some(event) = news.next().await {
-    ///     if let forebay_redis::Event::Message(message) = event {
-    ///         println!("{:?}", message.payload);
-    ///     }
-    /// }
+    /// client.exec::<()>(("PUBLISH", "news", "good")).await?;
+    /// let message = news.next().await.and_then(|event| event.message()).expect("it was published");
+    /// assert_eq!(message.payload, "good");
     /// # Ok(())
     /// # }
     /// ```

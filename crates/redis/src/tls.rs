@@ -51,10 +51,14 @@ impl Tls {
         self
     }
 
-    pub(crate) fn prepare(&self, host: &str) -> Result<(Arc<ClientConfig>, ServerName<'static>), ConfigError> {
+    pub(crate) fn prepare(
+        &self,
+        host: &str,
+    ) -> Result<(Arc<ClientConfig>, ServerName<'static>), ConfigError> {
         let name = self.server_name.as_deref().unwrap_or(host);
-        let name = ServerName::try_from(name.to_owned())
-            .map_err(|_| ConfigError("the server's name can't be used for TLS; set Tls::server_name".into()))?;
+        let name = ServerName::try_from(name.to_owned()).map_err(|_| {
+            ConfigError("the server's name can't be used for TLS; set Tls::server_name".into())
+        })?;
         let config = match &self.config {
             Some(config) => config.clone(),
             None => Arc::new(builder().with_root_certificates(system_roots()?).with_no_client_auth()),
@@ -76,7 +80,8 @@ fn system_roots() -> Result<RootCertStore, ConfigError> {
     let (added, _ignored) = roots.add_parsable_certificates(found.certs);
     if added == 0 {
         return Err(ConfigError(
-            "the system has no trusted certificates for TLS; install ca-certificates or use Tls::ca_pem".into(),
+            "the system has no trusted certificates for TLS; install ca-certificates or use Tls::ca_pem"
+                .into(),
         ));
     }
     Ok(roots)

@@ -104,7 +104,8 @@ impl Worker {
 
     /// Takes what callers left; true if there was anything. With `sleeper`, prepares to sleep if there wasn't.
     fn visit(&mut self, sleeper: Option<&Waker>, now: Instant) -> bool {
-        let held = Held { requests: self.connection.open_requests(), unsent_bytes: self.connection.unsent().len() };
+        let held =
+            Held { requests: self.connection.open_requests(), unsent_bytes: self.connection.unsent().len() };
         let shared = &self.outside.shared;
         let wishes = shared.inbox.take(held, &mut self.requests, &mut self.bytes, sleeper);
         let found = !self.requests.is_empty();
@@ -299,3 +300,7 @@ impl Shell<Arc<Slot>> for Outside {
         self.shared.journal.record(status);
     }
 }
+
+#[cfg(test)]
+#[path = "worker_tests.rs"]
+mod tests;

@@ -34,9 +34,10 @@ impl Backoff {
     pub(crate) fn delay(&self, attempt: u32, dice: u64) -> Duration {
         let full = match attempt.checked_sub(self.quick_tries + 1) {
             None => self.quick_delay,
-            Some(doublings) => {
-                self.first_delay.saturating_mul(1u32.checked_shl(doublings).unwrap_or(u32::MAX)).min(self.max_delay)
-            }
+            Some(doublings) => self
+                .first_delay
+                .saturating_mul(1u32.checked_shl(doublings).unwrap_or(u32::MAX))
+                .min(self.max_delay),
         };
         let half = full / 2;
         half + half.mul_f64(dice as f64 / u64::MAX as f64)

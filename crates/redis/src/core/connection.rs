@@ -58,7 +58,16 @@ pub(crate) struct Connection<S> {
 impl<S: Sink> Connection<S> {
     pub(crate) fn new(rules: Rules, dice: Dice, now: Instant) -> Self {
         let pipeline = Pipeline::new(rules.limits, rules.arrays_are_pushes);
-        Connection { rules, dice, link: Link::Init, pipeline, need: 0, last_error: None, last_read: now, due: None }
+        Connection {
+            rules,
+            dice,
+            link: Link::Init,
+            pipeline,
+            need: 0,
+            last_error: None,
+            last_read: now,
+            due: None,
+        }
     }
 
     pub(crate) fn start(&mut self, now: Instant, shell: &mut impl Shell<S>) {
@@ -136,7 +145,10 @@ impl<S: Sink> Connection<S> {
         }
         self.apply(Event::Tick, now, shell);
         self.finish_closing(now, shell);
-        self.due = [self.pipeline.next_deadline(), self.link.wakes_at(), self.stalled_at()].into_iter().flatten().min();
+        self.due = [self.pipeline.next_deadline(), self.link.wakes_at(), self.stalled_at()]
+            .into_iter()
+            .flatten()
+            .min();
         true
     }
 

@@ -26,9 +26,15 @@ impl Sink for Ticket {
 
 #[derive(Debug, Clone)]
 enum Op {
-    Submit { replies: u32, bytes: usize, timeout_ms: Option<u64> },
+    Submit {
+        replies: u32,
+        bytes: usize,
+        timeout_ms: Option<u64>,
+    },
     /// Like `Submit`, but the worker hasn't come by yet when the next thing happens.
-    SubmitLate { replies: u32 },
+    SubmitLate {
+        replies: u32,
+    },
     Drop(usize),
     Write(usize),
     /// The server answers what it has received.
@@ -283,7 +289,8 @@ impl World {
             }
             Op::Restart if self.connection.is_closed() => {
                 self.generation += 1;
-                self.connection = Connection::new(rules(self.generation), Dice::seeded(self.generation), self.now);
+                self.connection =
+                    Connection::new(rules(self.generation), Dice::seeded(self.generation), self.now);
                 self.connection.start(self.now, &mut self.shell);
             }
             Op::Drop(_)

@@ -30,7 +30,9 @@ impl Default for Limits {
 #[non_exhaustive]
 pub enum ProtocolError {
     /// A reply must begin with one of the type bytes of RESP2 or RESP3.
-    #[error("expected a RESP type byte, found {0:#04x}: is this a Redis server, and is TLS on at both ends or neither?")]
+    #[error(
+        "expected a RESP type byte, found {0:#04x}: is this a Redis server, and is TLS on at both ends or neither?"
+    )]
     Type(u8),
     /// A length or count isn't a number.
     #[error("malformed length after {:?}", char::from(*.0))]

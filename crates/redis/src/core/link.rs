@@ -109,7 +109,14 @@ pub(crate) struct Policy {
 }
 
 impl Link {
-    pub(crate) fn step(self, event: Event, now: Instant, policy: &Policy, dice: &mut Dice, out: &mut Vec<Effect>) -> Link {
+    pub(crate) fn step(
+        self,
+        event: Event,
+        now: Instant,
+        policy: &Policy,
+        dice: &mut Dice,
+        out: &mut Vec<Effect>,
+    ) -> Link {
         match self {
             Link::Init => match event {
                 Event::Start => {
@@ -155,7 +162,12 @@ impl Link {
                 Event::Tick | Event::Start | Event::Connected | Event::Close => self,
             },
             Link::Closed => match event {
-                Event::Start | Event::Connected | Event::Lost | Event::Tick | Event::Close | Event::Drained => self,
+                Event::Start
+                | Event::Connected
+                | Event::Lost
+                | Event::Tick
+                | Event::Close
+                | Event::Drained => self,
             },
         }
     }

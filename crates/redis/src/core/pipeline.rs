@@ -129,7 +129,14 @@ impl<S: Sink> Pipeline<S> {
             if let Some(timeout) = timeout {
                 shortest = Some(shortest.map_or(timeout, |shortest| shortest.min(timeout)));
             }
-            self.open.push_back(Open { sink: Some(sink), expect, start: self.accepted, bytes, since: now, timeout });
+            self.open.push_back(Open {
+                sink: Some(sink),
+                expect,
+                start: self.accepted,
+                bytes,
+                since: now,
+                timeout,
+            });
             self.accepted += bytes as u64;
         }
         if self.out.is_empty() {
@@ -180,7 +187,9 @@ impl<S: Sink> Pipeline<S> {
     pub(crate) fn receive(&mut self, mut emit: impl FnMut(Received<S>)) -> Result<usize, ProtocolError> {
         loop {
             let step = match self.framer.next(&self.input)? {
-                Step::Frame(Kind::Reply, range) if self.arrays_are_pushes && self.input[range.start] == b'*' => {
+                Step::Frame(Kind::Reply, range)
+                    if self.arrays_are_pushes && self.input[range.start] == b'*' =>
+                {
                     Step::Frame(Kind::Push, range)
                 }
                 step => step,
@@ -237,9 +246,9 @@ impl<S: Sink> Pipeline<S> {
 
     /// Since when the oldest request with a deadline has waited with all its bytes sent.
     pub(crate) fn oldest_sent(&self) -> Option<Instant> {
-        let front = self.open.front()?;
-        let all_sent = front.start + front.bytes as u64 <= self.sent;
-        (all_sent && front.timeout.is_some()).then_some(front.since)
+        let oldest = self.open.iter().find(|open| open.timeout.is_some())?;
+        let all_sent = oldest.start + oldest.bytes as u64 <= self.sent;
+        all_sent.then_some(oldest.since)
     }
 
     /// Takes back requests that nobody waits for and of which no byte has left.
@@ -317,7 +326,11 @@ impl<S: Sink> Pipeline<S> {
     }
 
     fn check_invariants(&self) {
-        debug_assert_eq!(self.accepted - self.sent, self.unsent().len() as u64, "unsent bytes are those accepted, not sent");
+        debug_assert_eq!(
+            self.accepted - self.sent,
+            self.unsent().len() as u64,
+            "unsent bytes are those accepted, not sent"
+        );
         debug_assert!(self.open.back().is_none_or(|last| last.start + last.bytes as u64 == self.accepted));
     }
 }

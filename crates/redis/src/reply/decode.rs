@@ -54,7 +54,10 @@ impl FromReply for () {
     fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
         match reader.token()? {
             error @ Token::Error(_) => Err(error.mismatch("any value")),
-            Token::Array(mut items) | Token::Set(mut items) | Token::Push(mut items) | Token::Map(mut items) => {
+            Token::Array(mut items)
+            | Token::Set(mut items)
+            | Token::Push(mut items)
+            | Token::Map(mut items) => {
                 while items.next(reader) {
                     reader.skip()?;
                 }
@@ -329,4 +332,36 @@ tuples!(12: A B C D E F G H I J K L;);
 
 pub(super) fn mismatch(expected: &'static str, found: &'static str) -> ReplyError {
     Box::new(crate::Mismatch { expected, found: found.into(), path: Vec::new() }).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read<T: FromReply>(reply: &'static [u8]) -> Result<T, ReplyError> {
+        T::from_reply(&mut Reader::new(&Bytes::from_static(reply), 0))
+    }
+
+    #[test]
+    fn attributes_are_passed_over_before_anything() {
+        assert_eq!(read::<Option<i64>>(b"|1\r\n+a\r\n:1\r\n_\r\n"), Ok(None));
+        assert_eq!(read::<Option<i64>>(b"|1\r\n+a\r\n:1\r\n|0\r\n:2\r\n"), Ok(Some(2)));
+        let error = ServerError::new(b"ERR no");
+        assert_eq!(
+            read::<Result<i64, ServerError>>(b"|?\r\n+a\r\n:1\r\n.\r\n-ERR no\r\n"),
+            Ok(Err(error.clone()))
+        );
+        assert_eq!(read::<crate::Value>(b"|1\r\n+a\r\n:1\r\n-ERR no\r\n"), Err(error.into()));
+        let pairs = b"*1\r\n|1\r\n+a\r\n:1\r\n*2\r\n:1\r\n:2\r\n";
+        assert_eq!(read::<Vec<(i64, i64)>>(pairs), Ok(vec![(1, 2)]));
+        assert_eq!(read::<Vec<i64>>(b"|1\r\n+a\r\n:1\r\n*1\r\n|1\r\n+a\r\n:1\r\n:7\r\n"), Ok(vec![7]));
+    }
+
+    #[test]
+    fn streamed_replies_become_the_same_types() {
+        assert_eq!(read::<String>(b"$?\r\n;2\r\nab\r\n;1\r\nc\r\n;0\r\n").as_deref(), Ok("abc"));
+        assert_eq!(read::<(i64, Vec<i64>)>(b"*?\r\n:1\r\n~?\r\n:2\r\n.\r\n.\r\n"), Ok((1, vec![2])));
+        assert_eq!(read::<BTreeMap<i64, i64>>(b"%?\r\n:1\r\n:2\r\n.\r\n"), Ok(BTreeMap::from([(1, 2)])));
+        assert_eq!(read::<Vec<(i64, i64)>>(b"*?\r\n*2\r\n:1\r\n:2\r\n.\r\n"), Ok(vec![(1, 2)]));
+    }
 }

@@ -147,7 +147,9 @@ impl<'a> Reader<'a> {
     /// Passes over the next element with everything in it.
     pub fn skip(&mut self) -> Result<(), ReplyError> {
         match self.token()? {
-            Token::Array(items) | Token::Set(items) | Token::Push(items) | Token::Map(items) => self.skip_items(items),
+            Token::Array(items) | Token::Set(items) | Token::Push(items) | Token::Map(items) => {
+                self.skip_items(items)
+            }
             Token::Null
             | Token::Simple(_)
             | Token::Error(_)

@@ -13,15 +13,19 @@ use crate::error::{Mismatch, ReplyError};
 /// A reply read through serde: a map into a struct, field by field; an array into a list or a tuple. Strings become
 /// numbers and booleans where the type asks for them, since hashes hold only strings.
 ///
-/// ```no_run
-/// # async fn example(client: forebay_redis::Client) -> Result<(), forebay_redis::ExecError> {
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let server = forebay_sandbox::Redis::start()?;
+/// # let client = forebay_redis::Client::connect(server.url()).await?;
+/// # client.exec::<()>(("HSET", "player:1", "name", "Ada", "score", 7)).await?;
 /// use forebay_redis::Serde;
 ///
 /// #[derive(serde::Deserialize)]
 /// struct Player { name: String, score: i64 }
 ///
 /// let Serde(player) = client.exec::<Serde<Player>>(("HGETALL", "player:1")).await?;
-/// # let _ = (player.name, player.score);
+/// assert_eq!((player.name.as_str(), player.score), ("Ada", 7));
 /// # Ok(())
 /// # }
 /// ```
@@ -83,9 +87,13 @@ impl<'de> de::Deserializer<'de> for Element<'_, '_> {
             Token::Int(value) => visitor.visit_i64(value),
             Token::Double(value) => visitor.visit_f64(value),
             Token::Bool(value) => visitor.visit_bool(value),
-            Token::Simple(text) | Token::BigNumber(text) | Token::Verbatim(_, text) => visit_text(text, visitor),
+            Token::Simple(text) | Token::BigNumber(text) | Token::Verbatim(_, text) => {
+                visit_text(text, visitor)
+            }
             Token::Bulk(text) => visit_text(&text, visitor),
-            Token::Array(items) | Token::Set(items) | Token::Push(items) => visit_list(self.0, items, visitor),
+            Token::Array(items) | Token::Set(items) | Token::Push(items) => {
+                visit_list(self.0, items, visitor)
+            }
             Token::Map(items) => visitor.visit_map(Entries { reader: self.0, items, field: None }),
             error @ Token::Error(_) => Err(error.mismatch("a value")),
         }
@@ -131,7 +139,9 @@ impl<'de> de::Deserializer<'de> for Element<'_, '_> {
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReplyError> {
         match self.0.token()? {
             // RESP2 has no maps: keys and values come in turn.
-            Token::Map(items) | Token::Array(items) => visitor.visit_map(Entries { reader: self.0, items, field: None }),
+            Token::Map(items) | Token::Array(items) => {
+                visitor.visit_map(Entries { reader: self.0, items, field: None })
+            }
             other => Err(other.mismatch("a map")),
         }
     }
@@ -145,7 +155,11 @@ impl<'de> de::Deserializer<'de> for Element<'_, '_> {
         self.deserialize_map(visitor)
     }
 
-    fn deserialize_newtype_struct<V: Visitor<'de>>(self, _: &'static str, visitor: V) -> Result<V::Value, ReplyError> {
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, ReplyError> {
         visitor.visit_newtype_struct(self)
     }
 
@@ -177,7 +191,11 @@ fn visit_text<'de, V: Visitor<'de>>(text: &[u8], visitor: V) -> Result<V::Value,
     }
 }
 
-fn visit_list<'de, V: Visitor<'de>>(reader: &mut Reader<'_>, items: Items, visitor: V) -> Result<V::Value, ReplyError> {
+fn visit_list<'de, V: Visitor<'de>>(
+    reader: &mut Reader<'_>,
+    items: Items,
+    visitor: V,
+) -> Result<V::Value, ReplyError> {
     let mut list = List { reader, items, index: 0 };
     let value = visitor.visit_seq(&mut list)?;
     if list.items.next(list.reader) {
@@ -195,7 +213,10 @@ struct List<'r, 'a> {
 impl<'de> de::SeqAccess<'de> for &mut List<'_, '_> {
     type Error = ReplyError;
 
-    fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, ReplyError> {
+    fn next_element_seed<T: DeserializeSeed<'de>>(
+        &mut self,
+        seed: T,
+    ) -> Result<Option<T::Value>, ReplyError> {
         if !self.items.next(self.reader) {
             return Ok(None);
         }
@@ -261,10 +282,16 @@ impl<'de> de::Deserializer<'de> for Key<'_> {
     }
 
     fn deserialize_f64<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReplyError> {
-        visitor.visit_f64(double(self.0.as_bytes()).ok_or_else(|| mismatch("a number as key", "another string"))?)
+        visitor.visit_f64(
+            double(self.0.as_bytes()).ok_or_else(|| mismatch("a number as key", "another string"))?,
+        )
     }
 
-    fn deserialize_newtype_struct<V: Visitor<'de>>(self, _: &'static str, visitor: V) -> Result<V::Value, ReplyError> {
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, ReplyError> {
         visitor.visit_newtype_struct(self)
     }
 

@@ -86,7 +86,9 @@ pub(super) fn any(reader: &mut Reader<'_>) -> Result<Value, ReplyError> {
         Token::BigNumber(digits) => Value::BigNumber(BigNumber(utf8(digits)?)),
         Token::Bulk(std::borrow::Cow::Borrowed(text)) => Value::Bulk(reader.share(text)),
         Token::Bulk(std::borrow::Cow::Owned(text)) => Value::Bulk(text.into()),
-        Token::Verbatim(format, text) => Value::Verbatim(Verbatim { format: utf8(format)?, text: utf8(text)? }),
+        Token::Verbatim(format, text) => {
+            Value::Verbatim(Verbatim { format: utf8(format)?, text: utf8(text)? })
+        }
         Token::Array(items) => Value::Array(values(reader, items)?),
         Token::Set(items) => Value::Set(values(reader, items)?),
         Token::Push(items) => Value::Push(values(reader, items)?),

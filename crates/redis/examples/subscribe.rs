@@ -1,0 +1,44 @@
+//! Messages as a stream that says when it may have missed some.
+//!
+//! `cargo run -p forebay-redis --example subscribe`
+
+#![allow(clippy::print_stdout, reason = "an example shows what it does")]
+
+use forebay_redis::{Client, Event, Gap};
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let server = forebay_sandbox::Redis::start()?; // a throwaway one; yours has a URL already
+    let client = Client::connect(server.url()).await?;
+    let mut news = client.subscribe("example:news").await?;
+
+    client.exec::<()>(("PUBLISH", "example:news", "before")).await?;
+    // The server ends every connection that subscribes; this one comes back by itself.
+    let killer = Client::connect(server.url()).await?;
+    killer.exec::<()>(("CLIENT", "KILL", "TYPE", "pubsub")).await?;
+    let publisher = tokio::spawn(async move {
+        // Until somebody hears it: the subscriber is back when the server counts one.
+        while killer.exec::<u64>(("PUBLISH", "example:news", "after")).await? == 0 {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+        Ok::<_, forebay_redis::ExecError>(())
+    });
+
+    while let Some(event) = news.next().await {
+        match event {
+            Event::Message(message) => {
+                println!("news: {}", String::from_utf8_lossy(&message.payload));
+                if message.payload == "after" {
+                    break;
+                }
+            }
+            Event::Gap(Gap::Reconnected) => {
+                println!("the connection was lost: something may be missing here")
+            }
+            Event::Gap(gap) => println!("something is missing here: {gap:?}"),
+            _ => {}
+        }
+    }
+    publisher.await??;
+    Ok(())
+}

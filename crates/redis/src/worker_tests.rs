@@ -1,0 +1,247 @@
+//! The worker on in-memory streams under a paused clock: every time here is exact.
+
+use std::collections::VecDeque;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use bytes::BytesMut;
+use tokio::io::{AsyncWriteExt, DuplexStream, duplex};
+use tokio::sync::mpsc;
+
+use super::*;
+use crate::client::Client;
+use crate::config::Config;
+use crate::error::{ConnectError, ExecError, RequestError};
+
+/// A client whose dials end up here, one by one: `Some` is the server's end of a new connection.
+fn client_with(
+    config: Config,
+    buffer: usize,
+    dials: impl IntoIterator<Item = bool>,
+) -> (Client, mpsc::Receiver<Dialed>) {
+    let (sender, receiver) = mpsc::channel(64);
+    let dials = Mutex::new(dials.into_iter().collect::<VecDeque<bool>>());
+    let dialer: Dialer = Arc::new(move || {
+        let works = dials.lock().expect("no test panics while it dials").pop_front().unwrap_or(true);
+        let (ours, theirs) = duplex(buffer);
+        let dialed = Dialed { at: Instant::now(), server: theirs };
+        let told = sender.try_send(dialed).is_ok();
+        Box::pin(async move {
+            if works && told {
+                Ok(Connected { io: Box::new(ours), received: BytesMut::new(), resp3: true })
+            } else {
+                Err(ConnectError::Cancelled)
+            }
+        })
+    });
+    let client = Client::with_dialer(Arc::new(config), dialer);
+    client.start();
+    (client, receiver)
+}
+
+struct Dialed {
+    at: Instant,
+    server: DuplexStream,
+}
+
+const GET_A: &[u8] = b"*2\r\n$3\r\nGET\r\n$1\r\na\r\n";
+
+async fn expect_bytes(server: &mut DuplexStream, expected: &[u8]) {
+    let mut found = vec![0; expected.len()];
+    server.read_exact(&mut found).await.expect("the client writes");
+    assert_eq!(String::from_utf8_lossy(&found), String::from_utf8_lossy(expected));
+}
+
+fn get(client: &Client) -> tokio::task::JoinHandle<Result<String, ExecError>> {
+    let client = client.clone();
+    tokio::spawn(async move { client.exec::<String>(("GET", "a")).await })
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_fails_at_its_deadline_and_its_late_reply_is_nobody_elses() {
+    let (client, mut dials) = client_with(Config::default(), 1024, []);
+    let mut server = dials.recv().await.expect("it dials").server;
+    let begun = Instant::now();
+    let error = client.exec::<String>(("GET", "a")).await.expect_err("nobody answers");
+    assert!(
+        matches!(error, ExecError::Request(RequestError::Deadline { after }) if after == Duration::from_secs(5))
+    );
+    let took = begun.elapsed();
+    assert!(took >= Duration::from_secs(5) && took < Duration::from_millis(5_010), "{took:?}");
+
+    let second = get(&client);
+    expect_bytes(&mut server, GET_A).await;
+    expect_bytes(&mut server, GET_A).await;
+    server.write_all(b"+late\r\n+right\r\n").await.expect("the client reads");
+    assert_eq!(second.await.expect("no panic").expect("a reply"), "right");
+    assert_eq!(client.state(), State::Open);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shorter_deadline_of_one_request_is_kept_among_longer_ones() {
+    let (client, mut dials) = client_with(Config::default(), 1024, []);
+    let _server = dials.recv().await.expect("it dials").server;
+    let begun = Instant::now();
+    let long = get(&client);
+    tokio::task::yield_now().await;
+    let short = client.exec::<String>(("GET", "a")).within(Duration::from_millis(20)).await;
+    assert!(matches!(short, Err(ExecError::Request(RequestError::Deadline { .. }))));
+    assert!(begun.elapsed() < Duration::from_millis(25), "{:?}", begun.elapsed());
+    assert!(long.await.expect("no panic").is_err());
+    assert!(begun.elapsed() >= Duration::from_secs(5));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_server_is_taken_for_dead_after_the_stall_timeout() {
+    let (client, mut dials) = client_with(Config::default(), 1024, []);
+    let silent = dials.recv().await.expect("it dials");
+    assert!(client.exec::<String>(("GET", "a")).await.is_err());
+    let again = dials.recv().await.expect("it dials again");
+    let waited = again.at - silent.at;
+    assert!(waited >= Duration::from_secs(30) && waited < Duration::from_millis(30_100), "{waited:?}");
+    assert!(matches!(client.status().last_error, Some(Loss::Stalled(_))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn tries_follow_the_backoff_for_ever_and_the_first_success_ends_them() {
+    let (client, mut dials) = client_with(Config::default(), 1024, std::iter::repeat_n(false, 30));
+    let mut last = dials.recv().await.expect("it dials").at;
+    let backoff = crate::Backoff::default();
+    for attempt in 1..=30 {
+        let at = dials.recv().await.expect("it dials again").at;
+        let (least, most) = (backoff.delay(attempt, 0), backoff.delay(attempt, u64::MAX));
+        let waited = at - last;
+        assert!(
+            waited >= least && waited <= most + Duration::from_millis(2),
+            "try {attempt} after {waited:?}"
+        );
+        last = at;
+    }
+    client.changes().wait_for(State::Open).await;
+    assert_eq!(client.status().reconnects, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn while_it_waits_requests_are_rejected_and_told_when_it_tries_again() {
+    let (client, _dials) = client_with(Config::default(), 1024, [false]);
+    let failed = client.changes().wait_for(State::Failed).await;
+    match client.exec::<String>(("GET", "a")).await {
+        Err(ExecError::Request(RequestError::Rejected { last_error: Loss::Connect(_), retry_at })) => {
+            assert_eq!(retry_at, failed.retry_at);
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_larger_than_every_buffer_goes_both_ways_at_once() {
+    let (client, mut dials) = client_with(Config::default(), 64, []);
+    let server = dials.recv().await.expect("it dials").server;
+    // It echoes each byte at once and waits for its reader, as a server does whose buffers are full.
+    let echo = tokio::spawn(async move {
+        let (mut from, mut to) = tokio::io::split(server);
+        tokio::io::copy(&mut from, &mut to).await
+    });
+    let value = "x".repeat(100_000);
+    let commands: Vec<_> = (0..20).map(|_| ("ECHO", &value)).collect();
+    // What comes back is the request itself, which is an array of two strings.
+    let echoed = client.pipeline::<Vec<(String, String)>>(&commands).await.expect("no deadlock");
+    assert!(echoed.into_iter().all(|result| result.expect("an array").1 == value));
+    client.close().await;
+    echo.await.expect("no panic").expect("the echo ends with the connection");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reply_may_come_before_its_request_is_fully_written() {
+    let (client, mut dials) = client_with(Config::default(), 16, []);
+    let mut server = dials.recv().await.expect("it dials").server;
+    let request = tokio::spawn({
+        let client = client.clone();
+        async move { client.exec::<String>(("SET", "a", "x".repeat(1000))).await }
+    });
+    expect_bytes(&mut server, b"*3").await;
+    server.write_all(b"-ERR too long\r\n").await.expect("the client reads");
+    let error = request.await.expect("no panic").expect_err("refused");
+    assert_eq!(error.server().map(|error| error.text()), Some("ERR too long"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_failed_before_a_byte_had_left_is_never_sent() {
+    let (client, mut dials) = client_with(Config::default(), 16, []);
+    let mut server = dials.recv().await.expect("it dials").server;
+    let blocking = tokio::spawn({
+        let client = client.clone();
+        async move { client.exec::<String>(("SET", "a", "x".repeat(1000))).within(Duration::from_secs(60)).await }
+    });
+    expect_bytes(&mut server, b"*3").await;
+    assert!(client.exec::<String>(("INCR", "never")).await.is_err(), "its deadline passes in the queue");
+    let third = get(&client);
+    server.write_all(b"+OK\r\n").await.expect("the client reads");
+    assert_eq!(blocking.await.expect("no panic").expect("a reply"), "OK");
+    let rest =
+        b"\r\n$3\r\nSET\r\n$1\r\na\r\n$1000\r\n".iter().copied().chain(std::iter::repeat_n(b'x', 1000));
+    expect_bytes(&mut server, &rest.chain(*b"\r\n").collect::<Vec<_>>()).await;
+    expect_bytes(&mut server, GET_A).await;
+    server.write_all(b"+third\r\n").await.expect("the client reads");
+    assert_eq!(third.await.expect("no panic").expect("a reply"), "third");
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_lets_what_is_in_flight_finish_and_gives_up_at_its_deadline() {
+    for answers in [true, false] {
+        let (client, mut dials) = client_with(Config::default(), 1024, []);
+        let mut server = dials.recv().await.expect("it dials").server;
+        let request = get(&client);
+        expect_bytes(&mut server, GET_A).await;
+        let begun = Instant::now();
+        let closing = tokio::spawn({
+            let client = client.clone();
+            async move { client.close().await }
+        });
+        client.changes().wait_for(State::Closing).await;
+        assert!(matches!(
+            get(&client).await,
+            Ok(Err(ExecError::Request(RequestError::Closed { last_error: None })))
+        ));
+        if answers {
+            server.write_all(b"+done\r\n").await.expect("the client reads");
+            assert_eq!(request.await.expect("no panic").expect("a reply"), "done");
+            assert!(begun.elapsed() < Duration::from_secs(1));
+        } else {
+            assert!(request.await.expect("no panic").is_err());
+            assert!(
+                begun.elapsed() >= Duration::from_secs(5) && begun.elapsed() < Duration::from_millis(5_010)
+            );
+        }
+        closing.await.expect("no panic");
+        assert_eq!(client.state(), State::Closed);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_closed_client_connects_again_as_the_next_generation() {
+    let (client, mut dials) = client_with(Config::default(), 1024, []);
+    let _first = dials.recv().await.expect("it dials");
+    client.close().await;
+    assert_eq!((client.status().state, client.status().generation), (State::Closed, 1));
+    client.reopen().await.expect("the dialer works");
+    let mut server = dials.recv().await.expect("it dials again").server;
+    assert_eq!((client.status().state, client.status().generation), (State::Open, 2));
+    let request = get(&client);
+    expect_bytes(&mut server, GET_A).await;
+    server.write_all(b"+again\r\n").await.expect("the client reads");
+    assert_eq!(request.await.expect("no panic").expect("a reply"), "again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_last_handle_takes_the_connection_along() {
+    let (client, mut dials) = client_with(Config::default(), 1024, []);
+    let mut server = dials.recv().await.expect("it dials").server;
+    drop(client.clone());
+    let request = get(&client);
+    expect_bytes(&mut server, GET_A).await;
+    server.write_all(b"+still here\r\n").await.expect("the client reads");
+    request.await.expect("no panic").expect("a clone's end ends nothing");
+    drop(client);
+    assert_eq!(server.read_buf(&mut BytesMut::new()).await.expect("a clean end"), 0);
+}
