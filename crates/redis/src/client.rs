@@ -189,12 +189,18 @@ impl Client {
 
     /// The client whose connection can subscribe: this one, or with RESP2 one of its own.
     pub(crate) async fn subscriber(&self) -> Client {
-        // Which protocol it is, is known once the first try is over.
-        let mut changes = self.changes();
-        while changes.next().await.state == State::Connecting {}
+        // Which protocol it is, is known once a try has succeeded.
+        self.tried().await;
         if self.handle.shared.resp3.load(Ordering::Relaxed) || self.config().subscriber_only {
             return self.clone();
         }
+        let client = self.own_subscriber();
+        // A subscription to a connection that is still to come would begin with a gap.
+        client.tried().await;
+        client
+    }
+
+    fn own_subscriber(&self) -> Client {
         let mut subscriber = self.handle.subscriber.lock().unwrap_or_else(PoisonError::into_inner);
         let client = subscriber.get_or_insert_with(|| {
             Client::unconnected(Config {
@@ -207,6 +213,12 @@ impl Client {
         client.clone()
     }
 
+    /// Waits until no try to connect is under way.
+    async fn tried(&self) {
+        let mut changes = self.changes();
+        while matches!(changes.next().await.state, State::Connecting | State::Reconnecting) {}
+    }
+
     pub(crate) fn unconnected(config: Config) -> Client {
         let config = Arc::new(config);
         Client::with_dialer(config.clone(), dialer(config))
@@ -214,13 +226,14 @@ impl Client {
 
     pub(crate) fn with_dialer(config: Arc<Config>, dialer: Dialer) -> Client {
         let bounds = Bounds { max_requests: config.max_requests, max_unsent_bytes: config.max_unsent_bytes };
+        let resp3 = AtomicBool::new(config.protocol != Protocol::Resp2);
         let shared = Arc::new(Shared {
             config,
             inbox: Inbox::new(bounds, RequestError::Closed { last_error: None }),
             journal: Arc::new(Journal::new()),
             counters: Counters::default(),
             topics: Topics::default(),
-            resp3: AtomicBool::new(true),
+            resp3,
             life: Mutex::default(),
         });
         Client { handle: Arc::new(Handle { shared, dialer, subscriber: Mutex::default() }) }

@@ -17,6 +17,8 @@ use crate::reply::{FromReplies, FromReply};
 #[derive(Debug)]
 pub struct Dedicated {
     client: Client,
+    /// A call was dropped, and its connection with it, whether or not the worker knows already.
+    abandoned: bool,
 }
 
 impl Client {
@@ -42,7 +44,7 @@ impl Client {
             reconnect: None,
             ..(**self.config()).clone()
         };
-        Ok(Dedicated { client: Client::connect(config).await? })
+        Ok(Dedicated { client: Client::connect(config).await?, abandoned: false })
     }
 }
 
@@ -69,17 +71,19 @@ impl Dedicated {
 
     /// Connects again if need be. If that fails, the request will say why.
     async fn call(&mut self) -> Call<'_> {
-        if let State::Closed | State::Closing = self.client.state() {
+        if self.abandoned || matches!(self.client.state(), State::Closed | State::Closing) {
             self.client.close().await;
             let _the_request_will_say = self.client.reopen().await;
+            self.abandoned = false;
         }
-        Call { client: &self.client }
+        Call { client: &self.client, abandoned: &mut self.abandoned }
     }
 }
 
 /// Ends the connection unless it is done.
 struct Call<'c> {
     client: &'c Client,
+    abandoned: &'c mut bool,
 }
 
 impl Call<'_> {
@@ -90,6 +94,7 @@ impl Call<'_> {
 
 impl Drop for Call<'_> {
     fn drop(&mut self) {
+        *self.abandoned = true;
         self.client.shared().inbox.wish_close();
     }
 }

@@ -1,8 +1,10 @@
 //! Subscriptions: push messages as streams.
 
+use std::collections::{HashSet, VecDeque};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_core::Stream;
@@ -10,11 +12,14 @@ use futures_core::Stream;
 use crate::client::{Client, Shared};
 use crate::command::{ArgWriter, Cmd, ToArgs, cmd};
 use crate::core::pipeline::Request;
-use crate::error::ExecError;
+use crate::error::{ExecError, RequestError};
 use crate::exec::{Confirmed, Exec, Job};
 use crate::reply::{FromReply, Reader, Value};
 use crate::slot::Slot;
 use crate::topics::{Feed, Item, Kind, Topic};
+
+/// How soon a subscription that found the queue full is tried again.
+const CROWDED: Duration = Duration::from_millis(5);
 
 /// What a subscription brings.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,7 +109,10 @@ impl Client {
 
     async fn subscribe_to(&self, kind: Kind, names: impl ToArgs) -> Result<Subscription, ExecError> {
         let client = self.subscriber().await;
-        let topics: Vec<Topic> = words(&names).into_iter().map(|name| (kind, name)).collect();
+        // One that is named twice would bring every message twice.
+        let mut seen = HashSet::new();
+        let names = words(&names).into_iter().filter(|name| seen.insert(name.clone()));
+        let topics: Vec<Topic> = names.map(|name| (kind, name)).collect();
         // Made before the server knows, so that no message after the confirmation is lost; and if this future is dropped,
         // so is the subscription.
         let feed = Feed::new(client.config().max_queued_messages);
@@ -193,26 +201,43 @@ fn message(push: &Bytes) -> Option<Message> {
     Some(Message { pattern, channel: parts.next()?, payload: parts.next()? })
 }
 
-/// Subscribes a new connection to everything that the last one was subscribed to: all requests at once, since there may be
-/// thousands, but each for itself, so that a refused topic ends only its own feeds.
+/// Subscribes a new connection to everything that the last one was subscribed to: as many requests at once as may be
+/// open, since there may be thousands, but each for itself, so that a refused topic ends only its own feeds.
 pub(crate) async fn resubscribe(shared: Arc<Shared>) {
-    let mut requests = Vec::new();
-    std::future::poll_fn(|cx| {
-        for topic in shared.topics.lock().names() {
-            let job = confirmed(topic.0.subscribe(), std::slice::from_ref(&topic));
-            let mut request = Exec::new(&shared, job).unbounded();
-            if request.submit(cx).is_ok() {
-                requests.push((topic, request));
+    let mut topics = VecDeque::from(shared.topics.lock().names());
+    let mut requests = VecDeque::new();
+    loop {
+        std::future::poll_fn(|cx| {
+            let feeds = shared.topics.lock();
+            while let Some(topic) = topics.pop_front() {
+                if !feeds.wants(&topic) {
+                    continue;
+                }
+                let job = confirmed(topic.0.subscribe(), std::slice::from_ref(&topic));
+                let mut request = Exec::new(&shared, job).unbounded();
+                match request.submit(cx) {
+                    Ok(()) => requests.push_back((topic, request)),
+                    Err(RequestError::QueueFull { .. }) => {
+                        topics.push_front(topic);
+                        break;
+                    }
+                    // A lost connection needs nothing here: the next one comes by again.
+                    Err(_) => topics.clear(),
+                }
             }
-        }
-        Poll::Ready(())
-    })
-    .await;
-    for (topic, request) in requests {
-        // A lost connection needs nothing here: the next one comes by again.
-        if let Err(ExecError::Reply(error)) = request.await {
-            tracing::warn!(%error, "the server refused to subscribe again");
-            shared.topics.lock().refuse(&topic);
+            Poll::Ready(())
+        })
+        .await;
+        match requests.pop_front() {
+            Some((topic, request)) => {
+                if let Err(ExecError::Reply(error)) = request.await {
+                    tracing::warn!(%error, "the server refused to subscribe again");
+                    shared.topics.lock().refuse(&topic);
+                }
+            }
+            None if topics.is_empty() => return,
+            // Others fill the queue; their answers will make room.
+            None => tokio::time::sleep(CROWDED).await,
         }
     }
 }

@@ -12,7 +12,7 @@ use std::task::{Context, Poll, Waker};
 use bytes::Bytes;
 
 use crate::core::pipeline::push_kind;
-use crate::reply::{Reader, Token};
+use crate::reply::{COPY_BELOW, Reader, Token};
 
 /// Bytes of messages that one feed holds at most; the message that crosses this is the last one let in.
 const MAX_QUEUED_BYTES: usize = 64 << 20;
@@ -77,6 +77,8 @@ impl Topics {
 
     /// Hands a push message to whoever wants it. Confirmations are nobody's: the pipeline has counted them.
     pub(crate) fn deliver(&self, push: Bytes) {
+        // It may wait for long, and must not keep a whole read alive meanwhile.
+        let push = if push.len() < COPY_BELOW { Bytes::copy_from_slice(&push) } else { push };
         let Some(word) = push_kind(&push) else { return };
         let feeds = self.lock();
         match Kind::of_message(word) {
@@ -130,6 +132,10 @@ impl Feeds {
             }
         }
         orphans
+    }
+
+    pub(crate) fn wants(&self, topic: &Topic) -> bool {
+        self.by_topic.contains_key(topic)
     }
 
     pub(crate) fn names(&self) -> Vec<Topic> {
@@ -206,9 +212,14 @@ impl Feed {
 
     fn gap(&self) {
         self.change(|queue| {
-            if !matches!(queue.items.back(), Some(Item::Reconnected)) {
-                queue.items.push_back(Item::Reconnected);
+            // Gaps in a row are one; so a feed that nobody reads doesn't grow with the reconnections.
+            if matches!(queue.items.back(), Some(Item::Reconnected)) {
+                return;
             }
+            if queue.missed > 0 {
+                queue.items.push_back(Item::Missed(std::mem::take(&mut queue.missed)));
+            }
+            queue.items.push_back(Item::Reconnected);
         });
     }
 

@@ -12,6 +12,7 @@ use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use tokio::io::AsyncReadExt;
+use tokio::task::unconstrained;
 use tokio::time::{Instant, Sleep};
 
 use crate::client::Shared;
@@ -26,7 +27,9 @@ use crate::slot::{Answer, Slot};
 use crate::status::Status;
 
 /// Rounds of writing and reading before others in the runtime get their turn.
-const ROUNDS: usize = 16;
+const ROUNDS: usize = 4;
+/// Reads in one round.
+const READS: usize = 8;
 
 pub(crate) struct Worker {
     connection: Connection<Arc<Slot>>,
@@ -34,7 +37,9 @@ pub(crate) struct Worker {
     timer: Pin<Box<Sleep>>,
     /// When `timer` will wake us, at the latest when the connection's time is due.
     armed: Option<Instant>,
-    /// The batch at hand has had its chance to grow.
+    /// Requests were taken that are not written yet.
+    fresh: bool,
+    /// They have had their chance to become more.
     yielded: bool,
     unflushed: bool,
     requests: Vec<Request<Arc<Slot>>>,
@@ -77,6 +82,7 @@ impl Worker {
             },
             timer: Box::pin(tokio::time::sleep_until(now)),
             armed: None,
+            fresh: false,
             yielded: false,
             unflushed: false,
             requests: Vec::new(),
@@ -86,20 +92,19 @@ impl Worker {
         worker
     }
 
-    /// One round of everything; true if anything moved, `Pending` to let callers add to the batch first.
-    fn round(&mut self, cx: &mut Context<'_>, now: Instant) -> Poll<bool> {
-        let found = self.visit(None, now);
-        let mut moved = self.connection.tick(now.into_std(), &mut self.outside);
-        moved |= self.poll_dial(cx, now);
-        // With one request open its caller waits; with more of them, others are about to add to the batch.
-        if found && !self.yielded && self.connection.open_requests() > 1 && self.outside.io.is_some() {
+    /// With one request open its caller waits, so it is written at once. With more of them, others are about to add to the
+    /// batch: true, once, to let them.
+    fn lets_batch_grow(&mut self, now: Instant) -> bool {
+        let crowded = self.fresh && self.connection.open_requests() > 1 && self.outside.io.is_some();
+        if crowded && !self.yielded {
             self.yielded = true;
-            return Poll::Pending;
+            return true;
         }
-        self.yielded = false;
-        moved |= self.write(cx, now);
-        moved |= self.read(cx, now);
-        Poll::Ready(found | moved)
+        if crowded {
+            self.visit(None, now);
+        }
+        (self.fresh, self.yielded) = (false, false);
+        false
     }
 
     /// Takes what callers left; true if there was anything. With `sleeper`, prepares to sleep if there wasn't.
@@ -110,6 +115,7 @@ impl Worker {
         let wishes = shared.inbox.take(held, &mut self.requests, &mut self.bytes, sleeper);
         let found = !self.requests.is_empty();
         if found {
+            self.fresh = true;
             shared.counters.requests.add(self.requests.len() as u64);
             self.connection.accept(&mut self.requests, &mut self.bytes, now.into_std());
         }
@@ -119,9 +125,9 @@ impl Worker {
         found | wishes.close
     }
 
-    fn poll_dial(&mut self, cx: &mut Context<'_>, now: Instant) -> bool {
-        let Some(dialing) = &mut self.outside.dialing else { return false };
-        let Poll::Ready(result) = dialing.as_mut().poll(cx) else { return false };
+    fn poll_dial(&mut self, cx: &mut Context<'_>, now: Instant) {
+        let Some(dialing) = &mut self.outside.dialing else { return };
+        let Poll::Ready(result) = dialing.as_mut().poll(cx) else { return };
         self.outside.dialing = None;
         match result {
             Ok(Connected { io, received, resp3 }) => {
@@ -133,12 +139,10 @@ impl Worker {
             }
             Err(error) => self.lost(Loss::Connect(Arc::new(error)), now),
         }
-        true
     }
 
-    /// Writes what there is; true if anything moved.
-    fn write(&mut self, cx: &mut Context<'_>, now: Instant) -> bool {
-        let mut moved = false;
+    /// Writes what there is, until the socket is full.
+    fn write(&mut self, cx: &mut Context<'_>, now: Instant) {
         while let Some(io) = &mut self.outside.io
             && !self.connection.unsent().is_empty()
             && let Poll::Ready(written) = Pin::new(&mut **io).poll_write(cx, self.connection.unsent())
@@ -152,7 +156,6 @@ impl Worker {
                 }
                 Err(error) => self.lost(Loss::Io(Arc::new(error)), now),
             }
-            moved = true;
         }
         if self.unflushed
             && let Some(io) = &mut self.outside.io
@@ -163,41 +166,41 @@ impl Worker {
                 self.lost(Loss::Io(Arc::new(error)), now);
             }
         }
-        moved
     }
 
-    /// Reads once and hands out what is whole; true if anything came.
+    /// Reads and hands out what is whole, until the socket is empty; false if there may be more.
     fn read(&mut self, cx: &mut Context<'_>, now: Instant) -> bool {
-        let Some(io) = &mut self.outside.io else { return false };
-        let Poll::Ready(read) = pin!(io.read_buf(self.connection.input())).poll(cx) else { return false };
-        match read {
-            Ok(0) => self.lost(Loss::Closed, now),
-            Ok(count) => {
-                self.outside.shared.counters.bytes_received.add(count as u64);
-                self.connection.received(now.into_std(), &mut self.outside);
+        for _ in 0..READS {
+            let Some(io) = &mut self.outside.io else { return true };
+            let Poll::Ready(read) = pin!(io.read_buf(self.connection.input())).poll(cx) else { return true };
+            match read {
+                Ok(0) => self.lost(Loss::Closed, now),
+                Ok(count) => {
+                    self.outside.shared.counters.bytes_received.add(count as u64);
+                    self.connection.received(now.into_std(), &mut self.outside);
+                }
+                Err(error) => self.lost(Loss::Io(Arc::new(error)), now),
             }
-            Err(error) => self.lost(Loss::Io(Arc::new(error)), now),
         }
-        true
+        false
     }
 
     fn lost(&mut self, loss: Loss, now: Instant) {
         self.connection.lost(loss, now.into_std(), &mut self.outside);
     }
 
-    /// Sets the timer; true if it has fired already. While requests come and go the timer stays where it is and may wake
-    /// us for nothing, so it is set once per deadline and not once per request.
-    fn arm(&mut self, cx: &mut Context<'_>) -> bool {
-        let Some(due) = self.connection.due().map(Instant::from_std) else { return false };
-        if self.armed.is_none_or(|armed| due < armed) {
+    /// Sets the timer. While requests come and go it stays where it is and may wake us for nothing, so it is set once per
+    /// deadline and not once per request.
+    fn arm(&mut self, cx: &mut Context<'_>, now: Instant) {
+        let Some(due) = self.connection.due().map(Instant::from_std) else { return };
+        if self.armed.is_none_or(|armed| due < armed || armed <= now) {
             self.armed = Some(due);
             self.timer.as_mut().reset(due);
+            // Polled once to leave our waker, which must not fail because the task has used up its budget.
+            if pin!(unconstrained(self.timer.as_mut())).poll(cx).is_ready() {
+                cx.waker().wake_by_ref();
+            }
         }
-        let fired = self.timer.as_mut().poll(cx).is_ready();
-        if fired {
-            self.armed = None;
-        }
-        fired
     }
 }
 
@@ -207,27 +210,26 @@ impl Future for Worker {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let worker = &mut *self;
         let now = Instant::now();
-        let mut idle = false;
         for _ in 0..ROUNDS {
-            let Poll::Ready(moved) = worker.round(cx, now) else { break };
+            worker.connection.tick(now.into_std(), &mut worker.outside);
+            worker.poll_dial(cx, now);
+            if worker.lets_batch_grow(now) {
+                break;
+            }
+            worker.write(cx, now);
+            let drained = worker.read(cx, now);
             if worker.connection.is_closed() {
                 return Poll::Ready(());
             }
-            if moved {
-                continue;
-            }
-            if worker.arm(cx) {
-                break;
-            }
-            if !worker.visit(Some(cx.waker()), now) {
-                idle = true;
-                break;
+            worker.arm(cx, now);
+            // Only with nothing to read and nothing left by callers does it sleep.
+            if drained && !worker.visit(Some(cx.waker()), now) {
+                worker.outside.count();
+                return Poll::Pending;
             }
         }
         worker.outside.count();
-        if !idle {
-            cx.waker().wake_by_ref();
-        }
+        cx.waker().wake_by_ref();
         Poll::Pending
     }
 }

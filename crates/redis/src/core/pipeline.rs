@@ -84,7 +84,11 @@ pub(crate) struct Pipeline<S> {
     sent: u64,
     /// Bytes received; the first `whole` of them are whole replies to the oldest request.
     input: BytesMut,
+    /// The buffer before `input`: callers may still hold slices of it.
+    spare: BytesMut,
     whole: usize,
+    /// A large reply was cut off `input`, whose buffer would otherwise come back to us once the caller is done with it.
+    oversized: bool,
     /// Replies to the oldest request that were cut off `input` already.
     parts: Vec<Bytes>,
     framer: Framer,
@@ -109,7 +113,9 @@ impl<S: Sink> Pipeline<S> {
             accepted: 0,
             sent: 0,
             input: BytesMut::new(),
+            spare: BytesMut::new(),
             whole: 0,
+            oversized: false,
             parts: Vec::new(),
             framer: Framer::new(limits),
             limits,
@@ -144,6 +150,7 @@ impl<S: Sink> Pipeline<S> {
         } else {
             self.out.extend_from_slice(bytes);
             bytes.clear();
+            bytes.shrink_to(KEEP_BYTES);
         }
         self.check_invariants();
         shortest
@@ -176,11 +183,25 @@ impl<S: Sink> Pipeline<S> {
     /// The buffer to read into, with room for a read. `need` is what the last [`receive`](Self::receive) asked for; the
     /// buffer at most doubles, so that it follows what came and not what was announced.
     pub(crate) fn input(&mut self, need: usize) -> &mut BytesMut {
-        let room = self.input.capacity() - self.input.len();
+        let (held, room) = (self.input.len(), self.input.capacity() - self.input.len());
         if room < MIN_READ_BYTES {
-            self.input.reserve(need.clamp(READ_BYTES, self.input.len().max(READ_BYTES)));
+            if held > MIN_READ_BYTES {
+                self.input.reserve(need.clamp(READ_BYTES, held.max(READ_BYTES)));
+            } else {
+                self.turn_over();
+            }
         }
         &mut self.input
+    }
+
+    /// Goes on in the buffer before this one, which the callers are done with by now, or else in a new one.
+    fn turn_over(&mut self) {
+        if !self.spare.try_reclaim(READ_BYTES) {
+            self.spare = BytesMut::with_capacity(READ_BYTES);
+        }
+        self.spare.extend_from_slice(&self.input);
+        std::mem::swap(&mut self.input, &mut self.spare);
+        self.spare.clear();
     }
 
     /// Gives out every answer and push message that is whole, and says how many bytes are missing at least.
@@ -197,6 +218,9 @@ impl<S: Sink> Pipeline<S> {
             match step {
                 Step::Need(need) => {
                     self.cut_part();
+                    if std::mem::take(&mut self.oversized) {
+                        self.input = BytesMut::from(&self.input[..]);
+                    }
                     self.check_invariants();
                     return Ok(need);
                 }
@@ -298,6 +322,7 @@ impl<S: Sink> Pipeline<S> {
     }
 
     fn cut(&mut self, count: usize) -> Bytes {
+        self.oversized |= count > KEEP_BYTES;
         self.framer.consumed(count);
         self.input.split_to(count).freeze()
     }

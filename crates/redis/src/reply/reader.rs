@@ -10,6 +10,9 @@ use bytes::Bytes;
 use crate::core::frame::{Length, header};
 use crate::error::{Mismatch, ReplyError};
 
+/// Shorter pieces of a read are copied when they are kept, so that they don't keep all of it alive.
+pub(crate) const COPY_BELOW: usize = 1024;
+
 /// Reads one reply, element by element.
 #[derive(Debug)]
 pub struct Reader<'a> {
@@ -191,7 +194,6 @@ impl<'a> Reader<'a> {
 
     /// A slice of the reply as shared bytes. A short one is copied, so that keeping it doesn't keep the whole read alive.
     pub(crate) fn share(&self, slice: &[u8]) -> Bytes {
-        const COPY_BELOW: usize = 1024;
         if slice.len() < COPY_BELOW { Bytes::copy_from_slice(slice) } else { self.bytes.slice_ref(slice) }
     }
 
