@@ -19,8 +19,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     client.exec::<()>(("ZADD", "scores", 1.5, "ada")).await?;
     client.exec::<()>(("MSET", BTreeMap::from([("a", 1), ("b", 2)]))).await?;
     let removed: u64 = client.exec(("DEL", ["a", "b"])).await?;
-    let ranked: Vec<(String, f64)> =
-        client.exec(cmd("ZRANGE").arg("scores").arg(0).arg(-1).arg("WITHSCORES")).await?;
+    let ranking = cmd("ZRANGE").arg("scores").arg(0).arg(-1).arg("WITHSCORES");
+    let ranked: Vec<(String, f64)> = client.exec(ranking).await?;
     assert_eq!((removed, ranked), (2, vec![("ada".into(), 1.5)]));
 
     let (visits, name) =

@@ -10,6 +10,7 @@ use crate::connect::{Dialer, dialer};
 use crate::core::link::State;
 use crate::error::{ConnectError, ExecError, Loss, RequestError};
 use crate::exec::{Atomic, Exec, Job, One, Several};
+use crate::guard::Guard;
 use crate::inbox::{Bounds, Inbox};
 use crate::reply::{FromReplies, FromReply};
 use crate::status::{Changes, Counters, Journal, Stats, Status};
@@ -239,49 +240,56 @@ impl Client {
         Client { handle: Arc::new(Handle { shared, dialer, subscriber: Mutex::default() }) }
     }
 
-    /// Begins a new link, unless one runs; true if it did.
-    pub(crate) fn start(&self) -> bool {
+    /// Begins a new link, unless one runs; gives its generation if it did.
+    pub(crate) fn start(&self) -> Option<u64> {
         let shared = &self.handle.shared;
+        let runtime = tokio::runtime::Handle::current(); // panics here, before anything has changed, outside of tokio
         let mut life = shared.life.lock().unwrap_or_else(PoisonError::into_inner);
         if life.running {
-            return false;
+            return None;
         }
         life.running = true;
         life.generation += 1;
+        let generation = life.generation;
         shared.inbox.reset();
         let mut changes = shared.journal.follow();
-        let worker = Worker::new(shared.clone(), self.handle.dialer.clone(), life.generation);
+        let worker = Worker::new(shared.clone(), self.handle.dialer.clone(), generation);
         // A runtime that shuts down drops the worker at once, and that wants the lock.
         drop(life);
-        tokio::spawn(worker);
+        runtime.spawn(worker);
         if let Some(hooks) = shared.config.hooks.clone() {
             tokio::spawn(async move {
                 let _before = changes.next().await;
                 loop {
-                    let status = changes.next().await;
-                    hooks.connection(&status);
-                    if status.state == State::Closed {
+                    let (hooks, status) = (hooks.clone(), changes.next().await);
+                    let over = status.state == State::Closed;
+                    // On a thread that may block: a task that does can keep the whole runtime from its sockets.
+                    let _panicked = tokio::task::spawn_blocking(move || hooks.connection(&status)).await;
+                    if over {
                         break;
                     }
                 }
             });
         }
-        true
+        Some(generation)
     }
 
     /// Starts, and waits for the end of the first try. If that fails there is no second one.
     async fn first_try(&self) -> Result<(), ConnectError> {
         let mut changes = self.changes();
-        let _before = changes.next().await;
-        if !self.start() {
-            return Ok(());
-        }
+        let Some(generation) = self.start() else { return Ok(()) };
         loop {
             let status = changes.next().await;
+            // The end of the link before this one may still be on its way to us.
+            if status.generation != generation {
+                continue;
+            }
             match status.state {
                 State::Open => return Ok(()),
                 State::Failed | State::Closed => {
-                    self.close().await;
+                    if status.state == State::Failed {
+                        self.close().await;
+                    }
                     return Err(match status.last_error {
                         Some(Loss::Connect(error)) => (*error).clone(),
                         Some(_) | None => ConnectError::Cancelled,
@@ -294,6 +302,11 @@ impl Client {
 }
 
 impl Shared {
+    /// What its connection can take.
+    pub(crate) fn guard(&self) -> Guard {
+        if self.config.dedicated { Guard::Dedicated } else { Guard::Shared }
+    }
+
     /// A connection is made. Whoever is subscribed has missed what came meanwhile, and must be subscribed again.
     pub(crate) fn connected(self: &Arc<Self>, resp3: bool) {
         self.resp3.store(resp3, Ordering::Relaxed);
@@ -302,10 +315,12 @@ impl Shared {
         }
     }
 
-    /// The link is over.
-    pub(crate) fn ended(&self) {
+    /// The link is over. Whoever reads of it may begin the next one, and nobody can before it is written down.
+    pub(crate) fn ended(&self, status: Status) {
         self.topics.end_all();
-        self.life.lock().unwrap_or_else(PoisonError::into_inner).running = false;
+        let mut life = self.life.lock().unwrap_or_else(PoisonError::into_inner);
+        life.running = false;
+        self.journal.record(status);
     }
 }
 

@@ -10,16 +10,30 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use crate::error::RequestError;
+use crate::guard::Guard;
+
 /// Writes arguments in RESP.
 #[derive(Debug)]
 pub struct ArgWriter<'a> {
     out: &'a mut Vec<u8>,
     written: usize,
+    guard: Option<Guard>,
+    refused: Option<RequestError>,
 }
 
 impl<'a> ArgWriter<'a> {
     pub(crate) fn new(out: &'a mut Vec<u8>) -> Self {
-        ArgWriter { out, written: 0 }
+        ArgWriter { out, written: 0, guard: None, refused: None }
+    }
+
+    /// One that checks whether the connection can take the commands; [`verdict`](Self::verdict) tells.
+    pub(crate) fn guarded(out: &'a mut Vec<u8>, guard: Guard) -> Self {
+        ArgWriter { guard: Some(guard), ..ArgWriter::new(out) }
+    }
+
+    pub(crate) fn verdict(self) -> Result<(), RequestError> {
+        self.refused.map_or(Ok(()), Err)
     }
 
     /// Writes one argument.
@@ -44,8 +58,19 @@ impl<'a> ArgWriter<'a> {
     }
 
     pub(crate) fn command(&mut self, command: &(impl Command + ?Sized)) {
+        let arguments = self.own_command(command);
+        if let Some(guard) = self.guard
+            && let Err(error) = guard.check(&self.out[arguments..])
+        {
+            self.refused.get_or_insert(error);
+        }
+    }
+
+    /// Likewise, for a command that is ours and needs no guard. Says where its arguments begin.
+    pub(crate) fn own_command(&mut self, command: &(impl Command + ?Sized)) -> usize {
         let count = command.count();
         self.header(b'*', count);
+        let arguments = self.out.len();
         self.written = 0;
         command.write(self);
         // Anything else would put every reply after this one out of step.
@@ -53,10 +78,14 @@ impl<'a> ArgWriter<'a> {
             self.written, count,
             "a ToArgs or Command wrote another number of arguments than it counted"
         );
+        arguments
     }
 }
 
 /// Something that is one argument of a command, or several: a list is as many as it has items, `None` is none.
+///
+/// Arguments are written into the connection's buffer while others wait for it, so [`write`](Self::write) should do nothing
+/// but write, and must not use the same client.
 pub trait ToArgs {
     /// How many arguments [`write`](Self::write) will write.
     fn count(&self) -> usize {

@@ -42,7 +42,8 @@ pub struct Config {
     pub reconnect: Option<Backoff>,
     /// Requests that may be open at once, those that nobody waits for any more included. Default 65,536.
     pub max_requests: usize,
-    /// Bytes that may wait to be sent; the request that crosses this is the last one let in. Default 64 MiB.
+    /// Bytes that may wait to be sent; the request that crosses this is the last one let in. Default 256 MiB, so that a
+    /// value of 64 MiB on its way keeps nobody else out.
     pub max_unsent_bytes: usize,
     /// Messages that may wait in one subscription; then it loses messages and says so. Default 4,096.
     pub max_queued_messages: usize,
@@ -56,6 +57,8 @@ pub struct Config {
     pub hooks: Option<Arc<dyn Hooks>>,
     /// A RESP2 connection that only subscribes: every array is a push message.
     pub(crate) subscriber_only: bool,
+    /// One caller at a time.
+    pub(crate) dedicated: bool,
 }
 
 impl Default for Config {
@@ -75,13 +78,14 @@ impl Default for Config {
             close_timeout: Duration::from_secs(5),
             reconnect: Some(Backoff::default()),
             max_requests: 65_536,
-            max_unsent_bytes: 64 << 20,
+            max_unsent_bytes: 256 << 20,
             max_queued_messages: 4_096,
             limits: Limits::default(),
             tcp_keepalive: Some(Duration::from_secs(15)),
             tcp_user_timeout: Some(Duration::from_secs(10)),
             hooks: None,
             subscriber_only: false,
+            dedicated: false,
         }
     }
 }

@@ -42,6 +42,7 @@ impl Client {
             stall_timeout: None,
             close_timeout: Duration::ZERO,
             reconnect: None,
+            dedicated: true,
             ..(**self.config()).clone()
         };
         Ok(Dedicated { client: Client::connect(config).await?, abandoned: false })

@@ -79,6 +79,15 @@ pub enum RequestError {
         /// How many may.
         max_unsent_bytes: usize,
     },
+    /// The connection can't take this command: it would answer otherwise than with one reply, or change or block the
+    /// connection for everybody else. Nothing was sent.
+    #[error("{command} would upset this connection; use {instead} instead")]
+    Unsuitable {
+        /// What was refused.
+        command: &'static str,
+        /// What to use.
+        instead: &'static str,
+    },
     /// No reply in time. The server may still run it, unless no byte of it had left.
     #[error("no reply within {after:?}; the server may still run the command")]
     Deadline {
@@ -107,7 +116,9 @@ impl RequestError {
         match self {
             RequestError::Rejected { .. } | RequestError::QueueFull { .. } => Retry::Safe,
             RequestError::Deadline { .. } | RequestError::Lost(_) => Retry::Unknown,
-            RequestError::Closed { .. } | RequestError::Cancelled => Retry::Never,
+            RequestError::Unsuitable { .. } | RequestError::Closed { .. } | RequestError::Cancelled => {
+                Retry::Never
+            }
         }
     }
 
@@ -116,6 +127,7 @@ impl RequestError {
         match self {
             RequestError::Rejected { .. } => "rejected",
             RequestError::QueueFull { .. } => "queue_full",
+            RequestError::Unsuitable { .. } => "unsuitable",
             RequestError::Deadline { .. } => "deadline",
             RequestError::Lost(_) => "lost",
             RequestError::Closed { .. } => "closed",

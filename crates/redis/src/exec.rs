@@ -64,7 +64,11 @@ impl<'c, J: Job> Exec<'c, J> {
             self.report = Some(Box::new(Report::begin(hooks.clone(), &self.job)));
         }
         self.shared.inbox.leave(
-            |out| self.job.encode(&mut ArgWriter::new(out)),
+            |out| {
+                let mut writer = ArgWriter::guarded(out, self.shared.guard());
+                self.job.encode(&mut writer);
+                writer.verdict()
+            },
             |bytes| Request { sink: slot.clone(), expect, bytes, timeout },
         )?;
         self.slot = Some(slot);
@@ -200,9 +204,9 @@ impl<B: Batch<R>, R: FromReplies> Job for Atomic<B, R> {
     }
 
     fn encode(&self, out: &mut ArgWriter<'_>) {
-        out.command(&("MULTI",));
+        out.own_command(&("MULTI",));
         self.0.encode(out);
-        out.command(&("EXEC",));
+        out.own_command(&("EXEC",));
     }
 
     fn finish(&self, answer: Answer) -> Self::Output {
@@ -241,7 +245,7 @@ impl<C: Command> Job for Confirmed<C> {
     }
 
     fn encode(&self, out: &mut ArgWriter<'_>) {
-        out.command(&self.command);
+        out.own_command(&self.command);
     }
 
     fn finish(&self, answer: Answer) -> Self::Output {

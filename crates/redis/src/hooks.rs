@@ -6,7 +6,7 @@ use crate::error::RequestError;
 use crate::status::Status;
 
 /// Told about every request and every change of the connection. Nothing here runs in the connection's worker: requests are
-/// reported from their caller's task, changes from a task of their own.
+/// reported from their caller's task, changes from a thread that may block.
 pub trait Hooks: Send + Sync + 'static {
     /// A request is over.
     fn request(&self, report: &RequestReport<'_>) {

@@ -6,6 +6,7 @@
 //! there is no moment between looking and sleeping. It is woken only when it sleeps.
 //! Bounds: `max_requests` open ones, those already with the worker included, and `max_unsent_bytes`, beyond which only the
 //! request that crosses it is let in. Full: the caller gets [`RequestError::QueueFull`] at once.
+//! Unsubscriptions go beyond them: each ends a subscription, and those are bounded by their holders.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
@@ -66,19 +67,29 @@ impl Inbox {
     #[inline]
     pub(crate) fn leave(
         &self,
-        encode: impl FnOnce(&mut Vec<u8>),
+        encode: impl FnOnce(&mut Vec<u8>) -> Result<(), RequestError>,
         request: impl FnOnce(usize) -> Request<Arc<Slot>>,
     ) -> Result<(), RequestError> {
-        let mut contents = self.lock();
+        let contents = self.lock();
         contents.check()?;
-        let bytes = append(&mut contents.bytes, encode);
-        contents.requests.push(request(bytes));
-        let waker = contents.sleeping.take();
-        drop(contents);
-        if let Some(waker) = waker {
-            waker.wake();
+        put(contents, encode, request)
+    }
+
+    /// Leaves a request that can't be told to come back later, such as the end of a subscription. These are bounded by
+    /// what they end, so they may go beyond the bounds.
+    pub(crate) fn leave_anyway(
+        &self,
+        encode: impl FnOnce(&mut Vec<u8>),
+        request: impl FnOnce(usize) -> Request<Arc<Slot>>,
+    ) {
+        let contents = self.lock();
+        if contents.shut.is_none() {
+            let encode = |out: &mut Vec<u8>| {
+                encode(out);
+                Ok(())
+            };
+            let _never_refused = put(contents, encode, request);
         }
-        Ok(())
     }
 
     /// The worker's visit: it says what it holds and takes everything. With nothing to take it leaves `sleeper`'s waker.
@@ -144,10 +155,26 @@ impl Inbox {
     }
 }
 
-/// Runs `encode` on the end of `bytes` and says how much it wrote. If it panics, what it wrote is taken back: half a
-/// command would put every later reply out of step.
 #[inline]
-fn append(bytes: &mut Vec<u8>, encode: impl FnOnce(&mut Vec<u8>)) -> usize {
+fn put(
+    mut contents: MutexGuard<'_, Contents>,
+    encode: impl FnOnce(&mut Vec<u8>) -> Result<(), RequestError>,
+    request: impl FnOnce(usize) -> Request<Arc<Slot>>,
+) -> Result<(), RequestError> {
+    let bytes = append(&mut contents.bytes, encode)?;
+    contents.requests.push(request(bytes));
+    let waker = contents.sleeping.take();
+    drop(contents);
+    if let Some(waker) = waker {
+        waker.wake();
+    }
+    Ok(())
+}
+
+/// Runs `encode` on the end of `bytes` and says how much it wrote. If it refuses or panics, what it wrote is taken back:
+/// half a command would put every later reply out of step.
+#[inline]
+fn append<E>(bytes: &mut Vec<u8>, encode: impl FnOnce(&mut Vec<u8>) -> Result<(), E>) -> Result<usize, E> {
     struct Undo<'a>(&'a mut Vec<u8>, usize);
     impl Drop for Undo<'_> {
         fn drop(&mut self) {
@@ -156,9 +183,9 @@ fn append(bytes: &mut Vec<u8>, encode: impl FnOnce(&mut Vec<u8>)) -> usize {
     }
     let before = bytes.len();
     let mut undo = Undo(bytes, before);
-    encode(undo.0);
+    encode(undo.0)?;
     undo.1 = undo.0.len();
-    undo.1 - before
+    Ok(undo.1 - before)
 }
 
 impl Contents {

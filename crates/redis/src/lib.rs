@@ -37,6 +37,7 @@ mod core;
 mod dedicated;
 mod error;
 mod exec;
+mod guard;
 mod hooks;
 mod inbox;
 mod reply;

@@ -122,7 +122,12 @@ impl Client {
         std::future::poll_fn(|cx| {
             let mut feeds = shared.topics.lock();
             feeds.add(&subscription.topics, &subscription.feed);
-            Poll::Ready(request.submit(cx))
+            let submitted = request.submit(cx);
+            if submitted.is_err() {
+                // The server won't hear of it, so there is nothing to unsubscribe from.
+                feeds.remove(&subscription.topics, &subscription.feed);
+            }
+            Poll::Ready(submitted)
         })
         .await?;
         request.await?;
@@ -185,7 +190,7 @@ impl Drop for Subscription {
                 let (expect, sink) = (job.expect(), Slot::waiting(Waker::noop().clone()));
                 // Left under the lock, so that a later subscription comes later for the server, too. If the link is down
                 // there is nothing to unsubscribe from.
-                let _down = shared.inbox.leave(
+                shared.inbox.leave_anyway(
                     |out| job.encode(&mut ArgWriter::new(out)),
                     |bytes| Request { sink, expect, bytes, timeout: None },
                 );

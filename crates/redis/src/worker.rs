@@ -285,8 +285,7 @@ impl Shell<Arc<Slot>> for Outside {
         self.shared.topics.deliver(push);
     }
 
-    /// The one place that logs and publishes transitions. A closed link lets go of the client first: whoever reads of it
-    /// may start the next one.
+    /// The one place that logs and publishes transitions.
     fn announce(&mut self, from: State, status: Status) {
         let to = status.state;
         match (to, &status.last_error) {
@@ -296,10 +295,10 @@ impl Shell<Arc<Slot>> for Outside {
             }
             _ => tracing::info!(%from, %to, "link changed state"),
         }
-        if to == State::Closed {
-            self.shared.ended();
+        match to {
+            State::Closed => self.shared.ended(status),
+            _ => self.shared.journal.record(status),
         }
-        self.shared.journal.record(status);
     }
 }
 

@@ -227,3 +227,27 @@ fn what_is_just_within_the_limits_is_a_value() {
         }
     }
 }
+
+#[test]
+fn a_reply_is_too_long_however_it_comes() {
+    for (end, what) in [("*0\r\n", "an array"), ("$-1\r\n", "null"), ("*?\r\n.\r\n", "an end marker")] {
+        let rest = 4096 - "*2\r\n$4000\r\n\r\n".len() - end.len();
+        for length in [rest, rest + 1] {
+            let reply = format!("*2\r\n${length}\r\n{}\r\n{end}", "x".repeat(length));
+            let too_long = reply.len() > SMALL.max_reply_bytes;
+            for size in [1, 1000, reply.len()] {
+                let mut decoder = Decoder::new(SMALL);
+                let mut last = Ok(None);
+                for piece in reply.as_bytes().chunks(size) {
+                    decoder.feed(piece);
+                    last = decoder.next();
+                }
+                match last {
+                    Ok(Some(Ok(_))) => assert!(!too_long, "{what}, {} bytes in reads of {size}", reply.len()),
+                    Err(ProtocolError::TooLong { found: 4097, limit: 4096 }) => assert!(too_long, "{what}"),
+                    other => panic!("{what}, {} bytes in reads of {size}: {other:?}", reply.len()),
+                }
+            }
+        }
+    }
+}

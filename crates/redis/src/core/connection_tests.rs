@@ -47,6 +47,8 @@ enum Op {
     LoseTwice,
     Advance(u64),
     Close,
+    /// The runtime shuts down.
+    Cancel,
     Restart,
 }
 
@@ -65,6 +67,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         1 => Just(Op::LoseTwice),
         4 => (0..3000u64).prop_map(Op::Advance),
         1 => Just(Op::Close),
+        1 => Just(Op::Cancel),
         2 => Just(Op::Restart),
     ];
     prop::collection::vec(op, 1..120)
@@ -287,6 +290,7 @@ impl World {
                 self.visit();
                 self.connection.close(self.now, &mut self.shell);
             }
+            Op::Cancel => self.connection.cancel(self.now, &mut self.shell),
             Op::Restart if self.connection.is_closed() => {
                 self.generation += 1;
                 self.connection =
@@ -395,6 +399,6 @@ fn random_histories_reach_every_state_and_every_kind_of_answer() {
     }
     let reached: Vec<_> = states.into_iter().collect();
     assert_eq!(reached, ["closed", "closing", "connecting", "failed", "open", "reconnecting"]);
-    assert_eq!(errors.into_iter().collect::<Vec<_>>(), ["closed", "deadline", "lost"]);
+    assert_eq!(errors.into_iter().collect::<Vec<_>>(), ["cancelled", "closed", "deadline", "lost"]);
     assert!(oks > 100 && restarts > 100, "{oks} answers, {restarts} restarts");
 }

@@ -201,14 +201,14 @@ impl Link {
         }
     }
 
-    /// The edges of the picture in ARCHITECTURE.md.
+    /// The edges of the picture in ARCHITECTURE.md. A worker that is cancelled goes to `Closed` from everywhere.
     #[cfg(test)]
     pub(crate) fn may_become(from: State, to: State) -> bool {
         use State::*;
         match from {
             Init => matches!(to, Connecting | Closed),
             Connecting => matches!(to, Open | Failed | Closed),
-            Open => matches!(to, Failed | Closing),
+            Open => matches!(to, Failed | Closing | Closed),
             Failed => matches!(to, Reconnecting | Closed),
             Reconnecting => matches!(to, Open | Failed | Closed),
             Closing => matches!(to, Closed),

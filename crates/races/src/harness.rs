@@ -1,0 +1,318 @@
+//! What every race is made of: interleaved rounds, spreads, the rows, and experiments in processes of their own.
+//!
+//! Invariant: nothing here knows what is raced.
+//! Figures are medians over rounds. Within a round everybody has one turn, and the order rotates from round to
+//! round, so that a slow minute of the machine hits all contestants alike.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
+
+use crate::machine;
+
+/// One entry of the registry in `main.rs`.
+pub(crate) struct Race {
+    pub(crate) name: &'static str,
+    pub(crate) about: &'static str,
+    pub(crate) cases: &'static [&'static str],
+    pub(crate) run: fn(&mut Board) -> Result<()>,
+    /// Runs one experiment in a process of its own; see [`in_child`].
+    pub(crate) child: fn(experiment: &str) -> Result<Report>,
+}
+
+/// For races without experiments in processes of their own.
+pub(crate) fn no_child(experiment: &str) -> Result<Report> {
+    anyhow::bail!("this race has no experiment {experiment}")
+}
+
+/// Where a race writes its rows; knows which cases were asked for.
+pub(crate) struct Board {
+    race: &'static str,
+    filter: String,
+    quick: bool,
+    rows: Vec<Row>,
+}
+
+impl Board {
+    pub(crate) fn new(race: &'static str, filter: Option<String>, quick: bool) -> Self {
+        Self { race, filter: filter.unwrap_or_default(), quick, rows: Vec::new() }
+    }
+
+    pub(crate) fn wants(&self, case: &str) -> bool {
+        case.contains(&self.filter)
+    }
+
+    /// `full`, or a small part of it in a smoke run, and at least one.
+    pub(crate) fn scaled(&self, full: u64) -> u64 {
+        if self.quick { full.div_ceil(20) } else { full }
+    }
+
+    pub(crate) fn rounds(&self) -> usize {
+        if self.quick { 2 } else { 7 }
+    }
+
+    /// Prints and keeps the row of a contest, if its case was asked for.
+    pub(crate) fn contest(&mut self, case: &str, contest: Contest<'_>) {
+        let Contest { ours, peer, theirs, unit, better, goal } = contest;
+        if self.wants(case) {
+            let race = format!("{}.{case}", self.race);
+            let ratio = better.ratio(ours, theirs);
+            println!(
+                "race={race} ours={ours:.*} peer={peer} theirs={theirs:.*} ratio={ratio:.2} goal={goal:.2} unit={unit}",
+                decimals(ours),
+                decimals(theirs),
+            );
+            self.rows.push(Row::Contest { race, ours, peer: peer.into(), theirs, ratio, goal, unit });
+        }
+    }
+
+    /// Prints and keeps what became of one contestant in an experiment.
+    pub(crate) fn outcome(&mut self, case: &str, client: &str, report: Report) {
+        let race = format!("{}.{case}", self.race);
+        let numbers: Vec<_> = report.numbers.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let result =
+            if report.result.contains(' ') { format!("{:?}", report.result) } else { report.result.clone() };
+        println!("race={race} client={client} result={result} ({})", numbers.join(" "));
+        self.rows.push(Row::Outcome { race, client: client.into(), report });
+    }
+
+    /// Shows every contestant's figures on stderr, so that nobody is hidden behind the best.
+    pub(crate) fn table(&self, case: &str, unit: &str, spreads: &[(&str, Spread)]) {
+        eprintln!(
+            "{:<32} {:>12} {:>12} {:>12}",
+            format!("{}.{case} [{unit}]", self.race),
+            "median",
+            "min",
+            "max"
+        );
+        for (name, Spread { median, min, max }) in spreads {
+            let places = decimals(*median);
+            eprintln!("  {name:<30} {median:>12.places$} {min:>12.places$} {max:>12.places$}");
+        }
+    }
+
+    pub(crate) fn rows(&self) -> &[Row] {
+        &self.rows
+    }
+}
+
+/// What [`Board::contest`] compares.
+pub(crate) struct Contest<'a> {
+    pub(crate) ours: f64,
+    pub(crate) peer: &'a str,
+    pub(crate) theirs: f64,
+    pub(crate) unit: &'static str,
+    pub(crate) better: Better,
+    /// The ratio that we want at least.
+    pub(crate) goal: f64,
+}
+
+/// Which of two figures wins.
+#[derive(Clone, Copy)]
+pub(crate) enum Better {
+    Higher,
+    Lower,
+}
+
+impl Better {
+    /// How many times better `ours` is.
+    fn ratio(self, ours: f64, theirs: f64) -> f64 {
+        match self {
+            Better::Higher => ours / theirs,
+            Better::Lower => theirs / ours,
+        }
+    }
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+pub(crate) enum Row {
+    Contest {
+        race: String,
+        ours: f64,
+        peer: String,
+        theirs: f64,
+        ratio: f64,
+        goal: f64,
+        unit: &'static str,
+    },
+    Outcome {
+        race: String,
+        client: String,
+        #[serde(flatten)]
+        report: Report,
+    },
+}
+
+/// What an experiment found: a word, or an error, and the numbers behind it.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Report {
+    pub(crate) result: String,
+    pub(crate) numbers: BTreeMap<String, f64>,
+}
+
+impl Report {
+    pub(crate) fn new(result: impl Into<String>) -> Self {
+        Self { result: result.into(), numbers: BTreeMap::new() }
+    }
+
+    /// Adds a number, rounded to three decimals.
+    pub(crate) fn with(mut self, name: &str, value: f64) -> Self {
+        self.numbers.insert(name.into(), (value * 1e3).round() / 1e3);
+        self
+    }
+
+    /// Adds a number, if there is one.
+    pub(crate) fn with_some(self, name: &str, value: Option<f64>) -> Self {
+        match value {
+            Some(value) => self.with(name, value),
+            None => self,
+        }
+    }
+
+    pub(crate) fn number(&self, name: &str) -> Option<f64> {
+        self.numbers.get(name).copied()
+    }
+}
+
+/// The median and the ends of one contestant's figures.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Spread {
+    pub(crate) median: f64,
+    pub(crate) min: f64,
+    pub(crate) max: f64,
+}
+
+impl Spread {
+    pub(crate) fn of(figures: impl IntoIterator<Item = f64>) -> Self {
+        let mut sorted: Vec<f64> = figures.into_iter().collect();
+        sorted.sort_by(f64::total_cmp);
+        let (Some(&min), Some(&max)) = (sorted.first(), sorted.last()) else {
+            unreachable!("a race has at least one round");
+        };
+        let half = sorted.len() / 2;
+        let median =
+            if sorted.len() % 2 == 1 { sorted[half] } else { (sorted[half - 1] + sorted[half]) / 2.0 };
+        Self { median, min, max }
+    }
+}
+
+/// A contestant, and what one of its turns is: set up, warm up, measure.
+pub(crate) struct Entrant<'a, S> {
+    pub(crate) name: &'static str,
+    pub(crate) turn: Box<dyn FnMut() -> Result<S> + 'a>,
+}
+
+/// Gives each entrant one turn per round, each round beginning with the next one; returns their samples.
+pub(crate) fn interleave<S>(
+    rounds: usize,
+    entrants: &mut [Entrant<'_, S>],
+) -> Result<Vec<(&'static str, Vec<S>)>> {
+    let mut samples: Vec<_> = entrants.iter().map(|entrant| (entrant.name, Vec::new())).collect();
+    for round in 0..rounds {
+        for place in 0..entrants.len() {
+            let turn = (round + place) % entrants.len();
+            let sample =
+                (entrants[turn].turn)().with_context(|| format!("{}'s turn", entrants[turn].name))?;
+            samples[turn].1.push(sample);
+        }
+    }
+    Ok(samples)
+}
+
+/// What some work cost.
+pub(crate) struct Effort {
+    ops: u64,
+    wall: Duration,
+    cpu: Duration,
+}
+
+impl Effort {
+    /// Measures `work`, which does `ops` operations.
+    pub(crate) fn of(ops: u64, work: impl FnOnce() -> Result<()>) -> Result<Self> {
+        let (began, cpu) = (Instant::now(), machine::cpu_time());
+        work()?;
+        Ok(Self { ops, wall: began.elapsed(), cpu: machine::cpu_time() - cpu })
+    }
+
+    pub(crate) fn ops_per_s(&self) -> f64 {
+        self.ops as f64 / self.wall.as_secs_f64()
+    }
+
+    pub(crate) fn cpu_us_per_op(&self) -> f64 {
+        self.cpu.as_secs_f64() * 1e6 / self.ops as f64
+    }
+}
+
+/// Runs one experiment of a race in a fresh process of this program, and ends it after `limit`, so that a
+/// contestant that hangs can't hang the race. `None`: it was ended.
+pub(crate) fn in_child(race: &str, experiment: &str, limit: Duration) -> Result<Option<Report>> {
+    let mut child = Command::new(std::env::current_exe()?)
+        .args([race, "--child", experiment])
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("starting an experiment")?;
+    let deadline = Instant::now() + limit;
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if Instant::now() > deadline {
+            child.kill()?;
+            child.wait()?;
+            return Ok(None);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    ensure!(status.success(), "the experiment {experiment} ended with {status}");
+    let mut report = String::new();
+    child.stdout.take().expect("stdout is piped").read_to_string(&mut report)?;
+    serde_json::from_str(&report)
+        .map(Some)
+        .with_context(|| format!("the experiment {experiment} said {report:?}"))
+}
+
+/// Large figures need no decimals, small ones need three digits.
+fn decimals(figure: f64) -> usize {
+    match figure.abs() {
+        size if size >= 1000.0 => 0,
+        size if size >= 10.0 => 1,
+        _ => 3,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_order_rotates_and_everybody_has_one_turn_per_round() {
+        let turns = &std::cell::Cell::new(0);
+        let turn = move || Ok(turns.replace(turns.get() + 1));
+        let mut entrants = ["a", "b", "c"].map(|name| Entrant { name, turn: Box::new(turn) });
+        let samples = interleave(2, &mut entrants).unwrap();
+        assert_eq!(samples, [("a", vec![0, 5]), ("b", vec![1, 3]), ("c", vec![2, 4])]);
+    }
+
+    #[test]
+    fn a_spread_is_the_median_and_the_ends() {
+        assert_eq!(Spread::of([5.0, 1.0, 3.0]), Spread { median: 3.0, min: 1.0, max: 5.0 });
+        assert_eq!(Spread::of([4.0, 2.0]), Spread { median: 3.0, min: 2.0, max: 4.0 });
+    }
+
+    #[test]
+    fn a_ratio_above_one_means_that_we_win_whatever_the_unit() {
+        assert_eq!(Better::Higher.ratio(300.0, 200.0), 1.5);
+        assert_eq!(Better::Lower.ratio(2.0, 3.0), 1.5);
+    }
+
+    #[test]
+    fn a_board_wants_the_cases_that_contain_the_text() {
+        let board = Board::new("race", Some("_cpu".into()), false);
+        assert!(board.wants("tasks64_ct_cpu") && !board.wants("tasks64_ct"));
+    }
+}

@@ -1,0 +1,103 @@
+//! One GET at a time, with client and server on one CPU: what the client adds to a raw socket.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use forebay_sandbox::Redis;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::runtime::Builder;
+
+use super::contestant::{Contestant, VALUE_BYTES, encode, keys};
+use super::{Fred, Multiplexed, Ours, Rustis};
+use crate::harness::{Better, Board, Contest, Entrant, Spread, interleave};
+use crate::machine::Pinned;
+
+/// `$100\r\n`, the value, `\r\n`.
+const REPLY_BYTES: usize = 6 + VALUE_BYTES + 2;
+
+pub(crate) fn run(board: &mut Board, server: &Redis) -> Result<()> {
+    let (url, requests) = (&server.url(), board.scaled(20_000));
+    let _pinned = Pinned::to_one_cpu(&[server.pid()])?;
+    let mut entrants = [
+        client::<Ours>(url, requests),
+        Entrant { name: "raw-socket", turn: Box::new(|| raw_socket(server.addr(), requests)) },
+        Entrant { name: "raw-tokio-socket", turn: Box::new(|| raw_tokio_socket(server.addr(), requests)) },
+        client::<Rustis>(url, requests),
+        client::<Multiplexed>(url, requests),
+        client::<Fred>(url, requests),
+    ];
+    let samples = interleave(board.rounds(), &mut entrants)?;
+    let p50s: Vec<_> = samples.into_iter().map(|(name, p50s)| (name, Spread::of(p50s))).collect();
+    board.table("sequential", "us, p50", &p50s);
+    let (ours, (peer, raw)) = (p50s[0].1.median, p50s[1]);
+    let contest =
+        Contest { ours, peer, theirs: raw.median, unit: "us", better: Better::Lower, goal: 1.0 / 1.15 };
+    board.contest("sequential", contest);
+    Ok(())
+}
+
+/// The median, after a tenth for warming up.
+fn p50(latencies_us: Vec<f64>) -> f64 {
+    let warm_up = latencies_us.len() / 10;
+    Spread::of(latencies_us.into_iter().skip(warm_up)).median
+}
+
+fn client<C: Contestant>(url: &str, requests: u64) -> Entrant<'_, f64> {
+    let turn = move || {
+        let key = &keys()[0];
+        Builder::new_current_thread().enable_all().build()?.block_on(async {
+            let mut client = C::connect(url).await?;
+            let mut latencies_us = Vec::with_capacity(requests as usize);
+            for _ in 0..requests {
+                let began = Instant::now();
+                let value = client.get(key).await?;
+                latencies_us.push(began.elapsed().as_secs_f64() * 1e6);
+                ensure!(value.len() == VALUE_BYTES, "a reply has {} bytes", value.len());
+            }
+            Ok(p50(latencies_us))
+        })
+    };
+    Entrant { name: C::NAME, turn: Box::new(turn) }
+}
+
+fn raw_socket(address: SocketAddr, requests: u64) -> Result<f64> {
+    let mut socket = TcpStream::connect(address)?;
+    socket.set_nodelay(true)?;
+    let (request, mut reply) = (encode(&["GET", &keys()[0]]), [0; 4096]);
+    let mut latencies_us = Vec::with_capacity(requests as usize);
+    for _ in 0..requests {
+        let began = Instant::now();
+        socket.write_all(request.as_bytes())?;
+        let mut read = 0;
+        while read < REPLY_BYTES {
+            let more = socket.read(&mut reply[read..])?;
+            ensure!(more > 0, "the server hung up");
+            read += more;
+        }
+        latencies_us.push(began.elapsed().as_secs_f64() * 1e6);
+    }
+    Ok(p50(latencies_us))
+}
+
+fn raw_tokio_socket(address: SocketAddr, requests: u64) -> Result<f64> {
+    Builder::new_current_thread().enable_all().build()?.block_on(async {
+        let mut socket = tokio::net::TcpStream::connect(address).await?;
+        socket.set_nodelay(true)?;
+        let (request, mut reply) = (encode(&["GET", &keys()[0]]), [0; 4096]);
+        let mut latencies_us = Vec::with_capacity(requests as usize);
+        for _ in 0..requests {
+            let began = Instant::now();
+            socket.write_all(request.as_bytes()).await?;
+            let mut read = 0;
+            while read < REPLY_BYTES {
+                let more = socket.read(&mut reply[read..]).await?;
+                ensure!(more > 0, "the server hung up");
+                read += more;
+            }
+            latencies_us.push(began.elapsed().as_secs_f64() * 1e6);
+        }
+        Ok(p50(latencies_us))
+    })
+}

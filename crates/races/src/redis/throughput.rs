@@ -1,0 +1,179 @@
+//! Many tasks, or a few tasks with pipelines, on one shared connection.
+
+use std::sync::Arc;
+
+use anyhow::{Result, ensure};
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::JoinSet;
+
+use super::contestant::{Contestant, KEYS, VALUE_BYTES, keys};
+use super::{Fred, Multiplexed, Ours, Rustis};
+use crate::allocations;
+use crate::harness::{Better, Board, Contest, Effort, Entrant, Spread, interleave};
+
+#[derive(Clone, Copy)]
+enum Workers {
+    CurrentThread,
+    Two,
+}
+
+impl Workers {
+    fn runtime(self) -> Result<Runtime> {
+        let mut builder = match self {
+            Workers::CurrentThread => Builder::new_current_thread(),
+            Workers::Two => Builder::new_multi_thread(),
+        };
+        Ok(builder.worker_threads(2).enable_all().build()?)
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Request {
+    Get,
+    /// One pipeline with a GET of each key.
+    Pipeline,
+}
+
+impl Request {
+    fn ops(self) -> u64 {
+        match self {
+            Request::Get => 1,
+            Request::Pipeline => KEYS as u64,
+        }
+    }
+}
+
+/// So many tasks, each with one request open at a time.
+#[derive(Clone, Copy)]
+struct Load {
+    workers: Workers,
+    tasks: u64,
+    request: Request,
+    requests_per_task: u64,
+}
+
+impl Load {
+    fn ops(self) -> u64 {
+        self.tasks * self.requests_per_task * self.request.ops()
+    }
+
+    /// A fresh runtime and connection, warmed up by a tenth of the load.
+    fn prepare<C: Contestant>(self, url: &str) -> Result<(Runtime, C)> {
+        let runtime = self.workers.runtime()?;
+        let client = runtime.block_on(C::connect(url))?;
+        let warm_up = Load { requests_per_task: self.requests_per_task.div_ceil(10), ..self };
+        runtime.block_on(warm_up.run(client.clone()))?;
+        Ok((runtime, client))
+    }
+
+    async fn run<C: Contestant>(self, client: C) -> Result<()> {
+        let keys = Arc::new(keys());
+        let mut tasks = JoinSet::new();
+        for task in 0..self.tasks {
+            let (mut client, keys) = (client.clone(), keys.clone());
+            tasks.spawn(async move {
+                let key = &keys[task as usize % KEYS];
+                for _ in 0..self.requests_per_task {
+                    let bytes: usize = match self.request {
+                        Request::Get => client.get(key).await?.len(),
+                        Request::Pipeline => client.get_many(&keys).await?.iter().map(String::len).sum(),
+                    };
+                    ensure!(bytes == self.request.ops() as usize * VALUE_BYTES, "a reply has {bytes} bytes");
+                }
+                Ok(())
+            });
+        }
+        tasks.join_all().await.into_iter().collect()
+    }
+}
+
+/// The six contests, each with its CPU.
+pub(crate) fn run(board: &mut Board, url: &str) -> Result<()> {
+    for (name, tasks, request, ops) in [
+        ("tasks64", 64, Request::Get, 384_000),
+        ("tasks1000", 1000, Request::Get, 600_000),
+        ("pipeline100", 4, Request::Pipeline, 600_000),
+    ] {
+        for (suffix, workers) in [("ct", Workers::CurrentThread), ("mt", Workers::Two)] {
+            let case = format!("{name}_{suffix}");
+            let cpu_case = format!("{case}_cpu");
+            if board.wants(&case) || board.wants(&cpu_case) {
+                let requests_per_task = board.scaled(ops / tasks / request.ops());
+                race(board, url, &case, &cpu_case, Load { workers, tasks, request, requests_per_task })?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn race(board: &mut Board, url: &str, case: &str, cpu_case: &str, load: Load) -> Result<()> {
+    let mut entrants = [
+        timed::<Ours>(url, load),
+        timed::<Rustis>(url, load),
+        timed::<Multiplexed>(url, load),
+        timed::<Fred>(url, load),
+    ];
+    let samples = interleave(board.rounds(), &mut entrants)?;
+    let spreads = |figure: fn(&Effort) -> f64| -> Vec<_> {
+        samples.iter().map(|(name, efforts)| (*name, Spread::of(efforts.iter().map(figure)))).collect()
+    };
+    let (rates, cpus) = (spreads(Effort::ops_per_s), spreads(Effort::cpu_us_per_op));
+    board.table(case, "ops/s", &rates);
+    board.table(cpu_case, "us/op", &cpus);
+
+    let ((ours, peers), cpu) = (rates.split_first().expect("we are first"), cpus[0].1.median);
+    let best = peers.iter().max_by(|a, b| a.1.median.total_cmp(&b.1.median)).expect("there are peers");
+    let best_cpu = cpus.iter().find(|(name, _)| *name == best.0).expect("the same contestants").1.median;
+    let (ours, peer, theirs) = (ours.1.median, best.0, best.1.median);
+    board.contest(case, Contest { ours, peer, theirs, unit: "ops/s", better: Better::Higher, goal: 1.3 });
+    let goal = 1.0 / 0.6;
+    board.contest(
+        cpu_case,
+        Contest { ours: cpu, peer, theirs: best_cpu, unit: "us/op", better: Better::Lower, goal },
+    );
+    Ok(())
+}
+
+fn timed<C: Contestant>(url: &str, load: Load) -> Entrant<'_, Effort> {
+    let turn = move || {
+        let (runtime, client) = load.prepare::<C>(url)?;
+        Effort::of(load.ops(), || runtime.block_on(load.run(client)))
+    };
+    Entrant { name: C::NAME, turn: Box::new(turn) }
+}
+
+/// Allocations per GET, of the whole process, with 64 tasks on a current-thread runtime.
+pub(crate) fn allocs(board: &mut Board, url: &str) -> Result<()> {
+    const LIMIT: f64 = 2.0;
+    let requests_per_task = board.scaled(1_000);
+    let load = Load { workers: Workers::CurrentThread, tasks: 64, request: Request::Get, requests_per_task };
+    let mut entrants = [
+        counted::<Ours>(url, load),
+        counted::<Rustis>(url, load),
+        counted::<Multiplexed>(url, load),
+        counted::<Fred>(url, load),
+    ];
+    let samples = interleave(board.rounds().min(3), &mut entrants)?;
+    let spreads: Vec<_> = samples.into_iter().map(|(name, counts)| (name, Spread::of(counts))).collect();
+    board.table("allocs", "per GET", &spreads);
+    let (ours, unit) = (spreads[0].1.median, "allocations/GET");
+    board.contest(
+        "allocs",
+        Contest { ours, peer: "limit", theirs: LIMIT, unit, better: Better::Lower, goal: 1.0 },
+    );
+    Ok(())
+}
+
+/// What three times the load allocates more than the load, so that starting the tasks does not count.
+fn counted<C: Contestant>(url: &str, load: Load) -> Entrant<'_, f64> {
+    let triple = Load { requests_per_task: 3 * load.requests_per_task, ..load };
+    let turn = move || {
+        let (runtime, client) = load.prepare::<C>(url)?;
+        let count = |load: Load| {
+            let (done, allocations) = allocations::during(|| runtime.block_on(load.run(client.clone())));
+            done.map(|()| allocations as f64)
+        };
+        Ok((count(triple)? - count(load)?) / (triple.ops() - load.ops()) as f64)
+    };
+    Entrant { name: C::NAME, turn: Box::new(turn) }
+}

@@ -1,0 +1,74 @@
+//! Requests as the experiments make them: with an end, and some of them given up.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout, timeout_at};
+
+use crate::redis::contestant::Contestant;
+
+/// How long a caller waits for one answer before it asks again.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Asks until there is an answer; tells when that was, unless it takes longer than `limit`.
+pub(super) async fn first_answer<C: Contestant>(
+    mut client: C,
+    key: &str,
+    limit: Duration,
+) -> Option<Instant> {
+    let asking = async {
+        loop {
+            match timeout(PATIENCE, client.get(key)).await {
+                Ok(Ok(_)) => return Instant::now(),
+                Ok(Err(_)) | Err(_) => sleep(Duration::from_millis(1)).await,
+            }
+        }
+    };
+    timeout(limit, asking).await.ok()
+}
+
+/// What the tasks that end within `limit` have to tell; the others are aborted.
+pub(super) async fn within<T: 'static>(limit: Duration, mut tasks: JoinSet<T>) -> Result<Vec<T>> {
+    let (deadline, mut ended) = (tokio::time::Instant::now() + limit, Vec::new());
+    while let Ok(Some(task)) = timeout_at(deadline, tasks.join_next()).await {
+        ended.push(task?);
+    }
+    Ok(ended)
+}
+
+/// Polls `call` up to `polls` times, in as many turns of its task, then drops it. `None`: it was dropped.
+pub(super) async fn give_up_after<T>(polls: u32, call: impl Future<Output = T>) -> Option<T> {
+    let (mut call, mut polled) = (pin!(call), 0);
+    poll_fn(|cx| {
+        if let Poll::Ready(answer) = call.as_mut().poll(cx) {
+            return Poll::Ready(Some(answer));
+        }
+        polled += 1;
+        if polled >= polls {
+            return Poll::Ready(None);
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await
+}
+
+/// A small generator of random numbers (SplitMix64): the same seed, the same numbers.
+pub(super) struct Random(pub(super) u64);
+
+impl Random {
+    pub(super) fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        (mixed ^ (mixed >> 31)) % end
+    }
+}
+
+pub(super) fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}

@@ -1,0 +1,82 @@
+//! Who survives which fault. Each experiment has a server and a process of its own, so that a client that hangs can't
+//! hang the race.
+//!
+//! The contestants keep their own deadlines and policies; see `redis/` for what each is told.
+
+mod calls;
+mod faults;
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+
+use crate::harness::{Better, Board, Contest, Race, Report, in_child};
+use crate::redis::contestant::Contestant;
+use crate::redis::{Fred, Managed, Multiplexed, Ours, Rustis};
+
+pub(crate) const RACE: Race = Race {
+    name: "resilience",
+    about: "which Redis client survives which fault",
+    cases: &["frozen", "killed", "rejected", "reconnect", "abandoned", "cancelled", "huge"],
+    run,
+    child,
+};
+
+const CLIENTS: [&str; 5] = [Ours::NAME, Rustis::NAME, Multiplexed::NAME, Managed::NAME, Fred::NAME];
+
+/// No experiment takes longer; the slowest waits three times our deadline for the answers of a frozen server.
+const LIMIT: Duration = Duration::from_secs(22);
+
+fn run(board: &mut Board) -> Result<()> {
+    for fault in RACE.cases.iter().filter(|fault| board.wants(fault)).collect::<Vec<_>>() {
+        let mut figures = Vec::new();
+        for client in CLIENTS {
+            let report = match in_child(RACE.name, &format!("{fault}/{client}"), LIMIT) {
+                Ok(Some(report)) => report,
+                Ok(None) => Report::new("hung"),
+                Err(error) => Report::new(format!("broken: {error:#}")),
+            };
+            if let Some((name, unit)) = figure(fault) {
+                figures.extend(report.number(name).map(|value| (client, value, unit)));
+            }
+            board.outcome(fault, client, report);
+        }
+        contest(board, fault, &figures);
+    }
+    Ok(())
+}
+
+/// The number by which clients compare in an experiment, and its unit; the lower, the better.
+fn figure(fault: &str) -> Option<(&'static str, &'static str)> {
+    match fault {
+        "rejected" => Some(("median_us", "us")),
+        "reconnect" => Some(("median_ms", "ms")),
+        "abandoned" => Some(("grew_mib", "MiB")),
+        "huge" => Some(("took_ms", "ms")),
+        _ => None,
+    }
+}
+
+/// Ours against the best of those that got so far as to have the number.
+fn contest(board: &mut Board, fault: &str, figures: &[(&str, f64, &'static str)]) {
+    let ours = figures.iter().find(|(client, ..)| *client == Ours::NAME);
+    let peers = figures.iter().filter(|(client, ..)| *client != Ours::NAME);
+    let best = peers.min_by(|a, b| a.1.total_cmp(&b.1));
+    if let (Some(&(_, ours, unit)), Some(&(peer, theirs, _))) = (ours, best) {
+        // Below a thousandth there is nothing left to compare.
+        let (ours, theirs) = (ours.max(0.001), theirs.max(0.001));
+        board.contest(fault, Contest { ours, peer, theirs, unit, better: Better::Lower, goal: 1.0 });
+    }
+}
+
+fn child(experiment: &str) -> Result<Report> {
+    let Some((fault, client)) = experiment.split_once('/') else { bail!("{experiment} names no client") };
+    match client {
+        Ours::NAME => faults::experiment::<Ours>(fault),
+        Rustis::NAME => faults::experiment::<Rustis>(fault),
+        Multiplexed::NAME => faults::experiment::<Multiplexed>(fault),
+        Managed::NAME => faults::experiment::<Managed>(fault),
+        Fred::NAME => faults::experiment::<Fred>(fault),
+        _ => bail!("no client is called {client}"),
+    }
+}

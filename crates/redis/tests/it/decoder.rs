@@ -1,0 +1,477 @@
+//! The decoder agrees with another one, with the specification, and with a real server, however the bytes are cut.
+
+#[path = "../../fuzz/check.rs"]
+mod check;
+mod oracle;
+mod vectors;
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::path::Path;
+use std::time::Duration;
+
+use forebay_redis::{
+    Attributed, BigNumber, Client, IntoConfig, Limits, Loss, ProtocolError, ReplyError, RequestError, Value,
+    Verbatim,
+};
+use forebay_sandbox::Redis;
+use proptest::prelude::*;
+
+use check::{Outcome, assert_same, check, decode, encode, pieces};
+use vectors::{MALFORMED, Oracle, UNREADABLE, WELL_FORMED, by_hand};
+
+/// An error as a value; only a decoder can make one.
+fn error(text: &str) -> Value {
+    one(format!("!{}\r\n{text}\r\n", text.len()).as_bytes())
+}
+
+/// The one value of a stream.
+#[track_caller]
+fn one(stream: &[u8]) -> Value {
+    let outcome = decode(Limits::default(), [stream]);
+    match <[_; 1]>::try_from(outcome.values) {
+        Ok([Ok(value)]) => value,
+        other => panic!("expected one value, found {other:?}, {:?}", outcome.end),
+    }
+}
+
+/// Decodes at once, byte by byte, and cut in two at every place; all must give the same.
+#[track_caller]
+fn decode_every_way(stream: &[u8]) -> Outcome {
+    let whole = decode(Limits::default(), [stream]);
+    assert_same(&whole, &decode(Limits::default(), stream.chunks(1)));
+    for cut in 1..stream.len() {
+        let (left, right) = stream.split_at(cut);
+        assert_same(&whole, &decode(Limits::default(), [left, right]));
+    }
+    whole
+}
+
+#[test]
+fn every_type_is_decoded_as_the_oracle_does_however_it_is_cut() {
+    for (name, bytes, oracle) in WELL_FORMED {
+        let outcome = decode_every_way(bytes);
+        assert_eq!((outcome.values.len(), &outcome.end), (1, &None), "{name}");
+        let Ok(value) = outcome.values.into_iter().next().expect("there is one") else {
+            panic!("{name} is no value")
+        };
+        let value = Some(oracle::canonical(value));
+        if matches!(oracle, Oracle::Both | Oracle::Resp2) {
+            assert_same(&(name, &oracle::resp2(bytes)), &(name, &value));
+        }
+        if matches!(oracle, Oracle::Both | Oracle::Resp3) {
+            assert_same(&(name, &oracle::resp3(bytes)), &(name, &value));
+        }
+        if *oracle == Oracle::Deviates {
+            assert_ne!(
+                (name, oracle::resp3(bytes)),
+                (name, value),
+                "it agrees now: let it be the oracle here, too"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_type_is_decoded_as_the_specification_says() {
+    let expected = by_hand();
+    for (name, expected) in &expected {
+        let (_, bytes, _) = WELL_FORMED.iter().find(|vector| vector.0 == *name).expect("it has a vector");
+        assert_same(&(name, &one(bytes)), &(name, expected));
+    }
+    for (name, _, oracle) in WELL_FORMED {
+        let checked = *oracle != Oracle::Deviates || expected.iter().any(|(named, _)| named == name);
+        assert!(checked, "{name} has neither an oracle nor a value written by hand");
+    }
+}
+
+#[test]
+fn values_follow_each_other_in_one_stream() {
+    let stream: Vec<u8> = WELL_FORMED.iter().flat_map(|(_, bytes, _)| bytes.iter().copied()).collect();
+    let expected: Vec<_> = WELL_FORMED.iter().map(|(_, bytes, _)| Ok(one(bytes))).collect();
+    let outcome = decode_every_way(&stream);
+    assert_same(&outcome, &Outcome { values: expected, end: None });
+}
+
+#[test]
+fn an_unfinished_value_is_not_yet_there() {
+    for (name, bytes, _) in WELL_FORMED {
+        for end in 0..bytes.len() {
+            let outcome = decode(Limits::default(), [&bytes[..end]]);
+            assert_eq!(outcome, Outcome { values: vec![], end: None }, "{name}, its first {end} bytes");
+        }
+    }
+}
+
+#[test]
+fn malformed_bytes_end_the_stream_with_the_reason() {
+    for (name, bytes, expected) in MALFORMED {
+        let mut stream = b"+before\r\n".to_vec();
+        stream.extend(*bytes);
+        let Outcome { values, end } = decode_every_way(&stream);
+        assert_eq!(values, [Ok(Value::Simple("before".into()))], "{name}");
+        assert_eq!(end.as_ref(), Some(expected), "{name}");
+    }
+}
+
+#[test]
+fn an_unreadable_value_spoils_no_other() {
+    for (name, bytes) in UNREADABLE {
+        let stream = [b"+before\r\n", *bytes, b"+after\r\n"].concat();
+        let Outcome { values, end } = decode_every_way(&stream);
+        assert_eq!(end, None, "{name}");
+        match &values[..] {
+            [Ok(before), Err(ReplyError::Mismatch(_)), Ok(after)] => {
+                assert_eq!(
+                    (before, after),
+                    (&Value::Simple("before".into()), &Value::Simple("after".into()))
+                );
+            }
+            other => panic!("{name}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_long_string_is_whole_wherever_it_is_cut() {
+    let text: Vec<u8> = (0..100_000_u32).map(|i| i as u8).collect();
+    let stream = [b"*2\r\n$100000\r\n", &*text, b"\r\n:1\r\n"].concat();
+    let expected = Value::Array(vec![Value::Bulk(text.into()), Value::Int(1)]);
+    for size in [1000, 4096, 65_536] {
+        let outcome = decode(Limits::default(), stream.chunks(size));
+        assert_eq!(outcome, Outcome { values: vec![Ok(expected.clone())], end: None });
+    }
+}
+
+#[test]
+fn any_number_of_attributes_in_a_row_is_one() {
+    let stream = [b"|1\r\n+a\r\n:1\r\n".repeat(100_000), b":2\r\n".to_vec()].concat();
+    let Value::Attributed(inner) = one(&stream) else { panic!("the value has attributes") };
+    assert_eq!((inner.attributes.len(), inner.value), (100_000, Value::Int(2)));
+}
+
+#[test]
+fn every_file_of_the_fuzz_corpus_passes_and_every_vector_is_among_them() {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/decoder");
+    let mut replayed = 0;
+    for file in std::fs::read_dir(&corpus).unwrap() {
+        let path = file.unwrap().path();
+        let bytes = std::fs::read(&path).unwrap();
+        assert!(std::panic::catch_unwind(|| check(&bytes)).is_ok(), "{}", path.display());
+        replayed += 1;
+    }
+    let well_formed = WELL_FORMED.iter().map(|(name, bytes, _)| (name, bytes));
+    let malformed = MALFORMED.iter().map(|(name, bytes, _)| (name, bytes));
+    let vectors: Vec<_> =
+        well_formed.chain(malformed).chain(UNREADABLE.iter().map(|(name, bytes)| (name, bytes))).collect();
+    for (name, bytes) in &vectors {
+        let file = std::fs::read(corpus.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert!(file.ends_with(bytes), "the corpus has another {name} than the vectors");
+    }
+    assert!(replayed >= vectors.len(), "only {replayed} files");
+}
+
+/// Any value that a server could send, some levels deep.
+fn any_value() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        "[^\r\n]{0,20}".prop_map(|text| Value::Simple(text.into())),
+        "[A-Z]{1,9}( [^\r\n]{0,20})?".prop_map(|text| error(&text)),
+        any::<i64>().prop_map(Value::Int),
+        any::<f64>().prop_map(Value::Double),
+        any::<bool>().prop_map(Value::Bool),
+        "-?[0-9]{1,60}".prop_map(|digits| Value::BigNumber(BigNumber(digits))),
+        prop::collection::vec(any::<u8>(), 0..40).prop_map(|bytes| Value::Bulk(bytes.into())),
+        (900..1200_usize).prop_map(|length| Value::Bulk(vec![b'\n'; length].into())),
+        ("[a-z]{3}", ".{0,20}").prop_map(|(format, text)| Value::Verbatim(Verbatim { format, text })),
+    ];
+    leaf.prop_recursive(4, 40, 6, |inner| {
+        let list = prop::collection::vec(inner.clone(), 0..6);
+        let pairs = prop::collection::vec((inner.clone(), inner.clone()), 0..4);
+        prop_oneof![
+            list.clone().prop_map(Value::Array),
+            list.clone().prop_map(Value::Set),
+            list.prop_map(Value::Push),
+            pairs.clone().prop_map(Value::Map),
+            (pairs, inner).prop_map(|(mut attributes, value)| match value {
+                // Attributes in a row are read as one.
+                Value::Attributed(inner) => {
+                    attributes.extend(inner.attributes);
+                    Value::Attributed(Box::new(Attributed { attributes, value: inner.value }))
+                }
+                value => Value::Attributed(Box::new(Attributed { attributes, value })),
+            }),
+        ]
+    })
+}
+
+fn encode_all(values: &[(Value, bool)]) -> Vec<u8> {
+    let mut stream = Vec::new();
+    values.iter().for_each(|(value, streamed)| encode(value, *streamed, &mut stream));
+    stream
+}
+
+/// Bytes that a decoder takes for the beginning of something more often than not.
+fn almost_resp() -> impl Strategy<Value = Vec<u8>> {
+    let piece = prop_oneof![
+        8 => prop::sample::select(b"+-:$*_#,(!=%~>|;.".as_slice()).prop_map(|tag| vec![tag]),
+        8 => "[0-9]{1,2}|-1|\\?|t|f|inf|[0-9]{19}|txt:".prop_map(String::into_bytes),
+        8 => Just(b"\r\n".to_vec()),
+        1 => prop::collection::vec(any::<u8>(), 1..4),
+    ];
+    prop::collection::vec(piece, 0..60).prop_map(|pieces| pieces.concat())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_values_come_out_as_they_went_in_wherever_they_are_cut(
+        values in prop::collection::vec((any_value(), any::<bool>()), 1..5),
+        sizes in prop::collection::vec(1..40_usize, 1..10),
+    ) {
+        let stream = encode_all(&values);
+        let expected = Outcome { values: values.into_iter().map(|(value, _)| Ok(value)).collect(), end: None };
+        assert_same(&expected, &decode(Limits::default(), pieces(&stream, &sizes)));
+        assert_same(&expected, &decode(Limits::default(), [&*stream]));
+    }
+
+    #[test]
+    fn changed_bytes_never_panic_and_end_the_same_wherever_they_are_cut(
+        head in "[0-7]",
+        values in prop::collection::vec((any_value(), any::<bool>()), 1..3),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), 0..4, any::<u8>()), 1..5),
+    ) {
+        let mut input = head.into_bytes();
+        input.extend(encode_all(&values));
+        for (place, change, byte) in changes {
+            let place = place.index(input.len());
+            match change {
+                0 => input[place] = byte,
+                1 => input.insert(place, byte),
+                2 if input.len() > 1 => drop(input.remove(place)),
+                _ => input.truncate(place + 1),
+            }
+        }
+        check(&input);
+    }
+
+    #[test]
+    fn almost_resp_never_panics_and_ends_the_same_wherever_it_is_cut(head in "[0-7]", stream in almost_resp()) {
+        check(&[head.as_bytes(), &*stream].concat());
+    }
+}
+
+fn debug_server() -> Redis {
+    Redis::builder().debug_command().start().expect("a Redis server starts")
+}
+
+#[expect(clippy::approx_constant, reason = "it is what the server sends")]
+const DOUBLE: f64 = 3.141;
+const ATTRIBUTED: &str = "Some real reply following the attribute";
+const PUSHED: &str = "Some real reply following the push reply";
+const BIG_NUMBER: &str = "1234567999999999999999999999999999999";
+const VERBATIM: &str = "This is a verbatim\nstring";
+
+fn bulk(text: &'static str) -> Value {
+    Value::Bulk(text.into())
+}
+
+/// What `DEBUG PROTOCOL attrib` comes with.
+fn popularity() -> Vec<(Value, Value)> {
+    vec![(bulk("key-popularity"), Value::Array(vec![bulk("key:123"), Value::Int(90)]))]
+}
+
+#[tokio::test]
+async fn all_types_of_a_real_server_keep_their_kind_in_resp3() {
+    let server = debug_server();
+    let client = Client::connect(server.url()).await.unwrap();
+    let verbatim = Verbatim { format: "txt".into(), text: VERBATIM.into() };
+    let numbers = || (0..3).map(Value::Int).collect::<Vec<_>>();
+    let map = vec![
+        (Value::Int(0), Value::Bool(false)),
+        (Value::Int(1), Value::Bool(true)),
+        (Value::Int(2), Value::Bool(false)),
+    ];
+    let attributed = Attributed { attributes: popularity(), value: bulk(ATTRIBUTED) };
+    let expected = [
+        ("string", bulk("Hello World")),
+        ("integer", Value::Int(12345)),
+        ("double", Value::Double(DOUBLE)),
+        ("null", Value::Null),
+        ("array", Value::Array(numbers())),
+        ("set", Value::Set(numbers())),
+        ("map", Value::Map(map)),
+        ("attrib", Value::Attributed(Box::new(attributed))),
+        ("push", bulk(PUSHED)),
+        ("verbatim", Value::Verbatim(verbatim)),
+        ("true", Value::Bool(true)),
+        ("false", Value::Bool(false)),
+        ("bignum", Value::BigNumber(BigNumber(BIG_NUMBER.into()))),
+    ];
+    for (kind, expected) in &expected {
+        assert_eq!(&client.exec::<Value>(("DEBUG", "PROTOCOL", kind)).await.unwrap(), expected, "{kind}");
+    }
+    let all = client
+        .pipeline::<Vec<Value>>(expected.each_ref().map(|(kind, _)| ("DEBUG", "PROTOCOL", kind)))
+        .await
+        .unwrap();
+    for (result, (kind, expected)) in all.into_iter().zip(&expected) {
+        assert_eq!(result.as_ref(), Ok(expected), "{kind}");
+    }
+}
+
+#[tokio::test]
+async fn all_types_of_a_real_server_in_resp2_are_what_resp2_has() {
+    let server = debug_server();
+    let client = Client::connect(format!("{}?protocol=2", server.url())).await.unwrap();
+    let numbers = |numbers: &[i64]| Value::Array(numbers.iter().copied().map(Value::Int).collect());
+    for (kind, expected) in [
+        ("string", bulk("Hello World")),
+        ("integer", Value::Int(12345)),
+        ("double", bulk("3.141")),
+        ("null", Value::Null),
+        ("array", numbers(&[0, 1, 2])),
+        ("set", numbers(&[0, 1, 2])),
+        ("map", numbers(&[0, 0, 1, 1, 2, 0])),
+        ("attrib", bulk(ATTRIBUTED)),
+        ("verbatim", bulk(VERBATIM)),
+        ("true", Value::Int(1)),
+        ("false", Value::Int(0)),
+        ("bignum", bulk(BIG_NUMBER)),
+    ] {
+        assert_eq!(client.exec::<Value>(("DEBUG", "PROTOCOL", kind)).await.unwrap(), expected, "{kind}");
+    }
+    let refused = client.exec::<Value>(("DEBUG", "PROTOCOL", "push")).await.unwrap_err();
+    assert_eq!(
+        refused.server().expect("the server refuses").text(),
+        "ERR RESP2 is not supported by this command"
+    );
+}
+
+#[tokio::test]
+async fn all_types_of_a_real_server_become_the_same_rust_types_in_both_protocols() {
+    let server = debug_server();
+    for protocol in [2, 3] {
+        let client = Client::connect(format!("{}?protocol={protocol}", server.url())).await.unwrap();
+        let (string, integer, double, null, array, set, map, attrib, verbatim, yes, no, bignum) = client
+            .pipeline::<(
+                String,
+                u16,
+                f64,
+                Option<String>,
+                Vec<i64>,
+                HashSet<u8>,
+                BTreeMap<i64, bool>,
+                String,
+                Verbatim,
+                bool,
+                bool,
+                u128,
+            )>((
+                ("DEBUG", "PROTOCOL", "string"),
+                ("DEBUG", "PROTOCOL", "integer"),
+                ("DEBUG", "PROTOCOL", "double"),
+                ("DEBUG", "PROTOCOL", "null"),
+                ("DEBUG", "PROTOCOL", "array"),
+                ("DEBUG", "PROTOCOL", "set"),
+                ("DEBUG", "PROTOCOL", "map"),
+                ("DEBUG", "PROTOCOL", "attrib"),
+                ("DEBUG", "PROTOCOL", "verbatim"),
+                ("DEBUG", "PROTOCOL", "true"),
+                ("DEBUG", "PROTOCOL", "false"),
+                ("DEBUG", "PROTOCOL", "bignum"),
+            ))
+            .await
+            .unwrap();
+        assert_eq!((string, integer, double), (Ok("Hello World".into()), Ok(12345), Ok(DOUBLE)));
+        assert_eq!((null, array, set), (Ok(None), Ok(vec![0, 1, 2]), Ok(HashSet::from([0, 1, 2]))));
+        assert_eq!(map, Ok(BTreeMap::from([(0, false), (1, true), (2, false)])));
+        assert_eq!(attrib.as_deref(), Ok(ATTRIBUTED));
+        assert_eq!(verbatim, Ok(Verbatim { format: "txt".into(), text: VERBATIM.into() }));
+        assert_eq!(
+            (yes, no, bignum),
+            (Ok(true), Ok(false), Ok(1_234_567_999_999_999_999_999_999_999_999_999_999))
+        );
+        let text: BigNumber = client.exec(("DEBUG", "PROTOCOL", "bignum")).await.unwrap();
+        assert_eq!(text, BigNumber(BIG_NUMBER.into()));
+        let set: BTreeSet<u8> = client.exec(("DEBUG", "PROTOCOL", "set")).await.unwrap();
+        assert_eq!(set, BTreeSet::from([0, 1, 2]));
+    }
+}
+
+#[tokio::test]
+async fn attributes_are_kept_where_asked_for_and_passed_over_elsewhere() {
+    let server = debug_server();
+    let client = Client::connect(server.url()).await.unwrap();
+    let command = ("DEBUG", "PROTOCOL", "attrib");
+    let kept: Attributed<String> = client.exec(command).await.unwrap();
+    assert_eq!(kept, Attributed { attributes: popularity(), value: ATTRIBUTED.into() });
+    let kept: Option<Attributed<Value>> = client.exec(command).await.unwrap();
+    assert_eq!(kept, Some(Attributed { attributes: popularity(), value: bulk(ATTRIBUTED) }));
+    let passed_over: Option<String> = client.exec(command).await.unwrap();
+    assert_eq!(passed_over.as_deref(), Some(ATTRIBUTED));
+    let none: Attributed<i64> = client.exec(("DEBUG", "PROTOCOL", "integer")).await.unwrap();
+    assert_eq!(none, Attributed { attributes: vec![], value: 12345 });
+}
+
+#[tokio::test]
+async fn pushes_and_attributes_between_replies_shift_none_of_them() {
+    let server = debug_server();
+    let client = Client::connect(server.url()).await.unwrap();
+    let mut pushes = client.pushes();
+    client.exec::<()>(("SET", "key", "value")).await.unwrap();
+    // This command is answered by a push message and, after it, by a reply of its own.
+    let push = ("DEBUG", "PROTOCOL", "push");
+    let get = ("GET", "key");
+    for _ in 0..50 {
+        let (a, b, c, d, e, f) = client
+            .pipeline::<(String, String, Option<String>, Attributed<String>, String, String)>((
+                get,
+                push,
+                get,
+                ("DEBUG", "PROTOCOL", "attrib"),
+                get,
+                push,
+            ))
+            .await
+            .unwrap();
+        assert_eq!((a.as_deref(), b.as_deref()), (Ok("value"), Ok(PUSHED)));
+        assert_eq!(c, Ok(Some("value".to_owned())));
+        assert_eq!(d, Ok(Attributed { attributes: popularity(), value: ATTRIBUTED.into() }));
+        assert_eq!((e.as_deref(), f.as_deref()), (Ok("value"), Ok(PUSHED)));
+    }
+    for _ in 0..100 {
+        let push =
+            tokio::time::timeout(Duration::from_secs(10), pushes.next()).await.expect("every push arrives");
+        assert_eq!(push, Some(Value::Push(vec![bulk("server-cpu-usage"), Value::Int(42)])));
+    }
+    let more = tokio::time::timeout(Duration::from_millis(50), pushes.next()).await;
+    assert!(more.is_err(), "nothing else is a push: {more:?}");
+}
+
+#[tokio::test]
+async fn a_reply_over_the_limits_ends_the_connection_and_says_why() {
+    let mut config = Redis::shared().url().into_config().unwrap();
+    config.limits = Limits { max_reply_bytes: 10_000, max_elements: 1000, max_depth: 8 };
+    let client = Client::connect(config).await.unwrap();
+    let nested = "local t = {} for i = 1, 9 do t = {t, 1} end return t";
+    let many = "local t = {} for i = 1, 1000 do t[i] = i end return t";
+    let long = "return string.rep('x', 10000)";
+    for (script, expected) in [
+        (long, ProtocolError::TooLong { found: 10_010, limit: 10_000 }),
+        (many, ProtocolError::TooMany { found: 1001, limit: 1000 }),
+        (nested, ProtocolError::TooDeep { limit: 8 }),
+    ] {
+        match client.pipeline::<(String, Value)>((("ECHO", "before"), ("EVAL", script, 0))).await {
+            Err(RequestError::Lost(Loss::Protocol(error))) => assert_eq!(error, expected),
+            other => panic!("{other:?} in place of {expected}"),
+        }
+        // A new connection follows, and what is within the limits still comes.
+        let again = async {
+            while client.exec::<String>(("ECHO", "after")).await.ok().as_deref() != Some("after") {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), again).await.expect("the connection is made again");
+    }
+}

@@ -1,0 +1,11 @@
+//! The client against real servers, with and without faults.
+
+#![allow(clippy::unwrap_used, reason = "a test's unwrap is its assertion, in a helper too")]
+
+mod connecting;
+mod decoder;
+mod faults;
+mod features;
+mod pubsub;
+mod support;
+mod types;

@@ -1,0 +1,148 @@
+//! What these tests share.
+//!
+//! Nothing waits for a time that should be long enough: a test follows the client's own states, or asks the server until
+//! it says so, and gives up loudly after [`PATIENCE`].
+
+use std::fmt::Debug;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+use forebay_redis::{Backoff, Changes, Client, Config, IntoConfig, State, Status};
+use forebay_sandbox::Redis;
+use forebay_testkit::Proxy;
+use tokio::time::timeout;
+
+/// When a test stops to believe in it. Well beyond every deadline in here.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+pub(crate) fn start() -> Redis {
+    Redis::start().unwrap()
+}
+
+pub(crate) async fn connect(url: impl IntoConfig) -> Client {
+    Client::connect(url).await.unwrap()
+}
+
+/// A configuration to change.
+pub(crate) fn config(url: impl IntoConfig) -> Config {
+    url.into_config().unwrap()
+}
+
+pub(crate) fn with(mut config: Config, change: impl FnOnce(&mut Config)) -> Config {
+    change(&mut config);
+    config
+}
+
+/// One that tries again after a millisecond, always.
+pub(crate) fn impatient(url: impl IntoConfig) -> Config {
+    let delay = Duration::from_millis(1);
+    let backoff =
+        Backoff { quick_tries: u32::MAX - 1, quick_delay: delay, first_delay: delay, max_delay: delay };
+    with(config(url), |config| config.reconnect = Some(backoff))
+}
+
+/// A proxy before a server, and the URL through it.
+pub(crate) fn proxied(redis: &Redis) -> (Proxy, String) {
+    let proxy = Proxy::start(redis.addr());
+    let url = format!("redis://{}", proxy.addr());
+    (proxy, url)
+}
+
+/// Follows a client from now on, without the state that it is in.
+pub(crate) async fn follow(client: &Client) -> Changes {
+    let mut changes = client.changes();
+    changes.next().await;
+    changes
+}
+
+pub(crate) async fn reaches(changes: &mut Changes, state: State) -> Status {
+    within(&format!("{state}"), changes.wait_for(state)).await
+}
+
+/// Waits for the loss and for the end of it.
+pub(crate) async fn mends(changes: &mut Changes) -> Status {
+    reaches(changes, State::Failed).await;
+    reaches(changes, State::Open).await
+}
+
+pub(crate) async fn within<F: Future>(what: &str, future: F) -> F::Output {
+    timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"))
+}
+
+/// Asks until the answer is the one that is wanted.
+pub(crate) async fn eventually<T: PartialEq + Debug>(what: &str, wanted: T, mut ask: impl AsyncFnMut() -> T) {
+    let begun = Instant::now();
+    loop {
+        let found = ask().await;
+        if found == wanted {
+            return;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{what}: wanted {wanted:?}, still {found:?}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// Polls a future once, which submits a request, and gives it back.
+pub(crate) fn submitted<F: Future + Unpin>(mut future: F) -> F
+where
+    F::Output: Debug,
+{
+    let first = Pin::new(&mut future).poll(&mut Context::from_waker(Waker::noop()));
+    assert!(first.is_pending(), "answered at once: {first:?}");
+    future
+}
+
+/// How many connections of a name the server has.
+pub(crate) async fn connections_named(admin: &Client, name: &str) -> usize {
+    let list: String = admin.exec(("CLIENT", "LIST")).await.unwrap();
+    list.lines().filter(|line| line.contains(&format!(" name={name} "))).count()
+}
+
+pub(crate) async fn client_id(client: &Client) -> i64 {
+    client.exec(("CLIENT", "ID")).await.unwrap()
+}
+
+/// Ends a connection from the server's side.
+pub(crate) async fn kill_connection(admin: &Client, id: i64) {
+    let killed: i64 = admin.exec(("CLIENT", "KILL", "ID", id)).await.unwrap();
+    assert_eq!(killed, 1);
+}
+
+/// An executor that knows nothing of tokio.
+pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
+    struct Unpark(Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut future = std::pin::pin!(future);
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return output;
+        }
+        thread::park();
+    }
+}
+
+/// A small generator with a seed (xorshift64*), so that a failure can be had again.
+pub(crate) struct Dice(pub(crate) u64);
+
+impl Dice {
+    pub(crate) fn roll(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
+    }
+
+    /// True once in `sides`, in the long run.
+    pub(crate) fn one_in(&mut self, sides: u64) -> bool {
+        self.roll().is_multiple_of(sides)
+    }
+}
