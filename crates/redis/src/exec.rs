@@ -76,7 +76,9 @@ impl<'c, J: Job> Exec<'c, J> {
     }
 
     fn finish(&mut self, answer: Answer) -> J::Output {
-        self.slot = None;
+        if let Some(slot) = self.slot.take() {
+            Slot::recycle(slot);
+        }
         if let Some(report) = self.report.take() {
             report.end(match &answer {
                 Ok(_) => Outcome::Replied,

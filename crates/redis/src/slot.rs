@@ -2,7 +2,11 @@
 //!
 //! Invariant: a slot is answered at most once, and only its caller's task takes the answer out: waking is all that the
 //! worker does to a caller.
+//!
+//! Slots are used again: one for each request would be half of what a request allocates. Bounds: [`MAX_SPARES`] for each
+//! thread.
 
+use std::cell::RefCell;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
@@ -10,6 +14,12 @@ use crate::core::pipeline::{Replies, Sink};
 use crate::error::RequestError;
 
 pub(crate) type Answer = Result<Replies, RequestError>;
+
+const MAX_SPARES: usize = 1024;
+
+thread_local! {
+    static SPARES: RefCell<Vec<Arc<Slot>>> = const { RefCell::new(Vec::new()) };
+}
 
 #[derive(Debug)]
 pub(crate) struct Slot(Mutex<State>);
@@ -24,7 +34,23 @@ enum State {
 
 impl Slot {
     pub(crate) fn waiting(waker: Waker) -> Arc<Slot> {
-        Arc::new(Slot(Mutex::new(State::Waiting(waker))))
+        let mut slot = SPARES.with_borrow_mut(Vec::pop).unwrap_or_else(|| Arc::new(Slot(Mutex::new(State::Gone))));
+        let alone = Arc::get_mut(&mut slot).expect("a spare slot has one owner");
+        *alone.0.get_mut().unwrap_or_else(PoisonError::into_inner) = State::Waiting(waker);
+        slot
+    }
+
+    /// Keeps a slot for the next request, if the worker has let go of it.
+    pub(crate) fn recycle(mut slot: Arc<Slot>) {
+        if Arc::get_mut(&mut slot).is_some() {
+            // A thread that is ending has no spares any more.
+            let _ending = SPARES.try_with(|spares| {
+                let mut spares = spares.borrow_mut();
+                if spares.len() < MAX_SPARES {
+                    spares.push(slot);
+                }
+            });
+        }
     }
 
     pub(crate) fn answer(&self, answer: Answer) {

@@ -28,6 +28,8 @@ use crate::status::Status;
 
 /// Rounds of writing and reading before others in the runtime get their turn.
 const ROUNDS: usize = 4;
+/// Bytes that need not wait for more: the system call is a small part of what they cost.
+const WORTH_WRITING: usize = 1024;
 /// Reads in one round.
 const READS: usize = 8;
 
@@ -92,10 +94,11 @@ impl Worker {
         worker
     }
 
-    /// With one request open its caller waits, so it is written at once. With more of them, others are about to add to the
-    /// batch: true, once, to let them.
+    /// With one request open its caller waits, so it is written at once. With more of them, others are about to add to a
+    /// small batch: true, once, to let them.
     fn lets_batch_grow(&mut self, now: Instant) -> bool {
-        let crowded = self.fresh && self.connection.open_requests() > 1 && self.outside.io.is_some();
+        let small = self.connection.unsent().len() < WORTH_WRITING;
+        let crowded = self.fresh && small && self.connection.open_requests() > 1 && self.outside.io.is_some();
         if crowded && !self.yielded {
             self.yielded = true;
             return true;

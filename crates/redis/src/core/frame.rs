@@ -133,7 +133,32 @@ impl Framer {
     }
 
     /// Goes on with `bytes`: what the last call saw, less what was [`consumed`](Self::consumed), plus what came since.
+    #[inline]
     pub(crate) fn next(&mut self, bytes: &[u8]) -> Result<Step, ProtocolError> {
+        match self.whole_string(bytes) {
+            Some(frame) => Ok(Step::Frame(Kind::Reply, frame)),
+            None => self.scan(bytes),
+        }
+    }
+
+    /// The commonest frame of all: a string that is there in full. Everything else, errors included, is `scan`'s.
+    #[inline]
+    fn whole_string(&mut self, bytes: &[u8]) -> Option<Range<usize>> {
+        let (start, fresh) = (self.start, self.at == self.start);
+        if !fresh || self.string_end.is_some() || bytes.get(start) != Some(&b'$') {
+            return None;
+        }
+        let header = header(bytes, start, b'$').ok()??;
+        let Length::Known(length) = header.length else { return None };
+        let end = header.end.checked_add(usize::try_from(length).ok()?)?.checked_add(2)?;
+        if end - start > self.limits.max_reply_bytes || bytes.get(end - 2..end) != Some(b"\r\n") {
+            return None;
+        }
+        (self.start, self.at) = (end, end);
+        Some(start..end)
+    }
+
+    fn scan(&mut self, bytes: &[u8]) -> Result<Step, ProtocolError> {
         loop {
             let scanned = match self.string_end {
                 Some(end) => self.string(bytes, end)?,
