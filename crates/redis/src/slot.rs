@@ -34,7 +34,8 @@ enum State {
 
 impl Slot {
     pub(crate) fn waiting(waker: Waker) -> Arc<Slot> {
-        let mut slot = SPARES.with_borrow_mut(Vec::pop).unwrap_or_else(|| Arc::new(Slot(Mutex::new(State::Gone))));
+        let mut slot =
+            SPARES.with_borrow_mut(Vec::pop).unwrap_or_else(|| Arc::new(Slot(Mutex::new(State::Gone))));
         let alone = Arc::get_mut(&mut slot).expect("a spare slot has one owner");
         *alone.0.get_mut().unwrap_or_else(PoisonError::into_inner) = State::Waiting(waker);
         slot
