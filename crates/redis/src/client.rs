@@ -192,7 +192,8 @@ impl Client {
     pub(crate) async fn subscriber(&self) -> Client {
         // Which protocol it is, is known once a try has succeeded.
         self.tried().await;
-        if self.handle.shared.resp3.load(Ordering::Relaxed) || self.config().subscriber_only {
+        let closed = matches!(self.state(), State::Closing | State::Closed); // its own inbox will say so
+        if closed || self.handle.shared.resp3.load(Ordering::Relaxed) || self.config().subscriber_only {
             return self.clone();
         }
         let client = self.own_subscriber();

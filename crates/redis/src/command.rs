@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -14,7 +15,6 @@ use crate::error::RequestError;
 use crate::guard::Guard;
 
 /// Writes arguments in RESP.
-#[derive(Debug)]
 pub struct ArgWriter<'a> {
     out: &'a mut Vec<u8>,
     written: usize,
@@ -69,6 +69,11 @@ impl<'a> ArgWriter<'a> {
     /// Likewise, for a command that is ours and needs no guard. Says where its arguments begin.
     pub(crate) fn own_command(&mut self, command: &(impl Command + ?Sized)) -> usize {
         let count = command.count();
+        if count == 0 {
+            // The server passes over it without a reply, and every later reply would be somebody else's.
+            let (command, instead) = ("a command without a word", "one with a name");
+            self.refused.get_or_insert(RequestError::Unsuitable { command, instead });
+        }
         self.header(b'*', count);
         let arguments = self.out.len();
         self.written = 0;
@@ -79,6 +84,13 @@ impl<'a> ArgWriter<'a> {
             "a ToArgs or Command wrote another number of arguments than it counted"
         );
         arguments
+    }
+}
+
+/// What it has written stays its secret: it may be anybody's.
+impl fmt::Debug for ArgWriter<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ArgWriter").field("written", &self.written).finish_non_exhaustive()
     }
 }
 
@@ -306,8 +318,9 @@ pub fn cmd(name: &str) -> Cmd {
 impl Cmd {
     /// Adds an argument, or as many as the value has.
     pub fn arg(mut self, arg: impl ToArgs) -> Self {
-        self.count += arg.count();
-        arg.write(&mut ArgWriter::new(&mut self.encoded));
+        let mut writer = ArgWriter::new(&mut self.encoded);
+        arg.write(&mut writer);
+        self.count += writer.written;
         self
     }
 }

@@ -266,10 +266,11 @@ fn parse_option(key: &str, value: &str, config: &mut Config) -> Result<(), Confi
         }
         "connect_timeout_ms" => config.connect_timeout = Duration::from_millis(number()?),
         _ => {
-            return Err(error(&format!(
-                "unknown option {key} in the Redis URL; known: db, user, password, client_name, protocol, \
-                 response_timeout_ms, connect_timeout_ms"
-            )));
+            // The option isn't named: it may be the end of a password with a ? in it.
+            return Err(error(
+                "unknown option in the Redis URL; known: db, user, password, client_name, protocol, \
+                 response_timeout_ms, connect_timeout_ms (write a ? in a password as %3F)",
+            ));
         }
     }
     Ok(())
@@ -361,6 +362,8 @@ mod tests {
             "redis://u:hunter2@[::1",
             "redis://u:hunter2%zz@h",
             "redis://u:hunter2@h?nonsense=1",
+            "redis://u:1234?hunter2@host",
+            "redis://:?hunter2=1@h",
             "unix://relative",
         ] {
             let error = parse_url(url).expect_err(url).to_string();

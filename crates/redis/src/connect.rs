@@ -32,11 +32,15 @@ pub(crate) type Dialing = Pin<Box<dyn Future<Output = Result<Connected, ConnectE
 /// Makes connections; tests put their own in.
 pub(crate) type Dialer = Arc<dyn Fn() -> Dialing + Send + Sync>;
 
+/// Longer than anybody waits for a connection, and no clock ends before that.
+const A_DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
 pub(crate) fn dialer(config: Arc<Config>) -> Dialer {
     Arc::new(move || {
         let config = config.clone();
         Box::pin(async move {
-            let deadline = Deadline { at: Instant::now() + config.connect_timeout, config: &config };
+            let deadline =
+                Deadline { at: Instant::now() + config.connect_timeout.min(A_DAY), config: &config };
             let io = dial(&deadline).await?;
             deadline.bound("the handshake", handshake(io, &config)).await?
         })
@@ -77,7 +81,7 @@ async fn dial(deadline: &Deadline<'_>) -> Result<Box<dyn Io>, ConnectError> {
             let stream = dial_tcp(deadline, host, *port).await?;
             #[cfg(feature = "tls")]
             if let Some(tls) = &config.tls {
-                let (client, name) = tls.prepare(host)?;
+                let (client, name) = tls.prepare(host).await?;
                 let connecting = tokio_rustls::TlsConnector::from(client).connect(name, stream);
                 let encrypted = deadline.bound("the TLS handshake", connecting).await?;
                 return match encrypted {

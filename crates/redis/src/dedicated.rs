@@ -72,7 +72,7 @@ impl Dedicated {
 
     /// Connects again if need be. If that fails, the request will say why.
     async fn call(&mut self) -> Call<'_> {
-        if self.abandoned || matches!(self.client.state(), State::Closed | State::Closing) {
+        if self.abandoned || matches!(self.client.state(), State::Failed | State::Closing | State::Closed) {
             self.client.close().await;
             let _the_request_will_say = self.client.reopen().await;
             self.abandoned = false;

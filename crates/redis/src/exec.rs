@@ -15,8 +15,9 @@ use crate::client::Shared;
 use crate::command::{ArgWriter, Batch, Command};
 use crate::core::pipeline::{Expect, Replies, Request};
 use crate::error::{ExecError, ReplyError, RequestError};
+use crate::guard::Words;
 use crate::hooks::{Hooks, Outcome, RequestReport};
-use crate::reply::{Cursor, FromReplies, FromReply, Reader, Token, single};
+use crate::reply::{Cursor, FromReplies, FromReply, Token, single};
 use crate::slot::{Answer, Slot};
 
 /// What a request sends and what becomes of its replies.
@@ -36,12 +37,13 @@ pub struct Exec<'c, J: Job> {
     job: J,
     timeout: Option<Duration>,
     slot: Option<Arc<Slot>>,
+    done: bool,
     report: Option<Box<Report>>,
 }
 
 impl<'c, J: Job> Exec<'c, J> {
     pub(crate) fn new(shared: &'c Shared, job: J) -> Self {
-        Exec { timeout: shared.config.response_timeout, shared, job, slot: None, report: None }
+        Exec { timeout: shared.config.response_timeout, shared, job, slot: None, done: false, report: None }
     }
 
     /// Another deadline than [`Config::response_timeout`](crate::Config::response_timeout), for this request only.
@@ -61,21 +63,35 @@ impl<'c, J: Job> Exec<'c, J> {
         let expect = self.job.expect();
         let (timeout, slot) = (self.timeout, Slot::waiting(cx.waker().clone()));
         if let Some(hooks) = &self.shared.config.hooks {
-            self.report = Some(Box::new(Report::begin(hooks.clone(), &self.job)));
+            self.report = Some(Box::new(Report::begin(hooks.clone(), expect)));
         }
-        self.shared.inbox.leave(
+        let left = self.shared.inbox.leave(
             |out| {
+                let before = out.len();
                 let mut writer = ArgWriter::guarded(out, self.shared.guard());
                 self.job.encode(&mut writer);
-                writer.verdict()
+                let verdict = writer.verdict();
+                if let Some(report) = &mut self.report {
+                    report.command = first_word(&out[before..]);
+                }
+                verdict
             },
             |bytes| Request { sink: slot.clone(), expect, bytes, timeout },
-        )?;
+        );
+        if let (Err(_), Some(report)) = (&left, &mut self.report) {
+            // It didn't come to encoding it in the right place.
+            let mut encoded = Vec::new();
+            self.job.encode(&mut ArgWriter::new(&mut encoded));
+            report.command = first_word(&encoded);
+        }
+        left?;
         self.slot = Some(slot);
         Ok(())
     }
 
-    fn finish(&mut self, answer: Answer) -> J::Output {
+    /// Ends the request with its answer, or without one if it couldn't even be left.
+    pub(crate) fn finish(&mut self, answer: Answer) -> J::Output {
+        self.done = true;
         if let Some(slot) = self.slot.take() {
             Slot::recycle(slot);
         }
@@ -97,6 +113,7 @@ impl<J: Job> Future for Exec<'_, J> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<J::Output> {
         let exec = &mut *self;
+        assert!(!exec.done, "polled after completion");
         match &exec.slot {
             Some(slot) => slot.poll(cx).map(|answer| exec.finish(answer)),
             None if exec.job.expect() == Expect::Replies(0) => {
@@ -265,13 +282,11 @@ struct Report {
 }
 
 impl Report {
-    fn begin(hooks: Arc<dyn Hooks>, job: &impl Job) -> Self {
-        let mut encoded = Vec::new();
-        job.encode(&mut ArgWriter::new(&mut encoded));
-        let commands = match job.expect() {
+    fn begin(hooks: Arc<dyn Hooks>, expect: Expect) -> Self {
+        let commands = match expect {
             Expect::Replies(count) | Expect::Confirmations(count, _) => count as usize,
         };
-        Report { hooks, command: first_word(&encoded), commands, started: Instant::now() }
+        Report { hooks, command: String::new(), commands, started: Instant::now() }
     }
 
     fn end(self, outcome: Outcome<'_>) {
@@ -280,12 +295,9 @@ impl Report {
     }
 }
 
+/// The name of the first command.
 fn first_word(encoded: &[u8]) -> String {
-    let bytes = bytes::Bytes::copy_from_slice(encoded);
-    let mut reader = Reader::new(&bytes, 0);
-    let _array = reader.token();
-    match reader.token() {
-        Ok(Token::Bulk(name)) => String::from_utf8_lossy(&name).into_owned(),
-        Ok(_) | Err(_) => String::new(),
-    }
+    let arguments = memchr::memchr(b'\n', encoded).map_or(0, |end| end + 1);
+    let name = Words(&encoded[arguments..]).next().unwrap_or_default();
+    String::from_utf8_lossy(name).into_owned()
 }

@@ -47,7 +47,7 @@ impl Guard {
             (b"UNSUBSCRIBE" | b"PUNSUBSCRIBE" | b"SUNSUBSCRIBE", _) => {
                 refused("UNSUBSCRIBE", "drop the Subscription")
             }
-            (b"MONITOR", _) => refused("MONITOR", "redis-cli"),
+            (b"MONITOR" | b"SYNC" | b"PSYNC", _) => refused("MONITOR and SYNC", "redis-cli"),
             (b"HELLO", _) => refused("HELLO", "Config::protocol"),
             (b"RESET" | b"QUIT", _) => refused("RESET and QUIT", "Client::close"),
             (b"CLIENT", _) if words.next().is_some_and(|word| word.eq_ignore_ascii_case(b"REPLY")) => {
@@ -64,9 +64,7 @@ impl Guard {
                 | b"BZMPOP" | b"WAIT" | b"WAITAOF",
                 Guard::Shared,
             ) => refused("a blocking command", "Client::dedicated"),
-            (b"XREAD" | b"XREADGROUP", Guard::Shared)
-                if words.any(|word| word.eq_ignore_ascii_case(b"BLOCK")) =>
-            {
+            (b"XREAD" | b"XREADGROUP", Guard::Shared) if blocks(&mut words) => {
                 refused("XREAD BLOCK", "Client::dedicated")
             }
             _ => Ok(()),
@@ -74,8 +72,21 @@ impl Guard {
     }
 }
 
+/// Whether BLOCK is among the options, which end with STREAMS. After GROUP come two names, which may be anything.
+fn blocks(words: &mut Words<'_>) -> bool {
+    while let Some(word) = words.next() {
+        match word.to_ascii_uppercase().as_slice() {
+            b"BLOCK" => return true,
+            b"STREAMS" => return false,
+            b"GROUP" => words.by_ref().take(2).for_each(drop),
+            _ => {}
+        }
+    }
+    false
+}
+
 /// The words of an encoded command.
-struct Words<'a>(&'a [u8]);
+pub(crate) struct Words<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Iterator for Words<'a> {
     type Item = &'a [u8];
@@ -122,6 +133,8 @@ mod tests {
         }
         let read = ("XREAD", "COUNT", 1, "BLOCK", 0, "STREAMS", "s", "$");
         assert!(check(Guard::Shared, read).is_err() && check(Guard::Dedicated, read).is_ok());
+        let named_so = ("XREADGROUP", "GROUP", "block", "BLOCK", "COUNT", 1, "STREAMS", "block", ">");
+        assert!(check(Guard::Shared, named_so).is_ok());
     }
 
     #[test]

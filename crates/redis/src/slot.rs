@@ -34,8 +34,9 @@ enum State {
 
 impl Slot {
     pub(crate) fn waiting(waker: Waker) -> Arc<Slot> {
-        let mut slot =
-            SPARES.with_borrow_mut(Vec::pop).unwrap_or_else(|| Arc::new(Slot(Mutex::new(State::Gone))));
+        // A thread that is ending has no spares any more.
+        let spare = SPARES.try_with(|spares| spares.borrow_mut().pop()).ok().flatten();
+        let mut slot = spare.unwrap_or_else(|| Arc::new(Slot(Mutex::new(State::Gone))));
         let alone = Arc::get_mut(&mut slot).expect("a spare slot has one owner");
         *alone.0.get_mut().unwrap_or_else(PoisonError::into_inner) = State::Waiting(waker);
         slot
@@ -44,7 +45,6 @@ impl Slot {
     /// Keeps a slot for the next request, if the worker has let go of it.
     pub(crate) fn recycle(mut slot: Arc<Slot>) {
         if Arc::get_mut(&mut slot).is_some() {
-            // A thread that is ending has no spares any more.
             let _ending = SPARES.try_with(|spares| {
                 let mut spares = spares.borrow_mut();
                 if spares.len() < MAX_SPARES {
@@ -76,7 +76,7 @@ impl Slot {
                 State::Answered(answer) => Poll::Ready(answer),
                 State::Waiting(_) | State::Gone => unreachable!("matched above, under the same lock"),
             },
-            State::Gone => panic!("polled after completion"),
+            State::Gone => unreachable!("its request is done, and asks no more"),
         }
     }
 

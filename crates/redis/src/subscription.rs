@@ -11,6 +11,7 @@ use futures_core::Stream;
 
 use crate::client::{Client, Shared};
 use crate::command::{ArgWriter, Cmd, ToArgs, cmd};
+use crate::core::link::State;
 use crate::core::pipeline::Request;
 use crate::error::{ExecError, RequestError};
 use crate::exec::{Confirmed, Exec, Job};
@@ -103,7 +104,11 @@ impl Client {
     /// Every push message that belongs to no subscription: invalidations, and what modules send.
     pub fn pushes(&self) -> Pushes {
         let feed = Feed::new(self.config().max_queued_messages);
-        self.shared().topics.lock().add_other(&feed);
+        let shared = self.shared();
+        shared.topics.lock().add_other(&feed);
+        if self.state() == State::Closed {
+            shared.topics.end_all(); // nobody else will
+        }
         Pushes { client: self.clone(), feed }
     }
 
@@ -113,13 +118,17 @@ impl Client {
         let mut seen = HashSet::new();
         let names = words(&names).into_iter().filter(|name| seen.insert(name.clone()));
         let topics: Vec<Topic> = names.map(|name| (kind, name)).collect();
+        if topics.is_empty() {
+            let (command, instead) = ("a subscription to nothing", "at least one name");
+            return Err(RequestError::Unsuitable { command, instead }.into());
+        }
         // Made before the server knows, so that no message after the confirmation is lost; and if this future is dropped,
         // so is the subscription.
         let feed = Feed::new(client.config().max_queued_messages);
         let subscription = Subscription { client, topics, feed };
         let shared = subscription.client.shared();
         let mut request = Exec::new(shared, confirmed(kind.subscribe(), &subscription.topics));
-        std::future::poll_fn(|cx| {
+        let left = std::future::poll_fn(|cx| {
             let mut feeds = shared.topics.lock();
             feeds.add(&subscription.topics, &subscription.feed);
             let submitted = request.submit(cx);
@@ -129,8 +138,14 @@ impl Client {
             }
             Poll::Ready(submitted)
         })
-        .await?;
-        request.await?;
+        .await;
+        match left {
+            Ok(()) => request.await?,
+            Err(error) => {
+                request.finish(Err(error))?;
+                drop(request);
+            }
+        }
         Ok(subscription)
     }
 }

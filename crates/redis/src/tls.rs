@@ -1,6 +1,6 @@
 //! TLS by rustls: always verified, against the system's certificates or those that are given.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -11,20 +11,21 @@ use crate::error::ConfigError;
 /// How a connection is encrypted and whom it trusts.
 #[derive(Debug, Clone)]
 pub struct Tls {
-    config: Option<Arc<ClientConfig>>,
+    /// Shared by all clones; the system's certificates are read once, by the first connection.
+    config: Arc<OnceLock<Arc<ClientConfig>>>,
     server_name: Option<String>,
 }
 
 impl Tls {
     /// Trusts what the system trusts. The certificates are read when the connection is made.
     pub fn system() -> Self {
-        Tls { config: None, server_name: None }
+        Tls { config: Arc::default(), server_name: None }
     }
 
     /// Trusts the certificate authorities in this PEM text, and no others.
     pub fn ca_pem(pem: &[u8]) -> Result<Self, ConfigError> {
         let config = builder().with_root_certificates(roots(pem)?).with_no_client_auth();
-        Ok(Tls { config: Some(Arc::new(config)), server_name: None })
+        Ok(Tls::custom(Arc::new(config)))
     }
 
     /// Likewise, and shows the server this certificate (PEM, with its chain) and key.
@@ -36,12 +37,12 @@ impl Tls {
             .with_root_certificates(roots(ca)?)
             .with_client_auth_cert(chain, key)
             .map_err(|error| ConfigError(format!("the client certificate and key don't fit: {error}")))?;
-        Ok(Tls { config: Some(Arc::new(config)), server_name: None })
+        Ok(Tls::custom(Arc::new(config)))
     }
 
     /// Anything else that rustls can do.
     pub fn custom(config: Arc<ClientConfig>) -> Self {
-        Tls { config: Some(config), server_name: None }
+        Tls { config: Arc::new(OnceLock::from(config)), server_name: None }
     }
 
     /// The name to expect in the server's certificate, where it isn't the address's host.
@@ -51,7 +52,7 @@ impl Tls {
         self
     }
 
-    pub(crate) fn prepare(
+    pub(crate) async fn prepare(
         &self,
         host: &str,
     ) -> Result<(Arc<ClientConfig>, ServerName<'static>), ConfigError> {
@@ -59,11 +60,15 @@ impl Tls {
         let name = ServerName::try_from(name.to_owned()).map_err(|_| {
             ConfigError("the server's name can't be used for TLS; set Tls::server_name".into())
         })?;
-        let config = match &self.config {
-            Some(config) => config.clone(),
-            None => Arc::new(builder().with_root_certificates(system_roots()?).with_no_client_auth()),
-        };
-        Ok((config, name))
+        if self.config.get().is_none() {
+            // Files are read and parsed, which would hold up whoever shares our thread.
+            let roots = tokio::task::spawn_blocking(system_roots).await;
+            let roots = roots
+                .map_err(|_| ConfigError("reading the system's certificates was interrupted".into()))??;
+            let _somebody_was_quicker =
+                self.config.set(Arc::new(builder().with_root_certificates(roots).with_no_client_auth()));
+        }
+        Ok((self.config.get().expect("it was set above").clone(), name))
     }
 }
 

@@ -11,8 +11,8 @@ use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 
-use crate::core::pipeline::push_kind;
-use crate::reply::{COPY_BELOW, Reader, Token};
+use crate::core::pipeline::{READ_BYTES, push_kind};
+use crate::reply::{Reader, Token};
 
 /// Bytes of messages that one feed holds at most; the message that crosses this is the last one let in.
 const MAX_QUEUED_BYTES: usize = 64 << 20;
@@ -78,7 +78,7 @@ impl Topics {
     /// Hands a push message to whoever wants it. Confirmations are nobody's: the pipeline has counted them.
     pub(crate) fn deliver(&self, push: Bytes) {
         // It may wait for long, and must not keep a whole read alive meanwhile.
-        let push = if push.len() < COPY_BELOW { Bytes::copy_from_slice(&push) } else { push };
+        let push = if push.len() < READ_BYTES { Bytes::copy_from_slice(&push) } else { push };
         let Some(word) = push_kind(&push) else { return };
         let feeds = self.lock();
         match Kind::of_message(word) {

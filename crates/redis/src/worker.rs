@@ -173,6 +173,7 @@ impl Worker {
 
     /// Reads and hands out what is whole, until the socket is empty; false if there may be more.
     fn read(&mut self, cx: &mut Context<'_>, now: Instant) -> bool {
+        self.connection.resume(now.into_std(), &mut self.outside);
         for _ in 0..READS {
             let Some(io) = &mut self.outside.io else { return true };
             let Poll::Ready(read) = pin!(io.read_buf(self.connection.input())).poll(cx) else { return true };
@@ -181,6 +182,9 @@ impl Worker {
                 Ok(count) => {
                     self.outside.shared.counters.bytes_received.add(count as u64);
                     self.connection.received(now.into_std(), &mut self.outside);
+                    if self.connection.is_paused() {
+                        return false;
+                    }
                 }
                 Err(error) => self.lost(Loss::Io(Arc::new(error)), now),
             }
@@ -213,6 +217,9 @@ impl Future for Worker {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let worker = &mut *self;
         let now = Instant::now();
+        if worker.connection.is_paused() {
+            worker.visit(None, now); // what the callers of the first half left meanwhile
+        }
         for _ in 0..ROUNDS {
             worker.connection.tick(now.into_std(), &mut worker.outside);
             worker.poll_dial(cx, now);
@@ -225,6 +232,10 @@ impl Future for Worker {
                 return Poll::Ready(());
             }
             worker.arm(cx, now);
+            if worker.connection.is_paused() {
+                worker.yielded = true; // the batch grows while we are away
+                break;
+            }
             // Only with nothing to read and nothing left by callers does it sleep.
             if drained && !worker.visit(Some(cx.waker()), now) {
                 worker.outside.count();

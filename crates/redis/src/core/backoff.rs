@@ -32,7 +32,7 @@ impl Default for Backoff {
 impl Backoff {
     /// The wait before try number `attempt` (from 1), between half of the full delay and all of it, as `dice` falls.
     pub(crate) fn delay(&self, attempt: u32, dice: u64) -> Duration {
-        let full = match attempt.checked_sub(self.quick_tries + 1) {
+        let full = match attempt.saturating_sub(1).checked_sub(self.quick_tries) {
             None => self.quick_delay,
             Some(doublings) => self
                 .first_delay
@@ -83,10 +83,16 @@ mod tests {
     }
 
     #[test]
+    fn there_may_be_nothing_but_quick_tries() {
+        let backoff = Backoff { quick_tries: u32::MAX, ..Backoff::default() };
+        assert_eq!(backoff.delay(u32::MAX, u64::MAX), backoff.quick_delay);
+    }
+
+    #[test]
     fn jitter_takes_away_at_most_half() {
         let backoff = Backoff::default();
         let mut dice = Dice::seeded(7);
-        for attempt in [1, 9, 12, 100, u32::MAX] {
+        for attempt in [0, 1, 9, 12, 100, u32::MAX] {
             let full = backoff.delay(attempt, u64::MAX);
             for _ in 0..100 {
                 let delay = backoff.delay(attempt, dice.roll());

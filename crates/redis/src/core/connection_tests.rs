@@ -250,6 +250,7 @@ impl World {
                 self.known[&((pick % self.known.len()) as Id)].dropped.set(true);
             }
             Op::Write(count) if self.shell.connected => {
+                self.connection.resume(self.now, &mut self.shell);
                 self.visit();
                 let count = count.min(self.connection.unsent().len());
                 self.server.receive(&self.connection.unsent()[..count], &self.known);
@@ -261,6 +262,7 @@ impl World {
                 self.server.pushes += 1;
             }
             Op::Read(count) if self.shell.connected => {
+                self.connection.resume(self.now, &mut self.shell);
                 let count = count.min(self.server.sending.len());
                 let bytes: Vec<u8> = self.server.sending.drain(..count).collect();
                 self.connection.input().extend_from_slice(&bytes);
@@ -282,6 +284,7 @@ impl World {
                 self.connection.lost(Loss::Closed, self.now, &mut self.shell);
             }
             Op::Advance(ms) => {
+                self.connection.resume(self.now, &mut self.shell);
                 self.visit();
                 self.now += Duration::from_millis(ms);
                 self.connection.tick(self.now, &mut self.shell);
@@ -320,10 +323,17 @@ impl World {
                     self.last_ok = Some(id);
                     check_replies(id, self.known[&id].replies, &replies);
                 }
-                Err(_) if !self.server.begun.contains(&id) => {
-                    self.must_not_run.insert(id);
+                Err(error) => {
+                    let begun = self.server.begun.contains(&id);
+                    assert!(begun || !matches!(error, RequestError::Lost(_)), "{id} was lost before it left");
+                    assert!(
+                        !begun || !matches!(error, RequestError::Rejected { .. }),
+                        "{id} left and was rejected"
+                    );
+                    if !begun {
+                        self.must_not_run.insert(id);
+                    }
                 }
-                Err(_) => {}
             }
         }
         let state = *self.shell.states.last().expect("it has started");
@@ -399,6 +409,9 @@ fn random_histories_reach_every_state_and_every_kind_of_answer() {
     }
     let reached: Vec<_> = states.into_iter().collect();
     assert_eq!(reached, ["closed", "closing", "connecting", "failed", "open", "reconnecting"]);
-    assert_eq!(errors.into_iter().collect::<Vec<_>>(), ["cancelled", "closed", "deadline", "lost"]);
+    assert_eq!(
+        errors.into_iter().collect::<Vec<_>>(),
+        ["cancelled", "closed", "deadline", "lost", "rejected"]
+    );
     assert!(oks > 100 && restarts > 100, "{oks} answers, {restarts} restarts");
 }

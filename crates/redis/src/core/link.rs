@@ -134,7 +134,7 @@ impl Link {
             },
             Link::Open => match event {
                 Event::Lost => fail(0, now, policy, dice, out),
-                Event::Close => Link::Closing { until: now + policy.close_timeout },
+                Event::Close => Link::Closing { until: later(now, policy.close_timeout) },
                 Event::Start | Event::Connected | Event::Tick | Event::Drained => self,
             },
             Link::Failed { attempt, until } => match event {
@@ -221,12 +221,20 @@ fn fail(tries: u32, now: Instant, policy: &Policy, dice: &mut Dice, out: &mut Ve
     out.extend([Effect::Hangup, Effect::FailOpen]);
     let attempt = tries.saturating_add(1);
     match &policy.reconnect {
-        Some(backoff) => Link::Failed { attempt, until: Some(now + backoff.delay(attempt, dice.roll())) },
+        Some(backoff) => {
+            Link::Failed { attempt, until: Some(later(now, backoff.delay(attempt, dice.roll()))) }
+        }
         None => {
             out.push(Effect::GiveUp);
             Link::Failed { attempt, until: None }
         }
     }
+}
+
+/// `now + wait`, or so late that nobody will notice, where the clock ends before that.
+fn later(now: Instant, wait: Duration) -> Instant {
+    const AN_AGE: Duration = Duration::from_secs(1 << 30);
+    now + wait.min(AN_AGE)
 }
 
 fn close(out: &mut Vec<Effect>) -> Link {

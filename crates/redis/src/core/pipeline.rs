@@ -52,6 +52,15 @@ pub(crate) enum Received<S> {
     Push(Bytes),
 }
 
+/// How far [`Pipeline::receive`] got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Parsed {
+    /// As many answers as were asked for; there may be more.
+    Some,
+    /// Everything that is whole; at least `need` bytes are missing.
+    All { need: usize },
+}
+
 #[derive(Debug)]
 struct Open<S> {
     /// `None` once the deadline has answered it.
@@ -70,7 +79,7 @@ impl<S: Sink> Open<S> {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        self.sink.as_ref().and(self.timeout).map(|timeout| self.since + timeout)
+        self.since.checked_add(self.sink.as_ref().and(self.timeout)?)
     }
 }
 
@@ -97,12 +106,13 @@ pub(crate) struct Pipeline<S> {
     arrays_are_pushes: bool,
 }
 
+// In tests these are small, so that random histories get around every corner.
 /// Beyond this an emptied buffer is given back instead of kept for the next batch.
-const KEEP_BYTES: usize = 1 << 20;
+const KEEP_BYTES: usize = if cfg!(test) { 200 } else { 1 << 20 };
 /// One read asks for this much.
-pub(crate) const READ_BYTES: usize = 64 << 10;
+pub(crate) const READ_BYTES: usize = if cfg!(test) { 64 } else { 64 << 10 };
 /// With less room than this left in the buffer, the next read gets a new one.
-const MIN_READ_BYTES: usize = 4 << 10;
+const MIN_READ_BYTES: usize = if cfg!(test) { 16 } else { 4 << 10 };
 
 impl<S: Sink> Pipeline<S> {
     pub(crate) fn new(limits: Limits, arrays_are_pushes: bool) -> Self {
@@ -204,9 +214,17 @@ impl<S: Sink> Pipeline<S> {
         self.spare.clear();
     }
 
-    /// Gives out every answer and push message that is whole, and says how many bytes are missing at least.
-    pub(crate) fn receive(&mut self, mut emit: impl FnMut(Received<S>)) -> Result<usize, ProtocolError> {
+    /// Gives out every answer and push message that is whole, but at most so many answers.
+    pub(crate) fn receive(
+        &mut self,
+        mut answers: usize,
+        mut emit: impl FnMut(Received<S>),
+    ) -> Result<Parsed, ProtocolError> {
         loop {
+            if answers == 0 && !self.input.is_empty() {
+                self.cut_part();
+                return Ok(Parsed::Some);
+            }
             let step = match self.framer.next(&self.input)? {
                 Step::Frame(Kind::Reply, range)
                     if self.arrays_are_pushes && self.input[range.start] == b'*' =>
@@ -222,7 +240,7 @@ impl<S: Sink> Pipeline<S> {
                         self.input = BytesMut::from(&self.input[..]);
                     }
                     self.check_invariants();
-                    return Ok(need);
+                    return Ok(Parsed::All { need });
                 }
                 Step::Frame(Kind::Push, range) => {
                     self.cut_part();
@@ -239,6 +257,7 @@ impl<S: Sink> Pipeline<S> {
                         Expect::Replies(left) if *left > 1 => *left -= 1,
                         // A subscription is confirmed by push messages; a reply in their place is its refusal.
                         Expect::Replies(_) | Expect::Confirmations(..) => {
+                            answers = answers.saturating_sub(1);
                             let replies = self.take_replies();
                             if let Some(sink) = self.open.pop_front().and_then(|front| front.sink) {
                                 emit(Received::Answer(sink, replies));
@@ -283,7 +302,8 @@ impl<S: Sink> Pipeline<S> {
         }
         let base = self.sent - self.out_at as u64; // place of out[0] in everything accepted
         let begun = (self.open[first].start - base) as usize;
-        let mut kept = self.out[self.out_at..begun].to_vec();
+        let mut kept = Vec::with_capacity(self.out.len() - self.out_at);
+        kept.extend_from_slice(&self.out[self.out_at..begun]);
         let mut place = self.open[first].start;
         for mut open in self.open.split_off(first) {
             let from = (open.start - base) as usize;
@@ -300,11 +320,16 @@ impl<S: Sink> Pipeline<S> {
         self.check_invariants();
     }
 
-    /// The connection is gone: gives out everybody who waits, and starts afresh.
-    pub(crate) fn fail_all(&mut self, mut emit: impl FnMut(S)) {
-        let open = std::mem::take(&mut self.open);
+    /// The connection is gone: gives out everybody who waits, with whether a byte of the request had left, and starts
+    /// afresh.
+    pub(crate) fn fail_all(&mut self, mut emit: impl FnMut(S, bool)) {
+        let (open, sent) = (std::mem::take(&mut self.open), self.sent);
         *self = Pipeline::new(self.limits, self.arrays_are_pushes);
-        open.into_iter().filter_map(|open| open.sink).for_each(&mut emit);
+        for Open { sink, start, .. } in open {
+            if let Some(sink) = sink {
+                emit(sink, start < sent);
+            }
+        }
     }
 
     /// Counts a push message towards the oldest request, if it waits for this kind; its sink when that was the last.
@@ -314,7 +339,7 @@ impl<S: Sink> Pipeline<S> {
         if push_kind(push) != Some(kind.as_bytes()) {
             return None;
         }
-        *left -= 1;
+        *left = left.saturating_sub(1);
         if *left > 0 {
             return None;
         }

@@ -13,7 +13,6 @@ mod value;
 
 pub use decode::FromReply;
 pub use decoder::Decoder;
-pub(crate) use reader::COPY_BELOW;
 pub use reader::{Items, Reader, Token};
 pub use results::FromReplies;
 pub(crate) use results::{Cursor, single};

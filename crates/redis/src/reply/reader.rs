@@ -11,7 +11,7 @@ use crate::core::frame::{Length, header};
 use crate::error::{Mismatch, ReplyError};
 
 /// Shorter pieces of a read are copied when they are kept, so that they don't keep all of it alive.
-pub(crate) const COPY_BELOW: usize = 1024;
+const COPY_BELOW: usize = 1024;
 
 /// Reads one reply, element by element.
 #[derive(Debug)]

@@ -608,7 +608,11 @@ async fn a_reconnection_that_hangs_ends_at_the_connect_deadline() {
     reaches(&mut changes, State::Reconnecting).await;
     let queued = submitted(client.exec::<()>(("PING",)));
     let error = within("an answer", queued).await.unwrap_err();
-    let ExecError::Request(RequestError::Lost(Loss::Connect(reason))) = &error else { panic!("{error:?}") };
+    // Not a byte of it has left, so it is known not to have run.
+    let ExecError::Request(RequestError::Rejected { last_error: Loss::Connect(reason), .. }) = &error else {
+        panic!("{error:?}")
+    };
+    assert_eq!(error.retry(), Retry::Safe);
     assert!(matches!(**reason, ConnectError::Timeout { step: "the handshake", .. }), "{reason:?}");
     proxy.resume();
     reaches(&mut changes, State::Open).await;

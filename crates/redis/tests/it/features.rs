@@ -535,3 +535,40 @@ async fn what_would_upset_the_connection_is_refused_and_harms_nobody() {
         (client.exec(("ECHO", "in step")).await.unwrap(), client.exec(("GET", "upset")).await.unwrap());
     assert_eq!((echo.as_str(), count), ("in step", None));
 }
+
+#[tokio::test]
+async fn a_command_without_a_word_is_refused() {
+    let redis = start();
+    let client = connect(redis.url()).await;
+    let empty = client.exec::<()>((Vec::<String>::new(),)).await.unwrap_err();
+    assert!(matches!(empty, ExecError::Request(RequestError::Unsuitable { .. })), "{empty}");
+    assert_eq!(client.exec::<String>(("ECHO", "in step")).await.unwrap(), "in step");
+}
+
+#[tokio::test]
+async fn the_longest_deadlines_of_all_harm_nobody() {
+    let redis = start();
+    let longest = with(config(redis.url()), |config| {
+        config.response_timeout = Some(Duration::MAX);
+        config.stall_timeout = Some(Duration::MAX);
+        config.connect_timeout = Duration::MAX;
+        config.close_timeout = Duration::MAX;
+    });
+    let client = connect(longest).await;
+    let slow = submitted(client.exec::<String>(("ECHO", "slow")).within(Duration::MAX));
+    // Its deadline makes the worker look at all the others.
+    let brief = client.exec::<()>(("PING",)).within(Duration::ZERO).await;
+    assert!(brief.is_ok() || matches!(brief, Err(ExecError::Request(RequestError::Deadline { .. }))));
+    assert_eq!(slow.await.unwrap(), "slow");
+    client.close().await;
+}
+
+#[tokio::test]
+#[should_panic(expected = "polled after completion")]
+async fn a_request_that_is_done_is_not_sent_again() {
+    let redis = start();
+    let client = connect(redis.url()).await;
+    let mut request = client.exec::<i64>(("INCR", "once"));
+    assert_eq!((&mut request).await.unwrap(), 1);
+    let _again = (&mut request).await;
+}
