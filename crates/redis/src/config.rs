@@ -51,7 +51,8 @@ pub struct Config {
     pub limits: Limits,
     /// Keep-alive probes after so long without traffic. Default 15 s.
     pub tcp_keepalive: Option<Duration>,
-    /// Sent data that nobody acknowledges for so long ends the connection (Linux). Default 10 s.
+    /// Sent data that nobody acknowledges, or a peer that takes nothing more, for so long ends the connection (Linux).
+    /// Default 10 s.
     pub tcp_user_timeout: Option<Duration>,
     /// Told about every request and every change of the connection.
     pub hooks: Option<Arc<dyn Hooks>>,

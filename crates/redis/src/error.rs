@@ -56,7 +56,8 @@ pub enum Retry {
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum RequestError {
-    /// The link waits before its next try to connect, and rejects what comes meanwhile.
+    /// The link waits before its next try to connect, and rejects what comes meanwhile, and what was queued when the last
+    /// try failed. Nothing of it was sent.
     #[error("rejected: the connection is down ({last_error}); {}", Next(*.retry_at))]
     Rejected {
         /// What ended the connection, or the last try to make one.
@@ -91,7 +92,7 @@ pub enum RequestError {
     /// No reply in time. The server may still run it, unless no byte of it had left.
     #[error("no reply within {after:?}; the server may still run the command")]
     Deadline {
-        /// The deadline, counted from the submission.
+        /// The deadline, counted from when the connection's task took the request over, which it does at once.
         after: Duration,
     },
     /// The connection was lost while the request was open. It is not sent again.
@@ -99,13 +100,13 @@ pub enum RequestError {
         "the connection was lost before the reply came: {0}; the command may have run, and is not sent again"
     )]
     Lost(#[source] Loss),
-    /// The client was closed.
+    /// The client was closed. A request that was in flight when `close` ran out of time may have run.
     #[error("the client is closed{}", Because(.last_error))]
     Closed {
         /// What ended the link, if it wasn't `close`.
         last_error: Option<Loss>,
     },
-    /// The runtime that ran the connection has shut down, and the connection with it.
+    /// The runtime that ran the connection has shut down, and the connection with it. What was in flight may have run.
     #[error("the runtime that ran this connection is gone; connect again on a live one")]
     Cancelled,
 }

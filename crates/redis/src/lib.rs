@@ -7,8 +7,8 @@
 //! - Requests are answered in the order in which they were submitted, each exactly once: by its reply or by a reason.
 //! - Nothing is ever sent twice. What was open when the connection was lost fails; whether to repeat it is up to you, and
 //!   [`ExecError::retry`] tells what is known.
-//! - Nothing waits for ever: every request has a deadline, every queue has a bound, and while the connection is down
-//!   requests are rejected at once.
+//! - Nothing waits for ever: a request has a deadline unless you take it away, every queue has a bound, and while the
+//!   connection is down requests are rejected at once.
 //! - No code of yours runs in the connection's task: replies are decoded where they are awaited.
 //!
 //! ```

@@ -43,9 +43,8 @@ pub(crate) struct Rules {
     pub(crate) generation: u64,
 }
 
-/// With fewer requests open, the system calls that two halves need cost more than their overlap brings (measured with 64
-/// and with 1,000).
-const WORTH_HALVING: usize = if cfg!(test) { 3 } else { 256 };
+/// With fewer requests open than this there is little to overlap.
+const WORTH_HALVING: usize = 4;
 
 pub(crate) struct Connection<S> {
     rules: Rules,
