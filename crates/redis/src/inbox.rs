@@ -28,7 +28,7 @@ pub(crate) struct Contents {
     held: Held,
     bounds: Bounds,
     sleeping: Option<Waker>,
-    wishes: Wishes,
+    close_wished: bool,
 }
 
 /// How much of the bounds the worker has in its own hands.
@@ -44,12 +44,6 @@ pub(crate) struct Bounds {
     pub(crate) max_unsent_bytes: usize,
 }
 
-/// What callers want of the connection itself.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Wishes {
-    pub(crate) close: bool,
-}
-
 impl Inbox {
     pub(crate) fn new(bounds: Bounds, shut: RequestError) -> Self {
         Inbox(Mutex::new(Contents {
@@ -59,7 +53,7 @@ impl Inbox {
             held: Held::default(),
             bounds,
             sleeping: None,
-            wishes: Wishes::default(),
+            close_wished: false,
         }))
     }
 
@@ -92,24 +86,25 @@ impl Inbox {
         }
     }
 
-    /// The worker's visit: it says what it holds and takes everything. With nothing to take it leaves `sleeper`'s waker.
+    /// The worker's visit: it says what it holds and takes everything; true if it is to close. With nothing to take it leaves
+    /// `sleeper`'s waker.
     pub(crate) fn take(
         &self,
         held: Held,
         requests: &mut Vec<Request<Arc<Slot>>>,
         bytes: &mut Vec<u8>,
         sleeper: Option<&Waker>,
-    ) -> Wishes {
+    ) -> bool {
         let mut contents = self.lock();
         contents.held = held;
         std::mem::swap(&mut contents.requests, requests);
         std::mem::swap(&mut contents.bytes, bytes);
-        let wishes = std::mem::take(&mut contents.wishes);
-        let nothing = requests.is_empty() && wishes == Wishes::default();
+        let close = std::mem::take(&mut contents.close_wished);
+        let nothing = requests.is_empty() && !close;
         contents.sleeping = sleeper.filter(|_| nothing).cloned();
         contents.held.requests += requests.len();
         contents.held.unsent_bytes += bytes.len();
-        wishes
+        close
     }
 
     /// Lets requests in, or from now on nothing, because of `shut`.
@@ -127,7 +122,7 @@ impl Inbox {
 
     pub(crate) fn wish_close(&self) {
         let mut contents = self.lock();
-        contents.wishes.close = true;
+        contents.close_wished = true;
         let waker = contents.sleeping.take();
         drop(contents);
         if let Some(waker) = waker {
@@ -140,7 +135,7 @@ impl Inbox {
         let mut contents = self.lock();
         debug_assert!(contents.requests.is_empty(), "a closed link has answered everybody");
         contents.held = Held::default();
-        contents.wishes = Wishes::default();
+        contents.close_wished = false;
         contents.sleeping = None;
     }
 

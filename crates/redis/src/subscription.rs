@@ -104,10 +104,9 @@ impl Client {
     /// Every push message that belongs to no subscription: invalidations, and what modules send.
     pub fn pushes(&self) -> Pushes {
         let feed = Feed::new(self.config().max_queued_messages);
-        let shared = self.shared();
-        shared.topics.lock().add_other(&feed);
+        self.shared().topics.lock().add_other(&feed);
         if self.state() == State::Closed {
-            shared.topics.end_all(); // nobody else will
+            feed.end(); // nobody else will
         }
         Pushes { client: self.clone(), feed }
     }

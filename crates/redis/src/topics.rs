@@ -223,7 +223,7 @@ impl Feed {
         });
     }
 
-    fn end(&self) {
+    pub(crate) fn end(&self) {
         self.change(|queue| queue.ended = true);
     }
 

@@ -115,17 +115,17 @@ impl Worker {
         let held =
             Held { requests: self.connection.open_requests(), unsent_bytes: self.connection.unsent().len() };
         let shared = &self.outside.shared;
-        let wishes = shared.inbox.take(held, &mut self.requests, &mut self.bytes, sleeper);
+        let close = shared.inbox.take(held, &mut self.requests, &mut self.bytes, sleeper);
         let found = !self.requests.is_empty();
         if found {
             self.fresh = true;
             shared.counters.requests.add(self.requests.len() as u64);
             self.connection.accept(&mut self.requests, &mut self.bytes, now.into_std());
         }
-        if wishes.close {
+        if close {
             self.connection.close(now.into_std(), &mut self.outside);
         }
-        found | wishes.close
+        found | close
     }
 
     fn poll_dial(&mut self, cx: &mut Context<'_>, now: Instant) {

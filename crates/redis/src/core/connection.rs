@@ -96,11 +96,13 @@ impl<S: Sink> Connection<S> {
         self.received(now, shell);
     }
 
-    /// The dial failed, or the connection broke.
+    /// The dial failed, or the connection broke. Only the first report of a loss tells its reason.
     pub(crate) fn lost(&mut self, loss: Loss, now: Instant, shell: &mut impl Shell<S>) {
         self.resume(now, shell); // what has come is still worth something
-        self.last_error = Some(loss);
-        self.apply(Event::Lost, now, shell);
+        if !matches!(self.link, Link::Failed { .. } | Link::Closed) {
+            self.last_error = Some(loss);
+            self.apply(Event::Lost, now, shell);
+        }
     }
 
     /// What may be written now.
@@ -161,10 +163,10 @@ impl<S: Sink> Connection<S> {
         self.due
     }
 
-    /// Does what the time asks for; true if it was time for anything.
-    pub(crate) fn tick(&mut self, now: Instant, shell: &mut impl Shell<S>) -> bool {
+    /// Does what the time asks for, if it is time for anything.
+    pub(crate) fn tick(&mut self, now: Instant, shell: &mut impl Shell<S>) {
         if self.due.is_none_or(|due| now < due) {
-            return false;
+            return;
         }
         self.resume(now, shell); // an answer that has come is in time
         self.pipeline.expire(now, |sink, after| shell.answer(sink, Err(RequestError::Deadline { after })));
@@ -177,7 +179,6 @@ impl<S: Sink> Connection<S> {
             .into_iter()
             .flatten()
             .min();
-        true
     }
 
     pub(crate) fn open_requests(&self) -> usize {
@@ -213,7 +214,7 @@ impl<S: Sink> Connection<S> {
                 Effect::Dial => shell.dial(),
                 Effect::Hangup => shell.hangup(),
                 Effect::FailOpen => {
-                    let unsent = self.shut().unwrap_or(RequestError::Cancelled);
+                    let unsent = self.shut().expect("a link that fails its requests lets none in");
                     self.fail_open(RequestError::Lost(self.last_loss()), unsent, now, shell);
                 }
                 Effect::CancelOpen => self.fail_open(self.closed(), self.closed(), now, shell),
