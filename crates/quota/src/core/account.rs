@@ -1,0 +1,174 @@
+//! One account as its member sees it: the slice that it may lend from, what it has lent, and who waits.
+//!
+//! Invariant: `slice` is never above what the store has down for this member, as long as the store keeps its writes.
+//! Kept by: a slice shrinks before the ask that says so leaves, and grows only when its answer is here; while an ask is on
+//! its way, its floor is the slice, so whatever becomes of the ask, the store has at least that much.
+//! Every unit of `used` is one lease; only `Member::give` takes it back.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::store::{Answer, Ask, Sharing};
+
+/// Somebody who waits for the store's word.
+pub(crate) trait Waiter {
+    /// Whether nobody listens any more.
+    fn gone(&self) -> bool;
+}
+
+#[derive(Debug)]
+pub(crate) struct Account<W> {
+    pub(crate) slice: u32,
+    pub(crate) used: u32,
+    /// What the other members had lent out, and all had in their slices, when the store last told.
+    pub(crate) others_used: u32,
+    total: u32,
+    pub(crate) pressure: bool,
+    pub(crate) waiters: VecDeque<W>,
+    /// The ask that is on its way: what it wanted.
+    asking: Option<Asking>,
+    /// In the line of those that have something to ask.
+    pub(crate) queued: bool,
+    /// To be pushed to a store that doesn't know this incarnation's share yet.
+    pub(crate) push: bool,
+    /// An ask was lost on its way: the store may have more down than we know.
+    unsure: bool,
+    /// Worth an ask for its own sake: to refresh what we know, or the store's expiry.
+    pub(crate) review: bool,
+    /// The store's last no, and until when it is believed.
+    no: Option<(Instant, u32)>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Asking {
+    want: u32,
+    used: u32,
+}
+
+impl<W> Default for Account<W> {
+    fn default() -> Self {
+        Account {
+            slice: 0,
+            used: 0,
+            others_used: 0,
+            total: 0,
+            pressure: false,
+            waiters: VecDeque::new(),
+            asking: None,
+            queued: false,
+            push: false,
+            unsure: false,
+            review: false,
+            no: None,
+        }
+    }
+}
+
+/// What an account's family and its member know.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Terms {
+    pub(crate) limit: u32,
+    pub(crate) sharing: Sharing,
+    pub(crate) members: u32,
+}
+
+impl<W: Waiter> Account<W> {
+    pub(crate) fn idle(&self) -> u32 {
+        self.slice.saturating_sub(self.used)
+    }
+
+    /// Nothing in it, nothing on its way: it may be forgotten.
+    pub(crate) fn is_blank(&self) -> bool {
+        self.used == 0
+            && self.slice == 0
+            && self.waiters.is_empty()
+            && self.asking.is_none()
+            && !(self.queued || self.unsure || self.push)
+    }
+
+    pub(crate) fn is_asking(&self) -> bool {
+        self.asking.is_some()
+    }
+
+    /// Whether there is something to tell the store, or to ask of it.
+    pub(crate) fn needs_ask(&self, terms: Terms) -> bool {
+        let gives_back = !terms.sharing.in_blocks() || self.pressure || self.slice > terms.limit;
+        !self.waiters.is_empty()
+            || self.used > self.slice
+            || self.unsure
+            || self.push
+            || self.review
+            || (gives_back && self.idle() > 0)
+    }
+
+    /// The store's last no, if it still holds.
+    pub(crate) fn refused(&self, now: Instant) -> Option<u32> {
+        self.no.filter(|(until, _)| now < *until).map(|(_, used)| used)
+    }
+
+    /// A unit came back, or the limit changed: another ask may fare better.
+    pub(crate) fn forget_no(&mut self) {
+        self.no = None;
+    }
+
+    /// What to say to the store. From here on, no more than the floor is lent until the answer is here.
+    pub(crate) fn ask(&mut self, name: Arc<str>, terms: Terms) -> Ask {
+        if !self.push {
+            self.slice = self.used + self.kept(terms);
+        }
+        self.slice = self.slice.max(self.used);
+        let waiting = u32::try_from(self.waiters.len()).unwrap_or(u32::MAX);
+        let hoped = self.used.saturating_add(waiting).min(terms.limit);
+        let want = if self.push { self.slice } else { self.slice.max(hoped) };
+        self.asking = Some(Asking { want, used: self.used });
+        Ask {
+            account: name,
+            limit: terms.limit,
+            floor: self.slice,
+            want,
+            used: self.used,
+            sharing: terms.sharing,
+        }
+    }
+
+    /// How many idle units to keep: about a block, so that what one member doesn't need doesn't lie with it for long.
+    fn kept(&self, terms: Terms) -> u32 {
+        let idle = self.idle();
+        if !terms.sharing.in_blocks() || self.pressure || self.slice > terms.limit {
+            return 0;
+        }
+        let block = (terms.limit.saturating_sub(self.total) / (2 * terms.members.max(1))).max(1);
+        if idle > block.saturating_mul(2) { block } else { idle }
+    }
+
+    /// The store's answer. Returns whether it fell short of what was wanted.
+    pub(crate) fn answered(&mut self, answer: Answer) -> bool {
+        let Some(Asking { want, used }) = self.asking.take() else { return false };
+        (self.unsure, self.push, self.review) = (false, false, false);
+        self.slice = answer.count;
+        self.others_used = answer.used.saturating_sub(used);
+        self.total = answer.total;
+        self.pressure = answer.pressure;
+        answer.count < want
+    }
+
+    /// A no that holds until then.
+    pub(crate) fn remember_no(&mut self, until: Instant, used: u32) {
+        self.no = Some((until, used));
+    }
+
+    /// The ask was lost, or what it did is unknown.
+    pub(crate) fn unanswered(&mut self) {
+        self.unsure = self.asking.take().is_some() || self.unsure;
+    }
+
+    /// A new incarnation begins: nothing that was said before concerns it.
+    pub(crate) fn begin_anew(&mut self, slices_hold: bool) {
+        (self.asking, self.unsure, self.queued, self.review) = (None, false, false, false);
+        if !slices_hold {
+            self.slice = self.used;
+        }
+        self.push = self.slice.max(self.used) > 0;
+    }
+}

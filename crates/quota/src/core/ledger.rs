@@ -1,0 +1,236 @@
+//! The store's side of the counting, as a value: who lives, and who holds how much of what.
+//!
+//! Invariant: while nothing is lost from it, the shares of the living never grow beyond an account's limit, except by what
+//! a member says that it holds already (its floor).
+//! Kept by: [`grant`], the only place where a share is computed.
+//! This is the memory store, the model that the other stores are tested against, and, account by account, the rule that
+//! the DynamoDB store applies.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::core::bucket;
+use crate::store::{
+    Answer, Ask, Beat, BeatKind, Draw, Drawn, Holdings, Life, MemberId, Pulse, Settled, Settlement, Share,
+    Shares, Standing,
+};
+
+/// Times count from an origin of the store's own.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Ledger {
+    generation: Option<Generation>,
+    members: BTreeMap<MemberId, Member>,
+    accounts: HashMap<Arc<str>, Account>,
+    buckets: HashMap<Arc<str>, Duration>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Generation {
+    number: u64,
+    rebuilt_at: Duration,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Member {
+    expires: Duration,
+    replaced: bool,
+    sequence: u64,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Account {
+    shares: BTreeMap<MemberId, Held>,
+    pressed_until: Duration,
+}
+
+/// One member's part of an account.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Held {
+    pub(crate) count: u32,
+    pub(crate) used: u32,
+}
+
+/// What an account looks like to somebody who asks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct View {
+    /// What the other members hold.
+    pub(crate) others: u32,
+    /// Members alive, the asking one included.
+    pub(crate) members: u32,
+    /// Whether the store is rebuilding: then nobody gets more than they hold.
+    pub(crate) rebuilding: bool,
+    /// Whether somebody was refused lately: then nobody gets more than they ask for.
+    pub(crate) pressure: bool,
+}
+
+/// What somebody who asks gets: the rule.
+pub(crate) fn grant(ask: &Ask, view: View) -> u32 {
+    let room = ask.limit.saturating_sub(view.others);
+    if view.rebuilding {
+        return ask.floor;
+    }
+    let granted = ask.want.min(room).max(ask.floor);
+    let grows = granted == ask.want && ask.want > ask.floor;
+    if ask.sharing.in_blocks() && grows && !view.pressure {
+        // Half of an equal part of the rest: everybody finds something, and the blocks shrink as the rest does.
+        granted + (room - granted) / (2 * view.members.max(1))
+    } else {
+        granted
+    }
+}
+
+/// Counts come from elsewhere: a sum must not wrap.
+pub(crate) fn sum(counts: impl Iterator<Item = u32>) -> u32 {
+    counts.fold(0, u32::saturating_add)
+}
+
+impl Ledger {
+    /// A ledger that was never lost: there is nothing to rebuild. For stores that live and die with their members.
+    pub(crate) fn newborn() -> Self {
+        Ledger { generation: Some(Generation { number: 1, rebuilt_at: Duration::ZERO }), ..Ledger::default() }
+    }
+
+    pub(crate) fn beat(&mut self, beat: &Beat, now: Duration) -> Pulse {
+        self.members.retain(|_, member| member.expires > now);
+        let generation = *self
+            .generation
+            .get_or_insert(Generation { number: beat.generation, rebuilt_at: now + beat.ttl });
+        let standing = self.stand(beat, now);
+        Pulse {
+            standing,
+            generation: generation.number,
+            rebuild_left: generation.rebuilt_at.saturating_sub(now),
+            members: self.living(now),
+        }
+    }
+
+    fn stand(&mut self, beat: &Beat, now: Duration) -> Standing {
+        let expires = now + beat.ttl;
+        if beat.kind == BeatKind::Join {
+            let unknown = Member { expires, replaced: false, sequence: 0 };
+            self.members.entry(beat.member.clone()).or_insert(unknown).expires = expires;
+            return Standing::Joined;
+        }
+        let name_taken = self.namesakes(&beat.member).any(|member| !member.replaced);
+        let standing = match self.members.get_mut(&beat.member) {
+            Some(member) if !member.replaced => {
+                member.expires = expires;
+                Standing::Alive { sequence: member.sequence }
+            }
+            Some(_) => Standing::Replaced,
+            None if name_taken => Standing::Replaced,
+            None => Standing::Unknown,
+        };
+        if beat.kind == BeatKind::TakeOver && matches!(standing, Standing::Alive { .. }) {
+            self.namesakes(&beat.member).for_each(|member| member.replaced = true);
+        }
+        standing
+    }
+
+    /// Other incarnations of the same name.
+    fn namesakes<'a>(&'a mut self, id: &'a MemberId) -> impl Iterator<Item = &'a mut Member> {
+        self.members
+            .iter_mut()
+            .filter(move |(other, _)| *other != id && other.name() == id.name())
+            .map(|(_, member)| member)
+    }
+
+    fn living(&self, now: Duration) -> u32 {
+        let living = self.members.values().filter(|member| member.expires > now && !member.replaced);
+        u32::try_from(living.count()).unwrap_or(u32::MAX)
+    }
+
+    pub(crate) fn settle(&mut self, settlement: &Settlement, now: Duration) -> Settled {
+        let Some(generation) = self.generation else { return Settled::Unknown };
+        let Some(member) = self.members.get_mut(&settlement.member) else { return Settled::Unknown };
+        if member.expires <= now || member.replaced {
+            return Settled::Unknown;
+        }
+        if settlement.sequence <= member.sequence {
+            return Settled::Stale;
+        }
+        if member.sequence < settlement.landed {
+            return Settled::LostWrites;
+        }
+        member.sequence = settlement.sequence;
+        let rebuilding = generation.rebuilt_at > now;
+        let answers = settlement.asks.iter().map(|ask| self.answer(settlement, ask, rebuilding, now));
+        Settled::Landed(answers.collect())
+    }
+
+    fn answer(&mut self, settlement: &Settlement, ask: &Ask, rebuilding: bool, now: Duration) -> Answer {
+        let members = self.living(now);
+        let account = self.accounts.entry(ask.account.clone()).or_default();
+        let counts = |id: &MemberId| {
+            self.members.get(id).is_some_and(|member| {
+                member.expires > now && (!member.replaced || ask.sharing.keeps_replaced())
+            })
+        };
+        account.shares.retain(|id, _| *id != settlement.member && counts(id));
+        let others = sum(account.shares.values().map(|held| held.count));
+        let others_used = sum(account.shares.values().map(|held| held.used));
+        let pressure = account.pressed_until > now;
+        let count = grant(ask, View { others, members, rebuilding, pressure });
+        if count < ask.want && ask.sharing.in_blocks() && !rebuilding {
+            account.pressed_until = now + settlement.pressure;
+        }
+        if count > 0 {
+            account.shares.insert(settlement.member.clone(), Held { count, used: ask.used });
+        }
+        let answer = Answer {
+            count,
+            total: others.saturating_add(count),
+            used: others_used.saturating_add(ask.used),
+            pressure: account.pressed_until > now,
+        };
+        if account.shares.is_empty() && account.pressed_until <= now {
+            self.accounts.remove(&ask.account);
+        }
+        answer
+    }
+
+    pub(crate) fn leave(&mut self, member: &MemberId) {
+        self.members.remove(member);
+    }
+
+    pub(crate) fn draw(&mut self, draw: &Draw, now: Duration) -> Drawn {
+        let full_at = self.buckets.entry(draw.bucket.clone()).or_default();
+        let (drawn, after) = bucket::draw(*full_at, now, draw.per_second, draw.burst, draw.want);
+        *full_at = after;
+        drawn
+    }
+
+    pub(crate) fn look(&self, accounts: &[Arc<str>], now: Duration) -> Holdings {
+        let alive = |id: &MemberId| self.members.get(id).is_some_and(|member| member.expires > now);
+        let life = |(id, member): (&MemberId, &Member)| Life {
+            member: id.clone(),
+            expires_in_ms: Some(member.expires.saturating_sub(now).as_millis() as u64),
+            replaced: member.replaced,
+        };
+        let shares = |name: &Arc<str>| {
+            let held = self.accounts.get(name)?.shares.iter().filter(|(id, _)| alive(id));
+            let shares: Vec<_> = held
+                .map(|(id, held)| Share { member: id.clone(), count: held.count, used: held.used })
+                .collect();
+            (!shares.is_empty()).then(|| Shares { account: name.clone(), shares })
+        };
+        Holdings {
+            members: self.members.iter().filter(|(id, _)| alive(id)).map(life).collect(),
+            accounts: accounts.iter().filter_map(shares).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+impl Ledger {
+    pub(crate) fn is_alive(&self, id: &MemberId, now: Duration) -> bool {
+        self.members.get(id).is_some_and(|member| member.expires > now && !member.replaced)
+    }
+
+    /// What each member has down of an account, dead ones included.
+    pub(crate) fn held(&self, account: &str) -> BTreeMap<MemberId, u32> {
+        let shares = self.accounts.get(account).map(|account| &account.shares);
+        shares.into_iter().flatten().map(|(id, held)| (id.clone(), held.count)).collect()
+    }
+}

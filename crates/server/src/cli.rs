@@ -1,0 +1,128 @@
+//! What may be said on the command line. Each flag is a setting of the file, and stronger than it.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use toml::Value;
+
+use crate::config::Layers;
+
+/// Manages every connection between clients and a service.
+#[derive(Debug, Parser)]
+#[command(name = "forebay", version, arg_required_else_help = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What there is to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Stands before an HTTP service and admits streams to it, up to a limit in all and for each user
+    Gate(GateArgs),
+}
+
+const GATE_HELP: &str = "\
+Examples:
+  forebay gate --upstream http://127.0.0.1:8000
+      Every request takes one of 10,000 permits while it runs.
+
+  forebay gate --upstream http://127.0.0.1:8000 --stream-route 'POST /api/v1/stream' \\
+      --redis redis://127.0.0.1:6379 --total 5000
+      Only that route takes permits, and all gates at that Redis share 5,000 of them.
+
+Settings come from the file (--config), then from the environment, then from the flags; the last one counts. Each key
+of the file is a variable: `listen` in [gate] is FOREBAY_GATE_LISTEN. A password in a URL is seen by everybody on this
+machine when it is in a flag; use FOREBAY_REDIS_URL or the file. All keys, with their defaults and reasons, are in
+crates/server/gate.example.toml.
+
+SIGTERM or SIGINT: new streams are refused, open ones may go on for the drain timeout; a second signal ends at once.
+Operators find /healthz, /readyz, /metrics and /v1/status on the admin address.";
+
+/// Flags of `forebay gate`.
+#[derive(Debug, Default, Args)]
+#[command(after_long_help = GATE_HELP, after_help = "--help has examples.")]
+pub struct GateArgs {
+    /// A TOML file with settings
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// The service behind the gate, such as http://127.0.0.1:8000
+    #[arg(long, value_name = "URL")]
+    pub upstream: Option<String>,
+    /// Where clients connect [default: 127.0.0.1:8080]
+    #[arg(long, value_name = "IP:PORT")]
+    pub listen: Option<String>,
+    /// A route whose requests take a permit: 'METHOD PATH [CLASS]', with * for one segment and ** for the rest; may be
+    /// repeated [default: every request takes one]
+    #[arg(long = "stream-route", value_name = "ROUTE")]
+    pub stream_routes: Vec<String>,
+    /// Streams in all, over all gates at the same Redis [default: 10000]
+    #[arg(long, value_name = "N")]
+    pub total: Option<u32>,
+    /// Streams of one user, over all gates at the same Redis [default: 3]
+    #[arg(long, value_name = "N")]
+    pub per_user: Option<u32>,
+    /// Where gates meet [default: none, this one counts alone]
+    #[arg(long, value_name = "URL")]
+    pub redis: Option<String>,
+    /// A proxy, or a network of them, whose word about clients counts; may be repeated [default: none]
+    #[arg(long = "trusted-proxy", value_name = "IP[/BITS]")]
+    pub trusted_proxies: Vec<String>,
+    /// How long open streams may go on after SIGTERM [default: 30000]
+    #[arg(long, value_name = "MS")]
+    pub drain_timeout_ms: Option<u32>,
+    /// Where operators look, or `off` [default: 127.0.0.1:8081]
+    #[arg(long, value_name = "IP:PORT")]
+    pub admin: Option<String>,
+    /// Allows an admin address beyond this machine
+    #[arg(long)]
+    pub insecure_admin: bool,
+    /// text or json [default: text]
+    #[arg(long, value_name = "FORMAT")]
+    pub log_format: Option<String>,
+    /// The least level: error, warn, info, debug or trace [default: info]
+    #[arg(long, value_name = "FILTER")]
+    pub log: Option<String>,
+}
+
+impl GateArgs {
+    /// Adds what was said to what the file and the environment say.
+    pub(crate) fn apply(self, layers: &mut Layers) {
+        let texts = [
+            ("--upstream", "gate", "upstream", self.upstream),
+            ("--listen", "gate", "listen", self.listen),
+            ("--redis", "redis", "url", self.redis),
+            ("--admin", "admin", "listen", self.admin),
+            ("--log-format", "log", "format", self.log_format),
+            ("--log", "log", "filter", self.log),
+        ];
+        for (flag, section, key, value) in texts {
+            if let Some(value) = value {
+                layers.flag(flag, section, key, value);
+            }
+        }
+        let numbers = [
+            ("--total", "admission", "total", self.total),
+            ("--per-user", "admission", "per_user", self.per_user),
+            ("--drain-timeout-ms", "gate", "drain_timeout_ms", self.drain_timeout_ms),
+        ];
+        for (flag, section, key, value) in numbers {
+            if let Some(value) = value {
+                layers.flag(flag, section, key, i64::from(value));
+            }
+        }
+        let lists = [
+            ("--stream-route", "stream_routes", self.stream_routes),
+            ("--trusted-proxy", "trusted_proxies", self.trusted_proxies),
+        ];
+        for (flag, key, values) in lists {
+            if !values.is_empty() {
+                layers.flag(flag, "gate", key, Value::Array(values.into_iter().map(Value::String).collect()));
+            }
+        }
+        if self.insecure_admin {
+            layers.flag("--insecure-admin", "admin", "insecure", true);
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! The shape of the config file. Everything is optional; `gate.rs` beside it says what is missing or wrong.
+//!
+//! Each key is also an environment variable: `gate.listen` is `FOREBAY_GATE_LISTEN`. Lists are parted by commas there.
+
+use serde::Deserialize;
+
+use super::fields::fields_of;
+
+/// The whole file.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct File {
+    pub(crate) gate: GateSection,
+    pub(crate) http: HttpSection,
+    pub(crate) admission: AdmissionSection,
+    pub(crate) identity: IdentitySection,
+    pub(crate) redis: RedisSection,
+    pub(crate) quota: QuotaSection,
+    pub(crate) admin: AdminSection,
+    pub(crate) log: LogSection,
+}
+
+/// The sections and their keys, as serde sees them: nothing is listed twice.
+pub(crate) fn sections() -> Vec<(&'static str, &'static [&'static str])> {
+    let keys = [
+        fields_of::<GateSection>(),
+        fields_of::<HttpSection>(),
+        fields_of::<AdmissionSection>(),
+        fields_of::<IdentitySection>(),
+        fields_of::<RedisSection>(),
+        fields_of::<QuotaSection>(),
+        fields_of::<AdminSection>(),
+        fields_of::<LogSection>(),
+    ];
+    fields_of::<File>().iter().copied().zip(keys).collect()
+}
+
+/// The reverse proxy.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct GateSection {
+    /// Where clients connect. Default `127.0.0.1:8080`: on this machine only, until told.
+    pub(crate) listen: Option<String>,
+    /// The service behind the gate, `http://HOST:PORT`. No default; the one thing that must be said.
+    pub(crate) upstream: Option<String>,
+    /// The routes that take a permit, each `METHOD PATH [CLASS]`. Default none, and then every request takes one while it
+    /// runs: a limit that holds too widely is seen at once, one that holds nowhere is not.
+    pub(crate) stream_routes: Option<Vec<String>>,
+    /// What the upstream sees as `Host`: `preserve` (what the client asked for; the default, since apps build links and
+    /// check origins with it) or `upstream`.
+    pub(crate) host: Option<String>,
+    /// Addresses and networks of the proxies whose word about clients counts. Default none.
+    pub(crate) trusted_proxies: Option<Vec<String>>,
+    /// Which header they write: `x-forwarded-for` (the default, as most do) or `forwarded` (RFC 7239). The other is never
+    /// believed, since they pass it on as the client wrote it.
+    pub(crate) forwarded_by: Option<String>,
+    /// The header in which the upstream is told the verified user. Default none: it is told nothing.
+    pub(crate) forward_user_header: Option<String>,
+    /// From the start of a dial to the upstream to its end. Default 5,000: longer than one lost packet takes.
+    pub(crate) connect_timeout_ms: Option<u64>,
+    /// From the end of a request to the head of its response. Default 60,000: models may think before they speak.
+    pub(crate) response_timeout_ms: Option<u64>,
+    /// How long a client that owes its request's body may send nothing. Default 30,000; then 408.
+    pub(crate) request_idle_timeout_ms: Option<u64>,
+    /// How long a connection to the upstream may wait for its next request. Default 4,000: below the 5 s after which
+    /// uvicorn and Node.js close theirs, so that few requests meet a closed one.
+    pub(crate) upstream_idle_timeout_ms: Option<u64>,
+    /// How many connections to the upstream may wait. Default 256; beyond it the oldest is closed.
+    pub(crate) upstream_max_idle: Option<u32>,
+    /// How many connections to the upstream may be open. Default 16,384; beyond it 503. Above the streams that admission
+    /// lets in, with room for requests that are none.
+    pub(crate) upstream_max_connections: Option<u32>,
+    /// How long open streams may go on after SIGTERM. Default 30,000, as Kubernetes grants.
+    pub(crate) drain_timeout_ms: Option<u64>,
+}
+
+/// How clients' connections are served.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct HttpSection {
+    /// How many may be open; more are closed at once. Default 16,384.
+    pub(crate) max_connections: Option<u32>,
+    /// From the first wait for a request's head to its end. Default 10,000: what a slow-loris client may cost.
+    pub(crate) header_timeout_ms: Option<u64>,
+    /// How large a request's head may be; beyond it 431. Default 32,768, four times what common servers take.
+    pub(crate) max_header_bytes: Option<u32>,
+    /// How many headers it may have; beyond it 431. Default 100.
+    pub(crate) max_headers: Option<u32>,
+    /// How long a client may take none of what is written to it, before it is closed. Default 30,000.
+    pub(crate) write_timeout_ms: Option<u64>,
+    /// How long a connection may wait for its next request. Default 75,000, above the usual 60 s of load balancers.
+    pub(crate) idle_timeout_ms: Option<u64>,
+}
+
+/// Who may hold a stream.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct AdmissionSection {
+    /// Streams in the whole cluster. Default 10,000.
+    pub(crate) total: Option<u32>,
+    /// Streams of one user in the whole cluster. Default 3; it needs an identity below, since a user must be known.
+    pub(crate) per_user: Option<u32>,
+}
+
+/// How a user is known; the first that finds one decides. Without any, only the total holds.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct IdentitySection {}
+
+/// Where instances meet.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct RedisSection {
+    /// `redis://`, `rediss://` or `unix://`. Default none: this instance counts alone, in memory.
+    pub(crate) url: Option<String>,
+    /// Instances with the same one share their limits; it begins every key. Default `forebay`.
+    pub(crate) namespace: Option<String>,
+}
+
+/// How this instance takes part.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct QuotaSection {
+    /// The stable name of this instance, its own among all. Default host name and port: after a restart the same, so that
+    /// what the last process held is free at once.
+    pub(crate) member: Option<String>,
+    /// What holds while Redis is away: `closed`, `share` (the default) or `open`.
+    pub(crate) policy: Option<String>,
+    /// How often it tells Redis that it lives. Default 2,000.
+    pub(crate) beat_ms: Option<u64>,
+    /// How long it is believed: what a dead instance held is free after that. Default 10,000, so that four beats may be
+    /// lost.
+    pub(crate) ttl_ms: Option<u64>,
+}
+
+/// For operators.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct AdminSection {
+    /// Where `/healthz`, `/readyz`, `/metrics` and `/v1/status` are. Default `127.0.0.1:8081`, beside the gate's port;
+    /// `off` for nowhere.
+    pub(crate) listen: Option<String>,
+    /// Allows an address beyond this machine: whoever reaches it may read thread ids and figures. Default false.
+    pub(crate) insecure: Option<bool>,
+}
+
+/// What is logged, to standard error.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct LogSection {
+    /// `text` (the default) or `json`.
+    pub(crate) format: Option<String>,
+    /// The least level, `error` … `trace`, or a list such as `info,forebay_server=debug`. Default `info`.
+    pub(crate) filter: Option<String>,
+}

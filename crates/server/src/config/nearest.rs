@@ -1,0 +1,50 @@
+//! What somebody may have meant.
+
+/// The candidate that is spelt most like `word`, if one is spelt much like it.
+pub(super) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let most = word.chars().count() / 3 + 1;
+    candidates
+        .into_iter()
+        .map(|candidate| (distance(&word.to_lowercase(), &candidate.to_lowercase()), candidate))
+        .filter(|(distance, _)| *distance <= most)
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, candidate)| candidate)
+}
+
+/// How many letters must be put in, taken out or replaced.
+fn distance(from: &str, to: &str) -> usize {
+    let to: Vec<char> = to.chars().collect();
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    for (line, letter) in from.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = line + 1;
+        for (column, other) in to.iter().enumerate() {
+            let replaced = diagonal + usize::from(letter != *other);
+            diagonal = row[column + 1];
+            row[column + 1] = replaced.min(diagonal + 1).min(row[column] + 1);
+        }
+    }
+    row[to.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slip_finds_its_word() {
+        let words = ["listen", "upstream", "stream_routes", "upstream_max_idle"];
+        assert_eq!(nearest("lisen", words), Some("listen"));
+        assert_eq!(nearest("stream_route", words), Some("stream_routes"));
+        assert_eq!(nearest("UPSTREAM", words), Some("upstream"));
+        assert_eq!(nearest("colour", words), None);
+        assert_eq!(nearest("", words), None);
+    }
+
+    #[test]
+    fn the_distance_counts_changes() {
+        assert_eq!(distance("kitten", "sitting"), 3);
+        assert_eq!(distance("", "abc"), 3);
+        assert_eq!(distance("abc", "abc"), 0);
+    }
+}

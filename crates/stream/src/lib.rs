@@ -1,0 +1,1 @@
+//! Lean HTTP streams.
