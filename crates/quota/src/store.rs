@@ -209,7 +209,8 @@ pub enum Settled {
     LostWrites,
 }
 
-/// The state of an account after an ask.
+/// The state of an account after an ask. Of an account that is shared exactly, what is held is what is used; and an ask
+/// for no more than its floor is answered without looking at the others: the totals are then the member's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Answer {
     /// What the asking member holds now.

@@ -109,7 +109,11 @@ impl Ledger {
         let expires = now + beat.ttl;
         if beat.kind == BeatKind::Join {
             let unknown = Member { expires, replaced: false, sequence: 0 };
-            self.members.entry(beat.member.clone()).or_insert(unknown).expires = expires;
+            let member = self.members.entry(beat.member.clone()).or_insert(unknown);
+            if member.replaced {
+                return Standing::Replaced;
+            }
+            member.expires = expires;
             return Standing::Joined;
         }
         let name_taken = self.namesakes(&beat.member).any(|member| !member.replaced);
@@ -160,30 +164,36 @@ impl Ledger {
     }
 
     fn answer(&mut self, settlement: &Settlement, ask: &Ask, rebuilding: bool, now: Duration) -> Answer {
+        let (me, exact) = (&settlement.member, !ask.sharing.in_blocks());
         let members = self.living(now);
         let account = self.accounts.entry(ask.account.clone()).or_default();
-        let counts = |id: &MemberId| {
-            self.members.get(id).is_some_and(|member| {
-                member.expires > now && (!member.replaced || ask.sharing.keeps_replaced())
-            })
+        account.shares.remove(me);
+        let answer = if exact && ask.want == ask.floor {
+            Answer { count: ask.floor, total: ask.floor, used: ask.floor, pressure: false }
+        } else {
+            let counts = |id: &MemberId| {
+                let member = self.members.get(id).filter(|member| member.expires > now);
+                member.is_some_and(|member| !member.replaced || ask.sharing.keeps_replaced())
+            };
+            account.shares.retain(|id, _| counts(id));
+            let others = sum(account.shares.values().map(|held| held.count));
+            let others_used = sum(account.shares.values().map(|held| held.used));
+            let pressure = account.pressed_until > now;
+            let count = grant(ask, View { others, members, rebuilding, pressure });
+            if count < ask.want && !exact && !rebuilding {
+                account.pressed_until = now + settlement.pressure;
+            }
+            Answer {
+                count,
+                total: others.saturating_add(count),
+                used: others_used.saturating_add(if exact { count } else { ask.used }),
+                pressure: account.pressed_until > now,
+            }
         };
-        account.shares.retain(|id, _| *id != settlement.member && counts(id));
-        let others = sum(account.shares.values().map(|held| held.count));
-        let others_used = sum(account.shares.values().map(|held| held.used));
-        let pressure = account.pressed_until > now;
-        let count = grant(ask, View { others, members, rebuilding, pressure });
-        if count < ask.want && ask.sharing.in_blocks() && !rebuilding {
-            account.pressed_until = now + settlement.pressure;
+        if answer.count > 0 {
+            let used = if exact { answer.count } else { ask.used };
+            account.shares.insert(me.clone(), Held { count: answer.count, used });
         }
-        if count > 0 {
-            account.shares.insert(settlement.member.clone(), Held { count, used: ask.used });
-        }
-        let answer = Answer {
-            count,
-            total: others.saturating_add(count),
-            used: others_used.saturating_add(ask.used),
-            pressure: account.pressed_until > now,
-        };
         if account.shares.is_empty() && account.pressed_until <= now {
             self.accounts.remove(&ask.account);
         }

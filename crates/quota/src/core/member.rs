@@ -645,7 +645,7 @@ impl<W: Waiter> Member<W> {
         }
     }
 
-    fn rebuild_left(&self, now: Instant) -> Duration {
+    pub(crate) fn rebuild_left(&self, now: Instant) -> Duration {
         self.rebuilt_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(now))
     }
 }
@@ -662,6 +662,14 @@ impl<W: Waiter> Member<W> {
 
     pub(crate) fn outage(&self) -> Option<&str> {
         self.outage.as_deref()
+    }
+
+    pub(crate) fn policy(&self) -> Policy {
+        self.rules.policy
+    }
+
+    pub(crate) fn has_left(&self) -> bool {
+        self.left
     }
 
     /// Whether the store was heard at least once, or is known to be away.

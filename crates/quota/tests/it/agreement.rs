@@ -1,0 +1,152 @@
+//! The Redis scripts do what the pure ledger does, call by call.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_quota::{
+    Ask, Beat, BeatKind, MemberId, MemoryStore, RedisStore, Settled, Settlement, Sharing, Standing, Store,
+};
+use forebay_sandbox::Redis;
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
+
+use crate::support::{namespace, settled_store};
+
+/// Long enough that no test sees it pass.
+const TTL: Duration = Duration::from_secs(3600);
+
+#[derive(Debug, Clone)]
+enum Step {
+    Beat { member: usize, kind: BeatKind },
+    Settle { member: usize, asks: Vec<Ask>, stale: bool, lost: bool },
+    Leave { member: usize },
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let kind = prop_oneof![
+        2 => Just(BeatKind::Join),
+        1 => Just(BeatKind::TakeOver),
+        2 => Just(BeatKind::Stay),
+    ];
+    let sharing = prop_oneof![Just(Sharing::Exact), Just(Sharing::Blocks), Just(Sharing::BlocksUntilExpiry)];
+    let ask = (0_u8..3, sharing, 0_u32..12, 0_u32..6, 0_u32..8, 0_u32..4).prop_map(
+        |(account, sharing, limit, floor, more, used)| Ask {
+            account: format!("{sharing:?}:{account}").into(),
+            limit,
+            floor,
+            want: floor + more,
+            used,
+            sharing,
+        },
+    );
+    let asks = prop::collection::vec(ask, 1..4).prop_map(|mut asks| {
+        asks.sort_by(|a, b| a.account.cmp(&b.account));
+        asks.dedup_by(|a, b| a.account == b.account);
+        asks
+    });
+    let step = prop_oneof![
+        2 => (0_usize..5, kind).prop_map(|(member, kind)| Step::Beat { member, kind }),
+        6 => (0_usize..5, asks, prop::bool::weighted(0.1), prop::bool::weighted(0.05))
+            .prop_map(|(member, asks, stale, lost)| Step::Settle { member, asks, stale, lost }),
+        1 => (0_usize..5).prop_map(|member| Step::Leave { member }),
+    ];
+    prop::collection::vec(step, 1..60)
+}
+
+/// Five incarnations of three names.
+fn members() -> Vec<MemberId> {
+    [("a", 1), ("a", 2), ("b", 1), ("b", 2), ("a:b", 1)]
+        .map(|(name, epoch)| MemberId::new(name, epoch))
+        .to_vec()
+}
+
+async fn compare(redis: &RedisStore, steps: Vec<Step>) {
+    let (memory, members, mut sequence) = (MemoryStore::new(), members(), 0);
+    let accounts = |asks: &[Ask]| asks.iter().map(|ask| ask.account.clone()).collect::<Vec<Arc<str>>>();
+    let mut seen = BTreeSet::new();
+    for step in steps {
+        match &step {
+            Step::Beat { member, kind } => {
+                let beat = Beat { member: members[*member].clone(), ttl: TTL, kind: *kind, generation: 1 };
+                let (ours, theirs) = (memory.beat(beat.clone()).await, redis.beat(beat).await);
+                assert_eq!(ours.unwrap(), theirs.unwrap(), "{step:?}");
+            }
+            Step::Settle { member, asks, stale, lost } => {
+                sequence += 1;
+                let settlement = Settlement {
+                    member: members[*member].clone(),
+                    sequence: if *stale { sequence / 2 } else { sequence },
+                    landed: if *lost { sequence } else { 0 },
+                    pressure: TTL,
+                    asks: asks.clone(),
+                };
+                let (ours, theirs) =
+                    (memory.settle(settlement.clone()).await, redis.settle(settlement).await);
+                assert_eq!(ours.unwrap(), theirs.unwrap(), "{step:?}");
+                seen.extend(accounts(asks));
+            }
+            Step::Leave { member } => {
+                memory.leave(members[*member].clone()).await.unwrap();
+                redis.leave(members[*member].clone()).await.unwrap();
+            }
+        }
+        let known: Vec<_> = seen.iter().cloned().collect();
+        let (mut ours, mut theirs) =
+            (memory.look(known.clone()).await.unwrap(), redis.look(known).await.unwrap());
+        for holdings in [&mut ours, &mut theirs] {
+            holdings.members.iter_mut().for_each(|life| life.expires_in_ms = None);
+            holdings.members.sort_by(|a, b| a.member.cmp(&b.member));
+            let sort =
+                |shares: &mut forebay_quota::Shares| shares.shares.sort_by(|a, b| a.member.cmp(&b.member));
+            holdings.accounts.iter_mut().for_each(sort);
+        }
+        assert_eq!(ours, theirs, "after {step:?}");
+    }
+}
+
+#[test]
+fn redis_answers_as_the_ledger_does() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let server = Redis::shared();
+    let config = ProptestConfig { cases: 150, ..ProptestConfig::default() };
+    TestRunner::new(config)
+        .run(&steps(), |steps| {
+            runtime.block_on(async {
+                let redis = settled_store(server, &namespace("agreement")).await;
+                compare(&redis, steps).await;
+            });
+            Ok(())
+        })
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_store_without_memory_rebuilds_for_one_ttl() {
+    let store = {
+        let client = forebay_redis::Client::connect(Redis::shared().url()).await.unwrap();
+        RedisStore::new(client, &namespace("rebuild"))
+    };
+    let member = MemberId::new("a", 1);
+    let ttl = Duration::from_millis(300);
+    let beat = Beat { member: member.clone(), ttl, kind: BeatKind::Join, generation: u64::MAX };
+    let pulse = store.beat(beat.clone()).await.unwrap();
+    assert_eq!((pulse.standing, pulse.generation, pulse.members), (Standing::Joined, u64::MAX, 1));
+    assert!(pulse.rebuild_left > Duration::from_millis(200) && pulse.rebuild_left <= ttl);
+
+    let ask = Ask { account: "k:x".into(), limit: 3, floor: 1, want: 2, used: 1, sharing: Sharing::Exact };
+    let settle = async |sequence| {
+        let asks = vec![ask.clone()];
+        let settlement = Settlement { member: member.clone(), sequence, landed: 0, pressure: ttl, asks };
+        store.settle(settlement).await.unwrap()
+    };
+    let Settled::Landed(answers) = settle(1).await else { panic!("it is a member") };
+    assert_eq!(answers[0].count, 1, "what it holds is written down, no more");
+
+    tokio::time::sleep(ttl).await;
+    assert_eq!(settle(2).await, Settled::Unknown, "it expired, having sent no other beat");
+    let again = store.beat(beat).await.unwrap();
+    assert_eq!((again.generation, again.rebuild_left), (u64::MAX, Duration::ZERO));
+    let Settled::Landed(answers) = settle(3).await else { panic!("it joined again") };
+    assert_eq!(answers[0].count, 2);
+}

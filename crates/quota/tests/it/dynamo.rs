@@ -1,0 +1,1 @@
+//! Members that share a DynamoDB.
