@@ -1,8 +1,10 @@
 //! The store in memory: for one process, and for tests.
 
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::core::ledger::Ledger;
@@ -13,12 +15,14 @@ use crate::store::{Beat, Calling, Draw, Drawn, Holdings, MemberId, Pulse, Settle
 pub struct MemoryStore {
     ledger: Arc<Mutex<Ledger>>,
     origin: Instant,
+    pressed: Arc<Notify>,
 }
 
 impl MemoryStore {
     /// An empty store.
     pub fn new() -> Self {
-        MemoryStore { ledger: Arc::new(Mutex::new(Ledger::newborn())), origin: Instant::now() }
+        let ledger = Arc::new(Mutex::new(Ledger::newborn()));
+        MemoryStore { ledger, origin: Instant::now(), pressed: Arc::default() }
     }
 
     /// Loses everything, as a store does that restarts without its data: for tests of what happens then.
@@ -48,7 +52,15 @@ impl Store for MemoryStore {
     }
 
     fn settle(&self, settlement: Settlement) -> Calling<'_, Settled> {
-        Box::pin(async move { Ok(self.locked().settle(&settlement, self.now())) })
+        Box::pin(async move {
+            let mut ledger = self.locked();
+            let before = ledger.pressings;
+            let settled = ledger.settle(&settlement, self.now());
+            if ledger.pressings > before {
+                self.pressed.notify_waiters();
+            }
+            Ok(settled)
+        })
     }
 
     fn leave(&self, member: MemberId) -> Calling<'_, ()> {
@@ -64,6 +76,10 @@ impl Store for MemoryStore {
 
     fn look(&self, accounts: Vec<Arc<str>>) -> Calling<'_, Holdings> {
         Box::pin(async move { Ok(self.locked().look(&accounts, self.now())) })
+    }
+
+    fn pressed(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(self.pressed.notified())
     }
 
     fn kind(&self) -> &'static str {

@@ -5,11 +5,12 @@
 //! Each call is a task of its own that brings its answer back to the core; whoever touched the core starts what it wants
 //! done next, so no worker stands between a caller and the store. One more task sleeps until the next beat.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
+use tokio::task::AbortHandle;
 use tracing::{debug, info, warn};
 
 use crate::config::MemberConfig;
@@ -29,6 +30,8 @@ pub(crate) struct Shared {
     timer: Arc<Notify>,
     /// Rung when the store was heard, or wasn't.
     heard: Notify,
+    /// The task that listens for pressure.
+    listener: OnceLock<AbortHandle>,
 }
 
 struct Books {
@@ -79,8 +82,11 @@ impl Shared {
             runtime: Handle::current(),
             timer: Arc::new(Notify::new()),
             heard: Notify::new(),
+            listener: OnceLock::new(),
         });
         shared.runtime.spawn(keep_time(Arc::downgrade(&shared), shared.timer.clone()));
+        let listening = shared.runtime.spawn(listen(Arc::downgrade(&shared), shared.store.clone()));
+        shared.listener.get_or_init(|| listening.abort_handle());
         shared
     }
 
@@ -266,6 +272,7 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         self.timer.notify_one();
+        self.listener.get().inspect(|listener| listener.abort());
         let books = self.books.get_mut().unwrap_or_else(PoisonError::into_inner);
         if !books.member.has_left() {
             // Nobody holds anything any more. If this doesn't arrive, the TTL says the same a little later.
@@ -355,6 +362,15 @@ async fn keep_time(shared: Weak<Shared>, timer: Arc<Notify>) {
             }
             None => timer.notified().await,
         }
+    }
+}
+
+/// Gives back what lies idle when somebody else is refused.
+async fn listen(shared: Weak<Shared>, store: Arc<dyn Store>) {
+    loop {
+        store.pressed().await;
+        let Some(strong) = shared.upgrade() else { return };
+        strong.change(|member, _| member.on_pressed());
     }
 }
 

@@ -28,6 +28,11 @@ pub trait Store: Send + Sync + 'static {
     fn draw(&self, draw: Draw) -> Calling<'_, Drawn>;
     /// Who is alive, and who holds how much of these accounts.
     fn look(&self, accounts: Vec<Arc<str>>) -> Calling<'_, Holdings>;
+    /// Resolves when somebody was refused while others may have idle units: those should go back now. A store that can't
+    /// tell never resolves it; its members learn of pressure with their next beat.
+    fn pressed(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(std::future::pending())
+    }
     /// The store's name in logs and status.
     fn kind(&self) -> &'static str;
 }

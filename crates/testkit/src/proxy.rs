@@ -63,14 +63,14 @@ pub struct Proxy {
 
 #[derive(Debug)]
 struct Shared {
-    upstream: SocketAddr,
     accepted: watch::Sender<u64>,
     runtime: Handle,
     state: Mutex<State>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
+    upstream: SocketAddr,
     /// None while it refuses.
     listener: Option<TcpListener>,
     acceptor: Option<Waker>,
@@ -96,12 +96,26 @@ impl Proxy {
         let listener =
             (0..BIND_TRIES).find_map(|_| listen(free_port()).ok()).expect("loopback has a free port");
         let addr = listener.local_addr().expect("a bound listener has an address");
-        let state = Mutex::new(State { listener: Some(listener), ..State::default() });
+        let state = Mutex::new(State {
+            upstream,
+            listener: Some(listener),
+            acceptor: None,
+            ended: false,
+            connections: BTreeMap::new(),
+            faults: <[Faults; 2]>::default(),
+            forwarded_bytes: [0; 2],
+        });
         let (accepted, _) = watch::channel(0);
-        let shared = Arc::new(Shared { upstream, accepted, runtime: Handle::current(), state });
+        let shared = Arc::new(Shared { accepted, runtime: Handle::current(), state });
         let acceptor = Arc::clone(&shared);
         tokio::spawn(async move { poll_fn(|cx| acceptor.poll_accept(cx)).await });
         Proxy { addr, shared }
+    }
+
+    /// Cuts every connection, and forwards those to come to another server, as a failover does.
+    pub fn fail_over_to(&self, upstream: SocketAddr) {
+        self.shared.state().upstream = upstream;
+        self.cut();
     }
 
     /// Where it listens; stays the same.
@@ -257,7 +271,7 @@ impl Shared {
             };
             let (client, _) = accepted.expect("the system has room for a connection");
             let id = *self.accepted.borrow();
-            match dial(self.upstream) {
+            match dial(state.upstream) {
                 Ok(server) => {
                     state.connections.insert(id, Connection::new(client, server));
                     let shared = Arc::clone(self);

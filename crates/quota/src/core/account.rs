@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::store::{Answer, Ask, Sharing};
 
@@ -38,6 +38,9 @@ pub(crate) struct Account<W> {
     pub(crate) review: bool,
     /// The store's last no, and until when it is believed.
     no: Option<(Instant, u32)>,
+    /// Others have idle units, which they were told to give back: when to ask again, and how often it was done.
+    pub(crate) ask_again_at: Option<Instant>,
+    tries: u32,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -61,6 +64,8 @@ impl<W> Default for Account<W> {
             unsure: false,
             review: false,
             no: None,
+            ask_again_at: None,
+            tries: 0,
         }
     }
 }
@@ -72,6 +77,14 @@ pub(crate) struct Terms {
     pub(crate) sharing: Sharing,
     pub(crate) members: u32,
 }
+
+/// When to ask again for units that lie idle with others: they come back within a round trip of being called for.
+const REASKS: [Duration; 4] = [
+    Duration::from_millis(3),
+    Duration::from_millis(7),
+    Duration::from_millis(15),
+    Duration::from_millis(25),
+];
 
 impl<W: Waiter> Account<W> {
     pub(crate) fn idle(&self) -> u32 {
@@ -94,7 +107,7 @@ impl<W: Waiter> Account<W> {
     /// Whether there is something to tell the store, or to ask of it.
     pub(crate) fn needs_ask(&self, terms: Terms) -> bool {
         let gives_back = !terms.sharing.in_blocks() || self.pressure || self.slice > terms.limit;
-        !self.waiters.is_empty()
+        (!self.waiters.is_empty() && self.ask_again_at.is_none())
             || self.used > self.slice
             || self.unsure
             || self.push
@@ -142,15 +155,33 @@ impl<W: Waiter> Account<W> {
         if idle > block.saturating_mul(2) { block } else { idle }
     }
 
+    /// Somebody was refused: whatever lies idle here goes back with the next ask.
+    pub(crate) fn press(&mut self) {
+        self.pressure = true;
+    }
+
     /// The store's answer. Returns whether it fell short of what was wanted.
     pub(crate) fn answered(&mut self, answer: Answer) -> bool {
         let Some(Asking { want, used }) = self.asking.take() else { return false };
         (self.unsure, self.push, self.review) = (false, false, false);
+        self.ask_again_at = None;
         self.slice = answer.count;
         self.others_used = answer.used.saturating_sub(used);
         self.total = answer.total;
         self.pressure = answer.pressure;
         answer.count < want
+    }
+
+    /// The answer fell short, but not all that is granted is lent: whether to wait for what comes back, and until when.
+    pub(crate) fn wait_for_idle_units(&mut self, answer: Answer, limit: u32, now: Instant) -> bool {
+        let waits = answer.used < limit && self.tries < REASKS.len() as u32 && !self.waiters.is_empty();
+        if waits {
+            self.ask_again_at = Some(now + REASKS[self.tries as usize]);
+            self.tries += 1;
+        } else {
+            self.tries = 0;
+        }
+        waits
     }
 
     /// A no that holds until then.
@@ -166,6 +197,7 @@ impl<W: Waiter> Account<W> {
     /// A new incarnation begins: nothing that was said before concerns it.
     pub(crate) fn begin_anew(&mut self, slices_hold: bool) {
         (self.asking, self.unsure, self.queued, self.review) = (None, false, false, false);
+        (self.ask_again_at, self.tries) = (None, 0);
         if !slices_hold {
             self.slice = self.used;
         }

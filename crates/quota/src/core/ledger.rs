@@ -23,6 +23,8 @@ pub(crate) struct Ledger {
     members: BTreeMap<MemberId, Member>,
     accounts: HashMap<Arc<str>, Account>,
     buckets: HashMap<Arc<str>, Duration>,
+    /// How often pressure was raised.
+    pub(crate) pressings: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -181,6 +183,7 @@ impl Ledger {
             let pressure = account.pressed_until > now;
             let count = grant(ask, View { others, members, rebuilding, pressure });
             if count < ask.want && !exact && !rebuilding {
+                self.pressings += u64::from(!pressure);
                 account.pressed_until = now + settlement.pressure;
             }
             Answer {

@@ -296,6 +296,7 @@ impl<W: Waiter> Member<W> {
             self.leave_open = true;
             return Some(Call::Leave(predecessor));
         }
+        self.ask_again(now);
         if self.settle_open.is_none() && !self.ready.is_empty() {
             return self.begin_settlement().map(Call::Settle);
         }
@@ -306,7 +307,10 @@ impl<W: Waiter> Member<W> {
     pub(crate) fn wake_at(&self, now: Instant) -> Option<Instant> {
         let beat = (self.beat_open.is_none() && !self.left).then_some(self.beat_due);
         let changes = [Some(self.until), self.rebuilt_at].into_iter().flatten().filter(|at| *at > now);
-        changes.chain(beat).min()
+        let again = self.budgets.iter().filter_map(|book| book.account.ask_again_at);
+        // Without the store they wait for the outage's end, not for a time.
+        let again = again.filter(|_| self.outage.is_none() && now < self.until);
+        changes.chain(beat).chain(again).min()
     }
 
     fn begin_beat(&mut self, now: Instant) -> Call {
@@ -425,23 +429,45 @@ impl<W: Waiter> Member<W> {
                 let pushed = open.accounts.iter().filter(|of| is_pushed(of)).count();
                 self.pushing = self.pushing.saturating_sub(pushed);
             }
-            Ok(Settled::Stale) => self.ask_again(open.accounts),
+            Ok(Settled::Stale) => self.unanswered(open.accounts),
             Ok(Settled::Unknown) => {
-                self.ask_again(open.accounts);
+                self.unanswered(open.accounts);
                 self.be_reborn(Rebirth::StoreForgotUs, now);
             }
             Ok(Settled::LostWrites) => {
-                self.ask_again(open.accounts);
+                self.unanswered(open.accounts);
                 self.be_reborn(Rebirth::StoreLostWrites, now);
             }
             Err(why) => {
-                self.ask_again(open.accounts);
+                self.unanswered(open.accounts);
                 self.on_outage(why, now);
             }
         }
     }
 
-    fn ask_again(&mut self, accounts: Vec<AccountRef>) {
+    /// Those who wait for units that lay idle with others.
+    fn ask_again(&mut self, now: Instant) {
+        for index in 0..self.budgets.len() {
+            let account = &mut self.budgets[index].account;
+            if account.ask_again_at.is_some_and(|at| at <= now) {
+                account.ask_again_at = None;
+                self.enqueue(&AccountRef::Budget(index));
+            }
+        }
+    }
+
+    /// Somebody was refused: give back what lies idle.
+    pub(crate) fn on_pressed(&mut self) {
+        for index in 0..self.budgets.len() {
+            let account = &mut self.budgets[index].account;
+            account.press();
+            if account.idle() > 0 {
+                self.enqueue(&AccountRef::Budget(index));
+            }
+        }
+    }
+
+    fn unanswered(&mut self, accounts: Vec<AccountRef>) {
         for of in accounts {
             self.account(&of).unanswered();
             self.enqueue(&of);
@@ -461,7 +487,11 @@ impl<W: Waiter> Member<W> {
         let short = account.answered(answer);
         self.serve_waiters(of);
         let account = self.account(of);
-        if short && !was_push {
+        let waits = terms.sharing.in_blocks()
+            && left.is_zero()
+            && short
+            && account.wait_for_idle_units(answer, terms.limit, now);
+        if short && !was_push && !waits {
             let refusal = if left.is_zero() {
                 Refusal::Full { used: answer.used, limit: terms.limit }
             } else {
@@ -507,6 +537,11 @@ impl<W: Waiter> Member<W> {
         }
         self.outage = Some(why);
         // Nobody waits for a store that is away; whoever has a question stays in line with it.
+        for index in 0..self.budgets.len() {
+            if self.budgets[index].account.ask_again_at.take().is_some() {
+                self.enqueue(&AccountRef::Budget(index));
+            }
+        }
         let line: Vec<_> = self.ready.iter().cloned().collect();
         for of in line {
             let waiters =
@@ -734,7 +769,8 @@ impl<W: Waiter> Member<W> {
     /// The end: no more calls, no more grants.
     pub(crate) fn leave(&mut self) {
         self.left = true;
-        let line: Vec<_> = self.ready.drain(..).collect();
+        let line: Vec<_> =
+            self.ready.drain(..).chain((0..self.budgets.len()).map(AccountRef::Budget)).collect();
         let open = self.settle_open.take().map(|open| open.accounts).unwrap_or_default();
         for of in line.into_iter().chain(open) {
             let waiters =

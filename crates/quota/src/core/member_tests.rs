@@ -163,6 +163,7 @@ impl World {
                     caller.gone.set(true);
                 }
             }
+            30 if !self.processes[index].paused => self.processes[index].member.on_pressed(),
             _ => self.pass(MS(3)),
         }
         self.run_processes();

@@ -4,12 +4,14 @@
 //! passed the members' sorted set.
 //! Time is Redis's own; nothing here compares it with a clock of ours.
 //! Keys, after the tag: `:m` members by expiry, `:x` those whose name was taken over, `:g` the generation and when it is
-//! rebuilt, `:s` the sequence of each member's last settlement, `:b:…` budgets, `:k:…` keys of keyed limits, `:r:…` buckets.
+//! rebuilt, `:s` the sequence of each member's last settlement, `:b:…` budgets, `:k:…` keys of keyed limits, `:r:…` buckets; the
+//! channel `:p` tells of pressure.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_redis::{ArgWriter, Client, Command, ConnectError, ExecError, Script, ToArgs};
+use forebay_redis::{ArgWriter, Client, Command, ConnectError, ExecError, Script, Subscription, ToArgs};
 
 use crate::config::KEY_LIFE;
 use crate::store::{
@@ -26,7 +28,14 @@ pub struct RedisStore {
     settle: Arc<Script>,
     draw: Arc<Script>,
     look: Arc<Script>,
+    /// Made when somebody first listens; one listener at a time, which is the member.
+    pressure: Arc<tokio::sync::Mutex<Option<Subscription>>>,
 }
+
+/// The channel on which pressure is told.
+const PRESSURE: &str = "p";
+/// How long to wait before subscribing again when it failed.
+const RESUBSCRIBE: Duration = Duration::from_secs(1);
 
 impl RedisStore {
     /// A store in the namespace of this name: members of one namespace share their counts.
@@ -43,6 +52,7 @@ impl RedisStore {
             settle: script(include_str!("settle.lua")),
             draw: script(include_str!("draw.lua")),
             look: script(include_str!("look.lua")),
+            pressure: Arc::default(),
         }
     }
 
@@ -50,6 +60,22 @@ impl RedisStore {
     /// the member does without it meanwhile.
     pub fn open(url: &str, namespace: &str) -> Result<Self, ConnectError> {
         Ok(RedisStore::new(Client::open(url)?, namespace))
+    }
+
+    async fn run_pressed(&self) {
+        let mut pressure = self.pressure.lock().await;
+        loop {
+            // A gap is as good as a message: somebody may have been refused meanwhile.
+            if let Some(subscription) = &mut *pressure
+                && subscription.next().await.is_some()
+            {
+                return;
+            }
+            match self.client.subscribe([self.key(PRESSURE)]).await {
+                Ok(subscription) => *pressure = Some(subscription),
+                Err(_) => tokio::time::sleep(RESUBSCRIBE).await,
+            }
+        }
     }
 
     fn key(&self, name: &str) -> String {
@@ -86,12 +112,10 @@ impl RedisStore {
         let Settlement { member, sequence, landed, pressure, asks } = settlement;
         let mut keys = self.common_keys();
         keys.extend(asks.iter().map(|ask| self.key(&ask.account)));
-        let numbers: Vec<u64> = [sequence, landed, millis(pressure), millis(KEY_LIFE)]
-            .into_iter()
-            .chain(asks.iter().flat_map(numbers))
-            .collect();
-        let reply: Vec<u32> =
-            self.settle.run(&self.client, keys, Words((member.as_str(), numbers))).await.map_err(failed)?;
+        let head = [sequence, landed, millis(pressure), millis(KEY_LIFE)];
+        let numbers: Vec<u64> = asks.iter().flat_map(numbers).collect();
+        let args = Words((member.as_str(), head, self.key(PRESSURE), numbers));
+        let reply: Vec<u32> = self.settle.run(&self.client, keys, args).await.map_err(failed)?;
         match reply.as_slice() {
             [1] => Ok(Settled::Unknown),
             [2] => Ok(Settled::Stale),
@@ -138,8 +162,9 @@ impl Store for RedisStore {
             let keys = [self.key("m"), self.key("x"), self.key("s")];
             let id = member.as_str();
             let removals = (("ZREM", &keys[0], id), ("ZREM", &keys[1], id), ("HDEL", &keys[2], id));
-            self.client.transaction::<(i64, i64, i64)>(removals).await.map_err(failed)?;
-            Ok(())
+            let removed = self.client.transaction::<(i64, i64, i64)>(removals).await.map_err(failed)?;
+            let removed = removed.0.and(removed.1).and(removed.2);
+            removed.map(|_| ()).map_err(|error| StoreError::Unexpected(error.to_string()))
         })
     }
 
@@ -155,6 +180,10 @@ impl Store for RedisStore {
 
     fn look(&self, accounts: Vec<Arc<str>>) -> Calling<'_, Holdings> {
         Box::pin(self.run_look(accounts))
+    }
+
+    fn pressed(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(self.run_pressed())
     }
 
     fn kind(&self) -> &'static str {

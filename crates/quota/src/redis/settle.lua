@@ -1,6 +1,6 @@
 -- Sets what a member holds. The rule is core/ledger.rs, `settle` and `grant`.
 -- KEYS: members, replaced, generation, sequences, then the accounts.
--- ARGV: member, sequence, landed, pressure in ms, life of a key in ms, then for each account: limit, floor, want, used, and
+-- ARGV: member, sequence, landed, pressure in ms, life of a key in ms, channel for pressure, then for each account: limit, floor, want, used, and
 -- how it is shared (0 exactly, 1 in blocks, 2 in blocks that outlive replacement).
 -- Returns 0 and four numbers for each account (count, total, used, pressed); or 1: unknown, 2: stale, 3: writes were lost.
 -- An exact account is a hash: member -> count. One in blocks: member -> count:used, and '!' -> until when it is pressed.
@@ -87,6 +87,7 @@ local function settle_blocks(key, limit, floor, want, used, outlives)
       count = count + math.floor((room - count) / (2 * living))
     end
     if count < want then
+      if pressed_until <= now then redis.call('PUBLISH', ARGV[6], '') end
       pressed_until = now + tonumber(ARGV[4])
       redis.call('HSET', key, '!', string.format('%.0f', pressed_until))
     end
@@ -103,7 +104,7 @@ end
 
 local answers, at = {0}, 1
 for i = 5, #KEYS do
-  local arg = 5 * (i - 4) + 1
+  local arg = 5 * (i - 4) + 2
   local limit, floor, want = tonumber(ARGV[arg]), tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 2])
   local sharing, count, total, used, pressed = ARGV[arg + 4], 0, 0, 0, 0
   if sharing == '0' then

@@ -5,5 +5,7 @@
 mod agreement;
 #[cfg(feature = "dynamodb")]
 mod dynamo;
+mod faults;
+mod processes;
 mod redis;
 mod support;

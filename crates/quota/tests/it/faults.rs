@@ -1,0 +1,276 @@
+//! Members whose store loses its memory, its last writes, or itself.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_quota::{
+    BudgetConfig, KeyedLease, Lease, MemberConfig, Mode, Policy, Quota, RedisStore, Refusal,
+};
+use forebay_redis::Client;
+use forebay_sandbox::Redis;
+use forebay_testkit::Proxy;
+
+use crate::support::{namespace, quick, settled_store, until};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+async fn store_at(server: &Redis, namespace: &str) -> RedisStore {
+    RedisStore::new(Client::connect(server.url()).await.unwrap(), namespace)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_flushall_at_90_percent_nothing_exceeds_the_limits_and_all_is_known_again_soon() {
+    const USERS: usize = 10_000;
+    const LIMIT: u32 = 20_000;
+    let server = Redis::start().unwrap();
+    let beat = Duration::from_secs(1);
+    let config = |name: &str| MemberConfig::new(name).beat(beat).ttl(5 * beat);
+    let (a, b) = (
+        Quota::join(settled_store(&server, "flush").await, config("a")).await,
+        Quota::join(settled_store(&server, "flush").await, config("b")).await,
+    );
+    let mut held: Vec<(Lease, KeyedLease)> = Vec::new();
+    for (quota, share) in [(&a, 10_000), (&b, 8_000)] {
+        let (budget, users) = (quota.budget("streams", BudgetConfig::new(LIMIT)), quota.keyed("user", 3));
+        let take = async |at: usize| {
+            (budget.take().await.unwrap(), users.take(&format!("user-{}", at % USERS)).await.unwrap())
+        };
+        held.extend(futures_util::future::join_all((0..share).map(take)).await);
+    }
+    let lent = held.len() as u32;
+    assert_eq!(lent, LIMIT / 10 * 9);
+
+    let admin = Client::connect(server.url()).await.unwrap();
+    admin.exec::<()>(("FLUSHALL",)).await.unwrap();
+    let flushed = Instant::now();
+    until("the store knows everything again", PATIENCE, async || {
+        let known: u32 =
+            a.look().await.unwrap().accounts.iter().flat_map(|all| &all.shares).map(|share| share.used).sum();
+        let users: usize = admin.exec(("DBSIZE",)).await.unwrap();
+        known == lent && users >= USERS
+    })
+    .await;
+    let known_after = flushed.elapsed();
+    println!(
+        "10,000 users and {lent} streams were known again {known_after:?} after FLUSHALL (beat {beat:?})"
+    );
+    assert!(known_after < 5 * (beat + Duration::from_secs(1)), "{known_after:?}");
+
+    // Nothing new for one TTL: not even a user that has one stream of three gets another.
+    assert_eq!(a.status().mode, Mode::Rebuilding);
+    let budget = a.budget("streams", BudgetConfig::new(LIMIT));
+    let fresh = Quota::join(store_at(&server, "flush").await, config("fresh")).await;
+    let refused = fresh.budget("streams", BudgetConfig::new(LIMIT)).take().await.unwrap_err();
+    assert!(matches!(refused, Refusal::Rebuilding { .. }), "{refused:?}");
+    let refused = fresh.keyed("user", 3).take("user-9000").await.unwrap_err();
+    assert!(matches!(refused, Refusal::Rebuilding { .. }), "{refused:?}");
+
+    until("the rebuilding ends", PATIENCE, async || fresh.status().mode == Mode::Normal).await;
+    let mut more = Vec::new();
+    while let Ok(lease) = fresh.budget("streams", BudgetConfig::new(LIMIT)).take().await {
+        more.push(lease);
+    }
+    while let Ok(lease) = budget.take().await {
+        more.push(lease);
+    }
+    assert!(lent + more.len() as u32 <= LIMIT, "{lent} + {}", more.len());
+    assert!(more.len() > 1_500, "what was idle is lent again: {}", more.len());
+}
+
+#[tokio::test]
+async fn while_redis_is_gone_streams_live_on_by_policy_and_its_return_reconciles() {
+    let server =
+        Redis::builder().config("appendonly", "yes").config("appendfsync", "always").start().unwrap();
+    let quota = Quota::join(settled_store(&server, "gone").await, quick("a")).await;
+    let other = Quota::join(settled_store(&server, "gone").await, quick("b").policy(Policy::Closed)).await;
+    until("both are known", PATIENCE, async || quota.status().members == 2 && other.status().members == 2)
+        .await;
+    let (budget, users) = (quota.budget("streams", BudgetConfig::new(20)), quota.keyed("user", 3));
+    let mut held = vec![budget.take().await.unwrap()];
+    let mut keyed = vec![users.take("ann").await.unwrap()];
+
+    server.kill();
+    // Three TTLs, as thirty seconds are of the default.
+    let gone = Instant::now();
+    until("the deadline passes", PATIENCE, async || {
+        matches!(quota.status().mode, Mode::Degraded(Policy::Share))
+    })
+    .await;
+    while let Ok(lease) = budget.take().await {
+        held.push(lease);
+    }
+    assert_eq!(held.len(), 10, "its part of twenty, there being two members");
+    keyed.push(users.take("ann").await.unwrap());
+    keyed.push(users.take("ann").await.unwrap());
+    assert!(matches!(users.take("ann").await, Err(Refusal::Full { used: 3, limit: 3 })));
+    let status = quota.status();
+    assert!(status.why.is_some() && status.counters.granted_by_policy > 0, "{status:?}");
+    until("the other is closed", PATIENCE, async || {
+        matches!(other.status().mode, Mode::Degraded(Policy::Closed))
+    })
+    .await;
+    let refusal = other.keyed("user", 3).take("bob").await.unwrap_err();
+    assert!(matches!(refusal, Refusal::Unavailable { .. }), "{refusal:?}");
+    tokio::time::sleep(Duration::from_secs(3).saturating_sub(gone.elapsed())).await;
+
+    server.revive().unwrap();
+    until("all is normal", PATIENCE, async || {
+        quota.status().mode == Mode::Normal && other.status().mode == Mode::Normal
+    })
+    .await;
+    until("the store knows of everything", PATIENCE, async || {
+        let shares = users.holders("ann").await.unwrap();
+        shares.iter().map(|share| share.count).sum::<u32>() == 3
+    })
+    .await;
+    assert_eq!(other.keyed("user", 3).take("ann").await.unwrap_err(), Refusal::Full { used: 3, limit: 3 });
+    drop(keyed);
+    drop(held);
+    until("everything is free again", PATIENCE, async || {
+        let (budget, users) = (other.budget("streams", BudgetConfig::new(20)), other.keyed("user", 3));
+        let mut leases = Vec::new();
+        while let Ok(lease) = budget.take().await {
+            leases.push(lease);
+        }
+        leases.len() == 20 && users.take("ann").await.is_ok()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_frozen_redis_costs_one_timeout_then_the_policy_answers_at_once() {
+    let server = Redis::start().unwrap();
+    let config = quick("a").call_timeout(Duration::from_millis(200));
+    let quota = Quota::join(settled_store(&server, "frozen").await, config).await;
+    let users = quota.keyed("user", 3);
+    server.freeze();
+    let _first = users.take("ann").await.unwrap();
+    let began = Instant::now();
+    let _second = users.take("ann").await.unwrap();
+    assert!(began.elapsed() < Duration::from_millis(100), "it doesn't wait again: {:?}", began.elapsed());
+    server.thaw();
+    until("all is normal", PATIENCE, async || quota.status().mode == Mode::Normal).await;
+    until("the store knows", PATIENCE, async || {
+        users
+            .holders("ann")
+            .await
+            .is_ok_and(|shares| shares.iter().map(|share| share.count).sum::<u32>() == 2)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_replica_that_lost_the_last_writes_is_told_within_a_beat() {
+    let (primary, beat) = (Redis::start().unwrap(), Duration::from_millis(500));
+    let replica =
+        Redis::builder().config("replicaof", &format!("127.0.0.1 {}", primary.port())).start().unwrap();
+    let proxy = Proxy::start(primary.addr());
+    let (to_primary, to_replica) =
+        (Client::connect(primary.url()).await.unwrap(), Client::connect(replica.url()).await.unwrap());
+    settled_store(&primary, "failover").await;
+    let client = Client::connect(format!("redis://{}", proxy.addr()).as_str()).await.unwrap();
+    let config = MemberConfig::new("a").beat(beat).ttl(20 * beat);
+    let quota = Quota::join(RedisStore::new(client, "failover"), config).await;
+    let users = quota.keyed("user", 3);
+    let mut held = vec![users.take("ann").await.unwrap()];
+    let early = users.take("bob").await.unwrap();
+    let mut waits = to_primary.dedicated().await.unwrap();
+    waits.exec::<()>(("SET", "marker", 1)).await.unwrap();
+    let in_sync: i64 = waits.exec(("WAIT", 1, 10_000)).await.unwrap();
+    assert_eq!(in_sync, 1, "the replica has everything so far");
+    to_replica.exec::<()>(("REPLICAOF", "NO", "ONE")).await.unwrap();
+
+    // The replica misses two streams that begin and one that ends.
+    held.push(users.take("ann").await.unwrap());
+    held.push(users.take("carl").await.unwrap());
+    drop(early);
+    until("the primary knows", PATIENCE, async || users.holders("bob").await.unwrap().is_empty()).await;
+    proxy.fail_over_to(replica.addr());
+    let failed_over = Instant::now();
+    until("the replica was told", PATIENCE, async || {
+        let count = async |user: &str| {
+            let shares = users.holders(user).await.unwrap_or_default();
+            shares.iter().map(|share| share.count).sum::<u32>()
+        };
+        (count("ann").await, count("bob").await, count("carl").await) == (2, 0, 1)
+    })
+    .await;
+    println!("the replica was told {:?} after the failover (beat {beat:?})", failed_over.elapsed());
+    assert_eq!(quota.status().counters.rebirths, 1);
+    assert!(failed_over.elapsed() < 5 * beat + Duration::from_secs(2), "{:?}", failed_over.elapsed());
+    assert_eq!(quota.look().await.unwrap().members.len(), 1, "the old incarnation has left");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn members_come_and_go_under_load_and_the_limit_holds() {
+    const LIMIT: u32 = 60;
+    let (server, namespace) = (Redis::shared(), namespace("tide"));
+    let lent = Arc::new(AtomicU32::new(0));
+    let join = async |index: usize| {
+        let store = settled_store(server, &namespace).await;
+        let quota = Quota::join(store, quick(&format!("m{index}"))).await;
+        let (stop, stopped) = tokio::sync::watch::channel(false);
+        let tasks: Vec<_> =
+            (0..6).map(|_| tokio::spawn(load(quota.clone(), lent.clone(), stopped.clone()))).collect();
+        (quota, stop, tasks)
+    };
+    let mut members = vec![join(0).await, join(1).await];
+    let mut served = 0;
+    for index in 2..20 {
+        members.push(join(index).await);
+    }
+    until("all know of all", PATIENCE, async || {
+        members.iter().all(|(quota, ..)| quota.status().members == 20)
+    })
+    .await;
+    while members.len() > 2 {
+        let (quota, stop, tasks) = members.pop().unwrap();
+        stop.send(true).unwrap();
+        for task in tasks {
+            served += task.await.unwrap();
+        }
+        quota.leave().await;
+    }
+    for (_, stop, tasks) in &mut members {
+        stop.send(true).unwrap();
+        for task in tasks.drain(..) {
+            served += task.await.unwrap();
+        }
+    }
+    assert_eq!(lent.load(Ordering::SeqCst), 0);
+    println!("{served} leases by 2 to 20 members, never more than {LIMIT} at once");
+    assert!(served > 1_000, "{served}");
+    let (survivor, ..) = &members[0];
+    let budget = survivor.budget("streams", BudgetConfig::new(LIMIT));
+    until("one can have everything", PATIENCE, async || {
+        let mut leases = Vec::new();
+        while let Ok(lease) = budget.take().await {
+            leases.push(lease);
+        }
+        leases.len() == LIMIT as usize
+    })
+    .await;
+
+    /// Takes and gives until told to stop; returns how often it got something.
+    async fn load(quota: Quota, lent: Arc<AtomicU32>, stopped: tokio::sync::watch::Receiver<bool>) -> u32 {
+        let (budget, mut served) = (quota.budget("streams", BudgetConfig::new(LIMIT)), 0);
+        while !*stopped.borrow() {
+            let mut leases = Vec::new();
+            for _ in 0..4 {
+                if let Ok(lease) = budget.take().await {
+                    let now = lent.fetch_add(1, Ordering::SeqCst) + 1;
+                    assert!(now <= LIMIT, "{now} lent of {LIMIT}");
+                    leases.push(lease);
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(3)).await;
+            served += leases.len() as u32;
+            for lease in leases {
+                lent.fetch_sub(1, Ordering::SeqCst);
+                drop(lease);
+            }
+        }
+        served
+    }
+}
