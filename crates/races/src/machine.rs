@@ -14,6 +14,17 @@ pub(crate) fn cpu_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
+/// The CPU time that the living threads of another process have used.
+pub(crate) fn cpu_time_of(pid: u32) -> io::Result<Duration> {
+    let mut ns = 0;
+    for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let schedstat = fs::read_to_string(thread?.path().join("schedstat"))?;
+        let ran: Option<u64> = schedstat.split(' ').next().and_then(|ran| ran.parse().ok());
+        ns += ran.ok_or_else(|| io::Error::other("schedstat has no first number"))?;
+    }
+    Ok(Duration::from_nanos(ns))
+}
+
 /// The resident memory of this process, in bytes.
 pub(crate) fn resident_bytes() -> io::Result<u64> {
     let statm = fs::read_to_string("/proc/self/statm")?;

@@ -8,11 +8,13 @@
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "the rows are this program's output")]
 
+mod admission;
 mod allocations;
 mod harness;
 mod machine;
 mod redis;
 mod resilience;
+mod streams;
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -21,7 +23,7 @@ use anyhow::Context;
 use clap::Parser;
 use harness::{Board, Race};
 
-const RACES: &[Race] = &[redis::RACE, resilience::RACE];
+const RACES: &[Race] = &[admission::RACE, redis::RACE, resilience::RACE, streams::RACE];
 
 /// Race our crates against their peers, side by side, on this machine.
 ///

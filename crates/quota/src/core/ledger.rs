@@ -241,6 +241,10 @@ impl Ledger {
         self.members.get(id).is_some_and(|member| member.expires > now && !member.replaced)
     }
 
+    pub(crate) fn is_rebuilding(&self, now: Duration) -> bool {
+        self.generation.is_none_or(|generation| generation.rebuilt_at > now)
+    }
+
     /// What each member has down of an account, dead ones included.
     pub(crate) fn held(&self, account: &str) -> BTreeMap<MemberId, u32> {
         let shares = self.accounts.get(account).map(|account| &account.shares);

@@ -202,7 +202,7 @@ impl<W: Waiter> Member<W> {
             return Some(self.by_policy(of, now));
         }
         let account = self.account(of);
-        if within_deadline && account.idle() > 0 {
+        if within_deadline && account.idle() > 0 && account.used < terms.limit {
             account.used += 1;
             return Some(Ok(()));
         }

@@ -1,11 +1,12 @@
 //! Counting against real stores, by real processes.
 
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its assertion, in a helper too")]
+#![allow(clippy::print_stdout, reason = "figures for whoever runs a test by hand, and a child's answers")]
 
 mod agreement;
 #[cfg(feature = "dynamodb")]
 mod dynamo;
 mod faults;
+mod members;
 mod processes;
-mod redis;
 mod support;

@@ -1,0 +1,228 @@
+//! Members of one process that share a store in memory, under a clock that stands still unless told.
+
+use std::time::Duration;
+
+use forebay_quota::{BudgetConfig, MemberConfig, MemoryStore, Mode, Policy, Quota, RateConfig, Refusal};
+use futures_util::FutureExt;
+
+/// For how long a no is believed.
+const NO: Duration = Duration::from_millis(50);
+
+async fn join(store: &MemoryStore, name: &str) -> Quota {
+    Quota::join(store.clone(), MemberConfig::new(name)).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_budget_lends_its_limit_and_a_unit_that_comes_back_is_lent_again() {
+    let quota = Quota::local();
+    let budget = quota.budget("streams", BudgetConfig::new(3));
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        held.push(budget.take().await.unwrap());
+    }
+    assert_eq!(budget.take().await.unwrap_err(), Refusal::Full { used: 3, limit: 3 });
+    drop(held.pop());
+    held.push(budget.take().await.unwrap());
+    assert_eq!(budget.usage().used, 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_one_member_leaves_idle_reaches_another_that_needs_it() {
+    let store = MemoryStore::new();
+    let (a, b) = (join(&store, "a").await, join(&store, "b").await);
+    let (ours, theirs) =
+        (a.budget("streams", BudgetConfig::new(100)), b.budget("streams", BudgetConfig::new(100)));
+    let one = ours.take().await.unwrap();
+    assert!(ours.usage().slice > 20, "it was given a block: {:?}", ours.usage());
+    let mut held = Vec::new();
+    while let Ok(lease) = theirs.take().await {
+        held.push(lease);
+    }
+    assert_eq!(held.len(), 99, "nothing is refused while units lie idle elsewhere");
+    assert_eq!(ours.take().await.unwrap_err(), Refusal::Full { used: 100, limit: 100 });
+    drop(one);
+    tokio::time::sleep(NO).await;
+    assert!(theirs.take().await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn limits_rise_and_fall_while_units_are_lent_and_nobody_is_cut() {
+    let store = MemoryStore::new();
+    let quota = join(&store, "a").await;
+    let (budget, users) = (quota.budget("streams", BudgetConfig::new(2)), quota.keyed("user", 1));
+    let mut held = vec![budget.take().await.unwrap(), budget.take().await.unwrap()];
+    let one = users.take("ann").await.unwrap();
+    assert!(budget.take().await.is_err() && users.take("ann").await.is_err());
+
+    budget.set_limit(3);
+    users.set_limit(2);
+    held.push(budget.take().await.unwrap());
+    let two = users.take("ann").await.unwrap();
+
+    budget.set_limit(1);
+    users.set_limit(1);
+    assert_eq!((budget.usage().used, budget.limit(), users.limit()), (3, 1, 1));
+    held.truncate(1);
+    assert_eq!(budget.take().await.unwrap_err(), Refusal::Full { used: 1, limit: 1 });
+    drop(one);
+    assert_eq!(users.take("ann").await.unwrap_err(), Refusal::Full { used: 1, limit: 1 });
+    drop((two, held));
+    assert!(budget.take().await.is_ok() && users.take("ann").await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_goes_away_while_it_waits_leaves_nothing_behind() {
+    let store = MemoryStore::new();
+    let quota = join(&store, "a").await;
+    let users = quota.keyed("user", 1);
+    // Polled once: it has asked, and its answer comes after it is gone.
+    assert!(users.take("ann").now_or_never().is_none());
+    let taken = users.take("ann").await.expect("the unit of the one who left is free");
+    assert_eq!(quota.status().keyed[0].held, 1);
+    drop(taken);
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    assert_eq!((quota.status().keyed[0].keys, quota.status().counters.waiting), (0, 0));
+    assert_eq!(users.holders("ann").await.unwrap(), []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn freed_tells_whoever_waits_for_a_unit() {
+    let quota = Quota::local();
+    let budget = quota.budget("streams", BudgetConfig::new(1));
+    let held = budget.take().await.unwrap();
+    let mut freed = std::pin::pin!(budget.freed());
+    assert!(!freed.as_mut().enable());
+    assert!(budget.take().await.is_err());
+    drop(held);
+    freed.await;
+    assert!(budget.take().await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_member_that_leaves_gives_everything_back_at_once() {
+    let store = MemoryStore::new();
+    let (a, b) = (join(&store, "a").await, join(&store, "b").await);
+    let budget = a.budget("streams", BudgetConfig::new(1));
+    let _held = budget.take().await.unwrap();
+    let theirs = b.budget("streams", BudgetConfig::new(1));
+    assert!(theirs.take().await.is_err());
+    a.leave().await;
+    tokio::time::sleep(NO).await;
+    assert!(theirs.take().await.is_ok());
+    assert!(matches!(budget.take().await, Err(Refusal::Unavailable { .. })));
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropping_every_handle_leaves_too() {
+    let store = MemoryStore::new();
+    let watcher = join(&store, "watcher").await;
+    let quota = join(&store, "a").await;
+    let lease = quota.budget("streams", BudgetConfig::new(9)).take().await.unwrap();
+    drop(quota);
+    assert_eq!(watcher.look().await.unwrap().members.len(), 2, "a lease keeps its member");
+    drop(lease);
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    assert_eq!(watcher.look().await.unwrap().members.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_two_processes_with_one_name_the_first_goes_on_under_another() {
+    let store = MemoryStore::new();
+    let first = join(&store, "same").await;
+    let (budget, users) = (first.budget("streams", BudgetConfig::new(4)), first.keyed("user", 3));
+    let _held = (budget.take().await.unwrap(), users.take("ann").await.unwrap());
+    let second = join(&store, "same").await;
+    tokio::time::sleep(Duration::from_secs(3)).await; // a beat
+    let (name, other) = (first.status().member, second.status().member);
+    assert!(name.name().starts_with("same+") && other.name() == "same", "{name} and {other}");
+    assert_eq!((first.status().mode, second.status().mode), (Mode::Normal, Mode::Normal));
+    assert_eq!(users.holders("ann").await.unwrap().len(), 1, "what it holds is counted under its new name");
+    let theirs = second.budget("streams", BudgetConfig::new(4));
+    let mut held = Vec::new();
+    while let Ok(lease) = theirs.take().await {
+        held.push(lease);
+    }
+    assert_eq!(held.len(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_loses_its_memory_is_told_and_grants_nothing_for_one_ttl() {
+    let store = MemoryStore::new();
+    let quota = join(&store, "a").await;
+    let (budget, users) = (quota.budget("streams", BudgetConfig::new(10)), quota.keyed("user", 3));
+    let _held = (budget.take().await.unwrap(), users.take("ann").await.unwrap());
+    store.lose_everything();
+    assert!(users.take("ann").await.is_err(), "the store doesn't know how much others hold");
+    tokio::time::sleep(Duration::from_millis(2100)).await; // a beat
+    assert_eq!(quota.status().mode, Mode::Rebuilding);
+    assert!(quota.status().why.is_some());
+    assert_eq!(users.holders("ann").await.unwrap()[0].count, 1);
+    let refusal = users.take("bob").await.unwrap_err();
+    let Refusal::Rebuilding { left } = refusal else { panic!("{refusal:?}") };
+    assert!(left <= Duration::from_secs(10));
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(quota.status().mode, Mode::Normal);
+    assert!(users.take("bob").await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_status_says_everything_as_json() {
+    let quota = Quota::local();
+    let _lease = quota.budget("streams", BudgetConfig::new(5)).take().await.unwrap();
+    let _held = quota.keyed("user", 3).take("secret-user").await.unwrap();
+    let status = serde_json::to_value(quota.status()).unwrap();
+    assert_eq!(status["store"], "memory");
+    assert_eq!(status["mode"], "normal");
+    assert_eq!(
+        (&status["budgets"][0]["name"], &status["budgets"][0]["used"]),
+        (&"streams".into(), &1.into())
+    );
+    assert_eq!((&status["keyed"][0]["keys"], &status["keyed"][0]["held"]), (&1.into(), &1.into()));
+    assert!(!status.to_string().contains("secret-user"), "keys may be users' names");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rate_holds_over_all_members_and_serves_in_order() {
+    let store = MemoryStore::new();
+    let (a, b) = (join(&store, "a").await, join(&store, "b").await);
+    let config = RateConfig::per_second(100.0).burst(10);
+    let (ours, theirs) = (a.rate("dial", config), b.rate("dial", config));
+    let began = tokio::time::Instant::now();
+    let taking = |rate: &forebay_quota::Rate| {
+        let rate = rate.clone();
+        async move {
+            for _ in 0..55 {
+                rate.take().await.unwrap().spend();
+            }
+        }
+    };
+    tokio::join!(taking(&ours), taking(&theirs));
+    let took = began.elapsed();
+    assert!(
+        (Duration::from_millis(1000)..Duration::from_millis(1020)).contains(&took),
+        "110 tokens took {took:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_token_that_was_not_spent_goes_to_the_next_and_is_lost_after_a_second() {
+    let quota = Quota::local();
+    let rate = quota.rate("dial", RateConfig::per_second(1.0));
+    drop(rate.take().await.unwrap());
+    let again = rate.take().now_or_never().expect("it is there at once").unwrap();
+    again.spend();
+    let began = tokio::time::Instant::now();
+    drop(rate.take().await.unwrap());
+    assert_eq!(began.elapsed().as_millis(), 1000);
+    tokio::time::sleep(Duration::from_millis(999)).await;
+    assert!(rate.take().now_or_never().is_some(), "the one that came back is still good");
+}
+
+#[test]
+fn policies_have_names() {
+    for policy in [Policy::Closed, Policy::Share, Policy::Open] {
+        assert_eq!(policy.as_str().parse(), Ok(policy));
+    }
+    let error = "half".parse::<Policy>().unwrap_err();
+    assert_eq!(error.to_string(), "no policy is called \"half\"; there are: closed, share, open");
+}

@@ -1,0 +1,203 @@
+//! Exact decisions over Redis: how long one takes, and how much of Redis it takes.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use forebay_quota::{Budget, BudgetConfig, Keyed, MemberConfig, Mode, Quota, RedisStore};
+use forebay_redis::Client;
+use forebay_sandbox::Redis;
+use tokio::runtime::Builder;
+
+use super::lease_script::Leases;
+use super::seed::Pool;
+use crate::harness::{Better, Board, Contest, Entrant, Spread, interleave};
+use crate::machine::{Pinned, cpu_time_of};
+
+const USERS: usize = 2_000;
+
+/// One decision at a time, with client and Redis on one CPU.
+pub(crate) fn latency(board: &mut Board) -> Result<()> {
+    let server = &Redis::start()?;
+    let decisions = board.scaled(5_000);
+    let _pinned = Pinned::to_one_cpu(&[server.pid()])?;
+    let mut entrants = [
+        Entrant { name: "forebay", turn: Box::new(|| ours(server, decisions)) },
+        Entrant { name: "ping", turn: Box::new(|| ping(server, decisions)) },
+        Entrant { name: "seed", turn: Box::new(|| seed(server, decisions)) },
+    ];
+    let samples = interleave(board.rounds(), &mut entrants)?;
+    let p50s: Vec<_> = samples.into_iter().map(|(name, p50s)| (name, Spread::of(p50s))).collect();
+    board.table("keyed", "us, p50", &p50s);
+    let [ours, ping, seed] = [0, 1, 2].map(|at| p50s[at].1.median);
+    let contest =
+        |theirs, peer, goal| Contest { ours, peer, theirs, unit: "us", better: Better::Lower, goal };
+    board.contest("keyed", contest(ping, "ping", 0.5));
+    board.contest("seed", contest(seed, "seed", 3.0));
+    Ok(())
+}
+
+/// A budget's unit and a user's, as admission takes them.
+fn ours(server: &Redis, decisions: u64) -> Result<f64> {
+    let url = server.url();
+    in_a_task(async move {
+        let (_quota, budget, users) = join(&url).await?;
+        let mut latencies_us = Vec::with_capacity(decisions as usize);
+        for at in 0..decisions {
+            let user = user(at);
+            let began = Instant::now();
+            let lease =
+                (budget.take().await.context("a unit")?, users.take(&user).await.context("a user's unit")?);
+            latencies_us.push(began.elapsed().as_secs_f64() * 1e6);
+            drop(lease);
+            // The others' release isn't measured, either.
+            until_given_back(&users, &user).await?;
+        }
+        Ok(Spread::of(latencies_us).median)
+    })
+}
+
+async fn until_given_back(users: &Keyed, user: &str) -> Result<()> {
+    while !users.holders(user).await?.is_empty() {}
+    Ok(())
+}
+
+fn ping(server: &Redis, decisions: u64) -> Result<f64> {
+    let url = server.url();
+    in_a_task(async move {
+        let client = Client::connect(url.as_str()).await?;
+        let mut latencies_us = Vec::with_capacity(decisions as usize);
+        for _ in 0..decisions {
+            let began = Instant::now();
+            client.exec::<String>(("PING",)).await?;
+            latencies_us.push(began.elapsed().as_secs_f64() * 1e6);
+            tokio::task::yield_now().await;
+        }
+        Ok(Spread::of(latencies_us).median)
+    })
+}
+
+fn seed(server: &Redis, decisions: u64) -> Result<f64> {
+    let url = server.url();
+    in_a_task(async move {
+        let client = Client::connect(url.as_str()).await?;
+        let pool = Pool { client: &client };
+        let mut latencies_us = Vec::with_capacity(decisions as usize);
+        for at in 0..decisions {
+            let (user, thread) = (user(at), at.to_string());
+            let began = Instant::now();
+            pool.acquire(&user, &thread).await?;
+            latencies_us.push(began.elapsed().as_secs_f64() * 1e6);
+            pool.release(&user, &thread).await?;
+        }
+        Ok(Spread::of(latencies_us).median)
+    })
+}
+
+/// Many deciders at once: decisions for each second that Redis is busy.
+pub(crate) fn redis_cpu(board: &mut Board) -> Result<()> {
+    let server = &Redis::start()?;
+    let decisions = board.scaled(200_000);
+    let mut entrants = [
+        Entrant { name: "forebay", turn: Box::new(|| ours_per_core(server, decisions)) },
+        Entrant { name: "lease-script", turn: Box::new(|| leases_per_core(server, decisions)) },
+    ];
+    let samples = interleave(board.rounds(), &mut entrants)?;
+    let rates: Vec<_> = samples.into_iter().map(|(name, rates)| (name, Spread::of(rates))).collect();
+    board.table("redis_cpu", "decisions per second of Redis's CPU", &rates);
+    let (ours, (peer, theirs)) = (rates[0].1.median, rates[1]);
+    let contest =
+        Contest { ours, peer, theirs: theirs.median, unit: "decisions/s", better: Better::Higher, goal: 1.8 };
+    board.contest("redis_cpu", contest);
+    Ok(())
+}
+
+const DECIDERS: u64 = 64;
+
+fn ours_per_core(server: &Redis, decisions: u64) -> Result<f64> {
+    let (url, pid) = (server.url(), server.pid());
+    runtime()?.block_on(async move {
+        let (_quota, budget, users) = join(&url).await?;
+        let decide = move |user: String, _id: String| {
+            let (budget, users) = (budget.clone(), users.clone());
+            async move {
+                let lease = (
+                    budget.take().await.context("a unit")?,
+                    users.take(&user).await.context("a user's unit")?,
+                );
+                tokio::task::yield_now().await;
+                drop(lease);
+                Ok(())
+            }
+        };
+        per_core(pid, decisions, decide).await
+    })
+}
+
+fn leases_per_core(server: &Redis, decisions: u64) -> Result<f64> {
+    let (url, pid) = (server.url(), server.pid());
+    runtime()?.block_on(async move {
+        let leases = Arc::new(Leases::new(Client::connect(url.as_str()).await?));
+        let decide = move |user: String, id: String| {
+            let leases = leases.clone();
+            async move {
+                leases.acquire(&user, &id).await?;
+                tokio::task::yield_now().await;
+                leases.release(&user, &id).await
+            }
+        };
+        per_core(pid, decisions, decide).await
+    })
+}
+
+/// The same deciders for everybody: each decides for one user after another, and no user is refused.
+async fn per_core<F: Future<Output = Result<()>> + Send>(
+    redis: u32,
+    decisions: u64,
+    decide: impl Fn(String, String) -> F + Clone + Send + 'static,
+) -> Result<f64> {
+    let before = cpu_time_of(redis)?;
+    let deciders: Vec<_> = (0..DECIDERS)
+        .map(|decider| {
+            let decide = decide.clone();
+            tokio::spawn(async move {
+                for at in 0..decisions / DECIDERS {
+                    let user = user(at * DECIDERS + decider);
+                    decide(user, format!("{decider}-{at}")).await?;
+                }
+                Ok::<_, anyhow::Error>(())
+            })
+        })
+        .collect();
+    for decider in deciders {
+        decider.await??;
+    }
+    let busy = cpu_time_of(redis)? - before;
+    Ok(decisions as f64 / busy.as_secs_f64())
+}
+
+/// A member in a namespace that is ready to grant.
+async fn join(url: &str) -> Result<(Quota, Budget, Keyed)> {
+    let client = Client::connect(url).await?;
+    client.exec::<()>(("SET", "{race}:g", "1:0")).await?;
+    let quota = Quota::join(RedisStore::new(client, "race"), MemberConfig::new("racer")).await;
+    anyhow::ensure!(quota.status().mode == Mode::Normal, "the member is {}", quota.status().mode);
+    let budget = quota.budget("streams", BudgetConfig::new(10_000));
+    let users = quota.keyed("user", 3);
+    drop(budget.take().await.context("a first unit")?);
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    Ok((quota, budget, users))
+}
+
+fn user(at: u64) -> String {
+    format!("user-{}", at as usize % USERS)
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime> {
+    Ok(Builder::new_current_thread().enable_all().build()?)
+}
+
+/// In a spawned task, as a server's handlers run.
+fn in_a_task(work: impl Future<Output = Result<f64>> + Send + 'static) -> Result<f64> {
+    runtime()?.block_on(async { tokio::spawn(work).await? })
+}

@@ -1,0 +1,47 @@
+//! The usual exact limit over Redis: a sorted set of leases by expiry for each key, in one script.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use forebay_redis::{Client, Script};
+
+const LEASE: Duration = Duration::from_secs(60);
+const LIMIT: u32 = 3;
+
+/// Drops what has expired, counts, adds.
+const ACQUIRE: &str = r"
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
+if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[1]) then return 0 end
+redis.call('ZADD', KEYS[1], now + tonumber(ARGV[2]), ARGV[3])
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return 1
+";
+
+pub(crate) struct Leases {
+    client: Client,
+    acquire: Script,
+}
+
+impl Leases {
+    pub(crate) fn new(client: Client) -> Self {
+        Leases { client, acquire: Script::new(ACQUIRE) }
+    }
+
+    pub(crate) async fn acquire(&self, user: &str, id: &str) -> Result<()> {
+        let args = [LIMIT.to_string(), LEASE.as_millis().to_string(), id.to_string()];
+        let granted: u32 = self.acquire.run(&self.client, [lease_key(user)], args).await?;
+        ensure!(granted == 1, "the user has too many leases");
+        Ok(())
+    }
+
+    pub(crate) async fn release(&self, user: &str, id: &str) -> Result<()> {
+        self.client.exec::<u64>(("ZREM", lease_key(user), id)).await?;
+        Ok(())
+    }
+}
+
+fn lease_key(user: &str) -> String {
+    format!("leases:{user}")
+}

@@ -1,0 +1,34 @@
+//! Decisions: what one costs here, what an exact one costs over Redis, and what it costs Redis.
+//!
+//! A decision is to take a unit and to give it back. All contestants use the same Redis and, where they need a client, ours,
+//! so that the difference is what they send.
+
+mod decision;
+mod lease_script;
+mod local;
+mod seed;
+
+use anyhow::Result;
+
+use crate::harness::{Board, Race, no_child};
+
+pub(crate) const RACE: Race = Race {
+    name: "admission",
+    about: "decisions: local ones, exact ones per user over Redis, the seed's commands, the usual lease script",
+    cases: &["local", "keyed", "seed", "redis_cpu"],
+    run,
+    child: no_child,
+};
+
+fn run(board: &mut Board) -> Result<()> {
+    if board.wants("local") {
+        local::run(board)?;
+    }
+    if board.wants("keyed") || board.wants("seed") {
+        decision::latency(board)?;
+    }
+    if board.wants("redis_cpu") {
+        decision::redis_cpu(board)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,34 @@
+//! The seed's connection pool, command by command as it is written down: read, then count, then list.
+
+use anyhow::{Result, ensure};
+use forebay_redis::Client;
+
+const MAX_CONNECTIONS: u64 = 10_000;
+const MAX_PER_USER: u64 = 3;
+
+pub(crate) struct Pool<'a> {
+    pub(crate) client: &'a Client,
+}
+
+impl Pool<'_> {
+    /// Five commands, one after the other: each decides whether the next is sent.
+    pub(crate) async fn acquire(&self, user: &str, thread: &str) -> Result<()> {
+        let user_key = format!("connection_pool:user:{user}");
+        let total: Option<u64> = self.client.exec(("GET", "connection_pool:total")).await?;
+        let of_user: Option<u64> = self.client.exec(("GET", &user_key)).await?;
+        ensure!(total.unwrap_or(0) < MAX_CONNECTIONS, "the pool is exhausted");
+        ensure!(of_user.unwrap_or(0) < MAX_PER_USER, "the user has too many connections");
+        self.client.exec::<u64>(("INCR", "connection_pool:total")).await?;
+        self.client.exec::<u64>(("INCR", &user_key)).await?;
+        self.client.exec::<u64>(("SADD", "connection_pool:connections", thread)).await?;
+        Ok(())
+    }
+
+    pub(crate) async fn release(&self, user: &str, thread: &str) -> Result<()> {
+        let user_key = format!("connection_pool:user:{user}");
+        self.client.exec::<i64>(("DECR", "connection_pool:total")).await?;
+        self.client.exec::<i64>(("DECR", &user_key)).await?;
+        self.client.exec::<u64>(("SREM", "connection_pool:connections", thread)).await?;
+        Ok(())
+    }
+}

@@ -1,0 +1,85 @@
+//! What one small event to everybody costs the server in CPU time.
+//!
+//! All servers run with their subscribers the whole time; in a turn one of them broadcasts, one event after another, each
+//! when everybody has the one before.
+
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::helper::Helper;
+use super::memory::subscribe;
+use super::nginx::{self, Nginx};
+use super::{STREAMS, ours, process, sse};
+use crate::harness::{Better, Board, Contest, Entrant, Spread, interleave};
+
+/// Events in a turn.
+const EVENTS: u64 = 20;
+/// For a server to finish what it does after the last client has its event.
+const SETTLE: Duration = Duration::from_millis(20);
+
+/// A server and its clients.
+struct House {
+    name: &'static str,
+    pids: Vec<u32>,
+    subscribers: Helper,
+    _server: Running,
+}
+
+enum Running {
+    Helper(#[expect(dead_code, reason = "held until the race ends")] Helper),
+    Nginx(#[expect(dead_code, reason = "held until the race ends")] Nginx),
+}
+
+pub(crate) fn run(board: &mut Board) -> Result<()> {
+    let streams = board.scaled(STREAMS as u64) as usize;
+    let mut houses = [
+        House::of_helper(ours::NAME, streams)?,
+        House::of_nginx(streams)?,
+        House::of_helper(sse::NAME, streams)?,
+    ];
+    for house in &mut houses {
+        house.broadcast(EVENTS.div_ceil(4))?; // a warm-up
+    }
+    let mut entrants = houses.each_mut().map(House::entrant);
+    let samples = interleave(board.rounds(), &mut entrants)?;
+    let spreads: Vec<_> = samples.into_iter().map(|(name, costs)| (name, Spread::of(costs))).collect();
+    board.table("broadcast", "CPU ms/event", &spreads);
+
+    let (ours, unit) = (spreads[0].1.median, "ms/event");
+    for (peer, spread) in &spreads[1..] {
+        let (theirs, better, goal) = (spread.median, Better::Lower, 1.0);
+        board.contest("broadcast", Contest { ours, peer, theirs, unit, better, goal });
+    }
+    Ok(())
+}
+
+impl House {
+    fn of_helper(name: &'static str, streams: usize) -> Result<House> {
+        let mut server = Helper::start(&format!("serve/{name}"))?;
+        let address = server.hear("listening")?.parse()?;
+        let (pids, subscribers) = (vec![server.pid()], subscribe(address, streams)?);
+        Ok(House { name, pids, subscribers, _server: Running::Helper(server) })
+    }
+
+    fn of_nginx(streams: usize) -> Result<House> {
+        let nginx = Nginx::start()?;
+        let (pids, subscribers) = (nginx.pids()?, subscribe(nginx.address(), streams)?);
+        Ok(House { name: nginx::NAME, pids, subscribers, _server: Running::Nginx(nginx) })
+    }
+
+    fn entrant(&mut self) -> Entrant<'_, f64> {
+        Entrant { name: self.name, turn: Box::new(|| self.broadcast(EVENTS)) }
+    }
+
+    /// The CPU time of one event, in milliseconds.
+    fn broadcast(&mut self, events: u64) -> Result<f64> {
+        let before = process::cpu_ns(&self.pids)?;
+        self.subscribers.order(&format!("publish {events}"))?;
+        self.subscribers.hear("received")?;
+        thread::sleep(SETTLE);
+        let spent = process::cpu_ns(&self.pids)? - before;
+        Ok(spent as f64 / 1e6 / events as f64)
+    }
+}

@@ -1,0 +1,102 @@
+//! The race's own processes, and how they talk: a line at a time, on their standard input and output.
+//!
+//! Invariant: a helper ends when the race does, however that ends.
+//! Kept by: it ends with its standard input, which the kernel closes.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use super::RACE;
+
+/// No helper keeps the race waiting longer.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// One helper, from the race's side; ended when dropped.
+pub(crate) struct Helper {
+    child: Child,
+    orders: Option<ChildStdin>,
+    lines: Receiver<String>,
+    name: String,
+}
+
+impl Helper {
+    pub(crate) fn start(experiment: &str) -> Result<Helper> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .args([RACE.name, "--child", experiment])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("starting {experiment}"))?;
+        let (orders, output) = (child.stdin.take(), child.stdout.take().context("a pipe was asked for")?);
+        let (sender, lines) = sync_channel(16);
+        thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(io::Result::ok) {
+                if sender.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Helper { child, orders, lines, name: experiment.into() })
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn order(&mut self, order: &str) -> Result<()> {
+        let orders = self.orders.as_mut().context("it has been let go")?;
+        writeln!(orders, "{order}").with_context(|| format!("{} is gone", self.name))
+    }
+
+    /// Waits for its next line, which begins with `word`, and returns the rest.
+    pub(crate) fn hear(&mut self, word: &str) -> Result<String> {
+        let line =
+            self.lines.recv_timeout(PATIENCE).with_context(|| format!("{} never said {word}", self.name))?;
+        let rest = line.strip_prefix(word).map(|rest| rest.trim().to_owned());
+        rest.with_context(|| format!("{} said {line:?} where {word:?} was due", self.name))
+    }
+
+    /// Lets it end by itself.
+    pub(crate) fn let_go(mut self) -> Result<()> {
+        self.orders = None;
+        let report = self.hear("{")?;
+        ensure!(report.contains("result"), "{} ended with {report}", self.name);
+        self.child.wait()?;
+        Ok(())
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        // Both fail only if it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Says a line to the race.
+pub(crate) fn announce(line: &str) -> io::Result<()> {
+    let mut output = io::stdout().lock();
+    writeln!(output, "{line}")?;
+    output.flush()
+}
+
+/// The race's next order; none when it has let go.
+pub(crate) fn next_order() -> Option<String> {
+    io::stdin().lines().next()?.ok()
+}
+
+/// Resolves when the race lets go.
+pub(crate) async fn let_go() {
+    let (sender, receiver) = tokio::sync::oneshot::channel::<()>();
+    thread::spawn(move || {
+        let _ = io::copy(&mut io::stdin().lock().by_ref(), &mut io::sink());
+        drop(sender);
+    });
+    let _ = receiver.await;
+}

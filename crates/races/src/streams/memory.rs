@@ -1,0 +1,79 @@
+//! What an idle stream costs its server in resident memory. Kernel memory is the same for all and not counted.
+
+use std::net::SocketAddr;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::helper::Helper;
+use super::nginx::{self, Nginx};
+use super::{STREAMS, ours, process, sse};
+use crate::harness::{Better, Board, Contest, Entrant, Spread, interleave};
+
+/// What a stream may take.
+const LIMIT: f64 = 3.0 * 1024.0;
+/// For a server to settle after the last of its streams.
+const SETTLE: Duration = Duration::from_millis(500);
+/// Streams that come and go before the first measurement, so that what is there once is not taken for a stream's.
+const WARM_UP: usize = 200;
+
+pub(crate) fn run(board: &mut Board) -> Result<()> {
+    let streams = board.scaled(STREAMS as u64) as usize;
+    let turn = |name: &'static str| Entrant { name, turn: Box::new(move || measure_helper(name, streams)) };
+    let nchan = Entrant { name: nginx::NAME, turn: Box::new(move || measure_nginx(streams)) };
+    let mut entrants = [turn(ours::NAME), turn(sse::NAME), nchan];
+    let samples = interleave(board.rounds().min(3), &mut entrants)?;
+    let spreads = |figure: fn(&Cost) -> f64| -> Vec<_> {
+        samples.iter().map(|(name, costs)| (*name, Spread::of(costs.iter().map(figure)))).collect()
+    };
+    let open = spreads(|cost| cost.open);
+    board.table("memory", "B/stream", &open);
+    board.table("memory, after all have left", "B/stream", &spreads(|cost| cost.left));
+
+    let (ours, unit) = (open[0].1.median, "B/stream");
+    for (peer, theirs) in [("limit", LIMIT), (sse::NAME, open[1].1.median)] {
+        board.contest("memory", Contest { ours, peer, theirs, unit, better: Better::Lower, goal: 1.0 });
+    }
+    Ok(())
+}
+
+/// What a server has more than before its streams came, for each of them.
+struct Cost {
+    open: f64,
+    left: f64,
+}
+
+fn measure_helper(name: &str, streams: usize) -> Result<Cost> {
+    let mut server = Helper::start(&format!("serve/{name}"))?;
+    let address = server.hear("listening")?.parse()?;
+    let cost = measure(&[server.pid()], address, streams)?;
+    server.let_go()?;
+    Ok(cost)
+}
+
+fn measure_nginx(streams: usize) -> Result<Cost> {
+    let nginx = Nginx::start()?;
+    measure(&nginx.pids()?, nginx.address(), streams)
+}
+
+fn measure(pids: &[u32], address: SocketAddr, streams: usize) -> Result<Cost> {
+    subscribe(address, WARM_UP)?.let_go()?;
+    thread::sleep(SETTLE);
+    let before = process::resident_bytes(pids)?;
+    let subscribers = subscribe(address, streams)?;
+    thread::sleep(SETTLE);
+    let open = process::resident_bytes(pids)?;
+    subscribers.let_go()?;
+    thread::sleep(SETTLE);
+    let left = process::resident_bytes(pids)?;
+    let each = |after: u64| (after as f64 - before as f64) / streams as f64;
+    Ok(Cost { open: each(open), left: each(left) })
+}
+
+/// Clients of a server, all of them subscribed.
+pub(crate) fn subscribe(address: SocketAddr, streams: usize) -> Result<Helper> {
+    let mut subscribers = Helper::start(&format!("subscribe/{streams}/{address}"))?;
+    subscribers.hear("ready")?;
+    Ok(subscribers)
+}

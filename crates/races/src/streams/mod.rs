@@ -1,0 +1,48 @@
+//! Ten thousand SSE streams on one server: what an idle one costs in memory, and what a broadcast costs in CPU.
+//!
+//! Each server has a process of its own, so that its memory and its CPU time are its own, and so have its ten thousand
+//! clients, since a process may have 20,000 descriptors. Ours and axum's run on one thread, as nginx does with one worker.
+
+mod broadcast;
+mod helper;
+mod memory;
+mod nginx;
+mod ours;
+mod process;
+mod sse;
+mod subscribers;
+
+use anyhow::{Result, bail};
+
+use crate::harness::{Board, Race, Report};
+
+pub(crate) const RACE: Race = Race {
+    name: "streams",
+    about: "10,000 SSE streams: memory when idle, CPU of a broadcast (nginx with nchan, axum's Sse)",
+    cases: &["memory", "broadcast"],
+    run,
+    child,
+};
+
+const STREAMS: usize = 10_000;
+
+fn run(board: &mut Board) -> Result<()> {
+    if board.wants("memory") {
+        memory::run(board)?;
+    }
+    if board.wants("broadcast") {
+        broadcast::run(board)?;
+    }
+    Ok(())
+}
+
+/// The processes of this race: `serve/NAME`, and `subscribe/COUNT/ADDRESS`.
+fn child(experiment: &str) -> Result<Report> {
+    process::raise_descriptor_limit()?;
+    match experiment.split('/').collect::<Vec<_>>()[..] {
+        ["serve", ours::NAME] => ours::serve(),
+        ["serve", sse::NAME] => sse::serve(),
+        ["subscribe", count, address] => subscribers::run(count.parse()?, address.parse()?),
+        _ => bail!("this race has no process {experiment}"),
+    }
+}

@@ -1,0 +1,53 @@
+//! A minimal server on `forebay_stream`, with admission before it: the contestant.
+
+use std::convert::Infallible;
+
+use anyhow::Result;
+use bytes::Bytes;
+use forebay_stream::{Incoming, Live, ServeConfig, Server, Tail, Topic, service_fn};
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::{Method, Request, Response};
+use http_body_util::{BodyExt, Either, Empty};
+use tokio::net::TcpListener;
+use tower_service::Service;
+
+use super::helper;
+use crate::harness::Report;
+
+pub(crate) const NAME: &str = "forebay";
+
+/// Nothing, for whoever publishes, or a stream.
+type Answer = Either<Empty<Bytes>, Tail>;
+
+/// Serves until the race lets go.
+pub(crate) fn serve() -> Result<Report> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        helper::announce(&format!("listening {}", listener.local_addr()?))?;
+        let topic = Topic::new(16);
+        let service = admitted(service_fn(move |request| answer(request, topic.clone())));
+        Server::new(listener, service, ServeConfig::default()).run(helper::let_go()).await;
+        Ok(Report::new("served"))
+    })
+}
+
+/// The one place where admission is put before the service.
+fn admitted<S>(service: S) -> S
+where
+    S: Service<Request<Incoming>, Response = Response<Answer>, Error = Infallible> + Clone + Send + 'static,
+{
+    service
+}
+
+async fn answer(request: Request<Incoming>, topic: Topic) -> Response<Answer> {
+    if request.method() == Method::POST {
+        let body = request.into_body().collect().await.map_or_else(|_| Bytes::new(), |body| body.to_bytes());
+        topic.publish([b"data: ", &body[..], b"\n\n"].concat());
+        return Response::new(Either::Left(Empty::new()));
+    }
+    let mut response = Response::new(Either::Right(topic.subscribe()));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    response.extensions_mut().insert(Live);
+    response
+}

@@ -1,0 +1,106 @@
+//! The clients: one process with thousands of sockets that count what they are sent.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::event::epoll;
+
+use super::helper;
+use crate::harness::Report;
+
+/// Heads that are waited for at the same time.
+const WAVE: usize = 100;
+/// In every event once, and in nothing else that servers send.
+const MARK: u8 = b'~';
+/// One small event.
+const EVENT: &str = "{\"price\":1234.5,\"symbol\":\"FBAY\",\"text\":\"~ sixty-four bytes or so\"}";
+
+struct Subscriber {
+    socket: TcpStream,
+    events: u64,
+}
+
+/// Subscribes, then publishes when told to, and says so when everybody has got everything.
+pub(crate) fn run(count: usize, address: SocketAddr) -> Result<Report> {
+    let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    let mut subscribers = Vec::with_capacity(count);
+    while subscribers.len() < count {
+        let wave = subscribers.len()..count.min(subscribers.len() + WAVE);
+        for user in wave.clone() {
+            subscribers.push(Subscriber { socket: ask(address, user)?, events: 0 });
+        }
+        for user in wave {
+            let socket = &subscribers[user].socket;
+            read_head(socket).with_context(|| format!("the head of stream {user}"))?;
+            socket.set_nonblocking(true)?;
+            epoll::add(&poll, socket, epoll::EventData::new_u64(user as u64), epoll::EventFlags::IN)?;
+        }
+    }
+    helper::announce("ready")?;
+    let mut publisher = TcpStream::connect(address)?;
+    let mut published = 0;
+    while let Some(order) = helper::next_order() {
+        let Some(events) = order.strip_prefix("publish ").and_then(|events| events.parse::<u64>().ok())
+        else {
+            bail!("no order {order:?} is known");
+        };
+        for _ in 0..events {
+            publish(&mut publisher)?;
+            published += 1;
+            receive(&poll, &mut subscribers, published)?;
+        }
+        helper::announce("received")?;
+    }
+    Ok(Report::new("gone"))
+}
+
+fn ask(address: SocketAddr, user: usize) -> Result<TcpStream> {
+    let mut socket = TcpStream::connect(address)?;
+    let request = format!(
+        "GET /events HTTP/1.1\r\nhost: {address}\r\naccept: text/event-stream\r\nx-user-id: user-{user}\r\n\r\n"
+    );
+    socket.write_all(request.as_bytes())?;
+    Ok(socket)
+}
+
+fn read_head(mut socket: &TcpStream) -> Result<()> {
+    let (mut head, mut bytes) = (Vec::new(), [0; 1024]);
+    while !head.windows(4).any(|window| window == b"\r\n\r\n") {
+        let read = socket.read(&mut bytes)?;
+        ensure!(read > 0, "the server closed after {}", head.escape_ascii());
+        head.extend_from_slice(&bytes[..read]);
+    }
+    ensure!(head.starts_with(b"HTTP/1.1 200 "), "the server said {}", head.escape_ascii());
+    Ok(())
+}
+
+fn publish(publisher: &mut TcpStream) -> Result<()> {
+    let request =
+        format!("POST /publish HTTP/1.1\r\nhost: race\r\ncontent-length: {}\r\n\r\n{EVENT}", EVENT.len());
+    publisher.write_all(request.as_bytes())?;
+    let mut answer = [0; 4096];
+    let read = publisher.read(&mut answer)?;
+    ensure!(answer.starts_with(b"HTTP/1.1 20"), "the publisher was told {}", answer[..read].escape_ascii());
+    Ok(())
+}
+
+/// Reads until every subscriber has `due` events.
+fn receive(poll: impl std::os::fd::AsFd, subscribers: &mut [Subscriber], due: u64) -> Result<()> {
+    let (mut bytes, mut ready) = (vec![0; 64 * 1024], Vec::with_capacity(1024));
+    let mut waiting = subscribers.len();
+    while waiting > 0 {
+        ready.clear();
+        epoll::wait(&poll, rustix::buffer::spare_capacity(&mut ready), None)?;
+        for event in &ready {
+            let subscriber = &mut subscribers[event.data.u64() as usize];
+            let read = subscriber.socket.read(&mut bytes)?;
+            ensure!(read > 0, "a stream ended after {} events", subscriber.events);
+            let events = bytes[..read].iter().filter(|&&byte| byte == MARK).count() as u64;
+            subscriber.events += events;
+            ensure!(subscriber.events <= due, "a stream got an event twice");
+            waiting -= usize::from(events > 0 && subscriber.events == due);
+        }
+    }
+    Ok(())
+}
