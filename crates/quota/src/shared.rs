@@ -356,10 +356,8 @@ async fn keep_time(shared: Weak<Shared>, timer: Arc<Notify>) {
         strong.locked().timer_at = wake_at;
         drop(strong);
         match wake_at {
-            Some(at) => {
-                let sleep = tokio::time::sleep_until(at.into());
-                tokio::select! { () = sleep => (), () = timer.notified() => () }
-            }
+            // Whether it was woken or slept long enough, it looks again.
+            Some(at) => drop(tokio::time::timeout_at(at.into(), timer.notified()).await),
             None => timer.notified().await,
         }
     }

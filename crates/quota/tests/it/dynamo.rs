@@ -1,1 +1,285 @@
 //! Members that share a DynamoDB.
+
+mod agreement;
+mod life;
+mod tokens;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::config::{Credentials, Region};
+use aws_sdk_dynamodb::types::AttributeValue;
+use forebay_quota::{
+    Answer, Ask, Beat, BeatKind, BudgetConfig, DynamoStore, MemberConfig, MemberId, Quota, Refusal, Settled,
+    Settlement, Sharing, Store, StoreError,
+};
+use forebay_sandbox::DynamoDb;
+use forebay_testkit::{Direction, Proxy};
+use futures_util::future::join_all;
+
+use crate::support::{namespace, until};
+
+const TABLE: &str = "quota";
+/// Long enough that no test sees it pass.
+const LONG: Duration = Duration::from_secs(3600);
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn client(url: String) -> Client {
+    let credentials = Credentials::new("sandbox", "sandbox", None, None, "sandbox");
+    let config = DynamoStore::client_config()
+        .endpoint_url(url)
+        .region(Region::new("us-east-1"))
+        .credentials_provider(credentials)
+        .build();
+    Client::from_conf(config)
+}
+
+/// A handle of its own in a namespace of the shared server.
+async fn handle(namespace: &str) -> DynamoStore {
+    let client = client(DynamoDb::shared().url());
+    DynamoStore::create_table(client, TABLE, namespace).await.unwrap()
+}
+
+/// A handle in a namespace that was used before: there is nothing to rebuild.
+async fn settled_handle(namespace: &str) -> DynamoStore {
+    let store = handle(namespace).await;
+    let generation = [
+        ("pk", AttributeValue::S(format!("namespace#{namespace}"))),
+        ("sk", AttributeValue::S("generation".into())),
+        ("gen", AttributeValue::N("1".into())),
+        ("rebuilding", AttributeValue::Bool(false)),
+        ("life_ms", AttributeValue::N("1".into())),
+    ];
+    put(generation.map(|(name, value)| (name.into(), value)).into()).await;
+    store
+}
+
+async fn put(item: HashMap<String, AttributeValue>) {
+    let put = client(DynamoDb::shared().url()).put_item().table_name(TABLE).set_item(Some(item));
+    put.send().await.unwrap();
+}
+
+async fn get(partition: String, sort: String) -> Option<HashMap<String, AttributeValue>> {
+    let get = client(DynamoDb::shared().url()).get_item().table_name(TABLE).consistent_read(true);
+    let get = get.key("pk", AttributeValue::S(partition)).key("sk", AttributeValue::S(sort));
+    get.send().await.unwrap().item
+}
+
+async fn delete(partition: String, sort: String) {
+    let delete = client(DynamoDb::shared().url()).delete_item().table_name(TABLE);
+    let delete = delete.key("pk", AttributeValue::S(partition)).key("sk", AttributeValue::S(sort));
+    delete.send().await.unwrap();
+}
+
+fn beat(member: &MemberId, kind: BeatKind, ttl: Duration) -> Beat {
+    Beat { member: member.clone(), ttl, kind, generation: 7 }
+}
+
+fn exact(account: &str, limit: u32, floor: u32, want: u32) -> Ask {
+    Ask { account: account.into(), limit, floor, want, used: want, sharing: Sharing::Exact }
+}
+
+fn settlement(member: &MemberId, sequence: u64, asks: Vec<Ask>) -> Settlement {
+    Settlement { member: member.clone(), sequence, landed: 0, pressure: Duration::ZERO, asks }
+}
+
+async fn settle(store: &DynamoStore, member: &MemberId, sequence: u64, asks: Vec<Ask>) -> Vec<Answer> {
+    match store.settle(settlement(member, sequence, asks)).await.unwrap() {
+        Settled::Landed(answers) => answers,
+        settled => panic!("{member} wasn't settled: {settled:?}"),
+    }
+}
+
+async fn holders(store: &DynamoStore, account: &str) -> Vec<(MemberId, u32)> {
+    let holdings = store.look(vec![account.into()]).await.unwrap();
+    let shares = holdings.accounts.into_iter().flat_map(|account| account.shares);
+    shares.map(|share| (share.member, share.count)).collect()
+}
+
+#[tokio::test]
+async fn whoever_makes_the_table_it_is_there_for_all() {
+    let namespace = namespace("table");
+    let stores = join_all((0..4).map(|_| handle(&namespace))).await;
+    let member = MemberId::new("a", 1);
+    stores[0].beat(beat(&member, BeatKind::Join, LONG)).await.unwrap();
+    let seen = stores[3].look(Vec::new()).await.unwrap();
+    assert_eq!(seen.members.len(), 1);
+    assert_eq!(stores[0].kind(), "dynamodb");
+    assert_eq!(
+        format!("{:?}", stores[0]),
+        format!("DynamoStore {{ table: {TABLE:?}, namespace: {namespace:?}, .. }}")
+    );
+}
+
+#[tokio::test]
+async fn an_error_says_what_is_wrong() {
+    let member = MemberId::new("a", 1);
+    DynamoDb::shared();
+    let nowhere = DynamoStore::new(client(DynamoDb::shared().url()), "no-such-table", "x");
+    let error = nowhere.beat(beat(&member, BeatKind::Join, LONG)).await.unwrap_err();
+    assert!(matches!(error, StoreError::Unexpected(_)), "{error:?}");
+    assert!(error.to_string().contains("ResourceNotFoundException"), "{error}");
+
+    let silent =
+        DynamoStore::new(client(format!("http://127.0.0.1:{}", forebay_sandbox::free_port())), TABLE, "x");
+    let error = silent.beat(beat(&member, BeatKind::Join, LONG)).await.unwrap_err();
+    assert!(matches!(error, StoreError::Unreachable(_)), "{error:?}");
+    assert!(error.to_string().contains("refused"), "{error}");
+    assert!(!format!("{error:?}").contains("sandbox"), "credentials: {error:?}");
+}
+
+/// Every round, all ask at once for one unit of few: exactly those few are given, whoever got in whose way.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_storm_of_conflicts_ends_with_the_right_count_and_nobody_falsely_refused() {
+    const HANDLES: usize = 10;
+    const LIMIT: u32 = 4;
+    let namespace = namespace("storm");
+    settled_handle(&namespace).await;
+    let members = join_all((0..HANDLES).map(async |number| {
+        let (store, member) = (handle(&namespace).await, MemberId::new(&format!("m{number}"), 1));
+        store.beat(beat(&member, BeatKind::Join, LONG)).await.unwrap();
+        (store, member)
+    }))
+    .await;
+    for round in 0..4 {
+        let everybody = |want, sequence: u64| {
+            let asks = members.iter().map(async move |(store, member)| {
+                let budget = Ask { sharing: Sharing::Blocks, ..exact("b:all", 2 * LIMIT, 0, want) };
+                settle(store, member, sequence, vec![exact("k:one", LIMIT, 0, want), budget]).await
+            });
+            join_all(asks)
+        };
+        let answers = everybody(1, 2 * round + 1).await;
+        let held = |account: usize| answers.iter().map(|answers| answers[account].count).sum::<u32>();
+        assert_eq!((held(0), held(1)), (LIMIT, 2 * LIMIT), "round {round}: {answers:?}");
+        assert!(answers.iter().all(|answers| answers[0].total <= LIMIT && answers[1].total <= 2 * LIMIT));
+        let written = holders(&members[0].0, "k:one").await;
+        assert_eq!(written.iter().map(|(_, count)| count).sum::<u32>(), LIMIT);
+        everybody(0, 2 * round + 2).await;
+        assert_eq!(holders(&members[0].0, "k:one").await, []);
+    }
+}
+
+#[tokio::test]
+async fn a_settlement_of_more_accounts_than_a_transaction_takes_is_answered_in_order() {
+    let (store, member) = (settled_handle(&namespace("many")).await, MemberId::new("a", 1));
+    store.beat(beat(&member, BeatKind::Join, LONG)).await.unwrap();
+    let asks = |more: u32| (0..230).map(|key| exact(&format!("k:{key}"), 1000, 0, key + more)).collect();
+    for (sequence, more) in [(1, 1), (2, 2)] {
+        let answers = settle(&store, &member, sequence, asks(more)).await;
+        assert!(answers.iter().zip(0..).all(|(answer, key)| answer.count == key + more), "{answers:?}");
+    }
+    assert_eq!(store.settle(settlement(&member, 2, asks(3))).await.unwrap(), Settled::Stale);
+    assert_eq!(settle(&store, &member, 3, Vec::new()).await, []);
+}
+
+#[tokio::test]
+async fn a_name_of_any_length_can_be_counted() {
+    let (store, member) = (settled_handle(&namespace("long")).await, MemberId::new("a", 1));
+    store.beat(beat(&member, BeatKind::Join, LONG)).await.unwrap();
+    let names = [1, 1024, 1025, 2048, 1 << 20].map(|length| "x".repeat(length));
+    let asks = names.iter().zip(1..).map(|(name, want)| exact(name, 9, 0, want)).collect();
+    settle(&store, &member, 1, asks).await;
+    for (name, want) in names.iter().zip(1..) {
+        assert_eq!(holders(&store, name).await, [(member.clone(), want)], "{} bytes", name.len());
+    }
+}
+
+/// The first settlement's write is held up on the way, and its caller gives up; a later one lands; then it arrives.
+#[tokio::test]
+async fn a_settlement_that_arrives_after_a_later_one_changes_nothing() {
+    const DELAY: Duration = Duration::from_millis(800);
+    let (namespace, member) = (namespace("late"), MemberId::new("a", 1));
+    let direct = settled_handle(&namespace).await;
+    direct.beat(beat(&member, BeatKind::Join, LONG)).await.unwrap();
+    let proxy = Proxy::start(DynamoDb::shared().addr());
+    let slow = DynamoStore::new(client(format!("http://{}", proxy.addr())), TABLE, &namespace);
+    proxy.delay(DELAY);
+    let mut late = slow.settle(settlement(&member, 1, vec![exact("k:x", 5, 0, 5)]));
+    let (mut heard, mut quiet) = (0, 0);
+    until("it has read, and sends its write", PATIENCE, async || {
+        let over = tokio::time::timeout(Duration::from_millis(10), &mut late).await;
+        assert!(over.is_err(), "its write must still be on its way");
+        let now = proxy.forwarded_bytes(Direction::ToClient);
+        quiet = if now == heard { quiet + 1 } else { 0 };
+        heard = now;
+        heard > 0 && quiet > 10
+    })
+    .await;
+    drop(late);
+
+    let sent = proxy.forwarded_bytes(Direction::ToServer);
+    settle(&direct, &member, 2, vec![exact("k:x", 5, 0, 0)]).await;
+    assert_eq!(proxy.forwarded_bytes(Direction::ToServer), sent, "the late one must not have arrived yet");
+    until("the late one arrives", PATIENCE, async || proxy.open_connections() == 0).await;
+    assert!(proxy.forwarded_bytes(Direction::ToServer) > sent + 500, "it did arrive");
+    assert_eq!(holders(&direct, "k:x").await, []);
+}
+
+/// A store that was set back to an earlier state says so.
+#[tokio::test]
+async fn lost_writes_are_noticed() {
+    let namespace = namespace("lost");
+    let (store, member) = (settled_handle(&namespace).await, MemberId::new("a", 1));
+    store.beat(beat(&member, BeatKind::Join, LONG)).await.unwrap();
+    settle(&store, &member, 1, vec![exact("k:x", 5, 0, 1)]).await;
+    let old = get(format!("namespace#{namespace}"), format!("member#{member}")).await.unwrap();
+    settle(&store, &member, 2, vec![exact("k:x", 5, 1, 2)]).await;
+    put(old).await;
+
+    let asks = vec![exact("k:x", 5, 2, 3)];
+    let next = Settlement { landed: 2, ..settlement(&member, 3, asks) };
+    assert_eq!(store.settle(next).await.unwrap(), Settled::LostWrites);
+    let pulse = store.beat(beat(&member, BeatKind::Stay, LONG)).await.unwrap();
+    assert_eq!(pulse.standing, forebay_quota::Standing::Alive { sequence: 1 });
+    assert_eq!(holders(&store, "k:x").await, [(member, 2)], "nothing was changed");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_members_share_a_budget_and_a_keyed_limit() {
+    let namespace = namespace("quota");
+    settled_handle(&namespace).await;
+    let join = async |name: &str| {
+        let config = MemberConfig::new(name)
+            .beat(Duration::from_millis(200))
+            .ttl(Duration::from_secs(2))
+            .call_timeout(Duration::from_secs(5));
+        Quota::join(handle(&namespace).await, config).await
+    };
+    let (a, b) = (join("a").await, join("b").await);
+    let budgets = [&a, &b].map(|quota| quota.budget("streams", BudgetConfig::new(6)));
+    let keyed = [&a, &b].map(|quota| quota.keyed("user", 3));
+    let (mut leases, mut units) = (Vec::new(), Vec::new());
+    for turn in 0..6 {
+        leases.push(budgets[turn % 2].take().await.unwrap());
+    }
+    for turn in 0..3 {
+        units.push(keyed[turn % 2].take("alice").await.unwrap());
+    }
+    for turn in 0..2 {
+        assert_eq!(budgets[turn].take().await.unwrap_err(), Refusal::Full { used: 6, limit: 6 });
+        assert_eq!(keyed[turn].take("alice").await.unwrap_err(), Refusal::Full { used: 3, limit: 3 });
+    }
+    keyed[0].take("bob").await.unwrap();
+    assert_eq!(a.look().await.unwrap().members.len(), 2);
+
+    drop((leases.remove(0), units.remove(0)));
+    until("what a gave back is b's to take", PATIENCE, async || budgets[1].take().await.is_ok()).await;
+    until("the key's unit, too", PATIENCE, async || keyed[1].take("alice").await.is_ok()).await;
+    a.leave().await;
+    until("b alone has it all", PATIENCE, async || {
+        let mut all = Vec::new();
+        while let Ok(lease) = budgets[1].take().await {
+            all.push(lease);
+        }
+        all.len() == 3
+    })
+    .await;
+    let holdings = b.look().await.unwrap();
+    assert_eq!(holdings.members.len(), 1);
+    let shares: Vec<_> = holdings.accounts.iter().flat_map(|account| &account.shares).collect();
+    assert!(shares.iter().all(|share| share.count <= 6), "{shares:?}");
+    drop(Arc::new(leases));
+}

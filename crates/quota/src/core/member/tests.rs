@@ -11,7 +11,10 @@ use std::rc::Rc;
 use proptest::prelude::*;
 
 use super::*;
+use crate::config::Policy;
 use crate::core::ledger::Ledger;
+use crate::status::Mode;
+use crate::store::{Pulse, Settled};
 
 const RULES: Rules = Rules {
     beat: MS(20),

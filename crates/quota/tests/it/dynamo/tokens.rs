@@ -1,0 +1,62 @@
+//! A rate that holds for all.
+
+use std::time::{Duration, Instant};
+
+use aws_sdk_dynamodb::types::AttributeValue;
+use forebay_quota::{Draw, DynamoStore, Store};
+use futures_util::future::join_all;
+
+use super::{get, handle, put};
+use crate::support::namespace;
+
+const RATE: f64 = 40.0;
+const BURST: u32 = 5;
+
+fn draw(want: u32) -> Draw {
+    Draw { bucket: "r:dial".into(), per_second: RATE, burst: BURST, want }
+}
+
+/// Draws as fast as the bucket allows; how many there were.
+async fn draw_for(store: &DynamoStore, span: Duration) -> u32 {
+    let (begun, mut given) = (Instant::now(), 0);
+    while begun.elapsed() < span {
+        let drawn = store.draw(draw(2)).await.unwrap();
+        given += drawn.tokens;
+        if drawn.tokens == 0 {
+            tokio::time::sleep(drawn.wait).await;
+        }
+    }
+    given
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn however_many_draw_at_once_the_rate_holds() {
+    let namespace = namespace("rate");
+    let stores = join_all((0..5).map(|_| handle(&namespace))).await;
+    let begun = Instant::now();
+    let given = join_all(stores.iter().map(|store| draw_for(store, Duration::from_secs(2)))).await;
+    let (given, allowed) =
+        (given.iter().sum::<u32>(), f64::from(BURST) + RATE * begun.elapsed().as_secs_f64());
+    assert!(f64::from(given) <= allowed, "{given} of {allowed}");
+    assert!(f64::from(given) >= allowed / 2.0, "{given} of {allowed}: conflicts are no refusals");
+}
+
+/// A machine whose clock was an hour ahead has drawn, and is gone.
+#[tokio::test]
+async fn a_clock_that_was_ahead_costs_no_more_than_a_burst_and_starves_nobody() {
+    let namespace = namespace("ahead");
+    let store = handle(&namespace).await;
+    store.draw(draw(1)).await.unwrap();
+    let mut bucket = get("bucket#r:dial".into(), format!("in#{namespace}")).await.unwrap();
+    for time in ["clock", "full_at"] {
+        let nanos: u64 = bucket[time].as_n().unwrap().parse().unwrap();
+        bucket.insert(time.into(), AttributeValue::N((nanos + 3_600_000_000_000).to_string()));
+    }
+    put(bucket).await;
+
+    let begun = Instant::now();
+    let given = f64::from(draw_for(&store, Duration::from_secs(2)).await);
+    let earned = RATE * begun.elapsed().as_secs_f64();
+    assert!(given <= f64::from(BURST) + earned, "{given} of {earned}");
+    assert!(given >= earned / 2.0, "{given} of {earned}");
+}
