@@ -31,7 +31,8 @@ impl Reading {
         let limit = memory_limit(&groups, Path::new(CONTROL_GROUPS));
         Reading {
             resident_bytes: resident(&fs::read_to_string("/proc/self/status").unwrap_or_default()),
-            memory_limit_bytes: limit.or_else(|| kilobytes(&fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")),
+            memory_limit_bytes: limit
+                .or_else(|| kilobytes(&fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")),
             cpu_time: cpu_time(),
             cpus: cpu_quota(&groups, Path::new(CONTROL_GROUPS)).unwrap_or_else(all_cpus),
         }
@@ -197,11 +198,8 @@ mod tests {
 
     #[test]
     fn memory_is_a_fraction_of_what_the_bound_is_about() {
-        let reading = Reading {
-            resident_bytes: Some(500),
-            memory_limit_bytes: Some(2_000),
-            ..Reading::default()
-        };
+        let reading =
+            Reading { resident_bytes: Some(500), memory_limit_bytes: Some(2_000), ..Reading::default() };
         assert_eq!(reading.sample(MemoryBound::Off).memory, None);
         assert_eq!(reading.sample(MemoryBound::Bytes(1_000)).memory, Some(0.5));
         assert_eq!(reading.sample(MemoryBound::Fraction(0.9)).memory, Some(0.25));

@@ -162,7 +162,8 @@ mod tests {
 
     #[test]
     fn a_user_who_calls_himself_an_address_shares_no_key_with_it() {
-        let (user, address) = (User::named("203.0.113.9").unwrap(), User::address("203.0.113.9".parse().unwrap()));
+        let (user, address) =
+            (User::named("203.0.113.9").unwrap(), User::address("203.0.113.9".parse().unwrap()));
         assert_eq!(user.id(), address.id());
         assert_ne!(user.key(), address.key());
         assert_ne!(User::named("a:203.0.113.9").unwrap().key(), address.key());

@@ -1,4 +1,4 @@
-//! Throwaway servers: a real Redis or Postgres on a private port, for as long as a value lives.
+//! Throwaway servers: a real Redis or Postgres, or a DynamoDB emulator, on a private port, for as long as a value lives.
 //!
 //! Invariant: a server outlives neither its handle nor the process that started it, however that process ends.
 //! Kept by: dropping the handle kills and reaps the server and removes its folder; the kernel signals the server when
@@ -25,6 +25,7 @@
 //! ```
 
 mod certificate;
+mod dynamodb;
 mod error;
 mod folder;
 mod port;
@@ -36,6 +37,7 @@ mod redis;
 mod server;
 mod wire;
 
+pub use crate::dynamodb::DynamoDb;
 pub use crate::error::StartError;
 pub use crate::port::free_port;
 pub use crate::postgres::{Postgres, PostgresBuilder};

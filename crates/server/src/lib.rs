@@ -1,1 +1,22 @@
-//! The parts of the program.
+//! What the program `forebay` is made of.
+//!
+//! Invariant: what is not about the gate is outside `gate/`, so that the program's other commands can use it.
+//!
+//! | to find | look in |
+//! |---|---|
+//! | flags | `cli.rs` |
+//! | settings: file, environment, flags | `config/` |
+//! | the reverse proxy | `gate/` |
+//! | `/healthz`, `/readyz`, `/metrics`, `/v1/status` | `admin.rs` |
+
+pub mod admin;
+pub mod cli;
+pub mod config;
+pub mod descriptors;
+mod gate;
+pub mod logging;
+pub mod metrics;
+mod problem;
+pub mod signals;
+
+pub use gate::{Gate, Route, RouteError, StartError, UpstreamConfig, UpstreamStats};

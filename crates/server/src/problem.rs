@@ -2,7 +2,7 @@
 //! `error`, a name for programs, and `message`, for people.
 
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Response, StatusCode};
 use serde_json::json;
 
@@ -19,11 +19,5 @@ pub(crate) fn problem(status: StatusCode, error: &'static str, message: &str) ->
     let mut response = Response::new(Bytes::from(body.to_string()));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-    response
-}
-
-/// Adds when to try again.
-pub(crate) fn retry_after(mut response: Response<Bytes>, seconds: u64) -> Response<Bytes> {
-    response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
     response
 }

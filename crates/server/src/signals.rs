@@ -17,7 +17,10 @@ impl Signals {
     /// # Errors
     /// When the system doesn't let us.
     pub fn catch() -> io::Result<Signals> {
-        Ok(Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+        Ok(Signals {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
     }
 
     /// The next one's name.

@@ -45,16 +45,8 @@ pub(crate) fn date() -> String {
 fn is_ours(name: &HeaderName) -> bool {
     const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
     const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
-    [
-        CONNECTION,
-        CONTENT_LENGTH,
-        KEEP_ALIVE,
-        PROXY_CONNECTION,
-        TRAILER,
-        TRANSFER_ENCODING,
-        UPGRADE,
-    ]
-    .contains(name)
+    [CONNECTION, CONTENT_LENGTH, KEEP_ALIVE, PROXY_CONNECTION, TRAILER, TRANSFER_ENCODING, UPGRADE]
+        .contains(name)
 }
 
 #[cfg(test)]

@@ -1,1 +1,93 @@
-//! Lean HTTP streams.
+//! An HTTP server for thousands of live streams that are idle most of the time.
+//!
+//! hyper reads requests and writes ordinary responses. A response that is marked [`Live`] takes its socket with it: hyper's
+//! state is freed, and what is left is one small task with the socket and the response's body. Ten thousand of them take
+//! about as many kilobytes.
+//!
+//! What always holds:
+//! - A stream's body is dropped as soon as its client leaves, and whatever it holds (a permit, a subscription) with it.
+//! - A body that ends with an error, or panics, closes the connection without the last chunk: the client sees a broken
+//!   stream, never a complete one.
+//! - Every wait for a client has a deadline, and every buffer a bound; see [`ServeConfig`].
+//! - What is streamed is written as soon as it is there, all that is there at once.
+//!
+//! ```
+//! # use tokio::io::{AsyncReadExt, AsyncWriteExt};
+//! # use tokio::net::{TcpListener, TcpStream};
+//! use forebay_stream::{Incoming, Live, ServeConfig, Server, Topic, service_fn};
+//! use http::{Request, Response};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> std::io::Result<()> {
+//! let news = Topic::new(64); // keeps 64 events for clients that are behind
+//! let topic = news.clone();
+//! let service = service_fn(move |_request: Request<Incoming>| {
+//!     let mut response = Response::new(topic.subscribe());
+//!     response.headers_mut().insert("content-type", "text/event-stream".parse().unwrap());
+//!     response.extensions_mut().insert(Live);
+//!     std::future::ready(response)
+//! });
+//! let listener = TcpListener::bind("127.0.0.1:0").await?;
+//! # let address = listener.local_addr()?;
+//! let server = Server::new(listener, service, ServeConfig::default());
+//! # let stats = server.stats();
+//! # let shutdown = async {
+//! #     let mut client = TcpStream::connect(address).await.unwrap();
+//! #     client.write_all(b"GET / HTTP/1.1\r\nhost: here\r\n\r\n").await.unwrap();
+//! #     while news.subscribers() == 0 { tokio::task::yield_now().await }
+//! news.publish("data: hello\n\n"); // to whoever streams by now
+//! #     news.close();
+//! #     let mut all = String::new();
+//! #     client.read_to_string(&mut all).await.unwrap();
+//! #     assert!(all.ends_with("\r\n\r\nd\r\ndata: hello\n\n\r\n0\r\n\r\n"), "{all}");
+//! # };
+//! let summary = server.run(shutdown).await;
+//! # assert_eq!((summary.cut, stats.counts().lean_total), (0, 1));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Which path a response takes
+//! Lean: marked [`Live`], HTTP/1.1, not the answer to a HEAD, and the request's body has been read. All else goes through
+//! hyper, HTTP/2 always; a live stream there ends with its client too, and only costs more memory. On the lean path the
+//! connection closes with the stream, and trailers are left out.
+//!
+//! Not here: TLS, which belongs to the proxy in front; routing; counting and limiting streams.
+
+mod chunk;
+mod config;
+mod connection;
+mod error;
+mod handover;
+mod head;
+mod incoming;
+mod io;
+mod lean;
+mod meter;
+mod ordinary;
+mod preface;
+mod registry;
+mod server;
+mod service_fn;
+mod stall;
+mod stats;
+mod topic;
+
+use std::net::SocketAddr;
+
+pub use config::ServeConfig;
+pub use incoming::Incoming;
+pub use server::{Server, Summary};
+pub use service_fn::{Answering, ServiceFn, service_fn};
+pub use stats::{Counts, Stats};
+pub use topic::{Lagged, Tail, Topic};
+
+/// Marks a response whose body is a live stream: put it into the response's extensions.
+///
+/// On plain HTTP/1.1 its socket is then taken from hyper and becomes one small task; over HTTP/2 it takes the ordinary path.
+#[derive(Debug, Clone, Copy)]
+pub struct Live;
+
+/// The address of the peer, in every request's extensions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peer(pub SocketAddr);

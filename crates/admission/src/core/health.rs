@@ -183,7 +183,8 @@ mod tests {
     #[test]
     fn the_way_up_changes_at_each_threshold_once() {
         let mut health = health();
-        let changes: Vec<_> = (0..=10_000).filter_map(|used| Some((used, health.step(used, 10_000)?.to))).collect();
+        let changes: Vec<_> =
+            (0..=10_000).filter_map(|used| Some((used, health.step(used, 10_000)?.to))).collect();
         let expected = [(7_000, State::Degraded), (9_000, State::Critical), (10_000, State::Exhausted)];
         assert_eq!(changes, expected);
     }
@@ -193,7 +194,8 @@ mod tests {
         let mut health = health();
         health.step(10_000, 10_000);
         let downward = (0..=10_000).rev();
-        let changes: Vec<_> = downward.filter_map(|used| Some((used, health.step(used, 10_000)?.to))).collect();
+        let changes: Vec<_> =
+            downward.filter_map(|used| Some((used, health.step(used, 10_000)?.to))).collect();
         let expected = [(9_499, State::Critical), (8_499, State::Degraded), (6_499, State::Healthy)];
         assert_eq!(changes, expected);
     }

@@ -116,7 +116,8 @@ mod tests {
 
     #[test]
     fn users_take_turns_however_many_one_of_them_sends() {
-        let mut line = line(&[("greedy", 1), ("greedy", 2), ("greedy", 3), ("ada", 10), ("bob", 20), ("ada", 11)]);
+        let mut line =
+            line(&[("greedy", 1), ("greedy", 2), ("greedy", 3), ("ada", 10), ("bob", 20), ("ada", 11)]);
         assert_eq!(called(&mut line), [1, 10, 20, 2, 11, 3]);
         assert_eq!(line.len(), 0);
     }

@@ -129,8 +129,7 @@ mod tests {
     /// One sample in each second; the process used so many CPUs of two.
     fn busy(pressure: &mut Pressure, from: u64, seconds: u64, spent: &mut f64, cpus: f64) {
         for second in from..from + seconds {
-            let sample =
-                Sample { memory: None, cpu_time: Some(Duration::from_secs_f64(*spent)), cpus: 2.0 };
+            let sample = Sample { memory: None, cpu_time: Some(Duration::from_secs_f64(*spent)), cpus: 2.0 };
             pressure.step(sample, Duration::from_secs(second));
             *spent += cpus;
         }

@@ -185,7 +185,10 @@ mod tests {
         assert_eq!(check(&rules, token(json!({"iss": "us"}))), Err(TokenFault::WrongAudience));
         assert_eq!(check(&rules, token(json!({"iss": "us", "aud": ["a", "streams"]}))), Ok("ada".into()));
         assert_eq!(check(&rules, token(json!({"iss": "us", "aud": "streams"}))), Ok("ada".into()));
-        assert_eq!(check(&rules, token(json!({"iss": "us", "aud": {"a": 1}}))), Err(TokenFault::WrongAudience));
+        assert_eq!(
+            check(&rules, token(json!({"iss": "us", "aud": {"a": 1}}))),
+            Err(TokenFault::WrongAudience)
+        );
     }
 
     #[test]

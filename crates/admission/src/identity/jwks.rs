@@ -3,13 +3,13 @@
 //! Invariant: no token is checked with a set that is older than [`FRESH`] and one look at the file; tokens with an unknown key
 //! id make us look at most once in [`PATIENCE`], however many come. A file that can't be read leaves the last good set.
 //! Kept by: one look at a time, behind a lock that everybody who needs the news waits for; the file is read on a blocking
-//! thread, bounded in size.
+//! thread, bounded in size, and compared as a whole: two writes within one tick of the file system's clock are two.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
@@ -32,30 +32,27 @@ pub(super) struct JwksFile {
 
 struct Known {
     keys: Arc<KeySet>,
-    stamp: Option<Stamp>,
+    text: Arc<[u8]>,
     looked: Instant,
     failed: bool,
 }
 
+/// How long a look at the file is good for: in general, and when a key is asked for that isn't in it.
 #[derive(Debug, Clone, Copy)]
-struct Times {
-    fresh: Duration,
-    patience: Duration,
-}
-
-/// What changes when a file does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Stamp {
-    modified: Option<SystemTime>,
-    bytes: u64,
-    inode: u64,
+pub(super) struct Times {
+    pub(super) fresh: Duration,
+    pub(super) patience: Duration,
 }
 
 impl JwksFile {
     pub(super) fn open(path: &Path) -> Result<Self, KeyError> {
-        let (keys, stamp) = read(path)?;
-        let known = Known { keys: Arc::new(keys), stamp: Some(stamp), looked: Instant::now(), failed: false };
-        let times = Times { fresh: FRESH, patience: PATIENCE };
+        Self::with_times(path, Times { fresh: FRESH, patience: PATIENCE })
+    }
+
+    pub(super) fn with_times(path: &Path, times: Times) -> Result<Self, KeyError> {
+        let text = read(path)?;
+        let keys = Arc::new(KeySet::parse(&text, &path.display().to_string())?);
+        let known = Known { keys, text: text.into(), looked: Instant::now(), failed: false };
         let looking = tokio::sync::Mutex::new(());
         Ok(JwksFile { path: path.to_owned(), now: RwLock::new(known), looking, times })
     }
@@ -64,7 +61,8 @@ impl JwksFile {
     pub(super) async fn keys(&self, id: Option<&str>) -> Arc<KeySet> {
         let (keys, looked) = self.known();
         let unknown = id.is_some_and(|id| !keys.knows(id));
-        let allowed = if unknown { self.times.patience } else { self.times.fresh };
+        let Times { fresh, patience } = self.times;
+        let allowed = if unknown { fresh.min(patience) } else { fresh };
         if looked.elapsed() < allowed {
             return keys;
         }
@@ -81,49 +79,44 @@ impl JwksFile {
     }
 
     async fn look(&self) {
-        let before = self.now.read().unwrap_or_else(PoisonError::into_inner).stamp;
+        let before = self.now.read().unwrap_or_else(PoisonError::into_inner).text.clone();
         let path = self.path.clone();
-        let news = tokio::task::spawn_blocking(move || match stamp_of(&path) {
-            Ok(stamp) if Some(stamp) == before => Ok(None),
-            Ok(_) | Err(_) => read(&path).map(Some),
+        let news = tokio::task::spawn_blocking(move || {
+            let text = read(&path)?;
+            let same = *text == *before;
+            let keys = if same { None } else { Some(KeySet::parse(&text, &path.display().to_string())?) };
+            Ok::<_, KeyError>(keys.map(|keys| (keys, text)))
         });
         let Ok(news) = news.await else { return }; // the runtime ends
         let mut known = self.now.write().unwrap_or_else(PoisonError::into_inner);
         known.looked = Instant::now();
+        let failed = news.is_err();
         match news {
-            Ok(None) => known.failed = false,
-            Ok(Some((keys, stamp))) => {
+            Ok(None) => {}
+            Ok(Some((keys, text))) => {
                 info!(keys = keys.len(), "the file of keys changed and was read again");
                 metrics::jwks_read(true);
-                (known.keys, known.stamp, known.failed) = (Arc::new(keys), Some(stamp), false);
+                (known.keys, known.text) = (Arc::new(keys), text.into());
             }
             Err(error) => {
                 metrics::jwks_read(false);
                 if !known.failed {
                     warn!(%error, "the file of keys can't be read; the last good keys stay");
                 }
-                (known.stamp, known.failed) = (None, true);
             }
         }
+        known.failed = failed;
     }
 }
 
-fn read(path: &Path) -> Result<(KeySet, Stamp), KeyError> {
+fn read(path: &Path) -> Result<Vec<u8>, KeyError> {
     let name = || path.display().to_string();
-    let failed = |source| KeyError::File { file: name(), source };
-    let stamp = stamp_of(path).map_err(failed)?;
     let mut text = Vec::new();
     // One byte more than allowed is enough to know; the file may grow while we read.
-    File::open(path).and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_end(&mut text)).map_err(failed)?;
+    let outcome = File::open(path).and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_end(&mut text));
+    outcome.map_err(|source| KeyError::File { file: name(), source })?;
     if text.len() as u64 > MAX_FILE_BYTES {
         return Err(KeyError::LargeFile { file: name(), bytes: text.len() as u64, max: MAX_FILE_BYTES });
     }
-    Ok((KeySet::parse(&text, &name())?, stamp))
-}
-
-/// Taken before reading: a change in between shows as another stamp at the next look.
-fn stamp_of(path: &Path) -> std::io::Result<Stamp> {
-    use std::os::unix::fs::MetadataExt;
-    let meta = fs::metadata(path)?;
-    Ok(Stamp { modified: meta.modified().ok(), bytes: meta.len(), inode: meta.ino() })
+    Ok(text)
 }

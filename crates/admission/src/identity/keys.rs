@@ -129,7 +129,7 @@ impl Key {
                 vec![Algorithm::EdDSA]
             }
             AlgorithmParameters::OctetKey(_) => vec![Algorithm::HS256, Algorithm::HS384, Algorithm::HS512],
-            AlgorithmParameters::OctetKeyPair(_) | AlgorithmParameters::Other(_) => return None,
+            _ => return None, // another curve, or a kind that was invented since
         };
         if let Some(named) = common.key_algorithm {
             let named = Algorithm::try_from(named).ok()?;

@@ -145,11 +145,9 @@ async fn a_storm_of_conflicts_ends_with_the_right_count_and_nobody_falsely_refus
     .await;
     for round in 0..4 {
         let everybody = |want, sequence: u64| {
-            let asks = members.iter().map(async move |(store, member)| {
-                let budget = Ask { sharing: Sharing::Blocks, ..exact("b:all", 2 * LIMIT, 0, want) };
-                settle(store, member, sequence, vec![exact("k:one", LIMIT, 0, want), budget]).await
-            });
-            join_all(asks)
+            let budget = Ask { sharing: Sharing::Blocks, ..exact("b:all", 2 * LIMIT, 0, want) };
+            let asks = vec![exact("k:one", LIMIT, 0, want), budget];
+            join_all(members.iter().map(move |(store, member)| settle(store, member, sequence, asks.clone())))
         };
         let answers = everybody(1, 2 * round + 1).await;
         let held = |account: usize| answers.iter().map(|answers| answers[account].count).sum::<u32>();

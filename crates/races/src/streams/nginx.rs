@@ -63,7 +63,8 @@ impl Nginx {
 
     fn wait_until_up(&mut self) -> Result<()> {
         let began = Instant::now();
-        while TcpStream::connect(self.address).is_err() {
+        // The master listens before it has a worker.
+        while TcpStream::connect(self.address).is_err() || process::children(self.master.id())?.is_empty() {
             let log = || fs::read_to_string(self.folder.join("error.log")).unwrap_or_default();
             if let Some(status) = self.master.try_wait()? {
                 bail!("nginx ended with {status}: {}", log());

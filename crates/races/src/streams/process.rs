@@ -19,13 +19,13 @@ pub(crate) fn cpu_ns(pids: &[u32]) -> Result<u64> {
     Ok(total)
 }
 
-/// Resident memory of some processes, shared pages counted by their share, in bytes.
+/// Resident memory of some processes, in bytes.
 pub(crate) fn resident_bytes(pids: &[u32]) -> Result<u64> {
     let mut total = 0;
     for pid in pids {
         let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
-        let kib = rollup.lines().find_map(|line| line.strip_prefix("Pss:")?.trim().strip_suffix(" kB"));
-        total += kib.and_then(|kib| kib.parse::<u64>().ok()).context("smaps_rollup has no Pss")? * 1024;
+        let kib = rollup.lines().find_map(|line| line.strip_prefix("Rss:")?.trim().strip_suffix(" kB"));
+        total += kib.and_then(|kib| kib.parse::<u64>().ok()).context("smaps_rollup has no Rss")? * 1024;
     }
     Ok(total)
 }

@@ -1,5 +1,6 @@
 //! Every promise of the crate, against real servers.
 
+mod dynamodb;
 mod ends;
 mod postgres;
 mod redis;

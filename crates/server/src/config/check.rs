@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use http::header::HeaderName;
+
 /// A value that can't be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{key}{} {why}", Given { value, origin })]
@@ -99,7 +101,12 @@ impl Check {
         text: Option<&String>,
         default: SocketAddr,
     ) -> Result<SocketAddr, ValueError> {
-        self.parse(key, text, default, "must be an IP address and a port, such as 127.0.0.1:8080 or [::1]:8080")
+        self.parse(
+            key,
+            text,
+            default,
+            "must be an IP address and a port, such as 127.0.0.1:8080 or [::1]:8080",
+        )
     }
 
     /// Between one millisecond and a day: a wait of zero can only fail, and a longer one is a slip.
@@ -113,25 +120,44 @@ impl Check {
         match given_ms {
             None => Ok(default),
             Some(ms) if (1..=DAY_MS).contains(&ms) => Ok(Duration::from_millis(ms)),
-            Some(ms) => {
-                Err(self.wrong(key, ms.to_string(), format!("must be 1 to {DAY_MS} milliseconds")))
-            }
+            Some(ms) => Err(self.wrong(key, ms.to_string(), format!("must be 1 to {DAY_MS} milliseconds"))),
         }
     }
 
     /// At least one of something.
-    pub(super) fn count(&self, key: &'static str, given: Option<u32>, default: u32) -> Result<u32, ValueError> {
+    pub(super) fn count(
+        &self,
+        key: &'static str,
+        given: Option<u32>,
+        default: u32,
+    ) -> Result<u32, ValueError> {
         match given {
             Some(0) => Err(self.wrong(key, "0".to_owned(), "must be at least 1")),
             given => Ok(given.unwrap_or(default)),
         }
     }
 
+    pub(super) fn header(
+        &self,
+        key: &'static str,
+        name: Option<&String>,
+    ) -> Result<Option<HeaderName>, ValueError> {
+        let parse = |name: &String| {
+            HeaderName::try_from(name).map_err(|_| self.wrong(key, name.clone(), "is no name of a header"))
+        };
+        name.map(parse).transpose()
+    }
+
     /// A file's content, for keys and secrets.
-    pub(super) fn read(&self, key: &'static str, path: Option<&PathBuf>) -> Result<Option<Vec<u8>>, ValueError> {
+    pub(super) fn read(
+        &self,
+        key: &'static str,
+        path: Option<&PathBuf>,
+    ) -> Result<Option<Vec<u8>>, ValueError> {
         let Some(path) = path else { return Ok(None) };
         let text = || path.display().to_string();
-        let content = std::fs::read(path).map_err(|error| self.wrong(key, text(), format!("can't be read: {error}")))?;
+        let content = std::fs::read(path)
+            .map_err(|error| self.wrong(key, text(), format!("can't be read: {error}")))?;
         if content.is_empty() {
             return Err(self.wrong(key, text(), "is an empty file"));
         }

@@ -65,7 +65,6 @@ mod tests {
         #[derive(serde::Deserialize)]
         #[serde(default, deny_unknown_fields)]
         #[derive(Default)]
-        #[expect(dead_code, reason = "only its shape counts")]
         struct Two {
             first: u8,
             #[serde(rename = "other")]

@@ -2,6 +2,9 @@
 //!
 //! Each key is also an environment variable: `gate.listen` is `FOREBAY_GATE_LISTEN`. Lists are parted by commas there.
 
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
 use serde::Deserialize;
 
 use super::fields::fields_of;
@@ -43,7 +46,7 @@ pub(crate) struct GateSection {
     pub(crate) listen: Option<String>,
     /// The service behind the gate, `http://HOST:PORT`. No default; the one thing that must be said.
     pub(crate) upstream: Option<String>,
-    /// The routes that take a permit, each `METHOD PATH [CLASS]`. Default none, and then every request takes one while it
+    /// The routes that take a permit, each `METHOD PATH`. Default none, and then every request takes one while it
     /// runs: a limit that holds too widely is seen at once, one that holds nowhere is not.
     pub(crate) stream_routes: Option<Vec<String>>,
     /// What the upstream sees as `Host`: `preserve` (what the client asked for; the default, since apps build links and
@@ -88,7 +91,7 @@ pub(crate) struct HttpSection {
     pub(crate) max_headers: Option<u32>,
     /// How long a client may take none of what is written to it, before it is closed. Default 30,000.
     pub(crate) write_timeout_ms: Option<u64>,
-    /// How long a connection may wait for its next request. Default 75,000, above the usual 60 s of load balancers.
+    /// How long a connection may wait for its next request. Default 60,000.
     pub(crate) idle_timeout_ms: Option<u64>,
 }
 
@@ -96,16 +99,59 @@ pub(crate) struct HttpSection {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct AdmissionSection {
-    /// Streams in the whole cluster. Default 10,000.
+    /// Streams in the whole cluster. Default 10,000; the next gets 503.
     pub(crate) total: Option<u32>,
-    /// Streams of one user in the whole cluster. Default 3; it needs an identity below, since a user must be known.
+    /// Streams of one user in the whole cluster. Default 3; the next gets 429. It needs an identity, below.
     pub(crate) per_user: Option<u32>,
+    /// From which part of the total on the state is `degraded`. Default 70, early enough to add machines.
+    pub(crate) degraded_percent: Option<u8>,
+    /// From which part of the total on the state is `critical`. Default 90.
+    pub(crate) critical_percent: Option<u8>,
+    /// From which part of the total on visitors of a class are refused, so that the rest is left for others. Default
+    /// `anonymous` 90 if users can be known, 100 if nobody can; all other classes 100.
+    pub(crate) class_percent: Option<BTreeMap<String, u8>>,
+    /// How long a visitor may wait for a place before the 503. Default 0: not at all.
+    pub(crate) wait_ms: Option<u64>,
+    /// How many may wait. Default 1,024; more are refused at once.
+    pub(crate) max_waiting: Option<u32>,
+    /// How many of one user may wait. Default 8.
+    pub(crate) max_waiting_per_user: Option<u32>,
+    /// Beyond which part of the memory that it may have this process takes no new streams. Default 95; 0 for no bound.
+    pub(crate) max_memory_percent: Option<u8>,
+    /// Beyond which part of its CPUs, over 5 s, it takes no new streams. Default none: busy is not overloaded.
+    pub(crate) max_cpu_percent: Option<u8>,
 }
 
-/// How a user is known; the first that finds one decides. Without any, only the total holds.
+/// How a user is known, each way opt-in; the first that finds one decides, in this order. Without any, only the total
+/// holds. A credential that is given and wrong is refused.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct IdentitySection {}
+pub(crate) struct IdentitySection {
+    /// A file with the secret of signed tokens (HS256 and longer), at least 32 bytes; a line break at its end is ignored.
+    pub(crate) jwt_secret_file: Option<PathBuf>,
+    /// A PEM file with the public key of signed tokens (RSA, P-256, P-384, Ed25519).
+    pub(crate) jwt_public_key_file: Option<PathBuf>,
+    /// A JSON Web Key Set; read again when it changes.
+    pub(crate) jwt_jwks_file: Option<PathBuf>,
+    /// The claim that names the user. Default `sub`.
+    pub(crate) jwt_user_claim: Option<String>,
+    /// The claim that names the user's class. Default none.
+    pub(crate) jwt_class_claim: Option<String>,
+    /// Only tokens of these issuers. Default any.
+    pub(crate) jwt_issuers: Option<Vec<String>>,
+    /// Only tokens for these audiences. Default none, and then tokens that name an audience are refused.
+    pub(crate) jwt_audiences: Option<Vec<String>>,
+    /// A file with a line for each API key, `SHA256 USER [CLASS]`; `printf %s KEY | sha256sum` makes the first word.
+    pub(crate) api_keys_file: Option<PathBuf>,
+    /// The header that carries the key. Default `X-API-Key`.
+    pub(crate) api_key_header: Option<String>,
+    /// The header in which trusted proxies tell the user, such as `X-User-ID`. Default none.
+    pub(crate) user_header: Option<String>,
+    /// The header in which they tell the user's class. Default none.
+    pub(crate) class_header: Option<String>,
+    /// Takes everybody else for their address (of IPv6, its /64). Default false: behind one address may be many.
+    pub(crate) by_address: Option<bool>,
+}
 
 /// Where instances meet.
 #[derive(Debug, Clone, Default, Deserialize)]

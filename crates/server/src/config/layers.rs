@@ -107,8 +107,8 @@ impl Layers {
         for (name, text) in variables {
             match known.iter().find(|(own, ..)| *own == name) {
                 Some((_, section, key)) => {
-                    let value =
-                        read(section, key, &text).map_err(|why| LayerError::Variable { name: name.clone(), why })?;
+                    let value = read(section, key, &text)
+                        .map_err(|why| LayerError::Variable { name: name.clone(), why })?;
                     self.set(section, key, value, format!("from {name}"));
                 }
                 // Others that begin with FOREBAY_ may belong to another program; those of our sections don't.
@@ -212,13 +212,13 @@ mod tests {
     fn a_variable_is_read_as_its_setting_wants() {
         let variables = [
             ("FOREBAY_ADMISSION_TOTAL", "12"),
-            ("FOREBAY_GATE_STREAM_ROUTES", "POST /a, GET /b/** bulk"),
+            ("FOREBAY_GATE_STREAM_ROUTES", "POST /a, GET /b/**"),
             ("FOREBAY_GATE_FORWARD_USER_HEADER", "1"),
             ("FOREBAY_ADMIN_INSECURE", "true"),
         ];
         let (file, _) = layered("", &variables).unwrap().finish().unwrap();
         assert_eq!(file.admission.total, Some(12));
-        assert_eq!(file.gate.stream_routes.unwrap(), ["POST /a", "GET /b/** bulk"]);
+        assert_eq!(file.gate.stream_routes.unwrap(), ["POST /a", "GET /b/**"]);
         assert_eq!(file.gate.forward_user_header.as_deref(), Some("1"), "a number where a text is meant");
         assert_eq!(file.admin.insecure, Some(true));
     }

@@ -96,11 +96,7 @@ impl fmt::Debug for Connection {
     }
 }
 
-fn drive(
-    driver: &mut http1::Connection<TokioIo<TcpStream>, Upload>,
-    ended: &mut bool,
-    cx: &mut Context<'_>,
-) {
+fn drive(driver: &mut http1::Connection<TokioIo<TcpStream>, Upload>, ended: &mut bool, cx: &mut Context<'_>) {
     if !*ended {
         // Its error is told to whoever waits for the response or its body.
         *ended = Pin::new(driver).poll(cx).is_ready();

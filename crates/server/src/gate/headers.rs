@@ -10,8 +10,8 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use http::header::{
-    CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue, TE, TRAILER,
-    TRANSFER_ENCODING, UPGRADE, VIA,
+    CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue, TE,
+    TRAILER, TRANSFER_ENCODING, UPGRADE, VIA,
 };
 use http::{Method, Request, Uri, Version};
 
@@ -70,7 +70,8 @@ pub(crate) fn check<B>(request: &Request<B>) -> Result<(), BadRequest> {
 /// A `Host` is an authority without user information, or empty.
 fn is_authority(host: &HeaderValue) -> bool {
     let bytes = host.as_bytes();
-    let odd = |byte: &u8| matches!(byte, b'@' | b'/' | b'?' | b'#' | b',' | b'\\') || byte.is_ascii_whitespace();
+    let odd =
+        |byte: &u8| matches!(byte, b'@' | b'/' | b'?' | b'#' | b',' | b'\\') || byte.is_ascii_whitespace();
     !bytes.iter().any(odd)
 }
 
@@ -323,8 +324,10 @@ mod tests {
 
     #[test]
     fn the_connection_header_can_not_remove_what_the_gate_writes() {
-        let lines =
-            [("host", "a"), ("connection", "host, x-forwarded-for, x-forwarded-proto, via, x-forwarded-host")];
+        let lines = [
+            ("host", "a"),
+            ("connection", "host, x-forwarded-for, x-forwarded-proto, via, x-forwarded-host"),
+        ];
         let (headers, _) = rewritten(&lines, Trust::Nothing);
         assert_eq!(headers["x-forwarded-for"], "192.0.2.7");
         assert_eq!(headers["host"], "app:9000");

@@ -15,7 +15,7 @@ use http::Method;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Routes(Vec<Route>);
 
-/// One of them: `METHOD PATH [CLASS]`, such as `POST /api/v1/stream` or `* /feeds/*/live/** bulk`.
+/// One of them: `METHOD PATH`, such as `POST /api/v1/stream` or `* /feeds/*/live/**`.
 ///
 /// The method `*` is any; `GET` is `HEAD`, too, for which many frameworks run the same handler. A segment `*` is any one
 /// segment; `**`, at the end, any number of them, none included.
@@ -26,7 +26,6 @@ pub struct Route {
     segments: Vec<Segment>,
     /// It ended in `**`.
     open: bool,
-    class: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,10 +44,10 @@ impl Routes {
         self.0.is_empty()
     }
 
-    /// The first that matches.
-    pub(crate) fn find(&self, method: &Method, path: &str) -> Option<&Route> {
+    /// Whether one of them matches.
+    pub(crate) fn take(&self, method: &Method, path: &str) -> bool {
         let segments = plain_segments(path);
-        self.0.iter().find(|route| route.takes(method) && route.matches(&segments))
+        self.0.iter().any(|route| route.takes(method) && route.matches(&segments))
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Route> {
@@ -57,11 +56,6 @@ impl Routes {
 }
 
 impl Route {
-    /// What its streams are called, when headroom is kept for others.
-    pub fn class(&self) -> Option<&str> {
-        self.class.as_deref()
-    }
-
     fn takes(&self, method: &Method) -> bool {
         match &self.method {
             None => true,
@@ -70,11 +64,8 @@ impl Route {
     }
 
     fn matches(&self, path: &[String]) -> bool {
-        let enough = if self.open {
-            path.len() >= self.segments.len()
-        } else {
-            path.len() == self.segments.len()
-        };
+        let enough =
+            if self.open { path.len() >= self.segments.len() } else { path.len() == self.segments.len() };
         enough
             && self.segments.iter().zip(path).all(|(segment, given)| match segment {
                 Segment::Any => true,
@@ -92,8 +83,8 @@ impl fmt::Display for Route {
 /// Why a text is no route.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RouteError {
-    /// There are not two or three words.
-    #[error("a route is `METHOD PATH` or `METHOD PATH CLASS`, such as `POST /api/v1/stream`")]
+    /// There are not two words.
+    #[error("a route is `METHOD PATH`, such as `POST /api/v1/stream`")]
     Words,
     /// The first word is no method.
     #[error("{0:?} is no HTTP method; write it in capitals, or `*` for any")]
@@ -111,8 +102,7 @@ impl FromStr for Route {
 
     fn from_str(text: &str) -> Result<Route, RouteError> {
         let mut words = text.split_whitespace();
-        let (Some(method), Some(path), class, None) = (words.next(), words.next(), words.next(), words.next())
-        else {
+        let (Some(method), Some(path), None) = (words.next(), words.next(), words.next()) else {
             return Err(RouteError::Words);
         };
         let method = match method {
@@ -141,7 +131,6 @@ impl FromStr for Route {
             method,
             segments: segments.collect(),
             open,
-            class: class.map(str::to_owned),
         })
     }
 }
@@ -199,7 +188,7 @@ mod tests {
     }
 
     fn found(texts: &[&str], method: Method, path: &str) -> bool {
-        routes(texts).find(&method, path).is_some()
+        routes(texts).take(&method, path)
     }
 
     #[test]
@@ -230,13 +219,6 @@ mod tests {
     }
 
     #[test]
-    fn the_first_match_gives_the_class() {
-        let routes = routes(&["GET /v1/live bulk", "GET /v1/**"]);
-        assert_eq!(routes.find(&Method::GET, "/v1/live").unwrap().class(), Some("bulk"));
-        assert_eq!(routes.find(&Method::GET, "/v1/x").unwrap().class(), None);
-    }
-
-    #[test]
     fn another_spelling_is_no_way_around_the_limits() {
         for path in [
             "/api/v1/%73tream",
@@ -259,17 +241,17 @@ mod tests {
     fn what_is_no_route_says_so() {
         let parse = |text: &str| text.parse::<Route>().unwrap_err();
         assert_eq!(parse("/api"), RouteError::Words);
-        assert_eq!(parse("GET /api a b"), RouteError::Words);
+        assert_eq!(parse("GET /api a"), RouteError::Words);
         assert_eq!(parse("get /api"), RouteError::Method("get".into()));
         assert_eq!(parse("GET api"), RouteError::Path("api".into()));
         assert_eq!(parse("GET /a/**/b"), RouteError::OpenMiddle);
-        assert_eq!(" GET   /api bulk ".parse::<Route>().unwrap().to_string(), "GET /api bulk");
+        assert_eq!(" GET   /api ".parse::<Route>().unwrap().to_string(), "GET /api");
     }
 
     proptest! {
         #[test]
         fn no_path_upsets_the_matcher(path in "\\PC*") {
-            routes(&["GET /a/*/**"]).find(&Method::GET, &path);
+            routes(&["GET /a/*/**"]).take(&Method::GET, &path);
         }
 
         #[test]

@@ -11,8 +11,8 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
+use forebay_stream::Incoming;
 use http_body::{Body, Frame, SizeHint};
-use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 /// A request's body, as the upstream's connection reads it.
@@ -116,4 +116,3 @@ impl Progress {
         self.origin + Duration::from_millis(self.last_ms.load(Ordering::Relaxed))
     }
 }
-

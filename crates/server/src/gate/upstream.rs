@@ -16,7 +16,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use http::uri::Authority;
-use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http::{HeaderValue, Method, Request, Response};
 use serde::Serialize;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpStream, lookup_host};
@@ -24,8 +24,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout_at};
 
 use super::connection::{Connection, Download, ExchangeError};
+use super::failure::UpstreamError;
 use super::idle::Idle;
-use super::upload::{Upload, UploadError};
+use super::upload::Upload;
 
 /// A dead host is noticed by probes after so long, in the midst of a silent stream.
 const KEEPALIVE: Duration = Duration::from_secs(15);
@@ -134,7 +135,10 @@ impl Upstream {
 
     /// Sends a request and waits for the head of its response. Dropping the future, or the body later, cancels the
     /// request by closing its connection.
-    pub(crate) async fn send(&self, mut request: Request<Upload>) -> Result<Response<Download>, UpstreamError> {
+    pub(crate) async fn send(
+        &self,
+        mut request: Request<Upload>,
+    ) -> Result<Response<Download>, UpstreamError> {
         if let Some(connection) = self.pool.take_idle().await {
             let again = is_repeatable(&request).then(|| repeat(&request));
             match self.exchange(connection, request).await {
@@ -199,13 +203,10 @@ impl Pool {
         poll_fn(|cx| {
             loop {
                 let taken = self.idle().take(Instant::now());
-                match taken {
-                    None => return Poll::Ready(None),
-                    Some(mut connection) if connection.is_ready(cx) => {
-                        self.reuses.fetch_add(1, Ordering::Relaxed);
-                        return Poll::Ready(Some(connection));
-                    }
-                    Some(closed) => drop(closed),
+                let Some(mut connection) = taken else { return Poll::Ready(None) };
+                if connection.is_ready(cx) {
+                    self.reuses.fetch_add(1, Ordering::Relaxed);
+                    return Poll::Ready(Some(connection));
                 }
             }
         })
@@ -256,117 +257,4 @@ fn prepare(socket: &TcpStream) -> io::Result<()> {
     #[cfg(target_os = "linux")]
     socket.set_tcp_user_timeout(Some(USER_TIMEOUT))?;
     Ok(())
-}
-
-/// Why there is no response. What the client may read of it is [`UpstreamError::message`]; the rest is for the log.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum UpstreamError {
-    #[error("the upstream's name does not resolve: {0}")]
-    Resolve(#[source] io::Error),
-    #[error("the upstream can't be reached: {0}")]
-    Connect(#[source] io::Error),
-    #[error("the upstream did not accept a connection in time")]
-    ConnectTimeout,
-    #[error("all {max} connections to the upstream are in use")]
-    Busy { max: usize },
-    #[error("the upstream closed the connection before it answered")]
-    Closed,
-    #[error("the upstream gave no head of a response in time")]
-    ResponseTimeout,
-    #[error("the upstream's answer is no HTTP response: {0}")]
-    Response(#[source] hyper::Error),
-    #[error("{0}")]
-    Upload(UploadFault),
-}
-
-/// The client's part in a failure.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum UploadFault {
-    Stalled(Duration),
-    Broken,
-}
-
-impl std::fmt::Display for UploadFault {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            UploadFault::Stalled(idle) => write!(f, "the client sent nothing of its body for {idle:?}"),
-            UploadFault::Broken => f.write_str("the client's body broke off"),
-        }
-    }
-}
-
-impl UpstreamError {
-    /// The reason's name in logs, metrics and the client's `error` member.
-    pub(crate) fn as_str(&self) -> &'static str {
-        match self {
-            UpstreamError::Resolve(_) => "upstream_unresolved",
-            UpstreamError::Connect(_) => "upstream_unreachable",
-            UpstreamError::ConnectTimeout => "upstream_connect_timeout",
-            UpstreamError::Busy { .. } => "upstream_busy",
-            UpstreamError::Closed => "upstream_closed",
-            UpstreamError::ResponseTimeout => "upstream_response_timeout",
-            UpstreamError::Response(_) => "upstream_bad_response",
-            UpstreamError::Upload(UploadFault::Stalled(_)) => "request_stalled",
-            UpstreamError::Upload(UploadFault::Broken) => "request_broken",
-        }
-    }
-
-    pub(crate) fn status(&self) -> StatusCode {
-        match self {
-            UpstreamError::Resolve(_)
-            | UpstreamError::Connect(_)
-            | UpstreamError::Closed
-            | UpstreamError::Response(_) => StatusCode::BAD_GATEWAY,
-            UpstreamError::ConnectTimeout | UpstreamError::ResponseTimeout => StatusCode::GATEWAY_TIMEOUT,
-            UpstreamError::Busy { .. } => StatusCode::SERVICE_UNAVAILABLE,
-            UpstreamError::Upload(UploadFault::Stalled(_)) => StatusCode::REQUEST_TIMEOUT,
-            UpstreamError::Upload(UploadFault::Broken) => StatusCode::BAD_REQUEST,
-        }
-    }
-
-    /// What the client may know: what happened, not where.
-    pub(crate) fn message(&self) -> String {
-        match self {
-            UpstreamError::Resolve(_) | UpstreamError::Connect(_) => "The service behind this gate can't be reached.",
-            UpstreamError::ConnectTimeout => "The service behind this gate did not accept a connection in time.",
-            UpstreamError::Busy { .. } => "This gate has no free connection to the service behind it.",
-            UpstreamError::Closed => "The service behind this gate closed the connection before it answered.",
-            UpstreamError::ResponseTimeout => "The service behind this gate did not begin to answer in time.",
-            UpstreamError::Response(_) => "The service behind this gate gave an answer that is no HTTP.",
-            UpstreamError::Upload(fault) => match fault {
-                UploadFault::Stalled(idle) => {
-                    return format!("Nothing of the request's body came for {} s.", idle.as_secs_f32());
-                }
-                UploadFault::Broken => "The request's body broke off.",
-            },
-        }
-        .to_owned()
-    }
-}
-
-impl From<ExchangeError> for UpstreamError {
-    fn from(error: ExchangeError) -> UpstreamError {
-        let closed = error.is_closed();
-        match error {
-            ExchangeError::Timeout => UpstreamError::ResponseTimeout,
-            ExchangeError::Unsent(_) => UpstreamError::Closed,
-            ExchangeError::Failed(error) => match upload_fault(&error) {
-                Some(fault) => UpstreamError::Upload(fault),
-                None if closed => UpstreamError::Closed,
-                None => UpstreamError::Response(error),
-            },
-        }
-    }
-}
-
-fn upload_fault(error: &(dyn std::error::Error + 'static)) -> Option<UploadFault> {
-    let mut cause = Some(error);
-    while let Some(error) = cause {
-        match error.downcast_ref::<UploadError>() {
-            Some(UploadError::Stalled(idle)) => return Some(UploadFault::Stalled(*idle)),
-            Some(UploadError::Broken(_)) => return Some(UploadFault::Broken),
-            None => cause = error.source(),
-        }
-    }
-    None
 }

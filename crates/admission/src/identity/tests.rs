@@ -1,0 +1,420 @@
+//! Who is believed, and who isn't. The tokens and keys in `tests/fixtures` were made with OpenSSL; their private halves are
+//! gone. Other tokens are signed here, by hand.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use std::{env, fs, process};
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use http::{HeaderMap, HeaderName, HeaderValue};
+use ring::hmac;
+use serde_json::{Value, json};
+
+use super::jwks::Times;
+use super::*;
+
+const SECRET: &[u8] = b"a secret that has more than thirty-two bytes";
+/// 2100-01-01.
+const FAR: u64 = 4_102_444_800;
+const NEVER: Duration = Duration::from_secs(1 << 30);
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+fn pem(name: &str) -> Vec<u8> {
+    fs::read(fixture(&format!("{name}.pem"))).unwrap()
+}
+
+/// Made by OpenSSL, for the user `ada`, by algorithm.
+fn openssl_tokens() -> BTreeMap<String, String> {
+    serde_json::from_slice(&fs::read(fixture("tokens.json")).unwrap()).unwrap()
+}
+
+fn encoded(value: &Value) -> String {
+    URL_SAFE_NO_PAD.encode(value.to_string())
+}
+
+fn signed(header: &Value, claims: &Value, key: &[u8]) -> String {
+    let message = format!("{}.{}", encoded(header), encoded(claims));
+    let algorithm = match header["alg"].as_str() {
+        Some("HS384") => hmac::HMAC_SHA384,
+        Some("HS512") => hmac::HMAC_SHA512,
+        _ => hmac::HMAC_SHA256,
+    };
+    let tag = hmac::sign(&hmac::Key::new(algorithm, key), message.as_bytes());
+    format!("{message}.{}", URL_SAFE_NO_PAD.encode(tag))
+}
+
+fn token(alg: &str) -> String {
+    signed(&json!({"alg": alg}), &json!({"sub": "ada", "exp": FAR}), SECRET)
+}
+
+async fn check(jwt: &Jwt, token: &str) -> Result<String, TokenFault> {
+    jwt.check(token).await.map(|subject| subject.user)
+}
+
+fn headers(all: &[(&'static str, &str)]) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    for (name, value) in all {
+        headers.append(HeaderName::from_static(name), HeaderValue::from_str(value).unwrap());
+    }
+    headers
+}
+
+async fn who(identify: &Identify, peer: &str, all: &[(&'static str, &str)]) -> Result<String, Unidentified> {
+    let peer: Option<IpAddr> = Some(peer.parse().unwrap());
+    let visitor = identify.identify(&headers(all), peer).await?;
+    Ok(visitor.who().map_or("nobody", |user| user.id()).to_owned())
+}
+
+fn everything() -> Identify {
+    Identify::new()
+        .jwt(Jwt::secret(SECRET).unwrap())
+        .api_keys(ApiKeys::new().key("key-of-bob", "bob"))
+        .trusted_proxies(["10.0.0.0/8".parse().unwrap()])
+        .trusted_header()
+        .address(ForwardedBy::XForwardedFor)
+}
+
+#[tokio::test]
+async fn a_token_signed_with_the_shared_secret_names_its_user() {
+    let jwt = Jwt::secret(SECRET).unwrap();
+    for alg in ["HS256", "HS384", "HS512"] {
+        assert_eq!(check(&jwt, &token(alg)).await, Ok("ada".into()), "{alg}");
+    }
+    let other = Jwt::secret(b"another secret, which has thirty-two bytes").unwrap();
+    assert_eq!(check(&other, &token("HS256")).await, Err(TokenFault::BadSignature));
+}
+
+#[tokio::test]
+async fn tokens_that_openssl_signed_are_believed_and_changed_ones_are_not() {
+    let keys = [("R", "rsa"), ("P", "rsa"), ("ES256", "p256"), ("ES384", "p384"), ("Ed", "ed25519")];
+    let mut seen = 0;
+    for (alg, token) in openssl_tokens() {
+        for (prefix, name) in keys {
+            let jwt = Jwt::public_key_pem(&pem(name)).unwrap();
+            let expected = if alg.starts_with(prefix) { Ok("ada".into()) } else { Err(TokenFault::NoKey) };
+            let same_key = name == "rsa" && (alg.starts_with('R') || alg.starts_with('P'));
+            if !same_key || expected.is_ok() {
+                assert_eq!(check(&jwt, &token).await, expected, "{alg} by {name}");
+            }
+            if expected.is_ok() {
+                seen += 1;
+                let forged = forge(&token);
+                assert_eq!(check(&jwt, &forged).await, Err(TokenFault::BadSignature), "{alg}");
+            }
+        }
+    }
+    assert_eq!(seen, 9);
+}
+
+/// The same token for another user.
+fn forge(token: &str) -> String {
+    let mut parts: Vec<String> = token.split('.').map(ToOwned::to_owned).collect();
+    parts[1] = encoded(&json!({"sub": "eve", "exp": FAR}));
+    parts.join(".")
+}
+
+#[tokio::test]
+async fn a_token_without_a_signature_is_refused_however_it_is_spelled() {
+    let jwt = Jwt::secret(SECRET).unwrap();
+    let claims = encoded(&json!({"sub": "ada", "exp": FAR}));
+    for alg in ["none", "None", "NONE", "nOnE", ""] {
+        let header = encoded(&json!({"alg": alg, "typ": "JWT"}));
+        for token in
+            [format!("{header}.{claims}."), format!("{header}.{claims}"), format!("{header}.{claims}.e30")]
+        {
+            assert_eq!(check(&jwt, &token).await, Err(TokenFault::Malformed), "{token}");
+        }
+    }
+    let unsigned = format!("{}.{claims}.", encoded(&json!({"alg": "HS256"})));
+    assert_eq!(check(&jwt, &unsigned).await, Err(TokenFault::BadSignature));
+    let without = format!("{}.{claims}.AAAA", encoded(&json!({"typ": "JWT"})));
+    assert_eq!(check(&jwt, &without).await, Err(TokenFault::Malformed));
+}
+
+/// The classic: signed by HMAC with the public key for a secret, which everybody has.
+#[tokio::test]
+async fn a_public_key_is_no_secret() {
+    for name in ["rsa", "p256", "p384", "ed25519"] {
+        let jwt = Jwt::public_key_pem(&pem(name)).unwrap();
+        for alg in ["HS256", "HS384", "HS512"] {
+            let forged = signed(&json!({"alg": alg}), &json!({"sub": "eve", "exp": FAR}), &pem(name));
+            assert_eq!(check(&jwt, &forged).await, Err(TokenFault::NoKey), "{alg} by {name}");
+        }
+    }
+    let jwks = Jwt::jwks_file(fixture("jwks.json")).unwrap();
+    let forged =
+        signed(&json!({"alg": "HS256", "kid": "rsa"}), &json!({"sub": "eve", "exp": FAR}), &pem("rsa"));
+    assert_eq!(check(&jwks, &forged).await, Err(TokenFault::NoKey));
+}
+
+#[tokio::test]
+async fn a_key_that_the_token_brings_along_is_not_used() {
+    let jwt = Jwt::secret(SECRET).unwrap();
+    let own = b"a secret of the attacker, thirty-two bytes";
+    let jwk = json!({"kty": "oct", "k": URL_SAFE_NO_PAD.encode(own), "alg": "HS256"});
+    let header = json!({"alg": "HS256", "jwk": jwk, "jku": "https://evil.example/jwks", "kid": "mine"});
+    let forged = signed(&header, &json!({"sub": "eve", "exp": FAR}), own);
+    assert_eq!(check(&jwt, &forged).await, Err(TokenFault::BadSignature));
+}
+
+#[tokio::test]
+async fn an_extension_that_must_be_understood_and_is_not_is_refused() {
+    let jwt = Jwt::secret(SECRET).unwrap();
+    let header = json!({"alg": "HS256", "crit": ["b64"], "b64": false});
+    let token = signed(&header, &json!({"sub": "ada", "exp": FAR}), SECRET);
+    assert_eq!(check(&jwt, &token).await, Err(TokenFault::Malformed));
+}
+
+#[tokio::test]
+async fn the_clock_on_the_wall_ends_a_token() {
+    let jwt = Jwt::secret(SECRET).unwrap();
+    let token = |exp: u64| signed(&json!({"alg": "HS256"}), &json!({"sub": "ada", "exp": exp}), SECRET);
+    assert_eq!(check(&jwt, &token(1_700_000_000)).await, Err(TokenFault::Expired));
+    assert_eq!(check(&jwt, &token(FAR)).await, Ok("ada".into()));
+}
+
+#[tokio::test]
+async fn what_is_no_token_is_malformed() {
+    let jwt = Jwt::secret(SECRET).unwrap();
+    let list = format!("{}.{}.AAAA", encoded(&json!({"alg": "HS256"})), encoded(&json!([1, 2])));
+    let dots = ".".repeat(10_000);
+    for token in ["", "x", "a.b", "a.b.c", "....", "é.é.é", &dots] {
+        assert_eq!(check(&jwt, token).await, Err(TokenFault::Malformed), "{token:.20}");
+    }
+    assert_eq!(check(&jwt, &list).await, Err(TokenFault::BadSignature));
+    let signed_list = signed(&json!({"alg": "HS256"}), &json!([1, 2]), SECRET);
+    assert_eq!(check(&jwt, &signed_list).await, Err(TokenFault::Malformed));
+}
+
+#[test]
+fn what_is_no_key_is_refused_when_it_is_configured() {
+    let text = |result: Result<Jwt, KeyError>| result.map(drop).unwrap_err().to_string();
+    assert!(text(Jwt::secret(b"short")).contains("5 bytes"));
+    assert!(text(Jwt::public_key_pem(b"rubbish")).contains("PEM"));
+    let private = "-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEIA==\n-----END PRIVATE KEY-----\n";
+    assert!(text(Jwt::public_key_pem(private.as_bytes())).contains("public key"));
+    assert!(text(Jwt::jwks_file("/nowhere/jwks.json")).contains("/nowhere/jwks.json"));
+    let folder = Folder::new("bad");
+    let jwks = |content: &str| text(Jwt::jwks_file(folder.file(content)));
+    assert!(jwks("{}").contains("no JSON Web Key Set"));
+    assert!(jwks("{\"keys\": []}").contains("none of its 0 keys"));
+    assert!(jwks("{\"keys\": [{\"kty\": \"magic\"}]}").contains("none of its 1 keys"));
+    let short = json!({"keys": [{"kty": "oct", "k": "c2hvcnQ", "alg": "HS256"}]});
+    assert!(jwks(&short.to_string()).contains("none of its 1 keys"));
+    let for_encryption = json!({"keys": [{"kty": "OKP", "crv": "Ed25519", "x": "AAAA", "use": "enc"}]});
+    assert!(jwks(&for_encryption.to_string()).contains("none of its 1 keys"));
+    let many = json!({"keys": vec![json!({"kty": "oct", "k": "AAAA"}); 300]});
+    assert!(jwks(&many.to_string()).contains("300 keys"));
+    assert!(jwks(&" ".repeat(2 << 20)).contains("bytes"));
+}
+
+#[tokio::test]
+async fn a_file_of_keys_checks_tokens_by_the_key_that_they_name() {
+    let jwt = Jwt::jwks_file(fixture("jwks.json")).unwrap();
+    for (alg, token) in openssl_tokens() {
+        assert_eq!(check(&jwt, &token).await, Ok("ada".into()), "{alg}");
+        assert_eq!(check(&jwt, &forge(&token)).await, Err(TokenFault::BadSignature), "{alg}");
+    }
+}
+
+#[tokio::test]
+async fn a_key_that_is_named_for_one_algorithm_checks_no_other() {
+    let folder = Folder::new("algorithm");
+    let mut set: Value = serde_json::from_slice(&fs::read(fixture("jwks.json")).unwrap()).unwrap();
+    set["keys"][0]["alg"] = json!("RS512");
+    let jwt = Jwt::jwks_file(folder.file(&set.to_string())).unwrap();
+    let tokens = openssl_tokens();
+    assert_eq!(check(&jwt, &tokens["RS512"]).await, Ok("ada".into()));
+    assert_eq!(check(&jwt, &tokens["RS256"]).await, Err(TokenFault::NoKey));
+}
+
+fn key_set(id: &str, secret: &[u8]) -> String {
+    json!({"keys": [{"kty": "oct", "kid": id, "k": URL_SAFE_NO_PAD.encode(secret)}]}).to_string()
+}
+
+fn by_key(id: &str, secret: &[u8]) -> String {
+    signed(&json!({"alg": "HS256", "kid": id}), &json!({"sub": "ada", "exp": FAR}), secret)
+}
+
+const OLD: &[u8] = b"the old secret, which has thirty-two bytes";
+const NEW: &[u8] = b"the new secret, which has thirty-two bytes";
+
+#[tokio::test]
+async fn a_file_that_changes_is_read_again_and_an_old_key_is_forgotten() {
+    let folder = Folder::new("rotation");
+    let file = folder.file(&key_set("old", OLD));
+    let times = Times { fresh: Duration::ZERO, patience: NEVER };
+    let jwt = Jwt::jwks_file_with(&file, times).unwrap();
+    assert_eq!(check(&jwt, &by_key("old", OLD)).await, Ok("ada".into()));
+    fs::write(&file, key_set("new", NEW)).unwrap();
+    assert_eq!(check(&jwt, &by_key("old", OLD)).await, Err(TokenFault::NoKey));
+    assert_eq!(check(&jwt, &by_key("new", NEW)).await, Ok("ada".into()));
+    // Half a file, or none, leaves the last good one; a whole one is taken again.
+    for broken in [Some("{\"keys\": ["), None] {
+        match broken {
+            Some(text) => fs::write(&file, text).unwrap(),
+            None => fs::remove_file(&file).unwrap(),
+        }
+        assert_eq!(check(&jwt, &by_key("new", NEW)).await, Ok("ada".into()), "{broken:?}");
+    }
+    fs::write(&file, key_set("old", OLD)).unwrap();
+    assert_eq!(check(&jwt, &by_key("old", OLD)).await, Ok("ada".into()));
+}
+
+#[tokio::test]
+async fn an_unknown_key_has_the_file_looked_at_but_not_too_often() {
+    let folder = Folder::new("unknown");
+    let file = folder.file(&key_set("old", OLD));
+    let at_once = Jwt::jwks_file_with(&file, Times { fresh: NEVER, patience: Duration::ZERO }).unwrap();
+    let patient = Jwt::jwks_file_with(&file, Times { fresh: NEVER, patience: NEVER }).unwrap();
+    fs::write(&file, key_set("new", NEW)).unwrap();
+    assert_eq!(check(&at_once, &by_key("old", OLD)).await, Ok("ada".into()), "nothing asked for a look");
+    assert_eq!(check(&at_once, &by_key("new", NEW)).await, Ok("ada".into()));
+    assert_eq!(check(&patient, &by_key("new", NEW)).await, Err(TokenFault::NoKey));
+    let crowd = (0..1_000).map(|n| by_key(&format!("unknown-{n}"), NEW));
+    for token in crowd {
+        assert_eq!(check(&patient, &token).await, Err(TokenFault::NoKey));
+    }
+}
+
+#[tokio::test]
+async fn the_ways_are_tried_in_order() {
+    let (identify, bearer) = (everything(), format!("Bearer {}", token("HS256")));
+    let all = [("authorization", &*bearer), ("x-api-key", "key-of-bob"), ("x-user-id", "eve")];
+    assert_eq!(who(&identify, "10.0.0.1", &all).await, Ok("ada".into()));
+    assert_eq!(who(&identify, "10.0.0.1", &all[1..]).await, Ok("bob".into()));
+    assert_eq!(who(&identify, "10.0.0.1", &all[2..]).await, Ok("eve".into()));
+    let forwarded = [("x-forwarded-for", "198.51.100.7, 10.0.0.9")];
+    assert_eq!(who(&identify, "10.0.0.1", &forwarded).await, Ok("198.51.100.7".into()));
+    assert_eq!(who(&identify, "2001:db8:1:2::3", &[]).await, Ok("2001:db8:1:2::".into()));
+    assert_eq!(who(&Identify::new(), "10.0.0.1", &all).await, Ok("nobody".into()));
+}
+
+#[tokio::test]
+async fn a_header_from_an_untrusted_peer_is_ignored_and_taken_away() {
+    let identify = everything();
+    let forged = [("x-user-id", "admin"), ("x-forwarded-for", "10.0.0.1"), ("accept", "*/*")];
+    assert_eq!(who(&identify, "203.0.113.9", &forged).await, Ok("203.0.113.9".into()));
+    let mut left = headers(&forged);
+    let stripped = identify.strip_untrusted(&mut left, Some("203.0.113.9".parse().unwrap()));
+    assert_eq!(stripped, ["x-user-id", "x-forwarded-for"]);
+    assert_eq!(left.keys().collect::<Vec<_>>(), ["accept"]);
+    let mut left = headers(&forged);
+    assert!(identify.strip_untrusted(&mut left, Some("10.1.1.1".parse().unwrap())).is_empty());
+    assert_eq!(left.len(), 3);
+    // Without a peer, nobody is trusted.
+    assert_eq!(identify.strip_untrusted(&mut left, None).len(), 2);
+}
+
+#[tokio::test]
+async fn a_wrong_credential_is_refused_even_if_another_would_do() {
+    let identify = everything();
+    let bad = [("authorization", "Bearer nonsense"), ("x-api-key", "key-of-bob")];
+    assert_eq!(who(&identify, "10.0.0.1", &bad).await, Err(Unidentified::Token(TokenFault::Malformed)));
+    let unknown = [("x-api-key", "guess"), ("x-user-id", "eve")];
+    assert_eq!(who(&identify, "10.0.0.1", &unknown).await, Err(Unidentified::ApiKey));
+    assert_eq!(who(&identify, "10.0.0.1", &[("x-api-key", "")]).await, Err(Unidentified::ApiKey));
+    // Another scheme is none of ours.
+    assert_eq!(
+        who(&identify, "203.0.113.9", &[("authorization", "Basic eDp5")]).await,
+        Ok("203.0.113.9".into())
+    );
+}
+
+#[tokio::test]
+async fn two_of_one_header_are_nobody() {
+    let identify = everything();
+    for name in ["authorization", "x-api-key", "x-user-id"] {
+        let twice = [(name, "Bearer x"), (name, "Bearer y")];
+        let expected = Unidentified::Ambiguous { header: HeaderName::from_static(name) };
+        assert_eq!(who(&identify, "10.0.0.1", &twice).await, Err(expected));
+    }
+}
+
+#[tokio::test]
+async fn what_is_too_long_is_refused_for_that() {
+    let identify = everything();
+    let long = "x".repeat(1 << 20);
+    let bearer = format!("Bearer {long}");
+    for (name, value) in [("x-user-id", &long), ("x-api-key", &long), ("authorization", &bearer)] {
+        let fault = who(&identify, "10.0.0.1", &[(name, value)]).await.unwrap_err();
+        assert_eq!(fault.as_str(), "too_long", "{name}");
+    }
+    let token = signed(&json!({"alg": "HS256"}), &json!({"sub": "x".repeat(300), "exp": FAR}), SECRET);
+    let fault = who(&identify, "10.0.0.1", &[("authorization", &format!("bearer {token}"))]).await;
+    assert_eq!(fault, Err(Unidentified::Id(BadId::TooLong { bytes: 300 })));
+    let padded = format!("Bearer   {}  ", self::token("HS256"));
+    assert_eq!(who(&identify, "10.0.0.1", &[("authorization", &padded)]).await, Ok("ada".into()));
+}
+
+#[tokio::test]
+async fn a_key_in_the_authorization_header_follows_the_word_bearer() {
+    let keys = ApiKeys::new().key("key-of-bob", "bob").header(AUTHORIZATION);
+    let identify = Identify::new().api_keys(keys);
+    let who = |value: &'static str| {
+        let identify = identify.clone();
+        async move { who(&identify, "10.0.0.1", &[("authorization", value)]).await }
+    };
+    assert_eq!(who("Bearer key-of-bob").await, Ok("bob".into()));
+    assert_eq!(who("Bearer key-of-eve").await, Err(Unidentified::ApiKey));
+    assert_eq!(who("Basic key-of-bob").await, Ok("nobody".into()));
+}
+
+#[tokio::test]
+async fn a_class_comes_from_the_token_the_key_or_the_proxy() {
+    let identify = Identify::new()
+        .jwt(Jwt::secret(SECRET).unwrap().class_claim("plan"))
+        .api_keys(ApiKeys::new().key_of_class("key", "bob", Class::new("gold")))
+        .trusted_proxies(["10.0.0.0/8".parse().unwrap()])
+        .trusted_header()
+        .trusted_class_header(HeaderName::from_static("x-user-class"));
+    let class = async |all: &[(&'static str, &str)]| {
+        let visitor = identify.identify(&headers(all), Some("10.0.0.1".parse().unwrap())).await.unwrap();
+        visitor.class.as_str().to_owned()
+    };
+    let token = signed(&json!({"alg": "HS256"}), &json!({"sub": "ada", "exp": FAR, "plan": "free"}), SECRET);
+    assert_eq!(class(&[("authorization", &format!("Bearer {token}"))]).await, "free");
+    assert_eq!(class(&[("x-api-key", "key")]).await, "gold");
+    assert_eq!(class(&[("x-user-id", "eve"), ("x-user-class", "silver")]).await, "silver");
+    assert_eq!(class(&[("x-user-id", "eve")]).await, "user");
+    assert_eq!(class(&[("x-user-class", "silver")]).await, "anonymous");
+}
+
+#[tokio::test]
+async fn where_nobody_can_be_known_nothing_is_kept_from_the_anonymous() {
+    let class = async |identify: Identify| {
+        identify.identify(&HeaderMap::new(), Some("10.0.0.1".parse().unwrap())).await.unwrap().class
+    };
+    assert_eq!(class(Identify::new()).await, Class::USER);
+    assert_eq!(class(Identify::new().address(ForwardedBy::Nobody)).await, Class::USER);
+    assert_eq!(class(everything()).await, Class::ANONYMOUS);
+}
+
+/// A folder that goes away.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let folder = env::temp_dir().join(format!("forebay-keys-{}-{name}", process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        Folder(folder)
+    }
+
+    fn file(&self, content: &str) -> PathBuf {
+        let file = self.0.join("jwks.json");
+        fs::write(&file, content).unwrap();
+        file
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}

@@ -1,0 +1,190 @@
+//! The layer before plain tower services and before axum.
+
+use std::convert::Infallible;
+use std::future::{pending, ready};
+use std::io;
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use forebay_admission::{AdmissionLayer, Identify, PeerAddr, ThreadId, User, X_THREAD_ID};
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt, Empty, Full};
+use serde_json::{Value, json};
+use tower::{Layer, Service, ServiceExt, service_fn};
+
+use crate::support::{Client, by_header, by_key, empties, house, refusal, serve, within};
+
+type Body = Full<Bytes>;
+
+fn request(headers: &[(&str, &str)]) -> Request<Empty<Bytes>> {
+    let builder = Request::get("/stream").extension(PeerAddr("127.0.0.1:4711".parse().unwrap()));
+    let builder = headers.iter().fold(builder, |builder, (name, value)| builder.header(*name, *value));
+    builder.body(Empty::new()).unwrap()
+}
+
+async fn hello(_: Request<Empty<Bytes>>) -> Result<Response<Body>, Infallible> {
+    Ok(Response::new(Full::from("data: hello\n\n")))
+}
+
+#[tokio::test]
+async fn the_permit_lives_in_the_body_and_ends_with_it() {
+    let admission = house(10, 3);
+    let service = AdmissionLayer::new(admission.clone(), by_header()).layer(service_fn(hello));
+    let response = service.clone().oneshot(request(&[("x-user-id", "ada")])).await.unwrap();
+    assert_eq!((response.status(), admission.open()), (StatusCode::OK, 1));
+    drop(response);
+    assert_eq!(admission.open(), 0);
+
+    // A body that is read to its end lets go even if somebody keeps it.
+    let mut body = service.oneshot(request(&[])).await.unwrap().into_body();
+    assert_eq!(admission.open(), 1);
+    assert!(body.frame().await.unwrap().is_ok());
+    assert!(body.frame().await.is_none());
+    assert_eq!((admission.open(), admission.statistics().total_connections), (0, 0));
+}
+
+#[tokio::test]
+async fn the_fourth_stream_of_a_user_is_429_and_the_one_above_the_total_503() {
+    let admission = house(5, 3);
+    let service = AdmissionLayer::new(admission.clone(), by_header()).layer(service_fn(hello));
+    let get = async |id: &str| service.clone().oneshot(request(&[("x-user-id", id)])).await.unwrap();
+    let mut open = Vec::new();
+    for _ in 0..3 {
+        open.push(get("ada").await);
+    }
+    let greedy = get("ada").await;
+    assert_eq!(greedy.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(admission.statistics().total_connections, 3, "the budget was refunded");
+    open.push(get("bob").await);
+    open.push(get("eve").await);
+    assert!(open.iter().all(|response| response.status() == StatusCode::OK));
+
+    let full = get("bob").await;
+    assert_eq!(full.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(full.headers()["content-type"], "application/problem+json");
+    let seconds: u32 = full.headers()["retry-after"].to_str().unwrap().parse().unwrap();
+    assert!((1..=60).contains(&seconds));
+    let body: Value = serde_json::from_slice(&full.into_body().collect().await.unwrap().to_bytes()).unwrap();
+    assert_eq!(body["error"], "service_unavailable");
+    assert_eq!(body["details"], json!({"current": 5, "max": 5, "user_id": "bob"}));
+    let body: Value =
+        serde_json::from_slice(&greedy.into_body().collect().await.unwrap().to_bytes()).unwrap();
+    assert_eq!(body["message"], "Too many concurrent connections. Maximum 3 allowed.");
+    assert_eq!(body["details"], json!({"user_id": "ada", "current": 3, "limit": 3}));
+
+    drop(open);
+    assert_eq!(admission.statistics().total_connections, 0);
+    assert_eq!(get("ada").await.status(), StatusCode::OK);
+}
+
+/// Readiness is the inner service's own: a full house is still ready, to refuse.
+#[tokio::test]
+async fn a_full_house_is_ready_and_refuses_in_the_call() {
+    let admission = house(0, 3);
+    let mut service = AdmissionLayer::new(admission, Identify::new()).layer(service_fn(hello));
+    let ready = service.poll_ready(&mut Context::from_waker(Waker::noop()));
+    assert!(matches!(ready, Poll::Ready(Ok(()))));
+    assert_eq!(service.call(request(&[])).await.unwrap().status(), StatusCode::SERVICE_UNAVAILABLE);
+}
+
+#[tokio::test]
+async fn a_service_that_fails_or_panics_gives_the_permit_back() {
+    let admission = house(10, 3);
+    let layer = AdmissionLayer::new(admission.clone(), Identify::new());
+    let failing = layer.layer(service_fn(|_: Request<Empty<Bytes>>| {
+        ready(Err::<Response<Body>, _>(io::Error::other("no upstream")))
+    }));
+    assert_eq!(failing.oneshot(request(&[])).await.unwrap_err().to_string(), "no upstream");
+    assert_eq!(admission.open(), 0);
+
+    let panicking =
+        layer.layer(service_fn(async |_: Request<Empty<Bytes>>| -> Result<Response<Body>, Infallible> {
+            std::panic::resume_unwind(Box::new("without a backtrace on the terminal"))
+        }));
+    assert!(tokio::spawn(panicking.oneshot(request(&[]))).await.unwrap_err().is_panic());
+    assert_eq!((admission.open(), admission.statistics().total_connections), (0, 0));
+}
+
+#[tokio::test]
+async fn only_what_is_a_stream_needs_a_permit() {
+    let admission = house(0, 3);
+    let layer = AdmissionLayer::new(admission, by_header()).streams(|parts| parts.uri.path() == "/stream");
+    let service = layer.layer(service_fn(hello));
+    let mut plain = request(&[("x-user-id", "ada")]);
+    *plain.uri_mut() = "/about".parse().unwrap();
+    let response = service.clone().oneshot(plain).await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+    assert!(response.headers().contains_key(X_THREAD_ID));
+    assert_eq!(service.oneshot(request(&[])).await.unwrap().status(), StatusCode::SERVICE_UNAVAILABLE);
+}
+
+#[tokio::test]
+async fn the_thread_id_goes_both_ways_and_the_user_goes_in() {
+    let admission = house(10, 3);
+    let show = async |request: Request<Empty<Bytes>>| {
+        let thread = request.extensions().get::<ThreadId>().unwrap().to_string();
+        assert_eq!(request.headers()[X_THREAD_ID], thread);
+        let user = request.extensions().get::<User>().map(|user| user.id().to_owned());
+        Ok::<_, Infallible>(Response::new(Full::<Bytes>::from(format!("{thread} {user:?}"))))
+    };
+    let service = AdmissionLayer::new(admission, by_header()).layer(service_fn(show));
+    let text = async |headers: &[(&str, &str)]| {
+        let response = service.clone().oneshot(request(headers)).await.unwrap();
+        let thread = response.headers()[X_THREAD_ID].to_str().unwrap().to_owned();
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        (thread, String::from_utf8(body.to_vec()).unwrap())
+    };
+    let (thread, body) = text(&[("x-thread-id", "my-thread"), ("x-user-id", "ada")]).await;
+    assert_eq!((thread.as_str(), body.as_str()), ("my-thread", "my-thread Some(\"ada\")"));
+    let (thread, body) = text(&[]).await;
+    assert_eq!((thread.len(), body), (36, format!("{thread} None")));
+}
+
+#[tokio::test]
+async fn a_future_of_the_layer_that_is_dropped_at_any_point_leaves_nothing() {
+    let admission = house(10, 3);
+    let layer = AdmissionLayer::new(admission.clone(), by_header());
+    let stalled =
+        layer.layer(service_fn(|_: Request<Empty<Bytes>>| pending::<Result<Response<Body>, Infallible>>()));
+    let never_polled = stalled.clone().oneshot(request(&[("x-user-id", "ada")]));
+    drop(never_polled);
+    assert_eq!(admission.open(), 0);
+    for polls in 1..5 {
+        let mut future = Box::pin(stalled.clone().oneshot(request(&[("x-user-id", "ada")])));
+        for _ in 0..polls {
+            assert!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            tokio::task::yield_now().await;
+        }
+        drop(future);
+        empties(&admission).await;
+    }
+}
+
+#[tokio::test]
+async fn axum_streams_through_the_layer_on_real_sockets() {
+    let admission = house(4, 2);
+    let server = serve(&admission, by_key(&["ada", "bob"])).await;
+    let ada = [("x-api-key", "key-of-ada"), ("x-thread-id", "thread-1")];
+    let (head, mut first) = Client::get(server, "/endless", &ada).await;
+    assert_eq!((head.status, head.header("x-thread-id")), (200, Some("thread-1")));
+    within("an event", first.until(b"data: hello\n\n")).await;
+    let (head, second) = Client::get(server, "/endless", &ada[..1]).await;
+    assert_eq!(head.status, 200);
+
+    let (head, body) = refusal(server, "/endless", &ada).await;
+    assert_eq!((head.status, body["details"]["user_id"].as_str()), (429, Some("ada")));
+    assert_eq!(head.header("x-thread-id"), Some("thread-1"));
+    let policy = "\"user\";q=2;qu=\"concurrent-requests\"";
+    assert_eq!(head.header("ratelimit-policy"), Some(policy));
+
+    let (head, _bob) = Client::get(server, "/endless", &[("x-api-key", "key-of-bob")]).await;
+    assert_eq!(head.status, 200);
+    assert_eq!(admission.open(), 3);
+    let status = serde_json::to_value(admission.status()).unwrap();
+    assert_eq!(status["streams"][0]["thread_id"], "thread-1");
+    assert_eq!(status["streams"][0]["user"], status["streams"][1]["user"], "the same user, the same hash");
+    assert_ne!(status["streams"][0]["user"], status["streams"][2]["user"]);
+    assert!(!status.to_string().contains("ada"), "{status}");
+    drop((first, second, _bob));
+    empties(&admission).await;
+}

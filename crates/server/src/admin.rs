@@ -1,0 +1,152 @@
+//! What operators see: `/healthz`, `/readyz`, `/metrics` and `/v1/status`, on an address of their own.
+//!
+//! Invariant: nothing here changes anything, and nobody is asked for a password; so it listens on this machine only,
+//! unless told otherwise, and there answers only to this machine's names, so that no web page can have a browser ask.
+
+use std::convert::Infallible;
+use std::future::{Ready, ready};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use forebay_stream::{Incoming, ServeConfig, Server};
+use http::header::{ALLOW, CONTENT_TYPE, HOST, HeaderValue};
+use http::uri::Authority;
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::Full;
+use metrics_exporter_prometheus::PrometheusHandle;
+use serde_json::Value;
+use tokio::net::TcpListener;
+use tower_service::Service;
+
+use crate::problem::problem;
+
+/// Operators are few.
+const MAX_CONNECTIONS: usize = 128;
+
+/// What a command of this program tells of itself.
+pub trait Report: Send + Sync + 'static {
+    /// Whether new work should be sent here; if not, why.
+    ///
+    /// # Errors
+    /// The reason, in a word or two.
+    fn ready(&self) -> Result<(), &'static str>;
+
+    /// Everything.
+    fn status(&self) -> Value;
+
+    /// Sets the metrics that are measured only when somebody looks.
+    fn measure(&self);
+}
+
+/// The admin address's service.
+#[derive(Clone)]
+pub struct Admin {
+    report: Arc<dyn Report>,
+    metrics: PrometheusHandle,
+    /// It listens on this machine only.
+    local: bool,
+}
+
+/// A server of what operators ask.
+pub fn server(listener: TcpListener, report: Arc<dyn Report>, metrics: PrometheusHandle) -> Server<Admin> {
+    let local = listener.local_addr().is_ok_and(|address| address.ip().is_loopback());
+    let mut config = ServeConfig::default();
+    config.max_connections = MAX_CONNECTIONS;
+    Server::new(listener, Admin { report, metrics, local }, config)
+}
+
+impl Admin {
+    fn answer(&self, request: &Request<Incoming>) -> Response<Bytes> {
+        if self.local && !is_local(request) {
+            let message = "This address answers to 127.0.0.1, [::1] and localhost only.";
+            return problem(StatusCode::FORBIDDEN, "foreign_host", message);
+        }
+        if !matches!(*request.method(), Method::GET | Method::HEAD) {
+            let mut refusal = problem(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "method_not_allowed",
+                "There is nothing to change here.",
+            );
+            refusal.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+            return refusal;
+        }
+        match request.uri().path() {
+            "/healthz" => text(StatusCode::OK, "ok\n"),
+            "/readyz" => match self.report.ready() {
+                Ok(()) => text(StatusCode::OK, "ready\n"),
+                Err(why) => text(StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {why}\n")),
+            },
+            "/metrics" => {
+                self.report.measure();
+                typed(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", self.metrics.render())
+            }
+            "/v1/status" => {
+                typed(StatusCode::OK, "application/json", format!("{:#}\n", self.report.status()))
+            }
+            "/" => text(StatusCode::OK, "/healthz\n/readyz\n/metrics\n/v1/status\n"),
+            _ => problem(
+                StatusCode::NOT_FOUND,
+                "not_found",
+                "There is /healthz, /readyz, /metrics and /v1/status.",
+            ),
+        }
+    }
+}
+
+fn text(status: StatusCode, body: impl Into<String>) -> Response<Bytes> {
+    typed(status, "text/plain; charset=utf-8", body.into())
+}
+
+fn typed(status: StatusCode, kind: &'static str, body: String) -> Response<Bytes> {
+    let mut response = Response::new(Bytes::from(body));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    response
+}
+
+/// A page of somebody else's can make a name of its own point here, but can't make the browser call it otherwise.
+fn is_local<B>(request: &Request<B>) -> bool {
+    let host = request.headers().get(HOST).and_then(|host| host.to_str().ok()?.parse::<Authority>().ok());
+    let Some(authority) = request.uri().authority().cloned().or(host) else { return true };
+    let host = authority.host().trim_matches(['[', ']']);
+    host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+impl Service<Request<Incoming>> for Admin {
+    type Response = Response<Full<Bytes>>;
+    type Error = Infallible;
+    type Future = Ready<Result<Response<Full<Bytes>>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Incoming>) -> Self::Future {
+        ready(Ok(self.answer(&request).map(Full::new)))
+    }
+}
+
+impl std::fmt::Debug for Admin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Admin").field("local", &self.local).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_elsewhere_can_not_ask_through_a_browser() {
+        let asked = |host: &str| is_local(&Request::builder().header(HOST, host).body(()).unwrap());
+        for host in ["127.0.0.1:8081", "localhost:8081", "LOCALHOST", "[::1]:8081", "127.1.2.3"] {
+            assert!(asked(host), "{host}");
+        }
+        for host in ["rebound.example:8081", "127.0.0.1.example", "192.0.2.1:8081", "localhost.example"] {
+            assert!(!asked(host), "{host}");
+        }
+        assert!(is_local(&Request::new(())), "HTTP/1.0 names no host");
+    }
+}

@@ -1,0 +1,275 @@
+//! The settings of `forebay gate`, checked.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use forebay_admission::{ForwardedBy, Network};
+use forebay_stream::ServeConfig;
+use http::header::HeaderName;
+use http::uri::{Authority, Scheme, Uri};
+
+use super::ConfigError;
+use super::access::{AdmissionConfig, IdentityConfig, QuotaConfig};
+use super::check::{Check, ValueError};
+use super::file::{AdminSection, File, GateSection, HttpSection, LogSection};
+use super::layers::Layers;
+use crate::gate::{Route, UpstreamConfig};
+use crate::logging::{LogConfig, LogFormat, check_filter};
+
+const LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
+const ADMIN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8081);
+
+/// Everything that a gate needs to know; `gate.example.toml` says what each bounds and why its default is what it is.
+#[derive(Debug)]
+pub struct GateConfig {
+    /// Where clients connect.
+    pub listen: SocketAddr,
+    /// The service behind.
+    pub upstream: UpstreamConfig,
+    /// Which requests take a permit; none named: all.
+    pub stream_routes: Vec<Route>,
+    /// The upstream sees the client's `Host`, not its own.
+    pub preserve_host: bool,
+    /// Proxies whose word about clients counts.
+    pub trusted_proxies: Vec<Network>,
+    /// Which header they write.
+    pub forwarded_by: ForwardedBy,
+    /// Where the upstream is told the verified user.
+    pub forward_user_header: Option<HeaderName>,
+    /// How long a client may send nothing of a body that it owes.
+    pub request_idle_timeout: Duration,
+    /// How long streams may go on after the first signal.
+    pub drain_timeout: Duration,
+    /// How clients' connections are served.
+    pub http: ServeConfig,
+    /// Who may hold a stream.
+    pub admission: AdmissionConfig,
+    /// How a user is known.
+    pub identity: IdentityConfig,
+    /// How this instance counts with others.
+    pub quota: QuotaConfig,
+    /// Where operators look.
+    pub admin: Option<SocketAddr>,
+    /// What is logged.
+    pub log: LogConfig,
+}
+
+impl TryFrom<Layers> for GateConfig {
+    type Error = ConfigError;
+
+    fn try_from(layers: Layers) -> Result<GateConfig, ConfigError> {
+        let (file, origins) = layers.finish()?;
+        Ok(check_all(file, &Check { origins })?)
+    }
+}
+
+fn check_all(file: File, check: &Check) -> Result<GateConfig, ValueError> {
+    let gate = file.gate;
+    let listen = check.address("gate.listen", gate.listen.as_ref(), LISTEN)?;
+    let trusted_proxies: Vec<Network> = check.list("gate.trusted_proxies", gate.trusted_proxies.as_ref())?;
+    let forwarded_by = check.choice(
+        "gate.forwarded_by",
+        gate.forwarded_by.as_ref(),
+        &[("x-forwarded-for", ForwardedBy::XForwardedFor), ("forwarded", ForwardedBy::Forwarded)],
+    )?;
+    let hosts = [("preserve", true), ("upstream", false)];
+    let request_idle_timeout = check.duration(
+        "gate.request_idle_timeout_ms",
+        gate.request_idle_timeout_ms,
+        Duration::from_secs(30),
+    )?;
+    let forward_user_header = check.header("gate.forward_user_header", gate.forward_user_header.as_ref())?;
+    let identity = IdentityConfig::check(&file.identity, &trusted_proxies, forwarded_by, check)?;
+    let drain = check.duration("gate.drain_timeout_ms", gate.drain_timeout_ms, Duration::from_secs(30))?;
+    Ok(GateConfig {
+        listen,
+        upstream: check_upstream(&gate, listen, check)?,
+        stream_routes: check.list("gate.stream_routes", gate.stream_routes.as_ref())?,
+        preserve_host: check.choice("gate.host", gate.host.as_ref(), &hosts)?,
+        forward_user_header,
+        request_idle_timeout,
+        drain_timeout: drain,
+        http: check_http(&file.http, request_idle_timeout, check)?,
+        admission: AdmissionConfig::check(&file.admission, !identity.ways.is_empty(), check)?,
+        identity,
+        quota: QuotaConfig::check(&file.redis, &file.quota, check)?,
+        admin: check_admin(&file.admin, check)?,
+        log: check_log(&file.log, check)?,
+        trusted_proxies,
+        forwarded_by,
+    })
+}
+
+fn check_upstream(
+    gate: &GateSection,
+    listen: SocketAddr,
+    check: &Check,
+) -> Result<UpstreamConfig, ValueError> {
+    const KEY: &str = "gate.upstream";
+    let Some(url) = &gate.upstream else {
+        let why = "is missing: say where the service is, such as --upstream http://127.0.0.1:8000";
+        return Err(check.wrong(KEY, None, why));
+    };
+    let authority = check_url(url).map_err(|why| check.wrong(KEY, url.clone(), why))?;
+    let upstream_port = authority.port_u16().unwrap_or(80);
+    let own = |ip: std::net::IpAddr| ip == listen.ip() || (listen.ip().is_unspecified() && ip.is_loopback());
+    let host = authority.host().trim_matches(['[', ']']);
+    let same = host.parse().is_ok_and(own) || (host == "localhost" && own(Ipv4Addr::LOCALHOST.into()));
+    if same && upstream_port == listen.port() {
+        let why = format!("is the gate's own address ({listen}): it would ask itself, for ever");
+        return Err(check.wrong(KEY, url.clone(), why));
+    }
+    let seconds = Duration::from_secs;
+    let connect = check.duration("gate.connect_timeout_ms", gate.connect_timeout_ms, seconds(5))?;
+    let response = check.duration("gate.response_timeout_ms", gate.response_timeout_ms, seconds(60))?;
+    let idle = check.duration("gate.upstream_idle_timeout_ms", gate.upstream_idle_timeout_ms, seconds(4))?;
+    let max = check.count("gate.upstream_max_connections", gate.upstream_max_connections, 16_384)?;
+    Ok(UpstreamConfig {
+        authority,
+        connect_timeout: connect,
+        response_timeout: response,
+        idle_timeout: idle,
+        max_idle: gate.upstream_max_idle.unwrap_or(256) as usize,
+        max_connections: max as usize,
+    })
+}
+
+fn check_url(url: &str) -> Result<Authority, &'static str> {
+    const EXAMPLE: &str = "is no URL; write one such as http://127.0.0.1:8000";
+    let uri: Uri = url.parse().map_err(|_| EXAMPLE)?;
+    if uri.scheme() == Some(&Scheme::HTTPS) {
+        return Err(
+            "is https, which the gate does not speak to its upstream; it belongs beside the service, or \
+                    behind something that ends TLS",
+        );
+    }
+    if uri.scheme() != Some(&Scheme::HTTP) {
+        return Err(EXAMPLE);
+    }
+    let authority = uri.authority().ok_or(EXAMPLE)?;
+    if authority.as_str().contains('@') {
+        return Err("has a user in it; the gate sends no credentials of its own");
+    }
+    if authority.host().is_empty()
+        || authority.port().is_some() && authority.port_u16().is_none_or(|port| port == 0)
+    {
+        return Err(EXAMPLE);
+    }
+    if uri.path_and_query().is_some_and(|path| path != "/") {
+        return Err("has a path; the gate passes paths on as they are, so leave it out");
+    }
+    Ok(authority.clone())
+}
+
+fn check_http(http: &HttpSection, body: Duration, check: &Check) -> Result<ServeConfig, ValueError> {
+    let mut serve = ServeConfig::default();
+    let count = |key, given, default: usize| {
+        let default = u32::try_from(default).unwrap_or(u32::MAX);
+        check.count(key, given, default).map(|count| count as usize)
+    };
+    serve.max_connections = count("http.max_connections", http.max_connections, serve.max_connections)?;
+    serve.max_headers = count("http.max_headers", http.max_headers, serve.max_headers)?;
+    serve.max_header_bytes = count("http.max_header_bytes", http.max_header_bytes, serve.max_header_bytes)?;
+    if serve.max_header_bytes < 8192 {
+        let why = "must be at least 8192: less refuses ordinary browsers";
+        return Err(check.wrong("http.max_header_bytes", serve.max_header_bytes.to_string(), why));
+    }
+    let duration = |key, given, default| check.duration(key, given, default);
+    serve.header_read_timeout =
+        duration("http.header_timeout_ms", http.header_timeout_ms, serve.header_read_timeout)?;
+    serve.write_timeout = duration("http.write_timeout_ms", http.write_timeout_ms, serve.write_timeout)?;
+    serve.idle_timeout = duration("http.idle_timeout_ms", http.idle_timeout_ms, serve.idle_timeout)?;
+    // The gate keeps this deadline itself, and answers 408; the server's own is for services that don't.
+    serve.body_read_timeout = body * 2;
+    Ok(serve)
+}
+
+fn check_admin(admin: &AdminSection, check: &Check) -> Result<Option<SocketAddr>, ValueError> {
+    const KEY: &str = "admin.listen";
+    if admin.listen.as_deref() == Some("off") {
+        return Ok(None);
+    }
+    let address = check.address(KEY, admin.listen.as_ref(), ADMIN)?;
+    if !address.ip().is_loopback() && admin.insecure != Some(true) {
+        let why = "is beyond this machine, and nobody is asked for a password there; choose a loopback address, or \
+                   say --insecure-admin if the network is yours";
+        return Err(check.wrong(KEY, address.to_string(), why));
+    }
+    Ok(Some(address))
+}
+
+fn check_log(log: &LogSection, check: &Check) -> Result<LogConfig, ValueError> {
+    let formats = [("text", LogFormat::Text), ("json", LogFormat::Json)];
+    let filter = log.filter.clone().unwrap_or_else(|| "info".to_owned());
+    check_filter(&filter).map_err(|why| check.wrong("log.filter", filter.clone(), why))?;
+    Ok(LogConfig { format: check.choice("log.format", log.format.as_ref(), &formats)?, filter })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::GateArgs;
+    use crate::config::load_gate;
+
+    fn with(pairs: &[(&str, &str)]) -> Result<GateConfig, ConfigError> {
+        let upstream = [("FOREBAY_GATE_UPSTREAM", "http://127.0.0.1:8000")];
+        let pairs = upstream.iter().chain(pairs).map(|(name, value)| ((*name).into(), (*value).into()));
+        load_gate(GateArgs::default(), pairs)
+    }
+
+    #[track_caller]
+    fn complains(name: &str, value: &str, parts: &[&str]) {
+        let error = with(&[(name, value)]).unwrap_err().to_string();
+        for part in parts.iter().chain([&name]) {
+            assert!(error.contains(part), "{part:?} is not in {error:?}");
+        }
+    }
+
+    #[test]
+    fn the_upstream_alone_is_enough() {
+        let config = with(&[]).unwrap();
+        assert_eq!(config.listen.to_string(), "127.0.0.1:8080");
+        assert_eq!(config.admin.unwrap().to_string(), "127.0.0.1:8081");
+        assert_eq!(config.upstream.authority, "127.0.0.1:8000");
+        assert!(config.stream_routes.is_empty() && config.preserve_host);
+        let error = load_gate(GateArgs::default(), []).unwrap_err().to_string();
+        assert!(error.contains("gate.upstream is missing") && error.contains("--upstream"), "{error}");
+    }
+
+    #[test]
+    fn a_bad_value_is_named_with_where_it_came_from() {
+        complains("FOREBAY_GATE_LISTEN", "localhost", &["gate.listen", "127.0.0.1:8080"]);
+        complains("FOREBAY_GATE_HOST", "mine", &["`preserve` or `upstream`"]);
+        complains("FOREBAY_GATE_STREAM_ROUTES", "/x", &["METHOD PATH"]);
+        complains("FOREBAY_GATE_TRUSTED_PROXIES", "10.0.0.0/99", &["10.0.0.0/99"]);
+        complains("FOREBAY_GATE_CONNECT_TIMEOUT_MS", "0", &["1 to 86400000"]);
+        complains("FOREBAY_GATE_FORWARD_USER_HEADER", "a b", &["no name of a header"]);
+        complains("FOREBAY_HTTP_MAX_HEADERS", "0", &["at least 1"]);
+        complains("FOREBAY_LOG_FORMAT", "xml", &["`text` or `json`"]);
+    }
+
+    #[test]
+    fn an_upstream_that_can_not_be_is_refused() {
+        for (url, part) in [
+            ("127.0.0.1:8000", "is no URL"),
+            ("https://example.org", "https"),
+            ("http://", "is no URL"),
+            ("http://user:secret@example.org", "user in it"),
+            ("http://example.org/api", "has a path"),
+            ("http://example.org:0", "is no URL"),
+            ("http://127.0.0.1:8080", "own address"),
+            ("http://localhost:8080/", "own address"),
+        ] {
+            complains("FOREBAY_GATE_UPSTREAM", url, &[part]);
+        }
+        with(&[("FOREBAY_GATE_UPSTREAM", "http://[::1]:8000/")]).unwrap();
+    }
+
+    #[test]
+    fn operators_are_not_asked_for_a_password_and_so_stay_on_this_machine() {
+        complains("FOREBAY_ADMIN_LISTEN", "0.0.0.0:9000", &["--insecure-admin"]);
+        let open = [("FOREBAY_ADMIN_LISTEN", "0.0.0.0:9000"), ("FOREBAY_ADMIN_INSECURE", "true")];
+        assert!(with(&open).is_ok());
+        assert_eq!(with(&[("FOREBAY_ADMIN_LISTEN", "off")]).unwrap().admin, None);
+    }
+}

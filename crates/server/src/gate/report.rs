@@ -1,0 +1,107 @@
+//! What operators see of a gate.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use forebay_admission::Admission;
+use forebay_stream::{Counts, Stats};
+use metrics::{counter, gauge};
+use serde_json::{Map, Value, json};
+use tokio::time::Instant;
+
+use super::drain::{Drain, Kind};
+use super::proxy::Proxy;
+use super::routes::Routes;
+use super::upstream::Upstream;
+use crate::admin::Report;
+use crate::metrics as names;
+
+pub(crate) struct GateReport {
+    pub(crate) started: Instant,
+    pub(crate) address: SocketAddr,
+    pub(crate) upstream_url: String,
+    pub(crate) identity: Vec<&'static str>,
+    pub(crate) routes: Arc<Routes>,
+    pub(crate) admission: Admission,
+    pub(crate) drain: Drain,
+    pub(crate) upstream: Upstream,
+    pub(crate) proxy: Proxy,
+    pub(crate) http: Stats,
+}
+
+impl Report for GateReport {
+    fn ready(&self) -> Result<(), &'static str> {
+        if self.drain.is_draining() { Err("draining") } else { Ok(()) }
+    }
+
+    fn status(&self) -> Value {
+        let counts = self.http.counts();
+        let mut http = Map::new();
+        http.insert("open_connections".into(), counts.open_connections.into());
+        http.insert("lean_streams".into(), counts.lean_streams.into());
+        http.extend(events(&counts).map(|(event, count)| (event.to_owned(), count.into())));
+        let routes: Vec<String> = self.routes.iter().map(ToString::to_string).collect();
+        json!({
+            "command": "gate",
+            "version": env!("CARGO_PKG_VERSION"),
+            "uptime_seconds": self.started.elapsed().as_secs(),
+            "gate": {
+                "listen": self.address.to_string(),
+                "upstream": self.upstream_url,
+                "upstream_failing": self.proxy.is_failing(),
+                "upstream_connections": self.upstream.stats(),
+                "stream_routes": routes,
+                "every_request_takes_a_permit": self.routes.is_empty(),
+                "identity": self.identity,
+                "streams": self.drain.streams(),
+                "plain_requests": self.drain.plain(),
+                "draining": self.drain.is_draining(),
+            },
+            "statistics": self.admission.statistics(),
+            "admission": self.admission.status(),
+            "http": http,
+        })
+    }
+
+    fn measure(&self) {
+        names::measure_process(self.started.elapsed());
+        let counts = self.http.counts();
+        gauge!(names::CONNECTIONS).set(counts.open_connections as f64);
+        gauge!(names::LEAN_STREAMS).set(counts.lean_streams as f64);
+        for (event, count) in events(&counts) {
+            counter!(names::HTTP_EVENTS, "event" => event).absolute(count);
+        }
+        let upstream = self.upstream.stats();
+        gauge!(names::UPSTREAM_OPEN).set(upstream.open as f64);
+        gauge!(names::UPSTREAM_IDLE).set(upstream.idle as f64);
+        counter!(names::UPSTREAM_DIALS).absolute(upstream.dials);
+        counter!(names::UPSTREAM_REUSES).absolute(upstream.reuses);
+        counter!(names::UPSTREAM_RETRIES).absolute(upstream.retries);
+        let stream = if self.routes.is_empty() { Kind::Anything } else { Kind::Stream };
+        gauge!(names::IN_FLIGHT, "kind" => stream.as_str()).set(self.drain.streams() as f64);
+        gauge!(names::IN_FLIGHT, "kind" => Kind::Plain.as_str()).set(self.drain.plain() as f64);
+        gauge!(names::DRAINING).set(if self.drain.is_draining() { 1.0 } else { 0.0 });
+    }
+}
+
+/// What happened on clients' connections, under the names that metrics and status share.
+fn events(counts: &Counts) -> [(&'static str, u64); 16] {
+    [
+        ("accepted", counts.accepted),
+        ("refused", counts.refused),
+        ("accept_error", counts.accept_errors),
+        ("request", counts.requests),
+        ("header_timeout", counts.header_timeouts),
+        ("body_timeout", counts.body_timeouts),
+        ("bad_request", counts.bad_requests),
+        ("oversized_head", counts.oversized_heads),
+        ("slow_client", counts.slow_clients),
+        ("lean_begun", counts.lean_total),
+        ("lean_complete", counts.lean_complete),
+        ("lean_broken", counts.lean_broken),
+        ("lean_left", counts.lean_left),
+        ("lean_slow", counts.lean_slow),
+        ("lean_chatty", counts.lean_chatty),
+        ("lean_cut", counts.lean_cut),
+    ]
+}

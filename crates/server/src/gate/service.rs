@@ -1,0 +1,64 @@
+//! The gate's door: what is refused at sight, what needs a permit, and what just passes.
+//!
+//! Every request goes through admission's layer, which gives it a thread id; only streams are asked for a permit there.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use forebay_admission::{AdmissionLayer, AdmissionService};
+use forebay_stream::{Incoming, Peer};
+use http::Request;
+use tower_layer::Layer as _;
+use tower_service::Service;
+
+use super::drain::Kind;
+use super::headers;
+use super::proxy::{Proxy, Sight};
+use super::routes::Routes;
+
+/// What each connection calls; cheap to clone.
+#[derive(Clone)]
+pub(crate) struct GateService {
+    admitted: AdmissionService<Proxy>,
+    routes: Arc<Routes>,
+}
+
+impl GateService {
+    pub(crate) fn new(layer: AdmissionLayer, proxy: Proxy, routes: Arc<Routes>) -> GateService {
+        let layer = layer
+            .streams(|parts| parts.extensions.get::<Sight>().is_none_or(|sight| sight.kind.takes_permit()))
+            .peer(|extensions| extensions.get::<Peer>().map(|peer| peer.0));
+        GateService { admitted: layer.layer(proxy), routes }
+    }
+
+    fn see(&self, request: &Request<Incoming>) -> Sight {
+        if let Err(bad) = headers::check(request) {
+            return Sight { kind: Kind::Plain, bad: Some(bad) }; // takes no permit for its refusal
+        }
+        let kind = if self.routes.is_empty() {
+            Kind::Anything
+        } else if self.routes.take(request.method(), request.uri().path()) {
+            Kind::Stream
+        } else {
+            Kind::Plain
+        };
+        Sight { kind, bad: None }
+    }
+}
+
+impl Service<Request<Incoming>> for GateService {
+    type Response = <AdmissionService<Proxy> as Service<Request<Incoming>>>::Response;
+    type Error = Infallible;
+    type Future = <AdmissionService<Proxy> as Service<Request<Incoming>>>::Future;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.admitted.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: Request<Incoming>) -> Self::Future {
+        let sight = self.see(&request);
+        request.extensions_mut().insert(sight);
+        self.admitted.call(request)
+    }
+}

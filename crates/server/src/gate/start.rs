@@ -1,0 +1,261 @@
+//! Building a gate out of its settings, running it, and ending it in order.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use forebay_admission::{Admission, AdmissionLayer};
+use forebay_quota::{MemberConfig, Mode, Quota, RedisStore};
+use forebay_redis::Client;
+use forebay_stream::Server;
+use metrics_exporter_prometheus::PrometheusHandle;
+use tokio::net::{TcpListener, TcpSocket};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, interval, timeout, timeout_at};
+use tracing::{info, warn};
+
+use super::drain::Drain;
+use super::proxy::{Proxy, Shared};
+use super::report::GateReport;
+use super::routes::Routes;
+use super::service::GateService;
+use super::upstream::Upstream;
+use crate::admin::{self, Report};
+use crate::config::{GateConfig, QuotaConfig};
+use crate::signals::Signals;
+
+/// Thousands of clients may come at once, after a restart.
+const BACKLOG: u32 = 4096;
+/// What is given back at the end is told in one call or two; without an answer, it expires by itself.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How often the recorder forgets samples that nobody asked for.
+const UPKEEP: Duration = Duration::from_secs(5);
+
+/// A gate that listens.
+pub struct Gate {
+    server: Server<GateService>,
+    admin: Option<Server<admin::Admin>>,
+    admission: Admission,
+    quota: Quota,
+    drain: Drain,
+    drain_timeout: Duration,
+    metrics: PrometheusHandle,
+}
+
+/// Why a gate can't start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// An address can't be had.
+    #[error("can't listen on {address} ({key}): {source}; {}", Advice { key, source })]
+    Listen {
+        /// `--listen` or `--admin`.
+        key: &'static str,
+        /// Which.
+        address: SocketAddr,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The Redis client can't be made.
+    #[error("redis.url: {0}")]
+    Redis(#[from] forebay_redis::ConnectError),
+}
+
+struct Advice<'a> {
+    key: &'a str,
+    source: &'a io::Error,
+}
+
+impl fmt::Display for Advice<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let key = self.key;
+        match self.source.kind() {
+            io::ErrorKind::AddrInUse => {
+                write!(
+                    f,
+                    "another program has that port, perhaps another gate: end it, or choose one with {key}"
+                )
+            }
+            io::ErrorKind::PermissionDenied => {
+                write!(f, "ports below 1024 need rights: choose a higher one with {key}")
+            }
+            io::ErrorKind::AddrNotAvailable => write!(f, "this machine has no such address: see `ip addr`"),
+            _ => write!(f, "choose another with {key}"),
+        }
+    }
+}
+
+impl Gate {
+    /// Listens, joins the others, and is ready to run.
+    ///
+    /// # Errors
+    /// When an address can't be had. A Redis that can't be reached is no error: the gate starts without it, says so, and
+    /// goes on trying.
+    pub async fn start(
+        config: GateConfig,
+        metrics: PrometheusHandle,
+        descriptors: Option<u64>,
+    ) -> Result<Gate, StartError> {
+        let listener = listen("--listen", config.listen)?;
+        let address = listener.local_addr().unwrap_or(config.listen);
+        let admin_listener = config.admin.map(|address| listen("--admin", address)).transpose()?;
+        let admin_address = admin_listener.as_ref().and_then(|listener| listener.local_addr().ok());
+        let quota = join(&config.quota, address).await?;
+
+        let drain = Drain::default();
+        let upstream = Upstream::new(config.upstream.clone());
+        let admission = config.admission.builder.clone().build(quota.clone());
+        let routes = Arc::new(Routes::new(config.stream_routes.clone()));
+        let proxy = proxy(&config, upstream.clone(), drain.clone());
+        let layer = AdmissionLayer::new(admission.clone(), config.identity.identify.clone());
+        let service = GateService::new(layer, proxy.clone(), Arc::clone(&routes));
+        let mut http = config.http.clone();
+        http.drain_timeout = config.drain_timeout;
+        let server = Server::new(listener, service, http);
+        announce(&config, address, admin_address, &routes, descriptors);
+        let report = GateReport {
+            started: Instant::now(),
+            address,
+            upstream_url: format!("http://{}", config.upstream.authority),
+            identity: config.identity.ways.clone(),
+            routes,
+            admission: admission.clone(),
+            drain: drain.clone(),
+            upstream,
+            proxy,
+            http: server.stats(),
+        };
+        let report: Arc<dyn Report> = Arc::new(report);
+        let admin = admin_listener.map(|listener| admin::server(listener, report, metrics.clone()));
+        Ok(Gate { server, admin, admission, quota, drain, drain_timeout: config.drain_timeout, metrics })
+    }
+
+    /// Serves until a signal; then refuses new streams, lets open ones go on until the deadline, and gives back what this
+    /// instance held. A second signal ends it at once; then this says which.
+    pub async fn run(self, mut signals: Signals) -> Option<&'static str> {
+        let Gate { server, admin, admission, quota, drain, drain_timeout, metrics } = self;
+        let upkeep = tokio::spawn(async move {
+            let mut ticks = interval(UPKEEP);
+            loop {
+                ticks.tick().await;
+                metrics.run_upkeep();
+            }
+        });
+        let admin = admin.map(|admin| tokio::spawn(admin.run(std::future::pending())));
+        let (stop, stopped) = oneshot::channel::<()>();
+        let serving = tokio::spawn(server.run(async { drop(stopped.await) }));
+
+        let signal = signals.next().await;
+        let (begun, streams) = (Instant::now(), drain.streams());
+        drain.begin();
+        admission.close();
+        info!(signal, streams, deadline = ?drain_timeout, "the gate drains: new streams are refused");
+        let end = async {
+            let deadline = begun + drain_timeout;
+            // New requests are still answered while streams are open, if only to say that there are no new streams.
+            let _ = timeout_at(deadline, drain.streams_ended()).await;
+            let _ = stop.send(());
+            let _ = timeout_at(deadline, serving).await;
+            let (cut, took) = (drain.streams(), begun.elapsed());
+            let _ = timeout(LEAVE_TIMEOUT, quota.leave()).await;
+            info!(cut, ?took, "the gate ends");
+            None
+        };
+        let second = tokio::select! {
+            second = signals.next() => {
+                warn!(signal = second, streams = drain.streams(), "a second signal: the gate ends at once");
+                Some(second)
+            }
+            none = end => none,
+        };
+        upkeep.abort();
+        admin.inspect(tokio::task::JoinHandle::abort);
+        second
+    }
+}
+
+impl fmt::Debug for Gate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gate").field("quota", &self.quota).finish_non_exhaustive()
+    }
+}
+
+fn listen(key: &'static str, address: SocketAddr) -> Result<TcpListener, StartError> {
+    let open = || {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        socket.set_reuseaddr(true)?; // past connections in TIME_WAIT don't hold a port
+        socket.bind(address)?;
+        socket.listen(BACKLOG)
+    };
+    open().map_err(|source| StartError::Listen { key, address, source })
+}
+
+async fn join(config: &QuotaConfig, address: SocketAddr) -> Result<Quota, StartError> {
+    let Some(redis) = &config.redis else { return Ok(Quota::local()) };
+    let at = redis.address.to_string();
+    let store = RedisStore::new(Client::open(redis.clone())?, &config.namespace);
+    let name = config.member.clone().unwrap_or_else(|| member_name(address));
+    let member = MemberConfig::new(name).beat(config.beat).ttl(config.ttl).policy(config.policy);
+    let quota = Quota::join(store, member).await;
+    let status = quota.status();
+    if status.mode == Mode::Normal {
+        info!(redis = %at, members = status.members, "the gate counts with others");
+    } else {
+        let why = status.why.unwrap_or_default();
+        let policy = config.policy.as_str();
+        warn!(redis = %at, policy, why, "Redis can't be reached: the gate starts without it, and goes on trying");
+    }
+    Ok(quota)
+}
+
+/// The same after a restart, and another for every gate: host and address.
+fn member_name(address: SocketAddr) -> String {
+    let system = rustix::system::uname();
+    format!("{}/{address}", system.nodename().to_string_lossy())
+}
+
+fn proxy(config: &GateConfig, upstream: Upstream, drain: Drain) -> Proxy {
+    let mut user_headers = config.identity.user_headers.clone();
+    user_headers.extend(config.forward_user_header.clone());
+    Proxy::new(Shared {
+        upstream,
+        preserve_host: config.preserve_host,
+        trusted_proxies: config.trusted_proxies.clone(),
+        forwarded_by: config.forwarded_by,
+        user_headers,
+        forward_user_header: config.forward_user_header.clone(),
+        identify: config.identity.identify.clone(),
+        request_idle_timeout: config.request_idle_timeout,
+        drain,
+        failing: AtomicBool::new(false),
+    })
+}
+
+/// One line with where everything is, and a warning for each setting that can't mean what it says.
+fn announce(
+    config: &GateConfig,
+    address: SocketAddr,
+    admin: Option<SocketAddr>,
+    routes: &Routes,
+    descriptors: Option<u64>,
+) {
+    let upstream = config.upstream.authority.as_str();
+    let admin = admin.map_or_else(|| "off".to_owned(), |admin| admin.to_string());
+    let identity =
+        if config.identity.ways.is_empty() { "none".to_owned() } else { config.identity.ways.join(",") };
+    if routes.is_empty() {
+        info!("no stream route is named: every request takes a permit while it runs");
+    }
+    if config.identity.ways.is_empty() && config.admission.per_user.is_some() {
+        warn!("a limit per user is set, but there is no way to know a user: see [identity] in the settings");
+    }
+    let total = config.admission.total;
+    let needed = 2 * u64::from(total) + 64;
+    if let Some(limit) = descriptors.filter(|limit| *limit < needed) {
+        warn!(limit, needed, total, "file descriptors may run out: a stream takes two; raise `ulimit -n`");
+    }
+    info!(%address, %admin, upstream, identity, "the gate listens");
+}

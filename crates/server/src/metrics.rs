@@ -1,0 +1,148 @@
+//! The metrics of the program, and their text for Prometheus.
+//!
+//! Names are constants with the prefix `forebay_`, base units, `_total` on counters; labels come from enums. Those of
+//! admission are described and set by its own crate, through the same facade.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+
+use crate::gate::Kind;
+
+const REQUESTS: &str = "forebay_gate_requests_total";
+const REFUSALS: &str = "forebay_gate_refusals_total";
+const FAILURES: &str = "forebay_gate_upstream_failures_total";
+const CANCELLED: &str = "forebay_gate_cancelled_total";
+const UNTRUSTED: &str = "forebay_gate_untrusted_headers_total";
+const HEAD_SECONDS: &str = "forebay_gate_upstream_head_seconds";
+pub(crate) const IN_FLIGHT: &str = "forebay_gate_in_flight";
+pub(crate) const DRAINING: &str = "forebay_gate_draining";
+pub(crate) const UPSTREAM_OPEN: &str = "forebay_gate_upstream_connections";
+pub(crate) const UPSTREAM_IDLE: &str = "forebay_gate_upstream_idle_connections";
+pub(crate) const UPSTREAM_DIALS: &str = "forebay_gate_upstream_dials_total";
+pub(crate) const UPSTREAM_REUSES: &str = "forebay_gate_upstream_reuses_total";
+pub(crate) const UPSTREAM_RETRIES: &str = "forebay_gate_upstream_retries_total";
+pub(crate) const CONNECTIONS: &str = "forebay_http_connections";
+pub(crate) const LEAN_STREAMS: &str = "forebay_http_lean_streams";
+pub(crate) const HTTP_EVENTS: &str = "forebay_http_events_total";
+const BUILD: &str = "forebay_build_info";
+const UPTIME: &str = "forebay_uptime_seconds";
+const OPEN_FDS: &str = "process_open_fds";
+const MAX_FDS: &str = "process_max_fds";
+
+/// Up to the head of a response: a local app takes milliseconds, a model seconds.
+const HEAD_BUCKETS: [f64; 11] = [0.001, 0.0025, 0.01, 0.025, 0.1, 0.25, 1.0, 2.5, 10.0, 30.0, 60.0];
+
+/// Collects from now on.
+///
+/// # Errors
+/// When this process collects already.
+pub fn install() -> Result<PrometheusHandle, BuildError> {
+    let builder = PrometheusBuilder::new();
+    let builder = builder.set_buckets_for_metric(Matcher::Full(HEAD_SECONDS.to_owned()), &HEAD_BUCKETS)?;
+    let handle = builder.install_recorder()?;
+    describe();
+    gauge!(BUILD, "version" => env!("CARGO_PKG_VERSION")).set(1);
+    Ok(handle)
+}
+
+fn describe() {
+    let counters = [
+        (REQUESTS, "Responses of the upstream that were passed on, by kind of route and class of status."),
+        (
+            REFUSALS,
+            "Requests that the gate itself answered, by reason; admission's own refusals are not in here.",
+        ),
+        (FAILURES, "Failures of the upstream, by reason."),
+        (CANCELLED, "Requests whose client left, before the head of the response or in its body."),
+        (UNTRUSTED, "Headers dropped because their sender isn't trusted to say whom it speaks for."),
+        (UPSTREAM_DIALS, "Connections made to the upstream."),
+        (UPSTREAM_REUSES, "Requests that found a connection waiting."),
+        (UPSTREAM_RETRIES, "Requests sent again since the waiting connection had closed."),
+        (HTTP_EVENTS, "What happened on clients' connections, by event."),
+    ];
+    for (name, help) in counters {
+        describe_counter!(name, help);
+    }
+    let gauges = [
+        (IN_FLIGHT, "Requests inside the gate, streams included, by kind."),
+        (DRAINING, "1 while the gate refuses new streams because it is about to end."),
+        (UPSTREAM_OPEN, "Open connections to the upstream."),
+        (UPSTREAM_IDLE, "Connections to the upstream that wait for a request."),
+        (CONNECTIONS, "Open connections of clients."),
+        (LEAN_STREAMS, "Streams that are one small task each."),
+        (BUILD, "1, with the version as a label."),
+        (OPEN_FDS, "Open file descriptors."),
+        (MAX_FDS, "File descriptors that may be open."),
+    ];
+    for (name, help) in gauges {
+        describe_gauge!(name, help);
+    }
+    describe_gauge!(UPTIME, Unit::Seconds, "Time since the program began.");
+    describe_histogram!(
+        HEAD_SECONDS,
+        Unit::Seconds,
+        "From a request to the head of the upstream's response."
+    );
+}
+
+/// Sets what is measured only when somebody looks.
+pub(crate) fn measure_process(uptime: Duration) {
+    gauge!(UPTIME).set(uptime.as_secs_f64());
+    if let Ok(open) = std::fs::read_dir("/proc/self/fd") {
+        gauge!(OPEN_FDS).set(open.count() as f64);
+    }
+    if let Some(max) = rustix::process::getrlimit(rustix::process::Resource::Nofile).current {
+        gauge!(MAX_FDS).set(max as f64);
+    }
+}
+
+/// Where a client left.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Stage {
+    /// Before the head of the response.
+    Head,
+    /// In its body.
+    Body,
+}
+
+impl Stage {
+    fn as_str(self) -> &'static str {
+        match self {
+            Stage::Head => "head",
+            Stage::Body => "body",
+        }
+    }
+}
+
+pub(crate) fn answered(kind: Kind, status: StatusCode, after: Duration) {
+    let class = match status.as_u16() / 100 {
+        2 => "2xx",
+        3 => "3xx",
+        4 => "4xx",
+        5 => "5xx",
+        _ => "other",
+    };
+    counter!(REQUESTS, "kind" => kind.as_str(), "status" => class).increment(1);
+    histogram!(HEAD_SECONDS).record(after.as_secs_f64());
+}
+
+pub(crate) fn refused(reason: &'static str) {
+    counter!(REFUSALS, "reason" => reason).increment(1);
+}
+
+pub(crate) fn upstream_failed(reason: &'static str) {
+    counter!(FAILURES, "reason" => reason).increment(1);
+}
+
+pub(crate) fn cancelled(kind: Kind, stage: Stage) {
+    counter!(CANCELLED, "kind" => kind.as_str(), "stage" => stage.as_str()).increment(1);
+}
+
+pub(crate) fn untrusted_headers(count: u32) {
+    if count > 0 {
+        counter!(UNTRUSTED).increment(u64::from(count));
+    }
+}

@@ -1,0 +1,97 @@
+//! What operators see.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use crate::gate::Gate;
+use crate::limits::{TRUSTED, USERS, open};
+use crate::origin::Streams;
+use crate::wire::Client;
+
+#[tokio::test]
+async fn the_metrics_pass_promtool() {
+    let origin = Streams::start().await;
+    let gate = Gate::start_with(&origin.url(), &TRUSTED, &USERS);
+    let stream = open(&gate, "/", &["X-User-ID: ada"]).await.unwrap();
+    Client::ask(gate.addr, "GET", "/", &["Connection: Upgrade", "Upgrade: websocket"], "").await;
+    drop(stream);
+    gate.empty().await;
+    let text = gate.metrics().await;
+    let mut promtool = Command::new("promtool")
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("promtool is installed (Debian: prometheus)");
+    promtool.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    let output = promtool.wait_with_output().unwrap();
+    let complaints = String::from_utf8_lossy(&output.stderr) + String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && complaints.is_empty(), "{complaints}\n{text}");
+    for name in [
+        "forebay_gate_requests_total",
+        "forebay_gate_refusals_total",
+        "forebay_gate_upstream_head_seconds_bucket",
+        "forebay_gate_upstream_connections",
+        "forebay_http_connections",
+        "forebay_http_events_total",
+        "forebay_admission_active_streams",
+        "forebay_admission_rejected_total",
+        "forebay_quota_mode",
+        "forebay_build_info",
+        "process_open_fds",
+    ] {
+        assert!(text.lines().any(|line| line.starts_with(name)), "no {name} in\n{text}");
+    }
+    let family = |line: &str| line.split([' ', '{']).next().unwrap().to_owned();
+    for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        let name = family(line);
+        let base =
+            ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(&name);
+        let help = |name: &str| text.contains(&format!("# HELP {name} "));
+        assert!(help(&name) || help(base), "{name} has no help");
+    }
+}
+
+#[tokio::test]
+async fn the_status_tells_everything() {
+    let origin = Streams::start().await;
+    let args = ["--stream-route", "GET /stream", "--total", "7"];
+    let gate = Gate::start(&origin.url(), &args);
+    let _stream = open(&gate, "/stream", &["X-Thread-ID: thread-1"]).await.unwrap();
+    let status = gate.status().await;
+    assert_eq!(status["command"], "gate");
+    assert_eq!(status["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(status["gate"]["upstream"], origin.url());
+    assert_eq!(status["gate"]["stream_routes"][0], "GET /stream");
+    assert_eq!(status["gate"]["streams"], 1);
+    assert_eq!(status["gate"]["upstream_connections"]["open"], 1);
+    assert_eq!(status["statistics"]["max_connections"], 7);
+    assert_eq!(status["statistics"]["redis_enabled"], false);
+    assert_eq!(status["admission"]["streams"][0]["thread_id"], "thread-1");
+    assert_eq!(status["admission"]["quota"]["mode"], "normal");
+    assert_eq!(status["http"]["lean_streams"], 1);
+}
+
+#[tokio::test]
+async fn the_admin_address_answers_only_to_this_machine_s_names() {
+    let origin = Streams::start().await;
+    let gate = Gate::start(&origin.url(), &[]);
+    let mut client = Client::connect(gate.admin).await;
+    client.send("GET /v1/status HTTP/1.1\r\nHost: rebound.example\r\n\r\n").await;
+    assert_eq!(client.answer().await.head.status, 403);
+}
+
+#[tokio::test]
+async fn unknown_paths_and_methods_are_refused() {
+    let origin = Streams::start().await;
+    let gate = Gate::start(&origin.url(), &[]);
+    assert_eq!(gate.admin("/nothing").await.head.status, 404);
+    let posted = Client::ask(gate.admin, "POST", "/v1/status", &[], "").await;
+    assert_eq!((posted.head.status, posted.head.header("allow")), (405, Some("GET, HEAD")));
+    assert_eq!(
+        Client::ask(gate.addr, "GET", "/healthz", &[], "").await.head.status,
+        200,
+        "the app's own path"
+    );
+}

@@ -1,0 +1,272 @@
+//! Bodies pass as they come, both ways; whoever leaves is noticed at once.
+
+use std::time::Duration;
+
+use crate::gate::Gate;
+use crate::origin::Origin;
+use crate::wire::{Client, until, within};
+
+const EVENTS: &str =
+    "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n";
+
+/// A gate whose route `/stream` takes permits, and what stands behind it.
+async fn pair(settings: &[(&str, &str)]) -> (Origin, Gate) {
+    let origin = Origin::start().await;
+    let args = ["--stream-route", "* /stream", "--total", "5"];
+    let gate = Gate::start_with(&origin.url(), &args, settings);
+    (origin, gate)
+}
+
+#[tokio::test]
+async fn each_event_arrives_before_the_next_is_sent() {
+    let (origin, gate) = pair(&[]).await;
+    for path in ["/stream", "/plain"] {
+        let mut client = Client::get(gate.addr, path, &[]).await;
+        let mut upstream = origin.accept().await;
+        upstream.head().await;
+        upstream.send(EVENTS).await;
+        assert_eq!(client.head().await.status, 200, "the head comes before any event");
+        for number in 0..20 {
+            let event = format!("data: {number}\n\n");
+            upstream.send(format!("{:x}\r\n{event}\r\n", event.len())).await;
+            assert_eq!(client.event().await, event);
+        }
+        upstream.send("0\r\n\r\n").await;
+        assert_eq!(client.chunk().await, Some(Vec::new()), "a clean end");
+    }
+    assert_eq!(
+        gate.status().await["http"]["lean_begun"],
+        1,
+        "the stream's route runs lean, the other doesn't"
+    );
+    gate.empty().await;
+}
+
+#[tokio::test]
+async fn a_request_s_body_streams_up_while_the_response_streams_down() {
+    let (origin, gate) = pair(&[]).await;
+    for path in ["/stream", "/plain"] {
+        let mut client = Client::connect(gate.addr).await;
+        client.send(format!("POST {path} HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")).await;
+        let mut upstream = origin.accept().await;
+        assert!(upstream.head().await.is_chunked());
+        upstream.send(EVENTS).await;
+        client.head().await;
+        for word in ["one", "two", "three"] {
+            client.send(format!("{:x}\r\n{word}\r\n", word.len())).await;
+            assert_eq!(upstream.event().await, word);
+            upstream.send(format!("{:x}\r\n{word}!\r\n", word.len() + 1)).await;
+            assert_eq!(client.event().await, format!("{word}!"));
+        }
+        client.send("0\r\n\r\n").await;
+        assert_eq!(upstream.chunk().await, Some(Vec::new()));
+        upstream.send("0\r\n\r\n").await;
+        assert_eq!(client.chunk().await, Some(Vec::new()));
+    }
+    gate.empty().await;
+}
+
+#[tokio::test]
+async fn many_megabytes_pass_unchanged() {
+    const LENGTH: usize = 24 << 20;
+    let (origin, gate) = pair(&[]).await;
+    let body: Vec<u8> = (0..LENGTH).map(|at| (at * 31 % 251) as u8).collect();
+    let mut client = Client::connect(gate.addr).await;
+    let echo = tokio::spawn(async move {
+        let mut upstream = origin.accept().await;
+        assert_eq!(upstream.head().await.header("content-length"), Some(LENGTH.to_string().as_str()));
+        let body = upstream.take(LENGTH).await;
+        upstream.send(format!("HTTP/1.1 200 OK\r\nContent-Length: {LENGTH}\r\n\r\n")).await;
+        upstream.send(body).await;
+    });
+    client.send(format!("POST /plain HTTP/1.1\r\nHost: a\r\nContent-Length: {LENGTH}\r\n\r\n")).await;
+    client.send(&body).await;
+    let answer = client.answer().await;
+    assert!(answer.body == body, "{} of {LENGTH} bytes", answer.body.len());
+    echo.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_while_it_waits_cancels_the_request() {
+    let (origin, gate) = pair(&[]).await;
+    for path in ["/stream", "/plain"] {
+        let client = Client::get(gate.addr, path, &[]).await;
+        let mut upstream = origin.accept().await;
+        upstream.head().await;
+        drop(client);
+        assert_eq!(upstream.rest().await, b"", "the upstream sees the end");
+    }
+    gate.empty().await;
+    assert_eq!(gate.metric("forebay_gate_cancelled_total", &["stage=\"head\""]).await, 2.0);
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_in_the_midst_of_a_stream_cancels_it() {
+    let (origin, gate) = pair(&[]).await;
+    for path in ["/stream", "/plain"] {
+        let mut client = Client::get(gate.addr, path, &[]).await;
+        let mut upstream = origin.accept().await;
+        upstream.head().await;
+        upstream.send(format!("{EVENTS}3\r\nabc\r\n")).await;
+        client.head().await;
+        assert_eq!(client.event().await, "abc");
+        drop(client);
+        assert_eq!(upstream.rest().await, b"", "the upstream is silent, and still the end reaches it");
+    }
+    gate.empty().await;
+    assert_eq!(gate.metric("forebay_gate_cancelled_total", &["stage=\"body\""]).await, 2.0);
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_in_the_midst_of_its_request_cancels_it() {
+    let (origin, gate) = pair(&[]).await;
+    let mut client = Client::connect(gate.addr).await;
+    client.send("POST /stream HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n123").await;
+    let mut upstream = origin.accept().await;
+    upstream.head().await;
+    assert_eq!(upstream.take(3).await, b"123");
+    drop(client);
+    assert_eq!(upstream.rest().await, b"");
+    gate.empty().await;
+}
+
+#[tokio::test]
+async fn an_upstream_that_breaks_off_breaks_the_client_s_stream() {
+    let (origin, gate) = pair(&[]).await;
+    for path in ["/stream", "/plain"] {
+        let mut client = Client::get(gate.addr, path, &[]).await;
+        let mut upstream = origin.accept().await;
+        upstream.head().await;
+        upstream.send(format!("{EVENTS}3\r\nabc\r\n")).await;
+        client.head().await;
+        assert_eq!(client.event().await, "abc");
+        drop(upstream);
+        assert_eq!(client.chunk().await, None, "no last chunk: the client knows that something is missing");
+    }
+    gate.empty().await;
+    assert_eq!(gate.metric("forebay_gate_upstream_failures_total", &["upstream_broke_off"]).await, 2.0);
+}
+
+#[tokio::test]
+async fn a_body_shorter_than_promised_is_no_clean_end() {
+    let (origin, gate) = pair(&[]).await;
+    let mut client = Client::get(gate.addr, "/plain", &[]).await;
+    let mut upstream = origin.accept().await;
+    upstream.head().await;
+    upstream.send("HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc").await;
+    drop(upstream);
+    assert_eq!(client.head().await.header("content-length"), Some("10"));
+    assert_eq!(client.rest().await, b"abc", "and then the connection ends");
+}
+
+#[tokio::test]
+async fn a_client_that_stops_in_its_body_gets_408() {
+    let (origin, gate) = pair(&[("FOREBAY_GATE_REQUEST_IDLE_TIMEOUT_MS", "300")]).await;
+    let mut client = Client::connect(gate.addr).await;
+    client.send("POST /stream HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n123").await;
+    let mut upstream = origin.accept().await;
+    upstream.head().await;
+    let answer = client.answer().await;
+    assert_eq!((answer.head.status, &answer.json()["error"]), (408, &"request_stalled".into()));
+    assert_eq!(answer.head.header("connection"), Some("close"));
+    upstream.rest().await;
+    gate.empty().await;
+}
+
+#[tokio::test]
+async fn an_upstream_that_is_slow_to_read_is_no_fault_of_the_client() {
+    const LENGTH: usize = 24 << 20;
+    let (origin, gate) = pair(&[("FOREBAY_GATE_REQUEST_IDLE_TIMEOUT_MS", "200")]).await;
+    let mut client = Client::connect(gate.addr).await;
+    client.send(format!("POST /plain HTTP/1.1\r\nHost: a\r\nContent-Length: {LENGTH}\r\n\r\n")).await;
+    let mut upstream = origin.accept().await;
+    upstream.head().await;
+    let (_, mut sending) = client.socket.into_split();
+    let sent = tokio::spawn(async move {
+        use tokio::io::AsyncWriteExt;
+        sending.write_all(&vec![7; LENGTH]).await.map(|()| sending)
+    });
+    // Buffers are full by now and the client waits; longer than it itself may be silent.
+    tokio::time::sleep(Duration::from_millis(700)).await;
+    assert_eq!(upstream.take(LENGTH).await.len(), LENGTH);
+    within("sending", sent).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_client_is_told_to_go_on_when_the_upstream_wants_its_body() {
+    let (origin, gate) = pair(&[]).await;
+    let mut client = Client::connect(gate.addr).await;
+    client.send("POST /plain HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n").await;
+    assert_eq!(client.head().await.status, 100);
+    client.send("abc").await;
+    let mut upstream = origin.accept().await;
+    assert_eq!(upstream.head().await.header("expect"), None);
+    assert_eq!(upstream.take(3).await, b"abc");
+    upstream.send("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n").await;
+    assert_eq!(client.head().await.status, 204);
+}
+
+#[tokio::test]
+async fn responses_without_a_body_end_at_once() {
+    let (origin, gate) = pair(&[]).await;
+    let mut client = Client::connect(gate.addr).await;
+    client.request("HEAD", "/stream", &[], "").await;
+    let mut upstream = origin.accept().await;
+    upstream.head().await;
+    upstream.send("HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n").await;
+    assert_eq!(client.head().await.header("content-length"), Some("1000"));
+    for (status, rest) in [("204 No Content", ""), ("304 Not Modified", "ETag: x\r\n")] {
+        client.request("GET", "/plain", &[], "").await;
+        upstream.head().await; // the same connection
+        upstream.send(format!("HTTP/1.1 {status}\r\n{rest}\r\n")).await;
+        assert!(status.starts_with(&client.head().await.status.to_string()));
+    }
+    gate.empty().await;
+    assert_eq!(gate.status().await["gate"]["upstream_connections"]["dials"], 1);
+}
+
+#[tokio::test]
+async fn over_http_2_requests_stream_and_are_cancelled_one_by_one() {
+    use bytes::Bytes;
+    use http_body_util::{BodyExt, Empty};
+    use hyper_util::rt::{TokioExecutor, TokioIo};
+
+    let (origin, gate) = pair(&[]).await;
+    let socket = tokio::net::TcpStream::connect(gate.addr).await.unwrap();
+    let builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
+    let (mut sender, driver) = builder.handshake::<_, Empty<Bytes>>(TokioIo::new(socket)).await.unwrap();
+    let driver = tokio::spawn(driver);
+
+    let mut streams = Vec::new();
+    for number in 0..3 {
+        let uri = format!("http://example.org/stream?{number}");
+        let request = http::Request::get(uri).header("cookie", "a=1").header("cookie", "b=2");
+        let response = tokio::spawn(sender.send_request(request.body(Empty::new()).unwrap()));
+        let mut upstream = origin.accept().await;
+        let seen = upstream.head().await;
+        assert!(seen.text.starts_with(&format!("GET /stream?{number} HTTP/1.1\r\n")), "{}", seen.text);
+        assert_eq!((seen.header("host"), seen.header("via")), (Some("example.org"), Some("2.0 forebay")));
+        assert_eq!(seen.header("cookie"), Some("a=1; b=2"));
+        upstream.send(EVENTS).await;
+        let response = within("the head", response).await.unwrap().unwrap();
+        assert_eq!(response.status(), 200);
+        streams.push((response.into_body(), upstream));
+    }
+    for (body, upstream) in &mut streams {
+        upstream.send("3\r\nabc\r\n").await;
+        let frame = within("an event", body.frame()).await.unwrap().unwrap();
+        assert_eq!(frame.into_data().unwrap(), "abc");
+    }
+    // One leaves, the others go on.
+    let (body, mut gone) = streams.remove(1);
+    drop(body);
+    assert_eq!(gone.rest().await, b"");
+    until("two are left", async || gate.status().await["gate"]["streams"] == 2).await;
+    for (mut body, mut upstream) in streams {
+        upstream.send("0\r\n\r\n").await;
+        assert!(within("the end", body.frame()).await.is_none());
+    }
+    drop(sender);
+    within("the connection's end", driver).await.unwrap().ok();
+    gate.empty().await;
+}

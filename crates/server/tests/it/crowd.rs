@@ -1,0 +1,69 @@
+//! Five thousand streams through one gate, which holds two descriptors for each.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::task::JoinSet;
+
+use crate::gate::Gate;
+use crate::limits::{TRUSTED, USERS, open};
+use crate::origin::Streams;
+use crate::wire::{Client, until};
+
+const STREAMS: usize = 5_000;
+const PER_USER: usize = 3;
+/// That dial at once; more would only queue in the kernel.
+const AT_ONCE: usize = 64;
+
+fn user_of(number: usize) -> String {
+    format!("X-User-ID: user-{}", number / PER_USER)
+}
+
+#[tokio::test]
+async fn five_thousand_streams_are_served_and_leave_nothing_behind() {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }).unwrap();
+    let origin = Streams::start().await;
+    let total = STREAMS.to_string();
+    let gate = Gate::start_with(&origin.url(), &[&TRUSTED[..], &["--total", &total]].concat(), &USERS);
+    let before_kib = gate.resident_kib();
+
+    let mut streams: Vec<Client> = Vec::with_capacity(STREAMS);
+    let (mut dialing, mut next) = (JoinSet::new(), 0);
+    while streams.len() < STREAMS {
+        while next < STREAMS && dialing.len() < AT_ONCE {
+            let (addr, user) = (gate.addr, user_of(next));
+            dialing.spawn(async move {
+                let mut client = Client::get(addr, "/", &[&user]).await;
+                assert_eq!(client.head().await.status, 200);
+                assert_eq!(client.event().await, "data: 1\n\n");
+                client
+            });
+            next += 1;
+        }
+        streams.push(dialing.join_next().await.unwrap().unwrap());
+    }
+    let full_kib = gate.resident_kib();
+    let status = gate.status().await;
+    assert_eq!((origin.open(), &status["http"]["lean_streams"]), (STREAMS, &STREAMS.into()));
+    assert_eq!(status["statistics"]["total_connections"], STREAMS);
+    assert_eq!(status["statistics"]["state"], "exhausted");
+
+    let full = open(&gate, "/", &["X-User-ID: newcomer"]).await.unwrap_err();
+    assert_eq!(full.head.status, 503);
+    drop(streams.split_off(STREAMS - 10));
+    until("ten places are free", async || origin.open() == STREAMS - 10).await;
+    let fourth = open(&gate, "/", &[&user_of(0)]).await.unwrap_err();
+    assert_eq!(fourth.head.status, 429, "there is room, but not for this user");
+    let other = open(&gate, "/", &["X-User-ID: newcomer"]).await.unwrap();
+
+    drop((streams, other));
+    gate.empty().await;
+    until("the upstream is empty", async || origin.open() == 0).await;
+    until("all connections are gone", async || gate.status().await["http"]["lean_streams"] == 0).await;
+    let after_kib = gate.resident_kib();
+    let each = (full_kib - before_kib) as f64 / STREAMS as f64;
+    eprintln!(
+        "{STREAMS} streams through the gate: {before_kib} KiB before, {full_kib} KiB with all open ({each:.1} KiB \
+         each), {after_kib} KiB after"
+    );
+    assert!(after_kib < before_kib + (full_kib - before_kib) / 2, "most of it comes back");
+}

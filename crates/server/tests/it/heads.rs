@@ -1,0 +1,181 @@
+//! What passes of a request's head, and of a response's.
+
+use crate::gate::Gate;
+use crate::origin::Origin;
+use crate::wire::{Client, Head};
+
+/// One request through a gate: what the upstream saw, what the client got for `answer`.
+async fn exchange(args: &[&str], request: &str, answer: &str) -> (Head, Head) {
+    let origin = Origin::start().await;
+    let gate = Gate::start(&origin.url(), args);
+    let mut client = Client::connect(gate.addr).await;
+    client.send(request).await;
+    let mut upstream = origin.accept().await;
+    let seen = upstream.head().await;
+    upstream.send(answer).await;
+    (seen, client.head().await)
+}
+
+const EMPTY: &str = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
+
+#[tokio::test]
+async fn path_and_query_pass_byte_for_byte() {
+    for target in ["/a%2Fb/../c;x=1//d/?q=%20&r=[1]&s=\"%\"", "/?", "/a?b?c=%zz", "/'()*+,!$&|{}^`"] {
+        let request = format!("GET {target} HTTP/1.1\r\nHost: a\r\n\r\n");
+        let (seen, _) = exchange(&[], &request, EMPTY).await;
+        assert!(seen.text.starts_with(&format!("GET {target} HTTP/1.1\r\n")), "{}", seen.text);
+    }
+}
+
+#[tokio::test]
+async fn the_host_is_the_client_s_unless_told_otherwise() {
+    let request = "GET / HTTP/1.1\r\nHost: shop.example:81\r\n\r\n";
+    let (seen, _) = exchange(&[], request, EMPTY).await;
+    assert_eq!(seen.header("host"), Some("shop.example:81"));
+
+    let origin = Origin::start().await;
+    let gate = Gate::start_with(&origin.url(), &[], &[("FOREBAY_GATE_HOST", "upstream")]);
+    let mut client = Client::connect(gate.addr).await;
+    client.send(request).await;
+    let seen = origin.accept().await.head().await;
+    assert_eq!(seen.header("host"), Some(origin.addr().to_string().as_str()));
+    assert_eq!(seen.header("x-forwarded-host"), Some("shop.example:81"));
+}
+
+#[tokio::test]
+async fn an_absolute_target_is_served_like_any_other_and_its_host_counts() {
+    let request = "GET http://real.example/x?y HTTP/1.1\r\nHost: other.example\r\n\r\n";
+    let (seen, head) = exchange(&[], request, EMPTY).await;
+    assert!(seen.text.starts_with("GET /x?y HTTP/1.1\r\n"), "{}", seen.text);
+    assert_eq!(seen.header("host"), Some("real.example"));
+    assert_eq!(head.status, 200);
+}
+
+#[tokio::test]
+async fn an_asterisk_target_passes() {
+    let (seen, _) = exchange(&[], "OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n", EMPTY).await;
+    assert!(seen.text.starts_with("OPTIONS * HTTP/1.1\r\n"), "{}", seen.text);
+}
+
+#[tokio::test]
+async fn what_belongs_to_one_connection_stays_there_both_ways() {
+    let request = "GET / HTTP/1.1\r\nHost: a\r\nConnection: keep-alive, X-Mine\r\nX-Mine: 1\r\nKeep-Alive: 5\r\n\
+                   TE: trailers\r\nProxy-Authorization: x\r\nUpgrade: h2c\r\nX-Thread-ID: t-7\r\nAccept: a/b\r\n\r\n";
+    let answer = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: X-Theirs, close\r\nX-Theirs: 1\r\n\
+                  Keep-Alive: timeout=5\r\nProxy-Authenticate: Basic\r\nX-Kept: yes\r\nSet-Cookie: a=1\r\n\
+                  Set-Cookie: b=2\r\n\r\n";
+    let (seen, head) = exchange(&[], request, answer).await;
+    for gone in ["connection", "x-mine", "keep-alive", "te", "proxy-authorization", "upgrade"] {
+        assert_eq!(seen.header(gone), None, "{gone} in {}", seen.text);
+    }
+    assert_eq!(seen.header("accept"), Some("a/b"));
+    assert_eq!(seen.header("x-thread-id"), Some("t-7"));
+    assert_eq!(seen.header("via"), Some("1.1 forebay"));
+    for gone in ["x-theirs", "keep-alive", "proxy-authenticate"] {
+        assert_eq!(head.header(gone), None, "{gone} in {}", head.text);
+    }
+    assert_eq!(head.header("x-kept"), Some("yes"));
+    assert_eq!(head.header("x-thread-id"), Some("t-7"));
+    assert_eq!(head.header("via"), Some("1.1 forebay"));
+    assert_eq!(head.headers.iter().filter(|(name, _)| name == "set-cookie").count(), 2);
+}
+
+#[tokio::test]
+async fn only_a_trusted_proxy_says_whom_it_speaks_for() {
+    let request = "GET / HTTP/1.1\r\nHost: a\r\nX-Forwarded-For: 203.0.113.9\r\nX-Forwarded-Proto: https\r\n\
+                   X-User-ID: ada\r\nX_User_ID: eve\r\nForwarded: for=198.51.100.6\r\n\r\n";
+    let (seen, _) = exchange(&[], request, EMPTY).await;
+    assert_eq!(seen.header("x-forwarded-for"), Some("127.0.0.1"));
+    assert_eq!(seen.header("x-forwarded-proto"), Some("http"));
+    assert!(!seen.text.contains("ada") && !seen.text.contains("eve") && !seen.text.contains("198.51"));
+
+    let (seen, _) = exchange(&["--trusted-proxy", "127.0.0.0/8"], request, EMPTY).await;
+    assert_eq!(seen.header("x-forwarded-for"), Some("203.0.113.9, 127.0.0.1"));
+    assert_eq!(seen.header("x-forwarded-proto"), Some("https"));
+    assert_eq!(seen.header("x-user-id"), Some("ada"));
+    assert!(!seen.text.contains("eve") && !seen.text.contains("198.51"), "{}", seen.text);
+}
+
+#[tokio::test]
+async fn the_verified_user_is_told_in_the_configured_header() {
+    let origin = Origin::start().await;
+    let settings = [
+        ("FOREBAY_GATE_FORWARD_USER_HEADER", "X-Verified-User"),
+        ("FOREBAY_IDENTITY_USER_HEADER", "X-User-ID"),
+        ("FOREBAY_GATE_STREAM_ROUTES", "GET /stream"),
+    ];
+    let gate = Gate::start_with(&origin.url(), &["--trusted-proxy", "127.0.0.1"], &settings);
+    for path in ["/stream", "/plain"] {
+        let lines = ["X-User-ID: ada", "X-Verified-User: eve", "X_Verified_User: eve"];
+        let _client = Client::get(gate.addr, path, &lines).await;
+        let seen = origin.accept().await.head().await;
+        assert_eq!(seen.header("x-verified-user"), Some("ada"), "{}", seen.text);
+        assert!(!seen.text.contains("eve"), "{}", seen.text);
+    }
+    let _client = Client::get(gate.addr, "/plain", &["X-Verified-User: eve"]).await;
+    let seen = origin.accept().await.head().await;
+    assert_eq!(seen.header("x-verified-user"), None, "nobody was verified");
+}
+
+#[tokio::test]
+async fn the_peer_alone_counts_where_nobody_is_trusted() {
+    let origin = Origin::start().await;
+    let gate = Gate::start(&origin.url(), &[]);
+    let _client = Client::get(gate.addr, "/", &["X-Forwarded-For: 1.2.3.4", "X-User-ID: admin"]).await;
+    origin.accept().await.head().await;
+    assert!(gate.metric("forebay_gate_untrusted_headers_total", &[]).await >= 1.0);
+}
+
+#[tokio::test]
+async fn websocket_and_connect_are_refused_in_words() {
+    let origin = Origin::start().await;
+    let gate = Gate::start(&origin.url(), &[]);
+    let upgrade = ["Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13"];
+    let answer = Client::ask(gate.addr, "GET", "/chat", &upgrade, "").await;
+    assert_eq!(answer.head.status, 501);
+    assert_eq!(answer.head.header("content-type"), Some("application/problem+json"));
+    assert_eq!(answer.json()["error"], "upgrade_refused");
+
+    let mut client = Client::connect(gate.addr).await;
+    client.send("CONNECT example.org:443 HTTP/1.1\r\nHost: example.org:443\r\n\r\n").await;
+    let answer = client.answer().await;
+    assert_eq!((answer.head.status, &answer.json()["error"]), (501, &"connect_refused".into()));
+    assert!(origin.is_quiet(), "the upstream heard nothing of it");
+    gate.empty().await;
+}
+
+#[tokio::test]
+async fn a_request_without_a_host_or_with_two_is_refused() {
+    let origin = Origin::start().await;
+    let gate = Gate::start(&origin.url(), &[]);
+    for request in [
+        "GET / HTTP/1.1\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: a@b\r\n\r\n",
+    ] {
+        let mut client = Client::connect(gate.addr).await;
+        client.send(request).await;
+        let answer = client.answer().await;
+        assert_eq!((answer.head.status, &answer.json()["error"]), (400, &"bad_host".into()), "{request}");
+    }
+    assert!(origin.is_quiet());
+    assert_eq!(gate.metric("forebay_gate_refusals_total", &["bad_host"]).await, 3.0);
+}
+
+#[tokio::test]
+async fn http_1_0_is_served() {
+    let request = "GET /old HTTP/1.0\r\n\r\n";
+    let origin = Origin::start().await;
+    let gate = Gate::start(&origin.url(), &[]);
+    let mut client = Client::connect(gate.addr).await;
+    client.send(request).await;
+    let mut upstream = origin.accept().await;
+    let seen = upstream.head().await;
+    assert!(seen.text.starts_with("GET /old HTTP/1.1\r\n"), "{}", seen.text);
+    assert_eq!(seen.header("host"), Some(origin.addr().to_string().as_str()));
+    assert_eq!(seen.header("via"), Some("1.0 forebay"));
+    upstream.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n").await;
+    let head = client.head().await;
+    assert!(!head.is_chunked(), "{}", head.text);
+    assert_eq!(client.rest().await, b"abc");
+}

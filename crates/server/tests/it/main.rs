@@ -1,0 +1,20 @@
+//! The program, as a process of its own, before real services.
+
+#![allow(clippy::unwrap_used, reason = "a test's unwrap is its assertion, in a helper too")]
+
+mod admin;
+mod bodies;
+mod browser;
+mod crowd;
+mod drain;
+mod fastapi;
+mod gate;
+mod heads;
+mod hostile;
+mod limits;
+mod origin;
+mod python;
+mod redis;
+mod startup;
+mod upstream;
+mod wire;

@@ -1,0 +1,97 @@
+//! The request's body.
+//!
+//! Invariant: `is_read` says so only after the service has seen the last byte.
+//! It decides whether the socket may be taken from hyper: between an unread body and the response there is no telling where
+//! the client's next bytes belong.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+
+use crate::meter::Meter;
+
+/// A request's body as the service gets it: hyper's, and a note of whether it has been read to its end.
+///
+/// A live stream takes the lean path only then, so a service that answers a POST reads its body first.
+#[derive(Debug)]
+pub struct Incoming {
+    body: hyper::body::Incoming,
+    /// None: there is no body, or it has been read.
+    unread: Option<Unread>,
+}
+
+#[derive(Debug)]
+struct Unread {
+    done: Arc<AtomicBool>,
+    meter: Arc<Meter>,
+    waits: bool,
+}
+
+/// Whether a request's body has been read.
+#[derive(Debug)]
+pub(crate) struct IsRead(Option<Arc<AtomicBool>>);
+
+impl Incoming {
+    pub(crate) fn new(body: hyper::body::Incoming, meter: &Arc<Meter>) -> (Incoming, IsRead) {
+        if body.is_end_stream() {
+            return (Incoming { body, unread: None }, IsRead(None));
+        }
+        let done = Arc::new(AtomicBool::new(false));
+        let unread = Unread { done: Arc::clone(&done), meter: Arc::clone(meter), waits: false };
+        (Incoming { body, unread: Some(unread) }, IsRead(Some(done)))
+    }
+}
+
+impl IsRead {
+    pub(crate) fn get(&self) -> bool {
+        self.0.as_ref().is_none_or(|done| done.load(Ordering::Acquire))
+    }
+}
+
+impl Unread {
+    fn wait(&mut self, waits: bool) {
+        if self.waits || waits {
+            self.meter.await_body(waits);
+        }
+        self.waits = waits;
+    }
+}
+
+impl Body for Incoming {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        let ended = self.body.is_end_stream() || matches!(polled, Poll::Ready(None));
+        if let Some(unread) = &mut self.unread {
+            unread.wait(polled.is_pending());
+            if ended {
+                unread.done.store(true, Ordering::Release);
+                self.unread = None;
+            }
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for Unread {
+    fn drop(&mut self) {
+        self.wait(false);
+    }
+}

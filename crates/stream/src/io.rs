@@ -1,0 +1,155 @@
+//! The socket, as hyper sees it.
+//!
+//! Invariant: what was read before hyper came is read again first; a client that takes nothing for `write_timeout` is an
+//! error; `Meter::unflushed` is true whenever hyper may hold bytes that the socket has not taken.
+//! Kept by, for the last: hyper's flush writes until its buffer is empty, and only then flushes the socket.
+
+use std::io::{self, IoSlice};
+use std::net::Shutdown;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use hyper::rt::{Read, ReadBufCursor, Write};
+use socket2::SockRef;
+use tokio::io::ReadBuf;
+use tokio::net::TcpStream;
+
+use crate::meter::Meter;
+use crate::preface::PREFACE;
+use crate::stall::Stall;
+
+#[derive(Debug)]
+pub(crate) struct Io {
+    /// Shared with those who watch whether the client leaves; see `handover.rs`.
+    stream: Arc<TcpStream>,
+    first: First,
+    meter: Arc<Meter>,
+    stall: Stall,
+    write_timeout: Duration,
+}
+
+/// The first bytes of a connection, which tell its protocol.
+#[derive(Debug, Default)]
+pub(crate) struct First {
+    bytes: [u8; PREFACE.len()],
+    len: u8,
+    read: u8,
+}
+
+impl First {
+    pub(crate) fn unread(&self) -> &[u8] {
+        &self.bytes[usize::from(self.read)..usize::from(self.len)]
+    }
+
+    /// Takes what the socket has, if it has any and there is room; `Ok(0)` at its end.
+    pub(crate) fn fill(&mut self, stream: &TcpStream) -> io::Result<usize> {
+        let count = stream.try_read(&mut self.bytes[usize::from(self.len)..])?;
+        self.len += u8::try_from(count).expect("there is room for 24");
+        Ok(count)
+    }
+}
+
+impl Io {
+    pub(crate) fn new(stream: TcpStream, first: First, meter: Arc<Meter>, write_timeout: Duration) -> Io {
+        Io { stream: Arc::new(stream), first, meter, stall: Stall::default(), write_timeout }
+    }
+
+    pub(crate) fn stream(&self) -> &Arc<TcpStream> {
+        &self.stream
+    }
+
+    pub(crate) fn into_stream(self) -> Arc<TcpStream> {
+        self.stream
+    }
+
+    fn poll_write_with(
+        &mut self,
+        cx: &mut Context<'_>,
+        write: impl Fn(&TcpStream) -> io::Result<usize>,
+    ) -> Poll<io::Result<usize>> {
+        self.meter.unflushed.set(true);
+        loop {
+            match self.stream.poll_write_ready(cx) {
+                Poll::Ready(ready) => ready?,
+                Poll::Pending => {
+                    ready!(self.stall.poll(cx, self.write_timeout));
+                    return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+                }
+            }
+            match write(&self.stream) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+                Err(error) => return Poll::Ready(Err(error)),
+                Ok(count) => {
+                    self.stall.progress();
+                    return Poll::Ready(Ok(count));
+                }
+            }
+        }
+    }
+}
+
+impl Read for Io {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        mut buf: ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        let first = self.first.unread();
+        if !first.is_empty() {
+            let count = first.len().min(buf.remaining());
+            buf.put_slice(&first[..count]);
+            self.first.read += u8::try_from(count).expect("there are at most 24");
+            self.meter.hear();
+            return Poll::Ready(Ok(()));
+        }
+        loop {
+            ready!(self.stream.poll_read_ready(cx))?;
+            // SAFETY: nothing is uninitialised; `ReadBuf` only writes bytes.
+            let mut room = ReadBuf::uninit(unsafe { buf.as_mut() });
+            match self.stream.try_read_buf(&mut room) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+                Err(error) => return Poll::Ready(Err(error)),
+                Ok(0) => return Poll::Ready(Ok(())),
+                Ok(count) => {
+                    // SAFETY: the socket has just written so many bytes there.
+                    unsafe { buf.advance(count) };
+                    self.meter.hear();
+                    return Poll::Ready(Ok(()));
+                }
+            }
+        }
+    }
+}
+
+impl Write for Io {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write_with(cx, |stream| stream.try_write(bytes))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.poll_write_with(cx, |stream| stream.try_write_vectored(slices))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.meter.unflushed.set(false);
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match SockRef::from(&*self.stream).shutdown(Shutdown::Write) {
+            // The client was first.
+            Err(error) if error.kind() == io::ErrorKind::NotConnected => Poll::Ready(Ok(())),
+            done => Poll::Ready(done),
+        }
+    }
+}

@@ -1,0 +1,338 @@
+//! One live stream, once it has left hyper: a socket, a body and little else.
+//!
+//! Invariant: the client gets the head, whole chunks in order, and the last chunk only if the body came to its own end.
+//! The body is dropped as soon as it has ended or the client has left, whatever else is still to be done.
+//! Kept by: one state, and one place that ends it. A panic in the body drops the stream, and with it the socket, without
+//! the last chunk.
+//! Bounds: 64 KiB are taken from the body beyond what the socket takes, and a chunk more; a client that takes nothing for
+//! `write_timeout` is closed, as is one that sends more than `max_discarded_bytes`.
+//! Memory: no buffer and no timer while nothing is blocked. `connection.rs` has a test of the size.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::net::Shutdown;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body::Body;
+use pin_project_lite::pin_project;
+use socket2::SockRef;
+use tokio::net::TcpStream;
+
+use crate::chunk::{Batch, SLICES, advance};
+use crate::config::ServeConfig;
+use crate::error::BoxError;
+use crate::stall::Stall;
+use crate::stats::{Counters, Stats};
+
+/// Writes in one turn, before others in the runtime get theirs.
+const WRITES: usize = 8;
+/// How long a client that was sent everything may take to close its side.
+const LINGER: Duration = Duration::from_secs(1);
+
+thread_local! {
+    /// One for each thread, not for each stream. Taken out while it is used, since a body may do anything.
+    static BATCH: Cell<Option<Box<Batch>>> = const { Cell::new(None) };
+}
+
+pin_project! {
+    /// A stream's whole future.
+    pub(crate) struct Lean<B> {
+        #[pin]
+        body: Option<B>,
+        socket: Socket,
+    }
+}
+
+/// What was taken from hyper.
+pub(crate) struct Taken<B> {
+    pub(crate) stream: TcpStream,
+    pub(crate) head: Bytes,
+    pub(crate) body: B,
+    /// Bytes that the client sent after its request.
+    pub(crate) discarded: usize,
+}
+
+struct Socket {
+    stream: TcpStream,
+    /// Whole chunks, or the end of one, that the socket didn't take.
+    unsent: VecDeque<Bytes>,
+    stall: Stall,
+    discarded: usize,
+    state: State,
+    config: Arc<ServeConfig>,
+    stats: Stats,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// The head is in `unsent`, to be written with the first chunks.
+    Starting,
+    Streaming,
+    /// The body is gone. What is unsent is written, then this happens.
+    Ending(End),
+    /// Everything is written; the client closes next, or the time is up.
+    Lingering,
+    Ended,
+}
+
+/// How a stream ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// The body came to its end.
+    Complete,
+    /// The body ended with an error.
+    Broken,
+    /// The client closed or reset the connection.
+    Left,
+    /// The client took nothing for too long.
+    Slow,
+    /// The client sent too much.
+    Chatty,
+    /// Aborted at the end of a drain, or a panic in the body.
+    Cut,
+}
+
+impl<B> Lean<B> {
+    pub(crate) fn new(taken: Taken<B>, config: Arc<ServeConfig>, stats: Stats) -> Lean<B> {
+        let Taken { stream, head, body, discarded } = taken;
+        stats.counters().lean_total.up();
+        stats.counters().lean_streams.up();
+        let (unsent, stall, state) = (VecDeque::from([head]), Stall::default(), State::Starting);
+        let socket = Socket { stream, unsent, stall, discarded, state, config, stats };
+        Lean { body: Some(body), socket }
+    }
+}
+
+impl<B> Future for Lean<B>
+where
+    B: Body<Data = Bytes>,
+    B::Error: Into<BoxError>,
+{
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let mut this = self.project();
+        let end = ready!(run(this.body.as_mut(), this.socket, cx));
+        this.body.set(None);
+        this.socket.end(end);
+        Poll::Ready(())
+    }
+}
+
+fn run<B>(mut body: Pin<&mut Option<B>>, socket: &mut Socket, cx: &mut Context<'_>) -> Poll<End>
+where
+    B: Body<Data = Bytes>,
+    B::Error: Into<BoxError>,
+{
+    for _ in 0..WRITES {
+        if let Poll::Ready(end) = socket.poll_client(cx) {
+            return Poll::Ready(end);
+        }
+        match socket.state {
+            State::Starting | State::Streaming => {
+                if socket.state == State::Streaming
+                    && let Err(end) = ready!(socket.poll_unsent(cx))
+                {
+                    return Poll::Ready(end);
+                }
+                let mut batch = BATCH.take().unwrap_or_default();
+                let more = gather(body.as_mut(), socket, &mut batch, cx);
+                let written = socket.write(&mut batch);
+                BATCH.set(Some(batch));
+                if let Err(end) = written {
+                    return Poll::Ready(end);
+                }
+                if more.is_pending() && socket.unsent.is_empty() {
+                    return Poll::Pending;
+                }
+            }
+            State::Ending(end) => {
+                if let Err(end) = ready!(socket.poll_unsent(cx)) {
+                    return Poll::Ready(end);
+                }
+                if end != End::Complete {
+                    return Poll::Ready(end);
+                }
+                socket.say_goodbye();
+            }
+            State::Lingering => {
+                ready!(socket.stall.poll(cx, LINGER));
+                return Poll::Ready(End::Complete);
+            }
+            State::Ended => unreachable!("a stream is not polled after its end"),
+        }
+    }
+    cx.waker().wake_by_ref();
+    Poll::Pending
+}
+
+/// Takes what the body has into the batch; pending if it has no more for now. At the body's end, the body is dropped.
+fn gather<B>(
+    mut body: Pin<&mut Option<B>>,
+    socket: &mut Socket,
+    batch: &mut Batch,
+    cx: &mut Context<'_>,
+) -> Poll<()>
+where
+    B: Body<Data = Bytes>,
+    B::Error: Into<BoxError>,
+{
+    if socket.state == State::Starting {
+        std::mem::take(&mut socket.unsent).iter().for_each(|head| batch.push_raw(head));
+        socket.state = State::Streaming;
+    }
+    while let Some(streaming) = body.as_mut().as_pin_mut()
+        && !batch.is_full()
+    {
+        let end = match ready!(streaming.poll_frame(cx)) {
+            Some(Ok(frame)) => {
+                // Trailers were not announced, so there is no place for them.
+                frame.into_data().into_iter().for_each(|data| batch.push_chunk(data));
+                continue;
+            }
+            Some(Err(error)) => {
+                tracing::debug!(error = %error.into(), "the body of a stream failed");
+                End::Broken
+            }
+            None => {
+                batch.push_last();
+                End::Complete
+            }
+        };
+        socket.state = State::Ending(end);
+        body.set(None);
+    }
+    Poll::Ready(())
+}
+
+impl Socket {
+    /// Watches for the client's end, and throws away what it says.
+    fn poll_client(&mut self, cx: &mut Context<'_>) -> Poll<End> {
+        while let Poll::Ready(ready) = self.stream.poll_read_ready(cx) {
+            if let Some(end) = ready.map_or(Some(self.left()), |()| self.hear()) {
+                return Poll::Ready(end);
+            }
+        }
+        Poll::Pending
+    }
+
+    #[cold]
+    fn hear(&mut self) -> Option<End> {
+        let mut heard = [0; 1024];
+        match self.stream.try_read(&mut heard) {
+            Ok(0) => Some(self.left()),
+            Ok(count) => {
+                self.discarded += count;
+                (self.discarded > self.config.max_discarded_bytes).then_some(End::Chatty)
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
+            Err(_reset) => Some(self.left()),
+        }
+    }
+
+    /// A client that closes after the last chunk did not leave early.
+    fn left(&self) -> End {
+        if self.state == State::Lingering { End::Complete } else { End::Left }
+    }
+
+    /// Writes a batch to a socket that has nothing unsent before it; what it doesn't take becomes unsent.
+    fn write(&mut self, batch: &mut Batch) -> Result<(), End> {
+        if batch.len() == 0 {
+            return Ok(());
+        }
+        let written = match batch.as_slice() {
+            Some(text) => self.stream.try_write(text),
+            None => {
+                let mut slices = [IoSlice::new(&[]); SLICES];
+                let used = batch.fill(&mut slices);
+                self.stream.try_write_vectored(&slices[..used])
+            }
+        };
+        self.unsent = batch.take_unsent(taken(written)?);
+        Ok(())
+    }
+
+    /// Writes what is unsent; pending while the socket takes no more.
+    fn poll_unsent(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), End>> {
+        while !self.unsent.is_empty() {
+            match self.stream.poll_write_ready(cx) {
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(_gone)) => return Poll::Ready(Err(End::Left)),
+                Poll::Pending => {
+                    ready!(self.stall.poll(cx, self.config.write_timeout));
+                    return Poll::Ready(Err(End::Slow));
+                }
+            }
+            let mut slices = [IoSlice::new(&[]); SLICES];
+            let used = self.unsent.len().min(SLICES);
+            slices.iter_mut().zip(&self.unsent).for_each(|(slice, bytes)| *slice = IoSlice::new(bytes));
+            match taken(self.stream.try_write_vectored(&slices[..used])) {
+                Ok(0) => {}
+                Ok(count) => {
+                    advance(&mut self.unsent, count);
+                    self.stall.progress();
+                }
+                Err(end) => return Poll::Ready(Err(end)),
+            }
+        }
+        self.unsent = VecDeque::new(); // with its memory
+        Poll::Ready(Ok(()))
+    }
+
+    /// Closing at once could reset the connection, and the client's system then throws away what it has not read yet; so
+    /// the client closes first, if it does so soon.
+    fn say_goodbye(&mut self) {
+        // An error says that the client is gone, which the next look finds out.
+        let _ = SockRef::from(&self.stream).shutdown(Shutdown::Write);
+        self.state = State::Lingering;
+    }
+
+    /// The one place where a stream ends.
+    fn end(&mut self, end: End) {
+        tracing::trace!(?end, "a lean stream ended");
+        self.state = State::Ended;
+        let counters = self.stats.counters();
+        counters.lean_streams.down();
+        end.count(counters);
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        match self.state {
+            State::Starting | State::Streaming | State::Ending(_) => self.end(End::Cut),
+            State::Lingering => self.end(End::Complete),
+            State::Ended => {}
+        }
+    }
+}
+
+impl End {
+    fn count(self, counters: &Counters) {
+        match self {
+            End::Complete => counters.lean_complete.up(),
+            End::Broken => counters.lean_broken.up(),
+            End::Left => counters.lean_left.up(),
+            End::Slow => {
+                counters.lean_slow.up();
+                counters.slow_clients.up();
+            }
+            End::Chatty => counters.lean_chatty.up(),
+            End::Cut => counters.lean_cut.up(),
+        }
+    }
+}
+
+/// How much a write took: nothing if the socket is full. Any error means that the client is gone.
+fn taken(written: io::Result<usize>) -> Result<usize, End> {
+    match written {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
+        Err(_gone) => Err(End::Left),
+        Ok(count) => Ok(count),
+    }
+}

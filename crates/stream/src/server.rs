@@ -1,0 +1,246 @@
+//! Accepting, refusing, draining.
+//!
+//! Invariant: at most `max_connections` are open, and after the drain none is.
+//! Kept by: each task holds an entry of the registry; those left at the deadline are aborted.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::Body;
+use hyper::server::conn::{http1, http2};
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout_at};
+use tower_service::Service;
+
+use crate::Peer;
+use crate::config::ServeConfig;
+use crate::connection::Connection;
+use crate::error::BoxError;
+use crate::incoming::Incoming;
+use crate::ordinary::RequestTasks;
+use crate::registry::Registry;
+use crate::stats::Stats;
+
+/// The least that hyper's buffers may be bounded to, and enough to write with.
+const MIN_BUFFER: usize = 64 * 1024;
+/// hyper's own limit, for which it needs no allocation.
+const HEADERS_ON_STACK: usize = 100;
+/// Without a descriptor for the next connection, how long until one may be free.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// For aborted tasks to be dropped by their runtime.
+const ABORTING: Duration = Duration::from_secs(1);
+
+const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\n\
+                          connection: close\r\n\r\n";
+
+/// Serves HTTP/1.1, and HTTP/2 by prior knowledge, on one listener.
+#[derive(Debug)]
+pub struct Server<S> {
+    listener: TcpListener,
+    service: S,
+    shared: Arc<Shared>,
+}
+
+/// How a server ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Summary {
+    /// Connections that were open when the shutdown began.
+    pub open: usize,
+    /// Those of them that were cut because they were still open at the deadline.
+    pub cut: usize,
+    /// From the beginning of the shutdown to its end.
+    pub took: Duration,
+}
+
+/// What all connections of a server share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) config: Arc<ServeConfig>,
+    pub(crate) stats: Stats,
+    pub(crate) draining: watch::Sender<bool>,
+    pub(crate) http1: http1::Builder,
+    pub(crate) http2: http2::Builder<RequestTasks>,
+    pub(crate) connections: Arc<Registry>,
+    /// Those of HTTP/2 run in tasks of their own.
+    pub(crate) requests: Arc<Registry>,
+}
+
+impl<S, B> Server<S>
+where
+    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send,
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    /// A server of what `listener` accepts. Every request goes to a clone of `service`, with the peer's address as
+    /// [`Peer`] in its extensions.
+    pub fn new(listener: TcpListener, service: S, config: ServeConfig) -> Server<S> {
+        Server { listener, service, shared: Arc::new(Shared::new(config)) }
+    }
+
+    /// A handle on the counters, which outlives the server.
+    pub fn stats(&self) -> Stats {
+        self.shared.stats.clone()
+    }
+
+    /// Serves until `shutdown` resolves, then drains: the listener closes at once, idle connections close, requests and
+    /// streams may go on for `drain_timeout`, and what is left is cut.
+    ///
+    /// Its connections are tasks of the runtime that polls this; dropped instead of drained, it leaves them running.
+    pub async fn run(self, shutdown: impl Future<Output = ()>) -> Summary {
+        let Server { listener, service, shared } = self;
+        let mut shutdown = pin!(shutdown);
+        loop {
+            tokio::select! {
+                biased;
+                () = &mut shutdown => break,
+                accepted = listener.accept() => match accepted {
+                    Ok((stream, peer)) => start(stream, Peer(peer), &service, &shared),
+                    Err(error) if is_of_one_connection(&error) => {}
+                    Err(error) => {
+                        shared.stats.counters().accept_errors.up();
+                        tracing::warn!(%error, "no connection can be accepted");
+                        tokio::select! {
+                            biased;
+                            () = &mut shutdown => break,
+                            () = sleep(ACCEPT_PAUSE) => {}
+                        }
+                    }
+                },
+            }
+        }
+        drop((listener, service));
+        shared.drain().await
+    }
+}
+
+fn start<S, B>(stream: TcpStream, peer: Peer, service: &S, shared: &Arc<Shared>)
+where
+    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send,
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    let Some(entry) = shared.connections.enter(shared.config.max_connections) else {
+        shared.stats.counters().refused.up();
+        refuse(&stream);
+        return;
+    };
+    if let Err(error) = prepare(&stream, &shared.config) {
+        tracing::debug!(%error, "a socket takes no options"); // the client is gone; its task finds that out
+    }
+    let place = entry.place();
+    let connection = Connection::new(stream, peer, service.clone(), Arc::clone(shared), entry);
+    let task = tokio::spawn(connection);
+    shared.connections.keep(place, task.abort_handle());
+}
+
+/// Says why, if that is possible at once, and lets the socket go.
+fn refuse(stream: &TcpStream) {
+    let socket = SockRef::from(stream);
+    // What the client has sent already is read, for an unread byte would turn the close into a reset.
+    let mut heard = [const { std::mem::MaybeUninit::uninit() }; 4096];
+    let _ = socket.recv(&mut heard);
+    let _ = socket.send(TOO_MANY);
+    let _ = socket.shutdown(std::net::Shutdown::Write);
+}
+
+fn prepare(stream: &TcpStream, config: &ServeConfig) -> io::Result<()> {
+    let socket = SockRef::from(stream);
+    socket.set_tcp_nodelay(true)?;
+    if let Some(idle) = config.tcp_keepalive {
+        socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(idle).with_interval(idle))?;
+    }
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(config.tcp_user_timeout)?;
+    Ok(())
+}
+
+/// Errors that `accept` reports for the connection that it would have returned.
+fn is_of_one_connection(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
+    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
+}
+
+impl Shared {
+    fn new(config: ServeConfig) -> Shared {
+        let requests = Arc::new(Registry::default());
+        let buffer = config.max_header_bytes.max(MIN_BUFFER);
+        let mut http1 = http1::Builder::new();
+        http1.header_read_timeout(None).max_buf_size(buffer).max_header_size(config.max_header_bytes);
+        if config.max_headers != HEADERS_ON_STACK {
+            http1.max_headers(config.max_headers);
+        }
+        let mut http2 = http2::Builder::new(RequestTasks(Arc::clone(&requests)));
+        http2
+            .max_concurrent_streams(config.max_h2_requests)
+            .max_header_list_size(u32::try_from(config.max_header_bytes).unwrap_or(u32::MAX))
+            .max_send_buf_size(MIN_BUFFER);
+        Shared {
+            config: Arc::new(config),
+            stats: Stats::default(),
+            draining: watch::Sender::new(false),
+            http1,
+            http2,
+            connections: Arc::new(Registry::default()),
+            requests,
+        }
+    }
+
+    async fn drain(&self) -> Summary {
+        let (began, open) = (Instant::now(), self.connections.len());
+        tracing::info!(open, "draining");
+        self.draining.send_replace(true);
+        let finished = timeout_at(began + self.config.drain_timeout, self.emptied()).await;
+        let cut = if finished.is_ok() { 0 } else { self.cut().await };
+        let summary = Summary { open, cut, took: began.elapsed() };
+        tracing::info!(open, cut, took = ?summary.took, "drained");
+        summary
+    }
+
+    async fn cut(&self) -> usize {
+        let cut = self.connections.abort_all();
+        self.requests.abort_all();
+        if timeout_at(Instant::now() + ABORTING, self.emptied()).await.is_err() {
+            tracing::error!(left = self.connections.len(), "aborted tasks go on running");
+        }
+        cut
+    }
+
+    async fn emptied(&self) {
+        self.connections.emptied().await;
+        self.requests.emptied().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_peer_that_vanishes_is_bounded_by_probes_and_by_the_user_timeout() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let _client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (accepted, _) = listener.accept().await.unwrap();
+        prepare(&accepted, &ServeConfig::default()).unwrap();
+        let socket = SockRef::from(&accepted);
+        assert!(socket.tcp_nodelay().unwrap() && socket.keepalive().unwrap());
+        assert_eq!(socket.tcp_keepalive_time().unwrap(), Duration::from_secs(30));
+        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(Duration::from_secs(30)));
+    }
+
+    #[test]
+    fn an_error_of_one_connection_is_no_reason_to_pause() {
+        assert!(is_of_one_connection(&io::ErrorKind::ConnectionAborted.into()));
+        assert!(!is_of_one_connection(&io::Error::from_raw_os_error(24)), "no descriptor is free");
+    }
+}

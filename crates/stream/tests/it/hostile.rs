@@ -1,0 +1,162 @@
+//! Clients that mean no good, or know no better.
+
+use std::time::Duration;
+
+use tokio::io::AsyncWriteExt;
+
+use crate::client::Client;
+use crate::site::{Site, on_both_runtimes, until};
+
+#[test]
+fn a_head_that_trickles_in_is_cut_off_in_time_and_told_so() {
+    on_both_runtimes(async || {
+        let site = Site::start(|config| config.header_read_timeout = Duration::from_millis(300)).await;
+        let mut client = Client::connect(site.address).await;
+        client.send("GET /echo HTTP/1.1\r\n").await;
+        let mut sent = 0;
+        // Each byte comes well before the one deadline that counts.
+        while sent < 10_000 && client.socket.write_all(b"a").await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            sent += 1;
+            if site.stats.counts().header_timeouts == 1 {
+                break;
+            }
+        }
+        assert!(sent < 10_000);
+        let answer = String::from_utf8(client.rest().await).unwrap();
+        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 408 Request Timeout\r\n"), "{answer}");
+        until("the count", || site.stats.counts().open_connections == 0).await;
+    });
+}
+
+#[test]
+fn half_a_head_and_then_nothing_gets_a_408() {
+    on_both_runtimes(async || {
+        let site = Site::start(|config| config.header_read_timeout = Duration::from_millis(100)).await;
+        for begin in ["GET /echo HTTP/1.1\r\nhost:", "P", "PRI * HTTP/2"] {
+            let mut client = Client::connect(site.address).await;
+            client.send(begin).await;
+            let answer = String::from_utf8(client.rest().await).unwrap();
+            let expected = if begin.starts_with('G') { "HTTP/1.1 408 Request Timeout\r\n" } else { "" };
+            assert!(answer.starts_with(expected), "{begin}: {answer}");
+        }
+        assert_eq!(site.stats.counts().header_timeouts, 3);
+    });
+}
+
+#[test]
+fn the_second_head_of_a_connection_has_a_deadline_too() {
+    on_both_runtimes(async || {
+        let site = Site::start(|config| config.header_read_timeout = Duration::from_millis(200)).await;
+        let mut client = Client::connect(site.address).await;
+        client.send("POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\nok").await;
+        client.until("\r\n\r\nok").await;
+        client.send("GET /echo").await;
+        assert!(client.rest().await.starts_with(b"HTTP/1.1 408"));
+        assert_eq!(site.stats.counts().header_timeouts, 1);
+    });
+}
+
+#[test]
+fn a_connection_that_says_nothing_is_closed() {
+    on_both_runtimes(async || {
+        let site = Site::start(|config| config.header_read_timeout = Duration::from_millis(100)).await;
+        let mut client = Client::connect(site.address).await;
+        assert_eq!(client.rest().await, b"");
+        assert_eq!(site.stats.counts().header_timeouts, 1);
+        until("the count", || site.stats.counts().open_connections == 0).await;
+    });
+}
+
+#[test]
+fn a_body_that_stops_coming_ends_the_connection_and_the_wait_for_it() {
+    on_both_runtimes(async || {
+        let site = Site::start(|config| config.body_read_timeout = Duration::from_millis(200)).await;
+        let mut client = Client::connect(site.address).await;
+        client.send("POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\nhello").await;
+        client.rest().await;
+        until("the counts", || {
+            (site.stats.counts().body_timeouts, site.stats.counts().open_connections) == (1, 0)
+        })
+        .await;
+    });
+}
+
+#[test]
+fn heads_beyond_the_bounds_get_a_431() {
+    on_both_runtimes(async || {
+        let site = Site::default().await;
+        let large = format!("x-large: {}\r\n", "v".repeat(33 * 1024));
+        let many: String = (0..101).map(|i| format!("x-{i}: v\r\n")).collect();
+        for (round, headers) in (1..).zip([large, many]) {
+            let mut client = Client::connect(site.address).await;
+            client.send(&format!("GET /echo HTTP/1.1\r\n{headers}\r\n")).await;
+            let answer = client.head().await;
+            assert!(answer.starts_with("HTTP/1.1 431 Request Header Fields Too Large\r\n"), "{answer}");
+            client.rest().await;
+            until("the count", || site.stats.counts().oversized_heads == round).await;
+        }
+        assert_eq!(site.stats.counts().requests, 0);
+    });
+}
+
+#[test]
+fn an_endless_head_is_answered_though_more_of_it_is_on_its_way() {
+    on_both_runtimes(async || {
+        let site = Site::default().await;
+        let mut client = Client::connect(site.address).await;
+        client.send("GET /echo HTTP/1.1\r\nx-endless: ").await;
+        let piece = "v".repeat(8 * 1024);
+        let mut sent = 0;
+        while site.stats.counts().oversized_heads == 0 && sent < 1_000 {
+            if client.socket.write_all(piece.as_bytes()).await.is_err() {
+                break;
+            }
+            sent += 1;
+            tokio::task::yield_now().await;
+        }
+        until("the count", || site.stats.counts().oversized_heads == 1).await;
+        assert!(client.rest().await.starts_with(b"HTTP/1.1 431"));
+    });
+}
+
+#[test]
+fn garbage_gets_a_400() {
+    on_both_runtimes(async || {
+        let site = Site::default().await;
+        let garbage = ["\x16\x03\x01\x02\x00\x01\x00\x01\r\n\r\n", "GET /echo HTTP/1.1\r\nno colon\r\n\r\n"];
+        for (round, garbage) in (1..).zip(garbage) {
+            let mut client = Client::connect(site.address).await;
+            client.send(garbage).await;
+            let answer = client.head().await;
+            assert!(answer.starts_with("HTTP/1.1 400 Bad Request\r\n"), "{answer}");
+            client.rest().await;
+            until("the count", || site.stats.counts().bad_requests == round).await;
+        }
+        for garbage in
+            ["GET / HTTP/9.9\r\n\r\n", "GET /echo HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n"]
+        {
+            let mut client = Client::connect(site.address).await;
+            client.send(garbage).await;
+            let answer = client.rest().await;
+            assert!(!answer.starts_with(b"HTTP/1.1 200"), "{}", answer.escape_ascii());
+        }
+        assert_eq!(site.stats.counts().requests, 0);
+    });
+}
+
+#[test]
+fn a_client_that_leaves_in_the_middle_of_its_head_is_forgotten() {
+    on_both_runtimes(async || {
+        let site = Site::default().await;
+        for begin in ["", "P", "GET /echo HTTP/1.1\r\nhost"] {
+            let mut client = Client::connect(site.address).await;
+            client.send(begin).await;
+            drop(client);
+        }
+        until("the counts", || {
+            (site.stats.counts().accepted, site.stats.counts().open_connections) == (3, 0)
+        })
+        .await;
+    });
+}

@@ -1,0 +1,117 @@
+//! Ordinary requests, and the deadlines around them.
+
+use std::time::{Duration, Instant};
+
+use crate::client::Client;
+use crate::site::{Site, on_both_runtimes, until};
+
+const ECHO: &str = "POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\nhello";
+
+#[test]
+fn a_connection_is_kept_for_the_next_request_and_the_last_may_stream() {
+    on_both_runtimes(async || {
+        let mut site = Site::default().await;
+        let mut client = Client::connect(site.address).await;
+        for _ in 0..3 {
+            client.send(ECHO).await;
+            assert!(client.until("\r\n\r\nhello").await.starts_with("HTTP/1.1 200 OK\r\n"));
+        }
+        client.send("GET /live HTTP/1.1\r\nhost: a\r\n\r\n").await;
+        let mut stream = site.stream().await;
+        stream.end();
+        assert!(client.head().await.contains("connection: close"));
+        assert!(client.rest_of_chunks().await.complete);
+        let counts = site.stats.counts();
+        assert_eq!((counts.accepted, counts.requests, counts.lean_total), (1, 4, 1));
+    });
+}
+
+#[test]
+fn a_body_without_the_mark_stays_with_hyper_and_fails_as_clearly() {
+    on_both_runtimes(async || {
+        let mut site = Site::default().await;
+        let mut client = Client::ask(site.address, "GET /dead HTTP/1.1").await;
+        let mut stream = site.stream().await;
+        client.head().await;
+        stream.send("part").await;
+        client.until("part\r\n").await;
+        stream.fail().await;
+        stream.dropped().await;
+        assert_eq!(client.rest().await, b"");
+        assert_eq!(site.stats.counts().lean_total, 0);
+    });
+}
+
+#[test]
+fn an_idle_connection_is_closed_after_its_time_and_not_before() {
+    on_both_runtimes(async || {
+        let site = Site::start(|config| config.idle_timeout = Duration::from_millis(300)).await;
+        let mut client = Client::connect(site.address).await;
+        for _ in 0..3 {
+            client.send(ECHO).await;
+            client.until("\r\n\r\nhello").await;
+        }
+        let idle = Instant::now();
+        assert_eq!(client.rest().await, b"");
+        assert!(idle.elapsed() > Duration::from_millis(250), "closed after {:?}", idle.elapsed());
+        until("the count", || site.stats.counts().open_connections == 0).await;
+        assert_eq!(site.stats.counts().header_timeouts, 0);
+    });
+}
+
+#[test]
+fn an_idle_time_does_not_end_a_request_that_takes_longer() {
+    on_both_runtimes(async || {
+        let mut site = Site::start(|config| {
+            config.idle_timeout = Duration::from_millis(50);
+            config.header_read_timeout = Duration::from_millis(50);
+        })
+        .await;
+        let mut client = Client::ask(site.address, "GET /dead HTTP/1.1").await;
+        let mut stream = site.stream().await;
+        client.head().await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        stream.send("late").await;
+        stream.end();
+        assert!(client.until("0\r\n\r\n").await.contains("late"));
+    });
+}
+
+#[test]
+fn a_client_that_does_not_read_an_ordinary_response_is_closed() {
+    on_both_runtimes(async || {
+        let site = Site::start(|config| config.write_timeout = Duration::from_millis(300)).await;
+        let mut client = Client::connect_narrow(site.address).await;
+        client.send("GET /big HTTP/1.1\r\nhost: a\r\n\r\n").await;
+        until("the count", || site.stats.counts().slow_clients == 1).await;
+        until("the count", || site.stats.counts().open_connections == 0).await;
+        assert_eq!(site.stats.counts().lean_total, 0);
+    });
+}
+
+#[test]
+fn a_connection_beyond_the_limit_is_refused_at_once_and_those_that_are_open_go_on() {
+    on_both_runtimes(async || {
+        let mut site = Site::start(|config| config.max_connections = 2).await;
+        let mut streaming = Client::ask(site.address, "GET /live HTTP/1.1").await;
+        let mut stream = site.stream().await;
+        streaming.head().await;
+        let mut idle = Client::connect(site.address).await;
+        idle.send(ECHO).await;
+        idle.until("hello").await;
+
+        let mut refused = Client::ask(site.address, "GET /live HTTP/1.1").await;
+        let answer = String::from_utf8(refused.rest().await).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 503 Service Unavailable\r\n"), "{answer}");
+        assert_eq!(site.stats.counts().refused, 1);
+
+        stream.send("undisturbed").await;
+        streaming.until("undisturbed\r\n").await;
+        drop(idle);
+        until("room", || site.stats.counts().open_connections == 1).await;
+        let mut next = Client::connect(site.address).await;
+        next.send(ECHO).await;
+        next.until("hello").await;
+        stream.end();
+    });
+}

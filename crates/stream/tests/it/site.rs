@@ -1,0 +1,198 @@
+//! A server to test: its streams say and do what the test orders, and report when they are dropped.
+
+use std::convert::Infallible;
+use std::future::{Future, pending};
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use forebay_stream::{Incoming, Live, Peer, ServeConfig, Server, Stats, Summary, service_fn};
+use http::{Request, Response};
+use http_body::{Body, Frame};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full};
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+/// No event that a test waits for takes longer, even on a busy machine.
+pub(crate) const SOON: Duration = Duration::from_secs(20);
+
+/// What `/big` answers with.
+pub(crate) const BIG: usize = 4 << 20;
+
+/// Runs a test on both kinds of runtime.
+pub(crate) fn on_both_runtimes(test: impl AsyncFn()) {
+    let current = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    current.block_on(test());
+    let multi = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    multi.block_on(test());
+}
+
+pub(crate) async fn soon<F: Future>(what: &str, event: F) -> F::Output {
+    timeout(SOON, event).await.unwrap_or_else(|_| panic!("waited too long for {what}"))
+}
+
+/// Waits until something is so.
+pub(crate) async fn until(what: &str, is_so: impl Fn() -> bool) {
+    soon(what, async {
+        while !is_so() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    })
+    .await;
+}
+
+/// A running server.
+pub(crate) struct Site {
+    pub(crate) address: SocketAddr,
+    pub(crate) stats: Stats,
+    streams: mpsc::Receiver<Control>,
+    shutdown: Option<oneshot::Sender<()>>,
+    running: JoinHandle<Summary>,
+}
+
+/// The test's hold on one stream, or on one request that is not answered.
+pub(crate) struct Control {
+    orders: Option<mpsc::Sender<Order>>,
+    dropped: oneshot::Receiver<Infallible>,
+    pub(crate) request_body: Bytes,
+    pub(crate) peer: SocketAddr,
+}
+
+#[derive(Debug)]
+enum Order {
+    Send(Bytes),
+    Fail,
+    Panic,
+}
+
+impl Site {
+    pub(crate) async fn start(change: impl FnOnce(&mut ServeConfig)) -> Site {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut config = ServeConfig::default();
+        change(&mut config);
+        let (announce, streams) = mpsc::channel(2_000);
+        let service = service_fn(move |request| answer(request, announce.clone()));
+        let server = Server::new(listener, service, config);
+        let (shutdown, ordered) = oneshot::channel::<()>();
+        let stats = server.stats();
+        let running = tokio::spawn(server.run(async {
+            let _ = ordered.await;
+        }));
+        Site { address, stats, streams, shutdown: Some(shutdown), running }
+    }
+
+    pub(crate) async fn default() -> Site {
+        Site::start(|_| {}).await
+    }
+
+    /// The next stream, or unanswered request, that reaches the service.
+    pub(crate) async fn stream(&mut self) -> Control {
+        soon("a stream", self.streams.recv()).await.unwrap()
+    }
+
+    pub(crate) fn begin_shutdown(&mut self) {
+        drop(self.shutdown.take());
+    }
+
+    pub(crate) async fn ended(self) -> Summary {
+        soon("the server's end", self.running).await.unwrap()
+    }
+}
+
+impl Control {
+    pub(crate) async fn send(&self, text: impl Into<Bytes>) {
+        self.order(Order::Send(text.into())).await;
+    }
+
+    /// False when the stream is gone.
+    pub(crate) async fn try_send(&self, text: Bytes) -> bool {
+        self.orders.as_ref().unwrap().send(Order::Send(text)).await.is_ok()
+    }
+
+    pub(crate) async fn fail(&self) {
+        self.order(Order::Fail).await;
+    }
+
+    pub(crate) async fn panic(&self) {
+        self.order(Order::Panic).await;
+    }
+
+    /// Ends the body.
+    pub(crate) fn end(&mut self) {
+        self.orders = None;
+    }
+
+    /// Waits until the body, or the unanswered request's future, is dropped.
+    pub(crate) async fn dropped(&mut self) {
+        soon("the drop of a body", &mut self.dropped).await.unwrap_err();
+    }
+
+    async fn order(&self, order: Order) {
+        let orders = self.orders.as_ref().expect("the stream has not been ended");
+        soon("room for an order", orders.send(order)).await.expect("the stream is there");
+    }
+}
+
+type Answer = Response<UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + Sync>>>;
+
+async fn answer(request: Request<Incoming>, announce: mpsc::Sender<Control>) -> Answer {
+    let peer = request.extensions().get::<Peer>().unwrap().0;
+    let (dropping, dropped) = oneshot::channel();
+    let (orders, incoming_orders) = mpsc::channel(4);
+    let mut control = Control { orders: Some(orders), dropped, request_body: Bytes::new(), peer };
+    let mut feed = Feed { orders: incoming_orders, held: None, _dropping: dropping };
+    let path = request.uri().path().to_owned();
+    match path.as_str() {
+        "/live" | "/dead" => control.request_body = request.into_body().collect().await.unwrap().to_bytes(),
+        "/held" => feed.held = Some(request.into_body()),
+        "/echo" => {
+            let body =
+                request.into_body().collect().await.map_or_else(|_| Bytes::new(), |body| body.to_bytes());
+            return Response::new(Full::new(body).map_err(Into::into).boxed_unsync());
+        }
+        "/big" => return Response::new(Full::new(vec![b'B'; BIG].into()).map_err(Into::into).boxed_unsync()),
+        "/hangs" => {
+            announce.send(control).await.ok().unwrap();
+            let _feed = feed;
+            return pending().await;
+        }
+        "/unread" | "/empty" => {}
+        other => panic!("no route {other}"),
+    }
+    let status = if path == "/empty" { 204 } else { 200 };
+    let mut response = Response::builder().status(status).header("x-path", &path);
+    if path != "/dead" {
+        response = response.extension(Live);
+    }
+    announce.send(control).await.ok().unwrap();
+    response.body(feed.boxed_unsync()).unwrap()
+}
+
+/// A body that does as it is ordered.
+struct Feed {
+    orders: mpsc::Receiver<Order>,
+    held: Option<Incoming>,
+    _dropping: oneshot::Sender<Infallible>,
+}
+
+impl Body for Feed {
+    type Data = Bytes;
+    type Error = Box<dyn std::error::Error + Send + Sync>;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        self.orders.poll_recv(cx).map(|order| match order? {
+            Order::Send(bytes) => Some(Ok(Frame::data(bytes))),
+            Order::Fail => Some(Err("ordered to fail".into())),
+            Order::Panic => panic!("ordered to panic"),
+        })
+    }
+}
