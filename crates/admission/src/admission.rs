@@ -49,7 +49,7 @@ impl Admission {
         staged!(debug, code::ASKED, thread, hash, "a visitor asks for a stream");
         let class = door.class(&class, user.as_ref());
         match door.decide(user.as_ref(), class).await {
-            Ok((lease, keyed)) => Ok(door.seat(thread, hash, class, lease, keyed)),
+            Ok(admitted) => Ok(door.seat(thread, hash, class, admitted)),
             Err(rejection) => {
                 door.refuse(&rejection, &thread, hash);
                 Err(rejection)
@@ -104,6 +104,7 @@ impl Admission {
         let door = &self.door;
         door.budget.set_limit(limits.total);
         door.keyed.set_limit(limits.per_user);
+        door.total.store(limits.total, Ordering::Relaxed);
         door.watch.recheck(door.budget.usage().used, limits.total, &door.meters);
         info!(stage = code::HEALTH, total = limits.total, per_user = limits.per_user, "the limits were set");
     }

@@ -6,11 +6,11 @@
 //! Not here: requests and responses (`layer.rs`), counting across machines (`forebay_quota`).
 
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use forebay_quota::{Budget, BudgetConfig, Keyed, KeyedLease, Lease, Quota, Refusal};
+use forebay_quota::{Budget, BudgetConfig, Keyed, KeyedLease, Lease, Quota, Refusal, Usage};
 use tokio::sync::Notify;
 
 use crate::config::{Builder, MemoryBound};
@@ -44,11 +44,15 @@ pub(crate) struct Door {
     pub(crate) bounds: Bounds,
     pub(crate) pace: Mutex<Pace>,
     pub(crate) process: Mutex<Process>,
+    /// Streams in the whole cluster, by the last look and what was given back since: good enough to know when to look again.
+    pub(crate) about: AtomicI64,
     pub(crate) released: AtomicU64,
     pub(crate) refused: AtomicU64,
     pub(crate) begun: Instant,
     /// The [`Strain`] under which nobody is admitted: its place in `ALL` plus one, or 0.
     strain: AtomicU8,
+    /// The total limit, to be looked at without asking the quota.
+    pub(crate) total: AtomicU32,
     /// Each class, and its share of the limit in percent.
     classes: Vec<(Class, u8)>,
     wait: Duration,
@@ -80,10 +84,12 @@ impl Door {
             bounds: Bounds { memory, cpu: config.cpu, window: config.cpu_window, hysteresis: 0.05 },
             pace: Mutex::default(),
             process: Mutex::default(),
+            about: AtomicI64::new(0),
             released: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             begun: Instant::now(),
             strain: AtomicU8::new(0),
+            total: AtomicU32::new(config.total),
             classes: config.classes,
             wait: config.wait,
             queue: Queue::new(config.max_waiting, config.max_waiting_per_user),
@@ -99,7 +105,7 @@ impl Door {
         self: &Arc<Self>,
         user: Option<&User>,
         class: usize,
-    ) -> Result<(Lease, Option<KeyedLease>), Rejection> {
+    ) -> Result<Admitted, Rejection> {
         if self.draining.load(Ordering::Relaxed) {
             return Err(self.rejection(Reason::Draining, user));
         }
@@ -108,16 +114,17 @@ impl Door {
         }
         let percent = self.classes[class].1;
         // Looked at before, so that a visitor without hope bothers nobody; and after, so that two at once don't both get in.
-        if percent < 100 && self.crowded(percent, 1) {
+        if percent < 100 && self.seems_crowded(percent) && crowded(self.budget.usage(), percent, 1) {
             return Err(self.rejection(Reason::Headroom, user));
         }
         let lease = self.lease(user).await?;
-        if percent < 100 && self.crowded(percent, 0) {
+        let usage = self.budget.usage();
+        if percent < 100 && crowded(usage, percent, 0) {
             return Err(self.rejection(Reason::Headroom, user));
         }
-        let Some(user) = user else { return Ok((lease, None)) };
+        let Some(user) = user else { return Ok(Admitted { lease, keyed: None, usage }) };
         match self.keyed.take(user.key()).await {
-            Ok(keyed) => Ok((lease, Some(keyed))),
+            Ok(keyed) => Ok(Admitted { lease, keyed: Some(keyed), usage }),
             Err(refusal) => {
                 drop(lease);
                 Err(self.refusal(refusal, Some(user), Reason::UserLimit))
@@ -131,17 +138,28 @@ impl Door {
         thread: ThreadId,
         hash: Option<UserHash>,
         class: usize,
-        lease: Lease,
-        keyed: Option<KeyedLease>,
+        admitted: Admitted,
     ) -> Permit {
-        let usage = self.budget.usage();
+        let Admitted { lease, keyed, usage } = admitted;
         staged!(debug, code::COUNTED, thread, hash, used = usage.used, limit = usage.limit, "counted");
         staged!(debug, code::ADMITTED, thread, hash, "admitted");
         let (seat, open) = self.registry.enter(Entry { thread, user: hash, since: Instant::now() });
         self.meters.active.set(open as f64);
         self.meters.admitted(class);
+        self.about.store(i64::from(usage.used), Ordering::Relaxed);
         self.watch.observe(usage.used, usage.limit, &self.meters);
         Permit::new(self.clone(), lease, keyed, seat)
+    }
+
+    /// After a permit was given back. The state may fall; whether it may, is known without asking the quota.
+    pub(crate) fn given_back(&self) -> i64 {
+        let about = self.about.fetch_sub(1, Ordering::Relaxed) - 1;
+        if about < i64::from(self.watch.lowest()) {
+            let usage = self.budget.usage();
+            self.about.store(i64::from(usage.used), Ordering::Relaxed);
+            self.watch.observe(usage.used, usage.limit, &self.meters);
+        }
+        about
     }
 
     /// Meters and logs a refusal.
@@ -185,10 +203,10 @@ impl Door {
         self.strain.store(place.map_or(0, |place| place as u8 + 1), Ordering::Relaxed);
     }
 
-    /// Whether `more` streams would be beyond this share of the limit. Everybody has at least one.
-    fn crowded(&self, percent: u8, more: u32) -> bool {
-        let usage = self.budget.usage();
-        usage.used.saturating_add(more) > share(usage.limit, percent).max(1)
+    /// Whether it is worth a look. Near enough: nobody is refused by it.
+    fn seems_crowded(&self, percent: u8) -> bool {
+        let ceiling = i64::from(self.total.load(Ordering::Relaxed)) * i64::from(percent) / 100;
+        self.about.load(Ordering::Relaxed) + 1 > ceiling
     }
 
     async fn lease(self: &Arc<Self>, user: Option<&User>) -> Result<Lease, Rejection> {
@@ -262,6 +280,19 @@ impl Door {
         let count = reason.is_ours().then_some((usage.used, usage.limit));
         Rejection { count, retry_after_seconds: Some(seconds), ..Rejection::new(reason, user.cloned()) }
     }
+}
+
+/// One who passed the door, and what he holds.
+pub(crate) struct Admitted {
+    lease: Lease,
+    keyed: Option<KeyedLease>,
+    /// As it was when the unit was taken.
+    usage: Usage,
+}
+
+/// Whether `more` streams would be beyond this share of the limit. Everybody has at least one.
+fn crowded(usage: Usage, percent: u8, more: u32) -> bool {
+    usage.used.saturating_add(more) > share(usage.limit, percent).max(1)
 }
 
 /// Whoever hands units to those who wait. There is one while anybody does.

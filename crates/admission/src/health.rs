@@ -58,6 +58,12 @@ impl Watch {
         }
     }
 
+    /// The count below which the state falls.
+    #[inline]
+    pub(crate) fn lowest(&self) -> u32 {
+        (self.calm.load(Ordering::Relaxed) >> 32) as u32
+    }
+
     /// After a change of the limits, and once a second, because others' streams count too.
     pub(crate) fn recheck(&self, used: u32, limit: u32, meters: &Meters) {
         let mut record = self.lock();

@@ -48,10 +48,9 @@ impl Drop for Permit {
         drop(self.units.take());
         door.released.fetch_add(1, Ordering::Relaxed);
         door.meters.released.increment(1);
-        let usage = door.budget.usage();
-        door.watch.observe(usage.used, usage.limit, &door.meters);
+        let about = door.given_back();
         if let Some((entry, open)) = left {
-            staged!(debug, code::RELEASED, entry.thread, entry.user, used = usage.used, "permit given back");
+            staged!(debug, code::RELEASED, entry.thread, entry.user, used = about, "permit given back");
             if open == 0 {
                 door.emptied.notify_waiters();
             }

@@ -51,6 +51,8 @@ impl Sampler {
         self.pace(door, now);
         let usage = door.budget.usage();
         door.watch.recheck(usage.used, usage.limit, &door.meters);
+        door.about.store(i64::from(usage.used), Ordering::Relaxed);
+        door.total.store(usage.limit, Ordering::Relaxed);
         door.meters.used.set(f64::from(usage.used));
         door.meters.limit_total.set(f64::from(usage.limit));
         door.meters.limit_user.set(f64::from(door.keyed.limit()));

@@ -241,6 +241,13 @@ impl Ledger {
         self.members.get(id).is_some_and(|member| member.expires > now && !member.replaced)
     }
 
+    /// As a replica does that missed the last write.
+    pub(crate) fn forget_last_settlement(&mut self, id: &MemberId) {
+        if let Some(member) = self.members.get_mut(id) {
+            member.sequence -= 1;
+        }
+    }
+
     pub(crate) fn is_rebuilding(&self, now: Duration) -> bool {
         self.generation.is_none_or(|generation| generation.rebuilt_at > now)
     }

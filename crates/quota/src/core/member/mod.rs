@@ -229,4 +229,6 @@ impl Dice {
 }
 
 #[cfg(test)]
-mod tests;
+mod histories;
+#[cfg(test)]
+mod scenarios;

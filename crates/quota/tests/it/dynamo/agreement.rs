@@ -105,7 +105,7 @@ fn timeless(mut holdings: Holdings) -> Holdings {
 fn dynamodb_answers_as_the_ledger_does() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     // Some two seconds on a quiet machine; FOREBAY_CASES asks for more.
-    let cases = std::env::var("FOREBAY_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(15);
+    let cases = std::env::var("FOREBAY_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(8);
     TestRunner::new(ProptestConfig { cases, ..ProptestConfig::default() })
         .run(&steps(), |steps| {
             runtime.block_on(async {

@@ -1,0 +1,246 @@
+//! Single stories of members and a ledger, told step by step: what random histories reach too seldom.
+
+use super::*;
+use crate::config::Policy;
+use crate::core::ledger::Ledger;
+use crate::status::Mode;
+use crate::store::Settled;
+
+const RULES: Rules = Rules {
+    beat: Duration::from_millis(20),
+    ttl: Duration::from_millis(100),
+    margin: Duration::from_millis(10),
+    policy: Policy::Closed,
+    retry: Duration::from_millis(5),
+    refusal_hold: Duration::from_millis(2),
+    key_refresh: Duration::from_secs(60),
+    max_waiting: 100,
+    batch: 10,
+};
+
+/// Nobody ever goes away here.
+#[derive(Debug, PartialEq)]
+struct Caller(&'static str);
+
+impl Waiter for Caller {
+    fn gone(&self) -> bool {
+        false
+    }
+}
+
+struct World {
+    origin: Instant,
+    time: Duration,
+    ledger: Ledger,
+}
+
+impl World {
+    fn new() -> Self {
+        World { origin: Instant::now(), time: Duration::from_secs(1), ledger: Ledger::newborn() }
+    }
+
+    fn now(&self) -> Instant {
+        self.origin + self.time
+    }
+
+    fn pass(&mut self, ms: u64) {
+        self.time += Duration::from_millis(ms);
+    }
+
+    fn join(&mut self, name: &str, seed: u64) -> Member<Caller> {
+        let mut member = Member::new(name.into(), RULES, seed, self.now());
+        member.budget("streams", 10, Sharing::Blocks);
+        member.keyed("user", 2);
+        self.serve(&mut member);
+        assert_eq!(member.mode(self.now()), Mode::Normal);
+        member
+    }
+
+    /// Answers every call at once, until there is none.
+    fn serve(&mut self, member: &mut Member<Caller>) {
+        while let Some(call) = member.poll(self.now()) {
+            self.answer(member, call);
+        }
+    }
+
+    fn answer(&mut self, member: &mut Member<Caller>, call: Call) {
+        let now = self.now();
+        match call {
+            Call::Beat(beat) => {
+                let pulse = self.ledger.beat(&beat, self.time);
+                member.on_pulse(Ok(pulse), now);
+            }
+            Call::Settle(settlement) => {
+                let settled = self.ledger.settle(&settlement, self.time);
+                member.on_settled(Ok(settled), now);
+            }
+            Call::Leave(id) => {
+                self.ledger.leave(&id);
+                member.on_left(Ok(()), now);
+            }
+        }
+    }
+
+    /// The next call, which must be a settlement.
+    fn settlement(&self, member: &mut Member<Caller>) -> Settlement {
+        match member.poll(self.now()) {
+            Some(Call::Settle(settlement)) => settlement,
+            other => panic!("expected a settlement, got {other:?}"),
+        }
+    }
+
+    /// Takes a unit, asking if need be.
+    fn take(&mut self, member: &mut Member<Caller>, of: &AccountRef) -> Result<(), Refusal> {
+        match member.take(of, self.now(), || Caller("taker")) {
+            Take::Granted => Ok(()),
+            Take::Refused(refusal) => Err(refusal),
+            Take::Waiting => {
+                self.serve(member);
+                let (_, verdict) = member.take_verdicts().pop().expect("whoever waits is answered");
+                verdict.map(|_| ())
+            }
+        }
+    }
+}
+
+fn streams() -> AccountRef {
+    AccountRef::Budget(0)
+}
+
+fn ann() -> AccountRef {
+    AccountRef::Key(0, "ann".into())
+}
+
+#[test]
+fn a_grant_that_is_heard_after_the_deadline_is_not_believed() {
+    let mut world = World::new();
+    let mut member = world.join("a", 1);
+    assert!(matches!(member.take(&ann(), world.now(), || Caller("late")), Take::Waiting));
+    let settlement = world.settlement(&mut member);
+    let granted = world.ledger.settle(&settlement, world.time);
+    assert!(matches!(&granted, Settled::Landed(answers) if answers[0].count == 1));
+    // The answer takes longer than the member may trust the store's memory.
+    world.pass(95);
+    member.on_settled(Ok(granted), world.now());
+    assert!(member.take_verdicts().is_empty(), "it waits for a beat to tell whether it still lives");
+    world.serve(&mut member);
+    let verdicts = member.take_verdicts();
+    assert_eq!(verdicts, [(Caller("late"), Ok(ann()))], "and is granted anew");
+}
+
+#[test]
+fn while_an_ask_is_on_its_way_no_more_than_its_floor_is_lent() {
+    let mut world = World::new();
+    let (mut a, mut b) = (world.join("a", 1), world.join("b", 2));
+    world.take(&mut a, &streams()).unwrap();
+    let before = a.usage(0);
+    assert!(before.slice > 2, "it has idle units: {before:?}");
+    // Somebody is refused: the idle units go back.
+    a.on_pressed();
+    let settlement = world.settlement(&mut a);
+    assert_eq!((settlement.asks[0].floor, settlement.asks[0].want), (1, 1));
+    assert!(a.try_take(&streams(), world.now()).is_err(), "what is being given back is not lent any more");
+    world.answer(&mut a, Call::Settle(settlement));
+    // The others may have everything that a hasn't lent, and a still lends nothing beyond its slice.
+    let mut theirs = 0;
+    while world.take(&mut b, &streams()).is_ok() {
+        theirs += 1;
+    }
+    assert_eq!((theirs, a.usage(0).slice), (9, 1));
+}
+
+#[test]
+fn idle_units_that_are_kept_are_part_of_the_floor() {
+    let mut world = World::new();
+    let mut member = world.join("a", 1);
+    world.take(&mut member, &streams()).unwrap();
+    world.pass(20);
+    let Some(beat) = member.poll(world.now()) else { panic!("a beat is due") };
+    world.answer(&mut member, beat);
+    let review = world.settlement(&mut member);
+    let slice = member.usage(0).slice;
+    assert_eq!((review.asks[0].floor, review.asks[0].used), (slice, 1));
+    assert!(slice > 1);
+    // However short the store is, it can't go below what may be lent meanwhile.
+    member.try_take(&streams(), world.now()).unwrap();
+}
+
+#[test]
+fn a_lost_ask_leaves_the_store_with_at_least_what_is_lent() {
+    let mut world = World::new();
+    let mut member = world.join("a", 1);
+    world.take(&mut member, &ann()).unwrap();
+    assert!(matches!(member.take(&ann(), world.now(), || Caller("second")), Take::Waiting));
+    let lost = world.settlement(&mut member);
+    member.on_settled(Err("no answer".into()), world.now());
+    assert!(matches!(member.take_verdicts()[..], [(Caller("second"), Err(Refusal::Unavailable { .. }))]));
+    member.give(&ann(), world.now());
+    world.pass(5);
+    world.serve(&mut member);
+    assert_eq!(world.ledger.held("k:user:ann").len(), 0, "the store was told");
+    // Now the lost one lands after all.
+    assert_eq!(world.ledger.settle(&lost, world.time), Settled::Stale);
+}
+
+#[test]
+fn a_lost_write_is_noticed_though_a_later_one_has_landed() {
+    let mut world = World::new();
+    let mut member = world.join("a", 1);
+    world.take(&mut member, &ann()).unwrap();
+    let replica = world.ledger.clone();
+    member.give(&ann(), world.now());
+    world.serve(&mut member);
+    world.ledger = replica; // it has ann's stream, which has ended
+    let bob = AccountRef::Key(0, "bob".into());
+    world.take(&mut member, &bob).unwrap();
+    world.serve(&mut member);
+    let holders = world.ledger.look(&[key_name("user", "ann"), key_name("user", "bob")], world.time);
+    let [shares] = &holders.accounts[..] else { panic!("{holders:?}") };
+    assert_eq!((&*shares.account, shares.shares[0].count), ("k:user:bob", 1));
+    assert_eq!((holders.members.len(), member.counters().rebirths), (1, 1));
+}
+
+#[test]
+fn a_lowered_limit_cuts_nobody_and_is_kept_from_then_on() {
+    let mut world = World::new();
+    let (mut a, mut b) = (world.join("a", 1), world.join("b", 2));
+    for _ in 0..5 {
+        world.take(&mut a, &streams()).unwrap();
+    }
+    world.take(&mut b, &streams()).unwrap();
+    a.set_limit(&streams(), 4);
+    b.set_limit(&streams(), 4);
+    world.serve(&mut a);
+    world.serve(&mut b);
+    assert_eq!((a.usage(0).used_here, a.usage(0).slice, b.usage(0).slice), (5, 5, 1));
+    a.give(&streams(), world.now());
+    a.give(&streams(), world.now());
+    world.serve(&mut a);
+    assert!(world.take(&mut a, &streams()).is_err(), "three and one are lent");
+    assert!(world.take(&mut b, &streams()).is_err());
+    a.give(&streams(), world.now());
+    world.serve(&mut a);
+    world.pass(3);
+    assert!(world.take(&mut b, &streams()).is_ok());
+}
+
+#[test]
+fn an_old_incarnation_leaves_only_when_everything_is_pushed() {
+    let mut world = World::new();
+    let mut member = world.join("a", 1);
+    for key in 0..25 {
+        world.take(&mut member, &AccountRef::Key(0, format!("user-{key}").into())).unwrap();
+    }
+    let old = member.id().clone();
+    world.ledger.forget_last_settlement(&old);
+    world.pass(20);
+    let mut settlements = 0;
+    while let Some(call) = member.poll(world.now()) {
+        settlements += u32::from(matches!(call, Call::Settle(_)));
+        if matches!(call, Call::Leave(_)) {
+            assert_eq!(settlements, 3, "twenty-five accounts in batches of ten");
+        }
+        world.answer(&mut member, call);
+    }
+    assert!(!world.ledger.is_alive(&old, world.time) && world.ledger.is_alive(member.id(), world.time));
+}
