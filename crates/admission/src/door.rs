@@ -106,6 +106,15 @@ impl Door {
         user: Option<&User>,
         class: usize,
     ) -> Result<Admitted, Rejection> {
+        let admitted = self.take(user, class).await?;
+        // Closed meanwhile: whoever waits for the house to empty must not find one more in it.
+        if self.draining.load(Ordering::SeqCst) {
+            return Err(self.rejection(Reason::Draining, user));
+        }
+        Ok(admitted)
+    }
+
+    async fn take(self: &Arc<Self>, user: Option<&User>, class: usize) -> Result<Admitted, Rejection> {
         if self.draining.load(Ordering::Relaxed) {
             return Err(self.rejection(Reason::Draining, user));
         }
@@ -124,7 +133,8 @@ impl Door {
         }
         let Some(user) = user else { return Ok(Admitted { lease, keyed: None, usage }) };
         match self.keyed.take(user.key()).await {
-            Ok(keyed) => Ok(Admitted { lease, keyed: Some(keyed), usage }),
+            // The store may have taken its time: what is counted from here on is counted now.
+            Ok(keyed) => Ok(Admitted { lease, keyed: Some(keyed), usage: self.budget.usage() }),
             Err(refusal) => {
                 drop(lease);
                 Err(self.refusal(refusal, Some(user), Reason::UserLimit))
@@ -286,7 +296,7 @@ impl Door {
 pub(crate) struct Admitted {
     lease: Lease,
     keyed: Option<KeyedLease>,
-    /// As it was when the unit was taken.
+    /// As it was when the last unit was taken.
     usage: Usage,
 }
 

@@ -21,7 +21,7 @@ use crate::admission::Admission;
 use crate::body::StreamBody;
 use crate::identity::{Identify, PeerAddr};
 use crate::metrics;
-use crate::problem;
+use crate::permit::Permit;
 use crate::rejection::Rejection;
 use crate::stage::{code, staged};
 use crate::thread_id::{ThreadId, X_THREAD_ID};
@@ -116,7 +116,7 @@ impl AdmissionLayer {
         let permit = if (self.streams)(&parts) {
             match self.admit(&mut parts, &thread).await {
                 Ok(permit) => Some(permit),
-                Err(rejection) => return Ok(problem::answer(&rejection, &thread).map(StreamBody::answer)),
+                Err(rejection) => return Ok(rejection.response(&thread).map(StreamBody::answer)),
             }
         } else {
             self.strip(&mut parts, &thread);
@@ -132,11 +132,7 @@ impl AdmissionLayer {
         }))
     }
 
-    async fn admit(
-        &self,
-        parts: &mut request::Parts,
-        thread: &ThreadId,
-    ) -> Result<crate::permit::Permit, Rejection> {
+    async fn admit(&self, parts: &mut request::Parts, thread: &ThreadId) -> Result<Permit, Rejection> {
         self.strip(parts, thread);
         let peer = (self.peer)(&parts.extensions).map(|peer| peer.ip());
         let identified = self.identify.identify(&parts.headers, peer).await;

@@ -2,6 +2,7 @@
 //!
 //! Invariant: nothing on the way of a stream looks a metric up: what is counted per stream is a handle that was made when the
 //! admission was built, so the recorder must be installed before. What happens rarely is looked up where it happens.
+//! Two are histograms: a Prometheus exporter that keeps their samples until somebody asks needs its upkeep run now and then.
 
 use ::metrics::{
     Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge,

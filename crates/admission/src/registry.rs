@@ -32,7 +32,6 @@ pub(crate) struct Seat {
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
     shards: [Mutex<Shard>; SHARDS],
-    next: AtomicUsize,
     open: AtomicUsize,
 }
 
@@ -53,9 +52,9 @@ enum Slot {
 impl Registry {
     /// Gives the seat, and how many are open with it.
     pub(crate) fn enter(&self, entry: Entry) -> (Seat, usize) {
-        let shard = self.next.fetch_add(1, Ordering::Relaxed) % SHARDS;
-        let index = self.lock(shard).put(entry);
         let open = self.open.fetch_add(1, Ordering::Relaxed) + 1;
+        let shard = open % SHARDS;
+        let index = self.lock(shard).put(entry);
         (Seat { shard: u32::try_from(shard).expect("there are 16"), index }, open)
     }
 

@@ -5,10 +5,13 @@
 
 use std::fmt;
 
-use http::StatusCode;
+use bytes::Bytes;
+use http::{Response, StatusCode};
 
 use crate::core::pressure::Strain;
 use crate::identity::Unidentified;
+use crate::problem;
+use crate::thread_id::ThreadId;
 use crate::visitor::{BadId, User};
 
 /// Why, in one word.
@@ -148,6 +151,11 @@ impl Rejection {
     /// In how many seconds to try again, where that helps.
     pub fn retry_after_seconds(&self) -> Option<u32> {
         self.retry_after_seconds
+    }
+
+    /// The whole answer: status, headers, and a body of `application/problem+json`. The layer sends it by itself.
+    pub fn response(&self, thread: &ThreadId) -> Response<Bytes> {
+        problem::answer(self, thread)
     }
 
     /// Whether the visitor may read how full the whole house is: only one who is known by more than an address.

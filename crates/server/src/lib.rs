@@ -15,6 +15,7 @@ pub mod config;
 pub mod descriptors;
 mod gate;
 pub mod logging;
+mod memory;
 pub mod metrics;
 mod problem;
 pub mod signals;

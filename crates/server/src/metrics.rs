@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use forebay_admission::metrics as admission;
 use http::StatusCode;
 use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
@@ -35,13 +36,23 @@ const MAX_FDS: &str = "process_max_fds";
 /// Up to the head of a response: a local app takes milliseconds, a model seconds.
 const HEAD_BUCKETS: [f64; 11] = [0.001, 0.0025, 0.01, 0.025, 0.1, 0.25, 1.0, 2.5, 10.0, 30.0, 60.0];
 
+/// A stream's life: from a refused answer's to a day's.
+const STREAM_BUCKETS: [f64; 10] = [0.1, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0, 14_400.0, 86_400.0];
+
 /// Collects from now on.
 ///
 /// # Errors
 /// When this process collects already.
 pub fn install() -> Result<PrometheusHandle, BuildError> {
-    let builder = PrometheusBuilder::new();
-    let builder = builder.set_buckets_for_metric(Matcher::Full(HEAD_SECONDS.to_owned()), &HEAD_BUCKETS)?;
+    // Every histogram has buckets: unlike quantiles they can be summed over gates, and they keep no samples.
+    let mut builder = PrometheusBuilder::new();
+    for (name, buckets) in [
+        (HEAD_SECONDS, &HEAD_BUCKETS[..]),
+        (admission::WAIT_SECONDS, &HEAD_BUCKETS),
+        (admission::STREAM_SECONDS, &STREAM_BUCKETS),
+    ] {
+        builder = builder.set_buckets_for_metric(Matcher::Full(name.to_owned()), buckets)?;
+    }
     let handle = builder.install_recorder()?;
     describe();
     gauge!(BUILD, "version" => env!("CARGO_PKG_VERSION")).set(1);

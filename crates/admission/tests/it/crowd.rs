@@ -1,6 +1,8 @@
 //! Ten thousand streams at once, on real sockets. The clients are a process of their own: a process may not have enough
 //! descriptors for both ends.
 
+#![allow(clippy::print_stdout, reason = "the clients speak by it, and the figures are worth reading")]
+
 use std::io::{self, BufRead, BufReader, Lines, Write};
 use std::net::SocketAddr;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -39,9 +41,7 @@ fn ten_thousand_streams_are_served_and_leave_nothing_behind() {
             empties(&admission).await;
             let after = resident_mib();
             figures.push((before, full, after));
-            let mut out = io::stdout();
-            writeln!(out, "round {round}: {before:.1} MiB, {full:.1} with {TOTAL} streams, {after:.1} after")
-                .unwrap();
+            println!("round {round}: {before:.1} MiB, {full:.1} with {TOTAL} streams, {after:.1} after");
         }
         let (before, full, after) = figures[1];
         assert!(after - before < (full - before) / 20.0, "memory did not return: {figures:?}");
@@ -126,7 +126,7 @@ async fn clients(server: SocketAddr) {
 
 /// On a line of its own: the test runner has begun one.
 fn say(word: &str) {
-    writeln!(io::stdout(), "\ncrowd: {word}").unwrap();
+    println!("\ncrowd: {word}");
 }
 
 fn resident_mib() -> f64 {

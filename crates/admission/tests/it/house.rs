@@ -148,6 +148,18 @@ async fn a_process_that_is_short_of_memory_takes_no_new_streams_and_keeps_the_ol
     assert_eq!(admission.open(), usize::from(held.is_some()));
 }
 
+/// Every process uses some CPU. Takes as long as the window over which it is averaged.
+#[tokio::test]
+async fn a_process_that_is_short_of_cpu_takes_no_new_streams_and_keeps_the_old() {
+    let admission = Admission::builder().total(10).shed_by_cpu(0.0).build(Quota::local());
+    let held = admission.admit(user("ada")).await.unwrap();
+    eventually("it looks at itself", Some(Strain::Cpu), async || admission.status().shedding).await;
+    assert_eq!(refused(&admission, user("bob")).await, Some(Reason::Cpu));
+    assert!(admission.status().process.cpu_ratio.is_some());
+    assert_eq!(admission.open(), 1);
+    drop(held);
+}
+
 #[tokio::test]
 async fn a_process_with_enough_memory_sheds_nobody() {
     let builder = Admission::builder().shed_by_memory(MemoryBound::Bytes(1 << 50)).shed_by_cpu(1_000.0);

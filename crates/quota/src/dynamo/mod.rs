@@ -50,6 +50,30 @@ type Item = HashMap<String, AttributeValue>;
 /// A handle has to watch for one TTL before it believes that a member is gone: give each process one handle, and keep it.
 /// DynamoDB answers in milliseconds, and conflicts are retried within a call: a member's `call_timeout` of a second or
 /// more suits it.
+///
+/// A beat costs a query of the namespace and an update; a settlement a batch read, a query, and one transaction of its
+/// accounts and its member. It needs the rights to GetItem, BatchGetItem, Query, PutItem, UpdateItem, DeleteItem and
+/// ConditionCheckItem.
+///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// use aws_sdk_dynamodb::Client;
+/// use aws_sdk_dynamodb::config::{Credentials, Region};
+/// use forebay_quota::{BudgetConfig, DynamoStore, MemberConfig, Quota};
+///
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let config = DynamoStore::client_config()
+///     .region(Region::new("eu-central-1"))
+///     .credentials_provider(Credentials::new("key", "secret", None, None, "example")); // or aws-config's
+/// let store = DynamoStore::create_table(Client::from_conf(config.build()), "quota", "production").await?;
+/// let member = MemberConfig::new("web-1").call_timeout(Duration::from_secs(2));
+/// let quota = Quota::join(store, member).await;
+/// let lease = quota.budget("streams", BudgetConfig::new(10_000)).take().await?;
+/// # drop(lease);
+/// # Ok(())
+/// # }
+/// ```
 pub struct DynamoStore {
     client: Client,
     table: String,

@@ -256,3 +256,41 @@ fn standing<'a>(survey: &'a Survey, settlement: &Settlement, begun: bool) -> Res
         Ok(own)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::store::MemberId;
+
+    /// What becomes of the settlement 5, after 3 had landed, where the store knows `sequence`.
+    fn verdict(sequence: Option<u64>, replaced: bool, begun: bool) -> Option<Settled> {
+        let id = MemberId::new("a", 1);
+        let known = |sequence| {
+            let life = Duration::from_secs(1);
+            (id.clone(), Member { id: id.clone(), generation: 1, beats: 1, life, replaced, sequence })
+        };
+        let members: BTreeMap<_, _> = sequence.map(known).into_iter().collect();
+        let survey = Survey { generation: None, rebuild_left: Duration::ZERO, members };
+        let settlement =
+            Settlement { member: id, sequence: 5, landed: 3, pressure: Duration::ZERO, asks: Vec::new() };
+        standing(&survey, &settlement, begun).err()
+    }
+
+    #[test]
+    fn a_settlement_goes_on_only_from_where_it_may() {
+        for begun in [false, true] {
+            assert_eq!(verdict(None, false, begun), Some(Settled::Unknown));
+            assert_eq!(verdict(Some(3), true, begun), Some(Settled::Unknown));
+            assert_eq!(verdict(Some(2), false, begun), Some(Settled::LostWrites));
+            assert_eq!(verdict(Some(6), false, begun), Some(Settled::Stale));
+        }
+        assert_eq!(verdict(Some(3), false, false), None);
+        assert_eq!(verdict(Some(4), false, false), None, "one that landed unheard");
+        assert_eq!(verdict(Some(5), false, false), Some(Settled::Stale));
+        assert_eq!(verdict(Some(5), false, true), None, "its first part has landed");
+        assert_eq!(verdict(Some(4), false, true), Some(Settled::LostWrites), "its first part was lost");
+    }
+}

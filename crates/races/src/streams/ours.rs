@@ -1,15 +1,17 @@
 //! A minimal server on `forebay_stream`, with admission before it: the contestant.
 
-use std::convert::Infallible;
+use std::net::{IpAddr, Ipv4Addr};
 
 use anyhow::Result;
 use bytes::Bytes;
-use forebay_stream::{Incoming, Live, ServeConfig, Server, Tail, Topic, service_fn};
+use forebay_admission::{Admission, AdmissionLayer, AdmissionService, Identify};
+use forebay_quota::Quota;
+use forebay_stream::{Incoming, Live, Peer, ServeConfig, Server, Tail, Topic, service_fn};
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Method, Request, Response};
 use http_body_util::{BodyExt, Either, Empty};
 use tokio::net::TcpListener;
-use tower_service::Service;
+use tower_layer::Layer;
 
 use super::helper;
 use crate::harness::Report;
@@ -32,12 +34,16 @@ pub(crate) fn serve() -> Result<Report> {
     })
 }
 
-/// The one place where admission is put before the service.
-fn admitted<S>(service: S) -> S
-where
-    S: Service<Request<Incoming>, Response = Response<Answer>, Error = Infallible> + Clone + Send + 'static,
-{
-    service
+/// The one place where admission is put before the service: 10,000 in all and 3 for each user, counted in this process.
+/// Every subscriber is a user of its own, which is the most that there can be to remember.
+fn admitted<S>(service: S) -> AdmissionService<S> {
+    let admission = Admission::builder().build(Quota::local());
+    let identify =
+        Identify::new().trusted_proxies([IpAddr::from(Ipv4Addr::LOCALHOST).into()]).trusted_header();
+    AdmissionLayer::new(admission, identify)
+        .streams(|request| request.method == Method::GET)
+        .peer(|extensions| extensions.get::<Peer>().map(|peer| peer.0))
+        .layer(service)
 }
 
 async fn answer(request: Request<Incoming>, topic: Topic) -> Response<Answer> {

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::Response;
 use http_body::{Body, Frame, SizeHint};
 
-use super::connection::Download;
+use super::download::{Download, DownloadError};
 use super::drain::InFlight;
 use crate::metrics;
 
@@ -39,12 +39,12 @@ impl GateBody {
 
 impl Body for GateBody {
     type Data = Bytes;
-    type Error = hyper::Error;
+    type Error = DownloadError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, DownloadError>>> {
         match &mut *self {
             GateBody::Own(words) => Poll::Ready(words.take().map(|words| Ok(Frame::data(words)))),
             GateBody::Relayed(relayed) => {

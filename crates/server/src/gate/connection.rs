@@ -1,9 +1,10 @@
-//! One connection to the upstream, and the response that comes over it.
+//! One connection to the upstream.
 //!
 //! Invariant: a connection is driven by the request that holds it, and by nothing else. Dropping that request, while it
 //! waits for the response or in the midst of its body, closes the socket there and then: no other task has to notice
-//! that the client has left. A connection whose response has ended, with nothing left to send, goes back to its pool.
-//! Kept by: [`Connection`] owns the socket and is owned by the future of the request, then by [`Download`].
+//! that the client has left.
+//! Kept by: [`Connection`] owns the socket and is owned by the future of the request, then by the response's body
+//! (`download.rs`).
 //! Not here: who gets a connection (`upstream.rs`).
 
 use std::error::Error as _;
@@ -17,26 +18,27 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response};
-use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http1};
-use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, sleep_until};
 
+use super::head_io::{HeadIo, Valve};
 use super::upload::{Progress, Upload};
-use super::upstream::Pool;
 
 /// What the upstream may send as a head; its bodies have no bound.
 const MAX_HEAD_BYTES: usize = 64 * 1024;
 
 pub(crate) struct Connection {
     sender: http1::SendRequest<Upload>,
-    driver: http1::Connection<TokioIo<TcpStream>, Upload>,
+    driver: http1::Connection<HeadIo, Upload>,
+    valve: Arc<Valve>,
     /// The driver has returned and may not be polled again.
     ended: bool,
-    _permit: OwnedSemaphorePermit,
+    /// The last request's body was handed to the driver whole.
+    uploaded: bool,
+    permit: OwnedSemaphorePermit,
 }
 
 impl Connection {
@@ -44,15 +46,37 @@ impl Connection {
         socket: TcpStream,
         permit: OwnedSemaphorePermit,
     ) -> Result<Connection, hyper::Error> {
-        let mut builder = http1::Builder::new();
-        let (sender, driver) = builder.max_buf_size(MAX_HEAD_BYTES).handshake(TokioIo::new(socket)).await?;
-        Ok(Connection { sender, driver, ended: false, _permit: permit })
+        let valve = Arc::new(Valve::default());
+        let io = HeadIo::new(socket, Arc::clone(&valve));
+        let (sender, driver) = http1::Builder::new().max_buf_size(MAX_HEAD_BYTES).handshake(io).await?;
+        Ok(Connection { sender, driver, valve, ended: false, uploaded: true, permit })
     }
 
     /// Whether it can take a request now. One that the upstream has closed meanwhile can't.
     pub(crate) fn is_ready(&mut self, cx: &mut Context<'_>) -> bool {
-        self.drive(cx);
+        self.valve.open();
+        drive(&mut self.driver, &mut self.ended, cx);
+        self.valve.reset();
         !self.ended && self.sender.is_ready()
+    }
+
+    /// Lets the body come, as far as somebody wants it.
+    pub(crate) fn drive_body(&mut self, cx: &mut Context<'_>) {
+        self.valve.open();
+        drive(&mut self.driver, &mut self.ended, cx);
+    }
+
+    /// Whether all of the request is with the kernel, so that nobody else has to write.
+    pub(crate) fn is_sent(&self) -> bool {
+        !self.ended && self.uploaded && self.valve.is_sent()
+    }
+
+    /// The socket, and what was read of the body. Only after a head, and before `drive_body`, is that all of it.
+    pub(crate) fn into_parts(self) -> (TcpStream, Bytes, OwnedSemaphorePermit) {
+        let parts = self.driver.into_parts();
+        let (socket, held) = parts.io.into_parts();
+        let unread = if parts.read_buf.is_empty() { held } else { [parts.read_buf, held].concat().into() };
+        (socket, unread, self.permit)
     }
 
     /// Sends a request and waits for the head of the response; `timeout` counts from the last progress of the upload.
@@ -65,7 +89,7 @@ impl Connection {
         let mut answer = pin!(self.sender.try_send_request(request));
         let mut timer = pin!(sleep_until(progress.last() + timeout));
         let (driver, ended) = (&mut self.driver, &mut self.ended);
-        poll_fn(|cx| {
+        let answer = poll_fn(|cx| {
             // Once before the driver ran and once after: what it does for the answer wakes nobody else.
             for _ in 0..2 {
                 if let Poll::Ready(answer) = answer.as_mut().poll(cx) {
@@ -82,11 +106,9 @@ impl Connection {
             }
             Poll::Pending
         })
-        .await
-    }
-
-    fn drive(&mut self, cx: &mut Context<'_>) {
-        drive(&mut self.driver, &mut self.ended, cx);
+        .await;
+        self.uploaded = progress.is_done();
+        answer
     }
 }
 
@@ -96,7 +118,7 @@ impl fmt::Debug for Connection {
     }
 }
 
-fn drive(driver: &mut http1::Connection<TokioIo<TcpStream>, Upload>, ended: &mut bool, cx: &mut Context<'_>) {
+fn drive(driver: &mut http1::Connection<HeadIo, Upload>, ended: &mut bool, cx: &mut Context<'_>) {
     if !*ended {
         // Its error is told to whoever waits for the response or its body.
         *ended = Pin::new(driver).poll(cx).is_ready();
@@ -139,88 +161,4 @@ impl From<TrySendError<Request<Upload>>> for ExchangeError {
 fn is_reset(error: &hyper::Error) -> bool {
     let io = error.source().and_then(|source| source.downcast_ref::<io::Error>());
     io.is_some_and(|io| matches!(io.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe))
-}
-
-/// A response's body, with the connection that it comes over.
-#[derive(Debug)]
-pub(crate) struct Download {
-    incoming: Incoming,
-    /// None once it went back, or broke.
-    connection: Option<Box<Connection>>,
-    pool: Arc<Pool>,
-}
-
-impl Download {
-    /// Gives the connection back at once where there is no body.
-    pub(crate) fn new(incoming: Incoming, connection: Box<Connection>, pool: Arc<Pool>) -> Download {
-        Download { incoming, connection: Some(connection), pool }
-    }
-
-    /// For a response whose body is empty from the start.
-    pub(crate) async fn settle_if_ended(&mut self) {
-        if self.incoming.is_end_stream() {
-            poll_fn(|cx| {
-                self.settle(cx);
-                Poll::Ready(())
-            })
-            .await;
-        }
-    }
-
-    /// The response is complete: the connection goes back if it can take another request, and ends if not.
-    fn settle(&mut self, cx: &mut Context<'_>) {
-        if let Some(mut connection) = self.connection.take()
-            && connection.is_ready(cx)
-        {
-            self.pool.put_back(connection);
-        }
-    }
-}
-
-impl Body for Download {
-    type Data = Bytes;
-    type Error = hyper::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let this = &mut *self;
-        let mut driven = false;
-        loop {
-            match Pin::new(&mut this.incoming).poll_frame(cx) {
-                Poll::Ready(Some(Ok(frame))) => {
-                    // Trailers belong to one connection here, as `Trailer` does.
-                    let Ok(data) = frame.into_data() else { continue };
-                    if this.incoming.is_end_stream() {
-                        this.settle(cx);
-                    }
-                    return Poll::Ready(Some(Ok(Frame::data(data))));
-                }
-                Poll::Ready(Some(Err(error))) => {
-                    this.connection = None;
-                    return Poll::Ready(Some(Err(error)));
-                }
-                Poll::Ready(None) => {
-                    this.settle(cx);
-                    return Poll::Ready(None);
-                }
-                Poll::Pending if driven => return Poll::Pending,
-                Poll::Pending => {
-                    driven = true;
-                    if let Some(connection) = &mut this.connection {
-                        connection.drive(cx);
-                    }
-                }
-            }
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.incoming.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.incoming.size_hint()
-    }
 }

@@ -10,8 +10,8 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use http::header::{
-    CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue, TE,
-    TRAILER, TRANSFER_ENCODING, UPGRADE, VIA,
+    CONNECTION, COOKIE, EXPECT, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue, TE, TRAILER,
+    TRANSFER_ENCODING, UPGRADE, VIA,
 };
 use http::{Method, Request, Uri, Version};
 
@@ -29,8 +29,6 @@ const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto
 pub(crate) enum BadRequest {
     /// HTTP/1.1 asks for exactly one `Host`.
     Host,
-    /// Both `Content-Length` and `Transfer-Encoding`: two readers could disagree where it ends.
-    Framing,
     /// `CONNECT`: the gate is no forward proxy.
     Connect,
     /// `Upgrade`: WebSocket and the like are not tunnelled.
@@ -46,9 +44,6 @@ pub(crate) fn check<B>(request: &Request<B>) -> Result<(), BadRequest> {
     }
     let headers = request.headers();
     if request.version() < Version::HTTP_2 {
-        if headers.contains_key(TRANSFER_ENCODING) && headers.contains_key(CONTENT_LENGTH) {
-            return Err(BadRequest::Framing);
-        }
         let mut hosts = headers.get_all(HOST).iter();
         match (hosts.next(), hosts.next()) {
             (Some(host), None) if is_authority(host) => {}
@@ -402,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_has_one_host_one_framing_and_no_upgrade() {
+    fn a_request_has_one_host_and_no_upgrade() {
         let ask = |version, lines: &[_]| check(&request(version, lines));
         assert_eq!(ask(Version::HTTP_11, &[("host", "a")]), Ok(()));
         assert_eq!(ask(Version::HTTP_11, &[]), Err(BadRequest::Host));
@@ -411,8 +406,6 @@ mod tests {
         assert_eq!(ask(Version::HTTP_11, &[("host", "a, b")]), Err(BadRequest::Host));
         assert_eq!(ask(Version::HTTP_10, &[]), Ok(()));
         assert_eq!(ask(Version::HTTP_2, &[]), Err(BadRequest::Host));
-        let both = [("host", "a"), ("content-length", "3"), ("transfer-encoding", "chunked")];
-        assert_eq!(ask(Version::HTTP_11, &both), Err(BadRequest::Framing));
         let upgrade = |to| [("host", "a"), ("connection", "keep-alive, Upgrade"), ("upgrade", to)];
         assert_eq!(ask(Version::HTTP_11, &upgrade("websocket")), Err(BadRequest::Upgrade));
         assert_eq!(ask(Version::HTTP_11, &upgrade("h2c")), Ok(()), "an offer that may be ignored");

@@ -10,16 +10,19 @@
 //! | which requests are streams | `routes.rs`, pure |
 //! | which headers pass, and what is refused at sight | `headers.rs`, pure |
 //! | a request's way | `service.rs`, then `proxy.rs` |
-//! | the client's body going up, the upstream's coming down | `upload.rs`, `connection.rs` |
-//! | connections to the upstream | `upstream.rs`, `idle.rs` (pure) |
+//! | the client's body going up, the upstream's coming down | `upload.rs`; `download.rs`, `chunked.rs` (pure) |
+//! | connections to the upstream | `upstream.rs`, `idle.rs` (pure), `connection.rs`, `head_io.rs` |
 //! | what the gate itself answers | `refusal.rs`, `failure.rs` |
 //! | the end | `drain.rs`, and [`Gate::run`] below |
 //! | what operators see | `report.rs` |
 
 mod body;
+mod chunked;
 mod connection;
+mod download;
 mod drain;
 mod failure;
+mod head_io;
 mod headers;
 mod idle;
 mod proxy;

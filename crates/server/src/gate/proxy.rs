@@ -24,7 +24,7 @@ use tower_service::Service;
 use tracing::{debug, info, warn};
 
 use super::body::GateBody;
-use super::connection::Download;
+use super::download::Download;
 use super::drain::{Drain, InFlight, Kind};
 use super::failure::UpstreamError;
 use super::headers::{BadRequest, Origin, Trust, requested_host, rewrite_request, rewrite_response};
@@ -168,13 +168,14 @@ fn relay(
     version: Version,
     method: &Method,
 ) -> Response<GateBody> {
-    let (mut parts, download) = response.into_parts();
-    rewrite_response(&mut parts.headers);
+    let (mut parts, mut download) = response.into_parts();
     parts.version = Version::HTTP_11; // the server writes its own
     parts.extensions.clear();
     if is_live(&parts, inside.kind(), version, method) {
         parts.extensions.insert(Live);
+        download = download.lean(&parts.headers);
     }
+    rewrite_response(&mut parts.headers);
     Response::from_parts(parts, GateBody::relayed(download, inside))
 }
 

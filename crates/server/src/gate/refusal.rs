@@ -30,9 +30,7 @@ impl Refusal {
     fn status(&self) -> StatusCode {
         match self {
             Refusal::Bad(BadRequest::Connect | BadRequest::Upgrade) => StatusCode::NOT_IMPLEMENTED,
-            Refusal::Bad(BadRequest::Host | BadRequest::Framing | BadRequest::Target) => {
-                StatusCode::BAD_REQUEST
-            }
+            Refusal::Bad(BadRequest::Host | BadRequest::Target) => StatusCode::BAD_REQUEST,
             Refusal::Draining => StatusCode::SERVICE_UNAVAILABLE,
             Refusal::NoPeer => StatusCode::INTERNAL_SERVER_ERROR,
             Refusal::Switched => StatusCode::BAD_GATEWAY,
@@ -46,7 +44,6 @@ impl Refusal {
             Refusal::Bad(BadRequest::Connect) => "connect_refused",
             Refusal::Bad(BadRequest::Upgrade) => "upgrade_refused",
             Refusal::Bad(BadRequest::Host) => "bad_host",
-            Refusal::Bad(BadRequest::Framing) => "bad_framing",
             Refusal::Bad(BadRequest::Target) => "bad_target",
             Refusal::Draining => "draining",
             Refusal::NoPeer => "no_peer",
@@ -64,9 +61,6 @@ impl Refusal {
                 "This gate passes on requests and streams, not upgraded connections such as WebSocket."
             }
             Refusal::Bad(BadRequest::Host) => "A request must say for which host it is, once.",
-            Refusal::Bad(BadRequest::Framing) => {
-                "A request must have either Content-Length or Transfer-Encoding, not both."
-            }
             Refusal::Bad(BadRequest::Target) => "The request-target has no path.",
             Refusal::Draining => "This server is about to end. Please connect again.",
             Refusal::NoPeer => "The server does not know from where this request came.",

@@ -10,7 +10,7 @@ use std::time::Duration;
 use forebay_admission::{Admission, AdmissionLayer};
 use forebay_quota::{MemberConfig, Mode, Quota, RedisStore};
 use forebay_redis::Client;
-use forebay_stream::Server;
+use forebay_stream::{Server, Stats};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::oneshot;
@@ -25,14 +25,15 @@ use super::service::GateService;
 use super::upstream::Upstream;
 use crate::admin::{self, Report};
 use crate::config::{GateConfig, QuotaConfig};
+use crate::memory::{self, Crowd};
 use crate::signals::Signals;
 
 /// Thousands of clients may come at once, after a restart.
 const BACKLOG: u32 = 4096;
 /// What is given back at the end is told in one call or two; without an answer, it expires by itself.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How often the recorder forgets samples that nobody asked for.
-const UPKEEP: Duration = Duration::from_secs(5);
+/// How often the recorder forgets samples that nobody asked for, and memory that nobody needs goes back.
+const UPKEEP: Duration = Duration::from_secs(1);
 
 /// A gate that listens.
 pub struct Gate {
@@ -137,13 +138,7 @@ impl Gate {
     /// instance held. A second signal ends it at once; then this says which.
     pub async fn run(self, mut signals: Signals) -> Option<&'static str> {
         let Gate { server, admin, admission, quota, drain, drain_timeout, metrics } = self;
-        let upkeep = tokio::spawn(async move {
-            let mut ticks = interval(UPKEEP);
-            loop {
-                ticks.tick().await;
-                metrics.run_upkeep();
-            }
-        });
+        let upkeep = tokio::spawn(upkeep(metrics, server.stats()));
         let admin = admin.map(|admin| tokio::spawn(admin.run(std::future::pending())));
         let (stop, stopped) = oneshot::channel::<()>();
         let serving = tokio::spawn(server.run(async { drop(stopped.await) }));
@@ -183,6 +178,17 @@ impl fmt::Debug for Gate {
     }
 }
 
+async fn upkeep(metrics: PrometheusHandle, http: Stats) {
+    let (mut ticks, mut crowd) = (interval(UPKEEP), Crowd::default());
+    loop {
+        ticks.tick().await;
+        metrics.run_upkeep();
+        if crowd.has_left(http.counts().open_connections) {
+            let _ = tokio::task::spawn_blocking(memory::give_back).await;
+        }
+    }
+}
+
 fn listen(key: &'static str, address: SocketAddr) -> Result<TcpListener, StartError> {
     let open = || {
         let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
@@ -201,12 +207,17 @@ async fn join(config: &QuotaConfig, address: SocketAddr) -> Result<Quota, StartE
     let member = MemberConfig::new(name).beat(config.beat).ttl(config.ttl).policy(config.policy);
     let quota = Quota::join(store, member).await;
     let status = quota.status();
-    if status.mode == Mode::Normal {
-        info!(redis = %at, members = status.members, "the gate counts with others");
-    } else {
-        let why = status.why.unwrap_or_default();
-        let policy = config.policy.as_str();
-        warn!(redis = %at, policy, why, "Redis can't be reached: the gate starts without it, and goes on trying");
+    let why = status.why.unwrap_or_default();
+    match status.mode {
+        Mode::Normal => info!(redis = %at, members = status.members, "the gate counts with others"),
+        Mode::Rebuilding => {
+            let ttl = config.ttl;
+            warn!(redis = %at, ?ttl, why, "Redis knows of nobody yet: streams are admitted after one TTL");
+        }
+        Mode::WithinSlices | Mode::Degraded(_) => {
+            let policy = config.policy.as_str();
+            warn!(redis = %at, policy, why, "Redis can't be reached: the gate starts without it, and goes on trying");
+        }
     }
     Ok(quota)
 }

@@ -6,7 +6,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -38,12 +38,13 @@ pub(crate) enum UploadError {
 impl Upload {
     pub(crate) fn new(incoming: Incoming, idle: Duration) -> Upload {
         let incoming = Some(incoming).filter(|incoming| !incoming.is_end_stream());
-        Upload { incoming, idle, timer: None, progress: Arc::new(Progress::new()) }
+        let progress = Arc::new(Progress::new(incoming.is_none()));
+        Upload { incoming, idle, timer: None, progress }
     }
 
     /// For a request that has none, to be sent again.
     pub(crate) fn empty() -> Upload {
-        Upload { incoming: None, idle: Duration::ZERO, timer: None, progress: Arc::new(Progress::new()) }
+        Upload { incoming: None, idle: Duration::ZERO, timer: None, progress: Arc::new(Progress::new(true)) }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -66,9 +67,10 @@ impl Body for Upload {
     ) -> Poll<Option<Result<Frame<Bytes>, UploadError>>> {
         loop {
             let Some(incoming) = &mut self.incoming else { return Poll::Ready(None) };
-            if let Poll::Ready(frame) = Pin::new(incoming).poll_frame(cx) {
+            if let Poll::Ready(frame) = Pin::new(&mut *incoming).poll_frame(cx) {
+                let ended = matches!(frame, None | Some(Ok(_))) && incoming.is_end_stream();
                 self.timer = None;
-                self.progress.made();
+                self.progress.made(ended || frame.is_none());
                 return Poll::Ready(match frame {
                     // Trailers belong to one connection here: their announcement was removed with `Trailer`.
                     Some(Ok(frame)) => match frame.into_data() {
@@ -100,14 +102,21 @@ impl Body for Upload {
 pub(crate) struct Progress {
     origin: Instant,
     last_ms: AtomicU64,
+    /// The whole body was handed on.
+    done: AtomicBool,
 }
 
 impl Progress {
-    fn new() -> Progress {
-        Progress { origin: Instant::now(), last_ms: AtomicU64::new(0) }
+    fn new(done: bool) -> Progress {
+        Progress { origin: Instant::now(), last_ms: AtomicU64::new(0), done: AtomicBool::new(done) }
     }
 
-    fn made(&self) {
+    pub(crate) fn is_done(&self) -> bool {
+        self.done.load(Ordering::Relaxed)
+    }
+
+    fn made(&self, done: bool) {
+        self.done.store(done, Ordering::Relaxed);
         let elapsed_ms = u64::try_from(self.origin.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.last_ms.store(elapsed_ms, Ordering::Relaxed);
     }

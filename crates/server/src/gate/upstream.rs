@@ -23,7 +23,8 @@ use tokio::net::{TcpStream, lookup_host};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout_at};
 
-use super::connection::{Connection, Download, ExchangeError};
+use super::connection::{Connection, ExchangeError};
+use super::download::Download;
 use super::failure::UpstreamError;
 use super::idle::Idle;
 use super::upload::Upload;
@@ -159,8 +160,7 @@ impl Upstream {
         let progress = request.body().progress();
         let response = connection.exchange(request, &progress, self.pool.config.response_timeout).await?;
         let (parts, incoming) = response.into_parts();
-        let mut download = Download::new(incoming, connection, Arc::clone(&self.pool));
-        download.settle_if_ended().await;
+        let download = Download::new(incoming, connection, Arc::clone(&self.pool)).await;
         Ok(Response::from_parts(parts, download))
     }
 }

@@ -42,6 +42,7 @@ async fn five_thousand_streams_are_served_and_leave_nothing_behind() {
         streams.push(dialing.join_next().await.unwrap().unwrap());
     }
     let full_kib = gate.resident_kib();
+    eprintln!("{STREAMS} streams: {before_kib} KiB before, {full_kib} KiB with all open");
     let status = gate.status().await;
     assert_eq!((origin.open(), &status["http"]["lean_streams"]), (STREAMS, &STREAMS.into()));
     assert_eq!(status["statistics"]["total_connections"], STREAMS);
@@ -59,11 +60,12 @@ async fn five_thousand_streams_are_served_and_leave_nothing_behind() {
     gate.empty().await;
     until("the upstream is empty", async || origin.open() == 0).await;
     until("all connections are gone", async || gate.status().await["http"]["lean_streams"] == 0).await;
+    let enough_kib = before_kib + (full_kib - before_kib) / 4;
+    until("memory comes back", async || gate.resident_kib() < enough_kib).await;
     let after_kib = gate.resident_kib();
     let each = (full_kib - before_kib) as f64 / STREAMS as f64;
     eprintln!(
         "{STREAMS} streams through the gate: {before_kib} KiB before, {full_kib} KiB with all open ({each:.1} KiB \
          each), {after_kib} KiB after"
     );
-    assert!(after_kib < before_kib + (full_kib - before_kib) / 2, "most of it comes back");
 }

@@ -141,10 +141,10 @@ impl Gate {
         .await;
     }
 
-    /// Resident memory, in KiB.
+    /// Resident memory of its own, in KiB; without the program's text, which is read as it is needed.
     pub(crate) fn resident_kib(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
         line.trim().trim_end_matches(" kB").parse().unwrap()
     }
 }

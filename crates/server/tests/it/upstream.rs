@@ -26,6 +26,7 @@ async fn an_upstream_that_is_not_there_is_a_502_and_said_once_in_the_log() {
         assert_problem(&answer, 502, "upstream_unreachable");
         assert_eq!(answer.head.header("x-thread-id"), Some("t-1"));
     }
+    gate.wait_for_log("the upstream fails");
     assert_eq!(gate.log().matches("the upstream fails").count(), 1, "{}", gate.log());
     assert_eq!(gate.metric("forebay_gate_upstream_failures_total", &["upstream_unreachable"]).await, 3.0);
     assert_eq!(gate.status().await["gate"]["upstream_failing"], true);
