@@ -36,7 +36,12 @@ pub(crate) const KEY_LIFE: Duration = Duration::from_secs(3600);
 impl MemberConfig {
     /// A member called `name`: the same name again after a restart takes over from the last incarnation at once. Two
     /// processes must not share a name; if they do, the first goes on under another.
-    pub fn new(name: impl Into<String>) -> Self {
+    ///
+    /// Of the name, letters, digits and `-._:+` are kept, up to 64 of them; others become `_`.
+    pub fn new(name: impl AsRef<str>) -> Self {
+        let plain = |letter: char| letter.is_ascii_alphanumeric() || "-._:+".contains(letter);
+        let name =
+            name.as_ref().chars().take(64).map(|letter| if plain(letter) { letter } else { '_' }).collect();
         let rules = Rules {
             beat: Duration::from_secs(2),
             ttl: Duration::from_secs(10),
@@ -49,7 +54,7 @@ impl MemberConfig {
             batch: 256,
         };
         let (call_timeout, join_timeout) = (Duration::from_millis(500), Duration::from_secs(2));
-        MemberConfig { name: name.into(), rules, call_timeout, join_timeout }
+        MemberConfig { name, rules, call_timeout, join_timeout }
     }
 
     /// How often it tells the store that it lives. 2 s by default: a fifth of the TTL, so that four may be lost.

@@ -153,9 +153,7 @@ impl Keyed {
         let of = AccountRef::Key(self.index, key.into());
         let name = self.shared.look(|member, _| member.account_name(&of));
         let holdings = self.shared.in_time(self.shared.store.look(vec![name])).await?;
-        let counts =
-            |share: &Share| !holdings.members.iter().any(|life| life.replaced && life.member == share.member);
-        Ok(holdings.accounts.into_iter().flat_map(|account| account.shares).filter(counts).collect())
+        Ok(holdings.accounts.into_iter().flat_map(|account| account.shares).collect())
     }
 }
 

@@ -175,7 +175,8 @@ pub struct Ask {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Sharing {
-    /// Exactly what is asked for; a replaced member's share is free at once. For keyed limits.
+    /// Exactly what is asked for; a replaced member's share is free at once. For keyed limits: the names of these
+    /// accounts, and only theirs, begin with `k:`.
     Exact,
     /// A block on top of what is asked for while there is plenty; a replaced member's share is free at once.
     Blocks,
@@ -214,8 +215,7 @@ pub enum Settled {
     LostWrites,
 }
 
-/// The state of an account after an ask. Of an account that is shared exactly, what is held is what is used; and an ask
-/// for no more than its floor is answered without looking at the others: the totals are then the member's own.
+/// The state of an account after an ask. Of an account that is shared exactly, what is held is what is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Answer {
     /// What the asking member holds now.

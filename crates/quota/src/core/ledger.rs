@@ -169,32 +169,27 @@ impl Ledger {
         let (me, exact) = (&settlement.member, !ask.sharing.in_blocks());
         let members = self.living(now);
         let account = self.accounts.entry(ask.account.clone()).or_default();
-        account.shares.remove(me);
-        let answer = if exact && ask.want == ask.floor {
-            Answer { count: ask.floor, total: ask.floor, used: ask.floor, pressure: false }
-        } else {
-            let counts = |id: &MemberId| {
-                let member = self.members.get(id).filter(|member| member.expires > now);
-                member.is_some_and(|member| !member.replaced || ask.sharing.keeps_replaced())
-            };
-            account.shares.retain(|id, _| counts(id));
-            let others = sum(account.shares.values().map(|held| held.count));
-            let others_used = sum(account.shares.values().map(|held| held.used));
-            let pressure = account.pressed_until > now;
-            let count = grant(ask, View { others, members, rebuilding, pressure });
-            if count < ask.want && !exact && !rebuilding {
-                self.pressings += u64::from(!pressure);
-                account.pressed_until = now + settlement.pressure;
-            }
-            Answer {
-                count,
-                total: others.saturating_add(count),
-                used: others_used.saturating_add(if exact { count } else { ask.used }),
-                pressure: account.pressed_until > now,
-            }
+        let counts = |id: &MemberId| {
+            let member = self.members.get(id).filter(|member| member.expires > now);
+            id != me && member.is_some_and(|member| !member.replaced || ask.sharing.keeps_replaced())
+        };
+        account.shares.retain(|id, _| counts(id));
+        let others = sum(account.shares.values().map(|held| held.count));
+        let others_used = sum(account.shares.values().map(|held| held.used));
+        let pressure = account.pressed_until > now;
+        let count = grant(ask, View { others, members, rebuilding, pressure });
+        if count < ask.want && !exact && !rebuilding {
+            self.pressings += u64::from(!pressure);
+            account.pressed_until = now + settlement.pressure;
+        }
+        let used = if exact { count } else { ask.used };
+        let answer = Answer {
+            count,
+            total: others.saturating_add(count),
+            used: others_used.saturating_add(used),
+            pressure: account.pressed_until > now,
         };
         if answer.count > 0 {
-            let used = if exact { answer.count } else { ask.used };
             account.shares.insert(me.clone(), Held { count: answer.count, used });
         }
         if account.shares.is_empty() && account.pressed_until <= now {
@@ -215,21 +210,23 @@ impl Ledger {
     }
 
     pub(crate) fn look(&self, accounts: &[Arc<str>], now: Duration) -> Holdings {
-        let alive = |id: &MemberId| self.members.get(id).is_some_and(|member| member.expires > now);
+        let alive = |id: &MemberId| self.members.get(id).filter(|member| member.expires > now);
         let life = |(id, member): (&MemberId, &Member)| Life {
             member: id.clone(),
             expires_in_ms: Some(member.expires.saturating_sub(now).as_millis() as u64),
             replaced: member.replaced,
         };
         let shares = |name: &Arc<str>| {
-            let held = self.accounts.get(name)?.shares.iter().filter(|(id, _)| alive(id));
+            // Of exact accounts, a replaced member's share counts for nothing.
+            let counts = |id| alive(id).is_some_and(|member| !(member.replaced && name.starts_with("k:")));
+            let held = self.accounts.get(name)?.shares.iter().filter(|(id, _)| counts(id));
             let shares: Vec<_> = held
                 .map(|(id, held)| Share { member: id.clone(), count: held.count, used: held.used })
                 .collect();
             (!shares.is_empty()).then(|| Shares { account: name.clone(), shares })
         };
         Holdings {
-            members: self.members.iter().filter(|(id, _)| alive(id)).map(life).collect(),
+            members: self.members.iter().filter(|(id, _)| alive(id).is_some()).map(life).collect(),
             accounts: accounts.iter().filter_map(shares).collect(),
         }
     }

@@ -29,10 +29,11 @@ impl DynamoStore {
                 .await
                 .map_err(failed)?;
             let read = read.item().map(Stamped::<Bucket>::read).transpose()?;
+            let read_at = Instant::now();
             let now = match &read {
                 None => wall(),
                 Some(Stamped { stamp, content: Bucket { clock, .. }, .. }) => {
-                    let age = self.watch().bucket_age(&draw.bucket, stamp, Instant::now());
+                    let age = self.watch().bucket_age(&draw.bucket, stamp, read_at);
                     wall().max(*clock + age)
                 }
             };
@@ -42,8 +43,12 @@ impl DynamoStore {
             if drawn.tokens == 0 {
                 return Ok(drawn); // nothing has changed
             }
-            match self.write_bucket(&draw, Bucket { full_at, clock: now }, stamp).await? {
-                Wrote::Done => return Ok(drawn),
+            let mark = self.stamps.next();
+            match self.write_bucket(&draw, Bucket { full_at, clock: now }, stamp, mark.clone()).await? {
+                Wrote::Done => {
+                    self.watch().wrote_bucket(&draw.bucket, &mark, read_at);
+                    return Ok(drawn);
+                }
                 Wrote::Refused | Wrote::Busy => pace.again().await?,
             }
         }
@@ -54,9 +59,10 @@ impl DynamoStore {
         draw: &Draw,
         bucket: Bucket,
         stamp: Option<String>,
+        mark: String,
     ) -> Result<Wrote, StoreError> {
         let mut item = self.bucket_key(&draw.bucket);
-        bucket.write(self.stamps.next(), &mut item);
+        bucket.write(mark, &mut item);
         let put = self.client.put_item().table_name(&self.table).set_item(Some(item));
         let put = match stamp {
             None => put.condition_expression("attribute_not_exists(pk)"),

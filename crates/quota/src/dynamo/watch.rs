@@ -76,6 +76,11 @@ impl Watch {
         since(&mut self.pressed, account, &pressed.stamp, now) < pressed.lasts
     }
 
+    /// We wrote this bucket ourselves, with the time that it was for us at `now`.
+    pub(super) fn wrote_bucket(&mut self, bucket: &Arc<str>, stamp: &str, now: Instant) {
+        since(&mut self.buckets, bucket, stamp, now);
+    }
+
     /// For how long a bucket has been as it is, as far as this handle knows.
     pub(super) fn bucket_age(&mut self, bucket: &Arc<str>, stamp: &str, now: Instant) -> Duration {
         since(&mut self.buckets, bucket, stamp, now)

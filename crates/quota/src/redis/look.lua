@@ -1,11 +1,12 @@
--- Who lives, and who holds what. KEYS: members, replaced, then the accounts.
+-- Who lives, and who holds what. KEYS: members, replaced, exact accounts, then accounts in blocks. ARGV: exact accounts.
 local time = redis.call('TIME')
-local found = {
+local exact, blocks = {}, {}
+for i = 1, #ARGV do exact[i] = redis.call('HGET', KEYS[3], ARGV[i]) or '' end
+for i = 4, #KEYS do blocks[i - 3] = redis.call('HGETALL', KEYS[i]) end
+return {
   string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000)),
-  redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES'),
-  redis.call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES'),
+  redis.call('HGETALL', KEYS[1]),
+  redis.call('HGETALL', KEYS[2]),
+  exact,
+  blocks,
 }
-local accounts = {}
-for i = 3, #KEYS do accounts[i - 2] = redis.call('HGETALL', KEYS[i]) end
-found[4] = accounts
-return found

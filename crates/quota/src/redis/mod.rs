@@ -3,9 +3,8 @@
 //! Invariant: all keys of a namespace share one hash tag, so that a script's keys lie in one slot, and every script is
 //! passed the members' sorted set.
 //! Time is Redis's own; nothing here compares it with a clock of ours.
-//! Keys, after the tag: `:m` members by expiry, `:x` those whose name was taken over, `:g` the generation and when it is
-//! rebuilt, `:s` the sequence of each member's last settlement, `:b:…` budgets, `:k:…` keys of keyed limits, `:r:…` buckets; the
-//! channel `:p` tells of pressure.
+//! Keys, after the tag: `:m` the members, the generation and where the sweep stands; `:x` those whose name was taken over;
+//! `:k` all exact accounts, a field each; `:b:…` a budget each; `:r:…` a bucket each; the channel `:p` tells of pressure.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -23,7 +22,7 @@ use crate::store::{
 #[derive(Debug, Clone)]
 pub struct RedisStore {
     client: Client,
-    tag: Arc<str>,
+    keys: Arc<Keys>,
     beat: Arc<Script>,
     settle: Arc<Script>,
     draw: Arc<Script>,
@@ -32,8 +31,17 @@ pub struct RedisStore {
     pressure: Arc<tokio::sync::Mutex<Option<Subscription>>>,
 }
 
-/// The channel on which pressure is told.
-const PRESSURE: &str = "p";
+#[derive(Debug)]
+struct Keys {
+    tag: String,
+    /// Members, replaced, exact accounts: those that scripts begin with.
+    common: [String; 3],
+    /// The channel on which pressure is told.
+    pressure: String,
+}
+
+/// How many exact accounts a beat looks through for some that only the dead hold.
+const SWEEP: u32 = 64;
 /// How long to wait before subscribing again when it failed.
 const RESUBSCRIBE: Duration = Duration::from_secs(1);
 
@@ -43,11 +51,13 @@ impl RedisStore {
     /// The server must not evict keys (`maxmemory-policy noeviction`, or `volatile-*`): what it forgets has to be told anew.
     pub fn new(client: Client, namespace: &str) -> Self {
         // Braces would end the hash tag early.
-        let tag = format!("{{{}}}", namespace.replace(['{', '}'], "_")).into();
+        let tag = format!("{{{}}}", namespace.replace(['{', '}'], "_"));
+        let key = |name| format!("{tag}:{name}");
+        let keys = Keys { common: ["m", "x", "k"].map(key), pressure: key("p"), tag };
         let script = |source: &str| Arc::new(Script::new(source));
         RedisStore {
             client,
-            tag,
+            keys: Arc::new(keys),
             beat: script(include_str!("beat.lua")),
             settle: script(include_str!("settle.lua")),
             draw: script(include_str!("draw.lua")),
@@ -71,7 +81,7 @@ impl RedisStore {
             {
                 return;
             }
-            match self.client.subscribe([self.key(PRESSURE)]).await {
+            match self.client.subscribe([&self.keys.pressure]).await {
                 Ok(subscription) => *pressure = Some(subscription),
                 Err(_) => tokio::time::sleep(RESUBSCRIBE).await,
             }
@@ -79,12 +89,7 @@ impl RedisStore {
     }
 
     fn key(&self, name: &str) -> String {
-        format!("{}:{name}", self.tag)
-    }
-
-    /// The keys that every script needs.
-    fn common_keys(&self) -> Vec<String> {
-        ["m", "x", "g", "s"].iter().map(|name| self.key(name)).collect()
+        format!("{}:{name}", self.keys.tag)
     }
 
     async fn run_beat(&self, beat: Beat) -> Result<Pulse, StoreError> {
@@ -94,9 +99,9 @@ impl RedisStore {
             BeatKind::Stay => "stay",
         };
         let (member, ttl) = (&beat.member, millis(beat.ttl));
-        let args = Words((member.as_str(), member.name().len(), kind, ttl, beat.generation));
+        let args = Words((member.as_str(), member.name().len(), kind, ttl, beat.generation, SWEEP));
         let reply: (String, u64, u64, u64, u32) =
-            self.beat.run(&self.client, self.common_keys(), args).await.map_err(failed)?;
+            self.beat.run(&self.client, &self.keys.common, args).await.map_err(failed)?;
         let (standing, sequence, generation, rebuild_left, members) = reply;
         let standing = match standing.as_str() {
             "alive" => Standing::Alive { sequence },
@@ -110,36 +115,50 @@ impl RedisStore {
 
     async fn run_settle(&self, settlement: Settlement) -> Result<Settled, StoreError> {
         let Settlement { member, sequence, landed, pressure, asks } = settlement;
-        let mut keys = self.common_keys();
-        keys.extend(asks.iter().map(|ask| self.key(&ask.account)));
-        let head = [sequence, landed, millis(pressure), millis(KEY_LIFE)];
-        let numbers: Vec<u64> = asks.iter().flat_map(numbers).collect();
-        let args = Words((member.as_str(), head, self.key(PRESSURE), numbers));
+        let (exact, blocks): (Vec<_>, Vec<_>) = asks.iter().partition(|ask| !ask.sharing.in_blocks());
+        let keys =
+            Words((&self.keys.common, blocks.iter().map(|ask| self.key(&ask.account)).collect::<Vec<_>>()));
+        let args = Words((
+            member.as_str(),
+            [sequence, landed, millis(pressure), millis(KEY_LIFE)],
+            &self.keys.pressure,
+            exact.len(),
+            exact.iter().map(|ask| &*ask.account).collect::<Vec<_>>(),
+            exact.iter().flat_map(|ask| [ask.limit, ask.floor, ask.want]).collect::<Vec<_>>(),
+            blocks.iter().flat_map(|ask| block_numbers(ask)).collect::<Vec<_>>(),
+        ));
         let reply: Vec<u32> = self.settle.run(&self.client, keys, args).await.map_err(failed)?;
         match reply.as_slice() {
             [1] => Ok(Settled::Unknown),
             [2] => Ok(Settled::Stale),
             [3] => Ok(Settled::LostWrites),
-            [0, answers @ ..] if answers.len() == 4 * asks.len() => {
-                Ok(Settled::Landed(answers.chunks_exact(4).map(read_answer).collect()))
+            [0, answers @ ..] if answers.len() == 2 * exact.len() + 4 * blocks.len() => {
+                Ok(Settled::Landed(read_answers(&asks, answers, exact.len())))
             }
             _ => Err(StoreError::Unexpected(format!("{} numbers for {} accounts", reply.len(), asks.len()))),
         }
     }
 
     async fn run_look(&self, accounts: Vec<Arc<str>>) -> Result<Holdings, StoreError> {
-        let mut keys = vec![self.key("m"), self.key("x")];
-        keys.extend(accounts.iter().map(|account| self.key(account)));
-        let none: [&str; 0] = [];
-        let reply: (u64, Vec<String>, Vec<String>, Vec<Vec<String>>) =
-            self.look.run(&self.client, keys, none).await.map_err(failed)?;
-        let (now, members, replaced, shares) = reply;
+        let (exact, blocks): (Vec<_>, Vec<_>) =
+            accounts.into_iter().partition(|account| account.starts_with("k:"));
+        let keys =
+            Words((&self.keys.common, blocks.iter().map(|account| self.key(account)).collect::<Vec<_>>()));
+        type Found = (u64, Vec<String>, Vec<String>, Vec<String>, Vec<Vec<String>>);
+        let found: Found = self.look.run(&self.client, keys, &exact).await.map_err(failed)?;
+        let (now, members, replaced, in_exact, in_blocks) = found;
         let mut holdings = Holdings::default();
         holdings.members.extend(read_lives(&members, now, false));
         holdings.members.extend(read_lives(&replaced, now, true));
-        let alive = |id: &MemberId| holdings.members.iter().any(|life| life.member == *id);
-        for (account, fields) in accounts.into_iter().zip(&shares) {
-            let shares: Vec<_> = read_shares(fields).filter(|share| alive(&share.member)).collect();
+        let exact = exact.into_iter().zip(in_exact.iter().map(|holders| read_exact(holders)));
+        let blocks = blocks.into_iter().zip(in_blocks.iter().map(|fields| read_blocks(fields)));
+        for (account, mut shares) in exact.chain(blocks) {
+            // Of exact accounts, a replaced member's share counts for nothing.
+            let exact = account.starts_with("k:");
+            let counts = |life: &Life| !(life.replaced && exact);
+            shares.retain(|share| {
+                holdings.members.iter().any(|life| life.member == share.member && counts(life))
+            });
             if !shares.is_empty() {
                 holdings.accounts.push(Shares { account, shares });
             }
@@ -159,12 +178,10 @@ impl Store for RedisStore {
 
     fn leave(&self, member: MemberId) -> Calling<'_, ()> {
         Box::pin(async move {
-            let keys = [self.key("m"), self.key("x"), self.key("s")];
-            let id = member.as_str();
-            let removals = (("ZREM", &keys[0], id), ("ZREM", &keys[1], id), ("HDEL", &keys[2], id));
-            let removed = self.client.transaction::<(i64, i64, i64)>(removals).await.map_err(failed)?;
-            let removed = removed.0.and(removed.1).and(removed.2);
-            removed.map(|_| ()).map_err(|error| StoreError::Unexpected(error.to_string()))
+            let ([members, replaced, _], id) = (&self.keys.common, member.as_str());
+            let removals = (("HDEL", members, id), ("HDEL", replaced, id));
+            let (left, right) = self.client.transaction::<(i64, i64)>(removals).await.map_err(failed)?;
+            left.and(right).map(|_| ()).map_err(|error| StoreError::Unexpected(error.to_string()))
         })
     }
 
@@ -204,38 +221,57 @@ impl<C: Command> ToArgs for Words<C> {
     }
 }
 
-fn numbers(ask: &Ask) -> [u64; 5] {
-    let sharing = match ask.sharing {
-        Sharing::Exact => 0,
-        Sharing::Blocks => 1,
-        Sharing::BlocksUntilExpiry => 2,
+fn block_numbers(ask: &Ask) -> [u32; 5] {
+    [ask.limit, ask.floor, ask.want, ask.used, u32::from(ask.sharing.keeps_replaced())]
+}
+
+/// Two numbers for each exact account, then four for each in blocks.
+fn read_answers(asks: &[Ask], numbers: &[u32], exact: usize) -> Vec<Answer> {
+    let (in_exact, in_blocks) = numbers.split_at(2 * exact);
+    let (mut in_exact, mut in_blocks) = (in_exact.chunks_exact(2), in_blocks.chunks_exact(4));
+    let answer = |ask: &Ask| match ask.sharing {
+        Sharing::Exact => {
+            let numbers = in_exact.next()?;
+            Some(Answer { count: numbers[0], total: numbers[1], used: numbers[1], pressure: false })
+        }
+        Sharing::Blocks | Sharing::BlocksUntilExpiry => {
+            let numbers = in_blocks.next()?;
+            Some(Answer { count: numbers[0], total: numbers[1], used: numbers[2], pressure: numbers[3] == 1 })
+        }
     };
-    [ask.limit.into(), ask.floor.into(), ask.want.into(), ask.used.into(), sharing]
+    asks.iter().filter_map(answer).collect()
 }
 
-fn read_answer(numbers: &[u32]) -> Answer {
-    Answer { count: numbers[0], total: numbers[1], used: numbers[2], pressure: numbers[3] == 1 }
-}
-
-/// Pairs of a member and its expiry.
+/// Pairs of a member and its expiry, which may have a sequence behind it; and fields that are no members.
 fn read_lives(pairs: &[String], now: u64, replaced: bool) -> impl Iterator<Item = Life> {
     pairs.chunks_exact(2).filter_map(move |pair| {
-        let expires: f64 = pair[1].parse().ok()?;
-        let expires_in_ms = (expires as u64).checked_sub(now).filter(|left| *left > 0)?;
+        let expires: u64 = pair[1].split(':').next()?.parse().ok()?;
+        let expires_in_ms = expires.checked_sub(now).filter(|left| *left > 0)?;
         Some(Life { member: MemberId::parse(&pair[0])?, expires_in_ms: Some(expires_in_ms), replaced })
     })
 }
 
-/// Pairs of a member and its share, and perhaps the mark of pressure.
-fn read_shares(pairs: &[String]) -> impl Iterator<Item = Share> {
-    pairs.chunks_exact(2).filter_map(|pair| {
-        let (count, used) = pair[1].split_once(':').unwrap_or((&pair[1], &pair[1]));
+/// `member=count`, separated by spaces.
+fn read_exact(holders: &str) -> Vec<Share> {
+    let share = |holder: &str| {
+        let (member, count) = holder.rsplit_once('=')?;
+        let count = count.parse().ok()?;
+        Some(Share { member: MemberId::parse(member)?, count, used: count })
+    };
+    holders.split(' ').filter_map(share).collect()
+}
+
+/// Pairs of a member and its `count:used`, and perhaps the mark of pressure.
+fn read_blocks(pairs: &[String]) -> Vec<Share> {
+    let share = |pair: &[String]| {
+        let (count, used) = pair[1].split_once(':')?;
         Some(Share {
             member: MemberId::parse(&pair[0])?,
             count: count.parse().ok()?,
             used: used.parse().ok()?,
         })
-    })
+    };
+    pairs.chunks_exact(2).filter_map(share).collect()
 }
 
 fn millis(duration: Duration) -> u64 {

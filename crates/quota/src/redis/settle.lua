@@ -1,80 +1,90 @@
 -- Sets what a member holds. The rule is core/ledger.rs, `settle` and `grant`.
--- KEYS: members, replaced, generation, sequences, then the accounts.
--- ARGV: member, sequence, landed, pressure in ms, life of a key in ms, channel for pressure, then for each account: limit, floor, want, used, and
--- how it is shared (0 exactly, 1 in blocks, 2 in blocks that outlive replacement).
--- Returns 0 and four numbers for each account (count, total, used, pressed); or 1: unknown, 2: stale, 3: writes were lost.
--- An exact account is a hash: member -> count. One in blocks: member -> count:used, and '!' -> until when it is pressed.
-local members, replaced = KEYS[1], KEYS[2]
-local id = ARGV[1]
+-- KEYS: members, replaced, exact accounts, then the accounts in blocks.
+-- ARGV: member, sequence, landed, pressure in ms, life of an account in ms, channel for pressure, how many exact accounts;
+-- then their names; then for each of them: limit, floor, want; then for each account in blocks: limit, floor, want, used,
+-- and whether shares outlive replacement (1 or 0).
+-- Returns 0 and for each exact account count, total; for each in blocks count, total, used, pressed. Or 1: the member is
+-- unknown, 2: the settlement is stale, 3: writes were lost.
+local id, sequence = ARGV[1], tonumber(ARGV[2])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
-local mine = redis.call('ZSCORE', members, id)
-local generation = redis.call('GET', KEYS[3])
-if not generation or not mine or tonumber(mine) <= now then return {1} end
-local known, sequence = tonumber(redis.call('HGET', KEYS[4], id) or 0), tonumber(ARGV[2])
-if sequence <= known then return {2} end
-if known < tonumber(ARGV[3]) then return {3} end
-redis.call('HSET', KEYS[4], id, ARGV[2])
-local rebuilding = tonumber(string.sub(generation, string.find(generation, ':', 1, true) + 1)) > now
+-- A member is expiry:sequence; the generation is number:end of its rebuilding.
+local known = redis.call('HMGET', KEYS[1], id, '!')
+if not known[1] or not known[2] then return {1} end
+local expires, landed = string.match(known[1], '^(%d+):(%d+)$')
+if tonumber(expires) <= now then return {1} end
+landed = tonumber(landed)
+if sequence <= landed then return {2} end
+if landed < tonumber(ARGV[3]) then return {3} end
+redis.call('HSET', KEYS[1], id, expires .. ':' .. ARGV[2])
+local rebuilding = tonumber(string.match(known[2], ':(%d+)$')) > now
 
 local alive = {}
-local function counts(other, outlives)
-  local lives = alive[other]
-  if lives == nil then
-    local expires = redis.call('ZSCORE', members, other)
-    lives = expires and tonumber(expires) > now or false
-    alive[other] = lives
+local function lives(other)
+  local answer = alive[other]
+  if answer == nil then
+    local member = redis.call('HGET', KEYS[1], other)
+    answer = member and tonumber(string.match(member, '^%d+')) > now or false
+    alive[other] = answer
   end
-  if lives or not outlives then return lives end
-  local expires = redis.call('ZSCORE', replaced, other)
-  return expires and tonumber(expires) > now
+  return answer
 end
 
-local function settle_exact(key, limit, floor, want)
-  local others, count = 0, floor
-  if want > floor then
-    local shares, known = redis.call('HGETALL', key), false
-    for i = 1, #shares, 2 do
-      local other = shares[i]
-      if other == id then
-        known = true
-      elseif counts(other, false) then
-        others = others + tonumber(shares[i + 1])
-      else
-        redis.call('HDEL', key, other)
+local answers, exact = {0}, tonumber(ARGV[7])
+if exact > 0 then
+  -- All exact accounts are fields of one hash, so that a settlement reads and writes them in one command each.
+  local shares = redis.call('HMGET', KEYS[3], unpack(ARGV, 8, 7 + exact))
+  local set, sets, delete, deletes = {}, 0, {}, 0
+  local arg = 8 + exact
+  for i = 1, exact do
+    local limit, floor, want = tonumber(ARGV[arg]), tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 2])
+    arg = arg + 3
+    local others, rest, before = 0, '', shares[i]
+    if before then
+      -- member=count, separated by spaces.
+      for other, count in string.gmatch(before, '([^ ]+)=(%d+)') do
+        if other ~= id and lives(other) then
+          others = others + count
+          rest = rest .. ' ' .. other .. '=' .. count
+        end
       end
     end
-    if not rebuilding then count = math.max(floor, math.min(want, limit - others)) end
+    local count = floor
+    if not rebuilding and want > floor then count = math.max(floor, math.min(want, limit - others)) end
     if count > 0 then
-      redis.call('HSET', key, id, count)
-      if #shares == 0 then redis.call('PEXPIRE', key, ARGV[5]) end
-    elseif known then
-      redis.call('HDEL', key, id)
+      set[sets + 1], set[sets + 2] = ARGV[7 + i], id .. '=' .. count .. rest
+      sets = sets + 2
+    elseif others > 0 then
+      set[sets + 1], set[sets + 2] = ARGV[7 + i], string.sub(rest, 2)
+      sets = sets + 2
+    elseif before then
+      deletes = deletes + 1
+      delete[deletes] = ARGV[7 + i]
     end
-  elseif count > 0 then
-    redis.call('HSET', key, id, count)
-    redis.call('PEXPIRE', key, ARGV[5])
-  else
-    redis.call('HDEL', key, id)
+    answers[2 * i], answers[2 * i + 1] = count, others + count
   end
-  return count, others + count
+  if sets > 0 then redis.call('HSET', KEYS[3], unpack(set)) end
+  if deletes > 0 then redis.call('HDEL', KEYS[3], unpack(delete)) end
 end
 
-local living
-local function settle_blocks(key, limit, floor, want, used, outlives)
-  living = living or math.max(1, redis.call('ZCOUNT', members, '(' .. now, '+inf'))
+local at, arg, living = 2 * exact + 1, 8 + 4 * exact, nil
+for i = 4, #KEYS do
+  local key, limit, floor, want = KEYS[i], tonumber(ARGV[arg]), tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 2])
+  local used, outlives = tonumber(ARGV[arg + 3]), ARGV[arg + 4] == '1'
+  arg = arg + 5
+  -- Two fields of the members' hash are not members.
+  living = living or math.max(1, redis.call('HLEN', KEYS[1]) - 2)
   local others, others_used, pressed_until = 0, 0, 0
   local shares = redis.call('HGETALL', key)
-  for i = 1, #shares, 2 do
-    local other, share = shares[i], shares[i + 1]
+  for j = 1, #shares, 2 do
+    local other, share = shares[j], shares[j + 1]
     if other == '!' then
       pressed_until = tonumber(share)
     elseif other ~= id then
-      if counts(other, outlives) then
-        local colon = string.find(share, ':', 1, true)
-        others = others + tonumber(string.sub(share, 1, colon - 1))
-        others_used = others_used + tonumber(string.sub(share, colon + 1))
+      if lives(other) or (outlives and tonumber(redis.call('HGET', KEYS[2], other) or 0) > now) then
+        local count, lent = string.match(share, '^(%d+):(%d+)$')
+        others, others_used = others + count, others_used + lent
       else
         redis.call('HDEL', key, other)
       end
@@ -99,21 +109,8 @@ local function settle_blocks(key, limit, floor, want, used, outlives)
     redis.call('HDEL', key, id)
   end
   redis.call('PEXPIRE', key, ARGV[5])
-  return count, others + count, others_used + used, pressed_until > now and 1 or 0
-end
-
-local answers, at = {0}, 1
-for i = 5, #KEYS do
-  local arg = 5 * (i - 4) + 2
-  local limit, floor, want = tonumber(ARGV[arg]), tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 2])
-  local sharing, count, total, used, pressed = ARGV[arg + 4], 0, 0, 0, 0
-  if sharing == '0' then
-    count, total = settle_exact(KEYS[i], limit, floor, want)
-    used = total
-  else
-    count, total, used, pressed = settle_blocks(KEYS[i], limit, floor, want, tonumber(ARGV[arg + 3]), sharing == '2')
-  end
-  answers[at + 1], answers[at + 2], answers[at + 3], answers[at + 4] = count, total, used, pressed
+  answers[at + 1], answers[at + 2] = count, others + count
+  answers[at + 3], answers[at + 4] = others_used + used, pressed_until > now and 1 or 0
   at = at + 4
 end
 return answers

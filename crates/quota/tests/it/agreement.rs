@@ -32,7 +32,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let sharing = prop_oneof![Just(Sharing::Exact), Just(Sharing::Blocks), Just(Sharing::BlocksUntilExpiry)];
     let ask = (0_u8..3, sharing, 0_u32..12, 0_u32..6, 0_u32..8, 0_u32..4).prop_map(
         |(account, sharing, limit, floor, more, used)| Ask {
-            account: format!("{sharing:?}:{account}").into(),
+            account: format!("{}:{sharing:?}:{account}", if sharing.in_blocks() { "b" } else { "k" }).into(),
             limit,
             floor,
             want: floor + more,
@@ -97,6 +97,7 @@ async fn compare(redis: &RedisStore, steps: Vec<Step>) {
         for holdings in [&mut ours, &mut theirs] {
             holdings.members.iter_mut().for_each(|life| life.expires_in_ms = None);
             holdings.members.sort_by(|a, b| a.member.cmp(&b.member));
+            holdings.accounts.sort_by(|a, b| a.account.cmp(&b.account));
             let sort =
                 |shares: &mut forebay_quota::Shares| shares.shares.sort_by(|a, b| a.member.cmp(&b.member));
             holdings.accounts.iter_mut().for_each(sort);

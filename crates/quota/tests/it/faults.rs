@@ -47,8 +47,8 @@ async fn after_flushall_at_90_percent_nothing_exceeds_the_limits_and_all_is_know
     until("the store knows everything again", PATIENCE, async || {
         let known: u32 =
             a.look().await.unwrap().accounts.iter().flat_map(|all| &all.shares).map(|share| share.used).sum();
-        let users: usize = admin.exec(("DBSIZE",)).await.unwrap();
-        known == lent && users >= USERS
+        let users: usize = admin.exec(("HLEN", "{flush}:k")).await.unwrap();
+        known == lent && users == USERS
     })
     .await;
     let known_after = flushed.elapsed();

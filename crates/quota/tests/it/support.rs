@@ -21,7 +21,8 @@ pub(crate) fn namespace(test: &str) -> String {
 /// A store in a namespace that was used before: there is nothing to rebuild.
 pub(crate) async fn settled_store(server: &Redis, namespace: &str) -> RedisStore {
     let client = Client::connect(server.url()).await.unwrap();
-    client.exec::<()>(("SET", format!("{{{namespace}}}:g"), "1:0")).await.unwrap();
+    client.exec::<u64>(("HSETNX", format!("{{{namespace}}}:m"), "!", "1:0")).await.unwrap();
+    client.exec::<u64>(("HSETNX", format!("{{{namespace}}}:m"), "?", "0")).await.unwrap();
     RedisStore::new(client, namespace)
 }
 

@@ -179,7 +179,7 @@ async fn per_core<F: Future<Output = Result<()>> + Send>(
 /// A member in a namespace that is ready to grant.
 async fn join(url: &str) -> Result<(Quota, Budget, Keyed)> {
     let client = Client::connect(url).await?;
-    client.exec::<()>(("SET", "{race}:g", "1:0")).await?;
+    client.exec::<u64>(("HSET", "{race}:m", ["!", "1:0", "?", "0"])).await?;
     let quota = Quota::join(RedisStore::new(client, "race"), MemberConfig::new("racer")).await;
     anyhow::ensure!(quota.status().mode == Mode::Normal, "the member is {}", quota.status().mode);
     let budget = quota.budget("streams", BudgetConfig::new(10_000));
