@@ -62,10 +62,11 @@ fn members() -> Vec<MemberId> {
 }
 
 async fn compare(redis: &RedisStore, steps: Vec<Step>) {
-    let (memory, members, mut sequence) = (MemoryStore::new(), members(), 0);
+    let (memory, mut members, mut sequence) = (MemoryStore::new(), members(), 0);
     let accounts = |asks: &[Ask]| asks.iter().map(|ask| ask.account.clone()).collect::<Vec<Arc<str>>>();
     let mut seen = BTreeSet::new();
     for step in steps {
+        sequence += 1;
         match &step {
             Step::Beat { member, kind } => {
                 let beat = Beat { member: members[*member].clone(), ttl: TTL, kind: *kind, generation: 1 };
@@ -73,7 +74,6 @@ async fn compare(redis: &RedisStore, steps: Vec<Step>) {
                 assert_eq!(ours.unwrap(), theirs.unwrap(), "{step:?}");
             }
             Step::Settle { member, asks, stale, lost } => {
-                sequence += 1;
                 let settlement = Settlement {
                     member: members[*member].clone(),
                     sequence: if *stale { sequence / 2 } else { sequence },
@@ -89,6 +89,8 @@ async fn compare(redis: &RedisStore, steps: Vec<Step>) {
             Step::Leave { member } => {
                 memory.leave(members[*member].clone()).await.unwrap();
                 redis.leave(members[*member].clone()).await.unwrap();
+                // An incarnation that has left never comes back.
+                members[*member] = MemberId::new(members[*member].name(), 100 + sequence);
             }
         }
         let known: Vec<_> = seen.iter().cloned().collect();
