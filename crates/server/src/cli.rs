@@ -34,8 +34,8 @@ Examples:
 
 Settings come from the file (--config), then from the environment, then from the flags; the last one counts. Each key
 of the file is a variable: `listen` in [gate] is FOREBAY_GATE_LISTEN. A password in a URL is seen by everybody on this
-machine when it is in a flag; use FOREBAY_REDIS_URL or the file. All keys, with their defaults and reasons, are in
-crates/server/gate.example.toml.
+machine when it is in a flag; use FOREBAY_REDIS_URL or the file. --example-config prints a file with all keys, their defaults
+and reasons.
 
 SIGTERM or SIGINT: new streams are refused, open ones may go on for the drain timeout; a second signal ends at once.
 Operators find /healthz, /readyz, /metrics and /v1/status on the admin address.";
@@ -47,6 +47,9 @@ pub struct GateArgs {
     /// A TOML file with settings
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+    /// Prints a config file with every key, and ends
+    #[arg(long)]
+    pub example_config: bool,
     /// The service behind the gate, such as http://127.0.0.1:8000
     #[arg(long, value_name = "URL")]
     pub upstream: Option<String>,

@@ -1,5 +1,6 @@
 //! The program `forebay`.
 
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
@@ -23,8 +24,13 @@ fn main() -> ExitCode {
 }
 
 fn gate(args: GateArgs) -> anyhow::Result<ExitCode> {
+    if args.example_config {
+        std::io::stdout().write_all(config::GATE_EXAMPLE.as_bytes()).context("can't print")?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    // What is no UTF-8 fits no setting, and is complained about there.
     let variables = std::env::vars_os()
-        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+        .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()));
     let config = match config::load_gate(args, variables) {
         Ok(config) => config,
         Err(error) => {

@@ -28,32 +28,27 @@ pub(super) fn settle(
     refusal: Option<Pressed>,
 ) -> (Account, Answer) {
     let exact = !ask.sharing.in_blocks();
-    account.shares.remove(scene.me);
-    let answer = if exact && ask.want == ask.floor {
-        Answer { count: ask.floor, total: ask.floor, used: ask.floor, pressure: false }
-    } else {
-        let counts = |member: &Member| !member.replaced || ask.sharing.keeps_replaced();
-        account.shares.retain(|id, _| scene.members.get(id).is_some_and(counts));
-        let others = sum(account.shares.values().map(|held| held.count));
-        let others_used = sum(account.shares.values().map(|held| held.used));
-        let Scene { living: members, rebuilding, .. } = scene;
-        let count = grant(ask, View { others, members, rebuilding, pressure: pressed });
-        let refused = count < ask.want && !exact && !rebuilding;
-        if refused {
-            account.pressed = refusal;
-        } else if !pressed {
-            account.pressed = None;
-        }
-        Answer {
-            count,
-            total: others.saturating_add(count),
-            used: others_used.saturating_add(if exact { count } else { ask.used }),
-            pressure: account.pressed.is_some(),
-        }
+    let counts = |member: &Member| !member.replaced || ask.sharing.keeps_replaced();
+    account.shares.retain(|id, _| id != scene.me && scene.members.get(id).is_some_and(counts));
+    let others = sum(account.shares.values().map(|held| held.count));
+    let others_used = sum(account.shares.values().map(|held| held.used));
+    let Scene { living: members, rebuilding, .. } = scene;
+    let count = grant(ask, View { others, members, rebuilding, pressure: pressed });
+    let refused = count < ask.want && !exact && !rebuilding;
+    if refused {
+        account.pressed = refusal;
+    } else if !pressed {
+        account.pressed = None;
+    }
+    let used = if exact { count } else { ask.used };
+    let answer = Answer {
+        count,
+        total: others.saturating_add(count),
+        used: others_used.saturating_add(used),
+        pressure: account.pressed.is_some(),
     };
-    if answer.count > 0 {
-        let used = if exact { answer.count } else { ask.used };
-        account.shares.insert(scene.me.clone(), Held { count: answer.count, used });
+    if count > 0 {
+        account.shares.insert(scene.me.clone(), Held { count, used });
     }
     (account, answer)
 }

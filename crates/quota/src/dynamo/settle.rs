@@ -228,7 +228,10 @@ impl DynamoStore {
             Holdings { members: survey.members.values().map(life).collect(), accounts: Vec::new() };
         for name in names {
             let Some(account) = accounts.remove(&partition("account", &name)) else { continue };
-            let held = account.content.shares.into_iter().filter(|(id, _)| survey.members.contains_key(id));
+            // Of exact accounts, a replaced member's share counts for nothing.
+            let counts = |member: &Member| !(member.replaced && name.starts_with("k:"));
+            let held = account.content.shares.into_iter();
+            let held = held.filter(|(id, _)| survey.members.get(id).is_some_and(counts));
             let shares: Vec<_> =
                 held.map(|(member, held)| Share { member, count: held.count, used: held.used }).collect();
             if !shares.is_empty() {

@@ -256,7 +256,9 @@ async fn two_members_share_a_budget_and_a_keyed_limit() {
         units.push(keyed[turn % 2].take("alice").await.unwrap());
     }
     for turn in 0..2 {
-        assert_eq!(budgets[turn].take().await.unwrap_err(), Refusal::Full { used: 6, limit: 6 });
+        // How many of a budget are lent is known as of each member's last word.
+        let refusal = budgets[turn].take().await.unwrap_err();
+        assert!(matches!(refusal, Refusal::Full { used: 5..=6, limit: 6 }), "{refusal:?}");
         assert_eq!(keyed[turn].take("alice").await.unwrap_err(), Refusal::Full { used: 3, limit: 3 });
     }
     assert!(keyed[0].take("bob").await.is_ok());

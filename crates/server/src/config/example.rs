@@ -3,10 +3,8 @@
 use std::collections::BTreeSet;
 
 use super::file::sections;
-use super::load_gate;
+use super::{GATE_EXAMPLE, load_gate};
 use crate::cli::GateArgs;
-
-const EXAMPLE: &str = include_str!("../../gate.example.toml");
 
 /// With the keys that are only shown.
 fn whole() -> String {
@@ -15,7 +13,7 @@ fn whole() -> String {
         let (key, _) = rest.split_once(" = ")?;
         key.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_').then(|| rest.to_owned())
     };
-    EXAMPLE.lines().map(|line| shown(line).unwrap_or_else(|| line.to_owned()) + "\n").collect()
+    GATE_EXAMPLE.lines().map(|line| shown(line).unwrap_or_else(|| line.to_owned()) + "\n").collect()
 }
 
 fn keys(text: &str) -> BTreeSet<(String, String)> {
@@ -42,7 +40,7 @@ fn the_example_is_fit_to_start_with_and_says_the_defaults() {
         let args = GateArgs { config: Some(path.clone()), ..GateArgs::default() };
         format!("{:#?}", load_gate(args, []).unwrap())
     };
-    let example = load(EXAMPLE);
+    let example = load(GATE_EXAMPLE);
     let least = "[gate]\nupstream = \"http://127.0.0.1:8000\"\nstream_routes = [\"POST /api/v1/stream\"]\n\
                  [admission]\nper_user = 3\nclass_percent = { anonymous = 90, user = 100 }\n";
     assert_eq!(example, load(least), "what the example says is what holds without it");

@@ -36,6 +36,9 @@ pub enum ConfigError {
     Value(#[from] ValueError),
 }
 
+/// A config file of `forebay gate` with every key, its default and its reason.
+pub const GATE_EXAMPLE: &str = include_str!("../../gate.example.toml");
+
 /// The settings of `forebay gate`.
 ///
 /// # Errors
@@ -50,5 +53,5 @@ pub fn load_gate(
     }
     layers.environment(environment)?;
     args.apply(&mut layers);
-    Ok(GateConfig::try_from(layers)?)
+    GateConfig::try_from(layers)
 }

@@ -149,11 +149,8 @@ mod tests {
         let (mut decoder, mut payload) = (Chunked::new(), Vec::new());
         for piece in pieces {
             let mut input = Bytes::copy_from_slice(piece);
-            loop {
-                match decoder.decode(&mut input)? {
-                    Decoded::Data(data) => payload.extend_from_slice(&data),
-                    Decoded::More | Decoded::End => break,
-                }
+            while let Decoded::Data(data) = decoder.decode(&mut input)? {
+                payload.extend_from_slice(&data);
             }
         }
         Ok((payload, decoder.is_done()))

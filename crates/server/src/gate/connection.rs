@@ -29,6 +29,7 @@ use super::upload::{Progress, Upload};
 
 /// What the upstream may send as a head; its bodies have no bound.
 const MAX_HEAD_BYTES: usize = 64 * 1024;
+const MAX_HEADERS: usize = 256;
 
 pub(crate) struct Connection {
     sender: http1::SendRequest<Upload>,
@@ -48,7 +49,8 @@ impl Connection {
     ) -> Result<Connection, hyper::Error> {
         let valve = Arc::new(Valve::default());
         let io = HeadIo::new(socket, Arc::clone(&valve));
-        let (sender, driver) = http1::Builder::new().max_buf_size(MAX_HEAD_BYTES).handshake(io).await?;
+        let (sender, driver) =
+            http1::Builder::new().max_buf_size(MAX_HEAD_BYTES).max_headers(MAX_HEADERS).handshake(io).await?;
         Ok(Connection { sender, driver, valve, ended: false, uploaded: true, permit })
     }
 

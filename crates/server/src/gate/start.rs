@@ -216,7 +216,7 @@ async fn join(config: &QuotaConfig, address: SocketAddr) -> Result<Quota, StartE
         }
         Mode::WithinSlices | Mode::Degraded(_) => {
             let policy = config.policy.as_str();
-            warn!(redis = %at, policy, why, "Redis can't be reached: the gate starts without it, and goes on trying");
+            warn!(redis = %at, policy, why, "the gate starts without Redis, and goes on trying");
         }
     }
     Ok(quota)

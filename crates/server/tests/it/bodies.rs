@@ -147,6 +147,58 @@ async fn an_upstream_that_breaks_off_breaks_the_client_s_stream() {
     assert_eq!(gate.metric("forebay_gate_upstream_failures_total", &["upstream_broke_off"]).await, 2.0);
 }
 
+/// Everything that the client gets as payload, and whether it ended cleanly.
+async fn payload(client: &mut Client) -> (String, bool) {
+    let mut payload = String::new();
+    loop {
+        match client.chunk().await {
+            Some(chunk) if chunk.is_empty() => return (payload, true),
+            Some(chunk) => payload += std::str::from_utf8(&chunk).unwrap(),
+            None => return (payload, false),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_stream_is_the_same_however_its_bytes_arrive() {
+    let (origin, gate) = pair(&[]).await;
+    let (old, new) = ("HTTP/1.0 200 OK\r\n\r\n", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n");
+    let hints = "HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n";
+    for (said, payload_is, complete) in [
+        (format!("{new}3\r\nabc\r\n2;ext=1\r\nde\r\n0\r\nTrailer: x\r\n\r\n"), "abcde", true),
+        (format!("{hints}{new}3\r\nabc\r\n0\r\n\r\n"), "abc", true),
+        (format!("{new}0\r\n\r\n"), "", true),
+        (format!("{old}until the end"), "until the end", true),
+        (format!("{new}3\r\nabc\r\n5\r\nab"), "abcab", false),
+        (format!("{new}3\r\nabc\r\n"), "abc", false),
+        (format!("{new}3\r\nabc\r\n0\r\n"), "abc", false),
+        (format!("{new}3\r\nabc\r\nrubbish"), "abc", false),
+    ] {
+        // All at once, byte by byte, and cut in the head, at its end and just behind.
+        let head = said.rfind("\r\n\r\n").map_or(0, |end| end.min(new.len()));
+        let all = vec![said.len()];
+        let cuts = [all, (1..=said.len()).collect(), vec![7, said.len()], vec![head + 4, said.len()]];
+        for cuts in cuts {
+            let mut client = Client::get(gate.addr, "/stream", &[]).await;
+            let mut upstream = origin.accept().await;
+            upstream.head().await;
+            let mut from = 0;
+            for cut in cuts {
+                upstream.send(&said[from..cut.max(from)]).await;
+                from = cut.max(from);
+            }
+            drop(upstream);
+            assert_eq!(client.head().await.status, 200, "{said:?}");
+            assert_eq!(payload(&mut client).await, (payload_is.to_owned(), complete), "{said:?}");
+        }
+    }
+    gate.empty().await;
+    until("all connections are gone", async || {
+        gate.status().await["gate"]["upstream_connections"]["open"] == 0
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_body_shorter_than_promised_is_no_clean_end() {
     let (origin, gate) = pair(&[]).await;

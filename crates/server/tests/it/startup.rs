@@ -41,6 +41,16 @@ fn help_is_enough_to_start() {
 }
 
 #[test]
+fn the_example_that_it_prints_is_a_file_that_it_takes() {
+    let example = String::from_utf8(run(&["gate", "--example-config"]).stdout).unwrap();
+    let path = write("example.toml", &example);
+    // It gets as far as to listen, which the address keeps it from.
+    let args = ["gate", "--config", path.to_str().unwrap(), "--listen", "192.0.2.1:1", "--admin", "off"];
+    complains(&args, 1, &["192.0.2.1"]);
+    std::fs::remove_file(path).unwrap();
+}
+
+#[test]
 fn a_port_that_is_taken_is_named_with_what_to_do() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();

@@ -21,9 +21,10 @@ enum Step {
 
 fn asks() -> impl Strategy<Value = Vec<Ask>> {
     let sharing = prop_oneof![Just(Sharing::Exact), Just(Sharing::Blocks), Just(Sharing::BlocksUntilExpiry)];
+    let prefix = |sharing| if sharing == Sharing::Exact { "k" } else { "b" };
     let ask = (0_u8..2, sharing, 0_u32..12, 0_u32..6, 0_u32..8, 0_u32..4).prop_map(
-        |(account, sharing, limit, floor, more, used)| Ask {
-            account: format!("{sharing:?}:{account}").into(),
+        move |(account, sharing, limit, floor, more, used)| Ask {
+            account: format!("{}:{sharing:?}:{account}", prefix(sharing)).into(),
             limit,
             floor,
             want: floor + more,
