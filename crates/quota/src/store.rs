@@ -215,7 +215,8 @@ pub enum Settled {
     LostWrites,
 }
 
-/// The state of an account after an ask. Of an account that is shared exactly, what is held is what is used.
+/// The state of an account after an ask. Of one that is shared exactly, what is held is what is used, and the others are told
+/// of only to somebody who fell short: the totals are else the asking member's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Answer {
     /// What the asking member holds now.

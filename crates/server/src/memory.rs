@@ -3,24 +3,30 @@
 //! The allocator keeps what was freed, in pieces between what is still in use; without a nudge, a process that once had
 //! ten thousand streams looks as if it had them still.
 
-/// When to give memory back. Pure.
+/// When to give memory back: when half of a crowd has left, and once more when the rest has come to rest. Pure.
 #[derive(Debug, Default)]
 pub(crate) struct Crowd {
     most: u64,
+    last: u64,
+    /// Memory went back, and more may have been freed since.
+    stirred: bool,
 }
 
 /// Fewer than so many are not worth the walk through the heap.
 const WORTH: u64 = 500;
 
 impl Crowd {
-    /// Says whether half of the most that were here have left since the last time.
+    /// Told every now and then how many are here, says whether to give memory back.
     pub(crate) fn has_left(&mut self, here: u64) -> bool {
         self.most = self.most.max(here);
-        let left = self.most - here >= WORTH && here <= self.most / 2;
-        if left {
+        let half = self.most - here >= WORTH && here <= self.most / 2;
+        let rest = self.stirred && here >= self.last;
+        self.last = here;
+        if half || rest {
             self.most = here;
+            self.stirred = half;
         }
-        left
+        half || rest
     }
 }
 
@@ -38,10 +44,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_goes_back_once_when_half_have_left() {
+    fn memory_goes_back_when_half_have_left_and_once_more_when_it_is_quiet() {
         let mut crowd = Crowd::default();
-        let said: Vec<bool> =
-            [0, 10, 0, 5_000, 3_000, 2_500, 2_400, 1_100, 100, 0].map(|here| crowd.has_left(here)).into();
-        assert_eq!(said, [false, false, false, false, false, true, false, true, true, false]);
+        let told = [0, 10, 0, 5_000, 3_000, 2_500, 450, 100, 0, 0, 0, 400, 0];
+        let said: Vec<u64> = told
+            .iter()
+            .enumerate()
+            .filter(|(_, here)| crowd.has_left(**here))
+            .map(|(at, _)| at as u64)
+            .collect();
+        assert_eq!(said, [5, 6, 9], "at 2,500, at 450, and at rest");
     }
 }

@@ -82,6 +82,16 @@ pub(crate) fn grant(ask: &Ask, view: View) -> u32 {
     }
 }
 
+/// What somebody who asked is told.
+pub(crate) fn tell(ask: &Ask, count: u32, others: Held, pressure: bool) -> Answer {
+    let (total, used) = (others.count.saturating_add(count), others.used.saturating_add(ask.used));
+    match (ask.sharing.in_blocks(), count == ask.want) {
+        (true, _) => Answer { count, total, used, pressure },
+        (false, true) => Answer { count, total: count, used: count, pressure: false },
+        (false, false) => Answer { count, total, used: total, pressure: false },
+    }
+}
+
 /// Counts come from elsewhere: a sum must not wrap.
 pub(crate) fn sum(counts: impl Iterator<Item = u32>) -> u32 {
     counts.fold(0, u32::saturating_add)
@@ -182,15 +192,10 @@ impl Ledger {
             self.pressings += u64::from(!pressure);
             account.pressed_until = now + settlement.pressure;
         }
-        let used = if exact { count } else { ask.used };
-        let answer = Answer {
-            count,
-            total: others.saturating_add(count),
-            used: others_used.saturating_add(used),
-            pressure: account.pressed_until > now,
-        };
-        if answer.count > 0 {
-            account.shares.insert(me.clone(), Held { count: answer.count, used });
+        let answer = tell(ask, count, Held { count: others, used: others_used }, account.pressed_until > now);
+        if count > 0 {
+            let used = if exact { count } else { ask.used };
+            account.shares.insert(me.clone(), Held { count, used });
         }
         if account.shares.is_empty() && account.pressed_until <= now {
             self.accounts.remove(&ask.account);

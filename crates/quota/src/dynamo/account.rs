@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use super::items::{Account, Member, Pressed};
-use crate::core::ledger::{Held, View, grant, sum};
+use crate::core::ledger::{Held, View, grant, sum, tell};
 use crate::store::{Answer, Ask, MemberId};
 
 /// Those among whom an account is shared, at the time of asking.
@@ -40,14 +40,9 @@ pub(super) fn settle(
     } else if !pressed {
         account.pressed = None;
     }
-    let used = if exact { count } else { ask.used };
-    let answer = Answer {
-        count,
-        total: others.saturating_add(count),
-        used: others_used.saturating_add(used),
-        pressure: account.pressed.is_some(),
-    };
+    let answer = tell(ask, count, Held { count: others, used: others_used }, account.pressed.is_some());
     if count > 0 {
+        let used = if exact { count } else { ask.used };
         account.shares.insert(scene.me.clone(), Held { count, used });
     }
     (account, answer)

@@ -52,6 +52,8 @@ elseif members[id] then
   end
 elseif kind == 'join' then
   standing, living = 'joined', living + 1
+  -- One long value makes Redis keep the hash as a table: a short hash is a list, which is searched from its beginning.
+  redis.call('HSETNX', KEYS[3], '!', string.rep('-', 80))
   redis.call('HSET', KEYS[1], id, expires .. ':0')
 elseif #namesakes > 0 then
   standing = 'replaced'
@@ -61,7 +63,7 @@ end
 if standing == 'alive' then
   local found = redis.call('HSCAN', KEYS[3], sweep, 'COUNT', ARGV[6])
   for i = 1, #found[2], 2 do
-    local held = false
+    local held = found[2][i] == '!'
     for other in string.gmatch(found[2][i + 1], '([^ ]+)=') do held = held or members[other] end
     if not held then redis.call('HDEL', KEYS[3], found[2][i]) end
   end

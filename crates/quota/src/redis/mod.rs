@@ -15,7 +15,7 @@ use forebay_redis::{ArgWriter, Client, Command, ConnectError, ExecError, Script,
 use crate::config::KEY_LIFE;
 use crate::store::{
     Answer, Ask, Beat, BeatKind, Calling, Draw, Drawn, Holdings, Life, MemberId, Pulse, Settled, Settlement,
-    Share, Shares, Sharing, Standing, Store, StoreError,
+    Share, Shares, Standing, Store, StoreError,
 };
 
 /// Keeps the counts in Redis 5 or newer.
@@ -132,10 +132,12 @@ impl RedisStore {
             [1] => Ok(Settled::Unknown),
             [2] => Ok(Settled::Stale),
             [3] => Ok(Settled::LostWrites),
-            [0, answers @ ..] if answers.len() == 2 * exact.len() + 4 * blocks.len() => {
-                Ok(Settled::Landed(read_answers(&asks, answers, exact.len())))
+            [0, short, answers @ ..] => {
+                let answers = read_answers(&asks, *short as usize, answers);
+                let unexpected = || format!("{} numbers for {} accounts", reply.len(), asks.len());
+                answers.map(Settled::Landed).ok_or_else(|| StoreError::Unexpected(unexpected()))
             }
-            _ => Err(StoreError::Unexpected(format!("{} numbers for {} accounts", reply.len(), asks.len()))),
+            _ => Err(StoreError::Unexpected(format!("{reply:?} instead of answers"))),
         }
     }
 
@@ -225,21 +227,24 @@ fn block_numbers(ask: &Ask) -> [u32; 5] {
     [ask.limit, ask.floor, ask.want, ask.used, u32::from(ask.sharing.keeps_replaced())]
 }
 
-/// Two numbers for each exact account, then four for each in blocks.
-fn read_answers(asks: &[Ask], numbers: &[u32], exact: usize) -> Vec<Answer> {
-    let (in_exact, in_blocks) = numbers.split_at(2 * exact);
-    let (mut in_exact, mut in_blocks) = (in_exact.chunks_exact(2), in_blocks.chunks_exact(4));
-    let answer = |ask: &Ask| match ask.sharing {
-        Sharing::Exact => {
-            let numbers = in_exact.next()?;
-            Some(Answer { count: numbers[0], total: numbers[1], used: numbers[1], pressure: false })
-        }
-        Sharing::Blocks | Sharing::BlocksUntilExpiry => {
+/// Three numbers for each exact account that fell short, then four for each account in blocks. `None`: they don't fit.
+fn read_answers(asks: &[Ask], short: usize, numbers: &[u32]) -> Option<Vec<Answer>> {
+    let (in_exact, in_blocks) = numbers.split_at_checked(short.checked_mul(3)?)?;
+    let (mut in_exact, mut in_blocks) = (in_exact.chunks_exact(3).peekable(), in_blocks.chunks_exact(4));
+    let mut place = 0;
+    let mut answer = |ask: &Ask| {
+        if ask.sharing.in_blocks() {
             let numbers = in_blocks.next()?;
-            Some(Answer { count: numbers[0], total: numbers[1], used: numbers[2], pressure: numbers[3] == 1 })
+            let pressure = numbers[3] == 1;
+            return Some(Answer { count: numbers[0], total: numbers[1], used: numbers[2], pressure });
         }
+        place += 1;
+        let fell_short = in_exact.next_if(|numbers| numbers[0] == place);
+        let (count, total) = fell_short.map_or((ask.want, ask.want), |numbers| (numbers[1], numbers[2]));
+        Some(Answer { count, total, used: total, pressure: false })
     };
-    asks.iter().filter_map(answer).collect()
+    let answers = asks.iter().map(&mut answer).collect();
+    (in_exact.next().is_none() && in_blocks.next().is_none()).then_some(answers)?
 }
 
 /// Pairs of a member and its expiry, which may have a sequence behind it; and fields that are no members.

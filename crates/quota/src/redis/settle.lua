@@ -3,8 +3,8 @@
 -- ARGV: member, sequence, landed, pressure in ms, life of an account in ms, channel for pressure, how many exact accounts;
 -- then their names; then for each of them: limit, floor, want; then for each account in blocks: limit, floor, want, used,
 -- and whether shares outlive replacement (1 or 0).
--- Returns 0 and for each exact account count, total; for each in blocks count, total, used, pressed. Or 1: the member is
--- unknown, 2: the settlement is stale, 3: writes were lost.
+-- Returns 0, how many exact accounts fell short, for each of those its place, count and total, and for each account in blocks
+-- count, total, used, pressed. Or 1: the member is unknown, 2: the settlement is stale, 3: writes were lost.
 local id, sequence = ARGV[1], tonumber(ARGV[2])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -31,29 +31,40 @@ local function lives(other)
   return answer
 end
 
-local answers, exact = {0}, tonumber(ARGV[7])
+local answers, at, short = {0, 0}, 2, 0
+local exact = tonumber(ARGV[7])
 if exact > 0 then
   -- All exact accounts are fields of one hash, so that a settlement reads and writes them in one command each.
   local shares = redis.call('HMGET', KEYS[3], unpack(ARGV, 8, 7 + exact))
   local set, sets, delete, deletes = {}, 0, {}, 0
-  local arg = 8 + exact
+  local me, arg = id .. '=', 8 + exact
+  local me_length = #me
   for i = 1, exact do
-    local limit, floor, want = tonumber(ARGV[arg]), tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 2])
-    arg = arg + 3
-    local others, rest, before = 0, '', shares[i]
-    if before then
+    -- Numbers stay text where they can: turning them into text again is what costs most here.
+    local before, floor, want = shares[i], ARGV[arg + 1], ARGV[arg + 2]
+    local others, rest, count = 0, '', floor
+    local only_me = before and string.sub(before, 1, me_length) == me and not string.find(before, ' ', me_length, true)
+    if before and not only_me then
       -- member=count, separated by spaces.
-      for other, count in string.gmatch(before, '([^ ]+)=(%d+)') do
+      for other, held in string.gmatch(before, '([^ ]+)=(%d+)') do
         if other ~= id and lives(other) then
-          others = others + count
-          rest = rest .. ' ' .. other .. '=' .. count
+          others = others + held
+          rest = rest .. ' ' .. other .. '=' .. held
         end
       end
     end
-    local count = floor
-    if not rebuilding and want > floor then count = math.max(floor, math.min(want, limit - others)) end
-    if count > 0 then
-      set[sets + 1], set[sets + 2] = ARGV[7 + i], id .. '=' .. count .. rest
+    if want ~= floor then
+      local most = rebuilding and 0 or math.min(want, ARGV[arg] - others)
+      if most == tonumber(want) then
+        count = want
+      else
+        if most > tonumber(floor) then count = string.format('%.0f', most) end
+        answers[at + 1], answers[at + 2], answers[at + 3] = i, tonumber(count), others + count
+        at, short = at + 3, short + 1
+      end
+    end
+    if count ~= '0' then
+      set[sets + 1], set[sets + 2] = ARGV[7 + i], me .. count .. rest
       sets = sets + 2
     elseif others > 0 then
       set[sets + 1], set[sets + 2] = ARGV[7 + i], string.sub(rest, 2)
@@ -62,13 +73,14 @@ if exact > 0 then
       deletes = deletes + 1
       delete[deletes] = ARGV[7 + i]
     end
-    answers[2 * i], answers[2 * i + 1] = count, others + count
+    arg = arg + 3
   end
   if sets > 0 then redis.call('HSET', KEYS[3], unpack(set)) end
   if deletes > 0 then redis.call('HDEL', KEYS[3], unpack(delete)) end
 end
+answers[2] = short
 
-local at, arg, living = 2 * exact + 1, 8 + 4 * exact, nil
+local arg, living = 8 + 4 * exact, nil
 for i = 4, #KEYS do
   local key, limit, floor, want = KEYS[i], tonumber(ARGV[arg]), tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 2])
   local used, outlives = tonumber(ARGV[arg + 3]), ARGV[arg + 4] == '1'
