@@ -2,7 +2,7 @@
 //!
 //! Invariant: bodies pass as they come, both ways, and nothing is kept; whoever drops the response, or the wait for it,
 //! has cancelled the upstream's part by that.
-//! Kept by: the connection to the upstream is owned by this future, then by the body (`connection.rs`).
+//! Kept by: the connection to the upstream is owned by this future, then by the body (`connection.rs`, `download.rs`).
 //! Not here: permits. A request that comes here has one if it needs one.
 
 use std::convert::Infallible;
@@ -92,7 +92,9 @@ impl Proxy {
             }
             Err(error) => {
                 debug!(kind = kind.as_str(), reason = error.as_str(), %error, "no response");
-                metrics::upstream_failed(error.as_str());
+                if error.is_upstreams_fault() {
+                    metrics::upstream_failed(error.as_str());
+                }
                 Refusal::Upstream(error).response(version)
             }
         }
@@ -110,7 +112,7 @@ impl Proxy {
         metrics::untrusted_headers(dropped);
         if let Some(header) = &shared.forward_user_header {
             parts.headers.remove(header);
-            if let Some(value) = user.and_then(|user| HeaderValue::from_str(user.id()).ok()) {
+            if let Some(value) = user.and_then(|user| HeaderValue::from_bytes(user.id().as_bytes()).ok()) {
                 parts.headers.insert(header.clone(), value);
             }
         }

@@ -38,7 +38,7 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // Its helpers are of its process group.
+        // The processes that it started are of its group.
         let group = Pid::from_raw(self.child.id().try_into().unwrap()).unwrap();
         let _ = kill_process_group(group, Signal::KILL);
         let _ = self.child.wait();

@@ -181,18 +181,22 @@ impl<W: Waiter> Member<W> {
         let short = account.answered(answer);
         self.serve_waiters(of);
         let account = self.account(of);
+        // No ask is for more than the limit: with all of it lent here, whoever is left won't get anything from asking.
+        let all_here = account.used >= terms.limit && !account.waiters.is_empty();
+        let short = short || all_here;
         let waits = terms.sharing.in_blocks()
             && left.is_zero()
             && short
+            && !all_here
             && account.wait_for_idle_units(answer, terms.limit, now);
         if short && !was_push && !waits {
             let refusal = if left.is_zero() {
-                Refusal::Full { used: answer.used, limit: terms.limit }
+                Refusal::Full { used: answer.used.max(account.used), limit: terms.limit }
             } else {
                 Refusal::Rebuilding { left }
             };
             if terms.sharing.in_blocks() && left.is_zero() {
-                account.remember_no(now + hold, answer.used);
+                account.remember_no(now + hold, answer.used.max(account.used));
             }
             let refused = std::mem::take(&mut account.waiters);
             self.waiting -= refused.len();

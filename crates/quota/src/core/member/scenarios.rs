@@ -166,6 +166,22 @@ fn idle_units_that_are_kept_are_part_of_the_floor() {
 }
 
 #[test]
+fn callers_beyond_the_limit_are_refused_with_the_answer_that_grants_all_of_it() {
+    let mut world = World::new();
+    let mut member = world.join("a", 1);
+    for _ in 0..5 {
+        assert!(matches!(member.take(&ann(), world.now(), || Caller("one of five")), Take::Waiting));
+    }
+    let before = member.counters().settlements;
+    world.serve(&mut member);
+    let (granted, refused): (Vec<_>, Vec<_>) =
+        member.take_verdicts().into_iter().partition(|(_, verdict)| verdict.is_ok());
+    assert_eq!((granted.len(), refused.len()), (2, 3));
+    assert_eq!(refused[0].1, Err(Refusal::Full { used: 2, limit: 2 }));
+    assert_eq!(member.counters().settlements - before, 1, "nobody asks for more than there can be");
+}
+
+#[test]
 fn a_lost_ask_leaves_the_store_with_at_least_what_is_lent() {
     let mut world = World::new();
     let mut member = world.join("a", 1);
