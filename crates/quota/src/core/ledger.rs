@@ -3,6 +3,8 @@
 //! Invariant: while nothing is lost from it, the shares of the living never grow beyond an account's limit, except by what
 //! a member says that it holds already (its floor).
 //! Kept by: [`grant`], the only place where a share is computed.
+//! Time passes with beats only: a beat removes the members that have expired, and ends a rebuilding whose time is over. So
+//! whether somebody lives is decided once, for all that follows, and a settlement needs no clock.
 //! This is the memory store, the model that the other stores are tested against, and, account by account, the rule that
 //! the DynamoDB store applies.
 
@@ -30,7 +32,8 @@ pub(crate) struct Ledger {
 #[derive(Debug, Clone, Copy)]
 struct Generation {
     number: u64,
-    rebuilt_at: Duration,
+    /// Until when its members push what they hold; `None` once a beat has seen that it is over.
+    rebuilt_at: Option<Duration>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -100,20 +103,21 @@ pub(crate) fn sum(counts: impl Iterator<Item = u32>) -> u32 {
 impl Ledger {
     /// A ledger that was never lost: there is nothing to rebuild. For stores that live and die with their members.
     pub(crate) fn newborn() -> Self {
-        Ledger { generation: Some(Generation { number: 1, rebuilt_at: Duration::ZERO }), ..Ledger::default() }
+        Ledger { generation: Some(Generation { number: 1, rebuilt_at: None }), ..Ledger::default() }
     }
 
     pub(crate) fn beat(&mut self, beat: &Beat, now: Duration) -> Pulse {
         self.members.retain(|_, member| member.expires > now);
-        let generation = *self
-            .generation
-            .get_or_insert(Generation { number: beat.generation, rebuilt_at: now + beat.ttl });
+        let newborn = Generation { number: beat.generation, rebuilt_at: Some(now + beat.ttl) };
+        let generation = self.generation.get_or_insert(newborn);
+        generation.rebuilt_at = generation.rebuilt_at.filter(|rebuilt_at| *rebuilt_at > now);
+        let Generation { number, rebuilt_at } = *generation;
         let standing = self.stand(beat, now);
         Pulse {
             standing,
-            generation: generation.number,
-            rebuild_left: generation.rebuilt_at.saturating_sub(now),
-            members: self.living(now),
+            generation: number,
+            rebuild_left: rebuilt_at.map_or(Duration::ZERO, |rebuilt_at| rebuilt_at - now),
+            members: self.living(),
         }
     }
 
@@ -152,15 +156,15 @@ impl Ledger {
             .map(|(_, member)| member)
     }
 
-    fn living(&self, now: Duration) -> u32 {
-        let living = self.members.values().filter(|member| member.expires > now && !member.replaced);
+    fn living(&self) -> u32 {
+        let living = self.members.values().filter(|member| !member.replaced);
         u32::try_from(living.count()).unwrap_or(u32::MAX)
     }
 
     pub(crate) fn settle(&mut self, settlement: &Settlement, now: Duration) -> Settled {
         let Some(generation) = self.generation else { return Settled::Unknown };
         let Some(member) = self.members.get_mut(&settlement.member) else { return Settled::Unknown };
-        if member.expires <= now || member.replaced {
+        if member.replaced {
             return Settled::Unknown;
         }
         if settlement.sequence <= member.sequence {
@@ -170,18 +174,18 @@ impl Ledger {
             return Settled::LostWrites;
         }
         member.sequence = settlement.sequence;
-        let rebuilding = generation.rebuilt_at > now;
+        let rebuilding = generation.rebuilt_at.is_some();
         let answers = settlement.asks.iter().map(|ask| self.answer(settlement, ask, rebuilding, now));
         Settled::Landed(answers.collect())
     }
 
     fn answer(&mut self, settlement: &Settlement, ask: &Ask, rebuilding: bool, now: Duration) -> Answer {
         let (me, exact) = (&settlement.member, !ask.sharing.in_blocks());
-        let members = self.living(now);
+        let members = self.living();
         let account = self.accounts.entry(ask.account.clone()).or_default();
         let counts = |id: &MemberId| {
-            let member = self.members.get(id).filter(|member| member.expires > now);
-            id != me && member.is_some_and(|member| !member.replaced || ask.sharing.keeps_replaced())
+            id != me
+                && self.members.get(id).is_some_and(|member| !member.replaced || ask.sharing.keeps_replaced())
         };
         account.shares.retain(|id, _| counts(id));
         let others = sum(account.shares.values().map(|held| held.count));
@@ -215,7 +219,7 @@ impl Ledger {
     }
 
     pub(crate) fn look(&self, accounts: &[Arc<str>], now: Duration) -> Holdings {
-        let alive = |id: &MemberId| self.members.get(id).filter(|member| member.expires > now);
+        let alive = |id: &MemberId| self.members.get(id);
         let life = |(id, member): (&MemberId, &Member)| Life {
             member: id.clone(),
             expires_in_ms: Some(member.expires.saturating_sub(now).as_millis() as u64),
@@ -231,7 +235,7 @@ impl Ledger {
             (!shares.is_empty()).then(|| Shares { account: name.clone(), shares })
         };
         Holdings {
-            members: self.members.iter().filter(|(id, _)| alive(id).is_some()).map(life).collect(),
+            members: self.members.iter().map(life).collect(),
             accounts: accounts.iter().filter_map(shares).collect(),
         }
     }
@@ -239,8 +243,8 @@ impl Ledger {
 
 #[cfg(test)]
 impl Ledger {
-    pub(crate) fn is_alive(&self, id: &MemberId, now: Duration) -> bool {
-        self.members.get(id).is_some_and(|member| member.expires > now && !member.replaced)
+    pub(crate) fn is_alive(&self, id: &MemberId) -> bool {
+        self.members.get(id).is_some_and(|member| !member.replaced)
     }
 
     /// As a replica does that missed the last write.
@@ -250,8 +254,8 @@ impl Ledger {
         }
     }
 
-    pub(crate) fn is_rebuilding(&self, now: Duration) -> bool {
-        self.generation.is_none_or(|generation| generation.rebuilt_at > now)
+    pub(crate) fn is_rebuilding(&self) -> bool {
+        self.generation.is_none_or(|generation| generation.rebuilt_at.is_some())
     }
 
     /// What each member has down of an account, dead ones included.

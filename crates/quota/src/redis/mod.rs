@@ -3,8 +3,8 @@
 //! Invariant: all keys of a namespace share one hash tag, so that a script's keys lie in one slot, and every script is
 //! passed the members' sorted set.
 //! Time is Redis's own; nothing here compares it with a clock of ours.
-//! Keys, after the tag: `:m` the members, the generation and where the sweep stands; `:x` those whose name was taken over;
-//! `:k` all exact accounts, a field each; `:b:…` a budget each; `:r:…` a bucket each; the channel `:p` tells of pressure.
+//! Keys, after the tag: `:k` all exact accounts, a field each, and the sequences of the living; `:m` the members' expiries, the
+//! generation and where the sweep stands; `:x` those whose name was taken over; `:b:…` a budget each; `:r:…` a bucket each; the channel `:p` tells of pressure.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ pub struct RedisStore {
 #[derive(Debug)]
 struct Keys {
     tag: String,
-    /// Members, replaced, exact accounts: those that scripts begin with.
+    /// Exact accounts, members, replaced: those that scripts begin with.
     common: [String; 3],
     /// The channel on which pressure is told.
     pressure: String,
@@ -53,7 +53,7 @@ impl RedisStore {
         // Braces would end the hash tag early.
         let tag = format!("{{{}}}", namespace.replace(['{', '}'], "_"));
         let key = |name| format!("{tag}:{name}");
-        let keys = Keys { common: ["m", "x", "k"].map(key), pressure: key("p"), tag };
+        let keys = Keys { common: ["k", "m", "x"].map(key), pressure: key("p"), tag };
         let script = |source: &str| Arc::new(Script::new(source));
         RedisStore {
             client,
@@ -123,6 +123,7 @@ impl RedisStore {
             [sequence, landed, millis(pressure), millis(KEY_LIFE)],
             &self.keys.pressure,
             exact.len(),
+            ["#", &format!("#{member}")],
             exact.iter().map(|ask| &*ask.account).collect::<Vec<_>>(),
             exact.iter().flat_map(|ask| [ask.limit, ask.floor, ask.want]).collect::<Vec<_>>(),
             blocks.iter().flat_map(|ask| block_numbers(ask)).collect::<Vec<_>>(),
@@ -180,10 +181,11 @@ impl Store for RedisStore {
 
     fn leave(&self, member: MemberId) -> Calling<'_, ()> {
         Box::pin(async move {
-            let ([members, replaced, _], id) = (&self.keys.common, member.as_str());
-            let removals = (("HDEL", members, id), ("HDEL", replaced, id));
-            let (left, right) = self.client.transaction::<(i64, i64)>(removals).await.map_err(failed)?;
-            left.and(right).map(|_| ()).map_err(|error| StoreError::Unexpected(error.to_string()))
+            let ([exact, members, replaced], id) = (&self.keys.common, member.as_str());
+            let removals = (("HDEL", exact, format!("#{id}")), ("HDEL", members, id), ("HDEL", replaced, id));
+            let removed = self.client.transaction::<(i64, i64, i64)>(removals).await.map_err(failed)?;
+            let removed = removed.0.and(removed.1).and(removed.2);
+            removed.map(|_| ()).map_err(|error| StoreError::Unexpected(error.to_string()))
         })
     }
 
@@ -247,10 +249,10 @@ fn read_answers(asks: &[Ask], short: usize, numbers: &[u32]) -> Option<Vec<Answe
     (in_exact.next().is_none() && in_blocks.next().is_none()).then_some(answers)?
 }
 
-/// Pairs of a member and its expiry, which may have a sequence behind it; and fields that are no members.
+/// Pairs of a member and its expiry; and fields that are no members.
 fn read_lives(pairs: &[String], now: u64, replaced: bool) -> impl Iterator<Item = Life> {
     pairs.chunks_exact(2).filter_map(move |pair| {
-        let expires: u64 = pair[1].split(':').next()?.parse().ok()?;
+        let expires: u64 = pair[1].parse().ok()?;
         let expires_in_ms = expires.checked_sub(now).filter(|left| *left > 0)?;
         Some(Life { member: MemberId::parse(&pair[0])?, expires_in_ms: Some(expires_in_ms), replaced })
     })

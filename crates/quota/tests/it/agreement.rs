@@ -147,7 +147,9 @@ async fn a_store_without_memory_rebuilds_for_one_ttl() {
     assert_eq!(answers[0].count, 1, "what it holds is written down, no more");
 
     tokio::time::sleep(ttl).await;
-    assert_eq!(settle(2).await, Settled::Unknown, "it expired, having sent no other beat");
+    let other = Beat { member: MemberId::new("b", 1), ..beat.clone() };
+    assert_eq!(store.beat(other).await.unwrap().members, 1, "time passes with beats: the first has expired");
+    assert_eq!(settle(2).await, Settled::Unknown);
     let again = store.beat(beat).await.unwrap();
     assert_eq!((again.generation, again.rebuild_left), (u64::MAX, Duration::ZERO));
     let Settled::Landed(answers) = settle(3).await else { panic!("it joined again") };

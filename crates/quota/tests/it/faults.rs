@@ -48,7 +48,7 @@ async fn after_flushall_at_90_percent_nothing_exceeds_the_limits_and_all_is_know
         let known: u32 =
             a.look().await.unwrap().accounts.iter().flat_map(|all| &all.shares).map(|share| share.used).sum();
         let users: usize = admin.exec(("HLEN", "{flush}:k")).await.unwrap();
-        known == lent && users == USERS + 1 // and a note
+        known == lent && users == USERS + 4 // and two sequences, a mark, a note
     })
     .await;
     let known_after = flushed.elapsed();

@@ -101,6 +101,9 @@ impl<W: Waiter> Member<W> {
         self.on_answer();
         self.members = pulse.members;
         self.rebuilt_at = (!pulse.rebuild_left.is_zero()).then(|| now + pulse.rebuild_left);
+        if let Some(rebuilt_at) = self.rebuilt_at {
+            self.beat_due = self.beat_due.min(rebuilt_at); // the store ends it with a beat
+        }
         if self.generation.replace(pulse.generation).is_some_and(|before| before != pulse.generation) {
             self.notices.push(Notice::StoreLostMemory);
         }

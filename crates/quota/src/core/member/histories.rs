@@ -336,7 +336,7 @@ impl World {
             // Expiries went back with the rest: a member that was written down later may be taken for dead.
             *self.lost.entry(account.clone()).or_default() += lost;
             for process in &self.processes {
-                if !old.is_alive(process.member.id(), self.time) {
+                if !old.is_alive(process.member.id()) {
                     let leases = process.leases.iter().filter(|lease| **lease == account).count() as u32;
                     *self.lost.entry(account.clone()).or_default() += leases.max(1) + BUDGET_LIMIT;
                 }
@@ -399,13 +399,13 @@ impl World {
     fn account_for_the_falsely_dead(&mut self) {
         let now = self.now();
         for process in &self.processes {
-            let alive = self.ledger.is_alive(process.member.id(), self.time);
+            let alive = self.ledger.is_alive(process.member.id());
             let lapsed = now >= process.member.until;
             let leases = count_leases(process);
             if alive && self.has_told_all(process) {
                 self.forgotten.remove(&process.number);
             }
-            let too_late = self.forgotten.contains(&process.number) && !self.ledger.is_rebuilding(self.time);
+            let too_late = self.forgotten.contains(&process.number) && !self.ledger.is_rebuilding();
             if (!alive && lapsed) || too_late {
                 self.falsely_dead.insert(process.number, leases);
             } else if let Some(held) = self.falsely_dead.get(&process.number).cloned()

@@ -258,5 +258,5 @@ fn an_old_incarnation_leaves_only_when_everything_is_pushed() {
         }
         world.answer(&mut member, call);
     }
-    assert!(!world.ledger.is_alive(&old, world.time) && world.ledger.is_alive(member.id(), world.time));
+    assert!(!world.ledger.is_alive(&old) && world.ledger.is_alive(member.id()));
 }
