@@ -29,6 +29,17 @@ pub(crate) struct Rules {
     pub(crate) batch: usize,
 }
 
+impl Rules {
+    /// Such that they fit each other, whatever was asked for.
+    pub(crate) fn made_sensible(mut self) -> Self {
+        self.ttl = self.ttl.clamp(Duration::from_millis(10), Duration::from_secs(24 * 3600));
+        self.margin = self.ttl / 10;
+        self.beat = self.beat.clamp(Duration::from_millis(1), self.ttl / 3);
+        self.retry = self.retry.min(self.beat);
+        self
+    }
+}
+
 /// Stores may forget a key that nobody has touched for so long; members refresh theirs in half the time. Liveness doesn't
 /// depend on it: it only cleans up after keys whose last holder died.
 pub(crate) const KEY_LIFE: Duration = Duration::from_secs(3600);
@@ -57,10 +68,10 @@ impl MemberConfig {
         MemberConfig { name, rules, call_timeout, join_timeout }
     }
 
-    /// How often it tells the store that it lives. 2 s by default: a fifth of the TTL, so that four may be lost.
+    /// How often it tells the store that it lives. 2 s by default: a fifth of the TTL, so that four may be lost. At most a
+    /// third of the TTL: a longer one is shortened.
     pub fn beat(mut self, beat: Duration) -> Self {
-        self.rules.beat = beat.max(Duration::from_millis(1));
-        self.rules.retry = self.rules.retry.min(self.rules.beat);
+        self.rules.beat = beat;
         self
     }
 
@@ -68,8 +79,7 @@ impl MemberConfig {
     ///
     /// A tenth of it is the margin by which a member stops trusting its slices before the store does.
     pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.rules.ttl = ttl.max(Duration::from_millis(10));
-        self.rules.margin = self.rules.ttl / 10;
+        self.rules.ttl = ttl;
         self
     }
 
@@ -168,12 +178,14 @@ pub struct RateConfig {
 }
 
 impl RateConfig {
-    /// So many tokens a second in the whole cluster, and up to a tenth of a second's worth of them at once.
+    /// So many tokens a second in the whole cluster, and up to a tenth of a second's worth of them at once. More than a
+    /// thousand million a second are as many; less than one in a million seconds is that.
     ///
     /// # Panics
     /// If `per_second` isn't a positive number.
     pub fn per_second(per_second: f64) -> Self {
         assert!(per_second.is_finite() && per_second > 0.0, "a rate must be a positive number");
+        let per_second = per_second.clamp(1e-6, 1e9);
         RateConfig { per_second, burst: (per_second / 10.0).clamp(1.0, 1e6) as u32, batch: 1 }
     }
 
@@ -188,5 +200,21 @@ impl RateConfig {
     pub fn batch(mut self, batch: u32) -> Self {
         self.batch = batch.max(1);
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_beat_always_fits_its_ttl_several_times() {
+        let rules = |config: MemberConfig| config.rules.made_sensible();
+        let short = rules(MemberConfig::new("a").ttl(Duration::from_secs(1)));
+        assert_eq!((short.beat, short.margin), (Duration::from_secs(1) / 3, Duration::from_millis(100)));
+        let endless = rules(MemberConfig::new("a").ttl(Duration::MAX).beat(Duration::MAX));
+        assert_eq!((endless.ttl, endless.beat), (Duration::from_secs(86_400), Duration::from_secs(28_800)));
+        let none = rules(MemberConfig::new("a").ttl(Duration::ZERO).beat(Duration::ZERO));
+        assert_eq!((none.ttl, none.beat), (Duration::from_millis(10), Duration::from_millis(1)));
     }
 }

@@ -7,13 +7,13 @@ use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
 use crate::config::{BudgetConfig, MemberConfig, RateConfig};
-use crate::core::member::{AccountRef, budget_name};
+use crate::core::member::{AccountRef, Key, budget_name};
 use crate::error::Refusal;
 use crate::lease::{KeyedLease, Lease, Unit};
 use crate::memory::MemoryStore;
 use crate::rate::Rate;
 use crate::shared::{Shared, Taken};
-use crate::status::{Status, Usage};
+use crate::status::{Mode, Status, Usage};
 use crate::store::{Holdings, Share, Store, StoreError};
 
 /// One member of a namespace. Cheap to clone; when the last handle and the last lease are gone, the member leaves.
@@ -27,7 +27,7 @@ impl Quota {
     /// its [`Policy`](crate::Policy) and joins as soon as it can. Needs a tokio runtime, on which its beats then run.
     pub async fn join(store: impl Store, config: MemberConfig) -> Quota {
         let patience = config.join_timeout;
-        let shared = Shared::start(Arc::new(store), config);
+        let shared = Shared::begin(Arc::new(store), config);
         // Past the deadline it goes on as it does whenever the store is away; the log has said so.
         let _ = tokio::time::timeout(patience, shared.settled_in()).await;
         Quota { shared }
@@ -35,7 +35,7 @@ impl Quota {
 
     /// A member of its own, which counts in memory. Needs a tokio runtime.
     pub fn local() -> Quota {
-        Quota { shared: Shared::start(Arc::new(MemoryStore::new()), MemberConfig::new("local")) }
+        Quota { shared: Shared::begin(Arc::new(MemoryStore::new()), MemberConfig::new("local")) }
     }
 
     /// The budget of this name. Asked for again, its limit is set anew.
@@ -48,7 +48,7 @@ impl Quota {
     /// The keyed limit of this name: each key may have up to `limit` units. Asked for again, its limit is set anew.
     pub fn keyed(&self, name: &str, limit: u32) -> Keyed {
         let index = self.shared.change(|member, _| member.keyed(name, limit));
-        Keyed { shared: self.shared.clone(), index }
+        Keyed { shared: self.shared.clone(), name: name.into(), index }
     }
 
     /// The rate of this name.
@@ -56,7 +56,17 @@ impl Quota {
         Rate::new(self.shared.clone(), name, config)
     }
 
-    /// Everything that this member knows, without asking anybody.
+    /// The kind of its store: `memory`, `redis`, `dynamodb`, or what yours is called.
+    pub fn store_kind(&self) -> &'static str {
+        self.shared.store.kind()
+    }
+
+    /// How this member decides at present.
+    pub fn mode(&self) -> Mode {
+        self.shared.look(|member, now| member.mode(now))
+    }
+
+    /// Everything that this member knows, without asking anybody. It looks at every key in use here.
     pub fn status(&self) -> Status {
         self.shared.status()
     }
@@ -104,12 +114,12 @@ impl Budget {
 
     /// The limit, as this member has it.
     pub fn limit(&self) -> u32 {
-        self.shared.look(|member, _| member.limit(&self.of))
+        self.shared.look(|member, _| member.usage(self.index).limit)
     }
 
     /// Sets the limit. What is lent stays lent; a lower one holds as soon as enough has come back.
     pub fn set_limit(&self, limit: u32) {
-        self.shared.change(|member, _| member.set_limit(&self.of, limit));
+        self.shared.change(|member, _| member.set_budget_limit(self.index, limit));
     }
 
     /// How much of it is in use.
@@ -117,7 +127,7 @@ impl Budget {
         self.shared.look(|member, _| member.usage(self.index))
     }
 
-    /// Resolves when a unit has come back here or the slice has grown. Enable it before you look, and nothing is missed.
+    /// Resolves when a unit has come back here or the store has answered callers of this member. Enable it before you look, and nothing is missed.
     pub fn freed(&self) -> Notified<'_> {
         self.freed.notified()
     }
@@ -127,32 +137,32 @@ impl Budget {
 #[derive(Clone)]
 pub struct Keyed {
     shared: Arc<Shared>,
+    name: Arc<str>,
     index: usize,
 }
 
 impl Keyed {
     /// Takes one unit of `key`'s limit.
     pub async fn take(&self, key: &str) -> Result<KeyedLease, Refusal> {
-        take(&self.shared, &AccountRef::Key(self.index, key.into()))
+        take(&self.shared, &AccountRef::Key(self.index, Key::new(&self.name, key)))
             .await
             .map(|unit| KeyedLease { _unit: unit })
     }
 
     /// Each key's limit, as this member has it.
     pub fn limit(&self) -> u32 {
-        self.shared.look(|member, _| member.limit(&AccountRef::Key(self.index, "".into())))
+        self.shared.look(|member, _| member.keyed_limit(self.index))
     }
 
     /// Sets the limit. What is lent stays lent.
     pub fn set_limit(&self, limit: u32) {
-        self.shared.change(|member, _| member.set_limit(&AccountRef::Key(self.index, "".into()), limit));
+        self.shared.change(|member, _| member.set_keyed_limit(self.index, limit));
     }
 
     /// Asks the store who holds how much for `key`.
     pub async fn holders(&self, key: &str) -> Result<Vec<Share>, StoreError> {
-        let of = AccountRef::Key(self.index, key.into());
-        let name = self.shared.look(|member, _| member.account_name(&of));
-        let holdings = self.shared.in_time(self.shared.store.look(vec![name])).await?;
+        let account = Key::new(&self.name, key).account().clone();
+        let holdings = self.shared.in_time(self.shared.store.look(vec![account])).await?;
         Ok(holdings.accounts.into_iter().flat_map(|account| account.shares).collect())
     }
 }

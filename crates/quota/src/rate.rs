@@ -60,14 +60,21 @@ impl Rate {
     pub async fn take(&self) -> Result<Token, Refusal> {
         let _turn = self.inner.line.lock().await;
         loop {
-            if self.inner.spare().pop() {
-                return Ok(Token { rate: Some(self.inner.clone()) });
+            if let Some(expires) = self.inner.spare().pop() {
+                return Ok(Token { rate: Some(self.inner.clone()), expires });
             }
-            let Drawn { tokens, wait } = self.inner.draw().await?;
+            // In a task of its own: what was drawn for a caller that has gone is there for the next.
+            let inner = self.inner.clone();
+            let drawing = self.inner.shared.spawn(async move {
+                let drawn = inner.draw().await?;
+                inner.spare().add(drawn.tokens, now() + TOKEN_LIFE);
+                Ok(drawn)
+            });
+            let Drawn { tokens, wait } = drawing.await.unwrap_or_else(|_| {
+                Err(Refusal::Unavailable { why: "the runtime of this member has ended".into() })
+            })?;
             if tokens == 0 {
                 tokio::time::sleep(wait).await;
-            } else {
-                self.inner.spare().add(tokens);
             }
         }
     }
@@ -101,22 +108,24 @@ impl Inner {
 }
 
 impl Spare {
-    fn pop(&mut self) -> bool {
+    /// Takes one, and says when it expires.
+    fn pop(&mut self) -> Option<Instant> {
+        self.forget_expired();
+        self.tokens = self.tokens.checked_sub(1)?;
+        Some(self.expire)
+    }
+
+    /// All go with the first that expires.
+    fn add(&mut self, tokens: u32, expires: Instant) {
+        self.forget_expired();
+        self.expire = if self.tokens == 0 { expires } else { self.expire.min(expires) };
+        self.tokens = self.tokens.saturating_add(tokens).min(self.max);
+    }
+
+    fn forget_expired(&mut self) {
         if now() >= self.expire {
             self.tokens = 0;
         }
-        let there = self.tokens > 0;
-        self.tokens = self.tokens.saturating_sub(1);
-        there
-    }
-
-    fn add(&mut self, tokens: u32) {
-        let now = now();
-        if now >= self.expire {
-            self.tokens = 0;
-        }
-        self.tokens = self.tokens.saturating_add(tokens).min(self.max);
-        self.expire = now + TOKEN_LIFE;
     }
 
     fn draw_local(&mut self, per_second: f64, burst: u32) -> Drawn {
@@ -131,6 +140,7 @@ impl Spare {
 #[must_use = "a token that is dropped goes to the next in line"]
 pub struct Token {
     rate: Option<Arc<Inner>>,
+    expires: Instant,
 }
 
 impl Token {
@@ -143,7 +153,7 @@ impl Token {
 impl Drop for Token {
     fn drop(&mut self) {
         if let Some(rate) = self.rate.take() {
-            rate.spare().add(1);
+            rate.spare().add(1, self.expires);
         }
     }
 }

@@ -19,7 +19,7 @@ use crate::core::member::{AccountRef, Call, Member, Take, Verdict};
 use crate::error::Refusal;
 use crate::lease::Unit;
 use crate::status::{BudgetStatus, KeyedStatus, Mode, Notice, Status};
-use crate::store::{Pulse, Settled, Store, StoreError};
+use crate::store::{Calling, Store, StoreError};
 
 pub(crate) struct Shared {
     books: Mutex<Books>,
@@ -70,9 +70,9 @@ struct Todo {
 
 impl Shared {
     /// Must be called within a tokio runtime, which the member's tasks then live on.
-    pub(crate) fn start(store: Arc<dyn Store>, config: MemberConfig) -> Arc<Shared> {
+    pub(crate) fn begin(store: Arc<dyn Store>, config: MemberConfig) -> Arc<Shared> {
         let now = now();
-        let member = Member::new(config.name, config.rules, random(), now);
+        let member = Member::new(config.name, config.rules.made_sensible(), random(), now);
         let books =
             Books { mode: member.mode(now), member, mode_since: now, timer_at: None, freed: Vec::new() };
         let shared = Arc::new(Shared {
@@ -151,6 +151,25 @@ impl Shared {
         result
     }
 
+    /// Does what time alone has made due, and says when to come again.
+    fn tick(self: &Arc<Self>) -> Option<Instant> {
+        let now = now();
+        let mut books = self.locked();
+        let todo = books.review(now);
+        books.timer_at = books.member.wake_at(now);
+        let wake_at = books.timer_at;
+        drop(books);
+        self.perform(todo);
+        wake_at
+    }
+
+    pub(crate) fn spawn<T: Send + 'static>(
+        &self,
+        task: impl Future<Output = T> + Send + 'static,
+    ) -> tokio::task::JoinHandle<T> {
+        self.runtime.spawn(task)
+    }
+
     pub(crate) fn look<T>(&self, look: impl FnOnce(&Member<Waiting>, Instant) -> T) -> T {
         look(&self.locked().member, now())
     }
@@ -217,7 +236,7 @@ impl Shared {
     fn perform(self: &Arc<Self>, todo: Todo) {
         let Todo { calls, verdicts, notices, change, reset_timer } = todo;
         for call in calls {
-            self.runtime.spawn(self.clone().call(call));
+            self.start_call(call);
         }
         if reset_timer {
             self.timer.notify_one();
@@ -240,27 +259,25 @@ impl Shared {
         }
     }
 
-    async fn call(self: Arc<Self>, call: Call) {
+    fn start_call(self: &Arc<Self>, call: Call) {
         match call {
-            Call::Beat(beat) => {
-                let open =
-                    Open::new(&self, |member: &mut Member<_>, answer, now| member.on_pulse(answer, now));
-                let answer: Result<Pulse, _> = self.in_time(self.store.beat(beat)).await;
-                open.close(answer);
-            }
-            Call::Settle(settlement) => {
-                let open =
-                    Open::new(&self, |member: &mut Member<_>, answer, now| member.on_settled(answer, now));
-                let answer: Result<Settled, _> = self.in_time(self.store.settle(settlement)).await;
-                open.close(answer);
-            }
-            Call::Leave(predecessor) => {
-                let open =
-                    Open::new(&self, |member: &mut Member<_>, answer, now| member.on_left(answer, now));
-                let answer = self.in_time(self.store.leave(predecessor)).await;
-                open.close(answer);
-            }
+            Call::Beat(beat) => self.start(Member::on_pulse, |store| store.beat(beat)),
+            Call::Settle(settlement) => self.start(Member::on_settled, |store| store.settle(settlement)),
+            Call::Leave(predecessor) => self.start(Member::on_left, |store| store.leave(predecessor)),
         }
+    }
+
+    fn start<T: Send + 'static>(
+        self: &Arc<Self>,
+        tell: Tell<T>,
+        call: impl FnOnce(&dyn Store) -> Calling<'_, T> + Send + 'static,
+    ) {
+        let open = Open { shared: self.clone(), tell: Some(tell) };
+        self.runtime.spawn(async move {
+            let shared = open.shared.clone();
+            let answer = shared.in_time(call(&*shared.store)).await;
+            open.close(answer);
+        });
     }
 
     fn locked(&self) -> MutexGuard<'_, Books> {
@@ -318,18 +335,16 @@ fn why(member: &Member<Waiting>, mode: Mode, now: Instant) -> Option<String> {
     }
 }
 
-/// A call that is on its way: whatever becomes of its task, the core hears of it.
-struct Open<'a, T, F: FnOnce(&mut Member<Waiting>, Result<T, String>, Instant)> {
-    shared: &'a Arc<Shared>,
-    tell: Option<F>,
-    answer: std::marker::PhantomData<T>,
+/// Tells the core what came of a call.
+type Tell<T> = fn(&mut Member<Waiting>, Result<T, String>, Instant);
+
+/// A call that is on its way: whatever becomes of its task, even before it first runs, the core hears of it.
+struct Open<T> {
+    shared: Arc<Shared>,
+    tell: Option<Tell<T>>,
 }
 
-impl<'a, T, F: FnOnce(&mut Member<Waiting>, Result<T, String>, Instant)> Open<'a, T, F> {
-    fn new(shared: &'a Arc<Shared>, tell: F) -> Self {
-        Open { shared, tell: Some(tell), answer: std::marker::PhantomData }
-    }
-
+impl<T> Open<T> {
     fn close(mut self, answer: Result<T, StoreError>) {
         self.end(answer.map_err(|error| error.to_string()));
     }
@@ -342,9 +357,9 @@ impl<'a, T, F: FnOnce(&mut Member<Waiting>, Result<T, String>, Instant)> Open<'a
     }
 }
 
-impl<T, F: FnOnce(&mut Member<Waiting>, Result<T, String>, Instant)> Drop for Open<'_, T, F> {
+impl<T> Drop for Open<T> {
     fn drop(&mut self) {
-        self.end(Err("the call was dropped before its answer came".into()));
+        self.end(Err("the call was dropped before its answer came; has its runtime ended?".into()));
     }
 }
 
@@ -352,8 +367,7 @@ impl<T, F: FnOnce(&mut Member<Waiting>, Result<T, String>, Instant)> Drop for Op
 async fn keep_time(shared: Weak<Shared>, timer: Arc<Notify>) {
     loop {
         let Some(strong) = shared.upgrade() else { return };
-        let wake_at = strong.change(|member, now| member.wake_at(now));
-        strong.locked().timer_at = wake_at;
+        let wake_at = strong.tick();
         drop(strong);
         match wake_at {
             // Whether it was woken or slept long enough, it looks again.

@@ -1,4 +1,4 @@
-//! What a store does: four small calls, each atomic.
+//! What a store does: a handful of small calls, each atomic.
 //!
 //! Invariant: a call lands whole or not at all, and a settlement with a sequence below one that has landed is ignored.
 //! A store keeps no policy: what is granted is decided by one rule, `core::ledger::grant`, which the stores share (Redis

@@ -169,7 +169,11 @@ impl<W: Waiter> Account<W> {
         self.others_used = answer.used.saturating_sub(used);
         self.total = answer.total;
         self.pressure = answer.pressure;
-        answer.count < want
+        let short = answer.count < want;
+        if !short {
+            self.tries = 0;
+        }
+        short
     }
 
     /// The answer fell short, but not all that is granted is lent: whether to wait for what comes back, and until when.

@@ -1,7 +1,7 @@
 //! The store in Redis: one script for each call.
 //!
-//! Invariant: all keys of a namespace share one hash tag, so that a script's keys lie in one slot, and every script is
-//! passed the members' sorted set.
+//! Invariant: all keys of a namespace share one hash tag, so that a script's keys lie in one slot; and no key that holds a
+//! count expires, because a server that may evict takes those first.
 //! Time is Redis's own; nothing here compares it with a clock of ours.
 //! Keys, after the tag: `:k` all exact accounts, a field each, and the sequences of the living; `:m` the members' expiries, the
 //! generation and where the sweep stands; `:x` those whose name was taken over; `:b:…` a budget each; `:r:…` a bucket each; the channel `:p` tells of pressure.
@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use forebay_redis::{ArgWriter, Client, Command, ConnectError, ExecError, Script, Subscription, ToArgs};
 
-use crate::config::KEY_LIFE;
 use crate::store::{
     Answer, Ask, Beat, BeatKind, Calling, Draw, Drawn, Holdings, Life, MemberId, Pulse, Settled, Settlement,
     Share, Shares, Standing, Store, StoreError,
@@ -48,7 +47,8 @@ const RESUBSCRIBE: Duration = Duration::from_secs(1);
 impl RedisStore {
     /// A store in the namespace of this name: members of one namespace share their counts.
     ///
-    /// The server must not evict keys (`maxmemory-policy noeviction`, or `volatile-*`): what it forgets has to be told anew.
+    /// The server must not evict keys that don't expire (so `maxmemory-policy noeviction`, or `volatile-*`): what it forgets
+    /// has to be told anew. A namespace that nobody uses any more keeps a few small keys until they are deleted.
     pub fn new(client: Client, namespace: &str) -> Self {
         // Braces would end the hash tag early.
         let tag = format!("{{{}}}", namespace.replace(['{', '}'], "_"));
@@ -115,19 +115,12 @@ impl RedisStore {
 
     async fn run_settle(&self, settlement: Settlement) -> Result<Settled, StoreError> {
         let Settlement { member, sequence, landed, pressure, asks } = settlement;
-        let (exact, blocks): (Vec<_>, Vec<_>) = asks.iter().partition(|ask| !ask.sharing.in_blocks());
-        let keys =
-            Words((&self.keys.common, blocks.iter().map(|ask| self.key(&ask.account)).collect::<Vec<_>>()));
-        let args = Words((
-            member.as_str(),
-            [sequence, landed, millis(pressure), millis(KEY_LIFE)],
-            &self.keys.pressure,
-            exact.len(),
-            ["#", &format!("#{member}")],
-            exact.iter().map(|ask| &*ask.account).collect::<Vec<_>>(),
-            exact.iter().flat_map(|ask| [ask.limit, ask.floor, ask.want]).collect::<Vec<_>>(),
-            blocks.iter().flat_map(|ask| block_numbers(ask)).collect::<Vec<_>>(),
-        ));
+        let own_field = ["#", member.as_str()].concat();
+        let Keys { tag, common, pressure: channel } = &*self.keys;
+        let blocks = in_blocks(&asks).next().is_some();
+        let for_blocks = blocks.then_some((millis(pressure), channel.as_str()));
+        let keys = SettleKeys { tag, common, asks: &asks };
+        let args = SettleArgs { start: (sequence, landed, &own_field), asks: &asks, for_blocks };
         let reply: Vec<u32> = self.settle.run(&self.client, keys, args).await.map_err(failed)?;
         match reply.as_slice() {
             [1] => Ok(Settled::Unknown),
@@ -225,8 +218,65 @@ impl<C: Command> ToArgs for Words<C> {
     }
 }
 
-fn block_numbers(ask: &Ask) -> [u32; 5] {
-    [ask.limit, ask.floor, ask.want, ask.used, u32::from(ask.sharing.keeps_replaced())]
+/// The keys of a settlement, as settle.lua tells.
+struct SettleKeys<'a> {
+    tag: &'a str,
+    common: &'a [String; 3],
+    asks: &'a [Ask],
+}
+
+impl ToArgs for SettleKeys<'_> {
+    fn count(&self) -> usize {
+        match in_blocks(self.asks).count() {
+            0 => 1,
+            blocks => self.common.len() + blocks,
+        }
+    }
+
+    fn write(&self, out: &mut ArgWriter<'_>) {
+        let [accounts, for_blocks @ ..] = self.common;
+        accounts.write(out);
+        for (at, ask) in in_blocks(self.asks).enumerate() {
+            if at == 0 {
+                for_blocks.write(out);
+            }
+            format!("{}:{}", self.tag, ask.account).write(out);
+        }
+    }
+}
+
+/// The arguments of a settlement, as settle.lua tells. Redis takes a while for each word, so there are no more than it needs.
+struct SettleArgs<'a> {
+    start: (u64, u64, &'a str),
+    asks: &'a [Ask],
+    for_blocks: Option<(u64, &'a str)>,
+}
+
+impl ToArgs for SettleArgs<'_> {
+    fn count(&self) -> usize {
+        let (exact, blocks) = (exact(self.asks).count(), in_blocks(self.asks).count());
+        3 + 4 * exact + 5 * blocks + if blocks > 0 { 2 } else { 0 } + 1
+    }
+
+    fn write(&self, out: &mut ArgWriter<'_>) {
+        self.start.write(out);
+        exact(self.asks).for_each(|ask| ask.account.write(out));
+        exact(self.asks).for_each(|ask| [ask.limit, ask.floor, ask.want].write(out));
+        for ask in in_blocks(self.asks) {
+            let keeps_replaced = u32::from(ask.sharing.keeps_replaced());
+            [ask.limit, ask.floor, ask.want, ask.used, keeps_replaced].write(out);
+        }
+        self.for_blocks.iter().for_each(|for_blocks| for_blocks.write(out));
+        exact(self.asks).count().write(out);
+    }
+}
+
+fn exact(asks: &[Ask]) -> impl Iterator<Item = &Ask> {
+    asks.iter().filter(|ask| !ask.sharing.in_blocks())
+}
+
+fn in_blocks(asks: &[Ask]) -> impl Iterator<Item = &Ask> {
+    asks.iter().filter(|ask| ask.sharing.in_blocks())
 }
 
 /// Three numbers for each exact account that fell short, then four for each account in blocks. `None`: they don't fit.

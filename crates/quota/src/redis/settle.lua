@@ -1,19 +1,19 @@
 -- Sets what a member holds. The rule is core/ledger.rs, `settle` and `grant`.
--- KEYS: exact accounts, members, replaced, then the accounts in blocks.
--- ARGV: member, sequence, landed, pressure in ms, life of an account in ms, channel for pressure, how many exact accounts;
--- then '#', and the member's own field; then the names of the exact accounts; then for each of them: limit, floor, want; then
--- for each account in blocks: limit, floor, want, used, and whether shares outlive replacement (1 or 0).
+-- KEYS: exact accounts; if there are accounts in blocks: members, replaced, then these accounts.
+-- ARGV: sequence, landed, '#member'; then the names of the exact accounts; then for each of them: limit, floor, want; then
+-- for each account in blocks: limit, floor, want, used, and whether shares outlive replacement (1 or 0); if there are any of
+-- these: pressure in ms, and the channel for it; last, how many exact accounts there are.
 -- Returns 0, how many exact accounts fell short, for each of those its place, count and total, and for each account in blocks
 -- count, total, used, pressed. Or 1: the member is unknown, 2: the settlement is stale, 3: writes were lost.
 
 -- All exact accounts are fields of one hash, so that a settlement reads and writes them in one command each. In the same hash,
 -- '#' tells whether the store rebuilds (1 or 0), and '#member' the last sequence of everybody alive.
-local id, sequence, exact = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[7])
-local found = redis.call('HMGET', KEYS[1], unpack(ARGV, 8, 9 + exact))
+local exact = tonumber(ARGV[#ARGV])
+local found = redis.call('HMGET', KEYS[1], '#', unpack(ARGV, 3, 3 + exact))
 if not found[1] or not found[2] then return {1} end
 local landed = tonumber(found[2])
-if sequence <= landed then return {2} end
-if landed < tonumber(ARGV[3]) then return {3} end
+if tonumber(ARGV[1]) <= landed then return {2} end
+if landed < tonumber(ARGV[2]) then return {3} end
 local rebuilding = found[1] == '1'
 
 local alive = {}
@@ -27,8 +27,9 @@ local function lives(other)
 end
 
 local answers, at, short = {0, 0}, 2, 0
-local set, sets, delete, deletes = {ARGV[9], ARGV[2]}, 2, {}, 0
-local me, arg = id .. '=', 10 + exact
+local set, sets, delete, deletes = {ARGV[3], ARGV[1]}, 2, {}, 0
+local id = string.sub(ARGV[3], 2)
+local me, arg = id .. '=', 4 + exact
 local me_length = #me
 for i = 1, exact do
   -- Numbers stay text where they can: turning them into text again is what costs most here.
@@ -55,22 +56,23 @@ for i = 1, exact do
     end
   end
   if count ~= '0' then
-    set[sets + 1], set[sets + 2] = ARGV[9 + i], me .. count .. rest
+    set[sets + 1], set[sets + 2] = ARGV[3 + i], me .. count .. rest
     sets = sets + 2
   elseif others > 0 then
-    set[sets + 1], set[sets + 2] = ARGV[9 + i], string.sub(rest, 2)
+    set[sets + 1], set[sets + 2] = ARGV[3 + i], string.sub(rest, 2)
     sets = sets + 2
   elseif before then
     deletes = deletes + 1
-    delete[deletes] = ARGV[9 + i]
+    delete[deletes] = ARGV[3 + i]
   end
   arg = arg + 3
 end
 redis.call('HSET', KEYS[1], unpack(set))
 if deletes > 0 then redis.call('HDEL', KEYS[1], unpack(delete)) end
 answers[2] = short
-if #KEYS == 3 then return answers end
+if #KEYS == 1 then return answers end
 
+local pressure, channel = tonumber(ARGV[#ARGV - 2]), ARGV[#ARGV - 1]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 -- Two fields of the members' hash are not members.
@@ -102,8 +104,8 @@ for i = 4, #KEYS do
       count = count + math.floor((room - count) / (2 * living))
     end
     if count < want then
-      if pressed_until <= now then redis.call('PUBLISH', ARGV[6], '') end
-      pressed_until = now + tonumber(ARGV[4])
+      if pressed_until <= now then redis.call('PUBLISH', channel, '') end
+      pressed_until = now + pressure
       redis.call('HSET', key, '!', string.format('%.0f', pressed_until))
     end
   end
@@ -113,7 +115,6 @@ for i = 4, #KEYS do
   else
     redis.call('HDEL', key, id)
   end
-  redis.call('PEXPIRE', key, ARGV[5])
   answers[at + 1], answers[at + 2] = count, others + count
   answers[at + 3], answers[at + 4] = others_used + used, pressed_until > now and 1 or 0
   at = at + 4

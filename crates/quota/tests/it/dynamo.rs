@@ -1,6 +1,5 @@
 //! Members that share a DynamoDB.
 
-mod agreement;
 mod life;
 mod tokens;
 
@@ -95,6 +94,16 @@ async fn holders(store: &DynamoStore, account: &str) -> Vec<(MemberId, u32)> {
     let holdings = store.look(vec![account.into()]).await.unwrap();
     let shares = holdings.accounts.into_iter().flat_map(|account| account.shares);
     shares.map(|share| (share.member, share.count)).collect()
+}
+
+#[test]
+fn dynamodb_answers_as_the_ledger_does() {
+    // Some two seconds on a quiet machine; FOREBAY_CASES asks for more.
+    let cases = std::env::var("FOREBAY_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(8);
+    crate::agreement::check(cases, async || {
+        let namespace = namespace("agreement");
+        [settled_handle(&namespace).await, settled_handle(&namespace).await]
+    });
 }
 
 #[tokio::test]

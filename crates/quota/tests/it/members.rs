@@ -214,8 +214,14 @@ async fn a_token_that_was_not_spent_goes_to_the_next_and_is_lost_after_a_second(
     let began = tokio::time::Instant::now();
     drop(rate.take().await.unwrap());
     assert_eq!(began.elapsed().as_millis(), 1000);
+    // By now the bucket has another; without it, only the one that came back can be there at once.
     tokio::time::sleep(Duration::from_millis(999)).await;
-    assert!(rate.take().now_or_never().is_some(), "the one that came back is still good");
+    drop(rate.take().now_or_never().expect("the one that came back is still good"));
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    let began = tokio::time::Instant::now();
+    rate.take().await.unwrap().spend();
+    rate.take().await.unwrap().spend();
+    assert_eq!(began.elapsed().as_millis(), 1000, "the old one is gone, and the next is the bucket's");
 }
 
 #[test]
@@ -225,4 +231,39 @@ fn policies_have_names() {
     }
     let error = "half".parse::<Policy>().unwrap_err();
     assert_eq!(error.to_string(), "no policy is called \"half\"; there are: closed, share, open");
+}
+
+#[test]
+fn whoever_takes_after_the_members_runtime_has_ended_is_answered() {
+    let theirs = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let quota = theirs.block_on(async { Quota::local() });
+    let budget = quota.budget("streams", BudgetConfig::new(10));
+    drop(theirs);
+    let ours = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let answer = ours.block_on(async { tokio::time::timeout(Duration::from_secs(20), budget.take()).await });
+    assert!(answer.is_ok(), "it waits for ever");
+}
+
+#[tokio::test(start_paused = true)]
+async fn rates_beyond_all_reason_still_give_tokens() {
+    let quota = Quota::local();
+    for per_second in [1e300, 1e-300] {
+        let rate = quota.rate(&per_second.to_string(), RateConfig::per_second(per_second));
+        let token = tokio::time::timeout(Duration::from_millis(1), rate.take()).await;
+        token.expect("the first is there at once").unwrap().spend();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_draw_whose_caller_has_gone_is_there_for_the_next() {
+    let quota = Quota::local();
+    let rate = quota.rate("dial", RateConfig::per_second(1.0));
+    // It has asked and goes before it hears.
+    assert!(rate.take().now_or_never().is_none());
+    tokio::task::yield_now().await;
+    tokio::time::timeout(Duration::from_millis(1), rate.take())
+        .await
+        .expect("it was drawn already")
+        .unwrap()
+        .spend();
 }

@@ -16,7 +16,7 @@ use crate::machine::{Pinned, cpu_time_of};
 
 const USERS: usize = 2_000;
 
-/// One decision at a time, with client and Redis on one CPU.
+/// One decision at a time, with client and Redis on one CPU. All streams stay open until the last has come.
 pub(crate) fn latency(board: &mut Board) -> Result<()> {
     let server = &Redis::start()?;
     let decisions = board.scaled(5_000);
@@ -41,25 +41,23 @@ pub(crate) fn latency(board: &mut Board) -> Result<()> {
 fn ours(server: &Redis, decisions: u64) -> Result<f64> {
     let url = server.url();
     in_a_task(async move {
-        let (_quota, budget, users) = join(&url).await?;
+        let (quota, budget, users) = join(&url).await?;
         let mut latencies_us = Vec::with_capacity(decisions as usize);
+        let mut streams = Vec::with_capacity(decisions as usize);
         for at in 0..decisions {
             let user = user(at);
             let began = Instant::now();
             let lease =
                 (budget.take().await.context("a unit")?, users.take(&user).await.context("a user's unit")?);
             latencies_us.push(began.elapsed().as_secs_f64() * 1e6);
-            drop(lease);
-            // The others' release isn't measured, either.
-            until_given_back(&users, &user).await?;
+            streams.push(lease);
+        }
+        drop(streams);
+        while quota.status().keyed.iter().any(|users| users.keys > 0) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
         Ok(Spread::of(latencies_us).median)
     })
-}
-
-async fn until_given_back(users: &Keyed, user: &str) -> Result<()> {
-    while !users.holders(user).await?.is_empty() {}
-    Ok(())
 }
 
 fn ping(server: &Redis, decisions: u64) -> Result<f64> {
@@ -71,7 +69,6 @@ fn ping(server: &Redis, decisions: u64) -> Result<f64> {
             let began = Instant::now();
             client.exec::<String>(("PING",)).await?;
             latencies_us.push(began.elapsed().as_secs_f64() * 1e6);
-            tokio::task::yield_now().await;
         }
         Ok(Spread::of(latencies_us).median)
     })
@@ -88,7 +85,9 @@ fn seed(server: &Redis, decisions: u64) -> Result<f64> {
             let began = Instant::now();
             pool.acquire(&user, &thread).await?;
             latencies_us.push(began.elapsed().as_secs_f64() * 1e6);
-            pool.release(&user, &thread).await?;
+        }
+        for at in 0..decisions {
+            pool.release(&user(at), &at.to_string()).await?;
         }
         Ok(Spread::of(latencies_us).median)
     })

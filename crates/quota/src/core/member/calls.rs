@@ -36,7 +36,10 @@ impl<W: Waiter> Member<W> {
 
     /// When to poll again though nothing happened: for the next beat, or because the mode changes by itself.
     pub(crate) fn wake_at(&self, now: Instant) -> Option<Instant> {
-        let beat = (self.beat_open.is_none() && !self.left).then_some(self.beat_due);
+        if self.left {
+            return None;
+        }
+        let beat = self.beat_open.is_none().then_some(self.beat_due);
         let changes = [Some(self.until), self.rebuilt_at].into_iter().flatten().filter(|at| *at > now);
         let again = self.budgets.iter().filter_map(|book| book.account.ask_again_at);
         // Without the store they wait for the outage's end, not for a time.
@@ -90,6 +93,9 @@ impl<W: Waiter> Member<W> {
 
     pub(crate) fn on_pulse(&mut self, result: Result<Pulse, String>, now: Instant) {
         let Some(open) = self.beat_open.take() else { return };
+        if self.left {
+            return;
+        }
         let pulse = match result {
             Ok(pulse) => pulse,
             Err(why) => return self.on_outage(why, now),
@@ -145,8 +151,12 @@ impl<W: Waiter> Member<W> {
             return result.err().into_iter().for_each(|why| self.on_outage(why, now));
         }
         match result {
+            Ok(Settled::Landed(answers)) if answers.len() != open.accounts.len() => {
+                let why = format!("the store gave {} answers to {} asks", answers.len(), open.accounts.len());
+                self.on_settling_failed(open.accounts, why, now);
+            }
             Ok(Settled::Landed(answers)) => {
-                self.on_answer();
+                self.on_settling_works();
                 self.landed = self.landed.max(open.sequence);
                 for (of, answer) in open.accounts.iter().zip(answers) {
                     self.on_account_answered(of, answer, now);
@@ -158,17 +168,34 @@ impl<W: Waiter> Member<W> {
             Ok(Settled::Stale) => self.unanswered(open.accounts),
             Ok(Settled::Unknown) => {
                 self.unanswered(open.accounts);
+                let is_newborn = self.landed == 0;
                 self.be_reborn(Rebirth::StoreForgotUs, now);
+                if is_newborn {
+                    // It may do so again and again; nobody should wait for the end of that.
+                    let why = "the store let this member in and forgot it at once";
+                    self.on_settling_failed(Vec::new(), why.into(), now);
+                    self.beat_due = now + self.rules.retry;
+                }
             }
             Ok(Settled::LostWrites) => {
                 self.unanswered(open.accounts);
                 self.be_reborn(Rebirth::StoreLostWrites, now);
             }
-            Err(why) => {
-                self.unanswered(open.accounts);
-                self.on_outage(why, now);
-            }
+            Err(why) => self.on_settling_failed(open.accounts, why, now),
         }
+    }
+
+    fn on_settling_failed(&mut self, accounts: Vec<AccountRef>, why: String, now: Instant) {
+        self.unanswered(accounts);
+        self.on_outage(why.clone(), now);
+        self.settling_fails = Some(why);
+    }
+
+    fn on_settling_works(&mut self) {
+        if self.settling_fails.take().is_some() && self.outage.is_none() {
+            self.notices.push(Notice::StoreIsBack);
+        }
+        self.on_answer();
     }
 
     pub(super) fn on_account_answered(&mut self, of: &AccountRef, answer: Answer, now: Instant) {
@@ -237,32 +264,36 @@ impl<W: Waiter> Member<W> {
     /// The store answered, whatever it said.
     pub(super) fn on_answer(&mut self) {
         if self.outage.take().is_some() {
-            self.notices.push(Notice::StoreIsBack);
+            if self.settling_fails.is_none() {
+                self.notices.push(Notice::StoreIsBack);
+            }
+            self.enqueue_all_that_need();
         }
     }
 
     pub(super) fn on_outage(&mut self, why: String, now: Instant) {
         self.counters.failures += 1;
         self.beat_due = self.beat_due.min(now + self.rules.retry);
-        if self.outage.is_none() {
+        if self.outage().is_none() {
             self.notices.push(Notice::StoreIsGone { why: why.clone() });
         }
         self.outage = Some(why);
-        // Nobody waits for a store that is away; whoever has a question stays in line with it.
-        for index in 0..self.budgets.len() {
-            if self.budgets[index].account.ask_again_at.take().is_some() {
-                self.enqueue(&AccountRef::Budget(index));
-            }
+        // Until the store is back nobody stands in line: whoever has something to tell it then is found then.
+        for of in std::mem::take(&mut self.ready) {
+            self.find(&of).into_iter().for_each(|account| account.queued = false);
+            self.forget_if_blank(&of);
         }
-        let line: Vec<_> = self.ready.iter().cloned().collect();
-        for of in line {
-            let waiters =
-                self.find(&of).map(|account| std::mem::take(&mut account.waiters)).unwrap_or_default();
-            self.waiting -= waiters.len();
-            for waiter in waiters {
+        self.budgets.iter_mut().for_each(|book| book.account.ask_again_at = None);
+        // And nobody waits for it, except for an answer that may still come.
+        for of in self.awaited() {
+            if self.account(&of).is_asking() {
+                continue;
+            }
+            for waiter in self.dismiss_waiters(&of) {
                 let verdict = self.by_policy(&of, now).map(|()| of.clone());
                 self.verdicts.push((waiter, verdict));
             }
+            self.forget_if_blank(&of);
         }
     }
 
@@ -284,7 +315,11 @@ impl<W: Waiter> Member<W> {
         }
     }
 
+    /// Lets an account stand in line for the next settlement.
     pub(super) fn enqueue(&mut self, of: &AccountRef) {
+        if self.outage.is_some() {
+            return;
+        }
         let account = self.account(of);
         if !account.queued {
             account.queued = true;

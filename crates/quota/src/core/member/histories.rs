@@ -145,7 +145,11 @@ impl World {
     }
 
     fn accounts() -> [AccountRef; 3] {
-        [AccountRef::Budget(0), AccountRef::Key(0, KEYS[0].into()), AccountRef::Key(0, KEYS[1].into())]
+        [
+            AccountRef::Budget(0),
+            AccountRef::Key(0, Key::new("user", KEYS[0])),
+            AccountRef::Key(0, Key::new("user", KEYS[1])),
+        ]
     }
 
     fn step(&mut self, (action, a, b): (u8, u8, u8)) {
@@ -315,6 +319,8 @@ impl World {
     fn lose_everything(&mut self) {
         self.history.push(format!("{:?}: the store loses its memory", self.time));
         self.ledger = Ledger::default();
+        // Its replicas forget with it; and what is written down nowhere any more can't be told from what never was.
+        self.snapshots.clear();
         self.forgotten = self.processes.iter().map(|process| process.number).collect();
     }
 
@@ -498,7 +504,7 @@ impl World {
             assert_eq!(process.member.keyed_limits().map(|(.., keys, _)| keys).sum::<usize>(), 0);
         }
         for key in KEYS {
-            let held = self.ledger.look(&[key_name("user", key)], self.time).accounts;
+            let held = self.ledger.look(&[Key::new("user", key).account().clone()], self.time).accounts;
             assert_eq!(held, [], "nobody has anything of {key}");
         }
         let streams = self.ledger.look(&[budget_name("streams")], self.time);
@@ -525,7 +531,7 @@ impl Seen {
 fn wire_name(of: &AccountRef) -> Arc<str> {
     match of {
         AccountRef::Budget(_) => budget_name("streams"),
-        AccountRef::Key(_, key) => key_name("user", key),
+        AccountRef::Key(_, key) => key.account().clone(),
     }
 }
 

@@ -1,5 +1,6 @@
 //! Taking and giving: what a member decides by itself, and when it has to ask.
 
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::{AccountRef, Member, Take};
@@ -81,9 +82,8 @@ impl<W: Waiter> Member<W> {
         };
         if used < allowed {
             self.counters.granted_by_policy += 1;
+            // The store hears of it when it is back.
             self.account(of).used += 1;
-            // The store must hear of it as soon as it is back.
-            self.enqueue(of);
             Ok(())
         } else if allowed == 0 {
             Err(Refusal::Unavailable { why })
@@ -109,22 +109,21 @@ impl<W: Waiter> Member<W> {
     }
 
     /// Changes a limit; never takes back what is lent.
-    pub(crate) fn set_limit(&mut self, of: &AccountRef, limit: u32) {
-        match of {
-            AccountRef::Key(index, _) => self.keyed[*index].limit = limit,
-            AccountRef::Budget(index) => {
-                let book = &mut self.budgets[*index];
-                let lowered = limit < book.limit;
-                book.limit = limit;
-                book.account.forget_no();
-                // Idle units go back at once, so that the new limit holds soon.
-                book.account.pressure |= lowered;
-                let terms = self.terms(of);
-                if self.account(of).needs_ask(terms) {
-                    self.enqueue(of);
-                }
-            }
+    pub(crate) fn set_budget_limit(&mut self, index: usize, limit: u32) {
+        let (of, book) = (AccountRef::Budget(index), &mut self.budgets[index]);
+        let lowered = limit < book.limit;
+        book.limit = limit;
+        book.account.forget_no();
+        // Idle units go back at once, so that the new limit holds soon.
+        book.account.pressure |= lowered;
+        let terms = self.terms(&of);
+        if self.account(&of).needs_ask(terms) {
+            self.enqueue(&of);
         }
+    }
+
+    pub(crate) fn set_keyed_limit(&mut self, index: usize, limit: u32) {
+        self.keyed[index].limit = limit;
     }
 
     pub(super) fn serve_waiters(&mut self, of: &AccountRef) {
@@ -154,15 +153,18 @@ impl<W: Waiter> Member<W> {
     /// The end: no more calls, no more grants.
     pub(crate) fn leave(&mut self) {
         self.left = true;
-        let line: Vec<_> =
-            self.ready.drain(..).chain((0..self.budgets.len()).map(AccountRef::Budget)).collect();
-        let open = self.settle_open.take().map(|open| open.accounts).unwrap_or_default();
-        for of in line.into_iter().chain(open) {
-            let waiters =
-                self.find(&of).map(|account| std::mem::take(&mut account.waiters)).unwrap_or_default();
-            self.waiting -= waiters.len();
-            let refusal = || Refusal::Unavailable { why: "this member has left".into() };
-            self.verdicts.extend(waiters.into_iter().map(|waiter| (waiter, Err(refusal()))));
+        for of in self.awaited() {
+            for waiter in self.dismiss_waiters(&of) {
+                let refusal = Refusal::Unavailable { why: "this member has left".into() };
+                self.verdicts.push((waiter, Err(refusal)));
+            }
         }
+    }
+
+    /// Takes everybody out of an account's line; each is still owed a verdict.
+    pub(super) fn dismiss_waiters(&mut self, of: &AccountRef) -> VecDeque<W> {
+        let waiters = std::mem::take(&mut self.account(of).waiters);
+        self.waiting -= waiters.len();
+        waiters
     }
 }

@@ -9,6 +9,7 @@
 //! tasks and timers (`shared.rs`).
 
 mod calls;
+mod key;
 mod lending;
 mod rebirth;
 mod view;
@@ -16,6 +17,9 @@ mod view;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+pub(crate) use key::Key;
+use key::PreHashed;
 
 use super::account::{Account, Terms, Waiter};
 use crate::config::Rules;
@@ -27,7 +31,7 @@ use crate::store::{Beat, BeatKind, MemberId, Settlement, Sharing};
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum AccountRef {
     Budget(usize),
-    Key(usize, Arc<str>),
+    Key(usize, Key),
 }
 
 /// What a member wants done.
@@ -70,7 +74,10 @@ pub(crate) struct Member<W> {
     leave_open: bool,
     sequence: u64,
     landed: u64,
+    /// Why the store isn't asked, until a beat says that it is back.
     outage: Option<String>,
+    /// Why the last settlement failed. Beats may go well all the same, and it stays an outage to those who look.
+    settling_fails: Option<String>,
     generation: Option<u64>,
     rebuilt_at: Option<Instant>,
     members: u32,
@@ -107,7 +114,7 @@ struct BudgetBook<W> {
 struct KeyedBook<W> {
     name: Arc<str>,
     limit: u32,
-    accounts: HashMap<Arc<str>, Account<W>>,
+    accounts: HashMap<Key, Account<W>, PreHashed>,
 }
 
 impl<W: Waiter> Member<W> {
@@ -130,6 +137,7 @@ impl<W: Waiter> Member<W> {
             sequence: 0,
             landed: 0,
             outage: None,
+            settling_fails: None,
             generation: None,
             rebuilt_at: None,
             members: 1,
@@ -149,7 +157,7 @@ impl<W: Waiter> Member<W> {
     /// The budget of this name; its limit is set anew.
     pub(crate) fn budget(&mut self, name: &str, limit: u32, sharing: Sharing) -> usize {
         if let Some(index) = self.budgets.iter().position(|book| &*book.name == name) {
-            self.set_limit(&AccountRef::Budget(index), limit);
+            self.set_budget_limit(index, limit);
             return index;
         }
         self.budgets.push(BudgetBook { name: name.into(), limit, sharing, account: Account::default() });
@@ -159,10 +167,10 @@ impl<W: Waiter> Member<W> {
     /// The keyed limit of this name; its limit is set anew.
     pub(crate) fn keyed(&mut self, name: &str, limit: u32) -> usize {
         if let Some(index) = self.keyed.iter().position(|book| &*book.name == name) {
-            self.keyed[index].limit = limit;
+            self.set_keyed_limit(index, limit);
             return index;
         }
-        self.keyed.push(KeyedBook { name: name.into(), limit, accounts: HashMap::new() });
+        self.keyed.push(KeyedBook { name: name.into(), limit, accounts: HashMap::default() });
         self.keyed.len() - 1
     }
 
@@ -177,7 +185,7 @@ impl<W: Waiter> Member<W> {
     fn wire_name(&self, of: &AccountRef) -> Arc<str> {
         match of {
             AccountRef::Budget(index) => budget_name(&self.budgets[*index].name),
-            AccountRef::Key(index, key) => key_name(&self.keyed[*index].name, key),
+            AccountRef::Key(_, key) => key.account().clone(),
         }
     }
 
@@ -195,6 +203,23 @@ impl<W: Waiter> Member<W> {
         }
     }
 
+    /// All accounts that somebody waits for.
+    fn awaited(&self) -> Vec<AccountRef> {
+        if self.waiting == 0 {
+            return Vec::new();
+        }
+        self.all_accounts().filter(|(_, account)| !account.waiters.is_empty()).map(|(of, _)| of).collect()
+    }
+
+    fn all_accounts(&self) -> impl Iterator<Item = (AccountRef, &Account<W>)> {
+        let budgets = self.budgets.iter().enumerate();
+        let budgets = budgets.map(|(index, book)| (AccountRef::Budget(index), &book.account));
+        let keys = self.keyed.iter().enumerate().flat_map(|(index, book)| {
+            book.accounts.iter().map(move |(key, account)| (AccountRef::Key(index, key.clone()), account))
+        });
+        budgets.chain(keys)
+    }
+
     fn find_ref(&self, of: &AccountRef) -> Option<&Account<W>> {
         match of {
             AccountRef::Budget(index) => Some(&self.budgets[*index].account),
@@ -209,10 +234,6 @@ impl<W: Waiter> Member<W> {
 
 pub(crate) fn budget_name(name: &str) -> Arc<str> {
     format!("b:{name}").into()
-}
-
-pub(crate) fn key_name(limit: &str, key: &str) -> Arc<str> {
-    format!("k:{limit}:{key}").into()
 }
 
 /// Splitmix64: epochs need to differ, not to be secret, and tests need the same ones again.

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::{AccountRef, Member};
-use crate::core::account::Waiter;
+use crate::core::account::{Account, Waiter};
 use crate::status::{Notice, Rebirth};
 use crate::store::{BeatKind, MemberId};
 
@@ -30,8 +30,6 @@ impl<W: Waiter> Member<W> {
         }
         self.counters.rebirths += 1;
         self.notices.push(Notice::Reborn { why, member: self.id.clone() });
-        // Those who wait are in line, so that an outage finds them.
-        self.enqueue_all_that_need();
     }
 
     /// The deadline has passed before we were let in again: what we don't use may be somebody else's by now.
@@ -65,15 +63,8 @@ impl<W: Waiter> Member<W> {
     }
 
     pub(super) fn enqueue_all_that_need(&mut self) {
-        let budgets = (0..self.budgets.len()).map(AccountRef::Budget);
-        let keys = self.keyed.iter().enumerate();
-        let keys = keys.flat_map(|(book, keyed)| {
-            keyed.accounts.keys().map(move |key| AccountRef::Key(book, key.clone()))
-        });
-        for of in budgets.chain(keys).collect::<Vec<_>>() {
-            if self.find_ref(&of).is_some_and(|account| account.needs_ask(self.terms(&of))) {
-                self.enqueue(&of);
-            }
-        }
+        let needs_ask = |(of, account): &(AccountRef, &Account<W>)| account.needs_ask(self.terms(of));
+        let line: Vec<_> = self.all_accounts().filter(needs_ask).map(|(of, _)| of).collect();
+        line.iter().for_each(|of| self.enqueue(of));
     }
 }

@@ -108,7 +108,11 @@ fn streams() -> AccountRef {
 }
 
 fn ann() -> AccountRef {
-    AccountRef::Key(0, "ann".into())
+    AccountRef::Key(0, ann_key())
+}
+
+fn ann_key() -> Key {
+    Key::new("user", "ann")
 }
 
 #[test]
@@ -207,10 +211,13 @@ fn a_lost_write_is_noticed_though_a_later_one_has_landed() {
     member.give(&ann(), world.now());
     world.serve(&mut member);
     world.ledger = replica; // it has ann's stream, which has ended
-    let bob = AccountRef::Key(0, "bob".into());
+    let bob = AccountRef::Key(0, Key::new("user", "bob"));
     world.take(&mut member, &bob).unwrap();
     world.serve(&mut member);
-    let holders = world.ledger.look(&[key_name("user", "ann"), key_name("user", "bob")], world.time);
+    let holders = world.ledger.look(
+        &[Key::new("user", "ann").account().clone(), Key::new("user", "bob").account().clone()],
+        world.time,
+    );
     let [shares] = &holders.accounts[..] else { panic!("{holders:?}") };
     assert_eq!((&*shares.account, shares.shares[0].count), ("k:user:bob", 1));
     assert_eq!((holders.members.len(), member.counters().rebirths), (1, 1));
@@ -224,8 +231,8 @@ fn a_lowered_limit_cuts_nobody_and_is_kept_from_then_on() {
         world.take(&mut a, &streams()).unwrap();
     }
     world.take(&mut b, &streams()).unwrap();
-    a.set_limit(&streams(), 4);
-    b.set_limit(&streams(), 4);
+    a.set_budget_limit(0, 4);
+    b.set_budget_limit(0, 4);
     world.serve(&mut a);
     world.serve(&mut b);
     assert_eq!((a.usage(0).used_here, a.usage(0).slice, b.usage(0).slice), (5, 5, 1));
@@ -245,7 +252,7 @@ fn an_old_incarnation_leaves_only_when_everything_is_pushed() {
     let mut world = World::new();
     let mut member = world.join("a", 1);
     for key in 0..25 {
-        world.take(&mut member, &AccountRef::Key(0, format!("user-{key}").into())).unwrap();
+        world.take(&mut member, &AccountRef::Key(0, Key::new("user", &format!("user-{key}")))).unwrap();
     }
     let old = member.id().clone();
     world.ledger.forget_last_settlement(&old);
@@ -259,4 +266,160 @@ fn an_old_incarnation_leaves_only_when_everything_is_pushed() {
         world.answer(&mut member, call);
     }
     assert!(!world.ledger.is_alive(&old) && world.ledger.is_alive(member.id()));
+}
+
+#[test]
+fn a_store_that_forgets_a_member_as_soon_as_it_has_joined_keeps_nobody_waiting() {
+    let mut world = World::new();
+    let mut member = world.join("a", 1);
+    assert!(matches!(member.take(&ann(), world.now(), || Caller("patient")), Take::Waiting));
+    // A server that evicts keys, say: beats find a place, settlements find nothing.
+    let mut calls = 0;
+    while let Some(call) = member.poll(world.now()) {
+        calls += 1;
+        assert!(calls < 10, "it asks again and again without a pause");
+        match call {
+            Call::Settle(_) => member.on_settled(Ok(Settled::Unknown), world.now()),
+            call => world.answer(&mut member, call),
+        }
+    }
+    let verdicts = member.take_verdicts();
+    assert!(matches!(&verdicts[..], [(Caller("patient"), Err(Refusal::Unavailable { .. }))]), "{verdicts:?}");
+    assert_eq!(member.wake_at(world.now()), Some(world.now() + RULES.retry));
+}
+
+/// A member whose store lost a write: its new incarnation has told everything, the old one's leave is on its way, and bob
+/// must wait for its end.
+fn with_bob_held_back() -> (World, Member<Caller>) {
+    let mut world = World::new();
+    let mut member = world.join("a", 1);
+    world.take(&mut member, &ann()).unwrap();
+    world.ledger.forget_last_settlement(&member.id().clone());
+    world.pass(20);
+    loop {
+        match member.poll(world.now()).expect("the predecessor leaves") {
+            Call::Leave(_) => break,
+            call => world.answer(&mut member, call),
+        }
+    }
+    let bob = AccountRef::Key(0, Key::new("user", "bob"));
+    assert!(matches!(member.take(&bob, world.now(), || Caller("bob")), Take::Waiting));
+    assert!(member.poll(world.now()).is_none());
+    (world, member)
+}
+
+#[test]
+fn an_outage_finds_those_who_wait_for_a_predecessor_to_leave() {
+    let (world, mut member) = with_bob_held_back();
+    member.on_left(Err("no answer".into()), world.now());
+    let verdicts = member.take_verdicts();
+    assert!(matches!(&verdicts[..], [(Caller("bob"), Err(Refusal::Unavailable { .. }))]), "{verdicts:?}");
+}
+
+#[test]
+fn leaving_finds_those_who_wait_for_a_predecessor_to_leave() {
+    let (world, mut member) = with_bob_held_back();
+    member.leave();
+    let verdicts = member.take_verdicts();
+    assert!(matches!(&verdicts[..], [(Caller("bob"), Err(Refusal::Unavailable { .. }))]), "{verdicts:?}");
+    assert_eq!(member.wake_at(world.now()), None);
+}
+
+#[test]
+fn keys_that_come_and_go_in_an_outage_leave_nothing_behind() {
+    let mut world = World::new();
+    let mut member: Member<Caller> =
+        Member::new("a".into(), Rules { policy: Policy::Share, ..RULES }, 1, world.now());
+    member.keyed("user", 2);
+    member.poll(world.now());
+    member.on_pulse(Err("away".into()), world.now());
+    let keys = |member: &Member<Caller>| member.keyed_limits().next().unwrap().2;
+    for key in 0..100 {
+        let of = AccountRef::Key(0, Key::new("user", &key.to_string()));
+        assert!(matches!(member.take(&of, world.now(), || Caller("brief")), Take::Granted));
+        member.give(&of, world.now());
+    }
+    assert_eq!(keys(&member), 0);
+    // Whoever stays is told when the store is back.
+    assert!(matches!(member.take(&ann(), world.now(), || Caller("stays")), Take::Granted));
+    world.pass(20);
+    world.serve(&mut member);
+    assert_eq!((keys(&member), world.ledger.held(ann_key().account()).len()), (1, 1));
+}
+
+#[test]
+fn shortages_that_were_overcome_do_not_count_against_the_next() {
+    let mut world = World::new();
+    let (mut a, mut b) = (world.join("a", 1), world.join("b", 2));
+    for _ in 0..6 {
+        // All lies idle with b, who hears of it only after a has asked.
+        while a.usage(0).slice + b.usage(0).slice < 10 {
+            world.take(&mut b, &streams()).unwrap();
+        }
+        (0..b.usage(0).used_here).for_each(|_| b.give(&streams(), world.now()));
+        let mut taken = 0;
+        loop {
+            match a.take(&streams(), world.now(), || Caller("a")) {
+                Take::Granted => taken += 1,
+                Take::Refused(refusal) => panic!("{refusal} though others have idle units"),
+                Take::Waiting => break,
+            }
+        }
+        world.serve(&mut a);
+        b.on_pressed();
+        world.serve(&mut b);
+        world.pass(30);
+        world.serve(&mut a);
+        let verdicts = a.take_verdicts();
+        assert!(matches!(&verdicts[..], [(_, Ok(_))]), "{verdicts:?}");
+        (0..=taken).for_each(|_| a.give(&streams(), world.now()));
+        // Long enough that nothing presses any more, and idle units are given back.
+        for _ in 0..4 {
+            world.pass(25);
+            world.serve(&mut a);
+            world.serve(&mut b);
+        }
+    }
+}
+
+#[test]
+fn settlements_that_fail_while_beats_go_well_are_one_long_outage() {
+    let mut world = World::new();
+    let mut member = world.join("a", 1);
+    member.take_notices();
+    let mut failed = 0;
+    for _ in 0..20 {
+        while let Some(call) = member.poll(world.now()) {
+            match call {
+                Call::Settle(_) => {
+                    failed += 1;
+                    member.on_settled(Err("WRONGTYPE".into()), world.now());
+                }
+                call => world.answer(&mut member, call),
+            }
+        }
+        if failed > 0 {
+            assert_eq!(member.mode(world.now()), Mode::WithinSlices);
+        }
+        world.pass(5);
+    }
+    assert!(failed > 2, "it goes on trying");
+    assert!(matches!(&member.take_notices()[..], [Notice::StoreIsGone { .. }]));
+    world.pass(20);
+    world.serve(&mut member);
+    assert_eq!(
+        (member.mode(world.now()), &member.take_notices()[..]),
+        (Mode::Normal, &[Notice::StoreIsBack][..])
+    );
+}
+
+#[test]
+fn answers_that_do_not_fit_the_asks_are_not_believed() {
+    let mut world = World::new();
+    let mut member = world.join("a", 1);
+    assert!(matches!(member.take(&ann(), world.now(), || Caller("ann")), Take::Waiting));
+    world.settlement(&mut member);
+    member.on_settled(Ok(Settled::Landed(Vec::new())), world.now());
+    let verdicts = member.take_verdicts();
+    assert!(matches!(&verdicts[..], [(_, Err(Refusal::Unavailable { .. }))]), "{verdicts:?}");
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{AccountRef, BudgetBook, Member, Verdict};
+use super::{BudgetBook, Member, Verdict};
 use crate::config::Policy;
 use crate::core::account::Waiter;
 use crate::status::{Counters, Mode, Notice, Usage};
@@ -19,7 +19,7 @@ impl<W: Waiter> Member<W> {
     }
 
     pub(crate) fn outage(&self) -> Option<&str> {
-        self.outage.as_deref()
+        self.outage.as_deref().or(self.settling_fails.as_deref())
     }
 
     pub(crate) fn policy(&self) -> Policy {
@@ -36,7 +36,7 @@ impl<W: Waiter> Member<W> {
     }
 
     pub(crate) fn mode(&self, now: Instant) -> Mode {
-        match (now < self.until, &self.outage) {
+        match (now < self.until, self.outage()) {
             (true, None) if !self.rebuild_left(now).is_zero() => Mode::Rebuilding,
             (true, None) => Mode::Normal,
             (true, Some(_)) => Mode::WithinSlices,
@@ -48,8 +48,8 @@ impl<W: Waiter> Member<W> {
         Counters { waiting: self.waiting, ..self.counters }
     }
 
-    pub(crate) fn limit(&self, of: &AccountRef) -> u32 {
-        self.terms(of).limit
+    pub(crate) fn keyed_limit(&self, index: usize) -> u32 {
+        self.keyed[index].limit
     }
 
     pub(crate) fn usage(&self, budget: usize) -> Usage {
@@ -74,11 +74,6 @@ impl<W: Waiter> Member<W> {
             let held = book.accounts.values().map(|account| u64::from(account.used)).sum();
             (&book.name, book.limit, book.accounts.len(), held)
         })
-    }
-
-    /// The name under which the store keeps a key's account.
-    pub(crate) fn account_name(&self, of: &AccountRef) -> Arc<str> {
-        self.wire_name(of)
     }
 
     pub(crate) fn take_verdicts(&mut self) -> Vec<(W, Verdict)> {
