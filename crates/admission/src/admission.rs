@@ -43,18 +43,13 @@ impl Admission {
     /// Admits one stream, or says why not. Dropping the future at any point leaves no trace.
     pub async fn admit(&self, visitor: Visitor) -> Result<Permit, Rejection> {
         let door = &self.door;
-        let Visitor { user, class, thread } = visitor;
+        let class = door.class(&visitor);
+        let Visitor { user, thread, .. } = visitor;
         let thread = thread.unwrap_or_else(ThreadId::random);
         let hash = user.as_ref().map(|user| door.hasher.hash(user));
         staged!(debug, code::ASKED, thread, hash, "a visitor asks for a stream");
-        let class = door.class(&class, user.as_ref());
-        match door.decide(user.as_ref(), class).await {
-            Ok(admitted) => Ok(door.seat(thread, hash, class, admitted)),
-            Err(rejection) => {
-                door.refuse(&rejection, &thread, hash);
-                Err(rejection)
-            }
-        }
+        let decision = door.decide(user.as_ref(), class, &thread, hash).await;
+        decision.inspect_err(|rejection| door.refuse(rejection, &thread, hash))
     }
 
     /// The seed's statistics.
@@ -68,7 +63,7 @@ impl Admission {
             state: door.watch.state(),
             degraded_threshold: thresholds.begins(State::Degraded, usage.limit),
             critical_threshold: thresholds.begins(State::Critical, usage.limit),
-            redis_enabled: door.quota.status().store == "redis",
+            redis_enabled: door.quota.store_kind() == "redis",
         }
     }
 
@@ -86,7 +81,7 @@ impl Admission {
             limits: self.limits(),
             waiting: door.queue.len(),
             shedding: door.strain(),
-            draining: door.draining.load(Ordering::Relaxed),
+            draining: door.is_closed(),
             process: *door.process.lock().unwrap_or_else(PoisonError::into_inner),
             open: door.registry.open(),
             streams: listed.collect(),
@@ -116,8 +111,7 @@ impl Admission {
 
     /// Takes no new streams from now on, and sends home who waits. Open streams go on.
     pub fn close(&self) {
-        self.door.draining.store(true, Ordering::SeqCst);
-        self.door.queue.close();
+        self.door.close();
     }
 
     /// Resolves when no stream is open here. After [`close`](Self::close), that is for good.

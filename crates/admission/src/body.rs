@@ -1,7 +1,7 @@
 //! A body that holds its stream's permit.
 //!
 //! Invariant: the permit lives as long as the body has more to give, and no longer: it is dropped with the body, or when the
-//! body ends or fails, whichever comes first.
+//! body ends or fails, whichever comes first. A 101's body ends at once; what becomes of its connection, no body tells.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};

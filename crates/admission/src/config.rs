@@ -1,5 +1,6 @@
 //! How an admission behaves.
 
+use std::fmt;
 use std::time::Duration;
 
 use forebay_quota::Quota;
@@ -9,7 +10,7 @@ use crate::core::health::Thresholds;
 use crate::visitor::Class;
 
 /// How an [`Admission`] behaves. Made by [`Admission::builder`], with the seed's defaults.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 #[must_use]
 pub struct Builder {
     pub(crate) name: String,
@@ -82,12 +83,17 @@ impl Builder {
         self
     }
 
-    /// Visitors of a class are refused from so many percent of the total on, so that the rest is left for others. Default:
-    /// `anonymous` 90, `user` 100.
+    /// Visitors of a class are refused from so many percent of the total on, so that the rest is left for others; 0 refuses
+    /// them all. Default: `anonymous` 90, `user` 100.
     pub fn class(mut self, class: Class, percent: u8) -> Self {
         self.classes.retain(|(known, _)| *known != class);
         self.classes.push((class, percent.min(100)));
         self
+    }
+
+    /// The classes that have a share by now.
+    pub fn classes(&self) -> impl Iterator<Item = &Class> {
+        self.classes.iter().map(|(class, _)| class)
     }
 
     /// How long a visitor may wait for a stream to come free, before the 503. Default 0: not at all. Users take turns.
@@ -96,7 +102,8 @@ impl Builder {
         self
     }
 
-    /// How many may wait at once, in all and of one user. Default 1,024 and 8; more are refused at once.
+    /// How many may wait at once, in all and of one user. Default 1,024 and 8; more are refused at once. The anonymous are
+    /// bounded by the first alone.
     pub fn max_waiting(mut self, in_all: usize, per_user: usize) -> Self {
         (self.max_waiting, self.max_waiting_per_user) = (in_all, per_user);
         self
@@ -132,5 +139,52 @@ impl Builder {
     }
 }
 
+/// Without the salt: whoever has it can tell users by their hashes.
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Every field by name, so that the next one is thought about here, too.
+        let Builder {
+            name,
+            total,
+            per_user,
+            thresholds,
+            classes,
+            wait,
+            max_waiting,
+            max_waiting_per_user,
+            memory,
+            cpu,
+            cpu_window,
+            salt,
+        } = self;
+        f.debug_struct("Builder")
+            .field("name", name)
+            .field("total", total)
+            .field("per_user", per_user)
+            .field("thresholds", thresholds)
+            .field("classes", classes)
+            .field("wait", wait)
+            .field("max_waiting", max_waiting)
+            .field("max_waiting_per_user", max_waiting_per_user)
+            .field("memory", memory)
+            .field("cpu", cpu)
+            .field("cpu_window", cpu_window)
+            .field("salted", &salt.is_some())
+            .finish()
+    }
+}
+
 /// How far below a threshold its state is left.
 const HYSTERESIS_POINTS: u8 = 5;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_tells_no_salt() {
+        let text = format!("{:?}", Admission::builder().name("house").log_salt(b"~~~~"));
+        assert!(text.contains("house") && text.contains("salted: true"), "{text}");
+        assert!(!text.contains("126") && !text.contains('~'), "{text}");
+    }
+}

@@ -3,6 +3,8 @@
 //! Invariant: every admitted stream holds one unit of the budget and, if it is anybody's, one of the user's limit, from the
 //! decision until its [`Permit`] is dropped; whoever is refused, or goes away while it is decided, holds nothing.
 //! Kept by: units are tokens that come back when dropped; the budget is taken first and given back if the user's limit refuses.
+//! And: a house that was closed and seen empty stays empty. Whoever is admitted enters the registry first, looks then whether
+//! the house is closed, and backs out if it is ([`Door::seat`]); whoever closes it looks at the registry afterwards.
 //! Not here: requests and responses (`layer.rs`), counting across machines (`forebay_quota`).
 
 use std::pin::pin;
@@ -26,7 +28,7 @@ use crate::rejection::{Reason, Rejection};
 use crate::stage::{Hasher, Trickle, UserHash, code, staged};
 use crate::statistics::Process;
 use crate::thread_id::ThreadId;
-use crate::visitor::{Class, User};
+use crate::visitor::{Class, User, Visitor};
 
 /// How often a queue asks again while nothing comes back here: units of other members come free unheard.
 const ASK_AGAIN: Duration = Duration::from_millis(50);
@@ -55,9 +57,11 @@ pub(crate) struct Door {
     pub(crate) total: AtomicU32,
     /// Each class, and its share of the limit in percent.
     classes: Vec<(Class, u8)>,
+    /// Held while it is judged whether a unit is within its class's share.
+    judging: Mutex<()>,
     wait: Duration,
     pub(crate) queue: Queue<Lease>,
-    pub(crate) draining: AtomicBool,
+    draining: AtomicBool,
     pub(crate) emptied: Notify,
     pub(crate) hasher: Hasher,
     trickle: Trickle,
@@ -91,6 +95,7 @@ impl Door {
             strain: AtomicU8::new(0),
             total: AtomicU32::new(config.total),
             classes: config.classes,
+            judging: Mutex::default(),
             wait: config.wait,
             queue: Queue::new(config.max_waiting, config.max_waiting_per_user),
             draining: AtomicBool::new(false),
@@ -100,22 +105,32 @@ impl Door {
         }
     }
 
-    /// Budget first, then the user's limit, as the seed orders them.
+    /// A permit, or why there is none.
     pub(crate) async fn decide(
         self: &Arc<Self>,
         user: Option<&User>,
         class: usize,
-    ) -> Result<Admitted, Rejection> {
+        thread: &ThreadId,
+        hash: Option<UserHash>,
+    ) -> Result<Permit, Rejection> {
         let admitted = self.take(user, class).await?;
-        // Closed meanwhile: whoever waits for the house to empty must not find one more in it.
-        if self.draining.load(Ordering::SeqCst) {
-            return Err(self.rejection(Reason::Draining, user));
-        }
-        Ok(admitted)
+        let seated = self.seat(thread, hash, class, admitted);
+        seated.ok_or_else(|| self.rejection(Reason::Draining, user))
     }
 
+    /// Admits nobody from now on, and sends home who waits.
+    pub(crate) fn close(&self) {
+        self.draining.store(true, Ordering::SeqCst);
+        self.queue.close();
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.draining.load(Ordering::SeqCst)
+    }
+
+    /// Budget first, then the user's limit, as the seed orders them.
     async fn take(self: &Arc<Self>, user: Option<&User>, class: usize) -> Result<Admitted, Rejection> {
-        if self.draining.load(Ordering::Relaxed) {
+        if self.is_closed() {
             return Err(self.rejection(Reason::Draining, user));
         }
         if let Some(strain) = self.strain() {
@@ -127,11 +142,12 @@ impl Door {
             return Err(self.rejection(Reason::Headroom, user));
         }
         let lease = self.lease(user).await?;
-        let usage = self.budget.usage();
-        if percent < 100 && crowded(usage, percent, 0) {
+        let Some(lease) = self.within_share(lease, percent) else {
             return Err(self.rejection(Reason::Headroom, user));
-        }
-        let Some(user) = user else { return Ok(Admitted { lease, keyed: None, usage }) };
+        };
+        let Some(user) = user else {
+            return Ok(Admitted { lease, keyed: None, usage: self.budget.usage() });
+        };
         match self.keyed.take(user.key()).await {
             // The store may have taken its time: what is counted from here on is counted now.
             Ok(keyed) => Ok(Admitted { lease, keyed: Some(keyed), usage: self.budget.usage() }),
@@ -142,23 +158,49 @@ impl Door {
         }
     }
 
-    /// Gives the admitted a seat and a permit.
-    pub(crate) fn seat(
+    /// The unit again, unless it is beyond the share of its class. Units are judged one after the other, and one that is
+    /// refused is given back before the next is judged: else two that came at once would be refused for each other's sake.
+    fn within_share(&self, lease: Lease, percent: u8) -> Option<Lease> {
+        if percent >= 100 {
+            return Some(lease);
+        }
+        let _one_at_a_time = self.judging.lock().unwrap_or_else(PoisonError::into_inner);
+        if crowded(self.budget.usage(), percent, 0) {
+            drop(lease);
+            return None;
+        }
+        Some(lease)
+    }
+
+    /// Gives the admitted a seat and a permit; nothing if the house was closed meanwhile.
+    fn seat(
         self: &Arc<Self>,
-        thread: ThreadId,
+        thread: &ThreadId,
         hash: Option<UserHash>,
         class: usize,
         admitted: Admitted,
-    ) -> Permit {
+    ) -> Option<Permit> {
         let Admitted { lease, keyed, usage } = admitted;
+        let entry = Entry { thread: thread.clone(), user: hash, since: Instant::now() };
+        let (seat, open) = self.registry.enter(entry);
+        if self.is_closed() {
+            drop((lease, keyed));
+            // Others may have seen this one in the house: who meters it, and who waits for it to empty.
+            if let Some((_, open)) = self.registry.leave(&mut Some(seat)) {
+                self.meters.active.set(open as f64);
+                if open == 0 {
+                    self.emptied.notify_waiters();
+                }
+            }
+            return None;
+        }
         staged!(debug, code::COUNTED, thread, hash, used = usage.used, limit = usage.limit, "counted");
         staged!(debug, code::ADMITTED, thread, hash, "admitted");
-        let (seat, open) = self.registry.enter(Entry { thread, user: hash, since: Instant::now() });
         self.meters.active.set(open as f64);
         self.meters.admitted(class);
         self.about.store(i64::from(usage.used), Ordering::Relaxed);
         self.watch.observe(usage.used, usage.limit, &self.meters);
-        Permit::new(self.clone(), lease, keyed, seat)
+        Some(Permit::new(self.clone(), lease, keyed, seat))
     }
 
     /// After a permit was given back. The state may fall; whether it may, is known without asking the quota.
@@ -175,7 +217,10 @@ impl Door {
     /// Meters and logs a refusal.
     pub(crate) fn refuse(&self, rejection: &Rejection, thread: &ThreadId, hash: Option<UserHash>) {
         let reason = rejection.reason;
-        self.refused.fetch_add(1, Ordering::Relaxed);
+        // For Retry-After: only these will come again and compete for what comes free.
+        if reason.is_ours() {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+        }
         self.meters.rejected(reason);
         if reason == Reason::Exhausted
             && let Some((used, limit)) = rejection.count
@@ -195,12 +240,15 @@ impl Door {
         }
     }
 
-    /// The class's place in the table. One that isn't there is `user`, or `anonymous` for whom nobody knows.
-    pub(crate) fn class(&self, class: &Class, user: Option<&User>) -> usize {
+    /// The place in the table of the class that counts. One that isn't there is `user`, or `anonymous` for whom nobody knows.
+    pub(crate) fn class(&self, visitor: &Visitor) -> usize {
         let find = |class: &Class| self.classes.iter().position(|(known, _)| known == class);
-        let known = user.is_some_and(|user| !user.is_address());
-        let fallback = if known { Class::USER } else { Class::ANONYMOUS };
-        find(class).or_else(|| find(&fallback)).expect("the table always has both")
+        let fallback = if visitor.is_known() { Class::USER } else { Class::ANONYMOUS };
+        let own = find(&visitor.class).or_else(|| find(&fallback)).expect("the table always has both");
+        let percent = |class: usize| self.classes[class].1;
+        // Whoever asks for a route gets no more by it than he has: what is kept from the anonymous stays kept.
+        let within = visitor.within.as_ref().and_then(find);
+        within.filter(|within| percent(*within) <= percent(own)).unwrap_or(own)
     }
 
     pub(crate) fn strain(&self) -> Option<Strain> {
@@ -242,6 +290,10 @@ impl Door {
         };
         if unserved {
             tokio::spawn(serve(Service(self.clone())));
+        }
+        // Joined after everybody was sent home: nobody would come to do it again.
+        if self.is_closed() {
+            return Err(self.rejection(Reason::Draining, user));
         }
         self.meters.waiting.set(self.queue.len() as f64);
         let outcome = waiting.until(begun + self.wait).await;
@@ -300,9 +352,10 @@ pub(crate) struct Admitted {
     usage: Usage,
 }
 
-/// Whether `more` streams would be beyond this share of the limit. Everybody has at least one.
+/// Whether `more` streams would be beyond this share of the limit. A share is one stream at least, unless it is none.
 fn crowded(usage: Usage, percent: u8, more: u32) -> bool {
-    usage.used.saturating_add(more) > share(usage.limit, percent).max(1)
+    let least = u32::from(percent > 0);
+    usage.used.saturating_add(more) > share(usage.limit, percent).max(least)
 }
 
 /// Whoever hands units to those who wait. There is one while anybody does.
@@ -327,5 +380,96 @@ async fn serve(service: Service) {
                 let _ = tokio::time::timeout(ASK_AGAIN, freed).await;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+    use crate::admission::Admission;
+
+    fn door(config: Builder) -> Arc<Door> {
+        Arc::new(Door::new(config, Quota::local()))
+    }
+
+    fn anonymous(door: &Door) -> usize {
+        door.class(&Visitor::anonymous())
+    }
+
+    #[tokio::test]
+    async fn a_house_that_was_closed_and_seen_empty_seats_nobody_who_was_being_admitted() {
+        let door = door(Admission::builder());
+        let class = anonymous(&door);
+        let admitted = door.take(None, class).await.unwrap();
+        door.close();
+        assert_eq!(door.registry.open(), 0, "the house is seen empty");
+        assert!(door.seat(&ThreadId::random(), None, class, admitted).is_none());
+        assert_eq!((door.registry.open(), door.budget.usage().used), (0, 0));
+    }
+
+    /// Whoever waits for the house to empty sees the one who backs out, and must be told.
+    #[tokio::test]
+    async fn backing_out_of_a_closed_house_tells_that_it_is_empty() {
+        let door = door(Admission::builder());
+        let class = anonymous(&door);
+        let admitted = door.take(None, class).await.unwrap();
+        door.close();
+        let mut emptied = pin!(door.emptied.notified());
+        emptied.as_mut().enable();
+        drop(door.seat(&ThreadId::random(), None, class, admitted));
+        tokio::time::timeout(Duration::from_secs(1), emptied).await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_joins_the_line_of_a_closed_house_is_sent_home_at_once() {
+        let door = door(Admission::builder().wait(Duration::from_secs(3_600)));
+        door.close();
+        let begun = tokio::time::Instant::now();
+        let rejection = door.wait_for_lease(None).await.unwrap_err();
+        assert_eq!((rejection.reason, begun.elapsed()), (Reason::Draining, Duration::ZERO));
+        assert_eq!(door.queue.len(), 0);
+    }
+
+    /// Both took a unit before either was judged. One is being refused; the other is judged when that unit is back.
+    #[tokio::test]
+    async fn of_two_who_come_at_once_for_the_last_place_of_a_share_one_gets_it() {
+        let door = door(Admission::builder().total(4));
+        let _open = door.budget.take().await.unwrap();
+        let (one, two) = (door.budget.take().await.unwrap(), door.budget.take().await.unwrap());
+        let judging = door.judging.lock().unwrap();
+        let kept = thread::scope(|scope| {
+            let other = scope.spawn(|| door.within_share(two, 50));
+            thread::sleep(Duration::from_millis(20)); // long enough to be judged, if nothing kept it from it
+            drop(one);
+            drop(judging);
+            other.join().unwrap()
+        });
+        assert!(kept.is_some());
+        let third = door.budget.take().await.unwrap();
+        assert!(door.within_share(third, 50).is_none());
+    }
+
+    #[tokio::test]
+    async fn only_refusals_that_are_ours_count_as_visitors_who_will_compete() {
+        let door = door(Admission::builder());
+        for reason in Reason::ALL {
+            let before = door.refused.load(Ordering::Relaxed);
+            door.refuse(&Rejection::new(reason, None), &ThreadId::random(), None);
+            let counted = door.refused.load(Ordering::Relaxed) - before;
+            assert_eq!(counted, u64::from(reason.status().is_server_error()), "{reason:?}");
+        }
+    }
+
+    #[test]
+    fn a_share_is_one_stream_at_least_unless_it_is_none() {
+        let crowded = |used, percent| {
+            let usage = Usage { used_here: used, slice: 10, used, limit: 10, pressure: false };
+            super::crowded(usage, percent, 1)
+        };
+        assert!(!crowded(0, 1) && crowded(1, 1));
+        assert!(!crowded(4, 50) && crowded(5, 50));
+        assert!(crowded(0, 0));
     }
 }

@@ -25,8 +25,10 @@ use crate::permit::Permit;
 use crate::rejection::Rejection;
 use crate::stage::{code, staged};
 use crate::thread_id::{ThreadId, X_THREAD_ID};
+use crate::visitor::Class;
 
 type Predicate = dyn Fn(&request::Parts) -> bool + Send + Sync;
+type FindClass = dyn Fn(&request::Parts) -> Option<Class> + Send + Sync;
 type FindPeer = dyn Fn(&Extensions) -> Option<SocketAddr> + Send + Sync;
 
 /// Puts an [`Admission`] before a service.
@@ -39,6 +41,7 @@ pub struct AdmissionLayer {
     admission: Admission,
     identify: Identify,
     streams: Arc<Predicate>,
+    class: Arc<FindClass>,
     peer: Arc<FindPeer>,
 }
 
@@ -46,12 +49,26 @@ impl AdmissionLayer {
     /// Every request is a stream; peers are found by the extension [`PeerAddr`].
     pub fn new(admission: Admission, identify: Identify) -> Self {
         let peer = |extensions: &Extensions| extensions.get::<PeerAddr>().map(|peer| peer.0);
-        AdmissionLayer { admission, identify, streams: Arc::new(|_| true), peer: Arc::new(peer) }
+        AdmissionLayer {
+            admission,
+            identify,
+            streams: Arc::new(|_| true),
+            class: Arc::new(|_| None),
+            peer: Arc::new(peer),
+        }
     }
 
     /// Which requests are streams and need a permit. The others pass.
     pub fn streams(mut self, are: impl Fn(&request::Parts) -> bool + Send + Sync + 'static) -> Self {
         self.streams = Arc::new(are);
+        self
+    }
+
+    /// The class of a stream whoever asks for it, by its route for one. Of this class and the visitor's own, the one with the
+    /// smaller share counts: a route can be made to stop earlier, and nobody gets further by it. Asked once the
+    /// [`User`](crate::User) is in the extensions; default none.
+    pub fn class(mut self, of: impl Fn(&request::Parts) -> Option<Class> + Send + Sync + 'static) -> Self {
+        self.class = Arc::new(of);
         self
     }
 
@@ -140,6 +157,10 @@ impl AdmissionLayer {
         if let Some(user) = visitor.who() {
             parts.extensions.insert(user.clone());
         }
+        let visitor = match (self.class)(parts) {
+            Some(class) => visitor.within(class),
+            None => visitor,
+        };
         self.admission.admit(visitor.thread_id(thread.clone())).await
     }
 

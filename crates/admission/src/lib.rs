@@ -9,6 +9,9 @@
 //! - How counting works across machines is [`forebay_quota`]'s; with [`Quota::local`](forebay_quota::Quota::local) there is
 //!   just this process.
 //!
+//! What doesn't: an upgraded connection holds no permit. The body of a 101 ends at once while the WebSocket lives on elsewhere;
+//! hold a [`Permit`] from [`Admission::admit`] beside the socket instead.
+//!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {

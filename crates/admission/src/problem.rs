@@ -7,10 +7,11 @@
 //! `concurrent-requests`.
 
 use bytes::Bytes;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, RETRY_AFTER, WWW_AUTHENTICATE};
+use http::header::{AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, HeaderName, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderValue, Response};
 use serde::Serialize;
 
+use crate::identity::Unidentified;
 use crate::rejection::{Reason, Rejection};
 use crate::thread_id::{ThreadId, X_THREAD_ID};
 
@@ -62,11 +63,29 @@ pub(crate) fn answer(rejection: &Rejection, thread: &ThreadId) -> Response<Bytes
         headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
     }
     rate_limits(rejection, headers);
-    if rejection.reason == Reason::Credentials {
-        let challenge = "Bearer error=\"invalid_token\"";
-        headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
+    if let Some(challenge) = rejection.fault.as_ref().and_then(challenge) {
+        headers.insert(WWW_AUTHENTICATE, challenge);
     }
     response
+}
+
+/// What to answer a wrong credential with (RFC 9110 wants a challenge in every 401): the way that it came by, and no other,
+/// which may not even be open.
+fn challenge(fault: &Unidentified) -> Option<HeaderValue> {
+    let bearer = || HeaderValue::from_static("Bearer error=\"invalid_token\"");
+    match fault {
+        Unidentified::Token(_) => Some(bearer()),
+        Unidentified::ApiKey { header } if *header == AUTHORIZATION => Some(bearer()),
+        // No scheme is registered for keys in a header of their own.
+        Unidentified::ApiKey { header } => {
+            let challenge = format!("ApiKey header=\"{header}\"");
+            Some(HeaderValue::try_from(challenge).expect("a header's name is ASCII"))
+        }
+        Unidentified::Ambiguous { .. }
+        | Unidentified::Unreadable { .. }
+        | Unidentified::TooLong { .. }
+        | Unidentified::Id(_) => None,
+    }
 }
 
 fn problem(rejection: &Rejection) -> Problem<'_> {
@@ -135,7 +154,7 @@ fn detail(rejection: &Rejection) -> String {
             "This user has as many streams open as one may have; close one, or wait for one to end."
         }
         Reason::Exhausted => "All streams are in use; open streams go on.",
-        Reason::Headroom => "What is left is kept for other classes of visitors.",
+        Reason::Headroom => "What is left is kept for other classes.",
         Reason::WaitedInVain => "No stream came free in the time that was waited.",
         Reason::WaitFull => "All streams are in use, and too many wait already.",
         Reason::Memory => "This server is short of memory and takes no new streams for now.",
@@ -196,7 +215,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::identity::{TokenFault, Unidentified};
+    use crate::identity::TokenFault;
     use crate::visitor::{User, Visitor};
 
     fn user(id: &str) -> Option<User> {
@@ -284,6 +303,17 @@ mod tests {
         assert_eq!(header(&bad, "www-authenticate").as_deref(), Some("Bearer error=\"invalid_token\""));
         assert_eq!(header(&bad, "retry-after"), None);
         assert_eq!(header(&bad, "ratelimit"), None);
+    }
+
+    #[test]
+    fn a_wrong_key_is_challenged_by_the_way_that_it_came() {
+        let wrong = |header| Rejection::from(Unidentified::ApiKey { header });
+        let challenge = |header| self::header(&wrong(header), "www-authenticate");
+        let own = HeaderName::from_static("x-api-key");
+        assert_eq!(challenge(own).as_deref(), Some("ApiKey header=\"x-api-key\""));
+        assert_eq!(challenge(AUTHORIZATION).as_deref(), Some("Bearer error=\"invalid_token\""));
+        let ambiguous = Rejection::from(Unidentified::Ambiguous { header: AUTHORIZATION });
+        assert_eq!(header(&ambiguous, "www-authenticate"), None, "which is no 401");
     }
 
     #[test]

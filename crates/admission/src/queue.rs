@@ -3,7 +3,7 @@
 //! Invariant: a unit that is handed out is held by exactly one: the visitor it was handed to, or nobody and then it is free
 //! again. A visitor who goes away, at whatever point, leaves the line and takes no unit along.
 //! Kept by: a unit travels through a oneshot channel, which drops it if the visitor is gone; [`Waiting`] leaves on drop.
-//! Not here: whose turn it is ([`Line`]), and where units come from; see `admission.rs`.
+//! Not here: whose turn it is ([`Line`]), and where units come from; see `serve` in `door.rs`.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -19,7 +19,7 @@ pub(crate) struct Queue<U> {
 }
 
 struct State<U> {
-    line: Line<Option<User>, oneshot::Sender<U>>,
+    line: Line<User, oneshot::Sender<U>>,
     /// Somebody serves the line.
     served: bool,
 }
@@ -27,7 +27,7 @@ struct State<U> {
 /// One who waits.
 pub(crate) struct Waiting<'a, U> {
     queue: &'a Queue<U>,
-    place: Place<Option<User>>,
+    place: Place<User>,
     unit: oneshot::Receiver<U>,
 }
 
@@ -196,5 +196,14 @@ mod tests {
         assert!(queue.join(user("ada")).is_err());
         let _bob = queue.join(user("bob")).unwrap();
         assert!(queue.join(user("eve")).is_err());
+    }
+
+    /// Where nobody is identified, everybody is anonymous, and the bound for one user would be the bound for all.
+    #[test]
+    fn the_bound_for_one_user_is_none_for_the_anonymous() {
+        let queue = Queue::<u32>::new(20, 1);
+        let waiting: Vec<_> = (0..20).map(|_| queue.join(None).unwrap()).collect();
+        assert!(queue.join(None).is_err());
+        drop(waiting);
     }
 }

@@ -3,7 +3,8 @@
 //! Invariant: an entry is in the registry exactly as long as its permit lives; a seat is given back once. Memory follows the
 //! number of open streams: a shard that empties gives its memory back.
 //! Kept by: only a permit holds a [`Seat`], which can be neither copied nor made elsewhere.
-//! Locks are held for a few instructions, never across an await; sixteen shards keep threads apart.
+//! Locks are held for a few instructions, never across an await; sixteen shards keep threads apart. The count of the open is
+//! `SeqCst`, because whoever enters looks afterwards whether the house was closed, and whoever closes it looks whether it is empty.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -52,7 +53,7 @@ enum Slot {
 impl Registry {
     /// Gives the seat, and how many are open with it.
     pub(crate) fn enter(&self, entry: Entry) -> (Seat, usize) {
-        let open = self.open.fetch_add(1, Ordering::Relaxed) + 1;
+        let open = self.open.fetch_add(1, Ordering::SeqCst) + 1;
         let shard = open % SHARDS;
         let index = self.lock(shard).put(entry);
         (Seat { shard: u32::try_from(shard).expect("there are 16"), index }, open)
@@ -62,11 +63,11 @@ impl Registry {
     pub(crate) fn leave(&self, seat: &mut Option<Seat>) -> Option<(Entry, usize)> {
         let Seat { shard, index } = seat.take()?;
         let entry = self.lock(shard as usize).take(index)?;
-        Some((entry, self.open.fetch_sub(1, Ordering::Relaxed) - 1))
+        Some((entry, self.open.fetch_sub(1, Ordering::SeqCst) - 1))
     }
 
     pub(crate) fn open(&self) -> usize {
-        self.open.load(Ordering::Relaxed)
+        self.open.load(Ordering::SeqCst)
     }
 
     /// The oldest streams, at most `max` of them.

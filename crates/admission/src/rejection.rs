@@ -20,7 +20,7 @@ use crate::visitor::{BadId, User};
 pub enum Reason {
     /// All streams of the whole cluster are taken.
     Exhausted,
-    /// The share of the limit that the visitor's class may use is taken.
+    /// The share of the limit that the class of the visitor, or of the route, may use is taken.
     Headroom,
     /// The user has as many streams as a user may.
     UserLimit,
@@ -167,7 +167,7 @@ impl Rejection {
 impl From<Unidentified> for Rejection {
     fn from(fault: Unidentified) -> Self {
         let reason = match &fault {
-            Unidentified::Token(_) | Unidentified::ApiKey => Reason::Credentials,
+            Unidentified::Token(_) | Unidentified::ApiKey { .. } => Reason::Credentials,
             Unidentified::TooLong { .. } | Unidentified::Id(BadId::TooLong { .. }) => Reason::TooLong,
             Unidentified::Ambiguous { .. } | Unidentified::Unreadable { .. } => Reason::BadRequest,
             Unidentified::Id(BadId::Empty | BadId::ControlCharacter) => Reason::BadRequest,

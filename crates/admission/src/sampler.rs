@@ -19,6 +19,8 @@ use crate::stage::code;
 use crate::statistics::Process;
 
 const PERIOD: Duration = Duration::from_secs(1);
+/// Members come and go rarely, and a look at them is a look at every key in use: not each second.
+const LOOKS_FOR_EACH_STATUS: u32 = 10;
 
 pub(crate) fn start(door: &Arc<Door>) {
     let (weak, mut sampler) = (Arc::downgrade(door), Sampler::new(door));
@@ -39,11 +41,12 @@ struct Sampler {
     last: Instant,
     released: u64,
     refused: u64,
+    looks: u32,
 }
 
 impl Sampler {
     fn new(door: &Door) -> Self {
-        Sampler { pressure: Pressure::new(door.bounds), last: door.begun, released: 0, refused: 0 }
+        Sampler { pressure: Pressure::new(door.bounds), last: door.begun, released: 0, refused: 0, looks: 0 }
     }
 
     fn step(&mut self, door: &Door, reading: Reading, now: Instant) {
@@ -57,9 +60,11 @@ impl Sampler {
         door.meters.limit_total.set(f64::from(usage.limit));
         door.meters.limit_user.set(f64::from(door.keyed.limit()));
         door.meters.utilization.set(f64::from(usage.used) / f64::from(usage.limit.max(1)));
-        let quota = door.quota.status();
-        door.meters.mode(quota.mode);
-        door.meters.members.set(f64::from(quota.members));
+        door.meters.mode(door.quota.mode());
+        if self.looks.is_multiple_of(LOOKS_FOR_EACH_STATUS) {
+            door.meters.members.set(f64::from(door.quota.status().members));
+        }
+        self.looks = self.looks.wrapping_add(1);
     }
 
     fn strain(&mut self, door: &Door, reading: Reading, now: Instant) {

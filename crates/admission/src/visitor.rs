@@ -22,28 +22,37 @@ const MAX_CLASS_BYTES: usize = 64;
 pub struct Visitor {
     pub(crate) user: Option<User>,
     pub(crate) class: Class,
+    /// A second class whose share holds, too.
+    pub(crate) within: Option<Class>,
     pub(crate) thread: Option<ThreadId>,
 }
 
 impl Visitor {
     /// Nobody in particular: only the global limit holds, up to the share of the class `anonymous`.
     pub fn anonymous() -> Self {
-        Visitor { user: None, class: Class::ANONYMOUS, thread: None }
+        Visitor::new(None, Class::ANONYMOUS)
     }
 
     /// A user who is known, by token, key or a proxy's word.
     pub fn user(id: &str) -> Result<Self, BadId> {
-        Ok(Visitor { user: Some(User::named(id)?), class: Class::USER, thread: None })
+        Ok(Visitor::new(Some(User::named(id)?), Class::USER))
     }
 
     /// Known by address only: limited like a user (an IPv6 address by its /64), of the class `anonymous`.
     pub fn address(address: IpAddr) -> Self {
-        Visitor { user: Some(User::address(address)), class: Class::ANONYMOUS, thread: None }
+        Visitor::new(Some(User::address(address)), Class::ANONYMOUS)
     }
 
     /// Of another class; one that the admission doesn't know counts as `user`, or stays `anonymous` for an address.
     pub fn class(mut self, class: Class) -> Self {
         self.class = class;
+        self
+    }
+
+    /// Held to this class as well, such as that of the route: of the two, the one with the smaller share counts. One that the
+    /// admission doesn't know changes nothing.
+    pub fn within(mut self, class: Class) -> Self {
+        self.within = Some(class);
         self
     }
 
@@ -61,6 +70,10 @@ impl Visitor {
     /// Whether the visitor proved or was vouched to be somebody; an address proves nothing.
     pub fn is_known(&self) -> bool {
         self.user.as_ref().is_some_and(|user| !user.is_address())
+    }
+
+    fn new(user: Option<User>, class: Class) -> Self {
+        Visitor { user, class, within: None, thread: None }
     }
 }
 

@@ -30,7 +30,7 @@ pub trait Report: Send + Sync + 'static {
     /// Whether new work should be sent here; if not, why.
     ///
     /// # Errors
-    /// The reason, in a word or two.
+    /// The reason, in one line.
     fn ready(&self) -> Result<(), &'static str>;
 
     /// Everything.

@@ -56,8 +56,8 @@ pub struct GateArgs {
     /// Where clients connect [default: 127.0.0.1:8080]
     #[arg(long, value_name = "IP:PORT")]
     pub listen: Option<String>,
-    /// A route whose requests take a permit: 'METHOD PATH', with * for one segment and ** for the rest; may be
-    /// repeated [default: every request takes one]
+    /// A route whose requests take a permit: 'METHOD PATH' or 'METHOD PATH CLASS', with * for one segment and ** for the
+    /// rest; may be repeated [default: every request takes one]
     #[arg(long = "stream-route", value_name = "ROUTE")]
     pub stream_routes: Vec<String>,
     /// Streams in all, over all gates at the same Redis [default: 10000]

@@ -3,22 +3,16 @@
 //! Invariant: a task is never larger than a lean stream needs.
 //! Kept by: everything before that is one box, freed when the stream begins.
 
-use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use bytes::Bytes;
-use http::{Request, Response};
-use http_body::Body;
 use pin_project_lite::pin_project;
 use tokio::net::TcpStream;
-use tower_service::Service;
 
 use crate::Peer;
-use crate::error::BoxError;
-use crate::incoming::Incoming;
+use crate::bounds::{Answers, Streamed};
 use crate::lean::{Lean, Taken};
 use crate::ordinary;
 use crate::registry::Entry;
@@ -49,15 +43,10 @@ pin_project! {
 
 type Serving<B> = Pin<Box<dyn Future<Output = Option<Taken<B>>> + Send>>;
 
-impl<B> Connection<B>
-where
-    B: Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError>,
-{
+impl<B: Streamed + Send + 'static> Connection<B> {
     pub(crate) fn new<S>(stream: TcpStream, peer: Peer, service: S, shared: Arc<Shared>, entry: Entry) -> Self
     where
-        S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
-        S::Future: Send,
+        S: Answers<B>,
     {
         shared.stats.counters().accepted.up();
         shared.stats.counters().open_connections.up();
@@ -66,11 +55,7 @@ where
     }
 }
 
-impl<B> Future for Connection<B>
-where
-    B: Body<Data = Bytes>,
-    B::Error: Into<BoxError>,
-{
+impl<B: Streamed> Future for Connection<B> {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
@@ -97,10 +82,12 @@ impl Drop for Open {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
     use http_body_util::combinators::UnsyncBoxBody;
 
     use super::*;
     use crate::Tail;
+    use crate::error::BoxError;
 
     /// tokio adds about 100 bytes for the task, and 256 for the socket's place in its reactor.
     #[test]

@@ -19,6 +19,7 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tower_service::Service;
 
+use crate::bounds::Streamed;
 use crate::error::{BoxError, ClientLeft};
 use crate::head;
 use crate::incoming::{Incoming, IsRead};
@@ -190,11 +191,7 @@ pin_project! {
     }
 }
 
-impl<B> Body for Watched<B>
-where
-    B: Body<Data = Bytes>,
-    B::Error: Into<BoxError>,
-{
+impl<B: Streamed> Body for Watched<B> {
     type Data = Bytes;
     type Error = BoxError;
 

@@ -18,14 +18,13 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body::Body;
 use pin_project_lite::pin_project;
 use socket2::SockRef;
 use tokio::net::TcpStream;
 
+use crate::bounds::Streamed;
 use crate::chunk::{Batch, SLICES, advance};
 use crate::config::ServeConfig;
-use crate::error::BoxError;
 use crate::stall::Stall;
 use crate::stats::{Counters, Stats};
 
@@ -108,11 +107,7 @@ impl<B> Lean<B> {
     }
 }
 
-impl<B> Future for Lean<B>
-where
-    B: Body<Data = Bytes>,
-    B::Error: Into<BoxError>,
-{
+impl<B: Streamed> Future for Lean<B> {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
@@ -124,11 +119,7 @@ where
     }
 }
 
-fn run<B>(mut body: Pin<&mut Option<B>>, socket: &mut Socket, cx: &mut Context<'_>) -> Poll<End>
-where
-    B: Body<Data = Bytes>,
-    B::Error: Into<BoxError>,
-{
+fn run<B: Streamed>(mut body: Pin<&mut Option<B>>, socket: &mut Socket, cx: &mut Context<'_>) -> Poll<End> {
     for _ in 0..WRITES {
         if let Poll::Ready(end) = socket.poll_client(cx) {
             return Poll::Ready(end);
@@ -172,16 +163,12 @@ where
 }
 
 /// Takes what the body has into the batch; pending if it has no more for now. At the body's end, the body is dropped.
-fn gather<B>(
+fn gather<B: Streamed>(
     mut body: Pin<&mut Option<B>>,
     socket: &mut Socket,
     batch: &mut Batch,
     cx: &mut Context<'_>,
-) -> Poll<()>
-where
-    B: Body<Data = Bytes>,
-    B::Error: Into<BoxError>,
-{
+) -> Poll<()> {
     if socket.state == State::Starting {
         std::mem::take(&mut socket.unsent).iter().for_each(|head| batch.push_raw(head));
         socket.state = State::Streaming;

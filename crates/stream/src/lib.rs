@@ -54,6 +54,7 @@
 //!
 //! Not here: TLS, which belongs to the proxy in front; routing; counting and limiting streams.
 
+mod bounds;
 mod chunk;
 mod config;
 mod connection;

@@ -5,7 +5,6 @@
 //! Kept by: the meter tells after each poll what is waited for; writes are bounded in `io.rs`.
 //! A live stream ends this phase: the socket is taken out of hyper once nothing of an earlier response is left in it.
 
-use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::net::Shutdown;
@@ -14,22 +13,17 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::{Request, Response};
-use http_body::Body;
 use hyper::rt::Executor;
 use hyper::server::conn::{http1, http2};
 use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
-use tower_service::Service;
 
 use crate::Peer;
+use crate::bounds::{Answers, Streamed};
 use crate::config::ServeConfig;
-use crate::error::BoxError;
 use crate::handover::{H1, Hand, Handover};
 use crate::head;
-use crate::incoming::Incoming;
 use crate::io::{First, Io};
 use crate::lean::Taken;
 use crate::meter::{Meter, Phase};
@@ -52,10 +46,8 @@ pub(crate) async fn serve<S, B>(
     shared: Arc<Shared>,
 ) -> Option<Taken<B>>
 where
-    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
-    S::Future: Send,
-    B: Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError>,
+    S: Answers<B>,
+    B: Streamed + Send + 'static,
 {
     let head_by = Instant::now() + shared.config.header_read_timeout;
     let (speaks, first) = meet(&stream, head_by, &shared).await?;
@@ -83,7 +75,7 @@ where
 async fn meet(stream: &TcpStream, head_by: Instant, shared: &Shared) -> Option<(Speaks, First)> {
     let mut first = First::default();
     let mut late = pin!(sleep_until(head_by));
-    let mut draining = shared.draining.subscribe();
+    let mut draining = pin!(shared.drain_begun());
     loop {
         tokio::select! {
             biased;
@@ -92,7 +84,7 @@ async fn meet(stream: &TcpStream, head_by: Instant, shared: &Shared) -> Option<(
                 shared.stats.counters().header_timeouts.up();
                 return None;
             }
-            _ = draining.wait_for(|draining| *draining) => return None,
+            () = &mut draining => return None,
         }
         match first.fill(stream) {
             Ok(0) => return None,
@@ -116,13 +108,10 @@ async fn serve_http1<S, B>(
     shared: &Shared,
 ) -> Option<Taken<B>>
 where
-    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
-    S::Future: Send,
-    B: Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError>,
+    S: Answers<B>,
+    B: Streamed + Send + 'static,
 {
-    let mut draining = shared.draining.subscribe();
-    let mut drained = pin!(draining.wait_for(|draining| *draining));
+    let mut draining = pin!(shared.drain_begun());
     let (mut told, mut waits) = (false, Waits::for_first_head());
     let mut deadline = pin!(sleep_until(head_by));
     let end = poll_fn(|cx| {
@@ -135,7 +124,7 @@ where
         if let Poll::Ready(phase) = waits.poll(meter, &shared.config, deadline.as_mut(), cx) {
             return Poll::Ready(Http1End::Late(phase));
         }
-        if !told && drained.as_mut().poll(cx).is_ready() {
+        if !told && draining.as_mut().poll(cx).is_ready() {
             told = true;
             Pin::new(&mut *conn).graceful_shutdown();
             cx.waker().wake_by_ref();
@@ -185,13 +174,10 @@ type Http2<S, B> = http2::Connection<Io, Handover<S, B>, RequestTasks>;
 
 async fn serve_http2<S, B>(mut conn: Box<Http2<S, B>>, meter: &Meter, shared: &Shared)
 where
-    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
-    S::Future: Send,
-    B: Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError>,
+    S: Answers<B>,
+    B: Streamed + Send + 'static,
 {
-    let mut draining = shared.draining.subscribe();
-    let mut drained = pin!(draining.wait_for(|draining| *draining));
+    let mut draining = pin!(shared.drain_begun());
     let (mut told, mut waits) = (false, Waits::for_idle());
     let mut deadline = pin!(sleep(Duration::ZERO));
     let done = poll_fn(|cx| {
@@ -202,7 +188,7 @@ where
         if idle && told {
             return Poll::Ready(None);
         }
-        if idle || (!told && drained.as_mut().poll(cx).is_ready()) {
+        if idle || (!told && draining.as_mut().poll(cx).is_ready()) {
             told = true;
             deadline.as_mut().reset(Instant::now() + LINGER);
             Pin::new(&mut *conn).graceful_shutdown();

@@ -21,6 +21,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use tower_service::Service;
 
 use crate::Peer;
+use crate::bounds::{Answers, Streamed};
 use crate::config::ServeConfig;
 use crate::connection::Connection;
 use crate::error::BoxError;
@@ -66,7 +67,7 @@ pub struct Summary {
 pub(crate) struct Shared {
     pub(crate) config: Arc<ServeConfig>,
     pub(crate) stats: Stats,
-    pub(crate) draining: watch::Sender<bool>,
+    draining: watch::Sender<bool>,
     pub(crate) http1: http1::Builder,
     pub(crate) http2: http2::Builder<RequestTasks>,
     pub(crate) connections: Arc<Registry>,
@@ -125,10 +126,8 @@ where
 
 fn start<S, B>(stream: TcpStream, peer: Peer, service: &S, shared: &Arc<Shared>)
 where
-    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
-    S::Future: Send,
-    B: Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError>,
+    S: Answers<B>,
+    B: Streamed + Send + 'static,
 {
     let Some(entry) = shared.connections.enter(shared.config.max_connections) else {
         shared.stats.counters().refused.up();
@@ -194,6 +193,12 @@ impl Shared {
             connections: Arc::new(Registry::default()),
             requests,
         }
+    }
+
+    /// Resolves when the server has begun to drain.
+    pub(crate) async fn drain_begun(&self) {
+        // It can't fail: the sender is here.
+        let _ = self.draining.subscribe().wait_for(|draining| *draining).await;
     }
 
     async fn drain(&self) -> Summary {

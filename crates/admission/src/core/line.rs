@@ -1,7 +1,8 @@
 //! Who waits, and whose turn it is.
 //!
 //! Invariant: at most `max` wait, at most `max_per_lane` of one lane (a user); lanes take turns, and within a lane the first
-//! to come is the first to go. Whoever left is never called.
+//! to come is the first to go. Whoever left is never called. `None` is the lane of all whom nobody knows: many people, so only
+//! `max` bounds it.
 //! Kept by: a lane is in `turns` exactly once while somebody waits in it, and goes to the back after each call.
 //! Not here: deadlines, wakers, units; see `queue.rs`.
 
@@ -11,8 +12,8 @@ use std::hash::Hash;
 /// People in lanes. `L` names a lane, `T` is what is called.
 #[derive(Debug)]
 pub(crate) struct Line<L, T> {
-    lanes: HashMap<L, VecDeque<(u64, T)>>,
-    turns: VecDeque<L>,
+    lanes: HashMap<Option<L>, VecDeque<(u64, T)>>,
+    turns: VecDeque<Option<L>>,
     len: usize,
     max: usize,
     max_per_lane: usize,
@@ -22,7 +23,7 @@ pub(crate) struct Line<L, T> {
 /// A place in the line, to leave it by.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Place<L> {
-    lane: L,
+    lane: Option<L>,
     number: u64,
 }
 
@@ -38,9 +39,9 @@ impl<L: Hash + Eq + Clone, T> Line<L, T> {
         Line { lanes, turns, len: 0, max, max_per_lane, next_number: 0 }
     }
 
-    pub(crate) fn join(&mut self, lane: L, who: T) -> Result<Place<L>, Full> {
+    pub(crate) fn join(&mut self, lane: Option<L>, who: T) -> Result<Place<L>, Full> {
         let in_lane = self.lanes.get(&lane).map_or(0, VecDeque::len);
-        if self.len >= self.max || in_lane >= self.max_per_lane {
+        if self.len >= self.max || in_lane >= self.bound(lane.as_ref()) {
             return Err(Full { waiting: self.len });
         }
         if in_lane == 0 {
@@ -72,7 +73,7 @@ impl<L: Hash + Eq + Clone, T> Line<L, T> {
     /// Whoever was called already is not here any more: nothing then.
     pub(crate) fn leave(&mut self, place: &Place<L>) -> Option<T> {
         let people = self.lanes.get_mut(&place.lane)?;
-        let at = people.iter().position(|(number, _)| *number == place.number)?;
+        let at = people.binary_search_by_key(&place.number, |(number, _)| *number).ok()?;
         let (_, who) = people.remove(at)?;
         if people.is_empty() {
             self.lanes.remove(&place.lane);
@@ -87,9 +88,16 @@ impl<L: Hash + Eq + Clone, T> Line<L, T> {
         self.len
     }
 
+    fn bound(&self, lane: Option<&L>) -> usize {
+        if lane.is_some() { self.max_per_lane } else { self.max }
+    }
+
     fn holds(&self) -> bool {
         let counted: usize = self.lanes.values().map(VecDeque::len).sum();
-        let bounded = self.lanes.values().all(|people| (1..=self.max_per_lane).contains(&people.len()));
+        let within = |(lane, people): (&Option<L>, &VecDeque<_>)| {
+            (1..=self.bound(lane.as_ref())).contains(&people.len())
+        };
+        let bounded = self.lanes.iter().all(within);
         let turns = self.turns.len() == self.lanes.len()
             && self.turns.iter().all(|lane| self.lanes.contains_key(lane));
         counted == self.len && self.len <= self.max && bounded && turns
@@ -105,7 +113,7 @@ mod tests {
     fn line(entries: &[(&'static str, u32)]) -> Line<&'static str, u32> {
         let mut line = Line::new(100, 100);
         for (lane, who) in entries {
-            line.join(*lane, *who).unwrap();
+            line.join(Some(*lane), *who).unwrap();
         }
         line
     }
@@ -126,14 +134,14 @@ mod tests {
     fn who_comes_back_waits_behind_the_others() {
         let mut line = line(&[("ada", 1), ("bob", 2)]);
         assert_eq!(line.call(), Some(1));
-        line.join("ada", 3).unwrap();
+        line.join(Some("ada"), 3).unwrap();
         assert_eq!(called(&mut line), [2, 3]);
     }
 
     #[test]
     fn who_left_is_never_called_and_leaves_once() {
         let mut line = line(&[("ada", 1)]);
-        let place = line.join("bob", 2).unwrap();
+        let place = line.join(Some("bob"), 2).unwrap();
         assert_eq!(line.leave(&place), Some(2));
         assert_eq!(line.leave(&place), None);
         assert_eq!(called(&mut line), [1]);
@@ -142,24 +150,35 @@ mod tests {
     #[test]
     fn a_full_line_and_a_full_lane_say_so() {
         let mut line = Line::new(3, 2);
-        line.join("ada", 1).unwrap();
-        line.join("ada", 2).unwrap();
-        assert_eq!(line.join("ada", 3), Err(Full { waiting: 2 }));
-        line.join("bob", 4).unwrap();
-        assert_eq!(line.join("eve", 5), Err(Full { waiting: 3 }));
-        assert_eq!(Line::new(0, 9).join("ada", 1), Err(Full { waiting: 0 }));
+        line.join(Some("ada"), 1).unwrap();
+        line.join(Some("ada"), 2).unwrap();
+        assert_eq!(line.join(Some("ada"), 3), Err(Full { waiting: 2 }));
+        line.join(Some("bob"), 4).unwrap();
+        assert_eq!(line.join(Some("eve"), 5), Err(Full { waiting: 3 }));
+        assert_eq!(Line::new(0, 9).join(Some("ada"), 1), Err(Full { waiting: 0 }));
+    }
+
+    #[test]
+    fn those_whom_nobody_knows_are_many_and_only_the_whole_line_bounds_them() {
+        let mut line = Line::new(5, 1);
+        for who in 0..4 {
+            line.join(None, who).unwrap();
+        }
+        line.join(Some("ada"), 10).unwrap();
+        assert_eq!(line.join(None, 5), Err(Full { waiting: 5 }));
+        assert_eq!(called(&mut line), [0, 10, 1, 2, 3], "and they have one lane's turn");
     }
 
     #[derive(Debug, Clone)]
     enum Act {
-        Join(u8),
+        Join(Option<u8>),
         Call,
         Leave(usize),
     }
 
     fn acts() -> impl Strategy<Value = Vec<Act>> {
         let act = prop_oneof![
-            3 => (0_u8..5).prop_map(Act::Join),
+            3 => prop::option::of(0_u8..5).prop_map(Act::Join),
             2 => Just(Act::Call),
             1 => (0_usize..40).prop_map(Act::Leave),
         ];

@@ -19,7 +19,7 @@ const MEMORY: Duration = Duration::from_secs(10);
 pub(crate) struct Pace {
     /// Streams that end.
     pub(crate) releases: f64,
-    /// Visitors that are refused, each of whom will come again and compete.
+    /// Visitors that are refused for want of room, each of whom will come again and compete.
     pub(crate) refusals: f64,
     measured: Duration,
 }

@@ -3,7 +3,8 @@
 //! Invariant: an address is believed only if a trusted proxy wrote it. Each proxy appends the peer that it saw, so the list is
 //! read from the right, and reading stops at the first address that isn't a trusted proxy: that is the client. What stands
 //! further left, the client may have written itself.
-//! Kept by: [`client`], which never looks past an entry that it can't read or doesn't trust, nor past [`MAX_HOPS`].
+//! Kept by: [`client`], which never looks past an entry that it can't read or doesn't trust, nor past [`MAX_HOPS`]; and how an
+//! entry is read depends on nothing to the left of it ([`split_from_the_right`]).
 
 use std::net::IpAddr;
 
@@ -46,14 +47,16 @@ impl ForwardedBy {
 pub(crate) fn client(peer: IpAddr, by: ForwardedBy, headers: &HeaderMap, trusted: &[Network]) -> IpAddr {
     let trusts = |address| trusted.iter().any(|network| network.contains(address));
     let Some(header) = by.header() else { return plain(peer) };
+    let last_comma: fn(&[u8]) -> Option<usize> = match by {
+        ForwardedBy::Forwarded => |line| last_outside_quotes(line, b','),
+        ForwardedBy::XForwardedFor | ForwardedBy::Nobody => {
+            |line| line.iter().rposition(|byte| *byte == b',')
+        }
+    };
     let mut client = plain(peer);
     // All lines of the header are one list, the last line at its end.
-    let lines: Vec<&str> = headers.get_all(header).iter().map(|line| line.to_str().unwrap_or("?")).collect();
-    let split = |line| match by {
-        ForwardedBy::Forwarded => split_outside_quotes(line, ','),
-        ForwardedBy::XForwardedFor | ForwardedBy::Nobody => line.split(',').collect(),
-    };
-    for entry in lines.iter().rev().flat_map(|line: &&str| split(line).into_iter().rev()).take(MAX_HOPS) {
+    let lines = headers.get_all(header).into_iter().rev();
+    for entry in lines.flat_map(|line| split_from_the_right(line.as_bytes(), last_comma)).take(MAX_HOPS) {
         if !trusts(client) {
             break;
         }
@@ -71,18 +74,20 @@ pub(crate) fn client(peer: IpAddr, by: ForwardedBy, headers: &HeaderMap, trusted
 }
 
 /// The value of `for` in one element of `Forwarded`.
-fn forwarded_for(element: &str) -> Option<&str> {
-    split_outside_quotes(element, ';').into_iter().find_map(|pair| {
-        let (name, value) = pair.split_once('=')?;
-        let value = value.trim();
-        let unquoted = value.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
-        name.trim().eq_ignore_ascii_case("for").then(|| unquoted.unwrap_or(value))
-    })
+fn forwarded_for(element: &[u8]) -> Option<&[u8]> {
+    let pairs = split_from_the_right(element, |rest| last_outside_quotes(rest, b';'));
+    let values = pairs.filter_map(|pair| {
+        let (name, value) = pair.split_at(pair.iter().position(|byte| *byte == b'=')?);
+        let value = value[1..].trim_ascii();
+        let unquoted = value.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\""));
+        name.trim_ascii().eq_ignore_ascii_case(b"for").then(|| unquoted.unwrap_or(value))
+    });
+    values.last() // the leftmost
 }
 
 /// `1.2.3.4`, `1.2.3.4:5678`, `2001:db8::1`, `[2001:db8::1]` or `[2001:db8::1]:5678`.
-fn node_address(node: &str) -> Option<IpAddr> {
-    let node = node.trim();
+fn node_address(node: &[u8]) -> Option<IpAddr> {
+    let node = std::str::from_utf8(node.trim_ascii()).ok()?;
     if let Some(rest) = node.strip_prefix('[') {
         let (address, port) = rest.split_once(']')?;
         let fine = port.is_empty() || port.strip_prefix(':').is_some_and(is_port);
@@ -98,27 +103,38 @@ fn is_port(text: &str) -> bool {
     text.parse::<u16>().is_ok()
 }
 
-/// A quoted string may hold the separator. A quote that is never closed quotes nothing: a client that opens one must not hide
-/// what the next proxy appended.
-fn split_outside_quotes(text: &str, separator: char) -> Vec<&str> {
-    let (mut parts, mut begin, mut quoted, mut escaped) = (Vec::new(), 0, false, false);
-    for (at, letter) in text.char_indices() {
-        match letter {
-            _ if escaped => escaped = false,
-            '\\' if quoted => escaped = true,
-            '"' => quoted = !quoted,
-            letter if letter == separator && !quoted => {
-                parts.push(&text[begin..at]);
-                begin = at + separator.len_utf8();
-            }
+/// The parts of a list, last one first. As bytes and from the right, because a proxy appends to the client's own line: nothing
+/// that stands there, be it no text or a quote that is never closed, may change how what follows is read.
+fn split_from_the_right(
+    list: &[u8],
+    last_separator: impl Fn(&[u8]) -> Option<usize>,
+) -> impl Iterator<Item = &[u8]> {
+    let mut rest = Some(list);
+    std::iter::from_fn(move || {
+        let list = rest?;
+        let at = last_separator(list);
+        rest = at.map(|at| &list[..at]);
+        Some(&list[at.map_or(0, |at| at + 1)..])
+    })
+}
+
+/// The last separator that isn't inside a quoted string. From the right, the first quote ends such a string, and the next one
+/// begins it unless a backslash escapes it.
+fn last_outside_quotes(text: &[u8], separator: u8) -> Option<usize> {
+    let mut quoted = false;
+    for (at, byte) in text.iter().enumerate().rev() {
+        match byte {
+            b'"' if quoted => quoted = is_escaped(text, at),
+            b'"' => quoted = true,
+            byte if *byte == separator && !quoted => return Some(at),
             _ => {}
         }
     }
-    if quoted {
-        return text.split(separator).collect();
-    }
-    parts.push(&text[begin..]);
-    parts
+    None
+}
+
+fn is_escaped(text: &[u8], at: usize) -> bool {
+    text[..at].iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 1
 }
 
 #[cfg(test)]
@@ -128,20 +144,20 @@ mod tests {
 
     use super::*;
 
-    fn find(peer: &str, by: ForwardedBy, lines: &[&str]) -> String {
+    fn find(peer: &str, by: ForwardedBy, lines: &[impl AsRef<[u8]>]) -> String {
         let mut headers = HeaderMap::new();
         for line in lines {
-            headers.append(by.header().unwrap(), HeaderValue::from_str(line).unwrap());
+            headers.append(by.header().unwrap(), HeaderValue::from_bytes(line.as_ref()).unwrap());
         }
         let trusted = ["10.0.0.0/8", "2001:db8:ffff::/48"].map(|network| network.parse().unwrap());
         client(peer.parse().unwrap(), by, &headers, &trusted).to_string()
     }
 
-    fn x_forwarded_for(peer: &str, lines: &[&str]) -> String {
+    fn x_forwarded_for(peer: &str, lines: &[impl AsRef<[u8]>]) -> String {
         find(peer, ForwardedBy::XForwardedFor, lines)
     }
 
-    fn forwarded(lines: &[&str]) -> String {
+    fn forwarded(lines: &[impl AsRef<[u8]>]) -> String {
         find("10.0.0.1", ForwardedBy::Forwarded, lines)
     }
 
@@ -165,7 +181,7 @@ mod tests {
         assert_eq!(x_forwarded_for("10.0.0.1", &["198.51.100.1, , 10.0.0.9"]), "10.0.0.9");
         assert_eq!(x_forwarded_for("10.0.0.1", &["198.51.100.1:99999"]), "10.0.0.1");
         assert_eq!(x_forwarded_for("10.0.0.1", &[""]), "10.0.0.1");
-        assert_eq!(x_forwarded_for("10.0.0.1", &[]), "10.0.0.1");
+        assert_eq!(x_forwarded_for("10.0.0.1", &[""; 0]), "10.0.0.1");
     }
 
     #[test]
@@ -205,20 +221,52 @@ mod tests {
         }
     }
 
+    /// nginx appends to the line that the client sent.
+    #[test]
+    fn a_client_hides_nothing_behind_what_is_no_text() {
+        let line = |appended: &str| [&b"\xff, "[..], appended.as_bytes()].concat();
+        assert_eq!(x_forwarded_for("10.0.0.1", &[line("198.51.100.1")]), "198.51.100.1");
+        assert_eq!(forwarded(&[line("for=198.51.100.1;host=\"\u{e9}\"")]), "198.51.100.1");
+        assert_eq!(x_forwarded_for("10.0.0.1", &[line("10.0.0.9")]), "10.0.0.9");
+    }
+
+    #[test]
+    fn a_client_hides_nothing_behind_a_quote_that_it_opened() {
+        for opened in ["\"", "for=1.1.1.1;host=\"", "\"\\", "\"\\\"", "a=\"b\"c\""] {
+            for host in ["", ";host=\"a,b;for=2.2.2.2\"", ";host=\"a\\\"b, for=2.2.2.2\"", ";host=\"a\\\\\""]
+            {
+                let line = format!("{opened}, for=198.51.100.1{host}");
+                assert_eq!(forwarded(&[&line]), "198.51.100.1", "{line}");
+            }
+        }
+    }
+
+    /// What may stand in a header, with more than its share of what has a meaning in a list.
+    fn any_value() -> impl Strategy<Value = Vec<u8>> {
+        let special = prop::sample::select(b"\",;=\\".as_slice());
+        let byte = prop_oneof![3 => b' '..=b'~', 3 => 0x80..=0xff_u8, 2 => special, 1 => Just(b'\t')];
+        prop::collection::vec(byte, 0..200)
+    }
+
     proptest! {
         /// Whatever is written, the client is never one whom nobody trusted vouched for.
         #[test]
-        fn an_untrusted_peer_is_never_somebody_else(line in "[ -~]{0,200}") {
+        fn an_untrusted_peer_is_never_somebody_else(line in any_value()) {
             prop_assert_eq!(x_forwarded_for("203.0.113.9", &[&line]), "203.0.113.9");
             prop_assert_eq!(find("203.0.113.9", ForwardedBy::Forwarded, &[&line]), "203.0.113.9");
         }
 
         #[test]
-        fn what_the_client_wrote_itself_changes_nothing(forged in "[ -~]{0,200}") {
-            let line = format!("{forged}, 198.51.100.1");
-            prop_assert_eq!(x_forwarded_for("10.0.0.1", &[&line]), "198.51.100.1");
-            for element in ["for=198.51.100.1;proto=https", "by=\"[2001:db8:ffff::1]\";for=198.51.100.1"] {
-                prop_assert_eq!(forwarded(&[&format!("{forged}, {element}")]), "198.51.100.1");
+        fn what_the_client_wrote_itself_changes_nothing(forged in any_value()) {
+            let line = |appended: &str| [&forged, &b", "[..], appended.as_bytes()].concat();
+            prop_assert_eq!(x_forwarded_for("10.0.0.1", &[line("198.51.100.1")]), "198.51.100.1");
+            let elements = [
+                "for=198.51.100.1;proto=https",
+                "by=\"[2001:db8:ffff::1]\";for=198.51.100.1",
+                "for=198.51.100.1;host=\"a, b;for=2.2.2.2\"",
+            ];
+            for element in elements {
+                prop_assert_eq!(forwarded(&[line(element)]), "198.51.100.1");
             }
         }
     }

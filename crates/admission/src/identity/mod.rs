@@ -4,7 +4,7 @@
 //! list of trusted proxies, and an address is the peer's or one that a trusted proxy vouches for. A credential that is
 //! presented and wrong is refused ([`Unidentified`]); it never makes an anonymous visitor.
 //! Kept by: [`Identify::identify`] is the only way from a request to a [`Visitor`], and tries them in this order: token, API
-//! key, trusted header, address.
+//! key, trusted header, address. Only where tokens and keys share a header does a key that is known come before the token.
 //! Not here: what the visitor may do then.
 
 use std::net::{IpAddr, SocketAddr};
@@ -162,6 +162,11 @@ impl Ways {
         if token.len() > jwt::MAX_TOKEN_BYTES {
             return Err(Unidentified::too_long(&AUTHORIZATION, token.len(), jwt::MAX_TOKEN_BYTES));
         }
+        // Keys may come in the same header; what is one of them is no token.
+        let keys = self.api_keys.as_ref().filter(|keys| *keys.header_name() == AUTHORIZATION);
+        if keys.is_some_and(|keys| keys.owner(token).is_some()) {
+            return Ok(None);
+        }
         let token = std::str::from_utf8(token).map_err(|_| Unidentified::Token(TokenFault::Malformed))?;
         let subject = jwt.check(token).await.map_err(Unidentified::Token)?;
         let visitor = Visitor::user(&subject.user).map_err(Unidentified::Id)?;
@@ -177,13 +182,8 @@ impl Ways {
         if key.len() > api_key::MAX_KEY_BYTES {
             return Err(Unidentified::too_long(name, key.len(), api_key::MAX_KEY_BYTES));
         }
-        let key = std::str::from_utf8(key).map_err(|_| Unidentified::ApiKey)?;
-        let owner = keys.owner(key).ok_or(Unidentified::ApiKey)?;
-        let visitor = Visitor::user(&owner.user).map_err(Unidentified::Id)?;
-        Ok(Some(match &owner.class {
-            Some(class) => visitor.class(class.clone()),
-            None => visitor,
-        }))
+        let owner = keys.owner(key).ok_or_else(|| Unidentified::ApiKey { header: name.clone() })?;
+        Ok(Some(owner.clone()))
     }
 
     /// Only for a trusted peer.
@@ -241,7 +241,10 @@ pub enum Unidentified {
     Token(TokenFault),
     /// Nobody has this key.
     #[error("the API key is unknown")]
-    ApiKey,
+    ApiKey {
+        /// Where the key was.
+        header: HeaderName,
+    },
     /// The header is there more than once, and which to believe is nobody's guess.
     #[error("the header {header} is there more than once")]
     Ambiguous {
@@ -274,7 +277,7 @@ impl Unidentified {
     pub fn as_str(&self) -> &'static str {
         match self {
             Unidentified::Token(fault) => fault.as_str(),
-            Unidentified::ApiKey => "unknown_api_key",
+            Unidentified::ApiKey { .. } => "unknown_api_key",
             Unidentified::Ambiguous { .. } => "ambiguous_header",
             Unidentified::Unreadable { .. } => "unreadable_header",
             Unidentified::TooLong { .. } | Unidentified::Id(BadId::TooLong { .. }) => "too_long",

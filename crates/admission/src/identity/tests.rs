@@ -318,8 +318,9 @@ async fn a_wrong_credential_is_refused_even_if_another_would_do() {
     let bad = [("authorization", "Bearer nonsense"), ("x-api-key", "key-of-bob")];
     assert_eq!(who(&identify, "10.0.0.1", &bad).await, Err(Unidentified::Token(TokenFault::Malformed)));
     let unknown = [("x-api-key", "guess"), ("x-user-id", "eve")];
-    assert_eq!(who(&identify, "10.0.0.1", &unknown).await, Err(Unidentified::ApiKey));
-    assert_eq!(who(&identify, "10.0.0.1", &[("x-api-key", "")]).await, Err(Unidentified::ApiKey));
+    let unknown_key = Unidentified::ApiKey { header: HeaderName::from_static("x-api-key") };
+    assert_eq!(who(&identify, "10.0.0.1", &unknown).await, Err(unknown_key.clone()));
+    assert_eq!(who(&identify, "10.0.0.1", &[("x-api-key", "")]).await, Err(unknown_key));
     // Another scheme is none of ours.
     assert_eq!(
         who(&identify, "203.0.113.9", &[("authorization", "Basic eDp5")]).await,
@@ -362,8 +363,20 @@ async fn a_key_in_the_authorization_header_follows_the_word_bearer() {
         async move { who(&identify, "10.0.0.1", &[("authorization", value)]).await }
     };
     assert_eq!(who("Bearer key-of-bob").await, Ok("bob".into()));
-    assert_eq!(who("Bearer key-of-eve").await, Err(Unidentified::ApiKey));
+    assert_eq!(who("Bearer key-of-eve").await, Err(Unidentified::ApiKey { header: AUTHORIZATION }));
     assert_eq!(who("Basic key-of-bob").await, Ok("nobody".into()));
+}
+
+#[tokio::test]
+async fn keys_and_tokens_may_share_the_authorization_header() {
+    let keys = ApiKeys::new().key("key-of-bob", "bob").header(AUTHORIZATION);
+    let identify = Identify::new().jwt(Jwt::secret(SECRET).unwrap()).api_keys(keys);
+    let who = async |value: &str| who(&identify, "10.0.0.1", &[("authorization", value)]).await;
+    assert_eq!(who(&format!("Bearer {}", token("HS256"))).await, Ok("ada".into()));
+    assert_eq!(who("Bearer key-of-bob").await, Ok("bob".into()));
+    assert_eq!(who("Bearer key-of-eve").await, Err(Unidentified::Token(TokenFault::Malformed)));
+    let too_long = who(&format!("Bearer {}", "x".repeat(1 << 20))).await.unwrap_err();
+    assert_eq!(too_long.as_str(), "too_long");
 }
 
 #[tokio::test]

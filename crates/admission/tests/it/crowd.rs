@@ -55,6 +55,7 @@ async fn fill(admission: &Admission, server: SocketAddr) -> (f64, Crowd) {
     let mut crowd = Crowd::start(server);
     assert_eq!(crowd.says(), format!("{} of {0} served", USERS * 3));
     assert_eq!(admission.statistics().total_connections as usize, USERS * 3);
+    crowd.tell("go on"); // the next would be counted, too, if it came before this was looked at
     assert_eq!(crowd.says(), "the fourth of a user: 429");
     assert_eq!(crowd.says(), "another user: 200");
     let statistics = admission.statistics();
@@ -113,6 +114,7 @@ async fn clients(server: SocketAddr) {
     let all = stream::iter(0..USERS * 3).map(|n| open(format!("user-{}", n / 3)));
     let mut streams: Vec<_> = all.buffer_unordered(AT_ONCE).collect().await;
     say(&format!("{} of {} served", streams.len(), USERS * 3));
+    wait_for_order();
     let (head, body) = refusal(server, "/endless", &[("x-user-id", "user-7")]).await;
     assert_eq!(body["error"], "too_many_connections");
     say(&format!("the fourth of a user: {}", head.status));
@@ -121,6 +123,10 @@ async fn clients(server: SocketAddr) {
     let (head, body) = refusal(server, "/endless", &[("x-user-id", "late")]).await;
     assert_eq!(body["details"]["current"], TOTAL);
     say(&format!("one more: {}", head.status));
+    wait_for_order();
+}
+
+fn wait_for_order() {
     io::stdin().lines().next().expect("an order").unwrap();
 }
 

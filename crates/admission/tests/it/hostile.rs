@@ -56,6 +56,7 @@ async fn an_unknown_key_is_401_and_not_anonymous() {
     let server = serve(&admission, by_key(&["ada"])).await;
     let (head, body) = refusal(server, "/short", &[("x-api-key", "key-of-eve")]).await;
     assert_eq!((head.status, body["error"].as_str()), (401, Some("invalid_credentials")));
+    assert_eq!(head.header("www-authenticate"), Some("ApiKey header=\"x-api-key\""));
     assert_eq!(Client::get(server, "/short", &[]).await.0.status, 200);
 }
 

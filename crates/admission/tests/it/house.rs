@@ -60,6 +60,13 @@ async fn a_class_has_the_share_that_it_was_given() {
 }
 
 #[tokio::test]
+async fn a_class_without_a_share_gets_nothing() {
+    let admission = Admission::builder().total(10).class(Class::ANONYMOUS, 0).build(Quota::local());
+    assert_eq!(refused(&admission, Visitor::anonymous()).await, Some(Reason::Headroom));
+    assert_eq!(refused(&admission, user("ada")).await, None);
+}
+
+#[tokio::test]
 async fn an_address_is_limited_like_a_user_and_an_anonymous_visitor_is_not() {
     let admission = house(100, 2);
     let at = |text: &str| Visitor::address(text.parse().unwrap());

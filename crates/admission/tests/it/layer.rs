@@ -6,7 +6,8 @@ use std::io;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
-use forebay_admission::{AdmissionLayer, Identify, PeerAddr, ThreadId, User, X_THREAD_ID};
+use forebay_admission::{Admission, AdmissionLayer, Class, Identify, PeerAddr, ThreadId, User, X_THREAD_ID};
+use forebay_quota::Quota;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Empty, Full};
 use serde_json::{Value, json};
@@ -17,7 +18,11 @@ use crate::support::{Client, by_header, by_key, empties, house, refusal, serve, 
 type Body = Full<Bytes>;
 
 fn request(headers: &[(&str, &str)]) -> Request<Empty<Bytes>> {
-    let builder = Request::get("/stream").extension(PeerAddr("127.0.0.1:4711".parse().unwrap()));
+    request_to("/stream", headers)
+}
+
+fn request_to(path: &str, headers: &[(&str, &str)]) -> Request<Empty<Bytes>> {
+    let builder = Request::get(path).extension(PeerAddr("127.0.0.1:4711".parse().unwrap()));
     let builder = headers.iter().fold(builder, |builder, (name, value)| builder.header(*name, *value));
     builder.body(Empty::new()).unwrap()
 }
@@ -110,12 +115,53 @@ async fn only_what_is_a_stream_needs_a_permit() {
     let admission = house(0, 3);
     let layer = AdmissionLayer::new(admission, by_header()).streams(|parts| parts.uri.path() == "/stream");
     let service = layer.layer(service_fn(hello));
-    let mut plain = request(&[("x-user-id", "ada")]);
-    *plain.uri_mut() = "/about".parse().unwrap();
+    let plain = request_to("/about", &[("x-user-id", "ada")]);
     let response = service.clone().oneshot(plain).await.unwrap();
     assert_eq!(response.status(), StatusCode::OK);
     assert!(response.headers().contains_key(X_THREAD_ID));
     assert_eq!(service.oneshot(request(&[])).await.unwrap().status(), StatusCode::SERVICE_UNAVAILABLE);
+}
+
+#[tokio::test]
+async fn a_route_of_a_lower_class_is_refused_where_others_are_still_admitted() {
+    let (batch, chat) = (Class::new("batch"), Class::new("chat"));
+    let builder = Admission::builder().total(10).class(batch.clone(), 50).class(chat.clone(), 100);
+    let admission = builder.build(Quota::local());
+    let layer =
+        AdmissionLayer::new(admission.clone(), by_header()).class(move |parts| match parts.uri.path() {
+            "/batch" => Some(batch.clone()),
+            "/chat" => Some(chat.clone()),
+            "/unheard-of" => Some(Class::new("unheard-of")),
+            _ => None,
+        });
+    let service = layer.layer(service_fn(hello));
+    let mut users = 0;
+    let mut get = async |path: &str| {
+        users += 1; // each has room of his own
+        let user = format!("user-{users}");
+        service.clone().oneshot(request_to(path, &[("x-user-id", &user)])).await.unwrap()
+    };
+    let mut open = Vec::new();
+    for _ in 0..5 {
+        open.push(get("/batch").await);
+    }
+    let refused = get("/batch").await;
+    assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+    let body: Value =
+        serde_json::from_slice(&refused.into_body().collect().await.unwrap().to_bytes()).unwrap();
+    assert_eq!(body["details"]["current"], 5, "{body}");
+    for path in ["/chat", "/stream", "/unheard-of", "/chat"] {
+        open.push(get(path).await);
+    }
+    assert!(open.iter().all(|response| response.status() == StatusCode::OK));
+
+    // Nine of ten: the anonymous get no further, whatever the route's class may.
+    let anonymous = service.clone().oneshot(request_to("/chat", &[])).await.unwrap();
+    assert_eq!(anonymous.status(), StatusCode::SERVICE_UNAVAILABLE);
+    open.push(get("/chat").await);
+    assert_eq!((open[9].status(), admission.open()), (StatusCode::OK, 10));
+    drop(open);
+    assert_eq!(get("/batch").await.status(), StatusCode::OK);
 }
 
 #[tokio::test]

@@ -119,10 +119,9 @@ pub(crate) struct Head {
 
 impl Head {
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
-        let find = |line: &'_ str| -> Option<(usize, usize)> { line.find(':').map(|at| (at, line.len())) };
         self.text.lines().find_map(|line| {
-            let (at, _) = find(line)?;
-            line[..at].eq_ignore_ascii_case(name).then(|| line[at + 1..].trim())
+            let (found, value) = line.split_once(':')?;
+            found.eq_ignore_ascii_case(name).then(|| value.trim())
         })
     }
 }

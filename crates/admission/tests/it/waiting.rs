@@ -3,7 +3,7 @@
 use std::pin::pin;
 use std::time::Duration;
 
-use forebay_admission::{Admission, Reason, Visitor};
+use forebay_admission::{Admission, Class, Reason, Visitor};
 use forebay_quota::Quota;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -91,6 +91,23 @@ async fn a_full_queue_refuses_at_once() {
         let rejection = within("a refusal at once", admission.admit(user(who))).await.unwrap_err();
         assert_eq!(rejection.reason(), Reason::WaitFull);
     }
+    waiting.iter().for_each(|task| task.abort());
+}
+
+/// As where nobody is identified: the bound for one user is none for all of them.
+#[tokio::test]
+async fn the_anonymous_may_fill_the_whole_queue() {
+    let builder = Admission::builder().total(1).class(Class::ANONYMOUS, 100).wait(Duration::from_secs(3600));
+    let admission = builder.max_waiting(20, 2).build(Quota::local());
+    let _held = admission.admit(Visitor::anonymous()).await.unwrap();
+    let mut waiting = Vec::new();
+    for _ in 0..20 {
+        let admission = admission.clone();
+        waiting.push(tokio::spawn(async move { admission.admit(Visitor::anonymous()).await }));
+    }
+    eventually("all of them wait", 20, async || admission.status().waiting).await;
+    let rejection = within("a refusal at once", admission.admit(Visitor::anonymous())).await.unwrap_err();
+    assert_eq!(rejection.reason(), Reason::WaitFull);
     waiting.iter().for_each(|task| task.abort());
 }
 

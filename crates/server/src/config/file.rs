@@ -46,8 +46,9 @@ pub(crate) struct GateSection {
     pub(crate) listen: Option<String>,
     /// The service behind the gate, `http://HOST:PORT`. No default; the one thing that must be said.
     pub(crate) upstream: Option<String>,
-    /// The routes that take a permit, each `METHOD PATH`. Default none, and then every request takes one while it
-    /// runs: a limit that holds too widely is seen at once, one that holds nowhere is not.
+    /// The routes that take a permit, each `METHOD PATH [CLASS]`; the first that matches counts, and its class stops where
+    /// `class_percent` says. Default none, and then every request takes a permit while it runs: a limit that holds too widely
+    /// is seen at once, one that holds nowhere is not.
     pub(crate) stream_routes: Option<Vec<String>>,
     /// What the upstream sees as `Host`: `preserve` (what the client asked for; the default, since apps build links and
     /// check origins with it) or `upstream`.
@@ -107,8 +108,9 @@ pub(crate) struct AdmissionSection {
     pub(crate) degraded_percent: Option<u8>,
     /// From which part of the total on the state is `critical`. Default 90.
     pub(crate) critical_percent: Option<u8>,
-    /// From which part of the total on visitors of a class are refused, so that the rest is left for others. Default
-    /// `anonymous` 90 if users can be known, 100 if nobody can; all other classes 100.
+    /// From which part of the total on visitors of a class, or whoever asks for a route of it, are refused, so that the rest
+    /// is left for others; of the visitor's and the route's, the smaller part holds. Default `anonymous` 90 if users can be
+    /// known, 100 if nobody can; all other classes 100.
     pub(crate) class_percent: Option<BTreeMap<String, u8>>,
     /// How long a visitor may wait for a place before the 503. Default 0: not at all.
     pub(crate) wait_ms: Option<u64>,

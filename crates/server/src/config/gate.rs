@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use forebay_admission::{ForwardedBy, Network};
+use forebay_admission::{Builder, Class, ForwardedBy, Network};
 use forebay_stream::ServeConfig;
 use http::header::HeaderName;
 use http::uri::{Authority, Scheme, Uri};
@@ -12,7 +12,8 @@ use super::ConfigError;
 use super::access::{AdmissionConfig, IdentityConfig, QuotaConfig};
 use super::check::{Check, ValueError};
 use super::file::{AdminSection, File, GateSection, HttpSection, LogSection};
-use super::layers::Layers;
+use super::layers::{Layers, Meant};
+use super::nearest::nearest;
 use crate::gate::{Route, UpstreamConfig};
 use crate::logging::{LogConfig, LogFormat, check_filter};
 
@@ -80,17 +81,18 @@ fn check_all(file: File, check: &Check) -> Result<GateConfig, ValueError> {
     )?;
     let forward_user_header = check.header("gate.forward_user_header", gate.forward_user_header.as_ref())?;
     let identity = IdentityConfig::check(&file.identity, &trusted_proxies, forwarded_by, check)?;
+    let admission = AdmissionConfig::check(&file.admission, !identity.ways.is_empty(), check)?;
     let drain = check.duration("gate.drain_timeout_ms", gate.drain_timeout_ms, Duration::from_secs(30))?;
     Ok(GateConfig {
         listen,
         upstream: check_upstream(&gate, listen, check)?,
-        stream_routes: check.list("gate.stream_routes", gate.stream_routes.as_ref())?,
+        stream_routes: check_routes(&gate, &admission.builder, check)?,
         preserve_host: check.choice("gate.host", gate.host.as_ref(), &hosts)?,
         forward_user_header,
         request_idle_timeout,
         drain_timeout: drain,
         http: check_http(&file.http, request_idle_timeout, check)?,
-        admission: AdmissionConfig::check(&file.admission, !identity.ways.is_empty(), check)?,
+        admission,
         identity,
         quota: QuotaConfig::check(&file.redis, &file.quota, check)?,
         admin: check_admin(&file.admin, check)?,
@@ -98,6 +100,27 @@ fn check_all(file: File, check: &Check) -> Result<GateConfig, ValueError> {
         trusted_proxies,
         forwarded_by,
     })
+}
+
+/// Of a class that has no share, it would count as if it named none: a slip of the pen that nobody would notice.
+fn check_routes(gate: &GateSection, admission: &Builder, check: &Check) -> Result<Vec<Route>, ValueError> {
+    const KEY: &str = "gate.stream_routes";
+    let routes: Vec<Route> = check.list(KEY, gate.stream_routes.as_ref())?;
+    for route in &routes {
+        let Some(class) = route.class().filter(|class| admission.classes().all(|known| known != *class))
+        else {
+            continue;
+        };
+        let known: Vec<&str> = admission.classes().map(Class::as_str).collect();
+        let meant = Meant(nearest(class.as_str(), known.iter().copied()));
+        let why = format!(
+            "is of the class `{}`, which has no share{meant}; give it one in admission.class_percent, which knows `{}`",
+            class.as_str(),
+            known.join("`, `"),
+        );
+        return Err(check.wrong(KEY, route.to_string(), why));
+    }
+    Ok(routes)
 }
 
 fn check_upstream(
@@ -246,6 +269,20 @@ mod tests {
         complains("FOREBAY_GATE_FORWARD_USER_HEADER", "a b", &["no name of a header"]);
         complains("FOREBAY_HTTP_MAX_HEADERS", "0", &["at least 1"]);
         complains("FOREBAY_LOG_FORMAT", "xml", &["`text` or `json`"]);
+    }
+
+    #[test]
+    fn a_route_s_class_must_have_a_share() {
+        let share = ("FOREBAY_ADMISSION_CLASS_PERCENT", "{ batch = 50 }");
+        let routes = |routes| with(&[share, ("FOREBAY_GATE_STREAM_ROUTES", routes)]);
+        let known = routes("POST /a batch, GET /b anonymous, GET /c user, GET /d").unwrap();
+        assert_eq!(known.stream_routes.len(), 4);
+        let error = routes("GET /d, POST /a bacth").unwrap_err().to_string();
+        for part in
+            ["gate.stream_routes", "POST /a bacth", "did you mean `batch`?", "admission.class_percent"]
+        {
+            assert!(error.contains(part), "{part:?} is not in {error:?}");
+        }
     }
 
     #[test]

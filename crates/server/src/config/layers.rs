@@ -62,7 +62,8 @@ pub enum LayerError {
     },
 }
 
-struct Meant<'a>(Option<&'a str>);
+/// What may have been meant, in brackets; nothing if nobody knows.
+pub(super) struct Meant<'a>(pub(super) Option<&'a str>);
 
 impl std::fmt::Display for Meant<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use forebay_admission::Admission;
+use forebay_quota::{Mode, Quota};
 use forebay_stream::{Counts, Stats};
 use metrics::{counter, gauge};
 use serde_json::{Map, Value, json};
@@ -16,13 +17,18 @@ use super::upstream::Upstream;
 use crate::admin::Report;
 use crate::metrics as names;
 
+const REBUILDING: &str =
+    "the quota is rebuilding: its namespace is new or was lost, so streams are admitted after one TTL";
+
 pub(crate) struct GateReport {
+    /// After the quota was joined: `ready` counts on it.
     pub(crate) started: Instant,
     pub(crate) address: SocketAddr,
     pub(crate) upstream_url: String,
     pub(crate) identity: Vec<&'static str>,
     pub(crate) routes: Arc<Routes>,
     pub(crate) admission: Admission,
+    pub(crate) quota: Quota,
     pub(crate) drain: Drain,
     pub(crate) upstream: Upstream,
     pub(crate) proxy: Proxy,
@@ -30,8 +36,23 @@ pub(crate) struct GateReport {
 }
 
 impl Report for GateReport {
+    /// Ready from when it first serves streams until it drains.
+    ///
+    /// Not ready is a gate that rebuilds since its start: its namespace is new, or was lost, and it would refuse every stream
+    /// for up to one TTL, while others may serve. Once it has served, whatever befalls the store befalls all gates at once,
+    /// and to take them all away would help nobody: one that rebuilds again goes on with its open streams, with requests that
+    /// take no permit, and tells new streams when to come again. A gate without its store serves by its policy, `closed`
+    /// included, which is what somebody chose for that case.
     fn ready(&self) -> Result<(), &'static str> {
-        if self.drain.is_draining() { Err("draining") } else { Ok(()) }
+        if self.drain.is_draining() {
+            return Err("draining");
+        }
+        let up_ms = self.started.elapsed().as_millis(); // before the status, which must not be the older one
+        let quota = self.quota.status();
+        match quota.mode {
+            Mode::Rebuilding if u128::from(quota.mode_since_ms) >= up_ms => Err(REBUILDING),
+            Mode::Rebuilding | Mode::Normal | Mode::WithinSlices | Mode::Degraded(_) => Ok(()),
+        }
     }
 
     fn status(&self) -> Value {

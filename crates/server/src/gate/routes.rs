@@ -1,21 +1,22 @@
-//! Which requests are streams.
+//! Which requests are streams, and of which class.
 //!
 //! Invariant: a path that the upstream could take for a stream's route counts as one, however it is spelt.
 //! Kept by: a path is matched in a plain form (escapes decoded, empty and dot segments resolved, parameters after `;` cut
 //! off), while the upstream gets the bytes that the client sent. Reading too much as a stream costs a permit; reading too
-//! little would be a way around the limits.
+//! little would be a way around the limits. The class is that of the first route that matches, in this form, too.
 //! Not here: anything but pure matching.
 
 use std::fmt;
 use std::str::FromStr;
 
+use forebay_admission::Class;
 use http::Method;
 
 /// The routes that take a permit.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Routes(Vec<Route>);
 
-/// One of them: `METHOD PATH`, such as `POST /api/v1/stream` or `* /feeds/*/live/**`.
+/// One of them: `METHOD PATH [CLASS]`, such as `POST /api/v1/stream`, `* /feeds/*/live/**` or `POST /reports batch`.
 ///
 /// The method `*` is any; `GET` is `HEAD`, too, for which many frameworks run the same handler. A segment `*` is any one
 /// segment; `**`, at the end, any number of them, none included.
@@ -26,6 +27,7 @@ pub struct Route {
     segments: Vec<Segment>,
     /// It ended in `**`.
     open: bool,
+    class: Option<Class>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,10 +46,10 @@ impl Routes {
         self.0.is_empty()
     }
 
-    /// Whether one of them matches.
-    pub(crate) fn take(&self, method: &Method, path: &str) -> bool {
+    /// The first that matches.
+    pub(crate) fn find(&self, method: &Method, path: &str) -> Option<&Route> {
         let segments = plain_segments(path);
-        self.0.iter().any(|route| route.takes(method) && route.matches(&segments))
+        self.0.iter().find(|route| route.takes(method) && route.matches(&segments))
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Route> {
@@ -56,6 +58,11 @@ impl Routes {
 }
 
 impl Route {
+    /// The class of its streams, if it names one.
+    pub(crate) fn class(&self) -> Option<&Class> {
+        self.class.as_ref()
+    }
+
     fn takes(&self, method: &Method) -> bool {
         match &self.method {
             None => true,
@@ -83,8 +90,8 @@ impl fmt::Display for Route {
 /// Why a text is no route.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RouteError {
-    /// There are not two words.
-    #[error("a route is `METHOD PATH`, such as `POST /api/v1/stream`")]
+    /// There are neither two words nor three.
+    #[error("a route is `METHOD PATH` or `METHOD PATH CLASS`, such as `POST /api/v1/stream`")]
     Words,
     /// The first word is no method.
     #[error("{0:?} is no HTTP method; write it in capitals, or `*` for any")]
@@ -102,7 +109,9 @@ impl FromStr for Route {
 
     fn from_str(text: &str) -> Result<Route, RouteError> {
         let mut words = text.split_whitespace();
-        let (Some(method), Some(path), None) = (words.next(), words.next(), words.next()) else {
+        let (Some(method), Some(path), class, None) =
+            (words.next(), words.next(), words.next(), words.next())
+        else {
             return Err(RouteError::Words);
         };
         let method = match method {
@@ -131,6 +140,7 @@ impl FromStr for Route {
             method,
             segments: segments.collect(),
             open,
+            class: class.map(Class::new),
         })
     }
 }
@@ -188,7 +198,7 @@ mod tests {
     }
 
     fn found(texts: &[&str], method: Method, path: &str) -> bool {
-        routes(texts).take(&method, path)
+        routes(texts).find(&method, path).is_some()
     }
 
     #[test]
@@ -238,10 +248,20 @@ mod tests {
     }
 
     #[test]
+    fn the_first_route_that_matches_says_the_class() {
+        let routes = routes(&["POST /a/b", "POST /a/** batch", "* /a/c chat"]);
+        let class = |path: &str| routes.find(&Method::POST, path).unwrap().class().map(Class::as_str);
+        assert_eq!(class("/a/b"), None);
+        assert_eq!(class("/a/%62/"), None, "however it is spelt");
+        assert_eq!(class("/a/c"), Some("batch"));
+        assert_eq!(routes.find(&Method::GET, "/a/c").unwrap().to_string(), "* /a/c chat");
+    }
+
+    #[test]
     fn what_is_no_route_says_so() {
         let parse = |text: &str| text.parse::<Route>().unwrap_err();
         assert_eq!(parse("/api"), RouteError::Words);
-        assert_eq!(parse("GET /api a"), RouteError::Words);
+        assert_eq!(parse("GET /api a b"), RouteError::Words);
         assert_eq!(parse("get /api"), RouteError::Method("get".into()));
         assert_eq!(parse("GET api"), RouteError::Path("api".into()));
         assert_eq!(parse("GET /a/**/b"), RouteError::OpenMiddle);
@@ -251,7 +271,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_path_upsets_the_matcher(path in "\\PC*") {
-            routes(&["GET /a/*/**"]).take(&Method::GET, &path);
+            routes(&["GET /a/*/**"]).find(&Method::GET, &path);
         }
 
         #[test]

@@ -6,7 +6,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use forebay_admission::{AdmissionLayer, AdmissionService};
+use forebay_admission::{AdmissionLayer, AdmissionService, Class};
 use forebay_stream::{Incoming, Peer};
 use http::Request;
 use tower_layer::Layer as _;
@@ -28,22 +28,25 @@ impl GateService {
     pub(crate) fn new(layer: AdmissionLayer, proxy: Proxy, routes: Arc<Routes>) -> GateService {
         let layer = layer
             .streams(|parts| parts.extensions.get::<Sight>().is_none_or(|sight| sight.kind.takes_permit()))
+            .class(|parts| parts.extensions.get().cloned())
             .peer(|extensions| extensions.get::<Peer>().map(|peer| peer.0));
         GateService { admitted: layer.layer(proxy), routes }
     }
 
-    fn see(&self, request: &Request<Incoming>) -> Sight {
+    /// What it is, and the class of its route, if that has one.
+    fn see(&self, request: &Request<Incoming>) -> (Sight, Option<Class>) {
         if let Err(bad) = headers::check(request) {
-            return Sight { kind: Kind::Plain, bad: Some(bad) }; // takes no permit for its refusal
+            return (Sight { kind: Kind::Plain, bad: Some(bad) }, None); // takes no permit for its refusal
         }
-        let kind = if self.routes.is_empty() {
-            Kind::Anything
-        } else if self.routes.take(request.method(), request.uri().path()) {
-            Kind::Stream
+        let (kind, class) = if self.routes.is_empty() {
+            (Kind::Anything, None)
         } else {
-            Kind::Plain
+            match self.routes.find(request.method(), request.uri().path()) {
+                Some(route) => (Kind::Stream, route.class().cloned()),
+                None => (Kind::Plain, None),
+            }
         };
-        Sight { kind, bad: None }
+        (Sight { kind, bad: None }, class)
     }
 }
 
@@ -57,8 +60,11 @@ impl Service<Request<Incoming>> for GateService {
     }
 
     fn call(&mut self, mut request: Request<Incoming>) -> Self::Future {
-        let sight = self.see(&request);
+        let (sight, class) = self.see(&request);
         request.extensions_mut().insert(sight);
+        if let Some(class) = class {
+            request.extensions_mut().insert(class);
+        }
         self.admitted.call(request)
     }
 }

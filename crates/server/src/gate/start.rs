@@ -124,6 +124,7 @@ impl Gate {
             identity: config.identity.ways.clone(),
             routes,
             admission: admission.clone(),
+            quota: quota.clone(),
             drain: drain.clone(),
             upstream,
             proxy,

@@ -9,6 +9,9 @@ use crate::wire::{Client, until, within};
 const EVENTS: &str =
     "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n";
 
+/// Seven bytes are missing.
+const UNFINISHED: &str = "POST /stream HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n123";
+
 /// A gate whose route `/stream` takes permits, and what stands behind it.
 async fn pair(settings: &[(&str, &str)]) -> (Origin, Gate) {
     let origin = Origin::start().await;
@@ -17,13 +20,33 @@ async fn pair(settings: &[(&str, &str)]) -> (Origin, Gate) {
     (origin, gate)
 }
 
+/// A request that the upstream has the head of: the client's end, and the upstream's.
+async fn asked(origin: &Origin, gate: &Gate, request: impl AsRef<[u8]>) -> (Client, Client) {
+    let mut client = Client::connect(gate.addr).await;
+    client.send(request).await;
+    let mut upstream = origin.accept().await;
+    upstream.head().await;
+    (client, upstream)
+}
+
+async fn got(origin: &Origin, gate: &Gate, path: &str) -> (Client, Client) {
+    asked(origin, gate, format!("GET {path} HTTP/1.1\r\nHost: a\r\n\r\n")).await
+}
+
+/// The same, in the midst of its stream: the client has had an event.
+async fn streaming(origin: &Origin, gate: &Gate, path: &str) -> (Client, Client) {
+    let (mut client, mut upstream) = got(origin, gate, path).await;
+    upstream.send(format!("{EVENTS}3\r\nabc\r\n")).await;
+    client.head().await;
+    assert_eq!(client.event().await, "abc");
+    (client, upstream)
+}
+
 #[tokio::test]
 async fn each_event_arrives_before_the_next_is_sent() {
     let (origin, gate) = pair(&[]).await;
     for path in ["/stream", "/plain"] {
-        let mut client = Client::get(gate.addr, path, &[]).await;
-        let mut upstream = origin.accept().await;
-        upstream.head().await;
+        let (mut client, mut upstream) = got(&origin, &gate, path).await;
         upstream.send(EVENTS).await;
         assert_eq!(client.head().await.status, 200, "the head comes before any event");
         for number in 0..20 {
@@ -90,9 +113,7 @@ async fn many_megabytes_pass_unchanged() {
 async fn a_client_that_leaves_while_it_waits_cancels_the_request() {
     let (origin, gate) = pair(&[]).await;
     for path in ["/stream", "/plain"] {
-        let client = Client::get(gate.addr, path, &[]).await;
-        let mut upstream = origin.accept().await;
-        upstream.head().await;
+        let (client, mut upstream) = got(&origin, &gate, path).await;
         drop(client);
         assert_eq!(upstream.rest().await, b"", "the upstream sees the end");
     }
@@ -104,12 +125,7 @@ async fn a_client_that_leaves_while_it_waits_cancels_the_request() {
 async fn a_client_that_leaves_in_the_midst_of_a_stream_cancels_it() {
     let (origin, gate) = pair(&[]).await;
     for path in ["/stream", "/plain"] {
-        let mut client = Client::get(gate.addr, path, &[]).await;
-        let mut upstream = origin.accept().await;
-        upstream.head().await;
-        upstream.send(format!("{EVENTS}3\r\nabc\r\n")).await;
-        client.head().await;
-        assert_eq!(client.event().await, "abc");
+        let (client, mut upstream) = streaming(&origin, &gate, path).await;
         drop(client);
         assert_eq!(upstream.rest().await, b"", "the upstream is silent, and still the end reaches it");
     }
@@ -120,10 +136,7 @@ async fn a_client_that_leaves_in_the_midst_of_a_stream_cancels_it() {
 #[tokio::test]
 async fn a_client_that_leaves_in_the_midst_of_its_request_cancels_it() {
     let (origin, gate) = pair(&[]).await;
-    let mut client = Client::connect(gate.addr).await;
-    client.send("POST /stream HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n123").await;
-    let mut upstream = origin.accept().await;
-    upstream.head().await;
+    let (client, mut upstream) = asked(&origin, &gate, UNFINISHED).await;
     assert_eq!(upstream.take(3).await, b"123");
     drop(client);
     assert_eq!(upstream.rest().await, b"");
@@ -134,12 +147,7 @@ async fn a_client_that_leaves_in_the_midst_of_its_request_cancels_it() {
 async fn an_upstream_that_breaks_off_breaks_the_client_s_stream() {
     let (origin, gate) = pair(&[]).await;
     for path in ["/stream", "/plain"] {
-        let mut client = Client::get(gate.addr, path, &[]).await;
-        let mut upstream = origin.accept().await;
-        upstream.head().await;
-        upstream.send(format!("{EVENTS}3\r\nabc\r\n")).await;
-        client.head().await;
-        assert_eq!(client.event().await, "abc");
+        let (mut client, upstream) = streaming(&origin, &gate, path).await;
         drop(upstream);
         assert_eq!(client.chunk().await, None, "no last chunk: the client knows that something is missing");
     }
@@ -179,9 +187,7 @@ async fn a_stream_is_the_same_however_its_bytes_arrive() {
         let all = vec![said.len()];
         let cuts = [all, (1..=said.len()).collect(), vec![7, said.len()], vec![head + 4, said.len()]];
         for cuts in cuts {
-            let mut client = Client::get(gate.addr, "/stream", &[]).await;
-            let mut upstream = origin.accept().await;
-            upstream.head().await;
+            let (mut client, mut upstream) = got(&origin, &gate, "/stream").await;
             let mut from = 0;
             for cut in cuts {
                 upstream.send(&said[from..cut.max(from)]).await;
@@ -202,9 +208,7 @@ async fn a_stream_is_the_same_however_its_bytes_arrive() {
 #[tokio::test]
 async fn a_body_shorter_than_promised_is_no_clean_end() {
     let (origin, gate) = pair(&[]).await;
-    let mut client = Client::get(gate.addr, "/plain", &[]).await;
-    let mut upstream = origin.accept().await;
-    upstream.head().await;
+    let (mut client, mut upstream) = got(&origin, &gate, "/plain").await;
     upstream.send("HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc").await;
     assert_eq!(client.head().await.header("content-length"), Some("10"));
     assert_eq!(client.take(3).await, b"abc");
@@ -215,10 +219,7 @@ async fn a_body_shorter_than_promised_is_no_clean_end() {
 #[tokio::test]
 async fn a_client_that_stops_in_its_body_gets_408() {
     let (origin, gate) = pair(&[("FOREBAY_GATE_REQUEST_IDLE_TIMEOUT_MS", "300")]).await;
-    let mut client = Client::connect(gate.addr).await;
-    client.send("POST /stream HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n123").await;
-    let mut upstream = origin.accept().await;
-    upstream.head().await;
+    let (mut client, mut upstream) = asked(&origin, &gate, UNFINISHED).await;
     let answer = client.answer().await;
     assert_eq!((answer.head.status, &answer.json()["error"]), (408, &"request_stalled".into()));
     assert_eq!(answer.head.header("connection"), Some("close"));
@@ -230,10 +231,8 @@ async fn a_client_that_stops_in_its_body_gets_408() {
 async fn an_upstream_that_is_slow_to_read_is_no_fault_of_the_client() {
     const LENGTH: usize = 24 << 20;
     let (origin, gate) = pair(&[("FOREBAY_GATE_REQUEST_IDLE_TIMEOUT_MS", "200")]).await;
-    let mut client = Client::connect(gate.addr).await;
-    client.send(format!("POST /plain HTTP/1.1\r\nHost: a\r\nContent-Length: {LENGTH}\r\n\r\n")).await;
-    let mut upstream = origin.accept().await;
-    upstream.head().await;
+    let request = format!("POST /plain HTTP/1.1\r\nHost: a\r\nContent-Length: {LENGTH}\r\n\r\n");
+    let (client, mut upstream) = asked(&origin, &gate, request).await;
     let (_, mut sending) = client.socket.into_split();
     let sent = tokio::spawn(async move {
         use tokio::io::AsyncWriteExt;

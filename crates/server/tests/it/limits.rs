@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::gate::Gate;
 use crate::origin::{Origin, Streams};
+use crate::startup::write;
 use crate::wire::{Answer, Client, until};
 
 /// Opens a stream and waits for its first event.
@@ -46,6 +47,36 @@ async fn beyond_the_total_is_a_503_and_a_place_that_comes_free_is_given_again() 
     drop(streams);
     gate.empty().await;
     until("the upstream is empty", async || origin.open() == 0).await;
+}
+
+#[tokio::test]
+async fn a_route_s_class_stops_before_the_total_and_leaves_the_rest_to_others() {
+    let origin = Streams::start().await;
+    let text = "[gate]\nstream_routes = [\"GET /report/** batch\", \"GET /chat\"]\n\
+                [admission]\ntotal = 4\nclass_percent = { batch = 50 }\n";
+    let path = write("classes.toml", text);
+    let gate = Gate::start(&origin.url(), &["--config", path.to_str().unwrap()]);
+    let mut streams = Vec::new();
+    for path in ["/report/1", "/report/2"] {
+        streams.push(open(&gate, path, &[]).await.unwrap());
+    }
+    for path in ["/report/3", "/chat/../%72eport"] {
+        let answer = open(&gate, path, &[]).await.unwrap_err();
+        assert_eq!(answer.head.status, 503, "{path}");
+        let body = answer.json();
+        assert_eq!(body["detail"], "What is left is kept for other classes.", "{body}");
+    }
+    for _ in 0..2 {
+        streams.push(open(&gate, "/chat", &[]).await.unwrap());
+    }
+    assert_eq!(open(&gate, "/chat", &[]).await.unwrap_err().head.status, 503, "the total holds for all");
+    assert_eq!(gate.metric("forebay_admission_admitted_total", &["class=\"batch\""]).await, 2.0);
+    assert_eq!(gate.metric("forebay_admission_rejected_total", &["reason=\"headroom\""]).await, 2.0);
+    assert_eq!(gate.status().await["gate"]["stream_routes"][0], "GET /report/** batch");
+    drop(streams);
+    gate.empty().await;
+    open(&gate, "/report/3", &[]).await.unwrap();
+    std::fs::remove_file(path).unwrap();
 }
 
 #[tokio::test]

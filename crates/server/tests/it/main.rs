@@ -14,6 +14,7 @@ mod hostile;
 mod limits;
 mod origin;
 mod python;
+mod readme;
 mod redis;
 mod startup;
 mod upstream;

@@ -31,6 +31,12 @@ impl Cluster {
 
     /// A gate that admits: the first in a namespace waits for a TTL, in case others are there and were forgotten.
     async fn gate(&self) -> Gate {
+        let gate = self.start();
+        until("the gate counts with others", async || mode(&gate).await == "normal").await;
+        gate
+    }
+
+    fn start(&self) -> Gate {
         let (total, beat, ttl) = (self.total.to_string(), BEAT_MS.to_string(), self.ttl_ms.to_string());
         let mut settings = vec![
             ("FOREBAY_REDIS_URL", self.url.as_str()),
@@ -40,9 +46,7 @@ impl Cluster {
             ("FOREBAY_ADMISSION_TOTAL", &total),
         ];
         settings.extend(USERS);
-        let gate = Gate::start_with(&self.origin.url(), &TRUSTED, &settings);
-        until("the gate counts with others", async || mode(&gate).await == "normal").await;
-        gate
+        Gate::start_with(&self.origin.url(), &TRUSTED, &settings)
     }
 }
 
@@ -145,12 +149,37 @@ async fn without_redis_streams_go_on_and_its_return_mends_everything() {
 }
 
 #[tokio::test]
+async fn a_gate_is_ready_when_it_first_admits_and_stays_so() {
+    let redis = Redis::start().unwrap();
+    let cluster = Cluster::new(&redis, "ready", 10, 5_000).await;
+    let gate = cluster.start();
+    let answer = gate.admin("/readyz").await;
+    let said = String::from_utf8(answer.body).unwrap();
+    assert_eq!(answer.head.status, 503, "{said}");
+    assert!(said.contains("the quota is rebuilding") && said.contains("one TTL"), "{said}");
+    assert_eq!(open(&gate, "/", &["X-User-ID: early"]).await.unwrap_err().head.status, 503);
+    assert_eq!(gate.admin("/healthz").await.head.status, 200, "to restart it would help nobody");
+    until("it is ready", async || gate.admin("/readyz").await.head.status == 200).await;
+    let _stream = open(&gate, "/", &["X-User-ID: ada"]).await.unwrap();
+    let second = cluster.start();
+    assert_eq!(second.admin("/readyz").await.head.status, 200, "the second in a namespace waits for nobody");
+
+    // All gates lose the store's memory at once: to send nobody to any of them would help nobody, either.
+    let client = forebay_redis::Client::connect(redis.url()).await.unwrap();
+    client.exec::<()>(("FLUSHALL",)).await.unwrap();
+    until("it rebuilds again", async || mode(&gate).await == "rebuilding").await;
+    assert_eq!(gate.admin("/readyz").await.head.status, 200);
+    assert_eq!(mode(&gate).await, "rebuilding", "and did so when it was asked");
+}
+
+#[tokio::test]
 async fn a_gate_starts_without_redis_and_says_so() {
     let origin = Streams::start().await;
     let url = format!("redis://:s3cr3t@127.0.0.1:{}", forebay_sandbox::free_port());
     let gate = Gate::start_with(&origin.url(), &["--redis", &url], &[]);
     let warning = gate.wait_for_log("the gate starts without Redis, and goes on trying");
     assert_eq!(warning["policy"], "share");
+    assert_eq!(gate.admin("/readyz").await.head.status, 200, "it serves by its policy");
     open(&gate, "/", &[]).await.unwrap();
     let everywhere = gate.log() + &gate.status().await.to_string() + &gate.metrics().await;
     assert!(!everywhere.contains("s3cr3t"), "a password is told to nobody");

@@ -22,7 +22,7 @@ fn complains(args: &[&str], code: i32, parts: &[&str]) {
     }
 }
 
-fn write(name: &str, text: &str) -> PathBuf {
+pub(crate) fn write(name: &str, text: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{name}", std::process::id()));
     std::fs::write(&path, text).unwrap();
     path
@@ -92,6 +92,26 @@ fn a_wrong_key_in_the_file_is_named_with_its_line() {
         &["gate", "--config", file],
         2,
         &[file, "line 3", "stream_route", "did you mean `stream_routes`?"],
+    );
+    std::fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn a_route_of_a_class_that_nobody_knows_is_named_with_what_was_meant() {
+    let text = "[gate]\nupstream = \"http://127.0.0.1:1\"\nstream_routes = [\"GET /report bacth\"]\n\
+                [admission]\nclass_percent = { batch = 50 }\n";
+    let path = write("class.toml", text);
+    let file = path.to_str().unwrap();
+    complains(
+        &["gate", "--config", file],
+        2,
+        &[
+            "gate.stream_routes",
+            "GET /report bacth",
+            file,
+            "did you mean `batch`?",
+            "admission.class_percent",
+        ],
     );
     std::fs::remove_file(path).unwrap();
 }
