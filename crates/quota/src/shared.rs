@@ -39,8 +39,15 @@ struct Books {
     mode: Mode,
     mode_since: Instant,
     timer_at: Option<Instant>,
+    /// Calls that may still be on their way. A timer for each would cost more than the call: the one timer looks after all.
+    calls: Vec<OnItsWay>,
     /// For each budget, rung when a unit comes back or the slice grows.
     freed: Vec<Arc<Notify>>,
+}
+
+struct OnItsWay {
+    deadline: Instant,
+    task: AbortHandle,
 }
 
 /// A caller that waits for the store's word.
@@ -73,8 +80,14 @@ impl Shared {
     pub(crate) fn begin(store: Arc<dyn Store>, config: MemberConfig) -> Arc<Shared> {
         let now = now();
         let member = Member::new(config.name, config.rules.made_sensible(), random(), now);
-        let books =
-            Books { mode: member.mode(now), member, mode_since: now, timer_at: None, freed: Vec::new() };
+        let books = Books {
+            mode: member.mode(now),
+            member,
+            mode_since: now,
+            timer_at: None,
+            calls: Vec::new(),
+            freed: Vec::new(),
+        };
         let shared = Arc::new(Shared {
             books: Mutex::new(books),
             store,
@@ -156,10 +169,15 @@ impl Shared {
         let now = now();
         let mut books = self.locked();
         let todo = books.review(now);
-        books.timer_at = books.member.wake_at(now);
-        let wake_at = books.timer_at;
+        books.calls.retain(|call| !call.task.is_finished());
+        let late = books.take_late_calls(now);
+        let deadline = books.calls.iter().map(|call| call.deadline).min();
+        let wake_at = books.member.wake_at(now).into_iter().chain(deadline).min();
+        books.timer_at = wake_at;
         drop(books);
         self.perform(todo);
+        // Each tells the core as its task is dropped.
+        late.iter().for_each(AbortHandle::abort);
         wake_at
     }
 
@@ -272,12 +290,20 @@ impl Shared {
         tell: Tell<T>,
         call: impl FnOnce(&dyn Store) -> Calling<'_, T> + Send + 'static,
     ) {
-        let open = Open { shared: self.clone(), tell: Some(tell) };
-        self.runtime.spawn(async move {
-            let shared = open.shared.clone();
-            let answer = shared.in_time(call(&*shared.store)).await;
+        let deadline = now() + self.call_timeout;
+        let open = Open { shared: self.clone(), tell: Some(tell), deadline };
+        let task = self.runtime.spawn(async move {
+            let answer = call(&*open.shared.clone().store).await;
             open.close(answer);
         });
+        let mut books = self.locked();
+        books.calls.retain(|call| !call.task.is_finished());
+        books.calls.push(OnItsWay { deadline, task: task.abort_handle() });
+        let too_late = books.timer_at.is_none_or(|at| at > deadline);
+        drop(books);
+        if too_late {
+            self.timer.notify_one();
+        }
     }
 
     fn locked(&self) -> MutexGuard<'_, Books> {
@@ -300,6 +326,11 @@ impl Drop for Shared {
 }
 
 impl Books {
+    fn take_late_calls(&mut self, now: Instant) -> Vec<AbortHandle> {
+        let is_late = |call: &mut OnItsWay| call.deadline <= now;
+        self.calls.extract_if(.., is_late).map(|call| call.task).collect()
+    }
+
     /// Collects what the core wants done.
     fn review(&mut self, now: Instant) -> Todo {
         let mut todo = Todo::default();
@@ -342,6 +373,7 @@ type Tell<T> = fn(&mut Member<Waiting>, Result<T, String>, Instant);
 struct Open<T> {
     shared: Arc<Shared>,
     tell: Option<Tell<T>>,
+    deadline: Instant,
 }
 
 impl<T> Open<T> {
@@ -359,7 +391,11 @@ impl<T> Open<T> {
 
 impl<T> Drop for Open<T> {
     fn drop(&mut self) {
-        self.end(Err("the call was dropped before its answer came; has its runtime ended?".into()));
+        let why = match now() >= self.deadline {
+            true => StoreError::Timeout(self.shared.call_timeout).to_string(),
+            false => "the call was dropped before its answer came; has its runtime ended?".into(),
+        };
+        self.end(Err(why));
     }
 }
 

@@ -29,7 +29,8 @@ impl Key {
 
 impl PartialEq for Key {
     fn eq(&self, other: &Self) -> bool {
-        self.hash == other.hash && self.account == other.account
+        self.hash == other.hash
+            && (Arc::ptr_eq(&self.account, &other.account) || self.account == other.account)
     }
 }
 

@@ -127,19 +127,19 @@ impl<W: Waiter> Member<W> {
     }
 
     pub(super) fn serve_waiters(&mut self, of: &AccountRef) {
-        let mut served = Vec::new();
+        let mut verdicts = std::mem::take(&mut self.verdicts);
         let account = self.account(of);
         let before = account.waiters.len();
         account.waiters.retain(|waiter| !waiter.gone());
-        let gone = before - account.waiters.len();
         while account.idle() > 0
             && let Some(waiter) = account.waiters.pop_front()
         {
             account.used += 1;
-            served.push((waiter, Ok(of.clone())));
+            verdicts.push((waiter, Ok(of.clone())));
         }
-        self.waiting -= gone + served.len();
-        self.verdicts.append(&mut served);
+        let left = account.waiters.len();
+        self.waiting -= before - left;
+        self.verdicts = verdicts;
     }
 
     pub(super) fn forget_if_blank(&mut self, of: &AccountRef) {

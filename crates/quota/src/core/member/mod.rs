@@ -192,7 +192,14 @@ impl<W: Waiter> Member<W> {
     fn account(&mut self, of: &AccountRef) -> &mut Account<W> {
         match of {
             AccountRef::Budget(index) => &mut self.budgets[*index].account,
-            AccountRef::Key(index, key) => self.keyed[*index].accounts.entry(key.clone()).or_default(),
+            AccountRef::Key(index, key) => {
+                let accounts = &mut self.keyed[*index].accounts;
+                // Nearly always it is there already, and its key needn't be cloned.
+                if !accounts.contains_key(key) {
+                    accounts.insert(key.clone(), Account::default());
+                }
+                accounts.get_mut(key).expect("it is there now")
+            }
         }
     }
 
