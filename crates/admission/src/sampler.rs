@@ -19,8 +19,6 @@ use crate::stage::code;
 use crate::statistics::Process;
 
 const PERIOD: Duration = Duration::from_secs(1);
-/// Members come and go rarely, and a look at them is a look at every key in use: not each second.
-const LOOKS_FOR_EACH_STATUS: u32 = 10;
 
 pub(crate) fn start(door: &Arc<Door>) {
     let (weak, mut sampler) = (Arc::downgrade(door), Sampler::new(door));
@@ -41,12 +39,11 @@ struct Sampler {
     last: Instant,
     released: u64,
     refused: u64,
-    looks: u32,
 }
 
 impl Sampler {
     fn new(door: &Door) -> Self {
-        Sampler { pressure: Pressure::new(door.bounds), last: door.begun, released: 0, refused: 0, looks: 0 }
+        Sampler { pressure: Pressure::new(door.bounds), last: door.begun, released: 0, refused: 0 }
     }
 
     fn step(&mut self, door: &Door, reading: Reading, now: Instant) {
@@ -61,10 +58,7 @@ impl Sampler {
         door.meters.limit_user.set(f64::from(door.keyed.limit()));
         door.meters.utilization.set(f64::from(usage.used) / f64::from(usage.limit.max(1)));
         door.meters.mode(door.quota.mode());
-        if self.looks.is_multiple_of(LOOKS_FOR_EACH_STATUS) {
-            door.meters.members.set(f64::from(door.quota.status().members));
-        }
-        self.looks = self.looks.wrapping_add(1);
+        door.meters.members.set(f64::from(door.quota.members()));
     }
 
     fn strain(&mut self, door: &Door, reading: Reading, now: Instant) {

@@ -66,6 +66,11 @@ impl Quota {
         self.shared.look(|member, now| member.mode(now))
     }
 
+    /// How many members live, as the store last told.
+    pub fn members(&self) -> u32 {
+        self.shared.look(|member, _| member.members())
+    }
+
     /// Everything that this member knows, without asking anybody. It looks at every key in use here.
     pub fn status(&self) -> Status {
         self.shared.status()

@@ -3,7 +3,6 @@
 use std::convert::Infallible;
 use std::fmt::Debug;
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Body;
@@ -12,13 +11,11 @@ use axum::routing::any;
 use bytes::Bytes;
 use forebay_admission::{Admission, AdmissionLayer, ApiKeys, Identify, Visitor};
 use forebay_quota::Quota;
+pub(crate) use forebay_testkit::{eventually, within};
 use futures_util::{StreamExt, stream};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-
-/// When a test stops to believe in it. Well beyond every deadline in here.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) fn house(total: u32, per_user: u32) -> Admission {
     Admission::builder().total(total).per_user(per_user).build(Quota::local())
@@ -43,24 +40,6 @@ pub(crate) fn by_key(names: &[&str]) -> Identify {
 pub(crate) async fn empties(admission: &Admission) {
     let ask = async || (admission.open(), admission.statistics().total_connections);
     eventually("all permits are given back", (0, 0), ask).await;
-}
-
-pub(crate) async fn within<F: Future>(what: &str, future: F) -> F::Output {
-    let outcome = tokio::time::timeout(PATIENCE, future).await;
-    outcome.unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"))
-}
-
-/// Asks until the answer is the one that is wanted.
-pub(crate) async fn eventually<T: PartialEq + Debug>(what: &str, wanted: T, mut ask: impl AsyncFnMut() -> T) {
-    let begun = Instant::now();
-    loop {
-        let found = ask().await;
-        if found == wanted {
-            return;
-        }
-        assert!(begun.elapsed() < PATIENCE, "{what}: wanted {wanted:?}, still {found:?}");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
 }
 
 /// A server with the layer on: `/endless` sends one event and then nothing, `/stalled` not even a head, `/busy` events without

@@ -9,15 +9,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_redis::{Backoff, Changes, Client, Config, IntoConfig, State, Status};
 use forebay_sandbox::Redis;
 use forebay_testkit::Proxy;
-use tokio::time::timeout;
-
-/// When a test stops to believe in it. Well beyond every deadline in here.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) use forebay_testkit::{PATIENCE, eventually, within};
 
 pub(crate) fn start() -> Redis {
     Redis::start().unwrap()
@@ -67,23 +64,6 @@ pub(crate) async fn reaches(changes: &mut Changes, state: State) -> Status {
 pub(crate) async fn mends(changes: &mut Changes) -> Status {
     reaches(changes, State::Failed).await;
     reaches(changes, State::Open).await
-}
-
-pub(crate) async fn within<F: Future>(what: &str, future: F) -> F::Output {
-    timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"))
-}
-
-/// Asks until the answer is the one that is wanted.
-pub(crate) async fn eventually<T: PartialEq + Debug>(what: &str, wanted: T, mut ask: impl AsyncFnMut() -> T) {
-    let begun = Instant::now();
-    loop {
-        let found = ask().await;
-        if found == wanted {
-            return;
-        }
-        assert!(begun.elapsed() < PATIENCE, "{what}: wanted {wanted:?}, still {found:?}");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
 }
 
 /// Polls a future once, which submits a request, and gives it back.
