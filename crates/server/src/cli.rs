@@ -72,7 +72,7 @@ pub struct GateArgs {
     /// A proxy, or a network of them, whose word about clients counts; may be repeated [default: none]
     #[arg(long = "trusted-proxy", value_name = "IP[/BITS]")]
     pub trusted_proxies: Vec<String>,
-    /// How long open streams may go on after SIGTERM [default: 30000]
+    /// How long open streams may go on after SIGTERM [default: 25000]
     #[arg(long, value_name = "MS")]
     pub drain_timeout_ms: Option<u32>,
     /// Where operators look, or `off` [default: 127.0.0.1:8081]

@@ -7,20 +7,24 @@ use std::time::Duration;
 #[non_exhaustive]
 pub struct ServeConfig {
     /// From the first byte of a request's head to its last; for the first request, from the moment the connection was
-    /// accepted. A client that is slower gets a 408. Default 10 s: a head is one packet or two.
+    /// accepted. A client that is slower gets a 408; one that sent nothing, or part of HTTP/2's preface, is closed without
+    /// a word. Default 10 s: a head is one packet or two.
     pub header_read_timeout: Duration,
     /// The size of a request's head; a larger one gets a 431. Default 32 KiB, enough for large tokens.
     pub max_header_bytes: usize,
     /// Header fields of a request; more get a 431. Default 100.
     pub max_headers: usize,
-    /// While the service waits for the request's body, how long the client may send nothing. Default 30 s.
+    /// While the service waits for the request's body, how long the client may send nothing; then it is closed, or over
+    /// HTTP/2 the request reset. Default 30 s.
     pub body_read_timeout: Duration,
     /// Connections at once, streams included; the next gets a 503 at once. Each takes a descriptor. Default 16,384: the
     /// 10,000 streams that admission lets in by default, and room for those that are refused or ask something else.
     pub max_connections: usize,
-    /// How long a kept-alive connection may be without a request. Default 60 s, above the usual proxies' own.
+    /// How long a kept-alive connection may be without a request. Default 60 s, above the usual proxies' own. Over HTTP/2
+    /// it also bounds the last 16 KiB of a response.
     pub idle_timeout: Duration,
-    /// How long a client may take nothing of what it is sent; then it is closed. Default 30 s.
+    /// How long a client may take nothing of what it is sent; then it is closed. Over HTTP/2 that holds for each response
+    /// as well, which is then reset. Default 30 s.
     pub write_timeout: Duration,
     /// Bytes that a client may send while it is being streamed to; they are thrown away. One that sends more is closed.
     /// Default 64 KiB.

@@ -7,3 +7,8 @@ pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Debug, thiserror::Error)]
 #[error("the client left")]
 pub(crate) struct ClientLeft;
+
+/// The client did not do its part of an HTTP/2 exchange in time; hyper is told so by the service or by the body.
+#[derive(Debug, thiserror::Error)]
+#[error("the client took too long")]
+pub(crate) struct ClientLate;

@@ -10,17 +10,19 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
-use bytes::Bytes;
-use http::{Method, Request, Response, Version};
+use http::{HeaderMap, Method, Request, Response, Version};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
+use socket2::SockRef;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tower_service::Service;
 
 use crate::bounds::Streamed;
-use crate::error::{BoxError, ClientLeft};
+use crate::error::{BoxError, ClientLate, ClientLeft};
+use crate::exchange::{Exchange, Piece};
 use crate::head;
 use crate::incoming::{Incoming, IsRead};
 use crate::meter::{Active, Meter};
@@ -76,20 +78,22 @@ where
     B: Body,
 {
     type Response = Response<Watched<B>>;
-    type Error = Infallible;
+    type Error = ClientLate;
     type Future = Handing<S, B>;
 
     fn call(&self, request: Request<hyper::body::Incoming>) -> Handing<S, B> {
         self.stats.counters().requests.up();
         let (parts, body) = request.into_parts();
         let (method, version) = (parts.method.clone(), parts.version);
+        let active = self.meter.begin(!body.is_end_stream());
         let (body, is_read) = Incoming::new(body, &self.meter);
         let mut request = Request::from_parts(parts, body);
         request.extensions_mut().insert(self.peer);
         Handing {
             asked: Asked { method, version, is_read },
-            active: Some(self.meter.begin()),
+            active: Some(active),
             h1: self.h1.clone(),
+            exchange: None,
             step: Step::Ready { service: self.service.clone(), request: Some(request) },
         }
     }
@@ -111,6 +115,7 @@ pin_project! {
         asked: Asked,
         active: Option<Active>,
         h1: Option<H1<B>>,
+        exchange: Option<Arc<Exchange>>,
         #[pin]
         step: Step<S, S::Future>,
     }
@@ -130,15 +135,24 @@ where
     S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>,
     B: Body,
 {
-    type Output = Result<Response<Watched<B>>, Infallible>;
+    type Output = Result<Response<Watched<B>>, ClientLate>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
+        if this.exchange.as_ref().is_some_and(|exchange| exchange.is_cut()) {
+            return Poll::Ready(Err(ClientLate));
+        }
         let response = loop {
             match this.step.as_mut().project() {
                 StepView::Ready { service, request } => {
                     let Ok(()) = ready!(service.poll_ready(cx));
-                    let request = request.take().expect("a request is called once");
+                    let mut request = request.take().expect("a request is called once");
+                    if this.h1.is_none()
+                        && let Some(exchange) = Exchange::current()
+                    {
+                        request.body_mut().belongs_to(&exchange);
+                        *this.exchange = Some(exchange);
+                    }
                     let response = service.call(request);
                     this.step.set(Step::Called { response });
                 }
@@ -161,10 +175,30 @@ where
             }
             h1 => {
                 let leaving = h1.as_ref().filter(|_| is_live).map(|h1| leaving(Arc::clone(&h1.stream)));
-                let active = this.active.take();
-                Poll::Ready(Ok(response.map(|body| Watched { body, leaving, active })))
+                let (active, exchange) = (this.active.take(), this.exchange.take());
+                if let (Some(h1), Some(active)) = (h1, &active)
+                    && head::ends_with_the_connection(&asked.method, asked.version, &response)
+                {
+                    reset_unless_complete(&h1.stream, active.meter());
+                }
+                Poll::Ready(Ok(response.map(|body| Watched {
+                    body: Some(body),
+                    trailers: None,
+                    exchange,
+                    leaving,
+                    active,
+                })))
             }
         }
+    }
+}
+
+/// Where nothing but the connection's end tells that of the body, one that is not complete must end otherwise: by a reset.
+/// Whatever drops the socket causes it, unless all was written and `io.rs` was told so.
+fn reset_unless_complete(stream: &TcpStream, meter: &Meter) {
+    match SockRef::from(stream).set_linger(Some(Duration::ZERO)) {
+        Ok(()) => meter.resets.set(true),
+        Err(error) => tracing::debug!(%error, "a socket takes no options"), // the client is gone
     }
 }
 
@@ -182,41 +216,60 @@ pin_project! {
     /// A response's body on the ordinary path.
     ///
     /// hyper sees the end of a client only where it reads, which it doesn't while a request's body is unread. A live
-    /// stream must end with its client even so.
+    /// stream must end with its client even so. Over HTTP/2 the end of a body waits for the client; see `exchange.rs`.
     pub(crate) struct Watched<B> {
+        // None when it is over; hyper may not have been told yet.
         #[pin]
-        body: B,
+        body: Option<B>,
+        trailers: Option<HeaderMap>,
+        // None on HTTP/1.
+        exchange: Option<Arc<Exchange>>,
         leaving: Option<Leaving>,
         active: Option<Active>,
     }
 }
 
 impl<B: Streamed> Body for Watched<B> {
-    type Data = Bytes;
+    type Data = Piece;
     type Error = BoxError;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        let this = self.project();
-        if let Poll::Ready(frame) = this.body.poll_frame(cx) {
-            return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
+    ) -> Poll<Option<Result<Frame<Piece>, BoxError>>> {
+        let mut this = self.project();
+        let exchange = this.exchange.as_ref();
+        if exchange.is_some_and(|exchange| exchange.is_cut()) {
+            return Poll::Ready(Some(Err(ClientLate.into())));
         }
-        match this.leaving {
-            Some(leaving) => {
+        if let Some(body) = this.body.as_mut().as_pin_mut() {
+            let Poll::Ready(frame) = body.poll_frame(cx) else {
+                let Some(leaving) = this.leaving else { return Poll::Pending };
                 ready!(leaving.as_mut().poll(cx));
-                Poll::Ready(Some(Err(ClientLeft.into())))
+                return Poll::Ready(Some(Err(ClientLeft.into())));
+            };
+            match frame.transpose().map_err(Into::into)?.map(Frame::into_data) {
+                Some(Ok(bytes)) => {
+                    let piece = Piece::new(bytes, exchange.map(Arc::clone));
+                    return Poll::Ready(Some(Ok(Frame::data(piece))));
+                }
+                Some(Err(frame)) => *this.trailers = frame.into_trailers().ok(),
+                None => {}
             }
-            None => Poll::Pending,
+            this.body.set(None);
         }
+        if exchange.is_some_and(|exchange| exchange.keeps_end()) {
+            return Poll::Pending; // until the client has taken most of what came before
+        }
+        Poll::Ready(this.trailers.take().map(|trailers| Ok(Frame::trailers(trailers))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        let keeps_end = self.exchange.as_ref().is_some_and(|exchange| exchange.has_long_tail());
+        !keeps_end && self.trailers.is_none() && self.body.as_ref().is_none_or(Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        self.body.as_ref().map_or_else(SizeHint::default, Body::size_hint)
     }
 }

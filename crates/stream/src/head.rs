@@ -6,13 +6,29 @@
 
 use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_LENGTH, DATE, HeaderName, TRAILER, TRANSFER_ENCODING, UPGRADE};
-use http::{Method, StatusCode, Version, response};
+use http::{Method, Response, StatusCode, Version, response};
+use http_body::Body;
 
 /// Whether a response to this request may be a chunked body of any length.
 pub(crate) fn may_stream(method: &Method, version: Version, status: StatusCode) -> bool {
+    version == Version::HTTP_11 && has_body(method, status)
+}
+
+/// Whether nothing but the end of the connection tells the client where the response's body ends.
+pub(crate) fn ends_with_the_connection<B: Body>(
+    method: &Method,
+    version: Version,
+    response: &Response<B>,
+) -> bool {
+    let has_length =
+        response.headers().contains_key(CONTENT_LENGTH) || response.body().size_hint().exact().is_some();
+    version < Version::HTTP_11 && has_body(method, response.status()) && !has_length
+}
+
+fn has_body(method: &Method, status: StatusCode) -> bool {
     let bodiless =
         status.is_informational() || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
-    version == Version::HTTP_11 && !matches!(*method, Method::HEAD | Method::CONNECT) && !bodiless
+    !matches!(*method, Method::HEAD | Method::CONNECT) && !bodiless
 }
 
 /// Writes the head; `date` is used where the service gave none.

@@ -7,11 +7,12 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 
+use crate::exchange::Exchange;
 use crate::meter::Meter;
 
 /// A request's body as the service gets it: hyper's, and a note of whether it has been read to its end.
@@ -28,6 +29,8 @@ pub struct Incoming {
 struct Unread {
     done: Arc<AtomicBool>,
     meter: Arc<Meter>,
+    /// On HTTP/2 the one that waits, instead of the connection.
+    exchange: Option<Arc<Exchange>>,
     waits: bool,
 }
 
@@ -41,8 +44,16 @@ impl Incoming {
             return (Incoming { body, unread: None }, IsRead(None));
         }
         let done = Arc::new(AtomicBool::new(false));
-        let unread = Unread { done: Arc::clone(&done), meter: Arc::clone(meter), waits: false };
+        let unread =
+            Unread { done: Arc::clone(&done), meter: Arc::clone(meter), exchange: None, waits: false };
         (Incoming { body, unread: Some(unread) }, IsRead(Some(done)))
+    }
+
+    /// The exchange whose time runs while this is waited for.
+    pub(crate) fn belongs_to(&mut self, exchange: &Arc<Exchange>) {
+        if let Some(unread) = &mut self.unread {
+            unread.exchange = Some(Arc::clone(exchange));
+        }
     }
 }
 
@@ -53,9 +64,12 @@ impl IsRead {
 }
 
 impl Unread {
-    fn wait(&mut self, waits: bool) {
+    fn wait(&mut self, waits: bool, asking: Option<&Waker>) {
         if self.waits || waits {
-            self.meter.await_body(waits);
+            match &self.exchange {
+                Some(exchange) => exchange.await_body(waits, asking),
+                None => self.meter.await_body(waits),
+            }
         }
         self.waits = waits;
     }
@@ -72,9 +86,10 @@ impl Body for Incoming {
         let polled = Pin::new(&mut self.body).poll_frame(cx);
         let ended = self.body.is_end_stream() || matches!(polled, Poll::Ready(None));
         if let Some(unread) = &mut self.unread {
-            unread.wait(polled.is_pending());
+            unread.wait(polled.is_pending(), Some(cx.waker()));
             if ended {
                 unread.done.store(true, Ordering::Release);
+                unread.meter.end_body();
                 self.unread = None;
             }
         }
@@ -92,6 +107,6 @@ impl Body for Incoming {
 
 impl Drop for Unread {
     fn drop(&mut self) {
-        self.wait(false);
+        self.wait(false, None);
     }
 }

@@ -145,8 +145,14 @@ impl Write for Io {
         Poll::Ready(Ok(()))
     }
 
+    /// hyper calls it when all that it was given is written, and not after an error.
     fn poll_shutdown(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match SockRef::from(&*self.stream).shutdown(Shutdown::Write) {
+        let socket = SockRef::from(&*self.stream);
+        if self.meter.resets.get() {
+            socket.set_linger(None)?;
+            self.meter.resets.set(false);
+        }
+        match socket.shutdown(Shutdown::Write) {
             // The client was first.
             Err(error) if error.kind() == io::ErrorKind::NotConnected => Poll::Ready(Ok(())),
             done => Poll::Ready(done),

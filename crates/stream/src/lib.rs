@@ -7,7 +7,7 @@
 //! What always holds:
 //! - A stream's body is dropped as soon as its client leaves, and whatever it holds (a permit, a subscription) with it.
 //! - A body that ends with an error, or panics, closes the connection without the last chunk: the client sees a broken
-//!   stream, never a complete one.
+//!   stream, never a complete one. HTTP/2 resets the stream; HTTP/1.0, which has no chunks, the connection.
 //! - Every wait for a client has a deadline, and every buffer a bound; see [`ServeConfig`].
 //! - What is streamed is written as soon as it is there, all that is there at once.
 //!
@@ -59,6 +59,7 @@ mod chunk;
 mod config;
 mod connection;
 mod error;
+mod exchange;
 mod handover;
 mod head;
 mod incoming;

@@ -2,9 +2,11 @@
 //!
 //! Invariant: `phase` changes, or `turns` does, whenever a deadline must be set anew.
 //! One connection's parts share it; the numbers are small and moved without order, since the driver looks after each poll.
+//! The one change that comes without a poll is the end of an HTTP/2 request, in a task of its own: it wakes the driver.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Waker;
 
 #[derive(Debug, Default)]
 pub(crate) struct Meter {
@@ -12,12 +14,21 @@ pub(crate) struct Meter {
     active: AtomicU32,
     /// Bytes of a next request have come.
     heard: AtomicBool,
+    /// And while this one was still being answered.
+    heard_early: AtomicBool,
+    /// Bytes that come may be of this request's body. Those that come with its end are not told apart: a next head that
+    /// begins there has the idle time until more of it comes.
+    body_comes: AtomicBool,
     /// Bytes were handed to the socket and not all of them taken.
     pub(crate) unflushed: Flag,
+    /// Dropped, the socket resets the connection.
+    pub(crate) resets: Flag,
     /// The service waits for more of the request's body.
     awaits_body: AtomicBool,
     /// Goes up with each request and each piece of a request's body.
     turns: AtomicU32,
+    /// The task of an HTTP/2 connection.
+    driver: Mutex<Option<Waker>>,
 }
 
 /// What the client is waited for, if it is.
@@ -29,7 +40,7 @@ pub(crate) enum Phase {
     Head,
     /// For more of a request's body.
     Body,
-    /// For nothing: the service has the word.
+    /// For nothing: the service has the word, or what it said is still being written, which `io.rs` bounds.
     Busy,
 }
 
@@ -42,9 +53,11 @@ pub(crate) struct Flag(AtomicBool);
 
 impl Meter {
     /// A request's head is complete.
-    pub(crate) fn begin(self: &Arc<Self>) -> Active {
+    pub(crate) fn begin(self: &Arc<Self>, has_body: bool) -> Active {
         self.active.fetch_add(1, Ordering::Relaxed);
         self.heard.store(false, Ordering::Relaxed);
+        self.heard_early.store(false, Ordering::Relaxed);
+        self.body_comes.store(has_body, Ordering::Relaxed);
         self.turns.fetch_add(1, Ordering::Relaxed);
         Active(Arc::clone(self))
     }
@@ -53,7 +66,14 @@ impl Meter {
     pub(crate) fn hear(&self) {
         if self.active.load(Ordering::Relaxed) == 0 {
             self.heard.store(true, Ordering::Relaxed);
+        } else if !self.body_comes.load(Ordering::Relaxed) {
+            self.heard_early.store(true, Ordering::Relaxed);
         }
+    }
+
+    /// The request's body has come to its end.
+    pub(crate) fn end_body(&self) {
+        self.body_comes.store(false, Ordering::Relaxed);
     }
 
     /// The service asked for more of the body and has to wait, or no longer has to.
@@ -67,13 +87,32 @@ impl Meter {
     /// The phase, and a number that differs if it is not the same one as before.
     pub(crate) fn phase(&self) -> (Phase, u32) {
         let phase = if self.active.load(Ordering::Relaxed) == 0 {
-            if self.heard.load(Ordering::Relaxed) { Phase::Head } else { Phase::Idle }
+            match (self.unflushed.get(), self.heard.load(Ordering::Relaxed)) {
+                (true, _) => Phase::Busy,
+                (false, true) => Phase::Head,
+                (false, false) => Phase::Idle,
+            }
         } else if self.awaits_body.load(Ordering::Relaxed) {
             Phase::Body
         } else {
             Phase::Busy
         };
         (phase, self.turns.load(Ordering::Relaxed))
+    }
+
+    /// Has `driver` woken when the last request ends. To be called before `phase` is looked at.
+    pub(crate) fn driven_by(&self, driver: &Waker) {
+        let mut kept = self.driver.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *kept {
+            Some(kept) => kept.clone_from(driver),
+            none => *none = Some(driver.clone()),
+        }
+    }
+}
+
+impl Active {
+    pub(crate) fn meter(&self) -> &Meter {
+        &self.0
     }
 }
 
@@ -89,12 +128,21 @@ impl Flag {
 
 impl Drop for Active {
     fn drop(&mut self) {
-        self.0.active.fetch_sub(1, Ordering::Relaxed);
+        if self.0.heard_early.swap(false, Ordering::Relaxed) {
+            self.0.heard.store(true, Ordering::Relaxed);
+        }
+        if self.0.active.fetch_sub(1, Ordering::Relaxed) == 1 {
+            let driver = self.0.driver.lock().unwrap_or_else(PoisonError::into_inner).take();
+            driver.into_iter().for_each(Waker::wake);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+    use std::task::Wake;
+
     use super::*;
 
     #[test]
@@ -103,8 +151,8 @@ mod tests {
         assert_eq!(meter.phase().0, Phase::Idle);
         meter.hear();
         assert_eq!(meter.phase().0, Phase::Head);
-        let request = meter.begin();
-        meter.hear(); // the body, or what is pipelined
+        let request = meter.begin(true);
+        meter.hear(); // the body
         let (phase, turn) = meter.phase();
         assert_eq!(phase, Phase::Busy);
         meter.await_body(true);
@@ -119,7 +167,53 @@ mod tests {
     fn two_idle_times_with_a_request_between_them_differ() {
         let meter = Arc::new(Meter::default());
         let before = meter.phase();
-        drop(meter.begin());
+        drop(meter.begin(false));
         assert_ne!(meter.phase(), before);
+    }
+
+    #[test]
+    fn what_is_still_being_written_is_no_idle_time_and_no_time_for_a_head() {
+        let meter = Arc::new(Meter::default());
+        let request = meter.begin(false);
+        meter.unflushed.set(true);
+        meter.hear();
+        drop(request);
+        assert_eq!(meter.phase().0, Phase::Busy);
+        meter.unflushed.set(false);
+        assert_eq!(meter.phase().0, Phase::Head);
+    }
+
+    #[test]
+    fn bytes_behind_a_request_are_the_next_head_if_they_cannot_be_its_body() {
+        for (has_body, body_ended, after) in
+            [(false, false, Phase::Head), (true, true, Phase::Head), (true, false, Phase::Idle)]
+        {
+            let meter = Arc::new(Meter::default());
+            let request = meter.begin(has_body);
+            if body_ended {
+                meter.end_body();
+            }
+            meter.hear();
+            drop(request);
+            assert_eq!(meter.phase().0, after, "has a body: {has_body}, ended: {body_ended}");
+        }
+    }
+
+    #[test]
+    fn the_end_of_the_last_request_wakes_the_driver() {
+        #[derive(Default)]
+        struct Woken(AtomicUsize);
+        impl Wake for Woken {
+            fn wake(self: Arc<Self>) {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let (meter, woken) = (Arc::new(Meter::default()), Arc::new(Woken::default()));
+        let (first, last) = (meter.begin(false), meter.begin(false));
+        meter.driven_by(&Waker::from(Arc::clone(&woken)));
+        drop(first);
+        assert_eq!((meter.phase().0, woken.0.load(Ordering::Relaxed)), (Phase::Busy, 0));
+        drop(last);
+        assert_eq!((meter.phase().0, woken.0.load(Ordering::Relaxed)), (Phase::Idle, 1));
     }
 }

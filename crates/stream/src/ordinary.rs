@@ -2,7 +2,8 @@
 //!
 //! Invariant: whatever the client does or leaves undone, the connection ends: each wait for the client has a deadline, and
 //! so has each write.
-//! Kept by: the meter tells after each poll what is waited for; writes are bounded in `io.rs`.
+//! Kept by: the meter tells after each poll what is waited for; writes are bounded in `io.rs`, and the requests of an HTTP/2
+//! connection, which share its socket, each by its own clock (`exchange.rs`).
 //! A live stream ends this phase: the socket is taken out of hyper once nothing of an earlier response is left in it.
 
 use std::future::{Future, poll_fn};
@@ -22,14 +23,16 @@ use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
 use crate::Peer;
 use crate::bounds::{Answers, Streamed};
 use crate::config::ServeConfig;
+use crate::exchange::{self, Late};
 use crate::handover::{H1, Hand, Handover};
 use crate::head;
 use crate::io::{First, Io};
 use crate::lean::Taken;
 use crate::meter::{Meter, Phase};
-use crate::preface::{Speaks, judge};
+use crate::preface::{Speaks, judge, leans_to_http2};
 use crate::registry::Registry;
 use crate::server::Shared;
+use crate::stats::Stats;
 
 /// How long a client that was refused may go on sending before the connection is closed.
 const LINGER: Duration = Duration::from_secs(1);
@@ -82,7 +85,7 @@ async fn meet(stream: &TcpStream, head_by: Instant, shared: &Shared) -> Option<(
             ready = stream.readable() => ready.ok()?,
             () = &mut late => {
                 shared.stats.counters().header_timeouts.up();
-                return None;
+                break;
             }
             () = &mut draining => return None,
         }
@@ -96,6 +99,17 @@ async fn meet(stream: &TcpStream, head_by: Instant, shared: &Shared) -> Option<(
             Err(_) => return None,
         }
     }
+    let begun = first.unread();
+    if !begun.is_empty() && !leans_to_http2(begun) {
+        time_out(stream).await;
+    }
+    None
+}
+
+/// Tells a client that its head came too late.
+async fn time_out(stream: &TcpStream) {
+    let _ = stream.try_write(TIMED_OUT); // the client may be gone
+    linger(stream).await;
 }
 
 type Http1<S, B> = http1::Connection<Io, Handover<S, B>>;
@@ -146,9 +160,9 @@ where
         }
         Http1End::Late(phase) => {
             count_late(phase, shared);
+            // Nothing of an earlier response is unwritten then, or the phase were another.
             if phase == Phase::Head {
-                let _ = stream.try_write(TIMED_OUT); // the client may be gone
-                linger(&stream).await;
+                time_out(&stream).await;
             }
             None
         }
@@ -184,6 +198,7 @@ where
         if let Poll::Ready(done) = Pin::new(&mut *conn).poll(cx) {
             return Poll::Ready(Some(done));
         }
+        meter.driven_by(cx.waker());
         let idle = waits.poll(meter, &shared.config, deadline.as_mut(), cx).is_ready();
         if idle && told {
             return Poll::Ready(None);
@@ -206,7 +221,7 @@ where
 struct Waits {
     /// The wait that the deadline is for.
     seen: (Phase, u32),
-    /// Of HTTP/2 only idle times are bounded here: its requests share the socket.
+    /// Of HTTP/2 only idle times are bounded here: its requests have their own clocks.
     only_idle: bool,
 }
 
@@ -299,19 +314,29 @@ async fn linger(stream: &TcpStream) {
 
 /// Where hyper runs the requests of HTTP/2 connections.
 #[derive(Debug, Clone)]
-pub(crate) struct RequestTasks(pub(crate) Arc<Registry>);
+pub(crate) struct RequestTasks {
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) config: Arc<ServeConfig>,
+    pub(crate) stats: Stats,
+}
 
 impl<F> Executor<F> for RequestTasks
 where
     F: Future<Output = ()> + Send + 'static,
 {
     fn execute(&self, request: F) {
-        let entry = self.0.enter(usize::MAX).expect("there is no limit here: each connection has its own");
+        let entry =
+            self.registry.enter(usize::MAX).expect("there is no limit here: each connection has its own");
         let place = entry.place();
+        let (config, stats) = (Arc::clone(&self.config), self.stats.clone());
         let task = tokio::spawn(async move {
             let _entry = entry;
-            request.await;
+            match exchange::run(request, &config).await {
+                Some(Late::Taking) => stats.counters().slow_clients.up(),
+                Some(Late::Sending) => stats.counters().body_timeouts.up(),
+                None => {}
+            }
         });
-        self.0.keep(place, task.abort_handle());
+        self.registry.keep(place, task.abort_handle());
     }
 }

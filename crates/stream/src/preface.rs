@@ -25,6 +25,11 @@ pub(crate) fn judge(bytes: &[u8]) -> Speaks {
     }
 }
 
+/// Whether so few bytes already say HTTP/2: `PRI` is no method, but `P` and `PR` begin some.
+pub(crate) fn leans_to_http2(bytes: &[u8]) -> bool {
+    bytes.len() > 2 && PREFACE.starts_with(bytes)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

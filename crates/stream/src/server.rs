@@ -99,17 +99,24 @@ where
     /// Its connections are tasks of the runtime that polls this; dropped instead of drained, it leaves them running.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Summary {
         let Server { listener, service, shared } = self;
-        let mut shutdown = pin!(shutdown);
+        let (mut shutdown, mut outage) = (pin!(shutdown), Outage::default());
         loop {
             tokio::select! {
                 biased;
                 () = &mut shutdown => break,
                 accepted = listener.accept() => match accepted {
-                    Ok((stream, peer)) => start(stream, Peer(peer), &service, &shared),
+                    Ok((stream, peer)) => {
+                        if let Some(failures) = outage.end() {
+                            tracing::info!(failures, "connections are accepted again");
+                        }
+                        start(stream, Peer(peer), &service, &shared);
+                    }
                     Err(error) if is_of_one_connection(&error) => {}
                     Err(error) => {
                         shared.stats.counters().accept_errors.up();
-                        tracing::warn!(%error, "no connection can be accepted");
+                        if outage.begins() {
+                            tracing::warn!(%error, "no connection can be accepted");
+                        }
                         tokio::select! {
                             biased;
                             () = &mut shutdown => break,
@@ -121,6 +128,25 @@ where
         }
         drop((listener, service));
         shared.drain().await
+    }
+}
+
+/// The times in a row that accepting failed. Only the first is told, and their number at the end.
+#[derive(Debug, Default)]
+struct Outage {
+    failures: u64,
+}
+
+impl Outage {
+    /// One more; true if it is the first.
+    fn begins(&mut self) -> bool {
+        self.failures += 1;
+        self.failures == 1
+    }
+
+    /// How many there were, if there were any.
+    fn end(&mut self) -> Option<u64> {
+        Some(std::mem::take(&mut self.failures)).filter(|&failures| failures > 0)
     }
 }
 
@@ -172,6 +198,7 @@ fn is_of_one_connection(error: &io::Error) -> bool {
 
 impl Shared {
     fn new(config: ServeConfig) -> Shared {
+        let (config, stats) = (Arc::new(config), Stats::default());
         let requests = Arc::new(Registry::default());
         let buffer = config.max_header_bytes.max(MIN_BUFFER);
         let mut http1 = http1::Builder::new();
@@ -179,14 +206,19 @@ impl Shared {
         if config.max_headers != HEADERS_ON_STACK {
             http1.max_headers(config.max_headers);
         }
-        let mut http2 = http2::Builder::new(RequestTasks(Arc::clone(&requests)));
+        let tasks = RequestTasks {
+            registry: Arc::clone(&requests),
+            config: Arc::clone(&config),
+            stats: stats.clone(),
+        };
+        let mut http2 = http2::Builder::new(tasks);
         http2
             .max_concurrent_streams(config.max_h2_requests)
             .max_header_list_size(u32::try_from(config.max_header_bytes).unwrap_or(u32::MAX))
             .max_send_buf_size(MIN_BUFFER);
         Shared {
-            config: Arc::new(config),
-            stats: Stats::default(),
+            config,
+            stats,
             draining: watch::Sender::new(false),
             http1,
             http2,
@@ -241,6 +273,15 @@ mod tests {
         assert!(socket.tcp_nodelay().unwrap() && socket.keepalive().unwrap());
         assert_eq!(socket.tcp_keepalive_time().unwrap(), Duration::from_secs(30));
         assert_eq!(socket.tcp_user_timeout().unwrap(), Some(Duration::from_secs(30)));
+    }
+
+    #[test]
+    fn an_outage_is_told_once_when_it_begins_and_once_when_it_ends() {
+        let mut outage = Outage::default();
+        assert_eq!(outage.end(), None);
+        assert_eq!([outage.begins(), outage.begins(), outage.begins()], [true, false, false]);
+        assert_eq!((outage.end(), outage.end()), (Some(3), None));
+        assert!(outage.begins(), "the next one is news");
     }
 
     #[test]

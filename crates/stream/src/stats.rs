@@ -35,7 +35,7 @@ pub struct Counts {
     pub bad_requests: u64,
     /// Heads beyond the bounds.
     pub oversized_heads: u64,
-    /// Clients that took nothing for `write_timeout`, on either path.
+    /// Clients that took nothing for `write_timeout`, on either path; over HTTP/2 each response that they didn't take.
     pub slow_clients: u64,
     /// Streams that went to the lean path.
     pub lean_total: u64,

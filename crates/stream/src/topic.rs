@@ -192,10 +192,10 @@ impl Tail {
         let behind = state.next - self.next;
         if behind == 0 && !state.closed {
             let sleeper = &mut state.sleepers[self.slot as usize];
-            match sleeper {
-                Some(waker) => waker.clone_from(cx.waker()),
-                None => *sleeper = Some(cx.waker().clone()),
-            }
+            let is_there = sleeper.as_ref().is_some_and(|waker| waker.will_wake(cx.waker()));
+            let former = if is_there { None } else { sleeper.replace(cx.waker().clone()) };
+            drop(state);
+            drop(former); // as in `Drop`: not under the lock
             return Poll::Pending;
         }
         let kept = state.ring.len();
@@ -335,6 +335,26 @@ mod tests {
         assert_eq!((topic.subscribers(), topic.shared.lock().sleepers.capacity()), (0, 0));
         drop(waker);
         assert_eq!(Arc::strong_count(&woken), 1);
+    }
+
+    #[test]
+    fn a_waker_whose_end_drops_a_tail_of_the_same_topic_may_be_replaced() {
+        struct Owner {
+            _other: Tail,
+        }
+        impl Wake for Owner {
+            fn wake(self: Arc<Self>) {}
+        }
+        let topic = Topic::new(1);
+        let (mut tail, other) = (topic.subscribe(), topic.subscribe());
+        assert!(poll(&mut tail, &Waker::from(Arc::new(Owner { _other: other }))).is_pending());
+        // In a thread of its own, since the failure would be a deadlock.
+        let (done, is_done) = std::sync::mpsc::sync_channel(1);
+        std::thread::spawn(move || {
+            assert!(poll(&mut tail, Waker::noop()).is_pending());
+            done.send(topic.subscribers()).unwrap();
+        });
+        assert_eq!(is_done.recv_timeout(std::time::Duration::from_secs(20)), Ok(1));
     }
 
     proptest! {

@@ -1,5 +1,6 @@
 //! Who may hold a stream, how a user is known, and with whom this instance counts.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -22,6 +23,8 @@ pub struct AdmissionConfig {
     pub total: u32,
     /// Streams of one user, as asked for; none if nobody asked.
     pub per_user: Option<u32>,
+    /// The parts of the total at which classes stop, in percent.
+    shares: BTreeMap<String, u8>,
 }
 
 impl AdmissionConfig {
@@ -61,14 +64,19 @@ impl AdmissionConfig {
             let cpu = percent(check, "admission.max_cpu_percent", cpu)?;
             builder = builder.shed_by_cpu(f64::from(cpu) / 100.0);
         }
-        if !has_identity {
-            // Room that is kept for users would be lost where nobody can be one.
-            builder = builder.class(Class::ANONYMOUS, 100);
-        }
-        for (class, share) in section.class_percent.iter().flatten() {
+        // Room that is kept for users would be lost where nobody can be one.
+        let anonymous = (Class::ANONYMOUS.as_str().to_owned(), if has_identity { 90 } else { 100 });
+        let mut shares = BTreeMap::from([anonymous]);
+        shares.extend(section.class_percent.clone().unwrap_or_default());
+        for (class, share) in &shares {
             builder = builder.class(Class::new(class), percent(check, "admission.class_percent", *share)?);
         }
-        Ok(AdmissionConfig { builder, total, per_user: section.per_user })
+        Ok(AdmissionConfig { builder, total, per_user: section.per_user, shares })
+    }
+
+    /// At which part of the total, in percent, a class stops.
+    pub(crate) fn share(&self, class: &Class) -> u8 {
+        self.shares.get(class.as_str()).copied().unwrap_or(100)
     }
 }
 
@@ -112,17 +120,22 @@ impl IdentityConfig {
             ways.push("api_key");
         }
         identify = identify.trusted_proxies(proxies.iter().copied());
+        let believed = |key, name: &HeaderName| {
+            let why = "is believed only from trusted proxies, and there are none: name them in gate.trusted_proxies";
+            if proxies.is_empty() { Err(check.wrong(key, name.to_string(), why)) } else { Ok(()) }
+        };
         if let Some(name) = check.header("identity.user_header", section.user_header.as_ref())? {
-            if proxies.is_empty() {
-                let why = "is believed only from trusted proxies, and there are none: name them in \
-                           gate.trusted_proxies";
-                return Err(check.wrong("identity.user_header", name.to_string(), why));
-            }
+            believed("identity.user_header", &name)?;
             identify = identify.trusted_header_named(name.clone());
             user_headers.push(name);
             ways.push("trusted_header");
         }
         if let Some(name) = check.header("identity.class_header", section.class_header.as_ref())? {
+            believed("identity.class_header", &name)?;
+            if section.user_header.is_none() {
+                let why = "tells the class of the user in identity.user_header, which is not set";
+                return Err(check.wrong("identity.class_header", name.to_string(), why));
+            }
             identify = identify.trusted_class_header(name.clone());
             user_headers.push(name);
         }
@@ -145,7 +158,7 @@ fn check_jwt(section: &IdentitySection, check: &Check) -> Result<Option<Jwt>, Va
         check.wrong(key, path.map(|path| path.display().to_string()), error)
     };
     let jwt = match (secret, public, &section.jwt_jwks_file) {
-        (None, None, None) => return Ok(None),
+        (None, None, None) => return no_jwt_setting(section, check).map(|()| None),
         (Some(secret), None, None) => {
             let secret = secret.strip_suffix(b"\n").unwrap_or(&secret);
             Jwt::secret(secret.strip_suffix(b"\r").unwrap_or(secret))
@@ -166,9 +179,30 @@ fn check_jwt(section: &IdentitySection, check: &Check) -> Result<Option<Jwt>, Va
     Ok(Some(section.jwt_audiences.iter().flatten().fold(jwt, |jwt, audience| jwt.audience(audience))))
 }
 
+/// Without a key no token is read, and whoever set these means to have tokens read.
+fn no_jwt_setting(section: &IdentitySection, check: &Check) -> Result<(), ValueError> {
+    let some = |list: &Option<Vec<String>>| list.as_ref().is_some_and(|list| !list.is_empty());
+    let settings = [
+        ("identity.jwt_user_claim", section.jwt_user_claim.is_some()),
+        ("identity.jwt_class_claim", section.jwt_class_claim.is_some()),
+        ("identity.jwt_issuers", some(&section.jwt_issuers)),
+        ("identity.jwt_audiences", some(&section.jwt_audiences)),
+    ];
+    settings.into_iter().find(|(_, set)| *set).map_or(Ok(()), |(key, _)| {
+        let why = "has no effect without a key to verify tokens with: name one of identity.jwt_secret_file, \
+                   jwt_public_key_file and jwt_jwks_file";
+        Err(check.wrong(key, None, why))
+    })
+}
+
 fn check_api_keys(section: &IdentitySection, check: &Check) -> Result<Option<ApiKeys>, ValueError> {
     const KEY: &str = "identity.api_keys_file";
-    let Some(content) = check.read(KEY, section.api_keys_file.as_ref())? else { return Ok(None) };
+    let Some(content) = check.read(KEY, section.api_keys_file.as_ref())? else {
+        return section.api_key_header.as_ref().map_or(Ok(None), |name| {
+            let why = "has no effect without the keys: name their file in identity.api_keys_file";
+            Err(check.wrong("identity.api_key_header", name.clone(), why))
+        });
+    };
     let path = section.api_keys_file.as_ref().map(|path| path.display().to_string());
     let wrong = |why: String| check.wrong(KEY, path.clone(), why);
     let content = String::from_utf8(content).map_err(|_| wrong("is no UTF-8 text".to_owned()))?;
@@ -190,7 +224,9 @@ fn check_api_keys(section: &IdentitySection, check: &Check) -> Result<Option<Api
         let hash = decode_hash(hash);
         let hash =
             hash.ok_or_else(|| wrong(format!("has on line {} no SHA-256 in hexadecimal", line + 1)))?;
-        keys = keys.sha256(hash, user, class);
+        keys = keys
+            .try_sha256(hash, user, class)
+            .map_err(|error| wrong(format!("has on line {}: {error}", line + 1)))?;
     }
     Ok(Some(keys))
 }

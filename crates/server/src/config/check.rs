@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -134,6 +135,24 @@ impl Check {
         match given {
             Some(0) => Err(self.wrong(key, "0".to_owned(), "must be at least 1")),
             given => Ok(given.unwrap_or(default)),
+        }
+    }
+
+    /// So many of something that is paid for with memory: a slip of the pen must not be a crash.
+    pub(super) fn count_within(
+        &self,
+        key: &'static str,
+        given: Option<u32>,
+        default: usize,
+        bounds: RangeInclusive<u32>,
+    ) -> Result<usize, ValueError> {
+        match given {
+            None => Ok(default),
+            Some(given) if bounds.contains(&given) => Ok(given as usize),
+            Some(given) => {
+                let why = format!("must be {} to {}", bounds.start(), bounds.end());
+                Err(self.wrong(key, given.to_string(), why))
+            }
         }
     }
 

@@ -46,7 +46,8 @@ pub(crate) struct GateSection {
     pub(crate) listen: Option<String>,
     /// The service behind the gate, `http://HOST:PORT`. No default; the one thing that must be said.
     pub(crate) upstream: Option<String>,
-    /// The routes that take a permit, each `METHOD PATH [CLASS]`; the first that matches counts, and its class stops where
+    /// The routes that take a permit, each `METHOD PATH [CLASS]`; the first that matches counts (of a path that servers read
+    /// in several ways, the one whose class has the smallest share), and its class stops where
     /// `class_percent` says. Default none, and then every request takes a permit while it runs: a limit that holds too widely
     /// is seen at once, one that holds nowhere is not.
     pub(crate) stream_routes: Option<Vec<String>>,
@@ -74,7 +75,8 @@ pub(crate) struct GateSection {
     /// How many connections to the upstream may be open. Default 16,384; beyond it 503. Above the streams that admission
     /// lets in, with room for requests that are none.
     pub(crate) upstream_max_connections: Option<u32>,
-    /// How long open streams may go on after SIGTERM. Default 30,000, as Kubernetes grants.
+    /// How long open streams may go on after SIGTERM. Default 25,000: what is left of the 30 s that Kubernetes grants is for
+    /// cutting them, and for giving back what they held. New requests are answered in the first half of it at most.
     pub(crate) drain_timeout_ms: Option<u64>,
 }
 
@@ -86,9 +88,10 @@ pub(crate) struct HttpSection {
     pub(crate) max_connections: Option<u32>,
     /// From the first wait for a request's head to its end. Default 10,000: what a slow-loris client may cost.
     pub(crate) header_timeout_ms: Option<u64>,
-    /// How large a request's head may be; beyond it 431. Default 32,768, four times what common servers take.
+    /// How large a request's head may be; beyond it 431. Default 32,768, four times what common servers take; 8,192 to
+    /// 16 Mi.
     pub(crate) max_header_bytes: Option<u32>,
-    /// How many headers it may have; beyond it 431. Default 100.
+    /// How many headers it may have; beyond it 431. Default 100; at most 1,024, since each request has room for all of them.
     pub(crate) max_headers: Option<u32>,
     /// How long a client may take none of what is written to it, before it is closed. Default 30,000.
     pub(crate) write_timeout_ms: Option<u64>,

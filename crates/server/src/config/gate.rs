@@ -82,7 +82,7 @@ fn check_all(file: File, check: &Check) -> Result<GateConfig, ValueError> {
     let forward_user_header = check.header("gate.forward_user_header", gate.forward_user_header.as_ref())?;
     let identity = IdentityConfig::check(&file.identity, &trusted_proxies, forwarded_by, check)?;
     let admission = AdmissionConfig::check(&file.admission, !identity.ways.is_empty(), check)?;
-    let drain = check.duration("gate.drain_timeout_ms", gate.drain_timeout_ms, Duration::from_secs(30))?;
+    let drain = check.duration("gate.drain_timeout_ms", gate.drain_timeout_ms, Duration::from_secs(25))?;
     Ok(GateConfig {
         listen,
         upstream: check_upstream(&gate, listen, check)?,
@@ -186,17 +186,14 @@ fn check_url(url: &str) -> Result<Authority, &'static str> {
 
 fn check_http(http: &HttpSection, body: Duration, check: &Check) -> Result<ServeConfig, ValueError> {
     let mut serve = ServeConfig::default();
-    let count = |key, given, default: usize| {
-        let default = u32::try_from(default).unwrap_or(u32::MAX);
-        check.count(key, given, default).map(|count| count as usize)
-    };
-    serve.max_connections = count("http.max_connections", http.max_connections, serve.max_connections)?;
-    serve.max_headers = count("http.max_headers", http.max_headers, serve.max_headers)?;
-    serve.max_header_bytes = count("http.max_header_bytes", http.max_header_bytes, serve.max_header_bytes)?;
-    if serve.max_header_bytes < 8192 {
-        let why = "must be at least 8192: less refuses ordinary browsers";
-        return Err(check.wrong("http.max_header_bytes", serve.max_header_bytes.to_string(), why));
-    }
+    let count = |key, given, default, bounds| check.count_within(key, given, default, bounds);
+    serve.max_connections =
+        count("http.max_connections", http.max_connections, serve.max_connections, 1..=u32::MAX)?;
+    serve.max_headers = count("http.max_headers", http.max_headers, serve.max_headers, 1..=1024)?;
+    // Less refuses ordinary browsers; more is for every client to fill.
+    let bytes = 8192..=16 * 1024 * 1024;
+    serve.max_header_bytes =
+        check.count_within("http.max_header_bytes", http.max_header_bytes, serve.max_header_bytes, bytes)?;
     let duration = |key, given, default| check.duration(key, given, default);
     serve.header_read_timeout =
         duration("http.header_timeout_ms", http.header_timeout_ms, serve.header_read_timeout)?;
@@ -267,7 +264,10 @@ mod tests {
         complains("FOREBAY_GATE_TRUSTED_PROXIES", "10.0.0.0/99", &["10.0.0.0/99"]);
         complains("FOREBAY_GATE_CONNECT_TIMEOUT_MS", "0", &["1 to 86400000"]);
         complains("FOREBAY_GATE_FORWARD_USER_HEADER", "a b", &["no name of a header"]);
-        complains("FOREBAY_HTTP_MAX_HEADERS", "0", &["at least 1"]);
+        complains("FOREBAY_HTTP_MAX_HEADERS", "0", &["1 to 1024"]);
+        complains("FOREBAY_HTTP_MAX_HEADERS", "4294967295", &["http.max_headers", "1 to 1024"]);
+        complains("FOREBAY_HTTP_MAX_HEADER_BYTES", "4294967295", &["8192 to 16777216"]);
+        complains("FOREBAY_HTTP_MAX_HEADER_BYTES", "100", &["8192 to 16777216"]);
         complains("FOREBAY_LOG_FORMAT", "xml", &["`text` or `json`"]);
     }
 
@@ -283,6 +283,30 @@ mod tests {
         {
             assert!(error.contains(part), "{part:?} is not in {error:?}");
         }
+    }
+
+    #[test]
+    fn an_identity_setting_without_effect_is_refused() {
+        complains(
+            "FOREBAY_IDENTITY_CLASS_HEADER",
+            "X-Class",
+            &["identity.class_header", "gate.trusted_proxies"],
+        );
+        for (name, value) in [
+            ("FOREBAY_IDENTITY_JWT_ISSUERS", "a"),
+            ("FOREBAY_IDENTITY_JWT_AUDIENCES", "a"),
+            ("FOREBAY_IDENTITY_JWT_USER_CLAIM", "sub"),
+            ("FOREBAY_IDENTITY_JWT_CLASS_CLAIM", "tier"),
+        ] {
+            complains(name, value, &["identity.jwt_", "jwt_secret_file", "jwt_jwks_file"]);
+        }
+        complains("FOREBAY_IDENTITY_API_KEY_HEADER", "X-Key", &["identity.api_keys_file"]);
+        let proxies = ("FOREBAY_GATE_TRUSTED_PROXIES", "10.0.0.0/8");
+        let class = ("FOREBAY_IDENTITY_CLASS_HEADER", "X-Class");
+        let error = with(&[proxies, class]).unwrap_err().to_string();
+        assert!(error.contains("identity.class_header") && error.contains("identity.user_header"), "{error}");
+        with(&[proxies, class, ("FOREBAY_IDENTITY_USER_HEADER", "X-User-ID")]).unwrap();
+        with(&[("FOREBAY_IDENTITY_JWT_ISSUERS", "")]).expect("an empty list asks for nothing");
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub enum LayerError {
         source: std::io::Error,
     },
     /// The file is no TOML, has a key that nobody knows, or a value of another kind.
-    #[error("the config file {} is not right:\n{what}{}", path.display(), Meant(suggestion.as_deref()))]
+    #[error("the config file {} is not right: {what}{}", path.display(), Meant(suggestion.as_deref()))]
     File {
         /// The file.
         path: PathBuf,
@@ -82,7 +82,7 @@ impl Layers {
     fn text(&mut self, text: &str, path: &Path) -> Result<(), LayerError> {
         let wrong = |error: toml::de::Error| LayerError::File {
             path: path.to_owned(),
-            what: error.to_string().trim_end().to_owned(),
+            what: complaint(text, &error),
             suggestion: meant(text, &error),
         };
         // Read as the whole shape, for the line and column of what is wrong; kept as a table, to be overlaid.
@@ -105,6 +105,8 @@ impl Layers {
             .into_iter()
             .flat_map(|(section, keys)| keys.iter().map(move |key| (variable(section, key), section, *key)))
             .collect();
+        let variables: Vec<(String, String)> = variables.into_iter().collect();
+        let services: Vec<String> = variables.iter().filter_map(|(name, _)| service(name)).collect();
         for (name, text) in variables {
             match known.iter().find(|(own, ..)| *own == name) {
                 Some((_, section, key)) => {
@@ -112,6 +114,7 @@ impl Layers {
                         .map_err(|why| LayerError::Variable { name: name.clone(), why })?;
                     self.set(section, key, value, format!("from {name}"));
                 }
+                None if services.iter().any(|service| tells_of(service, &name)) => {}
                 // Others that begin with FOREBAY_ may belong to another program; those of our sections don't.
                 None if sections().iter().any(|(section, _)| name.starts_with(&variable(section, ""))) => {
                     let suggestion = nearest(&name, known.iter().map(|(own, ..)| own.as_str()));
@@ -147,6 +150,20 @@ fn variable(section: &str, key: &str) -> String {
     format!("{PREFIX}{}_{}", section.to_uppercase(), key.to_uppercase())
 }
 
+/// The Kubernetes Service that a variable tells the address of. One named `forebay-gate` makes `FOREBAY_GATE_SERVICE_HOST`
+/// and more in every pod beside it.
+fn service(name: &str) -> Option<String> {
+    name.strip_suffix("_SERVICE_HOST").map(str::to_owned)
+}
+
+/// Whether a variable was made for this Service.
+fn tells_of(service: &str, name: &str) -> bool {
+    let Some(rest) = name.strip_prefix(service) else { return false };
+    let is =
+        |what: &str| rest.strip_prefix(what).is_some_and(|more| more.is_empty() || more.starts_with('_'));
+    rest == "_SERVICE_HOST" || is("_SERVICE_PORT") || is("_PORT")
+}
+
 /// A text as the kind that the setting wants: a number or a bool, a string, or a list parted by commas.
 fn read(section: &str, key: &str, text: &str) -> Result<Value, String> {
     let fits = |value: &Value| {
@@ -169,6 +186,19 @@ fn read(section: &str, key: &str, text: &str) -> Result<Value, String> {
         }
     }
     Err(first.unwrap_or_default())
+}
+
+/// Where and what is wrong, without the words that are there: they may be a password.
+fn complaint(text: &str, error: &toml::de::Error) -> String {
+    let what = error.message();
+    let what = match (what.strip_prefix("invalid type: string "), what.rsplit_once(", expected ")) {
+        (Some(_), Some((_, expected))) => format!("invalid type: string, expected {expected}"),
+        (Some(_), None) | (None, _) => what.to_owned(),
+    };
+    let Some(before) = error.span().and_then(|span| text.get(..span.start)) else { return what };
+    let line = before.matches('\n').count() + 1;
+    let column = before.chars().rev().take_while(|letter| *letter != '\n').count() + 1;
+    format!("line {line}, column {column}: {what}")
 }
 
 /// For an unknown key: the nearest that there is. serde tells the key only by the place of the error.
@@ -234,6 +264,46 @@ mod tests {
         assert!(error.contains("did you mean `gate`?"), "{error}");
         let error = layered("[gate]\nlisten = 3\n", &[]).unwrap_err().to_string();
         assert!(error.contains("line 2") && error.contains("expected a string"), "{error}");
+    }
+
+    #[test]
+    fn a_complaint_about_the_file_does_not_repeat_what_may_be_a_password() {
+        for (file, place) in [
+            ("[redis]\nurl = \"redis://:s3cr3t@h", "line 2, column "),
+            ("[redis]\nurl = redis://:s3cr3t@h\n", "line 2, column 7"),
+            ("[redis]\nurl = \"redis://:s3cr3t@h\" x\n", "line 2, column "),
+            ("[redis]\nurll = \"redis://:s3cr3t@h\"\n", "line 2, column 1"),
+            ("redis = \"redis://:s3cr3t@h, expected \"\n", "line 1, column "),
+            ("[redis]\nurl = [\"redis://:s3cr3t@h\"]\n", "line 2, column 7"),
+            ("[redis]\n'redis://:s3cr3t@h'\n", "line 2, column "),
+        ] {
+            let error = layered(file, &[]).unwrap_err();
+            let said = format!("{error} {error:?}");
+            assert!(said.contains(place) && !said.contains("s3cr3t"), "{said}");
+        }
+    }
+
+    #[test]
+    fn what_kubernetes_tells_of_services_is_no_setting() {
+        let ours = [
+            ("FOREBAY_GATE_SERVICE_HOST", "10.0.0.1"),
+            ("FOREBAY_GATE_SERVICE_PORT", "80"),
+            ("FOREBAY_GATE_SERVICE_PORT_HTTP", "80"),
+            ("FOREBAY_GATE_PORT", "tcp://10.0.0.1:80"),
+            ("FOREBAY_GATE_PORT_80_TCP", "tcp://10.0.0.1:80"),
+            ("FOREBAY_GATE_PORT_80_TCP_ADDR", "10.0.0.1"),
+            ("FOREBAY_REDIS_CACHE_PORT_6379_TCP_PROTO", "tcp"),
+            ("FOREBAY_REDIS_CACHE_SERVICE_HOST", "10.0.0.2"),
+            ("FOREBAY_GATE_LISTEN", "a"),
+        ];
+        let (file, _) = layered("", &ours).unwrap().finish().unwrap();
+        assert_eq!(file.gate.listen.as_deref(), Some("a"));
+        for (name, value) in [("FOREBAY_GATE_PORT", "8080"), ("FOREBAY_GATE_PORTS", "1")] {
+            let alone = layered("", &[(name, value)]).unwrap_err().to_string();
+            assert!(alone.contains(name), "{alone}");
+        }
+        let beside = [ours[0], ("FOREBAY_GATE_LISEN", "a")];
+        assert!(layered("", &beside).is_err(), "a slip is still one");
     }
 
     #[test]

@@ -139,7 +139,7 @@ pub(crate) enum ExchangeError {
 }
 
 impl ExchangeError {
-    /// The connection ended without a byte of a response.
+    /// The connection ended before the head of a response was whole; it may have begun.
     pub(crate) fn is_closed(&self) -> bool {
         match self {
             ExchangeError::Unsent(_) => true,

@@ -20,6 +20,8 @@ pub(crate) enum UpstreamError {
     ConnectTimeout,
     #[error("all {max} connections to the upstream are in use")]
     Busy { max: usize },
+    #[error("the gate has no descriptor, port or memory left for a connection to the upstream: {0}")]
+    Exhausted(#[source] io::Error),
     #[error("the upstream closed the connection before it answered")]
     Closed,
     #[error("the upstream gave no head of a response in time")]
@@ -47,6 +49,16 @@ impl fmt::Display for UploadFault {
 }
 
 impl UpstreamError {
+    /// Of looking for its addresses.
+    pub(crate) fn of_resolving(error: io::Error) -> UpstreamError {
+        if is_exhaustion(&error) { UpstreamError::Exhausted(error) } else { UpstreamError::Resolve(error) }
+    }
+
+    /// Of dialling one of them.
+    pub(crate) fn of_dialling(error: io::Error) -> UpstreamError {
+        if is_exhaustion(&error) { UpstreamError::Exhausted(error) } else { UpstreamError::Connect(error) }
+    }
+
     /// The reason's name in logs, metrics and the client's `error` member.
     pub(crate) fn as_str(&self) -> &'static str {
         match self {
@@ -54,6 +66,7 @@ impl UpstreamError {
             UpstreamError::Connect(_) => "upstream_unreachable",
             UpstreamError::ConnectTimeout => "upstream_connect_timeout",
             UpstreamError::Busy { .. } => "upstream_busy",
+            UpstreamError::Exhausted(_) => "gate_exhausted",
             UpstreamError::Closed => "upstream_closed",
             UpstreamError::ResponseTimeout => "upstream_response_timeout",
             UpstreamError::Response(_) => "upstream_bad_response",
@@ -62,10 +75,10 @@ impl UpstreamError {
         }
     }
 
-    /// Not the client's, and not the gate's own bound.
+    /// Not the client's, and not the gate's own bound or want.
     pub(crate) fn is_upstreams_fault(&self) -> bool {
         match self {
-            UpstreamError::Busy { .. } | UpstreamError::Upload(_) => false,
+            UpstreamError::Busy { .. } | UpstreamError::Exhausted(_) | UpstreamError::Upload(_) => false,
             UpstreamError::Resolve(_)
             | UpstreamError::Connect(_)
             | UpstreamError::ConnectTimeout
@@ -82,7 +95,7 @@ impl UpstreamError {
             | UpstreamError::Closed
             | UpstreamError::Response(_) => StatusCode::BAD_GATEWAY,
             UpstreamError::ConnectTimeout | UpstreamError::ResponseTimeout => StatusCode::GATEWAY_TIMEOUT,
-            UpstreamError::Busy { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            UpstreamError::Busy { .. } | UpstreamError::Exhausted(_) => StatusCode::SERVICE_UNAVAILABLE,
             UpstreamError::Upload(UploadFault::Stalled(_)) => StatusCode::REQUEST_TIMEOUT,
             UpstreamError::Upload(UploadFault::Broken) => StatusCode::BAD_REQUEST,
         }
@@ -97,7 +110,9 @@ impl UpstreamError {
             UpstreamError::ConnectTimeout => {
                 "The service behind this gate did not accept a connection in time."
             }
-            UpstreamError::Busy { .. } => "This gate has no free connection to the service behind it.",
+            UpstreamError::Busy { .. } | UpstreamError::Exhausted(_) => {
+                "This gate has no free connection to the service behind it."
+            }
             UpstreamError::Closed => "The service behind this gate closed the connection before it answered.",
             UpstreamError::ResponseTimeout => "The service behind this gate did not begin to answer in time.",
             UpstreamError::Response(_) => "The service behind this gate gave an answer that is no HTTP.",
@@ -127,6 +142,12 @@ impl From<ExchangeError> for UpstreamError {
     }
 }
 
+/// Whether this machine, or this process, has run out of something; the upstream was never asked.
+fn is_exhaustion(error: &io::Error) -> bool {
+    let wants = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM, libc::EADDRNOTAVAIL];
+    error.raw_os_error().is_some_and(|code| wants.contains(&code))
+}
+
 fn upload_fault(error: &(dyn std::error::Error + 'static)) -> Option<UploadFault> {
     let mut cause = Some(error);
     while let Some(error) = cause {
@@ -137,4 +158,25 @@ fn upload_fault(error: &(dyn std::error::Error + 'static)) -> Option<UploadFault
         }
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_gate_has_run_out_of_is_no_fault_of_the_upstream() {
+        for code in [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM, libc::EADDRNOTAVAIL] {
+            let error = || io::Error::from_raw_os_error(code);
+            for error in [UpstreamError::of_dialling(error()), UpstreamError::of_resolving(error())] {
+                assert_eq!(
+                    (error.status(), error.as_str()),
+                    (StatusCode::SERVICE_UNAVAILABLE, "gate_exhausted")
+                );
+                assert!(!error.is_upstreams_fault());
+            }
+        }
+        let refused = UpstreamError::of_dialling(io::Error::from_raw_os_error(libc::ECONNREFUSED));
+        assert!(refused.is_upstreams_fault());
+    }
 }

@@ -2,16 +2,18 @@
 //!
 //! Invariant: what reaches the upstream under a name by which it may learn who the client is, or through whom it came,
 //! was written by the gate or by a proxy that it trusts. Nothing that belongs to one connection passes to another.
+//! The same holds for what may change the route that the upstream sees. Bodies are framed by the gate alone.
 //! Kept by: the client's `Connection` header is obeyed before the gate writes its own, so it can't remove those; names
-//! are compared with `_` read as `-`, since many servers take both for one.
+//! are compared with `_` read as `-`, since many servers take both for one; of the codings of a body, only `chunked`
+//! passes the door.
 //! Not here: sockets, bodies, who is trusted (`Gate` knows); this file is pure.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use http::header::{
-    CONNECTION, COOKIE, EXPECT, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue, TE, TRAILER,
-    TRANSFER_ENCODING, UPGRADE, VIA,
+    CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue, TE,
+    TRAILER, TRANSFER_ENCODING, UPGRADE, VIA,
 };
 use http::{Method, Request, Uri, Version};
 
@@ -24,6 +26,21 @@ const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
+/// What proxies say of a client beside the forwarded headers, and what makes some frameworks take another route than the
+/// one that was asked for, and had a permit.
+const OF_PROXIES: [&str; 10] = [
+    "x-user-id",
+    "true-client-ip",
+    "cf-connecting-ip",
+    "x-client-ip",
+    "x-cluster-client-ip",
+    "x-original-url",
+    "x-rewrite-url",
+    "x-http-method-override",
+    "x-http-method",
+    "x-method-override",
+];
+
 /// Why a request is refused before anything is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BadRequest {
@@ -35,6 +52,8 @@ pub(crate) enum BadRequest {
     Upgrade,
     /// The request-target has no path.
     Target,
+    /// The body has a coding beside `chunked`, which the gate would lose.
+    Coding,
 }
 
 /// Whether the gate takes a request with this head.
@@ -59,7 +78,29 @@ pub(crate) fn check<B>(request: &Request<B>) -> Result<(), BadRequest> {
     if request.uri().path_and_query().is_none() {
         return Err(BadRequest::Target);
     }
+    if has_foreign_coding(headers) {
+        return Err(BadRequest::Coding);
+    }
     Ok(())
+}
+
+/// Whether a body is coded other than just `chunked`: it would arrive decoded in part, and nobody would know of the rest,
+/// since `Transfer-Encoding` belongs to one connection.
+pub(crate) fn has_foreign_coding(headers: &HeaderMap) -> bool {
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    match (codings.next(), codings.next()) {
+        (None, _) => false,
+        (Some(one), None) => !one.as_bytes().eq_ignore_ascii_case(b"chunked"),
+        (Some(_), Some(_)) => true,
+    }
+}
+
+/// `Transfer-Encoding` is stronger than `Content-Length` (RFC 9112, 6.3), which would be the end of the body for whoever
+/// sees it alone.
+pub(crate) fn drop_false_length(headers: &mut HeaderMap) {
+    if headers.contains_key(TRANSFER_ENCODING) {
+        headers.remove(CONTENT_LENGTH);
+    }
 }
 
 /// A `Host` is an authority without user information, or empty.
@@ -156,29 +197,36 @@ fn strip_hop_by_hop(headers: &mut HeaderMap) {
 }
 
 fn strip_untrusted(headers: &mut HeaderMap, origin: Origin<'_>) -> u32 {
-    remove_where(headers, |name, is_alias| {
-        let known = match name {
-            "forwarded" => Some(origin.trust == Trust::Forwarded),
-            "x-real-ip" => Some(origin.trust == Trust::XForwarded),
-            "x-user-id" => Some(origin.trust != Trust::Nothing),
-            name if name.starts_with("x-forwarded-") => Some(origin.trust == Trust::XForwarded),
-            name if origin.user_headers.iter().any(|header| header.as_str() == name) => {
-                Some(origin.trust != Trust::Nothing)
+    remove_where(headers, |name, spelt| {
+        let trusted = origin.trust != Trust::Nothing;
+        let mut configured = origin.user_headers.iter().map(HeaderName::as_str);
+        let (right, believed) = match name {
+            name if configured.clone().any(|own| reads_as(own, name)) => {
+                (configured.any(|own| own == spelt), trusted)
             }
-            _ => None,
+            "forwarded" => (spelt == name, origin.trust == Trust::Forwarded),
+            "x-real-ip" => (spelt == name, origin.trust == Trust::XForwarded),
+            name if name.starts_with("x-forwarded-") => (spelt == name, origin.trust == Trust::XForwarded),
+            name if OF_PROXIES.contains(&name) => (spelt == name, trusted),
+            _ => return false,
         };
         // A proxy that sets a header does not know of its other spelling, and lets the client's pass.
-        known.is_some_and(|trusted| is_alias || !trusted)
+        !right || !believed
     })
 }
 
-/// Says how many names are gone. `is_unwanted` sees each with `_` as `-`, and whether that changed it.
-fn remove_where(headers: &mut HeaderMap, is_unwanted: impl Fn(&str, bool) -> bool) -> u32 {
+/// Whether a header is this one, to servers that take `_` for `-`.
+fn reads_as(header: &str, name: &str) -> bool {
+    header.bytes().map(|byte| if byte == b'_' { b'-' } else { byte }).eq(name.bytes())
+}
+
+/// Says how many names are gone. `is_unwanted` sees each with `_` as `-`, and as it is spelt.
+fn remove_where(headers: &mut HeaderMap, is_unwanted: impl Fn(&str, &str) -> bool) -> u32 {
     let unwanted: Vec<HeaderName> = headers
         .keys()
-        .filter(|name| match name.as_str().contains('_') {
-            true => is_unwanted(&name.as_str().replace('_', "-"), true),
-            false => is_unwanted(name.as_str(), false),
+        .filter(|name| match name.as_str() {
+            name if name.contains('_') => is_unwanted(&name.replace('_', "-"), name),
+            name => is_unwanted(name, name),
         })
         .cloned()
         .collect();
@@ -261,8 +309,8 @@ mod tests {
 
     fn rewritten(lines: &[(&'static str, &'static str)], trust: Trust) -> (HeaderMap, u32) {
         let mut headers = headers(lines);
-        let origin =
-            Origin { peer: PEER, trust, user_headers: &[HeaderName::from_static("x-authenticated-user")] };
+        let user_headers = ["x-authenticated-user", "x_old_style"].map(HeaderName::from_static);
+        let origin = Origin { peer: PEER, trust, user_headers: &user_headers };
         let host = requested_host(&Uri::from_static("/"), &headers);
         let dropped = rewrite_request(
             &mut headers,
@@ -345,10 +393,16 @@ mod tests {
                 ("x-user-id", "admin"),
                 ("x_user_id", "admin"),
                 ("x-authenticated-user", "admin"),
+                ("x_old_style", "admin"),
+                ("x-old-style", "admin"),
+                ("true-client-ip", "10.0.0.1"),
+                ("cf-connecting-ip", "10.0.0.1"),
+                ("x-client-ip", "10.0.0.1"),
+                ("x-cluster-client-ip", "10.0.0.1"),
             ],
             Trust::Nothing,
         );
-        assert_eq!(dropped, 10);
+        assert_eq!(dropped, 16);
         assert_eq!(headers["x-forwarded-for"], "192.0.2.7");
         assert_eq!(headers["x-forwarded-proto"], "http");
         assert_eq!(headers["x-forwarded-host"], "a");
@@ -379,6 +433,28 @@ mod tests {
         assert_eq!(headers["x-forwarded-host"], "example.org");
         assert_eq!(headers["x-user-id"], "ada");
         assert_eq!(headers["via"], "2.0 edge, 1.1 forebay");
+    }
+
+    #[test]
+    fn only_the_configured_spelling_of_a_header_is_believed() {
+        let lines = [("x_old_style", "ada"), ("x-old-style", "eve"), ("x_authenticated_user", "eve")];
+        let (headers, dropped) = rewritten(&lines, Trust::XForwarded);
+        assert_eq!((headers["x_old_style"].to_str().unwrap(), dropped), ("ada", 2));
+        assert!(!format!("{headers:?}").contains("eve"));
+    }
+
+    #[test]
+    fn an_untrusted_peer_can_not_change_the_route_behind_the_gate() {
+        let lines = [
+            ("x-original-url", "/stream"),
+            ("x_rewrite_url", "/stream"),
+            ("x-http-method-override", "POST"),
+            ("x-http-method", "POST"),
+            ("x-method-override", "POST"),
+        ];
+        let (headers, dropped) = rewritten(&lines, Trust::Nothing);
+        let all = format!("{headers:?}");
+        assert!(dropped == 5 && !all.contains("stream") && !all.contains("POST"), "{all}");
     }
 
     #[test]
@@ -414,6 +490,17 @@ mod tests {
         *connect.method_mut() = Method::CONNECT;
         *connect.uri_mut() = Uri::from_static("a:443");
         assert_eq!(check(&connect), Err(BadRequest::Connect));
+    }
+
+    #[test]
+    fn a_body_is_coded_in_chunks_or_not_at_all() {
+        let ask = |coding| check(&request(Version::HTTP_11, &[("host", "a"), ("transfer-encoding", coding)]));
+        assert_eq!(ask("Chunked"), Ok(()));
+        for coding in ["gzip, chunked", "gzip", "chunked, chunked", "identity", ""] {
+            assert_eq!(ask(coding), Err(BadRequest::Coding), "{coding:?}");
+        }
+        let twice = headers(&[("transfer-encoding", "gzip"), ("transfer-encoding", "chunked")]);
+        assert!(has_foreign_coding(&twice) && !has_foreign_coding(&HeaderMap::new()));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! Invariant: at most `max` wait, none longer than `timeout`; the one that waited least is lent first, so that those that
 //! a burst needed age and leave.
-//! Kept by: `put` makes room from the old end; `take` and `sweep` drop what is too old.
+//! Kept by: `put` and `make_room` take from the old end; `take` and `sweep` leave out, or drop, what is too old.
 //! Not here: sockets and clocks; this file is pure.
 
 use std::collections::VecDeque;
@@ -49,6 +49,15 @@ impl<T> Idle<T> {
             over.extend(self.waiting.pop_front().map(|(_, item)| item));
         }
         over
+    }
+
+    /// Those that have waited too long; the oldest, if nobody has.
+    pub(crate) fn make_room(&mut self, now: Instant) -> Vec<T> {
+        let mut left = self.sweep(now);
+        if left.is_empty() {
+            left.extend(self.waiting.pop_front().map(|(_, item)| item));
+        }
+        left
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -100,5 +109,15 @@ mod tests {
         assert_eq!(idle.sweep(now + SECOND * 11), [1, 2]);
         assert_eq!(idle.take(now + SECOND * 12), None);
         assert_eq!(idle.sweep(now + SECOND * 12), [3]);
+    }
+
+    #[test]
+    fn room_is_made_by_those_that_waited_too_long_or_else_by_the_oldest() {
+        let now = Instant::now();
+        assert_eq!(three(now).make_room(now + SECOND * 11), [1, 2]);
+        let mut idle = three(now);
+        assert_eq!(idle.make_room(now + SECOND * 3), [1]);
+        assert_eq!(idle.make_room(now + SECOND * 12), [2, 3], "also when `take` would find none");
+        assert_eq!(idle.make_room(now), Vec::<u8>::new());
     }
 }

@@ -16,9 +16,10 @@ use std::time::Duration;
 
 use forebay_admission::{ForwardedBy, Identify, Network, User};
 use forebay_stream::{Incoming, Live, Peer};
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, TRANSFER_ENCODING};
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode, Uri, Version};
+use http_body::Body as _;
 use tokio::time::Instant;
 use tower_service::Service;
 use tracing::{debug, info, warn};
@@ -27,7 +28,10 @@ use super::body::GateBody;
 use super::download::Download;
 use super::drain::{Drain, InFlight, Kind};
 use super::failure::UpstreamError;
-use super::headers::{BadRequest, Origin, Trust, requested_host, rewrite_request, rewrite_response};
+use super::headers::{
+    BadRequest, Origin, Trust, drop_false_length, has_foreign_coding, requested_host, rewrite_request,
+    rewrite_response,
+};
 use super::refusal::Refusal;
 use super::upload::Upload;
 use super::upstream::Upstream;
@@ -51,6 +55,8 @@ pub(crate) struct Shared {
     pub(crate) drain: Drain,
     /// The last exchange failed: to log the change, and not each failure.
     pub(crate) failing: AtomicBool,
+    /// The same for what the gate itself has run out of.
+    pub(crate) exhausted: AtomicBool,
 }
 
 impl Proxy {
@@ -72,6 +78,10 @@ impl Proxy {
         let answer = match self.rewrite(&mut parts, kind).await {
             Ok(()) => {
                 let upload = Upload::new(body, self.0.request_idle_timeout);
+                if upload.size_hint().exact().is_none() {
+                    // hyper would send no body of such a GET or HEAD.
+                    parts.headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+                }
                 self.0.upstream.send(Request::from_parts(parts, upload)).await
             }
             Err(refusal) => {
@@ -85,6 +95,10 @@ impl Proxy {
             Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 metrics::upstream_failed("upstream_switched");
                 Refusal::Switched.response(version)
+            }
+            Ok(response) if has_foreign_coding(response.headers()) => {
+                metrics::upstream_failed("upstream_bad_coding");
+                Refusal::Coding.response(version)
             }
             Ok(response) => {
                 metrics::answered(kind, response.status(), begun.elapsed());
@@ -146,12 +160,20 @@ impl Proxy {
         }
     }
 
-    /// Logs when the upstream begins to fail, and when it is back.
+    /// Logs when the upstream begins to fail, or the gate has nothing left to reach it with, and when that is over.
     fn note(&self, answer: &Result<Response<Download>, UpstreamError>) {
         match answer {
             Ok(_) => {
                 if self.0.failing.swap(false, Ordering::Relaxed) {
                     info!("the upstream answers again");
+                }
+                if self.0.exhausted.swap(false, Ordering::Relaxed) {
+                    info!("the gate can reach the upstream again");
+                }
+            }
+            Err(error @ UpstreamError::Exhausted(_)) => {
+                if !self.0.exhausted.swap(true, Ordering::Relaxed) {
+                    warn!(reason = error.as_str(), %error, "the gate can't reach the upstream, by its own want");
                 }
             }
             Err(error) if error.is_upstreams_fault() => {
@@ -173,6 +195,7 @@ fn relay(
     let (mut parts, mut download) = response.into_parts();
     parts.version = Version::HTTP_11; // the server writes its own
     parts.extensions.clear();
+    drop_false_length(&mut parts.headers);
     if is_live(&parts, inside.kind(), version, method) {
         parts.extensions.insert(Live);
         download = download.lean(&parts.headers);

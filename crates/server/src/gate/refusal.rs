@@ -23,17 +23,21 @@ pub(crate) enum Refusal {
     NoPeer,
     /// The upstream changed the protocol, which nobody had asked it to.
     Switched,
+    /// The upstream's body has a coding beside `chunked`.
+    Coding,
     Upstream(UpstreamError),
 }
 
 impl Refusal {
     fn status(&self) -> StatusCode {
         match self {
-            Refusal::Bad(BadRequest::Connect | BadRequest::Upgrade) => StatusCode::NOT_IMPLEMENTED,
+            Refusal::Bad(BadRequest::Connect | BadRequest::Upgrade | BadRequest::Coding) => {
+                StatusCode::NOT_IMPLEMENTED
+            }
             Refusal::Bad(BadRequest::Host | BadRequest::Target) => StatusCode::BAD_REQUEST,
             Refusal::Draining => StatusCode::SERVICE_UNAVAILABLE,
             Refusal::NoPeer => StatusCode::INTERNAL_SERVER_ERROR,
-            Refusal::Switched => StatusCode::BAD_GATEWAY,
+            Refusal::Switched | Refusal::Coding => StatusCode::BAD_GATEWAY,
             Refusal::Upstream(error) => error.status(),
         }
     }
@@ -45,9 +49,11 @@ impl Refusal {
             Refusal::Bad(BadRequest::Upgrade) => "upgrade_refused",
             Refusal::Bad(BadRequest::Host) => "bad_host",
             Refusal::Bad(BadRequest::Target) => "bad_target",
+            Refusal::Bad(BadRequest::Coding) => "coding_refused",
             Refusal::Draining => "draining",
             Refusal::NoPeer => "no_peer",
             Refusal::Switched => "upstream_switched",
+            Refusal::Coding => "upstream_bad_coding",
             Refusal::Upstream(error) => error.as_str(),
         }
     }
@@ -62,9 +68,13 @@ impl Refusal {
             }
             Refusal::Bad(BadRequest::Host) => "A request must say for which host it is, once.",
             Refusal::Bad(BadRequest::Target) => "The request-target has no path.",
+            Refusal::Bad(BadRequest::Coding) => "Of the transfer codings, this gate knows `chunked` only.",
             Refusal::Draining => "This server is about to end. Please connect again.",
             Refusal::NoPeer => "The server does not know from where this request came.",
             Refusal::Switched => "The service behind this gate changed the protocol.",
+            Refusal::Coding => {
+                "The service behind this gate used a transfer coding that nobody had asked for."
+            }
             Refusal::Upstream(error) => return error.message(),
         }
         .to_owned()
@@ -73,8 +83,14 @@ impl Refusal {
     fn retry_after_seconds(&self) -> Option<u32> {
         match self {
             Refusal::Draining => Some(DRAIN_RETRY_SECONDS),
-            Refusal::Upstream(UpstreamError::Busy { .. }) => Some(BUSY_RETRY_SECONDS),
-            Refusal::Bad(_) | Refusal::NoPeer | Refusal::Switched | Refusal::Upstream(_) => None,
+            Refusal::Upstream(UpstreamError::Busy { .. } | UpstreamError::Exhausted(_)) => {
+                Some(BUSY_RETRY_SECONDS)
+            }
+            Refusal::Bad(_)
+            | Refusal::NoPeer
+            | Refusal::Switched
+            | Refusal::Coding
+            | Refusal::Upstream(_) => None,
         }
     }
 
@@ -83,7 +99,7 @@ impl Refusal {
         match self {
             Refusal::Bad(_) | Refusal::Draining => true,
             Refusal::Upstream(UpstreamError::Upload(UploadFault::Stalled(_) | UploadFault::Broken)) => true,
-            Refusal::NoPeer | Refusal::Switched | Refusal::Upstream(_) => false,
+            Refusal::NoPeer | Refusal::Switched | Refusal::Coding | Refusal::Upstream(_) => false,
         }
     }
 

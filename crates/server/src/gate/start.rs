@@ -20,7 +20,7 @@ use tracing::{info, warn};
 use super::drain::Drain;
 use super::proxy::{Proxy, Shared};
 use super::report::GateReport;
-use super::routes::Routes;
+use super::routes::{Route, Routes};
 use super::service::GateService;
 use super::upstream::Upstream;
 use crate::admin::{self, Report};
@@ -109,12 +109,12 @@ impl Gate {
         let drain = Drain::default();
         let upstream = Upstream::new(config.upstream.clone());
         let admission = config.admission.builder.clone().build(quota.clone());
-        let routes = Arc::new(Routes::new(config.stream_routes.clone()));
+        let routes = Arc::new(routes(&config));
         let proxy = proxy(&config, upstream.clone(), drain.clone());
         let layer = AdmissionLayer::new(admission.clone(), config.identity.identify.clone());
         let service = GateService::new(layer, proxy.clone(), Arc::clone(&routes));
         let mut http = config.http.clone();
-        http.drain_timeout = config.drain_timeout;
+        http.drain_timeout = closing_time(config.drain_timeout);
         let server = Server::new(listener, service, http);
         announce(&config, address, admin_address, &routes, descriptors);
         let report = GateReport {
@@ -135,8 +135,9 @@ impl Gate {
         Ok(Gate { server, admin, admission, quota, drain, drain_timeout: config.drain_timeout, metrics })
     }
 
-    /// Serves until a signal; then refuses new streams, lets open ones go on until the deadline, and gives back what this
-    /// instance held. A second signal ends it at once; then this says which.
+    /// Serves until a signal; then refuses new streams, lets open ones go on until the deadline, cuts what is left, and gives
+    /// back what this instance held: never before the cut, since others may have it at once. A second signal ends it at
+    /// once; then this says which.
     pub async fn run(self, mut signals: Signals) -> Option<&'static str> {
         let Gate { server, admin, admission, quota, drain, drain_timeout, metrics } = self;
         let upkeep = tokio::spawn(upkeep(metrics, server.stats()));
@@ -150,12 +151,13 @@ impl Gate {
         admission.close();
         info!(signal, streams, deadline = ?drain_timeout, "the gate drains: new streams are refused");
         let end = async {
-            let deadline = begun + drain_timeout;
             // New requests are still answered while streams are open, if only to say that there are no new streams.
-            let _ = timeout_at(deadline, drain.streams_ended()).await;
+            let open = drain_timeout - closing_time(drain_timeout);
+            let _ = timeout_at(begun + open, drain.streams_ended()).await;
             let _ = stop.send(());
-            let _ = timeout_at(deadline, serving).await;
-            let (cut, took) = (drain.streams(), begun.elapsed());
+            // The server closes: what is left at the deadline it cuts, and returns when that is gone.
+            let cut = serving.await.map_or(0, |summary| summary.cut);
+            let took = begun.elapsed();
             let _ = timeout(LEAVE_TIMEOUT, quota.leave()).await;
             info!(cut, ?took, "the gate ends");
             None
@@ -177,6 +179,12 @@ impl fmt::Debug for Gate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Gate").field("quota", &self.quota).finish_non_exhaustive()
     }
+}
+
+/// The last part of a drain, in which the listener is closed and what is inside goes on. It is as long for requests that
+/// are no streams, if those have ended before: the server is told once how long it may take.
+fn closing_time(drain_timeout: Duration) -> Duration {
+    drain_timeout / 2
 }
 
 async fn upkeep(metrics: PrometheusHandle, http: Stats) {
@@ -229,6 +237,11 @@ fn member_name(address: SocketAddr) -> String {
     format!("{}/{address}", system.nodename().to_string_lossy())
 }
 
+fn routes(config: &GateConfig) -> Routes {
+    let share = |route: &Route| route.class().map_or(100, |class| config.admission.share(class));
+    Routes::new(config.stream_routes.iter().map(|route| (route.clone(), share(route))).collect())
+}
+
 fn proxy(config: &GateConfig, upstream: Upstream, drain: Drain) -> Proxy {
     let mut user_headers = config.identity.user_headers.clone();
     user_headers.extend(config.forward_user_header.clone());
@@ -243,6 +256,7 @@ fn proxy(config: &GateConfig, upstream: Upstream, drain: Drain) -> Proxy {
         request_idle_timeout: config.request_idle_timeout,
         drain,
         failing: AtomicBool::new(false),
+        exhausted: AtomicBool::new(false),
     })
 }
 
@@ -268,6 +282,17 @@ fn announce(
     let needed = 2 * u64::from(total) + 64;
     if let Some(limit) = descriptors.filter(|limit| *limit < needed) {
         warn!(limit, needed, total, "file descriptors may run out: a stream takes two; raise `ulimit -n`");
+    }
+    let (clients, upstreams) = (config.http.max_connections, config.upstream.max_connections);
+    for (key, most) in [("http.max_connections", clients), ("gate.upstream_max_connections", upstreams)] {
+        if most >= total as usize {
+            continue;
+        }
+        // With others, a part of the total may be all that this gate is meant to hold.
+        match config.quota.redis {
+            None => warn!(key, most, total, "the total can't be reached: every stream takes a connection"),
+            Some(_) => info!(key, most, total, "this gate alone can't hold the total"),
+        }
     }
     info!(%address, %admin, upstream, identity, "the gate listens");
 }

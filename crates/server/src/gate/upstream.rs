@@ -10,6 +10,7 @@
 
 use std::future::poll_fn;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Poll;
@@ -21,7 +22,7 @@ use serde::Serialize;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{sleep, timeout_at};
+use tokio::time::{sleep, timeout, timeout_at};
 
 use super::connection::{Connection, ExchangeError};
 use super::download::Download;
@@ -217,8 +218,10 @@ impl Pool {
         let permit = self.permit()?;
         self.dials.fetch_add(1, Ordering::Relaxed);
         let deadline = tokio::time::Instant::now() + self.config.connect_timeout;
-        let socket = timeout_at(deadline, self.connect()).await;
-        let socket = socket.map_err(|_| UpstreamError::ConnectTimeout)??;
+        let addresses = timeout_at(deadline, lookup_host((self.config.host(), self.config.port()))).await;
+        let addresses = addresses.map_err(|_| UpstreamError::ConnectTimeout)?;
+        let addresses: Vec<SocketAddr> = addresses.map_err(UpstreamError::of_resolving)?.collect();
+        let socket = connect(&addresses, deadline).await?;
         Connection::start(socket, permit).await.map_err(UpstreamError::Response)
     }
 
@@ -226,28 +229,41 @@ impl Pool {
     fn permit(&self) -> Result<OwnedSemaphorePermit, UpstreamError> {
         let mut permit = Arc::clone(&self.permits).try_acquire_owned();
         if permit.is_err() {
-            let spare = self.idle().take(Instant::now());
-            drop(spare);
+            let left = self.idle().make_room(Instant::now());
+            drop(left); // closes sockets, after the lock
             permit = Arc::clone(&self.permits).try_acquire_owned();
         }
         permit.map_err(|_| UpstreamError::Busy { max: self.config.max_connections })
     }
+}
 
-    /// Tries the addresses in the order in which they are resolved.
-    async fn connect(&self) -> Result<TcpStream, UpstreamError> {
-        let addresses = lookup_host((self.config.host(), self.config.port())).await;
-        let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-        for address in addresses.map_err(UpstreamError::Resolve)? {
-            match TcpStream::connect(address).await {
-                Ok(socket) => {
-                    prepare(&socket).map_err(UpstreamError::Connect)?;
-                    return Ok(socket);
-                }
-                Err(error) => last = error,
-            }
+/// Tries the addresses in the order in which they are resolved. Each may take an equal part of the time that is left, so
+/// that one which is silent doesn't keep the gate from the next. Says the first failure that is the upstream's.
+async fn connect(
+    addresses: &[SocketAddr],
+    deadline: tokio::time::Instant,
+) -> Result<TcpStream, UpstreamError> {
+    let nowhere = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    let mut failure = None;
+    for (address, left) in addresses.iter().zip((1..=addresses.len()).rev()) {
+        let part = deadline.saturating_duration_since(tokio::time::Instant::now())
+            / u32::try_from(left).unwrap_or(u32::MAX);
+        let error = match timeout(part, open(*address)).await {
+            Ok(Ok(socket)) => return Ok(socket),
+            Ok(Err(error)) => UpstreamError::of_dialling(error),
+            Err(_) => UpstreamError::ConnectTimeout,
+        };
+        if !failure.as_ref().is_some_and(UpstreamError::is_upstreams_fault) {
+            failure = Some(error);
         }
-        Err(UpstreamError::Connect(last))
     }
+    Err(failure.unwrap_or(UpstreamError::Connect(nowhere)))
+}
+
+async fn open(address: SocketAddr) -> io::Result<TcpStream> {
+    let socket = TcpStream::connect(address).await?;
+    prepare(&socket)?;
+    Ok(socket)
 }
 
 fn prepare(socket: &TcpStream) -> io::Result<()> {
@@ -257,4 +273,36 @@ fn prepare(socket: &TcpStream) -> io::Result<()> {
     #[cfg(target_os = "linux")]
     socket.set_tcp_user_timeout(Some(USER_TIMEOUT))?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::{TcpListener, TcpSocket};
+
+    use super::*;
+
+    /// A listener whose backlog is full: the kernel drops what comes, as a firewall would.
+    async fn silent() -> (TcpListener, Vec<TcpStream>) {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
+        let listener = socket.listen(1).unwrap();
+        let mut held = Vec::new();
+        let connect = || TcpStream::connect(listener.local_addr().unwrap());
+        while let Ok(Ok(stream)) = timeout(Duration::from_millis(300), connect()).await {
+            held.push(stream);
+        }
+        (listener, held)
+    }
+
+    #[tokio::test]
+    async fn a_silent_address_leaves_time_for_the_next() {
+        let (silent, _held) = silent().await;
+        let alive = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let [silent, alive] = [&silent, &alive].map(|listener| listener.local_addr().unwrap());
+        let soon = || tokio::time::Instant::now() + Duration::from_secs(1);
+        let socket = connect(&[silent, alive], soon()).await.unwrap();
+        assert_eq!(socket.peer_addr().unwrap(), alive);
+        let error = connect(&[silent, silent], soon()).await.unwrap_err();
+        assert!(matches!(error, UpstreamError::ConnectTimeout), "{error}");
+    }
 }

@@ -90,6 +90,38 @@ async fn a_request_s_body_streams_up_while_the_response_streams_down() {
 }
 
 #[tokio::test]
+async fn a_body_without_a_length_passes_whatever_the_method() {
+    let (origin, gate) = pair(&[]).await;
+    for (method, path) in [("GET", "/plain"), ("HEAD", "/plain"), ("GET", "/stream"), ("DELETE", "/plain")] {
+        let head = format!("{method} {path} HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n");
+        let mut client = Client::connect(gate.addr).await;
+        client.send(head + "3\r\nabc\r\n0\r\n\r\n").await;
+        let mut upstream = origin.accept().await;
+        let seen = upstream.head().await;
+        assert!(seen.is_chunked(), "{}", seen.text);
+        assert_eq!(upstream.event().await, "abc", "{method} {path}");
+        assert_eq!(upstream.chunk().await, Some(Vec::new()));
+        upstream.send("HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n").await;
+        assert_eq!(client.head().await.status, 204);
+    }
+    gate.empty().await;
+}
+
+#[tokio::test]
+async fn a_length_beside_chunks_does_not_cut_the_body() {
+    let (origin, gate) = pair(&[]).await;
+    for path in ["/stream", "/plain"] {
+        let (mut client, mut upstream) = got(&origin, &gate, path).await;
+        let head = "HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n";
+        upstream.send(format!("{head}6\r\nabcdef\r\n0\r\n\r\n")).await;
+        let answer = client.answer().await;
+        assert_eq!(answer.head.header("content-length"), None, "{}", answer.head.text);
+        assert_eq!(String::from_utf8_lossy(&answer.body), "abcdef", "{path}");
+    }
+    gate.empty().await;
+}
+
+#[tokio::test]
 async fn many_megabytes_pass_unchanged() {
     const LENGTH: usize = 24 << 20;
     let (origin, gate) = pair(&[]).await;

@@ -65,6 +65,12 @@ async fn at_the_deadline_streams_are_cut_and_their_clients_know() {
     assert_eq!(upstream.rest().await, b"");
     assert!(gate.end().await.success());
     assert_eq!(gate.wait_for_log("the gate ends")["cut"], 1);
+    let log = gate.log();
+    let place = |message: &str| log.find(message).unwrap_or_else(|| panic!("no {message} in {log}"));
+    assert!(
+        place("\"drained\"") < place("the gate ends"),
+        "what is cut is gone before it is given back: {log}"
+    );
 }
 
 #[tokio::test]

@@ -145,6 +145,17 @@ async fn websocket_and_connect_are_refused_in_words() {
 }
 
 #[tokio::test]
+async fn a_coding_that_would_be_lost_is_refused_in_words() {
+    let origin = Origin::start().await;
+    let gate = Gate::start(&origin.url(), &[]);
+    let mut client = Client::connect(gate.addr).await;
+    client.send("POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n").await;
+    let answer = client.answer().await;
+    assert_eq!((answer.head.status, &answer.json()["error"]), (501, &"coding_refused".into()));
+    assert!(origin.is_quiet());
+}
+
+#[tokio::test]
 async fn a_request_without_a_host_or_with_two_is_refused() {
     let origin = Origin::start().await;
     let gate = Gate::start(&origin.url(), &[]);

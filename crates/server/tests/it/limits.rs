@@ -52,7 +52,7 @@ async fn beyond_the_total_is_a_503_and_a_place_that_comes_free_is_given_again() 
 #[tokio::test]
 async fn a_route_s_class_stops_before_the_total_and_leaves_the_rest_to_others() {
     let origin = Streams::start().await;
-    let text = "[gate]\nstream_routes = [\"GET /report/** batch\", \"GET /chat\"]\n\
+    let text = "[gate]\nstream_routes = [\"GET /report/** batch\", \"GET /chat/**\"]\n\
                 [admission]\ntotal = 4\nclass_percent = { batch = 50 }\n";
     let path = write("classes.toml", text);
     let gate = Gate::start(&origin.url(), &["--config", path.to_str().unwrap()]);
@@ -60,7 +60,8 @@ async fn a_route_s_class_stops_before_the_total_and_leaves_the_rest_to_others() 
     for path in ["/report/1", "/report/2"] {
         streams.push(open(&gate, path, &[]).await.unwrap());
     }
-    for path in ["/report/3", "/chat/../%72eport"] {
+    // Where readings of a path differ, the class that stops first holds.
+    for path in ["/report/3", "/chat/../%72eport", "/chat/../report/3"] {
         let answer = open(&gate, path, &[]).await.unwrap_err();
         assert_eq!(answer.head.status, 503, "{path}");
         let body = answer.json();
@@ -71,7 +72,7 @@ async fn a_route_s_class_stops_before_the_total_and_leaves_the_rest_to_others() 
     }
     assert_eq!(open(&gate, "/chat", &[]).await.unwrap_err().head.status, 503, "the total holds for all");
     assert_eq!(gate.metric("forebay_admission_admitted_total", &["class=\"batch\""]).await, 2.0);
-    assert_eq!(gate.metric("forebay_admission_rejected_total", &["reason=\"headroom\""]).await, 2.0);
+    assert_eq!(gate.metric("forebay_admission_rejected_total", &["reason=\"headroom\""]).await, 3.0);
     assert_eq!(gate.status().await["gate"]["stream_routes"][0], "GET /report/** batch");
     drop(streams);
     gate.empty().await;
@@ -153,6 +154,28 @@ async fn a_way_around_the_route_s_spelling_is_none_around_its_limit() {
     for path in ["/api/v1/%73tream", "//api/v1/stream/", "/api/./v1/x/../stream", "/api/v1/stream;x?y"] {
         assert_eq!(open(&gate, path, &[]).await.unwrap_err().head.status, 503, "{path}");
     }
+}
+
+#[tokio::test]
+async fn a_star_in_a_route_takes_every_spelling_of_its_segment() {
+    let origin = Streams::start().await;
+    let routes = ["--stream-route", "GET /feeds/*/live", "--stream-route", "GET /open/**"];
+    let gate = Gate::start(&origin.url(), &[&["--total", "1"], &routes[..]].concat());
+    let _first = open(&gate, "/feeds/x/live", &[]).await.unwrap();
+    for path in [
+        "/feeds/./live",
+        "/feeds/../live",
+        "/feeds/;x/live",
+        "/feeds/a\\b/live",
+        "/feeds/a%2Fb/live",
+        "/FEEDS/x/live",
+        "/open/x/../../y",
+        "/open/%2e%2e/y",
+    ] {
+        let refused = open(&gate, path, &[]).await.map(drop).unwrap_err();
+        assert_eq!(refused.head.status, 503, "{path}");
+    }
+    assert_eq!(origin.open(), 1, "the upstream heard of none of them");
 }
 
 /// 200 clients of 100 users come and go at once, at random places of their requests.

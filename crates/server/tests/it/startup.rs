@@ -74,6 +74,11 @@ fn bad_settings_are_named_with_what_to_write() {
     complains(&["gate", "--upstream", "http://a", "--redis", "http://b"], 2, &["redis.url", "redis://"]);
     let secret = ["gate", "--upstream", "http://a", "--redis", "redis://:s3cr3t@b:x"];
     assert!(!String::from_utf8_lossy(&run(&secret).stderr).contains("s3cr3t"));
+    let file = write("secret.toml", "[redis]\nurl = redis://:s3cr3t@b\n");
+    let said = run(&["gate", "--upstream", "http://a", "--config", file.to_str().unwrap()]).stderr;
+    let said = String::from_utf8_lossy(&said);
+    assert!(said.contains("line 2, column 7") && !said.contains("s3cr3t"), "{said}");
+    std::fs::remove_file(file).unwrap();
     complains(
         &["gate", "--upstream", "http://a", "--config", "/nowhere.toml"],
         2,
@@ -131,6 +136,52 @@ fn keys_that_can_not_be_read_are_named() {
     complains(&["gate", "--config", path.to_str().unwrap()], 2, &["trusted_proxies"]);
     for path in [path, short, keys] {
         std::fs::remove_file(path).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn the_largest_numbers_that_may_be_set_serve() {
+    let origin = Streams::start().await;
+    let most = [
+        "FOREBAY_HTTP_MAX_CONNECTIONS",
+        "FOREBAY_GATE_UPSTREAM_MAX_CONNECTIONS",
+        "FOREBAY_GATE_UPSTREAM_MAX_IDLE",
+        "FOREBAY_ADMISSION_TOTAL",
+        "FOREBAY_ADMISSION_PER_USER",
+        "FOREBAY_ADMISSION_MAX_WAITING",
+        "FOREBAY_ADMISSION_MAX_WAITING_PER_USER",
+    ]
+    .map(|name| (name, "4294967295"));
+    let days = [
+        "FOREBAY_GATE_CONNECT_TIMEOUT_MS",
+        "FOREBAY_GATE_RESPONSE_TIMEOUT_MS",
+        "FOREBAY_GATE_REQUEST_IDLE_TIMEOUT_MS",
+        "FOREBAY_GATE_UPSTREAM_IDLE_TIMEOUT_MS",
+        "FOREBAY_GATE_DRAIN_TIMEOUT_MS",
+        "FOREBAY_HTTP_HEADER_TIMEOUT_MS",
+        "FOREBAY_HTTP_WRITE_TIMEOUT_MS",
+        "FOREBAY_HTTP_IDLE_TIMEOUT_MS",
+        "FOREBAY_ADMISSION_WAIT_MS",
+    ]
+    .map(|name| (name, "86400000"));
+    let bounded = [("FOREBAY_HTTP_MAX_HEADERS", "1024"), ("FOREBAY_HTTP_MAX_HEADER_BYTES", "16777216")];
+    let gate = Gate::start_with(&origin.url(), &[], &[&most[..], &days, &bounded].concat());
+    open(&gate, "/", &[]).await.unwrap();
+    gate.status().await;
+}
+
+#[tokio::test]
+async fn a_total_beyond_the_connections_is_warned_of() {
+    let origin = Streams::start().await;
+    for (variable, key) in [
+        ("FOREBAY_HTTP_MAX_CONNECTIONS", "http.max_connections"),
+        ("FOREBAY_GATE_UPSTREAM_MAX_CONNECTIONS", "gate.upstream_max_connections"),
+    ] {
+        let gate = Gate::start_with(&origin.url(), &["--total", "6"], &[(variable, "5")]);
+        let warning = gate.wait_for_log("the total can't be reached: every stream takes a connection");
+        assert_eq!((&warning["key"], &warning["level"]), (&key.into(), &"WARN".into()), "{warning}");
+        let gate = Gate::start_with(&origin.url(), &["--total", "5"], &[(variable, "5")]);
+        assert!(!gate.log().contains("can't be reached"), "{}", gate.log());
     }
 }
 

@@ -1,6 +1,7 @@
 //! What the client is told when the upstream fails, and when a request may be sent again.
 
 use forebay_sandbox::free_port;
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
 use crate::gate::Gate;
 use crate::origin::Origin;
@@ -52,6 +53,8 @@ async fn an_upstream_that_hangs_up_or_talks_rubbish_is_a_502() {
             "HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
             "upstream_switched",
         ),
+        ("HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", "upstream_bad_coding"),
+        ("HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\n\x1f", "upstream_bad_coding"),
     ] {
         let mut client = Client::get(gate.addr, "/", &[]).await;
         let mut upstream = origin.accept().await;
@@ -123,6 +126,37 @@ async fn beyond_its_connections_the_gate_says_that_it_is_busy() {
     assert!(answer.head.header("retry-after").is_some());
     upstream.send(OK).await;
     assert_eq!(first.answer().await.head.status, 200);
+}
+
+/// What a process has open beside files, which it may close at any time; and the standard streams.
+fn lasting_descriptors(pid: u32) -> Vec<u64> {
+    let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().filter_map(Result::ok);
+    let lasting = open.filter_map(|entry| {
+        let number = entry.file_name().to_str()?.parse().ok()?;
+        let file = std::fs::read_link(entry.path()).ok()?.has_root();
+        (number < 3 || !file).then_some(number)
+    });
+    lasting.collect()
+}
+
+#[tokio::test]
+async fn without_a_descriptor_it_is_the_gate_that_is_at_fault() {
+    let origin = Origin::start().await;
+    let gate = Gate::start(&origin.url(), &[]);
+    let before = lasting_descriptors(gate.pid()).len();
+    let mut client = Client::connect(gate.addr).await;
+    client.send("GET / HTTP/1.1\r\nHost: a\r\n").await;
+    until("the gate has accepted", async || lasting_descriptors(gate.pid()).len() > before).await;
+    let taken = lasting_descriptors(gate.pid());
+    let limit = (0..).find(|number| !taken.contains(number));
+    let pid = Pid::from_raw(gate.pid().try_into().unwrap());
+    prlimit(pid, Resource::Nofile, Rlimit { current: limit, maximum: limit }).unwrap();
+    client.send("\r\n").await;
+    let answer = client.answer().await;
+    assert_problem(&answer, 503, "gate_exhausted");
+    assert!(answer.head.header("retry-after").is_some());
+    assert!(!gate.log().contains("the upstream fails"), "{}", gate.log());
+    gate.wait_for_log("the gate can't reach the upstream, by its own want");
 }
 
 #[tokio::test]

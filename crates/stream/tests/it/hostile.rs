@@ -33,14 +33,43 @@ fn a_head_that_trickles_in_is_cut_off_in_time_and_told_so() {
 fn half_a_head_and_then_nothing_gets_a_408() {
     on_both_runtimes(async || {
         let site = Site::start(|config| config.header_read_timeout = Duration::from_millis(100)).await;
-        for begin in ["GET /echo HTTP/1.1\r\nhost:", "P", "PRI * HTTP/2"] {
+        for begin in ["GET /echo HTTP/1.1\r\nhost:", "G", "P", "PR"] {
             let mut client = Client::connect(site.address).await;
             client.send(begin).await;
             let answer = String::from_utf8(client.rest().await).unwrap();
-            let expected = if begin.starts_with('G') { "HTTP/1.1 408 Request Timeout\r\n" } else { "" };
-            assert!(answer.starts_with(expected), "{begin}: {answer}");
+            assert!(answer.starts_with("HTTP/1.1 408 Request Timeout\r\n"), "{begin}: {answer}");
         }
-        assert_eq!(site.stats.counts().header_timeouts, 3);
+        assert_eq!(site.stats.counts().header_timeouts, 4);
+    });
+}
+
+#[test]
+fn half_a_preface_of_http2_gets_no_answer_of_http1() {
+    on_both_runtimes(async || {
+        let site = Site::start(|config| config.header_read_timeout = Duration::from_millis(100)).await;
+        for begin in ["PRI", "PRI * HTTP/2"] {
+            let mut client = Client::connect(site.address).await;
+            client.send(begin).await;
+            assert_eq!(client.rest().await, b"");
+        }
+        assert_eq!(site.stats.counts().header_timeouts, 2);
+    });
+}
+
+#[test]
+fn a_head_that_began_behind_another_request_has_the_deadline_of_a_head() {
+    on_both_runtimes(async || {
+        let mut site = Site::start(|config| config.header_read_timeout = Duration::from_millis(200)).await;
+        let mut client = Client::ask(site.address, "GET /dead HTTP/1.1").await;
+        let mut stream = site.stream().await;
+        client.head().await;
+        client.send("GET /ec").await;
+        stream.send("one").await;
+        client.until("one\r\n").await;
+        stream.end();
+        client.until("0\r\n\r\n").await;
+        assert!(client.rest().await.starts_with(b"HTTP/1.1 408"), "after the idle time");
+        assert_eq!(site.stats.counts().header_timeouts, 1);
     });
 }
 

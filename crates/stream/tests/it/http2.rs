@@ -1,11 +1,15 @@
 //! HTTP/2 by prior knowledge: everything takes the ordinary path, and clients that leave are noticed there too.
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response, Version};
-use http_body_util::{BodyExt, Full};
+use http_body::{Body, Frame};
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::client::conn::http2;
 use socket2::SockRef;
@@ -13,10 +17,10 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
 use crate::client::Client;
-use crate::site::{Site, on_both_runtimes, soon, until};
+use crate::site::{BIG, Site, on_both_runtimes, soon, until};
 
 struct H2 {
-    requests: http2::SendRequest<Full<Bytes>>,
+    requests: http2::SendRequest<Words>,
     connection: JoinHandle<hyper::Result<()>>,
     /// The same socket, to close it under hyper's hands.
     line: socket2::Socket,
@@ -24,16 +28,54 @@ struct H2 {
 
 impl H2 {
     async fn connect(address: SocketAddr) -> H2 {
+        H2::connect_with_window(address, 1 << 20).await
+    }
+
+    /// One that takes so many bytes of a response before somebody reads them.
+    async fn connect_with_window(address: SocketAddr, window: u32) -> H2 {
         let socket = soon("a connection", TcpStream::connect(address)).await.unwrap();
         let line = SockRef::from(&socket).try_clone().unwrap();
-        let (requests, connection) =
-            soon("a handshake", http2::handshake(Spawn, ForHyper(socket))).await.unwrap();
+        let mut builder = http2::Builder::new(Spawn);
+        builder.initial_stream_window_size(window);
+        let (requests, connection) = soon("a handshake", builder.handshake(ForHyper(socket))).await.unwrap();
         H2 { requests, connection: tokio::spawn(connection), line }
     }
 
     async fn ask(&mut self, path: &str, body: &'static str) -> Response<Incoming> {
-        let request = Request::post(format!("http://test{path}")).body(Full::new(body.into())).unwrap();
-        soon("a response", self.requests.send_request(request)).await.unwrap()
+        self.try_ask(path, Words { said: Some(body), goes_on: false }).await.unwrap()
+    }
+
+    async fn try_ask(&mut self, path: &str, body: Words) -> hyper::Result<Response<Incoming>> {
+        let request = Request::post(format!("http://test{path}")).body(body).unwrap();
+        soon("a response", self.requests.send_request(request)).await
+    }
+
+    /// The connection serves other requests, whatever became of one.
+    async fn is_alive(&mut self) -> bool {
+        self.ask("/echo", "").await.status() == 200
+    }
+}
+
+/// A request's body.
+struct Words {
+    said: Option<&'static str>,
+    /// More is to come, and never does.
+    goes_on: bool,
+}
+
+impl Body for Words {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        match self.said.take() {
+            Some(said) => Poll::Ready(Some(Ok(Frame::data(said.into())))),
+            None if self.goes_on => Poll::Pending,
+            None => Poll::Ready(None),
+        }
     }
 }
 
@@ -138,6 +180,83 @@ fn an_idle_connection_is_closed_and_a_busy_one_is_not() {
         stream.send("here").await;
         assert_eq!(chunk(&mut live).await, "here");
         stream.end();
+    });
+}
+
+#[test]
+fn a_client_that_takes_nothing_loses_the_stream_and_not_the_connection() {
+    on_both_runtimes(async || {
+        // Nothing from the start, and nothing after the first frame of a body that is over.
+        for (path, window) in [("/live", 0), ("/live", 16 << 10), ("/big", 16 << 10)] {
+            let mut site = Site::start(|config| config.write_timeout = Duration::from_millis(200)).await;
+            let mut h2 = H2::connect_with_window(site.address, window).await;
+            let response = h2.ask(path, "").await;
+            if path == "/live" {
+                let mut stream = site.stream().await;
+                stream.send(vec![b'x'; 100_000]).await;
+                stream.dropped().await;
+            }
+            until("the count", || site.stats.counts().slow_clients == 1).await;
+            assert!(soon("the reset", response.into_body().collect()).await.is_err());
+            assert!(h2.is_alive().await);
+        }
+    });
+}
+
+#[test]
+fn a_client_that_takes_little_at_a_time_gets_all_though_it_takes_longer_than_any_deadline() {
+    on_both_runtimes(async || {
+        let site = Site::start(|config| {
+            config.write_timeout = Duration::from_secs(1);
+            config.idle_timeout = Duration::from_millis(100);
+        })
+        .await;
+        let mut h2 = H2::connect_with_window(site.address, 32 << 10).await;
+        let mut response = h2.ask("/big", "").await;
+        let mut taken = 0;
+        while let Some(frame) = soon("a frame", response.frame()).await {
+            taken += frame.unwrap().into_data().unwrap().len();
+            tokio::time::sleep(Duration::from_millis(8)).await;
+        }
+        assert_eq!((taken, site.stats.counts().slow_clients), (BIG, 0));
+    });
+}
+
+#[test]
+fn a_live_stream_may_be_silent_longer_than_any_deadline() {
+    on_both_runtimes(async || {
+        let mut site = Site::start(|config| {
+            config.write_timeout = Duration::from_millis(100);
+            config.body_read_timeout = Duration::from_millis(100);
+        })
+        .await;
+        let mut h2 = H2::connect(site.address).await;
+        let mut live = h2.ask("/live", "").await;
+        let mut stream = site.stream().await;
+        for event in ["one", "two"] {
+            stream.send(event).await;
+            assert_eq!(chunk(&mut live).await, event);
+            tokio::time::sleep(Duration::from_millis(400)).await;
+        }
+        stream.end();
+        assert!(is_over(live).await);
+    });
+}
+
+#[test]
+fn a_request_whose_body_stops_coming_is_reset_and_so_is_whoever_reads_it() {
+    on_both_runtimes(async || {
+        let mut site = Site::start(|config| config.body_read_timeout = Duration::from_millis(200)).await;
+        let mut h2 = H2::connect(site.address).await;
+        for (round, path) in (1..).zip(["/echo", "/elsewhere"]) {
+            let asked = h2.try_ask(path, Words { said: Some("hello"), goes_on: true }).await;
+            assert!(asked.is_err(), "{path}");
+            if path == "/elsewhere" {
+                site.stream().await.dropped().await;
+            }
+            until("the count", || site.stats.counts().body_timeouts == round).await;
+        }
+        assert!(h2.is_alive().await);
     });
 }
 

@@ -1,9 +1,12 @@
 //! Ordinary requests, and the deadlines around them.
 
+use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
+use tokio::io::AsyncReadExt;
+
 use crate::client::Client;
-use crate::site::{Site, on_both_runtimes, until};
+use crate::site::{BIG, Site, on_both_runtimes, soon, until};
 
 const ECHO: &str = "POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\nhello";
 
@@ -86,6 +89,67 @@ fn a_client_that_does_not_read_an_ordinary_response_is_closed() {
         until("the count", || site.stats.counts().slow_clients == 1).await;
         until("the count", || site.stats.counts().open_connections == 0).await;
         assert_eq!(site.stats.counts().lean_total, 0);
+    });
+}
+
+#[test]
+fn a_response_that_is_still_being_written_has_no_idle_time_and_no_408_in_it() {
+    on_both_runtimes(async || {
+        for next in ["", "GET /ec"] {
+            let site = Site::start(|config| {
+                config.idle_timeout = Duration::from_millis(100);
+                config.header_read_timeout = Duration::from_millis(100);
+            })
+            .await;
+            let mut client = Client::connect_narrow(site.address).await;
+            client.send("GET /big HTTP/1.1\r\nhost: a\r\n\r\n").await;
+            client.head().await;
+            client.send(next).await;
+            tokio::time::sleep(Duration::from_millis(500)).await; // what is untaken outlasts both times
+            assert!(client.exactly(BIG).await.iter().all(|&byte| byte == b'B'));
+            let after = String::from_utf8(client.rest().await).unwrap();
+            assert_eq!(after.starts_with("HTTP/1.1 408"), !next.is_empty(), "{after}");
+            assert_eq!(site.stats.counts().slow_clients, 0);
+        }
+    });
+}
+
+#[test]
+fn over_http_1_0_a_body_that_fails_or_panics_or_is_cut_ends_with_a_reset() {
+    on_both_runtimes(async || {
+        for end in ["by itself", "by an error", "by a panic", "by a drain"] {
+            let mut site = Site::start(|config| config.drain_timeout = Duration::from_millis(100)).await;
+            let mut client = Client::ask(site.address, "GET /dead HTTP/1.0").await;
+            let mut stream = site.stream().await;
+            client.head().await;
+            stream.send("part").await;
+            client.until("part").await;
+            match end {
+                "by itself" => stream.end(),
+                "by an error" => stream.fail().await,
+                "by a panic" => stream.panic().await,
+                _ => site.begin_shutdown(),
+            }
+            stream.dropped().await;
+            let read = soon("the end", client.socket.read(&mut [0; 1])).await;
+            let is_reset = read.is_err_and(|error| error.kind() == ErrorKind::ConnectionReset);
+            assert_eq!(is_reset, end != "by itself", "ended {end}");
+        }
+    });
+}
+
+#[test]
+fn over_http_1_0_a_client_that_reads_late_gets_all_of_a_complete_body() {
+    on_both_runtimes(async || {
+        let mut site = Site::default().await;
+        let mut client = Client::connect_narrow(site.address).await;
+        client.send("GET /dead HTTP/1.0\r\n\r\n").await;
+        let mut stream = site.stream().await;
+        stream.send(vec![b'x'; 100_000]).await;
+        stream.end();
+        until("the close", || site.stats.counts().open_connections == 0).await;
+        client.head().await;
+        assert_eq!(client.rest().await.len(), 100_000);
     });
 }
 

@@ -162,6 +162,15 @@ async fn answer(request: Request<Incoming>, announce: mpsc::Sender<Control>) -> 
             let _feed = feed;
             return pending().await;
         }
+        // Another task reads the request's body, and has what is reported as dropped.
+        "/elsewhere" => {
+            announce.send(control).await.ok().unwrap();
+            tokio::spawn(async move {
+                let _feed = feed;
+                request.into_body().collect().await.unwrap_err();
+            });
+            return pending().await;
+        }
         "/unread" | "/empty" => {}
         other => panic!("no route {other}"),
     }
