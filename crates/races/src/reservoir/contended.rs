@@ -1,0 +1,84 @@
+//! Many tasks, few connections.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use tokio::runtime::Builder;
+
+use super::pools::{Bb8, Deadpool, Ours, Pool, Sqlx};
+use super::{Terms, against_the_best};
+use crate::harness::{Better, Board, Entrant, interleave};
+
+const TASKS: usize = 64;
+
+struct Outcome {
+    per_second: f64,
+    p99_us: f64,
+    /// The least served task's count by the most served one's.
+    fairness: f64,
+}
+
+pub(crate) fn run(board: &mut Board, url: &str) -> Result<()> {
+    let (terms, span) = (&Terms::new(url.into()), Duration::from_millis(board.scaled(2_000)));
+    let mut entrants = [
+        Entrant { name: "forebay", turn: Box::new(|| turn::<Ours>(terms, span)) },
+        Entrant { name: "deadpool", turn: Box::new(|| turn::<Deadpool>(terms, span)) },
+        Entrant { name: "bb8", turn: Box::new(|| turn::<Bb8>(terms, span)) },
+        Entrant { name: "sqlx", turn: Box::new(|| turn::<Sqlx>(terms, span)) },
+    ];
+    let outcomes = interleave(board.rounds(), &mut entrants)?;
+    let figures = |of: fn(&Outcome) -> f64| -> Vec<_> {
+        outcomes.iter().map(|(name, outcomes)| (*name, outcomes.iter().map(of).collect())).collect()
+    };
+    let (rate, p99, fairness) =
+        (figures(|one| one.per_second), figures(|one| one.p99_us), figures(|one| one.fairness));
+    against_the_best(board, "contended_throughput", "queries/s", Better::Higher, 1.0, &rate);
+    against_the_best(board, "contended_p99", "us waited, p99", Better::Lower, 1.0, &p99);
+    against_the_best(board, "contended_fairness", "least/most served", Better::Higher, 1.0, &fairness);
+    Ok(())
+}
+
+fn turn<P: Pool>(terms: &Terms, span: Duration) -> Result<Outcome> {
+    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(async {
+        let (pool, over) = (P::open(terms).await?, Arc::new(AtomicBool::new(false)));
+        let began = Instant::now();
+        let tasks: Vec<_> = (0..TASKS)
+            .map(|_| {
+                let (pool, over) = (pool.clone(), over.clone());
+                tokio::spawn(async move {
+                    let mut waits_us = Vec::new();
+                    while !over.load(Ordering::Relaxed) {
+                        let asked = Instant::now();
+                        let mut lent = pool.take().await?;
+                        waits_us.push(asked.elapsed().as_secs_f64() * 1e6);
+                        P::query(&mut lent).await?;
+                    }
+                    anyhow::Ok(waits_us)
+                })
+            })
+            .collect();
+        tokio::time::sleep(span).await;
+        over.store(true, Ordering::Relaxed);
+        let mut served = Vec::new();
+        let mut waits_us = Vec::new();
+        for task in tasks {
+            let waits = task.await??;
+            served.push(waits.len());
+            waits_us.extend(waits);
+        }
+        let (least, most) = (served.iter().min().copied().unwrap_or(0), served.iter().max().copied().unwrap_or(1));
+        Ok(Outcome {
+            per_second: waits_us.len() as f64 / began.elapsed().as_secs_f64(),
+            p99_us: percentile(waits_us, 0.99),
+            fairness: least as f64 / most as f64,
+        })
+    })
+}
+
+pub(crate) fn percentile(mut figures: Vec<f64>, part: f64) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures[((figures.len() - 1) as f64 * part) as usize]
+}

@@ -1,0 +1,29 @@
+//! A server that accepts only so many connections per second: a door in front of one that accepts any number.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::Result;
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{MissedTickBehavior, interval};
+
+/// Opens the door; connections wait before it, in the order of coming. It is shut with the runtime.
+pub(crate) async fn open(server: SocketAddr, per_second: f64) -> Result<SocketAddr> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?;
+    tokio::spawn(async move {
+        let mut ticks = interval(Duration::from_secs_f64(1.0 / per_second));
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let Ok((mut client, _)) = listener.accept().await else { return };
+            ticks.tick().await;
+            tokio::spawn(async move {
+                let Ok(mut server) = TcpStream::connect(server).await else { return };
+                let _ = (client.set_nodelay(true), server.set_nodelay(true));
+                let _ = copy_bidirectional(&mut client, &mut server).await;
+            });
+        }
+    });
+    Ok(address)
+}

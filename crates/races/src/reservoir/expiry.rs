@@ -1,0 +1,84 @@
+//! All connections end together, and the server accepts only twenty a second.
+//!
+//! 400 requests a second, each of which holds one of 16 connections for 20 ms. A request's time is from when it comes to when it
+//! is done, so 20 ms are the least.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use forebay_sandbox::Postgres;
+use tokio::runtime::Builder;
+use tokio::task::JoinSet;
+
+use super::contended::percentile;
+use super::pools::{Bb8, Deadpool, Ours, Pool, Sqlx};
+use super::{CONNECTIONS, Terms, against_the_best, door};
+use crate::harness::{Better, Board, Contest, Entrant, Spread, interleave};
+
+const REQUESTS_PER_SECOND: u64 = 400;
+const HOLD: Duration = Duration::from_millis(20);
+const OPENS_PER_SECOND: f64 = 20.0;
+const LIFETIME: Duration = Duration::from_secs(4);
+const ROUNDS: usize = 3;
+
+pub(crate) fn run(board: &mut Board, server: &Postgres) -> Result<()> {
+    // Two ends of everybody's lifetime.
+    let requests = board.scaled(REQUESTS_PER_SECOND * 10);
+    let mortal = Some(LIFETIME);
+    let mut entrants = [
+        Entrant { name: "forebay", turn: Box::new(|| turn::<Ours>(server, mortal, requests)) },
+        Entrant { name: "deadpool", turn: Box::new(|| turn::<Deadpool>(server, mortal, requests)) },
+        Entrant { name: "bb8", turn: Box::new(|| turn::<Bb8>(server, mortal, requests)) },
+        Entrant { name: "sqlx", turn: Box::new(|| turn::<Sqlx>(server, mortal, requests)) },
+        Entrant { name: "forebay-steady", turn: Box::new(|| turn::<Ours>(server, None, requests)) },
+    ];
+    let mut figures = interleave(ROUNDS.min(board.rounds()), &mut entrants)?;
+    let (_, steady) = figures.pop().expect("it is last");
+    against_the_best(board, "expiry_p99", "ms, p99", Better::Lower, 10.0, &figures);
+    let (ours, steady) = (Spread::of(figures.swap_remove(0).1), Spread::of(steady));
+    board.table("expiry_steady", "ms, p99", &[("forebay, ends", ours), ("forebay, steady", steady)]);
+    let contest = Contest {
+        ours: ours.median,
+        peer: "forebay-steady",
+        theirs: steady.median,
+        unit: "ms, p99",
+        better: Better::Lower,
+        goal: 1.0 / 1.5,
+    };
+    board.contest("expiry_steady", contest);
+    Ok(())
+}
+
+fn turn<P: Pool>(server: &Postgres, lifetime: Option<Duration>, requests: u64) -> Result<f64> {
+    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(async {
+        let address = door::open(server.addr(), OPENS_PER_SECOND).await?;
+        let url = format!("postgres://postgres@{address}/postgres");
+        let terms = Terms {
+            lifetime,
+            opens_per_second: OPENS_PER_SECOND,
+            connections: CONNECTIONS,
+            ..Terms::new(url)
+        };
+        let pool = P::open(&terms).await?;
+        let (began, mut tasks) = (Instant::now(), JoinSet::new());
+        for at in 0..requests {
+            // Requests come when they come, whether those before are done or not.
+            let due = began + Duration::from_secs_f64(at as f64 / REQUESTS_PER_SECOND as f64);
+            tokio::time::sleep_until(due.into()).await;
+            let pool = pool.clone();
+            tasks.spawn(async move {
+                let came = Instant::now();
+                let lent = pool.take().await?;
+                tokio::time::sleep(HOLD).await;
+                drop(lent);
+                anyhow::Ok(came.elapsed().as_secs_f64() * 1e3)
+            });
+        }
+        let mut times_ms = Vec::new();
+        while let Some(done) = tasks.join_next().await {
+            times_ms.push(done??);
+        }
+        Ok(percentile(times_ms, 0.99))
+    })
+}

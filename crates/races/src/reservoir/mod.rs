@@ -1,0 +1,93 @@
+//! Pools of Postgres connections: what lending one costs, who gets one when many want one, and what happens when all of them end
+//! together.
+
+mod checkout;
+mod contended;
+mod door;
+mod expiry;
+mod pools;
+
+use std::time::Duration;
+
+use anyhow::Result;
+use forebay_sandbox::Postgres;
+
+use crate::harness::{Better, Board, Contest, Race, Spread, no_child};
+
+pub(crate) const RACE: Race = Race {
+    name: "reservoir",
+    about: "pools of Postgres connections: lending, contention, and all lifetimes ending together",
+    cases: &[
+        "checkout",
+        "checkout_reset",
+        "contended_throughput",
+        "contended_p99",
+        "contended_fairness",
+        "expiry_p99",
+        "expiry_steady",
+    ],
+    run,
+    child: no_child,
+};
+
+const CONNECTIONS: u32 = 16;
+
+/// What a pool is asked to be.
+#[derive(Clone)]
+pub(crate) struct Terms {
+    url: String,
+    connections: u32,
+    /// How long connections live, if they end at all.
+    lifetime: Option<Duration>,
+    /// How many may be opened per second, for a pool that wants to know.
+    opens_per_second: f64,
+    reset: bool,
+}
+
+impl Terms {
+    fn new(url: String) -> Self {
+        Terms { url, connections: CONNECTIONS, lifetime: None, opens_per_second: 1e6, reset: false }
+    }
+}
+
+fn run(board: &mut Board) -> Result<()> {
+    let server = Postgres::start()?;
+    let url = server.url("postgres");
+    if board.wants("checkout") {
+        checkout::plain(board, &url)?;
+    }
+    if board.wants("checkout_reset") {
+        checkout::reset(board, &url)?;
+    }
+    if ["contended_throughput", "contended_p99", "contended_fairness"].iter().any(|case| board.wants(case)) {
+        contended::run(board, &url)?;
+    }
+    if board.wants("expiry_p99") || board.wants("expiry_steady") {
+        expiry::run(board, &server)?;
+    }
+    Ok(())
+}
+
+/// Ours against the best of the others.
+fn against_the_best(
+    board: &mut Board,
+    case: &str,
+    unit: &'static str,
+    better: Better,
+    goal: f64,
+    figures: &[(&'static str, Vec<f64>)],
+) {
+    let spreads: Vec<_> =
+        figures.iter().map(|(name, figures)| (*name, Spread::of(figures.iter().copied()))).collect();
+    board.table(case, unit, &spreads);
+    let (ours, others) = spreads.split_first().expect("we are first");
+    let best = |one: &&(&str, Spread), other: &&(&str, Spread)| {
+        let order = one.1.median.total_cmp(&other.1.median);
+        match better {
+            Better::Higher => order,
+            Better::Lower => order.reverse(),
+        }
+    };
+    let (peer, theirs) = others.iter().max_by(best).expect("there are others");
+    board.contest(case, Contest { ours: ours.1.median, peer, theirs: theirs.median, unit, better, goal });
+}

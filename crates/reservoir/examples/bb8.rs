@@ -1,0 +1,20 @@
+//! A bb8 pool whose connections come from a reservoir: `cargo run -p forebay-reservoir --features bb8 --example bb8`.
+
+#![allow(clippy::print_stdout, reason = "an example shows what it does")]
+
+use forebay_reservoir::{Limits, PostgresConnect, Reservoir, ReservoirConfig};
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let server = forebay_sandbox::Postgres::start()?;
+    let connect = PostgresConnect::new(&server.url("postgres"))?;
+    let reservoir = Reservoir::start(connect, ReservoirConfig::new(8), Limits::local())?;
+
+    // The pool may have six of the eight. It needs no lifetimes of its own: the reservoir has them, and spreads them.
+    let builder = bb8::Pool::builder().max_size(6).max_lifetime(None).idle_timeout(None);
+    let pool = builder.build(reservoir.view("web", 6)).await?;
+    let client = pool.get().await?;
+    let answer: i32 = client.query_one("SELECT 6 * 7", &[]).await?.get(0);
+    println!("the answer is {answer}; {:?}", reservoir.status().counts);
+    Ok(())
+}

@@ -1,0 +1,20 @@
+//! A deadpool pool whose connections come from a reservoir: `cargo run -p forebay-reservoir --features deadpool --example deadpool`.
+
+#![allow(clippy::print_stdout, reason = "an example shows what it does")]
+
+use deadpool::managed::Pool;
+use forebay_reservoir::{Limits, PostgresClient, PostgresConnect, Reservoir, ReservoirConfig, View};
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let server = forebay_sandbox::Postgres::start()?;
+    let connect = PostgresConnect::new(&server.url("postgres"))?;
+    let reservoir = Reservoir::start(connect, ReservoirConfig::new(8), Limits::local())?;
+
+    // The pool may have six of the eight. It needs no lifetime of its own.
+    let pool: Pool<View<PostgresClient>> = Pool::builder(reservoir.view("web", 6)).max_size(6).build()?;
+    let client = pool.get().await?;
+    let answer: i32 = client.query_one("SELECT 6 * 7", &[]).await?.get(0);
+    println!("the answer is {answer}; {:?}", reservoir.status().counts);
+    Ok(())
+}

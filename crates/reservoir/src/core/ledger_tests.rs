@@ -1,0 +1,400 @@
+//! Random lives of a reservoir, against a list of where every connection must be.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::panic::Location;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+
+use super::dice::Dice;
+use super::ledger::{Backoff, Checkout, Entry, Held, Ledger, Lifetime, Retire, Rules, Waiter, Work};
+use super::line::Ticket;
+use crate::connect::ConnectErrorKind;
+use crate::status::Discard;
+
+const fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+const RULES: Rules = Rules {
+    target: 6,
+    low_watermark: 3,
+    max: 7,
+    lifetime: Lifetime { base: ms(400), jitter: ms(200), downward: false },
+    guard_window: ms(50),
+    lead: ms(60),
+    max_dials: 3,
+    max_waiting: 8,
+    resets: true,
+    leak_after: ms(300),
+    backoff: Backoff { first: ms(10), most: ms(80), first_patient: ms(100), most_patient: ms(400) },
+};
+
+#[derive(Debug)]
+struct Conn {
+    number: u32,
+    closed: Rc<Cell<bool>>,
+}
+
+impl Held for Conn {
+    fn is_closed(&self) -> bool {
+        self.closed.get()
+    }
+}
+
+/// Who waits: its number, in the order of coming.
+#[derive(Debug)]
+struct Caller(u32, Instant);
+
+impl Waiter for Caller {
+    fn asked_at(&self) -> &'static Location<'static> {
+        Location::caller()
+    }
+
+    fn deadline(&self) -> Instant {
+        self.1
+    }
+}
+
+struct World {
+    ledger: Ledger<Conn, Caller>,
+    now: Instant,
+    next: u32,
+    closed: BTreeMap<u32, Rc<Cell<bool>>>,
+    lent: Vec<(usize, Entry<Conn>)>,
+    resetting: Vec<Entry<Conn>>,
+    retiring: Vec<Retire<Conn>>,
+    dialing: u32,
+    waiting: Vec<(usize, Ticket, u32)>,
+    dismissed: usize,
+    seen: Seen,
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    handed_over: u32,
+    discards: BTreeMap<&'static str, u32>,
+    full: u32,
+    stood_aside: u32,
+    late: u32,
+}
+
+const QUOTAS: [u32; 3] = [u32::MAX, 2, 1];
+
+impl World {
+    fn new(rules: Rules, seed: u64) -> Self {
+        let now = Instant::now();
+        let mut ledger = Ledger::new(rules, Dice::new(seed), now);
+        for quota in QUOTAS {
+            ledger.views.add(quota);
+        }
+        World {
+            ledger,
+            now,
+            next: 0,
+            closed: BTreeMap::new(),
+            lent: Vec::new(),
+            resetting: Vec::new(),
+            retiring: Vec::new(),
+            dialing: 0,
+            waiting: Vec::new(),
+            dismissed: 0,
+            seen: Seen::default(),
+        }
+    }
+
+    fn step(&mut self, (action, a, b): (u8, u8, u8)) {
+        let (a, b) = (usize::from(a), usize::from(b));
+        match action % 16 {
+            0..=2 => self.checkout(a % 3),
+            3 | 4 if !self.lent.is_empty() => {
+                let (view, entry) = self.lent.swap_remove(a % self.lent.len());
+                self.ledger.give(view, entry, b.is_multiple_of(8), self.now);
+            }
+            5 | 6 if !self.resetting.is_empty() => {
+                let entry = self.resetting.swap_remove(a % self.resetting.len());
+                self.ledger.was_reset(entry, !b.is_multiple_of(8), self.now);
+            }
+            7 if !self.retiring.is_empty() => {
+                self.retiring.swap_remove(a % self.retiring.len());
+                self.ledger.was_closed();
+            }
+            8 | 9 if self.dialing > 0 => self.end_dial(b),
+            10 if !self.waiting.is_empty() => {
+                let (view, ticket, number) = self.waiting.remove(a % self.waiting.len());
+                let caller = self.ledger.views.leave(view, ticket).expect("it stands in line");
+                assert_eq!(caller.0, number);
+            }
+            11 if b.is_multiple_of(16) => {
+                if let Some(closed) = self.closed.values().nth(a % self.closed.len().max(1)) {
+                    closed.set(true);
+                }
+            }
+            12..=14 => self.now += ms(1 + b as u64 % 25),
+            _ => self.dialing += self.ledger.plan(self.now).dials,
+        }
+        self.work();
+        self.check();
+    }
+
+    fn checkout(&mut self, view: usize) {
+        match self.ledger.checkout(view, self.now, Location::caller()) {
+            Checkout::Lent(entry) => self.lend(view, entry),
+            Checkout::Closed => {}
+            Checkout::None if self.ledger.may_wait() => {
+                let number = self.next;
+                self.next += 1;
+                let ticket = self.ledger.wait(view, Caller(number, self.now + ms(40)));
+                self.waiting.push((view, ticket, number));
+            }
+            Checkout::None => self.seen.full += 1,
+        }
+    }
+
+    fn end_dial(&mut self, how: usize) {
+        self.dialing -= 1;
+        match how % 8 {
+            0 => self.ledger.dial_failed(ConnectErrorKind::Unreachable, self.now),
+            1 => self.ledger.dial_failed(ConnectErrorKind::Full, self.now),
+            2 => self.ledger.dial_given_up(Some(self.now + ms(5))),
+            _ => {
+                let (number, closed) = (self.next, Rc::new(Cell::new(false)));
+                self.next += 1;
+                self.closed.insert(number, closed.clone());
+                self.ledger.born(Conn { number, closed }, self.now);
+            }
+        }
+    }
+
+    fn lend(&mut self, view: usize, entry: Entry<Conn>) {
+        assert!(!entry.held().is_closed(), "a closed connection is lent");
+        assert!(!entry.ends_within(RULES.guard_window, self.now), "one at its end is lent");
+        self.lent.push((view, entry));
+    }
+
+    /// What follows, in the order in which a real reservoir does it.
+    fn work(&mut self) {
+        let Work { hand_over, reset, retire, late, dismiss, wake: _ } = self.ledger.take_work();
+        for (Caller(number, _), view, entry) in hand_over {
+            let at = self.waiting.iter().position(|(_, _, waiting)| *waiting == number).expect("it waits");
+            let (wanted, ..) = self.waiting.remove(at);
+            assert_eq!(wanted, view);
+            // Whoever came before it can only have stood aside because its view has all that it may have.
+            for (other, ..) in self.waiting.iter().filter(|(_, _, other)| *other < number) {
+                assert!(!self.ledger.views.has_room(*other), "{number} was served before its turn");
+                self.seen.stood_aside += 1;
+            }
+            self.seen.handed_over += 1;
+            self.lend(view, entry);
+        }
+        for Caller(number, deadline) in late {
+            assert!(deadline <= self.now, "it had time left");
+            let at = self.waiting.iter().position(|(_, _, waiting)| *waiting == number).expect("it waits");
+            self.waiting.remove(at);
+            self.seen.late += 1;
+        }
+        self.resetting.extend(reset);
+        for retire in retire {
+            *self.seen.discards.entry(retire.why.as_str()).or_default() += 1;
+            assert!(self.closed.remove(&retire.entry.held().number).is_some(), "retired twice");
+            self.retiring.push(retire);
+        }
+        self.dismissed += dismiss.len();
+    }
+
+    fn check(&self) {
+        let counts = self.ledger.counts();
+        assert!(counts.total() <= RULES.max, "{counts:?}");
+        assert_eq!(counts.dialing, self.dialing);
+        assert_eq!(counts.lent as usize, self.lent.len());
+        assert_eq!(counts.resetting as usize, self.resetting.len());
+        assert_eq!(counts.retiring as usize, self.retiring.len());
+        assert_eq!(counts.ready as usize + self.lent.len() + self.resetting.len(), self.closed.len());
+        for (view, quota) in QUOTAS.into_iter().enumerate() {
+            let lent = self.lent.iter().filter(|(of, _)| *of == view).count() as u32;
+            assert_eq!(lent, self.ledger.views.lent(view));
+            assert!(lent <= quota);
+        }
+        assert_eq!(self.ledger.views.waiting(), self.waiting.len() - self.dismissed);
+        let nobody = self.ledger.views.whose_turn().is_none();
+        assert!(nobody || counts.ready == 0, "somebody waits though a connection is ready");
+    }
+
+    /// Everything comes back, and the reservoir closes.
+    fn wind_down(&mut self) {
+        self.ledger.close(self.now);
+        self.work();
+        assert_eq!(self.dismissed, self.waiting.len(), "everybody who waited is told");
+        for (view, entry) in std::mem::take(&mut self.lent) {
+            self.ledger.give(view, entry, false, self.now);
+        }
+        while self.dialing > 0 {
+            self.end_dial(3);
+        }
+        self.work();
+        for entry in std::mem::take(&mut self.resetting) {
+            self.ledger.was_reset(entry, true, self.now);
+        }
+        self.work();
+        for _ in std::mem::take(&mut self.retiring) {
+            self.ledger.was_closed();
+        }
+        assert!(self.ledger.is_empty(), "{:?}", self.ledger.counts());
+        assert!(self.closed.is_empty(), "every connection was retired");
+        assert!(matches!(self.ledger.checkout(0, self.now, Location::caller()), Checkout::Closed));
+    }
+}
+
+fn steps() -> impl Strategy<Value = Vec<(u8, u8, u8)>> {
+    prop::collection::vec(any::<(u8, u8, u8)>(), 1..400)
+}
+
+fn run(steps: Vec<(u8, u8, u8)>, seed: u64, resets: bool) -> Seen {
+    let mut world = World::new(Rules { resets, ..RULES }, seed);
+    steps.into_iter().for_each(|step| world.step(step));
+    world.wind_down();
+    world.seen
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_connection_is_in_one_place_and_all_of_them_within_the_bound(
+        steps in steps(), seed: u64, resets: bool,
+    ) {
+        run(steps, seed, resets);
+    }
+}
+
+#[test]
+fn the_lives_reach_everything_that_can_happen() {
+    let mut dice = proptest::test_runner::TestRunner::deterministic();
+    let mut all = Seen::default();
+    for seed in 0..300 {
+        let steps = steps().new_tree(&mut dice).unwrap().current();
+        let seen = run(steps, seed, true);
+        all.handed_over += seen.handed_over;
+        all.full += seen.full;
+        all.stood_aside += seen.stood_aside;
+        all.late += seen.late;
+        for (why, count) in seen.discards {
+            *all.discards.entry(why).or_default() += count;
+        }
+    }
+    assert!(all.handed_over > 50 && all.full > 5 && all.stood_aside > 5 && all.late > 5, "{all:?}");
+    for why in Discard::ALL {
+        assert!(all.discards.get(why.as_str()).is_some_and(|count| *count > 5), "{why:?} in {all:?}");
+    }
+}
+
+/// Fills it with connections that were all opened at this moment.
+fn full(rules: Rules) -> World {
+    let mut world = World::new(rules, 7);
+    while world.ledger.counts().ready < rules.target {
+        world.dialing += world.ledger.plan(world.now).dials;
+        while world.dialing > 0 {
+            world.end_dial(3);
+        }
+        world.work();
+    }
+    world
+}
+
+#[test]
+fn a_steady_reservoir_replaces_its_connections_before_they_leave_and_never_dips() {
+    let mut world = full(RULES);
+    let mut replaced = 0;
+    for _ in 0..2_000 {
+        world.now += ms(1);
+        let before = world.ledger.counts().ready;
+        world.dialing += world.ledger.plan(world.now).dials;
+        world.work();
+        assert!(
+            world.ledger.counts().ready >= RULES.target - 1,
+            "from {before}: {:?}",
+            world.ledger.counts()
+        );
+        while world.dialing > 0 {
+            world.end_dial(3);
+        }
+        world.work();
+        replaced += world.retiring.iter().filter(|retire| retire.why == Discard::Replaced).count();
+        for _ in std::mem::take(&mut world.retiring) {
+            world.ledger.was_closed();
+        }
+        world.check();
+    }
+    assert!(replaced > 15, "{replaced} in 2 s of lives of half a second");
+    assert_eq!(world.seen.discards.get("expired"), None);
+}
+
+#[test]
+fn jitter_spreads_the_ends() {
+    let lifetime = Lifetime { base: ms(11 * 60_000), jitter: ms(120_000), downward: false };
+    let rules = Rules { target: 1_000, max: 1_125, lifetime, max_dials: 1_000, ..RULES };
+    let mut world = full(rules);
+    // In twelve buckets of ten seconds each, a thousand ends fall evenly: about 83 in each.
+    let mut buckets = [0_u32; 12];
+    while let Some(entry) = match world.ledger.checkout(0, world.now, Location::caller()) {
+        Checkout::Lent(entry) => Some(entry),
+        _ => None,
+    } {
+        let jitter = entry.expires_at() - world.now - lifetime.base;
+        buckets[(jitter.as_secs() / 10).min(11) as usize] += 1;
+        world.lent.push((0, entry));
+    }
+    assert_eq!(buckets.iter().sum::<u32>(), 1_000);
+    let expected = 1_000.0 / 12.0;
+    let chi: f64 = buckets.iter().map(|found| (f64::from(*found) - expected).powi(2) / expected).sum();
+    // The 99.9th percentile of chi² with 11 degrees of freedom; the seed is fixed.
+    assert!(chi < 31.26, "{buckets:?}: {chi}");
+}
+
+#[test]
+fn no_more_than_half_are_retired_at_once() {
+    let mut world = full(RULES);
+    // A process that slept through the ends of all of them.
+    world.now += ms(10_000);
+    world.ledger.plan(world.now);
+    world.work();
+    assert_eq!((world.retiring.len(), world.ledger.counts().ready), (3, 3));
+}
+
+#[test]
+fn failures_are_followed_by_ever_longer_pauses_and_full_servers_by_the_longest() {
+    let pause = |kind, failures: u32| {
+        let mut world = World::new(RULES, 1);
+        for _ in 0..failures {
+            let plan = world.ledger.plan(world.now);
+            assert_eq!(plan.dials, 3);
+            // All three fail together, and count once.
+            (0..3).for_each(|_| world.ledger.dial_failed(kind, world.now));
+            let again = world.ledger.dial_again_at().expect("it waits");
+            assert_eq!(world.ledger.plan(world.now).dials, 0);
+            (world.now, world.dismissed) = (again, (again - world.now).as_millis() as usize);
+        }
+        world.dismissed as u64
+    };
+    use ConnectErrorKind::{Full, Unreachable};
+    assert!((5..=10).contains(&pause(Unreachable, 1)) && (20..=40).contains(&pause(Unreachable, 3)));
+    assert!((40..=80).contains(&pause(Unreachable, 30)), "at most");
+    assert!((50..=100).contains(&pause(Full, 1)) && (200..=400).contains(&pause(Full, 30)));
+}
+
+#[test]
+fn a_connection_that_is_held_for_too_long_is_told_once() {
+    let mut world = full(RULES);
+    world.checkout(0);
+    world.now += ms(299);
+    assert_eq!(world.ledger.leaks(world.now), []);
+    world.now += ms(1);
+    let leaks = world.ledger.leaks(world.now);
+    assert_eq!((leaks.len(), leaks[0].held_for), (1, ms(300)));
+    assert!(leaks[0].taken_at.file().ends_with("ledger_tests.rs"));
+    world.now += ms(1_000);
+    assert_eq!(world.ledger.leaks(world.now), []);
+}

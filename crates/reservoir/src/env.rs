@@ -1,0 +1,350 @@
+//! Settings from the environment, each checked on its own.
+
+use std::fmt::Display;
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::config::{ConfigError, DEFAULT_RATE, ReservoirConfig, Reset};
+
+/// What the environment says.
+///
+/// | variable | default | |
+/// |---|---|---|
+/// | `FOREBAY_RESERVOIR_ENABLED` | `false` | whether to use a reservoir at all |
+/// | `FOREBAY_RESERVOIR_TARGET_READY` | what the program opens at most | how many connections to keep |
+/// | `FOREBAY_RESERVOIR_LOW_WATERMARK` | half of the target | below how many ready ones to hurry |
+/// | `FOREBAY_RESERVOIR_MAX` | an eighth more than the target | how many there may ever be |
+/// | `FOREBAY_RESERVOIR_BASE_LIFETIME` | `11m` | how long a connection lives at least |
+/// | `FOREBAY_RESERVOIR_LIFETIME_JITTER` | `2m` | how much longer, by chance |
+/// | `FOREBAY_RESERVOIR_GUARD_WINDOW` | `45s` | nothing is lent that ends within this |
+/// | `FOREBAY_RESERVOIR_REPLACE_AHEAD` | the guard window | how long before that it is replaced |
+/// | `FOREBAY_RESERVOIR_CHECKOUT_TIMEOUT` | `100ms` | how long a caller waits |
+/// | `FOREBAY_RESERVOIR_DIAL_TIMEOUT` | `30s` | how long opening a connection may take |
+/// | `FOREBAY_RESERVOIR_MAX_DIALS` | `8` | how many are opened at the same time |
+/// | `FOREBAY_RESERVOIR_LEAK_AFTER` | `60s` | a connection held for longer is logged |
+/// | `FOREBAY_RESERVOIR_RESET` | `standard` | between two callers: `none`, `standard`, or statements |
+/// | `FOREBAY_CONN_RATE_LIMIT` | `100` | connections opened per second in the whole cluster |
+/// | `FOREBAY_CONN_LEASE_ENABLED` | `false` | whether all processes together have a limit |
+/// | `FOREBAY_CONN_LEASE_LIMIT` | `10000` | that limit |
+/// | `FOREBAY_CONN_LEASE_TTL` | `10s` | when what a killed process had is free again |
+/// | `FOREBAY_CONN_LEASE_REDIS_URL` | | where it is counted: a Redis |
+/// | `FOREBAY_CONN_LEASE_TABLE` | | or a DynamoDB table |
+/// | `FOREBAY_CONN_LEASE_NAMESPACE` | `forebay` | who shares it |
+///
+/// Durations are written `500ms`, `45s`, `11m`, `1h30m`.
+#[derive(Debug, Clone)]
+pub struct Environment {
+    /// Whether to use a reservoir at all.
+    pub enabled: bool,
+    /// The reservoir's own settings.
+    pub reservoir: ReservoirConfig,
+    /// Connections opened per second in the whole cluster.
+    pub rate_limit: f64,
+    /// The limit that all processes share, if there is one.
+    pub lease: Option<LeaseSettings>,
+}
+
+/// A limit that all processes share.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeaseSettings {
+    /// How many connections all processes may have together.
+    pub limit: u32,
+    /// When what a killed process had is free again.
+    pub ttl: Duration,
+    /// Where it is counted.
+    pub store: LeaseStore,
+    /// Who shares it.
+    pub namespace: String,
+}
+
+/// Where a shared limit is counted.
+#[derive(Clone, PartialEq, Eq)]
+pub enum LeaseStore {
+    /// In the Redis of this URL.
+    Redis(String),
+    /// In this DynamoDB table.
+    DynamoDb(String),
+}
+
+impl std::fmt::Debug for LeaseStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            LeaseStore::Redis(_) => f.write_str("Redis"), // its URL may have a password
+            LeaseStore::DynamoDb(table) => f.debug_tuple("DynamoDb").field(table).finish(),
+        }
+    }
+}
+
+impl Environment {
+    /// Reads the variables of this process. `max_open` is the target if they name none.
+    ///
+    /// # Errors
+    /// The first variable that can't be read, or that contradicts another.
+    pub fn read(max_open: u32) -> Result<Self, ConfigError> {
+        Environment::from_lookup(max_open, |name| std::env::var(name).ok())
+    }
+
+    /// Likewise, from variables that `lookup` knows.
+    ///
+    /// # Errors
+    /// See [`read`](Self::read).
+    pub fn from_lookup(max_open: u32, lookup: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
+        // Set and empty is not set, as in a shell's `${NAME:-default}`.
+        let vars = Variables(|name: &str| lookup(name).filter(|value| !value.is_empty()));
+        let target = vars.at_least_one("FOREBAY_RESERVOIR_TARGET_READY")?.unwrap_or(max_open.max(1));
+        let mut config = ReservoirConfig::new(target);
+        if let Some(low) = vars.at_least_one("FOREBAY_RESERVOIR_LOW_WATERMARK")? {
+            vars.check("FOREBAY_RESERVOIR_LOW_WATERMARK", low <= target, || {
+                format!("{low} is more than the target of {target}: it can be {target} at most")
+            })?;
+            config = config.low_watermark(low);
+        }
+        if let Some(max) = vars.at_least_one("FOREBAY_RESERVOIR_MAX")? {
+            vars.check("FOREBAY_RESERVOIR_MAX", max >= target, || {
+                format!("{max} is less than the target of {target}: it must be {target} at least")
+            })?;
+            config = config.max(max);
+        }
+        type Set = fn(ReservoirConfig, Duration) -> ReservoirConfig;
+        let durations: [(&str, Set); 7] = [
+            ("FOREBAY_RESERVOIR_BASE_LIFETIME", ReservoirConfig::base_lifetime),
+            ("FOREBAY_RESERVOIR_LIFETIME_JITTER", ReservoirConfig::lifetime_jitter),
+            ("FOREBAY_RESERVOIR_GUARD_WINDOW", ReservoirConfig::guard_window),
+            ("FOREBAY_RESERVOIR_REPLACE_AHEAD", ReservoirConfig::replace_ahead),
+            ("FOREBAY_RESERVOIR_CHECKOUT_TIMEOUT", ReservoirConfig::checkout_timeout),
+            ("FOREBAY_RESERVOIR_DIAL_TIMEOUT", ReservoirConfig::dial_timeout),
+            ("FOREBAY_RESERVOIR_LEAK_AFTER", ReservoirConfig::leak_after),
+        ];
+        for (name, set) in durations {
+            if let Some(duration) = vars.duration(name)? {
+                config = set(config, duration);
+            }
+        }
+        if let Some(dials) = vars.at_least_one("FOREBAY_RESERVOIR_MAX_DIALS")? {
+            config = config.max_dials(dials);
+        }
+        if let Some(reset) = vars.text("FOREBAY_RESERVOIR_RESET") {
+            config = config.reset(match reset.as_str() {
+                "none" => Reset::None,
+                "standard" => Reset::Standard,
+                _ => Reset::Custom(reset),
+            });
+        }
+        config.check().map_err(|error| ConfigError::Variable {
+            variable: "FOREBAY_RESERVOIR_BASE_LIFETIME, FOREBAY_RESERVOIR_GUARD_WINDOW".into(),
+            problem: error.to_string(),
+        })?;
+        let rate_limit =
+            vars.parsed::<f64>("FOREBAY_CONN_RATE_LIMIT", "a number of connections per second")?;
+        vars.check(
+            "FOREBAY_CONN_RATE_LIMIT",
+            rate_limit.is_none_or(|rate| rate.is_finite() && rate > 0.0),
+            || "a rate must be more than 0".into(),
+        )?;
+        let enabled = vars.flag("FOREBAY_RESERVOIR_ENABLED")?;
+        let rate_limit = rate_limit.unwrap_or(DEFAULT_RATE);
+        Ok(Environment { enabled, reservoir: config, rate_limit, lease: vars.lease()? })
+    }
+}
+
+struct Variables<L>(L);
+
+impl<L: Fn(&str) -> Option<String>> Variables<L> {
+    fn text(&self, name: &str) -> Option<String> {
+        (self.0)(name)
+    }
+
+    fn check(&self, name: &str, holds: bool, problem: impl FnOnce() -> String) -> Result<(), ConfigError> {
+        if holds { Ok(()) } else { Err(ConfigError::Variable { variable: name.into(), problem: problem() }) }
+    }
+
+    fn parsed<T: FromStr<Err: Display>>(&self, name: &str, what: &str) -> Result<Option<T>, ConfigError> {
+        let read = |text: String| {
+            let text = text.trim();
+            let wrong = |error| ConfigError::Variable {
+                variable: name.into(),
+                problem: format!("{text:?} is not {what}: {error}"),
+            };
+            text.parse().map_err(wrong)
+        };
+        self.text(name).map(read).transpose()
+    }
+
+    fn at_least_one(&self, name: &str) -> Result<Option<u32>, ConfigError> {
+        let number = self.parsed::<u32>(name, "a whole number")?;
+        self.check(name, number != Some(0), || "it must be 1 at least".into())?;
+        Ok(number)
+    }
+
+    fn duration(&self, name: &str) -> Result<Option<Duration>, ConfigError> {
+        let Some(text) = self.text(name) else { return Ok(None) };
+        let problem = || format!("{text:?} is not a duration: write it as 500ms, 45s, 11m or 1h30m");
+        let wrong = || ConfigError::Variable { variable: name.into(), problem: problem() };
+        parse_duration(text.trim()).map(Some).ok_or_else(wrong)
+    }
+
+    fn flag(&self, name: &str) -> Result<bool, ConfigError> {
+        match self.text(name).map(|text| text.trim().to_ascii_lowercase()).as_deref() {
+            None | Some("false" | "0" | "no" | "off") => Ok(false),
+            Some("true" | "1" | "yes" | "on") => Ok(true),
+            Some(other) => {
+                let problem = format!("{other:?} is neither true nor false");
+                Err(ConfigError::Variable { variable: name.into(), problem })
+            }
+        }
+    }
+
+    fn lease(&self) -> Result<Option<LeaseSettings>, ConfigError> {
+        let limit = self.at_least_one("FOREBAY_CONN_LEASE_LIMIT")?;
+        let ttl = self.duration("FOREBAY_CONN_LEASE_TTL")?;
+        let (redis, table) =
+            (self.text("FOREBAY_CONN_LEASE_REDIS_URL"), self.text("FOREBAY_CONN_LEASE_TABLE"));
+        if !self.flag("FOREBAY_CONN_LEASE_ENABLED")? {
+            return Ok(None);
+        }
+        let store = match (redis, table) {
+            (Some(url), None) => LeaseStore::Redis(url),
+            (None, Some(table)) => LeaseStore::DynamoDb(table),
+            (both, _) => {
+                let what = if both.is_some() { "both" } else { "neither" };
+                let problem = format!(
+                    "{what} of FOREBAY_CONN_LEASE_REDIS_URL and FOREBAY_CONN_LEASE_TABLE are set: set one, to say where \
+                     connections are counted"
+                );
+                return Err(ConfigError::Variable { variable: "FOREBAY_CONN_LEASE_ENABLED".into(), problem });
+            }
+        };
+        Ok(Some(LeaseSettings {
+            limit: limit.unwrap_or(10_000),
+            ttl: ttl.unwrap_or(Duration::from_secs(10)),
+            store,
+            namespace: self.text("FOREBAY_CONN_LEASE_NAMESPACE").unwrap_or_else(|| "forebay".into()),
+        }))
+    }
+}
+
+/// Numbers with units, one after the other: `1h30m`.
+fn parse_duration(text: &str) -> Option<Duration> {
+    let (mut rest, mut total) = (text, Duration::ZERO);
+    while !rest.is_empty() {
+        let digits = rest.find(|letter: char| !letter.is_ascii_digit())?;
+        let (number, after) = rest.split_at(digits);
+        let number: u64 = number.parse().ok()?;
+        let end = after.find(|letter: char| letter.is_ascii_digit()).unwrap_or(after.len());
+        let (unit, after) = after.split_at(end);
+        let unit = match unit {
+            "ms" => Duration::from_millis(1),
+            "s" => Duration::from_secs(1),
+            "m" => Duration::from_secs(60),
+            "h" => Duration::from_secs(3600),
+            _ => return None,
+        };
+        total = total.checked_add(unit.checked_mul(u32::try_from(number).ok()?)?)?;
+        rest = after;
+    }
+    (!text.is_empty()).then_some(total)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(variables: &[(&str, &str)]) -> Result<Environment, ConfigError> {
+        Environment::from_lookup(16, |name| {
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).into())
+        })
+    }
+
+    fn problem(variables: &[(&str, &str)]) -> String {
+        read(variables).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn nothing_set_is_the_seeds_defaults() {
+        let all = read(&[]).unwrap();
+        let rules = all.reservoir.rules();
+        assert_eq!((all.enabled, all.rate_limit, all.lease), (false, 100.0, None));
+        assert_eq!((rules.target, rules.low_watermark, rules.max), (16, 8, 18));
+        assert_eq!(rules.lifetime.base, Duration::from_secs(660));
+        assert_eq!(rules.lifetime.jitter, Duration::from_secs(120));
+        assert_eq!((rules.guard_window, rules.lead), (Duration::from_secs(45), Duration::from_secs(45)));
+    }
+
+    #[test]
+    fn every_variable_counts() {
+        let all = read(&[
+            ("FOREBAY_RESERVOIR_ENABLED", "true"),
+            ("FOREBAY_RESERVOIR_TARGET_READY", "50"),
+            ("FOREBAY_RESERVOIR_LOW_WATERMARK", "40"),
+            ("FOREBAY_RESERVOIR_MAX", "60"),
+            ("FOREBAY_RESERVOIR_BASE_LIFETIME", "1h30m"),
+            ("FOREBAY_RESERVOIR_LIFETIME_JITTER", "90s"),
+            ("FOREBAY_RESERVOIR_GUARD_WINDOW", "1m"),
+            ("FOREBAY_RESERVOIR_REPLACE_AHEAD", "2m"),
+            ("FOREBAY_RESERVOIR_CHECKOUT_TIMEOUT", "250ms"),
+            ("FOREBAY_RESERVOIR_DIAL_TIMEOUT", "5s"),
+            ("FOREBAY_RESERVOIR_MAX_DIALS", "3"),
+            ("FOREBAY_RESERVOIR_LEAK_AFTER", "10s"),
+            ("FOREBAY_RESERVOIR_RESET", "ROLLBACK; RESET ALL"),
+            ("FOREBAY_CONN_RATE_LIMIT", "12.5"),
+            ("FOREBAY_CONN_LEASE_ENABLED", "1"),
+            ("FOREBAY_CONN_LEASE_LIMIT", "200"),
+            ("FOREBAY_CONN_LEASE_TTL", "20s"),
+            ("FOREBAY_CONN_LEASE_TABLE", "leases"),
+            ("FOREBAY_CONN_LEASE_NAMESPACE", "orders"),
+        ])
+        .unwrap();
+        let (rules, config) = (all.reservoir.rules(), &all.reservoir);
+        assert_eq!((rules.target, rules.low_watermark, rules.max, rules.max_dials), (50, 40, 60, 3));
+        assert_eq!(
+            (rules.lifetime.base, rules.lifetime.jitter),
+            (Duration::from_secs(5400), Duration::from_secs(90))
+        );
+        assert_eq!((rules.guard_window, rules.lead), (Duration::from_secs(60), Duration::from_secs(120)));
+        assert_eq!(
+            (config.checkout_timeout, config.dial_timeout),
+            (Duration::from_millis(250), Duration::from_secs(5))
+        );
+        assert_eq!(rules.leak_after, Duration::from_secs(10));
+        assert_eq!(config.reset, Reset::Custom("ROLLBACK; RESET ALL".into()));
+        assert_eq!((all.enabled, all.rate_limit), (true, 12.5));
+        let store = LeaseStore::DynamoDb("leases".into());
+        let (ttl, namespace) = (Duration::from_secs(20), "orders".into());
+        assert_eq!(all.lease, Some(LeaseSettings { limit: 200, ttl, store, namespace }));
+    }
+
+    #[test]
+    fn what_cannot_be_is_said_with_the_variables_name() {
+        let cases = [
+            ("FOREBAY_RESERVOIR_TARGET_READY", "many"),
+            ("FOREBAY_RESERVOIR_TARGET_READY", "0"),
+            ("FOREBAY_RESERVOIR_LOW_WATERMARK", "17"),
+            ("FOREBAY_RESERVOIR_MAX", "15"),
+            ("FOREBAY_RESERVOIR_BASE_LIFETIME", "11"),
+            ("FOREBAY_RESERVOIR_BASE_LIFETIME", "11 minutes"),
+            ("FOREBAY_RESERVOIR_GUARD_WINDOW", "-1s"),
+            ("FOREBAY_RESERVOIR_GUARD_WINDOW", "11m"),
+            ("FOREBAY_RESERVOIR_CHECKOUT_TIMEOUT", "99999999999999999999h"),
+            ("FOREBAY_RESERVOIR_ENABLED", "maybe"),
+            ("FOREBAY_CONN_RATE_LIMIT", "0"),
+            ("FOREBAY_CONN_RATE_LIMIT", "NaN"),
+            ("FOREBAY_CONN_LEASE_LIMIT", "-5"),
+            ("FOREBAY_CONN_LEASE_ENABLED", "true"),
+        ];
+        for (variable, value) in cases {
+            let said = problem(&[(variable, value)]);
+            assert!(said.contains(variable), "{variable}={value}: {said}");
+        }
+        assert_eq!(
+            problem(&[("FOREBAY_RESERVOIR_GUARD_WINDOW", "45")]),
+            "FOREBAY_RESERVOIR_GUARD_WINDOW: \"45\" is not a duration: write it as 500ms, 45s, 11m or 1h30m"
+        );
+    }
+
+    #[test]
+    fn a_password_in_a_url_is_not_shown() {
+        let url = ("FOREBAY_CONN_LEASE_REDIS_URL", "redis://:hunter2@cache");
+        let all = read(&[("FOREBAY_CONN_LEASE_ENABLED", "true"), url]).unwrap();
+        assert!(!format!("{all:?}").contains("hunter2"));
+    }
+}

@@ -1,0 +1,192 @@
+//! A connection to Postgres as it is lent, and the task that moves its bytes.
+
+use std::fmt;
+use std::future::{pending, poll_fn};
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+use tokio_postgres::{AsyncMessage, CancelToken, Client};
+
+use super::dial::{Place, Plan, open_again};
+use super::error::PostgresError;
+use super::socket::Socket;
+use super::stream::{Bound, Done, Stream};
+use crate::connect::{ConnectError, ConnectErrorKind, Connection};
+
+/// How long a connection that is closed may take to finish what it does, before the server is asked to stop it.
+const GRACE: Duration = Duration::from_millis(100);
+
+/// A connection to Postgres. It is used as the [`tokio_postgres::Client`] that it derefs to.
+///
+/// A task of its own moves the bytes; it ends with the client. Dropping the client says goodbye to the server once all
+/// that was asked is answered. Notices are logged by their SQLSTATE alone, since their words may hold a row's values.
+/// Notifications (`LISTEN`) are dropped: a connection that is lent for a while is no place to wait for them.
+pub struct PostgresClient {
+    client: Client,
+    task: JoinHandle<()>,
+    socket: Socket,
+    cancel: PostgresCancelToken,
+}
+
+impl PostgresClient {
+    pub(super) fn start(
+        client: Client,
+        connection: tokio_postgres::Connection<Stream, Bound>,
+        socket: Socket,
+        cancel: PostgresCancelToken,
+    ) -> Self {
+        let task = tokio::spawn(run(connection, Arc::clone(&cancel.0)));
+        PostgresClient { client, task, socket, cancel }
+    }
+
+    /// What can stop a query of this connection from elsewhere. In the place of tokio-postgres' own token, it knows where
+    /// the server is and how to encrypt.
+    pub fn cancel_token(&self) -> PostgresCancelToken {
+        self.cancel.clone()
+    }
+
+    /// Where the server is, as errors and logs say it.
+    pub fn address(&self) -> String {
+        self.cancel.0.place.to_string()
+    }
+
+    fn error(&self, error: tokio_postgres::Error) -> ConnectError {
+        self.cancel.0.error(error).into()
+    }
+}
+
+impl Connection for PostgresClient {
+    fn is_closed(&self) -> bool {
+        self.client.is_closed()
+    }
+
+    async fn reset(&mut self, script: &str) -> Result<(), ConnectError> {
+        self.client.batch_execute(script).await.map_err(|error| self.error(error))
+    }
+
+    /// A query that is still running is cancelled. Dropping the future closes the socket at once.
+    async fn close(self) {
+        let PostgresClient { client, task, socket, cancel } = self;
+        let mut task = Ending(task);
+        drop(client);
+        let cancelling = async {
+            tokio::time::sleep(GRACE).await;
+            if let Err(error) = cancel.cancel().await {
+                tracing::debug!(%error, "a connection that is closed is busy, and its query can't be cancelled");
+            }
+            pending::<()>().await;
+        };
+        tokio::select! {
+            _ended = &mut task.0 => {}
+            () = cancelling => {}
+        }
+        socket.closed_by_peer().await;
+    }
+}
+
+impl Deref for PostgresClient {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.client
+    }
+}
+
+impl DerefMut for PostgresClient {
+    fn deref_mut(&mut self) -> &mut Client {
+        &mut self.client
+    }
+}
+
+impl fmt::Debug for PostgresClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresClient")
+            .field("address", &self.address())
+            .field("is_closed", &self.client.is_closed())
+            .finish()
+    }
+}
+
+/// Cancels what a connection is doing.
+#[derive(Clone)]
+pub struct PostgresCancelToken(Arc<Origin>);
+
+/// Where a connection came from.
+struct Origin {
+    plan: Arc<Plan>,
+    place: Place,
+    encrypted: bool,
+    token: CancelToken,
+}
+
+impl Origin {
+    fn error(&self, error: tokio_postgres::Error) -> PostgresError {
+        PostgresError::from_client(&self.place.to_string(), &self.plan.settings.user, error)
+    }
+}
+
+impl PostgresCancelToken {
+    pub(super) fn new(plan: Arc<Plan>, place: Place, encrypted: bool, client: &Client) -> Self {
+        PostgresCancelToken(Arc::new(Origin { plan, place, encrypted, token: client.cancel_token() }))
+    }
+
+    /// Asks the server to stop what the connection is doing, if anything, over a second connection to the same address,
+    /// encrypted alike. Resolves when the server has passed it on; whether anything was stopped only the query tells,
+    /// by the error 57014.
+    pub async fn cancel(&self) -> Result<(), ConnectError> {
+        let origin = &*self.0;
+        let (socket, stream) = open_again(&origin.plan, &origin.place, origin.encrypted).await?;
+        let passed_on = async {
+            let sent = origin.token.cancel_query_raw(stream, Done).await;
+            sent.map_err(|error| origin.error(error))?;
+            socket.closed_by_peer().await;
+            Ok::<_, PostgresError>(())
+        };
+        let after = origin.plan.settings.connect_timeout;
+        let step = "cancelling a query";
+        let late = |_| PostgresError::Timeout { address: origin.place.to_string(), step, after };
+        tokio::time::timeout(after, passed_on).await.map_err(late)??;
+        Ok(())
+    }
+}
+
+impl fmt::Debug for PostgresCancelToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresCancelToken").field("address", &self.0.place.to_string()).finish()
+    }
+}
+
+/// The task of a connection that is being closed. Nothing may outlive that.
+struct Ending(JoinHandle<()>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+async fn run(mut connection: tokio_postgres::Connection<Stream, Bound>, origin: Arc<Origin>) {
+    loop {
+        // Not the connection's own future: that one logs the words of notices.
+        match poll_fn(|cx| connection.poll_message(cx)).await {
+            None => return,
+            Some(Ok(AsyncMessage::Notice(notice))) => {
+                let (severity, sqlstate) = (notice.severity(), notice.code().code());
+                tracing::debug!(address = %origin.place, severity, sqlstate, "the server sent a notice");
+            }
+            Some(Ok(_notification)) => {}
+            Some(Err(error)) => {
+                let error = origin.error(error);
+                match error.kind() {
+                    ConnectErrorKind::Unreachable => {
+                        tracing::debug!(address = %origin.place, %error, "a connection was lost");
+                    }
+                    _ => tracing::warn!(address = %origin.place, %error, "a connection broke"),
+                }
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! One reservoir for each database that this process talks to, however many of its parts want connections.
+
+use std::collections::HashMap;
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use super::{PostgresClient, PostgresConnect};
+use crate::config::{ConfigError, Limits, ReservoirConfig};
+use crate::reservoir::{Reservoir, WeakReservoir};
+
+/// Endpoint, user, database.
+type Key = (String, String, String);
+
+static RESERVOIRS: LazyLock<Mutex<HashMap<Key, WeakReservoir<PostgresClient>>>> =
+    LazyLock::new(Mutex::default);
+
+impl Reservoir<PostgresClient> {
+    /// The reservoir of this process for this endpoint, user and database: started by the first who asks, with what they
+    /// configured, and shared by all others, who should take a [`view`](Self::view) of it. It closes with the last handle.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub fn shared(
+        connect: PostgresConnect,
+        config: ReservoirConfig,
+        limits: Limits,
+    ) -> Result<Self, ConfigError> {
+        let key = (connect.endpoint(), connect.user().into(), connect.database().into());
+        let mut reservoirs = RESERVOIRS.lock().unwrap_or_else(PoisonError::into_inner);
+        reservoirs.retain(|_, reservoir| reservoir.upgrade().is_some());
+        if let Some(reservoir) = reservoirs.get(&key).and_then(WeakReservoir::upgrade) {
+            return Ok(reservoir);
+        }
+        let reservoir = Reservoir::start(connect, config, limits)?;
+        reservoirs.insert(key, reservoir.downgrade());
+        Ok(reservoir)
+    }
+}

@@ -1,0 +1,154 @@
+//! The socket under a connection: one descriptor, seen by two.
+//!
+//! tokio-postgres owns the stream it is given and drops it once it has said goodbye. Whoever closes a connection must see
+//! the server's end close after that, so both hold the same socket.
+//!
+//! Invariant: only one of them polls: the connection's task until it has ended, then whoever waits for the end.
+
+use std::future::poll_fn;
+use std::io::{self, IoSlice};
+use std::net::{Shutdown, SocketAddr};
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use socket2::{SockRef, TcpKeepalive};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+
+/// A connected socket; clones are the same one.
+#[derive(Debug, Clone)]
+pub(super) struct Socket(Arc<Wire>);
+
+#[derive(Debug)]
+enum Wire {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+/// What is set on a TCP socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct TcpOptions {
+    pub(super) keepalive: Option<Keepalive>,
+    pub(super) user_timeout: Option<Duration>,
+}
+
+/// Probes on an idle connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Keepalive {
+    pub(super) idle: Duration,
+    pub(super) interval: Duration,
+    pub(super) count: u32,
+}
+
+/// Runs the same expression for both kinds.
+macro_rules! wire {
+    ($socket:expr, $stream:ident => $what:expr) => {
+        match &*$socket.0 {
+            Wire::Tcp($stream) => $what,
+            Wire::Unix($stream) => $what,
+        }
+    };
+}
+
+impl Socket {
+    pub(super) async fn tcp(address: SocketAddr, options: TcpOptions) -> io::Result<Self> {
+        let stream = TcpStream::connect(address).await?;
+        let socket = SockRef::from(&stream);
+        socket.set_tcp_nodelay(true)?;
+        if let Some(Keepalive { idle, interval, count }) = options.keepalive {
+            let probes = TcpKeepalive::new().with_time(idle).with_interval(interval).with_retries(count);
+            socket.set_tcp_keepalive(&probes)?;
+        }
+        #[cfg(target_os = "linux")]
+        socket.set_tcp_user_timeout(options.user_timeout)?;
+        Ok(Socket(Arc::new(Wire::Tcp(stream))))
+    }
+
+    pub(super) async fn unix(path: &Path) -> io::Result<Self> {
+        Ok(Socket(Arc::new(Wire::Unix(UnixStream::connect(path).await?))))
+    }
+
+    /// Resolves when the other side has closed its end, or the connection is broken; what still comes is thrown away.
+    pub(super) async fn closed_by_peer(&self) {
+        let mut rest = [0; 1024];
+        loop {
+            let ready = wire!(self, stream => poll_fn(|cx| stream.poll_read_ready(cx)).await);
+            if ready.is_err() {
+                return;
+            }
+            match wire!(self, stream => stream.try_read(&mut rest)) {
+                Ok(0) => return,
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Says that nothing more will come, and waits as [`Socket::closed_by_peer`] does.
+    pub(super) async fn hang_up(&self) {
+        // It fails only when there is nobody to tell.
+        let _gone = wire!(self, stream => SockRef::from(stream).shutdown(Shutdown::Write));
+        self.closed_by_peer().await;
+    }
+
+    fn try_write(&self, cx: &mut Context<'_>, parts: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        loop {
+            ready!(wire!(self, stream => stream.poll_write_ready(cx)))?;
+            match wire!(self, stream => stream.try_write_vectored(parts)) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                result => return Poll::Ready(result),
+            }
+        }
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if buf.remaining() == 0 {
+            return Poll::Ready(Ok(()));
+        }
+        loop {
+            ready!(wire!(self, stream => stream.poll_read_ready(cx)))?;
+            match wire!(self, stream => stream.try_read_buf(buf)) {
+                Ok(_) => return Poll::Ready(Ok(())),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.try_write(cx, &[IoSlice::new(bytes)])
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.try_write(cx, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let result = wire!(self, stream => SockRef::from(stream).shutdown(Shutdown::Write));
+        Poll::Ready(match result {
+            // The server was first.
+            Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),
+            result => result,
+        })
+    }
+}

@@ -1,0 +1,501 @@
+//! What the handles of a reservoir share: its books under one short lock, and what follows from them.
+//!
+//! Invariant: the lock is never held across an await, nor while a connection is handed over, reset or closed; whatever becomes
+//! of a task (it may panic, be cancelled, or never run because the runtime ends), its connection is counted out once.
+//! Kept by: tasks hold [`Resetting`], [`Retiring`] or [`Dialing`], which tell the books when they are dropped.
+
+use std::panic::Location;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use forebay_quota::Lease;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, oneshot};
+use tracing::{debug, warn};
+
+use crate::config::{Limits, ReservoirConfig};
+use crate::connect::{ConnectError, ConnectErrorKind, Connection};
+use crate::core::dice::Dice;
+use crate::core::ledger::{Checkout, Entry, Held, Ledger, Plan, Retire, Waiter, Work};
+use crate::core::line::Ticket;
+use crate::error::{CheckoutError, Shortage};
+use crate::guard::Guard;
+use crate::metrics::Meters;
+use crate::status::{Status, ViewStatus};
+
+pub(crate) struct Shared<C: Connection> {
+    books: Mutex<Books<C>>,
+    pub(crate) config: ReservoirConfig,
+    pub(crate) limits: Limits,
+    pub(crate) meters: Meters,
+    runtime: Handle,
+    /// Wakes the refiller.
+    pub(crate) refiller: Notify,
+    /// Rung when a connection was opened or closed, or couldn't be opened.
+    pub(crate) changed: Notify,
+}
+
+struct Books<C: Connection> {
+    ledger: Ledger<Owned<C>, Waiting<C>>,
+    views: Vec<String>,
+    /// How far the dials that are on their way have come, and what the last one failed of.
+    stages: Stages,
+    trouble: Option<Shortage>,
+}
+
+/// How many dials wait for what.
+#[derive(Default)]
+struct Stages {
+    lease: u32,
+    rate: u32,
+}
+
+/// A connection, and the unit of the budget that it takes for as long as it is open.
+pub(crate) struct Owned<C> {
+    pub(crate) connection: C,
+    lease: Option<Lease>,
+}
+
+impl<C: Connection> Held for Owned<C> {
+    fn is_closed(&self) -> bool {
+        self.connection.is_closed()
+    }
+}
+
+/// A caller that waits.
+pub(crate) struct Waiting<C: Connection> {
+    /// `None`: the time is over.
+    caller: oneshot::Sender<Option<Guard<C>>>,
+    asked_at: &'static Location<'static>,
+    deadline: Instant,
+}
+
+impl<C: Connection> Waiter for Waiting<C> {
+    fn asked_at(&self) -> &'static Location<'static> {
+        self.asked_at
+    }
+
+    fn deadline(&self) -> Instant {
+        self.deadline
+    }
+}
+
+/// What a try to check out came to.
+pub(crate) enum Tried<C: Connection> {
+    Lent(Guard<C>),
+    Wait(InLine<C>),
+}
+
+impl<C: Connection> Shared<C> {
+    pub(crate) fn new(config: ReservoirConfig, limits: Limits) -> Arc<Self> {
+        let ledger = Ledger::new(config.rules(), Dice::from_system(), now());
+        let books = Books { ledger, views: Vec::new(), stages: Stages::default(), trouble: None };
+        Arc::new(Shared {
+            books: Mutex::new(books),
+            meters: Meters::new(&config.service),
+            config,
+            limits,
+            runtime: Handle::current(),
+            refiller: Notify::new(),
+            changed: Notify::new(),
+        })
+    }
+
+    pub(crate) fn add_view(&self, name: &str, quota: u32) -> usize {
+        let mut books = self.locked();
+        books.views.push(name.into());
+        books.ledger.views.add(quota)
+    }
+
+    /// Lends what is ready, or says why not.
+    pub(crate) fn try_checkout(
+        self: &Arc<Self>,
+        view: usize,
+        by: &'static Location<'static>,
+    ) -> Result<Option<Guard<C>>, CheckoutError> {
+        let now = now();
+        let mut books = self.locked();
+        let checkout = books.ledger.checkout(view, now, by);
+        self.open(books);
+        match checkout {
+            Checkout::Lent(entry) => {
+                self.meters.checkouts.increment(1);
+                Ok(Some(Guard::new(self.clone(), view, entry)))
+            }
+            Checkout::None => Ok(None),
+            Checkout::Closed => Err(CheckoutError::Closed),
+        }
+    }
+
+    /// Lends what is ready, or gives a place in line.
+    pub(crate) fn checkout_or_wait(
+        self: &Arc<Self>,
+        view: usize,
+        patience: Duration,
+        by: &'static Location<'static>,
+    ) -> Result<Tried<C>, CheckoutError> {
+        let now = now();
+        let mut books = self.locked();
+        match books.ledger.checkout(view, now, by) {
+            Checkout::Lent(entry) => {
+                self.open(books);
+                self.meters.checkouts.increment(1);
+                Ok(Tried::Lent(Guard::new(self.clone(), view, entry)))
+            }
+            Checkout::Closed => Err(CheckoutError::Closed),
+            Checkout::None if !books.ledger.may_wait() => {
+                let waiting = books.ledger.views.waiting();
+                self.open(books);
+                Err(CheckoutError::Busy { waiting })
+            }
+            Checkout::None => {
+                let (caller, verdict) = oneshot::channel();
+                let ticket =
+                    books.ledger.wait(view, Waiting { caller, asked_at: by, deadline: now + patience });
+                self.open(books);
+                self.meters.empty.increment(1);
+                Ok(Tried::Wait(InLine { shared: self.clone(), view, ticket, verdict, since: now }))
+            }
+        }
+    }
+
+    /// Called by a guard that is dropped.
+    pub(crate) fn give(self: &Arc<Self>, view: usize, entry: Entry<Owned<C>>, is_bad: bool) {
+        let now = now();
+        let mut books = self.locked();
+        books.ledger.give(view, entry, is_bad, now);
+        self.open(books);
+    }
+
+    pub(crate) fn is_fit(&self, entry: &Entry<Owned<C>>) -> bool {
+        let now = now();
+        self.look(|ledger| ledger.is_fit(entry, now))
+    }
+
+    /// What the refiller should do now.
+    pub(crate) fn plan(self: &Arc<Self>) -> Plan {
+        let now = now();
+        let mut books = self.locked();
+        let (plan, leaks) = (books.ledger.plan(now), books.ledger.leaks(now));
+        let (counts, waiting) = (books.ledger.counts(), books.ledger.views.waiting());
+        self.open(books);
+        for leak in leaks {
+            self.meters.leaks.increment(1);
+            let (service, held_for, taken_at) = (&self.config.service, leak.held_for, leak.taken_at);
+            warn!(service, ?held_for, %taken_at, "a connection is held for longer than is believable");
+        }
+        self.meters.levels(counts, waiting);
+        plan
+    }
+
+    pub(crate) fn close(self: &Arc<Self>) {
+        let now = now();
+        let mut books = self.locked();
+        books.ledger.close(now);
+        self.open(books);
+    }
+
+    pub(crate) fn look<T>(&self, look: impl FnOnce(&Ledger<Owned<C>, Waiting<C>>) -> T) -> T {
+        look(&self.locked().ledger)
+    }
+
+    /// What keeps the reservoir from being full.
+    pub(crate) fn shortage(&self) -> Shortage {
+        let books = self.locked();
+        let (counts, backs_off) = (books.ledger.counts(), books.ledger.dial_again_at().is_some());
+        match &books.trouble {
+            Some(trouble) if backs_off || counts.dialing > 0 => trouble.clone(),
+            _ if books.stages.rate > 0 => Shortage::RateLimited,
+            _ if counts.dialing > 0 || counts.lent + counts.resetting == 0 => Shortage::Dialing,
+            _ => Shortage::AllLent { lent: counts.lent + counts.resetting },
+        }
+    }
+
+    pub(crate) fn view_full(&self, view: usize) -> Option<(String, u32)> {
+        let books = self.locked();
+        let views = &books.ledger.views;
+        (!views.has_room(view)).then(|| (books.views[view].clone(), views.quota(view)))
+    }
+
+    pub(crate) fn status(&self) -> Status {
+        let trouble = {
+            let books = self.locked();
+            books.trouble.as_ref().map(ToString::to_string)
+        };
+        let (books, now) = (self.locked(), now());
+        let Books { ledger, views, .. } = &*books;
+        let (rules, at) = (ledger.rules(), ledger.dial_again_at());
+        let views = views.iter().enumerate().map(|(view, name)| ViewStatus {
+            name: name.clone(),
+            quota: ledger.views.quota(view).min(rules.max),
+            lent: ledger.views.lent(view),
+        });
+        Status {
+            service: self.config.service.clone(),
+            counts: ledger.counts(),
+            target: rules.target,
+            low_watermark: rules.low_watermark,
+            max: rules.max,
+            waiting: ledger.views.waiting(),
+            trouble,
+            dials_again_in: at.map(|at| at.saturating_duration_since(now)),
+            closing: ledger.is_closing(),
+            views: views.collect(),
+        }
+    }
+
+    /// Opens the lock, and does what is to be done.
+    fn open(self: &Arc<Self>, mut books: MutexGuard<'_, Books<C>>) {
+        if !books.ledger.has_work() {
+            return;
+        }
+        let Work { hand_over, reset, retire, late, dismiss, wake } = books.ledger.take_work();
+        drop(books);
+        for (waiting, view, entry) in hand_over {
+            self.meters.checkouts.increment(1);
+            // Whoever has gone drops it here, and it goes to the next.
+            drop(waiting.caller.send(Some(Guard::new(self.clone(), view, entry))));
+        }
+        for entry in reset {
+            self.start_reset(entry);
+        }
+        for retire in retire {
+            self.start_retiring(retire);
+        }
+        late.into_iter().for_each(|waiting| drop(waiting.caller.send(None)));
+        drop(dismiss);
+        if wake {
+            self.refiller.notify_one();
+            self.changed.notify_waiters();
+        }
+    }
+
+    fn start_reset(self: &Arc<Self>, entry: Entry<Owned<C>>) {
+        let mut resetting = Resetting { shared: self.clone(), entry: Some(entry) };
+        self.runtime.spawn(async move {
+            let clean = resetting.run().await;
+            resetting.end(clean);
+        });
+    }
+
+    fn start_retiring(self: &Arc<Self>, retire: Retire<Owned<C>>) {
+        let Retire { entry, why, age } = retire;
+        self.meters.discard(why);
+        self.meters.retirement_age.record(age.as_secs_f64());
+        debug!(service = self.config.service, why = why.as_str(), ?age, "a connection is closed");
+        let Owned { connection, lease } = entry.into_held();
+        // The lease goes back with the place, when the server has let go.
+        let retiring = Retiring { shared: self.clone(), _lease: lease };
+        let patience = self.config.close_timeout;
+        self.runtime.spawn(async move {
+            let _ = tokio::time::timeout(patience, connection.close()).await;
+            drop(retiring);
+        });
+    }
+
+    fn locked(&self) -> MutexGuard<'_, Books<C>> {
+        // A panic in the books is a bug of ours, but connections must still find their way back.
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A place in line. Dropping it gives it up.
+pub(crate) struct InLine<C: Connection> {
+    shared: Arc<Shared<C>>,
+    view: usize,
+    ticket: Ticket,
+    verdict: oneshot::Receiver<Option<Guard<C>>>,
+    since: Instant,
+}
+
+impl<C: Connection> InLine<C> {
+    /// Waits until it is its turn, or its time is over.
+    pub(crate) async fn turn(mut self) -> Result<Guard<C>, CheckoutError> {
+        let turn = (&mut self.verdict).await;
+        let waited = now().saturating_duration_since(self.since);
+        self.shared.meters.wait_seconds.record(waited.as_secs_f64());
+        match turn {
+            Ok(Some(guard)) => Ok(guard),
+            Ok(None) => Err(self.went_without(waited)),
+            Err(_) => Err(CheckoutError::Closed),
+        }
+    }
+
+    fn went_without(&self, waited: Duration) -> CheckoutError {
+        if let Some((view, quota)) = self.shared.view_full(self.view) {
+            self.shared.meters.shortage("view_full");
+            return CheckoutError::ViewFull { view, quota, waited };
+        }
+        let why = self.shared.shortage();
+        self.shared.meters.shortage(why.as_str());
+        CheckoutError::Empty { why, waited }
+    }
+}
+
+impl<C: Connection> Drop for InLine<C> {
+    fn drop(&mut self) {
+        // If it has been called already, there is nobody to take out, and the guard goes back as the receiver is dropped.
+        let waiting = self.shared.locked().ledger.views.leave(self.view, self.ticket);
+        drop(waiting);
+    }
+}
+
+/// A connection that is being reset.
+struct Resetting<C: Connection> {
+    shared: Arc<Shared<C>>,
+    entry: Option<Entry<Owned<C>>>,
+}
+
+impl<C: Connection> Resetting<C> {
+    async fn run(&mut self) -> bool {
+        let Some(entry) = &mut self.entry else { return false };
+        let config = &self.shared.config;
+        let Some(script) = config.reset.script() else { return true };
+        match tokio::time::timeout(config.reset_timeout, entry.held_mut().connection.reset(script)).await {
+            Ok(Ok(())) => true,
+            Ok(Err(error)) => {
+                debug!(service = config.service, %error, "a connection couldn't be reset");
+                false
+            }
+            Err(_) => {
+                debug!(service = config.service, within = ?config.reset_timeout, "a reset took too long");
+                false
+            }
+        }
+    }
+
+    fn end(&mut self, is_clean: bool) {
+        if let Some(entry) = self.entry.take() {
+            let now = now();
+            let mut books = self.shared.locked();
+            books.ledger.was_reset(entry, is_clean, now);
+            self.shared.open(books);
+        }
+    }
+}
+
+impl<C: Connection> Drop for Resetting<C> {
+    fn drop(&mut self) {
+        self.end(false);
+    }
+}
+
+/// A connection that is being closed, with the unit that it took.
+struct Retiring<C: Connection> {
+    shared: Arc<Shared<C>>,
+    _lease: Option<Lease>,
+}
+
+impl<C: Connection> Drop for Retiring<C> {
+    fn drop(&mut self) {
+        let mut books = self.shared.locked();
+        books.ledger.was_closed();
+        self.shared.open(books);
+    }
+}
+
+/// A dial that counts.
+pub(crate) struct Dialing<C: Connection> {
+    shared: Arc<Shared<C>>,
+    stage: Stage,
+    lease: Option<Lease>,
+    is_open: bool,
+}
+
+/// What a dial waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    Lease,
+    Rate,
+    Connection,
+}
+
+impl<C: Connection> Dialing<C> {
+    /// For one of the dials that a plan has begun.
+    pub(crate) fn new(shared: Arc<Shared<C>>) -> Self {
+        shared.locked().stages.enter(Stage::Lease);
+        Dialing { shared, stage: Stage::Lease, lease: None, is_open: true }
+    }
+
+    pub(crate) fn enter(&mut self, stage: Stage) {
+        let mut books = self.shared.locked();
+        books.stages.leave(self.stage);
+        books.stages.enter(stage);
+        self.stage = stage;
+    }
+
+    pub(crate) fn keep(&mut self, lease: Lease) {
+        self.lease = Some(lease);
+    }
+
+    pub(crate) fn succeeded(mut self, connection: C) {
+        self.shared.meters.refills.increment(1);
+        let owned = Owned { connection, lease: self.lease.take() };
+        self.end(|books, now| {
+            books.trouble = None;
+            books.ledger.born(owned, now);
+        });
+    }
+
+    pub(crate) fn failed(mut self, error: &ConnectError) {
+        let (kind, why) = (error.kind(), error.to_string());
+        self.shared.meters.refill_failure(kind.as_str());
+        self.end(|books, now| {
+            books.trouble = Some(match kind {
+                ConnectErrorKind::Credentials => Shortage::Credentials { why },
+                kind => Shortage::Connect { kind, why },
+            });
+            books.ledger.dial_failed(kind, now);
+        });
+    }
+
+    /// No lease: the budget is asked again at `again_at`.
+    pub(crate) fn denied(mut self, why: String, again_at: Instant) {
+        self.shared.meters.refill_failure("lease_denied");
+        self.end(|books, _| {
+            books.trouble = Some(Shortage::LeaseDenied { why });
+            books.ledger.dial_given_up(Some(again_at));
+        });
+    }
+
+    fn end(&mut self, tell: impl FnOnce(&mut Books<C>, Instant)) {
+        if std::mem::replace(&mut self.is_open, false) {
+            let now = now();
+            let mut books = self.shared.locked();
+            books.stages.leave(self.stage);
+            tell(&mut books, now);
+            self.shared.open(books);
+        }
+    }
+}
+
+impl<C: Connection> Drop for Dialing<C> {
+    fn drop(&mut self) {
+        // Cancelled, or it panicked; the connector's own affair, but not to be repeated at once.
+        let failed = ConnectErrorKind::Other;
+        self.end(|books, now| books.ledger.dial_failed(failed, now));
+    }
+}
+
+impl Stages {
+    fn enter(&mut self, stage: Stage) {
+        match stage {
+            Stage::Lease => self.lease += 1,
+            Stage::Rate => self.rate += 1,
+            Stage::Connection => {}
+        }
+    }
+
+    fn leave(&mut self, stage: Stage) {
+        match stage {
+            Stage::Lease => self.lease -= 1,
+            Stage::Rate => self.rate -= 1,
+            Stage::Connection => {}
+        }
+    }
+}
+
+/// Follows tokio's clock, which tests can pause.
+pub(crate) fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}

@@ -1,0 +1,83 @@
+//! Pools of other makes on top of a reservoir.
+
+use std::time::Duration;
+
+use forebay_quota::RateConfig;
+use forebay_reservoir::{Limits, PostgresClient, PostgresConnect, Reservoir, ReservoirConfig};
+use forebay_sandbox::Postgres;
+use forebay_testkit::{PATIENCE, eventually};
+
+fn reservoir(config: ReservoirConfig) -> Reservoir<PostgresClient> {
+    let connect = PostgresConnect::new(&Postgres::shared().url("postgres")).unwrap();
+    let limits = Limits::local().rate(RateConfig::per_second(1e6));
+    Reservoir::start(connect, config.checkout_timeout(PATIENCE), limits).unwrap()
+}
+
+/// Connections of half a second, less the guard window.
+fn short_lived() -> ReservoirConfig {
+    ReservoirConfig::new(4)
+        .base_lifetime(Duration::from_millis(500))
+        .lifetime_jitter(Duration::ZERO)
+        .guard_window(Duration::from_millis(100))
+}
+
+const PID: &str = "SELECT pg_backend_pid()";
+
+#[tokio::test]
+async fn deadpool_lends_ours_and_lets_go_of_those_at_their_end() {
+    use deadpool::managed::Pool;
+    let reservoir = reservoir(short_lived());
+    let pool: Pool<_> = Pool::builder(reservoir.view("pool", 2)).max_size(2).build().unwrap();
+    let first: i32 = pool.get().await.unwrap().query_one(PID, &[]).await.unwrap().get(0);
+    let again: i32 = pool.get().await.unwrap().query_one(PID, &[]).await.unwrap().get(0);
+    assert_eq!(first, again, "the pool keeps it");
+    assert_eq!(reservoir.status().views[1].lent, 1, "and so it counts as lent");
+    eventually("another takes its place", true, async || {
+        pool.get().await.unwrap().query_one(PID, &[]).await.unwrap().get::<_, i32>(0) != first
+    })
+    .await;
+    pool.close();
+    eventually("all have come back", 0, async || reservoir.status().counts.lent).await;
+}
+
+#[tokio::test]
+async fn deadpool_drops_one_that_the_server_has_ended() {
+    use deadpool::managed::Pool;
+    let reservoir = reservoir(ReservoirConfig::new(2));
+    let pool: Pool<_> = Pool::builder(reservoir.view("pool", 1)).max_size(1).build().unwrap();
+    let first: i32 = pool.get().await.unwrap().query_one(PID, &[]).await.unwrap().get(0);
+    Postgres::shared().execute("postgres", &format!("SELECT pg_terminate_backend({first})")).unwrap();
+    eventually("another takes its place", true, async || {
+        let client = pool.get().await.unwrap();
+        client.query_one(PID, &[]).await.is_ok_and(|row| row.get::<_, i32>(0) != first)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn bb8_lends_ours_and_lets_go_of_those_at_their_end() {
+    let reservoir = reservoir(short_lived());
+    let builder = bb8::Pool::builder().max_size(2).max_lifetime(None).idle_timeout(None);
+    let pool = builder.build(reservoir.view("pool", 2)).await.unwrap();
+    let first: i32 = pool.get().await.unwrap().query_one(PID, &[]).await.unwrap().get(0);
+    assert!(reservoir.status().views[1].lent >= 1);
+    eventually("another takes its place", true, async || {
+        pool.get().await.unwrap().query_one(PID, &[]).await.unwrap().get::<_, i32>(0) != first
+    })
+    .await;
+    drop(pool);
+    eventually("all have come back", 0, async || reservoir.status().counts.lent).await;
+}
+
+#[tokio::test]
+async fn bb8_drops_one_that_the_server_has_ended() {
+    let reservoir = reservoir(ReservoirConfig::new(2));
+    let pool = bb8::Pool::builder().max_size(1).build(reservoir.view("pool", 1)).await.unwrap();
+    let first: i32 = pool.get().await.unwrap().query_one(PID, &[]).await.unwrap().get(0);
+    Postgres::shared().execute("postgres", &format!("SELECT pg_terminate_backend({first})")).unwrap();
+    eventually("another takes its place", true, async || {
+        let client = pool.get().await.unwrap();
+        client.query_one(PID, &[]).await.is_ok_and(|row| row.get::<_, i32>(0) != first)
+    })
+    .await;
+}

@@ -1,0 +1,244 @@
+//! Four processes that share one budget of connections, watched through the server's own eyes.
+//!
+//! A child is this test binary again, told by its environment to keep a reservoir; it does so until its standard input ends.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use forebay_quota::{MemberConfig, Quota, RateConfig, RedisStore};
+use forebay_reservoir::{Limits, PostgresClient, PostgresConnect, Reservoir, ReservoirConfig};
+use forebay_sandbox::{Postgres, Redis};
+use forebay_testkit::{PATIENCE, eventually};
+
+const CHILD: &str = "FOREBAY_TEST_RESERVOIR";
+const BUDGET: i64 = 20;
+const TTL: Duration = Duration::from_secs(2);
+const BEAT: Duration = Duration::from_millis(400);
+
+struct Process {
+    child: Child,
+    orders: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Process {
+    /// `store` is what the child makes its quota of.
+    fn start(postgres: &str, store: &str, name: &str) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["cluster::a_child_keeps_a_reservoir", "--exact", "--nocapture", "--test-threads=1"])
+            .env(CHILD, format!("{postgres} {store} {name}"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (orders, answers) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        Process { child, orders, answers }
+    }
+
+    /// The mode in which its quota decides, and how many connections it has.
+    fn status(&mut self) -> (String, u32) {
+        writeln!(self.orders, "status").unwrap();
+        let mut line = String::new();
+        loop {
+            line.clear();
+            assert!(self.answers.read_line(&mut line).unwrap() > 0, "the child ended");
+            if let Some((_, answer)) = line.split_once('@') {
+                let (mode, total) = answer.trim().split_once(' ').unwrap();
+                return (mode.into(), total.parse().unwrap());
+            }
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Does nothing unless it was started as a child by one of the tests below.
+#[test]
+fn a_child_keeps_a_reservoir() {
+    let Ok(orders) = std::env::var(CHILD) else { return };
+    let words: Vec<_> = orders.split(' ').collect();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(keep(words[0], words[1], words[2]));
+}
+
+async fn keep(postgres: &str, store: &str, name: &str) {
+    let (kind, rest) = store.split_once('|').unwrap();
+    let (address, namespace) = rest.split_once('|').unwrap();
+    let member = MemberConfig::new(name).ttl(TTL).beat(BEAT);
+    let quota = match kind {
+        "redis" => Quota::join(RedisStore::open(address, namespace).unwrap(), member).await,
+        #[cfg(feature = "dynamodb")]
+        "dynamodb" => {
+            let store = dynamo::store(address, namespace).await;
+            Quota::join(store, member.call_timeout(Duration::from_secs(2))).await
+        }
+        other => panic!("no such store: {other}"),
+    };
+    let limits = Limits::shared(quota.clone()).rate(RateConfig::per_second(100.0)).connections(BUDGET as u32);
+    // More than its part of the budget, and lives of a few seconds, so that connections come and go all the time.
+    let config = ReservoirConfig::new(8)
+        .base_lifetime(Duration::from_secs(2))
+        .lifetime_jitter(Duration::from_secs(2))
+        .guard_window(Duration::from_millis(200));
+    let reservoir = Reservoir::start(PostgresConnect::new(postgres).unwrap(), config, limits).unwrap();
+    let (sender, mut orders) = tokio::sync::mpsc::channel(16);
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lines().map_while(Result::ok) {
+            if sender.blocking_send(line).is_err() {
+                return;
+            }
+        }
+    });
+    loop {
+        tokio::select! {
+            order = orders.recv() => match order {
+                Some(_) => println!("@{} {}", quota.mode(), reservoir.status().counts.total()),
+                None => return,
+            },
+            client = reservoir.checkout() => {
+                if let Ok(client) = client {
+                    let _ = client.simple_query("SELECT pg_sleep(0.005)").await;
+                }
+            }
+        }
+    }
+}
+
+/// The server's own count of the children's connections.
+struct Watch {
+    observer: Reservoir<PostgresClient>,
+    most: i64,
+}
+
+impl Watch {
+    async fn start(server: &Postgres) -> Self {
+        let connect = PostgresConnect::new(&server.url("postgres")).unwrap();
+        let observer = Reservoir::start(connect, ReservoirConfig::new(1), Limits::local()).unwrap();
+        Watch { observer, most: 0 }
+    }
+
+    async fn count(&self) -> i64 {
+        let client = self.observer.checkout_within(PATIENCE).await.unwrap();
+        let sql =
+            "SELECT count(*) FROM pg_stat_activity WHERE usename = 'app' AND backend_type = 'client backend'";
+        client.query_one(sql, &[]).await.unwrap().get(0)
+    }
+
+    /// Likewise; and it must never be more than the budget.
+    async fn backends(&mut self) -> i64 {
+        let count = self.count().await;
+        self.most = self.most.max(count);
+        assert!(count <= BUDGET, "{count} connections of a budget of {BUDGET}");
+        count
+    }
+
+    /// Looks every 50 ms.
+    async fn look_for(&mut self, span: Duration) {
+        let began = Instant::now();
+        while began.elapsed() < span {
+            self.backends().await;
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Looks every 50 ms until nearly all of the budget is in use; says how long it took.
+    async fn until_used(&mut self) -> Duration {
+        let began = Instant::now();
+        // Connections come and go: the budget is used if all but those that are being replaced are open.
+        while self.backends().await < BUDGET - 2 {
+            assert!(began.elapsed() < PATIENCE, "only {} of {BUDGET} are open", self.most);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        began.elapsed()
+    }
+}
+
+fn server() -> Postgres {
+    let server = Postgres::start().unwrap();
+    server.execute("postgres", "CREATE ROLE app LOGIN").unwrap();
+    server
+}
+
+async fn one_is_killed_and_started_again(store: &str) {
+    let server = server();
+    let mut watch = Watch::start(&server).await;
+    let url = format!("postgres://app@{}/postgres", server.addr());
+    let mut children: Vec<_> = (0..4).map(|at| Process::start(&url, store, &format!("m{at}"))).collect();
+    watch.until_used().await;
+    watch.look_for(Duration::from_secs(3)).await;
+    children.swap_remove(0);
+    let killed = Instant::now();
+    // What it had is the others' after a TTL and a beat, and it is gone before that only from the server's books.
+    watch.look_for(TTL / 2).await;
+    let back = killed.elapsed() + watch.until_used().await;
+    assert!(back < (TTL + BEAT) * 5, "its share was back after {back:?}");
+    println!("{store}: the share of a killed process is back after {back:?}");
+    children.push(Process::start(&url, store, "m0"));
+    watch.look_for(Duration::from_secs(3)).await;
+    assert!(watch.most > BUDGET - 3, "only {} were ever open", watch.most);
+    let (mode, _) = children[3].status();
+    assert_eq!(mode, "normal");
+}
+
+#[tokio::test]
+async fn four_processes_share_a_budget_through_redis_while_one_is_killed() {
+    let redis = Redis::start().unwrap();
+    one_is_killed_and_started_again(&format!("redis|{}|budget", redis.url())).await;
+}
+
+#[tokio::test]
+async fn without_their_store_they_go_by_local_limits_and_agree_again_when_it_is_back() {
+    let (server, redis) = (server(), Redis::start().unwrap());
+    let mut watch = Watch::start(&server).await;
+    let url = format!("postgres://app@{}/postgres", server.addr());
+    let store = format!("redis|{}|outage", redis.url());
+    let mut children: Vec<_> = (0..4).map(|at| Process::start(&url, &store, &format!("m{at}"))).collect();
+    watch.until_used().await;
+    redis.kill();
+    // Within the TTL they lend what they have; beyond it each has its equal part of the budget, or what it had before.
+    eventually("they say so", true, async || {
+        children.iter_mut().all(|child| child.status().0 == "degraded_share")
+    })
+    .await;
+    let part = (BUDGET / 4) as u32;
+    eventually("each has its part", true, async || children.iter_mut().all(|child| child.status().1 >= part))
+        .await;
+    redis.revive().unwrap();
+    eventually("they agree again", true, async || {
+        children.iter_mut().all(|child| child.status().0 == "normal")
+    })
+    .await;
+    // What is too much is a debt: nobody opens another before enough have ended.
+    eventually("the debt is paid", true, async || watch.count().await <= BUDGET).await;
+    watch.look_for(Duration::from_secs(3)).await;
+    watch.until_used().await;
+}
+
+#[cfg(feature = "dynamodb")]
+mod dynamo {
+    use aws_sdk_dynamodb::Client;
+    use aws_sdk_dynamodb::config::{Credentials, Region};
+    use forebay_quota::DynamoStore;
+    use forebay_sandbox::DynamoDb;
+
+    pub(super) async fn store(url: &str, namespace: &str) -> DynamoStore {
+        let config = DynamoStore::client_config()
+            .endpoint_url(url)
+            .region(Region::new("us-east-1"))
+            .credentials_provider(Credentials::new("sandbox", "sandbox", None, None, "sandbox"))
+            .build();
+        DynamoStore::create_table(Client::from_conf(config), "leases", namespace).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn four_processes_share_a_budget_through_dynamodb_while_one_is_killed() {
+        let dynamo = DynamoDb::start().unwrap();
+        super::one_is_killed_and_started_again(&format!("dynamodb|{}|budget", dynamo.url())).await;
+    }
+}

@@ -1,0 +1,430 @@
+//! The life of a reservoir under a paused clock, on connections that do what the test says.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use forebay_quota::{Quota, RateConfig};
+use forebay_reservoir::{
+    CheckoutError, Connect, ConnectError, ConnectErrorKind, Connection, Counts, Filling, Guard, Limits,
+    Reservoir, ReservoirConfig, Reset, Shortage,
+};
+use futures_util::FutureExt;
+use tokio::time::{Instant, sleep, timeout};
+
+/// What the next dials come to.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Dial {
+    Works,
+    Fails(ConnectErrorKind),
+    HasNoCredentials,
+    Panics,
+    Hangs,
+}
+
+/// What the test knows of all connections.
+#[derive(Default)]
+struct Site {
+    dial: Mutex<Option<Dial>>,
+    dials: AtomicU32,
+    open: AtomicU32,
+    resets: AtomicU32,
+    reset_takes: Mutex<Duration>,
+    close_takes: Mutex<Duration>,
+}
+
+impl Site {
+    fn will(&self, dial: Dial) {
+        *self.dial.lock().unwrap() = Some(dial);
+    }
+
+    fn plan(&self) -> Dial {
+        self.dial.lock().unwrap().unwrap_or(Dial::Works)
+    }
+
+    fn open(&self) -> u32 {
+        self.open.load(Ordering::Relaxed)
+    }
+
+    fn dials(&self) -> u32 {
+        self.dials.load(Ordering::Relaxed)
+    }
+}
+
+struct Connector(Arc<Site>);
+
+struct Link {
+    number: u32,
+    closed: Arc<AtomicBool>,
+    site: Arc<Site>,
+}
+
+impl Connect for Connector {
+    type Connection = Link;
+    type Credentials = ();
+
+    async fn credentials(&self) -> Result<(), ConnectError> {
+        match self.0.plan() {
+            Dial::HasNoCredentials => {
+                Err(ConnectError::new(ConnectErrorKind::Credentials, "the vault is shut"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn connect(&self, (): ()) -> Result<Link, ConnectError> {
+        let number = self.0.dials.fetch_add(1, Ordering::Relaxed);
+        sleep(Duration::from_millis(1)).await;
+        match self.0.plan() {
+            Dial::Fails(kind) => Err(ConnectError::new(kind, "as the test wants")),
+            Dial::Panics => panic!("as the test wants"),
+            Dial::Hangs => std::future::pending().await,
+            _ => {
+                self.0.open.fetch_add(1, Ordering::Relaxed);
+                Ok(Link { number, closed: Arc::default(), site: self.0.clone() })
+            }
+        }
+    }
+}
+
+impl Connection for Link {
+    fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
+    }
+
+    async fn reset(&mut self, _: &str) -> Result<(), ConnectError> {
+        let takes = *self.site.reset_takes.lock().unwrap();
+        sleep(takes).await;
+        self.site.resets.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    async fn close(self) {
+        let takes = *self.site.close_takes.lock().unwrap();
+        sleep(takes).await;
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.site.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn config(target: u32) -> ReservoirConfig {
+    ReservoirConfig::new(target).reset(Reset::None)
+}
+
+fn start(config: ReservoirConfig) -> (Reservoir<Link>, Arc<Site>) {
+    start_with(config, Limits::local().rate(RateConfig::per_second(1e6)))
+}
+
+fn start_with(config: ReservoirConfig, limits: Limits) -> (Reservoir<Link>, Arc<Site>) {
+    let site = Arc::new(Site::default());
+    (Reservoir::start(Connector(site.clone()), config, limits).unwrap(), site)
+}
+
+async fn filled(target: u32) -> (Reservoir<Link>, Arc<Site>) {
+    let (reservoir, site) = start(config(target).low_watermark(target));
+    reservoir.initial_fill(Duration::from_secs(5)).await.unwrap();
+    (reservoir, site)
+}
+
+async fn take(reservoir: &Reservoir<Link>) -> Guard<Link> {
+    reservoir.checkout().await.unwrap()
+}
+
+/// Everything that is ready to run has run.
+async fn settle() {
+    sleep(Duration::from_millis(20)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_comes_back_is_lent_again_in_its_turn() {
+    let (reservoir, site) = filled(2).await;
+    let (one, two) = (take(&reservoir).await, take(&reservoir).await);
+    assert_eq!((one.number, two.number), (0, 1));
+    assert!(reservoir.try_checkout().unwrap().is_none());
+    let third = reservoir.checkout();
+    let fourth = reservoir.checkout();
+    tokio::pin!(third, fourth);
+    assert!(third.as_mut().now_or_never().is_none() && fourth.as_mut().now_or_never().is_none());
+    drop(two);
+    assert!(fourth.as_mut().now_or_never().is_none(), "it isn't its turn");
+    assert_eq!(third.await.unwrap().number, 1);
+    // The third has given it back already.
+    assert_eq!(fourth.await.unwrap().number, 1);
+    drop(one);
+    assert_eq!(reservoir.status().counts, Counts { ready: 2, ..Counts::default() });
+    assert_eq!((site.dials(), site.open()), (2, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_waits_in_vain_is_told_why() {
+    let (reservoir, _site) = filled(1).await;
+    let held = take(&reservoir).await;
+    let began = Instant::now();
+    let error = reservoir.checkout().await.unwrap_err();
+    assert_eq!(began.elapsed(), Duration::from_millis(100));
+    assert!(matches!(error, CheckoutError::Empty { why: Shortage::AllLent { lent: 1 }, .. }), "{error:?}");
+    assert_eq!(
+        error.to_string(),
+        "no connection within 100ms: all 1 connections are in use; raise target_ready, or hold them for less long"
+    );
+    drop(held);
+
+    let (reservoir, site) = start(config(1));
+    site.will(Dial::Fails(ConnectErrorKind::Refused));
+    let error = reservoir.checkout().await.unwrap_err();
+    let CheckoutError::Empty { why: Shortage::Connect { kind: ConnectErrorKind::Refused, why }, .. } = error
+    else {
+        panic!("{error:?}")
+    };
+    assert_eq!(why, "the server refuses us: as the test wants");
+
+    let (reservoir, site) = start(config(1));
+    site.will(Dial::HasNoCredentials);
+    let error = reservoir.checkout().await.unwrap_err();
+    assert!(matches!(error, CheckoutError::Empty { why: Shortage::Credentials { .. }, .. }), "{error:?}");
+    assert_eq!(site.dials(), 0);
+
+    let (reservoir, _site) = start_with(config(4), Limits::local().per_second(1.0));
+    let _first = reservoir.checkout().await.unwrap();
+    let error = reservoir.checkout().await.unwrap_err();
+    assert!(matches!(error, CheckoutError::Empty { why: Shortage::RateLimited, .. }), "{error:?}");
+
+    let (reservoir, _site) =
+        start_with(config(4), Limits::local().rate(RateConfig::per_second(1e6)).connections(1));
+    let _first = reservoir.checkout().await.unwrap();
+    let error = reservoir.checkout().await.unwrap_err();
+    assert!(matches!(error, CheckoutError::Empty { why: Shortage::LeaseDenied { .. }, .. }), "{error:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_goes_away_at_any_moment_takes_nothing_along() {
+    let (reservoir, _site) = filled(1).await;
+    let held = take(&reservoir).await;
+    // In line, and then not.
+    let mut waits = Box::pin(reservoir.checkout());
+    assert!(waits.as_mut().now_or_never().is_none());
+    assert_eq!(reservoir.status().waiting, 1);
+    drop(waits);
+    assert_eq!(reservoir.status().waiting, 0);
+    // Served, and gone before it looks.
+    let mut waits = Box::pin(reservoir.checkout());
+    assert!(waits.as_mut().now_or_never().is_none());
+    drop(held);
+    assert_eq!(reservoir.status().counts.lent, 1, "it is on its way to who waits");
+    drop(waits);
+    assert_eq!(reservoir.status().counts, Counts { ready: 1, ..Counts::default() });
+}
+
+#[tokio::test(start_paused = true)]
+async fn bad_connections_are_replaced() {
+    let (reservoir, site) = filled(3).await;
+    let mut marked = take(&reservoir).await;
+    let broken = take(&reservoir).await;
+    marked.mark_bad();
+    broken.closed.store(true, Ordering::Relaxed);
+    drop((marked, broken));
+    settle().await;
+    assert_eq!((reservoir.status().counts.ready, site.open(), site.dials()), (3, 3, 5));
+    // Two that break while they are ready: a caller meets neither.
+    let lent = [take(&reservoir).await, take(&reservoir).await, take(&reservoir).await];
+    let [one, two, fit] = lent.map(|link| (link.number, link.closed.clone()));
+    one.1.store(true, Ordering::Relaxed);
+    two.1.store(true, Ordering::Relaxed);
+    assert_eq!(reservoir.status().counts.ready, 3);
+    assert_eq!(take(&reservoir).await.number, fit.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_within_the_guard_window_is_lent_and_a_steady_reservoir_never_dips() {
+    let config = config(8)
+        .low_watermark(8)
+        .base_lifetime(Duration::from_secs(60))
+        .lifetime_jitter(Duration::from_secs(20))
+        .guard_window(Duration::from_secs(5));
+    let (reservoir, site) = start(config);
+    reservoir.initial_fill(Duration::from_secs(5)).await.unwrap();
+    let began = Instant::now();
+    let mut least = u32::MAX;
+    while began.elapsed() < Duration::from_secs(600) {
+        sleep(Duration::from_millis(100)).await;
+        let lent = reservoir.try_checkout().unwrap().expect("one is always ready");
+        drop(lent);
+        least = least.min(reservoir.status().counts.ready);
+    }
+    assert!(least >= 8, "it dipped to {least}");
+    // Ten minutes of lives of about a minute.
+    assert!((60..=110).contains(&site.dials()), "{} dials", site.dials());
+    assert_eq!(site.open(), reservoir.status().counts.total());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dial_that_panics_hangs_or_fails_gives_everything_back() {
+    let quota = Quota::local();
+    let limits = || Limits::shared(quota.clone()).rate(RateConfig::per_second(1e6)).connections(100);
+    for dial in
+        [Dial::Panics, Dial::Hangs, Dial::Fails(ConnectErrorKind::Unreachable), Dial::HasNoCredentials]
+    {
+        let (reservoir, site) = start_with(config(4).dial_timeout(Duration::from_secs(1)), limits());
+        site.will(dial);
+        sleep(Duration::from_secs(3)).await;
+        assert_eq!((reservoir.status().counts.ready, site.open()), (0, 0), "{dial:?}");
+        site.will(Dial::Works);
+        timeout(Duration::from_secs(20), reservoir.initial_fill(Duration::from_secs(20)))
+            .await
+            .unwrap()
+            .unwrap();
+        sleep(Duration::from_secs(5)).await;
+        assert_eq!(reservoir.status().counts, Counts { ready: 4, ..Counts::default() }, "{dial:?}");
+        assert_eq!(limits().quota().status().budgets[0].usage.used_here, 4, "{dial:?}: leases");
+        assert_eq!(reservoir.close(Duration::from_secs(5)).await, 0);
+        assert_eq!((site.open(), limits().quota().status().budgets[0].usage.used_here), (0, 0), "{dial:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_token_is_spent_when_the_dial_begins_and_not_before() {
+    let (reservoir, site) = start_with(config(1), Limits::local().rate(RateConfig::per_second(1.0).burst(1)));
+    site.will(Dial::HasNoCredentials);
+    sleep(Duration::from_millis(900)).await;
+    site.will(Dial::Works);
+    let began = Instant::now();
+    // The one token of the first second is still there: nothing was dialed with it.
+    drop(reservoir.checkout_within(Duration::from_secs(5)).await.unwrap());
+    assert!(began.elapsed() < Duration::from_millis(900), "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reset_happens_between_two_callers_and_one_that_takes_too_long_ends_the_connection() {
+    let (reservoir, site) = start(ReservoirConfig::new(1));
+    let first = reservoir.checkout_within(Duration::from_secs(1)).await.unwrap();
+    *site.reset_takes.lock().unwrap() = Duration::from_millis(50);
+    drop(first);
+    assert_eq!(reservoir.status().counts, Counts { resetting: 1, ..Counts::default() });
+    let began = Instant::now();
+    let second = reservoir.checkout().await.unwrap();
+    assert_eq!((began.elapsed(), site.resets.load(Ordering::Relaxed)), (Duration::from_millis(50), 1));
+    *site.reset_takes.lock().unwrap() = Duration::from_secs(3600);
+    drop(second);
+    sleep(Duration::from_millis(1_100)).await;
+    *site.reset_takes.lock().unwrap() = Duration::ZERO;
+    let third = reservoir.checkout().await.unwrap();
+    assert_eq!((third.number, site.open()), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_is_free_when_the_server_has_let_go() {
+    let limits = Limits::local().rate(RateConfig::per_second(1e6)).connections(1);
+    let quota = limits.quota().clone();
+    let (reservoir, site) = start_with(config(1).max(2), limits);
+    *site.close_takes.lock().unwrap() = Duration::from_millis(400);
+    let mut held = take(&reservoir).await;
+    held.mark_bad();
+    drop(held);
+    sleep(Duration::from_millis(390)).await;
+    assert_eq!((quota.status().budgets[0].usage.used_here, site.dials()), (1, 1), "it is still open");
+    drop(reservoir.checkout_within(Duration::from_secs(1)).await.unwrap());
+    assert_eq!((site.dials(), site.open()), (2, 1));
+    // One that never lets go is given up after a second.
+    *site.close_takes.lock().unwrap() = Duration::from_secs(3600);
+    let mut held = take(&reservoir).await;
+    held.mark_bad();
+    drop(held);
+    sleep(Duration::from_millis(1_400)).await;
+    assert_eq!((site.dials(), site.open(), quota.status().budgets[0].usage.used_here), (3, 1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_view_has_its_quota_and_takes_nobody_elses_turn() {
+    let (reservoir, _site) = filled(4).await;
+    let admin = reservoir.view("admin", 1);
+    let first = admin.checkout().await.unwrap();
+    assert!(admin.try_checkout().unwrap().is_none(), "it has its one");
+    let mut second = Box::pin(admin.checkout());
+    assert!(second.as_mut().now_or_never().is_none());
+    let others = [take(&reservoir).await, take(&reservoir).await, take(&reservoir).await];
+    drop(others);
+    assert!(second.as_mut().now_or_never().is_none(), "three are ready, and none is for it");
+    drop(first);
+    let second = second.await.unwrap();
+    let error = admin.checkout().await.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "no connection within 100ms: the view \"admin\" has all 1 that it may have"
+    );
+    drop(second);
+    let status = reservoir.status();
+    assert_eq!((status.views[1].name.as_str(), status.views[1].quota, status.views[1].lent), ("admin", 1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_filling_reports_fails_at_none_and_goes_on_with_a_few() {
+    let (reservoir, _site) = start(config(8).low_watermark(5));
+    let mut steps = Vec::new();
+    let filling = reservoir.initial_fill_with(Duration::from_secs(5), |step| steps.push(step)).await.unwrap();
+    assert!(filling.ready >= 5 && steps.len() > 1, "{filling:?} {steps:?}");
+    assert_eq!(steps[0], Filling { ready: 0, wanted: 5 });
+
+    let (reservoir, site) = start(config(8));
+    site.will(Dial::Fails(ConnectErrorKind::Full));
+    let error = reservoir.initial_fill(Duration::from_secs(5)).await.unwrap_err();
+    assert_eq!(error.to_string(), "not one connection within 5s: the server has no room: as the test wants");
+
+    let (reservoir, _site) =
+        start_with(config(8), Limits::local().rate(RateConfig::per_second(1e6)).connections(2));
+    let filling = reservoir.initial_fill(Duration::from_secs(5)).await.unwrap();
+    assert_eq!(filling, Filling { ready: 2, wanted: 4 });
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_tells_those_who_wait_and_waits_for_what_is_lent() {
+    let (reservoir, site) = filled(2).await;
+    let (one, two) = (take(&reservoir).await, take(&reservoir).await);
+    let waits = reservoir.checkout_within(Duration::from_secs(60));
+    tokio::pin!(waits);
+    assert!(waits.as_mut().now_or_never().is_none());
+    assert_eq!(reservoir.close(Duration::from_millis(100)).await, 2);
+    assert!(matches!(waits.await, Err(CheckoutError::Closed)));
+    assert!(matches!(reservoir.try_checkout(), Err(CheckoutError::Closed)));
+    drop(one);
+    let closed = reservoir.close(Duration::from_secs(60));
+    tokio::pin!(closed);
+    assert!(closed.as_mut().now_or_never().is_none());
+    drop(two);
+    assert_eq!((closed.await, site.open()), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_last_handle_closes_it_and_what_is_lent_comes_back_all_the_same() {
+    let (reservoir, site) = filled(3).await;
+    let view = reservoir.view("late", 2);
+    let lent = take(&reservoir).await;
+    drop(reservoir);
+    settle().await;
+    assert_eq!(site.open(), 3, "a view is a handle, too");
+    drop(view);
+    settle().await;
+    assert_eq!(site.open(), 1);
+    drop(lent);
+    settle().await;
+    assert_eq!(site.open(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn more_callers_than_may_wait_are_told_at_once() {
+    let (reservoir, _site) = start(config(1).max_waiting(2));
+    let (mut one, mut two) = (Box::pin(reservoir.checkout()), Box::pin(reservoir.checkout()));
+    assert!(one.as_mut().now_or_never().is_none() && two.as_mut().now_or_never().is_none());
+    let third = reservoir.checkout().now_or_never().expect("at once");
+    assert!(matches!(third, Err(CheckoutError::Busy { waiting: 2 })));
+}
+
+#[tokio::test]
+async fn settings_that_contradict_each_other_are_refused() {
+    let never_lent = config(1).base_lifetime(Duration::from_secs(30));
+    let error = Reservoir::start(Connector(Arc::default()), never_lent, Limits::local()).unwrap_err();
+    assert!(error.to_string().starts_with("a lifetime of 30s within a guard window of 45s"), "{error}");
+}

@@ -1,0 +1,17 @@
+//! The reservoir against real servers, files and programs.
+
+#![allow(clippy::unwrap_used, reason = "a test's unwrap is its assertion, in a helper too")]
+#![allow(clippy::print_stdout, reason = "a child's answers")]
+
+#[cfg(all(feature = "postgres", feature = "deadpool", feature = "bb8"))]
+mod adapters;
+#[cfg(all(feature = "postgres", feature = "redis"))]
+mod cluster;
+mod life;
+#[cfg(feature = "postgres")]
+mod metrics;
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "postgres")]
+mod servers;
+mod tokens;

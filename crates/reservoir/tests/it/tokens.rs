@@ -1,0 +1,83 @@
+//! Passwords and tokens, from real files, programs and endpoints.
+
+mod cached;
+mod command;
+#[cfg(feature = "dsql")]
+mod dsql;
+#[cfg(feature = "dsql")]
+mod endpoint;
+mod file;
+
+use std::fmt::Debug;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use forebay_reservoir::{Password, PasswordEnv, TokenProvider};
+
+/// A folder of one test's own, gone when this is dropped.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let name = format!("tokens-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    fn write(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+        fs::write(self.path(name), content).unwrap();
+        self.path(name)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The secret that it gives, which can't be kept.
+async fn secret(provider: &impl TokenProvider) -> String {
+    let token = provider.token().await.unwrap();
+    assert_eq!(token.good_for, None);
+    token.secret.reveal().to_string()
+}
+
+/// Why it gives none.
+async fn refusal(provider: &(impl TokenProvider + Debug)) -> String {
+    let error = provider.token().await.unwrap_err();
+    let shown = format!("{error} {error:?} {provider:?}");
+    assert!(!shown.contains("hunter2"), "{shown}");
+    error.to_string()
+}
+
+#[tokio::test]
+async fn a_password_stays_and_is_not_shown() {
+    let password = Password::new("hunter2");
+    assert_eq!(secret(&password).await, "hunter2");
+    assert_eq!(secret(&password).await, "hunter2");
+    assert!(!format!("{password:?}").contains("hunter2"));
+}
+
+#[tokio::test]
+async fn a_variable_is_read_from_the_environment() {
+    // Cargo and nextest both set this one for a test.
+    assert_eq!(secret(&PasswordEnv::new("CARGO_PKG_NAME")).await, "forebay-reservoir");
+    let error = refusal(&PasswordEnv::new("FOREBAY_NO_SUCH_PASSWORD")).await;
+    assert_eq!(error, "password variable FOREBAY_NO_SUCH_PASSWORD: isn't set");
+}
+
+#[tokio::test]
+async fn providers_can_be_chosen_at_run_time() {
+    let providers: Vec<Box<dyn TokenProvider>> =
+        vec![Box::new(Password::new("hunter2")), Box::new(PasswordEnv::new("CARGO_PKG_NAME"))];
+    assert_eq!(secret(&providers[0]).await, "hunter2");
+    assert_eq!(secret(&providers[1]).await, "forebay-reservoir");
+}
