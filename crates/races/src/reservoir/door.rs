@@ -1,6 +1,8 @@
 //! A server that accepts only so many connections per second: a door in front of one that accepts any number.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Result;
@@ -8,16 +10,32 @@ use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{MissedTickBehavior, interval};
 
-/// Opens the door; connections wait before it, in the order of coming. It is shut with the runtime.
-pub(crate) async fn open(server: SocketAddr, per_second: f64) -> Result<SocketAddr> {
+/// A door that is open wide until it is narrowed. It is shut with the runtime.
+pub(crate) struct Door {
+    pub(crate) address: SocketAddr,
+    narrow: Arc<AtomicBool>,
+}
+
+impl Door {
+    /// From now on connections wait before it, in the order of coming.
+    pub(crate) fn narrow(&self) {
+        self.narrow.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Opens the door, which lets in `per_second` connections once it is narrow.
+pub(crate) async fn open(server: SocketAddr, per_second: f64) -> Result<Door> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
-    let address = listener.local_addr()?;
+    let (address, narrow) = (listener.local_addr()?, Arc::new(AtomicBool::new(false)));
+    let is_narrow = narrow.clone();
     tokio::spawn(async move {
         let mut ticks = interval(Duration::from_secs_f64(1.0 / per_second));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let Ok((mut client, _)) = listener.accept().await else { return };
-            ticks.tick().await;
+            if is_narrow.load(Ordering::Relaxed) {
+                ticks.tick().await;
+            }
             tokio::spawn(async move {
                 let Ok(mut server) = TcpStream::connect(server).await else { return };
                 let _ = (client.set_nodelay(true), server.set_nodelay(true));
@@ -25,5 +43,5 @@ pub(crate) async fn open(server: SocketAddr, per_second: f64) -> Result<SocketAd
             });
         }
     });
-    Ok(address)
+    Ok(Door { address, narrow })
 }

@@ -43,7 +43,7 @@ impl Pool for Ours {
                 .guard_window(window)
                 .replace_ahead(lifetime / 4);
         }
-        let rate = RateConfig::per_second(terms.opens_per_second);
+        let rate = RateConfig::per_second(terms.opens_per_second).burst(terms.connections);
         let limits = Limits::local().rate(rate);
         let reservoir = Reservoir::start(PostgresConnect::new(&terms.url)?, config, limits)?;
         reservoir.initial_fill(PATIENCE).await?;
