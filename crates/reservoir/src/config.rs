@@ -5,6 +5,7 @@ use std::time::Duration;
 use forebay_quota::{Budget, BudgetConfig, Quota, Rate, RateConfig};
 
 use crate::core::ledger::{Backoff, Lifetime, Rules};
+use crate::shared::FOREVER;
 
 /// How many connections are opened per second if nobody says otherwise, in the whole cluster.
 pub const DEFAULT_RATE: f64 = 100.0;
@@ -85,8 +86,8 @@ impl ReservoirConfig {
         }
     }
 
-    /// For Aurora DSQL, which ends every connection after an hour: 55 minutes less up to five, and no reset, since it knows
-    /// none of those statements.
+    /// For Aurora DSQL, which ends every connection after an hour: 55 minutes less up to five, and only a ROLLBACK between two
+    /// callers, since it knows none of the other statements.
     pub fn aurora_dsql(target_ready: u32) -> Self {
         let mut config = ReservoirConfig::new(target_ready).reset(Reset::Custom("ROLLBACK".into()));
         config.lifetime = Lifetime {
@@ -135,7 +136,8 @@ impl ReservoirConfig {
         self
     }
 
-    /// How long before its guard window a connection is replaced. As long as the guard window by default.
+    /// How long before its guard window a connection is replaced. As long as the guard window by default; at most half of the time
+    /// between birth and guard window.
     pub fn replace_ahead(mut self, lead: Duration) -> Self {
         self.lead = Some(lead);
         self
@@ -171,7 +173,7 @@ impl ReservoirConfig {
         self
     }
 
-    /// How long credentials and a connection may take together. 30 s by default.
+    /// How long credentials may take, and then the connection. 30 s by default.
     pub fn dial_timeout(mut self, timeout: Duration) -> Self {
         self.dial_timeout = timeout;
         self
@@ -179,19 +181,27 @@ impl ReservoirConfig {
 
     /// Such that they fit each other, whatever was asked for.
     pub(crate) fn rules(&self) -> Rules {
-        let target = self.target_ready;
-        let max = self.max.unwrap_or_else(|| target.saturating_add((target / 8).max(1)));
+        let max = self
+            .max
+            .unwrap_or_else(|| self.target_ready.saturating_add((self.target_ready / 8).max(1)))
+            .max(1);
+        let target = self.target_ready.min(max);
+        let Lifetime { base, jitter, downward } = self.lifetime;
+        let lifetime = Lifetime { base: base.min(FOREVER), jitter: jitter.min(FOREVER), downward };
+        let guard_window = self.guard_window.min(FOREVER);
+        // One that is to be replaced from its birth on would be replaced for ever.
+        let most_lead = self.shortest_life().saturating_sub(guard_window) / 2;
         Rules {
-            target: target.min(max),
-            low_watermark: self.low_watermark.unwrap_or(target / 2).clamp(1, target.min(max).max(1)),
-            max: max.max(1),
-            lifetime: self.lifetime,
-            guard_window: self.guard_window,
-            lead: self.lead.unwrap_or(self.guard_window),
+            target,
+            low_watermark: self.low_watermark.unwrap_or(target / 2).clamp(1, target),
+            max,
+            lifetime,
+            guard_window,
+            lead: self.lead.unwrap_or(guard_window).min(most_lead),
             max_dials: self.max_dials,
             max_waiting: self.max_waiting,
             resets: self.reset != Reset::None,
-            leak_after: self.leak_after,
+            leak_after: self.leak_after.min(FOREVER),
             backoff: Backoff {
                 first: Duration::from_millis(100),
                 most: Duration::from_secs(10),
@@ -201,10 +211,14 @@ impl ReservoirConfig {
         }
     }
 
+    fn shortest_life(&self) -> Duration {
+        let Lifetime { base, jitter, downward } = self.lifetime;
+        if downward { base.saturating_sub(jitter) } else { base }.min(FOREVER)
+    }
+
     /// Whether a connection lives long enough to be lent at all.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
-        let Lifetime { base, jitter, downward } = self.lifetime;
-        let shortest = if downward { base.saturating_sub(jitter) } else { base };
+        let shortest = self.shortest_life();
         if shortest <= self.guard_window {
             return Err(ConfigError::NeverLent { lifetime: shortest, guard_window: self.guard_window });
         }
@@ -238,9 +252,17 @@ pub enum ConfigError {
 
 /// What new connections need: a unit of a budget for as long as they are open, and a token of a rate for each dial.
 ///
-/// Both come from a [`Quota`], which other processes may share.
+/// Both come from a [`Quota`], which other processes may share. They are counted for each server: reservoirs of one quota share
+/// them if their connectors have the same [`endpoint`](crate::Connect::endpoint).
 #[derive(Debug, Clone)]
 pub struct Limits {
+    quota: Quota,
+    rate: RateConfig,
+    connections: Option<u32>,
+}
+
+/// Limits for one server.
+pub(crate) struct OpenLimits {
     pub(crate) budget: Option<Budget>,
     pub(crate) rate: Rate,
     pub(crate) quota: Quota,
@@ -254,30 +276,37 @@ impl Limits {
 
     /// Of all members of `quota`: [`DEFAULT_RATE`] connections per second, as many as the reservoirs want.
     pub fn shared(quota: Quota) -> Self {
-        Limits { budget: None, rate: quota.rate("connections", RateConfig::per_second(DEFAULT_RATE)), quota }
+        Limits { quota, rate: RateConfig::per_second(DEFAULT_RATE), connections: None }
     }
 
-    /// So many connections per second, and up to `burst` at once.
-    pub fn per_second(mut self, per_second: f64) -> Self {
-        self.rate = self.quota.rate("connections", RateConfig::per_second(per_second));
-        self
+    /// So many connections per second.
+    pub fn per_second(self, per_second: f64) -> Self {
+        self.rate(RateConfig::per_second(per_second))
     }
 
     /// A rate in all its detail.
     pub fn rate(mut self, rate: RateConfig) -> Self {
-        self.rate = self.quota.rate("connections", rate);
+        self.rate = rate;
         self
     }
 
     /// At most so many connections at the same time, in all processes together. What a killed process had is free again when
     /// it has expired: its server may not have noticed before.
     pub fn connections(mut self, limit: u32) -> Self {
-        self.budget = Some(self.quota.budget("connections", BudgetConfig::new(limit).held_until_expiry()));
+        self.connections = Some(limit);
         self
     }
 
     /// The quota behind it.
     pub fn quota(&self) -> &Quota {
         &self.quota
+    }
+
+    pub(crate) fn open(self, endpoint: &str) -> OpenLimits {
+        let Limits { quota, rate, connections } = self;
+        let name = format!("connections:{endpoint}");
+        let budget =
+            connections.map(|limit| quota.budget(&name, BudgetConfig::new(limit).held_until_expiry()));
+        OpenLimits { budget, rate: quota.rate(&name, rate), quota }
     }
 }

@@ -14,6 +14,11 @@ pub trait Connect: Send + Sync + 'static {
     /// What a connection is opened with.
     type Credentials: Send;
 
+    /// The server that it dials: reservoirs of one quota share budget and rate if this is the same.
+    fn endpoint(&self) -> String {
+        "default".into()
+    }
+
     /// Gets what the next connection is opened with.
     fn credentials(&self) -> impl Future<Output = Result<Self::Credentials, ConnectError>> + Send;
 

@@ -4,7 +4,9 @@ use std::fmt::Display;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::config::{ConfigError, DEFAULT_RATE, ReservoirConfig, Reset};
+use forebay_quota::Quota;
+
+use crate::config::{ConfigError, DEFAULT_RATE, Limits, ReservoirConfig, Reset};
 
 /// What the environment says.
 ///
@@ -124,10 +126,18 @@ impl Environment {
             config = config.max_dials(dials);
         }
         if let Some(reset) = vars.text("FOREBAY_RESERVOIR_RESET") {
-            config = config.reset(match reset.as_str() {
+            config = config.reset(match reset.trim().to_ascii_lowercase().as_str() {
                 "none" => Reset::None,
                 "standard" => Reset::Standard,
-                _ => Reset::Custom(reset),
+                "rollback" => Reset::Custom(reset),
+                statements if statements.contains(' ') => Reset::Custom(reset),
+                _ => {
+                    let problem = format!("{reset:?} is neither none nor standard, nor SQL statements");
+                    return Err(ConfigError::Variable {
+                        variable: "FOREBAY_RESERVOIR_RESET".into(),
+                        problem,
+                    });
+                }
             });
         }
         config.check().map_err(|error| ConfigError::Variable {
@@ -145,7 +155,48 @@ impl Environment {
         let rate_limit = rate_limit.unwrap_or(DEFAULT_RATE);
         Ok(Environment { enabled, reservoir: config, rate_limit, lease: vars.lease()? })
     }
+
+    /// The limits, counted in `quota`: one in the store that [`lease`](Self::lease) names, or a local one if it names none.
+    pub fn limits_in(&self, quota: Quota) -> Limits {
+        let limits = Limits::shared(quota).per_second(self.rate_limit);
+        match &self.lease {
+            Some(lease) => limits.connections(lease.limit),
+            None => limits,
+        }
+    }
+
+    /// Likewise, in a quota of its own: this process is its member of the name `member`, which no other may have at the same
+    /// time. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// A Redis URL that can't be read; or a DynamoDB table, for which the program has to bring its own client: join a quota with
+    /// it and use [`limits_in`](Self::limits_in).
+    #[cfg(feature = "redis")]
+    pub async fn limits(&self, member: &str) -> Result<Limits, ConfigError> {
+        use forebay_quota::{MemberConfig, RedisStore};
+        let wrong =
+            |variable: &str, problem: String| ConfigError::Variable { variable: variable.into(), problem };
+        let quota = match &self.lease {
+            None => Quota::local(),
+            Some(LeaseSettings { store: LeaseStore::DynamoDb(_), .. }) => {
+                let problem =
+                    "a table needs a client of the program's own: join a quota with it, and use limits_in";
+                return Err(wrong("FOREBAY_CONN_LEASE_TABLE", problem.into()));
+            }
+            Some(LeaseSettings { store: LeaseStore::Redis(url), ttl, namespace, .. }) => {
+                let store = RedisStore::open(url, namespace);
+                let store =
+                    store.map_err(|error| wrong("FOREBAY_CONN_LEASE_REDIS_URL", error.to_string()))?;
+                let member = MemberConfig::new(member).ttl(*ttl).beat(*ttl / 5);
+                Quota::join(store, member).await
+            }
+        };
+        Ok(self.limits_in(quota))
+    }
 }
+
+/// A shorter one would take members for dead that were only busy.
+const SHORTEST_TTL: Duration = Duration::from_secs(1);
 
 struct Variables<L>(L);
 
@@ -199,6 +250,11 @@ impl<L: Fn(&str) -> Option<String>> Variables<L> {
         let ttl = self.duration("FOREBAY_CONN_LEASE_TTL")?;
         let (redis, table) =
             (self.text("FOREBAY_CONN_LEASE_REDIS_URL"), self.text("FOREBAY_CONN_LEASE_TABLE"));
+        self.check("FOREBAY_CONN_LEASE_TTL", ttl.is_none_or(|ttl| ttl >= SHORTEST_TTL), || {
+            format!(
+                "it must be {SHORTEST_TTL:?} at least: a member that is late by so much loses its connections"
+            )
+        })?;
         if !self.flag("FOREBAY_CONN_LEASE_ENABLED")? {
             return Ok(None);
         }
@@ -329,6 +385,8 @@ mod tests {
             ("FOREBAY_CONN_RATE_LIMIT", "0"),
             ("FOREBAY_CONN_RATE_LIMIT", "NaN"),
             ("FOREBAY_CONN_LEASE_LIMIT", "-5"),
+            ("FOREBAY_CONN_LEASE_TTL", "0s"),
+            ("FOREBAY_RESERVOIR_RESET", "off"),
             ("FOREBAY_CONN_LEASE_ENABLED", "true"),
         ];
         for (variable, value) in cases {

@@ -60,6 +60,15 @@ pub enum Shortage {
         /// The budget's word.
         why: String,
     },
+    /// Nobody can say whether the limit on how many may be opened per second allows another.
+    #[error("no token to open a connection: {why}")]
+    RateDenied {
+        /// The rate's word.
+        why: String,
+    },
+    /// The reservoir closes, or is closed.
+    #[error("the reservoir is closed")]
+    Closed,
     /// Nothing to connect with.
     #[error("{why}")]
     Credentials {
@@ -84,6 +93,8 @@ impl Shortage {
             Shortage::Dialing => "dialing",
             Shortage::RateLimited => "rate_limited",
             Shortage::LeaseDenied { .. } => "lease_denied",
+            Shortage::RateDenied { .. } => "rate_denied",
+            Shortage::Closed => "closed",
             Shortage::Credentials { .. } => "credentials",
             Shortage::Connect { .. } => "connect",
         }

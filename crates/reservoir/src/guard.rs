@@ -30,6 +30,14 @@ impl<C: Connection> Guard<C> {
         !self.is_bad && self.shared.is_fit(entry)
     }
 
+    /// Does what the configuration says is done between two callers. `false`: it couldn't be done in time.
+    #[cfg(any(feature = "bb8", feature = "deadpool"))]
+    pub(crate) async fn reset(&mut self) -> bool {
+        let config = &self.shared.config;
+        let entry = self.entry.as_mut().expect(THERE);
+        crate::shared::reset(config, &mut entry.held_mut().connection).await
+    }
+
     /// Says that nobody should have this connection any more: it is closed instead of returned. One that has lost its server
     /// needs no saying.
     pub fn mark_bad(&mut self) {

@@ -1,7 +1,8 @@
 //! The refiller: opens connections before they are needed, one step after the other.
 //!
-//! Invariant: a place in the books, then a lease, then a token of the rate, then credentials, then the dial; each is given back
-//! if a later one fails, and the token is spent when the dial begins.
+//! Invariant: a place in the books, then a lease, then credentials, then a token of the rate, then the dial; place and lease are
+//! given back if a later step fails. The token comes last because it is good for this moment: one that waited for slow
+//! credentials would be spent together with others.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +12,8 @@ use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
 
 use crate::connect::{Connect, ConnectError, ConnectErrorKind, Connection};
-use crate::shared::{Dialing, Shared, Stage, now};
+use crate::error::Shortage;
+use crate::shared::{Dialing, Shared, now};
 
 /// When a budget that said no is asked again.
 const ASK_AGAIN: Duration = Duration::from_millis(250);
@@ -52,47 +54,58 @@ async fn dial<K: Connect>(
     mut dialing: Dialing<K::Connection>,
     shared: Arc<Shared<K::Connection>>,
 ) {
-    let limits = &shared.limits;
+    let (limits, timeout) = (&shared.limits, shared.config.dial_timeout);
     if let Some(budget) = &limits.budget {
         match budget.take().await {
             Ok(lease) => dialing.keep(lease),
             Err(refusal) => {
                 debug!(service = shared.config.service, %refusal, "no lease for another connection");
-                return dialing.denied(refusal.to_string(), now() + ASK_AGAIN);
+                let why = Shortage::LeaseDenied { why: refusal.to_string() };
+                return dialing.denied(why, now() + ASK_AGAIN);
             }
         }
     }
-    dialing.enter(Stage::Rate);
-    let token = match limits.rate.take().await {
-        Ok(token) => token,
-        Err(refusal) => return dialing.denied(refusal.to_string(), now() + ASK_AGAIN),
+    let credentials = match in_time(timeout, connect.credentials()).await {
+        Ok(credentials) => credentials,
+        Err(error) => return failed(&shared, dialing, &error),
     };
-    dialing.enter(Stage::Connection);
-    let (began, timeout) = (now(), shared.config.dial_timeout);
-    let opened = tokio::time::timeout(timeout, async {
-        let credentials = connect.credentials().await?;
-        token.spend();
-        connect.connect(credentials).await
-    });
-    let opened = opened.await.unwrap_or_else(|_| {
-        let text = format!("not connected within {timeout:?}");
-        Err(ConnectError::new(ConnectErrorKind::Unreachable, text))
-    });
-    match opened {
+    dialing.waits_for_rate(true);
+    match limits.rate.take().await {
+        Ok(token) => token.spend(),
+        Err(refusal) => {
+            let why = Shortage::RateDenied { why: refusal.to_string() };
+            return dialing.denied(why, now() + ASK_AGAIN);
+        }
+    }
+    dialing.waits_for_rate(false);
+    let began = now();
+    match in_time(timeout, connect.connect(credentials)).await {
         Ok(connection) => {
             shared.meters.dial_seconds.record((now() - began).as_secs_f64());
             dialing.succeeded(connection);
         }
-        Err(error) => {
-            warn!(service = shared.config.service, %error, "a connection couldn't be opened");
-            dialing.failed(&error);
-        }
+        Err(error) => failed(&shared, dialing, &error),
     }
+}
+
+async fn in_time<T>(
+    timeout: Duration,
+    step: impl Future<Output = Result<T, ConnectError>>,
+) -> Result<T, ConnectError> {
+    tokio::time::timeout(timeout, step).await.unwrap_or_else(|_| {
+        let text = format!("nothing came of it within {timeout:?}");
+        Err(ConnectError::new(ConnectErrorKind::Unreachable, text))
+    })
+}
+
+fn failed<C: Connection>(shared: &Shared<C>, dialing: Dialing<C>, error: &ConnectError) {
+    warn!(service = shared.config.service, %error, "a connection couldn't be opened");
+    dialing.failed(error);
 }
 
 /// Says when the store of the budget is away, and when it is back.
 fn watch_mode<C: Connection>(shared: &Shared<C>, before: &mut Mode) {
-    let quota = shared.limits.quota();
+    let quota = &shared.limits.quota;
     let (mode, service) = (quota.mode(), &shared.config.service);
     let is_local = matches!(mode, Mode::WithinSlices | Mode::Degraded(_));
     shared.meters.local_only.set(f64::from(u8::from(is_local)));
@@ -100,11 +113,14 @@ fn watch_mode<C: Connection>(shared: &Shared<C>, before: &mut Mode) {
         shared.meters.slice.set(f64::from(budget.usage().slice));
     }
     if mode != *before {
-        match is_local {
-            true => {
-                warn!(service, %mode, "only local limits hold: the store of the connection budget is away")
+        match mode {
+            Mode::Normal => info!(service, "the connection budget of the cluster holds"),
+            Mode::Rebuilding => {
+                info!(service, "the store of the connection budget rebuilds: nothing new is opened")
             }
-            false => info!(service, %mode, "the connection budget of the cluster holds"),
+            Mode::WithinSlices | Mode::Degraded(_) => {
+                warn!(service, %mode, "only local limits hold: the store of the connection budget is away");
+            }
         }
         *before = mode;
     }

@@ -54,7 +54,8 @@ impl<C: Connection> Drop for Owner<C> {
 }
 
 impl<C: Connection> Reservoir<C> {
-    /// Begins to fill one. Needs a tokio runtime, on which it then lives.
+    /// Begins to fill one. Needs a tokio runtime, on which it then lives: one that isn't driven any more opens nothing, and keeps no
+    /// deadlines.
     ///
     /// # Errors
     /// If no connection would ever be lent: see [`ConfigError`].
@@ -64,7 +65,7 @@ impl<C: Connection> Reservoir<C> {
         limits: Limits,
     ) -> Result<Self, ConfigError> {
         config.check()?;
-        let shared = Shared::new(config, limits);
+        let shared = Shared::new(config, limits.open(&connect.endpoint()));
         let view = shared.add_view("default", u32::MAX);
         tokio::spawn(keeper::run(Arc::new(connect), shared.clone()));
         Ok(Reservoir { whole: View { owner: Arc::new(Owner { shared }), view } })
@@ -131,7 +132,7 @@ impl<C: Connection> Reservoir<C> {
                         "filling"
                     );
                 }
-                if filling.ready >= filling.wanted {
+                if filling.ready >= filling.wanted || shared.look(|ledger| ledger.is_closing()) {
                     return;
                 }
                 changed.await;
@@ -189,13 +190,13 @@ impl<C: Connection> View<C> {
     /// Lends a connection that is ready. `None`: there is none, or this view has its share.
     #[track_caller]
     pub fn try_checkout(&self) -> Result<Option<Guard<C>>, CheckoutError> {
-        self.owner.shared.try_checkout(self.view, Location::caller())
+        self.owner.shared.try_checkout(self.view, Some(Location::caller()))
     }
 
     /// Lends a connection; if none is ready, the next in its turn, within the time that the configuration allows.
     #[track_caller]
     pub fn checkout(&self) -> impl Future<Output = Result<Guard<C>, CheckoutError>> + Send + use<'_, C> {
-        self.checkout_within(self.owner.shared.config.checkout_timeout)
+        self.checkout_within(self.patience())
     }
 
     /// Likewise, within `patience`.
@@ -204,12 +205,22 @@ impl<C: Connection> View<C> {
         &self,
         patience: Duration,
     ) -> impl Future<Output = Result<Guard<C>, CheckoutError>> + Send + use<'_, C> {
-        let by = Location::caller();
-        async move {
-            match self.owner.shared.checkout_or_wait(self.view, patience, by)? {
-                Tried::Lent(guard) => Ok(guard),
-                Tried::Wait(in_line) => in_line.turn().await,
-            }
+        self.checkout_by(Some(Location::caller()), patience)
+    }
+
+    pub(crate) fn patience(&self) -> Duration {
+        self.owner.shared.config.checkout_timeout
+    }
+
+    /// `by` is told if the connection is held for too long.
+    pub(crate) async fn checkout_by(
+        &self,
+        by: Option<&'static Location<'static>>,
+        patience: Duration,
+    ) -> Result<Guard<C>, CheckoutError> {
+        match self.owner.shared.checkout_or_wait(self.view, patience, by)? {
+            Tried::Lent(guard) => Ok(guard),
+            Tried::Wait(in_line) => in_line.turn().await,
         }
     }
 }

@@ -13,7 +13,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot};
 use tracing::{debug, warn};
 
-use crate::config::{Limits, ReservoirConfig};
+use crate::config::{OpenLimits, ReservoirConfig};
 use crate::connect::{ConnectError, ConnectErrorKind, Connection};
 use crate::core::dice::Dice;
 use crate::core::ledger::{Checkout, Entry, Held, Ledger, Plan, Retire, Waiter, Work};
@@ -26,7 +26,7 @@ use crate::status::{Status, ViewStatus};
 pub(crate) struct Shared<C: Connection> {
     books: Mutex<Books<C>>,
     pub(crate) config: ReservoirConfig,
-    pub(crate) limits: Limits,
+    pub(crate) limits: OpenLimits,
     pub(crate) meters: Meters,
     runtime: Handle,
     /// Wakes the refiller.
@@ -38,16 +38,9 @@ pub(crate) struct Shared<C: Connection> {
 struct Books<C: Connection> {
     ledger: Ledger<Owned<C>, Waiting<C>>,
     views: Vec<String>,
-    /// How far the dials that are on their way have come, and what the last one failed of.
-    stages: Stages,
+    /// How many dials wait for a token, and what the last one failed of.
+    waiting_for_rate: u32,
     trouble: Option<Shortage>,
-}
-
-/// How many dials wait for what.
-#[derive(Default)]
-struct Stages {
-    lease: u32,
-    rate: u32,
 }
 
 /// A connection, and the unit of the budget that it takes for as long as it is open.
@@ -66,12 +59,12 @@ impl<C: Connection> Held for Owned<C> {
 pub(crate) struct Waiting<C: Connection> {
     /// `None`: the time is over.
     caller: oneshot::Sender<Option<Guard<C>>>,
-    asked_at: &'static Location<'static>,
+    asked_at: Option<&'static Location<'static>>,
     deadline: Instant,
 }
 
 impl<C: Connection> Waiter for Waiting<C> {
-    fn asked_at(&self) -> &'static Location<'static> {
+    fn asked_at(&self) -> Option<&'static Location<'static>> {
         self.asked_at
     }
 
@@ -87,9 +80,9 @@ pub(crate) enum Tried<C: Connection> {
 }
 
 impl<C: Connection> Shared<C> {
-    pub(crate) fn new(config: ReservoirConfig, limits: Limits) -> Arc<Self> {
+    pub(crate) fn new(config: ReservoirConfig, limits: OpenLimits) -> Arc<Self> {
         let ledger = Ledger::new(config.rules(), Dice::from_system(), now());
-        let books = Books { ledger, views: Vec::new(), stages: Stages::default(), trouble: None };
+        let books = Books { ledger, views: Vec::new(), waiting_for_rate: 0, trouble: None };
         Arc::new(Shared {
             books: Mutex::new(books),
             meters: Meters::new(&config.service),
@@ -111,7 +104,7 @@ impl<C: Connection> Shared<C> {
     pub(crate) fn try_checkout(
         self: &Arc<Self>,
         view: usize,
-        by: &'static Location<'static>,
+        by: Option<&'static Location<'static>>,
     ) -> Result<Option<Guard<C>>, CheckoutError> {
         let now = now();
         let mut books = self.locked();
@@ -122,7 +115,10 @@ impl<C: Connection> Shared<C> {
                 self.meters.checkouts.increment(1);
                 Ok(Some(Guard::new(self.clone(), view, entry)))
             }
-            Checkout::None => Ok(None),
+            Checkout::None => {
+                self.meters.empty.increment(1);
+                Ok(None)
+            }
             Checkout::Closed => Err(CheckoutError::Closed),
         }
     }
@@ -132,7 +128,7 @@ impl<C: Connection> Shared<C> {
         self: &Arc<Self>,
         view: usize,
         patience: Duration,
-        by: &'static Location<'static>,
+        by: Option<&'static Location<'static>>,
     ) -> Result<Tried<C>, CheckoutError> {
         let now = now();
         let mut books = self.locked();
@@ -150,8 +146,9 @@ impl<C: Connection> Shared<C> {
             }
             Checkout::None => {
                 let (caller, verdict) = oneshot::channel();
-                let ticket =
-                    books.ledger.wait(view, Waiting { caller, asked_at: by, deadline: now + patience });
+                let ticket = books
+                    .ledger
+                    .wait(view, Waiting { caller, asked_at: by, deadline: now + patience.min(FOREVER) });
                 self.open(books);
                 self.meters.empty.increment(1);
                 Ok(Tried::Wait(InLine { shared: self.clone(), view, ticket, verdict, since: now }))
@@ -204,8 +201,9 @@ impl<C: Connection> Shared<C> {
         let books = self.locked();
         let (counts, backs_off) = (books.ledger.counts(), books.ledger.dial_again_at().is_some());
         match &books.trouble {
+            _ if books.ledger.is_closing() => Shortage::Closed,
             Some(trouble) if backs_off || counts.dialing > 0 => trouble.clone(),
-            _ if books.stages.rate > 0 => Shortage::RateLimited,
+            _ if books.waiting_for_rate > 0 => Shortage::RateLimited,
             _ if counts.dialing > 0 || counts.lent + counts.resetting == 0 => Shortage::Dialing,
             _ => Shortage::AllLent { lent: counts.lent + counts.resetting },
         }
@@ -285,7 +283,7 @@ impl<C: Connection> Shared<C> {
         debug!(service = self.config.service, why = why.as_str(), ?age, "a connection is closed");
         let Owned { connection, lease } = entry.into_held();
         // The lease goes back with the place, when the server has let go.
-        let retiring = Retiring { shared: self.clone(), _lease: lease };
+        let retiring = Retiring { shared: self.clone(), lease };
         let patience = self.config.close_timeout;
         self.runtime.spawn(async move {
             let _ = tokio::time::timeout(patience, connection.close()).await;
@@ -340,6 +338,22 @@ impl<C: Connection> Drop for InLine<C> {
     }
 }
 
+/// Whether what the last caller left behind could be cleaned up in time.
+pub(crate) async fn reset<C: Connection>(config: &ReservoirConfig, connection: &mut C) -> bool {
+    let Some(script) = config.reset.script() else { return true };
+    match tokio::time::timeout(config.reset_timeout, connection.reset(script)).await {
+        Ok(Ok(())) => true,
+        Ok(Err(error)) => {
+            warn!(service = config.service, %error, "a connection couldn't be reset, and is closed");
+            false
+        }
+        Err(_) => {
+            debug!(service = config.service, within = ?config.reset_timeout, "a reset took too long");
+            false
+        }
+    }
+}
+
 /// A connection that is being reset.
 struct Resetting<C: Connection> {
     shared: Arc<Shared<C>>,
@@ -349,19 +363,7 @@ struct Resetting<C: Connection> {
 impl<C: Connection> Resetting<C> {
     async fn run(&mut self) -> bool {
         let Some(entry) = &mut self.entry else { return false };
-        let config = &self.shared.config;
-        let Some(script) = config.reset.script() else { return true };
-        match tokio::time::timeout(config.reset_timeout, entry.held_mut().connection.reset(script)).await {
-            Ok(Ok(())) => true,
-            Ok(Err(error)) => {
-                debug!(service = config.service, %error, "a connection couldn't be reset");
-                false
-            }
-            Err(_) => {
-                debug!(service = config.service, within = ?config.reset_timeout, "a reset took too long");
-                false
-            }
-        }
+        reset(&self.shared.config, &mut entry.held_mut().connection).await
     }
 
     fn end(&mut self, is_clean: bool) {
@@ -383,11 +385,13 @@ impl<C: Connection> Drop for Resetting<C> {
 /// A connection that is being closed, with the unit that it took.
 struct Retiring<C: Connection> {
     shared: Arc<Shared<C>>,
-    _lease: Option<Lease>,
+    lease: Option<Lease>,
 }
 
 impl<C: Connection> Drop for Retiring<C> {
     fn drop(&mut self) {
+        // Before its place, or whoever is called for it finds none.
+        drop(self.lease.take());
         let mut books = self.shared.locked();
         books.ledger.was_closed();
         self.shared.open(books);
@@ -397,42 +401,41 @@ impl<C: Connection> Drop for Retiring<C> {
 /// A dial that counts.
 pub(crate) struct Dialing<C: Connection> {
     shared: Arc<Shared<C>>,
-    stage: Stage,
+    waits_for_rate: bool,
     lease: Option<Lease>,
     is_open: bool,
-}
-
-/// What a dial waits for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stage {
-    Lease,
-    Rate,
-    Connection,
 }
 
 impl<C: Connection> Dialing<C> {
     /// For one of the dials that a plan has begun.
     pub(crate) fn new(shared: Arc<Shared<C>>) -> Self {
-        shared.locked().stages.enter(Stage::Lease);
-        Dialing { shared, stage: Stage::Lease, lease: None, is_open: true }
+        Dialing { shared, waits_for_rate: false, lease: None, is_open: true }
     }
 
-    pub(crate) fn enter(&mut self, stage: Stage) {
-        let mut books = self.shared.locked();
-        books.stages.leave(self.stage);
-        books.stages.enter(stage);
-        self.stage = stage;
+    /// Whether it waits for a token of the rate, for those who ask why there is no connection.
+    pub(crate) fn waits_for_rate(&mut self, waits: bool) {
+        if waits != self.waits_for_rate {
+            let mut books = self.shared.locked();
+            if waits {
+                books.waiting_for_rate += 1;
+            } else {
+                books.waiting_for_rate -= 1;
+            }
+            self.waits_for_rate = waits;
+        }
     }
 
     pub(crate) fn keep(&mut self, lease: Lease) {
         self.lease = Some(lease);
+        self.shared.locked().trouble.take_if(|trouble| matches!(trouble, Shortage::LeaseDenied { .. }));
     }
 
     pub(crate) fn succeeded(mut self, connection: C) {
         self.shared.meters.refills.increment(1);
         let owned = Owned { connection, lease: self.lease.take() };
         self.end(|books, now| {
-            books.trouble = None;
+            // That others got no lease is still so.
+            books.trouble.take_if(|trouble| !matches!(trouble, Shortage::LeaseDenied { .. }));
             books.ledger.born(owned, now);
         });
     }
@@ -449,20 +452,20 @@ impl<C: Connection> Dialing<C> {
         });
     }
 
-    /// No lease: the budget is asked again at `again_at`.
-    pub(crate) fn denied(mut self, why: String, again_at: Instant) {
-        self.shared.meters.refill_failure("lease_denied");
+    /// The quota said no; it is asked again at `again_at`.
+    pub(crate) fn denied(mut self, why: Shortage, again_at: Instant) {
+        self.shared.meters.refill_failure(why.as_str());
         self.end(|books, _| {
-            books.trouble = Some(Shortage::LeaseDenied { why });
+            books.trouble = Some(why);
             books.ledger.dial_given_up(Some(again_at));
         });
     }
 
     fn end(&mut self, tell: impl FnOnce(&mut Books<C>, Instant)) {
         if std::mem::replace(&mut self.is_open, false) {
+            self.waits_for_rate(false);
             let now = now();
             let mut books = self.shared.locked();
-            books.stages.leave(self.stage);
             tell(&mut books, now);
             self.shared.open(books);
         }
@@ -471,29 +474,24 @@ impl<C: Connection> Dialing<C> {
 
 impl<C: Connection> Drop for Dialing<C> {
     fn drop(&mut self) {
-        // Cancelled, or it panicked; the connector's own affair, but not to be repeated at once.
-        let failed = ConnectErrorKind::Other;
-        self.end(|books, now| books.ledger.dial_failed(failed, now));
+        let is_open = self.is_open && !self.shared.look(|ledger| ledger.is_closing());
+        if is_open {
+            self.shared.meters.refill_failure("dropped");
+            warn!(
+                service = self.shared.config.service,
+                "a dial ended without an answer: has its connector panicked?"
+            );
+        }
+        self.end(|books, now| {
+            let why = "a dial ended without an answer: has its connector panicked?".into();
+            books.trouble = Some(Shortage::Connect { kind: ConnectErrorKind::Other, why });
+            books.ledger.dial_failed(ConnectErrorKind::Other, now);
+        });
     }
 }
 
-impl Stages {
-    fn enter(&mut self, stage: Stage) {
-        match stage {
-            Stage::Lease => self.lease += 1,
-            Stage::Rate => self.rate += 1,
-            Stage::Connection => {}
-        }
-    }
-
-    fn leave(&mut self, stage: Stage) {
-        match stage {
-            Stage::Lease => self.lease -= 1,
-            Stage::Rate => self.rate -= 1,
-            Stage::Connection => {}
-        }
-    }
-}
+/// Longer than anybody waits or lives, and short enough to be added to any instant.
+pub(crate) const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// Follows tokio's clock, which tests can pause.
 pub(crate) fn now() -> Instant {

@@ -1,4 +1,4 @@
-//! What tests share: a TCP proxy that fails on command, throwaway servers, patience, and a look at READMEs.
+//! What tests share: a TCP proxy that fails on command, throwaway servers, patience, Python, and a look at READMEs.
 //!
 //! Invariant: a fault is in force, for every connection made before it, when the call that asked for it returns; and
 //! nothing here is random.
@@ -23,10 +23,12 @@
 
 mod patience;
 mod proxy;
+mod python;
 mod readme;
 
 pub use forebay_sandbox as sandbox;
 
 pub use crate::patience::{PATIENCE, eventually, within};
 pub use crate::proxy::{Direction, Proxy};
+pub use crate::python::python;
 pub use crate::readme::{readme_blocks, readme_blocks_run};

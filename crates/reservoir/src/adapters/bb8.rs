@@ -7,18 +7,19 @@ use crate::error::CheckoutError;
 use crate::guard::Guard;
 use crate::reservoir::View;
 
-/// Connections come from the view; one that is closed or at its end isn't used again.
+/// Connections come from the view; between two users they are cleaned up as the reservoir's configuration says, and one that is
+/// closed or at its end isn't used again.
 impl<C: Connection + Sync> ManageConnection for View<C> {
     type Connection = Guard<C>;
     type Error = CheckoutError;
 
     async fn connect(&self) -> Result<Guard<C>, CheckoutError> {
-        self.checkout().await
+        self.checkout_to_keep().await
     }
 
-    /// Asks no server: whether it still answers, a query will tell.
+    /// Called before each user; keep `test_on_check_out` on.
     async fn is_valid(&self, guard: &mut Guard<C>) -> Result<(), CheckoutError> {
-        if guard.is_fit() { Ok(()) } else { Err(CheckoutError::Ended) }
+        guard.clean().await
     }
 
     fn has_broken(&self, guard: &mut Guard<C>) -> bool {

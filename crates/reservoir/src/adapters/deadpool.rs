@@ -7,16 +7,17 @@ use crate::error::CheckoutError;
 use crate::guard::Guard;
 use crate::reservoir::View;
 
-/// Connections come from the view; one that is closed or at its end isn't used again.
+/// Connections come from the view; between two users they are cleaned up as the reservoir's configuration says, and one that is
+/// closed or at its end isn't used again.
 impl<C: Connection + Sync> Manager for View<C> {
     type Type = Guard<C>;
     type Error = CheckoutError;
 
     async fn create(&self) -> Result<Guard<C>, CheckoutError> {
-        self.checkout().await
+        self.checkout_to_keep().await
     }
 
     async fn recycle(&self, guard: &mut Guard<C>, _: &Metrics) -> RecycleResult<CheckoutError> {
-        if guard.is_fit() { Ok(()) } else { Err(RecycleError::Backend(CheckoutError::Ended)) }
+        guard.clean().await.map_err(RecycleError::Backend)
     }
 }

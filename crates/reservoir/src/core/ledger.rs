@@ -59,8 +59,8 @@ pub(crate) trait Held {
 
 /// Somebody who waits for a connection.
 pub(crate) trait Waiter {
-    /// Where it was asked for.
-    fn asked_at(&self) -> &'static Location<'static>;
+    /// Where it was asked for, if that is worth telling.
+    fn asked_at(&self) -> Option<&'static Location<'static>>;
     /// Until when it waits.
     fn deadline(&self) -> Instant;
 }
@@ -110,7 +110,8 @@ struct Life {
 #[derive(Debug, Clone, Copy)]
 struct Lent {
     since: Instant,
-    by: &'static Location<'static>,
+    /// `None`: whoever has it keeps it for long, and may.
+    by: Option<&'static Location<'static>>,
     told: bool,
 }
 
@@ -153,6 +154,9 @@ pub(crate) struct Plan {
     /// When to look again though nothing has happened.
     pub(crate) look_at: Instant,
 }
+
+/// Between two halves that are retired.
+const RETIRE_EVERY: Duration = Duration::from_secs(1);
 
 /// Gauges are fresh after this, whatever happens.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -197,7 +201,11 @@ pub(crate) struct Ledger<C, W> {
     work: Work<C, W>,
     dice: Dice,
     failures: u32,
+    /// After a failure, and after the budget's no.
     dial_again_at: Option<Instant>,
+    ask_again_at: Option<Instant>,
+    /// When more that have ended may be retired, after half of all were.
+    retire_again_at: Option<Instant>,
     /// When the refiller looks again by itself.
     look_at: Instant,
 }
@@ -215,6 +223,8 @@ impl<C: Held, W: Waiter> Ledger<C, W> {
             dice,
             failures: 0,
             dial_again_at: None,
+            ask_again_at: None,
+            retire_again_at: None,
             look_at: now,
         }
     }
@@ -238,7 +248,7 @@ impl<C: Held, W: Waiter> Ledger<C, W> {
 
     /// When the refiller dials again, while it waits after a failure.
     pub(crate) fn dial_again_at(&self) -> Option<Instant> {
-        self.dial_again_at
+        self.dial_again_at.max(self.ask_again_at)
     }
 
     pub(crate) fn has_work(&self) -> bool {
@@ -254,7 +264,7 @@ impl<C: Held, W: Waiter> Ledger<C, W> {
         &mut self,
         view: usize,
         now: Instant,
-        by: &'static Location<'static>,
+        by: Option<&'static Location<'static>>,
     ) -> Checkout<C> {
         if self.closing {
             return Checkout::Closed;
@@ -348,24 +358,24 @@ impl<C: Held, W: Waiter> Ledger<C, W> {
     pub(crate) fn dial_failed(&mut self, kind: ConnectErrorKind, now: Instant) {
         self.counts.dialing -= 1;
         self.work.wake = true;
-        // Dials that were on their way together and failed have failed once.
-        if self.dial_again_at.is_some_and(|at| now < at) {
-            return;
+        // Dials that were on their way together and failed have failed once; the longest pause counts.
+        if self.dial_again_at.is_none_or(|at| at <= now) {
+            self.failures = self.failures.saturating_add(1);
         }
         let Backoff { first, most, first_patient, most_patient } = self.rules.backoff;
         let (first, most) =
             if kind.calls_for_patience() { (first_patient, most_patient) } else { (first, most) };
-        let doubled = first.saturating_mul(1 << self.failures.min(16)).min(most);
-        self.failures = self.failures.saturating_add(1);
+        let doubled = first.saturating_mul(1 << (self.failures - 1).min(16)).min(most);
         // From half of it to all of it, so that instances that failed together don't come again together.
-        self.dial_again_at = Some(now + doubled / 2 + self.dice.part_of(doubled / 2));
+        let at = now + doubled / 2 + self.dice.part_of(doubled / 2);
+        self.dial_again_at = self.dial_again_at.max(Some(at));
     }
 
     /// A dial ended before it began, so nothing is known of the server: it was cancelled, or refused a lease.
     pub(crate) fn dial_given_up(&mut self, again_at: Option<Instant>) {
         self.counts.dialing -= 1;
         self.work.wake = true;
-        self.dial_again_at = self.dial_again_at.max(again_at);
+        self.ask_again_at = self.ask_again_at.max(again_at);
     }
 
     /// Retires what is at its end, and says how many dials to begin; they count from here on.
@@ -375,32 +385,43 @@ impl<C: Held, W: Waiter> Ledger<C, W> {
         }
         self.work.late = self.views.take_late(|waiter| waiter.deadline() <= now);
         self.retire_ended(now);
-        if self.dial_again_at.is_some_and(|at| at <= now) {
-            self.dial_again_at = None;
+        for pause in [&mut self.dial_again_at, &mut self.ask_again_at] {
+            pause.take_if(|at| *at <= now);
         }
         let leaving = self.lives.leaving(now + self.rules.guard_window + self.rules.lead);
-        let Counts { ready, dialing, lent, resetting, .. } = self.counts();
+        let Counts { ready, dialing, lent, resetting, retiring } = self.counts();
         let staying = (ready + lent + resetting).saturating_sub(leaving);
         let wanted = self.rules.target.saturating_sub(staying + dialing);
         let room = self.rules.max.saturating_sub(self.counts().total());
-        // Steadily while there is enough, as fast as may be when there isn't.
-        let at_once = if ready < self.rules.low_watermark { self.rules.max_dials } else { 1 };
-        let dials = match self.dial_again_at {
+        // As fast as may be when there isn't enough; otherwise the more steadily, the fewer are wanted.
+        let hurries = ready < self.rules.low_watermark;
+        let at_once =
+            if hurries { self.rules.max_dials } else { (wanted / 4).clamp(1, self.rules.max_dials) };
+        let dials = match self.dial_again_at() {
             Some(_) => 0,
             None => wanted.min(room).min(at_once.saturating_sub(dialing)),
         };
+        if wanted > 0 && room == 0 && dialing + retiring == 0 {
+            // There is no room to replace before evicting, so one that leaves anyway goes first.
+            self.retire_first_leaving(now);
+        }
         (0..dials).for_each(|_| self.begin_dial());
         let window = self.rules.guard_window + self.rules.lead;
         let ends = self.lives.iter().flat_map(|life| {
             [life.expires_at.checked_sub(window), life.expires_at.checked_sub(self.rules.guard_window)]
         });
         let leaks = self.lives.iter().filter_map(|life| {
-            let lent = life.lent.filter(|lent| !lent.told)?;
+            let lent = life.lent.filter(|lent| lent.by.is_some() && !lent.told)?;
             lent.since.checked_add(self.rules.leak_after)
         });
         let deadlines = self.views.iter().map(Waiter::deadline);
-        let looks =
-            ends.flatten().filter(|at| *at > now).chain(leaks).chain(self.dial_again_at).chain(deadlines);
+        let looks = ends
+            .flatten()
+            .filter(|at| *at > now)
+            .chain(leaks)
+            .chain(self.dial_again_at())
+            .chain(self.retire_again_at)
+            .chain(deadlines);
         self.look_at = looks.fold(now + LOOK_EVERY, Instant::min);
         Plan { dials, look_at: self.look_at }
     }
@@ -411,11 +432,12 @@ impl<C: Held, W: Waiter> Ledger<C, W> {
         let mut leaks = Vec::new();
         for life in self.lives.iter_mut() {
             if let Some(lent) = &mut life.lent
+                && let Some(taken_at) = lent.by
                 && !lent.told
                 && now.saturating_duration_since(lent.since) >= leak_after
             {
                 lent.told = true;
-                leaks.push(Leak { held_for: now - lent.since, taken_at: lent.by });
+                leaks.push(Leak { held_for: now - lent.since, taken_at });
             }
         }
         leaks
@@ -434,7 +456,7 @@ impl<C: Held, W: Waiter> Ledger<C, W> {
         }
     }
 
-    fn lend(&mut self, view: usize, entry: &Entry<C>, now: Instant, by: &'static Location<'static>) {
+    fn lend(&mut self, view: usize, entry: &Entry<C>, now: Instant, by: Option<&'static Location<'static>>) {
         self.counts.lent += 1;
         self.views.lend(view);
         self.lives.get(entry.0.life).lent = Some(Lent { since: now, by, told: false });
@@ -488,18 +510,20 @@ impl<C: Held, W: Waiter> Ledger<C, W> {
         if !entry.ends_within(window, now) {
             return false;
         }
-        let Counts { ready, lent, resetting, .. } = self.counts();
         // This one is in none of these counts, but it is alive.
-        let leaving = self.lives.leaving(now + window);
-        (ready + lent + resetting + 1).saturating_sub(leaving) >= self.rules.target
+        let Counts { ready, lent, resetting, .. } = self.counts();
+        ready + lent + resetting + 1 > self.rules.target
     }
 
     /// A new connection takes the place of one that is near its end.
     fn make_way(&mut self, now: Instant) {
         let Counts { ready, lent, resetting, .. } = self.counts();
-        if ready + lent + resetting <= self.rules.target {
-            return;
+        if ready + lent + resetting > self.rules.target {
+            self.retire_first_leaving(now);
         }
+    }
+
+    fn retire_first_leaving(&mut self, now: Instant) {
         let window = self.rules.guard_window + self.rules.lead;
         let first = self.ready.iter().enumerate().min_by_key(|(_, entry)| entry.0.expires_at);
         if let Some((at, entry)) = first
@@ -512,8 +536,16 @@ impl<C: Held, W: Waiter> Ledger<C, W> {
 
     /// Those within the guard window are of no use any more; but never more than half of all at once.
     fn retire_ended(&mut self, now: Instant) {
-        let mut most = self.ready.len().div_ceil(2);
-        let mut at = 0;
+        if self.retire_again_at.is_some_and(|at| now < at) {
+            return;
+        }
+        self.retire_again_at = None;
+        let ended = self.ready.iter().filter(|entry| self.unfit(entry, now).is_some()).count();
+        let half = self.ready.len().div_ceil(2);
+        if ended > half {
+            self.retire_again_at = Some(now + RETIRE_EVERY);
+        }
+        let (mut most, mut at) = (half, 0);
         while at < self.ready.len() && most > 0 {
             match self.unfit(&self.ready[at], now) {
                 Some(why) => {

@@ -50,8 +50,8 @@ impl Held for Conn {
 struct Caller(u32, Instant);
 
 impl Waiter for Caller {
-    fn asked_at(&self) -> &'static Location<'static> {
-        Location::caller()
+    fn asked_at(&self) -> Option<&'static Location<'static>> {
+        Some(Location::caller())
     }
 
     fn deadline(&self) -> Instant {
@@ -141,7 +141,7 @@ impl World {
     }
 
     fn checkout(&mut self, view: usize) {
-        match self.ledger.checkout(view, self.now, Location::caller()) {
+        match self.ledger.checkout(view, self.now, Some(Location::caller())) {
             Checkout::Lent(entry) => self.lend(view, entry),
             Checkout::Closed => {}
             Checkout::None if self.ledger.may_wait() => {
@@ -207,7 +207,7 @@ impl World {
 
     fn check(&self) {
         let counts = self.ledger.counts();
-        assert!(counts.total() <= RULES.max, "{counts:?}");
+        assert!(counts.total() <= self.ledger.rules().max, "{counts:?}");
         assert_eq!(counts.dialing, self.dialing);
         assert_eq!(counts.lent as usize, self.lent.len());
         assert_eq!(counts.resetting as usize, self.resetting.len());
@@ -244,16 +244,35 @@ impl World {
         }
         assert!(self.ledger.is_empty(), "{:?}", self.ledger.counts());
         assert!(self.closed.is_empty(), "every connection was retired");
-        assert!(matches!(self.ledger.checkout(0, self.now, Location::caller()), Checkout::Closed));
+        assert!(matches!(self.ledger.checkout(0, self.now, Some(Location::caller())), Checkout::Closed));
     }
+}
+
+/// Small ones, tight ones, and those that live for less long than planned.
+fn rules() -> impl Strategy<Value = Rules> {
+    (1_u32..8, 0_u32..3, any::<bool>(), any::<bool>(), 0_u64..150).prop_map(
+        |(target, more, resets, downward, lead)| {
+            let lifetime = Lifetime { downward, ..RULES.lifetime };
+            let max = target + more;
+            Rules {
+                target,
+                low_watermark: target.div_ceil(2),
+                max,
+                lifetime,
+                lead: ms(lead),
+                resets,
+                ..RULES
+            }
+        },
+    )
 }
 
 fn steps() -> impl Strategy<Value = Vec<(u8, u8, u8)>> {
     prop::collection::vec(any::<(u8, u8, u8)>(), 1..400)
 }
 
-fn run(steps: Vec<(u8, u8, u8)>, seed: u64, resets: bool) -> Seen {
-    let mut world = World::new(Rules { resets, ..RULES }, seed);
+fn run(steps: Vec<(u8, u8, u8)>, seed: u64, rules: Rules) -> Seen {
+    let mut world = World::new(rules, seed);
     steps.into_iter().for_each(|step| world.step(step));
     world.wind_down();
     world.seen
@@ -264,9 +283,9 @@ proptest! {
 
     #[test]
     fn every_connection_is_in_one_place_and_all_of_them_within_the_bound(
-        steps in steps(), seed: u64, resets: bool,
+        steps in steps(), seed: u64, rules in rules(),
     ) {
-        run(steps, seed, resets);
+        run(steps, seed, rules);
     }
 }
 
@@ -276,7 +295,7 @@ fn the_lives_reach_everything_that_can_happen() {
     let mut all = Seen::default();
     for seed in 0..300 {
         let steps = steps().new_tree(&mut dice).unwrap().current();
-        let seen = run(steps, seed, true);
+        let seen = run(steps, seed, RULES);
         all.handed_over += seen.handed_over;
         all.full += seen.full;
         all.stood_aside += seen.stood_aside;
@@ -339,7 +358,7 @@ fn jitter_spreads_the_ends() {
     let mut world = full(rules);
     // In twelve buckets of ten seconds each, a thousand ends fall evenly: about 83 in each.
     let mut buckets = [0_u32; 12];
-    while let Some(entry) = match world.ledger.checkout(0, world.now, Location::caller()) {
+    while let Some(entry) = match world.ledger.checkout(0, world.now, Some(Location::caller())) {
         Checkout::Lent(entry) => Some(entry),
         _ => None,
     } {
@@ -359,9 +378,17 @@ fn no_more_than_half_are_retired_at_once() {
     let mut world = full(RULES);
     // A process that slept through the ends of all of them.
     world.now += ms(10_000);
-    world.ledger.plan(world.now);
-    world.work();
-    assert_eq!((world.retiring.len(), world.ledger.counts().ready), (3, 3));
+    let look = |world: &mut World| {
+        let plan = world.ledger.plan(world.now);
+        world.dialing += plan.dials;
+        world.work();
+        (world.seen.discards["expired"], plan.look_at)
+    };
+    let (ended, again) = look(&mut world);
+    assert_eq!(ended, 3);
+    assert_eq!(look(&mut world).0, 3, "however often it looks at the same moment");
+    world.now = again;
+    assert!(look(&mut world).0 > 3);
 }
 
 #[test]
@@ -397,4 +424,92 @@ fn a_connection_that_is_held_for_too_long_is_told_once() {
     assert!(leaks[0].taken_at.file().ends_with("ledger_tests.rs"));
     world.now += ms(1_000);
     assert_eq!(world.ledger.leaks(world.now), []);
+}
+
+/// Runs for a while with every connection in use and somebody in line all the time: dials take `dial`, one at a time each 50 ms.
+fn least_alive_when_saturated(rules: Rules, span: Duration) -> (u32, BTreeMap<&'static str, u32>) {
+    let mut world = full(rules);
+    let (end, mut least, mut dialing) = (world.now + span, u32::MAX, Vec::new());
+    while world.now < end {
+        world.now += ms(5);
+        world.dialing += world.ledger.plan(world.now).dials;
+        while (dialing.len() as u32) < world.dialing {
+            dialing.push(world.now + ms(50) * (dialing.len() as u32 + 1));
+        }
+        world.work();
+        while dialing.first().is_some_and(|at| *at <= world.now) {
+            dialing.remove(0);
+            world.end_dial(3);
+            world.work();
+        }
+        for _ in std::mem::take(&mut world.retiring) {
+            world.ledger.was_closed();
+        }
+        // Everybody gives back and takes again; there are always more callers than connections.
+        for (view, entry) in std::mem::take(&mut world.lent) {
+            world.ledger.give(view, entry, false, world.now);
+            world.work();
+        }
+        for entry in std::mem::take(&mut world.resetting) {
+            world.ledger.was_reset(entry, true, world.now);
+            world.work();
+        }
+        while world.ledger.counts().ready > 0 {
+            world.checkout(0);
+            world.work();
+        }
+        least = least.min(world.ledger.counts().lent);
+    }
+    (least, world.seen.discards)
+}
+
+#[test]
+fn a_saturated_reservoir_is_replaced_ahead_as_well() {
+    let lifetime = Lifetime { base: ms(8_000), jitter: ms(500), downward: false };
+    let windows = Rules { guard_window: ms(500), lead: ms(2_000), ..RULES };
+    let rules = Rules { target: 16, low_watermark: 8, max: 18, lifetime, max_dials: 8, ..windows };
+    for jitter in [ms(0), ms(500), ms(4_000)] {
+        let rules = Rules { lifetime: Lifetime { jitter, ..lifetime }, ..rules };
+        let (least, discards) = least_alive_when_saturated(rules, ms(40_000));
+        assert!(least >= 15, "jitter {jitter:?}: down to {least} of 16, {discards:?}");
+        assert_eq!(discards.get("expired"), None, "jitter {jitter:?}: {discards:?}");
+    }
+}
+
+#[test]
+fn without_room_one_that_leaves_makes_room_before_all_have_ended() {
+    let lifetime = Lifetime { base: ms(8_000), jitter: ms(0), downward: false };
+    let windows = Rules { guard_window: ms(500), lead: ms(2_000), ..RULES };
+    let rules = Rules { target: 16, low_watermark: 8, max: 16, lifetime, max_dials: 8, ..windows };
+    let mut world = full(rules);
+    let (mut least, mut dialing) = (u32::MAX, Vec::new());
+    for _ in 0..8_000 {
+        world.now += ms(5);
+        world.dialing += world.ledger.plan(world.now).dials;
+        while (dialing.len() as u32) < world.dialing {
+            dialing.push(world.now + ms(50));
+        }
+        world.work();
+        while dialing.first().is_some_and(|at| *at <= world.now) {
+            dialing.remove(0);
+            world.end_dial(3);
+            world.work();
+        }
+        for _ in std::mem::take(&mut world.retiring) {
+            world.ledger.was_closed();
+        }
+        least = least.min(world.ledger.counts().ready);
+    }
+    assert!(least >= 15, "down to {least} of 16: {:?}", world.seen.discards);
+}
+
+#[test]
+fn a_full_server_found_during_another_pause_is_still_given_its_time() {
+    let mut world = World::new(RULES, 1);
+    assert_eq!(world.ledger.plan(world.now).dials, 3);
+    world.ledger.dial_given_up(Some(world.now + ms(5)));
+    world.ledger.dial_failed(ConnectErrorKind::Unreachable, world.now);
+    world.ledger.dial_failed(ConnectErrorKind::Full, world.now);
+    let pause = world.ledger.dial_again_at().unwrap() - world.now;
+    assert!(pause >= RULES.backoff.first_patient / 2, "{pause:?}");
 }

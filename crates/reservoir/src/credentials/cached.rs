@@ -132,6 +132,10 @@ impl Kept {
         self.token.good_for.is_some_and(|good_for| self.age(now) < good_for / 5 * 4)
     }
 
+    fn is_good(&self, now: Instant) -> bool {
+        self.token.good_for.is_some_and(|good_for| self.age(now) < good_for)
+    }
+
     fn token_at(&self, now: Instant) -> Token {
         let good_for = self.token.good_for.map(|good_for| good_for.saturating_sub(self.age(now)));
         Token { secret: self.token.secret.clone(), good_for }
@@ -152,8 +156,15 @@ impl Flight {
     async fn fly<P: TokenProvider>(self, provider: Arc<P>, timeout: Duration) {
         let answer = tokio::time::timeout(timeout, provider.token()).await;
         let answer = answer.unwrap_or_else(|_| Err(TokenError(format!("no token within {timeout:?}"))));
-        let answer = answer.map(|token| Kept { token, since: Instant::now() });
-        lock(&self.desk).kept = answer.as_ref().ok().filter(|kept| kept.token.good_for.is_some()).cloned();
+        let now = Instant::now();
+        let mut desk = lock(&self.desk);
+        let answer = match answer {
+            Ok(token) => Ok(Kept { token, since: now }),
+            // One that is due to be replaced is still better than none.
+            Err(error) => desk.kept.take().filter(|kept| kept.is_good(now)).ok_or(error),
+        };
+        desk.kept = answer.as_ref().ok().filter(|kept| kept.token.good_for.is_some()).cloned();
+        drop(desk);
         self.answer.send_replace(Some(answer));
     }
 }

@@ -39,13 +39,11 @@ fn url_pairs(rest: &str) -> Result<Vec<Pair>, PostgresConfigError> {
     };
     let (place, query) = split(rest, '?');
     let (hosts, database) = split(place, '/');
+    // Most likely the rest of a password, which must not become the name of a host or a database that errors show.
+    if hosts.contains('@') || database.is_some_and(|database| database.contains(['@', '/'])) {
+        return Err(broken("an '@' or '/' in the user, the password or the name must be written %40 or %2F"));
+    }
     if let Some(database) = database {
-        // Most likely the rest of a password, which must not become the name of a database that errors show.
-        if database.contains(['@', '/']) {
-            return Err(broken(
-                "an '@' or '/' in the user, the password or the name must be written %40 or %2F",
-            ));
-        }
         pairs.push(("dbname".to_owned(), decode("dbname", database)?));
     }
     host_pairs(hosts, &mut pairs)?;

@@ -107,6 +107,11 @@ impl PostgresConnect {
         hosts.join(",")
     }
 
+    /// All that makes one connection differ from another, secrets aside.
+    fn identity(&self) -> String {
+        format!("{:?}", self.plan.settings)
+    }
+
     /// How much a connection is protected.
     pub fn ssl_mode(&self) -> SslMode {
         self.plan.mode
@@ -117,6 +122,10 @@ impl Connect for PostgresConnect {
     type Connection = PostgresClient;
     /// The password or token; `None` where none was given.
     type Credentials = Option<Secret>;
+
+    fn endpoint(&self) -> String {
+        PostgresConnect::endpoint(self)
+    }
 
     async fn credentials(&self) -> Result<Option<Secret>, ConnectError> {
         let Some(provider) = &self.provider else { return Ok(self.plan.settings.password.clone()) };

@@ -7,15 +7,13 @@ use super::{PostgresClient, PostgresConnect};
 use crate::config::{ConfigError, Limits, ReservoirConfig};
 use crate::reservoir::{Reservoir, WeakReservoir};
 
-/// Endpoint, user, database.
-type Key = (String, String, String);
-
-static RESERVOIRS: LazyLock<Mutex<HashMap<Key, WeakReservoir<PostgresClient>>>> =
+static RESERVOIRS: LazyLock<Mutex<HashMap<String, WeakReservoir<PostgresClient>>>> =
     LazyLock::new(Mutex::default);
 
 impl Reservoir<PostgresClient> {
-    /// The reservoir of this process for this endpoint, user and database: started by the first who asks, with what they
-    /// configured, and shared by all others, who should take a [`view`](Self::view) of it. It closes with the last handle.
+    /// The reservoir of this process for this server, user and database: started by the first who asks, with what they
+    /// configured, and shared by all others, who should take a [`view`](Self::view) of it. It closes with the last handle. Whoever
+    /// asks for other connections (another `sslmode`, say) has another reservoir.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -24,7 +22,7 @@ impl Reservoir<PostgresClient> {
         config: ReservoirConfig,
         limits: Limits,
     ) -> Result<Self, ConfigError> {
-        let key = (connect.endpoint(), connect.user().into(), connect.database().into());
+        let key = connect.identity();
         let mut reservoirs = RESERVOIRS.lock().unwrap_or_else(PoisonError::into_inner);
         reservoirs.retain(|_, reservoir| reservoir.upgrade().is_some());
         if let Some(reservoir) = reservoirs.get(&key).and_then(WeakReservoir::upgrade) {

@@ -81,3 +81,19 @@ async fn bb8_drops_one_that_the_server_has_ended() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn what_one_user_of_a_pool_leaves_behind_the_next_does_not_find() {
+    let state = "SELECT current_setting('work_mem')";
+    let left_open = "SET work_mem = '1MB'; BEGIN; SET LOCAL work_mem = '2MB'";
+    let reservoir = reservoir(ReservoirConfig::new(2).leak_after(Duration::from_millis(1)));
+    let pool: deadpool::managed::Pool<_> =
+        deadpool::managed::Pool::builder(reservoir.view("deadpool", 1)).max_size(1).build().unwrap();
+    pool.get().await.unwrap().simple_query(left_open).await.unwrap();
+    let setting: String = pool.get().await.unwrap().query_one(state, &[]).await.unwrap().get(0);
+    assert_eq!(setting, "4MB");
+    let pool = bb8::Pool::builder().max_size(1).build(reservoir.view("bb8", 1)).await.unwrap();
+    pool.get().await.unwrap().simple_query(left_open).await.unwrap();
+    let setting: String = pool.get().await.unwrap().query_one(state, &[]).await.unwrap().get(0);
+    assert_eq!(setting, "4MB");
+}

@@ -428,3 +428,55 @@ async fn settings_that_contradict_each_other_are_refused() {
     let error = Reservoir::start(Connector(Arc::default()), never_lent, Limits::local()).unwrap_err();
     assert!(error.to_string().starts_with("a lifetime of 30s within a guard window of 45s"), "{error}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn two_servers_of_one_quota_have_limits_of_their_own() {
+    struct Other(Connector);
+    impl Connect for Other {
+        type Connection = Link;
+        type Credentials = ();
+
+        fn endpoint(&self) -> String {
+            "elsewhere".into()
+        }
+
+        async fn credentials(&self) -> Result<(), ConnectError> {
+            self.0.credentials().await
+        }
+
+        async fn connect(&self, (): ()) -> Result<Link, ConnectError> {
+            self.0.connect(()).await
+        }
+    }
+    let limits = Limits::local().rate(RateConfig::per_second(1e6));
+    let (one, _site) = start_with(config(8), limits.clone().connections(8));
+    let other = Reservoir::start(Other(Connector(Arc::default())), config(8), limits.connections(2)).unwrap();
+    settle().await;
+    assert_eq!((one.status().counts.ready, other.status().counts.ready), (8, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn windows_that_leave_no_life_and_times_without_end_do_no_harm() {
+    // Two guard windows are as long as a life: it isn't replaced from its birth on.
+    let short = Duration::from_secs(60);
+    let (reservoir, site) =
+        start(config(4).base_lifetime(short).lifetime_jitter(Duration::ZERO).guard_window(short / 2));
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!((reservoir.status().counts.ready, site.dials()), (4, 4));
+    let (reservoir, site) = start(
+        config(4).base_lifetime(Duration::MAX).lifetime_jitter(Duration::MAX).replace_ahead(Duration::MAX),
+    );
+    let client = reservoir.checkout_within(Duration::MAX).await.unwrap();
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!((reservoir.status().counts.ready, site.dials(), client.number), (3, 4, 0));
+    let none = start(config(4).max(0)).0;
+    assert_eq!((none.status().target, none.status().max), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dial_that_panics_is_told_to_those_who_wait() {
+    let (reservoir, site) = start(config(1));
+    site.will(Dial::Panics);
+    let error = reservoir.checkout().await.unwrap_err();
+    assert!(error.to_string().contains("has its connector panicked?"), "{error}");
+}

@@ -79,12 +79,13 @@ async fn what_one_caller_leaves_behind_the_next_does_not_find() {
     let statement = first.prepare("SELECT 41 + $1::int4").await.unwrap();
     first
         .batch_execute(
-            "CREATE TABLE kept (x int); CREATE SEQUENCE counter; LISTEN news; SET work_mem = '1MB';
+            "CREATE TABLE kept (x int); GRANT ALL ON kept TO pg_monitor; CREATE SEQUENCE counter; LISTEN news; SET work_mem = '1MB';
              SELECT pg_advisory_lock(7); CREATE TEMP TABLE scratch (x int); SELECT nextval('counter')",
         )
         .await
         .unwrap();
     first.batch_execute("DECLARE c CURSOR WITH HOLD FOR SELECT 1").await.unwrap();
+    first.batch_execute("SET ROLE pg_monitor").await.unwrap();
     first.batch_execute("BEGIN; INSERT INTO kept VALUES (1)").await.unwrap();
     let pid = number(&first, "SELECT pg_backend_pid()::int8").await;
     drop(first);
@@ -96,6 +97,7 @@ async fn what_one_caller_leaves_behind_the_next_does_not_find() {
         ("the subscription", "SELECT count(*) FROM pg_listening_channels()"),
         ("the cursor", "SELECT count(*) FROM pg_cursors WHERE name = 'c'"),
         ("the temporary table", "SELECT count(*) FROM pg_class WHERE relname = 'scratch'"),
+        ("the role", "SELECT (current_user = 'pg_monitor')::int4::int8"),
         ("the setting", "SELECT count(*) FROM pg_settings WHERE name = 'work_mem' AND source = 'session'"),
     ];
     for (what, sql) in left {

@@ -3,10 +3,11 @@
 use std::process::Command;
 use std::time::Duration;
 
+use forebay_testkit::python;
 use tokio::time::Instant;
 
 use crate::gate::Gate;
-use crate::python::{App, python, script};
+use crate::python::{App, script};
 use crate::wire::Client;
 
 /// What the issue asks for is a second; a busy machine gets five.

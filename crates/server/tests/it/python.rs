@@ -5,23 +5,10 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use forebay_testkit::python;
 use serde_json::Value;
 
 use crate::wire::{Client, until};
-
-/// `FOREBAY_VENV`, or `target/venv` in the workspace, which script/bootstrap makes.
-pub(crate) fn python() -> PathBuf {
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let venv = std::env::var_os("FOREBAY_VENV").map_or_else(|| workspace.join("target/venv"), PathBuf::from);
-    let python = venv.join("bin/python");
-    assert!(
-        python.exists(),
-        "no {}: run script/bootstrap, or set FOREBAY_VENV to a virtual environment with \
-         crates/server/tests/app/requirements.txt in it",
-        python.display()
-    );
-    python
-}
 
 pub(crate) fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/app").join(name)

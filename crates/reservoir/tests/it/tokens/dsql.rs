@@ -1,12 +1,13 @@
 //! Tokens for Aurora DSQL, compared with those that botocore makes, from credentials in all the usual places.
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use aws_credential_types::Credentials;
 use forebay_reservoir::{DsqlToken, TokenProvider};
+use forebay_testkit::python;
 use serde_json::{Value, json};
 
 use super::endpoint::Endpoint;
@@ -48,20 +49,6 @@ impl Case<'_> {
         let time = UNIX_EPOCH + Duration::from_secs(self.time);
         token.presign(&credentials, time).unwrap().reveal().to_string()
     }
-}
-
-/// `FOREBAY_VENV`, or `target/venv` in the workspace, which script/bootstrap makes.
-fn python() -> PathBuf {
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let venv = std::env::var_os("FOREBAY_VENV").map_or_else(|| workspace.join("target/venv"), PathBuf::from);
-    let python = venv.join("bin/python");
-    assert!(
-        python.exists(),
-        "no {}: run script/bootstrap, or set FOREBAY_VENV to a virtual environment with \
-         crates/sandbox/requirements.txt in it",
-        python.display()
-    );
-    python
 }
 
 fn botocore(cases: &[Case<'_>]) -> Vec<String> {
