@@ -186,6 +186,7 @@ mod tests {
     fn no_error_shows_a_part_of_a_password() {
         let broken = [
             "postgres://u:hunter2/x@h/db",
+            "postgres://u:one@hunter2@h/db",
             "postgres://u:hunter2%zz@h/db",
             "postgres://u:hunter2%ff@h/db",
             "postgres://u:hunter2%00@h/db",
