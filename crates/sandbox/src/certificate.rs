@@ -1,25 +1,22 @@
-//! A throwaway certificate authority, and one server certificate signed by it.
+//! A throwaway certificate authority, one server certificate signed by it, and an authority that signed nothing.
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
     KeyUsagePurpose,
 };
 
-/// All in PEM. The authority's own key is dropped: nothing else will ever be signed by it.
+/// All in PEM. The authorities' own keys are dropped: nothing else will ever be signed by them.
 pub(crate) struct Certificates {
     pub(crate) authority: String,
+    /// For tests of a client that must not believe the server.
+    pub(crate) wrong_authority: String,
     pub(crate) server: String,
     pub(crate) server_key: String,
 }
 
 /// For `localhost`, `127.0.0.1` and `::1`.
 pub(crate) fn make() -> Result<Certificates, rcgen::Error> {
-    let mut params = CertificateParams::default();
-    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    params.distinguished_name.push(DnType::CommonName, "throwaway authority");
-    let authority = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
-
+    let authority = authority("throwaway authority")?;
     let names = ["localhost", "127.0.0.1", "::1"].map(String::from);
     let mut params = CertificateParams::new(names)?;
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
@@ -27,5 +24,18 @@ pub(crate) fn make() -> Result<Certificates, rcgen::Error> {
     params.distinguished_name.push(DnType::CommonName, "localhost");
     let key = KeyPair::generate()?;
     let server = params.signed_by(&key, &authority)?;
-    Ok(Certificates { authority: authority.pem(), server: server.pem(), server_key: key.serialize_pem() })
+    Ok(Certificates {
+        authority: authority.pem(),
+        wrong_authority: self::authority("another authority")?.pem(),
+        server: server.pem(),
+        server_key: key.serialize_pem(),
+    })
+}
+
+fn authority(name: &str) -> Result<CertifiedIssuer<'static, KeyPair>, rcgen::Error> {
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    params.distinguished_name.push(DnType::CommonName, name);
+    CertifiedIssuer::self_signed(params, KeyPair::generate()?)
 }

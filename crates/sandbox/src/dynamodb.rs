@@ -109,7 +109,8 @@ fn find() -> Result<PathBuf, StartError> {
     if is_program(&server) {
         return Ok(server);
     }
-    Err(StartError::NotFound { program: SERVER, looked_in: format!("beside {}", ministack.display()) })
+    let looked_in = format!("beside {}", ministack.display());
+    Err(StartError::NotFound { program: SERVER.to_owned(), looked_in })
 }
 
 fn start_on(port: u16, program: &Path, folder: &Arc<Folder>) -> Result<DynamoDb, StartError> {

@@ -1,6 +1,6 @@
 //! Why a server did not start. Every message says what to do next or shows the server's own words.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::Duration;
 use std::{error, fmt, io};
@@ -16,7 +16,7 @@ pub enum StartError {
     #[error("{program} not found: run script/bootstrap, or put it on the PATH ({looked_in})")]
     NotFound {
         /// The program that was looked for.
-        program: &'static str,
+        program: String,
         /// Where it was looked for.
         looked_in: String,
     },
@@ -27,6 +27,20 @@ pub enum StartError {
         path: PathBuf,
         /// Why.
         source: io::Error,
+    },
+    /// The running server that a standby or a backup was to be copied from did not play its part.
+    #[error("cannot copy the running server")]
+    Original {
+        /// Why.
+        source: io::Error,
+    },
+    /// The new server runs, but could not be made ready.
+    #[error("cannot make the new server ready; the end of its log:\n{log}")]
+    Unready {
+        /// Why.
+        source: io::Error,
+        /// The end of its log.
+        log: String,
     },
     /// The throwaway certificates could not be made.
     #[error("cannot make throwaway certificates")]
@@ -77,6 +91,17 @@ pub enum StartError {
         /// The end of its log.
         log: String,
     },
+}
+
+impl StartError {
+    /// What `map_err` needs where a file or folder is prepared.
+    pub(crate) fn at(path: &Path) -> impl FnOnce(io::Error) -> StartError {
+        |source| StartError::Folder { path: path.to_owned(), source }
+    }
+
+    pub(crate) fn original(source: io::Error) -> StartError {
+        StartError::Original { source }
+    }
 }
 
 impl fmt::Debug for StartError {

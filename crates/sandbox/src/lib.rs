@@ -1,4 +1,5 @@
-//! Throwaway servers: a real Redis or Postgres, or a DynamoDB emulator, on a private port, for as long as a value lives.
+//! Throwaway servers: a real Redis, Postgres or PgBouncer, or a DynamoDB emulator, on a private port, for as long as a
+//! value lives.
 //!
 //! Invariant: a server outlives neither its handle nor the process that started it, however that process ends.
 //! Kept by: dropping the handle kills and reaps the server and removes its folder; the kernel signals the server when
@@ -19,15 +20,22 @@
 //! let postgres = Postgres::start()?;
 //! let database = postgres.create_database("orders")?;
 //! let url = postgres.url(&database);
+//!
+//! let primary = Postgres::builder().version(18).start()?;
+//! let standby = primary.standby().failover_slots().start()?; // it streams, and answers reads
+//! primary.kill();
+//! standby.promote()?; // and now it writes
 //! # drop(url);
 //! # Ok(())
 //! # }
 //! ```
 
 mod certificate;
+mod copy;
 mod dynamodb;
 mod error;
 mod folder;
+mod pgbouncer;
 mod port;
 mod postgres;
 mod proc;
@@ -35,10 +43,12 @@ mod process;
 mod program;
 mod redis;
 mod server;
+mod user;
 mod wire;
 
 pub use crate::dynamodb::DynamoDb;
 pub use crate::error::StartError;
+pub use crate::pgbouncer::{PgBouncer, PgBouncerBuilder};
 pub use crate::port::free_port;
-pub use crate::postgres::{Postgres, PostgresBuilder};
+pub use crate::postgres::{Backup, Postgres, PostgresBuilder, RecoveryTarget, StandbyBuilder};
 pub use crate::redis::{Redis, RedisBuilder};

@@ -4,15 +4,15 @@
 //! very port as its own, connect to itself, and keep the server from coming back.
 
 use std::collections::hash_map::RandomState;
-use std::fs;
 use std::hash::BuildHasher;
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::{fs, io};
 
 const LOWEST: u16 = 10_000;
 const PROBES: u32 = 100;
 
-/// A port of 127.0.0.1 that was free a moment ago, outside the ephemeral range. Whoever binds it may still find it
+/// A port of 127.0.0.1 and ::1 that was free a moment ago, outside the ephemeral range. Whoever binds it may still find it
 /// taken, and then asks for another.
 ///
 /// # Panics
@@ -23,13 +23,20 @@ pub fn free_port() -> u16 {
     for _ in 0..PROBES {
         let random = RandomState::new().hash_one(NEXT.fetch_add(1, Ordering::Relaxed)) % range;
         let port = LOWEST + u16::try_from(random).expect("it is below a u16's range");
-        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+        if is_free(port) {
             return port;
         }
     }
     // A machine that is full below the ephemeral range: let the kernel choose.
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("loopback has a free port");
     listener.local_addr().expect("a bound listener has an address").port()
+}
+
+/// A machine without IPv6 has nobody on ::1 either.
+fn is_free(port: u16) -> bool {
+    let taken = |error: io::Error| error.kind() == io::ErrorKind::AddrInUse;
+    TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok()
+        && !TcpListener::bind((Ipv6Addr::LOCALHOST, port)).is_err_and(taken)
 }
 
 fn ephemeral_start() -> u16 {

@@ -6,10 +6,11 @@
 
 use std::io;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command};
+use std::process::{Child, Command, ExitStatus};
 use std::sync::OnceLock;
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use libc::c_int;
 
@@ -23,6 +24,23 @@ pub(crate) fn spawn(mut command: Command, death_signal: c_int) -> io::Result<Chi
     let (reply, answer) = sync_channel(1);
     SPAWNER.get_or_init(start_spawner).send((command, reply)).expect("the spawner never ends");
     answer.recv().expect("the spawner answers every job")
+}
+
+/// Waits for a program that ends by itself, and kills it when it doesn't: then there is no status.
+pub(crate) fn finish(child: &mut Child, deadline: Duration) -> io::Result<Option<ExitStatus>> {
+    const POLL: Duration = Duration::from_millis(5);
+    let begun = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if begun.elapsed() > deadline {
+            child.kill()?;
+            child.wait()?;
+            return Ok(None);
+        }
+        thread::sleep(POLL);
+    }
 }
 
 fn start_spawner() -> SyncSender<Job> {

@@ -11,7 +11,7 @@ pub(crate) fn find(program: &'static str) -> Result<PathBuf, StartError> {
     let path = env::var_os("PATH").unwrap_or_default();
     let found = env::split_paths(&path).map(|folder| folder.join(program)).find(|file| is_program(file));
     found.ok_or_else(|| StartError::NotFound {
-        program,
+        program: program.to_owned(),
         looked_in: format!("PATH={}", path.to_string_lossy()),
     })
 }

@@ -16,6 +16,7 @@ use libc::c_int;
 
 use crate::error::StartError;
 use crate::folder::Folder;
+use crate::user::User;
 use crate::{proc, process};
 
 const POLL: Duration = Duration::from_millis(5);
@@ -42,13 +43,6 @@ pub(crate) struct Launch {
     pub(crate) is_ready: fn(&Path) -> bool,
 }
 
-/// A user and group to run as.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct User {
-    pub(crate) uid: u32,
-    pub(crate) gid: u32,
-}
-
 /// A server and its folder; dropping it ends the one and removes the other.
 #[derive(Debug)]
 pub(crate) struct Server {
@@ -65,6 +59,10 @@ impl Server {
 
     pub(crate) fn pid(&self) -> u32 {
         self.child().id()
+    }
+
+    pub(crate) fn is_running(&self) -> bool {
+        !has_ended(&mut self.child())
     }
 
     pub(crate) fn log(&self) -> String {
@@ -107,6 +105,10 @@ impl Server {
         }
     }
 
+    pub(crate) fn stop(&self) -> Result<(), StartError> {
+        self.stop_by(self.launch.stop_signal)
+    }
+
     pub(crate) fn restart(&self) -> Result<(), StartError> {
         self.stop()?;
         self.revive()
@@ -118,13 +120,14 @@ impl Server {
         self.folder.remove();
     }
 
-    fn stop(&self) -> Result<(), StartError> {
+    /// Stops it in another way than its usual one.
+    pub(crate) fn stop_by(&self, signal: c_int) -> Result<(), StartError> {
         let mut child = self.child();
         if has_ended(&mut child) {
             return Ok(());
         }
         self.wake();
-        proc::signal(child.id(), self.launch.stop_signal);
+        proc::signal(child.id(), signal);
         let begun = Instant::now();
         while !has_ended(&mut child) {
             let waited = begun.elapsed();
@@ -165,15 +168,21 @@ fn run(launch: &Launch, folder: &Folder) -> Result<Child, StartError> {
     loop {
         if let Ok(Some(status)) = child.try_wait() {
             proc::kill_residents(folder.path());
-            let log = read_log(folder, log_start);
-            let (taken, name, log) = (log.contains("Address already in use"), launch.name, tail(&log));
-            return Err(match taken {
-                true => StartError::PortTaken { name, log },
-                false => StartError::Exited { name, status, log },
+            let (name, log) = (launch.name, read_log(folder, log_start));
+            return Err(match port_taken(launch, &log) {
+                Some(error) => error,
+                None => StartError::Exited { name, status, log: tail(&log) },
             });
         }
         if (launch.is_ready)(&launch.socket) {
-            return Ok(child);
+            // Postgres goes on with what it got as long as that is one of the addresses.
+            return match port_taken(launch, &read_log(folder, log_start)) {
+                Some(error) => {
+                    end(&mut child, folder);
+                    Err(error)
+                }
+                None => Ok(child),
+            };
         }
         let waited = begun.elapsed();
         if waited > launch.deadline {
@@ -183,6 +192,11 @@ fn run(launch: &Launch, folder: &Folder) -> Result<Child, StartError> {
         }
         thread::sleep(POLL);
     }
+}
+
+fn port_taken(launch: &Launch, log: &str) -> Option<StartError> {
+    let taken = log.contains("Address already in use");
+    taken.then(|| StartError::PortTaken { name: launch.name, log: tail(log) })
 }
 
 /// The command, which appends to the log, and where in the log its words begin.
@@ -263,6 +277,14 @@ macro_rules! controls {
             /// As for the first start.
             pub fn revive(&self) -> Result<(), StartError> {
                 self.server.revive()
+            }
+
+            /// Asks the server to stop in good order, and returns when it has ended.
+            ///
+            /// # Errors
+            /// When it won't stop.
+            pub fn stop(&self) -> Result<(), StartError> {
+                self.server.stop()
             }
 
             /// Asks the server to stop in good order, then revives it.

@@ -1,6 +1,6 @@
-//! Just enough of Postgres's protocol to ask whether it is ready and to run a statement, over its Unix socket.
+//! Just enough of Postgres's protocol to ask whether it is ready and to run statements, over its Unix socket.
 //!
-//! Not here: passwords (the socket trusts), results (only success or the server's error).
+//! Not here: passwords (the socket trusts), types (every value is text), COPY.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -8,53 +8,102 @@ use std::path::Path;
 use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Errors and parameter messages are far below this; anything longer is not Postgres.
-const MAX_MESSAGE_BYTES: usize = 1 << 20;
+const PROTOCOL_3: u32 = 196_608;
+/// A row may be long, but anything beyond this is not Postgres.
+const MAX_MESSAGE_BYTES: usize = 1 << 26;
 
-/// Connects as `postgres` and, given a statement, runs it.
-pub(crate) fn run(socket: &Path, database: &str, statement: Option<&str>) -> io::Result<()> {
-    let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(TIMEOUT))?;
-    let start = [&196_608_u32.to_be_bytes()[..], b"user\0postgres\0database\0", database.as_bytes(), b"\0\0"];
-    send(&mut stream, None, &start.concat())?;
-    until_ready(&mut stream)?;
-    if let Some(statement) = statement {
-        send(&mut stream, Some(b'Q'), &[statement.as_bytes(), b"\0"].concat())?;
-        until_ready(&mut stream)?;
-    }
-    send(&mut stream, Some(b'X'), b"")
+/// Rows of values as Postgres writes them; nothing for NULL.
+pub(crate) type Rows = Vec<Vec<Option<String>>>;
+
+/// A connection of the superuser `postgres`, closed when this is dropped.
+pub(crate) struct Session {
+    stream: UnixStream,
 }
 
-fn send(stream: &mut UnixStream, kind: Option<u8>, body: &[u8]) -> io::Result<()> {
-    let length = u32::try_from(body.len() + 4).map_err(io::Error::other)?;
-    let mut message: Vec<u8> = kind.into_iter().collect();
-    message.extend_from_slice(&length.to_be_bytes());
-    message.extend_from_slice(body);
-    stream.write_all(&message)
-}
+impl Session {
+    pub(crate) fn open(socket: &Path, database: &str) -> io::Result<Session> {
+        let stream = UnixStream::connect(socket)?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
+        stream.set_write_timeout(Some(TIMEOUT))?;
+        let mut session = Session { stream };
+        let version = PROTOCOL_3.to_be_bytes();
+        let start = [&version[..], b"user\0postgres\0database\0", database.as_bytes(), b"\0\0"];
+        session.send(None, &start.concat())?;
+        session.until_ready()?;
+        Ok(session)
+    }
 
-/// Reads up to ReadyForQuery; after an error in a statement, that still comes. After one in the start it doesn't, and
-/// the error is returned at the end of the stream.
-fn until_ready(stream: &mut UnixStream) -> io::Result<()> {
-    let mut outcome = Ok(());
-    loop {
-        let mut head = [0; 5];
-        if let Err(error) = stream.read_exact(&mut head) {
-            return outcome.and(Err(error));
-        }
-        let [kind, length @ ..] = head;
-        let length = usize::try_from(u32::from_be_bytes(length)).map_err(io::Error::other)?;
-        if !(4..=MAX_MESSAGE_BYTES).contains(&length) {
-            return Err(io::Error::other(format!("a message of {length} bytes")));
-        }
-        let mut body = vec![0; length - 4];
-        stream.read_exact(&mut body)?;
-        match kind {
-            b'Z' => return outcome,
-            b'E' => outcome = Err(io::Error::other(error_text(&body))),
-            _ => {}
+    /// Runs statements; the rows are those of all of them, in order.
+    pub(crate) fn run(&mut self, sql: &str) -> io::Result<Rows> {
+        self.send(Some(b'Q'), &[sql.as_bytes(), b"\0"].concat())?;
+        self.until_ready()
+    }
+
+    fn send(&mut self, kind: Option<u8>, body: &[u8]) -> io::Result<()> {
+        let length = u32::try_from(body.len() + 4).map_err(io::Error::other)?;
+        let mut message: Vec<u8> = kind.into_iter().collect();
+        message.extend_from_slice(&length.to_be_bytes());
+        message.extend_from_slice(body);
+        self.stream.write_all(&message)
+    }
+
+    /// Reads up to ReadyForQuery; after an error in a statement, that still comes. After one in the start it doesn't,
+    /// and the error is returned at the end of the stream.
+    fn until_ready(&mut self) -> io::Result<Rows> {
+        let mut outcome = Ok(Rows::new());
+        loop {
+            let mut head = [0; 5];
+            if let Err(error) = self.stream.read_exact(&mut head) {
+                return outcome.and(Err(error));
+            }
+            let [kind, length @ ..] = head;
+            let length = usize::try_from(u32::from_be_bytes(length)).map_err(io::Error::other)?;
+            if !(4..=MAX_MESSAGE_BYTES).contains(&length) {
+                return Err(io::Error::other(format!("a message of {length} bytes")));
+            }
+            let mut body = vec![0; length - 4];
+            self.stream.read_exact(&mut body)?;
+            match kind {
+                b'Z' => return outcome,
+                b'E' => outcome = Err(io::Error::other(error_text(&body))),
+                b'D' => {
+                    let row = row(&body).ok_or_else(|| io::Error::other("a row that is not text"))?;
+                    if let Ok(rows) = &mut outcome {
+                        rows.push(row);
+                    }
+                }
+                // It would wait for us for ever.
+                b'G' | b'W' => return Err(io::Error::other("COPY from the client is not spoken here")),
+                _ => {}
+            }
         }
     }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // A courtesy: without it the server logs an unexpected end.
+        let _ = self.send(Some(b'X'), b"");
+    }
+}
+
+/// The values of a DataRow: a count, then for each its length (-1 for NULL) and its bytes.
+fn row(body: &[u8]) -> Option<Vec<Option<String>>> {
+    let (count, mut rest) = body.split_first_chunk()?;
+    let mut values = Vec::new();
+    for _ in 0..u16::from_be_bytes(*count) {
+        let (length, tail) = rest.split_first_chunk()?;
+        rest = tail;
+        values.push(match usize::try_from(i32::from_be_bytes(*length)) {
+            Err(_) => None,
+            Ok(length) => {
+                let (value, tail) = rest.split_at_checked(length)?;
+                rest = tail;
+                Some(String::from_utf8(value.to_vec()).ok()?)
+            }
+        });
+    }
+    Some(values)
 }
 
 /// The message and SQLSTATE fields of an ErrorResponse.
@@ -74,5 +123,12 @@ mod tests {
     fn an_error_is_its_message_and_state() {
         let body = b"SFATAL\0C57P03\0Mthe database system is starting up\0\0";
         assert_eq!(error_text(body), "the database system is starting up (57P03)");
+    }
+
+    #[test]
+    fn a_row_tells_nothing_from_an_empty_value() {
+        let body = b"\0\x03\0\0\0\x02hi\xff\xff\xff\xff\0\0\0\0";
+        assert_eq!(row(body), Some(vec![Some("hi".to_owned()), None, Some(String::new())]));
+        assert_eq!(row(&body[..10]), None, "cut short");
     }
 }

@@ -2,6 +2,7 @@
 
 mod dynamodb;
 mod ends;
+mod pgbouncer;
 mod postgres;
 mod redis;
 

@@ -1,31 +1,65 @@
+mod doors;
+mod recovery;
+mod settings;
+mod standby;
+mod versions;
+
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
 use forebay_sandbox::{Postgres, StartError};
 
+pub(crate) const TRUSTED: u32 = 0;
+pub(crate) const SASL: u32 = 10;
+
 /// Opens a session on TCP and returns the kind of authentication that the server asks for.
 fn authentication(postgres: &Postgres) -> (TcpStream, u32) {
     let mut stream = TcpStream::connect(postgres.addr()).expect("it listens");
-    stream.write_all(b"\0\0\0\x17\0\x03\0\0user\0postgres\0\0").expect("it reads");
-    let mut reply = [0; 9];
-    stream.read_exact(&mut reply).expect("it answers");
-    assert_eq!(reply[0], b'R');
-    (stream, u32::from_be_bytes([reply[5], reply[6], reply[7], reply[8]]))
+    let kind = greet(&mut stream, "postgres").expect("it lets us in");
+    (stream, kind)
+}
+
+/// Starts a session for a user; the kind of authentication that the server asks for, or its SQLSTATE.
+pub(crate) fn greet(stream: &mut (impl Read + Write), user: &str) -> Result<u32, String> {
+    let words = format!("user\0{user}\0database\0postgres\0\0");
+    let length = u32::try_from(words.len() + 8).expect("a short message").to_be_bytes();
+    stream.write_all(&[&length[..], b"\0\x03\0\0", words.as_bytes()].concat()).expect("it reads");
+    let (kind, body) = message(stream);
+    if kind == b'R' {
+        return Ok(u32::from_be_bytes(*body.first_chunk().expect("a kind")));
+    }
+    let state = body.split(|byte| *byte == 0).find(|field| field.first() == Some(&b'C'));
+    Err(String::from_utf8_lossy(&state.expect("an error has a state")[1..]).into_owned())
+}
+
+/// The next message: its kind and its body.
+pub(crate) fn message(stream: &mut impl Read) -> (u8, Vec<u8>) {
+    let mut head = [0; 5];
+    stream.read_exact(&mut head).expect("it answers");
+    let [kind, length @ ..] = head;
+    let mut body = Vec::new();
+    let length = u64::from(u32::from_be_bytes(length)) - 4;
+    let read = stream.take(length).read_to_end(&mut body).expect("it answers");
+    assert_eq!(u64::try_from(read), Ok(length), "the whole message");
+    (kind, body)
+}
+
+/// The one value of the one row.
+pub(crate) fn value(postgres: &Postgres, sql: &str) -> String {
+    let rows = postgres.query("postgres", sql).unwrap_or_else(|error| panic!("{sql}: {error}"));
+    assert_eq!((rows.len(), rows[0].len()), (1, 1), "{sql}: {rows:?}");
+    rows[0][0].clone().unwrap_or_else(|| panic!("{sql}: NULL"))
 }
 
 #[test]
 fn settings_and_databases_are_real() {
     let postgres =
         Postgres::builder().config("work_mem", "7MB").config("wal_level", "replica").start().unwrap();
-    assert_eq!(authentication(&postgres).1, 0, "everybody is trusted");
-    let check = |setting: &str, value: &str| {
-        let query = format!("SELECT 1 / (current_setting('{setting}') = '{value}')::int");
-        postgres.execute("postgres", &query).unwrap_or_else(|error| panic!("{setting}: {error}"));
-    };
-    check("work_mem", "7MB");
-    check("wal_level", "replica");
-    check("fsync", "off");
+    assert_eq!(authentication(&postgres).1, TRUSTED, "everybody is trusted");
+    for (setting, wanted) in [("work_mem", "7MB"), ("wal_level", "replica"), ("fsync", "off")] {
+        assert_eq!(value(&postgres, &format!("SHOW {setting}")), wanted, "{setting}");
+    }
 
     let (one, two) = (postgres.create_database("shop").unwrap(), postgres.create_database("shop").unwrap());
     assert_ne!(one, two);
@@ -38,7 +72,6 @@ fn settings_and_databases_are_real() {
 
 #[test]
 fn a_password_is_asked_for_on_tcp_only() {
-    const SASL: u32 = 10;
     let postgres = Postgres::builder().password("s/cret").start().unwrap();
     assert_eq!(authentication(&postgres).1, SASL);
     assert!(postgres.url("x").starts_with("postgres://postgres:s%2Fcret@127.0.0.1:"));
@@ -78,7 +111,7 @@ fn a_server_is_frozen_killed_revived_and_restarted_on_its_port_with_its_data() {
     postgres.revive().unwrap();
     postgres.restart().unwrap();
     assert_eq!(postgres.port(), port);
-    postgres.execute("postgres", "SELECT 1 / (count(*) = 2)::int FROM kept").unwrap();
+    assert_eq!(value(&postgres, "SELECT count(*) FROM kept"), "2");
     assert!(postgres.log().contains("received fast shutdown request"), "{}", postgres.log());
 }
 
@@ -87,4 +120,5 @@ fn the_shared_server_is_one() {
     assert_eq!(Postgres::shared().pid(), Postgres::shared().pid());
     let database = Postgres::shared().create_database("mine").unwrap();
     Postgres::shared().execute(&database, "SELECT 1").unwrap();
+    assert_eq!(Postgres::shared_version(Postgres::shared().version()).pid(), Postgres::shared().pid());
 }
