@@ -13,6 +13,7 @@ mod allocations;
 mod harness;
 mod machine;
 mod redis;
+mod replication;
 mod reservoir;
 mod resilience;
 mod streams;
@@ -24,7 +25,8 @@ use anyhow::Context;
 use clap::Parser;
 use harness::{Board, Race};
 
-const RACES: &[Race] = &[admission::RACE, redis::RACE, reservoir::RACE, resilience::RACE, streams::RACE];
+const RACES: &[Race] =
+    &[admission::RACE, redis::RACE, replication::RACE, reservoir::RACE, resilience::RACE, streams::RACE];
 
 /// Race our crates against their peers, side by side, on this machine.
 ///

@@ -50,8 +50,9 @@ pub use crate::error::{CheckoutError, FillError, Shortage};
 pub use crate::guard::Guard;
 #[cfg(feature = "postgres")]
 pub use crate::postgres::{
-    PostgresCancelToken, PostgresClient, PostgresConfigError, PostgresConnect, PostgresConnectBuilder,
-    PostgresError, PostgresTls, SslMode,
+    ChannelBinding, PostgresCancelToken, PostgresClient, PostgresConfigError, PostgresConnect,
+    PostgresConnectBuilder, PostgresError, PostgresStart, PostgresStream, PostgresTerms, PostgresTls,
+    ServerError, SessionCheck, SslMode,
 };
 pub use crate::reservoir::{Reservoir, View};
 pub use crate::status::{Counts, Discard, Filling, Status, ViewStatus};

@@ -1,4 +1,4 @@
-//! A connection to Postgres as it is lent, and the task that moves its bytes.
+//! A connection to Postgres as it is lent: how it is started, and the task that moves its bytes.
 
 use std::fmt;
 use std::future::{pending, poll_fn};
@@ -7,12 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
-use tokio_postgres::{AsyncMessage, CancelToken, Client};
+use tokio_postgres::{AsyncMessage, CancelToken, Client, SimpleQueryMessage};
 
 use super::dial::{Place, Plan, open_again};
 use super::error::PostgresError;
+use super::settings::ChannelBinding;
 use super::socket::Socket;
-use super::stream::{Bound, Done, Stream};
+use super::start::{PostgresStart, PostgresTerms, SessionCheck};
+use super::stream::{Done, PostgresStream};
 use crate::connect::{ConnectError, ConnectErrorKind, Connection};
 
 /// How long a connection that is closed may take to finish what it does, before the server is asked to stop it.
@@ -31,16 +33,6 @@ pub struct PostgresClient {
 }
 
 impl PostgresClient {
-    pub(super) fn start(
-        client: Client,
-        connection: tokio_postgres::Connection<Stream, Bound>,
-        socket: Socket,
-        cancel: PostgresCancelToken,
-    ) -> Self {
-        let task = tokio::spawn(run(connection, Arc::clone(&cancel.0)));
-        PostgresClient { client, task, socket, cancel }
-    }
-
     /// What can stop a query of this connection from elsewhere. In the place of tokio-postgres' own token, it knows where
     /// the server is and how to encrypt.
     pub fn cancel_token(&self) -> PostgresCancelToken {
@@ -167,7 +159,78 @@ impl Drop for Ending {
     }
 }
 
-async fn run(mut connection: tokio_postgres::Connection<Stream, Bound>, origin: Arc<Origin>) {
+/// Starts sessions of SQL.
+pub(super) struct ClientStart;
+
+impl PostgresStart for ClientStart {
+    type Session = PostgresClient;
+
+    async fn start(
+        &self,
+        stream: PostgresStream,
+        terms: &PostgresTerms<'_>,
+    ) -> Result<PostgresClient, PostgresError> {
+        let (socket, encrypted) = (stream.socket(), stream.is_encrypted());
+        let failed = |error| PostgresError::from_client(&terms.address(), terms.user(), error);
+        let connecting = config(terms, encrypted).connect_raw(stream, Done).await;
+        let (client, connection) = connecting.map_err(failed)?;
+        let cancel =
+            PostgresCancelToken::new(Arc::clone(terms.plan), terms.place.clone(), encrypted, &client);
+        let task = tokio::spawn(run(connection, Arc::clone(&cancel.0)));
+        let client = PostgresClient { client, task, socket, cancel };
+        let Some(check) = terms.session_check() else { return Ok(client) };
+        let error = match terms.bound("asking what the server is", is_good(&client, check)).await? {
+            Ok(true) => return Ok(client),
+            Ok(false) => PostgresError::WrongSession { address: terms.address(), wanted: check.wanted },
+            Err(error) => failed(error),
+        };
+        // Until it is gone it counts, and the next server's connection might be one too many.
+        terms.bound("closing", client.close()).await?;
+        Err(error)
+    }
+}
+
+fn config(terms: &PostgresTerms<'_>, encrypted: bool) -> tokio_postgres::Config {
+    use tokio_postgres::config::{self, SslMode, SslNegotiation};
+
+    let mut config = tokio_postgres::Config::new();
+    config.user(terms.user()).channel_binding(match terms.channel_binding() {
+        ChannelBinding::Disable => config::ChannelBinding::Disable,
+        ChannelBinding::Prefer => config::ChannelBinding::Prefer,
+        ChannelBinding::Require => config::ChannelBinding::Require,
+    });
+    // The stream is what it should be: see `Done`.
+    match encrypted {
+        true => config.ssl_mode(SslMode::Require).ssl_negotiation(SslNegotiation::Direct),
+        false => config.ssl_mode(SslMode::Disable),
+    };
+    if let Some(database) = terms.database() {
+        config.dbname(database);
+    }
+    if let Some(name) = terms.application_name() {
+        config.application_name(name);
+    }
+    if let Some(options) = terms.options() {
+        config.options(options);
+    }
+    if let Some(password) = terms.password() {
+        config.password(password);
+    }
+    config
+}
+
+async fn is_good(client: &Client, check: SessionCheck) -> Result<bool, tokio_postgres::Error> {
+    let answers = client.simple_query(check.sql).await?;
+    Ok(answers.iter().any(|answer| match answer {
+        SimpleQueryMessage::Row(row) => row.get(0) == Some(check.good),
+        _ => false,
+    }))
+}
+
+async fn run(
+    mut connection: tokio_postgres::Connection<PostgresStream, PostgresStream>,
+    origin: Arc<Origin>,
+) {
     loop {
         // Not the connection's own future: that one logs the words of notices.
         match poll_fn(|cx| connection.poll_message(cx)).await {

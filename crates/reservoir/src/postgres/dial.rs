@@ -1,7 +1,11 @@
 //! Making a connection: name, dial, TLS, start-up, all under one deadline.
 //!
+//! Invariant: a start-up gets a stream that is already what it should be, and as much time as is left.
+//!
 //! TLS is negotiated here and not by tokio-postgres: it knows neither the modes that verify nor `prefer`'s second try,
-//! and its errors don't say what failed. It gets a stream that is already what it should be.
+//! and its errors don't say what failed.
+//!
+//! Not here: what is said on the stream; see `start.rs`.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -14,13 +18,12 @@ use tokio::net::lookup_host;
 use tokio::time::{Instant, timeout_at};
 use tokio_rustls::TlsConnector;
 
-use super::client::{PostgresCancelToken, PostgresClient};
 use super::error::PostgresError;
-use super::settings::{Host, Session, Settings};
+use super::settings::{Host, Settings};
 use super::socket::Socket;
-use super::stream::{Done, Stream};
+use super::start::{PostgresStart, PostgresTerms};
+use super::stream::PostgresStream;
 use super::tls::{ALPN, Encryption, SslMode};
-use crate::connect::Connection as _;
 use crate::credentials::Secret;
 
 /// Length and code of a request for TLS.
@@ -73,7 +76,7 @@ impl Deadline {
         Deadline { at: Instant::now() + left / among, ..self }
     }
 
-    async fn bound<F: Future>(
+    pub(super) async fn bound<F: Future>(
         self,
         place: &(dyn fmt::Display + Sync),
         step: &'static str,
@@ -84,46 +87,91 @@ impl Deadline {
     }
 }
 
-/// Tries every host in its turn, each with its share of the time.
-pub(super) async fn open(
-    plan: &Arc<Plan>,
-    password: Option<&Secret>,
-) -> Result<PostgresClient, PostgresError> {
-    let deadline = Deadline::after(plan.settings.connect_timeout);
-    let hosts = &plan.settings.hosts;
-    let mut last = None;
-    for (index, host) in hosts.iter().enumerate() {
-        match open_host(plan, host, password, deadline.share(hosts.len() - index)).await {
-            Ok(client) => return Ok(client),
-            Err(error) if error.ends_the_search() => return Err(error),
-            Err(error) => last = Some(error),
-        }
-    }
-    Err(last.expect("there is at least one host"))
+/// A session to be, wherever its server is found.
+pub(super) struct Opening<'a, S> {
+    pub(super) plan: &'a Arc<Plan>,
+    pub(super) password: Option<&'a Secret>,
+    pub(super) start: &'a S,
 }
 
-/// Tries every address of a host in its turn. What can't even be dialed gets its share of the time; a server that
-/// took the connection may use what is left.
-async fn open_host(
-    plan: &Arc<Plan>,
-    host: &Host,
-    password: Option<&Secret>,
-    deadline: Deadline,
-) -> Result<PostgresClient, PostgresError> {
-    let places = places(host, deadline).await?;
-    let mut last = None;
-    for (index, place) in places.iter().enumerate() {
-        let tried = async {
-            let socket = dial(plan, place, deadline.share(places.len() - index)).await?;
-            open_place(plan, place, socket, password, deadline).await
+impl<S: PostgresStart> Opening<'_, S> {
+    /// Tries every host in its turn, each with its share of the time.
+    pub(super) async fn open(&self) -> Result<S::Session, PostgresError> {
+        let deadline = Deadline::after(self.plan.settings.connect_timeout);
+        let hosts = &self.plan.settings.hosts;
+        let mut last = None;
+        for (index, host) in hosts.iter().enumerate() {
+            match self.open_host(host, deadline.share(hosts.len() - index)).await {
+                Ok(session) => return Ok(session),
+                Err(error) if error.ends_the_search() => return Err(error),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.expect("there is at least one host"))
+    }
+
+    /// Tries every address of a host in its turn. What can't even be dialed gets its share of the time; a server that
+    /// took the connection may use what is left.
+    async fn open_host(&self, host: &Host, deadline: Deadline) -> Result<S::Session, PostgresError> {
+        let places = places(host, deadline).await?;
+        let mut last = None;
+        for (index, place) in places.iter().enumerate() {
+            let tried = async {
+                let socket = dial(self.plan, place, deadline.share(places.len() - index)).await?;
+                self.open_place(place, socket, deadline).await
+            };
+            match tried.await {
+                Ok(session) => return Ok(session),
+                Err(error) if error.ends_the_search() => return Err(error),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.expect("a name that is found has an address"))
+    }
+
+    async fn open_place(
+        &self,
+        place: &Place,
+        socket: Socket,
+        deadline: Deadline,
+    ) -> Result<S::Session, PostgresError> {
+        let plan = self.plan;
+        let negotiating = negotiate(plan, place, socket.clone());
+        let negotiated = deadline.bound(place, "negotiating TLS", negotiating).await?;
+        let was_plain = negotiated.as_ref().is_ok_and(|stream| !stream.is_encrypted());
+        let started = match negotiated {
+            Ok(stream) => self.start(place, socket, stream, deadline).await,
+            Err(error) => Err(error),
         };
-        match tried.await {
-            Ok(client) => return Ok(client),
-            Err(error) if error.ends_the_search() => return Err(error),
-            Err(error) => last = Some(error),
+        match started {
+            Err(error)
+                if plan.mode == SslMode::Prefer && !was_plain && error.is_worth_a_try_without_tls() =>
+            {
+                tracing::debug!(address = %place, %error, "trying without TLS, as sslmode=prefer allows");
+                let socket = dial(plan, place, deadline).await?;
+                self.start(place, socket.clone(), PostgresStream::plain(socket), deadline).await
+            }
+            started => started,
         }
     }
-    Err(last.expect("a name that is found has an address"))
+
+    async fn start(
+        &self,
+        place: &Place,
+        socket: Socket,
+        stream: PostgresStream,
+        deadline: Deadline,
+    ) -> Result<S::Session, PostgresError> {
+        let terms = PostgresTerms { plan: self.plan, place, password: self.password, deadline };
+        let started = deadline.bound(place, "authenticating", self.start.start(stream, &terms)).await?;
+        if let Err(error) = &started
+            && error.is_a_word_of_postgres()
+        {
+            // Until the server has let go of it, it counts; whoever tries again at once might be one too many.
+            let _late = timeout_at(deadline.at.min(Instant::now() + GOODBYE), socket.hang_up()).await;
+        }
+        started
+    }
 }
 
 async fn places(host: &Host, deadline: Deadline) -> Result<Vec<Place>, PostgresError> {
@@ -136,14 +184,18 @@ async fn places(host: &Host, deadline: Deadline) -> Result<Vec<Place>, PostgresE
     };
     let failed = |source| PostgresError::Resolve { host: name.clone(), source };
     let found = deadline.bound(host, "looking up the name", lookup_host((name.as_str(), port))).await?;
-    let mut places: Vec<Place> = Vec::new();
-    for address in found.map_err(failed)? {
-        places.push(Place::Tcp { name: name.clone(), address });
+    let addresses = in_turn(found.map_err(failed)?);
+    if addresses.is_empty() {
+        return Err(failed(io::Error::new(io::ErrorKind::NotFound, "it has no address")));
     }
-    match places.is_empty() {
-        true => Err(failed(io::Error::new(io::ErrorKind::NotFound, "it has no address"))),
-        false => Ok(places),
-    }
+    Ok(addresses.into_iter().map(|address| Place::Tcp { name: name.clone(), address }).collect())
+}
+
+/// IPv6 first, then IPv4, and as the name service ordered them otherwise.
+fn in_turn(addresses: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
+    let mut addresses: Vec<_> = addresses.collect();
+    addresses.sort_by_key(SocketAddr::is_ipv4);
+    addresses
 }
 
 async fn dial(plan: &Plan, place: &Place, deadline: Deadline) -> Result<Socket, PostgresError> {
@@ -156,42 +208,22 @@ async fn dial(plan: &Plan, place: &Place, deadline: Deadline) -> Result<Socket, 
     dialed.map_err(|source| PostgresError::Dial { address: place.to_string(), source })
 }
 
-async fn open_place(
-    plan: &Arc<Plan>,
+/// Encrypts a fresh socket as the plan says; it stays plain only where that is allowed.
+pub(super) async fn negotiate(
+    plan: &Plan,
     place: &Place,
     socket: Socket,
-    password: Option<&Secret>,
-    deadline: Deadline,
-) -> Result<PostgresClient, PostgresError> {
-    let negotiating = negotiate(plan, place, socket.clone());
-    let negotiated = deadline.bound(place, "negotiating TLS", negotiating).await?;
-    let was_plain = matches!(negotiated, Ok(Stream::Plain(_)));
-    let started = match negotiated {
-        Ok(stream) => start(plan, place, socket, stream, password, deadline).await,
-        Err(error) => Err(error),
-    };
-    match started {
-        Err(error) if plan.mode == SslMode::Prefer && !was_plain && error.is_worth_a_try_without_tls() => {
-            tracing::debug!(address = %place, %error, "trying without TLS, as sslmode=prefer allows");
-            let socket = dial(plan, place, deadline).await?;
-            start(plan, place, socket.clone(), Stream::Plain(socket), password, deadline).await
-        }
-        started => started,
-    }
-}
-
-/// Encrypts a fresh socket as the plan says; it stays plain only where that is allowed.
-pub(super) async fn negotiate(plan: &Plan, place: &Place, socket: Socket) -> Result<Stream, PostgresError> {
+) -> Result<PostgresStream, PostgresError> {
     // As in libpq, a Unix socket is never encrypted, whatever the mode.
     let (Some(encryption), Place::Tcp { name, address }) = (&plan.encryption, place) else {
-        return Ok(Stream::Plain(socket));
+        return Ok(PostgresStream::plain(socket));
     };
     let direct = plan.settings.direct_tls;
     let failed = |source| PostgresError::Tls { address: place.to_string(), direct, source };
     let mut socket = socket;
     if !direct && !ask_for_tls(&mut socket, place).await? {
         return match plan.mode {
-            SslMode::Disable | SslMode::Prefer => Ok(Stream::Plain(socket)),
+            SslMode::Disable | SslMode::Prefer => Ok(PostgresStream::plain(socket)),
             mode @ (SslMode::Require | SslMode::VerifyCa | SslMode::VerifyFull) => {
                 Err(PostgresError::NoTls { address: place.to_string(), mode })
             }
@@ -200,13 +232,14 @@ pub(super) async fn negotiate(plan: &Plan, place: &Place, socket: Socket) -> Res
     let name = encryption.name(name, address.ip()).ok_or_else(|| {
         failed(io::Error::new(io::ErrorKind::InvalidInput, "the host's name can't be in a certificate"))
     })?;
-    let stream = TlsConnector::from(encryption.config().await).connect(name, socket).await.map_err(failed)?;
+    let connector = TlsConnector::from(encryption.config().await);
+    let stream = connector.connect(name, socket.clone()).await.map_err(failed)?;
     // Without it, who answers may be a server of another protocol that shares the certificate.
     if direct && stream.get_ref().1.alpn_protocol() != Some(ALPN) {
         let problem = "the server didn't agree to speak Postgres (ALPN)";
         return Err(failed(io::Error::new(io::ErrorKind::InvalidData, problem)));
     }
-    Ok(Stream::Tls(Box::new(stream)))
+    Ok(PostgresStream::encrypted(socket, stream))
 }
 
 /// Reads one byte and no more: whatever followed it in the clear must not be taken for what came encrypted.
@@ -232,98 +265,30 @@ async fn ask_for_tls(socket: &mut Socket, place: &Place) -> Result<bool, Postgre
     }
 }
 
-async fn start(
-    plan: &Arc<Plan>,
-    place: &Place,
-    socket: Socket,
-    stream: Stream,
-    password: Option<&Secret>,
-    deadline: Deadline,
-) -> Result<PostgresClient, PostgresError> {
-    let (settings, encrypted) = (&plan.settings, matches!(stream, Stream::Tls(_)));
-    let config = startup(settings, encrypted, password);
-    let starting = deadline.bound(place, "authenticating", config.connect_raw(stream, Done)).await?;
-    let (client, connection) = match starting {
-        Ok(started) => started,
-        Err(error) => {
-            let error = PostgresError::from_client(&place.to_string(), &settings.user, error);
-            if error.is_a_word_of_postgres() {
-                // Until the server has let go of it, it counts; whoever tries again at once might be one too many.
-                let _late = timeout_at(deadline.at.min(Instant::now() + GOODBYE), socket.hang_up()).await;
-            }
-            return Err(error);
-        }
-    };
-    let cancel = PostgresCancelToken::new(Arc::clone(plan), place.clone(), encrypted, &client);
-    let client = PostgresClient::start(client, connection, socket, cancel);
-    let checking = is_wanted(&client, settings.session);
-    match deadline.bound(place, "asking what the server is", checking).await? {
-        Ok(None) => Ok(client),
-        Ok(Some(wanted)) => {
-            // Until it is gone it counts, and the next server's connection might be one too many.
-            deadline.bound(place, "closing", client.close()).await?;
-            Err(PostgresError::WrongSession { address: place.to_string(), wanted })
-        }
-        Err(error) => Err(PostgresError::from_client(&place.to_string(), &settings.user, error)),
-    }
-}
-
-fn startup(settings: &Settings, encrypted: bool, password: Option<&Secret>) -> tokio_postgres::Config {
-    let mut config = tokio_postgres::Config::new();
-    config.user(&settings.user).channel_binding(settings.channel_binding);
-    // The stream is what it should be: see `Done`.
-    match encrypted {
-        true => config
-            .ssl_mode(tokio_postgres::config::SslMode::Require)
-            .ssl_negotiation(tokio_postgres::config::SslNegotiation::Direct),
-        false => config.ssl_mode(tokio_postgres::config::SslMode::Disable),
-    };
-    if let Some(database) = &settings.database {
-        config.dbname(database);
-    }
-    if let Some(name) = &settings.application_name {
-        config.application_name(name);
-    }
-    if let Some(options) = &settings.options {
-        config.options(options);
-    }
-    if let Some(password) = password {
-        config.password(password.reveal());
-    }
-    config
-}
-
-/// `Some`: what the server would have to be.
-async fn is_wanted(
-    client: &PostgresClient,
-    session: Session,
-) -> Result<Option<&'static str>, tokio_postgres::Error> {
-    let (sql, good, wanted) = match session {
-        Session::Any => return Ok(None),
-        Session::ReadWrite => ("SHOW transaction_read_only", "off", "read-write"),
-        Session::ReadOnly => ("SHOW transaction_read_only", "on", "read-only"),
-        Session::Primary => ("SELECT pg_catalog.pg_is_in_recovery()", "f", "a primary"),
-        Session::Standby => ("SELECT pg_catalog.pg_is_in_recovery()", "t", "a standby"),
-    };
-    let answers = client.simple_query(sql).await?;
-    let is_good = answers.iter().any(|answer| match answer {
-        tokio_postgres::SimpleQueryMessage::Row(row) => row.get(0) == Some(good),
-        _ => false,
-    });
-    Ok((!is_good).then_some(wanted))
-}
-
 /// Opens a socket to the same place once more, encrypted as the first was, for a request to cancel.
 pub(super) async fn open_again(
     plan: &Plan,
     place: &Place,
     encrypted: bool,
-) -> Result<(Socket, Stream), PostgresError> {
+) -> Result<(Socket, PostgresStream), PostgresError> {
     let deadline = Deadline::after(plan.settings.connect_timeout);
     let socket = dial(plan, place, deadline).await?;
     let stream = match encrypted {
         true => deadline.bound(place, "negotiating TLS", negotiate(plan, place, socket.clone())).await??,
-        false => Stream::Plain(socket.clone()),
+        false => PostgresStream::plain(socket.clone()),
     };
     Ok((socket, stream))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_names_ipv6_addresses_come_first_and_keep_their_order() {
+        let addresses =
+            ["10.0.0.2:1", "[fd00::2]:1", "10.0.0.1:1", "[fd00::1]:1"].map(|it| it.parse().unwrap());
+        let sorted: Vec<_> = in_turn(addresses.into_iter()).iter().map(ToString::to_string).collect();
+        assert_eq!(sorted, ["[fd00::2]:1", "[fd00::1]:1", "10.0.0.2:1", "10.0.0.1:1"]);
+    }
 }

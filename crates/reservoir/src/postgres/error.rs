@@ -7,11 +7,14 @@ use std::io;
 use std::time::Duration;
 
 use rustls::{AlertDescription, CertificateError};
-use tokio_postgres::error::SqlState;
 
+use super::server_error::ServerError;
 use super::tls::SslMode;
 use crate::connect::{ConnectError, ConnectErrorKind};
 use crate::credentials::TokenError;
+
+/// The SQLSTATE of a server whose rules have no place for us.
+const NOT_LET_IN: &str = "28000";
 
 /// Why a connection string or a TLS setting can't be used: the key, and what is allowed. It shows no value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -103,20 +106,21 @@ pub enum PostgresError {
         found: String,
     },
     /// The connection broke.
-    #[error("{address}: the connection was lost: {}", with_sources(source))]
+    #[error("{address}: the connection was lost: {}", with_sources(&**source))]
     Lost {
         /// Where.
         address: String,
         /// Why.
-        source: tokio_postgres::Error,
+        source: Box<dyn Error + Send + Sync>,
     },
     /// The server said no.
-    #[error("{address}: {}{}", server_words(source), server_advice(source))]
+    #[error("{address}: {said}{}", said.advice())]
     Server {
         /// Where.
         address: String,
         /// Its words, with an SQLSTATE.
-        source: tokio_postgres::Error,
+        #[source]
+        said: ServerError,
     },
     /// The server asks for a password, and there is none.
     #[error(
@@ -130,12 +134,12 @@ pub enum PostgresError {
         user: String,
     },
     /// Client and server don't agree how to authenticate.
-    #[error("{address}: authentication: {}", with_sources(source))]
+    #[error("{address}: authentication: {}", with_sources(&**source))]
     Authentication {
         /// Where.
         address: String,
         /// Why.
-        source: tokio_postgres::Error,
+        source: Box<dyn Error + Send + Sync>,
     },
     /// The server works, but `target_session_attrs` asks for another one.
     #[error("{address}: the server isn't {wanted}, which target_session_attrs asks for")]
@@ -151,32 +155,45 @@ impl PostgresError {
     /// What tokio-postgres said about `address`.
     pub(super) fn from_client(address: &str, user: &str, source: tokio_postgres::Error) -> Self {
         let address = address.to_owned();
-        if source.as_db_error().is_some() {
-            return PostgresError::Server { address, source };
+        if let Some(said) = source.as_db_error() {
+            return PostgresError::Server { address, said: said.into() };
         }
         if source.is_closed() {
-            return PostgresError::Lost { address, source };
+            return PostgresError::Lost { address, source: source.into() };
         }
         if let Some(io) = source.source().and_then(|cause| cause.downcast_ref::<io::Error>()) {
-            if is_tls(io) {
-                // rustls' errors can't be cloned out of an io::Error without its kind, and the kind is of no use here.
-                let source = io::Error::other(rustls_error(io).expect("is_tls found it").clone());
-                return PostgresError::Tls { address, direct: false, source };
+            if let Some(tls) = PostgresError::from_tls(&address, io) {
+                return tls;
             }
             return match io.kind() {
                 // What the decoder says of bytes that make no sense.
                 io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData => {
                     PostgresError::NotPostgres { address, found: io.to_string() }
                 }
-                _ => PostgresError::Lost { address, source },
+                _ => PostgresError::Lost { address, source: source.into() },
             };
         }
         // The crate keeps its kinds to itself; a test of ours fails when these words change.
         match (source.to_string().as_str(), source.source().map(ToString::to_string).as_deref()) {
             (_, Some("password missing")) => PostgresError::NoPassword { address, user: user.to_owned() },
-            ("authentication error", _) => PostgresError::Authentication { address, source },
+            ("authentication error", _) => PostgresError::Authentication { address, source: source.into() },
             (words, _) => PostgresError::NotPostgres { address, found: words.to_owned() },
         }
+    }
+
+    /// What reading or writing at `address` failed with, once the stream was open.
+    pub fn from_io(address: &str, error: io::Error) -> Self {
+        match PostgresError::from_tls(address, &error) {
+            Some(tls) => tls,
+            None => PostgresError::Lost { address: address.to_owned(), source: error.into() },
+        }
+    }
+
+    /// `None`: it isn't TLS that failed.
+    fn from_tls(address: &str, error: &io::Error) -> Option<Self> {
+        // rustls' errors can't be cloned out of an io::Error without its kind, and the kind is of no use here.
+        let source = io::Error::other(rustls_error(error)?.clone());
+        Some(PostgresError::Tls { address: address.to_owned(), direct: false, source })
     }
 
     /// What it means for the next try.
@@ -198,7 +215,7 @@ impl PostgresError {
                 Some(rustls::Error::AlertReceived(alert)) if is_about_us(*alert) => ConnectErrorKind::Refused,
                 Some(_) => ConnectErrorKind::Other,
             },
-            PostgresError::Server { source, .. } => source.code().map_or(ConnectErrorKind::Other, kind_of),
+            PostgresError::Server { said, .. } => said.kind(),
         }
     }
 
@@ -215,9 +232,7 @@ impl PostgresError {
     /// Whether another password might have been let in.
     pub(super) fn is_about_the_password(&self) -> bool {
         match self {
-            PostgresError::Server { source, .. } => {
-                source.code().is_some_and(|code| code.code().starts_with("28"))
-            }
+            PostgresError::Server { said, .. } => said.code().starts_with("28"),
             _ => false,
         }
     }
@@ -225,9 +240,7 @@ impl PostgresError {
     /// Whether libpq would go on to the next host: not after a server's clear word, except that it is only starting.
     pub(super) fn ends_the_search(&self) -> bool {
         match self {
-            PostgresError::Server { source, .. } => {
-                source.code().map_or(ConnectErrorKind::Other, kind_of) != ConnectErrorKind::Unreachable
-            }
+            PostgresError::Server { said, .. } => said.kind() != ConnectErrorKind::Unreachable,
             PostgresError::NoPassword { .. } | PostgresError::Authentication { .. } => true,
             PostgresError::Token(_)
             | PostgresError::TokenTimeout { .. }
@@ -247,9 +260,7 @@ impl PostgresError {
     pub(super) fn is_worth_a_try_without_tls(&self) -> bool {
         match self {
             PostgresError::Tls { .. } => true,
-            PostgresError::Server { source, .. } => {
-                source.code() == Some(&SqlState::INVALID_AUTHORIZATION_SPECIFICATION)
-            }
+            PostgresError::Server { said, .. } => said.code() == NOT_LET_IN,
             _ => false,
         }
     }
@@ -258,39 +269,6 @@ impl PostgresError {
 impl From<PostgresError> for ConnectError {
     fn from(error: PostgresError) -> Self {
         ConnectError::new(error.kind(), error)
-    }
-}
-
-fn kind_of(code: &SqlState) -> ConnectErrorKind {
-    match code.code() {
-        "53300" | "53400" => ConnectErrorKind::Full,
-        // Shutting down, crashed, starting.
-        "57P01" | "57P02" | "57P03" => ConnectErrorKind::Unreachable,
-        "3D000" | "42501" => ConnectErrorKind::Refused,
-        code if code.starts_with("28") => ConnectErrorKind::Refused,
-        _ => ConnectErrorKind::Other,
-    }
-}
-
-fn server_words(error: &tokio_postgres::Error) -> String {
-    let Some(said) = error.as_db_error() else { return with_sources(error) };
-    let detail = said.detail().map(|detail| format!(" ({detail})")).unwrap_or_default();
-    format!("{}{detail} [{}]", said.message(), said.code().code())
-}
-
-fn server_advice(error: &tokio_postgres::Error) -> &'static str {
-    match error.code().map(SqlState::code).unwrap_or_default() {
-        "28P01" => ": check the user, and its password or token",
-        "28000" => ": check that the role exists and may log in, and what pg_hba.conf says about it",
-        code if code.starts_with("28") => ": check the user and how the server authenticates it",
-        "3D000" => ": check the name of the database, or create it",
-        "42501" => ": grant the role what it lacks, such as CONNECT on the database",
-        "53300" => {
-            ": lower the budget of connections, or raise the limit of the server, the database or the role"
-        }
-        "53400" => ": a limit of the server's configuration is reached: lower the budget, or raise it there",
-        "57P03" => ": it is starting, stopping or recovering, and will be back",
-        _ => "",
     }
 }
 
@@ -332,15 +310,11 @@ fn is_about_us(alert: AlertDescription) -> bool {
     )
 }
 
-fn is_tls(error: &io::Error) -> bool {
-    rustls_error(error).is_some()
-}
-
 fn rustls_error(error: &io::Error) -> Option<&rustls::Error> {
     error.get_ref()?.downcast_ref()
 }
 
-fn with_sources(error: &tokio_postgres::Error) -> String {
+fn with_sources(error: &(dyn Error + Send + Sync)) -> String {
     match error.source() {
         Some(source) => format!("{error}: {source}"),
         None => error.to_string(),

@@ -10,8 +10,10 @@ mod conninfo;
 mod dial;
 mod error;
 mod registry;
+mod server_error;
 mod settings;
 mod socket;
+mod start;
 mod stream;
 mod tls;
 
@@ -19,12 +21,15 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio_postgres::config::ChannelBinding;
-
+use self::client::ClientStart;
 pub use self::client::{PostgresCancelToken, PostgresClient};
-use self::dial::Plan;
+use self::dial::{Opening, Plan};
 pub use self::error::{PostgresConfigError, PostgresError};
+pub use self::server_error::ServerError;
+pub use self::settings::ChannelBinding;
 use self::settings::Settings;
+pub use self::start::{PostgresStart, PostgresTerms, SessionCheck};
+pub use self::stream::PostgresStream;
 use self::tls::Encryption;
 pub use self::tls::{PostgresTls, SslMode};
 use crate::connect::{Connect, ConnectError};
@@ -107,6 +112,40 @@ impl PostgresConnect {
         hosts.join(",")
     }
 
+    /// Opens a session of another protocol than SQL: asks for the password or token, dials as for a connection (every host
+    /// and address in its turn, TLS as `sslmode` says, all within `connect_timeout`), and has `start` do the rest.
+    ///
+    /// # Errors
+    /// As for a connection, or what `start` says.
+    pub async fn open_with<S: PostgresStart>(&self, start: &S) -> Result<S::Session, PostgresError> {
+        let password = self.password().await?;
+        self.open(password.as_ref(), start).await
+    }
+
+    async fn password(&self) -> Result<Option<Secret>, PostgresError> {
+        let Some(provider) = &self.provider else { return Ok(self.plan.settings.password.clone()) };
+        let after = self.plan.settings.connect_timeout;
+        match tokio::time::timeout(after, provider.token()).await {
+            Ok(Ok(token)) => Ok(Some(token.secret)),
+            Ok(Err(error)) => Err(PostgresError::Token(error)),
+            Err(_) => Err(PostgresError::TokenTimeout { after }),
+        }
+    }
+
+    async fn open<S: PostgresStart>(
+        &self,
+        password: Option<&Secret>,
+        start: &S,
+    ) -> Result<S::Session, PostgresError> {
+        let opened = Opening { plan: &self.plan, password, start }.open().await;
+        if let (Err(error), Some(provider)) = (&opened, &self.provider)
+            && error.is_about_the_password()
+        {
+            provider.refused();
+        }
+        opened
+    }
+
     /// All that makes one connection differ from another, secrets aside.
     fn identity(&self) -> String {
         format!("{:?}", self.plan.settings)
@@ -128,23 +167,11 @@ impl Connect for PostgresConnect {
     }
 
     async fn credentials(&self) -> Result<Option<Secret>, ConnectError> {
-        let Some(provider) = &self.provider else { return Ok(self.plan.settings.password.clone()) };
-        let after = self.plan.settings.connect_timeout;
-        match tokio::time::timeout(after, provider.token()).await {
-            Ok(Ok(token)) => Ok(Some(token.secret)),
-            Ok(Err(error)) => Err(PostgresError::Token(error).into()),
-            Err(_) => Err(PostgresError::TokenTimeout { after }.into()),
-        }
+        Ok(self.password().await?)
     }
 
     async fn connect(&self, credentials: Option<Secret>) -> Result<PostgresClient, ConnectError> {
-        let opened = dial::open(&self.plan, credentials.as_ref()).await;
-        if let (Err(error), Some(provider)) = (&opened, &self.provider)
-            && error.is_about_the_password()
-        {
-            provider.refused();
-        }
-        Ok(opened?)
+        Ok(self.open(credentials.as_ref(), &ClientStart).await?)
     }
 }
 

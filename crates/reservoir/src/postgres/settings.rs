@@ -10,8 +10,6 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use tokio_postgres::config::ChannelBinding;
-
 use super::conninfo::{self, Pair};
 use super::error::PostgresConfigError;
 use super::socket::{Keepalive, TcpOptions};
@@ -71,6 +69,18 @@ impl fmt::Display for Host {
             Host::Unix(path) => path.display().fmt(f),
         }
     }
+}
+
+/// Whether authentication is bound to the TLS session that it runs in, so that nobody can sit in between: libpq's
+/// `channel_binding`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ChannelBinding {
+    /// Never.
+    Disable,
+    /// Where the server offers it.
+    Prefer,
+    /// Always; a server that doesn't is refused.
+    Require,
 }
 
 /// What a server must be to be used: libpq's `target_session_attrs`, without `prefer-standby`.

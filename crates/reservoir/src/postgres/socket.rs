@@ -1,13 +1,14 @@
 //! The socket under a connection: one descriptor, seen by two.
 //!
-//! tokio-postgres owns the stream it is given and drops it once it has said goodbye. Whoever closes a connection must see
-//! the server's end close after that, so both hold the same socket.
+//! A protocol's client owns the stream it is given and drops it once it has said goodbye. Whoever closes a connection must
+//! see the server's end close after that, so both hold the same socket.
 //!
 //! Invariant: only one of them polls: the connection's task until it has ended, then whoever waits for the end.
 
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::net::{Shutdown, SocketAddr};
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 
 /// A connected socket; clones are the same one.
@@ -95,6 +96,41 @@ impl Socket {
         self.closed_by_peer().await;
     }
 
+    /// How many bytes must have come before whoever waits to read is woken. Lowering it wakes them if there is that much.
+    pub(super) fn set_receive_low_water(&self, bytes: usize) -> io::Result<()> {
+        // The kernel takes it of a Unix socket, too, but wakes for every byte all the same.
+        let Wire::Tcp(stream) = &*self.0 else { return Err(io::ErrorKind::Unsupported.into()) };
+        let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
+        let length = libc::socklen_t::try_from(size_of_val(&bytes)).expect("an int is short");
+        // SAFETY: the descriptor is open as long as `stream` is, and the value is an int of that length that outlives the
+        // call.
+        let set = unsafe {
+            libc::setsockopt(
+                stream.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_RCVLOWAT,
+                (&raw const bytes).cast(),
+                length,
+            )
+        };
+        match set {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Reads what is there. A read that leaves room has taken all of it, so that the next one waits for the kernel's word
+    /// instead of asking in vain; as tokio's own does, for whom we share the socket too much.
+    fn try_read(&self, buf: &mut ReadBuf<'_>) -> io::Result<()> {
+        let (room, mut taken) = (buf.remaining(), 0);
+        let read = wire!(self, stream => stream.try_io(Interest::READABLE, || {
+            taken = stream.try_read_buf(buf)?;
+            // In the same call, so that what comes meanwhile isn't forgotten.
+            if taken > 0 && taken < room { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
+        }));
+        if taken > 0 { Ok(()) } else { read }
+    }
+
     fn try_write(&self, cx: &mut Context<'_>, parts: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
         loop {
             ready!(wire!(self, stream => stream.poll_write_ready(cx)))?;
@@ -113,10 +149,9 @@ impl AsyncRead for Socket {
         }
         loop {
             ready!(wire!(self, stream => stream.poll_read_ready(cx)))?;
-            match wire!(self, stream => stream.try_read_buf(buf)) {
-                Ok(_) => return Poll::Ready(Ok(())),
+            match self.try_read(buf) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Poll::Ready(Err(error)),
+                result => return Poll::Ready(result),
             }
         }
     }

@@ -1,0 +1,96 @@
+//! What has come, for the consumer to read.
+
+use forebay_pgoutput::{Commit, Decoder, Frame, Lsn, Message};
+
+use crate::core::progress::Position;
+use crate::error::{Doing, Failure};
+use crate::wire::Frames;
+
+/// Messages in the order in which the server sent them, borrowed from what was read: nothing is copied.
+///
+/// Every transaction is a `Begin`, its changes, and a `Commit`; a relation is described before its first change and whenever it has
+/// changed. What is here comes from committed transactions only. Transactions may be spread over several batches.
+pub struct Batch<'a> {
+    frames: Frames<'a>,
+    state: &'a mut Reading,
+    failure: Option<Failure>,
+}
+
+/// What is kept from one batch to the next.
+#[derive(Debug)]
+pub(crate) struct Reading {
+    pub(crate) decoder: Decoder,
+    pub(crate) position: Position,
+    /// Transactions that were committed before this are durable already.
+    from: Lsn,
+    is_skipping: bool,
+    pub(crate) transactions: u64,
+}
+
+impl Reading {
+    pub(crate) fn new(from: Lsn) -> Self {
+        Reading {
+            decoder: Decoder::new(),
+            position: Position::new(from),
+            from,
+            is_skipping: false,
+            transactions: 0,
+        }
+    }
+
+    /// Whether the consumer should see it.
+    fn take(&mut self, message: &Message<'_>) -> bool {
+        match message {
+            Message::Begin(begin) => {
+                self.position.on_begin();
+                // The server skips these itself; one that doesn't must not make us deliver twice.
+                self.is_skipping = begin.final_lsn < self.from;
+                !self.is_skipping
+            }
+            Message::Commit(Commit { end, clock, .. }) => {
+                self.position.on_commit(*end, *clock);
+                self.transactions += 1;
+                !std::mem::take(&mut self.is_skipping)
+            }
+            // They are sent once for all that follows.
+            Message::Relation(_) | Message::Type(_) => true,
+            _ => !self.is_skipping,
+        }
+    }
+}
+
+impl<'a> Batch<'a> {
+    pub(crate) fn new(frames: Frames<'a>, state: &'a mut Reading) -> Self {
+        Batch { frames, state, failure: None }
+    }
+
+    /// The next message. `None`: that was all for now.
+    #[expect(clippy::should_implement_trait, reason = "an iterator could be put aside and outlive its turn")]
+    pub fn next(&mut self) -> Option<Message<'a>> {
+        loop {
+            let payload = match self.frames.next()? {
+                Ok(Frame::Data { payload, .. }) => payload,
+                Ok(Frame::Keepalive { end, reply, .. }) => {
+                    self.state.position.on_keepalive(end, reply);
+                    continue;
+                }
+                Err(error) => return self.fail(Failure::wire(Doing::Streaming, error)),
+            };
+            match self.state.decoder.decode(payload) {
+                Ok(message) if self.state.take(&message) => return Some(message),
+                Ok(_) => {}
+                Err(error) => return self.fail(error.into()),
+            }
+        }
+    }
+
+    fn fail(&mut self, failure: Failure) -> Option<Message<'a>> {
+        self.failure.get_or_insert(failure);
+        None
+    }
+
+    /// Why it ended early, if it did.
+    pub(crate) fn end(self) -> Result<(), Failure> {
+        self.failure.map_or(Ok(()), Err)
+    }
+}

@@ -1,0 +1,183 @@
+//! The stream: what comes goes to the consumer, what is durable goes back to the server.
+//!
+//! Invariant: the server hears from us in time, whatever the consumer does; it is told only of what is durable.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use forebay_pgoutput::{Lsn, PgTime};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until};
+
+use super::batch::{Batch, Reading};
+use super::setup::Server;
+use super::{Ended, Order, Setting};
+use crate::consumer::{Consumer, Durable};
+use crate::core::machine::{Attempt, Event};
+use crate::core::progress::{Feedback, Position};
+use crate::error::{Doing, Failure};
+use crate::sql;
+use crate::wire::{Answer, Copy, Wire};
+
+/// A server that says nothing for so long, though it is asked to, is gone; or longer, if its own timeout is.
+const LEAST_PATIENCE: Duration = Duration::from_secs(60);
+
+pub(super) async fn run<C: Consumer>(
+    attempt: Attempt,
+    setting: Arc<Setting<C>>,
+    mut orders: mpsc::Receiver<Order>,
+    wire: Wire,
+    server: &Server,
+    from: Lsn,
+) -> Result<(), Ended> {
+    let config = &setting.config;
+    let publications = sql::name(&config.publication);
+    let options = [("proto_version", "1"), ("publication_names", publications.as_str())];
+    let starting = wire.start_replication(&config.slot, from, &options);
+    let copy = tokio::select! {
+        started = starting => started.map_err(|error| Failure::wire(Doing::Starting, error))?,
+        () = super::told_to_close(&mut orders) => return Err(Ended::Told),
+    };
+    setting.events.send(Event::Confirmed(attempt)).await.map_err(|_| Ended::Told)?;
+    let durable = Durable::new(from);
+    setting.consumer.lock().await.start(durable.clone());
+    let mut stream = Stream {
+        copy,
+        reading: Reading::new(from),
+        feedback: Feedback::new(from, server.sender_timeout, Instant::now().into_std()),
+        durable,
+        heard_at: Instant::now(),
+        patience: server.sender_timeout.map(|timeout| (timeout * 2).max(LEAST_PATIENCE)),
+    };
+    let ended = stream.follow(&setting, &mut orders).await;
+    if matches!(ended, Err(Ended::Told)) {
+        stream.say_goodbye().await;
+        setting.gauges.backend.store(0, Ordering::Release);
+    }
+    ended
+}
+
+struct Stream {
+    copy: Copy,
+    reading: Reading,
+    feedback: Feedback,
+    durable: Durable,
+    heard_at: Instant,
+    /// `None`: the server has no timeout, and may be silent for as long as it likes.
+    patience: Option<Duration>,
+}
+
+impl Stream {
+    async fn follow<C: Consumer>(
+        &mut self,
+        setting: &Setting<C>,
+        orders: &mut mpsc::Receiver<Order>,
+    ) -> Result<(), Ended> {
+        let mut timer = pin!(sleep_until(Instant::now()));
+        loop {
+            self.feedback.on_durable(self.durable.get());
+            let due = self.feedback.due(&self.reading.position).into();
+            if timer.deadline() != due {
+                timer.as_mut().reset(due);
+            }
+            tokio::select! {
+                biased;
+                order = orders.recv() => match order {
+                    Some(Order::Close) | None => return Err(Ended::Told),
+                    Some(Order::CheckLock | Order::PrepareConsumer | Order::StartStreaming) => {}
+                },
+                () = &mut timer => self.tell(setting).await?,
+                filled = self.copy.filled() => {
+                    filled.map_err(|error| Failure::wire(Doing::Streaming, error))?;
+                    self.heard_at = Instant::now();
+                    self.hand_over(setting).await?;
+                }
+            }
+        }
+    }
+
+    /// Gives the consumer what has come, and keeps the server informed while it takes its time.
+    async fn hand_over<C: Consumer>(&mut self, setting: &Setting<C>) -> Result<(), Failure> {
+        let mut position = self.reading.position;
+        let (frames, answer) = self.copy.split();
+        let mut batch = Batch::new(frames, &mut self.reading);
+        let receiving = async { setting.consumer.lock().await.receive(&mut batch).await };
+        tokio::select! {
+            biased;
+            received = receiving => received?,
+            failure = keep_telling(&mut self.feedback, &mut position, answer, &self.durable) => return Err(failure),
+        }
+        batch.end()?;
+        let (gauges, position) = (&setting.gauges, &self.reading.position);
+        gauges.received.store(position.received.0, Ordering::Relaxed);
+        gauges.durable.store(self.feedback.durable().0, Ordering::Relaxed);
+        gauges.transactions.store(self.reading.transactions, Ordering::Relaxed);
+        if let Some(at) = position.committed_at {
+            gauges.lag_micros.store(clock().micros_since(at).max(0).unsigned_abs(), Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// It is time that the server hears from us.
+    async fn tell<C: Consumer>(&mut self, setting: &Setting<C>) -> Result<(), Failure> {
+        let now = Instant::now();
+        let silent = now.saturating_duration_since(self.heard_at);
+        if self.patience.is_some_and(|patience| silent > patience) {
+            return Err(Failure::Silent { silent });
+        }
+        if let Some(lsn) = self.feedback.idle_position(&self.reading.position, now.into_std()) {
+            let mut position = self.reading.position;
+            let (_, answer) = self.copy.split();
+            let advancing = async { setting.consumer.lock().await.advance(lsn).await };
+            tokio::select! {
+                biased;
+                advanced = advancing => advanced?,
+                failure = keep_telling(&mut self.feedback, &mut position, answer, &self.durable) => return Err(failure),
+            }
+        }
+        self.feedback.on_durable(self.durable.get());
+        setting.gauges.received.store(self.reading.position.received.0, Ordering::Relaxed);
+        setting.gauges.durable.store(self.feedback.durable().0, Ordering::Relaxed);
+        let wants_reply = silent > self.feedback.silence();
+        let status = self.feedback.tell(&mut self.reading.position, now.into_std(), clock(), wants_reply);
+        let (_, mut answer) = self.copy.split();
+        answer.status(status).await.map_err(|error| Failure::wire(Doing::Streaming, error))
+    }
+
+    /// What is durable by now needn't come again.
+    async fn say_goodbye(mut self) {
+        self.feedback.on_durable(self.durable.get());
+        let now = Instant::now().into_std();
+        let status = self.feedback.tell(&mut self.reading.position, now, clock(), false);
+        let (_, mut answer) = self.copy.split();
+        if answer.status(status).await.is_ok() {
+            self.copy.close().await;
+        }
+    }
+}
+
+/// Tells the server what is durable, again and again, until that fails.
+async fn keep_telling(
+    feedback: &mut Feedback,
+    position: &mut Position,
+    mut answer: Answer<'_>,
+    durable: &Durable,
+) -> Failure {
+    loop {
+        sleep_until(feedback.due(position).into()).await;
+        feedback.on_durable(durable.get());
+        let status = feedback.tell(position, Instant::now().into_std(), clock(), false);
+        if let Err(error) = answer.status(status).await {
+            return Failure::wire(Doing::Streaming, error);
+        }
+    }
+}
+
+/// The server's log shows it, and lag is measured by it.
+#[expect(clippy::disallowed_methods, reason = "the protocol asks for the time of day")]
+fn clock() -> PgTime {
+    let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    PgTime::from_unix_micros(i64::try_from(since_1970.as_micros()).unwrap_or(i64::MAX))
+}

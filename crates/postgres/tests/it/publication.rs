@@ -1,0 +1,309 @@
+//! The publication and its tables, changed by us and behind our back.
+
+use forebay_postgres::{Manager, PublishError, StackEvent, Step, TableChange, TableName};
+use forebay_sandbox::Postgres;
+use forebay_testkit::{eventually, within};
+use futures_util::future::join_all;
+use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::TryRecvError;
+
+use crate::journal::{Change, Old};
+use crate::stranger::session;
+use crate::support::{Followed, insert, row};
+
+async fn streams(manager: &Manager) {
+    let streaming = manager.wait_until(|status| status.is_ready() && status.step == Step::Streaming);
+    within("the manager streams", streaming).await.unwrap();
+}
+
+/// Waits until the journal was started over for these reasons, and changes flow.
+async fn started_over(followed: &Followed<'_>, manager: &Manager, reasons: &[&str]) {
+    let reasons: Vec<_> = reasons.iter().map(ToString::to_string).collect();
+    eventually("the journal starts over", reasons, async || followed.resets()).await;
+    streams(manager).await;
+}
+
+/// Waits for news of a table.
+async fn told(events: &mut Receiver<StackEvent>, table: &str, change: TableChange) {
+    let wanted = StackEvent::Table { table: TableName::new("public", table), change };
+    within("it is told", async { while events.recv().await.unwrap() != wanted {} }).await;
+}
+
+/// What a look at the publication tells of tables.
+async fn reconciled(manager: &Manager, events: &mut Receiver<StackEvent>) -> Vec<(String, TableChange)> {
+    within("the publication is looked at", manager.reconcile()).await.unwrap();
+    let mut changes = Vec::new();
+    loop {
+        match events.try_recv() {
+            Ok(StackEvent::Table { table, change }) => changes.push((table.name, change)),
+            Ok(_) => {}
+            Err(TryRecvError::Empty) => return changes,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+async fn add(manager: &Manager, table: &TableName) -> u32 {
+    within("the table is added", manager.add_table(table)).await.unwrap()
+}
+
+/// The tables of the publication, by name.
+fn published(followed: &Followed<'_>) -> Vec<String> {
+    let asking = "SELECT tablename FROM pg_publication_tables WHERE pubname = 'forebay' ORDER BY 1";
+    followed.server.query(&followed.database, asking).unwrap().into_iter().flatten().flatten().collect()
+}
+
+fn oid(followed: &Followed<'_>) -> Option<String> {
+    followed.ask("SELECT oid FROM pg_publication WHERE pubname = 'forebay'")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_publication_that_is_dropped_under_the_stream_is_made_anew_with_its_tables() {
+    for version in [15, 18] {
+        let followed = Followed::new(Postgres::shared_version(version));
+        let manager = followed.running().await;
+        followed.table(&manager, "orders").await;
+        let (mut events, before) = (manager.events(), oid(&followed));
+        followed.sql("DROP PUBLICATION forebay");
+        match version {
+            // The server ends the stream at the next change.
+            15 => followed.sql("INSERT INTO orders VALUES (1, 'lost')"),
+            // It goes on, without a word.
+            _ => within("it is noticed", manager.reconcile()).await.unwrap(),
+        }
+        started_over(&followed, &manager, &["first", "slot_created"]).await;
+        assert!(oid(&followed).is_some() && oid(&followed) != before);
+        told(&mut events, "orders", TableChange::Gap).await;
+        followed.sql("INSERT INTO orders VALUES (2, 'after')");
+        assert_eq!(followed.eventually_changes(1).await, [insert("orders", 2, "after")]);
+        manager.shutdown().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_publication_that_somebody_replaces_starts_over() {
+    for version in [15, 18] {
+        let followed = Followed::new(Postgres::shared_version(version));
+        let manager = followed.running().await;
+        followed.table(&manager, "orders").await;
+        let mut events = manager.events();
+        followed.sql("DROP PUBLICATION forebay; CREATE PUBLICATION forebay");
+        let replaced = oid(&followed);
+        within("it is noticed", manager.reconcile()).await.unwrap();
+        started_over(&followed, &manager, &["first", "slot_created"]).await;
+        assert_eq!(oid(&followed), replaced);
+        told(&mut events, "orders", TableChange::Gap).await;
+        followed.sql("INSERT INTO orders VALUES (1, 'after')");
+        followed.eventually_changes(1).await;
+        manager.shutdown().await;
+
+        // While nobody is there, with all that we publish, and with a change that neither of them has.
+        let with = if version < 18 { "" } else { " WITH (publish_generated_columns = stored)" };
+        followed.sql("DROP PUBLICATION forebay");
+        followed.sql("INSERT INTO orders VALUES (2, 'lost')");
+        followed.sql(&format!("CREATE PUBLICATION forebay FOR TABLE orders{with}"));
+        let manager = followed.running().await;
+        match version {
+            // The server can't even decode it.
+            15 => started_over(&followed, &manager, &["first", "slot_created", "publication_changed", "slot_created"]).await,
+            _ => started_over(&followed, &manager, &["first", "slot_created", "publication_changed"]).await,
+        }
+        followed.sql("INSERT INTO orders VALUES (3, 'after that')");
+        let expected = [insert("orders", 1, "after"), insert("orders", 3, "after that")];
+        assert_eq!(followed.eventually_changes(2).await, expected);
+        manager.shutdown().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_publication_that_somebody_narrows_is_widened_and_all_starts_over() {
+    for (version, narrowed) in [(15, "publish = 'insert'"), (18, "publish_generated_columns = none")] {
+        let followed = Followed::new(Postgres::shared_version(version));
+        let manager = followed.running().await;
+        followed.sql("CREATE TABLE orders (id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) STORED)");
+        add(&manager, &TableName::new("public", "orders")).await;
+        followed.sql(&format!("ALTER PUBLICATION forebay SET ({narrowed})"));
+        within("it is noticed", manager.reconcile()).await.unwrap();
+        started_over(&followed, &manager, &["first", "slot_created"]).await;
+        followed.sql("INSERT INTO orders VALUES (1)");
+        followed.sql("DELETE FROM orders");
+        let columns = ["1", "2"].iter().take(if version < 18 { 1 } else { 2 });
+        let columns: Vec<_> = columns.map(|column| Some((*column).to_owned())).collect();
+        let inserted = Change::Insert("public.orders".into(), columns.clone());
+        let deleted = Change::Delete("public.orders".into(), Old::Full(columns));
+        assert_eq!(followed.eventually_changes(2).await, [inserted, deleted]);
+        manager.shutdown().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_table_that_somebody_takes_out_or_strips_of_its_old_rows_is_mended_and_told() {
+    let followed = Followed::new(Postgres::shared());
+    let manager = followed.running().await;
+    let mut events = manager.events();
+    for table in ["items", "notes", "orders"] {
+        followed.table(&manager, table).await;
+    }
+    assert_eq!(reconciled(&manager, &mut events).await, []);
+    followed.sql("ALTER PUBLICATION forebay DROP TABLE items");
+    followed.sql("ALTER TABLE notes REPLICA IDENTITY DEFAULT");
+    let gaps = [("items".to_owned(), TableChange::Gap), ("notes".to_owned(), TableChange::Gap)];
+    assert_eq!(reconciled(&manager, &mut events).await, gaps);
+    assert_eq!(published(&followed), ["items", "notes", "orders"]);
+    assert_eq!(reconciled(&manager, &mut events).await, [], "told once");
+    followed.sql("INSERT INTO items VALUES (1, 'back'); INSERT INTO notes VALUES (1, 'back'); DELETE FROM notes");
+    let deleted = Change::Delete("public.notes".into(), Old::Full(row(1, "back")));
+    let expected = [insert("items", 1, "back"), insert("notes", 1, "back"), deleted];
+    assert_eq!(followed.eventually_changes(3).await, expected);
+    assert_eq!(followed.resets(), ["first"]);
+    manager.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_table_that_is_renamed_dropped_or_replaced_is_gone() {
+    let followed = Followed::new(Postgres::shared());
+    let manager = followed.running().await;
+    let mut events = manager.events();
+    for table in ["dropped", "kept", "renamed", "replaced"] {
+        followed.table(&manager, table).await;
+    }
+    followed.sql("DROP TABLE dropped; ALTER TABLE renamed RENAME TO other");
+    followed.sql("DROP TABLE replaced; CREATE TABLE replaced (id int PRIMARY KEY, note text)");
+    let gone = ["dropped", "renamed", "replaced"].map(|table| (table.to_owned(), TableChange::Gone));
+    assert_eq!(reconciled(&manager, &mut events).await, gone);
+    assert_eq!(reconciled(&manager, &mut events).await, [], "told once");
+    // Whoever wants the new one asks for it.
+    add(&manager, &TableName::new("public", "replaced")).await;
+    followed.sql("INSERT INTO replaced VALUES (1, 'new'); INSERT INTO kept VALUES (1, 'old')");
+    assert_eq!(followed.eventually_changes(2).await, [insert("replaced", 1, "new"), insert("kept", 1, "old")]);
+    manager.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_adds_a_table_again_hears_what_has_become_of_it() {
+    let followed = Followed::new(Postgres::shared());
+    let manager = followed.running().await;
+    let mut events = manager.events();
+    let (orders, notes) = (TableName::new("public", "orders"), TableName::new("public", "notes"));
+    followed.table(&manager, "orders").await;
+    followed.table(&manager, "notes").await;
+    let before = add(&manager, &orders).await;
+    assert_eq!(before, add(&manager, &orders).await, "twice is fine");
+    assert_eq!(reconciled(&manager, &mut events).await, []);
+    followed.sql("ALTER PUBLICATION forebay DROP TABLE notes");
+    followed.sql("DROP TABLE orders; CREATE TABLE orders (id int PRIMARY KEY, note text)");
+    add(&manager, &notes).await;
+    assert_ne!(add(&manager, &orders).await, before);
+    let told = [("notes".to_owned(), TableChange::Gap), ("orders".to_owned(), TableChange::Gone)];
+    assert_eq!(reconciled(&manager, &mut events).await, told);
+    assert_eq!(published(&followed), ["notes", "orders"]);
+    manager.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_table_in_use_is_mended_later_and_no_other_waits_for_it() {
+    let followed = Followed::new(Postgres::shared());
+    let manager = followed.running().await;
+    let mut events = manager.events();
+    for table in ["after", "before", "busy"] {
+        followed.table(&manager, table).await;
+    }
+    followed.sql("ALTER PUBLICATION forebay DROP TABLE after, before");
+    followed.sql("ALTER TABLE busy REPLICA IDENTITY DEFAULT");
+    // Whoever reads it only doesn't let go of it either.
+    let reader = session(&followed, &followed.database).await;
+    reader.batch_execute("BEGIN; SELECT FROM busy").await.unwrap();
+    let busy = within("it gives up on the one", manager.reconcile()).await;
+    assert!(matches!(&busy, Err(PublishError::Busy { table }) if table.name == "busy"), "{busy:?}");
+    reader.batch_execute("COMMIT").await.unwrap();
+    let gaps = ["after", "before", "busy"].map(|table| (table.to_owned(), TableChange::Gap));
+    assert_eq!(reconciled(&manager, &mut events).await, gaps, "each of them once, over both looks");
+    assert_eq!(published(&followed), ["after", "before", "busy"]);
+    manager.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_partition_that_is_attached_gets_its_old_rows() {
+    let followed = Followed::new(Postgres::shared());
+    let manager = followed.running().await;
+    let mut events = manager.events();
+    followed.sql("CREATE TABLE orders (id int PRIMARY KEY, note text) PARTITION BY RANGE (id)");
+    followed.sql("CREATE TABLE few PARTITION OF orders FOR VALUES FROM (0) TO (10)");
+    add(&manager, &TableName::new("public", "orders")).await;
+    followed.sql("CREATE TABLE many PARTITION OF orders FOR VALUES FROM (10) TO (100)");
+    assert_eq!(reconciled(&manager, &mut events).await, [("orders".to_owned(), TableChange::Gap)]);
+    followed.sql("INSERT INTO orders VALUES (1, 'few'), (11, 'many'); DELETE FROM orders WHERE id = 11");
+    let deleted = Change::Delete("public.many".into(), Old::Full(row(11, "many")));
+    let expected = [insert("few", 1, "few"), insert("many", 11, "many"), deleted];
+    assert_eq!(followed.eventually_changes(3).await, expected);
+    manager.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn removing_what_isnt_there_is_fine() {
+    let followed = Followed::new(Postgres::shared());
+    let manager = followed.running().await;
+    followed.table(&manager, "orders").await;
+    followed.sql("CREATE TABLE never_added ()");
+    for (schema, name) in [("public", "never_added"), ("public", "nowhere"), ("no such schema", "nowhere")] {
+        within("it is removed", manager.remove_table(&TableName::new(schema, name))).await.unwrap();
+    }
+    let orders = TableName::new("public", "orders");
+    for _ in 0..2 {
+        within("it is removed", manager.remove_table(&orders)).await.unwrap();
+    }
+    assert_eq!(published(&followed), [""; 0]);
+    manager.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tables_can_be_added_and_removed_all_at_once() {
+    let followed = Followed::new(Postgres::shared());
+    let manager = followed.running().await;
+    let tables: Vec<_> = (0..20).map(|n| TableName::new("public", format!("table_{n:02}"))).collect();
+    for table in &tables {
+        followed.sql(&format!("CREATE TABLE {table} (id int PRIMARY KEY, note text)"));
+    }
+    let added = within("all are added", join_all(tables.iter().map(|table| manager.add_table(table)))).await;
+    assert!(added.iter().all(Result::is_ok), "{added:?}");
+    assert_eq!(published(&followed).len(), 20);
+    for table in &tables {
+        followed.sql(&format!("INSERT INTO {table} VALUES (1, 'new')"));
+    }
+    let expected: Vec<_> = tables.iter().map(|table| insert(&table.name, 1, "new")).collect();
+    assert_eq!(followed.eventually_changes(20).await, expected);
+    let mixed = tables.iter().enumerate().map(async |(n, table)| match n % 2 {
+        0 => manager.add_table(table).await.map(drop),
+        _ => manager.remove_table(table).await,
+    });
+    let mixed = within("all are done", join_all(mixed)).await;
+    assert!(mixed.iter().all(Result::is_ok), "{mixed:?}");
+    assert_eq!(published(&followed).len(), 10);
+    manager.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn any_name_will_do() {
+    const NAMES: [&str; 6] = ["Orders", "my orders", "say \"hi\"", "it's; DROP TABLE orders", "bestellungen_äöü_订单", "1"];
+    let followed = Followed::new(Postgres::shared());
+    let publication = "Our \"own\", it's\\ 订单";
+    let manager = followed.start_with(followed.config().publication(publication));
+    streams(&manager).await;
+    let schema = "Some \"schema\".with 'all'";
+    let tables = NAMES.map(|name| TableName::new(schema, name));
+    followed.sql(&format!("CREATE SCHEMA \"{}\"", schema.replace('"', "\"\"")));
+    for table in &tables {
+        followed.sql(&format!("CREATE TABLE {table} (id int PRIMARY KEY, note text)"));
+        add(&manager, table).await;
+        followed.sql(&format!("INSERT INTO {table} VALUES (1, 'new')"));
+    }
+    let expected = NAMES.map(|name| Change::Insert(format!("{schema}.{name}"), row(1, "new")));
+    assert_eq!(followed.eventually_changes(NAMES.len()).await, expected);
+    within("it is looked at", manager.reconcile()).await.unwrap();
+    for table in &tables {
+        within("it is removed", manager.remove_table(table)).await.unwrap();
+    }
+    assert_eq!(followed.ask("SELECT count(*) FROM pg_publication_rel").as_deref(), Some("0"));
+    manager.shutdown_and_drop().await;
+    assert_eq!(followed.ask("SELECT count(*) FROM pg_publication").as_deref(), Some("0"));
+}

@@ -1,0 +1,313 @@
+//! What the server refuses: each says what happened and what to do, halts at the first start, and goes on when it is mended.
+//!
+//! Not here: a server that is too old, since none is installed that old.
+
+mod publication;
+
+use std::path::Path;
+
+use forebay_postgres::reservoir::tokio_postgres::SimpleQueryMessage;
+use forebay_postgres::reservoir::{PasswordFile, PostgresConnect};
+use forebay_postgres::{
+    ConnectionStatus, Manager, ManagerConfig, ManagerStatus, NotReady, Phase, StackEvent, Step,
+};
+use forebay_sandbox::Postgres;
+use forebay_testkit::{eventually, within};
+
+use crate::support::{Followed, insert};
+
+/// Why it has given up; and it shows everywhere that it has.
+pub(crate) async fn halted(manager: &Manager) -> String {
+    let error = within("the manager gives up", manager.ready()).await.unwrap_err();
+    let NotReady::Halted { why } = error else { panic!("{error:?}") };
+    let status = manager.status();
+    assert_eq!((status.phase, status.step), (Phase::Halted, Step::Halted));
+    assert_eq!(status.connection, ConnectionStatus::Down);
+    assert_eq!(status.trouble.as_ref(), Some(&why));
+    assert!(status.conditions.iter().all(|condition| !condition.holds), "{status:?}");
+    why
+}
+
+/// It gives up, and what it says has all of these words.
+async fn halts(manager: &Manager, words: &[&str]) {
+    says(&halted(manager).await, words);
+}
+
+#[track_caller]
+pub(crate) fn says(why: &str, words: &[&str]) {
+    for word in words {
+        assert!(why.contains(word), "{word:?} isn't in: {why}");
+    }
+}
+
+/// Somebody has mended it.
+async fn retried(manager: &Manager) {
+    manager.retry().await.unwrap();
+    within("it is ready after all", manager.ready()).await.unwrap();
+    assert_eq!(manager.status().trouble, None);
+}
+
+/// A role of this test's own.
+fn role(followed: &Followed<'_>, rights: &str) -> String {
+    let role = format!("role_{}", followed.database);
+    followed.sql(&format!(
+        "CREATE ROLE {role} LOGIN {rights}; GRANT ALL ON DATABASE {} TO {role}",
+        followed.database
+    ));
+    role
+}
+
+/// A manager that follows as somebody else than the superuser.
+fn config_as(followed: &Followed<'_>, role: &str) -> ManagerConfig {
+    followed.config_at(&followed.server.url_as(role, "", &followed.database))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wal_level_that_isnt_logical_is_named_with_the_statement_that_changes_it() {
+    let server = Postgres::builder().config("wal_level", "replica").start().unwrap();
+    let followed = Followed::new(&server);
+    let manager = followed.start();
+    halts(
+        &manager,
+        &["wal_level is replica", "ALTER SYSTEM SET wal_level = 'logical'", "restart the server"],
+    )
+    .await;
+    assert_eq!(
+        followed.ask("SELECT 1 FROM pg_publication"),
+        None,
+        "nothing was changed before all was asked"
+    );
+    server.set_config("wal_level", "logical").unwrap();
+    server.restart_fast().unwrap();
+    retried(&manager).await;
+    manager.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_role_without_a_right_is_told_which_and_goes_on_when_it_has_it() {
+    for version in [15, 18] {
+        rights_are_asked_for_one_by_one(&Followed::new(Postgres::shared_version(version))).await;
+    }
+}
+
+async fn rights_are_asked_for_one_by_one(followed: &Followed<'_>) {
+    let (role, database) = (role(followed, ""), &followed.database);
+    let manager = followed.start_with(config_as(followed, &role));
+    let replicate = format!("the user {role} may not replicate");
+    halts(&manager, &[&replicate, "[42501]", "ALTER ROLE … REPLICATION as a superuser", "rds_replication"])
+        .await;
+
+    followed.sql(&format!(
+        "ALTER ROLE {role} REPLICATION; REVOKE ALL ON DATABASE {database} FROM PUBLIC, {role}"
+    ));
+    manager.retry().await.unwrap();
+    halts(
+        &manager,
+        &["permission denied for database", "CONNECT privilege", "[42501]", "GRANT CONNECT on the database"],
+    )
+    .await;
+
+    followed.sql(&format!("GRANT CONNECT ON DATABASE {database} TO {role}"));
+    manager.retry().await.unwrap();
+    let create = "grant CREATE on the database, or make the publication yourself (manual publication)";
+    halts(&manager, &["while preparing the publication", "[42501]", create]).await;
+
+    followed.sql(&format!("GRANT CREATE ON DATABASE {database} TO {role}"));
+    retried(&manager).await;
+    manager.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_isnt_let_in_is_told_why() {
+    const SECRET: &str = "hunter2hunter2";
+    let server = Postgres::builder().password("right").start().unwrap();
+    let followed = Followed::new(&server);
+    let place = server.addr().to_string();
+    let refused = async |user: &str, password: &str, database: &str, words: &[&str]| {
+        let manager = followed.start_with(followed.config_at(&server.url_as(user, password, database)));
+        let why = halted(&manager).await;
+        says(&why, words);
+        says(&why, &[&place]);
+        assert!(!why.contains(SECRET), "{why}");
+        manager.shutdown().await;
+    };
+    let database = followed.database.as_str();
+    let password = ["password authentication failed", "[28P01]", "check the user, and its password or token"];
+    refused("postgres", SECRET, database, &password).await;
+    refused("nobody", SECRET, database, &password).await;
+    refused(
+        "postgres",
+        "",
+        database,
+        &["asks user postgres for a password, and there is none", "password_from"],
+    )
+    .await;
+    let missing =
+        ["database \"nowhere\" does not exist", "[3D000]", "check the name of the database, or create it"];
+    refused("postgres", "right", "nowhere", &missing).await;
+
+    server
+        .execute("postgres", &format!("CREATE ROLE outsider NOLOGIN REPLICATION PASSWORD '{SECRET}'"))
+        .unwrap();
+    let login = ["not permitted to log in", "[28000]", "check that the role exists and may log in"];
+    refused("outsider", SECRET, database, &login).await;
+    server.set_hba(&["host all all 127.0.0.1/32 reject"]).unwrap();
+    server.reload().unwrap();
+    refused(
+        "postgres",
+        "right",
+        database,
+        &["pg_hba.conf rejects", "[28000]", "what pg_hba.conf says about it"],
+    )
+    .await;
+    server.set_hba(&["host all nobody 127.0.0.1/32 trust"]).unwrap();
+    server.reload().unwrap();
+    refused(
+        "postgres",
+        "right",
+        database,
+        &["no pg_hba.conf entry", "[28000]", "what pg_hba.conf says about it"],
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_without_a_free_slot_is_refused_until_one_is_freed() {
+    let server = Postgres::builder().config("max_replication_slots", "1").start().unwrap();
+    let followed = Followed::new(&server);
+    followed.sql("SELECT pg_create_physical_replication_slot('other')");
+    let manager = followed.start();
+    let advice = "raise max_replication_slots, or drop slots that nobody uses";
+    halts(&manager, &["while creating the slot", "all replication slots are in use", "[53400]", advice])
+        .await;
+    followed.sql("SELECT pg_drop_replication_slot('other')");
+    retried(&manager).await;
+    manager.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_without_room_for_another_stream_is_tried_again_and_again() {
+    let server = Postgres::builder().config("max_wal_senders", "0").start().unwrap();
+    let followed = Followed::new(&server);
+    let manager = followed.start();
+    let waits = manager.wait_until(|status| status.step == Step::BackingOff);
+    let status = within("the manager waits", waits).await.unwrap();
+    says(&status.trouble.unwrap(), &["max_wal_senders", "[53300]", "raise the limit of the server"]);
+    server.set_config("max_wal_senders", "5").unwrap();
+    server.restart_fast().unwrap();
+    within("it heals by itself", manager.ready()).await.unwrap();
+    manager.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slot_of_another_kind_or_database_under_our_name_is_left_alone() {
+    let followed = Followed::new(Postgres::shared());
+    let (slot, neighbour) = (&followed.slot, followed.server.create_database("neighbour").unwrap());
+    let logical = |plugin: &str| format!("SELECT pg_create_logical_replication_slot('{slot}', '{plugin}')");
+    let foreign = [
+        (&neighbour, logical("pgoutput"), format!("(logical pgoutput of {neighbour})")),
+        (
+            &followed.database,
+            logical("test_decoding"),
+            format!("(logical test_decoding of {})", followed.database),
+        ),
+        (
+            &followed.database,
+            format!("SELECT pg_create_physical_replication_slot('{slot}')"),
+            "(physical)".to_owned(),
+        ),
+    ];
+    let manager = followed.start();
+    within("the manager is ready", manager.ready()).await.unwrap();
+    manager.shutdown_and_drop().await;
+    for (database, create, what) in foreign {
+        followed.server.execute(database, &create).unwrap();
+        let manager = followed.start();
+        let there = format!("there is a slot {slot} already, and it isn't ours");
+        halts(&manager, &[&there, &what, "choose another name, or drop it"]).await;
+        let asking = format!("SELECT 1 FROM pg_replication_slots WHERE slot_name = '{slot}'");
+        assert_eq!(followed.ask(&asking).as_deref(), Some("1"), "it isn't ours to drop");
+        followed.sql(&format!("SELECT pg_drop_replication_slot('{slot}')"));
+        retried(&manager).await;
+        manager.shutdown_and_drop().await;
+    }
+}
+
+/// A password in a file, replaced as a rotation does.
+fn write_password(path: &Path, password: &str) {
+    let next = path.with_extension("next");
+    std::fs::write(&next, password).unwrap();
+    std::fs::rename(next, path).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_password_that_is_rotated_is_read_anew() {
+    let server = Postgres::builder().password("old").start().unwrap();
+    let followed = Followed::new(&server);
+    let file = followed.journal().with_extension("password");
+    write_password(&file, "wrong");
+    let url = server.url_as("postgres", "", &followed.database);
+    let connect =
+        PostgresConnect::builder(&url).unwrap().password_from(PasswordFile::new(&file)).build().unwrap();
+    let manager = followed.start_with(ManagerConfig::new(connect).slot(&followed.slot).pool_size(2));
+    // At the first start it is more likely that somebody has mistyped it.
+    halts(&manager, &["password authentication failed", "[28P01]"]).await;
+    write_password(&file, "old");
+    retried(&manager).await;
+    followed.table(&manager, "orders").await;
+    followed.sql("INSERT INTO orders VALUES (1, 'before')");
+    followed.eventually_changes(1).await;
+
+    // What worked once will work again: it is tried until the file follows.
+    let mut events = manager.events();
+    followed.sql("ALTER ROLE postgres PASSWORD 'new'");
+    followed.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'walsender'");
+    let refused =
+        |status: &ManagerStatus| status.trouble.as_ref().is_some_and(|trouble| trouble.contains("[28P01]"));
+    let status = within("it is refused", manager.wait_until(refused)).await.unwrap();
+    assert_eq!((status.step, status.phase), (Step::BackingOff, Phase::ConnectionSetup));
+    followed.sql("INSERT INTO orders VALUES (2, 'meanwhile')");
+    write_password(&file, "new");
+    within("it heals by itself", manager.ready()).await.unwrap();
+    followed.sql("INSERT INTO orders VALUES (3, 'after')");
+    let expected =
+        [insert("orders", 1, "before"), insert("orders", 2, "meanwhile"), insert("orders", 3, "after")];
+    assert_eq!(followed.eventually_changes(3).await, expected);
+    assert_eq!(followed.resets(), ["first"]);
+    let mut reasons = Vec::new();
+    while let Ok(event) = events.try_recv() {
+        if let StackEvent::Restarting { reason } = event {
+            reasons.push(reason);
+        }
+    }
+    assert_eq!(reasons.first(), Some(&"server"), "the end of the backend");
+    assert!(reasons.len() > 1 && reasons[1..].iter().all(|reason| *reason == "refused"), "{reasons:?}");
+    manager.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_halts_at_the_first_start_is_only_waited_for_after_it_has_run() {
+    let followed = Followed::new(Postgres::shared());
+    let role = role(&followed, "REPLICATION");
+    let manager = followed.start_with(config_as(&followed, &role));
+    within("the manager is ready", manager.ready()).await.unwrap();
+    followed.sql(&format!("ALTER ROLE {role} NOREPLICATION"));
+    followed.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'walsender'");
+    let refused = |status: &ManagerStatus| {
+        status.trouble.as_ref().is_some_and(|trouble| trouble.contains("may not replicate"))
+    };
+    let status = within("it is refused", manager.wait_until(refused)).await.unwrap();
+    assert_eq!(status.step, Step::BackingOff);
+    assert!(status.retries > 1 && status.retrying_since.is_some(), "{status:?}");
+    let client = within("a connection for metadata", manager.admin()).await.unwrap();
+    let rows = client.simple_query("SELECT 1").await.unwrap();
+    assert!(rows.iter().any(|row| matches!(row, SimpleQueryMessage::Row(_))), "the pools live on");
+    drop(client);
+    followed.sql(&format!("ALTER ROLE {role} REPLICATION"));
+    // Nobody need wait for the next try.
+    retried(&manager).await;
+    assert_eq!(followed.resets(), ["first"]);
+    let step = async || manager.status().retries;
+    eventually("all is forgotten", 0, step).await;
+    manager.shutdown().await;
+}

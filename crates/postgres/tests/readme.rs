@@ -1,0 +1,12 @@
+//! The README shows only code that `examples/readme.rs` runs.
+
+use forebay_testkit::readme_blocks_run;
+
+#[test]
+fn every_example_of_the_readme_is_compiled_and_run() {
+    // The throwaway server has another address than the one that a reader has.
+    let instead = [("\"postgres://app@db.internal/shop\"", "&server.url(\"postgres\")")];
+    let blocks =
+        readme_blocks_run(include_str!("../README.md"), include_str!("../examples/readme.rs"), &instead);
+    assert!(blocks > 0, "does the README mark its code with ```rust?");
+}

@@ -1,0 +1,188 @@
+//! Draining a slot: how fast a million rows arrive, and what they cost on our side.
+//!
+//! Everybody reads the same log: the slot is copied before each turn. The clock runs from the server's word that it streams to the
+//! last commit.
+
+mod ours;
+mod pg_recvlogical;
+mod pgwire;
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use forebay_sandbox::Postgres;
+
+use crate::harness::{Better, Board, Contest, Entrant, Race, Report, Spread, in_child, interleave};
+
+pub(crate) const RACE: Race = Race {
+    name: "replication",
+    about: "draining a slot of a million rows with a consumer that does nothing",
+    cases: &[
+        "insert1_throughput",
+        "insert1_cpu",
+        "insert100_throughput",
+        "insert100_cpu",
+        "insert10000_throughput",
+        "insert10000_cpu",
+        "update1_throughput",
+        "update1_cpu",
+        "update100_throughput",
+        "update100_cpu",
+        "update10000_throughput",
+        "update10000_cpu",
+    ],
+    run,
+    child,
+};
+
+const ROWS: u64 = 1_000_000;
+const PUBLICATION: &str = "forebay";
+const LIMIT: Duration = Duration::from_secs(300);
+/// At least as fast as Postgres' own program, which only copies bytes, but for noise.
+const THROUGHPUT_GOAL: f64 = 0.95;
+/// Half of the CPU.
+const CPU_GOAL: f64 = 2.0;
+
+#[derive(Clone, Copy)]
+enum Work {
+    Insert,
+    Update,
+}
+
+/// What a contestant is to drain.
+pub(super) struct Terms {
+    url: String,
+    slot: String,
+    /// The commit that ends at or after this is the last.
+    end: u64,
+}
+
+/// What it took.
+struct Drained {
+    wall: Duration,
+    cpu: Option<Duration>,
+}
+
+fn run(board: &mut Board) -> Result<()> {
+    let server = Postgres::builder()
+        .config("synchronous_commit", "off")
+        .config("max_wal_size", "16GB")
+        .config("autovacuum", "off")
+        .start()?;
+    for (name, work) in [("insert", Work::Insert), ("update", Work::Update)] {
+        for per_transaction in [1, 100, 10_000] {
+            let case = format!("{name}{per_transaction}");
+            if board.wants(&format!("{case}_throughput")) || board.wants(&format!("{case}_cpu")) {
+                one_case(board, &server, &case, work, per_transaction)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn one_case(board: &mut Board, server: &Postgres, case: &str, work: Work, per_transaction: u64) -> Result<()> {
+    let rows = board.scaled(ROWS);
+    let database = server.create_database(case)?;
+    let end = write_log(server, &database, work, rows, per_transaction)?;
+    let turn = |drain: fn(&Terms) -> Result<Drained>| {
+        let (url, database) = (server.url(&database), database.clone());
+        move || {
+            let slot = format!("{database}_turn");
+            let copy = format!("SELECT pg_copy_logical_replication_slot('{database}', '{slot}')");
+            server.execute(&database, &copy)?;
+            let drained = drain(&Terms { url: url.clone(), slot: slot.clone(), end })?;
+            drop_slot(server, &database, &slot)?;
+            Ok(drained)
+        }
+    };
+    let rounds = if per_transaction == 1 { board.rounds().min(3) } else { board.rounds().min(5) };
+    let mut entrants = [
+        Entrant { name: "forebay", turn: Box::new(turn(|terms| in_process("forebay", terms))) as Box<_> },
+        Entrant { name: "pgwire-replication", turn: Box::new(turn(|terms| in_process("pgwire", terms))) },
+        Entrant { name: "pg_recvlogical", turn: Box::new(turn(pg_recvlogical::drain)) },
+    ];
+    let samples = interleave(rounds, &mut entrants)?;
+    drop(entrants);
+    drop_slot(server, &database, &database)?;
+
+    let rate = |drained: &Drained| rows as f64 / drained.wall.as_secs_f64();
+    let rates: Vec<_> =
+        samples.iter().map(|(name, turns)| (*name, Spread::of(turns.iter().map(rate)))).collect();
+    let throughput = format!("{case}_throughput");
+    board.table(&throughput, "rows/s", &rates);
+    let [ours, _, theirs] = [0, 1, 2].map(|at: usize| rates[at].1.median);
+    let unit = "rows/s";
+    let contest = Contest { ours, peer: "pg_recvlogical", theirs, unit, better: Better::Higher, goal: THROUGHPUT_GOAL };
+    board.contest(&throughput, contest);
+
+    let cost = |drained: &Drained| Some(drained.cpu?.as_secs_f64() * 1e9 / rows as f64);
+    let costs: Vec<_> =
+        samples[..2].iter().map(|(name, turns)| (*name, Spread::of(turns.iter().filter_map(cost)))).collect();
+    let cpu = format!("{case}_cpu");
+    board.table(&cpu, "ns/row", &costs);
+    let (ours, theirs) = (costs[0].1.median, costs[1].1.median);
+    let unit = "ns/row";
+    let contest = Contest { ours, peer: "pgwire-replication", theirs, unit, better: Better::Lower, goal: CPU_GOAL };
+    board.contest(&cpu, contest);
+    Ok(())
+}
+
+/// Writes the rows behind a new slot of the database's name; returns the position after them.
+fn write_log(server: &Postgres, database: &str, work: Work, rows: u64, per_transaction: u64) -> Result<u64> {
+    let sql = |sql: &str| server.execute(database, sql).with_context(|| sql.to_owned());
+    eprintln!("{database}: writing {rows} rows");
+    sql("CREATE TABLE items (id bigint PRIMARY KEY, name text, price numeric, note text, at timestamptz)")?;
+    sql("ALTER TABLE items REPLICA IDENTITY FULL")?;
+    sql(&format!("CREATE PUBLICATION {PUBLICATION} FOR TABLE items"))?;
+    let row = "i, 'item ' || i, i * 1.25, repeat('x', 60), now()";
+    if let Work::Update = work {
+        sql(&format!("INSERT INTO items SELECT {row} FROM generate_series(1, {rows}) i"))?;
+    }
+    sql(&format!("SELECT pg_create_logical_replication_slot('{database}', 'pgoutput')"))?;
+    let statement = match work {
+        Work::Insert => format!("INSERT INTO items SELECT {row} FROM generate_series(k, k + {per_transaction} - 1) i"),
+        Work::Update => format!("UPDATE items SET price = price + 1 WHERE id BETWEEN k AND k + {per_transaction} - 1"),
+    };
+    sql(&format!(
+        "CREATE PROCEDURE write() LANGUAGE plpgsql AS $$ DECLARE k bigint := 1; BEGIN WHILE k <= {rows} LOOP \
+         {statement}; COMMIT; k := k + {per_transaction}; END LOOP; END $$"
+    ))?;
+    sql("CALL write()")?;
+    let position = server.query(database, "SELECT pg_current_wal_insert_lsn() - '0/0'")?;
+    // One more commit, so that there is one at or after that position.
+    sql("DELETE FROM items WHERE id = 1")?;
+    let position = position.first().and_then(|row| row.first()?.as_deref()).context("a position")?;
+    Ok(position.parse()?)
+}
+
+/// The server may need a moment to see that nobody uses it any more.
+fn drop_slot(server: &Postgres, database: &str, slot: &str) -> Result<()> {
+    for _ in 0..500 {
+        if server.execute(database, &format!("SELECT pg_drop_replication_slot('{slot}')")).is_ok() {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    anyhow::bail!("the slot {slot} is still in use")
+}
+
+fn in_process(contestant: &str, terms: &Terms) -> Result<Drained> {
+    let Terms { url, slot, end } = terms;
+    let report = in_child(RACE.name, &format!("{contestant} {url} {slot} {end}"), LIMIT)?.context("it took too long")?;
+    let seconds = |name: &str| report.number(name).map(Duration::from_secs_f64).context("a figure");
+    Ok(Drained { wall: seconds("wall_s")?, cpu: Some(seconds("cpu_s")?) })
+}
+
+fn child(experiment: &str) -> Result<Report> {
+    let words: Vec<_> = experiment.split(' ').collect();
+    let [contestant, url, slot, end] = words[..] else { anyhow::bail!("no such experiment: {experiment}") };
+    let terms = Terms { url: url.to_owned(), slot: slot.to_owned(), end: end.parse()? };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let Drained { wall, cpu } = match contestant {
+        "forebay" => runtime.block_on(ours::drain(&terms))?,
+        "pgwire" => runtime.block_on(pgwire::drain(&terms))?,
+        other => anyhow::bail!("no such contestant: {other}"),
+    };
+    ensure!(!wall.is_zero(), "nothing was drained");
+    Ok(Report::new("drained").with("wall_s", wall.as_secs_f64()).with_some("cpu_s", cpu.map(|cpu| cpu.as_secs_f64())))
+}

@@ -1,0 +1,82 @@
+//! Ours: the whole manager, with a consumer that decodes everything and keeps nothing.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use forebay_postgres::pgoutput::{Lsn, Message};
+use forebay_postgres::reservoir::PostgresConnect;
+use forebay_postgres::{
+    Batch, Bookmark, Consumer, ConsumerError, Durable, Manager, ManagerConfig, ResetReason, Timeline,
+};
+use tokio::sync::oneshot;
+
+use super::{Drained, PUBLICATION, Terms};
+use crate::machine;
+
+pub(super) async fn drain(terms: &Terms) -> Result<Drained> {
+    let (done, drained) = oneshot::channel();
+    let null = Null { end: Lsn(terms.end), durable: None, began: (Instant::now(), Duration::ZERO), done: Some(done), rows: 0 };
+    let connect = PostgresConnect::new(&terms.url)?;
+    let config = ManagerConfig::new(connect).slot(&terms.slot).publication(PUBLICATION).pool_size(2);
+    let manager = Manager::start(config, null)?;
+    let drained = drained.await?;
+    manager.shutdown().await;
+    Ok(drained)
+}
+
+struct Null {
+    end: Lsn,
+    durable: Option<Durable>,
+    began: (Instant, Duration),
+    done: Option<oneshot::Sender<Drained>>,
+    rows: u64,
+}
+
+impl Consumer for Null {
+    async fn bookmark(&mut self) -> Result<Option<Bookmark>, ConsumerError> {
+        Ok(None)
+    }
+
+    async fn reset(&mut self, _: ResetReason, _: Bookmark) -> Result<(), ConsumerError> {
+        Ok(())
+    }
+
+    async fn adopt(&mut self, _: Timeline) -> Result<(), ConsumerError> {
+        Ok(())
+    }
+
+    fn start(&mut self, durable: Durable) {
+        self.began = (Instant::now(), machine::cpu_time());
+        self.durable = Some(durable);
+    }
+
+    async fn receive(&mut self, batch: &mut Batch<'_>) -> Result<(), ConsumerError> {
+        let mut last = None;
+        while let Some(message) = batch.next() {
+            match message {
+                Message::Insert(_) | Message::Update(_) | Message::Delete(_) => self.rows += 1,
+                Message::Commit(commit) => last = Some(commit.end),
+                _ => {}
+            }
+        }
+        if let (Some(last), Some(durable)) = (last, &self.durable) {
+            durable.advance(last);
+            if last >= self.end && let Some(done) = self.done.take() {
+                let (began, cpu) = self.began;
+                let drained = Drained { wall: began.elapsed(), cpu: Some(machine::cpu_time() - cpu) };
+                // Whoever waited may have given up.
+                let _late = done.send(drained);
+            }
+        }
+        Ok(())
+    }
+
+    async fn advance(&mut self, lsn: Lsn) -> Result<(), ConsumerError> {
+        self.durable.iter().for_each(|durable| durable.advance(lsn));
+        Ok(())
+    }
+
+    async fn checkpoint(&mut self) -> Result<(), ConsumerError> {
+        Ok(())
+    }
+}
