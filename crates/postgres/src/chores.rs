@@ -16,12 +16,16 @@ use crate::core::step::StopStep;
 use crate::metrics;
 use crate::pools::Pools;
 use crate::publication::PublishError;
-use crate::source::{Gauges, Setting};
+use crate::source::{ANSWER, Backend, Gauges, Setting};
 use crate::sql;
 use crate::worker::{Common, Task};
 
 /// How long the pools may take to close.
 const CLOSING: Duration = Duration::from_secs(2);
+/// How long a connection of the pools is waited for while shutting down.
+const BORROWING: Duration = Duration::from_millis(50);
+/// How long dropping may take: a little less than the machine waits for it.
+const DROPPING: Duration = Duration::from_millis(4_500);
 /// How long until a slot that is in use is asked for again.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 /// The first server that can be helped to see that nothing is open.
@@ -136,13 +140,12 @@ impl Chores {
         self.stop_step(StopStep::ClosingAdminPool, async move { close(pools).await });
     }
 
+    /// Asked for only while our own replication connection holds the lock.
     pub(crate) fn drop_publication(&mut self) {
         let (common, config) = (self.common.clone(), self.config.clone());
         self.stop_step(StopStep::DroppingPublication, async move {
-            let statement = format!("DROP PUBLICATION IF EXISTS {}", sql::name(&config.publication));
-            match execute(&common, &config, &statement).await {
-                Ok(()) => tracing::info!(publication = config.publication, "dropped the publication"),
-                Err(why) => tracing::warn!(why, publication = config.publication, "the publication wasn't dropped"),
+            if let Err(why) = Errand::DropPublication.run(&common, &config).await {
+                tracing::warn!(why, publication = config.publication, "the publication isn't dropped yet");
             }
         });
     }
@@ -151,38 +154,27 @@ impl Chores {
     pub(crate) fn end_backend(&mut self) {
         let (common, config, gauges) = (self.common.clone(), self.config.clone(), self.gauges.clone());
         self.stop_step(StopStep::EndingBackend, async move {
-            let pid = gauges.backend.swap(0, Ordering::AcqRel);
-            if pid == 0 {
-                return;
-            }
-            // The number may be somebody else's by now: only a walsender of ours is meant.
-            let statement = format!(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = {pid} AND backend_type = 'walsender' \
-                 AND usename = current_user AND datname = current_database()"
-            );
-            if let Err(why) = execute(&common, &config, &statement).await {
+            let Some(Backend { pid, began }) = gauges.last_backend() else { return };
+            let errand = Errand::End(Backend { pid, began });
+            if let Err(why) = errand.run(&common, &config).await {
                 tracing::warn!(why, pid, "the replication connection's backend couldn't be ended");
             }
         });
     }
 
+    /// Drops slot and publication, under the lock: whoever else has it still needs them.
     pub(crate) fn drop_slot(&mut self) {
         let (common, config) = (self.common.clone(), self.config.clone());
         self.stop_step(StopStep::DroppingSlot, async move {
-            let slot = sql::literal(&config.slot);
-            let statement = format!(
-                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name ={slot} AND NOT active"
-            );
-            let asking = format!("SELECT FROM pg_replication_slots WHERE slot_name ={slot}");
-            // Until the deadline: the backend may take a moment to let go of it.
-            loop {
-                let dropped = execute(&common, &config, &statement).await;
-                match (dropped, is_empty(&common, &config, &asking).await) {
-                    (Ok(()), Ok(true)) => return tracing::info!(slot = config.slot, "dropped the slot"),
-                    (Err(why), _) | (_, Err(why)) => tracing::debug!(why, "the slot isn't dropped yet"),
-                    (Ok(()), Ok(false)) => {}
+            let dropping = Errand::DropAll.run(&common, &config);
+            let (slot, publication) = (&config.slot, &config.publication);
+            match tokio::time::timeout(DROPPING, dropping).await {
+                Ok(Ok(())) => tracing::info!(slot, "dropped the slot"),
+                Ok(Err(why)) => tracing::warn!(slot, publication, why, "the slot stays on the server, and keeps its log"),
+                Err(_) => {
+                    let why = "another instance holds the lock, or the server doesn't answer";
+                    tracing::warn!(slot, publication, why, "the slot stays on the server, and keeps its log");
                 }
-                tokio::time::sleep(ASK_AGAIN).await;
             }
         });
     }
@@ -207,7 +199,8 @@ pub(crate) async fn reconcile(common: &Common, gauges: &Gauges) -> Result<(), Pu
     let pools = common.pools()?;
     let known = gauges.publication.load(Ordering::Acquire);
     let oid = u32::try_from(known).unwrap_or_default();
-    let failure = common.publication.reconcile(&pools, oid, |table, change| common.tell_of(table, change)).await?;
+    let looking = common.publication.reconcile(&pools, oid, &*common.news);
+    let failure = tokio::time::timeout(ANSWER, looking).await.map_err(|_| PublishError::NoAnswer)??;
     // If set-up has made another one meanwhile, this is old news.
     if let Some(failure) = failure.filter(|_| gauges.publication.load(Ordering::Acquire) == known) {
         let _no_manager = common.events.send(Event::PublicationLost(failure.into())).await;
@@ -238,24 +231,79 @@ async fn direct(config: &ManagerConfig) -> Result<PostgresClient, ConnectError> 
     config.connect.connect(credentials).await
 }
 
-async fn execute(common: &Common, config: &ManagerConfig, statement: &str) -> Result<(), String> {
-    is_empty(common, config, statement).await.map(|_| ())
+/// What is done on the server on the way down.
+#[derive(Debug, Clone, Copy)]
+enum Errand {
+    DropPublication,
+    End(Backend),
+    DropAll,
+}
+
+impl Errand {
+    /// On a connection of the pools, or else on one of its own: no pool may be there, or free, or let its role do it.
+    async fn run(self, common: &Common, config: &ManagerConfig) -> Result<(), String> {
+        if let Ok(Ok(client)) = tokio::time::timeout(BORROWING, admin(common)).await
+            && self.run_on(&client, config).await.is_ok()
+        {
+            return Ok(());
+        }
+        let client = direct(config).await.map_err(|error| error.to_string())?;
+        let result = self.run_on(&client, config).await;
+        client.close().await;
+        result
+    }
+
+    async fn run_on(self, client: &PostgresClient, config: &ManagerConfig) -> Result<(), String> {
+        match self {
+            Errand::DropPublication => drop_publication(client, config).await,
+            Errand::DropAll => drop_all(client, config).await,
+            Errand::End(Backend { pid, began }) => {
+                let statement = format!(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = {pid} \
+                     AND (extract(epoch FROM backend_start) * 1000000)::bigint = {began}"
+                );
+                is_empty(client, &statement).await.map(|_| ())
+            }
+        }
+    }
+}
+
+/// Drops what is ours, in transactions that hold the lock: a pooler gives nothing else to one client.
+async fn drop_all(client: &PostgresClient, config: &ManagerConfig) -> Result<(), String> {
+    let slot = sql::literal(&config.slot);
+    let mine = format!(
+        "FROM pg_replication_slots WHERE slot_name ={slot} AND plugin = 'pgoutput' AND database = current_database()"
+    );
+    loop {
+        is_empty(client, "BEGIN").await?;
+        let is_ours = !is_empty(client, &format!("SELECT 1 WHERE pg_try_advisory_xact_lock(hashtext({slot}))")).await?;
+        if is_ours {
+            drop_publication(client, config).await?;
+            // One of that name that is somebody else's stays.
+            is_empty(client, &format!("SELECT pg_drop_replication_slot(slot_name) {mine} AND NOT active")).await?;
+        }
+        is_empty(client, if is_ours { "COMMIT" } else { "ROLLBACK" }).await?;
+        if is_ours && is_empty(client, &format!("SELECT {mine}")).await? {
+            return Ok(());
+        }
+        // Our own backend may take a moment to let go. Another instance won't, and then all of it stays.
+        tokio::time::sleep(ASK_AGAIN).await;
+    }
+}
+
+async fn drop_publication(client: &PostgresClient, config: &ManagerConfig) -> Result<(), String> {
+    if config.manual_publication {
+        return Ok(());
+    }
+    let statement = format!("DROP PUBLICATION IF EXISTS {}", sql::name(&config.publication));
+    is_empty(client, &statement).await.map(|_| ())
 }
 
 /// Whether a query has no row.
-async fn is_empty(common: &Common, config: &ManagerConfig, query: &str) -> Result<bool, String> {
+async fn is_empty(client: &PostgresClient, query: &str) -> Result<bool, String> {
     use forebay_reservoir::tokio_postgres::SimpleQueryMessage;
-    let run = async |client: &PostgresClient| {
-        let answers = client.simple_query(query).await.map_err(|error| sql::words(&error))?;
-        Ok(!answers.iter().any(|answer| matches!(answer, SimpleQueryMessage::Row(_))))
-    };
-    if let Ok(client) = admin(common).await {
-        return run(&client).await;
-    }
-    let client = direct(config).await.map_err(|error| error.to_string())?;
-    let result = run(&client).await;
-    client.close().await;
-    result
+    let answers = client.simple_query(query).await.map_err(|error| sql::words(&error))?;
+    Ok(!answers.iter().any(|answer| matches!(answer, SimpleQueryMessage::Row(_))))
 }
 
 async fn what_it_waits_for(

@@ -8,6 +8,7 @@ use crate::core::breaker::LockPatience;
 
 /// The longest name that Postgres keeps.
 const MAX_NAME: usize = 63;
+const A_YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 const DEFAULT_POOL_SIZE: u32 = 20;
 /// Those who look more often than this would be a burden to the server that they wait for.
 const LEAST_LOCK_PATIENCE: Duration = Duration::from_millis(100);
@@ -43,6 +44,14 @@ pub enum ManagerConfigError {
         /// The name.
         name: String,
     },
+    /// No clock goes that far.
+    #[error("{what} is {long:?}: a year is the most")]
+    TooLong {
+        /// Which setting.
+        what: &'static str,
+        /// What was asked for.
+        long: Duration,
+    },
     /// One pool needs a connection, and so does the other.
     #[error("a pool of {size} can't be shared: it takes at least 2, one for metadata and one for snapshots")]
     PoolSize {
@@ -75,7 +84,8 @@ impl ManagerConfig {
         }
     }
 
-    /// Where the pools connect, if that is elsewhere: through PgBouncer, say, in any of its modes. Replication needs the server itself.
+    /// Where the pools connect, if that is elsewhere: through PgBouncer in transaction mode, say. Replication
+    /// needs the server itself.
     #[must_use]
     pub fn pooled(mut self, connect: PostgresConnect) -> Self {
         self.pooled = Some(connect);
@@ -161,7 +171,15 @@ impl ManagerConfig {
         if patience.check_every.min(patience.silent_for) < LEAST_LOCK_PATIENCE {
             return Err(ManagerConfigError::LockPatience { patience });
         }
-        Ok(())
+        let times = [
+            ("idle_after", self.idle_after.unwrap_or_default()),
+            ("lock_patience.check_every", patience.check_every),
+            ("lock_patience.silent_for", patience.silent_for),
+        ];
+        match times.into_iter().find(|(_, long)| *long > A_YEAR) {
+            Some((what, long)) => Err(ManagerConfigError::TooLong { what, long }),
+            None => Ok(()),
+        }
     }
 
     pub(crate) fn pool_connect(&self) -> &PostgresConnect {
@@ -206,6 +224,7 @@ mod tests {
         assert!(config().publication("").check().is_err());
         assert!(config().publication("any \"name\" will do").check().is_ok());
         assert!(config().pool_size(1).check().is_err());
+        assert!(config().idle_after(Duration::MAX).check().is_err());
         let patience = LockPatience { check_every: Duration::ZERO, ..LockPatience::default() };
         assert_eq!(config().lock_patience(patience).check(), Err(ManagerConfigError::LockPatience { patience }));
     }

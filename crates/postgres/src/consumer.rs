@@ -10,6 +10,7 @@ use forebay_pgoutput::Lsn;
 
 use crate::core::continuity::{Bookmark, ResetReason, Timeline};
 use crate::core::machine::Verdict;
+use crate::publication::{TableChange, TableName};
 use crate::source::Batch;
 
 /// Takes every committed transaction once, in the order of the commits, and says what of it is durable.
@@ -18,7 +19,9 @@ use crate::source::Batch;
 /// await for as long as it likes, and nothing more is read from the server meanwhile. A call may be dropped where it awaits, when the
 /// connection is lost: what it had begun must then be as if it had not been, or be durable.
 pub trait Consumer: Send + 'static {
-    /// What it has, from its durable store; `None`: nothing. Asked each time that the connection is set up.
+    /// What it has, from its durable store; `None`: nothing. Asked each time that the connection is set up, under the lock: from now on, and
+    /// until [`stop`](Self::stop), nobody else writes what it writes. What was handed over before and isn't in the answer must not become
+    /// durable later: it comes again.
     fn bookmark(&mut self) -> impl Future<Output = Result<Option<Bookmark>, ConsumerError>> + Send;
 
     /// Starts over: what it has isn't what the database has. When this returns, the new bookmark is durable: `begin`, with
@@ -32,8 +35,8 @@ pub trait Consumer: Send + 'static {
     /// The same history goes on under a new timeline (a promotion): from now on this is the one to remember.
     fn adopt(&mut self, timeline: Timeline) -> impl Future<Output = Result<(), ConsumerError>> + Send;
 
-    /// A stream begins. A transaction that was open when the last one ended comes again from its beginning. Whenever more has become
-    /// durable, at any time and from any thread, `durable` is to hear of it.
+    /// A stream begins: everything after what [`bookmark`](Self::bookmark) said comes, whether or not it was handed over before. Whenever more
+    /// has become durable, at any time and from any thread, `durable` is to hear of it.
     fn start(&mut self, durable: Durable);
 
     /// Takes what has come: reads `batch` to its end. A transaction may be spread over several, and one may hold many.
@@ -42,6 +45,22 @@ pub trait Consumer: Send + 'static {
     /// Nothing is pending, and nothing concerns this consumer up to `lsn`: once that is recorded, `durable` is to hear of it. An
     /// idle database needs this, or its server keeps the log of its neighbours for ever.
     fn advance(&mut self, lsn: Lsn) -> impl Future<Output = Result<(), ConsumerError>> + Send;
+
+    /// A table that is followed was changed behind our back: see [`TableChange`]. If this fails it is told again.
+    fn table_changed(
+        &mut self,
+        table: &TableName,
+        change: TableChange,
+    ) -> impl Future<Output = Result<(), ConsumerError>> + Send {
+        let _of_no_interest = (table, change);
+        async { Ok(()) }
+    }
+
+    /// The connection is gone, or about to be, and the lock with it: writing ends before this returns. Called after every end,
+    /// and perhaps twice.
+    fn stop(&mut self) -> impl Future<Output = ()> + Send {
+        async {}
+    }
 
     /// Saves what makes the next start quick. Asked while shutting down.
     fn checkpoint(&mut self) -> impl Future<Output = Result<(), ConsumerError>> + Send;

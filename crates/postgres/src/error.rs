@@ -76,7 +76,7 @@ pub enum Failure {
         kind: Option<ConnectErrorKind>,
     },
     /// The server said no.
-    #[error("while {}: {}{}", doing.as_str(), said, advice(*doing, said.code()))]
+    #[error("while {}: {}{}", doing.as_str(), words(said), advice(*doing, said.code()))]
     Server {
         /// What was being done.
         doing: Doing,
@@ -90,6 +90,14 @@ pub enum Failure {
         doing: Doing,
         /// How.
         why: String,
+    },
+    /// The server didn't answer.
+    #[error("while {}: no answer within {after:?}: the server hangs, or something in between does", doing.as_str())]
+    NoAnswer {
+        /// What was being done.
+        doing: Doing,
+        /// How long was waited.
+        after: Duration,
     },
     /// The server was silent for too long.
     #[error("nothing came from the server for {silent:?}, though it was asked: the connection is taken for dead")]
@@ -226,6 +234,7 @@ impl Failure {
             | Failure::ForeignSlot { .. } => Verdict::Fatal,
             Failure::PublicationLost { .. } => Verdict::DropSlot,
             Failure::Lost { .. }
+            | Failure::NoAnswer { .. }
             | Failure::Silent { .. }
             | Failure::Decode(_)
             | Failure::Standby
@@ -242,6 +251,7 @@ impl Failure {
             Failure::Pools { .. } => "pools",
             Failure::Server { .. } => "server",
             Failure::Lost { .. } => "lost",
+            Failure::NoAnswer { .. } => "no_answer",
             Failure::Silent { .. } => "silent",
             Failure::Decode(_) => "decode",
             Failure::TooOld { .. } => "too_old",
@@ -268,6 +278,14 @@ impl From<Failure> for Trouble {
             text: failure.to_string(),
             panicked: matches!(failure, Failure::Panicked { .. }),
         }
+    }
+}
+
+/// What the server said, unless that is about data: those words quote values.
+fn words(said: &ServerError) -> String {
+    match said.code().get(..2) {
+        Some("22" | "23") => format!("an error in the data [{}]: the server's log has the words", said.code()),
+        _ => said.to_string(),
     }
 }
 
@@ -325,6 +343,13 @@ mod tests {
         assert_eq!(server_verdict(Doing::Starting, "55000"), Verdict::DropSlot);
         assert_eq!(server_verdict(Doing::Starting, "42704"), Verdict::Retry);
         assert_eq!(server_verdict(Doing::Streaming, "42704"), Verdict::DropSlot);
+    }
+
+    #[test]
+    fn words_that_quote_values_are_left_to_the_servers_log() {
+        let fields: [(u8, &[u8]); 2] = [(b'C', b"22P02"), (b'M', b"invalid input syntax for type integer: \"secret\"")];
+        let failure = Failure::Server { doing: Doing::Streaming, said: ServerError::from_fields(fields) };
+        assert!(!failure.to_string().contains("secret") && failure.to_string().contains("22P02"), "{failure}");
     }
 
     #[test]

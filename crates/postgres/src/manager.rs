@@ -11,8 +11,8 @@ use crate::config::{ManagerConfig, ManagerConfigError};
 use crate::consumer::Consumer;
 use crate::core::machine::{Event, StackEvent};
 use crate::pools::PoolError;
-use crate::publication::{PublishError, TableName};
-use crate::source::Gauges;
+use crate::publication::{PublishError, Published, TableName};
+use crate::source::{ANSWER, Gauges};
 use crate::status::{ManagerStatus, Phase, Positions, Step};
 use crate::uses::{Awake, Uses};
 use crate::worker::{self, Common};
@@ -124,6 +124,11 @@ impl Manager {
         self.uses().begin()
     }
 
+    /// How the reservoir under both pools is; `None`: it isn't open.
+    pub fn pool_status(&self) -> Option<forebay_reservoir::Status> {
+        self.inner.common.pools().ok().map(|pools| pools.status())
+    }
+
     /// A connection for metadata.
     ///
     /// # Errors
@@ -140,14 +145,16 @@ impl Manager {
         self.inner.common.pools()?.snapshot().await
     }
 
-    /// Sees to it that the table's changes come, with old rows in full, from now on and until it is removed. Returns its oid.
+    /// Sees to it that the table's changes come, with old rows in full, from now on and until it is removed. Not to be
+    /// awaited by the consumer itself, which may have to hear of a change first.
     ///
     /// # Errors
     /// When there is no such table, or it can't be published; says what to do.
-    pub async fn add_table(&self, table: &TableName) -> Result<u32, PublishError> {
+    pub async fn add_table(&self, table: &TableName) -> Result<Published, PublishError> {
         let common = &self.inner.common;
-        let tell = |table: &TableName, change| common.tell_of(table, change);
-        common.publication.add(&common.pools()?, table, tell).await
+        let pools = common.pools()?;
+        let adding = common.publication.add(&pools, table, &*common.news);
+        tokio::time::timeout(ANSWER, adding).await.map_err(|_| PublishError::NoAnswer)?
     }
 
     /// Takes a table out of the publication.
@@ -156,7 +163,9 @@ impl Manager {
     /// When the server can't be asked.
     pub async fn remove_table(&self, table: &TableName) -> Result<(), PublishError> {
         let common = &self.inner.common;
-        common.publication.remove(&common.pools()?, table).await
+        let pools = common.pools()?;
+        let removing = common.publication.remove(&pools, table);
+        tokio::time::timeout(ANSWER, removing).await.map_err(|_| PublishError::NoAnswer)?
     }
 
     /// Compares the publication with what it should be now, and not within the next 60 s; returns when that is done. Tables that

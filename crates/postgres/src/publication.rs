@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::pin::Pin;
 use std::sync::{Mutex, PoisonError};
 
 use forebay_reservoir::tokio_postgres::error::SqlState;
@@ -57,7 +58,7 @@ pub enum PublishError {
         table: TableName,
     },
     /// Only tables have changes.
-    #[error("{table} isn't a table or a partitioned table")]
+    #[error("{table} isn't a table or a partitioned table with a log: views, foreign and unlogged tables have no changes to follow")]
     NotATable {
         /// Its name.
         table: TableName,
@@ -101,6 +102,9 @@ pub enum PublishError {
         /// Its name.
         table: TableName,
     },
+    /// The server, or the consumer that was to hear of a change, took too long.
+    #[error("no answer within 30 s: try again")]
+    NoAnswer,
     /// There is no connection.
     #[error("{0}")]
     Pool(#[from] PoolError),
@@ -122,6 +126,26 @@ pub enum TableChange {
     Unpublished,
 }
 
+/// What a table is in the publication.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Published {
+    /// The table.
+    pub oid: u32,
+    /// Its place in the publication: another one if it was taken out and put back. 0: the publication has all tables, of the database or of
+    /// the schema. Whoever keeps it from one start to the next sees that changes are missing.
+    pub membership: u32,
+    /// Whether it was published whole already. If not, and it was followed before, changes may be missing.
+    pub was_whole: bool,
+}
+
+/// Who hears of tables that were changed behind our back.
+pub(crate) trait TableNews: Send + Sync {
+    /// `false`: it must be told again.
+    fn tell<'a>(&'a self, table: &'a TableName, change: TableChange) -> Telling<'a>;
+}
+
+pub(crate) type Telling<'a> = Pin<Box<dyn Future<Output = bool> + Send + 'a>>;
+
 /// The tables that are tracked.
 pub(crate) struct Publication {
     name: String,
@@ -135,6 +159,7 @@ pub(crate) struct Publication {
 #[derive(Debug, Clone, Copy)]
 struct Tracked {
     oid: u32,
+    membership: u32,
     /// It had to be mended, and nobody was told: whoever did it may have been lost on the way.
     has_gap: bool,
 }
@@ -146,7 +171,9 @@ struct Found {
     has_full_rows: bool,
     is_ours: bool,
     owner: String,
+    is_logged: bool,
     is_published: bool,
+    membership: u32,
     is_filtered: bool,
     /// Whose the publication is; `None`: there is none.
     publication_owner: Option<String>,
@@ -173,42 +200,49 @@ impl Publication {
         }
     }
 
-    /// Sees to it that a table is published whole. Returns its oid; whoever follows it already may have to hear of a change.
+    /// Sees to it that a table is published whole. Whoever follows it already may have to hear of a change.
     pub(crate) async fn add(
         &self,
         pools: &Pools,
         table: &TableName,
-        tell: impl Fn(&TableName, TableChange),
-    ) -> Result<u32, PublishError> {
+        news: &dyn TableNews,
+    ) -> Result<Published, PublishError> {
         let _turn = self.turn.lock().await;
         let client = pools.admin().await?;
-        let oid = self.make_whole(&client, table).await?;
-        let before = self.tracked().insert(table.clone(), Tracked { oid, has_gap: false });
-        match before {
-            Some(before) if before.oid != oid => tell(table, TableChange::Gone),
-            Some(before) if before.has_gap => tell(table, TableChange::Gap),
-            Some(_) | None => {}
-        }
-        Ok(oid)
+        let published = self.make_whole(&client, table).await?;
+        let Published { oid, membership, .. } = published;
+        let before = self.tracked().get(table).copied();
+        let change = match before {
+            Some(before) if before.oid != oid => Some(TableChange::Gone),
+            Some(before) if before.has_gap || before.membership != membership => Some(TableChange::Gap),
+            Some(_) | None => None,
+        };
+        let has_gap = match change {
+            Some(change) => !news.tell(table, change).await,
+            None => false,
+        };
+        self.tracked().insert(table.clone(), Tracked { oid, membership, has_gap });
+        Ok(published)
     }
 
-    /// Takes a table out.
+    /// Takes a table out. If that fails, it is still followed.
     pub(crate) async fn remove(&self, pools: &Pools, table: &TableName) -> Result<(), PublishError> {
         let _turn = self.turn.lock().await;
-        self.tracked().remove(table);
-        if self.is_manual {
-            return Ok(());
-        }
-        let client = pools.admin().await?;
-        let statement = format!("{LOCK_TIMEOUT}; ALTER PUBLICATION {} DROP TABLE ONLY {table}", sql::name(&self.name));
-        match client.batch_execute(&statement).await {
-            // It isn't in there, or isn't there at all.
-            Err(error) if is_any(&error, &NOT_THERE) || is_any(&error, &[SqlState::UNDEFINED_OBJECT]) => Ok(()),
-            Err(error) if is_any(&error, &[SqlState::LOCK_NOT_AVAILABLE]) => {
-                Err(PublishError::Busy { table: table.clone() })
+        if !self.is_manual {
+            let client = pools.admin().await?;
+            let statement =
+                format!("{LOCK_TIMEOUT}; ALTER PUBLICATION {} DROP TABLE ONLY {table}", sql::name(&self.name));
+            match client.batch_execute(&statement).await {
+                // It isn't in there, or isn't there at all.
+                Err(error) if is_any(&error, &NOT_THERE) || is_any(&error, &[SqlState::UNDEFINED_OBJECT]) => {}
+                Err(error) if is_any(&error, &[SqlState::LOCK_NOT_AVAILABLE]) => {
+                    return Err(PublishError::Busy { table: table.clone() });
+                }
+                done => done?,
             }
-            done => Ok(done?),
         }
+        self.tracked().remove(table);
+        Ok(())
     }
 
     /// Compares what is with what should be, mends it, and tells of each table at once. `oid`: the publication that the slot was made
@@ -217,19 +251,19 @@ impl Publication {
         &self,
         pools: &Pools,
         oid: u32,
-        tell: impl Fn(&TableName, TableChange),
+        news: &dyn TableNews,
     ) -> Result<Option<Failure>, PublishError> {
         let _turn = self.turn.lock().await;
         let client = pools.admin().await?;
         if let Some(what) = self.what_is_wrong(&client, oid).await? {
             return Ok(Some(Failure::PublicationLost { name: self.name.clone(), what }));
         }
-        let tracked: Vec<_> = self.tracked().iter().map(|(table, tracked)| (table.clone(), tracked.oid)).collect();
+        let tracked: Vec<_> = self.tracked().iter().map(|(table, tracked)| (table.clone(), *tracked)).collect();
         let mut busy = None;
-        for (table, oid) in tracked {
+        for (table, before) in tracked {
             let change = match self.make_whole(&client, &table).await {
-                Ok(found) if found != oid => Some(TableChange::Gone),
-                Ok(_) => self.take_gap(&table).then_some(TableChange::Gap),
+                Ok(now) if now.oid != before.oid => Some(TableChange::Gone),
+                Ok(now) => self.gap(&table, now.membership).then_some(TableChange::Gap),
                 Err(PublishError::NotFound { .. } | PublishError::NotATable { .. }) => Some(TableChange::Gone),
                 Err(
                     PublishError::NotOurs { .. } | PublishError::Filtered { .. } | PublishError::VirtualColumn { .. },
@@ -241,20 +275,29 @@ impl Publication {
                 }
                 Err(error) => return Err(error),
             };
-            if let Some(change) = change {
-                tracing::warn!(%table, ?change, "a table that is followed was changed");
-                if change == TableChange::Gone {
-                    self.tracked().remove(&table);
+            let Some(change) = change else { continue };
+            tracing::warn!(%table, ?change, "a table that is followed was changed");
+            if news.tell(&table, change).await {
+                match change {
+                    TableChange::Gone => _ = self.tracked().remove(&table),
+                    TableChange::Gap => self.forget_gap(&table),
+                    TableChange::Unpublished => {}
                 }
-                tell(&table, change);
             }
         }
         busy.map_or(Ok(None), Err)
     }
 
-    /// Whether a table had to be mended since the last time that somebody was told so.
-    fn take_gap(&self, table: &TableName) -> bool {
-        self.tracked().get_mut(table).is_some_and(|tracked| std::mem::take(&mut tracked.has_gap))
+    /// Whether a table had to be mended, or was out of the publication, since the last time that somebody was told so.
+    fn gap(&self, table: &TableName, membership: u32) -> bool {
+        self.tracked().get_mut(table).is_some_and(|tracked| {
+            tracked.has_gap |= std::mem::replace(&mut tracked.membership, membership) != membership;
+            tracked.has_gap
+        })
+    }
+
+    fn forget_gap(&self, table: &TableName) {
+        self.tracked().get_mut(table).into_iter().for_each(|tracked| tracked.has_gap = false);
     }
 
     async fn what_is_wrong(&self, client: &Guard<PostgresClient>, oid: u32) -> Result<Option<&'static str>, PublishError> {
@@ -270,10 +313,10 @@ impl Publication {
         })
     }
 
-    /// The table's oid. One that had to be mended, and is tracked, is marked first.
-    async fn make_whole(&self, client: &Guard<PostgresClient>, table: &TableName) -> Result<u32, PublishError> {
+    /// One that had to be mended, and is tracked, is marked first.
+    async fn make_whole(&self, client: &Guard<PostgresClient>, table: &TableName) -> Result<Published, PublishError> {
         let found = self.find(client, table).await?;
-        if !matches!(found.kind.as_str(), "r" | "p") {
+        if !matches!(found.kind.as_str(), "r" | "p") || !found.is_logged {
             return Err(PublishError::NotATable { table: table.clone() });
         }
         if found.publication_owner.is_none() {
@@ -296,7 +339,7 @@ impl Publication {
             statements.push(self.may(&found, table, problem, statement, found.owner.clone())?);
         }
         if statements.is_empty() {
-            return Ok(found.oid);
+            return Ok(Published { oid: found.oid, membership: found.membership, was_whole: true });
         }
         // Even if the answer is lost, the change may have been made, and the next look would find nothing wrong.
         if let Some(tracked) = self.tracked().get_mut(table) {
@@ -305,7 +348,10 @@ impl Publication {
         // One message of several statements is one transaction.
         let script = format!("{LOCK_TIMEOUT}; {}", statements.join("; "));
         match client.batch_execute(&script).await {
-            Ok(()) => Ok(found.oid),
+            Ok(()) => {
+                let now = self.find(client, table).await?;
+                Ok(Published { oid: now.oid, membership: now.membership, was_whole: false })
+            }
             Err(error) if is_any(&error, &[SqlState::LOCK_NOT_AVAILABLE]) => {
                 Err(PublishError::Busy { table: table.clone() })
             }
@@ -338,15 +384,17 @@ impl Publication {
     }
 
     async fn find(&self, client: &Guard<PostgresClient>, table: &TableName) -> Result<Found, PublishError> {
+        // Where the root stands for its partitions, their own changes don't come under their own name.
         let asking = "SELECT c.oid, c.relkind::text, c.relreplident = 'f', pg_has_role(c.relowner, 'USAGE'), \
-             pg_get_userbyid(c.relowner)::text, coalesce(p.puballtables, false) \
+             pg_get_userbyid(c.relowner)::text, (coalesce(p.puballtables, false) \
              OR EXISTS (SELECT FROM pg_publication_namespace m WHERE m.pnpubid = p.oid AND m.pnnspid = c.relnamespace) \
-             OR EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid AND (r.prrelid = c.oid \
-                 OR r.prrelid IN (SELECT relid FROM pg_partition_ancestors(c.oid)))), \
-             EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = c.oid \
-                 AND (r.prqual IS NOT NULL OR r.prattrs IS NOT NULL)), pg_get_userbyid(p.pubowner)::text, \
-             (SELECT min(a.attname::text) FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated = 'v') \
+             OR r.oid IS NOT NULL) AND NOT (c.relispartition AND coalesce(p.pubviaroot, false)), \
+             coalesce(r.prqual IS NOT NULL OR r.prattrs IS NOT NULL, false), pg_get_userbyid(p.pubowner)::text, \
+             (SELECT min(a.attname::text) FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated = 'v'), \
+             c.relpersistence = 'p', coalesce(r.oid, 0) \
              FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace LEFT JOIN pg_publication p ON p.pubname = $3 \
+             LEFT JOIN LATERAL (SELECT * FROM pg_publication_rel m WHERE m.prpubid = p.oid AND (m.prrelid = c.oid \
+                 OR m.prrelid IN (SELECT relid FROM pg_partition_ancestors(c.oid))) ORDER BY m.prrelid <> c.oid LIMIT 1) r ON true \
              WHERE n.nspname = $1 AND c.relname = $2";
         let names: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 3] =
             [(&table.schema, Type::TEXT), (&table.name, Type::TEXT), (&self.name, Type::TEXT)];
@@ -362,6 +410,8 @@ impl Publication {
             is_filtered: row.get(6),
             publication_owner: row.get(7),
             virtual_column: row.get(8),
+            is_logged: row.get(9),
+            membership: row.get(10),
         })
     }
 

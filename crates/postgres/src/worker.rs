@@ -3,6 +3,7 @@
 //! Invariant: the machine alone decides; whatever takes time runs in a task of its own and comes back as an event, under the same
 //! queue, which is bounded: senders wait.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
@@ -18,7 +19,7 @@ use crate::core::step::{Step, StopStep};
 use crate::error::Failure;
 use crate::metrics;
 use crate::pools::{PoolError, Pools};
-use crate::publication::{Publication, TableChange, TableName};
+use crate::publication::{Publication, TableChange, TableName, TableNews, Telling};
 use crate::source::{Ended, Gauges, Order, Setting, Source};
 use crate::status::ManagerStatus;
 use crate::uses::Uses;
@@ -36,6 +37,7 @@ pub(crate) struct Common {
     pub(crate) stack: broadcast::Sender<StackEvent>,
     pub(crate) uses: Arc<Uses>,
     pub(crate) publication: Publication,
+    pub(crate) news: Box<dyn TableNews>,
     pools: Mutex<Option<Pools>>,
 }
 
@@ -45,13 +47,28 @@ impl Common {
         self.slot().clone().ok_or(PoolError::Closed)
     }
 
-    /// What became of a table, for whoever listens.
-    pub(crate) fn tell_of(&self, table: &TableName, change: TableChange) {
-        let _nobody = self.stack.send(StackEvent::Table { table: table.clone(), change });
-    }
 
     fn slot(&self) -> std::sync::MutexGuard<'_, Option<Pools>> {
         self.pools.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Tells the consumer of tables, and then whoever listens.
+struct Teller<C> {
+    consumer: Arc<tokio::sync::Mutex<C>>,
+    stack: broadcast::Sender<StackEvent>,
+}
+
+impl<C: Consumer> TableNews for Teller<C> {
+    fn tell<'a>(&'a self, table: &'a TableName, change: TableChange) -> Telling<'a> {
+        Box::pin(async move {
+            let told = self.consumer.lock().await.table_changed(table, change).await;
+            match &told {
+                Ok(()) => _ = self.stack.send(StackEvent::Table { table: table.clone(), change }),
+                Err(error) => tracing::warn!(%table, ?change, %error, "the consumer didn't take the news of a table"),
+            }
+            told.is_ok()
+        })
     }
 }
 
@@ -61,6 +78,9 @@ struct Worker<C> {
     setting: Arc<Setting<C>>,
     status: watch::Sender<ManagerStatus>,
     source: Option<RunningSource>,
+    /// Ends when the consumer of the last connection has stopped.
+    ending: Option<JoinHandle<()>>,
+    checkpointing: Option<AbortHandle>,
     step: Step,
     chores: Chores,
 }
@@ -80,16 +100,18 @@ pub(crate) fn start<C: Consumer>(
     let now = now();
     let (events, inbox) = mpsc::channel(EVENTS);
     let gauges = Arc::new(Gauges::default());
+    let consumer = Arc::new(tokio::sync::Mutex::new(consumer));
+    let stack = broadcast::channel(STACK_EVENTS).0;
     let common = Arc::new(Common {
         events: events.clone(),
-        stack: broadcast::channel(STACK_EVENTS).0,
+        news: Box::new(Teller { consumer: consumer.clone(), stack: stack.clone() }),
+        stack,
         uses: Arc::new(Uses::new(now)),
         publication: Publication::new(&config),
         pools: Mutex::default(),
     });
     let machine = Machine::new(config.idle_after, config.lock_patience.check_every, seed(), now);
     let (status, watching) = watch::channel(ManagerStatus::of(&machine));
-    let consumer = Arc::new(tokio::sync::Mutex::new(consumer));
     let setting = Arc::new(Setting { config, consumer, events, gauges: gauges.clone() });
     let worker = Worker {
         chores: Chores::new(&setting, &common),
@@ -99,6 +121,8 @@ pub(crate) fn start<C: Consumer>(
         setting,
         status,
         source: None,
+        ending: None,
+        checkpointing: None,
     };
     tokio::spawn(worker.run(inbox, gone));
     (common, watching, gauges)
@@ -192,6 +216,9 @@ impl<C: Consumer> Worker<C> {
     fn entered(&mut self, step: Step) {
         let from = std::mem::replace(&mut self.step, step);
         metrics::entered(from.as_str(), step.as_str());
+        if matches!(step, Step::Sleeping | Step::Stopped) {
+            self.setting.gauges.backend.store(0, Ordering::Release);
+        }
         match (step, self.machine.trouble()) {
             (Step::Halted, Some(Trouble { reason, text, .. })) => {
                 tracing::error!(%from, to = %step, reason, why = text, "the manager has given up");
@@ -206,13 +233,22 @@ impl<C: Consumer> Worker<C> {
 
     fn open_source(&mut self, attempt: Attempt, recreate_slot: bool) {
         let (orders, inbox) = mpsc::channel(ORDERS);
-        let running = tokio::spawn(Source::run(attempt, recreate_slot, self.setting.clone(), inbox));
-        self.source = Some(RunningSource { attempt, orders, task: running.abort_handle() });
-        let events = self.setting.events.clone();
-        tokio::spawn(async move {
-            let trouble = trouble_of(running.await);
-            let _no_manager = events.send(Event::SourceEnded(attempt, trouble)).await;
+        let (setting, last) = (self.setting.clone(), self.ending.take());
+        let running = tokio::spawn(async move {
+            if let Some(last) = last {
+                let _stopped = last.await;
+            }
+            Source::run(attempt, recreate_slot, setting, inbox).await
         });
+        self.source = Some(RunningSource { attempt, orders, task: running.abort_handle() });
+        let (events, consumer) = (self.setting.events.clone(), self.setting.consumer.clone());
+        self.ending = Some(tokio::spawn(async move {
+            let trouble = trouble_of(running.await);
+            // In a task of its own: whatever it does, the manager hears of the end.
+            let stopping = tokio::spawn(async move { consumer.lock().await.stop().await });
+            let trouble = trouble_of(stopping.await.map(Ok)).or(trouble);
+            let _no_manager = events.send(Event::SourceEnded(attempt, trouble)).await;
+        }));
     }
 
     fn order(&self, attempt: Attempt, order: Order) {
@@ -238,6 +274,8 @@ impl<C: Consumer> Worker<C> {
     }
 
     fn stop(&mut self, step: StopStep) {
+        // One that took too long must not go on after the lock is gone.
+        self.checkpointing.take().iter().for_each(AbortHandle::abort);
         match step {
             StopStep::ClosingSnapshotPool => {
                 if let Ok(pools) = self.common.pools() {
@@ -247,9 +285,14 @@ impl<C: Consumer> Worker<C> {
             }
             StopStep::Checkpointing => {
                 let (consumer, events) = (self.setting.consumer.clone(), self.setting.events.clone());
+                let saving = tokio::spawn(async move { consumer.lock().await.checkpoint().await });
+                self.checkpointing = Some(saving.abort_handle());
                 tokio::spawn(async move {
-                    if let Err(error) = consumer.lock().await.checkpoint().await {
-                        tracing::warn!(%error, "the consumer saved no checkpoint");
+                    match saving.await {
+                        Ok(Ok(())) => {}
+                        Ok(Err(error)) => tracing::warn!(%error, "the consumer saved no checkpoint"),
+                        Err(error) if error.is_panic() => tracing::error!(%error, "the consumer saved no checkpoint: a bug"),
+                        Err(_) => tracing::warn!("the consumer took too long to save a checkpoint"),
                     }
                     let _no_manager = events.send(Event::StopDone(step)).await;
                 });
@@ -296,6 +339,11 @@ impl<C> Drop for Worker<C> {
     fn drop(&mut self) {
         if let Some(source) = &self.source {
             source.task.abort();
+        }
+        // However it ends: its last word must not be that all is well.
+        if self.machine.step() != Step::Stopped {
+            self.machine.has_died(now());
+            self.status.send_replace(ManagerStatus::of(&self.machine));
         }
     }
 }

@@ -33,8 +33,8 @@ impl Default for LockPatience {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Holder {
     pub(crate) pid: i32,
-    /// When the backend began, as the server writes it: a process id comes again, both together don't.
-    pub(crate) began: String,
+    /// When the backend began, in microseconds: a process id comes again, both together don't.
+    pub(crate) began: i64,
     /// For how long it has been idle; `None`: it is doing something.
     pub(crate) idle: Option<Duration>,
 }
@@ -43,7 +43,7 @@ pub(crate) struct Holder {
 #[derive(Debug)]
 pub(crate) struct Breaker {
     silent_for: Duration,
-    suspect: Option<(i32, String)>,
+    suspect: Option<(i32, i64)>,
 }
 
 impl Breaker {
@@ -55,7 +55,7 @@ impl Breaker {
     pub(crate) fn check(&mut self, holder: Option<&Holder>) -> Option<i32> {
         let suspect = holder
             .filter(|holder| holder.idle.is_some_and(|idle| idle > self.silent_for))
-            .map(|holder| (holder.pid, holder.began.clone()));
+            .map(|holder| (holder.pid, holder.began));
         let before = std::mem::replace(&mut self.suspect, suspect);
         match &self.suspect {
             Some(suspect) if before.as_ref() == Some(suspect) => {
@@ -72,8 +72,8 @@ impl Breaker {
 mod tests {
     use super::*;
 
-    fn holder(pid: i32, began: &str, idle_secs: u64) -> Holder {
-        Holder { pid, began: began.into(), idle: Some(Duration::from_secs(idle_secs)) }
+    fn holder(pid: i32, began: i64, idle_secs: u64) -> Holder {
+        Holder { pid, began, idle: Some(Duration::from_secs(idle_secs)) }
     }
 
     #[test]
@@ -86,32 +86,32 @@ mod tests {
     #[test]
     fn a_holder_that_two_checks_found_silent_is_ended_once() {
         let mut breaker = Breaker::new(LockPatience::default());
-        assert_eq!(breaker.check(Some(&holder(7, "noon", 31))), None);
-        assert_eq!(breaker.check(Some(&holder(7, "noon", 41))), Some(7));
-        assert_eq!(breaker.check(Some(&holder(7, "noon", 51))), None);
+        assert_eq!(breaker.check(Some(&holder(7, 12, 31))), None);
+        assert_eq!(breaker.check(Some(&holder(7, 12, 41))), Some(7));
+        assert_eq!(breaker.check(Some(&holder(7, 12, 51))), None);
     }
 
     #[test]
     fn a_slow_but_living_holder_is_left_alone() {
         let mut breaker = Breaker::new(LockPatience::default());
         for idle in [31, 4, 31, 29, 31] {
-            assert_eq!(breaker.check(Some(&holder(7, "noon", idle))), None);
+            assert_eq!(breaker.check(Some(&holder(7, 12, idle))), None);
         }
-        assert_eq!(breaker.check(Some(&Holder { pid: 7, began: "noon".into(), idle: None })), None);
+        assert_eq!(breaker.check(Some(&Holder { pid: 7, began: 12, idle: None })), None);
     }
 
     #[test]
     fn another_backend_with_the_same_process_id_is_not_the_one_that_was_suspected() {
         let mut breaker = Breaker::new(LockPatience::default());
-        assert_eq!(breaker.check(Some(&holder(7, "noon", 31))), None);
-        assert_eq!(breaker.check(Some(&holder(7, "one o'clock", 31))), None);
+        assert_eq!(breaker.check(Some(&holder(7, 12, 31))), None);
+        assert_eq!(breaker.check(Some(&holder(7, 13, 31))), None);
     }
 
     #[test]
     fn a_slot_that_was_in_use_in_between_clears_the_suspicion() {
         let mut breaker = Breaker::new(LockPatience::default());
-        assert_eq!(breaker.check(Some(&holder(7, "noon", 31))), None);
+        assert_eq!(breaker.check(Some(&holder(7, 12, 31))), None);
         assert_eq!(breaker.check(None), None);
-        assert_eq!(breaker.check(Some(&holder(7, "noon", 51))), None);
+        assert_eq!(breaker.check(Some(&holder(7, 12, 51))), None);
     }
 }

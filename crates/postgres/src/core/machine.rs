@@ -24,6 +24,8 @@ const RECONCILE: Duration = Duration::from_secs(60);
 const OBSERVE: Duration = Duration::from_secs(10);
 /// While somebody uses the database, it isn't looked more often than this whether that is over.
 const LEAVING_CHECK: Duration = Duration::from_millis(100);
+/// A stream that has lasted so long is a good one, even if nothing came.
+const STEADY: Duration = Duration::from_secs(30);
 /// How long the connections may take to close before falling asleep.
 const CLOSING: Duration = Duration::from_secs(5);
 /// So many panics in so much time are a bug that restarting won't mend.
@@ -66,6 +68,8 @@ pub(crate) enum Event {
     Configured(Attempt),
     /// The server streams.
     Confirmed(Attempt),
+    /// What came was made durable.
+    Flowing(Attempt),
     /// What configuring waits for.
     SetupWaits(Attempt, String),
     /// Whether the backend of a stream that isn't confirmed is still there.
@@ -163,7 +167,8 @@ enum State {
     FillingPools,
     PreparingConsumer,
     WaitingForConfirmation { check_at: Instant },
-    Streaming { reconcile_at: Instant },
+    /// `steady_at`: when the tries before it are forgotten, if nothing has come by then.
+    Streaming { reconcile_at: Instant, steady_at: Option<Instant> },
     FallingAsleep { deadline: Instant, pools: bool, wake: bool },
     Sleeping,
     Halted,
@@ -180,6 +185,8 @@ pub(crate) struct Machine {
     /// The replication connection that there is.
     source: Option<Attempt>,
     recreate_slot: bool,
+    /// The connection under which the consumer was prepared: under any other, what it has isn't ours to write.
+    prepared: Option<Attempt>,
     pools_started: bool,
     pools: PoolNews,
     observe_at: Option<Instant>,
@@ -204,6 +211,7 @@ impl Machine {
             attempts: 0,
             source: None,
             recreate_slot: false,
+            prepared: None,
             pools_started: false,
             pools: PoolNews { admin: PoolStatus::Starting, snapshot: PoolStatus::Starting, why: None },
             observe_at: None,
@@ -257,10 +265,15 @@ impl Machine {
             }
             Event::Confirmed(attempt) => {
                 if self.is_at(attempt, |state| matches!(state, State::WaitingForConfirmation { .. })) {
+                    self.confirmed(now, out);
+                }
+            }
+            Event::Flowing(attempt) => {
+                if self.source == Some(attempt)
+                    && let State::Streaming { steady_at, .. } = &mut self.state
+                {
+                    *steady_at = None;
                     self.backoff.succeed(now);
-                    // At once: the publication may be a new one, or was changed while nobody looked.
-                    out.push(Effect::Reconcile);
-                    self.enter(State::Streaming { reconcile_at: now + RECONCILE }, now, out);
                 }
             }
             Event::Alive(attempt, alive) => {
@@ -321,7 +334,9 @@ impl Machine {
             State::AcquiringLock { check_at }
             | State::Configuring { check_at }
             | State::WaitingForConfirmation { check_at } => Some(check_at),
-            State::Streaming { reconcile_at } => Some(self.look_at().map_or(reconcile_at, |at| at.min(reconcile_at))),
+            State::Streaming { reconcile_at, steady_at } => {
+                self.look_at().into_iter().chain(steady_at).chain([reconcile_at]).min()
+            }
             State::FallingAsleep { deadline, .. } | State::Stopping { deadline, .. } => Some(deadline),
             State::New
             | State::Connecting
@@ -365,10 +380,14 @@ impl Machine {
                 *check_at = now + LIVENESS_CHECK;
                 out.extend(attempt.map(Effect::CheckAlive));
             }
-            State::Streaming { reconcile_at } => {
+            State::Streaming { reconcile_at, steady_at } => {
                 if *reconcile_at <= now {
                     *reconcile_at = now + RECONCILE;
                     out.push(Effect::Reconcile);
+                }
+                if steady_at.is_some_and(|at| at <= now) {
+                    *steady_at = None;
+                    self.backoff.succeed(now);
                 }
                 if self.sleep_at().is_some_and(|at| at <= now) {
                     self.fall_asleep(now, out);
@@ -519,13 +538,20 @@ impl Machine {
             Some(_) => "the consumer has started over",
         };
         self.hold(Condition::IntegrityChecksPassed, why, now);
-        self.hold(Condition::ShapeLogCollectorReady, "the consumer takes changes", now);
+        self.prepared = Some(attempt);
         out.extend(reset.map(|reason| Effect::Tell(StackEvent::Reset(reason))));
         out.push(Effect::Entered(Step::StartStreaming));
         out.push(Effect::StartStreaming(attempt));
-        out.push(Effect::Tell(StackEvent::Ready));
-        (self.was_ready, self.trouble) = (true, None);
         self.enter(State::WaitingForConfirmation { check_at: now + LIVENESS_CHECK }, now, out);
+    }
+
+    fn confirmed(&mut self, now: Instant, out: &mut Vec<Effect>) {
+        self.hold(Condition::ShapeLogCollectorReady, "the consumer takes changes", now);
+        (self.was_ready, self.trouble) = (true, None);
+        // At once: the publication may be a new one, or was changed while nobody looked.
+        out.push(Effect::Reconcile);
+        self.enter(State::Streaming { reconcile_at: now + RECONCILE, steady_at: Some(now + STEADY) }, now, out);
+        out.push(Effect::Tell(StackEvent::Ready));
     }
 
     fn fall_asleep(&mut self, now: Instant, out: &mut Vec<Effect>) {
@@ -607,10 +633,13 @@ impl Machine {
 
     fn stop(&mut self, step: StopStep, now: Instant, out: &mut Vec<Effect>) {
         let is_wanted = match step {
-            StopStep::DroppingPublication | StopStep::DroppingSlot => self.drop_slot,
+            // The seed's order, while the lock is ours; otherwise both are dropped together, once it is.
+            StopStep::DroppingPublication => self.drop_slot && self.conditions.holds(Condition::PgLockAcquired),
+            StopStep::DroppingSlot => self.drop_slot,
             StopStep::ClosingReplicationClient => self.source.is_some(),
+            // Without the lock, another instance may be writing.
+            StopStep::Checkpointing => self.source.is_some() && self.prepared == self.source,
             StopStep::ClosingSnapshotPool
-            | StopStep::Checkpointing
             | StopStep::EndingBackend
             | StopStep::ClosingAdminPool => true,
         };
@@ -634,6 +663,14 @@ impl Machine {
                 self.enter(State::Stopped, now, out);
                 out.push(Effect::Tell(StackEvent::Stopped));
             }
+        }
+    }
+
+    /// Nobody performs effects any more, for whatever reason.
+    pub(crate) fn has_died(&mut self, now: Instant) {
+        (self.state, self.step_since, self.source) = (State::Stopped, now, None);
+        for condition in Condition::ALL {
+            self.conditions.set(condition, false, "the manager has ended", now);
         }
     }
 

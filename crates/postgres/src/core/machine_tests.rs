@@ -217,7 +217,7 @@ fn nobody_using_it_lets_it_sleep_and_a_use_wakes_it() {
 #[test]
 fn while_somebody_uses_it_it_is_looked_at_again_and_again_whether_that_is_over() {
     let mut trial = Trial::new(Some(Duration::from_secs(3))).up_to(Step::Streaming);
-    for _ in 0..4 {
+    for _ in 0..2 {
         trial.machine.set_use(trial.now, true);
         assert_eq!(trial.machine.wake_at(), Some(trial.now + Duration::from_secs(3)));
         trial.after(3);
@@ -286,6 +286,84 @@ fn a_step_of_the_way_down_that_takes_too_long_is_passed_over() {
     assert_eq!(trial.machine.step(), Step::Stopped);
 }
 
+#[test]
+fn it_is_ready_when_the_server_has_confirmed_and_not_before() {
+    let mut trial = Trial::new(None).up_to(Step::WaitingForStreamingConfirmation);
+    assert!(!trial.machine.conditions().all_hold());
+    assert!(trial.on(Event::Confirmed(1)).contains(&Effect::Tell(StackEvent::Ready)));
+    assert!(trial.machine.conditions().all_hold());
+}
+
+#[test]
+fn a_stream_that_fails_again_and_again_is_waited_for_longer_and_longer() {
+    let mut trial = Trial::new(None);
+    trial.on(Event::Start);
+    for tries in 1..=3 {
+        for event in [
+            Event::Connected as fn(u64) -> Event,
+            Event::LockTaken,
+            Event::Configured,
+            |_| Event::Pools(ready()),
+            |attempt| Event::ConsumerReady(attempt, None),
+            Event::Confirmed,
+            |attempt| Event::SourceEnded(attempt, Some(trouble(Verdict::Retry))),
+        ] {
+            let attempt = trial.attempt();
+            trial.on(event(attempt));
+        }
+        assert_eq!(trial.machine.backoff().tries(), tries);
+        trial.after(10);
+    }
+}
+
+#[test]
+fn what_flows_or_lasts_is_well_again() {
+    let mut trial = Trial::new(None).up_to(Step::Streaming);
+    for is_flowing in [true, false] {
+        let attempt = trial.attempt();
+        trial.on(Event::SourceEnded(attempt, Some(trouble(Verdict::Retry))));
+        trial.after(10);
+        for event in [
+            Event::Connected as fn(u64) -> Event,
+            Event::LockTaken,
+            Event::Configured,
+            |attempt| Event::ConsumerReady(attempt, None),
+            Event::Confirmed,
+        ] {
+            let attempt = trial.attempt();
+            trial.on(event(attempt));
+        }
+        assert_eq!((trial.machine.step(), trial.machine.backoff().tries()), (Step::Streaming, 1));
+        match is_flowing {
+            true => _ = trial.on(Event::Flowing(2)),
+            false => _ = trial.after(30),
+        }
+        assert_eq!(trial.machine.backoff().tries(), 0);
+    }
+}
+
+#[test]
+fn without_the_lock_nothing_is_saved_and_no_publication_dropped() {
+    for step in [Step::AcquiringLock, Step::BackingOff] {
+        let mut trial = match step {
+            Step::BackingOff => {
+                let mut trial = Trial::new(None).up_to(Step::Streaming);
+                trial.on(Event::SourceEnded(1, Some(trouble(Verdict::Retry))));
+                trial
+            }
+            step => Trial::new(None).up_to(step),
+        };
+        let mut performed = trial.on(Event::Shutdown { drop_slot: true }).to_vec();
+        for _ in 0..40 {
+            performed.extend_from_slice(trial.after(1));
+        }
+        for stop in [StopStep::Checkpointing, StopStep::DroppingPublication] {
+            assert!(!performed.contains(&Effect::Stop(stop)), "{step}: {stop:?}");
+        }
+        assert!(performed.contains(&Effect::Stop(StopStep::DroppingSlot)));
+    }
+}
+
 fn any_event() -> impl Strategy<Value = (u8, u8, u8)> {
     (0..23_u8, any::<u8>(), 0..15_u8)
 }
@@ -296,7 +374,7 @@ fn event_of(kind: u8, detail: u8, attempt: u64) -> Event {
         1 => Verdict::DropSlot,
         _ => Verdict::Retry,
     };
-    let trouble = Trouble { verdict, reason: "test", text: "it broke".into(), panicked: detail % 7 == 0 };
+    let trouble = Trouble { verdict, reason: "test", text: "it broke".into(), panicked: detail.is_multiple_of(7) };
     let status = |bits: u8| match bits % 4 {
         0 => PoolStatus::Starting,
         1 => PoolStatus::Repopulating,
@@ -311,8 +389,8 @@ fn event_of(kind: u8, detail: u8, attempt: u64) -> Event {
         4 | 5 => Event::LockTaken(attempt),
         6 | 7 => Event::Configured(attempt),
         8 => Event::Confirmed(attempt),
-        9 => Event::Alive(attempt, detail % 2 == 0),
-        10 => Event::SourceEnded(attempt, (detail % 4 > 0).then_some(trouble)),
+        9 => Event::Alive(attempt, detail.is_multiple_of(2)),
+        10 => Event::SourceEnded(attempt, (!detail.is_multiple_of(4)).then_some(trouble)),
         11 | 12 => Event::Pools(news),
         13 => Event::PoolsFailed(trouble),
         14 => Event::PoolsClosed,
@@ -321,8 +399,9 @@ fn event_of(kind: u8, detail: u8, attempt: u64) -> Event {
         18 => Event::PublicationLost(trouble),
         19 => Event::Used,
         20 => Event::Retry,
+        21 if detail.is_multiple_of(2) => Event::Flowing(attempt),
         21 => Event::SetupWaits(attempt, "somebody".into()),
-        _ if detail < 8 => Event::Shutdown { drop_slot: detail % 2 == 0 },
+        _ if detail < 8 => Event::Shutdown { drop_slot: detail.is_multiple_of(2) },
         _ => Event::StopDone(stop),
     }
 }

@@ -80,7 +80,10 @@ impl Feedback {
     pub(crate) fn idle_position(&mut self, position: &Position, now: Instant) -> Option<Lsn> {
         let is_pending = position.in_transaction || self.durable < position.committed;
         let ahead = position.received.0.saturating_sub(self.durable.0);
-        let is_time = ahead > ADVANCE_BYTES || now >= self.offered_at + ADVANCE.min(self.silence);
+        // A server that shuts down asks until it hears that we have everything.
+        let is_time = position.reply_wanted
+            || ahead > ADVANCE_BYTES
+            || now >= self.offered_at + ADVANCE.min(self.silence);
         (!is_pending && ahead > 0 && is_time).then(|| {
             self.offered_at = now;
             position.received

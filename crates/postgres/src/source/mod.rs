@@ -9,7 +9,7 @@ mod setup;
 mod stream;
 
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -26,6 +26,9 @@ use crate::core::continuity::{Bookmark, Continuity, Found, ResetReason, continui
 use crate::core::machine::{Attempt, Event};
 use crate::error::{Doing, Failure};
 use crate::wire::{Rows, Wire};
+
+/// How long the server may take to answer a question: longer, and it is taken for dead, and the next host is tried.
+pub(crate) const ANSWER: Duration = Duration::from_secs(30);
 
 /// What the manager may tell a connection to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,10 +47,30 @@ pub(crate) struct Setting<C> {
     pub(crate) gauges: Arc<Gauges>,
 }
 
+/// A server's process. A process id comes again, both together don't.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Backend {
+    pub(crate) pid: i32,
+    /// When, in microseconds of the server's clock.
+    pub(crate) began: i64,
+}
+
+impl Gauges {
+    /// The backend of the last connection, even if that has ended: it may be there still, and hold the lock.
+    pub(crate) fn last_backend(&self) -> Option<Backend> {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Remembers this connection's backend; returns the last one's.
+    fn replace_backend(&self, backend: Backend) -> Option<Backend> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner).replace(backend)
+    }
+}
+
 /// What the connection is and how far it has come, for whoever looks.
 #[derive(Debug, Default)]
 pub(crate) struct Gauges {
-    /// The server's process; 0: there is none.
+    /// The server's process, even after its connection has ended: it may still be there, and shutting down ends it. 0: there is none.
     pub(crate) backend: AtomicI32,
     pub(crate) server_version: AtomicU64,
     pub(crate) publication: AtomicU64,
@@ -58,6 +81,7 @@ pub(crate) struct Gauges {
     pub(crate) lag_micros: AtomicU64,
     /// Log that the server keeps for the slot.
     pub(crate) retained: AtomicU64,
+    last: std::sync::Mutex<Option<Backend>>,
 }
 
 /// Why a connection ended.
@@ -102,12 +126,9 @@ impl<C: Consumer> Source<C> {
                 stream::run(attempt, setting, orders, wire, &server, from).await
             }
             Err(Ended::Told) => {
-                let Source { setting, wire, .. } = source;
-                wire.close().await;
-                setting.gauges.backend.store(0, Ordering::Release);
+                source.wire.close().await;
                 Err(Ended::Told)
             }
-            // The backend may still be there, and shutting down ends it.
             Err(failed) => Err(failed),
         }
     }
@@ -116,7 +137,8 @@ impl<C: Consumer> Source<C> {
         self.tell(Event::Connected(self.attempt)).await?;
         let server = self.ask_around().await?;
         self.setting.gauges.server_version.store(server.version.into(), Ordering::Relaxed);
-        self.take_lock().await?;
+        let ghost = self.setting.gauges.replace_backend(server.backend);
+        self.take_lock(ghost).await?;
         self.tell(Event::LockTaken(self.attempt)).await?;
         let found = self.configure(&server, recreate_slot).await?;
         self.setting.gauges.publication.store(found.publication.into(), Ordering::Release);
@@ -183,7 +205,8 @@ impl<C: Consumer> Source<C> {
                 },
                 // Not by `ask`, which would take the order that is waited for as one that is out of date.
                 () = tokio::time::sleep(sign_of_life) => {
-                    let spoken = self.wire.query("SELECT 1").await;
+                    let spoken = tokio::time::timeout(ANSWER, self.wire.query("SELECT 1")).await;
+                    let spoken = spoken.map_err(|_| Failure::NoAnswer { doing: Doing::Waiting, after: ANSWER })?;
                     drop(spoken.map_err(|error| Failure::wire(Doing::Waiting, error))?);
                 }
             }
@@ -194,7 +217,16 @@ impl<C: Consumer> Source<C> {
         self.setting.config.lock_patience.sign_of_life()
     }
 
+    /// Asks, and expects an answer soon.
     async fn ask(&mut self, doing: Doing, sql: &str) -> Result<Rows, Ended> {
+        match tokio::time::timeout(ANSWER, self.ask_patiently(doing, sql)).await {
+            Ok(answered) => answered,
+            Err(_) => Err(Failure::NoAnswer { doing, after: ANSWER }.into()),
+        }
+    }
+
+    /// Asks what may take as long as other people's transactions.
+    async fn ask_patiently(&mut self, doing: Doing, sql: &str) -> Result<Rows, Ended> {
         tokio::select! {
             rows = self.wire.query(sql) => Ok(rows.map_err(|error| Failure::wire(doing, error))?),
             () = told_to_close(&mut self.orders) => Err(Ended::Told),

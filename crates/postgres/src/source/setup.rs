@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use forebay_pgoutput::Lsn;
 
-use super::{Ended, Source};
+use super::{Backend, Ended, Source};
 use crate::consumer::Consumer;
 use crate::core::continuity::{Found, Switch, Timeline, parse_history};
 use crate::error::{Doing, Failure};
@@ -35,6 +35,7 @@ pub(crate) struct Server {
     pub(crate) user: String,
     /// `None`: it waits for ever.
     pub(crate) sender_timeout: Option<Duration>,
+    pub(crate) backend: Backend,
 }
 
 /// A slot as the server has it.
@@ -56,7 +57,8 @@ impl<C: Consumer> Source<C> {
             timeline_id: answer.parsed(1, "a timeline")?,
         };
         let asking = "SELECT current_setting('server_version_num'), current_setting('wal_level'), current_user, \
-             pg_is_in_recovery(), (SELECT setting FROM pg_settings WHERE name = 'wal_sender_timeout')";
+             pg_is_in_recovery(), (SELECT setting FROM pg_settings WHERE name = 'wal_sender_timeout'), \
+             (SELECT (extract(epoch FROM backend_start) * 1000000)::bigint FROM pg_stat_activity WHERE pid = pg_backend_pid())";
         let rows = self.ask(Doing::AskingAround, asking).await?;
         let answer = Answer { doing: Doing::AskingAround, rows: &rows };
         let version = answer.parsed(0, "a version")?;
@@ -76,6 +78,7 @@ impl<C: Consumer> Source<C> {
             version,
             user: answer.word(2, "a user")?.to_owned(),
             sender_timeout: (timeout_ms > 0).then(|| Duration::from_millis(timeout_ms)),
+            backend: Backend { pid: self.wire.backend_pid(), began: answer.parsed(5, "when our backend began")? },
         })
     }
 
@@ -176,7 +179,7 @@ impl<C: Consumer> Source<C> {
         };
         let name = sql::name(&config.slot);
         let asking = format!("CREATE_REPLICATION_SLOT {name}{temporary} LOGICAL pgoutput {options}");
-        let rows = self.ask(Doing::CreatingSlot, &asking).await?;
+        let rows = self.ask_patiently(Doing::CreatingSlot, &asking).await?;
         let answer = Answer { doing: Doing::CreatingSlot, rows: &rows };
         let confirmed = answer.parsed(1, "a consistent point")?;
         tracing::info!(slot = config.slot, %confirmed, "created the slot");
@@ -186,8 +189,8 @@ impl<C: Consumer> Source<C> {
     async fn find_slot(&mut self, server: &Server) -> Result<Option<Slot>, Ended> {
         let failover = if server.version >= FAILOVER_SLOTS { "failover" } else { "false" };
         let asking = format!(
-            "SELECT plugin = 'pgoutput' AND database = current_database(), concat_ws(' ', slot_type, plugin, \
-             'of ' || database), temporary, coalesce(wal_status = 'lost', false), {failover}, confirmed_flush_lsn \
+            "SELECT plugin = 'pgoutput' AND database = current_database() AND NOT two_phase, concat_ws(' ', slot_type, \
+             plugin, 'of ' || database, CASE WHEN two_phase THEN 'with two-phase commit' END), temporary, coalesce(wal_status = 'lost', false), {failover}, confirmed_flush_lsn \
              FROM pg_replication_slots WHERE slot_name ={}",
             sql::literal(&self.setting.config.slot)
         );
@@ -206,16 +209,21 @@ impl<C: Consumer> Source<C> {
         }))
     }
 
-    /// Where earlier timelines ended.
+    /// Where earlier timelines ended, as far as the server knows. What isn't known goes on only on the same timeline.
     async fn history(&mut self, timeline: Timeline) -> Result<Vec<Switch>, Ended> {
         if timeline.timeline_id <= 1 {
             return Ok(Vec::new());
         }
-        let rows = self.ask(Doing::Identifying, &format!("TIMELINE_HISTORY {}", timeline.timeline_id)).await?;
-        let answer = Answer { doing: Doing::Identifying, rows: &rows };
-        let text = answer.word(1, "a timeline history")?;
-        let what = "a timeline history that can be read";
-        Ok(parse_history(text).ok_or(Failure::Nonsense { doing: Doing::Identifying, what })?)
+        let asked = self.ask(Doing::Identifying, &format!("TIMELINE_HISTORY {}", timeline.timeline_id)).await;
+        let rows = match asked {
+            Err(Ended::Failed(Failure::Server { said, .. })) => {
+                tracing::warn!(timeline = timeline.timeline_id, %said, "the server has no history of its timeline");
+                return Ok(Vec::new());
+            }
+            rows => rows?,
+        };
+        let text = Answer { doing: Doing::Identifying, rows: &rows }.get(1).and_then(parse_history);
+        Ok(text.unwrap_or_default())
     }
 }
 

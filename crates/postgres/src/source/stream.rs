@@ -23,6 +23,8 @@ use crate::wire::{Answer, Copy, Wire};
 
 /// A server that says nothing for so long, though it is asked to, is gone; or longer, if its own timeout is.
 const LEAST_PATIENCE: Duration = Duration::from_secs(60);
+/// One without a timeout of its own may be busy for long, and doesn't say so.
+const MOST_PATIENCE: Duration = Duration::from_secs(600);
 
 pub(super) async fn run<C: Consumer>(
     attempt: Attempt,
@@ -37,7 +39,10 @@ pub(super) async fn run<C: Consumer>(
     let options = [("proto_version", "1"), ("publication_names", publications.as_str())];
     let starting = wire.start_replication(&config.slot, from, &options);
     let copy = tokio::select! {
-        started = starting => started.map_err(|error| Failure::wire(Doing::Starting, error))?,
+        started = tokio::time::timeout(super::ANSWER, starting) => {
+            let started = started.map_err(|_| Failure::NoAnswer { doing: Doing::Starting, after: super::ANSWER })?;
+            started.map_err(|error| Failure::wire(Doing::Starting, error))?
+        }
         () = super::told_to_close(&mut orders) => return Err(Ended::Told),
     };
     setting.events.send(Event::Confirmed(attempt)).await.map_err(|_| Ended::Told)?;
@@ -49,12 +54,16 @@ pub(super) async fn run<C: Consumer>(
         feedback: Feedback::new(from, server.sender_timeout, Instant::now().into_std()),
         durable,
         heard_at: Instant::now(),
-        patience: server.sender_timeout.map(|timeout| (timeout * 2).max(LEAST_PATIENCE)),
+        patience: server.sender_timeout.map_or(MOST_PATIENCE, |timeout| (timeout * 2).max(LEAST_PATIENCE)),
+        from,
+        is_flowing: false,
+        attempt,
     };
     let ended = stream.follow(&setting, &mut orders).await;
     if matches!(ended, Err(Ended::Told)) {
+        // While the lock is ours: whoever takes over finds what this one has written, and nothing comes after that.
+        setting.consumer.lock().await.stop().await;
         stream.say_goodbye().await;
-        setting.gauges.backend.store(0, Ordering::Release);
     }
     ended
 }
@@ -65,8 +74,11 @@ struct Stream {
     feedback: Feedback,
     durable: Durable,
     heard_at: Instant,
-    /// `None`: the server has no timeout, and may be silent for as long as it likes.
-    patience: Option<Duration>,
+    patience: Duration,
+    from: Lsn,
+    /// Whether something has become durable, and the manager knows.
+    is_flowing: bool,
+    attempt: Attempt,
 }
 
 impl Stream {
@@ -78,6 +90,10 @@ impl Stream {
         let mut timer = pin!(sleep_until(Instant::now()));
         loop {
             self.feedback.on_durable(self.durable.get());
+            if !self.is_flowing && self.feedback.durable() > self.from {
+                self.is_flowing = true;
+                setting.events.send(Event::Flowing(self.attempt)).await.map_err(|_| Ended::Told)?;
+            }
             let due = self.feedback.due(&self.reading.position).into();
             if timer.deadline() != due {
                 timer.as_mut().reset(due);
@@ -93,6 +109,8 @@ impl Stream {
                     filled.map_err(|error| Failure::wire(Doing::Streaming, error))?;
                     self.heard_at = Instant::now();
                     self.hand_over(setting).await?;
+                    // However long the consumer took, that wasn't the server's silence.
+                    self.heard_at = Instant::now();
                 }
             }
         }
@@ -122,12 +140,11 @@ impl Stream {
 
     /// It is time that the server hears from us.
     async fn tell<C: Consumer>(&mut self, setting: &Setting<C>) -> Result<(), Failure> {
-        let now = Instant::now();
-        let silent = now.saturating_duration_since(self.heard_at);
-        if self.patience.is_some_and(|patience| silent > patience) {
+        let silent = self.heard_at.elapsed();
+        if silent > self.patience {
             return Err(Failure::Silent { silent });
         }
-        if let Some(lsn) = self.feedback.idle_position(&self.reading.position, now.into_std()) {
+        if let Some(lsn) = self.feedback.idle_position(&self.reading.position, Instant::now().into_std()) {
             let mut position = self.reading.position;
             let (_, answer) = self.copy.split();
             let advancing = async { setting.consumer.lock().await.advance(lsn).await };
@@ -136,12 +153,14 @@ impl Stream {
                 advanced = advancing => advanced?,
                 failure = keep_telling(&mut self.feedback, &mut position, answer, &self.durable) => return Err(failure),
             }
+            self.heard_at = Instant::now();
         }
         self.feedback.on_durable(self.durable.get());
         setting.gauges.received.store(self.reading.position.received.0, Ordering::Relaxed);
         setting.gauges.durable.store(self.feedback.durable().0, Ordering::Relaxed);
         let wants_reply = silent > self.feedback.silence();
-        let status = self.feedback.tell(&mut self.reading.position, now.into_std(), clock(), wants_reply);
+        let now = Instant::now().into_std();
+        let status = self.feedback.tell(&mut self.reading.position, now, clock(), wants_reply);
         let (_, mut answer) = self.copy.split();
         answer.status(status).await.map_err(|error| Failure::wire(Doing::Streaming, error))
     }

@@ -61,6 +61,7 @@ impl<S: Line> Wire<S> {
     }
 
     /// What the server last said of one of the settings that it reports, such as `server_version`.
+    #[cfg_attr(not(test), expect(dead_code, reason = "agreed on, and not asked for yet"))]
     pub(crate) fn parameter(&self, name: &str) -> Option<&str> {
         self.channel.parameter(name)
     }
@@ -71,11 +72,13 @@ impl<S: Line> Wire<S> {
     }
 
     /// Where the server is, as errors and logs say it.
+    #[cfg_attr(not(test), expect(dead_code, reason = "agreed on, and not asked for yet"))]
     pub(crate) fn address(&self) -> &str {
         &self.channel.address
     }
 
     /// Whether it is of no use any more: it was lost, or a query was given up.
+    #[cfg_attr(not(test), expect(dead_code, reason = "agreed on, and not asked for yet"))]
     pub(crate) fn is_broken(&self) -> bool {
         self.is_broken
     }

@@ -4,8 +4,9 @@
 //! reading costs, on both sides. Where a backlog is sent nobody notices if rows wait for each other for a moment; so then
 //! the kernel is told to wake us only when much has come (`SO_RCVLOWAT`), or the moment has passed.
 //!
-//! Invariant: a stream that brought less than [`BUSY_BYTES`] in a window, on average, is read at once; what waits for more
-//! waits for [`PATIENCE`] at most. So single changes, and transactions that take less than a window, are not held up.
+//! Invariant: a stream that brings less than [`BUSY_BYTES`] in a window, on average, is read at once, or will be soon, if it
+//! was busy before; what waits for more waits for [`PATIENCE`] at most. So single changes, and transactions that take less
+//! than a window, are not held up.
 //! Not here: the socket and the timer; see `copy.rs`. The state is told the time.
 
 use std::time::{Duration, Instant};
@@ -20,6 +21,8 @@ const WINDOW: Duration = Duration::from_millis(8);
 const BUSY_BYTES: usize = 32 * 1024;
 /// … and in which we wait so often; otherwise there is nothing to save.
 const BUSY_WAITS: usize = 32;
+/// A busy stream is busy as long as a window brings this: 1 MB/s.
+const STILL_BUSY_BYTES: usize = BUSY_BYTES / 4;
 
 /// How eagerly to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,8 +48,10 @@ impl Pace {
                 found as u128 * WINDOW.as_nanos() >= wanted as u128 * age.as_nanos()
             };
             // Whoever gathers waits rarely.
-            let is_busy = enough(self.bytes, BUSY_BYTES)
-                && (self.is_gathering || enough(self.waits, BUSY_WAITS));
+            let is_busy = match self.is_gathering {
+                true => enough(self.bytes, STILL_BUSY_BYTES),
+                false => enough(self.bytes, BUSY_BYTES) && enough(self.waits, BUSY_WAITS),
+            };
             *self = Pace { is_gathering: is_busy, ..Pace::new(now) };
         }
         self.is_gathering
@@ -65,7 +70,13 @@ mod tests {
     const MICRO: Duration = Duration::from_micros(1);
 
     /// Reads `bytes` every so often, for `long`. When the stream became busy, if it did.
-    fn run(pace: &mut Pace, begin: Instant, every: Duration, bytes: usize, long: Duration) -> Option<Duration> {
+    fn run(
+        pace: &mut Pace,
+        begin: Instant,
+        every: Duration,
+        bytes: usize,
+        long: Duration,
+    ) -> Option<Duration> {
         let mut now = begin;
         while now < begin + long {
             if pace.waits(now) {

@@ -3,14 +3,11 @@
 //! Transaction ids that wrap around are arithmetic, which is tested where it is (`xid.rs` and `snapshot.rs` of pgoutput): a server can't
 //! be brought there in the time of a test.
 
-use std::sync::{Arc, Mutex};
+mod noted;
+mod values;
 
-use forebay_postgres::pgoutput::{Lsn, Message, Relations, Value};
 use forebay_postgres::reservoir::tokio_postgres;
-use forebay_postgres::{
-    Batch, Bookmark, Consumer, ConsumerError, DISPLAY_SETTINGS, Durable, Manager, PublishError, ResetReason, TableName,
-    Timeline,
-};
+use forebay_postgres::{Manager, PublishError, TableName};
 use forebay_sandbox::Postgres;
 use forebay_testkit::{eventually, within};
 
@@ -94,7 +91,10 @@ async fn old_rows_hold_what_the_replica_identity_says() {
         let manager = followed.running().await;
         followed.sql("CREATE TABLE t (id int PRIMARY KEY, code text NOT NULL, note text); CREATE UNIQUE INDEX t_code ON t (code)");
         followed.add(&manager, "public", "t").await;
-        assert_eq!(followed.ask("SELECT relreplident FROM pg_class WHERE relname = 't'").as_deref(), Some("f"));
+        assert_eq!(
+            followed.ask("SELECT relreplident FROM pg_class WHERE relname = 't'").as_deref(),
+            Some("f")
+        );
         let script = "INSERT INTO t VALUES (1, 'a', 'x'); UPDATE t SET note = 'y'; UPDATE t SET id = 2, code = 'b'; DELETE FROM t";
         followed.sql(script);
         followed.sql("ALTER TABLE t REPLICA IDENTITY DEFAULT");
@@ -221,7 +221,9 @@ async fn stored_generated_columns_arrive_from_18_on_and_are_left_out_before() {
         // As one that an older version made.
         followed.sql("CREATE PUBLICATION forebay");
         let manager = followed.running().await;
-        followed.sql("CREATE TABLE g (id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) STORED, note text)");
+        followed.sql(
+            "CREATE TABLE g (id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) STORED, note text)",
+        );
         followed.add(&manager, "public", "g").await;
         followed.sql("INSERT INTO g (id, note) VALUES (1, 'a')");
         followed.sql("UPDATE g SET id = 2");
@@ -251,81 +253,6 @@ async fn a_table_with_a_virtual_generated_column_is_refused_rather_than_made_rea
     followed.sql("UPDATE g SET id = 2");
     followed.sql("DELETE FROM g");
     manager.shutdown().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_truncate_names_all_its_tables_that_are_followed_and_how_it_was_made() {
-    for server in both() {
-        let followed = Followed::new(server);
-        let (manager, notes) = Notes::follow(&followed).await;
-        followed.sql(
-            "CREATE TABLE a (id serial PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY REFERENCES a); \
-             CREATE TABLE c (id int PRIMARY KEY); CREATE TABLE unseen (id int REFERENCES a)",
-        );
-        for table in ["a", "b", "c"] {
-            followed.add(&manager, "public", table).await;
-        }
-        followed.sql("TRUNCATE c");
-        followed.sql("TRUNCATE c RESTART IDENTITY");
-        followed.sql("TRUNCATE b, c");
-        followed.sql("TRUNCATE a CASCADE");
-        followed.sql("TRUNCATE a, c RESTART IDENTITY CASCADE");
-        followed.sql("TRUNCATE unseen");
-        followed.sql("INSERT INTO c VALUES (1)");
-        let expected = [
-            "truncate c",
-            "truncate c, restart identity",
-            "truncate b c",
-            "truncate a b, cascade",
-            "truncate a b c, cascade, restart identity",
-            "insert c 1",
-        ];
-        assert_eq!(notes.until("insert c 1").await, expected);
-        manager.shutdown().await;
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_table_that_was_altered_is_described_anew_before_its_next_change() {
-    for server in both() {
-        let followed = Followed::new(server);
-        let (manager, notes) = Notes::follow(&followed).await;
-        notes.describe();
-        followed.table(&manager, "t").await;
-        followed.sql("INSERT INTO t VALUES (1, 'a')");
-        followed.sql("ALTER TABLE t ADD COLUMN price int DEFAULT 7");
-        followed.sql("INSERT INTO t VALUES (2, 'b', 8)");
-        followed.sql("ALTER TABLE t RENAME COLUMN price TO cost");
-        followed.sql("INSERT INTO t VALUES (3, 'c', 9)");
-        // The table is written anew, and none of that is a change.
-        followed.sql("ALTER TABLE t ALTER COLUMN cost TYPE numeric(10, 2)");
-        followed.sql("INSERT INTO t VALUES (4, 'd', 9.5)");
-        followed.sql("ALTER TABLE t DROP COLUMN note");
-        followed.sql("INSERT INTO t VALUES (5, 1)");
-        followed.sql("BEGIN; INSERT INTO t VALUES (6, 1); ALTER TABLE t ADD COLUMN late text; INSERT INTO t VALUES (7, 1, 'e'); COMMIT");
-        followed.sql("BEGIN; ALTER TABLE t ADD COLUMN never text; INSERT INTO t VALUES (8, 1, 'f', 'g'); ROLLBACK");
-        followed.sql("ALTER TABLE t RENAME TO u");
-        followed.sql("INSERT INTO u VALUES (9, 1, 'h')");
-        let expected = [
-            "relation t id:int4* note:text*",
-            "insert t 1 a",
-            "relation t id:int4* note:text* price:int4*",
-            "insert t 2 b 8",
-            "relation t id:int4* note:text* cost:int4*",
-            "insert t 3 c 9",
-            "relation t id:int4* note:text* cost:numeric*",
-            "insert t 4 d 9.50",
-            "relation t id:int4* cost:numeric*",
-            "insert t 5 1.00",
-            "insert t 6 1.00",
-            "relation t id:int4* cost:numeric* late:text*",
-            "insert t 7 1.00 e",
-            "relation u id:int4* cost:numeric* late:text*",
-            "insert u 9 1.00 h",
-        ];
-        assert_eq!(notes.until("insert u 9 1.00 h").await, expected);
-        manager.shutdown().await;
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -364,80 +291,14 @@ async fn transactions_arrive_whole_in_the_order_of_their_commits_however_they_we
     run(&second, "INSERT INTO orders VALUES (4, 'second'); COMMIT").await;
     run(&first, "INSERT INTO orders VALUES (5, 'first'); COMMIT").await;
     followed.eventually_changes(5).await;
-    let transactions: Vec<_> = followed.transactions().into_iter().map(|transaction| transaction.changes).collect();
+    let transactions: Vec<_> =
+        followed.transactions().into_iter().map(|transaction| transaction.changes).collect();
     let expected = [
         [2, 4].map(|id| insert("orders", id, "second")).to_vec(),
         [1, 3, 5].map(|id| insert("orders", id, "first")).to_vec(),
     ];
     assert_eq!(transactions, expected);
     drop((first, second));
-    manager.shutdown().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn values_are_written_in_one_way_whatever_the_database_is_set_to() {
-    for server in both() {
-        let followed = Followed::new(server);
-        for setting in [
-            "DateStyle = 'SQL, MDY'",
-            "TimeZone = 'America/New_York'",
-            "bytea_output = 'escape'",
-            "extra_float_digits = -3",
-            "IntervalStyle = 'postgres_verbose'",
-        ] {
-            followed.sql(&format!("ALTER DATABASE {} SET {setting}", followed.database));
-        }
-        let manager = followed.running().await;
-        followed.sql(
-            "CREATE TYPE mood AS ENUM ('sad', 'it''s \"fine\"'); CREATE DOMAIN price AS numeric(10, 2) CHECK (VALUE > 0); \
-             CREATE TYPE pair AS (a int, b text); \
-             CREATE TABLE v (id int PRIMARY KEY, m mood, ms mood[], p price, c pair, t text, padded char(5), arr int[], texts text[], \
-             j json, jb jsonb, b bytea, i interval, d date, tm time, ts timestamp, tz timestamptz, tzs timestamptz[], f4 float4, \
-             f8 float8, f8s float8[], n numeric, yes bool, u uuid, ip inet, bits varbit, r int4range, trange tstzrange, x tsvector, \
-             blank text)",
-        );
-        followed.add(&manager, "public", "v").await;
-        followed.sql(
-            r#"INSERT INTO v VALUES (1, 'it''s "fine"', '{sad,"it''s \"fine\""}', 1.5, (1, 'two "words", é'), E'tab\t\\ new\nline é😀',
-             'ab', '{{1,2},{3,NULL}}', '{NULL,"null",""," a,b ","\"q\""}', '{"b" : 1, "a":  [1.0] }', '{"b" : 1, "a":  [1.0] }',
-             '\x00ff6162', '1 year 2 mons -3 days 04:05:06.7', '2024-02-29', '13:14:15.678', '2024-02-29 13:14:15.000001',
-             '2024-07-01 12:00:00+02', '{infinity,"0044-03-15 12:00:00 BC","294276-12-31 23:59:59+00"}', 0.1, 0.1, '{0.30000000000000004,
-             NaN,-Infinity,-0,1e300,1e-7}', 12345678901234567890.123456789012345678901234567890, true,
-             'A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11', '::ffff:10.0.0.1/100', B'0101', '[1,5]', '[2024-01-01 00:00+00,)', 'a fat cat',
-             NULL)"#,
-        );
-        let changes = followed.eventually_changes(1).await;
-        let [Change::Insert(table, arrived)] = &changes[..] else { panic!("{changes:?}") };
-        // As whoever asks with these settings sees them. A cast to text would be another thing: it trims `padded`, and writes `yes` out.
-        let set: String = DISPLAY_SETTINGS.iter().map(|(key, value)| format!("SET {key} = '{value}'; ")).collect();
-        let asked = server.query(&followed.database, &format!("{set} SELECT * FROM v")).unwrap();
-        assert_eq!((table.as_str(), arrived), ("public.v", &asked[0]));
-        for (column, value) in [
-            (6, "ab   "),
-            (11, r"\x00ff6162"),
-            (12, "P1Y2M-3DT4H5M6.7S"),
-            (16, "2024-07-01 10:00:00+00"),
-            (19, "0.1"),
-            (20, "{0.30000000000000004,NaN,-Infinity,-0,1e+300,1e-07}"),
-            (22, "t"),
-        ] {
-            assert_eq!(arrived[column].as_deref(), Some(value));
-        }
-        manager.shutdown().await;
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn values_of_a_database_in_another_encoding_arrive_in_utf_8() {
-    let mut followed = Followed::new(Postgres::shared());
-    let latin = format!("{}_latin", followed.database);
-    followed.sql(&format!("CREATE DATABASE {latin} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0"));
-    followed.database = latin;
-    let manager = followed.running().await;
-    followed.sql(r#"CREATE TABLE U&"ann\00e9es" (id int PRIMARY KEY, note text)"#);
-    followed.add(&manager, "public", "années").await;
-    followed.sql(r#"INSERT INTO U&"ann\00e9es" VALUES (1, U&'\00e9t\00e9')"#);
-    assert_eq!(followed.eventually_changes(1).await, [insert("années", 1, "été")]);
     manager.shutdown().await;
 }
 
@@ -459,29 +320,11 @@ async fn a_transaction_that_was_prepared_arrives_when_it_is_committed_like_any_o
     let manager = followed.running().await;
     followed.sql("COMMIT PREPARED 'three'");
     followed.eventually_changes(3).await;
-    let transactions: Vec<_> = followed.transactions().into_iter().map(|transaction| transaction.changes).collect();
-    let expected = [(4, "between"), (1, "prepared"), (3, "after a restart")].map(|(id, note)| vec![insert("orders", id, note)]);
+    let transactions: Vec<_> =
+        followed.transactions().into_iter().map(|transaction| transaction.changes).collect();
+    let expected = [(4, "between"), (1, "prepared"), (3, "after a restart")]
+        .map(|(id, note)| vec![insert("orders", id, note)]);
     assert_eq!(transactions, expected);
-    manager.shutdown().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_row_of_twenty_megabytes_arrives_whole() {
-    const BYTES: usize = 20 << 20;
-    let followed = Followed::new(Postgres::shared());
-    let manager = followed.running().await;
-    followed.table(&manager, "orders").await;
-    followed.sql(&format!("INSERT INTO orders VALUES (1, repeat('x', {BYTES}))"));
-    followed.sql("DELETE FROM orders");
-    followed.sql("INSERT INTO orders VALUES (2, 'short')");
-    // Each look at the journal takes a while.
-    let written = async || std::fs::metadata(followed.journal()).unwrap().len() > 2 * BYTES as u64;
-    eventually("the long ones are written", true, written).await;
-    let changes = followed.eventually_changes(3).await;
-    let [Change::Insert(_, new), Change::Delete(_, Old::Full(old)), last] = &changes[..] else { panic!("not these") };
-    assert!(new == old && new[0].as_deref() == Some("1") && *last == insert("orders", 2, "short"));
-    let long = new[1].as_deref().unwrap();
-    assert!(long.len() == BYTES && long.bytes().all(|byte| byte == b'x'));
     manager.shutdown().await;
 }
 
@@ -499,14 +342,19 @@ async fn tables_that_are_not_followed_and_transactions_without_changes_leave_no_
         followed.sql("SELECT pg_current_xact_id()");
         followed.sql("SELECT pg_logical_emit_message(true, 'strange', 'words')");
     }
-    let position: u64 = followed.ask("SELECT (pg_current_wal_lsn() - '0/0')::bigint").unwrap().parse().unwrap();
+    let position: u64 =
+        followed.ask("SELECT (pg_current_wal_lsn() - '0/0')::bigint").unwrap().parse().unwrap();
     let confirmed = format!(
         "SELECT confirmed_flush_lsn - '0/0' >= {position} FROM pg_replication_slots WHERE slot_name = '{}'",
         followed.slot
     );
-    eventually("the server may forget all that", Some("t".to_owned()), async || followed.ask(&confirmed)).await;
+    eventually("the server may forget all that", Some("t".to_owned()), async || followed.ask(&confirmed))
+        .await;
     followed.sql("BEGIN; INSERT INTO unseen VALUES (99); INSERT INTO orders VALUES (2, 'seen'); COMMIT");
-    assert_eq!(followed.eventually_changes(2).await, [insert("orders", 1, "seen"), insert("orders", 2, "seen")]);
+    assert_eq!(
+        followed.eventually_changes(2).await,
+        [insert("orders", 1, "seen"), insert("orders", 2, "seen")]
+    );
     assert_eq!(followed.transactions().len(), 2);
     manager.shutdown().await;
 }
@@ -536,118 +384,8 @@ async fn tables_of_the_same_name_in_several_schemas_are_told_apart_whatever_thei
     for schema in schemas {
         followed.sql(&format!("DELETE FROM {}.\"Or;ders\"", quoted(schema)));
     }
-    let gone = ["public", "четвёртая"].map(|schema| Change::Delete(format!("{schema}.Or;ders"), Old::Full(row(1, "new"))));
+    let gone = ["public", "четвёртая"]
+        .map(|schema| Change::Delete(format!("{schema}.Or;ders"), Old::Full(row(1, "new"))));
     assert_eq!(followed.eventually_changes(5).await[3..], gone);
     manager.shutdown().await;
-}
-
-/// Notes what comes in a few words, in memory: what a journal doesn't have, such as the columns' names.
-#[derive(Clone, Default)]
-struct Notes(Arc<Mutex<Noted>>);
-
-#[derive(Default)]
-struct Noted {
-    lines: Vec<String>,
-    relations: Relations,
-    describes: bool,
-    durable: Option<Durable>,
-}
-
-impl Notes {
-    async fn follow(followed: &Followed<'_>) -> (Manager, Notes) {
-        let notes = Notes::default();
-        let manager = Manager::start(followed.config(), notes.clone()).unwrap();
-        within("the manager is ready", manager.ready()).await.unwrap();
-        (manager, notes)
-    }
-
-    /// Notes descriptions of tables, too.
-    fn describe(&self) {
-        self.0.lock().unwrap().describes = true;
-    }
-
-    async fn until(&self, last: &str) -> Vec<String> {
-        let arrived = async || self.0.lock().unwrap().lines.last().is_some_and(|line| line == last);
-        eventually(last, true, arrived).await;
-        self.0.lock().unwrap().lines.clone()
-    }
-}
-
-impl Noted {
-    fn name(&self, oid: u32) -> String {
-        self.relations.get(oid).expect("a relation comes before its changes").name.clone()
-    }
-
-    fn take(&mut self, message: &Message<'_>) {
-        let line = match message {
-            Message::Relation(relation) => {
-                // The server says it again now and then, without need.
-                if !self.relations.apply(relation) || !self.describes {
-                    return;
-                }
-                let columns = relation.columns.iter().map(|column| {
-                    let kind = match column.type_oid {
-                        23 => "int4",
-                        25 => "text",
-                        1700 => "numeric",
-                        _ => "another",
-                    };
-                    format!(" {}:{kind}{}", column.name, if column.is_key { "*" } else { "" })
-                });
-                format!("relation {}{}", relation.name, columns.collect::<String>())
-            }
-            Message::Insert(insert) => {
-                let word = |value: Value<'_>| String::from_utf8(value.bytes().unwrap_or(b"-").to_vec()).unwrap();
-                let row: Vec<_> = insert.new.iter().map(word).collect();
-                format!("insert {} {}", self.name(insert.relation), row.join(" "))
-            }
-            Message::Truncate(truncate) => {
-                let mut tables: Vec<_> = truncate.relations.iter().map(|oid| self.name(oid)).collect();
-                tables.sort();
-                let cascade = if truncate.cascade { ", cascade" } else { "" };
-                let restart = if truncate.restart_identity { ", restart identity" } else { "" };
-                format!("truncate {}{cascade}{restart}", tables.join(" "))
-            }
-            Message::Commit(commit) => {
-                return self.durable.as_ref().expect("a stream has begun").advance(commit.end);
-            }
-            _ => return,
-        };
-        self.lines.push(line);
-    }
-}
-
-impl Consumer for Notes {
-    async fn bookmark(&mut self) -> Result<Option<Bookmark>, ConsumerError> {
-        Ok(None)
-    }
-
-    async fn reset(&mut self, _: ResetReason, _: Bookmark) -> Result<(), ConsumerError> {
-        Ok(())
-    }
-
-    async fn adopt(&mut self, _: Timeline) -> Result<(), ConsumerError> {
-        Ok(())
-    }
-
-    fn start(&mut self, durable: Durable) {
-        self.0.lock().unwrap().durable = Some(durable);
-    }
-
-    async fn receive(&mut self, batch: &mut Batch<'_>) -> Result<(), ConsumerError> {
-        let mut noted = self.0.lock().unwrap();
-        while let Some(message) = batch.next() {
-            noted.take(&message);
-        }
-        Ok(())
-    }
-
-    async fn advance(&mut self, lsn: Lsn) -> Result<(), ConsumerError> {
-        self.0.lock().unwrap().durable.as_ref().expect("a stream has begun").advance(lsn);
-        Ok(())
-    }
-
-    async fn checkpoint(&mut self) -> Result<(), ConsumerError> {
-        Ok(())
-    }
 }

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use forebay_postgres::pgoutput::{Lsn, Message};
 use forebay_postgres::reservoir::PostgresConnect;
 use forebay_postgres::{
-    Batch, Bookmark, Consumer, ConsumerError, Durable, Manager, ManagerConfig, ResetReason, StackEvent, Step, TableName, Timeline,
+    Batch, Bookmark, Consumer, ConsumerError, Durable, Manager, ManagerConfig, ResetReason, StackEvent, Step,
+    TableName, Timeline,
 };
 use forebay_sandbox::Postgres;
 use forebay_testkit::{PATIENCE, eventually, within};
@@ -159,8 +160,7 @@ async fn serve(url: &str, slot: &str, pause: Duration) {
             ("go", _) => u64::from(go.send_replace(true)),
             ("count", wanted) => {
                 let wanted = wanted.parse().unwrap();
-                let counted = *counts.wait_for(|counted| *counted >= wanted).await.unwrap();
-                counted
+                *counts.wait_for(|counted| *counted >= wanted).await.unwrap()
             }
             ("peak", _) => peak_kilobytes(),
             ("same", _) => u64::from(manager.positions().backend_pid == backend),
@@ -186,7 +186,10 @@ async fn one_transaction_of_two_million_rows_takes_less_than_200_megabytes() {
     let written = began.elapsed();
     assert_eq!(service.ask("count 2000000"), "2000000");
     let peak = service.peak_megabytes();
-    println!("2 million rows: written in {written:?}, there after {:?}, {before} MB before, {peak} MB at most", began.elapsed());
+    println!(
+        "2 million rows: written in {written:?}, there after {:?}, {before} MB before, {peak} MB at most",
+        began.elapsed()
+    );
     assert!(peak < 200, "{peak} MB");
     assert_eq!(service.ask("same"), "1", "it was connected all the time");
 }
@@ -200,11 +203,11 @@ async fn memory_is_bounded_while_the_consumer_is_slower_than_the_writer_or_stand
     let before = service.peak_megabytes();
     assert_eq!(service.ask("stall"), "1");
     // About 100 MB, in transactions of 1 MB.
-    for part in 0..100 {
-        followed.sql(&format!("INSERT INTO rows SELECT n, repeat('x', 1000) FROM generate_series(1, {}) n", ROWS / 100));
-        if part == 50 {
-            service.ask("peak");
-        }
+    for _ in 0..100 {
+        followed.sql(&format!(
+            "INSERT INTO rows SELECT n, repeat('x', 1000) FROM generate_series(1, {}) n",
+            ROWS / 100
+        ));
     }
     // The sockets' buffers are full by now, and the server waits for longer than its timeout.
     tokio::time::sleep(Duration::from_secs(3)).await;
@@ -243,7 +246,8 @@ async fn a_consumer_that_stands_still_for_longer_than_the_servers_timeout_stays_
     assert_eq!(followed.changes(), [insert("orders", 1, "before")]);
     assert_eq!(manager.status().step, Step::Streaming);
     drop(held);
-    let expected: Vec<_> = (1..=id).map(|id| insert("orders", id, if id == 1 { "before" } else { "meanwhile" })).collect();
+    let expected: Vec<_> =
+        (1..=id).map(|id| insert("orders", id, if id == 1 { "before" } else { "meanwhile" })).collect();
     assert_eq!(followed.eventually_changes(expected.len()).await, expected);
     assert_eq!(manager.positions().backend_pid, Some(backend));
     let alive = format!("SELECT count(*) FROM pg_stat_replication WHERE pid = {backend}");
@@ -286,7 +290,8 @@ async fn an_idle_database_lets_the_server_forget_what_its_neighbours_write() {
     );
     let mut most = 0;
     for _ in 0..5 {
-        let begin: u64 = followed.ask("SELECT (pg_current_wal_lsn() - '0/0')::bigint").unwrap().parse().unwrap();
+        let begin: u64 =
+            followed.ask("SELECT (pg_current_wal_lsn() - '0/0')::bigint").unwrap().parse().unwrap();
         let write = "INSERT INTO busy SELECT n, repeat('x', 1000) FROM generate_series(1, 5000) n";
         server.execute(&neighbour, write).unwrap();
         let confirmed = format!(

@@ -1,37 +1,24 @@
 //! The publication and its tables, changed by us and behind our back.
 
-use forebay_postgres::{Manager, PublishError, StackEvent, Step, TableChange, TableName};
+use forebay_postgres::{Manager, PublishError, StackEvent, TableChange, TableName};
 use forebay_sandbox::Postgres;
-use forebay_testkit::{eventually, within};
+use forebay_testkit::within;
 use futures_util::future::join_all;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::TryRecvError;
 
 use crate::journal::{Change, Old};
 use crate::stranger::session;
-use crate::support::{Followed, insert, row};
-
-async fn streams(manager: &Manager) {
-    let streaming = manager.wait_until(|status| status.is_ready() && status.step == Step::Streaming);
-    within("the manager streams", streaming).await.unwrap();
-}
-
-/// Waits until the journal was started over for these reasons, and changes flow.
-async fn started_over(followed: &Followed<'_>, manager: &Manager, reasons: &[&str]) {
-    let reasons: Vec<_> = reasons.iter().map(ToString::to_string).collect();
-    eventually("the journal starts over", reasons, async || followed.resets()).await;
-    streams(manager).await;
-}
-
-/// Waits for news of a table.
-async fn told(events: &mut Receiver<StackEvent>, table: &str, change: TableChange) {
-    let wanted = StackEvent::Table { table: TableName::new("public", table), change };
-    within("it is told", async { while events.recv().await.unwrap() != wanted {} }).await;
-}
+use crate::support::{Followed, insert, row, streams, told};
 
 /// What a look at the publication tells of tables.
 async fn reconciled(manager: &Manager, events: &mut Receiver<StackEvent>) -> Vec<(String, TableChange)> {
     within("the publication is looked at", manager.reconcile()).await.unwrap();
+    news(events)
+}
+
+/// What was told of tables so far.
+fn news(events: &mut Receiver<StackEvent>) -> Vec<(String, TableChange)> {
     let mut changes = Vec::new();
     loop {
         match events.try_recv() {
@@ -44,7 +31,7 @@ async fn reconciled(manager: &Manager, events: &mut Receiver<StackEvent>) -> Vec
 }
 
 async fn add(manager: &Manager, table: &TableName) -> u32 {
-    within("the table is added", manager.add_table(table)).await.unwrap()
+    within("the table is added", manager.add_table(table)).await.unwrap().oid
 }
 
 /// The tables of the publication, by name.
@@ -71,7 +58,7 @@ async fn a_publication_that_is_dropped_under_the_stream_is_made_anew_with_its_ta
             // It goes on, without a word.
             _ => within("it is noticed", manager.reconcile()).await.unwrap(),
         }
-        started_over(&followed, &manager, &["first", "slot_created"]).await;
+        followed.started_over(&manager, &["first", "slot_created"]).await;
         assert!(oid(&followed).is_some() && oid(&followed) != before);
         told(&mut events, "orders", TableChange::Gap).await;
         followed.sql("INSERT INTO orders VALUES (2, 'after')");
@@ -90,7 +77,7 @@ async fn a_publication_that_somebody_replaces_starts_over() {
         followed.sql("DROP PUBLICATION forebay; CREATE PUBLICATION forebay");
         let replaced = oid(&followed);
         within("it is noticed", manager.reconcile()).await.unwrap();
-        started_over(&followed, &manager, &["first", "slot_created"]).await;
+        followed.started_over(&manager, &["first", "slot_created"]).await;
         assert_eq!(oid(&followed), replaced);
         told(&mut events, "orders", TableChange::Gap).await;
         followed.sql("INSERT INTO orders VALUES (1, 'after')");
@@ -103,11 +90,12 @@ async fn a_publication_that_somebody_replaces_starts_over() {
         followed.sql("INSERT INTO orders VALUES (2, 'lost')");
         followed.sql(&format!("CREATE PUBLICATION forebay FOR TABLE orders{with}"));
         let manager = followed.running().await;
-        match version {
+        let mut reasons = vec!["first", "slot_created", "publication_changed"];
+        if version == 15 {
             // The server can't even decode it.
-            15 => started_over(&followed, &manager, &["first", "slot_created", "publication_changed", "slot_created"]).await,
-            _ => started_over(&followed, &manager, &["first", "slot_created", "publication_changed"]).await,
+            reasons.push("slot_created");
         }
+        followed.started_over(&manager, &reasons).await;
         followed.sql("INSERT INTO orders VALUES (3, 'after that')");
         let expected = [insert("orders", 1, "after"), insert("orders", 3, "after that")];
         assert_eq!(followed.eventually_changes(2).await, expected);
@@ -120,11 +108,12 @@ async fn a_publication_that_somebody_narrows_is_widened_and_all_starts_over() {
     for (version, narrowed) in [(15, "publish = 'insert'"), (18, "publish_generated_columns = none")] {
         let followed = Followed::new(Postgres::shared_version(version));
         let manager = followed.running().await;
-        followed.sql("CREATE TABLE orders (id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) STORED)");
+        followed
+            .sql("CREATE TABLE orders (id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) STORED)");
         add(&manager, &TableName::new("public", "orders")).await;
         followed.sql(&format!("ALTER PUBLICATION forebay SET ({narrowed})"));
         within("it is noticed", manager.reconcile()).await.unwrap();
-        started_over(&followed, &manager, &["first", "slot_created"]).await;
+        followed.started_over(&manager, &["first", "slot_created"]).await;
         followed.sql("INSERT INTO orders VALUES (1)");
         followed.sql("DELETE FROM orders");
         let columns = ["1", "2"].iter().take(if version < 18 { 1 } else { 2 });
@@ -151,7 +140,8 @@ async fn a_table_that_somebody_takes_out_or_strips_of_its_old_rows_is_mended_and
     assert_eq!(reconciled(&manager, &mut events).await, gaps);
     assert_eq!(published(&followed), ["items", "notes", "orders"]);
     assert_eq!(reconciled(&manager, &mut events).await, [], "told once");
-    followed.sql("INSERT INTO items VALUES (1, 'back'); INSERT INTO notes VALUES (1, 'back'); DELETE FROM notes");
+    followed
+        .sql("INSERT INTO items VALUES (1, 'back'); INSERT INTO notes VALUES (1, 'back'); DELETE FROM notes");
     let deleted = Change::Delete("public.notes".into(), Old::Full(row(1, "back")));
     let expected = [insert("items", 1, "back"), insert("notes", 1, "back"), deleted];
     assert_eq!(followed.eventually_changes(3).await, expected);
@@ -175,7 +165,10 @@ async fn a_table_that_is_renamed_dropped_or_replaced_is_gone() {
     // Whoever wants the new one asks for it.
     add(&manager, &TableName::new("public", "replaced")).await;
     followed.sql("INSERT INTO replaced VALUES (1, 'new'); INSERT INTO kept VALUES (1, 'old')");
-    assert_eq!(followed.eventually_changes(2).await, [insert("replaced", 1, "new"), insert("kept", 1, "old")]);
+    assert_eq!(
+        followed.eventually_changes(2).await,
+        [insert("replaced", 1, "new"), insert("kept", 1, "old")]
+    );
     manager.shutdown().await;
 }
 
@@ -205,20 +198,20 @@ async fn a_table_in_use_is_mended_later_and_no_other_waits_for_it() {
     let followed = Followed::new(Postgres::shared());
     let manager = followed.running().await;
     let mut events = manager.events();
-    for table in ["after", "before", "busy"] {
+    for table in ["apples", "busy", "zebras"] {
         followed.table(&manager, table).await;
     }
-    followed.sql("ALTER PUBLICATION forebay DROP TABLE after, before");
+    followed.sql("ALTER PUBLICATION forebay DROP TABLE apples, zebras");
     followed.sql("ALTER TABLE busy REPLICA IDENTITY DEFAULT");
     // Whoever reads it only doesn't let go of it either.
     let reader = session(&followed, &followed.database).await;
     reader.batch_execute("BEGIN; SELECT FROM busy").await.unwrap();
     let busy = within("it gives up on the one", manager.reconcile()).await;
     assert!(matches!(&busy, Err(PublishError::Busy { table }) if table.name == "busy"), "{busy:?}");
+    assert_eq!(news(&mut events), ["apples", "zebras"].map(|table| (table.to_owned(), TableChange::Gap)));
+    assert_eq!(published(&followed), ["apples", "busy", "zebras"]);
     reader.batch_execute("COMMIT").await.unwrap();
-    let gaps = ["after", "before", "busy"].map(|table| (table.to_owned(), TableChange::Gap));
-    assert_eq!(reconciled(&manager, &mut events).await, gaps, "each of them once, over both looks");
-    assert_eq!(published(&followed), ["after", "before", "busy"]);
+    assert_eq!(reconciled(&manager, &mut events).await, [("busy".to_owned(), TableChange::Gap)]);
     manager.shutdown().await;
 }
 
@@ -284,7 +277,8 @@ async fn tables_can_be_added_and_removed_all_at_once() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn any_name_will_do() {
-    const NAMES: [&str; 6] = ["Orders", "my orders", "say \"hi\"", "it's; DROP TABLE orders", "bestellungen_äöü_订单", "1"];
+    const NAMES: [&str; 6] =
+        ["Orders", "my orders", "say \"hi\"", "it's; DROP TABLE orders", "bestellungen_äöü_订单", "1"];
     let followed = Followed::new(Postgres::shared());
     let publication = "Our \"own\", it's\\ 订单";
     let manager = followed.start_with(followed.config().publication(publication));

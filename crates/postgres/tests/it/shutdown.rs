@@ -3,8 +3,8 @@
 //! `start_connection_pool` and `start_streaming` are passed within one step of the machine: no status ever shows them, and no order comes
 //! between them and the steps that follow.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+mod process;
+
 use std::time::{Duration, Instant};
 
 use forebay_postgres::reservoir::{PostgresConnect, tokio_postgres};
@@ -23,7 +23,6 @@ const DEADLINES: Duration = Duration::from_secs(15);
 const DEADLINES_OF_DROPPING: Duration = Duration::from_secs(25);
 /// Where nothing is in the way, it takes no deadline at all.
 const SOON: Duration = Duration::from_secs(3);
-const SERVE: &str = "FOREBAY_TEST_SERVE";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
@@ -51,13 +50,17 @@ impl End {
 
     async fn leaves(self, followed: &Followed<'_>) {
         let (database, slot) = (&followed.database, &followed.slot);
-        let ours = format!("datname = '{database}' AND application_name <> 'holder' AND pid <> pg_backend_pid()");
-        soon("no backend", followed, &format!("SELECT count(*) = 0 FROM pg_stat_activity WHERE {ours}")).await;
+        let ours =
+            format!("datname = '{database}' AND application_name <> 'holder' AND pid <> pg_backend_pid()");
+        soon("no backend", followed, &format!("SELECT count(*) = 0 FROM pg_stat_activity WHERE {ours}"))
+            .await;
         let locks = "FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE locktype = 'advisory'";
         soon("no lock", followed, &format!("SELECT count(*) = 0 {locks} AND {ours}")).await;
         let slots = format!("FROM pg_replication_slots WHERE slot_name = '{slot}'");
         match self {
-            End::Keeping => soon("no active slot", followed, &format!("SELECT count(*) = 0 {slots} AND active")).await,
+            End::Keeping => {
+                soon("no active slot", followed, &format!("SELECT count(*) = 0 {slots} AND active")).await
+            }
             End::Dropping => {
                 assert_eq!(followed.ask(&format!("SELECT count(*) {slots}")).as_deref(), Some("0"));
                 assert_eq!(followed.ask("SELECT count(*) FROM pg_publication").as_deref(), Some("0"));
@@ -106,7 +109,7 @@ fn replication_through(proxy: &Proxy, followed: &Followed<'_>) -> ManagerConfig 
 }
 
 #[tokio::test]
-async fn before_it_has_begun() {
+async fn it_ends_in_time_before_it_has_begun() {
     for end in End::BOTH {
         let followed = Followed::new(Postgres::shared());
         lived_before(&followed).await;
@@ -116,19 +119,26 @@ async fn before_it_has_begun() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_the_server_takes_its_time_to_let_it_in() {
+async fn it_ends_in_time_while_the_server_takes_its_time_to_let_it_in() {
     let followed = Followed::new(Postgres::shared());
     lived_before(&followed).await;
     let proxy = Proxy::start(followed.server.addr());
     proxy.stall(Direction::ToClient);
-    let manager = followed.start_with(followed.config_at(&through(&proxy, &followed)));
+    // It is let in, and doesn't hear of it.
+    let manager =
+        followed.start_with(followed.config_at(&format!("{}?sslmode=disable", through(&proxy, &followed))));
     within("it connects", proxy.wait_for_connections(1)).await;
-    soon("a backend", &followed, "SELECT count(*) > 0 FROM pg_stat_activity WHERE backend_type = 'walsender'").await;
+    soon(
+        "a backend",
+        &followed,
+        "SELECT count(*) > 0 FROM pg_stat_activity WHERE backend_type = 'walsender'",
+    )
+    .await;
     End::Keeping.of(&manager, &followed, Step::ReplicationClientConnecting, SOON).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_the_network_is_away_and_it_comes_back_in_time_to_drop_everything_or_it_does_not() {
+async fn it_ends_in_time_while_the_network_is_away_and_drops_everything_if_that_comes_back() {
     let comes_back = async {
         let followed = Followed::new(Postgres::shared());
         lived_before(&followed).await;
@@ -141,7 +151,8 @@ async fn while_the_network_is_away_and_it_comes_back_in_time_to_drop_everything_
             status.wait_for(|status| matches!(status.step, Step::Stopping(_))).await.unwrap();
             proxy.resume();
         };
-        let ending = End::Dropping.of(&manager, &followed, Step::ReplicationClientConnecting, DEADLINES_OF_DROPPING);
+        let ending =
+            End::Dropping.of(&manager, &followed, Step::ReplicationClientConnecting, DEADLINES_OF_DROPPING);
         tokio::join!(ending, mending);
     };
     let stays_away = async {
@@ -157,34 +168,84 @@ async fn while_the_network_is_away_and_it_comes_back_in_time_to_drop_everything_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_another_has_the_lock() {
+async fn it_ends_in_time_while_another_has_the_lock() {
     for end in End::BOTH {
         let followed = Followed::new(Postgres::shared());
         lived_before(&followed).await;
-        let other = holder(&followed, &format!("SELECT pg_advisory_lock(hashtext('{}'))", followed.slot)).await;
+        let lock = format!("SELECT pg_advisory_lock(hashtext('{}'))", followed.slot);
+        let other = holder(&followed, &lock).await;
         let manager = followed.start();
         reaches(&manager, Step::AcquiringLock).await;
-        end.of(&manager, &followed, Step::AcquiringLock, SOON).await;
-        drop(other);
+        let mut status = manager.watch();
+        let leaving = async {
+            status.wait_for(|status| matches!(status.step, Step::Stopping(_))).await.unwrap();
+            // Without the lock, nothing is dropped.
+            if end == End::Dropping {
+                drop(other);
+            }
+        };
+        let ending = end.of(&manager, &followed, Step::AcquiringLock, SOON);
+        tokio::join!(ending, leaving);
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_the_slots_creation_waits_for_an_open_transaction() {
+async fn one_that_waits_for_another_drops_nothing_of_the_others() {
+    let followed = Followed::new(Postgres::shared());
+    let first = followed.running().await;
+    followed.table(&first, "orders").await;
+    reaches(&first, Step::Streaming).await;
+    let second =
+        Manager::start(followed.config(), Journal::open(&followed.journal().with_extension("other")))
+            .unwrap();
+    reaches(&second, Step::AcquiringLock).await;
+    let began = Instant::now();
+    within("it ends", second.shutdown_and_drop()).await;
+    assert!(began.elapsed() < DEADLINES_OF_DROPPING, "{:?}", began.elapsed());
+    followed.sql("INSERT INTO orders VALUES (1, 'new')");
+    assert_eq!(followed.eventually_changes(1).await, [insert("orders", 1, "new")]);
+    assert_eq!((first.status().step, followed.resets()), (Step::Streaming, vec!["first".to_owned()]));
+    End::Dropping.of(&first, &followed, Step::Streaming, SOON).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slot_of_that_name_and_a_publication_that_are_somebody_elses_are_not_dropped() {
+    let followed = Followed::new(Postgres::shared());
+    let slot = &followed.slot;
+    followed.sql("CREATE PUBLICATION forebay");
+    followed.sql(&format!("SELECT pg_create_physical_replication_slot('{slot}')"));
+    let manager = followed.start_with(followed.config().manual_publication());
+    reaches(&manager, Step::Halted).await;
+    let began = Instant::now();
+    within("it ends", manager.shutdown_and_drop()).await;
+    assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
+    assert_eq!(
+        followed
+            .ask(&format!("SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{slot}'"))
+            .as_deref(),
+        Some("1")
+    );
+    assert_eq!(followed.ask("SELECT count(*) FROM pg_publication").as_deref(), Some("1"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_ends_in_time_while_the_slots_creation_waits_for_an_open_transaction() {
     for end in End::BOTH {
         let followed = Followed::new(Postgres::shared());
         let other = holder(&followed, "BEGIN; SELECT pg_current_xact_id()").await;
         let manager = followed.start();
         reaches(&manager, Step::ConfiguringConnection).await;
-        let waits = format!("SELECT count(*) = 1 FROM pg_replication_slots WHERE slot_name = '{}' AND active", followed.slot);
-        soon("the slot is being made", &followed, &waits).await;
+        // There it doesn't hear that its client goes.
+        let waits = "SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'walsender' AND wait_event_type = 'Lock' \
+             AND datname = current_database()";
+        soon("the server waits", &followed, waits).await;
         end.of(&manager, &followed, Step::ConfiguringConnection, DEADLINES).await;
         drop(other);
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_the_pools_get_no_connection() {
+async fn it_ends_in_time_while_the_pools_get_no_connection() {
     let ending = async |end: End| {
         let followed = Followed::new(Postgres::shared());
         let proxy = Proxy::start(followed.server.addr());
@@ -199,7 +260,7 @@ async fn while_the_pools_get_no_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_the_consumer_does_not_say_what_it_has() {
+async fn it_ends_in_time_while_the_consumer_does_not_say_what_it_has() {
     let ending = async |end: End| {
         let (followed, script) = (Followed::new(Postgres::shared()), Script::default());
         script.then(Call::Bookmark, Deed::WaitForEver);
@@ -211,22 +272,31 @@ async fn while_the_consumer_does_not_say_what_it_has() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_the_server_does_not_confirm_that_it_streams() {
+async fn it_ends_in_time_while_the_server_does_not_confirm_that_it_streams() {
     let ending = async |end: End| {
         let (followed, script) = (Followed::new(Postgres::shared()), Script::default());
         let proxy = std::sync::Arc::new(Proxy::start(followed.server.addr()));
         let stalled = proxy.clone();
-        script.then(Call::Bookmark, Deed::Run(Box::new(move || stalled.stall(Direction::Both))));
+        script.then(Call::Bookmark, Deed::Run(Box::new(move || stalled.stall(Direction::ToClient))));
         let config = replication_through(&proxy, &followed);
         let manager = Manager::start(config, Scripted::new(&followed, &script)).unwrap();
-        reaches(&manager, Step::WaitingForStreamingConfirmation).await;
-        end.of(&manager, &followed, Step::WaitingForStreamingConfirmation, DEADLINES).await;
+        let step = Step::WaitingForStreamingConfirmation;
+        reaches(&manager, step).await;
+        let mut status = manager.watch();
+        let mending = async {
+            status.wait_for(|status| matches!(status.step, Step::Stopping(_))).await.unwrap();
+            // Nothing is dropped from a server that doesn't answer.
+            if end == End::Dropping {
+                proxy.resume();
+            }
+        };
+        tokio::join!(end.of(&manager, &followed, step, DEADLINES), mending);
     };
     tokio::join!(ending(End::Keeping), ending(End::Dropping));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_it_streams() {
+async fn it_ends_in_time_while_it_streams() {
     for end in End::BOTH {
         let followed = Followed::new(Postgres::shared());
         let manager = followed.running().await;
@@ -239,14 +309,17 @@ async fn while_it_streams() {
         if end == End::Keeping {
             let manager = followed.running().await;
             followed.sql("INSERT INTO orders VALUES (2, 'new')");
-            assert_eq!(followed.eventually_changes(2).await, [insert("orders", 1, "new"), insert("orders", 2, "new")]);
+            assert_eq!(
+                followed.eventually_changes(2).await,
+                [insert("orders", 1, "new"), insert("orders", 2, "new")]
+            );
             manager.shutdown().await;
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_the_consumer_stands_still_in_the_middle_of_the_stream() {
+async fn it_ends_in_time_while_the_consumer_stands_still_in_the_middle_of_the_stream() {
     let ending = async |end: End| {
         let followed = Followed::new(Postgres::shared());
         let journal = Journal::open(&followed.journal());
@@ -267,7 +340,7 @@ async fn while_the_consumer_stands_still_in_the_middle_of_the_stream() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_it_waits_to_try_again_has_given_up_or_sleeps() {
+async fn it_ends_in_time_while_it_waits_to_try_again_has_given_up_or_sleeps() {
     let ending = async |end: End, error: ConsumerError, step: Step| {
         let (followed, script) = (Followed::new(Postgres::shared()), Script::default());
         script.then(Call::Bookmark, Deed::Fail(error));
@@ -286,7 +359,7 @@ async fn while_it_waits_to_try_again_has_given_up_or_sleeps() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_it_falls_asleep_since_a_guard_is_still_held() {
+async fn it_ends_in_time_while_it_falls_asleep_since_a_guard_is_still_held() {
     let ending = async |end: End| {
         let followed = Followed::new(Postgres::shared());
         let manager = followed.start_with(followed.config().idle_after(Duration::from_millis(100)));
@@ -333,7 +406,7 @@ async fn twice_and_by_two_at_once_it_ends_once_and_then_takes_nothing_any_more()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_the_server_is_down_or_frozen() {
+async fn it_ends_in_time_while_the_server_is_down_or_frozen() {
     let server = Postgres::start().unwrap();
     for (end, most) in [(End::Keeping, DEADLINES), (End::Dropping, DEADLINES_OF_DROPPING)] {
         let followed = Followed::new(&server);
@@ -389,81 +462,14 @@ async fn a_guard_that_is_held_delays_the_end_by_two_seconds_at_most_and_can_be_u
     tokio::join!(ending(End::Keeping), ending(End::Dropping));
 }
 
-/// A service in a process of its own: this test binary again. It says at which step it is.
-struct Service {
-    child: Child,
-}
-
-impl Service {
-    async fn start(followed: &Followed<'_>, until: Step) -> Self {
-        let journal = followed.journal();
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["shutdown::a_service_ends_on_sigterm", "--exact", "--nocapture", "--test-threads=1"])
-            .env(SERVE, format!("{} {} {}", followed.url(), followed.slot, journal.display()))
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let waiting = tokio::task::spawn_blocking(move || {
-            let found = lines.by_ref().map_while(Result::ok).any(|line| line.ends_with(&format!("@{until}")));
-            assert!(found, "the service ended before {until}");
-            lines
-        });
-        let mut lines = within("the service gets there", waiting).await.unwrap();
-        // What it says later must have somewhere to go.
-        tokio::task::spawn_blocking(move || lines.by_ref().map_while(Result::ok).for_each(drop));
-        Service { child }
-    }
-
-    async fn terminate(mut self) {
-        let killed = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap();
-        assert!(killed.success());
-        let ended = tokio::task::spawn_blocking(move || self.child.wait().unwrap());
-        let status = within("it ends", ended).await.unwrap();
-        assert_eq!(status.code(), Some(0), "{status}");
-    }
-}
-
-/// Does nothing unless it was started as a child by the test below.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_service_ends_on_sigterm() {
-    use tokio::signal::unix::{SignalKind, signal};
-    let Ok(orders) = std::env::var(SERVE) else { return };
-    let [url, slot, journal] = orders.split(' ').collect::<Vec<_>>().try_into().unwrap();
-    let mut terminated = signal(SignalKind::terminate()).unwrap();
-    let config = ManagerConfig::new(PostgresConnect::new(url).unwrap()).slot(slot).pool_size(2);
-    let manager = Manager::start(config, Journal::open(journal.as_ref())).unwrap();
-    let mut status = manager.watch();
-    loop {
-        println!("@{}", status.borrow_and_update().step);
-        tokio::select! {
-            changed = status.changed() => changed.unwrap(),
-            _ = terminated.recv() => break,
-        }
+async fn a_consumer_that_fails_to_save_its_checkpoint_does_not_delay_the_end() {
+    for deed in [Deed::Fail(ConsumerError::retry("the disk is full")), Deed::Panic] {
+        let (followed, script) = (Followed::new(Postgres::shared()), Script::default());
+        let manager = Manager::start(followed.config(), Scripted::new(&followed, &script)).unwrap();
+        reaches(&manager, Step::Streaming).await;
+        script.then(Call::Checkpoint, deed);
+        End::Keeping.of(&manager, &followed, Step::Streaming, SOON).await;
+        assert!(script.is_done());
     }
-    manager.shutdown().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_that_is_told_to_terminate_ends_well_and_leaves_nothing() {
-    let followed = Followed::new(Postgres::shared());
-    let open = holder(&followed, "BEGIN; SELECT pg_current_xact_id()").await;
-    let service = Service::start(&followed, Step::ConfiguringConnection).await;
-    service.terminate().await;
-    End::Keeping.leaves(&followed).await;
-    open.batch_execute("ROLLBACK").await.unwrap();
-
-    let lock = holder(&followed, &format!("SELECT pg_advisory_lock(hashtext('{}'))", followed.slot)).await;
-    let service = Service::start(&followed, Step::AcquiringLock).await;
-    service.terminate().await;
-    End::Keeping.leaves(&followed).await;
-    lock.batch_execute("SELECT pg_advisory_unlock_all()").await.unwrap();
-
-    let service = Service::start(&followed, Step::Streaming).await;
-    assert!(followed.slot_is_active());
-    service.terminate().await;
-    End::Keeping.leaves(&followed).await;
-    assert_eq!(followed.resets(), ["first"]);
 }

@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use forebay_postgres::reservoir::PostgresConnect;
-use forebay_postgres::{Condition, ConnectionStatus, Manager, Phase, PoolError, ResetReason, StackEvent, Step};
+use forebay_postgres::{
+    Condition, ConnectionStatus, Manager, Phase, PoolError, ResetReason, StackEvent, Step,
+};
 use forebay_sandbox::Postgres;
 use forebay_testkit::{Proxy, eventually, within};
 use tokio::sync::broadcast::error::TryRecvError;
@@ -40,7 +42,8 @@ async fn when_nobody_needs_the_database_every_connection_is_closed_and_the_slot_
     let status = manager.status();
     assert_eq!((status.phase, status.connection), (Phase::Sleeping, ConnectionStatus::Sleeping));
     assert_eq!((status.trouble.as_deref(), status.retries, manager.positions().backend_pid), (None, 0, None));
-    let held: Vec<_> = Condition::ALL.into_iter().filter(|condition| status.condition(*condition).holds).collect();
+    let held: Vec<_> =
+        Condition::ALL.into_iter().filter(|condition| status.condition(*condition).holds).collect();
     assert_eq!(held, [Condition::SupervisorProcessesReady, Condition::IntegrityChecksPassed]);
     for expected in [StackEvent::Reset(ResetReason::First), StackEvent::Ready, StackEvent::ScaledDown] {
         assert_eq!(events.recv().await.unwrap(), expected);
@@ -131,7 +134,8 @@ async fn changes_made_while_it_slept_arrive_when_it_wakes() {
         drop(within("it is awake", manager.awake()).await.unwrap());
         followed.eventually_changes(id).await;
     }
-    let expected = [(1, "awake"), (2, "asleep"), (3, "asleep"), (4, "asleep")].map(|(id, note)| insert("orders", id, note));
+    let expected = [(1, "awake"), (2, "asleep"), (3, "asleep"), (4, "asleep")]
+        .map(|(id, note)| insert("orders", id, note));
     assert_eq!(followed.changes(), expected);
     assert_eq!(followed.resets(), ["first"]);
     manager.shutdown().await;

@@ -9,7 +9,7 @@ use forebay_testkit::{eventually, within};
 
 use crate::journal::{Journal, Line};
 use crate::stranger::{backend, occupy, session};
-use crate::support::{Followed, insert};
+use crate::support::{Followed, insert, streams};
 
 /// A server that invalidates a slot as soon as it is two segments behind.
 fn forgetful(version: u32) -> Postgres {
@@ -38,18 +38,6 @@ fn slot(followed: &Followed<'_>, column: &str) -> Option<String> {
     followed.ask(&format!("SELECT {column} FROM pg_replication_slots WHERE slot_name = '{}'", followed.slot))
 }
 
-/// Waits until the journal was started over for these reasons, and changes flow.
-async fn started_over(followed: &Followed<'_>, manager: &Manager, reasons: &[&str]) {
-    let reasons: Vec<_> = reasons.iter().map(ToString::to_string).collect();
-    eventually("the journal starts over", reasons, async || followed.resets()).await;
-    streams(manager).await;
-}
-
-async fn streams(manager: &Manager) {
-    let streaming = manager.wait_until(|status| status.is_ready() && status.step == Step::Streaming);
-    within("the manager streams", streaming).await.unwrap();
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slot_that_lost_its_log_while_nobody_was_there_is_made_anew() {
     let server = forgetful(15);
@@ -65,7 +53,10 @@ async fn a_slot_that_lost_its_log_while_nobody_was_there_is_made_anew() {
     assert_eq!(followed.resets(), ["first", "slot_created"]);
     assert_ne!(slot(&followed, "wal_status").as_deref(), Some("lost"));
     followed.sql("INSERT INTO orders VALUES (3, 'after')");
-    assert_eq!(followed.eventually_changes(2).await, [insert("orders", 1, "before"), insert("orders", 3, "after")]);
+    assert_eq!(
+        followed.eventually_changes(2).await,
+        [insert("orders", 1, "before"), insert("orders", 3, "after")]
+    );
     manager.shutdown().await;
 }
 
@@ -81,7 +72,7 @@ async fn a_slot_that_loses_its_log_under_a_stalled_consumer_is_made_anew() {
     let stalled = gate.lock().await;
     followed.sql("INSERT INTO orders VALUES (1, 'never taken')");
     outrun(&followed).await;
-    started_over(&followed, &manager, &["first", "slot_created"]).await;
+    followed.started_over(&manager, &["first", "slot_created"]).await;
     drop(stalled);
     followed.sql("INSERT INTO orders VALUES (2, 'after')");
     assert_eq!(followed.eventually_changes(1).await, [insert("orders", 2, "after")]);
@@ -103,7 +94,7 @@ async fn a_slot_that_somebody_drops_is_made_anew() {
         followed.server.execute(&followed.database, &format!("SELECT pg_drop_replication_slot('{name}')")).is_ok()
     })
     .await;
-    started_over(&followed, &manager, &["first", "slot_created"]).await;
+    followed.started_over(&manager, &["first", "slot_created"]).await;
     followed.sql("INSERT INTO orders VALUES (1, 'new slot')");
     followed.eventually_changes(1).await;
     manager.shutdown().await;
@@ -131,7 +122,8 @@ async fn a_slot_in_use_is_waited_for_and_nothing_starts_over() {
     followed.sql("INSERT INTO orders VALUES (2, 'meanwhile')");
     let manager = followed.start();
     let told = |words: &str| words.contains("the slot is in use by another connection; it is tried again");
-    let tried = manager.wait_until(|status| status.retries >= 2 && status.trouble.as_deref().is_some_and(told));
+    let tried =
+        manager.wait_until(|status| status.retries >= 2 && status.trouble.as_deref().is_some_and(told));
     within("it is tried again", tried).await.unwrap();
     assert_eq!(followed.changes(), [insert("orders", 1, "before")]);
     drop(occupied);
@@ -152,7 +144,7 @@ async fn a_temporary_slot_goes_with_its_connection_and_each_one_starts_over() {
     followed.sql("INSERT INTO orders VALUES (1, 'first slot')");
     followed.eventually_changes(1).await;
     followed.sql(&format!("SELECT pg_terminate_backend({})", manager.positions().backend_pid.unwrap()));
-    started_over(&followed, &manager, &["first", "slot_created"]).await;
+    followed.started_over(&manager, &["first", "slot_created"]).await;
     followed.sql("INSERT INTO orders VALUES (2, 'second slot')");
     let expected = [insert("orders", 1, "first slot"), insert("orders", 2, "second slot")];
     assert_eq!(followed.eventually_changes(2).await, expected);
@@ -189,7 +181,10 @@ async fn a_store_that_is_behind_the_slot_starts_over() {
     };
     assert_eq!(followed.lines().into_iter().rev().find_map(begin), Some(("behind".to_owned(), confirmed)));
     followed.sql("INSERT INTO orders VALUES (3, 'after')");
-    assert_eq!(followed.eventually_changes(2).await, [insert("orders", 1, "before"), insert("orders", 3, "after")]);
+    assert_eq!(
+        followed.eventually_changes(2).await,
+        [insert("orders", 1, "before"), insert("orders", 3, "after")]
+    );
     manager.shutdown().await;
 }
 
@@ -222,7 +217,9 @@ async fn a_prepared_transaction_that_holds_up_a_new_slot_is_named_and_a_quiet_se
     let server = Postgres::builder().version(18).config("max_prepared_transactions", "2").start().unwrap();
     let followed = Followed::new(&server);
     // It counts in whichever database it is.
-    server.execute("postgres", "BEGIN; SELECT pg_current_xact_id(); PREPARE TRANSACTION 'forgotten'").unwrap();
+    server
+        .execute("postgres", "BEGIN; SELECT pg_current_xact_id(); PREPARE TRANSACTION 'forgotten'")
+        .unwrap();
     let manager = followed.start();
     says(&manager, &["\"forgotten\"", "database \"postgres\"", "ROLLBACK PREPARED"]).await;
     // From now on nothing is in its way, and it doesn't move all the same.

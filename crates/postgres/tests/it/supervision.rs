@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use forebay_postgres::pgoutput::Lsn;
 use forebay_postgres::{
-    Batch, Bookmark, Condition, Consumer, ConsumerError, Durable, Manager, NotReady, Phase, ResetReason, StackEvent, Step,
-    Timeline,
+    Batch, Bookmark, Condition, Consumer, ConsumerError, Durable, Manager, NotReady, Phase, ResetReason,
+    StackEvent, Step, Timeline,
 };
 use forebay_sandbox::Postgres;
 use forebay_testkit::{eventually, within};
@@ -23,6 +23,7 @@ pub(crate) enum Call {
     Reset,
     Receive,
     Advance,
+    Stop,
     Checkpoint,
 }
 
@@ -113,6 +114,11 @@ impl Consumer for Scripted {
         self.journal.advance(lsn).await
     }
 
+    async fn stop(&mut self) {
+        let _it_cannot_fail = self.script.play(Call::Stop).await;
+        self.journal.stop().await;
+    }
+
     async fn checkpoint(&mut self) -> Result<(), ConsumerError> {
         self.script.play(Call::Checkpoint).await?;
         self.journal.checkpoint().await
@@ -193,6 +199,8 @@ async fn five_panics_within_a_minute_are_a_bug_that_it_halts_for_until_somebody_
     followed.sql("INSERT INTO orders VALUES (2, 'after')");
     for _ in 0..4 {
         assert_eq!(next(&mut events).await, StackEvent::Restarting { reason: "panic" });
+        // It would wait for 1, 2, 4 and 8 s.
+        manager.retry().await.unwrap();
         assert_eq!(next(&mut events).await, StackEvent::Ready);
     }
     let StackEvent::Halted { why } = next(&mut events).await else { panic!("the fifth is one too many") };
@@ -222,6 +230,25 @@ async fn a_panic_on_the_way_up_is_a_reason_to_try_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_panic_while_the_consumer_stops_is_one_more_and_no_reason_to_stand_still() {
+    let (followed, script) = (Followed::new(Postgres::shared()), Script::default());
+    let manager = running(&followed, &script).await;
+    let mut events = manager.events();
+    script
+        .then(Call::Receive, Deed::Fail(ConsumerError::retry("the disk is full")))
+        .then(Call::Stop, Deed::Panic);
+    followed.sql("INSERT INTO orders VALUES (2, 'after')");
+    assert!(matches!(next(&mut events).await, StackEvent::Restarting { .. }));
+    assert_eq!(next(&mut events).await, StackEvent::Ready);
+    assert_eq!(followed.eventually_changes(2).await, orders(1..=2));
+    script.then(Call::Stop, Deed::Panic);
+    within("it ends", manager.shutdown()).await;
+    assert_eq!(manager.status().step, Step::Stopped);
+    assert!(script.is_done());
+    eventually("the slot is free", false, async || followed.slot_is_active()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_consumer_that_asks_for_another_try_gets_the_same_again() {
     let (followed, script) = (Followed::new(Postgres::shared()), Script::default());
     let manager = running(&followed, &script).await;
@@ -242,14 +269,18 @@ async fn a_consumer_that_wants_to_start_over_gets_a_new_slot_and_is_reset() {
     let (followed, script) = (Followed::new(Postgres::shared()), Script::default());
     let manager = running(&followed, &script).await;
     let mut events = manager.events();
-    let dropped: u64 = followed.ask("SELECT (pg_current_wal_lsn() - '0/0')::bigint").unwrap().parse().unwrap();
+    let dropped: u64 =
+        followed.ask("SELECT (pg_current_wal_lsn() - '0/0')::bigint").unwrap().parse().unwrap();
     script.then(Call::Receive, Deed::Fail(ConsumerError::start_over("what it has makes no sense")));
     followed.sql("INSERT INTO orders VALUES (2, 'lost with the slot')");
     assert_eq!(next(&mut events).await, StackEvent::Restarting { reason: "consumer" });
     assert_eq!(next(&mut events).await, StackEvent::Reset(ResetReason::SlotCreated));
     assert_eq!(next(&mut events).await, StackEvent::Ready);
     assert_eq!(followed.resets(), ["first", "slot_created"]);
-    let restart = format!("SELECT (restart_lsn - '0/0')::bigint FROM pg_replication_slots WHERE slot_name = '{}'", followed.slot);
+    let restart = format!(
+        "SELECT (restart_lsn - '0/0')::bigint FROM pg_replication_slots WHERE slot_name = '{}'",
+        followed.slot
+    );
     assert!(followed.ask(&restart).unwrap().parse::<u64>().unwrap() > dropped, "it is another slot");
     // The table is still published, and the next failure is no reason to start over.
     script.then(Call::Receive, Deed::Fail(ConsumerError::retry("once more")));
@@ -258,6 +289,30 @@ async fn a_consumer_that_wants_to_start_over_gets_a_new_slot_and_is_reset() {
     assert_eq!(changes, [insert("orders", 1, "before"), insert("orders", 3, "after")]);
     assert_eq!(followed.resets().len(), 2);
     manager.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_not_fatal_on_the_way_up_is_tried_again_with_another_slot_if_it_wants_one() {
+    for (error, same_slot) in
+        [(ConsumerError::retry("not now"), true), (ConsumerError::start_over("not this one"), false)]
+    {
+        let (followed, script) = (Followed::new(Postgres::shared()), Script::default());
+        script.then(Call::Bookmark, Deed::Fail(error));
+        let manager = start(&followed, &script);
+        let mut events = manager.events();
+        assert_eq!(next(&mut events).await, StackEvent::Restarting { reason: "consumer" });
+        let begin = format!(
+            "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = '{}'",
+            followed.slot
+        );
+        let before = followed.ask(&begin);
+        within("the manager is ready", manager.ready()).await.unwrap();
+        assert!(before.is_some());
+        // One that is made later begins later.
+        assert_eq!(followed.ask(&begin) == before, same_slot);
+        assert_eq!(followed.resets(), ["first"]);
+        manager.shutdown().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -347,10 +402,15 @@ async fn handles_are_alike_and_the_last_one_ends_it_whatever_else_is_held() {
     while next(&mut events).await != StackEvent::Stopped {}
     assert!(!followed.slot_is_active());
     drop((guard, awake));
-    let backends = format!("SELECT count(*) FROM pg_stat_activity WHERE datname = '{}' AND pid <> pg_backend_pid()", followed.database);
+    let backends = format!(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = '{}' AND pid <> pg_backend_pid()",
+        followed.database
+    );
     eventually("nobody is left", Some("0".to_owned()), async || followed.ask(&backends)).await;
     // The worker is gone, too.
     let closed = async || watch.has_changed().is_err();
     eventually("nobody writes the status any more", true, closed).await;
-    tokio::time::timeout(Duration::from_secs(1), async { assert!(events.recv().await.is_err()) }).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(1), async { assert!(events.recv().await.is_err()) })
+        .await
+        .unwrap();
 }

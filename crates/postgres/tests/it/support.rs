@@ -4,9 +4,10 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use forebay_postgres::reservoir::PostgresConnect;
-use forebay_postgres::{Manager, ManagerConfig, TableName};
+use forebay_postgres::{Manager, ManagerConfig, StackEvent, Step, TableChange, TableName};
 use forebay_sandbox::Postgres;
-use forebay_testkit::{eventually, within};
+use forebay_testkit::{Proxy, eventually, within};
+use tokio::sync::broadcast::Receiver;
 
 use crate::journal::{self, Change, Journal, Line, Transaction};
 
@@ -43,6 +44,10 @@ impl<'a> Followed<'a> {
 
     pub(crate) fn config_at(&self, url: &str) -> ManagerConfig {
         ManagerConfig::new(PostgresConnect::new(url).unwrap()).slot(&self.slot).pool_size(4)
+    }
+
+    pub(crate) fn config_through(&self, proxy: &Proxy) -> ManagerConfig {
+        self.config_at(&format!("postgres://postgres@{}/{}", proxy.addr(), self.database))
     }
 
     pub(crate) fn start(&self) -> Manager {
@@ -105,6 +110,13 @@ impl<'a> Followed<'a> {
         self.changes()
     }
 
+    /// Waits until the journal was started over for these reasons, and changes flow.
+    pub(crate) async fn started_over(&self, manager: &Manager, reasons: &[&str]) {
+        let reasons: Vec<_> = reasons.iter().map(ToString::to_string).collect();
+        eventually("the journal starts over", reasons, async || self.resets()).await;
+        streams(manager).await;
+    }
+
     /// Whether the server has a backend that replicates from this slot.
     pub(crate) fn slot_is_active(&self) -> bool {
         let slot = &self.slot;
@@ -122,6 +134,18 @@ impl Drop for Followed<'_> {
         );
         let _busy = self.server.execute("postgres", &drop);
     }
+}
+
+/// Waits until the server has confirmed that it streams.
+pub(crate) async fn streams(manager: &Manager) {
+    let streaming = manager.wait_until(|status| status.is_ready() && status.step == Step::Streaming);
+    within("the manager streams", streaming).await.unwrap();
+}
+
+/// Waits for news of a table in `public`.
+pub(crate) async fn told(events: &mut Receiver<StackEvent>, table: &str, change: TableChange) {
+    let wanted = StackEvent::Table { table: TableName::new("public", table), change };
+    within("it is told", async { while events.recv().await.unwrap() != wanted {} }).await;
 }
 
 /// A row of `id, note` as the journal has it.

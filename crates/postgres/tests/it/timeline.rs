@@ -1,34 +1,11 @@
 //! Which history is followed: recoveries, promotions, and another server in the place of the old one.
 
-use forebay_postgres::{Manager, ManagerConfig, StackEvent, Step, TableChange, TableName};
+use forebay_postgres::{TableChange, TableName};
 use forebay_sandbox::{Postgres, RecoveryTarget};
 use forebay_testkit::{Proxy, eventually, within};
-use tokio::sync::broadcast;
 
 use crate::journal::{Change, Line};
-use crate::support::{Followed, insert};
-
-fn through(followed: &Followed<'_>, proxy: &Proxy) -> ManagerConfig {
-    followed.config_at(&format!("postgres://postgres@{}/{}", proxy.addr(), followed.database))
-}
-
-async fn streams(manager: &Manager) {
-    let streaming = manager.wait_until(|status| status.is_ready() && status.step == Step::Streaming);
-    within("the manager streams", streaming).await.unwrap();
-}
-
-/// Waits until the journal was started over for these reasons, and changes flow.
-async fn started_over(followed: &Followed<'_>, manager: &Manager, reasons: &[&str]) {
-    let reasons: Vec<_> = reasons.iter().map(ToString::to_string).collect();
-    eventually("the journal starts over", reasons, async || followed.resets()).await;
-    streams(manager).await;
-}
-
-/// Waits for news of a table.
-async fn told(events: &mut broadcast::Receiver<StackEvent>, table: &str, change: TableChange) {
-    let wanted = StackEvent::Table { table: TableName::new("public", table), change };
-    within("it is told", async { while events.recv().await.unwrap() != wanted {} }).await;
-}
+use crate::support::{Followed, insert, streams, told};
 
 /// Waits until the standby has the slot of the manager.
 async fn synchronized(primary: &Postgres, standby: &Postgres) {
@@ -67,7 +44,7 @@ async fn a_recovery_to_a_point_before_what_the_consumer_has_starts_it_over() {
         let server = Postgres::builder().version(version).archive().start().unwrap();
         let followed = Followed::new(&server);
         let proxy = Proxy::start(server.addr());
-        let manager = followed.start_with(through(&followed, &proxy));
+        let manager = followed.start_with(followed.config_through(&proxy));
         streams(&manager).await;
         followed.table(&manager, "orders").await;
         let backup = server.backup().unwrap();
@@ -79,7 +56,7 @@ async fn a_recovery_to_a_point_before_what_the_consumer_has_starts_it_over() {
 
         // Under a manager that streams.
         proxy.fail_over_to(restored.addr());
-        started_over(&followed, &manager, &["first", "timeline_changed"]).await;
+        followed.started_over(&manager, &["first", "timeline_changed"]).await;
         restored.execute(&followed.database, "INSERT INTO orders VALUES (3, 'anew')").unwrap();
         let after = async || since_the_reset(&followed);
         eventually("the new history comes", vec![insert("orders", 3, "anew")], after).await;
@@ -88,8 +65,8 @@ async fn a_recovery_to_a_point_before_what_the_consumer_has_starts_it_over() {
         // And while nobody is there: the first history again, which is another one by now.
         manager.shutdown().await;
         proxy.fail_over_to(server.addr());
-        let manager = followed.start_with(through(&followed, &proxy));
-        started_over(&followed, &manager, &["first", "timeline_changed", "timeline_changed"]).await;
+        let manager = followed.start_with(followed.config_through(&proxy));
+        followed.started_over(&manager, &["first", "timeline_changed", "timeline_changed"]).await;
         manager.shutdown().await;
     }
 }
@@ -106,7 +83,7 @@ async fn a_recovery_of_everything_goes_on_in_the_same_history_but_without_its_sl
     manager.shutdown().await;
     let restored = server.restore_to(&backup, RecoveryTarget::Latest).unwrap();
     let manager = followed.start_with(followed.config_at(&restored.url(&followed.database)));
-    started_over(&followed, &manager, &["first", "slot_created"]).await;
+    followed.started_over(&manager, &["first", "slot_created"]).await;
     manager.shutdown().await;
 }
 
@@ -114,7 +91,7 @@ async fn a_recovery_of_everything_goes_on_in_the_same_history_but_without_its_sl
 async fn another_cluster_in_the_place_of_the_old_one_starts_over() {
     let followed = Followed::new(Postgres::shared());
     let proxy = Proxy::start(followed.server.addr());
-    let manager = followed.start_with(through(&followed, &proxy));
+    let manager = followed.start_with(followed.config_through(&proxy));
     streams(&manager).await;
     followed.table(&manager, "orders").await;
     followed.table(&manager, "notes").await;
@@ -125,7 +102,7 @@ async fn another_cluster_in_the_place_of_the_old_one_starts_over() {
     other.execute(&followed.database, "CREATE TABLE notes (id int PRIMARY KEY, note text)").unwrap();
     let mut events = manager.events();
     proxy.fail_over_to(other.addr());
-    started_over(&followed, &manager, &["first", "other_database"]).await;
+    followed.started_over(&manager, &["first", "other_database"]).await;
     // Whoever followed a table there hears that it isn't this one.
     told(&mut events, "notes", TableChange::Gone).await;
     told(&mut events, "orders", TableChange::Gone).await;
@@ -159,7 +136,7 @@ async fn a_promotion_that_kept_the_slot_goes_on_without_a_loss_or_a_repetition()
     let followed = Followed::new(&primary);
     let standby = primary.standby().failover_slots().start().unwrap();
     let proxy = Proxy::start(primary.addr());
-    let manager = followed.start_with(through(&followed, &proxy).failover_slot());
+    let manager = followed.start_with(followed.config_through(&proxy).failover_slot());
     streams(&manager).await;
     followed.table(&manager, "orders").await;
     synchronized(&primary, &standby).await;
@@ -191,7 +168,7 @@ async fn a_promotion_of_a_standby_that_has_missed_something_starts_over() {
     let followed = Followed::new(&primary);
     let standby = primary.standby().failover_slots().start().unwrap();
     let proxy = Proxy::start(primary.addr());
-    let manager = followed.start_with(through(&followed, &proxy).failover_slot());
+    let manager = followed.start_with(followed.config_through(&proxy).failover_slot());
     streams(&manager).await;
     followed.table(&manager, "orders").await;
     synchronized(&primary, &standby).await;
@@ -205,7 +182,7 @@ async fn a_promotion_of_a_standby_that_has_missed_something_starts_over() {
     standby.revive().unwrap();
     standby.promote().unwrap();
     proxy.fail_over_to(standby.addr());
-    started_over(&followed, &manager, &["first", "timeline_changed"]).await;
+    followed.started_over(&manager, &["first", "timeline_changed"]).await;
     standby.execute(&followed.database, "INSERT INTO orders VALUES (2, 'after')").unwrap();
     let after = async || since_the_reset(&followed);
     eventually("changes come", vec![insert("orders", 2, "after")], after).await;
@@ -220,7 +197,7 @@ async fn a_promotion_that_lost_the_slot_starts_over_and_a_standby_is_waited_for(
         let followed = Followed::new(&primary);
         let standby = primary.standby().start().unwrap();
         let proxy = Proxy::start(primary.addr());
-        let manager = followed.start_with(through(&followed, &proxy));
+        let manager = followed.start_with(followed.config_through(&proxy));
         streams(&manager).await;
         followed.table(&manager, "orders").await;
         followed.sql("INSERT INTO orders VALUES (1, 'before')");
@@ -233,7 +210,7 @@ async fn a_promotion_that_lost_the_slot_starts_over_and_a_standby_is_waited_for(
         let status = within("the standby is found out", waits).await.unwrap();
         assert!(!status.is_ready());
         standby.promote().unwrap();
-        started_over(&followed, &manager, &["first", "slot_created"]).await;
+        followed.started_over(&manager, &["first", "slot_created"]).await;
         standby.execute(&followed.database, "INSERT INTO orders VALUES (2, 'after')").unwrap();
         let after = async || since_the_reset(&followed);
         eventually("changes come", vec![insert("orders", 2, "after")], after).await;

@@ -13,7 +13,7 @@ fn table(name: &str) -> TableName {
 }
 
 async fn add(manager: &Manager, name: &str) -> Result<u32, PublishError> {
-    within("an answer about the table", manager.add_table(&table(name))).await
+    within("an answer about the table", manager.add_table(&table(name))).await.map(|published| published.oid)
 }
 
 /// A connection besides.
