@@ -38,6 +38,7 @@
 
 mod config;
 mod core;
+mod driven;
 #[cfg(feature = "dynamodb")]
 mod dynamo;
 mod error;
@@ -50,6 +51,7 @@ mod redis;
 mod shared;
 mod status;
 mod store;
+mod wait;
 
 pub use config::{BudgetConfig, MemberConfig, Policy, RateConfig, UnknownPolicy};
 #[cfg(feature = "dynamodb")]

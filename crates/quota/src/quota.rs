@@ -187,8 +187,6 @@ impl fmt::Debug for Keyed {
 async fn take(shared: &Arc<Shared>, of: &AccountRef) -> Result<Unit, Refusal> {
     match shared.take(of) {
         Taken::Now(result) => result,
-        Taken::Later(verdict) => verdict.await.unwrap_or_else(|_| {
-            Err(Refusal::Unavailable { why: "the runtime of this member has ended".into() })
-        }),
+        Taken::Later(verdict) => verdict.await,
     }
 }

@@ -2,24 +2,26 @@
 //!
 //! Invariant: the lock is never held across an await or while a lease is dropped; every call that the core began ends with
 //! its answer, a timeout, or the news that it was dropped.
-//! Each call is a task of its own that brings its answer back to the core; whoever touched the core starts what it wants
-//! done next, so no worker stands between a caller and the store. One more task sleeps until the next beat.
+//! Each call brings its answer back to the core itself; whoever touched the core starts what it wants done next, so no worker
+//! stands between a caller and the store. A caller that waits for a settlement drives it (`driven.rs`), every other call is a
+//! task of its own, and one more task sleeps until the next beat.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tracing::{debug, info, warn};
 
 use crate::config::MemberConfig;
-use crate::core::account::Waiter;
 use crate::core::member::{AccountRef, Call, Member, Take, Verdict};
+use crate::driven::{Driven, Flight};
 use crate::error::Refusal;
 use crate::lease::Unit;
 use crate::status::{BudgetStatus, KeyedStatus, Mode, Notice, Status};
-use crate::store::{Calling, Store, StoreError};
+use crate::store::{Calling, Settlement, Store, StoreError};
+use crate::wait::{Awaited, Waiting};
 
 pub(crate) struct Shared {
     books: Mutex<Books>,
@@ -39,8 +41,10 @@ struct Books {
     mode: Mode,
     mode_since: Instant,
     timer_at: Option<Instant>,
-    /// Calls that may still be on their way. A timer for each would cost more than the call: the one timer looks after all.
+    /// Tasks of calls that may still be on their way. A timer for each would cost more than the call: the one timer looks
+    /// after all.
     calls: Vec<OnItsWay>,
+    driven: Driven,
     /// For each budget, rung when a unit comes back or the slice grows.
     freed: Vec<Arc<Notify>>,
 }
@@ -50,29 +54,24 @@ struct OnItsWay {
     task: AbortHandle,
 }
 
-/// A caller that waits for the store's word.
-pub(crate) struct Waiting(oneshot::Sender<Result<Unit, Refusal>>);
-
-impl Waiter for Waiting {
-    fn gone(&self) -> bool {
-        self.0.is_closed()
-    }
-}
-
 /// What came of a try to take a unit.
 pub(crate) enum Taken {
     Now(Result<Unit, Refusal>),
-    Later(oneshot::Receiver<Result<Unit, Refusal>>),
+    Later(Awaited),
 }
 
 /// What to do once the lock is open again.
 #[derive(Default)]
 struct Todo {
+    settlement: Option<Settlement>,
+    /// Other calls.
     calls: Vec<Call>,
     verdicts: Vec<(Waiting, Verdict)>,
     notices: Vec<Notice>,
     change: Option<(Mode, Mode, Option<String>)>,
     reset_timer: bool,
+    /// A call that its caller doesn't drive any longer.
+    reclaimed: Option<Flight>,
 }
 
 impl Shared {
@@ -86,6 +85,7 @@ impl Shared {
             mode_since: now,
             timer_at: None,
             calls: Vec::new(),
+            driven: Driven::default(),
             freed: Vec::new(),
         };
         let shared = Arc::new(Shared {
@@ -117,20 +117,19 @@ impl Shared {
     pub(crate) fn take(self: &Arc<Self>, of: &AccountRef) -> Taken {
         let now = now();
         let mut books = self.locked();
-        let mut receiver = None;
-        let waiter = || {
-            let (sender, verdict) = oneshot::channel();
-            receiver = Some(verdict);
-            Waiting(sender)
-        };
-        match books.member.take(of, now, waiter) {
+        let mut slot = None;
+        match books.member.take(of, now, || Waiting::at(slot.insert(Arc::default()))) {
             Take::Granted => Taken::Now(Ok(Unit::new(self.clone(), of.clone()))),
             Take::Refused(refusal) => Taken::Now(Err(refusal)),
             Take::Waiting => {
-                let todo = books.review(now);
+                let mut todo = books.review(now);
+                let driven = books.begin_driving(&mut todo, now + self.call_timeout / 2);
                 drop(books);
-                self.perform(todo);
-                Taken::Later(receiver.expect("whoever waits has left a waiter"))
+                let driven = driven.map(|(id, settlement)| (id, self.flight(Call::Settle(settlement), now)));
+                let slot = slot.expect("whoever waits has left a waiter");
+                let awaited = Awaited::new(self.clone(), slot, driven);
+                self.perform(todo, now);
+                Taken::Later(awaited)
             }
         }
     }
@@ -150,7 +149,7 @@ impl Shared {
         }
         let todo = books.review(now);
         drop(books);
-        self.perform(todo);
+        self.perform(todo, now);
     }
 
     /// Changes something in the core, then does what it wants done.
@@ -160,7 +159,7 @@ impl Shared {
         let result = change(&mut books.member, now);
         let todo = books.review(now);
         drop(books);
-        self.perform(todo);
+        self.perform(todo, now);
         result
     }
 
@@ -168,14 +167,17 @@ impl Shared {
     fn tick(self: &Arc<Self>) -> Option<Instant> {
         let now = now();
         let mut books = self.locked();
-        let todo = books.review(now);
+        let mut todo = books.review(now);
         books.calls.retain(|call| !call.task.is_finished());
         let late = books.take_late_calls(now);
-        let deadline = books.calls.iter().map(|call| call.deadline).min();
-        let wake_at = books.member.wake_at(now).into_iter().chain(deadline).min();
+        if books.driven.hand_over_at().is_some_and(|at| at <= now) {
+            todo.reclaimed = todo.reclaimed.or(books.driven.reclaim());
+        }
+        let deadlines = books.calls.iter().map(|call| call.deadline);
+        let wake_at = deadlines.chain(books.member.wake_at(now)).chain(books.driven.hand_over_at()).min();
         books.timer_at = wake_at;
         drop(books);
-        self.perform(todo);
+        self.perform(todo, now);
         // Each tells the core as its task is dropped.
         late.iter().for_each(AbortHandle::abort);
         wake_at
@@ -251,10 +253,20 @@ impl Shared {
         }
     }
 
-    fn perform(self: &Arc<Self>, todo: Todo) {
-        let Todo { calls, verdicts, notices, change, reset_timer } = todo;
-        for call in calls {
-            self.start_call(call);
+    pub(crate) fn driven<T>(&self, change: impl FnOnce(&mut Driven) -> T) -> T {
+        change(&mut self.locked().driven)
+    }
+
+    pub(crate) fn on_runtime<T>(&self, work: impl FnOnce() -> T) -> T {
+        let _within = self.runtime.enter();
+        work()
+    }
+
+    fn perform(self: &Arc<Self>, todo: Todo, now: Instant) {
+        let Todo { settlement, calls, verdicts, notices, change, reset_timer, reclaimed } = todo;
+        let calls = calls.into_iter().chain(settlement.map(Call::Settle));
+        for flight in calls.map(|call| self.flight(call, now)).chain(reclaimed) {
+            self.spawn_flight(flight);
         }
         if reset_timer {
             self.timer.notify_one();
@@ -271,34 +283,41 @@ impl Shared {
                 }
             }
         }
-        for (Waiting(caller), verdict) in verdicts {
-            // A caller that has gone drops its unit here, which gives it back.
-            drop(caller.send(verdict.map(|of| Unit::new(self.clone(), of))));
+        for (caller, verdict) in verdicts {
+            // The unit of a caller that has gone is dropped here, which gives it back.
+            caller.tell(verdict.map(|of| Unit::new(self.clone(), of)));
         }
     }
 
-    fn start_call(self: &Arc<Self>, call: Call) {
+    fn flight(self: &Arc<Self>, call: Call, now: Instant) -> Flight {
         match call {
-            Call::Beat(beat) => self.start(Member::on_pulse, |store| store.beat(beat)),
-            Call::Settle(settlement) => self.start(Member::on_settled, |store| store.settle(settlement)),
-            Call::Leave(predecessor) => self.start(Member::on_left, |store| store.leave(predecessor)),
+            Call::Beat(beat) => self.open(Member::on_pulse, |store| store.beat(beat), now),
+            Call::Settle(settlement) => self.open(Member::on_settled, |store| store.settle(settlement), now),
+            Call::Leave(predecessor) => self.open(Member::on_left, |store| store.leave(predecessor), now),
         }
     }
 
-    fn start<T: Send + 'static>(
+    fn open<T: Send + 'static>(
         self: &Arc<Self>,
         tell: Tell<T>,
         call: impl FnOnce(&dyn Store) -> Calling<'_, T> + Send + 'static,
-    ) {
-        let deadline = now() + self.call_timeout;
+        now: Instant,
+    ) -> Flight {
+        let deadline = now + self.call_timeout;
         let open = Open { shared: self.clone(), tell: Some(tell), deadline };
-        let task = self.runtime.spawn(async move {
+        let call = Box::pin(async move {
             let answer = call(&*open.shared.clone().store).await;
             open.close(answer);
         });
+        Flight { deadline, call }
+    }
+
+    pub(crate) fn spawn_flight(self: &Arc<Self>, flight: Flight) {
+        let Flight { deadline, call } = flight;
+        let task = self.runtime.spawn(call).abort_handle();
         let mut books = self.locked();
         books.calls.retain(|call| !call.task.is_finished());
-        books.calls.push(OnItsWay { deadline, task: task.abort_handle() });
+        books.calls.push(OnItsWay { deadline, task });
         let too_late = books.timer_at.is_none_or(|at| at > deadline);
         drop(books);
         if too_late {
@@ -326,6 +345,16 @@ impl Drop for Shared {
 }
 
 impl Books {
+    /// Leaves the settlement, if there is one, to the caller who waits for it.
+    fn begin_driving(&mut self, todo: &mut Todo, hand_over_at: Instant) -> Option<(u64, Settlement)> {
+        if todo.settlement.is_none() || self.member.has_more_to_settle() {
+            return None;
+        }
+        let id = self.driven.begin(hand_over_at)?;
+        todo.reset_timer |= self.timer_at.is_none_or(|at| at > hand_over_at);
+        Some(id).zip(todo.settlement.take())
+    }
+
     fn take_late_calls(&mut self, now: Instant) -> Vec<AbortHandle> {
         let is_late = |call: &mut OnItsWay| call.deadline <= now;
         self.calls.extract_if(.., is_late).map(|call| call.task).collect()
@@ -335,10 +364,16 @@ impl Books {
     fn review(&mut self, now: Instant) -> Todo {
         let mut todo = Todo::default();
         while let Some(call) = self.member.poll(now) {
-            todo.calls.push(call);
+            match call {
+                Call::Settle(settlement) => todo.settlement = Some(settlement), // one at a time
+                Call::Beat(_) | Call::Leave(_) => todo.calls.push(call),
+            }
         }
         todo.verdicts = self.member.take_verdicts();
         todo.notices = self.member.take_notices();
+        if self.member.has_more_to_settle() {
+            todo.reclaimed = self.driven.reclaim();
+        }
         if !todo.verdicts.is_empty() {
             self.freed.iter().for_each(|freed| freed.notify_waiters());
         }
@@ -401,14 +436,28 @@ impl<T> Drop for Open<T> {
 
 /// Polls the core when time alone has changed something.
 async fn keep_time(shared: Weak<Shared>, timer: Arc<Notify>) {
+    let timekeeper = Timekeeper(shared);
     loop {
-        let Some(strong) = shared.upgrade() else { return };
+        let Some(strong) = timekeeper.0.upgrade() else { return };
         let wake_at = strong.tick();
         drop(strong);
         match wake_at {
             // Whether it was woken or slept long enough, it looks again.
             Some(at) => drop(tokio::time::timeout_at(at.into(), timer.notified()).await),
             None => timer.notified().await,
+        }
+    }
+}
+
+/// Dropped with the runtime.
+struct Timekeeper(Weak<Shared>);
+
+impl Drop for Timekeeper {
+    fn drop(&mut self) {
+        if let Some(shared) = self.0.upgrade()
+            && let Some(flight) = shared.driven(Driven::end_all)
+        {
+            shared.spawn_flight(flight);
         }
     }
 }

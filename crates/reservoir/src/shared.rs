@@ -16,7 +16,7 @@ use tracing::{debug, warn};
 use crate::config::{OpenLimits, ReservoirConfig};
 use crate::connect::{ConnectError, ConnectErrorKind, Connection};
 use crate::core::dice::Dice;
-use crate::core::ledger::{Checkout, Entry, Held, Ledger, Plan, Retire, Waiter, Work};
+use crate::core::ledger::{Checkout, Entry, HandOver, Held, Ledger, Plan, Retire, Waiter, Work};
 use crate::core::line::Ticket;
 use crate::error::{CheckoutError, Shortage};
 use crate::guard::Guard;
@@ -146,9 +146,8 @@ impl<C: Connection> Shared<C> {
             }
             Checkout::None => {
                 let (caller, verdict) = oneshot::channel();
-                let ticket = books
-                    .ledger
-                    .wait(view, Waiting { caller, asked_at: by, deadline: now + patience.min(FOREVER) });
+                let waiting = Waiting { caller, asked_at: by, deadline: now + patience.min(FOREVER) };
+                let ticket = Some(books.ledger.wait(view, waiting));
                 self.open(books);
                 self.meters.empty.increment(1);
                 Ok(Tried::Wait(InLine { shared: self.clone(), view, ticket, verdict, since: now }))
@@ -247,13 +246,13 @@ impl<C: Connection> Shared<C> {
         if !books.ledger.has_work() {
             return;
         }
+        if let Some(hand_over) = books.ledger.take_one_hand_over() {
+            drop(books);
+            return self.hand_over(hand_over);
+        }
         let Work { hand_over, reset, retire, late, dismiss, wake } = books.ledger.take_work();
         drop(books);
-        for (waiting, view, entry) in hand_over {
-            self.meters.checkouts.increment(1);
-            // Whoever has gone drops it here, and it goes to the next.
-            drop(waiting.caller.send(Some(Guard::new(self.clone(), view, entry))));
-        }
+        hand_over.into_iter().for_each(|hand_over| self.hand_over(hand_over));
         for entry in reset {
             self.start_reset(entry);
         }
@@ -266,6 +265,12 @@ impl<C: Connection> Shared<C> {
             self.refiller.notify_one();
             self.changed.notify_waiters();
         }
+    }
+
+    fn hand_over(self: &Arc<Self>, (waiting, view, entry): HandOver<Owned<C>, Waiting<C>>) {
+        self.meters.checkouts.increment(1);
+        // Whoever has gone drops it here, and it goes to the next.
+        drop(waiting.caller.send(Some(Guard::new(self.clone(), view, entry))));
     }
 
     fn start_reset(self: &Arc<Self>, entry: Entry<Owned<C>>) {
@@ -301,7 +306,8 @@ impl<C: Connection> Shared<C> {
 pub(crate) struct InLine<C: Connection> {
     shared: Arc<Shared<C>>,
     view: usize,
-    ticket: Ticket,
+    /// `None`: it was called.
+    ticket: Option<Ticket>,
     verdict: oneshot::Receiver<Option<Guard<C>>>,
     since: Instant,
 }
@@ -310,6 +316,7 @@ impl<C: Connection> InLine<C> {
     /// Waits until it is its turn, or its time is over.
     pub(crate) async fn turn(mut self) -> Result<Guard<C>, CheckoutError> {
         let turn = (&mut self.verdict).await;
+        self.ticket = None;
         let waited = now().saturating_duration_since(self.since);
         self.shared.meters.wait_seconds.record(waited.as_secs_f64());
         match turn {
@@ -332,9 +339,12 @@ impl<C: Connection> InLine<C> {
 
 impl<C: Connection> Drop for InLine<C> {
     fn drop(&mut self) {
-        // If it has been called already, there is nobody to take out, and the guard goes back as the receiver is dropped.
-        let waiting = self.shared.locked().ledger.views.leave(self.view, self.ticket);
-        drop(waiting);
+        // If it has been called and not heard it, there is nobody to take out, and the guard goes back as the receiver is
+        // dropped.
+        if let Some(ticket) = self.ticket {
+            let waiting = self.shared.locked().ledger.views.leave(self.view, ticket);
+            drop(waiting);
+        }
     }
 }
 

@@ -15,6 +15,17 @@ local landed = tonumber(found[2])
 if tonumber(ARGV[1]) <= landed then return {2} end
 if landed < tonumber(ARGV[2]) then return {3} end
 local rebuilding = found[1] == '1'
+local id = string.sub(ARGV[3], 2)
+local me = id .. '='
+
+-- Nearly always it is one account, of which nobody else holds anything.
+if exact == 1 and #KEYS == 1 and not rebuilding then
+  local before, limit, floor, want = found[3], ARGV[5], ARGV[6], ARGV[7]
+  if want ~= '0' and tonumber(want) <= tonumber(limit) and (not before or before == me .. floor) then
+    redis.call('HSET', KEYS[1], ARGV[3], ARGV[1], ARGV[4], me .. want)
+    return {0, 0}
+  end
+end
 
 local alive = {}
 local function lives(other)
@@ -28,9 +39,7 @@ end
 
 local answers, at, short = {0, 0}, 2, 0
 local set, sets, delete, deletes = {ARGV[3], ARGV[1]}, 2, {}, 0
-local id = string.sub(ARGV[3], 2)
-local me, arg = id .. '=', 4 + exact
-local me_length = #me
+local arg, me_length = 4 + exact, #me
 for i = 1, exact do
   -- Numbers stay text where they can: turning them into text again is what costs most here.
   local before, floor, want = found[2 + i], ARGV[arg + 1], ARGV[arg + 2]

@@ -4,6 +4,7 @@
 #![allow(clippy::print_stdout, reason = "figures for whoever runs a test by hand, and a child's answers")]
 
 mod agreement;
+mod driving;
 #[cfg(feature = "dynamodb")]
 mod dynamo;
 mod faults;

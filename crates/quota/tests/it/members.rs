@@ -71,21 +71,6 @@ async fn limits_rise_and_fall_while_units_are_lent_and_nobody_is_cut() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_that_goes_away_while_it_waits_leaves_nothing_behind() {
-    let store = MemoryStore::new();
-    let quota = join(&store, "a").await;
-    let users = quota.keyed("user", 1);
-    // Polled once: it has asked, and its answer comes after it is gone.
-    assert!(users.take("ann").now_or_never().is_none());
-    let taken = users.take("ann").await.expect("the unit of the one who left is free");
-    assert_eq!(quota.status().keyed[0].held, 1);
-    drop(taken);
-    tokio::time::sleep(Duration::from_millis(1)).await;
-    assert_eq!((quota.status().keyed[0].keys, quota.status().counters.waiting), (0, 0));
-    assert_eq!(users.holders("ann").await.unwrap(), []);
-}
-
-#[tokio::test(start_paused = true)]
 async fn freed_tells_whoever_waits_for_a_unit() {
     let quota = Quota::local();
     let budget = quota.budget("streams", BudgetConfig::new(1));

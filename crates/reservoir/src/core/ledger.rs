@@ -124,11 +124,13 @@ pub(crate) enum Checkout<C> {
     Closed,
 }
 
+/// A connection for somebody who waited, by a view; it is lent already.
+pub(crate) type HandOver<C, W> = (W, usize, Entry<C>);
+
 /// What is to be done once the lock is open.
 #[derive(Debug)]
 pub(crate) struct Work<C, W> {
-    /// Connections for those who waited; each is lent already.
-    pub(crate) hand_over: Vec<(W, usize, Entry<C>)>,
+    pub(crate) hand_over: Vec<HandOver<C, W>>,
     pub(crate) reset: Vec<Entry<C>>,
     pub(crate) retire: Vec<Retire<C>>,
     /// Those whose time is over.
@@ -253,6 +255,14 @@ impl<C: Held, W: Waiter> Ledger<C, W> {
 
     pub(crate) fn has_work(&self) -> bool {
         !self.work.is_empty()
+    }
+
+    /// One connection for one who waited, if that is all: under load it nearly always is, and costs no allocation this way.
+    pub(crate) fn take_one_hand_over(&mut self) -> Option<HandOver<C, W>> {
+        if self.work.hand_over.len() > 1 || self.work.is_more_than_hand_over() {
+            return None;
+        }
+        self.work.hand_over.pop()
     }
 
     pub(crate) fn take_work(&mut self) -> Work<C, W> {
@@ -583,12 +593,15 @@ impl<C, W> Default for Work<C, W> {
 
 impl<C, W> Work<C, W> {
     fn is_empty(&self) -> bool {
-        self.hand_over.is_empty()
-            && self.reset.is_empty()
-            && self.retire.is_empty()
-            && self.late.is_empty()
-            && self.dismiss.is_empty()
-            && !self.wake
+        self.hand_over.is_empty() && !self.is_more_than_hand_over()
+    }
+
+    fn is_more_than_hand_over(&self) -> bool {
+        self.wake
+            || !self.reset.is_empty()
+            || !self.retire.is_empty()
+            || !self.late.is_empty()
+            || !self.dismiss.is_empty()
     }
 }
 

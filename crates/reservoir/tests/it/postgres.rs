@@ -5,6 +5,7 @@ mod ends;
 mod faults;
 mod refusals;
 mod sessions;
+mod starts;
 mod tls;
 
 use std::path::{Path, PathBuf};

@@ -34,6 +34,11 @@ impl<W: Waiter> Member<W> {
         None
     }
 
+    /// Whether the end of the settlement that is on its way is waited for.
+    pub(crate) fn has_more_to_settle(&self) -> bool {
+        self.settle_open.is_some() && !self.ready.is_empty()
+    }
+
     /// When to poll again though nothing happened: for the next beat, or because the mode changes by itself.
     pub(crate) fn wake_at(&self, now: Instant) -> Option<Instant> {
         if self.left {
