@@ -7,7 +7,8 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use forebay_postgres::pgoutput::{Lsn, Message};
 use forebay_postgres::reservoir::PostgresConnect;
 use forebay_postgres::{
-    Batch, Bookmark, Consumer, ConsumerError, Durable, Manager, ManagerConfig, ResetReason, TableName, Timeline,
+    Batch, Bookmark, Consumer, ConsumerError, Durable, Manager, ManagerConfig, ResetReason, TableName,
+    Timeline,
 };
 
 #[tokio::main(flavor = "current_thread")]
@@ -17,7 +18,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let connect = PostgresConnect::new(&server.url("postgres"))?;
     let (seen, changes) = sync_channel(16);
-    let manager = Manager::start(ManagerConfig::new(connect), Printer { seen, bookmark: None, durable: None })?;
+    let manager =
+        Manager::start(ManagerConfig::new(connect), Printer { seen, bookmark: None, durable: None })?;
     manager.ready().await?;
     manager.add_table(&TableName::new("public", "orders")).await?;
 

@@ -70,7 +70,12 @@ impl Chores {
             let Ok(client) = direct(&config).await else { return };
             let why = match what_it_waits_for(&client, &gauges).await {
                 Ok(why) => why,
-                Err(error) => return tracing::debug!(why = sql::words(&error), "nobody could say what the set-up waits for"),
+                Err(error) => {
+                    return tracing::debug!(
+                        why = sql::words(&error),
+                        "nobody could say what the set-up waits for"
+                    );
+                }
             };
             tracing::warn!(why, "setting up takes long");
             let _no_manager = events.send(Event::SetupWaits(attempt, why)).await;
@@ -170,7 +175,9 @@ impl Chores {
             let (slot, publication) = (&config.slot, &config.publication);
             match tokio::time::timeout(DROPPING, dropping).await {
                 Ok(Ok(())) => tracing::info!(slot, "dropped the slot"),
-                Ok(Err(why)) => tracing::warn!(slot, publication, why, "the slot stays on the server, and keeps its log"),
+                Ok(Err(why)) => {
+                    tracing::warn!(slot, publication, why, "the slot stays on the server, and keeps its log")
+                }
                 Err(_) => {
                     let why = "another instance holds the lock, or the server doesn't answer";
                     tracing::warn!(slot, publication, why, "the slot stays on the server, and keeps its log");
@@ -276,11 +283,13 @@ async fn drop_all(client: &PostgresClient, config: &ManagerConfig) -> Result<(),
     );
     loop {
         is_empty(client, "BEGIN").await?;
-        let is_ours = !is_empty(client, &format!("SELECT 1 WHERE pg_try_advisory_xact_lock(hashtext({slot}))")).await?;
+        let is_ours =
+            !is_empty(client, &format!("SELECT 1 WHERE pg_try_advisory_xact_lock(hashtext({slot}))")).await?;
         if is_ours {
             drop_publication(client, config).await?;
             // One of that name that is somebody else's stays.
-            is_empty(client, &format!("SELECT pg_drop_replication_slot(slot_name) {mine} AND NOT active")).await?;
+            is_empty(client, &format!("SELECT pg_drop_replication_slot(slot_name) {mine} AND NOT active"))
+                .await?;
         }
         is_empty(client, if is_ours { "COMMIT" } else { "ROLLBACK" }).await?;
         if is_ours && is_empty(client, &format!("SELECT {mine}")).await? {
@@ -337,8 +346,12 @@ async fn what_it_waits_for(
     if gauges.server_version.load(Ordering::Relaxed) >= STANDBY_SNAPSHOT {
         // A slot begins at a record of what is open, which a quiet server writes only now and then.
         match client.simple_query("SELECT pg_log_standby_snapshot()").await {
-            Ok(_) => return Ok("it waits for the server to log which transactions are open: asked it to".into()),
-            Err(error) => tracing::debug!(why = sql::words(&error), "no right to call pg_log_standby_snapshot()"),
+            Ok(_) => {
+                return Ok("it waits for the server to log which transactions are open: asked it to".into());
+            }
+            Err(error) => {
+                tracing::debug!(why = sql::words(&error), "no right to call pg_log_standby_snapshot()")
+            }
         }
     }
     Ok("it waits for the server, and no transaction is in its way".into())

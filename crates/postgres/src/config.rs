@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use forebay_reservoir::{Limits, PostgresConnect, Reset, ReservoirConfig};
+use forebay_reservoir::{Limits, PostgresConnect, ReservoirConfig, Reset};
 
 use crate::core::breaker::LockPatience;
 
@@ -161,7 +161,8 @@ impl ManagerConfig {
         if self.slot.is_empty() || self.slot.len() > MAX_NAME || !self.slot.bytes().all(fits) {
             return Err(ManagerConfigError::Slot { name: self.slot.clone() });
         }
-        if self.publication.is_empty() || self.publication.len() > MAX_NAME || self.publication.contains('\0') {
+        if self.publication.is_empty() || self.publication.len() > MAX_NAME || self.publication.contains('\0')
+        {
             return Err(ManagerConfigError::Publication { name: self.publication.clone() });
         }
         if self.pool_size < 2 {
@@ -187,7 +188,9 @@ impl ManagerConfig {
     }
 
     pub(crate) fn reservoir(&self) -> ReservoirConfig {
-        let config = ReservoirConfig::new(self.pool_size).service("postgres").low_watermark(self.pool_size.div_ceil(2));
+        let config = ReservoirConfig::new(self.pool_size)
+            .service("postgres")
+            .low_watermark(self.pool_size.div_ceil(2));
         match self.pooled {
             // A pooler hands each transaction to any server connection: there is no session to clean.
             Some(_) => config.reset(Reset::Custom("ROLLBACK".into())),
@@ -226,6 +229,9 @@ mod tests {
         assert!(config().pool_size(1).check().is_err());
         assert!(config().idle_after(Duration::MAX).check().is_err());
         let patience = LockPatience { check_every: Duration::ZERO, ..LockPatience::default() };
-        assert_eq!(config().lock_patience(patience).check(), Err(ManagerConfigError::LockPatience { patience }));
+        assert_eq!(
+            config().lock_patience(patience).check(),
+            Err(ManagerConfigError::LockPatience { patience })
+        );
     }
 }

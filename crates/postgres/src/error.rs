@@ -9,8 +9,8 @@ use forebay_pgoutput::DecodeError;
 use forebay_reservoir::{ConnectErrorKind, PostgresError, ServerError};
 
 use crate::consumer::ConsumerError;
-pub use crate::core::machine::Verdict;
 use crate::core::machine::Trouble;
+pub use crate::core::machine::Verdict;
 use crate::wire::WireError;
 
 /// What was being done on the replication connection.
@@ -100,7 +100,9 @@ pub enum Failure {
         after: Duration,
     },
     /// The server was silent for too long.
-    #[error("nothing came from the server for {silent:?}, though it was asked: the connection is taken for dead")]
+    #[error(
+        "nothing came from the server for {silent:?}, though it was asked: the connection is taken for dead"
+    )]
     Silent {
         /// For how long.
         silent: Duration,
@@ -135,10 +137,14 @@ pub enum Failure {
         said: ServerError,
     },
     /// A standby.
-    #[error("the server is a standby: connect to the primary (target_session_attrs=primary finds it among several hosts)")]
+    #[error(
+        "the server is a standby: connect to the primary (target_session_attrs=primary finds it among several hosts)"
+    )]
     Standby,
     /// The publication isn't there, and we are told not to make it.
-    #[error("there is no publication {name}, and it isn't ours to make: CREATE PUBLICATION {name}, as its owner")]
+    #[error(
+        "there is no publication {name}, and it isn't ours to make: CREATE PUBLICATION {name}, as its owner"
+    )]
     NoPublication {
         /// Its name.
         name: String,
@@ -168,7 +174,9 @@ pub enum Failure {
         user: String,
     },
     /// The publication was dropped or replaced while the stream ran.
-    #[error("the publication {name} was {what} while it was followed: changes may be missing, so everything starts over")]
+    #[error(
+        "the publication {name} was {what} while it was followed: changes may be missing, so everything starts over"
+    )]
     PublicationLost {
         /// Its name.
         name: String,
@@ -284,7 +292,9 @@ impl From<Failure> for Trouble {
 /// What the server said, unless that is about data: those words quote values.
 fn words(said: &ServerError) -> String {
     match said.code().get(..2) {
-        Some("22" | "23") => format!("an error in the data [{}]: the server's log has the words", said.code()),
+        Some("22" | "23") => {
+            format!("an error in the data [{}]: the server's log has the words", said.code())
+        }
         _ => said.to_string(),
     }
 }
@@ -293,10 +303,14 @@ fn connect_verdict(error: &PostgresError) -> Verdict {
     match error.kind() {
         // A password, pg_hba.conf, a database that isn't there, our certificate.
         ConnectErrorKind::Refused => Verdict::Fatal,
-        ConnectErrorKind::Credentials | ConnectErrorKind::Full | ConnectErrorKind::Unreachable => Verdict::Retry,
+        ConnectErrorKind::Credentials | ConnectErrorKind::Full | ConnectErrorKind::Unreachable => {
+            Verdict::Retry
+        }
         ConnectErrorKind::Other => match error {
             // No TLS there, a certificate that isn't trusted, something that isn't Postgres.
-            PostgresError::NoTls { .. } | PostgresError::Tls { .. } | PostgresError::NotPostgres { .. } => Verdict::Fatal,
+            PostgresError::NoTls { .. } | PostgresError::Tls { .. } | PostgresError::NotPostgres { .. } => {
+                Verdict::Fatal
+            }
             _ => Verdict::Retry,
         },
     }
@@ -322,10 +336,14 @@ fn server_verdict(doing: Doing, sqlstate: &str) -> Verdict {
 
 fn advice(doing: Doing, sqlstate: &str) -> &'static str {
     match (sqlstate, doing) {
-        ("42501", Doing::Publishing) => ": grant CREATE on the database, or make the publication yourself (manual publication)",
+        ("42501", Doing::Publishing) => {
+            ": grant CREATE on the database, or make the publication yourself (manual publication)"
+        }
         ("42501", _) => ": the user lacks a right: it needs REPLICATION, and SELECT on the tables",
         ("55000", Doing::CreatingSlot) => ": wal_level must be logical",
-        ("55000", Doing::Starting | Doing::Streaming) => ": the slot has lost its log, so everything starts over",
+        ("55000", Doing::Starting | Doing::Streaming) => {
+            ": the slot has lost its log, so everything starts over"
+        }
         ("53400", Doing::CreatingSlot) => ": raise max_replication_slots, or drop slots that nobody uses",
         ("53300", _) => ": raise max_connections or max_wal_senders, or have fewer clients",
         ("55006", _) => ": the slot is in use by another connection; it is tried again",
@@ -347,9 +365,13 @@ mod tests {
 
     #[test]
     fn words_that_quote_values_are_left_to_the_servers_log() {
-        let fields: [(u8, &[u8]); 2] = [(b'C', b"22P02"), (b'M', b"invalid input syntax for type integer: \"secret\"")];
+        let fields: [(u8, &[u8]); 2] =
+            [(b'C', b"22P02"), (b'M', b"invalid input syntax for type integer: \"secret\"")];
         let failure = Failure::Server { doing: Doing::Streaming, said: ServerError::from_fields(fields) };
-        assert!(!failure.to_string().contains("secret") && failure.to_string().contains("22P02"), "{failure}");
+        assert!(
+            !failure.to_string().contains("secret") && failure.to_string().contains("22P02"),
+            "{failure}"
+        );
     }
 
     #[test]

@@ -36,6 +36,7 @@ pub use crate::pools::{PoolError, PoolStatus};
 pub use crate::publication::{PublishError, Published, TableChange, TableName};
 pub use crate::source::{Batch, DISPLAY_SETTINGS};
 pub use crate::status::{
-    Condition, ConditionStatus, ConnectionStatus, ManagerStatus, Phase, Positions, ShapeStatus, Step, StopStep,
+    Condition, ConditionStatus, ConnectionStatus, ManagerStatus, Phase, Positions, ShapeStatus, Step,
+    StopStep,
 };
 pub use crate::uses::Awake;

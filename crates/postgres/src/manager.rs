@@ -82,7 +82,10 @@ impl Manager {
     ///
     /// # Errors
     /// When it has given up or is shut down, and that isn't what was wanted.
-    pub async fn wait_until(&self, mut wanted: impl FnMut(&ManagerStatus) -> bool) -> Result<ManagerStatus, NotReady> {
+    pub async fn wait_until(
+        &self,
+        mut wanted: impl FnMut(&ManagerStatus) -> bool,
+    ) -> Result<ManagerStatus, NotReady> {
         let mut status = self.inner.status.clone();
         let settled = |status: &ManagerStatus| matches!(status.step, Step::Halted | Step::Stopped);
         let found = status.wait_for(|status| wanted(status) || settled(status)).await;

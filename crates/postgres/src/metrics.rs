@@ -32,7 +32,11 @@ pub(crate) fn describe() {
     describe_counter!(RESETS, "Times that the consumer started over, by reason.");
     describe_gauge!(RECEIVED, Unit::Bytes, "The last log position that the server told of.");
     describe_gauge!(DURABLE, Unit::Bytes, "The log position up to which the consumer is durable.");
-    describe_gauge!(LAG_BYTES, Unit::Bytes, "Log that the server has written and the consumer has not made durable.");
+    describe_gauge!(
+        LAG_BYTES,
+        Unit::Bytes,
+        "Log that the server has written and the consumer has not made durable."
+    );
     describe_gauge!(LAG_SECONDS, Unit::Seconds, "From the last commit to its arrival here.");
     describe_gauge!(RETAINED, Unit::Bytes, "Log that the server keeps for the slot.");
     describe_gauge!(SAFE, Unit::Bytes, "Log that may still be written before the slot is invalidated.");

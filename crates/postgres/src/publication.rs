@@ -58,7 +58,9 @@ pub enum PublishError {
         table: TableName,
     },
     /// Only tables have changes.
-    #[error("{table} isn't a table or a partitioned table with a log: views, foreign and unlogged tables have no changes to follow")]
+    #[error(
+        "{table} isn't a table or a partitioned table with a log: views, foreign and unlogged tables have no changes to follow"
+    )]
     NotATable {
         /// Its name.
         table: TableName,
@@ -76,7 +78,9 @@ pub enum PublishError {
         owner: String,
     },
     /// The publication leaves rows or columns of it out.
-    #[error("the publication has a row filter or a column list for {table}: changes would be missing; publish it whole")]
+    #[error(
+        "the publication has a row filter or a column list for {table}: changes would be missing; publish it whole"
+    )]
     Filtered {
         /// Its name.
         table: TableName,
@@ -184,7 +188,9 @@ impl Found {
     /// Who may publish it: whoever owns both.
     fn publisher(&self) -> String {
         match &self.publication_owner {
-            Some(other) if *other != self.owner => format!("a superuser, or a member of both {} and {other}", self.owner),
+            Some(other) if *other != self.owner => {
+                format!("a superuser, or a member of both {} and {other}", self.owner)
+            }
             Some(_) | None => self.owner.clone(),
         }
     }
@@ -230,11 +236,14 @@ impl Publication {
         let _turn = self.turn.lock().await;
         if !self.is_manual {
             let client = pools.admin().await?;
-            let statement =
-                format!("{LOCK_TIMEOUT}; ALTER PUBLICATION {} DROP TABLE ONLY {table}", sql::name(&self.name));
+            let statement = format!(
+                "{LOCK_TIMEOUT}; ALTER PUBLICATION {} DROP TABLE ONLY {table}",
+                sql::name(&self.name)
+            );
             match client.batch_execute(&statement).await {
                 // It isn't in there, or isn't there at all.
-                Err(error) if is_any(&error, &NOT_THERE) || is_any(&error, &[SqlState::UNDEFINED_OBJECT]) => {}
+                Err(error) if is_any(&error, &NOT_THERE) || is_any(&error, &[SqlState::UNDEFINED_OBJECT]) => {
+                }
                 Err(error) if is_any(&error, &[SqlState::LOCK_NOT_AVAILABLE]) => {
                     return Err(PublishError::Busy { table: table.clone() });
                 }
@@ -258,15 +267,20 @@ impl Publication {
         if let Some(what) = self.what_is_wrong(&client, oid).await? {
             return Ok(Some(Failure::PublicationLost { name: self.name.clone(), what }));
         }
-        let tracked: Vec<_> = self.tracked().iter().map(|(table, tracked)| (table.clone(), *tracked)).collect();
+        let tracked: Vec<_> =
+            self.tracked().iter().map(|(table, tracked)| (table.clone(), *tracked)).collect();
         let mut busy = None;
         for (table, before) in tracked {
             let change = match self.make_whole(&client, &table).await {
                 Ok(now) if now.oid != before.oid => Some(TableChange::Gone),
                 Ok(now) => self.gap(&table, now.membership).then_some(TableChange::Gap),
-                Err(PublishError::NotFound { .. } | PublishError::NotATable { .. }) => Some(TableChange::Gone),
+                Err(PublishError::NotFound { .. } | PublishError::NotATable { .. }) => {
+                    Some(TableChange::Gone)
+                }
                 Err(
-                    PublishError::NotOurs { .. } | PublishError::Filtered { .. } | PublishError::VirtualColumn { .. },
+                    PublishError::NotOurs { .. }
+                    | PublishError::Filtered { .. }
+                    | PublishError::VirtualColumn { .. },
                 ) => Some(TableChange::Unpublished),
                 // The others needn't wait for it.
                 Err(error @ PublishError::Busy { .. }) => {
@@ -300,11 +314,16 @@ impl Publication {
         self.tracked().get_mut(table).into_iter().for_each(|tracked| tracked.has_gap = false);
     }
 
-    async fn what_is_wrong(&self, client: &Guard<PostgresClient>, oid: u32) -> Result<Option<&'static str>, PublishError> {
+    async fn what_is_wrong(
+        &self,
+        client: &Guard<PostgresClient>,
+        oid: u32,
+    ) -> Result<Option<&'static str>, PublishError> {
         // Generated columns are published since version 18 only; in manual mode that is for others to decide.
         let asking = "SELECT oid, pubinsert AND pubupdate AND pubdelete AND pubtruncate \
              AND ($2 OR to_jsonb(p) ->> 'pubgencols' IS DISTINCT FROM 'n') FROM pg_publication p WHERE pubname = $1";
-        let rows = client.query_typed(asking, &[(&self.name, Type::TEXT), (&self.is_manual, Type::BOOL)]).await?;
+        let rows =
+            client.query_typed(asking, &[(&self.name, Type::TEXT), (&self.is_manual, Type::BOOL)]).await?;
         Ok(match rows.first() {
             None => Some("dropped"),
             Some(row) if row.get::<_, u32>(0) != oid => Some("replaced"),
@@ -314,7 +333,11 @@ impl Publication {
     }
 
     /// One that had to be mended, and is tracked, is marked first.
-    async fn make_whole(&self, client: &Guard<PostgresClient>, table: &TableName) -> Result<Published, PublishError> {
+    async fn make_whole(
+        &self,
+        client: &Guard<PostgresClient>,
+        table: &TableName,
+    ) -> Result<Published, PublishError> {
         let found = self.find(client, table).await?;
         if !matches!(found.kind.as_str(), "r" | "p") || !found.is_logged {
             return Err(PublishError::NotATable { table: table.clone() });
@@ -331,7 +354,13 @@ impl Publication {
         let mut statements = Vec::new();
         if !found.is_published {
             let statement = format!("ALTER PUBLICATION {} ADD TABLE ONLY {table}", sql::name(&self.name));
-            statements.push(self.may(&found, table, "isn't in the publication", statement, found.publisher())?);
+            statements.push(self.may(
+                &found,
+                table,
+                "isn't in the publication",
+                statement,
+                found.publisher(),
+            )?);
         }
         for part in self.without_full_rows(client, table, &found).await? {
             let statement = format!("ALTER TABLE ONLY {part} REPLICA IDENTITY FULL");
@@ -355,9 +384,7 @@ impl Publication {
             Err(error) if is_any(&error, &[SqlState::LOCK_NOT_AVAILABLE]) => {
                 Err(PublishError::Busy { table: table.clone() })
             }
-            Err(error) if is_any(&error, &NOT_THERE) => {
-                Err(PublishError::NotFound { table: table.clone() })
-            }
+            Err(error) if is_any(&error, &NOT_THERE) => Err(PublishError::NotFound { table: table.clone() }),
             Err(error) if is_any(&error, &[SqlState::INSUFFICIENT_PRIVILEGE]) => Err(PublishError::NotOurs {
                 table: table.clone(),
                 problem: "can't be published by this user",

@@ -47,7 +47,6 @@ impl Common {
         self.slot().clone().ok_or(PoolError::Closed)
     }
 
-
     fn slot(&self) -> std::sync::MutexGuard<'_, Option<Pools>> {
         self.pools.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -65,7 +64,9 @@ impl<C: Consumer> TableNews for Teller<C> {
             let told = self.consumer.lock().await.table_changed(table, change).await;
             match &told {
                 Ok(()) => _ = self.stack.send(StackEvent::Table { table: table.clone(), change }),
-                Err(error) => tracing::warn!(%table, ?change, %error, "the consumer didn't take the news of a table"),
+                Err(error) => {
+                    tracing::warn!(%table, ?change, %error, "the consumer didn't take the news of a table")
+                }
             }
             told.is_ok()
         })
@@ -224,7 +225,8 @@ impl<C: Consumer> Worker<C> {
                 tracing::error!(%from, to = %step, reason, why = text, "the manager has given up");
             }
             (Step::BackingOff, Some(Trouble { reason, text, verdict, .. })) => {
-                let (tries, slot_is_dropped) = (self.machine.backoff().tries(), *verdict == Verdict::DropSlot);
+                let (tries, slot_is_dropped) =
+                    (self.machine.backoff().tries(), *verdict == Verdict::DropSlot);
                 tracing::warn!(%from, to = %step, reason, why = text, tries, slot_is_dropped, "the manager tries again");
             }
             _ => tracing::info!(%from, to = %step, "the manager changed its step"),
@@ -266,8 +268,12 @@ impl<C: Consumer> Worker<C> {
                 tokio::spawn(pools.watch(self.setting.events.clone()));
             }
             Err(error) => {
-                let trouble =
-                    Trouble { verdict: Verdict::Fatal, reason: "pools", text: error.to_string(), panicked: false };
+                let trouble = Trouble {
+                    verdict: Verdict::Fatal,
+                    reason: "pools",
+                    text: error.to_string(),
+                    panicked: false,
+                };
                 self.chores.send(Event::PoolsFailed(trouble));
             }
         }
@@ -291,7 +297,9 @@ impl<C: Consumer> Worker<C> {
                     match saving.await {
                         Ok(Ok(())) => {}
                         Ok(Err(error)) => tracing::warn!(%error, "the consumer saved no checkpoint"),
-                        Err(error) if error.is_panic() => tracing::error!(%error, "the consumer saved no checkpoint: a bug"),
+                        Err(error) if error.is_panic() => {
+                            tracing::error!(%error, "the consumer saved no checkpoint: a bug")
+                        }
                         Err(_) => tracing::warn!("the consumer took too long to save a checkpoint"),
                     }
                     let _no_manager = events.send(Event::StopDone(step)).await;

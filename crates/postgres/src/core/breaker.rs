@@ -79,7 +79,10 @@ mod tests {
     #[test]
     fn a_living_holder_speaks_well_before_anybody_loses_patience() {
         let patience = LockPatience::default();
-        assert_eq!((patience.check_every, patience.silent_for), (Duration::from_secs(10), Duration::from_secs(30)));
+        assert_eq!(
+            (patience.check_every, patience.silent_for),
+            (Duration::from_secs(10), Duration::from_secs(30))
+        );
         assert_eq!(patience.sign_of_life(), Duration::from_secs(5));
     }
 

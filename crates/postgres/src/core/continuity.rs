@@ -159,7 +159,14 @@ mod tests {
 
     fn found() -> Found {
         let history = vec![Switch { timeline_id: 1, at: Lsn(100) }];
-        Found { timeline: HERE, publication: 9, slot_created: false, confirmed: Lsn(400), written: Lsn(600), history }
+        Found {
+            timeline: HERE,
+            publication: 9,
+            slot_created: false,
+            confirmed: Lsn(400),
+            written: Lsn(600),
+            history,
+        }
     }
 
     fn reset(reason: ResetReason) -> Continuity {
@@ -238,7 +245,8 @@ mod tests {
     #[test]
     fn a_history_file_is_read_and_nonsense_is_not() {
         let text = "1\t0/3000148\tno recovery target specified\n\n# remark\n2\t1/0\tbefore 2000-01-01\n";
-        let switches = [Switch { timeline_id: 1, at: Lsn(0x300_0148) }, Switch { timeline_id: 2, at: Lsn(1 << 32) }];
+        let switches =
+            [Switch { timeline_id: 1, at: Lsn(0x300_0148) }, Switch { timeline_id: 2, at: Lsn(1 << 32) }];
         assert_eq!(parse_history(text), Some(switches.to_vec()));
         assert_eq!(parse_history("one\t0/1\n"), None);
         assert_eq!(parse_history("1\n"), None);

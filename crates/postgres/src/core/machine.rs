@@ -87,7 +87,9 @@ pub(crate) enum Event {
     Used,
     /// A person says that it is mended.
     Retry,
-    Shutdown { drop_slot: bool },
+    Shutdown {
+        drop_slot: bool,
+    },
     StopDone(StopStep),
 }
 
@@ -104,7 +106,10 @@ pub(crate) struct PoolNews {
 pub(crate) enum Effect {
     /// For the log: this step was entered.
     Entered(Step),
-    OpenSource { attempt: Attempt, recreate_slot: bool },
+    OpenSource {
+        attempt: Attempt,
+        recreate_slot: bool,
+    },
     /// Looks whether the lock's holder is abandoned.
     CheckLock(Attempt),
     /// Says what configuring waits for.
@@ -160,19 +165,37 @@ pub enum StackEvent {
 #[derive(Debug)]
 enum State {
     New,
-    BackingOff { until: Instant },
+    BackingOff {
+        until: Instant,
+    },
     Connecting,
-    AcquiringLock { check_at: Instant },
-    Configuring { check_at: Instant },
+    AcquiringLock {
+        check_at: Instant,
+    },
+    Configuring {
+        check_at: Instant,
+    },
     FillingPools,
     PreparingConsumer,
-    WaitingForConfirmation { check_at: Instant },
+    WaitingForConfirmation {
+        check_at: Instant,
+    },
     /// `steady_at`: when the tries before it are forgotten, if nothing has come by then.
-    Streaming { reconcile_at: Instant, steady_at: Option<Instant> },
-    FallingAsleep { deadline: Instant, pools: bool, wake: bool },
+    Streaming {
+        reconcile_at: Instant,
+        steady_at: Option<Instant>,
+    },
+    FallingAsleep {
+        deadline: Instant,
+        pools: bool,
+        wake: bool,
+    },
     Sleeping,
     Halted,
-    Stopping { step: StopStep, deadline: Instant },
+    Stopping {
+        step: StopStep,
+        deadline: Instant,
+    },
     Stopped,
 }
 
@@ -277,7 +300,9 @@ impl Machine {
                 }
             }
             Event::Alive(attempt, alive) => {
-                if !alive && self.is_at(attempt, |state| matches!(state, State::WaitingForConfirmation { .. })) {
+                if !alive
+                    && self.is_at(attempt, |state| matches!(state, State::WaitingForConfirmation { .. }))
+                {
                     let text = "the server has no such backend any more, though the connection looks open";
                     self.fail(Trouble::passing("backend_gone", text), now, out);
                 }
@@ -421,7 +446,13 @@ impl Machine {
         }
     }
 
-    fn on_source_ended(&mut self, attempt: Attempt, trouble: Option<Trouble>, now: Instant, out: &mut Vec<Effect>) {
+    fn on_source_ended(
+        &mut self,
+        attempt: Attempt,
+        trouble: Option<Trouble>,
+        now: Instant,
+        out: &mut Vec<Effect>,
+    ) {
         if self.source != Some(attempt) {
             return;
         }
@@ -531,7 +562,13 @@ impl Machine {
         self.enter(State::PreparingConsumer, now, out);
     }
 
-    fn start_streaming(&mut self, attempt: Attempt, reset: Option<ResetReason>, now: Instant, out: &mut Vec<Effect>) {
+    fn start_streaming(
+        &mut self,
+        attempt: Attempt,
+        reset: Option<ResetReason>,
+        now: Instant,
+        out: &mut Vec<Effect>,
+    ) {
         self.hold(Condition::SupervisorProcessesReady, "the consumer has loaded what it has", now);
         let why = match reset {
             None => "the consumer goes on where it was",
@@ -550,7 +587,11 @@ impl Machine {
         (self.was_ready, self.trouble) = (true, None);
         // At once: the publication may be a new one, or was changed while nobody looked.
         out.push(Effect::Reconcile);
-        self.enter(State::Streaming { reconcile_at: now + RECONCILE, steady_at: Some(now + STEADY) }, now, out);
+        self.enter(
+            State::Streaming { reconcile_at: now + RECONCILE, steady_at: Some(now + STEADY) },
+            now,
+            out,
+        );
         out.push(Effect::Tell(StackEvent::Ready));
     }
 
@@ -634,14 +675,14 @@ impl Machine {
     fn stop(&mut self, step: StopStep, now: Instant, out: &mut Vec<Effect>) {
         let is_wanted = match step {
             // The seed's order, while the lock is ours; otherwise both are dropped together, once it is.
-            StopStep::DroppingPublication => self.drop_slot && self.conditions.holds(Condition::PgLockAcquired),
+            StopStep::DroppingPublication => {
+                self.drop_slot && self.conditions.holds(Condition::PgLockAcquired)
+            }
             StopStep::DroppingSlot => self.drop_slot,
             StopStep::ClosingReplicationClient => self.source.is_some(),
             // Without the lock, another instance may be writing.
             StopStep::Checkpointing => self.source.is_some() && self.prepared == self.source,
-            StopStep::ClosingSnapshotPool
-            | StopStep::EndingBackend
-            | StopStep::ClosingAdminPool => true,
+            StopStep::ClosingSnapshotPool | StopStep::EndingBackend | StopStep::ClosingAdminPool => true,
         };
         if !is_wanted {
             return self.stop_next(step, now, out);

@@ -114,9 +114,13 @@ fn news_of_an_earlier_connection_changes_nothing() {
     let mut trial = Trial::new(None).up_to(Step::Streaming);
     trial.on(Event::SourceEnded(1, Some(trouble(Verdict::Retry))));
     trial.after(1);
-    for event in
-        [Event::Connected(1), Event::SourceEnded(1, None), Event::Confirmed(1), Event::LockTaken(1), Event::Configured(1)]
-    {
+    for event in [
+        Event::Connected(1),
+        Event::SourceEnded(1, None),
+        Event::Confirmed(1),
+        Event::LockTaken(1),
+        Event::Configured(1),
+    ] {
         assert_eq!(trial.on(event), []);
         assert_eq!(trial.machine.step(), Step::ReplicationClientConnecting);
     }
@@ -139,7 +143,10 @@ fn what_has_given_up_closes_its_pools_and_starts_them_anew_when_it_is_tried_agai
     assert!(halted.contains(&Effect::ClosePools));
     assert_eq!((trial.machine.step(), trial.machine.wake_at()), (Step::Halted, None));
     trial.on(Event::Pools(ready()));
-    assert!(!trial.machine.conditions().holds(Condition::AdminConnectionPoolReady), "news of those that were closed");
+    assert!(
+        !trial.machine.conditions().holds(Condition::AdminConnectionPoolReady),
+        "news of those that were closed"
+    );
     trial.on(Event::Retry);
     for event in [Event::Connected, Event::LockTaken] {
         trial.on(event(2));
@@ -205,7 +212,10 @@ fn nobody_using_it_lets_it_sleep_and_a_use_wakes_it() {
     assert!(!trial.after(40).contains(&Effect::ClosePools), "somebody uses it");
     trial.machine.set_use(used, false);
     let closing = trial.after(11).to_vec();
-    assert!(closing.contains(&Effect::ClosePools) && closing.contains(&Effect::CloseSource(1)), "{closing:?}");
+    assert!(
+        closing.contains(&Effect::ClosePools) && closing.contains(&Effect::CloseSource(1)),
+        "{closing:?}"
+    );
     trial.on(Event::SourceEnded(1, None));
     assert_eq!(trial.machine.step(), Step::FallingAsleep);
     assert!(trial.on(Event::PoolsClosed).contains(&Effect::Tell(StackEvent::ScaledDown)));
@@ -266,7 +276,9 @@ fn the_way_down_has_the_seeds_order_and_drops_only_what_it_is_asked_to() {
         }
         let expected: Vec<_> = StopStep::ALL
             .into_iter()
-            .filter(|step| drop_slot || !matches!(step, StopStep::DroppingPublication | StopStep::DroppingSlot))
+            .filter(|step| {
+                drop_slot || !matches!(step, StopStep::DroppingPublication | StopStep::DroppingSlot)
+            })
             .collect();
         assert_eq!(order, expected);
         assert_eq!(trial.machine.step(), Step::Stopped);
@@ -374,7 +386,8 @@ fn event_of(kind: u8, detail: u8, attempt: u64) -> Event {
         1 => Verdict::DropSlot,
         _ => Verdict::Retry,
     };
-    let trouble = Trouble { verdict, reason: "test", text: "it broke".into(), panicked: detail.is_multiple_of(7) };
+    let trouble =
+        Trouble { verdict, reason: "test", text: "it broke".into(), panicked: detail.is_multiple_of(7) };
     let status = |bits: u8| match bits % 4 {
         0 => PoolStatus::Starting,
         1 => PoolStatus::Repopulating,

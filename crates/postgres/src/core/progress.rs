@@ -31,7 +31,13 @@ pub(crate) struct Position {
 
 impl Position {
     pub(crate) fn new(from: Lsn) -> Self {
-        Position { received: from, committed: from, committed_at: None, in_transaction: false, reply_wanted: false }
+        Position {
+            received: from,
+            committed: from,
+            committed_at: None,
+            in_transaction: false,
+            reply_wanted: false,
+        }
     }
 
     pub(crate) fn on_begin(&mut self) {
@@ -102,7 +108,13 @@ impl Feedback {
     }
 
     /// What the server is told now.
-    pub(crate) fn tell(&mut self, position: &mut Position, now: Instant, clock: PgTime, reply: bool) -> StandbyStatus {
+    pub(crate) fn tell(
+        &mut self,
+        position: &mut Position,
+        now: Instant,
+        clock: PgTime,
+        reply: bool,
+    ) -> StandbyStatus {
         self.told_at = now;
         position.reply_wanted = false;
         self.acknowledged = self.durable;

@@ -30,7 +30,10 @@ impl<C: Consumer> Source<C> {
             if !told {
                 told = true;
                 let why = format!("another instance holds the lock of the slot {}", self.setting.config.slot);
-                tracing::info!(slot = self.setting.config.slot, "another instance holds the lock: waiting for it to end");
+                tracing::info!(
+                    slot = self.setting.config.slot,
+                    "another instance holds the lock: waiting for it to end"
+                );
                 self.tell(Event::LockBusy(self.attempt, why)).await?;
                 if let Some(ghost) = ghost {
                     self.end_backend(ghost, "true").await?;
@@ -82,14 +85,20 @@ impl<C: Consumer> Source<C> {
     /// Ends this very backend, if that still holds.
     async fn end_backend(&mut self, backend: Backend, still: &str) -> Result<(), Ended> {
         let Backend { pid, began } = backend;
-        tracing::warn!(pid, slot = self.setting.config.slot, "the lock's holder is abandoned: ending its backend");
+        tracing::warn!(
+            pid,
+            slot = self.setting.config.slot,
+            "the lock's holder is abandoned: ending its backend"
+        );
         let asking = format!(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = {pid} AND {still} \
              AND (extract(epoch FROM backend_start) * 1000000)::bigint = {began}"
         );
         match self.ask(Doing::Locking, &asking).await {
             // It is somebody's whom this user may not end: a person must, and until then there is nothing to do but wait.
-            Err(Ended::Failed(Failure::Server { said, .. })) => tracing::warn!(pid, %said, "the backend couldn't be ended"),
+            Err(Ended::Failed(Failure::Server { said, .. })) => {
+                tracing::warn!(pid, %said, "the backend couldn't be ended")
+            }
             ended => drop(ended?),
         }
         Ok(())

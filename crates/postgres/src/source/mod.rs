@@ -9,8 +9,8 @@ mod setup;
 mod stream;
 
 use std::pin::pin;
-use std::sync::{Arc, PoisonError};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use forebay_pgoutput::Lsn;
@@ -157,7 +157,10 @@ impl<C: Consumer> Source<C> {
     }
 
     /// Shows signs of life while the consumer is asked what it has, and perhaps starts over: that may take its time.
-    async fn prepare_consumer(&mut self, found: &Found) -> Result<Result<(Lsn, Option<ResetReason>), Failure>, Ended> {
+    async fn prepare_consumer(
+        &mut self,
+        found: &Found,
+    ) -> Result<Result<(Lsn, Option<ResetReason>), Failure>, Ended> {
         let setting = self.setting.clone();
         let mut preparing = pin!(Self::prepare(&setting.consumer, found));
         loop {
@@ -176,13 +179,17 @@ impl<C: Consumer> Source<C> {
         match continuity(bookmark.as_ref(), found) {
             Continuity::Continues { from } => {
                 if bookmark.is_some_and(|bookmark| bookmark.timeline != found.timeline) {
-                    tracing::info!(timeline = found.timeline.timeline_id, "a promotion: the same history goes on");
+                    tracing::info!(
+                        timeline = found.timeline.timeline_id,
+                        "a promotion: the same history goes on"
+                    );
                     consumer.adopt(found.timeline).await?;
                 }
                 Ok((from, None))
             }
             Continuity::Reset { reason, from } => {
-                let begin = Bookmark { timeline: found.timeline, publication: found.publication, durable: from };
+                let begin =
+                    Bookmark { timeline: found.timeline, publication: found.publication, durable: from };
                 match reason {
                     ResetReason::First => tracing::info!(%from, "the consumer begins"),
                     _ => tracing::warn!(reason = reason.as_str(), %from, "the consumer starts over"),

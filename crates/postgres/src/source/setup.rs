@@ -78,7 +78,10 @@ impl<C: Consumer> Source<C> {
             version,
             user: answer.word(2, "a user")?.to_owned(),
             sender_timeout: (timeout_ms > 0).then(|| Duration::from_millis(timeout_ms)),
-            backend: Backend { pid: self.wire.backend_pid(), began: answer.parsed(5, "when our backend began")? },
+            backend: Backend {
+                pid: self.wire.backend_pid(),
+                began: answer.parsed(5, "when our backend began")?,
+            },
         })
     }
 
@@ -102,7 +105,8 @@ impl<C: Consumer> Source<C> {
         let (name, is_manual) = (config.publication.clone(), config.manual_publication);
         // Where it could publish them and doesn't, Postgres refuses to update tables that have some and old rows in full.
         let has_generated = server.version >= GENERATED_COLUMNS && !is_manual;
-        let generated = if has_generated { ", CASE WHEN pubgencols = 'n' THEN 'generated columns' END" } else { "" };
+        let generated =
+            if has_generated { ", CASE WHEN pubgencols = 'n' THEN 'generated columns' END" } else { "" };
         let asking = format!(
             "SELECT oid, pg_get_userbyid(pubowner), pg_has_role(pubowner, 'USAGE'), concat_ws(', ', \
              CASE WHEN NOT pubinsert THEN 'insert' END, CASE WHEN NOT pubupdate THEN 'update' END, \
@@ -116,10 +120,12 @@ impl<C: Consumer> Source<C> {
                 return Err(Failure::NoPublication { name }.into());
             }
             let generated = if has_generated { " WITH (publish_generated_columns = stored)" } else { "" };
-            self.ask(Doing::Publishing, &format!("CREATE PUBLICATION {}{generated}", sql::name(&name))).await?;
+            self.ask(Doing::Publishing, &format!("CREATE PUBLICATION {}{generated}", sql::name(&name)))
+                .await?;
             tracing::info!(publication = name, "created the publication");
             let rows = self.ask(Doing::Publishing, &asking).await?;
-            let oid = Answer { doing: Doing::Publishing, rows: &rows }.parsed(0, "the publication it just made")?;
+            let oid =
+                Answer { doing: Doing::Publishing, rows: &rows }.parsed(0, "the publication it just made")?;
             return Ok((oid, true));
         }
         let answer = Answer { doing: Doing::Publishing, rows: &rows };
@@ -140,8 +146,13 @@ impl<C: Consumer> Source<C> {
                 self.ask(Doing::DroppingSlot, &asking).await?;
                 let generated = if has_generated { ", publish_generated_columns = stored" } else { "" };
                 let all = format!("publish = 'insert, update, delete, truncate'{generated}");
-                self.ask(Doing::Publishing, &format!("ALTER PUBLICATION {} SET ({all})", sql::name(&name))).await?;
-                tracing::warn!(publication = name, missing, "the publication left something out: it has it again");
+                self.ask(Doing::Publishing, &format!("ALTER PUBLICATION {} SET ({all})", sql::name(&name)))
+                    .await?;
+                tracing::warn!(
+                    publication = name,
+                    missing,
+                    "the publication left something out: it has it again"
+                );
                 Ok((oid, true))
             }
         }
@@ -158,22 +169,29 @@ impl<C: Consumer> Source<C> {
         match slot {
             Some(slot) if !is_useless(&slot) => {
                 if config.failover_slot && !slot.is_failover && server.version >= FAILOVER_SLOTS {
-                    let asking = format!("ALTER_REPLICATION_SLOT {} (FAILOVER true)", sql::name(&config.slot));
+                    let asking =
+                        format!("ALTER_REPLICATION_SLOT {} (FAILOVER true)", sql::name(&config.slot));
                     self.ask(Doing::CreatingSlot, &asking).await?;
                 }
                 let what = "a confirmed_flush_lsn";
-                let confirmed = slot.confirmed.ok_or(Failure::Nonsense { doing: Doing::ReadingSlot, what })?;
+                let confirmed =
+                    slot.confirmed.ok_or(Failure::Nonsense { doing: Doing::ReadingSlot, what })?;
                 return Ok((confirmed, false));
             }
             Some(slot) => {
-                tracing::warn!(slot = config.slot, invalidated = slot.is_lost, "dropping a slot that is of no use");
+                tracing::warn!(
+                    slot = config.slot,
+                    invalidated = slot.is_lost,
+                    "dropping a slot that is of no use"
+                );
                 let asking = format!("SELECT pg_drop_replication_slot({})", sql::literal(&config.slot));
                 self.ask(Doing::DroppingSlot, &asking).await?;
             }
             None => {}
         }
         let temporary = if config.temporary_slot { " TEMPORARY" } else { "" };
-        let options = match config.failover_slot && !config.temporary_slot && server.version >= FAILOVER_SLOTS {
+        let options = match config.failover_slot && !config.temporary_slot && server.version >= FAILOVER_SLOTS
+        {
             true => "(SNAPSHOT 'nothing', FAILOVER)",
             false => "NOEXPORT_SNAPSHOT",
         };

@@ -123,7 +123,9 @@ async fn one_seed(server: &Postgres, seed: u64) {
 
     let (stop, stopped) = tokio::sync::watch::channel(false);
     let writers: Vec<_> = (0..WRITERS)
-        .map(|writer| tokio::spawn(write(followed.url(), writer, Dice(seed * 1_000 + writer), stopped.clone())))
+        .map(|writer| {
+            tokio::spawn(write(followed.url(), writer, Dice(seed * 1_000 + writer), stopped.clone()))
+        })
         .collect();
     for _ in 0..FAULTS {
         tokio::time::sleep(Duration::from_millis(dice.up_to(400))).await;
@@ -140,7 +142,13 @@ async fn one_seed(server: &Postgres, seed: u64) {
     follower.kill();
     let journal = followed.transactions();
     let first = journal.iter().zip(&expected).position(|(ours, theirs)| ours != theirs);
-    assert_eq!(first, None, "seed {seed}: {:?} for {:?}", first.map(|at| &journal[at]), first.map(|at| &expected[at]));
+    assert_eq!(
+        first,
+        None,
+        "seed {seed}: {:?} for {:?}",
+        first.map(|at| &journal[at]),
+        first.map(|at| &expected[at])
+    );
     assert_eq!(journal.len(), expected.len(), "seed {seed}");
     assert_eq!(followed.resets(), ["first"], "seed {seed}");
     followed.sql("SELECT pg_drop_replication_slot('oracle')");
@@ -176,7 +184,10 @@ async fn write(url: String, writer: u64, mut dice: Dice, stopped: tokio::sync::w
         };
         let script = transaction(writer, &mut next, &mut dice);
         // What became of a transaction whose server went away, the oracle knows.
-        if forebay_postgres::reservoir::tokio_postgres::Client::batch_execute(connected, &script).await.is_err() {
+        if forebay_postgres::reservoir::tokio_postgres::Client::batch_execute(connected, &script)
+            .await
+            .is_err()
+        {
             client = None;
         }
     }
@@ -204,7 +215,9 @@ fn transaction(writer: u64, next: &mut u64, dice: &mut Dice) -> String {
         script += &match dice.up_to(6) {
             0 => format!("UPDATE events SET note = '{note}' WHERE writer = {writer} AND id = {any}; "),
             1 => format!("DELETE FROM events WHERE writer = {writer} AND id = {any}; "),
-            2 => format!("SAVEPOINT s; INSERT INTO events VALUES ({writer}, {id}, 'undone'); ROLLBACK TO s; "),
+            2 => {
+                format!("SAVEPOINT s; INSERT INTO events VALUES ({writer}, {id}, 'undone'); ROLLBACK TO s; ")
+            }
             _ => {
                 *next += 1;
                 let long = "x".repeat(dice.up_to(2_000) as usize);

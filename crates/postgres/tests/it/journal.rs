@@ -63,12 +63,16 @@ impl Recorder {
         match message {
             Message::Begin(begin) => self.open = Transaction { xid: begin.xid, ..Transaction::default() },
             Message::Relation(relation) => _ = self.relations.apply(relation),
-            Message::Insert(insert) => self.record(Change::Insert(self.name(insert.relation), row(insert.new))),
+            Message::Insert(insert) => {
+                self.record(Change::Insert(self.name(insert.relation), row(insert.new)))
+            }
             Message::Update(update) => {
                 let name = self.name(update.relation);
                 self.record(Change::Update(name, update.old.map(old), row(update.new)));
             }
-            Message::Delete(delete) => self.record(Change::Delete(self.name(delete.relation), old(delete.old))),
+            Message::Delete(delete) => {
+                self.record(Change::Delete(self.name(delete.relation), old(delete.old)))
+            }
             Message::Truncate(truncate) => {
                 let tables = truncate.relations.iter().map(|oid| self.name(oid)).collect();
                 self.record(Change::Truncate(tables));
@@ -108,7 +112,8 @@ impl Journal {
     pub(crate) fn open(path: &Path) -> Self {
         let file = OpenOptions::new().create(true).append(true).open(path).unwrap();
         // A line that was being written when the process was killed is not there.
-        let whole = std::fs::read(path).unwrap().iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+        let whole =
+            std::fs::read(path).unwrap().iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
         file.set_len(whole as u64).unwrap();
         Journal {
             path: path.to_owned(),
@@ -126,7 +131,10 @@ impl Journal {
             text += &serde_json::to_string(line).expect("it is plain data");
             text.push('\n');
         }
-        self.file.write_all(text.as_bytes()).and_then(|()| self.file.sync_data()).map_err(ConsumerError::fatal)
+        self.file
+            .write_all(text.as_bytes())
+            .and_then(|()| self.file.sync_data())
+            .map_err(ConsumerError::fatal)
     }
 }
 

@@ -41,7 +41,8 @@ async fn a_restart_goes_on_where_the_consumer_is() {
     let manager = followed.running().await;
     followed.sql("INSERT INTO orders VALUES (3, 'after')");
     let changes = followed.eventually_changes(3).await;
-    let expected = [insert("orders", 1, "before"), insert("orders", 2, "meanwhile"), insert("orders", 3, "after")];
+    let expected =
+        [insert("orders", 1, "before"), insert("orders", 2, "meanwhile"), insert("orders", 3, "after")];
     assert_eq!(changes, expected);
     assert_eq!(followed.resets(), ["first"]);
     manager.shutdown().await;
@@ -70,7 +71,9 @@ async fn what_is_durable_is_acknowledged() {
     followed.eventually_changes(1).await;
     let end = followed.transactions().last().unwrap().end;
     let slot = &followed.slot;
-    let asking = format!("SELECT confirmed_flush_lsn - '0/0' >= {end} FROM pg_replication_slots WHERE slot_name = '{slot}'");
+    let asking = format!(
+        "SELECT confirmed_flush_lsn - '0/0' >= {end} FROM pg_replication_slots WHERE slot_name = '{slot}'"
+    );
     eventually("the slot has moved", Some("t".to_owned()), async || followed.ask(&asking)).await;
     manager.shutdown().await;
 }

@@ -120,7 +120,8 @@ impl<'a> Followed<'a> {
     /// Whether the server has a backend that replicates from this slot.
     pub(crate) fn slot_is_active(&self) -> bool {
         let slot = &self.slot;
-        self.ask(&format!("SELECT active FROM pg_replication_slots WHERE slot_name = '{slot}'")).as_deref() == Some("t")
+        self.ask(&format!("SELECT active FROM pg_replication_slots WHERE slot_name = '{slot}'")).as_deref()
+            == Some("t")
     }
 }
 

@@ -80,7 +80,13 @@ fn run(board: &mut Board) -> Result<()> {
     Ok(())
 }
 
-fn one_case(board: &mut Board, server: &Postgres, case: &str, work: Work, per_transaction: u64) -> Result<()> {
+fn one_case(
+    board: &mut Board,
+    server: &Postgres,
+    case: &str,
+    work: Work,
+    per_transaction: u64,
+) -> Result<()> {
     let rows = board.scaled(ROWS);
     let database = server.create_database(case)?;
     let end = write_log(server, &database, work, rows, per_transaction)?;
@@ -112,7 +118,8 @@ fn one_case(board: &mut Board, server: &Postgres, case: &str, work: Work, per_tr
     board.table(&throughput, "rows/s", &rates);
     let [ours, _, theirs] = [0, 1, 2].map(|at: usize| rates[at].1.median);
     let unit = "rows/s";
-    let contest = Contest { ours, peer: "pg_recvlogical", theirs, unit, better: Better::Higher, goal: THROUGHPUT_GOAL };
+    let contest =
+        Contest { ours, peer: "pg_recvlogical", theirs, unit, better: Better::Higher, goal: THROUGHPUT_GOAL };
     board.contest(&throughput, contest);
 
     let cost = |drained: &Drained| Some(drained.cpu?.as_secs_f64() * 1e9 / rows as f64);
@@ -122,7 +129,8 @@ fn one_case(board: &mut Board, server: &Postgres, case: &str, work: Work, per_tr
     board.table(&cpu, "ns/row", &costs);
     let (ours, theirs) = (costs[0].1.median, costs[1].1.median);
     let unit = "ns/row";
-    let contest = Contest { ours, peer: "pgwire-replication", theirs, unit, better: Better::Lower, goal: CPU_GOAL };
+    let contest =
+        Contest { ours, peer: "pgwire-replication", theirs, unit, better: Better::Lower, goal: CPU_GOAL };
     board.contest(&cpu, contest);
     Ok(())
 }
@@ -140,8 +148,12 @@ fn write_log(server: &Postgres, database: &str, work: Work, rows: u64, per_trans
     }
     sql(&format!("SELECT pg_create_logical_replication_slot('{database}', 'pgoutput')"))?;
     let statement = match work {
-        Work::Insert => format!("INSERT INTO items SELECT {row} FROM generate_series(k, k + {per_transaction} - 1) i"),
-        Work::Update => format!("UPDATE items SET price = price + 1 WHERE id BETWEEN k AND k + {per_transaction} - 1"),
+        Work::Insert => {
+            format!("INSERT INTO items SELECT {row} FROM generate_series(k, k + {per_transaction} - 1) i")
+        }
+        Work::Update => {
+            format!("UPDATE items SET price = price + 1 WHERE id BETWEEN k AND k + {per_transaction} - 1")
+        }
     };
     sql(&format!(
         "CREATE PROCEDURE write() LANGUAGE plpgsql AS $$ DECLARE k bigint := 1; BEGIN WHILE k <= {rows} LOOP \
@@ -168,7 +180,8 @@ fn drop_slot(server: &Postgres, database: &str, slot: &str) -> Result<()> {
 
 fn in_process(contestant: &str, terms: &Terms) -> Result<Drained> {
     let Terms { url, slot, end } = terms;
-    let report = in_child(RACE.name, &format!("{contestant} {url} {slot} {end}"), LIMIT)?.context("it took too long")?;
+    let report = in_child(RACE.name, &format!("{contestant} {url} {slot} {end}"), LIMIT)?
+        .context("it took too long")?;
     let seconds = |name: &str| report.number(name).map(Duration::from_secs_f64).context("a figure");
     Ok(Drained { wall: seconds("wall_s")?, cpu: Some(seconds("cpu_s")?) })
 }
@@ -184,5 +197,7 @@ fn child(experiment: &str) -> Result<Report> {
         other => anyhow::bail!("no such contestant: {other}"),
     };
     ensure!(!wall.is_zero(), "nothing was drained");
-    Ok(Report::new("drained").with("wall_s", wall.as_secs_f64()).with_some("cpu_s", cpu.map(|cpu| cpu.as_secs_f64())))
+    Ok(Report::new("drained")
+        .with("wall_s", wall.as_secs_f64())
+        .with_some("cpu_s", cpu.map(|cpu| cpu.as_secs_f64())))
 }

@@ -15,7 +15,13 @@ use crate::machine;
 
 pub(super) async fn drain(terms: &Terms) -> Result<Drained> {
     let (done, drained) = oneshot::channel();
-    let null = Null { end: Lsn(terms.end), durable: None, began: (Instant::now(), Duration::ZERO), done: Some(done), rows: 0 };
+    let null = Null {
+        end: Lsn(terms.end),
+        durable: None,
+        began: (Instant::now(), Duration::ZERO),
+        done: Some(done),
+        rows: 0,
+    };
     let connect = PostgresConnect::new(&terms.url)?;
     let config = ManagerConfig::new(connect).slot(&terms.slot).publication(PUBLICATION).pool_size(2);
     let manager = Manager::start(config, null)?;
@@ -61,7 +67,9 @@ impl Consumer for Null {
         }
         if let (Some(last), Some(durable)) = (last, &self.durable) {
             durable.advance(last);
-            if last >= self.end && let Some(done) = self.done.take() {
+            if last >= self.end
+                && let Some(done) = self.done.take()
+            {
                 let (began, cpu) = self.began;
                 let drained = Drained { wall: began.elapsed(), cpu: Some(machine::cpu_time() - cpu) };
                 // Whoever waited may have given up.

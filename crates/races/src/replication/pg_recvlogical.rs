@@ -11,7 +11,17 @@ use super::{Drained, PUBLICATION, Terms};
 pub(super) fn drain(terms: &Terms) -> Result<Drained> {
     let end = format!("{:X}/{:X}", terms.end >> 32, terms.end & 0xffff_ffff);
     let mut child = Command::new("pg_recvlogical")
-        .args(["--dbname", &terms.url, "--slot", &terms.slot, "--start", "--endpos", &end, "--no-loop", "--verbose"])
+        .args([
+            "--dbname",
+            &terms.url,
+            "--slot",
+            &terms.slot,
+            "--start",
+            "--endpos",
+            &end,
+            "--no-loop",
+            "--verbose",
+        ])
         .args(["--plugin", "pgoutput", "--option", "proto_version=1", "--file", "/dev/null"])
         .args(["--option", &format!("publication_names={PUBLICATION}")])
         .env("LC_ALL", "C")

@@ -10,7 +10,8 @@ use super::{Drained, PUBLICATION, Terms};
 use crate::machine;
 
 pub(super) async fn drain(terms: &Terms) -> Result<Drained> {
-    let (address, database) = terms.url.rsplit_once('@').and_then(|(_, rest)| rest.split_once('/')).context("a URL")?;
+    let (address, database) =
+        terms.url.rsplit_once('@').and_then(|(_, rest)| rest.split_once('/')).context("a URL")?;
     let (host, port) = address.split_once(':').context("a port")?;
     let config = ReplicationConfig::new(host, "postgres", "", database, &terms.slot, PUBLICATION)
         .with_port(port.parse()?)
