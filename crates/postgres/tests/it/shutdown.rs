@@ -8,7 +8,7 @@ mod process;
 use std::time::{Duration, Instant};
 
 use forebay_postgres::reservoir::{PostgresConnect, tokio_postgres};
-use forebay_postgres::{ConsumerError, Manager, ManagerConfig, NotReady, PoolError, Step, TableName};
+use forebay_postgres::{ConsumerError, Manager, ManagerConfig, NotReady, Phase, PoolError, Step, TableName};
 use forebay_sandbox::Postgres;
 use forebay_testkit::{Direction, Proxy, within};
 
@@ -148,7 +148,7 @@ async fn it_ends_in_time_while_the_network_is_away_and_drops_everything_if_that_
         within("it connects", proxy.wait_for_connections(1)).await;
         let mut status = manager.watch();
         let mending = async {
-            status.wait_for(|status| matches!(status.step, Step::Stopping(_))).await.unwrap();
+            status.wait_for(|status| status.phase == Phase::Stopped).await.unwrap();
             proxy.resume();
         };
         let ending =
@@ -178,7 +178,7 @@ async fn it_ends_in_time_while_another_has_the_lock() {
         reaches(&manager, Step::AcquiringLock).await;
         let mut status = manager.watch();
         let leaving = async {
-            status.wait_for(|status| matches!(status.step, Step::Stopping(_))).await.unwrap();
+            status.wait_for(|status| status.phase == Phase::Stopped).await.unwrap();
             // Without the lock, nothing is dropped.
             if end == End::Dropping {
                 drop(other);
@@ -284,7 +284,7 @@ async fn it_ends_in_time_while_the_server_does_not_confirm_that_it_streams() {
         reaches(&manager, step).await;
         let mut status = manager.watch();
         let mending = async {
-            status.wait_for(|status| matches!(status.step, Step::Stopping(_))).await.unwrap();
+            status.wait_for(|status| status.phase == Phase::Stopped).await.unwrap();
             // Nothing is dropped from a server that doesn't answer.
             if end == End::Dropping {
                 proxy.resume();
