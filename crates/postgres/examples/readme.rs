@@ -61,6 +61,7 @@ impl Consumer for Printer {
         while let Some(message) = batch.next() {
             match message {
                 Message::Commit(commit) => self.advance(commit.end).await?, // durable: the server may forget it
+                Message::Begin(_) | Message::Relation(_) => {} // where a transaction begins, and what its rows look like
                 change => self.seen.try_send(format!("{change:?}")).map_err(ConsumerError::retry)?,
             }
         }
