@@ -1,0 +1,95 @@
+//! JSON strings.
+
+/// What stands in a string for each byte below 0x20, for the quote and for the backslash; 0: itself.
+const ESCAPES: [u8; 256] = {
+    let mut escapes = [0; 256];
+    let mut byte = 0;
+    while byte < 0x20 {
+        escapes[byte] = b'u';
+        byte += 1;
+    }
+    escapes[b'\n' as usize] = b'n';
+    escapes[b'\r' as usize] = b'r';
+    escapes[b'\t' as usize] = b't';
+    escapes[0x08] = b'b';
+    escapes[0x0c] = b'f';
+    escapes[b'"' as usize] = b'"';
+    escapes[b'\\' as usize] = b'\\';
+    escapes
+};
+
+/// A value as Postgres wrote it; `None` is null.
+pub(super) fn value(out: &mut Vec<u8>, value: Option<&[u8]>) {
+    match value {
+        None => out.extend_from_slice(b"null"),
+        Some(bytes) => {
+            out.push(b'"');
+            escaped(out, bytes);
+            out.push(b'"');
+        }
+    }
+}
+
+/// The inside of a string.
+pub(super) fn escaped(out: &mut Vec<u8>, bytes: &[u8]) {
+    let mut rest = bytes;
+    while let Some(at) = rest.iter().position(|byte| ESCAPES[usize::from(*byte)] != 0) {
+        out.extend_from_slice(&rest[..at]);
+        let byte = rest[at];
+        match ESCAPES[usize::from(byte)] {
+            b'u' => {
+                let digit = |half: u8| b"0123456789abcdef"[usize::from(half)];
+                out.extend_from_slice(&[b'\\', b'u', b'0', b'0', digit(byte >> 4), digit(byte & 15)]);
+            }
+            escape => out.extend_from_slice(&[b'\\', escape]),
+        }
+        rest = &rest[at + 1..];
+    }
+    out.extend_from_slice(rest);
+}
+
+/// A number that needs no quotes.
+pub(super) fn number(out: &mut Vec<u8>, number: u64) {
+    let mut digits = [0; 20];
+    let (mut at, mut rest) = (digits.len(), number);
+    loop {
+        at -= 1;
+        digits[at] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+        if rest == 0 {
+            break;
+        }
+    }
+    out.extend_from_slice(&digits[at..]);
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn every_string_is_read_back_as_it_was(text in any::<String>()) {
+            let mut out = Vec::new();
+            value(&mut out, Some(text.as_bytes()));
+            prop_assert_eq!(serde_json::from_slice::<String>(&out).unwrap(), text);
+        }
+
+        #[test]
+        fn every_number_is_written_as_rust_does(figure in any::<u64>()) {
+            let mut out = Vec::new();
+            number(&mut out, figure);
+            prop_assert_eq!(String::from_utf8(out).unwrap(), figure.to_string());
+        }
+    }
+
+    #[test]
+    fn every_byte_that_needs_it_is_escaped() {
+        let all: String = (0..0x80).map(char::from).collect();
+        let mut out = Vec::new();
+        value(&mut out, Some(all.as_bytes()));
+        assert_eq!(serde_json::from_slice::<String>(&out).unwrap(), all);
+    }
+}

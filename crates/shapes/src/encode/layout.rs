@@ -1,0 +1,325 @@
+//! How the rows of one table are written for shapes with the same columns.
+
+use super::json;
+
+/// A row as Postgres wrote it, one value for each column of the table; `None` is NULL.
+pub type Row<'a> = [Option<&'a [u8]>];
+
+/// A column of a table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Column {
+    /// Its name.
+    pub name: String,
+    /// Its place in the primary key, if it is in there.
+    pub key_index: Option<usize>,
+}
+
+/// Where a change stands in the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// The commit's position.
+    pub lsn: u64,
+    /// The change in the transaction.
+    pub op: u64,
+    /// The transaction.
+    pub xid: u32,
+    /// Whether it is the transaction's last change of this shape.
+    pub last: bool,
+}
+
+/// What happened to a row of a shape.
+#[derive(Debug, Clone, Copy)]
+pub enum Change<'a> {
+    /// It is new to the shape.
+    Insert {
+        /// The row.
+        row: &'a Row<'a>,
+        /// The row under its old key, if that is what changed.
+        from: Option<&'a Row<'a>>,
+    },
+    /// It has other values, and the same key.
+    Update {
+        /// Before.
+        old: &'a Row<'a>,
+        /// After.
+        new: &'a Row<'a>,
+    },
+    /// It left the shape.
+    Delete {
+        /// The row.
+        row: &'a Row<'a>,
+        /// The row under its new key, if that is what changed.
+        to: Option<&'a Row<'a>>,
+    },
+}
+
+/// Writes rows of one table with one choice of columns.
+#[derive(Debug, Clone)]
+pub struct Layout {
+    /// `{"key":"` and the table's name, escaped.
+    prefix: Vec<u8>,
+    /// Columns of the key, in its order: all columns where the table has no primary key.
+    key: Vec<usize>,
+    columns: Vec<Selected>,
+    /// `"relation":["schema","table"]`.
+    relation: Vec<u8>,
+    is_full: bool,
+}
+
+#[derive(Debug, Clone)]
+struct Selected {
+    index: usize,
+    /// `"name":`.
+    name: Vec<u8>,
+    is_key: bool,
+}
+
+impl Layout {
+    /// `selected`: which columns are shown, in the table's order. `is_full`: whether updates and deletes show the whole row.
+    pub fn new(schema: &str, table: &str, columns: &[Column], selected: &[usize], is_full: bool) -> Self {
+        let mut key: Vec<usize> =
+            (0..columns.len()).filter(|index| columns[*index].key_index.is_some()).collect();
+        key.sort_by_key(|index| columns[*index].key_index);
+        if key.is_empty() {
+            key = (0..columns.len()).collect();
+        }
+        let quoted = |name: &str| format!("\"{}\"", name.replace('.', "..").replace('/', "//"));
+        let mut prefix = b"{\"key\":\"".to_vec();
+        json::escaped(&mut prefix, format!("{}.{}", quoted(schema), quoted(table)).as_bytes());
+        let mut relation = b"\"relation\":[".to_vec();
+        json::value(&mut relation, Some(schema.as_bytes()));
+        relation.push(b',');
+        json::value(&mut relation, Some(table.as_bytes()));
+        relation.push(b']');
+        let column = |index: &usize| {
+            let mut name = Vec::new();
+            json::value(&mut name, Some(columns[*index].name.as_bytes()));
+            name.push(b':');
+            Selected { index: *index, name, is_key: key.contains(index) }
+        };
+        Layout { columns: selected.iter().map(column).collect(), prefix, key, relation, is_full }
+    }
+
+    /// A row of the initial snapshot.
+    pub fn snapshot_row(&self, out: &mut Vec<u8>, row: &Row<'_>) {
+        self.begin(out, row);
+        self.values(out, row, |_| true);
+        out.extend_from_slice(b"},\"headers\":{\"operation\":\"insert\",");
+        out.extend_from_slice(&self.relation);
+        out.extend_from_slice(b"}}");
+    }
+
+    /// A change of the log. `false`: nothing that is shown has changed, and nothing was written.
+    pub fn change(&self, out: &mut Vec<u8>, change: Change<'_>, place: Place) -> bool {
+        match change {
+            Change::Insert { row, from } => {
+                self.begin(out, row);
+                self.values(out, row, |_| true);
+                self.end(out, "insert", place, from.map(|from| ("key_change_from", from)));
+            }
+            Change::Update { old, new } => {
+                if !self.columns.iter().any(|column| old[column.index] != new[column.index]) {
+                    return false;
+                }
+                self.begin(out, new);
+                let differs = |column: &Selected| old[column.index] != new[column.index];
+                if self.is_full {
+                    self.values(out, new, |_| true);
+                    out.extend_from_slice(b"},\"old_value\":{");
+                    self.values(out, old, differs);
+                } else {
+                    self.values(out, new, |column| column.is_key || differs(column));
+                }
+                self.end(out, "update", place, None);
+            }
+            Change::Delete { row, to } => {
+                self.begin(out, row);
+                self.values(out, row, |column| self.is_full || column.is_key);
+                self.end(out, "delete", place, to.map(|to| ("key_change_to", to)));
+            }
+        }
+        true
+    }
+
+    /// Whether two rows are the same one.
+    pub fn has_same_key(&self, a: &Row<'_>, b: &Row<'_>) -> bool {
+        self.key.iter().all(|index| a[*index] == b[*index])
+    }
+
+    fn begin(&self, out: &mut Vec<u8>, row: &Row<'_>) {
+        out.extend_from_slice(&self.prefix);
+        self.key_values(out, row);
+        out.extend_from_slice(b"\",\"value\":{");
+    }
+
+    /// The key's values, inside a JSON string: `/"1"/_/"a//b"`.
+    fn key_values(&self, out: &mut Vec<u8>, row: &Row<'_>) {
+        for index in &self.key {
+            let Some(value) = row[*index] else {
+                out.extend_from_slice(b"/_");
+                continue;
+            };
+            out.extend_from_slice(b"/\\\"");
+            let mut parts = value.split(|byte| *byte == b'/');
+            json::escaped(out, parts.next().unwrap_or_default());
+            for part in parts {
+                out.extend_from_slice(b"//");
+                json::escaped(out, part);
+            }
+            out.extend_from_slice(b"\\\"");
+        }
+    }
+
+    fn values(&self, out: &mut Vec<u8>, row: &Row<'_>, is_shown: impl Fn(&Selected) -> bool) {
+        let mut separator: &[u8] = b"";
+        for column in self.columns.iter().filter(|column| is_shown(column)) {
+            out.extend_from_slice(separator);
+            out.extend_from_slice(&column.name);
+            json::value(out, row[column.index]);
+            separator = b",";
+        }
+    }
+
+    fn end(&self, out: &mut Vec<u8>, operation: &str, place: Place, key_change: Option<(&str, &Row<'_>)>) {
+        out.extend_from_slice(b"},\"headers\":{\"operation\":\"");
+        out.extend_from_slice(operation.as_bytes());
+        out.extend_from_slice(b"\",");
+        out.extend_from_slice(&self.relation);
+        if let Some((name, row)) = key_change {
+            out.extend_from_slice(format!(",\"{name}\":\"").as_bytes());
+            // The table's name, without what opens a message.
+            out.extend_from_slice(&self.prefix[b"{\"key\":\"".len()..]);
+            self.key_values(out, row);
+            out.push(b'"');
+        }
+        out.extend_from_slice(b",\"lsn\":\"");
+        json::number(out, place.lsn);
+        out.extend_from_slice(b"\",\"op_position\":");
+        json::number(out, place.op);
+        out.extend_from_slice(b",\"txids\":[");
+        json::number(out, place.xid.into());
+        out.extend_from_slice(if place.last { b"],\"last\":true}}" } else { b"]}}" });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const PLACE: Place = Place { lsn: 26_800_584, op: 4, xid: 751, last: false };
+
+    fn columns(names: &[(&str, Option<usize>)]) -> Vec<Column> {
+        names.iter().map(|(name, key)| Column { name: (*name).into(), key_index: *key }).collect()
+    }
+
+    fn orders(is_full: bool) -> Layout {
+        let columns = columns(&[("id", Some(0)), ("note", None), ("qty", None)]);
+        Layout::new("public", "orders", &columns, &[0, 1, 2], is_full)
+    }
+
+    fn row<'a>(values: &[Option<&'a str>]) -> Vec<Option<&'a [u8]>> {
+        values.iter().map(|value| value.map(str::as_bytes)).collect()
+    }
+
+    fn written(layout: &Layout, change: Change<'_>) -> Value {
+        let mut out = Vec::new();
+        assert!(layout.change(&mut out, change, PLACE));
+        serde_json::from_slice(&out).expect("it is JSON")
+    }
+
+    fn headers(operation: &str) -> Value {
+        json!({"operation": operation, "relation": ["public", "orders"], "lsn": "26800584", "op_position": 4, "txids": [751]})
+    }
+
+    #[test]
+    fn a_row_of_the_snapshot_carries_only_operation_and_relation() {
+        let mut out = Vec::new();
+        orders(false).snapshot_row(&mut out, &row(&[Some("1"), Some("a \"b\"\n"), None]));
+        let expected = json!({
+            "key": "\"public\".\"orders\"/\"1\"",
+            "value": {"id": "1", "note": "a \"b\"\n", "qty": null},
+            "headers": {"operation": "insert", "relation": ["public", "orders"]},
+        });
+        assert_eq!(serde_json::from_slice::<Value>(&out).unwrap(), expected);
+    }
+
+    #[test]
+    fn an_update_shows_the_key_and_what_changed() {
+        let (old, new) = (row(&[Some("1"), Some("a"), Some("2")]), row(&[Some("1"), Some("b"), Some("2")]));
+        let message = written(&orders(false), Change::Update { old: &old, new: &new });
+        assert_eq!(message["value"], json!({"id": "1", "note": "b"}));
+        assert_eq!(message["headers"], headers("update"));
+        assert_eq!(message.get("old_value"), None);
+    }
+
+    #[test]
+    fn a_full_update_shows_the_row_and_the_old_values_of_what_changed() {
+        let (old, new) = (row(&[Some("1"), Some("a"), Some("2")]), row(&[Some("1"), None, Some("2")]));
+        let message = written(&orders(true), Change::Update { old: &old, new: &new });
+        assert_eq!(message["value"], json!({"id": "1", "note": null, "qty": "2"}));
+        assert_eq!(message["old_value"], json!({"note": "a"}));
+    }
+
+    #[test]
+    fn an_update_of_what_isnt_shown_is_no_change() {
+        let columns = columns(&[("id", Some(0)), ("note", None), ("qty", None)]);
+        let layout = Layout::new("public", "orders", &columns, &[0, 2], false);
+        let (old, new) = (row(&[Some("1"), Some("a"), Some("2")]), row(&[Some("1"), Some("b"), Some("2")]));
+        let mut out = Vec::new();
+        assert!(!layout.change(&mut out, Change::Update { old: &old, new: &new }, PLACE) && out.is_empty());
+    }
+
+    #[test]
+    fn a_delete_shows_the_key_or_the_row() {
+        let gone = row(&[Some("1"), Some("a"), None]);
+        let message = written(&orders(false), Change::Delete { row: &gone, to: None });
+        assert_eq!((&message["value"], &message["headers"]), (&json!({"id": "1"}), &headers("delete")));
+        let message = written(&orders(true), Change::Delete { row: &gone, to: None });
+        assert_eq!(message["value"], json!({"id": "1", "note": "a", "qty": null}));
+    }
+
+    #[test]
+    fn a_change_of_the_key_names_the_other_key_on_both_sides() {
+        let (old, new) = (row(&[Some("1"), Some("a"), None]), row(&[Some("2"), Some("a"), None]));
+        let layout = orders(false);
+        assert!(!layout.has_same_key(&old, &new) && layout.has_same_key(&old, &old));
+        let message = written(&layout, Change::Delete { row: &old, to: Some(&new) });
+        assert_eq!(message["headers"]["key_change_to"], "\"public\".\"orders\"/\"2\"");
+        let message = written(&layout, Change::Insert { row: &new, from: Some(&old) });
+        assert_eq!(message["headers"]["key_change_from"], "\"public\".\"orders\"/\"1\"");
+    }
+
+    #[test]
+    fn keys_double_what_separates_their_parts() {
+        let columns = columns(&[("a/b", Some(1)), ("c", Some(0)), ("d", None)]);
+        let layout = Layout::new("my.schema", "a/table", &columns, &[0, 1, 2], false);
+        let odd = row(&[Some("x/y\"z\""), None, Some("d")]);
+        let message = written(&layout, Change::Insert { row: &odd, from: None });
+        assert_eq!(message["key"], "\"my..schema\".\"a//table\"/_/\"x//y\"z\"\"");
+        assert_eq!(message["value"]["a/b"], "x/y\"z\"");
+    }
+
+    #[test]
+    fn without_a_primary_key_all_columns_are_the_key() {
+        let columns = columns(&[("a", None), ("b", None)]);
+        let layout = Layout::new("public", "logs", &columns, &[0, 1], false);
+        let gone = row(&[Some("1"), None]);
+        let message = written(&layout, Change::Delete { row: &gone, to: None });
+        assert_eq!(message["key"], "\"public\".\"logs\"/\"1\"/_");
+        assert_eq!(message["value"], json!({"a": "1", "b": null}));
+    }
+
+    #[test]
+    fn the_last_change_of_a_transaction_says_so() {
+        let new = row(&[Some("1"), None, None]);
+        let mut out = Vec::new();
+        orders(false).change(
+            &mut out,
+            Change::Insert { row: &new, from: None },
+            Place { last: true, ..PLACE },
+        );
+        assert_eq!(serde_json::from_slice::<Value>(&out).unwrap()["headers"]["last"], true);
+    }
+}

@@ -1,0 +1,9 @@
+//! From rows to the bytes that clients get.
+//!
+//! Invariant: a message is written once, by hand, into the bytes that go to disk and to every client; nothing is parsed or written
+//! again. Values are what Postgres wrote, as JSON strings, or null.
+
+mod json;
+mod layout;
+
+pub use self::layout::{Change, Column, Layout, Place, Row};

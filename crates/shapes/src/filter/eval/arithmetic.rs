@@ -1,0 +1,196 @@
+//! `+ - * / % ^ & | #` and prefix operators on numbers, with the errors of Postgres (int.c, float.c, numeric.c).
+
+use std::borrow::Cow;
+
+use super::{clock, fit_integer};
+use crate::filter::error::EvalError;
+use crate::filter::typing::Scalar;
+use crate::filter::typing::expr::Arithmetic;
+use crate::filter::value::Value;
+use crate::filter::value::interval::Interval;
+
+pub(super) fn apply<'v>(
+    arithmetic: Arithmetic,
+    result: Scalar,
+    left: Value<'v>,
+    right: Value<'v>,
+) -> Result<Value<'v>, EvalError> {
+    match (left, right) {
+        (Value::Int(left), Value::Int(right)) => integer(arithmetic, left, right, result),
+        (Value::Float4(left), Value::Float4(right)) => Ok(Value::Float4(float4(arithmetic, left, right)?)),
+        (Value::Float8(left), Value::Float8(right)) => Ok(Value::Float8(float8(arithmetic, left, right)?)),
+        (Value::Float4(left), Value::Float8(right)) => {
+            Ok(Value::Float8(float8(arithmetic, f64::from(left), right)?))
+        }
+        (Value::Float8(left), Value::Float4(right)) => {
+            Ok(Value::Float8(float8(arithmetic, left, f64::from(right))?))
+        }
+        (Value::Numeric(left), Value::Numeric(right)) => Ok(Value::numeric(match arithmetic {
+            Arithmetic::Add => left.add(&right)?,
+            Arithmetic::Subtract => left.subtract(&right)?,
+            Arithmetic::Multiply => left.multiply(&right)?,
+            Arithmetic::Divide => left.divide(&right)?,
+            Arithmetic::Remainder => left.remainder(&right)?,
+            Arithmetic::Power | Arithmetic::And | Arithmetic::Or | Arithmetic::Xor => {
+                unreachable!("numeric has no such operator here")
+            }
+        })),
+        (Value::Interval(interval), Value::Float8(factor)) => {
+            scale(interval, factor, arithmetic).map(Value::Interval)
+        }
+        (Value::Float8(factor), Value::Interval(interval)) => {
+            scale(interval, factor, arithmetic).map(Value::Interval)
+        }
+        (left, right) => clock::apply(arithmetic, left, right),
+    }
+}
+
+fn integer(
+    arithmetic: Arithmetic,
+    left: i64,
+    right: i64,
+    result: Scalar,
+) -> Result<Value<'static>, EvalError> {
+    let value = match arithmetic {
+        Arithmetic::Add => left.checked_add(right),
+        Arithmetic::Subtract => left.checked_sub(right),
+        Arithmetic::Multiply => left.checked_mul(right),
+        Arithmetic::Divide | Arithmetic::Remainder if right == 0 => return Err(EvalError::division_by_zero()),
+        Arithmetic::Divide => left.checked_div(right),
+        Arithmetic::Remainder => Some(left.wrapping_rem(right)),
+        Arithmetic::And => Some(left & right),
+        Arithmetic::Or => Some(left | right),
+        Arithmetic::Xor => Some(left ^ right),
+        Arithmetic::Power => unreachable!("^ is of floats"),
+    };
+    fit_integer(value.ok_or_else(|| EvalError::out_of_range(result.name()))?, result)
+}
+
+fn overflow() -> EvalError {
+    EvalError::new("22003", "value out of range: overflow")
+}
+
+fn underflow() -> EvalError {
+    EvalError::new("22003", "value out of range: underflow")
+}
+
+fn float8(arithmetic: Arithmetic, left: f64, right: f64) -> Result<f64, EvalError> {
+    let value = match arithmetic {
+        Arithmetic::Add => left + right,
+        Arithmetic::Subtract => left - right,
+        Arithmetic::Multiply => left * right,
+        Arithmetic::Divide if right == 0.0 && !left.is_nan() => return Err(EvalError::division_by_zero()),
+        Arithmetic::Divide => left / right,
+        Arithmetic::Power => return power(left, right),
+        Arithmetic::Remainder | Arithmetic::And | Arithmetic::Or | Arithmetic::Xor => {
+            unreachable!("floats have no such operator")
+        }
+    };
+    let infinite_operand = left.is_infinite() || (arithmetic != Arithmetic::Divide && right.is_infinite());
+    if value.is_infinite() && !infinite_operand {
+        return Err(overflow());
+    }
+    let may_vanish = match arithmetic {
+        Arithmetic::Multiply => left != 0.0 && right != 0.0,
+        Arithmetic::Divide => left != 0.0 && !right.is_infinite(),
+        _ => false,
+    };
+    if value == 0.0 && may_vanish { Err(underflow()) } else { Ok(value) }
+}
+
+fn float4(arithmetic: Arithmetic, left: f32, right: f32) -> Result<f32, EvalError> {
+    let value = match arithmetic {
+        Arithmetic::Add => left + right,
+        Arithmetic::Subtract => left - right,
+        Arithmetic::Multiply => left * right,
+        Arithmetic::Divide if right == 0.0 && !left.is_nan() => return Err(EvalError::division_by_zero()),
+        Arithmetic::Divide => left / right,
+        Arithmetic::Power | Arithmetic::Remainder | Arithmetic::And | Arithmetic::Or | Arithmetic::Xor => {
+            unreachable!("float4 has no such operator")
+        }
+    };
+    let infinite_operand = left.is_infinite() || (arithmetic != Arithmetic::Divide && right.is_infinite());
+    if value.is_infinite() && !infinite_operand {
+        return Err(overflow());
+    }
+    let may_vanish = match arithmetic {
+        Arithmetic::Multiply => left != 0.0 && right != 0.0,
+        Arithmetic::Divide => left != 0.0 && !right.is_infinite(),
+        _ => false,
+    };
+    if value == 0.0 && may_vanish { Err(underflow()) } else { Ok(value) }
+}
+
+/// dpow: pow() of the C library, with SQL's errors before it.
+fn power(base: f64, exponent: f64) -> Result<f64, EvalError> {
+    let invalid = |message: &'static str| EvalError::new("2201F", message);
+    if base.is_nan() {
+        return Ok(if exponent == 0.0 { 1.0 } else { f64::NAN });
+    }
+    if exponent.is_nan() {
+        return Ok(if base == 1.0 { 1.0 } else { f64::NAN });
+    }
+    if base == 0.0 && exponent < 0.0 {
+        return Err(invalid("zero raised to a negative power is undefined"));
+    }
+    if base < 0.0 && exponent.floor() != exponent {
+        return Err(invalid("a negative number raised to a non-integer power yields a complex result"));
+    }
+    let value = base.powf(exponent);
+    if base.is_infinite() || exponent.is_infinite() {
+        return Ok(value);
+    }
+    if value.is_infinite() {
+        return Err(overflow());
+    }
+    if value == 0.0 && base != 0.0 { Err(underflow()) } else { Ok(value) }
+}
+
+fn scale(interval: Interval, factor: f64, arithmetic: Arithmetic) -> Result<Interval, EvalError> {
+    if arithmetic == Arithmetic::Multiply {
+        if factor.is_infinite() {
+            // Versions differ: an error before 17, perhaps an infinite interval since.
+            return Err(EvalError::new("0A000", "cannot multiply an interval by infinity"));
+        }
+        return interval.scaled(|part| part * factor);
+    }
+    if factor == 0.0 {
+        return Err(EvalError::division_by_zero());
+    }
+    interval.scaled(|part| part / factor)
+}
+
+pub(super) fn negate(value: Value<'_>, scalar: Scalar) -> Result<Value<'_>, EvalError> {
+    Ok(match value {
+        Value::Int(value) => {
+            let negated = value.checked_neg().ok_or_else(|| EvalError::out_of_range(scalar.name()))?;
+            return fit_integer(negated, scalar);
+        }
+        Value::Float4(value) => Value::Float4(-value),
+        Value::Float8(value) => Value::Float8(-value),
+        Value::Numeric(value) => Value::Numeric(Cow::Owned(value.negated())),
+        Value::Interval(value) => Value::Interval(value.negated()?),
+        other => unreachable!("- takes numbers and intervals: {other:?}"),
+    })
+}
+
+pub(super) fn absolute(value: Value<'_>, scalar: Scalar) -> Result<Value<'_>, EvalError> {
+    Ok(match value {
+        Value::Int(value) if value < 0 => return negate(Value::Int(value), scalar),
+        Value::Int(value) => Value::Int(value),
+        Value::Float4(value) => Value::Float4(value.abs()),
+        Value::Float8(value) => Value::Float8(value.abs()),
+        Value::Numeric(value) => Value::Numeric(Cow::Owned(value.abs())),
+        other => unreachable!("@ takes numbers: {other:?}"),
+    })
+}
+
+pub(super) fn square_root(value: Value<'_>) -> Result<Value<'_>, EvalError> {
+    match value {
+        Value::Float8(value) if value < 0.0 => {
+            Err(EvalError::new("2201F", "cannot take square root of a negative number"))
+        }
+        Value::Float8(value) => Ok(Value::Float8(value.sqrt())),
+        other => unreachable!("|/ takes double precision: {other:?}"),
+    }
+}

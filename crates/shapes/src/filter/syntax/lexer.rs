@@ -1,0 +1,444 @@
+//! Text to tokens, by the rules of Postgres' own lexer (scan.l).
+//!
+//! Invariant: tokens cover the text in order, and each knows the byte where it begins and ends.
+//! Not here: meaning. Keywords are words like all others; `keywords.rs` knows which are reserved.
+
+use crate::filter::error::FilterError;
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Token {
+    pub(crate) kind: TokenKind,
+    pub(crate) start: usize,
+    pub(crate) end: usize,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum TokenKind {
+    /// Folded to lower case, and cut at 63 bytes.
+    Word(String),
+    /// In double quotes, as it stands between them.
+    Quoted(String),
+    /// What a string constant of any form says.
+    Text(String),
+    /// Digits only.
+    Integer(String),
+    /// With a point or an exponent.
+    Decimal(String),
+    Parameter(usize),
+    /// An operator of one or more characters.
+    Operator(String),
+    /// `( ) [ ] , ; : . ::` and the like.
+    Mark(&'static str),
+    End,
+}
+
+/// Postgres cuts longer names, with a notice.
+const MAX_NAME_BYTES: usize = 63;
+const OPERATOR_BYTES: &[u8] = b"~!@#^&|`?+-*/%<>=";
+/// An operator may end in `+` or `-` only if it has one of these.
+const UNUSUAL_BYTES: &[u8] = b"~!@#^&|`?%";
+
+pub(crate) fn tokens(text: &str, version: u32) -> Result<Vec<Token>, FilterError> {
+    let mut lexer = Lexer { text, bytes: text.as_bytes(), at: 0, version };
+    let mut tokens = Vec::new();
+    loop {
+        let token = lexer.next()?;
+        let ended = token.kind == TokenKind::End;
+        tokens.push(token);
+        if ended {
+            return Ok(tokens);
+        }
+    }
+}
+
+/// Folds and cuts a name as Postgres does with one that isn't quoted.
+fn fold(name: &str) -> String {
+    cut(name.to_ascii_lowercase())
+}
+
+fn cut(mut name: String) -> String {
+    if name.len() > MAX_NAME_BYTES {
+        let end = (0..=MAX_NAME_BYTES).rev().find(|end| name.is_char_boundary(*end)).unwrap_or(0);
+        name.truncate(end);
+    }
+    name
+}
+
+struct Lexer<'t> {
+    text: &'t str,
+    bytes: &'t [u8],
+    at: usize,
+    version: u32,
+}
+
+impl Lexer<'_> {
+    fn next(&mut self) -> Result<Token, FilterError> {
+        self.skip_blanks()?;
+        let start = self.at;
+        let kind = match self.peek(0) {
+            0 if self.at >= self.bytes.len() => TokenKind::End,
+            b'\'' => self.quoted_text(start)?,
+            b'"' => TokenKind::Quoted(cut(self.quoted_name(start)?)),
+            b'$' => self.dollar(start)?,
+            b'0'..=b'9' => self.number(start)?,
+            b'.' if self.peek(1).is_ascii_digit() => self.number(start)?,
+            byte if is_word_start(byte) => self.word(start)?,
+            byte if OPERATOR_BYTES.contains(&byte) => self.operator(start),
+            _ => self.mark(start)?,
+        };
+        Ok(Token { kind, start, end: self.at })
+    }
+
+    fn peek(&self, ahead: usize) -> u8 {
+        self.bytes.get(self.at + ahead).copied().unwrap_or(0)
+    }
+
+    fn error(&self, message: &str, start: usize) -> FilterError {
+        let near = self.text.get(start..self.at.min(self.text.len())).unwrap_or_default();
+        FilterError::syntax(self.text, start, format!("{message} at or near \"{near}\""))
+    }
+
+    fn skip_blanks(&mut self) -> Result<bool, FilterError> {
+        let mut newline = false;
+        loop {
+            match self.peek(0) {
+                b'\n' | b'\r' => {
+                    newline = true;
+                    self.at += 1;
+                }
+                b' ' | b'\t' | 0x0c => self.at += 1,
+                // Postgres takes a vertical tab for a blank since 16.
+                0x0b if self.version >= 16 => self.at += 1,
+                b'-' if self.peek(1) == b'-' => {
+                    let rest = &self.bytes[self.at..];
+                    self.at +=
+                        rest.iter().position(|byte| matches!(byte, b'\n' | b'\r')).unwrap_or(rest.len());
+                }
+                b'/' if self.peek(1) == b'*' => self.skip_comment()?,
+                _ => return Ok(newline),
+            }
+        }
+    }
+
+    fn skip_comment(&mut self) -> Result<(), FilterError> {
+        let (start, mut depth) = (self.at, 0_usize);
+        loop {
+            match (self.peek(0), self.peek(1)) {
+                (b'/', b'*') => {
+                    depth += 1;
+                    self.at += 2;
+                }
+                (b'*', b'/') => {
+                    depth -= 1;
+                    self.at += 2;
+                    if depth == 0 {
+                        return Ok(());
+                    }
+                }
+                _ if self.at >= self.bytes.len() => return Err(self.error("unterminated /* comment", start)),
+                _ => self.at += 1,
+            }
+        }
+    }
+
+    /// After the opening quote, up to the closing one; `''` is a quote.
+    fn quoted(&mut self, quote: u8, start: usize, unterminated: &str) -> Result<String, FilterError> {
+        let mut out = Vec::new();
+        loop {
+            match self.bytes.get(self.at) {
+                None => return Err(self.error(unterminated, start)),
+                Some(byte) if *byte == quote => {
+                    self.at += 1;
+                    if self.peek(0) != quote {
+                        return Ok(String::from_utf8(out).expect("cut at quotes only"));
+                    }
+                    out.push(quote);
+                    self.at += 1;
+                }
+                Some(byte) => {
+                    out.push(*byte);
+                    self.at += 1;
+                }
+            }
+        }
+    }
+
+    fn quoted_name(&mut self, start: usize) -> Result<String, FilterError> {
+        self.at += 1;
+        let name = self.quoted(b'"', start, "unterminated quoted identifier")?;
+        match name.is_empty() {
+            true => Err(self.error("zero-length delimited identifier", start)),
+            false => Ok(name),
+        }
+    }
+
+    fn quoted_text(&mut self, start: usize) -> Result<TokenKind, FilterError> {
+        self.at += 1;
+        let mut text = self.quoted(b'\'', start, "unterminated quoted string")?;
+        while self.continues()? {
+            text.push_str(&self.quoted(b'\'', start, "unterminated quoted string")?);
+        }
+        Ok(TokenKind::Text(text))
+    }
+
+    /// Whether the string goes on: another quote after blanks with a line break among them.
+    fn continues(&mut self) -> Result<bool, FilterError> {
+        let before = self.at;
+        let newline = self.skip_blanks()?;
+        if newline && self.peek(0) == b'\'' {
+            self.at += 1;
+            return Ok(true);
+        }
+        self.at = before;
+        Ok(false)
+    }
+
+    fn dollar(&mut self, start: usize) -> Result<TokenKind, FilterError> {
+        if self.peek(1).is_ascii_digit() {
+            self.at += 1;
+            let digits = self.digits().to_owned();
+            if is_word_start(self.peek(0)) {
+                return Err(self.junk("trailing junk after parameter", start));
+            }
+            // A number that doesn't fit has no value either.
+            return Ok(TokenKind::Parameter(digits.parse().unwrap_or(usize::MAX)));
+        }
+        let rest = &self.text[self.at + 1..];
+        let tag_ends = rest.find('$').filter(|end| is_tag(&rest[..*end]));
+        let Some(tag_ends) = tag_ends else {
+            self.at += 1;
+            return Err(self.error("syntax error", start));
+        };
+        let delimiter = &self.text[self.at..self.at + tag_ends + 2];
+        let body = self.at + delimiter.len();
+        match self.text[body..].find(delimiter) {
+            Some(length) => {
+                self.at = body + length + delimiter.len();
+                Ok(TokenKind::Text(self.text[body..body + length].to_owned()))
+            }
+            None => {
+                self.at = self.bytes.len();
+                Err(self.error("unterminated dollar-quoted string", start))
+            }
+        }
+    }
+
+    /// A word right after a number.
+    fn junk(&mut self, message: &str, start: usize) -> FilterError {
+        while is_word_byte(self.peek(0)) {
+            self.at += 1;
+        }
+        self.error(message, start)
+    }
+
+    fn digits(&mut self) -> &str {
+        let start = self.at;
+        while self.peek(0).is_ascii_digit() {
+            self.at += 1;
+        }
+        &self.text[start..self.at]
+    }
+
+    fn number(&mut self, start: usize) -> Result<TokenKind, FilterError> {
+        let mut decimal = false;
+        self.digits();
+        if self.peek(0) == b'.' && self.peek(1) != b'.' {
+            decimal = true;
+            self.at += 1;
+            self.digits();
+        }
+        if matches!(self.peek(0), b'e' | b'E') {
+            let sign = usize::from(matches!(self.peek(1), b'+' | b'-'));
+            if self.peek(1 + sign).is_ascii_digit() {
+                decimal = true;
+                self.at += 1 + sign;
+                self.digits();
+            }
+        }
+        let end = self.at;
+        if is_word_start(self.peek(0)) {
+            let digits = &self.text[start..end];
+            // 0x1f, 0o17, 0b11 and 1_000 are numbers since 16; we know only plain ones.
+            if self.version >= 16 && (self.peek(0) == b'_' || digits == "0") {
+                return Err(FilterError::unsupported(self.text, start, "numbers with a base or underscores"));
+            }
+            return Err(self.junk("trailing junk after numeric literal", start));
+        }
+        let number = self.text[start..end].to_owned();
+        Ok(if decimal { TokenKind::Decimal(number) } else { TokenKind::Integer(number) })
+    }
+
+    fn word(&mut self, start: usize) -> Result<TokenKind, FilterError> {
+        match (self.peek(0).to_ascii_lowercase(), self.peek(1)) {
+            (b'e', b'\'') => {
+                self.at += 2;
+                return self.escaped_text(start);
+            }
+            (b'b' | b'x', b'\'') => {
+                return Err(FilterError::unsupported(self.text, start, "bit strings"));
+            }
+            (b'n', b'\'') => {
+                return Err(FilterError::unsupported(self.text, start, "national character strings"));
+            }
+            (b'u', b'&') if matches!(self.peek(2), b'\'' | b'"') => {
+                return Err(FilterError::unsupported(
+                    self.text,
+                    start,
+                    "strings and names with Unicode escapes",
+                ));
+            }
+            _ => {}
+        }
+        while is_word_byte(self.peek(0)) {
+            self.at += 1;
+        }
+        Ok(TokenKind::Word(fold(&self.text[start..self.at])))
+    }
+
+    /// `E'…'`, after its opening quote.
+    fn escaped_text(&mut self, start: usize) -> Result<TokenKind, FilterError> {
+        let mut out = Vec::new();
+        loop {
+            match self.bytes.get(self.at).copied() {
+                None => return Err(self.error("unterminated quoted string", start)),
+                Some(b'\'') if self.peek(1) == b'\'' => {
+                    out.push(b'\'');
+                    self.at += 2;
+                }
+                Some(b'\'') => {
+                    self.at += 1;
+                    if !self.continues()? {
+                        break;
+                    }
+                }
+                Some(b'\\') => self.escape(&mut out, start)?,
+                Some(byte) => {
+                    out.push(byte);
+                    self.at += 1;
+                }
+            }
+        }
+        match String::from_utf8(out) {
+            Ok(text) if !text.contains('\0') => Ok(TokenKind::Text(text)),
+            _ => {
+                let message = "invalid byte sequence for encoding \"UTF8\"".to_owned();
+                Err(FilterError::invalid(self.text, start, "22021", message))
+            }
+        }
+    }
+
+    fn escape(&mut self, out: &mut Vec<u8>, start: usize) -> Result<(), FilterError> {
+        let escaped = self.peek(1);
+        self.at += 2;
+        match escaped {
+            b'b' => out.push(8),
+            b'f' => out.push(12),
+            b'n' => out.push(b'\n'),
+            b'r' => out.push(b'\r'),
+            b't' => out.push(b'\t'),
+            b'v' if self.version >= 16 => out.push(11),
+            b'0'..=b'7' | b'x' | b'u' | b'U' => {
+                return Err(FilterError::unsupported(self.text, start, "escapes of characters by number"));
+            }
+            0 => return Err(self.error("unterminated quoted string", start)),
+            other => out.push(other),
+        }
+        Ok(())
+    }
+
+    fn operator(&mut self, start: usize) -> TokenKind {
+        while OPERATOR_BYTES.contains(&self.peek(0)) {
+            let comment = matches!((self.peek(0), self.peek(1)), (b'-', b'-') | (b'/', b'*'));
+            if comment && self.at > start {
+                break;
+            }
+            self.at += 1;
+        }
+        let unusual = self.bytes[start..self.at].iter().any(|byte| UNUSUAL_BYTES.contains(byte));
+        while self.at - start > 1 && matches!(self.bytes[self.at - 1], b'+' | b'-') && !unusual {
+            self.at -= 1;
+        }
+        match &self.text[start..self.at] {
+            "!=" => TokenKind::Operator("<>".to_owned()),
+            "=>" => TokenKind::Mark("=>"),
+            operator => TokenKind::Operator(operator.to_owned()),
+        }
+    }
+
+    fn mark(&mut self, start: usize) -> Result<TokenKind, FilterError> {
+        const MARKS: [&str; 11] = ["::", ":=", "..", "(", ")", "[", "]", ",", ";", ":", "."];
+        match MARKS.into_iter().find(|mark| self.text[self.at..].starts_with(mark)) {
+            Some(mark) => {
+                self.at += mark.len();
+                Ok(TokenKind::Mark(mark))
+            }
+            None => {
+                self.at += self.text[self.at..].chars().next().map_or(1, char::len_utf8);
+                Err(self.error("syntax error", start))
+            }
+        }
+    }
+}
+
+fn is_word_start(byte: u8) -> bool {
+    byte.is_ascii_alphabetic() || byte == b'_' || byte >= 0x80
+}
+
+fn is_word_byte(byte: u8) -> bool {
+    is_word_start(byte) || byte.is_ascii_digit() || byte == b'$'
+}
+
+fn is_tag(tag: &str) -> bool {
+    let start = tag.bytes().next().is_none_or(is_word_start);
+    start && tag.bytes().all(|byte| is_word_byte(byte) && byte != b'$')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kinds(text: &str) -> Vec<TokenKind> {
+        let mut kinds: Vec<_> = tokens(text, 15).unwrap().into_iter().map(|token| token.kind).collect();
+        assert_eq!(kinds.pop(), Some(TokenKind::End));
+        kinds
+    }
+
+    fn operator(text: &str) -> TokenKind {
+        TokenKind::Operator(text.to_owned())
+    }
+
+    #[test]
+    fn operators_end_where_postgres_ends_them() {
+        assert_eq!(kinds("<-")[0], operator("<"));
+        assert_eq!(kinds("@-")[0], operator("@-"));
+        assert_eq!(kinds("=-- comment\n1").len(), 2);
+        assert_eq!(kinds("*/* a /* b */ c */1").len(), 2);
+        assert_eq!(kinds("!=")[0], operator("<>"));
+        assert_eq!(kinds("||/")[0], operator("||/"));
+    }
+
+    #[test]
+    fn strings_are_read_in_all_their_forms() {
+        let text = |text: &str| vec![TokenKind::Text(text.to_owned())];
+        assert_eq!(kinds("'a''b\\'"), text("a'b\\"));
+        assert_eq!(kinds("'a' -- so\n 'b'"), text("ab"));
+        assert_eq!(kinds("e'\\t\\'x''y'"), text("\t'x'y"));
+        assert_eq!(kinds("$$a'b$$"), text("a'b"));
+        assert_eq!(kinds("$é$a$$b$é$"), text("a$$b"));
+    }
+
+    #[test]
+    fn names_fold_only_ascii_and_only_without_quotes() {
+        assert_eq!(kinds("NäMÉ")[0], TokenKind::Word("nämÉ".to_owned()));
+        assert_eq!(kinds("\"A\"\"b\"")[0], TokenKind::Quoted("A\"b".to_owned()));
+        assert_eq!(fold(&"é".repeat(40)).len(), 62);
+    }
+
+    #[test]
+    fn places_count_characters_after_select_1_where() {
+        let error = |text| tokens(text, 15).unwrap_err().to_string();
+        assert_eq!(error("é = 'abc"), "At location 20: unterminated quoted string at or near \"'abc\"");
+        assert_eq!(error("1abc"), "At location 16: trailing junk after numeric literal at or near \"1abc\"");
+        assert_eq!(error("a \\ b"), "At location 18: syntax error at or near \"\\\"");
+    }
+}

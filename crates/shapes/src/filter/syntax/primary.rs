@@ -1,0 +1,297 @@
+//! The innermost expressions (c_expr): constants, names, calls, CASE, ARRAY, parentheses and subscripts.
+
+use super::keywords::{can_name_column, can_name_function};
+use super::lexer::TokenKind;
+use super::parser::Parser;
+use super::{Choice, Kind, Subscript, Tree, TypeName};
+use crate::filter::error::FilterError;
+
+impl Parser<'_> {
+    pub(super) fn primary(&mut self) -> Result<Tree, FilterError> {
+        let at = self.here();
+        match self.peek().clone() {
+            TokenKind::Integer(number) | TokenKind::Decimal(number) => {
+                self.advance();
+                self.node(Kind::Number(number), at)
+            }
+            TokenKind::Text(text) => {
+                self.advance();
+                self.node(Kind::Text(text), at)
+            }
+            TokenKind::Parameter(number) => {
+                let value = self.parameter(number)?;
+                self.advance();
+                let value = self.node(Kind::Text(value), at)?;
+                self.subscripts(value)
+            }
+            TokenKind::Mark("(") => self.parenthesised(),
+            TokenKind::Quoted(name) => {
+                self.advance();
+                self.named(name, at, true, true)
+            }
+            TokenKind::Word(word) => self.word(&word),
+            TokenKind::Operator(_) | TokenKind::Mark(_) | TokenKind::End => Err(self.syntax_error()),
+        }
+    }
+
+    fn parenthesised(&mut self) -> Result<Tree, FilterError> {
+        self.advance();
+        if self.at_word("select") || self.at_word("with") || self.at_word("values") {
+            return Err(self.unsupported_here("subqueries"));
+        }
+        let inner = self.enclosed()?;
+        if self.peek() == &TokenKind::Mark(",") {
+            return Err(self.unsupported_here("rows"));
+        }
+        self.expect_mark(")")?;
+        if self.peek() == &TokenKind::Mark(".") {
+            return Err(self.unsupported_here("fields of composite values"));
+        }
+        self.subscripts(inner)
+    }
+
+    fn word(&mut self, word: &str) -> Result<Tree, FilterError> {
+        let at = self.here();
+        match word {
+            "true" | "false" => {
+                self.advance();
+                return self.node(Kind::Bool(word == "true"), at);
+            }
+            "null" => {
+                self.advance();
+                return self.node(Kind::Null, at);
+            }
+            "case" => return self.case(),
+            "cast" => return self.cast(),
+            "array" => return self.array(),
+            "exists" if self.call_ahead() => return Err(self.unsupported_here("subqueries")),
+            "row" if self.call_ahead() => return Err(self.unsupported_here("rows")),
+            "coalesce" | "greatest" | "least" if self.call_ahead() => return self.choice(word),
+            "extract" | "overlay" | "position" | "substring" | "trim" | "nullif" | "normalize" | "treat"
+                if self.call_ahead() =>
+            {
+                return Err(self.unsupported(at, format!("the function {word} is")));
+            }
+            "current_date" | "current_time" | "current_timestamp" | "localtime" | "localtimestamp" => {
+                return Err(self.unsupported_here("functions of the current time"));
+            }
+            "current_user" | "current_role" | "session_user" | "user" | "current_catalog"
+            | "current_schema" => {
+                return Err(self.unsupported_here("functions of the session"));
+            }
+            _ => {}
+        }
+        if let Some(constant) = self.typed_constant(word)? {
+            return Ok(constant);
+        }
+        let (column, function) = (can_name_column(word), can_name_function(word));
+        if !column && !function {
+            return Err(self.syntax_error());
+        }
+        self.advance();
+        self.named(word.to_owned(), at, column, function)
+    }
+
+    fn call_ahead(&self) -> bool {
+        self.mark_follows("(")
+    }
+
+    /// `date '2020-01-01'`, `double precision '1'`, `numeric(3, 1) '2'`.
+    fn typed_constant(&mut self, word: &str) -> Result<Option<Tree>, FilterError> {
+        let (start, at) = (self.position(), self.here());
+        let name = match self.special_type(word) {
+            Ok(Some(name)) => Some(name),
+            Err(error) if !matches!(error, FilterError::Syntax { .. }) => return Err(error),
+            Ok(None) if can_name_function(word) => {
+                self.advance();
+                Some(TypeName::plain(word))
+            }
+            Ok(None) | Err(_) => None,
+        };
+        if let (Some(mut name), TokenKind::Text(text)) = (name, self.peek().clone()) {
+            let length_ends = self.position() - 1;
+            self.advance();
+            let narrowed =
+                ["year", "month", "day", "hour", "minute", "second"].iter().any(|word| self.at_word(word));
+            if name.name == "interval" && narrowed {
+                return Err(self.unsupported_here("intervals of some fields or of a precision"));
+            }
+            if matches!(word, "character" | "char" | "nchar" | "national") && !self.is_mark(length_ends, ")")
+            {
+                name.modifiers.clear(); // In this one place, `char` without a length has any length.
+            }
+            let text = self.node(Kind::Text(text), at)?;
+            return self.node(Kind::Cast(Box::new(text), name), at).map(Some);
+        }
+        self.rewind(start);
+        Ok(None)
+    }
+
+    /// A column, perhaps of a table, or a call.
+    fn named(&mut self, name: String, at: usize, column: bool, function: bool) -> Result<Tree, FilterError> {
+        let mut parts = vec![name];
+        while self.take_mark(".") {
+            if self.peek() == &TokenKind::Operator("*".to_owned()) {
+                return Err(self.unsupported_here("whole rows"));
+            }
+            parts.push(self.attribute_name()?);
+        }
+        if self.peek() == &TokenKind::Mark("(") {
+            if parts.len() == 2 && parts[0] == "pg_catalog" {
+                parts.remove(0);
+            } else if parts.len() > 1 {
+                return Err(self.unsupported(at, format!("the function {} is", parts.join("."))));
+            } else if !function {
+                return Err(self.syntax_error());
+            }
+            return self.call(parts.swap_remove(0), at);
+        }
+        if !column {
+            return Err(self.syntax_error());
+        }
+        let column = self.node(Kind::Name(parts), at)?;
+        self.subscripts(column)
+    }
+
+    fn call(&mut self, name: String, at: usize) -> Result<Tree, FilterError> {
+        self.advance();
+        for (word, what) in
+            [("distinct", "aggregates"), ("all", "aggregates"), ("variadic", "VARIADIC arguments")]
+        {
+            if self.at_word(word) {
+                return Err(self.unsupported_here(what));
+            }
+        }
+        if self.peek() == &TokenKind::Operator("*".to_owned()) {
+            return Err(self.unsupported_here("aggregates"));
+        }
+        let arguments = self.list_until(")")?;
+        if matches!(self.peek(), TokenKind::Mark("=>" | ":=")) {
+            return Err(self.unsupported_here("arguments by name"));
+        }
+        self.expect_mark(")")?;
+        for (word, what) in [("over", "window functions"), ("filter", "aggregates"), ("within", "aggregates")]
+        {
+            if self.at_word(word) {
+                return Err(self.unsupported_here(what));
+            }
+        }
+        self.node(Kind::Call(name, arguments), at)
+    }
+
+    fn choice(&mut self, word: &str) -> Result<Tree, FilterError> {
+        let at = self.here();
+        let choice = match word {
+            "coalesce" => Choice::Coalesce,
+            "greatest" => Choice::Greatest,
+            _ => Choice::Least,
+        };
+        self.advance();
+        self.advance();
+        let arguments = self.list_until(")")?;
+        if arguments.is_empty() {
+            return Err(self.syntax_error());
+        }
+        self.expect_mark(")")?;
+        self.node(Kind::Choice(choice, arguments), at)
+    }
+
+    fn cast(&mut self) -> Result<Tree, FilterError> {
+        let at = self.here();
+        self.advance();
+        self.expect_mark("(")?;
+        let operand = self.enclosed()?;
+        self.expect_word("as")?;
+        let name = self.type_name()?;
+        self.expect_mark(")")?;
+        self.node(Kind::Cast(Box::new(operand), name), at)
+    }
+
+    fn array(&mut self) -> Result<Tree, FilterError> {
+        let at = self.here();
+        self.advance();
+        if self.peek() == &TokenKind::Mark("(") {
+            return Err(self.unsupported_here("subqueries"));
+        }
+        self.array_items(at)
+    }
+
+    /// `[1, 2]`, or `[[1], [2]]`, whose inner arrays need no word.
+    fn array_items(&mut self, at: usize) -> Result<Tree, FilterError> {
+        self.expect_mark("[")?;
+        let mut items = Vec::new();
+        if self.peek() == &TokenKind::Mark("[") {
+            self.deeper()?;
+            loop {
+                let at = self.here();
+                items.push(self.array_items(at)?);
+                if !self.take_mark(",") {
+                    break;
+                }
+            }
+            self.shallower();
+        } else {
+            items = self.list_until("]")?;
+        }
+        self.expect_mark("]")?;
+        self.node(Kind::Array(items), at)
+    }
+
+    fn case(&mut self) -> Result<Tree, FilterError> {
+        let at = self.here();
+        self.advance();
+        let operand = if self.at_word("when") { None } else { Some(Box::new(self.enclosed()?)) };
+        let mut arms = Vec::new();
+        while self.take_word("when") {
+            let when = self.enclosed()?;
+            self.expect_word("then")?;
+            arms.push((when, self.enclosed()?));
+        }
+        if arms.is_empty() {
+            return Err(self.syntax_error());
+        }
+        let otherwise = if self.take_word("else") { Some(Box::new(self.enclosed()?)) } else { None };
+        self.expect_word("end")?;
+        self.node(Kind::Case { operand, arms, otherwise }, at)
+    }
+
+    /// `[1][2:3]`, all of it, if any. Only columns, parameters and parentheses may have some.
+    fn subscripts(&mut self, base: Tree) -> Result<Tree, FilterError> {
+        let at = self.here();
+        if self.peek() != &TokenKind::Mark("[") {
+            return Ok(base);
+        }
+        let mut subscripts = Vec::new();
+        while self.take_mark("[") {
+            let bound_ahead = !matches!(self.peek(), TokenKind::Mark(":" | "]"));
+            let from = if bound_ahead { Some(self.enclosed()?) } else { None };
+            subscripts.push(if self.take_mark(":") {
+                let bound_ahead = self.peek() != &TokenKind::Mark("]");
+                Subscript::Slice(from, if bound_ahead { Some(self.enclosed()?) } else { None })
+            } else {
+                Subscript::Index(from.ok_or_else(|| self.syntax_error())?)
+            });
+            self.expect_mark("]")?;
+        }
+        self.node(Kind::Subscript(Box::new(base), subscripts), at)
+    }
+
+    /// Any word at all, or a quoted name: what may stand after a dot.
+    pub(super) fn attribute_name(&mut self) -> Result<String, FilterError> {
+        match self.peek().clone() {
+            TokenKind::Word(name) | TokenKind::Quoted(name) => {
+                self.advance();
+                Ok(name)
+            }
+            _ => Err(self.syntax_error()),
+        }
+    }
+
+    pub(super) fn dotted_name(&mut self) -> Result<Vec<String>, FilterError> {
+        let mut parts = vec![self.attribute_name()?];
+        while self.take_mark(".") {
+            parts.push(self.attribute_name()?);
+        }
+        Ok(parts)
+    }
+}

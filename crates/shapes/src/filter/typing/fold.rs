@@ -1,0 +1,232 @@
+//! Constant parts, evaluated once, as Postgres' planner does (eval_const_expressions).
+//!
+//! In its order, too: what stands after a FALSE in an AND isn't looked at, what stands before it is. A constant part
+//! that fails fails the whole clause, as it would fail every query; but where it depends on the session's settings
+//! ("stable"), Postgres leaves it for when it is needed, and so do we.
+
+use super::expr::{Binary, Expr, Unary};
+use super::kind::{Scalar, Type};
+use crate::filter::error::EvalError;
+use crate::filter::eval;
+use crate::filter::value::Value;
+
+pub(super) fn fold(expr: Expr) -> Result<Expr, EvalError> {
+    let mut stable = false;
+    each(&expr, &mut |part| stable |= is_stable(part));
+    let known = |expr: Expr| known(expr, stable);
+    Ok(match expr {
+        Expr::Const(_) | Expr::Column { .. } | Expr::CaseOperand => expr,
+        Expr::And(operands) => chain(operands, false)?,
+        Expr::Or(operands) => chain(operands, true)?,
+        Expr::Not(operand) => match fold(*operand)? {
+            Expr::Const(value) => known(Expr::Not(Box::new(Expr::Const(value))))?,
+            // NOT NOT x, and NOT over comparisons, as they are.
+            Expr::Not(inner) => *inner,
+            operand => Expr::Not(Box::new(operand)),
+        },
+        Expr::Is { negated, test, operand } => {
+            known(Expr::Is { negated, test, operand: Box::new(fold(*operand)?) })?
+        }
+        Expr::Distinct { negated, blank, operands } => {
+            known(Expr::Distinct { negated, blank, operands: pair(*operands)? })?
+        }
+        Expr::Unary(unary, operand) => match fold(*operand)? {
+            Expr::Const(None) => Expr::NULL,
+            operand => known(Expr::unary(unary, operand))?,
+        },
+        Expr::Binary(binary, operands) => {
+            let operands = pair(*operands)?;
+            if operands.contains(&Expr::NULL) {
+                return Ok(Expr::NULL);
+            }
+            known(Expr::Binary(binary, operands))?
+        }
+        Expr::Quantified { operator, all, operands } => {
+            // A NULL array alone doesn't make it NULL in Postgres' eyes: the left operand may still fail.
+            known(Expr::Quantified { operator, all, operands: pair(*operands)? })?
+        }
+        Expr::Array { nested, items } => known(Expr::Array { nested, items: list(items)? })?,
+        Expr::Index(base, indexes) => known(Expr::Index(Box::new(fold(*base)?), list(indexes)?))?,
+        Expr::Slice(base, ranges) => {
+            let bound = |bound: Option<Expr>| bound.map(fold).transpose();
+            let range = |(from, to)| Ok((bound(from)?, bound(to)?));
+            let ranges = ranges.into_iter().map(range).collect::<Result<_, EvalError>>()?;
+            known(Expr::Slice(Box::new(fold(*base)?), ranges))?
+        }
+        Expr::Coalesce(items) => coalesce(items)?,
+        Expr::Extreme { greatest, blank, items } => {
+            known(Expr::Extreme { greatest, blank, items: list(items)? })?
+        }
+        Expr::Concat(items) => {
+            let items = items.into_iter().map(|(item, kind)| Ok((fold(item)?, kind)));
+            known(Expr::Concat(items.collect::<Result<_, EvalError>>()?))?
+        }
+        Expr::Case { operand, arms, otherwise } => case(operand, arms, *otherwise)?,
+        Expr::ArrayCat(operands) => known(Expr::ArrayCat(pair(*operands)?))?,
+        Expr::ArrayPush { at_end, operands } => {
+            known(Expr::ArrayPush { at_end, operands: pair(*operands)? })?
+        }
+    })
+}
+
+/// Every part of the expression, itself included.
+pub(crate) fn each(expr: &Expr, visit: &mut impl FnMut(&Expr)) {
+    visit(expr);
+    children(expr, &mut |child| each(child, visit));
+}
+
+fn children(expr: &Expr, visit: &mut dyn FnMut(&Expr)) {
+    match expr {
+        Expr::Const(_) | Expr::Column { .. } | Expr::CaseOperand => {}
+        Expr::And(items) | Expr::Or(items) | Expr::Coalesce(items) => items.iter().for_each(visit),
+        Expr::Array { items, .. } | Expr::Extreme { items, .. } => items.iter().for_each(visit),
+        Expr::Not(operand) | Expr::Is { operand, .. } | Expr::Unary(_, operand) => visit(operand),
+        Expr::Distinct { operands, .. }
+        | Expr::Binary(_, operands)
+        | Expr::Quantified { operands, .. }
+        | Expr::ArrayCat(operands)
+        | Expr::ArrayPush { operands, .. } => operands.iter().for_each(visit),
+        Expr::Index(base, indexes) => {
+            visit(base);
+            indexes.iter().for_each(visit);
+        }
+        Expr::Slice(base, ranges) => {
+            visit(base);
+            ranges.iter().flat_map(|(from, to)| from.iter().chain(to)).for_each(visit);
+        }
+        Expr::Concat(items) => items.iter().for_each(|(item, _)| visit(item)),
+        Expr::Case { operand, arms, otherwise } => {
+            operand.iter().for_each(|operand| visit(operand));
+            for (when, then) in arms {
+                visit(when);
+                visit(then);
+            }
+            visit(otherwise);
+        }
+    }
+}
+
+fn list(items: Vec<Expr>) -> Result<Vec<Expr>, EvalError> {
+    items.into_iter().map(fold).collect()
+}
+
+fn pair(operands: [Expr; 2]) -> Result<Box<[Expr; 2]>, EvalError> {
+    let [left, right] = operands;
+    Ok(Box::new([fold(left)?, fold(right)?]))
+}
+
+/// Whether a part depends on the session's settings, in Postgres' eyes.
+fn is_stable(expr: &Expr) -> bool {
+    use Scalar::*;
+    match expr {
+        Expr::Concat(_) => true,
+        Expr::Binary(Binary::Arithmetic(_, result), _) => *result == Timestamptz,
+        Expr::Unary(Unary::Cast { from, to, .. }, _) => match (from, to) {
+            (Type::Scalar(from), Type::Scalar(to)) if to.is_text() => {
+                matches!(from, Date | Timestamp | Timestamptz)
+            }
+            (Type::Scalar(from), Type::Scalar(to)) => {
+                *from == Timestamptz || *to == Timestamptz || (*from == Time && *to == Timetz)
+            }
+            _ => true,
+        },
+        _ => false,
+    }
+}
+
+/// The value, where all of its parts are constants.
+fn known(expr: Expr, stable: bool) -> Result<Expr, EvalError> {
+    let mut constant = true;
+    children(&expr, &mut |child| constant &= child.is_const());
+    if !constant {
+        return Ok(expr);
+    }
+    let value = match eval::constant(&expr) {
+        Ok(value) => value.map(Value::into_owned),
+        Err(_) if stable => return Ok(expr),
+        Err(error) => return Err(error),
+    };
+    Ok(Expr::Const(value))
+}
+
+/// AND, which ends at FALSE, or OR, which ends at TRUE.
+fn chain(operands: Vec<Expr>, ends: bool) -> Result<Expr, EvalError> {
+    let mut kept = Vec::new();
+    for operand in operands {
+        match fold(operand)? {
+            Expr::Const(Some(Value::Bool(value))) if value == ends => return Ok(Expr::truth(ends)),
+            Expr::Const(Some(_)) => {}
+            Expr::And(inner) if !ends => kept.extend(inner),
+            Expr::Or(inner) if ends => kept.extend(inner),
+            Expr::Const(None) if kept.contains(&Expr::NULL) => {}
+            operand => kept.push(operand),
+        }
+    }
+    Ok(match kept.len() {
+        0 => Expr::truth(!ends),
+        1 => kept.swap_remove(0),
+        _ if ends => Expr::Or(kept),
+        _ => Expr::And(kept),
+    })
+}
+
+fn coalesce(items: Vec<Expr>) -> Result<Expr, EvalError> {
+    let mut kept = Vec::new();
+    for item in items {
+        match fold(item)? {
+            Expr::Const(None) => {}
+            constant @ Expr::Const(_) => {
+                kept.push(constant);
+                break;
+            }
+            item => kept.push(item),
+        }
+    }
+    Ok(match kept.len() {
+        0 => Expr::NULL,
+        1 => kept.swap_remove(0),
+        _ => Expr::Coalesce(kept),
+    })
+}
+
+fn case(operand: Option<Box<Expr>>, arms: Vec<(Expr, Expr)>, otherwise: Expr) -> Result<Expr, EvalError> {
+    let operand = operand.map(|operand| fold(*operand)).transpose()?;
+    let mut kept = Vec::new();
+    for (when, then) in arms {
+        let when = match &operand {
+            Some(constant @ Expr::Const(_)) => fold(with_operand(when, constant))?,
+            _ => fold(when)?,
+        };
+        match when {
+            Expr::Const(Some(Value::Bool(true))) => {
+                let then = fold(then)?;
+                return Ok(match kept.is_empty() {
+                    true => then,
+                    false => {
+                        Expr::Case { operand: operand.map(Box::new), arms: kept, otherwise: Box::new(then) }
+                    }
+                });
+            }
+            Expr::Const(_) => {}
+            when => kept.push((when, fold(then)?)),
+        }
+    }
+    let otherwise = fold(otherwise)?;
+    Ok(match kept.is_empty() {
+        true => otherwise,
+        false => Expr::Case { operand: operand.map(Box::new), arms: kept, otherwise: Box::new(otherwise) },
+    })
+}
+
+/// The comparison of a CASE with its operand in place. Only casts can stand between the two.
+fn with_operand(expr: Expr, value: &Expr) -> Expr {
+    match expr {
+        Expr::CaseOperand => value.clone(),
+        Expr::Unary(unary, operand) => Expr::unary(unary, with_operand(*operand, value)),
+        Expr::Binary(binary, operands) => {
+            let [left, right] = *operands;
+            Expr::Binary(binary, Box::new([with_operand(left, value), right]))
+        }
+        other => other,
+    }
+}

@@ -1,0 +1,237 @@
+//! Operators (make_op, make_scalar_array_op).
+
+use super::expr::{Arithmetic, Binary, Comparison, Expr, Unary};
+use super::kind::{Scalar, Type};
+use super::resolve::{self, Choice};
+use super::{Typed, Typer};
+use crate::filter::error::FilterError;
+use crate::filter::schema::Collation;
+use crate::filter::value::letters::Casing;
+
+/// Operators that we know at all; others are refused by name, whatever they stand between.
+const KNOWN: &[&str] = &[
+    "=", "<>", "<", ">", "<=", ">=", "+", "-", "*", "/", "%", "^", "|/", "@", "&", "|", "#", "~", "||", "~~",
+    "!~~", "~~*", "!~~*", "@>", "<@", "&&",
+];
+
+impl Typer<'_> {
+    pub(super) fn prefix(&self, name: &str, operand: Typed, at: usize) -> Result<Typed, FilterError> {
+        self.refuse_unknown_operator(name, at)?;
+        self.refuse_opaque(operand.kind, at)?;
+        let scalar = match resolve::prefix(name, operand.kind) {
+            Choice::Found { result, .. } => result,
+            Choice::None => {
+                return Err(self.no_operator("does not exist", &format!("{name} {}", operand.kind), at));
+            }
+            Choice::Ambiguous => {
+                return Err(self.no_operator("is not unique", &format!("{name} {}", operand.kind), at));
+            }
+        };
+        let operand = self.coerce(operand, Type::Scalar(scalar), at)?.expr;
+        let expr = match name {
+            "-" => Expr::unary(Unary::Negate(scalar), operand),
+            "@" => Expr::unary(Unary::Abs(scalar), operand),
+            "~" => Expr::unary(Unary::BitNot, operand),
+            "|/" => Expr::unary(Unary::SquareRoot, operand),
+            _ => operand,
+        };
+        Ok(Typed::new(expr, Type::Scalar(scalar)))
+    }
+
+    pub(super) fn binary(
+        &self,
+        name: &str,
+        left: Typed,
+        right: Typed,
+        at: usize,
+    ) -> Result<Typed, FilterError> {
+        self.refuse_unknown_operator(name, at)?;
+        if matches!(name, "~" | "@" | "|/") {
+            return Err(self.unsupported(at, format!("the operator {name} is")));
+        }
+        if name == "-" && left.kind == Type::Unknown && right.kind.is_collatable() {
+            return Err(self.unsupported(at, "the operator - of jsonb is".to_owned()));
+        }
+        if let Some(typed) = self.enum_equality(name, &left, &right, at)? {
+            return Ok(typed);
+        }
+        self.refuse_opaque(left.kind, at)?;
+        self.refuse_opaque(right.kind, at)?;
+        let arrays = matches!(left.kind, Type::Array(_)) || matches!(right.kind, Type::Array(_));
+        if arrays || matches!(name, "@>" | "<@" | "&&") {
+            return self.array_operator(name, left, right, at);
+        }
+        let shown = format!("{} {name} {}", left.kind, right.kind);
+        match resolve::binary(name, left.kind, right.kind) {
+            Choice::Found { left: left_kind, right: right_kind, result } => {
+                let left = self.coerce(left, left_kind, at)?;
+                let right = self.coerce(right, right_kind, at)?;
+                self.apply(name, left, right, result, at)
+            }
+            Choice::None => Err(self.no_operator("does not exist", &shown, at)),
+            Choice::Ambiguous => Err(self.no_operator("is not unique", &shown, at)),
+        }
+    }
+
+    /// The operator on operands of its own types.
+    fn apply(
+        &self,
+        name: &str,
+        left: Typed,
+        right: Typed,
+        result: Scalar,
+        at: usize,
+    ) -> Result<Typed, FilterError> {
+        let collated = self.merge([&left, &right], at)?;
+        let result_kind = Type::Scalar(result);
+        if let Some(comparison) = Comparison::of(name) {
+            if left.kind.is_collatable() {
+                self.check_comparison(collated, comparison.is_equality(), at)?;
+            }
+            let blank = left.kind == Type::Scalar(Scalar::Bpchar);
+            return Ok(self.join(Binary::Compare { comparison, blank }, left, right, result_kind));
+        }
+        let arithmetic = match name {
+            "+" => Arithmetic::Add,
+            "-" => Arithmetic::Subtract,
+            "*" => Arithmetic::Multiply,
+            "/" => Arithmetic::Divide,
+            "%" => Arithmetic::Remainder,
+            "^" => Arithmetic::Power,
+            "&" => Arithmetic::And,
+            "|" => Arithmetic::Or,
+            "#" => Arithmetic::Xor,
+            "||" => {
+                let (left, right) = (self.as_text(left, at)?, self.as_text(right, at)?);
+                return Ok(Typed { collated, ..self.join(Binary::Concat, left, right, result_kind) });
+            }
+            _ => return self.like(name, left, right, at),
+        };
+        if arithmetic == Arithmetic::Power && result == Scalar::Numeric {
+            return Err(
+                self.unsupported(at, "the operator ^ on numeric (but on double precision) is".to_owned())
+            );
+        }
+        Ok(self.join(Binary::Arithmetic(arithmetic, result), left, right, result_kind))
+    }
+
+    fn join(&self, binary: Binary, left: Typed, right: Typed, kind: Type) -> Typed {
+        Typed::new(Expr::Binary(binary, Box::new([left.expr, right.expr])), kind)
+    }
+
+    /// `~~` and its kin.
+    pub(super) fn like(
+        &self,
+        name: &str,
+        left: Typed,
+        right: Typed,
+        at: usize,
+    ) -> Result<Typed, FilterError> {
+        let collated = self.merge([&left, &right], at)?;
+        self.check_comparison(collated, true, at)?;
+        let casing = if name.ends_with('*') {
+            Some(self.casing(self.collation(collated), "ILIKE", at)?)
+        } else {
+            None
+        };
+        let negated = name.starts_with('!');
+        Ok(self.join(Binary::Like { negated, casing }, left, right, Type::BOOL))
+    }
+
+    pub(super) fn casing(&self, collation: &Collation, what: &str, at: usize) -> Result<Casing, FilterError> {
+        Casing::of(collation).ok_or_else(|| {
+            self.unsupported(at, format!("{what} under the collation \"{}\" is", collation.name()))
+        })
+    }
+
+    /// An enum's labels are its texts; we don't know their order, and it is for Postgres to refuse a wrong one.
+    fn enum_equality(
+        &self,
+        name: &str,
+        left: &Typed,
+        right: &Typed,
+        at: usize,
+    ) -> Result<Option<Typed>, FilterError> {
+        let Some(comparison) = Comparison::of(name).filter(|comparison| comparison.is_equality()) else {
+            return Ok(None);
+        };
+        let oid = |kind: Type| match kind {
+            Type::Opaque(index) if self.is_enum(kind) => Some(self.schema.columns[index].column_type.oid),
+            _ => None,
+        };
+        let fits = match (oid(left.kind), oid(right.kind)) {
+            (Some(left), Some(right)) => left == right,
+            (Some(_), None) => right.kind == Type::Unknown,
+            (None, Some(_)) => left.kind == Type::Unknown,
+            (None, None) => false,
+        };
+        if !fits {
+            return Ok(None);
+        }
+        let text = |typed: &Typed| self.enum_text(typed.clone(), at);
+        let binary = Binary::Compare { comparison, blank: false };
+        Ok(Some(self.join(binary, text(left)?, text(right)?, Type::BOOL)))
+    }
+
+    pub(super) fn quantified(
+        &self,
+        name: &str,
+        all: bool,
+        left: Typed,
+        right: Typed,
+        at: usize,
+    ) -> Result<Typed, FilterError> {
+        self.refuse_unknown_operator(name, at)?;
+        self.refuse_opaque(left.kind, at)?;
+        self.refuse_opaque(right.kind, at)?;
+        // make_scalar_array_op: the operator is chosen for the left operand and the array's element.
+        let element = match right.kind {
+            Type::Unknown => Type::Unknown,
+            Type::Array(element) => Type::Scalar(element),
+            _ => {
+                let message = "op ANY/ALL (array) requires array on right side";
+                return Err(self.invalid(at, "42809", message.to_owned()));
+            }
+        };
+        if matches!(left.kind, Type::Array(_)) || Comparison::of(name).is_none() && !name.contains("~~") {
+            return Err(self.unsupported(at, format!("{} {name} ANY/ALL is", left.kind)));
+        }
+        let shown = format!("{} {name} {element}", left.kind);
+        let (left_kind, right_kind) = match resolve::binary(name, left.kind, element) {
+            Choice::Found { left, right: Type::Scalar(right), .. } => (left, Type::Array(right)),
+            Choice::Found { .. } | Choice::None => {
+                return Err(self.no_operator("does not exist", &shown, at));
+            }
+            Choice::Ambiguous => return Err(self.no_operator("is not unique", &shown, at)),
+        };
+        let left = self.coerce(left, left_kind, at)?;
+        let right = self.coerce(right, right_kind, at)?;
+        let collated = self.merge([&left, &right], at)?;
+        let operator = match Comparison::of(name) {
+            Some(comparison) => {
+                if left.kind.is_collatable() {
+                    self.check_comparison(collated, comparison.is_equality(), at)?;
+                }
+                Binary::Compare { comparison, blank: left.kind == Type::Scalar(Scalar::Bpchar) }
+            }
+            None => match self.like(name, left.clone(), right.clone(), at)?.expr {
+                Expr::Binary(binary, _) => binary,
+                other => unreachable!("LIKE is an operator: {other:?}"),
+            },
+        };
+        let operands = Box::new([left.expr, right.expr]);
+        Ok(Typed::boolean(Expr::Quantified { operator, all, operands }))
+    }
+
+    fn refuse_unknown_operator(&self, name: &str, at: usize) -> Result<(), FilterError> {
+        if KNOWN.contains(&name) {
+            return Ok(());
+        }
+        Err(self.unsupported(at, format!("the operator {name} is")))
+    }
+
+    pub(super) fn no_operator(&self, why: &str, shown: &str, at: usize) -> FilterError {
+        let sqlstate = if why.contains("unique") { "42725" } else { "42883" };
+        self.invalid(at, sqlstate, format!("operator {why}: {shown}"))
+    }
+}

@@ -1,0 +1,431 @@
+//! Arrays: rectangular, of any bounds, with elements that may be NULL (arrayfuncs.c).
+
+use std::cmp::Ordering;
+
+use super::Value;
+use super::input::{InputError, read_scalar};
+use crate::filter::error::EvalError;
+use crate::filter::typing::Scalar;
+
+/// As many as Postgres allows.
+const MAX_DIMENSIONS: usize = 6;
+
+/// An array; an empty one has no dimensions.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Array {
+    pub(crate) dimensions: Vec<Dimension>,
+    /// Row by row.
+    pub(crate) items: Vec<Option<Value<'static>>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Dimension {
+    pub(crate) length: usize,
+    pub(crate) lower: i32,
+}
+
+impl Array {
+    pub(crate) const EMPTY: Array = Array { dimensions: Vec::new(), items: Vec::new() };
+
+    /// One dimension, from 1.
+    pub(crate) fn list(items: Vec<Option<Value<'static>>>) -> Self {
+        let dimensions = match items.len() {
+            0 => Vec::new(),
+            length => vec![Dimension { length, lower: 1 }],
+        };
+        Array { dimensions, items }
+    }
+
+    /// Arrays of one shape, side by side: `ARRAY[a, b]`. A NULL among them counts as an empty array.
+    pub(crate) fn nested(arrays: Vec<Array>) -> Result<Self, EvalError> {
+        let mismatch = || {
+            EvalError::new(
+                "2202E",
+                "multidimensional arrays must have array expressions with matching dimensions",
+            )
+        };
+        let first = arrays.first().map(|array| array.dimensions.clone()).unwrap_or_default();
+        if arrays.iter().any(|array| array.dimensions != first) {
+            return Err(mismatch());
+        }
+        if first.is_empty() {
+            return Ok(Array::EMPTY);
+        }
+        if first.len() >= MAX_DIMENSIONS {
+            return Err(EvalError::new(
+                "54000",
+                "number of array dimensions exceeds the maximum allowed (6)",
+            ));
+        }
+        let mut dimensions = vec![Dimension { length: arrays.len(), lower: 1 }];
+        dimensions.extend(first);
+        Ok(Array { dimensions, items: arrays.into_iter().flat_map(|array| array.items).collect() })
+    }
+
+    pub(crate) fn compare(&self, other: &Array, blank: bool) -> Ordering {
+        for pair in self.items.iter().zip(&other.items) {
+            let order = match pair {
+                (Some(left), Some(right)) => left.compare(right, blank),
+                (None, None) => Ordering::Equal,
+                // NULL equals NULL here, and is greater than everything else.
+                (left, right) => left.is_none().cmp(&right.is_none()),
+            };
+            if order != Ordering::Equal {
+                return order;
+            }
+        }
+        self.compare_shape(other)
+    }
+
+    /// array_cmp: by the number of elements, of dimensions, then each length, then each bound.
+    fn compare_shape(&self, other: &Array) -> Ordering {
+        let lengths =
+            |array: &Array| array.dimensions.iter().map(|dimension| dimension.length).collect::<Vec<_>>();
+        let bounds =
+            |array: &Array| array.dimensions.iter().map(|dimension| dimension.lower).collect::<Vec<_>>();
+        let items = self.items.len().cmp(&other.items.len());
+        let dimensions = self.dimensions.len().cmp(&other.dimensions.len());
+        items
+            .then(dimensions)
+            .then_with(|| lengths(self).cmp(&lengths(other)))
+            .then_with(|| bounds(self).cmp(&bounds(other)))
+    }
+
+    /// Whether each element of `other` equals one of ours; a NULL equals none.
+    pub(crate) fn contains(&self, other: &Array, blank: bool) -> bool {
+        other.items.iter().all(|wanted| wanted.as_ref().is_some_and(|wanted| self.has(wanted, blank)))
+    }
+
+    pub(crate) fn overlaps(&self, other: &Array, blank: bool) -> bool {
+        other.items.iter().flatten().any(|wanted| self.has(wanted, blank))
+    }
+
+    fn has(&self, wanted: &Value<'_>, blank: bool) -> bool {
+        self.items.iter().flatten().any(|item| item.compare(wanted, blank) == Ordering::Equal)
+    }
+
+    /// array_cat.
+    pub(crate) fn concat(&self, other: &Array) -> Result<Self, EvalError> {
+        let mismatch = || EvalError::new("2202E", "cannot concatenate incompatible arrays");
+        if other.dimensions.is_empty() {
+            return Ok(self.clone());
+        }
+        if self.dimensions.is_empty() {
+            return Ok(other.clone());
+        }
+        let (left, right) = (&self.dimensions, &other.dimensions);
+        let mut dimensions;
+        if left.len() == right.len() {
+            if left[1..] != right[1..] {
+                return Err(mismatch());
+            }
+            dimensions = left.clone();
+            dimensions[0].length += right[0].length;
+        } else if left.len() + 1 == right.len() {
+            if left[..] != right[1..] {
+                return Err(mismatch());
+            }
+            dimensions = right.clone();
+            dimensions[0].length += 1;
+        } else if left.len() == right.len() + 1 {
+            if left[1..] != right[..] {
+                return Err(mismatch());
+            }
+            dimensions = left.clone();
+            dimensions[0].length += 1;
+        } else {
+            return Err(mismatch());
+        }
+        let items = self.items.iter().chain(&other.items).cloned().collect();
+        Ok(Array { dimensions, items })
+    }
+
+    /// array_append (`at_end`) and array_prepend.
+    pub(crate) fn push(mut self, item: Option<Value<'static>>, at_end: bool) -> Result<Self, EvalError> {
+        match self.dimensions[..] {
+            [] => Ok(Array::list(vec![item])),
+            [ref mut only] => {
+                only.length += 1;
+                self.items.insert(if at_end { self.items.len() } else { 0 }, item);
+                Ok(self)
+            }
+            _ => Err(EvalError::new("22000", "argument must be empty or one-dimensional array")),
+        }
+    }
+
+    /// `array[i][j]`: NULL unless each index lies within.
+    pub(crate) fn at(&self, indexes: &[i32]) -> Option<&Value<'static>> {
+        if indexes.len() != self.dimensions.len() {
+            return None;
+        }
+        let mut place = 0;
+        for (index, dimension) in indexes.iter().zip(&self.dimensions) {
+            let offset = usize::try_from(i64::from(*index) - i64::from(dimension.lower)).ok()?;
+            if offset >= dimension.length {
+                return None;
+            }
+            place = place * dimension.length + offset;
+        }
+        self.items.get(place)?.as_ref()
+    }
+
+    /// `array[a:b][c:d]`: what lies within, from 1; empty if nothing does. `None` is the array's own bound.
+    pub(crate) fn slice(&self, bounds: &[(Option<i32>, Option<i32>)]) -> Self {
+        if self.dimensions.is_empty() || bounds.len() > self.dimensions.len() {
+            return Array::EMPTY;
+        }
+        let mut ranges = Vec::new();
+        for (place, dimension) in self.dimensions.iter().enumerate() {
+            let (from, to) = bounds.get(place).copied().unwrap_or((None, None));
+            let first = i64::from(dimension.lower);
+            let last = first + dimension.length as i64 - 1;
+            let from = from.map_or(first, i64::from).max(first);
+            let to = to.map_or(last, i64::from).min(last);
+            if from > to {
+                return Array::EMPTY;
+            }
+            ranges.push((from - first) as usize..=(to - first) as usize);
+        }
+        let mut places = vec![0];
+        for (range, dimension) in ranges.iter().zip(&self.dimensions) {
+            let step = |place: &usize| {
+                range.clone().map(|offset| place * dimension.length + offset).collect::<Vec<_>>()
+            };
+            places = places.iter().flat_map(step).collect();
+        }
+        let dimensions = ranges.iter().map(|range| Dimension { length: range.clone().count(), lower: 1 });
+        let dimensions = dimensions.collect();
+        Array { dimensions, items: places.into_iter().map(|place| self.items[place].clone()).collect() }
+    }
+
+    /// Of an array's text, such as `{1,NULL,"a b"}` or `[0:1]={1,2}`.
+    pub(crate) fn parse(text: &str, element: Scalar, modern: bool) -> Result<Self, InputError> {
+        let mut reader = Reader { rest: text, element, modern, lengths: Vec::new(), items: Vec::new() };
+        reader.skip_blanks();
+        let bounds = reader.bounds()?;
+        reader.value(0)?;
+        reader.skip_blanks();
+        if !reader.rest.is_empty() {
+            return Err(InputError::Array("junk after the closing brace"));
+        }
+        let lengths: Vec<_> = reader.lengths.iter().map(|length| length.unwrap_or(0)).collect();
+        if let Some(bounds) = &bounds {
+            let given: Vec<_> = bounds.iter().map(|dimension| dimension.length).collect();
+            if given != lengths {
+                return Err(InputError::Array("the dimensions don't match the contents"));
+            }
+        }
+        if reader.items.is_empty() {
+            return Ok(Array::EMPTY);
+        }
+        let dimensions = bounds
+            .unwrap_or_else(|| lengths.into_iter().map(|length| Dimension { length, lower: 1 }).collect());
+        Ok(Array { dimensions, items: reader.items })
+    }
+}
+
+struct Reader<'t> {
+    rest: &'t str,
+    element: Scalar,
+    modern: bool,
+    /// Of each dimension, once its first array is read.
+    lengths: Vec<Option<usize>>,
+    items: Vec<Option<Value<'static>>>,
+}
+
+impl Reader<'_> {
+    fn skip_blanks(&mut self) {
+        self.rest = self.rest.trim_start_matches([' ', '\t', '\n', '\r', '\x0b', '\x0c']);
+    }
+
+    fn take(&mut self, mark: char) -> bool {
+        self.skip_blanks();
+        match self.rest.strip_prefix(mark) {
+            Some(rest) => {
+                self.rest = rest;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// `[1:2][0:3]=`, if it is there.
+    fn bounds(&mut self) -> Result<Option<Vec<Dimension>>, InputError> {
+        const WRONG: InputError = InputError::Array("the bounds can't be read");
+        if !self.rest.starts_with('[') {
+            return Ok(None);
+        }
+        let mut bounds = Vec::new();
+        while self.take('[') {
+            let end = self.rest.find(']').ok_or(WRONG)?;
+            let (lower, upper) = self.rest[..end].split_once(':').unwrap_or(("1", &self.rest[..end]));
+            let (lower, upper) =
+                (lower.parse::<i32>().map_err(|_| WRONG)?, upper.parse::<i32>().map_err(|_| WRONG)?);
+            let length = usize::try_from(i64::from(upper) - i64::from(lower) + 1).map_err(|_| WRONG)?;
+            bounds.push(Dimension { length, lower });
+            self.rest = &self.rest[end + 1..];
+        }
+        if bounds.len() > MAX_DIMENSIONS || !self.take('=') {
+            return Err(WRONG);
+        }
+        self.skip_blanks();
+        Ok(Some(bounds))
+    }
+
+    /// One array in braces, at this depth.
+    fn value(&mut self, depth: usize) -> Result<(), InputError> {
+        if !self.take('{') {
+            return Err(InputError::Array("an array begins with a brace or its dimensions"));
+        }
+        if depth >= MAX_DIMENSIONS {
+            return Err(InputError::Array("more than six dimensions"));
+        }
+        if self.lengths.len() == depth {
+            // No dimension may begin below a level that holds elements.
+            if !self.items.is_empty() {
+                return Err(InputError::Array("sub-arrays must have matching dimensions"));
+            }
+            self.lengths.push(None);
+        }
+        let mut length = 0;
+        if !self.take('}') {
+            loop {
+                self.skip_blanks();
+                if self.rest.starts_with('{') {
+                    self.value(depth + 1)?;
+                } else {
+                    if self.lengths.len() != depth + 1 {
+                        return Err(InputError::Array("sub-arrays must have matching dimensions"));
+                    }
+                    let item = self.item()?;
+                    self.items.push(item);
+                }
+                length += 1;
+                if self.take('}') {
+                    break;
+                }
+                if !self.take(',') {
+                    return Err(InputError::Array("an element ends with a comma or a brace"));
+                }
+            }
+        }
+        match self.lengths[depth] {
+            Some(other) if other != length => {
+                Err(InputError::Array("sub-arrays must have matching dimensions"))
+            }
+            _ => {
+                self.lengths[depth] = Some(length);
+                Ok(())
+            }
+        }
+    }
+
+    fn item(&mut self) -> Result<Option<Value<'static>>, InputError> {
+        let (mut text, mut quoted, mut kept) = (String::new(), false, 0);
+        let mut chars = self.rest.char_indices();
+        let end = loop {
+            let Some((at, char)) = chars.next() else { return Err(InputError::Array("it doesn't end")) };
+            match char {
+                ',' | '}' => break at,
+                '{' => return Err(InputError::Array("a brace in the middle of an element")),
+                '\\' => {
+                    let (_, escaped) = chars.next().ok_or(InputError::Array("it doesn't end"))?;
+                    text.push(escaped);
+                    (kept, quoted) = (text.len(), true);
+                }
+                '"' => {
+                    if quoted || !text.trim().is_empty() {
+                        return Err(InputError::Array("a quote in the middle of an element"));
+                    }
+                    text.clear();
+                    loop {
+                        match chars.next() {
+                            None => return Err(InputError::Array("it doesn't end")),
+                            Some((_, '"')) => break,
+                            Some((_, '\\')) => {
+                                text.push(chars.next().ok_or(InputError::Array("it doesn't end"))?.1);
+                            }
+                            Some((_, char)) => text.push(char),
+                        }
+                    }
+                    (kept, quoted) = (text.len(), true);
+                }
+                blank if matches!(blank, ' ' | '\t' | '\n' | '\r' | '\x0b' | '\x0c') => text.push(blank),
+                _ if quoted && text.len() > kept => return Err(InputError::Array("junk after a quote")),
+                char => {
+                    text.push(char);
+                    kept = text.len();
+                }
+            }
+        };
+        self.rest = &self.rest[end..];
+        text.truncate(kept);
+        if !quoted && text.is_empty() {
+            return Err(InputError::Array("an element is missing"));
+        }
+        if !quoted && text.eq_ignore_ascii_case("null") {
+            return Ok(None);
+        }
+        let value = read_scalar(&text, self.element, self.modern)?;
+        Ok(Some(value.into_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::filter::typing::Type;
+    use crate::filter::value::output;
+
+    fn ints(text: &str) -> Result<Array, InputError> {
+        Array::parse(text, Scalar::Int4, false)
+    }
+
+    fn written(array: Array, element: Scalar) -> String {
+        output::write(Value::array(array), Type::Array(element)).into_owned()
+    }
+
+    #[test]
+    fn text_survives_a_round_trip() {
+        for text in ["{}", "{1,NULL,3}", "{{1,2},{3,4}}", "[0:1]={1,2}", "[1:2][0:0]={{1},{2}}"] {
+            assert_eq!(written(ints(text).unwrap(), Scalar::Int4), text);
+        }
+        for text in ["{a,\"b c\",\"\",\"null\",\"q\\\"\\\\\"}", "{NULL,\",\",\"{}\"}"] {
+            let array = Array::parse(text, Scalar::Text, false).unwrap();
+            assert_eq!(written(array, Scalar::Text), text);
+        }
+        assert_eq!(written(ints(" { 1 , 2 } ").unwrap(), Scalar::Int4), "{1,2}");
+    }
+
+    #[test]
+    fn what_is_no_array_is_an_error() {
+        for text in [
+            "",
+            "1",
+            "{",
+            "{1",
+            "{1,}",
+            "{,1}",
+            "{1}}",
+            "{{1},{2,3}}",
+            "{1,{2}}",
+            "{{1},2}",
+            "[1:3]={1,2}",
+            "{\"1",
+        ] {
+            assert!(ints(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn indexes_and_slices_follow_the_bounds() {
+        let array = ints("[0:2]={5,6,7}").unwrap();
+        assert_eq!(array.at(&[0]), Some(&Value::Int(5)));
+        assert_eq!(array.at(&[3]), None);
+        assert_eq!(array.at(&[1, 1]), None);
+        assert_eq!(written(array.slice(&[(Some(1), None)]), Scalar::Int4), "{6,7}");
+        let square = ints("{{1,2},{3,4}}").unwrap();
+        assert_eq!(written(square.slice(&[(Some(2), Some(2))]), Scalar::Int4), "{{3,4}}");
+        assert_eq!(written(square.slice(&[(None, None), (Some(2), Some(9))]), Scalar::Int4), "{{2},{4}}");
+    }
+}

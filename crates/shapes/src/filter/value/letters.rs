@@ -1,0 +1,107 @@
+//! lower() and upper(), only as far as the providers of collations agree.
+//!
+//! Under `C`, only ASCII letters change. Elsewhere each provider has tables of its own: the C library maps character by
+//! character, ICU looks around (`Σ`) and may return more characters than it took (`ß`), and all follow Unicode at
+//! their own pace. So letters are mapped where all agree, and have agreed for long: [`is_settled`]. Another letter in
+//! a row is an error, never a guess. `tests/it/letters.rs` tries every character on real servers.
+
+use std::borrow::Cow;
+
+use crate::filter::error::EvalError;
+use crate::filter::schema::Collation;
+
+/// Which letters change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Casing {
+    /// ASCII ones; all others stay as they are.
+    AsciiAlone,
+    /// ASCII ones; others are an error.
+    AsciiSure,
+    /// All that are settled; others are an error.
+    Settled,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Case {
+    Lower,
+    Upper,
+}
+
+impl Casing {
+    /// `None` where not even ASCII is as everywhere else (Turkish: `I` and `ı`).
+    pub(crate) fn of(collation: &Collation) -> Option<Self> {
+        let name = match collation {
+            Collation::C => return Some(Casing::AsciiAlone),
+            Collation::Builtin => return Some(Casing::Settled),
+            Collation::Nondeterministic => return None,
+            Collation::Libc(name) | Collation::Icu(name) => name.to_ascii_lowercase(),
+        };
+        match name.split(['-', '_', '.', '@']).next().unwrap_or_default() {
+            "tr" | "az" | "lt" | "tur" | "aze" | "lit" => None,
+            // ICU drops accents of Greek capitals, and has rules for Armenian and Dutch.
+            "el" | "ell" | "gre" | "hy" | "hye" | "arm" | "nl" | "nld" | "dut" => Some(Casing::AsciiSure),
+            _ => Some(Casing::Settled),
+        }
+    }
+
+    pub(crate) fn apply<'a>(self, text: Cow<'a, str>, case: Case) -> Result<Cow<'a, str>, EvalError> {
+        let change = |char: char| match case {
+            Case::Lower => char.to_ascii_lowercase(),
+            Case::Upper => char.to_ascii_uppercase(),
+        };
+        if text.is_ascii() || self == Casing::AsciiAlone {
+            return Ok(if text.chars().all(|char| change(char) == char) {
+                text
+            } else {
+                Cow::Owned(text.chars().map(change).collect())
+            });
+        }
+        let mapped = text.chars().map(|char| match char {
+            _ if char.is_ascii() => Ok(change(char)),
+            _ if self == Casing::Settled && is_settled(char) => Ok(map(char, case)),
+            _ => Err(EvalError::new(
+                "0A000",
+                "the other case of a letter is not the same under all collations",
+            )),
+        });
+        mapped.collect::<Result<String, _>>().map(Cow::Owned)
+    }
+}
+
+fn map(char: char, case: Case) -> char {
+    let only = match case {
+        Case::Lower => char.to_lowercase().next(),
+        Case::Upper => char.to_uppercase().next(),
+    };
+    only.unwrap_or(char)
+}
+
+/// Whether all providers have long agreed on the other case of this character: those without one, and the letters of
+/// the Latin, Greek and Cyrillic alphabets that have exactly one and don't depend on what stands around them.
+pub(crate) fn is_settled(char: char) -> bool {
+    let single = |mut chars: Box<dyn Iterator<Item = char>>| chars.next().is_some() && chars.next().is_none();
+    let caseless = char.to_lowercase().eq([char]) && char.to_uppercase().eq([char]);
+    if char.is_ascii() || caseless {
+        return true;
+    }
+    let alphabet = matches!(char, '\u{b5}'..='\u{17e}' | '\u{386}'..='\u{3ce}' | '\u{400}'..='\u{481}' | '\u{48a}'..='\u{513}');
+    alphabet
+        && !matches!(char, 'İ' | 'ı' | 'Σ' | 'ς' | 'σ')
+        && single(Box::new(char.to_lowercase()))
+        && single(Box::new(char.to_uppercase()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn letters_change_only_where_all_collations_agree() {
+        let lower = |casing: Casing, text: &'static str| casing.apply(Cow::Borrowed(text), Case::Lower);
+        assert_eq!(lower(Casing::AsciiAlone, "ÄB").unwrap(), "Äb");
+        assert_eq!(lower(Casing::Settled, "ÄB日Ж").unwrap(), "äb日ж");
+        assert!(lower(Casing::Settled, "ΑΣ").is_err());
+        assert!(lower(Casing::AsciiSure, "ÄB").is_err());
+        assert_eq!(Casing::of(&Collation::Libc("tr_TR.UTF-8".to_owned())), None);
+    }
+}

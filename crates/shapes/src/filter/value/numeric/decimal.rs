@@ -1,0 +1,248 @@
+//! Finite decimals: sums, products, quotients, rounding and text.
+
+use std::cmp::Ordering;
+use std::fmt::{self, Display, Formatter};
+
+use super::Numeric;
+use super::division::divide_digits;
+use crate::filter::error::EvalError;
+use crate::filter::value::input::InputError;
+
+pub(super) const BASE: i32 = 10_000;
+/// Decimal digits in one of ours.
+pub(super) const WIDTH: i32 = 4;
+const MAX_SCALE: i32 = 16_383;
+const MAX_WEIGHT: i32 = 32_767;
+const MAX_DISPLAY_SCALE: i32 = 1_000;
+/// A quotient has at least so many digits.
+const MIN_DIGITS: i32 = 16;
+
+/// `digits[0] * BASE ^ weight + digits[1] * BASE ^ (weight - 1) + …`, shown with `scale` digits after the point.
+/// Neither the first nor the last digit is 0; zero has no digits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Decimal {
+    pub(super) negative: bool,
+    pub(super) weight: i32,
+    pub(super) scale: i32,
+    pub(super) digits: Vec<i32>,
+}
+
+impl Decimal {
+    /// Digits with at most one point, and an exponent.
+    pub(super) fn parse(text: &str) -> Result<Self, InputError> {
+        let negative = text.starts_with('-');
+        let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
+        let (mantissa, exponent) = match unsigned.find(['e', 'E']) {
+            Some(at) => (&unsigned[..at], exponent(&unsigned[at + 1..])?),
+            None => (unsigned, 0),
+        };
+        let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+        let digits = [whole, fraction].concat();
+        if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(InputError::Syntax);
+        }
+        let whole_digits = i32::try_from(whole.len()).map_err(|_| InputError::Overflow)? + exponent;
+        let scale = (fraction.len() as i32 - exponent).max(0);
+        Ok(Decimal::from_digits(negative, whole_digits, scale, digits.as_bytes()))
+    }
+
+    /// `0.DIGITS * 10 ^ whole_digits`.
+    fn from_digits(negative: bool, whole_digits: i32, scale: i32, decimal: &[u8]) -> Self {
+        let weight = (whole_digits + WIDTH - 1).div_euclid(WIDTH) - 1;
+        let zeros = ((weight + 1) * WIDTH - whole_digits) as usize;
+        let mut digits = vec![0; (zeros + decimal.len()).div_ceil(WIDTH as usize)];
+        for (place, byte) in decimal.iter().enumerate() {
+            let place = place + zeros;
+            digits[place / 4] += i32::from(byte - b'0') * [1000, 100, 10, 1][place % 4];
+        }
+        Decimal { negative, weight, scale, digits }.stripped()
+    }
+
+    pub(super) fn stripped(mut self) -> Self {
+        let zeros = self.digits.iter().take_while(|digit| **digit == 0).count();
+        self.digits.drain(..zeros);
+        self.weight -= zeros as i32;
+        while self.digits.last() == Some(&0) {
+            self.digits.pop();
+        }
+        if self.digits.is_empty() {
+            (self.negative, self.weight) = (false, 0);
+        }
+        self
+    }
+
+    pub(super) fn checked(self) -> Result<Numeric, EvalError> {
+        if self.weight > MAX_WEIGHT || self.scale > MAX_SCALE {
+            return Err(EvalError::new("22003", "value overflows numeric format"));
+        }
+        Ok(Numeric::Finite(self))
+    }
+
+    pub(super) fn negated(&self) -> Self {
+        Decimal { negative: !self.negative && !self.digits.is_empty(), ..self.clone() }
+    }
+
+    /// The digit at `BASE ^ weight`.
+    fn digit(&self, weight: i32) -> i32 {
+        usize::try_from(self.weight - weight)
+            .ok()
+            .and_then(|place| self.digits.get(place))
+            .copied()
+            .unwrap_or(0)
+    }
+
+    /// The weight of the last digit.
+    fn last_weight(&self) -> i32 {
+        self.weight - self.digits.len() as i32 + 1
+    }
+
+    pub(super) fn compare(&self, other: &Self) -> Ordering {
+        match (self.negative, other.negative) {
+            (false, true) => Ordering::Greater,
+            (true, false) => Ordering::Less,
+            (false, false) => self.compare_size(other),
+            (true, true) => other.compare_size(self),
+        }
+    }
+
+    fn compare_size(&self, other: &Self) -> Ordering {
+        match (self.digits.is_empty(), other.digits.is_empty()) {
+            (false, false) => self.weight.cmp(&other.weight).then_with(|| self.digits.cmp(&other.digits)),
+            (left, right) => right.cmp(&left),
+        }
+    }
+
+    pub(super) fn add(&self, other: &Self) -> Self {
+        let scale = self.scale.max(other.scale);
+        let (larger, smaller) =
+            if self.compare_size(other) == Ordering::Less { (other, self) } else { (self, other) };
+        if smaller.digits.is_empty() {
+            return Decimal { scale, ..larger.clone() };
+        }
+        let sign = if larger.negative == smaller.negative { 1 } else { -1 };
+        let (top, bottom) = (larger.weight + 1, larger.last_weight().min(smaller.last_weight()));
+        let mut digits = vec![0; (top - bottom + 1) as usize];
+        let mut carry = 0;
+        for weight in bottom..=top {
+            let sum = larger.digit(weight) + sign * smaller.digit(weight) + carry;
+            carry = sum.div_euclid(BASE);
+            digits[(top - weight) as usize] = sum.rem_euclid(BASE);
+        }
+        Decimal { negative: larger.negative, weight: top, scale, digits }.stripped()
+    }
+
+    pub(super) fn multiply(&self, other: &Self) -> Self {
+        let mut digits = vec![0_i64; self.digits.len() + other.digits.len()];
+        for (i, left) in self.digits.iter().enumerate().rev() {
+            let mut carry = 0;
+            for (j, right) in other.digits.iter().enumerate().rev() {
+                let sum = digits[i + j + 1] + i64::from(*left) * i64::from(*right) + carry;
+                carry = sum / i64::from(BASE);
+                digits[i + j + 1] = sum % i64::from(BASE);
+            }
+            digits[i] += carry;
+        }
+        let product = Decimal {
+            negative: self.negative != other.negative,
+            weight: self.weight + other.weight + 1,
+            scale: self.scale + other.scale,
+            digits: digits.into_iter().map(|digit| digit as i32).collect(),
+        };
+        let product = product.stripped();
+        if product.scale > MAX_SCALE { product.rounded(MAX_SCALE) } else { product }
+    }
+
+    pub(super) fn divide(&self, other: &Self) -> Result<Self, EvalError> {
+        let Some(divisor) = other.digits.first() else { return Err(EvalError::division_by_zero()) };
+        // select_div_scale; a zero has weight 0 and first digit 0 there.
+        let first = self.digits.first().copied().unwrap_or(0);
+        let weight = if self.digits.is_empty() { 0 } else { self.weight } - other.weight;
+        let weight = if first <= *divisor { weight - 1 } else { weight };
+        let scale =
+            (MIN_DIGITS - weight * WIDTH).max(self.scale).max(other.scale).clamp(0, MAX_DISPLAY_SCALE);
+        Ok(self.quotient(other, (scale + WIDTH - 1) / WIDTH + 1).rounded(scale))
+    }
+
+    /// Cut after so many digits of our base behind the point.
+    fn quotient(&self, other: &Self, places: i32) -> Self {
+        let shift = places + self.last_weight() - other.last_weight();
+        let mut numerator = self.digits.clone();
+        let length = (numerator.len() as i32 + if numerator.is_empty() { 0 } else { shift }).max(0);
+        numerator.resize(length as usize, 0);
+        let digits = divide_digits(&numerator, &other.digits);
+        let weight = digits.len() as i32 - 1 - places;
+        let negative = self.negative != other.negative;
+        Decimal { negative, weight, scale: places * WIDTH, digits }.stripped()
+    }
+
+    pub(super) fn remainder(&self, other: &Self) -> Result<Self, EvalError> {
+        if other.digits.is_empty() {
+            return Err(EvalError::division_by_zero());
+        }
+        let whole = Decimal { scale: 0, ..self.quotient(other, 0) };
+        let remainder = self.add(&whole.multiply(other).negated());
+        Ok(Decimal { scale: self.scale.max(other.scale), ..remainder })
+    }
+
+    /// Half away from zero.
+    pub(super) fn rounded(&self, scale: i32) -> Self {
+        let shown = scale.max(0);
+        let cut = scale.saturating_add((self.weight + 1) * WIDTH); // how many decimal digits stay
+        if cut < 0 || self.digits.is_empty() {
+            return Decimal { negative: false, weight: 0, scale: shown, digits: Vec::new() };
+        }
+        if cut as usize >= self.digits.len() * WIDTH as usize {
+            return Decimal { scale: shown, ..self.clone() };
+        }
+        let (place, within) = ((cut / WIDTH) as usize, (cut % WIDTH) as usize);
+        let unit = [BASE, 1000, 100, 10][within]; // of the first digit that goes
+        let last = self.digits[place];
+        let (kept, gone) = (last - last % unit, last % unit);
+        let mut digits = self.digits[..place].to_vec();
+        digits.push(if within == 0 { 0 } else { kept });
+        let gone = if within == 0 { last } else { gone };
+        digits.insert(0, 0);
+        if gone * 2 >= unit {
+            let mut carry = if within == 0 { BASE } else { unit };
+            for digit in digits.iter_mut().rev() {
+                *digit += carry;
+                carry = *digit / BASE;
+                *digit %= BASE;
+            }
+        }
+        Decimal { negative: self.negative, weight: self.weight + 1, scale: shown, digits }.stripped()
+    }
+}
+
+impl Display for Decimal {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let mut text = String::new();
+        if self.negative {
+            text.push('-');
+        }
+        if self.weight < 0 {
+            text.push('0');
+        }
+        for weight in (0..=self.weight).rev() {
+            let digit = self.digit(weight);
+            text.push_str(&if weight == self.weight { digit.to_string() } else { format!("{digit:04}") });
+        }
+        if self.scale > 0 {
+            text.push('.');
+            let places = (self.scale + WIDTH - 1) / WIDTH;
+            let fraction: String = (1..=places).map(|place| format!("{:04}", self.digit(-place))).collect();
+            text.push_str(&fraction[..self.scale as usize]);
+        }
+        f.write_str(&text)
+    }
+}
+
+fn exponent(text: &str) -> Result<i32, InputError> {
+    let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
+    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(InputError::Syntax);
+    }
+    let exponent: i32 = text.parse().map_err(|_| InputError::Overflow)?;
+    // Far beyond what fits, yet small enough to compute with.
+    if exponent.abs() > 1_000_000 { Err(InputError::Overflow) } else { Ok(exponent) }
+}

@@ -1,0 +1,154 @@
+//! Values to text, by the rules of Postgres' output functions under the display settings of our sessions.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+
+use super::Value;
+use super::array::Array;
+use crate::filter::typing::{Scalar, Type};
+
+/// As the output function writes it; a boolean is `t` or `f`.
+pub(crate) fn write<'a>(value: Value<'a>, kind: Type) -> Cow<'a, str> {
+    match (value, kind) {
+        (Value::Text(text), _) => text,
+        (Value::Array(array), Type::Array(element)) => Cow::Owned(write_array(&array, element)),
+        (value, Type::Scalar(scalar)) => Cow::Owned(write_scalar(&value, scalar)),
+        (value, _) => unreachable!("the type of a value is known: {value:?} of {kind:?}"),
+    }
+}
+
+fn write_scalar(value: &Value<'_>, scalar: Scalar) -> String {
+    match value {
+        Value::Bool(value) => if *value { "t" } else { "f" }.to_owned(),
+        Value::Int(value) => value.to_string(),
+        Value::Float4(value) => float(f64::from(*value), &format!("{value:e}"), 6),
+        Value::Float8(value) => float(*value, &format!("{value:e}"), 15),
+        Value::Numeric(value) => value.to_string(),
+        Value::Text(value) => value.to_string(),
+        Value::Uuid(value) => uuid(value),
+        Value::Date(value) => value.to_string(),
+        Value::Time(value) => value.to_string(),
+        Value::Timetz(value) => value.to_string(),
+        Value::Timestamp(value) => value.write(scalar == Scalar::Timestamptz),
+        Value::Interval(value) => value.to_string(),
+        Value::Array(_) => unreachable!("an array is no scalar"),
+    }
+}
+
+/// The shortest digits that read back as the same, laid out as Postgres does (ryu, extra_float_digits = 1).
+fn float(value: f64, shortest: &str, fixed_below: i32) -> String {
+    if !value.is_finite() {
+        return if value.is_nan() {
+            "NaN"
+        } else if value > 0.0 {
+            "Infinity"
+        } else {
+            "-Infinity"
+        }
+        .to_owned();
+    }
+    let (mantissa, exponent) = shortest.split_once('e').expect("{:e} writes an exponent");
+    let exponent: i32 = exponent.parse().expect("{:e} writes a small exponent");
+    if value == 0.0 {
+        return mantissa.to_owned();
+    }
+    let (sign, mantissa) = mantissa.strip_prefix('-').map_or(("", mantissa), |rest| ("-", rest));
+    if !(-4..fixed_below).contains(&exponent) {
+        let (sign_of, size) = (if exponent < 0 { '-' } else { '+' }, exponent.abs());
+        return format!("{sign}{mantissa}e{sign_of}{size:02}");
+    }
+    let digits = mantissa.replace('.', "");
+    if exponent < 0 {
+        return format!("{sign}0.{}{digits}", "0".repeat(exponent.unsigned_abs() as usize - 1));
+    }
+    let whole = exponent as usize + 1;
+    if digits.len() <= whole {
+        return format!("{sign}{digits}{}", "0".repeat(whole - digits.len()));
+    }
+    format!("{sign}{}.{}", &digits[..whole], &digits[whole..])
+}
+
+fn uuid(bytes: &[u8; 16]) -> String {
+    let mut text = String::with_capacity(36);
+    for (place, byte) in bytes.iter().enumerate() {
+        if matches!(place, 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        write!(text, "{byte:02x}").expect("a String takes every write");
+    }
+    text
+}
+
+fn write_array(array: &Array, element: Scalar) -> String {
+    let mut out = String::new();
+    if array.dimensions.is_empty() {
+        return "{}".to_owned();
+    }
+    if array.dimensions.iter().any(|dimension| dimension.lower != 1) {
+        for dimension in &array.dimensions {
+            let upper = i64::from(dimension.lower) + dimension.length as i64 - 1;
+            write!(out, "[{}:{upper}]", dimension.lower).expect("a String takes every write");
+        }
+        out.push('=');
+    }
+    let mut items = array.items.iter().map(|item| match item {
+        Some(value) => quoted(&write(value.lend(), Type::Scalar(element))),
+        None => "NULL".to_owned(),
+    });
+    nest(
+        &mut out,
+        &mut items,
+        &array.dimensions.iter().map(|dimension| dimension.length).collect::<Vec<_>>(),
+    );
+    out
+}
+
+fn nest(out: &mut String, items: &mut impl Iterator<Item = String>, lengths: &[usize]) {
+    let Some((length, inner)) = lengths.split_first() else {
+        out.push_str(&items.next().unwrap_or_default());
+        return;
+    };
+    out.push('{');
+    for place in 0..*length {
+        if place > 0 {
+            out.push(',');
+        }
+        nest(out, items, inner);
+    }
+    out.push('}');
+}
+
+/// In quotes where an array's text needs them.
+fn quoted(text: &str) -> String {
+    let special =
+        |c: char| matches!(c, '"' | '\\' | '{' | '}' | ',' | ' ' | '\t' | '\n' | '\r' | '\x0b' | '\x0c');
+    if !text.is_empty() && !text.eq_ignore_ascii_case("null") && !text.contains(special) {
+        return text.to_owned();
+    }
+    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn floats_are_laid_out_as_postgres_does() {
+        for (value, text) in [
+            (0.0, "0"),
+            (-0.0, "-0"),
+            (1.0, "1"),
+            (0.1, "0.1"),
+            (1e15, "1e+15"),
+            (123456789012345.0, "123456789012345"),
+            (1.5e-5, "1.5e-05"),
+            (0.0001, "0.0001"),
+            (1e300, "1e+300"),
+            (f64::NAN, "NaN"),
+        ] {
+            assert_eq!(write(Value::Float8(value), Type::Scalar(Scalar::Float8)), text);
+        }
+        assert_eq!(write(Value::Float4(1e6), Type::Scalar(Scalar::Float4)), "1e+06");
+        assert_eq!(write(Value::Float4(123456.7), Type::Scalar(Scalar::Float4)), "123456.7");
+    }
+}

@@ -1,0 +1,68 @@
+//! Judging a row by the common clauses allocates nothing.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use forebay_shapes::filter::{Collation, Column, Filter, Schema};
+
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+}
+
+// SAFETY: everything is passed on to the system's allocator; counting allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+#[test]
+fn comparing_a_column_with_a_constant_allocates_nothing() {
+    let schema = Schema {
+        table: None,
+        columns: vec![
+            Column::new("id", 20, "int8"),
+            Column::new("name", 25, "text"),
+            Column::new("key", 2950, "uuid"),
+            Column::new("on", 16, "bool"),
+            Column::new("made", 1184, "timestamptz"),
+        ],
+        database_collation: Collation::C,
+        server_version: 15,
+    };
+    let row: [Option<&[u8]>; 5] = [
+        Some(b"5"),
+        Some(b"apple"),
+        Some(b"a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"),
+        Some(b"t"),
+        Some(b"2024-02-29 12:00:00.5+00"),
+    ];
+    for clause in [
+        "id = 5",
+        "id IN (1, 2, 5)",
+        "name = 'apple'",
+        "name LIKE 'app%'",
+        "key = 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'",
+        "\"on\"",
+        "\"on\" = true AND id > 3 AND name <> 'x'",
+        "made > '2024-01-01'",
+        "id + 1 BETWEEN 2 AND 10",
+    ] {
+        let filter = Filter::parse(clause, &[], &schema).unwrap();
+        let before = ALLOCATIONS.get();
+        assert_eq!(filter.matches(&row), Ok(Some(true)), "{clause}");
+        assert_eq!(ALLOCATIONS.get() - before, 0, "{clause}");
+    }
+}

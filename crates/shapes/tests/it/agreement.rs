@@ -1,0 +1,226 @@
+//! Random clauses over random rows: our answers are Postgres' answers.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use forebay_shapes::filter::{Collation, Condition, Filter, FilterError, Key};
+
+use crate::dice::Dice;
+use crate::grammar::Grammar;
+use crate::server::Server;
+
+const ROWS: usize = 40;
+const BATCH: usize = 50;
+
+#[derive(Default)]
+struct Tally {
+    clauses: usize,
+    refused: usize,
+    pairs: usize,
+    errors: usize,
+    /// Errors of the same class, but with other codes.
+    near: BTreeMap<(String, String), usize>,
+    /// Pairs that we could not judge, and said so.
+    unsure: usize,
+    reasons: BTreeMap<String, usize>,
+    /// How often Postgres said what.
+    answers: BTreeMap<String, usize>,
+    /// Pairs that an index would pass over.
+    indexed: usize,
+    wrong: Vec<String>,
+}
+
+impl Tally {
+    fn report(&self, name: &str, seed: u64, begun: Instant) {
+        let Tally { clauses, refused, pairs, errors, unsure, indexed, .. } = self;
+        eprintln!(
+            "{name}: {pairs} pairs ({errors} errors, {unsure} unsure, {indexed} left out by an index) of {clauses} clauses, {refused} refused, \
+             seed {seed}, {:?}",
+            begun.elapsed()
+        );
+        eprintln!("  {:?}; near: {:?}", self.answers, self.near);
+        for (reason, count) in &self.reasons {
+            eprintln!("  {count} × {reason}");
+        }
+        assert!(self.wrong.is_empty(), "{} wrong:\n{}", self.wrong.len(), self.wrong.join("\n"));
+        let most = if name.starts_with("flat") { 10 } else { 5 };
+        assert!(refused * 100 < clauses * most, "{refused} of {clauses} clauses refused");
+        assert!(unsure * 100 < pairs * 5, "{unsure} of {pairs} pairs unsure");
+    }
+}
+
+fn compare(server: &Server, clause: &str, answers: &[Option<String>], tally: &mut Tally) {
+    tally.clauses += 1;
+    let filter = match Filter::parse(clause, &[], &server.schema) {
+        Ok(filter) => filter,
+        Err(FilterError::Unsupported { what, .. }) => {
+            tally.refused += 1;
+            *tally.reasons.entry(what).or_default() += 1;
+            return;
+        }
+        Err(error) => {
+            let class = &error.sqlstate()[..2];
+            let agreed =
+                answers.iter().all(|answer| answer.as_deref().is_some_and(|state| state.starts_with(class)));
+            if !agreed {
+                tally.wrong.push(format!("{clause}\n    we refuse: {error}; Postgres: {:?}", answers[0]));
+            }
+            let theirs = answers[0].clone().unwrap_or_default();
+            if theirs != error.sqlstate() {
+                *tally.near.entry((error.sqlstate().to_owned(), theirs)).or_default() += 1;
+            }
+            tally.errors += answers.len();
+            tally.pairs += answers.len();
+            return;
+        }
+    };
+    for (row, theirs) in server.rows.iter().zip(answers) {
+        tally.pairs += 1;
+        let (ours, why) = match filter.matches(row) {
+            Ok(answer) => (answer.map(|answer| answer.to_string()), String::new()),
+            Err(error) => (Some(error.sqlstate().to_owned()), error.to_string()),
+        };
+        let held = conditions_hold(server, &filter, row);
+        tally.indexed += usize::from(!held);
+        if !held && theirs.as_deref() == Some("true") {
+            tally
+                .wrong
+                .push(format!("{clause}\n    true, but not by its conditions: {:?}", filter.conditions()));
+            return;
+        }
+        *tally.answers.entry(theirs.clone().unwrap_or_else(|| "null".to_owned())).or_default() += 1;
+        if ours == *theirs {
+            continue;
+        }
+        let class = |answer: &Option<String>| {
+            answer.as_deref().filter(|answer| answer.len() == 5).map(|answer| answer[..2].to_owned())
+        };
+        match (class(&ours), class(theirs)) {
+            (Some(class), Some(other)) if class == other && class != "fa" => {
+                let codes = (ours.unwrap_or_default(), theirs.clone().unwrap_or_default());
+                *tally.near.entry(codes).or_default() += 1;
+            }
+            (Some(ours), _) if ours == "0A" => {
+                tally.unsure += 1;
+                *tally.reasons.entry(format!("(row) {why}")).or_default() += 1;
+            }
+            _ => {
+                let used: Vec<_> = filter
+                    .columns()
+                    .iter()
+                    .map(|&column| (&server.schema.columns[column].name, &row[column]))
+                    .collect();
+                tally
+                    .wrong
+                    .push(format!("{clause}\n    ours {ours:?} {why}, Postgres' {theirs:?}, of {used:?}"));
+                return;
+            }
+        }
+    }
+}
+
+/// As an index would find it.
+fn conditions_hold(server: &Server, filter: &Filter, row: &[Option<String>]) -> bool {
+    let kind = |column: usize| &server.schema.columns[column].column_type;
+    let key = |column: usize| {
+        let text = row[column].as_ref()?;
+        Key::of_row(kind(column), text.as_bytes())
+            .expect("rows are read")
+            .or_else(|| panic!("{column} has keys"))
+    };
+    let holds = |condition: &Condition| match condition {
+        Condition::Equals { column, keys } => {
+            key(*column).is_some_and(|key| keys.binary_search(&key).is_ok())
+        }
+        Condition::Range { column, lower, upper } => key(*column).is_some_and(|key| {
+            let above =
+                lower.as_ref().is_none_or(|bound| key > bound.key || (bound.inclusive && key == bound.key));
+            let below =
+                upper.as_ref().is_none_or(|bound| key < bound.key || (bound.inclusive && key == bound.key));
+            above && below
+        }),
+        Condition::Prefix { column, prefix } => {
+            row[*column].as_ref().is_some_and(|text| text.starts_with(prefix))
+        }
+        Condition::Elements { column, keys } => row[*column].as_ref().is_some_and(|text| {
+            let elements = Key::of_elements(kind(*column), text.as_bytes())
+                .expect("rows are read")
+                .expect("it has keys");
+            keys.iter().all(|key| elements.contains(key))
+        }),
+    };
+    filter.conditions().iter().any(|alternative| alternative.conditions.iter().all(holds))
+}
+
+fn run(
+    name: &str,
+    server: &Server,
+    seed: u64,
+    pairs: usize,
+    mut make: impl FnMut(&mut Grammar) -> String,
+    orders_texts: bool,
+) {
+    let (begun, mut tally) = (Instant::now(), Tally::default());
+    let mut grammar = Grammar::new(Dice::new(seed), orders_texts);
+    while tally.pairs < pairs && tally.wrong.len() < 20 {
+        let clauses: Vec<_> = (0..BATCH).map(|_| make(&mut grammar)).collect();
+        let answers = server.judge(&clauses);
+        for (clause, answers) in clauses.iter().zip(&answers) {
+            compare(server, clause, answers, &mut tally);
+        }
+    }
+    tally.report(name, seed, begun);
+}
+
+#[test]
+fn random_clauses_agree_with_postgres_15() {
+    let seed = Dice::seed();
+    let server = Server::start(15, "", &Collation::C, seed, ROWS);
+    run("C on 15", &server, seed, 160_000, Grammar::clause, true);
+}
+
+#[test]
+fn random_clauses_agree_with_postgres_18() {
+    let seed = Dice::seed() + 1;
+    let server = Server::start(18, "", &Collation::C, seed, ROWS);
+    run("C on 18", &server, seed, 100_000, Grammar::clause, true);
+}
+
+#[test]
+fn operators_without_parentheses_bind_as_in_postgres() {
+    let seed = Dice::seed() + 3;
+    for version in [15, 18] {
+        let server = Server::start(version, "", &Collation::C, seed, 12);
+        run(&format!("flat on {version}"), &server, seed, 30_000, Grammar::flat, true);
+    }
+}
+
+#[test]
+fn texts_agree_under_other_collations() {
+    let seed = Dice::seed() + 2;
+    let icu = |locale: &str| Collation::Icu(locale.to_owned());
+    for (version, options, collation) in [
+        (15, "LOCALE_PROVIDER icu ICU_LOCALE 'en-US'", icu("en-US")),
+        (15, "LOCALE 'C.UTF-8'", Collation::Libc("C.UTF-8".to_owned())),
+        (18, "LOCALE_PROVIDER icu ICU_LOCALE 'und' LOCALE 'C'", icu("und")),
+        (18, "LOCALE_PROVIDER builtin BUILTIN_LOCALE 'C.UTF-8'", Collation::Builtin),
+        (18, "LOCALE 'C.UTF-8'", Collation::Libc("C.UTF-8".to_owned())),
+    ] {
+        let server = Server::start(version, options, &collation, seed, ROWS);
+        let orders = collation == Collation::Builtin;
+        run(&format!("{collation:?} on {version}"), &server, seed, 20_000, Grammar::text_clause, orders);
+    }
+}
+
+/// `FOREBAY_PAIRS=2000000 FOREBAY_SEED=7 cargo test -p forebay-shapes --release -- --ignored --nocapture millions`
+#[test]
+#[ignore = "as long as one likes: FOREBAY_PAIRS"]
+fn millions_of_random_clauses_agree_with_postgres() {
+    let pairs = std::env::var("FOREBAY_PAIRS").map_or(1_000_000, |pairs| pairs.parse().expect("a number"));
+    for (offset, version) in [(10, 15), (11, 18)] {
+        let seed = Dice::seed() + offset;
+        let server = Server::start(version, "", &Collation::C, seed, ROWS);
+        run(&format!("C on {version}"), &server, seed, pairs / 2, Grammar::clause, true);
+        run(&format!("flat on {version}"), &server, seed, pairs / 10, Grammar::flat, true);
+    }
+}

@@ -1,0 +1,298 @@
+//! Random clauses of the grammar that is supported, well typed for the most part.
+
+mod flat;
+mod operators;
+
+use crate::dice::Dice;
+use crate::table::{COLUMNS, values};
+
+const NUMBERS: &[&str] = &["int2", "int4", "int8", "numeric", "float4", "float8"];
+const INTEGERS: &[&str] = &["int2", "int4", "int8"];
+const TEXTS: &[&str] = &["text", "varchar", "bpchar"];
+const MOMENTS: &[&str] = &["date", "timestamp", "timestamptz"];
+const ARRAYS: &[&str] = &["int4[]", "text[]", "numeric[]", "date[]"];
+const SCALARS: &[&str] = &[
+    "bool",
+    "int2",
+    "int4",
+    "int8",
+    "numeric",
+    "float4",
+    "float8",
+    "text",
+    "varchar",
+    "bpchar",
+    "uuid",
+    "date",
+    "time",
+    "timetz",
+    "timestamp",
+    "timestamptz",
+    "interval",
+];
+const COMPARISONS: &[&str] = &["=", "<>", "!=", "<", "<=", ">", ">="];
+const EQUALITIES: &[&str] = &["=", "<>"];
+
+pub(crate) struct Grammar {
+    dice: Dice,
+    /// Whether texts may be ordered.
+    orders_texts: bool,
+}
+
+impl Grammar {
+    pub(crate) fn new(dice: Dice, orders_texts: bool) -> Self {
+        Grammar { dice, orders_texts }
+    }
+
+    pub(crate) fn clause(&mut self) -> String {
+        let depth = 1 + self.dice.below(3);
+        self.condition(depth)
+    }
+
+    /// Clauses mostly about texts.
+    pub(crate) fn text_clause(&mut self) -> String {
+        match self.dice.below(4) {
+            0 => self.like(1),
+            1 => {
+                let call = self.dice.pick(&["lower", "upper"]);
+                let operator = self.dice.pick(EQUALITIES);
+                format!("{call}({}) {operator} {}", self.text_of(1), self.text_of(0))
+            }
+            2 => {
+                let (kind, operator) = (self.dice.pick(TEXTS), self.comparison("text"));
+                format!("{} {operator} {}", self.value(kind, 1), self.text_of(1))
+            }
+            _ => self.condition(1),
+        }
+    }
+
+    fn comparison(&mut self, kind: &str) -> &'static str {
+        let text = TEXTS.contains(&kind.trim_end_matches("[]"));
+        if text && !self.orders_texts { self.dice.pick(EQUALITIES) } else { self.dice.pick(COMPARISONS) }
+    }
+
+    fn any_kind(&mut self) -> &'static str {
+        if self.dice.percent(15) { self.dice.pick(ARRAYS) } else { self.dice.pick(SCALARS) }
+    }
+
+    fn condition(&mut self, depth: usize) -> String {
+        if depth == 0 {
+            return self.simple(0);
+        }
+        match self.dice.below(12) {
+            0 | 1 => format!("{} AND {}", self.condition(depth - 1), self.condition(depth - 1)),
+            2 => format!("({} OR {})", self.condition(depth - 1), self.condition(depth - 1)),
+            3 => format!("NOT ({})", self.condition(depth - 1)),
+            4 => {
+                let test = self.dice.pick(&[
+                    "TRUE",
+                    "FALSE",
+                    "UNKNOWN",
+                    "NULL",
+                    "NOT NULL",
+                    "NOT TRUE",
+                    "NOT UNKNOWN",
+                ]);
+                format!("({}) IS {test}", self.condition(depth - 1))
+            }
+            5 => {
+                let (a, b) = (self.condition(depth - 1), self.condition(depth - 1));
+                format!("CASE WHEN {a} THEN {b} ELSE {} END", self.condition(0))
+            }
+            _ => self.simple(depth - 1),
+        }
+    }
+
+    fn simple(&mut self, depth: usize) -> String {
+        match self.dice.below(17) {
+            0..=3 => {
+                let kind = self.any_kind();
+                let operator = self.comparison(kind);
+                format!("{} {operator} {}", self.value(kind, depth), self.partner(kind, depth))
+            }
+            4 => self.between(depth),
+            5 => {
+                let kind = self.dice.pick(SCALARS);
+                let count = 1 + self.dice.below(4);
+                let items: Vec<_> = (0..count).map(|_| self.partner(kind, 0)).collect();
+                let not = self.dice.pick(&["", "NOT "]);
+                format!("{} {not}IN ({})", self.value(kind, depth), items.join(", "))
+            }
+            6 => {
+                let kind = self.any_kind();
+                let not = self.dice.pick(&["", "NOT "]);
+                format!("{} IS {not}DISTINCT FROM {}", self.value(kind, depth), self.partner(kind, depth))
+            }
+            7 => {
+                let kind = self.any_kind();
+                let test = self.dice.pick(&["IS NULL", "IS NOT NULL", "ISNULL", "NOTNULL"]);
+                format!("({}) {test}", self.value(kind, depth))
+            }
+            8 | 9 => self.like(depth),
+            10 => {
+                let array = self.dice.pick(&["int4[]", "text[]", "numeric[]", "date[]"]);
+                let element = array.trim_end_matches("[]");
+                let (operator, quantifier) =
+                    (self.comparison(element), self.dice.pick(&["ANY", "ALL", "SOME"]));
+                format!(
+                    "{} {operator} {quantifier} ({})",
+                    self.value(element, depth),
+                    self.value(array, depth)
+                )
+            }
+            11 | 12 => {
+                let array = self.dice.pick(ARRAYS);
+                let operator = self.dice.pick(&["@>", "<@", "&&"]);
+                format!("{} {operator} {}", self.value(array, depth), self.value(array, depth))
+            }
+            13 => {
+                self.dice.pick(&["b", "NOT b", "b IS TRUE", "b IS NOT FALSE", "true", "b = true"]).to_string()
+            }
+            14 => self.mixed(depth),
+            15 => {
+                let test = [
+                    "mood = 'sad'",
+                    "mood::text = 'happy'",
+                    "mood IN ('sad', 'happy')",
+                    "mood IS NULL",
+                    "js IS NOT NULL",
+                    "mood <> 'it''s'",
+                    "mood IS DISTINCT FROM 'sad'",
+                    "upper(mood::text) = 'SAD'",
+                ];
+                self.dice.pick(&test).to_string()
+            }
+            _ => {
+                let array = self.dice.pick(ARRAYS);
+                let operator = self.dice.pick(&["=", "<>", "IS NOT NULL AND 1 ="]);
+                format!("array_ndims({}) {operator} {}", self.value(array, depth), 1 + self.dice.below(2))
+            }
+        }
+    }
+
+    fn between(&mut self, depth: usize) -> String {
+        let kind = loop {
+            let kind = self.any_kind();
+            if self.orders_texts || !TEXTS.contains(&kind.trim_end_matches("[]")) {
+                break kind;
+            }
+        };
+        let (not, symmetric) = (self.dice.pick(&["", "NOT "]), self.dice.pick(&["", "SYMMETRIC "]));
+        let (low, high) = (self.partner(kind, 0), self.partner(kind, 0));
+        format!("{} {not}BETWEEN {symmetric}{low} AND {high}", self.value(kind, depth))
+    }
+
+    fn like(&mut self, depth: usize) -> String {
+        let operator = self.dice.pick(&["LIKE", "NOT LIKE", "ILIKE", "NOT ILIKE", "~~", "!~~*"]);
+        let (text, pattern) = (self.text_of(depth), self.pattern());
+        match self.dice.below(6) {
+            0 if !operator.contains('~') => {
+                let escape = self.dice.pick(&["#", "", "a", "\\", "é"]);
+                format!("{text} {operator} {pattern} ESCAPE '{escape}'")
+            }
+            1 => format!("like({text}, {pattern})"),
+            2 => format!("{text} {operator} ANY (ARRAY[{pattern}, {}])", self.pattern()),
+            _ => format!("{text} {operator} {pattern}"),
+        }
+    }
+
+    fn pattern(&mut self) -> String {
+        if self.dice.percent(15) {
+            return self.text_of(0);
+        }
+        let parts = ["%", "_", "a", "b", "A", "é", "É", "\\%", "\\\\", "日", "#", "ab", " ", "\\"];
+        let count = self.dice.below(5);
+        let pattern: String = (0..count).map(|_| self.dice.pick(&parts)).collect();
+        format!("'{pattern}'")
+    }
+
+    fn text_of(&mut self, depth: usize) -> String {
+        let kind = self.dice.pick(TEXTS);
+        self.value(kind, depth)
+    }
+
+    /// Operands of different types, which Postgres must bring together.
+    fn mixed(&mut self, depth: usize) -> String {
+        let kinds =
+            self.dice.pick(&[NUMBERS, NUMBERS, TEXTS, MOMENTS, &["time", "timetz"], &["time", "interval"]]);
+        let (left, right) = (self.dice.pick(kinds), self.dice.pick(kinds));
+        let operator = self.comparison(left);
+        format!("{} {operator} {}", self.value(left, depth), self.value(right, depth))
+    }
+
+    /// Something to compare with a value of this type.
+    fn partner(&mut self, kind: &str, depth: usize) -> String {
+        match self.dice.below(4) {
+            0 => self.unknown(kind),
+            1 => self.constant(kind),
+            _ => self.value(kind, depth),
+        }
+    }
+
+    fn unknown(&mut self, kind: &str) -> String {
+        if self.dice.percent(5) {
+            return "NULL".to_owned();
+        }
+        format!("'{}'", self.dice.pick(values(kind)).replace('\'', "''"))
+    }
+
+    fn constant(&mut self, kind: &str) -> String {
+        if INTEGERS.contains(&kind) && self.dice.percent(50) {
+            return self.dice.pick(&["0", "1", "2", "-1", "3", "42", "100"]).to_string();
+        }
+        if kind == "numeric" && self.dice.percent(50) {
+            return self.dice.pick(&["0.1", "1.50", "-2.5", "1e3", "12345678901234567890"]).to_string();
+        }
+        if kind == "bool" {
+            return self.dice.pick(&["true", "false", "'t'::bool", "NULL::bool"]).to_string();
+        }
+        let unknown = self.unknown(kind);
+        match self.dice.below(3) {
+            0 => format!("CAST({unknown} AS {kind})"),
+            1 if !kind.ends_with(']') && unknown != "NULL" => format!("{kind} {unknown}"),
+            _ => format!("{unknown}::{kind}"),
+        }
+    }
+
+    fn column(&mut self, kind: &str) -> String {
+        let columns: Vec<_> = COLUMNS.iter().filter(|shown| shown.kind == kind).collect();
+        if columns.is_empty() {
+            return self.constant(kind);
+        }
+        let name = self.dice.pick(&columns).name;
+        match self.dice.below(8) {
+            0 => format!("rows.{name}"),
+            1 if !name.starts_with('"') => name.to_uppercase(),
+            _ => name.to_owned(),
+        }
+    }
+
+    /// A value of the type; not always by the shortest way.
+    pub(super) fn value(&mut self, kind: &str, depth: usize) -> String {
+        if depth == 0 || self.dice.percent(35) {
+            return if self.dice.percent(80) { self.column(kind) } else { self.constant(kind) };
+        }
+        let depth = depth - 1;
+        match self.dice.below(10) {
+            0 => format!("COALESCE({}, {})", self.value(kind, depth), self.value(kind, depth)),
+            1 if self.orders_texts || !TEXTS.contains(&kind.trim_end_matches("[]")) => {
+                let call = self.dice.pick(&["GREATEST", "least"]);
+                format!("{call}({}, {})", self.value(kind, depth), self.value(kind, depth))
+            }
+            2 => {
+                let (when, then) = (self.simple(0), self.value(kind, depth));
+                format!("CASE WHEN {when} THEN {then} ELSE {} END", self.value(kind, 0))
+            }
+            3 => {
+                let other = self.dice.pick(SCALARS);
+                let (value, when) = (self.value(other, depth), self.partner(other, 0));
+                format!(
+                    "CASE {value} WHEN {when} THEN {} ELSE {} END",
+                    self.value(kind, 0),
+                    self.value(kind, 0)
+                )
+            }
+            _ => self.composed(kind, depth),
+        }
+    }
+}

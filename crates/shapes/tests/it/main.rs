@@ -1,0 +1,12 @@
+//! Where clauses against real servers, and against whatever else may come.
+
+mod agreement;
+mod catalog;
+mod dice;
+mod grammar;
+mod letters;
+mod refusals;
+mod robustness;
+mod server;
+mod speed;
+mod table;

@@ -1,0 +1,262 @@
+//! What is refused, and in which words: Postgres' own where it refuses too.
+
+use std::time::{Duration, Instant};
+
+use forebay_shapes::filter::{Collation, Filter, FilterError, MAX_CLAUSE_BYTES};
+
+use crate::server::{SETTINGS, Server};
+use crate::table;
+
+fn refusal(clause: &str) -> FilterError {
+    let schema = table::schema(&Collation::C, 15);
+    Filter::parse(clause, &[], &schema).map(|filter| panic!("{}", filter.canonical())).unwrap_err()
+}
+
+#[test]
+fn errors_read_as_postgres_words_them() {
+    let server = Server::start(15, "", &Collation::C, 1, 1);
+    let postgres = forebay_sandbox::Postgres::shared_version(15);
+    for clause in [
+        "x = 1",
+        "rows.x = 1",
+        "other.i4 = 1",
+        "\"I4\" = 1",
+        "i4 = t",
+        "i4 + t = 1",
+        "i4 + true = 2",
+        "d + '1' = d",
+        "- '1' = 1",
+        "i4",
+        "i4 AND b",
+        "NOT i4",
+        "i4 IS TRUE",
+        "lower(i4) = 'a'",
+        "ilike(t, 'a')",
+        "array_ndims(i4) = 1",
+        "i4 = 'abc'",
+        "i2 = '40000'",
+        "b = 'maybe'",
+        "id = 'x'",
+        "d = '2023-02-30'",
+        "n = 'x'",
+        "f8 = 'x'",
+        "i4 = ANY (j4)",
+        "ai = i4",
+        "i4[1] = 1",
+        "COALESCE(i4, t) = 1",
+        "CASE WHEN i4 THEN 1 END = 1",
+        "GREATEST(i4, b) = 1",
+        "ARRAY[1, true] = ai",
+        "ARRAY[] = ai",
+        "b::date = d",
+        "i4::uuid = id",
+        "t::varchar(0) = ''",
+        "n::numeric(2000) = 1",
+        "i4 COLLATE \"C\" = 1",
+        "1 / 0 = i4",
+    ] {
+        let error =
+            postgres.query(server.database(), &format!("{SETTINGS} SELECT 1 FROM rows WHERE {clause}"));
+        let theirs = error.map(|_| panic!("{clause} is right")).unwrap_err().to_string();
+        let ours = refusal(clause);
+        assert_eq!(format!("{ours} ({})", ours.sqlstate()), theirs, "{clause}");
+    }
+}
+
+#[test]
+fn syntax_errors_have_postgres_words() {
+    let server = Server::start(15, "", &Collation::C, 1, 1);
+    for clause in [
+        "",
+        "i4 =",
+        "i4 = = 1",
+        "i4 = 1 x",
+        "(i4 = 1",
+        "i4 = 1)",
+        "i4 = 'abc",
+        "i4 = \"abc",
+        "i4 = 1abc",
+        "select",
+        "i4 IN ()",
+        "i4 BETWEEN 1",
+        "i4 = 1 = 2",
+        "i4 LIKE",
+        "CASE END",
+        "i4 IS 5",
+        "é x",
+        "i4 NOT 1",
+        "CAST(i4 AS)",
+        "i4::",
+        "a b c",
+        "t = $$a",
+        "/* open",
+        "ARRAY[1][1] = 1",
+        "i4 > > 3",
+        "AND b",
+        "b AND",
+        "b OR OR b",
+        "i4 = 1 ,",
+        "i4 = ANY ai",
+    ] {
+        let sql = format!("SELECT complaint('SELECT 1 WHERE {}')", clause.replace('\'', "''"));
+        let theirs = server.run(&sql).swap_remove(0).swap_remove(0).expect("it fails");
+        let ours = refusal(clause).to_string();
+        assert_eq!(ours.split_once(": ").unwrap().1, theirs, "{clause}");
+    }
+}
+
+#[test]
+fn places_are_counted_in_select_1_where() {
+    for (clause, shown) in [
+        ("x y", "At location 18: syntax error at or near \"y\""),
+        (" )", "At location 17: syntax error at or near \")\""),
+        ("", "At location 16: syntax error at end of input"),
+        ("i4 = 1; DROP TABLE rows", "At location 22: syntax error at or near \";\""),
+        ("é = = 1", "At location 20: syntax error at or near \"=\""),
+    ] {
+        assert_eq!(refusal(clause).to_string(), shown);
+    }
+    assert!(matches!(refusal("b AND zz"), FilterError::Invalid { location: 22, .. }));
+    assert!(matches!(refusal("b AND i4 = t"), FilterError::Invalid { location: 25, .. }));
+}
+
+#[test]
+fn what_we_dont_do_is_named() {
+    for (clause, named) in [
+        ("i4 IN (SELECT 1)", "subqueries are not supported in where clauses"),
+        ("EXISTS (SELECT 1)", "subqueries are"),
+        ("i4 = ANY (SELECT 1)", "subqueries are"),
+        ("t ~ 'a'", "the operator ~ is"),
+        ("t ~* 'a'", "the operator ~* is"),
+        ("t SIMILAR TO 'a'", "SIMILAR TO and regular expressions are"),
+        ("length(t) = 1", "the function length is"),
+        ("public.f(t) = 1", "the function public.f is"),
+        ("js = '{}'", "the type jsonb is"),
+        ("js ->> 'a' = 'b'", "the operator ->> is"),
+        ("mood > 'sad'", "the type mood (an enum, but for = and ::text) is"),
+        ("t::json IS NULL", "the type json is"),
+        ("ts < now()", "the function now is"),
+        ("d < current_date", "functions of the current time are"),
+        ("d = 'today'", "dates and times that depend on the current time are"),
+        ("d = '01/02/2003'", "dates and times in other forms than ISO 8601 are"),
+        ("t::date = d", "casting text (but a constant) to date is"),
+        ("(i4, j4) = (1, 2)", "rows are"),
+        ("count(*) = 1", "aggregates are"),
+        (
+            "ts AT TIME ZONE 'Europe/Berlin' = tstz",
+            "the time zone \"Europe/Berlin\" (but UTC or an interval) is",
+        ),
+        ("t COLLATE \"de_DE\" < 'a'", "COLLATE \"de_DE\" is"),
+        ("n ^ 2 > 1", "the operator ^ on numeric (but on double precision) is"),
+        ("i4 = B'1'", "bit strings are"),
+        ("t::char(2000) = ''", "character(n) beyond 1024 is"),
+        ("i4 OPERATOR(pg_catalog.=) 1", "operators of a schema are"),
+    ] {
+        let error = refusal(clause);
+        assert!(matches!(error, FilterError::Unsupported { .. }), "{clause}: {error}");
+        assert!(error.to_string().starts_with(named), "{clause}: {error}");
+    }
+}
+
+#[test]
+fn ordering_is_refused_but_under_c_and_equality_under_nondeterministic_collations() {
+    let parse = |clause: &str, collation: Collation| {
+        Filter::parse(clause, &[], &table::schema(&collation, 15)).map(drop)
+    };
+    let english = || Collation::Libc("en_US.UTF-8".to_owned());
+    for clause in ["t < 'b'", "t BETWEEN 'a' AND 'b'", "GREATEST(t, u) = 'a'", "at > '{a}'", "bp >= 'a'"] {
+        assert!(parse(clause, Collation::C).is_ok(), "{clause}");
+        let error = parse(clause, english()).unwrap_err().to_string();
+        assert!(error.starts_with("ordering text under the collation \"en_US.UTF-8\" (but C) is"), "{error}");
+    }
+    for clause in [
+        "t = 'b'",
+        "t IN ('a', 'b')",
+        "t LIKE 'a%'",
+        "lower(t) = 'a'",
+        "at @> '{a}'",
+        "t COLLATE \"C\" < 'b'",
+    ] {
+        assert!(parse(clause, english()).is_ok(), "{clause}");
+    }
+    for clause in ["t = 'b'", "t LIKE 'a'", "lower(t) IS NULL", "at && '{a}'", "t IN ('a', 'b')"] {
+        assert!(parse(clause, Collation::Nondeterministic).is_err(), "{clause}");
+    }
+    assert!(parse("upper(t) = 'I'", Collation::Icu("tr-TR".to_owned())).is_err());
+}
+
+#[test]
+fn columns_with_other_collations_conflict_as_in_postgres() {
+    let mut schema = table::schema(&Collation::C, 15);
+    let place = |name: &str, schema: &forebay_shapes::filter::Schema| {
+        schema.columns.iter().position(|column| column.name == name).unwrap()
+    };
+    let (t, u) = (place("t", &schema), place("u", &schema));
+    schema.columns[t].column_type.collation = Some(Collation::Icu("en".to_owned()));
+    assert!(Filter::parse("t = u", &[], &schema).is_ok());
+    assert!(Filter::parse("t < u", &[], &schema).is_err(), "the column's own collation wins");
+    schema.columns[u].column_type.collation = Some(Collation::Icu("de".to_owned()));
+    let error = Filter::parse("t = u", &[], &schema).unwrap_err();
+    assert_eq!(error.to_string(), "could not determine which collation to use for string comparison");
+    assert!(Filter::parse("t COLLATE \"C\" < u", &[], &schema).is_ok());
+}
+
+#[test]
+fn parameters_are_constants_without_a_type() {
+    let schema = table::schema(&Collation::C, 15);
+    let filter = Filter::parse("i4 = $1 AND t = $2", &["5", "it's"], &schema).unwrap();
+    assert_eq!(filter.canonical(), "((\"i4\" = '5') AND (\"t\" = 'it''s'))");
+    let error = Filter::parse("i4 = $3", &["5", "6"], &schema).unwrap_err();
+    assert_eq!(error.to_string(), "there is no value for parameter $3");
+    assert!(Filter::parse("i4 = $0", &["5"], &schema).is_err());
+    assert!(Filter::parse("i4 = $1", &["5\0"], &schema).is_err());
+}
+
+#[test]
+fn what_is_just_not_too_deep_fits_the_stack() {
+    let schema = table::schema(&Collation::C, 15);
+    for (open, close) in
+        [("(", ")"), ("NOT ", ""), ("CASE WHEN ", " THEN b END"), ("b = (", ")"), ("COALESCE(", ", b)")]
+    {
+        let depth = if open == "b = (" { 31 } else { 62 };
+        let clause = format!("{}b{}", open.repeat(depth), close.repeat(depth));
+        let filter = Filter::parse(&clause, &[], &schema).unwrap_or_else(|error| panic!("{clause}: {error}"));
+        let row: [Option<&[u8]>; 1] = [Some(b"t")];
+        assert!(filter.matches(&row).is_ok());
+        let again = Filter::parse(filter.canonical(), &[], &schema).map(|again| again.canonical().to_owned());
+        assert_eq!(again.as_deref(), Ok(filter.canonical()));
+    }
+}
+
+#[test]
+fn hostile_sizes_are_refused_at_once() {
+    let begun = Instant::now();
+    for depth in [150, 10_000, 30_000] {
+        for (open, close) in [
+            ("(", ")"),
+            ("NOT ", ""),
+            ("- ", ""),
+            ("@ ", ""),
+            ("ARRAY[", "]"),
+            ("lower(", ")"),
+            ("CASE WHEN ", " THEN b END"),
+        ] {
+            let clause = format!("{}b{}", open.repeat(depth), close.repeat(depth));
+            let error = refusal(&clause);
+            let expected = matches!(error, FilterError::TooDeep { .. } | FilterError::TooLong { .. });
+            assert!(expected, "{open} × {depth}: {error}");
+        }
+    }
+    for chain in ["i4 + ", "t || ", "- "] {
+        let error = refusal(&format!("{}i4 = 1", chain.repeat(5_000)));
+        assert!(matches!(error, FilterError::TooDeep { .. }), "{chain}: {error}");
+    }
+    let long = format!("i4 = 1{}", " OR i4 = 2".repeat(100_000));
+    assert!(matches!(refusal(&long), FilterError::TooLong { limit: MAX_CLAUSE_BYTES, .. }));
+    let wide = format!("i4 = 1{}", " OR i4 = 2".repeat(6_000));
+    let schema = table::schema(&Collation::C, 15);
+    assert!(Filter::parse(&wide, &[], &schema).is_ok(), "width is no depth");
+    let error = Filter::parse("t = $1", &[&"x".repeat(MAX_CLAUSE_BYTES)], &schema).unwrap_err();
+    assert!(matches!(error, FilterError::TooLong { .. }));
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+}

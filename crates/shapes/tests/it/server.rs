@@ -1,0 +1,116 @@
+//! A database with the table in it, and a function that judges clauses there.
+
+use std::fmt::Write as _;
+
+use forebay_sandbox::Postgres;
+use forebay_shapes::filter::{Collation, Schema};
+
+use crate::dice::Dice;
+use crate::table;
+
+pub(crate) const SETTINGS: &str = "SET bytea_output = hex; SET DateStyle = 'ISO, DMY'; SET TimeZone = 'UTC';
+    SET extra_float_digits = 1; SET IntervalStyle = iso_8601; SET jit = off;";
+
+/// Each row's answer, or its SQLSTATE: all at once if no row fails, else one by one.
+const JUDGE: &str = r"
+    CREATE FUNCTION judge(clause text) RETURNS text[] LANGUAGE plpgsql AS $$
+    DECLARE
+        answers text[];
+        answer text;
+        failed text;
+        id int;
+    BEGIN
+        BEGIN
+            EXECUTE format(E'SELECT array_agg((NOT (NOT (%s\n)))::text ORDER BY rn) FROM rows', clause) INTO answers;
+            RETURN answers;
+        EXCEPTION WHEN others THEN
+            failed := SQLSTATE;
+        END;
+        FOR id IN SELECT rn FROM rows ORDER BY rn LOOP
+            -- What Postgres refuses before it looks at a row, it refuses for each.
+            IF failed NOT LIKE '42%' THEN
+                BEGIN
+                    EXECUTE format(E'SELECT (NOT (NOT (%s\n)))::text FROM rows WHERE rn = %s', clause, id) INTO answer;
+                EXCEPTION WHEN others THEN
+                    answer := SQLSTATE;
+                END;
+            ELSE
+                answer := failed;
+            END IF;
+            answers := answers || answer;
+        END LOOP;
+        RETURN answers;
+    END $$;";
+
+/// What the server says of a statement that it refuses.
+const COMPLAINT: &str = r"
+    CREATE FUNCTION complaint(statement text) RETURNS text LANGUAGE plpgsql AS $$
+    DECLARE
+        message text;
+    BEGIN
+        EXECUTE statement;
+        RETURN NULL;
+    EXCEPTION WHEN others THEN
+        GET STACKED DIAGNOSTICS message = MESSAGE_TEXT;
+        RETURN message;
+    END $$;";
+
+pub(crate) struct Server {
+    postgres: &'static Postgres,
+    database: String,
+    pub(crate) schema: Schema,
+    pub(crate) rows: Vec<Vec<Option<String>>>,
+}
+
+impl Server {
+    /// `options`: of CREATE DATABASE.
+    pub(crate) fn start(version: u32, options: &str, collation: &Collation, seed: u64, rows: usize) -> Self {
+        let postgres = Postgres::shared_version(version);
+        let database = postgres.create_database("filter").expect("it is new");
+        let database = if options.is_empty() {
+            database
+        } else {
+            let name = format!("{database}_collated");
+            let create = format!("CREATE DATABASE {name} TEMPLATE template0 {options}");
+            postgres.execute("postgres", &create).unwrap_or_else(|error| panic!("{create}: {error}"));
+            name
+        };
+        let mut server =
+            Server { postgres, database, schema: table::schema(collation, version), rows: Vec::new() };
+        let mut dice = Dice::new(seed);
+        let mut sql = format!("{SETTINGS} {} {JUDGE} {COMPLAINT} INSERT INTO rows VALUES ", table::create());
+        for rn in 0..rows {
+            write!(sql, "{}{}", if rn == 0 { "" } else { ", " }, table::insert(&mut dice, rn))
+                .expect("a String");
+        }
+        server.run(&sql);
+        let all = server.run(&format!("{SETTINGS} SELECT * FROM rows ORDER BY rn"));
+        server.rows = all.into_iter().map(|row| row[1..].to_vec()).collect();
+        server
+    }
+
+    pub(crate) fn database(&self) -> &str {
+        &self.database
+    }
+
+    pub(crate) fn run(&self, sql: &str) -> Vec<Vec<Option<String>>> {
+        self.postgres.query(&self.database, sql).unwrap_or_else(|error| {
+            panic!("{}: {error}", sql.chars().take(2000).collect::<String>());
+        })
+    }
+
+    /// What the server says of each clause and row: `true`, `false`, nothing, or a SQLSTATE.
+    pub(crate) fn judge(&self, clauses: &[String]) -> Vec<Vec<Option<String>>> {
+        let quoted: Vec<_> =
+            clauses.iter().map(|clause| format!("('{}')", clause.replace('\'', "''"))).collect();
+        let sql = format!(
+            "{SETTINGS} SELECT array_to_string(judge(c), ',', '-') FROM (VALUES {}) AS v (c)",
+            quoted.join(", ")
+        );
+        let answer = |row: Vec<Option<String>>| -> Vec<Option<String>> {
+            let text = row.into_iter().next().flatten().unwrap_or_default();
+            text.split(',').map(|word| (word != "-").then(|| word.to_owned())).collect()
+        };
+        self.run(&sql).into_iter().map(answer).collect()
+    }
+}

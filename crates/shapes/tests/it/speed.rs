@@ -1,0 +1,64 @@
+//! How long a row takes: `cargo test -p forebay-shapes --release -- --ignored --nocapture nanoseconds`.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use forebay_shapes::filter::{Collation, Column, Filter, Schema};
+
+#[test]
+#[ignore = "prints times, and asserts none"]
+fn nanoseconds_per_row() {
+    let schema = Schema {
+        table: None,
+        columns: vec![
+            Column::new("id", 20, "int8"),
+            Column::new("name", 25, "text"),
+            Column::new("qty", 23, "int4"),
+            Column::new("price", 1700, "numeric"),
+            Column::new("tags", 1009, "text[]"),
+            Column::new("key", 2950, "uuid"),
+            Column::new("made", 1184, "timestamptz"),
+        ],
+        database_collation: Collation::C,
+        server_version: 15,
+    };
+    let row: [Option<&[u8]>; 7] = [
+        Some(b"123456"),
+        Some(b"x"),
+        Some(b"17"),
+        Some(b"1234.56"),
+        Some(b"{red,green,\"dark blue\"}"),
+        Some(b"a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"),
+        Some(b"2024-02-29 12:00:00.5+00"),
+    ];
+    for clause in [
+        "id = 5",
+        "name = 'x' AND qty > 3",
+        "key = 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'",
+        "name LIKE 'ab%'",
+        "id IN (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)",
+        "made > '2024-01-01'",
+        "price * 2 > 100",
+        "tags @> '{red}'",
+        "lower(name) = 'x' OR qty + 1 BETWEEN 3 AND 9",
+    ] {
+        // The best of many short rounds: other work on the machine doesn't count.
+        const ROUNDS: u32 = 20_000;
+        let filter = Filter::parse(clause, &[], &schema).unwrap();
+        let matching = (0..100).map(|_| {
+            let begun = Instant::now();
+            for _ in 0..ROUNDS {
+                let _ = black_box(black_box(&filter).matches(black_box(&row)));
+            }
+            begun.elapsed()
+        });
+        let matching = matching.min().unwrap().as_secs_f64() * 1e9 / f64::from(ROUNDS);
+        let parsing = (0..1000).map(|_| {
+            let begun = Instant::now();
+            let _ = black_box(Filter::parse(black_box(clause), &[], &schema));
+            begun.elapsed()
+        });
+        let parsing = parsing.min().unwrap();
+        eprintln!("{matching:>6.1} ns a row, {parsing:>7.1?} to parse: {clause}");
+    }
+}

@@ -1,0 +1,122 @@
+//! The table that clauses are about: a column of every type, and rows of their most awkward values.
+
+use forebay_shapes::filter::{Collation, Column, ColumnType, Schema, TypeKind};
+
+use crate::dice::Dice;
+
+/// A column: its name, its type in SQL, pg_type.oid and the type's plain name.
+pub(crate) struct Shown {
+    pub(crate) name: &'static str,
+    pub(crate) sql: &'static str,
+    pub(crate) oid: u32,
+    pub(crate) kind: &'static str,
+}
+
+#[rustfmt::skip]
+pub(crate) const COLUMNS: &[Shown] = &[
+    Shown { name: "b", sql: "bool", oid: 16, kind: "bool" },
+    Shown { name: "i2", sql: "int2", oid: 21, kind: "int2" },
+    Shown { name: "i4", sql: "int4", oid: 23, kind: "int4" },
+    Shown { name: "j4", sql: "int4", oid: 23, kind: "int4" },
+    Shown { name: "i8", sql: "int8", oid: 20, kind: "int8" },
+    Shown { name: "n", sql: "numeric", oid: 1700, kind: "numeric" },
+    Shown { name: "m", sql: "numeric", oid: 1700, kind: "numeric" },
+    Shown { name: "f4", sql: "float4", oid: 700, kind: "float4" },
+    Shown { name: "f8", sql: "float8", oid: 701, kind: "float8" },
+    Shown { name: "t", sql: "text", oid: 25, kind: "text" },
+    Shown { name: "u", sql: "text", oid: 25, kind: "text" },
+    Shown { name: "\"V c\"", sql: "varchar(20)", oid: 1043, kind: "varchar" },
+    Shown { name: "bp", sql: "char(4)", oid: 1042, kind: "bpchar" },
+    Shown { name: "id", sql: "uuid", oid: 2950, kind: "uuid" },
+    Shown { name: "d", sql: "date", oid: 1082, kind: "date" },
+    Shown { name: "ti", sql: "time", oid: 1083, kind: "time" },
+    Shown { name: "tz", sql: "timetz", oid: 1266, kind: "timetz" },
+    Shown { name: "ts", sql: "timestamp", oid: 1114, kind: "timestamp" },
+    Shown { name: "tstz", sql: "timestamptz", oid: 1184, kind: "timestamptz" },
+    Shown { name: "iv", sql: "interval", oid: 1186, kind: "interval" },
+    Shown { name: "ai", sql: "int4[]", oid: 1007, kind: "int4[]" },
+    Shown { name: "at", sql: "text[]", oid: 1009, kind: "text[]" },
+    Shown { name: "an", sql: "numeric[]", oid: 1231, kind: "numeric[]" },
+    Shown { name: "ad", sql: "date[]", oid: 1182, kind: "date[]" },
+];
+
+/// Values of a type, the most awkward ones; each a text that the type reads.
+#[rustfmt::skip]
+pub(crate) fn values(kind: &str) -> &'static [&'static str] {
+    match kind {
+        "bool" => &["t", "f"],
+        "int2" => &["0", "1", "-1", "2", "7", "100", "32767", "-32768"],
+        "int4" => &["0", "1", "-1", "2", "3", "5", "10", "42", "2147483647", "-2147483648"],
+        "int8" => &["0", "1", "-1", "3", "9223372036854775807", "-9223372036854775808", "5000000000"],
+        "numeric" => &["0", "1", "-1", "0.1", "0.10", "3.14159", "-2.5", "1.5", "1e20", "99999999999999999999.999", "-0.00001", "NaN",
+            "Infinity", "-Infinity", "12345678901234567890123456789", "10000", "0.0001"],
+        "float4" => &["0", "1", "-1", "0.1", "3.5", "-0", "NaN", "Infinity", "-Infinity", "3.4028235e38", "1e-45", "16777217"],
+        "float8" => &["0", "1", "-1", "0.1", "0.3", "2.5", "-0", "NaN", "Infinity", "-Infinity", "1.7976931348623157e308", "5e-324",
+            "1e15", "1e-5", "9007199254740993", "0.5", "1.5"],
+        "text" | "varchar" | "bpchar" => &["", "a", "A", "b", "ab", "aB", "a ", " a", "abc", "%", "_", "a%", "a\\", "\\", "é", "É", "日本", "ß",
+            "1", "12", "-5", "t", "null", "x'y", "a_b", "aé"],
+        "uuid" => &["00000000-0000-0000-0000-000000000000", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11", "ffffffff-ffff-ffff-ffff-ffffffffffff"],
+        "date" => &["2000-01-01", "1999-12-31", "2024-02-29", "infinity", "-infinity", "0001-01-01 BC", "5874897-12-31", "4714-11-24 BC",
+            "2023-03-31", "1970-01-01", "294277-01-01"],
+        "time" => &["00:00:00", "24:00:00", "12:34:56.789", "23:59:59.999999", "01:00:00"],
+        "timetz" => &["00:00:00+00", "24:00:00-15:59", "12:34:56.789+05:30", "01:00:00+01", "00:00:00-01:30:15"],
+        "timestamp" | "timestamptz" => &["2000-01-01 00:00:00", "1999-12-31 23:59:59.999999", "2024-02-29 12:00:00", "infinity", "-infinity",
+            "0044-03-15 12:00:00 BC", "294276-12-31 23:59:59.999999", "2023-01-31 00:00:00.5", "1970-01-01 00:00:00"],
+        "interval" => &["PT0S", "P1D", "PT24H", "P1M", "P30D", "P1Y2M3DT4H5M6.7S", "P-1M30D", "PT-0.000001S", "P100Y", "P1DT-1H", "PT1H", "P2147483647D"],
+        "int4[]" => &["{}", "{1}", "{1,2,3}", "{1,NULL}", "{{1,2},{3,4}}", "[0:1]={5,42}", "{NULL}", "{2,1}", "{{1},{2}}"],
+        "text[]" => &["{}", "{a}", "{a,b}", "{\"\",NULL}", "{\"a \",\"x'y\"}", "{A,é}", "{{a,b},{c,d}}"],
+        "numeric[]" => &["{}", "{1}", "{1.0,2.50}", "{NaN,NULL}", "{0.1}"],
+        "date[]" => &["{}", "{2000-01-01}", "{infinity,NULL}", "{2024-02-29,1999-12-31}"],
+        other => panic!("no values of {other}"),
+    }
+}
+
+/// The table as the filter knows it.
+pub(crate) fn schema(collation: &Collation, version: u32) -> Schema {
+    let column = |shown: &Shown| {
+        let name = shown.name.trim_matches('"');
+        let mut column = Column::new(name, shown.oid, shown.kind);
+        column.column_type.dimensions = u32::from(shown.sql.ends_with(']'));
+        column
+    };
+    let mut columns: Vec<_> = COLUMNS.iter().map(column).collect();
+    columns.push(Column {
+        name: "mood".to_owned(),
+        column_type: ColumnType { kind: TypeKind::Enum, ..Column::new("", 1, "mood").column_type },
+    });
+    columns.push(Column::new("js", 3802, "jsonb"));
+    Schema {
+        table: Some("rows".to_owned()),
+        columns,
+        database_collation: collation.clone(),
+        server_version: version,
+    }
+}
+
+pub(crate) fn create() -> String {
+    let columns: Vec<_> = COLUMNS.iter().map(|shown| format!("{} {}", shown.name, shown.sql)).collect();
+    format!(
+        "CREATE TYPE mood AS ENUM ('sad', 'happy', 'it''s');
+         CREATE TABLE rows (rn int PRIMARY KEY, {}, mood mood, js jsonb);",
+        columns.join(", ")
+    )
+}
+
+/// One row, in SQL.
+pub(crate) fn insert(dice: &mut Dice, rn: usize) -> String {
+    let mut values: Vec<_> = COLUMNS.iter().map(|shown| value(dice, shown)).collect();
+    values.push(dice.pick(&["NULL", "'sad'", "'happy'", "'it''s'"]).to_string());
+    values.push(dice.pick(&["NULL", "'{}'", "'1'"]).to_string());
+    format!("({rn}, {})", values.join(", "))
+}
+
+fn value(dice: &mut Dice, shown: &Shown) -> String {
+    if dice.percent(12) {
+        return "NULL".to_owned();
+    }
+    let mut all: Vec<&str> = values(shown.kind).to_vec();
+    if shown.kind == "bpchar" {
+        all.retain(|text| text.chars().count() <= 4);
+    }
+    format!("'{}'", dice.pick(&all).replace('\'', "''"))
+}
