@@ -17,7 +17,7 @@ use super::channel::{Channel, Line, log_notice, poll_fill, server_error};
 use super::error::WireError;
 use super::input::{Input, Message, Messages};
 use super::outbox::Outbox;
-use super::pace::{MUCH_BYTES, PATIENCE, Pace};
+use super::pace::{MUCH_BYTES, Pace};
 use super::{GOODBYE, TERMINATE};
 
 /// What Postgres can make of a row at most is a gigabyte; the rest is for what stands around it.
@@ -37,7 +37,7 @@ pub(crate) struct Copy<S = PostgresStream> {
     is_mark_high: bool,
     /// Whether the kernel knows such a mark; not on a Unix socket.
     has_mark: bool,
-    /// Whether this wait is known to `pace`.
+    /// Whether it is decided for what we wait.
     is_waiting: bool,
     timer: Pin<Box<Sleep>>,
 }
@@ -47,17 +47,16 @@ impl<S: Line> Copy<S> {
     pub(super) fn new(channel: Channel<S>) -> Self {
         let Channel { stream, mut input, address, .. } = channel;
         input.set_limit(MAX_FRAME_BYTES);
-        let now = Instant::now();
         Copy {
             stream,
             input,
             outbox: Outbox::new(),
             address,
-            pace: Pace::new(now.into_std()),
+            pace: Pace::new(),
             is_mark_high: false,
             has_mark: true,
             is_waiting: false,
-            timer: Box::pin(sleep_until(now)),
+            timer: Box::pin(sleep_until(Instant::now())),
         }
     }
 
@@ -80,7 +79,8 @@ impl<S: Line> Copy<S> {
 
     /// All whole frames that have come, and the way to answer meanwhile.
     pub(crate) fn split(&mut self) -> (Frames<'_>, Answer<'_, S>) {
-        let frames = Frames { messages: self.input.messages(), address: &self.address };
+        let Copy { input, pace, address, .. } = self;
+        let frames = Frames { messages: input.messages(), pace, address };
         (frames, Answer { stream: &mut self.stream, outbox: &mut self.outbox })
     }
 
@@ -106,24 +106,26 @@ impl<S: Line> Copy<S> {
         self.input.size()
     }
 
+    #[cfg(test)]
+    pub(super) fn is_gathering(&self) -> bool {
+        self.is_mark_high
+    }
+
     fn poll_more(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), WireError>> {
         if let Poll::Ready(Err(error)) = self.outbox.poll_send(&mut self.stream, cx) {
             return Poll::Ready(Err(WireError::Lost(error)));
         }
         loop {
             if let Poll::Ready(read) = poll_fill(&mut self.stream, &mut self.input, cx) {
-                let bytes = read?;
-                self.pace.read(bytes);
                 self.is_waiting = false;
-                return Poll::Ready(Ok(()));
+                return Poll::Ready(read.map(drop));
             }
             if !self.is_waiting {
                 self.is_waiting = true;
-                let now = Instant::now();
-                let gathers = self.pace.waits(now.into_std()) && self.has_mark;
-                self.set_mark(gathers);
-                if gathers {
-                    self.timer.as_mut().reset(now + PATIENCE);
+                let patience = self.pace.patience().filter(|_| self.has_mark);
+                self.set_mark(patience.is_some());
+                if let Some(patience) = patience {
+                    self.timer.as_mut().reset(Instant::now() + patience);
                 }
             }
             if !self.is_mark_high || self.timer.as_mut().poll(cx).is_pending() {
@@ -150,6 +152,7 @@ impl<S: Line> Copy<S> {
 #[derive(Debug)]
 pub(crate) struct Frames<'a> {
     messages: Messages<'a>,
+    pace: &'a mut Pace,
     address: &'a str,
 }
 
@@ -165,6 +168,9 @@ impl<'a> Frames<'a> {
             if message.tag == backend::COPY_DATA_TAG {
                 return Some(match Frame::decode(message.body) {
                     Ok(frame) => {
+                        if let Frame::Data { clock, payload, .. } = frame {
+                            self.pace.saw(clock, payload);
+                        }
                         self.messages.consume(message);
                         Ok(frame)
                     }
