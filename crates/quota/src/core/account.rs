@@ -1,9 +1,10 @@
 //! One account as its member sees it: the slice that it may lend from, what it has lent, and who waits.
 //!
 //! Invariant: `slice` is never above what the store has down for this member, as long as the store keeps its writes.
-//! Kept by: a slice shrinks before the ask that says so leaves, and grows only when its answer is here; while an ask is on
-//! its way, its floor is the slice, so whatever becomes of the ask, the store has at least that much.
-//! Every unit of `used` is one lease; only `Member::give` takes it back.
+//! Kept by: a slice shrinks before the ask that says so leaves, and grows only when its answer is here; an ask's floor is
+//! never below the slice, so whatever becomes of the ask, the store has at least that much.
+//! Every unit of `used` is one lease; only `Member::give` takes it back. What is used beyond the slice is debt, lent without
+//! the store or before it took us for dead: the floor tells of it, and what comes back of it isn't lent again.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -125,24 +126,17 @@ impl<W: Waiter> Account<W> {
         self.no = None;
     }
 
-    /// What to say to the store. From here on, no more than the floor is lent until the answer is here.
+    /// What to say to the store. From here on, no more than the slice, as it is now, is lent until the answer is here.
     pub(crate) fn ask(&mut self, name: Arc<str>, terms: Terms) -> Ask {
         if !self.push {
-            self.slice = self.used + self.kept(terms);
+            self.slice = self.slice.min(self.used + self.kept(terms));
         }
-        self.slice = self.slice.max(self.used);
+        let floor = self.slice.max(self.used);
         let waiting = u32::try_from(self.waiters.len()).unwrap_or(u32::MAX);
         let hoped = self.used.saturating_add(waiting).min(terms.limit);
-        let want = if self.push { self.slice } else { self.slice.max(hoped) };
+        let want = if self.push { floor } else { floor.max(hoped) };
         self.asking = Some(Asking { want, used: self.used });
-        Ask {
-            account: name,
-            limit: terms.limit,
-            floor: self.slice,
-            want,
-            used: self.used,
-            sharing: terms.sharing,
-        }
+        Ask { account: name, limit: terms.limit, floor, want, used: self.used, sharing: terms.sharing }
     }
 
     /// How many idle units to keep: about a block, so that what one member doesn't need doesn't lie with it for long.
@@ -203,7 +197,7 @@ impl<W: Waiter> Account<W> {
         (self.asking, self.unsure, self.queued, self.review) = (None, false, false, false);
         (self.ask_again_at, self.tries) = (None, 0);
         if !slices_hold {
-            self.slice = self.used;
+            self.slice = 0;
         }
         self.push = self.slice.max(self.used) > 0;
     }

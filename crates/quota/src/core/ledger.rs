@@ -247,6 +247,10 @@ impl Ledger {
         self.members.get(id).is_some_and(|member| !member.replaced)
     }
 
+    pub(crate) fn expires(&self, id: &MemberId) -> Option<Duration> {
+        self.members.get(id).map(|member| member.expires)
+    }
+
     /// As a replica does that missed the last write.
     pub(crate) fn forget_last_settlement(&mut self, id: &MemberId) {
         if let Some(member) = self.members.get_mut(id) {

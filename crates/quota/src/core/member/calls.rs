@@ -120,9 +120,13 @@ impl<W: Waiter> Member<W> {
         }
         match pulse.standing {
             Standing::Alive { sequence } => {
-                self.live_until(open.sent);
                 (self.next_beat, self.takes_over) = (BeatKind::Stay, false);
-                if sequence < open.landed {
+                // Past the deadline it may have forgotten us, and know us anew by a join that we had given up on.
+                let knows_us_anew = now >= self.until && sequence < self.landed;
+                if !knows_us_anew {
+                    self.live_until(open.sent);
+                }
+                if knows_us_anew || sequence < open.landed {
                     self.be_reborn(Rebirth::StoreLostWrites, now);
                 } else {
                     self.review(now);
@@ -134,7 +138,7 @@ impl<W: Waiter> Member<W> {
                     self.beat_due = now;
                 }
                 if now >= self.until {
-                    self.drop_idle_units();
+                    self.drop_slices();
                 }
                 self.live_until(open.sent);
                 self.notices.push(Notice::Joined { member: self.id.clone(), members: self.members });

@@ -32,11 +32,12 @@ impl<W: Waiter> Member<W> {
         self.notices.push(Notice::Reborn { why, member: self.id.clone() });
     }
 
-    /// The deadline has passed before we were let in again: what we don't use may be somebody else's by now.
-    pub(super) fn drop_idle_units(&mut self) {
+    /// The deadline has passed before we were let in again: what we had may be somebody else's by now, and what is still
+    /// lent of it is debt.
+    pub(super) fn drop_slices(&mut self) {
         let keyed = self.keyed.iter_mut().flat_map(|book| book.accounts.values_mut());
         for account in self.budgets.iter_mut().map(|book| &mut book.account).chain(keyed) {
-            account.slice = account.slice.min(account.used);
+            account.slice = 0;
         }
     }
 

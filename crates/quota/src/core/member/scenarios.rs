@@ -170,6 +170,103 @@ fn idle_units_that_are_kept_are_part_of_the_floor() {
 }
 
 #[test]
+fn what_the_store_has_not_heard_of_is_not_lent_again() {
+    let mut world = World::new();
+    let (mut a, mut b) = (world.join("a", 1), world.join("b", 2));
+    world.take(&mut a, &ann()).unwrap();
+    world.take(&mut a, &ann()).unwrap();
+    // a is cut off until it is taken for dead, and both units are granted anew.
+    for _ in 0..6 {
+        world.pass(20);
+        world.serve(&mut b);
+    }
+    world.take(&mut b, &ann()).unwrap();
+    world.take(&mut b, &ann()).unwrap();
+    while a.mode(world.now()) != Mode::Normal {
+        let beat = a.poll(world.now()).expect("it beats until it is let in again");
+        world.answer(&mut a, beat);
+    }
+    assert!(world.ledger.is_alive(a.id()) && a.counters().rebirths == 1);
+    // What it has is debt: a unit that comes back is nobody's here, before the store is told of the rest...
+    a.give(&ann(), world.now());
+    assert!(a.try_take(&ann(), world.now()).is_err());
+    let push = world.settlement(&mut a);
+    assert_eq!((push.asks[0].floor, push.asks[0].want), (1, 1));
+    // ...while that is on its way, and when nobody knows whether it came through.
+    a.give(&ann(), world.now());
+    assert!(a.try_take(&ann(), world.now()).is_err());
+    a.on_settled(Err("no answer".into()), world.now());
+    assert!(a.try_take(&ann(), world.now()).is_err());
+    world.pass(5);
+    world.serve(&mut a);
+    assert!(matches!(world.take(&mut a, &ann()), Err(Refusal::Full { used: 2, limit: 2 })));
+    assert_eq!(world.ledger.held(ann_key().account()).into_values().collect::<Vec<_>>(), [2]);
+}
+
+#[test]
+fn a_join_that_lands_when_its_member_has_expired_gives_it_nothing_back() {
+    // Whether the beat that finds it alive again was sent before it had heard of its grant, or after.
+    for early in [true, false] {
+        let mut world = World::new();
+        let mut a: Member<Caller> = Member::new("a".into(), RULES, 1, world.now());
+        a.keyed("user", 2);
+        let Some(Call::Beat(late)) = a.poll(world.now()) else { panic!("it joins") };
+        a.on_pulse(Err("no answer".into()), world.now());
+        world.pass(5);
+        world.serve(&mut a);
+        assert!(matches!(a.take(&ann(), world.now(), || Caller("a")), Take::Waiting));
+        let grant = world.settlement(&mut a);
+        world.pass(60);
+        let sent_early = a.poll(world.now()).expect("a beat is due");
+        world.answer(&mut a, Call::Settle(grant));
+        assert!(matches!(a.take_verdicts()[..], [(_, Ok(_))]));
+        let beat = if early {
+            sent_early
+        } else {
+            world.answer(&mut a, sent_early);
+            world.pass(60);
+            a.poll(world.now()).expect("a beat is due")
+        };
+        // The store forgets it, and grants both units anew; then the first join lands.
+        world.pass(45);
+        let mut b = world.join("b", 2);
+        world.take(&mut b, &ann()).unwrap();
+        world.take(&mut b, &ann()).unwrap();
+        assert_eq!(world.ledger.beat(&late, world.time).members, 2);
+        world.answer(&mut a, beat);
+        a.give(&ann(), world.now());
+        assert!(a.try_take(&ann(), world.now()).is_err(), "both are lent elsewhere; early: {early}");
+        world.serve(&mut a);
+        assert_eq!(world.ledger.held(ann_key().account()).into_values().sum::<u32>(), 2);
+        assert_eq!(a.mode(world.now()), Mode::Normal);
+    }
+}
+
+#[test]
+fn what_was_lent_without_the_store_is_not_lent_again_before_it_is_told() {
+    let mut world = World::new();
+    let mut a: Member<Caller> =
+        Member::new("a".into(), Rules { policy: Policy::Share, ..RULES }, 1, world.now());
+    a.keyed("user", 2);
+    a.poll(world.now());
+    a.on_pulse(Err("away".into()), world.now());
+    assert!(matches!(a.take(&ann(), world.now(), || Caller("a")), Take::Granted));
+    let mut b = world.join("b", 2);
+    world.take(&mut b, &ann()).unwrap();
+    world.take(&mut b, &ann()).unwrap();
+    world.pass(5);
+    let told = loop {
+        match a.poll(world.now()).expect("it tells what it has lent") {
+            Call::Settle(settlement) => break settlement,
+            call => world.answer(&mut a, call),
+        }
+    };
+    assert_eq!((told.asks[0].floor, told.asks[0].used), (1, 1));
+    a.give(&ann(), world.now());
+    assert!(a.try_take(&ann(), world.now()).is_err(), "both are lent elsewhere");
+}
+
+#[test]
 fn callers_beyond_the_limit_are_refused_with_the_answer_that_grants_all_of_it() {
     let mut world = World::new();
     let mut member = world.join("a", 1);
