@@ -36,10 +36,12 @@ pub(crate) fn by_key(names: &[&str]) -> Identify {
     Identify::new().api_keys(names.iter().fold(ApiKeys::new(), add))
 }
 
-/// Waits until nothing is open, here and in the quota's own count.
+/// Waits until nothing is open, here and in the quota's own counts. A user's ends only when the store was told, some batches
+/// of settlements after the last stream: until then its account is in memory, here and in the store.
 pub(crate) async fn empties(admission: &Admission) {
-    let ask = async || (admission.open(), admission.statistics().total_connections);
-    eventually("all permits are given back", (0, 0), ask).await;
+    let users = || admission.status().quota.keyed.iter().map(|keyed| keyed.keys).sum::<usize>();
+    let ask = async || (admission.open(), admission.statistics().total_connections, users());
+    eventually("all permits are given back", (0, 0, 0), ask).await;
 }
 
 /// A server with the layer on: `/endless` sends one event and then nothing, `/stalled` not even a head, `/busy` events without
