@@ -27,7 +27,7 @@ pub(crate) struct Account<W> {
     total: u32,
     pub(crate) pressure: bool,
     pub(crate) waiters: VecDeque<W>,
-    /// The ask that is on its way: what it wanted.
+    /// The ask that is on its way: what it said.
     asking: Option<Asking>,
     /// In the line of those that have something to ask.
     pub(crate) queued: bool,
@@ -46,6 +46,7 @@ pub(crate) struct Account<W> {
 
 #[derive(Debug, Clone, Copy)]
 struct Asking {
+    floor: u32,
     want: u32,
     used: u32,
 }
@@ -135,7 +136,7 @@ impl<W: Waiter> Account<W> {
         let waiting = u32::try_from(self.waiters.len()).unwrap_or(u32::MAX);
         let hoped = self.used.saturating_add(waiting).min(terms.limit);
         let want = if self.push { floor } else { floor.max(hoped) };
-        self.asking = Some(Asking { want, used: self.used });
+        self.asking = Some(Asking { floor, want, used: self.used });
         Ask { account: name, limit: terms.limit, floor, want, used: self.used, sharing: terms.sharing }
     }
 
@@ -156,10 +157,12 @@ impl<W: Waiter> Account<W> {
 
     /// The store's answer. Returns whether it fell short of what was wanted.
     pub(crate) fn answered(&mut self, answer: Answer) -> bool {
-        let Some(Asking { want, used }) = self.asking.take() else { return false };
-        (self.unsure, self.push, self.review) = (false, false, false);
+        let Some(Asking { floor, want, used }) = self.asking.take() else { return false };
+        // Debt that came back meanwhile: the store has it down, perhaps beyond the limit, and hears of it next.
+        let repaid = floor.saturating_sub(self.slice.max(self.used));
+        (self.unsure, self.push, self.review) = (repaid > 0, false, false);
         self.ask_again_at = None;
-        self.slice = answer.count;
+        self.slice = answer.count.saturating_sub(repaid);
         self.others_used = answer.used.saturating_sub(used);
         self.total = answer.total;
         self.pressure = answer.pressure;

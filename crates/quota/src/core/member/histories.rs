@@ -414,6 +414,23 @@ impl World {
         self.ledger.held(&wire_name(account)).get(process.member.id()).copied().unwrap_or(0)
     }
 
+    /// What is granted counts as lent: idle, written down, or on its way from a store that may have lost it since.
+    fn promised(&self, process: &Process, account: &AccountRef) -> u32 {
+        let name = wire_name(account);
+        let on_its_way =
+            self.network.iter().filter(|transit| transit.process == process.number).filter_map(|transit| {
+                match (&transit.call, &transit.reply) {
+                    (Call::Settle(settlement), Some(Reply::Settle(Settled::Landed(answers)))) => {
+                        let at = settlement.asks.iter().position(|ask| ask.account == name)?;
+                        Some(answers[at].count)
+                    }
+                    _ => None,
+                }
+            });
+        let told = self.held(process, account).max(self.written(process, account));
+        on_its_way.fold(told, u32::max)
+    }
+
     /// Falsely dead: the process lives, and the store has forgotten it, after its own deadline or because a beat of it was
     /// lost. Or it couldn't tell a store that lost something what it has in time: before the rebuilding ended, or before its
     /// predecessor was forgotten. Until it has told the store anew.
@@ -456,9 +473,7 @@ impl World {
             let total: u32 = self.processes.iter().map(|process| leases_of(process, &account)).sum();
             let dead: u32 =
                 self.falsely_dead.values().map(|held| held.get(&account).copied().unwrap_or(0)).sum();
-            // What is granted counts as lent: unheard of yet, idle, or forgotten by a store that lost it.
-            let promised = |process| self.held(process, &account).max(self.written(process, &account));
-            let promised: u32 = self.processes.iter().map(promised).sum();
+            let promised: u32 = self.processes.iter().map(|process| self.promised(process, &account)).sum();
             let debt = self.debt.entry(account.clone()).or_default();
             *debt = (*debt).min(promised.saturating_sub(limit));
             let lost = self.lost.get(&account).copied().unwrap_or(0);

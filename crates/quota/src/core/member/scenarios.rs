@@ -264,6 +264,13 @@ fn what_was_lent_without_the_store_is_not_lent_again_before_it_is_told() {
     assert_eq!((told.asks[0].floor, told.asks[0].used), (1, 1));
     a.give(&ann(), world.now());
     assert!(a.try_take(&ann(), world.now()).is_err(), "both are lent elsewhere");
+    // Nor when the store has heard what is no longer true.
+    let answer = world.ledger.settle(&told, world.time);
+    a.on_settled(Ok(answer), world.now());
+    assert_eq!(world.ledger.held(ann_key().account()).into_values().sum::<u32>(), 3);
+    assert!(a.try_take(&ann(), world.now()).is_err());
+    world.serve(&mut a);
+    assert_eq!(world.ledger.held(ann_key().account()).into_values().sum::<u32>(), 2);
 }
 
 #[test]
