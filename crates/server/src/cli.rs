@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use toml::Value;
 
-use crate::config::Layers;
+use crate::config::{GateFile, Hidden, Layers, ServeFile, Shape};
 
 /// Manages every connection between clients and a service.
 #[derive(Debug, Parser)]
@@ -21,6 +21,8 @@ pub struct Cli {
 pub enum Command {
     /// Stands before an HTTP service and admits streams to it, up to a limit in all and for each user
     Gate(GateArgs),
+    /// Follows a Postgres database and streams shapes of it to HTTP clients
+    Serve(ServeArgs),
 }
 
 const GATE_HELP: &str = "\
@@ -68,7 +70,7 @@ pub struct GateArgs {
     pub per_user: Option<u32>,
     /// Where gates meet [default: none, this one counts alone]
     #[arg(long, value_name = "URL")]
-    pub redis: Option<String>,
+    pub redis: Option<Hidden>,
     /// A proxy, or a network of them, whose word about clients counts; may be repeated [default: none]
     #[arg(long = "trusted-proxy", value_name = "IP[/BITS]")]
     pub trusted_proxies: Vec<String>,
@@ -91,30 +93,21 @@ pub struct GateArgs {
 
 impl GateArgs {
     /// Adds what was said to what the file and the environment say.
-    pub(crate) fn apply(self, layers: &mut Layers) {
+    pub(crate) fn apply(self, layers: &mut Layers<GateFile>) {
+        let redis = self.redis.map(|url| url.reveal().to_owned());
         let texts = [
             ("--upstream", "gate", "upstream", self.upstream),
             ("--listen", "gate", "listen", self.listen),
-            ("--redis", "redis", "url", self.redis),
+            ("--redis", "redis", "url", redis),
             ("--admin", "admin", "listen", self.admin),
             ("--log-format", "log", "format", self.log_format),
             ("--log", "log", "filter", self.log),
         ];
-        for (flag, section, key, value) in texts {
-            if let Some(value) = value {
-                layers.flag(flag, section, key, value);
-            }
-        }
         let numbers = [
             ("--total", "admission", "total", self.total),
             ("--per-user", "admission", "per_user", self.per_user),
             ("--drain-timeout-ms", "gate", "drain_timeout_ms", self.drain_timeout_ms),
         ];
-        for (flag, section, key, value) in numbers {
-            if let Some(value) = value {
-                layers.flag(flag, section, key, i64::from(value));
-            }
-        }
         let lists = [
             ("--stream-route", "stream_routes", self.stream_routes),
             ("--trusted-proxy", "trusted_proxies", self.trusted_proxies),
@@ -124,8 +117,126 @@ impl GateArgs {
                 layers.flag(flag, "gate", key, Value::Array(values.into_iter().map(Value::String).collect()));
             }
         }
-        if self.insecure_admin {
-            layers.flag("--insecure-admin", "admin", "insecure", true);
+        add(layers, texts);
+        add(layers, numbers);
+        add(layers, [("--insecure-admin", "admin", "insecure", self.insecure_admin.then_some(true))]);
+    }
+}
+
+const SERVE_HELP: &str = "\
+Examples:
+  DATABASE_URL=postgres://postgres:password@localhost:5432/shop forebay serve
+      Follows that database. Clients get a table and its changes from http://127.0.0.1:3000:
+      curl 'http://127.0.0.1:3000/v1/shape?table=products&offset=-1'
+
+  FOREBAY_SERVE_SECRET=... DATABASE_URL=... forebay serve --listen 0.0.0.0:3000 --storage /var/lib/forebay
+      Serves other machines, too, if they show the secret as `?secret=`.
+
+The database needs wal_level=logical, and a user that may replicate (ALTER ROLE name REPLICATION) and owns the tables. A
+slot and a publication are made in it. The slot keeps the log while nobody follows: drop it when you are done, with
+SELECT pg_drop_replication_slot('forebay').
+
+Settings come from the file (--config), then from the environment, then from the flags; the last one counts. Each key
+of the file is a variable: `listen` in [serve] is FOREBAY_SERVE_LISTEN. DATABASE_URL is FOREBAY_DATABASE_URL, if that is not
+set. A password in a URL is seen by everybody on this machine when it is in a flag; use the variables or the file.
+--example-config prints a file with all keys, their defaults and reasons.
+
+SIGTERM or SIGINT: new streams are refused, open ones end, and what came from the database is made durable; a second
+signal ends at once. Operators find /healthz, /readyz, /metrics and /v1/status on the admin address.";
+
+/// Flags of `forebay serve`.
+#[derive(Debug, Default, Args)]
+#[command(after_long_help = SERVE_HELP, after_help = "--help has examples.")]
+pub struct ServeArgs {
+    /// A TOML file with settings
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Prints a config file with every key, and ends
+    #[arg(long)]
+    pub example_config: bool,
+    /// The database to follow, such as postgres://user@localhost/name. Others on this machine see flags: with a password in
+    /// it, use the variable DATABASE_URL
+    #[arg(long, value_name = "URL")]
+    pub database_url: Option<Hidden>,
+    /// The replication slot; instances with the same one take turns [default: forebay]
+    #[arg(long, value_name = "NAME")]
+    pub slot: Option<String>,
+    /// The publication [default: forebay]
+    #[arg(long, value_name = "NAME")]
+    pub publication: Option<String>,
+    /// Where shapes are kept [default: ./forebay-data]
+    #[arg(long, value_name = "DIR")]
+    pub storage: Option<String>,
+    /// Where clients connect [default: 127.0.0.1:3000]
+    #[arg(long, value_name = "IP:PORT")]
+    pub listen: Option<String>,
+    /// Serves whoever comes, beyond this machine too, without a secret (FOREBAY_SERVE_SECRET)
+    #[arg(long)]
+    pub insecure: bool,
+    /// Allows clients to delete shapes
+    #[arg(long)]
+    pub allow_delete: bool,
+    /// Streams in all, over all instances at the same Redis [default: 10000]
+    #[arg(long, value_name = "N")]
+    pub total: Option<u32>,
+    /// Streams of one user, over all instances at the same Redis [default: 100]
+    #[arg(long, value_name = "N")]
+    pub per_user: Option<u32>,
+    /// Where instances meet [default: none, this one counts alone]
+    #[arg(long, value_name = "URL")]
+    pub redis: Option<Hidden>,
+    /// Where operators look, or `off` [default: 127.0.0.1:3001]
+    #[arg(long, value_name = "IP:PORT")]
+    pub admin: Option<String>,
+    /// Allows an admin address beyond this machine
+    #[arg(long)]
+    pub insecure_admin: bool,
+    /// text or json [default: text]
+    #[arg(long, value_name = "FORMAT")]
+    pub log_format: Option<String>,
+    /// The least level: error, warn, info, debug or trace [default: info]
+    #[arg(long, value_name = "FILTER")]
+    pub log: Option<String>,
+}
+
+impl ServeArgs {
+    /// Adds what was said to what the file and the environment say.
+    pub(crate) fn apply(self, layers: &mut Layers<ServeFile>) {
+        let text = |hidden: Option<Hidden>| hidden.map(|text| text.reveal().to_owned());
+        let texts = [
+            ("--database-url", "database", "url", text(self.database_url)),
+            ("--slot", "database", "slot", self.slot),
+            ("--publication", "database", "publication", self.publication),
+            ("--storage", "storage", "dir", self.storage),
+            ("--listen", "serve", "listen", self.listen),
+            ("--redis", "redis", "url", text(self.redis)),
+            ("--admin", "admin", "listen", self.admin),
+            ("--log-format", "log", "format", self.log_format),
+            ("--log", "log", "filter", self.log),
+        ];
+        let numbers = [
+            ("--total", "admission", "total", self.total),
+            ("--per-user", "admission", "per_user", self.per_user),
+        ];
+        let switches = [
+            ("--insecure", "serve", "insecure", self.insecure.then_some(true)),
+            ("--allow-delete", "serve", "allow_delete", self.allow_delete.then_some(true)),
+            ("--insecure-admin", "admin", "insecure", self.insecure_admin.then_some(true)),
+        ];
+        add(layers, texts);
+        add(layers, numbers);
+        add(layers, switches);
+    }
+}
+
+/// Adds those of the flags that were said.
+fn add<F: Shape, V: Into<Value>, const N: usize>(
+    layers: &mut Layers<F>,
+    flags: [(&str, &str, &str, Option<V>); N],
+) {
+    for (flag, section, key, value) in flags {
+        if let Some(value) = value {
+            layers.flag(flag, section, key, value);
         }
     }
 }

@@ -7,6 +7,8 @@
 //! | flags | `cli.rs` |
 //! | settings: file, environment, flags | `config/` |
 //! | the reverse proxy | `gate/` |
+//! | shapes over HTTP | `serve/` |
+//! | addresses, Redis, upkeep: what both need | `starting.rs` |
 //! | `/healthz`, `/readyz`, `/metrics`, `/v1/status` | `admin.rs` |
 
 pub mod admin;
@@ -18,6 +20,10 @@ pub mod logging;
 mod memory;
 pub mod metrics;
 mod problem;
+pub mod serve;
 pub mod signals;
+mod starting;
 
-pub use gate::{Gate, Route, RouteError, StartError, UpstreamConfig, UpstreamStats};
+pub use gate::{Gate, Route, RouteError, UpstreamConfig, UpstreamStats};
+pub use serve::Serve;
+pub use starting::StartError;

@@ -5,9 +5,12 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Parser as _;
-use forebay_server::cli::{Cli, Command, GateArgs};
+use forebay_server::cli::{Cli, Command, GateArgs, ServeArgs};
+use forebay_server::config::ConfigError;
+use forebay_server::logging::LogConfig;
 use forebay_server::signals::Signals;
-use forebay_server::{Gate, config, descriptors, logging, metrics};
+use forebay_server::{Gate, Serve, config, descriptors, logging, metrics};
+use metrics_exporter_prometheus::PrometheusHandle;
 
 /// Bad settings, as shells know it.
 const USAGE: u8 = 2;
@@ -16,6 +19,7 @@ fn main() -> ExitCode {
     let Cli { command } = Cli::parse();
     let result = match command {
         Command::Gate(args) => gate(args),
+        Command::Serve(args) => serve(args),
     };
     result.unwrap_or_else(|error| {
         eprintln!("forebay: {error:#}");
@@ -25,28 +29,45 @@ fn main() -> ExitCode {
 
 fn gate(args: GateArgs) -> anyhow::Result<ExitCode> {
     if args.example_config {
-        std::io::stdout().write_all(config::GATE_EXAMPLE.as_bytes()).context("can't print")?;
-        return Ok(ExitCode::SUCCESS);
+        return print(config::GATE_EXAMPLE);
     }
-    // What is no UTF-8 fits no setting, and is complained about there.
-    let variables = std::env::vars_os()
-        .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()));
-    let config = match config::load_gate(args, variables) {
+    let config = match config::load_gate(args, variables()) {
         Ok(config) => config,
-        Err(error) => {
-            eprintln!("forebay: {error}");
-            return Ok(ExitCode::from(USAGE));
-        }
+        Err(error) => return Ok(unusable(&error)),
     };
-    logging::init(&config.log).context("can't log")?;
+    run(&config.log.clone(), async |recorder, descriptors, signals| {
+        let gate = Gate::start(config, recorder, descriptors).await?;
+        Ok(gate.run(signals).await)
+    })
+}
+
+fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
+    if args.example_config {
+        return print(config::SERVE_EXAMPLE);
+    }
+    let config = match config::load_serve(args, variables()) {
+        Ok(config) => config,
+        Err(error) => return Ok(unusable(&error)),
+    };
+    run(&config.log.clone(), async |recorder, descriptors, signals| {
+        let serve = Serve::start(config, recorder, descriptors).await?;
+        Ok(serve.run(signals).await)
+    })
+}
+
+/// Runs a command until a signal has ended it; a second one ends it at once, and is returned.
+fn run<F>(log: &LogConfig, command: F) -> anyhow::Result<ExitCode>
+where
+    F: AsyncFnOnce(PrometheusHandle, Option<u64>, Signals) -> anyhow::Result<Option<&'static str>>,
+{
+    logging::init(log).context("can't log")?;
     let descriptors = descriptors::raise_limit();
     let recorder = metrics::install().context("can't collect metrics")?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.context("can't start threads")?;
     let second = runtime.block_on(async {
         let signals = Signals::catch().context("can't catch signals")?;
-        let gate = Gate::start(config, recorder, descriptors).await?;
-        anyhow::Ok(gate.run(signals).await)
+        command(recorder, descriptors, signals).await
     })?;
     // Tasks that are left are dropped with their sockets; none of them is waited for.
     runtime.shutdown_background();
@@ -54,4 +75,20 @@ fn gate(args: GateArgs) -> anyhow::Result<ExitCode> {
         None => ExitCode::SUCCESS,
         Some(_) => ExitCode::FAILURE,
     })
+}
+
+fn print(text: &str) -> anyhow::Result<ExitCode> {
+    std::io::stdout().write_all(text.as_bytes()).context("can't print")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn unusable(error: &ConfigError) -> ExitCode {
+    eprintln!("forebay: {error}");
+    ExitCode::from(USAGE)
+}
+
+/// What is no UTF-8 fits no setting, and is complained about there.
+fn variables() -> impl Iterator<Item = (String, String)> {
+    std::env::vars_os()
+        .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
 }

@@ -1,11 +1,26 @@
 //! Shapes: filtered views of Postgres tables.
 //!
-//! Today: [`filter`], the where clauses; [`encode`], from rows to the bytes that clients get; and the offsets of a log.
+//! A shape is a table, a where clause and a choice of columns. [`Shapes`] keeps a durable log for each: a [`Creation`] fills it with a snapshot,
+//! the [`Follower`] matches every committed transaction against all of them and writes what it means for each, once, in exactly the bytes that
+//! clients get; whoever serves clients reads them from a [`Shape`].
 
 #![forbid(unsafe_code)]
 
+mod creation;
+mod definition;
 pub mod encode;
 pub mod filter;
+mod follow;
+pub mod matching;
 mod offset;
+mod shape;
+mod shapes;
+mod store;
 
+pub use crate::creation::Creation;
+pub use crate::definition::{Choice, Definition, LogMode, Replica, Table};
+pub use crate::follow::{FollowError, Follower};
 pub use crate::offset::{Offset, OffsetError, Since};
+pub use crate::shape::{Failure, Gone, Listener, LogPage, Shape, SnapshotChunk};
+pub use crate::shapes::{CreateError, Position, Shapes, StoreConfig, StoreFailure};
+pub use crate::store::OpenError;

@@ -8,7 +8,7 @@ use std::num::IntErrorKind;
 use std::str::FromStr;
 
 /// A place in a log: everything up to it was seen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Offset {
     /// The commit's log position; 0: the snapshot.
     pub lsn: u64,
@@ -35,6 +35,9 @@ pub struct OffsetError;
 impl Offset {
     /// The first chunk of the snapshot.
     pub const FIRST: Offset = Offset { lsn: 0, op: 0 };
+
+    /// After all chunks of the snapshot, and before the log.
+    pub const SNAPSHOT_END: Offset = Offset { lsn: 0, op: u64::MAX };
 
     /// A change of a transaction.
     pub const fn new(lsn: u64, op: u64) -> Self {

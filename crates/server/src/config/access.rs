@@ -28,13 +28,15 @@ pub struct AdmissionConfig {
 }
 
 impl AdmissionConfig {
+    /// `per_user` holds where nothing else is said.
     pub(super) fn check(
         section: &AdmissionSection,
+        per_user: u32,
         has_identity: bool,
         check: &Check,
     ) -> Result<AdmissionConfig, ValueError> {
         let total = check.count("admission.total", section.total, 10_000)?;
-        let per_user = check.count("admission.per_user", section.per_user, 3)?;
+        let per_user = check.count("admission.per_user", section.per_user, per_user)?;
         let degraded = percent(check, "admission.degraded_percent", section.degraded_percent.unwrap_or(70))?;
         let critical = percent(check, "admission.critical_percent", section.critical_percent.unwrap_or(90))?;
         if critical < degraded {
@@ -103,13 +105,34 @@ impl fmt::Debug for IdentityConfig {
     }
 }
 
+/// Whose word about clients counts.
+pub(super) struct Proxies {
+    /// The key that names them.
+    pub(super) key: &'static str,
+    pub(super) networks: Vec<Network>,
+    pub(super) forwarded_by: ForwardedBy,
+}
+
+impl Proxies {
+    /// As two keys of a section say.
+    pub(super) fn check(
+        (key, networks): (&'static str, Option<&Vec<String>>),
+        (by_key, by): (&'static str, Option<&String>),
+        check: &Check,
+    ) -> Result<Proxies, ValueError> {
+        let ways = [("x-forwarded-for", ForwardedBy::XForwardedFor), ("forwarded", ForwardedBy::Forwarded)];
+        let networks = check.list(key, networks)?;
+        Ok(Proxies { key, networks, forwarded_by: check.choice(by_key, by, &ways)? })
+    }
+}
+
 impl IdentityConfig {
     pub(super) fn check(
         section: &IdentitySection,
-        proxies: &[Network],
-        forwarded_by: ForwardedBy,
+        proxies: &Proxies,
         check: &Check,
     ) -> Result<IdentityConfig, ValueError> {
+        let Proxies { key: proxies_key, networks: proxies, forwarded_by } = proxies;
         let (mut identify, mut ways, mut user_headers) = (Identify::new(), Vec::new(), Vec::new());
         if let Some(jwt) = check_jwt(section, check)? {
             identify = identify.jwt(jwt);
@@ -121,7 +144,9 @@ impl IdentityConfig {
         }
         identify = identify.trusted_proxies(proxies.iter().copied());
         let believed = |key, name: &HeaderName| {
-            let why = "is believed only from trusted proxies, and there are none: name them in gate.trusted_proxies";
+            let why = format!(
+                "is believed only from trusted proxies, and there are none: name them in {proxies_key}"
+            );
             if proxies.is_empty() { Err(check.wrong(key, name.to_string(), why)) } else { Ok(()) }
         };
         if let Some(name) = check.header("identity.user_header", section.user_header.as_ref())? {
@@ -140,7 +165,7 @@ impl IdentityConfig {
             user_headers.push(name);
         }
         if section.by_address == Some(true) {
-            let by = if proxies.is_empty() { ForwardedBy::Nobody } else { forwarded_by };
+            let by = if proxies.is_empty() { ForwardedBy::Nobody } else { *forwarded_by };
             identify = identify.address(by);
             ways.push("address");
         }
@@ -266,7 +291,7 @@ impl QuotaConfig {
         check: &Check,
     ) -> Result<QuotaConfig, ValueError> {
         // Neither the value nor its error is shown with it: it may hold a password.
-        let url = redis.url.as_ref().map(|url| url.into_config());
+        let url = redis.url.as_ref().map(|url| url.reveal().into_config());
         let url = url.transpose().map_err(|error| check.wrong("redis.url", None, error))?;
         let namespace = redis.namespace.clone().unwrap_or_else(|| "forebay".to_owned());
         if namespace.is_empty()

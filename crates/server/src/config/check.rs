@@ -102,12 +102,8 @@ impl Check {
         text: Option<&String>,
         default: SocketAddr,
     ) -> Result<SocketAddr, ValueError> {
-        self.parse(
-            key,
-            text,
-            default,
-            "must be an IP address and a port, such as 127.0.0.1:8080 or [::1]:8080",
-        )
+        let why = format!("must be an IP address and a port, such as {default} or [::1]:{}", default.port());
+        self.parse(key, text, default, &why)
     }
 
     /// Between one millisecond and a day: a wait of zero can only fail, and a longer one is a slip.
@@ -151,6 +147,24 @@ impl Check {
             Some(given) if bounds.contains(&given) => Ok(given as usize),
             Some(given) => {
                 let why = format!("must be {} to {}", bounds.start(), bounds.end());
+                Err(self.wrong(key, given.to_string(), why))
+            }
+        }
+    }
+
+    /// So many bytes.
+    pub(super) fn bytes(
+        &self,
+        key: &'static str,
+        given: Option<u64>,
+        default: u64,
+        bounds: RangeInclusive<u64>,
+    ) -> Result<u64, ValueError> {
+        match given {
+            None => Ok(default),
+            Some(given) if bounds.contains(&given) => Ok(given),
+            Some(given) => {
+                let why = format!("must be {} to {} bytes", bounds.start(), bounds.end());
                 Err(self.wrong(key, given.to_string(), why))
             }
         }

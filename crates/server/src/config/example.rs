@@ -1,19 +1,21 @@
-//! The example file names every key, and says the defaults that hold.
+//! The example files name every key, and say the defaults that hold.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 
-use super::file::sections;
-use super::{GATE_EXAMPLE, load_gate};
-use crate::cli::GateArgs;
+use super::file::{GateFile, Shape};
+use super::serve_file::ServeFile;
+use super::{GATE_EXAMPLE, SERVE_EXAMPLE, load_gate, load_serve};
+use crate::cli::{GateArgs, ServeArgs};
 
 /// With the keys that are only shown.
-fn whole() -> String {
+fn whole(example: &str) -> String {
     let shown = |line: &str| {
         let rest = line.strip_prefix("# ")?;
         let (key, _) = rest.split_once(" = ")?;
         key.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_').then(|| rest.to_owned())
     };
-    GATE_EXAMPLE.lines().map(|line| shown(line).unwrap_or_else(|| line.to_owned()) + "\n").collect()
+    example.lines().map(|line| shown(line).unwrap_or_else(|| line.to_owned()) + "\n").collect()
 }
 
 fn keys(text: &str) -> BTreeSet<(String, String)> {
@@ -24,25 +26,48 @@ fn keys(text: &str) -> BTreeSet<(String, String)> {
     pairs.collect()
 }
 
-#[test]
-fn the_example_names_every_key_and_no_other() {
-    let known = sections()
-        .into_iter()
+fn known<F: Shape>() -> BTreeSet<(String, String)> {
+    let sections = F::sections().into_iter();
+    let pairs = sections
         .flat_map(|(section, keys)| keys.iter().map(move |key| (section.to_owned(), (*key).to_owned())));
-    assert_eq!(keys(&whole()), known.collect());
+    pairs.collect()
 }
 
 #[test]
-fn the_example_is_fit_to_start_with_and_says_the_defaults() {
-    let path = std::env::temp_dir().join(format!("forebay-example-{}.toml", std::process::id()));
-    let load = |text: &str| {
-        std::fs::write(&path, text).unwrap();
-        let args = GateArgs { config: Some(path.clone()), ..GateArgs::default() };
+fn the_examples_name_every_key_and_no_other() {
+    assert_eq!(keys(&whole(GATE_EXAMPLE)), known::<GateFile>());
+    assert_eq!(keys(&whole(SERVE_EXAMPLE)), known::<ServeFile>());
+}
+
+/// What `load` makes of a file with this text.
+fn load(name: &str, text: &str, load: impl Fn(Option<PathBuf>) -> String) -> String {
+    let path = std::env::temp_dir().join(format!("forebay-{name}-{}.toml", std::process::id()));
+    std::fs::write(&path, text).unwrap();
+    let loaded = load(Some(path.clone()));
+    std::fs::remove_file(path).unwrap();
+    loaded
+}
+
+#[test]
+fn the_gate_s_example_is_fit_to_start_with_and_says_the_defaults() {
+    let gate = |config| {
+        let args = GateArgs { config, ..GateArgs::default() };
         format!("{:#?}", load_gate(args, []).unwrap())
     };
-    let example = load(GATE_EXAMPLE);
     let least = "[gate]\nupstream = \"http://127.0.0.1:8000\"\nstream_routes = [\"POST /api/v1/stream\"]\n\
                  [admission]\nper_user = 3\nclass_percent = { anonymous = 90, user = 100 }\n";
-    assert_eq!(example, load(least), "what the example says is what holds without it");
-    std::fs::remove_file(path).unwrap();
+    let (example, least) = (load("gate-example", GATE_EXAMPLE, gate), load("gate-least", least, gate));
+    assert_eq!(example, least, "what the example says is what holds without it");
+}
+
+#[test]
+fn the_server_s_example_is_fit_to_start_with_and_says_the_defaults() {
+    let serve = |config| {
+        let args = ServeArgs { config, ..ServeArgs::default() };
+        format!("{:#?}", load_serve(args, []).unwrap())
+    };
+    let least = "[database]\nurl = \"postgres://forebay@127.0.0.1:5432/app\"\n\
+                 [admission]\nper_user = 100\nclass_percent = { anonymous = 90, user = 100 }\n";
+    let (example, least) = (load("serve-example", SERVE_EXAMPLE, serve), load("serve-least", least, serve));
+    assert_eq!(example, least, "what the example says is what holds without it");
 }

@@ -1,4 +1,5 @@
-//! The shape of the config file. Everything is optional; `gate.rs` beside it says what is missing or wrong.
+//! The shape of the gate's config file, and the sections that other commands have as well. Everything is optional; `gate.rs`
+//! and `serve.rs` beside it say what is missing or wrong.
 //!
 //! Each key is also an environment variable: `gate.listen` is `FOREBAY_GATE_LISTEN`. Lists are parted by commas there.
 
@@ -6,13 +7,28 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use super::fields::fields_of;
+use super::hidden::Hidden;
 
-/// The whole file.
+/// A section and its keys, as serde sees them: nothing is listed twice.
+pub(crate) type Section = (&'static str, &'static [&'static str]);
+
+/// What the file of a command may hold.
+pub(crate) trait Shape: DeserializeOwned {
+    /// Variables that other programs read as well, each with the section and the key that it stands for. Our own are stronger,
+    /// and an empty one says nothing.
+    const BORROWED: &'static [(&'static str, &'static str, &'static str)] = &[];
+
+    /// All sections.
+    fn sections() -> Vec<Section>;
+}
+
+/// All of `forebay gate`.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct File {
+pub(crate) struct GateFile {
     pub(crate) gate: GateSection,
     pub(crate) http: HttpSection,
     pub(crate) admission: AdmissionSection,
@@ -23,10 +39,19 @@ pub(crate) struct File {
     pub(crate) log: LogSection,
 }
 
-/// The sections and their keys, as serde sees them: nothing is listed twice.
-pub(crate) fn sections() -> Vec<(&'static str, &'static [&'static str])> {
-    let keys = [
-        fields_of::<GateSection>(),
+impl Shape for GateFile {
+    fn sections() -> Vec<Section> {
+        fields_of::<GateFile>()
+            .iter()
+            .copied()
+            .zip([fields_of::<GateSection>()].into_iter().chain(shared()))
+            .collect()
+    }
+}
+
+/// The keys of what every command has, in the order of its sections.
+pub(super) fn shared() -> [&'static [&'static str]; 7] {
+    [
         fields_of::<HttpSection>(),
         fields_of::<AdmissionSection>(),
         fields_of::<IdentitySection>(),
@@ -34,8 +59,7 @@ pub(crate) fn sections() -> Vec<(&'static str, &'static [&'static str])> {
         fields_of::<QuotaSection>(),
         fields_of::<AdminSection>(),
         fields_of::<LogSection>(),
-    ];
-    fields_of::<File>().iter().copied().zip(keys).collect()
+    ]
 }
 
 /// The reverse proxy.
@@ -105,7 +129,8 @@ pub(crate) struct HttpSection {
 pub(crate) struct AdmissionSection {
     /// Streams in the whole cluster. Default 10,000; the next gets 503.
     pub(crate) total: Option<u32>,
-    /// Streams of one user in the whole cluster. Default 3; the next gets 429. It needs an identity, below.
+    /// Streams of one user in the whole cluster. Default 3 at a gate, 100 where shapes are served, since a page has one for each
+    /// shape; the next gets 429. It needs an identity, below.
     pub(crate) per_user: Option<u32>,
     /// From which part of the total on the state is `degraded`. Default 70, early enough to add machines.
     pub(crate) degraded_percent: Option<u8>,
@@ -163,7 +188,7 @@ pub(crate) struct IdentitySection {
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct RedisSection {
     /// `redis://`, `rediss://` or `unix://`. Default none: this instance counts alone, in memory.
-    pub(crate) url: Option<String>,
+    pub(crate) url: Option<Hidden>,
     /// Instances with the same one share their limits; it begins every key. Default `forebay`.
     pub(crate) namespace: Option<String>,
 }
@@ -188,8 +213,8 @@ pub(crate) struct QuotaSection {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct AdminSection {
-    /// Where `/healthz`, `/readyz`, `/metrics` and `/v1/status` are. Default `127.0.0.1:8081`, beside the gate's port;
-    /// `off` for nowhere.
+    /// Where `/healthz`, `/readyz`, `/metrics` and `/v1/status` are. Default `127.0.0.1:8081` for a gate, `127.0.0.1:3001` for a
+    /// server of shapes, beside the port for clients; `off` for nowhere.
     pub(crate) listen: Option<String>,
     /// Allows an address beyond this machine: whoever reaches it may read thread ids and figures. Default false.
     pub(crate) insecure: Option<bool>,

@@ -9,13 +9,14 @@ use http::header::HeaderName;
 use http::uri::{Authority, Scheme, Uri};
 
 use super::ConfigError;
-use super::access::{AdmissionConfig, IdentityConfig, QuotaConfig};
+use super::access::{AdmissionConfig, IdentityConfig, Proxies, QuotaConfig};
 use super::check::{Check, ValueError};
-use super::file::{AdminSection, File, GateSection, HttpSection, LogSection};
+use super::file::{GateFile, GateSection};
 use super::layers::{Layers, Meant};
 use super::nearest::nearest;
+use super::running::{check_admin, check_http, check_log};
 use crate::gate::{Route, UpstreamConfig};
-use crate::logging::{LogConfig, LogFormat, check_filter};
+use crate::logging::LogConfig;
 
 const LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
 const ADMIN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8081);
@@ -55,23 +56,22 @@ pub struct GateConfig {
     pub log: LogConfig,
 }
 
-impl TryFrom<Layers> for GateConfig {
+impl TryFrom<Layers<GateFile>> for GateConfig {
     type Error = ConfigError;
 
-    fn try_from(layers: Layers) -> Result<GateConfig, ConfigError> {
+    fn try_from(layers: Layers<GateFile>) -> Result<GateConfig, ConfigError> {
         let (file, origins) = layers.finish()?;
         Ok(check_all(file, &Check { origins })?)
     }
 }
 
-fn check_all(file: File, check: &Check) -> Result<GateConfig, ValueError> {
+fn check_all(file: GateFile, check: &Check) -> Result<GateConfig, ValueError> {
     let gate = file.gate;
     let listen = check.address("gate.listen", gate.listen.as_ref(), LISTEN)?;
-    let trusted_proxies: Vec<Network> = check.list("gate.trusted_proxies", gate.trusted_proxies.as_ref())?;
-    let forwarded_by = check.choice(
-        "gate.forwarded_by",
-        gate.forwarded_by.as_ref(),
-        &[("x-forwarded-for", ForwardedBy::XForwardedFor), ("forwarded", ForwardedBy::Forwarded)],
+    let proxies = Proxies::check(
+        ("gate.trusted_proxies", gate.trusted_proxies.as_ref()),
+        ("gate.forwarded_by", gate.forwarded_by.as_ref()),
+        check,
     )?;
     let hosts = [("preserve", true), ("upstream", false)];
     let request_idle_timeout = check.duration(
@@ -80,8 +80,8 @@ fn check_all(file: File, check: &Check) -> Result<GateConfig, ValueError> {
         Duration::from_secs(30),
     )?;
     let forward_user_header = check.header("gate.forward_user_header", gate.forward_user_header.as_ref())?;
-    let identity = IdentityConfig::check(&file.identity, &trusted_proxies, forwarded_by, check)?;
-    let admission = AdmissionConfig::check(&file.admission, !identity.ways.is_empty(), check)?;
+    let identity = IdentityConfig::check(&file.identity, &proxies, check)?;
+    let admission = AdmissionConfig::check(&file.admission, 3, !identity.ways.is_empty(), check)?;
     let drain = check.duration("gate.drain_timeout_ms", gate.drain_timeout_ms, Duration::from_secs(25))?;
     Ok(GateConfig {
         listen,
@@ -91,14 +91,15 @@ fn check_all(file: File, check: &Check) -> Result<GateConfig, ValueError> {
         forward_user_header,
         request_idle_timeout,
         drain_timeout: drain,
-        http: check_http(&file.http, request_idle_timeout, check)?,
+        // The gate keeps this deadline itself, and answers 408; the server's own is for services that don't.
+        http: check_http(&file.http, request_idle_timeout * 2, check)?,
         admission,
         identity,
         quota: QuotaConfig::check(&file.redis, &file.quota, check)?,
-        admin: check_admin(&file.admin, check)?,
+        admin: check_admin(&file.admin, ADMIN, check)?,
         log: check_log(&file.log, check)?,
-        trusted_proxies,
-        forwarded_by,
+        trusted_proxies: proxies.networks,
+        forwarded_by: proxies.forwarded_by,
     })
 }
 
@@ -182,47 +183,6 @@ fn check_url(url: &str) -> Result<Authority, &'static str> {
         return Err("has a path; the gate passes paths on as they are, so leave it out");
     }
     Ok(authority.clone())
-}
-
-fn check_http(http: &HttpSection, body: Duration, check: &Check) -> Result<ServeConfig, ValueError> {
-    let mut serve = ServeConfig::default();
-    let count = |key, given, default, bounds| check.count_within(key, given, default, bounds);
-    serve.max_connections =
-        count("http.max_connections", http.max_connections, serve.max_connections, 1..=u32::MAX)?;
-    serve.max_headers = count("http.max_headers", http.max_headers, serve.max_headers, 1..=1024)?;
-    // Less refuses ordinary browsers; more is for every client to fill.
-    let bytes = 8192..=16 * 1024 * 1024;
-    serve.max_header_bytes =
-        check.count_within("http.max_header_bytes", http.max_header_bytes, serve.max_header_bytes, bytes)?;
-    let duration = |key, given, default| check.duration(key, given, default);
-    serve.header_read_timeout =
-        duration("http.header_timeout_ms", http.header_timeout_ms, serve.header_read_timeout)?;
-    serve.write_timeout = duration("http.write_timeout_ms", http.write_timeout_ms, serve.write_timeout)?;
-    serve.idle_timeout = duration("http.idle_timeout_ms", http.idle_timeout_ms, serve.idle_timeout)?;
-    // The gate keeps this deadline itself, and answers 408; the server's own is for services that don't.
-    serve.body_read_timeout = body * 2;
-    Ok(serve)
-}
-
-fn check_admin(admin: &AdminSection, check: &Check) -> Result<Option<SocketAddr>, ValueError> {
-    const KEY: &str = "admin.listen";
-    if admin.listen.as_deref() == Some("off") {
-        return Ok(None);
-    }
-    let address = check.address(KEY, admin.listen.as_ref(), ADMIN)?;
-    if !address.ip().is_loopback() && admin.insecure != Some(true) {
-        let why = "is beyond this machine, and nobody is asked for a password there; choose a loopback address, or \
-                   say --insecure-admin if the network is yours";
-        return Err(check.wrong(KEY, address.to_string(), why));
-    }
-    Ok(Some(address))
-}
-
-fn check_log(log: &LogSection, check: &Check) -> Result<LogConfig, ValueError> {
-    let formats = [("text", LogFormat::Text), ("json", LogFormat::Json)];
-    let filter = log.filter.clone().unwrap_or_else(|| "info".to_owned());
-    check_filter(&filter).map_err(|why| check.wrong("log.filter", filter.clone(), why))?;
-    Ok(LogConfig { format: check.choice("log.format", log.format.as_ref(), &formats)?, filter })
 }
 
 #[cfg(test)]

@@ -4,22 +4,31 @@
 //! remembers where it came from, so that a later complaint can say so.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
 use toml::{Table, Value};
 
-use super::file::{File, sections};
+use super::file::Shape;
 use super::nearest::nearest;
 
 const PREFIX: &str = "FOREBAY_";
 
-/// The settings so far.
-#[derive(Debug, Default)]
-pub(crate) struct Layers {
+/// The settings so far, of a command whose file has the shape `F`.
+#[derive(Default)]
+pub(crate) struct Layers<F> {
     table: Table,
     /// `section.key` → `--listen`, or a variable, or the file.
     origins: BTreeMap<String, String>,
+    shape: PhantomData<F>,
+}
+
+/// Without the values: some are passwords.
+impl<F> fmt::Debug for Layers<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Layers").field("origins", &self.origins).finish_non_exhaustive()
+    }
 }
 
 /// Why settings can't be read.
@@ -65,13 +74,13 @@ pub enum LayerError {
 /// What may have been meant, in brackets; nothing if nobody knows.
 pub(super) struct Meant<'a>(pub(super) Option<&'a str>);
 
-impl std::fmt::Display for Meant<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Meant<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.map_or(Ok(()), |meant| write!(f, " (did you mean `{meant}`?)"))
     }
 }
 
-impl Layers {
+impl<F: Shape> Layers<F> {
     /// Adds a file.
     pub(crate) fn file(&mut self, path: &Path) -> Result<(), LayerError> {
         let unreadable = |source| LayerError::Unreadable { path: path.to_owned(), source };
@@ -83,10 +92,10 @@ impl Layers {
         let wrong = |error: toml::de::Error| LayerError::File {
             path: path.to_owned(),
             what: complaint(text, &error),
-            suggestion: meant(text, &error),
+            suggestion: meant::<F>(text, &error),
         };
         // Read as the whole shape, for the line and column of what is wrong; kept as a table, to be overlaid.
-        toml::from_str::<File>(text).map_err(wrong)?;
+        toml::from_str::<F>(text).map_err(wrong)?;
         for (section, keys) in toml::from_str::<Table>(text).map_err(wrong)? {
             let Value::Table(keys) = keys else { continue };
             for (key, value) in keys {
@@ -101,22 +110,26 @@ impl Layers {
         &mut self,
         variables: impl IntoIterator<Item = (String, String)>,
     ) -> Result<(), LayerError> {
-        let known: Vec<(String, &str, &str)> = sections()
-            .into_iter()
+        let sections = F::sections();
+        let known: Vec<(String, &str, &str)> = sections
+            .iter()
+            .copied()
             .flat_map(|(section, keys)| keys.iter().map(move |key| (variable(section, key), section, *key)))
             .collect();
         let variables: Vec<(String, String)> = variables.into_iter().collect();
         let services: Vec<String> = variables.iter().filter_map(|(name, _)| service(name)).collect();
+        for (name, section, key) in F::BORROWED {
+            let said = variables.iter().find(|(given, text)| given == name && !text.is_empty());
+            if let Some((_, text)) = said {
+                self.variable(name, section, key, text)?;
+            }
+        }
         for (name, text) in variables {
             match known.iter().find(|(own, ..)| *own == name) {
-                Some((_, section, key)) => {
-                    let value = read(section, key, &text)
-                        .map_err(|why| LayerError::Variable { name: name.clone(), why })?;
-                    self.set(section, key, value, format!("from {name}"));
-                }
+                Some((_, section, key)) => self.variable(&name, section, key, &text)?,
                 None if services.iter().any(|service| tells_of(service, &name)) => {}
                 // Others that begin with FOREBAY_ may belong to another program; those of our sections don't.
-                None if sections().iter().any(|(section, _)| name.starts_with(&variable(section, ""))) => {
+                None if sections.iter().any(|(section, _)| name.starts_with(&variable(section, ""))) => {
                     let suggestion = nearest(&name, known.iter().map(|(own, ..)| own.as_str()));
                     let suggestion = suggestion.map(str::to_owned);
                     return Err(LayerError::UnknownVariable { name, suggestion });
@@ -124,6 +137,13 @@ impl Layers {
                 None => {}
             }
         }
+        Ok(())
+    }
+
+    fn variable(&mut self, name: &str, section: &str, key: &str, text: &str) -> Result<(), LayerError> {
+        let wrong = |why| LayerError::Variable { name: name.to_owned(), why };
+        let value = read::<F>(section, key, text).map_err(wrong)?;
+        self.set(section, key, value, format!("from {name}"));
         Ok(())
     }
 
@@ -141,8 +161,8 @@ impl Layers {
     }
 
     /// All of it, and where each came from.
-    pub(crate) fn finish(self) -> Result<(File, BTreeMap<String, String>), toml::de::Error> {
-        Ok((File::deserialize(self.table)?, self.origins))
+    pub(crate) fn finish(self) -> Result<(F, BTreeMap<String, String>), toml::de::Error> {
+        Ok((F::deserialize(self.table)?, self.origins))
     }
 }
 
@@ -165,11 +185,11 @@ fn tells_of(service: &str, name: &str) -> bool {
 }
 
 /// A text as the kind that the setting wants: a number or a bool, a string, or a list parted by commas.
-fn read(section: &str, key: &str, text: &str) -> Result<Value, String> {
+fn read<F: Shape>(section: &str, key: &str, text: &str) -> Result<Value, String> {
     let fits = |value: &Value| {
         let keys = Table::from_iter([(key.to_owned(), value.clone())]);
         let whole = Table::from_iter([(section.to_owned(), Value::Table(keys))]);
-        File::deserialize(whole).map(drop)
+        F::deserialize(whole).map(drop)
     };
     let list = text.split(',').map(str::trim).filter(|item| !item.is_empty());
     let plain = toml::from_str::<Table>(&format!("value = {text}")).ok();
@@ -191,8 +211,11 @@ fn read(section: &str, key: &str, text: &str) -> Result<Value, String> {
 /// Where and what is wrong, without the words that are there: they may be a password.
 fn complaint(text: &str, error: &toml::de::Error) -> String {
     let what = error.message();
-    let what = match (what.strip_prefix("invalid type: string "), what.rsplit_once(", expected ")) {
-        (Some(_), Some((_, expected))) => format!("invalid type: string, expected {expected}"),
+    let what = match (what.strip_prefix("invalid type: "), what.rsplit_once(", expected ")) {
+        (Some(found), Some((_, expected))) => {
+            let kind = found.split(['"', '`', ',']).next().unwrap_or_default().trim_end();
+            format!("invalid type: {kind}, expected {expected}")
+        }
         (Some(_), None) | (None, _) => what.to_owned(),
     };
     let Some(before) = error.span().and_then(|span| text.get(..span.start)) else { return what };
@@ -202,12 +225,12 @@ fn complaint(text: &str, error: &toml::de::Error) -> String {
 }
 
 /// For an unknown key: the nearest that there is. serde tells the key only by the place of the error.
-fn meant(text: &str, error: &toml::de::Error) -> Option<String> {
+fn meant<F: Shape>(text: &str, error: &toml::de::Error) -> Option<String> {
     if !error.message().starts_with("unknown field") {
         return None;
     }
     let key = text.get(error.span()?)?.trim();
-    let known = sections();
+    let known = F::sections();
     let names = known.iter().flat_map(|(section, keys)| keys.iter().chain([section]));
     nearest(key, names.copied()).map(str::to_owned)
 }
@@ -215,8 +238,9 @@ fn meant(text: &str, error: &toml::de::Error) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::file::GateFile;
 
-    fn layered(file: &str, variables: &[(&str, &str)]) -> Result<Layers, LayerError> {
+    fn layered(file: &str, variables: &[(&str, &str)]) -> Result<Layers<GateFile>, LayerError> {
         let mut layers = Layers::default();
         layers.text(file, Path::new("gate.toml"))?;
         let variables = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
@@ -275,11 +299,13 @@ mod tests {
             ("[redis]\nurll = \"redis://:s3cr3t@h\"\n", "line 2, column 1"),
             ("redis = \"redis://:s3cr3t@h, expected \"\n", "line 1, column "),
             ("[redis]\nurl = [\"redis://:s3cr3t@h\"]\n", "line 2, column 7"),
+            ("[redis]\nurl = 53637233\n", "line 2, column 7: invalid type: integer, expected a string"),
             ("[redis]\n'redis://:s3cr3t@h'\n", "line 2, column "),
         ] {
             let error = layered(file, &[]).unwrap_err();
             let said = format!("{error} {error:?}");
-            assert!(said.contains(place) && !said.contains("s3cr3t"), "{said}");
+            assert!(said.contains(place), "{said}");
+            assert!(!said.contains("s3cr3t") && !said.contains("53637233"), "{said}");
         }
     }
 

@@ -1,25 +1,39 @@
 //! Settings: defaults, then a file, then the environment, then flags; each stronger than the one before.
 //!
-//! Invariant: what the rest of the program sees is whole and checked ([`GateConfig`]); nothing is checked again there.
-//! Kept by: the file's shape (`file.rs`) is private, and the only way out of it is `TryFrom` in `gate.rs`.
+//! Invariant: what the rest of the program sees is whole and checked ([`GateConfig`], [`ServeConfig`]); nothing is checked again
+//! there. No password is in what can be printed.
+//! Kept by: the files' shapes (`file.rs`, `serve_file.rs`) are private, and the only way out of them is `TryFrom` in `gate.rs`
+//! and `serve.rs`; whatever may hold a password is a [`Hidden`] there.
 
 mod access;
 mod check;
+mod database;
 #[cfg(test)]
 mod example;
 mod fields;
 mod file;
 mod gate;
+mod hidden;
 mod layers;
 mod nearest;
+mod running;
+mod serve;
+mod serve_file;
+#[cfg(test)]
+mod serve_tests;
+mod storage;
 
 pub use access::{AdmissionConfig, IdentityConfig, QuotaConfig};
 pub use check::ValueError;
+pub(crate) use file::{GateFile, Shape};
 pub use gate::GateConfig;
+pub use hidden::Hidden;
 pub use layers::LayerError;
 pub(crate) use layers::Layers;
+pub use serve::ServeConfig;
+pub(crate) use serve_file::ServeFile;
 
-use crate::cli::GateArgs;
+use crate::cli::{GateArgs, ServeArgs};
 
 /// Why there are no settings to start with.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +53,9 @@ pub enum ConfigError {
 /// A config file of `forebay gate` with every key, its default and its reason.
 pub const GATE_EXAMPLE: &str = include_str!("../../gate.example.toml");
 
+/// A config file of `forebay serve` with every key, its default and its reason.
+pub const SERVE_EXAMPLE: &str = include_str!("../../serve.example.toml");
+
 /// The settings of `forebay gate`.
 ///
 /// # Errors
@@ -54,4 +71,21 @@ pub fn load_gate(
     layers.environment(environment)?;
     args.apply(&mut layers);
     GateConfig::try_from(layers)
+}
+
+/// The settings of `forebay serve`.
+///
+/// # Errors
+/// Says what is wrong, where it was written, and what to write.
+pub fn load_serve(
+    args: ServeArgs,
+    environment: impl IntoIterator<Item = (String, String)>,
+) -> Result<ServeConfig, ConfigError> {
+    let mut layers = Layers::default();
+    if let Some(path) = args.config.clone() {
+        layers.file(&path)?;
+    }
+    layers.environment(environment)?;
+    args.apply(&mut layers);
+    ServeConfig::try_from(layers)
 }

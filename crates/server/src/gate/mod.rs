@@ -36,5 +36,5 @@ mod upstream;
 
 pub(crate) use drain::Kind;
 pub use routes::{Route, RouteError};
-pub use start::{Gate, StartError};
+pub use start::Gate;
 pub use upstream::{UpstreamConfig, UpstreamStats};

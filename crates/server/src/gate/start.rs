@@ -1,20 +1,17 @@
 //! Building a gate out of its settings, running it, and ending it in order.
 
 use std::fmt;
-use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use forebay_admission::{Admission, AdmissionLayer};
-use forebay_quota::{MemberConfig, Mode, Quota, RedisStore};
-use forebay_redis::Client;
-use forebay_stream::{Server, Stats};
+use forebay_quota::Quota;
+use forebay_stream::Server;
 use metrics_exporter_prometheus::PrometheusHandle;
-use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::oneshot;
-use tokio::time::{Instant, interval, timeout, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{info, warn};
 
 use super::drain::Drain;
@@ -24,17 +21,12 @@ use super::routes::{Route, Routes};
 use super::service::GateService;
 use super::upstream::Upstream;
 use crate::admin::{self, Report};
-use crate::config::{GateConfig, QuotaConfig};
-use crate::memory::{self, Crowd};
+use crate::config::GateConfig;
 use crate::signals::Signals;
+use crate::starting::{StartError, join, listen, upkeep};
 
-/// Thousands of clients may come at once, after a restart.
-const BACKLOG: u32 = 4096;
 /// What is given back at the end is told in one call or two; without an answer, it expires by itself.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How often the recorder forgets samples that nobody asked for, and memory that nobody needs goes back.
-const UPKEEP: Duration = Duration::from_secs(1);
-
 /// A gate that listens.
 pub struct Gate {
     server: Server<GateService>,
@@ -44,49 +36,6 @@ pub struct Gate {
     drain: Drain,
     drain_timeout: Duration,
     metrics: PrometheusHandle,
-}
-
-/// Why a gate can't start.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum StartError {
-    /// An address can't be had.
-    #[error("can't listen on {address} ({key}): {source}; {}", Advice { key, source })]
-    Listen {
-        /// `--listen` or `--admin`.
-        key: &'static str,
-        /// Which.
-        address: SocketAddr,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// The Redis client can't be made.
-    #[error("redis.url: {0}")]
-    Redis(#[from] forebay_redis::ConnectError),
-}
-
-struct Advice<'a> {
-    key: &'a str,
-    source: &'a io::Error,
-}
-
-impl fmt::Display for Advice<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let key = self.key;
-        match self.source.kind() {
-            io::ErrorKind::AddrInUse => {
-                write!(
-                    f,
-                    "another program has that port, perhaps another gate: end it, or choose one with {key}"
-                )
-            }
-            io::ErrorKind::PermissionDenied => {
-                write!(f, "ports below 1024 need rights: choose a higher one with {key}")
-            }
-            io::ErrorKind::AddrNotAvailable => write!(f, "this machine has no such address: see `ip addr`"),
-            _ => write!(f, "choose another with {key}"),
-        }
-    }
 }
 
 impl Gate {
@@ -185,56 +134,6 @@ impl fmt::Debug for Gate {
 /// are no streams, if those have ended before: the server is told once how long it may take.
 fn closing_time(drain_timeout: Duration) -> Duration {
     drain_timeout / 2
-}
-
-async fn upkeep(metrics: PrometheusHandle, http: Stats) {
-    let (mut ticks, mut crowd) = (interval(UPKEEP), Crowd::default());
-    loop {
-        ticks.tick().await;
-        metrics.run_upkeep();
-        if crowd.has_left(http.counts().open_connections) {
-            let _ = tokio::task::spawn_blocking(memory::give_back).await;
-        }
-    }
-}
-
-fn listen(key: &'static str, address: SocketAddr) -> Result<TcpListener, StartError> {
-    let open = || {
-        let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-        socket.set_reuseaddr(true)?; // past connections in TIME_WAIT don't hold a port
-        socket.bind(address)?;
-        socket.listen(BACKLOG)
-    };
-    open().map_err(|source| StartError::Listen { key, address, source })
-}
-
-async fn join(config: &QuotaConfig, address: SocketAddr) -> Result<Quota, StartError> {
-    let Some(redis) = &config.redis else { return Ok(Quota::local()) };
-    let at = redis.address.to_string();
-    let store = RedisStore::new(Client::open(redis.clone())?, &config.namespace);
-    let name = config.member.clone().unwrap_or_else(|| member_name(address));
-    let member = MemberConfig::new(name).beat(config.beat).ttl(config.ttl).policy(config.policy);
-    let quota = Quota::join(store, member).await;
-    let status = quota.status();
-    let why = status.why.unwrap_or_default();
-    match status.mode {
-        Mode::Normal => info!(redis = %at, members = status.members, "the gate counts with others"),
-        Mode::Rebuilding => {
-            let ttl = config.ttl;
-            warn!(redis = %at, ?ttl, why, "Redis knows of nobody yet: streams are admitted after one TTL");
-        }
-        Mode::WithinSlices | Mode::Degraded(_) => {
-            let policy = config.policy.as_str();
-            warn!(redis = %at, policy, why, "the gate starts without Redis, and goes on trying");
-        }
-    }
-    Ok(quota)
-}
-
-/// The same after a restart, and another for every gate: host and address.
-fn member_name(address: SocketAddr) -> String {
-    let system = rustix::system::uname();
-    format!("{}/{address}", system.nodename().to_string_lossy())
 }
 
 fn routes(config: &GateConfig) -> Routes {

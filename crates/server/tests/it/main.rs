@@ -6,6 +6,7 @@ mod admin;
 mod bodies;
 mod browser;
 mod crowd;
+mod database;
 mod drain;
 mod fastapi;
 mod gate;

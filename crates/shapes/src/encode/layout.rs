@@ -1,6 +1,7 @@
 //! How the rows of one table are written for shapes with the same columns.
 
 use super::json;
+use crate::offset::Offset;
 
 /// A row as Postgres wrote it, one value for each column of the table; `None` is NULL.
 pub type Row<'a> = [Option<&'a [u8]>];
@@ -23,9 +24,16 @@ pub struct Place {
     pub op: u64,
     /// The transaction.
     pub xid: u32,
-    /// Whether it is the transaction's last change of this shape.
-    pub last: bool,
 }
+
+/// What stands between two messages. A message has no line break in it.
+pub const SEPARATOR: &[u8] = b",\n";
+
+/// How a change ends that isn't its transaction's last one of a shape, with the separator.
+pub const MORE: &[u8] = b"]}},\n";
+
+/// How the last change of a transaction ends, in place of [`MORE`].
+pub const LAST: &[u8] = b"],\"last\":true}},\n";
 
 /// What happened to a row of a shape.
 #[derive(Debug, Clone, Copy)]
@@ -100,16 +108,17 @@ impl Layout {
         Layout { columns: selected.iter().map(column).collect(), prefix, key, relation, is_full }
     }
 
-    /// A row of the initial snapshot.
+    /// A row of the initial snapshot, with the separator.
     pub fn snapshot_row(&self, out: &mut Vec<u8>, row: &Row<'_>) {
         self.begin(out, row);
         self.values(out, row, |_| true);
         out.extend_from_slice(b"},\"headers\":{\"operation\":\"insert\",");
         out.extend_from_slice(&self.relation);
         out.extend_from_slice(b"}}");
+        out.extend_from_slice(SEPARATOR);
     }
 
-    /// A change of the log. `false`: nothing that is shown has changed, and nothing was written.
+    /// A change of the log; it ends with [`MORE`]. `false`: nothing that is shown has changed, and nothing was written.
     pub fn change(&self, out: &mut Vec<u8>, change: Change<'_>, place: Place) -> bool {
         match change {
             Change::Insert { row, from } => {
@@ -198,8 +207,18 @@ impl Layout {
         json::number(out, place.op);
         out.extend_from_slice(b",\"txids\":[");
         json::number(out, place.xid.into());
-        out.extend_from_slice(if place.last { b"],\"last\":true}}" } else { b"]}}" });
+        out.extend_from_slice(MORE);
     }
+}
+
+/// Where a change of the log stands, read from the end of its message.
+pub(crate) fn place_of(message: &[u8]) -> Option<Offset> {
+    let end = memchr::memmem::rfind(message, b",\"txids\":[")?;
+    let op = memchr::memmem::rfind(&message[..end], b"\",\"op_position\":")?;
+    let lsn = memchr::memmem::rfind(&message[..op], b"\"lsn\":\"")?;
+    let number = |digits: &[u8]| std::str::from_utf8(digits).ok()?.parse().ok();
+    let lsn = number(&message[lsn + b"\"lsn\":\"".len()..op])?;
+    Some(Offset::new(lsn, number(&message[op + b"\",\"op_position\":".len()..end])?))
 }
 
 #[cfg(test)]
@@ -208,7 +227,7 @@ mod tests {
 
     use super::*;
 
-    const PLACE: Place = Place { lsn: 26_800_584, op: 4, xid: 751, last: false };
+    const PLACE: Place = Place { lsn: 26_800_584, op: 4, xid: 751 };
 
     fn columns(names: &[(&str, Option<usize>)]) -> Vec<Column> {
         names.iter().map(|(name, key)| Column { name: (*name).into(), key_index: *key }).collect()
@@ -226,7 +245,14 @@ mod tests {
     fn written(layout: &Layout, change: Change<'_>) -> Value {
         let mut out = Vec::new();
         assert!(layout.change(&mut out, change, PLACE));
-        serde_json::from_slice(&out).expect("it is JSON")
+        assert_eq!(place_of(&out), Some(Offset::new(PLACE.lsn, PLACE.op)));
+        parsed(&out)
+    }
+
+    fn parsed(message: &[u8]) -> Value {
+        let message = message.strip_suffix(SEPARATOR).expect("a separator");
+        assert!(!message.contains(&b'\n'));
+        serde_json::from_slice(message).expect("it is JSON")
     }
 
     fn headers(operation: &str) -> Value {
@@ -242,7 +268,7 @@ mod tests {
             "value": {"id": "1", "note": "a \"b\"\n", "qty": null},
             "headers": {"operation": "insert", "relation": ["public", "orders"]},
         });
-        assert_eq!(serde_json::from_slice::<Value>(&out).unwrap(), expected);
+        assert_eq!(parsed(&out), expected);
     }
 
     #[test]
@@ -315,11 +341,11 @@ mod tests {
     fn the_last_change_of_a_transaction_says_so() {
         let new = row(&[Some("1"), None, None]);
         let mut out = Vec::new();
-        orders(false).change(
-            &mut out,
-            Change::Insert { row: &new, from: None },
-            Place { last: true, ..PLACE },
-        );
-        assert_eq!(serde_json::from_slice::<Value>(&out).unwrap()["headers"]["last"], true);
+        orders(false).change(&mut out, Change::Insert { row: &new, from: None }, PLACE);
+        assert_eq!(parsed(&out)["headers"].get("last"), None);
+        out.truncate(out.len() - MORE.len());
+        out.extend_from_slice(LAST);
+        assert_eq!(parsed(&out)["headers"]["last"], true);
+        assert_eq!(place_of(&out), Some(Offset::new(PLACE.lsn, PLACE.op)));
     }
 }

@@ -3,7 +3,10 @@
 //! Invariant: a message is written once, by hand, into the bytes that go to disk and to every client; nothing is parsed or written
 //! again. Values are what Postgres wrote, as JSON strings, or null.
 
+mod copy;
 mod json;
 mod layout;
 
-pub use self::layout::{Change, Column, Layout, Place, Row};
+pub use self::copy::{CopyError, CopyRows};
+pub(crate) use self::layout::place_of;
+pub use self::layout::{Change, Column, LAST, Layout, MORE, Place, Row, SEPARATOR};

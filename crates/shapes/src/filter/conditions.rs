@@ -1,7 +1,8 @@
 //! What of a clause an index can use.
 //!
-//! Invariant: a row of which the clause is true satisfies every condition of at least one alternative.
-//! Kept by: a condition is taken only from what a true clause needs; everything else is `rest`.
+//! Invariant: a row of which the clause is true satisfies every condition of at least one alternative; and the clause is
+//! true of a row that satisfies every condition of an alternative without `rest`.
+//! Kept by: a condition is taken only from what a true clause needs; everything else, and what could fail, is `rest`.
 
 use super::key::Key;
 use super::typing::expr::{Binary, Comparison, Expr};
@@ -14,7 +15,7 @@ use super::value::{Value, like};
 pub struct Alternative {
     /// All of them hold where the clause is true in this way. None: it may be true of any row.
     pub conditions: Vec<Condition>,
-    /// Whether there is more to it: rows that satisfy the conditions must still be tried.
+    /// Whether there is more to it: rows that satisfy the conditions must still be tried. If not, the clause is true of them.
     pub rest: bool,
 }
 
@@ -66,11 +67,15 @@ pub struct Bound {
 pub(super) fn of(expr: &Expr) -> Vec<Alternative> {
     match expr {
         Expr::Or(operands) => {
-            let alternatives: Vec<_> = operands.iter().flat_map(of).collect();
-            match alternatives.iter().all(|alternative| !alternative.conditions.is_empty()) {
-                true => alternatives,
-                false => vec![Alternative { conditions: Vec::new(), rest: true }],
+            let mut alternatives: Vec<_> = operands.iter().flat_map(of).collect();
+            if alternatives.iter().any(|alternative| alternative.conditions.is_empty()) {
+                return vec![Alternative { conditions: Vec::new(), rest: true }];
             }
+            if alternatives.len() < operands.len() || !is_of_one_column(&alternatives) {
+                // An operand before the one that holds is evaluated too, and may fail.
+                alternatives.iter_mut().for_each(|alternative| alternative.rest = true);
+            }
+            alternatives
         }
         Expr::And(operands) => all(operands),
         single => all(std::slice::from_ref(single)),
@@ -104,6 +109,26 @@ fn all(operands: &[Expr]) -> Vec<Alternative> {
     vec![found]
 }
 
+/// Whether a row whose column can be read can't make any of them fail.
+fn is_of_one_column(alternatives: &[Alternative]) -> bool {
+    let mut columns =
+        alternatives.iter().flat_map(|alternative| &alternative.conditions).map(Condition::column);
+    let first = columns.next();
+    columns.all(|column| Some(column) == first) && alternatives.iter().all(|alternative| !alternative.rest)
+}
+
+impl Condition {
+    /// The column that it is about, by its place in the schema.
+    pub fn column(&self) -> usize {
+        match self {
+            Condition::Equals { column, .. }
+            | Condition::Range { column, .. }
+            | Condition::Prefix { column, .. }
+            | Condition::Elements { column, .. } => *column,
+        }
+    }
+}
+
 /// What one operand of an AND needs.
 enum Simple {
     Never,
@@ -122,31 +147,39 @@ fn simple(expr: &Expr) -> Simple {
             Expr::Column { index, kind: Type::BOOL } => equals(index, Scalar::Bool, &[Value::Bool(false)]),
             _ => Simple::Other,
         },
-        Expr::Distinct { negated: true, operands, .. } => match column_and_constant(operands) {
-            Some((column, Type::Scalar(scalar), value, _)) => {
+        Expr::Distinct { negated: true, blank, operands } => match column_and_constant(operands) {
+            Some((column, Type::Scalar(scalar), value, _)) if has_keys_for(scalar, *blank) => {
                 equals(column, scalar, std::slice::from_ref(value))
             }
             _ => Simple::Other,
         },
-        Expr::Binary(Binary::Compare { comparison, .. }, operands) => compare(*comparison, operands),
+        Expr::Binary(Binary::Compare { comparison, blank }, operands) => {
+            compare(*comparison, *blank, operands)
+        }
         Expr::Binary(Binary::Like { negated: false, casing: None }, operands) => prefix(operands),
-        Expr::Binary(Binary::Contains { turned, .. }, operands) => {
+        Expr::Binary(Binary::Contains { turned, blank }, operands) => {
             let (whole, part) = if *turned { (1, 0) } else { (0, 1) };
             match (&operands[whole], &operands[part]) {
                 (
                     Expr::Column { index, kind: Type::Array(scalar) },
                     Expr::Const(Some(Value::Array(array))),
-                ) => elements(*index, *scalar, array),
+                ) if has_keys_for(*scalar, *blank) => elements(*index, *scalar, array),
                 _ => Simple::Other,
             }
         }
         Expr::Quantified {
-            operator: Binary::Compare { comparison: Comparison::Equal, .. },
+            operator: Binary::Compare { comparison: Comparison::Equal, blank },
             all: false,
             operands,
-        } => any(operands),
+        } => any(*blank, operands),
         _ => Simple::Other,
     }
+}
+
+/// Whether keys of the column's type are equal exactly where the comparison says so. A text that is compared as a bpchar
+/// has blanks in its key that don't count.
+fn has_keys_for(scalar: Scalar, blank: bool) -> bool {
+    blank == (scalar == Scalar::Bpchar)
 }
 
 /// The column, its type, the constant, and whether the constant stands first.
@@ -158,10 +191,13 @@ fn column_and_constant(operands: &[Expr; 2]) -> Option<(usize, Type, &Value<'sta
     }
 }
 
-fn compare(comparison: Comparison, operands: &[Expr; 2]) -> Simple {
+fn compare(comparison: Comparison, blank: bool, operands: &[Expr; 2]) -> Simple {
     let Some((column, Type::Scalar(scalar), value, turned)) = column_and_constant(operands) else {
         return Simple::Other;
     };
+    if !has_keys_for(scalar, blank) {
+        return Simple::Other;
+    }
     let comparison = if turned { comparison.turned() } else { comparison };
     let bound = |inclusive| Key::of(value, scalar).map(|key| Bound { key, inclusive });
     let (lower, upper) = match comparison {
@@ -203,13 +239,17 @@ fn prefix(operands: &[Expr; 2]) -> Simple {
 }
 
 /// `column = ANY (constant)`, or `constant = ANY (column)`.
-fn any(operands: &[Expr; 2]) -> Simple {
+fn any(blank: bool, operands: &[Expr; 2]) -> Simple {
     match operands {
-        [Expr::Column { index, kind: Type::Scalar(scalar) }, Expr::Const(Some(Value::Array(array)))] => {
+        [Expr::Column { index, kind: Type::Scalar(scalar) }, Expr::Const(Some(Value::Array(array)))]
+            if has_keys_for(*scalar, blank) =>
+        {
             let values: Vec<_> = array.items.iter().flatten().cloned().collect();
             equals(*index, *scalar, &values)
         }
-        [Expr::Const(Some(value)), Expr::Column { index, kind: Type::Array(scalar) }] => {
+        [Expr::Const(Some(value)), Expr::Column { index, kind: Type::Array(scalar) }]
+            if has_keys_for(*scalar, blank) =>
+        {
             elements(*index, *scalar, &Array::list(vec![Some(value.clone())]))
         }
         _ => Simple::Other,
@@ -263,4 +303,67 @@ fn add(conditions: &mut Vec<Condition>, condition: Condition) {
         }
     }
     conditions.push(Condition::Range { column, lower, upper });
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::filter::{Collation, Column, Filter, Schema};
+
+    fn schema(database_collation: Collation) -> Schema {
+        let columns = vec![
+            Column::new("i", 23, "int4"),
+            Column::new("j", 23, "int4"),
+            Column::new("t", 25, "text"),
+            Column::new("bp", 1042, "bpchar"),
+            Column::new("at", 1009, "text[]"),
+        ];
+        Schema { table: None, columns, database_collation, server_version: 15 }
+    }
+
+    /// How many conditions each alternative has, and whether there is more to it.
+    fn alternatives(clause: &str) -> Vec<(usize, bool)> {
+        let filter = Filter::parse(clause, &[], &schema(Collation::C)).unwrap();
+        filter.conditions().iter().map(|found| (found.conditions.len(), found.rest)).collect()
+    }
+
+    #[test]
+    fn a_text_that_is_compared_without_its_blanks_has_no_key_for_that() {
+        for clause in [
+            "t::bpchar = 'a'",
+            "t::bpchar > 'a'",
+            "t::bpchar IN ('a', 'b')",
+            "t::bpchar IS NOT DISTINCT FROM 'a'",
+            "at::bpchar[] @> '{a}'",
+            "'a'::bpchar = ANY (at::bpchar[])",
+        ] {
+            assert_eq!(alternatives(clause), [(0, true)], "{clause}");
+        }
+        assert_eq!(alternatives("bp = 'a'"), [(1, false)]);
+        assert_eq!(alternatives("bp IN ('a', 'b')"), [(1, false)]);
+    }
+
+    #[test]
+    fn an_or_must_be_tried_where_an_operand_before_may_fail() {
+        assert_eq!(alternatives("i = 1 OR i > 5"), [(1, false), (1, false)]);
+        assert_eq!(alternatives("(1 / j = 1 AND i = 5) OR i = 1"), [(1, true), (1, true)]);
+        assert_eq!(alternatives("(1 / j = 1 AND NULL) OR i = 1"), [(1, true)]);
+        assert_eq!(alternatives("i = 1 OR j = 1"), [(1, true), (1, true)]);
+    }
+
+    #[test]
+    fn texts_have_ranges_only_where_they_are_ordered_by_bytes() {
+        assert_eq!(alternatives("t > 'a'"), [(1, false)]);
+        for collation in [
+            Collation::Libc("en_US.UTF-8".to_owned()),
+            Collation::Icu("und".to_owned()),
+            Collation::Nondeterministic,
+        ] {
+            let schema = schema(collation);
+            for clause in ["t > 'a'", "t BETWEEN 'a' AND 'b'", "'a' >= t", "at > '{a}'"] {
+                assert!(Filter::parse(clause, &[], &schema).is_err(), "{clause}");
+            }
+            let filter = Filter::parse("t COLLATE \"C\" > 'a'", &[], &schema).unwrap();
+            assert!(!filter.conditions()[0].rest);
+        }
+    }
 }

@@ -104,6 +104,11 @@ impl Key {
         }))
     }
 
+    /// Of a text.
+    pub(crate) fn of_text(text: &str) -> Key {
+        Key(Form::Text(text.into()))
+    }
+
     /// The text, if it is one.
     pub fn as_text(&self) -> Option<&str> {
         match &self.0 {

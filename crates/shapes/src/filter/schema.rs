@@ -1,9 +1,11 @@
 //! What a filter must know of its table.
 
+use serde::{Deserialize, Serialize};
+
 use crate::filter::typing::Type;
 
 /// A table's columns, and what of the server decides how texts compare. The database's encoding is UTF8.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Schema {
     /// The table's name, so that a column may be written `table.column`; without it, columns stand alone.
     pub table: Option<String>,
@@ -16,7 +18,7 @@ pub struct Schema {
 }
 
 /// A column.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Column {
     /// As pg_attribute has it: neither quoted nor folded.
     pub name: String,
@@ -25,7 +27,7 @@ pub struct Column {
 }
 
 /// A column's type. A domain's column has the domain's base type here.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ColumnType {
     /// pg_type.oid.
     pub oid: u32,
@@ -42,7 +44,7 @@ pub struct ColumnType {
 }
 
 /// pg_type.typtype.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum TypeKind {
     /// A base type, or an array of one.
     Base,
@@ -55,7 +57,7 @@ pub enum TypeKind {
 }
 
 /// How texts compare, and what their letters' other case is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Collation {
     /// `C` or `POSIX`: by bytes; only ASCII letters have two cases.
     C,

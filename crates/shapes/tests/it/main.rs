@@ -5,6 +5,7 @@ mod catalog;
 mod dice;
 mod grammar;
 mod letters;
+mod matching;
 mod refusals;
 mod robustness;
 mod server;

@@ -1,0 +1,160 @@
+//! The settings of `forebay serve`, checked.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use forebay_postgres::ManagerConfig;
+use forebay_shapes::StoreConfig;
+use forebay_stream::ServeConfig as HttpConfig;
+
+use super::ConfigError;
+use super::access::{AdmissionConfig, IdentityConfig, Proxies, QuotaConfig};
+use super::check::{Check, ValueError};
+use super::database::{check_database, snapshots};
+use super::hidden::Hidden;
+use super::layers::Layers;
+use super::running::{check_admin, check_http, check_log};
+use super::serve_file::{ServeFile, ServeSection};
+use super::storage::check_storage;
+use crate::logging::LogConfig;
+use crate::serve::protocol::Secret;
+
+const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 3000);
+const ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 3001);
+/// A page of a browser has a stream for each of its shapes.
+const PER_USER: u32 = 100;
+const A_YEAR_S: u32 = 365 * 24 * 60 * 60;
+
+/// Everything that a server of shapes needs to know; `serve.example.toml` says what each bounds and why its default is what it
+/// is.
+#[derive(Debug)]
+pub struct ServeConfig {
+    /// Which database is followed, and how.
+    pub manager: ManagerConfig,
+    /// Where shapes are kept.
+    pub store: StoreConfig,
+    /// Where clients connect.
+    pub listen: SocketAddr,
+    /// Where operators look.
+    pub admin: Option<SocketAddr>,
+    /// What clients must show; there is one if others than this machine can connect, unless the operator insisted.
+    pub secret: Option<Secret>,
+    /// Whether clients may delete shapes.
+    pub allow_delete: bool,
+    /// How long a live request waits for a change.
+    pub long_poll: Duration,
+    /// How often a silent event stream says that it lives.
+    pub sse_keep_alive: Duration,
+    /// When an event stream ends.
+    pub sse_timeout: Duration,
+    /// How long a cache may give what is not live without asking, in seconds.
+    pub max_age_s: u32,
+    /// And for how long after that, while it asks, in seconds.
+    pub stale_age_s: u32,
+    /// How many snapshots are taken at once: at least one, and at most as many as there are connections for them.
+    pub snapshots: usize,
+    /// How clients' connections are served.
+    pub http: HttpConfig,
+    /// Who may hold a stream.
+    pub admission: AdmissionConfig,
+    /// How this instance counts with others.
+    pub quota: QuotaConfig,
+    /// How a user is known.
+    pub identity: IdentityConfig,
+    /// How long the end may take after the first signal.
+    pub drain_timeout: Duration,
+    /// What is logged.
+    pub log: LogConfig,
+}
+
+impl TryFrom<Layers<ServeFile>> for ServeConfig {
+    type Error = ConfigError;
+
+    fn try_from(layers: Layers<ServeFile>) -> Result<ServeConfig, ConfigError> {
+        let (file, origins) = layers.finish()?;
+        Ok(check_all(&file, &Check { origins })?)
+    }
+}
+
+fn check_all(file: &ServeFile, check: &Check) -> Result<ServeConfig, ValueError> {
+    let serve = &file.serve;
+    let manager = check_database(&file.database, check)?;
+    let secret = check_secret(serve, check)?;
+    let proxies = Proxies::check(
+        ("serve.trusted_proxies", serve.trusted_proxies.as_ref()),
+        ("serve.forwarded_by", serve.forwarded_by.as_ref()),
+        check,
+    )?;
+    let identity = IdentityConfig::check(&file.identity, &proxies, check)?;
+    let seconds = |key, given_ms, default_s| check.duration(key, given_ms, Duration::from_secs(default_s));
+    let body = seconds("serve.request_idle_timeout_ms", serve.request_idle_timeout_ms, 30)?;
+    let mut http = check_http(&file.http, body, check)?;
+    http.drain_timeout = seconds("serve.drain_timeout_ms", serve.drain_timeout_ms, 25)?;
+    let mut admission = AdmissionConfig::check(&file.admission, PER_USER, !identity.ways.is_empty(), check)?;
+    // A gate before this server may count in the same store, and the same stream must not count twice.
+    admission.builder = admission.builder.name("shapes");
+    Ok(ServeConfig {
+        manager,
+        store: check_storage(&file.storage, check)?,
+        listen: check_listen(serve, secret.is_some(), check)?,
+        admin: check_admin(&file.admin, ADMIN, check)?,
+        secret,
+        allow_delete: serve.allow_delete.unwrap_or(false),
+        long_poll: seconds("serve.long_poll_ms", serve.long_poll_ms, 20)?,
+        sse_keep_alive: seconds("serve.sse_keep_alive_ms", serve.sse_keep_alive_ms, 21)?,
+        sse_timeout: seconds("serve.sse_timeout_ms", serve.sse_timeout_ms, 60)?,
+        max_age_s: age("serve.max_age_s", serve.max_age_s, 60, check)?,
+        stale_age_s: age("serve.stale_age_s", serve.stale_age_s, 300, check)?,
+        snapshots: check_snapshots(file, check)?,
+        drain_timeout: http.drain_timeout,
+        http,
+        admission,
+        quota: QuotaConfig::check(&file.redis, &file.quota, check)?,
+        identity,
+        log: check_log(&file.log, check)?,
+    })
+}
+
+fn check_secret(serve: &ServeSection, check: &Check) -> Result<Option<Secret>, ValueError> {
+    const KEY: &str = "serve.secret";
+    let Some(text) = serve.secret.as_ref().map(Hidden::reveal) else { return Ok(None) };
+    if text.trim() != text {
+        let why = "begins or ends with white space, which clients would have to show as well: leave it out";
+        return Err(check.wrong(KEY, None, why));
+    }
+    let why = "is empty, and would keep nobody out: choose a long one, or leave the setting out";
+    Secret::new(text).map(Some).ok_or_else(|| check.wrong(KEY, None, why))
+}
+
+fn check_listen(serve: &ServeSection, has_secret: bool, check: &Check) -> Result<SocketAddr, ValueError> {
+    const KEY: &str = "serve.listen";
+    let address = check.address(KEY, serve.listen.as_ref(), LISTEN)?;
+    if !address.ip().is_loopback() && !has_secret && serve.insecure != Some(true) {
+        let why = "is beyond this machine, and whoever reaches it could read every table: set a secret in \
+                   FOREBAY_SERVE_SECRET, or choose a loopback address, or say --insecure if something before it decides \
+                   who may";
+        return Err(check.wrong(KEY, address.to_string(), why));
+    }
+    Ok(address)
+}
+
+fn age(key: &'static str, given_s: Option<u32>, default_s: u32, check: &Check) -> Result<u32, ValueError> {
+    match given_s {
+        Some(age) if age > A_YEAR_S => {
+            Err(check.wrong(key, age.to_string(), format!("must be 0 to {A_YEAR_S} seconds")))
+        }
+        given => Ok(given.unwrap_or(default_s)),
+    }
+}
+
+/// More than there are connections for would only fail later, when they have waited for one.
+fn check_snapshots(file: &ServeFile, check: &Check) -> Result<usize, ValueError> {
+    let most = snapshots(&file.database, check)?;
+    let given = file.serve.snapshots;
+    if given.is_some_and(|given| given > most) {
+        let why =
+            format!("is more than the {most} that database.pool_size has connections for: raise that, too");
+        return Err(check.wrong("serve.snapshots", given.map(|given| given.to_string()), why));
+    }
+    Ok(check.count("serve.snapshots", given, most)? as usize)
+}

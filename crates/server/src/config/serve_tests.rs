@@ -1,0 +1,422 @@
+//! Every setting of `forebay serve` counts, and what can't be is refused by its name.
+
+use std::collections::BTreeSet;
+
+use clap::Parser as _;
+
+use super::file::Shape as _;
+use super::serve_file::ServeFile;
+use super::{ConfigError, ServeConfig, load_serve};
+use crate::cli::{Cli, Command, ServeArgs};
+
+const URL: (&str, &str) = ("DATABASE_URL", "postgres://me:s3cr3t@db.test:5433/shop");
+
+fn pairs(variables: &[(&str, &str)]) -> Vec<(String, String)> {
+    variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+}
+
+fn with(variables: &[(&str, &str)]) -> Result<ServeConfig, ConfigError> {
+    load_serve(ServeArgs::default(), pairs(&[&[URL], variables].concat()))
+}
+
+fn said(flags: &[&str], variables: &[(&str, &str)]) -> Result<ServeConfig, ConfigError> {
+    let cli = Cli::try_parse_from(["forebay", "serve"].iter().chain(flags)).unwrap();
+    let Command::Serve(args) = cli.command else { panic!("it is another command") };
+    load_serve(args, pairs(variables))
+}
+
+fn from_file(name: &str, text: &str, variables: &[(&str, &str)]) -> Result<ServeConfig, ConfigError> {
+    let path = std::env::temp_dir().join(format!("forebay-serve-{name}-{}.toml", std::process::id()));
+    std::fs::write(&path, text).unwrap();
+    let loaded = said(&["--config", path.to_str().unwrap()], variables);
+    std::fs::remove_file(path).unwrap();
+    loaded
+}
+
+/// `section.key` as a variable.
+fn variable(key: &str) -> String {
+    format!("FOREBAY_{}", key.replacen('.', "_", 1).to_uppercase())
+}
+
+/// The lines of its `Debug`, each with the fields that it is in: `store.chunk_bytes: 10485760`.
+fn lines(config: &ServeConfig) -> BTreeSet<String> {
+    let (mut path, mut lines) = (Vec::new(), BTreeSet::new());
+    for line in format!("{config:#?}").lines() {
+        let line = line.trim().trim_end_matches(',');
+        match line.strip_suffix(['{', '(', '[']) {
+            Some(opens) => path.push(opens.split(':').next().unwrap_or_default().trim().to_owned()),
+            None if matches!(line, "}" | ")" | "]") => drop(path.pop()),
+            None => drop(lines.insert(format!("{}.{line}", path[1..].join(".")))),
+        }
+    }
+    lines
+}
+
+fn endpoint(config: &ServeConfig) -> String {
+    let endpoint = lines(config).into_iter().find_map(|line| {
+        line.strip_prefix("manager.connect.endpoint: ").map(|endpoint| endpoint.trim_matches('"').to_owned())
+    });
+    endpoint.unwrap()
+}
+
+#[test]
+fn the_database_s_url_alone_is_enough() {
+    let config = with(&[]).unwrap();
+    assert_eq!(endpoint(&config), "db.test:5433");
+    assert_eq!(config.listen.to_string(), "127.0.0.1:3000");
+    assert_eq!(config.admin.unwrap().to_string(), "127.0.0.1:3001");
+    assert!(config.secret.is_none() && !config.allow_delete);
+    assert_eq!(config.store.dir.to_str(), Some("./forebay-data"));
+    let times = [config.long_poll, config.sse_keep_alive, config.sse_timeout, config.drain_timeout];
+    assert_eq!(times.map(|time| time.as_secs()), [20, 21, 60, 25]);
+    assert_eq!((config.max_age_s, config.stale_age_s, config.snapshots), (60, 300, 16));
+    assert_eq!((config.admission.total, config.admission.per_user), (10_000, None));
+    let all = lines(&config);
+    for line in [
+        "manager.slot: \"forebay\"",
+        "manager.publication: \"forebay\"",
+        "manager.pool_size: 20",
+        "manager.pooled: None",
+        "manager.idle_after: None",
+        "admission.builder.per_user: 100",
+        "admission.builder.name: \"shapes\"",
+        "http.drain_timeout: 25s",
+        "quota.redis: None",
+    ] {
+        assert!(all.contains(line), "{line} is not in {all:#?}");
+    }
+}
+
+#[test]
+fn without_a_database_it_says_what_to_do() {
+    for variables in [&[][..], &[("DATABASE_URL", "")]] {
+        let error = said(&[], variables).unwrap_err().to_string();
+        for part in ["database.url is missing", "DATABASE_URL=postgres://", "forebay serve"] {
+            assert!(error.contains(part), "{part:?} is not in {error:?}");
+        }
+    }
+}
+
+#[test]
+fn our_own_variable_is_stronger_than_the_borrowed_one_and_a_flag_is_strongest() {
+    let file = "[database]\nurl = \"postgres://me@file\"\n";
+    let own = ("FOREBAY_DATABASE_URL", "postgres://me@own");
+    assert_eq!(endpoint(&from_file("url", file, &[]).unwrap()), "file:5432");
+    assert_eq!(endpoint(&from_file("empty", file, &[("DATABASE_URL", "")]).unwrap()), "file:5432");
+    assert_eq!(endpoint(&from_file("borrowed", file, &[URL]).unwrap()), "db.test:5433");
+    assert_eq!(endpoint(&from_file("own", file, &[own, URL]).unwrap()), "own:5432");
+    assert_eq!(endpoint(&said(&[], &[URL, own]).unwrap()), "own:5432");
+    let flag = ["--database-url", "postgres://me@flag"];
+    assert_eq!(endpoint(&said(&flag, &[own, URL]).unwrap()), "flag:5432");
+}
+
+/// A key, a value that isn't its default, and the line of the settings that it makes.
+const REACHED: &[(&str, &str, &str)] = &[
+    ("database.url", "postgres://me@other", "manager.connect.endpoint: \"other:5432\""),
+    (
+        "database.pooled_url",
+        "postgres://me@pooler:6432",
+        "manager.pooled.PostgresConnect.endpoint: \"pooler:6432\"",
+    ),
+    ("database.slot", "other", "manager.slot: \"other\""),
+    ("database.temporary_slot", "true", "manager.temporary_slot: true"),
+    ("database.failover_slot", "true", "manager.failover_slot: true"),
+    ("database.publication", "Other one", "manager.publication: \"Other one\""),
+    ("database.manual_publication", "true", "manager.manual_publication: true"),
+    ("database.pool_size", "8", "manager.pool_size: 8"),
+    ("database.idle_timeout_ms", "7000", "manager.idle_after.7s"),
+    ("database.lock_check_ms", "7000", "manager.lock_patience.check_every: 7s"),
+    ("database.lock_silence_ms", "7000", "manager.lock_patience.silent_for: 7s"),
+    ("serve.listen", "[::1]:7", ".listen: [::1]:7"),
+    ("serve.secret", "s3cr3t", "secret.Secret(…)"),
+    ("serve.allow_delete", "true", ".allow_delete: true"),
+    ("serve.long_poll_ms", "7000", ".long_poll: 7s"),
+    ("serve.sse_keep_alive_ms", "7000", ".sse_keep_alive: 7s"),
+    ("serve.sse_timeout_ms", "7000", ".sse_timeout: 7s"),
+    ("serve.max_age_s", "7", ".max_age_s: 7"),
+    ("serve.stale_age_s", "0", ".stale_age_s: 0"),
+    ("serve.snapshots", "7", ".snapshots: 7"),
+    ("serve.request_idle_timeout_ms", "7000", "http.body_read_timeout: 7s"),
+    ("serve.drain_timeout_ms", "7000", ".drain_timeout: 7s"),
+    ("storage.dir", "/elsewhere", "store.dir: \"/elsewhere\""),
+    ("storage.chunk_bytes", "2048", "store.chunk_bytes: 2048"),
+    ("storage.max_shapes", "7", "store.max_shapes: 7"),
+    ("storage.max_bytes", "7000000", "store.max_bytes.7000000"),
+    ("storage.unwritten_bytes", "7000000", "store.unwritten_bytes: 7000000"),
+    ("storage.wal_bytes", "7000000", "store.wal_bytes: 7000000"),
+    ("storage.open_files", "7", "store.open_files: 7"),
+    ("storage.small_snapshot_bytes", "0", "store.small_snapshot_bytes: 0"),
+    ("storage.held_bytes", "7000000", "store.held_bytes: 7000000"),
+    ("storage.queued_bytes", "7000000", "store.queued_bytes: 7000000"),
+    ("http.max_connections", "7", "http.max_connections: 7"),
+    ("http.header_timeout_ms", "7000", "http.header_read_timeout: 7s"),
+    ("http.max_header_bytes", "9000", "http.max_header_bytes: 9000"),
+    ("http.max_headers", "7", "http.max_headers: 7"),
+    ("http.write_timeout_ms", "7000", "http.write_timeout: 7s"),
+    ("http.idle_timeout_ms", "7000", "http.idle_timeout: 7s"),
+    ("admission.total", "7", "admission.builder.total: 7"),
+    ("admission.per_user", "7", "admission.builder.per_user: 7"),
+    ("admission.degraded_percent", "7", "admission.builder.thresholds.degraded: 7"),
+    ("admission.critical_percent", "77", "admission.builder.thresholds.critical: 77"),
+    ("admission.class_percent", "{ guest = 7 }", "admission.shares.\"guest\": 7"),
+    ("admission.wait_ms", "7000", "admission.builder.wait: 7s"),
+    ("admission.max_waiting", "7", "admission.builder.max_waiting: 7"),
+    ("admission.max_waiting_per_user", "7", "admission.builder.max_waiting_per_user: 7"),
+    ("admission.max_memory_percent", "50", "admission.builder.memory.0.5"),
+    ("admission.max_cpu_percent", "50", "admission.builder.cpu.0.5"),
+    ("identity.by_address", "true", "identity.ways.\"address\""),
+    ("redis.namespace", "other", "quota.namespace: \"other\""),
+    ("quota.member", "seven", "quota.member.\"seven\""),
+    ("quota.policy", "closed", "quota.policy: Closed"),
+    ("quota.beat_ms", "1000", "quota.beat: 1s"),
+    ("quota.ttl_ms", "7000", "quota.ttl: 7s"),
+    ("admin.listen", "127.0.0.1:7", "admin.127.0.0.1:7"),
+    ("log.format", "json", "log.format: Json"),
+    ("log.filter", "debug", "log.filter: \"debug\""),
+];
+
+/// What is seen only in what it does; each has a test of its own.
+const ELSEWHERE: &[&str] = &[
+    "database.password_file",
+    "database.password_command",
+    "database.ca_file",
+    "serve.insecure",
+    "serve.trusted_proxies",
+    "serve.forwarded_by",
+    "redis.url",
+    "admin.insecure",
+];
+
+#[test]
+fn every_key_reaches_its_field() {
+    let before = lines(&with(&[]).unwrap());
+    for (key, value, line) in REACHED {
+        assert!(!before.contains(*line), "{key}: {line} holds without it");
+        let after = lines(&with(&[(&variable(key), value)]).unwrap());
+        let new: Vec<_> = after.difference(&before).collect();
+        assert!(after.contains(*line), "{key} = {value} has made {new:?}, not {line:?}");
+    }
+    let tested: BTreeSet<String> =
+        REACHED.iter().map(|(key, ..)| *key).chain(ELSEWHERE.iter().copied()).map(str::to_owned).collect();
+    let keys = ServeFile::sections().into_iter();
+    // Who somebody is, is the same question as at a gate, and tested there.
+    let keys = keys.flat_map(|(section, keys)| keys.iter().map(move |key| format!("{section}.{key}")));
+    let keys: BTreeSet<String> =
+        keys.filter(|key| !key.starts_with("identity.") || key == "identity.by_address").collect();
+    assert_eq!(tested, keys);
+}
+
+#[test]
+fn what_zero_turns_off_is_off() {
+    for (key, field) in [
+        ("database.idle_timeout_ms", "manager.idle_after: None"),
+        ("storage.max_bytes", "store.max_bytes: None"),
+    ] {
+        let text =
+            format!("[{}]\n{} = 7000000\n", key.split_once('.').unwrap().0, key.split_once('.').unwrap().1);
+        let config = from_file("zero", &text, &[URL, (&variable(key), "0")]).unwrap();
+        assert!(lines(&config).contains(field), "{key}");
+    }
+}
+
+#[track_caller]
+fn complains(key: &str, value: &str, parts: &[&str]) {
+    let variable = variable(key);
+    let error = with(&[(&variable, value)]).unwrap_err().to_string();
+    for part in parts.iter().copied().chain([variable.as_str()]) {
+        assert!(error.contains(part), "{part:?} is not in {error:?}");
+    }
+}
+
+#[test]
+fn each_wrong_value_names_its_key_and_where_it_was_set() {
+    for (key, value, part) in [
+        ("database.url", "mysql://me@h/db", "postgres"),
+        ("database.url", "postgres://h/db", "user: it must be given"),
+        ("database.url", "postgres://me@h/db?sslmode=maybe", "verify-full"),
+        ("database.pooled_url", "postgres://me@h:0/db", "port: a number"),
+        ("database.password_file", "/nowhere/password", "can't be read"),
+        ("database.ca_file", "/nowhere/ca.pem", "can't be read"),
+        ("database.slot", "My-Slot", "1 to 63 of a-z, 0-9 and _"),
+        ("database.slot", "", "1 to 63"),
+        ("database.publication", "", "1 to 63 bytes"),
+        ("database.pool_size", "1", "2 to 10000"),
+        ("database.pool_size", "10001", "2 to 10000"),
+        ("database.idle_timeout_ms", "86400001", "1 to 86400000"),
+        ("database.lock_check_ms", "99", "at least 100"),
+        ("database.lock_silence_ms", "99", "at least 100"),
+        ("serve.listen", "localhost:3000", "such as 127.0.0.1:3000"),
+        ("serve.secret", "", "is empty"),
+        ("serve.secret", "s3cr3t\n", "white space"),
+        ("serve.long_poll_ms", "0", "1 to 86400000"),
+        ("serve.sse_keep_alive_ms", "0", "1 to 86400000"),
+        ("serve.sse_timeout_ms", "0", "1 to 86400000"),
+        ("serve.max_age_s", "31536001", "0 to 31536000"),
+        ("serve.stale_age_s", "31536001", "0 to 31536000"),
+        ("serve.snapshots", "0", "at least 1"),
+        ("serve.snapshots", "17", "the 16 that database.pool_size"),
+        ("serve.trusted_proxies", "10.0.0.0/99", "10.0.0.0/99"),
+        ("serve.forwarded_by", "via", "`x-forwarded-for` or `forwarded`"),
+        ("serve.request_idle_timeout_ms", "0", "1 to 86400000"),
+        ("serve.drain_timeout_ms", "0", "1 to 86400000"),
+        ("storage.dir", "", "such as ./forebay-data"),
+        ("storage.chunk_bytes", "1023", "1024 to 1073741824 bytes"),
+        ("storage.max_shapes", "0", "1 to 10000000"),
+        ("storage.max_bytes", "1", "1048576 to"),
+        ("storage.unwritten_bytes", "1", "65536 to"),
+        ("storage.wal_bytes", "1", "1048576 to"),
+        ("storage.open_files", "0", "1 to 1000000"),
+        ("storage.small_snapshot_bytes", "67108865", "0 to 67108864 bytes"),
+        ("storage.held_bytes", "1", "65536 to"),
+        ("storage.queued_bytes", "1", "65536 to"),
+        ("admission.per_user", "0", "at least 1"),
+        ("redis.url", "http://h", "redis://"),
+        ("identity.user_header", "X-User-ID", "serve.trusted_proxies"),
+        ("log.format", "xml", "`text` or `json`"),
+    ] {
+        complains(key, value, &[key, part]);
+    }
+}
+
+#[test]
+fn a_value_of_another_kind_names_its_variable() {
+    let sections = ServeFile::sections().into_iter().take(3);
+    for key in sections.flat_map(|(section, keys)| keys.iter().map(move |key| format!("{section}.{key}"))) {
+        let is_number = key.ends_with("_ms") || key.ends_with("_s") || key.ends_with("_bytes");
+        let is_switch = key.ends_with("_slot") || key.ends_with("insecure") || key.ends_with("allow_delete");
+        if is_number || is_switch {
+            complains(&key, "maybe", &["does not fit"]);
+        }
+    }
+    complains("database.manual_publication", "maybe", &["does not fit", "a boolean"]);
+    complains("database.pool_size", "-1", &["u32"]);
+}
+
+#[test]
+fn a_slot_can_not_end_with_its_connection_and_outlive_its_server() {
+    let both = [("FOREBAY_DATABASE_TEMPORARY_SLOT", "true"), ("FOREBAY_DATABASE_FAILOVER_SLOT", "true")];
+    let error = with(&both).unwrap_err().to_string();
+    assert!(error.contains("database.failover_slot") && error.contains("database.temporary_slot"), "{error}");
+}
+
+#[test]
+fn beyond_this_machine_a_secret_is_needed_or_somebody_insists() {
+    for address in ["0.0.0.0:3000", "[::]:3000", "192.0.2.1:3000"] {
+        complains("serve.listen", address, &[address, "FOREBAY_SERVE_SECRET", "--insecure"]);
+        let listen = ("FOREBAY_SERVE_LISTEN", address);
+        let config = with(&[listen, ("FOREBAY_SERVE_SECRET", "s3cr3t")]).unwrap();
+        assert!(config.secret.is_some());
+        let config = with(&[listen, ("FOREBAY_SERVE_INSECURE", "true")]).unwrap();
+        assert!(config.secret.is_none() && config.listen.to_string() == address);
+        said(&["--listen", address, "--insecure"], &[URL]).unwrap();
+        assert!(said(&["--listen", address, "--insecure-admin"], &[URL]).is_err());
+    }
+    for address in ["127.0.0.1:3000", "127.9.9.9:3000", "[::1]:3000"] {
+        with(&[("FOREBAY_SERVE_LISTEN", address)]).unwrap();
+    }
+}
+
+#[test]
+fn operators_stay_on_this_machine_unless_somebody_insists() {
+    complains("admin.listen", "0.0.0.0:3001", &["admin.listen", "--insecure-admin"]);
+    said(&["--admin", "0.0.0.0:3001", "--insecure-admin"], &[URL]).unwrap();
+    with(&[("FOREBAY_ADMIN_LISTEN", "0.0.0.0:3001"), ("FOREBAY_ADMIN_INSECURE", "true")]).unwrap();
+    assert!(said(&["--admin", "0.0.0.0:3001", "--insecure"], &[URL]).is_err(), "that is for clients");
+    assert_eq!(said(&["--admin", "off"], &[URL]).unwrap().admin, None);
+}
+
+#[test]
+fn a_user_s_header_is_believed_from_trusted_proxies() {
+    let proxies = ("FOREBAY_SERVE_TRUSTED_PROXIES", "10.0.0.0/8, 192.0.2.1");
+    let by = ("FOREBAY_SERVE_FORWARDED_BY", "forwarded");
+    let config = with(&[proxies, by, ("FOREBAY_IDENTITY_USER_HEADER", "X-User-ID")]).unwrap();
+    assert_eq!(config.identity.ways, ["trusted_header"]);
+    assert_eq!(config.admission.share(&forebay_admission::Class::ANONYMOUS), 90);
+}
+
+#[test]
+fn each_flag_counts_and_is_stronger_than_its_variable() {
+    let flags = [
+        (
+            "--database-url",
+            "postgres://me@flag",
+            "FOREBAY_DATABASE_URL",
+            "manager.connect.endpoint: \"flag:5432\"",
+        ),
+        ("--slot", "flag", "FOREBAY_DATABASE_SLOT", "manager.slot: \"flag\""),
+        ("--publication", "flag", "FOREBAY_DATABASE_PUBLICATION", "manager.publication: \"flag\""),
+        ("--storage", "/flag", "FOREBAY_STORAGE_DIR", "store.dir: \"/flag\""),
+        ("--listen", "[::1]:7", "FOREBAY_SERVE_LISTEN", ".listen: [::1]:7"),
+        ("--total", "7", "FOREBAY_ADMISSION_TOTAL", "admission.builder.total: 7"),
+        ("--per-user", "7", "FOREBAY_ADMISSION_PER_USER", "admission.builder.per_user: 7"),
+        ("--admin", "[::1]:8", "FOREBAY_ADMIN_LISTEN", "admin.[::1]:8"),
+        ("--log", "debug", "FOREBAY_LOG_FILTER", "log.filter: \"debug\""),
+        ("--log-format", "json", "FOREBAY_LOG_FORMAT", "log.format: Json"),
+        ("--redis", "redis://cache:7", "FOREBAY_REDIS_URL", "quota.redis.Config.address.port: 7"),
+    ];
+    for (flag, value, variable, line) in flags {
+        // The variable alone would be an error, or mean something else.
+        let weaker = if flag == "--total" || flag == "--per-user" { "9" } else { "text" };
+        let all = lines(&said(&[flag, value], &[URL, (variable, weaker)]).unwrap());
+        assert!(all.contains(line), "{flag}: {line} is not in {all:#?}");
+    }
+    assert!(said(&["--allow-delete"], &[URL]).unwrap().allow_delete);
+}
+
+#[test]
+fn passwords_and_secrets_are_not_shown() {
+    let config = with(&[
+        ("FOREBAY_SERVE_SECRET", "s3cr3t"),
+        ("FOREBAY_REDIS_URL", "redis://:s3cr3t@h"),
+        ("FOREBAY_DATABASE_POOLED_URL", "postgres://me:s3cr3t@pooler"),
+    ]);
+    let shown = format!("{:?}", config.unwrap());
+    assert!(!shown.contains("s3cr3t"), "{shown}");
+    let flags = ["forebay", "serve", "--database-url", URL.1, "--redis", "redis://:s3cr3t@h"];
+    let shown = format!("{:?}", Cli::try_parse_from(flags).unwrap());
+    assert!(shown.contains("database_url") && !shown.contains("s3cr3t"), "{shown}");
+    for (key, value) in [
+        ("database.url", "postgres://me:s3cr3t@h:port/db"),
+        ("database.url", "postgres://me:s3c/r3t@h/db"),
+        ("database.url", "user=me password=s3cr3t s3cr3t=1 host=h"),
+        ("database.url", "s3cr3t"),
+        ("database.url", "mysql://me:s3cr3t@h/db"),
+        ("database.pooled_url", "postgres://me:s3cr3t@h/db?sslrootcert=/nowhere"),
+        ("database.pooled_url", "postgres://me:s3cr3t@h/db?sslmode=s3cr3t"),
+        ("serve.secret", " s3cr3t"),
+        ("redis.url", "redis://:s3cr3t@h:port"),
+    ] {
+        let error = with(&[(&variable(key), value)]).unwrap_err();
+        let shown = format!("{error} {error:?}");
+        assert!(shown.contains(key) && !shown.contains("s3cr3t") && !shown.contains("r3t"), "{shown}");
+    }
+    let kinds = [
+        "[serve]\nsecret = 53637233\n",
+        "[database]\nurl = 53637233\n",
+        "[serve]\nsecret = [\"53637233\"]\n",
+    ];
+    for text in kinds {
+        let error = from_file("kind", text, &[]).unwrap_err();
+        let shown = format!("{error} {error:?}");
+        assert!(shown.contains("line 2") && !shown.contains("53637233"), "{shown}");
+    }
+}
+
+#[test]
+fn a_wrong_key_is_named_with_what_was_meant() {
+    let error = from_file("slip", "[serve]\nlisen = \"a\"\n", &[URL]).unwrap_err().to_string();
+    assert!(error.contains("line 2") && error.contains("did you mean `listen`?"), "{error}");
+    let error = from_file("section", "[databse]\n", &[URL]).unwrap_err().to_string();
+    assert!(error.contains("did you mean `database`?"), "{error}");
+    let error = with(&[("FOREBAY_STORAGE_DIRECTORY", "a")]).unwrap_err().to_string();
+    assert!(error.contains("FOREBAY_STORAGE_DIRECTORY"), "{error}");
+    let error = with(&[("FOREBAY_DATABASE_SLOTS", "a")]).unwrap_err().to_string();
+    assert!(error.contains("did you mean `FOREBAY_DATABASE_SLOT`?"), "{error}");
+}
+
+#[test]
+fn the_gate_s_settings_are_not_the_server_s() {
+    with(&[("FOREBAY_GATE_LISTEN", "no address")]).expect("a gate may run in the same environment");
+    let error = from_file("gate", "[gate]\nlisten = \"a\"\n", &[URL]).unwrap_err().to_string();
+    assert!(error.contains("unknown field `gate`"), "{error}");
+}

@@ -1,0 +1,49 @@
+//! Where shapes are kept, and how much of them.
+
+use std::ops::RangeInclusive;
+
+use forebay_shapes::StoreConfig;
+
+use super::check::{Check, ValueError};
+use super::serve_file::StorageSection;
+
+const DIR: &str = "./forebay-data";
+const KI: u64 = 1 << 10;
+const MI: u64 = 1 << 20;
+const GI: u64 = 1 << 30;
+const PI: u64 = 1 << 50;
+
+pub(super) fn check_storage(section: &StorageSection, check: &Check) -> Result<StoreConfig, ValueError> {
+    let mut store = StoreConfig::new(section.dir.clone().unwrap_or_else(|| DIR.into()));
+    if store.dir.as_os_str().is_empty() {
+        return Err(check.wrong("storage.dir", String::new(), "must be a directory, such as ./forebay-data"));
+    }
+    let bytes = |key, given, default, bounds| check.bytes(key, given, default, bounds);
+    let count = |key, given, default, bounds| check.count_within(key, given, default, bounds);
+    store.chunk_bytes = bytes("storage.chunk_bytes", section.chunk_bytes, store.chunk_bytes, KI..=GI)?;
+    store.max_shapes = count("storage.max_shapes", section.max_shapes, store.max_shapes, 1..=10_000_000)?;
+    store.open_files = count("storage.open_files", section.open_files, store.open_files, 1..=1_000_000)?;
+    store.max_bytes = match section.max_bytes {
+        None | Some(0) => None,
+        given => Some(bytes("storage.max_bytes", given, 0, MI..=PI)?),
+    };
+    // What is kept in memory is bounded by what machines have; a log is read again at the next start.
+    store.unwritten_bytes =
+        bytes("storage.unwritten_bytes", section.unwritten_bytes, store.unwritten_bytes, 64 * KI..=16 * GI)?;
+    store.wal_bytes = bytes("storage.wal_bytes", section.wal_bytes, store.wal_bytes, MI..=64 * GI)?;
+    let in_memory = |key, given, default: usize, bounds: RangeInclusive<u64>| {
+        let bytes = check.bytes(key, given, default as u64, bounds)?;
+        usize::try_from(bytes)
+            .map_err(|_| check.wrong(key, bytes.to_string(), "is beyond this machine's memory"))
+    };
+    store.small_snapshot_bytes = in_memory(
+        "storage.small_snapshot_bytes",
+        section.small_snapshot_bytes,
+        store.small_snapshot_bytes,
+        0..=64 * MI,
+    )?;
+    store.held_bytes = in_memory("storage.held_bytes", section.held_bytes, store.held_bytes, 64 * KI..=GI)?;
+    store.queued_bytes =
+        in_memory("storage.queued_bytes", section.queued_bytes, store.queued_bytes, 64 * KI..=GI)?;
+    Ok(store)
+}

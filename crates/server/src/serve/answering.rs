@@ -1,0 +1,326 @@
+//! What is answered: from a request that is understood to a response.
+//!
+//! | asked | answered by |
+//! |---|---|
+//! | `offset=-1`, `0_k` | [`Answering::snapshot`], then the log |
+//! | another offset | [`Answering::log`] |
+//! | `now` | [`Answering::now`] |
+//! | `live` | [`Answering::long_poll`], [`Answering::events`] |
+//! | a subset | [`Answering::subset`] |
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_postgres::{Manager, Phase, Step};
+use forebay_shapes::{Gone, LogPage, Offset, Shape, Shapes, Since, SnapshotChunk};
+use forebay_stream::{Incoming, Live};
+use http::request::Parts;
+use http::{HeaderValue, Method, Response};
+use http_body_util::{BodyExt as _, Limited};
+use tokio::time::{Instant, timeout, timeout_at};
+use tracing::error;
+
+use super::body::Answer;
+use super::events::{Events, seen_with, up_to_date};
+use super::making::{Making, chance, failed};
+use super::protocol::answers::{self, Health};
+use super::protocol::caching::{CacheTimes, Caching};
+use super::protocol::headers::{AnswerHead, Body};
+use super::protocol::{Invalid, MAX_BODY_BYTES, Query, Refusal, Route, ShapeRequest, cursor, etag};
+use super::service::whole;
+
+/// Answers.
+#[derive(Debug)]
+pub(crate) struct Answering {
+    pub(crate) shapes: Shapes,
+    pub(crate) making: Arc<Making>,
+    pub(crate) manager: Manager,
+    pub(crate) times: CacheTimes,
+    pub(crate) long_poll: Duration,
+    pub(crate) sse_keep_alive: Duration,
+    pub(crate) sse_timeout: Duration,
+    pub(crate) started: Instant,
+}
+
+type Answered = Result<Response<Answer>, Refusal>;
+
+impl Answering {
+    /// What isn't about a shape.
+    pub(crate) fn other(&self, route: Route, parts: &Parts) -> Response<Answer> {
+        if parts.method == Method::OPTIONS {
+            return whole(answers::preflight(&parts.headers));
+        }
+        whole(match route {
+            Route::Health => self.health().response(),
+            Route::Root | Route::Shape | Route::NotFound => answers::root(),
+        })
+    }
+
+    pub(crate) fn health(&self) -> Health {
+        let status = self.manager.status();
+        match status.step {
+            Step::Sleeping | Step::FallingAsleep => Health::Active,
+            Step::AcquiringLock => Health::Waiting,
+            _ if status.phase == Phase::Running && status.is_ready() => Health::Active,
+            _ => Health::Starting,
+        }
+    }
+
+    pub(crate) async fn shape(
+        &self,
+        parts: &Parts,
+        request: Result<ShapeRequest, Invalid>,
+        query: &Query,
+        body: Incoming,
+    ) -> Answered {
+        let request = match parts.method {
+            Method::POST => {
+                let body = Limited::new(body, MAX_BODY_BYTES).collect().await;
+                let body = body.map_err(|_| Refusal::BodyTooLarge)?.to_bytes();
+                ShapeRequest::parse(&parts.method, query, &body)?
+            }
+            _ => request?,
+        };
+        if parts.method == Method::DELETE {
+            return self.delete(&request).await;
+        }
+        if request.subset.is_some() {
+            return self.subset(&request).await;
+        }
+        let asking = Asking { parts, request: &request };
+        match request.since {
+            Since::Beginning => {
+                let shape = self.making.shape(&request).await?;
+                self.snapshot(&asking, &shape, 0).await
+            }
+            Since::Now => {
+                let shape = self.making.shape(&request).await?;
+                self.now(&asking, &shape).await
+            }
+            Since::After(offset) => {
+                let shape = self.known(&request).await?;
+                if offset.is_snapshot() && offset != Offset::SNAPSHOT_END && !request.live {
+                    return self.snapshot(&asking, &shape, offset.op.saturating_add(1)).await;
+                }
+                self.log(&asking, &shape, offset).await
+            }
+        }
+    }
+
+    /// The shape that a client knows, if it is the one that it asks for.
+    async fn known(&self, request: &ShapeRequest) -> Result<Arc<Shape>, Refusal> {
+        let found = request.handle.as_deref().and_then(|handle| self.shapes.find(handle));
+        match found {
+            Some(shape) if self.making.fits(request, &shape)? => Ok(shape),
+            _ => Err(self.moved(request).await),
+        }
+    }
+
+    /// The client begins anew, with this shape if there can be one.
+    async fn moved(&self, request: &ShapeRequest) -> Refusal {
+        match self.making.shape(request).await {
+            Ok(shape) => Refusal::MustRefetch { handle: Some(shape.handle().to_owned()) },
+            Err(refusal @ Refusal::Invalid(_)) => refusal,
+            Err(_) => Refusal::MustRefetch { handle: None },
+        }
+    }
+
+    async fn gone(&self, gone: Gone, request: &ShapeRequest) -> Refusal {
+        match failed(&gone) {
+            Some(refusal) => refusal,
+            None => self.moved(request).await,
+        }
+    }
+
+    async fn snapshot(&self, asking: &Asking<'_>, shape: &Arc<Shape>, index: u64) -> Answered {
+        let request = asking.request;
+        match shape.snapshot_chunk(index).await {
+            Ok(SnapshotChunk::None) => self.log(asking, shape, Offset::SNAPSHOT_END).await,
+            Ok(chunk) => {
+                let end = Offset::new(0, index);
+                let head = asking.head(shape, end, false, Some(true));
+                self.respond(asking, head, || Ok(Answer::snapshot(Arc::clone(shape), index, chunk)))
+            }
+            Err(gone) => Err(self.gone(gone, request).await),
+        }
+    }
+
+    /// Where the log ends, without what is in it.
+    async fn now(&self, asking: &Asking<'_>, shape: &Arc<Shape>) -> Answered {
+        if let Err(gone) = shape.complete().await {
+            return Err(self.gone(gone, asking.request).await);
+        }
+        let seen = self.shapes.seen();
+        let page = LogPage { from: 0, to: 0, last: shape.log_end(), is_end: true };
+        self.respond_log(asking, shape, page, seen, None)
+    }
+
+    async fn log(&self, asking: &Asking<'_>, shape: &Arc<Shape>, offset: Offset) -> Answered {
+        let request = asking.request;
+        self.within_bounds(offset).await?;
+        if let Err(gone) = shape.complete().await {
+            return Err(self.gone(gone, request).await);
+        }
+        if request.sse && asking.parts.method == Method::GET {
+            return self.events(asking, shape, offset).await;
+        }
+        let seen = self.shapes.seen();
+        let page = self.page(shape, offset).await?;
+        if page.to > page.from || !request.live || asking.parts.method != Method::GET {
+            return self.respond_log(asking, shape, page, seen, Some(offset));
+        }
+        self.long_poll(asking, shape, offset).await
+    }
+
+    async fn long_poll(&self, asking: &Asking<'_>, shape: &Arc<Shape>, offset: Offset) -> Answered {
+        // Those who are after what is seen by now have seen what is there, too.
+        let after = offset.max(shape.log_end());
+        match timeout(self.long_poll, shape.log_beyond(after)).await {
+            Ok(Ok(())) | Err(_) => {
+                let seen = self.shapes.seen();
+                let page = self.page(shape, offset).await?;
+                self.respond_log(asking, shape, page, seen, Some(offset))
+            }
+            Ok(Err(gone)) => Err(self.gone(gone, asking.request).await),
+        }
+    }
+
+    async fn events(&self, asking: &Asking<'_>, shape: &Arc<Shape>, offset: Offset) -> Answered {
+        let (keep_alive, lasts) = (self.sse_keep_alive, self.sse_timeout);
+        let events = Events::new(Arc::clone(shape), self.shapes.clone(), offset, keep_alive, lasts);
+        let Some(events) = events else { return Err(self.gone(Gone::Deleted, asking.request).await) };
+        let mut head = asking.head(shape, offset.max(shape.log_end()), false, None);
+        head.cursor = Some(self.cursor(asking.request));
+        head.body = Body::Events;
+        head.etag = None;
+        let mut response = self.respond(asking, head, || Ok(Answer::Events(Box::new(events))))?;
+        response.extensions_mut().insert(Live);
+        Ok(response)
+    }
+
+    /// An offset beyond the end may be there soon: another instance may be ahead of this one.
+    async fn within_bounds(&self, offset: Offset) -> Result<(), Refusal> {
+        let until = Instant::now() + self.long_poll / 2;
+        while self.shapes.is_beyond(offset) {
+            if timeout_at(until, self.shapes.progress()).await.is_err() {
+                return Err(Refusal::out_of_bounds());
+            }
+        }
+        Ok(())
+    }
+
+    async fn page(&self, shape: &Arc<Shape>, offset: Offset) -> Result<LogPage, Refusal> {
+        if offset >= shape.log_end() {
+            return shape.log_after(offset).map_err(|error| unreadable(&error));
+        }
+        let seeking = Arc::clone(shape);
+        let page = tokio::task::spawn_blocking(move || seeking.log_after(offset)).await;
+        page.map_err(io::Error::other).flatten().map_err(|error| unreadable(&error))
+    }
+
+    fn respond_log(
+        &self,
+        asking: &Asking<'_>,
+        shape: &Arc<Shape>,
+        page: LogPage,
+        seen: u64,
+        asked: Option<Offset>,
+    ) -> Answered {
+        let has_data = page.to > page.from;
+        // What was asked for may lie after the last change: up-to-date in server-sent events does.
+        let end = asked.filter(|_| page.is_end).map_or(page.last, |asked| page.last.max(asked));
+        let mut head = asking.head(shape, end, page.is_end, Some(has_data));
+        if asking.request.live {
+            (head.cursor, head.schema) = (Some(self.cursor(asking.request)), None);
+        }
+        if !has_data {
+            let elapsed = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            head.etag = Some(etag::of(shape.handle(), asking.request.since, end, Some(elapsed)));
+        }
+        let after = page.is_end.then(|| up_to_date(seen_with(page.last, seen)));
+        self.respond(asking, head, || Answer::log(Arc::clone(shape), page.from, page.to, after))
+    }
+
+    fn respond(
+        &self,
+        asking: &Asking<'_>,
+        head: Head<'_>,
+        body: impl FnOnce() -> io::Result<Answer>,
+    ) -> Answered {
+        let Head { handle, offset, up_to_date, has_data, schema, cursor, etag, body: kind } = head;
+        let is_known = |etag: &HeaderValue| etag::is_known(&asking.parts.headers, etag);
+        let mut response = match etag.as_ref().is_some_and(is_known) {
+            true => whole(answers::not_modified()),
+            false => Response::new(body().map_err(|error| unreadable(&error))?),
+        };
+        let schema = schema.as_ref();
+        let answer = AnswerHead { handle, offset, up_to_date, has_data, schema, cursor, etag, body: kind };
+        answer.write(response.headers_mut());
+        Caching::of(&asking.parts.method, asking.request).write(&self.times, response.headers_mut());
+        Ok(response)
+    }
+
+    fn cursor(&self, request: &ShapeRequest) -> u64 {
+        cursor::next(since_1970(), self.long_poll, request.cursor, chance())
+    }
+
+    async fn delete(&self, request: &ShapeRequest) -> Answered {
+        let handle = match &request.handle {
+            Some(handle) => Some(handle.clone()),
+            None => {
+                let (definition, _) = self.making.definition(request).await?;
+                self.shapes.find_same(&definition).map(|shape| shape.handle().to_owned())
+            }
+        };
+        match handle.is_some_and(|handle| self.shapes.delete(&handle)) {
+            true => Ok(whole(answers::deleted())),
+            false => Err(Refusal::NoShape),
+        }
+    }
+}
+
+/// A request that is being answered.
+struct Asking<'a> {
+    parts: &'a Parts,
+    request: &'a ShapeRequest,
+}
+
+/// The head of an answer in the making.
+struct Head<'a> {
+    handle: &'a str,
+    offset: Offset,
+    up_to_date: bool,
+    has_data: Option<bool>,
+    schema: Option<HeaderValue>,
+    cursor: Option<u64>,
+    etag: Option<HeaderValue>,
+    body: Body,
+}
+
+impl Asking<'_> {
+    fn head<'a>(
+        &self,
+        shape: &'a Shape,
+        offset: Offset,
+        up_to_date: bool,
+        has_data: Option<bool>,
+    ) -> Head<'a> {
+        let request = self.request;
+        let schema = (!request.live).then(|| super::making::schema_header(shape));
+        let etag = Some(etag::of(shape.handle(), request.since, offset, None));
+        let (handle, cursor, body) = (shape.handle(), None, Body::Log);
+        Head { handle, offset, up_to_date, has_data, schema, cursor, etag, body }
+    }
+}
+
+/// A log that can't be read is no client's fault, and may be readable the next time.
+fn unreadable(why: &io::Error) -> Refusal {
+    error!(%why, "a shape's file can't be read");
+    Refusal::NotReady { message: "the shape can't be read right now".into() }
+}
+
+#[expect(clippy::disallowed_methods, reason = "cursors tell the time to caches")]
+fn since_1970() -> Duration {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default()
+}

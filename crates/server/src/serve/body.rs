@@ -1,0 +1,237 @@
+//! Bodies of answers: read as they are written out, never held whole.
+//!
+//! Invariant: a body that can't be read to its end breaks off; it never looks complete. At most a piece of it is in memory.
+
+use std::collections::VecDeque;
+use std::error::Error;
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use forebay_shapes::encode::SEPARATOR;
+use forebay_shapes::{Shape, SnapshotChunk};
+use http_body::{Body, Frame, SizeHint};
+use tokio::task::spawn_blocking;
+
+use super::events::Events;
+
+/// How much is read at once.
+const PIECE: u64 = 256 * 1024;
+/// What is this small is read on the spot: it is in memory, or in the page cache.
+const SMALL: u64 = 64 * 1024;
+
+type BoxError = Box<dyn Error + Send + Sync>;
+
+/// The body of an answer.
+pub(crate) enum Answer {
+    /// All of it.
+    Whole(VecDeque<Bytes>),
+    /// A part of a shape, read piece by piece.
+    Part(Box<Part>),
+    /// Server-sent events.
+    Events(Box<Events>),
+}
+
+/// A part of a shape as an array of messages.
+pub(crate) struct Part {
+    state: State,
+    ready: VecDeque<Bytes>,
+}
+
+enum State {
+    Reading(Reading),
+    Over,
+}
+
+/// The reader, and what it has read.
+type Reading = Pin<Box<dyn Future<Output = (Reader, io::Result<Vec<Bytes>>)> + Send>>;
+
+/// Reads a part of a shape.
+struct Reader {
+    shape: Arc<Shape>,
+    from: Which,
+    at: u64,
+    /// Where it ends, once that is known.
+    to: Option<u64>,
+    /// What follows the messages.
+    end: Bytes,
+    is_over: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Which {
+    /// A chunk of the snapshot, which may be growing still.
+    Snapshot(u64),
+    Log,
+}
+
+impl Answer {
+    /// Nothing.
+    pub(crate) fn empty() -> Self {
+        Answer::Whole(VecDeque::new())
+    }
+
+    pub(crate) fn whole(bytes: impl Into<Bytes>) -> Self {
+        Answer::Whole([bytes.into()].into())
+    }
+
+    /// A chunk of the snapshot.
+    pub(crate) fn snapshot(shape: Arc<Shape>, index: u64, chunk: SnapshotChunk) -> Self {
+        let (at, to) = match chunk {
+            SnapshotChunk::Open { from, .. } => (from, None),
+            SnapshotChunk::Closed { from, to } => (from, Some(to)),
+            SnapshotChunk::None => (0, Some(0)),
+        };
+        Reader { shape, from: Which::Snapshot(index), at, to, end: Bytes::from_static(b"]"), is_over: false }
+            .answer()
+    }
+
+    /// Messages of the log, and one after them.
+    pub(crate) fn log(shape: Arc<Shape>, at: u64, to: u64, after: Option<Bytes>) -> io::Result<Self> {
+        let end = match after {
+            None => Bytes::from_static(b"]"),
+            Some(control) => [&control[..], b"]"].concat().into(),
+        };
+        if to - at > SMALL {
+            return Ok(Reader { shape, from: Which::Log, at, to: Some(to), end, is_over: false }.answer());
+        }
+        let mut whole: VecDeque<_> = shape.read_log(at, to)?.into();
+        whole.push_front(Bytes::from_static(b"["));
+        if end.len() == 1 {
+            strip_separator(&mut whole);
+        }
+        whole.push_back(end);
+        Ok(Answer::Whole(whole))
+    }
+}
+
+/// Takes the last separator off; it may lie across pieces.
+fn strip_separator(pieces: &mut VecDeque<Bytes>) {
+    let mut left = SEPARATOR.len();
+    while left > 0
+        && let Some(last) = pieces.back_mut()
+    {
+        if last[..] == b"["[..] {
+            return;
+        }
+        let taken = left.min(last.len());
+        last.truncate(last.len() - taken);
+        left -= taken;
+        if last.is_empty() {
+            pieces.pop_back();
+        }
+    }
+}
+
+impl Reader {
+    fn answer(self) -> Answer {
+        let ready = [Bytes::from_static(b"[")].into();
+        Answer::Part(Box::new(Part { state: State::Reading(Box::pin(self.next())), ready }))
+    }
+
+    /// The next pieces; the last ones with the end. The separator after the last message is left out, unless something follows.
+    async fn next(mut self) -> (Self, io::Result<Vec<Bytes>>) {
+        let read = self.read().await;
+        (self, read)
+    }
+
+    async fn read(&mut self) -> io::Result<Vec<Bytes>> {
+        let held_back = if self.end.len() == 1 { SEPARATOR.len() as u64 } else { 0 };
+        loop {
+            let readable = match (self.to, self.from) {
+                (Some(to), _) => to,
+                (None, Which::Log) => self.at,
+                (None, Which::Snapshot(index)) => {
+                    match self.shape.snapshot_chunk(index).await.map_err(io::Error::other)? {
+                        SnapshotChunk::Closed { to, .. } => {
+                            self.to = Some(to);
+                            to
+                        }
+                        SnapshotChunk::Open { to, .. } => to,
+                        SnapshotChunk::None => return Err(io::ErrorKind::UnexpectedEof.into()),
+                    }
+                }
+            };
+            let until = readable.saturating_sub(held_back).max(self.at).min(self.at + PIECE);
+            if until > self.at {
+                let (shape, from, at) = (Arc::clone(&self.shape), self.from, self.at);
+                let read = move || match from {
+                    Which::Snapshot(_) => shape.read_snapshot(at, until),
+                    Which::Log => shape.read_log(at, until),
+                };
+                let pieces = spawn_blocking(read).await.map_err(io::Error::other)??;
+                self.at = until;
+                return Ok(pieces);
+            }
+            if self.to.is_some() {
+                self.is_over = true;
+                return Ok(vec![self.end.clone()]);
+            }
+            self.shape.snapshot_grown(self.at + held_back).await.map_err(io::Error::other)?;
+        }
+    }
+}
+
+impl Part {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
+        loop {
+            if let Some(piece) = self.ready.pop_front() {
+                return Poll::Ready(Some(Ok(piece)));
+            }
+            let State::Reading(reading) = &mut self.state else { return Poll::Ready(None) };
+            let (reader, read) = ready!(reading.as_mut().poll(cx));
+            self.state = match reader.is_over || read.is_err() {
+                true => State::Over,
+                false => State::Reading(Box::pin(reader.next())),
+            };
+            match read {
+                Ok(pieces) => self.ready.extend(pieces),
+                Err(error) => return Poll::Ready(Some(Err(error))),
+            }
+        }
+    }
+}
+
+impl Body for Answer {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let frame = match self.get_mut() {
+            Answer::Whole(pieces) => pieces.pop_front().map(Ok),
+            Answer::Part(part) => ready!(part.poll(cx)).map(|piece| piece.map_err(BoxError::from)),
+            Answer::Events(events) => ready!(events.poll(cx)).map(|piece| piece.map_err(BoxError::from)),
+        };
+        Poll::Ready(frame.map(|frame| frame.map(Frame::data)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self, Answer::Whole(pieces) if pieces.is_empty())
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Answer::Whole(pieces) => {
+                SizeHint::with_exact(pieces.iter().map(|piece| piece.len() as u64).sum())
+            }
+            Answer::Part(_) | Answer::Events(_) => SizeHint::default(),
+        }
+    }
+}
+
+impl fmt::Debug for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Answer::Whole(_) => "Whole",
+            Answer::Part(_) => "Part",
+            Answer::Events(_) => "Events",
+        })
+    }
+}

@@ -1,0 +1,229 @@
+//! Describing a table: one question to the catalog.
+//!
+//! Invariant: a table that is described can be followed by this user: it has a log, may be read, and no row is hidden.
+
+use forebay_postgres::TableName;
+use forebay_postgres::reservoir::tokio_postgres::types::Type;
+use forebay_postgres::reservoir::tokio_postgres::{self, Client, Row};
+use forebay_shapes::filter::{ColumnType, TypeKind};
+
+use super::collation::Locale;
+use super::table::{ReplicaIdentity, Table, TableColumn, TypeShown};
+use super::{quoted, words};
+
+/// The first to publish stored generated columns.
+const GENERATED_COLUMNS: u32 = 18;
+
+/// One row for each column, with what is the table's in each; one without a column for a table that has none. Columns of the catalog that
+/// not all versions have are read through JSON.
+const ASKING: &str = "
+SELECT c.oid, c.relkind::text, c.relpersistence::text, c.oid < 16384 AS is_system, c.relreplident::text,
+    has_schema_privilege(n.oid, 'USAGE') AS may_enter, has_table_privilege(c.oid, 'SELECT') AS may_read,
+    row_security_active(c.oid) AS is_restricted, current_user::text AS role,
+    current_setting('server_version_num')::int4 / 10000 AS server_version,
+    coalesce(d.facts ->> 'datlocprovider', 'c') AS database_provider, d.facts ->> 'datcollate' AS database_collate,
+    d.facts ->> 'datctype' AS database_ctype, coalesce(d.facts ->> 'datlocale', d.facts ->> 'daticulocale') AS database_locale,
+    a.attnum::int4, a.attname::text, a.atttypid, a.atttypmod, a.attndims::int4, a.attnotnull, a.attgenerated::text,
+    (array_position(i.indkey::int2[], a.attnum))::int4 AS key_index, i.indnkeyatts::int4 AS key_length,
+    e.oid IS NOT NULL AS is_array, coalesce(e.oid, t.oid) AS type_oid, coalesce(e.typname, t.typname)::text AS type_name,
+    b.oid AS base_oid, b.typname::text AS base_name, b.typtype::text AS base_kind, b.typmod AS base_modifier,
+    l.facts ->> 'collprovider' AS provider, l.facts ->> 'collcollate' AS collate, l.facts ->> 'collctype' AS ctype,
+    coalesce(l.facts ->> 'colllocale', l.facts ->> 'colliculocale') AS locale,
+    (l.facts ->> 'collisdeterministic')::bool AS is_deterministic
+FROM pg_class c
+JOIN pg_namespace n ON n.oid = c.relnamespace
+CROSS JOIN (SELECT to_jsonb(d) AS facts FROM pg_database d WHERE d.datname = current_database()) d
+LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+LEFT JOIN pg_index i ON i.indrelid = c.oid AND i.indisprimary AND i.indisvalid
+LEFT JOIN pg_type t ON t.oid = a.atttypid
+LEFT JOIN pg_type e ON e.typarray = t.oid
+LEFT JOIN LATERAL (
+    WITH RECURSIVE base AS (
+        SELECT t.oid, t.typname, t.typtype, t.typbasetype, a.atttypmod AS typmod, t.typtypmod
+        UNION ALL SELECT t.oid, t.typname, t.typtype, t.typbasetype, base.typtypmod, t.typtypmod
+        FROM base JOIN pg_type t ON t.oid = base.typbasetype WHERE base.typtype = 'd'
+    ) SELECT * FROM base WHERE typtype <> 'd'
+) b ON true
+LEFT JOIN LATERAL (
+    SELECT to_jsonb(l) AS facts FROM pg_collation l WHERE l.oid = a.attcollation AND l.collname <> 'default'
+) l ON true
+WHERE n.nspname = $1 AND c.relname = $2
+ORDER BY a.attnum";
+
+/// Why a table can't be described.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DescribeError {
+    /// There is none of that name.
+    #[error("there is no table {table}")]
+    NotFound {
+        /// Its name.
+        table: TableName,
+    },
+    /// Only tables have changes.
+    #[error("{table} is {kind}: only ordinary and partitioned tables have changes to follow")]
+    NotATable {
+        /// Its name.
+        table: TableName,
+        /// What it is: `a view`.
+        kind: &'static str,
+    },
+    /// We may not see all its rows.
+    #[error("{table} can't be read: {remedy}")]
+    NoPermission {
+        /// Its name.
+        table: TableName,
+        /// What to do about it.
+        remedy: String,
+    },
+    /// Rows couldn't be told apart in the stream.
+    #[error(
+        "the primary key of {table} has the generated column {}, which the stream of changes doesn't have before Postgres 18",
+        quoted(.column)
+    )]
+    GeneratedKey {
+        /// Its name.
+        table: TableName,
+        /// The column's.
+        column: String,
+    },
+    /// The database can't be asked.
+    #[error("{}", words(.0))]
+    Database(#[from] tokio_postgres::Error),
+}
+
+/// What a table is, in one round trip.
+///
+/// Generated columns are [left out](Table::left_out) unless the stream has them: stored ones, since Postgres 18.
+///
+/// # Errors
+/// When there is no such table, or it can't be followed.
+pub async fn describe(client: &Client, table: &TableName) -> Result<Table, DescribeError> {
+    let rows = client.query_typed(ASKING, &[(&table.schema, Type::TEXT), (&table.name, Type::TEXT)]).await?;
+    let Some(first) = rows.first() else { return Err(DescribeError::NotFound { table: table.clone() }) };
+    if let Some(kind) = other_kind(first)? {
+        return Err(DescribeError::NotATable { table: table.clone(), kind });
+    }
+    if let Some(remedy) = remedy(first, table)? {
+        return Err(DescribeError::NoPermission { table: table.clone(), remedy });
+    }
+    let server_version = first.try_get::<_, i32>("server_version")?.cast_unsigned();
+    let (mut columns, mut left_out) = (Vec::new(), Vec::new());
+    for row in &rows {
+        // A table without columns has one row all the same.
+        let Some(name) = row.try_get::<_, Option<String>>("attname")? else { continue };
+        let column = column(row, name)?;
+        let is_stored = row.try_get::<_, &str>("attgenerated")? == "s";
+        match column.is_generated && !(is_stored && server_version >= GENERATED_COLUMNS) {
+            false => columns.push(column),
+            true if column.key_index.is_some() => {
+                return Err(DescribeError::GeneratedKey { table: table.clone(), column: column.name });
+            }
+            true => left_out.push(column.name),
+        }
+    }
+    let database = Locale {
+        provider: first.try_get("database_provider")?,
+        collate: first.try_get("database_collate")?,
+        ctype: first.try_get("database_ctype")?,
+        locale: first.try_get("database_locale")?,
+        is_deterministic: true,
+    };
+    Ok(Table {
+        name: table.clone(),
+        oid: first.try_get("oid")?,
+        is_partitioned: first.try_get::<_, &str>("relkind")? == "p",
+        replica_identity: match first.try_get("relreplident")? {
+            "n" => ReplicaIdentity::Nothing,
+            "f" => ReplicaIdentity::Full,
+            "i" => ReplicaIdentity::Index,
+            _ => ReplicaIdentity::Default,
+        },
+        columns,
+        left_out,
+        server_version,
+        database_collation: database.collation(),
+    })
+}
+
+/// What it is, if it has no changes to follow.
+fn other_kind(row: &Row) -> Result<Option<&'static str>, tokio_postgres::Error> {
+    Ok(match row.try_get("relkind")? {
+        "r" | "p" => match row.try_get("relpersistence")? {
+            "u" => Some("an unlogged table"),
+            "t" => Some("a temporary table"),
+            _ => row.try_get::<_, bool>("is_system")?.then_some("a table of the system"),
+        },
+        "v" => Some("a view"),
+        "m" => Some("a materialized view"),
+        "f" => Some("a foreign table"),
+        "S" => Some("a sequence"),
+        "i" | "I" => Some("an index"),
+        "c" => Some("a composite type"),
+        _ => Some("no table"),
+    })
+}
+
+/// What must be granted, if anything.
+fn remedy(row: &Row, table: &TableName) -> Result<Option<String>, tokio_postgres::Error> {
+    let role = quoted(row.try_get("role")?);
+    // NULL: dropped while we look. Whoever reads it next finds out.
+    let lacks = |name| Ok::<_, tokio_postgres::Error>(row.try_get::<_, Option<bool>>(name)? == Some(false));
+    Ok(if lacks("may_enter")? {
+        Some(format!("GRANT USAGE ON SCHEMA {} TO {role}", quoted(&table.schema)))
+    } else if lacks("may_read")? {
+        Some(format!("GRANT SELECT ON {table} TO {role}"))
+    } else if row.try_get::<_, Option<bool>>("is_restricted")? == Some(true) {
+        Some(format!("policies hide rows of it from {role}: ALTER ROLE {role} BYPASSRLS"))
+    } else {
+        None
+    })
+}
+
+fn column(row: &Row, name: String) -> Result<TableColumn, tokio_postgres::Error> {
+    let dimensions = row.try_get::<_, i32>("attndims")?.max(0).cast_unsigned();
+    let is_array: bool = row.try_get("is_array")?;
+    // Columns that an index only includes come after those of its key.
+    let key_length = row.try_get::<_, Option<i32>>("key_length")?;
+    let key_index = row.try_get::<_, Option<i32>>("key_index")?.filter(|index| Some(*index) < key_length);
+    let shown = TypeShown {
+        oid: row.try_get("type_oid")?,
+        name: row.try_get("type_name")?,
+        modifier: row.try_get("atttypmod")?,
+        // CREATE TABLE AS leaves it at 0.
+        dimensions: if is_array { dimensions.max(1) } else { 0 },
+    };
+    let provider: Option<&str> = row.try_get("provider")?;
+    let locale = provider.map(|provider| {
+        Ok::<_, tokio_postgres::Error>(Locale {
+            provider,
+            collate: row.try_get("collate")?,
+            ctype: row.try_get("ctype")?,
+            locale: row.try_get("locale")?,
+            is_deterministic: row.try_get("is_deterministic")?,
+        })
+    });
+    let filtered = ColumnType {
+        oid: row.try_get("base_oid")?,
+        name: row.try_get("base_name")?,
+        typmod: row.try_get("base_modifier")?,
+        dimensions,
+        kind: match row.try_get("base_kind")? {
+            "b" => TypeKind::Base,
+            "e" => TypeKind::Enum,
+            "c" => TypeKind::Composite,
+            _ => TypeKind::Other,
+        },
+        collation: locale.transpose()?.map(Locale::collation),
+    };
+    Ok(TableColumn {
+        name,
+        number: row.try_get("attnum")?,
+        shown,
+        filtered,
+        is_not_null: row.try_get("attnotnull")?,
+        key_index: key_index.and_then(|index| usize::try_from(index).ok()),
+        is_generated: !row.try_get::<_, &str>("attgenerated")?.is_empty(),
+        stream_type: (row.try_get("atttypid")?, row.try_get("atttypmod")?),
+    })
+}

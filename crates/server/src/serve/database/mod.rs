@@ -1,0 +1,40 @@
+//! What a shape asks of Postgres: what its table is, whether its clause is one, and the rows that are there.
+//!
+//! Invariant: a snapshot and the stream of changes describe the same rows in the same text. What could make them differ is an
+//! error, never a difference: a table that changed since it was described, rows that a policy hides, writers that nobody follows.
+//! Kept by: the table is locked and described again in the snapshot's own transaction, whose settings decide how values are
+//! written and how a clause is read (`snapshot.rs`); writers from before are waited for (`writers.rs`).
+//! Not here: the publication and the stream; see `forebay_postgres`.
+
+mod clause;
+mod collation;
+mod describe;
+mod error;
+mod snapshot;
+mod table;
+mod writers;
+
+pub use self::clause::{Refusal, ValidateError, validate};
+pub use self::describe::{DescribeError, describe};
+pub use self::error::SnapshotError;
+pub use self::snapshot::{Page, Sink, SnapshotQuery, Summary, snapshot};
+pub use self::table::{ChoiceError, ReplicaIdentity, Table, TableColumn, TypeShown};
+pub use self::writers::{WritersError, wait_for_writers};
+
+use std::error::Error as _;
+
+use forebay_postgres::reservoir::{ServerError, tokio_postgres};
+
+/// As a name, whatever it holds.
+fn quoted(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
+/// What happened, in the server's words: the error's own are "db error".
+fn words(error: &tokio_postgres::Error) -> String {
+    match (error.as_db_error(), error.source()) {
+        (Some(said), _) => ServerError::from(said).to_string(),
+        (None, Some(source)) => format!("{error}: {source}"),
+        (None, None) => error.to_string(),
+    }
+}

@@ -1,0 +1,270 @@
+//! Reading the rows that are there.
+//!
+//! Invariant: the sink hears which transactions the rows are from before it gets the first row; all rows are of one snapshot, of the table
+//! as it was described; and a connection that was left in the middle of it is lent to nobody else.
+//! Kept by: one REPEATABLE READ transaction, which locks the table before it takes its snapshot and then describes it again; `Lent`
+//! marks the connection unless all of it was read.
+//! Not here: waiting for writers that nobody follows; see `writers.rs`.
+//!
+//! Bounds: memory holds one piece of about 128 KiB (or one row, if that is longer), and what the connection reads ahead, 8 KiB or so; a sink
+//! that is slow slows the server down.
+
+use std::error::Error;
+use std::fmt::Write as _;
+use std::future::poll_fn;
+use std::mem;
+use std::pin::pin;
+use std::time::Duration;
+
+use bytes::Bytes;
+use forebay_postgres::DISPLAY_SETTINGS;
+use forebay_postgres::pgoutput::{Lsn, Snapshot};
+use forebay_postgres::reservoir::tokio_postgres::{Client, CopyOutStream, SimpleQueryMessage};
+use forebay_postgres::reservoir::{Guard, PostgresClient};
+use forebay_shapes::encode::{CopyRows, Layout};
+use futures_core::Stream;
+
+use super::describe::describe;
+use super::error::{Attempt, SnapshotError};
+use super::quoted;
+use super::table::Table;
+
+/// A sink is handed so much at a time, or a little more: rows are never cut.
+const PIECE_BYTES: usize = 128 * 1024;
+
+/// Room for the row that fills a piece.
+const ROW_BYTES: usize = 16 * 1024;
+
+/// What decides how a clause is read, and that a policy that hides rows is an error.
+const READING_SETTINGS: &[(&str, &str)] = &[
+    ("search_path", "pg_catalog"),
+    ("standard_conforming_strings", "on"),
+    ("transform_null_equals", "off"),
+    ("row_security", "off"),
+];
+
+/// Which rows.
+#[derive(Debug, Clone, Copy)]
+pub struct SnapshotQuery<'a> {
+    /// Of this table, as it was described.
+    pub table: &'a Table,
+    /// The columns that are shown, in the table's order. Others are read only if they are the key's.
+    pub selected: &'a [usize],
+    /// The rows of which this is true: SQL that names nothing but columns, such as `Filter::canonical`. `None`: all.
+    pub clause: Option<&'a str>,
+    /// Only some of those.
+    pub page: Option<Page<'a>>,
+    /// How long the server may take, in place of its own statement_timeout; zero: for ever.
+    pub timeout: Option<Duration>,
+}
+
+/// Some of the rows, in an order.
+#[derive(Debug, Clone, Copy)]
+pub struct Page<'a> {
+    /// SQL of the form `"a" DESC, "b"`: it must be safe.
+    pub order_by: &'a str,
+    /// Not more than these.
+    pub limit: Option<u64>,
+    /// Not the first of them.
+    pub offset: Option<u64>,
+}
+
+/// Where the rows go.
+pub trait Sink: Send {
+    /// What may go wrong there. It ends the snapshot.
+    type Error: Error + Send + 'static;
+
+    /// Before any row: which transactions the rows are from, and how far the log was; what those wrote lies before.
+    fn begun(
+        &mut self,
+        snapshot: &Snapshot,
+        lsn: Lsn,
+    ) -> impl Future<Output = Result<(), Self::Error>> + Send;
+
+    /// Whole messages, each with its separator. The next ones are read when this has returned.
+    fn rows(&mut self, messages: Bytes) -> impl Future<Output = Result<(), Self::Error>> + Send;
+}
+
+/// What was read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Summary {
+    /// Which transactions the rows are from.
+    pub snapshot: Snapshot,
+    /// How far the log was.
+    pub lsn: Lsn,
+    /// How many rows.
+    pub rows: u64,
+    /// How long their messages are.
+    pub bytes: u64,
+}
+
+/// Reads the rows that are there. Dropping the future stops it: the connection is marked, and the reservoir has the server cancel what it
+/// does when the guard is dropped.
+///
+/// # Errors
+/// See [`SnapshotError`].
+pub async fn snapshot<S: Sink>(
+    client: &mut Guard<PostgresClient>,
+    query: &SnapshotQuery<'_>,
+    sink: &mut S,
+) -> Result<Summary, SnapshotError<S::Error>> {
+    let mut lent = Lent { client, is_clean: false };
+    let outcome = read(lent.client, query, sink).await;
+    let end = match &outcome {
+        Ok(_) => "COMMIT",
+        Err(error) if error.leaves_the_session() => "ROLLBACK",
+        Err(_) => return outcome,
+    };
+    match lent.client.batch_execute(end).await {
+        Ok(()) => lent.is_clean = true,
+        // All rows are there.
+        Err(error) => tracing::debug!(%error, "a snapshot's connection was lost at its end"),
+    }
+    outcome
+}
+
+/// A connection that is marked bad unless it was left as it was found.
+struct Lent<'a> {
+    client: &'a mut Guard<PostgresClient>,
+    is_clean: bool,
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        if !self.is_clean {
+            self.client.mark_bad();
+        }
+    }
+}
+
+async fn read<S: Sink>(
+    client: &Client,
+    query: &SnapshotQuery<'_>,
+    sink: &mut S,
+) -> Result<Summary, SnapshotError<S::Error>> {
+    let name = &query.table.name;
+    let (script, statement) = (script(query), Statement::new(query));
+    let beginning = Attempt { table: name, clause: None };
+    let copying =
+        Attempt { clause: query.clause.map(|clause| (statement.before.as_str(), clause)), ..beginning };
+    // All three are sent at once; whatever fails, the server skips what follows it.
+    let (begun, described, prepared) = tokio::join!(
+        biased;
+        client.simple_query(&script),
+        describe(client, name),
+        client.prepare(&statement.text),
+    );
+    let begun = begun.map_err(|error| SnapshotError::database(error, beginning))?;
+    let described = described.map_err(|error| SnapshotError::described(error, beginning))?;
+    if described.fingerprint() != query.table.fingerprint() {
+        return Err(SnapshotError::Changed { table: name.clone() });
+    }
+    let prepared = prepared.map_err(|error| SnapshotError::database(error, copying))?;
+    let (snapshot, lsn) = parse(&begun).ok_or(SnapshotError::NoSnapshot)?;
+    sink.begun(&snapshot, lsn).await.map_err(SnapshotError::Sink)?;
+
+    let stream = client.copy_out(&prepared).await.map_err(|error| SnapshotError::database(error, copying))?;
+    let (rows, bytes) = copy(stream, query, sink, copying).await?;
+    Ok(Summary { snapshot, lsn, rows, bytes })
+}
+
+/// How many rows and bytes were handed over.
+async fn copy<S: Sink>(
+    stream: CopyOutStream,
+    query: &SnapshotQuery<'_>,
+    sink: &mut S,
+    attempt: Attempt<'_>,
+) -> Result<(u64, u64), SnapshotError<S::Error>> {
+    let columns = query.table.columns();
+    let layout =
+        Layout::new(&query.table.name.schema, &query.table.name.name, &columns, query.selected, false);
+    let mut lines = CopyRows::new(columns.len());
+    let mut stream = pin!(stream);
+    let (mut rows, mut bytes) = (0, 0);
+    let mut piece = Vec::new();
+    while let Some(line) = poll_fn(|cx| stream.as_mut().poll_next(cx)).await {
+        // The server sends each row in a message of its own.
+        let line = line.map_err(|error| SnapshotError::database(error, attempt))?;
+        if piece.capacity() == 0 {
+            piece.reserve(PIECE_BYTES + ROW_BYTES);
+        }
+        lines.read(&line, |row| layout.snapshot_row(&mut piece, row))?;
+        rows += 1;
+        if piece.len() >= PIECE_BYTES {
+            bytes += piece.len() as u64;
+            sink.rows(Bytes::from(mem::take(&mut piece))).await.map_err(SnapshotError::Sink)?;
+        }
+    }
+    if !piece.is_empty() {
+        bytes += piece.len() as u64;
+        sink.rows(Bytes::from(piece)).await.map_err(SnapshotError::Sink)?;
+    }
+    Ok((rows, bytes))
+}
+
+/// Locks the table before it takes the snapshot, so that the snapshot sees the table as it stays.
+fn script(query: &SnapshotQuery<'_>) -> String {
+    let mut script = String::from("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY");
+    for (key, value) in DISPLAY_SETTINGS.iter().chain(READING_SETTINGS) {
+        write!(script, "; SET LOCAL {key} = '{value}'").expect("a String takes every write");
+    }
+    if let Some(timeout) = query.timeout {
+        // More than the server can count is for ever, too.
+        let timeout_ms = i32::try_from(timeout.as_millis()).unwrap_or(0);
+        write!(script, "; SET LOCAL statement_timeout = {timeout_ms}").expect("a String takes every write");
+    }
+    script
+        + &format!(
+            "; LOCK TABLE ONLY {} IN ACCESS SHARE MODE; SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text",
+            query.table.name
+        )
+}
+
+fn parse(answers: &[SimpleQueryMessage]) -> Option<(Snapshot, Lsn)> {
+    answers.iter().find_map(|answer| match answer {
+        SimpleQueryMessage::Row(row) => {
+            let (snapshot, lsn) = (row.try_get(0).ok()??, row.try_get(1).ok()??);
+            Some((snapshot.parse().ok()?, lsn.parse().ok()?))
+        }
+        _ => None,
+    })
+}
+
+/// What reads the rows.
+struct Statement {
+    text: String,
+    /// What stands before the clause.
+    before: String,
+}
+
+impl Statement {
+    fn new(query: &SnapshotQuery<'_>) -> Self {
+        let SnapshotQuery { table, selected, .. } = query;
+        let key = table.key();
+        let is_needed = |index| key.is_empty() || key.contains(&index) || selected.contains(&index);
+        // Each has its place in a row, whether it is needed or not.
+        let column = |(index, name): (usize, &str)| match is_needed(index) {
+            true => quoted(name),
+            false => "NULL".to_owned(),
+        };
+        let columns: Vec<_> =
+            table.columns.iter().map(|column| column.name.as_str()).enumerate().map(column).collect();
+        // Rows of tables that inherit aren't the table's own in the stream; rows of partitions are.
+        let only = if table.is_partitioned { "" } else { "ONLY " };
+        let mut text = format!("COPY (SELECT {} FROM {only}{}", columns.join(", "), table.name);
+        if query.clause.is_some() {
+            text.push_str(" WHERE ");
+        }
+        let before = text.clone();
+        text.push_str(query.clause.unwrap_or_default());
+        if let Some(Page { order_by, limit, offset }) = query.page {
+            write!(text, " ORDER BY {order_by}").expect("a String takes every write");
+            let mut bound = |word, count: Option<u64>| {
+                count.into_iter().try_for_each(|count| write!(text, " {word} {count}"))
+            };
+            bound("LIMIT", limit).and_then(|()| bound("OFFSET", offset)).expect("a String takes every write");
+        }
+        text.push_str(") TO STDOUT");
+        Statement { text, before }
+    }
+}

@@ -1,0 +1,288 @@
+//! A shape's log as server-sent events.
+//!
+//! Invariant: a stream has every message after the offset that it was asked for, once, in order; up-to-date comes only between
+//! transactions, and the offset that it tells is after all that was sent and before whatever comes.
+//! Kept by: a stream subscribes before it reads what is there; what was published since comes by its subscription. One that falls behind
+//! reads from the log again, from where it is.
+//! Bounds: a topic keeps `KEPT` transactions of at most `LARGEST` bytes, for all streams of a shape together; a stream reads `PIECE`s.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use forebay_shapes::{Listener, Offset, Shape, Shapes};
+use forebay_stream::{Tail, Topic};
+use http_body::Body as _;
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, Sleep, sleep_until};
+
+/// How many transactions are kept for streams that are a little behind.
+const KEPT: usize = 64;
+/// Larger ones are read from the log.
+const LARGEST: usize = 256 * 1024;
+/// How much is read at once.
+const PIECE: u64 = 256 * 1024;
+
+const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
+
+/// A shape's changes, for all its streams.
+#[derive(Debug)]
+pub(crate) struct Live {
+    topic: Topic,
+}
+
+impl Live {
+    fn new() -> Self {
+        Live { topic: Topic::new(KEPT) }
+    }
+}
+
+impl Listener for Live {
+    fn published(&self, messages: &[Bytes], _last: Offset, seen: u64) -> bool {
+        let bytes: usize = messages.iter().map(Bytes::len).sum();
+        if self.topic.subscribers() == 0 || bytes > LARGEST {
+            self.topic.close();
+            return false;
+        }
+        let mut event = BytesMut::with_capacity(bytes + bytes / 32 + 128);
+        write_events(&mut event, messages);
+        write_event(&mut event, &up_to_date(seen));
+        self.topic.publish(event.freeze());
+        true
+    }
+
+    fn ended(&self) {
+        self.topic.close();
+    }
+}
+
+/// The control message.
+pub(crate) fn up_to_date(seen: u64) -> Bytes {
+    format!("{{\"headers\":{{\"control\":\"up-to-date\",\"global_last_seen_lsn\":\"{seen}\"}}}}").into()
+}
+
+/// Whole messages with their separators; where one ends and the next begins need not be where the pieces do.
+fn write_events(out: &mut BytesMut, messages: &[Bytes]) {
+    let mut is_start = true;
+    for piece in messages {
+        let mut rest = &piece[..];
+        while !rest.is_empty() {
+            if is_start {
+                out.put_slice(b"data: ");
+            }
+            let line = rest.iter().position(|byte| *byte == b'\n').map_or(rest.len(), |end| end + 1);
+            out.put_slice(&rest[..line]);
+            is_start = rest[line - 1] == b'\n';
+            if is_start {
+                // The separator is a comma and the line's end.
+                out.truncate(out.len() - 2);
+                out.put_slice(b"\n\n");
+            }
+            rest = &rest[line..];
+        }
+    }
+}
+
+fn write_event(out: &mut BytesMut, message: &[u8]) {
+    out.put_slice(b"data: ");
+    out.put_slice(message);
+    out.put_slice(b"\n\n");
+}
+
+/// What an event that ends with up-to-date tells.
+fn told(event: &[u8]) -> Option<u64> {
+    let digits = event.strip_suffix(b"\"}}\n\n")?;
+    let start = digits.iter().rposition(|byte| !byte.is_ascii_digit())? + 1;
+    std::str::from_utf8(&digits[start..]).ok()?.parse().ok()
+}
+
+/// One stream.
+pub(crate) struct Events {
+    shape: Arc<Shape>,
+    shapes: Shapes,
+    /// Everything up to here was sent.
+    sent: Offset,
+    state: State,
+    ready: VecDeque<Bytes>,
+    keep_alive: Duration,
+    ends_at: Instant,
+    /// The next keep-alive, or the end.
+    alarm: Pin<Box<Sleep>>,
+}
+
+enum State {
+    /// Reads what is in the log already, up to where the subscription begins.
+    Reading(Pin<Box<dyn Future<Output = io::Result<Read>> + Send>>),
+    Following(Tail),
+    Over,
+}
+
+/// A piece of the log, and what comes then.
+struct Read {
+    event: Bytes,
+    next: Next,
+}
+
+enum Next {
+    /// More of the log, from here on.
+    More(u64, Goal),
+    Follow(Goal),
+}
+
+/// Where the subscription begins.
+struct Goal {
+    to: u64,
+    last: Offset,
+    seen: u64,
+    tail: Tail,
+}
+
+/// What up-to-date tells after a message, if this was seen before: a position after both, and before whatever comes.
+pub(crate) fn seen_with(last: Offset, seen: u64) -> u64 {
+    seen.max(last.lsn + 1)
+}
+
+impl Events {
+    /// `None`: the shape is gone.
+    pub(crate) fn new(
+        shape: Arc<Shape>,
+        shapes: Shapes,
+        after: Offset,
+        keep_alive: Duration,
+        lasts: Duration,
+    ) -> Option<Self> {
+        let now = Instant::now();
+        let alarm = Box::pin(sleep_until(now + keep_alive.min(lasts)));
+        let (ready, ends_at) = (VecDeque::new(), now + lasts);
+        let mut events =
+            Events { shape, shapes, sent: after, state: State::Over, ready, keep_alive, ends_at, alarm };
+        events.subscribe().then_some(events)
+    }
+
+    /// From what was sent last on. `false`: the shape is gone.
+    fn subscribe(&mut self) -> bool {
+        // Before the subscription: all that it doesn't cover is in the log.
+        let seen = self.shapes.seen();
+        let Some((tail, end)) = self.shape.attach(Live::new, |live| live.topic.subscribe()) else {
+            self.state = State::Over;
+            return false;
+        };
+        let goal = Goal { to: end.to, last: end.last, seen: seen_with(end.last, seen), tail };
+        let (shape, sent) = (Arc::clone(&self.shape), self.sent);
+        self.state = State::Reading(Box::pin(begin(shape, sent, goal)));
+        true
+    }
+
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                return Poll::Ready(Some(Ok(event)));
+            }
+            match &mut self.state {
+                State::Over => return Poll::Ready(None),
+                State::Reading(reading) => {
+                    let Poll::Ready(read) = reading.as_mut().poll(cx) else { break };
+                    let Read { event, next } = match read {
+                        Ok(read) => read,
+                        Err(error) => {
+                            self.state = State::Over;
+                            return Poll::Ready(Some(Err(error)));
+                        }
+                    };
+                    if !event.is_empty() {
+                        self.ready.push_back(event);
+                    }
+                    self.state = match next {
+                        Next::More(at, goal) => {
+                            State::Reading(Box::pin(read_on(Arc::clone(&self.shape), at, goal)))
+                        }
+                        Next::Follow(goal) => {
+                            self.sent = Offset::new(goal.seen, 0);
+                            State::Following(goal.tail)
+                        }
+                    };
+                }
+                State::Following(tail) => match Pin::new(tail).poll_frame(cx) {
+                    Poll::Pending => break,
+                    Poll::Ready(Some(Ok(frame))) => {
+                        let Ok(event) = frame.into_data() else { continue };
+                        if let Some(seen) = told(&event) {
+                            self.sent = Offset::new(seen, 0);
+                        }
+                        self.alarm.as_mut().reset((Instant::now() + self.keep_alive).min(self.ends_at));
+                        return Poll::Ready(Some(Ok(event)));
+                    }
+                    // It fell behind, or a transaction was too large, or the shape is gone.
+                    Poll::Ready(Some(Err(_)) | None) => {
+                        if !self.subscribe() {
+                            return Poll::Ready(None);
+                        }
+                    }
+                },
+            }
+        }
+        if self.alarm.as_mut().poll(cx).is_pending() {
+            return Poll::Pending;
+        }
+        let now = Instant::now();
+        if now >= self.ends_at {
+            self.state = State::Over;
+            return Poll::Ready(None);
+        }
+        self.alarm.as_mut().reset((now + self.keep_alive).min(self.ends_at));
+        // Registers the alarm again.
+        if self.alarm.as_mut().poll(cx).is_ready() {
+            cx.waker().wake_by_ref();
+        }
+        Poll::Ready(Some(Ok(Bytes::from_static(KEEP_ALIVE))))
+    }
+}
+
+async fn begin(shape: Arc<Shape>, sent: Offset, goal: Goal) -> io::Result<Read> {
+    let mut at = goal.to;
+    if sent < goal.last {
+        let seeking = Arc::clone(&shape);
+        let page = spawn_blocking(move || seeking.log_after(sent)).await.map_err(io::Error::other)??;
+        at = at.min(page.from);
+    }
+    read_on(shape, at, goal).await
+}
+
+async fn read_on(shape: Arc<Shape>, mut at: u64, goal: Goal) -> io::Result<Read> {
+    let mut event = BytesMut::new();
+    if at < goal.to {
+        let messages = read_messages(&shape, at, goal.to).await?;
+        at += messages.len() as u64;
+        write_events(&mut event, &[messages]);
+        if at < goal.to {
+            return Ok(Read { event: event.freeze(), next: Next::More(at, goal) });
+        }
+    }
+    write_event(&mut event, &up_to_date(goal.seen));
+    Ok(Read { event: event.freeze(), next: Next::Follow(goal) })
+}
+
+/// About a piece of whole messages, and at least one.
+async fn read_messages(shape: &Arc<Shape>, from: u64, to: u64) -> io::Result<Bytes> {
+    let mut bytes = BytesMut::new();
+    loop {
+        let at = from + bytes.len() as u64;
+        let until = to.min(at + PIECE);
+        let reading = Arc::clone(shape);
+        let pieces =
+            spawn_blocking(move || reading.read_log(at, until)).await.map_err(io::Error::other)??;
+        pieces.iter().for_each(|piece| bytes.put_slice(piece));
+        if let Some(end) = bytes.iter().rposition(|byte| *byte == b'\n') {
+            bytes.truncate(end + 1);
+            return Ok(bytes.freeze());
+        }
+        if until == to {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+    }
+}

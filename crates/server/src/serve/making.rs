@@ -1,0 +1,410 @@
+//! From what is asked for to a shape: found, or made.
+//!
+//! Invariant: a shape's snapshot and its log meet without a gap and without an overlap.
+//! Kept by: the table is in the publication, and writers from before that have ended, before the store begins to hold changes for the
+//! shape; only then is the snapshot taken. The order is in [`Making::fill`].
+//! Bounds: `snapshots` are taken at once, and `MAX_WAITING` wait for their turn; who comes then is refused.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use forebay_postgres::pgoutput::{Lsn, Snapshot};
+use forebay_postgres::{Manager, NotReady, PoolError, PublishError, TableName};
+use forebay_shapes::filter::{self, Filter};
+use forebay_shapes::{
+    Choice, CreateError, Creation, Definition, Failure, Gone, LogMode, Shape, Shapes, Table,
+};
+use http::HeaderValue;
+use tokio::sync::Semaphore;
+use tokio::task::spawn_blocking;
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use super::database::{self, DescribeError, SnapshotError, SnapshotQuery};
+use super::protocol::{Invalid, Refusal, ShapeRequest, schema};
+
+/// How many shapes may wait for their snapshot.
+const MAX_WAITING: usize = 1000;
+/// How long what is known of a table is believed without a look at the database. A change that comes by the stream is seen at once.
+const KNOWN_FOR: Duration = Duration::from_secs(5);
+/// How long writers from before the table was published are waited for.
+const WRITERS: Duration = Duration::from_secs(30);
+
+/// Finds shapes, and makes them.
+#[derive(Debug)]
+pub(crate) struct Making {
+    shapes: Shapes,
+    manager: Manager,
+    known: Mutex<HashMap<TableName, Known>>,
+    snapshots: Arc<Semaphore>,
+    waiting: Arc<Semaphore>,
+}
+
+/// A table that was asked for lately.
+#[derive(Debug, Clone)]
+struct Known {
+    described: Arc<database::Table>,
+    table: Arc<Table>,
+    at: Instant,
+}
+
+impl Making {
+    pub(crate) fn new(shapes: Shapes, manager: Manager, snapshots: usize) -> Arc<Self> {
+        Arc::new(Making {
+            shapes,
+            manager,
+            known: Mutex::default(),
+            snapshots: Arc::new(Semaphore::new(snapshots.max(1))),
+            waiting: Arc::new(Semaphore::new(MAX_WAITING)),
+        })
+    }
+
+    /// What is asked for, and the table that it is of.
+    pub(crate) async fn definition(
+        &self,
+        request: &ShapeRequest,
+    ) -> Result<(Definition, Arc<database::Table>), Refusal> {
+        let Some(name) = &request.table else { return Err(Invalid::field("table", "can't be blank").into()) };
+        let known = self.know(name).await?;
+        let definition = define(request, &known)?;
+        Ok((definition, known.described))
+    }
+
+    /// The shape that is asked for. It is being made when this returns, if it wasn't there.
+    pub(crate) async fn shape(self: &Arc<Self>, request: &ShapeRequest) -> Result<Arc<Shape>, Refusal> {
+        let (definition, described) = self.definition(request).await?;
+        if let Some(shape) = self.shapes.find_same(&definition) {
+            return Ok(shape);
+        }
+        let Ok(turn) = Arc::clone(&self.waiting).try_acquire_owned() else {
+            return Err(Refusal::overloaded("snapshot", MAX_WAITING as u64, chance()));
+        };
+        let (shape, creation) =
+            self.shapes.find_or_create(definition, micros()).map_err(|error| match error {
+                CreateError::Clause(error) => Refusal::from(Invalid::field("where", error)),
+                _ => waiting(),
+            })?;
+        if let Some(creation) = creation {
+            let making = Arc::clone(self);
+            tokio::spawn(async move {
+                making.fill(creation, &described).await;
+                drop(turn);
+            });
+        }
+        Ok(shape)
+    }
+
+    /// Whether a shape is the one that is asked for.
+    pub(crate) fn fits(&self, request: &ShapeRequest, shape: &Shape) -> Result<bool, Refusal> {
+        let table = &shape.definition().table;
+        let is_same_table = |name: &TableName| (&*name.schema, &*name.name) == (&*table.schema, &*table.name);
+        if !request.table.as_ref().is_none_or(is_same_table) {
+            return Ok(false);
+        }
+        Ok(choose(request, table)? == shape.definition().choice)
+    }
+
+    /// What a table's columns are, of a table that was asked for lately.
+    pub(crate) fn types(&self, request: &ShapeRequest) -> Result<filter::Schema, Refusal> {
+        let known = lock(&self.known);
+        let known = request.table.as_ref().and_then(|name| known.get(name));
+        known.map(|known| known.table.types.clone()).ok_or_else(waiting)
+    }
+
+    /// Reads rows as they are right now, beside all logs.
+    pub(crate) async fn read<S: database::Sink>(
+        &self,
+        query: &SnapshotQuery<'_>,
+        sink: &mut S,
+    ) -> Result<(), ReadError<S::Error>> {
+        let _turn = self.snapshots.acquire().await;
+        let _awake = self.manager.awake().await.map_err(|error| ReadError::Refused(not_ready(&error)))?;
+        let client = self.manager.snapshot().await;
+        let mut client = client.map_err(|error| ReadError::Refused(no_connection(&error)))?;
+        database::snapshot(&mut client, query, sink).await.map_err(ReadError::Failed)?;
+        Ok(())
+    }
+
+    /// Publishes again what shapes from before follow; those whose changes may be missing start over.
+    pub(crate) async fn republish(&self) {
+        let mut tables: HashMap<TableName, Vec<Arc<Shape>>> = HashMap::new();
+        for shape in self.shapes.all() {
+            let Table { schema, name, .. } = &*shape.definition().table;
+            tables.entry(TableName::new(schema, name)).or_default().push(shape);
+        }
+        for (table, shapes) in tables {
+            let published = match self.manager.add_table(&table).await {
+                Ok(published) => Some(published),
+                Err(PublishError::NotFound { .. } | PublishError::NotATable { .. }) => None,
+                Err(error) => {
+                    warn!(%table, %error, "a table that shapes follow can't be published");
+                    continue;
+                }
+            };
+            let same = |shape: &&Arc<Shape>| {
+                let Table { oid, membership, .. } = *shape.definition().table;
+                published.is_some_and(|now| now.was_whole && (now.oid, now.membership) == (oid, membership))
+            };
+            let stale: Vec<_> = shapes.iter().filter(|shape| !same(shape)).collect();
+            if !stale.is_empty() {
+                info!(%table, shapes = stale.len(), "shapes start over: changes of their table may be missing");
+            }
+            for shape in stale {
+                self.shapes.delete(shape.handle());
+            }
+        }
+    }
+
+    /// What a table is, from the database unless it was asked lately.
+    async fn know(&self, name: &TableName) -> Result<Known, Refusal> {
+        let before = lock(&self.known).get(name).cloned();
+        if let Some(known) = before.as_ref().filter(|known| known.at.elapsed() < KNOWN_FOR) {
+            return Ok(known.clone());
+        }
+        if !self.shapes.is_writing() {
+            return Err(waiting());
+        }
+        let _awake = self.manager.awake().await.map_err(|error| not_ready(&error))?;
+        let described = {
+            let client = self.manager.admin().await.map_err(|error| no_connection(&error))?;
+            database::describe(&client, name).await.map_err(|error| undescribed(&error))?
+        };
+        let is_as_before = before.as_ref().filter(|known| *known.described == described);
+        let table = match is_as_before {
+            Some(known) => Arc::clone(&known.table),
+            None => {
+                let published = self.manager.add_table(name).await.map_err(|error| unpublished(&error))?;
+                if !published.was_whole {
+                    self.wait_for_writers(published.oid).await?;
+                }
+                Arc::new(followed(&described, published.membership))
+            }
+        };
+        let known = Known { described: Arc::new(described), table, at: Instant::now() };
+        lock(&self.known).insert(name.clone(), known.clone());
+        Ok(known)
+    }
+
+    async fn wait_for_writers(&self, oid: u32) -> Result<(), Refusal> {
+        let client = self.manager.admin().await.map_err(|error| no_connection(&error))?;
+        database::wait_for_writers(&client, oid, Instant::now() + WRITERS).await.map_err(|error| {
+            warn!(%error, "a table that was just published has open writers");
+            Refusal::SnapshotFailed { message: error.to_string().into() }
+        })
+    }
+
+    async fn fill(&self, creation: Creation, table: &database::Table) {
+        let begun = Instant::now();
+        let shape = Arc::clone(creation.shape());
+        match self.try_fill(creation, table).await {
+            Ok(rows) => {
+                info!(handle = shape.handle(), table = %table.name, rows, took = ?begun.elapsed(), "a shape is made");
+            }
+            Err(why) => {
+                warn!(handle = shape.handle(), table = %table.name, why, "a shape can't be made");
+                lock(&self.known).remove(&table.name);
+            }
+        }
+    }
+
+    async fn try_fill(&self, creation: Creation, table: &database::Table) -> Result<u64, String> {
+        let fail = |creation: Creation, is_refusal: bool, message: String| {
+            creation.fail(Failure { is_refusal, message: message.as_str().into() });
+            Err(message)
+        };
+        let _turn = self.snapshots.acquire().await;
+        let _awake = match self.manager.awake().await {
+            Ok(awake) => awake,
+            Err(error) => return fail(creation, false, error.to_string()),
+        };
+        let mut client = match self.manager.snapshot().await {
+            Ok(client) => client,
+            Err(error) => return fail(creation, false, error.to_string()),
+        };
+        let definition = creation.shape().definition().clone();
+        let clause = match definition.choice.log {
+            LogMode::Full => definition.choice.clause.as_deref(),
+            // Only which transactions it has seen is of interest.
+            LogMode::ChangesOnly => Some("false"),
+        };
+        let selected = definition.selected();
+        let query = SnapshotQuery { table, selected: &selected, clause, page: None, timeout: None };
+        creation.follow();
+        let mut sink = Filling { creation: Some(creation) };
+        let outcome = database::snapshot(&mut client, &query, &mut sink).await;
+        drop(client);
+        let creation = sink.creation.take();
+        match (outcome, creation) {
+            (Ok(summary), Some(mut creation)) => {
+                let sealed = spawn_blocking(move || (creation.seal(), creation)).await;
+                match sealed {
+                    Ok((Ok(()), creation)) => match creation.complete().await {
+                        Ok(()) => Ok(summary.rows),
+                        Err(gone) => Err(gone.to_string()),
+                    },
+                    Ok((Err(error), creation)) => fail(creation, false, error.to_string()),
+                    Err(error) => Err(error.to_string()),
+                }
+            }
+            (Err(error), Some(creation)) => {
+                let message = error.to_string();
+                fail(creation, matches!(error, SnapshotError::Refused(_)), message)
+            }
+            (_, None) => Err("its snapshot was given up".to_owned()),
+        }
+    }
+}
+
+/// Why rows can't be read.
+#[derive(Debug)]
+pub(crate) enum ReadError<E: std::error::Error + 'static> {
+    /// There is no connection.
+    Refused(Refusal),
+    Failed(SnapshotError<E>),
+}
+
+/// Where a snapshot's rows go. The creation is away while it writes.
+struct Filling {
+    creation: Option<Creation>,
+}
+
+impl database::Sink for Filling {
+    type Error = io::Error;
+
+    async fn begun(&mut self, snapshot: &Snapshot, lsn: Lsn) -> io::Result<()> {
+        let creation = self.creation.as_mut().ok_or_else(|| io::Error::other("its writer is gone"))?;
+        creation.begun(snapshot, lsn.0);
+        Ok(())
+    }
+
+    async fn rows(&mut self, messages: Bytes) -> io::Result<()> {
+        let mut creation = self.creation.take().ok_or_else(|| io::Error::other("its writer is gone"))?;
+        if let Some(gone) = creation.shape().gone() {
+            return Err(io::Error::other(gone));
+        }
+        let (wrote, creation) =
+            spawn_blocking(move || (creation.rows(messages), creation)).await.map_err(io::Error::other)?;
+        self.creation = Some(creation);
+        wrote
+    }
+}
+
+fn define(request: &ShapeRequest, known: &Known) -> Result<Definition, Refusal> {
+    for (field, names) in [("columns", &request.columns), ("queryable_columns", &request.queryable_columns)] {
+        if let Some(names) = names {
+            known.described.choose(names).map_err(|error| Refusal::from(Invalid::field(field, error)))?;
+        }
+    }
+    Ok(Definition { table: Arc::clone(&known.table), choice: choose(request, &known.table)? })
+}
+
+/// What is asked for of a table.
+fn choose(request: &ShapeRequest, table: &Table) -> Result<Choice, Refusal> {
+    let params: Vec<&str> = request.params.iter().map(String::as_str).collect();
+    let parse = |clause: &str| Filter::parse(clause, &params, &table.types);
+    let filter = request.clause.as_deref().map(parse).transpose();
+    let filter = filter.map_err(|error| Refusal::from(Invalid::field("where", error)))?;
+    let chosen = request.columns.as_ref().or(request.queryable_columns.as_ref());
+    let columns = chosen.map(|names| {
+        let of_table = table.types.columns.iter().map(|column| &column.name);
+        of_table.filter(|name| names.contains(name)).cloned().collect()
+    });
+    let clause = filter.map(|filter| filter.canonical().to_owned());
+    Ok(Choice { clause, columns, replica: request.replica, log: request.log })
+}
+
+/// A table, as its shapes depend on it and as their clients are told of it.
+fn followed(described: &database::Table, membership: u32) -> Table {
+    // `{"name":{…}}` of each column, without what is around it.
+    let note = |index: usize| {
+        let header = schema::header(&described.shown(&[index]));
+        header.to_str().unwrap_or_default().trim_start_matches('{').to_owned()
+    };
+    let strip = |note: String| note.strip_suffix('}').map(str::to_owned).unwrap_or(note);
+    Table {
+        oid: described.oid,
+        schema: described.name.schema.clone(),
+        name: described.name.name.clone(),
+        types: described.schema(),
+        membership,
+        stream_types: described.columns.iter().map(|column| column.stream_type).collect(),
+        key: described.key(),
+        notes: described.all().into_iter().map(note).map(strip).collect(),
+    }
+}
+
+/// What clients are told of a shape's columns.
+pub(crate) fn schema_header(shape: &Shape) -> HeaderValue {
+    let definition = shape.definition();
+    let notes = definition.selected().into_iter().filter_map(|index| definition.table.notes.get(index));
+    let columns: Vec<_> = notes.map(String::as_str).collect();
+    HeaderValue::try_from(format!("{{{}}}", columns.join(","))).unwrap_or(HeaderValue::from_static("{}"))
+}
+
+/// Another instance makes shapes, or nobody does yet.
+fn waiting() -> Refusal {
+    Refusal::NotReady {
+        message: "this instance makes no shapes right now: another one does, or will soon".into(),
+    }
+}
+
+/// Why a shape that is gone can't be served, if it isn't simply another one now.
+pub(crate) fn failed(gone: &Gone) -> Option<Refusal> {
+    match gone {
+        Gone::Deleted => None,
+        Gone::Failed(failure) if failure.is_refusal => Some(Invalid::field("where", &failure.message).into()),
+        Gone::Failed(failure) => {
+            Some(Refusal::SnapshotFailed { message: failure.message.to_string().into() })
+        }
+    }
+}
+
+fn not_ready(error: &NotReady) -> Refusal {
+    match error {
+        NotReady::Halted { .. } => Refusal::DatabaseUnreachable,
+        _ => waiting(),
+    }
+}
+
+fn no_connection(error: &PoolError) -> Refusal {
+    warn!(%error, "no connection for a shape's table");
+    Refusal::DatabaseUnreachable
+}
+
+fn undescribed(error: &DescribeError) -> Refusal {
+    match error {
+        DescribeError::Database(_) => {
+            warn!(%error, "a table can't be described");
+            Refusal::DatabaseUnreachable
+        }
+        error => Invalid::field("table", error).into(),
+    }
+}
+
+fn unpublished(error: &PublishError) -> Refusal {
+    warn!(%error, "a table can't be published");
+    match error {
+        PublishError::Pool(_) | PublishError::NoAnswer => Refusal::DatabaseUnreachable,
+        error => Invalid::field("table", error).into(),
+    }
+}
+
+/// Since 1970; only for names, which differ even where the clock doesn't.
+#[expect(clippy::disallowed_methods, reason = "a handle tells when its shape was made")]
+fn micros() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Any number.
+pub(crate) fn chance() -> u64 {
+    use std::hash::{BuildHasher as _, RandomState};
+    RandomState::new().hash_one(0)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,25 @@
+//! `forebay serve`: shapes of a Postgres database over HTTP.
+//!
+//! | to find | look in |
+//! |---|---|
+//! | who may pass, and who needs a permit | `service.rs` |
+//! | parameters, headers, errors | `protocol/` |
+//! | which answer a request gets | `answering.rs`, `subset.rs` |
+//! | long bodies; server-sent events | `body.rs`; `events.rs` |
+//! | how a shape is found or made | `making.rs`, with `database/` for tables and snapshots |
+//! | the stream from Postgres | `consumer.rs` |
+//! | start, shutdown, what operators see | `start.rs`, `report.rs` |
+
+mod answering;
+mod body;
+mod consumer;
+pub mod database;
+mod events;
+mod making;
+pub mod protocol;
+mod report;
+mod service;
+mod start;
+mod subset;
+
+pub use self::start::Serve;

@@ -1,0 +1,91 @@
+//! What pages of other origins may do.
+//!
+//! Invariant: every answer of every route says it, errors too, or a script can't read why it was refused. No answer allows credentials:
+//! what a client may see is in its request's parameters.
+
+use http::header::{
+    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
+    ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_HEADERS, HeaderMap,
+    HeaderValue, ORIGIN, VARY,
+};
+
+use super::headers::EXPOSED;
+use super::routes::Route;
+
+/// How long a browser may remember a preflight's answer, in seconds: a day.
+const MAX_AGE_S: HeaderValue = HeaderValue::from_static("86400");
+
+/// Puts it into a response's head.
+pub fn write(route: Route, request: &HeaderMap, response: &mut HeaderMap) {
+    let mut origins = request.get_all(ORIGIN).iter();
+    let origin = match (origins.next(), origins.next()) {
+        (Some(origin), None) => {
+            // Or a cache would tell one page that another one's origin is allowed.
+            response.append(VARY, HeaderValue::from_static("origin"));
+            origin.clone()
+        }
+        (None, _) | (_, Some(_)) => HeaderValue::from_static("*"),
+    };
+    let methods = match route {
+        Route::Shape => "GET, POST, HEAD, DELETE, OPTIONS",
+        Route::Health | Route::Root | Route::NotFound => "GET, HEAD",
+    };
+    response.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+    response.insert(ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static(EXPOSED));
+    response.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static(methods));
+}
+
+/// What a preflight's answer says besides. Whatever headers a page wants to send, it may: those of a proxy's users among them, and the
+/// `content-type` of a POST.
+pub(super) fn write_preflight(request: &HeaderMap, response: &mut HeaderMap) {
+    response.insert(ACCESS_CONTROL_MAX_AGE, MAX_AGE_S);
+    for names in request.get_all(ACCESS_CONTROL_REQUEST_HEADERS) {
+        response.append(ACCESS_CONTROL_ALLOW_HEADERS, names.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn response(origins: &[&'static str]) -> HeaderMap {
+        let (mut request, mut response) = (HeaderMap::new(), HeaderMap::new());
+        for origin in origins {
+            request.append(ORIGIN, HeaderValue::from_static(origin));
+        }
+        write(Route::Shape, &request, &mut response);
+        response
+    }
+
+    #[test]
+    fn an_origin_is_echoed_and_told_apart() {
+        let headers = response(&["https://a.example"]);
+        assert_eq!(headers[ACCESS_CONTROL_ALLOW_ORIGIN], "https://a.example");
+        assert_eq!(headers[VARY], "origin");
+        for origins in [&[][..], &["https://a.example", "https://b.example"]] {
+            let headers = response(origins);
+            assert_eq!(headers[ACCESS_CONTROL_ALLOW_ORIGIN], "*");
+            assert!(!headers.contains_key(VARY));
+        }
+    }
+
+    #[test]
+    fn vary_keeps_what_was_there() {
+        let mut request = HeaderMap::new();
+        request.insert(ORIGIN, HeaderValue::from_static("https://a.example"));
+        let mut headers = HeaderMap::new();
+        headers.insert(VARY, HeaderValue::from_static("accept-encoding"));
+        write(Route::Shape, &request, &mut headers);
+        assert_eq!(headers.get_all(VARY).iter().collect::<Vec<_>>(), ["accept-encoding", "origin"]);
+    }
+
+    #[test]
+    fn scripts_may_read_our_headers_and_use_our_methods() {
+        let headers = response(&[]);
+        assert_eq!(headers[ACCESS_CONTROL_EXPOSE_HEADERS], EXPOSED);
+        assert_eq!(headers[ACCESS_CONTROL_ALLOW_METHODS], "GET, POST, HEAD, DELETE, OPTIONS");
+        let mut health = HeaderMap::new();
+        write(Route::Health, &HeaderMap::new(), &mut health);
+        assert_eq!(health[ACCESS_CONTROL_ALLOW_METHODS], "GET, HEAD");
+    }
+}

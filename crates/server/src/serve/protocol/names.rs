@@ -1,0 +1,248 @@
+//! Names of tables and columns, as SQL has them.
+//!
+//! Invariant: a name that comes out of here is what Postgres would have in its catalog for it: folded unless it was quoted, at most
+//! [`MAX_NAME_BYTES`] long. Longer ones are refused, since Postgres would cut them, and so name another table.
+
+use forebay_postgres::TableName;
+
+/// Postgres' NAMEDATALEN, without the end.
+pub const MAX_NAME_BYTES: usize = 63;
+
+/// Postgres' MaxTupleAttributeNumber: no result has more columns.
+pub const MAX_COLUMNS: usize = 1_664;
+
+/// The schema of a table that names none.
+const DEFAULT_SCHEMA: &str = "public";
+
+/// How much of a name is repeated where it is wrong, in characters.
+const SHOWN: usize = 80;
+
+/// Why a text is no name. Its text may be shown to whoever wrote it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NameError {
+    /// There is nothing, or nothing in the quotes.
+    #[error("Invalid zero-length delimited identifier")]
+    Empty,
+    /// It would have to be quoted.
+    #[error("Invalid unquoted identifier contains special characters: {0}")]
+    Special(String),
+    /// A quote in quotes that isn't doubled.
+    #[error("Invalid identifier with unescaped quote: {0}")]
+    Quote(String),
+    /// Longer than Postgres has names.
+    #[error("Identifier is too long (max length is {MAX_NAME_BYTES} bytes)")]
+    TooLong,
+    /// More than a schema and a table.
+    #[error("Invalid relation identifier, too many delimiters: {0}")]
+    Parts(String),
+    /// More columns than a result can have.
+    #[error("too many columns (the most is {MAX_COLUMNS})")]
+    TooMany,
+}
+
+/// A table: `name` or `schema.name`.
+///
+/// # Errors
+/// See [`NameError`].
+pub fn table_name(text: &str) -> Result<TableName, NameError> {
+    let mut parts = split(text, '.');
+    match (parts.next(), parts.next(), parts.next()) {
+        (Some(name), None, _) => Ok(TableName::new(DEFAULT_SCHEMA, identifier(name)?)),
+        (Some(schema), Some(name), None) => Ok(TableName::new(identifier(schema)?, identifier(name)?)),
+        (None, ..) | (.., Some(_)) => Err(NameError::Parts(excerpt(text))),
+    }
+}
+
+/// Columns: names with commas between them. One that is named twice is there once.
+///
+/// # Errors
+/// See [`NameError`].
+pub fn column_list(text: &str) -> Result<Vec<String>, NameError> {
+    let mut columns = Vec::new();
+    for part in split(text, ',').take(MAX_COLUMNS + 1) {
+        if columns.len() == MAX_COLUMNS {
+            return Err(NameError::TooMany);
+        }
+        columns.push(identifier(part.trim_matches(' '))?);
+    }
+    let mut seen = std::collections::HashSet::new();
+    columns.retain(|column| seen.insert(column.clone()));
+    Ok(columns)
+}
+
+/// As SQL has it, whatever it holds.
+pub fn quoted(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
+/// As Postgres folds: of the letters, only those of ASCII have another case, where the encoding is UTF8.
+pub(super) fn folded(unquoted: &str) -> Result<String, NameError> {
+    checked(unquoted.to_ascii_lowercase())
+}
+
+pub(super) fn checked(name: String) -> Result<String, NameError> {
+    match name.len() {
+        0 => Err(NameError::Empty),
+        1..=MAX_NAME_BYTES => Ok(name),
+        _ => Err(NameError::TooLong),
+    }
+}
+
+/// Whether a name without quotes may begin so.
+pub(super) fn begins_name(character: char) -> bool {
+    character.is_ascii_alphabetic() || character == '_' || !character.is_ascii()
+}
+
+/// Whether a name without quotes may go on so.
+pub(super) fn continues_name(character: char) -> bool {
+    begins_name(character) || character.is_ascii_digit() || character == '$'
+}
+
+/// The beginning of what somebody sent, to say what is wrong with it.
+pub(super) fn excerpt(text: &str) -> String {
+    match text.char_indices().nth(SHOWN) {
+        None => text.to_owned(),
+        Some((end, _)) => format!("{}…", &text[..end]),
+    }
+}
+
+fn identifier(text: &str) -> Result<String, NameError> {
+    let in_quotes = text.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'));
+    if let Some(inside) = in_quotes {
+        return match inside.replace("\"\"", "").contains('"') {
+            true => Err(NameError::Quote(excerpt(inside))),
+            false => checked(inside.replace("\"\"", "\"")),
+        };
+    }
+    let mut characters = text.chars();
+    match characters.next() {
+        None => Err(NameError::Empty),
+        Some(first) if begins_name(first) && characters.all(continues_name) => folded(text),
+        Some(_) => Err(NameError::Special(excerpt(text))),
+    }
+}
+
+/// At delimiters outside of quotes.
+fn split(text: &str, delimiter: char) -> impl Iterator<Item = &str> {
+    let mut in_quotes = false;
+    text.split(move |character| {
+        in_quotes ^= character == '"';
+        character == delimiter && !in_quotes
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_table_is_a_name_with_or_without_a_schema() {
+        for (text, schema, name) in [
+            ("items", "public", "items"),
+            ("Items", "public", "items"),
+            (r#""Items""#, "public", "Items"),
+            ("app.Items", "app", "items"),
+            (r#"App."Items""#, "app", "Items"),
+            (r#""a.b"."c.d""#, "a.b", "c.d"),
+            (r#""say ""hi""""#, "public", r#"say "hi""#),
+            (r#"" ""#, "public", " "),
+            ("_x$1", "public", "_x$1"),
+            ("ÄRGER", "public", "Ärger"),
+            ("select", "public", "select"),
+        ] {
+            assert_eq!(table_name(text), Ok(TableName::new(schema, name)), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_table_says_why() {
+        let special = |text: &str| NameError::Special(text.into());
+        for (text, error) in [
+            ("", NameError::Empty),
+            (r#""""#, NameError::Empty),
+            (".items", NameError::Empty),
+            ("app.", NameError::Empty),
+            (" ", special(" ")),
+            ("a b", special("a b")),
+            ("foob@r", special("foob@r")),
+            ("1st", special("1st")),
+            ("$x", special("$x")),
+            ("a;drop", special("a;drop")),
+            (r#"Foo"Bar""#, special(r#"Foo"Bar""#)),
+            (r#"""#, special(r#"""#)),
+            (r#""Foo"Bar""#, NameError::Quote(r#"Foo"Bar"#.into())),
+            (r#"""""#, NameError::Quote(r#"""#.into())),
+            ("a.b.c", NameError::Parts("a.b.c".into())),
+        ] {
+            assert_eq!(table_name(text), Err(error), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_name_has_at_most_63_bytes() {
+        let fits = "é".repeat(31) + "x";
+        assert_eq!(table_name(&fits).unwrap().name, fits);
+        for long in [
+            "a".repeat(64),
+            "é".repeat(32),
+            format!("\"{}\"", "a".repeat(64)),
+            format!("x.{}", "a".repeat(64)),
+        ] {
+            assert_eq!(table_name(&long), Err(NameError::TooLong), "{long}");
+        }
+        let quotes = format!("\"{}\"", "\"\"".repeat(63));
+        assert_eq!(table_name(&quotes).unwrap().name, "\"".repeat(63), "a doubled quote is one byte");
+    }
+
+    #[test]
+    fn columns_are_separated_by_commas() {
+        for (text, columns) in [
+            ("id", vec!["id"]),
+            ("id,Name", vec!["id", "name"]),
+            ("id, name ,x", vec!["id", "name", "x"]),
+            (r#""PoT@To",PoTaTo"#, vec!["PoT@To", "potato"]),
+            (r#""a,b",foo"#, vec!["a,b", "foo"]),
+            (r#""fo""o",bar"#, vec![r#"fo"o"#, "bar"]),
+            (r#"b,a,b,"b""#, vec!["b", "a"]),
+        ] {
+            assert_eq!(column_list(text).unwrap(), columns, "{text}");
+        }
+        for text in ["", ",", "id,", ",id", "id,,x", r#"id,"""#] {
+            assert_eq!(column_list(text), Err(NameError::Empty), "{text}");
+        }
+        for text in [r#""id,name"#, "a b", "*", "id;x", "a.b"] {
+            assert_eq!(column_list(text), Err(NameError::Special(text.into())));
+        }
+    }
+
+    #[test]
+    fn nobody_gets_more_columns_than_postgres_has() {
+        let list = |count: usize| (0..count).map(|at| format!("c{at}")).collect::<Vec<_>>().join(",");
+        assert_eq!(column_list(&list(MAX_COLUMNS)).unwrap().len(), MAX_COLUMNS);
+        assert_eq!(column_list(&list(MAX_COLUMNS + 1)), Err(NameError::TooMany));
+    }
+
+    #[test]
+    fn what_is_repeated_is_cut_short() {
+        let NameError::Special(shown) = table_name(&"ü ".repeat(50_000)).unwrap_err() else {
+            panic!("it has spaces");
+        };
+        assert_eq!(shown.chars().count(), SHOWN + 1);
+    }
+
+    proptest! {
+        #[test]
+        fn every_name_survives_its_quotes(name in "[^\0]{1,15}") {
+            prop_assert_eq!(table_name(&quoted(&name)), Ok(TableName::new("public", name.clone())));
+            prop_assert_eq!(column_list(&quoted(&name)), Ok(vec![name]));
+        }
+
+        #[test]
+        fn nothing_upsets_the_names(text in any::<String>()) {
+            let _ = (table_name(&text), column_list(&text));
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! What requests are understood, and how the others are refused.
+
+use forebay_postgres::TableName;
+use forebay_shapes::{LogMode, Offset, Replica, Since};
+use http::Method;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::order_by::{OrderBy, OrderKey};
+use super::query::Query;
+use super::request::{ShapeRequest, nothing};
+use super::subset::Subset;
+
+fn parse(method: &Method, raw: &str, body: &str) -> Result<ShapeRequest, Value> {
+    let request = ShapeRequest::parse(method, &Query::parse(raw), body.as_bytes());
+    request.map_err(|invalid| serde_json::to_value(invalid).unwrap())
+}
+
+fn get(raw: &str) -> Result<ShapeRequest, Value> {
+    parse(&Method::GET, raw, "")
+}
+
+fn items() -> ShapeRequest {
+    ShapeRequest { table: Some(TableName::new("public", "items")), ..nothing() }
+}
+
+fn after(lsn: u64, op: u64) -> Since {
+    Since::After(Offset::new(lsn, op))
+}
+
+#[test]
+fn a_request_is_read_in_full() {
+    let raw = "table=App.Items&offset=26800584_4&handle=1-2&live=true&live_sse=true&cursor=1674440&columns=id,%22Na+me%22\
+        &where=id%3E$1+AND+x%3D$2&params%5B1%5D=5&params%5B2%5D=a%2Bb&replica=full&log=changes_only\
+        &queryable_columns=id,%22Na+me%22,x&expired_handle=0-1&cache-buster=zz&unknown=%ff";
+    let expected = ShapeRequest {
+        table: Some(TableName::new("app", "items")),
+        since: after(26_800_584, 4),
+        handle: Some("1-2".into()),
+        live: true,
+        sse: true,
+        cursor: Some(1_674_440),
+        columns: Some(vec!["id".into(), "Na me".into()]),
+        clause: Some("id>$1 AND x=$2".into()),
+        params: vec!["5".into(), "a+b".into()],
+        replica: Replica::Full,
+        log: LogMode::ChangesOnly,
+        queryable_columns: Some(vec!["id".into(), "Na me".into(), "x".into()]),
+        subset: None,
+    };
+    assert_eq!(get(raw), Ok(expected.clone()));
+    assert_eq!(parse(&Method::HEAD, raw, ""), Ok(expected));
+    assert_eq!(get("table=items&offset=-1"), Ok(items()));
+    let blank = "table=items&offset=-1&handle=&where=+&replica=&log=&params=&cursor=";
+    assert_eq!(get(blank), Ok(items()), "blank is as good as absent");
+}
+
+#[test]
+fn offsets_need_a_handle_or_none() {
+    for (raw, since, handle) in [
+        ("offset=-1&handle=h", Since::Beginning, None),
+        ("offset=now&handle=h", Since::Now, None),
+        ("offset=0_0&handle=h", after(0, 0), Some("h".to_owned())),
+        ("offset=5_inf&handle=h", after(5, u64::MAX), Some("h".to_owned())),
+    ] {
+        let expected = ShapeRequest { since, handle, ..items() };
+        assert_eq!(get(&format!("table=items&{raw}")), Ok(expected), "{raw}");
+    }
+}
+
+#[test]
+fn live_is_anything_but_false() {
+    for (value, live) in [
+        ("=true", true),
+        ("=", true),
+        ("", true),
+        ("=0", true),
+        ("=FALSE", true),
+        ("=%ff", true),
+        ("=false", false),
+    ] {
+        let request = get(&format!("table=items&offset=0_0&handle=h&live{value}")).unwrap();
+        assert_eq!((request.live, request.sse), (live, false), "{value}");
+    }
+    for name in ["live_sse", "experimental_live_sse"] {
+        let request = get(&format!("table=items&offset=0_0&handle=h&live=true&{name}=true")).unwrap();
+        assert!(request.sse, "{name}");
+        assert!(!get(&format!("table=items&offset=0_0&handle=h&live=true&{name}=false")).unwrap().sse);
+    }
+}
+
+#[test]
+fn a_cursor_is_only_a_hint() {
+    let cursor = |text: &str| get(&format!("table=items&offset=-1&cursor={text}")).unwrap().cursor;
+    assert_eq!(cursor("12"), Some(12));
+    for text in ["x", "-1", "1.5", "99999999999999999999999", "%ff"] {
+        assert_eq!(cursor(text), None, "{text}");
+    }
+}
+
+#[test]
+fn every_rule_has_its_words() {
+    let long = format!("table={}&offset=-1", "x".repeat(64));
+    for (raw, errors) in [
+        ("offset=-1", json!({"table": ["can't be blank"]})),
+        ("table=+&offset=-1", json!({"table": ["can't be blank"]})),
+        (
+            "table=a.b.c&offset=-1",
+            json!({"table": ["Invalid relation identifier, too many delimiters: a.b.c"]}),
+        ),
+        (
+            "table=a-b&offset=-1",
+            json!({"table": ["Invalid unquoted identifier contains special characters: a-b"]}),
+        ),
+        (&*long, json!({"table": ["Identifier is too long (max length is 63 bytes)"]})),
+        ("table=%ff&offset=-1", json!({"table": ["must be valid UTF-8"]})),
+        ("table=a%00&offset=-1", json!({"table": ["can't contain a NUL character"]})),
+        ("table=t", json!({"offset": ["can't be blank"]})),
+        ("table=t&offset=", json!({"offset": ["can't be blank"]})),
+        ("table=t&offset=1", json!({"offset": ["has invalid format"]})),
+        ("table=t&offset=-2", json!({"offset": ["has invalid format"]})),
+        ("table=t&offset=%ff", json!({"offset": ["must be valid UTF-8"]})),
+        ("table=t&offset=0_0", json!({"handle": ["can't be blank when offset != -1"]})),
+        ("table=t&offset=0_0&handle=", json!({"handle": ["can't be blank when offset != -1"]})),
+        ("table=t&offset=0_0&handle=%ff", json!({"handle": ["must be valid UTF-8"]})),
+        ("table=t&offset=-1&live=true", json!({"live": ["can't be true when offset == -1"]})),
+        ("table=t&offset=now&live", json!({"live": ["can't be true when offset is 'now'"]})),
+        ("table=t&offset=-1&live_sse=true", json!({"live_sse": ["can't be true unless live is also true"]})),
+        (
+            "table=t&offset=-1&experimental_live_sse",
+            json!({"live_sse": ["can't be true unless live is also true"]}),
+        ),
+        ("table=t&offset=-1&columns=", json!({"columns": ["Invalid zero-length delimited identifier"]})),
+        ("table=t&offset=-1&columns=a,", json!({"columns": ["Invalid zero-length delimited identifier"]})),
+        (
+            "table=t&offset=-1&columns=a+b",
+            json!({"columns": ["Invalid unquoted identifier contains special characters: a b"]}),
+        ),
+        ("table=t&offset=-1&columns=%ff", json!({"columns": ["must be valid UTF-8"]})),
+        ("table=t&offset=-1&where=%ff", json!({"where": ["must be valid UTF-8"]})),
+        ("table=t&offset=-1&where=a%00", json!({"where": ["can't contain a NUL character"]})),
+        ("table=t&offset=-1&params=x", json!({"params": ["is invalid"]})),
+        (
+            "table=t&offset=-1&params[2]=x",
+            json!({"params": ["Parameters must be numbered sequentially, starting from 1"]}),
+        ),
+        ("table=t&offset=-1&params[a]=x", json!({"params": ["Parameters can only use numbers as keys"]})),
+        ("table=t&offset=-1&params[1]=%ff", json!({"params": ["parameter 1 must be valid UTF-8"]})),
+        ("table=t&offset=-1&replica=half", json!({"replica": ["is invalid"]})),
+        ("table=t&offset=-1&replica=FULL", json!({"replica": ["is invalid"]})),
+        ("table=t&offset=-1&log=none", json!({"log": ["is invalid"]})),
+        (
+            "table=t&offset=-1&queryable_columns=",
+            json!({"queryable_columns": ["Invalid zero-length delimited identifier"]}),
+        ),
+        (
+            "table=t&offset=-1&columns=a,b,c&queryable_columns=b",
+            json!({"columns": ["The following columns are not queryable: a, c"]}),
+        ),
+        (
+            "table=t&offset=-1&subset__limit=1",
+            json!({"subset": {"order_by": ["order_by is required when limit or offset is present"]}}),
+        ),
+        (
+            "table=t&offset=-1&queryable_columns=a&subset__order_by=b",
+            json!({"subset": {"order_by": ["The following columns are not queryable: b"]}}),
+        ),
+    ] {
+        assert_eq!(get(raw), Err(errors), "{raw}");
+    }
+}
+
+#[test]
+fn all_that_is_wrong_is_said_at_once() {
+    let raw = "table=a.b.c&offset=x&live_sse&columns=,&params[2]=1&replica=x&log=x&subset__limit=0&where=%ff";
+    let errors = get(raw).unwrap_err();
+    let fields: Vec<_> = errors.as_object().unwrap().keys().map(String::as_str).collect();
+    assert_eq!(
+        fields,
+        ["columns", "live_sse", "log", "offset", "params", "replica", "subset", "table", "where"]
+    );
+    assert_eq!(get("").unwrap_err(), json!({"table": ["can't be blank"], "offset": ["can't be blank"]}));
+}
+
+#[test]
+fn a_post_asks_for_a_subset() {
+    let order_by = Some(vec![OrderBy { key: OrderKey::Column("id".into()), descending: false, nulls: None }]);
+    let subset = Subset { order_by, limit: Some(5), clause: Some("x".into()), ..Subset::default() };
+    let expected = ShapeRequest { subset: Some(subset), ..items() };
+    let raw = "table=items&offset=-1&subset__where=x&subset__limit=9";
+    assert_eq!(
+        parse(&Method::POST, raw, r#"{"order_by":"id","limit":5}"#),
+        Ok(expected),
+        "the body is stronger"
+    );
+    let empty = ShapeRequest { subset: Some(Subset::default()), ..items() };
+    assert_eq!(parse(&Method::POST, "table=items&offset=-1", "{}"), Ok(empty));
+    assert_eq!(
+        parse(&Method::POST, "table=items&offset=-1", ""),
+        Ok(items()),
+        "no body: the query string says all"
+    );
+    assert_eq!(parse(&Method::GET, "table=items&offset=-1", "{}"), Ok(items()), "a GET has no body");
+    let errors = parse(&Method::POST, "offset=-1", "[]").unwrap_err();
+    assert_eq!(
+        errors,
+        json!({"body": ["must be a JSON object with each field once"], "table": ["can't be blank"]})
+    );
+}
+
+#[test]
+fn a_subset_never_waits() {
+    let request = get("table=items&offset=0_0&handle=h&live=true&live_sse=true&subset__where=x").unwrap();
+    assert!(request.subset.is_some() && !request.live && !request.sse);
+}
+
+#[test]
+fn a_shape_is_deleted_by_table_or_by_handle_alone() {
+    let delete = |raw: &str| parse(&Method::DELETE, raw, "");
+    assert_eq!(delete("table=items"), Ok(items()));
+    assert_eq!(delete("handle=1-2"), Ok(ShapeRequest { handle: Some("1-2".into()), ..nothing() }));
+    let both = ShapeRequest { handle: Some("1-2".into()), clause: Some("x".into()), ..items() };
+    assert_eq!(delete("table=items&handle=1-2&where=x&offset=5_5&live=true"), Ok(both));
+    let problem = json!({"handle": ["can't be blank when shape definition is missing"]});
+    assert_eq!(delete("where=x"), Err(problem.clone()));
+    assert_eq!(delete("table=&handle="), Err(problem));
+    assert_eq!(delete("table=a+b").unwrap_err()["table"].as_array().unwrap().len(), 1);
+    assert_eq!(delete("handle=%ff"), Err(json!({"handle": ["must be valid UTF-8"]})));
+}
+
+#[test]
+fn a_request_holds_no_secret() {
+    let shown = format!("{:?}", get("table=items&offset=-1&secret=s3cret&api_secret=s3cret").unwrap());
+    assert!(!shown.contains("s3cret"), "{shown}");
+}
+
+const NAMES: [&str; 20] = [
+    "table",
+    "offset",
+    "handle",
+    "live",
+    "live_sse",
+    "cursor",
+    "columns",
+    "where",
+    "params",
+    "params[1]",
+    "params[2]",
+    "replica",
+    "log",
+    "queryable_columns",
+    "subset__where",
+    "subset__params",
+    "subset__order_by",
+    "subset__limit",
+    "subset__offset",
+    "secret",
+];
+const VALUES: [&str; 17] = [
+    "",
+    "-1",
+    "now",
+    "0_0",
+    "true",
+    "false",
+    "items",
+    "a.b",
+    "%22A%22",
+    "a,b",
+    "id+desc",
+    "1",
+    "full",
+    "%ff",
+    "%00",
+    "{\"1\":2}",
+    "%",
+];
+
+proptest! {
+    #[test]
+    fn no_query_string_upsets_the_reader(raw in "\\PC{0,200}", body in "\\PC{0,100}") {
+        for method in [Method::GET, Method::POST, Method::DELETE] {
+            let _ = parse(&method, &raw, &body);
+        }
+    }
+
+    #[test]
+    fn what_passes_keeps_the_rules(pairs in proptest::collection::vec((0..NAMES.len(), 0..VALUES.len()), 0..12)) {
+        let pairs: Vec<_> = pairs.iter().map(|(name, value)| format!("{}={}", NAMES[*name], VALUES[*value])).collect();
+        let raw = format!("table=t&offset=-1&{}", pairs.join("&"));
+        if let Ok(request) = get(&raw) {
+            let is_after = matches!(request.since, Since::After(_));
+            prop_assert!(request.table.is_some(), "{}", raw);
+            prop_assert_eq!(request.handle.is_some(), is_after, "{}", raw);
+            prop_assert!(!request.live || is_after, "{}", raw);
+            prop_assert!(!request.sse || request.live, "{}", raw);
+            prop_assert!(!request.columns.as_ref().is_some_and(Vec::is_empty), "{}", raw);
+            if let Some(subset) = request.subset {
+                let limited = subset.limit.is_some() || subset.offset.is_some();
+                prop_assert!(!limited || subset.order_by.is_some(), "{}", raw);
+                prop_assert!(!request.live, "{}", raw);
+            }
+        }
+    }
+}

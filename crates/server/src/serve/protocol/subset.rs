@@ -1,0 +1,337 @@
+//! A part of a shape, asked for once.
+//!
+//! Invariant: a subset that is limited is ordered, or its rows would be any.
+
+use std::collections::{BTreeMap, HashSet};
+
+use forebay_postgres::TableName;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::invalid::Invalid;
+use super::order_by::{self, OrderBy, OrderKey};
+use super::params;
+use super::query::Query;
+
+/// The longest body that a server should read, in bytes.
+pub const MAX_BODY_BYTES: usize = 1024 * 1024;
+
+/// The fields, as bodies have them, and as query strings do.
+const FIELDS: [(&str, &str); 5] = [
+    ("where", "subset__where"),
+    ("params", "subset__params"),
+    ("order_by", "subset__order_by"),
+    ("limit", "subset__limit"),
+    ("offset", "subset__offset"),
+];
+
+/// A part of a shape's rows.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Subset {
+    /// Which of them, besides what the shape says; the filter reads it.
+    pub clause: Option<String>,
+    /// What `$1`, `$2` … stand for in it.
+    pub params: Vec<String>,
+    /// In what order; at least one, if at all.
+    pub order_by: Option<Vec<OrderBy>>,
+    /// How many at most: from 1 to `i64::MAX`, as Postgres has it.
+    pub limit: Option<u64>,
+    /// After how many: to `i64::MAX`.
+    pub offset: Option<u64>,
+}
+
+/// Each field that was sent, or what is wrong with it already. Blank ones are there, too: they make it a subset.
+pub(super) type Fields = BTreeMap<&'static str, Result<String, String>>;
+
+/// Those of the query string.
+pub(super) fn of_query(query: &Query) -> Fields {
+    let given = |(name, long): (&'static str, &str)| {
+        let text = query.text(long)?.clone();
+        Some((name, text.map_err(|bad| bad.to_string())))
+    };
+    FIELDS.into_iter().filter_map(given).collect()
+}
+
+/// Those of a body: `{"subset": {…}}`, or the fields themselves.
+///
+/// # Errors
+/// What is wrong with the body.
+pub(super) fn of_body(body: &[u8]) -> Result<Fields, &'static str> {
+    let json = serde_json::from_slice(body).map_err(|_| "must be valid JSON")?;
+    let body = object(json).ok_or("must be a JSON object with each field once")?;
+    let Body { clause, params, order_by, limit, offset, .. } = match body.subset {
+        Some(subset) => object(subset).ok_or("subset must be a JSON object with each field once")?,
+        None => body,
+    };
+    let given = FIELDS.into_iter().zip([clause, params, order_by, limit, offset]);
+    Ok(given.filter_map(|((name, _), json)| Some((name, field(name, json?)))).collect())
+}
+
+/// A null is as good as absent.
+#[derive(Deserialize)]
+struct Body<'a> {
+    #[serde(borrow, default)]
+    subset: Option<&'a RawValue>,
+    #[serde(borrow, default, rename = "where")]
+    clause: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    params: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    order_by: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    limit: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    offset: Option<&'a RawValue>,
+}
+
+/// Without the question, serde would take a list for the fields in their order.
+fn object(json: &RawValue) -> Option<Body<'_>> {
+    if json.get().starts_with('{') { serde_json::from_str(json.get()).ok() } else { None }
+}
+
+/// As a query string would have it.
+fn field(name: &str, json: &RawValue) -> Result<String, String> {
+    let takes_json = match name {
+        "params" => true,
+        "limit" | "offset" => json.get().starts_with(|first: char| first == '-' || first.is_ascii_digit()),
+        _ => false,
+    };
+    if json.get().starts_with('"') {
+        let text: String = serde_json::from_str(json.get()).map_err(|_| "is invalid")?;
+        return if text.contains('\0') { Err("can't contain a NUL character".into()) } else { Ok(text) };
+    }
+    if takes_json { Ok(json.get().to_owned()) } else { Err("is invalid".to_owned()) }
+}
+
+impl Subset {
+    /// Of the fields that were sent; what is wrong with them is added.
+    pub(super) fn check(
+        fields: Fields,
+        table: Option<&TableName>,
+        queryable: Option<&[String]>,
+        invalid: &mut Invalid,
+    ) -> Subset {
+        let mut check = Check { fields, invalid };
+        let subset = Subset {
+            clause: check.parsed("where", |text| Ok::<_, String>(text.to_owned())),
+            params: check.parsed("params", params::of_json).unwrap_or_default(),
+            order_by: check.parsed("order_by", |text| order_by::parse(text, table)),
+            limit: check.parsed("limit", |text| count(text, 1, "must be greater than 0")),
+            offset: check.parsed("offset", |text| count(text, 0, "must be greater than or equal to 0")),
+        };
+        if let (Some(order), Some(queryable)) = (&subset.order_by, queryable) {
+            check_queryable(order, queryable, invalid);
+        }
+        subset
+    }
+}
+
+/// The fields, and what is wrong with them.
+struct Check<'a> {
+    fields: Fields,
+    invalid: &'a mut Invalid,
+}
+
+impl Check<'_> {
+    /// `None`: it isn't there, is blank or wrong.
+    fn parsed<T, E: ToString>(
+        &mut self,
+        name: &'static str,
+        parse: impl Fn(&str) -> Result<T, E>,
+    ) -> Option<T> {
+        let needs_order = name == "order_by" && (self.has("limit") || self.has("offset"));
+        let parsed = match self.fields.get(name) {
+            Some(Err(problem)) => Err(problem.clone()),
+            Some(Ok(text)) if !text.trim().is_empty() => {
+                parse(text).map(Some).map_err(|error| error.to_string())
+            }
+            Some(Ok(_)) | None if needs_order => {
+                Err("order_by is required when limit or offset is present".into())
+            }
+            Some(Ok(_)) | None => Ok(None),
+        };
+        parsed.unwrap_or_else(|problem| {
+            self.invalid.add_to_subset(name, problem);
+            None
+        })
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.fields.get(name).is_some_and(|text| text.as_ref().map_or(true, |text| !text.trim().is_empty()))
+    }
+}
+
+fn count(text: &str, least: i64, too_little: &str) -> Result<u64, String> {
+    let digits = text.strip_prefix('-').unwrap_or(text);
+    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err("is invalid".to_owned());
+    }
+    match text.parse::<i64>() {
+        Ok(count) if count >= least => Ok(count.unsigned_abs()),
+        Err(_) if !text.starts_with('-') => Err(format!("must be at most {}", i64::MAX)),
+        Ok(_) | Err(_) => Err(too_little.to_owned()),
+    }
+}
+
+fn check_queryable(order: &[OrderBy], queryable: &[String], invalid: &mut Invalid) {
+    let columns = order.iter().filter_map(|item| match &item.key {
+        OrderKey::Column(name) => Some(name),
+        // One of those that are selected, and they are queryable.
+        OrderKey::Position(_) => None,
+    });
+    if let Some(problem) = not_queryable(columns, queryable) {
+        invalid.add_to_subset("order_by", problem);
+    }
+}
+
+/// Names those that aren't.
+pub(super) fn not_queryable<'a>(
+    columns: impl Iterator<Item = &'a String>,
+    queryable: &[String],
+) -> Option<String> {
+    let queryable: HashSet<_> = queryable.iter().collect();
+    let others: Vec<_> = columns.filter(|column| !queryable.contains(column)).map(String::as_str).collect();
+    (!others.is_empty()).then(|| format!("The following columns are not queryable: {}", others.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    fn check(fields: Fields) -> Result<Subset, serde_json::Value> {
+        let mut invalid = Invalid::default();
+        let table = TableName::new("public", "items");
+        let queryable = ["id".to_owned(), "name".to_owned()];
+        let subset = Subset::check(fields, Some(&table), Some(&queryable), &mut invalid);
+        if invalid.is_empty() {
+            Ok(subset)
+        } else {
+            Err(serde_json::to_value(invalid).unwrap()["subset"].take())
+        }
+    }
+
+    fn query(raw: &str) -> Result<Subset, serde_json::Value> {
+        check(of_query(&Query::parse(raw)))
+    }
+
+    fn body(json: &str) -> Result<Subset, serde_json::Value> {
+        check(of_body(json.as_bytes()).unwrap())
+    }
+
+    fn by(column: &str, descending: bool) -> Option<Vec<OrderBy>> {
+        Some(vec![OrderBy { key: OrderKey::Column(column.into()), descending, nulls: None }])
+    }
+
+    #[test]
+    fn a_body_says_what_a_query_string_can() {
+        let expected = Subset {
+            clause: Some("id > $1".into()),
+            params: vec!["3".into()],
+            order_by: by("id", true),
+            limit: Some(10),
+            offset: Some(0),
+        };
+        let raw = "subset__where=id+>+$1&subset__params={\"1\":\"3\"}&subset__order_by=id+desc&subset__limit=10&subset__offset=0";
+        assert_eq!(query(raw), Ok(expected.clone()));
+        let bare = r#"{"where":"id > $1","params":{"1":3},"order_by":"id DESC","limit":10,"offset":0}"#;
+        assert_eq!(body(bare), Ok(expected.clone()));
+        let text = r#"{"where":"id > $1","params":"{\"1\":3}","order_by":"id DESC","limit":"10","offset":"0","x":[1]}"#;
+        assert_eq!(body(text), Ok(expected.clone()));
+        assert_eq!(body(&format!(r#"{{"subset":{bare}}}"#)), Ok(expected.clone()));
+        assert_eq!(body(&format!(r#"{{"where":"other","subset":{bare}}}"#)), Ok(expected));
+    }
+
+    #[test]
+    fn what_is_blank_or_null_is_not_there() {
+        let blank = "subset__where=+&subset__params=&subset__order_by=&subset__limit=&subset__offset=";
+        assert_eq!(query(blank), Ok(Subset::default()));
+        let null = r#"{"subset":null,"where":null,"params":null,"order_by":null,"limit":null,"offset":null}"#;
+        assert_eq!(body(null), Ok(Subset::default()));
+        assert_eq!(body("{}"), Ok(Subset::default()));
+    }
+
+    #[test]
+    fn each_field_has_its_rules() {
+        const REQUIRED: &str = "order_by is required when limit or offset is present";
+        for (raw, problems) in [
+            ("subset__limit=1", json!({"order_by": [REQUIRED]})),
+            ("subset__offset=0&subset__order_by=+", json!({"order_by": [REQUIRED]})),
+            ("subset__limit=0&subset__order_by=id", json!({"limit": ["must be greater than 0"]})),
+            (
+                "subset__limit=-99999999999999999999&subset__order_by=id",
+                json!({"limit": ["must be greater than 0"]}),
+            ),
+            ("subset__limit=x&subset__order_by=id", json!({"limit": ["is invalid"]})),
+            ("subset__limit=1.5&subset__order_by=id", json!({"limit": ["is invalid"]})),
+            ("subset__limit=%2B1&subset__order_by=id", json!({"limit": ["is invalid"]})),
+            (
+                "subset__limit=9223372036854775808&subset__order_by=id",
+                json!({"limit": ["must be at most 9223372036854775807"]}),
+            ),
+            (
+                "subset__offset=-1&subset__order_by=id",
+                json!({"offset": ["must be greater than or equal to 0"]}),
+            ),
+            ("subset__params=[]", json!({"params": ["params must be a JSON object"]})),
+            ("subset__params={", json!({"params": ["params must be valid JSON"]})),
+            (
+                "subset__params={\"2\":1}",
+                json!({"params": ["Parameters must be numbered sequentially, starting from 1"]}),
+            ),
+            (
+                "subset__order_by=lower(id)&subset__limit=-&subset__where=%ff",
+                json!({
+                    "order_by": ["only columns and constants, ASC, DESC and NULLS FIRST or LAST are supported in order_by, not \"(\""],
+                    "limit": ["is invalid"],
+                    "where": ["must be valid UTF-8"],
+                }),
+            ),
+            (
+                "subset__order_by=id,secret",
+                json!({"order_by": ["The following columns are not queryable: secret"]}),
+            ),
+        ] {
+            assert_eq!(query(raw), Err(problems), "{raw}");
+        }
+        assert_eq!(
+            query("subset__order_by=1,items.name").map(|subset| subset.order_by.unwrap().len()),
+            Ok(2)
+        );
+        assert_eq!(
+            query("subset__limit=9223372036854775807&subset__order_by=id").unwrap().limit,
+            Some(i64::MAX as u64)
+        );
+    }
+
+    #[test]
+    fn fields_of_a_body_have_their_types() {
+        for (json, problems) in [
+            (r#"{"where":1}"#, json!({"where": ["is invalid"]})),
+            (r#"{"where":"a\u0000"}"#, json!({"where": ["can't contain a NUL character"]})),
+            (r#"{"order_by":["id"]}"#, json!({"order_by": ["is invalid"]})),
+            (r#"{"order_by":"id","limit":true}"#, json!({"limit": ["is invalid"]})),
+            (r#"{"order_by":"id","limit":1e2}"#, json!({"limit": ["is invalid"]})),
+            (r#"{"params":[1]}"#, json!({"params": ["params must be a JSON object"]})),
+        ] {
+            assert_eq!(body(json), Err(problems), "{json}");
+        }
+        for json in ["[]", "1", "null", "\"{}\"", r#"{"where":"a","where":"b"}"#] {
+            assert_eq!(of_body(json.as_bytes()), Err("must be a JSON object with each field once"), "{json}");
+        }
+        for json in ["", "{", "{} x", "{\"where\":\"\u{1}\"}"] {
+            assert_eq!(of_body(json.as_bytes()), Err("must be valid JSON"), "{json}");
+        }
+        assert_eq!(of_body(b"{\"where\":\"\xff\"}"), Err("must be valid JSON"));
+        assert_eq!(of_body(br#"{"subset":[]}"#), Err("subset must be a JSON object with each field once"));
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_upsets_a_body(bytes in proptest::collection::vec(any::<u8>(), 0..64), json in "[{}\\[\\]\":,0-9a-z]{0,40}") {
+            let _ = (of_body(&bytes), of_body(json.as_bytes()));
+        }
+    }
+}

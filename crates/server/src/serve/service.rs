@@ -1,0 +1,142 @@
+//! The door: who may pass, what needs a permit, and who answers.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use forebay_admission::{AdmissionLayer, AdmissionService};
+use forebay_stream::{Incoming, Peer};
+use http::{HeaderValue, Method, Request, Response, Uri};
+use tower_layer::Layer as _;
+use tower_service::Service;
+
+use super::answering::Answering;
+use super::body::Answer;
+use super::making::chance;
+use super::protocol::{Access, Invalid, MAX_QUERY_BYTES, Query, Refusal, Route, ShapeRequest, cors};
+
+/// What each connection calls; cheap to clone.
+#[derive(Clone)]
+pub(crate) struct ServeService {
+    admitted: AdmissionService<Handler>,
+    access: Arc<Access>,
+}
+
+/// What is behind admission.
+#[derive(Clone)]
+pub(crate) struct Handler {
+    answering: Arc<Answering>,
+}
+
+/// What was seen of a request at the door.
+#[derive(Debug, Clone)]
+struct Sight {
+    route: Route,
+    asked: Result<Asked, Refusal>,
+}
+
+#[derive(Debug, Clone)]
+enum Asked {
+    /// Of a shape; a POST's body is still to be read.
+    Shape(Box<Result<ShapeRequest, Invalid>>, Arc<Query>),
+    Other,
+}
+
+impl Sight {
+    /// Only whoever waits holds something that others could want.
+    fn takes_permit(&self) -> bool {
+        match &self.asked {
+            Ok(Asked::Shape(request, _)) => matches!(&**request, Ok(request) if request.live),
+            Ok(Asked::Other) | Err(_) => false,
+        }
+    }
+}
+
+impl ServeService {
+    pub(crate) fn new(layer: AdmissionLayer, answering: Arc<Answering>, access: Access) -> Self {
+        let layer = layer
+            .streams(|parts| parts.extensions.get::<Sight>().is_some_and(Sight::takes_permit))
+            .peer(|extensions| extensions.get::<Peer>().map(|peer| peer.0));
+        ServeService { admitted: layer.layer(Handler { answering }), access: Arc::new(access) }
+    }
+
+    fn see(&self, method: &Method, uri: &Uri) -> Sight {
+        let (path, raw) = (uri.path(), uri.query().unwrap_or_default());
+        let route = Route::of(path);
+        if raw.len() > MAX_QUERY_BYTES {
+            return Sight { route, asked: Err(Refusal::QueryTooLong) };
+        }
+        let query = Query::parse(raw);
+        let asked = self.access.enter(method, path, &query).map(|route| match (route, method) {
+            (Route::Shape, &Method::OPTIONS) => Asked::Other,
+            (Route::Shape, _) => {
+                let request = ShapeRequest::parse(method, &query, &[]);
+                Asked::Shape(Box::new(request), Arc::new(query))
+            }
+            _ => Asked::Other,
+        });
+        Sight { route, asked }
+    }
+}
+
+type Responding<R> = Pin<Box<dyn Future<Output = Result<R, Infallible>> + Send>>;
+
+impl Service<Request<Incoming>> for ServeService {
+    type Response = <AdmissionService<Handler> as Service<Request<Incoming>>>::Response;
+    type Error = Infallible;
+    type Future = <AdmissionService<Handler> as Service<Request<Incoming>>>::Future;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.admitted.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: Request<Incoming>) -> Self::Future {
+        let sight = self.see(request.method(), request.uri());
+        request.extensions_mut().insert(sight);
+        self.admitted.call(request)
+    }
+}
+
+impl Service<Request<Incoming>> for Handler {
+    type Response = Response<Answer>;
+    type Error = Infallible;
+    type Future = Responding<Response<Answer>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, mut request: Request<Incoming>) -> Self::Future {
+        let answering = Arc::clone(&self.answering);
+        let sight = request.extensions_mut().remove::<Sight>();
+        Box::pin(async move {
+            let Some(Sight { route, asked }) = sight else {
+                return Ok(Refusal::NoRoute.response(request.method()).map(Answer::whole));
+            };
+            let (parts, body) = request.into_parts();
+            let answer = match asked {
+                Err(refusal) => Err(refusal),
+                Ok(Asked::Other) => Ok(answering.other(route, &parts)),
+                Ok(Asked::Shape(request, query)) => answering.shape(&parts, *request, &query, body).await,
+            };
+            let mut response =
+                answer.unwrap_or_else(|refusal| refusal.response(&parts.method).map(Answer::whole));
+            cors::write(route, &parts.headers, response.headers_mut());
+            let id = format!("{:016x}", chance());
+            let id = HeaderValue::try_from(id).unwrap_or(HeaderValue::from_static("0"));
+            response.headers_mut().insert("x-request-id", id);
+            if parts.method == Method::HEAD {
+                *response.body_mut() = Answer::empty();
+            }
+            Ok(response)
+        })
+    }
+}
+
+/// A whole answer.
+pub(crate) fn whole(response: Response<Bytes>) -> Response<Answer> {
+    response.map(Answer::whole)
+}

@@ -1,0 +1,207 @@
+//! Building a server of shapes out of its settings, running it, and ending it in order.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_admission::{Admission, AdmissionLayer};
+use forebay_postgres::{Manager, StackEvent};
+use forebay_quota::Quota;
+use forebay_shapes::Shapes;
+use forebay_stream::Server;
+use metrics_exporter_prometheus::PrometheusHandle;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::oneshot;
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::{Instant, interval, timeout};
+use tracing::{error, info, warn};
+
+use super::answering::Answering;
+use super::consumer::ShapesConsumer;
+use super::making::Making;
+use super::protocol::Access;
+use super::protocol::caching::CacheTimes;
+use super::report::ServeReport;
+use super::service::ServeService;
+use crate::admin::{self, Report};
+use crate::config::ServeConfig;
+use crate::signals::Signals;
+use crate::starting::{StartError, join, listen, upkeep};
+
+/// What is given back at the end is told in one call or two; without an answer, it expires by itself.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How often an instance that waits looks what the other has written.
+const REFRESH: Duration = Duration::from_millis(50);
+
+/// A server of shapes that listens.
+pub struct Serve {
+    server: Server<ServeService>,
+    admin: Option<Server<admin::Admin>>,
+    admission: Admission,
+    quota: Quota,
+    manager: Manager,
+    shapes: Shapes,
+    chores: Vec<JoinHandle<()>>,
+    metrics: PrometheusHandle,
+}
+
+impl Serve {
+    /// Opens the store, listens, and begins to follow the database.
+    ///
+    /// # Errors
+    /// When the store can't be read or an address can't be had. A database that can't be reached is no error: it says so, and goes on trying.
+    pub async fn start(
+        config: ServeConfig,
+        metrics: PrometheusHandle,
+        descriptors: Option<u64>,
+    ) -> Result<Serve, StartError> {
+        let listener = listen("--listen", config.listen)?;
+        let address = listener.local_addr().unwrap_or(config.listen);
+        let admin_listener = config.admin.map(|address| listen("--admin", address)).transpose()?;
+        let admin_address = admin_listener.as_ref().and_then(|listener| listener.local_addr().ok());
+        let (store, dir) = (config.store.clone(), config.store.dir.clone());
+        let opened = spawn_blocking(move || Shapes::open(store)).await;
+        let shapes = opened
+            .unwrap_or_else(|error| Err(std::io::Error::other(error).into()))
+            .map_err(|source| StartError::Store { dir, source })?;
+        let manager = Manager::start(config.manager.clone(), ShapesConsumer::new(shapes.clone()))?;
+        let quota = join(&config.quota, address).await?;
+        let admission = config.admission.builder.clone().build(quota.clone());
+        let making = Making::new(shapes.clone(), manager.clone(), config.snapshots);
+        let times = CacheTimes {
+            max_age_s: config.max_age_s,
+            stale_age_s: config.stale_age_s,
+            events_s: u32::try_from(config.sse_timeout.as_secs()).unwrap_or(u32::MAX),
+        };
+        let answering = Arc::new(Answering {
+            shapes: shapes.clone(),
+            making: Arc::clone(&making),
+            manager: manager.clone(),
+            times,
+            long_poll: config.long_poll,
+            sse_keep_alive: config.sse_keep_alive,
+            sse_timeout: config.sse_timeout,
+            started: Instant::now(),
+        });
+        let layer = AdmissionLayer::new(admission.clone(), config.identity.identify.clone());
+        let access = Access { secret: config.secret.clone(), deletes: config.allow_delete };
+        let service = ServeService::new(layer, Arc::clone(&answering), access);
+        let mut http = config.http.clone();
+        http.drain_timeout = config.drain_timeout;
+        let server = Server::new(listener, service, http);
+        let chores = vec![
+            tokio::spawn(republish(Arc::clone(&making), manager.clone())),
+            tokio::spawn(refresh(shapes.clone())),
+            tokio::spawn(end_with_the_store(shapes.clone())),
+        ];
+        announce(&config, address, admin_address, descriptors);
+        let report = ServeReport {
+            started: Instant::now(),
+            address,
+            answering,
+            admission: admission.clone(),
+            quota: quota.clone(),
+            http: server.stats(),
+        };
+        let report: Arc<dyn Report> = Arc::new(report);
+        let admin = admin_listener.map(|listener| admin::server(listener, report, metrics.clone()));
+        Ok(Serve { server, admin, admission, quota, manager, shapes, chores, metrics })
+    }
+
+    /// Serves until a signal. Then new streams are refused, and open ones end: their clients come back to another instance, or to this one
+    /// after its restart, and go on where they were. Last, what came from the database is made durable and acknowledged. A second signal ends it
+    /// at once; then this says which.
+    pub async fn run(self, mut signals: Signals) -> Option<&'static str> {
+        let Serve { server, admin, admission, quota, manager, shapes, chores, metrics } = self;
+        let upkeep = tokio::spawn(upkeep(metrics, server.stats()));
+        let admin = admin.map(|admin| tokio::spawn(admin.run(std::future::pending())));
+        let (stop, stopped) = oneshot::channel::<()>();
+        let serving = tokio::spawn(server.run(async { drop(stopped.await) }));
+
+        let signal = signals.next().await;
+        let begun = Instant::now();
+        admission.close();
+        info!(signal, "the server ends: open streams are closed, and what is there is made durable");
+        let end = async {
+            let _ = stop.send(());
+            chores.iter().for_each(JoinHandle::abort);
+            manager.shutdown().await;
+            let cut = serving.await.map_or(0, |summary| summary.cut);
+            let _ = timeout(LEAVE_TIMEOUT, quota.leave()).await;
+            let _ended = spawn_blocking(move || shapes.end_writing()).await;
+            info!(cut, took = ?begun.elapsed(), "the server has ended");
+            None
+        };
+        let second = tokio::select! {
+            second = signals.next() => {
+                warn!(signal = second, "a second signal: the server ends at once");
+                Some(second)
+            }
+            none = end => none,
+        };
+        upkeep.abort();
+        admin.inspect(tokio::task::JoinHandle::abort);
+        second
+    }
+}
+
+/// Each time that the database is followed anew, the tables of all shapes are published, or their shapes start over.
+async fn republish(making: Arc<Making>, manager: Manager) {
+    let mut events = manager.events();
+    if manager.status().is_ready() {
+        making.republish().await;
+    }
+    loop {
+        match events.recv().await {
+            Ok(StackEvent::Ready) | Err(RecvError::Lagged(_)) => making.republish().await,
+            Ok(_) => {}
+            Err(RecvError::Closed) => return,
+        }
+    }
+}
+
+/// While another instance writes, what it writes is read.
+async fn refresh(shapes: Shapes) {
+    let mut ticks = interval(REFRESH);
+    loop {
+        ticks.tick().await;
+        if shapes.is_writing() {
+            continue;
+        }
+        let refreshing = shapes.clone();
+        match spawn_blocking(move || refreshing.refresh()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => warn!(%error, "the store can't be read"),
+            Err(error) => error!(%error, "reading the store failed"),
+        }
+    }
+}
+
+/// After a write that failed nobody knows what is on the disk: the next start finds out.
+async fn end_with_the_store(shapes: Shapes) {
+    let failure = shapes.failed().await;
+    error!(%failure, "the process ends");
+    std::process::exit(1);
+}
+
+fn announce(config: &ServeConfig, address: SocketAddr, admin: Option<SocketAddr>, descriptors: Option<u64>) {
+    let admin = admin.map_or_else(|| "off".to_owned(), |admin| admin.to_string());
+    if config.identity.ways.is_empty() && config.admission.per_user.is_some() {
+        info!(
+            "no way to know a user is set: only the limit on all streams holds; see [identity] in the settings"
+        );
+    }
+    let total = config.admission.total;
+    let needed = u64::from(total) + 1024;
+    if let Some(limit) = descriptors.filter(|limit| *limit < needed) {
+        warn!(limit, needed, total, "file descriptors may run out: a stream takes one; raise `ulimit -n`");
+    }
+    info!(%address, %admin, storage = %config.store.dir.display(), "the server listens");
+}
+
+impl fmt::Debug for Serve {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Serve").field("shapes", &self.shapes).finish_non_exhaustive()
+    }
+}

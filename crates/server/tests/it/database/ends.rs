@@ -1,0 +1,243 @@
+//! How a snapshot ends that doesn't end well, and what becomes of its connection.
+
+use std::convert::Infallible;
+use std::future::pending;
+use std::time::Duration;
+
+use bytes::Bytes;
+use forebay_postgres::pgoutput::{Lsn, Snapshot};
+use forebay_server::serve::database::{Sink, SnapshotError, SnapshotQuery, snapshot};
+
+use super::{Collected, Database, query};
+use crate::wire::until;
+
+type Failure = SnapshotError<Infallible>;
+
+fn items(version: u32) -> Database {
+    Database::new(
+        version,
+        "CREATE TABLE t (id int PRIMARY KEY, a text, b text); INSERT INTO t VALUES (0, 'top secret', NULL), (1, '2', NULL)",
+    )
+}
+
+/// Fails, and leaves the connection clean.
+async fn failure(database: &Database, query: &SnapshotQuery<'_>) -> Failure {
+    let mut client = database.client().await;
+    let error = snapshot(&mut client, query, &mut Collected::default()).await.unwrap_err();
+    assert!(client.is_fit(), "{error}");
+    let state = client
+        .query_one("SELECT 1 WHERE current_setting('transaction_isolation') = 'read committed'", &[])
+        .await;
+    state.unwrap_or_else(|left| panic!("after {error}: {left}"));
+    error
+}
+
+#[tokio::test]
+async fn a_clause_that_postgres_refuses_is_named_with_its_place() {
+    let database = items(15);
+    let table = database.describe("t").await;
+    for (clause, sqlstate, location, words) in [
+        ("(\"id\" = 1) AND (\"nope\" = 1)", "42703", Some(32), "column \"nope\" does not exist"),
+        ("\"id\" = \"a\"", "42883", Some(21), "operator does not exist: integer = text"),
+        ("\"id\" = = 1", "42601", Some(23), "At location 23: syntax error at or near \"=\""),
+        ("\"other\".\"id\" = 1", "42P01", Some(16), "missing FROM-clause entry for table \"other\""),
+        // On a row: its words hold what the row holds.
+        ("1 / \"id\" = 1", "22012", None, "the where clause fails on a row of the table (22012)"),
+        ("\"a\"::\"int4\" = 1", "22P02", None, "the where clause fails on a row of the table (22P02)"),
+    ] {
+        let error = failure(&database, &query(&table, &[0], Some(clause))).await;
+        assert_eq!(error.to_string(), words, "{clause}");
+        assert!(!error.is_temporary());
+        let SnapshotError::Refused(refusal) = error else { panic!("{clause}: {error:?}") };
+        assert_eq!((refusal.sqlstate.as_str(), refusal.location), (sqlstate, location), "{clause}");
+    }
+    assert!(database.is_quiet());
+}
+
+#[tokio::test]
+async fn a_table_that_is_not_as_described_is_not_read() {
+    for version in [15, 18] {
+        let database = items(version);
+        for change in [
+            "ALTER TABLE t ADD COLUMN c int",
+            "ALTER TABLE t DROP COLUMN c",
+            "ALTER TABLE t ALTER COLUMN b TYPE varchar(10)",
+            "DROP TABLE t; CREATE TABLE t (id int PRIMARY KEY, a text, b varchar(10))",
+            "ALTER TABLE t RENAME TO u; CREATE VIEW t AS SELECT * FROM u",
+        ] {
+            let table = database.describe("t").await;
+            database.run(change);
+            let error = failure(&database, &query(&table, &[0], None)).await;
+            assert!(matches!(error, SnapshotError::Changed { .. }), "{change}: {error:?}");
+        }
+        database.run("DROP VIEW t; ALTER TABLE u RENAME TO t");
+        let table = database.describe("t").await;
+        database.run("DROP TABLE t");
+        let error = failure(&database, &query(&table, &[0], None)).await;
+        assert!(matches!(error, SnapshotError::NotFound { .. }), "{error:?}");
+        assert_eq!(error.to_string(), "there is no table \"public\".\"t\"");
+    }
+}
+
+#[tokio::test]
+async fn who_may_not_read_all_rows_reads_none() {
+    let database = Database::of(
+        15,
+        "",
+        "reader_no_more",
+        "CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1), (2); GRANT SELECT ON t TO reader_no_more",
+    );
+    let table = database.describe("t").await;
+    for (change, words) in [
+        (
+            "CREATE POLICY p ON t USING (id = 1); ALTER TABLE t ENABLE ROW LEVEL SECURITY",
+            "policies hide rows of it from",
+        ),
+        (
+            "ALTER TABLE t DISABLE ROW LEVEL SECURITY; REVOKE SELECT ON t FROM reader_no_more",
+            "permission denied for table t",
+        ),
+    ] {
+        database.run(change);
+        let error = failure(&database, &query(&table, &[0], None)).await;
+        assert!(matches!(error, SnapshotError::NoPermission { .. }), "{error:?}");
+        assert!(error.to_string().contains(words), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_snapshot_that_takes_too_long_or_is_cancelled_may_be_tried_again() {
+    let database = items(15);
+    let table = database.describe("t").await;
+    let slow = query(&table, &[0], Some("(pg_sleep(60) IS NOT NULL)"));
+    let timed = SnapshotQuery { timeout: Some(Duration::from_millis(50)), ..slow };
+    let error = failure(&database, &timed).await;
+    assert!(matches!(error, SnapshotError::Cancelled(_)) && error.is_temporary(), "{error:?}");
+    assert!(error.to_string().contains("canceling statement due to statement timeout"), "{error}");
+
+    let cancelling = async {
+        let cancel = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'";
+        until("it sleeps", async || !database.run(cancel).is_empty()).await;
+    };
+    let (error, ()) = tokio::join!(failure(&database, &slow), cancelling);
+    assert!(matches!(error, SnapshotError::Cancelled(_)), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_connection_that_is_lost_is_not_lent_again() {
+    let database = items(15);
+    let table = database.describe("t").await;
+    let mut client = database.client().await;
+    let terminating = async {
+        let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'";
+        until("it sleeps", async || !database.run(end).is_empty()).await;
+    };
+    let (slow, mut sink) = (query(&table, &[0], Some("(pg_sleep(60) IS NOT NULL)")), Collected::default());
+    let (outcome, ()) = tokio::join!(snapshot(&mut client, &slow, &mut sink), terminating);
+    let error = outcome.unwrap_err();
+    assert!(matches!(error, SnapshotError::Lost(_)) && error.is_temporary(), "{error:?}");
+    assert!(!client.is_fit());
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("the disk is full")]
+struct Full;
+
+/// Takes one piece, and then no more: it fails, or never returns.
+struct Stubborn {
+    pieces: usize,
+    fails: bool,
+}
+
+impl Sink for Stubborn {
+    type Error = Full;
+
+    async fn begun(&mut self, _snapshot: &Snapshot, _lsn: Lsn) -> Result<(), Full> {
+        Ok(())
+    }
+
+    async fn rows(&mut self, _messages: Bytes) -> Result<(), Full> {
+        self.pieces += 1;
+        match self.pieces {
+            1 => Ok(()),
+            _ if self.fails => Err(Full),
+            _ => pending().await,
+        }
+    }
+}
+
+/// More than all buffers between us and the server hold.
+fn large() -> Database {
+    Database::new(
+        15,
+        "CREATE TABLE t (id int PRIMARY KEY, a text); ALTER TABLE t ALTER COLUMN a SET STORAGE EXTERNAL;
+         INSERT INTO t SELECT i, repeat('x', 1000000) FROM generate_series(1, 60) i",
+    )
+}
+
+const COPYING: &str = "SELECT wait_event FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'COPY%' \
+    AND state = 'active'";
+
+#[tokio::test]
+async fn a_sink_that_fails_ends_the_snapshot_and_the_copy() {
+    let database = large();
+    let table = database.describe("t").await;
+    let mut client = database.client().await;
+    let all = table.all();
+    let outcome =
+        snapshot(&mut client, &query(&table, &all, None), &mut Stubborn { pieces: 0, fails: true }).await;
+    let error = outcome.unwrap_err();
+    assert!(
+        matches!(error, SnapshotError::Sink(Full)) && error.to_string() == "the disk is full",
+        "{error:?}"
+    );
+    assert!(!client.is_fit());
+    drop(client);
+    until("the server stops", async || database.run(COPYING).is_empty()).await;
+}
+
+#[tokio::test]
+async fn a_slow_sink_slows_the_server_and_dropping_the_snapshot_stops_it() {
+    let database = large();
+    let table = database.describe("t").await;
+    let mut client = database.client().await;
+    let pid: i32 = client.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
+    let (all, mut sink) = (table.all(), Stubborn { pieces: 0, fails: false });
+    let query = query(&table, &all, None);
+    let waiting = until("the server waits for us", async || {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        database.run(COPYING) == [[Some("ClientWrite".to_owned())]]
+    });
+    tokio::select! {
+        outcome = snapshot(&mut client, &query, &mut sink) => panic!("{outcome:?}"),
+        () = waiting => {}
+    }
+    assert!(!client.is_fit(), "nobody else may have the rest of the rows");
+    drop(client);
+    let alive = format!("SELECT 1 FROM pg_stat_activity WHERE pid = {pid}");
+    until("the server is rid of it", async || database.run(&alive).is_empty()).await;
+}
+
+#[tokio::test]
+async fn a_snapshot_dropped_before_its_rows_leaves_no_transaction_behind() {
+    let database = items(15);
+    let table = database.describe("t").await;
+    let blocker = database.client().await;
+    blocker.batch_execute("BEGIN; LOCK TABLE t IN ACCESS EXCLUSIVE MODE").await.unwrap();
+    let mut client = database.client().await;
+    let waiting =
+        "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    let (query, mut sink) = (query(&table, &[0], None), Collected::default());
+    tokio::select! {
+        outcome = snapshot(&mut client, &query, &mut sink) => panic!("{outcome:?}"),
+        () = until("it waits for the lock", async || {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            !database.run(waiting).is_empty()
+        }) => {}
+    }
+    assert!(!client.is_fit());
+    drop(client);
+    until("nobody waits any more", async || database.run(waiting).is_empty()).await;
+    blocker.batch_execute("ROLLBACK").await.unwrap();
+    assert_eq!(database.rows("t", None).await.len(), 2);
+}

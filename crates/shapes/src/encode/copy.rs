@@ -1,0 +1,340 @@
+//! Rows as `COPY … TO STDOUT` writes them in its text format.
+//!
+//! Invariant: a line has one field for each column, each as the type's output function wrote it, or it is an error; and no bytes
+//! panic. Nothing is allocated for a row that is no longer than one before it.
+//! Kept by: a field is a slice of the line, or of one buffer that is used again if it has escapes.
+//! Not here: what bytes mean; a field is UTF-8 if the server wrote UTF-8.
+
+use std::mem;
+
+use memchr::{memchr, memchr3_iter};
+
+use super::Row;
+
+/// Reads rows, one line after the other.
+#[derive(Debug)]
+pub struct CopyRows {
+    columns: usize,
+    /// Which fields of the line have escapes.
+    escaped: Vec<usize>,
+    /// Those fields without them. It only grows, so that it isn't zeroed for each row.
+    plain: Vec<u8>,
+    /// The memory of the fields that were lent last; empty.
+    fields: Vec<Option<&'static [u8]>>,
+}
+
+/// Why a line isn't a row. It holds nothing of the row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum CopyError {
+    /// It has more or fewer fields than the table has columns.
+    #[error("a row of {found} fields where {expected} are expected")]
+    Fields {
+        /// As many as there are columns.
+        expected: usize,
+        /// As many as there are.
+        found: usize,
+    },
+    /// It has a line break in it.
+    #[error("a line that goes on after its end")]
+    LineBreak,
+    /// It ends with half an escape.
+    #[error("a row that ends with a backslash")]
+    Unfinished,
+}
+
+impl CopyRows {
+    /// Of rows with this many columns.
+    pub fn new(columns: usize) -> Self {
+        CopyRows { columns, escaped: Vec::new(), plain: Vec::new(), fields: Vec::with_capacity(columns) }
+    }
+
+    /// Reads a line, with or without its line break, and lends the row.
+    ///
+    /// # Errors
+    /// When it isn't a row of as many columns.
+    pub fn read<T>(&mut self, line: &[u8], lend: impl FnOnce(&Row<'_>) -> T) -> Result<T, CopyError> {
+        let line = line.strip_suffix(b"\n").unwrap_or(line);
+        let mut fields = emptied(mem::take(&mut self.fields));
+        self.split(line, &mut fields)?;
+        if !self.escaped.is_empty() {
+            self.plain.resize(self.plain.len().max(line.len()), 0);
+            let mut room = self.plain.as_mut_slice();
+            for index in &self.escaped {
+                let field = fields[*index].unwrap_or_default();
+                // Without escapes it is shorter, never longer.
+                let (own, rest) = room.split_at_mut(field.len());
+                let length = unescape(field, own)?;
+                fields[*index] = Some(&own[..length]);
+                room = rest;
+            }
+        }
+        let lent = lend(&fields);
+        self.fields = emptied(fields);
+        Ok(lent)
+    }
+
+    /// The fields as they stand in the line, and which of them have escapes.
+    fn split<'l>(&mut self, line: &'l [u8], fields: &mut Vec<Option<&'l [u8]>>) -> Result<(), CopyError> {
+        self.escaped.clear();
+        if line.is_empty() && self.columns == 0 {
+            return Ok(());
+        }
+        let (mut start, mut is_escaped, mut found) = (0, false, 1);
+        // The byte after a backslash is no delimiter, whatever it is.
+        let mut taken = None;
+        for at in memchr3_iter(b'\t', b'\\', b'\n', line) {
+            match line[at] {
+                _ if taken == Some(at) => {}
+                b'\t' => {
+                    self.end_field(&line[start..at], is_escaped, fields);
+                    (start, is_escaped, found) = (at + 1, false, found + 1);
+                }
+                b'\\' => (is_escaped, taken) = (true, Some(at + 1)),
+                _ => return Err(CopyError::LineBreak),
+            }
+        }
+        self.end_field(&line[start..], is_escaped, fields);
+        match found == self.columns {
+            true => Ok(()),
+            false => Err(CopyError::Fields { expected: self.columns, found }),
+        }
+    }
+
+    fn end_field<'l>(&mut self, field: &'l [u8], is_escaped: bool, fields: &mut Vec<Option<&'l [u8]>>) {
+        if fields.len() == self.columns {
+            return; // One too many: only counted.
+        }
+        let is_null = is_escaped && field == b"\\N";
+        if is_escaped && !is_null {
+            self.escaped.push(fields.len());
+        }
+        fields.push((!is_null).then_some(field));
+    }
+}
+
+/// The same memory for slices of another line: the standard library collects in place.
+fn emptied<'a>(mut fields: Vec<Option<&[u8]>>) -> Vec<Option<&'a [u8]>> {
+    fields.clear();
+    fields.into_iter().map(|_| None).collect()
+}
+
+/// Writes what a field stands for, and returns how long that is: as COPY FROM reads it.
+fn unescape(field: &[u8], out: &mut [u8]) -> Result<usize, CopyError> {
+    let (mut rest, mut length) = (field, 0);
+    while let Some(at) = memchr(b'\\', rest) {
+        out[length..length + at].copy_from_slice(&rest[..at]);
+        let (byte, used) = escape(&rest[at + 1..]).ok_or(CopyError::Unfinished)?;
+        out[length + at] = byte;
+        length += at + 1;
+        rest = &rest[at + 1 + used..];
+    }
+    out[length..length + rest.len()].copy_from_slice(rest);
+    Ok(length + rest.len())
+}
+
+/// The byte that the bytes after a backslash stand for, and how many of them do.
+fn escape(after: &[u8]) -> Option<(u8, usize)> {
+    let first = *after.first()?;
+    Some(match first {
+        b'b' => (0x08, 1),
+        b'f' => (0x0c, 1),
+        b'n' => (b'\n', 1),
+        b'r' => (b'\r', 1),
+        b't' => (b'\t', 1),
+        b'v' => (0x0b, 1),
+        b'0'..=b'7' => number(after, 8, 3),
+        b'x' if after.get(1).is_some_and(u8::is_ascii_hexdigit) => {
+            let (byte, used) = number(&after[1..], 16, 2);
+            (byte, used + 1)
+        }
+        other => (other, 1),
+    })
+}
+
+/// A byte written in digits, and how many there are.
+fn number(digits: &[u8], radix: u32, most: usize) -> (u8, usize) {
+    let values = digits.iter().take(most).map_while(|digit| char::from(*digit).to_digit(radix));
+    // Of `\777`, Postgres takes the low bits.
+    values.fold((0, 0), |(byte, used), value| ((byte as u32 * radix + value) as u8, used + 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    type Owned = Vec<Option<Vec<u8>>>;
+
+    fn read(columns: usize, line: &[u8]) -> Result<Owned, CopyError> {
+        owned(&mut CopyRows::new(columns), line)
+    }
+
+    fn owned(rows: &mut CopyRows, line: &[u8]) -> Result<Owned, CopyError> {
+        rows.read(line, |row| row.iter().map(|field| field.map(<[u8]>::to_vec)).collect())
+    }
+
+    fn fields(texts: &[Option<&str>]) -> Result<Owned, CopyError> {
+        Ok(texts.iter().map(|text| text.map(|text| text.as_bytes().to_vec())).collect())
+    }
+
+    #[test]
+    fn a_line_is_a_row_with_or_without_its_end() {
+        for line in ["1\tannie\t\\N", "1\tannie\t\\N\n"] {
+            assert_eq!(read(3, line.as_bytes()), fields(&[Some("1"), Some("annie"), None]));
+        }
+        assert_eq!(read(2, b"\t\n"), fields(&[Some(""), Some("")]));
+        assert_eq!(read(1, b"\n"), fields(&[Some("")]));
+        assert_eq!(read(0, b"\n"), fields(&[]));
+    }
+
+    #[test]
+    fn escapes_are_those_that_postgres_documents() {
+        for (escaped, plain) in [
+            (r"\b\f\n\r\t\v\\", "\u{8}\u{c}\n\r\t\u{b}\\"),
+            (r"a\\N", "a\\N"),
+            (r"\\N", "\\N"),
+            (r"\Nx", "Nx"),
+            (r"x\N", "xN"),
+            (r"\.", "."),
+            (r"\101\12x\0", "A\nx\0"),
+            (r"\1018", "A8"),
+            (r"\x41\xag\xg\x4", "A\ngxg\u{4}"),
+            ("\\\ta", "\ta"),
+            ("é\\té", "é\té"),
+        ] {
+            assert_eq!(read(1, escaped.as_bytes()), fields(&[Some(plain)]), "{escaped}");
+        }
+        assert_eq!(read(1, br"\777\377"), Ok(vec![Some(vec![0xff, 0xff])]));
+    }
+
+    #[test]
+    fn every_column_has_its_own_escapes() {
+        let line = b"a\\tb\tplain\t\\N\t\\\\\\\\\tx\\n\n";
+        let expected = fields(&[Some("a\tb"), Some("plain"), None, Some("\\\\"), Some("x\n")]);
+        assert_eq!(read(5, line), expected);
+    }
+
+    #[test]
+    fn a_line_that_is_no_such_row_is_an_error() {
+        let wrong = |expected, found| Err(CopyError::Fields { expected, found });
+        assert_eq!(read(2, b"1\n"), wrong(2, 1));
+        assert_eq!(read(2, b"1\t2\t3\t4\n"), wrong(2, 4));
+        assert_eq!(read(0, b"1\n"), wrong(0, 1));
+        assert_eq!(read(0, b"\t"), wrong(0, 2));
+        assert_eq!(read(2, b"\n"), wrong(2, 1));
+        assert_eq!(read(1, b"a\nb\n"), Err(CopyError::LineBreak));
+        assert_eq!(read(1, b"a\n\n"), Err(CopyError::LineBreak));
+        assert_eq!(read(1, b"a\\"), Err(CopyError::Unfinished));
+        // The line break was its line's end, and isn't what the backslash escapes.
+        assert_eq!(read(2, b"a\tb\\\n"), Err(CopyError::Unfinished));
+    }
+
+    #[test]
+    fn an_error_spoils_no_later_row() {
+        let mut rows = CopyRows::new(2);
+        for bad in [&b"\\ta"[..], b"1\t2\t3", b"a\\tb\t\\"] {
+            assert!(owned(&mut rows, bad).is_err());
+            assert_eq!(owned(&mut rows, b"\\x41\tb"), fields(&[Some("A"), Some("b")]));
+        }
+    }
+
+    #[test]
+    fn rows_share_one_memory() {
+        let mut rows = CopyRows::new(3);
+        let mut places = |line: &[u8]| {
+            rows.read(line, |row| (row.as_ptr().addr(), row[0].unwrap().as_ptr().addr())).unwrap()
+        };
+        let (fields, plain) = places(b"a\\tlong\\tfield\tb\tc");
+        for _ in 0..100 {
+            assert_eq!(places(b"a\\t\tb\t\\N"), (fields, plain));
+        }
+    }
+
+    /// A way to write a byte, as the documentation of COPY allows it; `next` is what is written after it.
+    fn write(out: &mut Vec<u8>, byte: u8, way: u8, next: Option<u8>) {
+        let letter = match byte {
+            0x08 => Some(b'b'),
+            0x0c => Some(b'f'),
+            b'\n' => Some(b'n'),
+            b'\r' => Some(b'r'),
+            b'\t' => Some(b't'),
+            0x0b => Some(b'v'),
+            _ => None,
+        };
+        let must = matches!(byte, b'\n' | b'\r' | b'\t' | b'\\');
+        match (way % 6, letter) {
+            (0, _) => out.extend(format!("\\{byte:03o}").bytes()),
+            (1, _) => out.extend(format!("\\x{byte:02x}").bytes()),
+            (2, _) if byte < 8 && !next.is_some_and(|next| next.is_ascii_digit()) => {
+                out.extend(format!("\\{byte:o}").bytes());
+            }
+            (3, Some(letter)) => out.extend([b'\\', letter]),
+            // Other characters stand for themselves behind a backslash, too.
+            (4, None) if !byte.is_ascii_alphanumeric() => out.extend([b'\\', byte]),
+            (_, Some(letter)) if must => out.extend([b'\\', letter]),
+            _ if must => out.extend([b'\\', byte]),
+            _ => out.push(byte),
+        }
+    }
+
+    fn line(row: &Owned, ways: &[u8]) -> Vec<u8> {
+        let (mut out, mut ways) = (Vec::new(), ways.iter().cycle());
+        for (index, field) in row.iter().enumerate() {
+            if index > 0 {
+                out.push(b'\t');
+            }
+            let Some(field) = field else {
+                out.extend(b"\\N");
+                continue;
+            };
+            for (at, byte) in field.iter().enumerate() {
+                write(&mut out, *byte, ways.next().copied().unwrap_or(5), field.get(at + 1).copied());
+            }
+        }
+        out.push(b'\n');
+        out
+    }
+
+    fn any_field() -> impl Strategy<Value = Option<Vec<u8>>> {
+        let awkward = prop::sample::select(&b"\t\n\\\r\x08\x0b\x0cNbfnrtvx0189af.\0 "[..]);
+        prop::option::weighted(
+            0.8,
+            prop_oneof![
+                prop::collection::vec(awkward, 0..12),
+                prop::collection::vec(any::<u8>(), 0..40),
+                "[a-z0-9 ]{0,60}".prop_map(String::into_bytes),
+            ],
+        )
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn rows_are_read_however_they_are_escaped(
+            table in (1..8_usize).prop_flat_map(|width| prop::collection::vec(
+                (prop::collection::vec(any_field(), width), prop::collection::vec(any::<u8>(), 1..20)),
+                1..6,
+            )),
+        ) {
+            let mut rows = CopyRows::new(table[0].0.len());
+            for (row, ways) in table {
+                prop_assert_eq!(owned(&mut rows, &line(&row, &ways)), Ok(row));
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_a_row_or_an_error(
+            columns in 0..5_usize,
+            bytes in prop_oneof![
+                prop::collection::vec(any::<u8>(), 0..40),
+                prop::collection::vec(prop::sample::select(&b"\t\\\nN0178xAbn"[..]), 0..40),
+            ],
+        ) {
+            if let Ok(row) = read(columns, &bytes) {
+                prop_assert_eq!(row.len(), columns);
+            }
+        }
+    }
+}

@@ -1,0 +1,438 @@
+//! A shape: what it is, and what clients can read of it.
+//!
+//! Invariant: what can be read never changes and is durable, except of a snapshot that isn't complete: should the process end before it is,
+//! the shape is gone, and its handle with it.
+//! Kept by: only the store's writer publishes, after it has synced.
+
+use std::any::Any;
+use std::fmt;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use tokio::sync::Notify;
+
+use crate::definition::Definition;
+use crate::encode::Layout;
+use crate::filter::{Filter, FilterError};
+use crate::offset::Offset;
+use crate::store::files::{self, Files, Kind};
+use crate::store::record::{Completed, Kept, Seen};
+use crate::store::strand::{Sought, Strand};
+
+/// A shape. Whoever holds it can read it, though it may be gone for others.
+pub struct Shape {
+    pub(crate) id: u64,
+    handle: String,
+    definition: Definition,
+    pub(crate) filter: Option<Filter>,
+    pub(crate) layout: Arc<Layout>,
+    files: Arc<Files>,
+    state: Mutex<State>,
+    changed: Notify,
+    /// When it was last asked for, as the registry counts.
+    pub(crate) used: AtomicU64,
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) phase: Phase,
+    pub(crate) snapshot: Strand,
+    pub(crate) log: Strand,
+    pub(crate) seen: Option<Seen>,
+    /// Whether it is decided what of the stream its snapshot has seen.
+    is_settled: bool,
+    listener: Option<Arc<dyn Listener>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Its snapshot isn't complete.
+    Filling,
+    Complete,
+    Gone(Gone),
+}
+
+/// Why a shape can't be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Gone {
+    /// It was deleted, or rotated: clients start over with another.
+    #[error("the shape was deleted")]
+    Deleted,
+    /// Its snapshot failed.
+    #[error("its snapshot failed: {0}")]
+    Failed(Failure),
+}
+
+/// What happened to a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// Whether it would fail again: the clause is to blame.
+    pub is_refusal: bool,
+    /// In words for whoever asked.
+    pub message: Arc<str>,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+/// A chunk of the snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SnapshotChunk {
+    /// It begins here; what there is of it ends there, and more is to come.
+    Open {
+        /// Its first byte.
+        from: u64,
+        /// How far it can be read by now.
+        to: u64,
+    },
+    /// It is from here to there.
+    Closed {
+        /// Its first byte.
+        from: u64,
+        /// The one after its last.
+        to: u64,
+    },
+    /// There is none of that number: the log follows.
+    None,
+}
+
+/// A part of the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LogPage {
+    /// Its first byte.
+    pub from: u64,
+    /// The one after its last.
+    pub to: u64,
+    /// The offset of its last message; of an empty page, where the log ends.
+    pub last: Offset,
+    /// Whether the log ends here, for now.
+    pub is_end: bool,
+}
+
+/// Hears of what becomes visible in a log, in order and without a gap. Called under the shape's lock: it must be quick.
+pub trait Listener: Any + Send + Sync + fmt::Debug {
+    /// Whole transactions. `seen`: the offset `<seen>_0` is after all of them, and before whatever comes. Returns whether it wants to hear more.
+    fn published(&self, messages: &[Bytes], last: Offset, seen: u64) -> bool;
+
+    /// The shape is gone.
+    fn ended(&self);
+}
+
+impl Shape {
+    pub(crate) fn new(
+        id: u64,
+        handle: String,
+        definition: Definition,
+        layout: Arc<Layout>,
+        files: Arc<Files>,
+    ) -> Result<Self, FilterError> {
+        let state = State {
+            phase: Phase::Filling,
+            snapshot: Strand::default(),
+            log: Strand::log(),
+            seen: None,
+            is_settled: false,
+            listener: None,
+        };
+        let filter = definition.filter()?;
+        let (state, changed, used) = (Mutex::new(state), Notify::new(), AtomicU64::new(0));
+        Ok(Shape { id, handle, definition, filter, layout, files, state, changed, used })
+    }
+
+    /// Names it for ever.
+    pub fn handle(&self) -> &str {
+        &self.handle
+    }
+
+    /// What it is.
+    pub fn definition(&self) -> &Definition {
+        &self.definition
+    }
+
+    /// How its rows are written.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Why it can't be read, if so.
+    pub fn gone(&self) -> Option<Gone> {
+        match &self.lock().phase {
+            Phase::Filling | Phase::Complete => None,
+            Phase::Gone(gone) => Some(gone.clone()),
+        }
+    }
+
+    /// A chunk of the snapshot, once it has begun.
+    ///
+    /// # Errors
+    /// When the shape is gone.
+    pub async fn snapshot_chunk(&self, index: u64) -> Result<SnapshotChunk, Gone> {
+        self.wait(|state| {
+            let chunks = state.snapshot.chunks();
+            let index = usize::try_from(index).unwrap_or(usize::MAX);
+            let from = index.checked_sub(1).map_or(Some(0), |before| Some(chunks.get(before)?.end));
+            match (from, chunks.get(index)) {
+                (Some(from), Some(chunk)) => Some(SnapshotChunk::Closed { from, to: chunk.end }),
+                (_, None) if state.phase == Phase::Complete => Some(SnapshotChunk::None),
+                (Some(from), None) => {
+                    let to = state.snapshot.len();
+                    (to > from).then_some(SnapshotChunk::Open { from, to })
+                }
+                (None, _) => None,
+            }
+        })
+        .await
+    }
+
+    /// Waits until the snapshot can be read beyond a position, or is complete.
+    ///
+    /// # Errors
+    /// When the shape is gone.
+    pub async fn snapshot_grown(&self, beyond: u64) -> Result<(), Gone> {
+        self.wait(|state| (state.snapshot.len() > beyond || state.phase == Phase::Complete).then_some(()))
+            .await
+    }
+
+    /// Waits until the snapshot is complete.
+    ///
+    /// # Errors
+    /// When the shape is gone.
+    pub async fn complete(&self) -> Result<(), Gone> {
+        self.wait(|state| (state.phase == Phase::Complete).then_some(())).await
+    }
+
+    /// The part of the log after `offset`, up to the end of a chunk. Reads the file if it must.
+    ///
+    /// # Errors
+    /// When the file can't be read.
+    pub fn log_after(&self, offset: Offset) -> io::Result<LogPage> {
+        let sought = self.lock().log.seek(offset);
+        let from = match sought {
+            Sought::At(from) => from,
+            Sought::InFile(from, to) => {
+                let file = self.files.open(self.id, Kind::Log)?;
+                files::seek(&*file, from, to, offset)?
+            }
+        };
+        Ok(self.log_from(from))
+    }
+
+    /// The part of the log from a position on, up to the end of a chunk.
+    pub fn log_from(&self, from: u64) -> LogPage {
+        let state = self.lock();
+        let chunks = state.log.chunks();
+        match chunks.get(chunks.partition_point(|chunk| chunk.end <= from)) {
+            Some(chunk) => {
+                LogPage { from, to: chunk.end, last: chunk.last, is_end: chunk.end == state.log.len() }
+            }
+            None => LogPage { from, to: state.log.len(), last: state.log.last(), is_end: true },
+        }
+    }
+
+    /// Where the log ends: its last offset.
+    pub fn log_end(&self) -> Offset {
+        self.lock().log.last()
+    }
+
+    /// Waits until the log goes beyond `offset`.
+    ///
+    /// # Errors
+    /// When the shape is gone.
+    pub async fn log_beyond(&self, offset: Offset) -> Result<(), Gone> {
+        self.wait(|state| (state.log.last() > offset).then_some(())).await
+    }
+
+    /// Reads a part of the snapshot. Blocks for the disk.
+    ///
+    /// # Errors
+    /// When the file can't be read.
+    pub fn read_snapshot(&self, from: u64, to: u64) -> io::Result<Vec<Bytes>> {
+        self.read(Kind::Snapshot, from, to)
+    }
+
+    /// Reads a part of the log. Blocks for the disk.
+    ///
+    /// # Errors
+    /// When the file can't be read.
+    pub fn read_log(&self, from: u64, to: u64) -> io::Result<Vec<Bytes>> {
+        self.read(Kind::Log, from, to)
+    }
+
+    /// Lets somebody listen: makes the listener unless there is one, and hands it over, with where the log ends: all after that is heard. `None`: the shape is gone.
+    pub fn attach<L: Listener, R>(
+        &self,
+        make: impl FnOnce() -> L,
+        with: impl FnOnce(&L) -> R,
+    ) -> Option<(R, LogPage)> {
+        let mut state = self.lock();
+        if matches!(state.phase, Phase::Gone(_)) {
+            return None;
+        }
+        let current = state.listener.clone().map(|listener| listener as Arc<dyn Any + Send + Sync>);
+        let listener = match current.map(Arc::downcast::<L>) {
+            Some(Ok(listener)) => listener,
+            Some(Err(_)) | None => {
+                let listener = Arc::new(make());
+                state.listener = Some(Arc::clone(&listener) as Arc<dyn Listener>);
+                listener
+            }
+        };
+        let end =
+            LogPage { from: state.log.len(), to: state.log.len(), last: state.log.last(), is_end: true };
+        Some((with(&listener), end))
+    }
+
+    /// How many bytes it has on disk, or will have.
+    pub fn bytes(&self) -> u64 {
+        let state = self.lock();
+        state.snapshot.len() + state.log.len()
+    }
+
+    fn read(&self, kind: Kind, from: u64, to: u64) -> io::Result<Vec<Bytes>> {
+        let found = self.lock().strand(kind).find(from, to);
+        let mut bytes = Vec::with_capacity(found.pieces.len() + 1);
+        if let Some((from, to)) = found.file {
+            bytes.push(files::read(&*self.files.open(self.id, kind)?, from, to)?.into());
+        }
+        bytes.extend(found.pieces);
+        Ok(bytes)
+    }
+
+    async fn wait<T>(&self, mut ready: impl FnMut(&State) -> Option<T>) -> Result<T, Gone> {
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            // From here on no change is missed.
+            changed.as_mut().enable();
+            {
+                let state = self.lock();
+                if let Phase::Gone(gone) = &state.phase {
+                    return Err(gone.clone());
+                }
+                if let Some(ready) = ready(&state) {
+                    return Ok(ready);
+                }
+            }
+            changed.await;
+        }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Something can be read that couldn't before.
+    pub(crate) fn notify(&self) {
+        self.changed.notify_waiters();
+    }
+
+    /// What was staged becomes visible.
+    pub(crate) fn publish(&self, seen: u64) {
+        {
+            let mut state = self.lock();
+            let from = state.log.len();
+            state.log.publish();
+            if let Some(listener) = state.listener.clone()
+                && state.log.len() > from
+            {
+                let found = state.log.find(from, state.log.len());
+                // Only a huge transaction was written before it was published; its listeners have to read it.
+                let wanted =
+                    found.file.is_none() && listener.published(&found.pieces, state.log.last(), seen);
+                if !wanted {
+                    state.listener = None;
+                    if found.file.is_some() {
+                        listener.ended();
+                    }
+                }
+            }
+        }
+        self.notify();
+    }
+
+    pub(crate) fn settled(&self) {
+        self.lock().is_settled = true;
+        self.notify();
+    }
+
+    pub(crate) async fn until_settled(&self) -> Result<(), Gone> {
+        self.wait(|state| state.is_settled.then_some(())).await
+    }
+
+    pub(crate) fn complete_with(&self, completed: &Completed, bytes: Bytes) {
+        {
+            let mut state = self.lock();
+            if matches!(state.phase, Phase::Gone(_)) {
+                return;
+            }
+            if state.snapshot.len() != completed.len {
+                state.snapshot = Strand::completed(completed, bytes);
+            }
+            state.seen = Some(completed.seen.clone());
+            state.phase = Phase::Complete;
+        }
+        self.notify();
+    }
+
+    pub(crate) fn end(&self, gone: Gone) {
+        let listener = {
+            let mut state = self.lock();
+            if !matches!(state.phase, Phase::Gone(_)) {
+                state.phase = Phase::Gone(gone);
+            }
+            state.listener.take()
+        };
+        listener.into_iter().for_each(|listener| listener.ended());
+        self.notify();
+    }
+
+    pub(crate) fn touch(&self, clock: u64) {
+        self.used.fetch_max(clock, Ordering::Relaxed);
+    }
+
+    /// As the catalog keeps it.
+    pub(crate) fn keep(&self) -> Kept {
+        let state = self.lock();
+        let snapshot = (state.phase == Phase::Complete).then(|| Completed {
+            id: self.id,
+            seen: state.seen.clone().expect("a complete snapshot has seen something"),
+            len: state.snapshot.len(),
+            chunks: state.snapshot.chunks().iter().map(|chunk| chunk.end).collect(),
+        });
+        Kept {
+            id: self.id,
+            handle: self.handle.clone(),
+            table: self.definition.table.fingerprint(),
+            choice: self.definition.choice.clone(),
+            snapshot,
+            log: state.log.keep(),
+        }
+    }
+}
+
+impl State {
+    pub(crate) fn strand(&self, kind: Kind) -> &Strand {
+        match kind {
+            Kind::Snapshot => &self.snapshot,
+            Kind::Log => &self.log,
+        }
+    }
+
+    pub(crate) fn strand_mut(&mut self, kind: Kind) -> &mut Strand {
+        match kind {
+            Kind::Snapshot => &mut self.snapshot,
+            Kind::Log => &mut self.log,
+        }
+    }
+}
+
+impl fmt::Debug for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shape").field("handle", &self.handle).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,303 @@
+//! What the simulated disk promises: it keeps what was synced, and over the seeds it loses everything else.
+
+use std::collections::BTreeSet;
+
+use super::*;
+
+const SEEDS: u64 = 300;
+
+fn put(disk: &dyn Disk, path: &str, bytes: &[u8]) {
+    let file = disk.create(path).unwrap();
+    file.write_all_at(bytes, 0).unwrap();
+    file.sync_data().unwrap();
+}
+
+/// A file's bytes as text, if it is there.
+fn get(disk: &dyn Disk, path: &str) -> Option<String> {
+    let file = match disk.open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return None,
+        file => file.unwrap(),
+    };
+    let mut bytes = vec![0; usize::try_from(file.len().unwrap()).unwrap()];
+    assert_eq!(file.read_at(&mut bytes, 0).unwrap(), bytes.len());
+    Some(String::from_utf8(bytes).unwrap())
+}
+
+/// Whatever `look` sees after crashes with many seeds.
+fn outcomes<T: Ord>(disk: &SimulatedDisk, look: impl Fn(&SimulatedDisk) -> T) -> BTreeSet<T> {
+    (0..SEEDS).map(|seed| look(&disk.after_crash(seed))).collect()
+}
+
+fn text(text: &str) -> Option<String> {
+    Some(text.to_owned())
+}
+
+#[test]
+fn a_file_is_sure_to_be_there_once_it_its_directory_and_the_directory_above_are_synced() {
+    let disk = SimulatedDisk::new(1);
+    disk.make_dir("wal").unwrap();
+    put(&disk, "wal/1", b"one");
+    let look = |disk: &SimulatedDisk| get(disk, "wal/1");
+    assert_eq!(outcomes(&disk, look), [None, text("one")].into());
+    disk.sync_dir("wal").unwrap();
+    assert_eq!(outcomes(&disk, look), [None, text("one")].into());
+    disk.sync_dir("").unwrap();
+    assert_eq!(outcomes(&disk, look), [text("one")].into());
+}
+
+#[test]
+fn one_sync_of_everything_does_for_all_of_it() {
+    let disk = SimulatedDisk::new(1);
+    disk.make_dir("wal").unwrap();
+    disk.create("wal/1").unwrap().write_all_at(b"one", 0).unwrap();
+    disk.create("catalog").unwrap().write_all_at(b"two", 0).unwrap();
+    disk.remove("catalog").unwrap();
+    disk.sync_everything().unwrap();
+    let look = |disk: &SimulatedDisk| (get(disk, "wal/1"), get(disk, "catalog"));
+    assert_eq!(outcomes(&disk, look), [(text("one"), None)].into());
+}
+
+#[test]
+fn a_durable_name_says_nothing_about_the_bytes() {
+    let disk = SimulatedDisk::new(1);
+    disk.create("file").unwrap().write_all_at(b"x", 0).unwrap();
+    disk.sync_dir("").unwrap();
+    let outcomes = outcomes(&disk, |disk| get(disk, "file"));
+    assert_eq!(outcomes, [text(""), text("\0"), text("x")].into());
+}
+
+#[test]
+fn an_unsynced_rename_leaves_the_old_name_or_the_new_one() {
+    let disk = SimulatedDisk::new(1);
+    put(&disk, "catalog", b"old");
+    put(&disk, "catalog.new", b"new");
+    disk.sync_dir("").unwrap();
+    disk.rename("catalog.new", "catalog").unwrap();
+    let look = |disk: &SimulatedDisk| (get(disk, "catalog"), get(disk, "catalog.new"));
+    assert_eq!(outcomes(&disk, look), [(text("old"), text("new")), (text("new"), None)].into());
+    disk.sync_dir("").unwrap();
+    assert_eq!(outcomes(&disk, look), [(text("new"), None)].into());
+}
+
+#[test]
+fn a_rename_between_directories_is_durable_once_either_is_synced() {
+    for synced in ["from", "to"] {
+        let disk = SimulatedDisk::new(1);
+        disk.make_dir("from").unwrap();
+        disk.make_dir("to").unwrap();
+        put(&disk, "from/file", b"x");
+        disk.sync_everything().unwrap();
+        disk.rename("from/file", "to/file").unwrap();
+        let look = |disk: &SimulatedDisk| (get(disk, "from/file"), get(disk, "to/file"));
+        assert_eq!(outcomes(&disk, look), [(text("x"), None), (None, text("x"))].into());
+        disk.sync_dir(synced).unwrap();
+        assert_eq!(outcomes(&disk, look), [(None, text("x"))].into(), "{synced}");
+    }
+}
+
+#[test]
+fn a_directory_that_is_synced_brings_what_its_renames_cannot_do_without() {
+    let disk = SimulatedDisk::new(1);
+    disk.make_dir("from").unwrap();
+    disk.make_dir("to").unwrap();
+    disk.sync_dir("").unwrap();
+    put(&disk, "from/file", b"x");
+    put(&disk, "from/other", b"y");
+    disk.rename("from/file", "to/file").unwrap();
+    disk.sync_dir("to").unwrap();
+    assert_eq!(outcomes(&disk, |disk| get(disk, "to/file")), [text("x")].into());
+    assert_eq!(outcomes(&disk, |disk| get(disk, "from/other")), [None, text("y")].into());
+}
+
+#[test]
+fn what_happens_to_one_name_happens_in_order_and_to_two_names_in_any() {
+    let disk = SimulatedDisk::new(1);
+    put(&disk, "a", b"1");
+    disk.remove("a").unwrap();
+    put(&disk, "a", b"2");
+    put(&disk, "b", b"3");
+    let look = |disk: &SimulatedDisk| (get(disk, "a"), get(disk, "b"));
+    let expected = [None, text("1"), text("2")].into_iter().flat_map(|a| [(a.clone(), None), (a, text("3"))]);
+    assert_eq!(outcomes(&disk, look), expected.collect());
+}
+
+#[test]
+fn an_unsynced_removal_may_be_undone_and_a_synced_one_never() {
+    let disk = SimulatedDisk::new(1);
+    disk.make_dir("shape").unwrap();
+    put(&disk, "shape/log", b"x");
+    disk.sync_everything().unwrap();
+    disk.remove_dir("shape").unwrap();
+    let look = |disk: &SimulatedDisk| (disk.list("").unwrap().len(), get(disk, "shape/log"));
+    assert_eq!(outcomes(&disk, look), [(0, None), (1, None), (1, text("x"))].into());
+    disk.sync_dir("").unwrap();
+    assert_eq!(outcomes(&disk, look), [(0, None)].into());
+}
+
+#[test]
+fn the_call_that_crashes_fails_and_so_does_every_call_after_it() {
+    let disk = SimulatedDisk::new(1);
+    let file = disk.create("file").unwrap();
+    disk.crash_at(3);
+    file.write_all_at(b"x", 0).unwrap();
+    file.sync_data().unwrap();
+    assert_eq!((disk.ops(), disk.crashed()), (3, false));
+    assert_eq!(disk.rename("file", "other").unwrap_err().to_string(), "crashed");
+    assert_eq!((disk.ops(), disk.crashed()), (4, true));
+    let failures = [
+        file.write_all_at(b"x", 0).is_err(),
+        file.read_at(&mut [0], 0).is_err(),
+        file.len().is_err(),
+        file.sync_data().is_err(),
+        file.set_len(0).is_err(),
+        disk.create("x").is_err(),
+        disk.open("file").is_err(),
+        disk.list("").is_err(),
+        disk.remove_dir("x").is_err(),
+        disk.sync_everything().is_err(),
+        disk.try_lock().is_err(),
+    ];
+    assert_eq!(failures, [true; 11]);
+    assert_eq!(disk.ops(), 4);
+}
+
+#[test]
+fn a_call_that_crashes_has_its_effect_or_some_of_it_or_none() {
+    let (mut written, mut renamed, mut removed) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    for seed in 0..SEEDS {
+        let disk = SimulatedDisk::new(seed);
+        let file = disk.create("file").unwrap();
+        disk.crash_at(1);
+        file.write_all_at(b"abc", 0).unwrap_err();
+        written.extend(get(&disk.after_kill(), "file"));
+
+        let disk = disk.after_kill();
+        disk.crash_at(1);
+        disk.rename("file", "other").unwrap_err();
+        renamed.insert(disk.after_kill().list("").unwrap());
+
+        let disk = SimulatedDisk::new(seed);
+        disk.make_dir("dir").unwrap();
+        disk.create("dir/a").unwrap();
+        disk.create("dir/b").unwrap();
+        disk.crash_at(1);
+        disk.remove_dir("dir").unwrap_err();
+        removed.insert(disk.after_kill().list("dir").ok());
+    }
+    assert_eq!(written, ["", "a", "ab", "abc"].map(String::from).into());
+    assert_eq!(renamed, [vec!["file".to_owned()], vec!["other".to_owned()]].into());
+    let names = |names: &[&str]| Some(names.iter().map(ToString::to_string).collect::<Vec<_>>());
+    assert_eq!(removed, [None, names(&[]), names(&["b"]), names(&["a", "b"])].into());
+}
+
+#[test]
+fn a_killed_process_leaves_all_that_it_wrote_and_a_free_lock_but_nothing_more_synced_than_before() {
+    let disk = SimulatedDisk::new(1);
+    let _lock = disk.try_lock().unwrap().unwrap();
+    disk.create("file").unwrap().write_all_at(b"x", 0).unwrap();
+    disk.fill(0);
+    disk.fail_sync();
+    let next = disk.after_kill();
+    assert!(next.try_lock().unwrap().is_some());
+    assert!(disk.try_lock().unwrap().is_none());
+    assert_eq!(get(&next, "file"), text("x"));
+    assert!(outcomes(&next, |disk| get(disk, "file")).contains(&None));
+    put(&next, "file", b"new");
+    assert_eq!(get(&disk, "file"), text("x"), "the disk of the killed process is another one");
+    assert_eq!(get(&disk.after_crash(1).after_kill(), "file"), get(&disk.after_crash(1), "file"));
+}
+
+#[test]
+fn a_full_disk_takes_what_fits_and_what_takes_no_room_and_has_room_again_after_a_removal() {
+    let full = |result: io::Result<()>| assert_eq!(result.unwrap_err().kind(), ErrorKind::StorageFull);
+    let disk = SimulatedDisk::new(1);
+    put(&disk, "other", b"12345");
+    let file = disk.create("file").unwrap();
+    disk.fill(4);
+    file.write_all_at(b"abc", 0).unwrap();
+    full(file.write_all_at(b"de", 3));
+    assert_eq!(get(&disk, "file"), text("abcd"));
+    file.write_all_at(b"ABCD", 0).unwrap();
+    full(file.write_all_at(b"xy", 3));
+    assert_eq!(get(&disk, "file"), text("ABCx"));
+    disk.remove("other").unwrap();
+    file.write_all_at(b"efghi", 4).unwrap();
+    full(file.write_all_at(b"j", 9));
+    file.set_len(8).unwrap();
+    file.write_all_at(b"j", 20).unwrap();
+    full(file.write_all_at(b"k", 21));
+    file.sync_data().unwrap();
+}
+
+#[test]
+fn a_sync_that_is_told_to_fail_does_so_once() {
+    let disk = SimulatedDisk::new(1);
+    let file = disk.create("file").unwrap();
+    disk.fail_sync();
+    assert_eq!(file.sync_data().unwrap_err().raw_os_error(), Some(Errno::IO.raw_os_error()));
+    file.sync_data().unwrap();
+}
+
+#[test]
+fn syncs_and_bytes_are_counted() {
+    let disk = SimulatedDisk::new(1);
+    put(&disk, "file", b"abc");
+    put(&disk, "file", b"de");
+    disk.sync_dir("").unwrap();
+    disk.sync_everything().unwrap();
+    let expected = Statistics { data_syncs: 2, dir_syncs: 1, full_syncs: 1, bytes_written: 5 };
+    assert_eq!(disk.statistics(), expected);
+    assert_eq!(disk.ops(), 8);
+}
+
+/// Replaces the catalog again and again, until the crash. Returns the last version that was said to be safe.
+fn replace(disk: &SimulatedDisk, sync_bytes: bool, sync_name: bool) -> usize {
+    let version = |number: usize| -> io::Result<()> {
+        let file = disk.create("catalog.new")?;
+        file.write_all_at(format!("{number:03}").as_bytes(), 0)?;
+        if sync_bytes {
+            file.sync_data()?;
+        }
+        disk.rename("catalog.new", "catalog")?;
+        if sync_name { disk.sync_dir("") } else { Ok(()) }
+    };
+    (1..=4).take_while(|number| version(*number).is_ok()).last().unwrap_or(0)
+}
+
+/// The crashes, by call and seed, after which the catalog isn't the last safe version or the one after it.
+fn losses(sync_bytes: bool, sync_name: bool) -> Vec<(u64, u64)> {
+    let whole = SimulatedDisk::new(0);
+    assert_eq!(replace(&whole, sync_bytes, sync_name), 4);
+    let crashes = (1..=whole.ops()).flat_map(|op| (0..SEEDS).map(move |seed| (op, seed)));
+    let lost = crashes.filter(|&(op, seed)| {
+        let disk = SimulatedDisk::new(seed);
+        disk.crash_at(op);
+        let safe = replace(&disk, sync_bytes, sync_name);
+        let found = get(&disk.after_crash(seed), "catalog");
+        let allowed = [safe, safe + 1].map(|number| (number > 0).then(|| format!("{number:03}")));
+        assert!(disk.crashed());
+        !allowed.contains(&found)
+    });
+    lost.collect()
+}
+
+#[test]
+fn a_careful_replacement_survives_every_crash_and_a_careless_one_does_not() {
+    assert_eq!(losses(true, true), []);
+    assert_ne!(losses(false, true), []);
+    assert_ne!(losses(true, false), []);
+}
+
+#[test]
+fn the_same_seeds_and_calls_leave_the_same() {
+    let left = |seed: u64| {
+        let disk = SimulatedDisk::new(seed);
+        disk.crash_at(10);
+        let safe = replace(&disk, true, true);
+        let disk = disk.after_crash(seed);
+        (safe, get(&disk, "catalog"), get(&disk, "catalog.new"))
+    };
+    let all = || (0..SEEDS).map(left).collect::<Vec<_>>();
+    assert_eq!(all(), all());
+    assert!(all().into_iter().collect::<BTreeSet<_>>().len() > 2);
+}

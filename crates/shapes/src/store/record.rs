@@ -1,0 +1,335 @@
+//! What is written to the write-ahead log and the catalog: records, each in a frame that shows whether it is whole.
+//!
+//! Invariant: what [`next`] returns was written by [`frame`], whole; whatever else lies in a file, it returns nothing and never panics.
+//! Kept by: a frame is its payload's length, the CRC-32C of both, and the payload. A length of 0 ends a file.
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use crate::definition::{Choice, Table};
+
+/// Length and checksum.
+pub(crate) const HEAD: usize = 8;
+
+/// A record can't be larger: whatever says so isn't one.
+pub(crate) const MAX_PAYLOAD: usize = 1 << 30;
+
+/// One step in the store's history.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Record {
+    /// A part of a transaction; more comes.
+    Part(Changes),
+    /// The last part of a transaction: it is committed.
+    Commit(Changes, Commit),
+    /// All else, with bytes that belong to it.
+    Note(Note, Bytes),
+}
+
+/// What a transaction does to shapes.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Changes {
+    /// The commit's position.
+    pub(crate) lsn: u64,
+    /// Which messages of `text` belong to which shape.
+    pub(crate) touches: Vec<Touch>,
+    /// Messages, each once, each with [`MORE`](crate::encode::MORE) at its end.
+    pub(crate) text: Bytes,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Touch {
+    pub(crate) shape: u64,
+    /// The number of its last change.
+    pub(crate) last_op: u64,
+    /// Of the text: first byte, and the one after the last.
+    pub(crate) ranges: Vec<(u32, u32)>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Commit {
+    /// The position after the transaction; 0: it was told before, and only some shape took it late.
+    pub(crate) end: u64,
+    /// The shapes that earlier parts touched, and this one doesn't.
+    pub(crate) earlier: Vec<u64>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Note {
+    /// Nothing of interest up to here.
+    Advance { lsn: u64 },
+    /// A table that shapes after it refer to by its fingerprint.
+    Table { table: Table },
+    /// A shape begins; its snapshot is yet to come.
+    Create { id: u64, handle: String, table: u64, choice: Choice },
+    /// Its snapshot is complete. The bytes are the snapshot's, if it has no file of its own.
+    Complete(Completed),
+    /// It is gone.
+    Delete { id: u64 },
+    /// Everything is gone; what follows is the history of this origin from here on.
+    Reset { origin: String, lsn: u64 },
+    /// The same history under another name.
+    Adopt { origin: String },
+    /// The catalog's first record.
+    Catalog(CatalogHead),
+    /// Of the catalog: a shape as it was.
+    Shape(Box<Kept>),
+    /// Of the catalog: it is whole.
+    End { shapes: usize },
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Completed {
+    pub(crate) id: u64,
+    pub(crate) seen: Seen,
+    pub(crate) len: u64,
+    /// Where its chunks end.
+    pub(crate) chunks: Vec<u64>,
+}
+
+/// What a shape's snapshot has seen, so that the log goes on where it ends.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Seen {
+    pub(crate) xmin: u64,
+    pub(crate) xmax: u64,
+    pub(crate) xip: Vec<u64>,
+    /// Transactions that were committed after this position aren't in it.
+    pub(crate) lsn: u64,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct CatalogHead {
+    /// The format of the whole store.
+    pub(crate) format: u32,
+    pub(crate) origin: Option<String>,
+    pub(crate) lsn: u64,
+    pub(crate) seen: u64,
+    pub(crate) next_id: u64,
+    pub(crate) last_handle: u64,
+    /// The first segment of the log that isn't in the catalog.
+    pub(crate) segment: u64,
+}
+
+/// A shape, as the catalog keeps it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Kept {
+    pub(crate) id: u64,
+    pub(crate) handle: String,
+    pub(crate) table: u64,
+    pub(crate) choice: Choice,
+    /// `None`: the snapshot wasn't complete.
+    pub(crate) snapshot: Option<Completed>,
+    pub(crate) log: KeptLog,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct KeptLog {
+    pub(crate) len: u64,
+    pub(crate) last: (u64, u64),
+    /// Where its chunks end, and with which offset.
+    pub(crate) chunks: Vec<(u64, u64, u64)>,
+}
+
+const PART: u8 = 1;
+const COMMIT: u8 = 2;
+const NOTE: u8 = 3;
+
+/// Writes the record's frame to `out`, all but the text that ends it: that is returned, and follows in the file.
+pub(crate) fn frame(record: &Record, out: &mut Vec<u8>) -> Bytes {
+    let start = out.len();
+    out.extend_from_slice(&[0; HEAD]);
+    let text = match record {
+        Record::Part(changes) => {
+            out.push(PART);
+            put_changes(out, changes);
+            changes.text.clone()
+        }
+        Record::Commit(changes, commit) => {
+            out.push(COMMIT);
+            put(out, commit.end);
+            put(out, commit.earlier.len() as u64);
+            commit.earlier.iter().for_each(|shape| put(out, *shape));
+            put_changes(out, changes);
+            changes.text.clone()
+        }
+        Record::Note(note, bytes) => {
+            out.push(NOTE);
+            let note = serde_json::to_vec(note).expect("notes are plain data");
+            put(out, note.len() as u64);
+            out.extend_from_slice(&note);
+            bytes.clone()
+        }
+    };
+    let payload = out.len() - start - HEAD + text.len();
+    let length = u32::try_from(payload).ok().filter(|length| *length as usize <= MAX_PAYLOAD);
+    let length =
+        length.expect("parts of transactions and small snapshots are far below the limit").to_le_bytes();
+    let checksum = crc32c::crc32c_append(crc32c::crc32c(&length), &out[start + HEAD..]);
+    let checksum = crc32c::crc32c_append(checksum, &text).to_le_bytes();
+    out[start..start + 4].copy_from_slice(&length);
+    out[start + 4..start + HEAD].copy_from_slice(&checksum);
+    text
+}
+
+/// The record at the beginning of `bytes`, and its length with its frame; `None`: there is no whole one.
+pub(crate) fn next(bytes: &Bytes) -> Option<(Record, usize)> {
+    let length = u32::from_le_bytes(bytes.get(..4)?.try_into().ok()?) as usize;
+    let checksum = u32::from_le_bytes(bytes.get(4..HEAD)?.try_into().ok()?);
+    if length == 0 || length > MAX_PAYLOAD {
+        return None;
+    }
+    let payload = bytes.get(HEAD..HEAD + length)?;
+    if crc32c::crc32c_append(crc32c::crc32c(&bytes[..4]), payload) != checksum {
+        return None;
+    }
+    let record = read(Cursor { bytes: bytes.slice(HEAD..HEAD + length) })?;
+    Some((record, HEAD + length))
+}
+
+fn read(mut cursor: Cursor) -> Option<Record> {
+    match cursor.byte()? {
+        PART => cursor.changes().map(Record::Part),
+        COMMIT => {
+            let end = cursor.number()?;
+            let earlier = cursor.list(Cursor::number)?;
+            Some(Record::Commit(cursor.changes()?, Commit { end, earlier }))
+        }
+        NOTE => {
+            let length = usize::try_from(cursor.number()?).ok()?;
+            let note = serde_json::from_slice(cursor.bytes.get(..length)?).ok()?;
+            Some(Record::Note(note, cursor.bytes.slice(length..)))
+        }
+        _ => None,
+    }
+}
+
+fn put_changes(out: &mut Vec<u8>, changes: &Changes) {
+    put(out, changes.lsn);
+    put(out, changes.touches.len() as u64);
+    for touch in &changes.touches {
+        put(out, touch.shape);
+        put(out, touch.last_op);
+        put(out, touch.ranges.len() as u64);
+        for (from, to) in &touch.ranges {
+            put(out, u64::from(*from));
+            put(out, u64::from(to - from));
+        }
+    }
+}
+
+/// Seven bits a byte, the lowest first; all but the last have the eighth set.
+fn put(out: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        out.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    out.push(number as u8);
+}
+
+struct Cursor {
+    bytes: Bytes,
+}
+
+impl Cursor {
+    fn byte(&mut self) -> Option<u8> {
+        let first = *self.bytes.first()?;
+        let _read = self.bytes.split_to(1);
+        Some(first)
+    }
+
+    fn number(&mut self) -> Option<u64> {
+        let mut number = 0_u64;
+        for (at, byte) in self.bytes.iter().take(10).enumerate() {
+            number |= u64::from(byte & 0x7f).checked_shl(7 * at as u32)?;
+            if byte & 0x80 == 0 {
+                let _read = self.bytes.split_to(at + 1);
+                return Some(number);
+            }
+        }
+        None
+    }
+
+    fn list<T>(&mut self, item: impl Fn(&mut Self) -> Option<T>) -> Option<Vec<T>> {
+        let count = usize::try_from(self.number()?).ok()?;
+        // An item takes at least a byte: a length can't make us take more memory than the record has.
+        let mut items = Vec::with_capacity(count.min(self.bytes.len()));
+        for _ in 0..count {
+            items.push(item(self)?);
+        }
+        Some(items)
+    }
+
+    fn changes(&mut self) -> Option<Changes> {
+        let lsn = self.number()?;
+        let touches = self.list(|cursor| {
+            let (shape, last_op) = (cursor.number()?, cursor.number()?);
+            let ranges = cursor.list(|cursor| {
+                let from = u32::try_from(cursor.number()?).ok()?;
+                Some((from, from.checked_add(u32::try_from(cursor.number()?).ok()?)?))
+            })?;
+            Some(Touch { shape, last_op, ranges })
+        })?;
+        let text = self.bytes.clone();
+        let within = |(_, to): &(u32, u32)| *to as usize <= text.len();
+        touches.iter().all(|touch| touch.ranges.iter().all(within)).then_some(Changes { lsn, touches, text })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn framed(records: &[Record]) -> Bytes {
+        let mut out = Vec::new();
+        for record in records {
+            let text = frame(record, &mut out);
+            out.extend_from_slice(&text);
+        }
+        out.into()
+    }
+
+    fn some_records() -> Vec<Record> {
+        let touch = Touch { shape: 300, last_op: 4, ranges: vec![(0, 3), (5, 9)] };
+        let changes = Changes { lsn: u64::MAX, touches: vec![touch], text: Bytes::from_static(b"abcdefghi") };
+        vec![
+            Record::Part(changes.clone()),
+            Record::Commit(changes, Commit { end: 7, earlier: vec![1, 1 << 40] }),
+            Record::Note(Note::Delete { id: 5 }, Bytes::new()),
+            Record::Note(Note::Advance { lsn: 5 }, Bytes::from_static(b"more")),
+        ]
+    }
+
+    #[test]
+    fn records_are_read_as_they_were_written() {
+        let records = some_records();
+        let mut bytes = framed(&records);
+        for record in records {
+            let (read, length) = next(&bytes).expect("a record");
+            assert_eq!(read, record);
+            let _read = bytes.split_to(length);
+        }
+        assert_eq!(next(&bytes), None);
+        assert_eq!(next(&Bytes::from_static(&[0; 64])), None);
+    }
+
+    proptest! {
+        #[test]
+        fn a_damaged_record_is_none(at in 0_usize..200, flip in 1_u8..) {
+            for record in some_records() {
+                let mut bytes = framed(&[record]).to_vec();
+                let at = at % bytes.len();
+                bytes[at] ^= flip;
+                prop_assert_eq!(next(&bytes.into()), None);
+            }
+        }
+
+        #[test]
+        fn noise_is_never_a_record(noise: Vec<u8>) {
+            prop_assert_eq!(next(&noise.clone().into()), None);
+            // Not even where the checksum agrees.
+            let _anything = read(Cursor { bytes: noise.into() });
+        }
+    }
+}
