@@ -51,6 +51,10 @@ pub struct ServeConfig {
     pub max_age_s: u32,
     /// And for how long after that, while it asks, in seconds.
     pub stale_age_s: u32,
+    /// Pool connections at a time, of all instances together; `None`: as many as their pools want.
+    pub max_connections: Option<u32>,
+    /// Pool connections opened a second, by all instances together.
+    pub connections_per_second: u32,
     /// How many snapshots are taken at once: at least one, and at most as many as there are connections for them.
     pub snapshots: usize,
     /// How clients' connections are served.
@@ -105,6 +109,12 @@ fn check_all(file: &ServeFile, check: &Check) -> Result<ServeConfig, ValueError>
         sse_timeout: seconds("serve.sse_timeout_ms", serve.sse_timeout_ms, 60)?,
         max_age_s: age("serve.max_age_s", serve.max_age_s, 60, check)?,
         stale_age_s: age("serve.stale_age_s", serve.stale_age_s, 300, check)?,
+        max_connections: file.database.max_connections.filter(|most| *most > 0),
+        connections_per_second: check.count(
+            "database.connections_per_second",
+            file.database.connections_per_second,
+            100,
+        )?,
         snapshots: check_snapshots(file, check)?,
         drain_timeout: http.drain_timeout,
         http,

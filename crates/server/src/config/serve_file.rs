@@ -68,6 +68,10 @@ pub(crate) struct DatabaseSection {
     /// Connections beside replication's: a quarter, 1 to 4, for metadata, the rest for snapshots. Default 20: a fifth of what
     /// Postgres takes unless told.
     pub(crate) pool_size: Option<u32>,
+    /// Pool connections of all instances at the same Redis together. Default 0: as many as their pools want.
+    pub(crate) max_connections: Option<u32>,
+    /// Pool connections opened a second, by all instances at the same Redis together. Default 100: what Aurora DSQL takes.
+    pub(crate) connections_per_second: Option<u32>,
     /// Closes all connections after so long without a request; the next one wakes them. Default 0: never.
     pub(crate) idle_timeout_ms: Option<u64>,
     /// How often those who wait for the slot look whether its holder lives. Default 10,000.

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use clap::Parser as _;
+use http::{HeaderMap, HeaderValue};
 
 use super::file::Shape as _;
 use super::serve_file::ServeFile;
@@ -124,6 +125,8 @@ const REACHED: &[(&str, &str, &str)] = &[
     ("database.publication", "Other one", "manager.publication: \"Other one\""),
     ("database.manual_publication", "true", "manager.manual_publication: true"),
     ("database.pool_size", "8", "manager.pool_size: 8"),
+    ("database.max_connections", "40", "max_connections.40"),
+    ("database.connections_per_second", "7", "connections_per_second: 7"),
     ("database.idle_timeout_ms", "7000", "manager.idle_after.7s"),
     ("database.lock_check_ms", "7000", "manager.lock_patience.check_every: 7s"),
     ("database.lock_silence_ms", "7000", "manager.lock_patience.silent_for: 7s"),
@@ -325,13 +328,25 @@ fn operators_stay_on_this_machine_unless_somebody_insists() {
     assert_eq!(said(&["--admin", "off"], &[URL]).unwrap().admin, None);
 }
 
-#[test]
-fn a_user_s_header_is_believed_from_trusted_proxies() {
+#[tokio::test]
+async fn only_trusted_proxies_tell_who_a_client_is() {
     let proxies = ("FOREBAY_SERVE_TRUSTED_PROXIES", "10.0.0.0/8, 192.0.2.1");
     let by = ("FOREBAY_SERVE_FORWARDED_BY", "forwarded");
-    let config = with(&[proxies, by, ("FOREBAY_IDENTITY_USER_HEADER", "X-User-ID")]).unwrap();
-    assert_eq!(config.identity.ways, ["trusted_header"]);
+    let header = ("FOREBAY_IDENTITY_USER_HEADER", "X-User-ID");
+    let address = ("FOREBAY_IDENTITY_BY_ADDRESS", "true");
+    let config = with(&[proxies, by, header, address]).unwrap();
+    assert_eq!(config.identity.ways, ["trusted_header", "address"]);
     assert_eq!(config.admission.share(&forebay_admission::Class::ANONYMOUS), 90);
+    let who = async |name: &'static str, value: &'static str, peer: &str| {
+        let headers = HeaderMap::from_iter([(name.parse().unwrap(), HeaderValue::from_static(value))]);
+        let visitor = config.identity.identify.identify(&headers, Some(peer.parse().unwrap())).await;
+        visitor.unwrap().who().unwrap().id().to_owned()
+    };
+    assert_eq!(who("x-user-id", "ada", "10.1.2.3").await, "ada");
+    assert_eq!(who("x-user-id", "ada", "192.0.2.1").await, "ada");
+    assert_eq!(who("x-user-id", "ada", "203.0.113.7").await, "203.0.113.7");
+    assert_eq!(who("forwarded", "for=203.0.113.7", "10.1.2.3").await, "203.0.113.7");
+    assert_eq!(who("x-forwarded-for", "203.0.113.7", "10.1.2.3").await, "10.1.2.3", "not what they write");
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_postgres::{Manager, Phase, Step};
+use forebay_postgres::{Awake, Manager, Phase, Step};
 use forebay_shapes::{Gone, LogPage, Offset, Shape, Shapes, Since, SnapshotChunk};
 use forebay_stream::{Incoming, Live};
 use http::request::Parts;
@@ -42,6 +42,9 @@ pub(crate) struct Answering {
     pub(crate) sse_timeout: Duration,
     pub(crate) started: Instant,
 }
+
+/// How long waking up may take before what is there is served.
+const WAKING: Duration = Duration::from_secs(10);
 
 type Answered = Result<Response<Answer>, Refusal>;
 
@@ -85,10 +88,11 @@ impl Answering {
         if parts.method == Method::DELETE {
             return self.delete(&request).await;
         }
+        let awake = self.wake().await;
         if request.subset.is_some() {
             return self.subset(&request).await;
         }
-        let asking = Asking { parts, request: &request };
+        let asking = Asking { parts, request: &request, _awake: awake };
         match request.since {
             Since::Beginning => {
                 let shape = self.making.shape(&request).await?;
@@ -105,6 +109,15 @@ impl Answering {
                 }
                 self.log(&asking, &shape, offset).await
             }
+        }
+    }
+
+    /// What is asked for may have changed while everything slept; and while somebody waits, nothing falls asleep.
+    async fn wake(&self) -> Option<Awake> {
+        match self.manager.keep_awake() {
+            Some(awake) => Some(awake),
+            // Without the database, what is there is served.
+            None => timeout(WAKING, self.manager.awake()).await.ok()?.ok(),
         }
     }
 
@@ -188,7 +201,8 @@ impl Answering {
 
     async fn events(&self, asking: &Asking<'_>, shape: &Arc<Shape>, offset: Offset) -> Answered {
         let (keep_alive, lasts) = (self.sse_keep_alive, self.sse_timeout);
-        let events = Events::new(Arc::clone(shape), self.shapes.clone(), offset, keep_alive, lasts);
+        let awake = self.manager.keep_awake();
+        let events = Events::new(Arc::clone(shape), self.shapes.clone(), offset, keep_alive, lasts, awake);
         let Some(events) = events else { return Err(self.gone(Gone::Deleted, asking.request).await) };
         let mut head = asking.head(shape, offset.max(shape.log_end()), false, None);
         head.cursor = Some(self.cursor(asking.request));
@@ -284,6 +298,8 @@ impl Answering {
 struct Asking<'a> {
     parts: &'a Parts,
     request: &'a ShapeRequest,
+    /// Until it is answered.
+    _awake: Option<Awake>,
 }
 
 /// The head of an answer in the making.

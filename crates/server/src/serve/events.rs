@@ -15,6 +15,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
+use forebay_postgres::Awake;
 use forebay_shapes::{Listener, Offset, Shape, Shapes};
 use forebay_stream::{Tail, Topic};
 use http_body::Body as _;
@@ -113,6 +114,8 @@ pub(crate) struct Events {
     ends_at: Instant,
     /// The next keep-alive, or the end.
     alarm: Pin<Box<Sleep>>,
+    /// While somebody listens, the database is followed.
+    _awake: Option<Awake>,
 }
 
 enum State {
@@ -155,12 +158,22 @@ impl Events {
         after: Offset,
         keep_alive: Duration,
         lasts: Duration,
+        awake: Option<Awake>,
     ) -> Option<Self> {
         let now = Instant::now();
         let alarm = Box::pin(sleep_until(now + keep_alive.min(lasts)));
         let (ready, ends_at) = (VecDeque::new(), now + lasts);
-        let mut events =
-            Events { shape, shapes, sent: after, state: State::Over, ready, keep_alive, ends_at, alarm };
+        let mut events = Events {
+            shape,
+            shapes,
+            sent: after,
+            state: State::Over,
+            ready,
+            keep_alive,
+            ends_at,
+            alarm,
+            _awake: awake,
+        };
         events.subscribe().then_some(events)
     }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use forebay_postgres::pgoutput::{Lsn, Snapshot};
-use forebay_postgres::{Manager, NotReady, PoolError, PublishError, TableName};
+use forebay_postgres::{Manager, NotReady, PoolError, PublishError, Step, TableName};
 use forebay_shapes::filter::{self, Filter};
 use forebay_shapes::{
     Choice, CreateError, Creation, Definition, Failure, Gone, LogMode, Shape, Shapes, Table,
@@ -20,7 +20,7 @@ use forebay_shapes::{
 use http::HeaderValue;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tracing::{info, warn};
 
 use super::database::{self, DescribeError, SnapshotError, SnapshotQuery};
@@ -30,6 +30,8 @@ use super::protocol::{Invalid, Refusal, ShapeRequest, schema};
 const MAX_WAITING: usize = 1000;
 /// How long what is known of a table is believed without a look at the database. A change that comes by the stream is seen at once.
 const KNOWN_FOR: Duration = Duration::from_secs(5);
+/// How long the database may take to tell.
+const ASKING: Duration = Duration::from_secs(10);
 /// How long writers from before the table was published are waited for.
 const WRITERS: Duration = Duration::from_secs(30);
 
@@ -46,7 +48,8 @@ pub(crate) struct Making {
 /// A table that was asked for lately.
 #[derive(Debug, Clone)]
 struct Known {
-    described: Arc<database::Table>,
+    /// As the database has it; `None`: it couldn't be asked, and this is what shapes were made of.
+    described: Option<Arc<database::Table>>,
     table: Arc<Table>,
     at: Instant,
 }
@@ -66,7 +69,7 @@ impl Making {
     pub(crate) async fn definition(
         &self,
         request: &ShapeRequest,
-    ) -> Result<(Definition, Arc<database::Table>), Refusal> {
+    ) -> Result<(Definition, Option<Arc<database::Table>>), Refusal> {
         let Some(name) = &request.table else { return Err(Invalid::field("table", "can't be blank").into()) };
         let known = self.know(name).await?;
         let definition = define(request, &known)?;
@@ -79,6 +82,7 @@ impl Making {
         if let Some(shape) = self.shapes.find_same(&definition) {
             return Ok(shape);
         }
+        let Some(described) = described else { return Err(waiting()) };
         let Ok(turn) = Arc::clone(&self.waiting).try_acquire_owned() else {
             return Err(Refusal::overloaded("snapshot", MAX_WAITING as u64, chance()));
         };
@@ -158,13 +162,34 @@ impl Making {
         }
     }
 
-    /// What a table is, from the database unless it was asked lately.
+    /// What a table is, from the database unless it was asked lately. If it can't be asked, what shapes of it were made of.
     async fn know(&self, name: &TableName) -> Result<Known, Refusal> {
         let before = lock(&self.known).get(name).cloned();
         if let Some(known) = before.as_ref().filter(|known| known.at.elapsed() < KNOWN_FOR) {
             return Ok(known.clone());
         }
-        if !self.shapes.is_writing() {
+        let remembered = self.remember(name);
+        let patience = if remembered.is_some() { ASKING / 5 } else { ASKING };
+        match timeout(patience, self.ask(name, before)).await {
+            Ok(Ok(known)) => Ok(known),
+            Ok(Err(refusal @ Refusal::Invalid(_))) => Err(refusal),
+            Ok(Err(refusal)) => remembered.ok_or(refusal),
+            Err(_) => remembered.ok_or(Refusal::DatabaseUnreachable),
+        }
+    }
+
+    fn remember(&self, name: &TableName) -> Option<Known> {
+        let of_name = |table: &&Arc<Table>| (&*table.schema, &*table.name) == (&*name.schema, &*name.name);
+        let shapes = self.shapes.all();
+        let tables = shapes.iter().map(|shape| &shape.definition().table);
+        // Handles end with the time: the newest shape has the newest table.
+        let newest = tables.zip(&shapes).filter(|(table, _)| of_name(table));
+        let newest = newest.max_by_key(|(_, shape)| shape.handle().rsplit('-').next().map(str::to_owned));
+        newest.map(|(table, _)| Known { described: None, table: Arc::clone(table), at: Instant::now() })
+    }
+
+    async fn ask(&self, name: &TableName, before: Option<Known>) -> Result<Known, Refusal> {
+        if self.manager.status().step == Step::AcquiringLock {
             return Err(waiting());
         }
         let _awake = self.manager.awake().await.map_err(|error| not_ready(&error))?;
@@ -172,7 +197,8 @@ impl Making {
             let client = self.manager.admin().await.map_err(|error| no_connection(&error))?;
             database::describe(&client, name).await.map_err(|error| undescribed(&error))?
         };
-        let is_as_before = before.as_ref().filter(|known| *known.described == described);
+        let is_same = |known: &&Known| known.described.as_deref() == Some(&described);
+        let is_as_before = before.as_ref().filter(is_same);
         let table = match is_as_before {
             Some(known) => Arc::clone(&known.table),
             None => {
@@ -183,7 +209,7 @@ impl Making {
                 Arc::new(followed(&described, published.membership))
             }
         };
-        let known = Known { described: Arc::new(described), table, at: Instant::now() };
+        let known = Known { described: Some(Arc::new(described)), table, at: Instant::now() };
         lock(&self.known).insert(name.clone(), known.clone());
         Ok(known)
     }
@@ -294,8 +320,8 @@ impl database::Sink for Filling {
 
 fn define(request: &ShapeRequest, known: &Known) -> Result<Definition, Refusal> {
     for (field, names) in [("columns", &request.columns), ("queryable_columns", &request.queryable_columns)] {
-        if let Some(names) = names {
-            known.described.choose(names).map_err(|error| Refusal::from(Invalid::field(field, error)))?;
+        if let (Some(names), Some(described)) = (names, &known.described) {
+            described.choose(names).map_err(|error| Refusal::from(Invalid::field(field, error)))?;
         }
     }
     Ok(Definition { table: Arc::clone(&known.table), choice: choose(request, &known.table)? })

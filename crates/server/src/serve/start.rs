@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_admission::{Admission, AdmissionLayer};
+use forebay_postgres::reservoir::Limits;
 use forebay_postgres::{Manager, StackEvent};
 use forebay_quota::Quota;
 use forebay_shapes::Shapes;
@@ -65,8 +66,13 @@ impl Serve {
         let shapes = opened
             .unwrap_or_else(|error| Err(std::io::Error::other(error).into()))
             .map_err(|source| StartError::Store { dir, source })?;
-        let manager = Manager::start(config.manager.clone(), ShapesConsumer::new(shapes.clone()))?;
         let quota = join(&config.quota, address).await?;
+        let mut limits = Limits::shared(quota.clone()).per_second(f64::from(config.connections_per_second));
+        if let Some(most) = config.max_connections {
+            limits = limits.connections(most);
+        }
+        let following = config.manager.clone().limits(limits);
+        let manager = Manager::start(following, ShapesConsumer::new(shapes.clone()))?;
         let admission = config.admission.builder.clone().build(quota.clone());
         let making = Making::new(shapes.clone(), manager.clone(), config.snapshots);
         let times = CacheTimes {

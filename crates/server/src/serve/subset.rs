@@ -24,6 +24,7 @@ impl Answering {
         let Some(subset) = &request.subset else { return Err(Refusal::NoShape) };
         let shape = self.making.shape(request).await?;
         let (definition, described) = self.making.definition(request).await?;
+        let Some(described) = described else { return Err(Refusal::DatabaseUnreachable) };
         let clause = self.subset_clause(request, subset, &definition.choice.clause)?;
         let selected = definition.selected();
         let names: Vec<_> = selected.iter().map(|index| described.columns[*index].name.clone()).collect();

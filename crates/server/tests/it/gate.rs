@@ -49,6 +49,11 @@ impl Gate {
         let own = ["gate", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--log-format", "json"];
         let mut command = forebay(&own);
         command.args(["--upstream", upstream]).args(args).envs(environment.iter().copied());
+        Gate::run(command, "the gate listens")
+    }
+
+    /// Any command of the program that listens and says so with this message.
+    pub(crate) fn run(mut command: Command, message: &str) -> Gate {
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let log = Arc::new(Log::default());
         let (stderr, lines) = (child.stderr.take().unwrap(), Arc::clone(&log));
@@ -60,7 +65,7 @@ impl Gate {
         });
         let nowhere = SocketAddr::from(([0, 0, 0, 0], 0));
         let mut gate = Gate { child, addr: nowhere, admin: nowhere, log };
-        let listens = gate.wait_for_log("the gate listens");
+        let listens = gate.wait_for_log(message);
         gate.addr = listens["address"].as_str().unwrap().parse().unwrap();
         gate.admin = listens["admin"].as_str().unwrap().parse().unwrap();
         gate

@@ -17,6 +17,8 @@ mod origin;
 mod python;
 mod readme;
 mod redis;
+mod serve;
+mod serve_config;
 mod startup;
 mod upstream;
 mod wire;
