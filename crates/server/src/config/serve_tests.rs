@@ -126,7 +126,7 @@ const REACHED: &[(&str, &str, &str)] = &[
     ("database.manual_publication", "true", "manager.manual_publication: true"),
     ("database.pool_size", "8", "manager.pool_size: 8"),
     ("database.max_connections", "40", "max_connections.40"),
-    ("database.connections_per_second", "7", "connections_per_second: 7"),
+    ("database.connections_per_second", "7", ".connections_per_second: 7"),
     ("database.idle_timeout_ms", "7000", "manager.idle_after.7s"),
     ("database.lock_check_ms", "7000", "manager.lock_patience.check_every: 7s"),
     ("database.lock_silence_ms", "7000", "manager.lock_patience.silent_for: 7s"),
