@@ -178,6 +178,8 @@ struct Found {
     is_logged: bool,
     is_published: bool,
     membership: u32,
+    /// Whether partitions' changes come under the name of the table that they are of.
+    is_via_root: bool,
     is_filtered: bool,
     /// Whose the publication is; `None`: there is none.
     publication_owner: Option<String>,
@@ -321,7 +323,7 @@ impl Publication {
     ) -> Result<Option<&'static str>, PublishError> {
         // Generated columns are published since version 18 only; in manual mode that is for others to decide.
         let asking = "SELECT oid, pubinsert AND pubupdate AND pubdelete AND pubtruncate \
-             AND ($2 OR to_jsonb(p) ->> 'pubgencols' IS DISTINCT FROM 'n') FROM pg_publication p WHERE pubname = $1";
+             AND ($2 OR pubviaroot AND to_jsonb(p) ->> 'pubgencols' IS DISTINCT FROM 'n') FROM pg_publication p WHERE pubname = $1";
         let rows =
             client.query_typed(asking, &[(&self.name, Type::TEXT), (&self.is_manual, Type::BOOL)]).await?;
         Ok(match rows.first() {
@@ -352,6 +354,14 @@ impl Publication {
             return Err(PublishError::VirtualColumn { table: table.clone(), column });
         }
         let mut statements = Vec::new();
+        if found.kind == "p" && !found.is_via_root {
+            let statement = format!(
+                "ALTER PUBLICATION {} SET (publish_via_partition_root = true)",
+                sql::name(&self.name)
+            );
+            let problem = "is in partitions, whose changes the publication has under their own names";
+            statements.push(self.may(&found, table, problem, statement, found.publisher())?);
+        }
         if !found.is_published {
             let statement = format!("ALTER PUBLICATION {} ADD TABLE ONLY {table}", sql::name(&self.name));
             statements.push(self.may(
@@ -418,7 +428,7 @@ impl Publication {
              OR r.oid IS NOT NULL) AND NOT (c.relispartition AND coalesce(p.pubviaroot, false)), \
              coalesce(r.prqual IS NOT NULL OR r.prattrs IS NOT NULL, false), pg_get_userbyid(p.pubowner)::text, \
              (SELECT min(a.attname::text) FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated = 'v'), \
-             c.relpersistence = 'p', coalesce(r.oid, 0) \
+             c.relpersistence = 'p', coalesce(r.oid, 0), coalesce(p.pubviaroot, false) \
              FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace LEFT JOIN pg_publication p ON p.pubname = $3 \
              LEFT JOIN LATERAL (SELECT * FROM pg_publication_rel m WHERE m.prpubid = p.oid AND (m.prrelid = c.oid \
                  OR m.prrelid IN (SELECT relid FROM pg_partition_ancestors(c.oid))) ORDER BY m.prrelid <> c.oid LIMIT 1) r ON true \
@@ -439,10 +449,12 @@ impl Publication {
             virtual_column: row.get(8),
             is_logged: row.get(9),
             membership: row.get(10),
+            is_via_root: row.get(11),
         })
     }
 
-    /// What of a table has changes without old rows: itself, or partitions, which don't have it from their parent.
+    /// What of a table has changes without old rows: itself, or partitions, which don't have it from their parent. A parent must say that it
+    /// has them, too: it is what the stream tells of.
     async fn without_full_rows(
         &self,
         client: &Guard<PostgresClient>,
@@ -453,7 +465,7 @@ impl Publication {
             return Ok(if found.has_full_rows { vec![] } else { vec![table.clone()] });
         }
         let asking = "SELECT n.nspname::text, c.relname::text FROM pg_partition_tree($1) t JOIN pg_class c ON c.oid = t.relid \
-             JOIN pg_namespace n ON n.oid = c.relnamespace WHERE t.isleaf AND c.relkind = 'r' AND c.relreplident <> 'f'";
+             JOIN pg_namespace n ON n.oid = c.relnamespace WHERE (t.isleaf AND c.relkind = 'r' OR c.oid = $1) AND c.relreplident <> 'f'";
         let rows = client.query_typed(asking, &[(&found.oid, Type::OID)]).await?;
         let name = |row: &Row| TableName::new(row.get::<_, String>(0), row.get::<_, String>(1));
         Ok(rows.iter().map(name).collect())
