@@ -389,6 +389,19 @@ impl Followed {
         shapes.into_iter().for_each(|shape| self.delete(shape, inner));
     }
 
+    pub(crate) fn refit(&mut self, table: &Table, inner: &Inner) {
+        let columns = table.types.columns.iter().zip(&table.stream_types);
+        let described = Described {
+            version: 0,
+            schema: table.schema.clone(),
+            name: table.name.clone(),
+            columns: columns.map(|(column, kind)| (column.name.clone(), *kind)).collect(),
+        };
+        let groups = self.groups.get(&table.oid).into_iter().flatten();
+        let unfit: Vec<_> = groups.flat_map(|group| group.unfit(&described)).collect();
+        unfit.into_iter().for_each(|shape| self.delete(shape, inner));
+    }
+
     pub(crate) fn shapes_of(&self, oid: u32) -> impl Iterator<Item = u64> {
         self.groups.get(&oid).into_iter().flatten().flat_map(|group| group.members.keys().copied())
     }
@@ -455,6 +468,8 @@ impl Group {
             let place = |name: &str| described.columns.iter().position(|(other, _)| other == name);
             let columns = self.table.types.columns.iter().map(|column| place(&column.name)).collect();
             self.columns = (described.version, columns);
+            // Those that were made of the table as it was, after it was described as it is.
+            scratch.unfit.extend(self.unfit(described));
         }
         let (old, new) = match change {
             RowChange::Insert(new) => (None, self.values(new, None)),

@@ -322,6 +322,11 @@ impl Shapes {
         self.inner.followed().delete_table(oid, &self.inner);
     }
 
+    /// A table is so now: its shapes that can't go on with it are deleted.
+    pub fn refit(&self, table: &Table) {
+        self.inner.followed().refit(table, &self.inner);
+    }
+
     /// All shapes, in no order.
     pub fn all(&self) -> Vec<Arc<Shape>> {
         self.inner.registry().by_id.values().cloned().collect()

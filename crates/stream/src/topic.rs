@@ -4,7 +4,8 @@
 //! [`Lagged`].
 //! Kept by: events are numbered, and a tail knows the number that it wants next. A tail looks for its event and leaves its
 //! waker under the same lock under which events are published, so none is missed.
-//! Bounds: the ring holds `capacity` events, once for all tails; a tail further behind than that has lost some, and is told.
+//! Bounds: the ring holds `capacity` events, and `max_bytes` of them or the last one alone, once for all tails; a tail further
+//! behind than that has lost some, and is told.
 //! Measured: waking ten thousand tasks costs a few per cent of what their writes cost the kernel; writing to the sockets
 //! from here instead gained nothing.
 
@@ -48,11 +49,14 @@ pub struct Lagged {
 
 struct Shared {
     capacity: usize,
+    max_bytes: usize,
     state: Mutex<State>,
 }
 
 struct State {
     ring: VecDeque<Bytes>,
+    /// Of all events in the ring.
+    bytes: usize,
     /// The number of the next event to be published.
     next: u64,
     /// The wakers of the tails that wait, by their slots.
@@ -71,16 +75,25 @@ impl Topic {
     /// # Panics
     /// With a capacity of 0, which could deliver nothing.
     pub fn new(capacity: usize) -> Topic {
+        Topic::bounded(capacity, usize::MAX)
+    }
+
+    /// As [`Topic::new`], for events of all sizes: it keeps no more than so many bytes, but always the last event.
+    ///
+    /// # Panics
+    /// With a capacity of 0, which could deliver nothing.
+    pub fn bounded(capacity: usize, max_bytes: usize) -> Topic {
         assert!(capacity > 0, "a topic keeps at least one event");
         let state = State {
             ring: VecDeque::new(),
+            bytes: 0,
             next: 0,
             sleepers: Vec::new(),
             free: Vec::new(),
             handles: 1,
             closed: false,
         };
-        Topic { shared: Arc::new(Shared { capacity, state: Mutex::new(state) }) }
+        Topic { shared: Arc::new(Shared { capacity, max_bytes, state: Mutex::new(state) }) }
     }
 
     /// Hands `event` to every tail. Never waits; after [`close`](Topic::close) it does nothing.
@@ -90,8 +103,10 @@ impl Topic {
         if state.closed || event.is_empty() {
             return;
         }
-        if state.ring.len() == self.shared.capacity {
-            state.ring.pop_front();
+        state.bytes += event.len();
+        while state.ring.len() >= self.shared.capacity || state.bytes > self.shared.max_bytes {
+            let Some(oldest) = state.ring.pop_front() else { break };
+            state.bytes -= oldest.len();
         }
         state.ring.push_back(event);
         state.next += 1;
@@ -273,6 +288,27 @@ mod tests {
 
     fn event(text: &'static str) -> Poll<Option<Result<Bytes, Lagged>>> {
         Poll::Ready(Some(Ok(Bytes::from_static(text.as_bytes()))))
+    }
+
+    #[test]
+    fn large_events_push_older_ones_out_but_never_themselves() {
+        let topic = Topic::bounded(4, 10);
+        let mut tails: Vec<Tail> = (0..3).map(|_| topic.subscribe()).collect();
+        let waker = Waker::noop();
+        topic.publish("0123");
+        topic.publish("4567");
+        assert_eq!(poll(&mut tails[0], waker), event("0123"));
+        topic.publish("89");
+        assert_eq!(poll(&mut tails[0], waker), event("4567"), "ten bytes are kept");
+        topic.publish("a");
+        assert_eq!(poll(&mut tails[1], waker), Poll::Ready(Some(Err(Lagged { behind: 4, capacity: 4 }))));
+        assert_eq!(poll(&mut tails[0], waker), event("89"));
+        topic.publish("more than ten bytes");
+        assert_eq!(poll(&mut tails[0], waker), Poll::Ready(Some(Err(Lagged { behind: 2, capacity: 4 }))));
+        let mut late = topic.subscribe();
+        topic.publish("more than ten bytes, again");
+        assert_eq!(poll(&mut late, waker), event("more than ten bytes, again"));
+        assert_eq!(topic.shared.lock().ring.len(), 1);
     }
 
     #[test]

@@ -110,7 +110,8 @@ pub(crate) struct ServeSection {
     pub(crate) trusted_proxies: Option<Vec<String>>,
     /// Which header they write: `x-forwarded-for` (the default, as most do) or `forwarded` (RFC 7239).
     pub(crate) forwarded_by: Option<String>,
-    /// How long a client that owes its request's body may send nothing. Default 30,000; then it is closed.
+    /// How long a client that owes its request's body may send nothing, and a quarter of how long all of it may take. Default
+    /// 30,000; then it is closed.
     pub(crate) request_idle_timeout_ms: Option<u64>,
     /// How long the end may take after SIGTERM. Default 25,000: what is left of the 30 s that Kubernetes grants is for giving
     /// back what was held.

@@ -15,6 +15,7 @@ use std::time::Duration;
 use forebay_postgres::{Awake, Manager, Phase, Step};
 use forebay_shapes::{Gone, LogPage, Offset, Shape, Shapes, Since, SnapshotChunk};
 use forebay_stream::{Incoming, Live};
+use http::header::CONTENT_ENCODING;
 use http::request::Parts;
 use http::{HeaderValue, Method, Response};
 use http_body_util::{BodyExt as _, Limited};
@@ -27,7 +28,7 @@ use super::making::{Making, chance, failed};
 use super::protocol::answers::{self, Health};
 use super::protocol::caching::{CacheTimes, Caching};
 use super::protocol::headers::{AnswerHead, Body};
-use super::protocol::{Invalid, MAX_BODY_BYTES, Query, Refusal, Route, ShapeRequest, cursor, etag};
+use super::protocol::{Invalid, MAX_BODY_BYTES, Query, Refusal, Route, ShapeRequest, cursor, encoding, etag};
 use super::service::whole;
 
 /// Answers.
@@ -40,6 +41,8 @@ pub(crate) struct Answering {
     pub(crate) long_poll: Duration,
     pub(crate) sse_keep_alive: Duration,
     pub(crate) sse_timeout: Duration,
+    /// How long all of a request's body may take, though its client is never silent for long.
+    pub(crate) body_timeout: Duration,
     pub(crate) started: Instant,
 }
 
@@ -79,7 +82,8 @@ impl Answering {
     ) -> Answered {
         let request = match parts.method {
             Method::POST => {
-                let body = Limited::new(body, MAX_BODY_BYTES).collect().await;
+                let reading = timeout(self.body_timeout, Limited::new(body, MAX_BODY_BYTES).collect());
+                let body = reading.await.map_err(|_| Refusal::BodyTooSlow)?;
                 let body = body.map_err(|_| Refusal::BodyTooLarge)?.to_bytes();
                 ShapeRequest::parse(&parts.method, query, &body)?
             }
@@ -125,7 +129,10 @@ impl Answering {
     async fn known(&self, request: &ShapeRequest) -> Result<Arc<Shape>, Refusal> {
         let found = request.handle.as_deref().and_then(|handle| self.shapes.find(handle));
         match found {
-            Some(shape) if self.making.fits(request, &shape)? => Ok(shape),
+            Some(shape) if self.making.fits(request, &shape)? => {
+                self.making.look_again(&shape);
+                Ok(shape)
+            }
             _ => Err(self.moved(request).await),
         }
     }
@@ -153,7 +160,9 @@ impl Answering {
             Ok(chunk) => {
                 let end = Offset::new(0, index);
                 let head = asking.head(shape, end, false, Some(true));
-                self.respond(asking, head, || Ok(Answer::snapshot(Arc::clone(shape), index, chunk)))
+                self.respond(asking, head, || {
+                    Ok(Answer::snapshot(Arc::clone(shape), index, chunk, asking.gzip()))
+                })
             }
             Err(gone) => Err(self.gone(gone, request).await),
         }
@@ -253,7 +262,8 @@ impl Answering {
             head.etag = Some(etag::of(shape.handle(), asking.request.since, end, Some(elapsed)));
         }
         let after = page.is_end.then(|| up_to_date(seen_with(page.last, seen)));
-        self.respond(asking, head, || Answer::log(Arc::clone(shape), page.from, page.to, after))
+        let gzip = asking.gzip();
+        self.respond(asking, head, || Answer::log(Arc::clone(shape), page.from, page.to, after, gzip))
     }
 
     fn respond(
@@ -269,6 +279,11 @@ impl Answering {
             false => Response::new(body().map_err(|error| unreadable(&error))?),
         };
         let schema = schema.as_ref();
+        let is_packed = response.body().is_packed();
+        let etag = if is_packed { etag.as_ref().map(etag::weak) } else { etag };
+        if is_packed {
+            response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+        }
         let answer = AnswerHead { handle, offset, up_to_date, has_data, schema, cursor, etag, body: kind };
         answer.write(response.headers_mut());
         Caching::of(&asking.parts.method, asking.request).write(&self.times, response.headers_mut());
@@ -315,6 +330,10 @@ struct Head<'a> {
 }
 
 impl Asking<'_> {
+    fn gzip(&self) -> bool {
+        encoding::takes_gzip(&self.parts.headers)
+    }
+
     fn head<'a>(
         &self,
         shape: &'a Shape,

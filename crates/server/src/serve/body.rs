@@ -6,12 +6,14 @@ use std::collections::VecDeque;
 use std::error::Error;
 use std::fmt;
 use std::future::Future;
-use std::io;
+use std::io::{self, Write as _};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use forebay_shapes::encode::SEPARATOR;
 use forebay_shapes::{Shape, SnapshotChunk};
 use http_body::{Body, Frame, SizeHint};
@@ -40,6 +42,7 @@ pub(crate) enum Answer {
 pub(crate) struct Part {
     state: State,
     ready: VecDeque<Bytes>,
+    is_packed: bool,
 }
 
 enum State {
@@ -59,8 +62,13 @@ struct Reader {
     to: Option<u64>,
     /// What follows the messages.
     end: Bytes,
+    /// What packs it, if it is packed.
+    packer: Option<Packer>,
     is_over: bool,
 }
+
+/// Packs a body piece by piece, and keeps nothing of them back: whoever waits for a snapshot that grows sees what is there.
+type Packer = GzEncoder<Vec<u8>>;
 
 #[derive(Debug, Clone, Copy)]
 enum Which {
@@ -79,25 +87,38 @@ impl Answer {
         Answer::Whole([bytes.into()].into())
     }
 
-    /// A chunk of the snapshot.
-    pub(crate) fn snapshot(shape: Arc<Shape>, index: u64, chunk: SnapshotChunk) -> Self {
+    /// Whether it is gzip.
+    pub(crate) fn is_packed(&self) -> bool {
+        matches!(self, Answer::Part(part) if part.is_packed)
+    }
+
+    /// A chunk of the snapshot; packed, if the client takes that.
+    pub(crate) fn snapshot(shape: Arc<Shape>, index: u64, chunk: SnapshotChunk, gzip: bool) -> Self {
         let (at, to) = match chunk {
             SnapshotChunk::Open { from, .. } => (from, None),
             SnapshotChunk::Closed { from, to } => (from, Some(to)),
             SnapshotChunk::None => (0, Some(0)),
         };
-        Reader { shape, from: Which::Snapshot(index), at, to, end: Bytes::from_static(b"]"), is_over: false }
+        let end = Bytes::from_static(b"]");
+        Reader { shape, from: Which::Snapshot(index), at, to, end, packer: gzip.then(packer), is_over: false }
             .answer()
     }
 
-    /// Messages of the log, and one after them.
-    pub(crate) fn log(shape: Arc<Shape>, at: u64, to: u64, after: Option<Bytes>) -> io::Result<Self> {
+    /// Messages of the log, and one after them. Few aren't packed: it would take longer than to send them.
+    pub(crate) fn log(
+        shape: Arc<Shape>,
+        at: u64,
+        to: u64,
+        after: Option<Bytes>,
+        gzip: bool,
+    ) -> io::Result<Self> {
         let end = match after {
             None => Bytes::from_static(b"]"),
             Some(control) => [&control[..], b"]"].concat().into(),
         };
         if to - at > SMALL {
-            return Ok(Reader { shape, from: Which::Log, at, to: Some(to), end, is_over: false }.answer());
+            let (from, to, packer) = (Which::Log, Some(to), gzip.then(packer));
+            return Ok(Reader { shape, from, at, to, end, packer, is_over: false }.answer());
         }
         let mut whole: VecDeque<_> = shape.read_log(at, to)?.into();
         whole.push_front(Bytes::from_static(b"["));
@@ -129,8 +150,9 @@ fn strip_separator(pieces: &mut VecDeque<Bytes>) {
 
 impl Reader {
     fn answer(self) -> Answer {
-        let ready = [Bytes::from_static(b"[")].into();
-        Answer::Part(Box::new(Part { state: State::Reading(Box::pin(self.next())), ready }))
+        let (is_packed, opening) = (self.packer.is_some(), Bytes::from_static(b"["));
+        let ready = if is_packed { VecDeque::new() } else { [opening].into() };
+        Answer::Part(Box::new(Part { state: State::Reading(Box::pin(self.next())), ready, is_packed }))
     }
 
     /// The next pieces; the last ones with the end. The separator after the last message is left out, unless something follows.
@@ -159,21 +181,50 @@ impl Reader {
             let until = readable.saturating_sub(held_back).max(self.at).min(self.at + PIECE);
             if until > self.at {
                 let (shape, from, at) = (Arc::clone(&self.shape), self.from, self.at);
-                let read = move || match from {
-                    Which::Snapshot(_) => shape.read_snapshot(at, until),
-                    Which::Log => shape.read_log(at, until),
+                let mut packer = self.packer.take();
+                let read = move || {
+                    let pieces = match from {
+                        Which::Snapshot(_) => shape.read_snapshot(at, until)?,
+                        Which::Log => shape.read_log(at, until)?,
+                    };
+                    let pieces = match &mut packer {
+                        Some(packer) => pack(packer, &pieces)?,
+                        None => pieces,
+                    };
+                    io::Result::Ok((pieces, packer))
                 };
-                let pieces = spawn_blocking(read).await.map_err(io::Error::other)??;
-                self.at = until;
+                let (pieces, packer) = spawn_blocking(read).await.map_err(io::Error::other)??;
+                (self.at, self.packer) = (until, packer);
                 return Ok(pieces);
             }
             if self.to.is_some() {
                 self.is_over = true;
-                return Ok(vec![self.end.clone()]);
+                return match self.packer.take() {
+                    None => Ok(vec![self.end.clone()]),
+                    Some(mut packer) => {
+                        packer.write_all(&self.end)?;
+                        Ok(vec![packer.finish()?.into()])
+                    }
+                };
             }
             self.shape.snapshot_grown(self.at + held_back).await.map_err(io::Error::other)?;
         }
     }
+}
+
+/// With the opening in it. The fastest level: four fifths of what the best one saves, at a fraction of its time.
+fn packer() -> Packer {
+    let mut packer = GzEncoder::new(Vec::new(), Compression::fast());
+    packer.write_all(b"[").expect("memory takes what is written");
+    packer
+}
+
+fn pack(packer: &mut Packer, pieces: &[Bytes]) -> io::Result<Vec<Bytes>> {
+    for piece in pieces {
+        packer.write_all(piece)?;
+    }
+    packer.flush()?;
+    Ok(vec![std::mem::take(packer.get_mut()).into()])
 }
 
 impl Part {

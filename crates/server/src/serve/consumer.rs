@@ -1,6 +1,6 @@
 //! Between the manager and the shapes: takes the stream in, and says what is durable.
 
-use forebay_postgres::pgoutput::Lsn;
+use forebay_postgres::pgoutput::{Lsn, Message};
 use forebay_postgres::{
     Batch, Bookmark, Consumer, ConsumerError, Durable, ResetReason, TableChange, TableName, Timeline,
 };
@@ -9,10 +9,13 @@ use serde::{Deserialize, Serialize};
 use tokio::task::spawn_blocking;
 use tracing::{info, warn};
 
+use super::making::Described;
+
 /// The shapes, as the manager sees them.
 pub(crate) struct ShapesConsumer {
     shapes: Shapes,
     follower: Follower,
+    described: Described,
 }
 
 /// What the store keeps of what it follows, beside how far it has come.
@@ -23,9 +26,9 @@ struct Origin {
 }
 
 impl ShapesConsumer {
-    pub(crate) fn new(shapes: Shapes) -> Self {
+    pub(crate) fn new(shapes: Shapes, described: Described) -> Self {
         let follower = shapes.follower();
-        ShapesConsumer { shapes, follower }
+        ShapesConsumer { shapes, follower, described }
     }
 }
 
@@ -66,6 +69,10 @@ impl Consumer for ShapesConsumer {
 
     async fn receive(&mut self, batch: &mut Batch<'_>) -> Result<(), ConsumerError> {
         while let Some(message) = batch.next() {
+            if matches!(message, Message::Relation(_)) {
+                // First: whoever starts over because of it must not begin with what was known before.
+                self.described.anew();
+            }
             self.follower.take(&message).map_err(ConsumerError::retry)?;
         }
         self.shapes.room().await;
@@ -79,6 +86,7 @@ impl Consumer for ShapesConsumer {
 
     async fn table_changed(&mut self, table: &TableName, change: TableChange) -> Result<(), ConsumerError> {
         warn!(%table, ?change, "the shapes of a table start over: it was changed behind our back");
+        self.described.anew();
         for shape in self.shapes.all() {
             let of = &shape.definition().table;
             if (&*of.schema, &*of.name) == (&*table.schema, &*table.name) {

@@ -5,9 +5,10 @@
 //! shape; only then is the snapshot taken. The order is in [`Making::fill`].
 //! Bounds: `snapshots` are taken at once, and `MAX_WAITING` wait for their turn; who comes then is refused.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -18,17 +19,17 @@ use forebay_shapes::{
     Choice, CreateError, Creation, Definition, Failure, Gone, LogMode, Shape, Shapes, Table,
 };
 use http::HeaderValue;
-use tokio::sync::Semaphore;
+use tokio::sync::{OnceCell, Semaphore};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::database::{self, DescribeError, SnapshotError, SnapshotQuery};
 use super::protocol::{Invalid, Refusal, ShapeRequest, schema};
 
 /// How many shapes may wait for their snapshot.
 const MAX_WAITING: usize = 1000;
-/// How long what is known of a table is believed without a look at the database. A change that comes by the stream is seen at once.
+/// How long what is known of a table is believed without a look at the database, unless [`Described`] says otherwise.
 const KNOWN_FOR: Duration = Duration::from_secs(5);
 /// How long the database may take to tell.
 const ASKING: Duration = Duration::from_secs(10);
@@ -41,25 +42,52 @@ pub(crate) struct Making {
     shapes: Shapes,
     manager: Manager,
     known: Mutex<HashMap<TableName, Known>>,
+    asking: Mutex<HashMap<TableName, Weak<Asking>>>,
+    described: Described,
+    /// Tables, by oid and place in the publication, that have no writers from before it.
+    settled: Mutex<HashSet<(u32, u32)>>,
     snapshots: Arc<Semaphore>,
     waiting: Arc<Semaphore>,
+}
+
+/// How many times the stream has described a table: it does so before the first change after the table was changed. What was known before
+/// may be wrong then.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Described(Arc<AtomicU64>);
+
+impl Described {
+    pub(crate) fn anew(&self) {
+        self.0.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn times(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
 }
 
 /// A table that was asked for lately.
 #[derive(Debug, Clone)]
 struct Known {
+    /// How many times tables had been described when it was asked for.
+    times: u64,
     /// As the database has it; `None`: it couldn't be asked, and this is what shapes were made of.
     described: Option<Arc<database::Table>>,
     table: Arc<Table>,
     at: Instant,
 }
 
+/// A question to the database, and its answer for all who wait for it.
+type Asking = OnceCell<Result<Known, Refusal>>;
+
 impl Making {
-    pub(crate) fn new(shapes: Shapes, manager: Manager, snapshots: usize) -> Arc<Self> {
+    pub(crate) fn new(shapes: Shapes, manager: Manager, described: Described, snapshots: usize) -> Arc<Self> {
         Arc::new(Making {
             shapes,
             manager,
             known: Mutex::default(),
+            asking: Mutex::default(),
+            described,
+            settled: Mutex::default(),
             snapshots: Arc::new(Semaphore::new(snapshots.max(1))),
             waiting: Arc::new(Semaphore::new(MAX_WAITING)),
         })
@@ -101,6 +129,27 @@ impl Making {
         Ok(shape)
     }
 
+    /// Looks, beside the request and not too often, whether the shape's table is still what it was: what is done to a table is in the stream
+    /// only with the next change of a row, and of one that is gone there is none.
+    pub(crate) fn look_again(self: &Arc<Self>, shape: &Arc<Shape>) {
+        let table = &shape.definition().table;
+        let name = TableName::new(&table.schema, &table.name);
+        let is_fresh = |known: &Known| known.at.elapsed() < KNOWN_FOR;
+        if !self.shapes.is_writing() || lock(&self.known).get(&name).is_some_and(is_fresh) {
+            return;
+        }
+        let (making, oid) = (Arc::clone(self), table.oid);
+        tokio::spawn(async move {
+            match making.know(&name).await {
+                Ok(known) if known.table.oid == oid => making.shapes.refit(&known.table),
+                Ok(known) if known.described.is_some() => making.shapes.delete_table(oid),
+                Err(Refusal::Invalid(_)) => making.shapes.delete_table(oid),
+                // It can't be asked right now.
+                Ok(_) | Err(_) => {}
+            }
+        });
+    }
+
     /// Whether a shape is the one that is asked for.
     pub(crate) fn fits(&self, request: &ShapeRequest, shape: &Shape) -> Result<bool, Refusal> {
         let table = &shape.definition().table;
@@ -124,6 +173,10 @@ impl Making {
         query: &SnapshotQuery<'_>,
         sink: &mut S,
     ) -> Result<(), ReadError<S::Error>> {
+        let Ok(_place) = self.waiting.try_acquire() else {
+            let refusal = Refusal::overloaded("snapshot", MAX_WAITING as u64, chance());
+            return Err(ReadError::Refused(refusal));
+        };
         let _turn = self.snapshots.acquire().await;
         let _awake = self.manager.awake().await.map_err(|error| ReadError::Refused(not_ready(&error)))?;
         let client = self.manager.snapshot().await;
@@ -164,13 +217,22 @@ impl Making {
 
     /// What a table is, from the database unless it was asked lately. If it can't be asked, what shapes of it were made of.
     async fn know(&self, name: &TableName) -> Result<Known, Refusal> {
+        let times = self.described.times();
         let before = lock(&self.known).get(name).cloned();
-        if let Some(known) = before.as_ref().filter(|known| known.at.elapsed() < KNOWN_FOR) {
+        let is_current = |known: &&Known| known.times == times && known.at.elapsed() < KNOWN_FOR;
+        if let Some(known) = before.as_ref().filter(is_current) {
             return Ok(known.clone());
         }
         let remembered = self.remember(name);
         let patience = if remembered.is_some() { ASKING / 5 } else { ASKING };
-        match timeout(patience, self.ask(name, before)).await {
+        let asking = async {
+            match self.ask_once(name, before.clone()).await {
+                // It was asked before the stream told of a change.
+                Ok(known) if known.times < times => self.ask_once(name, before).await,
+                answer => answer,
+            }
+        };
+        match timeout(patience, asking).await {
             Ok(Ok(known)) => Ok(known),
             Ok(Err(refusal @ Refusal::Invalid(_))) => Err(refusal),
             Ok(Err(refusal)) => remembered.ok_or(refusal),
@@ -185,13 +247,35 @@ impl Making {
         // Handles end with the time: the newest shape has the newest table.
         let newest = tables.zip(&shapes).filter(|(table, _)| of_name(table));
         let newest = newest.max_by_key(|(_, shape)| shape.handle().rsplit('-').next().map(str::to_owned));
-        newest.map(|(table, _)| Known { described: None, table: Arc::clone(table), at: Instant::now() })
+        newest.map(|(table, _)| Known {
+            times: self.described.times(),
+            described: None,
+            table: Arc::clone(table),
+            at: Instant::now(),
+        })
+    }
+
+    /// Asks once for all who want to know at the same time: a crowd would wait for the few connections that there are for it.
+    async fn ask_once(&self, name: &TableName, before: Option<Known>) -> Result<Known, Refusal> {
+        let asking = {
+            let mut all = lock(&self.asking);
+            all.retain(|_, asking| asking.strong_count() > 0);
+            let current = all.get(name).and_then(Weak::upgrade).filter(|asking| !asking.initialized());
+            current.unwrap_or_else(|| {
+                let asking = Arc::new(Asking::new());
+                all.insert(name.clone(), Arc::downgrade(&asking));
+                asking
+            })
+        };
+        // Should whoever asks leave, the next in line asks.
+        asking.get_or_init(|| self.ask(name, before)).await.clone()
     }
 
     async fn ask(&self, name: &TableName, before: Option<Known>) -> Result<Known, Refusal> {
         if self.manager.status().step == Step::AcquiringLock {
             return Err(waiting());
         }
+        let times = self.described.times();
         let _awake = self.manager.awake().await.map_err(|error| not_ready(&error))?;
         let described = {
             let client = self.manager.admin().await.map_err(|error| no_connection(&error))?;
@@ -203,23 +287,26 @@ impl Making {
             Some(known) => Arc::clone(&known.table),
             None => {
                 let published = self.manager.add_table(name).await.map_err(|error| unpublished(&error))?;
-                if !published.was_whole {
-                    self.wait_for_writers(published.oid).await?;
-                }
                 Arc::new(followed(&described, published.membership))
             }
         };
-        let known = Known { described: Some(Arc::new(described)), table, at: Instant::now() };
+        let known = Known { times, described: Some(Arc::new(described)), table, at: Instant::now() };
         lock(&self.known).insert(name.clone(), known.clone());
         Ok(known)
     }
 
-    async fn wait_for_writers(&self, oid: u32) -> Result<(), Refusal> {
-        let client = self.manager.admin().await.map_err(|error| no_connection(&error))?;
-        database::wait_for_writers(&client, oid, Instant::now() + WRITERS).await.map_err(|error| {
-            warn!(%error, "a table that was just published has open writers");
-            Refusal::SnapshotFailed { message: error.to_string().into() }
-        })
+    /// Whoever was writing when the table was published has to end before its first snapshot: the stream doesn't have what it wrote. When
+    /// that was isn't known after a restart, nor when somebody else published it.
+    async fn wait_for_writers(&self, table: &Table) -> Result<(), String> {
+        let place = (table.oid, table.membership);
+        if lock(&self.settled).contains(&place) {
+            return Ok(());
+        }
+        let client = self.manager.admin().await.map_err(|error| error.to_string())?;
+        let waited = database::wait_for_writers(&client, table.oid, Instant::now() + WRITERS).await;
+        waited.map_err(|error| error.to_string())?;
+        lock(&self.settled).insert(place);
+        Ok(())
     }
 
     async fn fill(&self, creation: Creation, table: &database::Table) {
@@ -228,6 +315,10 @@ impl Making {
         match self.try_fill(creation, table).await {
             Ok(rows) => {
                 info!(handle = shape.handle(), table = %table.name, rows, took = ?begun.elapsed(), "a shape is made");
+            }
+            // It went for another, which says nothing about its table.
+            Err(_) if matches!(shape.gone(), Some(Gone::Deleted)) => {
+                debug!(handle = shape.handle(), table = %table.name, "a shape went before it was made");
             }
             Err(why) => {
                 warn!(handle = shape.handle(), table = %table.name, why, "a shape can't be made");
@@ -242,10 +333,17 @@ impl Making {
             Err(message)
         };
         let _turn = self.snapshots.acquire().await;
+        if let Some(gone) = creation.shape().gone() {
+            return Err(gone.to_string());
+        }
         let _awake = match self.manager.awake().await {
             Ok(awake) => awake,
             Err(error) => return fail(creation, false, error.to_string()),
         };
+        let of = Arc::clone(&creation.shape().definition().table);
+        if let Err(why) = self.wait_for_writers(&of).await {
+            return fail(creation, false, why);
+        }
         let mut client = match self.manager.snapshot().await {
             Ok(client) => client,
             Err(error) => return fail(creation, false, error.to_string()),

@@ -4,12 +4,14 @@ use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use forebay_admission::{AdmissionLayer, AdmissionService};
 use forebay_stream::{Incoming, Peer};
-use http::{HeaderValue, Method, Request, Response, Uri};
+use http::header::ORIGIN;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, Uri};
+use pin_project_lite::pin_project;
 use tower_layer::Layer as _;
 use tower_service::Service;
 
@@ -87,7 +89,7 @@ type Responding<R> = Pin<Box<dyn Future<Output = Result<R, Infallible>> + Send>>
 impl Service<Request<Incoming>> for ServeService {
     type Response = <AdmissionService<Handler> as Service<Request<Incoming>>>::Response;
     type Error = Infallible;
-    type Future = <AdmissionService<Handler> as Service<Request<Incoming>>>::Future;
+    type Future = Marked<<AdmissionService<Handler> as Service<Request<Incoming>>>::Future>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         self.admitted.poll_ready(cx)
@@ -95,9 +97,43 @@ impl Service<Request<Incoming>> for ServeService {
 
     fn call(&mut self, mut request: Request<Incoming>) -> Self::Future {
         let sight = self.see(request.method(), request.uri());
+        let (route, origins) = (sight.route, origins(request.headers()));
         request.extensions_mut().insert(sight);
-        self.admitted.call(request)
+        Marked { answering: self.admitted.call(request), route, origins }
     }
+}
+
+pin_project! {
+    /// Every answer says what pages of other origins may read of it, admission's refusals too.
+    pub(crate) struct Marked<F> {
+        #[pin]
+        answering: F,
+        route: Route,
+        origins: HeaderMap,
+    }
+}
+
+impl<F, B> Future for Marked<F>
+where
+    F: Future<Output = Result<Response<B>, Infallible>>,
+{
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let this = self.project();
+        let Ok(mut response) = ready!(this.answering.poll(cx));
+        cors::write(*this.route, this.origins, response.headers_mut());
+        let id = format!("{:016x}", chance());
+        let id = HeaderValue::try_from(id).unwrap_or(HeaderValue::from_static("0"));
+        response.headers_mut().insert("x-request-id", id);
+        Poll::Ready(Ok(response))
+    }
+}
+
+/// Only those headers of a request that [`cors`] asks for; most requests have none.
+fn origins(request: &HeaderMap) -> HeaderMap {
+    let origins = request.get_all(ORIGIN).iter();
+    origins.map(|origin| (ORIGIN, origin.clone())).collect()
 }
 
 impl Service<Request<Incoming>> for Handler {
@@ -124,10 +160,6 @@ impl Service<Request<Incoming>> for Handler {
             };
             let mut response =
                 answer.unwrap_or_else(|refusal| refusal.response(&parts.method).map(Answer::whole));
-            cors::write(route, &parts.headers, response.headers_mut());
-            let id = format!("{:016x}", chance());
-            let id = HeaderValue::try_from(id).unwrap_or(HeaderValue::from_static("0"));
-            response.headers_mut().insert("x-request-id", id);
             if parts.method == Method::HEAD {
                 *response.body_mut() = Answer::empty();
             }

@@ -20,7 +20,7 @@ use tracing::{error, info, warn};
 
 use super::answering::Answering;
 use super::consumer::ShapesConsumer;
-use super::making::Making;
+use super::making::{Described, Making};
 use super::protocol::Access;
 use super::protocol::caching::CacheTimes;
 use super::report::ServeReport;
@@ -32,6 +32,8 @@ use crate::starting::{StartError, join, listen, upkeep};
 
 /// What is given back at the end is told in one call or two; without an answer, it expires by itself.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
+/// A body is small: it may take so many times as long as its client may be silent.
+const BODY_SILENCES: u32 = 4;
 /// How often an instance that waits looks what the other has written.
 const REFRESH: Duration = Duration::from_millis(50);
 
@@ -72,9 +74,10 @@ impl Serve {
             limits = limits.connections(most);
         }
         let following = config.manager.clone().limits(limits);
-        let manager = Manager::start(following, ShapesConsumer::new(shapes.clone()))?;
+        let described = Described::default();
+        let manager = Manager::start(following, ShapesConsumer::new(shapes.clone(), described.clone()))?;
         let admission = config.admission.builder.clone().build(quota.clone());
-        let making = Making::new(shapes.clone(), manager.clone(), config.snapshots);
+        let making = Making::new(shapes.clone(), manager.clone(), described, config.snapshots);
         let times = CacheTimes {
             max_age_s: config.max_age_s,
             stale_age_s: config.stale_age_s,
@@ -88,6 +91,7 @@ impl Serve {
             long_poll: config.long_poll,
             sse_keep_alive: config.sse_keep_alive,
             sse_timeout: config.sse_timeout,
+            body_timeout: BODY_SILENCES * config.http.body_read_timeout,
             started: Instant::now(),
         });
         let layer = AdmissionLayer::new(admission.clone(), config.identity.identify.clone());

@@ -1,11 +1,12 @@
 //! Some rows of a shape as they are right now, beside its log: for clients that follow only what they need.
 
-use std::io;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use forebay_postgres::pgoutput::{Lsn, Snapshot};
-use forebay_shapes::Offset;
 use forebay_shapes::filter::Filter;
+use forebay_shapes::{Offset, Since};
 use http::Response;
 
 use super::answering::Answering;
@@ -14,10 +15,12 @@ use super::database::{Page, Sink, SnapshotError, SnapshotQuery};
 use super::making::{ReadError, chance};
 use super::protocol::caching::Caching;
 use super::protocol::headers::{AnswerHead, Body};
-use super::protocol::{Invalid, Refusal, ShapeRequest, Subset};
+use super::protocol::{Invalid, OrderKey, Refusal, ShapeRequest, Subset};
 
 /// A subset is held whole, and no larger: whoever wants more asks for it in parts.
 const MAX_BYTES: usize = 64 << 20;
+/// All that are being read, or written to clients who may be slow. Beyond it, whoever asks comes back later.
+const MAX_HELD_BYTES: usize = 256 << 20;
 
 impl Answering {
     pub(crate) async fn subset(&self, request: &ShapeRequest) -> Result<Response<Answer>, Refusal> {
@@ -29,8 +32,15 @@ impl Answering {
         let selected = definition.selected();
         let names: Vec<_> = selected.iter().map(|index| described.columns[*index].name.clone()).collect();
         let order_by = subset.order_by.as_ref().map(|keys| {
+            for key in keys {
+                if let OrderKey::Column(name) = &key.key
+                    && !described.columns.iter().any(|column| column.name == *name)
+                {
+                    return Err(format!("column \"{name}\" does not exist"));
+                }
+            }
             let keys: Result<Vec<_>, _> = keys.iter().map(|key| key.sql(&names)).collect();
-            keys.map(|keys| keys.join(", "))
+            keys.map(|keys| keys.join(", ")).map_err(|error| error.to_string())
         });
         let order_by =
             order_by.transpose().map_err(|error| Refusal::from(Invalid::in_subset("order_by", error)))?;
@@ -46,11 +56,15 @@ impl Answering {
             timeout: None,
         };
         self.making.read(&query, &mut rows).await.map_err(refused)?;
-        let mut response = Response::new(Answer::whole(rows.finish()));
-        let end = shape.log_end();
+        let mut response = Response::new(Answer::Whole(rows.finish()));
+        // The client goes on from here: beyond what it has, it would miss something.
+        let offset = match request.since {
+            Since::After(offset) => offset,
+            Since::Beginning | Since::Now => Offset::FIRST,
+        };
         let head = AnswerHead {
             handle: shape.handle(),
-            offset: if end == Offset::default() { Offset::SNAPSHOT_END } else { end },
+            offset,
             up_to_date: false,
             has_data: None,
             schema: Some(&super::making::schema_header(&shape)),
@@ -91,32 +105,29 @@ impl Answering {
 
 /// The answer in the making.
 struct Rows {
-    body: BytesMut,
+    pieces: VecDeque<Bytes>,
+    bytes: usize,
+    held: Held,
     mark: u64,
     metadata: String,
-    is_first: bool,
 }
 
 impl Rows {
     fn new(mark: u64) -> Self {
-        Rows { body: BytesMut::new(), mark, metadata: String::new(), is_first: true }
+        Rows { pieces: VecDeque::new(), bytes: 0, held: Held(0), mark, metadata: String::new() }
     }
 
-    fn finish(mut self) -> Bytes {
-        let mut whole = BytesMut::with_capacity(self.body.len() + self.metadata.len() + 32);
-        whole.put_slice(b"{\"metadata\":");
-        whole.put_slice(self.metadata.as_bytes());
-        whole.put_slice(b",\"data\":[");
-        whole.put_slice(&self.body.split());
-        whole.put_slice(b"]}");
-        whole.freeze()
+    fn finish(mut self) -> VecDeque<Bytes> {
+        self.pieces.push_front(format!("{{\"metadata\":{},\"data\":[", self.metadata).into());
+        self.pieces.push_back(Bytes::from_owner(End { _held: self.held }));
+        self.pieces
     }
 }
 
 impl Sink for Rows {
-    type Error = io::Error;
+    type Error = TooLarge;
 
-    async fn begun(&mut self, snapshot: &Snapshot, lsn: Lsn) -> io::Result<()> {
+    async fn begun(&mut self, snapshot: &Snapshot, lsn: Lsn) -> Result<(), TooLarge> {
         let text = |number: &u64| number.to_string();
         self.metadata = serde_json::json!({
             "xmin": text(&snapshot.xmin),
@@ -129,29 +140,79 @@ impl Sink for Rows {
         Ok(())
     }
 
-    async fn rows(&mut self, messages: Bytes) -> io::Result<()> {
-        if self.body.len() + messages.len() > MAX_BYTES {
-            return Err(io::Error::other("the subset is too large: ask for it in parts, with a limit"));
-        }
+    async fn rows(&mut self, messages: Bytes) -> Result<(), TooLarge> {
         let mark = format!(",\"snapshot_mark\":{}}}}}", self.mark);
+        let mut piece = BytesMut::with_capacity(messages.len() + messages.len() / 4);
         for message in messages.split(|byte| *byte == b'\n').filter(|message| !message.is_empty()) {
             // Each ends its headers, itself, and with a separator.
             let Some(open) = message.strip_suffix(b"}},") else { continue };
-            if !std::mem::take(&mut self.is_first) {
-                self.body.put_u8(b',');
+            if !(self.pieces.is_empty() && piece.is_empty()) {
+                piece.put_u8(b',');
             }
-            self.body.put_slice(open);
-            self.body.put_slice(mark.as_bytes());
+            piece.put_slice(open);
+            piece.put_slice(mark.as_bytes());
         }
+        self.bytes += piece.len();
+        if self.bytes > MAX_BYTES {
+            return Err(TooLarge::Alone);
+        }
+        if !self.held.grow(piece.capacity()) {
+            return Err(TooLarge::WithOthers);
+        }
+        self.pieces.extend((!piece.is_empty()).then(|| piece.freeze()));
         Ok(())
     }
 }
 
-fn refused(error: ReadError<io::Error>) -> Refusal {
+/// Why a subset isn't held.
+#[derive(Debug, thiserror::Error)]
+enum TooLarge {
+    #[error("the subset is too large: ask for it in parts, with a limit")]
+    Alone,
+    #[error("too many subsets are being read")]
+    WithOthers,
+}
+
+/// The end of an answer: once it is written, or given up, there is room for others.
+struct End {
+    _held: Held,
+}
+
+impl AsRef<[u8]> for End {
+    fn as_ref(&self) -> &[u8] {
+        b"]}"
+    }
+}
+
+/// So many bytes of all that are held.
+struct Held(usize);
+
+static ALL_HELD: AtomicUsize = AtomicUsize::new(0);
+
+impl Held {
+    /// `false`: there is no room for that.
+    fn grow(&mut self, bytes: usize) -> bool {
+        self.0 += bytes;
+        ALL_HELD.fetch_add(bytes, Ordering::Relaxed) + bytes <= MAX_HELD_BYTES
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        ALL_HELD.fetch_sub(self.0, Ordering::Relaxed);
+    }
+}
+
+fn refused(error: ReadError<TooLarge>) -> Refusal {
     match error {
         ReadError::Refused(refusal) => refusal,
         ReadError::Failed(SnapshotError::Refused(refusal)) => Invalid::in_subset("where", refusal).into(),
-        ReadError::Failed(SnapshotError::Sink(error)) => Invalid::in_subset("limit", error).into(),
+        ReadError::Failed(SnapshotError::Sink(error @ TooLarge::Alone)) => {
+            Invalid::in_subset("limit", error).into()
+        }
+        ReadError::Failed(SnapshotError::Sink(TooLarge::WithOthers)) => {
+            Refusal::overloaded("subset", (MAX_HELD_BYTES / MAX_BYTES) as u64, chance())
+        }
         ReadError::Failed(error) => Refusal::SnapshotFailed { message: error.to_string().into() },
     }
 }

@@ -1,6 +1,7 @@
 //! Five thousand streams through one gate, which holds two descriptors for each.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 
 use crate::gate::Gate;
@@ -12,6 +13,9 @@ const STREAMS: usize = 5_000;
 const PER_USER: usize = 3;
 /// That dial at once; more would only queue in the kernel.
 const AT_ONCE: usize = 64;
+
+/// Two crowds at once would need more descriptors than a process gets.
+pub(crate) static ALONE: Mutex<()> = Mutex::const_new(());
 
 fn user_of(number: usize) -> String {
     format!("X-User-ID: user-{}", number / PER_USER)
@@ -49,6 +53,7 @@ async fn disperse(gate: &Gate, origin: &Streams, streams: Vec<Client>, enough_ki
 
 #[tokio::test]
 async fn five_thousand_streams_are_served_and_leave_nothing_behind() {
+    let _alone = ALONE.lock().await;
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }).unwrap();
     let origin = Streams::start().await;

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -90,7 +90,7 @@ impl Gate {
     }
 
     pub(crate) fn log(&self) -> String {
-        self.log.lines.lock().unwrap().join("\n")
+        self.log.lines.lock().unwrap_or_else(PoisonError::into_inner).join("\n")
     }
 
     pub(crate) fn signal(&self, signal: Signal) {

@@ -5,6 +5,7 @@
 mod admin;
 mod bodies;
 mod browser;
+mod clients;
 mod crowd;
 mod database;
 mod drain;

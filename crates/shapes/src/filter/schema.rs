@@ -111,7 +111,9 @@ impl Collation {
     pub(crate) fn orders_by_bytes(&self) -> bool {
         match self {
             Collation::C | Collation::Builtin => true,
-            Collation::Libc(_) | Collation::Icu(_) | Collation::Nondeterministic => false,
+            // By code points, which is by bytes in UTF-8.
+            Collation::Libc(name) => matches!(&*name.to_ascii_lowercase(), "c.utf-8" | "c.utf8"),
+            Collation::Icu(_) | Collation::Nondeterministic => false,
         }
     }
 

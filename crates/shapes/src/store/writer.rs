@@ -83,10 +83,12 @@ pub(crate) fn end(inner: &Arc<Inner>) {
     inner.is_writing.store(false, Ordering::Release);
     let queue = Arc::clone(&inner.queue.read().unwrap_or_else(PoisonError::into_inner));
     queue.close();
-    if let Mode::Writing { thread, _lock } = std::mem::take(&mut *mode) {
+    *mode = match std::mem::take(&mut *mode) {
         // A writer that panicked has left everything as after a kill: it is read again from the start.
-        *mode = Mode::Reading(thread.join().ok());
-    }
+        Mode::Writing { thread, _lock } => Mode::Reading(thread.join().ok()),
+        // It has ended already, and the place where it did must not be lost.
+        reading @ Mode::Reading(_) => reading,
+    };
 }
 
 /// Reads what is durable, up to where the writer says.

@@ -6,8 +6,8 @@
 //! marks the connection unless all of it was read.
 //! Not here: waiting for writers that nobody follows; see `writers.rs`.
 //!
-//! Bounds: memory holds one piece of about 128 KiB (or one row, if that is longer), and what the connection reads ahead, 8 KiB or so; a sink
-//! that is slow slows the server down.
+//! Bounds: memory holds one piece of about 128 KiB (or one row, if that is longer), and what the connection reads ahead, 8 KiB or
+//! so; a sink that is slow slows the server down.
 
 use std::error::Error;
 use std::fmt::Write as _;

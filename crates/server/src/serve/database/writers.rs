@@ -18,9 +18,9 @@ use super::words;
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
-/// Who may have written: INSERT, UPDATE, DELETE, MERGE and COPY hold RowExclusiveLock, TRUNCATE AccessExclusiveLock. Those between are held by
-/// VACUUM, CREATE INDEX and the like, which change no row and may take hours. `pg_partition_tree` isn't for this: it would lock the
-/// partitions, and so wait for the very ones.
+/// Who may have written: INSERT, UPDATE, DELETE, MERGE and COPY hold RowExclusiveLock, TRUNCATE AccessExclusiveLock. Those between
+/// are held by VACUUM, CREATE INDEX and the like, which change no row and may take hours. `pg_partition_tree` isn't for this: it
+/// would lock the partitions, and so wait for those very writers.
 const HOLDERS: &str = "
 WITH RECURSIVE tree AS (
     SELECT $1::oid AS oid UNION

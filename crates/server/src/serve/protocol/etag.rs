@@ -20,6 +20,11 @@ pub fn of(handle: &str, requested: Since, answered: Offset, unchanged_at: Option
     visible(&format!("\"{handle}:{requested}:{answered}{time}\""))
 }
 
+/// The same for other bytes that say the same: packed ones. [`is_known`] takes either.
+pub fn weak(etag: &HeaderValue) -> HeaderValue {
+    HeaderValue::from_bytes(&[&b"W/"[..], etag.as_bytes()].concat()).unwrap_or_else(|_| etag.clone())
+}
+
 /// Whether the client has this already: 304. Not for subsets. `*` is nobody's tag.
 pub fn is_known(request: &HeaderMap, etag: &HeaderValue) -> bool {
     let lists = request.get_all(IF_NONE_MATCH).iter().filter_map(|list| list.to_str().ok());

@@ -13,12 +13,13 @@
 //! | what is asked for | `request.rs`, `subset.rs`, `params.rs`, `order_by.rs`, `names.rs` |
 //! | what is wrong with it | `invalid.rs` |
 //! | answers that are no data | `refusal.rs`, `answers.rs` |
-//! | headers of those that are | `headers.rs`, `caching.rs`, `cursor.rs`, `etag.rs`, `schema.rs`, `cors.rs` |
+//! | headers of those that are | `headers.rs`, `caching.rs`, `cursor.rs`, `etag.rs`, `encoding.rs`, `schema.rs`, `cors.rs` |
 
 pub mod answers;
 pub mod caching;
 pub mod cors;
 pub mod cursor;
+pub mod encoding;
 pub mod etag;
 pub mod headers;
 mod invalid;

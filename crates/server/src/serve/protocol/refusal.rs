@@ -41,6 +41,8 @@ pub enum Refusal {
         /// With this shape, if there is one.
         handle: Option<String>,
     },
+    /// 408: the body took too long.
+    BodyTooSlow,
     /// 413
     BodyTooLarge,
     /// 414
@@ -90,6 +92,7 @@ impl Refusal {
             Refusal::NoShape => "no_shape",
             Refusal::Method { .. } => "method_not_allowed",
             Refusal::MustRefetch { .. } => "must_refetch",
+            Refusal::BodyTooSlow => "body_too_slow",
             Refusal::BodyTooLarge => "body_too_large",
             Refusal::QueryTooLong => "query_too_long",
             Refusal::NotReady { .. } => "not_ready",
@@ -107,6 +110,7 @@ impl Refusal {
             Refusal::NoRoute | Refusal::NoShape => StatusCode::NOT_FOUND,
             Refusal::Method { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Refusal::MustRefetch { .. } => StatusCode::CONFLICT,
+            Refusal::BodyTooSlow => StatusCode::REQUEST_TIMEOUT,
             Refusal::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Refusal::QueryTooLong => StatusCode::URI_TOO_LONG,
             Refusal::NotReady { .. }
@@ -148,6 +152,7 @@ impl Refusal {
             | Refusal::NoShape
             | Refusal::Method { .. }
             | Refusal::MustRefetch { .. }
+            | Refusal::BodyTooSlow
             | Refusal::BodyTooLarge
             | Refusal::QueryTooLong => None,
         }
@@ -177,6 +182,7 @@ impl Refusal {
             Refusal::Unauthorized => "Unauthorized - Invalid API secret".into(),
             Refusal::NoShape => "Shape not found".into(),
             Refusal::Method { .. } => "Method not allowed".into(),
+            Refusal::BodyTooSlow => "Request body took too long".into(),
             Refusal::BodyTooLarge => "Request body too large".into(),
             Refusal::QueryTooLong => "Query string too long: send the subset in the body of a POST".into(),
             Refusal::NotReady { message } | Refusal::SnapshotFailed { message } => message.clone(),
@@ -236,6 +242,7 @@ mod tests {
             (Refusal::NoRoute, 404, "Not found", None),
             (Refusal::NoShape, 404, r#"{"message":"Shape not found"}"#, None),
             (Refusal::Method { allow: "GET" }, 405, r#"{"message":"Method not allowed"}"#, None),
+            (Refusal::BodyTooSlow, 408, r#"{"message":"Request body took too long"}"#, None),
             (Refusal::BodyTooLarge, 413, r#"{"message":"Request body too large"}"#, None),
             (
                 Refusal::QueryTooLong,

@@ -1,0 +1,38 @@
+// Free ports on loopback.
+//
+// Never one of the ephemeral range: while a server is down, a client that keeps trying its port could be given that
+// very port as its own, connect to itself, and keep the server from coming back.
+import { randomInt } from 'node:crypto';
+import { once } from 'node:events';
+import { readFile } from 'node:fs/promises';
+import { createServer } from 'node:net';
+
+const LOWEST = 10_000;
+const PROBES = 100;
+
+/** A port of 127.0.0.1 that was free a moment ago. */
+export async function freePort() {
+  const highest = await ephemeralStart();
+  for (let probe = 0; probe < PROBES; probe += 1) {
+    const port = randomInt(LOWEST, highest);
+    if (await isFree(port)) return port;
+  }
+  throw new Error(`none of ${PROBES} ports between ${LOWEST} and ${highest} was free`);
+}
+
+async function isFree(port) {
+  const server = createServer().listen(port, '127.0.0.1');
+  try {
+    await once(server, 'listening');
+  } catch {
+    return false;
+  }
+  server.close();
+  await once(server, 'close');
+  return true;
+}
+
+async function ephemeralStart() {
+  const range = await readFile('/proc/sys/net/ipv4/ip_local_port_range', 'utf8').catch(() => '32768');
+  return Number.parseInt(range, 10);
+}

@@ -1,0 +1,21 @@
+// What a file of tests stands on: a database, and the program before it, until the file's last test is done.
+import { after } from 'node:test';
+import { startForebay } from './forebay.mjs';
+import { makeDatabase } from './postgres.mjs';
+
+/** Makes both. What `startForebay` takes, this takes too. */
+export async function world(purpose, how = {}) {
+  const database = await makeDatabase(purpose);
+  try {
+    const forebay = await startForebay({ database, ...how });
+    after(async () => {
+      await forebay.end();
+      await database.end();
+    });
+    const { sql, text, table, transaction } = database;
+    return { database, forebay, sql, text, table, transaction };
+  } catch (error) {
+    await database.end();
+    throw error;
+  }
+}

@@ -1,0 +1,101 @@
+// Whatever happens to a table, and to the program, its clients end up with what the table holds, and are told nothing twice.
+//
+// What happens is drawn from a seed, which is printed: FOREBAY_SEED=… draws the same again.
+import assert from 'node:assert/strict';
+import { randomInt } from 'node:crypto';
+import { test } from 'node:test';
+import { becomes, follow, Ledger, LIMIT, Random, world } from '../support.mjs';
+
+const ROUNDS = 150;
+const WRITERS = 2;
+const IDS = 40;
+const WORDS = ['red', 'green', 'blue', `it's "quoted" \\ / {}`, '', '漢字', null];
+
+/** What writers do to each other: Postgres undoes the transaction of one. */
+const CONFLICTS = { deadlock_detected: '40P01', unique_violation: '23505' };
+
+const { forebay, sql, table, transaction } = await world('convergence');
+const url = forebay.shapes;
+const seed = Number(process.env.FOREBAY_SEED ?? randomInt(2 ** 32));
+
+/** Definitions of shapes; the round makes each another one, so that its snapshot is taken in the middle of what happens. */
+const SHAPES = [
+  (round) => ({ where: `id > -${round}` }),
+  (round) => ({ where: `size > ${round % 90}` }),
+  (round) => ({ where: 'word = $1 AND id < $2', params: ['green', `${1000 + round}`] }),
+  (round) => ({ where: `word IN ('red', 'blue') OR size IS NULL OR id = -${round}`, replica: 'full' }),
+  (round) => ({ where: `size BETWEEN 20 AND ${80 + round}`, columns: ['id', 'size'] }),
+];
+
+/** One random statement. */
+function step(random, things) {
+  const id = random.below(IDS);
+  const word = random.of(WORDS);
+  const size = random.below(8) === 0 ? null : random.below(100);
+  return random.of([
+    [`INSERT INTO ${things} VALUES ($1, $2, $3) ON CONFLICT (id) DO UPDATE SET word = $2`, [id, word, size]],
+    [`INSERT INTO ${things} VALUES ($1, $2, $3) ON CONFLICT (id) DO NOTHING`, [id, word, size]],
+    [`UPDATE ${things} SET size = $2 WHERE id = $1`, [id, size]],
+    [`UPDATE ${things} SET word = $2, size = size + 1 WHERE id % 7 = $1 % 7`, [id, word]],
+    [`UPDATE ${things} SET id = $2 WHERE id = $1 AND NOT EXISTS (SELECT FROM ${things} WHERE id = $2)`, [id, random.below(IDS)]],
+    [`DELETE FROM ${things} WHERE id = $1`, [id]],
+  ]);
+}
+
+async function write(random, things) {
+  const work = transaction(async (run) => {
+    for (let left = 1 + random.below(4); left > 0; left -= 1) await run(...step(random, things));
+    if (random.below(10) === 0) await run('ROLLBACK; BEGIN');
+  });
+  await work.catch((error) => assert.ok(Object.values(CONFLICTS).includes(error.code), error));
+}
+
+/** What a shape must hold, as Postgres sees it. */
+async function stored(things, { where, params = [], columns = ['*'] }) {
+  return sql(`SELECT ${columns} FROM ${things} WHERE ${where} ORDER BY id`, params);
+}
+
+async function history(t, disturb) {
+  t.diagnostic(`FOREBAY_SEED=${seed}`);
+  const random = new Random(seed);
+  const writers = Array.from({ length: WRITERS }, (_, place) => new Random(seed + 1 + place));
+  const things = await table('id int PRIMARY KEY, word text, size int');
+  await sql(`INSERT INTO ${things} SELECT n, 'green', n FROM generate_series(1, 20) n`);
+  const readers = [];
+  for (let round = 1; round <= ROUNDS; round += 1) {
+    if (round % 15 === 1) {
+      const definition = random.of(SHAPES)(round);
+      const liveSse = random.below(2) === 0;
+      const { stream, errors } = follow(t, { url, params: { table: things, ...definition }, liveSse });
+      readers.push({ definition, liveSse, errors, ledger: new Ledger(stream) });
+    }
+    await Promise.all(writers.map((writer) => write(writer, things)));
+    await disturb(round, random, things);
+  }
+
+  for (const { definition, liveSse, errors, ledger } of readers) {
+    const what = `the rows of ${JSON.stringify(definition)}, liveSse: ${liveSse}, FOREBAY_SEED=${seed}`;
+    await becomes(what, await stored(things, definition), () => ledger.rows);
+    assert.deepEqual([ledger.faults, errors], [[], []], what);
+  }
+}
+
+test('clients of every kind end up with the rows of the table', LIMIT, async (t) => {
+  await history(t, () => {});
+});
+
+test('also if the program is killed on the way, again and again', LIMIT, async (t) => {
+  await history(t, async (round, random) => {
+    if (round % 40 !== 0) return;
+    await (random.below(2) === 0 ? forebay.kill() : forebay.stop());
+    await forebay.start();
+  });
+});
+
+test('also if the table is truncated and altered on the way', LIMIT, async (t) => {
+  await history(t, async (round, random, things) => {
+    if (round % 40 !== 0) return;
+    if (random.below(2) === 0) await sql(`TRUNCATE ${things}`);
+    else await sql(`ALTER TABLE ${things} ALTER COLUMN size TYPE ${random.of(['int', 'smallint'])}`);
+  });
+});

@@ -1,0 +1,13 @@
+//! `forebay serve`, over HTTP, before a real Postgres.
+
+mod oracle;
+mod support;
+
+mod collapse;
+mod crowd;
+mod ddl;
+mod hostile;
+mod instances;
+mod live;
+mod protocol;
+mod shapes;

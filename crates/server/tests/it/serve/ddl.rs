@@ -1,0 +1,176 @@
+//! Tables that change under their shapes: the right ones start over, the others live on.
+
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::support::{Place, Reader, Serve, short};
+use crate::wire::until;
+
+const TABLES: &str = "CREATE TABLE items (id int PRIMARY KEY, note text, price int);
+    INSERT INTO items VALUES (1, 'one', 1);
+    CREATE TABLE others (id int PRIMARY KEY, note text);
+    INSERT INTO others VALUES (1, 'one')";
+const ITEM: [(&str, &str); 1] = [("table", "items")];
+const SOME: [(&str, &str); 2] = [("table", "items"), ("columns", "id,note")];
+const OTHER: [(&str, &str); 1] = [("table", "others")];
+
+/// Waits until a reader is told to start over, and gives the handle that it is told.
+async fn starts_over(serve: &Serve, reader: &mut Reader<'_>) -> String {
+    let begun = Instant::now();
+    loop {
+        let answer = serve.get(&[reader.params(), vec![("live", "true")]].concat()).await;
+        if answer.head.status == 409 {
+            let handle = answer.head.header("electric-handle").unwrap_or_default();
+            assert_ne!(handle, reader.handle);
+            return handle.to_owned();
+        }
+        reader.take(&answer);
+        assert!(begun.elapsed() < Duration::from_secs(10), "{reader:?} goes on");
+    }
+}
+
+async fn columns(serve: &Serve, shape: &[(&str, &str)]) -> Vec<String> {
+    let answer = serve.get(&[shape, &[("offset", "-1")]].concat()).await;
+    assert_eq!(answer.head.status, 200, "{} {}", answer.head.text, String::from_utf8_lossy(&answer.body));
+    let schema: Value = serde_json::from_str(answer.head.header("electric-schema").unwrap()).unwrap();
+    schema.as_object().unwrap().keys().cloned().collect()
+}
+
+/// The change of the table comes, and then the change of a row.
+async fn after(ddl: &str, change: &str) -> (Place, Serve) {
+    let place = Place::new(TABLES);
+    let serve = place.serve_with(&[("FOREBAY_SERVE_LONG_POLL_MS", "1000")]).await;
+    let mut items = serve.reader(&ITEM).await;
+    let mut others = serve.reader(&OTHER).await;
+    place.sql(ddl);
+    place.sql(change);
+    let handle = starts_over(&serve, &mut items).await;
+    let anew = serve.reader(&ITEM).await;
+    assert!(
+        handle.is_empty() || handle == anew.handle,
+        "{ddl}: it is told the handle of the shape that is made"
+    );
+    let before = others.handle.clone();
+    place.sql("UPDATE others SET note = 'uno'");
+    assert_eq!(short(&others.live_changes(&serve, 1).await), ["update 1"]);
+    assert_eq!(others.handle, before, "{ddl}: another table's shape goes on");
+    (place, serve)
+}
+
+#[tokio::test]
+async fn a_column_is_added() {
+    let (place, serve) =
+        after("ALTER TABLE items ADD extra text DEFAULT 'x'", "INSERT INTO items VALUES (2, 'two', 2, 'y')")
+            .await;
+    assert_eq!(columns(&serve, &ITEM).await, ["extra", "id", "note", "price"]);
+    let mut reader = serve.reader(&ITEM).await;
+    place.sql("UPDATE items SET extra = 'z' WHERE id = 2");
+    let messages = reader.live_changes(&serve, 1).await;
+    assert_eq!(messages[0]["value"]["extra"], "z");
+}
+
+#[tokio::test]
+async fn a_shape_of_some_columns_goes_on_while_others_come_and_go() {
+    let place = Place::new(TABLES);
+    let serve = place.serve_with(&[("FOREBAY_SERVE_LONG_POLL_MS", "1000")]).await;
+    let mut some = serve.reader(&SOME).await;
+    let handle = some.handle.clone();
+    for (ddl, id) in [("ADD extra text", 2), ("DROP price", 3), ("RENAME extra TO more", 4)] {
+        place.sql(&format!("ALTER TABLE items {ddl}"));
+        place.sql(&format!("INSERT INTO items (id, note) VALUES ({id}, 'x')"));
+        assert_eq!(short(&some.live_changes(&serve, 1).await), [format!("insert {id}")]);
+    }
+    assert_eq!(some.handle, handle);
+    place.sql("ALTER TABLE items RENAME note TO remark");
+    place.sql("INSERT INTO items (id) VALUES (5)");
+    until("the reader of a column that is gone is refused", async || {
+        let answer = serve.get(&[some.params(), vec![("live", "true")]].concat()).await;
+        answer.head.status == 400
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_column_is_dropped() {
+    let (_place, serve) = after("ALTER TABLE items DROP price", "INSERT INTO items VALUES (2, 'two')").await;
+    assert_eq!(columns(&serve, &ITEM).await, ["id", "note"]);
+}
+
+#[tokio::test]
+async fn a_column_is_renamed() {
+    let (_place, serve) =
+        after("ALTER TABLE items RENAME price TO cost", "INSERT INTO items VALUES (2, 'two', 2)").await;
+    assert_eq!(columns(&serve, &ITEM).await, ["cost", "id", "note"]);
+}
+
+#[tokio::test]
+async fn a_column_s_type_is_changed() {
+    let (_place, serve) =
+        after("ALTER TABLE items ALTER price TYPE bigint", "INSERT INTO items VALUES (2, 'two', 2)").await;
+    let head = serve.head(&[&ITEM[..], &[("offset", "-1")]].concat()).await;
+    assert!(head.header("electric-schema").unwrap().contains("int8"), "{}", head.text);
+}
+
+#[tokio::test]
+async fn a_table_is_emptied() {
+    let (_place, serve) = after("TRUNCATE items", "INSERT INTO items VALUES (7, 'seven', 7)").await;
+    let mut anew = Reader::new(&ITEM);
+    assert_eq!(short(&anew.catch_up(&serve).await), ["insert 7"]);
+}
+
+#[tokio::test]
+async fn a_table_is_replaced_by_another_of_its_name() {
+    let place = Place::new(TABLES);
+    let serve = place.serve_with(&[("FOREBAY_SERVE_LONG_POLL_MS", "1000")]).await;
+    let mut items = serve.reader(&ITEM).await;
+    let mut others = serve.reader(&OTHER).await;
+    place.sql("DROP TABLE items; CREATE TABLE items (id int PRIMARY KEY, fresh text); INSERT INTO items VALUES (9, 'n')");
+    // Nothing in the stream tells of it: it is seen when the table is asked for, or within a minute.
+    until("the new table's shape", async || columns(&serve, &ITEM).await == ["fresh", "id"]).await;
+    starts_over(&serve, &mut items).await;
+    let mut anew = serve.reader(&ITEM).await;
+    place.sql("UPDATE items SET fresh = 'm'");
+    assert_eq!(short(&anew.live_changes(&serve, 1).await), ["update 9"]);
+    place.sql("UPDATE others SET note = 'uno'");
+    assert_eq!(short(&others.live_changes(&serve, 1).await), ["update 1"]);
+}
+
+#[tokio::test]
+async fn a_table_that_is_dropped_has_no_shapes_and_one_renamed_has_them_under_its_new_name() {
+    let place = Place::new(TABLES);
+    let serve = place.serve_with(&[("FOREBAY_SERVE_LONG_POLL_MS", "1000")]).await;
+    let mut items = serve.reader(&ITEM).await;
+    let others = serve.reader(&OTHER).await;
+    place.sql("ALTER TABLE items RENAME TO things");
+    place.sql("INSERT INTO things VALUES (2, 'two', 2)");
+    until("the reader of the old name is refused", async || {
+        let answer = serve.get(&[items.params(), vec![("live", "true")]].concat()).await;
+        matches!(answer.head.status, 400 | 409)
+    })
+    .await;
+    let mut things = serve.reader(&[("table", "things")]).await;
+    place.sql("INSERT INTO things VALUES (3, 'three', 3)");
+    assert_eq!(short(&things.live_changes(&serve, 1).await), ["insert 3"]);
+    place.sql("DROP TABLE others");
+    until("the dropped table's reader is refused", async || {
+        serve.get(&[&OTHER[..], &[("offset", "-1")]].concat()).await;
+        let answer = serve.get(&[others.params(), vec![("live", "true")]].concat()).await;
+        matches!(answer.head.status, 400 | 409)
+    })
+    .await;
+    items.offset = "-1".to_owned();
+    assert_eq!(serve.get(&items.params()).await.head.status, 400);
+}
+
+#[tokio::test]
+async fn a_table_that_changed_without_a_row_is_soon_seen_as_it_is() {
+    let place = Place::new(TABLES);
+    let serve = place.serve().await;
+    assert_eq!(columns(&serve, &ITEM).await, ["id", "note", "price"]);
+    place.sql("ALTER TABLE items ADD extra text");
+    let begun = Instant::now();
+    until("the new column is there", async || columns(&serve, &ITEM).await.contains(&"extra".to_owned()))
+        .await;
+    assert!(begun.elapsed() < Duration::from_secs(7), "{:?}", begun.elapsed());
+}

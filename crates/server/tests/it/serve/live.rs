@@ -1,0 +1,179 @@
+//! Requests that wait: long-poll and server-sent events, and who may hold one.
+
+use std::time::Instant;
+
+use serde_json::json;
+
+use super::support::{Event, Place, changes, path, short};
+use crate::wire::until;
+
+const ITEMS: &str = "CREATE TABLE items (id int PRIMARY KEY, note text);
+    INSERT INTO items VALUES (1, 'one')";
+const ITEM: [(&str, &str); 1] = [("table", "items")];
+
+#[tokio::test]
+async fn a_long_poll_waits_for_a_change_or_for_its_time() {
+    let place = Place::new(ITEMS);
+    let serve = place.serve_with(&[("FOREBAY_SERVE_LONG_POLL_MS", "400")]).await;
+    let mut reader = serve.reader(&ITEM).await;
+    let live = [reader.params(), vec![("live", "true")]].concat();
+    let begun = Instant::now();
+    let silent = serve.get(&live).await;
+    assert!(begun.elapsed().as_millis() >= 400);
+    let header = |name| silent.head.header(name);
+    assert_eq!((silent.head.status, header("electric-up-to-date")), (200, Some("")));
+    assert_eq!(header("cache-control"), Some("public, max-age=5, stale-while-revalidate=5"));
+    assert_eq!((header("electric-has-data"), header("electric-schema")), (Some("false"), None));
+    assert_eq!(header("electric-offset"), Some(&*reader.offset));
+    let cursor: u64 = header("electric-cursor").unwrap().parse().unwrap();
+    assert_eq!(silent.json().as_array().unwrap().len(), 1);
+    reader.take(&silent);
+    let later: u64 = {
+        let again = serve.get(&[reader.params(), vec![("live", "true")]].concat()).await;
+        again.head.header("electric-cursor").unwrap().parse().unwrap()
+    };
+    assert!(later > cursor, "a cursor goes up: {cursor}, {later}");
+
+    let mut waits = serve.begin(&[reader.params(), vec![("live", "")]].concat()).await;
+    place.sql("INSERT INTO items VALUES (2, 'two')");
+    let answer = waits.answer().await;
+    // On a busy machine the change may come after the time; then it is in the next answer.
+    let mut messages = reader.take(&answer);
+    if changes(&messages).is_empty() {
+        messages = reader.live_changes(&serve, 1).await;
+    }
+    assert_eq!(short(&messages), ["insert 2"]);
+    let last = messages.last().unwrap();
+    assert_eq!(last["headers"]["control"], "up-to-date");
+}
+
+#[tokio::test]
+async fn everybody_who_waits_hears_that_a_shape_is_over() {
+    let place = Place::new(ITEMS);
+    let serve = place.serve_with(&[("FOREBAY_SERVE_ALLOW_DELETE", "true")]).await;
+    let reader = serve.reader(&ITEM).await;
+    let mut waits = serve.begin(&[reader.params(), vec![("live", "true")]].concat()).await;
+    let mut events = serve.events(&reader).await;
+    assert_eq!(events.up_to_date().await.0, [json!(null); 0]);
+    until("both wait", async || serve.status().await["admission"]["total_connections"] == 2).await;
+    assert_eq!(serve.ask("DELETE", "/v1/shape?table=items", &[], "").await.head.status, 202);
+    let moved = waits.answer().await;
+    assert_eq!(moved.head.status, 409, "{}", moved.head.text);
+    let handle = moved.head.header("electric-handle").unwrap();
+    assert_ne!(handle, reader.handle);
+    assert_eq!(events.next().await, Event::End, "the 409 comes when it asks again");
+    let again = serve.events(&reader).await;
+    assert_eq!((again.head.status, again.head.header("electric-handle")), (409, Some(handle)));
+}
+
+#[tokio::test]
+async fn events_come_as_they_happen_and_never_twice() {
+    let place = Place::new(ITEMS);
+    let settings = [("FOREBAY_SERVE_SSE_KEEP_ALIVE_MS", "150"), ("FOREBAY_SERVE_SSE_TIMEOUT_MS", "1500")];
+    let serve = place.serve_with(&settings).await;
+    let mut reader = serve.reader(&ITEM).await;
+    let begun = Instant::now();
+    let mut events = serve.events(&reader).await;
+    let header = |name| events.head.header(name);
+    assert_eq!((events.head.status, header("content-type")), (200, Some("text/event-stream")));
+    // A cache may share it for a second less than it goes on, and for one at least.
+    assert_eq!(header("cache-control"), Some("public, max-age=1"));
+    assert_eq!(header("content-encoding"), None);
+    assert_eq!(header("electric-handle"), Some(&*reader.handle));
+    assert!(header("electric-cursor").is_some() && header("electric-offset").is_some());
+    assert!(events.up_to_date().await.0.is_empty());
+    place.sql(
+        "BEGIN; INSERT INTO items VALUES (2, 'two'); UPDATE items SET note = 'uno' WHERE id = 1; COMMIT",
+    );
+    let (messages, seen) = events.up_to_date().await;
+    assert_eq!(short(&messages), ["insert 2", "update 1"]);
+    let lsn: u64 = messages[0]["headers"]["lsn"].as_str().unwrap().parse().unwrap();
+    assert!(seen > lsn, "it is after what was sent");
+    let mut next = events.next().await;
+    assert_eq!(next, Event::KeepAlive);
+    while next == Event::KeepAlive {
+        next = events.next().await;
+    }
+    assert_eq!(next, Event::End);
+    assert!(begun.elapsed().as_millis() >= 1500);
+
+    // As the published client resumes.
+    reader.offset = format!("{seen}_0");
+    let mut events = serve.events(&reader).await;
+    let (messages, _) = events.up_to_date().await;
+    assert_eq!(short(&messages), [""; 0]);
+    place.sql("INSERT INTO items VALUES (3, 'three')");
+    assert_eq!(short(&events.up_to_date().await.0), ["insert 3"]);
+    let mut poll = reader.clone();
+    assert_eq!(short(&poll.live_changes(&serve, 1).await), ["insert 3"]);
+    assert_eq!(short(&reader.catch_up(&serve).await), ["insert 3"]);
+}
+
+#[tokio::test]
+async fn a_stream_that_is_far_behind_gets_everything_in_order() {
+    let place = Place::new(ITEMS);
+    let serve = place.serve_with(&[("FOREBAY_STORAGE_CHUNK_BYTES", "65536")]).await;
+    let reader = serve.reader(&ITEM).await;
+    let mut ahead = reader.clone();
+    for part in 0..20 {
+        place.sql(&format!(
+            "INSERT INTO items SELECT i, repeat('x', 100) FROM generate_series({part} * 500 + 2, {part} * 500 + 501) i"
+        ));
+    }
+    ahead.live_changes(&serve, 10_000).await;
+    let mut events = serve.events(&reader).await;
+    let (messages, _) = events.up_to_date().await;
+    let ids: Vec<u64> =
+        messages.iter().map(|row| row["value"]["id"].as_str().unwrap().parse().unwrap()).collect();
+    assert!(ids.iter().copied().eq(2..=10_001), "{} rows", ids.len());
+    // One transaction that is larger than what is kept for those who follow.
+    place.sql("UPDATE items SET note = repeat('y', 100)");
+    let (messages, _) = events.up_to_date().await;
+    assert_eq!(messages.len(), 10_001);
+    let last = |at: usize| messages[at]["headers"].get("last").is_some();
+    assert!(last(10_000) && !(0..10_000).any(last));
+}
+
+#[tokio::test]
+async fn only_those_who_wait_need_a_permit() {
+    let place = Place::new(ITEMS);
+    let settings = [
+        ("FOREBAY_ADMISSION_TOTAL", "3"),
+        ("FOREBAY_ADMISSION_PER_USER", "1"),
+        ("FOREBAY_IDENTITY_BY_ADDRESS", "true"),
+    ];
+    let serve = place.serve_with(&settings).await;
+    let reader = serve.reader(&ITEM).await;
+    let first = serve.events(&reader).await;
+    assert_eq!(first.head.status, 200);
+    let live = path(&[reader.params(), vec![("live", "true")]].concat());
+    let second = serve.ask("GET", &live, &["Origin: https://app.example"], "").await;
+    assert_eq!(second.head.status, 429, "{}", second.head.text);
+    assert!(second.head.header("retry-after").is_some());
+    assert_eq!(second.json()["error"], "too_many_connections");
+    assert_eq!(
+        second.head.header("access-control-allow-origin"),
+        Some("https://app.example"),
+        "{}",
+        second.head.text
+    );
+    assert_eq!(second.head.header("cache-control"), Some("no-store"), "{}", second.head.text);
+    assert_eq!(serve.get(&reader.params()).await.head.status, 200, "what doesn't wait goes on");
+    assert_eq!(serve.head(&reader.params()).await.status, 200);
+    drop(first);
+    until("its place is free", async || serve.events(&reader).await.head.status == 200).await;
+}
+
+#[tokio::test]
+async fn beyond_the_limit_on_all_streams_a_client_is_asked_to_come_back() {
+    let place = Place::new(ITEMS);
+    let serve = place.serve_with(&[("FOREBAY_ADMISSION_TOTAL", "1")]).await;
+    let reader = serve.reader(&ITEM).await;
+    let _first = serve.events(&reader).await;
+    let second = serve.get(&[reader.params(), vec![("live", "true")]].concat()).await;
+    assert_eq!(second.head.status, 503, "{}", second.head.text);
+    assert_eq!(second.json()["error"], "service_unavailable");
+    assert!(second.head.header("retry-after").is_some());
+    let exposed = second.head.header("access-control-expose-headers").unwrap_or_default();
+    assert!(exposed.contains("retry-after"), "{}", second.head.text);
+}

@@ -1,0 +1,179 @@
+//! The consistency oracle: random writers, random shapes, strict clients; and Postgres is asked what the truth was.
+//!
+//! Holds, at each up-to-date of each client: its rows are exactly those that the table had between two commits, namely after all that
+//! lie before the position that up-to-date tells, and all that its snapshot saw. And a handle that was complete stays, whatever breaks, unless it is deleted.
+//!
+//! `FOREBAY_SEED` repeats a seed, `FOREBAY_SECONDS` takes longer. What the tasks do is the seed's; when they do it, is not.
+
+mod clauses;
+mod client;
+mod dice;
+mod history;
+mod storm;
+mod view;
+mod wire;
+mod writers;
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use forebay_sandbox::Postgres;
+use tokio::sync::watch;
+use tokio::task::{JoinSet, block_in_place};
+use tokio::time::{Instant, sleep, timeout};
+
+use self::client::{Client, Life, World};
+use self::dice::Dice;
+use self::history::{History, SCHEMA, last_commit, now};
+use self::storm::{Faults, Stage};
+use self::writers::Writers;
+use super::support::Place;
+
+const CLIENTS: usize = 50;
+const WRITERS: usize = 3;
+/// How long clients may take to see the end, once all is well.
+const CALM_DOWN: Duration = Duration::from_secs(40);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn clients_see_what_the_table_was_between_two_commits() {
+    run(false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn kills_restarts_and_cuts_change_nothing_for_clients() {
+    run(true).await;
+}
+
+async fn run(is_stormy: bool) {
+    let seed = seed();
+    let seconds = std::env::var("FOREBAY_SECONDS").map_or(10, |text| text.parse().expect("a number"));
+    eprintln!("FOREBAY_SEED={seed} FOREBAY_SECONDS={seconds}, stormy: {is_stormy}");
+    let postgres = Box::leak(Box::new(Postgres::builder().start().unwrap()));
+    let place = Place::on(postgres, SCHEMA);
+    History::begin(&place);
+    let mut dice = Dice::of(seed, "stage", 0);
+    let settings = settings(&mut dice);
+    eprintln!("{settings:?}");
+    let mut stage = Stage::set(&place, &settings).await;
+
+    let writers = Writers::start(&place, seed, WRITERS);
+    let (target, targeted) = watch::channel(None);
+    let world = Arc::new(World::new(stage.addr(), is_stormy, targeted));
+    let mut clients = JoinSet::new();
+    for number in 0..CLIENTS {
+        let (world, dice) = (Arc::clone(&world), Dice::of(seed, "client", number));
+        clients.spawn(async move { Client::new(&world, dice).run().await });
+    }
+    let until = Instant::now() + Duration::from_secs(seconds);
+    let faults = tokio::select! {
+        faults = weather(is_stormy, &mut stage, &mut dice, until) => faults,
+        Some(ended) = clients.join_next() => panic!("seed {seed}: {}", wrong(ended)),
+    };
+    let committed = writers.stop().await;
+    let end = block_in_place(|| last_commit(&place));
+    target.send(Some(end)).unwrap();
+    let mut lives = Vec::new();
+    let gathered = timeout(CALM_DOWN, async {
+        while let Some(ended) = clients.join_next().await {
+            match ended {
+                Ok(Ok(seen)) => lives.extend(seen),
+                ended => panic!("seed {seed}: {}", wrong(ended)),
+            }
+        }
+    });
+    let in_time = gathered.await.is_ok();
+    assert!(in_time, "seed {seed}: clients haven't seen {end} after {CALM_DOWN:?}\n{}", stage.log());
+    block_in_place(|| judge(&place, &lives, seed));
+    report(&lives, &world, &faults, committed, is_stormy);
+}
+
+async fn weather(is_stormy: bool, stage: &mut Stage<'_>, dice: &mut Dice, until: Instant) -> Faults {
+    match is_stormy {
+        true => stage.rage(dice, until).await,
+        false => {
+            sleep(until - Instant::now()).await;
+            Faults::default()
+        }
+    }
+}
+
+/// Small sizes, so that chunks close, files are written and logs are cut all the time.
+fn settings(dice: &mut Dice) -> Vec<(&'static str, String)> {
+    let mut settings = vec![
+        ("FOREBAY_SERVE_ALLOW_DELETE", "true".to_owned()),
+        ("FOREBAY_DATABASE_POOL_SIZE", "8".to_owned()),
+        ("FOREBAY_SERVE_LONG_POLL_MS", "1000".to_owned()),
+        ("FOREBAY_SERVE_SSE_KEEP_ALIVE_MS", "500".to_owned()),
+        ("FOREBAY_SERVE_SSE_TIMEOUT_MS", "3000".to_owned()),
+        ("FOREBAY_DATABASE_LOCK_CHECK_MS", "500".to_owned()),
+        ("FOREBAY_STORAGE_CHUNK_BYTES", dice.pick(&[2048, 8192, 65_536, 10 << 20]).to_string()),
+        ("FOREBAY_STORAGE_SMALL_SNAPSHOT_BYTES", dice.pick(&[0, 8192, 262_144]).to_string()),
+        ("FOREBAY_STORAGE_OPEN_FILES", dice.pick(&[1, 8, 512]).to_string()),
+    ];
+    if dice.percent(70) {
+        settings.push(("FOREBAY_STORAGE_UNWRITTEN_BYTES", (64 << 10).to_string()));
+        settings.push(("FOREBAY_STORAGE_WAL_BYTES", (1 << 20).to_string()));
+    }
+    settings
+}
+
+/// Against what really happened.
+fn judge(place: &Place, lives: &[Life], seed: u64) {
+    let history = History::read(place);
+    for life in lives {
+        let Life { wanted, handle, sight, checkpoints, rows, recent, .. } = life;
+        let states = history.states(place, wanted);
+        for (seen, digest) in checkpoints {
+            let truth = states.at(*seen, sight);
+            assert!(
+                *digest == truth,
+                "seed {seed}: {handle} was {digest:?} at {seen}, not {truth:?}; it should be so at {:?}\n around: {:?}\n \
+                 {wanted:?}\n checkpoints: {:?}\n  {recent}",
+                states.find(*digest),
+                states.around(*seen),
+                &checkpoints[checkpoints.len().saturating_sub(5)..],
+            );
+        }
+        if let Some(rows) = rows {
+            assert_eq!(*rows, now(place, wanted), "seed {seed}: {handle} isn't as it is now: {wanted:?}");
+        }
+    }
+    eprintln!("{} transactions in the history", history.transactions());
+}
+
+fn report(lives: &[Life], world: &World, faults: &Faults, committed: u64, is_stormy: bool) {
+    let sum = |count: fn(&Life) -> u64| lives.iter().map(count).sum::<u64>();
+    let (changes, moves) = (sum(|life| life.counts.changes), sum(|life| life.counts.moves));
+    let (up_to_dates, checked) =
+        (sum(|life| life.counts.up_to_dates), sum(|life| life.checkpoints.len() as u64));
+    let deleted = world.deleted();
+    let ledger = world.ledger();
+    eprintln!(
+        "{committed} scripts, {} lives, {changes} changes, {moves} changed keys, {up_to_dates} up-to-dates, {checked} states \
+         checked, {deleted} deleted, {} refetches, {} breaks, {} refusals, {faults:?}",
+        lives.len(),
+        ledger.refetches,
+        ledger.breaks,
+        ledger.refusals,
+    );
+    // Far below what an idle machine does in ten seconds: a run in which nothing happens proves nothing.
+    let enough =
+        committed > 50 && changes > 1000 && moves > 10 && checked > 2 * CLIENTS as u64 && deleted > 0;
+    assert!(enough, "nearly nothing happened");
+    assert!(!is_stormy || faults.kills + faults.restarts + faults.cuts > 2, "there was no storm");
+}
+
+fn wrong(ended: Result<Result<Vec<Life>, String>, tokio::task::JoinError>) -> String {
+    match ended {
+        Ok(Ok(_)) => "a client ended before its time".to_owned(),
+        Ok(Err(wrong)) => wrong,
+        Err(error) => error.to_string(),
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "a new seed for each run")]
+fn seed() -> u64 {
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64 % 1_000_000_007;
+    std::env::var("FOREBAY_SEED")
+        .map_or_else(|_| now(), |text| text.parse().expect("FOREBAY_SEED is a number"))
+}

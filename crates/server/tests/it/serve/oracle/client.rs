@@ -1,0 +1,442 @@
+//! A client of one shape after another: it reads, follows, reconnects, deletes, and checks whatever it is told.
+
+use std::collections::{BTreeMap, HashSet};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::time::sleep;
+
+use super::super::support::path;
+use super::clauses::Wanted;
+use super::dice::Dice;
+use super::history::{Digest, Row, Sight};
+use super::view::{Counts, View};
+use super::wire::{Connection, Head};
+
+const RETRY: Duration = Duration::from_millis(40);
+
+/// What all clients share.
+pub(crate) struct World {
+    pub(crate) server: SocketAddr,
+    /// Whether connections may break and the server may be away.
+    pub(crate) is_stormy: bool,
+    ledger: Mutex<Ledger>,
+    /// Once the writers have stopped: who has seen this is done.
+    pub(crate) target: watch::Receiver<Option<u64>>,
+}
+
+#[derive(Default)]
+pub(crate) struct Ledger {
+    /// Handles whose snapshot was complete: they stay.
+    complete: HashSet<String>,
+    /// Unless somebody asked for that.
+    deleted: HashSet<String>,
+    pub(crate) breaks: u64,
+    pub(crate) refusals: u64,
+    pub(crate) refetches: u64,
+}
+
+impl World {
+    pub(crate) fn new(server: SocketAddr, is_stormy: bool, target: watch::Receiver<Option<u64>>) -> Self {
+        World { server, is_stormy, ledger: Mutex::default(), target }
+    }
+
+    pub(crate) fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap()
+    }
+
+    pub(crate) fn deleted(&self) -> usize {
+        self.ledger().deleted.len()
+    }
+}
+
+/// What a client saw under one handle.
+pub(crate) struct Life {
+    pub(crate) wanted: Wanted,
+    pub(crate) handle: String,
+    pub(crate) sight: Sight,
+    pub(crate) checkpoints: Vec<(u64, Digest)>,
+    pub(crate) counts: Counts,
+    /// At the very end.
+    pub(crate) rows: Option<BTreeMap<String, Row>>,
+    pub(crate) recent: String,
+}
+
+pub(crate) struct Client<'a> {
+    world: &'a World,
+    dice: Dice,
+    wanted: Wanted,
+    view: View,
+    handle: Option<String>,
+    offset: String,
+    cursor: Option<String>,
+    is_up_to_date: bool,
+    /// How many more times it will be up to date before it does something else.
+    patience: usize,
+    connection: Option<Connection>,
+    lives: Vec<Life>,
+}
+
+/// Why an answer isn't to be used.
+enum Trouble {
+    /// The connection broke.
+    Broken(io::Error),
+    /// Between two requests a server may close, and the next one comes too late.
+    Stale,
+    /// The server is right to refuse; try again.
+    Later,
+    /// The handle is gone, as it may.
+    Refetch,
+    /// The server is wrong.
+    Wrong(String),
+}
+
+impl From<io::Error> for Trouble {
+    fn from(error: io::Error) -> Self {
+        Trouble::Broken(error)
+    }
+}
+
+impl From<String> for Trouble {
+    fn from(wrong: String) -> Self {
+        Trouble::Wrong(wrong)
+    }
+}
+
+impl<'a> Client<'a> {
+    pub(crate) fn new(world: &'a World, mut dice: Dice) -> Self {
+        let wanted = Wanted::random(&mut dice);
+        let view = View::new(&wanted);
+        let mut client = Client {
+            world,
+            dice,
+            wanted,
+            view,
+            handle: None,
+            offset: "-1".to_owned(),
+            cursor: None,
+            is_up_to_date: false,
+            patience: 0,
+            connection: None,
+            lives: Vec::new(),
+        };
+        client.begin();
+        client
+    }
+
+    /// Until everything is seen, or something is wrong.
+    pub(crate) async fn run(mut self) -> Result<Vec<Life>, String> {
+        loop {
+            if self.has_seen_everything() {
+                self.end(true);
+                return Ok(self.lives);
+            }
+            match self.step().await {
+                Ok(()) => {}
+                Err(Trouble::Wrong(wrong)) => {
+                    let again = self.read_again().await.unwrap_or_else(|error| vec![error.to_string()]);
+                    return Err(format!("{}\n read again:\n  {}", self.describe(&wrong), again.join("\n  ")));
+                }
+                Err(Trouble::Refetch) => {
+                    self.world.ledger().refetches += 1;
+                    self.end(false);
+                    self.begin();
+                }
+                Err(Trouble::Broken(error)) => {
+                    if !self.world.is_stormy {
+                        return Err(self.describe(&format!("the connection broke: {error}")));
+                    }
+                    self.world.ledger().breaks += 1;
+                    // Whoever reconnects may ask for what is there, or wait at once.
+                    self.is_up_to_date &= self.dice.percent(50);
+                    sleep(RETRY).await;
+                }
+                Err(Trouble::Stale) => {}
+                Err(Trouble::Later) => {
+                    self.world.ledger().refusals += 1;
+                    sleep(RETRY).await;
+                }
+            }
+        }
+    }
+
+    fn has_seen_everything(&self) -> bool {
+        self.is_up_to_date && self.world.target.borrow().is_some_and(|target| self.view.seen > target)
+    }
+
+    fn begin(&mut self) {
+        self.view = View::new(&self.wanted);
+        (self.handle, self.offset, self.cursor) = (None, "-1".to_owned(), None);
+        self.is_up_to_date = false;
+        self.patience = self.dice.between(2, 30);
+    }
+
+    fn end(&mut self, is_last: bool) {
+        let view = std::mem::replace(&mut self.view, View::new(&self.wanted));
+        let recent = view.recent();
+        self.lives.push(Life {
+            wanted: self.wanted.clone(),
+            handle: self.handle.take().unwrap_or_default(),
+            sight: view.sight,
+            checkpoints: view.checkpoints,
+            counts: view.counts,
+            rows: is_last.then_some(view.rows),
+            recent,
+        });
+    }
+
+    fn describe(&self, wrong: &str) -> String {
+        let (handle, offset, wanted) =
+            (self.handle.as_deref().unwrap_or("no handle"), &self.offset, &self.wanted);
+        format!("{wrong}\n at {offset} of {handle}, {wanted:?}\n  {}", self.view.recent())
+    }
+
+    /// What the log has after the offset that was asked for, to tell a wrong log from a wrong delivery.
+    async fn read_again(&self) -> io::Result<Vec<String>> {
+        let mut connection = Connection::open(self.world.server).await?;
+        let query = self.wanted.query();
+        let mut params: Vec<_> = query.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        params.push(("offset", &self.offset));
+        params.extend(self.handle.iter().map(|handle| ("handle", handle.as_str())));
+        connection.ask("GET", &path(&params)).await?;
+        let head = connection.head().await?;
+        let body = connection.body(&head).await?;
+        let lines = String::from_utf8_lossy(&body)
+            .lines()
+            .take(8)
+            .map(|line| line.chars().take(400).collect())
+            .collect();
+        Ok(lines)
+    }
+
+    async fn step(&mut self) -> Result<(), Trouble> {
+        if self.is_up_to_date && self.patience == 0 && self.world.target.borrow().is_none() {
+            self.patience = self.dice.between(2, 30);
+            if self.dice.percent(50) {
+                return self.delete().await;
+            }
+            self.end(false);
+            self.wanted = Wanted::random(&mut self.dice);
+            self.begin();
+        }
+        match self.is_up_to_date {
+            false => self.page(false).await,
+            true if self.dice.percent(50) => self.page(true).await,
+            true => self.events().await,
+        }
+    }
+
+    /// Asks, and says whether the answer is one to go on with.
+    async fn ask(&mut self, live: &[(&str, &str)]) -> Result<(Connection, Head), Trouble> {
+        if self.offset == "-1" {
+            // Of an answer that broke off nothing is known.
+            self.handle = None;
+        }
+        let query = self.wanted.query();
+        let mut params: Vec<_> = query.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        params.push(("offset", &self.offset));
+        params.extend(self.handle.iter().map(|handle| ("handle", handle.as_str())));
+        params.extend(self.cursor.iter().map(|cursor| ("cursor", cursor.as_str())));
+        params.extend(live);
+        self.view.note(format!("asks for {} {live:?}", self.offset));
+        let path = path(&params);
+        let mut connection = match self.connection.take() {
+            Some(connection) => connection,
+            None => Connection::open(self.world.server).await?,
+        };
+        if self.dice.percent(2) {
+            // Somebody who asks and goes away.
+            connection.ask("GET", &path).await?;
+            connection = Connection::open(self.world.server).await?;
+        }
+        let asked = match connection.ask("GET", &path).await {
+            Ok(()) => connection.head().await,
+            Err(error) => Err(error),
+        };
+        let head = match asked {
+            Ok(head) => head,
+            Err(_) if connection.is_used => return Err(Trouble::Stale),
+            Err(error) => return Err(error.into()),
+        };
+        if head.status == 200 {
+            self.check_head(&head, !live.is_empty())?;
+            return Ok((connection, head));
+        }
+        let body = connection.body(&head).await?;
+        Err(self.refused(&head, &body))
+    }
+
+    fn check_head(&mut self, head: &Head, is_live: bool) -> Result<(), String> {
+        let named = |name: &str| head.header(name).ok_or_else(|| format!("no {name} in {}", head.text));
+        let handle = named("electric-handle")?;
+        named("electric-offset")?;
+        if self.handle.get_or_insert_with(|| handle.to_owned()) != handle {
+            return Err(format!("another shape's answer: {}", head.text));
+        }
+        self.cursor = match is_live {
+            true => Some(named("electric-cursor")?.to_owned()),
+            false => named("electric-schema").map(|_| None)?,
+        };
+        Ok(())
+    }
+
+    fn refused(&self, head: &Head, body: &[u8]) -> Trouble {
+        let told = || format!("{}{}", head.text, String::from_utf8_lossy(body));
+        match (head.status, &self.handle) {
+            (409, Some(handle)) => {
+                let ledger = self.world.ledger();
+                let may_go = !ledger.complete.contains(handle) || ledger.deleted.contains(handle);
+                let body: Option<Value> = serde_json::from_slice(body).ok();
+                if body != Some(json!([{"headers": {"control": "must-refetch"}}])) {
+                    return Trouble::Wrong(format!("409 with another body: {}", told()));
+                }
+                if head.header("electric-handle") == Some(handle) {
+                    return Trouble::Wrong("409 names the handle that is gone".to_owned());
+                }
+                match may_go {
+                    true => Trouble::Refetch,
+                    false => Trouble::Wrong(format!("a refetch that nobody asked for: {}", told())),
+                }
+            }
+            // A shape that goes while its first answer is in the making.
+            (409, None) if self.world.is_stormy => Trouble::Later,
+            // Who asks for a new shape may have to wait for a connection; on a busy machine, for long.
+            (503, handle) if self.world.is_stormy || handle.is_none() => Trouble::Later,
+            _ => Trouble::Wrong(format!("refused: {}", told())),
+        }
+    }
+
+    /// Everything up to the answer's end: what is there, or, live, what comes.
+    async fn page(&mut self, is_live: bool) -> Result<(), Trouble> {
+        let live: &[_] = if is_live { &[("live", "true")] } else { &[] };
+        let (mut connection, head) = self.ask(live).await?;
+        let body = connection.body(&head).await?;
+        if head.header("connection") != Some("close") {
+            self.connection = Some(connection);
+        }
+        let messages: Vec<Value> = serde_json::from_slice(&body)
+            .map_err(|error| format!("{error} in {}", String::from_utf8_lossy(&body)))?;
+        for message in &messages {
+            self.view.apply(message)?;
+        }
+        let is_control = |message: &Value| message["headers"]["control"] == "up-to-date";
+        let is_up_to_date = head.header("electric-up-to-date").is_some();
+        let told = messages.iter().filter(|message| is_control(message)).count();
+        if told != usize::from(is_up_to_date) || messages.last().is_some_and(is_control) != is_up_to_date {
+            return Err(format!("up-to-date in the head and in the body differ: {}", head.text).into());
+        }
+        let offset = head.header("electric-offset").unwrap_or_default().to_owned();
+        self.check_offset(&offset, is_up_to_date)?;
+        self.offset = offset;
+        self.is_up_to_date = is_up_to_date;
+        if is_up_to_date {
+            self.completed();
+        }
+        Ok(())
+    }
+
+    fn check_offset(&self, answered: &str, is_up_to_date: bool) -> Result<(), String> {
+        let (asked, answered) = (place(&self.offset)?, place(answered)?);
+        let fits = match answered.0 {
+            0 if !is_up_to_date => {
+                asked.0 == 0 && (self.offset == "-1" && answered.1 == 0 || answered.1 == asked.1 + 1)
+            }
+            _ if is_up_to_date => {
+                answered >= asked && answered >= self.view.at && answered.0 <= self.view.seen
+            }
+            _ => answered > asked && answered == self.view.at,
+        };
+        if fits { Ok(()) } else { Err(format!("{answered:?} answers {asked:?}")) }
+    }
+
+    /// It has a whole snapshot, and so it is to stay.
+    fn completed(&mut self) {
+        self.patience = self.patience.saturating_sub(1);
+        if let Some(handle) = &self.handle {
+            self.world.ledger().complete.insert(handle.clone());
+        }
+    }
+
+    async fn events(&mut self) -> Result<(), Trouble> {
+        let (mut connection, head) = self.ask(&[("live", "true"), ("live_sse", "true")]).await?;
+        if head.header("content-type") != Some("text/event-stream") {
+            return Err(format!("no events: {}", head.text).into());
+        }
+        let (mut unread, mut batch) = (Vec::new(), Vec::new());
+        let ended = loop {
+            let chunk = match connection.chunk().await {
+                Ok(Some(chunk)) => chunk,
+                Ok(None) => break Ok(()),
+                Err(error) => break Err(Trouble::Broken(error)),
+            };
+            unread.extend(chunk);
+            while let Some(end) = unread.windows(2).position(|window| window == b"\n\n") {
+                let event: Vec<u8> = unread.drain(..end + 2).collect();
+                if event == b": keep-alive\n\n" {
+                    continue;
+                }
+                let message =
+                    event.strip_prefix(b"data: ").and_then(|json| serde_json::from_slice(json).ok());
+                let message: Value =
+                    message.ok_or_else(|| format!("no event: {}", String::from_utf8_lossy(&event)))?;
+                let is_end = message["headers"]["control"] == "up-to-date";
+                batch.push(message);
+                if is_end {
+                    self.take(&mut batch)?;
+                }
+            }
+            if batch.is_empty() && (self.has_seen_everything() || self.patience == 0 || self.dice.percent(2))
+            {
+                return Ok(());
+            }
+        };
+        // What came since up-to-date is forgotten, as the published client does, or kept, as the protocol allows.
+        if !batch.is_empty() && self.dice.percent(50) {
+            for message in &batch {
+                self.view.apply(message)?;
+            }
+            self.offset = format!("{}_{}", self.view.at.0, self.view.at.1);
+            self.is_up_to_date = false;
+        }
+        ended
+    }
+
+    /// All messages up to up-to-date.
+    fn take(&mut self, batch: &mut Vec<Value>) -> Result<(), String> {
+        for message in batch.drain(..) {
+            self.view.apply(&message)?;
+        }
+        self.offset = format!("{}_0", self.view.seen);
+        self.completed();
+        Ok(())
+    }
+
+    /// Asks for the end of its shape; the next answer is to say that it is gone.
+    async fn delete(&mut self) -> Result<(), Trouble> {
+        let Some(handle) = self.handle.clone() else { return Ok(()) };
+        self.world.ledger().deleted.insert(handle.clone());
+        let mut connection = Connection::open(self.world.server).await?;
+        connection.ask("DELETE", &path(&[("table", "items"), ("handle", &handle)])).await?;
+        let head = connection.head().await?;
+        match head.status {
+            // Another client of the same shape may have been first.
+            202 | 404 => Ok(()),
+            503 if self.world.is_stormy => Err(Trouble::Later),
+            _ => Err(format!("a shape can't be deleted: {}", head.text).into()),
+        }
+    }
+}
+
+/// `-1` is before everything, and `inf` after all of its transaction.
+fn place(offset: &str) -> Result<(u64, u64), String> {
+    if offset == "-1" {
+        return Ok((0, 0));
+    }
+    let op = |op: &str| if op == "inf" { Some(u64::MAX) } else { op.parse().ok() };
+    let parts = offset.split_once('_').and_then(|(lsn, rest)| Some((lsn.parse().ok()?, op(rest)?)));
+    parts.ok_or_else(|| format!("no offset: {offset}"))
+}

@@ -1,0 +1,130 @@
+//! Whatever can go wrong around the server, at random.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use forebay_testkit::{Direction, Proxy};
+use tokio::task::block_in_place;
+use tokio::time::{Instant, sleep};
+
+use super::super::support::{Place, Serve};
+use super::dice::Dice;
+
+/// The server, between two networks.
+pub(crate) struct Stage<'a> {
+    place: &'a Place,
+    settings: Vec<(String, String)>,
+    to_postgres: Proxy,
+    to_server: Proxy,
+    server: Option<Serve>,
+}
+
+/// What went wrong.
+#[derive(Debug, Default)]
+pub(crate) struct Faults {
+    pub(crate) kills: u64,
+    pub(crate) restarts: u64,
+    pub(crate) cuts: u64,
+}
+
+impl<'a> Stage<'a> {
+    pub(crate) async fn set(place: &'a Place, settings: &[(&str, String)]) -> Stage<'a> {
+        let to_postgres = Proxy::start(place.postgres.addr());
+        let url = format!("postgres://postgres@{}/{}", to_postgres.addr(), place.database);
+        let mut settings: Vec<_> =
+            settings.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
+        settings.push(("DATABASE_URL".to_owned(), url));
+        // The first server tells where it listens.
+        let to_server = Proxy::start(place.postgres.addr());
+        let mut stage = Stage { place, settings, to_postgres, to_server, server: None };
+        stage.start();
+        stage.server.as_ref().unwrap().becomes("active").await;
+        stage
+    }
+
+    /// Where clients connect, whatever happens.
+    pub(crate) fn addr(&self) -> SocketAddr {
+        self.to_server.addr()
+    }
+
+    fn start(&mut self) {
+        let settings: Vec<_> =
+            self.settings.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        let server = block_in_place(|| self.place.spawn(&settings));
+        self.to_server.fail_over_to(server.addr);
+        self.server = Some(server);
+    }
+
+    /// Fault after fault, until then; and then none.
+    pub(crate) async fn rage(&mut self, dice: &mut Dice, until: Instant) -> Faults {
+        let mut faults = Faults::default();
+        while Instant::now() < until {
+            sleep(Duration::from_millis(dice.between(200, 1500) as u64)).await;
+            match dice.below(10) {
+                0..=2 => {
+                    faults.kills += 1;
+                    // As a value that is dropped, with -9.
+                    block_in_place(|| drop(self.server.take()));
+                    sleep(Duration::from_millis(dice.below(200) as u64)).await;
+                    self.start();
+                }
+                3 => {
+                    faults.restarts += 1;
+                    let is_fast = dice.percent(50);
+                    block_in_place(|| match is_fast {
+                        true => self.place.postgres.restart_fast().unwrap(),
+                        false => self.place.postgres.restart_immediate().unwrap(),
+                    });
+                }
+                4..=6 => {
+                    faults.cuts += 1;
+                    disturb(&self.to_postgres, dice).await;
+                }
+                _ => {
+                    faults.cuts += 1;
+                    disturb(&self.to_server, dice).await;
+                }
+            }
+        }
+        faults
+    }
+
+    pub(crate) fn log(&self) -> String {
+        self.server.as_ref().map(|server| server.log()).unwrap_or_default()
+    }
+}
+
+/// Leaves it unharmed, but for a cut that may still be to come.
+async fn disturb(network: &Proxy, dice: &mut Dice) {
+    let while_ms = Duration::from_millis(dice.between(20, 500) as u64);
+    let direction = dice.pick(&[Direction::ToClient, Direction::ToServer, Direction::Both]);
+    match dice.below(7) {
+        0 => network.cut(),
+        1 => network.reset(),
+        2 => network.truncate_after(dice.between(1, 20_000) as u64, direction),
+        3 => {
+            network.stall(direction);
+            sleep(while_ms).await;
+            if dice.percent(50) {
+                network.reset();
+            }
+            network.resume();
+        }
+        4 => {
+            network.refuse();
+            network.cut();
+            sleep(while_ms).await;
+            network.accept();
+        }
+        5 => {
+            network.delay(Duration::from_millis(30));
+            sleep(while_ms).await;
+            network.resume();
+        }
+        _ => {
+            network.throttle(100_000);
+            sleep(while_ms).await;
+            network.resume();
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Writers: random transactions, of all kinds.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use forebay_postgres::reservoir::{Limits, PostgresClient, PostgresConnect, Reservoir, ReservoirConfig};
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+
+use super::super::support::Place;
+use super::dice::Dice;
+
+/// Few keys, so that they come back after they are gone.
+const KEYS: usize = 120;
+const PAUSE_MS: usize = 25;
+
+pub(crate) struct Writers {
+    stop: Arc<AtomicBool>,
+    tasks: Vec<JoinHandle<u64>>,
+}
+
+impl Writers {
+    pub(crate) fn start(place: &Place, seed: u64, count: usize) -> Writers {
+        let connect = PostgresConnect::new(&place.postgres.url(&place.database)).unwrap();
+        let config = ReservoirConfig::new(u32::try_from(count).unwrap());
+        let config = config.checkout_timeout(Duration::from_secs(20));
+        let reservoir = Reservoir::start(connect, config, Limits::local()).unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let task = |number| {
+            let writer = Writer { dice: Dice::of(seed, "writer", number), version: 0 };
+            tokio::spawn(writer.run(reservoir.clone(), Arc::clone(&stop)))
+        };
+        Writers { tasks: (0..count).map(task).collect(), stop }
+    }
+
+    /// How many transactions were committed, as far as the writers heard.
+    pub(crate) async fn stop(self) -> u64 {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut committed = 0;
+        for task in self.tasks {
+            committed += task.await.unwrap();
+        }
+        committed
+    }
+}
+
+struct Writer {
+    dice: Dice,
+    version: u64,
+}
+
+impl Writer {
+    async fn run(mut self, reservoir: Reservoir<PostgresClient>, stop: Arc<AtomicBool>) -> u64 {
+        let mut committed = 0;
+        while !stop.load(Ordering::Relaxed) {
+            let script = self.transaction();
+            // Postgres may be away; and deadlocks, keys that are taken and lost connections are part of life.
+            if let Ok(client) = reservoir.checkout().await {
+                match client.batch_execute(&script).await {
+                    Ok(()) => committed += 1,
+                    Err(error) if error.code().is_some_and(|code| code.code().starts_with("42")) => {
+                        panic!("{error:?}: {script}")
+                    }
+                    Err(_) => drop(client.batch_execute("ROLLBACK").await),
+                }
+            }
+            sleep(Duration::from_millis(self.dice.below(PAUSE_MS) as u64)).await;
+        }
+        committed
+    }
+
+    fn transaction(&mut self) -> String {
+        let count = match self.dice.below(10) {
+            0..=4 => 1,
+            5..=8 => self.dice.between(2, 8),
+            _ => self.dice.between(9, 60),
+        };
+        let mut script = String::from("BEGIN; SET LOCAL deadlock_timeout = '50ms';");
+        let mut open = 0;
+        for _ in 0..count {
+            script += &self.change();
+            match self.dice.below(40) {
+                0 | 1 => {
+                    open += 1;
+                    script += &format!("SAVEPOINT s{open};");
+                }
+                2 | 3 if open > 0 => {
+                    script += &format!("ROLLBACK TO s{open};");
+                    open -= 1;
+                }
+                4 if open > 0 => {
+                    script += &format!("RELEASE s{open};");
+                    open -= 1;
+                }
+                // Others commit meanwhile, so that the order of commits isn't that of beginnings.
+                5 => script += "SELECT pg_sleep(0.02);",
+                _ => {}
+            }
+        }
+        script + if self.dice.percent(8) { "ROLLBACK" } else { "COMMIT" }
+    }
+
+    fn change(&mut self) -> String {
+        self.version += 1;
+        let (id, to) = (self.dice.between(1, KEYS), self.dice.between(1, KEYS));
+        let group = self.dice.below(8);
+        match self.dice.below(20) {
+            0..=4 => format!("{} ON CONFLICT (id) DO NOTHING;", self.insert(id)),
+            5..=6 => {
+                let sets = self.sets();
+                format!("{} ON CONFLICT (id) DO UPDATE SET {sets};", self.insert(id))
+            }
+            7..=11 => format!("UPDATE items SET {} WHERE id = {id};", self.sets()),
+            12 => format!("UPDATE items SET {} WHERE grp = {group};", self.sets()),
+            // A change of nothing.
+            13 => format!("UPDATE items SET amount = amount WHERE id = {id};"),
+            14..=15 => format!("DELETE FROM items WHERE id = {id};"),
+            16 => format!("DELETE FROM items WHERE id = {id}; {} ON CONFLICT DO NOTHING;", self.insert(id)),
+            17 => rename(id, to, ""),
+            18 => rename(id, to, &format!(", {}", self.sets())),
+            // There and back, under a key that nobody else has.
+            _ => {
+                let away = 1_000_000 + self.dice.below(1_000_000);
+                format!("{} {}", rename(id, away, ""), rename(away, id, &format!(", {}", self.sets())))
+            }
+        }
+    }
+
+    fn insert(&mut self, id: usize) -> String {
+        let (group, amount, label, flag, tags, body) =
+            (self.dice.below(8), self.amount(), self.label(), self.flag(), self.tags(), self.body());
+        let version = self.version;
+        format!(
+            "INSERT INTO items VALUES ({id}, {group}, {version}, {amount}, {label}, {flag}, {tags}, {body})"
+        )
+    }
+
+    fn sets(&mut self) -> String {
+        let mut sets = vec![format!("version = {}", self.version)];
+        if self.dice.percent(40) {
+            sets.push(format!("grp = {}", self.dice.below(8)));
+        }
+        if self.dice.percent(40) {
+            sets.push(format!("amount = {}", self.amount()));
+        }
+        if self.dice.percent(30) {
+            sets.push(format!("label = {}", self.label()));
+        }
+        if self.dice.percent(30) {
+            sets.push(format!("flag = {}", self.flag()));
+        }
+        if self.dice.percent(20) {
+            sets.push(format!("tags = {}", self.tags()));
+        }
+        if self.dice.percent(5) {
+            sets.push(format!("body = {}", self.body()));
+        }
+        sets.join(", ")
+    }
+
+    fn amount(&mut self) -> String {
+        if self.dice.percent(10) { "NULL".to_owned() } else { self.dice.below(100).to_string() }
+    }
+
+    fn label(&mut self) -> String {
+        let letter = self.dice.pick(&["a", "b", "c", "d", "A", "É\\\"\n/"]);
+        if self.dice.percent(15) { "NULL".to_owned() } else { format!("'{letter}{}'", self.dice.below(8)) }
+    }
+
+    fn flag(&mut self) -> &'static str {
+        self.dice.pick(&["true", "false", "NULL"])
+    }
+
+    fn tags(&mut self) -> &'static str {
+        self.dice.pick(&["NULL", "'{}'", "'{a}'", "'{a,b}'", "'{c,NULL,d}'", "'{\"x y\",a}'"])
+    }
+
+    /// Now and then one that is kept beside the table, and isn't told again when it didn't change.
+    fn body(&mut self) -> String {
+        match self.dice.below(10) {
+            0 => format!("repeat('{:04}', 700)", self.dice.below(10_000)),
+            1..=4 => "NULL".to_owned(),
+            _ => format!("'body {}'", self.dice.below(100)),
+        }
+    }
+}
+
+/// Unless the other key is taken.
+fn rename(from: usize, to: usize, sets: &str) -> String {
+    format!(
+        "UPDATE items SET id = {to}{sets} WHERE id = {from} AND NOT EXISTS (SELECT FROM items WHERE id = {to});"
+    )
+}

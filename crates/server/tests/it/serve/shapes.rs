@@ -1,0 +1,254 @@
+//! What a shape can be of: clauses, columns, modes, tables of every kind, and subsets.
+
+use serde_json::{Value, json};
+
+use super::support::{Place, Serve, changes, encoded, path, short};
+use crate::wire::{Answer, until};
+
+const ITEMS: &str = "CREATE TABLE items (id int PRIMARY KEY, kind text, price int);
+    INSERT INTO items VALUES (1, 'a', 10), (2, 'b', 20), (3, 'a', 30)";
+
+async fn rows(serve: &Serve, shape: &[(&str, &str)]) -> Vec<Value> {
+    let answer = serve.get(&[shape, &[("offset", "-1")]].concat()).await;
+    assert_eq!(answer.head.status, 200, "{} {}", answer.head.text, String::from_utf8_lossy(&answer.body));
+    let messages = answer.json().as_array().unwrap().clone();
+    changes(&messages).into_iter().map(|row| row["value"].clone()).collect()
+}
+
+#[tokio::test]
+async fn a_clause_decides_which_rows_come_and_go() {
+    let place = Place::new(ITEMS);
+    let serve = place.serve().await;
+    let shape =
+        [("table", "items"), ("where", "kind = $1 AND price > $2"), ("params[1]", "a"), ("params[2]", "15")];
+    assert_eq!(rows(&serve, &shape).await, [json!({"id": "3", "kind": "a", "price": "30"})]);
+    let mut reader = serve.reader(&shape).await;
+    place.sql("UPDATE items SET price = 40 WHERE id = 2"); // Outside before and after.
+    place.sql("UPDATE items SET price = 16 WHERE id = 1"); // Comes in.
+    place.sql("UPDATE items SET price = 17 WHERE id = 1");
+    place.sql("UPDATE items SET kind = 'c' WHERE id = 3"); // Goes out.
+    place.sql("DELETE FROM items WHERE id = 1");
+    place.sql("INSERT INTO items VALUES (4, 'a', 15), (5, 'a', 16)");
+    let messages = reader.live_changes(&serve, 5).await;
+    assert_eq!(short(&messages), ["insert 1", "update 1", "delete 3", "delete 1", "insert 5"]);
+    assert_eq!(changes(&messages)[0]["value"], json!({"id": "1", "kind": "a", "price": "16"}), "all of it");
+}
+
+#[tokio::test]
+async fn columns_and_modes_decide_what_of_them() {
+    let place = Place::new(ITEMS);
+    let serve = place.serve().await;
+    let some = [("table", "items"), ("columns", "price,id")];
+    assert_eq!(rows(&serve, &some).await[0], json!({"id": "1", "price": "10"}));
+    let queryable = [("table", "items"), ("queryable_columns", "id,kind")];
+    assert_eq!(rows(&serve, &queryable).await[0], json!({"id": "1", "kind": "a"}));
+    let only = [("table", "items"), ("log", "changes_only")];
+    let answer = serve.get(&[&only[..], &[("offset", "-1")]].concat()).await;
+    let messages = answer.json();
+    assert_eq!(messages.as_array().unwrap().len(), 1);
+    assert_eq!(messages[0]["headers"]["control"], "snapshot-end");
+
+    let (mut some, mut only) = (serve.reader(&some).await, serve.reader(&only).await);
+    place.sql("UPDATE items SET kind = 'z' WHERE id = 1");
+    place.sql("UPDATE items SET price = 11 WHERE id = 1");
+    let messages = some.live_changes(&serve, 1).await;
+    assert_eq!(changes(&messages)[0]["value"], json!({"id": "1", "price": "11"}));
+    assert_eq!(changes(&messages).len(), 1, "a change of nothing that is selected is none");
+    assert_eq!(short(&only.live_changes(&serve, 2).await), ["update 1", "update 1"]);
+}
+
+#[tokio::test]
+async fn every_kind_of_table_has_shapes() {
+    let place = Place::new(
+        "CREATE SCHEMA \"My Schema\";
+         CREATE TABLE \"My Schema\".\"Odd.Na/me\" (\"I d\" text PRIMARY KEY, \"Käse\" text);
+         INSERT INTO \"My Schema\".\"Odd.Na/me\" VALUES ('a/b', 'x'), ('ü\"', NULL);
+         CREATE TABLE parts (day date, id int, note text, PRIMARY KEY (day, id)) PARTITION BY RANGE (day);
+         CREATE TABLE parts_1 PARTITION OF parts FOR VALUES FROM ('2026-01-01') TO ('2026-02-01');
+         CREATE TABLE parts_2 PARTITION OF parts FOR VALUES FROM ('2026-02-01') TO ('2026-03-01');
+         INSERT INTO parts VALUES ('2026-01-15', 1, 'one');
+         CREATE TABLE keyless (a int, b text);
+         INSERT INTO keyless VALUES (1, NULL)",
+    );
+    let serve = place.serve().await;
+    let odd = [("table", "\"My Schema\".\"Odd.Na/me\""), ("columns", "\"I d\",\"Käse\"")];
+    let mut reader = serve.reader(&odd).await;
+    assert_eq!(rows(&serve, &odd).await[0], json!({"I d": "a/b", "Käse": "x"}));
+    place.sql("UPDATE \"My Schema\".\"Odd.Na/me\" SET \"Käse\" = '1' WHERE \"I d\" = 'a/b'");
+    let messages = reader.live_changes(&serve, 1).await;
+    assert_eq!(messages[0]["key"], "\"My Schema\".\"Odd..Na//me\"/\"a//b\"");
+    assert_eq!(messages[0]["headers"]["relation"], json!(["My Schema", "Odd.Na/me"]));
+
+    let mut parts = serve.reader(&[("table", "parts")]).await;
+    place.sql("INSERT INTO parts VALUES ('2026-02-02', 2, 'two')");
+    place.sql("UPDATE parts SET day = '2026-02-03' WHERE id = 1"); // From one partition to another.
+    let messages = parts.live_changes(&serve, 3).await;
+    assert_eq!(short(&messages), ["insert 2026-02-02/2", "delete 2026-01-15/1", "insert 2026-02-03/1"]);
+    assert!(
+        changes(&messages).iter().all(|change| change["headers"]["relation"] == json!(["public", "parts"]))
+    );
+    let schema = serve.head(&[("table", "parts"), ("offset", "-1")]).await;
+    let schema: Value = serde_json::from_str(schema.header("electric-schema").unwrap()).unwrap();
+    assert_eq!((&schema["day"]["pk_index"], &schema["id"]["pk_index"]), (&json!(0), &json!(1)));
+
+    let mut keyless = serve.reader(&[("table", "keyless")]).await;
+    place.sql("INSERT INTO keyless VALUES (2, 'two')");
+    place.sql("DELETE FROM keyless WHERE a = 1");
+    let messages = keyless.live_changes(&serve, 2).await;
+    assert_eq!(messages[0]["key"], "\"public\".\"keyless\"/\"2\"/\"two\"");
+    assert_eq!(changes(&messages)[1]["key"], "\"public\".\"keyless\"/\"1\"/_");
+    assert_eq!(changes(&messages)[1]["value"], json!({"a": "1", "b": null}));
+}
+
+#[tokio::test]
+async fn values_are_the_same_text_in_snapshot_and_log() {
+    let columns = "b bool, i2 int2, i8 int8, f4 float4, f8 float8, n numeric(10,3), t text, v varchar(9), c char(5), \
+        y bytea, d date, tm time, ts timestamp, tz timestamptz, iv interval, u uuid, j json, jb jsonb, a int[], ta text[], \
+        m mood, ip inet, r int4range";
+    let values = "true, -2, 9007199254740993, 0.1, 1e300, 12.5, E'q\"\\\\\\n\\u00e9', 'vc', 'ab', '\\xdeadbeef', '2026-11-16', \
+        '01:02:03.5', '2026-11-16 01:02:03', '2026-11-16 01:02:03+02', '1 day 02:00:00', \
+        '00000000-0000-0000-0000-000000000001', '{\"a\": 1}', '{\"a\":  1}', '{{1,2},{3,NULL}}', '{\"a b\",\"\"}', 'sad', \
+        '10.0.0.1/8', '[1,5)'";
+    let place = Place::new(&format!(
+        "CREATE TYPE mood AS ENUM ('sad', 'happy'); CREATE TABLE kinds (id int PRIMARY KEY, {columns});
+         INSERT INTO kinds VALUES (1, {values})"
+    ));
+    let serve = place.serve().await;
+    let mut reader = serve.reader(&[("table", "kinds")]).await;
+    let snapshot = rows(&serve, &[("table", "kinds")]).await;
+    place.sql(&format!("INSERT INTO kinds VALUES (2, {values})"));
+    let messages = reader.live_changes(&serve, 1).await;
+    let mut logged = messages[0]["value"].clone();
+    logged["id"] = json!("1");
+    assert_eq!(logged, snapshot[0]);
+    for (column, text) in [
+        ("b", "t"),
+        ("i8", "9007199254740993"),
+        ("n", "12.500"),
+        ("t", "q\"\\\né"),
+        ("c", "ab   "),
+        ("y", "\\xdeadbeef"),
+        ("tz", "2026-11-15 23:02:03+00"),
+        ("iv", "P1DT2H"),
+        ("a", "{{1,2},{3,NULL}}"),
+        ("ta", "{\"a b\",\"\"}"),
+        ("m", "sad"),
+    ] {
+        assert_eq!(logged[column], text, "{column}");
+    }
+}
+
+#[tokio::test]
+async fn a_subset_is_some_rows_right_now() {
+    let place = Place::new(ITEMS);
+    let serve = place.serve().await;
+    let shape = [("table", "items"), ("offset", "-1"), ("log", "changes_only")];
+    let one = serve
+        .get(&[&shape[..], &[("subset__where", "kind = $1"), ("subset__params", r#"{"1":"a"}"#)]].concat())
+        .await;
+    assert_eq!(one.head.status, 200, "{}", String::from_utf8_lossy(&one.body));
+    assert_eq!(one.head.header("electric-snapshot"), Some("true"));
+    assert_eq!(one.head.header("cache-control"), Some("no-cache"));
+    assert!(one.head.header("electric-handle").is_some() && one.head.header("electric-schema").is_some());
+    assert_eq!(ids(&one), ["1", "3"]);
+    let body = one.json();
+    let metadata = &body["metadata"];
+    assert!(metadata["xmin"].is_string() && metadata["database_lsn"].is_string(), "{metadata}");
+    assert_eq!(body["data"][0]["headers"]["snapshot_mark"], metadata["snapshot_mark"]);
+    assert_eq!(body["data"][0]["headers"]["operation"], "insert");
+
+    let page = [("subset__order_by", "price DESC"), ("subset__limit", "1"), ("subset__offset", "1")];
+    assert_eq!(ids(&serve.get(&[&shape[..], &page].concat()).await), ["2"]);
+    let post =
+        async |body: &str| serve.ask("POST", &path(&shape), &["Content-Type: application/json"], body).await;
+    let answer =
+        post(r#"{"subset":{"where":"price >= $1","params":{"1":"20"},"order_by":"id","limit":5}}"#).await;
+    assert_eq!(answer.head.header("cache-control"), Some("no-cache"));
+    assert_eq!(ids(&answer), ["2", "3"]);
+    assert_eq!(ids(&post(r#"{"where":"id = 1"}"#).await), ["1"]);
+    // The shape's own clause holds, too.
+    let narrow = [&shape[..], &[("where", "kind = 'a'"), ("subset__where", "price < 25 OR id = 2")]].concat();
+    assert_eq!(ids(&serve.get(&narrow).await), ["1"]);
+
+    for (bad, field) in [
+        (r#"{"limit":1}"#, "limit"),
+        (r#"{"order_by":"random()","limit":1}"#, "order_by"),
+        (r#"{"order_by":"nothing","limit":1}"#, "order_by"),
+        (r#"{"where":"nothing = 1"}"#, "where"),
+        (r#"{"where":"id = $1"}"#, "where"),
+        ("[]", "body"),
+    ] {
+        let answer = post(bad).await;
+        assert_eq!(answer.head.status, 400, "{bad}: {}", String::from_utf8_lossy(&answer.body));
+        let errors = answer.json()["errors"].to_string();
+        assert!(errors.contains(field), "{bad}: {errors}");
+    }
+    let hidden =
+        format!("{}&queryable_columns=id,kind&subset__where={}", path(&shape), encoded("price = 10"));
+    assert_eq!(serve.ask("GET", &hidden, &[], "").await.head.status, 400);
+}
+
+fn ids(answer: &Answer) -> Vec<String> {
+    assert_eq!(answer.head.status, 200, "{}", String::from_utf8_lossy(&answer.body));
+    let body = answer.json();
+    let rows = body["data"].as_array().unwrap();
+    rows.iter().map(|row| row["value"]["id"].as_str().unwrap().to_owned()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_writes_while_the_table_is_published_is_waited_for_whoever_asks() {
+    let place = std::sync::Arc::new(Place::new(ITEMS));
+    // Else it can't be published before the writer ends.
+    place.sql("ALTER TABLE items REPLICA IDENTITY FULL");
+    let serve = place.serve().await;
+    // One message is one transaction: it began before the table was published, and the stream won't have it.
+    let writer = {
+        let place = std::sync::Arc::clone(&place);
+        tokio::task::spawn_blocking(move || {
+            place.sql("INSERT INTO items VALUES (9, 'late', 90); SELECT pg_sleep(3)");
+        })
+    };
+    let is_open = "SELECT 1 FROM pg_locks WHERE relation = 'items'::regclass AND mode = 'RowExclusiveLock' AND granted LIMIT 1";
+    until("the writer has begun", async || place.ask(is_open).is_some()).await;
+    // The first who asks goes away; the table is published by then.
+    let first = serve.begin(&[("table", "items"), ("where", "id > 0"), ("offset", "-1")]).await;
+    let published = "SELECT 1 FROM pg_publication_rel WHERE prrelid = 'items'::regclass";
+    until("the table is published", async || place.ask(published).is_some()).await;
+    drop(first);
+    assert_eq!(rows(&serve, &[("table", "items")]).await.len(), 4);
+    writer.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_clause_that_fails_on_a_row_fails_its_shape_and_no_other() {
+    let place = Place::new(ITEMS);
+    let serve = place.serve().await;
+    let mut reader = serve.reader(&[("table", "items")]).await;
+    let failing = [("table", "items"), ("where", "100 / (price - 20) > 0"), ("offset", "-1")];
+    let answer = serve.get(&failing).await;
+    assert_eq!(answer.head.status, 400, "{}", answer.head.text);
+    let errors = answer.json()["errors"]["where"].to_string();
+    assert!(errors.contains("division by zero"), "{errors}");
+    // Fine at first, and then a row comes that it fails on.
+    let mut later = serve.reader(&[("table", "items"), ("where", "100 / (price - 25) > 0")]).await;
+    place.sql("UPDATE items SET price = 25 WHERE id = 1");
+    assert_eq!(short(&reader.live_changes(&serve, 1).await), ["update 1"]);
+    let answer = serve.get(&later.params()).await;
+    assert!(matches!(answer.head.status, 400 | 409), "{}", answer.head.text);
+    later.offset = "-1".to_owned();
+    assert_eq!(serve.get(&later.params()).await.head.status, 400);
+}
+
+#[tokio::test]
+async fn the_shape_that_nobody_used_for_longest_makes_room() {
+    let place = Place::new(ITEMS);
+    let serve = place.serve_with(&[("FOREBAY_STORAGE_MAX_SHAPES", "2")]).await;
+    let first = serve.reader(&[("table", "items"), ("where", "id = 1")]).await;
+    let second = serve.reader(&[("table", "items"), ("where", "id = 2")]).await;
+    assert_eq!(serve.get(&first.params()).await.head.status, 200);
+    let third = serve.reader(&[("table", "items"), ("where", "id = 3")]).await;
+    assert_eq!(serve.get(&first.params()).await.head.status, 200);
+    assert_eq!(serve.get(&third.params()).await.head.status, 200);
+    assert_eq!(serve.get(&second.params()).await.head.status, 409);
+    until("no more than two are left", async || serve.status().await["shapes"]["count"] == 2).await;
+}
