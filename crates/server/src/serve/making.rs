@@ -110,14 +110,14 @@ impl Making {
         if let Some(shape) = self.shapes.find_same(&definition) {
             return Ok(shape);
         }
-        let Some(described) = described else { return Err(waiting()) };
+        let Some(described) = described else { return Err(self.makes_none()) };
         let Ok(turn) = Arc::clone(&self.waiting).try_acquire_owned() else {
             return Err(Refusal::overloaded("snapshot", MAX_WAITING as u64, chance()));
         };
         let (shape, creation) =
             self.shapes.find_or_create(definition, micros()).map_err(|error| match error {
                 CreateError::Clause(error) => Refusal::from(Invalid::field("where", error)),
-                _ => waiting(),
+                _ => self.makes_none(),
             })?;
         if let Some(creation) = creation {
             let making = Arc::clone(self);
@@ -127,6 +127,16 @@ impl Making {
             });
         }
         Ok(shape)
+    }
+
+    /// Why no shape can be made while nobody writes to the store here.
+    fn makes_none(&self) -> Refusal {
+        match self.manager.status().step {
+            Step::BackingOff | Step::StartReplicationClient | Step::ReplicationClientConnecting => {
+                Refusal::DatabaseUnreachable
+            }
+            _ => waiting(),
+        }
     }
 
     /// Looks, beside the request and not too often, whether the shape's table is still what it was: what is done to a table is in the stream
@@ -143,11 +153,18 @@ impl Making {
             match making.know(&name).await {
                 Ok(known) if known.table.oid == oid => making.shapes.refit(&known.table),
                 Ok(known) if known.described.is_some() => making.shapes.delete_table(oid),
-                Err(Refusal::Invalid(_)) => making.shapes.delete_table(oid),
+                // Whatever else is wrong with it, its shapes may go on.
+                Err(Refusal::Invalid(_)) if making.is_gone(&name).await => making.shapes.delete_table(oid),
                 // It can't be asked right now.
                 Ok(_) | Err(_) => {}
             }
         });
+    }
+
+    async fn is_gone(&self, name: &TableName) -> bool {
+        let Ok(client) = self.manager.admin().await else { return false };
+        let described = database::describe(&client, name).await;
+        matches!(described, Err(DescribeError::NotFound { .. } | DescribeError::NotATable { .. }))
     }
 
     /// Whether a shape is the one that is asked for.
@@ -512,6 +529,11 @@ fn unpublished(error: &PublishError) -> Refusal {
     warn!(%error, "a table can't be published");
     match error {
         PublishError::Pool(_) | PublishError::NoAnswer => Refusal::DatabaseUnreachable,
+        // Without a code the connection was lost; 57 is a server that shuts down. Neither is the request's fault.
+        PublishError::Server(error) if error.code().is_none_or(|code| code.code().starts_with("57")) => {
+            Refusal::DatabaseUnreachable
+        }
+        PublishError::Busy { .. } => Refusal::SnapshotFailed { message: error.to_string().into() },
         error => Invalid::field("table", error).into(),
     }
 }

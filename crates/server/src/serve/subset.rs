@@ -216,3 +216,56 @@ fn refused(error: ReadError<TooLarge>) -> Refusal {
         ReadError::Failed(error) => Refusal::SnapshotFailed { message: error.to_string().into() },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(bytes: usize) -> Bytes {
+        format!("{{\"value\":\"{}\",\"headers\":{{\"operation\":\"insert\"}}}},\n", "x".repeat(bytes)).into()
+    }
+
+    fn rows() -> Rows {
+        Rows { metadata: "{}".to_owned(), ..Rows::new(7) }
+    }
+
+    #[tokio::test]
+    async fn an_answer_is_made_of_what_came_in_pieces() {
+        let mut rows = rows();
+        for messages in [[message(1), message(2)].concat(), Vec::new(), message(3).into()] {
+            rows.rows(messages.into()).await.unwrap();
+        }
+        let answer: Vec<u8> = rows.finish().iter().flatten().copied().collect();
+        let answer: serde_json::Value = serde_json::from_slice(&answer).unwrap();
+        let headers = serde_json::json!({"operation": "insert", "snapshot_mark": 7});
+        let expected: Vec<_> =
+            ["x", "xx", "xxx"].map(|value| serde_json::json!({"value": value, "headers": headers})).into();
+        assert_eq!(answer, serde_json::json!({"metadata": {}, "data": expected}));
+        assert_eq!(rows_of_none(), "{\"metadata\":{},\"data\":[]}");
+    }
+
+    fn rows_of_none() -> String {
+        String::from_utf8(rows().finish().iter().flatten().copied().collect()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn all_subsets_together_are_held_only_up_to_a_bound_until_their_ends_are_written() {
+        let mut others = rows();
+        assert!(others.held.grow(MAX_HELD_BYTES - (64 << 10)), "there is room");
+        let mut answer = others.finish();
+        let refused = |outcome| matches!(outcome, Err(TooLarge::WithOthers));
+        assert!(refused(rows().rows(message(128 << 10)).await));
+        assert!(refused(rows().rows(message(128 << 10)).await), "who was refused holds nothing");
+        answer.pop_front();
+        assert!(refused(rows().rows(message(128 << 10)).await), "its end isn't written");
+        drop(answer);
+        assert!(rows().rows(message(128 << 10)).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_subset_that_is_too_large_alone_should_be_asked_for_in_parts() {
+        let mut rows = Rows { bytes: MAX_BYTES - 1024, ..rows() };
+        assert!(rows.rows(message(512)).await.is_ok());
+        assert!(matches!(rows.rows(message(512)).await, Err(TooLarge::Alone)));
+    }
+}

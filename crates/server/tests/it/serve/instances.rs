@@ -34,7 +34,8 @@ async fn shapes_are_served_while_the_database_is_away() {
     let other = [("table", "items"), ("where", "id > 0"), ("offset", "-1")];
     let refused = serve.get(&other).await;
     assert_eq!(refused.head.status, 503, "{}", refused.head.text);
-    assert!(refused.head.header("retry-after").is_some());
+    assert_eq!(refused.json()["code"], "database_unreachable", "{}", refused.json());
+    assert_eq!(refused.head.header("retry-after"), Some("10"));
     assert_eq!(refused.head.header("cache-control"), Some("no-store"));
     place.postgres.revive().unwrap();
     serve.becomes("active").await;
@@ -53,6 +54,7 @@ async fn without_a_database_at_its_start_a_server_says_so_and_goes_on_trying() {
     assert_eq!(health.head.status, 202);
     let refused = serve.get(&[("table", "items"), ("offset", "-1")]).await;
     assert_eq!(refused.head.status, 503, "{}", refused.head.text);
+    assert_eq!(refused.json()["code"], "database_unreachable", "{}", refused.json());
     place.postgres.revive().unwrap();
     serve.becomes("active").await;
     assert_eq!(short(&Reader::new(&ITEM).catch_up(&serve).await), ["insert 1"]);

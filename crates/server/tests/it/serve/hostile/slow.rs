@@ -148,40 +148,6 @@ async fn who_does_not_read_a_huge_snapshot_costs_little_and_is_closed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn subsets_that_nobody_reads_fill_the_memory_only_so_far() {
-    const READERS: usize = 12;
-    let place = Place::new(&format!(
-        "{ITEMS}; CREATE TABLE huge (id int PRIMARY KEY, note text);
-        INSERT INTO huge SELECT n, repeat('x', 1000000) FROM generate_series(1, 30) n"
-    ));
-    let serve = place.serve_with(&[("FOREBAY_HTTP_WRITE_TIMEOUT_MS", "3000")]).await;
-    let calm = Calm::of(&serve).await;
-    let subset = "/v1/shape?table=huge&offset=-1&log=changes_only&subset__where=id%20%3E%200";
-    let mut slow = Vec::new();
-    for _ in 0..READERS {
-        slow.push(narrow(&serve, subset).await);
-    }
-    let mut refused = 0;
-    for client in &mut slow {
-        let head = client.head().await;
-        assert!(
-            head.status == 200 || head.status == 503 && head.header("retry-after").is_some(),
-            "{}",
-            head.text
-        );
-        refused += usize::from(head.status == 503);
-    }
-    let grown_kib = serve.resident_kib().saturating_sub(calm.kib);
-    eprintln!("{READERS} subsets of 30 MB: {refused} refused, {grown_kib} KiB more");
-    assert!((1..READERS).contains(&refused), "{refused} were refused");
-    assert!(grown_kib < 350 * 1024, "{grown_kib} KiB");
-    drop(slow);
-    let answer = serve.get(&[("table", "items"), ("offset", "-1"), ("subset__where", "id = 1")]).await;
-    assert_eq!(changes(answer.json()["data"].as_array().unwrap()).len(), 1);
-    calm.returns(&serve, 64 * 1024).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_kept_for_streams_does_not_grow_with_the_number_of_shapes() {
     const SHAPES: u64 = 40;
     const CHANGES: u64 = 40;
