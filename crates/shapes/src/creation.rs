@@ -40,11 +40,18 @@ impl Creation {
         self.inner.followed().add(Arc::clone(&self.shape));
     }
 
-    /// The snapshot is taken: it sees these transactions, and none that was committed after `lsn`.
-    pub fn begun(&mut self, snapshot: &Snapshot, lsn: u64) {
+    /// The snapshot is taken: it sees these transactions, and none that was committed after `lsn`. `false`: it was taken too early, and
+    /// another is to be taken in its place.
+    #[must_use]
+    pub fn begun(&mut self, snapshot: &Snapshot, lsn: u64) -> bool {
         let seen = Seen::new(snapshot, lsn);
+        let mut followed = self.inner.followed();
+        if followed.is_early(self.shape.id, snapshot) {
+            return false;
+        }
         self.seen = Some(seen.clone());
-        self.inner.followed().begun(self.shape.id, seen, &self.inner);
+        followed.begun(self.shape.id, seen, &self.inner);
+        true
     }
 
     /// Rows, as messages, each with its separator. They can be read at once. Blocks for the disk, once there are many.

@@ -6,7 +6,7 @@
 //! of which a change can't be told (its table is another, its clause fails) is deleted: its clients start over.
 //! Order: whatever is decided under the lock of [`Followed`] is queued for the store under it, so that the store's log has it in that order.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -19,6 +19,10 @@ use crate::matching::{Candidate, Index};
 use crate::shape::Shape;
 use crate::shapes::Inner;
 use crate::store::record::{Changes, Commit, Note, Record, Seen, Touch};
+
+/// How many transactions are remembered that snapshots may not see yet: far more than Postgres has backends that could be between
+/// writing a commit and showing it.
+const PASSED: usize = 65_536;
 
 /// A part of a transaction isn't larger, by much.
 const PART_BYTES: usize = 1 << 20;
@@ -36,6 +40,8 @@ pub(crate) struct Followed {
     unsettled: Vec<(u64, Seen)>,
     /// Those for which transactions are held.
     unknown: HashSet<u64>,
+    /// The last transactions that came, and how many came before them.
+    passed: (u64, VecDeque<u32>),
 }
 
 /// The shapes of one table, as it was when they were made.
@@ -51,6 +57,8 @@ struct Group {
 #[derive(Debug)]
 struct Member {
     shape: Arc<Shape>,
+    /// How many transactions had come before it was followed.
+    since: u64,
     visibility: Visibility,
 }
 
@@ -127,10 +135,13 @@ struct Scratch {
     old: Vec<Candidate>,
     new: Vec<Candidate>,
     /// What was written of this change: for which layout (its address), what, and where.
-    written: Vec<(usize, Effect, Option<(u32, u32)>)>,
+    written: Vec<Written>,
     /// Shapes that can't be told what happened.
     unfit: Vec<u64>,
 }
+
+/// For which layout (its address), what, and where in the text; nowhere, if nothing that is shown has changed.
+type Written = (usize, Effect, Option<(u32, u32)>);
 
 /// What happened to a row.
 #[derive(Debug, Clone, Copy)]
@@ -259,10 +270,13 @@ impl Follower {
         let mut followed = self.inner.followed();
         let changes = transaction.part(&mut followed);
         let mut earlier = transaction.earlier;
-        changes.touches.iter().for_each(|touch| drop(earlier.take(&touch.shape)));
+        for touch in &changes.touches {
+            earlier.remove(&touch.shape);
+        }
         let earlier = earlier.into_iter().collect();
         self.inner.enqueue(Record::Commit(changes, Commit { end, earlier }));
         followed.in_transaction = false;
+        followed.pass(transaction.xid);
         followed.settle(&self.inner);
         followed.fail_overfull(self.inner.config.held_bytes, &self.inner);
         Ok(())
@@ -334,7 +348,32 @@ impl Followed {
             groups.len() - 1
         });
         groups[at].index.add(shape.id, shape.filter.as_ref(), &table.types);
-        groups[at].members.insert(shape.id, Member { shape, visibility });
+        let since = self.passed.0 + self.passed.1.len() as u64;
+        groups[at].members.insert(shape.id, Member { shape, since, visibility });
+    }
+
+    /// Whether a snapshot was taken too early: it doesn't see a transaction that the stream brought before the shape was followed. Postgres
+    /// writes a commit to its log, and shows it only then, or when its standbys have it.
+    pub(crate) fn is_early(&mut self, shape: u64, snapshot: &Snapshot) -> bool {
+        let Some(since) = self.member(shape).map(|member| member.since) else { return false };
+        let is_alone = self.unknown.len() <= 1;
+        let (before, passed) = &mut self.passed;
+        // What this snapshot sees all later ones see, too. Those that others are about to check may be earlier ones.
+        while is_alone && passed.front().is_some_and(|xid| snapshot.sees(*xid)) {
+            passed.pop_front();
+            *before += 1;
+        }
+        let count = usize::try_from(since.saturating_sub(*before)).unwrap_or(usize::MAX);
+        passed.iter().take(count).any(|xid| !snapshot.sees(*xid))
+    }
+
+    fn pass(&mut self, xid: u32) {
+        let (before, passed) = &mut self.passed;
+        if passed.len() == PASSED {
+            passed.pop_front();
+            *before += 1;
+        }
+        passed.push_back(xid);
     }
 
     /// It is known what a shape's snapshot sees. If a transaction is just being taken in, it is settled after it.
@@ -563,7 +602,7 @@ fn write(
     effect: Effect,
     (old, new): (Option<&Values<'_>>, Option<&Values<'_>>),
     transaction: &mut Transaction,
-    written: &mut Vec<(usize, Effect, Option<(u32, u32)>)>,
+    written: &mut Vec<Written>,
 ) {
     let address = Arc::as_ptr(&shape.layout).addr();
     let last_op = transaction.op + u64::from(effect == Effect::Rekey);

@@ -14,7 +14,7 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::creation::Creation;
 use crate::definition::{Definition, Table};
-use crate::encode::Layout;
+use crate::encode::{Layout, last_place};
 use crate::filter::FilterError;
 use crate::follow::{Followed, Follower};
 use crate::offset::Offset;
@@ -103,6 +103,9 @@ pub enum CreateError {
 #[error("the store can't be written: {0}")]
 pub struct StoreFailure(pub(crate) Arc<str>);
 
+/// By table, columns, and whether rows are shown in full.
+type Layouts = HashMap<(u64, Vec<usize>, bool), Weak<Layout>>;
+
 type OnDurable = Box<dyn Fn(u64) + Send + Sync>;
 
 pub(crate) struct Inner {
@@ -111,7 +114,7 @@ pub(crate) struct Inner {
     pub(crate) files: Arc<Files>,
     registry: RwLock<Registry>,
     followed: Mutex<Followed>,
-    layouts: Mutex<HashMap<(u64, Vec<usize>, bool), Weak<Layout>>>,
+    layouts: Mutex<Layouts>,
     /// Where the writer takes from; closed while nobody writes.
     pub(crate) queue: RwLock<Arc<Queue>>,
     pub(crate) mode: Mutex<Mode>,
@@ -512,9 +515,12 @@ impl Inner {
             let Some(shape) = registry.by_id.get(&touch.shape) else { continue };
             let mut state = shape.lock();
             let last = Offset::new(changes.lsn, touch.last_op);
-            for (from, to) in &touch.ranges {
+            for (index, (from, to)) in touch.ranges.iter().enumerate() {
                 let bytes = changes.text.slice(*from as usize..*to as usize);
                 self.unwritten.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+                // Whoever seeks inside of the transaction goes by where each range ends, not by where all of them do.
+                let is_last = index + 1 == touch.ranges.len();
+                let last = if is_last { last } else { last_place(&bytes).unwrap_or(last) };
                 state.log.stage(bytes, last, self.config.chunk_bytes);
             }
         }

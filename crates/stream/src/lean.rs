@@ -133,10 +133,10 @@ fn run<B: Streamed>(mut body: Pin<&mut Option<B>>, socket: &mut Socket, cx: &mut
                 }
                 let mut batch = BATCH.take().unwrap_or_default();
                 let more = gather(body.as_mut(), socket, &mut batch, cx);
-                let written = socket.write(&mut batch);
-                BATCH.set(Some(batch));
-                if let Err(end) = written {
-                    return Poll::Ready(end);
+                match socket.write(&mut batch) {
+                    Ok(()) => BATCH.set(Some(batch)), // and it is empty
+                    // What a client that left didn't get is nobody else's.
+                    Err(end) => return Poll::Ready(end),
                 }
                 if more.is_pending() && socket.unsent.is_empty() {
                     return Poll::Pending;

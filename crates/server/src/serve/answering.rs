@@ -108,10 +108,16 @@ impl Answering {
             }
             Since::After(offset) => {
                 let shape = self.known(&request).await?;
-                if offset.is_snapshot() && offset != Offset::SNAPSHOT_END && !request.live {
-                    return self.snapshot(&asking, &shape, offset.op.saturating_add(1)).await;
+                let is_in_snapshot = offset.is_snapshot() && offset != Offset::SNAPSHOT_END;
+                let answered = match is_in_snapshot && !request.live {
+                    true => self.snapshot(&asking, &shape, offset.op.saturating_add(1)).await,
+                    false => self.log(&asking, &shape, offset).await,
+                };
+                match (answered, shape.gone()) {
+                    // Its files went while they were read.
+                    (Err(Refusal::NotReady { .. }), Some(gone)) => Err(self.gone(gone, &request).await),
+                    (answered, _) => answered,
                 }
-                self.log(&asking, &shape, offset).await
             }
         }
     }
@@ -351,7 +357,9 @@ impl Asking<'_> {
 
 /// A log that can't be read is no client's fault, and may be readable the next time.
 fn unreadable(why: &io::Error) -> Refusal {
-    error!(%why, "a shape's file can't be read");
+    if why.kind() != io::ErrorKind::NotFound {
+        error!(%why, "a shape's file can't be read");
+    }
     Refusal::NotReady { message: "the shape can't be read right now".into() }
 }
 

@@ -36,6 +36,9 @@ const ASKING: Duration = Duration::from_secs(10);
 /// How long writers from before the table was published are waited for.
 const WRITERS: Duration = Duration::from_secs(30);
 
+/// How long a commit is given to become visible, before another look.
+const EARLY: Duration = Duration::from_millis(5);
+
 /// Finds shapes, and makes them.
 #[derive(Debug)]
 pub(crate) struct Making {
@@ -374,8 +377,17 @@ impl Making {
         let selected = definition.selected();
         let query = SnapshotQuery { table, selected: &selected, clause, page: None, timeout: None };
         creation.follow();
-        let mut sink = Filling { creation: Some(creation) };
-        let outcome = database::snapshot(&mut client, &query, &mut sink).await;
+        let mut sink = Filling { creation: Some(creation), is_early: false };
+        let until = Instant::now() + WRITERS;
+        let outcome = loop {
+            let outcome = database::snapshot(&mut client, &query, &mut sink).await;
+            if !std::mem::take(&mut sink.is_early) || Instant::now() > until {
+                break outcome;
+            }
+            // Another transaction, which sees more. If the connection is lost, that is what the next attempt says.
+            let _ended = client.batch_execute("ROLLBACK").await;
+            tokio::time::sleep(EARLY).await;
+        };
         drop(client);
         let creation = sink.creation.take();
         match (outcome, creation) {
@@ -410,6 +422,8 @@ pub(crate) enum ReadError<E: std::error::Error + 'static> {
 /// Where a snapshot's rows go. The creation is away while it writes.
 struct Filling {
     creation: Option<Creation>,
+    /// The snapshot doesn't see what the stream has brought already.
+    is_early: bool,
 }
 
 impl database::Sink for Filling {
@@ -417,8 +431,11 @@ impl database::Sink for Filling {
 
     async fn begun(&mut self, snapshot: &Snapshot, lsn: Lsn) -> io::Result<()> {
         let creation = self.creation.as_mut().ok_or_else(|| io::Error::other("its writer is gone"))?;
-        creation.begun(snapshot, lsn.0);
-        Ok(())
+        self.is_early = !creation.begun(snapshot, lsn.0);
+        match self.is_early {
+            true => Err(io::Error::other("a commit that the stream has isn't visible yet")),
+            false => Ok(()),
+        }
     }
 
     async fn rows(&mut self, messages: Bytes) -> io::Result<()> {

@@ -6,6 +6,7 @@ mod support;
 mod collapse;
 mod crowd;
 mod ddl;
+mod handoff;
 mod hostile;
 mod instances;
 mod live;

@@ -238,7 +238,9 @@ impl Writer {
             self.begin_checkpoint()?;
             self.end_checkpoint(true)?;
         }
-        done.into_iter().for_each(|done| drop(done.send(())));
+        for done in done {
+            let _nobody_waits = done.send(());
+        }
         if self.inner.unwritten.load(Ordering::Relaxed) > self.inner.config.unwritten_bytes {
             let shapes: Vec<_> = self.inner.registry().shapes().cloned().collect();
             shapes.iter().try_for_each(|shape| spill(&self.inner, shape, u64::MAX, u64::MAX))?;

@@ -47,6 +47,7 @@ pub(crate) trait Disk: Send + Sync + fmt::Debug {
     /// Makes a directory; fine if it is there. Its parent must exist.
     fn make_dir(&self, path: &str) -> io::Result<()>;
 
+    #[cfg_attr(not(test), expect(dead_code, reason = "only tests need it so far"))]
     /// Removes a directory and all that is in it; fine if it isn't there. A crash may leave some of it.
     fn remove_dir(&self, path: &str) -> io::Result<()>;
 

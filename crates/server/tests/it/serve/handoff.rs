@@ -1,0 +1,46 @@
+//! A snapshot and its stream meet without a gap, also around a commit that is in the log and not yet in sight.
+//!
+//! Postgres writes a commit to its log, waits for its standbys, and only then lets snapshots see it. The stream has it before.
+
+use std::time::Duration;
+
+use forebay_sandbox::Postgres;
+use tokio::time::timeout;
+
+use super::support::{Place, Reader, changes};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_that_waits_for_its_standby_is_in_a_new_shape_all_the_same() {
+    let postgres = Postgres::builder().config("synchronous_commit", "local");
+    let postgres: &'static Postgres = Box::leak(Box::new(postgres.start().unwrap()));
+    let place = Place::on(postgres, "CREATE TABLE items (id int PRIMARY KEY, note text)");
+    let serve = place.serve().await;
+    let mut before = serve.reader(&[("table", "items")]).await;
+
+    postgres.set_config("synchronous_standby_names", "nobody").unwrap();
+    postgres.reload().unwrap();
+    let database = place.database.clone();
+    let insert = "SET synchronous_commit = on; INSERT INTO items VALUES (1, 'one')";
+    let writer = std::thread::spawn(move || postgres.execute(&database, insert));
+    // The stream has it; for whoever looks, it isn't there.
+    assert_eq!(changes(&before.live_changes(&serve, 1).await).len(), 1);
+    assert_eq!(place.ask("SELECT count(*) FROM items").as_deref(), Some("0"));
+
+    let mut after = Reader::new(&[("table", "items"), ("where", "id > 0")]);
+    let mut asking = serve.begin(&after.params()).await;
+    // Either it answers without the row, or it waits until the row can be seen.
+    let early = timeout(Duration::from_secs(1), asking.answer()).await;
+    postgres.set_config("synchronous_standby_names", "").unwrap();
+    postgres.reload().unwrap();
+    writer.join().unwrap().unwrap();
+    let first = match early {
+        Ok(answer) => answer,
+        Err(_) => asking.answer().await,
+    };
+    let mut seen = after.take(&first);
+    place.sql("INSERT INTO items VALUES (2, 'two')");
+    while !seen.iter().any(|message| message["value"]["id"] == "2") {
+        seen.extend(after.live(&serve).await);
+    }
+    assert!(seen.iter().any(|message| message["value"]["id"] == "1"), "row 1 is lost: {seen:?}");
+}
