@@ -88,6 +88,7 @@ pub(crate) trait DiskFile: Send + Sync + fmt::Debug {
     /// though it can be read and a second try succeeds.
     fn sync_data(&self) -> io::Result<()>;
 
+    #[cfg_attr(not(test), expect(dead_code, reason = "only tests need it so far"))]
     /// Cuts the file, or lengthens it with zeros.
     fn set_len(&self, len: u64) -> io::Result<()>;
 
