@@ -349,7 +349,10 @@ impl<C: Held, W: Waiter> Ledger<C, W> {
 
     pub(crate) fn born(&mut self, held: C, now: Instant) {
         self.counts.dialing -= 1;
-        (self.failures, self.dial_again_at) = (0, None);
+        // During a pause no dial begins: this one was on its way when another failed, and doesn't speak against that.
+        if self.dial_again_at.is_none_or(|at| at <= now) {
+            (self.failures, self.dial_again_at) = (0, None);
+        }
         let Lifetime { base, jitter, downward } = self.rules.lifetime;
         let jitter = self.dice.part_of(jitter);
         let lifetime = if downward { base.saturating_sub(jitter) } else { base + jitter };

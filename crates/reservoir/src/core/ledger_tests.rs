@@ -513,3 +513,17 @@ fn a_full_server_found_during_another_pause_is_still_given_its_time() {
     let pause = world.ledger.dial_again_at().unwrap() - world.now;
     assert!(pause >= RULES.backoff.first_patient / 2, "{pause:?}");
 }
+
+#[test]
+fn a_dial_that_was_on_its_way_does_not_end_the_pause_after_another_failed() {
+    let mut world = World::new(RULES, 1);
+    assert_eq!(world.ledger.plan(world.now).dials, 3);
+    world.ledger.dial_failed(ConnectErrorKind::Full, world.now);
+    let again = world.ledger.dial_again_at().expect("it waits");
+    world.dialing = 2;
+    world.end_dial(3);
+    assert_eq!(world.ledger.dial_again_at(), Some(again));
+    world.now = again;
+    world.end_dial(3);
+    assert_eq!(world.ledger.dial_again_at(), None);
+}
