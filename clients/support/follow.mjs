@@ -6,7 +6,7 @@ import { recorder } from './recorder.mjs';
 /** A back-off for servers that come back soon. */
 export const QUICK = { initialDelay: 20, maxDelay: 200, multiplier: 1.5 };
 
-/** Follows a shape until the test is done, or `leave` is called. Options are the client's, and those of the recorder. */
+/** Follows a shape until the test is done, or `leave` is called. Options are the client's, and the recorder's. */
 export function follow(test, { before, rewrite, ...options }) {
   const leaving = new AbortController();
   const { requests, fetchClient } = recorder({ before, rewrite });
@@ -65,7 +65,12 @@ class Follower {
 
   /** Waits until the rows, since the `from`-th change, are these. */
   async reads(what, wanted, from = 0, ms = undefined) {
-    await becomes(what, wanted, this.#unlessLost(what, () => this.rows.slice(from)), ms);
+    await becomes(
+      what,
+      wanted,
+      this.#unlessLost(what, () => this.rows.slice(from)),
+      ms,
+    );
   }
 
   #unlessLost(what, ask) {

@@ -9,7 +9,7 @@ import { join } from 'node:path';
 import { eventually, within } from './patience.mjs';
 import { freePort } from './port.mjs';
 
-/** How long streams that are open may go on when it is asked to end: clients come back anyway, and a test need not wait for them. */
+/** How long open streams may go on when it is asked to end: clients come back anyway, and no test need wait. */
 const DRAIN_MS = 1_000;
 
 /** How much of its log is kept, for the message of a failure. */
@@ -73,8 +73,13 @@ class Forebay {
 
   async start() {
     const { program, args, settings } = this.#how;
-    const own = Object.entries(process.env).filter(([name]) => !name.startsWith('FOREBAY_') && name !== SETTING.database);
-    const child = spawn(program, args, { env: { ...Object.fromEntries(own), ...settings }, stdio: ['ignore', 'pipe', 'pipe'] });
+    const own = Object.entries(process.env).filter(
+      ([name]) => !name.startsWith('FOREBAY_') && name !== SETTING.database,
+    );
+    const child = spawn(program, args, {
+      env: { ...Object.fromEntries(own), ...settings },
+      stdio: ['ignore', 'pipe', 'pipe'],
+    });
     this.#child = child;
     child.stdout.setEncoding('utf8').on('data', this.#keep);
     child.stderr.setEncoding('utf8').on('data', this.#keep);

@@ -1,7 +1,7 @@
 // A reader that takes the log by its word.
 //
-// Invariant of a log: an insert is of a row that isn't there, an update or a delete of one that is. A change that is told twice,
-// or not at all, breaks it sooner or later; a `Shape` would not notice.
+// Invariant of a log: an insert is of a row that isn't there, an update or a delete of one that is. A change that is
+// told twice, or not at all, breaks it sooner or later; a `Shape` would not notice.
 import { isChangeMessage } from '@electric-sql/client';
 
 /** Keeps the rows of a stream, and what was wrong with its messages. */

@@ -63,7 +63,8 @@ class Database {
   /** What `body` gives; all that it runs is one transaction. */
   transaction = async (body) => {
     const client = await within('a connection to Postgres', this.#pool.connect());
-    const run = async (query, values) => (await within(`the answer to ${query.text ?? query}`, client.query(query, values))).rows;
+    const run = async (query, values) =>
+      (await within(`the answer to ${query.text ?? query}`, client.query(query, values))).rows;
     let broken = true;
     try {
       await run('BEGIN');

@@ -1,8 +1,8 @@
 // A fetch that remembers.
 
 /**
- * A `fetchClient` for a stream, and all requests that went through it, in order. `before` sees each request first and may hold it
- * back; `rewrite` may change an answer on its way to the client.
+ * A `fetchClient` for a stream, and all requests that went through it, in order. `before` sees each request first and
+ * may hold it back; `rewrite` may change an answer on its way to the client.
  */
 export function recorder({ before = () => {}, rewrite = (response) => response } = {}) {
   const requests = [];

@@ -4,7 +4,8 @@ import http from 'node:http';
 import { fileURLToPath } from 'node:url';
 import { build } from 'esbuild';
 
-const HTML = '<!doctype html><meta charset="utf-8"><title>rows</title><div id="root"></div><script src="/page.js"></script>';
+const HTML =
+  '<!doctype html><meta charset="utf-8"><title>rows</title><div id="root"></div><script src="/page.js"></script>';
 
 /** Bundles the page and serves it until the tests are done; gives its address. */
 export async function serve(test) {

@@ -1,6 +1,7 @@
 // A column of every built-in type that a table can have, with values that are easy to get wrong.
 //
-// Invariant: a type of Postgres is here, or in `IMPOSSIBLE` with the reason. `types.test.mjs` asks the server for its types.
+// Invariant: a type of Postgres is here, or in `IMPOSSIBLE` with the reason. `types.test.mjs` asks the server for its
+// types.
 
 /** Made before the table: types of one's own. */
 export const OWN_TYPES = `
@@ -22,21 +23,24 @@ export const IMPOSSIBLE = {
   pg_brin_minmax_multi_summary: 'without input',
 };
 
+const NINES = `-${'9'.repeat(60)}.5`;
 const BYTES = Array.from({ length: 256 }, (_, byte) => byte.toString(16).padStart(2, '0')).join('');
 const MARKS = `quote " back \\ slash / tab \t line \n return \r bell \u0007 del \u007f`;
 const SCRIPTS = 'é ß 漢字 \u{1f600} e\u0301 \u2028 \u2029 \ufeff \u200d';
 
 /** Type by type, the values as text that the type takes. Rows are made of them, side by side; NULL fills up. */
+// prettier-ignore
 export const COLUMNS = {
   // Numbers.
   int2: ['0', '-32768', '32767'],
   int4: ['0', '-2147483648', '2147483647'],
   int8: ['0', '-9223372036854775808', '9223372036854775807'],
-  numeric: ['0', 'NaN', 'Infinity', '-Infinity', '0.000000000000000000000000000001', `-${'9'.repeat(60)}.5`, '1e-20', '100'],
+  numeric: ['0', 'NaN', 'Infinity', '-Infinity', '0.000000000000000000000000000001', NINES, '1e-20', '100'],
   'numeric(10,2)': ['12345678.9', '-0.005', 'NaN', '0'],
   'numeric(3,-2)': ['12345', '-50'],
   float4: ['0', '-0', 'NaN', 'Infinity', '-Infinity', '0.1', '1.17549435e-38', '3.4028235e38', '16777217'],
-  float8: ['0', '-0', 'NaN', 'Infinity', '-Infinity', '0.1', '5e-324', '1.7976931348623157e308', '0.30000000000000004', '1e15', '1e16'],
+  float8: ['0', '-0', 'NaN', 'Infinity', '-Infinity', '0.1', '5e-324', '1.7976931348623157e308', '0.30000000000000004',
+    '1e15', '1e16'],
   money: ['0', '-92233720368547758.08', '1234567.89'],
   oid: ['0', '4294967295'],
   bool: ['t', 'f'],
@@ -56,10 +60,13 @@ export const COLUMNS = {
   time: ['00:00', '23:59:59.999999', '24:00', '12:30:00.5'],
   'time(2)': ['12:30:00.129'],
   timetz: ['00:00+00', '23:59:59.999999-15:59', '12:00+05:30'],
-  timestamp: ['2024-02-29 12:30:00.123456', 'infinity', '-infinity', '0001-01-01 00:00:00 BC', '294276-12-31 23:59:59.999999', '2024-01-01'],
+  timestamp: ['2024-02-29 12:30:00.123456', 'infinity', '-infinity', '0001-01-01 00:00:00 BC', '2024-01-01',
+    '294276-12-31 23:59:59.999999'],
   'timestamp(3)': ['2024-02-29 12:30:00.123456'],
-  timestamptz: ['2024-02-29 12:30:00.1+05:30', 'infinity', '-infinity', '0044-03-15 12:00:00+00 BC', '4713-01-01 00:00:00+00 BC'],
-  interval: ['0', '1 year 2 mons 3 days 04:05:06.789', '-1 year -2 mons +3 days -04:05:06.000001', '178000000 years', '-00:00:00.1'],
+  timestamptz: ['2024-02-29 12:30:00.1+05:30', 'infinity', '-infinity', '0044-03-15 12:00:00+00 BC',
+    '4713-01-01 00:00:00+00 BC'],
+  interval: ['0', '1 year 2 mons 3 days 04:05:06.789', '-1 year -2 mons +3 days -04:05:06.000001', '178000000 years',
+    '-00:00:00.1'],
   'interval day to second': ['3 days 04:05:06'],
   'interval second(1)': ['1.29'],
   // Identifiers and documents.

@@ -18,11 +18,21 @@ for (const status of [503, 429]) {
   test(`a first request that gets ${status} is made again, no sooner than it says`, LIMIT, async (t) => {
     const things = await table('id int PRIMARY KEY', '(1)');
     const proxy = await startProxy(t, forebay.url);
-    proxy.refuse(2, { status, headers: { 'retry-after': '1', 'content-type': 'application/json' }, body: '{"error":"busy"}' });
+    proxy.refuse(2, {
+      status,
+      headers: { 'retry-after': '1', 'content-type': 'application/json' },
+      body: '{"error":"busy"}',
+    });
     const follower = follow(t, { url: proxy.shapes, params: { table: things } });
     await follower.reads('the row', [['insert', { id: 1 }]]);
-    assert.deepEqual(proxy.refused.map((refusal) => refusal.status), [status, status]);
-    assert.ok(gaps(follower).every((gap) => gap >= 990), `it waited ${gaps(follower)} ms`);
+    assert.deepEqual(
+      proxy.refused.map((refusal) => refusal.status),
+      [status, status],
+    );
+    assert.ok(
+      gaps(follower).every((gap) => gap >= 990),
+      `it waited ${gaps(follower)} ms`,
+    );
   });
 
   for (const liveSse of [false, true]) {
@@ -49,7 +59,9 @@ test('a stream beyond the limit is refused with a time to wait, and comes in whe
   const things = await table('id int PRIMARY KEY');
   await comeAndGo(t, full.shapes, things);
   const inside = follow(t, { url: full.shapes, params: { table: things }, liveSse: true });
-  await inside.until('the first is in', () => inside.requests.some(({ query, status }) => 'live' in query && status === 200));
+  await inside.until('the first is in', () =>
+    inside.requests.some(({ query, status }) => 'live' in query && status === 200),
+  );
 
   const waits = follow(t, { url: full.shapes, params: { table: things }, liveSse: true });
   const refusal = await waits.until('a refusal', () => waits.requests.find(({ status }) => status === 503));
@@ -66,13 +78,13 @@ test('a stream beyond the limit is refused with a time to wait, and comes in whe
   assert.deepEqual(waits.errors, []);
 });
 
-/** Streams that come and go, for so long that the program has counted some: it tells how long to wait by how fast they do. */
+/** Streams that come and go, until the program has counted some: it tells how long to wait by how fast they do. */
 async function comeAndGo(t, url, things) {
   const first = follow(t, { url, params: { table: things }, subscribe: false });
   await first.upToDate();
   const { lastOffset: offset, shapeHandle: handle } = first.stream;
   const query = new URLSearchParams({ table: things, offset, handle, log: 'full', live: 'true', live_sse: 'true' });
-  for (const begun = performance.now(); performance.now() - begun < 3_000; ) {
+  for (const begun = performance.now(); performance.now() - begun < 3_000;) {
     const leaving = new AbortController();
     await fetch(`${url}?${query}`, { signal: leaving.signal });
     leaving.abort();

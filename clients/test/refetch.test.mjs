@@ -1,4 +1,4 @@
-// When a shape can't go on as it was, clients are sent back to its beginning (409), and end up with what the table holds.
+// When a shape can't go on as it was, clients are sent back to its beginning (409), and get what the table holds.
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
 import { Shape } from '@electric-sql/client';
@@ -8,7 +8,10 @@ import { becomes, follow, LIMIT, within, world } from '../support.mjs';
 const { forebay, sql, table } = await world('refetch', { env: { [SETTING.allowDeletion]: 'true' } });
 const url = forebay.shapes;
 
-const WAYS = [{ name: 'long-poll', options: {} }, { name: 'an event stream', options: { liveSse: true } }];
+const WAYS = [
+  { name: 'long-poll', options: {} },
+  { name: 'an event stream', options: { liveSse: true } },
+];
 
 async function remove(query) {
   const answer = await fetch(`${url}?${new URLSearchParams(query)}`, { method: 'DELETE' });
@@ -65,7 +68,14 @@ for (const { name, options } of WAYS) {
     await follower.live();
     const { shapeHandle } = follower.stream;
     await sql(`ALTER TABLE ${things} ADD COLUMN size int8 DEFAULT 7; INSERT INTO ${things} VALUES (2, 8)`);
-    await becomes('rows with the column, of its type', [{ id: 1, size: 7n }, { id: 2, size: 8n }], () => shape.currentRows);
+    await becomes(
+      'rows with the column, of its type',
+      [
+        { id: 1, size: 7n },
+        { id: 2, size: 8n },
+      ],
+      () => shape.currentRows,
+    );
     assertSentBack(follower, shapeHandle);
   });
 }
@@ -76,7 +86,14 @@ test('a column whose type changes is read as its new type', LIMIT, async (t) => 
   const shape = new Shape(stream);
   assert.deepEqual(await within('the first rows', shape.rows), [{ id: 1, size: 5 }]);
   await sql(`ALTER TABLE ${things} ALTER COLUMN size TYPE text; INSERT INTO ${things} VALUES (2, 'six')`);
-  await becomes('text', [{ id: 1, size: '5' }, { id: 2, size: 'six' }], () => shape.currentRows);
+  await becomes(
+    'text',
+    [
+      { id: 1, size: '5' },
+      { id: 2, size: 'six' },
+    ],
+    () => shape.currentRows,
+  );
 });
 
 test('a table that is dropped and made again is another', LIMIT, async (t) => {
@@ -85,7 +102,9 @@ test('a table that is dropped and made again is another', LIMIT, async (t) => {
   await first.live();
   const { lastOffset: offset, shapeHandle: handle } = first.stream;
   first.leave();
-  await sql(`DROP TABLE ${things}; CREATE TABLE ${things} (id int PRIMARY KEY, title text); INSERT INTO ${things} VALUES (9, 'new')`);
+  await sql(
+    `DROP TABLE ${things}; CREATE TABLE ${things} (id int PRIMARY KEY, title text); INSERT INTO ${things} VALUES (9, 'new')`,
+  );
 
   const next = follow(t, { url, params: { table: things }, offset, handle });
   await next.reads('the new rows', [['insert', { id: 9, title: 'new' }]]);
@@ -100,7 +119,10 @@ test('a handle that nobody knows, or of another shape, leads to the right one', 
   await other.upToDate();
   for (const handle of ['12345-1700000000000000', other.stream.shapeHandle]) {
     const follower = follow(t, { url, params: { table: things }, offset: other.stream.lastOffset, handle });
-    await follower.reads('all rows', [['insert', { id: 1 }], ['insert', { id: 2 }]]);
+    await follower.reads('all rows', [
+      ['insert', { id: 1 }],
+      ['insert', { id: 2 }],
+    ]);
     assert.equal(follower.requests[0].status, 409);
     assert.notEqual(follower.stream.shapeHandle, handle);
   }
@@ -114,11 +136,14 @@ test('shapes are deleted by their handle, too, and others stay', LIMIT, async (t
   await remove({ handle: gone.stream.shapeHandle });
   await gone.until('must-refetch', () => gone.controls.includes('must-refetch'));
   await sql(`INSERT INTO ${things} VALUES (2)`);
-  await stays.reads('the change', [['insert', { id: 1 }], ['insert', { id: 2 }]]);
+  await stays.reads('the change', [
+    ['insert', { id: 1 }],
+    ['insert', { id: 2 }],
+  ]);
   assert.ok(!stays.controls.includes('must-refetch'));
 });
 
-test('a subset asked for under a handle that is gone is answered all the same, and its row is followed', LIMIT, async (t) => {
+test('a subset asked for under a handle that is gone is answered, and its row is followed', LIMIT, async (t) => {
   const things = await table('id int PRIMARY KEY, title text', `(1, 'a')`);
   let gone = false;
   const before = async ({ query }) => {
@@ -133,6 +158,13 @@ test('a subset asked for under a handle that is gone is answered all the same, a
   // The client goes on with the new handle and its old offset, which lies beyond all that the new shape has.
   await within('the subset', follower.stream.requestSnapshot({ where: 'id = 1' }));
   await sql(`UPDATE ${things} SET title = 'b' WHERE id = 1`);
-  await follower.reads('the subset and the change', [['insert', { id: 1, title: 'a' }], ['update', { id: 1, title: 'b' }]], 1);
+  await follower.reads(
+    'the subset and the change',
+    [
+      ['insert', { id: 1, title: 'a' }],
+      ['update', { id: 1, title: 'b' }],
+    ],
+    1,
+  );
   assert.deepEqual(follower.errors, []);
 });

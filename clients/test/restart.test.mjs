@@ -6,10 +6,16 @@ import { follow, LIMIT, world } from '../support.mjs';
 const { forebay, sql, table } = await world('restart');
 const url = forebay.shapes;
 
-const ENDS = [{ name: 'a stop', end: () => forebay.stop() }, { name: 'a kill', end: () => forebay.kill() }];
+const ENDS = [
+  { name: 'a stop', end: () => forebay.stop() },
+  { name: 'a kill', end: () => forebay.kill() },
+];
 
 function assertWentOn(follower, message = 'it was sent back') {
-  assert.ok(follower.requests.every(({ status }) => status !== 409), message);
+  assert.ok(
+    follower.requests.every(({ status }) => status !== 409),
+    message,
+  );
   assert.ok(!follower.controls.includes('must-refetch'), message);
   assert.deepEqual(follower.errors, []);
 }
@@ -21,7 +27,10 @@ for (const { name, end } of ENDS) {
     const first = follow(t, { url, params });
     await first.live();
     await sql(`INSERT INTO ${things} VALUES (2)`);
-    await first.reads('both rows', [['insert', { id: 1 }], ['insert', { id: 2 }]]);
+    await first.reads('both rows', [
+      ['insert', { id: 1 }],
+      ['insert', { id: 2 }],
+    ]);
     first.leave();
     const { lastOffset: offset, shapeHandle: handle } = first.stream;
 
@@ -30,12 +39,18 @@ for (const { name, end } of ENDS) {
     await forebay.start();
 
     const next = follow(t, { url, params, offset, handle });
-    await next.reads('what it missed', [['insert', { id: 3 }], ['delete', { id: 1 }]]);
+    await next.reads('what it missed', [
+      ['insert', { id: 3 }],
+      ['delete', { id: 1 }],
+    ]);
     await next.live();
     await sql(`INSERT INTO ${things} VALUES (4)`);
     await next.reads('what comes now', [['insert', { id: 4 }]], 2);
     assertWentOn(next);
-    assert.ok(next.requests.every(({ query }) => query.offset !== '-1'), 'it fetched the snapshot again');
+    assert.ok(
+      next.requests.every(({ query }) => query.offset !== '-1'),
+      'it fetched the snapshot again',
+    );
     assert.equal(next.stream.shapeHandle, handle);
   });
 
@@ -53,7 +68,14 @@ for (const { name, end } of ENDS) {
       await forebay.start();
       await follower.reads('the change of meanwhile, once', [['update', { id: 2, title: 'd' }]], 3);
       await sql(`DELETE FROM ${things} WHERE id = 3`);
-      await follower.reads('the change after it', [['update', { id: 2, title: 'd' }], ['delete', { id: 3 }]], 3);
+      await follower.reads(
+        'the change after it',
+        [
+          ['update', { id: 2, title: 'd' }],
+          ['delete', { id: 3 }],
+        ],
+        3,
+      );
       assertWentOn(follower);
       assert.equal(follower.stream.shapeHandle, shapeHandle);
       assert.equal(follower.requests.filter(({ query }) => query.offset === '-1').length, 1);
@@ -70,6 +92,9 @@ test('a shape that nobody follows at a kill is still up to date after it', LIMIT
   await forebay.kill();
   await forebay.start();
   const next = follow(t, { url, params: { table: things } });
-  await next.reads('both rows', [['insert', { id: 1 }], ['insert', { id: 2 }]]);
+  await next.reads('both rows', [
+    ['insert', { id: 1 }],
+    ['insert', { id: 2 }],
+  ]);
   assert.equal(next.stream.shapeHandle, first.stream.shapeHandle, 'the shape is the same');
 });

@@ -8,7 +8,8 @@ const url = forebay.shapes;
 
 /** Waits until an event stream is open; the first is the 1st. */
 async function streaming(follower, times = 1) {
-  const open = () => streams(follower).filter(({ headers }) => headers?.['content-type']?.startsWith('text/event-stream'));
+  const open = () =>
+    streams(follower).filter(({ headers }) => headers?.['content-type']?.startsWith('text/event-stream'));
   await follower.until(`event stream ${times} is open`, () => open().length >= times);
 }
 
@@ -63,7 +64,10 @@ test('a stream that was left after a transaction resumes after all of it', LIMIT
   const first = follow(t, { url, params, liveSse: true });
   await streaming(first);
   await sql(`INSERT INTO ${things} VALUES (1), (2), (3)`);
-  await first.reads('the transaction', [1, 2, 3].map((id) => ['insert', { id }]));
+  await first.reads(
+    'the transaction',
+    [1, 2, 3].map((id) => ['insert', { id }]),
+  );
   first.leave();
   const { lastOffset: offset, shapeHandle: handle } = first.stream;
 
@@ -72,13 +76,25 @@ test('a stream that was left after a transaction resumes after all of it', LIMIT
     const next = follow(t, { url, params, offset, handle, liveSse });
     await next.upToDate();
     await next.reads(`only what came later, liveSse: ${liveSse}`, [['insert', { id: 4 }]]);
-    assert.deepEqual(next.requests.filter(({ status }) => status !== 200 && status !== undefined), []);
+    assert.deepEqual(
+      next.requests.filter(({ status }) => status !== 200 && status !== undefined),
+      [],
+    );
   }
 });
 
 test('where clauses, columns and replica=full hold in an event stream, too', LIMIT, async (t) => {
-  const things = await table('id int PRIMARY KEY, title text, size int, hidden text', `(1, 'a', 1, 'h'), (2, 'b', 9, 'h')`);
-  const params = { table: things, where: 'size > $1', params: ['5'], columns: ['id', 'title', 'size'], replica: 'full' };
+  const things = await table(
+    'id int PRIMARY KEY, title text, size int, hidden text',
+    `(1, 'a', 1, 'h'), (2, 'b', 9, 'h')`,
+  );
+  const params = {
+    table: things,
+    where: 'size > $1',
+    params: ['5'],
+    columns: ['id', 'title', 'size'],
+    replica: 'full',
+  };
   const follower = follow(t, { url, params, liveSse: true });
   await streaming(follower);
   await sql(`UPDATE ${things} SET size = 6 WHERE id = 1`);

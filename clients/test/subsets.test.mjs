@@ -7,7 +7,8 @@ import { becomes, follow, LIMIT, within, world } from '../support.mjs';
 const { forebay, sql, table } = await world('subsets');
 const url = forebay.shapes;
 
-const isSubset = ({ method, query }) => method === 'POST' || Object.keys(query).some((name) => name.startsWith('subset__'));
+const isSubset = ({ method, query }) =>
+  method === 'POST' || Object.keys(query).some((name) => name.startsWith('subset__'));
 
 /** Ten rows: `(1, 'a', 10) … (10, 'j', 100)`. */
 async function ten() {
@@ -48,10 +49,16 @@ for (const method of ['GET', 'POST']) {
     const things = await ten();
     const { stream } = follow(t, { url, params: { table: things }, log: 'changes_only', subsetMethod: method });
     const subset = async (params) => ids((await within('a subset', stream.fetchSnapshot(params))).data);
-    assert.deepEqual(await subset({ where: 'size > $1 AND letter <> $2', params: { 1: '70', 2: 'i' }, orderBy: 'id' }), [8, 10]);
+    assert.deepEqual(
+      await subset({ where: 'size > $1 AND letter <> $2', params: { 1: '70', 2: 'i' }, orderBy: 'id' }),
+      [8, 10],
+    );
     assert.deepEqual(await subset({ orderBy: 'letter DESC', limit: 3 }), [10, 9, 8]);
     assert.deepEqual(await subset({ orderBy: '"size" ASC', limit: 2, offset: 4 }), [5, 6]);
-    assert.deepEqual(await subset({ where: 'id = ANY($1)', params: { 1: '{2,4}' }, orderBy: 'id DESC NULLS LAST' }), [4, 2]);
+    assert.deepEqual(
+      await subset({ where: 'id = ANY($1)', params: { 1: '{2,4}' }, orderBy: 'id DESC NULLS LAST' }),
+      [4, 2],
+    );
     assert.deepEqual(await subset({ where: 'true = true', orderBy: 'id', limit: 1, params: {} }), [1]);
     assert.deepEqual(await subset({ where: 'id < 0' }), []);
   });
@@ -62,8 +69,14 @@ for (const method of ['GET', 'POST']) {
     const shape = new Shape(follower.stream);
     await follower.live();
     await within('the subset', shape.requestSnapshot({ where: 'id <= $1', params: { 1: '2' }, orderBy: 'id' }));
-    assert.deepEqual(shape.currentRows, [{ id: 1, letter: 'a', size: 10 }, { id: 2, letter: 'b', size: 20 }]);
-    assert.deepEqual(follower.controls.filter((control) => control !== 'up-to-date'), ['snapshot-end', 'snapshot-end', 'subset-end']);
+    assert.deepEqual(shape.currentRows, [
+      { id: 1, letter: 'a', size: 10 },
+      { id: 2, letter: 'b', size: 20 },
+    ]);
+    assert.deepEqual(
+      follower.controls.filter((control) => control !== 'up-to-date'),
+      ['snapshot-end', 'snapshot-end', 'subset-end'],
+    );
 
     await sql(`UPDATE ${things} SET size = 21 WHERE id = 2`);
     await sql(`UPDATE ${things} SET size = 31 WHERE id = 3`);
@@ -87,11 +100,20 @@ test('rows of a subset carry its mark, and it says what it has seen', LIMIT, asy
   const things = await ten();
   const { stream } = follow(t, { url, params: { table: things }, log: 'changes_only' });
   const { metadata, data } = await within('the subset', stream.fetchSnapshot({ where: 'id < 3', orderBy: 'id' }));
-  assert.deepEqual(data.map(({ key }) => key), [1, 2].map((id) => `"public"."${things}"/"${id}"`));
-  assert.deepEqual(data.map(({ headers }) => headers.snapshot_mark), Array(2).fill(metadata.snapshot_mark));
+  assert.deepEqual(
+    data.map(({ key }) => key),
+    [1, 2].map((id) => `"public"."${things}"/"${id}"`),
+  );
+  assert.deepEqual(
+    data.map(({ headers }) => headers.snapshot_mark),
+    Array(2).fill(metadata.snapshot_mark),
+  );
   assert.equal(typeof metadata.snapshot_mark, 'number');
   for (const field of ['xmin', 'xmax', 'database_lsn']) assert.match(metadata[field], /^\d+$/, field);
-  assert.ok(metadata.xip_list.every((xid) => typeof xid === 'string'), `${metadata.xip_list}`);
+  assert.ok(
+    metadata.xip_list.every((xid) => typeof xid === 'string'),
+    `${metadata.xip_list}`,
+  );
 });
 
 test('a change that the subset has seen is not told again', LIMIT, async (t) => {
@@ -137,8 +159,15 @@ test('a subset has only what the shape has', LIMIT, async (t) => {
   const things = await ten();
   const params = { table: things, where: 'size <= 50', columns: ['id', 'letter'] };
   const { stream } = follow(t, { url, params, log: 'changes_only' });
-  const { data } = await within('the subset', stream.fetchSnapshot({ where: 'letter IN ($1, $2, $3)', params: { 1: 'd', 2: 'e', 3: 'j' }, orderBy: 'id' }));
-  assert.deepEqual(data.map(({ value }) => value), [{ id: 4, letter: 'd' }, { id: 5, letter: 'e' }]);
+  const subset = { where: 'letter IN ($1, $2, $3)', params: { 1: 'd', 2: 'e', 3: 'j' }, orderBy: 'id' };
+  const { data } = await within('the subset', stream.fetchSnapshot(subset));
+  assert.deepEqual(
+    data.map(({ value }) => value),
+    [
+      { id: 4, letter: 'd' },
+      { id: 5, letter: 'e' },
+    ],
+  );
 });
 
 test('subsets may overlap, and be asked for at once', LIMIT, async (t) => {
@@ -155,10 +184,50 @@ test('subsets may overlap, and be asked for at once', LIMIT, async (t) => {
 
 test('structured expressions are sent as SQL, with the columns renamed', LIMIT, async (t) => {
   const things = await table('thing_id int PRIMARY KEY, thing_size int', '(1, 10), (2, 20), (3, 30)');
-  const { stream } = follow(t, { url, params: { table: things }, log: 'changes_only', columnMapper: snakeCamelMapper() });
+  const { stream } = follow(t, {
+    url,
+    params: { table: things },
+    log: 'changes_only',
+    columnMapper: snakeCamelMapper(),
+  });
   const column = { type: 'ref', column: 'thingSize' };
   const whereExpr = { type: 'func', name: 'gt', args: [column, { type: 'val', paramIndex: 1 }] };
   const orderByExpr = [{ column: 'thingId', direction: 'desc' }];
-  const { data } = await within('the subset', stream.fetchSnapshot({ whereExpr, params: { 1: 10 }, orderByExpr, limit: 5 }));
-  assert.deepEqual(data.map(({ value }) => value), [{ thingId: 3, thingSize: 30 }, { thingId: 2, thingSize: 20 }]);
+  const { data } = await within(
+    'the subset',
+    stream.fetchSnapshot({ whereExpr, params: { 1: 10 }, orderByExpr, limit: 5 }),
+  );
+  assert.deepEqual(
+    data.map(({ value }) => value),
+    [
+      { thingId: 3, thingSize: 30 },
+      { thingId: 2, thingSize: 20 },
+    ],
+  );
+});
+
+test('what the queries of collections are compiled to is understood', LIMIT, async (t) => {
+  const rows = `(1, 'ab', '2024-01-01'), (2, NULL, NULL)`;
+  const things = await table('id int PRIMARY KEY, word text, seen timestamptz', rows);
+  const { stream } = follow(t, { url, params: { table: things }, log: 'changes_only' });
+  const clauses = [
+    [`"word" = $1`, ['ab'], [1]],
+    [`("id" > $1) OR ("word" IS NULL)`, ['5'], [2]],
+    [`"word" IS NOT NULL AND NOT ("id" = $1)`, ['2'], [1]],
+    [`"word" = ANY($1)`, ['{"ab","c d"}'], [1]],
+    [`"id" = ANY($1)`, ['{2,3}'], [2]],
+    [`"word" LIKE $1 OR "word" ILIKE $2`, ['a%', 'B%'], [1]],
+    [`UPPER("word") = $1 AND LOWER("word") = $2`, ['AB', 'ab'], [1]],
+    [`CONCAT("word",$1) = $2`, ['c', 'abc'], [1]],
+    [`COALESCE("word",$1) = $2`, ['none', 'none'], [2]],
+    [`"seen" >= $1`, ['2023-12-31T00:00:00.000Z'], [1]],
+    [`"word" > $1`, ['a'], [1]],
+    [`true = true`, [], [1, 2]],
+    [`false`, [], []],
+  ];
+  for (const [where, values, wanted] of clauses) {
+    const params = Object.fromEntries(values.map((value, place) => [place + 1, value]));
+    const { data } = await within(where, stream.fetchSnapshot({ where, params, orderBy: '"id"' }));
+    assert.deepEqual(ids(data), wanted, where);
+  }
 });

@@ -41,7 +41,12 @@ function collect(t, things, { shapeOptions = {}, ...options } = {}) {
     queries.push(createLiveQueryCollection(build));
     return queries.at(-1);
   };
-  return { collection, query, requests, rows: () => [...collection.toArray].sort((one, other) => one.id - other.id).map(plain) };
+  return {
+    collection,
+    query,
+    requests,
+    rows: () => [...collection.toArray].sort((one, other) => one.id - other.id).map(plain),
+  };
 }
 
 /** Without what the library adds to a row. */
@@ -61,9 +66,21 @@ test('a collection has the rows, and follows them', LIMIT, async (t) => {
   const things = await table('id int PRIMARY KEY, title text', `(1, 'a'), (2, 'b')`);
   const { collection, rows } = collect(t, things);
   await within('the collection is ready', collection.preload());
-  assert.deepEqual(rows(), [{ id: 1, title: 'a' }, { id: 2, title: 'b' }]);
-  await sql(`INSERT INTO ${things} VALUES (3, 'c'); UPDATE ${things} SET title = 'B' WHERE id = 2; DELETE FROM ${things} WHERE id = 1`);
-  await becomes('what happened', [{ id: 2, title: 'B' }, { id: 3, title: 'c' }], rows);
+  assert.deepEqual(rows(), [
+    { id: 1, title: 'a' },
+    { id: 2, title: 'b' },
+  ]);
+  await sql(
+    `INSERT INTO ${things} VALUES (3, 'c'); UPDATE ${things} SET title = 'B' WHERE id = 2; DELETE FROM ${things} WHERE id = 1`,
+  );
+  await becomes(
+    'what happened',
+    [
+      { id: 2, title: 'B' },
+      { id: 3, title: 'c' },
+    ],
+    rows,
+  );
 });
 
 for (const liveSse of [false, true]) {
@@ -73,7 +90,14 @@ for (const liveSse of [false, true]) {
     await within('the collection is ready', collection.preload());
 
     const inserted = collection.insert({ id: 2, title: 'b' });
-    assert.deepEqual(rows(), [{ id: 1, title: 'a' }, { id: 2, title: 'b' }], 'it is there before the database has it');
+    assert.deepEqual(
+      rows(),
+      [
+        { id: 1, title: 'a' },
+        { id: 2, title: 'b' },
+      ],
+      'it is there before the database has it',
+    );
     await within('the insert comes back', inserted.isPersisted.promise);
     const updated = collection.update(1, (draft) => {
       draft.title = 'A';
@@ -106,14 +130,21 @@ test('awaitTxId knows transactions of the log, of the snapshot, and waits for th
   assert.equal(await collection.utils.awaitTxId(after.txid, 30_000), true);
   assert.ok(collection.has(2), 'the rows of a transaction are there when it is known');
   const elsewhere = await write('SELECT 1');
-  await assert.rejects(collection.utils.awaitTxId(elsewhere.txid, 200), /[Tt]imeout/, 'it touched nothing of the shape');
+  await assert.rejects(
+    collection.utils.awaitTxId(elsewhere.txid, 200),
+    /[Tt]imeout/,
+    'it touched nothing of the shape',
+  );
 });
 
 test('awaitMatch sees the messages themselves', LIMIT, async (t) => {
   const things = await table('id int PRIMARY KEY, title text');
   const { collection } = collect(t, things);
   await within('the collection is ready', collection.preload());
-  const seen = collection.utils.awaitMatch((message) => isChangeMessage(message) && message.value.title === 'x', 30_000);
+  const seen = collection.utils.awaitMatch(
+    (message) => isChangeMessage(message) && message.value.title === 'x',
+    30_000,
+  );
   await sql(`INSERT INTO ${things} VALUES (1, 'x')`);
   assert.equal(await within('the match', seen), true);
 });
@@ -125,7 +156,10 @@ test('a collection starts over after a 409', LIMIT, async (t) => {
   await sql(`TRUNCATE ${things}; INSERT INTO ${things} VALUES (3, 'c')`);
   await becomes('the new rows', [{ id: 3, title: 'c' }], rows);
   await within('a mutation after it', collection.insert({ id: 4, title: 'd' }).isPersisted.promise);
-  assert.deepEqual(rows(), [{ id: 3, title: 'c' }, { id: 4, title: 'd' }]);
+  assert.deepEqual(rows(), [
+    { id: 3, title: 'c' },
+    { id: 4, title: 'd' },
+  ]);
 });
 
 test('a collection on demand loads what queries ask for, and follows it', LIMIT, async (t) => {
@@ -142,14 +176,21 @@ test('a collection on demand loads what queries ask for, and follows it', LIMIT,
   );
   await within('the query is ready', few.preload());
   const found = () => few.toArray.map(plain);
-  await becomes('its rows', [41, 42, 43].map((id) => ({ id, title: `title ${id}` })), found);
+  await becomes(
+    'its rows',
+    [41, 42, 43].map((id) => ({ id, title: `title ${id}` })),
+    found,
+  );
   assert.ok(rows().length < 20, `${rows().length} rows were loaded for 3`);
   assert.ok(requests.every(({ query }) => query.log === 'changes_only'));
 
   await sql(`UPDATE ${things} SET title = 'new' WHERE id = 42`);
   await becomes('the change', ['title 41', 'new', 'title 43'], () => found().map(({ title }) => title));
   await within('a mutation', collection.update(43, (draft) => void (draft.title = 'mine')).isPersisted.promise);
-  assert.deepEqual(found().map(({ title }) => title), ['title 41', 'new', 'mine']);
+  assert.deepEqual(
+    found().map(({ title }) => title),
+    ['title 41', 'new', 'mine'],
+  );
 });
 
 test('a progressive collection answers a query before it has all rows', LIMIT, async (t) => {

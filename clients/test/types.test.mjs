@@ -49,27 +49,35 @@ async function assertSame(things, rows, where) {
 }
 
 test('every built-in type is among them', LIMIT, async () => {
-  const rows = await sql(`SELECT typname FROM pg_type WHERE typnamespace = 'pg_catalog'::regnamespace AND typcategory <> 'A'
+  const rows =
+    await sql(`SELECT typname FROM pg_type WHERE typnamespace = 'pg_catalog'::regnamespace AND typcategory <> 'A'
     AND typtype IN ('b', 'r', 'm') ORDER BY 1`);
   const things = await allTypes();
-  const held = await sql(`SELECT typname FROM pg_attribute JOIN pg_type t ON t.oid = atttypid WHERE attrelid = $1::regclass`, [things]);
+  const held = await sql(
+    `SELECT typname FROM pg_attribute JOIN pg_type t ON t.oid = atttypid WHERE attrelid = $1::regclass`,
+    [things],
+  );
   const tried = new Set(held.map(({ typname }) => typname));
   const left = rows.map(({ typname }) => typname).filter((type) => !tried.has(type) && !(type in IMPOSSIBLE));
   assert.deepEqual(left, []);
 });
 
 for (const liveSse of [false, true]) {
-  test(`each value is Postgres' own text, from the snapshot and from the log, liveSse: ${liveSse}`, LIMIT, async (t) => {
-    const things = await allTypes();
-    await insert(things, 1);
-    const follower = follow(t, { url, params: { table: things }, rewrite: raw, liveSse });
-    await follower.live();
-    await insert(things, 1001);
-    await follower.until('all rows', () => follower.changes.length === 2 * ROWS);
-    const rows = follower.changes.map(({ value }) => value);
-    await assertSame(things, rows.slice(0, ROWS), 'id <= 1000');
-    await assertSame(things, rows.slice(ROWS), 'id > 1000');
-  });
+  test(
+    `each value is Postgres' own text, from the snapshot and from the log, liveSse: ${liveSse}`,
+    LIMIT,
+    async (t) => {
+      const things = await allTypes();
+      await insert(things, 1);
+      const follower = follow(t, { url, params: { table: things }, rewrite: raw, liveSse });
+      await follower.live();
+      await insert(things, 1001);
+      await follower.until('all rows', () => follower.changes.length === 2 * ROWS);
+      const rows = follower.changes.map(({ value }) => value);
+      await assertSame(things, rows.slice(0, ROWS), 'id <= 1000');
+      await assertSame(things, rows.slice(ROWS), 'id > 1000');
+    },
+  );
 }
 
 test('an update to and from NULL carries each value, and what it was', LIMIT, async (t) => {
@@ -96,5 +104,9 @@ test('a subset spells values in the same way', LIMIT, async (t) => {
   await insert(things, 1);
   const { stream } = follow(t, { url, params: { table: things }, log: 'changes_only', rewrite: raw });
   const { data } = await stream.fetchSnapshot({ where: 'id > 0' });
-  await assertSame(things, data.map(({ value }) => value), 'true');
+  await assertSame(
+    things,
+    data.map(({ value }) => value),
+    'true',
+  );
 });

@@ -7,7 +7,7 @@ import { follow, LIMIT, world } from '../support.mjs';
 const { forebay, sql, table } = await world('values');
 const url = forebay.shapes;
 
-/** Follows a table through its snapshot and a second insert of the same row, under another key: they must read the same. */
+/** A row of the snapshot and the same one of the log, under another key: they must read the same. */
 async function bothWays(t, things, row, options = {}) {
   await sql(`INSERT INTO ${things} VALUES (1, ${row})`);
   const follower = follow(t, { url, params: { table: things }, ...options });
@@ -21,7 +21,8 @@ async function bothWays(t, things, row, options = {}) {
 }
 
 test('numbers, truth values and documents are values of JavaScript', LIMIT, async (t) => {
-  const things = await table(`id int PRIMARY KEY, small int2, whole int4, big int8, single float4, double float8, exact numeric,
+  const things =
+    await table(`id int PRIMARY KEY, small int2, whole int4, big int8, single float4, double float8, exact numeric,
     truth bool, lie bool, plain json, packed jsonb, nothing int8`);
   const row = `-3, 2147483647, 9007199254740993, 1.5, 'NaN', 12345678901234567890.5, true, false, '{"a": [1, null]}', '[{"b": "c"}]', NULL`;
   assert.deepEqual(await bothWays(t, things, row), {
@@ -40,11 +41,16 @@ test('numbers, truth values and documents are values of JavaScript', LIMIT, asyn
 });
 
 test('arrays are arrays, of any depth, with their nulls', LIMIT, async (t) => {
-  const things = await table('id int PRIMARY KEY, numbers int8[], grid int[][], words text[], truths bool[], none int[], documents jsonb[]');
+  const things = await table(
+    'id int PRIMARY KEY, numbers int8[], grid int[][], words text[], truths bool[], none int[], documents jsonb[]',
+  );
   const row = `'{1,NULL,3}', '{{1,2},{3,4}}', ARRAY['a,b', 'c"d', 'e\\f', '{g}', '', 'NULL', NULL], '{t,f}', '{}', ARRAY['{"a": 1}'::jsonb]`;
   assert.deepEqual(await bothWays(t, things, row), {
     numbers: [1n, null, 3n],
-    grid: [[1, 2], [3, 4]],
+    grid: [
+      [1, 2],
+      [3, 4],
+    ],
     words: ['a,b', 'c"d', 'e\\f', '{g}', '', 'NULL', null],
     truths: [true, false],
     none: [],
@@ -53,7 +59,8 @@ test('arrays are arrays, of any depth, with their nulls', LIMIT, async (t) => {
 });
 
 test('a parser of one’s own gets the text, and what is known of the column', LIMIT, async (t) => {
-  const things = await table(`id int PRIMARY KEY, seen timestamptz(3), price numeric(10,2) NOT NULL, name varchar(20), code char(4), many int8[],
+  const things =
+    await table(`id int PRIMARY KEY, seen timestamptz(3), price numeric(10,2) NOT NULL, name varchar(20), code char(4), many int8[],
     kept bit(3), lasts interval day to second`);
   const known = {};
   const note = (type) => (text, column) => {
@@ -91,17 +98,26 @@ test('a transformer sees each row, whole or in part, also what it was', LIMIT, a
   const follower = follow(t, { url, params: { table: things, replica: 'full' }, transformer });
   await follower.live();
   await sql(`UPDATE ${things} SET title = 'b'`);
-  await follower.reads('both', [['insert', { id: 1, title: 'A', size: 1 }], ['update', { id: 1, title: 'B', size: 1 }]]);
+  await follower.reads('both', [
+    ['insert', { id: 1, title: 'A', size: 1 }],
+    ['update', { id: 1, title: 'B', size: 1 }],
+  ]);
   assert.deepEqual(follower.changes[1].old_value, { title: 'A' });
 });
 
 test('a mapper of names works both ways: rows, columns and the where clause', LIMIT, async (t) => {
-  const things = await table('thing_id int PRIMARY KEY, owner_name text, unit_size int', `(1, 'ann', 5), (2, 'bob', 5)`);
+  const things = await table(
+    'thing_id int PRIMARY KEY, owner_name text, unit_size int',
+    `(1, 'ann', 5), (2, 'bob', 5)`,
+  );
   const params = { table: things, where: 'ownerName = $1', params: ['ann'], columns: ['thingId', 'ownerName'] };
   const follower = follow(t, { url, params, columnMapper: snakeCamelMapper() });
   await follower.live();
   await sql(`UPDATE ${things} SET owner_name = 'ann' WHERE thing_id = 2`);
-  await follower.reads('both', [['insert', { thingId: 1, ownerName: 'ann' }], ['insert', { thingId: 2, ownerName: 'ann' }]]);
+  await follower.reads('both', [
+    ['insert', { thingId: 1, ownerName: 'ann' }],
+    ['insert', { thingId: 2, ownerName: 'ann' }],
+  ]);
 });
 
 test('a mapper and a transformer work one after the other', LIMIT, async (t) => {

@@ -1,17 +1,17 @@
 //! Making a shape: its snapshot, from nothing to complete.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, RwLockReadGuard};
 
 use bytes::Bytes;
 use forebay_pgoutput::Snapshot;
 
 use crate::encode::SEPARATOR;
+use crate::registry::Inner;
 use crate::shape::{Failure, Gone, Shape};
-use crate::shapes::Inner;
 use crate::store::disk::DiskFile;
 use crate::store::files::{DIR, Kind};
-use crate::store::record::{Completed, Note, Record, Seen};
+use crate::store::record::{Completed, MAX_TEXT, Note, Record, Seen};
 
 /// The duty to fill a shape. Dropped before its time, the shape is gone.
 #[derive(Debug)]
@@ -19,15 +19,18 @@ use crate::store::record::{Completed, Note, Record, Seen};
 pub struct Creation {
     inner: Arc<Inner>,
     shape: Arc<Shape>,
+    /// When it was begun.
+    turn: u64,
     seen: Option<Seen>,
     /// Once the snapshot isn't small.
     file: Option<Arc<dyn DiskFile>>,
+    is_sealed: bool,
     is_over: bool,
 }
 
 impl Creation {
-    pub(crate) fn new(inner: Arc<Inner>, shape: Arc<Shape>) -> Self {
-        Creation { inner, shape, seen: None, file: None, is_over: false }
+    pub(crate) fn new(inner: Arc<Inner>, shape: Arc<Shape>, turn: u64) -> Self {
+        Creation { inner, shape, turn, seen: None, file: None, is_sealed: false, is_over: false }
     }
 
     /// The shape.
@@ -35,35 +38,40 @@ impl Creation {
         &self.shape
     }
 
-    /// From now on, what the stream says of the shape is held for it. Before the snapshot is taken, and best right before.
+    /// From now on, what the stream says of the shape is held for it: right before the snapshot is taken.
+    ///
+    /// What the stream has brought of the table by now, the snapshot must see: [`begun`](Self::begun) says whether it does.
     pub fn follow(&self) {
         self.inner.followed().add(Arc::clone(&self.shape));
     }
 
-    /// The snapshot is taken: it sees these transactions, and none that was committed after `lsn`. `false`: it was taken too early, and
-    /// another is to be taken in its place.
+    /// The snapshot is taken: it sees these transactions, and none whose commit isn't before `lsn`, which is where the log was then.
+    /// `false`: it was taken too early, and another is to be taken in its place.
     #[must_use]
     pub fn begun(&mut self, snapshot: &Snapshot, lsn: u64) -> bool {
         let seen = Seen::new(snapshot, lsn);
-        let mut followed = self.inner.followed();
-        if followed.is_early(self.shape.id, snapshot) {
-            return false;
+        let is_in_time = self.inner.followed().begun(self.shape.id, seen.clone(), &self.inner);
+        if is_in_time {
+            self.seen = Some(seen);
         }
-        self.seen = Some(seen.clone());
-        followed.begun(self.shape.id, seen, &self.inner);
-        true
+        is_in_time
     }
 
     /// Rows, as messages, each with its separator. They can be read at once. Blocks for the disk, once there are many.
     ///
     /// # Errors
-    /// When the disk fails.
+    /// When the disk fails, or this process doesn't write any more.
     pub fn rows(&mut self, messages: Bytes) -> io::Result<()> {
+        let inner = Arc::clone(&self.inner);
+        let _turn = self.writes(&inner)?;
+        self.append(messages)
+    }
+
+    fn append(&mut self, messages: Bytes) -> io::Result<()> {
         let chunk_bytes = self.inner.config.chunk_bytes;
         let so_far = self.shape.lock().snapshot.len();
-        if self.file.is_none()
-            && so_far + messages.len() as u64 > self.inner.config.small_snapshot_bytes as u64
-        {
+        let small = self.inner.config.small_snapshot_bytes.min(MAX_TEXT) as u64;
+        if self.file.is_none() && so_far + messages.len() as u64 > small {
             let file = self.inner.files.create(self.shape.id, Kind::Snapshot)?;
             let pieces = self.shape.lock().snapshot.unwritten(so_far).1;
             let mut at = 0;
@@ -71,13 +79,13 @@ impl Creation {
                 file.write_all_at(&piece, at)?;
                 at += piece.len() as u64;
             }
-            self.shape.lock().snapshot.wrote(so_far);
+            self.shape.change(|state| state.snapshot.wrote(so_far));
             self.file = Some(file);
         }
         if let Some(file) = &self.file {
             file.write_all_at(&messages, so_far)?;
         }
-        self.shape.lock().snapshot.append_rows(messages, self.file.is_some(), chunk_bytes);
+        self.shape.change(|state| state.snapshot.append_rows(messages, self.file.is_some(), chunk_bytes));
         self.shape.notify();
         Ok(())
     }
@@ -85,7 +93,7 @@ impl Creation {
     /// All rows are there. Blocks for the disk, if there are many.
     ///
     /// # Errors
-    /// When the disk fails.
+    /// When the disk fails, or this process doesn't write any more.
     pub fn seal(&mut self) -> io::Result<()> {
         let seen = self.seen.clone().ok_or_else(|| io::Error::other("the snapshot hasn't begun"))?;
         let mut end = serde_json::to_vec(&serde_json::json!({"headers": {
@@ -95,25 +103,34 @@ impl Creation {
             "xip_list": seen.xip.iter().map(u64::to_string).collect::<Vec<_>>(),
         }}))?;
         end.extend_from_slice(SEPARATOR);
-        self.rows(end.into())?;
-        self.shape.lock().snapshot.close_chunk();
+        let inner = Arc::clone(&self.inner);
+        let _turn = self.writes(&inner)?;
+        self.append(end.into())?;
+        self.shape.change(|state| state.snapshot.close_chunk());
         self.shape.notify();
         if let Some(file) = &self.file {
             file.sync_data()?;
             self.inner.disk.sync_dir(DIR)?;
         }
+        self.is_sealed = true;
         Ok(())
     }
 
-    /// Waits until the shape is durable: from then on it survives.
+    /// While this is held, the files are this process's to write.
+    fn writes<'a>(&self, inner: &'a Inner) -> io::Result<RwLockReadGuard<'a, u64>> {
+        let turn = inner.turn().filter(|turn| **turn == self.turn);
+        turn.ok_or_else(|| io::Error::other("this process doesn't write to the store any more"))
+    }
+
+    /// Waits until the shape is durable: from then on it survives. Only after it was [sealed](Self::seal).
     ///
     /// # Errors
     /// When it went meanwhile.
     pub async fn complete(mut self) -> Result<(), Gone> {
+        let Some(seen) = self.seen.clone().filter(|_| self.is_sealed) else { return Err(Gone::Deleted) };
         self.shape.until_settled().await?;
         let (completed, bytes) = {
             let state = self.shape.lock();
-            let seen = self.seen.clone().expect("a sealed snapshot has begun");
             let chunks = state.snapshot.chunks().iter().map(|chunk| chunk.end).collect();
             let len = state.snapshot.len();
             let mut bytes = Vec::new();
@@ -122,7 +139,7 @@ impl Creation {
             }
             (Completed { id: self.shape.id, seen, len, chunks }, Bytes::from(bytes))
         };
-        let durable = self.inner.submit(Record::Note(Note::Complete(completed), bytes));
+        let durable = self.inner.submit(Record::Note(Note::Complete(completed), bytes), false);
         let Ok(()) = durable.await else { return Err(Gone::Deleted) };
         self.is_over = true;
         match self.shape.gone() {
@@ -139,7 +156,11 @@ impl Creation {
     fn give_up(&mut self, failure: Failure) {
         self.is_over = true;
         self.shape.end(Gone::Failed(failure));
-        self.inner.followed().delete(self.shape.id, &self.inner);
+        if self.writes(&self.inner).is_ok() {
+            self.inner.followed().delete(self.shape.id, &self.inner);
+        } else {
+            self.inner.forget_this(&self.shape);
+        }
     }
 }
 
@@ -147,6 +168,13 @@ impl Drop for Creation {
     fn drop(&mut self) {
         if !self.is_over {
             self.give_up(Failure { is_refusal: false, message: "it was given up".into() });
+        }
+        if self.file.is_some()
+            && self.shape.gone().is_some()
+            && let Ok(_turn) = self.writes(&self.inner)
+        {
+            // It may have been deleted before the file was made.
+            self.inner.files.remove(self.shape.id);
         }
     }
 }

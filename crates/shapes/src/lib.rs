@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod config;
 mod creation;
 mod definition;
 pub mod encode;
@@ -13,14 +14,18 @@ pub mod filter;
 mod follow;
 pub mod matching;
 mod offset;
+mod registry;
 mod shape;
 mod shapes;
+#[cfg(test)]
+mod simulation;
 mod store;
 
+pub use crate::config::StoreConfig;
 pub use crate::creation::Creation;
 pub use crate::definition::{Choice, Definition, LogMode, Replica, Table};
 pub use crate::follow::{FollowError, Follower};
 pub use crate::offset::{Offset, OffsetError, Since};
 pub use crate::shape::{Failure, Gone, Listener, LogPage, Shape, SnapshotChunk};
-pub use crate::shapes::{CreateError, Position, Shapes, StoreConfig, StoreFailure};
+pub use crate::shapes::{CreateError, Position, Shapes, StoreFailure};
 pub use crate::store::OpenError;

@@ -4,10 +4,12 @@
 //! the shape is gone, and its handle with it.
 //! Kept by: only the store's writer publishes, after it has synced.
 
+mod keeping;
+
 use std::any::Any;
 use std::fmt;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
@@ -18,7 +20,7 @@ use crate::encode::Layout;
 use crate::filter::{Filter, FilterError};
 use crate::offset::Offset;
 use crate::store::files::{self, Files, Kind};
-use crate::store::record::{Completed, Kept, Seen};
+use crate::store::record::Seen;
 use crate::store::strand::{Sought, Strand};
 
 /// A shape. Whoever holds it can read it, though it may be gone for others.
@@ -114,12 +116,13 @@ pub struct LogPage {
     pub is_end: bool,
 }
 
-/// Hears of what becomes visible in a log, in order and without a gap. Called under the shape's lock: it must be quick.
+/// Hears of what becomes visible in a log, in order and without a gap, until it is told that it has ended. Called under the shape's lock: it
+/// must be quick.
 pub trait Listener: Any + Send + Sync + fmt::Debug {
     /// Whole transactions. `seen`: the offset `<seen>_0` is after all of them, and before whatever comes. Returns whether it wants to hear more.
     fn published(&self, messages: &[Bytes], last: Offset, seen: u64) -> bool;
 
-    /// The shape is gone.
+    /// It hears no more: the shape is gone, or what comes next is only in its file, and has to be read there.
     fn ended(&self);
 }
 
@@ -324,110 +327,6 @@ impl Shape {
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Something can be read that couldn't before.
-    pub(crate) fn notify(&self) {
-        self.changed.notify_waiters();
-    }
-
-    /// What was staged becomes visible.
-    pub(crate) fn publish(&self, seen: u64) {
-        {
-            let mut state = self.lock();
-            let from = state.log.len();
-            state.log.publish();
-            if let Some(listener) = state.listener.clone()
-                && state.log.len() > from
-            {
-                let found = state.log.find(from, state.log.len());
-                // Only a huge transaction was written before it was published; its listeners have to read it.
-                let wanted =
-                    found.file.is_none() && listener.published(&found.pieces, state.log.last(), seen);
-                if !wanted {
-                    state.listener = None;
-                    if found.file.is_some() {
-                        listener.ended();
-                    }
-                }
-            }
-        }
-        self.notify();
-    }
-
-    pub(crate) fn settled(&self) {
-        self.lock().is_settled = true;
-        self.notify();
-    }
-
-    pub(crate) async fn until_settled(&self) -> Result<(), Gone> {
-        self.wait(|state| state.is_settled.then_some(())).await
-    }
-
-    pub(crate) fn complete_with(&self, completed: &Completed, bytes: Bytes) {
-        {
-            let mut state = self.lock();
-            if matches!(state.phase, Phase::Gone(_)) {
-                return;
-            }
-            if state.snapshot.len() != completed.len {
-                state.snapshot = Strand::completed(completed, bytes);
-            }
-            state.seen = Some(completed.seen.clone());
-            state.phase = Phase::Complete;
-        }
-        self.notify();
-    }
-
-    pub(crate) fn end(&self, gone: Gone) {
-        let listener = {
-            let mut state = self.lock();
-            if !matches!(state.phase, Phase::Gone(_)) {
-                state.phase = Phase::Gone(gone);
-            }
-            state.listener.take()
-        };
-        listener.into_iter().for_each(|listener| listener.ended());
-        self.notify();
-    }
-
-    pub(crate) fn touch(&self, clock: u64) {
-        self.used.fetch_max(clock, Ordering::Relaxed);
-    }
-
-    /// As the catalog keeps it.
-    pub(crate) fn keep(&self) -> Kept {
-        let state = self.lock();
-        let snapshot = (state.phase == Phase::Complete).then(|| Completed {
-            id: self.id,
-            seen: state.seen.clone().expect("a complete snapshot has seen something"),
-            len: state.snapshot.len(),
-            chunks: state.snapshot.chunks().iter().map(|chunk| chunk.end).collect(),
-        });
-        Kept {
-            id: self.id,
-            handle: self.handle.clone(),
-            table: self.definition.table.fingerprint(),
-            choice: self.definition.choice.clone(),
-            snapshot,
-            log: state.log.keep(),
-        }
-    }
-}
-
-impl State {
-    pub(crate) fn strand(&self, kind: Kind) -> &Strand {
-        match kind {
-            Kind::Snapshot => &self.snapshot,
-            Kind::Log => &self.log,
-        }
-    }
-
-    pub(crate) fn strand_mut(&mut self, kind: Kind) -> &mut Strand {
-        match kind {
-            Kind::Snapshot => &mut self.snapshot,
-            Kind::Log => &mut self.log,
-        }
     }
 }
 

@@ -221,12 +221,6 @@ pub(crate) fn place_of(message: &[u8]) -> Option<Offset> {
     Some(Offset::new(lsn, number(&message[op + b"\",\"op_position\":".len()..end])?))
 }
 
-/// Where the last of some messages stands.
-pub(crate) fn last_place(messages: &[u8]) -> Option<Offset> {
-    let end = messages.len().checked_sub(1)?;
-    place_of(&messages[memchr::memrchr(b'\n', &messages[..end]).map_or(0, |at| at + 1)..])
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};

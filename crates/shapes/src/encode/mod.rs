@@ -8,5 +8,5 @@ mod json;
 mod layout;
 
 pub use self::copy::{CopyError, CopyRows};
+pub(crate) use self::layout::place_of;
 pub use self::layout::{Change, Column, LAST, Layout, MORE, Place, Row, SEPARATOR};
-pub(crate) use self::layout::{last_place, place_of};

@@ -16,13 +16,13 @@ use crate::definition::Table;
 /// Of the files that this program writes, and the only one that it reads.
 pub(crate) const FORMAT: u32 = 1;
 
-const NAME: &str = "catalog";
+pub(crate) const NAME: &str = "catalog";
 const DRAFT: &str = "catalog.new";
 
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Catalog {
     pub(crate) head: CatalogHead,
-    pub(crate) tables: Vec<Arc<Table>>,
+    pub(crate) tables: Vec<(u64, Arc<Table>)>,
     pub(crate) shapes: Vec<Kept>,
 }
 
@@ -31,7 +31,7 @@ impl Catalog {
         let mut bytes = Vec::new();
         let mut put = |note: Note| drop(record::frame(&Record::Note(note, Bytes::new()), &mut bytes));
         put(Note::Catalog(CatalogHead { format: FORMAT, ..self.head.clone() }));
-        self.tables.iter().for_each(|table| put(Note::Table { table: Table::clone(table) }));
+        self.tables.iter().for_each(|(id, table)| put(Note::Table { id: *id, table: Table::clone(table) }));
         self.shapes.iter().for_each(|shape| put(Note::Shape(Box::new(shape.clone()))));
         put(Note::End { shapes: self.shapes.len() });
         let file = disk.create(DRAFT)?;
@@ -58,7 +58,7 @@ impl Catalog {
                     return Err(OpenError::Format { found: head.format, known: FORMAT });
                 }
                 Note::Catalog(head) if is_first => catalog.head = head,
-                Note::Table { table } => catalog.tables.push(Arc::new(table)),
+                Note::Table { id, table } => catalog.tables.push((id, Arc::new(table))),
                 Note::Shape(kept) => catalog.shapes.push(*kept),
                 Note::End { shapes } if shapes == catalog.shapes.len() && !is_first => {
                     return Ok(Some(catalog));
@@ -68,5 +68,69 @@ impl Catalog {
             is_first = false;
         }
         Err(OpenError::Damaged { file: NAME })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::definition::{Choice, LogMode, Replica};
+    use crate::simulation::database::table;
+    use crate::store::disk::SimulatedDisk;
+    use crate::store::record::{Completed, KeptLog, Seen};
+
+    fn some() -> Catalog {
+        let table = Arc::new(table(100, "items", vec![0]));
+        let choice = Choice {
+            clause: Some("qty > 5".into()),
+            columns: Some(vec!["id".into()]),
+            replica: Replica::Full,
+            log: LogMode::ChangesOnly,
+        };
+        let seen = Seen { xmin: 1, xmax: 5, xip: vec![3], lsn: 7 };
+        let snapshot = Some(Completed { id: 4, seen, len: 900, chunks: vec![500, 900] });
+        let log = KeptLog { len: 70, last: (9, 4), chunks: vec![(60, 9, 2)] };
+        let kept = Kept { id: 4, handle: "1-2".into(), table: 8, choice, snapshot, log };
+        let incomplete = Kept { id: 5, snapshot: None, ..kept.clone() };
+        let head =
+            CatalogHead { format: FORMAT, origin: Some("here".into()), segment: 3, ..CatalogHead::default() };
+        Catalog { head, tables: vec![(8, table)], shapes: vec![kept, incomplete] }
+    }
+
+    #[test]
+    fn a_catalog_is_read_as_it_was_written_and_not_at_all_where_there_is_none() {
+        let disk = SimulatedDisk::new(1);
+        assert_eq!(Catalog::read(&disk).unwrap(), None);
+        some().write(&disk).unwrap();
+        assert_eq!(Catalog::read(&disk).unwrap(), Some(some()));
+    }
+
+    #[test]
+    fn a_damaged_catalog_is_refused_wherever_the_damage_is() {
+        let disk = SimulatedDisk::new(1);
+        some().write(&disk).unwrap();
+        let file = disk.open(NAME).unwrap();
+        let bytes = files::read(&*file, 0, file.len().unwrap()).unwrap();
+        for at in 0..bytes.len() {
+            file.write_all_at(&[bytes[at] ^ 1], at as u64).unwrap();
+            assert!(matches!(Catalog::read(&disk), Err(OpenError::Damaged { file: NAME })), "byte {at}");
+            file.write_all_at(&bytes[at..=at], at as u64).unwrap();
+        }
+        for len in 0..bytes.len() {
+            file.write_all_at(&bytes, 0).unwrap();
+            file.set_len(len as u64).unwrap();
+            assert!(matches!(Catalog::read(&disk), Err(OpenError::Damaged { file: NAME })), "{len} bytes");
+        }
+    }
+
+    #[test]
+    fn a_catalog_of_another_version_says_so() {
+        let disk = SimulatedDisk::new(1);
+        let mut bytes = Vec::new();
+        let note = Note::Catalog(CatalogHead { format: FORMAT + 1, ..CatalogHead::default() });
+        let _nothing = record::frame(&Record::Note(note, Bytes::new()), &mut bytes);
+        disk.create(NAME).unwrap().write_all_at(&bytes, 0).unwrap();
+        let refused = Catalog::read(&disk);
+        assert!(matches!(refused, Err(OpenError::Format { found, known: FORMAT }) if found == FORMAT + 1));
     }
 }

@@ -1,11 +1,14 @@
-//! The files of shapes: opened when they are needed, and not too many at once.
+//! The files of shapes: opened when they are needed, and not too many at once; and how much isn't in them yet.
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::disk::{Disk, DiskFile};
-use super::strand::{line, skip};
 use crate::encode::place_of;
 use crate::offset::Offset;
 
@@ -22,6 +25,7 @@ pub(crate) struct Files {
     disk: Arc<dyn Disk>,
     limit: usize,
     open: Mutex<Open>,
+    unwritten: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -48,7 +52,17 @@ pub(crate) fn owner(name: &str) -> Option<u64> {
 
 impl Files {
     pub(crate) fn new(disk: Arc<dyn Disk>, limit: usize) -> Self {
-        Files { disk, limit: limit.max(1), open: Mutex::default() }
+        Files { disk, limit: limit.max(1), open: Mutex::default(), unwritten: AtomicU64::new(0) }
+    }
+
+    /// How many bytes of all shapes wait to be written.
+    pub(crate) fn unwritten(&self) -> u64 {
+        self.unwritten.load(Ordering::Relaxed)
+    }
+
+    /// Of some shape, so many bytes waited, and so many do now.
+    pub(crate) fn count(&self, before: u64, after: u64) {
+        self.unwritten.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
     }
 
     pub(crate) fn create(&self, shape: u64, kind: Kind) -> io::Result<Arc<dyn DiskFile>> {
@@ -80,9 +94,16 @@ impl Files {
         }
     }
 
-    pub(crate) fn remove(&self, shape: u64) {
+    pub(crate) fn close(&self, shape: u64) {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         for kind in [Kind::Snapshot, Kind::Log] {
-            self.open.lock().unwrap_or_else(PoisonError::into_inner).files.remove(&(shape, kind));
+            open.files.remove(&(shape, kind));
+        }
+    }
+
+    pub(crate) fn remove(&self, shape: u64) {
+        self.close(shape);
+        for kind in [Kind::Snapshot, Kind::Log] {
             // It may have none. One that can't be removed now is found at the next start.
             let _gone = self.disk.remove(&path(shape, kind));
         }
@@ -116,58 +137,41 @@ pub(crate) fn read(file: &dyn DiskFile, from: u64, to: u64) -> io::Result<Vec<u8
 
 /// Where the first message after `offset` begins. A log is its own index: it is in the order of its offsets.
 ///
-/// `from` begins a message, `to` ends one, and so it is for all that is before and after.
-pub(crate) fn seek(file: &dyn DiskFile, mut from: u64, mut to: u64, offset: Offset) -> io::Result<u64> {
-    const LINEAR: u64 = 64 * 1024;
-    // Messages begin before this.
-    let mut unsure = to;
-    while unsure.saturating_sub(from) > LINEAR {
-        let middle = from + (unsure - from) / 2;
-        let start = middle + read_line(file, middle, to)?.len() as u64;
-        if start >= unsure {
-            unsure = middle;
+/// `from` begins a message; `to` ends one, but for its last bytes, perhaps.
+pub(crate) fn seek(file: &dyn DiskFile, mut from: u64, to: u64, offset: Offset) -> io::Result<u64> {
+    // Messages before `from` are passed over; those from `after` on aren't.
+    let mut after = to;
+    while from < after {
+        let middle = from + (after - from) / 2;
+        let start = if middle == from { from } else { line_end(file, middle - 1, after)? };
+        if start >= after {
+            after = middle;
             continue;
         }
-        let message = read_line(file, start, to)?;
-        if place_of(&message).is_some_and(|place| place <= offset) {
-            from = start + message.len() as u64;
+        let end = line_end(file, start, to)?;
+        let place = place_of(&read(file, start.max(end.saturating_sub(PLACE_BYTES)), end)?);
+        if place.is_some_and(|place| place <= offset) {
+            from = end;
         } else {
-            (to, unsure) = (start, start);
-        }
-    }
-    while from < to {
-        let bytes = read(file, from, to.min(from + LINEAR))?;
-        let skipped = skip(&bytes, offset);
-        let stopped_at = line(&bytes[skipped..]);
-        from += skipped as u64;
-        if stopped_at.ends_with(b"\n") {
-            return Ok(from);
-        }
-        if skipped == 0 {
-            let message = read_line(file, from, to)?;
-            if place_of(&message).is_none_or(|place| place > offset) {
-                return Ok(from);
-            }
-            from += message.len() as u64;
+            after = start;
         }
     }
     Ok(from)
 }
 
-/// From a position to the end of the line, or to `to`.
-fn read_line(file: &dyn DiskFile, from: u64, to: u64) -> io::Result<Vec<u8>> {
-    let (mut bytes, mut size) = (Vec::new(), 4096_u64);
-    loop {
-        let start = from + bytes.len() as u64;
-        let more = read(file, start, to.min(start + size))?;
-        if let Some(end) = memchr::memchr(b'\n', &more) {
-            bytes.extend_from_slice(&more[..=end]);
-            return Ok(bytes);
+/// A message's place is in its last bytes: these are enough, with the longest numbers.
+const PLACE_BYTES: u64 = 128;
+
+/// The position after the next line break, or `to`. However long the line is, it takes little memory.
+fn line_end(file: &dyn DiskFile, mut from: u64, to: u64) -> io::Result<u64> {
+    let mut size = 1024;
+    while from < to {
+        let bytes = read(file, from, to.min(from + size))?;
+        if let Some(at) = memchr::memchr(b'\n', &bytes) {
+            return Ok(from + at as u64 + 1);
         }
-        if more.is_empty() {
-            return Ok(bytes);
-        }
-        bytes.extend_from_slice(&more);
-        size *= 2;
+        from += bytes.len() as u64;
+        size = (size * 4).min(64 * 1024);
     }
+    Ok(to)
 }

@@ -12,16 +12,21 @@
 //! shape's files counts; what lies beyond was never visible, and is written again from the log.
 
 pub(crate) mod catalog;
+pub(crate) mod checkpoint;
 pub(crate) mod disk;
 pub(crate) mod files;
 pub(crate) mod head;
+mod history;
 pub(crate) mod queue;
+pub(crate) mod reading;
 pub(crate) mod record;
 pub(crate) mod strand;
 pub(crate) mod wal;
 pub(crate) mod writer;
 
 use std::io;
+
+use crate::shapes::StoreFailure;
 
 /// Why a store can't be used.
 #[derive(Debug, thiserror::Error)]
@@ -48,6 +53,9 @@ pub enum OpenError {
     /// Somebody else has it.
     #[error("another process writes to the storage directory")]
     Locked,
+    /// It failed before.
+    #[error(transparent)]
+    Failed(#[from] StoreFailure),
     /// The operating system says no.
     #[error("the storage directory can't be used: {0}")]
     Io(#[from] io::Error),

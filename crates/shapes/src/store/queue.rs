@@ -30,9 +30,20 @@ struct State {
     jobs: Vec<Job>,
     bytes: usize,
     closed: bool,
+    /// Nothing is taken for now: tests decide what is written together.
+    held: bool,
+    /// Whether somebody waits to take.
+    idle: bool,
 }
 
 impl Queue {
+    /// One that takes nothing.
+    pub(crate) fn closed() -> Self {
+        let queue = Queue::default();
+        queue.close();
+        queue
+    }
+
     /// After the end it is dropped.
     pub(crate) fn push(&self, job: Job) {
         let mut state = self.lock();
@@ -42,19 +53,22 @@ impl Queue {
         state.bytes += job.record.bytes();
         state.jobs.push(job);
         if state.jobs.len() == 1 {
-            self.filled.notify_one();
+            self.filled.notify_all();
         }
     }
 
     /// Everything that is there, once there is something; `None`: it is closed, and nothing is left.
     pub(crate) fn take(&self) -> Option<Vec<Job>> {
         let mut state = self.lock();
-        while state.jobs.is_empty() {
+        while state.jobs.is_empty() || (state.held && !state.closed) {
             if state.closed {
                 return None;
             }
+            state.idle = true;
+            self.filled.notify_all();
             state = self.filled.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+        state.idle = false;
         state.bytes = 0;
         let jobs = std::mem::take(&mut state.jobs);
         drop(state);
@@ -78,8 +92,21 @@ impl Queue {
         }
     }
 
+    /// What is there is still taken; nothing more is.
     pub(crate) fn close(&self) {
         self.lock().closed = true;
+        self.filled.notify_all();
+        self.drained.notify_waiters();
+    }
+
+    /// Nobody takes any more: whoever waits for a job is told so.
+    pub(crate) fn abandon(&self) {
+        let jobs = {
+            let mut state = self.lock();
+            state.closed = true;
+            std::mem::take(&mut state.jobs)
+        };
+        drop(jobs);
         self.filled.notify_all();
         self.drained.notify_waiters();
     }
@@ -96,6 +123,24 @@ impl Queue {
     }
 }
 
+#[cfg(test)]
+impl Queue {
+    /// From now on nothing is taken.
+    pub(crate) fn hold(&self) {
+        self.lock().held = true;
+    }
+
+    /// Lets everything be taken, and waits until all of it is done.
+    pub(crate) fn release(&self) {
+        let mut state = self.lock();
+        state.held = false;
+        self.filled.notify_all();
+        while !(state.closed || state.idle && state.jobs.is_empty()) {
+            state = self.filled.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
 impl Record {
     fn bytes(&self) -> usize {
         match self {
@@ -104,5 +149,64 @@ impl Record {
             }
             Record::Note(_, bytes) => bytes.len() + 256,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::store::record::Note;
+
+    fn job(bytes: usize) -> (Job, oneshot::Receiver<()>) {
+        let (done, told) = oneshot::channel();
+        let record = Record::Note(Note::Advance { lsn: 1 }, Bytes::from(vec![0; bytes]));
+        (Job { record, done: Some(done), checkpoint: false }, told)
+    }
+
+    fn is_ready(future: &mut (impl Future + Unpin)) -> bool {
+        std::pin::Pin::new(future).poll(&mut Context::from_waker(Waker::noop())).is_ready()
+    }
+
+    #[test]
+    fn there_is_room_until_too_much_waits_and_again_when_it_was_taken() {
+        let queue = Queue::default();
+        queue.push(job(500).0);
+        assert!(is_ready(&mut pin!(queue.room(1000))));
+        queue.push(job(500).0);
+        let mut room = pin!(queue.room(1000));
+        assert!(!is_ready(&mut room));
+        assert_eq!(queue.take().unwrap().len(), 2);
+        assert!(is_ready(&mut room));
+    }
+
+    #[test]
+    fn what_waits_when_it_is_closed_is_taken_and_what_comes_then_is_dropped() {
+        let queue = Queue::default();
+        queue.push(job(1).0);
+        queue.close();
+        let (late, mut told) = job(1);
+        queue.push(late);
+        assert!(told.try_recv().is_err());
+        assert_eq!(queue.take().unwrap().len(), 1);
+        assert!(queue.take().is_none());
+        assert!(queue.pause(Duration::from_secs(3600)));
+    }
+
+    #[test]
+    fn who_waits_for_an_abandoned_queue_is_told_so() {
+        let queue = Queue::default();
+        let (one, mut told) = job(5000);
+        queue.push(one);
+        let mut room = pin!(queue.room(1000));
+        assert!(!is_ready(&mut room) && !is_ready(&mut told));
+        queue.abandon();
+        assert!(is_ready(&mut room) && is_ready(&mut told));
+        assert!(queue.take().is_none());
     }
 }

@@ -14,6 +14,9 @@ pub(crate) const HEAD: usize = 8;
 /// A record can't be larger: whatever says so isn't one.
 pub(crate) const MAX_PAYLOAD: usize = 1 << 30;
 
+/// Nor can its text, so that what else is in it has room.
+pub(crate) const MAX_TEXT: usize = MAX_PAYLOAD - (128 << 20);
+
 /// One step in the store's history.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Record {
@@ -30,6 +33,8 @@ pub(crate) enum Record {
 pub(crate) struct Changes {
     /// The commit's position.
     pub(crate) lsn: u64,
+    /// Whether nothing of the transaction comes before: if something does, it is from a stream that was cut, and comes again.
+    pub(crate) is_first: bool,
     /// Which messages of `text` belong to which shape.
     pub(crate) touches: Vec<Touch>,
     /// Messages, each once, each with [`MORE`](crate::encode::MORE) at its end.
@@ -39,10 +44,18 @@ pub(crate) struct Changes {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Touch {
     pub(crate) shape: u64,
+    pub(crate) ranges: Vec<Range>,
+}
+
+/// Messages that follow each other.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Range {
+    /// The first byte of the text.
+    pub(crate) from: u32,
+    /// The one after the last.
+    pub(crate) to: u32,
     /// The number of its last change.
     pub(crate) last_op: u64,
-    /// Of the text: first byte, and the one after the last.
-    pub(crate) ranges: Vec<(u32, u32)>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -58,16 +71,16 @@ pub(crate) struct Commit {
 pub(crate) enum Note {
     /// Nothing of interest up to here.
     Advance { lsn: u64 },
-    /// A table that shapes after it refer to by its fingerprint.
-    Table { table: Table },
+    /// A table that shapes after it refer to.
+    Table { id: u64, table: Table },
     /// A shape begins; its snapshot is yet to come.
     Create { id: u64, handle: String, table: u64, choice: Choice },
     /// Its snapshot is complete. The bytes are the snapshot's, if it has no file of its own.
     Complete(Completed),
     /// It is gone.
     Delete { id: u64 },
-    /// Everything is gone; what follows is the history of this origin from here on.
-    Reset { origin: String, lsn: u64 },
+    /// All shapes before this one are gone; what follows is the history of this origin from here on.
+    Reset { origin: String, lsn: u64, below: u64 },
     /// The same history under another name.
     Adopt { origin: String },
     /// The catalog's first record.
@@ -93,7 +106,7 @@ pub(crate) struct Seen {
     pub(crate) xmin: u64,
     pub(crate) xmax: u64,
     pub(crate) xip: Vec<u64>,
-    /// Transactions that were committed after this position aren't in it.
+    /// Transactions whose commit isn't before this position aren't in it.
     pub(crate) lsn: u64,
 }
 
@@ -163,12 +176,19 @@ pub(crate) fn frame(record: &Record, out: &mut Vec<u8>) -> Bytes {
     let payload = out.len() - start - HEAD + text.len();
     let length = u32::try_from(payload).ok().filter(|length| *length as usize <= MAX_PAYLOAD);
     let length =
-        length.expect("parts of transactions and small snapshots are far below the limit").to_le_bytes();
+        length.expect("whoever makes a text keeps it below MAX_TEXT, and what else there is is small");
+    let length = length.to_le_bytes();
     let checksum = crc32c::crc32c_append(crc32c::crc32c(&length), &out[start + HEAD..]);
     let checksum = crc32c::crc32c_append(checksum, &text).to_le_bytes();
     out[start..start + 4].copy_from_slice(&length);
     out[start + 4..start + HEAD].copy_from_slice(&checksum);
     text
+}
+
+/// How long the record at the beginning of `bytes` is by its own account, with its frame; if there are too few bytes to tell, at least this.
+pub(crate) fn length(bytes: &[u8]) -> usize {
+    let length = bytes.first_chunk().map_or(0, |length| u32::from_le_bytes(*length) as usize);
+    HEAD + if length <= MAX_PAYLOAD { length } else { 0 }
 }
 
 /// The record at the beginning of `bytes`, and its length with its frame; `None`: there is no whole one.
@@ -205,14 +225,15 @@ fn read(mut cursor: Cursor) -> Option<Record> {
 
 fn put_changes(out: &mut Vec<u8>, changes: &Changes) {
     put(out, changes.lsn);
+    out.push(u8::from(changes.is_first));
     put(out, changes.touches.len() as u64);
     for touch in &changes.touches {
         put(out, touch.shape);
-        put(out, touch.last_op);
         put(out, touch.ranges.len() as u64);
-        for (from, to) in &touch.ranges {
+        for Range { from, to, last_op } in &touch.ranges {
             put(out, u64::from(*from));
             put(out, u64::from(to - from));
+            put(out, *last_op);
         }
     }
 }
@@ -260,18 +281,20 @@ impl Cursor {
     }
 
     fn changes(&mut self) -> Option<Changes> {
-        let lsn = self.number()?;
+        let (lsn, is_first) = (self.number()?, self.byte()? == 1);
         let touches = self.list(|cursor| {
-            let (shape, last_op) = (cursor.number()?, cursor.number()?);
+            let shape = cursor.number()?;
             let ranges = cursor.list(|cursor| {
                 let from = u32::try_from(cursor.number()?).ok()?;
-                Some((from, from.checked_add(u32::try_from(cursor.number()?).ok()?)?))
+                let to = from.checked_add(u32::try_from(cursor.number()?).ok()?)?;
+                Some(Range { from, to, last_op: cursor.number()? })
             })?;
-            Some(Touch { shape, last_op, ranges })
+            Some(Touch { shape, ranges })
         })?;
         let text = self.bytes.clone();
-        let within = |(_, to): &(u32, u32)| *to as usize <= text.len();
-        touches.iter().all(|touch| touch.ranges.iter().all(within)).then_some(Changes { lsn, touches, text })
+        let within = |range: &Range| range.to as usize <= text.len();
+        let fits = touches.iter().all(|touch| touch.ranges.iter().all(within));
+        fits.then_some(Changes { lsn, is_first, touches, text })
     }
 }
 
@@ -291,8 +314,10 @@ mod tests {
     }
 
     fn some_records() -> Vec<Record> {
-        let touch = Touch { shape: 300, last_op: 4, ranges: vec![(0, 3), (5, 9)] };
-        let changes = Changes { lsn: u64::MAX, touches: vec![touch], text: Bytes::from_static(b"abcdefghi") };
+        let ranges = vec![Range { from: 0, to: 3, last_op: 0 }, Range { from: 5, to: 9, last_op: 1 << 33 }];
+        let touches = vec![Touch { shape: 300, ranges }];
+        let changes =
+            Changes { lsn: u64::MAX, is_first: true, touches, text: Bytes::from_static(b"abcdefghi") };
         vec![
             Record::Part(changes.clone()),
             Record::Commit(changes, Commit { end: 7, earlier: vec![1, 1 << 40] }),
@@ -308,6 +333,7 @@ mod tests {
         for record in records {
             let (read, length) = next(&bytes).expect("a record");
             assert_eq!(read, record);
+            assert_eq!(super::length(&bytes), length);
             let _read = bytes.split_to(length);
         }
         assert_eq!(next(&bytes), None);

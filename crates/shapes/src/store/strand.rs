@@ -5,6 +5,9 @@
 //! Where the bytes are: the first `written` in the strand's file, the others in `tail`. What was written may be staged still.
 //! Not here: files, locks.
 
+#[cfg(test)]
+pub(crate) mod tests;
+
 use std::collections::VecDeque;
 
 use bytes::Bytes;
@@ -98,10 +101,6 @@ impl Strand {
         self.len
     }
 
-    pub(crate) fn written(&self) -> u64 {
-        self.written
-    }
-
     /// The offset of the last visible message.
     pub(crate) fn last(&self) -> Offset {
         self.last
@@ -131,6 +130,9 @@ impl Strand {
 
     /// The last staged message is the last of its transaction, and says so from now on.
     pub(crate) fn finish(&mut self, chunk_bytes: u64) {
+        if self.end == self.len {
+            return;
+        }
         let closed = self.chunks.last().is_some_and(|chunk| chunk.end == self.end);
         self.retract(MORE.len() as u64);
         self.push(Bytes::from_static(LAST), self.end_last);
@@ -150,6 +152,7 @@ impl Strand {
     pub(crate) fn abandon(&mut self) {
         self.retract(self.end - self.len);
         self.end_last = self.last;
+        self.written_last = self.written_last.min(self.last);
         let visible = self.chunks().len();
         self.chunks.truncate(visible);
     }
@@ -168,10 +171,12 @@ impl Strand {
         self.len = self.end;
     }
 
-    /// A chunk of a snapshot ends here.
+    /// A chunk of a snapshot ends here, unless one just has.
     pub(crate) fn close_chunk(&mut self) {
         let last = Offset::new(0, self.chunks.len() as u64);
-        self.chunks.push(Chunk { end: self.end, last });
+        if self.end > self.chunk_start() {
+            self.chunks.push(Chunk { end: self.end, last });
+        }
     }
 
     /// The bytes between two positions, which must be visible.
@@ -202,9 +207,11 @@ impl Strand {
             let start = piece.end - piece.bytes.len() as u64;
             return Sought::At(start + skip(&piece.bytes, offset) as u64);
         }
-        let after = self.chunks.partition_point(|chunk| chunk.last <= offset);
-        let to = self.chunks.get(after).map_or(self.written, |chunk| chunk.end.min(self.written));
-        match after.checked_sub(1).map(|before| self.chunks[before]) {
+        // What is staged may be written over while the file is read.
+        let (chunks, written) = (self.chunks(), self.written.min(self.len));
+        let after = chunks.partition_point(|chunk| chunk.last <= offset);
+        let to = chunks.get(after).map_or(written, |chunk| chunk.end.min(written));
+        match after.checked_sub(1).map(|before| chunks[before]) {
             Some(chunk) if chunk.last == offset => Sought::At(chunk.end),
             before => Sought::InFile(before.map_or(0, |chunk| chunk.end), to),
         }
@@ -268,20 +275,15 @@ impl Strand {
     }
 }
 
-/// The first line, with its end if that is there.
-pub(crate) fn line(bytes: &[u8]) -> &[u8] {
-    memchr::memchr(b'\n', bytes).map_or(bytes, |end| &bytes[..=end])
-}
-
 /// How many bytes the messages take that are at or before `offset`.
-pub(crate) fn skip(bytes: &[u8], offset: Offset) -> usize {
+fn skip(bytes: &[u8], offset: Offset) -> usize {
     let mut at = 0;
     while at < bytes.len() {
-        let line = line(&bytes[at..]);
-        if place_of(line).is_none_or(|place| place > offset) {
+        let end = memchr::memchr(b'\n', &bytes[at..]).map_or(bytes.len(), |end| at + end + 1);
+        if place_of(&bytes[at..end]).is_none_or(|place| place > offset) {
             break;
         }
-        at += line.len();
+        at = end;
     }
     at
 }

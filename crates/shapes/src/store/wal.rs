@@ -1,7 +1,11 @@
 //! The write-ahead log: segments of framed records, one after the other.
 //!
 //! Invariant: what [`Wal::sync`] has returned for is there after a crash, all of it, in order.
-//! Kept by: a segment is made, with its name, before anything is written to it; the next one begins only after the last was synced.
+//! Kept by: a segment is made, with its name, before anything is written to it; the next one begins only after the last was synced, and
+//! nobody writes to a segment that another process began.
+
+#[cfg(test)]
+mod tests;
 
 use std::io::{self, IoSlice};
 use std::sync::Arc;
@@ -10,11 +14,15 @@ use bytes::Bytes;
 
 use super::disk::{Disk, DiskFile};
 use super::files;
+use super::record::{self, Record};
 
 pub(crate) const DIR: &str = "wal";
 
 /// Begins every segment.
 const MAGIC: &[u8; 16] = b"forebay wal 001\n";
+
+/// How much of a segment is read at once, unless a record is larger.
+const WINDOW_BYTES: usize = 1 << 20;
 
 pub(crate) fn path(segment: u64) -> String {
     format!("{DIR}/{segment:016x}")
@@ -44,14 +52,22 @@ pub(crate) struct Wal {
 
 impl Wal {
     pub(crate) fn begin(disk: Arc<dyn Disk>, segment: u64) -> io::Result<Self> {
-        let file = disk.create(&path(segment))?;
-        file.write_all_at(MAGIC, 0)?;
-        file.sync_data()?;
-        disk.sync_dir(DIR)?;
+        let path = path(segment);
+        let begin = |file: &dyn DiskFile| {
+            file.write_all_at(MAGIC, 0)?;
+            file.sync_data()?;
+            disk.sync_dir(DIR)
+        };
+        let file = disk.create(&path)?;
+        if let Err(error) = begin(&*file) {
+            // It may be tried again and again, while there is no room.
+            let _removed = disk.remove(&path);
+            return Err(error);
+        }
         Ok(Wal { disk, file, place: Place::start(segment) })
     }
 
-    /// Goes on in the next segment.
+    /// Goes on in the next segment. May be tried again after an error.
     pub(crate) fn rotate(&mut self) -> io::Result<()> {
         *self = Wal::begin(Arc::clone(&self.disk), self.place.segment + 1)?;
         Ok(())
@@ -80,18 +96,100 @@ pub(crate) fn segments(disk: &dyn Disk) -> io::Result<Vec<u64>> {
     Ok(names.iter().filter_map(|name| u64::from_str_radix(name, 16).ok()).collect())
 }
 
-/// The bytes of a segment from a place on, up to `to`; `None`: there is no such segment.
-pub(crate) fn read(disk: &dyn Disk, from: Place, to: Option<u64>) -> io::Result<Option<Bytes>> {
-    let file = match disk.open(&path(from.segment)) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error),
-    };
-    let len = file.len()?;
-    let to = to.map_or(len, |to| to.min(len));
-    if to <= from.at {
-        return Ok(Some(Bytes::new()));
+/// Whether some segment from this one on has a record.
+pub(crate) fn has_records(disk: &dyn Disk, from: u64) -> io::Result<bool> {
+    for segment in segments(disk)?.into_iter().filter(|segment| *segment >= from) {
+        let records = Records::open(disk, Place::start(segment), None)?;
+        if let Some(mut records) = records
+            && records.next()?.is_some()
+        {
+            return Ok(true);
+        }
     }
-    let begins_well = files::read(&*file, 0, (MAGIC.len() as u64).min(len))? == MAGIC;
-    Ok(Some(if begins_well { files::read(&*file, from.at, to)?.into() } else { Bytes::new() }))
+    Ok(false)
+}
+
+/// The records of a segment, read a window at a time.
+#[derive(Debug)]
+pub(crate) struct Records {
+    file: Arc<dyn DiskFile>,
+    at: u64,
+    end: u64,
+    window: Bytes,
+}
+
+impl Records {
+    /// From a place on, up to `to`; `None`: there is no such segment.
+    pub(crate) fn open(disk: &dyn Disk, from: Place, to: Option<u64>) -> io::Result<Option<Self>> {
+        let file = match disk.open(&path(from.segment)) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let len = file.len()?;
+        let begins_well = files::read(&*file, 0, len.min(MAGIC.len() as u64))? == MAGIC;
+        let end = if begins_well { to.map_or(len, |to| to.min(len)) } else { 0 };
+        Ok(Some(Records { file, at: from.at, end, window: Bytes::new() }))
+    }
+
+    /// The next one; `None`: there is no other whole one.
+    pub(crate) fn next(&mut self) -> io::Result<Option<Record>> {
+        loop {
+            if let Some((record, length)) = record::next(&self.window) {
+                self.window = self.window.slice(length..);
+                self.at += length as u64;
+                return Ok(Some(record));
+            }
+            let (missing, left) =
+                (record::length(&self.window) > self.window.len(), self.end.saturating_sub(self.at));
+            let wanted = left.min(record::length(&self.window).max(WINDOW_BYTES) as u64);
+            if !missing || wanted <= self.window.len() as u64 {
+                return Ok(None);
+            }
+            self.window = files::read(&*self.file, self.at, self.at + wanted)?.into();
+        }
+    }
+
+    /// The end of the last one.
+    pub(crate) fn at(&self) -> u64 {
+        self.at
+    }
+
+    /// Whether nothing is left.
+    pub(crate) fn is_at_end(&self) -> bool {
+        self.at >= self.end
+    }
+}
+
+/// Takes away what follows the last whole record of the last segment: a segment that isn't the last one is whole.
+pub(crate) fn cut(disk: &dyn Disk, end: Place) -> io::Result<()> {
+    match disk.open(&path(end.segment)) {
+        Ok(file) if file.len()? > end.at => {
+            file.set_len(end.at)?;
+            file.sync_data()
+        }
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Makes sure of what may have been written but never synced: whole records from a place on are written again, as they are, and synced.
+/// After a sync that failed they can be read, but aren't on the disk, and another sync wouldn't bring them there.
+pub(crate) fn secure(disk: &dyn Disk, from: Place) -> io::Result<()> {
+    for segment in segments(disk)?.into_iter().filter(|segment| *segment >= from.segment) {
+        let start = Place::start(segment).max(from);
+        let Some(mut records) = Records::open(disk, start, None)? else { continue };
+        while records.next()?.is_some() {}
+        let mut at = start.at;
+        while at < records.at() {
+            let bytes = files::read(&*records.file, at, records.at().min(at + WINDOW_BYTES as u64))?;
+            records.file.write_all_at(&bytes, at)?;
+            at += bytes.len() as u64;
+        }
+        if at > start.at {
+            records.file.sync_data()?;
+        }
+    }
+    Ok(())
 }

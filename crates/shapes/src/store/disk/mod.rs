@@ -20,7 +20,7 @@ use std::sync::Arc;
 pub(crate) use self::real::RealDisk;
 #[cfg(any(test, feature = "simulation"))]
 #[cfg_attr(not(test), allow(unused_imports, reason = "for the tests of those who ask for the feature"))]
-pub(crate) use self::simulated::SimulatedDisk;
+pub(crate) use self::simulated::{Dice, SimulatedDisk};
 
 /// The file whose lock says who may write. It is never listed.
 const LOCK: &str = "lock";
@@ -46,10 +46,6 @@ pub(crate) trait Disk: Send + Sync + fmt::Debug {
 
     /// Makes a directory; fine if it is there. Its parent must exist.
     fn make_dir(&self, path: &str) -> io::Result<()>;
-
-    #[cfg_attr(not(test), expect(dead_code, reason = "only tests need it so far"))]
-    /// Removes a directory and all that is in it; fine if it isn't there. A crash may leave some of it.
-    fn remove_dir(&self, path: &str) -> io::Result<()>;
 
     /// The names of a directory's files and directories, sorted, without the lock.
     fn list(&self, dir: &str) -> io::Result<Vec<String>>;
@@ -88,7 +84,6 @@ pub(crate) trait DiskFile: Send + Sync + fmt::Debug {
     /// though it can be read and a second try succeeds.
     fn sync_data(&self) -> io::Result<()>;
 
-    #[cfg_attr(not(test), expect(dead_code, reason = "only tests need it so far"))]
     /// Cuts the file, or lengthens it with zeros.
     fn set_len(&self, len: u64) -> io::Result<()>;
 

@@ -92,13 +92,6 @@ impl Disk for RealDisk {
         }
     }
 
-    fn remove_dir(&self, path: &str) -> io::Result<()> {
-        match fs::remove_dir_all(self.writable_name(path)?) {
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-            removed => removed,
-        }
-    }
-
     fn list(&self, dir: &str) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         for entry in fs::read_dir(self.path(dir)?)? {

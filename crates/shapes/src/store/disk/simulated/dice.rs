@@ -2,14 +2,14 @@
 
 /// Splitmix64: it spreads, and needn't be secret.
 #[derive(Clone, Debug)]
-pub(super) struct Dice(u64);
+pub(crate) struct Dice(u64);
 
 /// How likely it is that something unsynced survives, in eighths.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Odds(u64);
+pub(crate) struct Odds(u64);
 
 impl Dice {
-    pub(super) fn new(seed: u64) -> Dice {
+    pub(crate) fn new(seed: u64) -> Dice {
         Dice(seed)
     }
 
@@ -22,20 +22,20 @@ impl Dice {
     }
 
     /// From `low` to `high`, both included.
-    pub(super) fn between(&mut self, low: usize, high: usize) -> usize {
+    pub(crate) fn between(&mut self, low: usize, high: usize) -> usize {
         low + (self.roll() % (high - low + 1) as u64) as usize
     }
 
-    pub(super) fn coin(&mut self) -> bool {
+    pub(crate) fn coin(&mut self) -> bool {
         self.between(0, 1) == 1
     }
 
     /// Drawn once for many things, or it would never happen that all of them survive, or none, or all but one.
-    pub(super) fn odds(&mut self) -> Odds {
+    pub(crate) fn odds(&mut self) -> Odds {
         Odds([0, 1, 4, 7, 8][self.between(0, 4)])
     }
 
-    pub(super) fn survives(&mut self, odds: Odds) -> bool {
+    pub(crate) fn survives(&mut self, odds: Odds) -> bool {
         self.roll() % 8 < odds.0
     }
 }

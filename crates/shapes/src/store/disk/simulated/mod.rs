@@ -20,7 +20,7 @@ use std::{fmt, mem};
 use rustix::io::Errno;
 
 use self::contents::Contents;
-use self::dice::Dice;
+pub(crate) use self::dice::Dice;
 use self::tree::{Entry, Tree};
 use super::{Disk, DiskFile, read_only_error};
 
@@ -195,23 +195,6 @@ impl Disk for SimulatedDisk {
             Err(error) if error.kind() == ErrorKind::NotFound => state.tree.add_dir(path),
             Err(error) => Err(error),
         })
-    }
-
-    fn remove_dir(&self, path: &str) -> io::Result<()> {
-        let removed = self.change(|state| {
-            let removals = state.tree.removals(path)?;
-            let whole = removals.len();
-            let count = if state.crashed { state.dice.between(0, whole) } else { whole };
-            for (naming, file) in removals.into_iter().take(count) {
-                state.tree.happen(naming);
-                file.into_iter().for_each(|file| state.make_room(file));
-            }
-            Ok(())
-        });
-        match removed {
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-            removed => removed,
-        }
     }
 
     fn list(&self, dir: &str) -> io::Result<Vec<String>> {

@@ -115,28 +115,6 @@ impl Tree {
         Ok(file)
     }
 
-    /// What it takes to remove a directory and all that is in it, in order: each removal, and the file that it was of.
-    pub(super) fn removals(&self, path: &str) -> io::Result<Vec<(Naming, Option<usize>)>> {
-        let (place, dir) = (self.place(path)?, self.find_dir(path)?);
-        let mut removals = Vec::new();
-        self.remove_below(dir, &mut removals);
-        removals.push((Naming(vec![(place, None)]), None));
-        Ok(removals)
-    }
-
-    fn remove_below(&self, dir: usize, removals: &mut Vec<(Naming, Option<usize>)>) {
-        for (name, entry) in &self.dirs[dir].now {
-            let file = match *entry {
-                Entry::File(file) => Some(file),
-                Entry::Dir(below) => {
-                    self.remove_below(below, removals);
-                    None
-                }
-            };
-            removals.push((Naming(vec![(Place { dir, name: name.clone() }, None)]), file));
-        }
-    }
-
     pub(super) fn happen(&mut self, naming: Naming) {
         for (place, entry) in &naming.0 {
             assign(&mut self.dirs[place.dir].now, &place.name, *entry);

@@ -1,0 +1,321 @@
+//! Which shapes are followed, and what each has seen.
+//!
+//! Invariant: between transactions, a shape of which it is known what its snapshot has seen has nothing held.
+//! Kept by: it is known only after [`settle`](Followed::settle), which is between transactions.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::mem;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use forebay_pgoutput::Snapshot;
+
+use super::group::{Described, Group};
+use super::transaction::Transaction;
+use crate::definition::Table;
+use crate::registry::Inner;
+use crate::shape::Shape;
+use crate::store::record::{Changes, Commit, MAX_TEXT, Note, Range, Record, Seen, Touch};
+
+/// The shapes that changes are matched with.
+#[derive(Debug, Default)]
+pub(crate) struct Followed {
+    /// How often all of this began anew.
+    generation: u64,
+    /// Everything before was given to the store.
+    taken: u64,
+    /// The transaction that is being taken in, by its commit and its number.
+    transaction: Option<(u64, u32)>,
+    /// Of each table, the last ones that changed it, the newest last.
+    recent: HashMap<u32, VecDeque<(u64, u32)>>,
+    /// By their tables' oids; several of one oid while a table changes.
+    groups: HashMap<u32, Vec<Group>>,
+    /// The table of each shape.
+    oids: HashMap<u64, u32>,
+    /// Shapes whose snapshot has begun meanwhile.
+    unsettled: Vec<(u64, Seen)>,
+    /// Those for which transactions are held.
+    unknown: HashSet<u64>,
+}
+
+/// How many transactions are remembered of a table that snapshots may not see yet: far more than Postgres has backends that could be between
+/// writing a commit to its log and showing it.
+const RECENT: usize = 4096;
+
+#[derive(Debug)]
+pub(super) struct Member {
+    pub(super) shape: Arc<Shape>,
+    visibility: Visibility,
+}
+
+/// Which transactions a shape's snapshot has seen.
+#[derive(Debug)]
+enum Visibility {
+    /// It is about to be taken: what comes is held.
+    Unknown {
+        held: Vec<Held>,
+        /// What came before this was nobody's to hold.
+        since: u64,
+    },
+    Known(Seen),
+}
+
+/// A transaction of which it isn't known whether a shape's snapshot has seen it.
+#[derive(Debug)]
+struct Held {
+    xid: u32,
+    lsn: u64,
+    last_op: u64,
+    text: Vec<u8>,
+    /// It can't be told: unless the snapshot has seen it, the shape goes.
+    is_unfit: bool,
+}
+
+impl Followed {
+    /// From now on, nothing is followed, and everything before `lsn` is passed over. Streams that began before have to begin again.
+    pub(crate) fn clear(&mut self, lsn: u64) {
+        let recent = mem::take(&mut self.recent);
+        *self = Followed { generation: self.generation + 1, taken: lsn, recent, ..Followed::default() };
+    }
+
+    /// What was taken in is of another database, or was by another process.
+    pub(crate) fn forget_recent(&mut self) {
+        self.recent.clear();
+    }
+
+    pub(super) fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// A transaction begins; `false`: the store was given it before.
+    pub(super) fn begin(&mut self, lsn: u64, xid: u32, inner: &Inner) -> bool {
+        self.abandon(inner);
+        let is_new = lsn >= self.taken;
+        self.transaction = is_new.then_some((lsn, xid));
+        is_new
+    }
+
+    /// The transaction goes no further.
+    pub(super) fn abandon(&mut self, inner: &Inner) {
+        if let Some((lsn, _)) = self.transaction.take() {
+            for shape in self.unknown.clone() {
+                if let Some(Member { visibility: Visibility::Unknown { held, .. }, .. }) = self.member(shape)
+                {
+                    held.pop_if(|held| held.lsn == lsn);
+                }
+            }
+        }
+        self.settle(inner);
+    }
+
+    /// The transaction was given to the store.
+    pub(super) fn commit(&mut self, transaction: &Transaction, end: u64, inner: &Inner) {
+        self.transaction = None;
+        for oid in &transaction.oids {
+            let recent = self.recent.entry(*oid).or_default();
+            if recent.len() == RECENT {
+                recent.pop_front();
+            }
+            recent.push_back((transaction.lsn, transaction.xid));
+        }
+        self.taken = self.taken.max(end);
+        self.settle(inner);
+        self.fail_overfull(inner);
+    }
+
+    /// A shape is about to take its snapshot: from now on, what concerns it is held for it.
+    pub(crate) fn add(&mut self, shape: Arc<Shape>) {
+        self.unknown.insert(shape.id);
+        let since = self.transaction.map_or(self.taken, |(lsn, _)| lsn.saturating_add(1));
+        self.insert(shape, Visibility::Unknown { held: Vec::new(), since });
+    }
+
+    /// A shape that has its snapshot.
+    pub(crate) fn add_complete(&mut self, shape: Arc<Shape>, seen: Seen) {
+        self.insert(shape, Visibility::Known(seen));
+    }
+
+    fn insert(&mut self, shape: Arc<Shape>, visibility: Visibility) {
+        let table = &shape.definition().table;
+        self.oids.insert(shape.id, table.oid);
+        let groups = self.groups.entry(table.oid).or_default();
+        let at = groups.iter().position(|group| group.is_of(table)).unwrap_or_else(|| {
+            groups.push(Group::new(Arc::clone(table)));
+            groups.len() - 1
+        });
+        groups[at].add(Member { shape, visibility });
+    }
+
+    /// It is known what a shape's snapshot sees. If a transaction is just being taken in, it is settled after it. `false`: the snapshot was
+    /// taken too early, and doesn't see something that came before the shape was followed. Postgres writes a commit to its log, and shows it
+    /// only then, or when its standbys have it.
+    pub(crate) fn begun(&mut self, shape: u64, seen: Seen, inner: &Inner) -> bool {
+        if self.is_early(shape, &seen) {
+            return false;
+        }
+        self.unsettled.push((shape, seen));
+        if self.transaction.is_none() {
+            self.settle(inner);
+        }
+        true
+    }
+
+    fn is_early(&mut self, shape: u64, seen: &Seen) -> bool {
+        let Some(Member { visibility: Visibility::Unknown { since, .. }, .. }) = self.member(shape) else {
+            return false;
+        };
+        let since = *since;
+        let recent = self.oids.get(&shape).and_then(|oid| self.recent.get(oid));
+        let recent = recent.into_iter().flatten().chain(&self.transaction);
+        let mut before = recent.filter(|(lsn, _)| *lsn < since);
+        before.any(|(lsn, xid)| !seen.has(*lsn, *xid))
+    }
+
+    /// Decides on what was held.
+    fn settle(&mut self, inner: &Inner) {
+        for (shape, seen) in mem::take(&mut self.unsettled) {
+            self.unknown.remove(&shape);
+            let Some(member) = self.member(shape) else { continue };
+            let held = mem::replace(&mut member.visibility, Visibility::Known(seen.clone()));
+            let settled = Arc::clone(&member.shape);
+            let Visibility::Unknown { mut held, .. } = held else { continue };
+            held.retain(|held| !seen.has(held.lsn, held.xid));
+            if held.iter().any(|held| held.is_unfit) {
+                self.delete(shape, inner);
+                continue;
+            }
+            held.into_iter().for_each(|held| inner.enqueue(held.record(shape)));
+            settled.settled();
+        }
+    }
+
+    /// What is held is bounded: a shape whose snapshot doesn't begin is given up.
+    pub(super) fn fail_overfull(&mut self, inner: &Inner) {
+        if self.unknown.is_empty() {
+            return;
+        }
+        let limit = inner.config.held_bytes.min(MAX_TEXT);
+        for shape in self.unknown.clone() {
+            if self.member(shape).is_some_and(|member| member.held_bytes() > limit) {
+                self.delete(shape, inner);
+            }
+        }
+    }
+
+    /// A shape can't be told what a transaction does.
+    pub(super) fn unfit(&mut self, shape: u64, transaction: &Transaction, inner: &Inner) {
+        let Some(member) = self.member(shape) else { return };
+        if member.has_seen(transaction) {
+            return;
+        }
+        match &mut member.visibility {
+            Visibility::Unknown { held, .. } => Held::of(transaction, held).is_unfit = true,
+            Visibility::Known(_) => self.delete(shape, inner),
+        }
+    }
+
+    /// Whether what concerns a shape now is for the store; if not, it is held, or goes nowhere.
+    pub(super) fn pass_on(&mut self, touch: &Touch, text: &Bytes, transaction: &Transaction) -> bool {
+        match self.member(touch.shape).map(|member| &mut member.visibility) {
+            None => false,
+            Some(Visibility::Known(_)) => true,
+            Some(Visibility::Unknown { held, .. }) => {
+                let held = Held::of(transaction, held);
+                for Range { from, to, last_op } in touch.ranges.iter().filter(|_| !held.is_unfit) {
+                    held.text.extend_from_slice(&text[*from as usize..*to as usize]);
+                    held.last_op = *last_op;
+                }
+                false
+            }
+        }
+    }
+
+    /// The shape goes, for everybody, and for good.
+    pub(crate) fn delete(&mut self, shape: u64, inner: &Inner) {
+        self.remove(shape);
+        // Queued under the lock: what comes after it in the store's log doesn't concern the shape.
+        inner.enqueue(Record::Note(Note::Delete { id: shape }, Bytes::new()));
+        inner.forget(shape);
+    }
+
+    /// A table is so now: shapes that can't go on with it are deleted.
+    pub(crate) fn refit(&mut self, table: &Table, inner: &Inner) {
+        let described = Described::of(table);
+        let groups = self.groups.get(&table.oid).into_iter().flatten();
+        let unfit: Vec<_> = groups.flat_map(|group| group.unfit(&described)).collect();
+        unfit.into_iter().for_each(|shape| self.delete(shape, inner));
+    }
+
+    pub(super) fn groups(&mut self, oid: u32) -> impl Iterator<Item = &mut Group> {
+        self.groups.get_mut(&oid).into_iter().flatten()
+    }
+
+    pub(super) fn shapes_of(&self, oid: u32) -> Vec<u64> {
+        self.groups.get(&oid).into_iter().flatten().flat_map(Group::shapes).collect()
+    }
+
+    fn remove(&mut self, shape: u64) {
+        self.unknown.remove(&shape);
+        let Some(oid) = self.oids.remove(&shape) else { return };
+        let Some(groups) = self.groups.get_mut(&oid) else { return };
+        groups.iter_mut().for_each(|group| group.remove(shape));
+        groups.retain(|group| !group.is_empty());
+        if groups.is_empty() {
+            self.groups.remove(&oid);
+        }
+    }
+
+    fn member(&mut self, shape: u64) -> Option<&mut Member> {
+        let groups = self.groups.get_mut(self.oids.get(&shape)?)?;
+        groups.iter_mut().find_map(|group| group.member(shape))
+    }
+}
+
+impl Member {
+    /// Whether its snapshot has seen a transaction, as far as that is known.
+    pub(super) fn has_seen(&self, transaction: &Transaction) -> bool {
+        match &self.visibility {
+            Visibility::Known(seen) => seen.has(transaction.lsn, transaction.xid),
+            Visibility::Unknown { .. } => false,
+        }
+    }
+
+    fn held_bytes(&self) -> usize {
+        match &self.visibility {
+            Visibility::Unknown { held, .. } => held.iter().map(|held| held.text.len()).sum(),
+            Visibility::Known(_) => 0,
+        }
+    }
+}
+
+impl Held {
+    /// Of the transaction that is being taken in.
+    fn of<'a>(transaction: &Transaction, held: &'a mut Vec<Held>) -> &'a mut Held {
+        if held.last().is_none_or(|held| held.lsn != transaction.lsn) {
+            let Transaction { lsn, xid, .. } = *transaction;
+            held.push(Held { xid, lsn, last_op: 0, text: Vec::new(), is_unfit: false });
+        }
+        held.last_mut().expect("it was pushed")
+    }
+
+    /// A transaction of its own, after those that came meanwhile.
+    fn record(self, shape: u64) -> Record {
+        let to = u32::try_from(self.text.len()).expect("what is held is bounded");
+        let ranges = vec![Range { from: 0, to, last_op: self.last_op }];
+        let touches = vec![Touch { shape, ranges }];
+        let changes = Changes { lsn: self.lsn, is_first: true, touches, text: self.text.into() };
+        Record::Commit(changes, Commit::default())
+    }
+}
+
+impl Seen {
+    pub(crate) fn new(snapshot: &Snapshot, lsn: u64) -> Self {
+        Seen { xmin: snapshot.xmin, xmax: snapshot.xmax, xip: snapshot.xip.clone(), lsn }
+    }
+
+    /// Whether a transaction is in the snapshot.
+    fn has(&self, lsn: u64, xid: u32) -> bool {
+        let Seen { xmin, xmax, xip, lsn: taken } = self;
+        lsn < *taken && Snapshot { xmin: *xmin, xmax: *xmax, xip: xip.clone() }.sees(xid)
+    }
+}

@@ -1,0 +1,234 @@
+//! The shapes of one table, and what a change of a row is for each.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use forebay_pgoutput::{Relation, Tuple, Value};
+
+use super::followed::Member;
+use super::transaction::{Effect, Transaction, Values, Written};
+use crate::definition::Table;
+use crate::filter::EvalError;
+use crate::matching::{Candidate, Index};
+use crate::shape::Shape;
+
+/// The shapes of one table, as it was when they were made.
+#[derive(Debug)]
+pub(super) struct Group {
+    table: Arc<Table>,
+    index: Index,
+    members: HashMap<u64, Member>,
+    /// Of which version of the relation, and where each column of the table is in its rows.
+    columns: (u64, Vec<Option<usize>>),
+}
+
+/// A table, as the stream describes it.
+#[derive(Debug)]
+pub(super) struct Described {
+    /// Above those of all before; not 0.
+    version: u64,
+    schema: String,
+    name: String,
+    /// Names, and types with their modifiers.
+    columns: Vec<(String, (u32, i32))>,
+}
+
+/// What happened to a row.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum RowChange<'a> {
+    Insert(Tuple<'a>),
+    Update(Tuple<'a>, Tuple<'a>),
+    Delete(Tuple<'a>),
+    /// It isn't told in full: nobody knows which shapes the old row was in.
+    Untold,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    old: Vec<Candidate>,
+    new: Vec<Candidate>,
+    /// What was written of this change.
+    written: Vec<Written>,
+    /// Shapes that can't be told what happened.
+    pub(super) unfit: Vec<u64>,
+}
+
+impl Described {
+    /// A table that isn't described by the stream.
+    pub(super) fn of(table: &Table) -> Self {
+        let columns = table.types.columns.iter().zip(&table.stream_types);
+        let columns = columns.map(|(column, kind)| (column.name.clone(), *kind)).collect();
+        Described { version: 0, schema: table.schema.clone(), name: table.name.clone(), columns }
+    }
+
+    pub(super) fn new(relation: &Relation<'_>, version: u64) -> Self {
+        let columns = relation.columns.iter();
+        let columns = columns.map(|column| (column.name.to_owned(), (column.type_oid, column.type_modifier)));
+        let (schema, name) = (relation.namespace.to_owned(), relation.name.to_owned());
+        Described { version, schema, name, columns: columns.collect() }
+    }
+}
+
+impl Group {
+    pub(super) fn new(table: Arc<Table>) -> Self {
+        Group { table, index: Index::new(), members: HashMap::new(), columns: (0, Vec::new()) }
+    }
+
+    pub(super) fn is_of(&self, table: &Table) -> bool {
+        *self.table == *table
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    pub(super) fn shapes(&self) -> impl Iterator<Item = u64> {
+        self.members.keys().copied()
+    }
+
+    pub(super) fn member(&mut self, shape: u64) -> Option<&mut Member> {
+        self.members.get_mut(&shape)
+    }
+
+    pub(super) fn add(&mut self, member: Member) {
+        self.index.add(member.shape.id, member.shape.filter.as_ref(), &self.table.types);
+        self.members.insert(member.shape.id, member);
+        // It was made without knowing what the stream says of the table.
+        self.columns.0 = 0;
+    }
+
+    pub(super) fn remove(&mut self, shape: u64) {
+        if self.members.remove(&shape).is_some() {
+            self.index.remove(shape);
+        }
+    }
+
+    /// A change of a row goes to the shapes that it concerns; to `scratch.unfit`, those that it can't be told.
+    pub(super) fn change(
+        &mut self,
+        described: &Described,
+        change: RowChange<'_>,
+        transaction: &mut Transaction,
+        scratch: &mut Scratch,
+    ) {
+        if self.columns.0 != described.version {
+            self.columns = (described.version, self.places(described));
+            scratch.unfit.extend(self.unfit(described));
+        }
+        let (old, new) = match change {
+            RowChange::Insert(new) => (None, self.values(new, None)),
+            RowChange::Update(old, new) => (self.values(old, None), self.values(new, Some(old))),
+            RowChange::Delete(old) => (self.values(old, None), None),
+            RowChange::Untold => (None, None),
+        };
+        let is_told = match change {
+            RowChange::Insert(_) => new.is_some(),
+            RowChange::Update(..) => old.is_some() && new.is_some(),
+            RowChange::Delete(_) => old.is_some(),
+            RowChange::Untold => false,
+        };
+        if !is_told {
+            return scratch.unfit.extend(self.members.keys());
+        }
+        for (row, found) in [(&old, &mut scratch.old), (&new, &mut scratch.new)] {
+            found.clear();
+            if let Some(row) = row {
+                self.index.candidates(row, found);
+                found.sort_unstable_by_key(|candidate| candidate.shape);
+            }
+        }
+        scratch.written.clear();
+        let (mut was, mut is) = (scratch.old.iter().peekable(), scratch.new.iter().peekable());
+        while let Some(shape) =
+            [was.peek(), is.peek()].into_iter().flatten().map(|candidate| candidate.shape).min()
+        {
+            let was = was.next_if(|candidate| candidate.shape == shape);
+            let is = is.next_if(|candidate| candidate.shape == shape);
+            let Some(member) = self.members.get(&shape).filter(|member| !member.has_seen(transaction)) else {
+                continue;
+            };
+            let rows = (old.as_ref(), new.as_ref());
+            let is_fit = match effect(&member.shape, (was, is), rows) {
+                Ok(None) => true,
+                Ok(Some(effect)) => transaction.write(&member.shape, effect, rows, &mut scratch.written),
+                Err(_) => false,
+            };
+            if !is_fit {
+                scratch.unfit.push(shape);
+            }
+        }
+    }
+
+    fn places(&self, described: &Described) -> Vec<Option<usize>> {
+        let place = |name: &str| described.columns.iter().position(|(other, _)| other == name);
+        self.table.types.columns.iter().map(|column| place(&column.name)).collect()
+    }
+
+    /// The shapes that can't go on with the table as it is now: another name, another type, a column gone, or one more where all
+    /// are shown.
+    pub(super) fn unfit(&self, described: &Described) -> Vec<u64> {
+        let is_same_table =
+            (&*described.schema, &*described.name) == (&*self.table.schema, &*self.table.name);
+        let is_same = |index: usize| {
+            let column = &self.table.types.columns[index];
+            let stream = self.table.stream_types.get(index);
+            described.columns.iter().any(|(name, kind)| *name == column.name && Some(kind) == stream)
+        };
+        let all_same = (0..self.table.types.columns.len()).all(is_same);
+        if is_same_table && all_same && described.columns.len() == self.table.types.columns.len() {
+            return Vec::new();
+        }
+        let goes_on = |member: &Member| {
+            let definition = member.shape.definition();
+            let filtered = member.shape.filter.as_ref().map_or(&[][..], |filter| filter.columns());
+            let needed = definition.selected().into_iter().chain(filtered.iter().copied());
+            let mut needed = needed.chain(self.table.key.iter().copied());
+            // Without a key, all columns are the key.
+            definition.choice.columns.is_some() && !self.table.key.is_empty() && needed.all(is_same)
+        };
+        let members = self.members.iter();
+        members.filter(|(_, member)| !is_same_table || !goes_on(member)).map(|(id, _)| *id).collect()
+    }
+
+    /// A row in the order of the table's columns; `None`: some value isn't told.
+    fn values<'a>(&self, tuple: Tuple<'a>, before: Option<Tuple<'a>>) -> Option<Values<'a>> {
+        let told: Vec<_> = tuple.iter().collect();
+        let before = |place: usize| match before?.get(place)? {
+            Value::Unchanged => None,
+            known => Some(known),
+        };
+        let value = |place: &Option<usize>| match *place {
+            None => Some(None),
+            Some(place) => match *told.get(place)? {
+                Value::Unchanged => before(place).map(Value::bytes),
+                known => Some(known.bytes()),
+            },
+        };
+        self.columns.1.iter().map(value).collect()
+    }
+}
+
+/// What a change is for a shape, of which one of the rows or both may be.
+fn effect(
+    shape: &Shape,
+    (was, is): (Option<&Candidate>, Option<&Candidate>),
+    (old, new): (Option<&Values<'_>>, Option<&Values<'_>>),
+) -> Result<Option<Effect>, EvalError> {
+    let within =
+        |candidate: Option<&Candidate>, row: Option<&Values<'_>>| match (candidate, row, &shape.filter) {
+            (Some(candidate), Some(row), Some(filter)) => {
+                Ok(candidate.certain || filter.matches(row)? == Some(true))
+            }
+            (Some(_), Some(_), None) => Ok(true),
+            (None, _, _) | (_, None, _) => Ok(false),
+        };
+    Ok(match (within(was, old)?, within(is, new)?) {
+        (false, false) => None,
+        (false, true) => Some(Effect::Insert),
+        (true, false) => Some(Effect::Delete),
+        (true, true) => match (old, new) {
+            (Some(old), Some(new)) if !shape.layout.has_same_key(old, new) => Some(Effect::Rekey),
+            _ => Some(Effect::Update),
+        },
+    })
+}

@@ -1,0 +1,153 @@
+//! What a change of a row is for shapes.
+
+use serde_json::json;
+
+use crate::offset::Offset;
+use crate::shape::Gone;
+use crate::simulation::bench::{Bench, ITEMS, brief, choice, log, of_columns, row, snapshot_before, told};
+use crate::simulation::database::table;
+use crate::simulation::wire::{Told, Wire};
+
+#[test]
+fn a_change_goes_to_the_shapes_that_it_concerns_and_to_no_other() {
+    let mut bench = Bench::new();
+    let (all, few) = (bench.shape(choice(None)), bench.shape(choice(Some("qty > 5"))));
+    let (first, second) = (row(["1", "3", "a"]), row(["2", "9", "b"]));
+    bench.transact(&[Wire::insert(ITEMS, &first), Wire::insert(ITEMS, &second)]);
+    bench.transact(&[Wire::delete(ITEMS, &first), Wire::delete(ITEMS, &second)]);
+    let insert =
+        |op, id: &str, qty: &str, note: &str| told("insert", op, json!({"id": id, "qty": qty, "note": note}));
+    let delete = |op, id: &str| told("delete", op, json!({"id": id}));
+    assert_eq!(
+        brief(&all),
+        [insert(0, "1", "3", "a"), insert(2, "2", "9", "b"), delete(0, "1"), delete(2, "2")]
+    );
+    assert_eq!(brief(&few), [insert(2, "2", "9", "b"), delete(2, "2")]);
+    let lasts =
+        |shape| log(shape).iter().map(|message| message["headers"]["last"] == true).collect::<Vec<_>>();
+    assert_eq!(lasts(&all), [false, true, false, true]);
+    assert_eq!(lasts(&few), [true, true]);
+    assert_eq!(log(&few)[1]["headers"]["lsn"], bench.lsn.to_string());
+    assert_eq!(log(&few)[1]["headers"]["txids"], json!([bench.xid]));
+}
+
+#[test]
+fn an_update_that_crosses_the_clauses_boundary_is_an_insert_or_a_delete() {
+    let mut bench = Bench::new();
+    let few = bench.shape(choice(Some("qty > 5")));
+    let (out, within, still) = (row(["1", "3", "a"]), row(["1", "7", "a"]), row(["1", "8", "a"]));
+    bench.transact(&[
+        Wire::update(ITEMS, &out, &within),
+        Wire::update(ITEMS, &within, &still),
+        Wire::update(ITEMS, &still, &out),
+        Wire::update(ITEMS, &out, &row(["1", "NULL", "a"])),
+    ]);
+    let expected = [
+        told("insert", 0, json!({"id": "1", "qty": "7", "note": "a"})),
+        told("update", 2, json!({"id": "1", "qty": "8"})),
+        told("delete", 4, json!({"id": "1"})),
+    ];
+    assert_eq!(brief(&few), expected);
+}
+
+#[test]
+fn a_change_of_the_key_is_a_delete_and_an_insert_in_the_place_of_one() {
+    let mut bench = Bench::new();
+    let all = bench.shape(choice(None));
+    let (old, new) = (row(["1", "3", "a"]), row(["2", "3", "a"]));
+    bench.transact(&[Wire::update(ITEMS, &old, &new), Wire::delete(ITEMS, &new)]);
+    let expected = [
+        told("delete", 0, json!({"id": "1"})),
+        told("insert", 1, json!({"id": "2", "qty": "3", "note": "a"})),
+        told("delete", 2, json!({"id": "2"})),
+    ];
+    assert_eq!(brief(&all), expected);
+    assert_eq!(log(&all)[0]["headers"]["key_change_to"], "\"public\".\"items\"/\"2\"");
+    // Whoever has seen the first gets the others.
+    let page = all.log_after(Offset::new(bench.lsn, 0)).unwrap();
+    assert_eq!(
+        all.read_log(page.from, page.to).unwrap().concat().iter().filter(|byte| **byte == b'\n').count(),
+        2
+    );
+}
+
+#[test]
+fn a_value_that_isnt_told_again_is_the_old_one() {
+    let mut bench = Bench::new();
+    let shape = bench.shape(choice(Some("note = 'long'")));
+    let old = [Told::Text("1"), Told::Text("3"), Told::Text("long")];
+    let new = [Told::Text("1"), Told::Text("4"), Told::Unchanged];
+    bench.transact(&[Wire::update_of(ITEMS, Some((b'O', &old)), &new)]);
+    assert_eq!(brief(&shape), [told("update", 0, json!({"id": "1", "qty": "4"}))]);
+    // Nor was it told before: nobody knows.
+    let old = [Told::Text("1"), Told::Text("4"), Told::Unchanged];
+    bench.transact(&[Wire::update_of(ITEMS, Some((b'O', &old)), &new)]);
+    assert_eq!(shape.gone(), Some(Gone::Deleted));
+}
+
+#[test]
+fn a_change_that_a_shape_doesnt_show_isnt_told() {
+    let mut bench = Bench::new();
+    let (narrow, same) = (bench.shape(of_columns(None, &["id", "qty"])), bench.shape(choice(None)));
+    let old = row(["1", "3", "a"]);
+    bench.transact(&[Wire::update(ITEMS, &old, &row(["1", "3", "b"])), Wire::update(ITEMS, &old, &old)]);
+    assert_eq!(brief(&narrow), []);
+    assert_eq!(brief(&same), [told("update", 0, json!({"id": "1", "note": "b"}))]);
+    assert_eq!(log(&same)[0]["headers"]["last"], true);
+}
+
+#[test]
+fn shapes_that_show_the_same_columns_share_the_bytes() {
+    let mut bench = Bench::new();
+    let shapes =
+        [choice(None), choice(Some("qty > 1")), choice(Some("qty > 2"))].map(|choice| bench.shape(choice));
+    bench.transact(&[Wire::insert(ITEMS, &row(["1", "3", "a"])), Wire::insert(ITEMS, &row(["2", "3", "a"]))]);
+    let pieces = shapes.each_ref().map(|shape| shape.read_log(0, shape.log_from(0).to).unwrap());
+    assert_eq!(pieces[0][0].as_ptr(), pieces[1][0].as_ptr());
+    assert_eq!(pieces[0][0].as_ptr(), pieces[2][0].as_ptr());
+}
+
+#[test]
+fn an_old_row_that_isnt_told_ends_the_tables_shapes() {
+    let key = [Told::Text("1"), Told::Null, Told::Null];
+    let new = [Told::Text("1"), Told::Text("7"), Told::Text("a")];
+    for untold in [
+        Wire::update_of(ITEMS, None, &new),
+        Wire::update_of(ITEMS, Some((b'K', &key)), &new),
+        Wire::delete_of(ITEMS, b'K', &key),
+    ] {
+        let mut bench = Bench::new();
+        let (shape, other) =
+            (bench.shape(choice(None)), bench.create_of(table(300, "log", vec![0]), choice(None)));
+        other.follow();
+        let other = bench.complete(other, &snapshot_before(bench.xid + 1), bench.lsn);
+        bench.transact(&[untold]);
+        assert_eq!((shape.gone(), other.gone()), (Some(Gone::Deleted), None));
+    }
+}
+
+#[test]
+fn a_clause_that_fails_on_a_row_ends_its_shape() {
+    let mut bench = Bench::new();
+    let (failing, other) = (bench.shape(choice(Some("10 / qty > 1"))), bench.shape(choice(Some("qty >= 0"))));
+    bench.transact(&[Wire::insert(ITEMS, &row(["1", "5", "a"])), Wire::insert(ITEMS, &row(["2", "0", "a"]))]);
+    assert_eq!(failing.gone(), Some(Gone::Deleted));
+    assert_eq!(brief(&other).len(), 2);
+}
+
+#[test]
+fn a_message_that_is_too_large_ends_the_shapes_that_would_get_it() {
+    let mut bench = Bench::with(|config| config.message_bytes = 1000);
+    let shapes =
+        [choice(None), choice(Some("qty > 5")), of_columns(None, &["id"])].map(|choice| bench.shape(choice));
+    let note = "a".repeat(900);
+    bench.transact(&[
+        Wire::insert(ITEMS, &row(["1", "0", &note])),
+        Wire::insert(ITEMS, &row(["2", "0", "a"])),
+    ]);
+    assert_eq!(shapes.each_ref().map(|shape| shape.gone().is_some()), [true, false, false]);
+    assert_eq!(brief(&shapes[2]).len(), 2);
+    // Before it is written: the row alone has too much.
+    bench.transact(&[Wire::insert(ITEMS, &row(["1", "7", &note.repeat(2)]))]);
+    assert_eq!(shapes.each_ref().map(|shape| shape.gone().is_some()), [true, true, true]);
+}

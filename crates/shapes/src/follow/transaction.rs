@@ -1,0 +1,221 @@
+//! A transaction while it is taken in: what was written of it, and for whom.
+//!
+//! Invariant: its text stays below what a record can hold. Kept by: it is given to the store in parts, and a message that is too large isn't
+//! kept.
+
+use std::collections::{HashMap, HashSet};
+use std::mem;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::followed::Followed;
+use crate::config::StoreConfig;
+use crate::encode::{Change, Layout, Place};
+use crate::shape::Shape;
+use crate::store::record::{Changes, MAX_TEXT, Range, Touch};
+
+/// A part hasn't more ranges, but for those of its last change.
+const PART_RANGES: usize = 1 << 16;
+
+/// A row, in the order of its table's columns.
+pub(super) type Values<'a> = Vec<Option<&'a [u8]>>;
+
+#[derive(Debug)]
+pub(super) struct Transaction {
+    pub(super) lsn: u64,
+    pub(super) xid: u32,
+    /// Whether the store has it.
+    pub(super) is_known: bool,
+    /// The number of the change that is being taken in.
+    pub(super) op: u64,
+    /// The tables that it changes.
+    pub(super) oids: Vec<u32>,
+    part_bytes: usize,
+    message_bytes: usize,
+    has_parts: bool,
+    text: Vec<u8>,
+    touches: Vec<Touch>,
+    ranges: usize,
+    /// Where a shape is among the touches.
+    places: HashMap<u64, usize>,
+    /// Shapes that were touched by parts.
+    earlier: HashSet<u64>,
+}
+
+/// What a change is for a shape.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Effect {
+    Insert,
+    Update,
+    Delete,
+    /// The same row, in the shape before and after, under another key.
+    Rekey,
+}
+
+/// A change as it was written for all shapes with one layout, which is told by its address.
+#[derive(Debug)]
+pub(super) struct Written {
+    layout: usize,
+    effect: Effect,
+    message: Encoded,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Encoded {
+    /// Nothing that is shown has changed.
+    Nothing,
+    At(Range),
+    TooLarge,
+}
+
+impl Transaction {
+    pub(super) fn new(lsn: u64, xid: u32, is_known: bool, config: &StoreConfig) -> Self {
+        Transaction {
+            lsn,
+            xid,
+            is_known,
+            op: 0,
+            oids: Vec::new(),
+            part_bytes: config.part_bytes.min(MAX_TEXT),
+            message_bytes: config.message_bytes.min(MAX_TEXT),
+            has_parts: false,
+            text: Vec::new(),
+            touches: Vec::new(),
+            ranges: 0,
+            places: HashMap::new(),
+            earlier: HashSet::new(),
+        }
+    }
+
+    /// Writes the message, unless another shape with the same layout has had it written, and gives it to the shape; `false`: it is too large.
+    pub(super) fn write(
+        &mut self,
+        shape: &Shape,
+        effect: Effect,
+        rows: (Option<&Values<'_>>, Option<&Values<'_>>),
+        written: &mut Vec<Written>,
+    ) -> bool {
+        let layout = Arc::as_ptr(&shape.layout).addr();
+        let before = written.iter().find(|written| written.layout == layout && written.effect == effect);
+        let message = match before {
+            Some(written) => written.message,
+            None => {
+                let message = self.encode(&shape.layout, effect, rows);
+                written.push(Written { layout, effect, message });
+                message
+            }
+        };
+        match message {
+            Encoded::Nothing => true,
+            Encoded::At(range) => {
+                self.touch(shape.id, range);
+                true
+            }
+            Encoded::TooLarge => false,
+        }
+    }
+
+    fn encode(
+        &mut self,
+        layout: &Layout,
+        effect: Effect,
+        rows: (Option<&Values<'_>>, Option<&Values<'_>>),
+    ) -> Encoded {
+        let values = [rows.0, rows.1].into_iter().flatten().flatten().flatten();
+        if values.map(|value| value.len()).sum::<usize>() > self.message_bytes {
+            return Encoded::TooLarge;
+        }
+        let place = |op: u64| Place { lsn: self.lsn, op, xid: self.xid };
+        let (here, next) = (place(self.op), place(self.op + 1));
+        let from = self.text.len();
+        let text = &mut self.text;
+        let wrote = match (effect, rows) {
+            (Effect::Insert, (_, Some(row))) => layout.change(text, Change::Insert { row, from: None }, here),
+            (Effect::Update, (Some(old), Some(new))) => {
+                layout.change(text, Change::Update { old, new }, here)
+            }
+            (Effect::Delete, (Some(row), _)) => layout.change(text, Change::Delete { row, to: None }, here),
+            (Effect::Rekey, (Some(old), Some(new))) => {
+                layout.change(text, Change::Delete { row: old, to: Some(new) }, here)
+                    && layout.change(text, Change::Insert { row: new, from: Some(old) }, next)
+            }
+            _ => false,
+        };
+        if !wrote {
+            return Encoded::Nothing;
+        }
+        match (u32::try_from(from), u32::try_from(text.len())) {
+            (Ok(from), Ok(to)) if text.len() <= MAX_TEXT && (to - from) as usize <= self.message_bytes => {
+                let last_op = if effect == Effect::Rekey { next.op } else { here.op };
+                Encoded::At(Range { from, to, last_op })
+            }
+            _ => {
+                text.truncate(from);
+                text.shrink_to(self.part_bytes);
+                Encoded::TooLarge
+            }
+        }
+    }
+
+    fn touch(&mut self, shape: u64, range: Range) {
+        let next = self.touches.len();
+        let at = *self.places.entry(shape).or_insert(next);
+        if at == next {
+            self.touches.push(Touch { shape, ranges: Vec::with_capacity(1) });
+        }
+        match self.touches[at].ranges.last_mut() {
+            Some(last) if last.to == range.from => (last.to, last.last_op) = (range.to, range.last_op),
+            Some(_) | None => {
+                self.touches[at].ranges.push(range);
+                self.ranges += 1;
+            }
+        }
+    }
+
+    /// It changes a table.
+    pub(super) fn concerns(&mut self, oid: u32) {
+        if !self.oids.contains(&oid) {
+            self.oids.push(oid);
+        }
+    }
+
+    /// Whether it is time for a part.
+    pub(super) fn is_large(&self) -> bool {
+        self.text.len() >= self.part_bytes || self.ranges >= PART_RANGES
+    }
+
+    /// What came since the last part, if it concerns the store by now; without what is held.
+    pub(super) fn part(&mut self, followed: &mut Followed) -> Option<Changes> {
+        let changes = self.next_part(followed);
+        (!changes.touches.is_empty()).then(|| {
+            self.has_parts = true;
+            self.earlier.extend(changes.touches.iter().map(|touch| touch.shape));
+            changes
+        })
+    }
+
+    pub(super) fn last_part(&mut self, followed: &mut Followed) -> Changes {
+        self.next_part(followed)
+    }
+
+    /// Shapes that earlier parts touched, and this one doesn't.
+    pub(super) fn earlier(&mut self, last: &Changes) -> Vec<u64> {
+        for touch in &last.touches {
+            self.earlier.remove(&touch.shape);
+        }
+        self.earlier.drain().collect()
+    }
+
+    fn next_part(&mut self, followed: &mut Followed) -> Changes {
+        self.places.clear();
+        self.ranges = 0;
+        let mut text = Bytes::from(mem::take(&mut self.text));
+        let mut touches = mem::take(&mut self.touches);
+        touches.retain(|touch| followed.pass_on(touch, &text, self));
+        if touches.is_empty() {
+            text = Bytes::new();
+        }
+        Changes { lsn: self.lsn, is_first: !self.has_parts, touches, text }
+    }
+}

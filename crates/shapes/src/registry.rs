@@ -1,0 +1,301 @@
+//! The shapes that there are: found, made, let go.
+//!
+//! Invariant: a handle is given once. Kept by: its time is above that of every one before, of which the store's log has the last.
+//! Order of locks: what is followed, then the registry, then a shape.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
+
+use bytes::Bytes;
+use tokio::sync::{Notify, oneshot};
+
+use crate::config::StoreConfig;
+use crate::creation::Creation;
+use crate::definition::{Definition, Replica, Table};
+use crate::encode::Layout;
+use crate::filter::FilterError;
+use crate::follow::Followed;
+use crate::shape::{Gone, Phase, Shape};
+use crate::shapes::{CreateError, StoreFailure};
+use crate::store::disk::Disk;
+use crate::store::files::Files;
+use crate::store::queue::{Job, Queue};
+use crate::store::record::{Note, Record};
+use crate::store::writer::Mode;
+
+type OnDurable = Box<dyn Fn(u64) + Send + Sync>;
+
+/// The table, the columns that are shown, and whether rows are shown in full.
+type LayoutKey = (u64, Vec<usize>, bool);
+
+/// What all who have to do with a store share.
+pub(crate) struct Inner {
+    pub(crate) config: StoreConfig,
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) files: Arc<Files>,
+    registry: RwLock<Registry>,
+    followed: Mutex<Followed>,
+    layouts: Mutex<HashMap<LayoutKey, Weak<Layout>>>,
+    /// Where the writer takes from; closed while nobody writes.
+    pub(crate) queue: RwLock<Arc<Queue>>,
+    pub(crate) mode: Mutex<Mode>,
+    pub(crate) is_writing: AtomicBool,
+    /// How many times this process has begun to write. Whoever writes beside the writer holds it, so that nobody does after the end.
+    pub(crate) turn: RwLock<u64>,
+    pub(crate) durable: AtomicU64,
+    /// The offset `<seen>_0` is after everything visible, and before whatever comes.
+    pub(crate) seen: AtomicU64,
+    pub(crate) progressed: Notify,
+    pub(crate) on_durable: Mutex<Option<OnDurable>>,
+    /// Shapes that have parts of a transaction whose commit is yet to come.
+    pub(crate) staged: Mutex<HashSet<u64>>,
+    pub(crate) is_full: AtomicBool,
+    pub(crate) failure: Mutex<Option<StoreFailure>>,
+    pub(crate) failed: Notify,
+    clock: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Registry {
+    by_id: HashMap<u64, Arc<Shape>>,
+    by_handle: HashMap<String, u64>,
+    /// By the fingerprints of their definitions, the newest last.
+    by_definition: HashMap<u64, Vec<u64>>,
+    /// Tables, as the log names them.
+    pub(crate) tables: HashMap<u64, Arc<Table>>,
+    pub(crate) origin: Option<String>,
+    pub(crate) next_id: u64,
+    /// The time in the last handle, so that none is used twice.
+    pub(crate) last_handle: u64,
+}
+
+impl Inner {
+    pub(crate) fn new(disk: Arc<dyn Disk>, config: StoreConfig) -> Self {
+        let files = Arc::new(Files::new(Arc::clone(&disk), config.open_files));
+        Inner {
+            config,
+            disk,
+            files,
+            registry: RwLock::default(),
+            followed: Mutex::default(),
+            layouts: Mutex::default(),
+            queue: RwLock::new(Arc::new(Queue::closed())),
+            mode: Mutex::default(),
+            is_writing: AtomicBool::new(false),
+            turn: RwLock::new(0),
+            durable: AtomicU64::new(0),
+            seen: AtomicU64::new(0),
+            progressed: Notify::new(),
+            on_durable: Mutex::default(),
+            staged: Mutex::default(),
+            is_full: AtomicBool::new(false),
+            failure: Mutex::default(),
+            failed: Notify::new(),
+            clock: AtomicU64::new(1),
+        }
+    }
+
+    pub(crate) fn registry(&self) -> RwLockReadGuard<'_, Registry> {
+        self.registry.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn registry_mut(&self) -> RwLockWriteGuard<'_, Registry> {
+        self.registry.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn followed(&self) -> MutexGuard<'_, Followed> {
+        lock(&self.followed)
+    }
+
+    pub(crate) fn queue(&self) -> Arc<Queue> {
+        Arc::clone(&self.queue.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn enqueue(&self, record: Record) {
+        self.queue().push(Job { record, done: None, checkpoint: false });
+    }
+
+    /// Tells when it is durable, and so does a checkpoint, if one is wanted.
+    pub(crate) fn submit(&self, record: Record, checkpoint: bool) -> oneshot::Receiver<()> {
+        let (done, told) = oneshot::channel();
+        self.queue().push(Job { record, done: Some(done), checkpoint });
+        told
+    }
+
+    pub(crate) fn fail(&self, why: &str) {
+        tracing::error!(why, "the store can't be written");
+        *lock(&self.failure) = Some(StoreFailure(why.into()));
+        self.failed.notify_waiters();
+    }
+
+    pub(crate) fn touch(&self, shape: &Shape) {
+        shape.touch(self.clock.fetch_add(1, Ordering::Relaxed));
+    }
+
+    pub(crate) fn create(
+        self: &Arc<Self>,
+        definition: Definition,
+        micros: u64,
+    ) -> Result<(Arc<Shape>, Option<Creation>), CreateError> {
+        let turn = *self.turn().ok_or(CreateError::ReadOnly)?;
+        definition.filter()?;
+        self.evict(self.config.max_shapes.saturating_sub(1));
+        let mut registry = self.registry_mut();
+        if let Some(shape) = registry.same(&definition) {
+            return Ok((shape, None));
+        }
+        registry.last_handle = micros.max(registry.last_handle + 1);
+        let handle = format!("{}-{}", definition.fingerprint(), registry.last_handle);
+        let (id, table) = (registry.next_id, definition.table.fingerprint());
+        registry.next_id += 1;
+        let shape = Arc::new(self.make(id, handle.clone(), definition)?);
+        self.touch(&shape);
+        if !registry.tables.contains_key(&table) {
+            let note = Note::Table { id: table, table: Table::clone(&shape.definition().table) };
+            self.enqueue(Record::Note(note, Bytes::new()));
+        }
+        let choice = shape.definition().choice.clone();
+        self.enqueue(Record::Note(Note::Create { id, handle, table, choice }, Bytes::new()));
+        registry.add(Arc::clone(&shape));
+        Ok((Arc::clone(&shape), Some(Creation::new(Arc::clone(self), shape, turn))))
+    }
+
+    pub(crate) fn make(&self, id: u64, handle: String, definition: Definition) -> Result<Shape, FilterError> {
+        let is_full = definition.choice.replica == Replica::Full;
+        let key = (definition.table.fingerprint(), definition.selected(), is_full);
+        let mut layouts = lock(&self.layouts);
+        let layout = layouts.get(&key).and_then(Weak::upgrade).unwrap_or_else(|| {
+            let layout = Arc::new(definition.layout());
+            layouts.retain(|_, layout| layout.strong_count() > 0);
+            layouts.insert(key, Arc::downgrade(&layout));
+            layout
+        });
+        drop(layouts);
+        Shape::new(id, handle, definition, layout, Arc::clone(&self.files))
+    }
+
+    /// Lets the least recently used go until there are no more than this.
+    fn evict(&self, count: usize) {
+        let mut shapes: Vec<_> = {
+            let registry = self.registry();
+            if registry.by_id.len() <= count {
+                return;
+            }
+            registry.shapes().map(|shape| (shape.used.load(Ordering::Relaxed), shape.id)).collect()
+        };
+        shapes.sort_unstable();
+        let mut followed = self.followed();
+        let excess = shapes.len() - count;
+        shapes.iter().take(excess).for_each(|(_, shape)| followed.delete(*shape, self));
+    }
+
+    /// Lets the least recently used go until the others fit in the limit.
+    pub(crate) fn evict_bytes(&self, limit: u64) {
+        let mut shapes: Vec<_> = self.registry().shapes().cloned().collect();
+        shapes.sort_unstable_by_key(|shape| shape.used.load(Ordering::Relaxed));
+        let mut total: u64 = shapes.iter().map(|shape| shape.bytes()).sum();
+        let mut followed = self.followed();
+        for shape in shapes {
+            if total <= limit {
+                break;
+            }
+            total = total.saturating_sub(shape.bytes());
+            followed.delete(shape.id, self);
+        }
+    }
+
+    /// The turn that this is, while it lasts; `None`: nobody writes, or somebody else.
+    pub(crate) fn turn(&self) -> Option<RwLockReadGuard<'_, u64>> {
+        let turn = self.turn.read().unwrap_or_else(PoisonError::into_inner);
+        self.is_writing.load(Ordering::Acquire).then_some(turn)
+    }
+
+    /// A shape can't be found any more.
+    pub(crate) fn forget(&self, id: u64) {
+        let shape = self.registry_mut().remove(id);
+        if let Some(shape) = shape {
+            self.files.close(id);
+            shape.end(Gone::Deleted);
+        }
+    }
+
+    /// The same, unless there is another in its place.
+    pub(crate) fn forget_this(&self, shape: &Arc<Shape>) {
+        if self.registry().by_id(shape.id).is_some_and(|known| Arc::ptr_eq(known, shape)) {
+            self.forget(shape.id);
+        }
+    }
+
+    /// Shapes whose snapshot will never be complete. Returns which they were.
+    pub(crate) fn forget_incomplete(&self) -> Vec<u64> {
+        let incomplete = |shape: &&Arc<Shape>| shape.lock().phase != Phase::Complete;
+        let ids: Vec<_> = self.registry().shapes().filter(incomplete).map(|shape| shape.id).collect();
+        ids.iter().for_each(|id| self.forget(*id));
+        ids
+    }
+
+    /// Everything complete is followed; nothing else is.
+    pub(crate) fn follow_all(&self) {
+        let mut followed = self.followed();
+        followed.clear(self.durable.load(Ordering::Acquire));
+        for shape in self.registry().shapes() {
+            let seen = shape.lock().seen.clone();
+            if let Some(seen) = seen {
+                followed.add_complete(Arc::clone(shape), seen);
+            }
+        }
+    }
+}
+
+impl Registry {
+    pub(crate) fn shapes(&self) -> impl Iterator<Item = &Arc<Shape>> {
+        self.by_id.values()
+    }
+
+    pub(crate) fn by_id(&self, id: u64) -> Option<&Arc<Shape>> {
+        self.by_id.get(&id)
+    }
+
+    pub(crate) fn by_handle(&self, handle: &str) -> Option<Arc<Shape>> {
+        self.by_id.get(self.by_handle.get(handle)?).cloned()
+    }
+
+    pub(crate) fn same(&self, definition: &Definition) -> Option<Arc<Shape>> {
+        let same = self.by_definition.get(&definition.fingerprint())?;
+        let shapes = same.iter().rev().filter_map(|id| self.by_id.get(id));
+        shapes.into_iter().find(|shape| shape.definition() == definition).cloned()
+    }
+
+    pub(crate) fn add(&mut self, shape: Arc<Shape>) {
+        let table = Arc::clone(&shape.definition().table);
+        self.tables.entry(table.fingerprint()).or_insert(table);
+        self.by_handle.insert(shape.handle().to_owned(), shape.id);
+        self.by_definition.entry(shape.definition().fingerprint()).or_default().push(shape.id);
+        self.by_id.insert(shape.id, shape);
+    }
+
+    fn remove(&mut self, id: u64) -> Option<Arc<Shape>> {
+        let shape = self.by_id.remove(&id)?;
+        self.by_handle.remove(shape.handle());
+        let fingerprint = shape.definition().fingerprint();
+        if let Some(same) = self.by_definition.get_mut(&fingerprint) {
+            same.retain(|other| *other != id);
+            if same.is_empty() {
+                self.by_definition.remove(&fingerprint);
+            }
+        }
+        Some(shape)
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inner").field("dir", &self.config.dir).finish_non_exhaustive()
+    }
+}

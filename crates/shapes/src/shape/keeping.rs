@@ -1,0 +1,164 @@
+//! What the store does to a shape.
+
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+
+use super::{Gone, Phase, Shape, State};
+use crate::store::files::Kind;
+use crate::store::record::{Completed, Kept};
+use crate::store::strand::Strand;
+
+impl Shape {
+    /// As a catalog has it.
+    pub(crate) fn load(&self, kept: &Kept) {
+        self.change(|state| state.log = Strand::kept(&kept.log));
+        if let Some(completed) = &kept.snapshot {
+            self.complete_with(completed, Bytes::new());
+        }
+    }
+
+    /// Something can be read that couldn't before.
+    pub(crate) fn notify(&self) {
+        self.changed.notify_waiters();
+    }
+
+    /// Changes what it has, and takes note of how much of it isn't in its files.
+    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.lock();
+        let before = state.waiting();
+        let done = change(&mut state);
+        self.files.count(before, state.waiting());
+        done
+    }
+
+    /// What was staged is a transaction, and becomes visible.
+    pub(crate) fn publish(&self, seen: u64, chunk_bytes: u64) {
+        self.change(|state| {
+            let from = state.log.len();
+            state.log.finish(chunk_bytes);
+            state.log.publish();
+            if let Some(listener) = state.listener.take_if(|_| state.log.len() > from) {
+                let found = state.log.find(from, state.log.len());
+                if found.file.is_some() {
+                    // Only a huge transaction was written before it was published.
+                    listener.ended();
+                } else if listener.published(&found.pieces, state.log.last(), seen) {
+                    state.listener = Some(listener);
+                }
+            }
+        });
+        self.notify();
+    }
+
+    /// The files have more than was read: it goes on from there. `false`: they have less, and so they aren't this shape's.
+    pub(crate) fn skip_to(&self, kept: &Kept) -> bool {
+        let listener = self.change(|state| {
+            if state.log.len() > kept.log.len {
+                return Err(());
+            }
+            let is_behind = state.log.len() < kept.log.len;
+            state.log = Strand::kept(&kept.log);
+            Ok(state.listener.take_if(|_| is_behind))
+        });
+        let Ok(listener) = listener else { return false };
+        listener.into_iter().for_each(|listener| listener.ended());
+        if let Some(completed) = &kept.snapshot {
+            self.complete_with(completed, Bytes::new());
+        }
+        self.wrote(kept);
+        self.notify();
+        true
+    }
+
+    /// So much of it is in its files.
+    pub(crate) fn wrote(&self, kept: &Kept) {
+        self.change(|state| {
+            state.log.wrote(kept.log.len);
+            state.snapshot.wrote(kept.snapshot.as_ref().map_or(0, |snapshot| snapshot.len));
+        });
+    }
+
+    pub(crate) fn settled(&self) {
+        self.lock().is_settled = true;
+        self.notify();
+    }
+
+    pub(crate) async fn until_settled(&self) -> Result<(), Gone> {
+        self.wait(|state| state.is_settled.then_some(())).await
+    }
+
+    /// Its snapshot is complete. `bytes`: it, unless it is in its file.
+    pub(crate) fn complete_with(&self, completed: &Completed, bytes: Bytes) {
+        self.change(|state| {
+            if matches!(state.phase, Phase::Gone(_)) {
+                return;
+            }
+            if state.snapshot.len() != completed.len {
+                state.snapshot = Strand::completed(completed, bytes);
+            }
+            state.seen = Some(completed.seen.clone());
+            state.phase = Phase::Complete;
+        });
+        self.notify();
+    }
+
+    pub(crate) fn end(&self, gone: Gone) {
+        let listener = self.change(|state| {
+            if !matches!(state.phase, Phase::Gone(_)) {
+                state.phase = Phase::Gone(gone);
+            }
+            state.listener.take()
+        });
+        listener.into_iter().for_each(|listener| listener.ended());
+        self.notify();
+    }
+
+    pub(crate) fn touch(&self, clock: u64) {
+        self.used.fetch_max(clock, Ordering::Relaxed);
+    }
+
+    /// As the catalog keeps it.
+    pub(crate) fn keep(&self) -> Kept {
+        let state = self.lock();
+        let snapshot = (state.phase == Phase::Complete).then(|| Completed {
+            id: self.id,
+            seen: state.seen.clone().expect("a complete snapshot has seen something"),
+            len: state.snapshot.len(),
+            chunks: state.snapshot.chunks().iter().map(|chunk| chunk.end).collect(),
+        });
+        Kept {
+            id: self.id,
+            handle: self.handle.clone(),
+            table: self.definition.table.fingerprint(),
+            choice: self.definition.choice.clone(),
+            snapshot,
+            log: state.log.keep(),
+        }
+    }
+}
+
+impl State {
+    /// How many bytes are to be written to its files. The snapshot's are its creation's concern until it is complete.
+    pub(crate) fn waiting(&self) -> u64 {
+        match self.phase {
+            Phase::Filling => self.log.waiting(),
+            Phase::Complete => self.log.waiting() + self.snapshot.waiting(),
+            Phase::Gone(_) => 0,
+        }
+    }
+
+    pub(crate) fn strand(&self, kind: Kind) -> &Strand {
+        match kind {
+            Kind::Snapshot => &self.snapshot,
+            Kind::Log => &self.log,
+        }
+    }
+
+    pub(crate) fn strand_mut(&mut self, kind: Kind) -> &mut Strand {
+        match kind {
+            Kind::Snapshot => &mut self.snapshot,
+            Kind::Log => &mut self.log,
+        }
+    }
+}

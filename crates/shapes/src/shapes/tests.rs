@@ -1,0 +1,211 @@
+//! Finding, making and losing shapes.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::*;
+use crate::definition::Choice;
+use crate::shape::{Failure, Gone, Listener, SnapshotChunk};
+use crate::simulation::bench::{Bench, ITEMS, choice, row, snapshot_before};
+use crate::simulation::database::table;
+use crate::simulation::wire::Wire;
+use crate::store::disk::Disk;
+
+fn definition(choice: Choice) -> Definition {
+    Definition { table: Arc::new(table(ITEMS, "items", vec![0])), choice }
+}
+
+/// The files of shapes.
+fn files(bench: &Bench) -> Vec<String> {
+    bench.disk.list("shapes").unwrap()
+}
+
+#[test]
+fn a_shape_that_is_defined_the_same_is_the_same() {
+    let mut bench = Bench::new();
+    let shape = bench.shape(choice(Some("qty > 5")));
+    let (found, creation) = bench.store.find_or_create(definition(choice(Some("qty > 5"))), 9).unwrap();
+    assert!(Arc::ptr_eq(&found, &shape) && creation.is_none());
+    assert!(Arc::ptr_eq(&bench.store.find(shape.handle()).unwrap(), &shape));
+    assert!(bench.store.find_same(&definition(choice(Some("qty > 6")))).is_none());
+    assert!(bench.store.find("1-2").is_none());
+    assert!(matches!(
+        bench.store.find_or_create(definition(choice(Some("no such thing"))), 9),
+        Err(CreateError::Clause(_))
+    ));
+}
+
+#[test]
+fn a_handle_is_never_given_twice_though_the_clock_goes_back() {
+    let bench = Bench::new();
+    let mut handles = std::collections::HashSet::new();
+    for micros in [5, 5, 3, 900, 2] {
+        let (shape, creation) = bench.store.find_or_create(definition(choice(None)), micros).unwrap();
+        assert!(handles.insert(shape.handle().to_owned()), "{} was given before", shape.handle());
+        drop(creation);
+        bench.store.end_writing();
+        bench.store.begin_writing().unwrap();
+    }
+    assert!(handles.iter().any(|handle| handle.ends_with("-900")));
+    bench.store.inner.queue().release();
+}
+
+#[test]
+fn who_only_reads_neither_makes_nor_deletes() {
+    let mut bench = Bench::new();
+    let shape = bench.shape(choice(None));
+    bench.store.end_writing();
+    let made = bench.store.find_or_create(definition(choice(Some("qty > 5"))), 9);
+    assert!(matches!(made, Err(CreateError::ReadOnly)));
+    assert!(!bench.store.delete(shape.handle()));
+    bench.store.delete_table(ITEMS);
+    bench.store.refit(&table(ITEMS, "goods", vec![0]));
+    assert!(bench.store.find(shape.handle()).is_some() && shape.gone().is_none());
+    bench.store.begin_writing().unwrap();
+    assert!(bench.store.delete(shape.handle()));
+    assert!(!bench.store.delete(shape.handle()));
+    assert_eq!(shape.gone(), Some(Gone::Deleted));
+}
+
+#[test]
+fn the_least_recently_used_goes_for_another() {
+    let mut bench = Bench::with(|config| config.max_shapes = 3);
+    let shapes = ["qty > 1", "qty > 2", "qty > 3"].map(|clause| bench.shape(choice(Some(clause))));
+    bench.store.find(shapes[0].handle()).unwrap();
+    let another = bench.shape(choice(None));
+    let gone = shapes.each_ref().map(|shape| shape.gone().is_some());
+    assert_eq!((gone, another.gone()), ([false, true, false], None));
+    assert_eq!(bench.store.all().len(), 3);
+}
+
+#[test]
+fn what_takes_too_much_of_the_disk_goes_at_a_checkpoint() {
+    let mut bench = Bench::with(|config| config.max_bytes = Some(3000));
+    let (large, small) = (bench.shape(choice(None)), bench.shape(choice(Some("qty = 1"))));
+    bench.transact(&[Wire::insert(ITEMS, &row(["1", "0", &"a".repeat(4000)]))]);
+    assert_eq!(large.gone(), None);
+    bench.runtime.block_on(bench.store.checkpoint()).unwrap();
+    assert_eq!((large.gone(), small.gone()), (Some(Gone::Deleted), None));
+    bench.store.inner.queue().release();
+    assert!(files(&bench).iter().all(|name| crate::store::files::owner(name) == Some(small.id)));
+}
+
+#[test]
+fn a_snapshot_can_be_read_while_it_is_written() {
+    let mut bench = Bench::with(|config| (config.small_snapshot_bytes, config.chunk_bytes) = (20, 30));
+    let mut creation = bench.create(choice(None));
+    let shape = Arc::clone(creation.shape());
+    let chunk = |bench: &Bench, index| bench.runtime.block_on(shape.snapshot_chunk(index)).unwrap();
+    let read = |from, to| shape.read_snapshot(from, to).unwrap().concat();
+    creation.follow();
+    assert!(creation.begun(&snapshot_before(701), 1000));
+    creation.rows(Bytes::from_static(b"first row,\n")).unwrap();
+    assert_eq!(chunk(&bench, 0), SnapshotChunk::Open { from: 0, to: 11 });
+    assert_eq!(files(&bench), [""; 0]);
+    creation.rows(Bytes::from_static(b"second row,\nthird row,\n")).unwrap();
+    assert_eq!(files(&bench).len(), 1);
+    assert_eq!(chunk(&bench, 0), SnapshotChunk::Closed { from: 0, to: 34 });
+    assert_eq!(read(0, 34), b"first row,\nsecond row,\nthird row,\n");
+    bench.runtime.block_on(shape.snapshot_grown(11)).unwrap();
+    creation.seal().unwrap();
+    assert!(matches!(chunk(&bench, 1), SnapshotChunk::Closed { from: 34, .. }));
+    bench.runtime.block_on(creation.complete()).unwrap();
+    bench.runtime.block_on(shape.complete()).unwrap();
+    assert_eq!(chunk(&bench, 2), SnapshotChunk::None);
+    assert_eq!(read(11, 23), b"second row,\n");
+}
+
+#[test]
+fn whoever_waits_for_a_snapshot_that_fails_is_told_why() {
+    let mut bench = Bench::new();
+    let creation = bench.create(choice(None));
+    let shape = Arc::clone(creation.shape());
+    let failure = Failure { is_refusal: true, message: "division by zero".into() };
+    creation.fail(failure.clone());
+    assert_eq!(bench.runtime.block_on(shape.snapshot_chunk(0)), Err(Gone::Failed(failure.clone())));
+    assert_eq!(bench.runtime.block_on(shape.complete()), Err(Gone::Failed(failure)));
+    assert!(bench.store.find(shape.handle()).is_none());
+    let creation = bench.create(choice(None));
+    let shape = Arc::clone(creation.shape());
+    drop(creation);
+    assert!(matches!(shape.gone(), Some(Gone::Failed(Failure { is_refusal: false, .. }))));
+}
+
+#[test]
+fn a_snapshot_that_isnt_sealed_is_never_complete() {
+    let mut bench = Bench::new();
+    let mut creation = bench.create(choice(None));
+    let shape = Arc::clone(creation.shape());
+    creation.follow();
+    assert!(creation.seal().is_err(), "it hasn't begun");
+    assert!(creation.begun(&snapshot_before(701), 1000));
+    assert!(bench.runtime.block_on(creation.complete()).is_err());
+    assert!(shape.gone().is_some());
+}
+
+#[test]
+fn a_shape_that_is_deleted_while_it_is_made_leaves_no_file() {
+    let mut bench = Bench::with(|config| config.small_snapshot_bytes = 5);
+    let mut creation = bench.create(choice(None));
+    creation.follow();
+    assert!(creation.begun(&snapshot_before(701), 1000));
+    assert!(bench.store.delete(creation.shape().handle()));
+    bench.store.inner.queue().release();
+    creation.rows(Bytes::from_static(b"a row that comes late,\n")).unwrap();
+    creation.seal().unwrap();
+    assert_eq!(bench.runtime.block_on(creation.complete()), Err(Gone::Deleted));
+    bench.store.inner.queue().release();
+    assert_eq!(files(&bench), [""; 0]);
+}
+
+/// Counts what it hears of.
+#[derive(Debug, Default)]
+struct Counting(std::sync::Mutex<(usize, usize)>);
+
+impl Listener for Counting {
+    fn published(&self, messages: &[Bytes], _: Offset, _: u64) -> bool {
+        lock(&self.0).0 += messages.iter().map(Bytes::len).sum::<usize>();
+        lock(&self.0).0 < 500
+    }
+
+    fn ended(&self) {
+        lock(&self.0).1 += 1;
+    }
+}
+
+#[test]
+fn a_listener_hears_until_it_wants_no_more_or_has_to_read() {
+    let mut bench = Bench::with(|config| (config.part_bytes, config.unwritten_bytes) = (300, 300));
+    let shape = bench.shape(choice(None));
+    let insert = Wire::insert(ITEMS, &row(["1", "0", "a"]));
+    let attach = || shape.attach(Counting::default, |counting| *lock(&counting.0)).unwrap();
+    let (heard, end) = attach();
+    assert_eq!((heard, end.to), ((0, 0), 0));
+    bench.transact(std::slice::from_ref(&insert));
+    let (heard, end) = attach();
+    assert_eq!(heard, (end.to as usize, 0));
+    // It has had enough: another begins from nothing.
+    (0..3).for_each(|_| bench.transact(std::slice::from_ref(&insert)));
+    assert_eq!(attach().0, (0, 0));
+    // A transaction that was written before it was published is read, not heard.
+    bench.transact(&vec![insert; 10]);
+    assert_eq!(attach().0, (0, 0));
+    assert!(bench.store.delete(shape.handle()));
+    assert!(shape.attach(Counting::default, |_| ()).is_none());
+}
+
+#[test]
+fn progress_is_heard_of() {
+    let bench = Bench::new();
+    let waits = bench.store.progress();
+    bench.store.advance(1500);
+    bench.runtime.block_on(waits);
+    let waits = bench.store.progress();
+    bench.runtime.block_on(async {
+        let (_, reset) = tokio::join!(waits, bench.store.reset("there".into(), 10));
+        reset.unwrap();
+    });
+    assert_eq!(bench.store.position(), Some(Position { origin: "there".into(), lsn: 10 }));
+    assert!(bench.store.is_beyond(Offset::new(11, 0)) && !bench.store.is_beyond(Offset::new(10, 0)));
+}

@@ -1,0 +1,142 @@
+//! A store that follows a stream of which each test writes the messages.
+
+use std::sync::Arc;
+
+use forebay_pgoutput::Snapshot;
+use serde_json::Value;
+use tokio::runtime::{Builder, Runtime};
+
+use super::database::table;
+use super::wire::{Row, Wire};
+use crate::config::StoreConfig;
+use crate::creation::Creation;
+use crate::definition::{Choice, Definition, LogMode, Replica, Table};
+use crate::follow::Follower;
+use crate::offset::Offset;
+use crate::shape::Shape;
+use crate::shapes::Shapes;
+use crate::store::disk::SimulatedDisk;
+
+pub(crate) const ITEMS: u32 = 100;
+
+/// A store that follows a stream of which each test writes the messages.
+pub(crate) struct Bench {
+    pub(crate) disk: SimulatedDisk,
+    pub(crate) store: Shapes,
+    pub(crate) follower: Follower,
+    pub(crate) runtime: Runtime,
+    pub(crate) lsn: u64,
+    pub(crate) xid: u32,
+}
+
+pub(crate) fn row(values: [&str; 3]) -> Row {
+    values.iter().map(|value| (*value != "NULL").then(|| (*value).to_owned())).collect()
+}
+
+pub(crate) fn choice(clause: Option<&str>) -> Choice {
+    Choice { clause: clause.map(str::to_owned), columns: None, replica: Replica::Default, log: LogMode::Full }
+}
+
+pub(crate) fn of_columns(clause: Option<&str>, columns: &[&str]) -> Choice {
+    Choice { columns: Some(columns.iter().map(|&name| name.to_owned()).collect()), ..choice(clause) }
+}
+
+/// Sees everything before this transaction and nothing else.
+pub(crate) fn snapshot_before(xid: u32) -> Snapshot {
+    Snapshot { xmin: xid.into(), xmax: xid.into(), xip: Vec::new() }
+}
+
+impl Bench {
+    pub(crate) fn new() -> Self {
+        Bench::with(|_| {})
+    }
+
+    pub(crate) fn with(change: impl FnOnce(&mut StoreConfig)) -> Self {
+        let mut config = StoreConfig { waits_for_checkpoints: true, ..StoreConfig::new("/nowhere") };
+        change(&mut config);
+        let disk = SimulatedDisk::new(0);
+        let store = Shapes::on(Arc::new(disk.clone()), config).unwrap();
+        store.begin_writing().unwrap();
+        let runtime = Builder::new_current_thread().build().unwrap();
+        runtime.block_on(store.reset("here".into(), 1000)).unwrap();
+        let follower = store.follower();
+        let mut bench = Bench { disk, store, follower, runtime, lsn: 1000, xid: 700 };
+        bench.send(&[Wire::relation(&table(ITEMS, "items", vec![0]))]);
+        bench
+    }
+
+    pub(crate) fn send(&mut self, messages: &[Wire]) {
+        messages.iter().for_each(|message| message.send(&mut self.follower).unwrap());
+    }
+
+    pub(crate) fn begin(&mut self) -> Wire {
+        (self.lsn, self.xid) = (self.lsn + 10, self.xid + 1);
+        Wire::begin(self.lsn, self.xid)
+    }
+
+    pub(crate) fn commit(&self) -> Wire {
+        Wire::commit(self.lsn, self.lsn + 8)
+    }
+
+    /// A transaction with these messages.
+    pub(crate) fn transact(&mut self, messages: &[Wire]) {
+        let begin = self.begin();
+        self.send(&[begin]);
+        self.send(messages);
+        self.send(&[self.commit()]);
+        self.store.inner.queue().release();
+    }
+
+    pub(crate) fn create_of(&mut self, table: Table, choice: Choice) -> Creation {
+        let definition = Definition { table: Arc::new(table), choice };
+        self.store.find_or_create(definition, 1).unwrap().1.expect("it is new")
+    }
+
+    pub(crate) fn create(&mut self, choice: Choice) -> Creation {
+        self.create_of(table(ITEMS, "items", vec![0]), choice)
+    }
+
+    /// A shape whose snapshot has seen nothing and has no rows.
+    pub(crate) fn shape(&mut self, choice: Choice) -> Arc<Shape> {
+        let creation = self.create(choice);
+        creation.follow();
+        self.complete(creation, &snapshot_before(self.xid + 1), self.lsn + 8)
+    }
+
+    pub(crate) fn complete(&mut self, mut creation: Creation, snapshot: &Snapshot, lsn: u64) -> Arc<Shape> {
+        let shape = Arc::clone(creation.shape());
+        assert!(creation.begun(snapshot, lsn));
+        creation.seal().unwrap();
+        self.runtime.block_on(creation.complete()).unwrap();
+        shape
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        self.store.end_writing();
+    }
+}
+
+/// The messages of a log.
+pub(crate) fn log(shape: &Shape) -> Vec<Value> {
+    let page = shape.log_after(Offset::SNAPSHOT_END).unwrap();
+    assert!(page.is_end);
+    let bytes = shape.read_log(page.from, page.to).unwrap().concat();
+    let lines = bytes.split_inclusive(|byte| *byte == b'\n');
+    lines.map(|line| serde_json::from_slice(line.strip_suffix(b",\n").unwrap()).unwrap()).collect()
+}
+
+/// Of each message: what it is, its place, and its values.
+pub(crate) fn brief(shape: &Shape) -> Vec<(String, u64, Value)> {
+    let brief = |message: &Value| {
+        let headers = &message["headers"];
+        let operation = headers["operation"].as_str().unwrap().to_owned();
+        (operation, headers["op_position"].as_u64().unwrap(), message["value"].clone())
+    };
+    log(shape).iter().map(brief).collect()
+}
+
+pub(crate) fn told(operation: &str, op: u64, value: Value) -> (String, u64, Value) {
+    (operation.to_owned(), op, value)
+}

@@ -1,0 +1,286 @@
+//! A database as simple as can be: rows, and the transactions that made them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use forebay_pgoutput::Snapshot;
+
+use super::wire::{Row, Wire};
+use crate::definition::{Choice, Definition, LogMode, Replica, Table};
+use crate::encode::{Change as Encoded, LAST, MORE, Place};
+use crate::filter::{Collation, Column, Schema};
+use crate::store::disk::Dice;
+
+/// A message isn't larger, or the shape goes.
+pub(crate) const MESSAGE_BYTES: usize = 4000;
+
+pub(crate) struct Database {
+    pub(crate) tables: Vec<Arc<Table>>,
+    pub(crate) log: Vec<Transaction>,
+    /// Rows by a number that never changes, whatever their columns do.
+    rows: Vec<BTreeMap<u64, Row>>,
+    next_row: u64,
+    pub(crate) lsn: u64,
+}
+
+pub(crate) struct Transaction {
+    pub(crate) lsn: u64,
+    pub(crate) end: u64,
+    pub(crate) xid: u32,
+    pub(crate) changes: Vec<(usize, Change)>,
+}
+
+#[derive(Clone)]
+pub(crate) enum Change {
+    Insert(u64, Row),
+    Update(u64, Row, Row),
+    Delete(u64, Row),
+    Truncate,
+}
+
+/// What a shape takes: an SQL clause, and the same in Rust. `None`: it fails.
+pub(crate) type Clause = (Option<&'static str>, fn(&Row) -> Option<bool>);
+
+pub(crate) const CLAUSES: [Clause; 5] = [
+    (None, |_| Some(true)),
+    (Some("qty > 5"), |row| Some(quantity(row).is_some_and(|quantity| quantity > 5))),
+    (Some("qty = 3 OR qty = 4"), |row| {
+        Some(quantity(row).is_some_and(|quantity| quantity == 3 || quantity == 4))
+    }),
+    (Some("note LIKE 'a%'"), |row| Some(row[2].as_ref().is_some_and(|note| note.starts_with('a')))),
+    (Some("10 / qty >= 2"), |row| match quantity(row) {
+        Some(0) => None,
+        quantity => Some(quantity.is_some_and(|quantity| 10 / quantity >= 2)),
+    }),
+];
+
+fn quantity(row: &Row) -> Option<i64> {
+    row[1].as_ref().map(|text| text.parse().expect("it is a number"))
+}
+
+/// A table with the columns id, qty and note.
+pub(crate) fn table(oid: u32, name: &str, key: Vec<usize>) -> Table {
+    let columns =
+        vec![Column::new("id", 23, "int4"), Column::new("qty", 23, "int4"), Column::new("note", 25, "text")];
+    Table {
+        oid,
+        membership: 1,
+        schema: "public".into(),
+        name: name.into(),
+        types: Schema {
+            table: Some(name.into()),
+            columns,
+            database_collation: Collation::C,
+            server_version: 15,
+        },
+        stream_types: vec![(23, -1), (23, -1), (25, -1)],
+        notes: Vec::new(),
+        key,
+    }
+}
+
+/// Any definition.
+pub(crate) fn definition(tables: &[Arc<Table>], dice: &mut Dice) -> (usize, usize, Definition) {
+    let (table, clause) = (dice.between(0, tables.len() - 1), dice.between(0, CLAUSES.len() - 1));
+    // Without a key, all columns are needed.
+    let columns = (table == 0 && dice.coin()).then(|| vec!["id".to_owned(), "qty".to_owned()]);
+    let replica = if dice.coin() { Replica::Default } else { Replica::Full };
+    let choice =
+        Choice { clause: CLAUSES[clause].0.map(str::to_owned), columns, replica, log: LogMode::Full };
+    (table, clause, Definition { table: Arc::clone(&tables[table]), choice })
+}
+
+impl Database {
+    pub(crate) fn new(lsn: u64) -> Self {
+        let tables = vec![Arc::new(table(100, "items", vec![0])), Arc::new(table(200, "events", vec![]))];
+        let rows = vec![BTreeMap::new(); tables.len()];
+        Database { tables, log: Vec::new(), rows, next_row: 0, lsn }
+    }
+
+    /// Something happens.
+    pub(crate) fn commit(&mut self, dice: &mut Dice) {
+        let count = match dice.between(0, 9) {
+            0 => 0,
+            1 => dice.between(10, 40),
+            _ => dice.between(1, 5),
+        };
+        let mut changes = Vec::new();
+        for _ in 0..count {
+            let table = dice.between(0, self.tables.len() - 1);
+            changes.extend(self.change(table, dice).map(|change| (table, change)));
+        }
+        // Often one begins where the one before ended.
+        let lsn = self.lsn + if dice.coin() { 0 } else { dice.between(1, 50) as u64 };
+        let xid = 700 + (self.log.len() as u32 ^ 1);
+        self.lsn = lsn + 8;
+        self.log.push(Transaction { lsn, end: self.lsn, xid, changes });
+    }
+
+    fn change(&mut self, table: usize, dice: &mut Dice) -> Option<Change> {
+        let rows = &mut self.rows[table];
+        let any = rows.keys().copied().nth(dice.between(0, rows.len().max(1) - 1));
+        match (dice.between(0, 299), any) {
+            (0, _) => {
+                rows.clear();
+                Some(Change::Truncate)
+            }
+            (1..140, _) | (_, None) => {
+                self.next_row += 1;
+                let row = row(self.next_row, dice);
+                self.rows[table].insert(self.next_row, row.clone());
+                Some(Change::Insert(self.next_row, row))
+            }
+            (140..250, Some(id)) => {
+                let old = rows.get(&id)?.clone();
+                let mut new = row(id, dice);
+                // Often the key stays, and sometimes everything does.
+                let kept = if dice.between(0, 9) == 0 { 3 } else { usize::from(dice.between(0, 4) > 0) };
+                new[..kept].clone_from_slice(&old[..kept]);
+                rows.insert(id, new.clone());
+                Some(Change::Update(id, old, new))
+            }
+            (_, Some(id)) => rows.remove(&id).map(|old| Change::Delete(id, old)),
+        }
+    }
+
+    /// The rows of a table after the first `count` transactions.
+    pub(crate) fn rows_after(&self, count: usize, table: usize) -> Vec<Row> {
+        let mut rows = BTreeMap::new();
+        let changes = self.log[..count].iter().flat_map(|transaction| &transaction.changes);
+        for (_, change) in changes.filter(|(other, _)| *other == table) {
+            match change.clone() {
+                Change::Insert(id, new) | Change::Update(id, _, new) => drop(rows.insert(id, new)),
+                Change::Delete(id, _) => drop(rows.remove(&id)),
+                Change::Truncate => rows.clear(),
+            }
+        }
+        rows.into_values().collect()
+    }
+
+    /// What a query is told that sees the first `count` transactions, and where the log is.
+    pub(crate) fn snapshot(&self, count: usize, dice: &mut Dice) -> (Snapshot, u64) {
+        // The one that commits next may have begun before others that have committed.
+        let running = (self.log.len()..self.log.len() + 1).map(|index| 700 + (index as u64 ^ 1));
+        let unseen = self.log[count..].iter().map(|transaction| u64::from(transaction.xid));
+        let unseen: Vec<_> = unseen.chain(running).collect();
+        let next = 700 + self.log.len() as u64 + 2;
+        let xmin = unseen.iter().copied().min().unwrap_or(next);
+        let seen =
+            self.log[..count].iter().map(|transaction| u64::from(transaction.xid)).max().unwrap_or(699);
+        // Either the unseen were running, or they hadn't begun.
+        let xmax = if xmin > seen && dice.coin() { xmin } else { next };
+        let xip = unseen.into_iter().filter(|xid| *xid < xmax).collect();
+        (Snapshot { xmin: xmin.min(xmax), xmax, xip }, self.lsn)
+    }
+
+    /// The messages of a transaction, as they come; of changes, those of a table before which it has to be described.
+    pub(crate) fn messages(&self, index: usize) -> Vec<(Option<usize>, Wire)> {
+        let Transaction { lsn, end, xid, changes } = &self.log[index];
+        let mut messages = vec![(None, Wire::begin(*lsn, *xid))];
+        messages.extend(changes.iter().map(|(table, change)| {
+            let oid = self.tables[*table].oid;
+            let message = match change {
+                Change::Insert(_, new) => Wire::insert(oid, new),
+                Change::Update(_, old, new) => Wire::update(oid, old, new),
+                Change::Delete(_, old) => Wire::delete(oid, old),
+                Change::Truncate => Wire::truncate(&[oid]),
+            };
+            (Some(*table), message)
+        }));
+        messages.push((None, Wire::commit(*lsn, *end)));
+        messages
+    }
+
+    /// What a shape's log gets of a transaction; `None`: the shape goes.
+    pub(crate) fn told(
+        &self,
+        index: usize,
+        table: usize,
+        clause: usize,
+        definition: &Definition,
+    ) -> Option<Vec<u8>> {
+        let (mut out, mut op, layout) = (Vec::new(), 0, definition.layout());
+        let transaction = &self.log[index];
+        for (other, change) in &transaction.changes {
+            let (old, new) = match change {
+                Change::Insert(_, new) => (None, Some(new)),
+                Change::Update(_, old, new) => (Some(old), Some(new)),
+                Change::Delete(_, old) => (Some(old), None),
+                Change::Truncate if *other == table => return None,
+                Change::Truncate => continue,
+            };
+            op += 2;
+            if *other != table {
+                continue;
+            }
+            let within = |row: Option<&Row>| row.map_or(Some(false), CLAUSES[clause].1);
+            let place = |op: u64| Place { lsn: transaction.lsn, op, xid: transaction.xid };
+            let (here, next) = (place(op - 2), place(op - 1));
+            let (old, new) = (old.map(values), new.map(values));
+            let (was, is) = (within(change.before())?, within(change.after())?);
+            let size = |row: &Option<Vec<Option<&[u8]>>>| -> usize {
+                row.iter().flatten().flatten().map(|value| value.len()).sum()
+            };
+            if (was || is) && size(&old) + size(&new) > MESSAGE_BYTES {
+                return None;
+            }
+            let before = out.len();
+            match (was.then_some(old).flatten(), is.then_some(new).flatten()) {
+                (None, None) => {}
+                (None, Some(row)) => {
+                    layout.change(&mut out, Encoded::Insert { row: &row, from: None }, here);
+                }
+                (Some(row), None) => {
+                    layout.change(&mut out, Encoded::Delete { row: &row, to: None }, here);
+                }
+                (Some(old), Some(new)) if layout.has_same_key(&old, &new) => {
+                    layout.change(&mut out, Encoded::Update { old: &old, new: &new }, here);
+                }
+                (Some(old), Some(new)) => {
+                    layout.change(&mut out, Encoded::Delete { row: &old, to: Some(&new) }, here);
+                    layout.change(&mut out, Encoded::Insert { row: &new, from: Some(&old) }, next);
+                }
+            }
+            if out.len() - before > MESSAGE_BYTES {
+                return None;
+            }
+        }
+        if !out.is_empty() {
+            out.truncate(out.len() - MORE.len());
+            out.extend_from_slice(LAST);
+        }
+        Some(out)
+    }
+}
+
+impl Change {
+    fn before(&self) -> Option<&Row> {
+        match self {
+            Change::Update(_, old, _) | Change::Delete(_, old) => Some(old),
+            Change::Insert(..) | Change::Truncate => None,
+        }
+    }
+
+    fn after(&self) -> Option<&Row> {
+        match self {
+            Change::Insert(_, new) | Change::Update(_, _, new) => Some(new),
+            Change::Delete(..) | Change::Truncate => None,
+        }
+    }
+}
+
+pub(crate) fn values(row: &Row) -> Vec<Option<&[u8]>> {
+    row.iter().map(|value| value.as_ref().map(String::as_bytes)).collect()
+}
+
+fn row(id: u64, dice: &mut Dice) -> Row {
+    let quantity = (dice.between(0, 9) > 0).then(|| dice.between(0, 60).min(11).to_string());
+    let quantity = quantity.filter(|text| text != "0" || dice.between(0, 9) == 0);
+    let width = match dice.between(0, 499) {
+        0 => MESSAGE_BYTES + 1,
+        1..50 => 300,
+        _ => dice.between(0, 30),
+    };
+    let note = (dice.between(0, 9) > 0).then(|| ["a", "b\n\"/"][dice.between(0, 1)].repeat(width));
+    vec![Some((id * 10 + dice.between(0, 9) as u64).to_string()), quantity, note]
+}

@@ -1,0 +1,74 @@
+//! Ten thousand shapes on a real disk.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_pgoutput::Snapshot;
+use tokio::runtime::Builder;
+
+use super::database::table;
+use super::wire::Wire;
+use crate::config::StoreConfig;
+use crate::definition::{Choice, Definition, LogMode, Replica};
+use crate::shapes::Shapes;
+
+const SHAPES: usize = 10_000;
+
+/// Five times what is promised, for a machine that does other things as well.
+const SLACK: u32 = 5;
+
+#[test]
+fn ten_thousand_shapes_are_there_again_in_a_moment() {
+    let dir = std::env::temp_dir().join(format!("forebay-many-{}", std::process::id()));
+    let runtime = Builder::new_current_thread().build().expect("a runtime");
+    let store = Shapes::open(StoreConfig::new(&dir)).expect("it is empty");
+    store.begin_writing().expect("nobody else writes");
+    runtime.block_on(store.reset("here".into(), 1000)).expect("it writes");
+    let items = Arc::new(table(100, "items", vec![0]));
+    let mut creations = Vec::new();
+    for number in 0..SHAPES {
+        let clause = Some(format!("qty = {number} OR qty < 0"));
+        let choice = Choice { clause, columns: None, replica: Replica::Default, log: LogMode::Full };
+        let definition = Definition { table: Arc::clone(&items), choice };
+        let (_, creation) = store.find_or_create(definition, 1).expect("it can be made");
+        let mut creation = creation.expect("it is new");
+        creation.follow();
+        assert!(creation.begun(&Snapshot { xmin: 700, xmax: 700, xip: Vec::new() }, 1000));
+        creation.seal().expect("it can be written");
+        creations.push(creation);
+    }
+    runtime.block_on(async {
+        let completed: Vec<_> =
+            creations.into_iter().map(|creation| tokio::spawn(creation.complete())).collect();
+        for completed in completed {
+            completed.await.expect("no panic").expect("it is there");
+        }
+    });
+    let mut follower = store.follower();
+    Wire::relation(&items).send(&mut follower).expect("it makes sense");
+    let mut transact = |lsn: u64| {
+        let row = ["1", "-1", "a note of some length"].map(|text| Some(text.to_owned())).to_vec();
+        for message in [Wire::begin(lsn, 701), Wire::insert(100, &row), Wire::commit(lsn, lsn + 8)] {
+            message.send(&mut follower).expect("it makes sense");
+        }
+    };
+    (0..10).for_each(|index| transact(1010 + index * 10));
+    store.end_writing();
+    drop(store);
+    for from in ["the log", "the catalog"] {
+        let start = Instant::now();
+        let store = Shapes::open(StoreConfig::new(&dir)).expect("it can be read");
+        let position = store.begin_writing().expect("nobody else writes");
+        let took = start.elapsed();
+        eprintln!("{SHAPES} shapes from {from} in {took:?}");
+        assert_eq!(position.expect("it follows").lsn, 1108);
+        assert_eq!(store.all().len(), SHAPES);
+        let any = store.all().swap_remove(7);
+        let page = any.log_from(0);
+        let log = any.read_log(page.from, page.to).expect("it can be read").concat();
+        assert_eq!(log.iter().filter(|byte| **byte == b'\n').count(), 10);
+        assert!(took < Duration::from_secs(2) * SLACK, "{took:?}");
+        store.end_writing();
+    }
+    std::fs::remove_dir_all(&dir).expect("it is there");
+}

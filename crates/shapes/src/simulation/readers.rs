@@ -1,0 +1,315 @@
+//! Those who read beside a writer, and take over from it.
+
+use std::any::Any;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use tokio::runtime::Builder;
+
+use super::verdict::{self, visible};
+use super::world::{World, config};
+use super::{bench, seeds};
+use crate::definition::Definition;
+use crate::offset::Offset;
+use crate::registry::lock;
+use crate::shape::{Listener, Shape};
+use crate::shapes::Shapes;
+use crate::store::disk::{Dice, Disk, DiskFile, SimulatedDisk};
+
+/// A process's view of a disk that others go on using when it is killed.
+#[derive(Debug, Clone)]
+struct Mortal {
+    disk: Arc<dyn Disk>,
+    /// Calls that change something until it dies.
+    left: Arc<AtomicU64>,
+}
+
+#[derive(Debug)]
+struct MortalFile(Mortal, Arc<dyn DiskFile>);
+
+impl Mortal {
+    fn new(disk: &SimulatedDisk) -> Self {
+        Mortal { disk: Arc::new(disk.clone()), left: Arc::new(AtomicU64::new(u64::MAX)) }
+    }
+
+    fn alive(&self) -> io::Result<()> {
+        if self.left.load(Ordering::SeqCst) == 0 { Err(io::Error::other("killed")) } else { Ok(()) }
+    }
+
+    fn spend(&self) -> io::Result<()> {
+        self.alive()?;
+        self.left.fetch_sub(1, Ordering::SeqCst);
+        self.alive()
+    }
+
+    fn file(&self, file: Arc<dyn DiskFile>) -> Arc<dyn DiskFile> {
+        Arc::new(MortalFile(self.clone(), file))
+    }
+}
+
+impl Disk for Mortal {
+    fn create(&self, path: &str) -> io::Result<Arc<dyn DiskFile>> {
+        self.spend()?;
+        self.disk.create(path).map(|file| self.file(file))
+    }
+
+    fn open(&self, path: &str) -> io::Result<Arc<dyn DiskFile>> {
+        self.alive()?;
+        self.disk.open(path).map(|file| self.file(file))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.spend()?;
+        self.disk.rename(from, to)
+    }
+
+    fn remove(&self, path: &str) -> io::Result<()> {
+        self.spend()?;
+        self.disk.remove(path)
+    }
+
+    fn make_dir(&self, path: &str) -> io::Result<()> {
+        self.spend()?;
+        self.disk.make_dir(path)
+    }
+
+    fn list(&self, dir: &str) -> io::Result<Vec<String>> {
+        self.alive()?;
+        self.disk.list(dir)
+    }
+
+    fn sync_dir(&self, dir: &str) -> io::Result<()> {
+        self.spend()?;
+        self.disk.sync_dir(dir)
+    }
+
+    fn sync_everything(&self) -> io::Result<()> {
+        self.spend()?;
+        self.disk.sync_everything()
+    }
+
+    fn try_lock(&self) -> io::Result<Option<Box<dyn Any + Send>>> {
+        self.alive()?;
+        self.disk.try_lock()
+    }
+}
+
+impl DiskFile for MortalFile {
+    fn read_at(&self, buffer: &mut [u8], at: u64) -> io::Result<usize> {
+        self.0.alive()?;
+        self.1.read_at(buffer, at)
+    }
+
+    fn write_all_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
+        self.0.spend()?;
+        self.1.write_all_at(bytes, at)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.0.spend()?;
+        self.1.sync_data()
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.0.spend()?;
+        self.1.set_len(len)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.0.alive()?;
+        self.1.len()
+    }
+}
+
+/// What a listener has heard since it was attached.
+#[derive(Debug, Default)]
+struct Heard(Mutex<Vec<u8>>);
+
+impl Listener for Heard {
+    fn published(&self, messages: &[Bytes], last: Offset, seen: u64) -> bool {
+        let bytes = messages.concat();
+        let line = bytes.split_inclusive(|byte| *byte == b'\n').next_back().expect("there is a message");
+        assert_eq!(crate::encode::place_of(line), Some(last));
+        assert!(last < Offset::new(seen, 0));
+        lock(&self.0).extend(bytes);
+        true
+    }
+
+    fn ended(&self) {}
+}
+
+/// Reads on, and hears of it: what is heard is all that came, unless it is said to have ended.
+fn refresh(reader: &Shapes) {
+    let listen = |shape: Arc<Shape>| {
+        let ((), end) = shape.attach(Heard::default, |heard| *lock(&heard.0) = Vec::new())?;
+        Some((shape, end.to))
+    };
+    let listening: Vec<_> = reader.all().into_iter().filter_map(listen).collect();
+    reader.refresh().expect("it can be read");
+    for (shape, from) in listening {
+        // A listener that has ended was let go: this makes another.
+        let heard = shape.attach(|| Heard(Mutex::new(b"ended".to_vec())), |heard| lock(&heard.0).clone());
+        if let Some((bytes, end)) = heard
+            && bytes != b"ended"
+        {
+            assert_eq!(from + bytes.len() as u64, end.to, "there is a gap");
+            if let Ok(read) = shape.read_log(from, end.to) {
+                assert_eq!(read.concat(), bytes);
+            }
+        }
+    }
+}
+
+/// A reader that has read on has what the writer has.
+fn agree(world: &mut World, reader: &Shapes) {
+    refresh(reader);
+    let (theirs, ours) = (visible(&world.store, &mut world.dice), visible(reader, &mut world.dice));
+    assert_eq!(theirs.keys().collect::<Vec<_>>(), ours.keys().collect::<Vec<_>>());
+    assert!(theirs == ours, "the same shapes have other bytes");
+    assert_eq!(world.store.position(), reader.position());
+    assert_eq!(world.store.seen(), reader.seen());
+    // What is in files by now isn't in memory as well.
+    let (unwritten, limit) =
+        (reader.inner.files.unwritten(), 2 * config().wal_bytes + config().unwritten_bytes);
+    assert!(unwritten < limit, "{unwritten} bytes are in memory");
+}
+
+#[test]
+fn a_reader_sees_what_the_writer_has_written_and_can_take_over() {
+    for seed in seeds(12) {
+        eprintln!("seed {seed}");
+        let disk = SimulatedDisk::new(seed);
+        let open = || {
+            let mortal = Mortal::new(&disk);
+            let store = Shapes::on(Arc::new(mortal.clone()), config()).expect("it can be read");
+            (store, mortal.left)
+        };
+        let mortal = Mortal::new(&disk);
+        let mut world = World::new(Arc::new(mortal.clone()), seed).expect("nothing kills it");
+        let (mut left, mut is_dying) = (mortal.left, false);
+        let (mut reader, mut readers_left) = open();
+        for _ in 0..250 {
+            if world.step().is_err() {
+                // It was killed, in the middle of anything.
+                world.stop();
+                world.go_on(reader).expect("nothing kills this one");
+                (left, is_dying) = (readers_left, false);
+                (reader, readers_left) = open();
+            }
+            match world.dice.between(0, 19) {
+                _ if is_dying => {}
+                0..5 => agree(&mut world, &reader),
+                5 => {
+                    // It ends, and goes on as a reader.
+                    world.end().expect("nothing kills it");
+                    world.stop();
+                    let former = std::mem::replace(&mut reader, world.store.clone());
+                    world.go_on(former).expect("nothing kills this one");
+                    (left, readers_left) = (readers_left, left);
+                }
+                6 => {
+                    (reader, readers_left) = open();
+                    agree(&mut world, &reader);
+                }
+                7 if world.dice.coin() => {
+                    left.store(world.dice.between(1, 100) as u64, Ordering::SeqCst);
+                    is_dying = true;
+                }
+                _ => {}
+            }
+        }
+        left.store(u64::MAX, Ordering::SeqCst);
+        world.catch_up().expect("nothing kills it");
+        agree(&mut world, &reader);
+        world.store.end_writing();
+    }
+}
+
+#[test]
+fn only_one_writes_at_a_time() {
+    let disk = SimulatedDisk::new(1);
+    let (one, two) = (disk.clone(), disk.clone());
+    let one = Shapes::on(Arc::new(one), config()).expect("it can be read");
+    let two = Shapes::on(Arc::new(two), config()).expect("it can be read");
+    one.begin_writing().expect("nobody else writes");
+    assert!(matches!(two.begin_writing(), Err(crate::OpenError::Locked)));
+    assert!((one.is_writing(), two.is_writing()) == (true, false));
+    one.end_writing();
+    two.begin_writing().expect("nobody else writes");
+    two.end_writing();
+}
+
+#[test]
+fn who_still_makes_a_shape_after_another_took_over_does_no_harm() {
+    let disk = SimulatedDisk::new(1);
+    let (one, two) =
+        (Shapes::on(Arc::new(disk.clone()), config()), Shapes::on(Arc::new(disk.clone()), config()));
+    let (one, two) = (one.expect("it can be read"), two.expect("it can be read"));
+    let create = |store: &Shapes, clause: &str| {
+        let table = Arc::new(super::database::table(100, "items", vec![0]));
+        let definition = Definition { table, choice: bench::choice(Some(clause)) };
+        let creation = store.find_or_create(definition, 5).expect("it writes").1.expect("it is new");
+        creation.follow();
+        creation
+    };
+    let snapshot = bench::snapshot_before(700);
+    one.begin_writing().expect("nobody else writes");
+    // Nobody ever hears of this one: the disk is full when it is made, and when the writer ends.
+    disk.fill(0);
+    let mut stale = create(&one, "qty > 5");
+    assert!(stale.begun(&snapshot, 1000));
+    one.end_writing();
+    disk.fill(1 << 40);
+    two.begin_writing().expect("nobody else writes");
+    let mut fresh = create(&two, "qty > 6");
+    assert_eq!(fresh.shape().id, stale.shape().id);
+    assert!(fresh.begun(&snapshot, 1000));
+    let rows = Bytes::from(vec![b'x'; 2000]);
+    fresh.rows(rows.clone()).expect("it writes");
+    assert!(stale.rows(vec![b'y'; 2000].into()).is_err() && stale.seal().is_err());
+    let runtime = Builder::new_current_thread().build().expect("a runtime");
+    one.refresh().expect("it can be read");
+    drop(stale);
+    fresh.seal().expect("it writes");
+    let shape = Arc::clone(fresh.shape());
+    runtime.block_on(fresh.complete()).expect("it is there");
+    one.refresh().expect("it can be read");
+    let theirs = one.find(shape.handle()).expect("the reader has it");
+    assert_eq!(theirs.read_snapshot(0, 2000).expect("it can be read").concat(), rows);
+    assert_eq!(one.all().len(), 1);
+    two.end_writing();
+}
+
+#[test]
+fn a_reader_beside_a_busy_writer_sees_a_beginning_of_what_is_written() {
+    for seed in seeds(3) {
+        eprintln!("seed {seed}");
+        let disk = SimulatedDisk::new(seed);
+        let mut world = World::new(Arc::new(disk.clone()), seed).expect("nothing crashes");
+        let reader = Shapes::on(Arc::new(disk.read_only()), config()).expect("it can be read");
+        let stop = Arc::new(AtomicU64::new(0));
+        let stopped = Arc::clone(&stop);
+        let beside = std::thread::spawn(move || {
+            let (mut dice, mut before) = (Dice::new(seed), verdict::Visible::new());
+            while stopped.load(Ordering::SeqCst) == 0 {
+                refresh(&reader);
+                let now = verdict::visible_while_written(&reader, &mut dice);
+                for (handle, (snapshot, log)) in &now {
+                    if let Some((old_snapshot, old_log)) = before.get(handle) {
+                        assert!(snapshot == old_snapshot && log.starts_with(old_log), "{handle} changed");
+                    }
+                }
+                before = now;
+            }
+            reader
+        });
+        (0..400).try_for_each(|_| world.step()).expect("nothing crashes");
+        world.catch_up().expect("nothing crashes");
+        stop.store(1, Ordering::SeqCst);
+        let reader = beside.join().expect("no panic");
+        agree(&mut world, &reader);
+        world.store.end_writing();
+    }
+}

@@ -1,0 +1,123 @@
+//! Messages of the stream, as their bytes: each written field by field, in the order of the manual.
+
+use forebay_pgoutput::Decoder;
+
+use crate::definition::Table;
+use crate::follow::{FollowError, Follower};
+
+/// A row; `None` is NULL.
+pub(crate) type Row = Vec<Option<String>>;
+
+/// A value of a row, as the stream has it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Told<'a> {
+    Null,
+    Unchanged,
+    Text(&'a str),
+}
+
+/// Bytes of a message.
+#[derive(Debug, Clone)]
+pub(crate) struct Wire(Vec<u8>);
+
+impl Wire {
+    pub(crate) fn begin(lsn: u64, xid: u32) -> Self {
+        Wire(vec![b'B']).u64(lsn).u64(0).u32(xid)
+    }
+
+    pub(crate) fn commit(lsn: u64, end: u64) -> Self {
+        Wire(vec![b'C', 0]).u64(lsn).u64(end).u64(0)
+    }
+
+    pub(crate) fn relation(table: &Table) -> Self {
+        let columns = table.types.columns.iter().zip(&table.stream_types);
+        let columns: Vec<_> = columns.map(|(column, kind)| (column.name.as_str(), *kind)).collect();
+        Wire::described(table.oid, &table.schema, &table.name, &columns)
+    }
+
+    pub(crate) fn described(oid: u32, schema: &str, name: &str, columns: &[(&str, (u32, i32))]) -> Self {
+        let wire = Wire(vec![b'R']).u32(oid).text(schema).text(name).u8(b'f').u16(columns.len() as u16);
+        columns.iter().fold(wire, |wire, (name, (oid, modifier))| {
+            wire.u8(1).text(name).u32(*oid).u32(modifier.cast_unsigned())
+        })
+    }
+
+    pub(crate) fn insert(oid: u32, new: &Row) -> Self {
+        Wire(vec![b'I']).u32(oid).tuple(b'N', &told(new))
+    }
+
+    pub(crate) fn update(oid: u32, old: &Row, new: &Row) -> Self {
+        Wire::update_of(oid, Some((b'O', &told(old))), &told(new))
+    }
+
+    /// The old row with its letter: `O` for all of it, `K` for its key.
+    pub(crate) fn update_of(oid: u32, old: Option<(u8, &[Told<'_>])>, new: &[Told<'_>]) -> Self {
+        let wire = Wire(vec![b'U']).u32(oid);
+        old.into_iter().fold(wire, |wire, (kind, old)| wire.tuple(kind, old)).tuple(b'N', new)
+    }
+
+    pub(crate) fn delete(oid: u32, old: &Row) -> Self {
+        Wire::delete_of(oid, b'O', &told(old))
+    }
+
+    pub(crate) fn delete_of(oid: u32, kind: u8, old: &[Told<'_>]) -> Self {
+        Wire(vec![b'D']).u32(oid).tuple(kind, old)
+    }
+
+    pub(crate) fn truncate(oids: &[u32]) -> Self {
+        oids.iter().fold(Wire(vec![b'T']).u32(oids.len() as u32).u8(0), |wire, oid| wire.u32(*oid))
+    }
+
+    /// Of a transaction that isn't committed: nobody asked for those.
+    pub(crate) fn stream_start() -> Self {
+        Wire(vec![b'S']).u32(1).u8(1)
+    }
+
+    /// Decodes it, and has it followed.
+    pub(crate) fn send(&self, follower: &mut Follower) -> Result<(), FollowError> {
+        let mut decoder = Decoder::new();
+        follower.take(&decoder.decode(&self.0).expect("it is a message"))
+    }
+
+    fn u8(mut self, byte: u8) -> Self {
+        self.0.push(byte);
+        self
+    }
+
+    fn u16(mut self, number: u16) -> Self {
+        self.0.extend(number.to_be_bytes());
+        self
+    }
+
+    fn u32(mut self, number: u32) -> Self {
+        self.0.extend(number.to_be_bytes());
+        self
+    }
+
+    fn u64(mut self, number: u64) -> Self {
+        self.0.extend(number.to_be_bytes());
+        self
+    }
+
+    fn text(mut self, text: &str) -> Self {
+        self.0.extend(text.as_bytes());
+        self.u8(0)
+    }
+
+    fn tuple(self, kind: u8, values: &[Told<'_>]) -> Self {
+        let wire = self.u8(kind).u16(values.len() as u16);
+        values.iter().fold(wire, |wire, value| match value {
+            Told::Null => wire.u8(b'n'),
+            Told::Unchanged => wire.u8(b'u'),
+            Told::Text(text) => {
+                let mut wire = wire.u8(b't').u32(text.len() as u32);
+                wire.0.extend(text.as_bytes());
+                wire
+            }
+        })
+    }
+}
+
+fn told(row: &Row) -> Vec<Told<'_>> {
+    row.iter().map(|value| value.as_deref().map_or(Told::Null, Told::Text)).collect()
+}

@@ -1,0 +1,134 @@
+//! Checkpoints: what makes the log short.
+//!
+//! Invariant: a segment is removed only when all that its records say is durable elsewhere. Kept by: what a catalog counts of the shapes' files
+//! is synced before the catalog is written, and that before the segments that it covers go.
+
+use std::collections::HashSet;
+use std::io::{self, IoSlice};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::catalog::Catalog;
+use super::files::{self, Kind};
+use super::record::{CatalogHead, Kept};
+use super::wal;
+use crate::registry::Inner;
+use crate::shape::{Phase, Shape};
+
+/// Everything as it was when a segment began.
+pub(crate) struct Checkpoint {
+    catalog: Catalog,
+    shapes: Vec<Arc<Shape>>,
+}
+
+impl Checkpoint {
+    /// Not inside of a transaction: what is staged isn't in it.
+    pub(crate) fn capture(inner: &Inner, segment: u64) -> Self {
+        let mut registry = inner.registry_mut();
+        let shapes: Vec<_> = registry.shapes().cloned().collect();
+        let kept: Vec<Kept> = shapes.iter().map(|shape| shape.keep()).collect();
+        let used: HashSet<u64> = kept.iter().map(|kept| kept.table).collect();
+        registry.tables.retain(|id, _| used.contains(id));
+        let head = CatalogHead {
+            format: 0,
+            origin: registry.origin.clone(),
+            lsn: inner.durable.load(Ordering::Acquire),
+            seen: inner.seen(),
+            next_id: registry.next_id,
+            last_handle: registry.last_handle,
+            segment,
+        };
+        let tables = registry.tables.iter().map(|(id, table)| (*id, Arc::clone(table))).collect();
+        Checkpoint { catalog: Catalog { head, tables, shapes: kept }, shapes }
+    }
+
+    pub(crate) fn write(&self, inner: &Inner) -> io::Result<()> {
+        for (shape, kept) in self.shapes.iter().zip(&self.catalog.shapes) {
+            spill(inner, shape, kept.snapshot.as_ref().map_or(0, |snapshot| snapshot.len), kept.log.len)?;
+        }
+        inner.disk.sync_everything()?;
+        self.write_catalog(inner)?;
+        for segment in wal::segments(&*inner.disk)? {
+            if segment < self.catalog.head.segment {
+                inner.disk.remove(&wal::path(segment))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// All that there is to write of a store without shapes.
+    pub(crate) fn write_catalog(&self, inner: &Inner) -> io::Result<()> {
+        self.catalog.write(&*inner.disk)
+    }
+}
+
+/// Files of shapes that nobody knows: they were being made, or deleted, when the process ended.
+pub(crate) fn remove_orphans(inner: &Inner) -> io::Result<()> {
+    let known: HashSet<u64> = inner.registry().shapes().map(|shape| shape.id).collect();
+    for name in inner.disk.list(files::DIR)? {
+        if files::owner(&name).is_none_or(|id| !known.contains(&id)) {
+            inner.disk.remove(&format!("{}/{name}", files::DIR))?;
+        }
+    }
+    Ok(())
+}
+
+/// Memory has too much that isn't in files. Who may write writes it; who may not finds what another has written.
+pub(crate) fn relieve(inner: &Inner, may_write: bool) -> io::Result<()> {
+    let shapes: Vec<_> = inner.registry().shapes().cloned().collect();
+    for shape in shapes {
+        if may_write {
+            spill(inner, &shape, u64::MAX, u64::MAX)?;
+        } else {
+            KINDS.into_iter().for_each(|kind| find_written(inner, &shape, kind));
+        }
+    }
+    Ok(())
+}
+
+const KINDS: [Kind; 2] = [Kind::Snapshot, Kind::Log];
+
+/// Writes what a shape has in memory to its files, up to these lengths.
+fn spill(inner: &Inner, shape: &Shape, snapshot: u64, log: u64) -> io::Result<()> {
+    for (kind, up_to) in KINDS.into_iter().zip([snapshot, log]) {
+        let (from, pieces) = {
+            let state = shape.lock();
+            match (&state.phase, kind) {
+                (Phase::Gone(_), _) | (Phase::Filling, Kind::Snapshot) => continue,
+                (Phase::Filling | Phase::Complete, _) => state.strand(kind).unwritten(up_to),
+            }
+        };
+        if pieces.is_empty() {
+            continue;
+        }
+        let (file, mut at) = (inner.files.open_or_create(shape.id, kind)?, from);
+        for pieces in pieces.chunks(512) {
+            let parts: Vec<_> = pieces.iter().map(|piece| IoSlice::new(piece)).collect();
+            file.write_all_vectored_at(&parts, at)?;
+            at += pieces.iter().map(|piece| piece.len() as u64).sum::<u64>();
+        }
+        shape.change(|state| state.strand_mut(kind).wrote(at));
+    }
+    if shape.gone().is_some() {
+        // It may have been deleted before the file was made.
+        inner.files.remove(shape.id);
+    }
+    Ok(())
+}
+
+/// Lets go of what is in a file, byte for byte.
+fn find_written(inner: &Inner, shape: &Shape, kind: Kind) {
+    let (mut at, pieces) = shape.lock().strand(kind).unwritten(u64::MAX);
+    if pieces.is_empty() {
+        return;
+    }
+    let Ok(file) = inner.files.open(shape.id, kind) else { return };
+    for piece in pieces {
+        let end = at + piece.len() as u64;
+        if !files::read(&*file, at, end).is_ok_and(|bytes| bytes == piece) {
+            break;
+        }
+        at = end;
+    }
+    shape.change(|state| state.strand_mut(kind).wrote(at));
+}

@@ -1,0 +1,266 @@
+//! A strand and its file against a plain list of messages.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use proptest::prelude::*;
+
+use super::*;
+use crate::encode::{Change, Column, Layout, Place};
+use crate::store::disk::{Disk, DiskFile, SimulatedDisk};
+use crate::store::files;
+
+/// A message of a log, with the end that all but the last of a transaction have.
+pub(crate) fn message(offset: Offset, width: usize) -> Vec<u8> {
+    let layout = Layout::new("public", "t", &[Column { name: "id".into(), key_index: Some(0) }], &[0], false);
+    let (place, mut out) = (Place { lsn: offset.lsn, op: offset.op, xid: 7 }, Vec::new());
+    assert!(layout.change(&mut out, Change::Insert { row: &[Some(b"")], from: None }, place));
+    // Escaping so much is slow, where nothing is optimized.
+    let value = memchr::memmem::find(&out, b"\"id\":\"").expect("there is a value") + b"\"id\":\"".len();
+    out.splice(value..value, std::iter::repeat_n(b'x', width));
+    out
+}
+
+fn last(mut message: Vec<u8>) -> Vec<u8> {
+    message.truncate(message.len() - MORE.len());
+    message.extend_from_slice(LAST);
+    message
+}
+
+/// Reads what was found.
+fn read(file: &dyn DiskFile, found: Found) -> Vec<u8> {
+    let mut bytes = found.file.map_or(Vec::new(), |(from, to)| files::read(file, from, to).unwrap());
+    found.pieces.iter().for_each(|piece| bytes.extend_from_slice(piece));
+    bytes
+}
+
+/// What a strand should be: visible messages, then staged ones.
+#[derive(Default)]
+struct Model {
+    messages: Vec<(Offset, Vec<u8>)>,
+    visible: usize,
+    lsn: u64,
+}
+
+impl Model {
+    fn bytes(&self) -> Vec<u8> {
+        self.messages[..self.visible].iter().flat_map(|(_, message)| message.clone()).collect()
+    }
+
+    /// A chunk closes with the message that reaches the threshold.
+    fn chunks(&self, chunk_bytes: u64) -> Vec<Chunk> {
+        let (mut chunks, mut start, mut end) = (Vec::new(), 0, 0);
+        for (offset, message) in &self.messages[..self.visible] {
+            end += message.len() as u64;
+            if end - start >= chunk_bytes {
+                chunks.push(Chunk { end, last: *offset });
+                start = end;
+            }
+        }
+        chunks
+    }
+
+    fn after(&self, offset: Offset) -> u64 {
+        let before = self.messages[..self.visible].iter().take_while(|(other, _)| *other <= offset);
+        before.map(|(_, message)| message.len() as u64).sum()
+    }
+}
+
+struct Pair {
+    strand: Strand,
+    file: Arc<dyn DiskFile>,
+    model: Model,
+    chunk_bytes: u64,
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    /// One range of messages of the open transaction, by their widths.
+    Stage(Vec<usize>),
+    Commit,
+    Abandon,
+    /// Everything is written, or what is visible.
+    Spill {
+        all: bool,
+    },
+    /// As after a checkpoint and a start.
+    Reload,
+}
+
+impl Pair {
+    fn new(chunk_bytes: u64) -> Self {
+        let disk = SimulatedDisk::new(0);
+        let file = disk.create("log").unwrap();
+        Pair { strand: Strand::log(), file, model: Model { lsn: 10, ..Model::default() }, chunk_bytes }
+    }
+
+    fn take(&mut self, step: &Step) {
+        let Model { messages, visible, lsn } = &mut self.model;
+        match step {
+            Step::Stage(widths) => {
+                let mut bytes = Vec::new();
+                for width in widths {
+                    let offset = Offset::new(*lsn, 2 * (messages.len() - *visible) as u64);
+                    let message = message(offset, *width);
+                    bytes.extend_from_slice(&message);
+                    messages.push((offset, message));
+                }
+                let last = messages.last().expect("a range has messages").0;
+                self.strand.stage(bytes.into(), last, self.chunk_bytes);
+            }
+            Step::Commit => {
+                if let [.., (_, message)] = &mut messages[*visible..] {
+                    *message = last(std::mem::take(message));
+                }
+                (*visible, *lsn) = (messages.len(), *lsn + 10);
+                self.strand.finish(self.chunk_bytes);
+                self.strand.publish();
+            }
+            Step::Abandon => {
+                // The same transaction comes again, and may be another, as far as a strand is concerned.
+                messages.truncate(*visible);
+                self.strand.abandon();
+            }
+            Step::Spill { all } => self.spill(*all),
+            Step::Reload => {
+                self.take(&Step::Abandon);
+                self.spill(false);
+                self.strand = Strand::kept(&self.strand.keep());
+            }
+        }
+        self.check();
+    }
+
+    fn spill(&mut self, all: bool) {
+        let up_to = if all { u64::MAX } else { self.strand.len() };
+        let (mut at, pieces) = self.strand.unwritten(up_to);
+        for piece in pieces {
+            self.file.write_all_at(&piece, at).unwrap();
+            at += piece.len() as u64;
+        }
+        self.strand.wrote(at);
+    }
+
+    fn check(&self) {
+        let (strand, bytes) = (&self.strand, self.model.bytes());
+        assert_eq!(strand.len(), bytes.len() as u64);
+        assert_eq!(strand.chunks(), self.model.chunks(self.chunk_bytes));
+        let visible = &self.model.messages[..self.model.visible];
+        assert_eq!(strand.last(), visible.last().map_or(Offset::SNAPSHOT_END, |(offset, _)| *offset));
+        assert_eq!(read(&*self.file, strand.find(0, strand.len())), bytes);
+        let ends = [0, 1, strand.len() / 3, strand.len() / 2, strand.len()].map(|at| at.min(strand.len()));
+        for from in ends {
+            for to in ends.into_iter().filter(|to| *to >= from) {
+                let expected = &bytes[from as usize..to as usize];
+                assert_eq!(read(&*self.file, strand.find(from, to)), expected, "{from}..{to}");
+            }
+        }
+        let beside =
+            |offset: Offset| [offset, Offset::new(offset.lsn, offset.op + 1), Offset::new(offset.lsn + 1, 0)];
+        let ends = [Offset::FIRST, Offset::SNAPSHOT_END, Offset::new(u64::MAX, 0)];
+        for offset in visible.iter().flat_map(|(offset, _)| beside(*offset)).chain(ends) {
+            let found = match strand.seek(offset) {
+                Sought::At(at) => at,
+                Sought::InFile(from, to) => files::seek(&*self.file, from, to, offset).unwrap(),
+            };
+            assert_eq!(found, self.model.after(offset), "after {offset}");
+        }
+    }
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let width = prop_oneof![8 => 0..40_usize, 2 => 400..5000_usize, 1 => 65_000..70_000_usize];
+    prop_oneof![
+        6 => prop::collection::vec(width, 1..5).prop_map(Step::Stage),
+        4 => Just(Step::Commit),
+        1 => Just(Step::Abandon),
+        1 => Just(Step::Spill { all: true }),
+        1 => Just(Step::Spill { all: false }),
+        1 => Just(Step::Reload),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn a_strand_is_its_messages_wherever_they_are(
+        chunk_bytes in prop_oneof![Just(1_u64), 100..500_u64, 1000..200_000_u64],
+        steps in prop::collection::vec(step(), 1..25),
+    ) {
+        let mut pair = Pair::new(chunk_bytes);
+        steps.iter().for_each(|step| pair.take(step));
+    }
+}
+
+#[test]
+fn a_chunk_closes_with_the_message_that_reaches_the_threshold_to_the_byte() {
+    let one = message(Offset::new(10, 0), 30).len() as u64;
+    let grown = one + (LAST.len() - MORE.len()) as u64;
+    for (chunk_bytes, chunks) in
+        [(one, vec![one, one + grown]), (one + 1, vec![one + grown]), (one + grown + 1, vec![])]
+    {
+        let mut pair = Pair::new(chunk_bytes);
+        pair.take(&Step::Stage(vec![30, 30]));
+        assert!(pair.strand.chunks().is_empty(), "what is staged isn't visible");
+        pair.take(&Step::Commit);
+        assert_eq!(pair.strand.chunks().iter().map(|chunk| chunk.end).collect::<Vec<_>>(), chunks);
+    }
+    // Only its end makes it reach.
+    let mut pair = Pair::new(grown);
+    pair.take(&Step::Stage(vec![30]));
+    pair.take(&Step::Commit);
+    assert_eq!(pair.strand.chunks().len(), 1);
+}
+
+#[test]
+fn a_message_that_was_written_before_its_transaction_ended_gets_its_end_all_the_same() {
+    for chunk_bytes in [1, 1_000_000] {
+        let mut pair = Pair::new(chunk_bytes);
+        pair.take(&Step::Stage(vec![10, 20]));
+        pair.take(&Step::Spill { all: true });
+        pair.take(&Step::Commit);
+        pair.take(&Step::Spill { all: false });
+        assert_eq!(pair.strand.waiting(), 0);
+    }
+}
+
+#[test]
+fn what_comes_after_an_abandoned_part_that_was_written_is_found() {
+    let mut pair = Pair::new(1_000_000);
+    pair.take(&Step::Stage(vec![10]));
+    pair.take(&Step::Commit);
+    pair.take(&Step::Spill { all: false });
+    pair.take(&Step::Stage(vec![10, 10, 10]));
+    pair.take(&Step::Spill { all: true });
+    pair.take(&Step::Abandon);
+    pair.take(&Step::Stage(vec![20, 20]));
+    pair.take(&Step::Commit);
+}
+
+#[test]
+fn the_rows_of_a_snapshot_are_visible_at_once_in_chunks_of_their_own() {
+    let mut strand = Strand::default();
+    let row = |text: &str| Bytes::from(format!("{text},\n"));
+    strand.append_rows(row("aaaa"), false, 8);
+    strand.append_rows(row("bbbb"), false, 8);
+    strand.append_rows(row("cc"), false, 8);
+    strand.close_chunk();
+    let chunk = |index, end| Chunk { end, last: Offset::new(0, index) };
+    // The first row has six bytes with its separator, the second reaches the threshold.
+    assert_eq!(strand.chunks(), [chunk(0, 12), chunk(1, 16)]);
+    strand.close_chunk();
+    assert_eq!(strand.chunks().len(), 2, "no chunk is empty");
+    let completed = Completed {
+        id: 1,
+        seen: crate::store::record::Seen { xmin: 1, xmax: 1, xip: vec![], lsn: 1 },
+        len: strand.len(),
+        chunks: strand.chunks().iter().map(|chunk| chunk.end).collect(),
+    };
+    let bytes = strand.find(0, strand.len()).pieces.concat();
+    let again = Strand::completed(&completed, bytes.clone().into());
+    assert_eq!((again.chunks(), again.len()), (strand.chunks(), strand.len()));
+    assert_eq!(again.find(0, again.len()).pieces.concat(), bytes);
+    let in_file = Strand::completed(&completed, Bytes::new());
+    assert_eq!(in_file.find(0, in_file.len()).file, Some((0, in_file.len())));
+}

@@ -1,0 +1,86 @@
+//! How much memory a shape takes that nobody reads.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use forebay_pgoutput::Snapshot;
+use forebay_shapes::filter::{Collation, Column, Schema};
+use forebay_shapes::{Choice, Creation, Definition, LogMode, Replica, Shapes, StoreConfig, Table};
+
+/// What the process has of the system.
+static HELD: AtomicUsize = AtomicUsize::new(0);
+
+struct Counting;
+
+// SAFETY: it passes everything on to the system's allocator, and only counts.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        HELD.fetch_add(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller keeps to the contract, which is the same.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        HELD.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller keeps to the contract, which is the same.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const SHAPES: usize = 2_000;
+
+#[test]
+fn a_shape_takes_less_than_five_kilobytes() {
+    let dir = std::env::temp_dir().join(format!("forebay-memory-{}", std::process::id()));
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let store = Shapes::open(StoreConfig::new(&dir)).unwrap();
+    store.begin_writing().unwrap();
+    runtime.block_on(store.reset("here".into(), 1000)).unwrap();
+    let columns: Vec<_> = (0..12).map(|index| Column::new(&format!("column_{index}"), 23, "int4")).collect();
+    let table = Table {
+        oid: 100,
+        membership: 1,
+        schema: "public".into(),
+        name: "items".into(),
+        stream_types: vec![(23, -1); columns.len()],
+        notes: vec![String::new(); columns.len()],
+        types: Schema { table: None, columns, database_collation: Collation::C, server_version: 15 },
+        key: vec![0],
+    };
+    let table = Arc::new(table);
+    let make = |number: usize| {
+        let clause = Some(format!("column_3 = {number} AND column_4 > 17"));
+        let choice = Choice { clause, columns: None, replica: Replica::Default, log: LogMode::Full };
+        let definition = Definition { table: Arc::clone(&table), choice };
+        let (_, creation) = store.find_or_create(definition, 1).unwrap();
+        let mut creation = creation.unwrap();
+        creation.follow();
+        assert!(creation.begun(&Snapshot { xmin: 700, xmax: 720, xip: (701..711).collect() }, 1000));
+        creation.seal().unwrap();
+        creation
+    };
+    let complete = |creations: Vec<Creation>| {
+        runtime.block_on(async {
+            for completed in
+                creations.into_iter().map(|creation| tokio::spawn(creation.complete())).collect::<Vec<_>>()
+            {
+                completed.await.unwrap().unwrap();
+            }
+        });
+    };
+    // What all of them share.
+    complete(vec![make(SHAPES)]);
+    runtime.block_on(store.checkpoint()).unwrap();
+    let before = HELD.load(Ordering::Relaxed);
+    complete((0..SHAPES).map(make).collect());
+    runtime.block_on(store.checkpoint()).unwrap();
+    let each = (HELD.load(Ordering::Relaxed) - before) / SHAPES;
+    eprintln!("a shape takes {each} bytes");
+    assert!(each < 5_000, "{each} bytes");
+    store.end_writing();
+    std::fs::remove_dir_all(&dir).unwrap();
+}
