@@ -20,6 +20,9 @@ pub struct StoreConfig {
     pub unwritten_bytes: u64,
     /// The log is made short beyond this: 256 MiB, which are read again in a second or two.
     pub wal_bytes: u64,
+    /// When so much of a shape's log is older than its last two chunks, and no less than what was merged before, then of several changes of a row
+    /// only the last is kept there: 64 MiB. 0: never.
+    pub compact_bytes: u64,
     /// How many of the shapes' files are open at once: 512.
     pub open_files: usize,
     /// A snapshot up to this size goes through the log, and needs no sync of its own: 256 KiB.
@@ -45,6 +48,7 @@ impl StoreConfig {
             message_bytes: 256 << 20,
             unwritten_bytes: 64 << 20,
             wal_bytes: 256 << 20,
+            compact_bytes: 64 << 20,
             open_files: 512,
             small_snapshot_bytes: 256 << 10,
             held_bytes: 16 << 20,

@@ -20,7 +20,7 @@ use crate::follow::Followed;
 use crate::shape::{Gone, Phase, Shape};
 use crate::shapes::{CreateError, StoreFailure};
 use crate::store::disk::Disk;
-use crate::store::files::Files;
+use crate::store::files::{Files, Kind};
 use crate::store::queue::{Job, Queue};
 use crate::store::record::{Note, Record};
 use crate::store::writer::Mode;
@@ -51,6 +51,10 @@ pub(crate) struct Inner {
     pub(crate) on_durable: Mutex<Option<OnDurable>>,
     /// Shapes that have parts of a transaction whose commit is yet to come.
     pub(crate) staged: Mutex<HashSet<u64>>,
+    /// Files of logs that were merged: needed until another catalog is there.
+    pub(crate) garbage: Mutex<Vec<(u64, Kind)>>,
+    /// Held while the files of shapes are written beside a checkpoint.
+    pub(crate) relieving: Mutex<()>,
     pub(crate) is_full: AtomicBool,
     pub(crate) failure: Mutex<Option<StoreFailure>>,
     pub(crate) failed: Notify,
@@ -90,6 +94,8 @@ impl Inner {
             progressed: Notify::new(),
             on_durable: Mutex::default(),
             staged: Mutex::default(),
+            garbage: Mutex::default(),
+            relieving: Mutex::default(),
             is_full: AtomicBool::new(false),
             failure: Mutex::default(),
             failed: Notify::new(),

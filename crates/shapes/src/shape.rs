@@ -4,7 +4,7 @@
 //! the shape is gone, and its handle with it.
 //! Kept by: only the store's writer publishes, after it has synced.
 
-mod keeping;
+pub(crate) mod keeping;
 
 use std::any::Any;
 use std::fmt;
@@ -21,7 +21,7 @@ use crate::filter::{Filter, FilterError};
 use crate::offset::Offset;
 use crate::store::files::{self, Files, Kind};
 use crate::store::record::Seen;
-use crate::store::strand::{Sought, Strand};
+use crate::store::strand::{Chunk, Found, Sought, Strand};
 
 /// A shape. Whoever holds it can read it, though it may be gone for others.
 pub struct Shape {
@@ -42,6 +42,8 @@ pub(crate) struct State {
     pub(crate) phase: Phase,
     pub(crate) snapshot: Strand,
     pub(crate) log: Strand,
+    /// What the log has before its base, merged.
+    pub(crate) past: Vec<Chunk>,
     pub(crate) seen: Option<Seen>,
     /// Whether it is decided what of the stream its snapshot has seen.
     is_settled: bool,
@@ -106,6 +108,8 @@ pub enum SnapshotChunk {
 /// A part of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogPage {
+    /// In which file its positions are.
+    place: Kind,
     /// Its first byte.
     pub from: u64,
     /// The one after its last.
@@ -114,6 +118,18 @@ pub struct LogPage {
     pub last: Offset,
     /// Whether the log ends here, for now.
     pub is_end: bool,
+}
+
+impl LogPage {
+    /// Nothing, after this offset.
+    pub fn empty(last: Offset) -> Self {
+        LogPage { place: Kind::Log(0), from: 0, to: 0, last, is_end: true }
+    }
+
+    /// Whether positions go on from here to the end of the log: what is before the page isn't all of it, and what follows is.
+    pub fn is_recent(&self) -> bool {
+        matches!(self.place, Kind::Log(_))
+    }
 }
 
 /// Hears of what becomes visible in a log, in order and without a gap, until it is told that it has ended. Called under the shape's lock: it
@@ -138,6 +154,7 @@ impl Shape {
             phase: Phase::Filling,
             snapshot: Strand::default(),
             log: Strand::log(),
+            past: Vec::new(),
             seen: None,
             is_settled: false,
             listener: None,
@@ -214,27 +231,62 @@ impl Shape {
     /// # Errors
     /// When the file can't be read.
     pub fn log_after(&self, offset: Offset) -> io::Result<LogPage> {
-        let sought = self.lock().log.seek(offset);
-        let from = match sought {
-            Sought::At(from) => from,
-            Sought::InFile(from, to) => {
-                let file = self.files.open(self.id, Kind::Log)?;
-                files::seek(&*file, from, to, offset)?
+        loop {
+            let (base, page) = self.try_log_after(offset);
+            match page {
+                Ok(Some(page)) => return Ok(page),
+                // What was before is merged by now, and its files may be gone.
+                Ok(None) | Err(_) if self.lock().log.base() != base => {}
+                Ok(None) => unreachable!("a log that stays as it is has a page after each offset"),
+                Err(error) => return Err(error),
             }
-        };
-        Ok(self.log_from(from))
+        }
     }
 
-    /// The part of the log from a position on, up to the end of a chunk.
-    pub fn log_from(&self, from: u64) -> LogPage {
+    /// With the log's base, for which it holds.
+    fn try_log_after(&self, offset: Offset) -> (u64, io::Result<Option<LogPage>>) {
+        let (base, past, sought) = {
+            let state = self.lock();
+            let after = state.past.partition_point(|chunk| chunk.last <= offset);
+            let before = after.checked_sub(1).map(|before| state.past[before]);
+            let past = state.past.get(after).map(|chunk| (before, *chunk));
+            (state.log.base(), past, state.log.seek(offset))
+        };
+        let seek = |kind, from, to| files::seek(&*self.files.open(self.id, kind)?, from, to, offset);
+        let page = if let Some((before, chunk)) = past {
+            let place = Kind::Past(base);
+            let from = match before {
+                None if offset <= Offset::SNAPSHOT_END => Ok(0),
+                Some(before) if before.last == offset => Ok(before.end),
+                before => seek(place, before.map_or(0, |before| before.end), chunk.end),
+            };
+            from.map(|from| Some(LogPage { place, from, to: chunk.end, last: chunk.last, is_end: false }))
+        } else {
+            let from = match sought {
+                Sought::At(from) => Ok(from),
+                Sought::InFile(from, to) => {
+                    seek(Kind::Log(base), from - base, to - base).map(|from| base + from)
+                }
+            };
+            from.map(|from| self.log_from(from))
+        };
+        (base, page)
+    }
+
+    /// The part of the log from a position on, up to the end of a chunk; `None`: that was merged.
+    fn log_from(&self, from: u64) -> Option<LogPage> {
         let state = self.lock();
-        let chunks = state.log.chunks();
-        match chunks.get(chunks.partition_point(|chunk| chunk.end <= from)) {
-            Some(chunk) => {
-                LogPage { from, to: chunk.end, last: chunk.last, is_end: chunk.end == state.log.len() }
-            }
-            None => LogPage { from, to: state.log.len(), last: state.log.last(), is_end: true },
+        let place = Kind::Log(state.log.base());
+        if from < state.log.base() {
+            return None;
         }
+        let chunks = state.log.chunks();
+        Some(match chunks.get(chunks.partition_point(|chunk| chunk.end <= from)) {
+            Some(chunk) => {
+                LogPage { place, from, to: chunk.end, last: chunk.last, is_end: chunk.end == state.log.len() }
+            }
+            None => LogPage { place, from, to: state.log.len(), last: state.log.last(), is_end: true },
+        })
     }
 
     /// Where the log ends: its last offset.
@@ -255,15 +307,28 @@ impl Shape {
     /// # Errors
     /// When the file can't be read.
     pub fn read_snapshot(&self, from: u64, to: u64) -> io::Result<Vec<Bytes>> {
-        self.read(Kind::Snapshot, from, to)
+        let found = self.lock().snapshot.find(from, to);
+        self.read(Kind::Snapshot, 0, found)
     }
 
-    /// Reads a part of the log. Blocks for the disk.
+    /// Reads a part of the log, within a page, or after one that is recent. Blocks for the disk.
     ///
     /// # Errors
     /// When the file can't be read.
-    pub fn read_log(&self, from: u64, to: u64) -> io::Result<Vec<Bytes>> {
-        self.read(Kind::Log, from, to)
+    pub fn read_log(&self, page: &LogPage, from: u64, to: u64) -> io::Result<Vec<Bytes>> {
+        let Kind::Log(before) = page.place else {
+            return self.read(page.place, 0, Found { file: Some((from, to)), pieces: Vec::new() });
+        };
+        let state = self.lock();
+        let base = state.log.base();
+        if from < base && from < to {
+            // What was merged since is still where it was, for a while.
+            drop(state);
+            return self.read(page.place, before, Found { file: Some((from, to)), pieces: Vec::new() });
+        }
+        let found = state.log.find(from.max(base), to.max(base));
+        drop(state);
+        self.read(Kind::Log(base), base, found)
     }
 
     /// Lets somebody listen: makes the listener unless there is one, and hands it over, with where the log ends: all after that is heard. `None`: the shape is gone.
@@ -285,22 +350,23 @@ impl Shape {
                 listener
             }
         };
-        let end =
-            LogPage { from: state.log.len(), to: state.log.len(), last: state.log.last(), is_end: true };
+        let (place, end) = (Kind::Log(state.log.base()), state.log.len());
+        let end = LogPage { place, from: end, to: end, last: state.log.last(), is_end: true };
         Some((with(&listener), end))
     }
 
     /// How many bytes it has on disk, or will have.
     pub fn bytes(&self) -> u64 {
         let state = self.lock();
-        state.snapshot.len() + state.log.len()
+        let past = state.past.last().map_or(0, |chunk| chunk.end);
+        state.snapshot.len() + past + state.log.len() - state.log.base()
     }
 
-    fn read(&self, kind: Kind, from: u64, to: u64) -> io::Result<Vec<Bytes>> {
-        let found = self.lock().strand(kind).find(from, to);
+    /// `base`: the position that the file begins with.
+    fn read(&self, kind: Kind, base: u64, found: Found) -> io::Result<Vec<Bytes>> {
         let mut bytes = Vec::with_capacity(found.pieces.len() + 1);
         if let Some((from, to)) = found.file {
-            bytes.push(files::read(&*self.files.open(self.id, kind)?, from, to)?.into());
+            bytes.push(files::read(&*self.files.open(self.id, kind)?, from - base, to - base)?.into());
         }
         bytes.extend(found.pieces);
         Ok(bytes)

@@ -134,6 +134,8 @@ pub(crate) struct StorageSection {
     pub(crate) unwritten_bytes: Option<u64>,
     /// The log is made short beyond this. Default 256 Mi, which are read again in a second or two after a crash.
     pub(crate) wal_bytes: Option<u64>,
+    /// When so much of a log is old, it is merged. Default 64 Mi; 0: never.
+    pub(crate) compact_bytes: Option<u64>,
     /// How many of the shapes' files are open at once. Default 512.
     pub(crate) open_files: Option<u32>,
     /// A snapshot up to this size goes through the log, and needs no sync of its own. Default 256 Ki.

@@ -147,6 +147,7 @@ const REACHED: &[(&str, &str, &str)] = &[
     ("storage.max_bytes", "7000000", "store.max_bytes.7000000"),
     ("storage.unwritten_bytes", "7000000", "store.unwritten_bytes: 7000000"),
     ("storage.wal_bytes", "7000000", "store.wal_bytes: 7000000"),
+    ("storage.compact_bytes", "7", "store.compact_bytes: 7"),
     ("storage.open_files", "7", "store.open_files: 7"),
     ("storage.small_snapshot_bytes", "0", "store.small_snapshot_bytes: 0"),
     ("storage.held_bytes", "7000000", "store.held_bytes: 7000000"),

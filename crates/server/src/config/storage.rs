@@ -31,6 +31,7 @@ pub(super) fn check_storage(section: &StorageSection, check: &Check) -> Result<S
     store.unwritten_bytes =
         bytes("storage.unwritten_bytes", section.unwritten_bytes, store.unwritten_bytes, 64 * KI..=16 * GI)?;
     store.wal_bytes = bytes("storage.wal_bytes", section.wal_bytes, store.wal_bytes, MI..=64 * GI)?;
+    store.compact_bytes = bytes("storage.compact_bytes", section.compact_bytes, store.compact_bytes, 0..=PI)?;
     let in_memory = |key, given, default: usize, bounds: RangeInclusive<u64>| {
         let bytes = check.bytes(key, given, default as u64, bounds)?;
         usize::try_from(bytes)

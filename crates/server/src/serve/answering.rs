@@ -180,7 +180,7 @@ impl Answering {
             return Err(self.gone(gone, asking.request).await);
         }
         let seen = self.shapes.seen();
-        let page = LogPage { from: 0, to: 0, last: shape.log_end(), is_end: true };
+        let page = LogPage::empty(shape.log_end());
         self.respond_log(asking, shape, page, seen, None)
     }
 
@@ -269,7 +269,7 @@ impl Answering {
         }
         let after = page.is_end.then(|| up_to_date(seen_with(page.last, seen)));
         let gzip = asking.gzip();
-        self.respond(asking, head, || Answer::log(Arc::clone(shape), page.from, page.to, after, gzip))
+        self.respond(asking, head, || Answer::log(Arc::clone(shape), page, after, gzip))
     }
 
     fn respond(

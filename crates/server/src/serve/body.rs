@@ -15,7 +15,7 @@ use bytes::Bytes;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use forebay_shapes::encode::SEPARATOR;
-use forebay_shapes::{Shape, SnapshotChunk};
+use forebay_shapes::{LogPage, Shape, SnapshotChunk};
 use http_body::{Body, Frame, SizeHint};
 use tokio::task::spawn_blocking;
 
@@ -74,7 +74,7 @@ type Packer = GzEncoder<Vec<u8>>;
 enum Which {
     /// A chunk of the snapshot, which may be growing still.
     Snapshot(u64),
-    Log,
+    Log(LogPage),
 }
 
 impl Answer {
@@ -107,8 +107,7 @@ impl Answer {
     /// Messages of the log, and one after them. Few aren't packed: it would take longer than to send them.
     pub(crate) fn log(
         shape: Arc<Shape>,
-        at: u64,
-        to: u64,
+        page: LogPage,
         after: Option<Bytes>,
         gzip: bool,
     ) -> io::Result<Self> {
@@ -116,11 +115,12 @@ impl Answer {
             None => Bytes::from_static(b"]"),
             Some(control) => [&control[..], b"]"].concat().into(),
         };
+        let LogPage { from: at, to, .. } = page;
         if to - at > SMALL {
-            let (from, to, packer) = (Which::Log, Some(to), gzip.then(packer));
+            let (from, to, packer) = (Which::Log(page), Some(to), gzip.then(packer));
             return Ok(Reader { shape, from, at, to, end, packer, is_over: false }.answer());
         }
-        let mut whole: VecDeque<_> = shape.read_log(at, to)?.into();
+        let mut whole: VecDeque<_> = shape.read_log(&page, at, to)?.into();
         whole.push_front(Bytes::from_static(b"["));
         if end.len() == 1 {
             strip_separator(&mut whole);
@@ -166,7 +166,7 @@ impl Reader {
         loop {
             let readable = match (self.to, self.from) {
                 (Some(to), _) => to,
-                (None, Which::Log) => self.at,
+                (None, Which::Log(_)) => self.at,
                 (None, Which::Snapshot(index)) => {
                     match self.shape.snapshot_chunk(index).await.map_err(io::Error::other)? {
                         SnapshotChunk::Closed { to, .. } => {
@@ -185,7 +185,7 @@ impl Reader {
                 let read = move || {
                     let pieces = match from {
                         Which::Snapshot(_) => shape.read_snapshot(at, until)?,
-                        Which::Log => shape.read_log(at, until)?,
+                        Which::Log(page) => shape.read_log(&page, at, until)?,
                     };
                     let pieces = match &mut packer {
                         Some(packer) => pack(packer, &pieces)?,

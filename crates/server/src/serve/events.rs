@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use forebay_postgres::Awake;
-use forebay_shapes::{Listener, Offset, Shape, Shapes};
+use forebay_shapes::{Listener, LogPage, Offset, Shape, Shapes};
 use forebay_stream::{Tail, Topic};
 use http_body::Body as _;
 use tokio::task::spawn_blocking;
@@ -168,8 +168,8 @@ struct Read {
 }
 
 enum Next {
-    /// More of the log, from here on.
-    More(u64, Goal),
+    /// More of the log: the rest of this page, and what follows.
+    More(LogPage, Goal),
     Follow(Goal),
 }
 
@@ -247,8 +247,8 @@ impl Events {
                         self.ready.push_back(event);
                     }
                     self.state = match next {
-                        Next::More(at, goal) => {
-                            State::Reading(Box::pin(read_on(Arc::clone(&self.shape), at, goal)))
+                        Next::More(page, goal) => {
+                            State::Reading(Box::pin(read_on(Arc::clone(&self.shape), page, goal)))
                         }
                         Next::Follow(goal) => {
                             self.sent = Offset::new(goal.seen, 0);
@@ -293,44 +293,56 @@ impl Events {
 }
 
 async fn begin(shape: Arc<Shape>, sent: Offset, goal: Goal) -> io::Result<Read> {
-    let mut at = goal.to;
-    if sent < goal.last {
-        let seeking = Arc::clone(&shape);
-        let page = spawn_blocking(move || seeking.log_after(sent)).await.map_err(io::Error::other)??;
-        at = at.min(page.from);
-    }
-    read_on(shape, at, goal).await
+    let page = next_page(&shape, sent, &goal).await?;
+    read_on(shape, page, goal).await
 }
 
-async fn read_on(shape: Arc<Shape>, mut at: u64, goal: Goal) -> io::Result<Read> {
+/// What comes after an offset, not beyond the goal.
+async fn next_page(shape: &Arc<Shape>, after: Offset, goal: &Goal) -> io::Result<LogPage> {
+    if after >= goal.last {
+        return Ok(LogPage::empty(goal.last));
+    }
+    let seeking = Arc::clone(shape);
+    let mut page = spawn_blocking(move || seeking.log_after(after)).await.map_err(io::Error::other)??;
+    if page.is_recent() {
+        (page.to, page.last) = (page.to.min(goal.to), page.last.min(goal.last));
+    }
+    Ok(page)
+}
+
+async fn read_on(shape: Arc<Shape>, mut page: LogPage, goal: Goal) -> io::Result<Read> {
     let mut event = BytesMut::new();
-    if at < goal.to {
-        let messages = read_messages(&shape, at, goal.to).await?;
-        at += messages.len() as u64;
+    if page.from < page.to {
+        let messages = read_messages(&shape, &page).await?;
+        page.from += messages.len() as u64;
         write_events(&mut event, &[messages]);
-        if at < goal.to {
-            return Ok(Read { event: event.freeze(), next: Next::More(at, goal) });
+        if page.from < page.to {
+            return Ok(Read { event: event.freeze(), next: Next::More(page, goal) });
+        }
+        if page.last < goal.last {
+            let page = next_page(&shape, page.last, &goal).await?;
+            return Ok(Read { event: event.freeze(), next: Next::More(page, goal) });
         }
     }
     write_event(&mut event, &up_to_date(goal.seen));
     Ok(Read { event: event.freeze(), next: Next::Follow(goal) })
 }
 
-/// About a piece of whole messages, and at least one.
-async fn read_messages(shape: &Arc<Shape>, from: u64, to: u64) -> io::Result<Bytes> {
-    let mut bytes = BytesMut::new();
+/// About a piece of whole messages of a page, and at least one.
+async fn read_messages(shape: &Arc<Shape>, page: &LogPage) -> io::Result<Bytes> {
+    let (page, mut bytes) = (*page, BytesMut::new());
     loop {
-        let at = from + bytes.len() as u64;
-        let until = to.min(at + PIECE);
+        let at = page.from + bytes.len() as u64;
+        let until = page.to.min(at + PIECE);
         let reading = Arc::clone(shape);
-        let pieces =
-            spawn_blocking(move || reading.read_log(at, until)).await.map_err(io::Error::other)??;
+        let read = spawn_blocking(move || reading.read_log(&page, at, until)).await;
+        let pieces = read.map_err(io::Error::other)??;
         pieces.iter().for_each(|piece| bytes.put_slice(piece));
         if let Some(end) = bytes.iter().rposition(|byte| *byte == b'\n') {
             bytes.truncate(end + 1);
             return Ok(bytes.freeze());
         }
-        if until == to {
+        if until == page.to {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
     }

@@ -1,12 +1,14 @@
 //! From rows to the bytes that clients get.
 //!
 //! Invariant: a message is written once, by hand, into the bytes that go to disk and to every client; nothing is parsed or written
-//! again. Values are what Postgres wrote, as JSON strings, or null.
+//! again, but for what is merged when a log has become long. Values are what Postgres wrote, as JSON strings, or null.
 
 mod copy;
 mod json;
 mod layout;
+mod merge;
 
 pub use self::copy::{CopyError, CopyRows};
 pub(crate) use self::layout::place_of;
 pub use self::layout::{Change, Column, LAST, Layout, MORE, Place, Row, SEPARATOR};
+pub(crate) use self::merge::merge;

@@ -6,13 +6,21 @@ use bytes::Bytes;
 
 use super::{Gone, Phase, Shape, State};
 use crate::store::files::Kind;
-use crate::store::record::{Completed, Kept};
-use crate::store::strand::Strand;
+use crate::store::record::{Completed, Kept, KeptLog};
+use crate::store::strand::{Chunk, Strand};
+
+/// What only gets more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    Snapshot,
+    Log,
+}
 
 impl Shape {
     /// As a catalog has it.
     pub(crate) fn load(&self, kept: &Kept) {
         self.change(|state| state.log = Strand::kept(&kept.log));
+        self.merged(&kept.log);
         if let Some(completed) = &kept.snapshot {
             self.complete_with(completed, Bytes::new());
         }
@@ -59,6 +67,7 @@ impl Shape {
             }
             let is_behind = state.log.len() < kept.log.len;
             state.log = Strand::kept(&kept.log);
+            state.merged(&kept.log);
             Ok(state.listener.take_if(|_| is_behind))
         });
         let Ok(listener) = listener else { return false };
@@ -77,6 +86,15 @@ impl Shape {
             state.log.wrote(kept.log.len);
             state.snapshot.wrote(kept.snapshot.as_ref().map_or(0, |snapshot| snapshot.len));
         });
+        self.merged(&kept.log);
+    }
+
+    /// What is old of its log is merged, as far as it is.
+    pub(crate) fn merged(&self, log: &KeptLog) {
+        self.lock().merged(log);
+        if log.base > 0 {
+            self.files.rebase(self.id, log.base);
+        }
     }
 
     pub(crate) fn settled(&self) {
@@ -121,6 +139,8 @@ impl Shape {
     /// As the catalog keeps it.
     pub(crate) fn keep(&self) -> Kept {
         let state = self.lock();
+        let mut log = state.log.keep();
+        log.past = state.past.iter().copied().map(Chunk::keep).collect();
         let snapshot = (state.phase == Phase::Complete).then(|| Completed {
             id: self.id,
             seen: state.seen.clone().expect("a complete snapshot has seen something"),
@@ -133,7 +153,7 @@ impl Shape {
             table: self.definition.table.fingerprint(),
             choice: self.definition.choice.clone(),
             snapshot,
-            log: state.log.keep(),
+            log,
         }
     }
 }
@@ -148,17 +168,32 @@ impl State {
         }
     }
 
-    pub(crate) fn strand(&self, kind: Kind) -> &Strand {
-        match kind {
-            Kind::Snapshot => &self.snapshot,
-            Kind::Log => &self.log,
+    fn merged(&mut self, log: &KeptLog) {
+        if log.base >= self.log.base() {
+            self.log.rebase(log.base);
+            self.past = log.past.iter().copied().map(Chunk::from).collect();
         }
     }
 
-    pub(crate) fn strand_mut(&mut self, kind: Kind) -> &mut Strand {
-        match kind {
-            Kind::Snapshot => &mut self.snapshot,
-            Kind::Log => &mut self.log,
+    pub(crate) fn strand(&self, part: Part) -> &Strand {
+        match part {
+            Part::Snapshot => &self.snapshot,
+            Part::Log => &self.log,
+        }
+    }
+
+    pub(crate) fn strand_mut(&mut self, part: Part) -> &mut Strand {
+        match part {
+            Part::Snapshot => &mut self.snapshot,
+            Part::Log => &mut self.log,
+        }
+    }
+
+    /// Which file a part is written to.
+    pub(crate) fn kind(&self, part: Part) -> Kind {
+        match part {
+            Part::Snapshot => Kind::Snapshot,
+            Part::Log => Kind::Log(self.log.base()),
         }
     }
 }

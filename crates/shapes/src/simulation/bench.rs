@@ -122,7 +122,7 @@ impl Drop for Bench {
 pub(crate) fn log(shape: &Shape) -> Vec<Value> {
     let page = shape.log_after(Offset::SNAPSHOT_END).unwrap();
     assert!(page.is_end);
-    let bytes = shape.read_log(page.from, page.to).unwrap().concat();
+    let bytes = shape.read_log(&page, page.from, page.to).unwrap().concat();
     let lines = bytes.split_inclusive(|byte| *byte == b'\n');
     lines.map(|line| serde_json::from_slice(line.strip_suffix(b",\n").unwrap()).unwrap()).collect()
 }

@@ -24,18 +24,23 @@ pub(super) fn visible(store: &Shapes, dice: &mut Dice) -> Visible {
         .collect()
 }
 
-/// The same beside a writer, which may be deleting the files of a shape. Who reads on finds out.
+/// The same beside a writer, which may be deleting a shape, or the files that it had before its log was merged. Who reads on finds out.
 pub(super) fn visible_while_written(store: &Shapes, dice: &mut Dice) -> Visible {
     let mut visible = Visible::new();
     for shape in complete(store) {
-        match read(&shape, dice) {
-            Ok(read) => drop(visible.insert(shape.handle().to_owned(), read)),
-            Err(error) => {
-                assert_eq!(error.kind(), io::ErrorKind::NotFound);
-                store.refresh().expect("it can be read");
-                assert!(shape.gone().is_some(), "a shape that is there can be read");
+        let read = loop {
+            match read(&shape, dice) {
+                Ok(read) => break Some(read),
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::NotFound),
             }
-        }
+            let base = shape.lock().log.base();
+            store.refresh().expect("it can be read");
+            if shape.gone().is_some() {
+                break None;
+            }
+            assert!(shape.lock().log.base() > base, "a shape that is there can be read");
+        };
+        visible.extend(read.map(|read| (shape.handle().to_owned(), read)));
     }
     visible
 }
@@ -86,7 +91,7 @@ fn log(shape: &Shape, dice: &mut Dice) -> io::Result<Vec<u8>> {
 fn log_after(shape: &Shape, offset: Offset) -> io::Result<Vec<u8>> {
     let (mut bytes, mut page) = (Vec::new(), shape.log_after(offset)?);
     loop {
-        let read = shape.read_log(page.from, page.to)?.concat();
+        let read = shape.read_log(&page, page.from, page.to)?.concat();
         if let Some(last) = read.split_inclusive(|byte| *byte == b'\n').next_back() {
             assert_eq!(place_of(last), Some(page.last));
         }
@@ -94,7 +99,7 @@ fn log_after(shape: &Shape, offset: Offset) -> io::Result<Vec<u8>> {
         if page.is_end {
             return Ok(bytes);
         }
-        page = shape.log_from(page.to);
+        page = shape.log_after(page.last)?;
     }
 }
 
@@ -117,9 +122,13 @@ impl World {
             let end: serde_json::Value = serde_json::from_slice(end).expect("it is one message");
             assert_eq!(end["headers"]["control"], "snapshot-end");
             let told = promised.told(&model.database, position);
-            assert_eq!(told.as_deref().map(text), Some(text(log)), "the log of {handle} at {position}");
+            let told =
+                told.unwrap_or_else(|| panic!("{handle} can't be told what happened before {position}"));
+            let base = store.find(handle).map_or(0, |shape| shape.lock().log.base());
+            self.merged += usize::from(base > 0);
+            check_log(&promised.rows, &told, base as usize, log, &mut self.dice);
             assert!(
-                log.len() as u64 >= promised.read,
+                told.len() as u64 >= promised.read,
                 "of {handle}, {} bytes were read before",
                 promised.read
             );
@@ -146,6 +155,68 @@ impl Promised {
     fn dies(&self, database: &Database, came: usize) -> bool {
         (self.seen..came)
             .any(|index| database.told(index, self.table, self.clause, &self.definition).is_none())
+    }
+}
+
+/// A client that has read a log goes on with a later one.
+pub(super) fn check_goes_on(snapshot: &[u8], before: &[u8], now: &[u8]) {
+    if now.starts_with(before) {
+        return;
+    }
+    let place = |line: &[u8]| place_of(line).expect("a message has a place");
+    let last = before.split_inclusive(|byte| *byte == b'\n').next_back().map_or(Offset::SNAPSHOT_END, place);
+    let (mut goes_on, mut begins) = (Rows::default(), Rows::default());
+    [snapshot, before].into_iter().for_each(|messages| goes_on.take(messages));
+    let after = now.split_inclusive(|byte| *byte == b'\n').filter(|line| place(line) > last);
+    after.for_each(|line| goes_on.take(line));
+    [snapshot, now].into_iter().for_each(|messages| begins.take(messages));
+    assert_eq!(goes_on, begins, "after {last}");
+}
+
+/// What is after the base is as it was told; what is before leads to the same rows, wherever a client is in it.
+fn check_log(snapshot: &[u8], told: &[u8], base: usize, log: &[u8], dice: &mut Dice) {
+    let recent = text(&told[base..]);
+    assert_eq!(text(&log[log.len() - recent.len().min(log.len())..]), recent);
+    if base == 0 {
+        assert_eq!(text(log), recent);
+        return;
+    }
+    let lines: Vec<_> = told.split_inclusive(|byte| *byte == b'\n').collect();
+    let read = dice.between(0, lines.len());
+    let mut rows = Rows::default();
+    rows.take(snapshot);
+    rows.take(&lines[..read].concat());
+    let place =
+        read.checked_sub(1).map_or(Offset::SNAPSHOT_END, |last| place_of(lines[last]).expect("a place"));
+    let mut goes_on = rows.clone();
+    rows.take(&lines[read..].concat());
+    let after =
+        log.split_inclusive(|byte| *byte == b'\n').filter(|line| place_of(line).is_some_and(|it| it > place));
+    after.for_each(|line| goes_on.take(line));
+    assert_eq!(goes_on, rows, "after {place}, merged up to {base}");
+}
+
+/// What a client has.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Rows(BTreeMap<String, serde_json::Map<String, serde_json::Value>>);
+
+impl Rows {
+    fn take(&mut self, messages: &[u8]) {
+        for line in messages.split_inclusive(|byte| *byte == b'\n') {
+            let line = line.strip_suffix(b",\n").expect("a whole message");
+            let message: serde_json::Value = serde_json::from_slice(line).expect("it is JSON");
+            if message["headers"].get("control").is_some() {
+                continue;
+            }
+            let key = message["key"].as_str().expect("a key").to_owned();
+            let value = message["value"].as_object().expect("a row").clone();
+            match message["headers"]["operation"].as_str() {
+                Some("insert") => assert_eq!(self.0.insert(key, value), None, "it was there"),
+                Some("update") => self.0.get_mut(&key).expect("it is there").extend(value),
+                Some("delete") => assert!(self.0.remove(&key).is_some(), "it is there"),
+                other => panic!("{other:?}"),
+            }
+        }
     }
 }
 

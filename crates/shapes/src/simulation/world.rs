@@ -15,6 +15,7 @@ use super::wire::Wire;
 use crate::config::StoreConfig;
 use crate::definition::Definition;
 use crate::follow::Follower;
+use crate::registry::lock;
 use crate::shapes::Shapes;
 use crate::store::OpenError;
 use crate::store::disk::{Dice, Disk};
@@ -42,6 +43,8 @@ pub(super) struct World {
     pub(super) handles: BTreeSet<String>,
     /// What the store said to be durable.
     acknowledged: Arc<AtomicU64>,
+    /// How many times somebody looked at a log that was merged.
+    pub(super) merged: usize,
 }
 
 /// What there is, and what clients were told.
@@ -80,6 +83,7 @@ pub(super) fn config() -> StoreConfig {
         chunk_bytes: 700,
         unwritten_bytes: 2500,
         wal_bytes: 4000,
+        compact_bytes: 900,
         open_files: 3,
         small_snapshot_bytes: 600,
         held_bytes: 6000,
@@ -114,6 +118,7 @@ impl World {
             creations: Vec::new(),
             handles: BTreeSet::new(),
             acknowledged: Arc::default(),
+            merged: 0,
         };
         world.begin()?;
         world.reset(1000)?;
@@ -298,9 +303,13 @@ impl World {
         self.begin()?;
         self.find_out_who_it_is();
         self.verify();
-        let known: HashSet<_> = self.store.all().iter().map(|shape| shape.id).collect();
+        let mut known: HashSet<_> =
+            lock(&self.store.inner.garbage).iter().map(|(id, kind)| files::name(*id, *kind)).collect();
+        for shape in self.store.all() {
+            known.extend(files::kinds(shape.lock().log.base()).map(|kind| files::name(shape.id, kind)));
+        }
         for name in self.store.inner.disk.list(files::DIR).map_err(|_| Crashed)? {
-            assert!(files::owner(&name).is_some_and(|id| known.contains(&id)), "nobody needs {name}");
+            assert!(known.contains(&name), "nobody needs {name}");
         }
         let there: HashSet<_> = self.store.all().iter().map(|shape| shape.handle().to_owned()).collect();
         self.model.promised.retain(|handle, _| there.contains(handle));

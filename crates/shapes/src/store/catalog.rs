@@ -89,7 +89,8 @@ mod tests {
         };
         let seen = Seen { xmin: 1, xmax: 5, xip: vec![3], lsn: 7 };
         let snapshot = Some(Completed { id: 4, seen, len: 900, chunks: vec![500, 900] });
-        let log = KeptLog { len: 70, last: (9, 4), chunks: vec![(60, 9, 2)] };
+        let log =
+            KeptLog { len: 70, last: (9, 4), chunks: vec![(60, 9, 2)], base: 20, past: vec![(15, 4, 2)] };
         let kept = Kept { id: 4, handle: "1-2".into(), table: 8, choice, snapshot, log };
         let incomplete = Kept { id: 5, snapshot: None, ..kept.clone() };
         let head =

@@ -9,10 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::catalog::Catalog;
-use super::files::{self, Kind};
+use super::compaction::{self, Compacted};
+use super::files;
 use super::record::{CatalogHead, Kept};
 use super::wal;
-use crate::registry::Inner;
+use crate::registry::{Inner, lock};
+use crate::shape::keeping::Part;
 use crate::shape::{Phase, Shape};
 
 /// Everything as it was when a segment began.
@@ -42,17 +44,24 @@ impl Checkpoint {
         Checkpoint { catalog: Catalog { head, tables, shapes: kept }, shapes }
     }
 
-    pub(crate) fn write(&self, inner: &Inner) -> io::Result<()> {
+    pub(crate) fn write(mut self, inner: &Inner) -> io::Result<()> {
+        // What the catalog before this one still names, this one doesn't.
+        let garbage = std::mem::take(&mut *lock(&inner.garbage));
         for (shape, kept) in self.shapes.iter().zip(&self.catalog.shapes) {
             spill(inner, shape, kept.snapshot.as_ref().map_or(0, |snapshot| snapshot.len), kept.log.len)?;
         }
+        let long = self.shapes.iter().zip(&mut self.catalog.shapes);
+        let compacted: Vec<_> =
+            long.filter_map(|(shape, kept)| compaction::compact(inner, shape, kept)).collect();
         inner.disk.sync_everything()?;
         self.write_catalog(inner)?;
+        compacted.into_iter().try_for_each(|compacted: Compacted| compacted.take_effect(inner))?;
         for segment in wal::segments(&*inner.disk)? {
             if segment < self.catalog.head.segment {
                 inner.disk.remove(&wal::path(segment))?;
             }
         }
+        garbage.into_iter().for_each(|(shape, kind)| inner.files.remove_one(shape, kind));
         Ok(())
     }
 
@@ -62,11 +71,15 @@ impl Checkpoint {
     }
 }
 
-/// Files of shapes that nobody knows: they were being made, or deleted, when the process ended.
+/// Files that nobody knows: they were being made, merged or deleted when the process ended.
 pub(crate) fn remove_orphans(inner: &Inner) -> io::Result<()> {
-    let known: HashSet<u64> = inner.registry().shapes().map(|shape| shape.id).collect();
+    let names = |shape: &Arc<Shape>| {
+        let (id, base) = (shape.id, shape.lock().log.base());
+        files::kinds(base).map(|kind| files::name(id, kind))
+    };
+    let known: HashSet<String> = inner.registry().shapes().flat_map(names).collect();
     for name in inner.disk.list(files::DIR)? {
-        if files::owner(&name).is_none_or(|id| !known.contains(&id)) {
+        if !known.contains(&name) {
             inner.disk.remove(&format!("{}/{name}", files::DIR))?;
         }
     }
@@ -76,26 +89,30 @@ pub(crate) fn remove_orphans(inner: &Inner) -> io::Result<()> {
 /// Memory has too much that isn't in files. Who may write writes it; who may not finds what another has written.
 pub(crate) fn relieve(inner: &Inner, may_write: bool) -> io::Result<()> {
     let shapes: Vec<_> = inner.registry().shapes().cloned().collect();
+    let _files_stay = lock(&inner.relieving);
     for shape in shapes {
         if may_write {
             spill(inner, &shape, u64::MAX, u64::MAX)?;
         } else {
-            KINDS.into_iter().for_each(|kind| find_written(inner, &shape, kind));
+            PARTS.into_iter().for_each(|part| find_written(inner, &shape, part));
         }
     }
     Ok(())
 }
 
-const KINDS: [Kind; 2] = [Kind::Snapshot, Kind::Log];
+const PARTS: [Part; 2] = [Part::Snapshot, Part::Log];
 
 /// Writes what a shape has in memory to its files, up to these lengths.
 fn spill(inner: &Inner, shape: &Shape, snapshot: u64, log: u64) -> io::Result<()> {
-    for (kind, up_to) in KINDS.into_iter().zip([snapshot, log]) {
-        let (from, pieces) = {
+    for (part, up_to) in PARTS.into_iter().zip([snapshot, log]) {
+        let (kind, base, (from, pieces)) = {
             let state = shape.lock();
-            match (&state.phase, kind) {
-                (Phase::Gone(_), _) | (Phase::Filling, Kind::Snapshot) => continue,
-                (Phase::Filling | Phase::Complete, _) => state.strand(kind).unwritten(up_to),
+            match (&state.phase, part) {
+                (Phase::Gone(_), _) | (Phase::Filling, Part::Snapshot) => continue,
+                (Phase::Filling | Phase::Complete, _) => {
+                    let strand = state.strand(part);
+                    (state.kind(part), strand.base(), strand.unwritten(up_to))
+                }
             }
         };
         if pieces.is_empty() {
@@ -104,10 +121,10 @@ fn spill(inner: &Inner, shape: &Shape, snapshot: u64, log: u64) -> io::Result<()
         let (file, mut at) = (inner.files.open_or_create(shape.id, kind)?, from);
         for pieces in pieces.chunks(512) {
             let parts: Vec<_> = pieces.iter().map(|piece| IoSlice::new(piece)).collect();
-            file.write_all_vectored_at(&parts, at)?;
+            file.write_all_vectored_at(&parts, at - base)?;
             at += pieces.iter().map(|piece| piece.len() as u64).sum::<u64>();
         }
-        shape.change(|state| state.strand_mut(kind).wrote(at));
+        shape.change(|state| state.strand_mut(part).wrote(at));
     }
     if shape.gone().is_some() {
         // It may have been deleted before the file was made.
@@ -117,18 +134,22 @@ fn spill(inner: &Inner, shape: &Shape, snapshot: u64, log: u64) -> io::Result<()
 }
 
 /// Lets go of what is in a file, byte for byte.
-fn find_written(inner: &Inner, shape: &Shape, kind: Kind) {
-    let (mut at, pieces) = shape.lock().strand(kind).unwritten(u64::MAX);
+fn find_written(inner: &Inner, shape: &Shape, part: Part) {
+    let (kind, base, (mut at, pieces)) = {
+        let state = shape.lock();
+        let strand = state.strand(part);
+        (state.kind(part), strand.base(), strand.unwritten(u64::MAX))
+    };
     if pieces.is_empty() {
         return;
     }
     let Ok(file) = inner.files.open(shape.id, kind) else { return };
     for piece in pieces {
         let end = at + piece.len() as u64;
-        if !files::read(&*file, at, end).is_ok_and(|bytes| bytes == piece) {
+        if !files::read(&*file, at - base, end - base).is_ok_and(|bytes| bytes == piece) {
             break;
         }
         at = end;
     }
-    shape.change(|state| state.strand_mut(kind).wrote(at));
+    shape.change(|state| state.strand_mut(part).wrote(at));
 }

@@ -12,11 +12,14 @@ use super::disk::{Disk, DiskFile};
 use crate::encode::place_of;
 use crate::offset::Offset;
 
-/// Which of a shape's two files.
+/// Which of a shape's files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
     Snapshot,
-    Log,
+    /// The log from a position on.
+    Log(u64),
+    /// What was before that position, merged.
+    Past(u64),
 }
 
 /// Open files, the least recently used of which is closed for another.
@@ -25,6 +28,8 @@ pub(crate) struct Files {
     disk: Arc<dyn Disk>,
     limit: usize,
     open: Mutex<Open>,
+    /// Where logs begin that don't begin at 0.
+    bases: Mutex<HashMap<u64, u64>>,
     unwritten: AtomicU64,
 }
 
@@ -38,21 +43,27 @@ struct Open {
 pub(crate) const DIR: &str = "shapes";
 
 pub(crate) fn path(shape: u64, kind: Kind) -> String {
-    let kind = match kind {
-        Kind::Snapshot => "snapshot",
-        Kind::Log => "log",
-    };
-    format!("{DIR}/{shape:016x}.{kind}")
+    format!("{DIR}/{}", name(shape, kind))
 }
 
-/// Whose file this is.
-pub(crate) fn owner(name: &str) -> Option<u64> {
-    u64::from_str_radix(name.split_once('.')?.0, 16).ok()
+pub(crate) fn name(shape: u64, kind: Kind) -> String {
+    match kind {
+        Kind::Snapshot => format!("{shape:016x}.snapshot"),
+        Kind::Log(0) => format!("{shape:016x}.log"),
+        Kind::Log(base) => format!("{shape:016x}.{base:x}.log"),
+        Kind::Past(base) => format!("{shape:016x}.{base:x}.past"),
+    }
+}
+
+/// The files that a shape may have, if its log begins there.
+pub(crate) fn kinds(base: u64) -> [Kind; 3] {
+    [Kind::Snapshot, Kind::Log(base), Kind::Past(base)]
 }
 
 impl Files {
     pub(crate) fn new(disk: Arc<dyn Disk>, limit: usize) -> Self {
-        Files { disk, limit: limit.max(1), open: Mutex::default(), unwritten: AtomicU64::new(0) }
+        let (open, bases, unwritten) = (Mutex::default(), Mutex::default(), AtomicU64::new(0));
+        Files { disk, limit: limit.max(1), open, bases, unwritten }
     }
 
     /// How many bytes of all shapes wait to be written.
@@ -96,17 +107,24 @@ impl Files {
 
     pub(crate) fn close(&self, shape: u64) {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        for kind in [Kind::Snapshot, Kind::Log] {
-            open.files.remove(&(shape, kind));
-        }
+        open.files.retain(|(owner, _), _| *owner != shape);
     }
 
     pub(crate) fn remove(&self, shape: u64) {
         self.close(shape);
-        for kind in [Kind::Snapshot, Kind::Log] {
-            // It may have none. One that can't be removed now is found at the next start.
-            let _gone = self.disk.remove(&path(shape, kind));
-        }
+        let base = self.bases.lock().unwrap_or_else(PoisonError::into_inner).remove(&shape);
+        kinds(base.unwrap_or(0)).into_iter().for_each(|kind| self.remove_one(shape, kind));
+    }
+
+    /// It may not be there. One that can't be removed now is found at the next start.
+    pub(crate) fn remove_one(&self, shape: u64, kind: Kind) {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner).files.remove(&(shape, kind));
+        let _gone = self.disk.remove(&path(shape, kind));
+    }
+
+    /// The log of a shape begins there from now on.
+    pub(crate) fn rebase(&self, shape: u64, base: u64) {
+        self.bases.lock().unwrap_or_else(PoisonError::into_inner).insert(shape, base);
     }
 
     fn remember(&self, key: (u64, Kind), file: &Arc<dyn DiskFile>) {

@@ -3,7 +3,8 @@
 //! On disk, in one directory:
 //! - `catalog`: every shape, as it was when a segment of the log began;
 //! - `wal/`: the write-ahead log from there on, what is synced and what is acknowledged;
-//! - `shapes/`: for each shape a snapshot and a log, in exactly the bytes that clients get, written when it suits;
+//! - `shapes/`: for each shape a snapshot and a log, in exactly the bytes that clients get, written when it suits; of a long log, what is old
+//!   apart, merged;
 //! - `head`: how far the log is durable, for those who read beside the writer;
 //! - `lock`: who has it writes.
 //!
@@ -13,6 +14,7 @@
 
 pub(crate) mod catalog;
 pub(crate) mod checkpoint;
+mod compaction;
 pub(crate) mod disk;
 pub(crate) mod files;
 pub(crate) mod head;

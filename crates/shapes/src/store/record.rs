@@ -141,6 +141,12 @@ pub(crate) struct KeptLog {
     pub(crate) last: (u64, u64),
     /// Where its chunks end, and with which offset.
     pub(crate) chunks: Vec<(u64, u64, u64)>,
+    /// What was before this position is merged.
+    #[serde(default)]
+    pub(crate) base: u64,
+    /// The chunks of that.
+    #[serde(default)]
+    pub(crate) past: Vec<(u64, u64, u64)>,
 }
 
 const PART: u8 = 1;

@@ -18,6 +18,8 @@ use crate::offset::Offset;
 
 #[derive(Debug, Default)]
 pub(crate) struct Strand {
+    /// What was before this position isn't here any more. The file begins with it.
+    base: u64,
     written: u64,
     /// The last message of which the file has something.
     written_last: Offset,
@@ -44,6 +46,18 @@ pub(crate) struct Chunk {
     pub(crate) last: Offset,
 }
 
+impl Chunk {
+    pub(crate) fn keep(self) -> (u64, u64, u64) {
+        (self.end, self.last.lsn, self.last.op)
+    }
+}
+
+impl From<(u64, u64, u64)> for Chunk {
+    fn from((end, lsn, op): (u64, u64, u64)) -> Self {
+        Chunk { end, last: Offset::new(lsn, op) }
+    }
+}
+
 /// Where to find some bytes: first in the file, up to a position, then here.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Found {
@@ -68,16 +82,16 @@ impl Strand {
 
     /// A log, as a catalog has it.
     pub(crate) fn kept(log: &KeptLog) -> Self {
-        let chunk = |(end, lsn, op): &(u64, u64, u64)| Chunk { end: *end, last: Offset::new(*lsn, *op) };
         let last = Offset::new(log.last.0, log.last.1);
         Strand {
+            base: log.base,
             written: log.len,
             written_last: last,
             end: log.len,
             end_last: last,
             len: log.len,
             last,
-            chunks: log.chunks.iter().map(chunk).collect(),
+            chunks: log.chunks.iter().copied().map(Chunk::from).collect(),
             tail: VecDeque::new(),
         }
     }
@@ -101,6 +115,22 @@ impl Strand {
         self.len
     }
 
+    pub(crate) fn base(&self) -> u64 {
+        self.base
+    }
+
+    /// How much the file has, from the base on.
+    pub(crate) fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// What is before this position, in the file and at the end of a chunk, is elsewhere from now on.
+    pub(crate) fn rebase(&mut self, base: u64) {
+        debug_assert!(self.base <= base && base <= self.written.min(self.len));
+        self.chunks.drain(..self.chunks.partition_point(|chunk| chunk.end <= base));
+        self.base = base;
+    }
+
     /// The offset of the last visible message.
     pub(crate) fn last(&self) -> Offset {
         self.last
@@ -112,9 +142,9 @@ impl Strand {
     }
 
     pub(crate) fn keep(&self) -> KeptLog {
-        let chunk = |chunk: &Chunk| (chunk.end, chunk.last.lsn, chunk.last.op);
-        let chunks = self.chunks().iter().map(chunk).collect();
-        KeptLog { len: self.len, last: (self.last.lsn, self.last.op), chunks }
+        let chunks = self.chunks().iter().copied().map(Chunk::keep).collect();
+        let last = (self.last.lsn, self.last.op);
+        KeptLog { len: self.len, last, chunks, base: self.base, past: Vec::new() }
     }
 
     /// Whole messages of a log; `last` is the offset of the last of them.
@@ -200,7 +230,7 @@ impl Strand {
             return Sought::At(self.len);
         }
         if offset <= Offset::SNAPSHOT_END {
-            return Sought::At(0);
+            return Sought::At(self.base);
         }
         if self.written == 0 || self.written_last <= offset {
             let piece = &self.tail[self.tail.partition_point(|piece| piece.last <= offset)];
@@ -213,7 +243,7 @@ impl Strand {
         let to = chunks.get(after).map_or(written, |chunk| chunk.end.min(written));
         match after.checked_sub(1).map(|before| chunks[before]) {
             Some(chunk) if chunk.last == offset => Sought::At(chunk.end),
-            before => Sought::InFile(before.map_or(0, |chunk| chunk.end), to),
+            before => Sought::InFile(before.map_or(self.base, |chunk| chunk.end), to),
         }
     }
 
@@ -246,7 +276,7 @@ impl Strand {
     }
 
     fn chunk_start(&self) -> u64 {
-        self.chunks.last().map_or(0, |chunk| chunk.end)
+        self.chunks.last().map_or(self.base, |chunk| chunk.end)
     }
 
     fn push(&mut self, bytes: Bytes, last: Offset) {

@@ -1,0 +1,296 @@
+//! Of many changes of a row, those that a client needs.
+//!
+//! Invariant: whoever has read a log up to any place in it, and from there on the merged one, has the same rows at its end as with the whole
+//! one; no row is inserted that is there, and none is changed or deleted that isn't.
+//! Kept by: only updates go, each for the next update or delete of the same row, and the update then says what both did.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+/// A message, in parts.
+struct Message<'a> {
+    key: &'a [u8],
+    /// Fields, as they stand between the braces.
+    value: &'a [u8],
+    old: Option<&'a [u8]>,
+    operation: Operation,
+    /// From `,"headers"` to the end.
+    rest: &'a [u8],
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Operation {
+    Insert,
+    Update,
+    Delete,
+}
+
+const VALUE: &[u8] = b",\"value\":{";
+const OLD: &[u8] = b",\"old_value\":{";
+
+/// Merges whole messages of a log; each has the place of the last one of those that it stands for. `None`: they aren't messages of a log.
+pub(crate) fn merge(messages: &[u8]) -> Option<Vec<Cow<'_, [u8]>>> {
+    let mut merged: Vec<Cow<'_, [u8]>> = Vec::new();
+    // The last update of each row that nothing follows.
+    let mut updates: HashMap<&[u8], usize> = HashMap::new();
+    for line in messages.split_inclusive(|byte| *byte == b'\n') {
+        let message = parse(line)?;
+        let mut kept = Cow::Borrowed(line);
+        let before = match message.operation {
+            Operation::Insert => None,
+            Operation::Update => updates.insert(message.key, merged.len()),
+            Operation::Delete => updates.remove(message.key),
+        };
+        if let Some(before) = before {
+            let before = std::mem::take(&mut merged[before]);
+            if message.operation == Operation::Update {
+                kept = Cow::Owned(both(&parse(&before)?, &message)?);
+            }
+        }
+        merged.push(kept);
+    }
+    merged.retain(|message| !message.is_empty());
+    Some(merged)
+}
+
+/// The one update that does what two do.
+fn both(older: &Message<'_>, newer: &Message<'_>) -> Option<Vec<u8>> {
+    let mut out = [b"{\"key\":\"", newer.key, b"\"", VALUE].concat();
+    match (older.old, newer.old) {
+        (Some(older), Some(newer_old)) => {
+            out.extend_from_slice(newer.value);
+            out.push(b'}');
+            out.extend_from_slice(OLD);
+            overlay(&mut out, newer_old, older)?;
+        }
+        _ => overlay(&mut out, older.value, newer.value)?,
+    }
+    out.push(b'}');
+    out.extend_from_slice(newer.rest);
+    Some(out)
+}
+
+/// The fields of both; where both have one, that of `above`.
+fn overlay(out: &mut Vec<u8>, below: &[u8], above: &[u8]) -> Option<()> {
+    let above: Vec<_> = fields(above).collect::<Option<_>>()?;
+    for field in fields(below) {
+        let (name, field) = field?;
+        if !above.iter().any(|(other, _)| *other == name) {
+            out.extend_from_slice(field);
+            out.push(b',');
+        }
+    }
+    for (_, field) in above {
+        out.extend_from_slice(field);
+        out.push(b',');
+    }
+    out.pop_if(|byte| *byte == b',');
+    Some(())
+}
+
+fn parse(line: &[u8]) -> Option<Message<'_>> {
+    let (key, rest) = string(line.strip_prefix(b"{\"key\":\"")?)?;
+    let (value, rest) = object(rest.strip_prefix(VALUE)?)?;
+    let (old, rest) = match rest.strip_prefix(OLD) {
+        Some(rest) => object(rest).map(|(old, rest)| (Some(old), rest))?,
+        None => (None, rest),
+    };
+    let operation = rest.strip_prefix(b",\"headers\":{\"operation\":\"")?;
+    let operation = match operation.get(..7)? {
+        b"insert\"" => Operation::Insert,
+        b"update\"" => Operation::Update,
+        b"delete\"" => Operation::Delete,
+        _ => return None,
+    };
+    Some(Message { key, value, old, operation, rest })
+}
+
+/// What stands before the closing brace, and what after it.
+fn object(text: &[u8]) -> Option<(&[u8], &[u8])> {
+    let mut rest = text;
+    while rest.first() != Some(&b'}') {
+        let (_, field, after) = field(rest)?;
+        rest = match after.first()? {
+            b',' => &after[1..],
+            b'}' => after,
+            _ => return None,
+        };
+        debug_assert!(!field.is_empty());
+    }
+    let len = text.len() - rest.len();
+    Some((&text[..len], &rest[1..]))
+}
+
+/// Each with its name.
+fn fields(mut object: &[u8]) -> impl Iterator<Item = Option<(&[u8], &[u8])>> {
+    std::iter::from_fn(move || {
+        if object.is_empty() {
+            return None;
+        }
+        let Some((name, field, after)) = field(object) else {
+            object = b"";
+            return Some(None);
+        };
+        object = after.strip_prefix(b",").unwrap_or(after);
+        Some(Some((name, field)))
+    })
+}
+
+/// A name and its value, all of it, and what follows.
+fn field(text: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
+    let (name, rest) = string(text.strip_prefix(b"\"")?)?;
+    let rest = rest.strip_prefix(b":")?;
+    let after = match rest.strip_prefix(b"\"") {
+        Some(value) => string(value)?.1,
+        None => rest.strip_prefix(b"null")?,
+    };
+    Some((name, &text[..text.len() - after.len()], after))
+}
+
+/// The inside of a string whose quote was opened, and what follows the one that closes it.
+fn string(text: &[u8]) -> Option<(&[u8], &[u8])> {
+    let mut at = 0;
+    loop {
+        at += memchr::memchr2(b'"', b'\\', text.get(at..)?)?;
+        if text[at] == b'"' {
+            return Some((&text[..at], &text[at + 1..]));
+        }
+        at += 2;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+    use serde_json::{Map, Value};
+
+    use super::*;
+    use crate::encode::{Change, Column, Layout, Place, place_of};
+    use crate::offset::Offset;
+
+    type Rows = BTreeMap<String, Map<String, Value>>;
+
+    /// What a client does with a message, and what it can't be told.
+    fn take(rows: &mut Rows, message: &[u8], is_full: bool) {
+        let message: Value = serde_json::from_slice(message.strip_suffix(b",\n").unwrap()).unwrap();
+        let key = message["key"].as_str().unwrap().to_owned();
+        let value = message["value"].as_object().unwrap().clone();
+        match message["headers"]["operation"].as_str().unwrap() {
+            "insert" => assert_eq!(rows.insert(key, value), None, "it was there"),
+            "update" => {
+                let row = rows.get_mut(&key).expect("it is there");
+                if is_full {
+                    for (name, old) in message["old_value"].as_object().unwrap() {
+                        assert!(row.contains_key(name), "{old}");
+                    }
+                    assert_eq!(row.len(), value.len());
+                }
+                row.extend(value);
+            }
+            "delete" => assert!(rows.remove(&key).is_some(), "it is there"),
+            other => panic!("{other}"),
+        }
+    }
+
+    /// A log of random changes of few rows, with odd names and values.
+    fn log(steps: &[(u8, u8, Option<String>)], is_full: bool) -> Vec<u8> {
+        let column = |name: &str, key_index| Column { name: name.into(), key_index };
+        let columns = [column("id", Some(0)), column("a\"}", None), column("b\\", None)];
+        let layout = Layout::new("public", "t", &columns, &[0, 1, 2], is_full);
+        let mut rows: BTreeMap<u8, [Option<String>; 3]> = BTreeMap::new();
+        let mut out = Vec::new();
+        for (index, (id, kind, text)) in steps.iter().enumerate() {
+            let (id, place) = (id % 4, Place { lsn: 1 + index as u64 / 3, op: index as u64 % 3 * 2, xid: 7 });
+            let new = |old: Option<&[Option<String>; 3]>| {
+                let mut row = old.cloned().unwrap_or([Some(format!("{id}/\"")), None, None]);
+                row[1 + usize::from(kind % 2)] = text.clone();
+                row
+            };
+            let bytes = |row: &[Option<String>; 3]| -> Vec<Option<Vec<u8>>> {
+                row.iter().map(|value| value.clone().map(String::into_bytes)).collect()
+            };
+            let old = rows.get(&id).cloned();
+            match &old {
+                None => drop(rows.insert(id, new(None))),
+                Some(_) if kind % 5 == 0 => drop(rows.remove(&id)),
+                Some(row) => drop(rows.insert(id, new(Some(row)))),
+            }
+            let (old, new) = (old.as_ref().map(bytes), rows.get(&id).map(bytes));
+            let view = |row: &Option<Vec<Option<Vec<u8>>>>| -> Vec<Option<Vec<u8>>> {
+                row.clone().unwrap_or_default()
+            };
+            let (old_row, new_row) = (view(&old), view(&new));
+            let old_row: Vec<_> = old_row.iter().map(Option::as_deref).collect();
+            let new_row: Vec<_> = new_row.iter().map(Option::as_deref).collect();
+            let change = match (old, new) {
+                (None, _) => Change::Insert { row: &new_row, from: None },
+                (Some(_), Some(_)) => Change::Update { old: &old_row, new: &new_row },
+                (Some(_), None) => Change::Delete { row: &old_row, to: None },
+            };
+            layout.change(&mut out, change, place);
+        }
+        out
+    }
+
+    proptest! {
+        #[test]
+        fn from_any_place_on_the_merged_log_leads_to_the_same_rows(
+            steps in proptest::collection::vec((any::<u8>(), any::<u8>(), any::<Option<String>>()), 0..40),
+            is_full: bool,
+        ) {
+            let whole = log(&steps, is_full);
+            let merged = merge(&whole).expect("they are messages");
+            let lines: Vec<_> = whole.split_inclusive(|byte| *byte == b'\n').collect();
+            prop_assert!(merged.len() <= lines.len());
+            let mut known = Rows::new();
+            let mut places = vec![Offset::SNAPSHOT_END];
+            places.extend(lines.iter().map(|line| place_of(line).unwrap()));
+            let mut end = Rows::new();
+            lines.iter().for_each(|line| take(&mut end, line, is_full));
+            for (read, place) in places.into_iter().enumerate() {
+                if read > 0 {
+                    take(&mut known, lines[read - 1], is_full);
+                }
+                let mut rows = known.clone();
+                for message in merged.iter().filter(|message| place_of(message).unwrap() > place) {
+                    take(&mut rows, message, is_full);
+                }
+                prop_assert_eq!(&rows, &end, "after {}", place);
+            }
+        }
+
+        #[test]
+        fn noise_is_refused(noise: Vec<u8>) {
+            prop_assert!(noise.is_empty() || merge(&noise).is_none());
+        }
+    }
+
+    #[test]
+    fn a_row_that_changes_all_the_time_is_told_once() {
+        let steps: Vec<_> =
+            (0..1000).map(|index| (1, 1 + index as u8 % 4, Some(index.to_string()))).collect();
+        let whole = log(&steps, false);
+        let merged = merge(&whole).unwrap();
+        let deletes =
+            merged.iter().filter(|message| message.windows(8).any(|part| part == b"\"delete\"")).count();
+        assert!(merged.len() <= 2 + 3 * deletes && merged.len() < 1000, "{} messages", merged.len());
+        assert_eq!(
+            place_of(merged.last().unwrap()),
+            place_of(whole.split_inclusive(|byte| *byte == b'\n').next_back().unwrap())
+        );
+    }
+
+    #[test]
+    fn the_old_values_of_a_full_update_are_those_before_the_first_one() {
+        let steps =
+            [(1, 1, Some("a".to_owned())), (1, 1, Some("b".into())), (1, 2, Some("c".into())), (1, 1, None)];
+        let whole = log(&steps, true);
+        let merged = merge(&whole).unwrap();
+        assert_eq!(merged.len(), 2);
+        let update: Value = serde_json::from_slice(merged[1].strip_suffix(b",\n").unwrap()).unwrap();
+        assert_eq!(update["old_value"], serde_json::json!({"b\\": "a", "a\"}": null}));
+        assert_eq!(update["value"], serde_json::json!({"id": "1/\"", "b\\": null, "a\"}": "c"}));
+    }
+}

@@ -1,0 +1,119 @@
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::offset::Offset;
+use crate::shape::{LogPage, Shape};
+use crate::shapes::Shapes;
+use crate::simulation::bench::{Bench, ITEMS, choice, row};
+use crate::simulation::wire::Wire;
+use crate::store::disk::Disk;
+
+fn bench() -> Bench {
+    Bench::with(|config| (config.chunk_bytes, config.compact_bytes) = (600, 1200))
+}
+
+/// Two rows, of which one changes all the time.
+fn change(bench: &mut Bench, times: usize) {
+    for time in 0..times {
+        let (old, new) = (time.to_string(), (time + 1).to_string());
+        bench.transact(&[Wire::update(ITEMS, &row(["1", &old, "a"]), &row(["1", &new, "a"]))]);
+    }
+}
+
+fn pages(shape: &Shape, mut after: Offset) -> Vec<LogPage> {
+    let mut pages = Vec::new();
+    loop {
+        let page = shape.log_after(after).unwrap();
+        pages.push(page);
+        if page.is_end {
+            return pages;
+        }
+        after = page.last;
+    }
+}
+
+fn read(shape: &Shape, pages: &[LogPage]) -> Vec<Value> {
+    let read = |page: &LogPage| shape.read_log(page, page.from, page.to).unwrap().concat();
+    let bytes: Vec<u8> = pages.iter().flat_map(read).collect();
+    let lines = bytes.split_inclusive(|byte| *byte == b'\n');
+    lines.map(|line| serde_json::from_slice(line.strip_suffix(b",\n").unwrap()).unwrap()).collect()
+}
+
+#[test]
+fn a_long_log_is_merged_and_whoever_reads_it_meanwhile_reads_on() {
+    let mut bench = bench();
+    let shape = bench.shape(choice(None));
+    bench.transact(&[Wire::insert(ITEMS, &row(["1", "0", "a"])), Wire::insert(ITEMS, &row(["2", "0", "b"]))]);
+    change(&mut bench, 60);
+    let (before, bytes) = (pages(&shape, Offset::SNAPSHOT_END), shape.bytes());
+    let whole = read(&shape, &before);
+    assert_eq!(whole.len(), 62);
+
+    bench.runtime.block_on(bench.store.checkpoint()).unwrap();
+    let after = pages(&shape, Offset::SNAPSHOT_END);
+    let merged = read(&shape, &after);
+    assert!(shape.bytes() < bytes / 2, "{} of {bytes} bytes", shape.bytes());
+    assert!(merged.len() < 20 && merged.len() > 4, "{} messages", merged.len());
+    assert_eq!(merged[..2], whole[..2]);
+    assert_eq!(merged.last(), whole.last());
+    assert_eq!(read(&shape, &before), whole, "the old pages are there still");
+    // From a change that isn't told any more.
+    let lsn: u64 = whole[5]["headers"]["lsn"].as_str().unwrap().parse().unwrap();
+    let rest = read(&shape, &pages(&shape, Offset::new(lsn, 0)));
+    assert_eq!(rest, merged[2..]);
+    assert!(rest.iter().all(|message| message["headers"]["last"] == true), "each is its transaction's last");
+
+    bench.runtime.block_on(bench.store.checkpoint()).unwrap();
+    let files = bench.disk.list("shapes").unwrap();
+    assert_eq!(
+        files.len(),
+        2 + usize::from(files.iter().any(|name| name.ends_with(".snapshot"))),
+        "{files:?}"
+    );
+    assert_eq!(read(&shape, &after), merged);
+    change(&mut bench, 40);
+    bench.store.end_writing();
+
+    let store = Shapes::on(Arc::new(bench.disk.clone()), bench.store.inner.config.clone()).unwrap();
+    store.begin_writing().unwrap();
+    let again = store.find(shape.handle()).expect("it is there");
+    assert_eq!(
+        read(&again, &pages(&again, Offset::SNAPSHOT_END)),
+        read(&shape, &pages(&shape, Offset::SNAPSHOT_END))
+    );
+    store.end_writing();
+}
+
+#[test]
+fn the_files_of_a_merged_log_go_with_its_shape() {
+    let mut bench = bench();
+    let shape = bench.shape(choice(None));
+    bench.transact(&[Wire::insert(ITEMS, &row(["1", "0", "a"]))]);
+    change(&mut bench, 60);
+    bench.runtime.block_on(bench.store.checkpoint()).unwrap();
+    assert!(bench.disk.list("shapes").unwrap().iter().any(|name| name.ends_with(".past")));
+    assert!(bench.store.delete(shape.handle()));
+    bench.runtime.block_on(bench.store.checkpoint()).unwrap();
+    assert_eq!(bench.disk.list("shapes").unwrap(), Vec::<String>::new());
+}
+
+#[test]
+fn a_full_disk_leaves_a_long_log_as_it_is() {
+    let mut bench = bench();
+    let shape = bench.shape(choice(None));
+    bench.transact(&[Wire::insert(ITEMS, &row(["1", "0", "a"]))]);
+    change(&mut bench, 60);
+    let whole = read(&shape, &pages(&shape, Offset::SNAPSHOT_END));
+    bench.store.end_writing();
+    let config = bench.store.inner.config.clone();
+    // Room for what the checkpoint writes, and little more.
+    let store = Shapes::on(Arc::new(bench.disk.clone()), config).unwrap();
+    bench.disk.fill(shape.bytes() + 4000);
+    store.begin_writing().unwrap();
+    let again = store.find(shape.handle()).expect("it is there");
+    bench.disk.fill(1 << 40);
+    let rows = read(&again, &pages(&again, Offset::SNAPSHOT_END));
+    assert_eq!(rows.last(), whole.last());
+    store.end_writing();
+}
