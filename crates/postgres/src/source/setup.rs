@@ -25,6 +25,8 @@ pub const DISPLAY_SETTINGS: &[(&str, &str)] = &[
     ("TimeZone", "UTC"),
     ("extra_float_digits", "1"),
     ("IntervalStyle", "iso_8601"),
+    // Names of tables, types and functions are written with their schema.
+    ("search_path", "pg_catalog"),
 ];
 
 /// What the server is.

@@ -28,7 +28,7 @@ async fn values_are_written_in_one_way_whatever_the_database_is_set_to() {
              CREATE TABLE v (id int PRIMARY KEY, m mood, ms mood[], p price, c pair, t text, padded char(5), arr int[], texts text[], \
              j json, jb jsonb, b bytea, i interval, d date, tm time, ts timestamp, tz timestamptz, tzs timestamptz[], f4 float4, \
              f8 float8, f8s float8[], n numeric, yes bool, u uuid, ip inet, bits varbit, r int4range, trange tstzrange, x tsvector, \
-             blank text)",
+             blank text, named regclass)",
         );
         followed.add(&manager, "public", "v").await;
         followed.sql(
@@ -38,14 +38,14 @@ async fn values_are_written_in_one_way_whatever_the_database_is_set_to() {
              '2024-07-01 12:00:00+02', '{infinity,"0044-03-15 12:00:00 BC","294276-12-31 23:59:59+00"}', 0.1, 0.1, '{0.30000000000000004,
              NaN,-Infinity,-0,1e300,1e-7}', 12345678901234567890.123456789012345678901234567890, true,
              'A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11', '::ffff:10.0.0.1/100', B'0101', '[1,5]', '[2024-01-01 00:00+00,)', 'a fat cat',
-             NULL)"#,
+             NULL, 'v')"#,
         );
         let changes = followed.eventually_changes(1).await;
         let [Change::Insert(table, arrived)] = &changes[..] else { panic!("{changes:?}") };
         // As whoever asks with these settings sees them. A cast to text would be another thing: it trims `padded`, and writes `yes` out.
         let set: String =
             DISPLAY_SETTINGS.iter().map(|(key, value)| format!("SET {key} = '{value}'; ")).collect();
-        let asked = server.query(&followed.database, &format!("{set} SELECT * FROM v")).unwrap();
+        let asked = server.query(&followed.database, &format!("{set} SELECT * FROM public.v")).unwrap();
         assert_eq!((table.as_str(), arrived), ("public.v", &asked[0]));
         for (column, value) in [
             (6, "ab   "),
@@ -55,6 +55,7 @@ async fn values_are_written_in_one_way_whatever_the_database_is_set_to() {
             (19, "0.1"),
             (20, "{0.30000000000000004,NaN,-Infinity,-0,1e+300,1e-07}"),
             (22, "t"),
+            (30, "public.v"),
         ] {
             assert_eq!(arrived[column].as_deref(), Some(value));
         }

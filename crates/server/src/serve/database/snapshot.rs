@@ -35,9 +35,10 @@ const PIECE_BYTES: usize = 128 * 1024;
 /// Room for the row that fills a piece.
 const ROW_BYTES: usize = 16 * 1024;
 
-/// What decides how a clause is read, and that a policy that hides rows is an error.
+/// What decides how a clause is read; that a policy that hides rows is an error; and that a table which somebody has locked for long doesn't
+/// keep others waiting for their turn.
 const READING_SETTINGS: &[(&str, &str)] = &[
-    ("search_path", "pg_catalog"),
+    ("lock_timeout", "5s"),
     ("standard_conforming_strings", "on"),
     ("transform_null_equals", "off"),
     ("row_security", "off"),

@@ -219,6 +219,22 @@ async fn a_slow_sink_slows_the_server_and_dropping_the_snapshot_stops_it() {
 }
 
 #[tokio::test]
+async fn a_table_that_stays_locked_is_given_up_after_a_while() {
+    let database = items(15);
+    let table = database.describe("t").await;
+    let blocker = database.client().await;
+    blocker.batch_execute("BEGIN; LOCK TABLE t IN ACCESS EXCLUSIVE MODE").await.unwrap();
+    let mut client = database.client().await;
+    let (query, mut sink) = (query(&table, &[0], None), Collected::default());
+    let given_up = snapshot(&mut client, &query, &mut sink).await;
+    assert!(matches!(given_up, Err(SnapshotError::Cancelled(_))), "{given_up:?}");
+    assert!(client.is_fit(), "others may have the connection");
+    drop(client);
+    blocker.batch_execute("ROLLBACK").await.unwrap();
+    assert_eq!(database.rows("t", None).await.len(), 2);
+}
+
+#[tokio::test]
 async fn a_snapshot_dropped_before_its_rows_leaves_no_transaction_behind() {
     let database = items(15);
     let table = database.describe("t").await;

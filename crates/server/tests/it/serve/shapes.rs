@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::support::{Place, Serve, changes, encoded, path, short};
+use super::support::{Place, Reader, Serve, changes, encoded, path, short};
 use crate::wire::{Answer, until};
 
 const ITEMS: &str = "CREATE TABLE items (id int PRIMARY KEY, kind text, price int);
@@ -251,4 +251,56 @@ async fn the_shape_that_nobody_used_for_longest_makes_room() {
     assert_eq!(serve.get(&third.params()).await.head.status, 200);
     assert_eq!(serve.get(&second.params()).await.head.status, 409);
     until("no more than two are left", async || serve.status().await["shapes"]["count"] == 2).await;
+}
+
+#[tokio::test]
+async fn a_long_log_is_merged_and_clients_read_on_from_wherever_they_are() {
+    let place = Place::new(ITEMS);
+    let small = [
+        ("FOREBAY_STORAGE_CHUNK_BYTES", "4096"),
+        ("FOREBAY_STORAGE_COMPACT_BYTES", "16384"),
+        ("FOREBAY_STORAGE_WAL_BYTES", "1048576"),
+    ];
+    let serve = place.serve_with(&small).await;
+    let shape = [("table", "items")];
+    let mut early = Reader::new(&shape);
+    early.catch_up(&serve).await;
+    place.sql("INSERT INTO items VALUES (4, 'first')");
+    let known = early.live_changes(&serve, 1).await;
+    assert_eq!(short(&known), ["insert 4"]);
+
+    let mut current = early.clone();
+    let note = "x".repeat(1_000);
+    for round in 0..20 {
+        let changes = "FOR n IN 1..100 LOOP UPDATE items SET kind = format('%s %s %s', ";
+        place.sql(&format!(
+            "DO $$ BEGIN {changes} {round}, n, '{note}') WHERE id = 4; COMMIT; END LOOP; END $$"
+        ));
+    }
+    let last = json!(format!("19 100 {note}"));
+    while current.live(&serve).await.iter().all(|message| message["value"]["kind"] != last) {}
+    let is_merged = || {
+        let files = std::fs::read_dir(place.dir.join("shapes")).unwrap();
+        files
+            .filter_map(|file| file.unwrap().file_name().into_string().ok())
+            .any(|name| name.ends_with(".past"))
+    };
+    until("the log is merged", async || is_merged()).await;
+
+    let rest = early.clone().catch_up(&serve).await;
+    assert!(short(&rest).iter().all(|change| change == "update 4"), "{:?}", short(&rest));
+    assert!(changes(&rest).len() < 1_500, "{} changes", changes(&rest).len());
+    assert_eq!(changes(&rest).last().unwrap()["value"]["kind"], last);
+    let mut new = Reader::new(&shape);
+    let whole = new.catch_up(&serve).await;
+    assert_eq!(short(&whole)[3], "insert 4");
+    assert_eq!(changes(&whole).last().unwrap()["value"]["kind"], last);
+    // The same as events.
+    let (told, _) = serve.events(&early).await.up_to_date().await;
+    assert!(short(&told).iter().all(|change| change == "update 4"), "{:?}", short(&told));
+    assert_eq!(changes(&told).last().unwrap()["value"]["kind"], last);
+    place.sql("UPDATE items SET kind = 'end' WHERE id = 4");
+    for reader in [&mut new, &mut current] {
+        assert_eq!(reader.live_changes(&serve, 1).await[0]["value"]["kind"], "end");
+    }
 }
