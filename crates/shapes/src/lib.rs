@@ -2,7 +2,20 @@
 //!
 //! A shape is a table, a where clause and a choice of columns. [`Shapes`] keeps a durable log for each: a [`Creation`] fills it with a snapshot,
 //! the [`Follower`] matches every committed transaction against all of them and writes what it means for each, once, in exactly the bytes that
-//! clients get; whoever serves clients reads them from a [`Shape`].
+//! clients get; whoever serves clients reads them from a [`Shape`]. A clause is a predicate by itself, too:
+//!
+//! ```
+//! use forebay_shapes::filter::{Collation, Column, Filter, Schema};
+//!
+//! let columns = vec![Column::new("id", 23, "int4"), Column::new("state", 25, "text")];
+//! let schema = Schema { table: None, columns, database_collation: Collation::C, server_version: 18 };
+//! let open = Filter::parse("state IN ('open', $1) AND id > 5", &["paid"], &schema)?;
+//! assert_eq!(open.matches(&[Some(&b"7"[..]), Some(&b"paid"[..])])?, Some(true));
+//! assert_eq!(open.matches(&[Some(&b"7"[..]), None])?, None); // NULL, as in Postgres
+//! let refused = Filter::parse("state = (SELECT 'open')", &[], &schema);
+//! assert!(refused.unwrap_err().to_string().contains("subqueries"));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 #![forbid(unsafe_code)]
 
@@ -20,6 +33,8 @@ mod shapes;
 #[cfg(test)]
 mod simulation;
 mod store;
+
+pub use forebay_pgoutput as pgoutput;
 
 pub use crate::config::StoreConfig;
 pub use crate::creation::Creation;

@@ -6,7 +6,7 @@
 //! Not here: retries, and what the bytes mean.
 
 mod real;
-#[cfg(any(test, feature = "simulation"))]
+#[cfg(test)]
 #[cfg_attr(not(test), allow(dead_code, reason = "for the tests of those who ask for the feature"))]
 mod simulated;
 #[cfg(test)]
@@ -18,7 +18,7 @@ use std::io::{self, ErrorKind, IoSlice};
 use std::sync::Arc;
 
 pub(crate) use self::real::RealDisk;
-#[cfg(any(test, feature = "simulation"))]
+#[cfg(test)]
 #[cfg_attr(not(test), allow(unused_imports, reason = "for the tests of those who ask for the feature"))]
 pub(crate) use self::simulated::{Dice, SimulatedDisk};
 

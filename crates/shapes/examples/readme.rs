@@ -1,0 +1,88 @@
+//! The example of the README, compiled and run; `tests/readme.rs` makes sure that they are the same.
+
+#![allow(clippy::print_stdout, reason = "an example shows what it does")]
+
+use std::sync::Arc;
+
+use forebay_shapes::filter::{Collation, Column, Filter, Schema};
+use forebay_shapes::pgoutput::{Decoder, Snapshot};
+use forebay_shapes::{Choice, Definition, LogMode, Offset, Replica, Shapes, StoreConfig, Table};
+
+/// `INSERT INTO orders VALUES (2, 'open'), (3, 'paid')`, as Postgres' logical replication tells it.
+const MESSAGES: [&[u8]; 5] = [
+    b"B\0\0\0\0\0\0\x07\xD0\0\0\0\0\0\0\0\0\0\0\x02\xBD",
+    b"R\0\0\x40\0public\0orders\0f\0\x02\x01id\0\0\0\0\x17\xFF\xFF\xFF\xFF\x01state\0\0\0\0\x19\xFF\xFF\xFF\xFF",
+    b"I\0\0\x40\0N\0\x02t\0\0\0\x012t\0\0\0\x04open",
+    b"I\0\0\x40\0N\0\x02t\0\0\0\x013t\0\0\0\x04paid",
+    b"C\0\0\0\0\0\0\0\x07\xD0\0\0\0\0\0\0\x07\xE0\0\0\0\0\0\0\0\0",
+];
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let dir = std::env::temp_dir().join(format!("forebay-shapes-{}", std::process::id()));
+    let table = orders();
+
+    let store = Shapes::open(StoreConfig::new(&dir))?;
+    if store.begin_writing()?.is_none() {
+        store.reset("this database".into(), 1_000).await?; // a first start: where the stream begins
+    }
+
+    // A shape: the rows that are open, and whatever becomes of them.
+    let clause = Filter::parse("state = $1", &["open"], &table.types)?;
+    let choice = Choice {
+        clause: Some(clause.canonical().to_owned()),
+        columns: None,
+        replica: Replica::Default,
+        log: LogMode::Full,
+    };
+    let (shape, creation) = store.find_or_create(Definition { table, choice }, 1)?;
+    if let Some(mut creation) = creation {
+        creation.follow(); // from before its snapshot is taken, so that nothing falls between
+        let snapshot: Snapshot = "700:701:".parse()?; // pg_current_snapshot()
+        assert!(creation.begun(&snapshot, 1_500));
+        let mut rows = Vec::new();
+        shape.layout().snapshot_row(&mut rows, &[Some(b"1"), Some(b"open")]);
+        creation.rows(rows.into())?;
+        creation.seal()?;
+        creation.complete().await?; // durable
+    }
+
+    // The stream: each change is matched, encoded once, and durable before anybody sees it.
+    let (mut decoder, mut follower) = (Decoder::new(), store.follower());
+    for message in MESSAGES {
+        follower.take(&decoder.decode(message)?)?;
+    }
+    shape.log_beyond(Offset::SNAPSHOT_END).await?;
+    let page = shape.log_after(Offset::SNAPSHOT_END)?;
+    for bytes in shape.read_log(&page, page.from, page.to)? {
+        print!("{}", str::from_utf8(&bytes)?); // the insert of 2, as clients get it
+    }
+
+    let log = shape.read_log(&page, page.from, page.to)?.concat();
+    assert!(str::from_utf8(&log)?.contains(r#""value":{"id":"2","state":"open"}"#));
+    assert_eq!(log.iter().filter(|byte| **byte == b'\n').count(), 1);
+    store.end_writing();
+    std::fs::remove_dir_all(dir)?;
+    Ok(())
+}
+
+/// `CREATE TABLE orders (id int PRIMARY KEY, state text)`, as the catalog has it.
+fn orders() -> Arc<Table> {
+    let columns = vec![Column::new("id", 23, "int4"), Column::new("state", 25, "text")];
+    let types = Schema {
+        table: Some("orders".into()),
+        columns,
+        database_collation: Collation::C,
+        server_version: 18,
+    };
+    Arc::new(Table {
+        oid: 0x4000,
+        schema: "public".into(),
+        name: "orders".into(),
+        types,
+        membership: 1,
+        stream_types: vec![(23, -1), (25, -1)],
+        key: vec![0],
+        notes: Vec::new(),
+    })
+}
