@@ -6,11 +6,14 @@
 use std::time::Duration;
 
 use forebay_admission::metrics as admission;
+use forebay_postgres::reservoir::metrics as reservoir;
+use forebay_stream::Counts;
 use http::StatusCode;
 use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 
 use crate::gate::Kind;
+use crate::serve::metrics as serve;
 
 const REQUESTS: &str = "forebay_gate_requests_total";
 const REFUSALS: &str = "forebay_gate_refusals_total";
@@ -25,11 +28,9 @@ pub(crate) const UPSTREAM_IDLE: &str = "forebay_gate_upstream_idle_connections";
 pub(crate) const UPSTREAM_DIALS: &str = "forebay_gate_upstream_dials_total";
 pub(crate) const UPSTREAM_REUSES: &str = "forebay_gate_upstream_reuses_total";
 pub(crate) const UPSTREAM_RETRIES: &str = "forebay_gate_upstream_retries_total";
-pub(crate) const CONNECTIONS: &str = "forebay_http_connections";
-pub(crate) const LEAN_STREAMS: &str = "forebay_http_lean_streams";
-pub(crate) const HTTP_EVENTS: &str = "forebay_http_events_total";
-pub(crate) const SHAPES: &str = "forebay_shapes";
-pub(crate) const SHAPE_BYTES: &str = "forebay_shape_bytes";
+const CONNECTIONS: &str = "forebay_http_connections";
+const LEAN_STREAMS: &str = "forebay_http_lean_streams";
+const HTTP_EVENTS: &str = "forebay_http_events_total";
 const BUILD: &str = "forebay_build_info";
 const UPTIME: &str = "forebay_uptime_seconds";
 const OPEN_FDS: &str = "process_open_fds";
@@ -52,11 +53,16 @@ pub fn install() -> Result<PrometheusHandle, BuildError> {
         (HEAD_SECONDS, &HEAD_BUCKETS[..]),
         (admission::WAIT_SECONDS, &HEAD_BUCKETS),
         (admission::STREAM_SECONDS, &STREAM_BUCKETS),
+        (serve::SNAPSHOT_SECONDS, &serve::SNAPSHOT_BUCKETS),
+        (reservoir::DIAL_SECONDS, &HEAD_BUCKETS),
+        (reservoir::WAIT_SECONDS, &HEAD_BUCKETS),
+        (reservoir::RETIREMENT_AGE_SECONDS, &STREAM_BUCKETS),
     ] {
         builder = builder.set_buckets_for_metric(Matcher::Full(name.to_owned()), buckets)?;
     }
     let handle = builder.install_recorder()?;
     describe();
+    serve::describe();
     gauge!(BUILD, "version" => env!("CARGO_PKG_VERSION")).set(1);
     Ok(handle)
 }
@@ -99,6 +105,37 @@ fn describe() {
         Unit::Seconds,
         "From a request to the head of the upstream's response."
     );
+}
+
+/// Sets what is measured of clients' connections.
+pub(crate) fn measure_http(counts: &Counts) {
+    gauge!(CONNECTIONS).set(counts.open_connections as f64);
+    gauge!(LEAN_STREAMS).set(counts.lean_streams as f64);
+    for (event, count) in http_events(counts) {
+        counter!(HTTP_EVENTS, "event" => event).absolute(count);
+    }
+}
+
+/// What happened on clients' connections, under the names that metrics and status share.
+pub(crate) fn http_events(counts: &Counts) -> [(&'static str, u64); 16] {
+    [
+        ("accepted", counts.accepted),
+        ("refused", counts.refused),
+        ("accept_error", counts.accept_errors),
+        ("request", counts.requests),
+        ("header_timeout", counts.header_timeouts),
+        ("body_timeout", counts.body_timeouts),
+        ("bad_request", counts.bad_requests),
+        ("oversized_head", counts.oversized_heads),
+        ("slow_client", counts.slow_clients),
+        ("lean_begun", counts.lean_total),
+        ("lean_complete", counts.lean_complete),
+        ("lean_broken", counts.lean_broken),
+        ("lean_left", counts.lean_left),
+        ("lean_slow", counts.lean_slow),
+        ("lean_chatty", counts.lean_chatty),
+        ("lean_cut", counts.lean_cut),
+    ]
 }
 
 /// Sets what is measured only when somebody looks.

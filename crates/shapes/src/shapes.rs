@@ -235,6 +235,11 @@ impl Shapes {
         self.inner.is_full.load(Ordering::Relaxed)
     }
 
+    /// How many bytes of all shapes are only in memory and in the write-ahead log.
+    pub fn unwritten_bytes(&self) -> u64 {
+        self.inner.files.unwritten()
+    }
+
     /// Whether this process writes.
     pub fn is_writing(&self) -> bool {
         self.inner.is_writing.load(Ordering::Acquire)

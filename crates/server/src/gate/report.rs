@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use forebay_admission::Admission;
 use forebay_quota::{Mode, Quota};
-use forebay_stream::{Counts, Stats};
+use forebay_stream::Stats;
 use metrics::{counter, gauge};
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
@@ -60,7 +60,7 @@ impl Report for GateReport {
         let mut http = Map::new();
         http.insert("open_connections".into(), counts.open_connections.into());
         http.insert("lean_streams".into(), counts.lean_streams.into());
-        http.extend(events(&counts).map(|(event, count)| (event.to_owned(), count.into())));
+        http.extend(names::http_events(&counts).map(|(event, count)| (event.to_owned(), count.into())));
         let routes: Vec<String> = self.routes.iter().map(ToString::to_string).collect();
         json!({
             "command": "gate",
@@ -86,12 +86,7 @@ impl Report for GateReport {
 
     fn measure(&self) {
         names::measure_process(self.started.elapsed());
-        let counts = self.http.counts();
-        gauge!(names::CONNECTIONS).set(counts.open_connections as f64);
-        gauge!(names::LEAN_STREAMS).set(counts.lean_streams as f64);
-        for (event, count) in events(&counts) {
-            counter!(names::HTTP_EVENTS, "event" => event).absolute(count);
-        }
+        names::measure_http(&self.http.counts());
         let upstream = self.upstream.stats();
         gauge!(names::UPSTREAM_OPEN).set(upstream.open as f64);
         gauge!(names::UPSTREAM_IDLE).set(upstream.idle as f64);
@@ -103,26 +98,4 @@ impl Report for GateReport {
         gauge!(names::IN_FLIGHT, "kind" => Kind::Plain.as_str()).set(self.drain.plain() as f64);
         gauge!(names::DRAINING).set(if self.drain.is_draining() { 1.0 } else { 0.0 });
     }
-}
-
-/// What happened on clients' connections, under the names that metrics and status share.
-fn events(counts: &Counts) -> [(&'static str, u64); 16] {
-    [
-        ("accepted", counts.accepted),
-        ("refused", counts.refused),
-        ("accept_error", counts.accept_errors),
-        ("request", counts.requests),
-        ("header_timeout", counts.header_timeouts),
-        ("body_timeout", counts.body_timeouts),
-        ("bad_request", counts.bad_requests),
-        ("oversized_head", counts.oversized_heads),
-        ("slow_client", counts.slow_clients),
-        ("lean_begun", counts.lean_total),
-        ("lean_complete", counts.lean_complete),
-        ("lean_broken", counts.lean_broken),
-        ("lean_left", counts.lean_left),
-        ("lean_slow", counts.lean_slow),
-        ("lean_chatty", counts.lean_chatty),
-        ("lean_cut", counts.lean_cut),
-    ]
 }

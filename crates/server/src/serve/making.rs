@@ -25,6 +25,7 @@ use tokio::time::{Instant, timeout};
 use tracing::{debug, info, warn};
 
 use super::database::{self, DescribeError, SnapshotError, SnapshotQuery};
+use super::metrics::{self, Ended};
 use super::protocol::{Invalid, Refusal, ShapeRequest, schema};
 
 /// How many shapes may wait for their snapshot.
@@ -49,6 +50,8 @@ pub(crate) struct Making {
     described: Described,
     /// Tables, by oid and place in the publication, that have no writers from before it.
     settled: Mutex<HashSet<(u32, u32)>>,
+    /// How many snapshots are taken at once.
+    turns: usize,
     snapshots: Arc<Semaphore>,
     waiting: Arc<Semaphore>,
 }
@@ -91,6 +94,7 @@ impl Making {
             asking: Mutex::default(),
             described,
             settled: Mutex::default(),
+            turns: snapshots.max(1),
             snapshots: Arc::new(Semaphore::new(snapshots.max(1))),
             waiting: Arc::new(Semaphore::new(MAX_WAITING)),
         })
@@ -130,6 +134,13 @@ impl Making {
             });
         }
         Ok(shape)
+    }
+
+    /// How many snapshots are being taken, and how many wait for that.
+    pub(crate) fn snapshots(&self) -> (usize, usize) {
+        let running = self.turns.saturating_sub(self.snapshots.available_permits());
+        let all = MAX_WAITING.saturating_sub(self.waiting.available_permits());
+        (running, all.saturating_sub(running))
     }
 
     /// Why no shape can be made while nobody writes to the store here.
@@ -332,12 +343,19 @@ impl Making {
     async fn fill(&self, creation: Creation, table: &database::Table) {
         let begun = Instant::now();
         let shape = Arc::clone(creation.shape());
-        match self.try_fill(creation, table).await {
+        let filled = self.try_fill(creation, table).await;
+        let ended = match (&filled, shape.gone()) {
+            (Ok(_), _) => Ended::Complete,
+            (Err(_), Some(Gone::Deleted)) => Ended::Gone,
+            (Err(_), _) => Ended::Failed,
+        };
+        metrics::snapshot_ended(ended, begun.elapsed());
+        match filled {
             Ok(rows) => {
                 info!(handle = shape.handle(), table = %table.name, rows, took = ?begun.elapsed(), "a shape is made");
             }
             // It went for another, which says nothing about its table.
-            Err(_) if matches!(shape.gone(), Some(Gone::Deleted)) => {
+            Err(_) if matches!(ended, Ended::Gone) => {
                 debug!(handle = shape.handle(), table = %table.name, "a shape went before it was made");
             }
             Err(why) => {

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::answering::Answering;
+use super::metrics;
 use super::protocol::answers::Health;
 use crate::admin::Report;
 
@@ -67,9 +68,9 @@ impl Report for ServeReport {
     }
 
     fn measure(&self) {
-        let all = self.answering.shapes.all();
-        metrics::gauge!(crate::metrics::SHAPES).set(all.len() as f64);
-        let bytes: u64 = all.iter().map(|shape| shape.bytes()).sum();
-        metrics::gauge!(crate::metrics::SHAPE_BYTES).set(bytes as f64);
+        crate::metrics::measure_process(self.started.elapsed());
+        crate::metrics::measure_http(&self.http.counts());
+        let (running, waiting) = self.answering.making.snapshots();
+        metrics::measure(&self.answering.shapes, running, waiting);
     }
 }

@@ -18,6 +18,7 @@ use tower_service::Service;
 use super::answering::Answering;
 use super::body::Answer;
 use super::making::chance;
+use super::metrics;
 use super::protocol::{Access, Invalid, MAX_QUERY_BYTES, Query, Refusal, Route, ShapeRequest, cors};
 
 /// What each connection calls; cheap to clone.
@@ -122,6 +123,7 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         let this = self.project();
         let Ok(mut response) = ready!(this.answering.poll(cx));
+        metrics::answered(*this.route, response.status());
         cors::write(*this.route, this.origins, response.headers_mut());
         let id = format!("{:016x}", chance());
         let id = HeaderValue::try_from(id).unwrap_or(HeaderValue::from_static("0"));

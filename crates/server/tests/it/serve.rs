@@ -10,5 +10,6 @@ mod handoff;
 mod hostile;
 mod instances;
 mod live;
+mod operations;
 mod protocol;
 mod shapes;

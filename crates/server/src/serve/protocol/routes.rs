@@ -24,6 +24,16 @@ pub enum Route {
 }
 
 impl Route {
+    /// For metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Route::Shape => "shape",
+            Route::Health => "health",
+            Route::Root => "root",
+            Route::NotFound => "none",
+        }
+    }
+
     /// A path's segments are decoded, once; empty ones don't count; dots are names like any other. So `/v1//shape/` and `/v1/%73hape`
     /// lead to the shape, `/v1/./shape` and `/v1%2Fshape` nowhere.
     pub fn of(path: &str) -> Route {
