@@ -23,6 +23,9 @@ pub enum Command {
     Gate(GateArgs),
     /// Follows a Postgres database and streams shapes of it to HTTP clients
     Serve(ServeArgs),
+    /// Prints every setting as it holds, and where it came from; secrets are hidden
+    #[command(after_long_help = CONFIG_HELP, after_help = "")]
+    Config(Box<ConfigArgs>),
 }
 
 const GATE_HELP: &str = "\
@@ -138,7 +141,7 @@ SELECT pg_drop_replication_slot('forebay').
 
 Settings come from the file (--config), then from the environment, then from the flags; the last one counts. Each key
 of the file is a variable: `listen` in [serve] is FOREBAY_SERVE_LISTEN. DATABASE_URL is FOREBAY_DATABASE_URL, if that is not
-set. A password in a URL is seen by everybody on this machine when it is in a flag; use the variables or the file.
+set, and Electric's own variables are understood, too; `forebay config` shows what holds. A password in a URL is seen by everybody on this machine when it is in a flag; use the variables or the file.
 --example-config prints a file with all keys, their defaults and reasons.
 
 SIGTERM or SIGINT: new streams are refused, open ones end, and what came from the database is made durable; a second
@@ -227,6 +230,33 @@ impl ServeArgs {
         add(layers, numbers);
         add(layers, switches);
     }
+}
+
+const CONFIG_HELP: &str = "\
+Takes the flags of `forebay serve`, or after `gate` those of `forebay gate`, and reads the same file and environment. \
+Ends with 2 if the command couldn't start with these settings, and says why.";
+
+/// Flags of `forebay config`.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct ConfigArgs {
+    /// Whose settings; those of `forebay serve` if nothing is said.
+    #[command(subcommand)]
+    pub of: Option<ConfigOf>,
+    /// As `forebay serve` takes them.
+    #[command(flatten)]
+    pub serve: ServeArgs,
+}
+
+/// Whose settings are printed.
+#[derive(Debug, Subcommand)]
+pub enum ConfigOf {
+    /// The settings of `forebay serve`
+    #[command(after_long_help = CONFIG_HELP, after_help = "")]
+    Serve(ServeArgs),
+    /// The settings of `forebay gate`
+    #[command(after_long_help = CONFIG_HELP, after_help = "")]
+    Gate(GateArgs),
 }
 
 /// Adds those of the flags that were said.

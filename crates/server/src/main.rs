@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Parser as _;
-use forebay_server::cli::{Cli, Command, GateArgs, ServeArgs};
+use forebay_server::cli::{Cli, Command, ConfigArgs, ConfigOf, GateArgs, ServeArgs};
 use forebay_server::config::ConfigError;
 use forebay_server::logging::LogConfig;
 use forebay_server::signals::Signals;
@@ -20,6 +20,7 @@ fn main() -> ExitCode {
     let result = match command {
         Command::Gate(args) => gate(args),
         Command::Serve(args) => serve(args),
+        Command::Config(args) => effective(*args),
     };
     result.unwrap_or_else(|error| {
         eprintln!("forebay: {error:#}");
@@ -53,6 +54,20 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
         let serve = Serve::start(config, recorder, descriptors).await?;
         Ok(serve.run(signals).await)
     })
+}
+
+fn effective(args: ConfigArgs) -> anyhow::Result<ExitCode> {
+    let settings = match args.of.unwrap_or(ConfigOf::Serve(args.serve)) {
+        ConfigOf::Gate(args) => config::effective_gate(args, variables()),
+        ConfigOf::Serve(args) => config::effective_serve(args, variables()),
+    };
+    match settings {
+        Ok(settings) => {
+            print(&settings.to_string())?;
+            Ok(settings.wrong.as_ref().map_or(ExitCode::SUCCESS, unusable))
+        }
+        Err(error) => Ok(unusable(&error)),
+    }
 }
 
 /// Runs a command until a signal has ended it; a second one ends it at once, and is returned.

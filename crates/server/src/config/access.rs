@@ -76,6 +76,11 @@ impl AdmissionConfig {
         Ok(AdmissionConfig { builder, total, per_user: section.per_user, shares })
     }
 
+    /// The classes that have a share of the total, in percent.
+    pub(super) fn shares(&self) -> impl Iterator<Item = (&str, u8)> {
+        self.shares.iter().map(|(class, share)| (class.as_str(), *share))
+    }
+
     /// At which part of the total, in percent, a class stops.
     pub(crate) fn share(&self, class: &Class) -> u8 {
         self.shares.get(class.as_str()).copied().unwrap_or(100)

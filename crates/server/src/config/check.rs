@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use http::header::HeaderName;
 
+use super::origin::Origin;
+
 /// A value that can't be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{key}{} {why}", Given { value, origin })]
@@ -44,7 +46,7 @@ impl fmt::Display for Given<'_> {
 /// Reads values, knowing where each was set.
 #[derive(Debug, Default)]
 pub(super) struct Check {
-    pub(super) origins: BTreeMap<String, String>,
+    pub(super) origins: BTreeMap<String, Origin>,
 }
 
 impl Check {
@@ -54,7 +56,7 @@ impl Check {
         value: impl Into<Option<String>>,
         why: impl fmt::Display,
     ) -> ValueError {
-        let origin = self.origins.get(key).cloned();
+        let origin = self.origins.get(key).map(ToString::to_string);
         ValueError { key, value: value.into(), origin, why: why.to_string() }
     }
 

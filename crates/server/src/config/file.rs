@@ -4,11 +4,13 @@
 //! Each key is also an environment variable: `gate.listen` is `FOREBAY_GATE_LISTEN`. Lists are parted by commas there.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::PathBuf;
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use super::electric::{Borrowed, Misread};
 use super::fields::fields_of;
 use super::hidden::Hidden;
 
@@ -16,13 +18,17 @@ use super::hidden::Hidden;
 pub(crate) type Section = (&'static str, &'static [&'static str]);
 
 /// What the file of a command may hold.
-pub(crate) trait Shape: DeserializeOwned {
-    /// Variables that other programs read as well, each with the section and the key that it stands for. Our own are stronger,
-    /// and an empty one says nothing.
-    const BORROWED: &'static [(&'static str, &'static str, &'static str)] = &[];
-
+pub(crate) trait Shape: DeserializeOwned + fmt::Debug {
     /// All sections.
     fn sections() -> Vec<Section>;
+
+    /// What variables of other programs say. Our own are stronger, and an empty one says nothing.
+    ///
+    /// # Errors
+    /// When a text can't be read.
+    fn borrowed(_: &[(String, String)]) -> Result<Borrowed, Misread> {
+        Ok(Borrowed::default())
+    }
 }
 
 /// All of `forebay gate`.

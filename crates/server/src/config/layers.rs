@@ -10,17 +10,21 @@ use std::path::{Path, PathBuf};
 
 use toml::{Table, Value};
 
+use super::electric::ElectricNotice;
 use super::file::Shape;
 use super::nearest::nearest;
+use super::origin::Origin;
 
 const PREFIX: &str = "FOREBAY_";
 
 /// The settings so far, of a command whose file has the shape `F`.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Layers<F> {
     table: Table,
-    /// `section.key` → `--listen`, or a variable, or the file.
-    origins: BTreeMap<String, String>,
+    /// `section.key` → where it was written.
+    origins: BTreeMap<String, Origin>,
+    /// What is to be told of Electric's variables.
+    notices: Vec<ElectricNotice>,
     shape: PhantomData<F>,
 }
 
@@ -99,7 +103,7 @@ impl<F: Shape> Layers<F> {
         for (section, keys) in toml::from_str::<Table>(text).map_err(wrong)? {
             let Value::Table(keys) = keys else { continue };
             for (key, value) in keys {
-                self.set(&section, &key, value, format!("from {}", path.display()));
+                self.set(&section, &key, value, Origin::File(path.to_owned()));
             }
         }
         Ok(())
@@ -118,16 +122,17 @@ impl<F: Shape> Layers<F> {
             .collect();
         let variables: Vec<(String, String)> = variables.into_iter().collect();
         let services: Vec<String> = variables.iter().filter_map(|(name, _)| service(name)).collect();
-        for (name, section, key) in F::BORROWED {
-            let said = variables.iter().find(|(given, text)| given == name && !text.is_empty());
-            if let Some((_, text)) = said {
-                self.variable(name, section, key, text)?;
-            }
+        let ours = |name: &str| !services.iter().any(|service| tells_of(service, name));
+        let variables: Vec<(String, String)> = variables.into_iter().filter(|(name, _)| ours(name)).collect();
+        let wrong = |(name, why): (&str, String)| LayerError::Variable { name: name.to_owned(), why };
+        let (borrowed, notices) = F::borrowed(&variables).map_err(wrong)?;
+        for setting in borrowed {
+            self.variable(setting.variable, setting.section, setting.key, &setting.text)?;
         }
+        self.notices = notices;
         for (name, text) in variables {
             match known.iter().find(|(own, ..)| *own == name) {
                 Some((_, section, key)) => self.variable(&name, section, key, &text)?,
-                None if services.iter().any(|service| tells_of(service, &name)) => {}
                 // Others that begin with FOREBAY_ may belong to another program; those of our sections don't.
                 None if sections.iter().any(|(section, _)| name.starts_with(&variable(section, ""))) => {
                     let suggestion = nearest(&name, known.iter().map(|(own, ..)| own.as_str()));
@@ -143,16 +148,16 @@ impl<F: Shape> Layers<F> {
     fn variable(&mut self, name: &str, section: &str, key: &str, text: &str) -> Result<(), LayerError> {
         let wrong = |why| LayerError::Variable { name: name.to_owned(), why };
         let value = read::<F>(section, key, text).map_err(wrong)?;
-        self.set(section, key, value, format!("from {name}"));
+        self.set(section, key, value, Origin::Variable(name.to_owned()));
         Ok(())
     }
 
     /// Adds one setting, given by a flag.
     pub(crate) fn flag(&mut self, flag: &str, section: &str, key: &str, value: impl Into<Value>) {
-        self.set(section, key, value.into(), format!("from {flag}"));
+        self.set(section, key, value.into(), Origin::Flag(flag.to_owned()));
     }
 
-    fn set(&mut self, section: &str, key: &str, value: Value, origin: String) {
+    fn set(&mut self, section: &str, key: &str, value: Value, origin: Origin) {
         let table = self.table.entry(section).or_insert_with(|| Value::Table(Table::new()));
         if let Value::Table(table) = table {
             table.insert(key.to_owned(), value);
@@ -160,13 +165,25 @@ impl<F: Shape> Layers<F> {
         self.origins.insert(format!("{section}.{key}"), origin);
     }
 
+    /// One setting and where it was written, if it was.
+    pub(crate) fn get(&self, section: &str, key: &str) -> Option<(&Value, &Origin)> {
+        let value = self.table.get(section)?.get(key)?;
+        Some((value, self.origins.get(&format!("{section}.{key}"))?))
+    }
+
+    /// What is to be told of Electric's variables.
+    pub(crate) fn notices(&self) -> &[ElectricNotice] {
+        &self.notices
+    }
+
     /// All of it, and where each came from.
-    pub(crate) fn finish(self) -> Result<(F, BTreeMap<String, String>), toml::de::Error> {
+    pub(crate) fn finish(self) -> Result<(F, BTreeMap<String, Origin>), toml::de::Error> {
         Ok((F::deserialize(self.table)?, self.origins))
     }
 }
 
-fn variable(section: &str, key: &str) -> String {
+/// The variable of a key.
+pub(super) fn variable(section: &str, key: &str) -> String {
     format!("{PREFIX}{}_{}", section.to_uppercase(), key.to_uppercase())
 }
 
@@ -258,9 +275,9 @@ mod tests {
         assert_eq!(file.gate.listen.as_deref(), Some("a"));
         assert_eq!(file.gate.upstream.as_deref(), Some("e"));
         assert_eq!(file.gate.host.as_deref(), Some("g"));
-        assert_eq!(origins["gate.listen"], "from gate.toml");
-        assert_eq!(origins["gate.upstream"], "from FOREBAY_GATE_UPSTREAM");
-        assert_eq!(origins["gate.host"], "from --host");
+        assert_eq!(origins["gate.listen"], Origin::File("gate.toml".into()));
+        assert_eq!(origins["gate.upstream"], Origin::Variable("FOREBAY_GATE_UPSTREAM".into()));
+        assert_eq!(origins["gate.host"], Origin::Flag("--host".into()));
     }
 
     #[test]

@@ -8,6 +8,10 @@
 mod access;
 mod check;
 mod database;
+mod effective;
+mod electric;
+#[cfg(test)]
+mod electric_tests;
 #[cfg(test)]
 mod example;
 mod fields;
@@ -16,6 +20,9 @@ mod gate;
 mod hidden;
 mod layers;
 mod nearest;
+mod origin;
+#[cfg(test)]
+mod page;
 mod running;
 mod serve;
 mod serve_file;
@@ -25,6 +32,8 @@ mod storage;
 
 pub use access::{AdmissionConfig, IdentityConfig, QuotaConfig};
 pub use check::ValueError;
+pub use effective::Effective;
+pub use electric::ElectricNotice;
 pub(crate) use file::{GateFile, Shape};
 pub use gate::GateConfig;
 pub use hidden::Hidden;
@@ -64,13 +73,7 @@ pub fn load_gate(
     args: GateArgs,
     environment: impl IntoIterator<Item = (String, String)>,
 ) -> Result<GateConfig, ConfigError> {
-    let mut layers = Layers::default();
-    if let Some(path) = args.config.clone() {
-        layers.file(&path)?;
-    }
-    layers.environment(environment)?;
-    args.apply(&mut layers);
-    GateConfig::try_from(layers)
+    GateConfig::try_from(gate_layers(args, environment)?)
 }
 
 /// The settings of `forebay serve`.
@@ -81,11 +84,53 @@ pub fn load_serve(
     args: ServeArgs,
     environment: impl IntoIterator<Item = (String, String)>,
 ) -> Result<ServeConfig, ConfigError> {
+    ServeConfig::try_from(serve_layers(args, environment)?)
+}
+
+/// All settings of `forebay gate` as they would hold, for people to read.
+///
+/// # Errors
+/// When a layer can't be read.
+pub fn effective_gate(
+    args: GateArgs,
+    environment: impl IntoIterator<Item = (String, String)>,
+) -> Result<Effective, ConfigError> {
+    Ok(Effective::of_gate(gate_layers(args, environment)?))
+}
+
+/// All settings of `forebay serve` as they would hold, for people to read.
+///
+/// # Errors
+/// When a layer can't be read.
+pub fn effective_serve(
+    args: ServeArgs,
+    environment: impl IntoIterator<Item = (String, String)>,
+) -> Result<Effective, ConfigError> {
+    Ok(Effective::of_serve(serve_layers(args, environment)?))
+}
+
+fn gate_layers(
+    args: GateArgs,
+    environment: impl IntoIterator<Item = (String, String)>,
+) -> Result<Layers<GateFile>, LayerError> {
     let mut layers = Layers::default();
-    if let Some(path) = args.config.clone() {
-        layers.file(&path)?;
+    if let Some(path) = &args.config {
+        layers.file(path)?;
     }
     layers.environment(environment)?;
     args.apply(&mut layers);
-    ServeConfig::try_from(layers)
+    Ok(layers)
+}
+
+fn serve_layers(
+    args: ServeArgs,
+    environment: impl IntoIterator<Item = (String, String)>,
+) -> Result<Layers<ServeFile>, LayerError> {
+    let mut layers = Layers::default();
+    if let Some(path) = &args.config {
+        layers.file(path)?;
+    }
+    layers.environment(environment)?;
+    args.apply(&mut layers);
+    Ok(layers)
 }

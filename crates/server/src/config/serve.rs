@@ -11,6 +11,7 @@ use super::ConfigError;
 use super::access::{AdmissionConfig, IdentityConfig, Proxies, QuotaConfig};
 use super::check::{Check, ValueError};
 use super::database::{check_database, snapshots};
+use super::electric::ElectricNotice;
 use super::hidden::Hidden;
 use super::layers::Layers;
 use super::running::{check_admin, check_http, check_log};
@@ -19,7 +20,7 @@ use super::storage::check_storage;
 use crate::logging::LogConfig;
 use crate::serve::protocol::Secret;
 
-const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 3000);
+pub(super) const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 3000);
 const ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 3001);
 /// A page of a browser has a stream for each of its shapes.
 const PER_USER: u32 = 100;
@@ -69,14 +70,17 @@ pub struct ServeConfig {
     pub drain_timeout: Duration,
     /// What is logged.
     pub log: LogConfig,
+    /// Electric's variables that are set.
+    pub electric: Vec<ElectricNotice>,
 }
 
 impl TryFrom<Layers<ServeFile>> for ServeConfig {
     type Error = ConfigError;
 
     fn try_from(layers: Layers<ServeFile>) -> Result<ServeConfig, ConfigError> {
+        let electric = layers.notices().to_vec();
         let (file, origins) = layers.finish()?;
-        Ok(check_all(&file, &Check { origins })?)
+        Ok(ServeConfig { electric, ..check_all(&file, &Check { origins })? })
     }
 }
 
@@ -122,6 +126,7 @@ fn check_all(file: &ServeFile, check: &Check) -> Result<ServeConfig, ValueError>
         quota: QuotaConfig::check(&file.redis, &file.quota, check)?,
         identity,
         log: check_log(&file.log, check)?,
+        electric: Vec::new(),
     })
 }
 

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
+use super::electric::{self, Borrowed, Misread};
 use super::fields::fields_of;
 use super::file::{
     AdminSection, AdmissionSection, HttpSection, IdentitySection, LogSection, QuotaSection, RedisSection,
@@ -28,13 +29,14 @@ pub(crate) struct ServeFile {
 }
 
 impl Shape for ServeFile {
-    const BORROWED: &'static [(&'static str, &'static str, &'static str)] =
-        &[("DATABASE_URL", "database", "url")];
-
     fn sections() -> Vec<Section> {
         let own =
             [fields_of::<DatabaseSection>(), fields_of::<ServeSection>(), fields_of::<StorageSection>()];
         fields_of::<ServeFile>().iter().copied().zip(own.into_iter().chain(shared())).collect()
+    }
+
+    fn borrowed(variables: &[(String, String)]) -> Result<Borrowed, Misread> {
+        electric::read(variables)
     }
 }
 

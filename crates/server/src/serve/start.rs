@@ -26,7 +26,7 @@ use super::protocol::caching::CacheTimes;
 use super::report::ServeReport;
 use super::service::ServeService;
 use crate::admin::{self, Report};
-use crate::config::ServeConfig;
+use crate::config::{ElectricNotice, ServeConfig};
 use crate::signals::Signals;
 use crate::starting::{StartError, join, listen, upkeep};
 
@@ -201,6 +201,12 @@ fn announce(config: &ServeConfig, address: SocketAddr, admin: Option<SocketAddr>
         info!(
             "no way to know a user is set: only the limit on all streams holds; see [identity] in the settings"
         );
+    }
+    for ElectricNotice { variable, settings, why_not } in &config.electric {
+        match why_not {
+            None => info!(variable, settings = settings.join(", "), "a variable of Electric is understood"),
+            Some(why) => warn!(variable, why, "a variable of Electric has no effect"),
+        }
     }
     let total = config.admission.total;
     let needed = u64::from(total) + 1024;

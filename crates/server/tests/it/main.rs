@@ -6,6 +6,7 @@ mod admin;
 mod bodies;
 mod browser;
 mod clients;
+mod config;
 mod crowd;
 mod database;
 mod drain;

@@ -1,0 +1,19 @@
+//! Pages whose tables are made of the code: a test compares them, and `UPDATE_DOCS=1` writes them.
+
+/// Fails unless the part of a page between `<!-- begin NAME -->` and `<!-- end NAME -->` is this text.
+#[track_caller]
+pub(crate) fn holds(path: &str, name: &str, text: &str) {
+    let page = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let (begin, end) = (format!("<!-- begin {name} -->\n"), format!("<!-- end {name} -->"));
+    let (before, rest) = page.split_once(&begin).unwrap_or_else(|| panic!("{path} has no {begin:?}"));
+    let (there, after) = rest.split_once(&end).unwrap_or_else(|| panic!("{path} has no {end:?}"));
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(path, format!("{before}{begin}{text}{end}{after}")).unwrap();
+        return;
+    }
+    let differs = there.lines().zip(text.lines()).find(|(there, made)| there != made);
+    assert!(
+        there == text,
+        "{path} is not what the code makes, first {differs:?}: run this with UPDATE_DOCS=1"
+    );
+}
