@@ -29,6 +29,24 @@ pub struct ManagerConfig {
     pub(crate) lock_patience: LockPatience,
 }
 
+/// What a configuration says of the database.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct ManagerOutline<'a> {
+    /// The server itself, for replication.
+    pub connect: &'a PostgresConnect,
+    /// Where the pools connect, if that is elsewhere.
+    pub pooled: Option<&'a PostgresConnect>,
+    /// The slot's name.
+    pub slot: &'a str,
+    /// The publication's name.
+    pub publication: &'a str,
+    /// The publication is kept by somebody else.
+    pub manual_publication: bool,
+    /// Connections beside replication's.
+    pub pool_size: u32,
+}
+
 /// Why a configuration can't be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ManagerConfigError {
@@ -154,6 +172,18 @@ impl ManagerConfig {
     pub fn lock_patience(mut self, patience: LockPatience) -> Self {
         self.lock_patience = patience;
         self
+    }
+
+    /// What was chosen, for those who show or check it.
+    pub fn outline(&self) -> ManagerOutline<'_> {
+        ManagerOutline {
+            connect: &self.connect,
+            pooled: self.pooled.as_ref(),
+            slot: &self.slot,
+            publication: &self.publication,
+            manual_publication: self.manual_publication,
+            pool_size: self.pool_size,
+        }
     }
 
     pub(crate) fn check(&self) -> Result<(), ManagerConfigError> {

@@ -25,7 +25,7 @@ mod worker;
 pub use forebay_pgoutput as pgoutput;
 pub use forebay_reservoir as reservoir;
 
-pub use crate::config::{ManagerConfig, ManagerConfigError};
+pub use crate::config::{ManagerConfig, ManagerConfigError, ManagerOutline};
 pub use crate::consumer::{Consumer, ConsumerError, Durable};
 pub use crate::core::breaker::LockPatience;
 pub use crate::core::continuity::{Bookmark, ResetReason, Timeline};

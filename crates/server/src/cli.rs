@@ -23,6 +23,9 @@ pub enum Command {
     Gate(GateArgs),
     /// Follows a Postgres database and streams shapes of it to HTTP clients
     Serve(ServeArgs),
+    /// Looks whether the database, Redis and this machine are fit for `forebay serve`, and says what to do
+    #[command(after_long_help = CHECK_HELP, after_help = "")]
+    Check(Box<CheckArgs>),
     /// Prints every setting as it holds, and where it came from; secrets are hidden
     #[command(after_long_help = CONFIG_HELP, after_help = "")]
     Config(Box<ConfigArgs>),
@@ -230,6 +233,22 @@ impl ServeArgs {
         add(layers, numbers);
         add(layers, switches);
     }
+}
+
+const CHECK_HELP: &str = "\
+Takes the flags of `forebay serve`, and reads the same file and environment. Each line is ok, warn or fail, with what to do. \
+Nothing is changed in the database or in Redis. Ends with 0 if nothing failed, with 1 if something did, with 2 if the settings \
+can't be used.";
+
+/// Flags of `forebay check`.
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    /// Prints one JSON object, for programs
+    #[arg(long)]
+    pub json: bool,
+    /// As `forebay serve` takes them.
+    #[command(flatten)]
+    pub serve: ServeArgs,
 }
 
 const CONFIG_HELP: &str = "\

@@ -6,12 +6,15 @@
 //! |---|---|
 //! | flags | `cli.rs` |
 //! | settings: file, environment, flags | `config/` |
+//! | is everything fit | `check/` |
+//! | colours, and text that others wrote | `terminal.rs` |
 //! | the reverse proxy | `gate/` |
 //! | shapes over HTTP | `serve/` |
 //! | addresses, Redis, upkeep: what both need | `starting.rs` |
 //! | `/healthz`, `/readyz`, `/metrics`, `/v1/status` | `admin.rs` |
 
 pub mod admin;
+pub mod check;
 pub mod cli;
 pub mod config;
 pub mod descriptors;
@@ -23,6 +26,7 @@ mod problem;
 pub mod serve;
 pub mod signals;
 mod starting;
+pub mod terminal;
 
 pub use gate::{Gate, Route, RouteError, UpstreamConfig, UpstreamStats};
 pub use serve::Serve;

@@ -5,11 +5,13 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Parser as _;
-use forebay_server::cli::{Cli, Command, ConfigArgs, ConfigOf, GateArgs, ServeArgs};
+use forebay_server::check::Finding;
+use forebay_server::cli::{CheckArgs, Cli, Command, ConfigArgs, ConfigOf, GateArgs, ServeArgs};
 use forebay_server::config::ConfigError;
 use forebay_server::logging::LogConfig;
 use forebay_server::signals::Signals;
-use forebay_server::{Gate, Serve, config, descriptors, logging, metrics};
+use forebay_server::terminal::Paint;
+use forebay_server::{Gate, Serve, check, config, descriptors, logging, metrics};
 use metrics_exporter_prometheus::PrometheusHandle;
 
 /// Bad settings, as shells know it.
@@ -20,6 +22,7 @@ fn main() -> ExitCode {
     let result = match command {
         Command::Gate(args) => gate(args),
         Command::Serve(args) => serve(args),
+        Command::Check(args) => fitness(*args),
         Command::Config(args) => effective(*args),
     };
     result.unwrap_or_else(|error| {
@@ -54,6 +57,28 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
         let serve = Serve::start(config, recorder, descriptors).await?;
         Ok(serve.run(signals).await)
     })
+}
+
+fn fitness(args: CheckArgs) -> anyhow::Result<ExitCode> {
+    let config = match config::load_serve(args.serve, variables()) {
+        Ok(config) => config,
+        Err(error) => return Ok(unusable(&error)),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let paint = Paint::on(&std::io::stdout());
+    // Told as it comes: what can't be reached takes its time.
+    let told = |finding: &Finding| {
+        if !args.json {
+            let _closed = std::io::stdout().write_all(finding.line(paint).as_bytes());
+        }
+    };
+    let findings = runtime.context("can't start")?.block_on(check::check(&config, told));
+    let end = match args.json {
+        true => serde_json::to_string_pretty(&findings).context("can't be JSON")?,
+        false => findings.summary(),
+    };
+    print(&format!("{end}\n"))?;
+    Ok(if findings.is_fit() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn effective(args: ConfigArgs) -> anyhow::Result<ExitCode> {

@@ -5,6 +5,7 @@
 mod admin;
 mod bodies;
 mod browser;
+mod check;
 mod clients;
 mod config;
 mod crowd;

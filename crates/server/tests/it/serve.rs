@@ -1,7 +1,7 @@
 //! `forebay serve`, over HTTP, before a real Postgres.
 
 mod oracle;
-mod support;
+pub(crate) mod support;
 
 mod collapse;
 mod crowd;

@@ -17,6 +17,7 @@ pub(crate) mod checkpoint;
 mod compaction;
 pub(crate) mod disk;
 pub(crate) mod files;
+mod glance;
 pub(crate) mod head;
 mod history;
 pub(crate) mod queue;
@@ -27,6 +28,8 @@ pub(crate) mod wal;
 pub(crate) mod writer;
 
 use std::io;
+
+pub use self::glance::Glance;
 
 use crate::shapes::StoreFailure;
 
