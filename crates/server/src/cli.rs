@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use toml::Value;
 
+use crate::client::Endpoint;
 use crate::config::{GateFile, Hidden, Layers, ServeFile, Shape};
+use crate::tail::Since;
 
 /// Manages every connection between clients and a service.
 #[derive(Debug, Parser)]
@@ -23,6 +25,9 @@ pub enum Command {
     Gate(GateArgs),
     /// Follows a Postgres database and streams shapes of it to HTTP clients
     Serve(ServeArgs),
+    /// Prints the rows of a table and then its changes as they come, from a running `forebay serve`
+    #[command(after_long_help = TAIL_HELP, after_help = "--help has examples.")]
+    Tail(TailArgs),
     /// Looks whether the database, Redis and this machine are fit for `forebay serve`, and says what to do
     #[command(after_long_help = CHECK_HELP, after_help = "")]
     Check(Box<CheckArgs>),
@@ -233,6 +238,50 @@ impl ServeArgs {
         add(layers, numbers);
         add(layers, switches);
     }
+}
+
+const TAIL_HELP: &str = "\
+Examples:
+  forebay tail orders
+  forebay tail shop.orders --where 'status = $1 AND total > 100' --param 1=open --columns id,status,total
+  forebay tail orders --from now --json | jq 'select(.key) | .value'
+
+One line for each row and change; on a terminal coloured by what happened: insert, update, delete. With --json each line is a message \
+of the protocol. What happens meanwhile (a lost connection, a shape that starts over) is told on standard error. A lost \
+connection is made again, and nothing is missed or printed twice. Ctrl-C and a closed pipe end it.
+
+The server's secret, if it has one, comes from FOREBAY_SERVE_SECRET.";
+
+/// Flags of `forebay tail`.
+#[derive(Debug, Args)]
+pub struct TailArgs {
+    /// The table, as `name` or `schema.name`
+    pub table: String,
+    /// Only rows for which this holds, such as 'total > 100'
+    #[arg(long = "where", value_name = "CLAUSE")]
+    pub clause: Option<String>,
+    /// Only these columns, parted by commas; the primary key must be among them
+    #[arg(long, value_name = "NAMES")]
+    pub columns: Option<String>,
+    /// The value of $N in the clause; may be repeated
+    #[arg(long = "param", value_name = "N=VALUE", value_parser = param)]
+    pub params: Vec<(u32, String)>,
+    /// Where to begin: with all rows, or with the next change
+    #[arg(long, value_enum, default_value = "start")]
+    pub from: Since,
+    /// Prints each message as a line of JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Where `forebay serve` is
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:3000")]
+    pub url: Endpoint,
+}
+
+fn param(text: &str) -> Result<(u32, String), String> {
+    let (number, value) = text.split_once('=').ok_or("write it as N=VALUE, such as 1=open")?;
+    let number =
+        number.trim_start_matches('$').parse().map_err(|_| "the number before = must be that of a $N")?;
+    Ok((number, value.to_owned()))
 }
 
 const CHECK_HELP: &str = "\

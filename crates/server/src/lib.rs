@@ -6,6 +6,7 @@
 //! |---|---|
 //! | flags | `cli.rs` |
 //! | settings: file, environment, flags | `config/` |
+//! | a terminal client of shapes | `tail/`, by `client/` |
 //! | is everything fit | `check/` |
 //! | colours, and text that others wrote | `terminal.rs` |
 //! | the reverse proxy | `gate/` |
@@ -16,6 +17,7 @@
 pub mod admin;
 pub mod check;
 pub mod cli;
+pub mod client;
 pub mod config;
 pub mod descriptors;
 mod gate;
@@ -26,6 +28,7 @@ mod problem;
 pub mod serve;
 pub mod signals;
 mod starting;
+pub mod tail;
 pub mod terminal;
 
 pub use gate::{Gate, Route, RouteError, UpstreamConfig, UpstreamStats};

@@ -6,12 +6,13 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::Parser as _;
 use forebay_server::check::Finding;
-use forebay_server::cli::{CheckArgs, Cli, Command, ConfigArgs, ConfigOf, GateArgs, ServeArgs};
+use forebay_server::cli::{CheckArgs, Cli, Command, ConfigArgs, ConfigOf, GateArgs, ServeArgs, TailArgs};
 use forebay_server::config::ConfigError;
 use forebay_server::logging::LogConfig;
 use forebay_server::signals::Signals;
+use forebay_server::tail::Shape;
 use forebay_server::terminal::Paint;
-use forebay_server::{Gate, Serve, check, config, descriptors, logging, metrics};
+use forebay_server::{Gate, Serve, check, config, descriptors, logging, metrics, tail};
 use metrics_exporter_prometheus::PrometheusHandle;
 
 /// Bad settings, as shells know it.
@@ -22,6 +23,7 @@ fn main() -> ExitCode {
     let result = match command {
         Command::Gate(args) => gate(args),
         Command::Serve(args) => serve(args),
+        Command::Tail(args) => follow(args),
         Command::Check(args) => fitness(*args),
         Command::Config(args) => effective(*args),
     };
@@ -57,6 +59,25 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
         let serve = Serve::start(config, recorder, descriptors).await?;
         Ok(serve.run(signals).await)
     })
+}
+
+fn follow(args: TailArgs) -> anyhow::Result<ExitCode> {
+    let secret = ["FOREBAY_SERVE_SECRET", "ELECTRIC_SECRET"].iter().find_map(|name| std::env::var(name).ok());
+    let shape = Shape {
+        table: args.table,
+        clause: args.clause,
+        columns: args.columns,
+        params: args.params,
+        since: args.from,
+        secret: secret.filter(|secret| !secret.is_empty()).and_then(|secret| secret.parse().ok()),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.context("can't start")?;
+    runtime.block_on(async {
+        let signals = Signals::catch().context("can't catch signals")?;
+        tail::tail(args.url, shape, args.json, signals).await.map_err(anyhow::Error::from)
+    })?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn fitness(args: CheckArgs) -> anyhow::Result<ExitCode> {

@@ -23,5 +23,6 @@ mod redis;
 mod serve;
 mod serve_config;
 mod startup;
+mod tail;
 mod upstream;
 mod wire;

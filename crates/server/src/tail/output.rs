@@ -1,0 +1,160 @@
+//! Rows and changes on standard output; what happens meanwhile on standard error.
+
+use std::io::{self, IsTerminal as _, Write as _};
+use std::time::{Duration, Instant};
+
+use serde_json::value::RawValue;
+
+use super::message::{Message, json_line};
+use super::reader::TailError;
+use crate::terminal::{Paint, Tone};
+
+/// How often the progress is drawn again.
+const FRAME: Duration = Duration::from_millis(100);
+const SPINNER: [&str; 4] = ["|", "/", "-", "\\"];
+
+pub(super) struct Output {
+    json: bool,
+    paint: Paint,
+    note: Paint,
+    /// Drawn on standard error while rows come, if that is a terminal.
+    progress: Option<Progress>,
+    rows: u64,
+    bytes: u64,
+    is_live: bool,
+}
+
+struct Progress {
+    begun: Instant,
+    drawn: Option<Instant>,
+    frame: usize,
+}
+
+impl Output {
+    pub(super) fn new(json: bool) -> Output {
+        let progress =
+            io::stderr().is_terminal().then(|| Progress { begun: Instant::now(), drawn: None, frame: 0 });
+        let paint = Paint::on(&io::stdout());
+        Output { json, paint, note: Paint::on(&io::stderr()), progress, rows: 0, bytes: 0, is_live: false }
+    }
+
+    /// So much of the answer has come.
+    pub(super) fn progress(&mut self, bytes: usize) {
+        if self.is_live {
+            return;
+        }
+        let (rows, bytes) = (self.rows, self.bytes + bytes as u64);
+        if let Some(progress) = &mut self.progress
+            && progress.drawn.is_none_or(|drawn| drawn.elapsed() >= FRAME)
+        {
+            progress.frame += 1;
+            progress.drawn = Some(Instant::now());
+            let line =
+                progress_line(SPINNER[progress.frame % SPINNER.len()], rows, bytes, progress.begun.elapsed());
+            let _closed = write!(io::stderr(), "\r\x1b[K{line}");
+        }
+    }
+
+    /// A whole answer.
+    pub(super) fn print(&mut self, messages: &[&RawValue], is_up_to_date: bool) -> Result<(), TailError> {
+        self.clear();
+        // That nothing has changed is no news.
+        let is_news = !self.is_live || messages.len() > 1;
+        let mut out = io::stdout().lock();
+        for raw in messages {
+            self.bytes += raw.get().len() as u64;
+            let Ok(message) = serde_json::from_str::<Message>(raw.get()) else {
+                return Err(TailError::Stranger { what: "a message that is none" });
+            };
+            self.rows += u64::from(message.is_change());
+            if self.json && is_news {
+                out.write_all(json_line(raw).as_bytes())?;
+            } else if !self.json && !message.is_control() {
+                out.write_all(message.line(self.paint).as_bytes())?;
+            }
+        }
+        out.flush()?;
+        drop(out);
+        if is_up_to_date && !std::mem::replace(&mut self.is_live, true) {
+            let took = self.progress.as_ref().map_or(Duration::ZERO, |progress| progress.begun.elapsed());
+            let rate =
+                if took.is_zero() { String::new() } else { format!(" in {:.1} s", took.as_secs_f64()) };
+            let (rows, bytes) = (grouped(self.rows), size(self.bytes));
+            self.note(&format!("up to date: {rows} rows, {bytes}{rate}; changes follow"))?;
+        }
+        Ok(())
+    }
+
+    /// The shape is another now.
+    pub(super) fn start_over(&mut self) -> Result<(), TailError> {
+        if self.json {
+            let mut out = io::stdout().lock();
+            out.write_all(b"{\"headers\":{\"control\":\"must-refetch\"}}\n")?;
+            out.flush()?;
+        }
+        (self.rows, self.bytes, self.is_live) = (0, 0, false);
+        if let Some(progress) = &mut self.progress {
+            progress.begun = Instant::now();
+        }
+        self.note("the shape was made anew: all rows come again")
+    }
+
+    /// Something for people, beside the rows.
+    pub(super) fn note(&mut self, what: &str) -> Result<(), TailError> {
+        self.clear();
+        let note = self.note.tone(Tone::Faint, &format!("forebay: {what}"));
+        // That nobody reads it is no reason to end.
+        let _closed = writeln!(io::stderr(), "{note}");
+        Ok(())
+    }
+
+    /// Takes the progress away, so that a line can stand in its place.
+    fn clear(&mut self) {
+        if self.progress.as_mut().is_some_and(|progress| progress.drawn.take().is_some()) {
+            let _closed = write!(io::stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+fn progress_line(spinner: &str, rows: u64, bytes: u64, took: Duration) -> String {
+    let a_second = (bytes as f64 / took.as_secs_f64().max(0.001)) as u64;
+    format!("{spinner} {} rows, {}, {}/s", grouped(rows), size(bytes), size(a_second))
+}
+
+/// `1234567` as `1,234,567`.
+pub(crate) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut out = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// Bytes as people say them.
+pub(crate) fn size(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_written_for_people() {
+        assert_eq!([0, 999, 1000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
+        assert_eq!([0, 1023, 1024, 10 << 20].map(size), ["0 B", "1023 B", "1.0 KiB", "10.0 MiB"]);
+        let line = progress_line("|", 1200, 2 << 20, Duration::from_secs(2));
+        assert_eq!(line, "| 1,200 rows, 2.0 MiB, 1.0 MiB/s");
+    }
+}
