@@ -28,6 +28,9 @@ pub enum Command {
     /// Prints the rows of a table and then its changes as they come, from a running `forebay serve`
     #[command(after_long_help = TAIL_HELP, after_help = "--help has examples.")]
     Tail(TailArgs),
+    /// Shows the state of a running instance, live on a terminal
+    #[command(after_long_help = STATUS_HELP, after_help = "")]
+    Status(StatusArgs),
     /// Looks whether the database, Redis and this machine are fit for `forebay serve`, and says what to do
     #[command(after_long_help = CHECK_HELP, after_help = "")]
     Check(Box<CheckArgs>),
@@ -282,6 +285,24 @@ fn param(text: &str) -> Result<(u32, String), String> {
     let number =
         number.trim_start_matches('$').parse().map_err(|_| "the number before = must be that of a $N")?;
     Ok((number, value.to_owned()))
+}
+
+const STATUS_HELP: &str = "\
+On a terminal it is drawn again each second until Ctrl-C; otherwise it is printed once. The admin address's secret, if it has one, \
+comes from FOREBAY_ADMIN_SECRET. A gate's address is http://127.0.0.1:8081.";
+
+/// Flags of `forebay status`.
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    /// The admin address of the instance
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:3001")]
+    pub url: Endpoint,
+    /// Prints all that the instance tells, as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Prints it once, on a terminal, too
+    #[arg(long)]
+    pub once: bool,
 }
 
 const CHECK_HELP: &str = "\

@@ -7,6 +7,7 @@
 //! | flags | `cli.rs` |
 //! | settings: file, environment, flags | `config/` |
 //! | a terminal client of shapes | `tail/`, by `client/` |
+//! | the state of a running instance | `status/`, by `client/` |
 //! | is everything fit | `check/` |
 //! | colours, and text that others wrote | `terminal.rs` |
 //! | the reverse proxy | `gate/` |
@@ -24,10 +25,12 @@ mod gate;
 pub mod logging;
 mod memory;
 pub mod metrics;
+mod numbers;
 mod problem;
 pub mod serve;
 pub mod signals;
 mod starting;
+pub mod status;
 pub mod tail;
 pub mod terminal;
 

@@ -6,13 +6,16 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::Parser as _;
 use forebay_server::check::Finding;
-use forebay_server::cli::{CheckArgs, Cli, Command, ConfigArgs, ConfigOf, GateArgs, ServeArgs, TailArgs};
-use forebay_server::config::ConfigError;
+use forebay_server::cli::{
+    CheckArgs, Cli, Command, ConfigArgs, ConfigOf, GateArgs, ServeArgs, StatusArgs, TailArgs,
+};
+use forebay_server::config::{ConfigError, Hidden};
 use forebay_server::logging::LogConfig;
 use forebay_server::signals::Signals;
+use forebay_server::status::Show;
 use forebay_server::tail::Shape;
 use forebay_server::terminal::Paint;
-use forebay_server::{Gate, Serve, check, config, descriptors, logging, metrics, tail};
+use forebay_server::{Gate, Serve, check, config, descriptors, logging, metrics, status, tail};
 use metrics_exporter_prometheus::PrometheusHandle;
 
 /// Bad settings, as shells know it.
@@ -24,6 +27,7 @@ fn main() -> ExitCode {
         Command::Gate(args) => gate(args),
         Command::Serve(args) => serve(args),
         Command::Tail(args) => follow(args),
+        Command::Status(args) => state(&args),
         Command::Check(args) => fitness(*args),
         Command::Config(args) => effective(*args),
     };
@@ -62,22 +66,43 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn follow(args: TailArgs) -> anyhow::Result<ExitCode> {
-    let secret = ["FOREBAY_SERVE_SECRET", "ELECTRIC_SECRET"].iter().find_map(|name| std::env::var(name).ok());
     let shape = Shape {
         table: args.table,
         clause: args.clause,
         columns: args.columns,
         params: args.params,
         since: args.from,
-        secret: secret.filter(|secret| !secret.is_empty()).and_then(|secret| secret.parse().ok()),
+        secret: secret(&["FOREBAY_SERVE_SECRET", "ELECTRIC_SECRET"]),
     };
+    look(async |signals| Ok(tail::tail(args.url, shape, args.json, signals).await?))
+}
+
+fn state(args: &StatusArgs) -> anyhow::Result<ExitCode> {
+    let show = match (args.json, args.once) {
+        (true, _) => Show::Json,
+        (false, true) => Show::Once,
+        (false, false) => Show::Live,
+    };
+    let secret = secret(&["FOREBAY_ADMIN_SECRET"]);
+    look(async |signals| Ok(status::status(args.url.clone(), secret, show, signals).await?))
+}
+
+/// Runs a command that only looks, until it or a signal ends it.
+fn look<F>(command: F) -> anyhow::Result<ExitCode>
+where
+    F: AsyncFnOnce(Signals) -> anyhow::Result<()>,
+{
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.context("can't start")?;
-    runtime.block_on(async {
-        let signals = Signals::catch().context("can't catch signals")?;
-        tail::tail(args.url, shape, args.json, signals).await.map_err(anyhow::Error::from)
-    })?;
-    Ok(ExitCode::SUCCESS)
+    runtime.context("can't start")?.block_on(async {
+        command(Signals::catch().context("can't catch signals")?).await?;
+        Ok(ExitCode::SUCCESS)
+    })
+}
+
+/// The first of these variables that says something.
+fn secret(names: &[&str]) -> Option<Hidden> {
+    let secret = names.iter().find_map(|name| std::env::var(name).ok().filter(|secret| !secret.is_empty()));
+    secret.and_then(|secret| secret.parse().ok())
 }
 
 fn fitness(args: CheckArgs) -> anyhow::Result<ExitCode> {

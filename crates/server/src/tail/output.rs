@@ -7,6 +7,7 @@ use serde_json::value::RawValue;
 
 use super::message::{Message, json_line};
 use super::reader::TailError;
+use crate::numbers::{grouped, size};
 use crate::terminal::{Paint, Tone};
 
 /// How often the progress is drawn again.
@@ -121,39 +122,12 @@ fn progress_line(spinner: &str, rows: u64, bytes: u64, took: Duration) -> String
     format!("{spinner} {} rows, {}, {}/s", grouped(rows), size(bytes), size(a_second))
 }
 
-/// `1234567` as `1,234,567`.
-pub(crate) fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut out = String::new();
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
-}
-
-/// Bytes as people say them.
-pub(crate) fn size(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_written_for_people() {
-        assert_eq!([0, 999, 1000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
-        assert_eq!([0, 1023, 1024, 10 << 20].map(size), ["0 B", "1023 B", "1.0 KiB", "10.0 MiB"]);
+    fn progress_is_rows_bytes_and_how_fast_they_come() {
         let line = progress_line("|", 1200, 2 << 20, Duration::from_secs(2));
         assert_eq!(line, "| 1,200 rows, 2.0 MiB, 1.0 MiB/s");
     }

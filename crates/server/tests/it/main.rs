@@ -23,6 +23,7 @@ mod redis;
 mod serve;
 mod serve_config;
 mod startup;
+mod status;
 mod tail;
 mod upstream;
 mod wire;

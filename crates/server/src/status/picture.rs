@@ -1,0 +1,270 @@
+//! The picture: a status as lines. Pure.
+
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
+use crate::numbers::{grouped, size, span};
+use crate::terminal::{Paint, Tone, shown};
+
+/// How wide the bar of admission is.
+const BAR: usize = 30;
+
+/// All of it; what isn't told is left out.
+pub(super) fn draw(status: &Value, paint: Paint) -> String {
+    let mut picture = Picture { out: String::new(), paint };
+    picture.head(status);
+    picture.database(&status["database"]);
+    picture.positions(&status["positions"]);
+    picture.pools(status);
+    picture.gate(&status["gate"]);
+    let admission = [&status["admission"], &status["statistics"]];
+    admission
+        .into_iter()
+        .find(|said| said["max_connections"].is_u64())
+        .into_iter()
+        .for_each(|said| picture.admission(said));
+    picture.quota([&status["quota"], &status["admission"]["quota"]]);
+    picture.shapes(&status["shapes"]);
+    picture.http(&status["http"]);
+    picture.out
+}
+
+struct Picture {
+    out: String,
+    paint: Paint,
+}
+
+impl Picture {
+    fn head(&mut self, status: &Value) {
+        let command = text(&status["command"]);
+        let listen =
+            [&status["listen"], &status["gate"]["listen"]].into_iter().find(|listen| listen.is_string());
+        let up_ms = number(&status["uptime_ms"])
+            .or_else(|| number(&status["uptime_seconds"]).map(|seconds| seconds.saturating_mul(1000)));
+        let name = self.paint.tone(Tone::Strong, &format!("forebay {command}"));
+        let _ = write!(self.out, "{name} at {}", listen.map(text).unwrap_or_default());
+        if let Some(up_ms) = up_ms {
+            let _ = write!(self.out, ", up for {}", span(up_ms));
+        }
+        self.out.push('\n');
+        if let Some(ready) = status["ready"].as_bool() {
+            let (tone, word) = if ready { (Tone::Good, "ready") } else { (Tone::Bad, "not ready") };
+            let why =
+                status["why_not_ready"].as_str().map(|why| format!(": {}", shown(why))).unwrap_or_default();
+            let word = self.paint.tone(tone, word);
+            self.line("state", &format!("{word}{why}"));
+        }
+    }
+
+    fn database(&mut self, database: &Value) {
+        if !database.is_object() {
+            return;
+        }
+        let step_for = number(&database["step_for_ms"]).map(span).unwrap_or_default();
+        let phase = format!("{}, {} for {step_for}", text(&database["phase"]), text(&database["step"]));
+        self.line("phase", &phase);
+        if let Some(trouble) = database["trouble"].as_str() {
+            let trouble = self.paint.tone(Tone::Bad, &shown(trouble));
+            let tries = number(&database["retries"]).unwrap_or(0);
+            self.line("trouble", &format!("{trouble} (tried {tries} times)"));
+        }
+        for condition in database["conditions"].as_array().into_iter().flatten() {
+            let holds = condition["holds"] == true;
+            let mark =
+                if holds { self.paint.tone(Tone::Good, "yes") } else { self.paint.tone(Tone::Bad, "no ") };
+            let since = number(&condition["for_ms"]).map(span).unwrap_or_default();
+            let why = self.paint.tone(Tone::Faint, &text(&condition["why"]));
+            let _ = writeln!(self.out, "  {mark} {:<31} {since:>8}  {why}", text(&condition["condition"]));
+        }
+    }
+
+    fn positions(&mut self, positions: &Value) {
+        let Some(behind) = number(&positions["lag_bytes"]) else { return };
+        let seconds = positions["lag"]["secs"].as_f64().unwrap_or(0.0);
+        let lag_ms = seconds * 1e3 + positions["lag"]["nanos"].as_f64().unwrap_or(0.0) / 1e6;
+        let kept = number(&positions["retained_bytes"]).map(size).unwrap_or_default();
+        self.line(
+            "lag",
+            &format!("{lag_ms:.0} ms, {} not durable yet, {kept} of log kept for the slot", size(behind)),
+        );
+    }
+
+    fn pools(&mut self, status: &Value) {
+        let database = &status["database"];
+        if let (Some(admin), Some(snapshot)) =
+            (database["admin_pool"].as_str(), database["snapshot_pool"].as_str())
+        {
+            self.line("pools", &format!("metadata {}, snapshots {}", shown(admin), shown(snapshot)));
+        }
+        let counts = &status["reservoir"]["counts"];
+        let of: Vec<_> = ["ready", "lent", "dialing", "resetting", "retiring"]
+            .into_iter()
+            .filter_map(|state| Some(format!("{} {state}", number(&counts[state])?)))
+            .collect();
+        if !of.is_empty() {
+            self.line("reservoir", &of.join(", "));
+        }
+    }
+
+    fn gate(&mut self, gate: &Value) {
+        if !gate.is_object() {
+            return;
+        }
+        let failing = if gate["upstream_failing"] == true {
+            self.paint.tone(Tone::Bad, ", failing")
+        } else {
+            String::new()
+        };
+        self.line("upstream", &format!("{}{failing}", text(&gate["upstream"])));
+        let (streams, plain) =
+            (number(&gate["streams"]).unwrap_or(0), number(&gate["plain_requests"]).unwrap_or(0));
+        let draining = if gate["draining"] == true {
+            self.paint.tone(Tone::Careful, ", draining")
+        } else {
+            String::new()
+        };
+        self.line(
+            "inside",
+            &format!("{} streams, {} other requests{draining}", grouped(streams), grouped(plain)),
+        );
+    }
+
+    fn admission(&mut self, admission: &Value) {
+        let (now, most) = (
+            number(&admission["total_connections"]).unwrap_or(0),
+            number(&admission["max_connections"]).unwrap_or(0),
+        );
+        let state = text(&admission["state"]);
+        let tone = match state.as_str() {
+            "healthy" => Tone::Good,
+            "degraded" => Tone::Careful,
+            _ => Tone::Bad,
+        };
+        let filled = usize::try_from(now.saturating_mul(BAR as u64) / most.max(1)).unwrap_or(BAR).min(BAR);
+        let filled = filled.max(usize::from(now > 0));
+        let bar = self.paint.tone(tone, &format!("[{}{}]", "#".repeat(filled), ".".repeat(BAR - filled)));
+        let state = self.paint.tone(tone, &state);
+        self.line("admission", &format!("{bar} {} of {} streams, {state}", grouped(now), grouped(most)));
+        if let Some(why) = admission["shedding"].as_str() {
+            let why = self.paint.tone(Tone::Bad, &shown(why));
+            self.line("", &format!("takes no new streams: {why}"));
+        }
+    }
+
+    fn quota(&mut self, places: [&Value; 2]) {
+        let Some(quota) = places.into_iter().find(|quota| quota["mode"].is_string()) else { return };
+        let mode = text(&quota["mode"]);
+        let tone = if mode == "normal" { Tone::Good } else { Tone::Careful };
+        let since = number(&quota["mode_since_ms"]).map(span).unwrap_or_default();
+        let members = number(&quota["members"]).unwrap_or(1);
+        let why = quota["why"].as_str().map(|why| format!(": {}", shown(why))).unwrap_or_default();
+        let mode = self.paint.tone(tone, &mode);
+        self.line(
+            "quota",
+            &format!("{mode} for {since}, {members} members, kept in {}{why}", text(&quota["store"])),
+        );
+    }
+
+    fn shapes(&mut self, shapes: &Value) {
+        let Some(count) = number(&shapes["count"]) else { return };
+        let bytes = number(&shapes["bytes"]).map(size).unwrap_or_default();
+        let role = if shapes["writes"] == true { "this instance writes" } else { "another instance writes" };
+        let full = if shapes["disk_full"] == true {
+            self.paint.tone(Tone::Bad, ", the disk is full")
+        } else {
+            String::new()
+        };
+        self.line("shapes", &format!("{}, {bytes}, {role}{full}", grouped(count)));
+        for shape in shapes["top"].as_array().into_iter().flatten().take(10) {
+            let rows =
+                number(&shape["rows"]).map(|rows| format!("{} rows, ", grouped(rows))).unwrap_or_default();
+            let bytes = number(&shape["bytes"]).map(size).unwrap_or_default();
+            let streams = number(&shape["streams"]).unwrap_or(0);
+            let clause =
+                shape["where"].as_str().map(|clause| format!(" where {}", shown(clause))).unwrap_or_default();
+            let _ = writeln!(
+                self.out,
+                "  {}{clause}: {rows}{bytes}, {} streams",
+                text(&shape["table"]),
+                grouped(streams)
+            );
+        }
+    }
+
+    fn http(&mut self, http: &Value) {
+        let Some(open) = number(&http["open_connections"]) else { return };
+        let requests = number(&http["requests"]).or_else(|| number(&http["request"])).unwrap_or(0);
+        self.line(
+            "http",
+            &format!("{} connections open, {} requests so far", grouped(open), grouped(requests)),
+        );
+    }
+
+    fn line(&mut self, name: &str, value: &str) {
+        let _ = writeln!(self.out, "{name:<10} {value}");
+    }
+}
+
+fn text(value: &Value) -> String {
+    shown(value.as_str().unwrap_or_default())
+}
+
+fn number(value: &Value) -> Option<u64> {
+    value.as_u64()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_server_s_state_is_told_line_by_line() {
+        let status = json!({
+            "command": "serve", "listen": "127.0.0.1:3000", "uptime_ms": 3_661_000, "ready": false,
+            "why_not_ready": "the database isn't followed yet",
+            "database": {
+                "phase": "connection_setup", "step": "acquiring_lock", "step_for_ms": 1500, "retries": 3,
+                "trouble": "can't \u{1b}[31mconnect", "admin_pool": "starting", "snapshot_pool": "ready",
+                "conditions": [
+                    {"condition": "pg_lock_acquired", "holds": false, "for_ms": 61_000, "why": "another has it"},
+                    {"condition": "replication_client_ready", "holds": true, "for_ms": 5, "why": "connected"},
+                ],
+            },
+            "positions": {"lag_bytes": 2048, "retained_bytes": 1_048_576, "lag": {"secs": 1, "nanos": 500_000_000}},
+            "reservoir": {"counts": {"ready": 3, "lent": 1, "dialing": 0}},
+            "admission": {"total_connections": 5000, "max_connections": 10_000, "state": "healthy"},
+            "quota": {"mode": "normal", "mode_since_ms": 10, "members": 2, "store": "redis", "why": null},
+            "shapes": {"count": 1200, "bytes": 2048, "writes": true, "disk_full": false,
+                "top": [{"table": "public.items", "where": "a > 1", "rows": 7, "bytes": 10, "streams": 3}]},
+            "http": {"open_connections": 12, "requests": 3456},
+        });
+        let drawn = draw(&status, Paint::PLAIN);
+        let wanted = "\
+forebay serve at 127.0.0.1:3000, up for 1h 1m
+state      not ready: the database isn't followed yet
+phase      connection_setup, acquiring_lock for 1s
+trouble    can't \\u{1b}[31mconnect (tried 3 times)
+  no  pg_lock_acquired                   1m 1s  another has it
+  yes replication_client_ready             5ms  connected
+lag        1500 ms, 2.0 KiB not durable yet, 1.0 MiB of log kept for the slot
+pools      metadata starting, snapshots ready
+reservoir  3 ready, 1 lent, 0 dialing
+admission  [###############...............] 5,000 of 10,000 streams, healthy
+quota      normal for 10ms, 2 members, kept in redis
+shapes     1,200, 2.0 KiB, this instance writes
+  public.items where a > 1: 7 rows, 10 B, 3 streams
+http       12 connections open, 3,456 requests so far
+";
+        assert_eq!(drawn, wanted);
+    }
+
+    #[test]
+    fn whatever_is_told_there_is_a_picture() {
+        for odd in [json!(null), json!([1]), json!({"command": 7, "database": [], "shapes": {"count": -1}})] {
+            assert!(draw(&odd, Paint::PLAIN).starts_with("forebay "), "{odd}");
+        }
+    }
+}
