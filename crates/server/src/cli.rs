@@ -269,7 +269,7 @@ pub struct TailArgs {
     /// The value of $N in the clause; may be repeated
     #[arg(long = "param", value_name = "N=VALUE", value_parser = param)]
     pub params: Vec<(u32, String)>,
-    /// Where to begin: with all rows, or with the next change
+    /// Where to begin: `start` with all rows, `now` with the next change
     #[arg(long, value_enum, default_value = "start")]
     pub from: Since,
     /// Prints each message as a line of JSON

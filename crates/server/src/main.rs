@@ -106,6 +106,9 @@ fn secret(names: &[&str]) -> Option<Hidden> {
 }
 
 fn fitness(args: CheckArgs) -> anyhow::Result<ExitCode> {
+    if args.serve.example_config {
+        return print(config::SERVE_EXAMPLE);
+    }
     let config = match config::load_serve(args.serve, variables()) {
         Ok(config) => config,
         Err(error) => return Ok(unusable(&error)),
@@ -129,6 +132,8 @@ fn fitness(args: CheckArgs) -> anyhow::Result<ExitCode> {
 
 fn effective(args: ConfigArgs) -> anyhow::Result<ExitCode> {
     let settings = match args.of.unwrap_or(ConfigOf::Serve(args.serve)) {
+        ConfigOf::Gate(args) if args.example_config => return print(config::GATE_EXAMPLE),
+        ConfigOf::Serve(args) if args.example_config => return print(config::SERVE_EXAMPLE),
         ConfigOf::Gate(args) => config::effective_gate(args, variables()),
         ConfigOf::Serve(args) => config::effective_serve(args, variables()),
     };

@@ -23,6 +23,8 @@ mod nearest;
 mod origin;
 #[cfg(test)]
 mod page;
+#[cfg(test)]
+mod reference;
 mod running;
 mod serve;
 mod serve_file;
