@@ -2,7 +2,7 @@
 //!
 //! Invariant: whoever has read a log up to any place in it, and from there on the merged one, has the same rows at its end as with the whole
 //! one; no row is inserted that is there, and none is changed or deleted that isn't.
-//! Kept by: only updates go, each for the next update or delete of the same row, and the update then says what both did.
+//! Kept by: only updates go, each for the next update of the same row, which then says what both did.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -36,16 +36,12 @@ pub(crate) fn merge(messages: &[u8]) -> Option<Vec<Cow<'_, [u8]>>> {
     for line in messages.split_inclusive(|byte| *byte == b'\n') {
         let message = parse(line)?;
         let mut kept = Cow::Borrowed(line);
-        let before = match message.operation {
-            Operation::Insert => None,
-            Operation::Update => updates.insert(message.key, merged.len()),
-            Operation::Delete => updates.remove(message.key),
-        };
-        if let Some(before) = before {
+        if message.operation != Operation::Update {
+            // What comes is another row.
+            updates.remove(message.key);
+        } else if let Some(before) = updates.insert(message.key, merged.len()) {
             let before = std::mem::take(&mut merged[before]);
-            if message.operation == Operation::Update {
-                kept = Cow::Owned(both(&parse(&before)?, &message)?);
-            }
+            kept = Cow::Owned(both(&parse(&before)?, &message)?);
         }
         merged.push(kept);
     }

@@ -3,18 +3,23 @@
 //! Holds, at each up-to-date of each client: its rows are exactly those that the table had between two commits, namely after all that
 //! lie before the position that up-to-date tells, and all that its snapshot saw. And a handle that was complete stays, whatever breaks, unless it is deleted.
 //!
+//! `script/soak MINUTES` does it for longer, and looks at the server's memory and descriptors meanwhile.
 //! `FOREBAY_SEED` repeats a seed, `FOREBAY_SECONDS` takes longer. What the tasks do is the seed's; when they do it, is not.
 
 mod clauses;
 mod client;
 mod dice;
 mod history;
+mod plot;
+mod soak;
 mod storm;
 mod view;
 mod wire;
 mod writers;
 
+use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use forebay_sandbox::Postgres;
@@ -25,6 +30,7 @@ use tokio::time::{Instant, sleep, timeout};
 use self::client::{Client, Life, World};
 use self::dice::Dice;
 use self::history::{History, SCHEMA, last_commit, now};
+use self::soak::Samples;
 use self::storm::{Faults, Stage};
 use self::writers::Writers;
 use super::support::Place;
@@ -36,15 +42,30 @@ const CALM_DOWN: Duration = Duration::from_secs(40);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn clients_see_what_the_table_was_between_two_commits() {
-    run(false).await;
+    run(Weather::Calm).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn kills_restarts_and_cuts_change_nothing_for_clients() {
-    run(true).await;
+    run(Weather::Stormy).await;
 }
 
-async fn run(is_stormy: bool) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+#[ignore = "takes as long as it is told to: script/soak"]
+async fn hours_of_it_leave_memory_and_descriptors_as_they_are() {
+    run(Weather::Long).await;
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Weather {
+    Calm,
+    Stormy,
+    /// Stormy; but after a third of the time the server is killed no more, so that its memory tells something.
+    Long,
+}
+
+async fn run(weather: Weather) {
+    let is_stormy = weather != Weather::Calm;
     let seed = seed();
     let seconds = std::env::var("FOREBAY_SECONDS").map_or(10, |text| text.parse().expect("a number"));
     eprintln!("FOREBAY_SEED={seed} FOREBAY_SECONDS={seconds}, stormy: {is_stormy}");
@@ -54,20 +75,22 @@ async fn run(is_stormy: bool) {
     let mut dice = Dice::of(seed, "stage", 0);
     let settings = settings(&mut dice);
     eprintln!("{settings:?}");
+    let is_merged = !settings.contains(&("FOREBAY_STORAGE_COMPACT_BYTES", "0".to_owned()));
     let mut stage = Stage::set(&place, &settings).await;
 
     let writers = Writers::start(&place, seed, WRITERS);
     let (target, targeted) = watch::channel(None);
-    let world = Arc::new(World::new(stage.addr(), is_stormy, targeted));
+    let world = Arc::new(World::new(stage.addr(), is_stormy, is_merged, targeted));
     let mut clients = JoinSet::new();
     for number in 0..CLIENTS {
         let (world, dice) = (Arc::clone(&world), Dice::of(seed, "client", number));
         clients.spawn(async move { Client::new(&world, dice).run().await });
     }
-    let until = Instant::now() + Duration::from_secs(seconds);
+    let (samples, pid) = (Samples::default(), stage.pid());
     let faults = tokio::select! {
-        faults = weather(is_stormy, &mut stage, &mut dice, until) => faults,
+        faults = change(weather, &mut stage, &mut dice, Duration::from_secs(seconds)) => faults,
         Some(ended) = clients.join_next() => panic!("seed {seed}: {}", wrong(ended)),
+        () = samples.watch(move || pid.load(Ordering::Relaxed)), if weather == Weather::Long => unreachable!("it goes on"),
     };
     let committed = writers.stop().await;
     let end = block_in_place(|| last_commit(&place));
@@ -85,15 +108,20 @@ async fn run(is_stormy: bool) {
     assert!(in_time, "seed {seed}: clients haven't seen {end} after {CALM_DOWN:?}\n{}", stage.log());
     block_in_place(|| judge(&place, &lives, seed));
     report(&lives, &world, &faults, committed, is_stormy);
+    if weather == Weather::Long {
+        samples.conclude(Path::new(env!("CARGO_TARGET_TMPDIR")));
+    }
 }
 
-async fn weather(is_stormy: bool, stage: &mut Stage<'_>, dice: &mut Dice, until: Instant) -> Faults {
-    match is_stormy {
-        true => stage.rage(dice, until).await,
-        false => {
-            sleep(until - Instant::now()).await;
+async fn change(weather: Weather, stage: &mut Stage<'_>, dice: &mut Dice, lasts: Duration) -> Faults {
+    let begun = Instant::now();
+    match weather {
+        Weather::Calm => {
+            sleep(lasts).await;
             Faults::default()
         }
+        Weather::Stormy => stage.rage(dice, begun + lasts, begun + lasts).await,
+        Weather::Long => stage.rage(dice, begun + lasts / 3, begun + lasts).await,
     }
 }
 
@@ -109,6 +137,7 @@ fn settings(dice: &mut Dice) -> Vec<(&'static str, String)> {
         ("FOREBAY_STORAGE_CHUNK_BYTES", dice.pick(&[2048, 8192, 65_536, 10 << 20]).to_string()),
         ("FOREBAY_STORAGE_SMALL_SNAPSHOT_BYTES", dice.pick(&[0, 8192, 262_144]).to_string()),
         ("FOREBAY_STORAGE_OPEN_FILES", dice.pick(&[1, 8, 512]).to_string()),
+        ("FOREBAY_STORAGE_COMPACT_BYTES", dice.pick(&[0, 4096, 65_536]).to_string()),
     ];
     if dice.percent(70) {
         settings.push(("FOREBAY_STORAGE_UNWRITTEN_BYTES", (64 << 10).to_string()));

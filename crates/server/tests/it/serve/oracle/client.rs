@@ -24,6 +24,8 @@ pub(crate) struct World {
     pub(crate) server: SocketAddr,
     /// Whether connections may break and the server may be away.
     pub(crate) is_stormy: bool,
+    /// Whether logs may be merged.
+    pub(crate) is_merged: bool,
     ledger: Mutex<Ledger>,
     /// Once the writers have stopped: who has seen this is done.
     pub(crate) target: watch::Receiver<Option<u64>>,
@@ -41,8 +43,13 @@ pub(crate) struct Ledger {
 }
 
 impl World {
-    pub(crate) fn new(server: SocketAddr, is_stormy: bool, target: watch::Receiver<Option<u64>>) -> Self {
-        World { server, is_stormy, ledger: Mutex::default(), target }
+    pub(crate) fn new(
+        server: SocketAddr,
+        is_stormy: bool,
+        is_merged: bool,
+        target: watch::Receiver<Option<u64>>,
+    ) -> Self {
+        World { server, is_stormy, is_merged, ledger: Mutex::default(), target }
     }
 
     pub(crate) fn ledger(&self) -> MutexGuard<'_, Ledger> {
@@ -110,7 +117,7 @@ impl From<String> for Trouble {
 impl<'a> Client<'a> {
     pub(crate) fn new(world: &'a World, mut dice: Dice) -> Self {
         let wanted = Wanted::random(&mut dice);
-        let view = View::new(&wanted);
+        let view = View::new(&wanted, world.is_merged);
         let mut client = Client {
             world,
             dice,
@@ -169,14 +176,14 @@ impl<'a> Client<'a> {
     }
 
     fn begin(&mut self) {
-        self.view = View::new(&self.wanted);
+        self.view = View::new(&self.wanted, self.world.is_merged);
         (self.handle, self.offset, self.cursor) = (None, "-1".to_owned(), None);
         self.is_up_to_date = false;
         self.patience = self.dice.between(2, 30);
     }
 
     fn end(&mut self, is_last: bool) {
-        let view = std::mem::replace(&mut self.view, View::new(&self.wanted));
+        let view = std::mem::replace(&mut self.view, View::new(&self.wanted, self.world.is_merged));
         let recent = view.recent();
         self.lives.push(Life {
             wanted: self.wanted.clone(),

@@ -1,6 +1,8 @@
 //! Whatever can go wrong around the server, at random.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use forebay_testkit::{Direction, Proxy};
@@ -17,6 +19,7 @@ pub(crate) struct Stage<'a> {
     to_postgres: Proxy,
     to_server: Proxy,
     server: Option<Serve>,
+    pid: Arc<AtomicU32>,
 }
 
 /// What went wrong.
@@ -36,7 +39,7 @@ impl<'a> Stage<'a> {
         settings.push(("DATABASE_URL".to_owned(), url));
         // The first server tells where it listens.
         let to_server = Proxy::start(place.postgres.addr());
-        let mut stage = Stage { place, settings, to_postgres, to_server, server: None };
+        let mut stage = Stage { place, settings, to_postgres, to_server, server: None, pid: Arc::default() };
         stage.start();
         stage.server.as_ref().unwrap().becomes("active").await;
         stage
@@ -52,16 +55,22 @@ impl<'a> Stage<'a> {
             self.settings.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
         let server = block_in_place(|| self.place.spawn(&settings));
         self.to_server.fail_over_to(server.addr);
+        self.pid.store(server.pid(), Ordering::Relaxed);
         self.server = Some(server);
     }
 
-    /// Fault after fault, until then; and then none.
-    pub(crate) async fn rage(&mut self, dice: &mut Dice, until: Instant) -> Faults {
+    /// The process that is the server, now and later.
+    pub(crate) fn pid(&self) -> Arc<AtomicU32> {
+        Arc::clone(&self.pid)
+    }
+
+    /// Fault after fault, until then; and then none. The server itself is killed only up to an earlier time.
+    pub(crate) async fn rage(&mut self, dice: &mut Dice, kills_until: Instant, until: Instant) -> Faults {
         let mut faults = Faults::default();
         while Instant::now() < until {
             sleep(Duration::from_millis(dice.between(200, 1500) as u64)).await;
             match dice.below(10) {
-                0..=2 => {
+                0..=2 if Instant::now() < kills_until => {
                     faults.kills += 1;
                     // As a value that is dropped, with -9.
                     block_in_place(|| drop(self.server.take()));
