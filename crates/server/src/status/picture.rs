@@ -157,13 +157,13 @@ impl Picture {
         let mode = text(&quota["mode"]);
         let tone = if mode == "normal" { Tone::Good } else { Tone::Careful };
         let since = number(&quota["mode_since_ms"]).map(span).unwrap_or_default();
-        let members = number(&quota["members"]).unwrap_or(1);
+        let members = match number(&quota["members"]).unwrap_or(1) {
+            1 => "1 member".to_owned(),
+            members => format!("{members} members"),
+        };
         let why = quota["why"].as_str().map(|why| format!(": {}", shown(why))).unwrap_or_default();
         let mode = self.paint.tone(tone, &mode);
-        self.line(
-            "quota",
-            &format!("{mode} for {since}, {members} members, kept in {}{why}", text(&quota["store"])),
-        );
+        self.line("quota", &format!("{mode} for {since}, {members}, kept in {}{why}", text(&quota["store"])));
     }
 
     fn shapes(&mut self, shapes: &Value) {

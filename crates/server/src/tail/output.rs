@@ -12,6 +12,7 @@ use crate::terminal::{Paint, Tone};
 
 /// How often the progress is drawn again.
 const FRAME: Duration = Duration::from_millis(100);
+const BLOCK: usize = 64 * 1024;
 const SPINNER: [&str; 4] = ["|", "/", "-", "\\"];
 
 pub(super) struct Output {
@@ -61,7 +62,7 @@ impl Output {
         self.clear();
         // That nothing has changed is no news.
         let is_news = !self.is_live || messages.len() > 1;
-        let mut out = io::stdout().lock();
+        let (mut out, mut lines) = (io::stdout().lock(), String::new());
         for raw in messages {
             self.bytes += raw.get().len() as u64;
             let Ok(message) = serde_json::from_str::<Message>(raw.get()) else {
@@ -69,11 +70,17 @@ impl Output {
             };
             self.rows += u64::from(message.is_change());
             if self.json && is_news {
-                out.write_all(json_line(raw).as_bytes())?;
+                lines += &json_line(raw);
             } else if !self.json && !message.is_control() {
-                out.write_all(message.line(self.paint).as_bytes())?;
+                lines += &message.line(self.paint);
+            }
+            // Standard output is written line by line otherwise, each with a call of its own.
+            if lines.len() >= BLOCK {
+                out.write_all(lines.as_bytes())?;
+                lines.clear();
             }
         }
+        out.write_all(lines.as_bytes())?;
         out.flush()?;
         drop(out);
         if is_up_to_date && !std::mem::replace(&mut self.is_live, true) {
