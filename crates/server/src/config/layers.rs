@@ -12,10 +12,12 @@ use toml::{Table, Value};
 
 use super::electric::ElectricNotice;
 use super::file::Shape;
-use super::nearest::nearest;
+use super::nearest::{nearest, nearest_within};
 use super::origin::Origin;
 
 const PREFIX: &str = "FOREBAY_";
+/// So many letters may be wrong in a slip of the pen; two commands' variables differ by more.
+const A_SLIP: usize = 2;
 
 /// The settings so far, of a command whose file has the shape `F`.
 #[derive(Clone, Default)]
@@ -138,6 +140,13 @@ impl<F: Shape> Layers<F> {
                     let suggestion = nearest(&name, known.iter().map(|(own, ..)| own.as_str()));
                     let suggestion = suggestion.map(str::to_owned);
                     return Err(LayerError::UnknownVariable { name, suggestion });
+                }
+                // Unless one is so near that the section itself must be misspelt.
+                None if name.starts_with(PREFIX) => {
+                    let near = nearest_within(A_SLIP, &name, known.iter().map(|(own, ..)| own.as_str()));
+                    if let Some(suggestion) = near.map(str::to_owned) {
+                        return Err(LayerError::UnknownVariable { name, suggestion: Some(suggestion) });
+                    }
                 }
                 None => {}
             }
@@ -356,5 +365,8 @@ mod tests {
         let error = layered("", &[("FOREBAY_ADMISSION_TOTAL", "many")]).unwrap_err().to_string();
         assert!(error.contains("FOREBAY_ADMISSION_TOTAL") && error.contains("u32"), "{error}");
         layered("", &[("FOREBAY_VENV", "x")]).expect("other programs' variables are theirs");
+        let error = layered("", &[("FOREBAY_GTAE_LISTEN", "a")]).unwrap_err().to_string();
+        assert!(error.contains("FOREBAY_GTAE_LISTEN") && error.contains("`FOREBAY_GATE_LISTEN`"), "{error}");
+        layered("", &[("FOREBAY_SERVE_LISTEN", "x")]).expect("another command's variables are its own");
     }
 }

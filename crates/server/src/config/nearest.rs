@@ -2,7 +2,15 @@
 
 /// The candidate that is spelt most like `word`, if one is spelt much like it.
 pub(super) fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let most = word.chars().count() / 3 + 1;
+    nearest_within(word.chars().count() / 3 + 1, word, candidates)
+}
+
+/// The candidate that is spelt most like `word`, if so many letters or fewer are wrong.
+pub(super) fn nearest_within<'a>(
+    most: usize,
+    word: &str,
+    candidates: impl IntoIterator<Item = &'a str>,
+) -> Option<&'a str> {
     candidates
         .into_iter()
         .map(|candidate| (distance(&word.to_lowercase(), &candidate.to_lowercase()), candidate))

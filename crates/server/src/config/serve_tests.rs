@@ -432,7 +432,12 @@ fn a_wrong_key_is_named_with_what_was_meant() {
 
 #[test]
 fn the_gate_s_settings_are_not_the_server_s() {
-    with(&[("FOREBAY_GATE_LISTEN", "no address")]).expect("a gate may run in the same environment");
+    for (section, keys) in super::file::GateFile::sections().into_iter().take(1) {
+        let names = keys.iter().map(|key| variable(&format!("{section}.{key}")));
+        names.for_each(|name| drop(with(&[(&name, "x")]).expect("a gate may run in the same environment")));
+    }
+    let error = with(&[("FOREBAY_DATABSE_URL", "x")]).unwrap_err().to_string();
+    assert!(error.contains("`FOREBAY_DATABASE_URL`"), "{error}");
     let error = from_file("gate", "[gate]\nlisten = \"a\"\n", &[URL]).unwrap_err().to_string();
     assert!(error.contains("unknown field `gate`"), "{error}");
 }

@@ -149,6 +149,19 @@ fn a_server_that_is_down_is_one_line_and_the_rest_goes_on() {
 }
 
 #[test]
+fn tls_is_fit_if_the_server_was_verified() {
+    let server = Postgres::builder().tls().start().unwrap();
+    let url = server.url("postgres").replace("127.0.0.1", "localhost");
+    let verified = check("tls", &url, &[("FOREBAY_DATABASE_CA_FILE", server.ca_path().to_str().unwrap())]);
+    verified.is("postgres", "tls", "ok", &["encrypted (TLS", "verified"]);
+    let unverified = check("no-ca", &format!("{url}?sslmode=require"), &[]);
+    unverified.is("postgres", "tls", "warn", &["nobody verified", "verify-full", "database.ca_file"]);
+    let wrong =
+        check("wrong-ca", &url, &[("FOREBAY_DATABASE_CA_FILE", server.wrong_ca_path().to_str().unwrap())]);
+    wrong.is("postgres", "reachable", "fail", &["certificate"]);
+}
+
+#[test]
 fn a_wrong_password_is_said_to_be_one_and_not_shown() {
     let server = Postgres::builder().password("right").start().unwrap();
     let checked = check("password", &server.url_as("postgres", "s3cr3t", "postgres"), &[]);

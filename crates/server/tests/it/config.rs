@@ -2,7 +2,10 @@
 
 use std::process::Output;
 
+use serde_json::json;
+
 use crate::gate::forebay;
+use crate::serve::support::Place;
 use crate::startup::write;
 
 fn config(args: &[&str], variables: &[(&str, &str)]) -> Output {
@@ -72,4 +75,19 @@ fn the_gate_has_settings_of_its_own() {
     says(&text, "upstream = \"http://127.0.0.1:8000\"", "flag --upstream");
     says(&text, "stream_routes = []", "default");
     assert!(!text.contains("[database]") && !text.contains("ELECTRIC"), "{text}");
+}
+
+#[tokio::test]
+async fn a_server_says_at_its_start_which_variables_of_electric_it_understands() {
+    let place = Place::new("");
+    let serve = place.spawn(&[("ELECTRIC_SECRET", "s3cr3t"), ("ELECTRIC_HNY_API_KEY", "s3cr3t")]);
+    let understood = serve.wait_for_log("a variable of Electric is understood");
+    assert_eq!(
+        (&understood["variable"], &understood["settings"]),
+        (&json!("ELECTRIC_SECRET"), &json!("serve.secret"))
+    );
+    let without = serve.wait_for_log("a variable of Electric has no effect");
+    assert_eq!((&without["variable"], &without["level"]), (&json!("ELECTRIC_HNY_API_KEY"), &json!("WARN")));
+    assert_eq!(serve.get(&[("table", "x"), ("offset", "-1")]).await.head.status, 401, "it holds");
+    assert!(!serve.log().contains("s3cr3t"));
 }
