@@ -148,7 +148,7 @@ Examples:
 
 The database needs wal_level=logical, and a user that may replicate (ALTER ROLE name REPLICATION) and owns the tables. A
 slot and a publication are made in it. The slot keeps the log while nobody follows: drop it when you are done, with
-SELECT pg_drop_replication_slot('forebay').
+SELECT pg_drop_replication_slot('forebay'). `forebay check` says whether a database is fit, and what to do about it.
 
 Settings come from the file (--config), then from the environment, then from the flags; the last one counts. Each key
 of the file is a variable: `listen` in [serve] is FOREBAY_SERVE_LISTEN. DATABASE_URL is FOREBAY_DATABASE_URL, if that is not
@@ -253,7 +253,7 @@ One line for each row and change; on a terminal coloured by what happened: inser
 of the protocol. What happens meanwhile (a lost connection, a shape that starts over) is told on standard error. A lost \
 connection is made again, and nothing is missed or printed twice. Ctrl-C and a closed pipe end it.
 
-The server's secret, if it has one, comes from FOREBAY_SERVE_SECRET.";
+The server's secret, if it has one, comes from FOREBAY_SERVE_SECRET. With https, SSL_CERT_FILE may name an authority of your own.";
 
 /// Flags of `forebay tail`.
 #[derive(Debug, Args)]

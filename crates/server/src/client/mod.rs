@@ -104,7 +104,7 @@ impl Client {
         Ok(response)
     }
 
-    /// All of an answer's body; `seen` is told how much has come as it comes.
+    /// All of an answer's body; `seen` is shown what comes as it comes.
     ///
     /// # Errors
     /// When it breaks off, or is larger than `most`. The connection is not used again.
@@ -112,7 +112,7 @@ impl Client {
         &mut self,
         mut response: Response<Incoming>,
         most: usize,
-        mut seen: impl FnMut(usize),
+        mut seen: impl FnMut(&[u8]),
     ) -> Result<Vec<u8>, ClientError> {
         let mut body = Vec::new();
         while let Some(frame) = response.frame().await {
@@ -126,7 +126,7 @@ impl Client {
                 return Err(ClientError::TooLarge { most });
             }
             body.extend_from_slice(&data);
-            seen(body.len());
+            seen(&data);
         }
         Ok(body)
     }

@@ -87,9 +87,10 @@ impl Following {
         };
         let (status, headers) = (response.status(), response.headers().clone());
         let shows = status.is_success();
-        let seen = |bytes| {
+        output.begin();
+        let seen = |data: &[u8]| {
             if shows {
-                output.progress(bytes);
+                output.progress(data);
             }
         };
         let body = match client.body(response, MOST_BYTES, seen).await {

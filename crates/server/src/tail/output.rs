@@ -23,6 +23,8 @@ pub(super) struct Output {
     progress: Option<Progress>,
     rows: u64,
     bytes: u64,
+    /// Of the answer that comes: its lines and bytes so far. Messages are one a line.
+    coming: (u64, u64),
     is_live: bool,
 }
 
@@ -37,15 +39,31 @@ impl Output {
         let progress =
             io::stderr().is_terminal().then(|| Progress { begun: Instant::now(), drawn: None, frame: 0 });
         let paint = Paint::on(&io::stdout());
-        Output { json, paint, note: Paint::on(&io::stderr()), progress, rows: 0, bytes: 0, is_live: false }
+        Output {
+            json,
+            paint,
+            note: Paint::on(&io::stderr()),
+            progress,
+            rows: 0,
+            bytes: 0,
+            coming: (0, 0),
+            is_live: false,
+        }
     }
 
-    /// So much of the answer has come.
-    pub(super) fn progress(&mut self, bytes: usize) {
+    /// An answer begins.
+    pub(super) fn begin(&mut self) {
+        self.coming = (0, 0);
+    }
+
+    /// More of it has come.
+    pub(super) fn progress(&mut self, data: &[u8]) {
         if self.is_live {
             return;
         }
-        let (rows, bytes) = (self.rows, self.bytes + bytes as u64);
+        self.coming.0 += data.iter().filter(|byte| **byte == b'\n').count() as u64;
+        self.coming.1 += data.len() as u64;
+        let (rows, bytes) = (self.rows + self.coming.0, self.bytes + self.coming.1);
         if let Some(progress) = &mut self.progress
             && progress.drawn.is_none_or(|drawn| drawn.elapsed() >= FRAME)
         {
