@@ -2,7 +2,7 @@
 //!
 //! Invariant: nothing waits for ever on a dead peer, no answer takes more memory than its caller allows, and no error repeats a
 //! query or a secret.
-//! Kept by: TCP's keep-alive and user timeout watch what may be silent for long; [`body`] has a bound; errors name the address only.
+//! Kept by: TCP's keep-alive and user timeout watch what may be silent for long; [`Client::body`] has a bound; errors name the address only.
 
 mod endpoint;
 

@@ -70,7 +70,7 @@ impl Following {
         loop {
             if let Err(Trouble { why, after }) = self.step().await? {
                 let after = after.unwrap_or(self.pause);
-                self.output.note(&format!("{why}; trying again in {after:?}"))?;
+                self.output.note(&format!("{why}; trying again in {after:?}"));
                 sleep(after).await;
                 self.pause = (self.pause * 2).min(LONGEST_PAUSE);
                 self.lost = true;
@@ -100,7 +100,7 @@ impl Following {
         match reader.take(status, &headers, &body)? {
             Said::Messages { messages, is_up_to_date } => {
                 if std::mem::take(lost) {
-                    output.note("connected again")?;
+                    output.note("connected again");
                 }
                 *pause = FIRST_PAUSE;
                 output.print(&messages, is_up_to_date)?;

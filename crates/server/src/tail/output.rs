@@ -18,7 +18,7 @@ const SPINNER: [&str; 4] = ["|", "/", "-", "\\"];
 pub(super) struct Output {
     json: bool,
     paint: Paint,
-    note: Paint,
+    beside: Paint,
     /// Drawn on standard error while rows come, if that is a terminal.
     progress: Option<Progress>,
     rows: u64,
@@ -42,7 +42,7 @@ impl Output {
         Output {
             json,
             paint,
-            note: Paint::on(&io::stderr()),
+            beside: Paint::on(&io::stderr()),
             progress,
             rows: 0,
             bytes: 0,
@@ -106,7 +106,7 @@ impl Output {
             let rate =
                 if took.is_zero() { String::new() } else { format!(" in {:.1} s", took.as_secs_f64()) };
             let (rows, bytes) = (grouped(self.rows), size(self.bytes));
-            self.note(&format!("up to date: {rows} rows, {bytes}{rate}; changes follow"))?;
+            self.note(&format!("up to date: {rows} rows, {bytes}{rate}; changes follow"));
         }
         Ok(())
     }
@@ -122,16 +122,16 @@ impl Output {
         if let Some(progress) = &mut self.progress {
             progress.begun = Instant::now();
         }
-        self.note("the shape was made anew: all rows come again")
+        self.note("the shape was made anew: all rows come again");
+        Ok(())
     }
 
     /// Something for people, beside the rows.
-    pub(super) fn note(&mut self, what: &str) -> Result<(), TailError> {
+    pub(super) fn note(&mut self, what: &str) {
         self.clear();
-        let note = self.note.tone(Tone::Faint, &format!("forebay: {what}"));
+        let note = self.beside.tone(Tone::Faint, &format!("forebay: {what}"));
         // That nobody reads it is no reason to end.
         let _closed = writeln!(io::stderr(), "{note}");
-        Ok(())
     }
 
     /// Takes the progress away, so that a line can stand in its place.
