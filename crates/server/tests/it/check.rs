@@ -47,6 +47,7 @@ fn check_in(dir: &Path, url: &str, variables: &[(&str, &str)]) -> Checked {
         .arg(dir)
         .env("DATABASE_URL", url)
         .env("FOREBAY_HTTP_MAX_CONNECTIONS", "100")
+        .env("FOREBAY_DATABASE_POOL_SIZE", "4")
         .envs(variables.iter().copied());
     let output = program.output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
@@ -78,7 +79,6 @@ fn a_good_server_is_fit_and_nothing_is_changed() {
         ("postgres", "senders"),
         ("postgres", "connections"),
         ("postgres", "tls"),
-        ("postgres", "latency"),
         ("postgres", "clock"),
         ("postgres", "tables"),
         ("postgres", "slot"),
@@ -86,13 +86,15 @@ fn a_good_server_is_fit_and_nothing_is_changed() {
         ("redis", "reachable"),
         ("redis", "version"),
         ("redis", "eviction"),
-        ("redis", "latency"),
         ("redis", "clock"),
         ("storage", "writable"),
         ("machine", "address"),
     ] {
         checked.is(area, name, "ok", &[]);
     }
+    // How quick a busy machine is, is not for a test to say.
+    let latencies = checked.findings.iter().filter(|finding| finding["check"] == "latency");
+    assert_eq!(latencies.count(), 2, "{}", checked.text);
     assert_eq!(place.ask(everything), before);
     assert!(!folder("good").exists(), "it was not for us to make");
 }
@@ -223,7 +225,7 @@ fn a_folder_that_can_not_be_used_is_told() {
     std::fs::write(file.join("catalog"), "nonsense").unwrap();
     let checked = check_in(&file, &url, &[]);
     checked.is("storage", "store", "fail", &["catalog", "damaged"]);
-    checked.is("storage", "writable", "ok", &[]);
+    assert_eq!(checked.failed(), ["store"], "it can be written");
     let left = std::fs::read_dir(&file).unwrap().count();
     assert_eq!(left, 1, "the file that was written is gone");
     std::fs::remove_dir_all(&file).unwrap();
