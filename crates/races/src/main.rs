@@ -10,13 +10,20 @@
 
 mod admission;
 mod allocations;
+mod fanout;
 mod harness;
+mod helper;
 mod machine;
+mod process;
 mod redis;
 mod replication;
 mod reservoir;
 mod resilience;
+mod serving;
+mod shapes;
+mod snapshot;
 mod streams;
+mod throughput;
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -25,8 +32,18 @@ use anyhow::Context;
 use clap::Parser;
 use harness::{Board, Race};
 
-const RACES: &[Race] =
-    &[admission::RACE, redis::RACE, replication::RACE, reservoir::RACE, resilience::RACE, streams::RACE];
+const RACES: &[Race] = &[
+    admission::RACE,
+    fanout::RACE,
+    redis::RACE,
+    replication::RACE,
+    reservoir::RACE,
+    resilience::RACE,
+    shapes::RACE,
+    snapshot::RACE,
+    streams::RACE,
+    throughput::RACE,
+];
 
 /// Race our crates against their peers, side by side, on this machine.
 ///

@@ -172,7 +172,7 @@ fn write_log(server: &Postgres, database: &str, work: Work, rows: u64, per_trans
 }
 
 /// The server may need a moment to see that nobody uses it any more.
-fn drop_slot(server: &Postgres, database: &str, slot: &str) -> Result<()> {
+pub(crate) fn drop_slot(server: &Postgres, database: &str, slot: &str) -> Result<()> {
     for _ in 0..500 {
         if server.execute(database, &format!("SELECT pg_drop_replication_slot('{slot}')")).is_ok() {
             return Ok(());

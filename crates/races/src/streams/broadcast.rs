@@ -8,14 +8,15 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::helper::Helper;
-use super::memory::subscribe;
+use super::memory::{EVENTS, subscribe};
 use super::nginx::{self, Nginx};
-use super::{STREAMS, ours, process, sse};
+use super::{RACE, STREAMS, ours, sse};
 use crate::harness::{Better, Board, Contest, Entrant, Spread, interleave};
+use crate::helper::Helper;
+use crate::process;
 
 /// Events in a turn.
-const EVENTS: u64 = 20;
+const PUBLISHED: u64 = 20;
 /// For a server to finish what it does after the last client has its event.
 const SETTLE: Duration = Duration::from_millis(20);
 
@@ -40,7 +41,7 @@ pub(crate) fn run(board: &mut Board) -> Result<()> {
         House::of_helper(sse::NAME, streams)?,
     ];
     for house in &mut houses {
-        house.broadcast(EVENTS.div_ceil(4))?; // a warm-up
+        house.broadcast(PUBLISHED.div_ceil(4))?; // a warm-up
     }
     let mut entrants = houses.each_mut().map(House::entrant);
     let samples = interleave(board.rounds(), &mut entrants)?;
@@ -57,20 +58,20 @@ pub(crate) fn run(board: &mut Board) -> Result<()> {
 
 impl House {
     fn of_helper(name: &'static str, streams: usize) -> Result<House> {
-        let mut server = Helper::start(&format!("serve/{name}"))?;
+        let mut server = Helper::start(RACE.name, &format!("serve/{name}"))?;
         let address = server.hear("listening")?.parse()?;
-        let (pids, subscribers) = (vec![server.pid()], subscribe(address, streams)?);
+        let (pids, subscribers) = (vec![server.pid()], subscribe(address, EVENTS, streams)?);
         Ok(House { name, pids, subscribers, _server: Running::Helper(server) })
     }
 
     fn of_nginx(streams: usize) -> Result<House> {
         let nginx = Nginx::start()?;
-        let (pids, subscribers) = (nginx.pids()?, subscribe(nginx.address(), streams)?);
+        let (pids, subscribers) = (nginx.pids()?, subscribe(nginx.address(), EVENTS, streams)?);
         Ok(House { name: nginx::NAME, pids, subscribers, _server: Running::Nginx(nginx) })
     }
 
     fn entrant(&mut self) -> Entrant<'_, f64> {
-        Entrant { name: self.name, turn: Box::new(|| self.broadcast(EVENTS)) }
+        Entrant { name: self.name, turn: Box::new(|| self.broadcast(PUBLISHED)) }
     }
 
     /// The CPU time of one event, in milliseconds.

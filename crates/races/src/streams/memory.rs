@@ -6,13 +6,16 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use super::helper::Helper;
 use super::nginx::{self, Nginx};
-use super::{STREAMS, ours, process, sse};
+use super::{RACE, STREAMS, ours, sse};
 use crate::harness::{Better, Board, Contest, Entrant, Spread, interleave};
+use crate::helper::Helper;
+use crate::process;
 
 /// What a stream may take.
-const LIMIT: f64 = 3.0 * 1024.0;
+pub(crate) const LIMIT: f64 = 3.0 * 1024.0;
+/// Where the servers of this race stream.
+pub(crate) const EVENTS: &str = "events";
 /// For a server to settle after the last of its streams.
 const SETTLE: Duration = Duration::from_millis(500);
 /// Streams that come and go before the first measurement, so that what is there once is not taken for a stream's.
@@ -39,29 +42,30 @@ pub(crate) fn run(board: &mut Board) -> Result<()> {
 }
 
 /// What a server has more than before its streams came, for each of them.
-struct Cost {
-    open: f64,
+pub(crate) struct Cost {
+    pub(crate) open: f64,
     left: f64,
 }
 
 fn measure_helper(name: &str, streams: usize) -> Result<Cost> {
-    let mut server = Helper::start(&format!("serve/{name}"))?;
+    let mut server = Helper::start(RACE.name, &format!("serve/{name}"))?;
     let address = server.hear("listening")?.parse()?;
-    let cost = measure(&[server.pid()], address, streams)?;
+    let cost = measure(&[server.pid()], address, EVENTS, streams)?;
     server.let_go()?;
     Ok(cost)
 }
 
 fn measure_nginx(streams: usize) -> Result<Cost> {
     let nginx = Nginx::start()?;
-    measure(&nginx.pids()?, nginx.address(), streams)
+    measure(&nginx.pids()?, nginx.address(), EVENTS, streams)
 }
 
-fn measure(pids: &[u32], address: SocketAddr, streams: usize) -> Result<Cost> {
-    subscribe(address, WARM_UP)?.let_go()?;
+/// Of streams of a path, without its first slash.
+pub(crate) fn measure(pids: &[u32], address: SocketAddr, target: &str, streams: usize) -> Result<Cost> {
+    subscribe(address, target, WARM_UP)?.let_go()?;
     thread::sleep(SETTLE);
     let before = process::resident_bytes(pids)?;
-    let subscribers = subscribe(address, streams)?;
+    let subscribers = subscribe(address, target, streams)?;
     thread::sleep(SETTLE);
     let open = process::resident_bytes(pids)?;
     subscribers.let_go()?;
@@ -72,8 +76,8 @@ fn measure(pids: &[u32], address: SocketAddr, streams: usize) -> Result<Cost> {
 }
 
 /// Clients of a server, all of them subscribed.
-pub(crate) fn subscribe(address: SocketAddr, streams: usize) -> Result<Helper> {
-    let mut subscribers = Helper::start(&format!("subscribe/{streams}/{address}"))?;
+pub(crate) fn subscribe(address: SocketAddr, target: &str, streams: usize) -> Result<Helper> {
+    let mut subscribers = Helper::start(RACE.name, &format!("subscribe/{streams}/{address}/{target}"))?;
     subscribers.hear("ready")?;
     Ok(subscribers)
 }

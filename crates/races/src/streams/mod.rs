@@ -4,22 +4,23 @@
 //! clients, since a process may have 20,000 descriptors. Ours and axum's run on one thread, as nginx does with one worker.
 
 mod broadcast;
-mod helper;
 mod memory;
 mod nginx;
 mod ours;
-mod process;
+mod serve;
 mod sse;
 mod subscribers;
 
 use anyhow::{Result, bail};
 
 use crate::harness::{Board, Race, Report};
+use crate::process;
+use crate::serving;
 
 pub(crate) const RACE: Race = Race {
     name: "streams",
     about: "10,000 SSE streams: memory when idle, CPU of a broadcast (nginx with nchan, axum's Sse)",
-    cases: &["memory", "broadcast"],
+    cases: &["memory", "serve", "broadcast"],
     run,
     child,
 };
@@ -30,19 +31,25 @@ fn run(board: &mut Board) -> Result<()> {
     if board.wants("memory") {
         memory::run(board)?;
     }
+    if board.wants("serve") {
+        serve::run(board)?;
+    }
     if board.wants("broadcast") {
         broadcast::run(board)?;
     }
     Ok(())
 }
 
-/// The processes of this race: `serve/NAME`, and `subscribe/COUNT/ADDRESS`.
+/// The processes of this race: `serve/NAME`, `subscribe/COUNT/ADDRESS/TARGET`, and `forebay serve`.
 fn child(experiment: &str) -> Result<Report> {
     process::raise_descriptor_limit()?;
-    match experiment.split('/').collect::<Vec<_>>()[..] {
+    if experiment.starts_with("forebay ") {
+        return serving::child(&experiment.split(' ').collect::<Vec<_>>());
+    }
+    match experiment.splitn(4, '/').collect::<Vec<_>>()[..] {
         ["serve", ours::NAME] => ours::serve(),
         ["serve", sse::NAME] => sse::serve(),
-        ["subscribe", count, address] => subscribers::run(count.parse()?, address.parse()?),
+        ["subscribe", count, address, target] => subscribers::run(count.parse()?, address.parse()?, target),
         _ => bail!("this race has no process {experiment}"),
     }
 }

@@ -8,10 +8,9 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::process;
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, getrlimit, kill_process, set_parent_process_death_signal};
-
-use super::process;
 
 pub(crate) const NAME: &str = "nchan";
 

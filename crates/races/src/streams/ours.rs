@@ -13,8 +13,8 @@ use http_body_util::{BodyExt, Either, Empty};
 use tokio::net::TcpListener;
 use tower_layer::Layer;
 
-use super::helper;
 use crate::harness::Report;
+use crate::helper;
 
 pub(crate) const NAME: &str = "forebay";
 

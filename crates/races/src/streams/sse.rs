@@ -12,8 +12,8 @@ use futures_util::stream::{Stream, unfold};
 use tokio::net::TcpListener;
 use tokio::sync::broadcast::{Sender, channel};
 
-use super::helper;
 use crate::harness::Report;
+use crate::helper;
 
 pub(crate) const NAME: &str = "axum";
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use rustix::event::{Timespec, epoll};
 
-use super::helper;
 use crate::harness::Report;
+use crate::helper;
 
 /// Heads that are waited for at the same time.
 const WAVE: usize = 100;
@@ -27,13 +27,13 @@ struct Subscriber {
 }
 
 /// Subscribes, then publishes when told to, and says so when everybody has got everything.
-pub(crate) fn run(count: usize, address: SocketAddr) -> Result<Report> {
+pub(crate) fn run(count: usize, address: SocketAddr, target: &str) -> Result<Report> {
     let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     let mut subscribers = Vec::with_capacity(count);
     while subscribers.len() < count {
         let wave = subscribers.len()..count.min(subscribers.len() + WAVE);
         for user in wave.clone() {
-            subscribers.push(Subscriber { socket: ask(address, user)?, events: 0 });
+            subscribers.push(Subscriber { socket: ask(address, target, user)?, events: 0 });
         }
         for user in wave {
             let socket = &subscribers[user].socket;
@@ -60,10 +60,10 @@ pub(crate) fn run(count: usize, address: SocketAddr) -> Result<Report> {
     Ok(Report::new("gone"))
 }
 
-fn ask(address: SocketAddr, user: usize) -> Result<TcpStream> {
+fn ask(address: SocketAddr, target: &str, user: usize) -> Result<TcpStream> {
     let mut socket = TcpStream::connect(address)?;
     let request = format!(
-        "GET /events HTTP/1.1\r\nhost: {address}\r\naccept: text/event-stream\r\nx-user-id: user-{user}\r\n\r\n"
+        "GET /{target} HTTP/1.1\r\nhost: {address}\r\naccept: text/event-stream\r\nx-user-id: user-{user}\r\n\r\n"
     );
     socket.write_all(request.as_bytes())?;
     Ok(socket)

@@ -1,4 +1,4 @@
-//! The race's own processes, and how they talk: a line at a time, on their standard input and output.
+//! A race's own processes, and how they talk: a line at a time, on their standard input and output.
 //!
 //! Invariant: a helper ends when the race does, however that ends.
 //! Kept by: it ends with its standard input, which the kernel closes.
@@ -10,8 +10,6 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-
-use super::RACE;
 
 /// No helper keeps the race waiting longer.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -25,9 +23,9 @@ pub(crate) struct Helper {
 }
 
 impl Helper {
-    pub(crate) fn start(experiment: &str) -> Result<Helper> {
+    pub(crate) fn start(race: &str, experiment: &str) -> Result<Helper> {
         let mut child = Command::new(std::env::current_exe()?)
-            .args([RACE.name, "--child", experiment])
+            .args([race, "--child", experiment])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -46,6 +44,12 @@ impl Helper {
 
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Ends it at once, as a crash would.
+    pub(crate) fn kill(&mut self) -> io::Result<()> {
+        self.child.kill()?;
+        self.child.wait().map(drop)
     }
 
     pub(crate) fn order(&mut self, order: &str) -> Result<()> {

@@ -1,0 +1,39 @@
+//! The reference: one thread that writes to one socket after another.
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+
+use anyhow::{Result, ensure};
+
+use super::now;
+use crate::harness::Report;
+use crate::helper;
+
+pub(super) const NAME: &str = "bare_thread";
+
+const HEAD: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n";
+
+/// Takes its clients, then writes to all of them whenever it is told to.
+pub(super) fn run(count: usize, bytes: usize) -> Result<Report> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    helper::announce(&format!("listening {}", listener.local_addr()?))?;
+    let mut sockets = Vec::new();
+    let mut request = [0; 4096];
+    for _ in 0..count {
+        let (mut socket, _) = listener.accept()?;
+        socket.set_nodelay(true)?;
+        ensure!(socket.read(&mut request)? > 0, "a client left");
+        socket.write_all(HEAD)?;
+        sockets.push(socket);
+    }
+    let mut event = vec![b'x'; bytes];
+    event[bytes / 2] = b'~';
+    while helper::next_order().is_some() {
+        let began = now();
+        for socket in &mut sockets {
+            socket.write_all(&event)?;
+        }
+        helper::announce(&format!("wrote {began}"))?;
+    }
+    Ok(Report::new("gone"))
+}

@@ -1,0 +1,171 @@
+//! A client that costs little: one socket, blocking, its answers read in large pieces and never kept.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+/// How much is read at once.
+const PIECE: usize = 256 * 1024;
+/// No answer takes longer to begin, or to go on.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// One connection to a server, for one request after another.
+pub(crate) struct Connection {
+    address: SocketAddr,
+    socket: TcpStream,
+    buffer: Vec<u8>,
+    /// What was read and not used yet.
+    unread: std::ops::Range<usize>,
+}
+
+/// The head of an answer.
+pub(crate) struct Head {
+    pub(crate) status: u16,
+    headers: Vec<(String, String)>,
+}
+
+impl Head {
+    pub(crate) fn get(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| &**value)
+    }
+
+    pub(crate) fn named(&self, name: &str) -> Result<&str> {
+        self.get(name).with_context(|| format!("an answer ({}) without {name}", self.status))
+    }
+
+    /// Of the bytes up to the empty line.
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Head> {
+        let text = std::str::from_utf8(bytes)?;
+        let mut lines = text.split("\r\n");
+        let status = lines.next().and_then(|line| line.split(' ').nth(1)?.parse().ok());
+        let headers = lines.filter_map(|line| line.split_once(':'));
+        let headers = headers.map(|(name, value)| (name.to_ascii_lowercase(), value.trim().to_owned()));
+        Ok(Head { status: status.context("an answer without a status")?, headers: headers.collect() })
+    }
+}
+
+impl Connection {
+    pub(crate) fn open(address: SocketAddr) -> Result<Connection> {
+        let socket = TcpStream::connect(address).with_context(|| format!("connecting to {address}"))?;
+        socket.set_nodelay(true)?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        Ok(Connection { address, socket, buffer: vec![0; PIECE], unread: 0..0 })
+    }
+
+    /// Asks and reads all of the answer; its status.
+    pub(crate) fn fetch(&mut self, target: &str) -> Result<u16> {
+        let head = self.ask(target)?;
+        self.body(&head, |_| {})?;
+        Ok(head.status)
+    }
+
+    /// Asks, and reads the head of the answer.
+    pub(crate) fn ask(&mut self, target: &str) -> Result<Head> {
+        self.send("GET", target)?;
+        self.head()
+    }
+
+    pub(crate) fn send(&mut self, method: &str, target: &str) -> Result<()> {
+        let request = format!("{method} {target} HTTP/1.1\r\nhost: {}\r\n\r\n", self.address);
+        Ok(self.socket.write_all(request.as_bytes())?)
+    }
+
+    pub(crate) fn head(&mut self) -> Result<Head> {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            let line = self.line()?;
+            head.extend_from_slice(&line);
+            ensure!(head.len() < 64 * 1024, "a head without an end");
+        }
+        Head::parse(&head)
+    }
+
+    /// Reads the body that follows a head, piece by piece.
+    pub(crate) fn body(&mut self, head: &Head, mut take: impl FnMut(&[u8])) -> Result<u64> {
+        if let Some(length) = head.get("content-length") {
+            let length = length.parse()?;
+            self.exactly(length, &mut take)?;
+            return Ok(length as u64);
+        }
+        if head.get("transfer-encoding") != Some("chunked") {
+            return Ok(0);
+        }
+        let mut total = 0;
+        loop {
+            let size = self.size()?;
+            self.exactly(size, &mut take)?;
+            total += size as u64;
+            ensure!(self.line()? == b"\r\n", "a chunk that doesn't end");
+            if size == 0 {
+                return Ok(total);
+            }
+        }
+    }
+
+    /// How long is waited for the next bytes.
+    pub(crate) fn patience(&self, patience: Duration) -> Result<()> {
+        Ok(self.socket.set_read_timeout(Some(patience))?)
+    }
+
+    /// The next chunk of a stream; empty at its end.
+    pub(crate) fn chunk(&mut self) -> Result<Vec<u8>> {
+        let (size, mut chunk) = (self.size()?, Vec::new());
+        self.exactly(size, &mut |bytes: &[u8]| chunk.extend_from_slice(bytes))?;
+        ensure!(self.line()? == b"\r\n", "a chunk that doesn't end");
+        Ok(chunk)
+    }
+
+    /// The next bytes of a stream, as they come: framing and all.
+    pub(crate) fn piece(&mut self) -> Result<&[u8]> {
+        if self.unread.is_empty() {
+            self.fill()?;
+        }
+        let unread = std::mem::take(&mut self.unread);
+        Ok(&self.buffer[unread])
+    }
+
+    /// Of the next chunk.
+    fn size(&mut self) -> Result<usize> {
+        let line = self.line()?;
+        Ok(usize::from_str_radix(std::str::from_utf8(&line)?.trim_end(), 16)?)
+    }
+
+    fn exactly(&mut self, mut length: usize, take: &mut impl FnMut(&[u8])) -> Result<()> {
+        while length > 0 {
+            if self.unread.is_empty() {
+                self.fill()?;
+            }
+            let taken = length.min(self.unread.len());
+            take(&self.buffer[self.unread.start..self.unread.start + taken]);
+            self.unread.start += taken;
+            length -= taken;
+        }
+        Ok(())
+    }
+
+    fn line(&mut self) -> Result<Vec<u8>> {
+        let mut line = Vec::new();
+        loop {
+            if self.unread.is_empty() {
+                self.fill()?;
+            }
+            let unread = &self.buffer[self.unread.clone()];
+            let end = unread.iter().position(|byte| *byte == b'\n').map(|at| at + 1);
+            let taken = end.unwrap_or(unread.len());
+            line.extend_from_slice(&unread[..taken]);
+            self.unread.start += taken;
+            if end.is_some() {
+                return Ok(line);
+            }
+        }
+    }
+
+    fn fill(&mut self) -> Result<()> {
+        let read = self.socket.read(&mut self.buffer)?;
+        ensure!(read > 0, "the server closed the connection");
+        self.unread = 0..read;
+        Ok(())
+    }
+}

@@ -1,0 +1,59 @@
+//! Ten thousand shapes: what making them takes, what a write takes that one of them wants, and what clients get when the server crashes.
+
+mod crash;
+mod create;
+mod hit;
+
+use anyhow::{Context, Result};
+use forebay_sandbox::Postgres;
+use tokio::runtime::Runtime;
+use tokio_postgres::NoTls;
+
+use crate::harness::{Board, Race, Report};
+use crate::serving;
+
+pub(crate) const RACE: Race = Race {
+    name: "shapes",
+    about: "10,000 shapes of `forebay serve`: made, hit by a write; streams across kill -9",
+    cases: &["create", "create_cpu", "create_memory", "hit", "crash"],
+    run,
+    child,
+};
+
+fn run(board: &mut Board) -> Result<()> {
+    if ["create", "create_cpu", "create_memory"].iter().any(|case| board.wants(case)) {
+        create::run(board)?;
+    }
+    if board.wants("hit") {
+        hit::run(board)?;
+    }
+    if board.wants("crash") {
+        crash::run(board)?;
+    }
+    Ok(())
+}
+
+/// A table with a few rows in each of so many groups.
+fn groups(postgres: &Postgres, table: &str, groups: u64) -> Result<()> {
+    let sql = format!(
+        "CREATE TABLE {table} (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, team bigint, note text);
+         INSERT INTO {table} (team, note) SELECT i % {groups}, repeat('x', 60) FROM generate_series(1, 5 * {groups}) i;
+         CREATE INDEX ON {table} (team); ANALYZE {table}"
+    );
+    postgres.execute("postgres", &sql).with_context(|| format!("making {table}"))
+}
+
+/// One group of it.
+fn shape(table: &str, group: u64) -> String {
+    format!("table={table}&where=team%3D{group}")
+}
+
+fn connect(runtime: &Runtime, postgres: &Postgres) -> Result<tokio_postgres::Client> {
+    let (client, connection) = runtime.block_on(tokio_postgres::connect(&postgres.url("postgres"), NoTls))?;
+    runtime.spawn(connection);
+    Ok(client)
+}
+
+fn child(experiment: &str) -> Result<Report> {
+    serving::child(&experiment.split(' ').collect::<Vec<_>>())
+}

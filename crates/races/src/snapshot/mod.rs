@@ -1,0 +1,102 @@
+//! A million rows of 200 bytes to a client on loopback: as a shape that is made for it, as one that is there, and as COPY has them.
+//!
+//! The clock runs from the first request to the end of the answer that is up to date. COPY's client is psql, into /dev/null.
+
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use forebay_sandbox::Postgres;
+
+use crate::harness::{Better, Board, Contest, Entrant, Race, Report, Spread, interleave};
+use crate::serving::{self, Connection, Forebay};
+
+pub(crate) const RACE: Race = Race {
+    name: "snapshot",
+    about: "a million rows of 200 bytes from `forebay serve`, beside COPY TO STDOUT",
+    cases: &["cold", "warm"],
+    run,
+    child,
+};
+
+const ROWS: u64 = 1_000_000;
+/// 1.8 times COPY's time, and 0.9 times.
+const GOALS: [(&str, f64); 2] = [("cold", 1.0 / 1.8), ("warm", 1.0 / 0.9)];
+const SHAPE: &str = "table=rows";
+
+fn run(board: &mut Board) -> Result<()> {
+    let postgres =
+        Postgres::builder().config("shared_buffers", "512MB").config("max_wal_size", "8GB").start()?;
+    let rows = board.scaled(ROWS);
+    // In COPY's text, a row has 200 bytes.
+    postgres.execute(
+        "postgres",
+        &format!(
+            "CREATE TABLE rows (id bigint PRIMARY KEY, name text, price numeric, note text);
+             INSERT INTO rows SELECT i, 'item ' || i, i * 1.25,
+               substr(md5(i::text) || md5((i + 1)::text) || md5((i + 2)::text) || md5((i + 3)::text) || md5((i + 4)::text)
+                 || md5((i + 5)::text), 1, 196 - length('item ' || i) - length(i::text) - length((i * 1.25)::text))
+             FROM generate_series(1, {rows}) i"
+        ),
+    )?;
+    postgres.execute("postgres", "VACUUM ANALYZE rows")?;
+    let forebay = Forebay::start(RACE.name, &postgres, "postgres")?;
+    fetch(&forebay, rows)?;
+    let cold = || {
+        let mut http = Connection::open(forebay.address())?;
+        http.send("DELETE", &format!("/v1/shape?{SHAPE}"))?;
+        let status = http.head()?.status;
+        ensure!(status == 202, "deleting the shape is answered with {status}");
+        fetch(&forebay, rows)
+    };
+    let mut entrants = [
+        Entrant { name: "cold", turn: Box::new(cold) as Box<dyn FnMut() -> Result<f64>> },
+        Entrant { name: "warm", turn: Box::new(|| fetch(&forebay, rows)) },
+        Entrant { name: "COPY", turn: Box::new(|| copy(&postgres)) },
+    ];
+    let samples = interleave(board.rounds().min(5), &mut entrants)?;
+    drop(entrants);
+    let spreads: Vec<_> = samples.into_iter().map(|(name, turns)| (name, Spread::of(turns))).collect();
+    board.table("all", "s", &spreads);
+    let theirs = spreads[2].1.median;
+    for ((case, goal), (_, spread)) in GOALS.into_iter().zip(&spreads) {
+        let (ours, peer, unit, better) = (spread.median, "COPY", "s", Better::Lower);
+        board.contest(case, Contest { ours, peer, theirs, unit, better, goal });
+    }
+    Ok(())
+}
+
+/// All of the shape, chunk by chunk, until it is up to date; how long it took, in seconds.
+fn fetch(forebay: &Forebay, rows: u64) -> Result<f64> {
+    let mut http = Connection::open(forebay.address())?;
+    let mut target = format!("/v1/shape?{SHAPE}&offset=-1");
+    let (mut lines, began) = (0, Instant::now());
+    loop {
+        let head = http.ask(&target)?;
+        ensure!(head.status == 200, "{target} is answered with {}", head.status);
+        http.body(&head, |bytes| lines += bytes.iter().filter(|byte| **byte == b'\n').count() as u64)?;
+        if head.get("electric-up-to-date").is_some() {
+            break;
+        }
+        let (handle, offset) = (head.named("electric-handle")?, head.named("electric-offset")?);
+        target = format!("/v1/shape?{SHAPE}&handle={handle}&offset={offset}");
+    }
+    let took = began.elapsed().as_secs_f64();
+    ensure!(lines + lines / 10 >= rows, "{lines} lines came for {rows} rows");
+    Ok(took)
+}
+
+fn copy(postgres: &Postgres) -> Result<f64> {
+    let began = Instant::now();
+    let status = Command::new("psql")
+        .args(["-X", "-q", "-c", "COPY rows TO STDOUT", &postgres.url("postgres")])
+        .stdout(Stdio::null())
+        .status()
+        .context("psql: script/bootstrap installs it with Postgres")?;
+    ensure!(status.success(), "psql: {status}");
+    Ok(began.elapsed().as_secs_f64())
+}
+
+fn child(experiment: &str) -> Result<Report> {
+    serving::child(&experiment.split(' ').collect::<Vec<_>>())
+}

@@ -1,0 +1,27 @@
+//! What an idle stream of a shape costs `forebay serve`: the whole program, with everything that a stream holds on to.
+
+use anyhow::Result;
+use forebay_sandbox::Postgres;
+
+use super::memory::{LIMIT, measure};
+use super::{RACE, STREAMS};
+use crate::harness::{Better, Board, Contest, Spread};
+use crate::serving::Forebay;
+
+pub(crate) fn run(board: &mut Board) -> Result<()> {
+    let streams = board.scaled(STREAMS as u64) as usize;
+    let mut costs = Vec::new();
+    for _ in 0..board.rounds().min(3) {
+        let postgres = Postgres::start()?;
+        postgres.execute("postgres", "CREATE TABLE idle (id bigint PRIMARY KEY, note text)")?;
+        let forebay = Forebay::start(RACE.name, &postgres, "postgres")?;
+        let target = forebay.live("table=idle", "&live_sse=true")?;
+        let target = target.trim_start_matches('/');
+        costs.push(measure(&[forebay.pid()], forebay.address(), target, streams)?.open);
+    }
+    let spread = Spread::of(costs);
+    board.table("serve", "B/stream", &[("forebay serve", spread)]);
+    let (ours, peer, theirs, unit) = (spread.median, "limit", LIMIT, "B/stream");
+    board.contest("serve", Contest { ours, peer, theirs, unit, better: Better::Lower, goal: 1.0 });
+    Ok(())
+}

@@ -1,0 +1,168 @@
+//! Rows that are written as fast as one session can, and one reader that follows: from the first commit to the last row delivered.
+//!
+//! Each contestant has a Postgres of its own, so that nobody decodes for the other. Both hand what they get to a reader of ours that
+//! counts marks: forebay to a socket, as server-sent events; pg_recvlogical to a pipe.
+
+mod pg_recvlogical;
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use forebay_sandbox::Postgres;
+
+use crate::harness::{Better, Board, Contest, Entrant, Race, Report, Spread, interleave};
+use crate::process;
+use crate::serving::{self, Connection, Forebay};
+
+pub(crate) const RACE: Race = Race {
+    name: "throughput",
+    about: "rows from a session that writes to a live reader, through `forebay serve` and through pg_recvlogical",
+    cases: &["rows100", "rows100_cpu", "rows1", "rows1_cpu"],
+    run,
+    child,
+};
+
+const CASES: [Case; 2] = [
+    Case { name: "rows100", rows: 200_000, per_transaction: 100, goal: 0.80, cpu_limit_us: 4.0 },
+    Case { name: "rows1", rows: 20_000, per_transaction: 1, goal: 0.77, cpu_limit_us: 25.0 },
+];
+
+struct Case {
+    name: &'static str,
+    rows: u64,
+    per_transaction: u64,
+    /// Of pg_recvlogical's rate.
+    goal: f64,
+    cpu_limit_us: f64,
+}
+
+/// In every row once, and in nothing else.
+const MARK: u8 = b'~';
+
+/// What a turn took.
+struct Turn {
+    wall: Duration,
+    /// The server's.
+    cpu_ns: Option<u64>,
+}
+
+fn run(board: &mut Board) -> Result<()> {
+    let (ours, theirs) = (start()?, start()?);
+    let forebay = Forebay::start(RACE.name, &ours, "postgres")?;
+    for case in &CASES {
+        let cpu = format!("{}_cpu", case.name);
+        if board.wants(case.name) || board.wants(&cpu) {
+            one_case(board, case, &cpu, (&ours, &forebay), &theirs)?;
+        }
+    }
+    Ok(())
+}
+
+fn start() -> Result<Postgres> {
+    let settings = [("max_wal_size", "16GB"), ("shared_buffers", "256MB"), ("autovacuum", "off")];
+    let builder =
+        settings.iter().fold(Postgres::builder(), |builder, (key, value)| builder.config(key, value));
+    Ok(builder.start()?)
+}
+
+fn one_case(
+    board: &mut Board,
+    case: &Case,
+    cpu: &str,
+    (postgres, forebay): (&Postgres, &Forebay),
+    theirs: &Postgres,
+) -> Result<()> {
+    let rows = board.scaled(case.rows);
+    let (mut a, mut b) = (0, 0);
+    let ours = || {
+        a += 1;
+        follow(postgres, forebay, &format!("{}_{a}", case.name), rows, case.per_transaction)
+    };
+    let peer = || {
+        b += 1;
+        let table = format!("{}_{b}", case.name);
+        prepare(theirs, &table, case.per_transaction)?;
+        pg_recvlogical::follow(theirs, &table, rows, || write(theirs, &table, rows))
+    };
+    let mut entrants = [
+        Entrant { name: "forebay", turn: Box::new(ours) as Box<dyn FnMut() -> Result<Turn>> },
+        Entrant { name: "pg_recvlogical", turn: Box::new(peer) },
+    ];
+    let samples = interleave(board.rounds(), &mut entrants)?;
+    drop(entrants);
+
+    let rate = |turn: &Turn| rows as f64 / turn.wall.as_secs_f64();
+    let rates: Vec<_> =
+        samples.iter().map(|(name, turns)| (*name, Spread::of(turns.iter().map(rate)))).collect();
+    board.table(case.name, "rows/s", &rates);
+    let (ours, theirs) = (rates[0].1.median, rates[1].1.median);
+    let (peer, unit, better, goal) = ("pg_recvlogical", "rows/s", Better::Higher, case.goal);
+    board.contest(case.name, Contest { ours, peer, theirs, unit, better, goal });
+
+    let cost = |turn: &Turn| Some(turn.cpu_ns? as f64 / 1e3 / rows as f64);
+    let costs = Spread::of(samples[0].1.iter().filter_map(cost));
+    board.table(cpu, "µs/row", &[("forebay", costs)]);
+    let (ours, theirs) = (costs.median, case.cpu_limit_us);
+    let (peer, unit, better, goal) = ("limit", "µs/row", Better::Lower, 1.0);
+    board.contest(cpu, Contest { ours, peer, theirs, unit, better, goal });
+    Ok(())
+}
+
+/// A table, and a procedure that writes it a transaction at a time.
+fn prepare(postgres: &Postgres, table: &str, per_transaction: u64) -> Result<()> {
+    postgres.execute(
+        "postgres",
+        &format!(
+            "CREATE TABLE {table} (id bigint PRIMARY KEY, name text, price numeric, note text, at timestamptz);
+             CREATE PROCEDURE write_{table}(rows bigint) LANGUAGE plpgsql AS $$
+             DECLARE k bigint := 1; BEGIN WHILE k <= rows LOOP
+             INSERT INTO {table} SELECT i, 'item ' || i, i * 1.25, '~' || repeat('x', 60), now()
+             FROM generate_series(k, least(k + {per_transaction} - 1, rows)) i;
+             COMMIT; k := k + {per_transaction}; END LOOP; END $$"
+        ),
+    )?;
+    Ok(())
+}
+
+fn write(postgres: &Postgres, table: &str, rows: u64) -> Result<()> {
+    postgres.execute("postgres", &format!("CALL write_{table}({rows})")).context("writing")
+}
+
+fn follow(
+    postgres: &Postgres,
+    forebay: &Forebay,
+    table: &str,
+    rows: u64,
+    per_transaction: u64,
+) -> Result<Turn> {
+    prepare(postgres, table, per_transaction)?;
+    let mut stream = Connection::open(forebay.address())?;
+    let head = stream.ask(&forebay.live(&format!("table={table}"), "&live_sse=true")?)?;
+    anyhow::ensure!(head.status == 200, "the stream answers {}", head.status);
+    // It is up to date: it follows.
+    stream.piece()?;
+    let before = process::cpu_ns(&[forebay.pid()])?;
+    let began = Instant::now();
+    let end = std::thread::scope(|scope| {
+        let reader = scope.spawn(move || {
+            let mut seen = 0;
+            while seen < rows {
+                seen += count(stream.piece()?);
+            }
+            anyhow::ensure!(seen == rows, "{seen} rows came of {rows}");
+            Ok(Instant::now())
+        });
+        write(postgres, table, rows)?;
+        reader.join().expect("a reader returns its errors")
+    })?;
+    let cpu_ns = Some(process::cpu_ns(&[forebay.pid()])? - before);
+    Ok(Turn { wall: end - began, cpu_ns })
+}
+
+fn count(bytes: &[u8]) -> u64 {
+    bytes.iter().filter(|byte| **byte == MARK).count() as u64
+}
+
+fn child(experiment: &str) -> Result<Report> {
+    serving::child(&experiment.split(' ').collect::<Vec<_>>())
+}

@@ -1,0 +1,75 @@
+//! Postgres' own program, which writes the bytes to a pipe.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use forebay_sandbox::Postgres;
+
+use super::{Turn, count};
+
+pub(super) fn follow(
+    postgres: &Postgres,
+    table: &str,
+    rows: u64,
+    write: impl FnOnce() -> Result<()>,
+) -> Result<Turn> {
+    let sql = |sql: String| postgres.execute("postgres", &sql).context(sql);
+    sql(format!("CREATE PUBLICATION {table} FOR TABLE {table}"))?;
+    sql(format!("SELECT pg_create_logical_replication_slot('{table}', 'pgoutput')"))?;
+    let mut program = Program(
+        Command::new("pg_recvlogical")
+            .args([
+                "--dbname",
+                &postgres.url("postgres"),
+                "--slot",
+                table,
+                "--start",
+                "--no-loop",
+                "--verbose",
+            ])
+            .args(["--plugin", "pgoutput", "--option", "proto_version=1", "--file", "-"])
+            .args(["--option", &format!("publication_names={table}")])
+            .env("LC_ALL", "C")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("pg_recvlogical: script/bootstrap installs it with Postgres")?,
+    );
+    let mut output = program.0.stdout.take().context("stdout is piped")?;
+    let mut words = BufReader::new(program.0.stderr.take().context("stderr is piped")?);
+    let mut line = String::new();
+    while !line.contains("streaming initiated") {
+        line.clear();
+        ensure!(words.read_line(&mut line)? > 0, "pg_recvlogical ended early");
+    }
+    let began = Instant::now();
+    let end = std::thread::scope(|scope| {
+        let reader = scope.spawn(move || {
+            let (mut bytes, mut seen) = (vec![0; 256 * 1024], 0);
+            while seen < rows {
+                let read = output.read(&mut bytes)?;
+                ensure!(read > 0, "pg_recvlogical ended after {seen} rows");
+                seen += count(&bytes[..read]);
+            }
+            Ok(Instant::now())
+        });
+        write()?;
+        reader.join().expect("a reader returns its errors")
+    })?;
+    drop(program);
+    crate::replication::drop_slot(postgres, "postgres", table)?;
+    Ok(Turn { wall: end - began, cpu_ns: None })
+}
+
+/// Ended when dropped.
+struct Program(Child);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // Both fail only if it has ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
