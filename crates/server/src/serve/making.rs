@@ -308,22 +308,29 @@ impl Making {
         }
         let times = self.described.times();
         let _awake = self.manager.awake().await.map_err(|error| not_ready(&error))?;
-        let described = {
-            let client = self.manager.admin().await.map_err(|error| no_connection(&error))?;
-            database::describe(&client, name).await.map_err(|error| undescribed(&error))?
-        };
+        let mut described = self.describe(name).await?;
         let is_same = |known: &&Known| known.described.as_deref() == Some(&described);
         let is_as_before = before.as_ref().filter(is_same);
         let table = match is_as_before {
             Some(known) => Arc::clone(&known.table),
             None => {
                 let published = self.manager.add_table(name).await.map_err(|error| unpublished(&error))?;
+                // Publishing may have changed how the stream has its old rows, and so the edition.
+                let again = self.describe(name).await?;
+                if again.fingerprint() == described.fingerprint() {
+                    described = again;
+                }
                 Arc::new(followed(&described, published.membership))
             }
         };
         let known = Known { times, described: Some(Arc::new(described)), table, at: Instant::now() };
         lock(&self.known).insert(name.clone(), known.clone());
         Ok(known)
+    }
+
+    async fn describe(&self, name: &TableName) -> Result<database::Table, Refusal> {
+        let client = self.manager.admin().await.map_err(|error| no_connection(&error))?;
+        database::describe(&client, name).await.map_err(|error| undescribed(&error))
     }
 
     /// Whoever was writing when the table was published has to end before its first snapshot: the stream doesn't have what it wrote. When

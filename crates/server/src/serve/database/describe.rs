@@ -17,7 +17,7 @@ const GENERATED_COLUMNS: u32 = 18;
 /// One row for each column, with what is the table's in each; one without a column for a table that has none. Columns of the catalog that
 /// not all versions have are read through JSON.
 const ASKING: &str = "
-SELECT c.oid, c.relkind::text, c.relpersistence::text, c.oid < 16384 AS is_system, c.relreplident::text,
+SELECT EDITION AS edition, c.oid, c.relkind::text, c.relpersistence::text, c.oid < 16384 AS is_system, c.relreplident::text,
     has_schema_privilege(n.oid, 'USAGE') AS may_enter, has_table_privilege(c.oid, 'SELECT') AS may_read,
     row_security_active(c.oid) AS is_restricted, current_user::text AS role,
     current_setting('server_version_num')::int4 / 10000 AS server_version,
@@ -49,6 +49,14 @@ LEFT JOIN LATERAL (
 ) l ON true
 WHERE n.nspname = $1 AND c.relname = $2
 ORDER BY a.attnum";
+
+/// Which rows of the catalog a table, `c`, is made of: its own, its columns', their types', and its primary key's. Whatever is done to the
+/// table, one of them is another then. That it is the same is told in a tenth of the time that [`describe`] takes.
+pub(super) const EDITION: &str = "
+concat_ws(' ', c.oid, c.xmin,
+    (SELECT string_agg(concat_ws(' ', a.attnum, a.xmin, t.xmin), ',' ORDER BY a.attnum)
+        FROM pg_attribute a LEFT JOIN pg_type t ON t.oid = a.atttypid WHERE a.attrelid = c.oid AND a.attnum > 0),
+    (SELECT i.xmin FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary AND i.indisvalid))";
 
 /// Why a table can't be described.
 #[derive(Debug, thiserror::Error)]
@@ -99,7 +107,8 @@ pub enum DescribeError {
 /// # Errors
 /// When there is no such table, or it can't be followed.
 pub async fn describe(client: &Client, table: &TableName) -> Result<Table, DescribeError> {
-    let rows = client.query_typed(ASKING, &[(&table.schema, Type::TEXT), (&table.name, Type::TEXT)]).await?;
+    let asking = ASKING.replace("EDITION", EDITION);
+    let rows = client.query_typed(&asking, &[(&table.schema, Type::TEXT), (&table.name, Type::TEXT)]).await?;
     let Some(first) = rows.first() else { return Err(DescribeError::NotFound { table: table.clone() }) };
     if let Some(kind) = other_kind(first)? {
         return Err(DescribeError::NotATable { table: table.clone(), kind });
@@ -143,6 +152,7 @@ pub async fn describe(client: &Client, table: &TableName) -> Result<Table, Descr
         left_out,
         server_version,
         database_collation: database.collation(),
+        edition: first.try_get("edition")?,
     })
 }
 

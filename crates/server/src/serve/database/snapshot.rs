@@ -2,8 +2,8 @@
 //!
 //! Invariant: the sink hears which transactions the rows are from before it gets the first row; all rows are of one snapshot, of the table
 //! as it was described; and a connection that was left in the middle of it is lent to nobody else.
-//! Kept by: one REPEATABLE READ transaction, which locks the table before it takes its snapshot and then describes it again; `Lent`
-//! marks the connection unless all of it was read.
+//! Kept by: one REPEATABLE READ transaction, which locks the table before it takes its snapshot and then looks whether its edition is the
+//! same, or else describes it again; `Lent` marks the connection unless all of it was read.
 //! Not here: waiting for writers that nobody follows; see `writers.rs`.
 //!
 //! Bounds: memory holds one piece of about 128 KiB (or one row, if that is longer), and what the connection reads ahead, 8 KiB or
@@ -24,7 +24,7 @@ use forebay_postgres::reservoir::{Guard, PostgresClient};
 use forebay_shapes::encode::{CopyRows, Layout};
 use futures_core::Stream;
 
-use super::describe::describe;
+use super::describe::{EDITION, describe};
 use super::error::{Attempt, SnapshotError};
 use super::quoted;
 use super::table::Table;
@@ -148,20 +148,29 @@ async fn read<S: Sink>(
     let beginning = Attempt { table: name, clause: None };
     let copying =
         Attempt { clause: query.clause.map(|clause| (statement.before.as_str(), clause)), ..beginning };
-    // All three are sent at once; whatever fails, the server skips what follows it.
-    let (begun, described, prepared) = tokio::join!(
+    // Both are sent at once; if the first fails, the server skips the other.
+    let (begun, prepared) = tokio::join!(
         biased;
         client.simple_query(&script),
-        describe(client, name),
         client.prepare(&statement.text),
     );
     let begun = begun.map_err(|error| SnapshotError::database(error, beginning))?;
-    let described = described.map_err(|error| SnapshotError::described(error, beginning))?;
-    if described.fingerprint() != query.table.fingerprint() {
-        return Err(SnapshotError::Changed { table: name.clone() });
+    let (snapshot, lsn, edition) = parse(&begun).ok_or(SnapshotError::NoSnapshot)?;
+    if edition != query.table.edition {
+        // After an error the server answers nothing; and a clause that doesn't fit may have fitted what the table was.
+        let same = match &prepared {
+            Ok(_) => {
+                let described = describe(client, name).await;
+                let described = described.map_err(|error| SnapshotError::described(error, beginning))?;
+                described.fingerprint() == query.table.fingerprint()
+            }
+            Err(_) => false,
+        };
+        if !same {
+            return Err(SnapshotError::Changed { table: name.clone() });
+        }
     }
     let prepared = prepared.map_err(|error| SnapshotError::database(error, copying))?;
-    let (snapshot, lsn) = parse(&begun).ok_or(SnapshotError::NoSnapshot)?;
     sink.begun(&snapshot, lsn).await.map_err(SnapshotError::Sink)?;
 
     let stream = client.copy_out(&prepared).await.map_err(|error| SnapshotError::database(error, copying))?;
@@ -186,7 +195,8 @@ async fn copy<S: Sink>(
     while let Some(line) = poll_fn(|cx| stream.as_mut().poll_next(cx)).await {
         // The server sends each row in a message of its own.
         let line = line.map_err(|error| SnapshotError::database(error, attempt))?;
-        if piece.capacity() == 0 {
+        // Most snapshots are small, and are kept as they are: the first piece takes what it needs.
+        if piece.capacity() == 0 && bytes > 0 {
             piece.reserve(PIECE_BYTES + ROW_BYTES);
         }
         lines.read(&line, |row| layout.snapshot_row(&mut piece, row))?;
@@ -198,6 +208,7 @@ async fn copy<S: Sink>(
     }
     if !piece.is_empty() {
         bytes += piece.len() as u64;
+        piece.shrink_to_fit();
         sink.rows(Bytes::from(piece)).await.map_err(SnapshotError::Sink)?;
     }
     Ok((rows, bytes))
@@ -214,18 +225,22 @@ fn script(query: &SnapshotQuery<'_>) -> String {
         let timeout_ms = i32::try_from(timeout.as_millis()).unwrap_or(0);
         write!(script, "; SET LOCAL statement_timeout = {timeout_ms}").expect("a String takes every write");
     }
+    let table = &query.table.name;
     script
         + &format!(
-            "; LOCK TABLE ONLY {} IN ACCESS SHARE MODE; SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text",
-            query.table.name
+            "; LOCK TABLE ONLY {table} IN ACCESS SHARE MODE; \
+             SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text, \
+             (SELECT {EDITION} FROM pg_class c WHERE c.oid = {})",
+            query.table.oid
         )
 }
 
-fn parse(answers: &[SimpleQueryMessage]) -> Option<(Snapshot, Lsn)> {
+/// The snapshot, how far the log was, and the table's edition.
+fn parse(answers: &[SimpleQueryMessage]) -> Option<(Snapshot, Lsn, &str)> {
     answers.iter().find_map(|answer| match answer {
         SimpleQueryMessage::Row(row) => {
             let (snapshot, lsn) = (row.try_get(0).ok()??, row.try_get(1).ok()??);
-            Some((snapshot.parse().ok()?, lsn.parse().ok()?))
+            Some((snapshot.parse().ok()?, lsn.parse().ok()?, row.try_get(2).ok()?.unwrap_or_default()))
         }
         _ => None,
     })

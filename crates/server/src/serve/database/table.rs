@@ -27,6 +27,8 @@ pub struct Table {
     pub server_version: u32,
     /// The collation of texts that have none of their own.
     pub database_collation: Collation,
+    /// Which rows of the catalog say so: as long as they are the same, so is all of this.
+    pub edition: String,
 }
 
 /// pg_class.relreplident.
@@ -266,6 +268,7 @@ mod tests {
             left_out: vec!["total".to_owned()],
             server_version: 15,
             database_collation: Collation::C,
+            edition: String::new(),
         }
     }
 
