@@ -33,7 +33,7 @@ pub(super) fn value(out: &mut Vec<u8>, value: Option<&[u8]>) {
 /// The inside of a string.
 pub(super) fn escaped(out: &mut Vec<u8>, bytes: &[u8]) {
     let mut rest = bytes;
-    while let Some(at) = rest.iter().position(|byte| ESCAPES[usize::from(*byte)] != 0) {
+    while let Some(at) = first_escaped(rest) {
         out.extend_from_slice(&rest[..at]);
         let byte = rest[at];
         match ESCAPES[usize::from(byte)] {
@@ -46,6 +46,23 @@ pub(super) fn escaped(out: &mut Vec<u8>, bytes: &[u8]) {
         rest = &rest[at + 1..];
     }
     out.extend_from_slice(rest);
+}
+
+/// Where the first byte is that can't stand for itself. Eight are looked at together, and most texts have none.
+fn first_escaped(bytes: &[u8]) -> Option<usize> {
+    const ONES: u64 = u64::from_ne_bytes([1; 8]);
+    const TOPS: u64 = ONES << 7;
+    let is_plain = |word: &[u8; 8]| {
+        let word = u64::from_ne_bytes(*word);
+        // A byte's top bit is set if it is below 0x20, the quote, or the backslash; one after such a byte may be, too.
+        let below = |bytes: u64, least: u8| bytes.wrapping_sub(ONES * u64::from(least)) & !bytes;
+        let same = |byte: u8| below(word ^ (ONES * u64::from(byte)), 1);
+        (below(word, 0x20) | same(b'"') | same(b'\\')) & TOPS == 0
+    };
+    let (words, _) = bytes.as_chunks::<8>();
+    let plain = words.iter().position(|word| !is_plain(word)).unwrap_or(words.len()) * 8;
+    let found = bytes[plain..].iter().position(|byte| ESCAPES[usize::from(*byte)] != 0)?;
+    Some(plain + found)
 }
 
 /// A number that needs no quotes.
@@ -82,6 +99,18 @@ mod tests {
             let mut out = Vec::new();
             number(&mut out, figure);
             prop_assert_eq!(String::from_utf8(out).unwrap(), figure.to_string());
+        }
+    }
+
+    #[test]
+    fn a_byte_is_escaped_wherever_it_stands_among_others() {
+        for byte in 0..=u8::MAX {
+            for place in 0..24 {
+                let mut bytes = [b'~'; 24];
+                bytes[place] = byte;
+                let expected = (ESCAPES[usize::from(byte)] != 0).then_some(place);
+                assert_eq!(first_escaped(&bytes), expected, "{byte} at {place}");
+            }
         }
     }
 
