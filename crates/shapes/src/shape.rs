@@ -243,6 +243,18 @@ impl Shape {
         }
     }
 
+    /// As [`log_after`](Self::log_after), if no file has to be read for it.
+    pub fn log_after_at_once(&self, offset: Offset) -> Option<LogPage> {
+        let state = self.lock();
+        if state.past.last().is_some_and(|past| past.last > offset) {
+            return None;
+        }
+        match state.log.seek(offset) {
+            Sought::At(from) => state.log_page(from),
+            Sought::InFile(..) => None,
+        }
+    }
+
     /// With the log's base, for which it holds.
     fn try_log_after(&self, offset: Offset) -> (u64, io::Result<Option<LogPage>>) {
         let (base, past, sought) = {
@@ -268,25 +280,9 @@ impl Shape {
                     seek(Kind::Log(base), from - base, to - base).map(|from| base + from)
                 }
             };
-            from.map(|from| self.log_from(from))
+            from.map(|from| self.lock().log_page(from))
         };
         (base, page)
-    }
-
-    /// The part of the log from a position on, up to the end of a chunk; `None`: that was merged.
-    fn log_from(&self, from: u64) -> Option<LogPage> {
-        let state = self.lock();
-        let place = Kind::Log(state.log.base());
-        if from < state.log.base() {
-            return None;
-        }
-        let chunks = state.log.chunks();
-        Some(match chunks.get(chunks.partition_point(|chunk| chunk.end <= from)) {
-            Some(chunk) => {
-                LogPage { place, from, to: chunk.end, last: chunk.last, is_end: chunk.end == state.log.len() }
-            }
-            None => LogPage { place, from, to: state.log.len(), last: state.log.last(), is_end: true },
-        })
     }
 
     /// Where the log ends: its last offset.

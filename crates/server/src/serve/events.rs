@@ -21,6 +21,7 @@ use forebay_postgres::Awake;
 use forebay_shapes::{Listener, LogPage, Offset, Shape, Shapes};
 use forebay_stream::{Tail, Topic};
 use http_body::Body as _;
+use memchr::{memchr, memrchr};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, Sleep, sleep_until};
 
@@ -112,7 +113,7 @@ fn write_events(out: &mut BytesMut, messages: &[Bytes]) {
             if is_start {
                 out.put_slice(b"data: ");
             }
-            let line = rest.iter().position(|byte| *byte == b'\n').map_or(rest.len(), |end| end + 1);
+            let line = memchr(b'\n', rest).map_or(rest.len(), |end| end + 1);
             out.put_slice(&rest[..line]);
             is_start = rest[line - 1] == b'\n';
             if is_start {
@@ -302,8 +303,13 @@ async fn next_page(shape: &Arc<Shape>, after: Offset, goal: &Goal) -> io::Result
     if after >= goal.last {
         return Ok(LogPage::empty(goal.last));
     }
-    let seeking = Arc::clone(shape);
-    let mut page = spawn_blocking(move || seeking.log_after(after)).await.map_err(io::Error::other)??;
+    let mut page = match shape.log_after_at_once(after) {
+        Some(page) => page,
+        None => {
+            let seeking = Arc::clone(shape);
+            spawn_blocking(move || seeking.log_after(after)).await.map_err(io::Error::other)??
+        }
+    };
     if page.is_recent() {
         (page.to, page.last) = (page.to.min(goal.to), page.last.min(goal.last));
     }
@@ -338,7 +344,7 @@ async fn read_messages(shape: &Arc<Shape>, page: &LogPage) -> io::Result<Bytes> 
         let read = spawn_blocking(move || reading.read_log(&page, at, until)).await;
         let pieces = read.map_err(io::Error::other)??;
         pieces.iter().for_each(|piece| bytes.put_slice(piece));
-        if let Some(end) = bytes.iter().rposition(|byte| *byte == b'\n') {
+        if let Some(end) = memrchr(b'\n', &bytes) {
             bytes.truncate(end + 1);
             return Ok(bytes.freeze());
         }

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
-use super::{Gone, Phase, Shape, State};
+use super::{Gone, LogPage, Phase, Shape, State};
 use crate::store::files::Kind;
 use crate::store::record::{Completed, Kept, KeptLog};
 use crate::store::strand::{Chunk, Strand};
@@ -112,7 +112,8 @@ impl Shape {
             if matches!(state.phase, Phase::Gone(_)) {
                 return;
             }
-            if state.snapshot.len() != completed.len {
+            // What it was made of may be in many pieces; this is one.
+            if state.snapshot.len() != completed.len || !bytes.is_empty() {
                 state.snapshot = Strand::completed(completed, bytes);
             }
             state.seen = Some(completed.seen.clone());
@@ -166,6 +167,21 @@ impl State {
             Phase::Complete => self.log.waiting() + self.snapshot.waiting(),
             Phase::Gone(_) => 0,
         }
+    }
+
+    /// The part of the log from a position on, up to the end of a chunk; `None`: that was merged.
+    pub(crate) fn log_page(&self, from: u64) -> Option<LogPage> {
+        let (base, len) = (self.log.base(), self.log.len());
+        if from < base {
+            return None;
+        }
+        let chunks = self.log.chunks();
+        let end = match chunks.get(chunks.partition_point(|chunk| chunk.end <= from)) {
+            Some(chunk) => *chunk,
+            None => Chunk { end: len, last: self.log.last() },
+        };
+        let place = Kind::Log(base);
+        Some(LogPage { place, from, to: end.end, last: end.last, is_end: end.end == len })
     }
 
     fn merged(&mut self, log: &KeptLog) {
