@@ -62,7 +62,8 @@ pub use core::health::State;
 pub use core::pressure::Strain;
 pub use health::HealthStatus;
 pub use identity::{
-    ApiKeys, ForwardedBy, Identify, Jwt, KeyError, Network, NetworkError, PeerAddr, TokenFault, Unidentified,
+    ApiKeys, ForwardedBy, Identify, Jwt, KeyError, Network, NetworkError, PeerAddr, Token, TokenFault,
+    Unidentified,
 };
 pub use layer::{AdmissionLayer, AdmissionService};
 pub use permit::Permit;

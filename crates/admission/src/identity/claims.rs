@@ -34,17 +34,20 @@ pub(super) enum Audience {
 }
 
 /// What is used of a token that holds.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq)]
 pub(super) struct Subject {
     pub(super) user: String,
     pub(super) class: Option<String>,
+    /// `exp`, in seconds since 1970.
+    pub(super) expires_at: Option<f64>,
 }
 
 impl Rules {
     /// `now` is the time since 1970, as the claims have it.
     pub(super) fn check(&self, claims: &Map<String, Value>, now: Duration) -> Result<Subject, TokenFault> {
         let (now, leeway) = (now.as_secs_f64(), self.leeway.as_secs_f64());
-        match time(claims, "exp")? {
+        let expires_at = time(claims, "exp")?;
+        match expires_at {
             None if self.requires_exp => return Err(TokenFault::NoExpiry),
             // RFC 7519: on or after which it must not be accepted.
             Some(exp) if now >= exp + leeway => return Err(TokenFault::Expired),
@@ -66,7 +69,7 @@ impl Rules {
         }
         let user = claims.get(&self.user_claim).and_then(text).ok_or(TokenFault::NoUser)?;
         let class = self.class_claim.as_ref().and_then(|name| claims.get(name)).and_then(text);
-        Ok(Subject { user, class })
+        Ok(Subject { user, class, expires_at })
     }
 }
 
@@ -202,6 +205,9 @@ mod tests {
         rules.user_claim = "uid".into();
         let all = claims(json!("ada"));
         let subject = rules.check(all.as_object().unwrap(), NOW).unwrap();
-        assert_eq!(subject, Subject { user: "7".into(), class: Some("free".into()) });
+        assert_eq!(
+            subject,
+            Subject { user: "7".into(), class: Some("free".into()), expires_at: Some(2_000_000.0) }
+        );
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Invariant: a user is believed only after the signature was checked with a key of ours, by an algorithm that this key
 //! allows, and the claims hold now. A token that is presented and doesn't is a [`TokenFault`], never an anonymous visitor.
-//! Kept by: [`Jwt::check`] is the only way from a token to a name.
+//! Kept by: `Jwt::read` is the only way from a token to a name, and to its claims.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,6 +16,7 @@ use super::claims::{Audience, Rules, Subject};
 use super::jwks::JwksFile;
 use super::keys::{Key, KeyError, KeySet};
 use super::signature;
+use super::token::Token;
 
 /// The longest token that is looked at, in bytes.
 pub(super) const MAX_TOKEN_BYTES: usize = 16 << 10;
@@ -126,6 +127,16 @@ impl Jwt {
     }
 
     pub(super) async fn check(&self, token: &str) -> Result<Subject, TokenFault> {
+        self.read(token).await.map(|(subject, _)| subject)
+    }
+
+    /// With all that the token says besides.
+    pub(super) async fn token(&self, token: &str) -> Result<Token, TokenFault> {
+        let (subject, claims) = self.read(token).await?;
+        Ok(Token::new(&subject, claims, now()))
+    }
+
+    async fn read(&self, token: &str) -> Result<(Subject, Map<String, Value>), TokenFault> {
         // Fails for `none`, too: what is no algorithm can't be read.
         let header = decode_header(token).map_err(|_| TokenFault::Malformed)?;
         // RFC 7515: what must be understood and isn't, must be refused. We understand no extension.
@@ -139,7 +150,7 @@ impl Jwt {
         let mut fault = TokenFault::NoKey;
         for key in keys.candidates(header.alg, header.kid.as_deref()) {
             match verified(token, key) {
-                Ok(claims) => return self.rules.check(&claims, now()),
+                Ok(claims) => return self.rules.check(&claims, now()).map(|subject| (subject, claims)),
                 Err(worse) => fault = worse,
             }
         }

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use http::header::{AUTHORIZATION, HeaderName};
 use http::{HeaderMap, HeaderValue};
 
+use crate::metrics;
 use crate::visitor::{BadId, Class, Visitor};
 
 mod api_key;
@@ -25,12 +26,14 @@ pub(crate) mod network;
 mod signature;
 #[cfg(test)]
 mod tests;
+mod token;
 
 pub use api_key::ApiKeys;
 pub use forwarded::ForwardedBy;
 pub use jwt::{Jwt, TokenFault};
 pub use keys::KeyError;
 pub use network::{Network, NetworkError};
+pub use token::Token;
 
 /// The address of the peer. Whoever accepts connections puts it into the request's extensions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,6 +130,16 @@ impl Identify {
         Ok(if ways.know_nobody() { visitor.class(Class::USER) } else { visitor })
     }
 
+    /// The token in these headers, with its claims, for those who let a token say more than who somebody is. `None`: there is
+    /// none, or tokens aren't known. One that is refused is counted.
+    pub async fn token(&self, headers: &HeaderMap) -> Result<Option<Token>, Unidentified> {
+        let read = async {
+            let Some((jwt, token)) = self.ways.shown_token(headers)? else { return Ok(None) };
+            jwt.token(token).await.map(Some).map_err(Unidentified::Token)
+        };
+        read.await.inspect_err(metrics::bad_credentials)
+    }
+
     /// Takes away the headers that only a trusted proxy may set, if they come from somebody else, before anybody behind
     /// believes them; tells which they were.
     pub fn strip_untrusted(&self, headers: &mut HeaderMap, peer: Option<IpAddr>) -> Vec<HeaderName> {
@@ -156,6 +169,14 @@ impl Ways {
     }
 
     async fn by_token(&self, headers: &HeaderMap) -> Result<Option<Visitor>, Unidentified> {
+        let Some((jwt, token)) = self.shown_token(headers)? else { return Ok(None) };
+        let subject = jwt.check(token).await.map_err(Unidentified::Token)?;
+        let visitor = Visitor::user(&subject.user).map_err(Unidentified::Id)?;
+        Ok(Some(of_class(visitor, subject.class.as_deref())))
+    }
+
+    /// What looks like a token, and how it is checked.
+    fn shown_token<'a>(&'a self, headers: &'a HeaderMap) -> Result<Option<(&'a Jwt, &'a str)>, Unidentified> {
         let Some(jwt) = &self.jwt else { return Ok(None) };
         let Some(value) = single(headers, &AUTHORIZATION)? else { return Ok(None) };
         let Some(token) = bearer(value) else { return Ok(None) };
@@ -168,9 +189,7 @@ impl Ways {
             return Ok(None);
         }
         let token = std::str::from_utf8(token).map_err(|_| Unidentified::Token(TokenFault::Malformed))?;
-        let subject = jwt.check(token).await.map_err(Unidentified::Token)?;
-        let visitor = Visitor::user(&subject.user).map_err(Unidentified::Id)?;
-        Ok(Some(of_class(visitor, subject.class.as_deref())))
+        Ok(Some((jwt, token)))
     }
 
     fn by_api_key(&self, headers: &HeaderMap) -> Result<Option<Visitor>, Unidentified> {

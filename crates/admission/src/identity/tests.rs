@@ -431,3 +431,22 @@ impl Drop for Folder {
         let _ = fs::remove_dir_all(&self.0);
     }
 }
+
+#[tokio::test]
+async fn a_token_that_holds_tells_its_claims_and_one_that_does_not_tells_nothing() {
+    let identify = everything();
+    let asked = async |line: &str| identify.token(&headers(&[("authorization", line)])).await;
+    let claims = json!({"sub": "ada", "exp": FAR, "shapes": [1]});
+    let good = signed(&json!({"alg": "HS256"}), &claims, SECRET);
+    let token = asked(&format!("Bearer {good}")).await.unwrap().unwrap();
+    assert_eq!((token.claim("shapes"), token.claim("other")), (Some(&json!([1])), None));
+    assert!(token.left().is_some_and(|left| left > Duration::from_secs(1 << 20)));
+    assert_eq!(asked("Basic YTpi").await, Ok(None));
+    assert_eq!(identify.token(&HeaderMap::new()).await, Ok(None));
+    assert_eq!(Identify::new().token(&headers(&[("authorization", "Bearer x")])).await, Ok(None));
+    let forged = asked(&format!("Bearer {}", forge(&good))).await;
+    assert_eq!(forged, Err(Unidentified::Token(TokenFault::BadSignature)));
+    let line = format!("Bearer {good}");
+    let twice = headers(&[("authorization", &line), ("authorization", &line)]);
+    assert!(matches!(identify.token(&twice).await, Err(Unidentified::Ambiguous { .. })));
+}
