@@ -133,7 +133,7 @@ impl Jwt {
     /// With all that the token says besides.
     pub(super) async fn token(&self, token: &str) -> Result<Token, TokenFault> {
         let (subject, claims) = self.read(token).await?;
-        Ok(Token::new(&subject, claims, now()))
+        Token::new(&subject, claims, now())
     }
 
     async fn read(&self, token: &str) -> Result<(Subject, Map<String, Value>), TokenFault> {

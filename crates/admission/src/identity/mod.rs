@@ -131,7 +131,8 @@ impl Identify {
     }
 
     /// The token in these headers, with its claims, for those who let a token say more than who somebody is. `None`: there is
-    /// none, or tokens aren't known. One that is refused is counted.
+    /// none, or tokens aren't known. There is no leeway for its `exp`, at which whatever it opens should end. One that is
+    /// refused is counted.
     pub async fn token(&self, headers: &HeaderMap) -> Result<Option<Token>, Unidentified> {
         let read = async {
             let Some((jwt, token)) = self.ways.shown_token(headers)? else { return Ok(None) };

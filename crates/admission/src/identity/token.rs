@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
+use super::TokenFault;
 use super::claims::Subject;
 
 /// A token that holds.
@@ -19,13 +20,17 @@ pub struct Token {
 
 impl Token {
     /// `now` is the time since 1970.
-    pub(super) fn new(subject: &Subject, claims: Map<String, Value>, now: Duration) -> Self {
-        // What is past is no time; what is too far to be counted never comes.
-        let left = |exp: f64| match exp - now.as_secs_f64() {
-            left if left <= 0.0 => Some(Duration::ZERO),
-            left => Duration::try_from_secs_f64(left).ok(),
-        };
-        Token { claims, left: subject.expires_at.and_then(left) }
+    pub(super) fn new(
+        subject: &Subject,
+        claims: Map<String, Value>,
+        now: Duration,
+    ) -> Result<Self, TokenFault> {
+        let left = subject.expires_at.map(|exp| exp - now.as_secs_f64());
+        if left.is_some_and(|left| left <= 0.0) {
+            return Err(TokenFault::Expired);
+        }
+        // What is too far to be counted never comes.
+        Ok(Token { claims, left: left.and_then(|left| Duration::try_from_secs_f64(left).ok()) })
     }
 
     /// What it says under this name.
@@ -33,8 +38,7 @@ impl Token {
         self.claims.get(name)
     }
 
-    /// How long it was until its `exp` when it was checked, without any leeway: zero for one that is taken only because clocks
-    /// differ. `None`: it never expires.
+    /// How long it was until its `exp` when it was checked. `None`: it never expires.
     pub fn left(&self) -> Option<Duration> {
         self.left
     }
@@ -50,18 +54,18 @@ impl fmt::Debug for Token {
 mod tests {
     use super::*;
 
-    fn left(exp: Option<f64>) -> Option<Duration> {
+    fn left(exp: Option<f64>) -> Result<Option<Duration>, TokenFault> {
         let subject = Subject { user: "ada".into(), class: None, expires_at: exp };
-        Token::new(&subject, Map::new(), Duration::from_secs(1_000)).left()
+        Token::new(&subject, Map::new(), Duration::from_secs(1_000)).map(|token| token.left())
     }
 
     #[test]
     fn the_time_that_is_left_has_no_leeway() {
-        assert_eq!(left(Some(1_007.5)), Some(Duration::from_millis(7_500)));
-        assert_eq!(left(Some(1_000.0)), Some(Duration::ZERO));
-        assert_eq!(left(Some(990.0)), Some(Duration::ZERO), "taken only because clocks differ");
-        assert_eq!(left(Some(1e300)), None);
-        assert_eq!(left(None), None);
+        assert_eq!(left(Some(1_007.5)), Ok(Some(Duration::from_millis(7_500))));
+        assert_eq!(left(Some(1_000.0)), Err(TokenFault::Expired));
+        assert_eq!(left(Some(990.0)), Err(TokenFault::Expired), "elsewhere taken, because clocks differ");
+        assert_eq!(left(Some(1e300)), Ok(None));
+        assert_eq!(left(None), Ok(None));
     }
 
     #[test]

@@ -40,6 +40,8 @@ pub struct ServeConfig {
     pub admin: Option<SocketAddr>,
     /// What clients must show; there is one if others than this machine can connect, unless the operator insisted.
     pub secret: Option<Secret>,
+    /// The claim of tokens that says what their bearers may read, if a token must be shown.
+    pub tokens: Option<String>,
     /// Whether clients may delete shapes.
     pub allow_delete: bool,
     /// How long a live request waits for a change.
@@ -94,6 +96,7 @@ fn check_all(file: &ServeFile, check: &Check) -> Result<ServeConfig, ValueError>
         check,
     )?;
     let identity = IdentityConfig::check(&file.identity, &proxies, check)?;
+    let tokens = check_tokens(serve, identity.ways.contains(&"jwt"), check)?;
     let seconds = |key, given_ms, default_s| check.duration(key, given_ms, Duration::from_secs(default_s));
     let body = seconds("serve.request_idle_timeout_ms", serve.request_idle_timeout_ms, 30)?;
     let mut http = check_http(&file.http, body, check)?;
@@ -104,10 +107,11 @@ fn check_all(file: &ServeFile, check: &Check) -> Result<ServeConfig, ValueError>
     Ok(ServeConfig {
         manager,
         store: check_storage(&file.storage, check)?,
-        listen: check_listen(serve, secret.is_some(), check)?,
+        listen: check_listen(serve, secret.is_some() || tokens.is_some(), check)?,
         admin: check_admin(&file.admin, ADMIN, check)?,
+        allow_delete: check_delete(serve, secret.is_none() && tokens.is_some(), check)?,
         secret,
-        allow_delete: serve.allow_delete.unwrap_or(false),
+        tokens,
         long_poll: seconds("serve.long_poll_ms", serve.long_poll_ms, 20)?,
         sse_keep_alive: seconds("serve.sse_keep_alive_ms", serve.sse_keep_alive_ms, 21)?,
         sse_timeout: seconds("serve.sse_timeout_ms", serve.sse_timeout_ms, 60)?,
@@ -141,12 +145,42 @@ fn check_secret(serve: &ServeSection, check: &Check) -> Result<Option<Secret>, V
     Secret::new(text).map(Some).ok_or_else(|| check.wrong(KEY, None, why))
 }
 
+/// The claim, if tokens are required.
+fn check_tokens(serve: &ServeSection, has_keys: bool, check: &Check) -> Result<Option<String>, ValueError> {
+    const KEY: &str = "serve.tokens";
+    const CLAIM: &str = "serve.tokens_claim";
+    let is_required = check.choice(KEY, serve.tokens.as_ref(), &[("off", false), ("required", true)])?;
+    let claim = serve.tokens_claim.as_ref();
+    match claim {
+        Some(claim) if claim.trim().is_empty() => Err(check.wrong(CLAIM, claim.clone(), "must name a claim")),
+        Some(claim) if !is_required => {
+            let why = "has no effect unless serve.tokens is \"required\"";
+            Err(check.wrong(CLAIM, claim.clone(), why))
+        }
+        _ if is_required && !has_keys => {
+            let why = "needs a key to verify tokens with: name one of identity.jwt_secret_file, jwt_public_key_file and \
+                       jwt_jwks_file";
+            Err(check.wrong(KEY, serve.tokens.clone(), why))
+        }
+        claim => Ok(is_required.then(|| claim.map_or("shapes", String::as_str).to_owned())),
+    }
+}
+
+fn check_delete(serve: &ServeSection, by_tokens_only: bool, check: &Check) -> Result<bool, ValueError> {
+    let allowed = serve.allow_delete.unwrap_or(false);
+    if allowed && by_tokens_only {
+        let why = "has no effect: no token grants it, and there is no serve.secret to show";
+        return Err(check.wrong("serve.allow_delete", "true".to_owned(), why));
+    }
+    Ok(allowed)
+}
+
 fn check_listen(serve: &ServeSection, has_secret: bool, check: &Check) -> Result<SocketAddr, ValueError> {
     const KEY: &str = "serve.listen";
     let address = check.address(KEY, serve.listen.as_ref(), LISTEN)?;
     if !address.ip().is_loopback() && !has_secret && serve.insecure != Some(true) {
         let why = "is beyond this machine, and whoever reaches it could read every table: set a secret in \
-                   FOREBAY_SERVE_SECRET, or choose a loopback address, or say --insecure if something before it decides \
+                   FOREBAY_SERVE_SECRET, or require tokens (serve.tokens), or choose a loopback address, or say --insecure if something before it decides \
                    who may";
         return Err(check.wrong(KEY, address.to_string(), why));
     }

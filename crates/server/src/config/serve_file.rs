@@ -91,6 +91,11 @@ pub(crate) struct ServeSection {
     pub(crate) listen: Option<String>,
     /// What clients must show as `?secret=`. Default none, and then only this machine is served.
     pub(crate) secret: Option<Hidden>,
+    /// `required`: whoever doesn't show the secret must show a signed token (see [identity]) that grants what is asked for. Default
+    /// `off`: a token only says whose stream it is.
+    pub(crate) tokens: Option<String>,
+    /// The claim with the grants. Default `shapes`.
+    pub(crate) tokens_claim: Option<String>,
     /// Serves whoever comes, without a secret, beyond this machine. Default false.
     pub(crate) insecure: Option<bool>,
     /// Whether clients may delete shapes. Default false; then 405.

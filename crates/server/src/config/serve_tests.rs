@@ -184,6 +184,8 @@ const ELSEWHERE: &[&str] = &[
     "database.password_file",
     "database.password_command",
     "database.ca_file",
+    "serve.tokens",
+    "serve.tokens_claim",
     "serve.insecure",
     "serve.trusted_proxies",
     "serve.forwarded_by",
@@ -277,6 +279,9 @@ fn each_wrong_value_names_its_key_and_where_it_was_set() {
         ("redis.url", "http://h", "redis://"),
         ("identity.user_header", "X-User-ID", "serve.trusted_proxies"),
         ("log.format", "xml", "`text` or `json`"),
+        ("serve.tokens", "optional", "`off` or `required`"),
+        ("serve.tokens", "required", "identity.jwt_secret_file"),
+        ("serve.tokens_claim", "grants", "serve.tokens is \"required\""),
     ] {
         complains(key, value, &[key, part]);
     }
@@ -301,6 +306,24 @@ fn a_slot_can_not_end_with_its_connection_and_outlive_its_server() {
     let both = [("FOREBAY_DATABASE_TEMPORARY_SLOT", "true"), ("FOREBAY_DATABASE_FAILOVER_SLOT", "true")];
     let error = with(&both).unwrap_err().to_string();
     assert!(error.contains("database.failover_slot") && error.contains("database.temporary_slot"), "{error}");
+}
+
+#[test]
+fn tokens_open_an_address_beyond_this_machine_and_delete_nothing() {
+    let path = std::env::temp_dir().join(format!("forebay-tokens-{}.secret", std::process::id()));
+    std::fs::write(&path, [b'x'; 40]).unwrap();
+    let keys = ("FOREBAY_IDENTITY_JWT_SECRET_FILE", path.to_str().unwrap());
+    let required = [keys, ("FOREBAY_SERVE_TOKENS", "required"), ("FOREBAY_SERVE_LISTEN", "0.0.0.0:3000")];
+    assert_eq!(with(&required).unwrap().tokens.as_deref(), Some("shapes"));
+    assert_eq!(with(&[keys]).unwrap().tokens, None);
+    let claim = ("FOREBAY_SERVE_TOKENS_CLAIM", "https://forebay.example/shapes");
+    assert_eq!(with(&[&required[..], &[claim]].concat()).unwrap().tokens.as_deref(), Some(claim.1));
+    assert!(with(&[&required[..], &[(claim.0, " ")]].concat()).is_err(), "a blank claim");
+    let deletes = [&required[..], &[("FOREBAY_SERVE_ALLOW_DELETE", "true")]].concat();
+    let error = with(&deletes).unwrap_err().to_string();
+    assert!(error.contains("serve.allow_delete") && error.contains("serve.secret"), "{error}");
+    assert!(with(&[&deletes[..], &[("FOREBAY_SERVE_SECRET", "s3cr3t")]].concat()).unwrap().allow_delete);
+    std::fs::remove_file(path).unwrap();
 }
 
 #[test]

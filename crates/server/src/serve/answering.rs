@@ -28,7 +28,9 @@ use super::making::{Making, chance, failed};
 use super::protocol::answers::{self, Health};
 use super::protocol::caching::{CacheTimes, Caching};
 use super::protocol::headers::{AnswerHead, Body};
-use super::protocol::{Invalid, MAX_BODY_BYTES, Query, Refusal, Route, ShapeRequest, cursor, encoding, etag};
+use super::protocol::{
+    Bearer, Invalid, MAX_BODY_BYTES, Query, Refusal, Route, ShapeRequest, cursor, encoding, etag,
+};
 use super::service::whole;
 
 /// Answers.
@@ -79,8 +81,9 @@ impl Answering {
         request: Result<ShapeRequest, Invalid>,
         query: &Query,
         body: Incoming,
+        bearer: Option<Bearer>,
     ) -> Answered {
-        let request = match parts.method {
+        let mut request = match parts.method {
             Method::POST => {
                 let reading = timeout(self.body_timeout, Limited::new(body, MAX_BODY_BYTES).collect());
                 let body = reading.await.map_err(|_| Refusal::BodyTooSlow)?;
@@ -89,6 +92,10 @@ impl Answering {
             }
             _ => request?,
         };
+        if let Some(bearer) = &bearer {
+            bearer.may(&parts.method, &request)?;
+        }
+        request.bearer = bearer;
         if parts.method == Method::DELETE {
             return self.delete(&request).await;
         }
@@ -147,7 +154,7 @@ impl Answering {
     async fn moved(&self, request: &ShapeRequest) -> Refusal {
         match self.making.shape(request).await {
             Ok(shape) => Refusal::MustRefetch { handle: Some(shape.handle().to_owned()) },
-            Err(refusal @ Refusal::Invalid(_)) => refusal,
+            Err(refusal @ (Refusal::Invalid(_) | Refusal::BadGrant { .. } | Refusal::NotGranted)) => refusal,
             Err(_) => Refusal::MustRefetch { handle: None },
         }
     }
@@ -186,7 +193,7 @@ impl Answering {
 
     async fn log(&self, asking: &Asking<'_>, shape: &Arc<Shape>, offset: Offset) -> Answered {
         let request = asking.request;
-        self.within_bounds(offset).await?;
+        self.within_bounds(offset, asking.at_most(self.long_poll / 2)).await?;
         if let Err(gone) = shape.complete().await {
             return Err(self.gone(gone, request).await);
         }
@@ -204,7 +211,7 @@ impl Answering {
     async fn long_poll(&self, asking: &Asking<'_>, shape: &Arc<Shape>, offset: Offset) -> Answered {
         // Those who are after what is seen by now have seen what is there, too.
         let after = offset.max(shape.log_end());
-        match timeout(self.long_poll, shape.log_beyond(after)).await {
+        match timeout(asking.at_most(self.long_poll), shape.log_beyond(after)).await {
             Ok(Ok(())) | Err(_) => {
                 let seen = self.shapes.seen();
                 let page = self.page(shape, offset).await?;
@@ -215,7 +222,7 @@ impl Answering {
     }
 
     async fn events(&self, asking: &Asking<'_>, shape: &Arc<Shape>, offset: Offset) -> Answered {
-        let (keep_alive, lasts) = (self.sse_keep_alive, self.sse_timeout);
+        let (keep_alive, lasts) = (self.sse_keep_alive, asking.at_most(self.sse_timeout));
         let awake = self.manager.keep_awake();
         let events = Events::new(Arc::clone(shape), self.shapes.clone(), offset, keep_alive, lasts, awake);
         let Some(events) = events else { return Err(self.gone(Gone::Deleted, asking.request).await) };
@@ -229,8 +236,8 @@ impl Answering {
     }
 
     /// An offset beyond the end may be there soon: another instance may be ahead of this one.
-    async fn within_bounds(&self, offset: Offset) -> Result<(), Refusal> {
-        let until = Instant::now() + self.long_poll / 2;
+    async fn within_bounds(&self, offset: Offset, patience: Duration) -> Result<(), Refusal> {
+        let until = Instant::now() + patience;
         while self.shapes.is_beyond(offset) {
             if timeout_at(until, self.shapes.progress()).await.is_err() {
                 return Err(Refusal::out_of_bounds());
@@ -336,6 +343,12 @@ struct Head<'a> {
 }
 
 impl Asking<'_> {
+    /// So long, but no longer than the client's token is valid.
+    fn at_most(&self, wait: Duration) -> Duration {
+        let until = self.request.bearer.as_ref().and_then(|bearer| bearer.until);
+        until.map_or(wait, |until| wait.min(until.saturating_duration_since(Instant::now())))
+    }
+
     fn gzip(&self) -> bool {
         encoding::takes_gzip(&self.parts.headers)
     }

@@ -233,6 +233,10 @@ impl Events {
             if let Some(event) = self.ready.pop_front() {
                 return Poll::Ready(Some(Ok(event)));
             }
+            // Also while there is always more: a client that reads slowly must not keep what a token has opened.
+            if Instant::now() >= self.ends_at {
+                self.state = State::Over;
+            }
             match &mut self.state {
                 State::Over => return Poll::Ready(None),
                 State::Reading(reading) => {

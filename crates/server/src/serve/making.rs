@@ -14,7 +14,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use forebay_postgres::pgoutput::{Lsn, Snapshot};
 use forebay_postgres::{Manager, NotReady, PoolError, PublishError, Step, TableName};
-use forebay_shapes::filter::{self, Filter};
+use forebay_shapes::filter::Filter;
 use forebay_shapes::{
     Choice, CreateError, Creation, Definition, Failure, Gone, LogMode, Shape, Shapes, Table,
 };
@@ -25,6 +25,7 @@ use tokio::time::{Instant, timeout};
 use tracing::{debug, info, warn};
 
 use super::database::{self, DescribeError, SnapshotError, SnapshotQuery};
+use super::granted;
 use super::metrics::{self, Ended};
 use super::protocol::{Invalid, Refusal, ShapeRequest, schema};
 
@@ -189,13 +190,6 @@ impl Making {
             return Ok(false);
         }
         Ok(choose(request, table)? == shape.definition().choice)
-    }
-
-    /// What a table's columns are, of a table that was asked for lately.
-    pub(crate) fn types(&self, request: &ShapeRequest) -> Result<filter::Schema, Refusal> {
-        let known = lock(&self.known);
-        let known = request.table.as_ref().and_then(|name| known.get(name));
-        known.map(|known| known.table.types.clone()).ok_or_else(waiting)
     }
 
     /// Reads rows as they are right now, beside all logs.
@@ -476,6 +470,8 @@ impl database::Sink for Filling {
 }
 
 fn define(request: &ShapeRequest, known: &Known) -> Result<Definition, Refusal> {
+    // First: whoever may not see a column doesn't learn whether there is one.
+    granted::find(request, &known.table)?;
     for (field, names) in [("columns", &request.columns), ("queryable_columns", &request.queryable_columns)] {
         if let (Some(names), Some(described)) = (names, &known.described) {
             described.choose(names).map_err(|error| Refusal::from(Invalid::field(field, error)))?;
@@ -484,18 +480,25 @@ fn define(request: &ShapeRequest, known: &Known) -> Result<Definition, Refusal> 
     Ok(Definition { table: Arc::clone(&known.table), choice: choose(request, &known.table)? })
 }
 
-/// What is asked for of a table.
+/// What is asked for of a table, and of that only what is granted.
 fn choose(request: &ShapeRequest, table: &Table) -> Result<Choice, Refusal> {
+    let grant = granted::find(request, table)?;
+    let wrong = |error| Refusal::from(Invalid::field("where", error));
     let params: Vec<&str> = request.params.iter().map(String::as_str).collect();
-    let parse = |clause: &str| Filter::parse(clause, &params, &table.types);
-    let filter = request.clause.as_deref().map(parse).transpose();
-    let filter = filter.map_err(|error| Refusal::from(Invalid::field("where", error)))?;
-    let chosen = request.columns.as_ref().or(request.queryable_columns.as_ref());
+    let types = granted::visible(grant, table);
+    let parse = |clause: &str| Filter::parse(clause, &params, &types);
+    let own = request.clause.as_deref().map(parse).transpose().map_err(wrong)?;
+    let own = own.map(|filter| filter.canonical().to_owned());
+    let clause = match (granted::clause(grant, table)?, own) {
+        (Some(granted), Some(own)) => Some(granted::within(&granted, &own, &table.types).map_err(wrong)?),
+        (granted, own) => granted.or(own),
+    };
+    let all = granted::columns(grant, table);
+    let chosen = request.columns.as_ref().or(request.queryable_columns.as_ref()).or(all.as_ref());
     let columns = chosen.map(|names| {
         let of_table = table.types.columns.iter().map(|column| &column.name);
         of_table.filter(|name| names.contains(name)).cloned().collect()
     });
-    let clause = filter.map(|filter| filter.canonical().to_owned());
     Ok(Choice { clause, columns, replica: request.replica, log: request.log })
 }
 

@@ -15,6 +15,7 @@ mod body;
 mod consumer;
 pub mod database;
 mod events;
+mod granted;
 mod making;
 pub(crate) mod metrics;
 pub mod protocol;
@@ -22,5 +23,6 @@ mod report;
 mod service;
 mod start;
 mod subset;
+mod tokens;
 
 pub use self::start::Serve;

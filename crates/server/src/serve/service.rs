@@ -19,13 +19,18 @@ use super::answering::Answering;
 use super::body::Answer;
 use super::making::chance;
 use super::metrics;
-use super::protocol::{Access, Invalid, MAX_QUERY_BYTES, Query, Refusal, Route, ShapeRequest, cors};
+use super::protocol::caching::keep_private;
+use super::protocol::{
+    Access, Bearer, Invalid, MAX_QUERY_BYTES, Pass, Query, Refusal, Route, ShapeRequest, cors,
+};
+use super::tokens::Tokens;
 
 /// What each connection calls; cheap to clone.
 #[derive(Clone)]
 pub(crate) struct ServeService {
     admitted: AdmissionService<Handler>,
     access: Arc<Access>,
+    tokens: Arc<Tokens>,
 }
 
 /// What is behind admission.
@@ -39,6 +44,9 @@ pub(crate) struct Handler {
 struct Sight {
     route: Route,
     asked: Result<Asked, Refusal>,
+    pass: Pass,
+    /// Who was let in by a token.
+    bearer: Option<Bearer>,
 }
 
 #[derive(Debug, Clone)]
@@ -59,21 +67,29 @@ impl Sight {
 }
 
 impl ServeService {
-    pub(crate) fn new(layer: AdmissionLayer, answering: Arc<Answering>, access: Access) -> Self {
+    pub(crate) fn new(
+        layer: AdmissionLayer,
+        answering: Arc<Answering>,
+        access: Access,
+        tokens: Tokens,
+    ) -> Self {
         let layer = layer
             .streams(|parts| parts.extensions.get::<Sight>().is_some_and(Sight::takes_permit))
             .peer(|extensions| extensions.get::<Peer>().map(|peer| peer.0));
-        ServeService { admitted: layer.layer(Handler { answering }), access: Arc::new(access) }
+        let admitted = layer.layer(Handler { answering });
+        ServeService { admitted, access: Arc::new(access), tokens: Arc::new(tokens) }
     }
 
     fn see(&self, method: &Method, uri: &Uri) -> Sight {
         let (path, raw) = (uri.path(), uri.query().unwrap_or_default());
         let route = Route::of(path);
         if raw.len() > MAX_QUERY_BYTES {
-            return Sight { route, asked: Err(Refusal::QueryTooLong) };
+            return Sight { route, asked: Err(Refusal::QueryTooLong), pass: Pass::All, bearer: None };
         }
         let query = Query::parse(raw);
-        let asked = self.access.enter(method, path, &query).map(|route| match (route, method) {
+        let entered = self.access.enter(method, path, &query);
+        let pass = entered.as_ref().map_or(Pass::All, |(_, pass)| *pass);
+        let asked = entered.map(|(route, _)| match (route, method) {
             (Route::Shape, &Method::OPTIONS) => Asked::Other,
             (Route::Shape, _) => {
                 let request = ShapeRequest::parse(method, &query, &[]);
@@ -81,7 +97,7 @@ impl ServeService {
             }
             _ => Asked::Other,
         });
-        Sight { route, asked }
+        Sight { route, asked, pass, bearer: None }
     }
 }
 
@@ -99,8 +115,37 @@ impl Service<Request<Incoming>> for ServeService {
     fn call(&mut self, mut request: Request<Incoming>) -> Self::Future {
         let sight = self.see(request.method(), request.uri());
         let (route, origins) = (sight.route, origins(request.headers()));
-        request.extensions_mut().insert(sight);
-        Marked { answering: self.admitted.call(request), route, origins }
+        let answering = match sight.pass {
+            Pass::All => {
+                request.extensions_mut().insert(sight);
+                self.admitted.call(request)
+            }
+            Pass::Token => self.call_with_token(request, sight),
+        };
+        Marked { answering, route, origins }
+    }
+}
+
+impl ServeService {
+    /// Looks at the token before admission does: whoever may not read takes no permit.
+    fn call_with_token(
+        &mut self,
+        mut request: Request<Incoming>,
+        mut sight: Sight,
+    ) -> <AdmissionService<Handler> as Service<Request<Incoming>>>::Future {
+        // The one that was made ready is the one to call; a fresh clone takes its place.
+        let fresh = self.admitted.clone();
+        let (mut admitted, tokens) = (std::mem::replace(&mut self.admitted, fresh), Arc::clone(&self.tokens));
+        Box::pin(async move {
+            match tokens.bearer(request.headers()).await {
+                Ok(bearer) => sight.bearer = Some(bearer),
+                Err(refusal) => sight.asked = Err(refusal),
+            }
+            request.extensions_mut().insert(sight);
+            let Ok(mut response) = admitted.call(request).await;
+            keep_private(response.headers_mut());
+            Ok(response)
+        })
     }
 }
 
@@ -151,14 +196,16 @@ impl Service<Request<Incoming>> for Handler {
         let answering = Arc::clone(&self.answering);
         let sight = request.extensions_mut().remove::<Sight>();
         Box::pin(async move {
-            let Some(Sight { route, asked }) = sight else {
+            let Some(Sight { route, asked, bearer, .. }) = sight else {
                 return Ok(Refusal::NoRoute.response(request.method()).map(Answer::whole));
             };
             let (parts, body) = request.into_parts();
             let answer = match asked {
                 Err(refusal) => Err(refusal),
                 Ok(Asked::Other) => Ok(answering.other(route, &parts)),
-                Ok(Asked::Shape(request, query)) => answering.shape(&parts, *request, &query, body).await,
+                Ok(Asked::Shape(request, query)) => {
+                    answering.shape(&parts, *request, &query, body, bearer).await
+                }
             };
             let mut response =
                 answer.unwrap_or_else(|refusal| refusal.response(&parts.method).map(Answer::whole));

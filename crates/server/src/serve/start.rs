@@ -25,6 +25,7 @@ use super::protocol::Access;
 use super::protocol::caching::CacheTimes;
 use super::report::ServeReport;
 use super::service::ServeService;
+use super::tokens::Tokens;
 use crate::admin::{self, Report};
 use crate::config::{ElectricNotice, ServeConfig};
 use crate::signals::Signals;
@@ -95,8 +96,13 @@ impl Serve {
             started: Instant::now(),
         });
         let layer = AdmissionLayer::new(admission.clone(), config.identity.identify.clone());
-        let access = Access { secret: config.secret.clone(), deletes: config.allow_delete };
-        let service = ServeService::new(layer, Arc::clone(&answering), access);
+        let access = Access {
+            secret: config.secret.clone(),
+            tokens: config.tokens.is_some(),
+            deletes: config.allow_delete,
+        };
+        let tokens = Tokens::new(config.identity.identify.clone(), config.tokens.as_deref());
+        let service = ServeService::new(layer, Arc::clone(&answering), access, tokens);
         let mut http = config.http.clone();
         http.drain_timeout = config.drain_timeout;
         let server = Server::new(listener, service, http);

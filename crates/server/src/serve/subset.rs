@@ -5,13 +5,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use forebay_postgres::pgoutput::{Lsn, Snapshot};
-use forebay_shapes::filter::Filter;
-use forebay_shapes::{Offset, Since};
+use forebay_shapes::filter::{Filter, Schema};
+use forebay_shapes::{Definition, Offset, Since};
 use http::Response;
 
 use super::answering::Answering;
 use super::body::Answer;
 use super::database::{Page, Sink, SnapshotError, SnapshotQuery};
+use super::granted;
 use super::making::{ReadError, chance};
 use super::protocol::caching::Caching;
 use super::protocol::headers::{AnswerHead, Body};
@@ -28,13 +29,15 @@ impl Answering {
         let shape = self.making.shape(request).await?;
         let (definition, described) = self.making.definition(request).await?;
         let Some(described) = described else { return Err(Refusal::DatabaseUnreachable) };
-        let clause = self.subset_clause(request, subset, &definition.choice.clause)?;
+        let table = &definition.table;
+        let types = granted::visible(granted::find(request, table)?, table);
+        let clause = clause(request, subset, &types, &definition)?;
         let selected = definition.selected();
         let names: Vec<_> = selected.iter().map(|index| described.columns[*index].name.clone()).collect();
         let order_by = subset.order_by.as_ref().map(|keys| {
             for key in keys {
                 if let OrderKey::Column(name) = &key.key
-                    && !described.columns.iter().any(|column| column.name == *name)
+                    && !types.columns.iter().any(|column| column.name == *name)
                 {
                     return Err(format!("column \"{name}\" does not exist"));
                 }
@@ -76,31 +79,35 @@ impl Answering {
         Caching::Own.write(&self.times, response.headers_mut());
         Ok(response)
     }
+}
 
-    /// The shape's clause and the subset's.
-    fn subset_clause(
-        &self,
-        request: &ShapeRequest,
-        subset: &Subset,
-        of_shape: &Option<String>,
-    ) -> Result<Option<String>, Refusal> {
-        let Some(clause) = &subset.clause else { return Ok(of_shape.clone()) };
-        let types = self.making.types(request)?;
-        let params: Vec<&str> = subset.params.iter().map(String::as_str).collect();
-        let wrong = |error: &dyn std::fmt::Display| Refusal::from(Invalid::in_subset("where", error));
-        let filter = Filter::parse(clause, &params, &types).map_err(|error| wrong(&error))?;
-        if let Some(allowed) = &request.queryable_columns {
-            let names = filter.columns().iter().map(|index| &types.columns[*index].name);
-            if let Some(other) = names.into_iter().find(|name| !allowed.contains(name)) {
-                return Err(wrong(&format!("column \"{other}\" isn't one of the queryable columns")));
-            }
+/// The shape's clause and the subset's, which may name the columns of `types`.
+fn clause(
+    request: &ShapeRequest,
+    subset: &Subset,
+    types: &Schema,
+    definition: &Definition,
+) -> Result<Option<String>, Refusal> {
+    let of_shape = &definition.choice.clause;
+    let Some(clause) = &subset.clause else { return Ok(of_shape.clone()) };
+    let params: Vec<&str> = subset.params.iter().map(String::as_str).collect();
+    let wrong = |error: &dyn std::fmt::Display| Refusal::from(Invalid::in_subset("where", error));
+    let filter = Filter::parse(clause, &params, types).map_err(|error| wrong(&error))?;
+    if let Some(allowed) = &request.queryable_columns {
+        let names = filter.columns().iter().map(|index| &types.columns[*index].name);
+        if let Some(other) = names.into_iter().find(|name| !allowed.contains(name)) {
+            return Err(wrong(&format!("column \"{other}\" isn't one of the queryable columns")));
         }
-        let subset = filter.canonical();
-        Ok(Some(match of_shape {
-            Some(of_shape) => format!("({of_shape}) AND ({subset})"),
-            None => subset.to_owned(),
-        }))
     }
+    let subset = filter.canonical();
+    Ok(Some(match of_shape {
+        // Of others' rows it must not even tell whether it fails.
+        Some(of_shape) if request.bearer.is_some() => {
+            granted::within(of_shape, subset, &definition.table.types).map_err(|error| wrong(&error))?
+        }
+        Some(of_shape) => format!("({of_shape}) AND ({subset})"),
+        None => subset.to_owned(),
+    }))
 }
 
 /// The answer in the making.

@@ -13,3 +13,4 @@ mod live;
 mod operations;
 mod protocol;
 mod shapes;
+mod tokens;

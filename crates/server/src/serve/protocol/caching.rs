@@ -5,7 +5,7 @@
 
 use forebay_shapes::Since;
 use http::Method;
-use http::header::{CACHE_CONTROL, HeaderMap, HeaderName, HeaderValue};
+use http::header::{CACHE_CONTROL, HeaderMap, HeaderName, HeaderValue, VARY};
 
 use super::request::ShapeRequest;
 
@@ -96,6 +96,17 @@ impl Caching {
     }
 }
 
+/// Makes an answer one for whoever showed its token, and for nobody else: the address doesn't tell bearers apart, so a shared cache must not keep
+/// it, and a browser's own must not give it to the next who logs in. It is asked for again each time, or it would outlive the token; what is known
+/// already is a 304. What is stored nowhere stays so.
+pub fn keep_private(headers: &mut HeaderMap) {
+    if headers.get(CACHE_CONTROL) != Some(&NO_STORE) {
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("private, no-cache"));
+    }
+    headers.insert(SURROGATE_CONTROL, NO_STORE);
+    headers.append(VARY, HeaderValue::from_static("authorization"));
+}
+
 /// Whether caches keep answers to it.
 fn is_shared(method: &Method) -> bool {
     matches!(*method, Method::GET | Method::HEAD)
@@ -158,6 +169,24 @@ mod tests {
             assert_eq!(Caching::Moved.to(&method), Caching::Own);
         }
         assert_eq!(Caching::Error.to(&Method::HEAD), Caching::Error);
+    }
+
+    #[test]
+    fn what_a_token_opened_is_for_its_bearer() {
+        for (caching, expected) in [
+            (Caching::Beginning, "private, no-cache"),
+            (Caching::Own, "private, no-cache"),
+            (Caching::Error, "no-store"),
+        ] {
+            let mut headers = HeaderMap::new();
+            caching.write(&CacheTimes::default(), &mut headers);
+            keep_private(&mut headers);
+            assert_eq!(headers[CACHE_CONTROL], expected);
+            assert_eq!(
+                (&headers[SURROGATE_CONTROL], &headers[VARY]),
+                (&NO_STORE, &"authorization".parse().unwrap())
+            );
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@
 //!
 //! | to find | look in |
 //! |---|---|
-//! | paths, methods, who may pass | `routes.rs` |
+//! | paths, methods, who may pass | `routes.rs`; what a token grants, `grants.rs` |
 //! | the query string | `query.rs` |
 //! | what is asked for | `request.rs`, `subset.rs`, `params.rs`, `order_by.rs`, `names.rs` |
 //! | what is wrong with it | `invalid.rs` |
@@ -21,6 +21,7 @@ pub mod cors;
 pub mod cursor;
 pub mod encoding;
 pub mod etag;
+mod grants;
 pub mod headers;
 mod invalid;
 pub mod names;
@@ -36,12 +37,13 @@ pub mod schema;
 mod secret;
 mod subset;
 
+pub use self::grants::{Bearer, Grant, GrantError, of_claim};
 pub use self::invalid::Invalid;
 pub use self::order_by::{Nulls, OrderBy, OrderByError, OrderKey};
 pub use self::params::MAX_PARAMS;
 pub use self::query::{MAX_QUERY_BYTES, Query};
 pub use self::refusal::Refusal;
 pub use self::request::ShapeRequest;
-pub use self::routes::{Access, Route};
+pub use self::routes::{Access, Pass, Route};
 pub use self::secret::Secret;
 pub use self::subset::{MAX_BODY_BYTES, Subset};

@@ -71,6 +71,14 @@ pub fn column_list(text: &str) -> Result<Vec<String>, NameError> {
     Ok(columns)
 }
 
+/// One column.
+///
+/// # Errors
+/// See [`NameError`].
+pub fn column_name(text: &str) -> Result<String, NameError> {
+    identifier(text)
+}
+
 /// As SQL has it, whatever it holds.
 pub fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))

@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 
 use bytes::Bytes;
-use http::header::{ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use http::header::{ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{Method, Response, StatusCode};
 use serde::Serialize;
 
@@ -27,6 +27,22 @@ pub enum Refusal {
     Invalid(Invalid),
     /// 401: the secret is missing or wrong.
     Unauthorized,
+    /// 401: a token is missing, and nothing else was shown.
+    TokenRequired,
+    /// 401: the token doesn't hold.
+    BadToken {
+        /// Why, in a word.
+        code: &'static str,
+        /// And in more.
+        message: Cow<'static, str>,
+    },
+    /// 401: the token holds, but what it grants can't be understood.
+    BadGrant {
+        /// Why.
+        message: Cow<'static, str>,
+    },
+    /// 403: the token grants no such thing. It doesn't say whether there is one.
+    NotGranted,
     /// 404: there is nothing at this path.
     NoRoute,
     /// 404: there is no such shape to delete.
@@ -88,6 +104,10 @@ impl Refusal {
         match self {
             Refusal::Invalid(_) => "invalid",
             Refusal::Unauthorized => "unauthorized",
+            Refusal::TokenRequired => "token_required",
+            Refusal::BadToken { code, .. } => code,
+            Refusal::BadGrant { .. } => "bad_grant",
+            Refusal::NotGranted => "not_granted",
             Refusal::NoRoute => "not_found",
             Refusal::NoShape => "no_shape",
             Refusal::Method { .. } => "method_not_allowed",
@@ -106,7 +126,11 @@ impl Refusal {
     pub fn status(&self) -> StatusCode {
         match self {
             Refusal::Invalid(_) => StatusCode::BAD_REQUEST,
-            Refusal::Unauthorized => StatusCode::UNAUTHORIZED,
+            Refusal::Unauthorized
+            | Refusal::TokenRequired
+            | Refusal::BadToken { .. }
+            | Refusal::BadGrant { .. } => StatusCode::UNAUTHORIZED,
+            Refusal::NotGranted => StatusCode::FORBIDDEN,
             Refusal::NoRoute | Refusal::NoShape => StatusCode::NOT_FOUND,
             Refusal::Method { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Refusal::MustRefetch { .. } => StatusCode::CONFLICT,
@@ -132,6 +156,14 @@ impl Refusal {
             headers.insert(RETRY_AFTER, seconds.into());
         }
         match self {
+            // RFC 6750: without any token, no error is named.
+            Refusal::TokenRequired => {
+                drop(headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")))
+            }
+            Refusal::BadToken { .. } | Refusal::BadGrant { .. } => {
+                let challenge = HeaderValue::from_static("Bearer error=\"invalid_token\"");
+                headers.insert(WWW_AUTHENTICATE, challenge);
+            }
             Refusal::Method { allow } => drop(headers.insert(ALLOW, HeaderValue::from_static(allow))),
             Refusal::MustRefetch { handle: Some(handle) } => {
                 headers.insert(headers::HANDLE, headers::visible(handle));
@@ -148,6 +180,10 @@ impl Refusal {
             Refusal::SnapshotFailed { .. } | Refusal::DatabaseUnreachable => Some(DATABASE_S),
             Refusal::Invalid(_)
             | Refusal::Unauthorized
+            | Refusal::TokenRequired
+            | Refusal::BadToken { .. }
+            | Refusal::BadGrant { .. }
+            | Refusal::NotGranted
             | Refusal::NoRoute
             | Refusal::NoShape
             | Refusal::Method { .. }
@@ -180,6 +216,11 @@ impl Refusal {
             }
             Refusal::Invalid(_) => "Invalid request".into(),
             Refusal::Unauthorized => "Unauthorized - Invalid API secret".into(),
+            Refusal::TokenRequired => {
+                "Unauthorized - show a token in the header Authorization: Bearer".into()
+            }
+            Refusal::BadToken { message, .. } | Refusal::BadGrant { message } => message.clone(),
+            Refusal::NotGranted => "Forbidden - the token doesn't grant this".into(),
             Refusal::NoShape => "Shape not found".into(),
             Refusal::Method { .. } => "Method not allowed".into(),
             Refusal::BodyTooSlow => "Request body took too long".into(),
@@ -192,7 +233,12 @@ impl Refusal {
             Refusal::DatabaseUnreachable => "Database is unreachable".into(),
         };
         let code = match self {
-            Refusal::Overloaded { .. } | Refusal::DatabaseUnreachable => Some(self.as_str()),
+            Refusal::TokenRequired
+            | Refusal::BadToken { .. }
+            | Refusal::BadGrant { .. }
+            | Refusal::NotGranted
+            | Refusal::Overloaded { .. }
+            | Refusal::DatabaseUnreachable => Some(self.as_str()),
             _ => None,
         };
         let errors = match self {

@@ -8,6 +8,7 @@ use forebay_postgres::TableName;
 use forebay_shapes::{LogMode, Replica, Since};
 use http::Method;
 
+use super::grants::Bearer;
 use super::invalid::Invalid;
 use super::names::{self, NameError};
 use super::params;
@@ -47,6 +48,8 @@ pub struct ShapeRequest {
     pub queryable_columns: Option<Vec<String>>,
     /// Only this part, once.
     pub subset: Option<Subset>,
+    /// Who asks, if what he may read depends on it. No text of a request says that: whoever let the client in does.
+    pub bearer: Option<Bearer>,
 }
 
 impl ShapeRequest {
@@ -225,5 +228,6 @@ pub(super) fn nothing() -> ShapeRequest {
         log: LogMode::Full,
         queryable_columns: None,
         subset: None,
+        bearer: None,
     }
 }

@@ -47,6 +47,7 @@ fn a_request_is_read_in_full() {
         log: LogMode::ChangesOnly,
         queryable_columns: Some(vec!["id".into(), "Na me".into(), "x".into()]),
         subset: None,
+        bearer: None,
     };
     assert_eq!(get(raw), Ok(expected.clone()));
     assert_eq!(parse(&Method::HEAD, raw, ""), Ok(expected));

@@ -65,33 +65,47 @@ impl Route {
     }
 }
 
+/// How far a client is let in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pass {
+    /// To everything.
+    All,
+    /// As far as its token says, which is still to be looked at.
+    Token,
+}
+
 /// What the operator allows.
 #[derive(Debug, Clone, Default)]
 pub struct Access {
-    /// What clients must show; `None`: nothing.
+    /// What opens everything; `None`: nothing has to be shown, or a token.
     pub secret: Option<Secret>,
+    /// Whether those who don't show the secret must show a token.
+    pub tokens: bool,
     /// Whether clients may delete shapes.
     pub deletes: bool,
 }
 
 impl Access {
-    /// Finds the route of a request that may go there.
+    /// Finds the route of a request that may go there, and how far. A secret that is shown and wrong is refused, with a token or without.
     ///
     /// # Errors
     /// Why it may not: there is no such route, it is guarded, or the method makes no sense. Who doesn't know the secret doesn't
     /// learn what it guards.
-    pub fn enter(&self, method: &Method, path: &str, query: &Query) -> Result<Route, Refusal> {
+    pub fn enter(&self, method: &Method, path: &str, query: &Query) -> Result<(Route, Pass), Refusal> {
         let route = Route::of(path);
         if route == Route::NotFound {
             return Err(Refusal::NoRoute);
         }
-        let is_open = self.secret.as_ref().is_none_or(|secret| secret.is(query.secret()));
-        if route.is_guarded(method) && !is_open {
-            return Err(Refusal::Unauthorized);
-        }
+        let pass = match (&self.secret, query.secret()) {
+            _ if !route.is_guarded(method) => Pass::All,
+            (Some(secret), shown) if secret.is(shown) => Pass::All,
+            (Some(_), None) | (None, _) if self.tokens => Pass::Token,
+            (Some(_), _) => return Err(Refusal::Unauthorized),
+            (None, _) => Pass::All,
+        };
         let methods = route.methods(self.deletes);
         match methods.split(", ").any(|allowed| allowed == method.as_str()) {
-            true => Ok(route),
+            true => Ok((route, pass)),
             false => Err(Refusal::Method { allow: methods }),
         }
     }
@@ -120,13 +134,34 @@ mod tests {
     use super::*;
 
     fn guarded() -> Access {
-        Access { secret: Secret::new("s3cret"), deletes: true }
+        Access { secret: Secret::new("s3cret"), tokens: false, deletes: true }
     }
 
     fn enter(access: &Access, method: &str, target: &str) -> Result<Route, &'static str> {
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
         let method = Method::from_bytes(method.as_bytes()).unwrap();
-        access.enter(&method, path, &Query::parse(query)).map_err(|refusal| refusal.as_str())
+        let entered = access.enter(&method, path, &Query::parse(query));
+        entered.map(|(route, _)| route).map_err(|refusal| refusal.as_str())
+    }
+
+    #[test]
+    fn whoever_shows_no_secret_must_show_a_token_where_those_are_required() {
+        let pass = |access: &Access, method: Method, query: &str| {
+            let entered = access.enter(&method, "/v1/shape", &Query::parse(query));
+            entered.map(|(_, pass)| pass).map_err(|refusal| refusal.as_str())
+        };
+        let both = Access { tokens: true, ..guarded() };
+        let tokens = Access { secret: None, ..both.clone() };
+        for method in [Method::GET, Method::HEAD, Method::POST, Method::DELETE] {
+            assert_eq!(pass(&both, method.clone(), "secret=s3cret"), Ok(Pass::All));
+            assert_eq!(pass(&both, method.clone(), ""), Ok(Pass::Token));
+            assert_eq!(pass(&both, method.clone(), "secret="), Ok(Pass::Token));
+            assert_eq!(pass(&both, method.clone(), "secret=wrong"), Err("unauthorized"));
+            assert_eq!(pass(&tokens, method.clone(), ""), Ok(Pass::Token));
+            assert_eq!(pass(&tokens, method.clone(), "secret=any"), Ok(Pass::Token), "there is none to know");
+            assert_eq!(pass(&Access { deletes: true, ..Access::default() }, method, ""), Ok(Pass::All));
+        }
+        assert_eq!(pass(&both, Method::OPTIONS, ""), Ok(Pass::All), "a preflight can't show one");
     }
 
     #[test]
@@ -193,7 +228,7 @@ mod tests {
 
     #[test]
     fn methods_are_those_of_the_route() {
-        let open = Access { secret: None, deletes: false };
+        let open = Access::default();
         for (method, path, expected) in [
             ("GET", "/v1/shape", Ok(Route::Shape)),
             ("HEAD", "/v1/shape", Ok(Route::Shape)),
