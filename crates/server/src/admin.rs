@@ -1,7 +1,8 @@
 //! What operators see: `/healthz`, `/readyz`, `/metrics` and `/v1/status`, on an address of their own.
 //!
-//! Invariant: nothing here changes anything, and nobody is asked for a password; so it listens on this machine only,
-//! unless told otherwise, and there answers only to this machine's names, so that no web page can have a browser ask.
+//! Invariant: nothing here changes anything. Whoever doesn't show the secret, if there is one, learns only whether the process lives
+//! and is ready. Without one it listens on this machine only, unless told otherwise; and there it answers only to this machine's
+//! names, so that no web page can have a browser ask.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -11,7 +12,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use forebay_stream::{Incoming, ServeConfig, Server};
-use http::header::{ALLOW, CONTENT_TYPE, HOST, HeaderValue};
+use http::header::{ALLOW, CONTENT_TYPE, HOST, HeaderValue, WWW_AUTHENTICATE};
 use http::uri::Authority;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::Full;
@@ -20,6 +21,7 @@ use serde_json::Value;
 use tokio::net::TcpListener;
 use tower_service::Service;
 
+use crate::guard::Guard;
 use crate::problem::problem;
 
 /// Operators are few.
@@ -45,16 +47,22 @@ pub trait Report: Send + Sync + 'static {
 pub struct Admin {
     report: Arc<dyn Report>,
     metrics: PrometheusHandle,
+    guard: Guard,
     /// It listens on this machine only.
     local: bool,
 }
 
 /// A server of what operators ask.
-pub fn server(listener: TcpListener, report: Arc<dyn Report>, metrics: PrometheusHandle) -> Server<Admin> {
+pub fn server(
+    listener: TcpListener,
+    report: Arc<dyn Report>,
+    metrics: PrometheusHandle,
+    guard: Guard,
+) -> Server<Admin> {
     let local = listener.local_addr().is_ok_and(|address| address.ip().is_loopback());
     let mut config = ServeConfig::default();
     config.max_connections = MAX_CONNECTIONS;
-    Server::new(listener, Admin { report, metrics, local }, config)
+    Server::new(listener, Admin { report, metrics, guard, local }, config)
 }
 
 impl Admin {
@@ -74,6 +82,12 @@ impl Admin {
         }
         match request.uri().path() {
             "/healthz" => text(StatusCode::OK, "ok\n"),
+            // For probes, which know no secret; why is for those who do.
+            "/readyz" if !self.guard.opens(request.headers()) => match self.report.ready() {
+                Ok(()) => text(StatusCode::OK, "ready\n"),
+                Err(_) => text(StatusCode::SERVICE_UNAVAILABLE, "not ready\n"),
+            },
+            _ if !self.guard.opens(request.headers()) => unauthorized(),
             "/readyz" => match self.report.ready() {
                 Ok(()) => text(StatusCode::OK, "ready\n"),
                 Err(why) => text(StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {why}\n")),
@@ -93,6 +107,15 @@ impl Admin {
             ),
         }
     }
+}
+
+fn unauthorized() -> Response<Bytes> {
+    let message =
+        "Show the admin secret: as the password, with any user name, or as `Authorization: Bearer`.";
+    let mut refusal = problem(StatusCode::UNAUTHORIZED, "unauthorized", message);
+    let challenge = HeaderValue::from_static("Basic realm=\"forebay\", charset=\"UTF-8\"");
+    refusal.headers_mut().insert(WWW_AUTHENTICATE, challenge);
+    refusal
 }
 
 fn text(status: StatusCode, body: impl Into<String>) -> Response<Bytes> {

@@ -22,6 +22,7 @@ pub mod client;
 pub mod config;
 pub mod descriptors;
 mod gate;
+pub mod guard;
 pub mod logging;
 mod memory;
 pub mod metrics;

@@ -222,7 +222,10 @@ pub(crate) struct AdminSection {
     /// Where `/healthz`, `/readyz`, `/metrics` and `/v1/status` are. Default `127.0.0.1:8081` for a gate, `127.0.0.1:3001` for a
     /// server of shapes, beside the port for clients; `off` for nowhere.
     pub(crate) listen: Option<String>,
-    /// Allows an address beyond this machine: whoever reaches it may read thread ids and figures. Default false.
+    /// What operators must show there, as the password of any user or as a bearer's token; all but `/healthz`, and of `/readyz` the
+    /// reason, asks for it. Default none, and then only this machine is answered.
+    pub(crate) secret: Option<Hidden>,
+    /// Allows an address beyond this machine without a secret: whoever reaches it may read thread ids and figures. Default false.
     pub(crate) insecure: Option<bool>,
 }
 

@@ -14,9 +14,10 @@ use super::check::{Check, ValueError};
 use super::file::{GateFile, GateSection};
 use super::layers::{Layers, Meant};
 use super::nearest::nearest;
-use super::running::{check_admin, check_http, check_log};
+use super::running::{check_admin, check_http, check_log, check_secret};
 use crate::gate::{Route, UpstreamConfig};
 use crate::logging::LogConfig;
+use crate::serve::protocol::Secret;
 
 const LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
 const ADMIN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8081);
@@ -52,6 +53,8 @@ pub struct GateConfig {
     pub quota: QuotaConfig,
     /// Where operators look.
     pub admin: Option<SocketAddr>,
+    /// What operators must show there.
+    pub admin_secret: Option<Secret>,
     /// What is logged.
     pub log: LogConfig,
 }
@@ -97,6 +100,7 @@ fn check_all(file: GateFile, check: &Check) -> Result<GateConfig, ValueError> {
         identity,
         quota: QuotaConfig::check(&file.redis, &file.quota, check)?,
         admin: check_admin(&file.admin, ADMIN, check)?,
+        admin_secret: check_secret("admin.secret", file.admin.secret.as_ref(), check)?,
         log: check_log(&file.log, check)?,
         trusted_proxies: proxies.networks,
         forwarded_by: proxies.forwarded_by,

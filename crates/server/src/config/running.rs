@@ -7,7 +7,9 @@ use forebay_stream::ServeConfig;
 
 use super::check::{Check, ValueError};
 use super::file::{AdminSection, HttpSection, LogSection};
+use super::hidden::Hidden;
 use crate::logging::{LogConfig, LogFormat, check_filter};
+use crate::serve::protocol::Secret;
 
 /// While a request's body is read, its client may be silent for as long as `body` says.
 pub(super) fn check_http(
@@ -43,12 +45,27 @@ pub(super) fn check_admin(
         return Ok(None);
     }
     let address = check.address(KEY, admin.listen.as_ref(), default)?;
-    if !address.ip().is_loopback() && admin.insecure != Some(true) {
-        let why = "is beyond this machine, and nobody is asked for a password there; choose a loopback address, or \
-                   say --insecure-admin if the network is yours";
+    if !address.ip().is_loopback() && admin.secret.is_none() && admin.insecure != Some(true) {
+        let why = "is beyond this machine, and nobody is asked for a password there: set one in FOREBAY_ADMIN_SECRET, or \
+                   choose a loopback address, or say --insecure-admin if the network is yours";
         return Err(check.wrong(KEY, address.to_string(), why));
     }
     Ok(Some(address))
+}
+
+/// What somebody must show.
+pub(super) fn check_secret(
+    key: &'static str,
+    given: Option<&Hidden>,
+    check: &Check,
+) -> Result<Option<Secret>, ValueError> {
+    let Some(text) = given.map(Hidden::reveal) else { return Ok(None) };
+    if text.trim() != text {
+        let why = "begins or ends with white space, which clients would have to show as well: leave it out";
+        return Err(check.wrong(key, None, why));
+    }
+    let why = "is empty, and would keep nobody out: choose a long one, or leave the setting out";
+    Secret::new(text).map(Some).ok_or_else(|| check.wrong(key, None, why))
 }
 
 pub(super) fn check_log(log: &LogSection, check: &Check) -> Result<LogConfig, ValueError> {

@@ -12,9 +12,8 @@ use super::access::{AdmissionConfig, IdentityConfig, Proxies, QuotaConfig};
 use super::check::{Check, ValueError};
 use super::database::{check_database, snapshots};
 use super::electric::ElectricNotice;
-use super::hidden::Hidden;
 use super::layers::Layers;
-use super::running::{check_admin, check_http, check_log};
+use super::running::{check_admin, check_http, check_log, check_secret};
 use super::serve_file::{ServeFile, ServeSection};
 use super::storage::check_storage;
 use crate::logging::LogConfig;
@@ -38,6 +37,8 @@ pub struct ServeConfig {
     pub listen: SocketAddr,
     /// Where operators look.
     pub admin: Option<SocketAddr>,
+    /// What operators must show there.
+    pub admin_secret: Option<Secret>,
     /// What clients must show; there is one if others than this machine can connect, unless the operator insisted.
     pub secret: Option<Secret>,
     /// The claim of tokens that says what their bearers may read, if a token must be shown.
@@ -89,7 +90,7 @@ impl TryFrom<Layers<ServeFile>> for ServeConfig {
 fn check_all(file: &ServeFile, check: &Check) -> Result<ServeConfig, ValueError> {
     let serve = &file.serve;
     let manager = check_database(&file.database, check)?;
-    let secret = check_secret(serve, check)?;
+    let secret = check_secret("serve.secret", serve.secret.as_ref(), check)?;
     let proxies = Proxies::check(
         ("serve.trusted_proxies", serve.trusted_proxies.as_ref()),
         ("serve.forwarded_by", serve.forwarded_by.as_ref()),
@@ -109,6 +110,7 @@ fn check_all(file: &ServeFile, check: &Check) -> Result<ServeConfig, ValueError>
         store: check_storage(&file.storage, check)?,
         listen: check_listen(serve, secret.is_some() || tokens.is_some(), check)?,
         admin: check_admin(&file.admin, ADMIN, check)?,
+        admin_secret: check_secret("admin.secret", file.admin.secret.as_ref(), check)?,
         allow_delete: check_delete(serve, secret.is_none() && tokens.is_some(), check)?,
         secret,
         tokens,
@@ -132,17 +134,6 @@ fn check_all(file: &ServeFile, check: &Check) -> Result<ServeConfig, ValueError>
         log: check_log(&file.log, check)?,
         electric: Vec::new(),
     })
-}
-
-fn check_secret(serve: &ServeSection, check: &Check) -> Result<Option<Secret>, ValueError> {
-    const KEY: &str = "serve.secret";
-    let Some(text) = serve.secret.as_ref().map(Hidden::reveal) else { return Ok(None) };
-    if text.trim() != text {
-        let why = "begins or ends with white space, which clients would have to show as well: leave it out";
-        return Err(check.wrong(KEY, None, why));
-    }
-    let why = "is empty, and would keep nobody out: choose a long one, or leave the setting out";
-    Secret::new(text).map(Some).ok_or_else(|| check.wrong(KEY, None, why))
 }
 
 /// The claim, if tokens are required.

@@ -175,6 +175,7 @@ const REACHED: &[(&str, &str, &str)] = &[
     ("quota.beat_ms", "1000", "quota.beat: 1s"),
     ("quota.ttl_ms", "7000", "quota.ttl: 7s"),
     ("admin.listen", "127.0.0.1:7", "admin.127.0.0.1:7"),
+    ("admin.secret", "s3cr3t", "admin_secret.Secret(…)"),
     ("log.format", "json", "log.format: Json"),
     ("log.filter", "debug", "log.filter: \"debug\""),
 ];
@@ -347,6 +348,8 @@ fn beyond_this_machine_a_secret_is_needed_or_somebody_insists() {
 fn operators_stay_on_this_machine_unless_somebody_insists() {
     complains("admin.listen", "0.0.0.0:3001", &["admin.listen", "--insecure-admin"]);
     said(&["--admin", "0.0.0.0:3001", "--insecure-admin"], &[URL]).unwrap();
+    said(&["--admin", "0.0.0.0:3001"], &[URL, ("FOREBAY_ADMIN_SECRET", "s3cr3t")]).unwrap();
+    complains("admin.secret", "", &["admin.secret", "empty"]);
     with(&[("FOREBAY_ADMIN_LISTEN", "0.0.0.0:3001"), ("FOREBAY_ADMIN_INSECURE", "true")]).unwrap();
     assert!(said(&["--admin", "0.0.0.0:3001", "--insecure"], &[URL]).is_err(), "that is for clients");
     assert_eq!(said(&["--admin", "off"], &[URL]).unwrap().admin, None);

@@ -22,6 +22,7 @@ use super::service::GateService;
 use super::upstream::Upstream;
 use crate::admin::{self, Report};
 use crate::config::GateConfig;
+use crate::guard::Guard;
 use crate::signals::Signals;
 use crate::starting::{StartError, join, listen, upkeep};
 
@@ -80,7 +81,8 @@ impl Gate {
             http: server.stats(),
         };
         let report: Arc<dyn Report> = Arc::new(report);
-        let admin = admin_listener.map(|listener| admin::server(listener, report, metrics.clone()));
+        let guard = Guard::new(config.admin_secret.clone());
+        let admin = admin_listener.map(|listener| admin::server(listener, report, metrics.clone(), guard));
         Ok(Gate { server, admin, admission, quota, drain, drain_timeout: config.drain_timeout, metrics })
     }
 

@@ -28,6 +28,7 @@ use super::service::ServeService;
 use super::tokens::Tokens;
 use crate::admin::{self, Report};
 use crate::config::{ElectricNotice, ServeConfig};
+use crate::guard::Guard;
 use crate::signals::Signals;
 use crate::starting::{StartError, join, listen, upkeep};
 
@@ -121,7 +122,8 @@ impl Serve {
             http: server.stats(),
         };
         let report: Arc<dyn Report> = Arc::new(report);
-        let admin = admin_listener.map(|listener| admin::server(listener, report, metrics.clone()));
+        let guard = Guard::new(config.admin_secret.clone());
+        let admin = admin_listener.map(|listener| admin::server(listener, report, metrics.clone(), guard));
         Ok(Serve { server, admin, admission, quota, manager, shapes, chores, metrics })
     }
 

@@ -100,3 +100,38 @@ async fn unknown_paths_and_methods_are_refused() {
         "clients' paths are the app's"
     );
 }
+
+#[tokio::test]
+async fn with_a_secret_only_probes_are_answered_without_it() {
+    let origin = Streams::start().await;
+    let gate = Gate::start_with(&origin.url(), &[], &[("FOREBAY_ADMIN_SECRET", "s3cr3t")]);
+    let ask = async |method: &str, path: &str, lines: &[&str]| {
+        Client::ask(gate.admin, method, path, lines, "").await
+    };
+    for path in ["/healthz", "/readyz"] {
+        assert_eq!(ask("GET", path, &[]).await.head.status, 200, "{path}");
+    }
+    for path in ["/", "/metrics", "/v1/status", "/nothing", "/v1/status?secret=s3cr3t", "//v1/status"] {
+        let answer = ask("GET", path, &[]).await;
+        assert_eq!((answer.head.status, &answer.json()["error"]), (401, &"unauthorized".into()), "{path}");
+        assert_eq!(
+            answer.head.header("www-authenticate"),
+            Some("Basic realm=\"forebay\", charset=\"UTF-8\"")
+        );
+        for wrong in ["Bearer s3cr3", "Bearer s3cr3tt", "Basic YW55OnMzY3IzdAo=", "Basic czNjcjN0"] {
+            assert_eq!(
+                ask("GET", path, &[&format!("Authorization: {wrong}")]).await.head.status,
+                401,
+                "{wrong}"
+            );
+        }
+    }
+    let bearer = "Authorization: Bearer s3cr3t";
+    assert_eq!(ask("GET", "/v1/status", &[bearer, bearer]).await.head.status, 401, "of two, none counts");
+    for right in [bearer, "Authorization: Basic YW55OnMzY3IzdA=="] {
+        for path in ["/", "/metrics", "/v1/status"] {
+            assert_eq!(ask("GET", path, &[right]).await.head.status, 200, "{path}");
+        }
+    }
+    assert!(!gate.log().contains("s3cr3t"));
+}
