@@ -52,7 +52,8 @@
 //! hyper, HTTP/2 always; a live stream there ends with its client too, and only costs more memory. On the lean path the
 //! connection closes with the stream, and trailers are left out.
 //!
-//! Not here: TLS, which belongs to the proxy in front; routing; counting and limiting streams.
+//! Not here: TLS, which whoever has it may [wrap](Wrap) connections in (they take the ordinary path then); routing; counting and
+//! limiting streams.
 
 mod bounds;
 mod chunk;
@@ -74,6 +75,7 @@ mod service_fn;
 mod stall;
 mod stats;
 mod topic;
+mod wrap;
 
 use std::net::SocketAddr;
 
@@ -83,10 +85,11 @@ pub use server::{Server, Summary};
 pub use service_fn::{Answering, ServiceFn, service_fn};
 pub use stats::{Counts, Stats};
 pub use topic::{Lagged, Tail, Topic};
+pub use wrap::{Transport, Wrap, Wrapped, Wrapping};
 
 /// Marks a response whose body is a live stream: put it into the response's extensions.
 ///
-/// On plain HTTP/1.1 its socket is then taken from hyper and becomes one small task; over HTTP/2 it takes the ordinary path.
+/// On plain HTTP/1.1 its socket is then taken from hyper and becomes one small task; over HTTP/2 or [wrapped](Wrap) it takes the ordinary path.
 #[derive(Debug, Clone, Copy)]
 pub struct Live;
 

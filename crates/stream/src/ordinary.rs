@@ -18,7 +18,7 @@ use hyper::rt::Executor;
 use hyper::server::conn::{http1, http2};
 use socket2::SockRef;
 use tokio::net::TcpStream;
-use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
+use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout, timeout_at};
 
 use crate::Peer;
 use crate::bounds::{Answers, Streamed};
@@ -33,6 +33,7 @@ use crate::preface::{Speaks, judge, leans_to_http2};
 use crate::registry::Registry;
 use crate::server::Shared;
 use crate::stats::Stats;
+use crate::wrap::{Wrapped, WrappedIo, Wrapping};
 
 /// How long a client that was refused may go on sending before the connection is closed.
 const LINGER: Duration = Duration::from_secs(1);
@@ -53,6 +54,10 @@ where
     B: Streamed + Send + 'static,
 {
     let head_by = Instant::now() + shared.config.header_read_timeout;
+    if let Some(wrap) = shared.wrap.clone() {
+        serve_wrapped(wrap.wrap(stream), peer, service, head_by, &shared).await;
+        return None;
+    }
     let (speaks, first) = meet(&stream, head_by, &shared).await?;
     let meter = Arc::new(Meter::default());
     let io = Io::new(stream, first, Arc::clone(&meter), shared.config.write_timeout);
@@ -71,6 +76,59 @@ where
             let conn = shared.http1.serve_connection(io, service);
             serve_http1(Box::new(conn), hand, &meter, head_by, &shared).await
         }
+    }
+}
+
+/// Serves what is inside of a wrapped connection, until it ends.
+async fn serve_wrapped<S, B>(
+    wrapping: Wrapping,
+    peer: Peer,
+    service: S,
+    head_by: Instant,
+    shared: &Arc<Shared>,
+) where
+    S: Answers<B>,
+    B: Streamed + Send + 'static,
+{
+    let wrapped = tokio::select! {
+        biased;
+        wrapped = timeout_at(head_by, wrapping) => wrapped,
+        () = shared.drain_begun() => return,
+    };
+    let Wrapped { io, is_http2 } = match wrapped {
+        Ok(Ok(wrapped)) => wrapped,
+        Ok(Err(error)) => return tracing::debug!(%error, "a handshake failed"),
+        Err(_) => return shared.stats.counters().header_timeouts.up(),
+    };
+    let meter = Arc::new(Meter::default());
+    let io = WrappedIo::new(io, Arc::clone(&meter), shared.config.write_timeout);
+    let service =
+        Handover { service, peer, meter: Arc::clone(&meter), stats: shared.stats.clone(), h1: None };
+    if is_http2 {
+        let conn = shared.http2.serve_connection(io, service);
+        return serve_http2(Box::new(conn), &meter, shared).await;
+    }
+    let mut conn = Box::new(shared.http1.serve_connection(io, service));
+    let mut draining = pin!(shared.drain_begun());
+    let (mut told, mut waits) = (false, Waits::for_first_head());
+    let mut deadline = pin!(sleep_until(head_by));
+    let late = poll_fn(|cx| {
+        if let Poll::Ready(done) = Pin::new(&mut *conn).poll(cx) {
+            return Poll::Ready(done.map(|()| None));
+        }
+        if let Poll::Ready(phase) = waits.poll(&meter, &shared.config, deadline.as_mut(), cx) {
+            return Poll::Ready(Ok(Some(phase)));
+        }
+        if !told && draining.as_mut().poll(cx).is_ready() {
+            told = true;
+            Pin::new(&mut *conn).graceful_shutdown();
+            cx.waker().wake_by_ref();
+        }
+        Poll::Pending
+    });
+    match late.await {
+        Ok(late) => late.into_iter().for_each(|phase| count_late(phase, shared)),
+        Err(error) => drop(count_error(&error, shared)),
     }
 }
 
@@ -184,10 +242,11 @@ enum Http1End {
     Late(Phase),
 }
 
-type Http2<S, B> = http2::Connection<Io, Handover<S, B>, RequestTasks>;
+type Http2<I, S, B> = http2::Connection<I, Handover<S, B>, RequestTasks>;
 
-async fn serve_http2<S, B>(mut conn: Box<Http2<S, B>>, meter: &Meter, shared: &Shared)
+async fn serve_http2<I, S, B>(mut conn: Box<Http2<I, S, B>>, meter: &Meter, shared: &Shared)
 where
+    I: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
     S: Answers<B>,
     B: Streamed + Send + 'static,
 {

@@ -29,6 +29,7 @@ use crate::incoming::Incoming;
 use crate::ordinary::RequestTasks;
 use crate::registry::Registry;
 use crate::stats::Stats;
+use crate::wrap::Wrap;
 
 /// The least that hyper's buffers may be bounded to, and enough to write with.
 const MIN_BUFFER: usize = 64 * 1024;
@@ -73,6 +74,7 @@ pub(crate) struct Shared {
     pub(crate) connections: Arc<Registry>,
     /// Those of HTTP/2 run in tasks of their own.
     pub(crate) requests: Arc<Registry>,
+    pub(crate) wrap: Option<Arc<dyn Wrap>>,
 }
 
 impl<S, B> Server<S>
@@ -86,6 +88,13 @@ where
     /// [`Peer`] in its extensions.
     pub fn new(listener: TcpListener, service: S, config: ServeConfig) -> Server<S> {
         Server { listener, service, shared: Arc::new(Shared::new(config)) }
+    }
+
+    /// Wraps every connection before anything is read from it.
+    pub fn wrapped(mut self, wrap: Arc<dyn Wrap>) -> Server<S> {
+        let shared = Arc::get_mut(&mut self.shared).expect("a server that isn't running shares nothing");
+        shared.wrap = Some(wrap);
+        self
     }
 
     /// A handle on the counters, which outlives the server.
@@ -157,7 +166,10 @@ where
 {
     let Some(entry) = shared.connections.enter(shared.config.max_connections) else {
         shared.stats.counters().refused.up();
-        refuse(&stream);
+        // Inside of what it is wrapped in nobody would understand us, and a handshake costs more than a refusal should.
+        if shared.wrap.is_none() {
+            refuse(&stream);
+        }
         return;
     };
     if let Err(error) = prepare(&stream, &shared.config) {
@@ -224,6 +236,7 @@ impl Shared {
             http2,
             connections: Arc::new(Registry::default()),
             requests,
+            wrap: None,
         }
     }
 
