@@ -13,7 +13,9 @@
 //! | the reverse proxy | `gate/` |
 //! | shapes over HTTP | `serve/` |
 //! | addresses, Redis, upkeep: what both need | `starting.rs` |
-//! | `/healthz`, `/readyz`, `/metrics`, `/v1/status` | `admin.rs` |
+//! | `/healthz`, `/readyz`, `/metrics`, `/v1/status`; their secret | `admin.rs`, `guard.rs` |
+//! | TLS for clients | `tls.rs` |
+//! | settings that change while we run | `reload.rs` |
 
 pub mod admin;
 pub mod check;
@@ -28,12 +30,14 @@ mod memory;
 pub mod metrics;
 mod numbers;
 mod problem;
+mod reload;
 pub mod serve;
 pub mod signals;
 mod starting;
 pub mod status;
 pub mod tail;
 pub mod terminal;
+pub mod tls;
 
 pub use gate::{Gate, Route, RouteError, UpstreamConfig, UpstreamStats};
 pub use serve::Serve;

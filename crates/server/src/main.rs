@@ -41,12 +41,13 @@ fn gate(args: GateArgs) -> anyhow::Result<ExitCode> {
     if args.example_config {
         return print(config::GATE_EXAMPLE);
     }
-    let config = match config::load_gate(args, variables()) {
+    let load = move || config::load_gate(args.clone(), variables());
+    let config = match load() {
         Ok(config) => config,
         Err(error) => return Ok(unusable(&error)),
     };
     run(&config.log.clone(), async |recorder, descriptors, signals| {
-        let gate = Gate::start(config, recorder, descriptors).await?;
+        let gate = Gate::start(config, recorder, descriptors).await?.reloading(load);
         Ok(gate.run(signals).await)
     })
 }
@@ -55,12 +56,13 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     if args.example_config {
         return print(config::SERVE_EXAMPLE);
     }
-    let config = match config::load_serve(args, variables()) {
+    let load = move || config::load_serve(args.clone(), variables());
+    let config = match load() {
         Ok(config) => config,
         Err(error) => return Ok(unusable(&error)),
     };
     run(&config.log.clone(), async |recorder, descriptors, signals| {
-        let serve = Serve::start(config, recorder, descriptors).await?;
+        let serve = Serve::start(config, recorder, descriptors).await?.reloading(load);
         Ok(serve.run(signals).await)
     })
 }

@@ -8,7 +8,7 @@
 //! Not here: what the visitor may do then.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use http::header::{AUTHORIZATION, HeaderName};
 use http::{HeaderMap, HeaderValue};
@@ -57,7 +57,8 @@ pub struct PeerAddr(pub SocketAddr);
 /// ```
 #[derive(Clone, Default)]
 pub struct Identify {
-    ways: Arc<Ways>,
+    /// Clones share them, until one is built upon.
+    ways: Arc<RwLock<Arc<Ways>>>,
 }
 
 #[derive(Clone, Default)]
@@ -113,7 +114,7 @@ impl Identify {
 
     /// Who sent these headers. `peer` is whom the connection is with.
     pub async fn identify(&self, headers: &HeaderMap, peer: Option<IpAddr>) -> Result<Visitor, Unidentified> {
-        let ways = &*self.ways;
+        let ways = self.ways();
         if let Some(visitor) = ways.by_token(headers).await? {
             return Ok(visitor);
         }
@@ -135,7 +136,8 @@ impl Identify {
     /// refused is counted.
     pub async fn token(&self, headers: &HeaderMap) -> Result<Option<Token>, Unidentified> {
         let read = async {
-            let Some((jwt, token)) = self.ways.shown_token(headers)? else { return Ok(None) };
+            let ways = self.ways();
+            let Some((jwt, token)) = ways.shown_token(headers)? else { return Ok(None) };
             jwt.token(token).await.map(Some).map_err(Unidentified::Token)
         };
         read.await.inspect_err(metrics::bad_credentials)
@@ -144,7 +146,7 @@ impl Identify {
     /// Takes away the headers that only a trusted proxy may set, if they come from somebody else, before anybody behind
     /// believes them; tells which they were.
     pub fn strip_untrusted(&self, headers: &mut HeaderMap, peer: Option<IpAddr>) -> Vec<HeaderName> {
-        let ways = &*self.ways;
+        let ways = self.ways();
         if ways.trusts(peer) {
             return Vec::new();
         }
@@ -154,9 +156,20 @@ impl Identify {
         stripped.cloned().collect()
     }
 
-    fn with(mut self, change: impl FnOnce(&mut Ways)) -> Self {
-        change(Arc::make_mut(&mut self.ways));
-        self
+    /// Puts other ways in place of these, for all clones: keys that were changed, say. What was decided before stays so.
+    pub fn replace(&self, other: &Identify) {
+        let ways = other.ways();
+        *self.ways.write().unwrap_or_else(PoisonError::into_inner) = ways;
+    }
+
+    fn ways(&self) -> Arc<Ways> {
+        Arc::clone(&self.ways.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn with(self, change: impl FnOnce(&mut Ways)) -> Self {
+        let mut ways = (*self.ways()).clone();
+        change(&mut ways);
+        Identify { ways: Arc::new(RwLock::new(Arc::new(ways))) }
     }
 }
 

@@ -450,3 +450,17 @@ async fn a_token_that_holds_tells_its_claims_and_one_that_does_not_tells_nothing
     let twice = headers(&[("authorization", &line), ("authorization", &line)]);
     assert!(matches!(identify.token(&twice).await, Err(Unidentified::Ambiguous { .. })));
 }
+
+#[tokio::test]
+async fn ways_that_were_replaced_hold_for_all_clones_and_for_nobody_who_was_built_apart() {
+    let identify = everything();
+    let (clone, apart) = (identify.clone(), identify.clone().trusted_proxies([]));
+    let other = Jwt::secret(b"another secret, which has thirty-two bytes").unwrap();
+    identify.replace(&Identify::new().jwt(other));
+    let line = format!("Bearer {}", token("HS256"));
+    let bearer = [("authorization", line.as_str())];
+    let refused = Err(Unidentified::Token(TokenFault::BadSignature));
+    assert_eq!(who(&identify, "203.0.113.9", &bearer).await, refused);
+    assert_eq!(who(&clone, "203.0.113.9", &bearer).await, refused);
+    assert_eq!(who(&apart, "203.0.113.9", &bearer).await, Ok("ada".into()));
+}

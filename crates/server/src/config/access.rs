@@ -5,7 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use forebay_admission::{
-    Admission, ApiKeys, Builder, Class, ForwardedBy, Identify, Jwt, KeyError, MemoryBound, Network,
+    Admission, ApiKeys, Builder, Class, ForwardedBy, Identify, Jwt, KeyError, Limits, MemoryBound, Network,
 };
 use forebay_quota::Policy;
 use forebay_redis::{Config as RedisConfig, IntoConfig as _};
@@ -21,6 +21,8 @@ pub struct AdmissionConfig {
     pub builder: Builder,
     /// Streams in all.
     pub total: u32,
+    /// These and those of one user.
+    pub limits: Limits,
     /// Streams of one user, as asked for; none if nobody asked.
     pub per_user: Option<u32>,
     /// The parts of the total at which classes stop, in percent.
@@ -73,7 +75,8 @@ impl AdmissionConfig {
         for (class, share) in &shares {
             builder = builder.class(Class::new(class), percent(check, "admission.class_percent", *share)?);
         }
-        Ok(AdmissionConfig { builder, total, per_user: section.per_user, shares })
+        let limits = Limits { total, per_user };
+        Ok(AdmissionConfig { builder, total, limits, per_user: section.per_user, shares })
     }
 
     /// The classes that have a share of the total, in percent.

@@ -74,6 +74,11 @@ pub(super) fn shared() -> [&'static [&'static str]; 7] {
 pub(crate) struct GateSection {
     /// Where clients connect. Default `127.0.0.1:8080`: on this machine only, until told.
     pub(crate) listen: Option<String>,
+    /// A PEM file with the certificate that clients see, and those that lead to an authority; read again when it changes. Default none:
+    /// plain HTTP.
+    pub(crate) tls_cert_file: Option<PathBuf>,
+    /// A PEM file with its key.
+    pub(crate) tls_key_file: Option<PathBuf>,
     /// The service behind the gate, `http://HOST:PORT`. No default; the one thing that must be said.
     pub(crate) upstream: Option<String>,
     /// The routes that take a permit, each `METHOD PATH [CLASS]`; the first that matches counts (of a path that servers read

@@ -1,6 +1,7 @@
 //! The settings of `forebay gate`, checked.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_admission::{Builder, Class, ForwardedBy, Network};
@@ -14,10 +15,12 @@ use super::check::{Check, ValueError};
 use super::file::{GateFile, GateSection};
 use super::layers::{Layers, Meant};
 use super::nearest::nearest;
-use super::running::{check_admin, check_http, check_log, check_secret};
+use super::running::{check_admin, check_http, check_log, check_secret, check_tls};
+use super::said::Said;
 use crate::gate::{Route, UpstreamConfig};
 use crate::logging::LogConfig;
 use crate::serve::protocol::Secret;
+use crate::tls::Tls;
 
 const LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
 const ADMIN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8081);
@@ -27,6 +30,8 @@ const ADMIN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHO
 pub struct GateConfig {
     /// Where clients connect.
     pub listen: SocketAddr,
+    /// What clients see of us, if they come by TLS.
+    pub tls: Option<Arc<Tls>>,
     /// The service behind.
     pub upstream: UpstreamConfig,
     /// Which requests take a permit; none named: all.
@@ -57,14 +62,18 @@ pub struct GateConfig {
     pub admin_secret: Option<Secret>,
     /// What is logged.
     pub log: LogConfig,
+    /// All of it as it was said, to find out later what has changed.
+    pub said: Said,
 }
 
 impl TryFrom<Layers<GateFile>> for GateConfig {
     type Error = ConfigError;
 
     fn try_from(layers: Layers<GateFile>) -> Result<GateConfig, ConfigError> {
+        let said = layers.said();
         let (file, origins) = layers.finish()?;
-        Ok(check_all(file, &Check { origins })?)
+        let config = check_all(file, &Check { origins })?;
+        Ok(GateConfig { said, ..config })
     }
 }
 
@@ -99,9 +108,15 @@ fn check_all(file: GateFile, check: &Check) -> Result<GateConfig, ValueError> {
         admission,
         identity,
         quota: QuotaConfig::check(&file.redis, &file.quota, check)?,
+        tls: check_tls(
+            ("gate.tls_cert_file", gate.tls_cert_file.as_ref()),
+            ("gate.tls_key_file", gate.tls_key_file.as_ref()),
+            check,
+        )?,
         admin: check_admin(&file.admin, ADMIN, check)?,
         admin_secret: check_secret("admin.secret", file.admin.secret.as_ref(), check)?,
         log: check_log(&file.log, check)?,
+        said: Said::default(),
         trusted_proxies: proxies.networks,
         forwarded_by: proxies.forwarded_by,
     })

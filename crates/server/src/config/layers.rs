@@ -14,6 +14,7 @@ use super::electric::ElectricNotice;
 use super::file::Shape;
 use super::nearest::{nearest, nearest_within};
 use super::origin::Origin;
+use super::said::Said;
 
 const PREFIX: &str = "FOREBAY_";
 /// So many letters may be wrong in a slip of the pen; two commands' variables differ by more.
@@ -183,6 +184,11 @@ impl<F: Shape> Layers<F> {
     /// What is to be told of Electric's variables.
     pub(crate) fn notices(&self) -> &[ElectricNotice] {
         &self.notices
+    }
+
+    /// All of it, as it was said.
+    pub(crate) fn said(&self) -> Said {
+        Said::of(&self.table)
     }
 
     /// All of it, and where each came from.

@@ -26,6 +26,7 @@ mod page;
 #[cfg(test)]
 mod reference;
 mod running;
+mod said;
 mod serve;
 mod serve_file;
 #[cfg(test)]
@@ -41,6 +42,7 @@ pub use gate::GateConfig;
 pub use hidden::Hidden;
 pub use layers::LayerError;
 pub(crate) use layers::Layers;
+pub use said::Said;
 pub use serve::ServeConfig;
 pub(crate) use serve_file::ServeFile;
 

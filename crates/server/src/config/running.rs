@@ -1,6 +1,8 @@
 //! How connections are served, where operators look, and what is logged: the same for every command.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_stream::ServeConfig;
@@ -10,6 +12,7 @@ use super::file::{AdminSection, HttpSection, LogSection};
 use super::hidden::Hidden;
 use crate::logging::{LogConfig, LogFormat, check_filter};
 use crate::serve::protocol::Secret;
+use crate::tls::Tls;
 
 /// While a request's body is read, its client may be silent for as long as `body` says.
 pub(super) fn check_http(
@@ -51,6 +54,29 @@ pub(super) fn check_admin(
         return Err(check.wrong(KEY, address.to_string(), why));
     }
     Ok(Some(address))
+}
+
+/// The certificate that clients see, and its key: both or none.
+pub(super) fn check_tls(
+    (certificate_key, certificate): (&'static str, Option<&PathBuf>),
+    (key_key, key): (&'static str, Option<&PathBuf>),
+    check: &Check,
+) -> Result<Option<Arc<Tls>>, ValueError> {
+    let shown = |path: &PathBuf| path.display().to_string();
+    match (certificate, key) {
+        (None, None) => Ok(None),
+        (Some(certificate), Some(key)) => match Tls::open(certificate, key) {
+            Ok(tls) => Ok(Some(Arc::new(tls))),
+            Err(error) => Err(check.wrong(certificate_key, shown(certificate), error)),
+        },
+        (Some(path), None) => {
+            Err(check.wrong(certificate_key, shown(path), format!("needs its key: name it in {key_key}")))
+        }
+        (None, Some(path)) => {
+            let why = format!("needs its certificate: name it in {certificate_key}");
+            Err(check.wrong(key_key, shown(path), why))
+        }
+    }
 }
 
 /// What somebody must show.

@@ -1,6 +1,7 @@
 //! The settings of `forebay serve`, checked.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_postgres::ManagerConfig;
@@ -13,11 +14,13 @@ use super::check::{Check, ValueError};
 use super::database::{check_database, snapshots};
 use super::electric::ElectricNotice;
 use super::layers::Layers;
-use super::running::{check_admin, check_http, check_log, check_secret};
+use super::running::{check_admin, check_http, check_log, check_secret, check_tls};
+use super::said::Said;
 use super::serve_file::{ServeFile, ServeSection};
 use super::storage::check_storage;
 use crate::logging::LogConfig;
 use crate::serve::protocol::Secret;
+use crate::tls::Tls;
 
 pub(super) const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 3000);
 const ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 3001);
@@ -35,6 +38,8 @@ pub struct ServeConfig {
     pub store: StoreConfig,
     /// Where clients connect.
     pub listen: SocketAddr,
+    /// What clients see of us, if they come by TLS.
+    pub tls: Option<Arc<Tls>>,
     /// Where operators look.
     pub admin: Option<SocketAddr>,
     /// What operators must show there.
@@ -75,15 +80,17 @@ pub struct ServeConfig {
     pub log: LogConfig,
     /// Electric's variables that are set.
     pub electric: Vec<ElectricNotice>,
+    /// All of it as it was said, to find out later what has changed.
+    pub said: Said,
 }
 
 impl TryFrom<Layers<ServeFile>> for ServeConfig {
     type Error = ConfigError;
 
     fn try_from(layers: Layers<ServeFile>) -> Result<ServeConfig, ConfigError> {
-        let electric = layers.notices().to_vec();
+        let (electric, said) = (layers.notices().to_vec(), layers.said());
         let (file, origins) = layers.finish()?;
-        Ok(ServeConfig { electric, ..check_all(&file, &Check { origins })? })
+        Ok(ServeConfig { electric, said, ..check_all(&file, &Check { origins })? })
     }
 }
 
@@ -109,6 +116,11 @@ fn check_all(file: &ServeFile, check: &Check) -> Result<ServeConfig, ValueError>
         manager,
         store: check_storage(&file.storage, check)?,
         listen: check_listen(serve, secret.is_some() || tokens.is_some(), check)?,
+        tls: check_tls(
+            ("serve.tls_cert_file", serve.tls_cert_file.as_ref()),
+            ("serve.tls_key_file", serve.tls_key_file.as_ref()),
+            check,
+        )?,
         admin: check_admin(&file.admin, ADMIN, check)?,
         admin_secret: check_secret("admin.secret", file.admin.secret.as_ref(), check)?,
         allow_delete: check_delete(serve, secret.is_none() && tokens.is_some(), check)?,
@@ -133,6 +145,7 @@ fn check_all(file: &ServeFile, check: &Check) -> Result<ServeConfig, ValueError>
         identity,
         log: check_log(&file.log, check)?,
         electric: Vec::new(),
+        said: Said::default(),
     })
 }
 

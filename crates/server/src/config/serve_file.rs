@@ -89,6 +89,11 @@ pub(crate) struct DatabaseSection {
 pub(crate) struct ServeSection {
     /// Where clients connect. Default `127.0.0.1:3000`: Electric's port, on this machine only, until told.
     pub(crate) listen: Option<String>,
+    /// A PEM file with the certificate that clients see, and those that lead to an authority; read again when it changes. Default none:
+    /// plain HTTP.
+    pub(crate) tls_cert_file: Option<PathBuf>,
+    /// A PEM file with its key.
+    pub(crate) tls_key_file: Option<PathBuf>,
     /// What clients must show as `?secret=`. Default none, and then only this machine is served.
     pub(crate) secret: Option<Hidden>,
     /// `required`: whoever doesn't show the secret must show a signed token (see [identity]) that grants what is asked for. Default

@@ -185,6 +185,8 @@ const ELSEWHERE: &[&str] = &[
     "database.password_file",
     "database.password_command",
     "database.ca_file",
+    "serve.tls_cert_file",
+    "serve.tls_key_file",
     "serve.tokens",
     "serve.tokens_claim",
     "serve.insecure",
@@ -280,6 +282,8 @@ fn each_wrong_value_names_its_key_and_where_it_was_set() {
         ("redis.url", "http://h", "redis://"),
         ("identity.user_header", "X-User-ID", "serve.trusted_proxies"),
         ("log.format", "xml", "`text` or `json`"),
+        ("serve.tls_cert_file", "/nowhere/tls.crt", "serve.tls_key_file"),
+        ("serve.tls_key_file", "/nowhere/tls.key", "serve.tls_cert_file"),
         ("serve.tokens", "optional", "`off` or `required`"),
         ("serve.tokens", "required", "identity.jwt_secret_file"),
         ("serve.tokens_claim", "grants", "serve.tokens is \"required\""),
@@ -307,6 +311,16 @@ fn a_slot_can_not_end_with_its_connection_and_outlive_its_server() {
     let both = [("FOREBAY_DATABASE_TEMPORARY_SLOT", "true"), ("FOREBAY_DATABASE_FAILOVER_SLOT", "true")];
     let error = with(&both).unwrap_err().to_string();
     assert!(error.contains("database.failover_slot") && error.contains("database.temporary_slot"), "{error}");
+}
+
+#[test]
+fn a_certificate_that_can_not_be_read_is_named() {
+    let files = [
+        ("FOREBAY_SERVE_TLS_CERT_FILE", "/nowhere/tls.crt"),
+        ("FOREBAY_SERVE_TLS_KEY_FILE", "/nowhere/tls.key"),
+    ];
+    let error = with(&files).unwrap_err().to_string();
+    assert!(error.contains("serve.tls_cert_file") && error.contains("No such file"), "{error}");
 }
 
 #[test]

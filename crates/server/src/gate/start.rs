@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use forebay_admission::{Admission, AdmissionLayer};
 use forebay_quota::Quota;
-use forebay_stream::Server;
+use forebay_stream::{Server, Wrap};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -21,10 +21,12 @@ use super::routes::{Route, Routes};
 use super::service::GateService;
 use super::upstream::Upstream;
 use crate::admin::{self, Report};
-use crate::config::GateConfig;
+use crate::config::{ConfigError, GateConfig};
 use crate::guard::Guard;
+use crate::reload::Reload;
 use crate::signals::Signals;
 use crate::starting::{StartError, join, listen, upkeep};
+use crate::tls::Tls;
 
 /// What is given back at the end is told in one call or two; without an answer, it expires by itself.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -36,6 +38,8 @@ pub struct Gate {
     quota: Quota,
     drain: Drain,
     drain_timeout: Duration,
+    tls: Option<Arc<Tls>>,
+    reload: Reload,
     metrics: PrometheusHandle,
 }
 
@@ -65,7 +69,10 @@ impl Gate {
         let service = GateService::new(layer, proxy.clone(), Arc::clone(&routes));
         let mut http = config.http.clone();
         http.drain_timeout = closing_time(config.drain_timeout);
-        let server = Server::new(listener, service, http);
+        let mut server = Server::new(listener, service, http);
+        if let Some(tls) = &config.tls {
+            server = server.wrapped(Arc::clone(tls) as Arc<dyn Wrap>);
+        }
         announce(&config, address, admin_address, &routes, descriptors);
         let report = GateReport {
             started: Instant::now(),
@@ -82,21 +89,34 @@ impl Gate {
         };
         let report: Arc<dyn Report> = Arc::new(report);
         let guard = Guard::new(config.admin_secret.clone());
+        let reload = Reload::new(&config.said, &config.identity, admission.clone(), guard.clone())
+            .tls(config.tls.clone());
         let admin = admin_listener.map(|listener| admin::server(listener, report, metrics.clone(), guard));
-        Ok(Gate { server, admin, admission, quota, drain, drain_timeout: config.drain_timeout, metrics })
+        let (drain_timeout, tls) = (config.drain_timeout, config.tls);
+        Ok(Gate { server, admin, admission, quota, drain, drain_timeout, tls, reload, metrics })
+    }
+
+    /// How settings are read again on SIGHUP; without it, only the certificate is.
+    pub fn reloading(
+        mut self,
+        load: impl Fn() -> Result<GateConfig, ConfigError> + Send + Sync + 'static,
+    ) -> Self {
+        self.reload.load(load);
+        self
     }
 
     /// Serves until a signal; then refuses new streams, lets open ones go on until the deadline, cuts what is left, and gives
     /// back what this instance held: never before the cut, since others may have it at once. A second signal ends it at
     /// once; then this says which.
     pub async fn run(self, mut signals: Signals) -> Option<&'static str> {
-        let Gate { server, admin, admission, quota, drain, drain_timeout, metrics } = self;
+        let Gate { server, admin, admission, quota, drain, drain_timeout, tls, mut reload, metrics } = self;
+        let watch = tls.map(|tls| tokio::spawn(tls.watch()));
         let upkeep = tokio::spawn(upkeep(metrics, server.stats()));
         let admin = admin.map(|admin| tokio::spawn(admin.run(std::future::pending())));
         let (stop, stopped) = oneshot::channel::<()>();
         let serving = tokio::spawn(server.run(async { drop(stopped.await) }));
 
-        let signal = signals.next().await;
+        let signal = signals.next_reloading(async || reload.reload().await).await;
         let (begun, streams) = (Instant::now(), drain.streams());
         drain.begin();
         admission.close();
@@ -121,6 +141,7 @@ impl Gate {
             none = end => none,
         };
         upkeep.abort();
+        watch.inspect(tokio::task::JoinHandle::abort);
         admin.inspect(tokio::task::JoinHandle::abort);
         second
     }

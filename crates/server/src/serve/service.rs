@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
@@ -29,7 +29,7 @@ use super::tokens::Tokens;
 #[derive(Clone)]
 pub(crate) struct ServeService {
     admitted: AdmissionService<Handler>,
-    access: Arc<Access>,
+    access: Arc<RwLock<Access>>,
     tokens: Arc<Tokens>,
 }
 
@@ -70,14 +70,14 @@ impl ServeService {
     pub(crate) fn new(
         layer: AdmissionLayer,
         answering: Arc<Answering>,
-        access: Access,
+        access: Arc<RwLock<Access>>,
         tokens: Tokens,
     ) -> Self {
         let layer = layer
             .streams(|parts| parts.extensions.get::<Sight>().is_some_and(Sight::takes_permit))
             .peer(|extensions| extensions.get::<Peer>().map(|peer| peer.0));
         let admitted = layer.layer(Handler { answering });
-        ServeService { admitted, access: Arc::new(access), tokens: Arc::new(tokens) }
+        ServeService { admitted, access, tokens: Arc::new(tokens) }
     }
 
     fn see(&self, method: &Method, uri: &Uri) -> Sight {
@@ -87,7 +87,9 @@ impl ServeService {
             return Sight { route, asked: Err(Refusal::QueryTooLong), pass: Pass::All, bearer: None };
         }
         let query = Query::parse(raw);
-        let entered = self.access.enter(method, path, &query);
+        let access = self.access.read().unwrap_or_else(PoisonError::into_inner);
+        let entered = access.enter(method, path, &query);
+        drop(access);
         let pass = entered.as_ref().map_or(Pass::All, |(_, pass)| *pass);
         let asked = entered.map(|(route, _)| match (route, method) {
             (Route::Shape, &Method::OPTIONS) => Asked::Other,

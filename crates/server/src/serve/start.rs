@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 use forebay_admission::{Admission, AdmissionLayer};
@@ -10,7 +10,7 @@ use forebay_postgres::reservoir::Limits;
 use forebay_postgres::{Manager, StackEvent};
 use forebay_quota::Quota;
 use forebay_shapes::Shapes;
-use forebay_stream::Server;
+use forebay_stream::{Server, Wrap};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::oneshot;
@@ -27,8 +27,9 @@ use super::report::ServeReport;
 use super::service::ServeService;
 use super::tokens::Tokens;
 use crate::admin::{self, Report};
-use crate::config::{ElectricNotice, ServeConfig};
+use crate::config::{ConfigError, ElectricNotice, ServeConfig};
 use crate::guard::Guard;
+use crate::reload::Reload;
 use crate::signals::Signals;
 use crate::starting::{StartError, join, listen, upkeep};
 
@@ -48,6 +49,7 @@ pub struct Serve {
     manager: Manager,
     shapes: Shapes,
     chores: Vec<JoinHandle<()>>,
+    reload: Reload,
     metrics: PrometheusHandle,
 }
 
@@ -102,16 +104,21 @@ impl Serve {
             tokens: config.tokens.is_some(),
             deletes: config.allow_delete,
         };
+        let access = Arc::new(RwLock::new(access));
         let tokens = Tokens::new(config.identity.identify.clone(), config.tokens.as_deref());
-        let service = ServeService::new(layer, Arc::clone(&answering), access, tokens);
+        let service = ServeService::new(layer, Arc::clone(&answering), Arc::clone(&access), tokens);
         let mut http = config.http.clone();
         http.drain_timeout = config.drain_timeout;
-        let server = Server::new(listener, service, http);
-        let chores = vec![
+        let mut server = Server::new(listener, service, http);
+        if let Some(tls) = &config.tls {
+            server = server.wrapped(Arc::clone(tls) as Arc<dyn Wrap>);
+        }
+        let mut chores = vec![
             tokio::spawn(republish(Arc::clone(&making), manager.clone())),
             tokio::spawn(refresh(shapes.clone())),
             tokio::spawn(end_with_the_store(shapes.clone())),
         ];
+        chores.extend(config.tls.clone().map(|tls| tokio::spawn(tls.watch())));
         announce(&config, address, admin_address, descriptors);
         let report = ServeReport {
             started: Instant::now(),
@@ -123,21 +130,33 @@ impl Serve {
         };
         let report: Arc<dyn Report> = Arc::new(report);
         let guard = Guard::new(config.admin_secret.clone());
+        let reload = Reload::new(&config.said, &config.identity, admission.clone(), guard.clone())
+            .access(access)
+            .tls(config.tls.clone());
         let admin = admin_listener.map(|listener| admin::server(listener, report, metrics.clone(), guard));
-        Ok(Serve { server, admin, admission, quota, manager, shapes, chores, metrics })
+        Ok(Serve { server, admin, admission, quota, manager, shapes, chores, reload, metrics })
+    }
+
+    /// How settings are read again on SIGHUP; without it, only the certificate is.
+    pub fn reloading(
+        mut self,
+        load: impl Fn() -> Result<ServeConfig, ConfigError> + Send + Sync + 'static,
+    ) -> Self {
+        self.reload.load(load);
+        self
     }
 
     /// Serves until a signal. Then new streams are refused, and open ones end: their clients come back to another instance, or to this one
     /// after its restart, and go on where they were. Last, what came from the database is made durable and acknowledged. A second signal ends it
     /// at once; then this says which.
     pub async fn run(self, mut signals: Signals) -> Option<&'static str> {
-        let Serve { server, admin, admission, quota, manager, shapes, chores, metrics } = self;
+        let Serve { server, admin, admission, quota, manager, shapes, chores, mut reload, metrics } = self;
         let upkeep = tokio::spawn(upkeep(metrics, server.stats()));
         let admin = admin.map(|admin| tokio::spawn(admin.run(std::future::pending())));
         let (stop, stopped) = oneshot::channel::<()>();
         let serving = tokio::spawn(server.run(async { drop(stopped.await) }));
 
-        let signal = signals.next().await;
+        let signal = signals.next_reloading(async || reload.reload().await).await;
         let begun = Instant::now();
         admission.close();
         info!(signal, "the server ends: open streams are closed, and what is there is made durable");

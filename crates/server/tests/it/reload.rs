@@ -1,0 +1,93 @@
+//! SIGHUP: what is read again, and what only after a restart.
+
+use std::path::PathBuf;
+
+use rustix::process::Signal;
+
+use crate::gate::Gate;
+use crate::limits::open;
+use crate::origin::Streams;
+use crate::wire::{Client, until};
+
+/// A folder of the test's own; gone at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let dir = std::env::temp_dir().join(format!("forebay-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        Folder(dir)
+    }
+
+    fn write(&self, name: &str, text: &str) -> String {
+        let path = self.0.join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _gone = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// `printf %s KEY | sha256sum`
+fn hash(key: &str) -> String {
+    let hash = ring::digest::digest(&ring::digest::SHA256, key.as_bytes());
+    hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[tokio::test]
+async fn limits_secrets_and_keys_are_read_again_and_the_rest_is_named() {
+    let (origin, folder) = (Streams::start().await, Folder::new("reload"));
+    let keys = folder.write("api.keys", &format!("{} ada\n", hash("key-of-ada")));
+    let settings = |total: u32, secret: &str, more: &str| {
+        let text = format!(
+            "[admission]\ntotal = {total}\n[admin]\n{secret}\n[identity]\napi_keys_file = {keys:?}\n[gate]\n{more}\n"
+        );
+        folder.write("gate.toml", &text)
+    };
+    let path = settings(1, "secret = \"first-s3cret\"", "");
+    let gate = Gate::start(&origin.url(), &["--config", &path]);
+    let is_open = async |secret: &str| {
+        let line = format!("Authorization: Bearer {secret}");
+        Client::ask(gate.admin, "GET", "/v1/status", &[&line], "").await.head.status == 200
+    };
+    let lines = |message: &str| gate.log().lines().filter(|line| line.contains(message)).count();
+    let reload = async |message: &str, count: usize| {
+        gate.signal(Signal::HUP);
+        until(message, async || lines(message) == count).await;
+    };
+    const AGAIN: &str = "the settings were read again";
+    let stream = open(&gate, "/", &["X-API-Key: key-of-ada"]).await.unwrap();
+    assert_eq!(open(&gate, "/", &["X-API-Key: key-of-ada"]).await.unwrap_err().head.status, 503);
+    assert!(is_open("first-s3cret").await);
+
+    settings(3, "secret = \"second-s3cret\"", "host = \"upstream\"");
+    folder.write("api.keys", &format!("{} bob\n", hash("key-of-bob")));
+    reload(AGAIN, 1).await;
+    let changed = gate.wait_for_log(AGAIN)["changed"].clone();
+    assert_eq!(changed, "admin.secret admission.total");
+    let later = gate.wait_for_log("settings have changed that hold only after a restart")["keys"].clone();
+    assert_eq!(later, "gate.host");
+    assert!(is_open("second-s3cret").await && !is_open("first-s3cret").await);
+    assert_eq!(open(&gate, "/", &["X-API-Key: key-of-ada"]).await.unwrap_err().head.status, 401);
+    let another = open(&gate, "/", &["X-API-Key: key-of-bob"]).await.unwrap();
+
+    // What can't be used changes nothing.
+    settings(0, "secret = \"third-s3cret\"", "");
+    reload("the settings can't be read again: all stays as it was", 1).await;
+    assert!(is_open("second-s3cret").await && !is_open("third-s3cret").await);
+    // And no reload opens what was closed.
+    settings(3, "listen = \"off\"", "");
+    reload(AGAIN, 2).await;
+    assert!(is_open("second-s3cret").await && !is_open("").await, "a secret goes only with a restart");
+    let log = gate.log();
+    assert!(log.contains("\"keys\":\"admin.secret\""), "a flag is stronger than the file's listen: {log}");
+    for value in ["s3cret", "key-of", &hash("key-of-bob")] {
+        assert!(!log.contains(value), "{value} is in {log}");
+    }
+    assert_eq!(origin.open(), 2, "open streams went on");
+    drop((stream, another));
+}
