@@ -13,4 +13,5 @@ mod live;
 mod operations;
 mod protocol;
 mod shapes;
+mod tls;
 mod tokens;

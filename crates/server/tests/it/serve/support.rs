@@ -71,11 +71,22 @@ impl Place {
         serve
     }
 
+    /// With flags such as `--config`.
+    pub(crate) async fn serve_with_args(&self, args: &[&str]) -> Serve {
+        let serve = self.run(args, &[]);
+        serve.becomes("active").await;
+        serve
+    }
+
     /// Starts a server, and waits only until it listens.
     pub(crate) fn spawn(&self, settings: &[(&str, &str)]) -> Serve {
+        self.run(&[], settings)
+    }
+
+    fn run(&self, args: &[&str], settings: &[(&str, &str)]) -> Serve {
         let own = ["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--log-format", "json"];
         let mut command = forebay(&own);
-        command.args(["--slot", &self.slot, "--publication", &self.slot]);
+        command.args(["--slot", &self.slot, "--publication", &self.slot]).args(args);
         command.arg("--storage").arg(&self.dir);
         command.env("DATABASE_URL", self.postgres.url(&self.database));
         command.env("FOREBAY_DATABASE_POOL_SIZE", "4");

@@ -128,6 +128,31 @@ async fn what_waits_ends_with_its_token() {
     until("no permit is left", async || serve.status().await["admission"]["total_connections"] == 0).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_ends_with_its_token_though_there_is_always_more_to_read() {
+    let (place, keys) = (Place::new(SQL), Keys::new("busy", KEY));
+    let serve = serve_with(&place, &keys, &[]).await;
+    let claims = json!({"sub": "ada", "exp": since_1970().as_secs_f64() + 3.0, "shapes": [mine()]});
+    let bearer = Bearer::showing(&serve, &signed(&json!({"alg": "HS256"}), &claims, KEY));
+    let at = bearer.get(&[ORDERS[0], ("offset", "now")]).await;
+    let named = |name| at.head.header(name).unwrap();
+    let live = [("offset", named("electric-offset")), ("handle", named("electric-handle")), ("live", "true")];
+    let mut events = bearer.begin(&[&ORDERS[..], &live, &[("live_sse", "true")]].concat()).await;
+    assert_eq!(events.head().await.status, 200);
+    let (begun, mut number) = (Instant::now(), 100);
+    let mut is_open = true;
+    while is_open {
+        assert!(begun.elapsed() < Duration::from_secs(20), "it outlives its token");
+        // More than one look at the socket takes, each time.
+        place.sql(&format!(
+            "INSERT INTO orders SELECT n, 7, n, repeat('x', 20000) FROM generate_series({number}, {number} + 20) AS n"
+        ));
+        number += 21;
+        is_open = events.chunk().await.is_some_and(|chunk| !chunk.is_empty());
+    }
+    is_refused(&bearer.get(&[ORDERS[0], ("offset", "-1")]).await, 401, "expired");
+}
+
 #[tokio::test]
 async fn a_key_that_is_rotated_out_opens_nothing_any_more() {
     let (first, second) = (KeyPair::new(), KeyPair::new());

@@ -1,0 +1,117 @@
+//! Shapes by TLS, and secrets that change while streams are open.
+
+use std::sync::Arc;
+
+use rustix::process::Signal;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, ServerName};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use super::support::{Place, Serve, path};
+use crate::tls::Pair;
+use crate::wire::{Client, until, within};
+
+const SQL: &str = "CREATE TABLE items (id int PRIMARY KEY, note text); INSERT INTO items VALUES (1, 'one')";
+const STREAMS: usize = 200;
+/// What a stream by TLS may take; a plain one takes a tenth.
+const STREAM_KIB: u64 = 64;
+
+/// Believes only in this certificate.
+fn connector(pair: &Pair) -> TlsConnector {
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(pair.certificate()).unwrap()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = rustls::ClientConfig::builder_with_provider(provider);
+    let builder = builder.with_safe_default_protocol_versions().unwrap();
+    TlsConnector::from(Arc::new(builder.with_root_certificates(roots).with_no_client_auth()))
+}
+
+/// Asks, and reads until `mark` has come.
+async fn ask(
+    serve: &Serve,
+    connector: &TlsConnector,
+    target: &str,
+    mark: &str,
+) -> (TlsStream<TcpStream>, String) {
+    let tcp = TcpStream::connect(serve.addr).await.unwrap();
+    let name = ServerName::try_from("localhost").unwrap();
+    let mut stream = within("a handshake", connector.connect(name, tcp)).await.unwrap();
+    let request = format!("GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let (mut heard, mut piece) = (String::new(), [0; 4096]);
+    while !heard.contains(mark) {
+        let count = within("an answer", stream.read(&mut piece)).await.unwrap();
+        assert!(count > 0, "it ended after {heard}");
+        heard += std::str::from_utf8(&piece[..count]).unwrap();
+    }
+    (stream, heard)
+}
+
+fn named<'a>(heard: &'a str, name: &str) -> &'a str {
+    let line = heard.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+    line.unwrap_or_else(|| panic!("no {name} in {heard}"))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn live_streams_by_tls_get_every_change_and_take_little() {
+    let (place, pair) = (Place::new(SQL), Pair::new("serve-tls"));
+    let (certificate, key) = (pair.certificate(), pair.key());
+    let serve = place.spawn(&[
+        ("FOREBAY_SERVE_TLS_CERT_FILE", certificate.to_str().unwrap()),
+        ("FOREBAY_SERVE_TLS_KEY_FILE", key.to_str().unwrap()),
+        ("FOREBAY_ADMISSION_PER_USER", "1000"),
+    ]);
+    until("it is ready", async || serve.admin("/readyz").await.head.status == 200).await;
+    let connector = connector(&pair);
+    let (_, now) =
+        ask(&serve, &connector, &path(&[("table", "items"), ("offset", "now")]), "up-to-date").await;
+    let place_in_log =
+        [("offset", named(&now, "electric-offset")), ("handle", named(&now, "electric-handle"))];
+    let live = [&[("table", "items")][..], &place_in_log, &[("live", "true"), ("live_sse", "true")]].concat();
+    let before = serve.resident_kib();
+    let mut streams = Vec::new();
+    for _ in 0..STREAMS {
+        streams.push(ask(&serve, &connector, &path(&live), "up-to-date").await.0);
+    }
+    let each = serve.resident_kib().saturating_sub(before) / STREAMS as u64;
+    assert!(each < STREAM_KIB, "{each} KiB a stream");
+    assert_eq!(serve.status().await["http"]["lean_streams"], 0);
+    place.sql("INSERT INTO items VALUES (2, 'by TLS')");
+    for stream in &mut streams {
+        let (mut heard, mut piece) = (String::new(), [0; 4096]);
+        while !heard.contains("by TLS") {
+            let count = within("a change", stream.read(&mut piece)).await.unwrap();
+            assert!(count > 0, "it ended after {heard}");
+            heard += std::str::from_utf8(&piece[..count]).unwrap();
+        }
+    }
+    drop(streams);
+    until("everybody is gone", async || {
+        let status = serve.status().await;
+        status["admission"]["total_connections"] == 0 && status["http"]["open_connections"] == 0
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_secret_that_is_changed_by_sighup_is_the_only_one_from_then_on() {
+    let place = Place::new(SQL);
+    let file = std::env::temp_dir().join(format!("forebay-{}-secret.toml", std::process::id()));
+    let write = |secret: &str| std::fs::write(&file, format!("[serve]\nsecret = {secret:?}\n")).unwrap();
+    write("first-s3cret");
+    let serve = place.serve_with_args(&["--config", file.to_str().unwrap()]).await;
+    let ask = async |secret: &str| {
+        let target = path(&[("table", "items"), ("offset", "-1"), ("secret", secret)]);
+        Client::ask(serve.addr, "GET", &target, &[], "").await.head.status
+    };
+    assert_eq!((ask("first-s3cret").await, ask("second-s3cret").await), (200, 401));
+    write("second-s3cret");
+    serve.signal(Signal::HUP);
+    assert_eq!(serve.wait_for_log("the settings were read again")["changed"], "serve.secret");
+    assert_eq!((ask("first-s3cret").await, ask("second-s3cret").await), (401, 200));
+    assert!(!serve.log().contains("s3cret"));
+    std::fs::remove_file(&file).unwrap();
+}
