@@ -123,6 +123,8 @@ fn wants_upgrade(headers: &HeaderMap) -> bool {
 pub(crate) struct Origin<'a> {
     /// The peer's address.
     pub(crate) peer: IpAddr,
+    /// How it reached us: `http`, or `https` where the gate itself speaks TLS.
+    pub(crate) scheme: &'static str,
     /// Which of its words about the client count.
     pub(crate) trust: Trust,
     /// The names under which a user is told: by trusted proxies to the gate, and by the gate to the upstream.
@@ -247,17 +249,17 @@ fn join_cookies(headers: &mut HeaderMap) {
 }
 
 fn forward(headers: &mut HeaderMap, original_host: Option<HeaderValue>, origin: Origin<'_>) {
-    let peer = origin.peer.to_canonical();
+    let (peer, scheme) = (origin.peer.to_canonical(), origin.scheme);
     append(headers, X_FORWARDED_FOR, &peer.to_string());
     if headers.contains_key(FORWARDED) {
         let element = match peer {
-            IpAddr::V4(ip) => format!("for={ip};proto=http"),
-            IpAddr::V6(ip) => format!("for=\"[{ip}]\";proto=http"),
+            IpAddr::V4(ip) => format!("for={ip};proto={scheme}"),
+            IpAddr::V6(ip) => format!("for=\"[{ip}]\";proto={scheme}"),
         };
         append(headers, FORWARDED, &element);
     }
     if !headers.contains_key(X_FORWARDED_PROTO) {
-        headers.insert(X_FORWARDED_PROTO, HeaderValue::from_static("http"));
+        headers.insert(X_FORWARDED_PROTO, HeaderValue::from_static(scheme));
     }
     if let Some(host) = original_host
         && !headers.contains_key(X_FORWARDED_HOST)
@@ -310,7 +312,7 @@ mod tests {
     fn rewritten(lines: &[(&'static str, &'static str)], trust: Trust) -> (HeaderMap, u32) {
         let mut headers = headers(lines);
         let user_headers = ["x-authenticated-user", "x_old_style"].map(HeaderName::from_static);
-        let origin = Origin { peer: PEER, trust, user_headers: &user_headers };
+        let origin = Origin { peer: PEER, scheme: "http", trust, user_headers: &user_headers };
         let host = requested_host(&Uri::from_static("/"), &headers);
         let dropped = rewrite_request(
             &mut headers,

@@ -45,6 +45,8 @@ pub(crate) struct Proxy(Arc<Shared>);
 pub(crate) struct Shared {
     pub(crate) upstream: Upstream,
     pub(crate) preserve_host: bool,
+    /// How clients reach the gate: `http` or `https`.
+    pub(crate) scheme: &'static str,
     pub(crate) trusted_proxies: Vec<Network>,
     pub(crate) forwarded_by: ForwardedBy,
     /// Names under which a user is told, to the gate or by it.
@@ -121,7 +123,8 @@ impl Proxy {
         let asked_host = requested_host(&parts.uri, &parts.headers);
         let host = asked_host.clone().filter(|_| shared.preserve_host);
         let host = host.unwrap_or_else(|| shared.upstream.host().clone());
-        let origin = Origin { peer, trust: self.trust(peer), user_headers: &shared.user_headers };
+        let (scheme, user_headers) = (shared.scheme, &shared.user_headers);
+        let origin = Origin { peer, scheme, trust: self.trust(peer), user_headers };
         let dropped = rewrite_request(&mut parts.headers, parts.version, host, asked_host, origin);
         metrics::untrusted_headers(dropped);
         if let Some(header) = &shared.forward_user_header {

@@ -170,6 +170,7 @@ fn proxy(config: &GateConfig, upstream: Upstream, drain: Drain) -> Proxy {
     Proxy::new(Shared {
         upstream,
         preserve_host: config.preserve_host,
+        scheme: if config.tls.is_some() { "https" } else { "http" },
         trusted_proxies: config.trusted_proxies.clone(),
         forwarded_by: config.forwarded_by,
         user_headers,

@@ -102,6 +102,16 @@ async fn streams_come_by_tls_over_http_1_and_2_and_end_with_their_clients() {
 }
 
 #[tokio::test]
+async fn the_upstream_is_told_that_the_client_came_by_tls() {
+    let (origin, pair) = (Origin::start().await, Pair::new("scheme"));
+    let gate = gate(&pair, &origin.url(), &[]);
+    let mut asking = curl(&pair.certificate(), &gate, "/", &[]).spawn().unwrap();
+    let head = origin.accept().await.head().await;
+    assert_eq!(head.header("x-forwarded-proto"), Some("https"), "{}", head.text);
+    asking.kill().await.unwrap();
+}
+
+#[tokio::test]
 async fn whoever_speaks_plainly_or_not_at_all_is_closed() {
     let (origin, pair) = (Origin::start().await, Pair::new("plain"));
     let gate = gate(&pair, &origin.url(), &[("FOREBAY_HTTP_HEADER_TIMEOUT_MS", "300")]);
