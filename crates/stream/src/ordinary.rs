@@ -305,6 +305,8 @@ impl Waits {
         let (phase, turn) = meter.phase();
         let (phase, limit) = match phase {
             Phase::Head if !self.only_idle => (phase, config.header_read_timeout),
+            // A wrapped connection may have said nothing yet: the first head is waited for all the same.
+            Phase::Idle if !self.only_idle && turn == 0 => (Phase::Head, config.header_read_timeout),
             Phase::Body if !self.only_idle => (phase, config.body_read_timeout),
             Phase::Idle | Phase::Head => (Phase::Idle, config.idle_timeout),
             Phase::Body | Phase::Busy => {

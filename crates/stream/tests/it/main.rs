@@ -10,3 +10,4 @@ mod lean;
 mod many;
 mod ordinary;
 mod site;
+mod wrapped;

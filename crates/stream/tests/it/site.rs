@@ -4,11 +4,12 @@ use std::convert::Infallible;
 use std::future::{Future, pending};
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use forebay_stream::{Incoming, Live, Peer, ServeConfig, Server, Stats, Summary, service_fn};
+use forebay_stream::{Incoming, Live, Peer, ServeConfig, Server, Stats, Summary, Wrap, service_fn};
 use http::{Request, Response};
 use http_body::{Body, Frame};
 use http_body_util::combinators::UnsyncBoxBody;
@@ -72,13 +73,24 @@ enum Order {
 
 impl Site {
     pub(crate) async fn start(change: impl FnOnce(&mut ServeConfig)) -> Site {
+        Site::build(change, None).await
+    }
+
+    pub(crate) async fn start_wrapped(change: impl FnOnce(&mut ServeConfig), wrap: Arc<dyn Wrap>) -> Site {
+        Site::build(change, Some(wrap)).await
+    }
+
+    async fn build(change: impl FnOnce(&mut ServeConfig), wrap: Option<Arc<dyn Wrap>>) -> Site {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let mut config = ServeConfig::default();
         change(&mut config);
         let (announce, streams) = mpsc::channel(2_000);
         let service = service_fn(move |request| answer(request, announce.clone()));
-        let server = Server::new(listener, service, config);
+        let mut server = Server::new(listener, service, config);
+        if let Some(wrap) = wrap {
+            server = server.wrapped(wrap);
+        }
         let (shutdown, ordered) = oneshot::channel::<()>();
         let stats = server.stats();
         let running = tokio::spawn(server.run(async {

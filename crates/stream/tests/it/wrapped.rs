@@ -1,0 +1,101 @@
+//! Connections that are wrapped in something: the same deadlines, the same ends.
+
+use std::future::pending;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use forebay_stream::{Wrap, Wrapped, Wrapping};
+use tokio::io::AsyncReadExt as _;
+use tokio::net::TcpStream;
+
+use crate::client::Client;
+use crate::site::{Site, on_both_runtimes, soon, until};
+
+/// Wants a word before it lets anybody in; there is nothing else to it.
+#[derive(Debug)]
+struct Password;
+
+impl Wrap for Password {
+    fn wrap(&self, mut stream: TcpStream) -> Wrapping {
+        Box::pin(async move {
+            let mut word = [0; 4];
+            stream.read_exact(&mut word).await?;
+            match &word {
+                b"open" => Ok(Wrapped { io: Box::new(stream), is_http2: false }),
+                b"hang" => pending().await,
+                _ => Err(io::ErrorKind::PermissionDenied.into()),
+            }
+        })
+    }
+}
+
+const GET: &str = "GET /live HTTP/1.1\r\nhost: a\r\n\r\n";
+
+#[test]
+fn a_wrapped_stream_takes_the_ordinary_path_and_ends_with_its_client() {
+    on_both_runtimes(async || {
+        let mut site = Site::start_wrapped(|_| {}, Arc::new(Password)).await;
+        let mut client = Client::connect(site.address).await;
+        client.send("open").await;
+        client.send(GET).await;
+        let mut stream = site.stream().await;
+        client.head().await;
+        stream.send("data: 1\n\n").await;
+        assert_eq!(client.until("data: 1\n\n\r\n").await, "9\r\ndata: 1\n\n\r\n");
+        assert_eq!((site.stats.counts().lean_total, site.stats.counts().open_connections), (0, 1));
+        drop(client);
+        stream.dropped().await;
+        until("the connection is gone", || site.stats.counts().open_connections == 0).await;
+    });
+}
+
+#[test]
+fn a_handshake_that_fails_or_takes_too_long_is_the_end() {
+    on_both_runtimes(async || {
+        let short = Duration::from_millis(100);
+        let site = Site::start_wrapped(|config| config.header_read_timeout = short, Arc::new(Password)).await;
+        for words in ["no..", "hang", "", "op", "open", "openGET / HT"] {
+            let mut client = Client::connect(site.address).await;
+            client.send(words).await;
+            assert_eq!(client.rest().await, b"", "{words}");
+        }
+        until("all are gone", || site.stats.counts().open_connections == 0).await;
+        assert_eq!(site.stats.counts().header_timeouts, 5, "all but the one that was refused");
+    });
+}
+
+#[test]
+fn a_wrapped_client_that_takes_nothing_is_let_go() {
+    on_both_runtimes(async || {
+        let short = Duration::from_millis(200);
+        let mut site = Site::start_wrapped(|config| config.write_timeout = short, Arc::new(Password)).await;
+        let mut client = Client::connect_narrow(site.address).await;
+        client.send("open").await;
+        client.send(GET).await;
+        let mut stream = site.stream().await;
+        let piece = Bytes::from(vec![b'x'; 1 << 20]);
+        soon("it is let go", async { while stream.try_send(piece.clone()).await {} }).await;
+        stream.dropped().await;
+        until("it is counted", || site.stats.counts().slow_clients == 1).await;
+    });
+}
+
+#[test]
+fn draining_ends_handshakes_and_idle_connections_at_once() {
+    on_both_runtimes(async || {
+        let mut site = Site::start_wrapped(|_| {}, Arc::new(Password)).await;
+        let mut hangs = Client::connect(site.address).await;
+        hangs.send("hang").await;
+        let mut idle = Client::connect(site.address).await;
+        idle.send("open").await;
+        idle.send("POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n").await;
+        idle.head().await;
+        until("both are in", || site.stats.counts().open_connections == 2).await;
+        site.begin_shutdown();
+        assert_eq!(hangs.rest().await, b"");
+        idle.rest().await;
+        assert_eq!(site.ended().await.cut, 0);
+    });
+}
