@@ -16,7 +16,7 @@ use crate::permit::Permit;
 use crate::rejection::Rejection;
 use crate::sampler;
 use crate::stage::{code, staged};
-use crate::statistics::{self, Limits, MAX_LISTED, OpenStream, Statistics, Status};
+use crate::statistics::{self, Limits, MAX_LISTED, MAX_USERS, OpenStream, Statistics, Status};
 use crate::thread_id::ThreadId;
 use crate::visitor::Visitor;
 
@@ -69,8 +69,14 @@ impl Admission {
 
     /// Everything that there is to know, without asking anybody.
     pub fn status(&self) -> Status {
+        self.status_listing(MAX_LISTED)
+    }
+
+    /// The same, for somebody who looks often: lists no more streams than that.
+    pub fn status_listing(&self, most: usize) -> Status {
         let door = &self.door;
-        let listed = door.registry.oldest(MAX_LISTED).into_iter().map(|entry| OpenStream {
+        let listed = if most == 0 { Vec::new() } else { door.registry.oldest(most.min(MAX_LISTED)) };
+        let listed = listed.into_iter().map(|entry| OpenStream {
             thread_id: entry.thread,
             user: entry.user,
             since_seconds: entry.since.elapsed().as_secs(),
@@ -85,6 +91,7 @@ impl Admission {
             process: *door.process.lock().unwrap_or_else(PoisonError::into_inner),
             open: door.registry.open(),
             streams: listed.collect(),
+            users: door.registry.busiest(MAX_USERS),
             quota: door.quota.status(),
         }
     }

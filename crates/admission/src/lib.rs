@@ -68,6 +68,6 @@ pub use identity::{
 pub use layer::{AdmissionLayer, AdmissionService};
 pub use permit::Permit;
 pub use rejection::{Reason, Rejection};
-pub use statistics::{Limits, MAX_LISTED, OpenStream, Process, Statistics, Status};
+pub use statistics::{Limits, MAX_LISTED, MAX_USERS, OpenStream, Process, Statistics, Status, UserStreams};
 pub use thread_id::{ThreadId, X_THREAD_ID};
 pub use visitor::{BadId, Class, MAX_ID_BYTES, User, Visitor};

@@ -6,11 +6,14 @@
 //! Locks are held for a few instructions, never across an await; sixteen shards keep threads apart. The count of the open is
 //! `SeqCst`, because whoever enters looks afterwards whether the house was closed, and whoever closes it looks whether it is empty.
 
+use std::cmp::Reverse;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use crate::stage::UserHash;
+use crate::statistics::UserStreams;
 use crate::thread_id::ThreadId;
 
 const SHARDS: usize = 16;
@@ -85,6 +88,23 @@ impl Registry {
         all
     }
 
+    /// The users with the most streams, at most `max` of them.
+    pub(crate) fn busiest(&self, max: usize) -> Vec<UserStreams> {
+        let mut counts: HashMap<UserHash, usize> = HashMap::new();
+        for shard in 0..SHARDS {
+            for slot in &self.lock(shard).slots {
+                if let Slot::Taken(Entry { user: Some(user), .. }) = slot {
+                    *counts.entry(*user).or_default() += 1;
+                }
+            }
+        }
+        let mut users: Vec<_> =
+            counts.into_iter().map(|(user, streams)| UserStreams { user, streams }).collect();
+        users.sort_unstable_by_key(|user| (Reverse(user.streams), user.user));
+        users.truncate(max);
+        users
+    }
+
     fn lock(&self, shard: usize) -> MutexGuard<'_, Shard> {
         self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -121,6 +141,8 @@ impl Shard {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stage::Hasher;
+    use crate::visitor::Visitor;
 
     fn entry(name: &str) -> Entry {
         Entry { thread: ThreadId::parse(name).unwrap(), user: None, since: Instant::now() }
@@ -139,6 +161,18 @@ mod tests {
         }
         assert_eq!((registry.open(), registry.oldest(1_000).len()), (50, 50));
         assert_eq!(registry.oldest(1)[0].thread.to_string(), "t50");
+    }
+
+    #[test]
+    fn the_busiest_users_come_first_and_the_anonymous_are_nobody() {
+        let (registry, hasher) = (Registry::default(), Hasher::with_salt(b"salt"));
+        let hash = |name| Visitor::user(name).ok().and_then(|visitor| Some(hasher.hash(visitor.who()?)));
+        let seats = ["ada", "bob", "ada", "", "", "", "eve"]
+            .map(|name| registry.enter(Entry { user: hash(name), ..entry("t") }).0);
+        let busiest = registry.busiest(2);
+        assert_eq!(busiest.iter().map(|user| user.streams).collect::<Vec<_>>(), [2, 1]);
+        assert_eq!(Some(busiest[0].user), hash("ada"));
+        drop(seats);
     }
 
     #[test]

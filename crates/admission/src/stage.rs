@@ -40,7 +40,7 @@ pub(crate) mod code {
 const LINES_PER_SECOND: u64 = 10;
 
 /// A user in logs and status: the same user has the same hash, and nobody finds the user from it.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct UserHash(u64);
 
 impl fmt::Display for UserHash {

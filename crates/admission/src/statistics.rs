@@ -49,12 +49,17 @@ pub struct Status {
     pub open: usize,
     /// The oldest of them, at most [`MAX_LISTED`].
     pub streams: Vec<OpenStream>,
+    /// Who has most of them here, at most [`MAX_USERS`]; the anonymous are not among them.
+    pub users: Vec<UserStreams>,
     /// The quota underneath: mode, members, slices.
     pub quota: forebay_quota::Status,
 }
 
 /// How many streams a [`Status`] lists.
 pub const MAX_LISTED: usize = 1_000;
+
+/// How many users a [`Status`] lists.
+pub const MAX_USERS: usize = 8;
 
 /// The limits that hold now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -87,6 +92,22 @@ pub struct OpenStream {
     pub(crate) user: Option<UserHash>,
     /// For how long it has been open.
     pub since_seconds: u64,
+}
+
+/// A user, and how many streams it has in this process.
+#[derive(Debug, Clone, Serialize)]
+pub struct UserStreams {
+    /// Hashed.
+    pub(crate) user: UserHash,
+    /// How many.
+    pub streams: usize,
+}
+
+impl UserStreams {
+    /// The hash under which logs show it, too.
+    pub fn user(&self) -> String {
+        self.user.to_string()
+    }
 }
 
 impl OpenStream {

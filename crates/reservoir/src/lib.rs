@@ -55,6 +55,6 @@ pub use crate::postgres::{
     ServerError, SessionCheck, SslMode,
 };
 pub use crate::reservoir::{Reservoir, View};
-pub use crate::status::{Counts, Discard, Filling, Status, ViewStatus};
+pub use crate::status::{Counts, Discard, Filling, LifeStatus, MAX_LISTED, Status, ViewStatus};
 #[cfg(feature = "postgres")]
 pub use tokio_postgres;

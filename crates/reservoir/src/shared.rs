@@ -21,7 +21,7 @@ use crate::core::line::Ticket;
 use crate::error::{CheckoutError, Shortage};
 use crate::guard::Guard;
 use crate::metrics::Meters;
-use crate::status::{Status, ViewStatus};
+use crate::status::{MAX_LISTED, Status, ViewStatus};
 
 pub(crate) struct Shared<C: Connection> {
     books: Mutex<Books<C>>,
@@ -238,6 +238,7 @@ impl<C: Connection> Shared<C> {
             dials_again_in: at.map(|at| at.saturating_duration_since(now)),
             closing: ledger.is_closing(),
             views: views.collect(),
+            lives: ledger.lives(now, MAX_LISTED),
         }
     }
 

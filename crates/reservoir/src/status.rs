@@ -61,6 +61,22 @@ pub struct Status {
     pub closing: bool,
     /// Each view's name, quota, and connections in use.
     pub views: Vec<ViewStatus>,
+    /// How old its connections are, the oldest first, at most [`MAX_LISTED`].
+    pub lives: Vec<LifeStatus>,
+}
+
+/// How many connections a [`Status`] lists.
+pub const MAX_LISTED: usize = 256;
+
+/// How old a connection is, and when it ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct LifeStatus {
+    /// Since it was opened.
+    pub age_ms: u64,
+    /// Until it is too old to be lent.
+    pub ends_in_ms: u64,
+    /// Whether somebody has it.
+    pub lent: bool,
 }
 
 /// A view, and what it has.

@@ -1,4 +1,5 @@
-//! What operators see: `/healthz`, `/readyz`, `/metrics` and `/v1/status`, on an address of their own.
+//! What operators see, on an address of their own: a page at `/`, fed by `/v1/events`; `/healthz`, `/readyz`, `/metrics` and
+//! `/v1/status`.
 //!
 //! Invariant: nothing here changes anything. Whoever doesn't show the secret, if there is one, learns only whether the process lives
 //! and is ready. Without one it listens on this machine only, unless told otherwise; and there it answers only to this machine's
@@ -7,20 +8,23 @@
 use std::convert::Infallible;
 use std::future::{Ready, ready};
 use std::net::IpAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use forebay_stream::{Incoming, ServeConfig, Server};
+use forebay_stream::{Incoming, Live as LiveStream, ServeConfig, Server};
 use http::header::{ALLOW, CONTENT_TYPE, HOST, HeaderValue, WWW_AUTHENTICATE};
 use http::uri::Authority;
 use http::{Method, Request, Response, StatusCode};
+use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tower_service::Service;
 
+use crate::dashboard::{self, Events, Live, Sample};
 use crate::guard::Guard;
 use crate::problem::problem;
 
@@ -38,6 +42,12 @@ pub trait Report: Send + Sync + 'static {
     /// Everything.
     fn status(&self) -> Value;
 
+    /// What a page shows each second: the same, of bounded size. May block for the disk.
+    fn glance(&self) -> Value;
+
+    /// What is plotted: cheap.
+    fn sample(&self) -> Sample;
+
     /// Sets the metrics that are measured only when somebody looks.
     fn measure(&self);
 }
@@ -50,9 +60,19 @@ pub struct Admin {
     guard: Guard,
     /// It listens on this machine only.
     local: bool,
+    live: Arc<Live>,
 }
 
-/// A server of what operators ask.
+/// What is answered: at once, or for as long as a page looks.
+#[derive(Debug)]
+pub enum AdminBody {
+    /// At once.
+    Whole(Full<Bytes>),
+    /// A page's stream.
+    Events(Events),
+}
+
+/// A server of what operators ask. Needs a tokio runtime.
 pub fn server(
     listener: TcpListener,
     report: Arc<dyn Report>,
@@ -62,7 +82,8 @@ pub fn server(
     let local = listener.local_addr().is_ok_and(|address| address.ip().is_loopback());
     let mut config = ServeConfig::default();
     config.max_connections = MAX_CONNECTIONS;
-    Server::new(listener, Admin { report, metrics, guard, local }, config)
+    let live = Arc::new(Live::start(Arc::clone(&report)));
+    Server::new(listener, Admin { report, metrics, guard, local, live }, config)
 }
 
 impl Admin {
@@ -96,14 +117,16 @@ impl Admin {
                 self.report.measure();
                 typed(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", self.metrics.render())
             }
+            // The head; the stream itself is begun for a GET only.
+            "/v1/events" => typed(StatusCode::OK, "text/event-stream", String::new()),
             "/v1/status" => {
                 typed(StatusCode::OK, "application/json", format!("{:#}\n", self.report.status()))
             }
-            "/" => text(StatusCode::OK, "/healthz\n/readyz\n/metrics\n/v1/status\n"),
+            "/" => dashboard::page(),
             _ => problem(
                 StatusCode::NOT_FOUND,
                 "not_found",
-                "There is /healthz, /readyz, /metrics and /v1/status.",
+                "There is /, /healthz, /readyz, /metrics, /v1/status and /v1/events.",
             ),
         }
     }
@@ -116,6 +139,51 @@ fn unauthorized() -> Response<Bytes> {
     let challenge = HeaderValue::from_static("Basic realm=\"forebay\", charset=\"UTF-8\"");
     refusal.headers_mut().insert(WWW_AUTHENTICATE, challenge);
     refusal
+}
+
+impl Admin {
+    /// A page's stream, unless there are too many.
+    fn events(&self) -> Response<AdminBody> {
+        let Some(events) = self.live.open() else {
+            let message = "As many pages look as may; close one.";
+            let refusal = problem(StatusCode::SERVICE_UNAVAILABLE, "too_many_pages", message);
+            return refusal.map(|whole| AdminBody::Whole(Full::new(whole)));
+        };
+        let mut response = Response::new(AdminBody::Events(events));
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+        dashboard::harden(response.headers_mut());
+        response.extensions_mut().insert(LiveStream);
+        response
+    }
+}
+
+impl Body for AdminBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        match self.get_mut() {
+            AdminBody::Whole(whole) => Pin::new(whole).poll_frame(cx),
+            AdminBody::Events(events) => Pin::new(events).poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            AdminBody::Whole(whole) => whole.is_end_stream(),
+            AdminBody::Events(events) => events.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            AdminBody::Whole(whole) => whole.size_hint(),
+            AdminBody::Events(events) => events.size_hint(),
+        }
+    }
 }
 
 fn text(status: StatusCode, body: impl Into<String>) -> Response<Bytes> {
@@ -138,16 +206,21 @@ fn is_local<B>(request: &Request<B>) -> bool {
 }
 
 impl Service<Request<Incoming>> for Admin {
-    type Response = Response<Full<Bytes>>;
+    type Response = Response<AdminBody>;
     type Error = Infallible;
-    type Future = Ready<Result<Response<Full<Bytes>>, Infallible>>;
+    type Future = Ready<Result<Response<AdminBody>, Infallible>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, request: Request<Incoming>) -> Self::Future {
-        ready(Ok(self.answer(&request).map(Full::new)))
+        let answer = self.answer(&request);
+        let streams = request.uri().path() == "/v1/events" && request.method() == Method::GET;
+        ready(Ok(match streams && answer.status() == StatusCode::OK {
+            true => self.events(),
+            false => answer.map(|whole| AdminBody::Whole(Full::new(whole))),
+        }))
     }
 }
 

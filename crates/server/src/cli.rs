@@ -55,7 +55,7 @@ and reasons.
 
 SIGTERM or SIGINT: new streams are refused, open ones may go on for the drain timeout; a second signal ends at once.
 SIGHUP: limits, secrets, keys and the certificate are read again; the log names what needs a restart.
-Operators find /healthz, /readyz, /metrics and /v1/status on the admin address.";
+Operators find a page at /, and /healthz, /readyz, /metrics and /v1/status, on the admin address.";
 
 /// Flags of `forebay gate`.
 #[derive(Debug, Clone, Default, Args)]
@@ -158,7 +158,7 @@ set, and Electric's own variables are understood, too; `forebay config` shows wh
 
 SIGTERM or SIGINT: new streams are refused, open ones end, and what came from the database is made durable; a second
 signal ends at once. SIGHUP: limits, secrets, keys and the certificate are read again; the log names what needs a
-restart. Operators find /healthz, /readyz, /metrics and /v1/status on the admin address.";
+restart. Operators find a page at /, and /healthz, /readyz, /metrics and /v1/status, on the admin address.";
 
 /// Flags of `forebay serve`.
 #[derive(Debug, Clone, Default, Args)]

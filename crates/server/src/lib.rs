@@ -16,12 +16,14 @@
 //! | `/healthz`, `/readyz`, `/metrics`, `/v1/status`; their secret | `admin.rs`, `guard.rs` |
 //! | TLS for clients | `tls.rs` |
 //! | settings that change while we run | `reload.rs` |
+//! | the page at `/`, and what it is told at `/v1/events` | `dashboard/` |
 
 pub mod admin;
 pub mod check;
 pub mod cli;
 pub mod client;
 pub mod config;
+pub mod dashboard;
 pub mod descriptors;
 mod gate;
 pub mod guard;

@@ -41,6 +41,6 @@ pub use crate::creation::Creation;
 pub use crate::definition::{Choice, Definition, LogMode, Replica, Table};
 pub use crate::follow::{FollowError, Follower};
 pub use crate::offset::{Offset, OffsetError, Since};
-pub use crate::shape::{Failure, Gone, Listener, LogPage, Shape, SnapshotChunk};
+pub use crate::shape::{Failure, Gone, Listener, LogPage, Shape, SnapshotChunk, Watching};
 pub use crate::shapes::{CreateError, Position, Shapes, StoreFailure};
 pub use crate::store::{Glance, OpenError};

@@ -9,7 +9,7 @@ pub(crate) mod keeping;
 use std::any::Any;
 use std::fmt;
 use std::io;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
@@ -35,6 +35,18 @@ pub struct Shape {
     changed: Notify,
     /// When it was last asked for, as the registry counts.
     pub(crate) used: AtomicU64,
+    /// Streams that wait for its changes.
+    streams: AtomicU32,
+}
+
+/// A stream of a shape, which counts until it is dropped.
+#[derive(Debug)]
+pub struct Watching(Arc<Shape>);
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        self.0.streams.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 #[derive(Debug)]
@@ -161,7 +173,8 @@ impl Shape {
         };
         let filter = definition.filter()?;
         let (state, changed, used) = (Mutex::new(state), Notify::new(), AtomicU64::new(0));
-        Ok(Shape { id, handle, definition, filter, layout, files, state, changed, used })
+        let streams = AtomicU32::new(0);
+        Ok(Shape { id, handle, definition, filter, layout, files, state, changed, used, streams })
     }
 
     /// Names it for ever.
@@ -285,6 +298,11 @@ impl Shape {
         (base, page)
     }
 
+    /// How far the snapshot can be read.
+    pub fn snapshot_end(&self) -> u64 {
+        self.lock().snapshot.len()
+    }
+
     /// Where the log ends: its last offset.
     pub fn log_end(&self) -> Offset {
         self.lock().log.last()
@@ -349,6 +367,17 @@ impl Shape {
         let (place, end) = (Kind::Log(state.log.base()), state.log.len());
         let end = LogPage { place, from: end, to: end, last: state.log.last(), is_end: true };
         Some((with(&listener), end))
+    }
+
+    /// Counts one that waits for its changes, for as long as the answer lives.
+    pub fn watch(self: &Arc<Self>) -> Watching {
+        self.streams.fetch_add(1, Ordering::Relaxed);
+        Watching(Arc::clone(self))
+    }
+
+    /// How many wait for its changes.
+    pub fn streams(&self) -> u32 {
+        self.streams.load(Ordering::Relaxed)
     }
 
     /// How many bytes it has on disk, or will have.

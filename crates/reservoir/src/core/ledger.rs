@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use super::dice::Dice;
 use super::line::{Ticket, Views};
 use crate::connect::ConnectErrorKind;
-use crate::status::Discard;
+use crate::status::{Discard, LifeStatus};
 
 /// What the reservoir goes by.
 #[derive(Debug, Clone, Copy)]
@@ -233,6 +233,23 @@ impl<C: Held, W: Waiter> Ledger<C, W> {
 
     pub(crate) fn counts(&self) -> Counts {
         Counts { ready: self.ready.len() as u32, ..self.counts }
+    }
+
+    /// The ages of all that are ready, lent or resetting, the oldest first, at most `most`.
+    pub(crate) fn lives(&self, now: Instant, most: usize) -> Vec<LifeStatus> {
+        let millis = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+        let life = |life: &Life| {
+            let ends_at = life.expires_at.checked_sub(self.rules.guard_window).unwrap_or(life.expires_at);
+            LifeStatus {
+                age_ms: millis(now.saturating_duration_since(life.born)),
+                ends_in_ms: millis(ends_at.saturating_duration_since(now)),
+                lent: life.lent.is_some(),
+            }
+        };
+        let mut lives: Vec<_> = self.lives.iter().map(life).collect();
+        lives.sort_unstable_by_key(|life| std::cmp::Reverse(life.age_ms));
+        lives.truncate(most);
+        lives
     }
 
     pub(crate) fn rules(&self) -> &Rules {

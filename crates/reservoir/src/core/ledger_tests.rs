@@ -213,6 +213,10 @@ impl World {
         assert_eq!(counts.resetting as usize, self.resetting.len());
         assert_eq!(counts.retiring as usize, self.retiring.len());
         assert_eq!(counts.ready as usize + self.lent.len() + self.resetting.len(), self.closed.len());
+        let lives = self.ledger.lives(self.now, usize::MAX);
+        assert_eq!(lives.iter().filter(|life| life.lent).count(), self.lent.len());
+        assert_eq!(lives.len(), self.closed.len());
+        assert!(lives.is_sorted_by(|older, younger| older.age_ms >= younger.age_ms));
         for (view, quota) in QUOTAS.into_iter().enumerate() {
             let lent = self.lent.iter().filter(|(of, _)| *of == view).count() as u32;
             assert_eq!(lent, self.ledger.views.lent(view));

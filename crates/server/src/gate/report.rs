@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use forebay_admission::Admission;
+use forebay_admission::{Admission, MAX_LISTED};
 use forebay_quota::{Mode, Quota};
 use forebay_stream::Stats;
 use metrics::{counter, gauge};
@@ -15,6 +15,7 @@ use super::proxy::Proxy;
 use super::routes::Routes;
 use super::upstream::Upstream;
 use crate::admin::Report;
+use crate::dashboard::Sample;
 use crate::metrics as names;
 
 const REBUILDING: &str =
@@ -56,32 +57,19 @@ impl Report for GateReport {
     }
 
     fn status(&self) -> Value {
-        let counts = self.http.counts();
-        let mut http = Map::new();
-        http.insert("open_connections".into(), counts.open_connections.into());
-        http.insert("lean_streams".into(), counts.lean_streams.into());
-        http.extend(names::http_events(&counts).map(|(event, count)| (event.to_owned(), count.into())));
-        let routes: Vec<String> = self.routes.iter().map(ToString::to_string).collect();
-        json!({
-            "command": "gate",
-            "version": env!("CARGO_PKG_VERSION"),
-            "uptime_seconds": self.started.elapsed().as_secs(),
-            "gate": {
-                "listen": self.address.to_string(),
-                "upstream": self.upstream_url,
-                "upstream_failing": self.proxy.is_failing(),
-                "upstream_connections": self.upstream.stats(),
-                "stream_routes": routes,
-                "every_request_takes_a_permit": self.routes.is_empty(),
-                "identity": self.identity,
-                "streams": self.drain.streams(),
-                "plain_requests": self.drain.plain(),
-                "draining": self.drain.is_draining(),
-            },
-            "statistics": self.admission.statistics(),
-            "admission": self.admission.status(),
-            "http": http,
-        })
+        self.tell(MAX_LISTED)
+    }
+
+    fn glance(&self) -> Value {
+        self.tell(0)
+    }
+
+    fn sample(&self) -> Sample {
+        Sample {
+            streams: self.drain.streams() as u64,
+            requests: self.http.counts().requests,
+            ..Sample::default()
+        }
     }
 
     fn measure(&self) {
@@ -97,5 +85,40 @@ impl Report for GateReport {
         gauge!(names::IN_FLIGHT, "kind" => stream.as_str()).set(self.drain.streams() as f64);
         gauge!(names::IN_FLIGHT, "kind" => Kind::Plain.as_str()).set(self.drain.plain() as f64);
         gauge!(names::DRAINING).set(if self.drain.is_draining() { 1.0 } else { 0.0 });
+    }
+}
+
+impl GateReport {
+    /// Everything; lists so many streams.
+    fn tell(&self, most: usize) -> Value {
+        let counts = self.http.counts();
+        let mut http = Map::new();
+        http.insert("open_connections".into(), counts.open_connections.into());
+        http.insert("lean_streams".into(), counts.lean_streams.into());
+        http.extend(names::http_events(&counts).map(|(event, count)| (event.to_owned(), count.into())));
+        let routes: Vec<String> = self.routes.iter().map(ToString::to_string).collect();
+        json!({
+            "command": "gate",
+            "version": env!("CARGO_PKG_VERSION"),
+            "uptime_seconds": self.started.elapsed().as_secs(),
+            "uptime_ms": u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
+            "ready": self.ready().is_ok(),
+            "why_not_ready": self.ready().err(),
+            "gate": {
+                "listen": self.address.to_string(),
+                "upstream": self.upstream_url,
+                "upstream_failing": self.proxy.is_failing(),
+                "upstream_connections": self.upstream.stats(),
+                "stream_routes": routes,
+                "every_request_takes_a_permit": self.routes.is_empty(),
+                "identity": self.identity,
+                "streams": self.drain.streams(),
+                "plain_requests": self.drain.plain(),
+                "draining": self.drain.is_draining(),
+            },
+            "statistics": self.admission.statistics(),
+            "admission": self.admission.status_listing(most),
+            "http": http,
+        })
     }
 }

@@ -211,6 +211,7 @@ impl Answering {
     async fn long_poll(&self, asking: &Asking<'_>, shape: &Arc<Shape>, offset: Offset) -> Answered {
         // Those who are after what is seen by now have seen what is there, too.
         let after = offset.max(shape.log_end());
+        let _watching = shape.watch();
         match timeout(asking.at_most(self.long_poll), shape.log_beyond(after)).await {
             Ok(Ok(())) | Err(_) => {
                 let seen = self.shapes.seen();

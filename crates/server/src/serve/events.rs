@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use forebay_postgres::Awake;
-use forebay_shapes::{Listener, LogPage, Offset, Shape, Shapes};
+use forebay_shapes::{Listener, LogPage, Offset, Shape, Shapes, Watching};
 use forebay_stream::{Tail, Topic};
 use http_body::Body as _;
 use memchr::{memchr, memrchr};
@@ -153,6 +153,7 @@ pub(crate) struct Events {
     alarm: Pin<Box<Sleep>>,
     /// While somebody listens, the database is followed.
     _awake: Option<Awake>,
+    _watching: Watching,
 }
 
 enum State {
@@ -200,6 +201,7 @@ impl Events {
         let now = Instant::now();
         let alarm = Box::pin(sleep_until(now + keep_alive.min(lasts)));
         let (ready, ends_at) = (VecDeque::new(), now + lasts);
+        let _watching = shape.watch();
         let mut events = Events {
             shape,
             shapes,
@@ -210,6 +212,7 @@ impl Events {
             ends_at,
             alarm,
             _awake: awake,
+            _watching,
         };
         events.subscribe().then_some(events)
     }

@@ -8,7 +8,7 @@
 //! | long bodies; server-sent events | `body.rs`; `events.rs` |
 //! | how a shape is found or made | `making.rs`, with `database/` for tables and snapshots |
 //! | the stream from Postgres | `consumer.rs` |
-//! | start, shutdown, what operators see | `start.rs`, `report.rs`, `metrics.rs` |
+//! | start, shutdown, what operators see | `start.rs`, `report.rs`, `listing.rs`, `metrics.rs` |
 
 mod answering;
 mod body;
@@ -16,6 +16,7 @@ mod consumer;
 pub mod database;
 mod events;
 mod granted;
+mod listing;
 mod making;
 pub(crate) mod metrics;
 pub mod protocol;

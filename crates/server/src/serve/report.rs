@@ -10,9 +10,11 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::answering::Answering;
+use super::listing::Listing;
 use super::metrics;
 use super::protocol::answers::Health;
 use crate::admin::Report;
+use crate::dashboard::Sample;
 
 pub(crate) struct ServeReport {
     pub(crate) started: Instant,
@@ -21,7 +23,12 @@ pub(crate) struct ServeReport {
     pub(crate) admission: Admission,
     pub(crate) quota: Quota,
     pub(crate) http: Stats,
+    pub(crate) listing: Listing,
 }
+
+/// How much is read at once to count rows: for somebody who asks, and for the pages that look each second.
+const ASKED_BYTES: u64 = 256 * 1024;
+const GLANCE_BYTES: u64 = 8 * 1024 * 1024;
 
 impl Report for ServeReport {
     fn ready(&self) -> Result<(), &'static str> {
@@ -36,12 +43,40 @@ impl Report for ServeReport {
     }
 
     fn status(&self) -> Value {
+        self.tell(ASKED_BYTES)
+    }
+
+    fn glance(&self) -> Value {
+        self.tell(GLANCE_BYTES)
+    }
+
+    fn sample(&self) -> Sample {
+        let positions = self.answering.manager.positions();
+        Sample {
+            lag_bytes: Some(positions.lag_bytes),
+            retained_bytes: Some(positions.retained_bytes),
+            streams: self.admission.open() as u64,
+            requests: self.http.counts().requests,
+        }
+    }
+
+    fn measure(&self) {
+        crate::metrics::measure_process(self.started.elapsed());
+        crate::metrics::measure_http(&self.http.counts());
+        let (running, waiting) = self.answering.making.snapshots();
+        metrics::measure(&self.answering.shapes, running, waiting);
+    }
+}
+
+impl ServeReport {
+    /// Everything; reads so many bytes to count rows.
+    fn tell(&self, budget: u64) -> Value {
         let Answering { shapes, manager, .. } = &*self.answering;
-        let all = shapes.all();
-        let bytes: u64 = all.iter().map(|shape| shape.bytes()).sum();
+        let listed = self.listing.look(shapes, budget);
         let counts = self.http.counts();
         json!({
             "command": "serve",
+            "version": env!("CARGO_PKG_VERSION"),
             "listen": self.address.to_string(),
             "uptime_ms": u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
             "health": self.answering.health().as_str(),
@@ -49,14 +84,17 @@ impl Report for ServeReport {
             "why_not_ready": self.ready().err(),
             "database": manager.status(),
             "positions": manager.positions(),
+            "reservoir": manager.pool_status(),
             "shapes": {
-                "count": all.len(),
-                "bytes": bytes,
+                "count": listed.count,
+                "bytes": listed.bytes,
+                "streams": listed.streams,
+                "top": listed.top,
                 "writes": shapes.is_writing(),
                 "disk_full": shapes.is_full(),
                 "durable_lsn": shapes.position().map(|position| position.lsn),
             },
-            "admission": self.admission.statistics(),
+            "admission": self.admission(),
             "quota": self.quota.status(),
             "http": {
                 "open_connections": counts.open_connections,
@@ -67,10 +105,16 @@ impl Report for ServeReport {
         })
     }
 
-    fn measure(&self) {
-        crate::metrics::measure_process(self.started.elapsed());
-        crate::metrics::measure_http(&self.http.counts());
-        let (running, waiting) = self.answering.making.snapshots();
-        metrics::measure(&self.answering.shapes, running, waiting);
+    /// The statistics, and what else there is, but for the list of streams.
+    fn admission(&self) -> Value {
+        let status = self.admission.status_listing(0);
+        let statistics = json!(status.statistics);
+        let mut told = json!(status);
+        if let (Value::Object(told), Value::Object(statistics)) = (&mut told, statistics) {
+            told.remove("streams");
+            told.remove("quota"); // it is told beside
+            told.extend(statistics);
+        }
+        told
     }
 }

@@ -20,6 +20,7 @@ use tracing::{error, info, warn};
 
 use super::answering::Answering;
 use super::consumer::ShapesConsumer;
+use super::listing::Listing;
 use super::making::{Described, Making};
 use super::protocol::Access;
 use super::protocol::caching::CacheTimes;
@@ -127,6 +128,7 @@ impl Serve {
             admission: admission.clone(),
             quota: quota.clone(),
             http: server.stats(),
+            listing: Listing::default(),
         };
         let report: Arc<dyn Report> = Arc::new(report);
         let guard = Guard::new(config.admin_secret.clone());

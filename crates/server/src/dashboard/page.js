@@ -1,0 +1,474 @@
+"use strict";
+// Everything that comes from the server is shown as text, never as markup.
+
+const $ = (id) => document.getElementById(id);
+const WINDOW_MS = 600_000; // what the plots show; the server keeps as much for a new page
+const SILENCE_MS = 4_000; // a server that lives tells something each second
+
+// ---- words and units
+
+const WAY = [
+  ["start_replication_client", "Begin"],
+  ["replication_client_connecting", "Connect"],
+  ["acquiring_lock", "Lock"],
+  ["configuring_connection", "Configure"],
+  ["start_connection_pool", "Start pools"],
+  ["connection_pool_connecting", "Fill pools"],
+  ["start_shapes", "Load shapes"],
+  ["start_streaming", "Ask for stream"],
+  ["waiting_for_streaming_confirmation", "Confirm"],
+  ["streaming", "Streaming"],
+];
+const CONDITIONS = {
+  pg_lock_acquired: "Lock acquired",
+  replication_client_ready: "Replication connection",
+  admin_connection_pool_ready: "Pool for metadata",
+  snapshot_connection_pool_ready: "Pool for snapshots",
+  supervisor_processes_ready: "Shapes loaded",
+  integrity_checks_passed: "Integrity checked",
+  shape_log_collector_ready: "Shapes take changes",
+};
+const PHASES = {
+  connection_setup: "Connection setup", running: "Running", sleeping: "Asleep", halted: "Halted", stopped: "Stopping",
+};
+const TONES = {
+  active: "ok", waiting: "sleep", starting: "warn", healthy: "ok", degraded: "warn", critical: "bad", exhausted: "bad",
+};
+
+const words = (name) => { const text = String(name).replaceAll("_", " "); return text[0].toUpperCase() + text.slice(1); };
+const count = (n) => Number(n).toLocaleString("en-US");
+const plural = (n, one, many) => `${count(n)} ${n === 1 ? one : many}`;
+function bytes(n) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let at = 0;
+  while (n >= 1024 && at < units.length - 1) { n /= 1024; at += 1; }
+  return `${at === 0 || n >= 100 ? Math.round(n) : n.toFixed(1).replace(/\.0$/, "")} ${units[at]}`;
+}
+function duration(ms) {
+  const s = Math.max(0, Math.floor(ms / 1000));
+  if (s < 60) return `${s} s`;
+  if (s < 3600) return `${Math.floor(s / 60)} min ${s % 60} s`;
+  if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
+  return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
+}
+
+// ---- changing the page: only what differs, so that a selection or a focus stays
+
+function say(element, text) { if (element.textContent !== text) element.textContent = text; }
+function set(element, name, value) { if (element.getAttribute(name) !== value) element.setAttribute(name, value); }
+function pill(element, text, tone) { say(element, text); set(element, "data-tone", tone ?? "quiet"); }
+function note(element, text) { element.hidden = !text; say(element, text ?? ""); }
+function make(tag, name) { const element = document.createElement(tag); if (name) element.className = name; return element; }
+function list(parent, items, begin, fill) {
+  while (parent.children.length > items.length) parent.lastElementChild.remove();
+  items.forEach((item, at) => {
+    const element = parent.children[at] ?? parent.appendChild(begin(item));
+    fill(element, item, at);
+  });
+}
+function pairs(parent, items) {
+  list(parent, items.filter((item) => item[1] !== undefined && item[1] !== null && item[1] !== ""), () => {
+    const div = make("div");
+    div.append(make("dt"), make("dd"));
+    return div;
+  }, (div, [name, value, kind]) => {
+    say(div.firstChild, name);
+    say(div.lastChild, String(value));
+    div.lastChild.className = kind ?? "";
+  });
+}
+
+// ---- plots
+
+const SVG = "http://www.w3.org/2000/svg";
+let samples = []; // [time here, lag, retained, streams, requests a second], the oldest first
+
+class Plot {
+  constructor(figure, title, unit, value) {
+    Object.assign(this, { figure, title, unit, value, picked: null });
+    const caption = make("figcaption");
+    const name = make("b");
+    name.textContent = title;
+    this.now = make("span", "now");
+    this.read = make("output", "read");
+    const left = make("span");
+    left.append(name);
+    const right = make("span");
+    right.append(this.read, " ", this.now);
+    caption.append(left, right);
+    this.svg = document.createElementNS(SVG, "svg");
+    this.svg.setAttribute("aria-hidden", "true");
+    figure.append(caption, this.svg);
+    set(figure, "tabindex", "0");
+    set(figure, "role", "group");
+    figure.addEventListener("pointermove", (event) => this.pick(event));
+    figure.addEventListener("pointerleave", () => { this.picked = null; this.draw(); });
+    figure.addEventListener("blur", () => { this.picked = null; this.draw(); });
+    figure.addEventListener("keydown", (event) => this.key(event));
+    new ResizeObserver(() => this.draw()).observe(this.svg);
+  }
+  points() {
+    return samples.map((sample) => [sample[0], this.value(sample)]).filter((point) => point[1] !== null);
+  }
+  pick(event) {
+    const { x, w, end } = this.frame ?? {};
+    if (!w) return;
+    const at = event.clientX - this.svg.getBoundingClientRect().left;
+    this.picked = end - WINDOW_MS * (1 - (at - x) / w);
+    this.draw();
+  }
+  key(event) {
+    const step = { ArrowLeft: -5_000, ArrowRight: 5_000, PageUp: -60_000, PageDown: 60_000 }[event.key];
+    if (event.key === "Escape") this.picked = null;
+    else if (step) { this.picked = Math.min((this.picked ?? performance.now()) + step, performance.now()); event.preventDefault(); }
+    else return;
+    this.draw();
+  }
+  draw() {
+    const points = this.points();
+    const last = points.at(-1);
+    const most = points.reduce((most, point) => Math.max(most, point[1]), 0);
+    say(this.now, last ? this.unit.show(last[1]) : "–");
+    const box = this.svg.getBoundingClientRect();
+    if (box.width < 40) return;
+    const top = this.unit.top(most);
+    const x = 58, w = box.width - x - 6, y = 6, h = Math.max(40, box.height - 26), end = performance.now();
+    this.frame = { x, w, end };
+    const px = (time) => x + w * (1 - (end - time) / WINDOW_MS);
+    const py = (value) => y + h * (1 - Math.min(1, value / top));
+    const parts = [];
+    const add = (tag, name, attributes, text) => {
+      const element = document.createElementNS(SVG, tag);
+      element.setAttribute("class", name);
+      for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+      if (text !== undefined) element.textContent = text;
+      parts.push(element);
+    };
+    for (const part of [0, 0.5, 1]) {
+      const at = Math.round(py(top * part)) + 0.5;
+      add("line", part === 0 ? "base" : "grid", { x1: x, x2: x + w, y1: at, y2: at });
+      add("text", "tick", { x: x - 8, y: at + 4, "text-anchor": "end" }, this.unit.tick(top * part));
+    }
+    for (const minutes of w < 380 ? [10, 5, 0] : [10, 8, 6, 4, 2, 0]) {
+      const at = px(end - minutes * 60_000);
+      const anchor = minutes === 0 ? "end" : minutes === 10 ? "start" : "middle";
+      add("text", "tick", { x: at, y: y + h + 16, "text-anchor": anchor }, minutes === 0 ? "now" : `−${minutes} min`);
+    }
+    // A gap in what was heard is a gap in the curve.
+    const runs = [];
+    for (const point of points) {
+      const run = runs.at(-1);
+      if (run && point[0] - run.at(-1)[0] < 3_500) run.push(point);
+      else runs.push([point]);
+    }
+    for (const run of runs) {
+      const path = run.map(([time, value]) => `${Math.max(x, px(time)).toFixed(1)} ${py(value).toFixed(1)}`).join("L");
+      const from = Math.max(x, px(run[0][0])).toFixed(1), to = px(run.at(-1)[0]).toFixed(1);
+      add("path", "area", { d: `M${from} ${py(0)}L${path}L${to} ${py(0)}Z` });
+      add("path", "curve", { d: `M${path}` });
+    }
+    let read = points.length ? `most ${this.unit.show(most)} ·` : "";
+    if (this.picked !== null && points.length) {
+      const near = points.reduce((a, b) => (Math.abs(b[0] - this.picked) < Math.abs(a[0] - this.picked) ? b : a));
+      add("line", "cross", { x1: px(near[0]), x2: px(near[0]), y1: y, y2: y + h });
+      add("circle", "dot", { cx: px(near[0]), cy: py(near[1]), r: 4.5 });
+      read = `${this.unit.show(near[1])}, ${duration(end - near[0])} ago · now`;
+    }
+    say(this.read, read);
+    set(this.figure, "aria-label", `${this.title}, last 10 minutes: ${last ? this.unit.show(last[1]) : "nothing yet"}, most ${this.unit.show(most)}. Arrow keys read values.`);
+    this.svg.replaceChildren(...parts);
+  }
+}
+const BYTES = {
+  show: bytes, tick: (n) => (n === 0 ? "0" : bytes(n)),
+  top: (most) => { let top = 1024; while (top < most) top *= 2; return top; },
+};
+const nice = (most, least) => { let top = least; for (let at = 0; top < most; at += 1) top *= at % 3 === 1 ? 2.5 : 2; return top; };
+const COUNT = { show: (n) => count(Math.round(n)), tick: (n) => count(n), top: (most) => nice(most, 4) };
+const RATE = { show: (n) => `${n.toFixed(n < 10 ? 1 : 0)} / s`, tick: (n) => count(n), top: (most) => nice(most, 4) };
+const PLOTS = {
+  lag: ["Replication lag", BYTES, (sample) => sample[1]],
+  retained: ["WAL retained for the slot", BYTES, (sample) => sample[2]],
+  streams: ["Open streams here", COUNT, (sample) => sample[3]],
+  requests: ["Requests", RATE, (sample) => sample[4]],
+};
+const plots = [...document.querySelectorAll("[data-plot]")].map((figure) => new Plot(figure, ...PLOTS[figure.dataset.plot]));
+
+let requests = null; // the last count, and when
+function sampled([age, lag, retained, streams, total], now) {
+  const time = now - age;
+  const rate = requests && time > requests[0] && total >= requests[1] ? ((total - requests[1]) * 1000) / (time - requests[0]) : null;
+  requests = [time, total];
+  return [time, lag, retained, streams, rate];
+}
+function remember(sample) {
+  const before = samples.at(-1);
+  if (before && sample[0] - before[0] < 400) return; // a page that has just come is told twice
+  samples.push(sample);
+  while (samples.length && samples[0][0] < sample[0] - WINDOW_MS) samples.shift();
+}
+
+// ---- what both commands have
+
+function common(status) {
+  const admission = status.admission, statistics = admission.statistics, quota = status.quota ?? admission.quota;
+  const [used, most] = [statistics.total_connections, statistics.max_connections];
+  const { degraded_threshold: degraded, critical_threshold: critical } = statistics;
+  pill($("admission-state"), admission.draining ? "Draining" : words(statistics.state), admission.draining ? "warn" : TONES[statistics.state]);
+  const gauge = $("admission-gauge");
+  gauge.firstElementChild.style.width = `${Math.min(100, most ? (used / most) * 100 : 100)}%`;
+  set(gauge, "data-tone", TONES[statistics.state] ?? "quiet");
+  set(gauge, "aria-label", `${count(used)} of ${count(most)} streams open, ${statistics.state}`);
+  list($("admission-scale"), [
+    [0, `${plural(used, "stream", "streams")} open`, "start"], [degraded / most, `degraded ${count(degraded)}`, ""],
+    [critical / most, `critical ${count(critical)}`, critical / most > 0.85 ? "end" : ""],
+  ], () => make("span"), (span, [part, text, kind]) => {
+    say(span, text);
+    span.className = kind;
+    span.style.left = `${Math.min(1, part) * 100}%`;
+  });
+  const limit = admission.limits.per_user;
+  const bits = [
+    `${statistics.utilization_percent} % of ${count(most)} in all`,
+    limit < most ? `${count(limit)} for each user` : "no limit for a user",
+    admission.waiting ? `${count(admission.waiting)} waiting` : null,
+    admission.shedding ? `takes no new ones: too much ${admission.shedding}` : null,
+    `${statistics.state} for ${duration(admission.health.since_seconds * 1000)}`,
+    statistics.state === "healthy" ? null : admission.health.why,
+  ];
+  say($("admission-why"), bits.filter(Boolean).join(" · "));
+  const users = admission.users ?? [];
+  $("users-none").hidden = users.length > 0;
+  list($("users"), users, () => {
+    const li = make("li"), bar = make("span", "bar");
+    bar.append(make("i"));
+    li.append(make("span", "mono"), bar, make("span", "num"));
+    return li;
+  }, (li, user) => {
+    say(li.children[0], user.user);
+    li.children[1].firstChild.style.width = `${(user.streams / users[0].streams) * 100}%`;
+    say(li.children[2], count(user.streams));
+  });
+  return { quota, process: admission.process };
+}
+
+function facts(status, quota, process) {
+  const alone = quota.store === "memory";
+  pairs($("facts"), [
+    ["Version", status.version], ["Uptime", duration(status.uptime_ms)],
+    ["Instance", alone ? "counts alone" : quota.member.replace(/:[0-9a-f]{16}$/, ""), alone ? "" : "mono"],
+    ["Counting", alone ? null : `${words(quota.mode)}, ${plural(quota.members, "member", "members")}`],
+    ["Connections", count(status.http.open_connections)],
+    ["Memory", process.resident_bytes === null ? null : bytes(process.resident_bytes)],
+    ["CPU", process.cpu_ratio === null ? null : `${(process.cpu_ratio * 100).toFixed(1)} % of ${+process.cpus.toFixed(1)}`],
+  ]);
+}
+
+// ---- forebay serve
+
+const TICK = "M3 8.5l3.2 3.2L13 4.5", CROSS = "M4 4l8 8M12 4l-8 8";
+function database({ database }) {
+  const { step, phase, retries } = database;
+  const way = $("way");
+  const here = WAY.findIndex(([name]) => name === step);
+  say($("step"), here < 0 || PHASES[phase] === words(step) ? words(step) : `${PHASES[phase]}: ${words(step).toLowerCase()}`);
+  const tries = retries ? ` · ${plural(retries, "failure", "failures")} in ${duration(database.retrying_for_ms ?? 0)}` : "";
+  say($("step-for"), `for ${duration(database.step_for_ms)}${tries}`);
+  set(way, "data-arrived", String(step === "streaming"));
+  list(way, WAY, () => make("li"), (li, [name, text], at) => {
+    say(li, text);
+    set(li, "data-at", at < here ? "done" : at === here ? "here" : "ahead");
+    set(li, "title", words(name));
+    if (at === here) set(li, "aria-current", "step"); else li.removeAttribute("aria-current");
+  });
+  note($("trouble"), database.trouble);
+  const held = database.conditions.filter((condition) => condition.holds).length;
+  say($("conditions-sum"), `${held} of ${database.conditions.length} hold`);
+  list($("conditions"), database.conditions, () => {
+    const li = make("li"), svg = document.createElementNS(SVG, "svg");
+    svg.append(document.createElementNS(SVG, "path"));
+    set(svg, "viewBox", "0 0 16 16");
+    set(svg, "role", "img");
+    li.append(svg, make("span", "name"), make("span", "since"), make("span", "why"));
+    return li;
+  }, (li, { condition, holds, for_ms, why }) => {
+    set(li, "data-condition", condition);
+    set(li, "data-holds", String(holds));
+    set(li.children[0], "aria-label", holds ? "holds" : "doesn't hold");
+    set(li.children[0].firstChild, "d", holds ? TICK : CROSS);
+    say(li.children[1], CONDITIONS[condition] ?? words(condition));
+    say(li.children[2], `for ${duration(for_ms)}`);
+    say(li.children[3], why);
+  });
+}
+
+const CELLS = 48; // more are drawn as one bar
+function reservoir({ reservoir: pool }) {
+  const states = ["lent", "ready", "resetting", "dialing", "retiring"];
+  const counts = pool?.counts ?? {}, most = pool?.max ?? 0;
+  const total = states.reduce((sum, state) => sum + (counts[state] ?? 0), 0);
+  say($("reservoir-sum"), pool ? `${total} of ${most} connections${pool.waiting ? ` · ${plural(pool.waiting, "caller waits", "callers wait")}` : ""}` : "closed");
+  const cells = states.flatMap((state) => Array(counts[state] ?? 0).fill(state));
+  const many = most > CELLS;
+  const drawn = many ? states.map((state) => [state, counts[state] ?? 0]).filter(([, n]) => n > 0) : cells.map((state) => [state, 1]);
+  if (many) drawn.push(["free", Math.max(0, most - total)]);
+  else while (drawn.length < most) drawn.push(["free", 1]);
+  const tank = $("tank");
+  tank.classList.toggle("many", many);
+  set(tank, "aria-label", states.map((state) => `${counts[state] ?? 0} ${state}`).join(", ") + ` of ${most}`);
+  list(tank, drawn, () => make("span"), (span, [state, parts]) => { set(span, "data-is", state); span.style.flexGrow = parts; });
+  list($("tank-marks"), pool ? [[pool.low_watermark, `hurries below ${pool.low_watermark}`], [pool.target, `target ${pool.target}`]] : [],
+    () => make("span"), (span, [at, text]) => { say(span, text); span.style.left = `${most ? (at / most) * 100 : 0}%`; });
+  list($("tank-legend"), states, () => { const li = make("li"); li.append(make("i"), make("b"), make("span")); return li; },
+    (li, state) => { set(li, "data-is", state); say(li.children[1], count(counts[state] ?? 0)); say(li.children[2], state); });
+  const lives = pool?.lives ?? [];
+  list($("ages"), lives, () => make("i"), (dot, life) => {
+    dot.className = life.lent ? "lent" : "";
+    dot.style.left = `${(life.age_ms / Math.max(1, life.age_ms + life.ends_in_ms)) * 100}%`;
+  });
+  const next = lives.reduce((least, life) => Math.min(least, life.ends_in_ms), Infinity);
+  const text = lives.length
+    ? `New on the left, replaced on the right. Oldest ${duration(lives[0].age_ms)}, youngest ${duration(lives.at(-1).age_ms)}; the next is due in ${duration(next)}.`
+    : "No connection is open.";
+  say($("ages-sum"), text);
+  set($("ages"), "aria-label", text);
+  note($("reservoir-trouble"), pool?.trouble);
+}
+
+// As somebody would write it: names that need no quotes have none, nor is all of it in brackets.
+const clause = (text) => text.replaceAll(/"([a-z_][a-z0-9_]*)"/g, "$1").replace(/^\((.*)\)$/s, (all, inside) => (balanced(inside) ? inside : all));
+function balanced(text) {
+  let depth = 0;
+  for (const char of text) {
+    depth += char === "(" ? 1 : char === ")" ? -1 : 0;
+    if (depth < 0) return false;
+  }
+  return depth === 0;
+}
+
+let order = { by: "streams", up: false }, latest = null;
+function shapes({ shapes: all, listen }) {
+  const top = [...all.top];
+  const key = (shape) => (order.by === "table" ? shape.table : shape[order.by] ?? -1);
+  top.sort((a, b) => (key(a) < key(b) ? -1 : key(a) > key(b) ? 1 : 0) * (order.up ? 1 : -1) || b.bytes - a.bytes);
+  const more = all.count > top.length ? `; below, ${top.length} with the most streams, then the largest` : "";
+  say($("shapes-sum"), `${plural(all.count, "shape", "shapes")} · ${bytes(all.bytes)} · ${plural(all.streams, "stream", "streams")}${all.writes ? "" : " · read from another instance's store"}${more}`);
+  $("shapes-none").hidden = all.count > 0;
+  $("shapes").hidden = all.count === 0;
+  say($("first-shape"), `curl 'http://${listen}/v1/shape?table=…&offset=-1'`);
+  list($("shapes").tBodies[0], top, () => {
+    const tr = make("tr");
+    for (const [label, kind] of [["Table", ""], ["Where", "clause"], ["Rows", "num"], ["Size", "num"], ["Streams", "num"], ["Last offset", "mono"], ["Handle", "mono"]]) {
+      const td = make("td", kind);
+      td.dataset.label = label;
+      tr.append(td);
+    }
+    return tr;
+  }, (tr, shape) => {
+    const columns = shape.columns ? ` (${shape.columns.join(", ")})` : "";
+    const texts = [shape.table.replace(/^public\./, "") + columns, shape.where ? clause(shape.where) : "all rows", shape.rows === null ? "–" : count(shape.rows),
+      bytes(shape.bytes), count(shape.streams), shape.last_offset, shape.handle];
+    texts.forEach((text, at) => say(tr.children[at], text));
+    tr.children[1].classList.toggle("quiet", !shape.where);
+  });
+}
+for (const button of document.querySelectorAll("[data-sort]")) {
+  button.addEventListener("click", () => {
+    const by = button.dataset.sort;
+    order = { by, up: order.by === by ? !order.up : by === "table" };
+    for (const th of document.querySelectorAll("#shapes th")) th.removeAttribute("aria-sort");
+    button.parentElement.setAttribute("aria-sort", order.up ? "ascending" : "descending");
+    if (latest) shapes(latest);
+  });
+}
+
+function serve(status) {
+  const { quota, process } = common(status);
+  facts(status, quota, process);
+  pill($("health"), status.shapes.disk_full ? "Disk full" : words(status.health), status.shapes.disk_full ? "bad" : TONES[status.health]);
+  set($("health"), "title", status.why_not_ready ?? "ready");
+  const { lag, backend_pid } = status.positions;
+  const ms = lag.secs * 1000 + lag.nanos / 1e6;
+  say($("positions"), backend_pid === null ? "no replication connection" : `last commit arrived after ${ms < 10 ? ms.toFixed(1) : Math.round(ms)} ms · backend ${backend_pid}`);
+  database(status);
+  reservoir(status);
+  shapes(status);
+  return status.listen;
+}
+
+// ---- forebay gate
+
+function gate(status) {
+  const { quota, process } = common(status);
+  const { gate } = status, pool = gate.upstream_connections;
+  facts(status, quota, process);
+  pill($("health"), gate.draining ? "Draining" : status.ready ? "Ready" : "Not ready", gate.draining || !status.ready ? "warn" : "ok");
+  set($("health"), "title", status.why_not_ready ?? "ready");
+  pill($("upstream-state"), gate.upstream_failing ? "Failing" : "Answers", gate.upstream_failing ? "bad" : "ok");
+  say($("upstream-url"), gate.upstream);
+  pairs($("upstream-facts"), [
+    ["Open", count(pool.open)], ["Idle", count(pool.idle)], ["Dialled", count(pool.dials)], ["Used again", count(pool.reuses)],
+    ["Sent again", count(pool.retries)], ["Plain requests", count(gate.plain_requests)],
+    ["Users are known by", gate.identity.join(", ") || "nothing"],
+  ]);
+  const routes = gate.every_request_takes_a_permit ? ["every request takes a permit"] : gate.stream_routes;
+  list($("routes"), routes, () => make("li"), (li, route) => say(li, route));
+  pill($("quota-state"), words(quota.mode), quota.mode === "normal" ? "ok" : "warn");
+  pairs($("quota-facts"), [
+    ["Store", quota.store], ["Members", count(quota.members)], ["So for", duration(quota.mode_since_ms)], ["Member", quota.member, "mono"],
+  ]);
+  note($("quota-why"), quota.why);
+  say($("traffic"), `${count(status.http.request)} requests, ${count(status.http.accepted)} connections so far`);
+  return gate.listen;
+}
+
+// ---- the stream
+
+let heard = 0, lostSince = null, source = null;
+function show({ sample, status }) {
+  latest = status;
+  remember(sampled(sample, performance.now()));
+  const command = status.command;
+  for (const section of document.querySelectorAll("[data-for]")) section.hidden = section.dataset.for !== command;
+  say($("command"), command);
+  const listen = command === "gate" ? gate(status) : serve(status);
+  say($("where"), `Clients connect at ${listen}`);
+  say($("updated"), `Updated ${new Date().toLocaleTimeString()}`);
+  document.title = `${$("health").textContent} · ${listen} · Forebay`;
+  plots.forEach((plot) => plot.draw());
+}
+function link(state, text) { set($("link"), "data-link", state); say($("link-text"), text); }
+function live() {
+  heard = performance.now();
+  lostSince = null;
+  link("live", "Live");
+  note($("lost"), null);
+  set($("main"), "data-stale", "false");
+}
+function lost() {
+  if (lostSince === null) lostSince = Date.now();
+  link("lost", "No connection");
+  const old = latest ? "What is below is from before. " : "";
+  note($("lost"), `No connection to this server since ${new Date(lostSince).toLocaleTimeString()}. ${old}Trying again…`);
+  set($("main"), "data-stale", "true");
+  document.title = `No connection · Forebay`;
+}
+function listen() {
+  // The page's own parameters go along: they may be what opens the door.
+  source = new EventSource(`v1/events${location.search}`);
+  source.addEventListener("history", (event) => {
+    const now = performance.now(), told = JSON.parse(event.data);
+    requests = null;
+    const theirs = told.map((sample) => sampled(sample, now));
+    const from = theirs.length ? theirs[0][0] : now;
+    samples = samples.filter((sample) => sample[0] < from && sample[0] > now - WINDOW_MS).concat(theirs);
+  });
+  source.addEventListener("message", (event) => { live(); show(JSON.parse(event.data)); });
+  source.addEventListener("error", lost);
+}
+setInterval(() => {
+  if (heard && performance.now() - heard > SILENCE_MS) lost();
+  // A browser gives up on some answers; this page doesn't.
+  if (source.readyState === EventSource.CLOSED) { source.close(); listen(); }
+}, 2_000);
+listen();

@@ -1,0 +1,199 @@
+//! The page at `/` of the admin address, in a browser.
+
+use std::net::SocketAddr;
+
+use forebay_sandbox::Postgres;
+
+use crate::chromium::Chromium;
+use crate::gate::{Gate, forebay};
+use crate::origin::Streams;
+use crate::serve::support::Place;
+use crate::wire::{Client, until};
+
+const ITEMS: &str =
+    "CREATE TABLE items (id int PRIMARY KEY, title text); INSERT INTO items VALUES (1, 'one'), (2, 'two')";
+const ALL_HOLD: &str = "document.querySelectorAll('#conditions [data-holds=true]').length === 7";
+
+fn page(admin: SocketAddr) -> String {
+    format!("http://{admin}/")
+}
+
+/// Nothing was complained about, and nobody else was asked.
+#[track_caller]
+fn is_quiet(browser: &Chromium, admin: SocketAddr) {
+    assert_eq!(browser.complaints(), [""; 0]);
+    let foreign: Vec<_> =
+        browser.requested().into_iter().filter(|url| !url.starts_with(&page(admin))).collect();
+    assert_eq!(foreign, [""; 0]);
+}
+
+#[tokio::test]
+async fn the_conditions_change_when_postgres_stops_and_hold_again_when_it_is_back() {
+    let postgres: &Postgres = Box::leak(Box::new(Postgres::start().unwrap()));
+    let place = Place::on(postgres, ITEMS);
+    let serve = place.serve().await;
+    serve.reader(&[("table", "items")]).await;
+    let browser = Chromium::open(&page(serve.admin), "dashboard");
+    browser.until(ALL_HOLD).await;
+    assert_eq!(browser.text("#health"), "Active");
+    assert_eq!(browser.text("#step"), "Running: streaming");
+    assert_eq!(browser.text("#conditions-sum"), "7 of 7 hold");
+    browser.until("document.querySelector('#shapes tbody tr')?.cells[2].innerText === '2'").await;
+    assert_eq!(browser.ask("document.querySelectorAll('#tank [data-is=ready]').length > 0"), true);
+
+    postgres.stop().unwrap();
+    browser
+        .until(
+            "document.querySelector('[data-condition=replication_client_ready]').dataset.holds === 'false'",
+        )
+        .await;
+    browser.until("!document.querySelector('#trouble').hidden").await;
+    assert_ne!(browser.text("#health"), "Active");
+
+    postgres.revive().unwrap();
+    browser.until(ALL_HOLD).await;
+    browser.until("document.querySelector('#health').innerText === 'Active'").await;
+    browser.until("document.querySelector('#trouble').hidden").await;
+    is_quiet(&browser, serve.admin);
+}
+
+#[tokio::test]
+async fn a_page_says_that_its_server_is_gone_and_goes_on_when_it_is_back() {
+    let origin = Streams::start().await;
+    let gate = Gate::start(&origin.url(), &["--stream-route", "GET /stream", "--total", "50"]);
+    let admin = gate.admin;
+    let browser = Chromium::open(&page(admin), "dashboard-gate");
+    browser.until("document.querySelector('#link').dataset.link === 'live'").await;
+    assert_eq!(browser.text("#health"), "Ready");
+    assert_eq!(browser.text("#upstream-url"), origin.url());
+    assert_eq!(browser.text("#routes"), "GET /stream");
+    assert_eq!(browser.ask("document.querySelector('#h-shapes').offsetParent"), serde_json::Value::Null);
+
+    drop(gate);
+    browser
+        .until("document.querySelector('#lost').innerText.startsWith('No connection to this server')")
+        .await;
+    assert_eq!(browser.ask("document.querySelector('main').dataset.stale"), "true");
+
+    let mut again = forebay(&["gate", "--listen", "127.0.0.1:0", "--log-format", "json"]);
+    again.args(["--upstream", &origin.url(), "--admin", &admin.to_string()]);
+    let _again = Gate::run(again, "the gate listens");
+    browser.until("document.querySelector('#link').dataset.link === 'live'").await;
+    browser.until("document.querySelector('#lost').hidden").await;
+    is_quiet(&browser, admin);
+}
+
+#[tokio::test]
+async fn there_is_something_to_see_without_a_shape_and_with_many() {
+    let place = Place::new(ITEMS);
+    let serve = place.serve().await;
+    let browser = Chromium::open(&page(serve.admin), "dashboard-shapes");
+    browser.until("!document.querySelector('#shapes-none').hidden").await;
+    assert!(browser.text("#shapes-none").contains("/v1/shape?table="), "how to make the first");
+    for number in 0..60 {
+        let clause = format!("id > {number}");
+        serve.reader(&[("table", "items"), ("where", &clause)]).await;
+    }
+    let secret =
+        [("table", "items"), ("where", "title = $1"), ("params[1]", "a-secret"), ("columns", "id,title")];
+    let reader = serve.reader(&secret).await;
+    let _stream = serve.events(&reader).await;
+    browser.until("document.querySelector('#shapes-sum').innerText.startsWith('61 shapes')").await;
+    assert_eq!(browser.ask("document.querySelectorAll('#shapes tbody tr').length"), 20);
+    // The one with a stream is the first, and its value is nowhere.
+    browser.until("document.querySelector('#shapes tbody tr').cells[4].innerText === '1'").await;
+    let first = browser.text("#shapes tbody tr");
+    assert!(first.contains("title = '…'") && first.contains("items (id, title)"), "{first}");
+    assert!(!browser.ask("document.documentElement.outerHTML").as_str().unwrap().contains("a-secret"));
+    assert!(!serve.status().await.to_string().contains("a-secret"));
+    is_quiet(&browser, serve.admin);
+}
+
+#[tokio::test]
+async fn everything_is_reached_by_keyboard() {
+    let place = Place::new(ITEMS);
+    let serve = place.serve().await;
+    for clause in ["id = 1", "id > 0"] {
+        serve.reader(&[("table", "items"), ("where", clause)]).await;
+    }
+    let browser = Chromium::open(&page(serve.admin), "dashboard-keyboard");
+    browser.until("document.querySelectorAll('#shapes tbody tr').length === 2").await;
+    let focused = || {
+        let name = "(({ id, dataset, className, tagName, textContent }) => \
+             dataset.plot ?? dataset.sort ?? (className || (tagName === 'A' ? textContent : tagName)))(document.activeElement)";
+        browser.ask(name).as_str().unwrap().to_owned()
+    };
+    let mut reached = Vec::new();
+    while reached.len() < 20 && reached.last().is_none_or(|last| last != "readiness") {
+        browser.press("Tab");
+        reached.push(focused());
+        match reached.last().unwrap().as_str() {
+            "lag" => {
+                browser.press("ArrowLeft");
+                let read = browser.text("[data-plot=lag] output");
+                assert!(read.contains(" ago"), "{read}");
+            }
+            "rows" => {
+                browser.ask("document.activeElement.click()");
+                browser.until("document.querySelector('#shapes tbody tr').cells[2].innerText === '2'").await;
+                assert_eq!(browser.ask("document.activeElement.parentElement.ariaSort"), "descending");
+            }
+            _ => {}
+        }
+    }
+    let wanted = ["skip", "lag", "retained", "streams", "scroll", "table", "rows", "bytes", "streams"];
+    assert_eq!(reached[..wanted.len()], wanted);
+    assert_eq!(reached[wanted.len()..], ["status", "metrics", "readiness"]);
+    let unnamed = browser.ask(
+        "[...document.querySelectorAll('section, button, a, [tabindex=\"0\"], [role=img]')].filter((element) => \
+            !element.textContent.trim() && !element.ariaLabel && !element.getAttribute('aria-labelledby')).length",
+    );
+    assert_eq!(unnamed, 0, "all have a name");
+    is_quiet(&browser, serve.admin);
+}
+
+#[tokio::test]
+async fn no_script_but_its_own_runs_and_nobody_may_frame_it() {
+    let origin = Streams::start().await;
+    let gate = Gate::start(&origin.url(), &[]);
+    let head = gate.admin("/").await.head;
+    let policy = head.header("content-security-policy").unwrap();
+    for part in ["default-src 'none'", "frame-ancestors 'none'", "connect-src 'self'", "script-src 'sha256-"]
+    {
+        assert!(policy.contains(part), "{policy}");
+    }
+    assert_eq!(head.header("access-control-allow-origin"), None);
+    let browser = Chromium::open(&page(gate.admin), "dashboard-policy");
+    browser.until("document.querySelector('#link').dataset.link === 'live'").await;
+    assert_eq!(browser.complaints(), [""; 0], "its own do");
+    let script = "(() => { const other = document.createElement('script'); other.textContent = 'window.ran = true'; \
+         document.body.append(other); return window.ran === undefined; })()";
+    assert_eq!(browser.ask(script), true);
+}
+
+#[tokio::test]
+async fn only_so_many_pages_look_at_a_time_and_one_that_leaves_makes_room() {
+    let origin = Streams::start().await;
+    let gate = Gate::start(&origin.url(), &[]);
+    let mut pages = Vec::new();
+    for _ in 0..32 {
+        let mut page = Client::get(gate.admin, "/v1/events", &[]).await;
+        let head = page.head().await;
+        assert_eq!((head.status, head.header("content-type")), (200, Some("text/event-stream")));
+        let first = String::from_utf8(page.chunk().await.unwrap()).unwrap();
+        assert!(first.starts_with("retry: 1000\nevent: history\ndata: ["), "{first}");
+        pages.push(page);
+    }
+    let refused = gate.admin("/v1/events").await;
+    assert_eq!((refused.head.status, &refused.json()["error"]), (503, &"too_many_pages".into()));
+    pages.pop();
+    until("there is room again", async || {
+        let mut page = Client::get(gate.admin, "/v1/events", &[]).await;
+        page.head().await.status == 200
+    })
+    .await;
+    // HEAD takes no place.
+    let mut head = Client::connect(gate.admin).await;
+    head.request("HEAD", "/v1/events", &[], "").await;
+    assert_eq!(head.head().await.status, 200);
+}
