@@ -23,14 +23,17 @@ const PLENTY_BYTES: u64 = 4 << 30;
 
 /// A private folder, removed on drop together with every process that still lives in it.
 #[derive(Debug)]
-pub(crate) struct Folder {
+pub struct Folder {
     path: PathBuf,
 }
 
 impl Folder {
     /// Makes a new one, and sweeps those whose owner is gone. It is where `TMPDIR` says, else in memory, else where all
     /// temporary folders are.
-    pub(crate) fn create() -> Result<Folder, StartError> {
+    ///
+    /// # Errors
+    /// When it can't be made.
+    pub fn create() -> Result<Folder, StartError> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let (memory, base) = (Path::new(MEMORY), env::temp_dir());
         sweep(memory);
@@ -49,7 +52,8 @@ impl Folder {
         }
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    /// Where it is.
+    pub fn path(&self) -> &Path {
         &self.path
     }
 

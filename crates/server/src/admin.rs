@@ -26,6 +26,7 @@ use tower_service::Service;
 
 use crate::dashboard::{self, Events, Live, Sample};
 use crate::guard::Guard;
+use crate::page::harden;
 use crate::problem::problem;
 
 /// Operators are few.
@@ -151,7 +152,7 @@ impl Admin {
         };
         let mut response = Response::new(AdminBody::Events(events));
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-        dashboard::harden(response.headers_mut());
+        harden(response.headers_mut());
         response.extensions_mut().insert(LiveStream);
         response
     }

@@ -37,6 +37,8 @@ pub enum Command {
     /// Prints every setting as it holds, and where it came from; secrets are hidden
     #[command(after_long_help = CONFIG_HELP, after_help = "")]
     Config(Box<ConfigArgs>),
+    /// Tries it all on this machine: a throwaway Postgres with a sample that lives, the server and its dashboard
+    Dev(DevArgs),
 }
 
 const GATE_HELP: &str = "\
@@ -348,6 +350,39 @@ pub enum ConfigOf {
     /// The settings of `forebay gate`
     #[command(after_long_help = CONFIG_HELP, after_help = "")]
     Gate(GateArgs),
+}
+
+const DEV_HELP: &str = "\
+Examples:
+  forebay dev
+      Starts a throwaway Postgres with orders that come in and move on, and serves it. Ctrl-C leaves nothing behind.
+
+  forebay dev --database-url postgres://user@localhost/name
+      Serves your own database. In it, a temporary slot and a publication are made, which go at the end; and a table that
+      somebody asks for is set to REPLICA IDENTITY FULL, as changes can't be told otherwise. It needs wal_level=logical.
+
+Everything is on this machine only. Ports that are taken are passed over, unless you name them. The shell's variables
+(FOREBAY_..., DATABASE_URL) are for `forebay serve`, and don't count here.";
+
+/// Flags of `forebay dev`.
+#[derive(Debug, Clone, Default, Args)]
+#[command(after_long_help = DEV_HELP, after_help = "--help has examples.")]
+pub struct DevArgs {
+    /// Your own database instead of a throwaway one
+    #[arg(long, value_name = "URL")]
+    pub database_url: Option<Hidden>,
+    /// Where instances meet [default: none, this one counts alone]
+    #[arg(long, value_name = "URL")]
+    pub redis: Option<Hidden>,
+    /// Where clients connect [default: 127.0.0.1:3000, or the next free port]
+    #[arg(long, value_name = "IP:PORT")]
+    pub listen: Option<String>,
+    /// Where the dashboard is [default: 127.0.0.1:3001, or the next free port]
+    #[arg(long, value_name = "IP:PORT")]
+    pub admin: Option<String>,
+    /// The least level that is logged: error, warn, info, debug or trace [default: warn]
+    #[arg(long, value_name = "FILTER")]
+    pub log: Option<String>,
 }
 
 /// Adds those of the flags that were said.

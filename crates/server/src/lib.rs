@@ -12,6 +12,7 @@
 //! | colours, and text that others wrote | `terminal.rs` |
 //! | the reverse proxy | `gate/` |
 //! | shapes over HTTP | `serve/` |
+//! | both with a throwaway database, to try it | `dev/` |
 //! | addresses, Redis, upkeep: what both need | `starting.rs` |
 //! | `/healthz`, `/readyz`, `/metrics`, `/v1/status`; their secret | `admin.rs`, `guard.rs` |
 //! | TLS for clients | `tls.rs` |
@@ -25,12 +26,14 @@ pub mod client;
 pub mod config;
 pub mod dashboard;
 pub mod descriptors;
+pub mod dev;
 mod gate;
 pub mod guard;
 pub mod logging;
 mod memory;
 pub mod metrics;
 mod numbers;
+mod page;
 mod problem;
 mod reload;
 pub mod serve;

@@ -18,6 +18,12 @@ impl Hidden {
     }
 }
 
+impl From<String> for Hidden {
+    fn from(text: String) -> Hidden {
+        Hidden(text)
+    }
+}
+
 impl FromStr for Hidden {
     type Err = Infallible;
 

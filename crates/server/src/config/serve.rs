@@ -19,6 +19,7 @@ use super::said::Said;
 use super::serve_file::{ServeFile, ServeSection};
 use super::storage::check_storage;
 use crate::logging::LogConfig;
+use crate::page::Page;
 use crate::serve::protocol::Secret;
 use crate::tls::Tls;
 
@@ -82,6 +83,10 @@ pub struct ServeConfig {
     pub electric: Vec<ElectricNotice>,
     /// All of it as it was said, to find out later what has changed.
     pub said: Said,
+    /// A page for people at `/` of the clients' address; only `forebay dev` has one.
+    pub(crate) home: Option<&'static Page>,
+    /// Whether slot and publication are dropped at the end, as `forebay dev` does with its own.
+    pub(crate) leaves_nothing: bool,
 }
 
 impl TryFrom<Layers<ServeFile>> for ServeConfig {
@@ -146,6 +151,8 @@ fn check_all(file: &ServeFile, check: &Check) -> Result<ServeConfig, ValueError>
         log: check_log(&file.log, check)?,
         electric: Vec::new(),
         said: Said::default(),
+        home: None,
+        leaves_nothing: false,
     })
 }
 

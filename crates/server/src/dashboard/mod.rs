@@ -15,63 +15,26 @@ mod live;
 
 use std::sync::LazyLock;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use http::header::{
-    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue, REFERRER_POLICY,
-    X_CONTENT_TYPE_OPTIONS,
-};
-use http::{HeaderMap, Response};
-use ring::digest::{SHA256, digest};
+use http::Response;
 
 pub use self::history::Sample;
 pub use self::live::Events;
 pub(crate) use self::live::Live;
+use crate::page::Page;
 
-const DOCUMENT: &str = include_str!("page.html");
-const STYLE: &str = include_str!("page.css");
-const SCRIPT: &str = include_str!("page.js");
-
-/// The document, and its policy.
-static PAGE: LazyLock<(Bytes, HeaderValue)> = LazyLock::new(|| {
-    let document = DOCUMENT.replace("{{style}}", STYLE).replace("{{script}}", SCRIPT);
-    let policy = format!(
-        "default-src 'none'; script-src {}; style-src {}; img-src data:; connect-src 'self'; base-uri 'none'; \
-         form-action 'none'; frame-ancestors 'none'",
-        hash(SCRIPT),
-        hash(STYLE)
-    );
-    (Bytes::from(document), HeaderValue::from_str(&policy).expect("a policy is ASCII"))
-});
+static PAGE: LazyLock<Page> =
+    LazyLock::new(|| Page::new(include_str!("page.html"), include_str!("page.css"), include_str!("page.js")));
 
 /// The page.
 pub(crate) fn page() -> Response<Bytes> {
-    let (document, policy) = &*PAGE;
-    let mut response = Response::new(document.clone());
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"));
-    headers.insert(CONTENT_SECURITY_POLICY, policy.clone());
-    harden(headers);
-    response
-}
-
-/// What holds for the page and for what it reads.
-pub(crate) fn harden(headers: &mut HeaderMap) {
-    let own = HeaderName::from_static("cross-origin-resource-policy");
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
-    headers.insert(own, HeaderValue::from_static("same-origin"));
-}
-
-/// As a policy names it.
-fn hash(text: &str) -> String {
-    format!("'sha256-{}'", STANDARD.encode(digest(&SHA256, text.as_bytes())))
+    PAGE.response()
 }
 
 #[cfg(test)]
 mod tests {
+    use http::header::CONTENT_SECURITY_POLICY;
+
     use super::*;
 
     #[test]

@@ -188,7 +188,7 @@ const COUNT = { show: (n) => count(Math.round(n)), tick: (n) => count(n), top: (
 const RATE = { show: (n) => `${n.toFixed(n < 10 ? 1 : 0)} / s`, tick: (n) => count(n), top: (most) => nice(most, 4) };
 const PLOTS = {
   lag: ["Replication lag", BYTES, (sample) => sample[1]],
-  retained: ["WAL retained for the slot", BYTES, (sample) => sample[2]],
+  retained: ["WAL retained", BYTES, (sample) => sample[2]],
   streams: ["Open streams here", COUNT, (sample) => sample[3]],
   requests: ["Requests", RATE, (sample) => sample[4]],
 };

@@ -32,6 +32,7 @@ use super::protocol::{
     Bearer, Invalid, MAX_BODY_BYTES, Query, Refusal, Route, ShapeRequest, cursor, encoding, etag,
 };
 use super::service::whole;
+use crate::page::Page;
 
 /// Answers.
 #[derive(Debug)]
@@ -46,6 +47,8 @@ pub(crate) struct Answering {
     /// How long all of a request's body may take, though its client is never silent for long.
     pub(crate) body_timeout: Duration,
     pub(crate) started: Instant,
+    /// For people who open the clients' address.
+    pub(crate) home: Option<&'static Page>,
 }
 
 /// How long waking up may take before what is there is served.
@@ -61,7 +64,8 @@ impl Answering {
         }
         whole(match route {
             Route::Health => self.health().response(),
-            Route::Root | Route::Shape | Route::NotFound => answers::root(),
+            Route::Root => self.home.map_or_else(answers::root, Page::response),
+            Route::Shape | Route::NotFound => answers::root(),
         })
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use forebay_admission::{Admission, AdmissionLayer};
 use forebay_postgres::reservoir::Limits;
-use forebay_postgres::{Manager, StackEvent};
+use forebay_postgres::{Manager, NotReady, StackEvent};
 use forebay_quota::Quota;
 use forebay_shapes::Shapes;
 use forebay_stream::{Server, Wrap};
@@ -52,6 +52,7 @@ pub struct Serve {
     chores: Vec<JoinHandle<()>>,
     reload: Reload,
     metrics: PrometheusHandle,
+    leaves_nothing: bool,
 }
 
 impl Serve {
@@ -98,6 +99,7 @@ impl Serve {
             sse_timeout: config.sse_timeout,
             body_timeout: BODY_SILENCES * config.http.body_read_timeout,
             started: Instant::now(),
+            home: config.home,
         });
         let layer = AdmissionLayer::new(admission.clone(), config.identity.identify.clone());
         let access = Access {
@@ -136,7 +138,19 @@ impl Serve {
             .access(access)
             .tls(config.tls.clone());
         let admin = admin_listener.map(|listener| admin::server(listener, report, metrics.clone(), guard));
-        Ok(Serve { server, admin, admission, quota, manager, shapes, chores, reload, metrics })
+        let leaves_nothing = config.leaves_nothing;
+        Ok(Serve {
+            server,
+            admin,
+            admission,
+            quota,
+            manager,
+            shapes,
+            chores,
+            reload,
+            metrics,
+            leaves_nothing,
+        })
     }
 
     /// How settings are read again on SIGHUP; without it, only the certificate is.
@@ -148,11 +162,35 @@ impl Serve {
         self
     }
 
+    /// Waits until the database is followed.
+    ///
+    /// # Errors
+    /// When that won't be without somebody's help.
+    pub async fn ready(&self) -> Result<(), NotReady> {
+        self.manager.ready().await.map(drop)
+    }
+
+    /// What keeps the database from being followed.
+    pub fn trouble(&self) -> Option<String> {
+        self.manager.status().trouble
+    }
+
     /// Serves until a signal. Then new streams are refused, and open ones end: their clients come back to another instance, or to this one
     /// after its restart, and go on where they were. Last, what came from the database is made durable and acknowledged. A second signal ends it
     /// at once; then this says which.
     pub async fn run(self, mut signals: Signals) -> Option<&'static str> {
-        let Serve { server, admin, admission, quota, manager, shapes, chores, mut reload, metrics } = self;
+        let Serve {
+            server,
+            admin,
+            admission,
+            quota,
+            manager,
+            shapes,
+            chores,
+            mut reload,
+            metrics,
+            leaves_nothing,
+        } = self;
         let upkeep = tokio::spawn(upkeep(metrics, server.stats()));
         let admin = admin.map(|admin| tokio::spawn(admin.run(std::future::pending())));
         let (stop, stopped) = oneshot::channel::<()>();
@@ -165,7 +203,10 @@ impl Serve {
         let end = async {
             let _ = stop.send(());
             chores.iter().for_each(JoinHandle::abort);
-            manager.shutdown().await;
+            match leaves_nothing {
+                true => manager.shutdown_and_drop().await,
+                false => manager.shutdown().await,
+            }
             let cut = serving.await.map_or(0, |summary| summary.cut);
             let _ = timeout(LEAVE_TIMEOUT, quota.leave()).await;
             let _ended = spawn_blocking(move || shapes.end_writing()).await;

@@ -12,6 +12,7 @@ mod config;
 mod crowd;
 mod dashboard;
 mod database;
+mod dev;
 mod drain;
 mod fastapi;
 mod gate;
