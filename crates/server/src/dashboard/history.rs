@@ -12,7 +12,7 @@ const KEPT: usize = 600;
 /// What is measured each second: cheap, whoever looks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Sample {
-    /// Bytes of the database's log that are received and not durable here.
+    /// Bytes of the database's log that are received and not durable here; `None`: nobody knows.
     pub lag_bytes: Option<u64>,
     /// Bytes of log that the database keeps for the slot.
     pub retained_bytes: Option<u64>,

@@ -126,7 +126,7 @@ class Plot {
   }
   draw() {
     const points = this.points();
-    const last = points.at(-1);
+    const last = samples.length && this.value(samples.at(-1)) !== null ? points.at(-1) : undefined;
     const most = points.reduce((most, point) => Math.max(most, point[1]), 0);
     say(this.now, last ? this.unit.show(last[1]) : "–");
     const box = this.svg.getBoundingClientRect();
@@ -387,9 +387,9 @@ function serve(status) {
   facts(status, quota, process);
   pill($("health"), status.shapes.disk_full ? "Disk full" : words(status.health), status.shapes.disk_full ? "bad" : TONES[status.health]);
   set($("health"), "title", status.why_not_ready ?? "ready");
-  const { lag, backend_pid } = status.positions;
+  const { lag, backend_pid } = status.positions, follows = status.database.phase === "running";
   const ms = lag.secs * 1000 + lag.nanos / 1e6;
-  say($("positions"), backend_pid === null ? "no replication connection" : `last commit arrived after ${ms < 10 ? ms.toFixed(1) : Math.round(ms)} ms · backend ${backend_pid}`);
+  say($("positions"), !follows || backend_pid === null ? "no replication connection" : `last commit arrived after ${ms < 10 ? ms.toFixed(1) : Math.round(ms)} ms · backend ${backend_pid}`);
   database(status);
   reservoir(status);
   shapes(status);
@@ -451,6 +451,7 @@ function lost() {
   const old = latest ? "What is below is from before. " : "";
   note($("lost"), `No connection to this server since ${new Date(lostSince).toLocaleTimeString()}. ${old}Trying again…`);
   set($("main"), "data-stale", "true");
+  pill($("health"), "Unknown", "quiet");
   document.title = `No connection · Forebay`;
 }
 function listen() {

@@ -93,6 +93,9 @@ pub(super) fn serve_args(
         ("FOREBAY_DATABASE_TEMPORARY_SLOT", "true"),
         ("FOREBAY_DATABASE_POOL_SIZE", "8"),
         ("FOREBAY_SERVE_DRAIN_TIMEOUT_MS", "500"),
+        // A Redis that knows of nobody admits streams after one TTL: nobody should wait for long to see them.
+        ("FOREBAY_QUOTA_BEAT_MS", "250"),
+        ("FOREBAY_QUOTA_TTL_MS", "1500"),
     ];
     (serve, settings.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec())
 }

@@ -29,8 +29,13 @@ impl fmt::Display for Words<'_> {
         let table = if self.has_sample { "orders" } else { "YOUR_TABLE" };
         writeln!(f, "\nClients    http://{clients}    open it: a table, live")?;
         writeln!(f, "Dashboard  http://{admin}")?;
-        for port in taken {
-            writeln!(f, "           (port {port} is taken, so it is another one)")?;
+        if !taken.is_empty() {
+            let ports: Vec<String> = taken.iter().map(ToString::to_string).collect();
+            writeln!(
+                f,
+                "           (another program has {}, so these are the next free ones)",
+                ports.join(" and ")
+            )?;
         }
         if !self.is_ready {
             let why = self.trouble.as_deref().unwrap_or("it takes longer than usual");

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use forebay_admission::Admission;
+use forebay_postgres::Phase;
 use forebay_quota::Quota;
 use forebay_stream::Stats;
 use serde_json::{Value, json};
@@ -51,10 +52,12 @@ impl Report for ServeReport {
     }
 
     fn sample(&self) -> Sample {
-        let positions = self.answering.manager.positions();
+        let manager = &self.answering.manager;
+        // Without a stream nobody knows how far behind it is, and what was known last would look like all is well.
+        let positions = (manager.status().phase == Phase::Running).then(|| manager.positions());
         Sample {
-            lag_bytes: Some(positions.lag_bytes),
-            retained_bytes: Some(positions.retained_bytes),
+            lag_bytes: positions.map(|positions| positions.lag_bytes),
+            retained_bytes: positions.map(|positions| positions.retained_bytes),
             streams: self.admission.open() as u64,
             requests: self.http.counts().requests,
         }

@@ -49,6 +49,7 @@ async fn the_conditions_change_when_postgres_stops_and_hold_again_when_it_is_bac
         .await;
     browser.until("!document.querySelector('#trouble').hidden").await;
     assert_ne!(browser.text("#health"), "Active");
+    browser.until("document.querySelector('[data-plot=lag] .now').innerText === '–'").await;
 
     postgres.revive().unwrap();
     browser.until(ALL_HOLD).await;

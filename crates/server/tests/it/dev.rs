@@ -8,13 +8,13 @@ use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
-use forebay_sandbox::free_port;
+use forebay_sandbox::{Redis, free_port};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::chromium::Chromium;
 use crate::gate::forebay;
 use crate::serve::support::Place;
-use crate::wire::{DEADLINE, until};
+use crate::wire::{Client, DEADLINE, until};
 
 /// A run, and the folder that all it makes is in; killed when it is dropped.
 struct Dev {
@@ -191,6 +191,16 @@ async fn an_own_database_is_served_and_keeps_neither_slot_nor_publication() {
         ("0".to_owned(), "0".to_owned())
     );
     assert_eq!(count("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'"), "1", "no sample in it");
+}
+
+#[tokio::test]
+async fn with_a_redis_it_counts_with_others() {
+    let redis = Redis::start().unwrap();
+    let (dev, _) = Dev::start(&["--redis", &redis.url()]);
+    let status = Client::ask(dev.admin.parse().unwrap(), "GET", "/v1/status", &[], "").await.json();
+    assert_eq!(status["quota"]["store"], "redis");
+    let browser = Chromium::open(&format!("http://{}/", dev.clients), "dev-redis");
+    browser.until("document.querySelectorAll('#rows tr.changed').length > 0").await;
 }
 
 #[test]
