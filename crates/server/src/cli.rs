@@ -38,6 +38,8 @@ pub enum Command {
     #[command(after_long_help = CONFIG_HELP, after_help = "")]
     Config(Box<ConfigArgs>),
     /// Tries it all on this machine: a throwaway Postgres with a sample that lives, the server and its dashboard
+    #[cfg(target_os = "linux")]
+    // a Postgres that ends with its owner, however that ends, is one of Linux
     Dev(DevArgs),
 }
 

@@ -26,6 +26,7 @@ pub mod client;
 pub mod config;
 pub mod dashboard;
 pub mod descriptors;
+#[cfg(target_os = "linux")]
 pub mod dev;
 mod gate;
 pub mod guard;

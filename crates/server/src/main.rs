@@ -7,15 +7,15 @@ use anyhow::Context as _;
 use clap::Parser as _;
 use forebay_server::check::Finding;
 use forebay_server::cli::{
-    CheckArgs, Cli, Command, ConfigArgs, ConfigOf, DevArgs, GateArgs, ServeArgs, StatusArgs, TailArgs,
+    CheckArgs, Cli, Command, ConfigArgs, ConfigOf, GateArgs, ServeArgs, StatusArgs, TailArgs,
 };
 use forebay_server::config::{ConfigError, Hidden};
-use forebay_server::logging::{LogConfig, LogFormat};
+use forebay_server::logging::LogConfig;
 use forebay_server::signals::Signals;
 use forebay_server::status::Show;
 use forebay_server::tail::Shape;
 use forebay_server::terminal::Paint;
-use forebay_server::{Gate, Serve, check, config, descriptors, dev, logging, metrics, status, tail};
+use forebay_server::{Gate, Serve, check, config, descriptors, logging, metrics, status, tail};
 use metrics_exporter_prometheus::PrometheusHandle;
 
 /// Bad settings, as shells know it.
@@ -30,6 +30,7 @@ fn main() -> ExitCode {
         Command::Status(args) => state(&args),
         Command::Check(args) => fitness(*args),
         Command::Config(args) => effective(*args),
+        #[cfg(target_os = "linux")]
         Command::Dev(args) => try_it(args),
     };
     result.unwrap_or_else(|error| {
@@ -149,12 +150,13 @@ fn effective(args: ConfigArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn try_it(args: DevArgs) -> anyhow::Result<ExitCode> {
+#[cfg(target_os = "linux")]
+fn try_it(args: forebay_server::cli::DevArgs) -> anyhow::Result<ExitCode> {
+    use forebay_server::dev;
     if let Err(error) = dev::check(&args) {
         return Ok(unusable(&error));
     }
-    let filter = args.log.clone().unwrap_or_else(|| "warn".to_owned());
-    run(&LogConfig { format: LogFormat::Text, filter }, async |recorder, descriptors, signals| {
+    run(&dev::log(&args), async |recorder, descriptors, signals| {
         Ok(dev::run(args, recorder, descriptors, signals).await?)
     })
 }

@@ -6,7 +6,8 @@
 //!
 //! | to find | look in |
 //! |---|---|
-//! | the document, its style, its script | `page.html`, `page.css`, `page.js` |
+//! | the document, its style | `page.html`, `page.css` |
+//! | its script: units, lists and plots; what is shown where | `instruments.js`; `page.js` |
 //! | what it is told each second | `live.rs` |
 //! | what was measured in the last minutes | `history.rs` |
 
@@ -23,8 +24,10 @@ pub use self::live::Events;
 pub(crate) use self::live::Live;
 use crate::page::Page;
 
-static PAGE: LazyLock<Page> =
-    LazyLock::new(|| Page::new(include_str!("page.html"), include_str!("page.css"), include_str!("page.js")));
+static PAGE: LazyLock<Page> = LazyLock::new(|| {
+    let script = concat!(include_str!("instruments.js"), include_str!("page.js"));
+    Page::new(include_str!("page.html"), include_str!("page.css"), script)
+});
 
 /// The page.
 pub(crate) fn page() -> Response<Bytes> {

@@ -23,8 +23,8 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::timeout;
 
 use self::sample::Sample;
-pub use self::settings::check;
 use self::settings::{Addresses, serve_args};
+pub use self::settings::{check, log};
 use self::words::Words;
 use crate::cli::DevArgs;
 use crate::config::{self, ConfigError};

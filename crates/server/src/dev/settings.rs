@@ -6,6 +6,7 @@ use std::path::Path;
 
 use crate::cli::{DevArgs, ServeArgs};
 use crate::config::{self, ConfigError, Hidden};
+use crate::logging::{LogConfig, LogFormat};
 
 const CLIENTS: u16 = 3000;
 const ADMIN: u16 = 3001;
@@ -13,6 +14,7 @@ const ADMIN: u16 = 3001;
 const TRIES: u16 = 50;
 /// Enough to try it, on a machine that lets a program open a thousand files.
 const TOTAL: u32 = 500;
+const QUIET: &str = "warn";
 
 /// Where it listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,6 +54,11 @@ fn is_free(port: u16) -> bool {
     !all.is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
 }
 
+/// What is logged: by default only what is wrong, so that the addresses stay in sight.
+pub fn log(args: &DevArgs) -> LogConfig {
+    LogConfig { format: LogFormat::Text, filter: args.log.clone().unwrap_or_else(|| QUIET.to_owned()) }
+}
+
 /// Whether the flags can be used, before anything is started.
 ///
 /// # Errors
@@ -85,7 +92,7 @@ pub(super) fn serve_args(
         admin: Some(addresses.admin.clone()),
         redis: args.redis.clone(),
         total: Some(TOTAL),
-        log: Some(args.log.clone().unwrap_or_else(|| "warn".to_owned())),
+        log: Some(args.log.clone().unwrap_or_else(|| QUIET.to_owned())),
         ..ServeArgs::default()
     };
     // What has no flag. The shell's own variables don't count here: they are for `forebay serve`.

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use forebay_sandbox::Postgres;
+use serde_json::json;
 
 use crate::chromium::Chromium;
 use crate::gate::{Gate, forebay};
@@ -103,6 +104,12 @@ async fn there_is_something_to_see_without_a_shape_and_with_many() {
     assert_eq!(browser.ask("document.querySelectorAll('#shapes tbody tr').length"), 20);
     // The one with a stream is the first, and its value is nowhere.
     browser.until("document.querySelector('#shapes tbody tr').cells[4].innerText === '1'").await;
+    for width in [390, 700, 1280] {
+        let screen = json!({"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width == 390});
+        browser.order("Emulation.setDeviceMetricsOverride", screen);
+        let sticks_out = browser.ask("document.documentElement.scrollWidth > innerWidth");
+        assert_eq!(sticks_out, false, "at a width of {width}");
+    }
     let first = browser.text("#shapes tbody tr");
     assert!(first.contains("title = '…'") && first.contains("items (id, title)"), "{first}");
     assert!(!browser.ask("document.documentElement.outerHTML").as_str().unwrap().contains("a-secret"));
