@@ -18,6 +18,7 @@
 //! | TLS for clients | `tls.rs` |
 //! | settings that change while we run | `reload.rs` |
 //! | the page at `/`, and what it is told at `/v1/events` | `dashboard/` |
+//! | pages in one document, and their policy | `page.rs` |
 
 pub mod admin;
 pub mod check;

@@ -11,10 +11,15 @@ function common(status) {
   set(gauge, "data-tone", TONES[statistics.state] ?? "quiet");
   set(gauge, "aria-label", `${count(used)} of ${count(most)} streams open, ${statistics.state}`);
   list($("admission-scale"), [
-    [0, `${plural(used, "stream", "streams")} open`, "start"], [degraded / most, `degraded ${count(degraded)}`, ""],
-    [critical / most, `critical ${count(critical)}`, critical / most > 0.85 ? "end" : ""],
-  ], () => make("span"), (span, [part, text, kind]) => {
-    say(span, text);
+    [0, `${plural(used, "stream", "streams")} open`, "", "start"], [degraded / most, "degraded", ` ${count(degraded)}`, ""],
+    [critical / most, "critical", ` ${count(critical)}`, critical / most > 0.85 ? "end" : ""],
+  ], () => {
+    const span = make("span");
+    span.append(make("i"), make("b"));
+    return span;
+  }, (span, [part, name, number, kind]) => {
+    say(span.firstChild, name);
+    say(span.lastChild, number);
     span.className = kind;
     span.style.left = `${Math.min(1, part) * 100}%`;
   });
