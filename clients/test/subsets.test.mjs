@@ -91,6 +91,8 @@ for (const method of ['GET', 'POST']) {
     // The stream's own request is given up for this one, and so no answer has told the schema yet.
     await within('the subset', follower.stream.requestSnapshot({ where: 'size = 50', orderBy: 'id' }));
     assert.deepEqual(follower.rows, [['insert', { id: 5, letter: 'e', size: 50 }]]);
+    // Only now it asks where `now` is.
+    await follower.live();
     await sql(`UPDATE ${things} SET size = 51 WHERE id = 5`);
     await follower.reads('what happens to it', [['update', { id: 5, size: 51 }]], 1);
   });

@@ -118,3 +118,57 @@ fn alerts_dashboard_and_runbook_name_metrics_that_there_are() {
     }
     serde_json::from_str::<serde_json::Value>(&file("ops/grafana.json")).expect("the dashboard is JSON");
 }
+
+/// What stands in an `as_str` for programs: the names of errors.
+fn codes() -> BTreeSet<String> {
+    let files = [
+        "crates/server/src/serve/protocol/refusal.rs",
+        "crates/server/src/gate/refusal.rs",
+        "crates/server/src/gate/failure.rs",
+        "crates/admission/src/rejection.rs",
+        "crates/admission/src/identity/jwt.rs",
+        "crates/admission/src/identity/mod.rs",
+    ];
+    let is_code = |word: &&str| word.chars().all(|letter| letter.is_ascii_lowercase() || letter == '_');
+    let mut found = BTreeSet::new();
+    for name in files {
+        let text = file(name);
+        let arms = text.lines().filter_map(|line| line.split_once("=> \"")?.1.strip_suffix("\","));
+        found.extend(arms.filter(is_code).map(str::to_owned));
+    }
+    let admin = file("crates/server/src/admin.rs");
+    found.extend(admin.split('"').filter(|word| word.contains('_')).filter(is_code).map(str::to_owned));
+    assert!(found.len() > 50, "{found:?}");
+    found
+}
+
+#[test]
+fn the_docs_have_every_error_code_and_every_endpoint() {
+    let docs = file("docs/protocol.md");
+    let quoted: BTreeSet<_> = docs
+        .lines()
+        .filter(|line| line.starts_with("| `"))
+        .flat_map(|line| line.split('`').skip(1).step_by(2))
+        .collect();
+    let missing: Vec<_> = codes().into_iter().filter(|code| !quoted.contains(code.as_str())).collect();
+    assert!(missing.is_empty(), "docs/protocol.md lacks {missing:?}");
+    let tables = docs.split("## Answers that are not 200").nth(1).expect("a section");
+    let (codes, listed) = (codes(), tables.lines().filter_map(|line| line.strip_prefix("| `")));
+    for code in listed.flat_map(|line| {
+        line.split(" | ").next().unwrap_or_default().split(['`', ',', ' ']).collect::<Vec<_>>()
+    }) {
+        assert!(code.is_empty() || codes.contains(code), "nobody answers {code}");
+    }
+    // An arm of the admin address's match; the doc of a route.
+    let sources =
+        [("crates/server/src/admin.rs", "\"/"), ("crates/server/src/serve/protocol/routes.rs", "/// `/")];
+    let mut paths = 0;
+    for (name, mark) in sources {
+        for line in file(name).lines().filter_map(|line| line.trim().strip_prefix(mark)) {
+            let path = format!("/{}", line.split(['"', '`']).next().unwrap_or_default());
+            assert!(quoted.contains(path.as_str()), "docs/protocol.md lacks {path}");
+            paths += 1;
+        }
+    }
+    assert!(paths >= 8, "{paths} paths");
+}
