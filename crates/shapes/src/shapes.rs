@@ -109,14 +109,14 @@ impl Shapes {
         offset.lsn > self.inner.durable.load(Ordering::Acquire).max(self.seen())
     }
 
-    /// Waits until more can be read than now.
-    pub async fn progress(&self) {
-        let before = self.inner.durable.load(Ordering::Acquire);
+    /// Waits until an offset no longer lies beyond everything that can be read.
+    pub async fn reaches(&self, offset: Offset) {
         loop {
             let progressed = self.inner.progressed.notified();
             tokio::pin!(progressed);
+            // From here on no progress is missed.
             progressed.as_mut().enable();
-            if self.inner.durable.load(Ordering::Acquire) != before {
+            if !self.is_beyond(offset) {
                 return;
             }
             progressed.await;

@@ -19,7 +19,7 @@ use http::header::CONTENT_ENCODING;
 use http::request::Parts;
 use http::{HeaderValue, Method, Response};
 use http_body_util::{BodyExt as _, Limited};
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout};
 use tracing::error;
 
 use super::body::Answer;
@@ -242,13 +242,8 @@ impl Answering {
 
     /// An offset beyond the end may be there soon: another instance may be ahead of this one.
     async fn within_bounds(&self, offset: Offset, patience: Duration) -> Result<(), Refusal> {
-        let until = Instant::now() + patience;
-        while self.shapes.is_beyond(offset) {
-            if timeout_at(until, self.shapes.progress()).await.is_err() {
-                return Err(Refusal::out_of_bounds());
-            }
-        }
-        Ok(())
+        let reached = timeout(patience, self.shapes.reaches(offset)).await;
+        reached.map_err(|_| Refusal::out_of_bounds())
     }
 
     async fn page(&self, shape: &Arc<Shape>, offset: Offset) -> Result<LogPage, Refusal> {

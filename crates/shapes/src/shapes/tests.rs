@@ -198,13 +198,14 @@ fn a_listener_hears_until_it_wants_no_more_or_has_to_read() {
 #[test]
 fn progress_is_heard_of() {
     let bench = Bench::new();
-    let waits = bench.store.progress();
+    assert!(bench.store.is_beyond(Offset::new(1500, 0)));
     bench.store.advance(1500);
-    bench.runtime.block_on(waits);
-    let waits = bench.store.progress();
+    bench.runtime.block_on(bench.store.reaches(Offset::new(1500, 0)));
     bench.runtime.block_on(async {
-        let (_, reset) = tokio::join!(waits, bench.store.reset("there".into(), 10));
+        let (_, reset) =
+            tokio::join!(bench.store.reaches(Offset::new(2000, 0)), bench.store.reset("there".into(), 2000));
         reset.unwrap();
+        bench.store.reset("there".into(), 10).await.unwrap();
     });
     assert_eq!(bench.store.position(), Some(Position { origin: "there".into(), lsn: 10 }));
     assert!(bench.store.is_beyond(Offset::new(11, 0)) && !bench.store.is_beyond(Offset::new(10, 0)));
