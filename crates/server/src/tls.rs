@@ -2,7 +2,7 @@
 //!
 //! Invariant: there is always a pair that fits, and new connections get the newest that did. A pair that can't be used is told once, and the one
 //! before stays. Open connections keep what they began with. No key is ever printed.
-//! Kept by: [`Tls::look`] replaces the pair only by one that was read whole and fits together.
+//! Kept by: `Tls::look` replaces the pair only by one that was read whole and fits together.
 
 use std::fmt;
 use std::fs::File;
