@@ -10,6 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
 
 /// No helper keeps the race waiting longer.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -50,6 +51,15 @@ impl Helper {
     pub(crate) fn kill(&mut self) -> io::Result<()> {
         self.child.kill()?;
         self.child.wait().map(drop)
+    }
+
+    /// Asks it to end, as an operator does, and waits until it has.
+    pub(crate) fn terminate(&mut self) -> Result<()> {
+        let pid = i32::try_from(self.pid()).ok().and_then(Pid::from_raw).context("a child has a pid")?;
+        kill_process(pid, Signal::TERM)?;
+        let status = self.child.wait()?;
+        ensure!(status.success(), "{} ended with {status}", self.name);
+        Ok(())
     }
 
     pub(crate) fn order(&mut self, order: &str) -> Result<()> {

@@ -23,6 +23,7 @@ mod serving;
 mod shapes;
 mod snapshot;
 mod streams;
+mod takeover;
 mod throughput;
 
 use std::fs::File;
@@ -42,6 +43,7 @@ const RACES: &[Race] = &[
     shapes::RACE,
     snapshot::RACE,
     streams::RACE,
+    takeover::RACE,
     throughput::RACE,
 ];
 

@@ -4,21 +4,24 @@
 //! The process is this program again, so that one build has both; see [`child`].
 
 mod http;
+mod reader;
 
 use std::fs;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use forebay_sandbox::Postgres;
+use forebay_sandbox::{Postgres, Redis};
 use forebay_server::cli::ServeArgs;
 use forebay_server::signals::Signals;
 use forebay_server::{Serve, config, descriptors, logging, metrics};
 
 pub(crate) use self::http::{Connection, Head};
+pub(crate) use self::reader::{Reader, Written};
 use crate::harness::Report;
 use crate::helper::{self, Helper};
 
@@ -27,27 +30,67 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Streams that it admits: more than any race has.
 const STREAMS: u32 = 20_000;
 
-/// A server that follows a database; it ends, and its folder goes, when it is dropped.
-pub(crate) struct Forebay {
+/// What instances share: a database, a folder, and perhaps a Redis. The folder goes with the last of them.
+struct Place {
     race: &'static str,
     url: String,
-    address: SocketAddr,
     folder: PathBuf,
+    redis: String,
+}
+
+impl Place {
+    fn launch(&self, address: SocketAddr) -> Result<Helper> {
+        let Place { url, folder, redis, .. } = self;
+        let mut process =
+            Helper::start(self.race, &format!("forebay {url} {address} {} {redis}", folder.display()))?;
+        process.hear("listening")?;
+        Ok(process)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // It fails only if nothing is there.
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// A server that follows a database, or waits for its turn; it ends when it is dropped.
+pub(crate) struct Forebay {
+    // In the order in which they end.
     process: Helper,
+    address: SocketAddr,
+    place: Arc<Place>,
 }
 
 impl Forebay {
     /// Starts it, and waits until it follows.
     pub(crate) fn start(race: &'static str, postgres: &Postgres, database: &str) -> Result<Forebay> {
+        Forebay::first(race, postgres.url(database), "none".to_owned())
+    }
+
+    /// One of several, which count their streams together.
+    pub(crate) fn with_redis(race: &'static str, postgres: &Postgres, redis: &Redis) -> Result<Forebay> {
+        Forebay::first(race, postgres.url("postgres"), redis.url())
+    }
+
+    fn first(race: &'static str, url: String, redis: String) -> Result<Forebay> {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let folder = std::env::temp_dir().join(format!("forebay-races-{}-{number}", std::process::id()));
-        let address = SocketAddr::from(([127, 0, 0, 1], forebay_sandbox::free_port()));
-        let url = postgres.url(database);
-        let process = launch(race, &url, address, &folder.to_string_lossy())?;
-        let forebay = Forebay { race, url, address, folder, process };
+        let forebay = Forebay::at(Arc::new(Place { race, url, folder, redis }))?;
         forebay.wait_until_active()?;
         Ok(forebay)
+    }
+
+    /// Another instance, which waits until this one has ended.
+    pub(crate) fn another(&self) -> Result<Forebay> {
+        Forebay::at(Arc::clone(&self.place))
+    }
+
+    fn at(place: Arc<Place>) -> Result<Forebay> {
+        let address = SocketAddr::from(([127, 0, 0, 1], forebay_sandbox::free_port()));
+        Ok(Forebay { process: place.launch(address)?, address, place })
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
@@ -61,17 +104,29 @@ impl Forebay {
     /// Kills it on the spot, and starts it again where it was.
     pub(crate) fn crash(&mut self) -> Result<()> {
         self.process.kill()?;
-        self.process = launch(self.race, &self.url, self.address, &self.folder.to_string_lossy())?;
+        self.process = self.place.launch(self.address)?;
+        Ok(())
+    }
+
+    /// Ends it as an operator does, and starts it again where it was.
+    pub(crate) fn restart(&mut self) -> Result<()> {
+        self.process.terminate()?;
+        self.process = self.place.launch(self.address)?;
         Ok(())
     }
 
     pub(crate) fn wait_until_active(&self) -> Result<()> {
         let began = Instant::now();
-        while Connection::open(self.address).and_then(|mut http| http.fetch("/v1/health")).ok() != Some(200) {
+        while self.health() != Some(200) {
             ensure!(began.elapsed() < PATIENCE, "forebay serve isn't active after {PATIENCE:?}");
             thread::sleep(Duration::from_millis(10));
         }
         Ok(())
+    }
+
+    /// 200: it follows; 202: it starts, or waits.
+    pub(crate) fn health(&self) -> Option<u16> {
+        Connection::open(self.address).and_then(|mut http| http.fetch("/v1/health")).ok()
     }
 
     /// The live request that goes on from right now: its path, for a shape that this makes if it must.
@@ -89,24 +144,10 @@ impl Forebay {
     }
 }
 
-impl Drop for Forebay {
-    fn drop(&mut self) {
-        // Both fail only for what is gone already.
-        let _ = self.process.kill();
-        let _ = fs::remove_dir_all(&self.folder);
-    }
-}
-
-fn launch(race: &str, url: &str, address: SocketAddr, folder: &str) -> Result<Helper> {
-    let mut process = Helper::start(race, &format!("forebay {url} {address} {folder}"))?;
-    process.hear("listening")?;
-    Ok(process)
-}
-
-/// The process: `forebay URL ADDRESS FOLDER`. Ends when the race lets go.
+/// The process: `forebay URL ADDRESS FOLDER REDIS`, the last may be `none`. Ends when the race lets go, or on a signal.
 pub(crate) fn child(words: &[&str]) -> Result<Report> {
-    let ["forebay", url, address, folder] = words else { bail!("no such process: {words:?}") };
-    let settings = [
+    let ["forebay", url, address, folder, redis] = words else { bail!("no such process: {words:?}") };
+    let mut settings = vec![
         ("DATABASE_URL", *url),
         ("FOREBAY_SERVE_LISTEN", address),
         ("FOREBAY_STORAGE_DIR", folder),
@@ -117,8 +158,11 @@ pub(crate) fn child(words: &[&str]) -> Result<Report> {
         ("FOREBAY_ADMIN_LISTEN", "off"),
         ("FOREBAY_LOG_FILTER", "error"),
     ];
+    if *redis != "none" {
+        settings.push(("FOREBAY_REDIS_URL", redis));
+    }
     let args = ServeArgs { total: Some(STREAMS), ..ServeArgs::default() };
-    let settings = settings.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let settings = settings.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned()));
     let config = config::load_serve(args, settings).context("settings")?;
     logging::init(&config.log)?;
     let (descriptors, recorder) = (descriptors::raise_limit(), metrics::install()?);

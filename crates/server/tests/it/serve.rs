@@ -12,6 +12,7 @@ mod instances;
 mod live;
 mod operations;
 mod protocol;
+mod rolling;
 mod shapes;
 mod tls;
 mod tokens;

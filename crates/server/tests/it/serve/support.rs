@@ -204,7 +204,7 @@ impl Serve {
         let mut client =
             self.begin(&[reader.params(), vec![("live", "true"), ("live_sse", "true")]].concat()).await;
         let head = client.head().await;
-        Events { client, head, unread: Vec::new() }
+        Events::over(client, head)
     }
 }
 
@@ -323,6 +323,10 @@ pub(crate) enum Event {
 }
 
 impl Events {
+    pub(crate) fn over(client: Client, head: Head) -> Events {
+        Events { client, head, unread: Vec::new() }
+    }
+
     pub(crate) async fn next(&mut self) -> Event {
         loop {
             if let Some(end) = self.unread.windows(2).position(|window| window == b"\n\n") {

@@ -1,0 +1,134 @@
+//! Two instances on one database and one Redis, a thousand streams, somebody who writes: for how long does nobody get anything?
+//!
+//! *rolling*: one instance after the other is ended with SIGTERM and started again. *killed*: the one that follows is killed with -9.
+//! Streams that end are asked for again at the other instance, from where they were. The figure is the longest time between two rows of a
+//! client, as the median and the 99th percentile over all clients; rows come every 25 ms.
+
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use forebay_sandbox::{Postgres, Redis};
+
+use crate::harness::{Better, Board, Contest, Race, Report};
+use crate::process;
+use crate::serving::{self, Forebay, Reader, Written};
+
+pub(crate) const RACE: Race = Race {
+    name: "takeover",
+    about: "one instance of `forebay serve` takes over from another under 1,000 streams: the time without live updates",
+    cases: &["rolling", "killed"],
+    run,
+    child,
+};
+
+const STREAMS: u64 = 1000;
+const ROWS_EVERY: Duration = Duration::from_millis(25);
+/// Before, between and after the restarts.
+const CALM: Duration = Duration::from_secs(3);
+/// Whoever waits takes over within this time of the other's end.
+const LIMIT_MS: f64 = 2000.0;
+const SHAPE: &str = "table=rolled";
+
+fn run(board: &mut Board) -> Result<()> {
+    process::raise_descriptor_limit()?;
+    let streams = board.scaled(STREAMS);
+    if board.wants("rolling") {
+        one_case(board, "rolling", streams, |instances| {
+            for instance in instances {
+                instance.restart()?;
+                thread::sleep(CALM);
+            }
+            Ok(())
+        })?;
+    }
+    if board.wants("killed") {
+        one_case(board, "killed", streams, |instances| {
+            instances[0].crash()?;
+            thread::sleep(CALM);
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+fn one_case(
+    board: &mut Board,
+    case: &str,
+    streams: u64,
+    disturb: impl FnOnce(&mut [Forebay; 2]) -> Result<()>,
+) -> Result<()> {
+    let (postgres, redis) = (Postgres::start()?, Redis::start()?);
+    postgres.execute("postgres", "CREATE TABLE rolled (id bigint PRIMARY KEY, note text)")?;
+    let first = Forebay::with_redis(RACE.name, &postgres, &redis)?;
+    let second = first.another()?;
+    let mut instances = [first, second]; // the one that follows is the first to end
+    let (handle, offset) = instances[0].now(SHAPE)?;
+    let (servers, written) = (instances.each_ref().map(Forebay::address), Written::default());
+    let readers = thread::scope(|scope| {
+        let readers: Vec<_> = (0..streams)
+            .map(|number| {
+                let (reader, handle, written) = (Reader::at(&offset), &handle, &written);
+                let mut servers = servers;
+                servers.rotate_left(number as usize % 2);
+                let name = thread::Builder::new().stack_size(256 * 1024);
+                name.spawn_scoped(scope, move || reader.follow(&servers, SHAPE, handle, written))
+            })
+            .collect::<Result<_, _>>()?;
+        let writer = scope.spawn(|| write(&postgres, &written));
+        thread::sleep(CALM);
+        let disturbed = disturb(&mut instances);
+        written.end();
+        writer.join().expect("the writer returns its errors")?;
+        disturbed?;
+        let join =
+            |reader: thread::ScopedJoinHandle<'_, _>| reader.join().expect("a reader returns its errors");
+        readers.into_iter().map(join).collect::<Result<Vec<_>>>()
+    })?;
+    told(board, case, readers, &written)
+}
+
+fn told(board: &mut Board, case: &str, mut readers: Vec<Reader>, written: &Written) -> Result<()> {
+    let sum = |figure: fn(&Reader) -> u64| readers.iter().map(figure).sum::<u64>() as f64;
+    let (twice, out_of_place) = (sum(|reader| reader.twice), sum(|reader| reader.out_of_place));
+    let refetches = sum(|reader| reader.refetches);
+    let is_exact = twice + out_of_place + refetches == 0.0;
+    let report = Report::new(if is_exact { "every row once" } else { "changes went wrong" })
+        .with("streams", readers.len() as f64)
+        .with("rows", written.last() as f64)
+        .with("asked", sum(|reader| reader.streams))
+        .with("twice", twice)
+        .with("out_of_place", out_of_place)
+        .with("refetches", refetches);
+    board.outcome(case, "forebay", report);
+    ensure!(!readers.is_empty(), "nobody read");
+    readers.sort_by_key(|reader| reader.silence);
+    let at = |percent: usize| readers[(readers.len() - 1) * percent / 100].silence.as_secs_f64() * 1e3;
+    eprintln!(
+        "takeover.{case}: silent for {:.0} ms (half of the clients), {:.0} ms (99 of 100)",
+        at(50),
+        at(99)
+    );
+    let (ours, peer, theirs, unit, better) = (at(99), "limit", LIMIT_MS, "p99_ms", Better::Lower);
+    board.contest(case, Contest { ours, peer, theirs, unit, better, goal: 1.0 });
+    Ok(())
+}
+
+/// Rows 1, 2, 3 and so on.
+fn write(postgres: &Postgres, written: &Written) -> Result<()> {
+    for id in 1.. {
+        if written.is_all() {
+            break;
+        }
+        let sql = format!("INSERT INTO rolled VALUES ({id}, 'note')");
+        postgres.execute("postgres", &sql).context("writing")?;
+        written.set(id);
+        thread::sleep(ROWS_EVERY);
+    }
+    Ok(())
+}
+
+fn child(experiment: &str) -> Result<Report> {
+    process::raise_descriptor_limit()?;
+    serving::child(&experiment.split(' ').collect::<Vec<_>>())
+}
