@@ -41,8 +41,15 @@ impl Creation {
     /// From now on, what the stream says of the shape is held for it: right before the snapshot is taken.
     ///
     /// What the stream has brought of the table by now, the snapshot must see: [`begun`](Self::begun) says whether it does.
+    ///
+    /// Nothing is held for one that is gone, or was begun before another process wrote.
     pub fn follow(&self) {
-        self.inner.followed().add(Arc::clone(&self.shape));
+        let mut followed = self.inner.followed();
+        if let Ok(_turn) = self.writes(&self.inner)
+            && self.shape.gone().is_none()
+        {
+            followed.add(Arc::clone(&self.shape));
+        }
     }
 
     /// The snapshot is taken: it sees these transactions, and none whose commit isn't before `lsn`, which is where the log was then.

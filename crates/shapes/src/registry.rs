@@ -53,6 +53,8 @@ pub(crate) struct Inner {
     pub(crate) staged: Mutex<HashSet<u64>>,
     /// Files of logs that were merged: needed until another catalog is there.
     pub(crate) garbage: Mutex<Vec<(u64, Kind)>>,
+    /// Shapes that were deleted, though the log doesn't say so yet.
+    deleted: Mutex<HashSet<u64>>,
     /// Held while the files of shapes are written beside a checkpoint.
     pub(crate) relieving: Mutex<()>,
     pub(crate) is_full: AtomicBool,
@@ -95,6 +97,7 @@ impl Inner {
             on_durable: Mutex::default(),
             staged: Mutex::default(),
             garbage: Mutex::default(),
+            deleted: Mutex::default(),
             relieving: Mutex::default(),
             is_full: AtomicBool::new(false),
             failure: Mutex::default(),
@@ -199,11 +202,13 @@ impl Inner {
 
     /// Lets the least recently used go until the others fit in the limit.
     pub(crate) fn evict_bytes(&self, limit: u64) {
-        let mut shapes: Vec<_> = self.registry().shapes().cloned().collect();
-        shapes.sort_unstable_by_key(|shape| shape.used.load(Ordering::Relaxed));
-        let mut total: u64 = shapes.iter().map(|shape| shape.bytes()).sum();
+        let used = |shape: &Arc<Shape>| (shape.used.load(Ordering::Relaxed), Arc::clone(shape));
+        // They are used meanwhile: what they are sorted by must stay.
+        let mut shapes: Vec<_> = self.registry().shapes().map(used).collect();
+        shapes.sort_unstable_by_key(|(used, shape)| (*used, shape.id));
+        let mut total: u64 = shapes.iter().map(|(_, shape)| shape.bytes()).sum();
         let mut followed = self.followed();
-        for shape in shapes {
+        for (_, shape) in shapes {
             if total <= limit {
                 break;
             }
@@ -216,6 +221,26 @@ impl Inner {
     pub(crate) fn turn(&self) -> Option<RwLockReadGuard<'_, u64>> {
         let turn = self.turn.read().unwrap_or_else(PoisonError::into_inner);
         self.is_writing.load(Ordering::Acquire).then_some(turn)
+    }
+
+    /// A shape goes: for this process at once, for others and the next start when the log says so.
+    pub(crate) fn delete(&self, id: u64) {
+        lock(&self.deleted).insert(id);
+        self.enqueue(Record::Note(Note::Delete { id }, Bytes::new()));
+        self.forget(id);
+    }
+
+    /// The log says that a shape is gone.
+    pub(crate) fn is_deleted(&self, id: u64) {
+        lock(&self.deleted).remove(&id);
+    }
+
+    /// Shapes whose deletion never came to the log, because there was no room, or nobody wrote any more. What has such a number now is another's.
+    pub(crate) fn left_to_delete(&self) -> HashSet<u64> {
+        let mut deleted = lock(&self.deleted);
+        let registry = self.registry();
+        deleted.retain(|id| registry.by_id(*id).is_none());
+        deleted.clone()
     }
 
     /// A shape can't be found any more.
@@ -280,6 +305,13 @@ impl Registry {
         self.by_handle.insert(shape.handle().to_owned(), shape.id);
         self.by_definition.entry(shape.definition().fingerprint()).or_default().push(shape.id);
         self.by_id.insert(shape.id, shape);
+    }
+
+    /// The log has to name them again for the next shape of theirs.
+    pub(crate) fn forget_unused_tables(&mut self) {
+        let used: HashSet<u64> =
+            self.by_id.values().map(|shape| shape.definition().table.fingerprint()).collect();
+        self.tables.retain(|id, _| used.contains(id));
     }
 
     fn remove(&mut self, id: u64) -> Option<Arc<Shape>> {

@@ -59,7 +59,6 @@ impl Shapes {
     /// # Errors
     /// When it isn't one that this program can read.
     pub fn open(config: StoreConfig) -> Result<Self, OpenError> {
-        std::fs::create_dir_all(&config.dir)?;
         let disk = RealDisk::open(config.dir.clone(), false)?;
         Shapes::on(Arc::new(disk), config)
     }

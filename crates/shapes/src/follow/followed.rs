@@ -15,7 +15,7 @@ use super::transaction::Transaction;
 use crate::definition::Table;
 use crate::registry::Inner;
 use crate::shape::Shape;
-use crate::store::record::{Changes, Commit, MAX_TEXT, Note, Range, Record, Seen, Touch};
+use crate::store::record::{Changes, Commit, MAX_TEXT, Range, Record, Seen, Touch};
 
 /// The shapes that changes are matched with.
 #[derive(Debug, Default)]
@@ -234,8 +234,7 @@ impl Followed {
     pub(crate) fn delete(&mut self, shape: u64, inner: &Inner) {
         self.remove(shape);
         // Queued under the lock: what comes after it in the store's log doesn't concern the shape.
-        inner.enqueue(Record::Note(Note::Delete { id: shape }, Bytes::new()));
-        inner.forget(shape);
+        inner.delete(shape);
     }
 
     /// A table is so now: shapes that can't go on with it are deleted.
@@ -268,6 +267,13 @@ impl Followed {
     fn member(&mut self, shape: u64) -> Option<&mut Member> {
         let groups = self.groups.get_mut(self.oids.get(&shape)?)?;
         groups.iter_mut().find_map(|group| group.member(shape))
+    }
+}
+
+#[cfg(test)]
+impl Followed {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.oids.is_empty() && self.groups.is_empty() && self.unknown.is_empty()
     }
 }
 

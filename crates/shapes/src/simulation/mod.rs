@@ -10,6 +10,7 @@ mod faults;
 mod making;
 mod many;
 mod readers;
+mod turns;
 mod verdict;
 pub(crate) mod wire;
 mod world;

@@ -37,8 +37,8 @@ impl Catalog {
         let file = disk.create(DRAFT)?;
         file.write_all_at(&bytes, 0)?;
         file.sync_data()?;
-        disk.rename(DRAFT, NAME)?;
-        disk.sync_dir("")
+        // When this fails, nobody knows which of the two is there: it isn't for lack of room, and isn't tried again.
+        disk.rename(DRAFT, NAME).and_then(|()| disk.sync_dir("")).map_err(io::Error::other)
     }
 
     /// `None`: there is none yet.

@@ -29,8 +29,7 @@ impl Checkpoint {
         let mut registry = inner.registry_mut();
         let shapes: Vec<_> = registry.shapes().cloned().collect();
         let kept: Vec<Kept> = shapes.iter().map(|shape| shape.keep()).collect();
-        let used: HashSet<u64> = kept.iter().map(|kept| kept.table).collect();
-        registry.tables.retain(|id, _| used.contains(id));
+        registry.forget_unused_tables();
         let head = CatalogHead {
             format: 0,
             origin: registry.origin.clone(),
@@ -45,17 +44,22 @@ impl Checkpoint {
     }
 
     pub(crate) fn write(mut self, inner: &Inner) -> io::Result<()> {
-        // What the catalog before this one still names, this one doesn't.
-        let garbage = std::mem::take(&mut *lock(&inner.garbage));
         for (shape, kept) in self.shapes.iter().zip(&self.catalog.shapes) {
             spill(inner, shape, kept.snapshot.as_ref().map_or(0, |snapshot| snapshot.len), kept.log.len)?;
         }
         let long = self.shapes.iter().zip(&mut self.catalog.shapes);
-        let compacted: Vec<_> =
+        let compacted: Vec<Compacted> =
             long.filter_map(|(shape, kept)| compaction::compact(inner, shape, kept)).collect();
-        inner.disk.sync_everything()?;
-        self.write_catalog(inner)?;
-        compacted.into_iter().try_for_each(|compacted: Compacted| compacted.take_effect(inner))?;
+        // Nothing comes to the old files until the shapes have their new ones.
+        let files_stay = lock(&inner.relieving);
+        if let Err(error) = self.publish(inner, &compacted) {
+            compacted.into_iter().for_each(|compacted| compacted.give_up(inner));
+            return Err(error);
+        }
+        // What the catalog before this one still named, this one doesn't.
+        let garbage = std::mem::take(&mut *lock(&inner.garbage));
+        compacted.into_iter().for_each(|compacted| compacted.take_effect(inner));
+        drop(files_stay);
         for segment in wal::segments(&*inner.disk)? {
             if segment < self.catalog.head.segment {
                 inner.disk.remove(&wal::path(segment))?;
@@ -65,21 +69,28 @@ impl Checkpoint {
         Ok(())
     }
 
+    /// All that takes room. After an error the catalog is the one from before.
+    fn publish(&self, inner: &Inner, compacted: &[Compacted]) -> io::Result<()> {
+        compacted.iter().try_for_each(|compacted| compacted.catch_up(inner))?;
+        inner.disk.sync_everything()?;
+        self.write_catalog(inner)
+    }
+
     /// All that there is to write of a store without shapes.
     pub(crate) fn write_catalog(&self, inner: &Inner) -> io::Result<()> {
         self.catalog.write(&*inner.disk)
     }
 }
 
-/// Files that nobody knows: they were being made, merged or deleted when the process ended.
-pub(crate) fn remove_orphans(inner: &Inner) -> io::Result<()> {
+/// Files that nobody knows: they were being made, merged or deleted when the process ended. Those of some shapes stay for now.
+pub(crate) fn remove_orphans(inner: &Inner, but: &HashSet<u64>) -> io::Result<()> {
     let names = |shape: &Arc<Shape>| {
         let (id, base) = (shape.id, shape.lock().log.base());
         files::kinds(base).map(|kind| files::name(id, kind))
     };
     let known: HashSet<String> = inner.registry().shapes().flat_map(names).collect();
     for name in inner.disk.list(files::DIR)? {
-        if !known.contains(&name) {
+        if !known.contains(&name) && files::owner(&name).is_none_or(|shape| !but.contains(&shape)) {
             inner.disk.remove(&format!("{}/{name}", files::DIR))?;
         }
     }

@@ -112,27 +112,34 @@ fn copy(from: &dyn DiskFile, at: u64, to: &dyn DiskFile, target: u64, len: u64) 
 }
 
 impl Compacted {
-    /// The catalog names the new files. What was written to the old one meanwhile is written to the new one, too.
-    pub(crate) fn take_effect(self, inner: &Inner) -> io::Result<()> {
-        let done = self.exchange(inner);
-        if self.shape.gone().is_some() {
-            // It may have been deleted before the files were made.
-            new_files(self.log.base).into_iter().for_each(|kind| inner.files.remove_one(self.shape.id, kind));
-            return Ok(());
+    /// What was written to the old file meanwhile is written to the new one, too. From here on nobody may write to it.
+    pub(crate) fn catch_up(&self, inner: &Inner) -> io::Result<()> {
+        let Compacted { shape, base: before, log } = self;
+        let copied = || {
+            let old = inner.files.open(shape.id, Kind::Log(*before))?;
+            let new = inner.files.open(shape.id, Kind::Log(log.base))?;
+            let written = shape.lock().log.written();
+            copy(&*old, log.len - before, &*new, log.len - log.base, written.saturating_sub(log.len))
+        };
+        match copied() {
+            Err(_) if shape.gone().is_some() => Ok(()),
+            copied => copied,
         }
-        done
     }
 
-    fn exchange(&self, inner: &Inner) -> io::Result<()> {
-        let Compacted { shape, base: before, log } = self;
-        let _nobody_writes = lock(&inner.relieving);
-        let old = inner.files.open(shape.id, Kind::Log(*before))?;
-        let new = inner.files.open(shape.id, Kind::Log(log.base))?;
-        let written = shape.lock().log.written();
-        copy(&*old, log.len - before, &*new, log.len - log.base, written.saturating_sub(log.len))?;
-        shape.merged(log);
-        lock(&inner.garbage).extend(new_files(*before).map(|kind| (shape.id, kind)));
-        Ok(())
+    /// The catalog names the new files.
+    pub(crate) fn take_effect(self, inner: &Inner) {
+        self.shape.merged(&self.log);
+        lock(&inner.garbage).extend(new_files(self.base).map(|kind| (self.shape.id, kind)));
+        if self.shape.gone().is_some() {
+            // It may have been deleted before the files were made.
+            self.give_up(inner);
+        }
+    }
+
+    /// Nobody will name the new files.
+    pub(crate) fn give_up(self, inner: &Inner) {
+        new_files(self.log.base).into_iter().for_each(|kind| inner.files.remove_one(self.shape.id, kind));
     }
 }
 

@@ -55,6 +55,11 @@ pub(crate) fn name(shape: u64, kind: Kind) -> String {
     }
 }
 
+/// Whose file has this name.
+pub(crate) fn owner(name: &str) -> Option<u64> {
+    u64::from_str_radix(name.split('.').next()?, 16).ok()
+}
+
 /// The files that a shape may have, if its log begins there.
 pub(crate) fn kinds(base: u64) -> [Kind; 3] {
     [Kind::Snapshot, Kind::Log(base), Kind::Past(base)]

@@ -95,7 +95,10 @@ impl Inner {
                     shape.complete_with(completed, bytes.clone());
                 }
             }
-            Note::Delete { id } => self.forget_files(*id),
+            Note::Delete { id } => {
+                self.forget_files(*id);
+                self.is_deleted(*id);
+            }
             Note::Reset { origin, lsn, below } => {
                 self.abandon();
                 self.followed().forget_recent();

@@ -42,7 +42,8 @@ pub(crate) fn advance(
     head: Option<Head>,
 ) -> Result<(), OpenError> {
     let (disk, mut most) = (&*inner.disk, inner.config.unwritten_bytes);
-    if reading.is_none_or(|reading| head.is_some_and(|head| head.catalog > reading.catalog)) {
+    // Whoever is about to write has no use for what a writer may not have come to say.
+    if reading.is_none_or(|reading| head.is_none_or(|head| head.catalog > reading.catalog)) {
         load(inner, reading)?;
     }
     while let Some(Reading { place, .. }) = *reading {

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::OpenError;
 use super::disk::{Disk, DiskFile};
 use super::files;
 use super::record::{self, Record};
@@ -97,7 +98,7 @@ pub(crate) fn segments(disk: &dyn Disk) -> io::Result<Vec<u64>> {
 }
 
 /// Whether some segment from this one on has a record.
-pub(crate) fn has_records(disk: &dyn Disk, from: u64) -> io::Result<bool> {
+pub(crate) fn has_records(disk: &dyn Disk, from: u64) -> Result<bool, OpenError> {
     for segment in segments(disk)?.into_iter().filter(|segment| *segment >= from) {
         let records = Records::open(disk, Place::start(segment), None)?;
         if let Some(mut records) = records
@@ -120,14 +121,18 @@ pub(crate) struct Records {
 
 impl Records {
     /// From a place on, up to `to`; `None`: there is no such segment.
-    pub(crate) fn open(disk: &dyn Disk, from: Place, to: Option<u64>) -> io::Result<Option<Self>> {
+    pub(crate) fn open(disk: &dyn Disk, from: Place, to: Option<u64>) -> Result<Option<Self>, OpenError> {
         let file = match disk.open(&path(from.segment)) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error),
+            Err(error) => return Err(error.into()),
         };
-        let len = file.len()?;
-        let begins_well = files::read(&*file, 0, len.min(MAGIC.len() as u64))? == MAGIC;
+        let (len, magic) = (file.len()?, MAGIC.len() as u64);
+        let begins_well = files::read(&*file, 0, len.min(magic))? == MAGIC;
+        // It was there, and synced, before anything else was.
+        if !begins_well && len > magic {
+            return Err(OpenError::Damaged { file: "the log" });
+        }
         let end = if begins_well { to.map_or(len, |to| to.min(len)) } else { 0 };
         Ok(Some(Records { file, at: from.at, end, window: Bytes::new() }))
     }
@@ -176,7 +181,7 @@ pub(crate) fn cut(disk: &dyn Disk, end: Place) -> io::Result<()> {
 
 /// Makes sure of what may have been written but never synced: whole records from a place on are written again, as they are, and synced.
 /// After a sync that failed they can be read, but aren't on the disk, and another sync wouldn't bring them there.
-pub(crate) fn secure(disk: &dyn Disk, from: Place) -> io::Result<()> {
+pub(crate) fn secure(disk: &dyn Disk, from: Place) -> Result<(), OpenError> {
     for segment in segments(disk)?.into_iter().filter(|segment| *segment >= from.segment) {
         let start = Place::start(segment).max(from);
         let Some(mut records) = Records::open(disk, start, None)? else { continue };

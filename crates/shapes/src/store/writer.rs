@@ -64,6 +64,8 @@ pub(crate) fn begin(inner: &Arc<Inner>) -> Result<(), OpenError> {
     reading::advance(inner, reading, None)?;
     inner.abandon();
     let incomplete = inner.forget_incomplete();
+    inner.registry_mut().forget_unused_tables();
+    let deleted = inner.left_to_delete();
     if let Some(reading) = reading {
         wal::cut(disk, reading.place)?;
     }
@@ -76,10 +78,11 @@ pub(crate) fn begin(inner: &Arc<Inner>) -> Result<(), OpenError> {
         Checkpoint::capture(inner, segment).write_catalog(inner)?;
     }
     reading.place = wal.place();
-    checkpoint::remove_orphans(inner)?;
+    // A crash before their deletion is in the log would bring them back, and they would need their files.
+    checkpoint::remove_orphans(inner, &deleted)?;
     inner.follow_all();
     let queue = Arc::new(Queue::default());
-    for id in incomplete {
+    for id in deleted.into_iter().chain(incomplete) {
         let record = Record::Note(Note::Delete { id }, Bytes::new());
         queue.push(Job { record, done: None, checkpoint: false });
     }
@@ -244,7 +247,10 @@ impl Writer {
             Err(_) => return Err(io::Error::other("a checkpoint panicked")),
         }
         self.tell_head()?;
-        if let Some(limit) = self.inner.config.max_bytes {
+        // After the end nothing can be deleted.
+        if let Some(limit) =
+            self.inner.config.max_bytes.filter(|_| self.inner.is_writing.load(Ordering::Acquire))
+        {
             self.inner.evict_bytes(limit);
         }
         Ok(())

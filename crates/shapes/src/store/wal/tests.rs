@@ -46,13 +46,14 @@ fn a_segment_is_read_from_any_record_up_to_any_place() {
 }
 
 #[test]
-fn a_segment_that_doesnt_begin_as_one_has_no_records() {
+fn a_segment_that_doesnt_begin_as_one_is_damaged_unless_nothing_was_written_to_it() {
     let (disk, _) = written(&[note(1, 10)]);
     disk.open(&path(3)).unwrap().write_all_at(b"F", 0).unwrap();
-    let (records, _, is_at_end) = read(&disk, Place::start(3), None);
-    assert_eq!((records.len(), is_at_end), (0, true));
-    disk.create(&path(4)).unwrap();
-    assert_eq!(read(&disk, Place::start(4), None).0, []);
+    assert!(matches!(Records::open(&disk, Place::start(3), None), Err(OpenError::Damaged { .. })));
+    for torn in [&b""[..], b"foreb", &[0; 16]] {
+        disk.create(&path(4)).unwrap().write_all_at(torn, 0).unwrap();
+        assert_eq!(read(&disk, Place::start(4), None), (vec![], 16, true));
+    }
 }
 
 #[test]
