@@ -471,6 +471,20 @@ async fn a_token_that_holds_tells_its_claims_and_one_that_does_not_tells_nothing
 }
 
 #[tokio::test]
+async fn keys_are_renewed_though_nobody_else_is_trusted_and_no_way_is_opened() {
+    let identify = Identify::new().api_keys(ApiKeys::new().key("old", "ada")).trusted_proxies([]);
+    let fresh = everything().api_keys(ApiKeys::new().key("new", "bob"));
+    identify.clone().renew_keys(&fresh);
+    let peer = "10.0.0.1";
+    assert!(matches!(who(&identify, peer, &[("x-api-key", "old")]).await, Err(Unidentified::ApiKey { .. })));
+    assert_eq!(who(&identify, peer, &[("x-api-key", "new")]).await, Ok("bob".into()));
+    let line = format!("Bearer {}", token("HS256"));
+    for other_way in [("authorization", &*line), ("x-user-id", "eve")] {
+        assert_eq!(who(&identify, peer, &[other_way]).await, Ok("nobody".into()), "{other_way:?}");
+    }
+}
+
+#[tokio::test]
 async fn ways_that_were_replaced_hold_for_all_clones_and_for_nobody_who_was_built_apart() {
     let identify = everything();
     let (clone, apart) = (identify.clone(), identify.clone().trusted_proxies([]));
