@@ -17,6 +17,7 @@ use tower_service::Service;
 
 use super::answering::Answering;
 use super::body::Answer;
+use super::failures::{Failures, Reason};
 use super::making::chance;
 use super::metrics;
 use super::protocol::caching::keep_private;
@@ -31,6 +32,7 @@ pub(crate) struct ServeService {
     admitted: AdmissionService<Handler>,
     access: Arc<RwLock<Access>>,
     tokens: Arc<Tokens>,
+    failures: Arc<Failures>,
 }
 
 /// What is behind admission.
@@ -77,7 +79,7 @@ impl ServeService {
             .streams(|parts| parts.extensions.get::<Sight>().is_some_and(Sight::takes_permit))
             .peer(|extensions| extensions.get::<Peer>().map(|peer| peer.0));
         let admitted = layer.layer(Handler { answering });
-        ServeService { admitted, access, tokens: Arc::new(tokens) }
+        ServeService { admitted, access, tokens: Arc::new(tokens), failures: Arc::default() }
     }
 
     fn see(&self, method: &Method, uri: &Uri) -> Sight {
@@ -124,7 +126,7 @@ impl Service<Request<Incoming>> for ServeService {
             }
             Pass::Token => self.call_with_token(request, sight),
         };
-        Marked { answering, route, origins }
+        Marked { answering, route, origins, failures: Arc::clone(&self.failures) }
     }
 }
 
@@ -158,6 +160,7 @@ pin_project! {
         answering: F,
         route: Route,
         origins: HeaderMap,
+        failures: Arc<Failures>,
     }
 }
 
@@ -173,6 +176,7 @@ where
         metrics::answered(*this.route, response.status());
         cors::write(*this.route, this.origins, response.headers_mut());
         let id = format!("{:016x}", chance());
+        this.failures.look_at(&id, *this.route, &response);
         let id = HeaderValue::try_from(id).unwrap_or(HeaderValue::from_static("0"));
         response.headers_mut().insert("x-request-id", id);
         Poll::Ready(Ok(response))
@@ -209,8 +213,11 @@ impl Service<Request<Incoming>> for Handler {
                     answering.shape(&parts, *request, &query, body, bearer).await
                 }
             };
-            let mut response =
-                answer.unwrap_or_else(|refusal| refusal.response(&parts.method).map(Answer::whole));
+            let mut response = answer.unwrap_or_else(|refusal| {
+                let mut response = refusal.response(&parts.method).map(Answer::whole);
+                response.extensions_mut().insert(Reason(refusal.as_str()));
+                response
+            });
             if parts.method == Method::HEAD {
                 *response.body_mut() = Answer::empty();
             }
