@@ -10,7 +10,7 @@ use bytes::Bytes;
 use forebay_admission::{AdmissionLayer, AdmissionService};
 use forebay_stream::{Incoming, Peer};
 use http::header::ORIGIN;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, Uri};
+use http::{HeaderMap, HeaderValue, Method, Request, Response};
 use pin_project_lite::pin_project;
 use tower_layer::Layer as _;
 use tower_service::Service;
@@ -25,6 +25,7 @@ use super::protocol::{
     Access, Bearer, Invalid, MAX_QUERY_BYTES, Pass, Query, Refusal, Route, ShapeRequest, cors,
 };
 use super::tokens::Tokens;
+use crate::host::is_local;
 
 /// What each connection calls; cheap to clone.
 #[derive(Clone)]
@@ -82,7 +83,8 @@ impl ServeService {
         ServeService { admitted, access, tokens: Arc::new(tokens), failures: Arc::default() }
     }
 
-    fn see(&self, method: &Method, uri: &Uri) -> Sight {
+    fn see<B>(&self, request: &Request<B>) -> Sight {
+        let (method, uri) = (request.method(), request.uri());
         let (path, raw) = (uri.path(), uri.query().unwrap_or_default());
         let route = Route::of(path);
         if raw.len() > MAX_QUERY_BYTES {
@@ -90,7 +92,10 @@ impl ServeService {
         }
         let query = Query::parse(raw);
         let access = self.access.read().unwrap_or_else(PoisonError::into_inner);
-        let entered = access.enter(method, path, &query);
+        let entered = match access.wants_own_name(route) && !is_local(request) {
+            true => Err(Refusal::ForeignHost),
+            false => access.enter(method, path, &query),
+        };
         drop(access);
         let pass = entered.as_ref().map_or(Pass::All, |(_, pass)| *pass);
         let asked = entered.map(|(route, _)| match (route, method) {
@@ -117,7 +122,7 @@ impl Service<Request<Incoming>> for ServeService {
     }
 
     fn call(&mut self, mut request: Request<Incoming>) -> Self::Future {
-        let sight = self.see(request.method(), request.uri());
+        let sight = self.see(&request);
         let (route, origins) = (sight.route, origins(request.headers()));
         let answering = match sight.pass {
             Pass::All => {

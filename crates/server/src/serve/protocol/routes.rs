@@ -83,9 +83,17 @@ pub struct Access {
     pub tokens: bool,
     /// Whether clients may delete shapes.
     pub deletes: bool,
+    /// Whether it listens on this machine only, and nobody said that whoever comes is served.
+    pub is_local: bool,
 }
 
 impl Access {
+    /// Whether a request for this route has to name this machine by a name of its own. Where nothing has to be shown, that is all that tells
+    /// somebody on this machine from a web page that made a name of its own point here.
+    pub fn wants_own_name(&self, route: Route) -> bool {
+        self.is_local && self.secret.is_none() && !self.tokens && route == Route::Shape
+    }
+
     /// Finds the route of a request that may go there, and how far. A secret that is shown and wrong is refused, with a token or without.
     ///
     /// # Errors
@@ -134,7 +142,7 @@ mod tests {
     use super::*;
 
     fn guarded() -> Access {
-        Access { secret: Secret::new("s3cret"), tokens: false, deletes: true }
+        Access { secret: Secret::new("s3cret"), tokens: false, deletes: true, is_local: true }
     }
 
     fn enter(access: &Access, method: &str, target: &str) -> Result<Route, &'static str> {
@@ -224,6 +232,15 @@ mod tests {
             Ok(Route::Shape),
             "there is none"
         );
+    }
+
+    #[test]
+    fn only_an_open_address_of_this_machine_asks_for_its_own_name() {
+        let open = Access { is_local: true, ..Access::default() };
+        assert!(open.wants_own_name(Route::Shape) && !open.wants_own_name(Route::Health));
+        assert!(!guarded().wants_own_name(Route::Shape));
+        assert!(!Access { tokens: true, ..open.clone() }.wants_own_name(Route::Shape));
+        assert!(!Access { is_local: false, ..open }.wants_own_name(Route::Shape));
     }
 
     #[test]
