@@ -29,6 +29,8 @@ pub mod dashboard;
 pub mod descriptors;
 #[cfg(target_os = "linux")]
 pub mod dev;
+#[cfg(test)]
+mod documented;
 mod gate;
 pub mod guard;
 mod host;

@@ -13,17 +13,30 @@ use super::secret::Secret;
 /// Where a path leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Route {
-    /// `/v1/shape`
+    /// The shapes.
     Shape,
-    /// `/v1/health`
+    /// Whether they can be served.
     Health,
-    /// `/`
+    /// For people who open the address.
     Root,
     /// Nowhere.
     NotFound,
 }
 
 impl Route {
+    /// Those that lead somewhere.
+    pub const ALL: [Route; 3] = [Route::Shape, Route::Health, Route::Root];
+
+    /// Where it is, spelled as clients should.
+    pub fn path(self) -> &'static str {
+        match self {
+            Route::Shape => "/v1/shape",
+            Route::Health => "/v1/health",
+            Route::Root => "/",
+            Route::NotFound => "",
+        }
+    }
+
     /// For metrics.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -174,6 +187,9 @@ mod tests {
 
     #[test]
     fn every_path_leads_somewhere_or_nowhere() {
+        for route in Route::ALL {
+            assert_eq!(Route::of(route.path()), route);
+        }
         for (path, route) in [
             ("/v1/shape", Route::Shape),
             ("/v1//shape", Route::Shape),
