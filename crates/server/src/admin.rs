@@ -7,15 +7,13 @@
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
-use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use forebay_stream::{Incoming, Live as LiveStream, ServeConfig, Server};
-use http::header::{ALLOW, CONTENT_TYPE, HOST, HeaderValue, WWW_AUTHENTICATE};
-use http::uri::Authority;
+use http::header::{ALLOW, CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE};
 use http::{Method, Request, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
@@ -26,19 +24,51 @@ use tower_service::Service;
 
 use crate::dashboard::{self, Events, Live, Sample};
 use crate::guard::Guard;
+use crate::host::{OWN_NAMES, is_local};
 use crate::page::harden;
 use crate::problem::problem;
 
 /// Operators are few.
 const MAX_CONNECTIONS: usize = 128;
 
+/// What makes sense everywhere here: nothing changes anything.
+pub(crate) const METHODS: &str = "GET, HEAD";
+
+/// Where a path leads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    Page,
+    Alive,
+    Ready,
+    Metrics,
+    Status,
+    Events,
+}
+
+impl Place {
+    pub(crate) const ALL: [Place; 6] =
+        [Place::Page, Place::Alive, Place::Ready, Place::Metrics, Place::Status, Place::Events];
+
+    pub(crate) fn path(self) -> &'static str {
+        match self {
+            Place::Page => "/",
+            Place::Alive => "/healthz",
+            Place::Ready => "/readyz",
+            Place::Metrics => "/metrics",
+            Place::Status => "/v1/status",
+            Place::Events => "/v1/events",
+        }
+    }
+
+    fn of(path: &str) -> Option<Place> {
+        Place::ALL.into_iter().find(|place| place.path() == path)
+    }
+}
+
 /// What a command of this program tells of itself.
 pub trait Report: Send + Sync + 'static {
-    /// Whether new work should be sent here; if not, why.
-    ///
-    /// # Errors
-    /// The reason, in one line.
-    fn ready(&self) -> Result<(), &'static str>;
+    /// Whether clients should be sent here.
+    fn readiness(&self) -> Readiness;
 
     /// Everything.
     fn status(&self) -> Value;
@@ -51,6 +81,45 @@ pub trait Report: Send + Sync + 'static {
 
     /// Sets the metrics that are measured only when somebody looks.
     fn measure(&self);
+}
+
+/// Whether clients should be sent here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Readiness {
+    /// Yes.
+    Ready,
+    /// Yes: another instance follows the database, and what it writes is served here. A deploy that waits for the new instance before it ends
+    /// the old one could never go on if this were a no.
+    Waiting,
+    /// No, and why, in one line.
+    Not(&'static str),
+}
+
+impl Readiness {
+    /// Whether they should.
+    pub fn is_ready(self) -> bool {
+        self.why_not().is_none()
+    }
+
+    /// Why they shouldn't.
+    pub fn why_not(self) -> Option<&'static str> {
+        match self {
+            Readiness::Ready | Readiness::Waiting => None,
+            Readiness::Not(why) => Some(why),
+        }
+    }
+
+    /// What probes are told; why is for those who know the secret.
+    fn response(self, tells_why: bool) -> Response<Bytes> {
+        match self {
+            Readiness::Ready => text(StatusCode::OK, "ready\n"),
+            Readiness::Waiting => text(StatusCode::OK, "waiting\n"),
+            Readiness::Not(why) if tells_why => {
+                text(StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {why}\n"))
+            }
+            Readiness::Not(_) => text(StatusCode::SERVICE_UNAVAILABLE, "not ready\n"),
+        }
+    }
 }
 
 /// The admin address's service.
@@ -90,8 +159,7 @@ pub fn server(
 impl Admin {
     fn answer(&self, request: &Request<Incoming>) -> Response<Bytes> {
         if self.local && !is_local(request) {
-            let message = "This address answers to 127.0.0.1, [::1] and localhost only.";
-            return problem(StatusCode::FORBIDDEN, "foreign_host", message);
+            return problem(StatusCode::FORBIDDEN, "foreign_host", &format!("{OWN_NAMES}."));
         }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             let mut refusal = problem(
@@ -99,36 +167,27 @@ impl Admin {
                 "method_not_allowed",
                 "There is nothing to change here.",
             );
-            refusal.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+            refusal.headers_mut().insert(ALLOW, HeaderValue::from_static(METHODS));
             return refusal;
         }
-        match request.uri().path() {
-            "/healthz" => text(StatusCode::OK, "ok\n"),
-            // For probes, which know no secret; why is for those who do.
-            "/readyz" if !self.guard.opens(request.headers()) => match self.report.ready() {
-                Ok(()) => text(StatusCode::OK, "ready\n"),
-                Err(_) => text(StatusCode::SERVICE_UNAVAILABLE, "not ready\n"),
-            },
+        match Place::of(request.uri().path()) {
+            Some(Place::Alive) => text(StatusCode::OK, "ok\n"),
+            Some(Place::Ready) => self.report.readiness().response(self.guard.opens(request.headers())),
             _ if !self.guard.opens(request.headers()) => unauthorized(),
-            "/readyz" => match self.report.ready() {
-                Ok(()) => text(StatusCode::OK, "ready\n"),
-                Err(why) => text(StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {why}\n")),
-            },
-            "/metrics" => {
+            Some(Place::Metrics) => {
                 self.report.measure();
                 typed(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", self.metrics.render())
             }
             // The head; the stream itself is begun for a GET only.
-            "/v1/events" => typed(StatusCode::OK, "text/event-stream", String::new()),
-            "/v1/status" => {
+            Some(Place::Events) => typed(StatusCode::OK, "text/event-stream", String::new()),
+            Some(Place::Status) => {
                 typed(StatusCode::OK, "application/json", format!("{:#}\n", self.report.status()))
             }
-            "/" => dashboard::page(),
-            _ => problem(
-                StatusCode::NOT_FOUND,
-                "not_found",
-                "There is /, /healthz, /readyz, /metrics, /v1/status and /v1/events.",
-            ),
+            Some(Place::Page) => dashboard::page(),
+            None => {
+                let message = format!("There are {}.", Place::ALL.map(Place::path).join(", "));
+                problem(StatusCode::NOT_FOUND, "not_found", &message)
+            }
         }
     }
 }
@@ -198,14 +257,6 @@ fn typed(status: StatusCode, kind: &'static str, body: String) -> Response<Bytes
     response
 }
 
-/// A page of somebody else's can make a name of its own point here, but can't make the browser call it otherwise.
-fn is_local<B>(request: &Request<B>) -> bool {
-    let host = request.headers().get(HOST).and_then(|host| host.to_str().ok()?.parse::<Authority>().ok());
-    let Some(authority) = request.uri().authority().cloned().or(host) else { return true };
-    let host = authority.host().trim_matches(['[', ']']);
-    host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
-}
-
 impl Service<Request<Incoming>> for Admin {
     type Response = Response<AdminBody>;
     type Error = Infallible;
@@ -217,7 +268,8 @@ impl Service<Request<Incoming>> for Admin {
 
     fn call(&mut self, request: Request<Incoming>) -> Self::Future {
         let answer = self.answer(&request);
-        let streams = request.uri().path() == "/v1/events" && request.method() == Method::GET;
+        let streams =
+            Place::of(request.uri().path()) == Some(Place::Events) && request.method() == Method::GET;
         ready(Ok(match streams && answer.status() == StatusCode::OK {
             true => self.events(),
             false => answer.map(|whole| AdminBody::Whole(Full::new(whole))),
@@ -228,22 +280,5 @@ impl Service<Request<Incoming>> for Admin {
 impl std::fmt::Debug for Admin {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Admin").field("local", &self.local).finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_page_elsewhere_can_not_ask_through_a_browser() {
-        let asked = |host: &str| is_local(&Request::builder().header(HOST, host).body(()).unwrap());
-        for host in ["127.0.0.1:8081", "localhost:8081", "LOCALHOST", "[::1]:8081", "127.1.2.3"] {
-            assert!(asked(host), "{host}");
-        }
-        for host in ["rebound.example:8081", "127.0.0.1.example", "192.0.2.1:8081", "localhost.example"] {
-            assert!(!asked(host), "{host}");
-        }
-        assert!(is_local(&Request::new(())), "HTTP/1.0 names no host");
     }
 }

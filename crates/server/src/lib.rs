@@ -14,7 +14,7 @@
 //! | shapes over HTTP | `serve/` |
 //! | both with a throwaway database, to try it | `dev/` |
 //! | addresses, Redis, upkeep: what both need | `starting.rs` |
-//! | `/healthz`, `/readyz`, `/metrics`, `/v1/status`; their secret | `admin.rs`, `guard.rs` |
+//! | `/healthz`, `/readyz`, `/metrics`, `/v1/status`; their secret; by which names they are asked | `admin.rs`, `guard.rs`, `host.rs` |
 //! | TLS for clients | `tls.rs` |
 //! | settings that change while we run | `reload.rs` |
 //! | the page at `/`, and what it is told at `/v1/events` | `dashboard/` |
@@ -29,8 +29,11 @@ pub mod dashboard;
 pub mod descriptors;
 #[cfg(target_os = "linux")]
 pub mod dev;
+#[cfg(test)]
+mod documented;
 mod gate;
 pub mod guard;
+mod host;
 pub mod logging;
 mod memory;
 pub mod metrics;

@@ -8,7 +8,8 @@
 //! |---|---|
 //! | `admission.total`, `admission.per_user` | at once; open streams go on |
 //! | `serve.secret`, `admin.secret` | for the next request |
-//! | `identity.*`, with the files that it names, if the ways to know a user stay the same | for the next request |
+//! | keys of tokens and API keys (`identity.jwt_*`, `identity.api_key*`), with the files that they name | for the next request |
+//! | the rest of `identity.*`, if the ways to know a user stay the same | for the next request |
 //! | the files of the certificate | for the next connection, see `tls.rs` |
 
 use std::fmt;
@@ -118,8 +119,10 @@ impl Reload {
         if changed("admission.total") || changed("admission.per_user") {
             self.admission.set_limits(limits);
         }
-        if same_ways {
-            self.identify.replace(&identity.identify);
+        match same_ways {
+            true => self.identify.replace(&identity.identify),
+            // A key that was revoked must not go on to open because something else needs a restart.
+            false => self.identify.renew_keys(&identity.identify),
         }
         if admin_secret.is_some() {
             self.guard.set(admin_secret.clone());
@@ -127,10 +130,13 @@ impl Reload {
         if let (Some(access), Some(secret)) = (&self.access, &secret) {
             access.write().unwrap_or_else(PoisonError::into_inner).secret = Some(secret.clone());
         }
+        let is_renewed = |way: &str| self.ways.0.contains(&way) && identity.ways.contains(&way);
         let holds = |key: &str| match key {
             "admission.total" | "admission.per_user" => true,
             "serve.secret" => secret.is_some(),
             "admin.secret" => admin_secret.is_some(),
+            key if key.starts_with("identity.jwt_") && is_renewed("jwt") => true,
+            key if key.starts_with("identity.api_key") && is_renewed("api_key") => true,
             key => same_ways && key.starts_with("identity."),
         };
         let now: Vec<&str> = self.last.changed(&said).into_iter().filter(|key| holds(key)).collect();

@@ -1,7 +1,8 @@
 //! A file of keys that may change while we run.
 //!
 //! Invariant: no token is checked with a set that is older than [`FRESH`] and one look at the file; tokens with an unknown key
-//! id make us look at most once in [`PATIENCE`], however many come. A file that can't be read leaves the last good set.
+//! id make us look at most once in [`PATIENCE`], however many come. A file that can't be read leaves the last good set; one that can be is
+//! believed, also if there is no key left in it: so the last one is revoked.
 //! Kept by: one look at a time, behind a lock that everybody who needs the news waits for; the file is read on a blocking
 //! thread, bounded in size, and compared as a whole: two writes within one tick of the file system's clock are two.
 
@@ -51,8 +52,12 @@ impl JwksFile {
 
     pub(super) fn with_times(path: &Path, times: Times) -> Result<Self, KeyError> {
         let text = read(path)?;
-        let keys = Arc::new(KeySet::parse(&text, &path.display().to_string())?);
-        let known = Known { keys, text: text.into(), looked: Instant::now(), failed: false };
+        let name = path.display().to_string();
+        let keys = KeySet::parse(&text, &name)?.fit_to_begin_with(&name)?;
+        if keys.is_empty() {
+            warn!("there is no key in the file of keys: every token is refused");
+        }
+        let known = Known { keys: Arc::new(keys), text: text.into(), looked: Instant::now(), failed: false };
         let looking = tokio::sync::Mutex::new(());
         Ok(JwksFile { path: path.to_owned(), now: RwLock::new(known), looking, times })
     }
@@ -95,6 +100,9 @@ impl JwksFile {
             Ok(None) => {}
             Ok(Some((keys, text))) => {
                 info!(keys = keys.len(), "the file of keys changed and was read again");
+                if keys.is_empty() {
+                    warn!("no key is left in the file of keys: every token is refused");
+                }
                 metrics::jwks_read(true);
                 (known.keys, known.text) = (Arc::new(keys), text.into());
             }

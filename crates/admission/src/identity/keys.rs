@@ -24,6 +24,8 @@ pub(super) struct Key {
 #[derive(Clone, Default)]
 pub(super) struct KeySet {
     keys: Vec<Key>,
+    /// How many there are besides that can't check a signature.
+    others: usize,
 }
 
 /// What can't be a key.
@@ -154,10 +156,10 @@ const RSA: [Algorithm; 6] = [
 
 impl KeySet {
     pub(super) fn one(key: Key) -> Self {
-        KeySet { keys: vec![key] }
+        KeySet { keys: vec![key], others: 0 }
     }
 
-    /// Reads a JSON Web Key Set. `file` is for the errors.
+    /// Reads a JSON Web Key Set, which may be empty: then no token holds. `file` is for the errors.
     pub(super) fn parse(text: &[u8], file: &str) -> Result<Self, KeyError> {
         let file = || file.to_owned();
         let set: JwkSet =
@@ -167,7 +169,16 @@ impl KeySet {
             return Err(KeyError::ManyKeys { file: file(), found });
         }
         let keys: Vec<_> = set.keys.iter().filter_map(Key::jwk).collect();
-        if keys.is_empty() { Err(KeyError::NoKeys { file: file(), found }) } else { Ok(KeySet { keys }) }
+        let others = found - keys.len();
+        Ok(KeySet { keys, others })
+    }
+
+    /// Unless all its keys are of other kinds: who names such a file for the first time has taken the wrong one.
+    pub(super) fn fit_to_begin_with(self, file: &str) -> Result<Self, KeyError> {
+        match (self.keys.is_empty(), self.others) {
+            (true, found @ 1..) => Err(KeyError::NoKeys { file: file.to_owned(), found }),
+            (true, 0) | (false, _) => Ok(self),
+        }
     }
 
     /// The keys that may have signed a token with this header. A key without an id may have signed any.
@@ -189,5 +200,9 @@ impl KeySet {
 
     pub(super) fn len(&self) -> usize {
         self.keys.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.keys.is_empty()
     }
 }

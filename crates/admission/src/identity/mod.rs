@@ -162,6 +162,18 @@ impl Identify {
         *self.ways.write().unwrap_or_else(PoisonError::into_inner) = ways;
     }
 
+    /// Takes over the keys of those ways that both have, for all clones; no way is added or taken away, and whose headers are believed stays as it is.
+    pub fn renew_keys(&self, other: &Identify) {
+        let (fresh, mut ways) = (other.ways(), (*self.ways()).clone());
+        if ways.jwt.is_some() && fresh.jwt.is_some() {
+            ways.jwt.clone_from(&fresh.jwt);
+        }
+        if ways.api_keys.is_some() && fresh.api_keys.is_some() {
+            ways.api_keys.clone_from(&fresh.api_keys);
+        }
+        *self.ways.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(ways);
+    }
+
     fn ways(&self) -> Arc<Ways> {
         Arc::clone(&self.ways.read().unwrap_or_else(PoisonError::into_inner))
     }

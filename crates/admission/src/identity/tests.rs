@@ -203,7 +203,6 @@ fn what_is_no_key_is_refused_when_it_is_configured() {
     let folder = Folder::new("bad");
     let jwks = |content: &str| text(Jwt::jwks_file(folder.file(content)));
     assert!(jwks("{}").contains("no JSON Web Key Set"));
-    assert!(jwks("{\"keys\": []}").contains("none of its 0 keys"));
     assert!(jwks("{\"keys\": [{\"kty\": \"magic\"}]}").contains("none of its 1 keys"));
     let short = json!({"keys": [{"kty": "oct", "k": "c2hvcnQ", "alg": "HS256"}]});
     assert!(jwks(&short.to_string()).contains("none of its 1 keys"));
@@ -265,6 +264,26 @@ async fn a_file_that_changes_is_read_again_and_an_old_key_is_forgotten() {
     }
     fs::write(&file, key_set("old", OLD)).unwrap();
     assert_eq!(check(&jwt, &by_key("old", OLD)).await, Ok("ada".into()));
+}
+
+#[tokio::test]
+async fn the_last_key_is_revoked_by_a_set_without_it() {
+    let folder = Folder::new("revoked");
+    let file = folder.file(&key_set("old", OLD));
+    let jwt = Jwt::jwks_file_with(&file, Times { fresh: Duration::ZERO, patience: NEVER }).unwrap();
+    let for_encryption = json!({"keys": [{"kty": "OKP", "crv": "Ed25519", "x": "AAAA", "use": "enc"}]});
+    for without in [json!({"keys": []}), for_encryption] {
+        fs::write(&file, key_set("old", OLD)).unwrap();
+        assert_eq!(check(&jwt, &by_key("old", OLD)).await, Ok("ada".into()));
+        fs::write(&file, without.to_string()).unwrap();
+        assert_eq!(check(&jwt, &by_key("old", OLD)).await, Err(TokenFault::NoKey), "{without}");
+        // What can't be read doesn't bring it back.
+        fs::remove_file(&file).unwrap();
+        assert_eq!(check(&jwt, &by_key("old", OLD)).await, Err(TokenFault::NoKey), "{without}");
+    }
+    // And a process that starts then refuses tokens, instead of not starting.
+    let jwt = Jwt::jwks_file(folder.file("{\"keys\": []}")).unwrap();
+    assert_eq!(check(&jwt, &by_key("old", OLD)).await, Err(TokenFault::NoKey));
 }
 
 #[tokio::test]
@@ -449,6 +468,20 @@ async fn a_token_that_holds_tells_its_claims_and_one_that_does_not_tells_nothing
     let line = format!("Bearer {good}");
     let twice = headers(&[("authorization", &line), ("authorization", &line)]);
     assert!(matches!(identify.token(&twice).await, Err(Unidentified::Ambiguous { .. })));
+}
+
+#[tokio::test]
+async fn keys_are_renewed_though_nobody_else_is_trusted_and_no_way_is_opened() {
+    let identify = Identify::new().api_keys(ApiKeys::new().key("old", "ada")).trusted_proxies([]);
+    let fresh = everything().api_keys(ApiKeys::new().key("new", "bob"));
+    identify.clone().renew_keys(&fresh);
+    let peer = "10.0.0.1";
+    assert!(matches!(who(&identify, peer, &[("x-api-key", "old")]).await, Err(Unidentified::ApiKey { .. })));
+    assert_eq!(who(&identify, peer, &[("x-api-key", "new")]).await, Ok("bob".into()));
+    let line = format!("Bearer {}", token("HS256"));
+    for other_way in [("authorization", &*line), ("x-user-id", "eve")] {
+        assert_eq!(who(&identify, peer, &[other_way]).await, Ok("nobody".into()), "{other_way:?}");
+    }
 }
 
 #[tokio::test]

@@ -49,6 +49,8 @@ pub struct ServeConfig {
     pub secret: Option<Secret>,
     /// The claim of tokens that says what their bearers may read, if a token must be shown.
     pub tokens: Option<String>,
+    /// Whether the operator insisted to serve whoever comes.
+    pub insecure: bool,
     /// Whether clients may delete shapes.
     pub allow_delete: bool,
     /// How long a live request waits for a change.
@@ -131,6 +133,7 @@ fn check_all(file: &ServeFile, check: &Check) -> Result<ServeConfig, ValueError>
         allow_delete: check_delete(serve, secret.is_none() && tokens.is_some(), check)?,
         secret,
         tokens,
+        insecure: serve.insecure == Some(true),
         long_poll: seconds("serve.long_poll_ms", serve.long_poll_ms, 20)?,
         sse_keep_alive: seconds("serve.sse_keep_alive_ms", serve.sse_keep_alive_ms, 21)?,
         sse_timeout: seconds("serve.sse_timeout_ms", serve.sse_timeout_ms, 60)?,

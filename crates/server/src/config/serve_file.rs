@@ -101,7 +101,7 @@ pub(crate) struct ServeSection {
     pub(crate) tokens: Option<String>,
     /// The claim with the grants. Default `shapes`.
     pub(crate) tokens_claim: Option<String>,
-    /// Serves whoever comes, without a secret, beyond this machine. Default false.
+    /// Serves whoever comes, without a secret: beyond this machine, and by whatever name it is asked. Default false.
     pub(crate) insecure: Option<bool>,
     /// Whether clients may delete shapes. Default false; then 405.
     pub(crate) allow_delete: Option<bool>,

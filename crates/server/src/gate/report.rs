@@ -14,7 +14,7 @@ use super::drain::{Drain, Kind};
 use super::proxy::Proxy;
 use super::routes::Routes;
 use super::upstream::Upstream;
-use crate::admin::Report;
+use crate::admin::{Readiness, Report};
 use crate::dashboard::Sample;
 use crate::metrics as names;
 
@@ -44,15 +44,15 @@ impl Report for GateReport {
     /// and to take them all away would help nobody: one that rebuilds again goes on with its open streams, with requests that
     /// take no permit, and tells new streams when to come again. A gate without its store serves by its policy, `closed`
     /// included, which is what somebody chose for that case.
-    fn ready(&self) -> Result<(), &'static str> {
+    fn readiness(&self) -> Readiness {
         if self.drain.is_draining() {
-            return Err("draining");
+            return Readiness::Not("draining");
         }
         let up_ms = self.started.elapsed().as_millis(); // before the status, which must not be the older one
         let quota = self.quota.status();
         match quota.mode {
-            Mode::Rebuilding if u128::from(quota.mode_since_ms) >= up_ms => Err(REBUILDING),
-            Mode::Rebuilding | Mode::Normal | Mode::WithinSlices | Mode::Degraded(_) => Ok(()),
+            Mode::Rebuilding if u128::from(quota.mode_since_ms) >= up_ms => Readiness::Not(REBUILDING),
+            Mode::Rebuilding | Mode::Normal | Mode::WithinSlices | Mode::Degraded(_) => Readiness::Ready,
         }
     }
 
@@ -91,7 +91,7 @@ impl Report for GateReport {
 impl GateReport {
     /// Everything; lists so many streams.
     fn tell(&self, most: usize) -> Value {
-        let counts = self.http.counts();
+        let (counts, readiness) = (self.http.counts(), self.readiness());
         let mut http = Map::new();
         http.insert("open_connections".into(), counts.open_connections.into());
         http.insert("lean_streams".into(), counts.lean_streams.into());
@@ -102,8 +102,8 @@ impl GateReport {
             "version": env!("CARGO_PKG_VERSION"),
             "uptime_seconds": self.started.elapsed().as_secs(),
             "uptime_ms": u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
-            "ready": self.ready().is_ok(),
-            "why_not_ready": self.ready().err(),
+            "ready": readiness.is_ready(),
+            "why_not_ready": readiness.why_not(),
             "gate": {
                 "listen": self.address.to_string(),
                 "upstream": self.upstream_url,

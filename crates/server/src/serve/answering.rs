@@ -32,6 +32,7 @@ use super::protocol::{
     Bearer, Invalid, MAX_BODY_BYTES, Query, Refusal, Route, ShapeRequest, cursor, encoding, etag,
 };
 use super::service::whole;
+use super::tokens::while_valid;
 use crate::page::Page;
 
 /// Answers.
@@ -90,7 +91,7 @@ impl Answering {
         let mut request = match parts.method {
             Method::POST => {
                 let reading = timeout(self.body_timeout, Limited::new(body, MAX_BODY_BYTES).collect());
-                let body = reading.await.map_err(|_| Refusal::BodyTooSlow)?;
+                let body = while_valid(bearer.as_ref(), reading).await?.map_err(|_| Refusal::BodyTooSlow)?;
                 let body = body.map_err(|_| Refusal::BodyTooLarge)?.to_bytes();
                 ShapeRequest::parse(&parts.method, query, &body)?
             }
@@ -103,7 +104,7 @@ impl Answering {
         if parts.method == Method::DELETE {
             return self.delete(&request).await;
         }
-        let awake = self.wake().await;
+        let awake = while_valid(request.bearer.as_ref(), self.wake()).await?;
         if request.subset.is_some() {
             return self.subset(&request).await;
         }
@@ -158,7 +159,12 @@ impl Answering {
     async fn moved(&self, request: &ShapeRequest) -> Refusal {
         match self.making.shape(request).await {
             Ok(shape) => Refusal::MustRefetch { handle: Some(shape.handle().to_owned()) },
-            Err(refusal @ (Refusal::Invalid(_) | Refusal::BadGrant { .. } | Refusal::NotGranted)) => refusal,
+            Err(
+                refusal @ (Refusal::Invalid(_)
+                | Refusal::BadToken { .. }
+                | Refusal::BadGrant { .. }
+                | Refusal::NotGranted),
+            ) => refusal,
             Err(_) => Refusal::MustRefetch { handle: None },
         }
     }
@@ -172,7 +178,7 @@ impl Answering {
 
     async fn snapshot(&self, asking: &Asking<'_>, shape: &Arc<Shape>, index: u64) -> Answered {
         let request = asking.request;
-        match shape.snapshot_chunk(index).await {
+        match while_valid(request.bearer.as_ref(), shape.snapshot_chunk(index)).await? {
             Ok(SnapshotChunk::None) => self.log(asking, shape, Offset::SNAPSHOT_END).await,
             Ok(chunk) => {
                 let end = Offset::new(0, index);
@@ -187,7 +193,7 @@ impl Answering {
 
     /// Where the log ends, without what is in it.
     async fn now(&self, asking: &Asking<'_>, shape: &Arc<Shape>) -> Answered {
-        if let Err(gone) = shape.complete().await {
+        if let Err(gone) = while_valid(asking.request.bearer.as_ref(), shape.complete()).await? {
             return Err(self.gone(gone, asking.request).await);
         }
         let seen = self.shapes.seen();
@@ -197,8 +203,9 @@ impl Answering {
 
     async fn log(&self, asking: &Asking<'_>, shape: &Arc<Shape>, offset: Offset) -> Answered {
         let request = asking.request;
-        self.within_bounds(offset, asking.at_most(self.long_poll / 2)).await?;
-        if let Err(gone) = shape.complete().await {
+        let bearer = request.bearer.as_ref();
+        while_valid(bearer, self.within_bounds(offset, self.long_poll / 2)).await??;
+        if let Err(gone) = while_valid(bearer, shape.complete()).await? {
             return Err(self.gone(gone, request).await);
         }
         if request.sse && asking.parts.method == Method::GET {

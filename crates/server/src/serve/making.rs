@@ -28,6 +28,7 @@ use super::database::{self, DescribeError, SnapshotError, SnapshotQuery};
 use super::granted;
 use super::metrics::{self, Ended};
 use super::protocol::{Invalid, Refusal, ShapeRequest, schema};
+use super::tokens::while_valid;
 
 /// How many shapes may wait for their snapshot.
 const MAX_WAITING: usize = 1000;
@@ -107,7 +108,7 @@ impl Making {
         request: &ShapeRequest,
     ) -> Result<(Definition, Option<Arc<database::Table>>), Refusal> {
         let Some(name) = &request.table else { return Err(Invalid::field("table", "can't be blank").into()) };
-        let known = self.know(name).await?;
+        let known = while_valid(request.bearer.as_ref(), self.know(name)).await??;
         let definition = define(request, &known)?;
         Ok((definition, known.described))
     }

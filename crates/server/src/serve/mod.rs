@@ -8,13 +8,14 @@
 //! | long bodies; server-sent events | `body.rs`; `events.rs` |
 //! | how a shape is found or made | `making.rs`, with `database/` for tables and snapshots |
 //! | the stream from Postgres | `consumer.rs` |
-//! | start, shutdown, what operators see | `start.rs`, `report.rs`, `listing.rs`, `metrics.rs` |
+//! | start, shutdown, what operators see | `start.rs`, `report.rs`, `listing.rs`, `metrics.rs`, `failures.rs` |
 
 mod answering;
 mod body;
 mod consumer;
 pub mod database;
 mod events;
+mod failures;
 mod granted;
 mod listing;
 mod making;

@@ -14,7 +14,7 @@ use super::answering::Answering;
 use super::listing::Listing;
 use super::metrics;
 use super::protocol::answers::Health;
-use crate::admin::Report;
+use crate::admin::{Readiness, Report};
 use crate::dashboard::Sample;
 
 pub(crate) struct ServeReport {
@@ -32,14 +32,14 @@ const ASKED_BYTES: u64 = 256 * 1024;
 const GLANCE_BYTES: u64 = 8 * 1024 * 1024;
 
 impl Report for ServeReport {
-    fn ready(&self) -> Result<(), &'static str> {
+    fn readiness(&self) -> Readiness {
         if self.answering.shapes.is_full() {
-            return Err("the disk is full: nothing new is taken from the database");
+            return Readiness::Not("the disk is full: nothing new is taken from the database");
         }
         match self.answering.health() {
-            Health::Active => Ok(()),
-            Health::Waiting => Err("another instance has the lock: this one serves what it reads"),
-            Health::Starting => Err("the database isn't followed yet"),
+            Health::Active => Readiness::Ready,
+            Health::Waiting => Readiness::Waiting,
+            Health::Starting => Readiness::Not("the database isn't followed yet"),
         }
     }
 
@@ -76,15 +76,15 @@ impl ServeReport {
     fn tell(&self, budget: u64) -> Value {
         let Answering { shapes, manager, .. } = &*self.answering;
         let listed = self.listing.look(shapes, budget);
-        let counts = self.http.counts();
+        let (counts, readiness) = (self.http.counts(), self.readiness());
         json!({
             "command": "serve",
             "version": env!("CARGO_PKG_VERSION"),
             "listen": self.address.to_string(),
             "uptime_ms": u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
             "health": self.answering.health().as_str(),
-            "ready": self.ready().is_ok(),
-            "why_not_ready": self.ready().err(),
+            "ready": readiness.is_ready(),
+            "why_not_ready": readiness.why_not(),
             "database": manager.status(),
             "positions": manager.positions(),
             "reservoir": manager.pool_status(),

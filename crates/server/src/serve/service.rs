@@ -10,13 +10,14 @@ use bytes::Bytes;
 use forebay_admission::{AdmissionLayer, AdmissionService};
 use forebay_stream::{Incoming, Peer};
 use http::header::ORIGIN;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, Uri};
+use http::{HeaderMap, HeaderValue, Method, Request, Response};
 use pin_project_lite::pin_project;
 use tower_layer::Layer as _;
 use tower_service::Service;
 
 use super::answering::Answering;
 use super::body::Answer;
+use super::failures::{Failures, Reason};
 use super::making::chance;
 use super::metrics;
 use super::protocol::caching::keep_private;
@@ -24,6 +25,7 @@ use super::protocol::{
     Access, Bearer, Invalid, MAX_QUERY_BYTES, Pass, Query, Refusal, Route, ShapeRequest, cors,
 };
 use super::tokens::Tokens;
+use crate::host::is_local;
 
 /// What each connection calls; cheap to clone.
 #[derive(Clone)]
@@ -31,6 +33,7 @@ pub(crate) struct ServeService {
     admitted: AdmissionService<Handler>,
     access: Arc<RwLock<Access>>,
     tokens: Arc<Tokens>,
+    failures: Arc<Failures>,
 }
 
 /// What is behind admission.
@@ -77,10 +80,11 @@ impl ServeService {
             .streams(|parts| parts.extensions.get::<Sight>().is_some_and(Sight::takes_permit))
             .peer(|extensions| extensions.get::<Peer>().map(|peer| peer.0));
         let admitted = layer.layer(Handler { answering });
-        ServeService { admitted, access, tokens: Arc::new(tokens) }
+        ServeService { admitted, access, tokens: Arc::new(tokens), failures: Arc::default() }
     }
 
-    fn see(&self, method: &Method, uri: &Uri) -> Sight {
+    fn see<B>(&self, request: &Request<B>) -> Sight {
+        let (method, uri) = (request.method(), request.uri());
         let (path, raw) = (uri.path(), uri.query().unwrap_or_default());
         let route = Route::of(path);
         if raw.len() > MAX_QUERY_BYTES {
@@ -88,7 +92,10 @@ impl ServeService {
         }
         let query = Query::parse(raw);
         let access = self.access.read().unwrap_or_else(PoisonError::into_inner);
-        let entered = access.enter(method, path, &query);
+        let entered = match access.wants_own_name(route) && !is_local(request) {
+            true => Err(Refusal::ForeignHost),
+            false => access.enter(method, path, &query),
+        };
         drop(access);
         let pass = entered.as_ref().map_or(Pass::All, |(_, pass)| *pass);
         let asked = entered.map(|(route, _)| match (route, method) {
@@ -115,7 +122,7 @@ impl Service<Request<Incoming>> for ServeService {
     }
 
     fn call(&mut self, mut request: Request<Incoming>) -> Self::Future {
-        let sight = self.see(request.method(), request.uri());
+        let sight = self.see(&request);
         let (route, origins) = (sight.route, origins(request.headers()));
         let answering = match sight.pass {
             Pass::All => {
@@ -124,7 +131,7 @@ impl Service<Request<Incoming>> for ServeService {
             }
             Pass::Token => self.call_with_token(request, sight),
         };
-        Marked { answering, route, origins }
+        Marked { answering, route, origins, failures: Arc::clone(&self.failures) }
     }
 }
 
@@ -158,6 +165,7 @@ pin_project! {
         answering: F,
         route: Route,
         origins: HeaderMap,
+        failures: Arc<Failures>,
     }
 }
 
@@ -173,6 +181,7 @@ where
         metrics::answered(*this.route, response.status());
         cors::write(*this.route, this.origins, response.headers_mut());
         let id = format!("{:016x}", chance());
+        this.failures.look_at(&id, *this.route, &response);
         let id = HeaderValue::try_from(id).unwrap_or(HeaderValue::from_static("0"));
         response.headers_mut().insert("x-request-id", id);
         Poll::Ready(Ok(response))
@@ -209,8 +218,11 @@ impl Service<Request<Incoming>> for Handler {
                     answering.shape(&parts, *request, &query, body, bearer).await
                 }
             };
-            let mut response =
-                answer.unwrap_or_else(|refusal| refusal.response(&parts.method).map(Answer::whole));
+            let mut response = answer.unwrap_or_else(|refusal| {
+                let mut response = refusal.response(&parts.method).map(Answer::whole);
+                response.extensions_mut().insert(Reason(refusal.as_str()));
+                response
+            });
             if parts.method == Method::HEAD {
                 *response.body_mut() = Answer::empty();
             }

@@ -106,6 +106,7 @@ impl Serve {
             secret: config.secret.clone(),
             tokens: config.tokens.is_some(),
             deletes: config.allow_delete,
+            is_local: config.listen.ip().is_loopback() && !config.insecure,
         };
         let access = Arc::new(RwLock::new(access));
         let tokens = Tokens::new(config.identity.identify.clone(), config.tokens.as_deref());

@@ -17,6 +17,7 @@ use super::making::{ReadError, chance};
 use super::protocol::caching::Caching;
 use super::protocol::headers::{AnswerHead, Body};
 use super::protocol::{Invalid, OrderKey, Refusal, ShapeRequest, Subset};
+use super::tokens::while_valid;
 
 /// A subset is held whole, and no larger: whoever wants more asks for it in parts.
 const MAX_BYTES: usize = 64 << 20;
@@ -58,7 +59,8 @@ impl Answering {
             page,
             timeout: None,
         };
-        self.making.read(&query, &mut rows).await.map_err(refused)?;
+        let reading = self.making.read(&query, &mut rows);
+        while_valid(request.bearer.as_ref(), reading).await?.map_err(refused)?;
         let mut response = Response::new(Answer::Whole(rows.finish()));
         // The client goes on from here: beyond what it has, it would miss something.
         let offset = match request.since {

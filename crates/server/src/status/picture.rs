@@ -49,7 +49,13 @@ impl Picture {
         }
         self.out.push('\n');
         if let Some(ready) = status["ready"].as_bool() {
-            let (tone, word) = if ready { (Tone::Good, "ready") } else { (Tone::Bad, "not ready") };
+            let (tone, word) = match (ready, status["health"].as_str()) {
+                (true, Some("waiting")) => {
+                    (Tone::Good, "ready: another instance follows, and what it writes is served")
+                }
+                (true, _) => (Tone::Good, "ready"),
+                (false, _) => (Tone::Bad, "not ready"),
+            };
             let why =
                 status["why_not_ready"].as_str().map(|why| format!(": {}", shown(why))).unwrap_or_default();
             let word = self.paint.tone(tone, word);

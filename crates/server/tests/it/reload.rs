@@ -91,3 +91,34 @@ async fn limits_secrets_and_keys_are_read_again_and_the_rest_is_named() {
     assert_eq!(origin.open(), 2, "open streams went on");
     drop((stream, another));
 }
+
+#[tokio::test]
+async fn keys_are_rotated_though_something_beside_them_needs_a_restart() {
+    let (origin, folder) = (Streams::start().await, Folder::new("rotation"));
+    let settings = |key: &str, identity: &str, gate: &str| {
+        let file = folder.write("api.keys", &format!("{} ada\n", hash(key)));
+        let text = format!("[identity]\napi_keys_file = {file:?}\n{identity}\n[gate]\n{gate}\n");
+        folder.write("gate.toml", &text)
+    };
+    let gate = Gate::start(&origin.url(), &["--config", &settings("key-0", "", "")]);
+    let status = async |key: &str| match open(&gate, "/", &[&format!("X-API-Key: {key}")]).await {
+        Ok(_) => 200,
+        Err(refusal) => refusal.head.status,
+    };
+    assert_eq!(status("key-0").await, 200);
+    const LATER: &str = "settings have changed that hold only after a restart";
+    let proxies = "trusted_proxies = [\"10.0.0.0/8\"]\nforwarded_by = \"forwarded\"";
+    for (old, new, identity, more, named) in [
+        ("key-0", "key-1", "", proxies, "gate.forwarded_by gate.trusted_proxies"),
+        ("key-1", "key-2", "by_address = true", "", "identity.by_address"),
+    ] {
+        settings(new, identity, more);
+        gate.signal(Signal::HUP);
+        let line = format!("\"keys\":\"{named}\"");
+        until(named, async || {
+            gate.log().lines().any(|logged| logged.contains(LATER) && logged.contains(&line))
+        })
+        .await;
+        assert_eq!((status(old).await, status(new).await), (401, 200), "{named}");
+    }
+}

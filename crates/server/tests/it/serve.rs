@@ -10,6 +10,7 @@ mod handoff;
 mod hostile;
 mod instances;
 mod live;
+mod metrics;
 mod operations;
 mod protocol;
 mod rolling;

@@ -54,7 +54,7 @@ impl Drop for Pair {
     }
 }
 
-fn curl(authority: &Path, gate: &Gate, path: &str, args: &[&str]) -> Command {
+pub(crate) fn curl(authority: &Path, gate: &Gate, path: &str, args: &[&str]) -> Command {
     let mut command = Command::new("curl");
     command
         .args(["--silent", "--show-error", "--noproxy", "*", "--max-time", "60", "--cacert"])
@@ -66,7 +66,7 @@ fn curl(authority: &Path, gate: &Gate, path: &str, args: &[&str]) -> Command {
 }
 
 /// What curl prints, or why it didn't.
-async fn fetched(mut command: Command) -> Result<String, String> {
+pub(crate) async fn fetched(mut command: Command) -> Result<String, String> {
     let output = within("curl", command.output()).await.expect("curl is installed");
     match output.status.success() {
         true => Ok(String::from_utf8(output.stdout).unwrap()),

@@ -15,7 +15,7 @@ use super::secret::Secret;
 pub const MAX_QUERY_BYTES: usize = 128 * 1024;
 
 /// Those that say something, but for secrets and `params[n]`.
-const KNOWN: [&str; 18] = [
+pub(crate) const KNOWN: [&str; 18] = [
     "columns",
     "cursor",
     "experimental_live_sse",

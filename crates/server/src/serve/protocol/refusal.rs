@@ -13,6 +13,7 @@ use serde::Serialize;
 use super::caching::{CacheTimes, Caching};
 use super::headers;
 use super::invalid::Invalid;
+use crate::host::OWN_NAMES;
 
 const NOT_READY_S: u32 = 5;
 /// Clients that were refused together don't come back together.
@@ -43,6 +44,8 @@ pub enum Refusal {
     },
     /// 403: the token grants no such thing. It doesn't say whether there is one.
     NotGranted,
+    /// 403: it was asked by a name that isn't this machine's, and has nothing else to tell who asks.
+    ForeignHost,
     /// 404: there is nothing at this path.
     NoRoute,
     /// 404: there is no such shape to delete.
@@ -108,6 +111,7 @@ impl Refusal {
             Refusal::BadToken { code, .. } => code,
             Refusal::BadGrant { .. } => "bad_grant",
             Refusal::NotGranted => "not_granted",
+            Refusal::ForeignHost => "foreign_host",
             Refusal::NoRoute => "not_found",
             Refusal::NoShape => "no_shape",
             Refusal::Method { .. } => "method_not_allowed",
@@ -130,7 +134,7 @@ impl Refusal {
             | Refusal::TokenRequired
             | Refusal::BadToken { .. }
             | Refusal::BadGrant { .. } => StatusCode::UNAUTHORIZED,
-            Refusal::NotGranted => StatusCode::FORBIDDEN,
+            Refusal::NotGranted | Refusal::ForeignHost => StatusCode::FORBIDDEN,
             Refusal::NoRoute | Refusal::NoShape => StatusCode::NOT_FOUND,
             Refusal::Method { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Refusal::MustRefetch { .. } => StatusCode::CONFLICT,
@@ -184,6 +188,7 @@ impl Refusal {
             | Refusal::BadToken { .. }
             | Refusal::BadGrant { .. }
             | Refusal::NotGranted
+            | Refusal::ForeignHost
             | Refusal::NoRoute
             | Refusal::NoShape
             | Refusal::Method { .. }
@@ -221,6 +226,10 @@ impl Refusal {
             }
             Refusal::BadToken { message, .. } | Refusal::BadGrant { message } => message.clone(),
             Refusal::NotGranted => "Forbidden - the token doesn't grant this".into(),
+            Refusal::ForeignHost => {
+                format!("{OWN_NAMES}, as long as it asks for no secret (serve.secret, or serve.insecure)")
+                    .into()
+            }
             Refusal::NoShape => "Shape not found".into(),
             Refusal::Method { .. } => "Method not allowed".into(),
             Refusal::BodyTooSlow => "Request body took too long".into(),

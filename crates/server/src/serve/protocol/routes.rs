@@ -13,17 +13,30 @@ use super::secret::Secret;
 /// Where a path leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Route {
-    /// `/v1/shape`
+    /// The shapes.
     Shape,
-    /// `/v1/health`
+    /// Whether they can be served.
     Health,
-    /// `/`
+    /// For people who open the address.
     Root,
     /// Nowhere.
     NotFound,
 }
 
 impl Route {
+    /// Those that lead somewhere.
+    pub const ALL: [Route; 3] = [Route::Shape, Route::Health, Route::Root];
+
+    /// Where it is, spelled as clients should.
+    pub fn path(self) -> &'static str {
+        match self {
+            Route::Shape => "/v1/shape",
+            Route::Health => "/v1/health",
+            Route::Root => "/",
+            Route::NotFound => "",
+        }
+    }
+
     /// For metrics.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -83,9 +96,17 @@ pub struct Access {
     pub tokens: bool,
     /// Whether clients may delete shapes.
     pub deletes: bool,
+    /// Whether it listens on this machine only, and nobody said that whoever comes is served.
+    pub is_local: bool,
 }
 
 impl Access {
+    /// Whether a request for this route has to name this machine by a name of its own. Where nothing has to be shown, that is all that tells
+    /// somebody on this machine from a web page that made a name of its own point here.
+    pub fn wants_own_name(&self, route: Route) -> bool {
+        self.is_local && self.secret.is_none() && !self.tokens && route == Route::Shape
+    }
+
     /// Finds the route of a request that may go there, and how far. A secret that is shown and wrong is refused, with a token or without.
     ///
     /// # Errors
@@ -134,7 +155,7 @@ mod tests {
     use super::*;
 
     fn guarded() -> Access {
-        Access { secret: Secret::new("s3cret"), tokens: false, deletes: true }
+        Access { secret: Secret::new("s3cret"), tokens: false, deletes: true, is_local: true }
     }
 
     fn enter(access: &Access, method: &str, target: &str) -> Result<Route, &'static str> {
@@ -166,6 +187,9 @@ mod tests {
 
     #[test]
     fn every_path_leads_somewhere_or_nowhere() {
+        for route in Route::ALL {
+            assert_eq!(Route::of(route.path()), route);
+        }
         for (path, route) in [
             ("/v1/shape", Route::Shape),
             ("/v1//shape", Route::Shape),
@@ -224,6 +248,15 @@ mod tests {
             Ok(Route::Shape),
             "there is none"
         );
+    }
+
+    #[test]
+    fn only_an_open_address_of_this_machine_asks_for_its_own_name() {
+        let open = Access { is_local: true, ..Access::default() };
+        assert!(open.wants_own_name(Route::Shape) && !open.wants_own_name(Route::Health));
+        assert!(!guarded().wants_own_name(Route::Shape));
+        assert!(!Access { tokens: true, ..open.clone() }.wants_own_name(Route::Shape));
+        assert!(!Access { is_local: false, ..open }.wants_own_name(Route::Shape));
     }
 
     #[test]

@@ -52,6 +52,8 @@ async fn without_a_database_at_its_start_a_server_says_so_and_goes_on_trying() {
     assert_eq!(serve.health().await, "starting");
     let health = serve.ask("GET", "/v1/health", &[], "").await;
     assert_eq!(health.head.status, 202);
+    let ready = serve.admin("/readyz").await;
+    assert_eq!(ready.head.status, 503, "{}", String::from_utf8_lossy(&ready.body));
     let refused = serve.get(&[("table", "items"), ("offset", "-1")]).await;
     assert_eq!(refused.head.status, 503, "{}", refused.head.text);
     assert_eq!(refused.json()["code"], "database_unreachable", "{}", refused.json());
@@ -104,6 +106,10 @@ async fn an_instance_that_waits_serves_what_is_there_and_takes_over() {
     let second = place.spawn(&QUICK);
     second.becomes("waiting").await;
     assert_eq!(second.ask("GET", "/v1/health", &[], "").await.head.status, 202);
+    // Or no deploy that waits for the second before it ends the first would ever go on.
+    let ready = second.admin("/readyz").await;
+    assert_eq!((ready.head.status, &ready.body[..]), (200, &b"waiting\n"[..]));
+    assert_eq!(second.status().await["ready"], json!(true));
 
     let mut beside = Reader::new(&ITEM);
     assert_eq!(short(&beside.catch_up(&second).await), ["insert 1", "insert 2"]);
@@ -116,6 +122,9 @@ async fn an_instance_that_waits_serves_what_is_there_and_takes_over() {
     assert_eq!(short(&events.up_to_date().await.0), ["insert 4"]);
     let new = second.get(&[("table", "items"), ("where", "id = 1"), ("offset", "-1")]).await;
     assert_eq!((new.head.status, new.head.header("retry-after")), (503, Some("5")), "{}", new.head.text);
+    let logged = second.wait_for_log("a request failed");
+    assert_eq!(logged["request"].as_str(), new.head.header("x-request-id"), "{logged}");
+    assert_eq!((&logged["status"], &logged["reason"]), (&json!(503), &json!("not_ready")));
     // A shape that the other makes is here soon.
     let clause = [("table", "items"), ("where", "id > 3")];
     let made = first.reader(&clause).await;

@@ -387,3 +387,31 @@ async fn what_is_wrong_is_said_all_at_once() {
     assert_eq!(invalid(&serve, &beyond).await, expected);
     assert_eq!(invalid(&serve, &[&beyond[..], &[("live", "true")]].concat()).await, expected);
 }
+
+#[tokio::test]
+async fn an_open_address_of_this_machine_answers_to_its_own_names_only() {
+    let place = Place::new("CREATE TABLE items (id int PRIMARY KEY); INSERT INTO items VALUES (1)");
+    let ask = async |serve: &Serve, path: &str, host: &str| {
+        let mut client = Client::connect(serve.addr).await;
+        client.send(format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nOrigin: http://{host}\r\n\r\n")).await;
+        client.answer().await
+    };
+    const SHAPE: &str = "/v1/shape?table=items&offset=-1";
+    let serve = place.serve().await;
+    // What a page of somebody else's can do: a name of its own that points here.
+    let refused = ask(&serve, SHAPE, "rebound.example:3000").await;
+    assert_eq!(refused.head.status, 403, "{}", refused.head.text);
+    assert!(refused.json()["message"].as_str().unwrap().contains("serve.secret"));
+    assert_eq!(ask(&serve, "/v1/health", "rebound.example:3000").await.head.status, 200);
+    for host in ["localhost:3000", "127.0.0.1:3000", "[::1]:3000", "app.localhost:5173"] {
+        assert_eq!(ask(&serve, SHAPE, host).await.head.status, 200, "{host}");
+    }
+    drop(serve);
+    // Whoever must show something, or needn't by somebody's word, may call it as he likes.
+    let guarded = place.serve_with(&[("FOREBAY_SERVE_SECRET", "s3cret")]).await;
+    let shown = format!("{SHAPE}&secret=s3cret");
+    assert_eq!(ask(&guarded, &shown, "app.example").await.head.status, 200);
+    drop(guarded);
+    let insecure = place.serve_with(&[("FOREBAY_SERVE_INSECURE", "true")]).await;
+    assert_eq!(ask(&insecure, SHAPE, "app.example").await.head.status, 200);
+}

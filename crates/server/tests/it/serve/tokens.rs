@@ -1,17 +1,17 @@
 //! Shape tokens: a bearer reads what the token grants, until it expires, and nothing else, however it asks.
 
+mod changes;
 mod holding;
 
 use std::path::PathBuf;
-use std::time::Instant;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use ring::hmac;
 use serde_json::{Value, json};
 
-use super::support::{Place, Serve, changes, path, short};
-use crate::wire::{Answer, Client, DEADLINE};
+use super::support::{Place, Serve, changes as rows_of, path};
+use crate::wire::{Answer, Client};
 
 const KEY: &str = "a key of the test, of more than thirty-two bytes";
 const FAR: u64 = 4_000_000_000;
@@ -100,7 +100,7 @@ impl<'a> Bearer<'a> {
             let answer = self.get(&[params, &[("handle", &handle), ("offset", &offset)]].concat()).await;
             assert_eq!(answer.head.status, 200, "{params:?}: {}", String::from_utf8_lossy(&answer.body));
             let messages = answer.json();
-            rows.extend(changes(messages.as_array().unwrap()).into_iter().map(|row| row["value"].clone()));
+            rows.extend(rows_of(messages.as_array().unwrap()).into_iter().map(|row| row["value"].clone()));
             let named = |name| answer.head.header(name).unwrap().to_owned();
             (handle, offset) = (named("electric-handle"), named("electric-offset"));
             if answer.head.header("electric-up-to-date").is_some() {
@@ -361,38 +361,6 @@ async fn a_handle_of_another_s_shape_opens_nothing_and_is_not_even_known() {
         let rows = bearer.ids(&[ORDERS[0], mode]).await;
         assert!(rows.is_empty() || rows == ["1", "3"], "{mode:?}: {rows:?}");
     }
-}
-
-#[tokio::test]
-async fn changes_come_only_from_within_the_grant() {
-    let (place, keys) = (Place::new(SQL), Keys::new("changes", KEY));
-    place.sql("ALTER TABLE orders REPLICA IDENTITY FULL");
-    let serve = serve_with(&place, &keys, &[("FOREBAY_SERVE_LONG_POLL_MS", "5000")]).await;
-    let bearer = Bearer::new(&serve, json!([mine()]));
-    const SHAPE: [(&str, &str); 3] = [("table", "orders"), ("replica", "full"), ("where", "total < 1000")];
-    let now = bearer.get(&[&SHAPE[..], &[("offset", "now")]].concat()).await;
-    assert_eq!(now.head.status, 200, "{}", String::from_utf8_lossy(&now.body));
-    let named = |answer: &Answer, name: &str| answer.head.header(name).unwrap().to_owned();
-    place.sql(
-        "BEGIN; UPDATE orders SET note = 'still theirs' WHERE id = 2; INSERT INTO orders VALUES (5, 8, 1, 'theirs');
-         UPDATE orders SET user_id = 8, note = 'theirs now' WHERE id = 3;
-         UPDATE orders SET user_id = 7 WHERE id = 2;
-         INSERT INTO orders VALUES (6, 7, 2, 'mine'); DELETE FROM orders WHERE id = 5; COMMIT",
-    );
-    let (handle, mut offset) = (named(&now, "electric-handle"), named(&now, "electric-offset"));
-    let (mut messages, mut text) = (Vec::new(), String::new());
-    let begun = Instant::now();
-    while changes(&messages).len() < 3 {
-        assert!(begun.elapsed() < DEADLINE, "only {messages:?}");
-        let place = [("handle", &*handle), ("offset", &*offset), ("live", "")];
-        let answer = bearer.get(&[&SHAPE[..], &place].concat()).await;
-        text += &String::from_utf8_lossy(&answer.body);
-        messages.extend(answer.json().as_array().unwrap().clone());
-        offset = named(&answer, "electric-offset");
-    }
-    assert_eq!(short(&messages), ["delete 3", "insert 2", "insert 6"]);
-    assert!(!text.contains("theirs now"), "what left the grant is told as it was: {text}");
-    assert!(!text.contains("old_value"), "and of what came in, not what it was before: {text}");
 }
 
 #[tokio::test]

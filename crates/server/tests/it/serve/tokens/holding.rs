@@ -6,11 +6,13 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use ring::rand::SystemRandom;
 use ring::signature::{Ed25519KeyPair, KeyPair as _};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use super::super::support::{Place, path};
 use super::{Bearer, FAR, KEY, Keys, ORDERS, SQL, is_refused, mine, serve_with, signed};
-use crate::wire::until;
+use crate::tls::{Pair, curl, fetched};
+use crate::wire::{Client, until};
 
 #[tokio::test]
 async fn tokens_that_do_not_hold_open_nothing_and_say_why() {
@@ -129,6 +131,38 @@ async fn what_waits_ends_with_its_token() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whatever_a_request_waits_for_its_token_does_not_hold_for_longer() {
+    let (place, keys) = (Place::new(SQL), Keys::new("waits", KEY));
+    let serve = serve_with(&place, &keys, &[]).await;
+    let lasting = |seconds: f64| {
+        let exp = since_1970().as_secs_f64() + seconds;
+        let claims = json!({"sub": "ada", "exp": exp, "shapes": [{"table": "orders"}]});
+        Bearer::showing(&serve, &signed(&json!({"alg": "HS256"}), &claims, KEY))
+    };
+    let start = [ORDERS[0], ("offset", "-1")];
+    assert_eq!(lasting(600.0).get(&start).await.head.status, 200, "the table is known");
+    // A body that never ends: two minutes would be fine without a token.
+    let bearer = lasting(2.0);
+    let mut slow = Client::connect(serve.addr).await;
+    let lines = [&*bearer.line, "Content-Length: 100"];
+    slow.request("POST", &path(&start), &lines, "").await;
+    slow.send("{\"where\"").await;
+    let refused = slow.answer().await;
+    assert_eq!((refused.head.status, &refused.json()["code"]), (401, &json!("expired")));
+    // Rows that somebody has locked: of a shape in the making, and of a subset.
+    let locked = "BEGIN; LOCK TABLE orders IN ACCESS EXCLUSIVE MODE; SELECT pg_sleep(60)";
+    let (postgres, database) = (place.postgres, place.database.clone());
+    let locking = std::thread::spawn(move || postgres.execute(&database, locked));
+    let holders = "SELECT pid::text FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND granted AND relation = 'orders'::regclass";
+    until("it is locked", async || place.ask(holders).is_some()).await;
+    for more in [("where", "total > 1"), ("subset__where", "total > 1")] {
+        is_refused(&lasting(2.0).get(&[&start[..], &[more]].concat()).await, 401, "expired");
+    }
+    place.sql(&format!("SELECT pg_terminate_backend({})", place.ask(holders).unwrap()));
+    locking.join().unwrap().expect_err("it was ended");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_ends_with_its_token_though_there_is_always_more_to_read() {
     let (place, keys) = (Place::new(SQL), Keys::new("busy", KEY));
     let serve = serve_with(&place, &keys, &[]).await;
@@ -174,6 +208,59 @@ async fn a_key_that_is_rotated_out_opens_nothing_any_more() {
     until("the new key is known", async || new.get(&start).await.head.status == 200).await;
     is_refused(&old.get(&start).await, 401, "unknown_signer");
     is_refused(&of("b", &first).get(&start).await, 401, "bad_signature");
+}
+
+#[tokio::test]
+async fn a_secret_of_tokens_is_rotated_by_sighup() {
+    const OTHER: &str = "another key of the test, of more than thirty-two bytes";
+    let (place, keys) = (Place::new(SQL), Keys::new("rotated", KEY));
+    let serve = serve_with(&place, &keys, &[]).await;
+    let of = |key: &str| Bearer::showing(&serve, &signed(&json!({"alg": "HS256"}), &claims(), key));
+    let start = [ORDERS[0], ("offset", "-1")];
+    assert_eq!(of(KEY).get(&start).await.head.status, 200);
+    is_refused(&of(OTHER).get(&start).await, 401, "bad_signature");
+    std::fs::write(&keys.0, OTHER).unwrap();
+    serve.signal(Signal::HUP);
+    serve.wait_for_log("the settings were read again");
+    is_refused(&of(KEY).get(&start).await, 401, "bad_signature");
+    assert_eq!(of(OTHER).get(&start).await.head.status, 200);
+    // A secret that can't be one changes nothing.
+    std::fs::write(&keys.0, "short").unwrap();
+    serve.signal(Signal::HUP);
+    serve.wait_for_log("the settings can't be read again: all stays as it was");
+    assert_eq!(of(OTHER).get(&start).await.head.status, 200);
+}
+
+#[tokio::test]
+async fn a_stream_by_tls_and_http_2_ends_with_its_token() {
+    let (place, keys, pair) = (Place::new(SQL), Keys::new("tls", KEY), Pair::new("tokens"));
+    let (certificate, key) = (pair.certificate(), pair.key());
+    let serve = place.spawn(&[
+        ("FOREBAY_SERVE_TOKENS", "required"),
+        ("FOREBAY_IDENTITY_JWT_SECRET_FILE", keys.path()),
+        ("FOREBAY_SERVE_TLS_CERT_FILE", certificate.to_str().unwrap()),
+        ("FOREBAY_SERVE_TLS_KEY_FILE", key.to_str().unwrap()),
+    ]);
+    until("it is ready", async || serve.admin("/readyz").await.head.status == 200).await;
+    let ask = async |seconds: f64, params: &[(&str, &str)]| {
+        let exp = since_1970().as_secs_f64() + seconds;
+        let claims = json!({"sub": "ada", "exp": exp, "shapes": [mine()]});
+        let line = format!("Authorization: Bearer {}", signed(&json!({"alg": "HS256"}), &claims, KEY));
+        fetched(curl(&certificate, &serve, &path(params), &["--http2", "-N", "-i", "-H", &line]))
+            .await
+            .unwrap()
+    };
+    let now = ask(600.0, &[ORDERS[0], ("offset", "now")]).await;
+    assert!(now.starts_with("HTTP/2 200"), "{now}");
+    let named =
+        |name: &str| now.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": ")).unwrap();
+    let live = [("offset", named("electric-offset")), ("handle", named("electric-handle")), ("live", "true")];
+    let begun = Instant::now();
+    // It would go on for 60 s.
+    let heard = ask(5.0, &[&ORDERS[..], &live, &[("live_sse", "true")]].concat()).await;
+    assert!(heard.starts_with("HTTP/2 200") && heard.contains("up-to-date"), "{heard}");
+    assert!(begun.elapsed() < Duration::from_secs(25), "{:?}", begun.elapsed());
+    assert!(ask(-1.0, &[&ORDERS[..], &live].concat()).await.contains("expired"));
 }
 
 fn claims() -> Value {
