@@ -225,6 +225,11 @@ impl Shapes {
         }
     }
 
+    /// Whether there are shapes that follow a table.
+    pub fn follows(&self, oid: u32) -> bool {
+        self.inner.followed().has_table(oid)
+    }
+
     /// All shapes, in no order.
     pub fn all(&self) -> Vec<Arc<Shape>> {
         self.inner.registry().shapes().cloned().collect()

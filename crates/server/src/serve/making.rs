@@ -7,12 +7,12 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
 use forebay_postgres::pgoutput::{Lsn, Snapshot};
+use forebay_postgres::reservoir::{Guard, PostgresClient};
 use forebay_postgres::{Manager, NotReady, PoolError, PublishError, Step, TableName};
 use forebay_shapes::filter::Filter;
 use forebay_shapes::{
@@ -25,6 +25,7 @@ use tokio::time::{Instant, timeout};
 use tracing::{debug, info, warn};
 
 use super::database::{self, DescribeError, SnapshotError, SnapshotQuery};
+use super::fitting::Described;
 use super::granted;
 use super::metrics::{self, Ended};
 use super::protocol::{Invalid, Refusal, ShapeRequest, schema};
@@ -39,7 +40,7 @@ const ASKING: Duration = Duration::from_secs(10);
 const WRITERS: Duration = Duration::from_secs(30);
 
 /// How long a commit is given to become visible, before another look.
-const EARLY: Duration = Duration::from_millis(5);
+pub(super) const EARLY: Duration = Duration::from_millis(5);
 
 /// Finds shapes, and makes them.
 #[derive(Debug)]
@@ -55,21 +56,6 @@ pub(crate) struct Making {
     turns: usize,
     snapshots: Arc<Semaphore>,
     waiting: Arc<Semaphore>,
-}
-
-/// How many times the stream has described a table: it does so before the first change after the table was changed. What was known before
-/// may be wrong then.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Described(Arc<AtomicU64>);
-
-impl Described {
-    pub(crate) fn anew(&self) {
-        self.0.fetch_add(1, Ordering::AcqRel);
-    }
-
-    fn times(&self) -> u64 {
-        self.0.load(Ordering::Acquire)
-    }
 }
 
 /// A table that was asked for lately.
@@ -88,7 +74,7 @@ type Asking = OnceCell<Result<Known, Refusal>>;
 
 impl Making {
     pub(crate) fn new(shapes: Shapes, manager: Manager, described: Described, snapshots: usize) -> Arc<Self> {
-        Arc::new(Making {
+        let making = Arc::new(Making {
             shapes,
             manager,
             known: Mutex::default(),
@@ -98,7 +84,9 @@ impl Making {
             turns: snapshots.max(1),
             snapshots: Arc::new(Semaphore::new(snapshots.max(1))),
             waiting: Arc::new(Semaphore::new(MAX_WAITING)),
-        })
+        });
+        making.described.asks(&making);
+        making
     }
 
     /// What is asked for, and the table that it is of.
@@ -180,6 +168,14 @@ impl Making {
         let Ok(client) = self.manager.admin().await else { return false };
         let described = database::describe(&client, name).await;
         matches!(described, Err(DescribeError::NotFound { .. } | DescribeError::NotATable { .. }))
+    }
+
+    /// For whoever must not wait behind those who change the publication: they may wait for the stream.
+    pub(super) async fn connection(&self) -> Result<Guard<PostgresClient>, PoolError> {
+        match self.manager.admin().await {
+            Ok(client) => Ok(client),
+            Err(_) => self.manager.snapshot().await,
+        }
     }
 
     /// Whether a shape is the one that is asked for.
@@ -503,7 +499,7 @@ fn choose(request: &ShapeRequest, table: &Table) -> Result<Choice, Refusal> {
 }
 
 /// A table, as its shapes depend on it and as their clients are told of it.
-fn followed(described: &database::Table, membership: u32) -> Table {
+pub(super) fn followed(described: &database::Table, membership: u32) -> Table {
     // `{"name":{…}}` of each column, without what is around it.
     let note = |index: usize| {
         let header = schema::header(&described.shown(&[index]));
@@ -518,6 +514,7 @@ fn followed(described: &database::Table, membership: u32) -> Table {
         membership,
         stream_types: described.columns.iter().map(|column| column.stream_type).collect(),
         key: described.key(),
+        lineage: described.lineage.clone(),
         notes: described.all().into_iter().map(note).map(strip).collect(),
     }
 }

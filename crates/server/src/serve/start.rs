@@ -20,8 +20,9 @@ use tracing::{error, info, warn};
 
 use super::answering::Answering;
 use super::consumer::ShapesConsumer;
+use super::fitting::Described;
 use super::listing::Listing;
-use super::making::{Described, Making};
+use super::making::Making;
 use super::protocol::Access;
 use super::protocol::caching::CacheTimes;
 use super::report::ServeReport;
