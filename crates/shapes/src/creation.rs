@@ -142,9 +142,20 @@ impl Creation {
         let durable = self.inner.submit(Record::Note(Note::Complete(completed), bytes), false);
         let Ok(()) = durable.await else { return Err(Gone::Deleted) };
         self.is_over = true;
+        self.make_room();
         match self.shape.gone() {
             Some(gone) => Err(gone),
             None => Ok(()),
+        }
+    }
+
+    /// A large snapshot is in its file, and never in the log that checkpoints make short.
+    fn make_room(&self) {
+        let Some(limit) = self.inner.config.max_bytes else { return };
+        if let Ok(_turn) = self.writes(&self.inner) {
+            // Somebody waited for it until now.
+            self.inner.touch(&self.shape);
+            self.inner.evict_bytes(limit);
         }
     }
 

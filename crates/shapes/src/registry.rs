@@ -200,8 +200,11 @@ impl Inner {
     /// Lets the least recently used go until the others fit in the limit.
     pub(crate) fn evict_bytes(&self, limit: u64) {
         let mut shapes: Vec<_> = self.registry().shapes().cloned().collect();
-        shapes.sort_unstable_by_key(|shape| shape.used.load(Ordering::Relaxed));
         let mut total: u64 = shapes.iter().map(|shape| shape.bytes()).sum();
+        if total <= limit {
+            return;
+        }
+        shapes.sort_unstable_by_key(|shape| shape.used.load(Ordering::Relaxed));
         let mut followed = self.followed();
         for shape in shapes {
             if total <= limit {
