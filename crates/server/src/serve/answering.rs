@@ -317,7 +317,9 @@ impl Answering {
         };
         match handle.is_some_and(|handle| self.shapes.delete(&handle)) {
             true => Ok(whole(answers::deleted())),
-            false => Err(Refusal::NoShape),
+            false if self.shapes.is_writing() => Err(Refusal::NoShape),
+            // It may be there, and be deleted by whoever writes.
+            false => Err(self.making.makes_none()),
         }
     }
 }
@@ -339,6 +341,7 @@ struct Head<'a> {
     schema: Option<HeaderValue>,
     cursor: Option<u64>,
     etag: Option<HeaderValue>,
+        let _awake = self.wake().await;
     body: Body,
 }
 

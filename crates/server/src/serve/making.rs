@@ -132,8 +132,8 @@ impl Making {
         (running, all.saturating_sub(running))
     }
 
-    /// Why no shape can be made while nobody writes to the store here.
-    fn makes_none(&self) -> Refusal {
+    /// Why no shape can be made or deleted while nobody writes to the store here.
+    pub(super) fn makes_none(&self) -> Refusal {
         match self.manager.status().step {
             Step::BackingOff | Step::StartReplicationClient | Step::ReplicationClientConnecting => {
                 Refusal::DatabaseUnreachable
@@ -530,7 +530,7 @@ pub(crate) fn schema_header(shape: &Shape) -> HeaderValue {
 /// Another instance makes shapes, or nobody does yet.
 fn waiting() -> Refusal {
     Refusal::NotReady {
-        message: "this instance makes no shapes right now: another one does, or will soon".into(),
+        message: "this instance makes and deletes no shapes right now: another one does, or will soon".into(),
     }
 }
 

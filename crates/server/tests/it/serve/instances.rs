@@ -154,3 +154,46 @@ async fn a_server_that_sleeps_is_active_and_wakes_for_whoever_asks() {
     let mut other = Reader::new(&[("table", "items"), ("where", "id = 2")]);
     assert_eq!(short(&other.catch_up(&serve).await), ["insert 2"]);
 }
+
+const DELETING: (&str, &str) = ("FOREBAY_SERVE_ALLOW_DELETE", "true");
+
+#[tokio::test]
+async fn what_exists_is_deleted_by_whoever_writes_and_nobody_else_calls_it_missing() {
+    let place = Place::on(postgres(), ITEMS);
+    let settings = [&QUICK[..], &[DELETING]].concat();
+    let first = place.serve_with(&settings).await;
+    let reader = first.reader(&ITEM).await;
+    let second = place.spawn(&settings);
+    second.becomes("waiting").await;
+    let by_handle = format!("/v1/shape?handle={}", reader.handle);
+    for path in [by_handle.as_str(), "/v1/shape?table=items"] {
+        let refused = second.ask("DELETE", path, &[], "").await;
+        let retry = refused.head.header("retry-after");
+        assert_eq!((refused.head.status, retry), (503, Some("5")), "{path}: {}", refused.head.text);
+    }
+    place.postgres.stop().unwrap();
+    until("the writer has noticed", async || first.health().await == "starting").await;
+    let refused = first.ask("DELETE", &by_handle, &[], "").await;
+    assert_eq!(refused.head.status, 503, "{}", refused.head.text);
+    assert!(refused.head.header("retry-after").is_some());
+    place.postgres.revive().unwrap();
+    until("one of them writes, and deletes it", async || {
+        let first = first.ask("DELETE", &by_handle, &[], "").await.head.status;
+        let second = second.ask("DELETE", &by_handle, &[], "").await.head.status;
+        assert!(![first, second].contains(&404), "{first} {second}");
+        [first, second].contains(&202)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_server_that_sleeps_wakes_to_delete() {
+    let place = Place::new(ITEMS);
+    let idle = ("FOREBAY_DATABASE_IDLE_TIMEOUT_MS", "300");
+    let serve = place.serve_with(&[&QUICK[..], &[idle, DELETING]].concat()).await;
+    let reader = serve.reader(&ITEM).await;
+    until("it sleeps", async || serve.status().await["shapes"]["writes"] == json!(false)).await;
+    let path = format!("/v1/shape?handle={}", reader.handle);
+    assert_eq!(serve.ask("DELETE", &path, &[], "").await.head.status, 202);
+    assert_eq!(serve.ask("DELETE", &path, &[], "").await.head.status, 404);
+}
