@@ -299,6 +299,11 @@ impl Registry {
     }
 }
 
+/// When a shape was made, which is the end of its handle.
+pub(crate) fn time_of(handle: &str) -> Option<u64> {
+    handle.rsplit_once('-').and_then(|(_, time)| time.parse().ok())
+}
+
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -15,7 +15,7 @@ use crate::definition::{Definition, Table};
 use crate::filter::FilterError;
 use crate::follow::Follower;
 use crate::offset::Offset;
-use crate::registry::{Inner, lock};
+use crate::registry::{Inner, lock, time_of};
 use crate::shape::Shape;
 use crate::store::disk::{Disk, RealDisk};
 use crate::store::record::{Note, Record};
@@ -172,6 +172,13 @@ impl Shapes {
         let shape = self.inner.registry().by_handle(handle)?;
         self.inner.touch(&shape);
         Some(shape)
+    }
+
+    /// Whether a shape of this handle, if it can't be found, may be one that somebody else has made since this process last looked. Handles are
+    /// given in the order of their times.
+    pub fn may_come(&self, handle: &str) -> bool {
+        let registry = self.inner.registry();
+        !self.is_writing() && time_of(handle).is_some_and(|time| time > registry.last_handle)
     }
 
     /// The shape that is defined so.

@@ -19,7 +19,7 @@ use http::header::CONTENT_ENCODING;
 use http::request::Parts;
 use http::{HeaderValue, Method, Response};
 use http_body_util::{BodyExt as _, Limited};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::error;
 
 use super::body::Answer;
@@ -32,6 +32,7 @@ use super::protocol::{
     Bearer, Invalid, MAX_BODY_BYTES, Query, Refusal, Route, ShapeRequest, cursor, encoding, etag,
 };
 use super::service::whole;
+use super::start::REFRESH;
 use crate::page::Page;
 
 /// Answers.
@@ -53,6 +54,9 @@ pub(crate) struct Answering {
 
 /// How long waking up may take before what is there is served.
 const WAKING: Duration = Duration::from_secs(10);
+
+/// How long a shape that another instance may have made is waited for: several looks, since one may take its time.
+const NEWS: Duration = Duration::from_secs(1);
 
 type Answered = Result<Response<Answer>, Refusal>;
 
@@ -144,13 +148,34 @@ impl Answering {
 
     /// The shape that a client knows, if it is the one that it asks for.
     async fn known(&self, request: &ShapeRequest) -> Result<Arc<Shape>, Refusal> {
-        let found = request.handle.as_deref().and_then(|handle| self.shapes.find(handle));
+        let found = match request.handle.as_deref() {
+            Some(handle) => self.find(handle).await?,
+            None => None,
+        };
         match found {
             Some(shape) if self.making.fits(request, &shape)? => {
                 self.making.look_again(&shape);
                 Ok(shape)
             }
             _ => Err(self.moved(request).await),
+        }
+    }
+
+    /// `None`: it is gone. Another instance may have made it a moment ago, and this one may read of it only with its next look.
+    async fn find(&self, handle: &str) -> Result<Option<Arc<Shape>>, Refusal> {
+        let begun = Instant::now();
+        loop {
+            // First: what comes in between is found.
+            let may_come = self.shapes.may_come(handle);
+            match self.shapes.find(handle) {
+                None if may_come && begun.elapsed() < NEWS => sleep(REFRESH / 2).await,
+                None if may_come => {
+                    let message =
+                        "this instance hasn't heard of the shape yet: another one may have just made it";
+                    return Err(Refusal::NotReady { message: message.into() });
+                }
+                found => return Ok(found),
+            }
         }
     }
 

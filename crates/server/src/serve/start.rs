@@ -40,7 +40,7 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 /// A body is small: it may take so many times as long as its client may be silent.
 const BODY_SILENCES: u32 = 4;
 /// How often an instance that waits looks what the other has written.
-const REFRESH: Duration = Duration::from_millis(50);
+pub(super) const REFRESH: Duration = Duration::from_millis(50);
 
 /// A server of shapes that listens.
 pub struct Serve {

@@ -116,11 +116,10 @@ async fn an_instance_that_waits_serves_what_is_there_and_takes_over() {
     assert_eq!(short(&events.up_to_date().await.0), ["insert 4"]);
     let new = second.get(&[("table", "items"), ("where", "id = 1"), ("offset", "-1")]).await;
     assert_eq!((new.head.status, new.head.header("retry-after")), (503, Some("5")), "{}", new.head.text);
-    // A shape that the other makes is here soon.
+    // A shape that the other makes is waited for.
     let clause = [("table", "items"), ("where", "id > 3")];
     let made = first.reader(&clause).await;
-    until("it is here", async || second.get(&[made.params(), vec![]].concat()).await.head.status == 200)
-        .await;
+    assert_eq!(second.get(&made.params()).await.head.status, 200);
 
     first.signal(Signal::KILL);
     first.end().await;
@@ -153,6 +152,28 @@ async fn a_server_that_sleeps_is_active_and_wakes_for_whoever_asks() {
     until("it sleeps again", async || place.ask(&connections).as_deref() == Some("0")).await;
     let mut other = Reader::new(&[("table", "items"), ("where", "id = 2")]);
     assert_eq!(short(&other.catch_up(&serve).await), ["insert 2"]);
+}
+
+#[tokio::test]
+async fn an_instance_that_waits_doesnt_call_a_shape_gone_of_which_it_hasnt_read() {
+    let place = Place::new(ITEMS);
+    let first = place.serve_with(&QUICK).await;
+    let second = place.spawn(&QUICK);
+    second.becomes("waiting").await;
+    let clauses: Vec<_> = (0..10).map(|id| format!("id > {id}")).collect();
+    for clause in &clauses {
+        let reader = first.reader(&[("table", "items"), ("where", clause)]).await;
+        let answer = second.get(&reader.params()).await;
+        assert_eq!(answer.head.status, 200, "{}", answer.head.text);
+    }
+    let asked = async |handle: &str| {
+        second.get(&[("table", "items"), ("offset", "0_0"), ("handle", handle)]).await.head
+    };
+    let newer = asked("1-99999999999999999").await;
+    assert_eq!((newer.status, newer.header("retry-after")), (503, Some("5")), "{}", newer.text);
+    // Those before it are all known.
+    assert_eq!(asked("1-1").await.status, 409);
+    assert_eq!(asked("none").await.status, 409);
 }
 
 const DELETING: (&str, &str) = ("FOREBAY_SERVE_ALLOW_DELETE", "true");
