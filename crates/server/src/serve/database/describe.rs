@@ -53,18 +53,27 @@ LEFT JOIN LATERAL (
 WHERE n.nspname = $1 AND c.relname = $2
 ORDER BY a.attnum";
 
-/// Which rows of the catalog a table, `c`, is made of: its own, its columns', their types', and its primary key's. Whatever is done to the
-/// table, one of them is another then. That it is the same is told in a tenth of the time that [`describe`] takes.
-pub(super) const EDITION: &str = "
+/// Which rows of the catalog a table, `c`, is made of: its own, its columns', their types', its primary key's, and its partitions'. Whatever is
+/// done to the table, one of them is another then. That it is the same is told in a tenth of the time that [`describe`] takes.
+const EDITION: &str = "
 concat_ws(' ', c.oid, c.xmin,
     (SELECT string_agg(concat_ws(' ', a.attnum, a.xmin, t.xmin), ',' ORDER BY a.attnum)
         FROM pg_attribute a LEFT JOIN pg_type t ON t.oid = a.atttypid WHERE a.attrelid = c.oid AND a.attnum > 0),
-    (SELECT i.xmin FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary AND i.indisvalid))";
+    (SELECT i.xmin FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary AND i.indisvalid),
+    PARTITIONS)";
 
 /// What tells a table, `c`, from one that only looks the same by now: its primary key's constraint, which is another one when the key was taken
-/// away and put back. While it was away, rows may have shared a key.
+/// away and put back. While it was away, rows may have shared a key. And its partitions, whose rows come and go with them unseen by the stream.
 const LINEAGE: &str = "
-coalesce((SELECT k.oid::text FROM pg_constraint k WHERE k.conrelid = c.oid AND k.contype = 'p'), '')";
+concat_ws(' ', (SELECT k.oid FROM pg_constraint k WHERE k.conrelid = c.oid AND k.contype = 'p'), PARTITIONS)";
+
+/// A number for the partitions of a table, `c`: which they are, since when, and in which files, which TRUNCATE replaces. NULL without any.
+const PARTITIONS: &str = "
+(WITH RECURSIVE tree AS (
+    SELECT i.inhrelid, i.xmin AS since FROM pg_inherits i WHERE i.inhparent = c.oid AND c.relkind = 'p'
+    UNION ALL SELECT i.inhrelid, i.xmin FROM tree JOIN pg_inherits i ON i.inhparent = tree.inhrelid
+) SELECT hashtextextended(string_agg(concat_ws(' ', p.oid, p.relfilenode, tree.since), ',' ORDER BY p.oid), 0)
+FROM tree JOIN pg_class p ON p.oid = tree.inhrelid)";
 
 /// Why a table can't be described.
 #[derive(Debug, thiserror::Error)]
@@ -138,15 +147,20 @@ pub async fn edition(
     client: &Client,
     oid: u32,
 ) -> Result<(Option<String>, Snapshot), Box<dyn Error + Send + Sync>> {
-    let asking =
-        format!("SELECT pg_current_snapshot()::text, (SELECT {EDITION} FROM pg_class c WHERE c.oid = $1)");
-    let rows = client.query_typed(&asking, &[(&oid, Type::OID)]).await?;
+    let asking = format!("SELECT pg_current_snapshot()::text, {}", edition_of(oid));
+    let rows = client.query_typed(&asking, &[]).await?;
     let row = rows.first().ok_or("the server said nothing")?;
     Ok((row.try_get(1)?, row.try_get::<_, &str>(0)?.parse()?))
 }
 
+/// An expression for the edition of this table.
+pub(super) fn edition_of(oid: u32) -> String {
+    format!("(SELECT {} FROM pg_class c WHERE c.oid = {oid})", EDITION.replace("PARTITIONS", PARTITIONS))
+}
+
 async fn ask(client: &Client, table: &TableName) -> Result<Vec<Row>, DescribeError> {
-    let asking = ASKING.replace("EDITION", EDITION).replace("LINEAGE", LINEAGE);
+    let asking =
+        ASKING.replace("EDITION", EDITION).replace("LINEAGE", LINEAGE).replace("PARTITIONS", PARTITIONS);
     let rows = client.query_typed(&asking, &[(&table.schema, Type::TEXT), (&table.name, Type::TEXT)]).await?;
     let Some(first) = rows.first() else { return Err(DescribeError::NotFound { table: table.clone() }) };
     match other_kind(first)? {

@@ -24,7 +24,7 @@ use forebay_postgres::reservoir::{Guard, PostgresClient};
 use forebay_shapes::encode::{CopyRows, Layout};
 use futures_core::Stream;
 
-use super::describe::{EDITION, describe};
+use super::describe::{describe, edition_of};
 use super::error::{Attempt, SnapshotError};
 use super::quoted;
 use super::table::Table;
@@ -229,9 +229,8 @@ fn script(query: &SnapshotQuery<'_>) -> String {
     script
         + &format!(
             "; LOCK TABLE ONLY {table} IN ACCESS SHARE MODE; \
-             SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text, \
-             (SELECT {EDITION} FROM pg_class c WHERE c.oid = {})",
-            query.table.oid
+             SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text, {}",
+            edition_of(query.table.oid)
         )
 }
 

@@ -244,3 +244,54 @@ async fn what_leaves_a_table_as_it_is_leaves_its_shapes_alone() {
     }
     assert_eq!(reader.handle, handle);
 }
+
+/// A partitioned table with a row in each of two partitions, and a table of its form with a third row.
+fn partitioned(name: &str) -> String {
+    let part = |number: i32, from: i32| {
+        format!(
+            "CREATE TABLE {name}_{number} PARTITION OF {name} FOR VALUES FROM ({from}) TO ({})",
+            from + 10
+        )
+    };
+    format!(
+        "CREATE TABLE {name} (id int PRIMARY KEY, note text) PARTITION BY RANGE (id); {}; {};
+         CREATE TABLE {name}_3 (id int PRIMARY KEY, note text);
+         INSERT INTO {name} VALUES (1, 'one'), (11, 'two'); INSERT INTO {name}_3 VALUES (21, 'three')",
+        part(1, 0),
+        part(2, 10)
+    )
+}
+
+#[tokio::test]
+async fn rows_that_come_and_go_with_a_partition_are_soon_seen() {
+    let attach = "ALTER TABLE attached ATTACH PARTITION attached_3 FOR VALUES FROM (20) TO (30)";
+    let cases = [
+        ("emptied", "TRUNCATE emptied_2", &["insert 1"][..]),
+        ("dropped", "DROP TABLE dropped_2", &["insert 1"]),
+        ("detached", "ALTER TABLE detached DETACH PARTITION detached_2", &["insert 1"]),
+        ("attached", attach, &["insert 1", "insert 11", "insert 21"]),
+    ];
+    let place = Place::new(&cases.map(|(name, ..)| partitioned(name)).join(";"));
+    let serve = place.serve_with(&[("FOREBAY_SERVE_LONG_POLL_MS", "500")]).await;
+    let mut readers = Vec::new();
+    for (name, ..) in &cases {
+        readers.push(serve.reader(&[("table", name)]).await);
+    }
+    for (_, script, _) in &cases {
+        place.sql(script);
+    }
+    for (reader, (name, script, rows)) in readers.iter_mut().zip(&cases) {
+        starts_over(&serve, reader).await;
+        let shape = [("table", *name)];
+        let mut anew = Reader::new(&shape);
+        assert_eq!(short(&anew.catch_up(&serve).await), *rows, "{script}");
+    }
+}
+
+#[tokio::test]
+async fn a_filled_partition_is_there_with_the_next_row() {
+    let place = Place::new(&partitioned("parts"));
+    let attach = "ALTER TABLE parts ATTACH PARTITION parts_3 FOR VALUES FROM (20) TO (30)";
+    let row = "INSERT INTO parts VALUES (2, 'more')";
+    ends_before_the_change(&place, &[("table", "parts")], &[attach, row], &[409]).await;
+}
