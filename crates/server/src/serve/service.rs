@@ -19,7 +19,7 @@ use super::answering::Answering;
 use super::body::Answer;
 use super::making::chance;
 use super::metrics;
-use super::protocol::caching::keep_private;
+use super::protocol::caching::{keep_nowhere, keep_private};
 use super::protocol::{
     Access, Bearer, Invalid, MAX_QUERY_BYTES, Pass, Query, Refusal, Route, ShapeRequest, cors,
 };
@@ -171,6 +171,7 @@ where
         let this = self.project();
         let Ok(mut response) = ready!(this.answering.poll(cx));
         metrics::answered(*this.route, response.status());
+        keep_nowhere(response.headers_mut());
         cors::write(*this.route, this.origins, response.headers_mut());
         let id = format!("{:016x}", chance());
         let id = HeaderValue::try_from(id).unwrap_or(HeaderValue::from_static("0"));
