@@ -201,7 +201,13 @@ impl Answering {
             Ok(SnapshotChunk::None) => self.log(asking, shape, Offset::SNAPSHOT_END).await,
             Ok(chunk) => {
                 let end = Offset::new(0, index);
-                let head = asking.head(shape, end, false, Some(true));
+                let has_data = match chunk {
+                    SnapshotChunk::Open { from, .. } | SnapshotChunk::Closed { from, .. } => {
+                        shape.has_rows(from)
+                    }
+                    SnapshotChunk::None => false,
+                };
+                let head = asking.head(shape, end, false, Some(has_data));
                 self.respond(asking, head, || {
                     Ok(Answer::snapshot(Arc::clone(shape), index, chunk, asking.gzip()))
                 })
@@ -333,6 +339,7 @@ impl Answering {
     }
 
     async fn delete(&self, request: &ShapeRequest) -> Answered {
+        let _awake = self.wake().await;
         let handle = match &request.handle {
             Some(handle) => Some(handle.clone()),
             None => {
@@ -366,7 +373,6 @@ struct Head<'a> {
     schema: Option<HeaderValue>,
     cursor: Option<u64>,
     etag: Option<HeaderValue>,
-        let _awake = self.wake().await;
     body: Body,
 }
 

@@ -387,3 +387,17 @@ async fn what_is_wrong_is_said_all_at_once() {
     assert_eq!(invalid(&serve, &beyond).await, expected);
     assert_eq!(invalid(&serve, &[&beyond[..], &[("live", "true")]].concat()).await, expected);
 }
+
+#[tokio::test]
+async fn a_snapshot_without_rows_says_so() {
+    let place = Place::new(ITEMS);
+    let serve = place.serve().await;
+    for (shape, has_data) in [
+        (&[("table", "items")][..], "true"),
+        (&[("table", "items"), ("where", "id > 9")], "false"),
+        (&[("table", "items"), ("log", "changes_only")], "false"),
+    ] {
+        let answer = serve.get(&[shape, &[("offset", "-1")]].concat()).await;
+        assert_eq!(answer.head.header("electric-has-data"), Some(has_data), "{shape:?}: {}", text(&answer));
+    }
+}
