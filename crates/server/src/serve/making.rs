@@ -384,13 +384,15 @@ impl Making {
             Err(error) => return fail(creation, false, error.to_string()),
         };
         let definition = creation.shape().definition().clone();
-        let clause = match definition.choice.log {
-            LogMode::Full => definition.choice.clause.as_deref(),
-            // Only which transactions it has seen is of interest.
-            LogMode::ChangesOnly => Some("false"),
+        let query = SnapshotQuery {
+            table,
+            selected: &definition.selected(),
+            clause: definition.choice.clause.as_deref(),
+            // Which transactions it has seen is of interest, and whether the clause is one.
+            is_empty: definition.choice.log == LogMode::ChangesOnly,
+            page: None,
+            timeout: None,
         };
-        let selected = definition.selected();
-        let query = SnapshotQuery { table, selected: &selected, clause, page: None, timeout: None };
         creation.follow();
         let mut sink = Filling { creation: Some(creation), is_early: false };
         let until = Instant::now() + WRITERS;

@@ -55,6 +55,7 @@ impl Answering {
             table: &described,
             selected: &selected,
             clause: clause.as_deref(),
+            is_empty: false,
             page,
             timeout: None,
         };

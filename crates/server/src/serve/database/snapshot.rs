@@ -53,6 +53,8 @@ pub struct SnapshotQuery<'a> {
     pub selected: &'a [usize],
     /// The rows of which this is true: SQL that names nothing but columns, such as `Filter::canonical`. `None`: all.
     pub clause: Option<&'a str>,
+    /// None of those: the clause is only read.
+    pub is_empty: bool,
     /// Only some of those.
     pub page: Option<Page<'a>>,
     /// How long the server may take, in place of its own statement_timeout; zero: for ever.
@@ -267,11 +269,16 @@ impl Statement {
         // Rows of tables that inherit aren't the table's own in the stream; rows of partitions are.
         let only = if table.is_partitioned { "" } else { "ONLY " };
         let mut text = format!("COPY (SELECT {} FROM {only}{}", columns.join(", "), table.name);
-        if query.clause.is_some() {
-            text.push_str(" WHERE ");
-        }
+        let (opening, closing) = match (query.is_empty, query.clause) {
+            (false, None) => ("", ""),
+            (false, Some(_)) => (" WHERE ", ""),
+            (true, None) => (" WHERE false", ""),
+            (true, Some(_)) => (" WHERE false AND (", ")"),
+        };
+        text.push_str(opening);
         let before = text.clone();
         text.push_str(query.clause.unwrap_or_default());
+        text.push_str(closing);
         if let Some(Page { order_by, limit, offset }) = query.page {
             write!(text, " ORDER BY {order_by}").expect("a String takes every write");
             let mut bound = |word, count: Option<u64>| {
