@@ -102,16 +102,12 @@ impl Creation {
     /// # Errors
     /// When the disk fails, or this process doesn't write any more.
     pub fn seal(&mut self) -> io::Result<()> {
-        let seen = self.seen.clone().ok_or_else(|| io::Error::other("the snapshot hasn't begun"))?;
-        let mut end = serde_json::to_vec(&serde_json::json!({"headers": {
-            "control": "snapshot-end",
-            "xmin": seen.xmin.to_string(),
-            "xmax": seen.xmax.to_string(),
-            "xip_list": seen.xip.iter().map(u64::to_string).collect::<Vec<_>>(),
-        }}))?;
-        end.extend_from_slice(SEPARATOR);
+        let seen = self.seen.as_ref().ok_or_else(|| io::Error::other("the snapshot hasn't begun"))?;
+        let end = snapshot_end(seen);
         let inner = Arc::clone(&self.inner);
         let _turn = self.writes(&inner)?;
+        // First: whoever sees the end knows that it is no row.
+        self.shape.change(|state| state.rows_end = Some(state.snapshot.len()));
         self.append(end.into())?;
         self.shape.change(|state| state.snapshot.close_chunk());
         self.shape.notify();
@@ -149,9 +145,20 @@ impl Creation {
         let durable = self.inner.submit(Record::Note(Note::Complete(completed), bytes), false);
         let Ok(()) = durable.await else { return Err(Gone::Deleted) };
         self.is_over = true;
+        self.make_room();
         match self.shape.gone() {
             Some(gone) => Err(gone),
             None => Ok(()),
+        }
+    }
+
+    /// A large snapshot is in its file, and never in the log that checkpoints make short.
+    fn make_room(&self) {
+        let Some(limit) = self.inner.config.max_bytes else { return };
+        if let Ok(_turn) = self.writes(&self.inner) {
+            // Somebody waited for it until now.
+            self.inner.touch(&self.shape);
+            self.inner.evict_bytes(limit);
         }
     }
 
@@ -169,6 +176,17 @@ impl Creation {
             self.inner.forget_this(&self.shape);
         }
     }
+}
+
+/// The last message of a snapshot, with its separator.
+pub(crate) fn snapshot_end(seen: &Seen) -> Vec<u8> {
+    let message = serde_json::json!({"headers": {
+        "control": "snapshot-end",
+        "xmin": seen.xmin.to_string(),
+        "xmax": seen.xmax.to_string(),
+        "xip_list": seen.xip.iter().map(u64::to_string).collect::<Vec<_>>(),
+    }});
+    [message.to_string().as_bytes(), SEPARATOR].concat()
 }
 
 impl Drop for Creation {

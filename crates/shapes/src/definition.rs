@@ -25,6 +25,9 @@ pub struct Table {
     pub stream_types: Vec<(u32, i32)>,
     /// The primary key's columns by their places, in the key's order; none: all columns tell rows apart.
     pub key: Vec<usize>,
+    /// What else must stay as it is, in its maker's words: under another, messages would be wrong though names, types and key are the same.
+    #[serde(default)]
+    pub lineage: String,
     /// Whatever its maker wants to know of each column again.
     pub notes: Vec<String>,
 }

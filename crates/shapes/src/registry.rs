@@ -205,8 +205,11 @@ impl Inner {
         let used = |shape: &Arc<Shape>| (shape.used.load(Ordering::Relaxed), Arc::clone(shape));
         // They are used meanwhile: what they are sorted by must stay.
         let mut shapes: Vec<_> = self.registry().shapes().map(used).collect();
-        shapes.sort_unstable_by_key(|(used, shape)| (*used, shape.id));
         let mut total: u64 = shapes.iter().map(|(_, shape)| shape.bytes()).sum();
+        if total <= limit {
+            return;
+        }
+        shapes.sort_unstable_by_key(|(used, shape)| (*used, shape.id));
         let mut followed = self.followed();
         for (_, shape) in shapes {
             if total <= limit {
@@ -326,6 +329,11 @@ impl Registry {
         }
         Some(shape)
     }
+}
+
+/// When a shape was made, which is the end of its handle.
+pub(crate) fn time_of(handle: &str) -> Option<u64> {
+    handle.rsplit_once('-').and_then(|(_, time)| time.parse().ok())
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

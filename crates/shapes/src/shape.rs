@@ -57,6 +57,8 @@ pub(crate) struct State {
     /// What the log has before its base, merged.
     pub(crate) past: Vec<Chunk>,
     pub(crate) seen: Option<Seen>,
+    /// Where the rows of the snapshot end, once that is known: what follows says so.
+    pub(crate) rows_end: Option<u64>,
     /// Whether it is decided what of the stream its snapshot has seen.
     is_settled: bool,
     listener: Option<Arc<dyn Listener>>,
@@ -168,6 +170,7 @@ impl Shape {
             log: Strand::log(),
             past: Vec::new(),
             seen: None,
+            rows_end: None,
             is_settled: false,
             listener: None,
         };
@@ -220,6 +223,11 @@ impl Shape {
             }
         })
         .await
+    }
+
+    /// Whether a chunk of the snapshot that begins here has rows, and not only the snapshot's end.
+    pub fn has_rows(&self, from: u64) -> bool {
+        self.lock().rows_end.is_none_or(|end| from < end)
     }
 
     /// Waits until the snapshot can be read beyond a position, or is complete.

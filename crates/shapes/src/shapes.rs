@@ -15,7 +15,7 @@ use crate::definition::{Definition, Table};
 use crate::filter::FilterError;
 use crate::follow::Follower;
 use crate::offset::Offset;
-use crate::registry::{Inner, lock};
+use crate::registry::{Inner, lock, time_of};
 use crate::shape::Shape;
 use crate::store::disk::{Disk, RealDisk};
 use crate::store::record::{Note, Record};
@@ -173,6 +173,13 @@ impl Shapes {
         Some(shape)
     }
 
+    /// Whether a shape of this handle, if it can't be found, may be one that somebody else has made since this process last looked. Handles are
+    /// given in the order of their times.
+    pub fn may_come(&self, handle: &str) -> bool {
+        let registry = self.inner.registry();
+        !self.is_writing() && time_of(handle).is_some_and(|time| time > registry.last_handle)
+    }
+
     /// The shape that is defined so.
     pub fn find_same(&self, definition: &Definition) -> Option<Arc<Shape>> {
         let shape = self.inner.registry().same(definition)?;
@@ -222,6 +229,11 @@ impl Shapes {
         if self.is_writing() {
             self.inner.followed().refit(table, &self.inner);
         }
+    }
+
+    /// Whether there are shapes that follow a table.
+    pub fn follows(&self, oid: u32) -> bool {
+        self.inner.followed().has_table(oid)
     }
 
     /// All shapes, in no order.

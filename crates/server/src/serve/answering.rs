@@ -19,7 +19,7 @@ use http::header::CONTENT_ENCODING;
 use http::request::Parts;
 use http::{HeaderValue, Method, Response};
 use http_body_util::{BodyExt as _, Limited};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::error;
 
 use super::body::Answer;
@@ -32,6 +32,7 @@ use super::protocol::{
     Bearer, Invalid, MAX_BODY_BYTES, Query, Refusal, Route, ShapeRequest, cursor, encoding, etag,
 };
 use super::service::whole;
+use super::start::REFRESH;
 use super::tokens::while_valid;
 use crate::page::Page;
 
@@ -54,6 +55,9 @@ pub(crate) struct Answering {
 
 /// How long waking up may take before what is there is served.
 const WAKING: Duration = Duration::from_secs(10);
+
+/// How long a shape that another instance may have made is waited for: several looks, since one may take its time.
+const NEWS: Duration = Duration::from_secs(1);
 
 type Answered = Result<Response<Answer>, Refusal>;
 
@@ -145,13 +149,34 @@ impl Answering {
 
     /// The shape that a client knows, if it is the one that it asks for.
     async fn known(&self, request: &ShapeRequest) -> Result<Arc<Shape>, Refusal> {
-        let found = request.handle.as_deref().and_then(|handle| self.shapes.find(handle));
+        let found = match request.handle.as_deref() {
+            Some(handle) => self.find(handle).await?,
+            None => None,
+        };
         match found {
             Some(shape) if self.making.fits(request, &shape)? => {
                 self.making.look_again(&shape);
                 Ok(shape)
             }
             _ => Err(self.moved(request).await),
+        }
+    }
+
+    /// `None`: it is gone. Another instance may have made it a moment ago, and this one may read of it only with its next look.
+    async fn find(&self, handle: &str) -> Result<Option<Arc<Shape>>, Refusal> {
+        let begun = Instant::now();
+        loop {
+            // First: what comes in between is found.
+            let may_come = self.shapes.may_come(handle);
+            match self.shapes.find(handle) {
+                None if may_come && begun.elapsed() < NEWS => sleep(REFRESH / 2).await,
+                None if may_come => {
+                    let message =
+                        "this instance hasn't heard of the shape yet: another one may have just made it";
+                    return Err(Refusal::NotReady { message: message.into() });
+                }
+                found => return Ok(found),
+            }
         }
     }
 
@@ -182,7 +207,13 @@ impl Answering {
             Ok(SnapshotChunk::None) => self.log(asking, shape, Offset::SNAPSHOT_END).await,
             Ok(chunk) => {
                 let end = Offset::new(0, index);
-                let head = asking.head(shape, end, false, Some(true));
+                let has_data = match chunk {
+                    SnapshotChunk::Open { from, .. } | SnapshotChunk::Closed { from, .. } => {
+                        shape.has_rows(from)
+                    }
+                    SnapshotChunk::None => false,
+                };
+                let head = asking.head(shape, end, false, Some(has_data));
                 self.respond(asking, head, || {
                     Ok(Answer::snapshot(Arc::clone(shape), index, chunk, asking.gzip()))
                 })
@@ -315,6 +346,7 @@ impl Answering {
     }
 
     async fn delete(&self, request: &ShapeRequest) -> Answered {
+        let _awake = self.wake().await;
         let handle = match &request.handle {
             Some(handle) => Some(handle.clone()),
             None => {
@@ -324,7 +356,9 @@ impl Answering {
         };
         match handle.is_some_and(|handle| self.shapes.delete(&handle)) {
             true => Ok(whole(answers::deleted())),
-            false => Err(Refusal::NoShape),
+            false if self.shapes.is_writing() => Err(Refusal::NoShape),
+            // It may be there, and be deleted by whoever writes.
+            false => Err(self.making.makes_none()),
         }
     }
 }

@@ -9,13 +9,16 @@ use serde::{Deserialize, Serialize};
 use tokio::task::spawn_blocking;
 use tracing::{info, warn};
 
-use super::making::Described;
+use super::fitting::{Described, Fitting};
 
 /// The shapes, as the manager sees them.
 pub(crate) struct ShapesConsumer {
     shapes: Shapes,
     follower: Follower,
     described: Described,
+    fitting: Fitting,
+    /// The transaction that comes.
+    xid: Option<u32>,
 }
 
 /// What the store keeps of what it follows, beside how far it has come.
@@ -28,7 +31,8 @@ struct Origin {
 impl ShapesConsumer {
     pub(crate) fn new(shapes: Shapes, described: Described) -> Self {
         let follower = shapes.follower();
-        ShapesConsumer { shapes, follower, described }
+        let fitting = Fitting::new(shapes.clone(), described.clone());
+        ShapesConsumer { shapes, follower, described, fitting, xid: None }
     }
 }
 
@@ -69,9 +73,14 @@ impl Consumer for ShapesConsumer {
 
     async fn receive(&mut self, batch: &mut Batch<'_>) -> Result<(), ConsumerError> {
         while let Some(message) = batch.next() {
-            if matches!(message, Message::Relation(_)) {
-                // First: whoever starts over because of it must not begin with what was known before.
-                self.described.anew();
+            match &message {
+                Message::Begin(begin) => self.xid = Some(begin.xid),
+                Message::Relation(relation) => {
+                    // First: whoever starts over because of it must not begin with what was known before.
+                    self.described.anew();
+                    self.fitting.fit(relation, self.xid).await;
+                }
+                _ => {}
             }
             self.follower.take(&message).map_err(ConsumerError::retry)?;
         }

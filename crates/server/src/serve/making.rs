@@ -7,12 +7,12 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
 use forebay_postgres::pgoutput::{Lsn, Snapshot};
+use forebay_postgres::reservoir::{Guard, PostgresClient};
 use forebay_postgres::{Manager, NotReady, PoolError, PublishError, Step, TableName};
 use forebay_shapes::filter::Filter;
 use forebay_shapes::{
@@ -25,6 +25,7 @@ use tokio::time::{Instant, timeout};
 use tracing::{debug, info, warn};
 
 use super::database::{self, DescribeError, SnapshotError, SnapshotQuery};
+use super::fitting::Described;
 use super::granted;
 use super::metrics::{self, Ended};
 use super::protocol::{Invalid, Refusal, ShapeRequest, schema};
@@ -40,7 +41,7 @@ const ASKING: Duration = Duration::from_secs(10);
 const WRITERS: Duration = Duration::from_secs(30);
 
 /// How long a commit is given to become visible, before another look.
-const EARLY: Duration = Duration::from_millis(5);
+pub(super) const EARLY: Duration = Duration::from_millis(5);
 
 /// Finds shapes, and makes them.
 #[derive(Debug)]
@@ -56,21 +57,6 @@ pub(crate) struct Making {
     turns: usize,
     snapshots: Arc<Semaphore>,
     waiting: Arc<Semaphore>,
-}
-
-/// How many times the stream has described a table: it does so before the first change after the table was changed. What was known before
-/// may be wrong then.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Described(Arc<AtomicU64>);
-
-impl Described {
-    pub(crate) fn anew(&self) {
-        self.0.fetch_add(1, Ordering::AcqRel);
-    }
-
-    fn times(&self) -> u64 {
-        self.0.load(Ordering::Acquire)
-    }
 }
 
 /// A table that was asked for lately.
@@ -89,7 +75,7 @@ type Asking = OnceCell<Result<Known, Refusal>>;
 
 impl Making {
     pub(crate) fn new(shapes: Shapes, manager: Manager, described: Described, snapshots: usize) -> Arc<Self> {
-        Arc::new(Making {
+        let making = Arc::new(Making {
             shapes,
             manager,
             known: Mutex::default(),
@@ -99,7 +85,9 @@ impl Making {
             turns: snapshots.max(1),
             snapshots: Arc::new(Semaphore::new(snapshots.max(1))),
             waiting: Arc::new(Semaphore::new(MAX_WAITING)),
-        })
+        });
+        making.described.asks(&making);
+        making
     }
 
     /// What is asked for, and the table that it is of.
@@ -145,8 +133,8 @@ impl Making {
         (running, all.saturating_sub(running))
     }
 
-    /// Why no shape can be made while nobody writes to the store here.
-    fn makes_none(&self) -> Refusal {
+    /// Why no shape can be made or deleted while nobody writes to the store here.
+    pub(super) fn makes_none(&self) -> Refusal {
         match self.manager.status().step {
             Step::BackingOff | Step::StartReplicationClient | Step::ReplicationClientConnecting => {
                 Refusal::DatabaseUnreachable
@@ -181,6 +169,14 @@ impl Making {
         let Ok(client) = self.manager.admin().await else { return false };
         let described = database::describe(&client, name).await;
         matches!(described, Err(DescribeError::NotFound { .. } | DescribeError::NotATable { .. }))
+    }
+
+    /// For whoever must not wait behind those who change the publication: they may wait for the stream.
+    pub(super) async fn connection(&self) -> Result<Guard<PostgresClient>, PoolError> {
+        match self.manager.admin().await {
+            Ok(client) => Ok(client),
+            Err(_) => self.manager.snapshot().await,
+        }
     }
 
     /// Whether a shape is the one that is asked for.
@@ -389,13 +385,15 @@ impl Making {
             Err(error) => return fail(creation, false, error.to_string()),
         };
         let definition = creation.shape().definition().clone();
-        let clause = match definition.choice.log {
-            LogMode::Full => definition.choice.clause.as_deref(),
-            // Only which transactions it has seen is of interest.
-            LogMode::ChangesOnly => Some("false"),
+        let query = SnapshotQuery {
+            table,
+            selected: &definition.selected(),
+            clause: definition.choice.clause.as_deref(),
+            // Which transactions it has seen is of interest, and whether the clause is one.
+            is_empty: definition.choice.log == LogMode::ChangesOnly,
+            page: None,
+            timeout: None,
         };
-        let selected = definition.selected();
-        let query = SnapshotQuery { table, selected: &selected, clause, page: None, timeout: None };
         creation.follow();
         let mut sink = Filling { creation: Some(creation), is_early: false };
         let until = Instant::now() + WRITERS;
@@ -504,7 +502,7 @@ fn choose(request: &ShapeRequest, table: &Table) -> Result<Choice, Refusal> {
 }
 
 /// A table, as its shapes depend on it and as their clients are told of it.
-fn followed(described: &database::Table, membership: u32) -> Table {
+pub(super) fn followed(described: &database::Table, membership: u32) -> Table {
     // `{"name":{…}}` of each column, without what is around it.
     let note = |index: usize| {
         let header = schema::header(&described.shown(&[index]));
@@ -519,6 +517,7 @@ fn followed(described: &database::Table, membership: u32) -> Table {
         membership,
         stream_types: described.columns.iter().map(|column| column.stream_type).collect(),
         key: described.key(),
+        lineage: described.lineage.clone(),
         notes: described.all().into_iter().map(note).map(strip).collect(),
     }
 }
@@ -534,7 +533,7 @@ pub(crate) fn schema_header(shape: &Shape) -> HeaderValue {
 /// Another instance makes shapes, or nobody does yet.
 fn waiting() -> Refusal {
     Refusal::NotReady {
-        message: "this instance makes no shapes right now: another one does, or will soon".into(),
+        message: "this instance makes and deletes no shapes right now: another one does, or will soon".into(),
     }
 }
 

@@ -7,7 +7,7 @@
 //! | which answer a request gets | `answering.rs`, `subset.rs` |
 //! | long bodies; server-sent events | `body.rs`; `events.rs` |
 //! | how a shape is found or made | `making.rs`, with `database/` for tables and snapshots |
-//! | the stream from Postgres | `consumer.rs` |
+//! | the stream from Postgres | `consumer.rs`; tables that change in it, `fitting.rs` |
 //! | start, shutdown, what operators see | `start.rs`, `report.rs`, `listing.rs`, `metrics.rs`, `failures.rs` |
 
 mod answering;
@@ -16,6 +16,7 @@ mod consumer;
 pub mod database;
 mod events;
 mod failures;
+mod fitting;
 mod granted;
 mod listing;
 mod making;

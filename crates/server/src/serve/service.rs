@@ -20,7 +20,7 @@ use super::body::Answer;
 use super::failures::{Failures, Reason};
 use super::making::chance;
 use super::metrics;
-use super::protocol::caching::keep_private;
+use super::protocol::caching::{keep_nowhere, keep_private};
 use super::protocol::{
     Access, Bearer, Invalid, MAX_QUERY_BYTES, Pass, Query, Refusal, Route, ShapeRequest, cors,
 };
@@ -179,6 +179,7 @@ where
         let this = self.project();
         let Ok(mut response) = ready!(this.answering.poll(cx));
         metrics::answered(*this.route, response.status());
+        keep_nowhere(response.headers_mut());
         cors::write(*this.route, this.origins, response.headers_mut());
         let id = format!("{:016x}", chance());
         this.failures.look_at(&id, *this.route, &response);

@@ -20,8 +20,9 @@ use tracing::{error, info, warn};
 
 use super::answering::Answering;
 use super::consumer::ShapesConsumer;
+use super::fitting::Described;
 use super::listing::Listing;
-use super::making::{Described, Making};
+use super::making::Making;
 use super::protocol::Access;
 use super::protocol::caching::CacheTimes;
 use super::report::ServeReport;
@@ -39,7 +40,7 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 /// A body is small: it may take so many times as long as its client may be silent.
 const BODY_SILENCES: u32 = 4;
 /// How often an instance that waits looks what the other has written.
-const REFRESH: Duration = Duration::from_millis(50);
+pub(super) const REFRESH: Duration = Duration::from_millis(50);
 
 /// A server of shapes that listens.
 pub struct Serve {

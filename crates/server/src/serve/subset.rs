@@ -56,6 +56,7 @@ impl Answering {
             table: &described,
             selected: &selected,
             clause: clause.as_deref(),
+            is_empty: false,
             page,
             timeout: None,
         };

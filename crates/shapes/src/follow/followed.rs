@@ -249,6 +249,10 @@ impl Followed {
         self.groups.get_mut(&oid).into_iter().flatten()
     }
 
+    pub(crate) fn has_table(&self, oid: u32) -> bool {
+        self.groups.contains_key(&oid)
+    }
+
     pub(super) fn shapes_of(&self, oid: u32) -> Vec<u64> {
         self.groups.get(&oid).into_iter().flatten().flat_map(Group::shapes).collect()
     }

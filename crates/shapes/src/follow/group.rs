@@ -8,7 +8,7 @@ use forebay_pgoutput::{Relation, Tuple, Value};
 use super::followed::Member;
 use super::transaction::{Effect, Transaction, Values, Written};
 use crate::definition::Table;
-use crate::filter::EvalError;
+use crate::filter::{ColumnType, EvalError};
 use crate::matching::{Candidate, Index};
 use crate::shape::Shape;
 
@@ -31,6 +31,18 @@ pub(super) struct Described {
     name: String,
     /// Names, and types with their modifiers.
     columns: Vec<(String, (u32, i32))>,
+    /// The stream doesn't say.
+    catalog: Option<Catalog>,
+}
+
+/// What only the catalog says of a table.
+#[derive(Debug)]
+struct Catalog {
+    /// How each column compares.
+    types: Vec<ColumnType>,
+    /// The primary key's columns.
+    key: Vec<String>,
+    lineage: String,
 }
 
 /// What happened to a row.
@@ -58,15 +70,37 @@ impl Described {
     pub(super) fn of(table: &Table) -> Self {
         let columns = table.types.columns.iter().zip(&table.stream_types);
         let columns = columns.map(|(column, kind)| (column.name.clone(), *kind)).collect();
-        Described { version: 0, schema: table.schema.clone(), name: table.name.clone(), columns }
+        let types = table.types.columns.iter().map(|column| column.column_type.clone()).collect();
+        let catalog = Some(Catalog { types, key: key(table), lineage: table.lineage.clone() });
+        Described { version: 0, schema: table.schema.clone(), name: table.name.clone(), columns, catalog }
     }
 
     pub(super) fn new(relation: &Relation<'_>, version: u64) -> Self {
         let columns = relation.columns.iter();
         let columns = columns.map(|column| (column.name.to_owned(), (column.type_oid, column.type_modifier)));
         let (schema, name) = (relation.namespace.to_owned(), relation.name.to_owned());
-        Described { version, schema, name, columns: columns.collect() }
+        Described { version, schema, name, columns: columns.collect(), catalog: None }
     }
+
+    /// Whether it has a column of this name, with this type, and, as far as that is known, one that compares so.
+    fn has(&self, name: &str, kind: (u32, i32), compares: &ColumnType) -> bool {
+        let Some(place) = self.columns.iter().position(|column| (&*column.0, column.1) == (name, kind))
+        else {
+            return false;
+        };
+        self.catalog.as_ref().is_none_or(|catalog| catalog.types.get(place) == Some(compares))
+    }
+
+    /// Whether it is this table, and rows are told apart in the same way, as far as that is known.
+    fn is_of(&self, table: &Table) -> bool {
+        let is_kept = |catalog: &Catalog| catalog.key == key(table) && catalog.lineage == table.lineage;
+        (&*self.schema, &*self.name) == (&*table.schema, &*table.name)
+            && self.catalog.as_ref().is_none_or(is_kept)
+    }
+}
+
+fn key(table: &Table) -> Vec<String> {
+    table.key.iter().map(|index| table.types.columns[*index].name.clone()).collect()
 }
 
 impl Group {
@@ -164,15 +198,14 @@ impl Group {
         self.table.types.columns.iter().map(|column| place(&column.name)).collect()
     }
 
-    /// The shapes that can't go on with the table as it is now: another name, another type, a column gone, or one more where all
-    /// are shown.
+    /// The shapes that can't go on with the table as it is now: another name, another key, another type or order, a column gone, or one more
+    /// where all are shown.
     pub(super) fn unfit(&self, described: &Described) -> Vec<u64> {
-        let is_same_table =
-            (&*described.schema, &*described.name) == (&*self.table.schema, &*self.table.name);
+        let is_same_table = described.is_of(&self.table);
         let is_same = |index: usize| {
             let column = &self.table.types.columns[index];
             let stream = self.table.stream_types.get(index);
-            described.columns.iter().any(|(name, kind)| *name == column.name && Some(kind) == stream)
+            stream.is_some_and(|kind| described.has(&column.name, *kind, &column.column_type))
         };
         let all_same = (0..self.table.types.columns.len()).all(is_same);
         if is_same_table && all_same && described.columns.len() == self.table.types.columns.len() {

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 
 use super::{Gone, LogPage, Phase, Shape, State};
+use crate::creation::snapshot_end;
 use crate::store::files::Kind;
 use crate::store::record::{Completed, Kept, KeptLog};
 use crate::store::strand::{Chunk, Strand};
@@ -116,6 +117,8 @@ impl Shape {
             if state.snapshot.len() != completed.len || !bytes.is_empty() {
                 state.snapshot = Strand::completed(completed, bytes);
             }
+            let end = snapshot_end(&completed.seen).len() as u64;
+            state.rows_end = Some(completed.len.saturating_sub(end));
             state.seen = Some(completed.seen.clone());
             state.phase = Phase::Complete;
         });

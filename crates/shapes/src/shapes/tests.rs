@@ -92,6 +92,49 @@ fn what_takes_too_much_of_the_disk_goes_at_a_checkpoint() {
 }
 
 #[test]
+fn what_takes_too_much_of_the_disk_goes_when_a_snapshot_is_complete() {
+    let mut bench = Bench::with(|config| (config.max_bytes, config.small_snapshot_bytes) = (Some(3000), 100));
+    let large = |bench: &mut Bench, clause| {
+        let mut creation = bench.create(choice(Some(clause)));
+        creation.follow();
+        assert!(creation.begun(&snapshot_before(701), 1000));
+        creation.rows(Bytes::from("a".repeat(1200) + ",\n")).unwrap();
+        creation.seal().unwrap();
+        let shape = Arc::clone(creation.shape());
+        bench.runtime.block_on(creation.complete()).unwrap();
+        shape
+    };
+    let (first, second) = (large(&mut bench, "qty = 1"), large(&mut bench, "qty = 2"));
+    bench.store.find(first.handle()).unwrap();
+    assert_eq!((first.gone(), second.gone()), (None, None));
+    let third = large(&mut bench, "qty = 3");
+    assert_eq!((first.gone(), second.gone(), third.gone()), (None, Some(Gone::Deleted), None));
+}
+
+#[test]
+fn the_end_of_a_snapshot_is_no_row() {
+    let mut bench = Bench::with(|config| config.chunk_bytes = 30);
+    let empty = bench.shape(choice(None));
+    let mut creation = bench.create(choice(Some("qty = 1")));
+    creation.follow();
+    assert!(creation.begun(&snapshot_before(701), 1000));
+    creation.rows(Bytes::from("a".repeat(40) + ",\n")).unwrap();
+    let some = Arc::clone(creation.shape());
+    assert!(some.has_rows(0));
+    creation.seal().unwrap();
+    let holds = |empty: &Shape, some: &Shape| {
+        assert_eq!([empty.has_rows(0), some.has_rows(0), some.has_rows(42)], [false, true, false]);
+    };
+    holds(&empty, &some);
+    bench.runtime.block_on(creation.complete()).unwrap();
+    holds(&empty, &some);
+    bench.store.end_writing();
+    let again = Shapes::on(Arc::new(bench.disk.clone()), StoreConfig::new("/nowhere")).unwrap();
+    let find = |shape: &Shape| again.find(shape.handle()).unwrap();
+    holds(&find(&empty), &find(&some));
+}
+
+#[test]
 fn a_snapshot_can_be_read_while_it_is_written() {
     let mut bench = Bench::with(|config| (config.small_snapshot_bytes, config.chunk_bytes) = (20, 30));
     let mut creation = bench.create(choice(None));

@@ -13,7 +13,7 @@ use super::catalog::Catalog;
 use super::record::{Changes, Commit, Kept, Note, Record};
 use crate::definition::Definition;
 use crate::offset::Offset;
-use crate::registry::{Inner, lock};
+use crate::registry::{Inner, lock, time_of};
 
 impl Inner {
     /// A record of the log takes effect: it is durable.
@@ -79,8 +79,7 @@ impl Inner {
             Note::Create { id, handle, table, choice } => {
                 let mut registry = self.registry_mut();
                 registry.next_id = registry.next_id.max(id + 1);
-                let micros = handle.rsplit('-').next().and_then(|micros| micros.parse().ok()).unwrap_or(0);
-                registry.last_handle = registry.last_handle.max(micros);
+                registry.last_handle = registry.last_handle.max(time_of(handle).unwrap_or(0));
                 let Some(table) = registry.tables.get(table).cloned() else { return };
                 if registry.by_id(*id).is_none_or(|known| known.handle() != handle) {
                     let definition = Definition { table, choice: choice.clone() };

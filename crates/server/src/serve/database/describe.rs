@@ -2,7 +2,10 @@
 //!
 //! Invariant: a table that is described can be followed by this user: it has a log, may be read, and no row is hidden.
 
+use std::error::Error;
+
 use forebay_postgres::TableName;
+use forebay_postgres::pgoutput::Snapshot;
 use forebay_postgres::reservoir::tokio_postgres::types::Type;
 use forebay_postgres::reservoir::tokio_postgres::{self, Client, Row};
 use forebay_shapes::filter::{ColumnType, TypeKind};
@@ -17,7 +20,7 @@ const GENERATED_COLUMNS: u32 = 18;
 /// One row for each column, with what is the table's in each; one without a column for a table that has none. Columns of the catalog that
 /// not all versions have are read through JSON.
 const ASKING: &str = "
-SELECT EDITION AS edition, c.oid, c.relkind::text, c.relpersistence::text, c.oid < 16384 AS is_system, c.relreplident::text,
+SELECT EDITION AS edition, LINEAGE AS lineage, c.oid, c.relkind::text, c.relpersistence::text, c.oid < 16384 AS is_system, c.relreplident::text,
     has_schema_privilege(n.oid, 'USAGE') AS may_enter, has_table_privilege(c.oid, 'SELECT') AS may_read,
     row_security_active(c.oid) AS is_restricted, current_user::text AS role,
     current_setting('server_version_num')::int4 / 10000 AS server_version,
@@ -50,13 +53,27 @@ LEFT JOIN LATERAL (
 WHERE n.nspname = $1 AND c.relname = $2
 ORDER BY a.attnum";
 
-/// Which rows of the catalog a table, `c`, is made of: its own, its columns', their types', and its primary key's. Whatever is done to the
-/// table, one of them is another then. That it is the same is told in a tenth of the time that [`describe`] takes.
-pub(super) const EDITION: &str = "
+/// Which rows of the catalog a table, `c`, is made of: its own, its columns', their types', its primary key's, and its partitions'. Whatever is
+/// done to the table, one of them is another then. That it is the same is told in a tenth of the time that [`describe`] takes.
+const EDITION: &str = "
 concat_ws(' ', c.oid, c.xmin,
     (SELECT string_agg(concat_ws(' ', a.attnum, a.xmin, t.xmin), ',' ORDER BY a.attnum)
         FROM pg_attribute a LEFT JOIN pg_type t ON t.oid = a.atttypid WHERE a.attrelid = c.oid AND a.attnum > 0),
-    (SELECT i.xmin FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary AND i.indisvalid))";
+    (SELECT i.xmin FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary AND i.indisvalid),
+    PARTITIONS)";
+
+/// What tells a table, `c`, from one that only looks the same by now: its primary key's constraint, which is another one when the key was taken
+/// away and put back. While it was away, rows may have shared a key. And its partitions, whose rows come and go with them unseen by the stream.
+const LINEAGE: &str = "
+concat_ws(' ', (SELECT k.oid FROM pg_constraint k WHERE k.conrelid = c.oid AND k.contype = 'p'), PARTITIONS)";
+
+/// A number for the partitions of a table, `c`: which they are, since when, and in which files, which TRUNCATE replaces. NULL without any.
+const PARTITIONS: &str = "
+(WITH RECURSIVE tree AS (
+    SELECT i.inhrelid, i.xmin AS since FROM pg_inherits i WHERE i.inhparent = c.oid AND c.relkind = 'p'
+    UNION ALL SELECT i.inhrelid, i.xmin FROM tree JOIN pg_inherits i ON i.inhparent = tree.inhrelid
+) SELECT hashtextextended(string_agg(concat_ws(' ', p.oid, p.relfilenode, tree.since), ',' ORDER BY p.oid), 0)
+FROM tree JOIN pg_class p ON p.oid = tree.inhrelid)";
 
 /// Why a table can't be described.
 #[derive(Debug, thiserror::Error)]
@@ -107,18 +124,56 @@ pub enum DescribeError {
 /// # Errors
 /// When there is no such table, or it can't be followed.
 pub async fn describe(client: &Client, table: &TableName) -> Result<Table, DescribeError> {
-    let asking = ASKING.replace("EDITION", EDITION);
-    let rows = client.query_typed(&asking, &[(&table.schema, Type::TEXT), (&table.name, Type::TEXT)]).await?;
-    let Some(first) = rows.first() else { return Err(DescribeError::NotFound { table: table.clone() }) };
-    if let Some(kind) = other_kind(first)? {
-        return Err(DescribeError::NotATable { table: table.clone(), kind });
-    }
-    if let Some(remedy) = remedy(first, table)? {
+    let rows = ask(client, table).await?;
+    if let Some(remedy) = rows.first().map(|first| remedy(first, table)).transpose()?.flatten() {
         return Err(DescribeError::NoPermission { table: table.clone(), remedy });
     }
+    read(&rows, table)
+}
+
+/// The same, whether or not we may read its rows.
+///
+/// # Errors
+/// When there is no such table, or the stream can't tell its rows apart.
+pub async fn describe_unread(client: &Client, table: &TableName) -> Result<Table, DescribeError> {
+    read(&ask(client, table).await?, table)
+}
+
+/// Which rows of the catalog a table is made of now, and who may have changed them: the transactions that this has seen. `None`: it is gone.
+///
+/// # Errors
+/// When the database can't be asked.
+pub async fn edition(
+    client: &Client,
+    oid: u32,
+) -> Result<(Option<String>, Snapshot), Box<dyn Error + Send + Sync>> {
+    let asking = format!("SELECT pg_current_snapshot()::text, {}", edition_of(oid));
+    let rows = client.query_typed(&asking, &[]).await?;
+    let row = rows.first().ok_or("the server said nothing")?;
+    Ok((row.try_get(1)?, row.try_get::<_, &str>(0)?.parse()?))
+}
+
+/// An expression for the edition of this table.
+pub(super) fn edition_of(oid: u32) -> String {
+    format!("(SELECT {} FROM pg_class c WHERE c.oid = {oid})", EDITION.replace("PARTITIONS", PARTITIONS))
+}
+
+async fn ask(client: &Client, table: &TableName) -> Result<Vec<Row>, DescribeError> {
+    let asking =
+        ASKING.replace("EDITION", EDITION).replace("LINEAGE", LINEAGE).replace("PARTITIONS", PARTITIONS);
+    let rows = client.query_typed(&asking, &[(&table.schema, Type::TEXT), (&table.name, Type::TEXT)]).await?;
+    let Some(first) = rows.first() else { return Err(DescribeError::NotFound { table: table.clone() }) };
+    match other_kind(first)? {
+        Some(kind) => Err(DescribeError::NotATable { table: table.clone(), kind }),
+        None => Ok(rows),
+    }
+}
+
+fn read(rows: &[Row], table: &TableName) -> Result<Table, DescribeError> {
+    let Some(first) = rows.first() else { return Err(DescribeError::NotFound { table: table.clone() }) };
     let server_version = first.try_get::<_, i32>("server_version")?.cast_unsigned();
     let (mut columns, mut left_out) = (Vec::new(), Vec::new());
-    for row in &rows {
+    for row in rows {
         // A table without columns has one row all the same.
         let Some(name) = row.try_get::<_, Option<String>>("attname")? else { continue };
         let column = column(row, name)?;
@@ -152,6 +207,7 @@ pub async fn describe(client: &Client, table: &TableName) -> Result<Table, Descr
         left_out,
         server_version,
         database_collation: database.collation(),
+        lineage: first.try_get("lineage")?,
         edition: first.try_get("edition")?,
     })
 }

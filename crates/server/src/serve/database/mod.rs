@@ -15,7 +15,7 @@ mod table;
 mod writers;
 
 pub use self::clause::{Refusal, ValidateError, validate};
-pub use self::describe::{DescribeError, describe};
+pub use self::describe::{DescribeError, describe, describe_unread, edition};
 pub use self::error::SnapshotError;
 pub use self::snapshot::{Page, Sink, SnapshotQuery, Summary, snapshot};
 pub use self::table::{ChoiceError, ReplicaIdentity, Table, TableColumn, TypeShown};

@@ -24,7 +24,7 @@ use forebay_postgres::reservoir::{Guard, PostgresClient};
 use forebay_shapes::encode::{CopyRows, Layout};
 use futures_core::Stream;
 
-use super::describe::{EDITION, describe};
+use super::describe::{describe, edition_of};
 use super::error::{Attempt, SnapshotError};
 use super::quoted;
 use super::table::Table;
@@ -53,6 +53,8 @@ pub struct SnapshotQuery<'a> {
     pub selected: &'a [usize],
     /// The rows of which this is true: SQL that names nothing but columns, such as `Filter::canonical`. `None`: all.
     pub clause: Option<&'a str>,
+    /// None of those: the clause is only read.
+    pub is_empty: bool,
     /// Only some of those.
     pub page: Option<Page<'a>>,
     /// How long the server may take, in place of its own statement_timeout; zero: for ever.
@@ -229,9 +231,8 @@ fn script(query: &SnapshotQuery<'_>) -> String {
     script
         + &format!(
             "; LOCK TABLE ONLY {table} IN ACCESS SHARE MODE; \
-             SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text, \
-             (SELECT {EDITION} FROM pg_class c WHERE c.oid = {})",
-            query.table.oid
+             SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text, {}",
+            edition_of(query.table.oid)
         )
 }
 
@@ -268,11 +269,16 @@ impl Statement {
         // Rows of tables that inherit aren't the table's own in the stream; rows of partitions are.
         let only = if table.is_partitioned { "" } else { "ONLY " };
         let mut text = format!("COPY (SELECT {} FROM {only}{}", columns.join(", "), table.name);
-        if query.clause.is_some() {
-            text.push_str(" WHERE ");
-        }
+        let (opening, closing) = match (query.is_empty, query.clause) {
+            (false, None) => ("", ""),
+            (false, Some(_)) => (" WHERE ", ""),
+            (true, None) => (" WHERE false", ""),
+            (true, Some(_)) => (" WHERE false AND (", ")"),
+        };
+        text.push_str(opening);
         let before = text.clone();
         text.push_str(query.clause.unwrap_or_default());
+        text.push_str(closing);
         if let Some(Page { order_by, limit, offset }) = query.page {
             write!(text, " ORDER BY {order_by}").expect("a String takes every write");
             let mut bound = |word, count: Option<u64>| {

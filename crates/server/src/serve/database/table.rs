@@ -27,6 +27,8 @@ pub struct Table {
     pub server_version: u32,
     /// The collation of texts that have none of their own.
     pub database_collation: Collation,
+    /// What tells it from a table that only looks the same: see [`describe`](super::describe).
+    pub lineage: String,
     /// Which rows of the catalog say so: as long as they are the same, so is all of this.
     pub edition: String,
 }
@@ -177,7 +179,7 @@ impl Table {
     pub fn fingerprint(&self) -> u64 {
         let mut hash = Fnv::new();
         hash.text(&self.name.schema).text(&self.name.name).number(self.oid).flag(self.is_partitioned);
-        hash.number(self.server_version).collation(Some(&self.database_collation));
+        hash.text(&self.lineage).number(self.server_version).collation(Some(&self.database_collation));
         for column in &self.columns {
             let TableColumn { shown, filtered, .. } = column;
             hash.text(&column.name).number(column.number.cast_unsigned());
@@ -268,6 +270,7 @@ mod tests {
             left_out: vec!["total".to_owned()],
             server_version: 15,
             database_collation: Collation::C,
+            lineage: "16404".to_owned(),
             edition: String::new(),
         }
     }
@@ -298,11 +301,12 @@ mod tests {
         assert_eq!(same, 7_456_168_018_316_174_245);
         // Who sees to old rows is somebody else.
         assert_eq!(change(|table| table.replica_identity = ReplicaIdentity::Default), same);
-        let changes: [fn(&mut Table); 18] = [
+        let changes: [fn(&mut Table); 19] = [
             |table| table.oid += 1,
             |table| table.name = TableName::new("public", "order"),
             |table| table.name = TableName::new("publico", "rders"),
             |table| table.is_partitioned = true,
+            |table| table.lineage = "16408".to_owned(),
             |table| table.server_version = 18,
             |table| table.database_collation = Collation::Builtin,
             |table| table.columns.swap(0, 1),

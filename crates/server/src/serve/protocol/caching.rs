@@ -107,6 +107,13 @@ pub fn keep_private(headers: &mut HeaderMap) {
     headers.append(VARY, HeaderValue::from_static("authorization"));
 }
 
+/// What is stored nowhere is so for all caches, whoever wrote the answer: admission knows only of the one header.
+pub fn keep_nowhere(headers: &mut HeaderMap) {
+    if headers.get(CACHE_CONTROL) == Some(&NO_STORE) {
+        headers.insert(SURROGATE_CONTROL, NO_STORE);
+    }
+}
+
 /// Whether caches keep answers to it.
 fn is_shared(method: &Method) -> bool {
     matches!(*method, Method::GET | Method::HEAD)

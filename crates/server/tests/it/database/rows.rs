@@ -4,7 +4,7 @@ use std::convert::Infallible;
 
 use bytes::Bytes;
 use forebay_postgres::pgoutput::{Lsn, Snapshot};
-use forebay_server::serve::database::{Page, Sink, SnapshotQuery};
+use forebay_server::serve::database::{Page, Sink, SnapshotError, SnapshotQuery};
 use serde_json::{Value, json};
 
 use super::{Collected, Database, query};
@@ -248,5 +248,24 @@ async fn rows_come_in_pieces_of_whole_messages() {
     assert!(
         full.iter().filter(|length| !(64 << 10..256 << 10).contains(*length)).count() <= 1,
         "{lengths:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_clause_whose_rows_nobody_wants_is_read_all_the_same() {
+    let database = Database::new(15, "CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1), (2)");
+    let table = database.describe("t").await;
+    for clause in [None, Some("id > 1 OR true"), Some("id = 1 -- one\n")] {
+        let mut sink = Collected::default();
+        let query = SnapshotQuery { is_empty: true, ..query(&table, &[0], clause) };
+        let summary = database.read(&query, &mut sink).await.unwrap();
+        assert_eq!((summary.rows, sink.begun.is_some()), (0, true), "{clause:?}");
+    }
+    let query = SnapshotQuery { is_empty: true, ..query(&table, &[0], Some("id = 1 AND nope = 2")) };
+    let error = database.read(&query, &mut Collected::default()).await.unwrap_err();
+    let SnapshotError::Refused(refusal) = error else { panic!("{error}") };
+    assert_eq!(
+        (refusal.location, refusal.to_string().as_str()),
+        (Some(27), "column \"nope\" does not exist")
     );
 }

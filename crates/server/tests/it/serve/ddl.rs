@@ -174,3 +174,124 @@ async fn a_table_that_changed_without_a_row_is_soon_seen_as_it_is() {
         .await;
     assert!(begun.elapsed() < Duration::from_secs(7), "{:?}", begun.elapsed());
 }
+
+/// What is done to the table, with a change of a row in the same transaction or right after it, must end the shape before the change reaches it.
+async fn ends_before_the_change(place: &Place, shape: &[(&str, &str)], scripts: &[&str], told: &[u16]) {
+    let serve = place.serve_with(&[("FOREBAY_SERVE_LONG_POLL_MS", "20000")]).await;
+    let reader = serve.reader(shape).await;
+    let mut waiting = serve.begin(&[reader.params(), vec![("live", "true")]].concat()).await;
+    for script in scripts {
+        place.sql(script);
+    }
+    let head = waiting.head().await;
+    assert!(told.contains(&head.status), "{}", head.text);
+    let again = serve.get(&reader.params()).await;
+    assert!(
+        told.contains(&again.head.status),
+        "{} {}",
+        again.head.text,
+        String::from_utf8_lossy(&again.body)
+    );
+}
+
+#[tokio::test]
+async fn another_primary_key_ends_a_shape_before_rows_can_share_a_key() {
+    const KEY: &str = "ALTER TABLE items DROP CONSTRAINT items_pkey, ADD PRIMARY KEY (id, price)";
+    const ROW: &str = "INSERT INTO items VALUES (1, 'uno', 2)";
+    let at_once = format!("{KEY}; {ROW}");
+    for scripts in [&[KEY, ROW][..], &[&at_once]] {
+        let place = Place::new(TABLES);
+        ends_before_the_change(&place, &ITEM, scripts, &[409]).await;
+    }
+}
+
+#[tokio::test]
+async fn a_primary_key_that_was_away_for_a_while_ends_a_shape() {
+    let place = Place::new(TABLES);
+    let twice = "ALTER TABLE items DROP CONSTRAINT items_pkey; INSERT INTO items VALUES (1, 'uno', 2);
+        DELETE FROM items WHERE price = 2; ALTER TABLE items ADD PRIMARY KEY (id)";
+    ends_before_the_change(&place, &ITEM, &[twice], &[409]).await;
+}
+
+#[tokio::test]
+async fn another_collation_ends_a_shape_whose_clause_orders_by_it() {
+    let place = Place::new(TABLES);
+    let shape = [("table", "items"), ("where", "note < 'p'")];
+    let collate = "ALTER TABLE items ALTER note TYPE text COLLATE \"en-x-icu\"";
+    // Under the new one, no clause may order by it.
+    ends_before_the_change(&place, &shape, &[collate, "INSERT INTO items VALUES (2, 'O', 2)"], &[400]).await;
+}
+
+#[tokio::test]
+async fn what_leaves_a_table_as_it_is_leaves_its_shapes_alone() {
+    let place = Place::new(TABLES);
+    let serve = place.serve().await;
+    let mut reader = serve.reader(&ITEM).await;
+    let handle = reader.handle.clone();
+    let harmless = [
+        "ANALYZE items",
+        "CREATE INDEX ON items (price)",
+        "ALTER TABLE items ALTER price SET STATISTICS 10",
+        "GRANT SELECT ON items TO PUBLIC",
+        "REINDEX TABLE CONCURRENTLY items",
+        "VACUUM FULL items",
+        "CREATE TABLE more (id int PRIMARY KEY)",
+    ];
+    for (id, script) in (2..).zip(harmless) {
+        place.sql(script);
+        place.sql(&format!("INSERT INTO items VALUES ({id}, 'x', 1)"));
+        assert_eq!(short(&reader.live_changes(&serve, 1).await), [format!("insert {id}")], "{script}");
+    }
+    assert_eq!(reader.handle, handle);
+}
+
+/// A partitioned table with a row in each of two partitions, and a table of its form with a third row.
+fn partitioned(name: &str) -> String {
+    let part = |number: i32, from: i32| {
+        format!(
+            "CREATE TABLE {name}_{number} PARTITION OF {name} FOR VALUES FROM ({from}) TO ({})",
+            from + 10
+        )
+    };
+    format!(
+        "CREATE TABLE {name} (id int PRIMARY KEY, note text) PARTITION BY RANGE (id); {}; {};
+         CREATE TABLE {name}_3 (id int PRIMARY KEY, note text);
+         INSERT INTO {name} VALUES (1, 'one'), (11, 'two'); INSERT INTO {name}_3 VALUES (21, 'three')",
+        part(1, 0),
+        part(2, 10)
+    )
+}
+
+#[tokio::test]
+async fn rows_that_come_and_go_with_a_partition_are_soon_seen() {
+    let attach = "ALTER TABLE attached ATTACH PARTITION attached_3 FOR VALUES FROM (20) TO (30)";
+    let cases = [
+        ("emptied", "TRUNCATE emptied_2", &["insert 1"][..]),
+        ("dropped", "DROP TABLE dropped_2", &["insert 1"]),
+        ("detached", "ALTER TABLE detached DETACH PARTITION detached_2", &["insert 1"]),
+        ("attached", attach, &["insert 1", "insert 11", "insert 21"]),
+    ];
+    let place = Place::new(&cases.map(|(name, ..)| partitioned(name)).join(";"));
+    let serve = place.serve_with(&[("FOREBAY_SERVE_LONG_POLL_MS", "500")]).await;
+    let mut readers = Vec::new();
+    for (name, ..) in &cases {
+        readers.push(serve.reader(&[("table", name)]).await);
+    }
+    for (_, script, _) in &cases {
+        place.sql(script);
+    }
+    for (reader, (name, script, rows)) in readers.iter_mut().zip(&cases) {
+        starts_over(&serve, reader).await;
+        let shape = [("table", *name)];
+        let mut anew = Reader::new(&shape);
+        assert_eq!(short(&anew.catch_up(&serve).await), *rows, "{script}");
+    }
+}
+
+#[tokio::test]
+async fn a_filled_partition_is_there_with_the_next_row() {
+    let place = Place::new(&partitioned("parts"));
+    let attach = "ALTER TABLE parts ATTACH PARTITION parts_3 FOR VALUES FROM (20) TO (30)";
+    let row = "INSERT INTO parts VALUES (2, 'more')";
+    ends_before_the_change(&place, &[("table", "parts")], &[attach, row], &[409]).await;
+}

@@ -125,11 +125,10 @@ async fn an_instance_that_waits_serves_what_is_there_and_takes_over() {
     let logged = second.wait_for_log("a request failed");
     assert_eq!(logged["request"].as_str(), new.head.header("x-request-id"), "{logged}");
     assert_eq!((&logged["status"], &logged["reason"]), (&json!(503), &json!("not_ready")));
-    // A shape that the other makes is here soon.
+    // A shape that the other makes is waited for.
     let clause = [("table", "items"), ("where", "id > 3")];
     let made = first.reader(&clause).await;
-    until("it is here", async || second.get(&[made.params(), vec![]].concat()).await.head.status == 200)
-        .await;
+    assert_eq!(second.get(&made.params()).await.head.status, 200);
 
     first.signal(Signal::KILL);
     first.end().await;
@@ -162,4 +161,69 @@ async fn a_server_that_sleeps_is_active_and_wakes_for_whoever_asks() {
     until("it sleeps again", async || place.ask(&connections).as_deref() == Some("0")).await;
     let mut other = Reader::new(&[("table", "items"), ("where", "id = 2")]);
     assert_eq!(short(&other.catch_up(&serve).await), ["insert 2"]);
+}
+
+#[tokio::test]
+async fn an_instance_that_waits_doesnt_call_a_shape_gone_of_which_it_hasnt_read() {
+    let place = Place::new(ITEMS);
+    let first = place.serve_with(&QUICK).await;
+    let second = place.spawn(&QUICK);
+    second.becomes("waiting").await;
+    let clauses: Vec<_> = (0..10).map(|id| format!("id > {id}")).collect();
+    for clause in &clauses {
+        let reader = first.reader(&[("table", "items"), ("where", clause)]).await;
+        let answer = second.get(&reader.params()).await;
+        assert_eq!(answer.head.status, 200, "{}", answer.head.text);
+    }
+    let asked = async |handle: &str| {
+        second.get(&[("table", "items"), ("offset", "0_0"), ("handle", handle)]).await.head
+    };
+    let newer = asked("1-99999999999999999").await;
+    assert_eq!((newer.status, newer.header("retry-after")), (503, Some("5")), "{}", newer.text);
+    // Those before it are all known.
+    assert_eq!(asked("1-1").await.status, 409);
+    assert_eq!(asked("none").await.status, 409);
+}
+
+const DELETING: (&str, &str) = ("FOREBAY_SERVE_ALLOW_DELETE", "true");
+
+#[tokio::test]
+async fn what_exists_is_deleted_by_whoever_writes_and_nobody_else_calls_it_missing() {
+    let place = Place::on(postgres(), ITEMS);
+    let settings = [&QUICK[..], &[DELETING]].concat();
+    let first = place.serve_with(&settings).await;
+    let reader = first.reader(&ITEM).await;
+    let second = place.spawn(&settings);
+    second.becomes("waiting").await;
+    let by_handle = format!("/v1/shape?handle={}", reader.handle);
+    for path in [by_handle.as_str(), "/v1/shape?table=items"] {
+        let refused = second.ask("DELETE", path, &[], "").await;
+        let retry = refused.head.header("retry-after");
+        assert_eq!((refused.head.status, retry), (503, Some("5")), "{path}: {}", refused.head.text);
+    }
+    place.postgres.stop().unwrap();
+    until("the writer has noticed", async || first.health().await == "starting").await;
+    let refused = first.ask("DELETE", &by_handle, &[], "").await;
+    assert_eq!(refused.head.status, 503, "{}", refused.head.text);
+    assert!(refused.head.header("retry-after").is_some());
+    place.postgres.revive().unwrap();
+    until("one of them writes, and deletes it", async || {
+        let first = first.ask("DELETE", &by_handle, &[], "").await.head.status;
+        let second = second.ask("DELETE", &by_handle, &[], "").await.head.status;
+        assert!(![first, second].contains(&404), "{first} {second}");
+        [first, second].contains(&202)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_server_that_sleeps_wakes_to_delete() {
+    let place = Place::new(ITEMS);
+    let idle = ("FOREBAY_DATABASE_IDLE_TIMEOUT_MS", "300");
+    let serve = place.serve_with(&[&QUICK[..], &[idle, DELETING]].concat()).await;
+    let reader = serve.reader(&ITEM).await;
+    until("it sleeps", async || serve.status().await["shapes"]["writes"] == json!(false)).await;
+    let path = format!("/v1/shape?handle={}", reader.handle);
+    assert_eq!(serve.ask("DELETE", &path, &[], "").await.head.status, 202);
+    assert_eq!(serve.ask("DELETE", &path, &[], "").await.head.status, 404);
 }

@@ -158,6 +158,7 @@ async fn only_those_who_wait_need_a_permit() {
         second.head.text
     );
     assert_eq!(second.head.header("cache-control"), Some("no-store"), "{}", second.head.text);
+    assert_eq!(second.head.header("surrogate-control"), Some("no-store"), "{}", second.head.text);
     assert_eq!(serve.get(&reader.params()).await.head.status, 200, "what doesn't wait goes on");
     assert_eq!(serve.head(&reader.params()).await.status, 200);
     drop(first);

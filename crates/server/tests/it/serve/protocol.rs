@@ -415,3 +415,34 @@ async fn an_open_address_of_this_machine_answers_to_its_own_names_only() {
     let insecure = place.serve_with(&[("FOREBAY_SERVE_INSECURE", "true")]).await;
     assert_eq!(ask(&insecure, SHAPE, "app.example").await.head.status, 200);
 }
+
+#[tokio::test]
+async fn a_clause_that_postgres_refuses_is_refused_for_changes_alone_too() {
+    // It is taken by our own reading of it; here it means something else.
+    let place = Place::new(
+        "CREATE TABLE items (id int PRIMARY KEY, note varchar);
+         CREATE FUNCTION pg_catalog.lower(varchar) RETURNS point LANGUAGE sql IMMUTABLE AS 'SELECT point(1, 1)'",
+    );
+    let serve = place.serve().await;
+    for log in ["full", "changes_only"] {
+        let shape = [("table", "items"), ("where", "lower(note) = 'a'"), ("log", log), ("offset", "-1")];
+        let refused = serve.get(&shape).await;
+        assert_eq!(refused.head.status, 400, "{log}: {} {}", refused.head.text, text(&refused));
+        let words = &refused.json()["errors"]["where"][0];
+        assert!(words.as_str().unwrap().contains("operator does not exist"), "{log}: {words}");
+    }
+}
+
+#[tokio::test]
+async fn a_snapshot_without_rows_says_so() {
+    let place = Place::new(ITEMS);
+    let serve = place.serve().await;
+    for (shape, has_data) in [
+        (&[("table", "items")][..], "true"),
+        (&[("table", "items"), ("where", "id > 9")], "false"),
+        (&[("table", "items"), ("log", "changes_only")], "false"),
+    ] {
+        let answer = serve.get(&[shape, &[("offset", "-1")]].concat()).await;
+        assert_eq!(answer.head.header("electric-has-data"), Some(has_data), "{shape:?}: {}", text(&answer));
+    }
+}

@@ -3,7 +3,8 @@
 use forebay_pgoutput::Snapshot;
 use serde_json::json;
 
-use crate::filter::Column;
+use crate::definition::Table;
+use crate::filter::{Collation, Column};
 use crate::shape::Gone;
 use crate::simulation::bench::{Bench, ITEMS, brief, choice, of_columns, row, snapshot_before, told};
 use crate::simulation::database::table;
@@ -111,4 +112,24 @@ fn a_table_that_was_changed_without_a_word_of_the_stream_is_fitted_to() {
     now.stream_types.pop();
     bench.store.refit(&now);
     assert_eq!((all.gone(), some.gone()), (Some(Gone::Deleted), None));
+}
+
+#[test]
+fn a_table_with_another_key_another_order_or_another_past_ends_the_shapes_that_depend_on_it() {
+    // Whether shapes go on: all columns, id only, id where note > 'b'.
+    let cases: [(fn(&mut Table), [bool; 3]); 4] = [
+        (|now| now.key = vec![0, 1], [false, false, false]),
+        (|now| now.key.clear(), [false, false, false]),
+        (|now| now.lineage.push('2'), [false, false, false]),
+        (|now| now.types.columns[2].column_type.collation = Some(Collation::Builtin), [false, true, false]),
+    ];
+    for (index, (change, goes_on)) in cases.into_iter().enumerate() {
+        let mut bench = Bench::new();
+        let choices = [choice(None), of_columns(None, &["id"]), of_columns(Some("note > 'b'"), &["id"])];
+        let shapes = choices.map(|choice| bench.shape(choice));
+        let mut now = table(ITEMS, "items", vec![0]);
+        change(&mut now);
+        bench.store.refit(&now);
+        assert_eq!(shapes.each_ref().map(|shape| shape.gone().is_none()), goes_on, "the change {index}");
+    }
 }

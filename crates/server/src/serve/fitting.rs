@@ -1,0 +1,119 @@
+//! Tables that the stream describes anew, compared with what their shapes were made of.
+//!
+//! Invariant: no change of a row reaches a shape whose table was another when the row was changed.
+//! Kept by: Postgres describes a table in the stream before its first change after anything was done to it, and says names and types. The stream
+//! waits there until the catalog, which knows the rest, was read by somebody who sees that transaction; shapes that don't fit are deleted.
+//! Not here: what is done to a table whose rows don't change; see `Making::look_again`.
+//! Bounds: while nobody answers, nothing is read from the server, which hears from us all the same.
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use forebay_postgres::TableName;
+use forebay_postgres::pgoutput::Relation;
+use forebay_postgres::reservoir::PostgresClient;
+use forebay_shapes::Shapes;
+use tokio::time::{sleep, timeout};
+use tracing::warn;
+
+use super::database::{self, DescribeError};
+use super::making::{EARLY, Making, followed};
+
+/// How long the database may take to tell, before another connection is tried: more than both pools take to say that they have none.
+const ASKING: Duration = Duration::from_secs(20);
+/// How long until the next try.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// How many times the stream has described a table. What was known before may be wrong then.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Described(Arc<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    times: AtomicU64,
+    /// Who has connections. It has the manager, whose end the stream's own hold on it would prevent.
+    making: OnceLock<Weak<Making>>,
+}
+
+impl Described {
+    pub(crate) fn anew(&self) {
+        self.0.times.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(super) fn times(&self) -> u64 {
+        self.0.times.load(Ordering::Acquire)
+    }
+
+    pub(super) fn asks(&self, making: &Arc<Making>) {
+        // It is made once.
+        let _first = self.0.making.set(Arc::downgrade(making));
+    }
+}
+
+/// Sees to it that shapes fit their tables, in the stream's order.
+#[derive(Debug)]
+pub(crate) struct Fitting {
+    shapes: Shapes,
+    described: Described,
+    /// Which edition of a table all its shapes fit.
+    editions: HashMap<u32, String>,
+}
+
+type Failure = Box<dyn Error + Send + Sync>;
+
+impl Fitting {
+    pub(crate) fn new(shapes: Shapes, described: Described) -> Self {
+        Fitting { shapes, described, editions: HashMap::new() }
+    }
+
+    /// A transaction has this table described. When this returns, its shapes fit the table as it is, with what the transaction did to it.
+    pub(crate) async fn fit(&mut self, relation: &Relation<'_>, xid: Option<u32>) {
+        if !self.shapes.follows(relation.oid) {
+            return;
+        }
+        let table = TableName::new(relation.namespace, relation.name);
+        loop {
+            match timeout(ASKING, self.try_fit(relation.oid, &table, xid)).await {
+                Ok(Ok(true)) => return,
+                // Postgres writes a commit to its log, and shows it only then.
+                Ok(Ok(false)) => sleep(EARLY).await,
+                Ok(Err(why)) => {
+                    warn!(%table, %why, "the stream waits: nobody says whether a table is what its shapes were made of");
+                    sleep(PAUSE).await;
+                }
+                Err(_) => warn!(%table, "the stream waits: the database doesn't say what a table is"),
+            }
+        }
+    }
+
+    /// `false`: the transaction isn't visible yet.
+    async fn try_fit(&mut self, oid: u32, table: &TableName, xid: Option<u32>) -> Result<bool, Failure> {
+        let making =
+            self.described.0.making.get().and_then(Weak::upgrade).ok_or("the server starts or ends")?;
+        let client = making.connection().await?;
+        let (edition, seen) = database::edition(&client, oid).await?;
+        if xid.is_some_and(|xid| !seen.sees(xid)) {
+            return Ok(false);
+        }
+        if edition.is_none() || self.editions.get(&oid) != edition.as_ref() {
+            self.compare(&client, oid, table).await?;
+        }
+        Ok(true)
+    }
+
+    async fn compare(&mut self, client: &PostgresClient, oid: u32, table: &TableName) -> Result<(), Failure> {
+        match database::describe_unread(client, table).await {
+            Ok(now) if now.oid == oid => {
+                self.shapes.refit(&followed(&now, 0));
+                self.editions.insert(oid, now.edition);
+            }
+            Err(DescribeError::Database(error)) => return Err(error.into()),
+            // It has another name by now, or is gone, or can't be followed any more.
+            Ok(_) | Err(_) => self.shapes.delete_table(oid),
+        }
+        Ok(())
+    }
+}
