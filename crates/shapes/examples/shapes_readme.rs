@@ -83,6 +83,7 @@ fn orders() -> Arc<Table> {
         membership: 1,
         stream_types: vec![(23, -1), (25, -1)],
         key: vec![0],
+        numbers: Vec::new(),
         lineage: String::new(),
         notes: Vec::new(),
     })

@@ -23,6 +23,9 @@ pub struct Table {
     pub membership: u32,
     /// The columns' types and their modifiers as the stream tells them: pg_attribute's atttypid and atttypmod.
     pub stream_types: Vec<(u32, i32)>,
+    /// Which column each is, whatever it is called: pg_attribute.attnum. One that was dropped and added again is another.
+    #[serde(default)]
+    pub numbers: Vec<i32>,
     /// The primary key's columns by their places, in the key's order; none: all columns tell rows apart.
     pub key: Vec<usize>,
     /// What else must stay as it is, in its maker's words: under another, messages would be wrong though names, types and key are the same.

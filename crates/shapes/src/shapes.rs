@@ -4,6 +4,7 @@
 mod tests;
 
 use std::fmt;
+use std::io::{self, ErrorKind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -212,6 +213,14 @@ impl Shapes {
         let Some(shape) = self.inner.registry().by_handle(handle) else { return false };
         followed.delete(shape.id, &self.inner);
         true
+    }
+
+    /// A shape can't be read: if that is because its files are lost, it is deleted, so that another takes its place. Blocks for the disk.
+    pub fn heal(&self, shape: &Arc<Shape>, why: &io::Error) {
+        let is_missing = matches!(why.kind(), ErrorKind::NotFound | ErrorKind::UnexpectedEof);
+        if is_missing && self.is_writing() && shape.is_lost() && self.delete(shape.handle()) {
+            tracing::error!(handle = shape.handle(), "a shape starts over: some of its files are lost");
+        }
     }
 
     /// Deletes the shapes of a table, unless somebody else writes.

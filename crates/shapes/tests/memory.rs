@@ -50,6 +50,7 @@ fn a_shape_takes_less_than_five_kilobytes() {
         notes: vec![String::new(); columns.len()],
         types: Schema { table: None, columns, database_collation: Collation::C, server_version: 15 },
         key: vec![0],
+        numbers: Vec::new(),
         lineage: String::new(),
     };
     let table = Arc::new(table);

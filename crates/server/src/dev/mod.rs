@@ -128,7 +128,8 @@ async fn serve(
         Ok(is_ready) => {
             let trouble = if is_ready { None } else { serve.trouble() };
             let words = Words { addresses: &addresses, has_sample: sample.is_some(), is_ready, trouble };
-            std::io::stdout().write_all(words.to_string().as_bytes())?;
+            // Whoever doesn't want to read it is served all the same, and nothing is left behind.
+            let _unread = std::io::stdout().write_all(words.to_string().as_bytes());
         }
         Err(signal) => signals.keep(signal),
     }

@@ -22,7 +22,7 @@ use http_body_util::{BodyExt as _, Limited};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::error;
 
-use super::body::Answer;
+use super::body::{Answer, Source};
 use super::events::{Events, seen_with, up_to_date};
 use super::making::{Making, chance, failed};
 use super::protocol::answers::{self, Health};
@@ -215,7 +215,7 @@ impl Answering {
                 };
                 let head = asking.head(shape, end, false, Some(has_data));
                 self.respond(asking, head, || {
-                    Ok(Answer::snapshot(Arc::clone(shape), index, chunk, asking.gzip()))
+                    Ok(Answer::snapshot(self.source(shape), index, chunk, asking.gzip()))
                 })
             }
             Err(gone) => Err(self.gone(gone, request).await),
@@ -247,12 +247,18 @@ impl Answering {
         if page.to > page.from || !request.live || asking.parts.method != Method::GET {
             return self.respond_log(asking, shape, page, seen, Some(offset));
         }
-        self.long_poll(asking, shape, offset).await
+        self.long_poll(asking, shape, offset, page.last).await
     }
 
-    async fn long_poll(&self, asking: &Asking<'_>, shape: &Arc<Shape>, offset: Offset) -> Answered {
-        // Those who are after what is seen by now have seen what is there, too.
-        let after = offset.max(shape.log_end());
+    /// Nothing was after `offset` when the log ended at `end`: whatever is there by now is news.
+    async fn long_poll(
+        &self,
+        asking: &Asking<'_>,
+        shape: &Arc<Shape>,
+        offset: Offset,
+        end: Offset,
+    ) -> Answered {
+        let after = offset.max(end);
         let _watching = shape.watch();
         match timeout(asking.at_most(self.long_poll), shape.log_beyond(after)).await {
             Ok(Ok(())) | Err(_) => {
@@ -290,7 +296,14 @@ impl Answering {
         }
         let seeking = Arc::clone(shape);
         let page = tokio::task::spawn_blocking(move || seeking.log_after(offset)).await;
-        page.map_err(io::Error::other).flatten().map_err(|error| unreadable(&error))
+        page.map_err(io::Error::other).flatten().map_err(|error| {
+            self.shapes.heal(shape, &error);
+            unreadable(&error)
+        })
+    }
+
+    fn source(&self, shape: &Arc<Shape>) -> Source {
+        Source { shapes: self.shapes.clone(), shape: Arc::clone(shape) }
     }
 
     fn respond_log(
@@ -314,7 +327,7 @@ impl Answering {
         }
         let after = page.is_end.then(|| up_to_date(seen_with(page.last, seen)));
         let gzip = asking.gzip();
-        self.respond(asking, head, || Answer::log(Arc::clone(shape), page, after, gzip))
+        self.respond(asking, head, || Answer::log(self.source(shape), page, after, gzip))
     }
 
     fn respond(

@@ -1,6 +1,7 @@
 //! Bodies of answers: read as they are written out, never held whole.
 //!
-//! Invariant: a body that can't be read to its end breaks off; it never looks complete. At most a piece of it is in memory.
+//! Invariant: a body that can't be read to its end breaks off; it never looks complete. At most a piece of it is in memory,
+//! and less where many are (`counted.rs`).
 
 use std::collections::VecDeque;
 use std::error::Error;
@@ -15,14 +16,13 @@ use bytes::Bytes;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use forebay_shapes::encode::SEPARATOR;
-use forebay_shapes::{LogPage, Shape, SnapshotChunk};
+use forebay_shapes::{LogPage, Shape, Shapes, SnapshotChunk};
 use http_body::{Body, Frame, SizeHint};
 use tokio::task::spawn_blocking;
 
+use super::counted::{self, Counted};
 use super::events::Events;
 
-/// How much is read at once.
-const PIECE: u64 = 256 * 1024;
 /// What is this small is read on the spot: it is in memory, or in the page cache.
 const SMALL: u64 = 64 * 1024;
 
@@ -53,9 +53,26 @@ enum State {
 /// The reader, and what it has read.
 type Reading = Pin<Box<dyn Future<Output = (Reader, io::Result<Vec<Bytes>>)> + Send>>;
 
+/// Where messages are read.
+#[derive(Debug, Clone)]
+pub(crate) struct Source {
+    pub(crate) shapes: Shapes,
+    pub(crate) shape: Arc<Shape>,
+}
+
+impl Source {
+    fn read(&self, from: Which, at: u64, until: u64) -> io::Result<Vec<Bytes>> {
+        let read = match from {
+            Which::Snapshot(_) => self.shape.read_snapshot(at, until),
+            Which::Log(page) => self.shape.read_log(&page, at, until),
+        };
+        read.inspect_err(|error| self.shapes.heal(&self.shape, error))
+    }
+}
+
 /// Reads a part of a shape.
 struct Reader {
-    shape: Arc<Shape>,
+    source: Source,
     from: Which,
     at: u64,
     /// Where it ends, once that is known.
@@ -93,24 +110,18 @@ impl Answer {
     }
 
     /// A chunk of the snapshot; packed, if the client takes that.
-    pub(crate) fn snapshot(shape: Arc<Shape>, index: u64, chunk: SnapshotChunk, gzip: bool) -> Self {
+    pub(crate) fn snapshot(source: Source, index: u64, chunk: SnapshotChunk, gzip: bool) -> Self {
         let (at, to) = match chunk {
             SnapshotChunk::Open { from, .. } => (from, None),
             SnapshotChunk::Closed { from, to } => (from, Some(to)),
             SnapshotChunk::None => (0, Some(0)),
         };
-        let end = Bytes::from_static(b"]");
-        Reader { shape, from: Which::Snapshot(index), at, to, end, packer: gzip.then(packer), is_over: false }
-            .answer()
+        let (from, end, packer) = (Which::Snapshot(index), Bytes::from_static(b"]"), gzip.then(packer));
+        Reader { source, from, at, to, end, packer, is_over: false }.answer()
     }
 
     /// Messages of the log, and one after them. Few aren't packed: it would take longer than to send them.
-    pub(crate) fn log(
-        shape: Arc<Shape>,
-        page: LogPage,
-        after: Option<Bytes>,
-        gzip: bool,
-    ) -> io::Result<Self> {
+    pub(crate) fn log(source: Source, page: LogPage, after: Option<Bytes>, gzip: bool) -> io::Result<Self> {
         let end = match after {
             None => Bytes::from_static(b"]"),
             Some(control) => [&control[..], b"]"].concat().into(),
@@ -118,9 +129,9 @@ impl Answer {
         let LogPage { from: at, to, .. } = page;
         if to - at > SMALL {
             let (from, to, packer) = (Which::Log(page), Some(to), gzip.then(packer));
-            return Ok(Reader { shape, from, at, to, end, packer, is_over: false }.answer());
+            return Ok(Reader { source, from, at, to, end, packer, is_over: false }.answer());
         }
-        let mut whole: VecDeque<_> = shape.read_log(&page, at, to)?.into();
+        let mut whole: VecDeque<_> = source.read(Which::Log(page), at, to)?.into();
         whole.push_front(Bytes::from_static(b"["));
         if end.len() == 1 {
             strip_separator(&mut whole);
@@ -168,7 +179,7 @@ impl Reader {
                 (Some(to), _) => to,
                 (None, Which::Log(_)) => self.at,
                 (None, Which::Snapshot(index)) => {
-                    match self.shape.snapshot_chunk(index).await.map_err(io::Error::other)? {
+                    match self.source.shape.snapshot_chunk(index).await.map_err(io::Error::other)? {
                         SnapshotChunk::Closed { to, .. } => {
                             self.to = Some(to);
                             to
@@ -178,19 +189,17 @@ impl Reader {
                     }
                 }
             };
-            let until = readable.saturating_sub(held_back).max(self.at).min(self.at + PIECE);
+            let until = readable.saturating_sub(held_back).max(self.at).min(self.at + counted::piece());
             if until > self.at {
-                let (shape, from, at) = (Arc::clone(&self.shape), self.from, self.at);
+                let (source, from, at) = (self.source.clone(), self.from, self.at);
                 let mut packer = self.packer.take();
                 let read = move || {
-                    let pieces = match from {
-                        Which::Snapshot(_) => shape.read_snapshot(at, until)?,
-                        Which::Log(page) => shape.read_log(&page, at, until)?,
-                    };
+                    let pieces = source.read(from, at, until)?;
                     let pieces = match &mut packer {
                         Some(packer) => pack(packer, &pieces)?,
                         None => pieces,
                     };
+                    let pieces: Vec<_> = pieces.into_iter().map(Counted::bytes).collect();
                     io::Result::Ok((pieces, packer))
                 };
                 let (pieces, packer) = spawn_blocking(read).await.map_err(io::Error::other)??;
@@ -207,7 +216,7 @@ impl Reader {
                     }
                 };
             }
-            self.shape.snapshot_grown(self.at + held_back).await.map_err(io::Error::other)?;
+            self.source.shape.snapshot_grown(self.at + held_back).await.map_err(io::Error::other)?;
         }
     }
 }

@@ -4,15 +4,14 @@
 //! transactions, and the offset that it tells is after all that was sent and before whatever comes.
 //! Kept by: a stream subscribes before it reads what is there; what was published since comes by its subscription. One that falls behind
 //! reads from the log again, from where it is.
-//! Bounds: a topic keeps `KEPT` transactions of `KEPT_BYTES` for all streams of a shape together, and all topics `MAX_BYTES`; what is
-//! larger is read from the log. A stream reads `PIECE`s.
+//! Bounds: a topic keeps `KEPT` transactions of `KEPT_BYTES` for all streams of a shape together, and all of them what `counted.rs`
+//! says; what is larger is read from the log, piece by piece.
 
 use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -25,17 +24,14 @@ use memchr::{memchr, memrchr};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use super::counted::{self, Counted};
+
 /// How many transactions are kept for streams that are a little behind.
 const KEPT: usize = 64;
 /// And how much of them.
 const KEPT_BYTES: usize = 1024 * 1024;
 /// Larger ones are read from the log.
 const LARGEST: usize = 256 * 1024;
-/// What is kept for the streams of all shapes, together with what is being written to them. Beyond it, streams read from the log, each its
-/// own piece: slower, but many shapes that want the same changes can't fill the memory with them.
-const MAX_BYTES: usize = 256 * 1024 * 1024;
-/// How much is read at once.
-const PIECE: u64 = 256 * 1024;
 
 const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
 
@@ -54,48 +50,19 @@ impl Live {
 impl Listener for Live {
     fn published(&self, messages: &[Bytes], _last: Offset, seen: u64) -> bool {
         let bytes: usize = messages.iter().map(Bytes::len).sum();
-        if self.topic.subscribers() == 0 || bytes > LARGEST || Counted::total() + bytes > MAX_BYTES {
+        if self.topic.subscribers() == 0 || bytes > LARGEST || counted::total() + bytes > counted::MAX_BYTES {
             self.topic.close();
             return false;
         }
         let mut event = BytesMut::with_capacity(bytes + bytes / 32 + 128);
         write_events(&mut event, messages);
         write_event(&mut event, &up_to_date(seen));
-        self.topic.publish(Bytes::from_owner(Counted::new(event.freeze())));
+        self.topic.publish(Counted::bytes(event.freeze()));
         true
     }
 
     fn ended(&self) {
         self.topic.close();
-    }
-}
-
-/// An event for many streams, which counts for as long as any of them needs it.
-struct Counted(Bytes);
-
-/// Of all events that count. They are in shared topics, and so belong to no stream or server alone.
-static COUNTED: AtomicUsize = AtomicUsize::new(0);
-
-impl Counted {
-    fn new(event: Bytes) -> Self {
-        COUNTED.fetch_add(event.len(), Ordering::Relaxed);
-        Counted(event)
-    }
-
-    fn total() -> usize {
-        COUNTED.load(Ordering::Relaxed)
-    }
-}
-
-impl AsRef<[u8]> for Counted {
-    fn as_ref(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        COUNTED.fetch_sub(self.0.len(), Ordering::Relaxed);
     }
 }
 
@@ -346,14 +313,14 @@ async fn read_messages(shape: &Arc<Shape>, page: &LogPage) -> io::Result<Bytes> 
     let (page, mut bytes) = (*page, BytesMut::new());
     loop {
         let at = page.from + bytes.len() as u64;
-        let until = page.to.min(at + PIECE);
+        let until = page.to.min(at + counted::piece());
         let reading = Arc::clone(shape);
         let read = spawn_blocking(move || reading.read_log(&page, at, until)).await;
         let pieces = read.map_err(io::Error::other)??;
         pieces.iter().for_each(|piece| bytes.put_slice(piece));
         if let Some(end) = memrchr(b'\n', &bytes) {
             bytes.truncate(end + 1);
-            return Ok(bytes.freeze());
+            return Ok(Counted::bytes(bytes.freeze()));
         }
         if until == page.to {
             return Err(io::ErrorKind::UnexpectedEof.into());

@@ -13,7 +13,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use forebay_postgres::pgoutput::{Lsn, Snapshot};
 use forebay_postgres::reservoir::{Guard, PostgresClient};
-use forebay_postgres::{Manager, NotReady, PoolError, PublishError, Step, TableName};
+use forebay_postgres::{Manager, NotReady, PoolError, PublishError, Published, Step, TableName};
 use forebay_shapes::filter::Filter;
 use forebay_shapes::{
     Choice, CreateError, Creation, Definition, Failure, Gone, LogMode, Shape, Shapes, Table,
@@ -37,6 +37,8 @@ const MAX_WAITING: usize = 1000;
 const KNOWN_FOR: Duration = Duration::from_secs(5);
 /// How long the database may take to tell.
 const ASKING: Duration = Duration::from_secs(10);
+/// How long until tables that couldn't be published are tried again.
+const REPUBLISHING: Duration = Duration::from_secs(5);
 /// How long writers from before the table was published are waited for.
 const WRITERS: Duration = Duration::from_secs(30);
 
@@ -207,33 +209,48 @@ impl Making {
         Ok(())
     }
 
-    /// Publishes again what shapes from before follow; those whose changes may be missing start over.
+    /// Publishes again what shapes from before follow; those whose changes may be missing start over. Returns when that is known of all.
     pub(crate) async fn republish(&self) {
-        let mut tables: HashMap<TableName, Vec<Arc<Shape>>> = HashMap::new();
-        for shape in self.shapes.all() {
-            let Table { schema, name, .. } = &*shape.definition().table;
-            tables.entry(TableName::new(schema, name)).or_default().push(shape);
-        }
-        for (table, shapes) in tables {
-            let published = match self.manager.add_table(&table).await {
-                Ok(published) => Some(published),
-                Err(PublishError::NotFound { .. } | PublishError::NotATable { .. }) => None,
-                Err(error) => {
-                    warn!(%table, %error, "a table that shapes follow can't be published");
-                    continue;
+        let shapes = self.shapes.all();
+        let tables = shapes.iter().map(|shape| &shape.definition().table);
+        let mut tables: HashSet<_> = tables.map(|table| TableName::new(&table.schema, &table.name)).collect();
+        loop {
+            let mut left = HashSet::new();
+            for table in tables {
+                match self.manager.add_table(&table).await {
+                    Ok(published) => self.leave_stale(&table, Some(published)),
+                    Err(PublishError::NotFound { .. } | PublishError::NotATable { .. }) => {
+                        self.leave_stale(&table, None);
+                    }
+                    Err(error) => {
+                        warn!(%table, %error, "a table that shapes follow can't be published");
+                        left.insert(table);
+                    }
                 }
-            };
-            let same = |shape: &&Arc<Shape>| {
-                let Table { oid, membership, .. } = *shape.definition().table;
-                published.is_some_and(|now| now.was_whole && (now.oid, now.membership) == (oid, membership))
-            };
-            let stale: Vec<_> = shapes.iter().filter(|shape| !same(shape)).collect();
-            if !stale.is_empty() {
-                info!(%table, shapes = stale.len(), "shapes start over: changes of their table may be missing");
             }
-            for shape in stale {
-                self.shapes.delete(shape.handle());
+            if left.is_empty() {
+                return;
             }
+            tables = left;
+            tokio::time::sleep(REPUBLISHING).await;
+        }
+    }
+
+    /// Shapes of a table of which changes may be missing start over. `None`: there is no such table.
+    fn leave_stale(&self, name: &TableName, published: Option<Published>) {
+        let is_stale = |shape: &Arc<Shape>| {
+            let Table { schema, name: of, oid, membership, .. } = &*shape.definition().table;
+            let is_whole = |now: Published| now.was_whole && (now.oid, now.membership) == (*oid, *membership);
+            (&**schema, &**of) == (&*name.schema, &*name.name) && !published.is_some_and(is_whole)
+        };
+        let stale: Vec<_> = self.shapes.all().into_iter().filter(is_stale).collect();
+        if !stale.is_empty() {
+            // Whoever asks must not begin with what was known before.
+            self.described.anew();
+            info!(table = %name, shapes = stale.len(), "shapes start over: changes of their table may be missing");
+        }
+        for shape in stale {
+            self.shapes.delete(shape.handle());
         }
     }
 
@@ -300,12 +317,14 @@ impl Making {
         let times = self.described.times();
         let _awake = self.manager.awake().await.map_err(|error| not_ready(&error))?;
         let mut described = self.describe(name).await?;
-        let is_same = |known: &&Known| known.described.as_deref() == Some(&described);
+        // The publication may be another though the table isn't: whoever told of that has counted, too.
+        let is_same = |known: &&Known| known.times == times && known.described.as_deref() == Some(&described);
         let is_as_before = before.as_ref().filter(is_same);
         let table = match is_as_before {
             Some(known) => Arc::clone(&known.table),
             None => {
                 let published = self.manager.add_table(name).await.map_err(|error| unpublished(&error))?;
+                self.leave_stale(name, Some(published));
                 // Publishing may have changed how the stream has its old rows, and so the edition.
                 let again = self.describe(name).await?;
                 if again.fingerprint() == described.fingerprint() {
@@ -368,7 +387,7 @@ impl Making {
             creation.fail(Failure { is_refusal, message: message.as_str().into() });
             Err(message)
         };
-        let _turn = self.snapshots.acquire().await;
+        let turn = self.snapshots.acquire().await;
         if let Some(gone) = creation.shape().gone() {
             return Err(gone.to_string());
         }
@@ -406,7 +425,8 @@ impl Making {
             let _ended = client.batch_execute("ROLLBACK").await;
             tokio::time::sleep(EARLY).await;
         };
-        drop(client);
+        // What is left to wait for is the stream, for as long as the transaction that it is in may take.
+        drop((client, turn));
         let creation = sink.creation.take();
         match (outcome, creation) {
             (Ok(summary), Some(mut creation)) => {
@@ -517,6 +537,7 @@ pub(super) fn followed(described: &database::Table, membership: u32) -> Table {
         membership,
         stream_types: described.columns.iter().map(|column| column.stream_type).collect(),
         key: described.key(),
+        numbers: described.columns.iter().map(|column| column.number).collect(),
         lineage: described.lineage.clone(),
         notes: described.all().into_iter().map(note).map(strip).collect(),
     }

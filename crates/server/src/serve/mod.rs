@@ -13,6 +13,7 @@
 mod answering;
 mod body;
 mod consumer;
+mod counted;
 pub mod database;
 mod events;
 mod failures;

@@ -37,6 +37,8 @@ use crate::starting::{StartError, join, listen, upkeep};
 
 /// What is given back at the end is told in one call or two; without an answer, it expires by itself.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long whoever is to leave nothing behind may take for it after a second signal.
+const LAST_CHORES: Duration = Duration::from_secs(1);
 /// A body is small: it may take so many times as long as its client may be silent.
 const BODY_SILENCES: u32 = 4;
 /// How often an instance that waits looks what the other has written.
@@ -213,15 +215,19 @@ impl Serve {
             let _ = timeout(LEAVE_TIMEOUT, quota.leave()).await;
             let _ended = spawn_blocking(move || shapes.end_writing()).await;
             info!(cut, took = ?begun.elapsed(), "the server has ended");
-            None
+            None::<&'static str>
         };
+        let mut end = std::pin::pin!(end);
         let second = tokio::select! {
-            second = signals.next() => {
-                warn!(signal = second, "a second signal: the server ends at once");
-                Some(second)
-            }
-            none = end => none,
+            second = signals.next() => Some(second),
+            none = &mut end => none,
         };
+        if let Some(signal) = second {
+            warn!(signal, "a second signal: the server ends at once");
+            if leaves_nothing {
+                let _ = timeout(LAST_CHORES, end).await;
+            }
+        }
         upkeep.abort();
         admin.inspect(tokio::task::JoinHandle::abort);
         second
@@ -231,14 +237,15 @@ impl Serve {
 /// Each time that the database is followed anew, the tables of all shapes are published, or their shapes start over.
 async fn republish(making: Arc<Making>, manager: Manager) {
     let mut events = manager.events();
-    if manager.status().is_ready() {
-        making.republish().await;
-    }
+    let mut is_due = manager.status().is_ready();
     loop {
-        match events.recv().await {
-            Ok(StackEvent::Ready) | Err(RecvError::Lagged(_)) => making.republish().await,
-            Ok(_) => {}
-            Err(RecvError::Closed) => return,
+        tokio::select! {
+            event = events.recv() => match event {
+                Ok(StackEvent::Ready) | Err(RecvError::Lagged(_)) => is_due = true,
+                Ok(_) => {}
+                Err(RecvError::Closed) => return,
+            },
+            () = making.republish(), if is_due => is_due = false,
         }
     }
 }

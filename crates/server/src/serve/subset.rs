@@ -104,8 +104,8 @@ fn clause(
     }
     let subset = filter.canonical();
     Ok(Some(match of_shape {
-        // Of others' rows it must not even tell whether it fails.
-        Some(of_shape) if request.bearer.is_some() => {
+        // Of others' rows it must not even tell whether it fails. Whoever limits the columns passes on what a client asks for.
+        Some(of_shape) if request.bearer.is_some() || request.queryable_columns.is_some() => {
             granted::within(of_shape, subset, &definition.table.types).map_err(|error| wrong(&error))?
         }
         Some(of_shape) => format!("({of_shape}) AND ({subset})"),

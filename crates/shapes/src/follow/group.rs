@@ -40,6 +40,7 @@ pub(super) struct Described {
 struct Catalog {
     /// How each column compares.
     types: Vec<ColumnType>,
+    numbers: Vec<i32>,
     /// The primary key's columns.
     key: Vec<String>,
     lineage: String,
@@ -71,7 +72,8 @@ impl Described {
         let columns = table.types.columns.iter().zip(&table.stream_types);
         let columns = columns.map(|(column, kind)| (column.name.clone(), *kind)).collect();
         let types = table.types.columns.iter().map(|column| column.column_type.clone()).collect();
-        let catalog = Some(Catalog { types, key: key(table), lineage: table.lineage.clone() });
+        let (numbers, lineage) = (table.numbers.clone(), table.lineage.clone());
+        let catalog = Some(Catalog { types, numbers, key: key(table), lineage });
         Described { version: 0, schema: table.schema.clone(), name: table.name.clone(), columns, catalog }
     }
 
@@ -82,13 +84,19 @@ impl Described {
         Described { version, schema, name, columns: columns.collect(), catalog: None }
     }
 
-    /// Whether it has a column of this name, with this type, and, as far as that is known, one that compares so.
-    fn has(&self, name: &str, kind: (u32, i32), compares: &ColumnType) -> bool {
-        let Some(place) = self.columns.iter().position(|column| (&*column.0, column.1) == (name, kind))
+    /// Whether it has a table's column under its name, with its type, and, as far as that is known, the same one that compares the same.
+    fn has(&self, table: &Table, index: usize) -> bool {
+        let (column, kind) = (&table.types.columns[index], table.stream_types.get(index));
+        let Some(place) =
+            self.columns.iter().position(|(name, other)| *name == column.name && Some(other) == kind)
         else {
             return false;
         };
-        self.catalog.as_ref().is_none_or(|catalog| catalog.types.get(place) == Some(compares))
+        let is_same = |catalog: &Catalog| {
+            catalog.types.get(place) == Some(&column.column_type)
+                && catalog.numbers.get(place) == table.numbers.get(index)
+        };
+        self.catalog.as_ref().is_none_or(is_same)
     }
 
     /// Whether it is this table, and rows are told apart in the same way, as far as that is known.
@@ -202,11 +210,7 @@ impl Group {
     /// where all are shown.
     pub(super) fn unfit(&self, described: &Described) -> Vec<u64> {
         let is_same_table = described.is_of(&self.table);
-        let is_same = |index: usize| {
-            let column = &self.table.types.columns[index];
-            let stream = self.table.stream_types.get(index);
-            stream.is_some_and(|kind| described.has(&column.name, *kind, &column.column_type))
-        };
+        let is_same = |index: usize| described.has(&self.table, index);
         let all_same = (0..self.table.types.columns.len()).all(is_same);
         if is_same_table && all_same && described.columns.len() == self.table.types.columns.len() {
             return Vec::new();

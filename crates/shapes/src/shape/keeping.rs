@@ -98,6 +98,30 @@ impl Shape {
         }
     }
 
+    /// Whether its files haven't all that was written to them.
+    pub(crate) fn is_lost(&self) -> bool {
+        let (base, expected) = {
+            let state = self.lock();
+            if state.phase != Phase::Complete {
+                return false;
+            }
+            let (base, past) = (state.log.base(), state.past.last().map_or(0, |chunk| chunk.end));
+            let log = state.log.written().saturating_sub(base);
+            let parts = [
+                (Kind::Snapshot, state.snapshot.written()),
+                (Kind::Log(base), log),
+                (Kind::Past(base), past),
+            ];
+            (base, parts)
+        };
+        let has = |kind, bytes| {
+            self.files.open(self.id, kind).and_then(|file| file.len()).is_ok_and(|len| len >= bytes)
+        };
+        let is_lost = expected.into_iter().any(|(kind, bytes)| bytes > 0 && !has(kind, bytes));
+        // It may have been merged, or deleted, while we looked.
+        is_lost && self.lock().log.base() == base && self.gone().is_none()
+    }
+
     pub(crate) fn settled(&self) {
         self.lock().is_settled = true;
         self.notify();

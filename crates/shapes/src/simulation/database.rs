@@ -75,6 +75,7 @@ pub(crate) fn table(oid: u32, name: &str, key: Vec<usize>) -> Table {
         },
         stream_types: vec![(23, -1), (23, -1), (25, -1)],
         notes: Vec::new(),
+        numbers: Vec::new(),
         lineage: String::new(),
         key,
     }

@@ -12,9 +12,10 @@ use crate::config::StoreConfig;
 use crate::definition::Definition;
 use crate::offset::Offset;
 use crate::registry::lock;
-use crate::shape::Shape;
+use crate::shape::{Gone, Shape};
 use crate::shapes::Shapes;
 use crate::store::disk::{Disk, SimulatedDisk};
+use crate::store::files;
 use crate::store::reading::Reading;
 use crate::store::wal::{self, Place};
 use crate::store::writer::Mode;
@@ -200,4 +201,19 @@ fn nothing_is_held_for_a_shape_that_was_begun_before_the_last_end() {
     bench.store.begin_writing().unwrap();
     creation.follow();
     assert!(bench.store.inner.followed().is_empty());
+}
+
+#[test]
+fn a_shape_whose_file_is_lost_makes_room_for_another() {
+    let mut bench = Bench::with(compacting);
+    let (shape, other) = (filled(&mut bench), bench.shape(choice(Some("qty > 5"))));
+    let error = std::io::Error::from(std::io::ErrorKind::NotFound);
+    bench.store.heal(&shape, &error);
+    assert_eq!(shape.gone(), None, "all of it is there");
+    bench.store.inner.files.close(shape.id);
+    let name = files::path(shape.id, files::Kind::Snapshot);
+    bench.disk.remove(&name).unwrap();
+    let error = shape.read_snapshot(0, shape.snapshot_end()).unwrap_err();
+    bench.store.heal(&shape, &error);
+    assert_eq!((shape.gone(), other.gone()), (Some(Gone::Deleted), None));
 }

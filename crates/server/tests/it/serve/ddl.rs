@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::support::{Place, Reader, Serve, short};
+use super::support::{Place, Reader, Serve, changes, short};
 use crate::wire::until;
 
 const TABLES: &str = "CREATE TABLE items (id int PRIMARY KEY, note text, price int);
@@ -110,6 +110,61 @@ async fn a_column_s_type_is_changed() {
         after("ALTER TABLE items ALTER price TYPE bigint", "INSERT INTO items VALUES (2, 'two', 2)").await;
     let head = serve.head(&[&ITEM[..], &[("offset", "-1")]].concat()).await;
     assert!(head.header("electric-schema").unwrap().contains("int8"), "{}", head.text);
+}
+
+#[tokio::test]
+async fn a_column_that_was_dropped_and_added_again_is_another() {
+    let (place, serve) = after(
+        "ALTER TABLE items DROP COLUMN price; ALTER TABLE items ADD COLUMN price int DEFAULT 9",
+        "INSERT INTO items VALUES (2, 'two')",
+    )
+    .await;
+    let rows = Reader::new(&ITEM).catch_up(&serve).await;
+    let prices: Vec<_> = changes(&rows).iter().map(|row| row["value"]["price"].clone()).collect();
+    assert_eq!(prices, ["9", "9"]);
+    drop((serve, place));
+}
+
+#[tokio::test]
+async fn columns_that_exchange_their_names_are_others() {
+    let swap = "ALTER TABLE items ADD COLUMN more text DEFAULT 'more';
+        ALTER TABLE items RENAME note TO away; ALTER TABLE items RENAME more TO note; ALTER TABLE items RENAME away TO more";
+    let place = Place::new(TABLES);
+    place.sql("ALTER TABLE items ADD COLUMN other text DEFAULT 'other'");
+    let serve = place.serve_with(&[("FOREBAY_SERVE_LONG_POLL_MS", "1000")]).await;
+    let mut items = serve.reader(&SOME).await;
+    place.sql(swap);
+    place.sql("UPDATE items SET price = 5");
+    starts_over(&serve, &mut items).await;
+    let rows = Reader::new(&SOME).catch_up(&serve).await;
+    assert_eq!(changes(&rows)[0]["value"]["note"], "more");
+}
+
+#[tokio::test]
+async fn whoever_wrote_while_a_table_was_not_published_is_waited_for() {
+    let place = Place::new(&format!("{TABLES}; CREATE TABLE go (now bool)"));
+    let serve = place.serve_with(&[("FOREBAY_SERVE_LONG_POLL_MS", "1000")]).await;
+    let mut items = serve.reader(&ITEM).await;
+    place.sql(&format!("ALTER PUBLICATION {} DROP TABLE items", place.slot));
+    let (postgres, database) = (place.postgres, place.database.clone());
+    let open = "BEGIN; INSERT INTO items VALUES (7, 'from before');
+        DO $$ BEGIN LOOP EXIT WHEN EXISTS (SELECT FROM go); PERFORM pg_sleep(0.01); END LOOP; END $$; COMMIT";
+    let writer = std::thread::spawn(move || postgres.execute(&database, open));
+    let writing =
+        "SELECT count(*) FROM pg_locks WHERE relation = 'items'::regclass AND mode = 'RowExclusiveLock'";
+    until("the writer writes", async || place.ask(writing).as_deref() == Some("1")).await;
+    // The next stream finds the table missing, and publishes it again.
+    let end =
+        "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active AND slot_name =";
+    place.sql(&format!("{end} '{}'", place.slot));
+    starts_over(&serve, &mut items).await;
+    let mut anew = Reader::new(&ITEM);
+    let mut asking = serve.begin(&anew.params()).await;
+    place.sql("INSERT INTO go VALUES (true)");
+    writer.join().unwrap().unwrap();
+    let mut rows = anew.take(&asking.answer().await);
+    rows.extend(anew.catch_up(&serve).await);
+    assert!(short(&rows).contains(&"insert 7".to_owned()), "{:?}", short(&rows));
 }
 
 #[tokio::test]
