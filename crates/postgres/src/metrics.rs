@@ -16,7 +16,7 @@ pub const RECEIVED: &str = "forebay_postgres_received_lsn_bytes";
 pub const DURABLE: &str = "forebay_postgres_durable_lsn_bytes";
 /// Log that the server has written and the consumer hasn't made durable.
 pub const LAG_BYTES: &str = "forebay_postgres_lag_bytes";
-/// From the last commit to its arrival here.
+/// Since the commit of what has come and isn't durable; 0 when everything that has come is.
 pub const LAG_SECONDS: &str = "forebay_postgres_lag_seconds";
 /// Log that the server keeps for the slot.
 pub const RETAINED: &str = "forebay_postgres_slot_retained_bytes";
@@ -37,7 +37,11 @@ pub(crate) fn describe() {
         Unit::Bytes,
         "Log that the server has written and the consumer has not made durable."
     );
-    describe_gauge!(LAG_SECONDS, Unit::Seconds, "From the last commit to its arrival here.");
+    describe_gauge!(
+        LAG_SECONDS,
+        Unit::Seconds,
+        "Age of what has come and the consumer has not made durable, since its commit; 0 when there is nothing."
+    );
     describe_gauge!(RETAINED, Unit::Bytes, "Log that the server keeps for the slot.");
     describe_gauge!(SAFE, Unit::Bytes, "Log that may still be written before the slot is invalidated.");
     describe_gauge!(TRANSACTIONS, "Transactions handed to the consumer by the connection that there is.");

@@ -89,7 +89,7 @@ pub struct Positions {
     pub durable: u64,
     /// Between the two.
     pub lag_bytes: u64,
-    /// From the last commit to its arrival here; both machines' clocks count.
+    /// The age of the oldest transaction known to have come that isn't durable; zero if there is none. Both machines' clocks count.
     pub lag: Duration,
     /// Log that the server keeps for the slot, in bytes.
     pub retained_bytes: u64,
@@ -150,7 +150,7 @@ impl Gauges {
             received,
             durable,
             lag_bytes: received.saturating_sub(durable),
-            lag: Duration::from_micros(self.lag_micros.load(Relaxed)),
+            lag: self.lag(),
             retained_bytes: self.retained.load(Relaxed),
             backend_pid: (pid != 0).then_some(pid),
         }

@@ -244,8 +244,12 @@ impl<C: Consumer> Worker<C> {
         });
         self.source = Some(RunningSource { attempt, orders, task: running.abort_handle() });
         let (events, consumer) = (self.setting.events.clone(), self.setting.consumer.clone());
+        let gauges = self.setting.gauges.clone();
         self.ending = Some(tokio::spawn(async move {
             let trouble = trouble_of(running.await);
+            // Or whoever stands by for another instance would be late for ever.
+            gauges.catch_up();
+            ::metrics::gauge!(metrics::LAG_SECONDS).set(0.0);
             // In a task of its own: whatever it does, the manager hears of the end.
             let stopping = tokio::spawn(async move { consumer.lock().await.stop().await });
             let trouble = trouble_of(stopping.await.map(Ok)).or(trouble);

@@ -1,7 +1,7 @@
 //! How far the stream has come, and what may be acknowledged.
 //!
 //! Invariant: what is acknowledged was made durable by the consumer first; it is never inside a transaction, never ahead of
-//! what the server has sent, and never falls.
+//! what the server has sent, and never falls. Nothing is late when everything that has come is durable.
 
 use std::time::{Duration, Instant};
 
@@ -23,10 +23,20 @@ pub(crate) struct Position {
     pub(crate) received: Lsn,
     /// The end of the last transaction that was handed over whole.
     pub(crate) committed: Lsn,
-    /// When it was committed, in the server's time.
-    pub(crate) committed_at: Option<PgTime>,
     in_transaction: bool,
     reply_wanted: bool,
+    /// Lag is measured by this one until it is durable, and then by the newest: remembering all that are pending would have no bound.
+    measured: Option<Begun>,
+    newest: Option<Begun>,
+}
+
+/// A transaction that has begun to come.
+#[derive(Debug, Clone, Copy)]
+struct Begun {
+    /// Where its commit begins in the log: whatever is durable beyond this has all of it.
+    commit: Lsn,
+    /// In the server's time.
+    committed_at: PgTime,
 }
 
 impl Position {
@@ -34,22 +44,32 @@ impl Position {
         Position {
             received: from,
             committed: from,
-            committed_at: None,
             in_transaction: false,
             reply_wanted: false,
+            measured: None,
+            newest: None,
         }
     }
 
-    pub(crate) fn on_begin(&mut self) {
+    /// `commit`: where its commit begins.
+    pub(crate) fn on_begin(&mut self, commit: Lsn, committed_at: PgTime) {
         self.in_transaction = true;
+        self.newest = Some(Begun { commit, committed_at });
+        self.measured = self.measured.or(self.newest);
     }
 
     /// `end`: the position after the commit.
-    pub(crate) fn on_commit(&mut self, end: Lsn, at: PgTime) {
+    pub(crate) fn on_commit(&mut self, end: Lsn) {
         self.in_transaction = false;
         self.committed = self.committed.max(end);
-        self.committed_at = Some(at);
         self.received = self.received.max(end);
+    }
+
+    /// When that was committed which has come and isn't durable: the consumer is behind since then. `None`: it has everything.
+    pub(crate) fn behind_since(&mut self, durable: Lsn) -> Option<PgTime> {
+        let is_pending = |begun: &Begun| durable <= begun.commit;
+        self.measured = self.measured.filter(is_pending).or(self.newest.filter(is_pending));
+        self.measured.map(|begun| begun.committed_at)
     }
 
     /// The server has sent all that there is up to `end`.
@@ -159,15 +179,67 @@ mod tests {
             self.feedback.idle_position(&self.position, self.now).map(|lsn| lsn.0)
         }
 
-        fn commit(&mut self, end: u64) {
-            self.position.on_commit(Lsn(end), PgTime(0));
+        /// Its commit takes ten bytes of the log.
+        fn begin(&mut self, end: u64, committed_at: i64) {
+            self.position.on_begin(Lsn(end - 10), PgTime(committed_at));
         }
+
+        fn commit(&mut self, end: u64) {
+            self.position.on_commit(Lsn(end));
+        }
+
+        fn behind_since(&mut self, durable: u64) -> Option<i64> {
+            self.feedback.on_durable(Lsn(durable));
+            self.position.behind_since(self.feedback.durable()).map(|at| at.0)
+        }
+    }
+
+    #[test]
+    fn the_consumer_is_behind_since_the_commit_of_what_is_not_durable() {
+        let mut trial = Trial::new();
+        assert_eq!(trial.behind_since(100), None, "nothing has come");
+        trial.begin(200, 7);
+        assert_eq!(trial.behind_since(100), Some(7), "it has begun to come");
+        trial.commit(200);
+        assert_eq!(trial.behind_since(100), Some(7), "it has come");
+        assert_eq!(trial.behind_since(200), None, "it is durable");
+    }
+
+    #[test]
+    fn the_keepalives_of_an_idle_server_make_nobody_late() {
+        let mut trial = Trial::new();
+        trial.begin(200, 7);
+        trial.commit(200);
+        assert_eq!(trial.behind_since(200), None);
+        trial.position.on_keepalive(Lsn(900), false);
+        assert_eq!(trial.behind_since(200), None);
+    }
+
+    #[test]
+    fn lag_is_measured_by_one_transaction_until_it_is_durable_and_then_by_the_newest() {
+        let mut trial = Trial::new();
+        for (end, committed_at) in [(200, 7), (300, 8), (400, 9)] {
+            trial.begin(end, committed_at);
+            trial.commit(end);
+        }
+        assert_eq!(trial.behind_since(100), Some(7));
+        assert_eq!(trial.behind_since(200), Some(9));
+        trial.begin(500, 10);
+        assert_eq!(trial.behind_since(300), Some(9), "a later one makes it no younger");
+        assert_eq!(trial.behind_since(400), Some(10));
+    }
+
+    #[test]
+    fn what_comes_again_and_is_durable_already_makes_nobody_late() {
+        let mut trial = Trial::new();
+        trial.begin(90, 7);
+        assert_eq!(trial.behind_since(100), None);
     }
 
     #[test]
     fn only_what_is_durable_is_acknowledged() {
         let mut trial = Trial::new();
-        trial.position.on_begin();
+        trial.begin(200, 0);
         trial.commit(200);
         assert_eq!(trial.told().flushed, Lsn(100));
         trial.feedback.on_durable(Lsn(200));
@@ -180,7 +252,7 @@ mod tests {
         assert_eq!(trial.offered(), None);
         trial.position.on_keepalive(Lsn(300), false);
         assert_eq!(trial.offered(), Some(300));
-        trial.position.on_begin();
+        trial.begin(400, 0);
         assert_eq!(trial.offered(), None, "inside a transaction");
         trial.commit(400);
         assert_eq!(trial.offered(), None, "not durable yet");
@@ -226,7 +298,7 @@ mod tests {
             for (kind, by) in events {
                 at += by;
                 match kind {
-                    0 if !open => { open = true; trial.position.on_begin(); }
+                    0 if !open => { open = true; trial.begin(at + 10, 0); }
                     1 if open => { open = false; trial.commit(at); }
                     2 if !open => trial.position.on_keepalive(Lsn(at), by % 2 == 0),
                     3 => {

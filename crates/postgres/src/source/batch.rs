@@ -42,13 +42,13 @@ impl Reading {
     fn take(&mut self, message: &Message<'_>) -> bool {
         match message {
             Message::Begin(begin) => {
-                self.position.on_begin();
+                self.position.on_begin(begin.final_lsn, begin.clock);
                 // The server skips these itself; one that doesn't must not make us deliver twice.
                 self.is_skipping = begin.final_lsn < self.from;
                 !self.is_skipping
             }
-            Message::Commit(Commit { end, clock, .. }) => {
-                self.position.on_commit(*end, *clock);
+            Message::Commit(Commit { end, .. }) => {
+                self.position.on_commit(*end);
                 self.transactions += 1;
                 !std::mem::take(&mut self.is_skipping)
             }

@@ -4,6 +4,7 @@
 //! itself up. The lock is taken before anything on the server is changed, and lives and dies with the connection.
 
 mod batch;
+mod clock;
 mod lock;
 mod setup;
 mod stream;
@@ -13,7 +14,7 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use forebay_pgoutput::Lsn;
+use forebay_pgoutput::{Lsn, PgTime};
 use forebay_reservoir::PostgresError;
 use tokio::sync::{Mutex, mpsc};
 
@@ -65,6 +66,26 @@ impl Gauges {
     fn replace_backend(&self, backend: Backend) -> Option<Backend> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner).replace(backend)
     }
+
+    fn fall_behind(&self, since: PgTime) {
+        self.set_behind(Some(since));
+    }
+
+    /// Everything that has come is durable; or there is no connection, which others tell of.
+    pub(crate) fn catch_up(&self) {
+        self.set_behind(None);
+    }
+
+    fn set_behind(&self, since: Option<PgTime>) {
+        *self.behind_since.lock().unwrap_or_else(PoisonError::into_inner) = since;
+    }
+
+    /// The clocks of both machines count.
+    pub(crate) fn lag(&self) -> Duration {
+        let since = *self.behind_since.lock().unwrap_or_else(PoisonError::into_inner);
+        let micros = since.map_or(0, |since| clock::clock().micros_since(since));
+        Duration::from_micros(micros.max(0).unsigned_abs())
+    }
 }
 
 /// What the connection is and how far it has come, for whoever looks.
@@ -77,11 +98,11 @@ pub(crate) struct Gauges {
     pub(crate) received: AtomicU64,
     pub(crate) durable: AtomicU64,
     pub(crate) transactions: AtomicU64,
-    /// From a commit to its arrival here, in microseconds; the clocks of both machines count.
-    pub(crate) lag_micros: AtomicU64,
     /// Log that the server keeps for the slot.
     pub(crate) retained: AtomicU64,
     last: std::sync::Mutex<Option<Backend>>,
+    /// When that was committed which has come and isn't durable. It, and not the lag, so that lag grows while nothing happens.
+    behind_since: std::sync::Mutex<Option<PgTime>>,
 }
 
 /// Why a connection ended.

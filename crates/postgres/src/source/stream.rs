@@ -7,13 +7,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use forebay_pgoutput::{Lsn, PgTime};
+use forebay_pgoutput::Lsn;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
 use super::batch::{Batch, Reading};
+use super::clock::clock;
 use super::setup::Server;
-use super::{Ended, Order, Setting};
+use super::{Ended, Gauges, Order, Setting};
 use crate::consumer::{Consumer, Durable};
 use crate::core::machine::{Attempt, Event};
 use crate::core::progress::{Feedback, Position};
@@ -119,6 +120,8 @@ impl Stream {
     /// Gives the consumer what has come, and keeps the server informed while it takes its time.
     async fn hand_over<C: Consumer>(&mut self, setting: &Setting<C>) -> Result<(), Failure> {
         let mut position = self.reading.position;
+        // What has come is unread until the consumer asks for it: it is late at least since now.
+        setting.gauges.fall_behind(position.behind_since(self.durable.get()).unwrap_or_else(clock));
         let (frames, answer) = self.copy.split();
         let mut batch = Batch::new(frames, &mut self.reading);
         let receiving = async { setting.consumer.lock().await.receive(&mut batch).await };
@@ -128,14 +131,20 @@ impl Stream {
             failure = keep_telling(&mut self.feedback, &mut position, answer, &self.durable) => return Err(failure),
         }
         batch.end()?;
-        let (gauges, position) = (&setting.gauges, &self.reading.position);
-        gauges.received.store(position.received.0, Ordering::Relaxed);
-        gauges.durable.store(self.feedback.durable().0, Ordering::Relaxed);
-        gauges.transactions.store(self.reading.transactions, Ordering::Relaxed);
-        if let Some(at) = position.committed_at {
-            gauges.lag_micros.store(clock().micros_since(at).max(0).unsigned_abs(), Ordering::Relaxed);
-        }
+        self.show(&setting.gauges);
         Ok(())
+    }
+
+    fn show(&mut self, gauges: &Gauges) {
+        self.feedback.on_durable(self.durable.get());
+        let durable = self.feedback.durable();
+        gauges.received.store(self.reading.position.received.0, Ordering::Relaxed);
+        gauges.durable.store(durable.0, Ordering::Relaxed);
+        gauges.transactions.store(self.reading.transactions, Ordering::Relaxed);
+        match self.reading.position.behind_since(durable) {
+            Some(since) => gauges.fall_behind(since),
+            None => gauges.catch_up(),
+        }
     }
 
     /// It is time that the server hears from us.
@@ -155,9 +164,7 @@ impl Stream {
             }
             self.heard_at = Instant::now();
         }
-        self.feedback.on_durable(self.durable.get());
-        setting.gauges.received.store(self.reading.position.received.0, Ordering::Relaxed);
-        setting.gauges.durable.store(self.feedback.durable().0, Ordering::Relaxed);
+        self.show(&setting.gauges);
         let wants_reply = silent > self.feedback.silence();
         let now = Instant::now().into_std();
         let status = self.feedback.tell(&mut self.reading.position, now, clock(), wants_reply);
@@ -192,11 +199,4 @@ async fn keep_telling(
             return Failure::wire(Doing::Streaming, error);
         }
     }
-}
-
-/// The server's log shows it, and lag is measured by it.
-#[expect(clippy::disallowed_methods, reason = "the protocol asks for the time of day")]
-fn clock() -> PgTime {
-    let since_1970 = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    PgTime::from_unix_micros(i64::try_from(since_1970.as_micros()).unwrap_or(i64::MAX))
 }

@@ -1,5 +1,5 @@
 //! Every committed change once, in commit order, whatever happens: the service is killed, the network is cut, stalled and truncated, and
-//! Postgres is restarted, while several writers commit and roll back.
+//! Postgres is restarted, while several writers commit and roll back; and once more in the midst of a large transaction.
 //!
 //! The oracle is a second slot that nobody reads until the end: what Postgres itself then says was committed must be what the
 //! journal has, transaction by transaction, to the last column and position.
@@ -22,19 +22,19 @@ const WRITERS: u64 = 3;
 const FAULTS: u64 = 5;
 
 macro_rules! seeds {
-    ($($name:ident: $seeds:expr;)*) => {$(
+    ($($name:ident: $version:expr, $seeds:expr;)*) => {$(
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn $name() {
-            trial($seeds).await;
+            trial($version, $seeds).await;
         }
     )*};
 }
 
 seeds! {
-    every_committed_change_arrives_once_seeds_1_to_5: 1..=5;
-    every_committed_change_arrives_once_seeds_6_to_10: 6..=10;
-    every_committed_change_arrives_once_seeds_11_to_15: 11..=15;
-    every_committed_change_arrives_once_seeds_16_to_20: 16..=20;
+    every_committed_change_arrives_once_seeds_1_to_5: None, 1..=5;
+    every_committed_change_arrives_once_on_18_seeds_6_to_10: Some(18), 6..=10;
+    every_committed_change_arrives_once_seeds_11_to_15: None, 11..=15;
+    every_committed_change_arrives_once_on_18_seeds_16_to_20: Some(18), 16..=20;
 }
 
 /// `FOREBAY_SEEDS=21..=320 cargo nextest run -p forebay-postgres --run-ignored only many_seeds`.
@@ -43,7 +43,10 @@ seeds! {
 async fn many_seeds() {
     let seeds = std::env::var(SEEDS).unwrap_or_else(|_| "21..=120".into());
     let (first, last) = seeds.split_once("..=").expect("FOREBAY_SEEDS=FIRST..=LAST");
-    trial(first.parse().unwrap()..=last.parse().unwrap()).await;
+    let (first, last): (u64, u64) = (first.parse().unwrap(), last.parse().unwrap());
+    let middle = first.midpoint(last);
+    trial(None, first..=middle).await;
+    trial(Some(18), middle + 1..=last).await;
 }
 
 /// The service in a process of its own: this test binary again, told by its environment to follow.
@@ -101,8 +104,11 @@ impl Drop for Follower {
     }
 }
 
-async fn trial(seeds: std::ops::RangeInclusive<u64>) {
-    let server = Postgres::builder().config("wal_sender_timeout", "3s").start().unwrap();
+/// `version`: of Postgres; `None` is the one that is there.
+async fn trial(version: Option<u32>, seeds: std::ops::RangeInclusive<u64>) {
+    let builder = Postgres::builder().config("wal_sender_timeout", "3s");
+    let builder = version.into_iter().fold(builder, forebay_sandbox::PostgresBuilder::version);
+    let server = builder.start().unwrap();
     for seed in seeds {
         println!("seed {seed}");
         one_seed(&server, seed).await;
@@ -135,10 +141,9 @@ async fn one_seed(server: &Postgres, seed: u64) {
     for writer in writers {
         writer.await.unwrap();
     }
-    let expected = oracle(&followed);
-    let last = expected.last().expect("the writers have written").end;
-    let arrived = async || followed.transactions().last().is_some_and(|transaction| transaction.end >= last);
-    eventually(&format!("all of seed {seed} has arrived"), true, arrived).await;
+    arrived(&followed, seed).await;
+    fault_in_the_midst(&mut dice, &followed, &proxy, &mut follower).await;
+    let expected = arrived(&followed, seed).await;
     follower.kill();
     let journal = followed.transactions();
     let first = journal.iter().zip(&expected).position(|(ours, theirs)| ours != theirs);
@@ -152,6 +157,45 @@ async fn one_seed(server: &Postgres, seed: u64) {
     assert_eq!(journal.len(), expected.len(), "seed {seed}");
     assert_eq!(followed.resets(), ["first"], "seed {seed}");
     followed.sql("SELECT pg_drop_replication_slot('oracle')");
+}
+
+/// Waits until everything that was committed has arrived; says what that is.
+async fn arrived(followed: &Followed<'_>, seed: u64) -> Vec<Transaction> {
+    let expected = oracle(followed);
+    let last = expected.last().expect("the writers have written").end;
+    let arrived = async || followed.transactions().last().is_some_and(|transaction| transaction.end >= last);
+    eventually(&format!("all of seed {seed} has arrived"), true, arrived).await;
+    expected
+}
+
+/// Strikes when a part of a transaction has arrived, and not all of it. Nobody else writes.
+async fn fault_in_the_midst(
+    dice: &mut Dice,
+    followed: &Followed<'_>,
+    proxy: &Proxy,
+    follower: &mut Follower,
+) {
+    const ROWS: u64 = 8_000;
+    const ROW_BYTES: u64 = 250;
+    let (before, forwarded) = (followed.transactions().len(), proxy.forwarded_bytes(Direction::ToClient));
+    // All of it takes two seconds.
+    proxy.throttle(ROWS * ROW_BYTES / 2);
+    followed.sql(&format!(
+        "INSERT INTO events SELECT {WRITERS}, n, repeat('x', {ROW_BYTES}) FROM generate_series(1, {ROWS}) n"
+    ));
+    let part = forwarded + ROWS * ROW_BYTES / 8;
+    eventually("a part has arrived", true, async || proxy.forwarded_bytes(Direction::ToClient) >= part).await;
+    match dice.up_to(5) {
+        0 | 1 => {
+            follower.kill();
+            assert_eq!(followed.transactions().len(), before, "not all of it has arrived");
+            *follower = Follower::start(followed, proxy);
+        }
+        2 => proxy.cut(),
+        3 => proxy.reset(),
+        _ => followed.server.restart_immediate().unwrap(),
+    }
+    proxy.resume();
 }
 
 async fn fault(dice: &mut Dice, followed: &Followed<'_>, proxy: &Proxy, follower: &mut Follower) {

@@ -275,6 +275,50 @@ async fn a_consumer_that_takes_long_to_record_a_position_stays_connected_too() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lag_grows_while_the_consumer_stands_still_and_is_zero_on_an_idle_database() {
+    // A third of it is how often the server says that it lives.
+    let server = Postgres::builder().config("wal_sender_timeout", "1500ms").start().unwrap();
+    let followed = Followed::new(&server);
+    let journal = Journal::open(&followed.journal());
+    let gate = journal.gate.clone();
+    let manager = Manager::start(followed.config(), journal).unwrap();
+    within("the manager is ready", manager.ready()).await.unwrap();
+    followed.table(&manager, "orders").await;
+    let lag = async || manager.positions().lag;
+
+    let held = gate.lock().await;
+    followed.sql("INSERT INTO orders VALUES (1, 'held')");
+    let behind = Duration::from_secs(2);
+    eventually("the lag grows though nothing comes", true, async || lag().await > behind).await;
+    drop(held);
+    followed.eventually_changes(1).await;
+    eventually("everything is durable", Duration::ZERO, lag).await;
+
+    for _ in 0..5 {
+        let before = manager.positions().received;
+        server.execute("postgres", "SELECT pg_logical_emit_message(false, 'a neighbour', 'writes')").unwrap();
+        eventually("the server says how far it is", true, async || manager.positions().received > before)
+            .await;
+        eventually("nothing is late", Duration::ZERO, lag).await;
+    }
+    manager.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_ends_with_something_pending_leaves_no_lag_behind() {
+    let server = Postgres::builder().start().unwrap();
+    let (followed, script) = (Followed::new(&server), Script::default());
+    let manager = Manager::start(followed.config(), Scripted::new(&followed, &script)).unwrap();
+    within("the manager is ready", manager.ready()).await.unwrap();
+    followed.table(&manager, "orders").await;
+    script.then(Call::Receive, Deed::WaitForEver);
+    followed.sql("INSERT INTO orders VALUES (1, 'never taken')");
+    eventually("it is late", true, async || manager.positions().lag > Duration::ZERO).await;
+    manager.shutdown().await;
+    assert_eq!(manager.positions().lag, Duration::ZERO);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_database_lets_the_server_forget_what_its_neighbours_write() {
     // A third of it is how often a position is offered, instead of every 5 s.
     let server = Postgres::builder().config("wal_sender_timeout", "1500ms").start().unwrap();

@@ -108,13 +108,18 @@ impl<W: Waiter> Account<W> {
 
     /// Whether there is something to tell the store, or to ask of it.
     pub(crate) fn needs_ask(&self, terms: Terms) -> bool {
-        let gives_back = !terms.sharing.in_blocks() || self.pressure || self.slice > terms.limit;
         (!self.waiters.is_empty() && self.ask_again_at.is_none())
             || self.used > self.slice
             || self.unsure
             || self.push
             || self.review
-            || (gives_back && self.idle() > 0)
+            || (self.gives_back(terms) && self.idle() > 0)
+    }
+
+    /// Whether nothing may lie idle here. Beyond the limit is what was granted before it was lowered, and debt: idle units would be
+    /// lent on top of what others have.
+    fn gives_back(&self, terms: Terms) -> bool {
+        !terms.sharing.in_blocks() || self.pressure || self.slice.max(self.total) > terms.limit
     }
 
     /// The store's last no, if it still holds.
@@ -143,7 +148,7 @@ impl<W: Waiter> Account<W> {
     /// How many idle units to keep: about a block, so that what one member doesn't need doesn't lie with it for long.
     fn kept(&self, terms: Terms) -> u32 {
         let idle = self.idle();
-        if !terms.sharing.in_blocks() || self.pressure || self.slice > terms.limit {
+        if self.gives_back(terms) {
             return 0;
         }
         let block = (terms.limit.saturating_sub(self.total) / (2 * terms.members.max(1))).max(1);

@@ -1,12 +1,12 @@
-//! Every store does what the pure ledger does, call by call, where time plays no part.
+//! Every store does what the pure ledger does, call by call, where time plays no part; and Redis keeps a rate by its own clock.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_quota::{
-    Ask, Beat, BeatKind, Holdings, MemberId, MemoryStore, RedisStore, Settled, Settlement, Sharing, Standing,
-    Store,
+    Ask, Beat, BeatKind, Draw, Drawn, Holdings, MemberId, MemoryStore, RedisStore, Settled, Settlement,
+    Sharing, Standing, Store,
 };
 use forebay_sandbox::Redis;
 use proptest::prelude::*;
@@ -22,6 +22,7 @@ enum Step {
     Beat { member: usize, kind: BeatKind },
     Settle { member: usize, asks: Vec<Ask>, stale: bool, lost: bool },
     Leave { member: usize },
+    Draw(Draw),
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -53,7 +54,18 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             .prop_map(|(member, asks, stale, lost)| Step::Settle { member, asks, stale, lost }),
         1 => (0_usize..5).prop_map(|member| Step::Leave { member }),
     ];
+    let step = prop_oneof![9 => step, 2 => draw().prop_map(Step::Draw)];
     prop::collection::vec(step, 1..60)
+}
+
+/// Of buckets that get a token every few hours: no test sees one come.
+fn draw() -> impl Strategy<Value = Draw> {
+    (0_u8..2, 1_u32..4, 0_u32..6, 0_u32..5).prop_map(|(bucket, hours, burst, want)| Draw {
+        bucket: format!("r:{bucket}").into(),
+        per_second: 1.0 / f64::from(hours * 3600),
+        burst,
+        want,
+    })
 }
 
 /// Five incarnations of three names.
@@ -103,11 +115,20 @@ async fn compare<S: Store>(handles: &[S; 2], steps: Vec<Step>) {
                 // An incarnation that has left never comes back.
                 members[*member] = MemberId::new(members[*member].name(), 100 + number);
             }
+            Step::Draw(draw) => {
+                let (theirs, ours) = (store.draw(draw.clone()).await, ledger.draw(draw.clone()).await);
+                assert_eq!(hourly(theirs.unwrap()), hourly(ours.unwrap()), "{step:?}");
+            }
         }
         let known: Vec<_> = seen.iter().cloned().collect();
         let (theirs, ours) = (store.look(known.clone()).await, ledger.look(known).await);
         assert_eq!(timeless(theirs.unwrap()), timeless(ours.unwrap()), "after {step:?}");
     }
+}
+
+/// Tokens, and for how many hours to wait, but for what passes while the test runs.
+fn hourly(drawn: Drawn) -> (u32, u64) {
+    (drawn.tokens, (drawn.wait.as_secs() + 1800) / 3600)
 }
 
 /// Without expiries, and in one order.
@@ -128,6 +149,47 @@ fn redis_answers_as_the_ledger_does() {
         let namespace = namespace("agreement");
         [settled_store(server, &namespace).await, settled_store(server, &namespace).await]
     });
+}
+
+fn one_of(bucket: &str, per_second: f64, burst: u32) -> Draw {
+    Draw { bucket: bucket.into(), per_second, burst, want: 1 }
+}
+
+#[tokio::test]
+async fn two_that_draw_from_one_bucket_get_a_burst_and_its_rate_together() {
+    const RATE: f64 = 50.0;
+    let (server, namespace) = (Redis::shared(), namespace("rate"));
+    let (one, other) = (settled_store(server, &namespace).await, settled_store(server, &namespace).await);
+    let (began, span) = (Instant::now(), Duration::from_secs(2));
+    let draw = async |store: &RedisStore| {
+        let mut given = 0;
+        while began.elapsed() < span {
+            let drawn = store.draw(one_of("r:dials", RATE, 3)).await.unwrap();
+            given += drawn.tokens;
+            tokio::time::sleep(drawn.wait).await;
+        }
+        given
+    };
+    let (mine, theirs) = futures_util::future::join(draw(&one), draw(&other)).await;
+    let given = f64::from(mine + theirs);
+    // One more, for two clocks that needn't run alike.
+    let most = 3.0 + RATE * began.elapsed().as_secs_f64() + 1.0;
+    assert!(given <= most, "{given} of {most}");
+    assert!(given >= RATE * span.as_secs_f64() / 5.0, "only {given}");
+}
+
+#[tokio::test]
+async fn whoever_waits_for_as_long_as_redis_says_gets_a_token() {
+    let store = settled_store(Redis::shared(), &namespace("wait")).await;
+    let mut waits = 0;
+    while waits < 20 {
+        let drawn = store.draw(one_of("r:dials", 300.0, 2)).await.unwrap();
+        if drawn.tokens == 0 {
+            waits += 1;
+            tokio::time::sleep(drawn.wait).await;
+            assert_eq!(store.draw(one_of("r:dials", 300.0, 2)).await.unwrap().tokens, 1, "after {drawn:?}");
+        }
+    }
 }
 
 #[tokio::test]

@@ -66,7 +66,20 @@ async fn after_flushall_at_90_percent_nothing_exceeds_the_limits_and_all_is_know
     let refused = fresh.keyed("user", 3).take("user-9000").await.unwrap_err();
     assert!(matches!(refused, Refusal::Rebuilding { .. }), "{refused:?}");
 
-    until("the rebuilding ends", PATIENCE, async || fresh.status().mode == Mode::Normal).await;
+    until("the rebuilding ends", PATIENCE, async || {
+        [&a, &b, &fresh].iter().all(|quota| quota.status().mode == Mode::Normal)
+    })
+    .await;
+    let mut streams = Vec::new();
+    for (user, has) in [("user-0", 2), ("user-7999", 2), ("user-8000", 1), ("user-9999", 1)] {
+        for (quota, _) in [&fresh, &b].iter().cycle().zip(has..3) {
+            streams.push(quota.keyed("user", 3).take(user).await.unwrap());
+        }
+        for quota in [&a, &b, &fresh] {
+            let fourth = quota.keyed("user", 3).take(user).await.unwrap_err();
+            assert_eq!(fourth, Refusal::Full { used: 3, limit: 3 }, "{user}");
+        }
+    }
     let mut more = Vec::new();
     while let Ok(lease) = fresh.budget("streams", BudgetConfig::new(LIMIT)).take().await {
         more.push(lease);
@@ -80,10 +93,21 @@ async fn after_flushall_at_90_percent_nothing_exceeds_the_limits_and_all_is_know
 
 #[tokio::test]
 async fn while_redis_is_gone_streams_live_on_by_policy_and_its_return_reconciles() {
+    // Three TTLs, as thirty seconds are of the default.
+    redis_is_gone_for(Duration::from_secs(3), quick).await;
+}
+
+#[tokio::test]
+#[ignore = "it takes most of a minute"]
+async fn while_redis_is_gone_for_thirty_seconds_members_by_default_do_the_same() {
+    redis_is_gone_for(Duration::from_secs(30), |name| MemberConfig::new(name)).await;
+}
+
+async fn redis_is_gone_for(span: Duration, config: fn(&str) -> MemberConfig) {
     let server =
         Redis::builder().config("appendonly", "yes").config("appendfsync", "always").start().unwrap();
-    let quota = Quota::join(settled_store(&server, "gone").await, quick("a")).await;
-    let other = Quota::join(settled_store(&server, "gone").await, quick("b").policy(Policy::Closed)).await;
+    let quota = Quota::join(settled_store(&server, "gone").await, config("a")).await;
+    let other = Quota::join(settled_store(&server, "gone").await, config("b").policy(Policy::Closed)).await;
     until("both are known", PATIENCE, async || quota.status().members == 2 && other.status().members == 2)
         .await;
     let (budget, users) = (quota.budget("streams", BudgetConfig::new(20)), quota.keyed("user", 3));
@@ -91,7 +115,6 @@ async fn while_redis_is_gone_streams_live_on_by_policy_and_its_return_reconciles
     let mut keyed = vec![users.take("ann").await.unwrap()];
 
     server.kill();
-    // Three TTLs, as thirty seconds are of the default.
     let gone = Instant::now();
     until("the deadline passes", PATIENCE, async || {
         matches!(quota.status().mode, Mode::Degraded(Policy::Share))
@@ -112,7 +135,7 @@ async fn while_redis_is_gone_streams_live_on_by_policy_and_its_return_reconciles
     .await;
     let refusal = other.keyed("user", 3).take("bob").await.unwrap_err();
     assert!(matches!(refusal, Refusal::Unavailable { .. }), "{refusal:?}");
-    tokio::time::sleep(Duration::from_secs(3).saturating_sub(gone.elapsed())).await;
+    tokio::time::sleep(span.saturating_sub(gone.elapsed())).await;
 
     server.revive().unwrap();
     until("all is normal", PATIENCE, async || {
@@ -205,8 +228,9 @@ async fn a_replica_that_lost_the_last_writes_is_told_within_a_beat() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn members_come_and_go_under_load_and_the_limit_holds() {
     const LIMIT: u32 = 60;
+    const KEY_LIMIT: u32 = 5;
     let (server, namespace) = (Redis::shared(), namespace("tide"));
-    let lent = Arc::new(AtomicU32::new(0));
+    let lent = Arc::new(Lent::default());
     let join = async |index: usize| {
         let store = settled_store(server, &namespace).await;
         let quota = Quota::join(store, quick(&format!("m{index}"))).await;
@@ -238,9 +262,10 @@ async fn members_come_and_go_under_load_and_the_limit_holds() {
             served += task.await.unwrap();
         }
     }
-    assert_eq!(lent.load(Ordering::SeqCst), 0);
-    println!("{served} leases by 2 to 20 members, never more than {LIMIT} at once");
+    assert_eq!((lent.budget.load(Ordering::SeqCst), lent.key.load(Ordering::SeqCst)), (0, 0));
+    println!("{served} leases by 2 to 20 members, never more than {LIMIT} at once, {KEY_LIMIT} of one user");
     assert!(served > 1_000, "{served}");
+    assert!(lent.keyed.load(Ordering::SeqCst) > 100, "{lent:?}");
     let (survivor, ..) = &members[0];
     let budget = survivor.budget("streams", BudgetConfig::new(LIMIT));
     until("one can have everything", PATIENCE, async || {
@@ -251,25 +276,58 @@ async fn members_come_and_go_under_load_and_the_limit_holds() {
         leases.len() == LIMIT as usize
     })
     .await;
+    let users = survivor.keyed("user", KEY_LIMIT);
+    until("and all of the user's", PATIENCE, async || {
+        let mut leases = Vec::new();
+        while let Ok(lease) = users.take("ann").await {
+            leases.push(lease);
+        }
+        leases.len() == KEY_LIMIT as usize
+    })
+    .await;
+
+    /// What all members have lent of the budget and of one user's limit; and how often of that.
+    #[derive(Debug, Default)]
+    struct Lent {
+        budget: AtomicU32,
+        key: AtomicU32,
+        keyed: AtomicU32,
+    }
+
+    /// One more; fewer when it is dropped, before the lease that it goes with is.
+    struct Counted<'a>(&'a AtomicU32);
+
+    impl<'a> Counted<'a> {
+        fn new(count: &'a AtomicU32, limit: u32) -> Self {
+            let now = count.fetch_add(1, Ordering::SeqCst) + 1;
+            assert!(now <= limit, "{now} lent of {limit}");
+            Counted(count)
+        }
+    }
+
+    impl Drop for Counted<'_> {
+        fn drop(&mut self) {
+            self.0.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
 
     /// Takes and gives until told to stop; returns how often it got something.
-    async fn load(quota: Quota, lent: Arc<AtomicU32>, stopped: tokio::sync::watch::Receiver<bool>) -> u32 {
-        let (budget, mut served) = (quota.budget("streams", BudgetConfig::new(LIMIT)), 0);
+    async fn load(quota: Quota, lent: Arc<Lent>, stopped: tokio::sync::watch::Receiver<bool>) -> u32 {
+        let (budget, users) =
+            (quota.budget("streams", BudgetConfig::new(LIMIT)), quota.keyed("user", KEY_LIMIT));
+        let mut served = 0;
         while !*stopped.borrow() {
             let mut leases = Vec::new();
             for _ in 0..4 {
                 if let Ok(lease) = budget.take().await {
-                    let now = lent.fetch_add(1, Ordering::SeqCst) + 1;
-                    assert!(now <= LIMIT, "{now} lent of {LIMIT}");
-                    leases.push(lease);
+                    leases.push((Counted::new(&lent.budget, LIMIT), lease));
                 }
             }
+            let keyed = users.take("ann").await.ok();
+            let keyed = keyed.map(|lease| (Counted::new(&lent.key, KEY_LIMIT), lease));
+            lent.keyed.fetch_add(u32::from(keyed.is_some()), Ordering::SeqCst);
             tokio::time::sleep(Duration::from_millis(3)).await;
             served += leases.len() as u32;
-            for lease in leases {
-                lent.fetch_sub(1, Ordering::SeqCst);
-                drop(lease);
-            }
         }
         served
     }

@@ -1,7 +1,8 @@
 //! Draining a slot: how fast a million rows arrive, and what they cost on our side.
 //!
 //! Everybody reads the same log: the slot is copied before each turn. The clock runs from the server's word that it streams to the
-//! last commit.
+//! last commit. Whoever gets one row more or less than was written has no time: the race ends. Postgres' own program is
+//! counted in a turn apart, since it would have to write its rows somewhere.
 
 mod ours;
 mod pg_recvlogical;
@@ -36,6 +37,8 @@ pub(crate) const RACE: Race = Race {
 };
 
 const ROWS: u64 = 1_000_000;
+/// Of each row's note, all of them an `x`, which is in no other column.
+const NOTE_CHARS: u64 = 60;
 const PUBLICATION: &str = "forebay";
 const LIMIT: Duration = Duration::from_secs(300);
 /// At least as fast as Postgres' own program, which only copies bytes, but for noise.
@@ -55,6 +58,15 @@ pub(super) struct Terms {
     slot: String,
     /// The commit that ends at or after this is the last.
     end: u64,
+    /// Inserts and updates until then.
+    rows: u64,
+}
+
+impl Terms {
+    fn check(&self, who: &str, rows: u64) -> Result<()> {
+        ensure!(rows == self.rows, "{who} got {rows} rows of {}", self.rows);
+        Ok(())
+    }
 }
 
 /// What it took.
@@ -96,11 +108,15 @@ fn one_case(
             let slot = format!("{database}_turn");
             let copy = format!("SELECT pg_copy_logical_replication_slot('{database}', '{slot}')");
             server.execute(&database, &copy)?;
-            let drained = drain(&Terms { url: url.clone(), slot: slot.clone(), end })?;
+            let drained = drain(&Terms { url: url.clone(), slot: slot.clone(), end, rows })?;
             drop_slot(server, &database, &slot)?;
             Ok(drained)
         }
     };
+    turn(match work {
+        Work::Insert => pg_recvlogical::count_inserts,
+        Work::Update => pg_recvlogical::count_updates,
+    })()?;
     let rounds = if per_transaction == 1 { board.rounds().min(3) } else { board.rounds().min(5) };
     let mut entrants = [
         Entrant { name: "forebay", turn: Box::new(turn(|terms| in_process("forebay", terms))) as Box<_> },
@@ -142,7 +158,7 @@ fn write_log(server: &Postgres, database: &str, work: Work, rows: u64, per_trans
     sql("CREATE TABLE items (id bigint PRIMARY KEY, name text, price numeric, note text, at timestamptz)")?;
     sql("ALTER TABLE items REPLICA IDENTITY FULL")?;
     sql(&format!("CREATE PUBLICATION {PUBLICATION} FOR TABLE items"))?;
-    let row = "i, 'item ' || i, i * 1.25, repeat('x', 60), now()";
+    let row = format!("i, 'item ' || i, i * 1.25, repeat('x', {NOTE_CHARS}), now()");
     if let Work::Update = work {
         sql(&format!("INSERT INTO items SELECT {row} FROM generate_series(1, {rows}) i"))?;
     }
@@ -165,8 +181,8 @@ fn write_log(server: &Postgres, database: &str, work: Work, rows: u64, per_trans
         sql(&format!("CALL write({from}, {})", rows.min(from + part - 1)))?;
     }
     let position = server.query(database, "SELECT pg_current_wal_insert_lsn() - '0/0'")?;
-    // One more commit, so that there is one at or after that position.
-    sql("DELETE FROM items WHERE id = 1")?;
+    // One more commit, so that there is one at or after that position; without a row, so that it makes no difference to the count.
+    sql("TRUNCATE items")?;
     let position = position.first().and_then(|row| row.first()?.as_deref()).context("a position")?;
     Ok(position.parse()?)
 }
@@ -183,8 +199,8 @@ pub(crate) fn drop_slot(server: &Postgres, database: &str, slot: &str) -> Result
 }
 
 fn in_process(contestant: &str, terms: &Terms) -> Result<Drained> {
-    let Terms { url, slot, end } = terms;
-    let report = in_child(RACE.name, &format!("{contestant} {url} {slot} {end}"), LIMIT)?
+    let Terms { url, slot, end, rows } = terms;
+    let report = in_child(RACE.name, &format!("{contestant} {url} {slot} {end} {rows}"), LIMIT)?
         .context("it took too long")?;
     let seconds = |name: &str| report.number(name).map(Duration::from_secs_f64).context("a figure");
     Ok(Drained { wall: seconds("wall_s")?, cpu: Some(seconds("cpu_s")?) })
@@ -192,8 +208,10 @@ fn in_process(contestant: &str, terms: &Terms) -> Result<Drained> {
 
 fn child(experiment: &str) -> Result<Report> {
     let words: Vec<_> = experiment.split(' ').collect();
-    let [contestant, url, slot, end] = words[..] else { anyhow::bail!("no such experiment: {experiment}") };
-    let terms = Terms { url: url.to_owned(), slot: slot.to_owned(), end: end.parse()? };
+    let [contestant, url, slot, end, rows] = words[..] else {
+        anyhow::bail!("no such experiment: {experiment}")
+    };
+    let terms = Terms { url: url.to_owned(), slot: slot.to_owned(), end: end.parse()?, rows: rows.parse()? };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let Drained { wall, cpu } = match contestant {
         "forebay" => runtime.block_on(ours::drain(&terms))?,

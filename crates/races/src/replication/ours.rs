@@ -25,8 +25,9 @@ pub(super) async fn drain(terms: &Terms) -> Result<Drained> {
     let connect = PostgresConnect::new(&terms.url)?;
     let config = ManagerConfig::new(connect).slot(&terms.slot).publication(PUBLICATION).pool_size(2);
     let manager = Manager::start(config, null)?;
-    let drained = drained.await?;
+    let (drained, rows) = drained.await?;
     manager.shutdown().await;
+    terms.check("forebay", rows)?;
     Ok(drained)
 }
 
@@ -34,7 +35,7 @@ struct Null {
     end: Lsn,
     durable: Option<Durable>,
     began: (Instant, Duration),
-    done: Option<oneshot::Sender<Drained>>,
+    done: Option<oneshot::Sender<(Drained, u64)>>,
     rows: u64,
 }
 
@@ -60,7 +61,7 @@ impl Consumer for Null {
         let mut last = None;
         while let Some(message) = batch.next() {
             match message {
-                Message::Insert(_) | Message::Update(_) | Message::Delete(_) => self.rows += 1,
+                Message::Insert(_) | Message::Update(_) => self.rows += 1,
                 Message::Commit(commit) => last = Some(commit.end),
                 _ => {}
             }
@@ -73,7 +74,7 @@ impl Consumer for Null {
                 let (began, cpu) = self.began;
                 let drained = Drained { wall: began.elapsed(), cpu: Some(machine::cpu_time() - cpu) };
                 // Whoever waited may have given up.
-                let _late = done.send(drained);
+                let _late = done.send((drained, self.rows));
             }
         }
         Ok(())

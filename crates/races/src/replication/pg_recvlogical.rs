@@ -1,33 +1,17 @@
 //! Postgres' own program, which writes the bytes to /dev/null.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Drained, PUBLICATION, Terms};
+use super::{Drained, NOTE_CHARS, PUBLICATION, Terms};
+
+const MISSING: &str = "pg_recvlogical: script/bootstrap installs it with Postgres";
 
 pub(super) fn drain(terms: &Terms) -> Result<Drained> {
-    let end = format!("{:X}/{:X}", terms.end >> 32, terms.end & 0xffff_ffff);
-    let mut child = Command::new("pg_recvlogical")
-        .args([
-            "--dbname",
-            &terms.url,
-            "--slot",
-            &terms.slot,
-            "--start",
-            "--endpos",
-            &end,
-            "--no-loop",
-            "--verbose",
-        ])
-        .args(["--plugin", "pgoutput", "--option", "proto_version=1", "--file", "/dev/null"])
-        .args(["--option", &format!("publication_names={PUBLICATION}")])
-        .env("LC_ALL", "C")
-        .stderr(Stdio::piped())
-        .spawn()
-        .context("pg_recvlogical: script/bootstrap installs it with Postgres")?;
+    let mut child = program(terms, "/dev/null").stderr(Stdio::piped()).spawn().context(MISSING)?;
     let mut words = BufReader::new(child.stderr.take().context("stderr is piped")?);
     let (mut line, mut said) = (String::new(), String::new());
     let began = loop {
@@ -45,4 +29,50 @@ pub(super) fn drain(terms: &Terms) -> Result<Drained> {
     let status = child.wait()?;
     ensure!(status.success(), "pg_recvlogical: {status}: {said}");
     Ok(Drained { wall: began.elapsed(), cpu: None })
+}
+
+/// Counts the rows that it writes. It writes no lengths, so rows are known by their notes.
+pub(super) fn count_inserts(terms: &Terms) -> Result<Drained> {
+    count(terms, 1)
+}
+
+/// Likewise: an update has the old row, too.
+pub(super) fn count_updates(terms: &Terms) -> Result<Drained> {
+    count(terms, 2)
+}
+
+fn count(terms: &Terms, notes_per_row: u64) -> Result<Drained> {
+    let began = Instant::now();
+    let mut child =
+        program(terms, "-").stdout(Stdio::piped()).stderr(Stdio::null()).spawn().context(MISSING)?;
+    let mut output = child.stdout.take().context("stdout is piped")?;
+    let (mut buffer, mut run, mut notes) = (vec![0; 1 << 16], 0, 0);
+    loop {
+        let read = output.read(&mut buffer)?;
+        if read == 0 {
+            break;
+        }
+        for byte in &buffer[..read] {
+            run = if *byte == b'x' { run + 1 } else { 0 };
+            if run == NOTE_CHARS {
+                (run, notes) = (0, notes + 1);
+            }
+        }
+    }
+    let status = child.wait()?;
+    ensure!(status.success(), "pg_recvlogical: {status}");
+    ensure!(u64::is_multiple_of(notes, notes_per_row), "{notes} notes are not those of whole rows");
+    terms.check("pg_recvlogical", notes / notes_per_row)?;
+    Ok(Drained { wall: began.elapsed(), cpu: None })
+}
+
+fn program(terms: &Terms, file: &str) -> Command {
+    let end = format!("{:X}/{:X}", terms.end >> 32, terms.end & 0xffff_ffff);
+    let mut program = Command::new("pg_recvlogical");
+    program
+        .args(["--dbname", &terms.url, "--slot", &terms.slot, "--start", "--endpos", &end])
+        .args(["--no-loop", "--verbose", "--plugin", "pgoutput", "--file", file])
+        .args(["--option", "proto_version=1", "--option", &format!("publication_names={PUBLICATION}")])
+        .env("LC_ALL", "C");
+    program
 }

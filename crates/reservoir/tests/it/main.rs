@@ -10,6 +10,7 @@ mod cluster;
 mod life;
 #[cfg(feature = "postgres")]
 mod metrics;
+mod patience;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "postgres")]

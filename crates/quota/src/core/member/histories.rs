@@ -1,9 +1,12 @@
-//! Random histories of a whole cluster: members, a store, and a network that delays, reorders, drops and repeats nothing.
+//! Random histories of a whole cluster: members of every policy, a store, and a network that delays, reorders, drops and repeats
+//! nothing. Members are killed, paused, and leave; limits are raised and lowered, for all or for one.
 //!
 //! What is checked after every step: each member's books agree with the leases that its process has; while the store keeps
-//! its writes, it has down at least what each member may lend; the leases of an account exceed its limit by no more than
-//! DESIGN.md allows: what falsely dead members held, and writes that the store lost. At the end everything is given back,
-//! and the store's books are empty.
+//! its writes, it has down at least what each member may lend; what is lent without the store is within the policy; the leases
+//! of an account exceed its limit by no more than `allowance.rs` excuses. In the end the network is well: one beat later the store
+//! knows of everything that is lent; then everything is given back, and the store's books are empty.
+
+mod allowance;
 
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
@@ -11,6 +14,7 @@ use std::rc::Rc;
 
 use proptest::prelude::*;
 
+use self::allowance::Allowance;
 use super::*;
 use crate::config::Policy;
 use crate::core::ledger::Ledger;
@@ -21,7 +25,7 @@ const RULES: Rules = Rules {
     beat: MS(20),
     ttl: MS(100),
     margin: MS(10),
-    policy: Policy::Closed,
+    policy: Policy::Closed, // of each process its own
     retry: MS(5),
     refusal_hold: MS(2),
     key_refresh: MS(300),
@@ -34,6 +38,7 @@ const fn MS(ms: u64) -> Duration {
 }
 const BUDGET_LIMIT: u32 = 7;
 const KEY_LIMIT: u32 = 2;
+const POLICIES: [Policy; 3] = [Policy::Closed, Policy::Share, Policy::Open];
 const KEYS: [&str; 2] = ["ann", "bob"];
 
 #[derive(Debug, Clone)]
@@ -57,6 +62,8 @@ struct Process {
     leases: Vec<AccountRef>,
     callers: Vec<Caller>,
     paused: bool,
+    /// How many units it has lent by its policy.
+    by_policy: u64,
 }
 
 /// A call on its way. Its sender may have given up on it; it can land all the same.
@@ -82,11 +89,11 @@ struct World {
     processes: Vec<Process>,
     next_process: u64,
     network: Vec<Transit>,
-    /// Excess that came back with members that had been taken for dead, until it has drained.
-    debt: HashMap<AccountRef, u32>,
-    /// Writes that the store has lost.
-    lost: HashMap<AccountRef, u32>,
-    falsely_dead: HashMap<u64, HashMap<AccountRef, u32>>,
+    allowance: Allowance,
+    /// What a process is started with.
+    limits: (u32, u32),
+    /// The policy of the first process; each has the next.
+    policy: usize,
     /// Those who haven't told a store that lost its memory all they have.
     forgotten: HashSet<u64>,
     /// Those who trust the store for longer than it remembers them: a beat of theirs is among the writes that it lost.
@@ -110,10 +117,14 @@ struct Seen {
     stale: u32,
     excess: u32,
     full: u32,
+    by_policy: HashMap<&'static str, u32>,
+    lost: u32,
+    lowered: u32,
+    left: u32,
 }
 
 impl World {
-    fn new(processes: usize) -> Self {
+    fn new(processes: usize, policy: usize) -> Self {
         let mut world = World {
             origin: Instant::now(),
             time: MS(1000),
@@ -122,9 +133,9 @@ impl World {
             processes: Vec::new(),
             next_process: 0,
             network: Vec::new(),
-            debt: HashMap::new(),
-            lost: HashMap::new(),
-            falsely_dead: HashMap::new(),
+            allowance: Allowance::default(),
+            limits: (BUDGET_LIMIT, KEY_LIMIT),
+            policy,
             forgotten: HashSet::new(),
             trusting: HashSet::new(),
             keeps_writes: true,
@@ -141,10 +152,12 @@ impl World {
     fn start(&mut self, name: String) -> Process {
         let number = self.next_process;
         self.next_process += 1;
-        let mut member = Member::new(name.clone(), RULES, number * 7919 + 1, self.now());
-        member.budget("streams", BUDGET_LIMIT, Sharing::Blocks);
-        member.keyed("user", KEY_LIMIT);
-        Process { number, name, member, leases: Vec::new(), callers: Vec::new(), paused: false }
+        let policy = POLICIES[(self.policy + number as usize) % POLICIES.len()];
+        let rules = Rules { policy, ..RULES };
+        let mut member = Member::new(name.clone(), rules, number * 7919 + 1, self.now());
+        member.budget("streams", self.limits.0, Sharing::Blocks);
+        member.keyed("user", self.limits.1);
+        Process { number, name, member, leases: Vec::new(), callers: Vec::new(), paused: false, by_policy: 0 }
     }
 
     fn now(&self) -> Instant {
@@ -162,7 +175,7 @@ impl World {
     fn step(&mut self, (action, a, b): (u8, u8, u8)) {
         let (a, b) = (usize::from(a), usize::from(b));
         let index = a % self.processes.len();
-        match action % 32 {
+        match action % 36 {
             0..=5 => self.take(index, &Self::accounts()[b % 3]),
             6..=8 => self.give(index, b),
             9..=13 => self.land(a),
@@ -181,11 +194,61 @@ impl World {
                 }
             }
             30 if !self.processes[index].paused => self.processes[index].member.on_pressed(),
+            31 | 32 => self.change_limit(index, b),
+            33 if b % 4 == 0 => self.leave(index),
             _ => self.pass(MS(3)),
         }
         self.run_processes();
         self.account_for_the_falsely_dead();
         self.check();
+    }
+
+    /// For all that run, or for one of them.
+    fn change_limit(&mut self, index: usize, how: usize) {
+        let (of_budget, for_all, to) = (how.is_multiple_of(2), how % 4 > 1, how as u32 / 4);
+        let to = if of_budget { 1 + to % (BUDGET_LIMIT + 2) } else { 1 + to % (KEY_LIMIT + 1) };
+        if for_all {
+            *(if of_budget { &mut self.limits.0 } else { &mut self.limits.1 }) = to;
+        }
+        for (at, process) in self.processes.iter_mut().enumerate() {
+            if process.paused || !(for_all || at == index) {
+                continue;
+            }
+            match of_budget {
+                true => process.member.set_budget_limit(0, to),
+                false => process.member.set_keyed_limit(0, to),
+            }
+            let what = if of_budget { "streams" } else { "user" };
+            self.history.push(format!("{:?}: {}'s limit of {what} is {to}", self.time, process.number));
+        }
+    }
+
+    /// Gives everything back and goes; its successor has its name.
+    fn leave(&mut self, index: usize) {
+        if self.processes[index].paused {
+            return;
+        }
+        // What comes back is lent to those who wait, and they give it back in turn.
+        while !self.processes[index].leases.is_empty() {
+            self.give_all(index);
+            self.run_processes();
+        }
+        let process = &mut self.processes[index];
+        process.member.leave();
+        let (number, call) = (process.number, Call::Leave(process.member.id().clone()));
+        self.run_processes();
+        let process = &self.processes[index];
+        assert!(process.callers.iter().all(Caller::gone), "everybody who listens was answered");
+        assert!(process.leases.is_empty(), "nothing is lent by a member that has left");
+        self.network.push(Transit { process: number, call, reply: None, given_up: true });
+        self.seen.left += 1;
+        self.succeed(index, "leaves");
+    }
+
+    fn give_all(&mut self, index: usize) {
+        while !self.processes[index].leases.is_empty() {
+            self.give(index, 0);
+        }
     }
 
     fn take(&mut self, index: usize, of: &AccountRef) {
@@ -199,6 +262,9 @@ impl World {
             Take::Granted => {
                 self.history.push(format!("{:?}: {} takes {of:?}", self.time, process.number));
                 process.leases.push(of.clone());
+                if process.has_used_its_policy() > 0 {
+                    self.lent_by_policy(index, of);
+                }
             }
             Take::Refused(refusal) => self.seen.refuse(&refusal),
             Take::Waiting => process.callers.push(caller),
@@ -312,14 +378,18 @@ impl World {
 
     /// Killed, and started again under its name; its leases died with it.
     fn restart(&mut self, index: usize) {
+        self.succeed(index, "is killed");
+    }
+
+    fn succeed(&mut self, index: usize, how: &str) {
         let name = self.processes[index].name.clone();
         let number = self.processes[index].number;
-        self.falsely_dead.remove(&number);
+        self.allowance.forget(number);
         // Its take-over can't land after its successor's: a store reads what lies in its sockets before what comes later.
         let takes_over = |call: &Call| matches!(call, Call::Beat(beat) if beat.kind == BeatKind::TakeOver);
         self.network.retain(|transit| transit.process != number || !takes_over(&transit.call));
         let process = self.start(name);
-        self.history.push(format!("{:?}: {number} is killed, {} started", self.time, process.number));
+        self.history.push(format!("{:?}: {number} {how}, {} started", self.time, process.number));
         self.processes[index] = process;
     }
 
@@ -339,21 +409,12 @@ impl World {
         }
         let old = self.snapshots.swap_remove(which % self.snapshots.len());
         self.snapshots.clear();
-        for account in Self::accounts() {
-            let name = wire_name(&account);
-            let held = |ledger: &Ledger| ledger.held(&name);
-            let (now_held, then_held) = (held(&self.ledger), held(&old));
-            let lost: u32 = now_held
-                .iter()
-                .map(|(id, count)| count.saturating_sub(then_held.get(id).copied().unwrap_or(0)))
-                .sum();
-            // Expiries went back with the rest: a member that was written down later may be taken for dead.
-            *self.lost.entry(account.clone()).or_default() += lost;
-            for process in &self.processes {
-                if !old.is_alive(process.member.id()) {
-                    let leases = process.leases.iter().filter(|lease| **lease == account).count() as u32;
-                    *self.lost.entry(account.clone()).or_default() += leases.max(1) + BUDGET_LIMIT;
-                }
+        for process in &self.processes {
+            for account in Self::accounts() {
+                let claim = self.claim(process, &account);
+                let lost = claim.saturating_sub(counted(&old, process, &account));
+                self.seen.lost += u32::from(lost > 0);
+                self.allowance.excuse(process.number, &account, lost);
             }
         }
         self.history.push(format!("{:?}: the store loses its last writes", self.time));
@@ -362,42 +423,71 @@ impl World {
     }
 
     fn run_processes(&mut self) {
-        let now = self.now();
-        for process in &mut self.processes {
-            if process.paused {
+        for index in 0..self.processes.len() {
+            if self.processes[index].paused {
                 continue;
             }
-            loop {
-                while let Some(call) = process.member.poll(now) {
-                    let transit = Transit { process: process.number, call, reply: None, given_up: false };
-                    self.network.push(transit);
-                }
-                let verdicts = process.member.take_verdicts();
-                for notice in process.member.take_notices() {
-                    if let Notice::Reborn { why, .. } = notice {
-                        *self.seen.reborn.entry(why.as_str()).or_default() += 1;
-                    }
-                }
-                if verdicts.is_empty() {
-                    break;
-                }
-                for (caller, verdict) in verdicts {
-                    assert_eq!(caller.process, process.number);
-                    caller.answered.set(caller.answered.get() + 1);
-                    match verdict {
-                        Ok(of) if caller.gone() => process.member.give(&of, now),
-                        Ok(of) => {
-                            self.seen.grants += 1;
-                            self.history.push(format!("{:?}: {} gets {of:?}", self.time, process.number));
-                            process.leases.push(of);
-                        }
-                        Err(refusal) => self.seen.refuse(&refusal),
-                    }
-                }
-            }
+            while self.run(index) {}
+            let process = &mut self.processes[index];
             assert!(process.callers.iter().all(|caller| caller.answered.get() <= 1), "answered twice");
             process.callers.retain(|caller| caller.answered.get() == 0);
         }
+    }
+
+    /// Whether there was something to tell its callers: then there may be more.
+    fn run(&mut self, index: usize) -> bool {
+        let now = self.now();
+        let process = &mut self.processes[index];
+        while let Some(call) = process.member.poll(now) {
+            self.network.push(Transit { process: process.number, call, reply: None, given_up: false });
+        }
+        for notice in process.member.take_notices() {
+            if let Notice::Reborn { why, .. } = notice {
+                *self.seen.reborn.entry(why.as_str()).or_default() += 1;
+            }
+        }
+        let verdicts = process.member.take_verdicts();
+        let (lent, by_policy) =
+            (verdicts.iter().filter(|(_, verdict)| verdict.is_ok()).count(), process.has_used_its_policy());
+        assert!(by_policy == 0 || by_policy == lent as u64, "an outage answers everybody by the policy");
+        let is_over = verdicts.is_empty();
+        for (caller, verdict) in verdicts {
+            let process = &mut self.processes[index];
+            assert_eq!(caller.process, process.number);
+            caller.answered.set(caller.answered.get() + 1);
+            match verdict {
+                Ok(of) if caller.gone() => process.member.give(&of, now),
+                Ok(of) => {
+                    self.seen.grants += 1;
+                    self.history.push(format!("{:?}: {} gets {of:?}", self.time, process.number));
+                    process.leases.push(of.clone());
+                    if by_policy > 0 {
+                        self.lent_by_policy(index, &of);
+                    }
+                }
+                Err(refusal) => self.seen.refuse(&refusal),
+            }
+        }
+        !is_over
+    }
+
+    /// A unit was lent without the store: it must be one that the policy allows.
+    fn lent_by_policy(&mut self, index: usize, of: &AccountRef) {
+        let (process, now) = (&self.processes[index], self.now());
+        let (limit, in_blocks) = (limit_of(process, of), matches!(of, AccountRef::Budget(_)));
+        let most = match process.member.policy() {
+            Policy::Closed => 0,
+            Policy::Share if in_blocks => (limit / process.member.members().max(1)).clamp(1, limit),
+            Policy::Share => limit,
+            Policy::Open => u32::MAX,
+        };
+        let has = leases_of(process, of);
+        let history = || self.history.join("\n");
+        assert!(has <= most, "{has} of {of:?} by policy, of {most}\n{}", history());
+        assert!(process.member.outage().is_some(), "the store is there\n{}", history());
+        assert!(!in_blocks || now >= process.member.until, "a slice still holds\n{}", history());
+        *self.seen.by_policy.entry(process.member.policy().as_str()).or_default() += 1;
+        self.allowance.excuse_more(process.number, of, 1);
     }
 
     /// Whether the store has down all that a process has.
@@ -414,21 +504,35 @@ impl World {
         self.ledger.held(&wire_name(account)).get(process.member.id()).copied().unwrap_or(0)
     }
 
-    /// What is granted counts as lent: idle, written down, or on its way from a store that may have lost it since.
-    fn promised(&self, process: &Process, account: &AccountRef) -> u32 {
+    /// What a process has, or will believe that it has: an answer may be on its way from a store that has lost it since.
+    fn claim(&self, process: &Process, account: &AccountRef) -> u32 {
         let name = wire_name(account);
         let on_its_way =
             self.network.iter().filter(|transit| transit.process == process.number).filter_map(|transit| {
                 match (&transit.call, &transit.reply) {
-                    (Call::Settle(settlement), Some(Reply::Settle(Settled::Landed(answers)))) => {
+                    (Call::Settle(settlement), Some(Reply::Settle(Settled::Landed(answers))))
+                        if settlement.member == *process.member.id() =>
+                    {
                         let at = settlement.asks.iter().position(|ask| ask.account == name)?;
                         Some(answers[at].count)
                     }
                     _ => None,
                 }
             });
-        let told = self.held(process, account).max(self.written(process, account));
-        on_its_way.fold(told, u32::max)
+        on_its_way.fold(self.held(process, account), u32::max)
+    }
+
+    /// The largest limit that somebody goes by, or has asked by.
+    fn limit(&self, account: &AccountRef) -> u32 {
+        let name = wire_name(account);
+        let lives = |number: u64| self.processes.iter().any(|process| process.number == number);
+        let asked = self.network.iter().filter(|transit| transit.reply.is_none() && lives(transit.process));
+        let asked = asked.filter_map(|transit| match &transit.call {
+            Call::Settle(settlement) => settlement.asks.iter().find(|ask| ask.account == name),
+            Call::Beat(_) | Call::Leave(_) => None,
+        });
+        let own = self.processes.iter().map(|process| limit_of(process, account));
+        own.chain(asked.map(|ask| ask.limit)).max().unwrap_or(0)
     }
 
     /// Falsely dead: the process lives, and the store has forgotten it, after its own deadline or because a beat of it was
@@ -439,7 +543,6 @@ impl World {
         for process in &self.processes {
             let alive = self.ledger.is_alive(process.member.id());
             let lapsed = now >= process.member.until;
-            let held = Self::accounts().map(|account| (account.clone(), self.held(process, &account)));
             if let Some(expires) = self.ledger.expires(process.member.id()) {
                 let trusts = process.member.until > self.origin + expires;
                 assert!(!(trusts && self.keeps_writes), "{} trusts the store for too long", process.number);
@@ -453,15 +556,9 @@ impl World {
             let too_late = (self.forgotten.contains(&process.number) && !self.ledger.is_rebuilding())
                 || (process.member.predecessor.as_ref().is_some_and(forgot) && !self.has_told_all(process));
             if (!alive && (lapsed || self.trusting.contains(&process.number))) || too_late {
-                self.falsely_dead.insert(process.number, HashMap::from(held));
-            } else if let Some(held) = self.falsely_dead.get(&process.number).cloned()
-                && alive
-                && !lapsed
-                && self.has_told_all(process)
-            {
-                self.falsely_dead.remove(&process.number);
-                for (account, count) in held {
-                    *self.debt.entry(account).or_default() += count;
+                for account in Self::accounts() {
+                    let claim = self.claim(process, &account);
+                    self.allowance.excuse(process.number, &account, claim);
                 }
             }
         }
@@ -469,20 +566,20 @@ impl World {
 
     fn check(&mut self) {
         for account in Self::accounts() {
-            let limit = if matches!(account, AccountRef::Budget(_)) { BUDGET_LIMIT } else { KEY_LIMIT };
+            let limit = self.limit(&account);
+            let claims = self.processes.iter().map(|process| {
+                (process.number, self.claim(process, &account), counted(&self.ledger, process, &account))
+            });
+            let excess = self.allowance.update(&account, limit, &claims.collect::<Vec<_>>());
             let total: u32 = self.processes.iter().map(|process| leases_of(process, &account)).sum();
-            let dead: u32 =
-                self.falsely_dead.values().map(|held| held.get(&account).copied().unwrap_or(0)).sum();
-            let promised: u32 = self.processes.iter().map(|process| self.promised(process, &account)).sum();
-            let debt = self.debt.entry(account.clone()).or_default();
-            *debt = (*debt).min(promised.saturating_sub(limit));
-            let lost = self.lost.get(&account).copied().unwrap_or(0);
-            let allowed = limit + dead + *debt + lost;
             assert!(
-                total <= allowed,
-                "{account:?}: {total} leases; limit {limit}, falsely dead {dead}, debt {debt}, lost {lost}\n{}",
+                total <= limit + excess,
+                "{account:?}: {total} leases of {limit}; {:?}\n{}",
+                self.allowance,
                 self.history.join("\n")
             );
+            let lowest = self.processes.iter().map(|process| limit_of(process, &account)).min();
+            self.seen.lowered += u32::from(lowest.is_some_and(|lowest| total > lowest));
             self.seen.excess += u32::from(total > limit);
             self.seen.full += u32::from(total == limit);
         }
@@ -513,17 +610,42 @@ impl World {
         for process in &mut self.processes {
             process.paused = false;
         }
-        for index in 0..self.processes.len() {
-            while !self.processes[index].leases.is_empty() {
-                self.give(index, 0);
-            }
-        }
+        self.heal();
+        (0..self.processes.len()).for_each(|index| self.give_all(index));
         for _ in 0..600 {
+            self.answer_everything();
+            (0..self.processes.len()).for_each(|index| self.give_all(index));
+            self.pass(MS(1));
+        }
+        self.answer_everything();
+        self.check();
+        self.check_that_nothing_is_left();
+    }
+
+    /// One beat, and the store knows of everything that is lent.
+    fn heal(&mut self) {
+        let healed = self.time + RULES.beat + RULES.retry;
+        while self.time < healed {
+            self.answer_everything();
+            self.account_for_the_falsely_dead();
+            self.check();
+            self.pass(MS(1));
+        }
+        self.answer_everything();
+        self.check();
+        for process in &self.processes {
+            let is_known = self.ledger.is_alive(process.member.id()) && self.has_told_all(process);
+            assert!(is_known, "{} isn't known a beat later\n{}", process.number, self.history.join("\n"));
+            assert_eq!(self.allowance.excused(process.number), 0, "{}", self.history.join("\n"));
+        }
+    }
+
+    /// Until nobody has a question.
+    fn answer_everything(&mut self) {
+        for _ in 0..100 {
             self.run_processes();
-            for index in 0..self.processes.len() {
-                while !self.processes[index].leases.is_empty() {
-                    self.give(index, 0);
-                }
+            if self.network.is_empty() {
+                return;
             }
             while !self.network.is_empty() {
                 let before = self.network.len();
@@ -537,9 +659,11 @@ impl World {
                     break;
                 }
             }
-            self.pass(MS(1));
         }
-        self.check();
+        panic!("they ask for ever\n{}", self.history.join("\n"));
+    }
+
+    fn check_that_nothing_is_left(&self) {
         for process in &self.processes {
             assert_eq!(process.member.mode(self.now()), Mode::Normal);
             assert!(process.callers.iter().all(Caller::gone), "everybody who listens was answered");
@@ -554,8 +678,16 @@ impl World {
         assert_eq!(streams.members.len(), self.processes.len(), "{streams:?}");
         let held: u32 =
             streams.accounts.iter().flat_map(|shares| &shares.shares).map(|share| share.count).sum();
-        assert!(held <= BUDGET_LIMIT, "slices sum to {held}");
+        assert!(held <= self.limit(&AccountRef::Budget(0)), "slices sum to {held}");
         assert!(streams.accounts.iter().flat_map(|shares| &shares.shares).all(|share| share.used == 0));
+    }
+}
+
+impl Process {
+    /// How many units it has lent by its policy since it was last asked.
+    fn has_used_its_policy(&mut self) -> u64 {
+        let by_policy = self.member.counters().granted_by_policy;
+        by_policy - std::mem::replace(&mut self.by_policy, by_policy)
     }
 }
 
@@ -578,6 +710,20 @@ fn wire_name(of: &AccountRef) -> Arc<str> {
     }
 }
 
+fn limit_of(process: &Process, of: &AccountRef) -> u32 {
+    match of {
+        AccountRef::Budget(index) => process.member.usage(*index).limit,
+        AccountRef::Key(index, _) => process.member.keyed_limit(*index),
+    }
+}
+
+/// What a store counts as a process's, if it knows it.
+fn counted(ledger: &Ledger, process: &Process, account: &AccountRef) -> u32 {
+    let id = process.member.id();
+    let shares = ledger.held(&wire_name(account));
+    if ledger.is_alive(id) { shares.get(id).copied().unwrap_or(0) } else { 0 }
+}
+
 fn leases_of(process: &Process, account: &AccountRef) -> u32 {
     process.leases.iter().filter(|lease| *lease == account).count() as u32
 }
@@ -588,8 +734,8 @@ fn slice_of(process: &Process, account: &AccountRef, now: Instant) -> u32 {
     account.map_or(0, |account| account.slice)
 }
 
-fn run(steps: &[(u8, u8, u8)], processes: usize) -> Seen {
-    let mut world = World::new(processes);
+fn run(steps: &[(u8, u8, u8)], processes: usize, policy: usize) -> Seen {
+    let mut world = World::new(processes, policy);
     steps.iter().for_each(|step| world.step(*step));
     world.wind_down();
     world.seen
@@ -602,8 +748,9 @@ proptest! {
     fn leases_stay_within_the_limits_and_everything_comes_back(
         steps in prop::collection::vec(any::<(u8, u8, u8)>(), 1..500),
         processes in 1_usize..5,
+        policy in 0..POLICIES.len(),
     ) {
-        run(&steps, processes);
+        run(&steps, processes, policy);
     }
 }
 
@@ -611,14 +758,14 @@ proptest! {
 fn the_histories_reach_every_kind_of_answer() {
     let mut dice = Dice(2026);
     let mut all = Seen::default();
-    for _ in 0..150 {
+    for round in 0..150 {
         let steps: Vec<_> = (0..400)
             .map(|_| {
                 let roll = dice.roll().to_le_bytes();
                 (roll[0], roll[1], roll[2])
             })
             .collect();
-        let seen = run(&steps, 3);
+        let seen = run(&steps, 3, round);
         all.grants += seen.grants;
         all.refusals += seen.refusals;
         all.rebuilding += seen.rebuilding;
@@ -627,6 +774,12 @@ fn the_histories_reach_every_kind_of_answer() {
         all.stale += seen.stale;
         all.excess += seen.excess;
         all.full += seen.full;
+        all.lost += seen.lost;
+        all.lowered += seen.lowered;
+        all.left += seen.left;
+        seen.by_policy
+            .into_iter()
+            .for_each(|(policy, count)| *all.by_policy.entry(policy).or_default() += count);
         seen.reborn.into_iter().for_each(|(why, count)| *all.reborn.entry(why).or_default() += count);
     }
     let numbers = [
@@ -638,7 +791,10 @@ fn the_histories_reach_every_kind_of_answer() {
         all.stale,
         all.excess,
         all.full,
+        all.lost,
+        all.lowered,
+        all.left,
     ];
     assert!(numbers.iter().all(|count| *count > 0), "{all:?}");
-    assert_eq!(all.reborn.len(), 3, "{all:?}");
+    assert_eq!((all.reborn.len(), all.by_policy.len()), (3, 2), "{all:?}");
 }

@@ -352,6 +352,32 @@ fn a_lowered_limit_cuts_nobody_and_is_kept_from_then_on() {
 }
 
 #[test]
+fn a_limit_that_is_lowered_while_an_ask_is_on_its_way_is_kept_all_the_same() {
+    let mut world = World::new();
+    let (mut a, mut b) = (world.join("a", 1), world.join("b", 2));
+    world.take(&mut a, &streams()).unwrap();
+    world.take(&mut b, &streams()).unwrap();
+    assert!(a.usage(0).slice + b.usage(0).slice > 4, "they have more than the limit will be");
+    world.pass(20);
+    for member in [&mut a, &mut b] {
+        let beat = member.poll(world.now()).unwrap();
+        world.answer(member, beat);
+        let asked = world.settlement(member);
+        member.set_budget_limit(0, 4);
+        world.answer(member, Call::Settle(asked));
+    }
+    world.serve(&mut a);
+    world.serve(&mut b);
+    let mut lent = 2;
+    for member in [&mut a, &mut b] {
+        while world.take(member, &streams()).is_ok() {
+            lent += 1;
+        }
+    }
+    assert_eq!(lent, 4);
+}
+
+#[test]
 fn an_old_incarnation_leaves_only_when_everything_is_pushed() {
     let mut world = World::new();
     let mut member = world.join("a", 1);

@@ -1,0 +1,113 @@
+//! A server that refuses, has no room or isn't there is tried seldom, and more seldom each time; when that is over, the reservoir
+//! fills by itself.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_quota::RateConfig;
+use forebay_reservoir::{
+    Connect, ConnectError, Limits, PostgresClient, PostgresConnect, Reservoir, ReservoirConfig,
+};
+use forebay_sandbox::Postgres;
+use forebay_testkit::{PATIENCE, eventually};
+
+const TARGET: u32 = 2;
+
+/// Counts the dials.
+struct Counted {
+    connect: PostgresConnect,
+    dials: Arc<AtomicU32>,
+}
+
+impl Connect for Counted {
+    type Connection = PostgresClient;
+    type Credentials = <PostgresConnect as Connect>::Credentials;
+
+    fn endpoint(&self) -> String {
+        Connect::endpoint(&self.connect)
+    }
+
+    async fn credentials(&self) -> Result<Self::Credentials, ConnectError> {
+        self.connect.credentials().await
+    }
+
+    async fn connect(&self, credentials: Self::Credentials) -> Result<PostgresClient, ConnectError> {
+        self.dials.fetch_add(1, Ordering::SeqCst);
+        self.connect.connect(credentials).await
+    }
+}
+
+fn start(url: &str, target: u32) -> (Reservoir<PostgresClient>, Arc<AtomicU32>) {
+    let (connect, dials) = (PostgresConnect::new(url).unwrap(), Arc::new(AtomicU32::new(0)));
+    let connect = Counted { connect, dials: dials.clone() };
+    let limits = Limits::local().rate(RateConfig::per_second(1e6));
+    let config = ReservoirConfig::new(target).low_watermark(target);
+    (Reservoir::start(connect, config, limits).unwrap(), dials)
+}
+
+/// How often a reservoir may have tried after `span`: the pauses double, and each is at least half of what it may be.
+fn most_tries(span: Duration, first: Duration, most: Duration) -> u32 {
+    let (mut tries, mut pause, mut at) = (1, first, first / 2);
+    while at <= span {
+        (tries, pause) = (tries + 1, (pause * 2).min(most));
+        at += pause / 2;
+    }
+    tries
+}
+
+/// Watches it for five seconds, in which it must try, but seldom.
+async fn tries_seldom(dials: &AtomicU32, before: u32, began: Instant, first: Duration, most: Duration) {
+    eventually("it tries again", true, async || dials.load(Ordering::SeqCst) > before + TARGET).await;
+    while began.elapsed() < Duration::from_secs(5) {
+        let dialed = dials.load(Ordering::SeqCst) - before;
+        let allowed = TARGET * most_tries(began.elapsed(), first, most);
+        assert!(dialed <= allowed, "{dialed} dials within {:?}, of {allowed}", began.elapsed());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_password_is_tried_seldom_and_more_seldom_each_time() {
+    let server = Postgres::builder().password("for the superuser").start().unwrap();
+    server.execute("postgres", "CREATE ROLE app LOGIN PASSWORD 'right'").unwrap();
+    let began = Instant::now();
+    let (reservoir, dials) = start(&format!("postgres://app:wrong@{}/postgres", server.addr()), TARGET);
+    tries_seldom(&dials, 0, began, Duration::from_secs(2), Duration::from_secs(60)).await;
+    // By the server's own count, too: no dial is more than one connection.
+    let refused = server.log().matches("password authentication failed for user").count();
+    assert!(refused <= dials.load(Ordering::SeqCst) as usize, "{refused} connections");
+    server.execute("postgres", "ALTER ROLE app PASSWORD 'wrong'").unwrap();
+    eventually("it fills by itself", TARGET, async || reservoir.status().counts.ready).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_down_is_tried_more_seldom_each_time() {
+    let server = Arc::new(Postgres::start().unwrap());
+    let (reservoir, dials) = start(&server.url("postgres"), TARGET);
+    reservoir.initial_fill(PATIENCE).await.unwrap();
+    let before = dials.load(Ordering::SeqCst);
+    let began = Instant::now();
+    server.kill();
+    tries_seldom(&dials, before, began, Duration::from_millis(100), Duration::from_secs(10)).await;
+    let reviving = server.clone();
+    tokio::task::spawn_blocking(move || reviving.revive().unwrap()).await.unwrap();
+    eventually("it fills by itself", TARGET, async || reservoir.status().counts.ready).await;
+}
+
+#[tokio::test]
+async fn when_a_full_server_has_room_again_the_reservoir_fills_by_itself() {
+    let server = Postgres::builder().config("max_connections", "8").start().unwrap();
+    server.execute("postgres", "CREATE ROLE app LOGIN").unwrap();
+    let url = format!("postgres://app@{}/postgres", server.addr());
+    // Five are for everybody, three for the superuser.
+    let (neighbour, _) = start(&url, 2);
+    neighbour.initial_fill(PATIENCE).await.unwrap();
+    let (reservoir, _) = start(&url, 5);
+    eventually("what the neighbour left is taken", 3, async || reservoir.status().counts.ready).await;
+    eventually("the server is full", true, async || reservoir.status().trouble.is_some()).await;
+    assert_eq!(neighbour.close(PATIENCE).await, 0);
+    eventually("the rest is there, and nobody asked for it", 5, async || reservoir.status().counts.ready)
+        .await;
+    assert_eq!(reservoir.status().trouble, None);
+}
