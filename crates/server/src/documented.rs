@@ -198,3 +198,38 @@ fn variables_that_are_no_settings_are_documented() {
     read.retain(|name| !matches!(name.as_str(), "PATH" | "TERM"));
     assert_eq!(told, read);
 }
+
+/// As GitHub makes an anchor of a heading.
+fn anchor(heading: &str) -> String {
+    let kept =
+        heading.trim().chars().filter(|letter| letter.is_alphanumeric() || matches!(letter, ' ' | '-' | '_'));
+    kept.collect::<String>().to_lowercase().replace(' ', "-")
+}
+
+#[test]
+fn links_between_pages_lead_somewhere() {
+    let mut pages: Vec<PathBuf> =
+        ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"].map(Into::into).into();
+    let docs = std::fs::read_dir(workspace().join("docs")).unwrap();
+    pages.extend(docs.map(|entry| Path::new("docs").join(entry.unwrap().file_name())));
+    let mut followed = 0;
+    for page in pages.iter().filter(|page| page.extension().is_some_and(|end| end == "md")) {
+        let (text, folder) = (file(&page.display().to_string()), page.parent().unwrap());
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            if link.contains("://") {
+                continue;
+            }
+            let (path, place) = link.split_once('#').unwrap_or((link, ""));
+            let target = workspace().join(if path.is_empty() { page.clone() } else { folder.join(path) });
+            assert!(target.exists(), "{}: {link}", page.display());
+            if !place.is_empty() {
+                let there = std::fs::read_to_string(&target).unwrap();
+                let mut headings = there.lines().filter(|line| line.starts_with('#'));
+                let found = headings.any(|line| anchor(line.trim_start_matches('#')) == place);
+                assert!(found, "{}: no heading for {link}", page.display());
+            }
+            followed += 1;
+        }
+    }
+    assert!(followed > 30, "{followed} links");
+}

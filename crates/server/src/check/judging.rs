@@ -425,6 +425,60 @@ mod tests {
         assert!(late.level == Level::Warn && late.what.contains("90.5 s behind"), "{late:?}");
     }
 
+    /// A server that is fit, but for this.
+    fn levels(but: &[(&str, &str)]) -> Vec<(&'static str, Level)> {
+        let mut about = row(&[
+            ("version_num", "150004"),
+            ("version", "15.4"),
+            ("is_standby", "f"),
+            ("wal_level", "logical"),
+            ("user", "forebay"),
+            ("may_replicate", "t"),
+            ("slots", "9"),
+            ("max_slots", "10"),
+            ("senders", "9"),
+            ("max_senders", "10"),
+            ("max_connections", "100"),
+            ("reserved", "3"),
+            ("connections", "1"),
+            ("user_limit", "-1"),
+            ("database_limit", "-1"),
+            ("keeps", "10GB"),
+        ]);
+        about.extend(row(but));
+        let findings = server(&about, "db:5432", &WANTED).into_iter();
+        findings
+            .filter(|finding| finding.level != Level::Ok)
+            .map(|finding| (finding.check, finding.level))
+            .collect()
+    }
+
+    #[test]
+    fn each_thing_that_makes_a_server_unfit_is_told_by_itself() {
+        assert_eq!(levels(&[]), []);
+        for (key, value, check, level) in [
+            ("version_num", "140012", "version", Level::Fail),
+            ("is_standby", "t", "primary", Level::Fail),
+            ("wal_level", "replica", "wal_level", Level::Fail),
+            ("may_replicate", "f", "replication_right", Level::Fail),
+            ("max_connections", "10", "connections", Level::Fail),
+            // One of them may be a running instance's own.
+            ("max_slots", "9", "slots", Level::Warn),
+            ("max_slots", "0", "slots", Level::Warn),
+            ("max_senders", "9", "senders", Level::Warn),
+            ("keeps", "-1", "wal_kept", Level::Warn),
+        ] {
+            assert_eq!(levels(&[(key, value)]), [(check, level)], "{key} = {value}");
+        }
+    }
+
+    #[test]
+    fn a_server_that_is_far_is_told_in_milliseconds() {
+        assert_eq!(latency(AREA, 0.4).level, Level::Ok);
+        let far = latency(AREA, 80.0);
+        assert!(far.level == Level::Warn && far.what.contains("80.0 ms"), "{far:?}");
+    }
+
     #[test]
     fn a_name_stays_a_name() {
         assert_eq!(literal("a'b\\c"), " E'a''b\\\\c'");

@@ -22,11 +22,16 @@ pub(super) fn check(config: &ServeConfig) -> Vec<Finding> {
 
 /// The soft limit is raised to the hard one at the start.
 fn descriptors(config: &ServeConfig) -> Finding {
-    const CHECK: &str = "descriptors";
     let (limit, most) = (getrlimit(Resource::Nofile), config.http.max_connections as u64);
-    let needed =
-        most + config.store.open_files as u64 + u64::from(config.manager.outline().pool_size) + OTHERS;
-    match limit.maximum {
+    let others = config.store.open_files as u64 + u64::from(config.manager.outline().pool_size) + OTHERS;
+    suffice([limit.current, limit.maximum], most, others)
+}
+
+/// The soft limit and the hard one, `None` for none; how many clients may be connected, and what else is open.
+fn suffice([soft, hard]: [Option<u64>; 2], most: u64, others: u64) -> Finding {
+    const CHECK: &str = "descriptors";
+    let needed = most + others;
+    match hard {
         Some(hard) if hard < needed => {
             let what = format!(
                 "{hard} file descriptors at most, and {needed} may be needed (http.max_connections is {most})"
@@ -40,7 +45,7 @@ fn descriptors(config: &ServeConfig) -> Finding {
                 |limit: Option<u64>| limit.map_or_else(|| "no limit".to_owned(), |limit| limit.to_string());
             let what = format!(
                 "file descriptors: {} now, {} at most, raised at the start; {needed} may be needed",
-                shown(limit.current),
+                shown(soft),
                 shown(hard)
             );
             Finding::ok(AREA, CHECK, what)
@@ -61,5 +66,21 @@ fn address(flag: &'static str, address: SocketAddr) -> Finding {
         Err(error) => {
             Finding::fail(AREA, "address", error.to_string(), format!("choose another address with {flag}"))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finding::Level;
+    use super::*;
+
+    #[test]
+    fn descriptors_must_suffice_for_all_connections_that_there_may_be() {
+        let judged = |hard| suffice([Some(1024), hard], 10_000, 600).level;
+        assert_eq!(judged(None), Level::Ok);
+        assert_eq!(judged(Some(10_600)), Level::Ok, "the soft limit is raised");
+        assert_eq!(judged(Some(10_599)), Level::Warn);
+        let few = suffice([Some(1024), Some(4096)], 10_000, 600);
+        assert!(few.what.starts_with("4096 ") && few.what.contains("10600"), "{few:?}");
     }
 }

@@ -102,3 +102,33 @@ fn unanswered(question: &str, why: &str) -> Finding {
         "allow this user INFO and TIME, besides the commands that it needs to count",
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::finding::Level;
+    use super::*;
+
+    /// What isn't well, of a Redis that says this besides.
+    fn unfit(version: &str, role: &str, maxmemory: &str, policy: &str) -> Vec<(&'static str, Level)> {
+        let info = format!(
+            "# Server\r\nredis_version:{version}\r\nrole:{role}\r\nmaxmemory:{maxmemory}\r\nmaxmemory_policy:{policy}\r\n"
+        );
+        let findings = about(&info).into_iter().filter(|finding| finding.level != Level::Ok);
+        findings.map(|finding| (finding.check, finding.level)).collect()
+    }
+
+    #[test]
+    fn an_old_one_a_replica_and_one_that_drops_keys_are_unfit() {
+        assert_eq!(unfit("7.2.4", "master", "0", "noeviction"), []);
+        assert_eq!(unfit("7.2.4", "master", "1000000", "volatile-lru"), [], "ours don't expire");
+        assert_eq!(unfit("5.0.14", "master", "0", "noeviction"), [("version", Level::Fail)]);
+        assert_eq!(unfit("7.2.4", "slave", "0", "noeviction"), [("role", Level::Fail)]);
+        assert_eq!(unfit("7.2.4", "master", "1000000", "allkeys-lru"), [("eviction", Level::Fail)]);
+        assert_eq!(unfit("6.0.0", "master", "0", "allkeys-random"), [("eviction", Level::Fail)]);
+    }
+
+    #[test]
+    fn one_that_says_nothing_of_its_policy_is_not_believed() {
+        assert_eq!(about("redis_version:7.0.0\r\n").last().unwrap().level, Level::Warn);
+    }
+}

@@ -127,13 +127,16 @@ fn locked(dir: &Path) -> Option<Finding> {
 }
 
 fn space(place: &Path) -> Finding {
-    let free = match statvfs(place) {
-        Ok(stat) => stat.f_bavail.saturating_mul(stat.f_frsize),
+    match statvfs(place) {
+        Ok(stat) => room(stat.f_bavail.saturating_mul(stat.f_frsize)),
         Err(error) => {
             let what = format!("can't tell how much is free at {}: {error}", place.display());
-            return Finding::warn(AREA, "space", what, "see that it is a disk of this machine");
+            Finding::warn(AREA, "space", what, "see that it is a disk of this machine")
         }
-    };
+    }
+}
+
+fn room(free: u64) -> Finding {
     let what = format!("{} MiB are free", free / MI);
     let advice = "with a full disk nothing new is taken, and the database keeps its log: make room, or bound storage.max_bytes";
     match free {
@@ -166,4 +169,21 @@ fn file_system(place: &Path) -> Option<Finding> {
 #[cfg(not(target_os = "linux"))]
 fn file_system(_: &Path) -> Option<Finding> {
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::finding::Level;
+    use super::*;
+
+    #[test]
+    fn a_disk_that_is_nearly_full_is_told_before_one_that_is() {
+        for (free_mib, level) in
+            [(0, Level::Fail), (63, Level::Fail), (64, Level::Warn), (1023, Level::Warn), (1024, Level::Ok)]
+        {
+            let found = room(free_mib * MI);
+            assert_eq!((found.check, found.level), ("space", level), "{free_mib} MiB");
+            assert!(found.what.contains(&format!("{free_mib} MiB")), "{}", found.what);
+        }
+    }
 }

@@ -44,12 +44,14 @@ function bytes(n) {
   while (n >= 1024 && at < units.length - 1) { n /= 1024; at += 1; }
   return `${at === 0 || n >= 100 ? Math.round(n) : n.toFixed(1).replace(/\.0$/, "")} ${units[at]}`;
 }
+// A number and its unit stay on one line.
 function duration(ms) {
   const s = Math.max(0, Math.floor(ms / 1000));
-  if (s < 60) return `${s} s`;
-  if (s < 3600) return `${Math.floor(s / 60)} min ${s % 60} s`;
-  if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
-  return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
+  const parts = s < 60 ? [s, "s"]
+    : s < 3600 ? [Math.floor(s / 60), "min", s % 60, "s"]
+    : s < 86400 ? [Math.floor(s / 3600), "h", Math.floor((s % 3600) / 60), "min"]
+    : [Math.floor(s / 86400), "d", Math.floor((s % 86400) / 3600), "h"];
+  return parts.join("\u00a0");
 }
 
 // ---- changing the page: only what differs, so that a selection or a focus stays

@@ -185,7 +185,8 @@ function serve(status) {
   set($("health"), "title", status.why_not_ready ?? "ready");
   const { lag, backend_pid } = status.positions, follows = status.database.phase === "running";
   const ms = lag.secs * 1000 + lag.nanos / 1e6;
-  say($("positions"), !follows || backend_pid === null ? "no replication connection" : `last commit arrived after ${ms < 10 ? ms.toFixed(1) : Math.round(ms)} ms · backend ${backend_pid}`);
+  const last = ms === 0 ? "no commit has arrived yet" : `last commit arrived after ${ms < 10 ? ms.toFixed(1) : Math.round(ms)}\u00a0ms`;
+  say($("positions"), !follows || backend_pid === null ? "no replication connection" : `${last} · backend\u00a0${backend_pid}`);
   database(status);
   reservoir(status);
   shapes(status);

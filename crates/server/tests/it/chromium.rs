@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Instant;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::{Value, json};
 
@@ -85,6 +87,8 @@ impl Chromium {
         for domain in ["Page", "Runtime", "Log", "Network"] {
             browser.order(&format!("{domain}.enable"), json!({}));
         }
+        // As on a phone, and as pictures want it.
+        browser.order("Emulation.setScrollbarsHidden", json!({"hidden": true}));
         browser
     }
 
@@ -152,17 +156,23 @@ impl Chromium {
         state.events.iter().filter(|event| event["method"] == method).cloned().collect()
     }
 
-    /// Everything that a console shows in red, but for servers that can't be reached.
+    /// Everything that a console shows in red, requests that failed included.
     pub(crate) fn complaints(&self) -> Vec<String> {
         let mut all = self.events("Runtime.exceptionThrown");
         let called = self.events("Runtime.consoleAPICalled");
         all.extend(called.into_iter().filter(|event| event["params"]["type"] == "error"));
         let logged = self.events("Log.entryAdded");
-        all.extend(logged.into_iter().filter(|event| {
-            let entry = &event["params"]["entry"];
-            entry["level"] == "error" && entry["source"] != "network"
-        }));
+        all.extend(logged.into_iter().filter(|event| event["params"]["entry"]["level"] == "error"));
         all.iter().map(ToString::to_string).collect()
+    }
+
+    /// All of the page as it looks now, as PNG.
+    pub(crate) fn picture(&self) -> Vec<u8> {
+        let mut clip = self.order("Page.getLayoutMetrics", json!({}))["cssContentSize"].take();
+        clip["scale"] = 1.into();
+        let params = json!({"format": "png", "captureBeyondViewport": true, "clip": clip});
+        let picture = self.order("Page.captureScreenshot", params);
+        STANDARD.decode(picture["data"].as_str().unwrap()).unwrap()
     }
 
     /// The addresses of all requests that were made, but for data inside of the page.

@@ -24,6 +24,7 @@ mod python;
 mod readme;
 mod redis;
 mod reload;
+mod scripts;
 mod serve;
 mod serve_config;
 mod startup;

@@ -421,3 +421,21 @@ async fn answers_are_kept_for_nobody_else() {
         serve.get(&[ORDERS[0], ("offset", "-1"), ("secret", "s3cret"), ("where", "user_id='7'")]).await;
     assert_eq!(same.head.header("electric-handle"), first.head.header("electric-handle"));
 }
+
+#[tokio::test]
+async fn the_snippets_of_the_docs_sign_tokens_that_open_what_they_say() {
+    let (place, keys) = (Place::new(SQL), Keys::new("snippets", &format!("{KEY}\n")));
+    let serve = serve_with(&place, &keys, &[]).await;
+    let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/tokens.md");
+    let docs = std::fs::read_to_string(docs).unwrap();
+    for (language, program, end) in [("js", "node", "mjs"), ("python", "python3", "py")] {
+        let (_, rest) = docs.split_once(&format!("```{language}\n")).expect("a snippet");
+        let snippet = rest.split("```").next().unwrap().replace("/etc/forebay/jwt.secret", keys.path());
+        let file = Keys::new(&format!("snippet.{end}"), &snippet);
+        let output = std::process::Command::new(program).arg(file.path()).output().unwrap();
+        assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
+        let bearer = Bearer::showing(&serve, String::from_utf8(output.stdout).unwrap().trim());
+        assert_eq!(bearer.ids(&ORDERS).await, ["1", "3"], "{program}");
+        is_refused(&bearer.get(&[("table", "secrets"), ("offset", "-1")]).await, 403, "not_granted");
+    }
+}
