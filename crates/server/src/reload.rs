@@ -1,4 +1,4 @@
-//! Settings that change while we run: limits, secrets and keys are read again on SIGHUP.
+//! Settings that change while we run: limits, secrets, keys and the log's filter are read again on SIGHUP.
 //!
 //! Invariant: settings that can't be used change nothing; what can't be changed at run time is named, and stays; and no reload opens what was closed:
 //! a secret may be changed or added, but to take one away needs a restart, since the address that it guards stays what it was.
@@ -9,6 +9,7 @@
 //! | `admission.total`, `admission.per_user` | at once; open streams go on |
 //! | `serve.secret`, `admin.secret` | for the next request |
 //! | `identity.*`, with the files that it names, if the ways to know a user stay the same | for the next request |
+//! | `log.filter` | for the next line |
 //! | the files of the certificate | for the next connection, see `tls.rs` |
 
 use std::fmt;
@@ -20,6 +21,7 @@ use tracing::{error, info, warn};
 
 use crate::config::{ConfigError, GateConfig, IdentityConfig, Said, ServeConfig};
 use crate::guard::Guard;
+use crate::logging;
 use crate::serve::protocol::{Access, Secret};
 use crate::tls::Tls;
 
@@ -30,19 +32,20 @@ pub(crate) struct Fresh {
     identity: IdentityConfig,
     secret: Option<Secret>,
     admin_secret: Option<Secret>,
+    filter: String,
 }
 
 impl From<ServeConfig> for Fresh {
     fn from(config: ServeConfig) -> Fresh {
-        let ServeConfig { said, admission, identity, secret, admin_secret, .. } = config;
-        Fresh { said, limits: admission.limits, identity, secret, admin_secret }
+        let ServeConfig { said, admission, identity, secret, admin_secret, log, .. } = config;
+        Fresh { said, limits: admission.limits, identity, secret, admin_secret, filter: log.filter }
     }
 }
 
 impl From<GateConfig> for Fresh {
     fn from(config: GateConfig) -> Fresh {
-        let GateConfig { said, admission, identity, admin_secret, .. } = config;
-        Fresh { said, limits: admission.limits, identity, secret: None, admin_secret }
+        let GateConfig { said, admission, identity, admin_secret, log, .. } = config;
+        Fresh { said, limits: admission.limits, identity, secret: None, admin_secret, filter: log.filter }
     }
 }
 
@@ -109,7 +112,7 @@ impl Reload {
     }
 
     fn adopt(&mut self, fresh: Fresh) {
-        let Fresh { said, limits, identity, secret, admin_secret } = fresh;
+        let Fresh { said, limits, identity, secret, admin_secret, filter } = fresh;
         let changed = |key: &str| self.last.changed(&said).contains(&key);
         // Who is trusted to name users decides elsewhere, too.
         let is_elsewhere = |key: &&str| key.ends_with(".trusted_proxies") || key.ends_with(".forwarded_by");
@@ -128,7 +131,7 @@ impl Reload {
             access.write().unwrap_or_else(PoisonError::into_inner).secret = Some(secret.clone());
         }
         let holds = |key: &str| match key {
-            "admission.total" | "admission.per_user" => true,
+            "admission.total" | "admission.per_user" | "log.filter" => true,
             "serve.secret" => secret.is_some(),
             "admin.secret" => admin_secret.is_some(),
             key => same_ways && key.starts_with("identity."),
@@ -138,6 +141,12 @@ impl Reload {
         info!(changed = now.join(" "), "the settings were read again");
         if !later.is_empty() {
             warn!(keys = later.join(" "), "settings have changed that hold only after a restart");
+        }
+        // Last, so that what was read is told under the filter that held when it was read.
+        if self.last.changed(&said).contains(&"log.filter")
+            && let Err(error) = logging::set_filter(&filter)
+        {
+            error!(error, "the log's filter stays as it was");
         }
         self.last = said;
     }
