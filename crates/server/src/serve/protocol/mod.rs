@@ -41,6 +41,7 @@ pub use self::grants::{Bearer, Grant, GrantError, of_claim};
 pub use self::invalid::Invalid;
 pub use self::order_by::{Nulls, OrderBy, OrderByError, OrderKey};
 pub use self::params::MAX_PARAMS;
+pub(crate) use self::query::unescaped;
 pub use self::query::{MAX_QUERY_BYTES, Query};
 pub use self::refusal::Refusal;
 pub use self::request::ShapeRequest;
