@@ -58,7 +58,7 @@ machine when it is in a flag; use FOREBAY_REDIS_URL or the file. --example-confi
 and reasons.
 
 SIGTERM or SIGINT: new streams are refused, open ones may go on for the drain timeout; a second signal ends at once.
-SIGHUP: limits, secrets, keys and the certificate are read again; the log names what needs a restart.
+SIGHUP: limits, secrets, keys, the certificate and the log's filter are read again; the log names what needs a restart.
 Operators find a page at /, and /healthz, /readyz, /metrics and /v1/status, on the admin address.";
 
 /// Flags of `forebay gate`.
@@ -161,8 +161,8 @@ set, and Electric's own variables are understood, too; `forebay config` shows wh
 --example-config prints a file with all keys, their defaults and reasons.
 
 SIGTERM or SIGINT: new streams are refused, open ones end, and what came from the database is made durable; a second
-signal ends at once. SIGHUP: limits, secrets, keys and the certificate are read again; the log names what needs a
-restart. Operators find a page at /, and /healthz, /readyz, /metrics and /v1/status, on the admin address.";
+signal ends at once. SIGHUP: limits, secrets, keys, the certificate and the log's filter are read again; the log names what
+needs a restart. Operators find a page at /, and /healthz, /readyz, /metrics and /v1/status, on the admin address.";
 
 /// Flags of `forebay serve`.
 #[derive(Debug, Clone, Default, Args)]

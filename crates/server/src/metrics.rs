@@ -33,6 +33,10 @@ const LEAN_STREAMS: &str = "forebay_http_lean_streams";
 const HTTP_EVENTS: &str = "forebay_http_events_total";
 const BUILD: &str = "forebay_build_info";
 const UPTIME: &str = "forebay_uptime_seconds";
+#[cfg(feature = "otel")]
+const OTEL_EXPORTS: &str = "forebay_otel_exports_total";
+#[cfg(feature = "otel")]
+const OTEL_LOST: &str = "forebay_otel_lost_spans_total";
 const OPEN_FDS: &str = "process_open_fds";
 const MAX_FDS: &str = "process_max_fds";
 
@@ -98,6 +102,14 @@ fn describe() {
     ];
     for (name, help) in gauges {
         describe_gauge!(name, help);
+    }
+    #[cfg(feature = "otel")]
+    {
+        describe_counter!(
+            OTEL_EXPORTS,
+            "What was sent to the collector of telemetry, by signal and outcome."
+        );
+        describe_counter!(OTEL_LOST, "Spans that reached no collector, by reason.");
     }
     describe_gauge!(UPTIME, Unit::Seconds, "Time since the program began.");
     describe_histogram!(
@@ -195,4 +207,14 @@ pub(crate) fn untrusted_headers(count: u32) {
     if count > 0 {
         counter!(UNTRUSTED).increment(u64::from(count));
     }
+}
+
+#[cfg(feature = "otel")]
+pub(crate) fn exported(signal: &'static str, outcome: &'static str) {
+    counter!(OTEL_EXPORTS, "signal" => signal, "outcome" => outcome).increment(1);
+}
+
+#[cfg(feature = "otel")]
+pub(crate) fn lost_spans(reason: &'static str, count: usize) {
+    counter!(OTEL_LOST, "reason" => reason).increment(count as u64);
 }

@@ -1,4 +1,4 @@
-//! Settings that change while we run: limits, secrets and keys are read again on SIGHUP.
+//! Settings that change while we run: limits, secrets, keys and the log's filter are read again on SIGHUP.
 //!
 //! Invariant: settings that can't be used change nothing; what can't be changed at run time is named, and stays; and no reload opens what was closed:
 //! a secret may be changed or added, but to take one away needs a restart, since the address that it guards stays what it was.
@@ -10,6 +10,7 @@
 //! | `serve.secret`, `admin.secret` | for the next request |
 //! | keys of tokens and API keys (`identity.jwt_*`, `identity.api_key*`), with the files that they name | for the next request |
 //! | the rest of `identity.*`, if the ways to know a user stay the same | for the next request |
+//! | `log.filter` | for the next line |
 //! | the files of the certificate | for the next connection, see `tls.rs` |
 
 use std::fmt;
@@ -21,6 +22,7 @@ use tracing::{error, info, warn};
 
 use crate::config::{ConfigError, GateConfig, IdentityConfig, Said, ServeConfig};
 use crate::guard::Guard;
+use crate::logging;
 use crate::serve::protocol::{Access, Secret};
 use crate::tls::Tls;
 
@@ -31,19 +33,20 @@ pub(crate) struct Fresh {
     identity: IdentityConfig,
     secret: Option<Secret>,
     admin_secret: Option<Secret>,
+    filter: String,
 }
 
 impl From<ServeConfig> for Fresh {
     fn from(config: ServeConfig) -> Fresh {
-        let ServeConfig { said, admission, identity, secret, admin_secret, .. } = config;
-        Fresh { said, limits: admission.limits, identity, secret, admin_secret }
+        let ServeConfig { said, admission, identity, secret, admin_secret, log, .. } = config;
+        Fresh { said, limits: admission.limits, identity, secret, admin_secret, filter: log.filter }
     }
 }
 
 impl From<GateConfig> for Fresh {
     fn from(config: GateConfig) -> Fresh {
-        let GateConfig { said, admission, identity, admin_secret, .. } = config;
-        Fresh { said, limits: admission.limits, identity, secret: None, admin_secret }
+        let GateConfig { said, admission, identity, admin_secret, log, .. } = config;
+        Fresh { said, limits: admission.limits, identity, secret: None, admin_secret, filter: log.filter }
     }
 }
 
@@ -110,7 +113,7 @@ impl Reload {
     }
 
     fn adopt(&mut self, fresh: Fresh) {
-        let Fresh { said, limits, identity, secret, admin_secret } = fresh;
+        let Fresh { said, limits, identity, secret, admin_secret, filter } = fresh;
         let changed = |key: &str| self.last.changed(&said).contains(&key);
         // Who is trusted to name users decides elsewhere, too.
         let is_elsewhere = |key: &&str| key.ends_with(".trusted_proxies") || key.ends_with(".forwarded_by");
@@ -132,7 +135,7 @@ impl Reload {
         }
         let is_renewed = |way: &str| self.ways.0.contains(&way) && identity.ways.contains(&way);
         let holds = |key: &str| match key {
-            "admission.total" | "admission.per_user" => true,
+            "admission.total" | "admission.per_user" | "log.filter" => true,
             "serve.secret" => secret.is_some(),
             "admin.secret" => admin_secret.is_some(),
             key if key.starts_with("identity.jwt_") && is_renewed("jwt") => true,
@@ -144,6 +147,12 @@ impl Reload {
         info!(changed = now.join(" "), "the settings were read again");
         if !later.is_empty() {
             warn!(keys = later.join(" "), "settings have changed that hold only after a restart");
+        }
+        // Last, so that what was read is told under the filter that held when it was read.
+        if self.last.changed(&said).contains(&"log.filter")
+            && let Err(error) = logging::set_filter(&filter)
+        {
+            error!(error, "the log's filter stays as it was");
         }
         self.last = said;
     }

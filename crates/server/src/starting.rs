@@ -13,7 +13,7 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::time::interval;
 use tracing::{info, warn};
 
-use crate::config::QuotaConfig;
+use crate::config::{QuotaConfig, VariableNotice};
 use crate::memory::{self, Crowd};
 
 /// Thousands of clients may come at once, after a restart.
@@ -75,6 +75,22 @@ impl fmt::Display for Advice<'_> {
     }
 }
 
+/// Says which variables of other programs are set, and what comes of them.
+pub(crate) fn announce_borrowed(notices: &[VariableNotice]) {
+    for VariableNotice { variable, settings, why_not } in notices {
+        match why_not {
+            None => {
+                info!(
+                    variable,
+                    settings = settings.join(", "),
+                    "a variable of another program is understood"
+                );
+            }
+            Some(why) => warn!(variable, why, "a variable of another program has no effect"),
+        }
+    }
+}
+
 pub(crate) async fn upkeep(metrics: PrometheusHandle, http: Stats) {
     let (mut ticks, mut crowd) = (interval(UPKEEP), Crowd::default());
     loop {
@@ -121,7 +137,7 @@ pub(crate) async fn join(config: &QuotaConfig, address: SocketAddr) -> Result<Qu
 }
 
 /// The same after a restart, and another for every instance: host and address.
-fn member_name(address: SocketAddr) -> String {
+pub(crate) fn member_name(address: SocketAddr) -> String {
     let system = rustix::system::uname();
     format!("{}/{address}", system.nodename().to_string_lossy())
 }

@@ -22,6 +22,13 @@ pub struct EndpointError {
     why: &'static str,
 }
 
+impl EndpointError {
+    /// What is wrong, without what to write instead.
+    pub(crate) fn why(&self) -> &'static str {
+        self.why
+    }
+}
+
 impl FromStr for Endpoint {
     type Err = EndpointError;
 

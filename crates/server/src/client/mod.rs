@@ -1,4 +1,4 @@
-//! A small HTTP/1.1 client, for the commands that ask a running instance.
+//! A small HTTP/1.1 client, for the commands that ask a running instance, and for telemetry on its way to a collector.
 //!
 //! Invariant: nothing waits for ever on a dead peer, no answer takes more memory than its caller allows, and no error repeats a
 //! query or a secret.
@@ -13,7 +13,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::{ACCEPT, AUTHORIZATION, HOST};
 use http::{HeaderValue, Request, Response};
-use http_body_util::{BodyExt as _, Empty};
+use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
@@ -69,7 +69,7 @@ pub enum ClientError {
 #[derive(Debug)]
 pub struct Client {
     endpoint: Endpoint,
-    sender: Option<SendRequest<Empty<Bytes>>>,
+    sender: Option<SendRequest<Full<Bytes>>>,
     tls: Option<Arc<ClientConfig>>,
 }
 
@@ -89,17 +89,39 @@ impl Client {
     /// # Errors
     /// When there is no answer.
     pub async fn get(&mut self, path: &str, bearer: Option<&str>) -> Result<Response<Incoming>, ClientError> {
-        let broke = |at: &Endpoint, source| ClientError::Broke { at: at.to_string(), source };
+        let request = self.request(path, bearer)?;
+        self.send(request).await
+    }
+
+    /// Sends a POST, as [`get`](Self::get) does: one that met a closed connection is sent again, and may arrive twice.
+    ///
+    /// # Errors
+    /// When there is no answer.
+    #[cfg(feature = "otel")]
+    pub async fn post(
+        &mut self,
+        path: &str,
+        headers: &http::HeaderMap,
+        body: Bytes,
+    ) -> Result<Response<Incoming>, ClientError> {
+        let mut request = self.request(path, None)?;
+        *request.method_mut() = http::Method::POST;
+        request.headers_mut().extend(headers.clone());
+        *request.body_mut() = Full::new(body);
+        self.send(request).await
+    }
+
+    async fn send(&mut self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, ClientError> {
         if let Some(mut sender) = self.sender.take()
             && sender.ready().await.is_ok()
-            && let Ok(response) = sender.send_request(self.request(path, bearer)?).await
+            && let Ok(response) = sender.send_request(request.clone()).await
         {
             self.sender = Some(sender);
             return Ok(response);
         }
-        let request = self.request(path, bearer)?;
         let mut sender = self.connect().await?;
-        let response = sender.send_request(request).await.map_err(|error| broke(&self.endpoint, error))?;
+        let broke = |source| ClientError::Broke { at: self.endpoint.to_string(), source };
+        let response = sender.send_request(request).await.map_err(broke)?;
         self.sender = Some(sender);
         Ok(response)
     }
@@ -131,12 +153,12 @@ impl Client {
         Ok(body)
     }
 
-    fn request(&self, path: &str, bearer: Option<&str>) -> Result<Request<Empty<Bytes>>, ClientError> {
+    fn request(&self, path: &str, bearer: Option<&str>) -> Result<Request<Full<Bytes>>, ClientError> {
         let unsendable = |what| ClientError::Unsendable { what };
         let mut request = Request::get(format!("{}{path}", self.endpoint.prefix()))
             .header(HOST, self.endpoint.authority())
             .header(ACCEPT, "application/json")
-            .body(Empty::new())
+            .body(Full::default())
             .map_err(|_| unsendable("its path is no path"))?;
         if let Some(secret) = bearer {
             let mut value = HeaderValue::try_from(format!("Bearer {secret}"))
@@ -147,7 +169,7 @@ impl Client {
         Ok(request)
     }
 
-    async fn connect(&mut self) -> Result<SendRequest<Empty<Bytes>>, ClientError> {
+    async fn connect(&mut self) -> Result<SendRequest<Full<Bytes>>, ClientError> {
         let at = self.endpoint.to_string();
         let connecting = timeout(CONNECT_TIMEOUT, async {
             let socket = TcpStream::connect((self.endpoint.host(), self.endpoint.port())).await?;
@@ -171,7 +193,7 @@ impl Client {
 }
 
 /// Starts HTTP; the connection lives in a task that ends with it.
-async fn start<S>(stream: S) -> Result<SendRequest<Empty<Bytes>>, hyper::Error>
+async fn start<S>(stream: S) -> Result<SendRequest<Full<Bytes>>, hyper::Error>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {

@@ -13,7 +13,7 @@ use super::file::{GateFile, Shape};
 use super::layers::Layers;
 use super::origin::Origin;
 use super::serve_file::ServeFile;
-use super::{ConfigError, ElectricNotice, GATE_EXAMPLE, GateConfig, SERVE_EXAMPLE, ServeConfig};
+use super::{ConfigError, GATE_EXAMPLE, GateConfig, SERVE_EXAMPLE, ServeConfig, VariableNotice};
 
 /// Where the second column begins, if the first leaves room.
 const COLUMN: usize = 56;
@@ -25,7 +25,7 @@ const HIDDEN: &str = "(hidden)";
 pub struct Effective {
     command: &'static str,
     sections: Vec<(&'static str, Vec<Line>)>,
-    notices: Vec<ElectricNotice>,
+    notices: Vec<VariableNotice>,
     /// Why the command can't start with them, if so.
     pub wrong: Option<ConfigError>,
 }

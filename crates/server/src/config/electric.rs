@@ -1,99 +1,12 @@
 //! Electric's environment variables, and what each means here, so that people can switch.
 //!
-//! Invariant: a variable that has a counterpart is that setting, weaker than our own variables and stronger than the file; one
-//! that has none, or none that could be meant for sure, has no effect and is named with the reason. No value is ever shown.
+//! Invariant: a variable that has a counterpart is that setting; one that has none, or none that could be meant for sure, has no
+//! effect and is named with the reason.
 //! Kept by: this table is the only place, and `docs/from-electric.md` is made of it.
 
+use super::borrowed::Counterpart::{Missing, Similar, These};
+use super::borrowed::{DATABASE_URL, Known, Said, known, text};
 use super::serve::LISTEN;
-use Counterpart::{Missing, Similar, These};
-
-/// One of Electric's variables.
-pub(super) struct Known {
-    pub(super) name: &'static str,
-    pub(super) counterpart: Counterpart,
-    /// What else there is to know of it, or why it has no effect; may be empty.
-    pub(super) remark: &'static str,
-}
-
-/// What it means here.
-pub(super) enum Counterpart {
-    /// These settings (`section.key`), each as the function makes it of the variable's text.
-    These(&'static [(&'static str, Reading)]),
-    /// A setting that is like it, but that only a person can choose.
-    Similar(&'static str),
-    /// Nothing.
-    Missing,
-}
-
-/// The setting's text, out of the variable's text and those of the others; nothing if it says nothing.
-type Reading = fn(&str, &Said<'_>) -> Result<Option<String>, String>;
-type Said<'a> = dyn Fn(&str) -> Option<&'a str> + 'a;
-
-/// A setting that one of the variables makes.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Setting {
-    pub(super) variable: &'static str,
-    pub(super) section: &'static str,
-    pub(super) key: &'static str,
-    pub(super) text: String,
-}
-
-/// What variables make, and what is to be told of them.
-pub(crate) type Borrowed = (Vec<Setting>, Vec<ElectricNotice>);
-/// The name of a variable whose text can't be read, and what it should be.
-pub(crate) type Misread = (&'static str, String);
-
-/// One of Electric's variables that is set, told at the start.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ElectricNotice {
-    /// Its name.
-    pub variable: &'static str,
-    /// The settings that it is.
-    pub settings: Vec<&'static str>,
-    /// Why it has no effect, if it has none.
-    pub why_not: Option<String>,
-}
-
-/// What the environment says in Electric's words: settings, the stronger ones last, and what to tell of it.
-///
-/// # Errors
-/// When a text can't be read.
-pub(super) fn read(variables: &[(String, String)]) -> Result<Borrowed, Misread> {
-    let said = |name: &str| {
-        let found = variables.iter().find(|(given, text)| given == name && !text.is_empty());
-        found.map(|(_, text)| text.as_str())
-    };
-    let (mut settings, mut notices) = (Vec::new(), Vec::new());
-    for Known { name, counterpart, remark } in KNOWN {
-        let Some(text) = said(name) else { continue };
-        let notice = |settings, why_not| ElectricNotice { variable: name, settings, why_not };
-        match counterpart {
-            These(keys) => {
-                let mut made = Vec::new();
-                for (path, reading) in *keys {
-                    let Some(text) = reading(text, &said).map_err(|why| (*name, why))? else { continue };
-                    let (section, key) = path.split_once('.').unwrap_or((path, ""));
-                    settings.push(Setting { variable: name, section, key, text });
-                    made.push(*path);
-                }
-                // Everybody has that one, users of Electric or not.
-                if *name != DATABASE_URL && !made.is_empty() {
-                    notices.push(notice(made, None));
-                }
-            }
-            Similar(path) => {
-                notices.push(notice(vec![], Some(format!("{remark}; its counterpart is {path}"))))
-            }
-            Missing if ASKS_FOR_NOTHING.contains(&text.to_lowercase().as_str()) => {}
-            Missing => notices.push(notice(vec![], Some((*remark).to_owned()))),
-        }
-    }
-    Ok((settings, notices))
-}
-
-const DATABASE_URL: &str = "DATABASE_URL";
-/// Values that agree with what is so here anyway.
-const ASKS_FOR_NOTHING: &[&str] = &["false", "0", "file", "fast_file"];
 
 /// Names, in the order of rising strength where two are the same setting.
 pub(super) const KNOWN: &[Known] = &[
@@ -197,15 +110,23 @@ pub(super) const KNOWN: &[Known] = &[
         "the log is coloured on a terminal only; `log.format = \"json\"` is for programs",
     ),
     known("ELECTRIC_LOG_OTP_REPORTS", Missing, "there is no Erlang here"),
-    known("ELECTRIC_OTLP_ENDPOINT", Missing, "metrics are read from `/metrics` on the admin address"),
-    known("ELECTRIC_OTEL_EXPORT_PERIOD", Missing, "metrics are read, not sent"),
-    known("ELECTRIC_OTEL_SAMPLING_RATIO", Missing, "there are no traces to sample"),
-    known("ELECTRIC_OTEL_DEBUG", Missing, "there are no traces to print; see log.filter"),
-    known("ELECTRIC_HNY_API_KEY", Missing, "metrics are read from `/metrics` on the admin address"),
-    known("ELECTRIC_HNY_DATASET", Missing, "metrics are read from `/metrics` on the admin address"),
+    known(
+        "ELECTRIC_OTLP_ENDPOINT",
+        These(&[("otel.endpoint", text)]),
+        "this one and the next two need a program that was built with the feature `otel`",
+    ),
+    known("ELECTRIC_OTEL_EXPORT_PERIOD", These(&[("otel.interval_ms", time)]), ""),
+    known("ELECTRIC_OTEL_SAMPLING_RATIO", These(&[("otel.sample_percent", percent)]), ""),
+    known("ELECTRIC_OTEL_DEBUG", Missing, "traces are sent, not printed; see log.filter"),
+    known("ELECTRIC_HNY_API_KEY", Missing, "Honeycomb takes OTLP: see otel.endpoint and otel.headers"),
+    known("ELECTRIC_HNY_DATASET", Missing, "Honeycomb takes OTLP: see otel.endpoint and otel.headers"),
     known("ELECTRIC_STATSD_HOST", Missing, "metrics are read from `/metrics` on the admin address"),
     known("ELECTRIC_SYSTEM_METRICS_POLL_INTERVAL", Missing, "metrics are measured when they are read"),
-    known("ELECTRIC_SERVICE_NAME", Missing, "whoever collects metrics names the service"),
+    known(
+        "ELECTRIC_SERVICE_NAME",
+        Similar("otel.service_name"),
+        "whoever scrapes metrics names the service; what is sent is named by it",
+    ),
     known("ELECTRIC_USAGE_REPORTING", Missing, "nothing is ever reported to anybody"),
     known("ELECTRIC_TELEMETRY_URL", Missing, "nothing is ever reported to anybody"),
     known("ELECTRIC_DATABASE_ID", Missing, "a storage directory knows which database it is of"),
@@ -236,14 +157,6 @@ pub(super) const KNOWN: &[Known] = &[
     known("ELECTRIC_IDLE_WAL_SIZE_THRESHOLD", Missing, "see database.idle_timeout_ms"),
 ];
 
-const fn known(name: &'static str, counterpart: Counterpart, remark: &'static str) -> Known {
-    Known { name, counterpart, remark }
-}
-
-fn text(text: &str, _: &Said<'_>) -> Result<Option<String>, String> {
-    Ok(Some(text.to_owned()))
-}
-
 fn switch(text: &str, _: &Said<'_>) -> Result<Option<String>, String> {
     match text.to_lowercase().as_str() {
         "true" | "1" | "yes" | "on" => Ok(Some("true".to_owned())),
@@ -265,6 +178,14 @@ fn time(text: &str, _: &Said<'_>) -> Result<Option<String>, String> {
     match number.parse::<f64>() {
         Ok(count) if (0.0..1e12).contains(&count) => Ok(Some(format!("{:.0}", (count * unit_ms).floor()))),
         Ok(_) | Err(_) => Err("it must be a time such as 500ms, 30s, 5min or 1h".to_owned()),
+    }
+}
+
+/// Out of a ratio, 0 to 1.
+fn percent(text: &str, _: &Said<'_>) -> Result<Option<String>, String> {
+    match text.parse::<f64>() {
+        Ok(ratio) if (0.0..=1.0).contains(&ratio) => Ok(Some((ratio * 100.0).to_string())),
+        Ok(_) | Err(_) => Err("it must be a ratio, 0 to 1".to_owned()),
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use super::electric::{Counterpart, KNOWN, Known};
+use super::borrowed::{Counterpart, Known};
+use super::electric::KNOWN;
 use super::file::Shape as _;
 use super::layers::{Layers, variable};
 use super::origin::Origin;
@@ -73,6 +74,29 @@ fn each_variable_of_electric_is_the_setting_that_it_means() {
 }
 
 #[test]
+fn electric_s_telemetry_is_sent_by_a_program_that_can_and_named_by_one_that_can_not() {
+    let theirs = [
+        ("ELECTRIC_OTLP_ENDPOINT", "http://collector.test:4318"),
+        ("ELECTRIC_OTEL_EXPORT_PERIOD", "30s"),
+        ("ELECTRIC_OTEL_SAMPLING_RATIO", "0.25"),
+    ];
+    let config = with(&theirs).unwrap();
+    assert_eq!((config.borrowed.len(), config.otel.is_some()), (3, cfg!(feature = "otel")));
+    match config.otel {
+        Some(otel) => {
+            assert_eq!(otel.endpoint.to_string(), "http://collector.test:4318");
+            assert_eq!((otel.interval.as_secs(), otel.sample), (30, 0.25));
+            let error = with(&[theirs[0], ("ELECTRIC_OTEL_SAMPLING_RATIO", "25")]).unwrap_err();
+            assert!(error.contains("ELECTRIC_OTEL_SAMPLING_RATIO") && error.contains("0 to 1"), "{error}");
+        }
+        None => {
+            let why = config.borrowed[0].why_not.as_ref().unwrap();
+            assert!(why.contains("--features otel"), "{why}");
+        }
+    }
+}
+
+#[test]
 fn every_counterpart_is_a_setting_of_the_server() {
     let sections = ServeFile::sections().into_iter();
     let keys: BTreeSet<String> =
@@ -128,13 +152,13 @@ fn what_has_an_effect_and_what_has_none_is_told_by_name() {
         ("ELECTRIC_URL", "http://other.programs.test"),
     ])
     .unwrap();
-    let names: Vec<_> = config.electric.iter().map(|notice| notice.variable).collect();
+    let names: Vec<_> = config.borrowed.iter().map(|notice| notice.variable).collect();
     assert_eq!(names, ["ELECTRIC_SECRET", "ELECTRIC_STORAGE", "ELECTRIC_INSTANCE_ID"]);
-    assert_eq!(config.electric[0].settings, ["serve.secret"]);
-    assert!(config.electric[1].why_not.as_ref().unwrap().contains("storage.dir"));
-    assert!(config.electric[2].why_not.as_ref().unwrap().contains("its counterpart is quota.member"));
-    assert!(!format!("{:?}", config.electric).contains("s3cr3t"));
-    assert!(with(&[]).unwrap().electric.is_empty(), "DATABASE_URL is everybody's");
+    assert_eq!(config.borrowed[0].settings, ["serve.secret"]);
+    assert!(config.borrowed[1].why_not.as_ref().unwrap().contains("storage.dir"));
+    assert!(config.borrowed[2].why_not.as_ref().unwrap().contains("its counterpart is quota.member"));
+    assert!(!format!("{:?}", config.borrowed).contains("s3cr3t"));
+    assert!(with(&[]).unwrap().borrowed.is_empty(), "DATABASE_URL is everybody's");
 }
 
 #[test]

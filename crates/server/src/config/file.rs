@@ -10,9 +10,10 @@ use std::path::PathBuf;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use super::electric::{Borrowed, Misread};
+use super::borrowed::{self, Borrowed, Misread};
 use super::fields::fields_of;
 use super::hidden::Hidden;
+use super::opentelemetry;
 
 /// A section and its keys, as serde sees them: nothing is listed twice.
 pub(crate) type Section = (&'static str, &'static [&'static str]);
@@ -26,9 +27,7 @@ pub(crate) trait Shape: DeserializeOwned + fmt::Debug {
     ///
     /// # Errors
     /// When a text can't be read.
-    fn borrowed(_: &[(String, String)]) -> Result<Borrowed, Misread> {
-        Ok(Borrowed::default())
-    }
+    fn borrowed(variables: &[(String, String)]) -> Result<Borrowed, Misread>;
 }
 
 /// All of `forebay gate`.
@@ -43,6 +42,7 @@ pub(crate) struct GateFile {
     pub(crate) quota: QuotaSection,
     pub(crate) admin: AdminSection,
     pub(crate) log: LogSection,
+    pub(crate) otel: OtelSection,
 }
 
 impl Shape for GateFile {
@@ -53,10 +53,14 @@ impl Shape for GateFile {
             .zip([fields_of::<GateSection>()].into_iter().chain(shared()))
             .collect()
     }
+
+    fn borrowed(variables: &[(String, String)]) -> Result<Borrowed, Misread> {
+        borrowed::read(variables, &[opentelemetry::KNOWN])
+    }
 }
 
 /// The keys of what every command has, in the order of its sections.
-pub(super) fn shared() -> [&'static [&'static str]; 7] {
+pub(super) fn shared() -> [&'static [&'static str]; 8] {
     [
         fields_of::<HttpSection>(),
         fields_of::<AdmissionSection>(),
@@ -65,6 +69,7 @@ pub(super) fn shared() -> [&'static [&'static str]; 7] {
         fields_of::<QuotaSection>(),
         fields_of::<AdminSection>(),
         fields_of::<LogSection>(),
+        fields_of::<OtelSection>(),
     ]
 }
 
@@ -240,6 +245,23 @@ pub(crate) struct AdminSection {
 pub(crate) struct LogSection {
     /// `text` (the default) or `json`.
     pub(crate) format: Option<String>,
-    /// The least level, `error` … `trace`, or a list such as `info,forebay_server=debug`. Default `info`.
+    /// The least level, `error` … `trace`, or a list such as `info,forebay_server=debug`; read again on SIGHUP. Default
+    /// `info`.
     pub(crate) filter: Option<String>,
+}
+
+/// Where traces and metrics are sent, by OTLP over HTTP; only in a program that was built with the feature `otel`.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct OtelSection {
+    /// The collector, such as `http://127.0.0.1:4318`; `/v1/traces` and `/v1/metrics` are added to it. Default none: nothing is sent.
+    pub(crate) endpoint: Option<String>,
+    /// What the collector must be shown, `NAME=VALUE,NAME=VALUE`; of values, `%XX` is resolved. Default none.
+    pub(crate) headers: Option<Hidden>,
+    /// What this service is called there. Default `forebay`.
+    pub(crate) service_name: Option<String>,
+    /// How often metrics are sent. Default 10,000.
+    pub(crate) interval_ms: Option<u64>,
+    /// How many traces that begin here are sent, in percent; one that began elsewhere is sent if it is sampled there. Default 100.
+    pub(crate) sample_percent: Option<f64>,
 }

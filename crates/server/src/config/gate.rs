@@ -11,10 +11,12 @@ use http::uri::{Authority, Scheme, Uri};
 
 use super::ConfigError;
 use super::access::{AdmissionConfig, IdentityConfig, Proxies, QuotaConfig};
+use super::borrowed::VariableNotice;
 use super::check::{Check, ValueError};
 use super::file::{GateFile, GateSection};
 use super::layers::{Layers, Meant};
 use super::nearest::nearest;
+use super::otel::{OtelConfig, check_otel};
 use super::running::{check_admin, check_http, check_log, check_secret, check_tls};
 use super::said::Said;
 use crate::gate::{Route, UpstreamConfig};
@@ -62,6 +64,10 @@ pub struct GateConfig {
     pub admin_secret: Option<Secret>,
     /// What is logged.
     pub log: LogConfig,
+    /// Where traces and metrics go.
+    pub otel: Option<OtelConfig>,
+    /// Other programs' variables that are set.
+    pub borrowed: Vec<VariableNotice>,
     /// All of it as it was said, to find out later what has changed.
     pub said: Said,
 }
@@ -70,10 +76,10 @@ impl TryFrom<Layers<GateFile>> for GateConfig {
     type Error = ConfigError;
 
     fn try_from(layers: Layers<GateFile>) -> Result<GateConfig, ConfigError> {
-        let said = layers.said();
+        let (borrowed, said) = (layers.notices().to_vec(), layers.said());
         let (file, origins) = layers.finish()?;
         let config = check_all(file, &Check { origins })?;
-        Ok(GateConfig { said, ..config })
+        Ok(GateConfig { borrowed, said, ..config })
     }
 }
 
@@ -116,6 +122,8 @@ fn check_all(file: GateFile, check: &Check) -> Result<GateConfig, ValueError> {
         admin: check_admin(&file.admin, ADMIN, check)?,
         admin_secret: check_secret("admin.secret", file.admin.secret.as_ref(), check)?,
         log: check_log(&file.log, check)?,
+        otel: check_otel(&file.otel, cfg!(feature = "otel"), check)?,
+        borrowed: Vec::new(),
         said: Said::default(),
         trusted_proxies: proxies.networks,
         forwarded_by: proxies.forwarded_by,

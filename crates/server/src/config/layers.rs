@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use toml::{Table, Value};
 
-use super::electric::ElectricNotice;
+use super::borrowed::VariableNotice;
 use super::file::Shape;
 use super::nearest::{nearest, nearest_within};
 use super::origin::Origin;
@@ -26,8 +26,8 @@ pub(crate) struct Layers<F> {
     table: Table,
     /// `section.key` → where it was written.
     origins: BTreeMap<String, Origin>,
-    /// What is to be told of Electric's variables.
-    notices: Vec<ElectricNotice>,
+    /// What is to be told of other programs' variables.
+    notices: Vec<VariableNotice>,
     shape: PhantomData<F>,
 }
 
@@ -181,8 +181,8 @@ impl<F: Shape> Layers<F> {
         Some((value, self.origins.get(&format!("{section}.{key}"))?))
     }
 
-    /// What is to be told of Electric's variables.
-    pub(crate) fn notices(&self) -> &[ElectricNotice] {
+    /// What is to be told of other programs' variables.
+    pub(crate) fn notices(&self) -> &[VariableNotice] {
         &self.notices
     }
 

@@ -6,6 +6,7 @@
 //! and `serve.rs`; whatever may hold a password is a [`Hidden`] there.
 
 mod access;
+mod borrowed;
 mod check;
 mod database;
 mod effective;
@@ -20,7 +21,9 @@ mod gate;
 mod hidden;
 mod layers;
 mod nearest;
+mod opentelemetry;
 mod origin;
+mod otel;
 #[cfg(test)]
 mod page;
 #[cfg(test)]
@@ -34,14 +37,15 @@ mod serve_tests;
 mod storage;
 
 pub use access::{AdmissionConfig, IdentityConfig, QuotaConfig};
+pub use borrowed::VariableNotice;
 pub use check::ValueError;
 pub use effective::Effective;
-pub use electric::ElectricNotice;
 pub(crate) use file::{GateFile, Shape};
 pub use gate::GateConfig;
 pub use hidden::Hidden;
 pub use layers::LayerError;
 pub(crate) use layers::Layers;
+pub use otel::OtelConfig;
 pub use said::Said;
 pub use serve::ServeConfig;
 pub(crate) use serve_file::ServeFile;

@@ -10,10 +10,11 @@ use forebay_stream::ServeConfig as HttpConfig;
 
 use super::ConfigError;
 use super::access::{AdmissionConfig, IdentityConfig, Proxies, QuotaConfig};
+use super::borrowed::VariableNotice;
 use super::check::{Check, ValueError};
 use super::database::{check_database, snapshots};
-use super::electric::ElectricNotice;
 use super::layers::Layers;
+use super::otel::{OtelConfig, check_otel};
 use super::running::{check_admin, check_http, check_log, check_secret, check_tls};
 use super::said::Said;
 use super::serve_file::{ServeFile, ServeSection};
@@ -81,8 +82,10 @@ pub struct ServeConfig {
     pub drain_timeout: Duration,
     /// What is logged.
     pub log: LogConfig,
-    /// Electric's variables that are set.
-    pub electric: Vec<ElectricNotice>,
+    /// Where traces and metrics go.
+    pub otel: Option<OtelConfig>,
+    /// Other programs' variables that are set.
+    pub borrowed: Vec<VariableNotice>,
     /// All of it as it was said, to find out later what has changed.
     pub said: Said,
     /// A page for people at `/` of the clients' address; only `forebay dev` has one.
@@ -95,9 +98,9 @@ impl TryFrom<Layers<ServeFile>> for ServeConfig {
     type Error = ConfigError;
 
     fn try_from(layers: Layers<ServeFile>) -> Result<ServeConfig, ConfigError> {
-        let (electric, said) = (layers.notices().to_vec(), layers.said());
+        let (borrowed, said) = (layers.notices().to_vec(), layers.said());
         let (file, origins) = layers.finish()?;
-        Ok(ServeConfig { electric, said, ..check_all(&file, &Check { origins })? })
+        Ok(ServeConfig { borrowed, said, ..check_all(&file, &Check { origins })? })
     }
 }
 
@@ -152,7 +155,8 @@ fn check_all(file: &ServeFile, check: &Check) -> Result<ServeConfig, ValueError>
         quota: QuotaConfig::check(&file.redis, &file.quota, check)?,
         identity,
         log: check_log(&file.log, check)?,
-        electric: Vec::new(),
+        otel: check_otel(&file.otel, cfg!(feature = "otel"), check)?,
+        borrowed: Vec::new(),
         said: Said::default(),
         home: None,
         leaves_nothing: false,

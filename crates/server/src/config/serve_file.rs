@@ -4,13 +4,15 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
-use super::electric::{self, Borrowed, Misread};
+use super::borrowed::{self, Borrowed, Misread};
+use super::electric;
 use super::fields::fields_of;
 use super::file::{
-    AdminSection, AdmissionSection, HttpSection, IdentitySection, LogSection, QuotaSection, RedisSection,
-    Section, Shape, shared,
+    AdminSection, AdmissionSection, HttpSection, IdentitySection, LogSection, OtelSection, QuotaSection,
+    RedisSection, Section, Shape, shared,
 };
 use super::hidden::Hidden;
+use super::opentelemetry;
 
 /// All of `forebay serve`.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -26,6 +28,7 @@ pub(crate) struct ServeFile {
     pub(crate) quota: QuotaSection,
     pub(crate) admin: AdminSection,
     pub(crate) log: LogSection,
+    pub(crate) otel: OtelSection,
 }
 
 impl Shape for ServeFile {
@@ -36,7 +39,7 @@ impl Shape for ServeFile {
     }
 
     fn borrowed(variables: &[(String, String)]) -> Result<Borrowed, Misread> {
-        electric::read(variables)
+        borrowed::read(variables, &[opentelemetry::KNOWN, electric::KNOWN])
     }
 }
 

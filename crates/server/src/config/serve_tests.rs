@@ -194,6 +194,11 @@ const ELSEWHERE: &[&str] = &[
     "serve.forwarded_by",
     "redis.url",
     "admin.insecure",
+    "otel.endpoint",
+    "otel.headers",
+    "otel.service_name",
+    "otel.interval_ms",
+    "otel.sample_percent",
 ];
 
 #[test]

@@ -72,6 +72,12 @@ impl Route {
         self.class.as_ref()
     }
 
+    /// Its path, as it was written.
+    #[cfg(feature = "otel")]
+    pub(crate) fn path(&self) -> &str {
+        self.text.split_whitespace().nth(1).unwrap_or_default()
+    }
+
     fn takes(&self, method: &Method) -> bool {
         match &self.method {
             None => true,

@@ -68,3 +68,11 @@ impl Service<Request<Incoming>> for GateService {
         self.admitted.call(request)
     }
 }
+
+#[cfg(feature = "otel")]
+impl crate::otel::Routed for GateService {
+    fn route(&self, request: &Request<Incoming>) -> Option<std::borrow::Cow<'static, str>> {
+        let route = self.routes.find(request.method(), request.uri().path())?;
+        Some(route.path().to_owned().into())
+    }
+}

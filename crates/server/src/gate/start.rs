@@ -23,16 +23,17 @@ use super::upstream::Upstream;
 use crate::admin::{self, Report};
 use crate::config::{ConfigError, GateConfig};
 use crate::guard::Guard;
+use crate::otel::{Telemetry, Traced};
 use crate::reload::Reload;
 use crate::signals::Signals;
-use crate::starting::{StartError, join, listen, upkeep};
+use crate::starting::{StartError, announce_borrowed, join, listen, upkeep};
 use crate::tls::Tls;
 
 /// What is given back at the end is told in one call or two; without an answer, it expires by itself.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 /// A gate that listens.
 pub struct Gate {
-    server: Server<GateService>,
+    server: Server<Traced<GateService>>,
     admin: Option<Server<admin::Admin>>,
     admission: Admission,
     quota: Quota,
@@ -41,6 +42,7 @@ pub struct Gate {
     tls: Option<Arc<Tls>>,
     reload: Reload,
     metrics: PrometheusHandle,
+    telemetry: Telemetry,
 }
 
 impl Gate {
@@ -69,7 +71,8 @@ impl Gate {
         let service = GateService::new(layer, proxy.clone(), Arc::clone(&routes));
         let mut http = config.http.clone();
         http.drain_timeout = closing_time(config.drain_timeout);
-        let mut server = Server::new(listener, service, http);
+        let mut telemetry = Telemetry::new(config.otel.as_ref(), config.tls.is_some(), address);
+        let mut server = Server::new(listener, telemetry.traced(service), http);
         if let Some(tls) = &config.tls {
             server = server.wrapped(Arc::clone(tls) as Arc<dyn Wrap>);
         }
@@ -88,12 +91,13 @@ impl Gate {
             http: server.stats(),
         };
         let report: Arc<dyn Report> = Arc::new(report);
+        telemetry.start(Arc::clone(&report), metrics.clone());
         let guard = Guard::new(config.admin_secret.clone());
         let reload = Reload::new(&config.said, &config.identity, admission.clone(), guard.clone())
             .tls(config.tls.clone());
         let admin = admin_listener.map(|listener| admin::server(listener, report, metrics.clone(), guard));
         let (drain_timeout, tls) = (config.drain_timeout, config.tls);
-        Ok(Gate { server, admin, admission, quota, drain, drain_timeout, tls, reload, metrics })
+        Ok(Gate { server, admin, admission, quota, drain, drain_timeout, tls, reload, metrics, telemetry })
     }
 
     /// How settings are read again on SIGHUP; without it, only the certificate is.
@@ -109,7 +113,18 @@ impl Gate {
     /// back what this instance held: never before the cut, since others may have it at once. A second signal ends it at
     /// once; then this says which.
     pub async fn run(self, mut signals: Signals) -> Option<&'static str> {
-        let Gate { server, admin, admission, quota, drain, drain_timeout, tls, mut reload, metrics } = self;
+        let Gate {
+            server,
+            admin,
+            admission,
+            quota,
+            drain,
+            drain_timeout,
+            tls,
+            mut reload,
+            metrics,
+            telemetry,
+        } = self;
         let watch = tls.map(|tls| tokio::spawn(tls.watch()));
         let upkeep = tokio::spawn(upkeep(metrics, server.stats()));
         let admin = admin.map(|admin| tokio::spawn(admin.run(std::future::pending())));
@@ -129,7 +144,7 @@ impl Gate {
             // The server closes: what is left at the deadline it cuts, and returns when that is gone.
             let cut = serving.await.map_or(0, |summary| summary.cut);
             let took = begun.elapsed();
-            let _ = timeout(LEAVE_TIMEOUT, quota.leave()).await;
+            let _ = tokio::join!(timeout(LEAVE_TIMEOUT, quota.leave()), telemetry.end());
             info!(cut, ?took, "the gate ends");
             None
         };
@@ -191,6 +206,7 @@ fn announce(
     routes: &Routes,
     descriptors: Option<u64>,
 ) {
+    announce_borrowed(&config.borrowed);
     let upstream = config.upstream.authority.as_str();
     let admin = admin.map_or_else(|| "off".to_owned(), |admin| admin.to_string());
     let identity =

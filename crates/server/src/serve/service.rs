@@ -236,3 +236,16 @@ impl Service<Request<Incoming>> for Handler {
 pub(crate) fn whole(response: Response<Bytes>) -> Response<Answer> {
     response.map(Answer::whole)
 }
+
+#[cfg(feature = "otel")]
+impl crate::otel::Routed for ServeService {
+    fn route(&self, request: &Request<Incoming>) -> Option<std::borrow::Cow<'static, str>> {
+        let route = match Route::of(request.uri().path()) {
+            Route::Shape => "/v1/shape",
+            Route::Health => "/v1/health",
+            Route::Root => "/",
+            Route::NotFound => return None,
+        };
+        Some(route.into())
+    }
+}

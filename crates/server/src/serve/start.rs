@@ -29,11 +29,12 @@ use super::report::ServeReport;
 use super::service::ServeService;
 use super::tokens::Tokens;
 use crate::admin::{self, Report};
-use crate::config::{ConfigError, ElectricNotice, ServeConfig};
+use crate::config::{ConfigError, ServeConfig};
 use crate::guard::Guard;
+use crate::otel::{Telemetry, Traced};
 use crate::reload::Reload;
 use crate::signals::Signals;
-use crate::starting::{StartError, join, listen, upkeep};
+use crate::starting::{StartError, announce_borrowed, join, listen, upkeep};
 
 /// What is given back at the end is told in one call or two; without an answer, it expires by itself.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -46,7 +47,7 @@ pub(super) const REFRESH: Duration = Duration::from_millis(50);
 
 /// A server of shapes that listens.
 pub struct Serve {
-    server: Server<ServeService>,
+    server: Server<Traced<ServeService>>,
     admin: Option<Server<admin::Admin>>,
     admission: Admission,
     quota: Quota,
@@ -55,6 +56,7 @@ pub struct Serve {
     chores: Vec<JoinHandle<()>>,
     reload: Reload,
     metrics: PrometheusHandle,
+    telemetry: Telemetry,
     leaves_nothing: bool,
 }
 
@@ -116,7 +118,8 @@ impl Serve {
         let service = ServeService::new(layer, Arc::clone(&answering), Arc::clone(&access), tokens);
         let mut http = config.http.clone();
         http.drain_timeout = config.drain_timeout;
-        let mut server = Server::new(listener, service, http);
+        let mut telemetry = Telemetry::new(config.otel.as_ref(), config.tls.is_some(), address);
+        let mut server = Server::new(listener, telemetry.traced(service), http);
         if let Some(tls) = &config.tls {
             server = server.wrapped(Arc::clone(tls) as Arc<dyn Wrap>);
         }
@@ -137,6 +140,7 @@ impl Serve {
             listing: Listing::default(),
         };
         let report: Arc<dyn Report> = Arc::new(report);
+        telemetry.start(Arc::clone(&report), metrics.clone());
         let guard = Guard::new(config.admin_secret.clone());
         let reload = Reload::new(&config.said, &config.identity, admission.clone(), guard.clone())
             .access(access)
@@ -153,6 +157,7 @@ impl Serve {
             chores,
             reload,
             metrics,
+            telemetry,
             leaves_nothing,
         })
     }
@@ -193,6 +198,7 @@ impl Serve {
             chores,
             mut reload,
             metrics,
+            telemetry,
             leaves_nothing,
         } = self;
         let upkeep = tokio::spawn(upkeep(metrics, server.stats()));
@@ -212,7 +218,7 @@ impl Serve {
                 false => manager.shutdown().await,
             }
             let cut = serving.await.map_or(0, |summary| summary.cut);
-            let _ = timeout(LEAVE_TIMEOUT, quota.leave()).await;
+            let _ = tokio::join!(timeout(LEAVE_TIMEOUT, quota.leave()), telemetry.end());
             let _ended = spawn_blocking(move || shapes.end_writing()).await;
             info!(cut, took = ?begun.elapsed(), "the server has ended");
             None::<&'static str>
@@ -281,12 +287,7 @@ fn announce(config: &ServeConfig, address: SocketAddr, admin: Option<SocketAddr>
             "no way to know a user is set: only the limit on all streams holds; see [identity] in the settings"
         );
     }
-    for ElectricNotice { variable, settings, why_not } in &config.electric {
-        match why_not {
-            None => info!(variable, settings = settings.join(", "), "a variable of Electric is understood"),
-            Some(why) => warn!(variable, why, "a variable of Electric has no effect"),
-        }
-    }
+    announce_borrowed(&config.borrowed);
     let total = config.admission.total;
     let needed = u64::from(total) + 1024;
     if let Some(limit) = descriptors.filter(|limit| *limit < needed) {

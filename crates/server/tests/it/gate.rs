@@ -31,7 +31,7 @@ struct Log {
 pub(crate) fn forebay(args: &[&str]) -> Command {
     let mut command = Command::new(PROGRAM);
     for (name, _) in std::env::vars() {
-        if name.starts_with("FOREBAY_") {
+        if name.starts_with("FOREBAY_") || name.starts_with("OTEL_") {
             command.env_remove(name);
         }
     }

@@ -20,6 +20,8 @@ mod heads;
 mod hostile;
 mod limits;
 mod origin;
+#[cfg(feature = "otel")]
+mod otel;
 mod python;
 mod readme;
 mod redis;

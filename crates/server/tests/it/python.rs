@@ -23,9 +23,14 @@ pub(crate) struct App {
 
 impl App {
     pub(crate) fn start() -> App {
+        App::run("app.py")
+    }
+
+    /// Any of the scripts that listen and say so by their port.
+    pub(crate) fn run(name: &str) -> App {
         let mut child = Command::new(python())
             .arg("-B") // leaves no compiled files beside the sources
-            .arg(script("app.py"))
+            .arg(script(name))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
@@ -34,6 +39,11 @@ impl App {
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let port = line.trim().strip_prefix("PORT ").unwrap_or_else(|| panic!("the app says {line:?}"));
         App { addr: SocketAddr::from(([127, 0, 0, 1], port.parse().unwrap())), child }
+    }
+
+    #[cfg(feature = "otel")]
+    pub(crate) fn addr(&self) -> SocketAddr {
+        self.addr
     }
 
     pub(crate) fn url(&self) -> String {

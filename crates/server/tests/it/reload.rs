@@ -1,12 +1,15 @@
 //! SIGHUP: what is read again, and what only after a restart.
 
+use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
+use std::process::Stdio;
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 
-use crate::gate::Gate;
+use crate::gate::{Gate, forebay};
 use crate::limits::open;
 use crate::origin::Streams;
+use crate::serve::support::Place;
 use crate::wire::{Client, until};
 
 /// A folder of the test's own; gone at the end.
@@ -121,4 +124,88 @@ async fn keys_are_rotated_though_something_beside_them_needs_a_restart() {
         .await;
         assert_eq!((status(old).await, status(new).await), (401, 200), "{named}");
     }
+}
+
+const CHANGED: &str = "the log's filter has changed";
+/// Told of each request whose upstream isn't there, at the level `debug`.
+const UNANSWERED: &str = "no response";
+const NOWHERE: &str = "http://127.0.0.1:9";
+
+#[tokio::test]
+async fn a_gate_logs_more_after_sighup_and_less_after_another() {
+    let folder = Folder::new("filter");
+    let settings = |filter: &str| folder.write("gate.toml", &format!("[log]\nfilter = {filter:?}\n"));
+    let path = settings("info");
+    let gate = Gate::start(NOWHERE, &["--config", &path]);
+    let lines = |message: &str| gate.log().lines().filter(|line| line.contains(message)).count();
+    // By the time that an answer is here, its line is written.
+    let ask = async || assert_eq!(Client::ask(gate.addr, "GET", "/", &[], "").await.head.status, 502);
+    let reload = async |message: &str, count: usize| {
+        gate.signal(Signal::HUP);
+        until(message, async || lines(message) == count).await;
+    };
+    ask().await;
+    settings("debug");
+    reload(CHANGED, 1).await;
+    assert_eq!(lines(UNANSWERED), 0);
+    assert_eq!(gate.wait_for_log("the settings were read again")["changed"], "log.filter");
+    ask().await;
+    gate.wait_for_log(UNANSWERED);
+
+    settings("forebay_server=loud");
+    reload("the settings can't be read again: all stays as it was", 1).await;
+    ask().await;
+    until("another line", async || lines(UNANSWERED) == 2).await;
+
+    settings("error");
+    reload(CHANGED, 2).await;
+    ask().await;
+    // And what was silent says that it speaks again.
+    settings("info");
+    reload(CHANGED, 3).await;
+    ask().await;
+    settings("warn");
+    reload(CHANGED, 4).await;
+    assert_eq!(lines(UNANSWERED), 2);
+}
+
+#[tokio::test]
+async fn the_filter_of_a_log_for_people_changes_too() {
+    let folder = Folder::new("filter-text");
+    let settings = |filter: &str| folder.write("gate.toml", &format!("[log]\nfilter = {filter:?}\n"));
+    let path = settings("info");
+    let args =
+        ["gate", "--listen", "127.0.0.1:0", "--admin", "off", "--upstream", NOWHERE, "--config", &path];
+    let mut gate = forebay(&args).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(gate.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let listens = lines.find(|line| line.contains("the gate listens")).unwrap();
+    let address = listens.split("address=").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
+    settings("debug");
+    kill_process(Pid::from_child(&gate), Signal::HUP).unwrap();
+    lines.find(|line| line.contains(CHANGED)).unwrap();
+    assert_eq!(Client::ask(address, "GET", "/", &[], "").await.head.status, 502);
+    lines.find(|line| line.contains("DEBUG") && line.contains(UNANSWERED)).unwrap();
+    gate.kill().unwrap();
+    gate.wait().unwrap();
+}
+
+#[tokio::test]
+async fn a_server_of_shapes_logs_more_after_sighup() {
+    let (place, folder) =
+        (Place::new("CREATE TABLE items (id int PRIMARY KEY)"), Folder::new("filter-serve"));
+    let settings = |filter: &str| folder.write("serve.toml", &format!("[log]\nfilter = {filter:?}\n"));
+    let path = settings("info");
+    let serve = place.serve_with_args(&["--config", &path]).await;
+    let garble = async || {
+        let mut client = Client::connect(serve.addr).await;
+        client.send("no request\r\n\r\n").await;
+        client.rest().await;
+    };
+    garble().await;
+    settings("debug");
+    serve.signal(Signal::HUP);
+    serve.wait_for_log(CHANGED);
+    assert!(!serve.log().contains("\"DEBUG\""));
+    garble().await;
+    serve.wait_for_log("a connection failed");
 }

@@ -43,6 +43,7 @@ pub use self::order_by::{Nulls, OrderBy, OrderByError, OrderKey};
 pub use self::params::MAX_PARAMS;
 #[cfg(test)]
 pub(crate) use self::query::KNOWN;
+pub(crate) use self::query::unescaped;
 pub use self::query::{MAX_QUERY_BYTES, Query};
 pub use self::refusal::Refusal;
 pub use self::request::ShapeRequest;

@@ -141,7 +141,7 @@ fn decode(text: &str) -> Cow<'_, [u8]> {
 }
 
 /// The byte that two hexadecimal digits stand for, and what follows them.
-pub(super) fn unescaped(digits: &[u8]) -> Option<(u8, &[u8])> {
+pub(crate) fn unescaped(digits: &[u8]) -> Option<(u8, &[u8])> {
     let [high, low, rest @ ..] = digits else {
         return None;
     };

@@ -1,0 +1,374 @@
+//! Traces and metrics, as a real collector decodes them.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use forebay_testkit::{Direction, Proxy};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use crate::gate::Gate;
+use crate::limits::open;
+use crate::origin::{Origin, Streams};
+use crate::python::App;
+use crate::serve::support::{Place, path};
+use crate::wire::{Client, until};
+
+const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+const CALLER: &str = "00f067aa0ba902b7";
+const CUMULATIVE: u64 = 2;
+const SERVER: u64 = 2;
+const ERROR: u64 = 2;
+const DOWN: &str = "the collector takes no telemetry";
+const UP: &str = "the collector takes telemetry again";
+
+/// What must be in nothing that is sent.
+const SECRET: &str = "s3cr3t";
+
+struct Collector(App);
+
+impl Collector {
+    fn start() -> Collector {
+        Collector(App::run("collector.py"))
+    }
+
+    async fn received(&self) -> Value {
+        Client::ask(self.0.addr(), "GET", "/received", &[], "").await.json()
+    }
+
+    /// The spans of a trace, once there are so many.
+    async fn spans(&self, trace: &str, count: usize) -> Vec<Value> {
+        until(&format!("{count} spans of {trace}"), async || self.spans_now(trace).await.len() >= count)
+            .await;
+        let found = self.spans_now(trace).await;
+        assert_eq!(found.len(), count, "{found:#?}");
+        found
+    }
+
+    async fn spans_now(&self, trace: &str) -> Vec<Value> {
+        let all = self.received().await["spans"].as_array().unwrap().clone();
+        all.into_iter().filter(|span| span["trace"] == trace).collect()
+    }
+
+    /// A metric, once it is what it should be.
+    async fn metric(&self, name: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+        let now = async || self.received().await["metrics"][name].clone();
+        until(&format!("{name} at the collector"), async || {
+            let metric = now().await;
+            !metric.is_null() && is_so(&metric)
+        })
+        .await;
+        now().await
+    }
+
+    /// Nothing that came has any of these in it.
+    async fn has_none_of(&self, words: &[&str]) {
+        let received = self.received().await;
+        let raw = received["raw"].as_str().unwrap();
+        assert!(!raw.is_empty());
+        for word in words {
+            assert!(!raw.contains(word), "{word} was sent: {:#}", received["spans"]);
+        }
+    }
+}
+
+fn settings(endpoint: &str) -> [(&str, &str); 4] {
+    [
+        ("FOREBAY_OTEL_ENDPOINT", endpoint),
+        ("FOREBAY_OTEL_HEADERS", "api-key=s3cr3t%20of%20the%20collector"),
+        ("FOREBAY_OTEL_SERVICE_NAME", "edge"),
+        ("FOREBAY_OTEL_INTERVAL_MS", "100"),
+    ]
+}
+
+/// A header that makes a request a part of a trace.
+fn traceparent(trace: &str, flags: &str) -> String {
+    format!("traceparent: 00-{trace}-{CALLER}-{flags}")
+}
+
+/// A trace of its own for each number.
+fn trace(number: u32) -> String {
+    format!("{number:032x}")
+}
+
+fn since_1970() -> Duration {
+    #[allow(clippy::disallowed_methods, reason = "spans have the time of day")]
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap()
+}
+
+fn lasted(span: &Value) -> Duration {
+    Duration::from_nanos(span["end_ns"].as_u64().unwrap() - span["start_ns"].as_u64().unwrap())
+}
+
+#[tokio::test]
+async fn a_request_s_span_is_the_caller_s_child_and_the_upstream_s_parent() {
+    let (collector, origin) = (Collector::start(), Origin::start().await);
+    let url = collector.0.url();
+    let gate =
+        Gate::start_with(&origin.url(), &["--stream-route", "GET /users/*/feed anonymous"], &settings(&url));
+    let ask = async |flags: &str, status: &str| {
+        let mut client = Client::connect(gate.addr).await;
+        let (parent, key) = (traceparent(TRACE, flags), format!("Authorization: Bearer {SECRET}-token"));
+        let target = format!("/users/ada-{SECRET}/feed?q={SECRET}-query");
+        client.request("GET", &target, &[&parent, "tracestate: vendor=1", &key], "").await;
+        let mut upstream = origin.accept().await;
+        let head = upstream.head().await;
+        upstream.send(format!("HTTP/1.1 {status} X\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")).await;
+        client.answer().await;
+        assert_eq!(head.header("tracestate"), Some("vendor=1"));
+        head.header("traceparent").unwrap().to_owned()
+    };
+    let unsampled = ask("00", "200").await;
+    assert!(unsampled.starts_with(&format!("00-{TRACE}-")) && unsampled.ends_with("-00"), "{unsampled}");
+    let passed = ask("01", "503").await;
+    let span = &collector.spans(TRACE, 1).await[0];
+    assert_eq!(span["parent"], CALLER);
+    assert_eq!(passed, format!("00-{TRACE}-{}-01", span["id"].as_str().unwrap()));
+    assert_eq!((&span["name"], &span["kind"]), (&json!("GET /users/*/feed"), &json!(SERVER)));
+    assert_eq!(span["status"], ERROR);
+    assert_eq!(
+        span["attributes"],
+        json!({
+            "http.request.method": "GET",
+            "http.route": "/users/*/feed",
+            "http.response.status_code": 503,
+            "error.type": "503",
+            "url.scheme": "http",
+            "network.protocol.version": "1.1",
+        })
+    );
+    assert_eq!((&span["resource"]["service.name"], &span["scope"]), (&json!("edge"), &json!("forebay")));
+    collector.has_none_of(&[SECRET, "ada", "token", "?q"]).await;
+    assert_eq!(collector.received().await["keys"], json!(["s3cr3t of the collector"]));
+    assert!(!gate.log().contains(SECRET), "{}", gate.log());
+}
+
+#[tokio::test]
+async fn a_trace_begins_at_the_gate_if_the_caller_has_none() {
+    let (collector, origin) = (Collector::start(), Origin::start().await);
+    let url = collector.0.url();
+    let gate = Gate::start_with(&origin.url(), &["--stream-route", "GET /live"], &settings(&url));
+    let mut client =
+        Client::get(gate.addr, "/orders/4711", &["traceparent: 00-nonsense", "tracestate: a=b"]).await;
+    let mut upstream = origin.accept().await;
+    let head = upstream.head().await;
+    upstream.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await;
+    client.answer().await;
+    assert_eq!(head.header("tracestate"), None, "it belongs to a trace that can't be read");
+    let passed = head.header("traceparent").unwrap();
+    let span = &collector.spans(&passed[3..35], 1).await[0];
+    assert_eq!((&span["parent"], &span["name"]), (&json!(""), &json!("GET")));
+    assert_eq!(span["id"], passed[36..52]);
+    assert!(span["attributes"].get("http.route").is_none(), "{span}");
+    collector.has_none_of(&["4711", "nonsense"]).await;
+}
+
+#[tokio::test]
+async fn a_stream_s_span_lasts_as_long_as_the_stream() {
+    let (collector, origin) = (Collector::start(), Streams::start().await);
+    let url = collector.0.url();
+    let gate = Gate::start_with(&origin.url(), &["--stream-route", "GET /live"], &settings(&url));
+    let before = since_1970();
+    let stream = open(&gate, "/live", &[&traceparent(TRACE, "01")]).await.unwrap();
+    let opened = Instant::now();
+    assert_eq!(gate.status().await["http"]["lean_begun"], 1);
+
+    // Another one comes and goes meanwhile, and its span is there while this one's isn't.
+    drop(open(&gate, "/live", &[&traceparent(&trace(1), "01")]).await.unwrap());
+    collector.spans(&trace(1), 1).await;
+    assert_eq!(collector.spans_now(TRACE).await, [] as [Value; 0], "it is open still");
+
+    let lived = opened.elapsed();
+    drop(stream);
+    let span = &collector.spans(TRACE, 1).await[0];
+    assert!(lasted(span) >= lived, "{:?}, and it was open for {lived:?}", lasted(span));
+    assert!(Duration::from_nanos(span["start_ns"].as_u64().unwrap()) >= before);
+    assert!(Duration::from_nanos(span["end_ns"].as_u64().unwrap()) <= since_1970());
+    let told = span["attributes"]["forebay.stream.seconds"].as_f64().unwrap();
+    assert!(told >= lived.as_secs_f64() && told <= lasted(span).as_secs_f64() + 0.1, "{told}");
+    assert_eq!(span["attributes"]["http.response.status_code"], 200);
+    gate.empty().await;
+}
+
+#[tokio::test]
+async fn counters_and_histograms_arrive_as_what_they_are() {
+    let (collector, origin) = (Collector::start(), Origin::start().await);
+    let url = collector.0.url();
+    let gate = Gate::start_with(&origin.url(), &["--stream-route", "GET /live"], &settings(&url));
+    for _ in 0..3 {
+        let mut client = Client::get(gate.addr, "/", &[]).await;
+        let mut upstream = origin.accept().await;
+        upstream.head().await;
+        upstream.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n").await;
+        client.answer().await;
+    }
+    let requests =
+        collector.metric("forebay_gate_requests_total", |metric| metric["points"][0]["value"] == 3).await;
+    assert_eq!((&requests["kind"], &requests["monotonic"]), (&json!("sum"), &json!(true)));
+    assert_eq!(requests["temporality"], CUMULATIVE);
+    let point = &requests["points"][0];
+    assert_eq!(point["attributes"], json!({"kind": "plain", "status": "2xx"}));
+    assert!(point["start_ns"].as_u64().unwrap() < point["time_ns"].as_u64().unwrap());
+    assert_eq!(requests["resource"]["service.name"], "edge");
+    assert!(requests["resource"]["service.instance.id"].as_str().unwrap().ends_with(&gate.addr.to_string()));
+
+    let seconds =
+        collector.metric("forebay_gate_upstream_head_seconds", |metric| metric["points"][0]["count"] == 3);
+    let seconds = seconds.await;
+    assert_eq!((&seconds["kind"], &seconds["temporality"]), (&json!("histogram"), &json!(CUMULATIVE)));
+    let point = &seconds["points"][0];
+    let buckets: Vec<u64> =
+        point["buckets"].as_array().unwrap().iter().map(|count| count.as_u64().unwrap()).collect();
+    assert_eq!((buckets.len(), buckets.iter().sum::<u64>()), (12, 3));
+    assert_eq!(point["bounds"].as_array().unwrap().len(), 11);
+    assert!(point["sum"].as_f64().unwrap() > 0.0);
+    assert_eq!(collector.metric("process_open_fds", |_| true).await["kind"], "gauge");
+
+    let text = gate.metrics().await;
+    let names = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
+    for name in names {
+        collector.metric(name, |_| true).await;
+    }
+}
+
+#[tokio::test]
+async fn a_server_of_shapes_tells_of_its_requests_and_of_no_data() {
+    let collector = Collector::start();
+    let place = Place::new(
+        "CREATE TABLE pearls (id int PRIMARY KEY, name text); INSERT INTO pearls VALUES (1, 's3cr3t-row')",
+    );
+    let url = collector.0.url();
+    let serve =
+        place.serve_with(&[&settings(&url)[..], &[("FOREBAY_SERVE_SECRET", "s3cr3t-key")]].concat()).await;
+    let shape = [("table", "pearls"), ("where", "name = 's3cr3t-row'"), ("secret", "s3cr3t-key")];
+    let ask = async |more: &[(&str, &str)], trace: &str| {
+        let target = path(&[&shape[..], more].concat());
+        let mut client = Client::get(serve.addr, &target, &[&traceparent(trace, "01")]).await;
+        let head = client.head().await;
+        assert_eq!(head.status, 200, "{}", head.text);
+        (client, head)
+    };
+    let (mut client, head) = ask(&[("offset", "-1")], TRACE).await;
+    while client.chunk().await.is_some_and(|chunk| !chunk.is_empty()) {}
+    let span = &collector.spans(TRACE, 1).await[0];
+    assert_eq!(span["parent"], CALLER);
+    assert_eq!(
+        (&span["name"], &span["attributes"]["http.route"]),
+        (&json!("GET /v1/shape"), &json!("/v1/shape"))
+    );
+    assert!(span["attributes"].get("forebay.stream.seconds").is_none());
+
+    let (handle, offset) = (head.header("electric-handle").unwrap(), head.header("electric-offset").unwrap());
+    let live = [("handle", handle), ("offset", offset), ("live", "true"), ("live_sse", "true")];
+    let (events, _) = ask(&live, &trace(1)).await;
+    let opened = Instant::now();
+    assert_eq!(
+        Client::ask(serve.addr, "GET", "/v1/nowhere", &[&traceparent(&trace(2), "01")], "").await.head.status,
+        404
+    );
+    collector.spans(&trace(2), 1).await;
+    assert_eq!(collector.spans_now(&trace(1)).await, [] as [Value; 0], "it is open still");
+    let lived = opened.elapsed();
+    drop(events);
+    let span = &collector.spans(&trace(1), 1).await[0];
+    assert!(span["attributes"]["forebay.stream.seconds"].as_f64().unwrap() >= lived.as_secs_f64());
+    collector.metric("forebay_serve_answers_total", |metric| metric["kind"] == "sum").await;
+    collector.has_none_of(&[SECRET, "pearls", handle, "nowhere"]).await;
+    assert!(!serve.log().contains(SECRET));
+}
+
+#[tokio::test]
+async fn what_could_not_be_sent_arrives_when_the_collector_is_back() {
+    let (collector, origin) = (Collector::start(), Streams::start().await);
+    let way = Proxy::start(collector.0.addr());
+    let url = format!("http://{}", way.addr());
+    let gate = Gate::start_with(&origin.url(), &["--stream-route", "GET /live"], &settings(&url));
+    collector.metric("forebay_build_info", |_| true).await;
+    way.refuse();
+    way.cut();
+    for number in 1..=5 {
+        drop(open(&gate, "/live", &[&traceparent(&trace(number), "01")]).await.unwrap());
+    }
+    until("failures are counted", async || {
+        let failed = async |signal| gate.metric("forebay_otel_exports_total", &["failed", signal]).await;
+        failed("traces").await >= 2.0 && failed("metrics").await >= 5.0
+    })
+    .await;
+    way.accept();
+    for number in 1..=5 {
+        collector.spans(&trace(number), 1).await;
+    }
+    until("both are told", async || gate.log().matches(UP).count() == 2).await;
+    assert_eq!(gate.log().matches(DOWN).count(), 2, "once for traces, once for metrics:\n{}", gate.log());
+    assert_eq!(gate.metric("forebay_otel_lost_spans_total", &["queue_full"]).await, 0.0);
+}
+
+#[tokio::test]
+async fn a_collector_that_is_away_costs_a_bounded_buffer_and_disturbs_nobody() {
+    let origin = Origin::start().await;
+    let (collector, url) = {
+        let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", socket.local_addr().unwrap());
+        (socket, url) // nobody ever accepts, or answers
+    };
+    let mut gate = Gate::start_with(&origin.url(), &["--stream-route", "GET /live"], &settings(&url));
+    let mut client = Client::connect(gate.addr).await;
+    let serving = tokio::spawn(async move {
+        let mut upstream = origin.accept().await;
+        while upstream.try_head().await.is_some() {
+            upstream.send("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await;
+        }
+    });
+    // More than the queue, the batch that gathers and the one under way have room for.
+    for _ in 0..4_000 {
+        client.request("GET", "/", &[], "").await;
+        assert_eq!(client.answer().await.head.status, 200);
+    }
+    assert!(gate.metric("forebay_otel_lost_spans_total", &["queue_full"]).await > 0.0);
+    drop(client);
+    let begun = Instant::now();
+    gate.signal(Signal::TERM);
+    assert!(gate.end().await.success());
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(5), "two are granted to the collector, and it took {took:?}");
+    assert_eq!(gate.wait_for_log("the last telemetry was not taken in time")["level"], "WARN");
+    drop((collector, serving));
+}
+
+#[tokio::test]
+async fn the_last_spans_are_sent_before_the_end() {
+    let (collector, origin) = (Collector::start(), Streams::start().await);
+    let way = Proxy::start(collector.0.addr());
+    let url = format!("http://{}", way.addr());
+    let slow = [&settings(&url)[..3], &[("FOREBAY_OTEL_INTERVAL_MS", "3600000")]].concat();
+    let mut gate = Gate::start_with(&origin.url(), &["--stream-route", "GET /live"], &slow);
+    drop(open(&gate, "/live", &[&traceparent(TRACE, "01")]).await.unwrap());
+    gate.empty().await;
+    gate.signal(Signal::TERM);
+    assert!(gate.end().await.success());
+    assert_eq!(collector.spans_now(TRACE).await.len(), 1);
+    let ended = collector.received().await["metrics"]["forebay_gate_draining"]["points"][0]["value"].clone();
+    assert_eq!(ended, 1.0, "and so are the last metrics");
+
+    // One that stalls has its two seconds, and no more.
+    way.stall(Direction::Both);
+    let mut gate = Gate::start_with(&origin.url(), &[], &slow);
+    gate.signal(Signal::TERM);
+    let begun = Instant::now();
+    assert!(gate.end().await.success());
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn of_the_traces_that_begin_here_as_many_are_sent_as_asked_for() {
+    let (collector, origin) = (Collector::start(), Streams::start().await);
+    let url = collector.0.url();
+    let none = [&settings(&url)[..], &[("FOREBAY_OTEL_SAMPLE_PERCENT", "0")]].concat();
+    let gate = Gate::start_with(&origin.url(), &["--stream-route", "GET /live"], &none);
+    for _ in 0..20 {
+        drop(open(&gate, "/live", &[]).await.unwrap());
+    }
+    drop(open(&gate, "/live", &[&traceparent(TRACE, "01")]).await.unwrap());
+    collector.spans(TRACE, 1).await;
+    assert_eq!(collector.received().await["spans"].as_array().unwrap().len(), 1);
+}
