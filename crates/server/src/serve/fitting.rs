@@ -2,7 +2,8 @@
 //!
 //! Invariant: no change of a row reaches a shape whose table was another when the row was changed.
 //! Kept by: Postgres describes a table in the stream before its first change after anything was done to it, and says names and types. The stream
-//! waits there until the catalog, which knows the rest, was read by somebody who sees that transaction; shapes that don't fit are deleted.
+//! waits there until the catalog, which knows the rest, was read by somebody who sees what that transaction did to the table; shapes that don't fit
+//! are deleted.
 //! Not here: what is done to a table whose rows don't change; see `Making::look_again`.
 //! Bounds: while nobody answers, nothing is read from the server, which hears from us all the same.
 
@@ -78,7 +79,6 @@ impl Fitting {
         loop {
             match timeout(ASKING, self.try_fit(relation.oid, &table, xid)).await {
                 Ok(Ok(true)) => return,
-                // Postgres writes a commit to its log, and shows it only then.
                 Ok(Ok(false)) => sleep(EARLY).await,
                 Ok(Err(why)) => {
                     warn!(%table, %why, "the stream waits: nobody says whether a table is what its shapes were made of");
@@ -89,13 +89,15 @@ impl Fitting {
         }
     }
 
-    /// `false`: the transaction isn't visible yet.
+    /// `false`: what the transaction did to the table isn't visible yet.
     async fn try_fit(&mut self, oid: u32, table: &TableName, xid: Option<u32>) -> Result<bool, Failure> {
         let making =
             self.described.0.making.get().and_then(Weak::upgrade).ok_or("the server starts or ends")?;
         let client = making.connection().await?;
         let (edition, seen) = database::edition(&client, oid).await?;
-        if xid.is_some_and(|xid| !seen.sees(xid)) {
+        if let Some(xid) = xid.filter(|xid| !seen.sees(*xid))
+            && !changes_rows_only(&client, oid, xid).await?
+        {
             return Ok(false);
         }
         if edition.is_none() || self.editions.get(&oid) != edition.as_ref() {
@@ -116,4 +118,13 @@ impl Fitting {
         }
         Ok(())
     }
+}
+
+/// Postgres writes a commit to its log, and shows it only then, or when its standbys have it. Until then the transaction has its locks, which tell
+/// what it did; `false`: it may have changed the table, or has ended by now.
+async fn changes_rows_only(client: &PostgresClient, oid: u32, xid: u32) -> Result<bool, Failure> {
+    let is_changing = database::is_changing(client, oid, xid).await?;
+    // Only of one that is still open do its locks tell anything.
+    let (_, seen) = database::edition(client, oid).await?;
+    Ok(!is_changing && !seen.sees(xid))
 }

@@ -19,7 +19,7 @@ pub use self::describe::{DescribeError, describe, describe_unread, edition};
 pub use self::error::SnapshotError;
 pub use self::snapshot::{Page, Sink, SnapshotQuery, Summary, snapshot};
 pub use self::table::{ChoiceError, ReplicaIdentity, Table, TableColumn, TypeShown};
-pub use self::writers::{WritersError, wait_for_writers};
+pub use self::writers::{WritersError, is_changing, wait_for_writers};
 
 use std::error::Error as _;
 

@@ -9,7 +9,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use forebay_postgres::reservoir::tokio_postgres::types::Type;
+use forebay_postgres::reservoir::tokio_postgres::types::{ToSql, Type};
 use forebay_postgres::reservoir::tokio_postgres::{self, Client};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
@@ -31,6 +31,19 @@ WHERE l.locktype = 'relation' AND l.mode IN ('RowExclusiveLock', 'AccessExclusiv
     AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
     AND l.relation IN (SELECT oid FROM tree)
     AND l.pid IS DISTINCT FROM pg_backend_pid()";
+
+/// Whether a transaction that hasn't ended holds a lock that no writer of rows has, on a table or a partition of it: whatever changes a table
+/// takes one.
+const CHANGING: &str = "
+WITH RECURSIVE tree AS (
+    SELECT $1::oid AS oid UNION
+    SELECT c.oid FROM tree JOIN pg_inherits i ON i.inhparent = tree.oid JOIN pg_class c ON c.oid = i.inhrelid AND c.relispartition
+)
+SELECT FROM pg_locks x JOIN pg_locks l ON l.virtualtransaction = x.virtualtransaction AND l.pid IS NOT DISTINCT FROM x.pid
+WHERE x.locktype = 'transactionid' AND x.granted AND x.transactionid::text = $2
+    AND l.locktype = 'relation' AND l.granted AND l.relation IN (SELECT oid FROM tree)
+    AND l.mode NOT IN ('AccessShareLock', 'RowShareLock', 'RowExclusiveLock')
+LIMIT 1";
 
 /// How long the oldest of some has been open, in seconds; NULL where we may not see it.
 const AGE: &str = "
@@ -99,6 +112,15 @@ pub async fn wait_for_writers(
         }
     }
     Ok(())
+}
+
+/// Whether a transaction that hasn't ended may have changed the table itself, and not only rows.
+///
+/// # Errors
+/// When the database can't be asked.
+pub async fn is_changing(client: &Client, table_oid: u32, xid: u32) -> Result<bool, tokio_postgres::Error> {
+    let params: [(&(dyn ToSql + Sync), Type); 2] = [(&table_oid, Type::OID), (&xid.to_string(), Type::TEXT)];
+    Ok(!client.query_typed(CHANGING, &params).await?.is_empty())
 }
 
 async fn holders(client: &Client, table_oid: u32) -> Result<HashSet<String>, tokio_postgres::Error> {

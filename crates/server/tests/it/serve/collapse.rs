@@ -164,3 +164,21 @@ async fn two_hundred_clients_behind_a_cache_cost_one_request_for_each_chunk_and_
     assert!(late.len() > 1_000, "{}", late.len());
     assert_eq!(requests().await - before, asked.len() as u64);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_hundred_clients_whose_poll_brings_nothing_cost_one_request_for_it() {
+    let place = Place::new("CREATE TABLE items (id int PRIMARY KEY, note text)");
+    let serve = place.serve_with(&[("FOREBAY_SERVE_LONG_POLL_MS", "3000")]).await;
+    let nginx = Nginx::before(serve.addr).await;
+    let mut clients = JoinSet::new();
+    for _ in 0..CLIENTS {
+        clients.spawn(follow(nginx.address, 2, Arc::default()));
+    }
+    for messages in clients.join_all().await {
+        assert_eq!(short(&messages), [""; 0]);
+    }
+    let asked = nginx.asked();
+    let live = asked.iter().filter(|(path, _)| path.contains("live=true"));
+    let counts: Vec<_> = live.map(|(_, counts)| *counts).collect();
+    assert_eq!(counts, [(CLIENTS, 1); 2], "(asked, asked of the server): {asked:?}");
+}

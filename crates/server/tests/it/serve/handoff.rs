@@ -44,3 +44,30 @@ async fn a_commit_that_waits_for_its_standby_is_in_a_new_shape_all_the_same() {
     }
     assert!(seen.iter().any(|message| message["value"]["id"] == "1"), "row 1 is lost: {seen:?}");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_table_that_is_changed_by_a_commit_that_waits_for_its_standby_ends_its_shape_before_the_row() {
+    let postgres = Postgres::builder().config("synchronous_commit", "local");
+    let postgres: &'static Postgres = Box::leak(Box::new(postgres.start().unwrap()));
+    let place = Place::on(
+        postgres,
+        "CREATE TABLE items (id int PRIMARY KEY, note text NOT NULL); INSERT INTO items VALUES (1, 'one')",
+    );
+    let serve = place.serve().await;
+    let reader = serve.reader(&[("table", "items")]).await;
+    let mut waiting = serve.begin(&[reader.params(), vec![("live", "true")]].concat()).await;
+    postgres.set_config("synchronous_standby_names", "nobody").unwrap();
+    postgres.reload().unwrap();
+    let database = place.database.clone();
+    let change = "SET synchronous_commit = on; ALTER TABLE items DROP CONSTRAINT items_pkey, ADD PRIMARY KEY (id, note);
+        INSERT INTO items VALUES (1, 'uno')";
+    let writer = std::thread::spawn(move || postgres.execute(&database, change));
+    // For whoever looks, the key is what it was.
+    let early = timeout(Duration::from_secs(1), waiting.head()).await;
+    assert!(early.is_err(), "{early:?}");
+    postgres.set_config("synchronous_standby_names", "").unwrap();
+    postgres.reload().unwrap();
+    writer.join().unwrap().unwrap();
+    let head = waiting.head().await;
+    assert_eq!(head.status, 409, "{}", head.text);
+}

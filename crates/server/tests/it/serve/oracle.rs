@@ -120,7 +120,12 @@ async fn change(weather: Weather, stage: &mut Stage<'_>, dice: &mut Dice, lasts:
             sleep(lasts).await;
             Faults::default()
         }
-        Weather::Stormy => stage.rage(dice, begun + lasts, begun + lasts).await,
+        Weather::Stormy => {
+            // A busy machine could spend all the time on the faults, and then there is nobody whom they harm.
+            stage.has_shapes(CLIENTS / 5).await;
+            let until = Instant::now() + lasts;
+            stage.rage(dice, until, until).await
+        }
         Weather::Long => stage.rage(dice, begun + lasts / 3, begun + lasts).await,
     }
 }
@@ -189,7 +194,8 @@ fn report(lives: &[Life], world: &World, faults: &Faults, committed: u64, is_sto
     let enough =
         committed > 50 && changes > 1000 && moves > 10 && checked > 2 * CLIENTS as u64 && deleted > 0;
     assert!(enough, "nearly nothing happened");
-    assert!(!is_stormy || faults.kills + faults.restarts + faults.cuts > 2, "there was no storm");
+    let of_each = faults.kills > 0 && faults.restarts > 0 && faults.cuts > 1;
+    assert!(!is_stormy || of_each, "there was no storm: {faults:?}");
 }
 
 fn wrong(ended: Result<Result<Vec<Life>, String>, tokio::task::JoinError>) -> String {

@@ -1,5 +1,7 @@
 //! The contract of requests that don't wait, line by line.
 
+use std::time::{Duration, Instant};
+
 use serde_json::{Value, json};
 
 use super::support::{Place, Reader, Serve, changes, path, short};
@@ -445,4 +447,25 @@ async fn a_snapshot_without_rows_says_so() {
         let answer = serve.get(&[shape, &[("offset", "-1")]].concat()).await;
         assert_eq!(answer.head.header("electric-has-data"), Some(has_data), "{shape:?}: {}", text(&answer));
     }
+}
+
+#[tokio::test]
+async fn an_offset_beyond_the_end_is_waited_for_half_as_long_as_a_change() {
+    let place = Place::new(ITEMS);
+    let serve = place.serve_with(&[("FOREBAY_SERVE_LONG_POLL_MS", "4000")]).await;
+    let reader = serve.reader(&ITEM).await;
+    let beyond = [("table", "items"), ("offset", "999999999999999_0"), ("handle", &*reader.handle)];
+    let asked = [beyond.to_vec(), [&beyond[..], &[("live", "true")]].concat()];
+    let begun = Instant::now();
+    let (first, second) = tokio::join!(serve.get(&asked[0]), serve.get(&asked[1]));
+    let took = begun.elapsed();
+    assert_eq!((first.head.status, second.head.status), (400, 400), "{}", first.head.text);
+    assert!((Duration::from_secs(2)..Duration::from_secs(10)).contains(&took), "{took:?}");
+    // One that is reached meanwhile is answered.
+    let soon: u64 = place.ask("SELECT pg_current_wal_insert_lsn() - '0/0'").unwrap().parse().unwrap();
+    let soon = format!("{}_0", soon + 1);
+    let path = path(&[("table", "items"), ("offset", &soon), ("handle", &reader.handle)]);
+    let mut waiting = Client::get(serve.addr, &path, &[]).await;
+    place.sql("INSERT INTO items VALUES (7, 'seven', 7)");
+    assert_eq!(waiting.head().await.status, 200);
 }

@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep};
 
 use super::super::support::{Place, Serve};
 use super::dice::Dice;
+use crate::wire::until as wait_until;
 
 /// The server, between two networks.
 pub(crate) struct Stage<'a> {
@@ -64,13 +65,28 @@ impl<'a> Stage<'a> {
         Arc::clone(&self.pid)
     }
 
+    /// Waits until clients have had so many shapes made.
+    pub(crate) async fn has_shapes(&self, count: usize) {
+        let Some(server) = &self.server else { return };
+        wait_until("clients have their shapes", async || {
+            server.status().await["shapes"]["count"].as_u64() >= Some(count as u64)
+        })
+        .await;
+    }
+
     /// Fault after fault, until then; and then none. The server itself is killed only up to an earlier time.
     pub(crate) async fn rage(&mut self, dice: &mut Dice, kills_until: Instant, until: Instant) -> Faults {
         let mut faults = Faults::default();
-        while Instant::now() < until {
+        // One of each comes first, in any order; a storm without one of them would prove less than it says.
+        let mut first = dice.pick(&[[0, 3, 4, 7], [3, 7, 0, 4], [4, 0, 7, 3], [7, 4, 3, 0]]).into_iter();
+        while Instant::now() < until || !first.as_slice().is_empty() {
             sleep(Duration::from_millis(dice.between(200, 1500) as u64)).await;
-            match dice.below(10) {
-                0..=2 if Instant::now() < kills_until => {
+            let (fault, is_first) = match first.next() {
+                Some(fault) => (fault, true),
+                None => (dice.below(10), false),
+            };
+            match fault {
+                0..=2 if is_first || Instant::now() < kills_until => {
                     faults.kills += 1;
                     // As a value that is dropped, with -9.
                     block_in_place(|| drop(self.server.take()));
