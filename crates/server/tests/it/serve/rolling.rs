@@ -21,6 +21,8 @@ const STREAMS: usize = 1_000;
 const CLIENTS: usize = 1_020;
 /// Whoever was refused asks again after this time.
 const PAUSE: Duration = Duration::from_millis(200);
+/// For each of them a thousand messages are read here, without optimizations.
+const ROWS_EVERY: Duration = Duration::from_millis(200);
 const LAST: &str = "the last";
 
 /// What the clients know of the instances, and the test of the clients.
@@ -82,7 +84,16 @@ async fn follow(number: usize, doors: Arc<Doors>, handle: String, mut offset: St
     last
 }
 
-/// A row every few milliseconds, until told to stop; how many that were.
+/// Ends the writing, also of a test that fails.
+struct Stop(Arc<AtomicBool>);
+
+impl Drop for Stop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// A row now and then, until told to stop; how many that were.
 fn write(place: &Place, stop: &AtomicBool) -> usize {
     for id in 1.. {
         let is_last = stop.load(Ordering::Acquire);
@@ -90,7 +101,7 @@ fn write(place: &Place, stop: &AtomicBool) -> usize {
         if is_last {
             return id;
         }
-        std::thread::sleep(Duration::from_millis(20));
+        std::thread::sleep(ROWS_EVERY);
     }
     unreachable!("rows are numbered without end")
 }
@@ -144,8 +155,8 @@ async fn a_rolling_restart_under_a_thousand_streams_loses_no_change_and_admits_n
         clients.spawn(follow(number, Arc::clone(&doors), handle.clone(), offset.clone()));
     }
     is_full(&doors, [&first, &second]).await;
-    let stop = Arc::new(AtomicBool::new(false));
-    let (writing, told) = (Arc::clone(&place), Arc::clone(&stop));
+    let told = Arc::new(AtomicBool::new(false));
+    let (writing, stop) = (Arc::clone(&place), Stop(Arc::clone(&told)));
     let writer = tokio::task::spawn_blocking(move || write(&writing, &told));
 
     for turn in 0..2 {
@@ -158,7 +169,7 @@ async fn a_rolling_restart_under_a_thousand_streams_loses_no_change_and_admits_n
         old.becomes("waiting").await;
         is_full(&doors, [&first, &second]).await;
     }
-    stop.store(true, Ordering::Release);
+    drop(stop);
     let written = writer.await.unwrap();
     // Whoever has the last row leaves, and makes room for those who never had a place.
     for rows in clients.join_all().await {
