@@ -20,7 +20,7 @@ const STREAMS: usize = 1_000;
 /// More want a stream than may have one.
 const CLIENTS: usize = 1_020;
 /// Whoever was refused asks again after this time.
-const PAUSE: Duration = Duration::from_millis(200);
+const PAUSE: Duration = Duration::from_millis(500);
 /// For each of them a thousand messages are read here, without optimizations.
 const ROWS_EVERY: Duration = Duration::from_millis(200);
 const LAST: &str = "the last";
@@ -147,6 +147,13 @@ async fn a_rolling_restart_under_a_thousand_streams_loses_no_change_and_admits_n
     let Reader { handle, offset, .. } = first.reader(&[("table", "items")]).await;
     let mut second = place.spawn(&settings);
     second.becomes("waiting").await;
+    // A new namespace admits nobody for a while.
+    for instance in [&first, &second] {
+        until("it counts with others", async || {
+            instance.status().await["admission"]["quota"]["mode"] == "normal"
+        })
+        .await;
+    }
 
     let doors =
         Arc::new(Doors { addresses: Mutex::new([first.addr, second.addr]), held: AtomicUsize::new(0) });
