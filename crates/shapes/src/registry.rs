@@ -150,7 +150,6 @@ impl Inner {
     ) -> Result<(Arc<Shape>, Option<Creation>), CreateError> {
         let turn = *self.turn().ok_or(CreateError::ReadOnly)?;
         definition.filter()?;
-        self.evict(self.config.max_shapes.saturating_sub(1));
         let mut registry = self.registry_mut();
         if let Some(shape) = registry.same(&definition) {
             return Ok((shape, None));
@@ -168,6 +167,9 @@ impl Inner {
         let choice = shape.definition().choice.clone();
         self.enqueue(Record::Note(Note::Create { id, handle, table, choice }, Bytes::new()));
         registry.add(Arc::clone(&shape));
+        drop(registry);
+        // After it is there: of several that come at once, the last sees them all.
+        self.evict(self.config.max_shapes.max(1));
         Ok((Arc::clone(&shape), Some(Creation::new(Arc::clone(self), shape, turn))))
     }
 
