@@ -157,7 +157,10 @@ fn write_log(server: &Postgres, database: &str, work: Work, rows: u64, per_trans
     eprintln!("{database}: writing {rows} rows");
     sql("CREATE TABLE items (id bigint PRIMARY KEY, name text, price numeric, note text, at timestamptz)")?;
     sql("ALTER TABLE items REPLICA IDENTITY FULL")?;
-    sql(&format!("CREATE PUBLICATION {PUBLICATION} FOR TABLE items"))?;
+    // As the manager makes it: otherwise it would begin with a publication, and so a slot, of its own.
+    sql(&format!(
+        "CREATE PUBLICATION {PUBLICATION} FOR TABLE items WITH (publish_via_partition_root = true)"
+    ))?;
     let row = format!("i, 'item ' || i, i * 1.25, repeat('x', {NOTE_CHARS}), now()");
     if let Work::Update = work {
         sql(&format!("INSERT INTO items SELECT {row} FROM generate_series(1, {rows}) i"))?;
