@@ -5,14 +5,14 @@
 //! client, as the median and the 99th percentile over all clients; rows come every 25 ms.
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use forebay_sandbox::{Postgres, Redis};
 
 use crate::harness::{Better, Board, Contest, Race, Report};
 use crate::process;
-use crate::serving::{self, Forebay, Reader, Written};
+use crate::serving::{self, Connection, Forebay, Reader, Written};
 
 pub(crate) const RACE: Race = Race {
     name: "takeover",
@@ -28,6 +28,7 @@ const ROWS_EVERY: Duration = Duration::from_millis(25);
 const CALM: Duration = Duration::from_secs(3);
 /// Whoever waits takes over within this time of the other's end.
 const LIMIT_MS: f64 = 2000.0;
+const PATIENCE: Duration = Duration::from_secs(60);
 const SHAPE: &str = "table=rolled";
 
 fn run(board: &mut Board) -> Result<()> {
@@ -64,6 +65,7 @@ fn one_case(
     let second = first.another()?;
     let mut instances = [first, second]; // the one that follows is the first to end
     let (handle, offset) = instances[0].now(SHAPE)?;
+    instances.iter().try_for_each(until_admitted)?;
     let (servers, written) = (instances.each_ref().map(Forebay::address), Written::default());
     let readers = thread::scope(|scope| {
         let readers: Vec<_> = (0..streams)
@@ -86,6 +88,22 @@ fn one_case(
         readers.into_iter().map(join).collect::<Result<Vec<_>>>()
     })?;
     told(board, case, readers, &written)
+}
+
+/// A Redis that knows of nobody admits nobody for one TTL, and another instance reads of a shape a little later.
+fn until_admitted(instance: &Forebay) -> Result<()> {
+    let began = Instant::now();
+    loop {
+        let admitted = || {
+            let mut stream = Connection::open(instance.address())?;
+            anyhow::Ok(stream.ask(&instance.live(SHAPE, "&live_sse=true")?)?.status == 200)
+        };
+        if admitted().unwrap_or(false) {
+            return Ok(());
+        }
+        ensure!(began.elapsed() < PATIENCE, "nobody is admitted after {PATIENCE:?}");
+        thread::sleep(Duration::from_millis(100));
+    }
 }
 
 fn told(board: &mut Board, case: &str, mut readers: Vec<Reader>, written: &Written) -> Result<()> {
