@@ -44,11 +44,11 @@ impl Creation {
     ///
     /// Nothing is held for one that is gone, or was begun before another process wrote.
     pub fn follow(&self) {
-        let mut followed = self.inner.followed();
+        // The turn comes first, as everywhere: whoever waits to end it would stand between two who take both the other way round.
         if let Ok(_turn) = self.writes(&self.inner)
             && self.shape.gone().is_none()
         {
-            followed.add(Arc::clone(&self.shape));
+            self.inner.followed().add(Arc::clone(&self.shape));
         }
     }
 

@@ -1,7 +1,7 @@
 //! The shapes that there are: found, made, let go.
 //!
 //! Invariant: a handle is given once. Kept by: its time is above that of every one before, of which the store's log has the last.
-//! Order of locks: what is followed, then the registry, then a shape.
+//! Order of locks: the turn, then what is followed, then the registry, then a shape.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
