@@ -5,7 +5,7 @@
 
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use forebay_pgoutput::{Frame, StandbyStatus};
 use forebay_reservoir::PostgresStream;
@@ -39,6 +39,9 @@ pub(crate) struct Copy<S = PostgresStream> {
     has_mark: bool,
     /// Whether it is decided for what we wait.
     is_waiting: bool,
+    /// When something was read last, until a breath was drawn after it.
+    read_at: Option<Instant>,
+    is_breathing: bool,
     timer: Pin<Box<Sleep>>,
 }
 
@@ -56,6 +59,8 @@ impl<S: Line> Copy<S> {
             is_mark_high: false,
             has_mark: true,
             is_waiting: false,
+            read_at: None,
+            is_breathing: false,
             timer: Box::pin(sleep_until(Instant::now())),
         }
     }
@@ -115,9 +120,13 @@ impl<S: Line> Copy<S> {
         if let Poll::Ready(Err(error)) = self.outbox.poll_send(&mut self.stream, cx) {
             return Poll::Ready(Err(WireError::Lost(error)));
         }
+        if self.poll_breath(cx).is_pending() {
+            return Poll::Pending;
+        }
         loop {
             if let Poll::Ready(read) = poll_fill(&mut self.stream, &mut self.input, cx) {
                 self.is_waiting = false;
+                self.read_at = Some(Instant::now());
                 return Poll::Ready(read.map(drop));
             }
             if !self.is_waiting {
@@ -134,6 +143,24 @@ impl<S: Line> Copy<S> {
             // Lowering the mark wakes us if anything is there, and by the next byte otherwise.
             self.set_mark(false);
         }
+    }
+
+    /// Pending while what comes waits for more.
+    fn poll_breath(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if let Some(read_at) = self.read_at.take()
+            && let Some(breath) = self.pace.breath()
+        {
+            let until = read_at + breath;
+            self.is_breathing = Instant::now() < until;
+            if self.is_breathing {
+                self.timer.as_mut().reset(until);
+            }
+        }
+        if self.is_breathing {
+            ready!(self.timer.as_mut().poll(cx));
+            self.is_breathing = false;
+        }
+        Poll::Ready(())
     }
 
     fn set_mark(&mut self, high: bool) {

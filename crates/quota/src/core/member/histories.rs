@@ -487,7 +487,8 @@ impl World {
         assert!(process.member.outage().is_some(), "the store is there\n{}", history());
         assert!(!in_blocks || now >= process.member.until, "a slice still holds\n{}", history());
         *self.seen.by_policy.entry(process.member.policy().as_str()).or_default() += 1;
-        self.allowance.excuse_more(process.number, of, 1);
+        let claim = self.claim(process, of);
+        self.allowance.excuse_one(process.number, of, claim);
     }
 
     /// Whether the store has down all that a process has.

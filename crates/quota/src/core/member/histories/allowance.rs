@@ -26,8 +26,15 @@ impl Allowance {
         *excused = unknown.max(*excused);
     }
 
-    pub(super) fn excuse_more(&mut self, process: u64, account: &AccountRef, more: u32) {
-        *self.excused.entry((process, account.clone())).or_default() += more;
+    /// A unit was lent without the store, which makes `claim` in all. If the store still has that much down, of units that came
+    /// back meanwhile, it is a debt at once.
+    pub(super) fn excuse_one(&mut self, process: u64, account: &AccountRef, claim: u32) {
+        let of = (process, account.clone());
+        if self.counted.get(&of).is_some_and(|counted| claim <= *counted) {
+            *self.debt.entry(account.clone()).or_default() += 1;
+        } else {
+            *self.excused.entry(of).or_default() += 1;
+        }
     }
 
     /// A process has ended, and its leases with it.
