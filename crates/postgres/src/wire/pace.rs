@@ -12,8 +12,8 @@
 //! reader makes the server send several in one, and its CPU rises by half. Hence [`SHORTEST`].
 //!
 //! Between transactions there is a breath: what comes within [`BREATH`] of what was read before it is read together with what
-//! comes meanwhile. A lone transaction is read at once, and thousands in a second cost the consumer, its disk and its clients one
-//! wake-up for all that come in a breath: a fifth of the CPU, where each has one row.
+//! comes meanwhile; where that was a crowd, within [`LONG_BREATH`]. A lone transaction is read at once, and thousands in a second cost the
+//! consumer, its disk and its clients one wake-up for all that come in a breath: a fifth of the CPU, where each has one row.
 //!
 //! Not here: the socket and the timer; see `copy.rs`. The clock is the server's, as it stamps what it sends.
 
@@ -29,6 +29,10 @@ const SHORTEST: Duration = Duration::from_millis(10);
 const LONGEST: Duration = Duration::from_millis(32);
 /// How long, between transactions, what comes next may wait for more after something was read.
 const BREATH: Duration = Duration::from_millis(1);
+/// And after a crowd was read.
+const LONG_BREATH: Duration = Duration::from_millis(3);
+/// So many transactions in one read are a crowd.
+const CROWD: u32 = 4;
 /// Which part of the delay that there is we may add.
 const SHARE: u64 = 16;
 /// pgoutput's `Begin`: its tag, the place of its commit, the time of its commit, its transaction's number.
@@ -43,11 +47,13 @@ pub(super) struct Pace {
     sent: PgTime,
     /// Whether a transaction has begun to come whose end hasn't.
     is_inside: bool,
+    /// How many have ended since the last read.
+    ended: u32,
 }
 
 impl Pace {
     pub(super) fn new() -> Self {
-        Pace { committed: PgTime(0), sent: PgTime(0), is_inside: false }
+        Pace { committed: PgTime(0), sent: PgTime(0), is_inside: false, ended: 0 }
     }
 
     /// A message came that was sent then.
@@ -61,14 +67,19 @@ impl Pace {
                 }
                 self.is_inside = true;
             }
-            [b'C', ..] => self.is_inside = false,
+            [b'C', ..] => {
+                self.is_inside = false;
+                self.ended = self.ended.saturating_add(1);
+            }
             _ => {}
         }
     }
 
-    /// How long after the last read the next one may be; `None`: at once, since a transaction is on its way.
-    pub(super) fn breath(&self) -> Option<Duration> {
-        (!self.is_inside).then_some(BREATH)
+    /// How long after the last read, of which everything was seen, the next one may be; `None`: at once, since a transaction is on
+    /// its way.
+    pub(super) fn breath(&mut self) -> Option<Duration> {
+        let ended = std::mem::take(&mut self.ended);
+        (!self.is_inside).then_some(if ended < CROWD { BREATH } else { LONG_BREATH })
     }
 
     /// How long what comes next may wait for more; `None`: not at all.
@@ -133,6 +144,13 @@ mod tests {
         ] {
             pace.saw(PgTime(0), message);
             assert_eq!(pace.breath(), breath, "{}", message.escape_ascii());
+        }
+        for (transactions, breath) in [(1, BREATH), (CROWD, LONG_BREATH), (CROWD - 1, BREATH)] {
+            for _ in 0..transactions {
+                pace.saw(PgTime(0), &begin(0));
+                pace.saw(PgTime(0), b"C and so on");
+            }
+            assert_eq!(pace.breath(), Some(breath), "{transactions}");
         }
     }
 

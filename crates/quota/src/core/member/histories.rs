@@ -651,7 +651,11 @@ impl World {
             while !self.network.is_empty() {
                 let before = self.network.len();
                 self.land(0);
+                // Whom the store forgets with one call, it may know again with the next.
+                self.account_for_the_falsely_dead();
+                self.check();
                 self.deliver(0);
+                self.run_processes();
                 // Answers to processes that are gone.
                 let numbers: Vec<_> = self.processes.iter().map(|process| process.number).collect();
                 self.network.retain(|transit| transit.reply.is_none() || numbers.contains(&transit.process));
