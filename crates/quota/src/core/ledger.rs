@@ -251,6 +251,11 @@ impl Ledger {
         self.members.get(id).map(|member| member.expires)
     }
 
+    /// The last settlement of a member that landed.
+    pub(crate) fn sequence(&self, id: &MemberId) -> u64 {
+        self.members.get(id).map_or(0, |member| member.sequence)
+    }
+
     /// As a replica does that missed the last write.
     pub(crate) fn forget_last_settlement(&mut self, id: &MemberId) {
         if let Some(member) = self.members.get_mut(id) {

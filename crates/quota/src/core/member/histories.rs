@@ -14,7 +14,7 @@ use std::rc::Rc;
 
 use proptest::prelude::*;
 
-use self::allowance::Allowance;
+use self::allowance::{Allowance, Claim};
 use super::*;
 use crate::config::Policy;
 use crate::core::ledger::Ledger;
@@ -523,6 +523,21 @@ impl World {
         on_its_way.fold(self.held(process, account), u32::max)
     }
 
+    /// What the store counts of a process at least, whichever of its settlements lands next.
+    fn least(&self, process: &Process, account: &AccountRef) -> u32 {
+        let (name, id) = (wire_name(account), process.member.id());
+        let unheard = self.network.iter().filter(|transit| transit.reply.is_none());
+        let floors = unheard.filter_map(|transit| match &transit.call {
+            Call::Settle(settlement)
+                if settlement.member == *id && settlement.sequence > self.ledger.sequence(id) =>
+            {
+                settlement.asks.iter().find(|ask| ask.account == name).map(|ask| ask.floor)
+            }
+            Call::Settle(_) | Call::Beat(_) | Call::Leave(_) => None,
+        });
+        floors.fold(counted(&self.ledger, process, account), u32::min)
+    }
+
     /// The largest limit that somebody goes by, or has asked by.
     fn limit(&self, account: &AccountRef) -> u32 {
         let name = wire_name(account);
@@ -568,8 +583,11 @@ impl World {
     fn check(&mut self) {
         for account in Self::accounts() {
             let limit = self.limit(&account);
-            let claims = self.processes.iter().map(|process| {
-                (process.number, self.claim(process, &account), counted(&self.ledger, process, &account))
+            let claims = self.processes.iter().map(|process| Claim {
+                process: process.number,
+                claim: self.claim(process, &account),
+                counted: counted(&self.ledger, process, &account),
+                least: self.least(process, &account),
             });
             let excess = self.allowance.update(&account, limit, &claims.collect::<Vec<_>>());
             let total: u32 = self.processes.iter().map(|process| leases_of(process, &account)).sum();

@@ -3,8 +3,8 @@
 //! Invariant: nothing is excused without a cause: a write that the store lost, a member that it took for dead, a unit lent by
 //! policy, a limit that was lowered.
 //! A store that doesn't know of some units gives them away a second time, and no more than those. So a process is excused
-//! for what it claims and the store doesn't count. When the store is told, what it has given away meanwhile is a debt, and that
-//! is no more than all claims exceed the limit by.
+//! for what it claims and the store doesn't count, or won't once it hears what is on its way to it. When the store is told, what it
+//! has given away meanwhile is a debt, and that is no more than all claims exceed the limit by.
 
 use std::collections::HashMap;
 
@@ -13,10 +13,21 @@ use super::AccountRef;
 #[derive(Debug, Default)]
 pub(super) struct Allowance {
     excused: HashMap<(u64, AccountRef), u32>,
-    /// What the store counted of each at the last look.
+    /// What the store counted of each at the last look, at least.
     counted: HashMap<(u64, AccountRef), u32>,
     debt: HashMap<AccountRef, u32>,
     limits: HashMap<AccountRef, u32>,
+}
+
+/// What a process says that it has of an account.
+#[derive(Debug)]
+pub(super) struct Claim {
+    pub(super) process: u64,
+    pub(super) claim: u32,
+    /// What the store counts,
+    pub(super) counted: u32,
+    /// and what it counts at least, now and when it has heard what is on its way.
+    pub(super) least: u32,
 }
 
 impl Allowance {
@@ -47,19 +58,19 @@ impl Allowance {
         self.excused.iter().filter(|((number, _), _)| *number == process).map(|(_, count)| count).sum()
     }
 
-    /// The excess that is allowed now. `claims`: of each process, what it claims, and what the store counts.
-    pub(super) fn update(&mut self, account: &AccountRef, limit: u32, claims: &[(u64, u32, u32)]) -> u32 {
+    /// The excess that is allowed now.
+    pub(super) fn update(&mut self, account: &AccountRef, limit: u32, claims: &[Claim]) -> u32 {
         let lowered = self.limits.insert(account.clone(), limit).unwrap_or(limit).saturating_sub(limit);
         let (mut debt, mut excused) = (self.debt.get(account).copied().unwrap_or(0) + lowered, 0);
-        for (process, claim, counted) in claims {
+        for Claim { process, claim, least, .. } in claims {
             let of = (*process, account.clone());
-            let told = counted.saturating_sub(self.counted.insert(of.clone(), *counted).unwrap_or(0));
+            let told = least.saturating_sub(self.counted.insert(of.clone(), *least).unwrap_or(0));
             let Some(excuse) = self.excused.get_mut(&of) else { continue };
-            let still = (*excuse).min(claim.saturating_sub(*counted));
+            let still = (*excuse).min(claim.saturating_sub(*least));
             debt += told.min(*excuse - still);
             (*excuse, excused) = (still, excused + still);
         }
-        let claimed: u32 = claims.iter().map(|(_, claim, counted)| claim.max(counted)).sum();
+        let claimed: u32 = claims.iter().map(|claim| claim.claim.max(claim.counted)).sum();
         debt = debt.min(claimed.saturating_sub(limit));
         self.debt.insert(account.clone(), debt);
         debt + excused
