@@ -16,7 +16,7 @@ use tracing::{debug, warn};
 use crate::config::{OpenLimits, ReservoirConfig};
 use crate::connect::{ConnectError, ConnectErrorKind, Connection};
 use crate::core::dice::Dice;
-use crate::core::ledger::{Checkout, Entry, HandOver, Held, Ledger, Plan, Retire, Waiter, Work};
+use crate::core::ledger::{Checkout, Entry, HandOver, Held, Ledger, Left, Plan, Retire, Waiter, Work};
 use crate::core::line::Ticket;
 use crate::error::{CheckoutError, Shortage};
 use crate::guard::Guard;
@@ -156,10 +156,10 @@ impl<C: Connection> Shared<C> {
     }
 
     /// Called by a guard that is dropped.
-    pub(crate) fn give(self: &Arc<Self>, view: usize, entry: Entry<Owned<C>>, is_bad: bool) {
+    pub(crate) fn give(self: &Arc<Self>, view: usize, entry: Entry<Owned<C>>, left: Left) {
         let now = now();
         let mut books = self.locked();
-        books.ledger.give(view, entry, is_bad, now);
+        books.ledger.give(view, entry, left, now);
         self.open(books);
     }
 

@@ -57,6 +57,17 @@ pub(crate) trait Held {
     fn is_closed(&self) -> bool;
 }
 
+/// How whoever had a connection leaves it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Left {
+    /// Anything may have been done to it.
+    Used,
+    /// As it was lent: there is nothing to reset.
+    Clean,
+    /// Nobody should have it any more.
+    Bad,
+}
+
 /// Somebody who waits for a connection.
 pub(crate) trait Waiter {
     /// Where it was asked for, if that is worth telling.
@@ -322,16 +333,16 @@ impl<C: Held, W: Waiter> Ledger<C, W> {
     }
 
     /// A connection comes back from whoever had it.
-    pub(crate) fn give(&mut self, view: usize, entry: Entry<C>, is_bad: bool, now: Instant) {
+    pub(crate) fn give(&mut self, view: usize, entry: Entry<C>, left: Left, now: Instant) {
         self.counts.lent -= 1;
         self.views.give(view);
         self.lives.get(entry.0.life).lent = None;
-        let why = if is_bad { Some(Discard::Bad) } else { self.unfit(&entry, now) };
+        let why = if left == Left::Bad { Some(Discard::Bad) } else { self.unfit(&entry, now) };
         match why {
             Some(why) => self.retire(entry, why, now),
             None if self.closing => self.retire(entry, Discard::Closing, now),
             None if self.is_replaced(&entry, now) => self.retire(entry, Discard::Replaced, now),
-            None if self.rules.resets => {
+            None if self.rules.resets && left != Left::Clean => {
                 self.counts.resetting += 1;
                 self.work.reset.push(entry);
             }

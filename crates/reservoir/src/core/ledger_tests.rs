@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 
 use super::dice::Dice;
-use super::ledger::{Backoff, Checkout, Entry, Held, Ledger, Lifetime, Retire, Rules, Waiter, Work};
+use super::ledger::{Backoff, Checkout, Entry, Held, Ledger, Left, Lifetime, Retire, Rules, Waiter, Work};
 use super::line::Ticket;
 use crate::connect::ConnectErrorKind;
 use crate::status::Discard;
@@ -112,7 +112,12 @@ impl World {
             0..=2 => self.checkout(a % 3),
             3 | 4 if !self.lent.is_empty() => {
                 let (view, entry) = self.lent.swap_remove(a % self.lent.len());
-                self.ledger.give(view, entry, b.is_multiple_of(8), self.now);
+                let left = match b % 8 {
+                    0 => Left::Bad,
+                    1 | 2 => Left::Clean,
+                    _ => Left::Used,
+                };
+                self.ledger.give(view, entry, left, self.now);
             }
             5 | 6 if !self.resetting.is_empty() => {
                 let entry = self.resetting.swap_remove(a % self.resetting.len());
@@ -233,7 +238,7 @@ impl World {
         self.work();
         assert_eq!(self.dismissed, self.waiting.len(), "everybody who waited is told");
         for (view, entry) in std::mem::take(&mut self.lent) {
-            self.ledger.give(view, entry, false, self.now);
+            self.ledger.give(view, entry, Left::Used, self.now);
         }
         while self.dialing > 0 {
             self.end_dial(3);
@@ -451,7 +456,7 @@ fn least_alive_when_saturated(rules: Rules, span: Duration) -> (u32, BTreeMap<&'
         }
         // Everybody gives back and takes again; there are always more callers than connections.
         for (view, entry) in std::mem::take(&mut world.lent) {
-            world.ledger.give(view, entry, false, world.now);
+            world.ledger.give(view, entry, Left::Used, world.now);
             world.work();
         }
         for entry in std::mem::take(&mut world.resetting) {

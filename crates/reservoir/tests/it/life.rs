@@ -316,6 +316,23 @@ async fn a_reset_happens_between_two_callers_and_one_that_takes_too_long_ends_th
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_is_given_back_clean_is_ready_without_a_reset_unless_it_was_marked() {
+    let (reservoir, site) = start(ReservoirConfig::new(1));
+    let resets = || site.resets.load(Ordering::Relaxed);
+    reservoir.checkout_within(Duration::from_secs(1)).await.unwrap().give_back_clean();
+    assert_eq!((reservoir.status().counts, resets()), (Counts { ready: 1, ..Counts::default() }, 0));
+    // That it was clean once says nothing of the next time.
+    drop(take(&reservoir).await);
+    settle().await;
+    assert_eq!((reservoir.status().counts, resets()), (Counts { ready: 1, ..Counts::default() }, 1));
+    let mut marked = take(&reservoir).await;
+    marked.mark_bad();
+    marked.give_back_clean();
+    settle().await;
+    assert_eq!((site.dials(), site.open(), resets()), (2, 1, 1));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_lease_is_free_when_the_server_has_let_go() {
     let limits = Limits::local().rate(RateConfig::per_second(1e6)).connections(1);
     let quota = limits.quota().clone();
