@@ -64,6 +64,26 @@ impl Creation {
         is_in_time
     }
 
+    /// Whether [`rows`](Self::rows) of so many bytes go to the disk: few stay in memory, and need no thread that may block.
+    pub fn rows_block(&self, bytes: usize) -> bool {
+        self.needs_file(self.shape.lock().snapshot.len(), bytes)
+    }
+
+    /// The same of [`seal`](Self::seal), before its time.
+    pub fn seal_blocks(&self) -> bool {
+        self.rows_block(self.seen.as_ref().map_or(0, |seen| snapshot_end(seen).len()))
+    }
+
+    fn needs_file(&self, so_far: u64, more: usize) -> bool {
+        let small = self.inner.config.small_snapshot_bytes.min(MAX_TEXT) as u64;
+        self.file.is_some() || so_far + more as u64 > small
+    }
+
+    /// Whether all of it is there.
+    pub fn is_sealed(&self) -> bool {
+        self.is_sealed
+    }
+
     /// Rows, as messages, each with its separator. They can be read at once. Blocks for the disk, once there are many.
     ///
     /// # Errors
@@ -77,8 +97,7 @@ impl Creation {
     fn append(&mut self, messages: Bytes) -> io::Result<()> {
         let chunk_bytes = self.inner.config.chunk_bytes;
         let so_far = self.shape.lock().snapshot.len();
-        let small = self.inner.config.small_snapshot_bytes.min(MAX_TEXT) as u64;
-        if self.file.is_none() && so_far + messages.len() as u64 > small {
+        if self.file.is_none() && self.needs_file(so_far, messages.len()) {
             let file = self.inner.files.create(self.shape.id, Kind::Snapshot)?;
             let pieces = self.shape.lock().snapshot.unwritten(so_far).1;
             let mut at = 0;

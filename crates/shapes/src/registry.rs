@@ -15,7 +15,7 @@ use crate::config::StoreConfig;
 use crate::creation::Creation;
 use crate::definition::{Definition, Replica, Table};
 use crate::encode::Layout;
-use crate::filter::FilterError;
+use crate::filter::Filter;
 use crate::follow::Followed;
 use crate::shape::{Gone, Phase, Shape};
 use crate::shapes::{CreateError, StoreFailure};
@@ -149,7 +149,7 @@ impl Inner {
         micros: u64,
     ) -> Result<(Arc<Shape>, Option<Creation>), CreateError> {
         let turn = *self.turn().ok_or(CreateError::ReadOnly)?;
-        definition.filter()?;
+        let filter = definition.filter()?;
         let mut registry = self.registry_mut();
         if let Some(shape) = registry.same(&definition) {
             return Ok((shape, None));
@@ -158,7 +158,7 @@ impl Inner {
         let handle = format!("{}-{}", definition.fingerprint(), registry.last_handle);
         let (id, table) = (registry.next_id, definition.table.fingerprint());
         registry.next_id += 1;
-        let shape = Arc::new(self.make(id, handle.clone(), definition)?);
+        let shape = Arc::new(self.make(id, handle.clone(), definition, filter));
         self.touch(&shape);
         if !registry.tables.contains_key(&table) {
             let note = Note::Table { id: table, table: Table::clone(&shape.definition().table) };
@@ -173,7 +173,14 @@ impl Inner {
         Ok((Arc::clone(&shape), Some(Creation::new(Arc::clone(self), shape, turn))))
     }
 
-    pub(crate) fn make(&self, id: u64, handle: String, definition: Definition) -> Result<Shape, FilterError> {
+    /// `filter`: the definition's.
+    pub(crate) fn make(
+        &self,
+        id: u64,
+        handle: String,
+        definition: Definition,
+        filter: Option<Filter>,
+    ) -> Shape {
         let is_full = definition.choice.replica == Replica::Full;
         let key = (definition.table.fingerprint(), definition.selected(), is_full);
         let mut layouts = lock(&self.layouts);
@@ -184,7 +191,7 @@ impl Inner {
             layout
         });
         drop(layouts);
-        Shape::new(id, handle, definition, layout, Arc::clone(&self.files))
+        Shape::new(id, handle, definition, filter, layout, Arc::clone(&self.files))
     }
 
     /// Lets the least recently used go until there are no more than this.

@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 
 use crate::definition::Definition;
 use crate::encode::Layout;
-use crate::filter::{Filter, FilterError};
+use crate::filter::Filter;
 use crate::offset::Offset;
 use crate::store::files::{self, Files, Kind};
 use crate::store::record::Seen;
@@ -161,9 +161,10 @@ impl Shape {
         id: u64,
         handle: String,
         definition: Definition,
+        filter: Option<Filter>,
         layout: Arc<Layout>,
         files: Arc<Files>,
-    ) -> Result<Self, FilterError> {
+    ) -> Self {
         let state = State {
             phase: Phase::Filling,
             snapshot: Strand::default(),
@@ -174,10 +175,9 @@ impl Shape {
             is_settled: false,
             listener: None,
         };
-        let filter = definition.filter()?;
         let (state, changed, used) = (Mutex::new(state), Notify::new(), AtomicU64::new(0));
         let streams = AtomicU32::new(0);
-        Ok(Shape { id, handle, definition, filter, layout, files, state, changed, used, streams })
+        Shape { id, handle, definition, filter, layout, files, state, changed, used, streams }
     }
 
     /// Names it for ever.

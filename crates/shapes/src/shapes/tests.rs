@@ -143,11 +143,14 @@ fn a_snapshot_can_be_read_while_it_is_written() {
     let read = |from, to| shape.read_snapshot(from, to).unwrap().concat();
     creation.follow();
     assert!(creation.begun(&snapshot_before(701), 1000));
+    assert!(!creation.rows_block(20) && creation.rows_block(21));
     creation.rows(Bytes::from_static(b"first row,\n")).unwrap();
     assert_eq!(chunk(&bench, 0), SnapshotChunk::Open { from: 0, to: 11 });
     assert_eq!(files(&bench), [""; 0]);
+    assert!(!creation.rows_block(9) && creation.rows_block(10) && creation.seal_blocks());
     creation.rows(Bytes::from_static(b"second row,\nthird row,\n")).unwrap();
     assert_eq!(files(&bench).len(), 1);
+    assert!(creation.rows_block(0) && !creation.is_sealed());
     assert_eq!(chunk(&bench, 0), SnapshotChunk::Closed { from: 0, to: 34 });
     assert_eq!(read(0, 34), b"first row,\nsecond row,\nthird row,\n");
     bench.runtime.block_on(shape.snapshot_grown(11)).unwrap();

@@ -83,8 +83,8 @@ impl Inner {
                 let Some(table) = registry.tables.get(table).cloned() else { return };
                 if registry.by_id(*id).is_none_or(|known| known.handle() != handle) {
                     let definition = Definition { table, choice: choice.clone() };
-                    if let Ok(shape) = self.make(*id, handle.clone(), definition) {
-                        registry.add(Arc::new(shape));
+                    if let Ok(filter) = definition.filter() {
+                        registry.add(Arc::new(self.make(*id, handle.clone(), definition, filter)));
                     }
                 }
             }
@@ -166,7 +166,8 @@ impl Inner {
         let mut registry = self.registry_mut();
         let Some(table) = registry.tables.get(&kept.table).cloned() else { return };
         let definition = Definition { table, choice: kept.choice.clone() };
-        let Ok(shape) = self.make(kept.id, kept.handle.clone(), definition) else { return };
+        let Ok(filter) = definition.filter() else { return };
+        let shape = self.make(kept.id, kept.handle.clone(), definition, filter);
         shape.load(kept);
         registry.add(Arc::new(shape));
     }
