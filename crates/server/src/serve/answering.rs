@@ -215,7 +215,7 @@ impl Answering {
                 };
                 let head = asking.head(shape, end, false, Some(has_data));
                 self.respond(asking, head, || {
-                    Ok(Answer::snapshot(self.source(shape), index, chunk, asking.gzip()))
+                    Answer::snapshot(self.source(shape), index, chunk, asking.gzip())
                 })
             }
             Err(gone) => Err(self.gone(gone, request).await),

@@ -110,14 +110,19 @@ impl Answer {
     }
 
     /// A chunk of the snapshot; packed, if the client takes that.
-    pub(crate) fn snapshot(source: Source, index: u64, chunk: SnapshotChunk, gzip: bool) -> Self {
+    pub(crate) fn snapshot(source: Source, index: u64, chunk: SnapshotChunk, gzip: bool) -> io::Result<Self> {
         let (at, to) = match chunk {
             SnapshotChunk::Open { from, .. } => (from, None),
             SnapshotChunk::Closed { from, to } => (from, Some(to)),
             SnapshotChunk::None => (0, Some(0)),
         };
-        let (from, end, packer) = (Which::Snapshot(index), Bytes::from_static(b"]"), gzip.then(packer));
-        Reader { source, from, at, to, end, packer, is_over: false }.answer()
+        let (from, end) = (Which::Snapshot(index), Bytes::from_static(b"]"));
+        match to.filter(|to| to - at <= SMALL && !gzip) {
+            Some(to) => Answer::read(&source, from, (at, to), end),
+            None => {
+                Ok(Reader { source, from, at, to, end, packer: gzip.then(packer), is_over: false }.answer())
+            }
+        }
     }
 
     /// Messages of the log, and one after them. Few aren't packed: it would take longer than to send them.
@@ -131,7 +136,12 @@ impl Answer {
             let (from, to, packer) = (Which::Log(page), Some(to), gzip.then(packer));
             return Ok(Reader { source, from, at, to, end, packer, is_over: false }.answer());
         }
-        let mut whole: VecDeque<_> = source.read(Which::Log(page), at, to)?.into();
+        Answer::read(&source, Which::Log(page), (at, to), end)
+    }
+
+    /// All messages from here to there, on the spot.
+    fn read(source: &Source, from: Which, (at, to): (u64, u64), end: Bytes) -> io::Result<Self> {
+        let mut whole: VecDeque<_> = source.read(from, at, to)?.into();
         whole.push_front(Bytes::from_static(b"["));
         if end.len() == 1 {
             strip_separator(&mut whole);

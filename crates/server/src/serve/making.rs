@@ -20,7 +20,7 @@ use forebay_shapes::{
 };
 use http::HeaderValue;
 use tokio::sync::{OnceCell, Semaphore};
-use tokio::task::spawn_blocking;
+use tokio::task::{JoinError, spawn_blocking};
 use tokio::time::{Instant, timeout};
 use tracing::{debug, info, warn};
 
@@ -206,6 +206,7 @@ impl Making {
         let client = self.manager.snapshot().await;
         let mut client = client.map_err(|error| ReadError::Refused(no_connection(&error)))?;
         database::snapshot(&mut client, query, sink).await.map_err(ReadError::Failed)?;
+        client.give_back_clean();
         Ok(())
     }
 
@@ -426,20 +427,21 @@ impl Making {
             tokio::time::sleep(EARLY).await;
         };
         // What is left to wait for is the stream, for as long as the transaction that it is in may take.
-        drop((client, turn));
+        match &outcome {
+            Ok(_) => client.give_back_clean(),
+            Err(_) => drop(client),
+        }
+        drop(turn);
         let creation = sink.creation.take();
         match (outcome, creation) {
-            (Ok(summary), Some(mut creation)) => {
-                let sealed = spawn_blocking(move || (creation.seal(), creation)).await;
-                match sealed {
-                    Ok((Ok(()), creation)) => match creation.complete().await {
-                        Ok(()) => Ok(summary.rows),
-                        Err(gone) => Err(gone.to_string()),
-                    },
-                    Ok((Err(error), creation)) => fail(creation, false, error.to_string()),
-                    Err(error) => Err(error.to_string()),
-                }
-            }
+            (Ok(summary), Some(creation)) => match sealed(creation).await {
+                Ok((Ok(()), creation)) => match creation.complete().await {
+                    Ok(()) => Ok(summary.rows),
+                    Err(gone) => Err(gone.to_string()),
+                },
+                Ok((Err(error), creation)) => fail(creation, false, error.to_string()),
+                Err(error) => Err(error.to_string()),
+            },
             (Err(error), Some(creation)) => {
                 let message = error.to_string();
                 fail(creation, matches!(error, SnapshotError::Refused(_)), message)
@@ -481,10 +483,30 @@ impl database::Sink for Filling {
         if let Some(gone) = creation.shape().gone() {
             return Err(io::Error::other(gone));
         }
-        let (wrote, creation) =
-            spawn_blocking(move || (creation.rows(messages), creation)).await.map_err(io::Error::other)?;
+        let (wrote, creation) = match creation.rows_block(messages.len()) {
+            false => (creation.rows(messages), creation),
+            true => {
+                spawn_blocking(move || (creation.rows(messages), creation)).await.map_err(io::Error::other)?
+            }
+        };
         self.creation = Some(creation);
         wrote
+    }
+
+    /// A small one is complete before the client that waits for it is woken.
+    async fn ended(&mut self) -> io::Result<()> {
+        match &mut self.creation {
+            Some(creation) if !creation.seal_blocks() => creation.seal(),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// All of it is there, on the disk if it is large.
+async fn sealed(mut creation: Creation) -> Result<(io::Result<()>, Creation), JoinError> {
+    match creation.is_sealed() {
+        true => Ok((Ok(()), creation)),
+        false => spawn_blocking(move || (creation.seal(), creation)).await,
     }
 }
 

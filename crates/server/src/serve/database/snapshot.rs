@@ -10,7 +10,7 @@
 //! so; a sink that is slow slows the server down.
 
 use std::error::Error;
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::future::poll_fn;
 use std::mem;
 use std::pin::pin;
@@ -19,7 +19,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use forebay_postgres::DISPLAY_SETTINGS;
 use forebay_postgres::pgoutput::{Lsn, Snapshot};
-use forebay_postgres::reservoir::tokio_postgres::{Client, CopyOutStream, SimpleQueryMessage};
+use forebay_postgres::reservoir::tokio_postgres::{
+    self, Client, CopyOutStream, SimpleQueryMessage, SimpleQueryStream,
+};
 use forebay_postgres::reservoir::{Guard, PostgresClient};
 use forebay_shapes::encode::{CopyRows, Layout};
 use futures_core::Stream;
@@ -43,6 +45,9 @@ const READING_SETTINGS: &[(&str, &str)] = &[
     ("transform_null_equals", "off"),
     ("row_security", "off"),
 ];
+
+/// Those that locking the table and the first SELECT go by.
+const FIRST_SETTINGS: &[&str] = &["lock_timeout", "search_path"];
 
 /// Which rows.
 #[derive(Debug, Clone, Copy)]
@@ -86,6 +91,11 @@ pub trait Sink: Send {
 
     /// Whole messages, each with its separator. The next ones are read when this has returned.
     fn rows(&mut self, messages: Bytes) -> impl Future<Output = Result<(), Self::Error>> + Send;
+
+    /// That was all of them. The connection may not be free yet.
+    fn ended(&mut self) -> impl Future<Output = Result<(), Self::Error>> + Send {
+        async { Ok(()) }
+    }
 }
 
 /// What was read.
@@ -112,13 +122,15 @@ pub async fn snapshot<S: Sink>(
     sink: &mut S,
 ) -> Result<Summary, SnapshotError<S::Error>> {
     let mut lent = Lent { client, is_clean: false };
-    let outcome = read(lent.client, query, sink).await;
-    let end = match &outcome {
-        Ok(_) => "COMMIT",
-        Err(error) if error.leaves_the_session() => "ROLLBACK",
-        Err(_) => return outcome,
+    let mut commit = None;
+    let outcome = read(lent.client, query, sink, &mut commit).await;
+    let ended = match (&outcome, commit) {
+        (Err(error), _) if !error.leaves_the_session() => return outcome,
+        // One that has failed is rolled back by it.
+        (_, Some(commit)) => answered(commit).await,
+        (_, None) => lent.client.batch_execute("ROLLBACK").await,
     };
-    match lent.client.batch_execute(end).await {
+    match ended {
         Ok(()) => lent.is_clean = true,
         // All rows are there.
         Err(error) => tracing::debug!(%error, "a snapshot's connection was lost at its end"),
@@ -144,6 +156,7 @@ async fn read<S: Sink>(
     client: &Client,
     query: &SnapshotQuery<'_>,
     sink: &mut S,
+    commit: &mut Option<SimpleQueryStream>,
 ) -> Result<Summary, SnapshotError<S::Error>> {
     let name = &query.table.name;
     let (script, statement) = (script(query), Statement::new(query));
@@ -176,8 +189,20 @@ async fn read<S: Sink>(
     sink.begun(&snapshot, lsn).await.map_err(SnapshotError::Sink)?;
 
     let stream = client.copy_out(&prepared).await.map_err(|error| SnapshotError::database(error, copying))?;
+    // It is closed before the transaction ends: a pooler may give the next one to another server.
+    drop(prepared);
+    *commit = Some(client.simple_query_raw("COMMIT").await.map_err(SnapshotError::Lost)?);
     let (rows, bytes) = copy(stream, query, sink, copying).await?;
+    sink.ended().await.map_err(SnapshotError::Sink)?;
     Ok(Summary { snapshot, lsn, rows, bytes })
+}
+
+async fn answered(commit: SimpleQueryStream) -> Result<(), tokio_postgres::Error> {
+    let mut commit = pin!(commit);
+    while let Some(answer) = poll_fn(|cx| commit.as_mut().poll_next(cx)).await {
+        answer?;
+    }
+    Ok(())
 }
 
 /// How many rows and bytes were handed over.
@@ -216,24 +241,31 @@ async fn copy<S: Sink>(
     Ok((rows, bytes))
 }
 
-/// Locks the table before it takes the snapshot, so that the snapshot sees the table as it stays.
+/// Locks the table before it takes the snapshot, so that the snapshot sees the table as it stays: only the SELECT takes one. It sets what isn't
+/// needed before, too: a SET is a statement, and statements cost more than what these do.
 fn script(query: &SnapshotQuery<'_>) -> String {
     let mut script = String::from("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY");
-    for (key, value) in DISPLAY_SETTINGS.iter().chain(READING_SETTINGS) {
-        write!(script, "; SET LOCAL {key} = '{value}'").expect("a String takes every write");
+    let mut write = |text: fmt::Arguments<'_>| script.write_fmt(text).expect("a String takes every write");
+    let settings = || DISPLAY_SETTINGS.iter().chain(READING_SETTINGS);
+    for (key, value) in settings().filter(|(key, _)| FIRST_SETTINGS.contains(key)) {
+        write(format_args!("; SET LOCAL {key} = '{value}'"));
     }
     if let Some(timeout) = query.timeout {
         // More than the server can count is for ever, too.
         let timeout_ms = i32::try_from(timeout.as_millis()).unwrap_or(0);
-        write!(script, "; SET LOCAL statement_timeout = {timeout_ms}").expect("a String takes every write");
+        write(format_args!("; SET LOCAL statement_timeout = {timeout_ms}"));
     }
-    let table = &query.table.name;
+    let Table { name, oid, is_partitioned, .. } = query.table;
+    let edition = edition_of(*oid, *is_partitioned);
+    write(format_args!(
+        "; LOCK TABLE ONLY {name} IN ACCESS SHARE MODE; \
+         SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text, {edition}, concat(NULL",
+    ));
+    for (key, value) in settings().filter(|(key, _)| !FIRST_SETTINGS.contains(key)) {
+        write(format_args!(", set_config('{key}', '{value}', true)"));
+    }
+    write(format_args!(")"));
     script
-        + &format!(
-            "; LOCK TABLE ONLY {table} IN ACCESS SHARE MODE; \
-             SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text, {}",
-            edition_of(query.table.oid)
-        )
 }
 
 /// The snapshot, how far the log was, and the table's edition.
