@@ -406,19 +406,24 @@ impl Shape {
     }
 
     async fn wait<T>(&self, mut ready: impl FnMut(&State) -> Option<T>) -> Result<T, Gone> {
+        let mut look = || {
+            let state = self.lock();
+            match &state.phase {
+                Phase::Gone(gone) => Some(Err(gone.clone())),
+                Phase::Filling | Phase::Complete => ready(&state).map(Ok),
+            }
+        };
         loop {
+            // Whoever needn't wait needn't join those who do: with many of them, that costs more than the look.
+            if let Some(found) = look() {
+                return found;
+            }
             let changed = self.changed.notified();
             tokio::pin!(changed);
-            // From here on no change is missed.
             changed.as_mut().enable();
-            {
-                let state = self.lock();
-                if let Phase::Gone(gone) = &state.phase {
-                    return Err(gone.clone());
-                }
-                if let Some(ready) = ready(&state) {
-                    return Ok(ready);
-                }
+            // From here on no change is missed.
+            if let Some(found) = look() {
+                return found;
             }
             changed.await;
         }

@@ -111,7 +111,7 @@ impl Shapes {
 
     /// Waits until an offset no longer lies beyond everything that can be read.
     pub async fn reaches(&self, offset: Offset) {
-        loop {
+        while self.is_beyond(offset) {
             let progressed = self.inner.progressed.notified();
             tokio::pin!(progressed);
             // From here on no progress is missed.
