@@ -5,6 +5,7 @@
 //! Kept by, for the last: hyper's flush writes until its buffer is empty, and only then flushes the socket.
 
 use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
 use std::net::Shutdown;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use std::time::Duration;
 
 use hyper::rt::{Read, ReadBufCursor, Write};
 use socket2::SockRef;
-use tokio::io::ReadBuf;
+use tokio::io::Interest;
 use tokio::net::TcpStream;
 
 use crate::meter::Meter;
@@ -106,9 +107,8 @@ impl Read for Io {
         }
         loop {
             ready!(self.stream.poll_read_ready(cx))?;
-            // SAFETY: nothing is uninitialised; `ReadBuf` only writes bytes.
-            let mut room = ReadBuf::uninit(unsafe { buf.as_mut() });
-            match self.stream.try_read_buf(&mut room) {
+            // SAFETY: nothing is uninitialised; the socket only writes bytes.
+            match read_once(&self.stream, unsafe { buf.as_mut() }) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
                 Err(error) => return Poll::Ready(Err(error)),
                 Ok(0) => return Poll::Ready(Ok(())),
@@ -121,6 +121,19 @@ impl Read for Io {
             }
         }
     }
+}
+
+/// Reads what there is. If that is less than there is room for, it was all, and the socket isn't readable until it says so again: hyper looks
+/// once more after each request, which would else be a call that finds nothing. A client's end is never forgotten by that.
+fn read_once(stream: &TcpStream, room: &mut [MaybeUninit<u8>]) -> io::Result<usize> {
+    let mut all = None;
+    let read = stream.try_io(Interest::READABLE, || {
+        let count = SockRef::from(stream).recv(room)?;
+        all = Some(count).filter(|count| (1..room.len()).contains(count));
+        // By this error `try_io` hears that the socket isn't readable.
+        if all.is_some() { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(count) }
+    });
+    all.map_or(read, Ok)
 }
 
 impl Write for Io {
