@@ -83,14 +83,14 @@ impl<S> Layer<S> for AdmissionLayer {
     type Service = AdmissionService<S>;
 
     fn layer(&self, service: S) -> AdmissionService<S> {
-        AdmissionService { layer: self.clone(), service }
+        AdmissionService { layer: Arc::new(self.clone()), service }
     }
 }
 
 /// A service behind an admission. Made by [`AdmissionLayer`].
 #[derive(Clone)]
 pub struct AdmissionService<S> {
-    layer: AdmissionLayer,
+    layer: Arc<AdmissionLayer>,
     service: S,
 }
 
@@ -113,14 +113,14 @@ where
         // The one that was made ready is the one to call; a fresh clone takes its place.
         let fresh = self.service.clone();
         let service = std::mem::replace(&mut self.service, fresh);
-        let layer = self.layer.clone();
-        Box::pin(layer.run(service, request))
+        let layer = Arc::clone(&self.layer);
+        Box::pin(async move { layer.run(service, request).await })
     }
 }
 
 impl AdmissionLayer {
     async fn run<S, ReqBody, ResBody>(
-        self,
+        &self,
         mut service: S,
         request: Request<ReqBody>,
     ) -> Result<Response<StreamBody<ResBody>>, S::Error>
@@ -139,10 +139,11 @@ impl AdmissionLayer {
             self.strip(&mut parts, &thread);
             None
         };
-        parts.headers.insert(X_THREAD_ID, thread.to_header());
-        parts.extensions.insert(thread.clone());
+        let header = thread.to_header();
+        parts.headers.insert(X_THREAD_ID, header.clone());
+        parts.extensions.insert(thread);
         let mut response = service.call(Request::from_parts(parts, body)).await?;
-        response.headers_mut().insert(X_THREAD_ID, thread.to_header());
+        response.headers_mut().insert(X_THREAD_ID, header);
         Ok(response.map(|body| match permit {
             Some(permit) => StreamBody::new(body, permit),
             None => StreamBody::free(body),
