@@ -26,6 +26,9 @@ use super::events::Events;
 /// What is this small is read on the spot: it is in memory, or in the page cache.
 const SMALL: u64 = 64 * 1024;
 
+/// What is this short is copied together: that costs less than to have each piece written.
+const JOINED: usize = 1024;
+
 type BoxError = Box<dyn Error + Send + Sync>;
 
 /// The body of an answer.
@@ -147,8 +150,19 @@ impl Answer {
             strip_separator(&mut whole);
         }
         whole.push_back(end);
-        Ok(Answer::Whole(whole))
+        Ok(Answer::Whole(joined(whole)))
     }
+}
+
+/// Few bytes as one piece.
+fn joined(pieces: VecDeque<Bytes>) -> VecDeque<Bytes> {
+    let length = pieces.iter().map(Bytes::len).sum();
+    if length > JOINED {
+        return pieces;
+    }
+    let mut joined = Vec::with_capacity(length);
+    pieces.iter().for_each(|piece| joined.extend_from_slice(piece));
+    [joined.into()].into()
 }
 
 /// Takes the last separator off; it may lie across pieces.

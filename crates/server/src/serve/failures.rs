@@ -28,7 +28,7 @@ pub(crate) struct Failures {
 
 impl Failures {
     /// Looks at an answer that is about to be sent under this id.
-    pub(crate) fn look_at<B>(&self, id: &str, route: Route, response: &Response<B>) {
+    pub(crate) fn look_at<B>(&self, id: u64, route: Route, response: &Response<B>) {
         if !response.status().is_server_error() {
             return;
         }
@@ -37,7 +37,7 @@ impl Failures {
         // Whatever has none was refused before it came to the shapes.
         let reason = response.extensions().get::<Reason>().map_or("admission", |reason| reason.0);
         let (route, status) = (route.as_str(), response.status().as_u16());
-        warn!(request = id, route, status, reason, left_out, "a request failed");
+        warn!(request = format!("{id:016x}"), route, status, reason, left_out, "a request failed");
     }
 }
 

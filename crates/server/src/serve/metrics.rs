@@ -1,10 +1,13 @@
 //! What is counted of shapes and those who read them.
 
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use forebay_shapes::Shapes;
 use http::StatusCode;
-use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use metrics::{
+    Counter, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+};
 
 use super::protocol::Route;
 
@@ -43,26 +46,42 @@ pub(crate) fn describe() {
     );
 }
 
-pub(crate) fn answered(route: Route, status: StatusCode) {
-    let status = match status.as_u16() {
-        200 => "200",
-        202 => "202",
-        204 => "204",
-        304 => "304",
-        400 => "400",
-        401 => "401",
-        403 => "403",
-        404 => "404",
-        405 => "405",
-        409 => "409",
-        413 => "413",
-        414 => "414",
-        429 => "429",
-        500 => "500",
-        503 => "503",
-        _ => "other",
-    };
-    counter!(ANSWERS, "route" => route.as_str(), "status" => status).increment(1);
+/// Answers by route and status. Each counter is looked up when it is first needed: every answer is counted, and a lookup costs more than that.
+#[derive(Default)]
+pub(crate) struct Answers {
+    counters: [[OnceLock<Counter>; STATUSES.len()]; ROUTES],
+}
+
+const ROUTES: usize = Route::NotFound as usize + 1;
+
+/// What a counter's label says; the last stands for all others.
+const STATUSES: [(u16, &str); 16] = [
+    (200, "200"),
+    (202, "202"),
+    (204, "204"),
+    (304, "304"),
+    (400, "400"),
+    (401, "401"),
+    (403, "403"),
+    (404, "404"),
+    (405, "405"),
+    (409, "409"),
+    (413, "413"),
+    (414, "414"),
+    (429, "429"),
+    (500, "500"),
+    (503, "503"),
+    (0, "other"),
+];
+
+impl Answers {
+    pub(crate) fn count(&self, route: Route, status: StatusCode) {
+        let place = STATUSES.iter().position(|(code, _)| *code == status.as_u16());
+        let place = place.unwrap_or(STATUSES.len() - 1);
+        let label = STATUSES[place].1;
+        let look_up = || counter!(ANSWERS, "route" => route.as_str(), "status" => label);
+        self.counters[route as usize][place].get_or_init(look_up).increment(1);
+    }
 }
 
 /// How a snapshot ended.

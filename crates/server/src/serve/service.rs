@@ -10,7 +10,7 @@ use bytes::Bytes;
 use forebay_admission::{AdmissionLayer, AdmissionService};
 use forebay_stream::{Incoming, Peer};
 use http::header::ORIGIN;
-use http::{HeaderMap, HeaderValue, Method, Request, Response};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response};
 use pin_project_lite::pin_project;
 use tower_layer::Layer as _;
 use tower_service::Service;
@@ -27,13 +27,21 @@ use super::protocol::{
 use super::tokens::Tokens;
 use crate::host::is_local;
 
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
 /// What each connection calls; cheap to clone.
 #[derive(Clone)]
 pub(crate) struct ServeService {
     admitted: AdmissionService<Handler>,
+    door: Arc<Door>,
+}
+
+/// What is needed before admission, and after it.
+struct Door {
     access: Arc<RwLock<Access>>,
-    tokens: Arc<Tokens>,
-    failures: Arc<Failures>,
+    tokens: Tokens,
+    failures: Failures,
+    answers: metrics::Answers,
 }
 
 /// What is behind admission.
@@ -80,9 +88,12 @@ impl ServeService {
             .streams(|parts| parts.extensions.get::<Sight>().is_some_and(Sight::takes_permit))
             .peer(|extensions| extensions.get::<Peer>().map(|peer| peer.0));
         let admitted = layer.layer(Handler { answering });
-        ServeService { admitted, access, tokens: Arc::new(tokens), failures: Arc::default() }
+        let (failures, answers) = (Failures::default(), metrics::Answers::default());
+        ServeService { admitted, door: Arc::new(Door { access, tokens, failures, answers }) }
     }
+}
 
+impl Door {
     fn see<B>(&self, request: &Request<B>) -> Sight {
         let (method, uri) = (request.method(), request.uri());
         let (path, raw) = (uri.path(), uri.query().unwrap_or_default());
@@ -122,7 +133,7 @@ impl Service<Request<Incoming>> for ServeService {
     }
 
     fn call(&mut self, mut request: Request<Incoming>) -> Self::Future {
-        let sight = self.see(&request);
+        let sight = self.door.see(&request);
         let (route, origins) = (sight.route, origins(request.headers()));
         let answering = match sight.pass {
             Pass::All => {
@@ -131,7 +142,7 @@ impl Service<Request<Incoming>> for ServeService {
             }
             Pass::Token => self.call_with_token(request, sight),
         };
-        Marked { answering, route, origins, failures: Arc::clone(&self.failures) }
+        Marked { answering, route, origins, door: Arc::clone(&self.door) }
     }
 }
 
@@ -144,9 +155,9 @@ impl ServeService {
     ) -> <AdmissionService<Handler> as Service<Request<Incoming>>>::Future {
         // The one that was made ready is the one to call; a fresh clone takes its place.
         let fresh = self.admitted.clone();
-        let (mut admitted, tokens) = (std::mem::replace(&mut self.admitted, fresh), Arc::clone(&self.tokens));
+        let (mut admitted, door) = (std::mem::replace(&mut self.admitted, fresh), Arc::clone(&self.door));
         Box::pin(async move {
-            match tokens.bearer(request.headers()).await {
+            match door.tokens.bearer(request.headers()).await {
                 Ok(bearer) => sight.bearer = Some(bearer),
                 Err(refusal) => sight.asked = Err(refusal),
             }
@@ -165,7 +176,7 @@ pin_project! {
         answering: F,
         route: Route,
         origins: HeaderMap,
-        failures: Arc<Failures>,
+        door: Arc<Door>,
     }
 }
 
@@ -178,15 +189,21 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         let this = self.project();
         let Ok(mut response) = ready!(this.answering.poll(cx));
-        metrics::answered(*this.route, response.status());
+        this.door.answers.count(*this.route, response.status());
         keep_nowhere(response.headers_mut());
         cors::write(*this.route, this.origins, response.headers_mut());
-        let id = format!("{:016x}", chance());
-        this.failures.look_at(&id, *this.route, &response);
-        let id = HeaderValue::try_from(id).unwrap_or(HeaderValue::from_static("0"));
-        response.headers_mut().insert("x-request-id", id);
+        let id = chance();
+        this.door.failures.look_at(id, *this.route, &response);
+        response.headers_mut().insert(REQUEST_ID, request_id(id));
         Poll::Ready(Ok(response))
     }
+}
+
+/// As the log has it: sixteen digits.
+fn request_id(id: u64) -> HeaderValue {
+    let digit = |at: u32| b"0123456789abcdef"[(id >> (60 - 4 * at) & 0xf) as usize];
+    let text: [u8; 16] = std::array::from_fn(|at| digit(at as u32));
+    HeaderValue::from_bytes(&text).unwrap_or(HeaderValue::from_static("0"))
 }
 
 /// Only those headers of a request that [`cors`] asks for; most requests have none.

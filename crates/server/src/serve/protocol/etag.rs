@@ -3,6 +3,8 @@
 //! Invariant: two answers of one tag are the same, byte for byte.
 //! Kept by: what lies between two offsets of a shape never changes, and a handle is never used twice.
 
+use std::fmt;
+
 use forebay_shapes::{Offset, Since};
 use http::header::{HeaderMap, HeaderValue, IF_NONE_MATCH};
 
@@ -11,13 +13,15 @@ use super::headers::visible;
 /// The tag of an answer. One without changes says only that nothing happened until now: `unchanged_at`, any clock that doesn't go back,
 /// keeps it from ever being confirmed.
 pub fn of(handle: &str, requested: Since, answered: Offset, unchanged_at: Option<u64>) -> HeaderValue {
-    let requested = match requested {
-        Since::Beginning => "-1".to_owned(),
-        Since::Now => "now".to_owned(),
-        Since::After(offset) => offset.to_string(),
+    let requested: &dyn fmt::Display = match &requested {
+        Since::Beginning => &"-1",
+        Since::Now => &"now",
+        Since::After(offset) => offset,
     };
-    let time = unchanged_at.map(|time| format!(":{time}")).unwrap_or_default();
-    visible(&format!("\"{handle}:{requested}:{answered}{time}\""))
+    visible(match unchanged_at {
+        None => format!("\"{handle}:{requested}:{answered}\""),
+        Some(time) => format!("\"{handle}:{requested}:{answered}:{time}\""),
+    })
 }
 
 /// The same for other bytes that say the same: packed ones. [`is_known`] takes either.

@@ -66,7 +66,7 @@ impl AnswerHead<'_> {
     /// Puts it into a response's head.
     pub fn write(&self, headers: &mut HeaderMap) {
         headers.insert(HANDLE, visible(self.handle));
-        headers.insert(OFFSET, visible(&self.offset.to_string()));
+        headers.insert(OFFSET, visible(self.offset.to_string()));
         if self.up_to_date {
             headers.insert(UP_TO_DATE, HeaderValue::from_static(""));
         }
@@ -95,10 +95,13 @@ impl AnswerHead<'_> {
 }
 
 /// A text of ours in a header. Our handles are ASCII; should one not be, a header with a hole is better than none.
-pub(super) fn visible(text: &str) -> HeaderValue {
-    let byte = |byte: u8| if byte.is_ascii_graphic() { byte } else { b'?' };
-    let bytes: Vec<_> = text.bytes().map(byte).collect();
-    HeaderValue::from_bytes(&bytes).unwrap_or(HeaderValue::from_static("?"))
+pub(super) fn visible(text: impl Into<String>) -> HeaderValue {
+    let mut text = text.into();
+    if !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+        text =
+            text.bytes().map(|byte| if byte.is_ascii_graphic() { char::from(byte) } else { '?' }).collect();
+    }
+    HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static("?"))
 }
 
 #[cfg(test)]
