@@ -5,7 +5,8 @@
 //! waits there until the catalog, which knows the rest, was read by somebody who sees what that transaction did to the table; shapes that don't fit
 //! are deleted.
 //! Not here: what is done to a table whose rows don't change; see `Making::look_again`.
-//! Bounds: while nobody answers, nothing is read from the server, which hears from us all the same.
+//! Bounds: while nobody answers, nothing is read from the server, which hears from us all the same; but not for longer than [`PATIENCE`]. A server
+//! that shuts down lets nobody else in and waits for whoever streams: the stream ends then, and comes again from where it was.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -17,14 +18,15 @@ use forebay_postgres::TableName;
 use forebay_postgres::pgoutput::Relation;
 use forebay_postgres::reservoir::PostgresClient;
 use forebay_shapes::Shapes;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout_at};
 use tracing::warn;
 
 use super::database::{self, DescribeError};
 use super::making::{EARLY, Making, followed};
 
-/// How long the database may take to tell, before another connection is tried: more than both pools take to say that they have none.
-const ASKING: Duration = Duration::from_secs(20);
+/// How long the database may say nothing: more than both pools take to say that they have no connection, and less than whoever stops a server
+/// waits for that.
+const PATIENCE: Duration = Duration::from_secs(15);
 /// How long until the next try.
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -63,7 +65,7 @@ pub(crate) struct Fitting {
     editions: HashMap<u32, String>,
 }
 
-type Failure = Box<dyn Error + Send + Sync>;
+pub(crate) type Failure = Box<dyn Error + Send + Sync>;
 
 impl Fitting {
     pub(crate) fn new(shapes: Shapes, described: Described) -> Self {
@@ -71,20 +73,30 @@ impl Fitting {
     }
 
     /// A transaction has this table described. When this returns, its shapes fit the table as it is, with what the transaction did to it.
-    pub(crate) async fn fit(&mut self, relation: &Relation<'_>, xid: Option<u32>) {
+    ///
+    /// # Errors
+    /// When nobody says what the table is.
+    pub(crate) async fn fit(&mut self, relation: &Relation<'_>, xid: Option<u32>) -> Result<(), Failure> {
         if !self.shapes.follows(relation.oid) {
-            return;
+            return Ok(());
         }
         let table = TableName::new(relation.namespace, relation.name);
+        let mut until = Instant::now() + PATIENCE;
         loop {
-            match timeout(ASKING, self.try_fit(relation.oid, &table, xid)).await {
-                Ok(Ok(true)) => return,
-                Ok(Ok(false)) => sleep(EARLY).await,
-                Ok(Err(why)) => {
+            match timeout_at(until, self.try_fit(relation.oid, &table, xid)).await {
+                Ok(Ok(true)) => return Ok(()),
+                Ok(Ok(false)) => {
+                    until = Instant::now() + PATIENCE;
+                    sleep(EARLY).await;
+                }
+                Ok(Err(why)) if Instant::now() + PAUSE < until => {
                     warn!(%table, %why, "the stream waits: nobody says whether a table is what its shapes were made of");
                     sleep(PAUSE).await;
                 }
-                Err(_) => warn!(%table, "the stream waits: the database doesn't say what a table is"),
+                Ok(Err(why)) => return Err(why),
+                Err(_) => {
+                    return Err(format!("the database didn't say within {PATIENCE:?} what {table} is").into());
+                }
             }
         }
     }

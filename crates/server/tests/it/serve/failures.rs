@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use forebay_sandbox::Postgres;
 use forebay_testkit::Proxy;
 use serde_json::Value;
+use tokio::task::block_in_place;
 
 use super::support::{Place, Reader, Serve, changes, path, short};
 use crate::wire::{Answer, Client, until};
@@ -85,4 +87,39 @@ async fn a_backend_that_ends_in_the_middle_of_its_rows() {
     goes_on(&place, &serve, &mut bystander, 2).await;
     let all: Vec<Value> = Reader::new(&[("table", "items")]).catch_up(&serve).await;
     assert_eq!(changes(&all).len(), 20_000);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_shuts_down_while_the_stream_waits_for_its_word() {
+    let postgres: &'static Postgres = Box::leak(Box::new(Postgres::builder().start().unwrap()));
+    let place = Place::on(postgres, ITEMS);
+    let serve = place.serve().await;
+    let mut reader = serve.reader(&[("table", "others")]).await;
+
+    // A session that was open before has the table described anew; by then nobody can ask what it is.
+    let database = place.database.clone();
+    let change = "SELECT pg_sleep(3); ALTER TABLE others ALTER note SET STATISTICS 10; INSERT INTO others VALUES (2, 'two')";
+    let changing = std::thread::spawn(move || postgres.execute(&database, change));
+    let of = format!(
+        "FROM pg_stat_activity WHERE datname = '{}' AND backend_type = 'client backend'",
+        place.database
+    );
+    let ask = |sql: &str| postgres.query("postgres", sql).unwrap()[0][0].clone();
+    until("it is open", async || {
+        ask(&format!("SELECT count(*) {of} AND query LIKE '%pg_sleep%'")).as_deref() == Some("1")
+    })
+    .await;
+    let accept = |whether: bool| {
+        let sql = format!("ALTER DATABASE {} ALLOW_CONNECTIONS {whether}", place.database);
+        postgres.execute("postgres", &sql).unwrap();
+    };
+    accept(false);
+    ask(&format!("SELECT count(pg_terminate_backend(pid)) {of} AND query NOT LIKE '%pg_sleep%'"));
+    changing.join().unwrap().unwrap();
+    until("the stream waits", async || serve.log().contains("the stream waits")).await;
+
+    // It waits for whoever streams, and gives up after a minute.
+    block_in_place(|| postgres.restart_fast()).unwrap();
+    accept(true);
+    assert_eq!(short(&reader.live_changes(&serve, 1).await), ["insert 2"]);
 }
