@@ -21,6 +21,7 @@ use tokio::net::TcpStream;
 use tower_service::Service;
 
 use crate::bounds::Streamed;
+use crate::detach::detach;
 use crate::error::{BoxError, ClientLate, ClientLeft};
 use crate::exchange::{Exchange, Piece};
 use crate::head;
@@ -83,8 +84,11 @@ where
 
     fn call(&self, request: Request<hyper::body::Incoming>) -> Handing<S, B> {
         self.stats.counters().requests.up();
-        let (parts, body) = request.into_parts();
+        let (mut parts, body) = request.into_parts();
         let (method, version) = (parts.method.clone(), parts.version);
+        if version <= Version::HTTP_11 {
+            detach(&mut parts);
+        }
         let active = self.meter.begin(!body.is_end_stream());
         let (body, is_read) = Incoming::new(body, &self.meter);
         let mut request = Request::from_parts(parts, body);

@@ -59,6 +59,7 @@ mod bounds;
 mod chunk;
 mod config;
 mod connection;
+mod detach;
 mod error;
 mod exchange;
 mod handover;
