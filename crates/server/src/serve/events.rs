@@ -12,7 +12,7 @@ use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
@@ -115,8 +115,10 @@ pub(crate) struct Events {
     state: State,
     ready: VecDeque<Bytes>,
     keep_alive: Duration,
+    /// When it had its last event, or keep-alive.
+    heard: Instant,
     ends_at: Instant,
-    /// The next keep-alive, or the end.
+    /// Not after the next keep-alive, nor the end. An event leaves it alone: most alarms would be put off before they ring.
     alarm: Pin<Box<Sleep>>,
     /// While somebody listens, the database is followed.
     _awake: Option<Awake>,
@@ -176,6 +178,7 @@ impl Events {
             state: State::Over,
             ready,
             keep_alive,
+            heard: now,
             ends_at,
             alarm,
             _awake: awake,
@@ -204,7 +207,8 @@ impl Events {
                 return Poll::Ready(Some(Ok(event)));
             }
             // Also while there is always more: a client that reads slowly must not keep what a token has opened.
-            if Instant::now() >= self.ends_at {
+            let now = Instant::now();
+            if now >= self.ends_at {
                 self.state = State::Over;
             }
             match &mut self.state {
@@ -238,7 +242,7 @@ impl Events {
                         if let Some(seen) = told(&event) {
                             self.sent = Offset::new(seen, 0);
                         }
-                        self.alarm.as_mut().reset((Instant::now() + self.keep_alive).min(self.ends_at));
+                        self.heard = now;
                         return Poll::Ready(Some(Ok(event)));
                     }
                     // It fell behind, or a transaction was too large, or the shape is gone.
@@ -250,20 +254,31 @@ impl Events {
                 },
             }
         }
-        if self.alarm.as_mut().poll(cx).is_pending() {
-            return Poll::Pending;
+        self.poll_alarm(cx)
+    }
+
+    /// A keep-alive, or the end, when it is time.
+    fn poll_alarm(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
+        loop {
+            ready!(self.alarm.as_mut().poll(cx));
+            let now = Instant::now();
+            if now >= self.ends_at {
+                self.state = State::Over;
+                return Poll::Ready(None);
+            }
+            let is_due = now >= self.heard + self.keep_alive;
+            if is_due {
+                self.heard = now;
+            }
+            self.alarm.as_mut().reset((self.heard + self.keep_alive).min(self.ends_at));
+            if is_due {
+                // Registers the alarm again.
+                if self.alarm.as_mut().poll(cx).is_ready() {
+                    cx.waker().wake_by_ref();
+                }
+                return Poll::Ready(Some(Ok(Bytes::from_static(KEEP_ALIVE))));
+            }
         }
-        let now = Instant::now();
-        if now >= self.ends_at {
-            self.state = State::Over;
-            return Poll::Ready(None);
-        }
-        self.alarm.as_mut().reset((now + self.keep_alive).min(self.ends_at));
-        // Registers the alarm again.
-        if self.alarm.as_mut().poll(cx).is_ready() {
-            cx.waker().wake_by_ref();
-        }
-        Poll::Ready(Some(Ok(Bytes::from_static(KEEP_ALIVE))))
     }
 }
 
