@@ -12,6 +12,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use forebay_postgres::{Awake, Manager, Phase, Step};
 use forebay_shapes::{Gone, LogPage, Offset, Shape, Shapes, Since, SnapshotChunk};
 use forebay_stream::{Incoming, Live};
@@ -91,45 +92,44 @@ impl Answering {
         &self,
         parts: &Parts,
         request: Result<ShapeRequest, Invalid>,
-        query: &Query,
+        posted: Option<Arc<Query>>,
         body: Incoming,
         bearer: Option<Bearer>,
     ) -> Answered {
-        let mut request = match parts.method {
-            Method::POST => {
-                let reading = timeout(self.body_timeout, Limited::new(body, MAX_BODY_BYTES).collect());
-                let body = while_valid(bearer.as_ref(), reading).await?.map_err(|_| Refusal::BodyTooSlow)?;
-                let body = body.map_err(|_| Refusal::BodyTooLarge)?.to_bytes();
-                ShapeRequest::parse(&parts.method, query, &body)?
+        // What is rare is boxed, here and below: a request takes the room of its longest way for as long as it waits.
+        let mut request = match posted {
+            Some(query) => {
+                let body = Box::pin(self.read(body, bearer.as_ref())).await?;
+                ShapeRequest::parse(&parts.method, &query, &body)?
             }
-            _ => request?,
+            None => request?,
         };
         if let Some(bearer) = &bearer {
             bearer.may(&parts.method, &request)?;
         }
         request.bearer = bearer;
         if parts.method == Method::DELETE {
-            return self.delete(&request).await;
+            return Box::pin(self.delete(&request)).await;
         }
         let awake = while_valid(request.bearer.as_ref(), self.wake()).await?;
         if request.subset.is_some() {
-            return self.subset(&request).await;
+            return Box::pin(self.subset(&request)).await;
         }
         let asking = Asking { parts, request: &request, _awake: awake };
         match request.since {
             Since::Beginning => {
-                let shape = self.making.shape(&request).await?;
-                self.snapshot(&asking, &shape, 0).await
+                let shape = Box::pin(self.making.shape(&request)).await?;
+                Box::pin(self.snapshot(&asking, &shape, 0)).await
             }
             Since::Now => {
-                let shape = self.making.shape(&request).await?;
-                self.now(&asking, &shape).await
+                let shape = Box::pin(self.making.shape(&request)).await?;
+                Box::pin(self.now(&asking, &shape)).await
             }
             Since::After(offset) => {
                 let shape = self.known(&request).await?;
                 let is_in_snapshot = offset.is_snapshot() && offset != Offset::SNAPSHOT_END;
                 let answered = match is_in_snapshot && !request.live {
-                    true => self.snapshot(&asking, &shape, offset.op.saturating_add(1)).await,
+                    true => Box::pin(self.snapshot(&asking, &shape, offset.op.saturating_add(1))).await,
                     false => self.log(&asking, &shape, offset).await,
                 };
                 match (answered, shape.gone()) {
@@ -141,12 +141,19 @@ impl Answering {
         }
     }
 
+    /// All of a request's body.
+    async fn read(&self, body: Incoming, bearer: Option<&Bearer>) -> Result<Bytes, Refusal> {
+        let reading = timeout(self.body_timeout, Limited::new(body, MAX_BODY_BYTES).collect());
+        let body = while_valid(bearer, reading).await?.map_err(|_| Refusal::BodyTooSlow)?;
+        Ok(body.map_err(|_| Refusal::BodyTooLarge)?.to_bytes())
+    }
+
     /// What is asked for may have changed while everything slept; and while somebody waits, nothing falls asleep.
     async fn wake(&self) -> Option<Awake> {
         match self.manager.keep_awake() {
             Some(awake) => Some(awake),
             // Without the database, what is there is served.
-            None => timeout(WAKING, self.manager.awake()).await.ok()?.ok(),
+            None => Box::pin(timeout(WAKING, self.manager.awake())).await.ok()?.ok(),
         }
     }
 
@@ -185,7 +192,7 @@ impl Answering {
 
     /// The client begins anew, with this shape if there can be one.
     async fn moved(&self, request: &ShapeRequest) -> Refusal {
-        match self.making.shape(request).await {
+        match Box::pin(self.making.shape(request)).await {
             Ok(shape) => Refusal::MustRefetch { handle: Some(shape.handle().to_owned()) },
             Err(
                 refusal @ (Refusal::Invalid(_)

@@ -62,8 +62,8 @@ struct Sight {
 
 #[derive(Debug, Clone)]
 enum Asked {
-    /// Of a shape; a POST's body is still to be read.
-    Shape(Box<Result<ShapeRequest, Invalid>>, Arc<Query>),
+    /// Of a shape; a POST's body is still to be read, and with it what its query said.
+    Shape(Box<Result<ShapeRequest, Invalid>>, Option<Arc<Query>>),
     Other,
 }
 
@@ -113,7 +113,8 @@ impl Door {
             (Route::Shape, &Method::OPTIONS) => Asked::Other,
             (Route::Shape, _) => {
                 let request = ShapeRequest::parse(method, &query, &[]);
-                Asked::Shape(Box::new(request), Arc::new(query))
+                let query = (method == Method::POST).then(|| Arc::new(query));
+                Asked::Shape(Box::new(request), query)
             }
             _ => Asked::Other,
         });
@@ -228,12 +229,14 @@ impl Service<Request<Incoming>> for Handler {
             let Some(Sight { route, asked, bearer, .. }) = sight else {
                 return Ok(Refusal::NoRoute.response(request.method()).map(Answer::whole));
             };
-            let (parts, body) = request.into_parts();
+            let (mut parts, body) = request.into_parts();
+            // Whatever is held from here on is held by all who wait.
+            drop(std::mem::take(&mut parts.extensions));
             let answer = match asked {
                 Err(refusal) => Err(refusal),
                 Ok(Asked::Other) => Ok(answering.other(route, &parts)),
                 Ok(Asked::Shape(request, query)) => {
-                    answering.shape(&parts, *request, &query, body, bearer).await
+                    answering.shape(&parts, *request, query, body, bearer).await
                 }
             };
             let mut response = answer.unwrap_or_else(|refusal| {
