@@ -24,16 +24,18 @@ pub(crate) fn latency(board: &mut Board) -> Result<()> {
     let mut entrants = [
         Entrant { name: "forebay", turn: Box::new(|| ours(server, decisions)) },
         Entrant { name: "ping", turn: Box::new(|| ping(server, decisions)) },
-        Entrant { name: "seed", turn: Box::new(|| seed(server, decisions)) },
+        Entrant { name: "seed", turn: Box::new(|| seed(server, decisions, true)) },
+        Entrant { name: "seed-drawn", turn: Box::new(|| seed(server, decisions, false)) },
     ];
     let samples = interleave(board.rounds(), &mut entrants)?;
     let p50s: Vec<_> = samples.into_iter().map(|(name, p50s)| (name, Spread::of(p50s))).collect();
     board.table("keyed", "us, p50", &p50s);
-    let [ours, ping, seed] = [0, 1, 2].map(|at| p50s[at].1.median);
+    let [ours, ping, seed, drawn] = [0, 1, 2, 3].map(|at| p50s[at].1.median);
     let contest =
         |theirs, peer, goal| Contest { ours, peer, theirs, unit: "us", better: Better::Lower, goal };
     board.contest("keyed", contest(ping, "ping", 0.5));
     board.contest("seed", contest(seed, "seed", 3.0));
+    board.contest("seed_drawn", contest(drawn, "seed-drawn", 3.0));
     Ok(())
 }
 
@@ -74,7 +76,8 @@ fn ping(server: &Redis, decisions: u64) -> Result<f64> {
     })
 }
 
-fn seed(server: &Redis, decisions: u64) -> Result<f64> {
+/// The seed's commands: the five that it draws, or all six, with the look at its health.
+fn seed(server: &Redis, decisions: u64, watches: bool) -> Result<f64> {
     let url = server.url();
     in_a_task(async move {
         let client = Client::connect(url.as_str()).await?;
@@ -84,6 +87,9 @@ fn seed(server: &Redis, decisions: u64) -> Result<f64> {
             let (user, thread) = (user(at), at.to_string());
             let began = Instant::now();
             pool.acquire(&user, &thread).await?;
+            if watches {
+                pool.watch_health().await?;
+            }
             latencies_us.push(began.elapsed().as_secs_f64() * 1e6);
         }
         for at in 0..decisions {

@@ -15,7 +15,7 @@ use crate::harness::{Board, Race, no_child};
 pub(crate) const RACE: Race = Race {
     name: "admission",
     about: "decisions: local ones, exact ones per user over Redis, the seed's commands, the usual lease script",
-    cases: &["local", "keyed", "seed", "redis_cpu"],
+    cases: &["local", "keyed", "seed", "seed_drawn", "redis_cpu"],
     run,
     child: no_child,
 };
@@ -24,7 +24,7 @@ fn run(board: &mut Board) -> Result<()> {
     if board.wants("local") {
         local::run(board)?;
     }
-    if board.wants("keyed") || board.wants("seed") {
+    if ["keyed", "seed", "seed_drawn"].iter().any(|case| board.wants(case)) {
         decision::latency(board)?;
     }
     if board.wants("redis_cpu") {

@@ -11,7 +11,7 @@ pub(crate) struct Pool<'a> {
 }
 
 impl Pool<'_> {
-    /// Five commands, one after the other: each decides whether the next is sent.
+    /// Five commands, one after the other, as the seed draws them: each decides whether the next is sent.
     pub(crate) async fn acquire(&self, user: &str, thread: &str) -> Result<()> {
         let user_key = format!("connection_pool:user:{user}");
         let total: Option<u64> = self.client.exec(("GET", "connection_pool:total")).await?;
@@ -22,6 +22,12 @@ impl Pool<'_> {
         self.client.exec::<u64>(("INCR", &user_key)).await?;
         self.client.exec::<u64>(("SADD", "connection_pool:connections", thread)).await?;
         Ok(())
+    }
+
+    /// How full the pool is by now: the state of health that the seed watches at its stage CP.5, the sixth command.
+    pub(crate) async fn watch_health(&self) -> Result<u64> {
+        let total: Option<u64> = self.client.exec(("GET", "connection_pool:total")).await?;
+        Ok(total.unwrap_or(0) * 100 / MAX_CONNECTIONS)
     }
 
     pub(crate) async fn release(&self, user: &str, thread: &str) -> Result<()> {
