@@ -11,6 +11,8 @@ export async function world(purpose, how = {}) {
     after(async () => {
       await forebay.end();
       await database.end();
+      // A published client that was stopped between two requests may try again for ever. All tests have ended.
+      setTimeout(() => process.exit(), 2_000).unref();
     });
     const { sql, text, table, transaction } = database;
     return { database, forebay, sql, text, table, transaction };
