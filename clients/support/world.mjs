@@ -11,7 +11,7 @@ export async function world(purpose, how = {}) {
     after(async () => {
       await forebay.end();
       await database.end();
-      // A published client that was stopped between two requests may try again for ever. All tests have ended.
+      // Now and then something, most likely a published client's timer, keeps the process although all tests have ended.
       setTimeout(() => process.exit(), 2_000).unref();
     });
     const { sql, text, table, transaction } = database;

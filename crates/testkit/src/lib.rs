@@ -25,6 +25,7 @@ mod patience;
 mod proxy;
 mod python;
 mod readme;
+mod seed;
 
 pub use forebay_sandbox as sandbox;
 
@@ -32,3 +33,4 @@ pub use crate::patience::{PATIENCE, eventually, within};
 pub use crate::proxy::{Direction, Proxy};
 pub use crate::python::python;
 pub use crate::readme::{readme_blocks, readme_blocks_run};
+pub use crate::seed::seed;

@@ -144,8 +144,7 @@ async fn changes_made_while_it_slept_arrive_when_it_wakes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whoever_comes_while_it_falls_asleep_gets_a_connection_all_the_same() {
     const TIMES: u32 = 50;
-    let seed: u64 = std::env::var("FOREBAY_SEED")
-        .map_or(20_261_116, |seed| seed.parse().expect("FOREBAY_SEED is a number"));
+    let seed = forebay_testkit::seed();
     println!("FOREBAY_SEED={seed}");
     let mut dice = seed;
     let followed = Followed::new(Postgres::shared());

@@ -174,21 +174,21 @@ fn run(
 
 #[test]
 fn random_clauses_agree_with_postgres_15() {
-    let seed = Dice::seed();
+    let seed = forebay_testkit::seed();
     let server = Server::start(15, "", &Collation::C, seed, ROWS);
     run("C on 15", &server, seed, 160_000, Grammar::clause, true);
 }
 
 #[test]
 fn random_clauses_agree_with_postgres_18() {
-    let seed = Dice::seed() + 1;
+    let seed = forebay_testkit::seed() + 1;
     let server = Server::start(18, "", &Collation::C, seed, ROWS);
     run("C on 18", &server, seed, 100_000, Grammar::clause, true);
 }
 
 #[test]
 fn operators_without_parentheses_bind_as_in_postgres() {
-    let seed = Dice::seed() + 3;
+    let seed = forebay_testkit::seed() + 3;
     for version in [15, 18] {
         let server = Server::start(version, "", &Collation::C, seed, 12);
         run(&format!("flat on {version}"), &server, seed, 30_000, Grammar::flat, true);
@@ -197,7 +197,7 @@ fn operators_without_parentheses_bind_as_in_postgres() {
 
 #[test]
 fn texts_agree_under_other_collations() {
-    let seed = Dice::seed() + 2;
+    let seed = forebay_testkit::seed() + 2;
     let icu = |locale: &str| Collation::Icu(locale.to_owned());
     for (version, options, collation) in [
         (15, "LOCALE_PROVIDER icu ICU_LOCALE 'en-US'", icu("en-US")),
@@ -218,7 +218,7 @@ fn texts_agree_under_other_collations() {
 fn millions_of_random_clauses_agree_with_postgres() {
     let pairs = std::env::var("FOREBAY_PAIRS").map_or(1_000_000, |pairs| pairs.parse().expect("a number"));
     for (offset, version) in [(10, 15), (11, 18)] {
-        let seed = Dice::seed() + offset;
+        let seed = forebay_testkit::seed() + offset;
         let server = Server::start(version, "", &Collation::C, seed, ROWS);
         run(&format!("C on {version}"), &server, seed, pairs / 2, Grammar::clause, true);
         run(&format!("flat on {version}"), &server, seed, pairs / 10, Grammar::flat, true);

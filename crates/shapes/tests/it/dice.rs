@@ -8,13 +8,6 @@ impl Dice {
         Dice(seed)
     }
 
-    /// Of `FOREBAY_SEED`, or always the same.
-    pub(crate) fn seed() -> u64 {
-        std::env::var("FOREBAY_SEED")
-            .ok()
-            .map_or(20_261_116, |seed| seed.parse().expect("FOREBAY_SEED is a number"))
-    }
-
     pub(crate) fn roll(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;

@@ -26,7 +26,7 @@ struct Tally {
 
 #[test]
 fn shapes_that_come_and_go_are_found_as_if_each_were_tried() {
-    let seed = Dice::seed();
+    let seed = forebay_testkit::seed();
     eprintln!("seed {seed}");
     let (mut dice, mut grammar) = (Dice::new(seed), Grammar::new(Dice::new(!seed), true));
     let schema = table::schema(&Collation::C, 15);

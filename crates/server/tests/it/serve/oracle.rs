@@ -66,7 +66,7 @@ enum Weather {
 
 async fn run(weather: Weather) {
     let is_stormy = weather != Weather::Calm;
-    let seed = seed();
+    let seed = forebay_testkit::seed();
     let seconds = std::env::var("FOREBAY_SECONDS").map_or(10, |text| text.parse().expect("a number"));
     eprintln!("FOREBAY_SEED={seed} FOREBAY_SECONDS={seconds}, stormy: {is_stormy}");
     let postgres = Box::leak(Box::new(Postgres::builder().start().unwrap()));
@@ -204,9 +204,4 @@ fn wrong(ended: Result<Result<Vec<Life>, String>, tokio::task::JoinError>) -> St
         Ok(Err(wrong)) => wrong,
         Err(error) => error.to_string(),
     }
-}
-
-/// Of `FOREBAY_SEED`, or always the same.
-fn seed() -> u64 {
-    std::env::var("FOREBAY_SEED").map_or(20_261_116, |text| text.parse().expect("FOREBAY_SEED is a number"))
 }
