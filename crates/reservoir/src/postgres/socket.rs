@@ -134,7 +134,12 @@ impl Socket {
     fn try_write(&self, cx: &mut Context<'_>, parts: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
         loop {
             ready!(wire!(self, stream => stream.poll_write_ready(cx)))?;
-            match wire!(self, stream => stream.try_write_vectored(parts)) {
+            // One part alone is cheaper to send than to gather, and is what clients mostly have.
+            let written = match parts {
+                [bytes] => wire!(self, stream => stream.try_write(bytes)),
+                parts => wire!(self, stream => stream.try_write_vectored(parts)),
+            };
+            match written {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 result => return Poll::Ready(result),
             }
