@@ -6,6 +6,7 @@
 //! call. Large ones are shared, so that a thousand slow clients of one topic hold its events once.
 //! Not here: sockets.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io::IoSlice;
 
@@ -31,11 +32,42 @@ pub(crate) struct Batch {
     len: usize,
 }
 
+thread_local! {
+    /// One for each thread, not for each connection. Taken out while it is used, since a body may do anything.
+    static KEPT_BATCH: Cell<Option<Box<Batch>>> = const { Cell::new(None) };
+}
+
 impl Batch {
+    /// An empty one, with room that was used before.
+    pub(crate) fn of_this_thread() -> Box<Batch> {
+        KEPT_BATCH.take().unwrap_or_default()
+    }
+
+    /// Keeps it, empty as it is after a write, for the next on this thread.
+    pub(crate) fn keep(self: Box<Self>) {
+        debug_assert_eq!(self.len, 0, "what isn't written is nobody else's");
+        KEPT_BATCH.set(Some(self));
+    }
+
     /// Bytes that are no chunk: a response's head.
     pub(crate) fn push_raw(&mut self, bytes: &[u8]) {
-        self.text.extend_from_slice(bytes);
-        self.len += bytes.len();
+        self.push_text(|text| text.extend_from_slice(bytes));
+    }
+
+    /// What is written here, which is no chunk either.
+    pub(crate) fn push_text(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+        let before = self.text.len();
+        write(&mut self.text);
+        self.len += self.text.len() - before;
+    }
+
+    /// A piece of a body that has a length.
+    pub(crate) fn push_piece(&mut self, data: Bytes) {
+        if data.len() <= COPIED {
+            return self.push_raw(&data);
+        }
+        self.len += data.len();
+        self.shared.push((self.text.len(), data));
     }
 
     /// One chunk. An empty one would be the last, so it is left out.
@@ -43,17 +75,12 @@ impl Batch {
         if data.is_empty() {
             return;
         }
-        let before = self.text.len();
-        push_hex(&mut self.text, data.len());
-        self.text.extend_from_slice(b"\r\n");
-        if data.len() <= COPIED {
-            self.text.extend_from_slice(&data);
-        } else {
-            self.len += data.len();
-            self.shared.push((self.text.len(), data));
-        }
-        self.text.extend_from_slice(b"\r\n");
-        self.len += self.text.len() - before;
+        self.push_text(|text| {
+            push_hex(text, data.len());
+            text.extend_from_slice(b"\r\n");
+        });
+        self.push_piece(data);
+        self.push_raw(b"\r\n");
     }
 
     /// The last chunk.

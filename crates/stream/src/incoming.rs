@@ -20,7 +20,8 @@ use crate::meter::Meter;
 /// A live stream takes the lean path only then, so a service that answers a POST reads its body first.
 #[derive(Debug)]
 pub struct Incoming {
-    body: hyper::body::Incoming,
+    /// None: there never was one, and hyper doesn't know of the request.
+    body: Option<hyper::body::Incoming>,
     /// None: there is no body, or it has been read.
     unread: Option<Unread>,
 }
@@ -39,14 +40,19 @@ struct Unread {
 pub(crate) struct IsRead(Option<Arc<AtomicBool>>);
 
 impl Incoming {
+    /// Of a request that has none.
+    pub(crate) fn none() -> Incoming {
+        Incoming { body: None, unread: None }
+    }
+
     pub(crate) fn new(body: hyper::body::Incoming, meter: &Arc<Meter>) -> (Incoming, IsRead) {
         if body.is_end_stream() {
-            return (Incoming { body, unread: None }, IsRead(None));
+            return (Incoming { body: Some(body), unread: None }, IsRead(None));
         }
         let done = Arc::new(AtomicBool::new(false));
         let unread =
             Unread { done: Arc::clone(&done), meter: Arc::clone(meter), exchange: None, waits: false };
-        (Incoming { body, unread: Some(unread) }, IsRead(Some(done)))
+        (Incoming { body: Some(body), unread: Some(unread) }, IsRead(Some(done)))
     }
 
     /// The exchange whose time runs while this is waited for.
@@ -83,8 +89,9 @@ impl Body for Incoming {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let polled = Pin::new(&mut self.body).poll_frame(cx);
-        let ended = self.body.is_end_stream() || matches!(polled, Poll::Ready(None));
+        let Some(body) = &mut self.body else { return Poll::Ready(None) };
+        let polled = Pin::new(&mut *body).poll_frame(cx);
+        let ended = body.is_end_stream() || matches!(polled, Poll::Ready(None));
         if let Some(unread) = &mut self.unread {
             unread.wait(polled.is_pending(), Some(cx.waker()));
             if ended {
@@ -97,11 +104,11 @@ impl Body for Incoming {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.body.as_ref().is_none_or(Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        self.body.as_ref().map_or_else(|| SizeHint::with_exact(0), Body::size_hint)
     }
 }
 

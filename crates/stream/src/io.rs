@@ -12,49 +12,29 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use bytes::Bytes;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use socket2::SockRef;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
 use crate::meter::Meter;
-use crate::preface::PREFACE;
 use crate::stall::Stall;
 
 #[derive(Debug)]
 pub(crate) struct Io {
     /// Shared with those who watch whether the client leaves; see `handover.rs`.
     stream: Arc<TcpStream>,
-    first: First,
+    /// What was read before hyper came.
+    heard: Bytes,
     meter: Arc<Meter>,
     stall: Stall,
     write_timeout: Duration,
 }
 
-/// The first bytes of a connection, which tell its protocol.
-#[derive(Debug, Default)]
-pub(crate) struct First {
-    bytes: [u8; PREFACE.len()],
-    len: u8,
-    read: u8,
-}
-
-impl First {
-    pub(crate) fn unread(&self) -> &[u8] {
-        &self.bytes[usize::from(self.read)..usize::from(self.len)]
-    }
-
-    /// Takes what the socket has, if it has any and there is room; `Ok(0)` at its end.
-    pub(crate) fn fill(&mut self, stream: &TcpStream) -> io::Result<usize> {
-        let count = stream.try_read(&mut self.bytes[usize::from(self.len)..])?;
-        self.len += u8::try_from(count).expect("there is room for 24");
-        Ok(count)
-    }
-}
-
 impl Io {
-    pub(crate) fn new(stream: TcpStream, first: First, meter: Arc<Meter>, write_timeout: Duration) -> Io {
-        Io { stream: Arc::new(stream), first, meter, stall: Stall::default(), write_timeout }
+    pub(crate) fn new(stream: TcpStream, heard: Bytes, meter: Arc<Meter>, write_timeout: Duration) -> Io {
+        Io { stream: Arc::new(stream), heard, meter, stall: Stall::default(), write_timeout }
     }
 
     pub(crate) fn stream(&self) -> &Arc<TcpStream> {
@@ -97,11 +77,12 @@ impl Read for Io {
         cx: &mut Context<'_>,
         mut buf: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
-        let first = self.first.unread();
-        if !first.is_empty() {
-            let count = first.len().min(buf.remaining());
-            buf.put_slice(&first[..count]);
-            self.first.read += u8::try_from(count).expect("there are at most 24");
+        if !self.heard.is_empty() {
+            let count = self.heard.len().min(buf.remaining());
+            buf.put_slice(&self.heard.split_to(count));
+            if self.heard.is_empty() {
+                self.heard = Bytes::new(); // with its memory
+            }
             self.meter.hear();
             return Poll::Ready(Ok(()));
         }
@@ -125,7 +106,7 @@ impl Read for Io {
 
 /// Reads what there is. If that is less than there is room for, it was all, and the socket isn't readable until it says so again: hyper looks
 /// once more after each request, which would else be a call that finds nothing. A client's end is never forgotten by that.
-fn read_once(stream: &TcpStream, room: &mut [MaybeUninit<u8>]) -> io::Result<usize> {
+pub(crate) fn read_once(stream: &TcpStream, room: &mut [MaybeUninit<u8>]) -> io::Result<usize> {
     let mut all = None;
     let read = stream.try_io(Interest::READABLE, || {
         let count = SockRef::from(stream).recv(room)?;

@@ -8,9 +8,7 @@
 //! `write_timeout` is closed, as is one that sends more than `max_discarded_bytes`.
 //! Memory: no buffer and no timer while nothing is blocked. `connection.rs` has a test of the size.
 
-use std::cell::Cell;
-use std::collections::VecDeque;
-use std::io::{self, IoSlice};
+use std::io;
 use std::net::Shutdown;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -23,20 +21,14 @@ use socket2::SockRef;
 use tokio::net::TcpStream;
 
 use crate::bounds::Streamed;
-use crate::chunk::{Batch, SLICES, advance};
+use crate::chunk::Batch;
 use crate::config::ServeConfig;
+use crate::outbox::{Lost, Outbox, WRITES};
 use crate::stall::Stall;
 use crate::stats::{Counters, Stats};
 
-/// Writes in one turn, before others in the runtime get theirs.
-const WRITES: usize = 8;
 /// How long a client that was sent everything may take to close its side.
 const LINGER: Duration = Duration::from_secs(1);
-
-thread_local! {
-    /// One for each thread, not for each stream. Taken out while it is used, since a body may do anything.
-    static BATCH: Cell<Option<Box<Batch>>> = const { Cell::new(None) };
-}
 
 pin_project! {
     /// A stream's whole future.
@@ -59,8 +51,9 @@ pub(crate) struct Taken<B> {
 struct Socket {
     stream: TcpStream,
     /// Whole chunks, or the end of one, that the socket didn't take.
-    unsent: VecDeque<Bytes>,
-    stall: Stall,
+    outbox: Outbox,
+    /// Runs while the client, which was sent everything, hasn't closed its side.
+    lingering: Stall,
     discarded: usize,
     state: State,
     config: Arc<ServeConfig>,
@@ -69,7 +62,7 @@ struct Socket {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// The head is in `unsent`, to be written with the first chunks.
+    /// The head is in the outbox, to be written with the first chunks.
     Starting,
     Streaming,
     /// The body is gone. What is unsent is written, then this happens.
@@ -101,8 +94,8 @@ impl<B> Lean<B> {
         let Taken { stream, head, body, discarded } = taken;
         stats.counters().lean_total.up();
         stats.counters().lean_streams.up();
-        let (unsent, stall, state) = (VecDeque::from([head]), Stall::default(), State::Starting);
-        let socket = Socket { stream, unsent, stall, discarded, state, config, stats };
+        let (outbox, lingering, state) = (Outbox::with(head), Stall::default(), State::Starting);
+        let socket = Socket { stream, outbox, lingering, discarded, state, config, stats };
         Lean { body: Some(body), socket }
     }
 }
@@ -131,14 +124,14 @@ fn run<B: Streamed>(mut body: Pin<&mut Option<B>>, socket: &mut Socket, cx: &mut
                 {
                     return Poll::Ready(end);
                 }
-                let mut batch = BATCH.take().unwrap_or_default();
+                let mut batch = Batch::of_this_thread();
                 let more = gather(body.as_mut(), socket, &mut batch, cx);
-                match socket.write(&mut batch) {
-                    Ok(()) => BATCH.set(Some(batch)), // and it is empty
+                if let Err(lost) = socket.outbox.write(&socket.stream, &mut batch) {
                     // What a client that left didn't get is nobody else's.
-                    Err(end) => return Poll::Ready(end),
+                    return Poll::Ready(lost.into());
                 }
-                if more.is_pending() && socket.unsent.is_empty() {
+                batch.keep();
+                if more.is_pending() && socket.outbox.is_empty() {
                     return Poll::Pending;
                 }
             }
@@ -152,7 +145,7 @@ fn run<B: Streamed>(mut body: Pin<&mut Option<B>>, socket: &mut Socket, cx: &mut
                 socket.say_goodbye();
             }
             State::Lingering => {
-                ready!(socket.stall.poll(cx, LINGER));
+                ready!(socket.lingering.poll(cx, LINGER));
                 return Poll::Ready(End::Complete);
             }
             State::Ended => unreachable!("a stream is not polled after its end"),
@@ -170,7 +163,7 @@ fn gather<B: Streamed>(
     cx: &mut Context<'_>,
 ) -> Poll<()> {
     if socket.state == State::Starting {
-        std::mem::take(&mut socket.unsent).iter().for_each(|head| batch.push_raw(head));
+        socket.outbox.take().iter().for_each(|head| batch.push_raw(head));
         socket.state = State::Streaming;
     }
     while let Some(streaming) = body.as_mut().as_pin_mut()
@@ -227,48 +220,8 @@ impl Socket {
         if self.state == State::Lingering { End::Complete } else { End::Left }
     }
 
-    /// Writes a batch to a socket that has nothing unsent before it; what it doesn't take becomes unsent.
-    fn write(&mut self, batch: &mut Batch) -> Result<(), End> {
-        if batch.len() == 0 {
-            return Ok(());
-        }
-        let written = match batch.as_slice() {
-            Some(text) => self.stream.try_write(text),
-            None => {
-                let mut slices = [IoSlice::new(&[]); SLICES];
-                let used = batch.fill(&mut slices);
-                self.stream.try_write_vectored(&slices[..used])
-            }
-        };
-        self.unsent = batch.take_unsent(taken(written)?);
-        Ok(())
-    }
-
-    /// Writes what is unsent; pending while the socket takes no more.
     fn poll_unsent(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), End>> {
-        while !self.unsent.is_empty() {
-            match self.stream.poll_write_ready(cx) {
-                Poll::Ready(Ok(())) => {}
-                Poll::Ready(Err(_gone)) => return Poll::Ready(Err(End::Left)),
-                Poll::Pending => {
-                    ready!(self.stall.poll(cx, self.config.write_timeout));
-                    return Poll::Ready(Err(End::Slow));
-                }
-            }
-            let mut slices = [IoSlice::new(&[]); SLICES];
-            let used = self.unsent.len().min(SLICES);
-            slices.iter_mut().zip(&self.unsent).for_each(|(slice, bytes)| *slice = IoSlice::new(bytes));
-            match taken(self.stream.try_write_vectored(&slices[..used])) {
-                Ok(0) => {}
-                Ok(count) => {
-                    advance(&mut self.unsent, count);
-                    self.stall.progress();
-                }
-                Err(end) => return Poll::Ready(Err(end)),
-            }
-        }
-        self.unsent = VecDeque::new(); // with its memory
-        Poll::Ready(Ok(()))
+        self.outbox.poll(&self.stream, self.config.write_timeout, cx).map_err(End::from)
     }
 
     /// Closing at once could reset the connection, and the client's system then throws away what it has not read yet; so
@@ -299,6 +252,15 @@ impl Drop for Socket {
     }
 }
 
+impl From<Lost> for End {
+    fn from(lost: Lost) -> End {
+        match lost {
+            Lost::Left => End::Left,
+            Lost::Slow => End::Slow,
+        }
+    }
+}
+
 impl End {
     fn count(self, counters: &Counters) {
         match self {
@@ -312,14 +274,5 @@ impl End {
             End::Chatty => counters.lean_chatty.up(),
             End::Cut => counters.lean_cut.up(),
         }
-    }
-}
-
-/// How much a write took: nothing if the socket is full. Any error means that the client is gone.
-fn taken(written: io::Result<usize>) -> Result<usize, End> {
-    match written {
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
-        Err(_gone) => Err(End::Left),
-        Ok(count) => Ok(count),
     }
 }

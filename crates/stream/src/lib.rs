@@ -56,6 +56,7 @@
 //! limiting streams.
 
 mod bounds;
+mod brief;
 mod chunk;
 mod config;
 mod connection;
@@ -69,8 +70,10 @@ mod io;
 mod lean;
 mod meter;
 mod ordinary;
+mod outbox;
 mod preface;
 mod registry;
+mod request;
 mod server;
 mod service_fn;
 mod stall;

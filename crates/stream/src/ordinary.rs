@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use bytes::Bytes;
 use hyper::rt::Executor;
 use hyper::server::conn::{http1, http2};
 use socket2::SockRef;
@@ -22,14 +23,15 @@ use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout, timeout_at};
 
 use crate::Peer;
 use crate::bounds::{Answers, Streamed};
+use crate::brief::{self, Ended};
 use crate::config::ServeConfig;
 use crate::exchange::{self, Late};
 use crate::handover::{H1, Hand, Handover};
 use crate::head;
-use crate::io::{First, Io};
+use crate::io::Io;
 use crate::lean::Taken;
 use crate::meter::{Meter, Phase};
-use crate::preface::{Speaks, judge, leans_to_http2};
+use crate::preface::{First, Speaks, judge, leans_to_http2};
 use crate::registry::Registry;
 use crate::server::Shared;
 use crate::stats::Stats;
@@ -59,8 +61,24 @@ where
         return None;
     }
     let (speaks, first) = meet(&stream, head_by, &shared).await?;
+    let (mut stream, mut service, mut head_by) = (stream, service, head_by);
+    let mut heard = Bytes::copy_from_slice(first.heard());
+    if speaks == Speaks::Http1 {
+        (stream, heard) = match brief::serve(stream, &heard, peer, &mut service, &shared).await {
+            Ended::Over => return None,
+            Ended::Closing(stream) => {
+                linger(&stream).await;
+                return None;
+            }
+            Ended::Taken(taken) => return Some(taken),
+            Ended::ForHyper { stream, heard, since } => {
+                head_by = since.map_or(head_by, |since| since + shared.config.header_read_timeout);
+                (stream, heard)
+            }
+        };
+    }
     let meter = Arc::new(Meter::default());
-    let io = Io::new(stream, first, Arc::clone(&meter), shared.config.write_timeout);
+    let io = Io::new(stream, heard, Arc::clone(&meter), shared.config.write_timeout);
     let stats = shared.stats.clone();
     let handover = |h1| Handover { service, peer, meter: Arc::clone(&meter), stats, h1 };
     match speaks {
@@ -149,7 +167,7 @@ async fn meet(stream: &TcpStream, head_by: Instant, shared: &Shared) -> Option<(
         }
         match first.fill(stream) {
             Ok(0) => return None,
-            Ok(_) => match judge(first.unread()) {
+            Ok(_) => match judge(first.heard()) {
                 Speaks::Unknown => {}
                 known => return Some((known, first)),
             },
@@ -157,7 +175,7 @@ async fn meet(stream: &TcpStream, head_by: Instant, shared: &Shared) -> Option<(
             Err(_) => return None,
         }
     }
-    let begun = first.unread();
+    let begun = first.heard();
     if !begun.is_empty() && !leans_to_http2(begun) {
         time_out(stream).await;
     }

@@ -246,6 +246,10 @@ impl Shared {
         let _ = self.draining.subscribe().wait_for(|draining| *draining).await;
     }
 
+    pub(crate) fn is_draining(&self) -> bool {
+        *self.draining.borrow()
+    }
+
     async fn drain(&self) -> Summary {
         let (began, open) = (Instant::now(), self.connections.len());
         tracing::info!(open, "draining");

@@ -193,6 +193,12 @@ impl Answering {
     /// The client begins anew, with this shape if there can be one.
     async fn moved(&self, request: &ShapeRequest) -> Refusal {
         match Box::pin(self.making.shape(request)).await {
+            // It went when this instance stopped writing, and came back from the log, where its end isn't yet: to begin anew with it would be
+            // to ask for it for ever.
+            Ok(shape) if request.handle.as_deref() == Some(shape.handle()) => {
+                let message = "the shape is being looked for: whoever writes will say whether it goes on";
+                Refusal::NotReady { message: message.into() }
+            }
             Ok(shape) => Refusal::MustRefetch { handle: Some(shape.handle().to_owned()) },
             Err(
                 refusal @ (Refusal::Invalid(_)

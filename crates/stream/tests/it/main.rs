@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its assertion, in a helper too")]
 
+mod brief;
 mod client;
 mod drain;
 mod hostile;

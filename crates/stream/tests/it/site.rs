@@ -183,12 +183,22 @@ async fn answer(request: Request<Incoming>, announce: mpsc::Sender<Control>) -> 
             });
             return pending().await;
         }
+        // Answered when the test says so, with nothing.
+        "/late" => {
+            announce.send(control).await.ok().unwrap();
+            let _ended = feed.orders.recv().await;
+            return Response::new(Full::default().map_err(Into::into).boxed_unsync());
+        }
         "/unread" | "/empty" => {}
+        says if says.starts_with("/says/") => {}
         other => panic!("no route {other}"),
     }
+    let says = path.strip_prefix("/says/");
     let status = if path == "/empty" { 204 } else { 200 };
     let mut response = Response::builder().status(status).header("x-path", &path);
-    if path != "/dead" {
+    if let Some(length) = says {
+        response = response.header("content-length", length);
+    } else if path != "/dead" {
         response = response.extension(Live);
     }
     announce.send(control).await.ok().unwrap();

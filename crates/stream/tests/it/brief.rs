@@ -1,0 +1,198 @@
+//! Requests without a body, which never see hyper, and the ways to it.
+
+use std::time::Duration;
+
+use tokio::io::AsyncWriteExt;
+
+use crate::client::Client;
+use crate::site::{BIG, Site, on_both_runtimes, until};
+
+const GET: &str = "GET /echo HTTP/1.1\r\nhost: a\r\n\r\n";
+const POST: &str = "POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\nhello";
+
+#[test]
+fn one_connection_takes_requests_of_all_kinds_in_turn() {
+    on_both_runtimes(async || {
+        let mut site = Site::default().await;
+        let mut client = Client::connect(site.address).await;
+        for _ in 0..3 {
+            client.send(GET).await;
+            let head = client.head().await;
+            assert!(
+                head.starts_with("HTTP/1.1 200 OK\r\n") && head.contains("content-length: 0\r\n"),
+                "{head}"
+            );
+            assert!(head.contains("date: ") && !head.contains("connection"), "{head}");
+        }
+        client.send("HEAD /big HTTP/1.1\r\nhost: a\r\n\r\n").await;
+        assert!(client.head().await.contains(&format!("content-length: {BIG}\r\n")));
+        client.send("GET /big HTTP/1.1\r\nhost: a\r\nconnection: Keep-Alive\r\n\r\n").await;
+        client.head().await;
+        assert!(client.exactly(BIG).await.iter().all(|&byte| byte == b'B'));
+        client.send(POST).await;
+        client.until("\r\n\r\nhello").await;
+        client.send(GET).await;
+        client.head().await;
+        client.send("GET /live HTTP/1.1\r\nhost: a\r\n\r\n").await;
+        site.stream().await.end();
+        client.head().await;
+        assert!(client.rest_of_chunks().await.complete);
+        let counts = site.stats.counts();
+        assert_eq!((counts.accepted, counts.requests, counts.lean_total), (1, 8, 1));
+    });
+}
+
+#[test]
+fn requests_that_come_together_are_answered_in_order() {
+    on_both_runtimes(async || {
+        for together in [format!("{GET}{POST}{GET}"), format!("{POST}{GET}{POST}")] {
+            let site = Site::default().await;
+            let mut client = Client::connect(site.address).await;
+            client.send(&together).await;
+            let mut bodies = String::new();
+            for _ in 0..3 {
+                let length =
+                    client.head().await.contains("content-length: 5").then_some(5).unwrap_or_default();
+                bodies += if client.exactly(length).await == b"hello" { "POST " } else { "GET " };
+            }
+            let asked = together.replace("GET /", "\nGET /").replace("POST /", "\nPOST /");
+            let asked: Vec<_> = asked.lines().filter(|line| line.ends_with("HTTP/1.1")).collect();
+            let methods: String =
+                asked.iter().map(|line| format!("{} ", line.split(' ').next().unwrap())).collect();
+            assert_eq!(bodies, methods);
+        }
+    });
+}
+
+#[test]
+fn what_comes_while_another_is_answered_waits_for_its_turn() {
+    on_both_runtimes(async || {
+        for (next, body) in [(GET, ""), (POST, "hello")] {
+            let mut site = Site::default().await;
+            let mut client = Client::ask(site.address, "GET /dead HTTP/1.1").await;
+            let mut stream = site.stream().await;
+            assert!(client.head().await.contains("transfer-encoding: chunked\r\n"));
+            client.send(next).await;
+            stream.send("first").await;
+            client.until("first\r\n").await;
+            stream.end();
+            client.until("0\r\n\r\n").await;
+            assert!(client.head().await.starts_with("HTTP/1.1 200 OK\r\n"));
+            assert_eq!(client.exactly(body.len()).await, body.as_bytes());
+        }
+    });
+}
+
+#[test]
+fn a_head_in_pieces_is_one_head() {
+    on_both_runtimes(async || {
+        let site = Site::default().await;
+        let mut client = Client::connect(site.address).await;
+        for _ in 0..2 {
+            for byte in GET.bytes() {
+                client.socket.write_all(&[byte]).await.unwrap();
+                tokio::task::yield_now().await;
+            }
+            assert!(client.head().await.starts_with("HTTP/1.1 200 OK\r\n"));
+        }
+        assert_eq!(site.stats.counts().requests, 2);
+    });
+}
+
+#[test]
+fn a_client_that_leaves_while_it_waits_ends_its_request() {
+    on_both_runtimes(async || {
+        for leaves_by_reset in [false, true] {
+            let mut site = Site::default().await;
+            let client = Client::ask(site.address, "GET /hangs HTTP/1.1").await;
+            let mut request = site.stream().await;
+            if leaves_by_reset {
+                client.reset();
+            } else {
+                drop(client);
+            }
+            request.dropped().await;
+            until("the count", || site.stats.counts().open_connections == 0).await;
+        }
+    });
+}
+
+#[test]
+fn a_client_that_leaves_in_a_silence_of_its_body_ends_it() {
+    on_both_runtimes(async || {
+        let mut site = Site::default().await;
+        let mut client = Client::ask(site.address, "GET /dead HTTP/1.1").await;
+        let mut stream = site.stream().await;
+        stream.send("part").await;
+        client.until("part\r\n").await;
+        drop(client);
+        stream.dropped().await;
+        until("the count", || site.stats.counts().open_connections == 0).await;
+    });
+}
+
+#[test]
+fn an_idle_connection_is_closed_after_its_time_and_not_before() {
+    on_both_runtimes(async || {
+        let site = Site::start(|config| config.idle_timeout = Duration::from_millis(300)).await;
+        let mut client = Client::connect(site.address).await;
+        for _ in 0..3 {
+            client.send(GET).await;
+            client.head().await;
+            tokio::time::sleep(Duration::from_millis(150)).await; // together longer than one may be idle
+        }
+        client.send(GET).await;
+        client.head().await;
+        let idle = std::time::Instant::now();
+        assert_eq!(client.rest().await, b"");
+        assert!(idle.elapsed() > Duration::from_millis(250), "closed after {:?}", idle.elapsed());
+        assert_eq!(site.stats.counts().header_timeouts, 0);
+    });
+}
+
+#[test]
+fn a_drain_closes_who_is_idle_and_tells_who_is_answered() {
+    on_both_runtimes(async || {
+        let mut site = Site::default().await;
+        let mut idle = Client::connect(site.address).await;
+        idle.send(GET).await;
+        idle.head().await;
+        let mut busy = Client::ask(site.address, "GET /dead HTTP/1.1").await;
+        let mut stream = site.stream().await;
+        busy.head().await;
+        let mut waiting = Client::ask(site.address, "GET /late HTTP/1.1").await;
+        let mut late = site.stream().await;
+        site.begin_shutdown();
+        assert_eq!(idle.rest().await, b"");
+        stream.send("still").await;
+        stream.end();
+        busy.until("still\r\n0\r\n\r\n").await;
+        late.end();
+        let answer = String::from_utf8(waiting.rest().await).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("connection: close\r\n"), "{answer}");
+        assert_eq!(busy.rest().await, b"");
+        assert_eq!(site.ended().await.cut, 0);
+    });
+}
+
+#[test]
+fn a_body_of_another_length_than_it_says_is_no_whole_answer() {
+    on_both_runtimes(async || {
+        let mut site = Site::default().await;
+        for (says, sends, arrives) in [(9, "short", "short"), (3, "too long", "")] {
+            let mut client = Client::ask(site.address, &format!("GET /says/{says} HTTP/1.1")).await;
+            let mut stream = site.stream().await;
+            stream.send(sends).await;
+            stream.end();
+            assert!(client.head().await.contains(&format!("content-length: {says}\r\n")));
+            assert_eq!(client.rest().await, arrives.as_bytes());
+        }
+        let mut client = Client::ask(site.address, "GET /says/5 HTTP/1.1").await;
+        let mut stream = site.stream().await;
+        stream.send("right").await;
+        client.until("\r\n\r\nright").await;
+        stream.dropped().await;
+        client.send(GET).await;
+        assert!(client.head().await.starts_with("HTTP/1.1 200"));
+    });
+}
