@@ -31,6 +31,7 @@ use crate::lean::Taken;
 use crate::outbox::{Lost, Outbox, WRITES};
 use crate::request::understand;
 use crate::server::Shared;
+use crate::spare;
 use crate::{Live, Peer};
 
 /// What is read at once. A head that is longer goes to hyper.
@@ -242,6 +243,7 @@ impl Client {
                 let mut batch = Batch::of_this_thread();
                 if let Some(parts) = head.take() {
                     batch.push_text(|text| head::write(text, &parts, framing, closes, &head::date()));
+                    spare::keep(parts.headers);
                 }
                 let gathered = rest.gather(body.as_mut(), &mut batch, cx);
                 if rest == Rest::None {

@@ -15,7 +15,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use forebay_postgres::{Awake, Manager, Phase, Step};
 use forebay_shapes::{Gone, LogPage, Offset, Shape, Shapes, Since, SnapshotChunk};
-use forebay_stream::{Incoming, Live};
+use forebay_stream::{Incoming, Live, spare_headers};
 use http::header::CONTENT_ENCODING;
 use http::request::Parts;
 use http::{HeaderValue, Method, Response};
@@ -28,10 +28,11 @@ use super::events::{Events, seen_with, up_to_date};
 use super::making::{Making, chance, failed};
 use super::protocol::answers::{self, Health};
 use super::protocol::caching::{CacheTimes, Caching};
-use super::protocol::headers::{AnswerHead, Body};
+use super::protocol::headers::{AnswerHead, Body, visible};
 use super::protocol::{
     Bearer, Invalid, MAX_BODY_BYTES, Query, Refusal, Route, ShapeRequest, cursor, encoding, etag,
 };
+use super::recent::{self, Recent};
 use super::service::whole;
 use super::start::REFRESH;
 use super::tokens::while_valid;
@@ -50,6 +51,7 @@ pub(crate) struct Answering {
     /// How long all of a request's body may take, though its client is never silent for long.
     pub(crate) body_timeout: Duration,
     pub(crate) started: Instant,
+    pub(crate) recent: Recent,
     /// For people who open the clients' address.
     pub(crate) home: Option<&'static Page>,
 }
@@ -91,7 +93,7 @@ impl Answering {
     pub(crate) async fn shape(
         &self,
         parts: &Parts,
-        request: Result<ShapeRequest, Invalid>,
+        request: Result<Box<ShapeRequest>, Invalid>,
         posted: Option<Arc<Query>>,
         body: Incoming,
         bearer: Option<Bearer>,
@@ -100,7 +102,7 @@ impl Answering {
         let mut request = match posted {
             Some(query) => {
                 let body = Box::pin(self.read(body, bearer.as_ref())).await?;
-                ShapeRequest::parse(&parts.method, &query, &body)?
+                Box::new(ShapeRequest::parse(&parts.method, &query, &body)?)
             }
             None => request?,
         };
@@ -331,6 +333,10 @@ impl Answering {
         asked: Option<Offset>,
     ) -> Answered {
         let has_data = page.to > page.from;
+        let is_shared = asking.request.live && has_data && page.to - page.from <= recent::LARGEST;
+        if let Some(asked) = asked.filter(|_| is_shared) {
+            return self.respond_shared(asking, shape, page, seen, asked);
+        }
         // What was asked for may lie after the last change: up-to-date in server-sent events does.
         let end = asked.filter(|_| page.is_end).map_or(page.last, |asked| page.last.max(asked));
         let mut head = asking.head(shape, end, page.is_end, Some(has_data));
@@ -346,10 +352,42 @@ impl Answering {
         self.respond(asking, head, || Answer::log(self.source(shape), page, after, gzip))
     }
 
+    /// What all who waited for the same are told.
+    fn respond_shared(
+        &self,
+        asking: &Asking<'_>,
+        shape: &Arc<Shape>,
+        page: LogPage,
+        seen: u64,
+        asked: Offset,
+    ) -> Answered {
+        let seen = page.is_end.then(|| seen_with(page.last, seen));
+        let which = recent::Which { asked, last: page.last, up_to_date: seen };
+        let told = self.recent.tell(shape.handle(), which, || {
+            let end = if page.is_end { page.last.max(asked) } else { page.last };
+            let body = Answer::log_bytes(&self.source(shape), page, seen.map(up_to_date))?;
+            let etag = etag::of(shape.handle(), Since::After(asked), end, None);
+            let (handle, offset) = (visible(shape.handle()), visible(end.to_string()));
+            Ok(recent::Told { which, handle, offset, etag, body })
+        });
+        let told = told.map_err(|error| unreadable(&error))?;
+        let head = Head {
+            handle: told.handle.clone(),
+            offset: told.offset.clone(),
+            up_to_date: page.is_end,
+            has_data: Some(true),
+            schema: None,
+            cursor: Some(self.cursor(asking.request)),
+            etag: Some(told.etag.clone()),
+            body: Body::Log,
+        };
+        self.respond(asking, head, || Ok(Answer::Whole(told.body.clone())))
+    }
+
     fn respond(
         &self,
         asking: &Asking<'_>,
-        head: Head<'_>,
+        head: Head,
         body: impl FnOnce() -> io::Result<Answer>,
     ) -> Answered {
         let Head { handle, offset, up_to_date, has_data, schema, cursor, etag, body: kind } = head;
@@ -358,6 +396,7 @@ impl Answering {
             true => whole(answers::not_modified()),
             false => Response::new(body().map_err(|error| unreadable(&error))?),
         };
+        *response.headers_mut() = spare_headers();
         response.headers_mut().reserve(HEADERS);
         let schema = schema.as_ref();
         let is_packed = response.body().is_packed();
@@ -402,9 +441,9 @@ struct Asking<'a> {
 }
 
 /// The head of an answer in the making.
-struct Head<'a> {
-    handle: &'a str,
-    offset: Offset,
+struct Head {
+    handle: HeaderValue,
+    offset: HeaderValue,
     up_to_date: bool,
     has_data: Option<bool>,
     schema: Option<HeaderValue>,
@@ -424,17 +463,12 @@ impl Asking<'_> {
         encoding::takes_gzip(&self.parts.headers)
     }
 
-    fn head<'a>(
-        &self,
-        shape: &'a Shape,
-        offset: Offset,
-        up_to_date: bool,
-        has_data: Option<bool>,
-    ) -> Head<'a> {
+    fn head(&self, shape: &Shape, offset: Offset, up_to_date: bool, has_data: Option<bool>) -> Head {
         let request = self.request;
         let schema = (!request.live).then(|| super::making::schema_header(shape));
         let etag = Some(etag::of(shape.handle(), request.since, offset, None));
-        let (handle, cursor, body) = (shape.handle(), None, Body::Log);
+        let (handle, offset) = (visible(shape.handle()), visible(offset.to_string()));
+        let (cursor, body) = (None, Body::Log);
         Head { handle, offset, up_to_date, has_data, schema, cursor, etag, body }
     }
 }

@@ -34,7 +34,9 @@ type BoxError = Box<dyn Error + Send + Sync>;
 /// The body of an answer.
 pub(crate) enum Answer {
     /// All of it.
-    Whole(VecDeque<Bytes>),
+    Whole(Bytes),
+    /// All of it, in pieces.
+    Pieces(VecDeque<Bytes>),
     /// A part of a shape, read piece by piece.
     Part(Box<Part>),
     /// Server-sent events.
@@ -100,11 +102,11 @@ enum Which {
 impl Answer {
     /// Nothing.
     pub(crate) fn empty() -> Self {
-        Answer::Whole(VecDeque::new())
+        Answer::Whole(Bytes::new())
     }
 
     pub(crate) fn whole(bytes: impl Into<Bytes>) -> Self {
-        Answer::Whole([bytes.into()].into())
+        Answer::Whole(bytes.into())
     }
 
     /// Whether it is gzip.
@@ -130,11 +132,8 @@ impl Answer {
 
     /// Messages of the log, and one after them. Few aren't packed: it would take longer than to send them.
     pub(crate) fn log(source: Source, page: LogPage, after: Option<Bytes>, gzip: bool) -> io::Result<Self> {
-        let end = match after {
-            None => Bytes::from_static(b"]"),
-            Some(control) => [&control[..], b"]"].concat().into(),
-        };
         let LogPage { from: at, to, .. } = page;
+        let end = end_with(after);
         if to - at > SMALL {
             let (from, to, packer) = (Which::Log(page), Some(to), gzip.then(packer));
             return Ok(Reader { source, from, at, to, end, packer, is_over: false }.answer());
@@ -142,27 +141,42 @@ impl Answer {
         Answer::read(&source, Which::Log(page), (at, to), end)
     }
 
+    /// The bytes of an answer that is to be shared; see [`Answer::log`].
+    pub(crate) fn log_bytes(source: &Source, page: LogPage, after: Option<Bytes>) -> io::Result<Bytes> {
+        Ok(join(&pieces(source, Which::Log(page), (page.from, page.to), end_with(after))?))
+    }
+
     /// All messages from here to there, on the spot.
     fn read(source: &Source, from: Which, (at, to): (u64, u64), end: Bytes) -> io::Result<Self> {
-        let mut whole: VecDeque<_> = source.read(from, at, to)?.into();
-        whole.push_front(Bytes::from_static(b"["));
-        if end.len() == 1 {
-            strip_separator(&mut whole);
-        }
-        whole.push_back(end);
-        Ok(Answer::Whole(joined(whole)))
+        let pieces = pieces(source, from, (at, to), end)?;
+        let is_short = pieces.iter().map(Bytes::len).sum::<usize>() <= JOINED;
+        Ok(if is_short { Answer::Whole(join(&pieces)) } else { Answer::Pieces(pieces) })
     }
 }
 
-/// Few bytes as one piece.
-fn joined(pieces: VecDeque<Bytes>) -> VecDeque<Bytes> {
-    let length = pieces.iter().map(Bytes::len).sum();
-    if length > JOINED {
-        return pieces;
+/// What follows the messages: another one, if there is one, and the end.
+fn end_with(after: Option<Bytes>) -> Bytes {
+    match after {
+        None => Bytes::from_static(b"]"),
+        Some(control) => [&control[..], b"]"].concat().into(),
     }
-    let mut joined = Vec::with_capacity(length);
+}
+
+/// All messages from here to there as an array.
+fn pieces(source: &Source, from: Which, (at, to): (u64, u64), end: Bytes) -> io::Result<VecDeque<Bytes>> {
+    let mut pieces: VecDeque<_> = source.read(from, at, to)?.into();
+    pieces.push_front(Bytes::from_static(b"["));
+    if end.len() == 1 {
+        strip_separator(&mut pieces);
+    }
+    pieces.push_back(end);
+    Ok(pieces)
+}
+
+fn join(pieces: &VecDeque<Bytes>) -> Bytes {
+    let mut joined = Vec::with_capacity(pieces.iter().map(Bytes::len).sum());
     pieces.iter().for_each(|piece| joined.extend_from_slice(piece));
-    [joined.into()].into()
+    joined.into()
 }
 
 /// Takes the last separator off; it may lie across pieces.
@@ -289,7 +303,8 @@ impl Body for Answer {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let frame = match self.get_mut() {
-            Answer::Whole(pieces) => pieces.pop_front().map(Ok),
+            Answer::Whole(bytes) => Some(std::mem::take(bytes)).filter(|bytes| !bytes.is_empty()).map(Ok),
+            Answer::Pieces(pieces) => pieces.pop_front().map(Ok),
             Answer::Part(part) => ready!(part.poll(cx)).map(|piece| piece.map_err(BoxError::from)),
             Answer::Events(events) => ready!(events.poll(cx)).map(|piece| piece.map_err(BoxError::from)),
         };
@@ -297,12 +312,17 @@ impl Body for Answer {
     }
 
     fn is_end_stream(&self) -> bool {
-        matches!(self, Answer::Whole(pieces) if pieces.is_empty())
+        match self {
+            Answer::Whole(bytes) => bytes.is_empty(),
+            Answer::Pieces(pieces) => pieces.is_empty(),
+            Answer::Part(_) | Answer::Events(_) => false,
+        }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            Answer::Whole(pieces) => {
+            Answer::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Answer::Pieces(pieces) => {
                 SizeHint::with_exact(pieces.iter().map(|piece| piece.len() as u64).sum())
             }
             Answer::Part(_) | Answer::Events(_) => SizeHint::default(),
@@ -314,6 +334,7 @@ impl fmt::Debug for Answer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Answer::Whole(_) => "Whole",
+            Answer::Pieces(_) => "Pieces",
             Answer::Part(_) => "Part",
             Answer::Events(_) => "Events",
         })

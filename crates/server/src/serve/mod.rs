@@ -23,6 +23,7 @@ mod listing;
 mod making;
 pub(crate) mod metrics;
 pub mod protocol;
+mod recent;
 mod report;
 mod service;
 mod start;

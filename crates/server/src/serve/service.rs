@@ -63,7 +63,7 @@ struct Sight {
 #[derive(Debug, Clone)]
 enum Asked {
     /// Of a shape; a POST's body is still to be read, and with it what its query said.
-    Shape(Box<Result<ShapeRequest, Invalid>>, Option<Arc<Query>>),
+    Shape(Result<Box<ShapeRequest>, Invalid>, Option<Arc<Query>>),
     Other,
 }
 
@@ -71,8 +71,8 @@ impl Sight {
     /// Only whoever waits holds something that others could want.
     fn takes_permit(&self) -> bool {
         match &self.asked {
-            Ok(Asked::Shape(request, _)) => matches!(&**request, Ok(request) if request.live),
-            Ok(Asked::Other) | Err(_) => false,
+            Ok(Asked::Shape(Ok(request), _)) => request.live,
+            Ok(Asked::Shape(Err(_), _) | Asked::Other) | Err(_) => false,
         }
     }
 }
@@ -112,9 +112,9 @@ impl Door {
         let asked = entered.map(|(route, _)| match (route, method) {
             (Route::Shape, &Method::OPTIONS) => Asked::Other,
             (Route::Shape, _) => {
-                let request = ShapeRequest::parse(method, &query, &[]);
+                let request = ShapeRequest::parse(method, &query, &[]).map(Box::new);
                 let query = (method == Method::POST).then(|| Arc::new(query));
-                Asked::Shape(Box::new(request), query)
+                Asked::Shape(request, query)
             }
             _ => Asked::Other,
         });
@@ -236,7 +236,7 @@ impl Service<Request<Incoming>> for Handler {
                 Err(refusal) => Err(refusal),
                 Ok(Asked::Other) => Ok(answering.other(route, &parts)),
                 Ok(Asked::Shape(request, query)) => {
-                    answering.shape(&parts, *request, query, body, bearer).await
+                    answering.shape(&parts, request, query, body, bearer).await
                 }
             };
             let mut response = answer.unwrap_or_else(|refusal| {

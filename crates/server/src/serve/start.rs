@@ -25,6 +25,7 @@ use super::listing::Listing;
 use super::making::Making;
 use super::protocol::Access;
 use super::protocol::caching::CacheTimes;
+use super::recent::Recent;
 use super::report::ServeReport;
 use super::service::ServeService;
 use super::tokens::Tokens;
@@ -104,6 +105,7 @@ impl Serve {
             sse_timeout: config.sse_timeout,
             body_timeout: BODY_SILENCES * config.http.body_read_timeout,
             started: Instant::now(),
+            recent: Recent::default(),
             home: config.home,
         });
         let layer = AdmissionLayer::new(admission.clone(), config.identity.identify.clone());

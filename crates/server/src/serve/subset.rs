@@ -15,7 +15,7 @@ use super::database::{Page, Sink, SnapshotError, SnapshotQuery};
 use super::granted;
 use super::making::{ReadError, chance};
 use super::protocol::caching::Caching;
-use super::protocol::headers::{AnswerHead, Body};
+use super::protocol::headers::{AnswerHead, Body, visible};
 use super::protocol::{Invalid, OrderKey, Refusal, ShapeRequest, Subset};
 use super::tokens::while_valid;
 
@@ -62,15 +62,15 @@ impl Answering {
         };
         let reading = self.making.read(&query, &mut rows);
         while_valid(request.bearer.as_ref(), reading).await?.map_err(refused)?;
-        let mut response = Response::new(Answer::Whole(rows.finish()));
+        let mut response = Response::new(Answer::Pieces(rows.finish()));
         // The client goes on from here: beyond what it has, it would miss something.
         let offset = match request.since {
             Since::After(offset) => offset,
             Since::Beginning | Since::Now => Offset::FIRST,
         };
         let head = AnswerHead {
-            handle: shape.handle(),
-            offset,
+            handle: visible(shape.handle()),
+            offset: visible(offset.to_string()),
             up_to_date: false,
             has_data: None,
             schema: Some(&super::making::schema_header(&shape)),

@@ -3,7 +3,6 @@
 //! Invariant: the published client finds what it insists on: the handle and the offset always, a cursor if it waits, a schema if it
 //! doesn't.
 
-use forebay_shapes::Offset;
 use http::header::{CONTENT_TYPE, ETAG, HeaderMap, HeaderName, HeaderValue, VARY};
 
 /// The cursor of a live answer; the client sends it back.
@@ -33,10 +32,10 @@ const FALSE: HeaderValue = HeaderValue::from_static("false");
 /// What an answer with data says of itself, but for how long it may be kept.
 #[derive(Debug, Clone)]
 pub struct AnswerHead<'a> {
-    /// The shape.
-    pub handle: &'a str,
+    /// The shape's.
+    pub handle: HeaderValue,
     /// Where the answer ends.
-    pub offset: Offset,
+    pub offset: HeaderValue,
     /// Whether there is no more for now.
     pub up_to_date: bool,
     /// Whether there is more in the body than control messages. An answer that isn't whole yet (server-sent events) says nothing.
@@ -64,9 +63,9 @@ pub enum Body {
 
 impl AnswerHead<'_> {
     /// Puts it into a response's head.
-    pub fn write(&self, headers: &mut HeaderMap) {
-        headers.insert(HANDLE, visible(self.handle));
-        headers.insert(OFFSET, visible(self.offset.to_string()));
+    pub fn write(self, headers: &mut HeaderMap) {
+        headers.insert(HANDLE, self.handle);
+        headers.insert(OFFSET, self.offset);
         if self.up_to_date {
             headers.insert(UP_TO_DATE, HeaderValue::from_static(""));
         }
@@ -79,8 +78,8 @@ impl AnswerHead<'_> {
         if let Some(cursor) = self.cursor {
             headers.insert(CURSOR, cursor.into());
         }
-        if let Some(etag) = &self.etag {
-            headers.insert(ETAG, etag.clone());
+        if let Some(etag) = self.etag {
+            headers.insert(ETAG, etag);
         }
         match self.body {
             Body::Log => drop(headers.insert(CONTENT_TYPE, JSON)),
@@ -95,7 +94,7 @@ impl AnswerHead<'_> {
 }
 
 /// A text of ours in a header. Our handles are ASCII; should one not be, a header with a hole is better than none.
-pub(super) fn visible(text: impl Into<String>) -> HeaderValue {
+pub(crate) fn visible(text: impl Into<String>) -> HeaderValue {
     let mut text = text.into();
     if !text.bytes().all(|byte| byte.is_ascii_graphic()) {
         text =
@@ -110,8 +109,8 @@ mod tests {
 
     fn head() -> AnswerHead<'static> {
         AnswerHead {
-            handle: "1-2",
-            offset: Offset::new(5, 2),
+            handle: HeaderValue::from_static("1-2"),
+            offset: HeaderValue::from_static("5_2"),
             up_to_date: false,
             has_data: Some(true),
             schema: None,
@@ -123,7 +122,7 @@ mod tests {
 
     fn written(head: &AnswerHead<'_>) -> Vec<String> {
         let mut headers = HeaderMap::new();
-        head.write(&mut headers);
+        head.clone().write(&mut headers);
         let mut lines: Vec<_> =
             headers.iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect();
         lines.sort();
