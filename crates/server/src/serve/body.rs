@@ -27,7 +27,7 @@ use super::events::Events;
 const SMALL: u64 = 64 * 1024;
 
 /// What is this short is copied together: that costs less than to have each piece written.
-const JOINED: usize = 1024;
+const JOINED: usize = 2048;
 
 type BoxError = Box<dyn Error + Send + Sync>;
 

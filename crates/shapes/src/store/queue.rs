@@ -28,6 +28,8 @@ pub(crate) struct Queue {
 #[derive(Debug, Default)]
 struct State {
     jobs: Vec<Job>,
+    /// One of them can't wait for more.
+    is_urgent: bool,
     bytes: usize,
     closed: bool,
     /// Nothing is taken for now: tests decide what is written together.
@@ -51,14 +53,16 @@ impl Queue {
             return;
         }
         state.bytes += job.record.bytes();
+        let is_news = job.is_urgent() && !std::mem::replace(&mut state.is_urgent, true);
         state.jobs.push(job);
-        if state.jobs.len() == 1 {
+        if state.jobs.len() == 1 || is_news {
             self.filled.notify_all();
         }
     }
 
-    /// Everything that is there, once there is something; `None`: it is closed, and nothing is left.
-    pub(crate) fn take(&self) -> Option<Vec<Job>> {
+    /// Everything that is there, once there is something, and what comes in so much time after that; changes end that time. `None`: it is
+    /// closed, and nothing is left.
+    pub(crate) fn take(&self, patience: Duration) -> Option<Vec<Job>> {
         let mut state = self.lock();
         while state.jobs.is_empty() || (state.held && !state.closed) {
             if state.closed {
@@ -68,7 +72,13 @@ impl Queue {
             self.filled.notify_all();
             state = self.filled.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+        if !patience.is_zero() {
+            let waited =
+                self.filled.wait_timeout_while(state, patience, |state| !state.is_urgent && !state.closed);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
         state.idle = false;
+        state.is_urgent = false;
         state.bytes = 0;
         let jobs = std::mem::take(&mut state.jobs);
         drop(state);
@@ -141,6 +151,13 @@ impl Queue {
     }
 }
 
+impl Job {
+    /// Clients wait for changes as soon as they are committed.
+    fn is_urgent(&self) -> bool {
+        matches!(self.record, Record::Part(_) | Record::Commit(..))
+    }
+}
+
 impl Record {
     fn bytes(&self) -> usize {
         match self {
@@ -161,7 +178,7 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::store::record::Note;
+    use crate::store::record::{Changes, Commit, Note};
 
     fn job(bytes: usize) -> (Job, oneshot::Receiver<()>) {
         let (done, told) = oneshot::channel();
@@ -181,7 +198,7 @@ mod tests {
         queue.push(job(500).0);
         let mut room = pin!(queue.room(1000));
         assert!(!is_ready(&mut room));
-        assert_eq!(queue.take().unwrap().len(), 2);
+        assert_eq!(queue.take(Duration::ZERO).unwrap().len(), 2);
         assert!(is_ready(&mut room));
     }
 
@@ -193,9 +210,33 @@ mod tests {
         let (late, mut told) = job(1);
         queue.push(late);
         assert!(told.try_recv().is_err());
-        assert_eq!(queue.take().unwrap().len(), 1);
-        assert!(queue.take().is_none());
+        assert_eq!(queue.take(Duration::ZERO).unwrap().len(), 1);
+        assert!(queue.take(Duration::ZERO).is_none());
         assert!(queue.pause(Duration::from_secs(3600)));
+    }
+
+    #[test]
+    fn notes_wait_for_one_another_and_changes_for_nobody() {
+        let for_ever = Duration::from_secs(3600);
+        let queue = Queue::default();
+        let commit = || Job {
+            record: Record::Commit(Changes::default(), Commit { end: 1, earlier: Vec::new() }),
+            done: None,
+            checkpoint: false,
+        };
+        std::thread::scope(|scope| {
+            let taking = scope.spawn(|| queue.take(for_ever).unwrap().len());
+            (0..3).for_each(|_| queue.push(job(1).0));
+            queue.push(commit());
+            assert_eq!(taking.join().unwrap(), 4);
+        });
+        queue.push(commit());
+        assert_eq!(queue.take(for_ever).unwrap().len(), 1);
+        queue.push(job(1).0);
+        assert_eq!(queue.take(Duration::from_millis(1)).unwrap().len(), 1);
+        queue.push(job(1).0);
+        queue.close();
+        assert_eq!(queue.take(for_ever).unwrap().len(), 1);
     }
 
     #[test]
@@ -207,6 +248,6 @@ mod tests {
         assert!(!is_ready(&mut room) && !is_ready(&mut told));
         queue.abandon();
         assert!(is_ready(&mut room) && is_ready(&mut told));
-        assert!(queue.take().is_none());
+        assert!(queue.take(Duration::ZERO).is_none());
     }
 }

@@ -45,6 +45,10 @@ impl Default for Mode {
 /// How long to wait for room on a full disk.
 const FULL_PAUSE: Duration = if cfg!(test) { Duration::from_millis(2) } else { Duration::from_secs(1) };
 
+/// Where several shapes are made at a time, how long one waits for others to be synced with it: that takes longer, and more, than the rest of
+/// making it. One alone never waits, and neither do changes.
+const PATIENCE: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_millis(5) };
+
 /// Recovers, and starts the writer.
 pub(crate) fn begin(inner: &Arc<Inner>) -> Result<(), OpenError> {
     let mut mode = lock(&inner.mode);
@@ -139,9 +143,11 @@ impl Writer {
     fn run(mut self, with_checkpoint: bool) -> Option<Reading> {
         let alarm = Alarm { inner: Arc::clone(&self.inner), queue: Arc::clone(&self.queue) };
         let mut done = if with_checkpoint { self.spawn_checkpoint().map(|()| true) } else { Ok(true) };
+        let mut patience = Duration::ZERO;
         while let Ok(true) = done
-            && let Some(jobs) = self.queue.take()
+            && let Some(jobs) = self.queue.take(patience)
         {
+            patience = if jobs.len() > 1 { PATIENCE } else { Duration::ZERO };
             done = self.write(jobs);
         }
         let last = self.end_checkpoint(true);
