@@ -1,8 +1,8 @@
 //! An HTTP server for thousands of live streams that are idle most of the time.
 //!
-//! hyper reads requests and writes ordinary responses. A response that is marked [`Live`] takes its socket with it: hyper's
-//! state is freed, and what is left is one small task with the socket and the response's body. Ten thousand of them take
-//! about as many kilobytes.
+//! A response that is marked [`Live`] takes its socket with it: what is left is one small task with the socket and the response's
+//! body. Ten thousand of them take about as many kilobytes. Requests of plain HTTP/1.1 without a body are read and answered here,
+//! and hold no buffer while they wait; hyper does the rest.
 //!
 //! What always holds:
 //! - A stream's body is dropped as soon as its client leaves, and whatever it holds (a permit, a subscription) with it.
@@ -48,9 +48,10 @@
 //! ```
 //!
 //! # Which path a response takes
-//! Lean: marked [`Live`], HTTP/1.1, not the answer to a HEAD, and the request's body has been read. All else goes through
-//! hyper, HTTP/2 always; a live stream there ends with its client too, and only costs more memory. On the lean path the
-//! connection closes with the stream, and trailers are left out.
+//! Lean: marked [`Live`], HTTP/1.1, not the answer to a HEAD, and the request's body has been read. Brief: the answer to a GET or HEAD
+//! without a body over plain HTTP/1.1, as long as no request of the connection was anything else. All else goes through hyper, HTTP/2
+//! always; a live stream there ends with its client too, and only costs more memory. On the lean path the connection closes with the
+//! stream; trailers are left out there, and on the brief one.
 //!
 //! Not here: TLS, which whoever has it may [wrap](Wrap) connections in (they take the ordinary path then); routing; counting and
 //! limiting streams.
@@ -95,7 +96,7 @@ pub use wrap::{Transport, Wrap, Wrapped, Wrapping};
 
 /// Marks a response whose body is a live stream: put it into the response's extensions.
 ///
-/// On plain HTTP/1.1 its socket is then taken from hyper and becomes one small task; over HTTP/2 or [wrapped](Wrap) it takes the ordinary path.
+/// On plain HTTP/1.1 it then becomes one small task with its socket; over HTTP/2 or [wrapped](Wrap) it takes the ordinary path.
 #[derive(Debug, Clone, Copy)]
 pub struct Live;
 
