@@ -4,9 +4,10 @@
 //! buffers of eight kilobytes while it waits. What is more than that goes to hyper as it came, and the connection stays there.
 //!
 //! Invariant: a request is answered here or given to hyper whole, never both; whatever the client does or leaves undone, the
-//! connection ends: it may be idle for `idle_timeout`, and take nothing for `write_timeout`.
+//! connection ends: it may be idle for `idle_timeout`, and take nothing for `write_timeout`; a client that leaves is noticed, unless it has sent
+//! much of what it wasn't asked for.
 //! Kept by: one loop, of which each step has its own deadline. `request.rs` decides what is understood.
-//! Memory: while a request waits there is no buffer. Bytes behind it are kept until it is answered, and no more are read then.
+//! Memory: while a request waits there is no buffer. Bytes behind it are kept until it is answered, up to [`READ`].
 
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
@@ -96,6 +97,8 @@ where
             }
         };
         is_first = false;
+        // One who always has the next request ready, and an answer that needs no waiting: others get their turn all the same.
+        tokio::task::coop::consume_budget().await;
         shared.stats.counters().requests.up();
         request.extensions_mut().insert(peer);
         let method = request.method().clone();
@@ -107,7 +110,8 @@ where
             return Ended::Taken(Taken { stream: client.stream, head, body, discarded });
         }
         let drains = shared.is_draining();
-        let closes = drains || head::says_close(response.headers());
+        // After an interim response there would be another, which nobody has.
+        let closes = drains || head::says_close(response.headers()) || response.status().is_informational();
         match client.write(response, &method, closes, shared.config.write_timeout).await {
             Ok(()) if drains => return Ended::Over,
             Ok(()) if closes => return Ended::Closing(client.stream),
@@ -199,9 +203,9 @@ impl Client {
         .await
     }
 
-    /// Ready when the client has left. What it says meanwhile is kept, and then nobody looks until that is answered.
+    /// Ready when the client has left. What it says meanwhile is kept; if that is much, nobody looks until it is answered.
     fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        while self.heard.is_empty() {
+        while self.heard.len() < READ {
             let Ok(()) = ready!(self.stream.poll_read_ready(cx)) else { return Poll::Ready(()) };
             if self.listen().is_err() {
                 return Poll::Ready(());
@@ -213,7 +217,7 @@ impl Client {
     #[cold]
     fn listen(&mut self) -> io::Result<()> {
         let mut room = [0; READ];
-        match self.stream.try_read(&mut room) {
+        match self.stream.try_read(&mut room[self.heard.len()..]) {
             Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(count) => {
                 self.heard.extend_from_slice(&room[..count]);

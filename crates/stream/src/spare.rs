@@ -20,7 +20,7 @@ pub fn spare_headers() -> HeaderMap {
 
 /// The response is written.
 pub(crate) fn keep(mut headers: HeaderMap) {
-    if headers.capacity() <= LARGEST {
+    if (1..=LARGEST).contains(&headers.capacity()) {
         headers.clear();
         SPARE.set(Some(headers));
     }

@@ -1,9 +1,10 @@
 //! Answers that many get at once: whoever waits for the same change asks the same, and is told the same.
 //!
-//! Invariant: what is found is what would be made. Kept by: an answer is known by everything that it is made of; a handle is never used
-//! twice, and what lies between two offsets of a shape never changes.
+//! Invariant: what is found says the same as what would be made. Kept by: an answer is known by its shape and where it begins and ends; a handle
+//! is never used twice, and whatever is merged between two offsets of a shape, it leads to the same rows.
 //! Bounds: `PLACES` answers of `LARGEST` bytes. Two shapes of one place push each other out, and nothing is lost by that but time.
 
+use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -35,7 +36,6 @@ pub(crate) struct Which {
 }
 
 /// An answer, but for what is each client's own.
-#[derive(Debug)]
 pub(crate) struct Told {
     pub(crate) which: Which,
     pub(crate) handle: HeaderValue,
@@ -61,6 +61,16 @@ impl Recent {
         let told = Arc::new(make()?);
         *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&told));
         Ok(told)
+    }
+}
+
+impl fmt::Debug for Told {
+    /// Without the rows.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Told")
+            .field("handle", &self.handle)
+            .field("which", &self.which)
+            .finish_non_exhaustive()
     }
 }
 

@@ -9,6 +9,9 @@ use tokio::sync::{Notify, oneshot};
 
 use super::record::Record;
 
+/// So many bytes wait for no more: whoever waits for room may have changes.
+const MUCH: usize = 1 << 20;
+
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) record: Record,
@@ -53,7 +56,8 @@ impl Queue {
             return;
         }
         state.bytes += job.record.bytes();
-        let is_news = job.is_urgent() && !std::mem::replace(&mut state.is_urgent, true);
+        let is_urgent = job.is_urgent() || state.bytes > MUCH;
+        let is_news = is_urgent && !std::mem::replace(&mut state.is_urgent, true);
         state.jobs.push(job);
         if state.jobs.len() == 1 || is_news {
             self.filled.notify_all();
@@ -234,6 +238,8 @@ mod tests {
         assert_eq!(queue.take(for_ever).unwrap().len(), 1);
         queue.push(job(1).0);
         assert_eq!(queue.take(Duration::from_millis(1)).unwrap().len(), 1);
+        queue.push(job(MUCH).0);
+        assert_eq!(queue.take(for_ever).unwrap().len(), 1);
         queue.push(job(1).0);
         queue.close();
         assert_eq!(queue.take(for_ever).unwrap().len(), 1);

@@ -147,7 +147,8 @@ impl Writer {
         while let Ok(true) = done
             && let Some(jobs) = self.queue.take(patience)
         {
-            patience = if jobs.len() > 1 { PATIENCE } else { Duration::ZERO };
+            let is_crowd = jobs.iter().filter(|job| job.done.is_some()).count() > 1;
+            patience = if is_crowd { PATIENCE } else { Duration::ZERO };
             done = self.write(jobs);
         }
         let last = self.end_checkpoint(true);

@@ -1,11 +1,15 @@
 //! Requests without a body, which never see hyper, and the ways to it.
 
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::io::AsyncWriteExt;
 
 use crate::client::Client;
-use crate::site::{BIG, Site, on_both_runtimes, until};
+use crate::site::{BIG, Site, on_both_runtimes, soon, until};
 
 const GET: &str = "GET /echo HTTP/1.1\r\nhost: a\r\n\r\n";
 const POST: &str = "POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\nhello";
@@ -111,6 +115,55 @@ fn a_client_that_leaves_while_it_waits_ends_its_request() {
             until("the count", || site.stats.counts().open_connections == 0).await;
         }
     });
+}
+
+#[test]
+fn a_client_that_leaves_with_a_word_too_many_ends_its_request_too() {
+    on_both_runtimes(async || {
+        let mut site = Site::default().await;
+        let mut client = Client::ask(site.address, "GET /hangs HTTP/1.1").await;
+        let mut request = site.stream().await;
+        client.send("GET /ec").await;
+        tokio::time::sleep(Duration::from_millis(20)).await; // so that it may be read before the end comes
+        drop(client);
+        request.dropped().await;
+        until("the count", || site.stats.counts().open_connections == 0).await;
+    });
+}
+
+#[test]
+fn a_client_that_always_has_another_request_leaves_others_their_turn() {
+    let current = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    current.block_on(async {
+        let site = Site::default().await;
+        let (address, stop) = (site.address, Arc::new(AtomicBool::new(false)));
+        let flood = {
+            let stop = Arc::clone(&stop);
+            tokio::task::spawn_blocking(move || flood(address, &stop))
+        };
+        until("the flood", || site.stats.counts().requests > 100).await;
+        for _ in 0..20 {
+            let mut client = Client::ask(site.address, "GET /echo HTTP/1.1").await;
+            assert!(client.head().await.starts_with("HTTP/1.1 200"));
+        }
+        stop.store(true, Ordering::Relaxed);
+        soon("the flood's end", flood).await.unwrap();
+    });
+}
+
+/// Requests of just the length that is read at once, as fast as they are taken, until it is told to stop.
+fn flood(address: SocketAddr, stop: &AtomicBool) {
+    let mut socket = std::net::TcpStream::connect(address).unwrap();
+    let frame = "GET /echo HTTP/1.1\r\nx: \r\n\r\n".len();
+    let request = format!("GET /echo HTTP/1.1\r\nx: {}\r\n\r\n", "x".repeat(8 * 1024 - frame)).repeat(16);
+    let mut answers = socket.try_clone().unwrap();
+    let reading = std::thread::spawn(move || {
+        let mut answer = [0; 1 << 16];
+        while answers.read(&mut answer).is_ok_and(|count| count > 0) {}
+    });
+    while !stop.load(Ordering::Relaxed) && socket.write_all(request.as_bytes()).is_ok() {}
+    let _gone = socket.shutdown(Shutdown::Both); // the server may have ended it
+    reading.join().unwrap();
 }
 
 #[test]
