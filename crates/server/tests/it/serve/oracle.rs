@@ -37,6 +37,8 @@ use super::support::Place;
 
 const CLIENTS: usize = 50;
 const WRITERS: usize = 3;
+/// Of a long run: so many that nobody's shape goes while it is used.
+const MAX_SHAPES: usize = 8 * CLIENTS;
 /// How long clients may take to see the end, once all is well.
 const CALM_DOWN: Duration = Duration::from_secs(40);
 
@@ -73,7 +75,11 @@ async fn run(weather: Weather) {
     let place = Place::on(postgres, SCHEMA);
     History::begin(&place);
     let mut dice = Dice::of(seed, "stage", 0);
-    let settings = settings(&mut dice);
+    let mut settings = settings(&mut dice);
+    if weather == Weather::Long {
+        // Clients come and go, and their shapes would stay: each change would concern more and more of them.
+        settings.push(("FOREBAY_STORAGE_MAX_SHAPES", MAX_SHAPES.to_string()));
+    }
     eprintln!("{settings:?}");
     let is_merged = !settings.contains(&("FOREBAY_STORAGE_COMPACT_BYTES", "0".to_owned()));
     let mut stage = Stage::set(&place, &settings).await;
