@@ -61,10 +61,9 @@ where
         return None;
     }
     let (speaks, first) = meet(&stream, head_by, &shared).await?;
-    let (mut stream, mut service, mut head_by) = (stream, service, head_by);
-    let mut heard = Bytes::copy_from_slice(first.heard());
-    if speaks == Speaks::Http1 {
-        (stream, heard) = match brief::serve(stream, &heard, peer, &mut service, &shared).await {
+    let mut service = service;
+    let (stream, heard, head_by) = match speaks {
+        Speaks::Http1 => match brief::serve(stream, first.heard(), peer, &mut service, &shared).await {
             Ended::Over => return None,
             Ended::Closing(stream) => {
                 linger(&stream).await;
@@ -72,11 +71,12 @@ where
             }
             Ended::Taken(taken) => return Some(taken),
             Ended::ForHyper { stream, heard, since } => {
-                head_by = since.map_or(head_by, |since| since + shared.config.header_read_timeout);
-                (stream, heard)
+                let head_by = since.map_or(head_by, |since| since + shared.config.header_read_timeout);
+                (stream, heard, head_by)
             }
-        };
-    }
+        },
+        Speaks::Http2 | Speaks::Unknown => (stream, Bytes::copy_from_slice(first.heard()), head_by),
+    };
     let meter = Arc::new(Meter::default());
     let io = Io::new(stream, heard, Arc::clone(&meter), shared.config.write_timeout);
     let stats = shared.stats.clone();

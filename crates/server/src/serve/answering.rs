@@ -333,12 +333,14 @@ impl Answering {
         asked: Option<Offset>,
     ) -> Answered {
         let has_data = page.to > page.from;
-        let is_shared = asking.request.live && has_data && page.to - page.from <= recent::LARGEST;
-        if let Some(asked) = asked.filter(|_| is_shared) {
-            return self.respond_shared(asking, shape, page, seen, asked);
-        }
         // What was asked for may lie after the last change: up-to-date in server-sent events does.
         let end = asked.filter(|_| page.is_end).map_or(page.last, |asked| page.last.max(asked));
+        let is_shared = asking.request.live && has_data && page.to - page.from <= recent::LARGEST;
+        if let Some(asked) = asked.filter(|_| is_shared) {
+            let seen = page.is_end.then(|| seen_with(page.last, seen));
+            let which = recent::Which { asked, last: page.last, up_to_date: seen };
+            return self.respond_shared(asking, shape, page, which, end);
+        }
         let mut head = asking.head(shape, end, page.is_end, Some(has_data));
         if asking.request.live {
             (head.cursor, head.schema) = (Some(self.cursor(asking.request)), None);
@@ -358,20 +360,17 @@ impl Answering {
         asking: &Asking<'_>,
         shape: &Arc<Shape>,
         page: LogPage,
-        seen: u64,
-        asked: Offset,
+        which: recent::Which,
+        end: Offset,
     ) -> Answered {
-        let seen = page.is_end.then(|| seen_with(page.last, seen));
-        let which = recent::Which { asked, last: page.last, up_to_date: seen };
         let told = self.recent.tell(shape.handle(), which, || {
-            let end = if page.is_end { page.last.max(asked) } else { page.last };
-            let body = Answer::log_bytes(&self.source(shape), page, seen.map(up_to_date))?;
-            let etag = etag::of(shape.handle(), Since::After(asked), end, None);
+            let body = Answer::log_bytes(&self.source(shape), page, which.up_to_date.map(up_to_date))?;
+            let etag = etag::of(shape.handle(), Since::After(which.asked), end, None);
             let (handle, offset) = (visible(shape.handle()), visible(end.to_string()));
             Ok(recent::Told { which, handle, offset, etag, body })
         });
         let told = told.map_err(|error| unreadable(&error))?;
-        let head = Head {
+        let head = AnswerHead {
             handle: told.handle.clone(),
             offset: told.offset.clone(),
             up_to_date: page.is_end,
@@ -387,25 +386,21 @@ impl Answering {
     fn respond(
         &self,
         asking: &Asking<'_>,
-        head: Head,
+        mut head: AnswerHead,
         body: impl FnOnce() -> io::Result<Answer>,
     ) -> Answered {
-        let Head { handle, offset, up_to_date, has_data, schema, cursor, etag, body: kind } = head;
         let is_known = |etag: &HeaderValue| etag::is_known(&asking.parts.headers, etag);
-        let mut response = match etag.as_ref().is_some_and(is_known) {
+        let mut response = match head.etag.as_ref().is_some_and(is_known) {
             true => whole(answers::not_modified()),
             false => Response::new(body().map_err(|error| unreadable(&error))?),
         };
         *response.headers_mut() = spare_headers();
         response.headers_mut().reserve(HEADERS);
-        let schema = schema.as_ref();
-        let is_packed = response.body().is_packed();
-        let etag = if is_packed { etag.as_ref().map(etag::weak) } else { etag };
-        if is_packed {
+        if response.body().is_packed() {
+            head.etag = head.etag.as_ref().map(etag::weak);
             response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
         }
-        let answer = AnswerHead { handle, offset, up_to_date, has_data, schema, cursor, etag, body: kind };
-        answer.write(response.headers_mut());
+        head.write(response.headers_mut());
         Caching::of(&asking.parts.method, asking.request).write(&self.times, response.headers_mut());
         Ok(response)
     }
@@ -440,18 +435,6 @@ struct Asking<'a> {
     _awake: Option<Awake>,
 }
 
-/// The head of an answer in the making.
-struct Head {
-    handle: HeaderValue,
-    offset: HeaderValue,
-    up_to_date: bool,
-    has_data: Option<bool>,
-    schema: Option<HeaderValue>,
-    cursor: Option<u64>,
-    etag: Option<HeaderValue>,
-    body: Body,
-}
-
 impl Asking<'_> {
     /// So long, but no longer than the client's token is valid.
     fn at_most(&self, wait: Duration) -> Duration {
@@ -463,13 +446,13 @@ impl Asking<'_> {
         encoding::takes_gzip(&self.parts.headers)
     }
 
-    fn head(&self, shape: &Shape, offset: Offset, up_to_date: bool, has_data: Option<bool>) -> Head {
+    fn head(&self, shape: &Shape, offset: Offset, up_to_date: bool, has_data: Option<bool>) -> AnswerHead {
         let request = self.request;
         let schema = (!request.live).then(|| super::making::schema_header(shape));
         let etag = Some(etag::of(shape.handle(), request.since, offset, None));
         let (handle, offset) = (visible(shape.handle()), visible(offset.to_string()));
         let (cursor, body) = (None, Body::Log);
-        Head { handle, offset, up_to_date, has_data, schema, cursor, etag, body }
+        AnswerHead { handle, offset, up_to_date, has_data, schema, cursor, etag, body }
     }
 }
 

@@ -17,14 +17,11 @@ pub(crate) const LARGEST: u64 = 16 * 1024;
 const PLACES: usize = 64;
 
 /// The answers that were given last.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Recent {
-    places: Places,
+    places: [Mutex<Option<Arc<Told>>>; PLACES],
     chance: RandomState,
 }
-
-#[derive(Debug)]
-struct Places([Mutex<Option<Arc<Told>>>; PLACES]);
 
 /// What tells an answer from all others of its shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +49,7 @@ impl Recent {
         which: Which,
         make: impl FnOnce() -> Result<Told, E>,
     ) -> Result<Arc<Told>, E> {
-        let place = &self.places.0[self.chance.hash_one(handle) as usize % PLACES];
+        let place = &self.places[self.chance.hash_one(handle) as usize % PLACES];
         let told = place.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let is_same = |told: &Arc<Told>| told.which == which && told.handle == handle;
         if let Some(told) = told.filter(is_same) {
@@ -74,9 +71,9 @@ impl fmt::Debug for Told {
     }
 }
 
-impl Default for Places {
+impl Default for Recent {
     fn default() -> Self {
-        Places(std::array::from_fn(|_| Mutex::default()))
+        Recent { places: std::array::from_fn(|_| Mutex::default()), chance: RandomState::new() }
     }
 }
 

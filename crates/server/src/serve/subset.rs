@@ -73,7 +73,7 @@ impl Answering {
             offset: visible(offset.to_string()),
             up_to_date: false,
             has_data: None,
-            schema: Some(&super::making::schema_header(&shape)),
+            schema: Some(super::making::schema_header(&shape)),
             cursor: None,
             etag: None,
             body: Body::Subset,

@@ -9,10 +9,9 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 
 use crate::client::Client;
-use crate::site::{BIG, Site, on_both_runtimes, soon, until};
+use crate::site::{BIG, ECHO, Site, on_both_runtimes, soon, until};
 
 const GET: &str = "GET /echo HTTP/1.1\r\nhost: a\r\n\r\n";
-const POST: &str = "POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\nhello";
 
 #[test]
 fn one_connection_takes_requests_of_all_kinds_in_turn() {
@@ -33,7 +32,7 @@ fn one_connection_takes_requests_of_all_kinds_in_turn() {
         client.send("GET /big HTTP/1.1\r\nhost: a\r\nconnection: Keep-Alive\r\n\r\n").await;
         client.head().await;
         assert!(client.exactly(BIG).await.iter().all(|&byte| byte == b'B'));
-        client.send(POST).await;
+        client.send(ECHO).await;
         client.until("\r\n\r\nhello").await;
         client.send(GET).await;
         client.head().await;
@@ -52,7 +51,7 @@ fn requests_that_come_together_are_answered_in_order() {
         for order in ["get post get get", "post get get post"] {
             let site = Site::default().await;
             let mut client = Client::connect(site.address).await;
-            let requests = order.split(' ').map(|one| if one == "get" { GET } else { POST });
+            let requests = order.split(' ').map(|one| if one == "get" { GET } else { ECHO });
             client.send(&requests.collect::<String>()).await;
             for one in order.split(' ') {
                 let body = if one == "get" { "" } else { "hello" };
@@ -67,7 +66,7 @@ fn requests_that_come_together_are_answered_in_order() {
 #[test]
 fn what_comes_while_another_is_answered_waits_for_its_turn() {
     on_both_runtimes(async || {
-        for (next, body) in [(GET, ""), (POST, "hello")] {
+        for (next, body) in [(GET, ""), (ECHO, "hello")] {
             let mut site = Site::default().await;
             let mut client = Client::ask(site.address, "GET /dead HTTP/1.1").await;
             let mut stream = site.stream().await;

@@ -5,9 +5,7 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 
 use crate::client::{Chunked, Client};
-use crate::site::{Site, on_both_runtimes, until};
-
-const ECHO: &str = "POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\nhello";
+use crate::site::{ECHO, Site, on_both_runtimes, until};
 
 #[test]
 fn a_server_without_connections_ends_at_once() {

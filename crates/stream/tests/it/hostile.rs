@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 
 use crate::client::Client;
-use crate::site::{Site, on_both_runtimes, until};
+use crate::site::{BRIEF_AND_HYPER, Site, on_both_runtimes, until};
 
 #[test]
 fn a_head_that_trickles_in_is_cut_off_in_time_and_told_so() {
@@ -59,17 +59,20 @@ fn half_a_preface_of_http2_gets_no_answer_of_http1() {
 #[test]
 fn a_head_that_began_behind_another_request_has_the_deadline_of_a_head() {
     on_both_runtimes(async || {
-        let mut site = Site::start(|config| config.header_read_timeout = Duration::from_millis(200)).await;
-        let mut client = Client::ask(site.address, "GET /dead HTTP/1.1").await;
-        let mut stream = site.stream().await;
-        client.head().await;
-        client.send("GET /ec").await;
-        stream.send("one").await;
-        client.until("one\r\n").await;
-        stream.end();
-        client.until("0\r\n\r\n").await;
-        assert!(client.rest().await.starts_with(b"HTTP/1.1 408"), "after the idle time");
-        assert_eq!(site.stats.counts().header_timeouts, 1);
+        for way in BRIEF_AND_HYPER {
+            let timeout = Duration::from_millis(200);
+            let mut site = Site::start(|config| config.header_read_timeout = timeout).await;
+            let mut client = Client::ask(site.address, &format!("GET /dead HTTP/1.1{way}")).await;
+            let mut stream = site.stream().await;
+            client.head().await;
+            client.send("GET /ec").await;
+            stream.send("one").await;
+            client.until("one\r\n").await;
+            stream.end();
+            client.until("0\r\n\r\n").await;
+            assert!(client.rest().await.starts_with(b"HTTP/1.1 408"), "after the idle time");
+            assert_eq!(site.stats.counts().header_timeouts, 1);
+        }
     });
 }
 

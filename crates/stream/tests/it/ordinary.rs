@@ -6,9 +6,7 @@ use std::time::{Duration, Instant};
 use tokio::io::AsyncReadExt;
 
 use crate::client::Client;
-use crate::site::{BIG, Site, on_both_runtimes, soon, until};
-
-const ECHO: &str = "POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\nhello";
+use crate::site::{BIG, BRIEF_AND_HYPER, ECHO, Site, on_both_runtimes, soon, until};
 
 #[test]
 fn a_connection_is_kept_for_the_next_request_and_the_last_may_stream() {
@@ -30,18 +28,20 @@ fn a_connection_is_kept_for_the_next_request_and_the_last_may_stream() {
 }
 
 #[test]
-fn a_body_without_the_mark_stays_with_hyper_and_fails_as_clearly() {
+fn a_body_without_the_mark_is_no_lean_stream_and_fails_as_clearly() {
     on_both_runtimes(async || {
-        let mut site = Site::default().await;
-        let mut client = Client::ask(site.address, "GET /dead HTTP/1.1").await;
-        let mut stream = site.stream().await;
-        client.head().await;
-        stream.send("part").await;
-        client.until("part\r\n").await;
-        stream.fail().await;
-        stream.dropped().await;
-        assert_eq!(client.rest().await, b"");
-        assert_eq!(site.stats.counts().lean_total, 0);
+        for way in BRIEF_AND_HYPER {
+            let mut site = Site::default().await;
+            let mut client = Client::ask(site.address, &format!("GET /dead HTTP/1.1{way}")).await;
+            let mut stream = site.stream().await;
+            client.head().await;
+            stream.send("part").await;
+            client.until("part\r\n").await;
+            stream.fail().await;
+            stream.dropped().await;
+            assert_eq!(client.rest().await, b"");
+            assert_eq!(site.stats.counts().lean_total, 0);
+        }
     });
 }
 
@@ -65,44 +65,49 @@ fn an_idle_connection_is_closed_after_its_time_and_not_before() {
 #[test]
 fn an_idle_time_does_not_end_a_request_that_takes_longer() {
     on_both_runtimes(async || {
-        let mut site = Site::start(|config| {
-            config.idle_timeout = Duration::from_millis(50);
-            config.header_read_timeout = Duration::from_millis(50);
-        })
-        .await;
-        let mut client = Client::ask(site.address, "GET /dead HTTP/1.1").await;
-        let mut stream = site.stream().await;
-        client.head().await;
-        tokio::time::sleep(Duration::from_millis(200)).await;
-        stream.send("late").await;
-        stream.end();
-        assert!(client.until("0\r\n\r\n").await.contains("late"));
+        for way in BRIEF_AND_HYPER {
+            let mut site = Site::start(|config| {
+                config.idle_timeout = Duration::from_millis(50);
+                config.header_read_timeout = Duration::from_millis(50);
+            })
+            .await;
+            let mut client = Client::ask(site.address, &format!("GET /dead HTTP/1.1{way}")).await;
+            let mut stream = site.stream().await;
+            client.head().await;
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            stream.send("late").await;
+            stream.end();
+            assert!(client.until("0\r\n\r\n").await.contains("late"));
+        }
     });
 }
 
 #[test]
 fn a_client_that_does_not_read_an_ordinary_response_is_closed() {
     on_both_runtimes(async || {
-        let site = Site::start(|config| config.write_timeout = Duration::from_millis(300)).await;
-        let mut client = Client::connect_narrow(site.address).await;
-        client.send("GET /big HTTP/1.1\r\nhost: a\r\n\r\n").await;
-        until("the count", || site.stats.counts().slow_clients == 1).await;
-        until("the count", || site.stats.counts().open_connections == 0).await;
-        assert_eq!(site.stats.counts().lean_total, 0);
+        for way in BRIEF_AND_HYPER {
+            let site = Site::start(|config| config.write_timeout = Duration::from_millis(300)).await;
+            let mut client = Client::connect_narrow(site.address).await;
+            client.send(&format!("GET /big HTTP/1.1{way}\r\nhost: a\r\n\r\n")).await;
+            until("the count", || site.stats.counts().slow_clients == 1).await;
+            until("the count", || site.stats.counts().open_connections == 0).await;
+            assert_eq!(site.stats.counts().lean_total, 0);
+        }
     });
 }
 
 #[test]
 fn a_response_that_is_still_being_written_has_no_idle_time_and_no_408_in_it() {
     on_both_runtimes(async || {
-        for next in ["", "GET /ec"] {
+        let ways = BRIEF_AND_HYPER.map(|way| [(way, ""), (way, "GET /ec")]);
+        for (way, next) in ways.into_iter().flatten() {
             let site = Site::start(|config| {
                 config.idle_timeout = Duration::from_millis(100);
                 config.header_read_timeout = Duration::from_millis(100);
             })
             .await;
             let mut client = Client::connect_narrow(site.address).await;
-            client.send("GET /big HTTP/1.1\r\nhost: a\r\n\r\n").await;
+            client.send(&format!("GET /big HTTP/1.1{way}\r\nhost: a\r\n\r\n")).await;
             client.head().await;
             client.send(next).await;
             tokio::time::sleep(Duration::from_millis(500)).await; // what is untaken outlasts both times

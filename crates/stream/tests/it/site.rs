@@ -22,6 +22,12 @@ use tokio::time::timeout;
 /// No event that a test waits for takes longer, even on a busy machine.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
+/// A request with a body, which is answered with it.
+pub(crate) const ECHO: &str = "POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\nhello";
+
+/// The ways that a GET may go: a header decides, by which its client asks for trailers.
+pub(crate) const BRIEF_AND_HYPER: [&str; 2] = ["", "\r\nte: trailers"];
+
 /// What `/big` answers with.
 pub(crate) const BIG: usize = 4 << 20;
 

@@ -31,7 +31,7 @@ const FALSE: HeaderValue = HeaderValue::from_static("false");
 
 /// What an answer with data says of itself, but for how long it may be kept.
 #[derive(Debug, Clone)]
-pub struct AnswerHead<'a> {
+pub struct AnswerHead {
     /// The shape's.
     pub handle: HeaderValue,
     /// Where the answer ends.
@@ -41,7 +41,7 @@ pub struct AnswerHead<'a> {
     /// Whether there is more in the body than control messages. An answer that isn't whole yet (server-sent events) says nothing.
     pub has_data: Option<bool>,
     /// See [`schema`](super::schema); for what doesn't wait.
-    pub schema: Option<&'a HeaderValue>,
+    pub schema: Option<HeaderValue>,
     /// See [`cursor`](super::cursor); for what waits.
     pub cursor: Option<u64>,
     /// See [`etag`](super::etag); not for a subset.
@@ -61,7 +61,7 @@ pub enum Body {
     Subset,
 }
 
-impl AnswerHead<'_> {
+impl AnswerHead {
     /// Puts it into a response's head.
     pub fn write(self, headers: &mut HeaderMap) {
         headers.insert(HANDLE, self.handle);
@@ -73,7 +73,7 @@ impl AnswerHead<'_> {
             headers.insert(HAS_DATA, if has_data { TRUE } else { FALSE });
         }
         if let Some(schema) = self.schema {
-            headers.insert(SCHEMA, schema.clone());
+            headers.insert(SCHEMA, schema);
         }
         if let Some(cursor) = self.cursor {
             headers.insert(CURSOR, cursor.into());
@@ -107,7 +107,7 @@ pub(crate) fn visible(text: impl Into<String>) -> HeaderValue {
 mod tests {
     use super::*;
 
-    fn head() -> AnswerHead<'static> {
+    fn head() -> AnswerHead {
         AnswerHead {
             handle: HeaderValue::from_static("1-2"),
             offset: HeaderValue::from_static("5_2"),
@@ -120,7 +120,7 @@ mod tests {
         }
     }
 
-    fn written(head: &AnswerHead<'_>) -> Vec<String> {
+    fn written(head: &AnswerHead) -> Vec<String> {
         let mut headers = HeaderMap::new();
         head.clone().write(&mut headers);
         let mut lines: Vec<_> =
@@ -133,7 +133,7 @@ mod tests {
     fn an_answer_says_where_it_ends() {
         let schema = HeaderValue::from_static("{}");
         let head =
-            AnswerHead { schema: Some(&schema), etag: Some(HeaderValue::from_static("\"x\"")), ..head() };
+            AnswerHead { schema: Some(schema), etag: Some(HeaderValue::from_static("\"x\"")), ..head() };
         let expected = [
             "content-type: application/json; charset=utf-8",
             "electric-handle: 1-2",
