@@ -160,11 +160,17 @@ fn settings(dice: &mut Dice) -> Vec<(&'static str, String)> {
 /// Against what really happened.
 fn judge(place: &Place, lives: &[Life], seed: u64) {
     let history = History::read(place);
-    for life in lives {
+    eprintln!("{} lives, {} transactions", lives.len(), history.transactions());
+    let mut told = Instant::now();
+    for (number, life) in lives.iter().enumerate() {
+        if told.elapsed() > Duration::from_secs(10) {
+            eprintln!("{number} lives are compared");
+            told = Instant::now();
+        }
         let Life { wanted, handle, sight, checkpoints, rows, recent, .. } = life;
-        let states = history.states(place, wanted);
+        let states = history.states(place, wanted, sight);
         for (seen, digest) in checkpoints {
-            let truth = states.at(*seen, sight);
+            let truth = states.at(*seen);
             assert!(
                 *digest == truth,
                 "seed {seed}: {handle} was {digest:?} at {seen}, not {truth:?}; it should be so at {:?}\n around: {:?}\n \
@@ -178,7 +184,6 @@ fn judge(place: &Place, lives: &[Life], seed: u64) {
             assert_eq!(*rows, now(place, wanted), "seed {seed}: {handle} isn't as it is now: {wanted:?}");
         }
     }
-    eprintln!("{} transactions in the history", history.transactions());
 }
 
 fn report(lives: &[Life], world: &World, faults: &Faults, committed: u64, is_stormy: bool) {

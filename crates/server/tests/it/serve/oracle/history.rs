@@ -5,7 +5,9 @@
 //! Not here: anything that the server under test says.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::str::FromStr;
 
 use super::super::support::Place;
 use super::clauses::Wanted;
@@ -45,17 +47,32 @@ pub(crate) struct Digest {
 
 impl Digest {
     pub(crate) fn add(&mut self, row: &Row) {
-        (self.rows, self.sum) = (self.rows + 1, self.sum.wrapping_add(hash(row)));
+        self.add_hash(hash_of_row(row.iter().map(hash)));
     }
 
     pub(crate) fn remove(&mut self, row: &Row) {
-        (self.rows, self.sum) = (self.rows - 1, self.sum.wrapping_sub(hash(row)));
+        self.remove_hash(hash_of_row(row.iter().map(hash)));
+    }
+
+    fn add_hash(&mut self, row: u64) {
+        (self.rows, self.sum) = (self.rows + 1, self.sum.wrapping_add(row));
+    }
+
+    fn remove_hash(&mut self, row: u64) {
+        (self.rows, self.sum) = (self.rows - 1, self.sum.wrapping_sub(row));
     }
 }
 
-fn hash(row: &Row) -> u64 {
+/// From the hashes of its values: a history hashes each value once, whichever columns are selected later.
+fn hash_of_row(values: impl Iterator<Item = u64>) -> u64 {
     let mut hasher = DefaultHasher::new();
-    row.hash(&mut hasher);
+    values.for_each(|value| hasher.write_u64(value));
+    hasher.finish()
+}
+
+fn hash(value: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
     hasher.finish()
 }
 
@@ -72,10 +89,16 @@ struct Commit {
 }
 
 struct Note {
-    seq: String,
-    old_id: Option<String>,
-    /// All columns; `None`: deleted.
-    new: Option<Row>,
+    seq: u64,
+    old_id: Option<i32>,
+    /// `None`: deleted.
+    new: Option<Noted>,
+}
+
+struct Noted {
+    id: i32,
+    /// The hashes of all columns.
+    values: [u64; COLUMNS.len()],
 }
 
 /// Which transactions a snapshot has seen, as its end tells.
@@ -95,8 +118,11 @@ impl Sight {
 pub(crate) struct States<'a> {
     history: &'a History,
     /// The notes whose new row is in the shape.
-    fits: HashSet<String>,
+    fits: HashSet<u64>,
     selected: Vec<usize>,
+    sight: &'a Sight,
+    /// The last commit that the snapshot saw.
+    sighted: Option<u64>,
     /// After the commit at this position, and all before it.
     after: Vec<(u64, Digest)>,
 }
@@ -115,8 +141,11 @@ impl History {
             let [Some(seq), Some(xid), old_id] = &row[..3] else {
                 panic!("a note without a number: {row:?}")
             };
-            let new = row[3].is_some().then(|| row[3..].to_vec());
-            let note = Note { seq: seq.clone(), old_id: old_id.clone(), new };
+            let new = row[3].as_deref().map(|id| Noted {
+                id: number(id),
+                values: std::array::from_fn(|column| hash(&row[3 + column])),
+            });
+            let note = Note { seq: number(seq), old_id: old_id.as_deref().map(number), new };
             notes.entry(xid.clone()).or_default().push(note);
         }
         // A commit message of version 1: `C`, flags, the commit's position.
@@ -131,7 +160,7 @@ impl History {
         let commit = |row: Row| {
             let (xid, lsn) = (row[0].clone().unwrap(), row[1].clone().unwrap());
             let notes = notes.remove(&xid).unwrap_or_default();
-            Commit { lsn: u64::from_str_radix(&lsn, 16).unwrap(), xid: xid.parse().unwrap(), notes }
+            Commit { lsn: u64::from_str_radix(&lsn, 16).unwrap(), xid: number(&xid), notes }
         };
         let commits: Vec<_> = commits.into_iter().map(commit).collect();
         assert!(notes.is_empty(), "{} transactions have notes, but no commit", notes.len());
@@ -147,14 +176,16 @@ impl History {
         self.commits.last().map_or(0, |commit| commit.lsn)
     }
 
-    pub(crate) fn states(&self, place: &Place, wanted: &Wanted) -> States<'_> {
+    /// Of a shape whose snapshot saw this.
+    pub(crate) fn states<'a>(&'a self, place: &Place, wanted: &Wanted, sight: &'a Sight) -> States<'a> {
         let literal = &wanted.literal;
         let fits = rows(place, &format!("SELECT seq FROM history WHERE id IS NOT NULL AND ({literal})"));
-        let fits: HashSet<String> = fits.into_iter().filter_map(|mut row| row.remove(0)).collect();
+        let fits = fits.iter().filter_map(|row| row[0].as_deref()).map(number).collect();
         let all = COLUMNS.iter().enumerate();
         let selected =
             all.filter(|(_, name)| wanted.columns.contains(name)).map(|(index, _)| index).collect();
-        let mut states = States { history: self, fits, selected, after: Vec::new() };
+        let sighted = self.commits.iter().rev().find(|commit| sight.has(commit.xid)).map(|commit| commit.lsn);
+        let mut states = States { history: self, fits, selected, sight, sighted, after: Vec::new() };
         let mut after = Vec::with_capacity(self.commits.len());
         states.replay(|_| true, |lsn, digest| after.push((lsn, digest)));
         states.after = after;
@@ -165,11 +196,10 @@ impl History {
 impl States<'_> {
     /// What a client must have that has seen everything before `seen`, and everything that its snapshot saw: that may be ahead of
     /// the stream, and what the stream brings of it later is left out.
-    pub(crate) fn at(&self, seen: u64, sight: &Sight) -> Digest {
-        let ahead = self.history.commits.iter().rev().find(|commit| sight.has(commit.xid));
-        if ahead.is_some_and(|ahead| ahead.lsn >= seen) {
+    pub(crate) fn at(&self, seen: u64) -> Digest {
+        if self.sighted.is_some_and(|sighted| sighted >= seen) {
             let mut last = Digest::default();
-            self.replay(|commit| commit.lsn < seen || sight.has(commit.xid), |_, digest| last = digest);
+            self.replay(|commit| commit.lsn < seen || self.sight.has(commit.xid), |_, digest| last = digest);
             return last;
         }
         let count = self.after.partition_point(|(lsn, _)| *lsn < seen);
@@ -189,17 +219,16 @@ impl States<'_> {
 
     /// The shape after each of some transactions.
     fn replay(&self, is_in: impl Fn(&Commit) -> bool, mut after: impl FnMut(u64, Digest)) {
-        let (mut now, mut digest) = (BTreeMap::<&str, Row>::new(), Digest::default());
+        let (mut now, mut digest) = (HashMap::<i32, u64>::new(), Digest::default());
         for commit in self.history.commits.iter().filter(|commit| is_in(commit)) {
             for Note { seq, old_id, new } in &commit.notes {
-                if let Some(row) = old_id.as_deref().and_then(|id| now.remove(id)) {
-                    digest.remove(&row);
+                if let Some(row) = old_id.and_then(|id| now.remove(&id)) {
+                    digest.remove_hash(row);
                 }
                 let Some(new) = new.as_ref().filter(|_| self.fits.contains(seq)) else { continue };
-                let row: Row = self.selected.iter().map(|index| new[*index].clone()).collect();
-                digest.add(&row);
-                let before = now.insert(new[0].as_deref().unwrap(), row);
-                assert!(before.is_none(), "the history has a key twice");
+                let row = hash_of_row(self.selected.iter().map(|column| new.values[*column]));
+                digest.add_hash(row);
+                assert!(now.insert(new.id, row).is_none(), "the history has a key twice");
             }
             after(commit.lsn, digest);
         }
@@ -220,6 +249,10 @@ pub(crate) fn last_commit(place: &Place) -> u64 {
 
 fn rows(place: &Place, sql: &str) -> Vec<Row> {
     place.postgres.query(&place.database, sql).unwrap_or_else(|error| panic!("{sql}: {error}"))
+}
+
+fn number<N: FromStr<Err: Debug>>(text: &str) -> N {
+    text.parse().unwrap_or_else(|error| panic!("{text}: {error:?}"))
 }
 
 fn slot(place: &Place) -> String {
