@@ -2,7 +2,7 @@
 //!
 //! Not here: passwords (the socket trusts), types (every value is text), COPY.
 
-use std::io::{self, Read, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -17,7 +17,7 @@ pub(crate) type Rows = Vec<Vec<Option<String>>>;
 
 /// A connection of the superuser `postgres`, closed when this is dropped.
 pub(crate) struct Session {
-    stream: UnixStream,
+    stream: BufReader<UnixStream>,
 }
 
 impl Session {
@@ -25,7 +25,7 @@ impl Session {
         let stream = UnixStream::connect(socket)?;
         stream.set_read_timeout(Some(TIMEOUT))?;
         stream.set_write_timeout(Some(TIMEOUT))?;
-        let mut session = Session { stream };
+        let mut session = Session { stream: BufReader::new(stream) };
         let version = PROTOCOL_3.to_be_bytes();
         let start = [&version[..], b"user\0postgres\0database\0", database.as_bytes(), b"\0\0"];
         session.send(None, &start.concat())?;
@@ -44,7 +44,7 @@ impl Session {
         let mut message: Vec<u8> = kind.into_iter().collect();
         message.extend_from_slice(&length.to_be_bytes());
         message.extend_from_slice(body);
-        self.stream.write_all(&message)
+        self.stream.get_mut().write_all(&message)
     }
 
     /// Reads up to ReadyForQuery; after an error in a statement, that still comes. After one in the start it doesn't,

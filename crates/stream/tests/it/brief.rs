@@ -64,6 +64,16 @@ fn requests_that_come_together_are_answered_in_order() {
 }
 
 #[test]
+fn after_an_interim_response_nothing_follows() {
+    on_both_runtimes(async || {
+        let site = Site::default().await;
+        let mut client = Client::ask(site.address, "GET /interim HTTP/1.1").await;
+        assert_eq!(client.head().await.lines().next(), Some("HTTP/1.1 103 Early Hints"));
+        assert_eq!(client.rest().await, b"");
+    });
+}
+
+#[test]
 fn what_comes_while_another_is_answered_waits_for_its_turn() {
     on_both_runtimes(async || {
         for (next, body) in [(GET, ""), (ECHO, "hello")] {

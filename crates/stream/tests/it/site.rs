@@ -175,6 +175,11 @@ async fn answer(request: Request<Incoming>, announce: mpsc::Sender<Control>) -> 
             return Response::new(Full::new(body).map_err(Into::into).boxed_unsync());
         }
         "/big" => return Response::new(Full::new(vec![b'B'; BIG].into()).map_err(Into::into).boxed_unsync()),
+        // Which promises another response, and there is none.
+        "/interim" => {
+            let interim = Response::builder().status(103);
+            return interim.body(Full::default().map_err(Into::into).boxed_unsync()).unwrap();
+        }
         "/hangs" => {
             announce.send(control).await.ok().unwrap();
             let _feed = feed;

@@ -168,7 +168,8 @@ fn judge(place: &Place, lives: &[Life], seed: u64) {
             told = Instant::now();
         }
         let Life { wanted, handle, sight, checkpoints, rows, recent, .. } = life;
-        let states = history.states(place, wanted, sight);
+        let ([(first, _), ..], [.., (last, _)]) = (&checkpoints[..], &checkpoints[..]) else { continue };
+        let states = history.states(place, wanted, sight, *first..=*last);
         for (seen, digest) in checkpoints {
             let truth = states.at(*seen);
             assert!(

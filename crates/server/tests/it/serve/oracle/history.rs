@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use super::super::support::Place;
@@ -80,7 +81,14 @@ fn hash(value: &impl Hash) -> u64 {
 pub(crate) struct History {
     /// In the order of the commits.
     commits: Vec<Commit>,
+    /// The table before every so many commits: whoever looks at a short time needn't begin at the beginning.
+    tables: Vec<Table>,
 }
+
+const EVERY: usize = 256;
+
+/// Rows by id.
+type Table = HashMap<i32, Noted>;
 
 struct Commit {
     lsn: u64,
@@ -89,16 +97,34 @@ struct Commit {
 }
 
 struct Note {
-    seq: u64,
     old_id: Option<i32>,
     /// `None`: deleted.
     new: Option<Noted>,
 }
 
+#[derive(Clone, Copy)]
 struct Noted {
+    seq: u64,
     id: i32,
     /// The hashes of all columns.
     values: [u64; COLUMNS.len()],
+}
+
+impl Note {
+    /// Returns the row that goes.
+    fn apply(&self, table: &mut Table) -> Option<Noted> {
+        let gone = self.old_id.and_then(|id| table.remove(&id));
+        if let Some(new) = self.new {
+            assert!(table.insert(new.id, new).is_none(), "the history has a key twice");
+        }
+        gone
+    }
+}
+
+fn apply(commits: &[Commit], table: &mut Table) {
+    for note in commits.iter().flat_map(|commit| &commit.notes) {
+        note.apply(table);
+    }
 }
 
 /// Which transactions a snapshot has seen, as its end tells.
@@ -114,16 +140,18 @@ impl Sight {
     }
 }
 
-/// The states that a shape ought to have.
+/// The states that a shape ought to have over some time.
 pub(crate) struct States<'a> {
-    history: &'a History,
+    /// At first, and what happened then.
+    table: Table,
+    commits: &'a [Commit],
     /// The notes whose new row is in the shape.
     fits: HashSet<u64>,
     selected: Vec<usize>,
     sight: &'a Sight,
     /// The last commit that the snapshot saw.
     sighted: Option<u64>,
-    /// After the commit at this position, and all before it.
+    /// At first, which counts as position 0, then after the commit at each position.
     after: Vec<(u64, Digest)>,
 }
 
@@ -141,11 +169,9 @@ impl History {
             let [Some(seq), Some(xid), old_id] = &row[..3] else {
                 panic!("a note without a number: {row:?}")
             };
-            let new = row[3].as_deref().map(|id| Noted {
-                id: number(id),
-                values: std::array::from_fn(|column| hash(&row[3 + column])),
-            });
-            let note = Note { seq: number(seq), old_id: old_id.as_deref().map(number), new };
+            let values = std::array::from_fn(|column| hash(&row[3 + column]));
+            let new = row[3].as_deref().map(|id| Noted { seq: number(seq), id: number(id), values });
+            let note = Note { old_id: old_id.as_deref().map(number), new };
             notes.entry(xid.clone()).or_default().push(note);
         }
         // A commit message of version 1: `C`, flags, the commit's position.
@@ -165,7 +191,12 @@ impl History {
         let commits: Vec<_> = commits.into_iter().map(commit).collect();
         assert!(notes.is_empty(), "{} transactions have notes, but no commit", notes.len());
         assert!(commits.is_sorted_by(|one, next| one.lsn < next.lsn), "commits out of order");
-        History { commits }
+        let (mut tables, mut table) = (vec![Table::new()], Table::new());
+        for commits in commits.chunks(EVERY) {
+            apply(commits, &mut table);
+            tables.push(table.clone());
+        }
+        History { commits, tables }
     }
 
     pub(crate) fn transactions(&self) -> usize {
@@ -176,21 +207,46 @@ impl History {
         self.commits.last().map_or(0, |commit| commit.lsn)
     }
 
-    /// Of a shape whose snapshot saw this.
-    pub(crate) fn states<'a>(&'a self, place: &Place, wanted: &Wanted, sight: &'a Sight) -> States<'a> {
-        let literal = &wanted.literal;
-        let fits = rows(place, &format!("SELECT seq FROM history WHERE id IS NOT NULL AND ({literal})"));
-        let fits = fits.iter().filter_map(|row| row[0].as_deref()).map(number).collect();
+    /// Of a shape, from one position to another.
+    pub(crate) fn states<'a>(
+        &'a self,
+        place: &Place,
+        wanted: &Wanted,
+        sight: &'a Sight,
+        positions: RangeInclusive<u64>,
+    ) -> States<'a> {
+        let before = |position: u64| self.commits.partition_point(|commit| commit.lsn < position);
+        let sighted = self.commits.iter().rposition(|commit| sight.has(commit.xid));
+        let from = before(*positions.start());
+        let to = before(*positions.end()).max(sighted.map_or(0, |last| last + 1)).max(from);
+        let commits = &self.commits[from..to];
+        let table = self.table_before(from);
+        let news = commits.iter().flat_map(|commit| &commit.notes).filter_map(|note| note.new.as_ref());
+        let fits = fitting(place, wanted, table.values().chain(news));
         let all = COLUMNS.iter().enumerate();
         let selected =
             all.filter(|(_, name)| wanted.columns.contains(name)).map(|(index, _)| index).collect();
-        let sighted = self.commits.iter().rev().find(|commit| sight.has(commit.xid)).map(|commit| commit.lsn);
-        let mut states = States { history: self, fits, selected, sight, sighted, after: Vec::new() };
-        let mut after = Vec::with_capacity(self.commits.len());
+        let sighted = sighted.map(|last| self.commits[last].lsn);
+        let mut states = States { table, commits, fits, selected, sight, sighted, after: Vec::new() };
+        let mut after = Vec::with_capacity(commits.len() + 1);
         states.replay(|_| true, |lsn, digest| after.push((lsn, digest)));
         states.after = after;
         states
     }
+
+    fn table_before(&self, commit: usize) -> Table {
+        let near = commit / EVERY;
+        let mut table = self.tables[near].clone();
+        apply(&self.commits[near * EVERY..commit], &mut table);
+        table
+    }
+}
+
+/// Those of some notes whose row is in the shape, as Postgres says.
+fn fitting<'a>(place: &Place, wanted: &Wanted, notes: impl Iterator<Item = &'a Noted>) -> HashSet<u64> {
+    let (literal, all) = (&wanted.literal, Vec::from_iter(notes.map(|note| note.seq.to_string())));
+    let sql = format!("SELECT seq FROM history WHERE seq = ANY('{{{}}}') AND ({literal})", all.join(","));
+    rows(place, &sql).iter().filter_map(|row| row[0].as_deref()).map(number).collect()
 }
 
 impl States<'_> {
@@ -202,8 +258,7 @@ impl States<'_> {
             self.replay(|commit| commit.lsn < seen || self.sight.has(commit.xid), |_, digest| last = digest);
             return last;
         }
-        let count = self.after.partition_point(|(lsn, _)| *lsn < seen);
-        count.checked_sub(1).map_or_else(Digest::default, |index| self.after[index].1)
+        self.after[self.after.partition_point(|(lsn, _)| *lsn < seen) - 1].1
     }
 
     /// Where the shape was so: for whoever looks for what went wrong.
@@ -217,21 +272,28 @@ impl States<'_> {
         &self.after[count.saturating_sub(2)..(count + 2).min(self.after.len())]
     }
 
-    /// The shape after each of some transactions.
+    /// The shape at first, which counts as position 0, and after each of some transactions.
     fn replay(&self, is_in: impl Fn(&Commit) -> bool, mut after: impl FnMut(u64, Digest)) {
-        let (mut now, mut digest) = (HashMap::<i32, u64>::new(), Digest::default());
-        for commit in self.history.commits.iter().filter(|commit| is_in(commit)) {
-            for Note { seq, old_id, new } in &commit.notes {
-                if let Some(row) = old_id.and_then(|id| now.remove(&id)) {
+        let (mut table, mut digest) = (self.table.clone(), Digest::default());
+        table.values().filter_map(|row| self.hash(row)).for_each(|row| digest.add_hash(row));
+        after(0, digest);
+        for commit in self.commits.iter().filter(|commit| is_in(commit)) {
+            for note in &commit.notes {
+                if let Some(row) = note.apply(&mut table).and_then(|gone| self.hash(&gone)) {
                     digest.remove_hash(row);
                 }
-                let Some(new) = new.as_ref().filter(|_| self.fits.contains(seq)) else { continue };
-                let row = hash_of_row(self.selected.iter().map(|column| new.values[*column]));
-                digest.add_hash(row);
-                assert!(now.insert(new.id, row).is_none(), "the history has a key twice");
+                if let Some(row) = note.new.as_ref().and_then(|new| self.hash(new)) {
+                    digest.add_hash(row);
+                }
             }
             after(commit.lsn, digest);
         }
+    }
+
+    /// `None`: the row isn't in the shape.
+    fn hash(&self, row: &Noted) -> Option<u64> {
+        let is_in = self.fits.contains(&row.seq);
+        is_in.then(|| hash_of_row(self.selected.iter().map(|column| row.values[*column])))
     }
 }
 
