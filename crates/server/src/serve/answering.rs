@@ -195,13 +195,7 @@ impl Answering {
     /// The client begins anew, with this shape if there can be one.
     async fn moved(&self, request: &ShapeRequest) -> Refusal {
         match Box::pin(self.making.shape(request)).await {
-            // It went when this instance stopped writing, and came back from the log, where its end isn't yet: to begin anew with it would be
-            // to ask for it for ever.
-            Ok(shape) if request.handle.as_deref() == Some(shape.handle()) => {
-                let message = "the shape is being looked for: whoever writes will say whether it goes on";
-                Refusal::NotReady { message: message.into() }
-            }
-            Ok(shape) => Refusal::MustRefetch { handle: Some(shape.handle().to_owned()) },
+            Ok(shape) => moved_to(shape.handle(), request.handle.as_deref()),
             Err(
                 refusal @ (Refusal::Invalid(_)
                 | Refusal::BadToken { .. }
@@ -456,6 +450,17 @@ impl Asking<'_> {
     }
 }
 
+/// What a client is told whose shape is gone, when this one would be made for it now.
+fn moved_to(handle: &str, asked: Option<&str>) -> Refusal {
+    if asked == Some(handle) {
+        // It went when this instance stopped writing, and came back from the log, where its end isn't yet: to begin anew with it would be to
+        // ask for it for ever.
+        let message = "the shape is being looked for: whoever writes will say whether it goes on";
+        return Refusal::NotReady { message: message.into() };
+    }
+    Refusal::MustRefetch { handle: Some(handle.to_owned()) }
+}
+
 /// A log that can't be read is no client's fault, and may be readable the next time.
 fn unreadable(why: &io::Error) -> Refusal {
     if why.kind() != io::ErrorKind::NotFound {
@@ -467,4 +472,18 @@ fn unreadable(why: &io::Error) -> Refusal {
 #[expect(clippy::disallowed_methods, reason = "cursors tell the time to caches")]
 fn since_1970() -> Duration {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_is_sent_from_a_shape_to_itself() {
+        assert!(matches!(moved_to("1-1", Some("1-1")), Refusal::NotReady { .. }));
+        for asked in [Some("1-0"), None] {
+            let Refusal::MustRefetch { handle } = moved_to("1-1", asked) else { panic!("not sent on") };
+            assert_eq!(handle.as_deref(), Some("1-1"));
+        }
+    }
 }
