@@ -17,7 +17,7 @@ use super::channel::{Channel, Line, log_notice, poll_fill, server_error};
 use super::error::WireError;
 use super::input::{Input, Message, Messages};
 use super::outbox::Outbox;
-use super::pace::{MUCH_BYTES, Pace};
+use super::pace::{LONG_BREATH, MUCH_BYTES, Pace};
 use super::{GOODBYE, TERMINATE};
 
 /// What Postgres can make of a row at most is a gigabyte; the rest is for what stands around it.
@@ -154,11 +154,14 @@ impl<S: Line> Copy<S> {
             self.is_breathing = Instant::now() < until;
             if self.is_breathing {
                 self.timer.as_mut().reset(until);
+                // Where one transaction follows another, each of them would wake the runtime in vain.
+                self.set_mark(breath == LONG_BREATH && self.has_mark);
             }
         }
         if self.is_breathing {
             ready!(self.timer.as_mut().poll(cx));
             self.is_breathing = false;
+            self.set_mark(false);
         }
         Poll::Ready(())
     }

@@ -12,7 +12,7 @@
 //! reader makes the server send several in one, and its CPU rises by half. Hence [`SHORTEST`].
 //!
 //! Between transactions there is a breath: what comes within [`BREATH`] of what was read before it is read together with what
-//! comes meanwhile; where that was a crowd, within [`LONG_BREATH`]. A lone transaction is read at once, and thousands in a second cost the
+//! comes meanwhile; where that was a crowd, within [`LONG_BREATH`], and without a wake-up for each that comes. A lone transaction is read at once, and thousands in a second cost the
 //! consumer, its disk and its clients one wake-up for all that come in a breath: about a third of the CPU, where each has one row.
 //!
 //! Not here: the socket and the timer; see `copy.rs`. The clock is the server's, as it stamps what it sends.
@@ -30,7 +30,7 @@ const LONGEST: Duration = Duration::from_millis(32);
 /// How long, between transactions, what comes next may wait for more after something was read.
 const BREATH: Duration = Duration::from_millis(1);
 /// And after a crowd was read.
-const LONG_BREATH: Duration = Duration::from_millis(3);
+pub(super) const LONG_BREATH: Duration = Duration::from_millis(2);
 /// So many transactions in one read are a crowd.
 const CROWD: u32 = 4;
 /// Which part of the delay that there is we may add.

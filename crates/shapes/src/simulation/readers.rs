@@ -228,6 +228,36 @@ fn a_reader_sees_what_the_writer_has_written_and_can_take_over() {
 }
 
 #[test]
+fn what_was_seen_of_one_who_was_killed_while_taking_over_is_seen_of_the_next() {
+    for seed in seeds(12) {
+        eprintln!("seed {seed}");
+        let disk = SimulatedDisk::new(seed);
+        let mortal = Mortal::new(&disk);
+        let mut world = World::new(Arc::new(mortal.clone()), seed).expect("nothing kills it");
+        for _ in 0..world.dice.between(20, 60) {
+            world.step().expect("nothing kills it");
+        }
+        mortal.left.store(world.dice.between(1, 100) as u64, Ordering::SeqCst);
+        while world.step().is_ok() {}
+        world.stop();
+        for operations in 0.. {
+            let disk = disk.after_kill();
+            let mortal = Mortal::new(&disk);
+            let killed = Shapes::on(Arc::new(mortal.clone()), config()).expect("it can be read");
+            mortal.left.store(operations, Ordering::SeqCst);
+            let is_whole = killed.begin_writing().is_ok();
+            let next = Shapes::on(Arc::new(disk), config()).expect("it can be read");
+            assert!(next.seen() >= killed.seen(), "it goes back after {operations} operations");
+            if is_whole {
+                mortal.left.store(u64::MAX, Ordering::SeqCst);
+                killed.end_writing();
+                break;
+            }
+        }
+    }
+}
+
+#[test]
 fn only_one_writes_at_a_time() {
     let disk = SimulatedDisk::new(1);
     let (one, two) = (disk.clone(), disk.clone());

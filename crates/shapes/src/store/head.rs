@@ -1,6 +1,7 @@
 //! How far the log is durable, told to those who read beside the writer.
 //!
-//! Invariant: what it says to be durable is. Kept by: it is written after the log was synced.
+//! Invariant: what it says to be durable is; and nobody can see more of the log than it says. Kept by: it is written after the log was
+//! synced, and before that takes effect.
 //! It is not synced itself: after a power failure it may be old, or gone, and then nothing is read until somebody writes again.
 
 use std::io;

@@ -61,9 +61,11 @@ pub(crate) fn begin(inner: &Arc<Inner>) -> Result<(), OpenError> {
     disk.make_dir(files::DIR)?;
     disk.sync_dir("")?;
     let right = disk.try_lock()?.ok_or(OpenError::Locked)?;
-    if let Some(head) = Head::read(disk) {
-        // What is read can be seen, so that it has to be durable.
-        wal::secure(disk, head.durable)?;
+    // What is read can be seen: it has to be durable, and whoever comes after a kill in the middle of this has to see it, too.
+    let head = Head::read(disk);
+    if let Some(durable) = wal::secure(disk, head.map(|head| head.durable))? {
+        let head = Head { durable, ..head.unwrap_or_default() };
+        head.write(&*Head::file(disk)?).or_else(unless_full)?;
     }
     reading::advance(inner, reading, None)?;
     inner.abandon();

@@ -94,10 +94,11 @@ async fn run(weather: Weather) {
     }
     let (samples, pid) = (Samples::default(), stage.pid());
     let faults = tokio::select! {
-        faults = change(weather, &mut stage, &mut dice, Duration::from_secs(seconds)) => faults,
-        Some(ended) = clients.join_next() => panic!("seed {seed}: {}", wrong(ended)),
+        faults = change(weather, &mut stage, &mut dice, Duration::from_secs(seconds)) => Ok(faults),
+        Some(ended) = clients.join_next() => Err(wrong(ended)),
         () = samples.watch(move || pid.load(Ordering::Relaxed)), if weather == Weather::Long => unreachable!("it goes on"),
     };
+    let faults = faults.unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}\n{}", stage.log()));
     let committed = writers.stop().await;
     let end = block_in_place(|| last_commit(&place));
     target.send(Some(end)).unwrap();

@@ -66,7 +66,7 @@ fn what_was_written_but_never_synced_is_made_sure_of() {
         // It can be read, and isn't there, and another sync doesn't help.
         disk.fail_sync();
         assert!(file.sync_data().is_err() && file.sync_data().is_ok());
-        secure(&disk, Place::default()).unwrap();
+        secure(&disk, Some(Place::default())).unwrap();
         let left = disk.after_crash(seed);
         assert_eq!(read(&left, Place::start(3), None).0, records);
         cut(&left, Place { segment: 3, at: ends[2] }).unwrap();
