@@ -28,7 +28,7 @@ const SHORTEST: Duration = Duration::from_millis(10);
 /// No wait is longer: beyond this there is nothing more to save.
 const LONGEST: Duration = Duration::from_millis(32);
 /// How long, between transactions, what comes next may wait for more after something was read.
-const BREATH: Duration = Duration::from_millis(1);
+pub(super) const BREATH: Duration = Duration::from_millis(1);
 /// And after a crowd was read.
 pub(super) const LONG_BREATH: Duration = Duration::from_millis(2);
 /// So many transactions in one read are a crowd.

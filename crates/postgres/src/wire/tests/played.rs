@@ -9,9 +9,11 @@ use forebay_reservoir::{ChannelBinding, PostgresError};
 use forebay_testkit::within;
 use proptest::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+use tokio::time::Instant;
 
 use super::payloads;
 use crate::wire::auth::Identity;
+use crate::wire::pace::{BREATH, LONG_BREATH};
 use crate::wire::start::Hello;
 use crate::wire::{Copy, Wire, WireError};
 
@@ -406,5 +408,25 @@ proptest! {
             let Ok(mut copy) = wire.start_replication("slot", Lsn(0), &[]).await else { return };
             while copy.filled().await.is_ok() && payloads(&mut copy).is_ok() {}
         }));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_what_follows_a_crowd_waits_without_waking_us() {
+    let (mut copy, mut theirs) = stream().await;
+    let transaction = [data(&[&b"B"[..], &[0; 20]].concat()), data(&[&b"C"[..], &[0; 25]].concat())].concat();
+    for (count, is_crowd, waits) in [(1, false, BREATH), (4, true, LONG_BREATH), (1, false, BREATH)] {
+        theirs.write_all(&transaction.repeat(count)).await.unwrap();
+        copy.filled().await.unwrap();
+        assert_eq!(payloads(&mut copy).unwrap().len(), 2 * count);
+        let read_at = Instant::now();
+        theirs.write_all(&transaction).await.unwrap();
+        assert!(once(copy.filled()).await.is_none(), "{count}: read at once");
+        assert_eq!(copy.is_gathering(), is_crowd, "{count}");
+        copy.filled().await.unwrap();
+        assert_eq!(read_at.elapsed(), waits, "{count}");
+        assert!(!copy.is_gathering(), "{count}: the mark stays");
+        payloads(&mut copy).unwrap();
+        tokio::time::sleep(LONG_BREATH).await; // the next is alone
     }
 }
