@@ -36,7 +36,7 @@ mod gate;
 pub mod guard;
 mod host;
 pub mod logging;
-mod memory;
+pub mod memory;
 pub mod metrics;
 mod numbers;
 mod otel;

@@ -15,13 +15,14 @@ use forebay_server::signals::Signals;
 use forebay_server::status::Show;
 use forebay_server::tail::Shape;
 use forebay_server::terminal::Paint;
-use forebay_server::{Gate, Serve, check, config, descriptors, logging, metrics, status, tail};
+use forebay_server::{Gate, Serve, check, config, descriptors, logging, memory, metrics, status, tail};
 use metrics_exporter_prometheus::PrometheusHandle;
 
 /// Bad settings, as shells know it.
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
+    memory::be_frugal();
     let Cli { command } = Cli::parse();
     let result = match command {
         Command::Gate(args) => gate(args),

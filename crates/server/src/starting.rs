@@ -10,7 +10,7 @@ use forebay_redis::Client;
 use forebay_stream::Stats;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::{TcpListener, TcpSocket};
-use tokio::time::interval;
+use tokio::time::{Instant, interval};
 use tracing::{info, warn};
 
 use crate::config::{QuotaConfig, VariableNotice};
@@ -20,6 +20,8 @@ use crate::memory::{self, Crowd};
 const BACKLOG: u32 = 4096;
 /// How often the recorder forgets samples that nobody asked for, and memory that nobody needs goes back.
 const UPKEEP: Duration = Duration::from_secs(1);
+/// How often memory goes back though nobody has left.
+const GIVE_BACK_EVERY: Duration = Duration::from_secs(60);
 
 /// Why a command can't start.
 #[derive(Debug, thiserror::Error)]
@@ -93,10 +95,12 @@ pub(crate) fn announce_borrowed(notices: &[VariableNotice]) {
 
 pub(crate) async fn upkeep(metrics: PrometheusHandle, http: Stats) {
     let (mut ticks, mut crowd) = (interval(UPKEEP), Crowd::default());
+    let mut given_back = Instant::now();
     loop {
-        ticks.tick().await;
+        let now = ticks.tick().await;
         metrics.run_upkeep();
-        if crowd.has_left(http.counts().open_connections) {
+        if crowd.has_left(http.counts().open_connections) || now - given_back >= GIVE_BACK_EVERY {
+            given_back = now;
             let _ = tokio::task::spawn_blocking(memory::give_back).await;
         }
     }

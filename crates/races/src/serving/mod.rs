@@ -18,7 +18,7 @@ use anyhow::{Context, Result, bail, ensure};
 use forebay_sandbox::{Postgres, Redis};
 use forebay_server::cli::ServeArgs;
 use forebay_server::signals::Signals;
-use forebay_server::{Serve, config, descriptors, logging, metrics};
+use forebay_server::{Serve, config, descriptors, logging, memory, metrics};
 
 pub(crate) use self::http::{Connection, Head};
 pub(crate) use self::reader::{Reader, Written};
@@ -147,6 +147,8 @@ impl Forebay {
 /// The process: `forebay URL ADDRESS FOLDER REDIS`, the last may be `none`. Ends when the race lets go, or on a signal.
 pub(crate) fn child(words: &[&str]) -> Result<Report> {
     let ["forebay", url, address, folder, redis] = words else { bail!("no such process: {words:?}") };
+    // As the program does.
+    memory::be_frugal();
     let mut settings = vec![
         ("DATABASE_URL", *url),
         ("FOREBAY_SERVE_LISTEN", address),
