@@ -285,7 +285,7 @@ mod tests {
         let mut scram = Authentication::Begun;
         let again = sent(scram.step(offer(&[SCRAM_SHA_256]), &me).unwrap());
         assert_ne!(first, again, "nonces are used once");
-        let nonce = again.split("r=").nth(1).unwrap().to_owned();
+        let nonce = again.split_once("r=").unwrap().1.to_owned();
         let challenge = format!("r={nonce}more,s=c2FsdA==,i=4096");
         let proof = sent(scram.step(message(11, challenge.as_bytes()), &me).unwrap());
         assert!(proof.contains(",p=") && !proof.contains("hunter2"), "{proof}");
@@ -293,7 +293,7 @@ mod tests {
 
         let mut scram = Authentication::Begun;
         let again = sent(scram.step(offer(&[SCRAM_SHA_256]), &me).unwrap());
-        let nonce = again.split("r=").nth(1).unwrap().to_owned();
+        let nonce = again.split_once("r=").unwrap().1.to_owned();
         let challenge = format!("r={nonce}more,s=c2FsdA==,i=4096");
         scram.step(message(11, challenge.as_bytes()), &me).unwrap();
         let error = scram.step(message(12, b"v=AAAA"), &me).unwrap_err();
