@@ -15,6 +15,7 @@
 //! | both with a throwaway database, to try it | `dev/` |
 //! | addresses, Redis, upkeep: what both need | `starting.rs` |
 //! | `/healthz`, `/readyz`, `/metrics`, `/v1/status`; their secret; by which names they are asked | `admin.rs`, `guard.rs`, `host.rs` |
+//! | memory that goes back to the system, and what the allocator is told | `memory.rs` |
 //! | traces and metrics by OTLP, if built with the feature `otel` | `otel/` |
 //! | TLS for clients | `tls.rs` |
 //! | settings that change while we run | `reload.rs` |

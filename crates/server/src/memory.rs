@@ -4,9 +4,6 @@
 //! ten thousand streams looks as if it had them still. And it keeps more the more threads allocate large pieces in turn: with its own settings,
 //! a server whose shapes come and go had 460 MB after six minutes (`script/soak`), and with these 65 after three.
 
-use std::ffi::OsString;
-use std::num::NonZero;
-
 /// When to give memory back: when half of a crowd has left, and once more when the rest has come to rest. Pure.
 #[derive(Debug, Default)]
 pub(crate) struct Crowd {
@@ -34,30 +31,36 @@ impl Crowd {
     }
 }
 
-/// Pieces from this size on go back to the system as soon as they are freed.
-const LARGE_BYTES: i32 = 256 * 1024;
-/// What the end of a heap may keep.
-const SLACK_BYTES: i32 = 1024 * 1024;
-/// Heaps that threads share; the allocator's own choice is eight for each CPU.
-const MOST_HEAPS: usize = 4;
-
 /// Has the allocator keep less. For the start of a program, before it has threads; what whoever runs it says to the allocator holds.
 pub fn be_frugal() {
-    let is_told = |(name, _): (OsString, _)| {
-        name.to_str().is_some_and(|name| name.starts_with("MALLOC_") || name == "GLIBC_TUNABLES")
-    };
-    if std::env::vars_os().any(is_told) {
-        return;
+    let is_told = |name: &str| name.starts_with("MALLOC_") || name == "GLIBC_TUNABLES";
+    if !std::env::vars_os().any(|(name, _)| name.to_str().is_some_and(is_told)) {
+        #[cfg(all(target_os = "linux", target_env = "gnu"))]
+        glibc::be_frugal();
     }
-    let heaps = std::thread::available_parallelism().map_or(1, NonZero::get).min(MOST_HEAPS);
-    #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    for (what, value) in [
-        (libc::M_ARENA_MAX, heaps as i32),
-        (libc::M_MMAP_THRESHOLD, LARGE_BYTES),
-        (libc::M_TRIM_THRESHOLD, SLACK_BYTES),
-    ] {
-        // SAFETY: it has no precondition, and refuses values that it can't take.
-        unsafe { libc::mallopt(what, value) };
+}
+
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+mod glibc {
+    use std::num::NonZero;
+
+    /// Pieces from this size on go back to the system as soon as they are freed.
+    const LARGE_BYTES: i32 = 256 * 1024;
+    /// What the end of a heap may keep.
+    const SLACK_BYTES: i32 = 1024 * 1024;
+    /// Heaps that threads share; the allocator's own choice is eight for each CPU.
+    const MOST_HEAPS: usize = 4;
+
+    pub(super) fn be_frugal() {
+        let heaps = std::thread::available_parallelism().map_or(1, NonZero::get).min(MOST_HEAPS);
+        for (what, value) in [
+            (libc::M_ARENA_MAX, heaps as i32),
+            (libc::M_MMAP_THRESHOLD, LARGE_BYTES),
+            (libc::M_TRIM_THRESHOLD, SLACK_BYTES),
+        ] {
+            // SAFETY: it has no precondition, and refuses values that it can't take.
+            unsafe { libc::mallopt(what, value) };
+        }
     }
 }
 

@@ -12,8 +12,9 @@
 //! reader makes the server send several in one, and its CPU rises by half. Hence [`SHORTEST`].
 //!
 //! Between transactions there is a breath: what comes within [`BREATH`] of what was read before it is read together with what
-//! comes meanwhile; where that was a crowd, within [`LONG_BREATH`], and without a wake-up for each that comes. A lone transaction is read at once, and thousands in a second cost the
-//! consumer, its disk and its clients one wake-up for all that come in a breath: about a third of the CPU, where each has one row.
+//! comes meanwhile; where that was a crowd, within [`LONG_BREATH`], and without a wake-up for each that comes. A lone transaction is
+//! read at once, and thousands in a second cost the consumer, its disk and its clients one wake-up for all that come in a breath: about a
+//! third of the CPU, where each has one row.
 //!
 //! Not here: the socket and the timer; see `copy.rs`. The clock is the server's, as it stamps what it sends.
 

@@ -183,15 +183,14 @@ pub(crate) fn cut(disk: &dyn Disk, end: Place) -> io::Result<()> {
 /// After a sync that failed they can be read, but aren't on the disk, and another sync wouldn't bring them there. Without a place, the machine
 /// has started since, and what can be read is on the disk. Returns where the log ends.
 pub(crate) fn secure(disk: &dyn Disk, from: Option<Place>) -> Result<Option<Place>, OpenError> {
-    let mut end = None;
-    let is_left = |segment: &u64| from.is_none_or(|from| *segment >= from.segment);
-    for segment in segments(disk)?.into_iter().filter(is_left) {
-        let start = from.map_or(Place::start(segment), |from| Place::start(segment).max(from));
+    let (is_on_disk, from, mut end) = (from.is_none(), from.unwrap_or_default(), None);
+    for segment in segments(disk)?.into_iter().filter(|segment| *segment >= from.segment) {
+        let start = Place::start(segment).max(from);
         let Some(mut records) = Records::open(disk, start, None)? else { continue };
         while records.next()?.is_some() {}
         end = Some(Place { segment, at: records.at() });
         let mut at = start.at;
-        while from.is_some() && at < records.at() {
+        while !is_on_disk && at < records.at() {
             let bytes = files::read(&*records.file, at, records.at().min(at + WINDOW_BYTES as u64))?;
             records.file.write_all_at(&bytes, at)?;
             at += bytes.len() as u64;

@@ -169,7 +169,10 @@ fn judge(place: &Place, lives: &[Life], seed: u64) {
             told = Instant::now();
         }
         let Life { wanted, handle, sight, checkpoints, rows, recent, .. } = life;
-        let ([(first, _), ..], [.., (last, _)]) = (&checkpoints[..], &checkpoints[..]) else { continue };
+        if let Some(rows) = rows {
+            assert_eq!(*rows, now(place, wanted), "seed {seed}: {handle} isn't as it is now: {wanted:?}");
+        }
+        let Some(((first, _), (last, _))) = checkpoints.first().zip(checkpoints.last()) else { continue };
         let states = history.states(place, wanted, sight, *first..=*last);
         for (seen, digest) in checkpoints {
             let truth = states.at(*seen);
@@ -181,9 +184,6 @@ fn judge(place: &Place, lives: &[Life], seed: u64) {
                 states.around(*seen),
                 &checkpoints[checkpoints.len().saturating_sub(5)..],
             );
-        }
-        if let Some(rows) = rows {
-            assert_eq!(*rows, now(place, wanted), "seed {seed}: {handle} isn't as it is now: {wanted:?}");
         }
     }
 }
