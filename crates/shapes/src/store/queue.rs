@@ -39,6 +39,8 @@ struct State {
     held: bool,
     /// Whether somebody waits to take.
     idle: bool,
+    /// Somebody waits for that: a test.
+    idle_is_awaited: bool,
 }
 
 impl Queue {
@@ -59,7 +61,10 @@ impl Queue {
         let is_urgent = job.is_urgent() || state.bytes > MUCH;
         let is_news = is_urgent && !std::mem::replace(&mut state.is_urgent, true);
         state.jobs.push(job);
-        if state.jobs.len() == 1 || is_news {
+        let is_awaited = state.jobs.len() == 1 || is_news;
+        // Whoever is woken needs the lock at once.
+        drop(state);
+        if is_awaited {
             self.filled.notify_all();
         }
     }
@@ -73,7 +78,9 @@ impl Queue {
                 return None;
             }
             state.idle = true;
-            self.filled.notify_all();
+            if std::mem::take(&mut state.idle_is_awaited) {
+                self.filled.notify_all();
+            }
             state = self.filled.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         if !patience.is_zero() {
@@ -150,6 +157,7 @@ impl Queue {
         state.held = false;
         self.filled.notify_all();
         while !(state.closed || state.idle && state.jobs.is_empty()) {
+            state.idle_is_awaited = true;
             state = self.filled.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
