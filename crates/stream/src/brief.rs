@@ -308,12 +308,12 @@ impl Rest {
                 }
                 // Nobody asked for trailers, or hyper would be here.
                 (Some(Ok(frame)), Rest::Chunks) => {
-                    frame.into_data().into_iter().for_each(|data| batch.push_chunk(data));
+                    frame.into_data().into_iter().for_each(|data| batch.push_chunk(&data));
                 }
                 (Some(Ok(frame)), Rest::Length(left)) => {
                     let Ok(data) = frame.into_data() else { continue };
                     *left = left.checked_sub(data.len() as u64).ok_or(Broken::Body)?;
-                    batch.push_piece(data);
+                    batch.push_piece(&data);
                     if *left == 0 {
                         *self = Rest::None;
                     }

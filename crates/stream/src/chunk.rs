@@ -1,6 +1,6 @@
 //! Chunked framing: what goes onto the socket in one write.
 //!
-//! Invariant: the bytes of a batch are whole chunks, in order; whatever part of them was written, `into_unsent` gives
+//! Invariant: the bytes of a batch are whole chunks, in order; whatever part of them was written, `take_unsent` gives
 //! exactly the rest.
 //! Small chunks are copied together, since a copy of a few hundred bytes costs less than two more slices in a system
 //! call. Large ones are shared, so that a thousand slow clients of one topic hold its events once.
@@ -62,16 +62,16 @@ impl Batch {
     }
 
     /// A piece of a body that has a length.
-    pub(crate) fn push_piece(&mut self, data: Bytes) {
+    pub(crate) fn push_piece(&mut self, data: &Bytes) {
         if data.len() <= COPIED {
-            return self.push_raw(&data);
+            return self.push_raw(data);
         }
         self.len += data.len();
-        self.shared.push((self.text.len(), data));
+        self.shared.push((self.text.len(), data.clone()));
     }
 
     /// One chunk. An empty one would be the last, so it is left out.
-    pub(crate) fn push_chunk(&mut self, data: Bytes) {
+    pub(crate) fn push_chunk(&mut self, data: &Bytes) {
         if data.is_empty() {
             return;
         }
@@ -179,7 +179,7 @@ mod tests {
         let mut batch = Batch::default();
         batch.push_raw(b"head\r\n\r\n");
         for data in ["data: 1\n\n", "", "0123456789abcdef!"] {
-            batch.push_chunk(Bytes::from_static(data.as_bytes()));
+            batch.push_chunk(&Bytes::from_static(data.as_bytes()));
         }
         batch.push_last();
         let text = b"head\r\n\r\n9\r\ndata: 1\n\n\r\n11\r\n0123456789abcdef!\r\n0\r\n\r\n";
@@ -191,7 +191,7 @@ mod tests {
     fn a_large_chunk_is_shared_and_not_copied() {
         let large = Bytes::from(vec![b'x'; COPIED + 1]);
         let mut batch = Batch::default();
-        batch.push_chunk(large.clone());
+        batch.push_chunk(&large);
         assert_eq!(batch.as_slice(), None);
         let unsent = batch.take_unsent(2);
         assert_eq!(unsent[1].as_ptr(), large.as_ptr());
@@ -201,10 +201,10 @@ mod tests {
     #[test]
     fn it_is_full_by_bytes_or_by_large_chunks() {
         let mut batch = Batch::default();
-        (0..SHARED).for_each(|_| batch.push_chunk(Bytes::from(vec![0; COPIED + 1])));
+        (0..SHARED).for_each(|_| batch.push_chunk(&Bytes::from(vec![0; COPIED + 1])));
         assert!(batch.is_full());
         let mut batch = Batch::default();
-        batch.push_chunk(Bytes::from(vec![0; FULL]));
+        batch.push_chunk(&Bytes::from(vec![0; FULL]));
         assert!(batch.is_full());
     }
 
@@ -216,7 +216,7 @@ mod tests {
         ) {
             let mut batch = Batch::default();
             for (byte, size) in sizes.iter().enumerate() {
-                batch.push_chunk(Bytes::from(vec![byte as u8; *size]));
+                batch.push_chunk(&Bytes::from(vec![byte as u8; *size]));
             }
             let all = written(&batch);
             prop_assert_eq!(all.len(), batch.len());

@@ -88,13 +88,15 @@ mod tests {
     use super::*;
     use crate::Tail;
     use crate::error::BoxError;
+    use crate::outlet::Outlet;
 
     /// tokio adds about 100 bytes for the task, and 256 for the socket's place in its reactor.
     #[test]
     fn a_stream_is_small_with_its_body_in_it_or_in_a_box() {
         let boxed = size_of::<Connection<UnsyncBoxBody<Bytes, BoxError>>>();
         let tail = size_of::<Connection<Tail>>();
-        assert!(boxed <= 192 && tail <= 192, "boxed {boxed}, tail {tail}");
+        let outlet = size_of::<Outlet>();
+        assert!(boxed <= 128 && tail <= 192 && outlet <= 192, "boxed {boxed}, tail {tail}, outlet {outlet}");
     }
 
     #[test]

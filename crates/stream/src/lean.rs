@@ -3,7 +3,7 @@
 //! Invariant: the client gets the head, whole chunks in order, and the last chunk only if the body came to its own end.
 //! The body is dropped as soon as it has ended or the client has left, whatever else is still to be done.
 //! Kept by: one state, and one place that ends it. A panic in the body drops the stream, and with it the socket, without
-//! the last chunk.
+//! the last chunk. What is written while the task sleeps is `outlet.rs`'s.
 //! Bounds: 64 KiB are taken from the body beyond what the socket takes, and a chunk more; a client that takes nothing for
 //! `write_timeout` is closed, as is one that sends more than `max_discarded_bytes`.
 //! Memory: no buffer and no timer while nothing is blocked. `connection.rs` has a test of the size.
@@ -24,6 +24,7 @@ use crate::bounds::Streamed;
 use crate::chunk::Batch;
 use crate::config::ServeConfig;
 use crate::outbox::{Lost, Outbox, WRITES};
+use crate::outlet::{Desk, Outlet};
 use crate::stall::Stall;
 use crate::stats::{Counters, Stats};
 
@@ -36,6 +37,7 @@ pin_project! {
         #[pin]
         body: Option<B>,
         socket: Socket,
+        outlet: Arc<Outlet>,
     }
 }
 
@@ -48,10 +50,8 @@ pub(crate) struct Taken<B> {
     pub(crate) discarded: usize,
 }
 
+/// What only the task needs of its socket.
 struct Socket {
-    stream: TcpStream,
-    /// Whole chunks, or the end of one, that the socket didn't take.
-    outbox: Outbox,
     /// Runs while the client, which was sent everything, hasn't closed its side.
     lingering: Stall,
     discarded: usize,
@@ -94,9 +94,9 @@ impl<B> Lean<B> {
         let Taken { stream, head, body, discarded } = taken;
         stats.counters().lean_total.up();
         stats.counters().lean_streams.up();
-        let (outbox, lingering, state) = (Outbox::with(head), Stall::default(), State::Starting);
-        let socket = Socket { stream, outbox, lingering, discarded, state, config, stats };
-        Lean { body: Some(body), socket }
+        let (lingering, state) = (Stall::default(), State::Starting);
+        let socket = Socket { lingering, discarded, state, config, stats };
+        Lean { body: Some(body), socket, outlet: Arc::new(Outlet::new(stream, Outbox::with(head))) }
     }
 }
 
@@ -105,44 +105,65 @@ impl<B: Streamed> Future for Lean<B> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let mut this = self.project();
-        let end = ready!(run(this.body.as_mut(), this.socket, cx));
+        let mut desk = this.outlet.lock();
+        let end = ready!(run(this.body.as_mut(), this.socket, this.outlet, &mut desk, cx));
         this.body.set(None);
+        desk.recall();
         this.socket.end(end);
         Poll::Ready(())
     }
 }
 
-fn run<B: Streamed>(mut body: Pin<&mut Option<B>>, socket: &mut Socket, cx: &mut Context<'_>) -> Poll<End> {
+fn run<B: Streamed>(
+    mut body: Pin<&mut Option<B>>,
+    socket: &mut Socket,
+    outlet: &Arc<Outlet>,
+    desk: &mut Desk,
+    cx: &mut Context<'_>,
+) -> Poll<End> {
+    if let Some(lost) = desk.lost {
+        return Poll::Ready(lost.into());
+    }
+    let stream = &outlet.stream;
     for _ in 0..WRITES {
-        if let Poll::Ready(end) = socket.poll_client(cx) {
+        if let Poll::Ready(end) = socket.poll_client(stream, cx) {
             return Poll::Ready(end);
         }
         match socket.state {
             State::Starting | State::Streaming => {
                 if socket.state == State::Streaming
-                    && let Err(end) = ready!(socket.poll_unsent(cx))
+                    && let Err(lost) = ready!(desk.outbox.poll(stream, socket.config.write_timeout, cx))
                 {
-                    return Poll::Ready(end);
+                    return Poll::Ready(lost.into());
                 }
                 let mut batch = Batch::of_this_thread();
-                let more = gather(body.as_mut(), socket, &mut batch, cx);
-                if let Err(lost) = socket.outbox.write(&socket.stream, &mut batch) {
+                if socket.state == State::Starting {
+                    desk.outbox.take().iter().for_each(|head| batch.push_raw(head));
+                    socket.state = State::Streaming;
+                }
+                let polled = outlet.poll_body(desk, || gather(body.as_mut(), &mut batch, cx));
+                if let Poll::Ready(Some(end)) = polled {
+                    socket.state = State::Ending(end);
+                    body.set(None);
+                    desk.recall();
+                }
+                if let Err(lost) = desk.outbox.write(stream, &mut batch) {
                     // What a client that left didn't get is nobody else's.
                     return Poll::Ready(lost.into());
                 }
                 batch.keep();
-                if more.is_pending() && socket.outbox.is_empty() {
+                if polled.is_pending() && desk.outbox.is_empty() {
                     return Poll::Pending;
                 }
             }
             State::Ending(end) => {
-                if let Err(end) = ready!(socket.poll_unsent(cx)) {
-                    return Poll::Ready(end);
+                if let Err(lost) = ready!(desk.outbox.poll(stream, socket.config.write_timeout, cx)) {
+                    return Poll::Ready(lost.into());
                 }
                 if end != End::Complete {
                     return Poll::Ready(end);
                 }
-                socket.say_goodbye();
+                socket.say_goodbye(stream);
             }
             State::Lingering => {
                 ready!(socket.lingering.poll(cx, LINGER));
@@ -155,46 +176,38 @@ fn run<B: Streamed>(mut body: Pin<&mut Option<B>>, socket: &mut Socket, cx: &mut
     Poll::Pending
 }
 
-/// Takes what the body has into the batch; pending if it has no more for now. At the body's end, the body is dropped.
+/// Takes what the body has into the batch; pending if it has no more for now, and `None` if it may have.
 fn gather<B: Streamed>(
     mut body: Pin<&mut Option<B>>,
-    socket: &mut Socket,
     batch: &mut Batch,
     cx: &mut Context<'_>,
-) -> Poll<()> {
-    if socket.state == State::Starting {
-        socket.outbox.take().iter().for_each(|head| batch.push_raw(head));
-        socket.state = State::Streaming;
-    }
+) -> Poll<Option<End>> {
     while let Some(streaming) = body.as_mut().as_pin_mut()
         && !batch.is_full()
     {
-        let end = match ready!(streaming.poll_frame(cx)) {
+        match ready!(streaming.poll_frame(cx)) {
             Some(Ok(frame)) => {
                 // Trailers were not announced, so there is no place for them.
-                frame.into_data().into_iter().for_each(|data| batch.push_chunk(data));
-                continue;
+                frame.into_data().into_iter().for_each(|data| batch.push_chunk(&data));
             }
             Some(Err(error)) => {
                 tracing::debug!(error = %error.into(), "the body of a stream failed");
-                End::Broken
+                return Poll::Ready(Some(End::Broken));
             }
             None => {
                 batch.push_last();
-                End::Complete
+                return Poll::Ready(Some(End::Complete));
             }
-        };
-        socket.state = State::Ending(end);
-        body.set(None);
+        }
     }
-    Poll::Ready(())
+    Poll::Ready(None)
 }
 
 impl Socket {
     /// Watches for the client's end, and throws away what it says.
-    fn poll_client(&mut self, cx: &mut Context<'_>) -> Poll<End> {
-        while let Poll::Ready(ready) = self.stream.poll_read_ready(cx) {
-            if let Some(end) = ready.map_or(Some(self.left()), |()| self.hear()) {
+    fn poll_client(&mut self, stream: &TcpStream, cx: &mut Context<'_>) -> Poll<End> {
+        while let Poll::Ready(ready) = stream.poll_read_ready(cx) {
+            if let Some(end) = ready.map_or(Some(self.left()), |()| self.hear(stream)) {
                 return Poll::Ready(end);
             }
         }
@@ -202,9 +215,9 @@ impl Socket {
     }
 
     #[cold]
-    fn hear(&mut self) -> Option<End> {
+    fn hear(&mut self, stream: &TcpStream) -> Option<End> {
         let mut heard = [0; 1024];
-        match self.stream.try_read(&mut heard) {
+        match stream.try_read(&mut heard) {
             Ok(0) => Some(self.left()),
             Ok(count) => {
                 self.discarded += count;
@@ -220,15 +233,11 @@ impl Socket {
         if self.state == State::Lingering { End::Complete } else { End::Left }
     }
 
-    fn poll_unsent(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), End>> {
-        self.outbox.poll(&self.stream, self.config.write_timeout, cx).map_err(End::from)
-    }
-
     /// Closing at once could reset the connection, and the client's system then throws away what it has not read yet; so
     /// the client closes first, if it does so soon.
-    fn say_goodbye(&mut self) {
+    fn say_goodbye(&mut self, stream: &TcpStream) {
         // An error says that the client is gone, which the next look finds out.
-        let _ = SockRef::from(&self.stream).shutdown(Shutdown::Write);
+        let _ = SockRef::from(stream).shutdown(Shutdown::Write);
         self.state = State::Lingering;
     }
 

@@ -72,6 +72,7 @@ mod lean;
 mod meter;
 mod ordinary;
 mod outbox;
+mod outlet;
 mod preface;
 mod registry;
 mod request;
@@ -91,7 +92,7 @@ pub use server::{Server, Summary};
 pub use service_fn::{Answering, ServiceFn, service_fn};
 pub use spare::spare_headers;
 pub use stats::{Counts, Stats};
-pub use topic::{Lagged, Tail, Topic};
+pub use topic::{Lagged, Last, Tail, Topic};
 pub use wrap::{Transport, Wrap, Wrapped, Wrapping};
 
 /// Marks a response whose body is a live stream: put it into the response's extensions.

@@ -9,6 +9,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
+use socket2::SockRef;
 use tokio::net::TcpStream;
 
 use crate::chunk::{Batch, SLICES, advance};
@@ -55,7 +56,8 @@ impl Outbox {
             return Ok(());
         }
         let written = match batch.as_slice() {
-            Some(text) => stream.try_write(text),
+            // Without asking tokio, whose memory of this socket is in no cache: a full one says so itself.
+            Some(text) => SockRef::from(stream).send(text),
             None => {
                 let mut slices = [IoSlice::new(&[]); SLICES];
                 let used = batch.fill(&mut slices);

@@ -6,17 +6,22 @@
 //! waker under the same lock under which events are published, so none is missed.
 //! Bounds: the ring holds `capacity` events, and `max_bytes` of them or the last one alone, once for all tails; a tail further
 //! behind than that has lost some, and is told.
-//! Measured: waking ten thousand tasks costs a few per cent of what their writes cost the kernel; writing to the sockets
-//! from here instead gained nothing.
+//! [Direct](Tail::direct) tails aren't woken: tasks of the runtime bring them the news, and write to the sockets that they have lent
+//! (`outlet.rs`). Who publishes never waits for that.
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::ops::Range;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use http_body::{Body, Frame};
+use tokio::runtime::Handle;
+use tokio::time::Instant;
+
+use crate::outlet::{self, Outlet, TailId};
 
 /// Publishes events to any number of [`Tail`]s. A clone is another handle of the same topic; when the last one is gone,
 /// or with [`close`](Topic::close), the tails end once they have yielded everything.
@@ -30,11 +35,29 @@ pub struct Topic {
 #[derive(Debug)]
 pub struct Tail {
     shared: Arc<Shared>,
-    /// The number of the event that it yields next.
-    next: u64,
+    id: TailId,
+    progress: Progress,
     /// Where it leaves its waker.
     slot: u32,
+    is_direct: bool,
     ended: bool,
+}
+
+/// The last event that a tail has yielded, or that was written for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Last {
+    /// What its publisher said of it.
+    pub mark: u64,
+    /// When it was published.
+    pub at: Instant,
+}
+
+/// How far a tail is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Progress {
+    /// The number of the event that it yields next.
+    next: u64,
+    last: Option<Last>,
 }
 
 /// A stream's client was too slow: events that it has not seen are gone from the ring.
@@ -50,24 +73,63 @@ pub struct Lagged {
 struct Shared {
     capacity: usize,
     max_bytes: usize,
+    /// The runtime that the topic was made in, if it was in one.
+    home: Option<Handle>,
     state: Mutex<State>,
 }
 
 struct State {
-    ring: VecDeque<Bytes>,
+    ring: VecDeque<Event>,
     /// Of all events in the ring.
     bytes: usize,
     /// The number of the next event to be published.
     next: u64,
-    /// The wakers of the tails that wait, by their slots.
-    sleepers: Vec<Option<Waker>>,
+    /// The tails that wait, by their slots.
+    sleepers: Vec<Option<Sleeper>>,
     free: Vec<u32>,
+    /// How many tails are direct.
+    direct: usize,
+    /// A delivery has been sent out, and not begun.
+    is_coming: bool,
     handles: usize,
     closed: bool,
 }
 
+struct Event {
+    bytes: Bytes,
+    last: Last,
+}
+
+struct Sleeper {
+    tail: TailId,
+    waker: Waker,
+    /// What it has lent.
+    outlet: Option<Arc<Outlet>>,
+}
+
+/// The last events, for those who are not far behind.
+pub(crate) struct News {
+    /// The number of the event after them.
+    next: u64,
+    events: Vec<Bytes>,
+    last: Last,
+}
+
+/// Brings the news to tails, in a task. If it can't, because its runtime ends, they are woken.
+struct Delivery {
+    shared: Arc<Shared>,
+    /// Those that are left.
+    slots: Range<usize>,
+}
+
 /// Wakers that are called with one lock; enough that the lock costs nothing beside them.
 const WOKEN_AT_ONCE: usize = 128;
+/// Slots for one delivery; several go on side by side.
+const SLOTS: usize = 128;
+/// Writes in one turn of a delivery, before others in the runtime get theirs.
+const WRITES: usize = 32;
+/// Events that a delivery has at hand; who is further behind looks itself.
+const AT_HAND: usize = 4;
 
 impl Topic {
     /// A topic that keeps the last `capacity` events for tails that are behind.
@@ -90,27 +152,44 @@ impl Topic {
             next: 0,
             sleepers: Vec::new(),
             free: Vec::new(),
+            direct: 0,
+            is_coming: false,
             handles: 1,
             closed: false,
         };
-        Topic { shared: Arc::new(Shared { capacity, max_bytes, state: Mutex::new(state) }) }
+        let home = Handle::try_current().ok();
+        Topic { shared: Arc::new(Shared { capacity, max_bytes, home, state: Mutex::new(state) }) }
     }
 
     /// Hands `event` to every tail. Never waits; after [`close`](Topic::close) it does nothing.
     pub fn publish(&self, event: impl Into<Bytes>) {
-        let event = event.into();
+        self.publish_marked(event, 0);
+    }
+
+    /// As [`publish`](Topic::publish), with a number by which the publisher knows the event: see [`Tail::last`].
+    pub fn publish_marked(&self, event: impl Into<Bytes>, mark: u64) {
+        let (bytes, last) = (event.into(), Last { mark, at: Instant::now() });
         let mut state = self.shared.lock();
-        if state.closed || event.is_empty() {
+        if state.closed || bytes.is_empty() {
             return;
         }
-        state.bytes += event.len();
+        state.bytes += bytes.len();
         while state.ring.len() >= self.shared.capacity || state.bytes > self.shared.max_bytes {
             let Some(oldest) = state.ring.pop_front() else { break };
-            state.bytes -= oldest.len();
+            state.bytes -= oldest.bytes.len();
         }
-        state.ring.push_back(event);
+        state.ring.push_back(Event { bytes, last });
         state.next += 1;
-        self.shared.wake_all(state);
+        match &self.shared.home {
+            Some(home) if state.direct > 0 => {
+                if !std::mem::replace(&mut state.is_coming, true) {
+                    drop(state);
+                    let (shared, slots) = (Arc::clone(&self.shared), 0..usize::MAX);
+                    home.spawn(Delivery { shared, slots }.begin());
+                }
+            }
+            _ => self.shared.wake_all(state),
+        }
     }
 
     /// The events from now on.
@@ -120,7 +199,9 @@ impl Topic {
             state.sleepers.push(None);
             u32::try_from(state.sleepers.len() - 1).expect("a process has fewer than 2³² sockets")
         });
-        Tail { shared: Arc::clone(&self.shared), next: state.next, slot, ended: false }
+        let progress = Progress { next: state.next, last: None };
+        let (shared, id) = (Arc::clone(&self.shared), TailId::new());
+        Tail { shared, id, progress, slot, is_direct: false, ended: false }
     }
 
     /// How many tails there are.
@@ -172,23 +253,29 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Wakes whoever sleeps there.
+    fn wake(&self, slot: usize) {
+        let sleeper = self.lock().sleepers.get_mut(slot).and_then(Option::take);
+        sleeper.into_iter().for_each(Sleeper::wake);
+    }
+
     /// Calls the wakers outside the lock, some at a time. Tails that come back meanwhile may be woken once more for
     /// nothing, but none is left out: a slot that has been passed belongs to a tail that looked after the change.
     fn wake_all<'a>(&'a self, mut state: MutexGuard<'a, State>) {
-        let mut wakers = [const { None }; WOKEN_AT_ONCE];
+        let mut sleepers = [const { None }; WOKEN_AT_ONCE];
         let mut from = 0;
         loop {
             let mut taken = 0;
             while from < state.sleepers.len() && taken < WOKEN_AT_ONCE {
-                if let Some(waker) = state.sleepers[from].take() {
-                    wakers[taken] = Some(waker);
+                if let Some(sleeper) = state.sleepers[from].take() {
+                    sleepers[taken] = Some(sleeper);
                     taken += 1;
                 }
                 from += 1;
             }
             let done = from >= state.sleepers.len();
             drop(state);
-            wakers[..taken].iter_mut().filter_map(Option::take).for_each(Waker::wake);
+            sleepers[..taken].iter_mut().filter_map(Option::take).for_each(Sleeper::wake);
             if done {
                 return;
             }
@@ -197,18 +284,130 @@ impl Shared {
     }
 }
 
+impl Sleeper {
+    fn wake(self) {
+        self.waker.wake();
+    }
+
+    /// Whether it is left for the same task, with the same socket.
+    fn is(&self, waker: &Waker, outlet: Option<&Arc<Outlet>>) -> bool {
+        self.waker.will_wake(waker) && self.outlet.as_ref().map(Arc::as_ptr) == outlet.map(Arc::as_ptr)
+    }
+}
+
+impl News {
+    fn of(state: &State) -> Option<News> {
+        let last = state.ring.back()?.last;
+        let events = state.ring.range(state.ring.len().saturating_sub(AT_HAND)..);
+        Some(News { next: state.next, events: events.map(|event| event.bytes.clone()).collect(), last })
+    }
+
+    /// What comes after what a tail has; `None` if not all of it is here.
+    pub(crate) fn since(&self, progress: &Progress) -> Option<&[Bytes]> {
+        let behind = usize::try_from(self.next.saturating_sub(progress.next)).ok()?;
+        let from = self.events.len().checked_sub(behind)?;
+        Some(&self.events[from..])
+    }
+
+    /// It has all of them.
+    pub(crate) fn tell(&self, progress: &mut Progress) {
+        if progress.next < self.next {
+            *progress = Progress { next: self.next, last: Some(self.last) };
+        }
+    }
+}
+
+impl Delivery {
+    /// To all who are there now.
+    async fn begin(mut self) {
+        self.share();
+        self.bring().await;
+    }
+
+    /// Leaves all but the first to others.
+    fn share(&mut self) {
+        let mut state = self.shared.lock();
+        state.is_coming = false;
+        let all = state.sleepers.len();
+        drop(state);
+        self.slots = 0..all.min(SLOTS);
+        for from in (SLOTS..all).step_by(SLOTS) {
+            let slots = from..all.min(from + SLOTS);
+            tokio::spawn(Delivery { shared: Arc::clone(&self.shared), slots }.bring());
+        }
+    }
+
+    async fn bring(mut self) {
+        self.bring_to_some();
+        while !self.slots.is_empty() {
+            tokio::task::yield_now().await;
+            self.bring_to_some();
+        }
+    }
+
+    fn bring_to_some(&mut self) {
+        let slots = self.slots.start..self.slots.end.min(self.slots.start + WRITES);
+        let state = self.shared.lock();
+        let Some(news) = News::of(&state) else { return self.slots = 0..0 };
+        let sleepers = slots.clone().map(|slot| state.sleepers.get(slot).and_then(Option::as_ref));
+        let tails: Vec<_> =
+            sleepers.map(|sleeper| sleeper.map(|sleeper| (sleeper.tail, sleeper.outlet.clone()))).collect();
+        drop(state);
+        for (slot, tail) in slots.zip(tails) {
+            match tail {
+                None => {} // nobody sleeps here
+                Some((tail, Some(outlet))) if outlet.deliver(tail, &news) => {}
+                Some(_) => self.shared.wake(slot),
+            }
+            self.slots.start = slot + 1;
+        }
+    }
+}
+
+impl Drop for Delivery {
+    fn drop(&mut self) {
+        if !self.slots.is_empty() {
+            let mut state = self.shared.lock();
+            state.is_coming = false;
+            self.shared.wake_all(state);
+        }
+    }
+}
+
 impl Tail {
+    /// Says that whoever yields what this tail does changes nothing of it: a stream that waits for the next event may have it
+    /// written by the topic, without being polled. A body that looks at each event, or adds something to it, must not say so.
+    ///
+    /// From now on a task of the runtime in which the topic was made brings the news, so that has to run.
+    pub fn direct(mut self) -> Tail {
+        if !std::mem::replace(&mut self.is_direct, true) {
+            self.shared.lock().direct += 1;
+        }
+        self
+    }
+
+    /// Of what has been yielded, or written for it before it was polled last.
+    pub fn last(&self) -> Option<Last> {
+        self.progress.last
+    }
+
     /// The next event, `None` at the end.
     fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Lagged>>> {
         if self.ended {
             return Poll::Ready(None);
         }
+        if let Some(progress) = outlet::take_back(self.id) {
+            self.progress = progress;
+        }
         let mut state = self.shared.lock();
-        let behind = state.next - self.next;
+        let behind = state.next - self.progress.next;
         if behind == 0 && !state.closed {
+            let lends = self.is_direct.then(|| outlet::lend(self.id, self.progress));
+            let outlet = lends.flatten();
             let sleeper = &mut state.sleepers[self.slot as usize];
-            let is_there = sleeper.as_ref().is_some_and(|waker| waker.will_wake(cx.waker()));
-            let former = if is_there { None } else { sleeper.replace(cx.waker().clone()) };
+            let is_there = sleeper.as_ref().is_some_and(|sleeper| sleeper.is(cx.waker(), outlet.as_ref()));
+            let new = (!is_there).then(|| Sleeper { tail: self.id, waker: cx.waker().clone(), outlet });
+            let former = new.and_then(|new| sleeper.replace(new));
             drop(state);
             drop(former); // as in `Drop`: not under the lock
             return Poll::Pending;
@@ -217,8 +416,8 @@ impl Tail {
         let event = usize::try_from(behind).ok().and_then(|behind| kept.checked_sub(behind));
         match event.and_then(|place| state.ring.get(place)) {
             Some(event) => {
-                self.next += 1;
-                Poll::Ready(Some(Ok(event.clone())))
+                self.progress = Progress { next: self.progress.next + 1, last: Some(event.last) };
+                Poll::Ready(Some(Ok(event.bytes.clone())))
             }
             None => {
                 self.ended = true;
@@ -247,14 +446,16 @@ impl Body for Tail {
 
 impl Drop for Tail {
     fn drop(&mut self) {
+        outlet::take_back(self.id);
         let mut state = self.shared.lock();
-        let waker = state.sleepers[self.slot as usize].take();
+        let sleeper = state.sleepers[self.slot as usize].take();
+        state.direct -= usize::from(self.is_direct);
         state.free.push(self.slot);
         if state.free.len() == state.sleepers.len() {
             (state.sleepers, state.free) = (Vec::new(), Vec::new());
         }
         drop(state);
-        drop(waker); // it may be the last hold on a task, whose drop is other people's code
+        drop(sleeper); // it may be the last hold on a task, whose drop is other people's code
     }
 }
 
@@ -264,8 +465,11 @@ mod tests {
     use std::task::Wake;
 
     use proptest::prelude::*;
+    use tokio::io::AsyncReadExt as _;
+    use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
+    use crate::outbox::Outbox;
 
     #[derive(Default)]
     struct Woken(AtomicUsize);
@@ -288,6 +492,164 @@ mod tests {
 
     fn event(text: &'static str) -> Poll<Option<Result<Bytes, Lagged>>> {
         Poll::Ready(Some(Ok(Bytes::from_static(text.as_bytes()))))
+    }
+
+    /// A stream's socket, and its client's.
+    async fn pair() -> (Arc<Outlet>, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (stream, _) = listener.accept().await.unwrap();
+        (Arc::new(Outlet::new(stream, Outbox::default())), client)
+    }
+
+    fn poll_lent(outlet: &Arc<Outlet>, tail: &mut Tail) -> Poll<Option<Result<Bytes, Lagged>>> {
+        outlet.poll_body(&mut outlet.lock(), || poll(tail, Waker::noop()))
+    }
+
+    fn deliver(tail: &Tail, outlet: &Outlet) -> bool {
+        let news = News::of(&tail.shared.lock()).unwrap();
+        outlet.deliver(tail.id, &news)
+    }
+
+    async fn read(client: &mut TcpStream, count: usize) -> String {
+        let mut read = vec![0; count];
+        client.read_exact(&mut read).await.unwrap();
+        String::from_utf8(read).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_topic_writes_what_is_new_to_a_socket_that_it_was_lent_and_to_no_other() {
+        let (outlet, mut client) = pair().await;
+        let (topic, other) = (Topic::new(2 * AT_HAND), Topic::new(8));
+        let (mut tail, mut second) = (topic.subscribe().direct(), other.subscribe().direct());
+        topic.publish("early");
+        assert!(!deliver(&tail, &outlet), "nobody has lent it anything");
+        assert_eq!(poll_lent(&outlet, &mut tail), event("early"));
+        assert!(poll_lent(&outlet, &mut tail).is_pending() && poll_lent(&outlet, &mut second).is_pending());
+        topic.publish_marked("one", 7);
+        topic.publish_marked("two", 8);
+        other.publish("else");
+        assert!(!deliver(&second, &outlet), "the second may not lend what the first has lent");
+        let desk = outlet.lock();
+        assert!(!deliver(&tail, &outlet), "its task writes");
+        drop(desk);
+        assert!(deliver(&tail, &outlet));
+        assert!(deliver(&tail, &outlet), "there is nothing more to write");
+        assert_eq!(read(&mut client, 16).await, "3\r\none\r\n3\r\ntwo\r\n");
+        assert!(poll_lent(&outlet, &mut tail).is_pending(), "it knows what was written");
+        assert_eq!(tail.last().map(|last| last.mark), Some(8));
+
+        // Whoever is further behind than the news reach looks itself.
+        let many: Vec<_> = (0..=AT_HAND).map(|number| number.to_string()).collect();
+        many.iter().for_each(|text| topic.publish(text.clone()));
+        assert!(!deliver(&tail, &outlet));
+        for text in many {
+            assert_eq!(poll_lent(&outlet, &mut tail), Poll::Ready(Some(Ok(text.into()))));
+        }
+        assert!(!deliver(&tail, &outlet), "nothing is lent until it waits again");
+
+        // One after the other, as a body does that subscribes again.
+        assert!(poll_lent(&outlet, &mut tail).is_pending());
+        let mut next = outlet.poll_body(&mut outlet.lock(), || {
+            drop(tail);
+            topic.subscribe().direct()
+        });
+        assert!(poll_lent(&outlet, &mut next).is_pending());
+        topic.publish("again");
+        assert!(deliver(&next, &outlet));
+        assert_eq!(read(&mut client, 10).await, "5\r\nagain\r\n");
+    }
+
+    #[tokio::test]
+    async fn what_is_too_much_for_one_write_is_left_to_the_task() {
+        let (outlet, _client) = pair().await;
+        let topic = Topic::new(2 * AT_HAND);
+        let mut tail = topic.subscribe().direct();
+        assert!(poll_lent(&outlet, &mut tail).is_pending());
+        let large = Bytes::from(vec![b'x'; 64 << 10]);
+        topic.publish(large.clone());
+        topic.publish(large.clone());
+        assert!(!deliver(&tail, &outlet));
+        for _ in 0..2 {
+            assert_eq!(poll_lent(&outlet, &mut tail), Poll::Ready(Some(Ok(large.clone()))));
+        }
+    }
+
+    #[tokio::test]
+    async fn what_a_socket_does_not_take_is_left_to_its_task() {
+        let (outlet, client) = pair().await;
+        let topic = Topic::new(8);
+        let mut tail = topic.subscribe().direct();
+        assert!(poll_lent(&outlet, &mut tail).is_pending());
+        let large = Bytes::from(vec![b'x'; 32 << 20]);
+        topic.publish(large);
+        assert!(!deliver(&tail, &outlet));
+        assert!(!outlet.lock().outbox.is_empty());
+        topic.publish("next");
+        assert!(deliver(&tail, &outlet), "its task looks, when the rest is written");
+        outlet.lock().outbox.take();
+        assert_eq!(poll_lent(&outlet, &mut tail), event("next"));
+
+        assert!(poll_lent(&outlet, &mut tail).is_pending());
+        drop(client);
+        outlet.stream.readable().await.unwrap();
+        loop {
+            // The first may still be taken, and makes the client's system say that nobody is there.
+            topic.publish("too late");
+            if !deliver(&tail, &outlet) {
+                break;
+            }
+        }
+        assert!(outlet.lock().lost.is_some());
+    }
+
+    #[tokio::test]
+    async fn a_body_that_panics_leaves_no_socket_to_the_next() {
+        let (outlet, _client) = pair().await;
+        let topic = Topic::new(8);
+        let panics = || outlet.poll_body(&mut outlet.lock(), || panic!("a body's own mistake"));
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics)).is_err());
+        let mut tail = topic.subscribe().direct();
+        assert!(poll(&mut tail, Waker::noop()).is_pending());
+        topic.publish("one");
+        assert!(!deliver(&tail, &outlet), "another's body was polled");
+        assert_eq!(poll(&mut tail, Waker::noop()), event("one"));
+    }
+
+    #[test]
+    fn tails_whose_runtime_is_gone_are_woken() {
+        const CROWD: usize = SLOTS + 2;
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let topic = runtime.block_on(async { Topic::new(4) });
+        let mut tails: Vec<Tail> = (0..CROWD).map(|_| topic.subscribe().direct()).collect();
+        let woken = Arc::new(Woken::default());
+        let waker = Waker::from(Arc::clone(&woken));
+        let sleep =
+            |tails: &mut [Tail]| tails.iter_mut().for_each(|tail| assert!(poll(tail, &waker).is_pending()));
+        let hear = |tails: &mut [Tail], text| {
+            tails.iter_mut().for_each(|tail| assert_eq!(poll(tail, &waker), event(text)));
+        };
+        sleep(&mut tails);
+        topic.publish("by a task");
+        assert_eq!(woken.times(), 0, "nobody runs the tasks yet");
+        runtime.block_on(async {
+            while woken.times() < CROWD {
+                tokio::task::yield_now().await;
+            }
+        });
+        assert_eq!(woken.times(), CROWD, "none of them has a socket");
+        hear(&mut tails, "by a task");
+
+        sleep(&mut tails);
+        topic.publish("with its end");
+        drop(runtime);
+        assert_eq!(woken.times(), 2 * CROWD);
+        hear(&mut tails, "with its end");
+
+        sleep(&mut tails);
+        topic.publish("after it");
+        assert_eq!(woken.times(), 3 * CROWD);
+        hear(&mut tails, "after it");
     }
 
     #[test]

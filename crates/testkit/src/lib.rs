@@ -21,16 +21,16 @@
 //! # }
 //! ```
 
+mod dice;
 mod patience;
 mod proxy;
 mod python;
 mod readme;
-mod seed;
 
 pub use forebay_sandbox as sandbox;
 
+pub use crate::dice::{Dice, seed};
 pub use crate::patience::{PATIENCE, eventually, within};
 pub use crate::proxy::{Direction, Proxy};
 pub use crate::python::python;
 pub use crate::readme::{readme_blocks, readme_blocks_run};
-pub use crate::seed::seed;

@@ -52,7 +52,7 @@ async fn answer(request: Request<Incoming>, topic: Topic) -> Response<Answer> {
         topic.publish([b"data: ", &body[..], b"\n\n"].concat());
         return Response::new(Either::Left(Empty::new()));
     }
-    let mut response = Response::new(Either::Right(topic.subscribe()));
+    let mut response = Response::new(Either::Right(topic.subscribe().direct()));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     response.extensions_mut().insert(Live);
     response

@@ -7,7 +7,6 @@
 //! Bounds: a topic keeps `KEPT` transactions of `KEPT_BYTES` for all streams of a shape together, and all of them what `counted.rs`
 //! says; what is larger is read from the log, piece by piece.
 
-use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
@@ -57,7 +56,7 @@ impl Listener for Live {
         let mut event = BytesMut::with_capacity(bytes + bytes / 32 + 128);
         write_events(&mut event, messages);
         write_event(&mut event, &up_to_date(seen));
-        self.topic.publish(Counted::bytes(event.freeze()));
+        self.topic.publish_marked(Counted::bytes(event.freeze()), seen);
         true
     }
 
@@ -99,23 +98,15 @@ fn write_event(out: &mut BytesMut, message: &[u8]) {
     out.put_slice(b"\n\n");
 }
 
-/// What an event that ends with up-to-date tells.
-fn told(event: &[u8]) -> Option<u64> {
-    let digits = event.strip_suffix(b"\"}}\n\n")?;
-    let start = digits.iter().rposition(|byte| !byte.is_ascii_digit())? + 1;
-    std::str::from_utf8(&digits[start..]).ok()?.parse().ok()
-}
-
 /// One stream.
 pub(crate) struct Events {
     shape: Arc<Shape>,
     shapes: Shapes,
-    /// Everything up to here was sent.
+    /// Everything up to here was sent; what was sent of a tail, the tail knows.
     sent: Offset,
     state: State,
-    ready: VecDeque<Bytes>,
     keep_alive: Duration,
-    /// When it had its last event, or keep-alive.
+    /// When it had its last event of the log, or keep-alive.
     heard: Instant,
     ends_at: Instant,
     /// Not after the next keep-alive, nor the end. An event leaves it alone: most alarms would be put off before they ring.
@@ -169,14 +160,13 @@ impl Events {
     ) -> Option<Self> {
         let now = Instant::now();
         let alarm = Box::pin(sleep_until(now + keep_alive.min(lasts)));
-        let (ready, ends_at) = (VecDeque::new(), now + lasts);
+        let ends_at = now + lasts;
         let _watching = shape.watch();
         let mut events = Events {
             shape,
             shapes,
             sent: after,
             state: State::Over,
-            ready,
             keep_alive,
             heard: now,
             ends_at,
@@ -191,7 +181,7 @@ impl Events {
     fn subscribe(&mut self) -> bool {
         // Before the subscription: all that it doesn't cover is in the log.
         let seen = self.shapes.seen();
-        let Some((tail, end)) = self.shape.attach(Live::new, |live| live.topic.subscribe()) else {
+        let Some((tail, end)) = self.shape.attach(Live::new, |live| live.topic.subscribe().direct()) else {
             self.state = State::Over;
             return false;
         };
@@ -203,55 +193,46 @@ impl Events {
 
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
         loop {
-            if let Some(event) = self.ready.pop_front() {
-                return Poll::Ready(Some(Ok(event)));
-            }
-            // Also while there is always more: a client that reads slowly must not keep what a token has opened.
-            let now = Instant::now();
-            if now >= self.ends_at {
-                self.state = State::Over;
-            }
-            match &mut self.state {
+            let event = match &mut self.state {
                 State::Over => return Poll::Ready(None),
-                State::Reading(reading) => {
-                    let Poll::Ready(read) = reading.as_mut().poll(cx) else { break };
-                    let Read { event, next } = match read {
-                        Ok(read) => read,
-                        Err(error) => {
-                            self.state = State::Over;
-                            return Poll::Ready(Some(Err(error)));
-                        }
-                    };
-                    if !event.is_empty() {
-                        self.ready.push_back(event);
-                    }
-                    self.state = match next {
-                        Next::More(page, goal) => {
-                            State::Reading(Box::pin(read_on(Arc::clone(&self.shape), page, goal)))
-                        }
-                        Next::Follow(goal) => {
-                            self.sent = Offset::new(goal.seen, 0);
-                            State::Following(goal.tail)
-                        }
-                    };
-                }
-                State::Following(tail) => match Pin::new(tail).poll_frame(cx) {
+                State::Reading(reading) => match reading.as_mut().poll(cx) {
                     Poll::Pending => break,
-                    Poll::Ready(Some(Ok(frame))) => {
-                        let Ok(event) = frame.into_data() else { continue };
-                        if let Some(seen) = told(&event) {
-                            self.sent = Offset::new(seen, 0);
-                        }
-                        self.heard = now;
-                        return Poll::Ready(Some(Ok(event)));
+                    Poll::Ready(Err(error)) => {
+                        self.state = State::Over;
+                        return Poll::Ready(Some(Err(error)));
                     }
-                    // It fell behind, or a transaction was too large, or the shape is gone.
-                    Poll::Ready(Some(Err(_)) | None) => {
-                        if !self.subscribe() {
-                            return Poll::Ready(None);
-                        }
+                    Poll::Ready(Ok(Read { event, next })) => {
+                        self.heard = Instant::now();
+                        self.state = match next {
+                            Next::More(page, goal) => {
+                                State::Reading(Box::pin(read_on(Arc::clone(&self.shape), page, goal)))
+                            }
+                            Next::Follow(goal) => {
+                                self.sent = Offset::new(goal.seen, 0);
+                                State::Following(goal.tail)
+                            }
+                        };
+                        event
                     }
                 },
+                State::Following(tail) => match Pin::new(&mut *tail).poll_frame(cx) {
+                    Poll::Pending => break,
+                    Poll::Ready(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
+                    // It fell behind, or a transaction was too large, or the shape is gone.
+                    Poll::Ready(Some(Err(_)) | None) => {
+                        if let Some(last) = tail.last() {
+                            self.sent = Offset::new(last.mark, 0);
+                        }
+                        self.subscribe();
+                        continue;
+                    }
+                },
+            };
+            // Also while there is always more: a client that reads slowly must not keep what a token has opened.
+            if Instant::now() >= self.ends_at {
+                self.state = State::Over;
+            } else if !event.is_empty() {
+                return Poll::Ready(Some(Ok(event)));
             }
         }
         self.poll_alarm(cx)
@@ -265,6 +246,11 @@ impl Events {
             if now >= self.ends_at {
                 self.state = State::Over;
                 return Poll::Ready(None);
+            }
+            if let State::Following(tail) = &self.state
+                && let Some(last) = tail.last()
+            {
+                self.heard = self.heard.max(last.at);
             }
             let is_due = now >= self.heard + self.keep_alive;
             if is_due {

@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use forebay_shapes::filter::{Collation, Condition, Filter, FilterError, Key};
 
-use crate::dice::Dice;
 use crate::grammar::Grammar;
 use crate::server::Server;
+use forebay_testkit::Dice;
 
 const ROWS: usize = 40;
 const BATCH: usize = 50;

@@ -2,7 +2,6 @@
 
 mod agreement;
 mod catalog;
-mod dice;
 mod grammar;
 mod letters;
 mod matching;

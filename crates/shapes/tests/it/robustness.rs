@@ -3,9 +3,9 @@
 use forebay_shapes::filter::{Collation, Filter};
 use proptest::prelude::*;
 
-use crate::dice::Dice;
 use crate::grammar::Grammar;
 use crate::table;
+use forebay_testkit::Dice;
 
 /// `PROPTEST_CASES`, or enough for every day.
 fn cases() -> u32 {

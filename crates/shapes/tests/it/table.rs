@@ -2,7 +2,7 @@
 
 use forebay_shapes::filter::{Collation, Column, ColumnType, Schema, TypeKind};
 
-use crate::dice::Dice;
+use forebay_testkit::Dice;
 
 /// A column: its name, its type in SQL, pg_type.oid and the type's plain name.
 pub(crate) struct Shown {

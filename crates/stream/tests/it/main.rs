@@ -4,6 +4,7 @@
 
 mod brief;
 mod client;
+mod direct;
 mod drain;
 mod hostile;
 mod http2;

@@ -8,7 +8,6 @@
 
 mod clauses;
 mod client;
-mod dice;
 mod history;
 mod plot;
 mod soak;
@@ -28,12 +27,12 @@ use tokio::task::{JoinSet, block_in_place};
 use tokio::time::{Instant, sleep, timeout};
 
 use self::client::{Client, Life, World};
-use self::dice::Dice;
 use self::history::{History, SCHEMA, last_commit, now};
 use self::soak::Samples;
 use self::storm::{Faults, Stage};
 use self::writers::Writers;
 use super::support::Place;
+use forebay_testkit::Dice;
 
 const CLIENTS: usize = 50;
 const WRITERS: usize = 3;

@@ -3,8 +3,8 @@
 mod flat;
 mod operators;
 
-use crate::dice::Dice;
 use crate::table::{COLUMNS, values};
+use forebay_testkit::Dice;
 
 const NUMBERS: &[&str] = &["int2", "int4", "int8", "numeric", "float4", "float8"];
 const INTEGERS: &[&str] = &["int2", "int4", "int8"];

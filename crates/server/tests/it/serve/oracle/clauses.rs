@@ -1,7 +1,7 @@
 //! Random shapes of the table.
 
-use super::dice::Dice;
 use super::history::COLUMNS;
+use forebay_testkit::Dice;
 
 /// What a client asks for.
 #[derive(Debug, Clone)]

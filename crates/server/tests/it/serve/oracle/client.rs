@@ -12,10 +12,10 @@ use tokio::time::sleep;
 
 use super::super::support::path;
 use super::clauses::Wanted;
-use super::dice::Dice;
 use super::history::{Digest, Row, Sight};
 use super::view::{Counts, View};
 use super::wire::{Connection, Head};
+use forebay_testkit::Dice;
 
 const RETRY: Duration = Duration::from_millis(40);
 

@@ -10,8 +10,8 @@ use tokio::task::block_in_place;
 use tokio::time::{Instant, sleep};
 
 use super::super::support::{Place, Serve};
-use super::dice::Dice;
 use crate::wire::until as wait_until;
+use forebay_testkit::Dice;
 
 /// The server, between two networks.
 pub(crate) struct Stage<'a> {

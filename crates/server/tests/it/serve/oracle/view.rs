@@ -265,8 +265,8 @@ fn shortened(message: &Value) -> String {
 mod tests {
     use serde_json::json;
 
-    use super::super::dice::Dice;
     use super::*;
+    use forebay_testkit::Dice;
 
     fn view(messages: &[Value]) -> Result<View, String> {
         let mut wanted = Wanted::random(&mut Dice::new(1));

@@ -9,7 +9,7 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 use super::super::support::Place;
-use super::dice::Dice;
+use forebay_testkit::Dice;
 
 /// Few keys, so that they come back after they are gone.
 const KEYS: usize = 120;
