@@ -6,8 +6,8 @@
 //! waker under the same lock under which events are published, so none is missed.
 //! Bounds: the ring holds `capacity` events, and `max_bytes` of them or the last one alone, once for all tails; a tail further
 //! behind than that has lost some, and is told.
-//! [Direct](Tail::direct) tails aren't woken: tasks of the runtime bring them the news, and write to the sockets that they have lent
-//! (`outlet.rs`). Who publishes never waits for that.
+//! [Direct](Tail::direct) tails, unless they are few, aren't woken: tasks of the runtime bring them the news, and write to the sockets
+//! that they have lent (`outlet.rs`). Who publishes never waits for that.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -124,6 +124,8 @@ struct Delivery {
 
 /// Wakers that are called with one lock; enough that the lock costs nothing beside them.
 const WOKEN_AT_ONCE: usize = 128;
+/// Fewer direct tails are woken at once: where many events come to few of them, they read more than a delivery has at hand.
+const FEW: usize = 4;
 /// Slots for one delivery; several go on side by side.
 const SLOTS: usize = 128;
 /// Writes in one turn of a delivery, before others in the runtime get theirs.
@@ -181,7 +183,7 @@ impl Topic {
         state.ring.push_back(Event { bytes, last });
         state.next += 1;
         match &self.shared.home {
-            Some(home) if state.direct > 0 => {
+            Some(home) if state.direct >= FEW => {
                 if !std::mem::replace(&mut state.is_coming, true) {
                     drop(state);
                     let (shared, slots) = (Arc::clone(&self.shared), 0..usize::MAX);
@@ -378,7 +380,7 @@ impl Tail {
     /// Says that whoever yields what this tail does changes nothing of it: a stream that waits for the next event may have it
     /// written by the topic, without being polled. A body that looks at each event, or adds something to it, must not say so.
     ///
-    /// From now on a task of the runtime in which the topic was made brings the news, so that has to run.
+    /// From a few of them on, a task of the runtime in which the topic was made brings the news, so that has to run.
     pub fn direct(mut self) -> Tail {
         if !std::mem::replace(&mut self.is_direct, true) {
             self.shared.lock().direct += 1;
