@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use serde_json::json;
 
-use super::support::{Event, Place, changes, path, short};
+use super::support::{Event, Events, Place, changes, path, short};
 use crate::wire::until;
 
 const ITEMS: &str = "CREATE TABLE items (id int PRIMARY KEY, note text);
@@ -132,6 +132,51 @@ async fn a_stream_that_is_far_behind_gets_everything_in_order() {
     assert_eq!(messages.len(), 10_001);
     let last = |at: usize| messages[at]["headers"].get("last").is_some();
     assert!(last(10_000) && !(0..10_000).any(last));
+}
+
+/// One that reads late falls behind what is kept, and goes on from the log; the topic writes to the others.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_who_follow_together_get_everything_in_order_and_keep_alives() {
+    async fn ids(events: &mut Events, last: u64) {
+        let mut next = 2;
+        while next <= last {
+            for row in events.up_to_date().await.0 {
+                assert_eq!(row["value"]["id"], next.to_string());
+                next += 1;
+            }
+        }
+    }
+    let place = Place::new(ITEMS);
+    let serve = place.serve_with(&[("FOREBAY_SERVE_SSE_KEEP_ALIVE_MS", "150")]).await;
+    let reader = serve.reader(&ITEM).await;
+    let mut late = serve.events(&reader).await;
+    let mut prompt = Vec::new();
+    for _ in 0..12 {
+        let mut events = serve.events(&reader).await;
+        prompt.push(tokio::spawn(async move {
+            ids(&mut events, 301).await;
+            events
+        }));
+    }
+    place.sql(
+        "DO $$ BEGIN FOR i IN 2..301 LOOP
+            INSERT INTO items VALUES (i, repeat('x', CASE i % 4 WHEN 0 THEN 100000 ELSE 100 END)); COMMIT;
+        END LOOP; END $$",
+    );
+    let mut followers = Vec::new();
+    for reading in prompt {
+        followers.push(reading.await.unwrap());
+    }
+    ids(&mut late, 301).await;
+    followers.push(late);
+    for events in &mut followers {
+        assert_eq!(events.next().await, Event::KeepAlive);
+    }
+    place.sql("INSERT INTO items VALUES (302, 'last')");
+    for events in &mut followers {
+        assert_eq!(short(&events.up_to_date().await.0), ["insert 302"]);
+        assert_eq!(events.next().await, Event::KeepAlive);
+    }
 }
 
 #[tokio::test]
