@@ -234,8 +234,10 @@ impl<W: Waiter> Member<W> {
         }
     }
 
+    /// Some time is left until a beat has ended it: the store refuses by the same rule.
     pub(crate) fn rebuild_left(&self, now: Instant) -> Duration {
-        self.rebuilt_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(now))
+        let least = Duration::from_millis(1);
+        self.rebuilt_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(now).max(least))
     }
 }
 

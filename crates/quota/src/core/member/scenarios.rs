@@ -204,6 +204,28 @@ fn what_the_store_has_not_heard_of_is_not_lent_again() {
 }
 
 #[test]
+fn a_rebuilding_is_over_when_a_beat_has_ended_it_and_not_before() {
+    let mut world = World::new();
+    let mut a = world.join("a", 1);
+    world.ledger = Ledger::default(); // it has lost everything
+    while a.mode(world.now()) != Mode::Rebuilding {
+        world.pass(1);
+        world.serve(&mut a);
+    }
+    while a.rebuild_left(world.now()) > Duration::from_millis(1) {
+        world.pass(1);
+        world.serve(&mut a);
+    }
+    world.pass(1);
+    // The store would refuse: it hasn't heard that the time is over.
+    assert_eq!(a.mode(world.now()), Mode::Rebuilding);
+    assert!(matches!(a.try_take(&ann(), world.now()), Err(Refusal::Rebuilding { .. })));
+    world.serve(&mut a);
+    assert_eq!(a.mode(world.now()), Mode::Normal);
+    assert_eq!(world.take(&mut a, &ann()), Ok(()));
+}
+
+#[test]
 fn a_join_that_lands_when_its_member_has_expired_gives_it_nothing_back() {
     // Whether the beat that finds it alive again was sent before it had heard of its grant, or after.
     for early in [true, false] {
