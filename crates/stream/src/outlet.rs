@@ -1,6 +1,6 @@
 //! A stream's socket, which its task shares with the topic that it follows.
 //!
-//! A task that is woken for an event costs a fifth of what the write of it does: nothing of it is in a cache. So a stream that has
+//! A task that is woken for an event costs a sixth of what the write of it does: nothing of it is in a cache. So a stream that has
 //! nothing else to do lends its socket to the topic: whoever brings the news writes them, and the task sleeps on.
 //!
 //! Invariants: whoever writes holds the lock. While there is a loan and nothing is unsent, the topic may write what comes next, and

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use forebay_shapes::filter::{Collation, Condition, Filter, FilterError, Key};
+use forebay_testkit::Dice;
 
 use crate::grammar::Grammar;
 use crate::server::Server;
-use forebay_testkit::Dice;
 
 const ROWS: usize = 40;
 const BATCH: usize = 50;

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use forebay_shapes::filter::{Alternative, Bound, Collation, Column, Condition, Filter, Key, Row, Schema};
 use forebay_shapes::matching::{Candidate, Index};
+use forebay_testkit::Dice;
 
 use crate::grammar::Grammar;
 use crate::table::{self, COLUMNS, Shown};
-use forebay_testkit::Dice;
 
 type Cells = Vec<Option<Vec<u8>>>;
 

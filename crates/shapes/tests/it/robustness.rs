@@ -1,11 +1,11 @@
 //! Nothing panics: neither on clauses nor on rows, whatever they hold.
 
 use forebay_shapes::filter::{Collation, Filter};
+use forebay_testkit::Dice;
 use proptest::prelude::*;
 
 use crate::grammar::Grammar;
 use crate::table;
-use forebay_testkit::Dice;
 
 /// `PROPTEST_CASES`, or enough for every day.
 fn cases() -> u32 {

@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 
 use forebay_sandbox::Postgres;
 use forebay_shapes::filter::{Collation, Schema};
+use forebay_testkit::Dice;
 
 use crate::table;
-use forebay_testkit::Dice;
 
 pub(crate) const SETTINGS: &str = "SET bytea_output = hex; SET DateStyle = 'ISO, DMY'; SET TimeZone = 'UTC';
     SET extra_float_digits = 1; SET IntervalStyle = iso_8601; SET jit = off;";

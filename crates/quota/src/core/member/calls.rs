@@ -224,17 +224,16 @@ impl<W: Waiter> Member<W> {
         let all_here = account.used >= terms.limit && !account.waiters.is_empty();
         let short = short || all_here;
         let waits = terms.sharing.in_blocks()
-            && left.is_zero()
+            && left.is_none()
             && short
             && !all_here
             && account.wait_for_idle_units(answer, terms.limit, now);
         if short && !was_push && !waits {
-            let refusal = if left.is_zero() {
-                Refusal::Full { used: answer.used.max(account.used), limit: terms.limit }
-            } else {
-                Refusal::Rebuilding { left }
+            let refusal = match left {
+                None => Refusal::Full { used: answer.used.max(account.used), limit: terms.limit },
+                Some(left) => Refusal::Rebuilding { left },
             };
-            if terms.sharing.in_blocks() && left.is_zero() {
+            if terms.sharing.in_blocks() && left.is_none() {
                 account.remember_no(now + hold, answer.used.max(account.used));
             }
             let refused = std::mem::take(&mut account.waiters);

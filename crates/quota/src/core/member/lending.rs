@@ -58,8 +58,8 @@ impl<W: Waiter> Member<W> {
         }
         let refusal = if account.used >= terms.limit {
             Refusal::Full { used: account.used, limit: terms.limit }
-        } else if !rebuild_left.is_zero() {
-            Refusal::Rebuilding { left: rebuild_left }
+        } else if let Some(left) = rebuild_left {
+            Refusal::Rebuilding { left }
         } else {
             Refusal::Full { used: account.refused(now)?, limit: terms.limit }
         };

@@ -234,10 +234,9 @@ impl<W: Waiter> Member<W> {
         }
     }
 
-    /// Some time is left until a beat has ended it: the store refuses by the same rule.
-    pub(crate) fn rebuild_left(&self, now: Instant) -> Duration {
-        let least = Duration::from_millis(1);
-        self.rebuilt_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(now).max(least))
+    /// While the store rebuilds: that is until a beat has ended it, for the store as for us.
+    pub(crate) fn rebuild_left(&self, now: Instant) -> Option<Duration> {
+        self.rebuilt_at.map(|at| at.saturating_duration_since(now))
     }
 }
 

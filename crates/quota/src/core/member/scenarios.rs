@@ -212,7 +212,7 @@ fn a_rebuilding_is_over_when_a_beat_has_ended_it_and_not_before() {
         world.pass(1);
         world.serve(&mut a);
     }
-    while a.rebuild_left(world.now()) > Duration::from_millis(1) {
+    while a.rebuild_left(world.now()).is_some_and(|left| left > Duration::from_millis(1)) {
         world.pass(1);
         world.serve(&mut a);
     }

@@ -37,7 +37,7 @@ impl<W: Waiter> Member<W> {
 
     pub(crate) fn mode(&self, now: Instant) -> Mode {
         match (now < self.until, self.outage()) {
-            (true, None) if !self.rebuild_left(now).is_zero() => Mode::Rebuilding,
+            (true, None) if self.rebuild_left(now).is_some() => Mode::Rebuilding,
             (true, None) => Mode::Normal,
             (true, Some(_)) => Mode::WithinSlices,
             (false, _) => Mode::Degraded(self.rules.policy),

@@ -22,6 +22,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_sandbox::Postgres;
+use forebay_testkit::Dice;
 use tokio::sync::watch;
 use tokio::task::{JoinSet, block_in_place};
 use tokio::time::{Instant, sleep, timeout};
@@ -32,7 +33,6 @@ use self::soak::Samples;
 use self::storm::{Faults, Stage};
 use self::writers::Writers;
 use super::support::Place;
-use forebay_testkit::Dice;
 
 const CLIENTS: usize = 50;
 const WRITERS: usize = 3;

@@ -3,8 +3,9 @@
 mod flat;
 mod operators;
 
-use crate::table::{COLUMNS, values};
 use forebay_testkit::Dice;
+
+use crate::table::{COLUMNS, values};
 
 const NUMBERS: &[&str] = &["int2", "int4", "int8", "numeric", "float4", "float8"];
 const INTEGERS: &[&str] = &["int2", "int4", "int8"];

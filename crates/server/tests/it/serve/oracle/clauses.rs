@@ -1,7 +1,8 @@
 //! Random shapes of the table.
 
-use super::history::COLUMNS;
 use forebay_testkit::Dice;
+
+use super::history::COLUMNS;
 
 /// What a client asks for.
 #[derive(Debug, Clone)]

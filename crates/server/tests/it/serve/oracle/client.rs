@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
+use forebay_testkit::Dice;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -15,7 +16,6 @@ use super::clauses::Wanted;
 use super::history::{Digest, Row, Sight};
 use super::view::{Counts, View};
 use super::wire::{Connection, Head};
-use forebay_testkit::Dice;
 
 const RETRY: Duration = Duration::from_millis(40);
 

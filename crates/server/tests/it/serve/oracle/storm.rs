@@ -5,13 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use forebay_testkit::{Direction, Proxy};
+use forebay_testkit::{Dice, Direction, Proxy};
 use tokio::task::block_in_place;
 use tokio::time::{Instant, sleep};
 
 use super::super::support::{Place, Serve};
 use crate::wire::until as wait_until;
-use forebay_testkit::Dice;
 
 /// The server, between two networks.
 pub(crate) struct Stage<'a> {

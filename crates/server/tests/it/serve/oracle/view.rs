@@ -263,10 +263,10 @@ fn shortened(message: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
+    use forebay_testkit::Dice;
     use serde_json::json;
 
     use super::*;
-    use forebay_testkit::Dice;
 
     fn view(messages: &[Value]) -> Result<View, String> {
         let mut wanted = Wanted::random(&mut Dice::new(1));

@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use forebay_postgres::reservoir::{Limits, PostgresClient, PostgresConnect, Reservoir, ReservoirConfig};
+use forebay_testkit::Dice;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 use super::super::support::Place;
-use forebay_testkit::Dice;
 
 /// Few keys, so that they come back after they are gone.
 const KEYS: usize = 120;
