@@ -33,7 +33,9 @@ pub use crate::core::machine::StackEvent;
 pub use crate::error::{Doing, Failure, Verdict};
 pub use crate::manager::{Manager, NotReady};
 pub use crate::pools::{PoolError, PoolStatus};
-pub use crate::publication::{PublishError, Published, TableChange, TableName};
+pub use crate::publication::{
+    PublicationVersions, PublishError, Published, TableChange, TableName, decodes_with_stale_catalog,
+};
 pub use crate::source::{Batch, DISPLAY_SETTINGS};
 pub use crate::status::{
     Condition, ConditionStatus, ConnectionStatus, ManagerStatus, Phase, Positions, ShapeStatus, Step,

@@ -11,7 +11,7 @@ use crate::config::{ManagerConfig, ManagerConfigError};
 use crate::consumer::Consumer;
 use crate::core::machine::{Event, StackEvent};
 use crate::pools::PoolError;
-use crate::publication::{PublishError, Published, TableName};
+use crate::publication::{PublicationVersions, PublishError, Published, TableName};
 use crate::source::{ANSWER, Gauges};
 use crate::status::{ManagerStatus, Phase, Positions, Step};
 use crate::uses::{Awake, Uses};
@@ -158,6 +158,19 @@ impl Manager {
         let pools = common.pools()?;
         let adding = common.publication.add(&pools, table, &*common.news);
         tokio::time::timeout(ANSWER, adding).await.map_err(|_| PublishError::NoAnswer)?
+    }
+
+    /// Has the changes of partitions come under their own names, and no longer under that of their
+    /// topmost published ancestor: what [`PublishError::ViaRoot`] asks for. Returns how the
+    /// publication's row in the catalog changed; `None`: nothing had to be changed.
+    ///
+    /// # Errors
+    /// When the server can't be asked, or the publication is not ours to change.
+    pub async fn publish_partitions(&self) -> Result<Option<PublicationVersions>, PublishError> {
+        let common = &self.inner.common;
+        let pools = common.pools()?;
+        let changing = common.publication.publish_partitions(&pools);
+        tokio::time::timeout(ANSWER, changing).await.map_err(|_| PublishError::NoAnswer)?
     }
 
     /// Takes a table out of the publication.

@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 
 use forebay_reservoir::tokio_postgres::error::SqlState;
 use forebay_reservoir::tokio_postgres::types::Type;
-use forebay_reservoir::tokio_postgres::{self, Row};
+use forebay_reservoir::tokio_postgres::{self, Row, SimpleQueryMessage};
 use forebay_reservoir::{Guard, PostgresClient};
 use serde::Serialize;
 
@@ -97,6 +97,14 @@ pub enum PublishError {
         /// The column's.
         column: String,
     },
+    /// The table is a partition, and the publication names the changes of partitions after their
+    /// topmost published ancestor. [`Manager::publish_partitions`](crate::Manager::publish_partitions)
+    /// changes that.
+    #[error("{table} is a partition, and the publication has publish_via_partition_root = true")]
+    ViaRoot {
+        /// Its name.
+        table: TableName,
+    },
     /// There is no publication.
     #[error("the publication is gone")]
     NoPublication,
@@ -142,6 +150,15 @@ pub struct Published {
     pub was_whole: bool,
 }
 
+/// How pg_publication's row changed: its xmin before and after.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PublicationVersions {
+    /// Before the change.
+    pub before: u32,
+    /// After it.
+    pub after: u32,
+}
+
 /// Who hears of tables that were changed behind our back.
 pub(crate) trait TableNews: Send + Sync {
     /// `false`: it must be told again.
@@ -177,10 +194,17 @@ struct Found {
     owner: String,
     is_logged: bool,
     is_published: bool,
+    /// The oid of the table's own row in pg_publication_rel; 0 if there is none.
     membership: u32,
-    /// Whether partitions' changes come under the name of the table that they are of.
+    is_partition: bool,
+    /// `publish_via_partition_root`: changes of partitions come under the name of the topmost
+    /// published ancestor.
     is_via_root: bool,
+    /// Whether the publication has an ancestor of the table.
+    has_published_ancestor: bool,
     is_filtered: bool,
+    /// `server_version_num`.
+    server_version: u32,
     /// Whose the publication is; `None`: there is none.
     publication_owner: Option<String>,
     virtual_column: Option<String>,
@@ -271,7 +295,7 @@ impl Publication {
         }
         let tracked: Vec<_> =
             self.tracked().iter().map(|(table, tracked)| (table.clone(), *tracked)).collect();
-        let mut busy = None;
+        let mut failed = None;
         for (table, before) in tracked {
             let change = match self.make_whole(&client, &table).await {
                 Ok(now) if now.oid != before.oid => Some(TableChange::Gone),
@@ -282,14 +306,16 @@ impl Publication {
                 Err(
                     PublishError::NotOurs { .. }
                     | PublishError::Filtered { .. }
-                    | PublishError::VirtualColumn { .. },
+                    | PublishError::VirtualColumn { .. }
+                    | PublishError::ViaRoot { .. },
                 ) => Some(TableChange::Unpublished),
-                // The others needn't wait for it.
-                Err(error @ PublishError::Busy { .. }) => {
-                    busy = Some(error);
+                Err(error) if client.is_closed() => return Err(error),
+                // The other tables don't wait for it: it is looked at again with the next reconciliation.
+                Err(error) => {
+                    tracing::warn!(%table, %error, "table not reconciled");
+                    failed.get_or_insert(error);
                     continue;
                 }
-                Err(error) => return Err(error),
             };
             let Some(change) = change else { continue };
             tracing::warn!(%table, ?change, "a table that is followed was changed");
@@ -301,7 +327,7 @@ impl Publication {
                 }
             }
         }
-        busy.map_or(Ok(None), Err)
+        failed.map_or(Ok(None), Err)
     }
 
     /// Whether a table had to be mended, or was out of the publication, since the last time that somebody was told so.
@@ -323,7 +349,7 @@ impl Publication {
     ) -> Result<Option<&'static str>, PublishError> {
         // Generated columns are published since version 18 only; in manual mode that is for others to decide.
         let asking = "SELECT oid, pubinsert AND pubupdate AND pubdelete AND pubtruncate \
-             AND ($2 OR pubviaroot AND to_jsonb(p) ->> 'pubgencols' IS DISTINCT FROM 'n') FROM pg_publication p WHERE pubname = $1";
+             AND ($2 OR to_jsonb(p) ->> 'pubgencols' IS DISTINCT FROM 'n') FROM pg_publication p WHERE pubname = $1";
         let rows =
             client.query_typed(asking, &[(&self.name, Type::TEXT), (&self.is_manual, Type::BOOL)]).await?;
         Ok(match rows.first() {
@@ -353,16 +379,10 @@ impl Publication {
         if let Some(column) = found.virtual_column.clone() {
             return Err(PublishError::VirtualColumn { table: table.clone(), column });
         }
+        self.check_partition(&found, table)?;
         let mut statements = Vec::new();
-        if found.kind == "p" && !found.is_via_root {
-            let statement = format!(
-                "ALTER PUBLICATION {} SET (publish_via_partition_root = true)",
-                sql::name(&self.name)
-            );
-            let problem = "is in partitions, whose changes the publication has under their own names";
-            statements.push(self.may(&found, table, problem, statement, found.publisher())?);
-        }
         if !found.is_published {
+            statements.extend(writer_lock(table, &found));
             let statement = format!("ALTER PUBLICATION {} ADD TABLE ONLY {table}", sql::name(&self.name));
             statements.push(self.may(
                 &found,
@@ -405,6 +425,64 @@ impl Publication {
         }
     }
 
+    /// Fails if the changes of a partition come, or may come, under the name of an ancestor.
+    fn check_partition(&self, found: &Found, table: &TableName) -> Result<(), PublishError> {
+        if !found.is_partition || !found.is_via_root {
+            return Ok(());
+        }
+        match self.is_manual {
+            false => Err(PublishError::ViaRoot { table: table.clone() }),
+            // Without a published ancestor, its changes come under its own name.
+            true if !found.has_published_ancestor => Ok(()),
+            true => Err(PublishError::NotOurs {
+                table: table.clone(),
+                problem: "is a partition, whose changes the publication has under the name of its ancestor",
+                statement: without_via_root(&self.name),
+                owner: found.publication_owner.clone().unwrap_or_default(),
+            }),
+        }
+    }
+
+    /// Has the changes of partitions come under their own names from now on
+    /// (`publish_via_partition_root = false`). Returns how pg_publication's row changed; `None`: it
+    /// was so already.
+    pub(crate) async fn publish_partitions(
+        &self,
+        pools: &Pools,
+    ) -> Result<Option<PublicationVersions>, PublishError> {
+        let _turn = self.turn.lock().await;
+        let client = pools.admin().await?;
+        let name = sql::literal(&self.name);
+        let asking = "SELECT p.pubviaroot, current_setting('server_version_num')::int, \
+             ARRAY(SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname) FROM pg_publication_rel m \
+                 JOIN pg_class c ON c.oid = m.prrelid AND c.relkind = 'p' JOIN pg_namespace n ON n.oid = c.relnamespace \
+                 WHERE m.prpubid = p.oid ORDER BY c.oid) \
+             FROM pg_publication p WHERE p.pubname = $1";
+        let rows = client.query_typed(asking, &[(&self.name, Type::TEXT)]).await?;
+        let row = rows.first().ok_or(PublishError::NoPublication)?;
+        if !row.get::<_, bool>(0) {
+            return Ok(None);
+        }
+        let mut statements = vec![LOCK_TIMEOUT.to_owned()];
+        if decodes_with_stale_catalog(row.get::<_, i32>(1).cast_unsigned()) {
+            let lock = |table: String| format!("LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE");
+            statements.extend(row.get::<_, Vec<String>>(2).into_iter().map(lock));
+        }
+        let version = format!("SELECT xmin::text FROM pg_publication WHERE pubname ={name}");
+        statements.extend([version.clone(), without_via_root(&self.name), version]);
+        // One message of several statements is one transaction.
+        let answers = client.simple_query(&statements.join("; ")).await?;
+        let version = |answer: &SimpleQueryMessage| match answer {
+            SimpleQueryMessage::Row(row) => row.get(0).and_then(|xmin| xmin.parse().ok()),
+            _ => None,
+        };
+        let mut versions = answers.iter().filter_map(version);
+        match (versions.next(), versions.next()) {
+            (Some(before), Some(after)) => Ok(Some(PublicationVersions { before, after })),
+            _ => Err(PublishError::NoPublication),
+        }
+    }
+
     /// The statement, if it is ours to make.
     fn may(
         &self,
@@ -421,17 +499,23 @@ impl Publication {
     }
 
     async fn find(&self, client: &Guard<PostgresClient>, table: &TableName) -> Result<Found, PublishError> {
-        // Where the root stands for its partitions, their own changes don't come under their own name.
+        // With publish_via_partition_root, filters of partitions have no effect; without it, those of the root have none.
         let asking = "SELECT c.oid, c.relkind::text, c.relreplident = 'f', pg_has_role(c.relowner, 'USAGE'), \
-             pg_get_userbyid(c.relowner)::text, (coalesce(p.puballtables, false) \
-             OR EXISTS (SELECT FROM pg_publication_namespace m WHERE m.pnpubid = p.oid AND m.pnnspid = c.relnamespace) \
-             OR r.oid IS NOT NULL) AND NOT (c.relispartition AND coalesce(p.pubviaroot, false)), \
-             coalesce(r.prqual IS NOT NULL OR r.prattrs IS NOT NULL, false), pg_get_userbyid(p.pubowner)::text, \
+             pg_get_userbyid(c.relowner)::text, coalesce(p.puballtables, false) OR r.oid IS NOT NULL \
+             OR EXISTS (SELECT FROM pg_publication_namespace m WHERE m.pnpubid = p.oid AND m.pnnspid = c.relnamespace), \
+             coalesce(r.prqual IS NOT NULL OR r.prattrs IS NOT NULL, false) OR c.relkind = 'p' AND NOT coalesce(p.pubviaroot, true) \
+                 AND EXISTS (SELECT FROM pg_publication_rel m WHERE m.prpubid = p.oid AND (m.prqual IS NOT NULL OR m.prattrs IS NOT NULL) \
+                     AND m.prrelid IN (SELECT relid FROM pg_partition_tree(c.oid))), \
+             pg_get_userbyid(p.pubowner)::text, \
              (SELECT min(a.attname::text) FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attgenerated = 'v'), \
-             c.relpersistence = 'p', coalesce(r.oid, 0), coalesce(p.pubviaroot, false) \
+             c.relpersistence = 'p', coalesce(r.oid, 0), coalesce(p.pubviaroot, false), c.relispartition, \
+             c.relispartition AND (coalesce(p.puballtables, false) OR EXISTS (SELECT FROM pg_partition_ancestors(c.oid) a \
+                 JOIN pg_class o ON o.oid = a.relid WHERE o.oid <> c.oid \
+                 AND (EXISTS (SELECT FROM pg_publication_rel m WHERE m.prpubid = p.oid AND m.prrelid = o.oid) \
+                     OR EXISTS (SELECT FROM pg_publication_namespace m WHERE m.pnpubid = p.oid AND m.pnnspid = o.relnamespace)))), \
+             current_setting('server_version_num')::int \
              FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace LEFT JOIN pg_publication p ON p.pubname = $3 \
-             LEFT JOIN LATERAL (SELECT * FROM pg_publication_rel m WHERE m.prpubid = p.oid AND (m.prrelid = c.oid \
-                 OR m.prrelid IN (SELECT relid FROM pg_partition_ancestors(c.oid))) ORDER BY m.prrelid <> c.oid LIMIT 1) r ON true \
+             LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid \
              WHERE n.nspname = $1 AND c.relname = $2";
         let names: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 3] =
             [(&table.schema, Type::TEXT), (&table.name, Type::TEXT), (&self.name, Type::TEXT)];
@@ -450,6 +534,9 @@ impl Publication {
             is_logged: row.get(9),
             membership: row.get(10),
             is_via_root: row.get(11),
+            is_partition: row.get(12),
+            has_published_ancestor: row.get(13),
+            server_version: row.get::<_, i32>(14).cast_unsigned(),
         })
     }
 
@@ -476,6 +563,73 @@ impl Publication {
     }
 }
 
+/// Returns the lock that keeps writers away while a table is added to the publication, where the
+/// server needs it.
+///
+/// REPLICA IDENTITY FULL, in the same transaction, takes a stronger lock; but a table may have it
+/// already.
+fn writer_lock(table: &TableName, found: &Found) -> Option<String> {
+    let only = if found.kind == "p" { "" } else { "ONLY " };
+    decodes_with_stale_catalog(found.server_version)
+        .then(|| format!("LOCK TABLE {only}{table} IN SHARE ROW EXCLUSIVE MODE"))
+}
+
+/// Returns whether this version of Postgres (`server_version_num`) decodes a transaction that was
+/// open while ALTER PUBLICATION committed, and later ones, with the catalog from before: changes of
+/// a table that was just added would be missing. Mended in 15.13, 16.9 and 17.5 by the release notes
+/// ("DDL operations that don't take a strong lock"). A lock that waits for writers avoids it.
+pub fn decodes_with_stale_catalog(server_version: u32) -> bool {
+    match server_version / 10_000 {
+        ..15 => true,
+        15 => server_version < 150_013,
+        16 => server_version < 160_009,
+        17 => server_version < 170_005,
+        18.. => false,
+    }
+}
+
+fn without_via_root(publication: &str) -> String {
+    format!("ALTER PUBLICATION {} SET (publish_via_partition_root = false)", sql::name(publication))
+}
+
 fn is_any(error: &tokio_postgres::Error, states: &[SqlState]) -> bool {
     error.code().is_some_and(|code| states.contains(code))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn minors_before_the_mend_take_a_lock_that_waits_for_writers() {
+        for version in [150_000, 150_012, 160_008, 170_004, 140_018] {
+            assert!(decodes_with_stale_catalog(version), "{version}");
+        }
+        for version in [150_013, 150_018, 160_009, 170_005, 180_000, 190_001] {
+            assert!(!decodes_with_stale_catalog(version), "{version}");
+        }
+        let found = |kind: &str, server_version| Found {
+            oid: 1,
+            kind: kind.to_owned(),
+            has_full_rows: true,
+            is_ours: true,
+            owner: String::new(),
+            is_logged: true,
+            is_published: false,
+            membership: 0,
+            is_partition: false,
+            is_via_root: true,
+            has_published_ancestor: false,
+            is_filtered: false,
+            server_version,
+            publication_owner: None,
+            virtual_column: None,
+        };
+        let lock = |kind, version| writer_lock(&TableName::new("public", "t"), &found(kind, version));
+        let expected = r#"LOCK TABLE ONLY "public"."t" IN SHARE ROW EXCLUSIVE MODE"#;
+        assert_eq!(lock("r", 150_012).as_deref(), Some(expected));
+        // With all its partitions.
+        assert_eq!(lock("p", 150_012), Some(expected.replace("ONLY ", "")));
+        assert_eq!(lock("r", 150_018), None);
+    }
 }

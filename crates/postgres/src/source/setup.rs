@@ -109,13 +109,10 @@ impl<C: Consumer> Source<C> {
         let has_generated = server.version >= GENERATED_COLUMNS && !is_manual;
         let generated =
             if has_generated { ", CASE WHEN pubgencols = 'n' THEN 'generated columns' END" } else { "" };
-        // A table is one, whatever parts its rows are in. Whoever keeps the publication by hand may have none with parts.
-        let partitions =
-            if is_manual { "" } else { ", CASE WHEN NOT pubviaroot THEN 'partitioned tables as one' END" };
         let asking = format!(
             "SELECT oid, pg_get_userbyid(pubowner), pg_has_role(pubowner, 'USAGE'), concat_ws(', ', \
              CASE WHEN NOT pubinsert THEN 'insert' END, CASE WHEN NOT pubupdate THEN 'update' END, \
-             CASE WHEN NOT pubdelete THEN 'delete' END, CASE WHEN NOT pubtruncate THEN 'truncate' END{generated}{partitions}) \
+             CASE WHEN NOT pubdelete THEN 'delete' END, CASE WHEN NOT pubtruncate THEN 'truncate' END{generated}) \
              FROM pg_publication WHERE pubname ={}",
             sql::literal(&name)
         );
@@ -150,9 +147,7 @@ impl<C: Consumer> Source<C> {
                 );
                 self.ask(Doing::DroppingSlot, &asking).await?;
                 let generated = if has_generated { ", publish_generated_columns = stored" } else { "" };
-                let all = format!(
-                    "publish = 'insert, update, delete, truncate', publish_via_partition_root = true{generated}"
-                );
+                let all = format!("publish = 'insert, update, delete, truncate'{generated}");
                 self.ask(Doing::Publishing, &format!("ALTER PUBLICATION {} SET ({all})", sql::name(&name)))
                     .await?;
                 tracing::warn!(

@@ -233,6 +233,90 @@ async fn a_partition_that_is_attached_gets_its_old_rows() {
     manager.shutdown().await;
 }
 
+const PARTITIONED: &str = "CREATE TABLE orders (id int PRIMARY KEY, note text) PARTITION BY RANGE (id); \
+     CREATE TABLE few PARTITION OF orders FOR VALUES FROM (0) TO (10); \
+     CREATE TABLE many PARTITION OF orders FOR VALUES FROM (10) TO (100)";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_partition_is_published_under_its_own_name_once_that_is_asked_for() {
+    for version in [15, 18] {
+        let followed = Followed::new(Postgres::shared_version(version));
+        let manager = followed.running().await;
+        followed.sql(PARTITIONED);
+        let (orders, few) = (TableName::new("public", "orders"), TableName::new("public", "few"));
+        add(&manager, &orders).await;
+        let error = within("an answer", manager.add_table(&few)).await.unwrap_err();
+        assert!(matches!(&error, PublishError::ViaRoot { table } if *table == few), "{error:?}");
+        let version = || followed.ask("SELECT xmin FROM pg_publication WHERE pubname = 'forebay'").unwrap();
+        let before = version();
+        let changed = within("it is changed", manager.publish_partitions()).await.unwrap().unwrap();
+        assert_eq!((changed.before.to_string(), changed.after.to_string()), (before, version()));
+        assert_eq!(within("it is so", manager.publish_partitions()).await.unwrap(), None);
+        add(&manager, &few).await;
+        add(&manager, &orders).await;
+        followed.sql("INSERT INTO orders VALUES (1, 'few'), (11, 'many')");
+        let expected = [insert("few", 1, "few"), insert("many", 11, "many")];
+        assert_eq!(followed.eventually_changes(2).await, expected);
+        // The root goes, and its partition stays.
+        within("it is removed", manager.remove_table(&orders)).await.unwrap();
+        followed.sql("INSERT INTO orders VALUES (2, 'few'), (12, 'many')");
+        followed.sql("INSERT INTO orders VALUES (3, 'few')");
+        assert_eq!(
+            followed.eventually_changes(4).await[2..],
+            [insert("few", 2, "few"), insert("few", 3, "few")]
+        );
+        manager.shutdown().await;
+        // The next start leaves the publication as it is.
+        let manager = followed.running().await;
+        assert_eq!(within("it is so", manager.publish_partitions()).await.unwrap(), None);
+        assert_eq!(followed.resets(), ["first"]);
+        manager.shutdown().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_table_that_cannot_be_mended_keeps_no_other_from_being_reconciled() {
+    let followed = Followed::new(Postgres::shared());
+    let manager = followed.running().await;
+    let mut events = manager.events();
+    followed.sql(PARTITIONED);
+    within("it is changed", manager.publish_partitions()).await.unwrap().unwrap();
+    for table in ["few", "orders"] {
+        add(&manager, &TableName::new("public", table)).await;
+    }
+    followed.table(&manager, "zebras").await;
+    followed.sql("ALTER PUBLICATION forebay SET (publish_via_partition_root = true)");
+    followed.sql("ALTER PUBLICATION forebay DROP TABLE zebras");
+    let told = [("few".to_owned(), TableChange::Unpublished), ("zebras".to_owned(), TableChange::Gap)];
+    assert_eq!(reconciled(&manager, &mut events).await, told);
+    assert_eq!(reconciled(&manager, &mut events).await, told[..1], "until it is mended");
+    manager.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_error_of_one_table_keeps_no_other_from_being_reconciled() {
+    let followed = Followed::new(Postgres::shared());
+    let manager = followed.running().await;
+    let mut events = manager.events();
+    for table in ["apples", "zebras"] {
+        followed.table(&manager, table).await;
+    }
+    // The server refuses to change the one.
+    followed.sql(
+        "CREATE FUNCTION refuse() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN \
+         IF EXISTS (SELECT FROM pg_event_trigger_ddl_commands() WHERE object_identity LIKE '%apples%') \
+         THEN RAISE 'not this one'; END IF; END $$; \
+         CREATE EVENT TRIGGER refusing ON ddl_command_end EXECUTE FUNCTION refuse()",
+    );
+    followed.sql("ALTER PUBLICATION forebay DROP TABLE apples, zebras");
+    let error = within("it looks at both", manager.reconcile()).await.unwrap_err();
+    assert!(error.to_string().contains("not this one"), "{error}");
+    assert_eq!(news(&mut events), [("zebras".to_owned(), TableChange::Gap)]);
+    followed.sql("DROP EVENT TRIGGER refusing");
+    assert_eq!(reconciled(&manager, &mut events).await, [("apples".to_owned(), TableChange::Gap)]);
+    manager.shutdown().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn removing_what_isnt_there_is_fine() {
     let followed = Followed::new(Postgres::shared());
