@@ -1,5 +1,6 @@
 //! What a program holds: the manager.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -171,6 +172,22 @@ impl Manager {
         let pools = common.pools()?;
         let changing = common.publication.publish_partitions(&pools);
         tokio::time::timeout(ANSWER, changing).await.map_err(|_| PublishError::NoAnswer)?
+    }
+
+    /// Returns the tables of the publication that aren't needed, with their oids and the oids of
+    /// their entries in the publication. None if the publication is kept by hand, nor while the
+    /// database has another slot for pgoutput, which may read the same publication.
+    ///
+    /// # Errors
+    /// When the server can't be asked.
+    pub async fn tables_without(
+        &self,
+        needed: &[u32],
+    ) -> Result<BTreeMap<TableName, (u32, u32)>, PublishError> {
+        let common = &self.inner.common;
+        let pools = common.pools()?;
+        let asking = common.publication.tables_without(&pools, needed);
+        tokio::time::timeout(ANSWER, asking).await.map_err(|_| PublishError::NoAnswer)?
     }
 
     /// Takes a table out of the publication.

@@ -170,6 +170,8 @@ pub(crate) type Telling<'a> = Pin<Box<dyn Future<Output = bool> + Send + 'a>>;
 /// The tables that are tracked.
 pub(crate) struct Publication {
     name: String,
+    /// The slot that reads it.
+    slot: String,
     is_manual: bool,
     tracked: Mutex<BTreeMap<TableName, Tracked>>,
     /// One change of the catalog at a time.
@@ -226,6 +228,7 @@ impl Publication {
     pub(crate) fn new(config: &ManagerConfig) -> Self {
         Publication {
             name: config.publication.clone(),
+            slot: config.slot.clone(),
             is_manual: config.manual_publication,
             tracked: Mutex::default(),
             turn: tokio::sync::Mutex::default(),
@@ -278,6 +281,33 @@ impl Publication {
         }
         self.tracked().remove(table);
         Ok(())
+    }
+
+    /// Returns the tables of the publication, with their oids and the oids of their entries, but for
+    /// those that are needed. None in manual mode, nor while the database has another slot for
+    /// pgoutput: it may read the same publication.
+    pub(crate) async fn tables_without(
+        &self,
+        pools: &Pools,
+        needed: &[u32],
+    ) -> Result<BTreeMap<TableName, (u32, u32)>, PublishError> {
+        if self.is_manual {
+            return Ok(BTreeMap::new());
+        }
+        let client = pools.admin().await?;
+        let asking = "SELECT n.nspname::text, c.relname::text, c.oid, r.oid FROM pg_publication p \
+             JOIN pg_publication_rel r ON r.prpubid = p.oid JOIN pg_class c ON c.oid = r.prrelid \
+             JOIN pg_namespace n ON n.oid = c.relnamespace \
+             WHERE p.pubname = $1 AND c.oid <> ALL ($2) AND NOT EXISTS (SELECT FROM pg_replication_slots s \
+                 WHERE s.plugin = 'pgoutput' AND s.database = current_database() AND s.slot_name <> $3)";
+        let params: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 3] =
+            [(&self.name, Type::TEXT), (&needed, Type::OID_ARRAY), (&self.slot, Type::TEXT)];
+        let rows = client.query_typed(asking, &params).await?;
+        let table = |row: &Row| {
+            let name = TableName::new(row.get::<_, String>(0), row.get::<_, String>(1));
+            (name, (row.get(2), row.get(3)))
+        };
+        Ok(rows.iter().map(table).collect())
     }
 
     /// Compares what is with what should be, mends it, and tells of each table at once. `oid`: the publication that the slot was made

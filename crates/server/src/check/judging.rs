@@ -1,6 +1,6 @@
 //! What the database's answers mean. Pure: rows in, findings out.
 
-use forebay_postgres::Failure;
+use forebay_postgres::{Failure, decodes_with_stale_catalog};
 use forebay_postgres::reservoir::SslMode;
 
 use super::finding::{Area, Finding};
@@ -53,6 +53,16 @@ pub(super) fn server(about: &Row, place: &str, wanted: &Wanted<'_>) -> Vec<Findi
     findings.push(match version {
         Some(version) if version < OLDEST => {
             Finding::fail(AREA, "version", Failure::TooOld { version }.to_string(), "upgrade the server")
+        }
+        Some(version) if decodes_with_stale_catalog(version) => {
+            let what = format!(
+                "PostgreSQL {} may lose changes of a table that is published while transactions write to it (mended in \
+                 15.13, 16.9 and 17.5)",
+                shown(text(about, "version"))
+            );
+            let advice = "upgrade to the newest minor version; until then, Forebay waits for the writers of a table, and lets no \
+                          other write for up to 2 s, when it publishes it";
+            Finding::warn(AREA, "version", what, advice)
         }
         Some(_) | None => {
             Finding::ok(AREA, "version", format!("PostgreSQL {}", shown(text(about, "version"))))
@@ -394,6 +404,21 @@ mod tests {
         assert_eq!(connected("100", "1", "10", None), Level::Fail, "the user may have ten");
         assert_eq!(connected("20", "1", "-1", Some(10)), Level::Ok, "all instances together have ten");
         assert_eq!(connected("24", "0", "-1", None), Level::Fail, "22 and the three that are reserved");
+    }
+
+    #[test]
+    fn minors_that_decode_with_a_stale_catalog_are_named() {
+        let judged = |number: &str, version: &str| {
+            let about = row(&[("version_num", number), ("version", version)]);
+            let finding = server(&about, "db", &WANTED).swap_remove(1);
+            assert_eq!(finding.check, "version");
+            (finding.level, finding.what)
+        };
+        let (level, what) = judged("150012", "15.12");
+        assert_eq!(level, Level::Warn);
+        assert!(what.contains("15.12") && what.contains("15.13, 16.9 and 17.5"), "{what}");
+        assert_eq!(judged("170005", "17.5").0, Level::Ok);
+        assert_eq!(judged("180000", "18.0").0, Level::Ok);
     }
 
     #[test]

@@ -68,6 +68,8 @@ pub struct ServeConfig {
     pub max_connections: Option<u32>,
     /// Pool connections opened a second, by all instances together.
     pub connections_per_second: u32,
+    /// How long a table stays in the publication after its last shape; `None`: for ever.
+    pub unpublish_after: Option<Duration>,
     /// How many snapshots are taken at once: at least one, and at most as many as there are connections for them.
     pub snapshots: usize,
     /// How clients' connections are served.
@@ -148,6 +150,10 @@ fn check_all(file: &ServeFile, check: &Check) -> Result<ServeConfig, ValueError>
             file.database.connections_per_second,
             100,
         )?,
+        unpublish_after: match file.database.unpublish_after_ms {
+            Some(0) => None,
+            given => Some(seconds("database.unpublish_after_ms", given, 600)?),
+        },
         snapshots: check_snapshots(file, check)?,
         drain_timeout: http.drain_timeout,
         http,

@@ -124,6 +124,7 @@ const REACHED: &[(&str, &str, &str)] = &[
     ("database.failover_slot", "true", "manager.failover_slot: true"),
     ("database.publication", "Other one", "manager.publication: \"Other one\""),
     ("database.manual_publication", "true", "manager.manual_publication: true"),
+    ("database.unpublish_after_ms", "7000", "unpublish_after.7s"),
     ("database.pool_size", "8", "manager.pool_size: 8"),
     ("database.max_connections", "40", "max_connections.40"),
     ("database.connections_per_second", "7", ".connections_per_second: 7"),
@@ -224,6 +225,7 @@ fn every_key_reaches_its_field() {
 fn what_zero_turns_off_is_off() {
     for (key, field) in [
         ("database.idle_timeout_ms", "manager.idle_after: None"),
+        ("database.unpublish_after_ms", "unpublish_after: None"),
         ("storage.max_bytes", "store.max_bytes: None"),
     ] {
         let text =
@@ -257,6 +259,7 @@ fn each_wrong_value_names_its_key_and_where_it_was_set() {
         ("database.pool_size", "1", "2 to 10000"),
         ("database.pool_size", "10001", "2 to 10000"),
         ("database.idle_timeout_ms", "86400001", "1 to 86400000"),
+        ("database.unpublish_after_ms", "86400001", "1 to 86400000"),
         ("database.lock_check_ms", "99", "at least 100"),
         ("database.lock_silence_ms", "99", "at least 100"),
         ("serve.listen", "localhost:3000", "such as 127.0.0.1:3000"),

@@ -78,7 +78,8 @@ impl Consumer for ShapesConsumer {
                 Message::Relation(relation) => {
                     // First: whoever starts over because of it must not begin with what was known before.
                     self.described.anew();
-                    self.fitting.fit(relation, self.xid).await.map_err(ConsumerError::retry)?;
+                    let fit = self.fitting.fit(relation, self.xid).await;
+                    self.follower.relate(relation.oid, fit.map_err(ConsumerError::retry)?);
                 }
                 _ => {}
             }

@@ -1,10 +1,17 @@
-//! Tables that the stream describes anew, compared with what their shapes were made of.
+//! Compares the tables that the replication stream describes with what their shapes were made of.
 //!
 //! Invariant: no change of a row reaches a shape whose table was another when the row was changed.
-//! Kept by: Postgres describes a table in the stream before its first change after anything was done to it, and says names and types. The stream
-//! waits there until the catalog, which knows the rest, was read by somebody who sees what that transaction did to the table; shapes that don't fit
-//! are deleted.
-//! Not here: what is done to a table whose rows don't change; see `Making::look_again`.
+//! Enforced by: Postgres describes a table (Relation) before its first change after anything was
+//! done to the table or to the publication, and says names and types. The stream waits there until
+//! the catalog, which has the rest, was read with a snapshot that sees what that transaction did to
+//! the table. Shapes that don't fit are deleted.
+//!
+//! Partitions: with `publish_via_partition_root = false` a partition's changes come under its own
+//! name, and concern the shapes of its ancestors, too. [`Fitting::fit`] returns which they are. A
+//! partition that was attached or detached since the change replaces the shapes of its ancestors,
+//! because their lineage has the list of partitions: so what the catalog says now is right for
+//! every shape that is left.
+//! Not here: what is done to a table whose rows don't change; see `catalog_watch.rs`.
 //! Bounds: while nobody answers, nothing is read from the server, which hears from us all the same; but not for longer than [`PATIENCE`]. A server
 //! that shuts down lets nobody else in and waits for whoever streams: the stream ends then, and comes again from where it was.
 
@@ -17,11 +24,12 @@ use std::time::Duration;
 use forebay_postgres::TableName;
 use forebay_postgres::pgoutput::Relation;
 use forebay_postgres::reservoir::PostgresClient;
-use forebay_shapes::Shapes;
+use forebay_shapes::{Relatives, Shapes};
 use tokio::time::{Instant, sleep, timeout_at};
 use tracing::warn;
 
-use super::database::{self, DescribeError};
+use super::database::{self, DescribeError, Look, Tables};
+use super::catalog_watch::Looked;
 use super::making::{EARLY, Making, followed};
 
 /// How long the database may say nothing: more than both pools take to say that they have no connection, and less than whoever stops a server
@@ -56,79 +64,117 @@ impl Described {
     }
 }
 
-/// Sees to it that shapes fit their tables, in the stream's order.
+/// Compares the tables that the replication stream describes with what their shapes were made of,
+/// in the stream's order.
 #[derive(Debug)]
 pub(crate) struct Fitting {
     shapes: Shapes,
     described: Described,
-    /// Which edition of a table all its shapes fit.
-    editions: HashMap<u32, String>,
+    /// The look at a table that all its shapes fit.
+    looks: HashMap<u32, Look>,
 }
 
 pub(crate) type Failure = Box<dyn Error + Send + Sync>;
 
 impl Fitting {
     pub(crate) fn new(shapes: Shapes, described: Described) -> Self {
-        Fitting { shapes, described, editions: HashMap::new() }
+        Fitting { shapes, described, looks: HashMap::new() }
     }
 
-    /// A transaction has this table described. When this returns, its shapes fit the table as it is, with what the transaction did to it.
+    /// Waits until the shapes of a table that transaction `xid` describes fit the table as it is,
+    /// with what the transaction did to it. Returns the table's partitions and ancestors.
     ///
     /// # Errors
-    /// When nobody says what the table is.
-    pub(crate) async fn fit(&mut self, relation: &Relation<'_>, xid: Option<u32>) -> Result<(), Failure> {
-        if !self.shapes.follows(relation.oid) {
-            return Ok(());
-        }
+    /// When the catalog can't be read for [`PATIENCE`].
+    pub(crate) async fn fit(
+        &mut self,
+        relation: &Relation<'_>,
+        xid: Option<u32>,
+    ) -> Result<Relatives, Failure> {
         let table = TableName::new(relation.namespace, relation.name);
         let mut until = Instant::now() + PATIENCE;
         loop {
             match timeout_at(until, self.try_fit(relation.oid, &table, xid)).await {
-                Ok(Ok(true)) => return Ok(()),
-                Ok(Ok(false)) => {
+                Ok(Ok(Some(relatives))) => return Ok(relatives),
+                Ok(Ok(None)) => {
                     until = Instant::now() + PATIENCE;
                     sleep(EARLY).await;
                 }
                 Ok(Err(why)) if Instant::now() + PAUSE < until => {
-                    warn!(%table, %why, "the stream waits: nobody says whether a table is what its shapes were made of");
+                    warn!(%table, %why, "replication paused: catalog unavailable");
                     sleep(PAUSE).await;
                 }
                 Ok(Err(why)) => return Err(why),
                 Err(_) => {
-                    return Err(format!("the database didn't say within {PATIENCE:?} what {table} is").into());
+                    return Err(format!("the catalog didn't describe {table} within {PATIENCE:?}").into());
                 }
             }
         }
     }
 
-    /// `false`: what the transaction did to the table isn't visible yet.
-    async fn try_fit(&mut self, oid: u32, table: &TableName, xid: Option<u32>) -> Result<bool, Failure> {
+    /// Returns `None` while what the transaction did to the table isn't visible.
+    async fn try_fit(
+        &mut self,
+        oid: u32,
+        table: &TableName,
+        xid: Option<u32>,
+    ) -> Result<Option<Relatives>, Failure> {
         let making =
             self.described.0.making.get().and_then(Weak::upgrade).ok_or("the server starts or ends")?;
         let client = making.connection().await?;
-        let (edition, seen) = database::edition(&client, oid).await?;
+        // A partition's changes concern its ancestors, also those that it had when it was changed, and
+        // has no more: whichever shapes of partitioned tables there are must fit, too.
+        let followed = self.shapes.tables();
+        let partitioned: Vec<u32> = followed.iter().map(|table| table.oid).collect();
+        let tables = Tables::Listed { all: &[oid], partitioned: &partitioned };
+        let Looked { seen, looks, is_settled } = making.look(&client, tables).await?;
         if let Some(xid) = xid.filter(|xid| !seen.sees(*xid))
             && !changes_rows_only(&client, oid, xid).await?
         {
-            return Ok(false);
+            return Ok(None);
         }
-        if edition.is_none() || self.editions.get(&oid) != edition.as_ref() {
-            self.compare(&client, oid, table).await?;
+        let is_there = looks.iter().any(|look| look.oid == oid);
+        for look in looks.iter().filter(|look| self.looks.get(&look.oid) != Some(look)) {
+            let name = followed.iter().find(|table| table.oid == look.oid);
+            let name = name.map(|table| TableName::new(&table.schema, &table.name));
+            let fits = self.compare(&client, look, name.as_ref().unwrap_or(table)).await?;
+            if fits && is_settled {
+                self.looks.insert(look.oid, look.clone());
+            }
         }
-        Ok(true)
+        if !is_there {
+            self.shapes.delete_table(oid);
+        }
+        let has_relatives = looks.iter().any(|look| look.oid == oid && look.has_relatives);
+        Ok(Some(match has_relatives {
+            true => database::relatives(&client, oid).await?,
+            false => Relatives::default(),
+        }))
     }
 
-    async fn compare(&mut self, client: &PostgresClient, oid: u32, table: &TableName) -> Result<(), Failure> {
-        match database::describe_unread(client, table).await {
-            Ok(now) if now.oid == oid => {
-                self.shapes.refit(&followed(&now, 0));
-                self.editions.insert(oid, now.edition);
-            }
-            Err(DescribeError::Database(error)) => return Err(error.into()),
-            // It has another name by now, or is gone, or can't be followed any more.
-            Ok(_) | Err(_) => self.shapes.delete_table(oid),
+    /// Deletes the shapes of a table that don't fit it any more. Returns whether all that are left
+    /// fit the look.
+    async fn compare(
+        &self,
+        client: &PostgresClient,
+        look: &Look,
+        name: &TableName,
+    ) -> Result<bool, Failure> {
+        if !self.shapes.follows(look.oid) {
+            return Ok(false);
         }
-        Ok(())
+        match database::describe_unread(client, name).await {
+            Ok(now) if now.oid == look.oid => {
+                self.shapes.refit(&followed(&now, 0, Some(look.state.clone())));
+                Ok(true)
+            }
+            Err(DescribeError::Database(error)) => Err(error.into()),
+            // It has another name by now, or is gone, or can't be followed any more.
+            Ok(_) | Err(_) => {
+                self.shapes.delete_table(look.oid);
+                Ok(false)
+            }
+        }
     }
 }
 
@@ -137,6 +183,6 @@ impl Fitting {
 async fn changes_rows_only(client: &PostgresClient, oid: u32, xid: u32) -> Result<bool, Failure> {
     let is_changing = database::is_changing(client, oid, xid).await?;
     // Only of one that is still open do its locks tell anything.
-    let (_, seen) = database::edition(client, oid).await?;
+    let seen = database::current_snapshot(client).await?;
     Ok(!is_changing && !seen.sees(xid))
 }

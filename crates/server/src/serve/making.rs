@@ -16,7 +16,7 @@ use forebay_postgres::reservoir::{Guard, PostgresClient};
 use forebay_postgres::{Manager, NotReady, PoolError, PublishError, Published, Step, TableName};
 use forebay_shapes::filter::Filter;
 use forebay_shapes::{
-    Choice, CreateError, Creation, Definition, Failure, Gone, LogMode, Shape, Shapes, Table,
+    CatalogState, Choice, CreateError, Creation, Definition, Failure, Gone, LogMode, Shape, Shapes, Table,
 };
 use http::HeaderValue;
 use tokio::sync::{OnceCell, Semaphore};
@@ -24,7 +24,8 @@ use tokio::task::{JoinError, spawn_blocking};
 use tokio::time::{Instant, timeout};
 use tracing::{debug, info, warn};
 
-use super::database::{self, DescribeError, SnapshotError, SnapshotQuery};
+use super::catalog_watch::CatalogWatch;
+use super::database::{self, DescribeError, SnapshotError, SnapshotQuery, Tables};
 use super::fitting::Described;
 use super::granted;
 use super::metrics::{self, Ended};
@@ -48,11 +49,12 @@ pub(super) const EARLY: Duration = Duration::from_millis(5);
 /// Finds shapes, and makes them.
 #[derive(Debug)]
 pub(crate) struct Making {
-    shapes: Shapes,
-    manager: Manager,
+    pub(super) shapes: Shapes,
+    pub(super) manager: Manager,
     known: Mutex<HashMap<TableName, Known>>,
     asking: Mutex<HashMap<TableName, Weak<Asking>>>,
     described: Described,
+    pub(super) watch: Arc<CatalogWatch>,
     /// Tables, by oid and place in the publication, that have no writers from before it.
     settled: Mutex<HashSet<(u32, u32)>>,
     /// How many snapshots are taken at once.
@@ -76,10 +78,17 @@ struct Known {
 type Asking = OnceCell<Result<Known, Refusal>>;
 
 impl Making {
-    pub(crate) fn new(shapes: Shapes, manager: Manager, described: Described, snapshots: usize) -> Arc<Self> {
+    pub(crate) fn new(
+        shapes: Shapes,
+        manager: Manager,
+        described: Described,
+        watch: Arc<CatalogWatch>,
+        snapshots: usize,
+    ) -> Arc<Self> {
         let making = Arc::new(Making {
             shapes,
             manager,
+            watch,
             known: Mutex::default(),
             asking: Mutex::default(),
             described,
@@ -156,15 +165,27 @@ impl Making {
         }
         let (making, oid) = (Arc::clone(self), table.oid);
         tokio::spawn(async move {
-            match making.know(&name).await {
-                Ok(known) if known.table.oid == oid => making.shapes.refit(&known.table),
-                Ok(known) if known.described.is_some() => making.shapes.delete_table(oid),
-                // Whatever else is wrong with it, its shapes may go on.
-                Err(Refusal::Invalid(_)) if making.is_gone(&name).await => making.shapes.delete_table(oid),
-                // It can't be asked right now.
-                Ok(_) | Err(_) => {}
-            }
+            let known = making.know(&name).await;
+            making.refit(oid, &name, known).await;
         });
+    }
+
+    /// Asks the database what a table is now, and deletes its shapes that don't fit.
+    pub(super) async fn check(&self, oid: u32, name: &TableName) {
+        let before = lock(&self.known).get(name).cloned();
+        let known = self.ask_once(name, before).await;
+        self.refit(oid, name, known).await;
+    }
+
+    async fn refit(&self, oid: u32, name: &TableName, known: Result<Known, Refusal>) {
+        match known {
+            Ok(known) if known.table.oid == oid => self.shapes.refit(&known.table),
+            Ok(known) if known.described.is_some() => self.shapes.delete_table(oid),
+            // Whatever else is wrong with it, its shapes may go on.
+            Err(Refusal::Invalid(_)) if self.is_gone(name).await => self.shapes.delete_table(oid),
+            // It can't be asked right now.
+            Ok(_) | Err(_) => {}
+        }
     }
 
     async fn is_gone(&self, name: &TableName) -> bool {
@@ -218,7 +239,7 @@ impl Making {
         loop {
             let mut left = HashSet::new();
             for table in tables {
-                match self.manager.add_table(&table).await {
+                match self.publish(&table).await {
                     Ok(published) => self.leave_stale(&table, Some(published)),
                     Err(PublishError::NotFound { .. } | PublishError::NotATable { .. }) => {
                         self.leave_stale(&table, None);
@@ -230,7 +251,7 @@ impl Making {
                 }
             }
             if left.is_empty() {
-                return;
+                return self.look_at_all().await;
             }
             tables = left;
             tokio::time::sleep(REPUBLISHING).await;
@@ -238,7 +259,7 @@ impl Making {
     }
 
     /// Shapes of a table of which changes may be missing start over. `None`: there is no such table.
-    fn leave_stale(&self, name: &TableName, published: Option<Published>) {
+    pub(super) fn leave_stale(&self, name: &TableName, published: Option<Published>) {
         let is_stale = |shape: &Arc<Shape>| {
             let Table { schema, name: of, oid, membership, .. } = &*shape.definition().table;
             let is_whole = |now: Published| now.was_whole && (now.oid, now.membership) == (*oid, *membership);
@@ -280,6 +301,12 @@ impl Making {
         }
     }
 
+    /// Has the next request for a table ask the database.
+    pub(super) fn forget_known(&self, name: &TableName) {
+        self.described.anew();
+        lock(&self.known).remove(name);
+    }
+
     fn remember(&self, name: &TableName) -> Option<Known> {
         let of_name = |table: &&Arc<Table>| (&*table.schema, &*table.name) == (&*name.schema, &*name.name);
         let shapes = self.shapes.all();
@@ -317,21 +344,24 @@ impl Making {
         }
         let times = self.described.times();
         let _awake = self.manager.awake().await.map_err(|error| not_ready(&error))?;
-        let mut described = self.describe(name).await?;
+        let (mut described, mut state) = self.describe(name).await?;
         // The publication may be another though the table isn't: whoever told of that has counted, too.
-        let is_same = |known: &&Known| known.times == times && known.described.as_deref() == Some(&described);
+        let is_same = |known: &&Known| {
+            let is_same_table = known.described.as_deref() == Some(&described);
+            known.times == times && is_same_table && known.table.state.as_ref() == Some(&state)
+        };
         let is_as_before = before.as_ref().filter(is_same);
         let table = match is_as_before {
             Some(known) => Arc::clone(&known.table),
             None => {
-                let published = self.manager.add_table(name).await.map_err(|error| unpublished(&error))?;
+                let published = self.publish(name).await.map_err(|error| unpublished(&error))?;
                 self.leave_stale(name, Some(published));
                 // Publishing may have changed how the stream has its old rows, and so the edition.
-                let again = self.describe(name).await?;
+                let (again, after) = self.describe(name).await?;
                 if again.fingerprint() == described.fingerprint() {
-                    described = again;
+                    (described, state) = (again, after);
                 }
-                Arc::new(followed(&described, published.membership))
+                Arc::new(followed(&described, published.membership, Some(state)))
             }
         };
         let known = Known { times, described: Some(Arc::new(described)), table, at: Instant::now() };
@@ -339,9 +369,36 @@ impl Making {
         Ok(known)
     }
 
-    async fn describe(&self, name: &TableName) -> Result<database::Table, Refusal> {
+    /// The look comes first: should the table change in between, the next look tells.
+    async fn describe(&self, name: &TableName) -> Result<(database::Table, CatalogState), Refusal> {
         let client = self.manager.admin().await.map_err(|error| no_connection(&error))?;
-        database::describe(&client, name).await.map_err(|error| undescribed(&error))
+        let tables = Tables::Named(&name.schema, &name.name);
+        let (looked, described) = tokio::join!(
+            biased;
+            self.look(&client, tables),
+            database::describe(&client, name),
+        );
+        let described = described.map_err(|error| undescribed(&error))?;
+        let looked = looked.map_err(|error| {
+            warn!(%error, "a table can't be looked at");
+            Refusal::DatabaseUnreachable
+        })?;
+        let look = looked.looks.into_iter().find(|look| look.oid == described.oid);
+        // It was replaced in between.
+        let look = look.ok_or_else(|| Refusal::SnapshotFailed { message: "the table changed: try again".into() })?;
+        Ok((described, look.state))
+    }
+
+    /// Adds a table to the publication. The first partition has all partitions published under their
+    /// own names.
+    async fn publish(&self, name: &TableName) -> Result<Published, PublishError> {
+        match self.manager.add_table(name).await {
+            Err(PublishError::ViaRoot { .. }) => {
+                self.publish_partitions().await?;
+                self.manager.add_table(name).await
+            }
+            published => published,
+        }
     }
 
     /// Whoever was writing when the table was published has to end before its first snapshot: the stream doesn't have what it wrote. When
@@ -415,6 +472,9 @@ impl Making {
             timeout: None,
         };
         creation.follow();
+        if self.watch.is_retired(&of) {
+            return fail(creation, false, "its table was just removed from the publication: try again".to_owned());
+        }
         let mut sink = Filling { creation: Some(creation), is_early: false };
         let until = Instant::now() + WRITERS;
         let outcome = loop {
@@ -544,7 +604,7 @@ fn choose(request: &ShapeRequest, table: &Table) -> Result<Choice, Refusal> {
 }
 
 /// A table, as its shapes depend on it and as their clients are told of it.
-pub(super) fn followed(described: &database::Table, membership: u32) -> Table {
+pub(super) fn followed(described: &database::Table, membership: u32, state: Option<CatalogState>) -> Table {
     // `{"name":{…}}` of each column, without what is around it.
     let note = |index: usize| {
         let header = schema::header(&described.shown(&[index]));
@@ -560,7 +620,9 @@ pub(super) fn followed(described: &database::Table, membership: u32) -> Table {
         stream_types: described.columns.iter().map(|column| column.stream_type).collect(),
         key: described.key(),
         numbers: described.columns.iter().map(|column| column.number).collect(),
+        key_is_deferrable: described.key_is_deferrable,
         lineage: described.lineage.clone(),
+        state,
         notes: described.all().into_iter().map(note).map(strip).collect(),
     }
 }
@@ -639,6 +701,6 @@ pub(crate) fn chance() -> u64 {
     RandomState::new().hash_one(0)
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -7,11 +7,12 @@
 //! | which answer a request gets | `answering.rs`, `subset.rs` |
 //! | long bodies; server-sent events | `body.rs`; `events.rs` |
 //! | how a shape is found or made | `making.rs`, with `database/` for tables and snapshots |
-//! | the stream from Postgres | `consumer.rs`; tables that change in it, `fitting.rs` |
+//! | the stream from Postgres | `consumer.rs`; tables that change in it, `fitting.rs`; tables that change beside it, `catalog_watch.rs` |
 //! | start, shutdown, what operators see | `start.rs`, `report.rs`, `listing.rs`, `metrics.rs`, `failures.rs` |
 
 mod answering;
 mod body;
+mod catalog_watch;
 mod consumer;
 mod counted;
 pub mod database;

@@ -19,6 +19,7 @@ use tokio::time::{Instant, interval, timeout};
 use tracing::{error, info, warn};
 
 use super::answering::Answering;
+use super::catalog_watch::CatalogWatch;
 use super::consumer::ShapesConsumer;
 use super::fitting::Described;
 use super::listing::Listing;
@@ -86,10 +87,11 @@ impl Serve {
             limits = limits.connections(most);
         }
         let following = config.manager.clone().limits(limits);
+        let watch = CatalogWatch::new(following.outline().publication, config.unpublish_after);
         let described = Described::default();
         let manager = Manager::start(following, ShapesConsumer::new(shapes.clone(), described.clone()))?;
         let admission = config.admission.builder.clone().build(quota.clone());
-        let making = Making::new(shapes.clone(), manager.clone(), described, config.snapshots);
+        let making = Making::new(shapes.clone(), manager.clone(), described, watch, config.snapshots);
         let times = CacheTimes {
             max_age_s: config.max_age_s,
             stale_age_s: config.stale_age_s,
@@ -127,6 +129,7 @@ impl Serve {
         }
         let mut chores = vec![
             tokio::spawn(republish(Arc::clone(&making), manager.clone())),
+            tokio::spawn(Arc::clone(&making).watch_catalog()),
             tokio::spawn(refresh(shapes.clone())),
             tokio::spawn(end_with_the_store(shapes.clone())),
         ];

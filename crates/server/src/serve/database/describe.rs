@@ -2,10 +2,7 @@
 //!
 //! Invariant: a table that is described can be followed by this user: it has a log, may be read, and no row is hidden.
 
-use std::error::Error;
-
 use forebay_postgres::TableName;
-use forebay_postgres::pgoutput::Snapshot;
 use forebay_postgres::reservoir::tokio_postgres::types::Type;
 use forebay_postgres::reservoir::tokio_postgres::{self, Client, Row};
 use forebay_shapes::filter::{ColumnType, TypeKind};
@@ -28,6 +25,7 @@ SELECT EDITION AS edition, LINEAGE AS lineage, c.oid, c.relkind::text, c.relpers
     d.facts ->> 'datctype' AS database_ctype, coalesce(d.facts ->> 'datlocale', d.facts ->> 'daticulocale') AS database_locale,
     a.attnum::int4, a.attname::text, a.atttypid, a.atttypmod, a.attndims::int4, a.attnotnull, a.attgenerated::text,
     (array_position(i.indkey::int2[], a.attnum))::int4 AS key_index, i.indnkeyatts::int4 AS key_length,
+    NOT coalesce(i.indimmediate, true) AS key_is_deferrable,
     e.oid IS NOT NULL AS is_array, coalesce(e.oid, t.oid) AS type_oid, coalesce(e.typname, t.typname)::text AS type_name,
     b.oid AS base_oid, b.typname::text AS base_name, b.typtype::text AS base_kind, b.typmod AS base_modifier,
     l.facts ->> 'collprovider' AS provider, l.facts ->> 'collcollate' AS collate, l.facts ->> 'collctype' AS ctype,
@@ -56,7 +54,7 @@ ORDER BY a.attnum";
 /// Which rows of the catalog a table, `c`, is made of: its own, its columns', their types', its primary key's, and its partitions'. Whatever is
 /// done to the table, one of them is another then. That it is the same is told in a tenth of the time that [`describe`] takes. Planning it is
 /// most of that: a join or an aggregate would double it.
-const EDITION: &str = "
+pub(super) const EDITION: &str = "
 concat_ws(' ', c.oid, c.xmin,
     ARRAY(SELECT concat_ws(' ', a.attnum, a.xmin, (SELECT t.xmin FROM pg_type t WHERE t.oid = a.atttypid))
         FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 ORDER BY a.attnum),
@@ -69,12 +67,24 @@ const LINEAGE: &str = "
 concat_ws(' ', (SELECT k.oid FROM pg_constraint k WHERE k.conrelid = c.oid AND k.contype = 'p'), PARTITIONS)";
 
 /// A number for the partitions of a table, `c`: which they are, since when, and in which files, which TRUNCATE replaces. NULL without any.
-const PARTITIONS: &str = "
+pub(super) const PARTITIONS: &str = "
 (WITH RECURSIVE tree AS (
     SELECT i.inhrelid, i.xmin AS since FROM pg_inherits i WHERE i.inhparent = c.oid AND c.relkind = 'p'
     UNION ALL SELECT i.inhrelid, i.xmin FROM tree JOIN pg_inherits i ON i.inhparent = tree.inhrelid
 ) SELECT hashtextextended(string_agg(concat_ws(' ', p.oid, p.relfilenode, tree.since), ',' ORDER BY p.oid), 0)
 FROM tree JOIN pg_class p ON p.oid = tree.inhrelid)";
+
+/// Why the catalog can't be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CatalogError {
+    /// The database can't be asked.
+    #[error("{}", words(.0))]
+    Database(#[from] tokio_postgres::Error),
+    /// The server's answer has no row, or no snapshot.
+    #[error("the catalog's answer can't be read")]
+    NoAnswer,
+}
 
 /// Why a table can't be described.
 #[derive(Debug, thiserror::Error)]
@@ -140,20 +150,6 @@ pub async fn describe_unread(client: &Client, table: &TableName) -> Result<Table
     read(&ask(client, table).await?, table)
 }
 
-/// Which rows of the catalog a table is made of now, and who may have changed them: the transactions that this has seen. `None`: it is gone.
-///
-/// # Errors
-/// When the database can't be asked.
-pub async fn edition(
-    client: &Client,
-    oid: u32,
-) -> Result<(Option<String>, Snapshot), Box<dyn Error + Send + Sync>> {
-    let asking = format!("SELECT pg_current_snapshot()::text, {}", edition_of(oid, true));
-    let rows = client.query_typed(&asking, &[]).await?;
-    let row = rows.first().ok_or("the server said nothing")?;
-    Ok((row.try_get(1)?, row.try_get::<_, &str>(0)?.parse()?))
-}
-
 /// An expression for the edition of this table. One that has no partitions never will have: not to ask for them saves most of what it takes
 /// to plan it.
 pub(super) fn edition_of(oid: u32, may_have_partitions: bool) -> String {
@@ -206,6 +202,7 @@ fn read(rows: &[Row], table: &TableName) -> Result<Table, DescribeError> {
             "i" => ReplicaIdentity::Index,
             _ => ReplicaIdentity::Default,
         },
+        key_is_deferrable: first.try_get("key_is_deferrable")?,
         columns,
         left_out,
         server_version,

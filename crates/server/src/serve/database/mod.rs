@@ -10,13 +10,15 @@ mod clause;
 mod collation;
 mod describe;
 mod error;
+mod look;
 mod snapshot;
 mod table;
 mod writers;
 
 pub use self::clause::{Refusal, ValidateError, validate};
-pub use self::describe::{DescribeError, describe, describe_unread, edition};
+pub use self::describe::{CatalogError, DescribeError, describe, describe_unread};
 pub use self::error::SnapshotError;
+pub use self::look::{Look, Tables, current_snapshot, look, relatives};
 pub use self::snapshot::{Page, Sink, SnapshotQuery, Summary, snapshot};
 pub use self::table::{ChoiceError, ReplicaIdentity, Table, TableColumn, TypeShown};
 pub use self::writers::{WritersError, is_changing, wait_for_writers};

@@ -19,6 +19,8 @@ pub struct Table {
     pub is_partitioned: bool,
     /// What old rows the stream has. Partitions have their own.
     pub replica_identity: ReplicaIdentity,
+    /// Whether the primary key is DEFERRABLE: within a transaction, two rows may have one key.
+    pub key_is_deferrable: bool,
     /// The columns that can be followed, in the table's order.
     pub columns: Vec<TableColumn>,
     /// Generated columns that can't: the stream has stored ones since Postgres 18, and never those that aren't stored.
@@ -197,6 +199,9 @@ impl Table {
             hash.collation(filtered.collation.as_ref());
         }
         self.left_out.iter().for_each(|name| _ = hash.text(name));
+        if self.key_is_deferrable {
+            hash.flag(true);
+        }
         hash.0
     }
 }
@@ -266,6 +271,7 @@ mod tests {
             oid: 16_400,
             is_partitioned: false,
             replica_identity: ReplicaIdentity::Full,
+            key_is_deferrable: false,
             columns: vec![column("line", 1, Some(1)), column("note", 2, None), column("id", 4, Some(0))],
             left_out: vec!["total".to_owned()],
             server_version: 15,
@@ -301,7 +307,8 @@ mod tests {
         assert_eq!(same, 3_616_383_484_321_217_685);
         // Who sees to old rows is somebody else.
         assert_eq!(change(|table| table.replica_identity = ReplicaIdentity::Default), same);
-        let changes: [fn(&mut Table); 19] = [
+        let changes: [fn(&mut Table); 20] = [
+            |table| table.key_is_deferrable = true,
             |table| table.oid += 1,
             |table| table.name = TableName::new("public", "order"),
             |table| table.name = TableName::new("publico", "rders"),

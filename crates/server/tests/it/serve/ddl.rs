@@ -15,21 +15,6 @@ const ITEM: [(&str, &str); 1] = [("table", "items")];
 const SOME: [(&str, &str); 2] = [("table", "items"), ("columns", "id,note")];
 const OTHER: [(&str, &str); 1] = [("table", "others")];
 
-/// Waits until a reader is told to start over, and gives the handle that it is told.
-async fn starts_over(serve: &Serve, reader: &mut Reader<'_>) -> String {
-    let begun = Instant::now();
-    loop {
-        let answer = serve.get(&[reader.params(), vec![("live", "true")]].concat()).await;
-        if answer.head.status == 409 {
-            let handle = answer.head.header("electric-handle").unwrap_or_default();
-            assert_ne!(handle, reader.handle);
-            return handle.to_owned();
-        }
-        reader.take(&answer);
-        assert!(begun.elapsed() < Duration::from_secs(10), "{reader:?} goes on");
-    }
-}
-
 async fn columns(serve: &Serve, shape: &[(&str, &str)]) -> Vec<String> {
     let answer = serve.get(&[shape, &[("offset", "-1")]].concat()).await;
     assert_eq!(answer.head.status, 200, "{} {}", answer.head.text, String::from_utf8_lossy(&answer.body));
@@ -45,7 +30,7 @@ async fn after(ddl: &str, change: &str) -> (Place, Serve) {
     let mut others = serve.reader(&OTHER).await;
     place.sql(ddl);
     place.sql(change);
-    let handle = starts_over(&serve, &mut items).await;
+    let handle = items.starts_over(&serve).await;
     let anew = serve.reader(&ITEM).await;
     assert!(
         handle.is_empty() || handle == anew.handle,
@@ -135,7 +120,7 @@ async fn columns_that_exchange_their_names_are_others() {
     let mut items = serve.reader(&SOME).await;
     place.sql(swap);
     place.sql("UPDATE items SET price = 5");
-    starts_over(&serve, &mut items).await;
+    items.starts_over(&serve).await;
     let rows = Reader::new(&SOME).catch_up(&serve).await;
     assert_eq!(changes(&rows)[0]["value"]["note"], "more");
 }
@@ -157,7 +142,7 @@ async fn whoever_wrote_while_a_table_was_not_published_is_waited_for() {
     let end =
         "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active AND slot_name =";
     place.sql(&format!("{end} '{}'", place.slot));
-    starts_over(&serve, &mut items).await;
+    items.starts_over(&serve).await;
     let mut anew = Reader::new(&ITEM);
     let mut asking = serve.begin(&anew.params()).await;
     place.sql("INSERT INTO go VALUES (true)");
@@ -183,7 +168,7 @@ async fn a_table_is_replaced_by_another_of_its_name() {
     place.sql("DROP TABLE items; CREATE TABLE items (id int PRIMARY KEY, fresh text); INSERT INTO items VALUES (9, 'n')");
     // Nothing in the stream tells of it: it is seen when the table is asked for, or within a minute.
     until("the new table's shape", async || columns(&serve, &ITEM).await == ["fresh", "id"]).await;
-    starts_over(&serve, &mut items).await;
+    items.starts_over(&serve).await;
     let mut anew = serve.reader(&ITEM).await;
     place.sql("UPDATE items SET fresh = 'm'");
     assert_eq!(short(&anew.live_changes(&serve, 1).await), ["update 9"]);
@@ -336,7 +321,7 @@ async fn rows_that_come_and_go_with_a_partition_are_soon_seen() {
         place.sql(script);
     }
     for (reader, (name, script, rows)) in readers.iter_mut().zip(&cases) {
-        starts_over(&serve, reader).await;
+        reader.starts_over(&serve).await;
         let shape = [("table", *name)];
         let mut anew = Reader::new(&shape);
         assert_eq!(short(&anew.catch_up(&serve).await), *rows, "{script}");

@@ -240,6 +240,19 @@ pub(crate) fn short(messages: &[Value]) -> Vec<String> {
     changes(messages).iter().map(line).collect()
 }
 
+/// The rows of a shape as a new client gets them: the values of one column, sorted.
+pub(crate) async fn column(serve: &Serve, shape: &[(&str, &str)], column: &str) -> Vec<String> {
+    let mut values: Vec<_> = Reader::new(shape)
+        .catch_up(serve)
+        .await
+        .iter()
+        .filter(|message| message.get("key").is_some())
+        .map(|row| row["value"][column].as_str().unwrap_or("NULL").to_owned())
+        .collect();
+    values.sort();
+    values
+}
+
 /// A client of one shape: it knows where it is.
 #[derive(Debug, Clone)]
 pub(crate) struct Reader<'a> {
@@ -294,6 +307,21 @@ impl<'a> Reader<'a> {
     pub(crate) async fn live(&mut self, serve: &Serve) -> Vec<Value> {
         let answer = serve.get(&[self.params(), vec![("live", "true")]].concat()).await;
         self.take(&answer)
+    }
+
+    /// Waits until it is told to start over, and returns the handle that it is told.
+    pub(crate) async fn starts_over(&mut self, serve: &Serve) -> String {
+        let begun = Instant::now();
+        loop {
+            let answer = serve.get(&[self.params(), vec![("live", "true")]].concat()).await;
+            if answer.head.status == 409 {
+                let handle = answer.head.header("electric-handle").unwrap_or_default();
+                assert_ne!(handle, self.handle);
+                return handle.to_owned();
+            }
+            self.take(&answer);
+            assert!(begun.elapsed() < DEADLINE, "{self:?} goes on");
+        }
     }
 
     /// Waits until so many changes have come, and gives all messages since.

@@ -1,0 +1,248 @@
+//! Looks at the catalog every few seconds: finds tables that were changed while no row of them was,
+//! and publications that others changed, and takes tables that no shape needs out of the publication.
+//!
+//! Invariant: shapes of a table that was rewritten, whose enum labels were renamed, or whose place in
+//! the publication was changed are replaced within 5 s while streams of them are open.
+//! Enforced by: every [`INTERVAL`], the tables of all open streams are looked at with one query. A
+//! look that differs from the last one has the table described, and its shapes compared.
+//! Out of scope: changes of tables that the replication stream describes; see `fitting.rs`. Shapes
+//! that no stream follows are looked at with the next request; see `Making::look_again`.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use forebay_postgres::pgoutput::Snapshot;
+use forebay_postgres::reservoir::PostgresClient;
+use forebay_postgres::{PublicationVersions, PublishError, TableName};
+use forebay_shapes::{CatalogState, Table};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tracing::{debug, info, warn};
+
+use super::database::{self, CatalogError, Look, Tables};
+use super::making::{Making, lock};
+
+/// Time between two looks. Twice this, and what it takes to describe a table, is below 5 s.
+const INTERVAL: Duration = Duration::from_secs(2);
+/// Time that a look may take.
+const ANSWER: Duration = Duration::from_secs(10);
+/// Longest time between two looks for tables that no shape needs.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// What the looks at the catalog go by.
+#[derive(Debug, Default)]
+pub(crate) struct CatalogWatch {
+    /// Its name.
+    publication: String,
+    /// How long a table stays in the publication after its last shape; `None`: for ever.
+    unpublish_after: Option<Duration>,
+    /// The last look at each table with open streams.
+    looks: Mutex<HashMap<u32, Look>>,
+    /// Changes of the publication as a whole by this process: how many are under way, and how many
+    /// have ended.
+    changing: AtomicU64,
+    changed: AtomicU64,
+    /// Entries of the publication, as (table, entry), that this process has removed.
+    retired: Mutex<HashSet<(u32, u32)>>,
+}
+
+/// The result of a look.
+#[derive(Debug)]
+pub(super) struct Looked {
+    pub(super) seen: Snapshot,
+    pub(super) looks: Vec<Look>,
+    /// Whether this process didn't change the publication meanwhile. If it did, the looks have the
+    /// publication as the shapes' baselines have it.
+    pub(super) is_settled: bool,
+}
+
+impl CatalogWatch {
+    pub(crate) fn new(publication: &str, unpublish_after: Option<Duration>) -> Arc<Self> {
+        let publication = publication.to_owned();
+        Arc::new(CatalogWatch { publication, unpublish_after, ..CatalogWatch::default() })
+    }
+
+    /// Returns whether a table is in the publication by an entry that this process has removed.
+    pub(super) fn is_retired(&self, table: &Table) -> bool {
+        lock(&self.retired).contains(&(table.oid, table.membership))
+    }
+
+    /// The number of changes so far, unless one is under way.
+    fn settled(&self) -> Option<u64> {
+        let changed = self.changed.load(Ordering::Acquire);
+        (self.changing.load(Ordering::Acquire) == 0).then_some(changed)
+    }
+}
+
+impl Making {
+    /// Looks at tables, as the returned snapshot sees them.
+    pub(super) async fn look(
+        &self,
+        client: &PostgresClient,
+        tables: Tables<'_>,
+    ) -> Result<Looked, CatalogError> {
+        let before = self.watch.settled();
+        let (seen, mut looks) = database::look(client, &self.watch.publication, tables).await?;
+        let is_settled = before.is_some() && before == self.watch.settled();
+        for look in looks.iter_mut().filter(|_| !is_settled) {
+            if let Some(CatalogState { publication, .. }) = self.shapes.state(look.oid) {
+                look.state.publication = publication;
+            }
+        }
+        Ok(Looked { seen, looks, is_settled })
+    }
+
+    /// Has partitions published under their own names, which changes the publication's row: the
+    /// baselines of all shapes follow. Runs to its end, though the caller may leave.
+    pub(super) async fn publish_partitions(&self) -> Result<(), PublishError> {
+        let (manager, shapes, watch) = (self.manager.clone(), self.shapes.clone(), Arc::clone(&self.watch));
+        let changing = tokio::spawn(async move {
+            watch.changing.fetch_add(1, Ordering::AcqRel);
+            let changed = manager.publish_partitions().await;
+            if let Ok(Some(versions)) = &changed {
+                shapes.update_states(|state| follow(&mut state.publication, *versions));
+                info!(publication = watch.publication, "partitions published under their own names");
+            }
+            watch.changed.fetch_add(1, Ordering::AcqRel);
+            watch.changing.fetch_sub(1, Ordering::AcqRel);
+            changed.map(drop)
+        });
+        changing.await.unwrap_or(Err(PublishError::NoAnswer))
+    }
+
+    /// Looks at the tables of open streams, and for tables that no shape needs, for as long as the
+    /// process lives.
+    pub(crate) async fn watch_catalog(self: Arc<Self>) {
+        let mut ticks = interval(INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut unneeded = Unneeded::default();
+        loop {
+            ticks.tick().await;
+            if !self.shapes.is_writing() {
+                unneeded = Unneeded::default();
+                continue;
+            }
+            let watched = self.shapes.watched_tables();
+            match timeout(ANSWER, self.look_at(&watched)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => debug!(%error, "catalog not looked at"),
+                Err(_) => debug!("catalog not looked at: no answer"),
+            }
+            if let Some(after) = self.watch.unpublish_after {
+                self.unpublish(&mut unneeded, after).await;
+            }
+        }
+    }
+
+    /// Compares the shapes of all tables with the catalog.
+    pub(super) async fn look_at_all(&self) {
+        let all: Vec<u32> = self.shapes.tables().iter().map(|table| table.oid).collect();
+        if let Err(error) = self.look_at(&all).await {
+            warn!(%error, "tables not compared with the catalog");
+        }
+    }
+
+    async fn look_at(&self, oids: &[u32]) -> Result<(), LookError> {
+        let (tables, partitioned) = (self.shapes.tables(), &[]);
+        let looked = {
+            let client = self.connection().await?;
+            self.look(&client, Tables::Listed { all: oids, partitioned }).await?
+        };
+        self.shapes.forget_visible(&looked.seen);
+        lock(&self.watch.looks).retain(|oid, _| oids.contains(oid));
+        for table in tables.iter().filter(|table| oids.contains(&table.oid)) {
+            let look = looked.looks.iter().find(|look| look.oid == table.oid);
+            if look.is_some() && lock(&self.watch.looks).get(&table.oid) == look {
+                continue;
+            }
+            self.check(table.oid, &TableName::new(&table.schema, &table.name)).await;
+            // Should it have changed in between, the next look differs.
+            if let Some(look) = look.filter(|_| looked.is_settled) {
+                lock(&self.watch.looks).insert(table.oid, look.clone());
+            }
+        }
+        Ok(())
+    }
+
+    async fn unpublish(&self, unneeded: &mut Unneeded, after: Duration) {
+        let now = Instant::now();
+        if unneeded.looked.is_some_and(|looked| now < looked + (after / 4).min(LONGEST_PAUSE)) {
+            return;
+        }
+        unneeded.looked = Some(now);
+        let needed: Vec<u32> = self.shapes.tables().iter().map(|table| table.oid).collect();
+        let Ok(tables) = self.manager.tables_without(&needed).await else { return };
+        unneeded.since.retain(|table, _| tables.contains_key(table));
+        for (table, place) in tables {
+            let since = *unneeded.since.entry(table.clone()).or_insert(now);
+            if now >= since + after {
+                unneeded.since.remove(&table);
+                self.unpublish_one(&table, place).await;
+            }
+        }
+    }
+
+    /// Takes a table out of the publication that no shape needs. A shape that is made meanwhile with
+    /// the entry that goes is deleted here or given up in [`Making::fill`], whichever comes last.
+    async fn unpublish_one(&self, table: &TableName, place: (u32, u32)) {
+        lock(&self.watch.retired).insert(place);
+        self.forget_known(table);
+        if self.shapes.tables().iter().any(|needed| needed.oid == place.0) {
+            lock(&self.watch.retired).remove(&place);
+            return;
+        }
+        match self.manager.remove_table(table).await {
+            Ok(()) => info!(
+                %table,
+                "table removed from the publication: no shape needs it; its REPLICA IDENTITY stays as it is"
+            ),
+            // The next look tries again.
+            Err(error) => warn!(%table, %error, "table not removed from the publication"),
+        }
+        self.leave_stale(table, None);
+    }
+}
+
+/// Tables in the publication that no shape needs, and since when.
+#[derive(Debug, Default)]
+struct Unneeded {
+    looked: Option<Instant>,
+    since: HashMap<TableName, Instant>,
+}
+
+/// Why the catalog wasn't looked at.
+#[derive(Debug, thiserror::Error)]
+enum LookError {
+    #[error(transparent)]
+    Pool(#[from] forebay_postgres::PoolError),
+    #[error(transparent)]
+    Catalog(#[from] CatalogError),
+}
+
+/// A publication's words begin with its oid and the xmin of its row.
+fn follow(publication: &mut String, versions: PublicationVersions) {
+    let mut words: Vec<_> = publication.split(' ').map(str::to_owned).collect();
+    if let Some(version) = words.get_mut(1).filter(|version| **version == versions.before.to_string()) {
+        *version = versions.after.to_string();
+        *publication = words.join(" ");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_of_our_own_is_followed_and_no_other() {
+        let follow = |publication: &str| {
+            let mut publication = publication.to_owned();
+            super::follow(&mut publication, PublicationVersions { before: 7, after: 9 });
+            publication
+        };
+        assert_eq!(follow("16400 7 table 5 7"), "16400 9 table 5 7");
+        assert_eq!(follow("16400 8 table 5 7"), "16400 8 table 5 7");
+        assert_eq!(follow("7"), "7");
+        assert_eq!(follow(""), "");
+    }
+}
