@@ -562,6 +562,8 @@ pub(super) fn followed(described: &database::Table, membership: u32) -> Table {
         numbers: described.columns.iter().map(|column| column.number).collect(),
         lineage: described.lineage.clone(),
         notes: described.all().into_iter().map(note).map(strip).collect(),
+        key_is_deferrable: false,
+        state: None,
     }
 }
 
