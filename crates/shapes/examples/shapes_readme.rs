@@ -85,6 +85,8 @@ fn orders() -> Arc<Table> {
         key: vec![0],
         numbers: Vec::new(),
         lineage: String::new(),
+        key_is_deferrable: false,
+        state: None,
         notes: Vec::new(),
     })
 }

@@ -1,15 +1,20 @@
 //! What a shape is, and when two are the same.
 
+mod state;
+
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::state::{CatalogChange, CatalogState};
 use crate::encode::{self, Layout};
 use crate::filter::{Filter, FilterError, Schema};
 
 /// A table, as shapes depend on it.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+///
+/// Tables that differ only in `state` are equal.
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Table {
     /// pg_class.oid.
     pub oid: u32,
@@ -33,6 +38,26 @@ pub struct Table {
     pub lineage: String,
     /// Whatever its maker wants to know of each column again.
     pub notes: Vec<String>,
+    /// Whether the primary key is DEFERRABLE: within a transaction, two rows may have the same key.
+    #[serde(default)]
+    pub key_is_deferrable: bool,
+    /// What the catalog said when the table was described; `None`: not known. See [`Shapes::refit`](crate::Shapes::refit).
+    #[serde(default)]
+    pub state: Option<CatalogState>,
+}
+
+impl PartialEq for Table {
+    fn eq(&self, other: &Self) -> bool {
+        self.identity() == other.identity()
+    }
+}
+
+impl Eq for Table {}
+
+impl Hash for Table {
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        self.identity().hash(hasher);
+    }
 }
 
 /// A view of a table that clients can follow.
@@ -89,6 +114,15 @@ impl Table {
         columns
             .map(|(index, column)| encode::Column { name: column.name.clone(), key_index: place(index) })
             .collect()
+    }
+
+    /// Everything but the state.
+    fn identity(&self) -> impl Hash + PartialEq {
+        let Table {
+            oid, schema, name, types, membership, stream_types, numbers, key, lineage, notes, ..
+        } = self;
+        let rest = (lineage, notes, self.key_is_deferrable);
+        (oid, schema, name, types, membership, stream_types, numbers, key, rest)
     }
 
     /// Tells tables apart, and versions of one.

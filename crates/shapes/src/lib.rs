@@ -19,6 +19,7 @@
 
 #![forbid(unsafe_code)]
 
+mod baselines;
 mod config;
 mod creation;
 mod definition;
@@ -38,7 +39,7 @@ pub use forebay_pgoutput as pgoutput;
 
 pub use crate::config::StoreConfig;
 pub use crate::creation::Creation;
-pub use crate::definition::{Choice, Definition, LogMode, Replica, Table};
+pub use crate::definition::{CatalogChange, CatalogState, Choice, Definition, LogMode, Replica, Table};
 pub use crate::follow::{FollowError, Follower};
 pub use crate::offset::{Offset, OffsetError, Since};
 pub use crate::shape::{Failure, Gone, Listener, LogPage, Shape, SnapshotChunk, Watching};

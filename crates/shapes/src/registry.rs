@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Rw
 use bytes::Bytes;
 use tokio::sync::{Notify, oneshot};
 
+use crate::baselines::Baselines;
 use crate::config::StoreConfig;
 use crate::creation::Creation;
 use crate::definition::{Definition, Replica, Table};
@@ -71,6 +72,7 @@ pub(crate) struct Registry {
     by_definition: HashMap<u64, Vec<u64>>,
     /// Tables, as the log names them.
     pub(crate) tables: HashMap<u64, Arc<Table>>,
+    pub(crate) baselines: Baselines,
     pub(crate) origin: Option<String>,
     pub(crate) next_id: u64,
     /// The time in the last handle, so that none is used twice.
@@ -150,8 +152,12 @@ impl Inner {
     ) -> Result<(Arc<Shape>, Option<Creation>), CreateError> {
         let turn = *self.turn().ok_or(CreateError::ReadOnly)?;
         let filter = definition.filter()?;
+        // Held until the shape is there: its table's state stays the baseline.
+        let mut followed = self.followed();
+        followed.rebase(&definition.table, self);
         let mut registry = self.registry_mut();
         if let Some(shape) = registry.same(&definition) {
+            self.touch(&shape);
             return Ok((shape, None));
         }
         registry.last_handle = micros.max(registry.last_handle + 1);
@@ -160,17 +166,35 @@ impl Inner {
         registry.next_id += 1;
         let shape = Arc::new(self.make(id, handle.clone(), definition, filter));
         self.touch(&shape);
-        if !registry.tables.contains_key(&table) {
-            let note = Note::Table { id: table, table: Table::clone(&shape.definition().table) };
-            self.enqueue(Record::Note(note, Bytes::new()));
+        let described = &shape.definition().table;
+        let is_baseline = described.state.is_some() && registry.baselines.get(described.oid).is_none();
+        if is_baseline || !registry.tables.contains_key(&table) {
+            self.log_table(described);
         }
         let choice = shape.definition().choice.clone();
         self.enqueue(Record::Note(Note::Create { id, handle, table, choice }, Bytes::new()));
         registry.add(Arc::clone(&shape));
-        drop(registry);
+        drop((registry, followed));
         // After it is there: of several that come at once, the last sees them all.
         self.evict(self.config.max_shapes.max(1));
         Ok((Arc::clone(&shape), Some(Creation::new(Arc::clone(self), shape, turn))))
+    }
+
+    /// A table's state becomes its baseline, if it has shapes: all of them are right as of it.
+    pub(crate) fn set_baseline(&self, table: &Table) {
+        let mut registry = self.registry_mut();
+        if let Some(state) = &table.state
+            && registry.baselines.has_shapes(table.oid)
+        {
+            registry.baselines.set(table.oid, state);
+            // Queued under the lock: the log has baselines in the order in which they were set.
+            self.log_table(table);
+        }
+    }
+
+    fn log_table(&self, table: &Table) {
+        let note = Note::Table { id: table.fingerprint(), table: Box::new(table.clone()) };
+        self.enqueue(Record::Note(note, Bytes::new()));
     }
 
     /// `filter`: the definition's.
@@ -227,6 +251,13 @@ impl Inner {
             total = total.saturating_sub(shape.bytes());
             followed.delete(shape.id, self);
         }
+    }
+
+    /// The shapes of a table, followed or not.
+    pub(crate) fn shapes_of(&self, oid: u32) -> Vec<u64> {
+        let registry = self.registry();
+        let of_table = registry.shapes().filter(|shape| shape.definition().table.oid == oid);
+        of_table.map(|shape| shape.id).collect()
     }
 
     /// The turn that this is, while it lasts; `None`: nobody writes, or somebody else.
@@ -313,6 +344,7 @@ impl Registry {
 
     pub(crate) fn add(&mut self, shape: Arc<Shape>) {
         let table = Arc::clone(&shape.definition().table);
+        self.baselines.add_shape(table.oid, table.state.as_ref());
         self.tables.entry(table.fingerprint()).or_insert(table);
         self.by_handle.insert(shape.handle().to_owned(), shape.id);
         self.by_definition.entry(shape.definition().fingerprint()).or_default().push(shape.id);
@@ -329,6 +361,7 @@ impl Registry {
     fn remove(&mut self, id: u64) -> Option<Arc<Shape>> {
         let shape = self.by_id.remove(&id)?;
         self.by_handle.remove(shape.handle());
+        self.baselines.remove_shape(shape.definition().table.oid);
         let fingerprint = shape.definition().fingerprint();
         if let Some(same) = self.by_definition.get_mut(&fingerprint) {
             same.retain(|other| *other != id);

@@ -3,6 +3,7 @@
 #[cfg(test)]
 mod tests;
 
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use bytes::Bytes;
 
 use crate::config::StoreConfig;
 use crate::creation::Creation;
-use crate::definition::{Definition, Table};
+use crate::definition::{CatalogState, Definition, Table};
 use crate::filter::FilterError;
 use crate::follow::Follower;
 use crate::offset::Offset;
@@ -197,7 +198,12 @@ impl Shapes {
         definition: Definition,
         micros: u64,
     ) -> Result<(Arc<Shape>, Option<Creation>), CreateError> {
-        if let Some(shape) = self.find_same(&definition) {
+        let now = definition.table.state.as_ref();
+        // In another catalog state, the shape may have to go first.
+        let is_known = now.is_none_or(|now| self.state(definition.table.oid).as_ref() == Some(now));
+        if (is_known || !self.is_writing())
+            && let Some(shape) = self.find_same(&definition)
+        {
             return Ok((shape, None));
         }
         self.inner.create(definition, micros)
@@ -227,13 +233,15 @@ impl Shapes {
     pub fn delete_table(&self, oid: u32) {
         if self.is_writing() {
             let mut followed = self.inner.followed();
-            for shape in self.all().iter().filter(|shape| shape.definition().table.oid == oid) {
-                followed.delete(shape.id, &self.inner);
-            }
+            self.inner.shapes_of(oid).into_iter().for_each(|shape| followed.delete(shape, &self.inner));
         }
     }
 
-    /// A table is so now: its shapes that can't go on with it are deleted, unless somebody else writes.
+    /// Compares the shapes of a table with what the catalog says of it now, and deletes those that can't go on. Does nothing
+    /// while another process writes.
+    ///
+    /// If the table has a [`state`](Table::state), it is compared with the one as of which all its shapes are right
+    /// ([`CatalogState::change_since`]), and takes its place. A table without such a state adopts it.
     pub fn refit(&self, table: &Table) {
         if self.is_writing() {
             self.inner.followed().refit(table, &self.inner);
@@ -243,6 +251,29 @@ impl Shapes {
     /// Whether there are shapes that follow a table.
     pub fn follows(&self, oid: u32) -> bool {
         self.inner.followed().has_table(oid)
+    }
+
+    /// Returns the catalog state as of which all shapes of a table are right; `None`: it has no shapes, or no state was told.
+    pub fn state(&self, oid: u32) -> Option<CatalogState> {
+        self.inner.registry().baselines.get(oid).cloned()
+    }
+
+    /// Returns the tables that have shapes, each oid once.
+    pub fn tables(&self) -> Vec<Arc<Table>> {
+        let tables: HashMap<u32, Arc<Table>> = {
+            let registry = self.inner.registry();
+            let tables = registry.shapes().map(|shape| &shape.definition().table);
+            tables.map(|table| (table.oid, Arc::clone(table))).collect()
+        };
+        tables.into_values().collect()
+    }
+
+    /// Returns the oids of the tables that have a shape which a stream waits for.
+    pub fn watched_tables(&self) -> Vec<u32> {
+        let registry = self.inner.registry();
+        let watched = registry.shapes().filter(|shape| shape.streams() > 0);
+        let oids: HashSet<u32> = watched.map(|shape| shape.definition().table.oid).collect();
+        oids.into_iter().collect()
     }
 
     /// All shapes, in no order.

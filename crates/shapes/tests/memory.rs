@@ -52,6 +52,8 @@ fn a_shape_takes_less_than_five_kilobytes() {
         key: vec![0],
         numbers: Vec::new(),
         lineage: String::new(),
+        key_is_deferrable: false,
+        state: None,
     };
     let table = Arc::new(table);
     let make = |number: usize| {

@@ -243,6 +243,24 @@ impl Followed {
         let groups = self.groups.get(&table.oid).into_iter().flatten();
         let unfit: Vec<_> = groups.flat_map(|group| group.unfit(&described)).collect();
         unfit.into_iter().for_each(|shape| self.delete(shape, inner));
+        self.rebase(table, inner);
+    }
+
+    /// The catalog says this of a table: its shapes go if they aren't right as of that state, which becomes the baseline.
+    pub(crate) fn rebase(&mut self, table: &Table, inner: &Inner) {
+        let Some(now) = &table.state else { return };
+        let change = match inner.registry().baselines.get(table.oid) {
+            Some(before) if before == now => return,
+            Some(before) => now.change_since(before),
+            None => None,
+        };
+        if let Some(change) = change {
+            let Table { schema, name, oid, .. } = table;
+            tracing::info!(schema, name, oid, %change, "shapes of a table deleted");
+            inner.shapes_of(*oid).into_iter().for_each(|shape| self.delete(shape, inner));
+        }
+        // After the deletions, in memory and in the log: a crash in between must not lose them.
+        inner.set_baseline(table);
     }
 
     pub(super) fn groups(&mut self, oid: u32) -> impl Iterator<Item = &mut Group> {

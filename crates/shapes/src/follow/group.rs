@@ -43,6 +43,7 @@ struct Catalog {
     numbers: Vec<i32>,
     /// The primary key's columns.
     key: Vec<String>,
+    key_is_deferrable: bool,
     lineage: String,
 }
 
@@ -73,7 +74,8 @@ impl Described {
         let columns = columns.map(|(column, kind)| (column.name.clone(), *kind)).collect();
         let types = table.types.columns.iter().map(|column| column.column_type.clone()).collect();
         let (numbers, lineage) = (table.numbers.clone(), table.lineage.clone());
-        let catalog = Some(Catalog { types, numbers, key: key(table), lineage });
+        let (key, key_is_deferrable) = (key(table), table.key_is_deferrable);
+        let catalog = Some(Catalog { types, numbers, key, key_is_deferrable, lineage });
         Described { version: 0, schema: table.schema.clone(), name: table.name.clone(), columns, catalog }
     }
 
@@ -101,7 +103,10 @@ impl Described {
 
     /// Whether it is this table, and rows are told apart in the same way, as far as that is known.
     fn is_of(&self, table: &Table) -> bool {
-        let is_kept = |catalog: &Catalog| catalog.key == key(table) && catalog.lineage == table.lineage;
+        let is_kept = |catalog: &Catalog| {
+            (&catalog.key, catalog.key_is_deferrable) == (&key(table), table.key_is_deferrable)
+                && catalog.lineage == table.lineage
+        };
         (&*self.schema, &*self.name) == (&*table.schema, &*table.name)
             && self.catalog.as_ref().is_none_or(is_kept)
     }

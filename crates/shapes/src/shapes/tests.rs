@@ -256,3 +256,127 @@ fn progress_is_heard_of() {
     assert_eq!(bench.store.position(), Some(Position { origin: "there".into(), lsn: 10 }));
     assert!(bench.store.is_beyond(Offset::new(11, 0)) && !bench.store.is_beyond(Offset::new(10, 0)));
 }
+
+/// A table as the catalog has it after so many VACUUM FULL, and in this publication.
+fn in_state(filenode: u32, publication: &str) -> Table {
+    let publication = publication.to_owned();
+    let state = CatalogState { filenode, publication, ..CatalogState::default() };
+    Table { state: Some(state), ..table(ITEMS, "items", vec![0]) }
+}
+
+fn shape_in(bench: &mut Bench, table: &Table, choice: Choice) -> Arc<Shape> {
+    let creation = bench.create_of(table.clone(), choice);
+    creation.follow();
+    bench.complete(creation, &snapshot_before(bench.xid + 1), bench.lsn + 8)
+}
+
+#[test]
+fn a_table_that_differs_only_in_its_state_is_the_same() {
+    assert_eq!(in_state(1, "a"), in_state(2, "b"));
+    assert_eq!(in_state(1, "a").fingerprint(), table(ITEMS, "items", vec![0]).fingerprint());
+    let deferrable = Table { key_is_deferrable: true, ..in_state(1, "a") };
+    assert_ne!(deferrable, in_state(1, "a"));
+    assert_ne!(deferrable.fingerprint(), in_state(1, "a").fingerprint());
+}
+
+#[test]
+fn shapes_end_with_a_state_in_which_they_arent_right() {
+    let mut bench = Bench::new();
+    let other = bench.create_of(table(300, "log", vec![0]), choice(None));
+    // One of the release before: no state is known.
+    let shape = bench.shape(choice(None));
+    assert_eq!(bench.store.state(ITEMS), None);
+    bench.store.refit(&in_state(1, "a"));
+    assert_eq!(bench.store.state(ITEMS), in_state(1, "a").state);
+    bench.store.refit(&in_state(2, "a"));
+    assert_eq!((bench.store.state(ITEMS), shape.gone()), (in_state(2, "a").state, None));
+    bench.store.refit(&table(ITEMS, "items", vec![0]));
+    assert_eq!((bench.store.state(ITEMS), shape.gone()), (in_state(2, "a").state, None));
+    // One that isn't followed yet goes as well.
+    let creation = bench.create_of(in_state(2, "a"), choice(Some("qty > 5")));
+    bench.store.refit(&in_state(2, "b"));
+    assert_eq!((shape.gone(), creation.shape().gone()), (Some(Gone::Deleted), Some(Gone::Deleted)));
+    assert_eq!((bench.store.state(ITEMS), other.shape().gone()), (None, None));
+    // Without shapes there is nothing to be right.
+    bench.store.refit(&in_state(2, "b"));
+    assert_eq!(bench.store.state(ITEMS), None);
+}
+
+#[test]
+fn a_shape_that_is_made_in_another_state_ends_those_before() {
+    let mut bench = Bench::new();
+    let first = shape_in(&mut bench, &in_state(1, "a"), choice(None));
+    let found =
+        bench.store.find_or_create(Definition { table: in_state(2, "a").into(), choice: choice(None) }, 9);
+    assert!(Arc::ptr_eq(&found.unwrap().0, &first));
+    assert_eq!(bench.store.state(ITEMS), in_state(2, "a").state);
+    let second = shape_in(&mut bench, &in_state(2, "b"), choice(None));
+    assert_eq!((first.gone(), second.gone()), (Some(Gone::Deleted), None));
+    assert_eq!(bench.store.state(ITEMS), in_state(2, "b").state);
+    let third = shape_in(&mut bench, &in_state(2, "b"), choice(Some("qty > 5")));
+    assert!(bench.store.delete(second.handle()));
+    assert_eq!(bench.store.state(ITEMS), in_state(2, "b").state);
+    assert!(bench.store.delete(third.handle()));
+    assert_eq!(bench.store.state(ITEMS), None);
+}
+
+#[test]
+fn a_baseline_survives_with_and_without_a_checkpoint() {
+    for (with_checkpoint, with_gap) in [(true, false), (false, false), (true, true), (false, true)] {
+        let mut bench = Bench::new();
+        shape_in(&mut bench, &in_state(1, "a"), choice(None));
+        if with_gap {
+            // Its table is known to the log by now, and the baseline is gone with the last shape.
+            bench.store.delete_table(ITEMS);
+            shape_in(&mut bench, &in_state(2, "a"), choice(None));
+        }
+        bench.store.refit(&in_state(3, "a"));
+        bench.store.inner.queue().release();
+        if with_checkpoint {
+            bench.runtime.block_on(bench.store.checkpoint()).unwrap();
+        }
+        let reader = Shapes::on(Arc::new(bench.disk.clone()), StoreConfig::new("/nowhere")).unwrap();
+        assert_eq!(reader.state(ITEMS), in_state(3, "a").state);
+        bench.store.refit(&in_state(4, "a"));
+        bench.store.inner.queue().release();
+        reader.refresh().unwrap();
+        assert_eq!(reader.state(ITEMS), in_state(4, "a").state);
+        bench.store.end_writing();
+        reader.begin_writing().unwrap();
+        assert_eq!(reader.state(ITEMS), in_state(4, "a").state);
+        reader.refit(&in_state(4, "b"));
+        assert!(reader.all().is_empty());
+        reader.end_writing();
+    }
+}
+
+#[test]
+fn the_log_has_deletions_before_the_state_that_called_for_them() {
+    let mut bench = Bench::new();
+    let shape = shape_in(&mut bench, &in_state(1, "a"), choice(None));
+    let before = bench.disk.clone();
+    // Nothing of this comes to the log: after a crash, the state is the one before.
+    bench.store.inner.queue().hold();
+    bench.store.refit(&in_state(1, "b"));
+    let reader = Shapes::on(Arc::new(before), StoreConfig::new("/nowhere")).unwrap();
+    assert_eq!(reader.state(ITEMS), in_state(1, "a").state);
+    assert!(reader.find(shape.handle()).is_some());
+    bench.store.inner.queue().release();
+    reader.refresh().unwrap();
+    assert_eq!((reader.state(ITEMS), reader.all().len()), (None, 0));
+}
+
+#[test]
+fn tables_are_known_by_their_shapes_and_watched_by_streams() {
+    let mut bench = Bench::new();
+    let shapes = [choice(None), choice(Some("qty > 5"))].map(|choice| bench.shape(choice));
+    let other = bench.create_of(table(300, "log", vec![0]), choice(None));
+    let mut oids: Vec<_> = bench.store.tables().iter().map(|table| table.oid).collect();
+    oids.sort_unstable();
+    assert_eq!(oids, [ITEMS, 300]);
+    assert_eq!(bench.store.watched_tables(), [0; 0]);
+    let watching = shapes.each_ref().map(Shape::watch);
+    assert_eq!(bench.store.watched_tables(), [ITEMS]);
+    drop((watching, other));
+    assert_eq!(bench.store.watched_tables(), [0; 0]);
+}

@@ -78,6 +78,8 @@ pub(crate) fn table(oid: u32, name: &str, key: Vec<usize>) -> Table {
         numbers: Vec::new(),
         lineage: String::new(),
         key,
+        key_is_deferrable: false,
+        state: None,
     }
 }
 

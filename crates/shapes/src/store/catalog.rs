@@ -31,7 +31,9 @@ impl Catalog {
         let mut bytes = Vec::new();
         let mut put = |note: Note| drop(record::frame(&Record::Note(note, Bytes::new()), &mut bytes));
         put(Note::Catalog(CatalogHead { format: FORMAT, ..self.head.clone() }));
-        self.tables.iter().for_each(|(id, table)| put(Note::Table { id: *id, table: Table::clone(table) }));
+        self.tables
+            .iter()
+            .for_each(|(id, table)| put(Note::Table { id: *id, table: Box::new(Table::clone(table)) }));
         self.shapes.iter().for_each(|shape| put(Note::Shape(Box::new(shape.clone()))));
         put(Note::End { shapes: self.shapes.len() });
         let file = disk.create(DRAFT)?;
@@ -58,7 +60,7 @@ impl Catalog {
                     return Err(OpenError::Format { found: head.format, known: FORMAT });
                 }
                 Note::Catalog(head) if is_first => catalog.head = head,
-                Note::Table { id, table } => catalog.tables.push((id, Arc::new(table))),
+                Note::Table { id, table } => catalog.tables.push((id, table.into())),
                 Note::Shape(kept) => catalog.shapes.push(*kept),
                 Note::End { shapes } if shapes == catalog.shapes.len() && !is_first => {
                     return Ok(Some(catalog));
@@ -74,7 +76,7 @@ impl Catalog {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::definition::{Choice, LogMode, Replica};
+    use crate::definition::{CatalogState, Choice, LogMode, Replica};
     use crate::simulation::database::table;
     use crate::store::disk::SimulatedDisk;
     use crate::store::record::{Completed, KeptLog, Seen};
@@ -93,8 +95,14 @@ mod tests {
             KeptLog { len: 70, last: (9, 4), chunks: vec![(60, 9, 2)], base: 20, past: vec![(15, 4, 2)] };
         let kept = Kept { id: 4, handle: "1-2".into(), table: 8, choice, snapshot, log };
         let incomplete = Kept { id: 5, snapshot: None, ..kept.clone() };
-        let head =
-            CatalogHead { format: FORMAT, origin: Some("here".into()), segment: 3, ..CatalogHead::default() };
+        let state = CatalogState { columns: vec![(1, 700)], facts: vec![-3], ..CatalogState::default() };
+        let head = CatalogHead {
+            format: FORMAT,
+            origin: Some("here".into()),
+            segment: 3,
+            states: vec![(100, state)],
+            ..CatalogHead::default()
+        };
         Catalog { head, tables: vec![(8, table)], shapes: vec![kept, incomplete] }
     }
 
@@ -104,6 +112,18 @@ mod tests {
         assert_eq!(Catalog::read(&disk).unwrap(), None);
         some().write(&disk).unwrap();
         assert_eq!(Catalog::read(&disk).unwrap(), Some(some()));
+    }
+
+    #[test]
+    fn a_catalog_of_the_release_before_has_no_states() {
+        let head = serde_json::to_value(some().head).unwrap();
+        let mut before = head.clone();
+        before.as_object_mut().unwrap().remove("states");
+        let read: CatalogHead = serde_json::from_value(before).unwrap();
+        assert_eq!(read, CatalogHead { states: Vec::new(), ..some().head });
+        let mut before = serde_json::to_value(table(100, "items", vec![0])).unwrap();
+        before.as_object_mut().unwrap().retain(|field, _| field != "state" && field != "key_is_deferrable");
+        assert_eq!(serde_json::from_value::<Table>(before).unwrap(), table(100, "items", vec![0]));
     }
 
     #[test]

@@ -38,6 +38,7 @@ impl Checkpoint {
             next_id: registry.next_id,
             last_handle: registry.last_handle,
             segment,
+            states: registry.baselines.keep(),
         };
         let tables = registry.tables.iter().map(|(id, table)| (*id, Arc::clone(table))).collect();
         Checkpoint { catalog: Catalog { head, tables, shapes: kept }, shapes }

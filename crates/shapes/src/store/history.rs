@@ -11,7 +11,7 @@ use bytes::Bytes;
 
 use super::catalog::Catalog;
 use super::record::{Changes, Commit, Kept, Note, Record};
-use crate::definition::Definition;
+use crate::definition::{Definition, Table};
 use crate::offset::Offset;
 use crate::registry::{Inner, lock, time_of};
 
@@ -74,7 +74,12 @@ impl Inner {
                 self.progressed.notify_waiters();
             }
             Note::Table { id, table } => {
-                self.registry_mut().tables.insert(*id, Arc::new(table.clone()));
+                let is_writing = self.is_writing.load(Ordering::Acquire);
+                let mut registry = self.registry_mut();
+                if let Some(state) = &table.state {
+                    registry.baselines.log(table.oid, state, is_writing);
+                }
+                registry.tables.insert(*id, Arc::new(Table::clone(table)));
             }
             Note::Create { id, handle, table, choice } => {
                 let mut registry = self.registry_mut();
@@ -149,6 +154,7 @@ impl Inner {
         }
         self.forget_missing(catalog, u64::MAX);
         catalog.shapes.iter().for_each(|kept| self.load_shape(kept));
+        self.registry_mut().baselines.load(&catalog.head.states);
         self.durable.store(catalog.head.lsn, Ordering::Release);
         self.seen.store(catalog.head.seen, Ordering::Release);
         self.progressed.notify_waiters();

@@ -6,7 +6,7 @@
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::definition::{Choice, Table};
+use crate::definition::{CatalogState, Choice, Table};
 
 /// Length and checksum.
 pub(crate) const HEAD: usize = 8;
@@ -71,8 +71,8 @@ pub(crate) struct Commit {
 pub(crate) enum Note {
     /// Nothing of interest up to here.
     Advance { lsn: u64 },
-    /// A table that shapes after it refer to.
-    Table { id: u64, table: Table },
+    /// A table that shapes after it refer to. Its state is the one as of which all shapes of its oid are right.
+    Table { id: u64, table: Box<Table> },
     /// A shape begins; its snapshot is yet to come.
     Create { id: u64, handle: String, table: u64, choice: Choice },
     /// Its snapshot is complete. The bytes are the snapshot's, if it has no file of its own.
@@ -121,6 +121,9 @@ pub(crate) struct CatalogHead {
     pub(crate) last_handle: u64,
     /// The first segment of the log that isn't in the catalog.
     pub(crate) segment: u64,
+    /// Catalog states as of which the shapes of a table are right, by its oid.
+    #[serde(default)]
+    pub(crate) states: Vec<(u32, CatalogState)>,
 }
 
 /// A shape, as the catalog keeps it.

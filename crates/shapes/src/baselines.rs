@@ -1,0 +1,76 @@
+//! Catalog states as of which the shapes of each table are right.
+//!
+//! Invariant: all complete shapes of a table are right as of its baseline, in memory and after a crash.
+//! Enforced by: shapes that aren't right as of a state are deleted before it becomes the baseline, and the store's log has
+//! both in that order. The catalog gets the baselines that the log had up to its segment.
+//! Bound: a table has a baseline only while it has shapes.
+
+use std::collections::HashMap;
+
+use crate::definition::CatalogState;
+
+/// Baselines by table oid.
+#[derive(Debug, Default)]
+pub(crate) struct Baselines(HashMap<u32, Baseline>);
+
+#[derive(Debug, Default)]
+struct Baseline {
+    /// How many shapes the table has.
+    shapes: usize,
+    state: Option<CatalogState>,
+    /// The last one that the log has. Behind `state` while its record is queued.
+    logged: Option<CatalogState>,
+}
+
+impl Baselines {
+    pub(crate) fn get(&self, oid: u32) -> Option<&CatalogState> {
+        self.0.get(&oid)?.state.as_ref()
+    }
+
+    pub(crate) fn has_shapes(&self, oid: u32) -> bool {
+        self.0.get(&oid).is_some_and(|baseline| baseline.shapes > 0)
+    }
+
+    /// Counts a shape. The state that its table has becomes the baseline if there is none.
+    pub(crate) fn add_shape(&mut self, oid: u32, state: Option<&CatalogState>) {
+        let baseline = self.0.entry(oid).or_default();
+        baseline.shapes += 1;
+        if baseline.state.is_none() {
+            baseline.state = state.cloned();
+        }
+    }
+
+    pub(crate) fn remove_shape(&mut self, oid: u32) {
+        if let Some(baseline) = self.0.get_mut(&oid) {
+            baseline.shapes = baseline.shapes.saturating_sub(1);
+            if baseline.shapes == 0 {
+                self.0.remove(&oid);
+            }
+        }
+    }
+
+    pub(crate) fn set(&mut self, oid: u32, state: &CatalogState) {
+        self.0.entry(oid).or_default().state = Some(state.clone());
+    }
+
+    /// Takes a state from the log. `is_writing`: the baseline was set when the record was queued, and may be newer by now.
+    pub(crate) fn log(&mut self, oid: u32, state: &CatalogState, is_writing: bool) {
+        let baseline = self.0.entry(oid).or_default();
+        baseline.logged = Some(state.clone());
+        if !is_writing {
+            baseline.state = baseline.logged.clone();
+        }
+    }
+
+    /// Takes the states of a catalog whose shapes were counted.
+    pub(crate) fn load(&mut self, states: &[(u32, CatalogState)]) {
+        states.iter().for_each(|(oid, state)| self.log(*oid, state, false));
+    }
+
+    /// Returns the states for a catalog.
+    pub(crate) fn keep(&mut self) -> Vec<(u32, CatalogState)> {
+        self.0.retain(|_, baseline| baseline.shapes > 0);
+        let logged = |(oid, baseline): (&u32, &Baseline)| Some((*oid, baseline.logged.clone()?));
+        self.0.iter().filter_map(logged).collect()
+    }
+}

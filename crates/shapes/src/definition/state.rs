@@ -1,0 +1,152 @@
+//! Catalog state of a table: detects changes that the replication stream doesn't describe.
+//!
+//! Out of scope: names, types, key and columns of a table. Those are in [`Table`](super::Table) and compared one by one.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// What the catalog says of a table. Shapes are right as of one such state.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CatalogState {
+    /// `pg_class.relfilenode`.
+    pub filenode: u32,
+    /// `xmin` of the row in pg_class.
+    pub class_xmin: u32,
+    /// `attnum` and `xmin` of each row in pg_attribute, without dropped columns.
+    pub columns: Vec<(i32, u32)>,
+    /// Hashes of what values are written with: labels of enums, attributes of composite types. Sorted.
+    pub facts: Vec<i64>,
+    /// The rows of pg_publication and pg_publication_rel that publish the table.
+    pub publication: String,
+}
+
+/// Why the shapes of a table can't go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CatalogChange {
+    /// An ALTER TABLE wrote all rows anew. The stream has no change for any of them.
+    Rewritten,
+    /// An enum label or an attribute of a composite type has another name. Rows are written otherwise.
+    ValuesRenamed,
+    /// The publication, or the table's entry in it, was altered. Changes may be missing.
+    PublicationChanged,
+}
+
+impl CatalogState {
+    /// Returns what happened since `before` that the shapes of that time can't show.
+    ///
+    /// VACUUM FULL and CLUSTER change only the filenode and the row in pg_class; SET DEFAULT and SET STATISTICS change only
+    /// pg_attribute. An ALTER TABLE that rewrites the table changes both in one transaction, so the column's `xmin` isn't
+    /// newer than that of the class.
+    pub fn change_since(&self, before: &CatalogState) -> Option<CatalogChange> {
+        if self.publication != before.publication {
+            return Some(CatalogChange::PublicationChanged);
+        }
+        if !before.facts.iter().all(|fact| self.facts.contains(fact)) {
+            return Some(CatalogChange::ValuesRenamed);
+        }
+        let was_rewritten = |(number, xmin): &(i32, u32)| {
+            let old = before.columns.iter().find(|(other, _)| other == number);
+            old.is_some_and(|(_, old)| old != xmin) && !is_newer(*xmin, self.class_xmin)
+        };
+        let is_rewritten = self.filenode != before.filenode && self.columns.iter().any(was_rewritten);
+        is_rewritten.then_some(CatalogChange::Rewritten)
+    }
+}
+
+/// Whether a transaction id was given after another. They wrap around.
+pub(crate) fn is_newer(xid: u32, than: u32) -> bool {
+    xid.wrapping_sub(than).cast_signed() > 0
+}
+
+impl fmt::Display for CatalogChange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            CatalogChange::Rewritten => "an ALTER TABLE rewrote the table",
+            CatalogChange::ValuesRenamed => {
+                "a label of an enum or an attribute of a composite type was renamed"
+            }
+            CatalogChange::PublicationChanged => "the publication of the table was altered",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state() -> CatalogState {
+        CatalogState {
+            filenode: 16400,
+            class_xmin: 700,
+            columns: vec![(1, 700), (2, 700)],
+            facts: vec![-5, 9],
+            publication: "forebay 1".into(),
+        }
+    }
+
+    fn changed(change: impl FnOnce(&mut CatalogState)) -> Option<CatalogChange> {
+        let mut now = state();
+        change(&mut now);
+        now.change_since(&state())
+    }
+
+    fn vacuum_full(now: &mut CatalogState, xid: u32) {
+        (now.filenode, now.class_xmin) = (now.filenode + 1, xid);
+    }
+
+    fn rewrite(now: &mut CatalogState, xid: u32) {
+        vacuum_full(now, xid);
+        now.columns[1].1 = xid;
+    }
+
+    #[test]
+    fn a_table_that_stays_or_is_vacuumed_or_gets_a_default_hasnt_changed() {
+        assert_eq!(changed(|_| {}), None);
+        assert_eq!(changed(|now| vacuum_full(now, 705)), None);
+        assert_eq!(changed(|now| now.columns[0].1 = 705), None);
+        assert_eq!(changed(|now| now.columns.push((3, 705))), None);
+        let both = |now: &mut CatalogState| {
+            vacuum_full(now, 705);
+            now.columns[0].1 = 706;
+        };
+        assert_eq!(changed(both), None);
+    }
+
+    #[test]
+    fn a_rewritten_table_has_changed_though_it_is_vacuumed_since() {
+        assert_eq!(changed(|now| rewrite(now, 705)), Some(CatalogChange::Rewritten));
+        let then_vacuumed = |now: &mut CatalogState| {
+            rewrite(now, 705);
+            vacuum_full(now, 709);
+        };
+        assert_eq!(changed(then_vacuumed), Some(CatalogChange::Rewritten));
+        // A column that is new, or was dropped, was in no shape that is still there.
+        let with_another = |now: &mut CatalogState| {
+            vacuum_full(now, 705);
+            now.columns = vec![(1, 700), (3, 705)];
+        };
+        assert_eq!(changed(with_another), None);
+    }
+
+    #[test]
+    fn transaction_ids_wrap_around() {
+        assert_eq!(
+            changed(|now| (now.filenode, now.class_xmin, now.columns[1].1) = (9, 3, u32::MAX)),
+            Some(CatalogChange::Rewritten)
+        );
+        assert_eq!(changed(|now| (now.filenode, now.class_xmin, now.columns[1].1) = (9, u32::MAX, 3)), None);
+    }
+
+    #[test]
+    fn a_fact_may_be_added_but_not_go() {
+        assert_eq!(changed(|now| now.facts.insert(1, 4)), None);
+        assert_eq!(changed(|now| now.facts[0] = -6), Some(CatalogChange::ValuesRenamed));
+    }
+
+    #[test]
+    fn another_publication_is_a_change() {
+        assert_eq!(changed(|now| now.publication.push('2')), Some(CatalogChange::PublicationChanged));
+    }
+}
