@@ -27,6 +27,11 @@ impl Baselines {
         self.0.get(&oid)?.state.as_ref()
     }
 
+    /// The tables that have shapes.
+    pub(crate) fn oids(&self) -> impl Iterator<Item = u32> {
+        self.0.iter().filter(|(_, baseline)| baseline.shapes > 0).map(|(oid, _)| *oid)
+    }
+
     pub(crate) fn has_shapes(&self, oid: u32) -> bool {
         self.0.get(&oid).is_some_and(|baseline| baseline.shapes > 0)
     }

@@ -258,6 +258,28 @@ impl Shapes {
         self.inner.registry().baselines.get(oid).cloned()
     }
 
+    /// Changes the catalog states as of which shapes are right, where a change of the catalog is known to leave all shapes right.
+    /// Does nothing while another process writes.
+    pub fn update_states(&self, update: impl Fn(&mut CatalogState)) {
+        if !self.is_writing() {
+            return;
+        }
+        let _order = self.inner.followed();
+        for table in self.tables() {
+            let Some(before) = self.state(table.oid) else { continue };
+            let mut state = before.clone();
+            update(&mut state);
+            if state != before {
+                self.inner.set_baseline(&Table { state: Some(state), ..Table::clone(&table) });
+            }
+        }
+    }
+
+    /// Returns the oids of the tables that have shapes.
+    pub fn table_oids(&self) -> Vec<u32> {
+        self.inner.registry().baselines.oids().collect()
+    }
+
     /// Returns the tables that have shapes, each oid once.
     pub fn tables(&self) -> Vec<Arc<Table>> {
         let tables: HashMap<u32, Arc<Table>> = {

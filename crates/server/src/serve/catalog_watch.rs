@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use forebay_postgres::pgoutput::Snapshot;
 use forebay_postgres::reservoir::PostgresClient;
-use forebay_postgres::{PublicationVersions, PublishError, TableName};
-use forebay_shapes::{CatalogState, Table};
+use forebay_postgres::{Manager, PublicationVersions, PublishError, TableName};
+use forebay_shapes::{CatalogState, Shapes, Table};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use tracing::{debug, info, warn};
 
@@ -94,18 +94,18 @@ impl Making {
     }
 
     /// Has partitions published under their own names, which changes the publication's row: the
-    /// baselines of all shapes follow. Runs to its end, though the caller may leave.
+    /// baselines of all shapes follow. Shapes of partitions from before may have missed changes that
+    /// came under an ancestor's name, and go. Runs to its end, though the caller may leave.
     pub(super) async fn publish_partitions(&self) -> Result<(), PublishError> {
         let (manager, shapes, watch) = (self.manager.clone(), self.shapes.clone(), Arc::clone(&self.watch));
         let changing = tokio::spawn(async move {
-            watch.changing.fetch_add(1, Ordering::AcqRel);
+            let _changing = Changing::begin(&watch);
             let changed = manager.publish_partitions().await;
             if let Ok(Some(versions)) = &changed {
                 shapes.update_states(|state| follow(&mut state.publication, *versions));
+                delete_partitions(&manager, &shapes).await?;
                 info!(publication = watch.publication, "partitions published under their own names");
             }
-            watch.changed.fetch_add(1, Ordering::AcqRel);
-            watch.changing.fetch_sub(1, Ordering::AcqRel);
             changed.map(drop)
         });
         changing.await.unwrap_or(Err(PublishError::NoAnswer))
@@ -137,8 +137,7 @@ impl Making {
 
     /// Compares the shapes of all tables with the catalog.
     pub(super) async fn look_at_all(&self) {
-        let all: Vec<u32> = self.shapes.tables().iter().map(|table| table.oid).collect();
-        if let Err(error) = self.look_at(&all).await {
+        if let Err(error) = self.look_at(&self.shapes.table_oids()).await {
             warn!(%error, "tables not compared with the catalog");
         }
     }
@@ -156,6 +155,10 @@ impl Making {
             if look.is_some() && lock(&self.watch.looks).get(&table.oid) == look {
                 continue;
             }
+            if lock(&self.watch.looks).contains_key(&table.oid) {
+                // Requests must not make shapes by what was known before.
+                self.described.anew();
+            }
             self.check(table.oid, &TableName::new(&table.schema, &table.name)).await;
             // Should it have changed in between, the next look differs.
             if let Some(look) = look.filter(|_| looked.is_settled) {
@@ -171,8 +174,7 @@ impl Making {
             return;
         }
         unneeded.looked = Some(now);
-        let needed: Vec<u32> = self.shapes.tables().iter().map(|table| table.oid).collect();
-        let Ok(tables) = self.manager.tables_without(&needed).await else { return };
+        let Ok(tables) = self.manager.tables_without(&self.shapes.table_oids()).await else { return };
         unneeded.since.retain(|table, _| tables.contains_key(table));
         for (table, place) in tables {
             let since = *unneeded.since.entry(table.clone()).or_insert(now);
@@ -188,7 +190,7 @@ impl Making {
     async fn unpublish_one(&self, table: &TableName, place: (u32, u32)) {
         lock(&self.watch.retired).insert(place);
         self.forget_known(table);
-        if self.shapes.tables().iter().any(|needed| needed.oid == place.0) {
+        if self.shapes.table_oids().contains(&place.0) {
             lock(&self.watch.retired).remove(&place);
             return;
         }
@@ -202,6 +204,37 @@ impl Making {
         }
         self.leave_stale(table, None);
     }
+}
+
+/// A change of the publication as a whole by this process, from here to its drop.
+struct Changing<'a>(&'a CatalogWatch);
+
+impl<'a> Changing<'a> {
+    fn begin(watch: &'a CatalogWatch) -> Self {
+        watch.changing.fetch_add(1, Ordering::AcqRel);
+        Changing(watch)
+    }
+}
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        self.0.changed.fetch_add(1, Ordering::AcqRel);
+        self.0.changing.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Deletes the shapes of tables that are partitions.
+async fn delete_partitions(manager: &Manager, shapes: &Shapes) -> Result<(), PublishError> {
+    let client = manager.admin().await?;
+    for oid in shapes.table_oids() {
+        match database::relatives(&client, oid).await {
+            Ok(relatives) if relatives.ancestors.is_empty() => {}
+            Ok(_) => shapes.delete_table(oid),
+            Err(CatalogError::Database(error)) => return Err(error.into()),
+            Err(CatalogError::NoAnswer) => return Err(PublishError::NoAnswer),
+        }
+    }
+    Ok(())
 }
 
 /// Tables in the publication that no shape needs, and since when.

@@ -124,8 +124,7 @@ impl Fitting {
         let client = making.connection().await?;
         // A partition's changes concern its ancestors, also those that it had when it was changed, and
         // has no more: whichever shapes of partitioned tables there are must fit, too.
-        let followed = self.shapes.tables();
-        let partitioned: Vec<u32> = followed.iter().map(|table| table.oid).collect();
+        let partitioned = self.shapes.table_oids();
         let tables = Tables::Listed { all: &[oid], partitioned: &partitioned };
         let Looked { seen, looks, is_settled } = making.look(&client, tables).await?;
         if let Some(xid) = xid.filter(|xid| !seen.sees(*xid))
@@ -135,9 +134,7 @@ impl Fitting {
         }
         let is_there = looks.iter().any(|look| look.oid == oid);
         for look in looks.iter().filter(|look| self.looks.get(&look.oid) != Some(look)) {
-            let name = followed.iter().find(|table| table.oid == look.oid);
-            let name = name.map(|table| TableName::new(&table.schema, &table.name));
-            let fits = self.compare(&client, look, name.as_ref().unwrap_or(table)).await?;
+            let fits = self.compare(&client, look).await?;
             if fits && is_settled {
                 self.looks.insert(look.oid, look.clone());
             }
@@ -154,16 +151,12 @@ impl Fitting {
 
     /// Deletes the shapes of a table that don't fit it any more. Returns whether all that are left
     /// fit the look.
-    async fn compare(
-        &self,
-        client: &PostgresClient,
-        look: &Look,
-        name: &TableName,
-    ) -> Result<bool, Failure> {
-        if !self.shapes.follows(look.oid) {
+    async fn compare(&self, client: &PostgresClient, look: &Look) -> Result<bool, Failure> {
+        let Some(table) = self.shapes.tables().into_iter().find(|table| table.oid == look.oid) else {
             return Ok(false);
-        }
-        match database::describe_unread(client, name).await {
+        };
+        let name = TableName::new(&table.schema, &table.name);
+        match database::describe_unread(client, &name).await {
             Ok(now) if now.oid == look.oid => {
                 self.shapes.refit(&followed(&now, 0, Some(look.state.clone())));
                 Ok(true)

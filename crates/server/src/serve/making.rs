@@ -53,7 +53,7 @@ pub(crate) struct Making {
     pub(super) manager: Manager,
     known: Mutex<HashMap<TableName, Known>>,
     asking: Mutex<HashMap<TableName, Weak<Asking>>>,
-    described: Described,
+    pub(super) described: Described,
     pub(super) watch: Arc<CatalogWatch>,
     /// Tables, by oid and place in the publication, that have no writers from before it.
     settled: Mutex<HashSet<(u32, u32)>>,

@@ -9,6 +9,7 @@ mod ddl;
 mod failures;
 mod handoff;
 mod hostile;
+mod identity;
 mod instances;
 mod large;
 mod live;

@@ -43,7 +43,7 @@ impl CatalogState {
         if self.publication != before.publication {
             return Some(CatalogChange::PublicationChanged);
         }
-        if !before.facts.iter().all(|fact| self.facts.contains(fact)) {
+        if !before.facts.iter().all(|fact| self.facts.binary_search(fact).is_ok()) {
             return Some(CatalogChange::ValuesRenamed);
         }
         let was_rewritten = |(number, xmin): &(i32, u32)| {

@@ -160,6 +160,35 @@ impl DerefMut for Serve {
 }
 
 impl Serve {
+    /// Ends the server in good order.
+    pub(crate) async fn stop(mut self) {
+        self.signal(rustix::process::Signal::TERM);
+        self.end().await;
+    }
+
+    /// Reads on, and starts over where it is told to, until a shape has these values of a column.
+    pub(crate) async fn has_column<'a>(
+        &self,
+        reader: &mut Reader<'a>,
+        shape: &[(&'a str, &'a str)],
+        name: &str,
+        expected: &[&str],
+    ) {
+        let begun = Instant::now();
+        let mut values = column(self, shape, name).await;
+        while values != expected {
+            assert!(begun.elapsed() < DEADLINE, "{values:?}, not {expected:?}");
+            let answer = self.get(&[reader.params(), vec![("live", "true")]].concat()).await;
+            match answer.head.status {
+                409 => *reader = self.reader(shape).await,
+                _ => drop(reader.take(&answer)),
+            }
+            values = column(self, shape, name).await;
+        }
+        // A shape that was replaced meanwhile is found by its next reader.
+        *reader = self.reader(shape).await;
+    }
+
     /// Waits until health says so: active, waiting or starting.
     pub(crate) async fn becomes(&self, status: &str) {
         until(&format!("health is {status}"), async || self.health().await == status).await;
