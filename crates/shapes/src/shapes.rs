@@ -253,6 +253,12 @@ impl Shapes {
         self.inner.followed().has_table(oid)
     }
 
+    /// Returns whether there are shapes that follow one of these tables.
+    pub fn follows_any(&self, oids: &[u32]) -> bool {
+        let followed = self.inner.followed();
+        oids.iter().any(|oid| followed.has_table(*oid))
+    }
+
     /// Returns the catalog state as of which all shapes of a table are right; `None`: it has no shapes, or no state was told.
     pub fn state(&self, oid: u32) -> Option<CatalogState> {
         self.inner.registry().baselines.get(oid).cloned()

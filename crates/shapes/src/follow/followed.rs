@@ -28,6 +28,8 @@ pub(crate) struct Followed {
     transaction: Option<(u64, u32)>,
     /// Of each table, the last ones that changed it, the newest last.
     recent: HashMap<u32, VecDeque<(u64, u32)>>,
+    /// The tables below each partitioned table.
+    descendants: HashMap<u32, Vec<u32>>,
     /// By their tables' oids; several of one oid while a table changes.
     groups: HashMap<u32, Vec<Group>>,
     /// The table of each shape.
@@ -74,13 +76,24 @@ struct Held {
 impl Followed {
     /// From now on, nothing is followed, and everything before `lsn` is passed over. Streams that began before have to begin again.
     pub(crate) fn clear(&mut self, lsn: u64) {
-        let recent = mem::take(&mut self.recent);
-        *self = Followed { generation: self.generation + 1, taken: lsn, recent, ..Followed::default() };
+        let Followed { generation, recent, descendants, .. } = mem::take(self);
+        *self =
+            Followed { generation: generation + 1, taken: lsn, recent, descendants, ..Followed::default() };
     }
 
     /// What was taken in is of another database, or was by another process.
     pub(crate) fn forget_recent(&mut self) {
         self.recent.clear();
+        self.descendants.clear();
+    }
+
+    /// These tables are below a partitioned one.
+    pub(super) fn relate(&mut self, oid: u32, descendants: &[u32]) {
+        if descendants.is_empty() {
+            self.descendants.remove(&oid);
+        } else {
+            self.descendants.insert(oid, descendants.to_vec());
+        }
     }
 
     pub(super) fn generation(&self) -> u64 {
@@ -165,8 +178,11 @@ impl Followed {
             return false;
         };
         let since = *since;
-        let recent = self.oids.get(&shape).and_then(|oid| self.recent.get(oid));
-        let recent = recent.into_iter().flatten().chain(&self.transaction);
+        let Some(oid) = self.oids.get(&shape) else { return false };
+        // What came under a partitioned table may be of any table below it.
+        let above = self.descendants.iter().filter(|(_, below)| below.contains(oid)).map(|(above, _)| above);
+        let recent = above.chain([oid]).filter_map(|oid| self.recent.get(oid));
+        let recent = recent.flatten().chain(&self.transaction);
         let mut before = recent.filter(|(lsn, _)| *lsn < since);
         before.any(|(lsn, xid)| !seen.has(*lsn, *xid))
     }
@@ -273,6 +289,16 @@ impl Followed {
 
     pub(super) fn shapes_of(&self, oid: u32) -> Vec<u64> {
         self.groups.get(&oid).into_iter().flatten().flat_map(Group::shapes).collect()
+    }
+
+    /// The shapes of all these tables, whose oids are sorted. There may be thousands, of which few have shapes.
+    pub(super) fn shapes_of_any(&self, oids: &[u32]) -> Vec<u64> {
+        let is_among = |oid: &&u32| oids.binary_search(oid).is_ok();
+        if self.groups.len() < oids.len() {
+            self.groups.keys().filter(is_among).flat_map(|oid| self.shapes_of(*oid)).collect()
+        } else {
+            oids.iter().flat_map(|oid| self.shapes_of(*oid)).collect()
+        }
     }
 
     fn remove(&mut self, shape: u64) {

@@ -18,19 +18,27 @@ pub(super) struct Group {
     table: Arc<Table>,
     index: Index,
     members: HashMap<u64, Member>,
-    /// Of which version of the relation, and where each column of the table is in its rows.
-    columns: (u64, Vec<Option<usize>>),
+    /// The version of the relation that changed last, and where each column of the table is in its rows.
+    columns: (u64, Places),
+    /// The same of others: the changes of a partitioned table come from many relations.
+    known: HashMap<u64, Places>,
 }
+
+/// For each column of a table, its place in the rows of a relation.
+type Places = Arc<[Option<usize>]>;
+
+/// Bound of `Group::known`, which is emptied when it is full. Relations with the same order of columns share their places.
+const KNOWN: usize = 1024;
 
 /// A table, as the stream describes it.
 #[derive(Debug)]
 pub(super) struct Described {
     /// Above those of all before; not 0.
-    version: u64,
+    pub(super) version: u64,
     schema: String,
     name: String,
     /// Names, and types with their modifiers.
-    columns: Vec<(String, (u32, i32))>,
+    columns: Arc<[(String, (u32, i32))]>,
     /// The stream doesn't say.
     catalog: Option<Catalog>,
 }
@@ -86,6 +94,12 @@ impl Described {
         Described { version, schema, name, columns: columns.collect(), catalog: None }
     }
 
+    /// The same columns under another table's name.
+    pub(super) fn renamed(&self, schema: &str, name: &str) -> Self {
+        let (version, columns) = (self.version, Arc::clone(&self.columns));
+        Described { version, schema: schema.to_owned(), name: name.to_owned(), columns, catalog: None }
+    }
+
     /// Whether it has a table's column under its name, with its type, and, as far as that is known, the same one that compares the same.
     fn has(&self, table: &Table, index: usize) -> bool {
         let (column, kind) = (&table.types.columns[index], table.stream_types.get(index));
@@ -118,7 +132,8 @@ fn key(table: &Table) -> Vec<String> {
 
 impl Group {
     pub(super) fn new(table: Arc<Table>) -> Self {
-        Group { table, index: Index::new(), members: HashMap::new(), columns: (0, Vec::new()) }
+        let (index, members) = (Index::new(), HashMap::new());
+        Group { table, index, members, columns: (0, Arc::default()), known: HashMap::new() }
     }
 
     pub(super) fn is_of(&self, table: &Table) -> bool {
@@ -142,6 +157,7 @@ impl Group {
         self.members.insert(member.shape.id, member);
         // It was made without knowing what the stream says of the table.
         self.columns.0 = 0;
+        self.known.clear();
     }
 
     pub(super) fn remove(&mut self, shape: u64) {
@@ -159,8 +175,7 @@ impl Group {
         scratch: &mut Scratch,
     ) {
         if self.columns.0 != described.version {
-            self.columns = (described.version, self.places(described));
-            scratch.unfit.extend(self.unfit(described));
+            self.locate(described, scratch);
         }
         let (old, new) = match change {
             RowChange::Insert(new) => (None, self.values(new, None)),
@@ -206,9 +221,23 @@ impl Group {
         }
     }
 
-    fn places(&self, described: &Described) -> Vec<Option<usize>> {
+    /// The next change is of this relation. To `scratch.unfit`, the shapes that it doesn't fit.
+    fn locate(&mut self, described: &Described, scratch: &mut Scratch) {
+        if let Some(places) = self.known.get(&described.version) {
+            self.columns = (described.version, Arc::clone(places));
+            return;
+        }
         let place = |name: &str| described.columns.iter().position(|(other, _)| other == name);
-        self.table.types.columns.iter().map(|column| place(&column.name)).collect()
+        let mut places: Places = self.table.types.columns.iter().map(|column| place(&column.name)).collect();
+        if places == self.columns.1 {
+            places = Arc::clone(&self.columns.1);
+        }
+        if self.known.len() == KNOWN {
+            self.known.clear();
+        }
+        self.known.insert(described.version, Arc::clone(&places));
+        self.columns = (described.version, places);
+        scratch.unfit.extend(self.unfit(described));
     }
 
     /// The shapes that can't go on with the table as it is now: another name, another key, another type or order, a column gone, or one more

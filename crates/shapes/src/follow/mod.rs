@@ -5,10 +5,14 @@
 //! Kept by: a shape is followed from before its snapshot is taken; what comes before it is known what the snapshot has seen is held. A
 //! transaction that the store has been given is passed over when it comes again; one that was cut is begun anew. A shape of which a change can't
 //! be told (its table is another, its clause fails, its row is huge) is deleted: its clients start over.
+//! Partitions: a publication sends the change of a partition's row either under the partition or under the partitioned table that is published.
+//! Under the partition it goes to the shapes of the partition and of all its ancestors. Under an ancestor it can't be known whose row it is, so
+//! shapes of the partitions below are deleted.
 //! Order: whatever is decided under the lock of [`Followed`] is queued for the store under it, so that the store's log has it in that order.
 
 mod followed;
 mod group;
+mod relation;
 #[cfg(test)]
 mod tests;
 mod transaction;
@@ -19,7 +23,9 @@ use std::sync::{Arc, MutexGuard};
 use forebay_pgoutput::{Message, OldTuple, Relation, Truncate};
 
 pub(crate) use self::followed::Followed;
-use self::group::{Described, RowChange, Scratch};
+use self::group::{RowChange, Scratch};
+use self::relation::StreamRelation;
+pub use self::relation::{Ancestor, Relatives};
 use self::transaction::Transaction;
 use crate::registry::Inner;
 use crate::store::record::{Commit, Record};
@@ -51,7 +57,9 @@ pub struct Follower {
     inner: Arc<Inner>,
     /// Since when: see [`Followed::clear`].
     generation: u64,
-    relations: HashMap<u32, Described>,
+    relations: HashMap<u32, StreamRelation>,
+    /// Of tables that have any.
+    relatives: HashMap<u32, Relatives>,
     versions: u64,
     transaction: Option<Transaction>,
     scratch: Scratch,
@@ -60,17 +68,30 @@ pub struct Follower {
 impl Follower {
     pub(crate) fn new(inner: Arc<Inner>) -> Self {
         let generation = inner.followed().generation();
-        let (relations, transaction, scratch) = (HashMap::new(), None, Scratch::default());
-        Follower { inner, generation, relations, versions: 0, transaction, scratch }
+        let (relations, relatives) = (HashMap::new(), HashMap::new());
+        let (transaction, scratch) = (None, Scratch::default());
+        Follower { inner, generation, relations, relatives, versions: 0, transaction, scratch }
     }
 
     /// Another stream begins: what wasn't committed comes again, and what was may.
     pub fn restart(&mut self) {
         self.relations.clear();
+        self.relatives.clear();
         self.transaction = None;
         let mut followed = self.inner.followed();
         followed.abandon(&self.inner);
         self.generation = followed.generation();
+    }
+
+    /// Sets the place of a table in its tree of partitions, for the description of it that comes next, and in place of what was
+    /// set before. To be called right before its [`Relation`](Message::Relation) is taken.
+    pub fn relate(&mut self, oid: u32, relatives: Relatives) {
+        self.inner.followed().relate(oid, &relatives.descendants);
+        if relatives == Relatives::default() {
+            self.relatives.remove(&oid);
+        } else {
+            self.relatives.insert(oid, relatives);
+        }
     }
 
     /// Takes a message. What it means for shapes is on its way to the store when this returns; whoever calls waits for
@@ -114,7 +135,8 @@ impl Follower {
 
     fn describe(&mut self, relation: &Relation<'_>) {
         self.versions += 1;
-        self.relations.insert(relation.oid, Described::new(relation, self.versions));
+        let relatives = self.relatives.get(&relation.oid);
+        self.relations.insert(relation.oid, StreamRelation::new(relation, relatives, self.versions));
     }
 
     fn change(&mut self, oid: u32, change: RowChange<'_>) -> Result<(), FollowError> {
@@ -122,11 +144,14 @@ impl Follower {
         if transaction.is_known {
             return Ok(());
         }
-        let described = self.relations.get(&oid).ok_or(FollowError::NoRelation { oid })?;
+        let relation = self.relations.get(&oid).ok_or(FollowError::NoRelation { oid })?;
         transaction.concerns(oid);
         let mut followed = current(&self.inner, self.generation)?;
         for group in followed.groups(oid) {
-            group.change(described, change, transaction, &mut self.scratch);
+            group.change(&relation.described, change, transaction, &mut self.scratch);
+        }
+        if relation.has_relatives() {
+            change_relatives(relation, change, transaction, &mut followed, &mut self.scratch);
         }
         transaction.op += 2;
         for shape in self.scratch.unfit.drain(..) {
@@ -149,9 +174,15 @@ impl Follower {
         let mut followed = current(&self.inner, self.generation)?;
         for oid in truncate.relations.iter() {
             transaction.concerns(oid);
-            for shape in followed.shapes_of(oid) {
-                followed.unfit(shape, transaction, &self.inner);
+            let mut unfit = followed.shapes_of(oid);
+            for (ancestor, _) in self.relations.get(&oid).into_iter().flat_map(|relation| &relation.ancestors)
+            {
+                transaction.concerns(*ancestor);
+                unfit.extend(followed.shapes_of(*ancestor));
             }
+            let descendants = self.relations.get(&oid).map_or(&[][..], |relation| &relation.descendants);
+            unfit.extend(followed.shapes_of_any(descendants));
+            unfit.into_iter().for_each(|shape| followed.unfit(shape, transaction, &self.inner));
         }
         Ok(())
     }
@@ -171,6 +202,25 @@ impl Follower {
 
     fn followed(&self) -> Result<MutexGuard<'_, Followed>, FollowError> {
         current(&self.inner, self.generation)
+    }
+}
+
+/// A change of a partition is one of its ancestors, too. Of a partitioned table's row it isn't known in which partition it is.
+fn change_relatives(
+    relation: &StreamRelation,
+    change: RowChange<'_>,
+    transaction: &mut Transaction,
+    followed: &mut Followed,
+    scratch: &mut Scratch,
+) {
+    if transaction.meets(relation) {
+        // Once is enough: the snapshot of a shape that is followed later has to see the whole transaction.
+        scratch.unfit.extend(followed.shapes_of_any(&relation.descendants));
+    }
+    for (oid, described) in &relation.ancestors {
+        for group in followed.groups(*oid) {
+            group.change(described, change, transaction, scratch);
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::followed::Followed;
+use super::relation::StreamRelation;
 use crate::config::StoreConfig;
 use crate::encode::{Change, Layout, Place};
 use crate::shape::Shape;
@@ -31,6 +32,8 @@ pub(super) struct Transaction {
     pub(super) op: u64,
     /// The tables that it changes.
     pub(super) oids: Vec<u32>,
+    /// The versions of relations whose relatives it is known to concern, and the last of them.
+    met: (u64, HashSet<u64>),
     part_bytes: usize,
     message_bytes: usize,
     has_parts: bool,
@@ -77,6 +80,7 @@ impl Transaction {
             is_known,
             op: 0,
             oids: Vec::new(),
+            met: (0, HashSet::new()),
             part_bytes: config.part_bytes.min(MAX_TEXT),
             message_bytes: config.message_bytes.min(MAX_TEXT),
             has_parts: false,
@@ -178,6 +182,20 @@ impl Transaction {
         if !self.oids.contains(&oid) {
             self.oids.push(oid);
         }
+    }
+
+    /// It changes a relation with relatives; `true`: for the first time.
+    pub(super) fn meets(&mut self, relation: &StreamRelation) -> bool {
+        let version = relation.described.version;
+        if self.met.0 == version {
+            return false;
+        }
+        self.met.0 = version;
+        let is_first = self.met.1.insert(version);
+        if is_first {
+            relation.ancestors.iter().for_each(|(oid, _)| self.concerns(*oid));
+        }
+        is_first
     }
 
     /// Whether it is time for a part.
