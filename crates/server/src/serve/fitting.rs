@@ -94,7 +94,7 @@ impl Fitting {
         let table = TableName::new(relation.namespace, relation.name);
         let mut until = Instant::now() + PATIENCE;
         loop {
-            match timeout_at(until, self.try_fit(relation.oid, &table, xid)).await {
+            match timeout_at(until, self.try_fit(relation.oid, xid)).await {
                 Ok(Ok(Some(relatives))) => return Ok(relatives),
                 Ok(Ok(None)) => {
                     until = Instant::now() + PATIENCE;
@@ -113,12 +113,7 @@ impl Fitting {
     }
 
     /// Returns `None` while what the transaction did to the table isn't visible.
-    async fn try_fit(
-        &mut self,
-        oid: u32,
-        table: &TableName,
-        xid: Option<u32>,
-    ) -> Result<Option<Relatives>, Failure> {
+    async fn try_fit(&mut self, oid: u32, xid: Option<u32>) -> Result<Option<Relatives>, Failure> {
         let making =
             self.described.0.making.get().and_then(Weak::upgrade).ok_or("the server starts or ends")?;
         let client = making.connection().await?;
@@ -133,7 +128,10 @@ impl Fitting {
             return Ok(None);
         }
         let is_there = looks.iter().any(|look| look.oid == oid);
-        for look in looks.iter().filter(|look| self.looks.get(&look.oid) != Some(look)) {
+        for look in &looks {
+            if self.looks.get(&look.oid) == Some(look) {
+                continue;
+            }
             let fits = self.compare(&client, look).await?;
             if fits && is_settled {
                 self.looks.insert(look.oid, look.clone());

@@ -624,8 +624,6 @@ pub(super) fn followed(described: &database::Table, membership: u32, state: Opti
         lineage: described.lineage.clone(),
         state,
         notes: described.all().into_iter().map(note).map(strip).collect(),
-        key_is_deferrable: false,
-        state: None,
     }
 }
 

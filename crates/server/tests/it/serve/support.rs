@@ -1,5 +1,6 @@
 //! A database, a slot and a folder of a test's own; a server of shapes for it; and clients.
 
+use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -271,13 +272,20 @@ pub(crate) fn short(messages: &[Value]) -> Vec<String> {
 
 /// The rows of a shape as a new client gets them: the values of one column, sorted.
 pub(crate) async fn column(serve: &Serve, shape: &[(&str, &str)], column: &str) -> Vec<String> {
-    let mut values: Vec<_> = Reader::new(shape)
-        .catch_up(serve)
-        .await
-        .iter()
-        .filter(|message| message.get("key").is_some())
-        .map(|row| row["value"][column].as_str().unwrap_or("NULL").to_owned())
-        .collect();
+    let messages = Reader::new(shape).catch_up(serve).await;
+    let mut rows = BTreeMap::new();
+    for message in changes(&messages) {
+        let key = message["key"].as_str().unwrap();
+        match message["headers"]["operation"].as_str().unwrap() {
+            "delete" => _ = rows.remove(key),
+            _ => {
+                if let Some(value) = message["value"].get(column) {
+                    rows.insert(key, value.as_str().unwrap_or("NULL").to_owned());
+                }
+            }
+        }
+    }
+    let mut values: Vec<_> = rows.into_values().collect();
     values.sort();
     values
 }
