@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::state::is_newer;
 pub use self::state::{CatalogChange, CatalogState};
 use crate::encode::{self, Layout};
 use crate::filter::{Filter, FilterError, Schema};

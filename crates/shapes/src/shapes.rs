@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
+use forebay_pgoutput::Snapshot;
 
 use crate::config::StoreConfig;
 use crate::creation::Creation;
@@ -251,6 +252,13 @@ impl Shapes {
     /// Whether there are shapes that follow a table.
     pub fn follows(&self, oid: u32) -> bool {
         self.inner.followed().has_table(oid)
+    }
+
+    /// Forgets the recent transactions that a snapshot of the database sees, which was taken just now. To be called every few
+    /// seconds: a shape that is made meanwhile must be told if its own snapshot is too early ([`Creation::begun`]), and what
+    /// is remembered for that takes memory.
+    pub fn forget_visible(&self, snapshot: &Snapshot) {
+        self.inner.followed().forget_visible(snapshot);
     }
 
     /// Returns whether there are shapes that follow one of these tables.

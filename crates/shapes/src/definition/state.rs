@@ -4,6 +4,7 @@
 
 use std::fmt;
 
+use forebay_pgoutput::Xid;
 use serde::{Deserialize, Serialize};
 
 /// What the catalog says of a table. Shapes are right as of one such state.
@@ -57,7 +58,7 @@ impl CatalogState {
 
 /// Whether a transaction id was given after another. They wrap around.
 pub(crate) fn is_newer(xid: u32, than: u32) -> bool {
-    xid.wrapping_sub(than).cast_signed() > 0
+    Xid(than).precedes(Xid(xid))
 }
 
 impl fmt::Display for CatalogChange {

@@ -3,14 +3,15 @@
 //! Invariant: between transactions, a shape of which it is known what its snapshot has seen has nothing held.
 //! Kept by: it is known only after [`settle`](Followed::settle), which is between transactions.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::HashMap;
 use std::mem;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use forebay_pgoutput::Snapshot;
+use forebay_pgoutput::{Snapshot, Xid};
 
 use super::group::{Described, Group};
+use super::recent::RecentTransactions;
 use super::transaction::Transaction;
 use crate::definition::Table;
 use crate::registry::Inner;
@@ -26,8 +27,9 @@ pub(crate) struct Followed {
     taken: u64,
     /// The transaction that is being taken in, by its commit and its number.
     transaction: Option<(u64, u32)>,
-    /// Of each table, the last ones that changed it, the newest last.
-    recent: HashMap<u32, VecDeque<(u64, u32)>>,
+    recent: RecentTransactions,
+    /// How many shapes have begun to be followed before their snapshot.
+    follows: u64,
     /// The tables below each partitioned table.
     descendants: HashMap<u32, Vec<u32>>,
     /// By their tables' oids; several of one oid while a table changes.
@@ -36,13 +38,9 @@ pub(crate) struct Followed {
     oids: HashMap<u64, u32>,
     /// Shapes whose snapshot has begun meanwhile.
     unsettled: Vec<(u64, Seen)>,
-    /// Those for which transactions are held.
-    unknown: HashSet<u64>,
+    /// Those for which transactions are held, each with its number among all that began so.
+    unknown: HashMap<u64, u64>,
 }
-
-/// How many transactions are remembered of a table that snapshots may not see yet: far more than Postgres has backends that could be between
-/// writing a commit to its log and showing it.
-const RECENT: usize = 4096;
 
 #[derive(Debug)]
 pub(super) struct Member {
@@ -76,9 +74,9 @@ struct Held {
 impl Followed {
     /// From now on, nothing is followed, and everything before `lsn` is passed over. Streams that began before have to begin again.
     pub(crate) fn clear(&mut self, lsn: u64) {
-        let Followed { generation, recent, descendants, .. } = mem::take(self);
-        *self =
-            Followed { generation: generation + 1, taken: lsn, recent, descendants, ..Followed::default() };
+        let Followed { generation, recent, follows, descendants, .. } = mem::take(self);
+        let generation = generation + 1;
+        *self = Followed { generation, taken: lsn, recent, follows, descendants, ..Followed::default() };
     }
 
     /// What was taken in is of another database, or was by another process.
@@ -111,7 +109,8 @@ impl Followed {
     /// The transaction goes no further.
     pub(super) fn abandon(&mut self, inner: &Inner) {
         if let Some((lsn, _)) = self.transaction.take() {
-            for shape in self.unknown.clone() {
+            let unknown: Vec<_> = self.unknown.keys().copied().collect();
+            for shape in unknown {
                 if let Some(Member { visibility: Visibility::Unknown { held, .. }, .. }) = self.member(shape)
                 {
                     held.pop_if(|held| held.lsn == lsn);
@@ -125,11 +124,7 @@ impl Followed {
     pub(super) fn commit(&mut self, transaction: &Transaction, end: u64, inner: &Inner) {
         self.transaction = None;
         for oid in &transaction.oids {
-            let recent = self.recent.entry(*oid).or_default();
-            if recent.len() == RECENT {
-                recent.pop_front();
-            }
-            recent.push_back((transaction.lsn, transaction.xid));
+            self.recent.push(*oid, transaction.lsn, transaction.xid);
         }
         self.taken = self.taken.max(end);
         self.settle(inner);
@@ -138,7 +133,8 @@ impl Followed {
 
     /// A shape is about to take its snapshot: from now on, what concerns it is held for it.
     pub(crate) fn add(&mut self, shape: Arc<Shape>) {
-        self.unknown.insert(shape.id);
+        self.unknown.insert(shape.id, self.follows);
+        self.follows += 1;
         let since = self.transaction.map_or(self.taken, |(lsn, _)| lsn.saturating_add(1));
         self.insert(shape, Visibility::Unknown { held: Vec::new(), since });
     }
@@ -163,14 +159,28 @@ impl Followed {
     /// taken too early, and doesn't see something that came before the shape was followed. Postgres writes a commit to its log, and shows it
     /// only then, or when its standbys have it.
     pub(crate) fn begun(&mut self, shape: u64, seen: Seen, inner: &Inner) -> bool {
-        if self.is_early(shape, &seen) {
-            return false;
+        let oid = self.oids.get(&shape).copied();
+        let is_early = self.is_early(shape, &seen);
+        if !is_early {
+            self.unsettled.push((shape, seen.clone()));
+            if self.transaction.is_none() {
+                self.settle(inner);
+            }
         }
-        self.unsettled.push((shape, seen));
-        if self.transaction.is_none() {
-            self.settle(inner);
+        if oid.is_some() {
+            self.prune(oid, &seen);
         }
-        true
+        !is_early
+    }
+
+    /// A snapshot has been taken: what it sees, all later ones see.
+    pub(crate) fn forget_visible(&mut self, snapshot: &Snapshot) {
+        self.prune(None, &Seen::new(snapshot, u64::MAX));
+    }
+
+    fn prune(&mut self, oid: Option<u32>, seen: &Seen) {
+        let oldest = self.unknown.values().copied().min().unwrap_or(u64::MAX);
+        self.recent.prune(oid, seen, self.follows, oldest);
     }
 
     fn is_early(&mut self, shape: u64, seen: &Seen) -> bool {
@@ -181,10 +191,9 @@ impl Followed {
         let Some(oid) = self.oids.get(&shape) else { return false };
         // What came under a partitioned table may be of any table below it.
         let above = self.descendants.iter().filter(|(_, below)| below.contains(oid)).map(|(above, _)| above);
-        let recent = above.chain([oid]).filter_map(|oid| self.recent.get(oid));
-        let recent = recent.flatten().chain(&self.transaction);
-        let mut before = recent.filter(|(lsn, _)| *lsn < since);
-        before.any(|(lsn, xid)| !seen.has(*lsn, *xid))
+        let now = self.transaction.filter(|(lsn, _)| *lsn < since);
+        now.is_some_and(|(lsn, xid)| !seen.has(lsn, xid))
+            || above.chain([oid]).any(|oid| self.recent.is_missed(*oid, since, seen))
     }
 
     /// Decides on what was held.
@@ -211,7 +220,8 @@ impl Followed {
             return;
         }
         let limit = inner.config.held_bytes.min(MAX_TEXT);
-        for shape in self.unknown.clone() {
+        let unknown: Vec<_> = self.unknown.keys().copied().collect();
+        for shape in unknown {
             if self.member(shape).is_some_and(|member| member.held_bytes() > limit) {
                 self.delete(shape, inner);
             }
@@ -368,8 +378,9 @@ impl Seen {
     }
 
     /// Whether a transaction is in the snapshot.
-    fn has(&self, lsn: u64, xid: u32) -> bool {
-        let Seen { xmin, xmax, xip, lsn: taken } = self;
-        lsn < *taken && Snapshot { xmin: *xmin, xmax: *xmax, xip: xip.clone() }.sees(xid)
+    pub(super) fn has(&self, lsn: u64, xid: u32) -> bool {
+        // As `Snapshot::sees`, without a copy of the list.
+        let full = Xid(xid).widen(self.xmax);
+        lsn < self.lsn && (full < self.xmin || full < self.xmax && !self.xip.contains(&full))
     }
 }

@@ -1,7 +1,8 @@
 //! The shapes of one table, and what a change of a row is for each.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, LazyLock};
 
 use forebay_pgoutput::{Relation, Tuple, Value};
 
@@ -54,6 +55,9 @@ struct Catalog {
     key_is_deferrable: bool,
     lineage: String,
 }
+
+/// Hashes keys. Another process hashes otherwise, so that nobody can choose keys that collide.
+static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
 /// What happened to a row.
 #[derive(Debug, Clone, Copy)]
@@ -192,6 +196,12 @@ impl Group {
         if !is_told {
             return scratch.unfit.extend(self.members.keys());
         }
+        if self.table.key_is_deferrable {
+            let (left, entered) = self.rekeyed(old.as_ref(), new.as_ref());
+            if !transaction.rekey(left, entered) {
+                return scratch.unfit.extend(self.members.keys());
+            }
+        }
         for (row, found) in [(&old, &mut scratch.old), (&new, &mut scratch.new)] {
             found.clear();
             if let Some(row) = row {
@@ -219,6 +229,20 @@ impl Group {
                 scratch.unfit.push(shape);
             }
         }
+    }
+
+    /// Hashes of the key that a row leaves, and of the one that it gets.
+    fn rekeyed<'a>(&self, old: Option<&Values<'a>>, new: Option<&Values<'a>>) -> (Option<u64>, Option<u64>) {
+        let key =
+            |row: &Values<'a>| -> Values<'a> { self.table.key.iter().map(|index| row[*index]).collect() };
+        let (old, new) = (old.map(key), new.map(key));
+        if old == new {
+            return (None, None);
+        }
+        // Of this group: another may have another key.
+        let group = Arc::as_ptr(&self.table).addr();
+        let hash = |key| KEYS.hash_one((group, key));
+        (old.map(hash), new.map(hash))
     }
 
     /// The next change is of this relation. To `scratch.unfit`, the shapes that it doesn't fit.

@@ -12,6 +12,7 @@
 
 mod followed;
 mod group;
+mod recent;
 mod relation;
 #[cfg(test)]
 mod tests;

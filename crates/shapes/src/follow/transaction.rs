@@ -19,6 +19,9 @@ use crate::store::record::{Changes, MAX_TEXT, Range, Touch};
 /// A part hasn't more ranges, but for those of its last change.
 const PART_RANGES: usize = 1 << 16;
 
+/// Bound of the keys that are remembered of a transaction, 8 bytes each and room to grow: 32 MiB.
+const MAX_ENTERED: usize = 1 << 20;
+
 /// A row, in the order of its table's columns.
 pub(super) type Values<'a> = Vec<Option<&'a [u8]>>;
 
@@ -34,6 +37,8 @@ pub(super) struct Transaction {
     pub(super) oids: Vec<u32>,
     /// The versions of relations whose relatives it is known to concern, and the last of them.
     met: (u64, HashSet<u64>),
+    /// Hashes of keys of tables with deferrable ones: those that rows got in it.
+    entered: HashSet<u64>,
     part_bytes: usize,
     message_bytes: usize,
     has_parts: bool,
@@ -81,6 +86,7 @@ impl Transaction {
             op: 0,
             oids: Vec::new(),
             met: (0, HashSet::new()),
+            entered: HashSet::new(),
             part_bytes: config.part_bytes.min(MAX_TEXT),
             message_bytes: config.message_bytes.min(MAX_TEXT),
             has_parts: false,
@@ -196,6 +202,18 @@ impl Transaction {
             relation.ancestors.iter().for_each(|(oid, _)| self.concerns(*oid));
         }
         is_first
+    }
+
+    /// In a table whose key is deferrable, a row leaves a key and gets one. Returns whether clients can be told.
+    ///
+    /// Within a transaction two rows may have one key, and a client knows only the key. Of the two, one got the key in this
+    /// transaction, and one has to leave it before the commit. So if no key is left that was entered before, no two rows
+    /// ever had one key, and the messages are exact. If one is left, it isn't known whose row the client would lose.
+    pub(super) fn rekey(&mut self, left: Option<u64>, entered: Option<u64>) -> bool {
+        let is_crossed = left.is_some_and(|key| self.entered.contains(&key));
+        let has_room = self.entered.len() < MAX_ENTERED;
+        self.entered.extend(entered.filter(|_| has_room));
+        !is_crossed && (has_room || entered.is_none())
     }
 
     /// Whether it is time for a part.

@@ -134,3 +134,47 @@ fn what_was_held_of_a_transaction_that_was_cut_comes_again() {
     let shape = bench.complete(creation, &snapshot_before(bench.xid), bench.lsn + 5);
     assert_eq!(brief(&shape).len(), 2);
 }
+
+#[test]
+fn a_commit_that_isnt_visible_is_missed_however_many_come_after_it() {
+    let mut bench = Bench::new();
+    let insert = Wire::insert(ITEMS, &row(["1", "0", "a"]));
+    bench.store.inner.queue().hold();
+    for _ in 0..5001 {
+        let begin = bench.begin();
+        let commit = bench.commit();
+        bench.send(&[begin, insert.clone(), commit]);
+    }
+    bench.store.inner.queue().release();
+    // The first waits for its standby.
+    let first = u64::from(bench.xid) - 5000;
+    let early = Snapshot { xmin: first, xmax: u64::from(bench.xid) + 1, xip: vec![first] };
+    let mut creation = bench.create(choice(None));
+    creation.follow();
+    assert!(!creation.begun(&early, bench.lsn + 8));
+    bench.store.forget_visible(&early);
+    assert!(!creation.begun(&early, bench.lsn + 8));
+    let shape = bench.complete(creation, &snapshot_before(bench.xid + 1), bench.lsn + 8);
+    assert_eq!(brief(&shape), []);
+}
+
+#[test]
+fn a_snapshot_that_comes_late_is_judged_by_what_was_there_when_it_was_taken() {
+    let mut bench = Bench::new();
+    bench.transact(&[Wire::insert(ITEMS, &row(["1", "0", "a"]))]);
+    let (early, later) = (snapshot_before(bench.xid), snapshot_before(bench.xid + 1));
+    let mut slow = bench.create(choice(None));
+    slow.follow();
+    // Another shape of the table begins after it, and its snapshot sees everything.
+    let quick = bench.create(choice(Some("qty > 5")));
+    quick.follow();
+    bench.complete(quick, &later, bench.lsn + 8);
+    bench.store.forget_visible(&later);
+    assert!(!slow.begun(&early, bench.lsn + 8));
+    assert!(slow.begun(&later, bench.lsn + 8));
+    // Now nobody waits: it can go, and with it what would be missed.
+    bench.store.forget_visible(&later);
+    let mut next = bench.create(choice(Some("qty > 6")));
+    next.follow();
+    assert!(next.begun(&early, bench.lsn + 8));
+}

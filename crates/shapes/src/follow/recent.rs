@@ -1,0 +1,158 @@
+//! Recent transactions: commits that the stream has brought and that a snapshot may not see yet.
+//!
+//! Postgres writes a commit to its log, where the stream reads it, and makes it visible only then, or when its synchronous
+//! standbys have it. A shape that begins to be followed in between gets such a commit neither from the stream nor in its
+//! snapshot, unless the snapshot is taken again.
+//!
+//! Invariant: an entry goes only when every snapshot that may still come sees its transaction.
+//! Enforced by: some snapshot sees it, so all that are taken later do; and every shape that waits for its own snapshot was
+//! followed after that, so that its snapshot is later. When a table has too many entries, the oldest goes for
+//! [`Forgotten`], which is judged by the snapshot's `xmin` alone.
+
+use std::collections::{HashMap, VecDeque};
+
+use crate::definition::is_newer;
+use crate::store::record::Seen;
+
+/// Bound of the entries of one table, 24 bytes each: 24 MiB.
+const MAX_ENTRIES: usize = 1 << 20;
+
+/// Of an entry that no snapshot is known to see.
+const UNSEEN: u64 = u64::MAX;
+
+/// Recent transactions by table oid.
+#[derive(Debug, Default)]
+pub(super) struct RecentTransactions(HashMap<u32, TableTransactions>);
+
+#[derive(Debug, Default)]
+struct TableTransactions {
+    entries: VecDeque<Entry>,
+    forgotten: Option<Forgotten>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    lsn: u64,
+    xid: u32,
+    /// How many shapes had been followed when a snapshot was known to see it.
+    seen_at: u64,
+}
+
+/// Entries that went for lack of room.
+#[derive(Debug)]
+struct Forgotten {
+    /// The newest transaction id among them.
+    xid: u32,
+    seen_at: u64,
+}
+
+impl RecentTransactions {
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    pub(super) fn push(&mut self, oid: u32, lsn: u64, xid: u32) {
+        let table = self.0.entry(oid).or_default();
+        if table.entries.len() == MAX_ENTRIES
+            && let Some(Entry { xid, .. }) = table.entries.pop_front()
+        {
+            let newest = table.forgotten.as_ref().map(|forgotten| forgotten.xid);
+            let xid = newest.filter(|newest| is_newer(*newest, xid)).unwrap_or(xid);
+            table.forgotten = Some(Forgotten { xid, seen_at: UNSEEN });
+        }
+        table.entries.push_back(Entry { lsn, xid, seen_at: UNSEEN });
+    }
+
+    /// Returns whether a snapshot may not see a transaction that changed a table and was committed before `since`.
+    pub(super) fn is_missed(&self, oid: u32, since: u64, seen: &Seen) -> bool {
+        let Some(table) = self.0.get(&oid) else { return false };
+        table.forgotten.as_ref().is_some_and(|forgotten| !is_newer(seen.xmin as u32, forgotten.xid))
+            || table.entries.iter().any(|entry| entry.lsn < since && !seen.has(entry.lsn, entry.xid))
+    }
+
+    /// Takes note of what a snapshot sees: of one table, or of all.
+    ///
+    /// `follows`: how many shapes have been followed by now. `oldest`: the number of the first shape that waits for its
+    /// snapshot; `u64::MAX`: none does.
+    pub(super) fn prune(&mut self, oid: Option<u32>, seen: &Seen, follows: u64, oldest: u64) {
+        let prune = |table: &mut TableTransactions| {
+            table.prune(seen, follows, oldest);
+            !table.entries.is_empty() || table.forgotten.is_some()
+        };
+        match oid {
+            None => self.0.retain(|_, table| prune(table)),
+            Some(oid) => {
+                if self.0.get_mut(&oid).is_some_and(|table| !prune(table)) {
+                    self.0.remove(&oid);
+                }
+            }
+        }
+    }
+}
+
+impl TableTransactions {
+    fn prune(&mut self, seen: &Seen, follows: u64, oldest: u64) {
+        let stays = |seen_at: &mut u64, is_seen: &dyn Fn() -> bool| {
+            if *seen_at == UNSEEN && is_seen() {
+                *seen_at = follows;
+            }
+            *seen_at == UNSEEN || oldest < *seen_at
+        };
+        self.entries.retain_mut(|Entry { lsn, xid, seen_at }| stays(seen_at, &|| seen.has(*lsn, *xid)));
+        let is_newer = |forgotten: &Forgotten| is_newer(seen.xmin as u32, forgotten.xid);
+        self.forgotten.take_if(|forgotten| {
+            let is_seen = is_newer(forgotten);
+            !stays(&mut forgotten.seen_at, &|| is_seen)
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sees all transactions before this one.
+    fn before(xid: u64) -> Seen {
+        Seen { xmin: xid, xmax: xid, xip: Vec::new(), lsn: u64::MAX }
+    }
+
+    #[test]
+    fn an_entry_stays_until_it_is_seen_and_nobody_who_waits_was_followed_before() {
+        let mut recent = RecentTransactions::default();
+        recent.push(1, 10, 700);
+        recent.push(2, 10, 700);
+        assert!(recent.is_missed(1, 11, &before(700)));
+        assert!(!recent.is_missed(1, 10, &before(700)) && !recent.is_missed(3, 11, &before(700)));
+        recent.prune(None, &before(700), 5, u64::MAX);
+        assert!(recent.is_missed(1, 11, &before(700)));
+        // The fourth waits since before it was seen, and may come with an older snapshot.
+        recent.prune(None, &before(701), 5, 4);
+        assert!(recent.is_missed(1, 11, &before(700)));
+        // Whoever waits now began after it was seen.
+        recent.prune(Some(1), &before(600), 9, 5);
+        assert!(!recent.is_missed(1, 11, &before(700)) && recent.is_missed(2, 11, &before(700)));
+        recent.prune(None, &before(600), 9, 9);
+        assert!(recent.0.is_empty());
+    }
+
+    #[test]
+    fn what_went_for_lack_of_room_is_missed_until_a_snapshot_began_after_it() {
+        let mut recent = RecentTransactions::default();
+        // Ids wrap around, past those that no transaction has.
+        let ids = [u32::MAX - 1, u32::MAX].into_iter().chain(3..);
+        for (lsn, xid) in (10..).zip(ids).take(MAX_ENTRIES + 5) {
+            recent.push(1, lsn, xid);
+        }
+        assert_eq!(recent.0[&1].entries.len(), MAX_ENTRIES);
+        let (last_forgotten, end) = ((1_u64 << 32) + 5, (1_u64 << 32) + MAX_ENTRIES as u64 + 6);
+        let sees_all = |xmin| Seen { xmin, xmax: end, xip: Vec::new(), lsn: u64::MAX };
+        assert!(recent.is_missed(1, u64::MAX, &sees_all(last_forgotten)));
+        assert!(!recent.is_missed(1, u64::MAX, &sees_all(last_forgotten + 1)));
+        recent.prune(None, &sees_all(last_forgotten), 1, u64::MAX);
+        assert!(recent.is_missed(1, u64::MAX, &sees_all(last_forgotten)));
+        recent.prune(None, &sees_all(last_forgotten + 1), 1, 0);
+        assert!(recent.is_missed(1, u64::MAX, &sees_all(last_forgotten)));
+        recent.prune(None, &sees_all(last_forgotten + 1), 1, u64::MAX);
+        assert!(recent.0.is_empty());
+    }
+}
