@@ -132,8 +132,8 @@ pub struct LogPage {
     pub last: Offset,
     /// Whether the log ends here, for now.
     pub is_end: bool,
-    /// Of a page of the merged part of the log, where that part ends. A client that has some of the messages after its offset up to there has rows
-    /// that the table may never have had at once: of several updates of a row, only the last is told.
+    /// Of a page of the merged part of the log, where that part ends. Of several updates of a row it
+    /// has only the last: before its end, a client may have rows that the table never had at once.
     pub merged_to: Option<Offset>,
 }
 
@@ -353,7 +353,7 @@ impl Shape {
         self.read(Kind::Log(base), base, found)
     }
 
-    /// Whether some of the log was merged since a page of it was found: what the page has may be elsewhere by now.
+    /// Returns whether the log was merged since a page of it was found: the page's file may be gone.
     pub fn is_merged_since(&self, page: &LogPage) -> bool {
         let base = self.lock().log.base();
         !matches!(page.place, Kind::Log(before) | Kind::Past(before) if before == base)

@@ -288,7 +288,7 @@ impl Answering {
         let awake = self.manager.keep_awake();
         let events = Events::new(Arc::clone(shape), self.shapes.clone(), offset, times, awake);
         let Some(events) = events else { return Err(self.gone(Gone::Deleted, asking.request).await) };
-        // The published client resumes from here if the stream breaks before its first up-to-date.
+        // The published client resumes here if the stream breaks before its first up-to-date.
         let mut head = asking.head(shape, offset, false, None);
         head.cursor = Some(self.cursor(asking.request));
         head.body = Body::Events;

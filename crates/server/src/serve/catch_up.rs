@@ -1,10 +1,12 @@
 //! Catch-up: reads a shape's log for one event stream, up to where its subscription begins.
 //!
-//! Invariant: every message after the client's offset comes once, in order. What follows an up-to-date is a state that the table had between
-//! two commits.
-//! Kept by: up-to-date follows only the end of a transaction, and none is sent within the merged part of the log: updates were moved there to
-//! later ones, so only its end is such a state. A goal that has come to lie within it is given up for a later one.
-//! Progress: a slow client gets an up-to-date about every [`PAUSE`], so that a stream that is cut has still brought it forward.
+//! Invariant: every message after the client's offset comes once, in order. At each up-to-date the
+//! client has rows that the table had between two commits.
+//! Enforced by: up-to-date follows only the end of a transaction, and none is sent within the merged
+//! part of the log. Merging moves updates to later ones, so only the end of that part is a state of
+//! the table. A goal that has come to lie within it is replaced by a later one.
+//! Progress: a slow client gets an up-to-date about every [`PAUSE`], where the log allows one. A
+//! stream that is cut has then still brought its client forward.
 
 use std::io;
 use std::sync::Arc;
@@ -21,7 +23,7 @@ use tokio::time::Instant;
 use super::counted::{self, Counted};
 use super::events::{Live, seen_with, up_to_date, write_event, write_events};
 
-/// How long a client that catches up goes without an up-to-date, where there can be one. Each one makes it show its rows.
+/// Interval between two up-to-dates of a client that catches up. Each makes the client show its rows.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Reads what the log has after an offset.
@@ -58,9 +60,9 @@ pub(super) struct Piece {
 }
 
 pub(super) enum Next {
-    /// More of the log. The position: the events end with an up-to-date that says so.
+    /// More of the log. Some: the events end with an up-to-date that says this position.
     More(CatchUp, Option<u64>),
-    /// The goal is reached. The client has everything before this position; the tail has what follows.
+    /// The goal is reached. The client has all before this position; the tail has what follows.
     Follow(u64, Tail),
 }
 
@@ -75,8 +77,8 @@ impl Goal {
 }
 
 impl CatchUp {
-    /// Subscribes, to read what is there after an offset. From `ends` on, the next end of a transaction gets an up-to-date. `None`: the shape is
-    /// gone.
+    /// Subscribes, to read what is there after an offset. From `ends` on, the next end of a
+    /// transaction gets an up-to-date. `None`: the shape is gone.
     pub(super) fn new(shape: Arc<Shape>, shapes: Shapes, after: Offset, ends: Instant) -> Option<CatchUp> {
         let goal = Goal::new(&shape, &shapes)?;
         let settled = Instant::now();
@@ -117,7 +119,8 @@ impl CatchUp {
         Ok(Piece { events: events.freeze(), next: Next::More(self, seen) })
     }
 
-    /// Reads some whole messages, and says whether they are of the merged part. `None`: the goal is reached.
+    /// Reads some whole messages, and returns whether they are of the merged part. `None`: the goal
+    /// is reached.
     async fn messages(&mut self) -> io::Result<Option<(Bytes, bool)>> {
         loop {
             let page = match self.page.filter(|page| page.from < page.to) {
@@ -136,7 +139,7 @@ impl CatchUp {
         }
     }
 
-    /// The part of the log that comes next, not beyond the goal. `None`: the goal is reached.
+    /// Finds the part of the log that comes next, not beyond the goal. `None`: the goal is reached.
     async fn next_page(&mut self) -> io::Result<Option<LogPage>> {
         if !self.is_behind() {
             return Ok(None);
@@ -162,7 +165,7 @@ impl CatchUp {
     }
 }
 
-/// About a piece of whole messages of a page, and at least one.
+/// Reads about a piece of whole messages of a page, and at least one.
 async fn read_messages(shape: &Arc<Shape>, page: &LogPage) -> io::Result<Bytes> {
     let (page, mut bytes) = (*page, BytesMut::new());
     loop {

@@ -1,10 +1,12 @@
 //! A shape's log as server-sent events.
 //!
-//! Invariant: a stream has every message after the offset that it was asked for, once, in order; up-to-date comes only between
-//! transactions, and the offset that it tells is after all that was sent and before whatever comes. A stream ends only after an up-to-date, or
-//! before its first message; any other end breaks it: clients forget the messages that no up-to-date followed, and caches keep nothing.
-//! Kept by: a stream subscribes before it reads what is there (`catch_up.rs`); what was published since comes by its subscription. One that falls
-//! behind reads from the log again, from where it is. Its time is over at the next up-to-date; its token's end breaks it.
+//! Invariant: a stream has every message after the offset that it was asked for, once, in order.
+//! Up-to-date comes only between transactions, and the offset that it tells is after all that was
+//! sent and before whatever comes. A stream ends only after an up-to-date, or before its first
+//! message. Any other end breaks it: the client drops messages that no up-to-date followed.
+//! Enforced by: a stream subscribes before it reads what is there (`catch_up.rs`); what was published
+//! since comes by its subscription. A stream that falls behind reads from the log again. When its
+//! time is over, it ends with the next up-to-date; its token's end breaks it.
 //! Bounds: a topic keeps `KEPT` transactions of `KEPT_BYTES` for all streams of a shape together, and all of them what `counted.rs`
 //! says; what is larger is read from the log, piece by piece.
 
@@ -123,9 +125,11 @@ pub(crate) struct Times {
 pub(crate) struct Events {
     shape: Arc<Shape>,
     shapes: Shapes,
-    /// What the last up-to-date said, or the offset that was asked for. What was sent of a tail, the tail knows.
+    /// What the last up-to-date said, or the offset that was asked for. What was sent of a tail, the
+    /// tail knows.
     settled: Offset,
-    /// Whether the client lacks an up-to-date: it was behind when it came, or messages were sent since the last one.
+    /// Whether the client lacks an up-to-date: it was behind when it came, or messages were sent
+    /// since the last one.
     is_open: bool,
     state: State,
     keep_alive: Duration,
@@ -202,7 +206,7 @@ impl Events {
                         return Poll::Ready(Some(Err(error)));
                     }
                     Poll::Ready(Ok(piece)) => {
-                        // Also while there is always more: a client that reads slowly must not keep what a token has opened.
+                        // Also while there is always more: a slow client must not outlive its token.
                         if let Some(end) = self.end() {
                             return Poll::Ready(end);
                         }

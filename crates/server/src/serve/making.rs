@@ -187,8 +187,8 @@ impl Making {
         Ok(is_same && choose(request, &shape.definition().table)? == shape.definition().choice)
     }
 
-    /// Whether a request that has a shape's handle names that shape: its table, if it names one; and the rest of its definition, if it says any of
-    /// that.
+    /// Returns whether a request that has a shape's handle names that shape: its table, if the
+    /// request names one, and the rest of its definition, if the request says any of it.
     pub(crate) fn is_named(&self, request: &ShapeRequest, shape: &Shape) -> Result<bool, Refusal> {
         match request.has_choice() {
             true => self.fits(request, shape),

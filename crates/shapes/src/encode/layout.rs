@@ -216,7 +216,8 @@ pub fn last_offset(messages: &[u8]) -> Option<Offset> {
     place_of(&messages[last_line(messages)..])
 }
 
-/// Returns where the last transaction ends that ends within whole messages of a log, and the position of its commit.
+/// Returns where the last transaction ends that ends within whole messages of a log, and the
+/// position of its commit.
 pub fn last_commit(mut messages: &[u8]) -> Option<(usize, u64)> {
     while !messages.is_empty() {
         let start = last_line(messages);

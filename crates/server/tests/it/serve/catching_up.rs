@@ -1,4 +1,4 @@
-//! Event streams of clients that are behind: what they are told, and what a stream that ends early leaves them with.
+//! Event streams of clients that are behind, and streams that end before their clients caught up.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -173,7 +173,8 @@ async fn a_file_that_goes_under_a_slow_client_breaks_no_stream() {
     merged_under_a_slow_client(true).await;
 }
 
-/// Whether there is a file with such an end; the name of a log's first file has no position in it: `0.log` stands for it.
+/// Whether there is a file with such an end. `0.log` stands for a log's first file, whose name has no
+/// position in it.
 fn has_file(place: &Place, end: &str) -> bool {
     let files = std::fs::read_dir(place.dir.join("shapes")).unwrap();
     let mut names = files.filter_map(|file| file.unwrap().file_name().into_string().ok());
@@ -218,7 +219,7 @@ async fn merged_under_a_slow_client(is_gone: bool) {
     version += 1;
     write(&place, version..=version);
     rows.reach(&mut slow, version).await;
-    // What is merged comes in one to those who begin in it, as events and as answers.
+    // A client that begins in the merged part gets it without an up-to-date, by events and answers.
     let mut late = Rows::default();
     late.reach(&mut serve.events(&reader).await, version).await;
     assert_eq!((late.last, late.up_to_dates), (rows.last, 1));

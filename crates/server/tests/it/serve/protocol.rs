@@ -186,7 +186,7 @@ async fn heads_tags_and_compression_are_as_http_has_them() {
     for name in ["electric-handle", "electric-offset", "electric-schema", "etag", "cache-control"] {
         assert_eq!(known.head.header(name), whole.head.header(name), "{name}");
     }
-    // While nothing changes, an answer without changes holds; that of a request that waited never does.
+    // While nothing changes, an answer without changes holds, but not that of a live request.
     let now = [("table", "items"), ("offset", "now")];
     let live = [reader.params(), vec![("live", "true")]].concat();
     for (params, status) in [(&reader.params()[..], 304), (&now, 304), (&live, 200)] {

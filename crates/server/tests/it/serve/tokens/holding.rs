@@ -187,7 +187,7 @@ async fn a_stream_ends_with_its_token_though_there_is_always_more_to_read() {
     is_refused(&bearer.get(&[ORDERS[0], ("offset", "-1")]).await, 401, "expired");
 }
 
-/// A client that took the stream's end for a proper one would have to believe that it has the whole transaction.
+/// A last chunk would say that the transaction is complete.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_breaks_when_its_token_ends_in_the_middle_of_a_transaction() {
     let (place, keys) = (Place::new(SQL), Keys::new("middle", KEY));
