@@ -75,7 +75,8 @@ class Follower {
 
   #unlessLost(what, ask) {
     return () => {
-      if (this.errors.length > 0) throw new Error(`the stream ended before this: ${what}`, { cause: this.errors[0] });
+      const [cause] = this.errors;
+      if (cause) throw new Error(`the stream ended before this: ${what}; ${cause.message}`, { cause });
       return ask();
     };
   }

@@ -25,6 +25,7 @@ export const SETTING = {
   allowDeletion: 'FOREBAY_SERVE_ALLOW_DELETE',
   drain: 'FOREBAY_SERVE_DRAIN_TIMEOUT_MS',
   totalStreams: 'FOREBAY_ADMISSION_TOTAL',
+  sseTimeout: 'FOREBAY_SERVE_SSE_TIMEOUT_MS',
 };
 
 /** Starts `forebay serve` for a database, and waits until it is active. `FOREBAY_BIN` is the program. */

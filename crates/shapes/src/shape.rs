@@ -132,17 +132,15 @@ pub struct LogPage {
     pub last: Offset,
     /// Whether the log ends here, for now.
     pub is_end: bool,
+    /// Of a page of the merged part of the log, where that part ends. Of several updates of a row it
+    /// has only the last: before its end, a client may have rows that the table never had at once.
+    pub merged_to: Option<Offset>,
 }
 
 impl LogPage {
     /// Nothing, after this offset.
     pub fn empty(last: Offset) -> Self {
-        LogPage { place: Kind::Log(0), from: 0, to: 0, last, is_end: true }
-    }
-
-    /// Whether positions go on from here to the end of the log: what is before the page isn't all of it, and what follows is.
-    pub fn is_recent(&self) -> bool {
-        matches!(self.place, Kind::Log(_))
+        LogPage { place: Kind::Log(0), from: 0, to: 0, last, is_end: true, merged_to: None }
     }
 }
 
@@ -278,12 +276,13 @@ impl Shape {
 
     /// With the log's base, for which it holds.
     fn try_log_after(&self, offset: Offset) -> (u64, io::Result<Option<LogPage>>) {
-        let (base, past, sought) = {
+        let (base, past, merged_to, sought) = {
             let state = self.lock();
             let after = state.past.partition_point(|chunk| chunk.last <= offset);
             let before = after.checked_sub(1).map(|before| state.past[before]);
             let past = state.past.get(after).map(|chunk| (before, *chunk));
-            (state.log.base(), past, state.log.seek(offset))
+            let merged_to = state.past.last().map(|chunk| chunk.last);
+            (state.log.base(), past, merged_to, state.log.seek(offset))
         };
         let seek = |kind, from, to| files::seek(&*self.files.open(self.id, kind)?, from, to, offset);
         let page = if let Some((before, chunk)) = past {
@@ -293,7 +292,8 @@ impl Shape {
                 Some(before) if before.last == offset => Ok(before.end),
                 before => seek(place, before.map_or(0, |before| before.end), chunk.end),
             };
-            from.map(|from| Some(LogPage { place, from, to: chunk.end, last: chunk.last, is_end: false }))
+            let (to, last, is_end) = (chunk.end, chunk.last, false);
+            from.map(|from| Some(LogPage { place, from, to, last, is_end, merged_to }))
         } else {
             let from = match sought {
                 Sought::At(from) => Ok(from),
@@ -333,7 +333,7 @@ impl Shape {
         self.read(Kind::Snapshot, 0, found)
     }
 
-    /// Reads a part of the log, within a page, or after one that is recent. Blocks for the disk.
+    /// Reads a part of a page of the log. Blocks for the disk.
     ///
     /// # Errors
     /// When the file can't be read.
@@ -351,6 +351,12 @@ impl Shape {
         let found = state.log.find(from.max(base), to.max(base));
         drop(state);
         self.read(Kind::Log(base), base, found)
+    }
+
+    /// Returns whether the log was merged since a page of it was found: the page's file may be gone.
+    pub fn is_merged_since(&self, page: &LogPage) -> bool {
+        let base = self.lock().log.base();
+        !matches!(page.place, Kind::Log(before) | Kind::Past(before) if before == base)
     }
 
     /// Lets somebody listen: makes the listener unless there is one, and hands it over, with where the log ends: all after that is heard. `None`: the shape is gone.
@@ -373,7 +379,8 @@ impl Shape {
             }
         };
         let (place, end) = (Kind::Log(state.log.base()), state.log.len());
-        let end = LogPage { place, from: end, to: end, last: state.log.last(), is_end: true };
+        let last = state.log.last();
+        let end = LogPage { place, from: end, to: end, last, is_end: true, merged_to: None };
         Some((with(&listener), end))
     }
 

@@ -60,7 +60,6 @@ impl House {
         let mut stream = Connection::open(forebay.address())?;
         let head = stream.ask(&forebay.live(&shape("teams", 1), "&live_sse=true")?)?;
         ensure!(head.status == 200, "the stream answers {}", head.status);
-        stream.piece()?;
         Ok(House {
             name,
             writer: connect(runtime, &postgres)?,

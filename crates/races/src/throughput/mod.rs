@@ -139,8 +139,6 @@ fn follow(
     let mut stream = Connection::open(forebay.address())?;
     let head = stream.ask(&forebay.live(&format!("table={table}"), "&live_sse=true")?)?;
     anyhow::ensure!(head.status == 200, "the stream answers {}", head.status);
-    // It is up to date: it follows.
-    stream.piece()?;
     let before = process::cpu_ns(&[forebay.pid()])?;
     let began = Instant::now();
     let end = std::thread::scope(|scope| {

@@ -115,7 +115,8 @@ pub(crate) struct ServeSection {
     pub(crate) long_poll_ms: Option<u64>,
     /// How often a silent event stream says that it lives. Default 21,000, for the same reason.
     pub(crate) sse_keep_alive_ms: Option<u64>,
-    /// When an event stream ends, and its client asks again. Default 60,000: a cache may share it for so long.
+    /// When an event stream ends, and its client asks again; while it is catching up, at its
+    /// next up-to-date. Default 60,000: a cache may share it for so long.
     pub(crate) sse_timeout_ms: Option<u64>,
     /// How long a cache may give what is not live without asking. Default 60.
     pub(crate) max_age_s: Option<u32>,

@@ -24,7 +24,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::error;
 
 use super::body::{Answer, Source};
-use super::events::{Events, seen_with, up_to_date};
+use super::events::{Events, Times, seen_with, up_to_date};
 use super::making::{Making, chance, failed};
 use super::protocol::answers::{self, Health};
 use super::protocol::caching::{CacheTimes, Caching};
@@ -283,11 +283,13 @@ impl Answering {
     }
 
     async fn events(&self, asking: &Asking<'_>, shape: &Arc<Shape>, offset: Offset) -> Answered {
-        let (keep_alive, lasts) = (self.sse_keep_alive, asking.at_most(self.sse_timeout));
+        let until = asking.request.bearer.as_ref().and_then(|bearer| bearer.until);
+        let times = Times { keep_alive: self.sse_keep_alive, lasts: self.sse_timeout, until };
         let awake = self.manager.keep_awake();
-        let events = Events::new(Arc::clone(shape), self.shapes.clone(), offset, keep_alive, lasts, awake);
+        let events = Events::new(Arc::clone(shape), self.shapes.clone(), offset, times, awake);
         let Some(events) = events else { return Err(self.gone(Gone::Deleted, asking.request).await) };
-        let mut head = asking.head(shape, offset.max(shape.log_end()), false, None);
+        // The published client resumes here if the stream breaks before its first up-to-date.
+        let mut head = asking.head(shape, offset, false, None);
         head.cursor = Some(self.cursor(asking.request));
         head.body = Body::Events;
         head.etag = None;
@@ -339,7 +341,7 @@ impl Answering {
         if asking.request.live {
             (head.cursor, head.schema) = (Some(self.cursor(asking.request)), None);
         }
-        if !has_data {
+        if !has_data && asking.request.live {
             let elapsed = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
             head.etag = Some(etag::of(shape.handle(), asking.request.since, end, Some(elapsed)));
         }
@@ -406,7 +408,10 @@ impl Answering {
     async fn delete(&self, request: &ShapeRequest) -> Answered {
         let _awake = self.wake().await;
         let handle = match &request.handle {
-            Some(handle) => Some(handle.clone()),
+            Some(handle) => match self.shapes.find(handle) {
+                Some(shape) if !self.making.is_named(request, &shape)? => return Err(Refusal::NoShape),
+                Some(_) | None => Some(handle.clone()),
+            },
             None => {
                 let (definition, _) = self.making.definition(request).await?;
                 self.shapes.find_same(&definition).map(|shape| shape.handle().to_owned())

@@ -1,9 +1,12 @@
 //! A shape's log as server-sent events.
 //!
-//! Invariant: a stream has every message after the offset that it was asked for, once, in order; up-to-date comes only between
-//! transactions, and the offset that it tells is after all that was sent and before whatever comes.
-//! Kept by: a stream subscribes before it reads what is there; what was published since comes by its subscription. One that falls behind
-//! reads from the log again, from where it is.
+//! Invariant: a stream has every message after the offset that it was asked for, once, in order.
+//! Up-to-date comes only between transactions, and the offset that it tells is after all that was
+//! sent and before whatever comes. A stream ends only after an up-to-date, or before its first
+//! message. Any other end breaks it: the client drops messages that no up-to-date followed.
+//! Enforced by: a stream subscribes before it reads what is there (`catch_up.rs`); what was published
+//! since comes by its subscription. A stream that falls behind reads from the log again. When its
+//! time is over, it ends with the next up-to-date; its token's end breaks it.
 //! Bounds: a topic keeps `KEPT` transactions of `KEPT_BYTES` for all streams of a shape together, and all of them what `counted.rs`
 //! says; what is larger is read from the log, piece by piece.
 
@@ -16,13 +19,13 @@ use std::time::Duration;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use forebay_postgres::Awake;
-use forebay_shapes::{Listener, LogPage, Offset, Shape, Shapes, Watching};
+use forebay_shapes::{Listener, Offset, Shape, Shapes, Watching};
 use forebay_stream::{Tail, Topic};
 use http_body::Body as _;
-use memchr::{memchr, memrchr};
-use tokio::task::spawn_blocking;
+use memchr::memchr;
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use super::catch_up::{CatchUp, Next, Piece};
 use super::counted::{self, Counted};
 
 /// How many transactions are kept for streams that are a little behind.
@@ -41,8 +44,12 @@ pub(crate) struct Live {
 }
 
 impl Live {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Live { topic: Topic::bounded(KEPT, KEPT_BYTES) }
+    }
+
+    pub(super) fn subscribe(&self) -> Tail {
+        self.topic.subscribe().direct()
     }
 }
 
@@ -71,7 +78,7 @@ pub(crate) fn up_to_date(seen: u64) -> Bytes {
 }
 
 /// Whole messages with their separators; where one ends and the next begins need not be where the pieces do.
-fn write_events(out: &mut BytesMut, messages: &[Bytes]) {
+pub(super) fn write_events(out: &mut BytesMut, messages: &[Bytes]) {
     let mut is_start = true;
     for piece in messages {
         let mut rest = &piece[..];
@@ -92,23 +99,46 @@ fn write_events(out: &mut BytesMut, messages: &[Bytes]) {
     }
 }
 
-fn write_event(out: &mut BytesMut, message: &[u8]) {
+pub(super) fn write_event(out: &mut BytesMut, message: &[u8]) {
     out.put_slice(b"data: ");
     out.put_slice(message);
     out.put_slice(b"\n\n");
+}
+
+/// What up-to-date tells after a message, if this was seen before: a position after both, and before whatever comes.
+pub(crate) fn seen_with(last: Offset, seen: u64) -> u64 {
+    seen.max(last.lsn + 1)
+}
+
+/// How long a stream goes on, and what it says meanwhile.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Times {
+    /// The interval between keep-alives of a silent stream.
+    pub(crate) keep_alive: Duration,
+    /// After so long, it ends with its next up-to-date.
+    pub(crate) lasts: Duration,
+    /// The end of the client's token. Nothing is sent after it.
+    pub(crate) until: Option<Instant>,
 }
 
 /// One stream.
 pub(crate) struct Events {
     shape: Arc<Shape>,
     shapes: Shapes,
-    /// Everything up to here was sent; what was sent of a tail, the tail knows.
-    sent: Offset,
+    /// What the last up-to-date said, or the offset that was asked for. What was sent of a tail, the
+    /// tail knows.
+    settled: Offset,
+    /// Whether the client lacks an up-to-date: it was behind when it came, or messages were sent
+    /// since the last one.
+    is_open: bool,
     state: State,
     keep_alive: Duration,
     /// When it had its last event of the log, or keep-alive.
     heard: Instant,
-    ends_at: Instant,
+    /// From when on it ends, unless it is open.
+    ends: Instant,
+    /// When it breaks, though it is open; not before `ends`.
+    breaks: Option<Instant>,
     /// Not after the next keep-alive, nor the end. An event leaves it alone: most alarms would be put off before they ring.
     alarm: Pin<Box<Sleep>>,
     /// While somebody listens, the database is followed.
@@ -118,34 +148,9 @@ pub(crate) struct Events {
 
 enum State {
     /// Reads what is in the log already, up to where the subscription begins.
-    Reading(Pin<Box<dyn Future<Output = io::Result<Read>> + Send>>),
+    Reading(Pin<Box<dyn Future<Output = io::Result<Piece>> + Send>>),
     Following(Tail),
     Over,
-}
-
-/// A piece of the log, and what comes then.
-struct Read {
-    event: Bytes,
-    next: Next,
-}
-
-enum Next {
-    /// More of the log: the rest of this page, and what follows.
-    More(LogPage, Goal),
-    Follow(Goal),
-}
-
-/// Where the subscription begins.
-struct Goal {
-    to: u64,
-    last: Offset,
-    seen: u64,
-    tail: Tail,
-}
-
-/// What up-to-date tells after a message, if this was seen before: a position after both, and before whatever comes.
-pub(crate) fn seen_with(last: Offset, seen: u64) -> u64 {
-    seen.max(last.lsn + 1)
 }
 
 impl Events {
@@ -154,46 +159,45 @@ impl Events {
         shape: Arc<Shape>,
         shapes: Shapes,
         after: Offset,
-        keep_alive: Duration,
-        lasts: Duration,
+        times: Times,
         awake: Option<Awake>,
     ) -> Option<Self> {
         let now = Instant::now();
-        let alarm = Box::pin(sleep_until(now + keep_alive.min(lasts)));
-        let ends_at = now + lasts;
+        let Times { keep_alive, lasts, until: breaks } = times;
+        let ends = breaks.map_or(now + lasts, |breaks| breaks.min(now + lasts));
+        let alarm = Box::pin(sleep_until(ends.min(now + keep_alive)));
         let _watching = shape.watch();
         let mut events = Events {
             shape,
             shapes,
-            sent: after,
+            settled: after,
+            is_open: false,
             state: State::Over,
             keep_alive,
             heard: now,
-            ends_at,
+            ends,
+            breaks,
             alarm,
             _awake: awake,
             _watching,
         };
-        events.subscribe().then_some(events)
+        events.is_open = events.subscribe()?;
+        Some(events)
     }
 
-    /// From what was sent last on. `false`: the shape is gone.
-    fn subscribe(&mut self) -> bool {
-        // Before the subscription: all that it doesn't cover is in the log.
-        let seen = self.shapes.seen();
-        let Some((tail, end)) = self.shape.attach(Live::new, |live| live.topic.subscribe().direct()) else {
-            self.state = State::Over;
-            return false;
-        };
-        let goal = Goal { to: end.to, last: end.last, seen: seen_with(end.last, seen), tail };
-        let (shape, sent) = (Arc::clone(&self.shape), self.sent);
-        self.state = State::Reading(Box::pin(begin(shape, sent, goal)));
-        true
+    /// From the last up-to-date on. Whether the client is behind; `None`: the shape is gone.
+    fn subscribe(&mut self) -> Option<bool> {
+        self.state = State::Over;
+        let (shape, shapes) = (Arc::clone(&self.shape), self.shapes.clone());
+        let catch_up = CatchUp::new(shape, shapes, self.settled, self.ends)?;
+        let is_behind = catch_up.is_behind();
+        self.state = State::Reading(Box::pin(catch_up.next()));
+        Some(is_behind)
     }
 
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
         loop {
-            let event = match &mut self.state {
+            match &mut self.state {
                 State::Over => return Poll::Ready(None),
                 State::Reading(reading) => match reading.as_mut().poll(cx) {
                     Poll::Pending => break,
@@ -201,62 +205,86 @@ impl Events {
                         self.state = State::Over;
                         return Poll::Ready(Some(Err(error)));
                     }
-                    Poll::Ready(Ok(Read { event, next })) => {
-                        self.heard = Instant::now();
-                        self.state = match next {
-                            Next::More(page, goal) => {
-                                State::Reading(Box::pin(read_on(Arc::clone(&self.shape), page, goal)))
-                            }
-                            Next::Follow(goal) => {
-                                self.sent = Offset::new(goal.seen, 0);
-                                State::Following(goal.tail)
-                            }
-                        };
-                        event
+                    Poll::Ready(Ok(piece)) => {
+                        // Also while there is always more: a slow client must not outlive its token.
+                        if let Some(end) = self.end() {
+                            return Poll::Ready(end);
+                        }
+                        let events = self.take(piece);
+                        if !events.is_empty() {
+                            return Poll::Ready(Some(Ok(events)));
+                        }
                     }
                 },
                 State::Following(tail) => match Pin::new(&mut *tail).poll_frame(cx) {
                     Poll::Pending => break,
-                    Poll::Ready(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
+                    Poll::Ready(Some(Ok(frame))) => {
+                        if let Some(end) = self.end() {
+                            return Poll::Ready(end);
+                        }
+                        return Poll::Ready(Some(Ok(frame.into_data().unwrap_or_default())));
+                    }
                     // It fell behind, or a transaction was too large, or the shape is gone.
                     Poll::Ready(Some(Err(_)) | None) => {
                         if let Some(last) = tail.last() {
-                            self.sent = Offset::new(last.mark, 0);
+                            self.settled = Offset::new(last.mark, 0);
                         }
                         self.subscribe();
-                        continue;
                     }
                 },
-            };
-            // Also while there is always more: a client that reads slowly must not keep what a token has opened.
-            if Instant::now() >= self.ends_at {
-                self.state = State::Over;
-            } else if !event.is_empty() {
-                return Poll::Ready(Some(Ok(event)));
             }
         }
         self.poll_alarm(cx)
+    }
+
+    /// Goes on after a piece of the log: what of it is sent.
+    fn take(&mut self, piece: Piece) -> Bytes {
+        self.heard = Instant::now();
+        let (state, seen) = match piece.next {
+            Next::More(catch_up, seen) => (State::Reading(Box::pin(catch_up.next())), seen),
+            Next::Follow(seen, tail) => (State::Following(tail), Some(seen)),
+        };
+        self.settled = seen.map_or(self.settled, |seen| Offset::new(seen, 0));
+        self.is_open = seen.is_none();
+        // A stream whose time was over while it was open has no alarm for that.
+        let is_over = !self.is_open && self.heard >= self.ends;
+        self.state = if is_over { State::Over } else { state };
+        piece.events
+    }
+
+    /// Ends the stream if it is time: properly, or with an error that breaks it.
+    fn end(&mut self) -> Option<Option<io::Result<Bytes>>> {
+        let now = Instant::now();
+        let is_time = match self.is_open {
+            true => self.breaks.is_some_and(|breaks| now >= breaks),
+            false => now >= self.ends,
+        };
+        is_time.then(|| {
+            self.state = State::Over;
+            self.is_open.then(|| Err(io::Error::new(io::ErrorKind::TimedOut, "the client's token expired")))
+        })
     }
 
     /// A keep-alive, or the end, when it is time.
     fn poll_alarm(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
         loop {
             ready!(self.alarm.as_mut().poll(cx));
-            let now = Instant::now();
-            if now >= self.ends_at {
-                self.state = State::Over;
-                return Poll::Ready(None);
+            if let Some(end) = self.end() {
+                return Poll::Ready(end);
             }
             if let State::Following(tail) = &self.state
                 && let Some(last) = tail.last()
             {
                 self.heard = self.heard.max(last.at);
             }
+            let now = Instant::now();
             let is_due = now >= self.heard + self.keep_alive;
             if is_due {
                 self.heard = now;
             }
-            self.alarm.as_mut().reset((self.heard + self.keep_alive).min(self.ends_at));
+            let next = self.heard + self.keep_alive;
+            let end = if self.is_open && now >= self.ends { self.breaks } else { Some(self.ends) };
+            self.alarm.as_mut().reset(end.map_or(next, |end| end.min(next)));
             if is_due {
                 // Registers the alarm again.
                 if self.alarm.as_mut().poll(cx).is_ready() {
@@ -264,67 +292,6 @@ impl Events {
                 }
                 return Poll::Ready(Some(Ok(Bytes::from_static(KEEP_ALIVE))));
             }
-        }
-    }
-}
-
-async fn begin(shape: Arc<Shape>, sent: Offset, goal: Goal) -> io::Result<Read> {
-    let page = next_page(&shape, sent, &goal).await?;
-    read_on(shape, page, goal).await
-}
-
-/// What comes after an offset, not beyond the goal.
-async fn next_page(shape: &Arc<Shape>, after: Offset, goal: &Goal) -> io::Result<LogPage> {
-    if after >= goal.last {
-        return Ok(LogPage::empty(goal.last));
-    }
-    let mut page = match shape.log_after_at_once(after) {
-        Some(page) => page,
-        None => {
-            let seeking = Arc::clone(shape);
-            spawn_blocking(move || seeking.log_after(after)).await.map_err(io::Error::other)??
-        }
-    };
-    if page.is_recent() {
-        (page.to, page.last) = (page.to.min(goal.to), page.last.min(goal.last));
-    }
-    Ok(page)
-}
-
-async fn read_on(shape: Arc<Shape>, mut page: LogPage, goal: Goal) -> io::Result<Read> {
-    let mut event = BytesMut::new();
-    if page.from < page.to {
-        let messages = read_messages(&shape, &page).await?;
-        page.from += messages.len() as u64;
-        write_events(&mut event, &[messages]);
-        if page.from < page.to {
-            return Ok(Read { event: event.freeze(), next: Next::More(page, goal) });
-        }
-        if page.last < goal.last {
-            let page = next_page(&shape, page.last, &goal).await?;
-            return Ok(Read { event: event.freeze(), next: Next::More(page, goal) });
-        }
-    }
-    write_event(&mut event, &up_to_date(goal.seen));
-    Ok(Read { event: event.freeze(), next: Next::Follow(goal) })
-}
-
-/// About a piece of whole messages of a page, and at least one.
-async fn read_messages(shape: &Arc<Shape>, page: &LogPage) -> io::Result<Bytes> {
-    let (page, mut bytes) = (*page, BytesMut::new());
-    loop {
-        let at = page.from + bytes.len() as u64;
-        let until = page.to.min(at + counted::piece());
-        let reading = Arc::clone(shape);
-        let read = spawn_blocking(move || reading.read_log(&page, at, until)).await;
-        let pieces = read.map_err(io::Error::other)??;
-        pieces.iter().for_each(|piece| bytes.put_slice(piece));
-        if let Some(end) = memrchr(b'\n', &bytes) {
-            bytes.truncate(end + 1);
-            return Ok(Counted::bytes(bytes.freeze()));
-        }
-        if until == page.to {
-            return Err(io::ErrorKind::UnexpectedEof.into());
         }
     }
 }

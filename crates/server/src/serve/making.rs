@@ -204,12 +204,17 @@ impl Making {
 
     /// Whether a shape is the one that is asked for.
     pub(crate) fn fits(&self, request: &ShapeRequest, shape: &Shape) -> Result<bool, Refusal> {
-        let table = &shape.definition().table;
-        let is_same_table = |name: &TableName| (&*name.schema, &*name.name) == (&*table.schema, &*table.name);
-        if !request.table.as_ref().is_none_or(is_same_table) {
-            return Ok(false);
+        let is_same = is_of_table(request, shape);
+        Ok(is_same && choose(request, &shape.definition().table)? == shape.definition().choice)
+    }
+
+    /// Returns whether a request that has a shape's handle names that shape: its table, if the
+    /// request names one, and the rest of its definition, if the request says any of it.
+    pub(crate) fn is_named(&self, request: &ShapeRequest, shape: &Shape) -> Result<bool, Refusal> {
+        match request.has_choice() {
+            true => self.fits(request, shape),
+            false => Ok(is_of_table(request, shape)),
         }
-        Ok(choose(request, table)? == shape.definition().choice)
     }
 
     /// Reads rows as they are right now, beside all logs.
@@ -625,6 +630,13 @@ pub(super) fn followed(described: &database::Table, membership: u32, state: Opti
         state,
         notes: described.all().into_iter().map(note).map(strip).collect(),
     }
+}
+
+/// Whether a request names a shape's table, or none.
+fn is_of_table(request: &ShapeRequest, shape: &Shape) -> bool {
+    let table = &shape.definition().table;
+    let is_same = |name: &TableName| (&*name.schema, &*name.name) == (&*table.schema, &*table.name);
+    request.table.as_ref().is_none_or(is_same)
 }
 
 /// What clients are told of a shape's columns.

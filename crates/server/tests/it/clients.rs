@@ -28,6 +28,11 @@ fn streams_wait_and_come_again_when_they_are_refused() {
 }
 
 #[test]
+fn streams_that_end_while_clients_catch_up_lose_nothing() {
+    passes("catchup");
+}
+
+#[test]
 fn clients_of_all_kinds_see_what_the_table_has() {
     passes("convergence");
 }

@@ -3,6 +3,7 @@
 mod oracle;
 pub(crate) mod support;
 
+mod catching_up;
 mod collapse;
 mod crowd;
 mod ddl;

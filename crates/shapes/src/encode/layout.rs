@@ -211,6 +211,30 @@ impl Layout {
     }
 }
 
+/// Returns the offset of the last of whole messages of a log.
+pub fn last_offset(messages: &[u8]) -> Option<Offset> {
+    place_of(&messages[last_line(messages)..])
+}
+
+/// Returns where the last transaction ends that ends within whole messages of a log, and the
+/// position of its commit.
+pub fn last_commit(mut messages: &[u8]) -> Option<(usize, u64)> {
+    while !messages.is_empty() {
+        let start = last_line(messages);
+        if messages.ends_with(LAST) {
+            return Some((messages.len(), place_of(&messages[start..])?.lsn));
+        }
+        messages = &messages[..start];
+    }
+    None
+}
+
+/// Where the last message begins.
+fn last_line(messages: &[u8]) -> usize {
+    let before = &messages[..messages.len().saturating_sub(1)];
+    memchr::memrchr(b'\n', before).map_or(0, |end| end + 1)
+}
+
 /// Where a change of the log stands, read from the end of its message.
 pub(crate) fn place_of(message: &[u8]) -> Option<Offset> {
     let end = memchr::memmem::rfind(message, b",\"txids\":[")?;
@@ -269,6 +293,29 @@ mod tests {
             "headers": {"operation": "insert", "relation": ["public", "orders"]},
         });
         assert_eq!(parsed(&out), expected);
+    }
+
+    #[test]
+    fn messages_tell_where_they_end_and_where_their_last_transaction_does() {
+        let (layout, row) = (orders(false), row(&[Some("1"), Some("],\"last\":true}},"), None]));
+        let message = |lsn: u64, op: u64, is_last: bool| {
+            let mut out = Vec::new();
+            layout.change(&mut out, Change::Insert { row: &row, from: None }, Place { lsn, op, xid: 7 });
+            if is_last {
+                out.truncate(out.len() - MORE.len());
+                out.extend_from_slice(LAST);
+            }
+            out
+        };
+        let whole = [message(5, 0, false), message(5, 2, true), message(9, 0, true)].concat();
+        let open = [message(11, 0, false), message(11, 2, false)].concat();
+        assert_eq!(last_offset(&whole), Some(Offset::new(9, 0)));
+        assert_eq!(last_commit(&whole), Some((whole.len(), 9)));
+        assert_eq!((last_offset(&open), last_commit(&open)), (Some(Offset::new(11, 2)), None));
+        let both = [whole.clone(), open].concat();
+        assert_eq!(last_offset(&both), Some(Offset::new(11, 2)));
+        assert_eq!(last_commit(&both), Some((whole.len(), 9)));
+        assert_eq!((last_offset(b""), last_commit(b"")), (None, None));
     }
 
     #[test]

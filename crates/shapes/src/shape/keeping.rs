@@ -208,7 +208,8 @@ impl State {
             None => Chunk { end: len, last: self.log.last() },
         };
         let place = Kind::Log(base);
-        Some(LogPage { place, from, to: end.end, last: end.last, is_end: end.end == len })
+        let (to, last, is_end) = (end.end, end.last, end.end == len);
+        Some(LogPage { place, from, to, last, is_end, merged_to: None })
     }
 
     fn merged(&mut self, log: &KeptLog) {

@@ -1,6 +1,7 @@
 //! How an answer is told from others, so that a cache can ask whether it still holds.
 //!
-//! Invariant: two answers of one tag are the same, byte for byte.
+//! Invariant: two answers of one tag have the same changes. What up-to-date says was seen may be less
+//! in the older one.
 //! Kept by: what lies between two offsets of a shape never changes, and a handle is never used twice.
 
 use std::fmt;
@@ -10,8 +11,9 @@ use http::header::{HeaderMap, HeaderValue, IF_NONE_MATCH};
 
 use super::headers::visible;
 
-/// The tag of an answer. One without changes says only that nothing happened until now: `unchanged_at`, any clock that doesn't go back,
-/// keeps it from ever being confirmed.
+/// Returns the tag of an answer. `unchanged_at`, any clock that doesn't go back, keeps a live answer
+/// without changes from being confirmed: a request that waits must not be answered from a cache. A
+/// catch-up answer without changes holds until there are some.
 pub fn of(handle: &str, requested: Since, answered: Offset, unchanged_at: Option<u64>) -> HeaderValue {
     let requested: &dyn fmt::Display = match &requested {
         Since::Beginning => &"-1",

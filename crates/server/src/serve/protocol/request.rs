@@ -66,6 +66,13 @@ impl ShapeRequest {
         };
         if fields.invalid.is_empty() { Ok(request) } else { Err(fields.invalid) }
     }
+
+    /// Whether it says more of a shape's definition than the table.
+    pub fn has_choice(&self) -> bool {
+        let is_default = self.replica == Replica::Default && self.log == LogMode::Full;
+        let names_none = self.columns.is_none() && self.queryable_columns.is_none();
+        !(is_default && names_none && self.clause.is_none() && self.params.is_empty())
+    }
 }
 
 /// What was sent, and what is wrong with it.

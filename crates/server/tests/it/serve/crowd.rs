@@ -121,7 +121,7 @@ async fn next_changes(client: &mut Client) -> Vec<Value> {
     }
 }
 
-/// So many streams, each up to date.
+/// So many streams, each open.
 async fn gather(serve: &Serve, live: &str, count: usize) -> Vec<Client> {
     let mut streams: Vec<Client> = Vec::with_capacity(count);
     let (mut dialing, mut next) = (JoinSet::new(), 0);
@@ -131,7 +131,6 @@ async fn gather(serve: &Serve, live: &str, count: usize) -> Vec<Client> {
             dialing.spawn(async move {
                 let mut client = Client::get(addr, &live, &[]).await;
                 assert_eq!(client.head().await.status, 200);
-                assert_eq!(next_changes(&mut client).await, [] as [Value; 0]);
                 client
             });
             next += 1;

@@ -117,7 +117,6 @@ async fn an_instance_that_waits_serves_what_is_there_and_takes_over() {
     place.sql("INSERT INTO items VALUES (3, 'three')");
     assert_eq!(short(&beside.live_changes(&second, 1).await), ["insert 3"]);
     let mut events = second.events(&beside).await;
-    assert!(events.up_to_date().await.0.is_empty());
     place.sql("INSERT INTO items VALUES (4, 'four')");
     assert_eq!(short(&events.up_to_date().await.0), ["insert 4"]);
     let new = second.get(&[("table", "items"), ("where", "id = 1"), ("offset", "-1")]).await;

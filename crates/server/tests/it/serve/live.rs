@@ -2,8 +2,6 @@
 
 use std::time::Instant;
 
-use serde_json::json;
-
 use super::support::{Event, Events, Place, changes, path, short};
 use crate::wire::until;
 
@@ -54,7 +52,6 @@ async fn everybody_who_waits_hears_that_a_shape_is_over() {
     let reader = serve.reader(&ITEM).await;
     let mut waits = serve.begin(&[reader.params(), vec![("live", "true")]].concat()).await;
     let mut events = serve.events(&reader).await;
-    assert_eq!(events.up_to_date().await.0, [json!(null); 0]);
     until("both wait", async || serve.status().await["admission"]["total_connections"] == 2).await;
     assert_eq!(serve.ask("DELETE", "/v1/shape?table=items", &[], "").await.head.status, 202);
     let moved = waits.answer().await;
@@ -80,8 +77,8 @@ async fn events_come_as_they_happen_and_never_twice() {
     assert_eq!(header("cache-control"), Some("public, max-age=1"));
     assert_eq!(header("content-encoding"), None);
     assert_eq!(header("electric-handle"), Some(&*reader.handle));
-    assert!(header("electric-cursor").is_some() && header("electric-offset").is_some());
-    assert!(events.up_to_date().await.0.is_empty());
+    assert!(header("electric-cursor").is_some());
+    assert_eq!(header("electric-offset"), Some(&*reader.offset));
     place.sql(
         "BEGIN; INSERT INTO items VALUES (2, 'two'); UPDATE items SET note = 'uno' WHERE id = 1; COMMIT",
     );
@@ -100,8 +97,6 @@ async fn events_come_as_they_happen_and_never_twice() {
     // As the published client resumes.
     reader.offset = format!("{seen}_0");
     let mut events = serve.events(&reader).await;
-    let (messages, _) = events.up_to_date().await;
-    assert_eq!(short(&messages), [""; 0]);
     place.sql("INSERT INTO items VALUES (3, 'three')");
     assert_eq!(short(&events.up_to_date().await.0), ["insert 3"]);
     let mut poll = reader.clone();

@@ -176,7 +176,7 @@ async fn now_is_where_the_log_ends() {
 async fn heads_tags_and_compression_are_as_http_has_them() {
     let place = Place::new(ITEMS);
     place.sql("INSERT INTO items SELECT i, repeat('wide ', 50), i FROM generate_series(3, 400) i");
-    let serve = place.serve().await;
+    let serve = place.serve_with(&[("FOREBAY_SERVE_LONG_POLL_MS", "300")]).await;
     let reader = serve.reader(&ITEM).await;
     let whole = serve.get(&BEGINNING).await;
     let tag = whole.head.header("etag").unwrap().to_owned();
@@ -186,14 +186,22 @@ async fn heads_tags_and_compression_are_as_http_has_them() {
     for name in ["electric-handle", "electric-offset", "electric-schema", "etag", "cache-control"] {
         assert_eq!(known.head.header(name), whole.head.header(name), "{name}");
     }
-    let end = serve.get(&reader.params()).await.head.header("etag").unwrap().to_owned();
-    let again = serve.ask("GET", &path(&reader.params()), &[&format!("If-None-Match: {end}")], "").await;
-    assert_eq!(again.head.status, 200, "an answer without changes can't be revalidated");
+    // While nothing changes, an answer without changes holds, but not that of a live request.
+    let now = [("table", "items"), ("offset", "now")];
+    let live = [reader.params(), vec![("live", "true")]].concat();
+    for (params, status) in [(&reader.params()[..], 304), (&now, 304), (&live, 200)] {
+        let tag = serve.get(params).await.head.header("etag").unwrap().to_owned();
+        let again = serve.ask("GET", &path(params), &[&format!("If-None-Match: {tag}")], "").await;
+        assert_eq!(again.head.status, status, "{params:?} {}", again.head.text);
+        assert_eq!(again.head.header("electric-up-to-date"), Some(""), "{}", again.head.text);
+        if status == 304 {
+            assert_eq!((again.head.header("etag"), again.body.len()), (Some(&*tag), 0));
+        }
+    }
 
     let head = serve.head(&BEGINNING).await;
     assert_eq!((head.status, head.header("electric-offset")), (200, Some("0_0")));
     assert_eq!(head.header("electric-schema"), whole.head.header("electric-schema"));
-    let live = [reader.params(), vec![("live", "true")]].concat();
     let head = serve.head(&live).await;
     assert_eq!((head.status, head.header("electric-up-to-date")), (200, Some("")));
     assert!(head.header("electric-cursor").is_some());
@@ -301,6 +309,42 @@ async fn a_shape_is_deleted_where_that_is_allowed() {
     assert_eq!(serve.ask("DELETE", &by_handle, &[], "").await.head.status, 202);
     assert_eq!(serve.ask("DELETE", &by_handle, &[], "").await.head.status, 404);
     assert_eq!(serve.ask("DELETE", "/v1/shape", &[], "").await.head.status, 400);
+}
+
+#[tokio::test]
+async fn a_handle_deletes_no_shape_of_another_table_or_definition() {
+    let place = Place::new(ITEMS);
+    place.sql("CREATE TABLE others (id int PRIMARY KEY)");
+    let serve = place.serve_with(&[("FOREBAY_SERVE_ALLOW_DELETE", "true")]).await;
+    let delete = async |params: &[(&str, &str)]| {
+        let answer = serve.ask("DELETE", &path(params), &[], "").await;
+        (
+            answer.head.status,
+            if answer.body.is_empty() { Value::Null } else { answer.json()["message"].clone() },
+        )
+    };
+    let few = [("table", "items"), ("where", "id < 2")];
+    let (all, few_of) = (serve.reader(&ITEM).await, serve.reader(&few).await);
+    let missing = (404, json!("Shape not found"));
+    for (params, handle) in [
+        (&[("table", "others")][..], &all.handle),
+        (&[("table", "nowhere")], &all.handle),
+        (&[("table", "items"), ("where", "id < 2")], &all.handle),
+        (&[("table", "items"), ("columns", "id")], &all.handle),
+        (&[("table", "items"), ("replica", "full")], &all.handle),
+        (&[("table", "items"), ("where", "id < 3")], &few_of.handle),
+    ] {
+        assert_eq!(delete(&[params, &[("handle", handle)]].concat()).await, missing, "{params:?}");
+    }
+    for reader in [&all, &few_of] {
+        assert_eq!(serve.get(&reader.params()).await.head.status, 200, "both are there");
+    }
+    // The table alone says enough about a handle; more of the definition has to fit.
+    assert_eq!(delete(&[ITEM[0], ("handle", &few_of.handle)]).await, (202, Value::Null));
+    let few_of = serve.reader(&few).await;
+    assert_eq!(delete(&[&few[..], &[("handle", &few_of.handle)]].concat()).await, (202, Value::Null));
+    assert_eq!(delete(&[ITEM[0], ("handle", &all.handle)]).await, (202, Value::Null));
+    assert_eq!(delete(&[ITEM[0], ("handle", &all.handle)]).await, missing);
 }
 
 /// The handle that a 409 tells.

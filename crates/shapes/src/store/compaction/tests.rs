@@ -58,6 +58,13 @@ fn a_long_log_is_merged_and_whoever_reads_it_meanwhile_reads_on() {
     assert_eq!(merged[..2], whole[..2]);
     assert_eq!(merged.last(), whole.last());
     assert_eq!(read(&shape, &before), whole, "the old pages are there still");
+    assert!(before.iter().all(|page| page.merged_to.is_none() && shape.is_merged_since(page)));
+    let is_merged: Vec<_> = after.iter().map(|page| page.merged_to.is_some()).collect();
+    assert!(is_merged[0] && is_merged.is_sorted_by(|one, next| one >= next), "{is_merged:?}");
+    let ends: Vec<_> = after.iter().filter(|page| page.merged_to.is_some()).collect();
+    let last = ends.last().map(|page| page.last);
+    assert!(ends.iter().all(|page| page.merged_to == last), "all of them say where it ends: {ends:?}");
+    assert!(!after.iter().any(|page| shape.is_merged_since(page)));
     // From a change that isn't told any more.
     let lsn: u64 = whole[5]["headers"]["lsn"].as_str().unwrap().parse().unwrap();
     let rest = read(&shape, &pages(&shape, Offset::new(lsn, 0)));
