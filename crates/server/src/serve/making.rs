@@ -24,7 +24,7 @@ use tokio::task::{JoinError, spawn_blocking};
 use tokio::time::{Instant, timeout};
 use tracing::{debug, info, warn};
 
-use super::database::{self, DescribeError, SnapshotError, SnapshotQuery};
+use super::database::{self, Builtins, DescribeError, SnapshotError, SnapshotQuery};
 use super::fitting::Described;
 use super::granted;
 use super::metrics::{self, Ended};
@@ -53,6 +53,8 @@ pub(crate) struct Making {
     known: Mutex<HashMap<TableName, Known>>,
     asking: Mutex<HashMap<TableName, Weak<Asking>>>,
     described: Described,
+    /// What clauses may use of Postgres itself, by its major version.
+    builtins: tokio::sync::Mutex<Option<(u32, Arc<Builtins>)>>,
     /// Tables, by oid and place in the publication, that have no writers from before it.
     settled: Mutex<HashSet<(u32, u32)>>,
     /// How many snapshots are taken at once.
@@ -83,6 +85,7 @@ impl Making {
             known: Mutex::default(),
             asking: Mutex::default(),
             described,
+            builtins: tokio::sync::Mutex::default(),
             settled: Mutex::default(),
             turns: snapshots.max(1),
             snapshots: Arc::new(Semaphore::new(snapshots.max(1))),
@@ -339,6 +342,20 @@ impl Making {
         Ok(known)
     }
 
+    /// What clauses may use of Postgres itself; it is asked once for each major version.
+    pub(super) async fn builtins(&self, server_version: u32) -> Result<Arc<Builtins>, Refusal> {
+        let mut known = self.builtins.lock().await;
+        if let Some((_, builtins)) = known.as_ref().filter(|(version, _)| *version == server_version) {
+            return Ok(Arc::clone(builtins));
+        }
+        let _awake = self.manager.awake().await.map_err(|error| not_ready(&error))?;
+        let client = self.manager.admin().await.map_err(|error| no_connection(&error))?;
+        let asked = Builtins::ask(&client).await.map_err(|error| undescribed(&error.into()))?;
+        let builtins = Arc::new(asked);
+        *known = Some((server_version, Arc::clone(&builtins)));
+        Ok(builtins)
+    }
+
     async fn describe(&self, name: &TableName) -> Result<database::Table, Refusal> {
         let client = self.manager.admin().await.map_err(|error| no_connection(&error))?;
         database::describe(&client, name).await.map_err(|error| undescribed(&error))
@@ -409,6 +426,7 @@ impl Making {
             table,
             selected: &definition.selected(),
             clause: definition.choice.clause.as_deref(),
+            analyses: false,
             // Which transactions it has seen is of interest, and whether the clause is one.
             is_empty: definition.choice.log == LogMode::ChangesOnly,
             page: None,
@@ -531,7 +549,9 @@ fn choose(request: &ShapeRequest, table: &Table) -> Result<Choice, Refusal> {
     let own = request.clause.as_deref().map(parse).transpose().map_err(wrong)?;
     let own = own.map(|filter| filter.canonical().to_owned());
     let clause = match (granted::clause(grant, table)?, own) {
-        (Some(granted), Some(own)) => Some(granted::within(&granted, &own, &table.types).map_err(wrong)?),
+        (Some(granted), Some(own)) => {
+            Some(granted::filter_within(&granted, &own, &table.types).map_err(wrong)?)
+        }
         (granted, own) => granted.or(own),
     };
     let all = granted::columns(grant, table);

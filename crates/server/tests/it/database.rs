@@ -123,7 +123,7 @@ pub(crate) fn query<'a>(
     selected: &'a [usize],
     clause: Option<&'a str>,
 ) -> SnapshotQuery<'a> {
-    SnapshotQuery { table, selected, clause, is_empty: false, page: None, timeout: None }
+    SnapshotQuery { table, selected, clause, analyses: false, is_empty: false, page: None, timeout: None }
 }
 
 /// A sink that keeps everything.
