@@ -1,5 +1,6 @@
 //! What a shape asks of Postgres, asked of real ones.
 
+mod builtins;
 mod clauses;
 mod describe;
 mod ends;

@@ -18,5 +18,6 @@ mod operations;
 mod protocol;
 mod rolling;
 mod shapes;
+mod subsets;
 mod tls;
 mod tokens;

@@ -16,7 +16,7 @@ mod operator;
 pub(crate) mod resolve;
 
 use collate::Collated;
-use expr::{Binary, Comparison, Expr};
+use expr::{Binary, Comparison, Expr, Unary};
 pub(crate) use fold::each;
 pub(crate) use kind::{Scalar, Type};
 
@@ -345,9 +345,18 @@ pub(crate) fn never_fails(expr: &Expr) -> bool {
         | Expr::Coalesce(_)
         | Expr::Case { .. }
         | Expr::CaseOperand => true,
+        // Only a pattern that ends with the escape character fails, and only on some texts.
+        Expr::Binary(Binary::Like { .. }, operands) => {
+            matches!(&operands[1], Expr::Const(Some(Value::Text(pattern))) if !pattern.ends_with('\\'))
+        }
         Expr::Binary(operator, _) | Expr::Quantified { operator, .. } => compares(operator),
         // A constant list is folded, so these are of columns: arrays of different shapes don't fit into one.
         Expr::Array { nested, .. } => !nested,
+        Expr::Unary(Unary::Cast { from: Type::Scalar(from), to: Type::Scalar(to), .. }, _) => match to {
+            Scalar::Int4 => *from == Scalar::Int2,
+            Scalar::Int8 | Scalar::Numeric | Scalar::Float4 | Scalar::Float8 => from.is_integer(),
+            _ => false,
+        },
         Expr::Unary(..)
         | Expr::Index(..)
         | Expr::Slice(..)
