@@ -15,7 +15,10 @@ const DISPLAY = {
   IntervalStyle: 'iso_8601',
 };
 
-/** Makes an empty database. `FOREBAY_TEST_DATABASE_URL` is a superuser's, of a Postgres with wal_level=logical. */
+/**
+ * Makes an empty database. `FOREBAY_TEST_DATABASE_URL` is a superuser's, of a Postgres with wal_level=logical. With
+ * `FOREBAY_TEST_ICU_LOCALE` it orders texts by the rules of that locale, and not by their bytes.
+ */
 export async function makeDatabase(purpose) {
   const server = process.env.FOREBAY_TEST_DATABASE_URL;
   if (!server) throw new Error('FOREBAY_TEST_DATABASE_URL is not set: the URL of a Postgres with wal_level=logical');
@@ -23,7 +26,9 @@ export async function makeDatabase(purpose) {
   await once(server, async (client) => {
     const { rows } = await client.query('SHOW wal_level');
     if (rows[0].wal_level !== 'logical') throw new Error(`wal_level is ${rows[0].wal_level}, and must be logical`);
-    await client.query(`CREATE DATABASE ${name}`);
+    const locale = process.env.FOREBAY_TEST_ICU_LOCALE;
+    const icu = `TEMPLATE template0 LOCALE_PROVIDER icu ICU_LOCALE '${locale}' LC_COLLATE 'C' LC_CTYPE 'C'`;
+    await client.query(`CREATE DATABASE ${name} ${locale ? icu : ''}`);
   });
   const url = new URL(server);
   url.pathname = `/${name}`;

@@ -233,3 +233,82 @@ test('what the queries of collections are compiled to is understood', LIMIT, asy
     assert.deepEqual(ids(data), wanted, where);
   }
 });
+
+/** Words that bytes order in another way than people do, and an enum. Only the database knows the order. */
+async function words() {
+  const mood = `mood_${(await sql(`SELECT count(*)::int AS n FROM pg_type WHERE typtype = 'e'`))[0].n}`;
+  await sql(`CREATE TYPE ${mood} AS ENUM ('sad', 'ok', 'happy')`);
+  const rows = `(1, 'b', 'sad', '{"a": 1}'), (2, 'A', 'ok', '{"a": 2}'), (3, 'é', 'happy', '[]'),
+    (4, 'Z', NULL, NULL), (5, 'it''s \\ "x"', 'ok', '{}')`;
+  const things = await table(`id int PRIMARY KEY, word text, mood ${mood}, doc jsonb`, rows);
+  return { things, mood };
+}
+
+for (const method of ['GET', 'POST']) {
+  test(`texts, enums and documents of a subset by ${method} are judged by the database`, LIMIT, async (t) => {
+    const { things, mood } = await words();
+    const { stream } = follow(t, { url, params: { table: things }, log: 'changes_only', subsetMethod: method });
+    const clauses = [
+      [`"word" > $1`, ['b']],
+      [`"word" >= $1 AND "word" < $2`, ['A', 'Z']],
+      [`("word" > $1) OR ("word" = $2 AND "id" > $3)`, ['é', 'b', '0']],
+      [`"word" = ANY($1) OR LENGTH("word") > $2`, ['{"A","é"}', '3']],
+      [`LENGTH(CONCAT("word",$1)) = $2`, ['x', '2']],
+      [`UPPER("word") < $1`, ['Y']],
+      [`"mood" = ANY($1)`, ['{"sad","happy"}']],
+      [`"mood" > $1`, ['sad']],
+      [`"mood"::text = ANY($1)`, ['{"ok"}']],
+      [`"mood"::text LIKE $1 AND "word" > $2`, ['%o%', '']],
+      [`"mood" = $1::${mood} OR "mood" = ANY($2::${mood}[])`, ['sad', '{ok}']],
+      [`"mood" = CAST($1 AS public.${mood})`, ['happy']],
+      [`"doc" ->> 'a' = $1 OR "doc" @> $2`, ['2', '[]']],
+    ];
+    for (const [where, values] of clauses) {
+      const params = Object.fromEntries(values.map((value, place) => [place + 1, value]));
+      const literal = (value) => `'${value.replaceAll("'", "''")}'`;
+      const clause = where.replace(/\$(\d)/g, (_, place) => literal(values[place - 1]));
+      for (const order of ['"word"', '"word" DESC NULLS LAST, "id"', '"mood" DESC, "id"']) {
+        const { data } = await within(where, stream.fetchSnapshot({ where, params, orderBy: order, limit: 4 }));
+        const wanted = await sql(`SELECT id FROM ${things} WHERE ${clause} ORDER BY ${order} LIMIT 4`);
+        assert.deepEqual(ids(data), ids(wanted.map((value) => ({ value }))), `${where} ORDER BY ${order}`);
+      }
+    }
+  });
+}
+
+test('pages of texts, each after the last of the one before, are all rows in the order of the database', LIMIT, async (t) => {
+  const { things } = await words();
+  const { stream } = follow(t, { url, params: { table: things }, log: 'changes_only' });
+  const found = [];
+  for (let last = ''; ; ) {
+    const page = { where: '"word" > $1', params: { 1: last }, orderBy: '"word"', limit: 2 };
+    const { data } = await within('a page', stream.fetchSnapshot(page));
+    if (data.length === 0) break;
+    found.push(...data.map(({ value }) => value.word));
+    last = found.at(-1);
+  }
+  const wanted = await sql(`SELECT word FROM ${things} ORDER BY word`);
+  assert.deepEqual(
+    found,
+    wanted.map(({ word }) => word),
+  );
+});
+
+test('what is wrong with a clause is told, with its place where it is no SQL', LIMIT, async (t) => {
+  const { things } = await words();
+  const { stream } = follow(t, { url, params: { table: things }, log: 'changes_only' });
+  for (const [where, words] of [
+    ['1 x 1', 'At location 17: syntax error at or near \\"x\\"'],
+    ['"mood" = ANY($1)', 'invalid input value for enum'],
+    ['pg_sleep(1) IS NULL', 'the function pg_sleep of 1 arguments is not supported in subsets'],
+    ['"word" > (SELECT 1)', 'subqueries are not supported'],
+    ['"nope" > 1', 'column \\"nope\\" does not exist'],
+  ]) {
+    const refused = (error) => error.status === 400 && JSON.stringify(error.json ?? error.text).includes(words);
+    await assert.rejects(within(where, stream.fetchSnapshot({ where, params: { 1: '{no}' } })), refused, where);
+  }
+  const shape = new URL(url);
+  shape.search = new URLSearchParams({ table: things, offset: '-1', where: '1 x 1' });
+  const answer = await (await fetch(shape)).json();
+  assert.deepEqual(answer.errors, { where: ['At location 17: syntax error at or near "x"'] });
+});

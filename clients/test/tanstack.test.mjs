@@ -2,7 +2,17 @@
 import '../support/globals.mjs';
 import assert from 'node:assert/strict';
 import { test } from 'node:test';
-import { BasicIndex, createCollection, createLiveQueryCollection, eq, gt } from '@tanstack/db';
+import {
+  BasicIndex,
+  createCollection,
+  createLiveQueryCollection,
+  eq,
+  gt,
+  gte,
+  inArray,
+  length,
+  lt,
+} from '@tanstack/db';
 import { electricCollectionOptions, isChangeMessage } from '@tanstack/electric-db-collection';
 import { becomes, LIMIT, QUICK, recorder, within, world } from '../support.mjs';
 
@@ -191,6 +201,65 @@ test('a collection on demand loads what queries ask for, and follows it', LIMIT,
     found().map(({ title }) => title),
     ['title 41', 'new', 'mine'],
   );
+});
+
+test('a collection on demand loads pages by text, and more of them', LIMIT, async (t) => {
+  const things = await table('id int PRIMARY KEY, title text');
+  await sql(`INSERT INTO ${things} SELECT n, 'title ' || lpad(n::text, 3, '0') FROM generate_series(1, 60) n`);
+  const index = { autoIndex: 'eager', defaultIndexType: BasicIndex };
+  const { collection, query, rows } = collect(t, things, { syncMode: 'on-demand', ...index });
+  const page = query((q) =>
+    q
+      .from({ thing: collection })
+      .where(({ thing }) => gt(thing.title, 'title 010'))
+      .orderBy(({ thing }) => thing.title, 'desc')
+      .limit(3),
+  );
+  await within('the query is ready', page.preload());
+  const titles = () => page.toArray.map(({ title }) => title);
+  await becomes('the last ones', ['title 060', 'title 059', 'title 058'], titles);
+  await within('the next page', Promise.resolve(page.utils.setWindow({ offset: 3, limit: 3 })));
+  await becomes('those before', ['title 057', 'title 056', 'title 055'], titles);
+  assert.ok(rows().length < 30, `${rows().length} rows were loaded for 6`);
+
+  const range = query((q) =>
+    q
+      .from({ thing: collection })
+      .where(({ thing }) => gte(thing.title, 'title 005'))
+      .where(({ thing }) => lt(thing.title, 'title 008')),
+  );
+  await within('the range is ready', range.preload());
+  await becomes('the range', [5, 6, 7], () => range.toArray.map(({ id }) => id).sort());
+  await sql(`UPDATE ${things} SET title = 'title 0055' WHERE id = 60`);
+  await becomes('what comes in', [5, 6, 60, 7], () => range.toArray.map(({ id }) => id).sort());
+});
+
+test('a collection on demand loads by enums and by lengths', LIMIT, async (t) => {
+  await sql(`CREATE TYPE state AS ENUM ('open', 'paid', 'done')`);
+  const things = await table(
+    'id int PRIMARY KEY, title text, state state',
+    `(1, 'a', 'open'), (2, 'bb', 'paid'), (3, 'ccc', 'done'), (4, 'd', NULL)`,
+  );
+  const { collection, query } = collect(t, things, { syncMode: 'on-demand' });
+  const found = async (build) => {
+    const some = query((q) => build(q.from({ thing: collection })));
+    await within('the query is ready', some.preload());
+    return () => some.toArray.map(({ id }) => id).sort();
+  };
+  const some = await found((q) => q.where(({ thing }) => inArray(thing.state, ['open', 'done'])));
+  await becomes('by a list of labels', [1, 3], some);
+  await becomes(
+    'by a label',
+    [2],
+    await found((q) => q.where(({ thing }) => eq(thing.state, 'paid'))),
+  );
+  await becomes(
+    'by a length',
+    [2, 3],
+    await found((q) => q.where(({ thing }) => gt(length(thing.title), 1))),
+  );
+  await sql(`UPDATE ${things} SET state = 'open' WHERE id = 4`);
+  await becomes('a row that comes in', [1, 3, 4], some);
 });
 
 test('a progressive collection answers a query before it has all rows', LIMIT, async (t) => {

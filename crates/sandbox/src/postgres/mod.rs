@@ -37,7 +37,8 @@ const DEADLINE: Duration = Duration::from_secs(60);
 /// A Postgres server on 127.0.0.1 and on a Unix socket, ended when this is dropped.
 ///
 /// The superuser is `postgres`, and no password is asked for unless one was set. `wal_level` is `logical`, `fsync` is
-/// `off` (it survives [`Postgres::kill`], not a power cut), the locale is `C` with UTF-8, the buffers are small.
+/// `off` (it survives [`Postgres::kill`], not a power cut), the locale is `C` with UTF-8
+/// (but see [`Postgres::create_icu_database`]), the buffers are small.
 #[derive(Debug)]
 pub struct Postgres {
     // The first to be dropped: nothing may write to a folder that is being removed.
@@ -135,9 +136,27 @@ impl Postgres {
     /// # Errors
     /// When the server doesn't run or refuses the name.
     pub fn create_database(&self, prefix: &str) -> io::Result<String> {
+        self.create_database_with(prefix, "")
+    }
+
+    /// As [`Postgres::create_database`], with a locale of ICU, such as `en-US`: texts are ordered by its rules, not by
+    /// their bytes.
+    ///
+    /// # Errors
+    /// When the server doesn't run, was built without ICU, or doesn't know the locale.
+    pub fn create_icu_database(&self, prefix: &str, locale: &str) -> io::Result<String> {
+        let locale = locale.replace('\'', "''");
+        let options = format!(
+            "TEMPLATE template0 LOCALE_PROVIDER icu ICU_LOCALE '{locale}' LC_COLLATE 'C' LC_CTYPE 'C'"
+        );
+        self.create_database_with(prefix, &options)
+    }
+
+    /// `options`: of CREATE DATABASE.
+    fn create_database_with(&self, prefix: &str, options: &str) -> io::Result<String> {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let name = format!("{prefix}_{}", NEXT.fetch_add(1, Ordering::Relaxed));
-        self.execute("postgres", &format!("CREATE DATABASE \"{}\"", name.replace('"', "\"\"")))?;
+        self.execute("postgres", &format!("CREATE DATABASE \"{}\" {options}", name.replace('"', "\"\"")))?;
         Ok(name)
     }
 

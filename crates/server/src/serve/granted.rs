@@ -62,14 +62,18 @@ pub(super) fn clause(grant: Option<&Grant>, table: &Table) -> Result<Option<Stri
     Ok(filter.map(|filter| filter.canonical().to_owned()))
 }
 
-/// One clause within another, both in their one form: `inner` is judged only where `outer` is true. With AND alone Postgres is free to begin with
+/// One clause within another, as SQL: `inner` is judged only where `outer` is true. With AND alone Postgres is free to begin with
 /// either, and a division by zero, say, would tell of a row that nobody may see. An index can still be used for `outer`.
+pub(super) fn within(outer: &str, inner: &str) -> String {
+    format!("({outer}) AND (CASE WHEN ({outer}) THEN ({inner}) ELSE false END)")
+}
+
+/// The same for a shape, whose clause filters must be able to judge, too: in its one form.
 ///
 /// # Errors
 /// If it is too long, or too deep, for a clause.
-pub(super) fn within(outer: &str, inner: &str, types: &Schema) -> Result<String, FilterError> {
-    let both = format!("({outer}) AND (CASE WHEN ({outer}) THEN ({inner}) ELSE false END)");
-    Ok(Filter::parse(&both, &[], types)?.canonical().to_owned())
+pub(super) fn filter_within(outer: &str, inner: &str, types: &Schema) -> Result<String, FilterError> {
+    Ok(Filter::parse(&within(outer, inner), &[], types)?.canonical().to_owned())
 }
 
 fn shows(grant: &Grant, table: &Table, name: &str) -> bool {
@@ -108,7 +112,7 @@ mod tests {
 
     #[test]
     fn a_clause_that_fails_on_a_row_fails_only_where_the_grant_is_true() {
-        let clause = within(&canonical("owner = 7"), &canonical("note::int4 = 1"), &types()).unwrap();
+        let clause = filter_within(&canonical("owner = 7"), &canonical("note::int4 = 1"), &types()).unwrap();
         let row = |owner: Option<&'static [u8]>, note: &'static [u8]| [Some(&b"1"[..]), owner, Some(note)];
         assert_eq!(judge(&clause, row(Some(b"7"), b"1")), Some(Some(true)));
         assert_eq!(judge(&clause, row(Some(b"7"), b"x")), None, "one's own row");
@@ -125,7 +129,8 @@ mod tests {
             found.into_iter().map(|alternative| alternative.conditions).collect::<Vec<_>>()
         };
         for grant in ["owner = 7", "owner = 7 AND note = 'x'", "owner IN (7, 8)"] {
-            let clause = within(&canonical(grant), &canonical("id > 1 OR note = 'x'"), &types()).unwrap();
+            let clause =
+                filter_within(&canonical(grant), &canonical("id > 1 OR note = 'x'"), &types()).unwrap();
             assert_eq!(conditions(&clause), conditions(grant), "{grant}");
             assert!(!conditions(grant)[0].is_empty());
         }
@@ -135,7 +140,7 @@ mod tests {
         #[test]
         fn no_text_of_a_client_gets_out_of_the_grant(inner in "[a-z0-9 =<>()'\"\\-/*;$,.:|]{0,24}", owner in 0..9) {
             let Ok(filter) = Filter::parse(&inner, &[], &types()) else { return Ok(()) };
-            let clause = within(&canonical("owner = 7"), filter.canonical(), &types()).unwrap();
+            let clause = filter_within(&canonical("owner = 7"), filter.canonical(), &types()).unwrap();
             let owner: String = i32::to_string(&owner);
             let row: [Option<&[u8]>; 3] = [Some(&b"1"[..]), Some(owner.as_bytes()), Some(b"x")];
             if owner != "7" {

@@ -25,7 +25,7 @@ use tokio::time::{Instant, timeout};
 use tracing::{debug, info, warn};
 
 use super::catalog_watch::CatalogWatch;
-use super::database::{self, DescribeError, SnapshotError, SnapshotQuery, Tables};
+use super::database::{self, Builtins, DescribeError, SnapshotError, SnapshotQuery, Tables};
 use super::fitting::Described;
 use super::granted;
 use super::metrics::{self, Ended};
@@ -55,6 +55,8 @@ pub(crate) struct Making {
     asking: Mutex<HashMap<TableName, Weak<Asking>>>,
     pub(super) described: Described,
     pub(super) watch: Arc<CatalogWatch>,
+    /// What clauses may use of Postgres itself, by its major version.
+    builtins: tokio::sync::Mutex<Option<(u32, Arc<Builtins>)>>,
     /// Tables, by oid and place in the publication, that have no writers from before it.
     settled: Mutex<HashSet<(u32, u32)>>,
     /// How many snapshots are taken at once.
@@ -92,6 +94,7 @@ impl Making {
             known: Mutex::default(),
             asking: Mutex::default(),
             described,
+            builtins: tokio::sync::Mutex::default(),
             settled: Mutex::default(),
             turns: snapshots.max(1),
             snapshots: Arc::new(Semaphore::new(snapshots.max(1))),
@@ -374,6 +377,20 @@ impl Making {
         Ok(known)
     }
 
+    /// What clauses may use of Postgres itself; it is asked once for each major version.
+    pub(super) async fn builtins(&self, server_version: u32) -> Result<Arc<Builtins>, Refusal> {
+        let mut known = self.builtins.lock().await;
+        if let Some((_, builtins)) = known.as_ref().filter(|(version, _)| *version == server_version) {
+            return Ok(Arc::clone(builtins));
+        }
+        let _awake = self.manager.awake().await.map_err(|error| not_ready(&error))?;
+        let client = self.manager.admin().await.map_err(|error| no_connection(&error))?;
+        let asked = Builtins::ask(&client).await.map_err(|error| undescribed(&error.into()))?;
+        let builtins = Arc::new(asked);
+        *known = Some((server_version, Arc::clone(&builtins)));
+        Ok(builtins)
+    }
+
     /// The look comes first: should the table change in between, the next look tells.
     async fn describe(&self, name: &TableName) -> Result<(database::Table, CatalogState), Refusal> {
         let client = self.manager.admin().await.map_err(|error| no_connection(&error))?;
@@ -471,6 +488,7 @@ impl Making {
             table,
             selected: &definition.selected(),
             clause: definition.choice.clause.as_deref(),
+            analyses: false,
             // Which transactions it has seen is of interest, and whether the clause is one.
             is_empty: definition.choice.log == LogMode::ChangesOnly,
             page: None,
@@ -596,7 +614,9 @@ fn choose(request: &ShapeRequest, table: &Table) -> Result<Choice, Refusal> {
     let own = request.clause.as_deref().map(parse).transpose().map_err(wrong)?;
     let own = own.map(|filter| filter.canonical().to_owned());
     let clause = match (granted::clause(grant, table)?, own) {
-        (Some(granted), Some(own)) => Some(granted::within(&granted, &own, &table.types).map_err(wrong)?),
+        (Some(granted), Some(own)) => {
+            Some(granted::filter_within(&granted, &own, &table.types).map_err(wrong)?)
+        }
         (granted, own) => granted.or(own),
     };
     let all = granted::columns(grant, table);

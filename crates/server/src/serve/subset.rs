@@ -2,16 +2,17 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use forebay_postgres::pgoutput::{Lsn, Snapshot};
-use forebay_shapes::filter::{Filter, Schema};
+use forebay_shapes::filter::{EnumType, Expression, Filter, FilterError, Schema};
 use forebay_shapes::{Definition, Offset, Since};
 use http::Response;
 
 use super::answering::Answering;
 use super::body::Answer;
-use super::database::{Page, Sink, SnapshotError, SnapshotQuery};
+use super::database::{Builtins, ElementType, NotAllowed, Page, Sink, SnapshotError, SnapshotQuery, Table};
 use super::granted;
 use super::making::{ReadError, chance};
 use super::protocol::caching::Caching;
@@ -21,6 +22,8 @@ use super::tokens::while_valid;
 
 /// A subset is held whole, and no larger: whoever wants more asks for it in parts.
 const MAX_BYTES: usize = 64 << 20;
+/// How long Postgres may take for rows of a clause that our own filter doesn't know.
+const FOREIGN_CLAUSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// All that are being read, or written to clients who may be slow. Beyond it, whoever asks comes back later.
 const MAX_HELD_BYTES: usize = 256 << 20;
 
@@ -32,7 +35,7 @@ impl Answering {
         let Some(described) = described else { return Err(Refusal::DatabaseUnreachable) };
         let table = &definition.table;
         let types = granted::visible(granted::find(request, table)?, table);
-        let clause = clause(request, subset, &types, &definition)?;
+        let clause = self.clause(request, subset, &types, &definition, &described).await?;
         let selected = definition.selected();
         let names: Vec<_> = selected.iter().map(|index| described.columns[*index].name.clone()).collect();
         let order_by = subset.order_by.as_ref().map(|keys| {
@@ -55,10 +58,11 @@ impl Answering {
         let query = SnapshotQuery {
             table: &described,
             selected: &selected,
-            clause: clause.as_deref(),
+            clause: clause.sql.as_deref(),
+            analyses: clause.is_foreign,
             is_empty: false,
             page,
-            timeout: None,
+            timeout: clause.is_foreign.then_some(FOREIGN_CLAUSE_TIMEOUT),
         };
         let reading = self.making.read(&query, &mut rows);
         while_valid(request.bearer.as_ref(), reading).await?.map_err(refused)?;
@@ -84,33 +88,96 @@ impl Answering {
     }
 }
 
-/// The shape's clause and the subset's, which may name the columns of `types`.
-fn clause(
-    request: &ShapeRequest,
-    subset: &Subset,
+/// Which rows are read.
+#[derive(Debug, Default)]
+struct Clause {
+    /// The shape's clause and the subset's; `None`: all rows.
+    sql: Option<String>,
+    /// Whether only Postgres can judge it.
+    is_foreign: bool,
+}
+
+impl Answering {
+    /// The shape's clause and the subset's, which may name the columns of `types`.
+    async fn clause(
+        &self,
+        request: &ShapeRequest,
+        subset: &Subset,
+        types: &Schema,
+        definition: &Definition,
+        table: &Table,
+    ) -> Result<Clause, Refusal> {
+        let of_shape = &definition.choice.clause;
+        let Some(text) = &subset.clause else {
+            return Ok(Clause { sql: of_shape.clone(), is_foreign: false });
+        };
+        let params: Vec<&str> = subset.params.iter().map(String::as_str).collect();
+        let (sql, columns, may_fail, is_foreign) = match Filter::parse(text, &params, types) {
+            Ok(filter) => {
+                (filter.canonical().to_owned(), filter.columns().to_vec(), filter.may_fail(), false)
+            }
+            Err(FilterError::Unsupported { .. }) => {
+                let asking = self.making.builtins(table.server_version);
+                let builtins = while_valid(request.bearer.as_ref(), asking).await??;
+                let expression = foreign(text, &params, types, table, &builtins)?;
+                (expression.sql().to_owned(), expression.columns().collect(), true, true)
+            }
+            Err(error) => return Err(wrong(&error)),
+        };
+        if let Some(allowed) = &request.queryable_columns {
+            let names = columns.iter().map(|index| &types.columns[*index].name);
+            if let Some(other) = names.into_iter().find(|name| !allowed.contains(name)) {
+                return Err(wrong(&format!("column \"{other}\" isn't one of the queryable columns")));
+            }
+        }
+        let sql = match of_shape {
+            // Of rows outside the shape it must not even tell whether it fails on them.
+            Some(of_shape) if may_fail => granted::within(of_shape, &sql),
+            // It can't fail; and as it is, Postgres finds its rows by an index.
+            Some(of_shape) => format!("({of_shape}) AND ({sql})"),
+            None => sql,
+        };
+        Ok(Clause { sql: Some(sql), is_foreign })
+    }
+}
+
+fn wrong(error: &dyn std::fmt::Display) -> Refusal {
+    Invalid::in_subset("where", error).into()
+}
+
+/// A clause that our own filter can't judge as Postgres does. Postgres judges it, so it may use whatever reads nothing but the
+/// row ([`Builtins`]). Columns whose type is neither Postgres' own nor an enum are left out: their operators are in other
+/// schemas, and Postgres would take others for them.
+fn foreign(
+    text: &str,
+    params: &[&str],
     types: &Schema,
-    definition: &Definition,
-) -> Result<Option<String>, Refusal> {
-    let of_shape = &definition.choice.clause;
-    let Some(clause) = &subset.clause else { return Ok(of_shape.clone()) };
-    let params: Vec<&str> = subset.params.iter().map(String::as_str).collect();
-    let wrong = |error: &dyn std::fmt::Display| Refusal::from(Invalid::in_subset("where", error));
-    let filter = Filter::parse(clause, &params, types).map_err(|error| wrong(&error))?;
-    if let Some(allowed) = &request.queryable_columns {
-        let names = filter.columns().iter().map(|index| &types.columns[*index].name);
-        if let Some(other) = names.into_iter().find(|name| !allowed.contains(name)) {
-            return Err(wrong(&format!("column \"{other}\" isn't one of the queryable columns")));
+    table: &Table,
+    builtins: &Builtins,
+) -> Result<Expression, Refusal> {
+    let of_column = |name: &str| table.columns.iter().find(|column| column.name == name);
+    let elements = types.columns.iter().filter_map(|column| Some(&of_column(&column.name)?.element));
+    let mut enums: Vec<EnumType> = Vec::new();
+    for element in elements.filter(|element| element.is_enum && !builtins.has_type(&element.name)) {
+        let named = EnumType { schema: element.schema.clone(), name: element.name.clone() };
+        if !enums.contains(&named) {
+            enums.push(named);
         }
     }
-    let subset = filter.canonical();
-    Ok(Some(match of_shape {
-        // Of others' rows it must not even tell whether it fails. Whoever limits the columns passes on what a client asks for.
-        Some(of_shape) if request.bearer.is_some() || request.queryable_columns.is_some() => {
-            granted::within(of_shape, subset, &definition.table.types).map_err(|error| wrong(&error))?
+    let all = enums.clone();
+    enums.retain(|one| all.iter().filter(|other| other.name == one.name).count() == 1);
+    let expression = Expression::parse(text, params, types, &enums).map_err(|error| wrong(&error))?;
+    for index in expression.columns() {
+        let element = of_column(&types.columns[index].name).map(|column| &column.element);
+        let is_known = |element: &ElementType| {
+            element.is_enum || (element.is_builtin && builtins.has_type(&element.name))
+        };
+        if let Some(other) = element.filter(|element| !is_known(element)) {
+            return Err(wrong(&NotAllowed::Type(other.name.clone())));
         }
-        Some(of_shape) => format!("({of_shape}) AND ({subset})"),
-        None => subset.to_owned(),
-    }))
+    }
+    builtins.check(&expression).map_err(|error| wrong(&error))?;
+    Ok(expression)
 }
 
 /// The answer in the making.
@@ -222,6 +289,14 @@ fn refused(error: ReadError<TooLarge>) -> Refusal {
         }
         ReadError::Failed(SnapshotError::Sink(TooLarge::WithOthers)) => {
             Refusal::overloaded("subset", (MAX_HELD_BYTES / MAX_BYTES) as u64, chance())
+        }
+        ReadError::Failed(error @ SnapshotError::TimedOut { .. }) => {
+            Invalid::in_subset("where", format!("{error}: ask for less, or by what an index finds")).into()
+        }
+        // Its words may hold a row's values.
+        ReadError::Failed(SnapshotError::Database(error)) => {
+            let code = error.code().map_or("", |code| code.code());
+            Refusal::SnapshotFailed { message: format!("the subset couldn't be read ({code})").into() }
         }
         ReadError::Failed(error) => Refusal::SnapshotFailed { message: error.to_string().into() },
     }

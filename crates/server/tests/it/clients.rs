@@ -6,6 +6,15 @@ use std::process::Command;
 use forebay_sandbox::Postgres;
 
 fn passes(suite: &str) {
+    passes_on(suite, Postgres::shared(), &[]);
+}
+
+/// On databases that order texts by the rules of a language.
+fn passes_in_english(suite: &str, version: u32) {
+    passes_on(suite, Postgres::shared_version(version), &[("FOREBAY_TEST_ICU_LOCALE", "en-US")]);
+}
+
+fn passes_on(suite: &str, postgres: &Postgres, more: &[(&str, &str)]) {
     let clients = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../clients");
     assert!(clients.join("node_modules").is_dir(), "the clients aren't installed: run script/bootstrap");
     let output = Command::new("node")
@@ -13,7 +22,8 @@ fn passes(suite: &str) {
         .arg(format!("test/{suite}.test.mjs"))
         .current_dir(&clients)
         .env("FOREBAY_BIN", env!("CARGO_BIN_EXE_forebay"))
-        .env("FOREBAY_TEST_DATABASE_URL", Postgres::shared().url("postgres"))
+        .env("FOREBAY_TEST_DATABASE_URL", postgres.url("postgres"))
+        .envs(more.iter().copied())
         .output()
         .unwrap();
     let (said, complained) =
@@ -65,6 +75,16 @@ fn shapes_are_followed_by_server_sent_events() {
 #[test]
 fn subsets_are_read_beside_the_log() {
     passes("subsets");
+}
+
+#[test]
+fn subsets_are_read_beside_the_log_where_texts_are_in_english() {
+    passes_in_english("subsets", 18);
+}
+
+#[test]
+fn a_tanstack_collection_follows_a_table_where_texts_are_in_english() {
+    passes_in_english("tanstack", 15);
 }
 
 #[test]

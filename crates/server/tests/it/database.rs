@@ -1,5 +1,6 @@
 //! What a shape asks of Postgres, asked of real ones.
 
+mod builtins;
 mod clauses;
 mod describe;
 mod ends;
@@ -123,7 +124,7 @@ pub(crate) fn query<'a>(
     selected: &'a [usize],
     clause: Option<&'a str>,
 ) -> SnapshotQuery<'a> {
-    SnapshotQuery { table, selected, clause, is_empty: false, page: None, timeout: None }
+    SnapshotQuery { table, selected, clause, analyses: false, is_empty: false, page: None, timeout: None }
 }
 
 /// A sink that keeps everything.

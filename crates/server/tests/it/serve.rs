@@ -23,5 +23,6 @@ mod publishing;
 mod rewrites;
 mod rolling;
 mod shapes;
+mod subsets;
 mod tls;
 mod tokens;

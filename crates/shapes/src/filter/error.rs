@@ -28,7 +28,7 @@ pub enum FilterError {
     /// Not SQL, in Postgres' words.
     #[error("At location {location}: {message}")]
     Syntax {
-        /// The character in `SELECT 1 WHERE …`, from 1.
+        /// The character in `SELECT 1 WHERE …`, from 0, as libpg_query counts.
         location: usize,
         /// Such as `syntax error at or near "x"`.
         message: String,
@@ -40,7 +40,7 @@ pub enum FilterError {
         sqlstate: &'static str,
         /// Such as `column "x" does not exist`.
         message: String,
-        /// The character in `SELECT 1 WHERE …`, from 1.
+        /// The character in `SELECT 1 WHERE …`, from 0, as libpg_query counts.
         location: usize,
     },
     /// SQL that Postgres may well accept, and that this filter can't judge exactly as Postgres does.
@@ -48,7 +48,7 @@ pub enum FilterError {
     Unsupported {
         /// Names the construct: `the type jsonb is`, `subqueries are`.
         what: String,
-        /// The character in `SELECT 1 WHERE …`, from 1.
+        /// The character in `SELECT 1 WHERE …`, from 0, as libpg_query counts.
         location: usize,
     },
     /// A `$n` without a value.
@@ -85,10 +85,10 @@ impl FilterError {
     }
 }
 
-/// As Postgres counts: characters, from 1.
+/// As libpg_query counts: characters, from 0.
 pub(crate) fn location(text: &str, at: usize) -> usize {
     let before = text.get(..at).unwrap_or(text);
-    PREFIX.len() + before.chars().count() + 1
+    PREFIX.len() + before.chars().count()
 }
 
 /// Why a row can't be judged: what Postgres would say of the same row.

@@ -27,6 +27,7 @@
 mod conditions;
 mod error;
 mod eval;
+mod expression;
 mod key;
 mod schema;
 mod syntax;
@@ -35,6 +36,7 @@ mod value;
 
 pub use conditions::{Alternative, Bound, Condition};
 pub use error::{EvalError, FilterError};
+pub use expression::{EnumType, Expression};
 pub use key::Key;
 pub use schema::{Collation, Column, ColumnType, Schema, TypeKind};
 
@@ -82,11 +84,8 @@ impl Filter {
     /// # Errors
     /// See [`FilterError`].
     pub fn parse(text: &str, params: &[&str], schema: &Schema) -> Result<Filter, FilterError> {
-        let bytes = params.iter().fold(text.len(), |sum, param| sum.saturating_add(param.len()));
-        if bytes > MAX_CLAUSE_BYTES {
-            return Err(FilterError::TooLong { bytes, limit: MAX_CLAUSE_BYTES });
-        }
-        let tree = syntax::parse(text, params, schema.server_version)?;
+        check_length(text, params)?;
+        let tree = syntax::parse(text, params, schema.server_version, &[])?;
         let expr = typing::clause(&tree, text, schema)?;
         let mut columns = Vec::new();
         typing::each(&expr, &mut |expr| {
@@ -118,8 +117,23 @@ impl Filter {
         conditions::of(&self.expr)
     }
 
+    /// Whether Postgres may fail on a row: on a cast, arithmetic, a pattern. Comparisons never fail.
+    pub fn may_fail(&self) -> bool {
+        let mut may_fail = false;
+        typing::each(&self.expr, &mut |expr| may_fail |= !typing::never_fails(expr));
+        may_fail
+    }
+
     /// The columns that decide, by their places in [`Schema::columns`], in order.
     pub fn columns(&self) -> &[usize] {
         &self.columns
+    }
+}
+
+fn check_length(text: &str, params: &[&str]) -> Result<(), FilterError> {
+    let bytes = params.iter().fold(text.len(), |sum, param| sum.saturating_add(param.len()));
+    match bytes > MAX_CLAUSE_BYTES {
+        true => Err(FilterError::TooLong { bytes, limit: MAX_CLAUSE_BYTES }),
+        false => Ok(()),
     }
 }

@@ -44,6 +44,19 @@ fn no_two_servers_have_one_identifier() {
 }
 
 #[test]
+fn both_versions_order_texts_by_bytes_or_by_the_rules_of_a_language() {
+    for version in [15, 18] {
+        let postgres = Postgres::shared_version(version);
+        let smaller = |database: &str| {
+            let rows = postgres.query(database, "SELECT 'a' < 'B', 'é' < 'z'").unwrap();
+            rows[0].iter().map(|value| value.as_deref() == Some("t")).collect::<Vec<_>>()
+        };
+        assert_eq!(smaller(&postgres.create_database("bytes").unwrap()), [false, false]);
+        assert_eq!(smaller(&postgres.create_icu_database("english", "en-US").unwrap()), [true, true]);
+    }
+}
+
+#[test]
 fn both_versions_decode_changes() {
     for version in [15, 18] {
         let postgres = Postgres::shared_version(version);

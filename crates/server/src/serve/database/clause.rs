@@ -20,7 +20,7 @@ pub struct Refusal {
     pub sqlstate: String,
     /// Postgres' words. If the clause failed on a row, they may hold its values, and are for neither clients nor logs.
     pub message: String,
-    /// The character in `SELECT 1 WHERE …`, from 1, if Postgres named one in the clause.
+    /// The character in `SELECT 1 WHERE …`, from 0, if Postgres named one in the clause.
     pub location: Option<usize>,
     /// Whether it was a row that the clause failed on.
     pub is_about_rows: bool,
@@ -120,10 +120,10 @@ impl Refusal {
     }
 }
 
-/// From a character in a statement, from 1, to one in `SELECT 1 WHERE …`. The end of the clause is a place, too.
+/// From a character in a statement, from 1, to one in `SELECT 1 WHERE …`, from 0, as libpg_query counts. The end of the clause is a place, too.
 fn location(position: usize, before: &str, clause: &str) -> Option<usize> {
     let in_clause = position.checked_sub(before.chars().count())?;
-    (1..=clause.chars().count() + 1).contains(&in_clause).then_some(PREFIX.len() + in_clause)
+    (1..=clause.chars().count() + 1).contains(&in_clause).then_some(PREFIX.len() + in_clause - 1)
 }
 
 #[cfg(test)]
@@ -135,9 +135,9 @@ mod tests {
         let (before, clause) = ("SELECT 1 FROM \"é\" WHERE ", "é = 1");
         let start = before.chars().count();
         assert_eq!(location(start, before, clause), None);
-        assert_eq!(location(start + 1, before, clause), Some(16));
-        assert_eq!(location(start + 5, before, clause), Some(20));
-        assert_eq!(location(start + 6, before, clause), Some(21), "the end");
+        assert_eq!(location(start + 1, before, clause), Some(15));
+        assert_eq!(location(start + 5, before, clause), Some(19));
+        assert_eq!(location(start + 6, before, clause), Some(20), "the end");
         assert_eq!(location(start + 7, before, clause), None);
         assert_eq!(location(0, before, clause), None);
     }

@@ -8,11 +8,14 @@ use forebay_postgres::reservoir::tokio_postgres::{self, Client, Row};
 use forebay_shapes::filter::{ColumnType, TypeKind};
 
 use super::collation::Locale;
-use super::table::{ReplicaIdentity, Table, TableColumn, TypeShown};
+use super::table::{ElementType, ReplicaIdentity, Table, TableColumn, TypeShown};
 use super::{quoted, words};
 
 /// The first to publish stored generated columns.
 const GENERATED_COLUMNS: u32 = 18;
+
+/// Smaller ones came with Postgres (FirstNormalObjectId).
+const FIRST_OWN_OID: u32 = 16384;
 
 /// One row for each column, with what is the table's in each; one without a column for a table that has none. Columns of the catalog that
 /// not all versions have are read through JSON.
@@ -28,6 +31,8 @@ SELECT EDITION AS edition, LINEAGE AS lineage, c.oid, c.relkind::text, c.relpers
     NOT coalesce(i.indimmediate, true) AS key_is_deferrable,
     e.oid IS NOT NULL AS is_array, coalesce(e.oid, t.oid) AS type_oid, coalesce(e.typname, t.typname)::text AS type_name,
     b.oid AS base_oid, b.typname::text AS base_name, b.typtype::text AS base_kind, b.typmod AS base_modifier,
+    bn.nspname::text AS element_schema, coalesce(be.typname, b.typname)::text AS element_name,
+    coalesce(be.oid, b.oid) AS element_oid, coalesce(be.typtype, b.typtype)::text AS element_kind,
     l.facts ->> 'collprovider' AS provider, l.facts ->> 'collcollate' AS collate, l.facts ->> 'collctype' AS ctype,
     coalesce(l.facts ->> 'colllocale', l.facts ->> 'colliculocale') AS locale,
     (l.facts ->> 'collisdeterministic')::bool AS is_deterministic
@@ -40,11 +45,13 @@ LEFT JOIN pg_type t ON t.oid = a.atttypid
 LEFT JOIN pg_type e ON e.typarray = t.oid
 LEFT JOIN LATERAL (
     WITH RECURSIVE base AS (
-        SELECT t.oid, t.typname, t.typtype, t.typbasetype, a.atttypmod AS typmod, t.typtypmod
-        UNION ALL SELECT t.oid, t.typname, t.typtype, t.typbasetype, base.typtypmod, t.typtypmod
+        SELECT t.oid, t.typname, t.typtype, t.typbasetype, t.typnamespace, a.atttypmod AS typmod, t.typtypmod
+        UNION ALL SELECT t.oid, t.typname, t.typtype, t.typbasetype, t.typnamespace, base.typtypmod, t.typtypmod
         FROM base JOIN pg_type t ON t.oid = base.typbasetype WHERE base.typtype = 'd'
     ) SELECT * FROM base WHERE typtype <> 'd'
 ) b ON true
+LEFT JOIN pg_type be ON be.typarray = b.oid
+LEFT JOIN pg_namespace bn ON bn.oid = coalesce(be.typnamespace, b.typnamespace)
 LEFT JOIN LATERAL (
     SELECT to_jsonb(l) AS facts FROM pg_collation l WHERE l.oid = a.attcollation AND l.collname <> 'default'
 ) l ON true
@@ -282,11 +289,18 @@ fn column(row: &Row, name: String) -> Result<TableColumn, tokio_postgres::Error>
         },
         collation: locale.transpose()?.map(Locale::collation),
     };
+    let element = ElementType {
+        schema: row.try_get("element_schema")?,
+        name: row.try_get("element_name")?,
+        is_builtin: row.try_get::<_, u32>("element_oid")? < FIRST_OWN_OID,
+        is_enum: row.try_get::<_, &str>("element_kind")? == "e",
+    };
     Ok(TableColumn {
         name,
         number: row.try_get("attnum")?,
         shown,
         filtered,
+        element,
         is_not_null: row.try_get("attnotnull")?,
         key_index: key_index.and_then(|index| usize::try_from(index).ok()),
         is_generated: !row.try_get::<_, &str>("attgenerated")?.is_empty(),

@@ -1,6 +1,7 @@
 //! Why there is no snapshot.
 
 use std::error::Error;
+use std::time::Duration;
 
 use forebay_postgres::TableName;
 use forebay_postgres::reservoir::tokio_postgres;
@@ -41,6 +42,12 @@ pub enum SnapshotError<E: Error + 'static> {
     /// The server stopped it: a timeout, or somebody who cancelled it.
     #[error("the server stopped the snapshot: {}", words(.0))]
     Cancelled(#[source] tokio_postgres::Error),
+    /// It took longer than it may.
+    #[error("Postgres took longer than the {} ms that it may (statement_timeout)", .limit.as_millis())]
+    TimedOut {
+        /// How long it may take.
+        limit: Duration,
+    },
     /// The connection is gone.
     #[error("the connection was lost: {}", words(.0))]
     Lost(#[source] tokio_postgres::Error),
@@ -64,6 +71,31 @@ pub(super) struct Attempt<'a> {
     pub(super) table: &'a TableName,
     /// The clause, and what stood before it; none where no clause was read yet.
     pub(super) clause: Option<(&'a str, &'a str)>,
+    /// The statement_timeout that was set for it.
+    pub(super) timeout: Option<Duration>,
+    pub(super) stage: Stage,
+}
+
+/// How much Postgres has said of the clause: it decides what an error may be about.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Stage {
+    /// It reads the clause, and no row.
+    Analysing,
+    /// It has accepted the clause: whatever fails is a row.
+    Analysed,
+    /// It reads the clause and rows at once.
+    Unanalysed,
+}
+
+impl Stage {
+    /// Whether the words of an error may hold a row's values.
+    fn is_about_rows(self, code: &SqlState) -> bool {
+        match self {
+            Stage::Analysing => false,
+            Stage::Analysed => true,
+            Stage::Unanalysed => is_about_values(code),
+        }
+    }
 }
 
 impl<E: Error> SnapshotError<E> {
@@ -72,6 +104,7 @@ impl<E: Error> SnapshotError<E> {
     pub fn is_temporary(&self) -> bool {
         match self {
             SnapshotError::Cancelled(_)
+            | SnapshotError::TimedOut { .. }
             | SnapshotError::Lost(_)
             | SnapshotError::Database(_)
             | SnapshotError::Malformed(_)
@@ -92,6 +125,7 @@ impl<E: Error> SnapshotError<E> {
             | SnapshotError::Changed { .. }
             | SnapshotError::NoPermission { .. }
             | SnapshotError::Cancelled(_)
+            | SnapshotError::TimedOut { .. }
             | SnapshotError::Database(_) => true,
             // In the middle of the rows.
             SnapshotError::Lost(_)
@@ -120,6 +154,9 @@ impl<E: Error> SnapshotError<E> {
             return SnapshotError::Lost(error);
         }
         let code = said.code();
+        if let (Some(limit), true) = (attempt.timeout, *code == SqlState::QUERY_CANCELED) {
+            return SnapshotError::TimedOut { limit };
+        }
         match attempt.clause {
             _ if *code == SqlState::INSUFFICIENT_PRIVILEGE => {
                 SnapshotError::NoPermission { table, said: said.message().to_owned() }
@@ -129,7 +166,7 @@ impl<E: Error> SnapshotError<E> {
             }
             None if is_gone(code) => SnapshotError::NotFound { table },
             Some((before, clause)) if is_about_clauses(code) || is_about_values(code) => {
-                SnapshotError::Refused(Refusal::new(said, before, clause, is_about_values(code)))
+                SnapshotError::Refused(Refusal::new(said, before, clause, attempt.stage.is_about_rows(code)))
             }
             None | Some(_) => SnapshotError::Database(error),
         }

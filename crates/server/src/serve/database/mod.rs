@@ -6,6 +6,7 @@
 //! written and how a clause is read (`snapshot.rs`); writers from before are waited for (`writers.rs`).
 //! Not here: the publication and the stream; see `forebay_postgres`.
 
+mod builtins;
 mod clause;
 mod collation;
 mod describe;
@@ -15,12 +16,13 @@ mod snapshot;
 mod table;
 mod writers;
 
+pub use self::builtins::{Builtins, NotAllowed};
 pub use self::clause::{Refusal, ValidateError, validate};
 pub use self::describe::{CatalogError, DescribeError, describe, describe_unread};
 pub use self::error::SnapshotError;
 pub use self::look::{Look, Tables, current_snapshot, look, relatives};
 pub use self::snapshot::{Page, Sink, SnapshotQuery, Summary, snapshot};
-pub use self::table::{ChoiceError, ReplicaIdentity, Table, TableColumn, TypeShown};
+pub use self::table::{ChoiceError, ElementType, ReplicaIdentity, Table, TableColumn, TypeShown};
 pub use self::writers::{WritersError, is_changing, wait_for_writers};
 
 use std::error::Error as _;

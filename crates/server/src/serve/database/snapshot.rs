@@ -27,7 +27,7 @@ use forebay_shapes::encode::{CopyRows, Layout};
 use futures_core::Stream;
 
 use super::describe::{describe, edition_of};
-use super::error::{Attempt, SnapshotError};
+use super::error::{Attempt, SnapshotError, Stage};
 use super::quoted;
 use super::table::Table;
 
@@ -58,6 +58,8 @@ pub struct SnapshotQuery<'a> {
     pub selected: &'a [usize],
     /// The rows of which this is true: SQL that names nothing but columns, such as `Filter::canonical`. `None`: all.
     pub clause: Option<&'a str>,
+    /// Has Postgres analyse the clause before it runs: what fails then is the clause, and whatever fails later is a row.
+    pub analyses: bool,
     /// None of those: the clause is only read.
     pub is_empty: bool,
     /// Only some of those.
@@ -160,31 +162,43 @@ async fn read<S: Sink>(
 ) -> Result<Summary, SnapshotError<S::Error>> {
     let name = &query.table.name;
     let (script, statement) = (script(query), Statement::new(query));
-    let beginning = Attempt { table: name, clause: None };
-    let copying =
-        Attempt { clause: query.clause.map(|clause| (statement.before.as_str(), clause)), ..beginning };
-    // Both are sent at once; if the first fails, the server skips the other.
-    let (begun, prepared) = tokio::join!(
+    let beginning = Attempt { table: name, clause: None, timeout: query.timeout, stage: Stage::Unanalysed };
+    let copying = Attempt {
+        clause: query.clause.map(|clause| (statement.before.as_str(), clause)),
+        stage: if query.analyses { Stage::Analysed } else { Stage::Unanalysed },
+        ..beginning
+    };
+    let analysis = Analysis::of(query);
+    // All are sent at once; if one fails, the server skips those after it.
+    let (begun, analysed, prepared) = tokio::join!(
         biased;
         client.simple_query(&script),
+        analyse(client, analysis.as_ref()),
         client.prepare(&statement.text),
     );
     let begun = begun.map_err(|error| SnapshotError::database(error, beginning))?;
     let (snapshot, lsn, edition) = parse(&begun).ok_or(SnapshotError::NoSnapshot)?;
     if edition != query.table.edition {
         // After an error the server answers nothing; and a clause that doesn't fit may have fitted what the table was.
-        let same = match &prepared {
-            Ok(_) => {
+        let same = match (&analysed, &prepared) {
+            (Ok(()), Ok(_)) => {
                 let described = describe(client, name).await;
                 let described = described.map_err(|error| SnapshotError::described(error, beginning))?;
                 described.fingerprint() == query.table.fingerprint()
             }
-            Err(_) => false,
+            (Err(_), _) | (_, Err(_)) => false,
         };
         if !same {
             return Err(SnapshotError::Changed { table: name.clone() });
         }
     }
+    analysed.map_err(|error| match &analysis {
+        Some(Analysis { before, clause }) => {
+            let clause = Some((before.as_str(), *clause));
+            SnapshotError::database(error, Attempt { clause, stage: Stage::Analysing, ..beginning })
+        }
+        None => SnapshotError::database(error, beginning),
+    })?;
     let prepared = prepared.map_err(|error| SnapshotError::database(error, copying))?;
     sink.begun(&snapshot, lsn).await.map_err(SnapshotError::Sink)?;
 
@@ -277,6 +291,25 @@ fn parse(answers: &[SimpleQueryMessage]) -> Option<(Snapshot, Lsn, &str)> {
         }
         _ => None,
     })
+}
+
+/// What has Postgres read a clause: COPY's own query is analysed only when it runs.
+struct Analysis<'a> {
+    before: String,
+    clause: &'a str,
+}
+
+impl<'a> Analysis<'a> {
+    fn of(query: &SnapshotQuery<'a>) -> Option<Self> {
+        let clause = query.clause.filter(|_| query.analyses)?;
+        let only = if query.table.is_partitioned { "" } else { "ONLY " };
+        Some(Analysis { before: format!("SELECT 1 FROM {only}{} WHERE ", query.table.name), clause })
+    }
+}
+
+async fn analyse(client: &Client, analysis: Option<&Analysis<'_>>) -> Result<(), tokio_postgres::Error> {
+    let Some(Analysis { before, clause }) = analysis else { return Ok(()) };
+    client.prepare(&format!("{before}{clause}")).await.map(drop)
 }
 
 /// What reads the rows.

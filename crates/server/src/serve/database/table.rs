@@ -59,6 +59,8 @@ pub struct TableColumn {
     pub shown: TypeShown,
     /// Its type as filters see it: under all domains.
     pub filtered: ColumnType,
+    /// The same, by name; of an array, its element's.
+    pub element: ElementType,
     /// Whether it is never NULL.
     pub is_not_null: bool,
     /// Its place in the primary key, if it is in there.
@@ -80,6 +82,19 @@ pub struct TypeShown {
     pub modifier: i32,
     /// 0: it isn't an array.
     pub dimensions: u32,
+}
+
+/// A type by its name, as SQL can name it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ElementType {
+    /// Its schema.
+    pub schema: String,
+    /// pg_type.typname.
+    pub name: String,
+    /// Whether it came with Postgres.
+    pub is_builtin: bool,
+    /// Whether it is an enum.
+    pub is_enum: bool,
 }
 
 /// Why columns can't be chosen. Its text may be shown to whoever chose them.
@@ -253,11 +268,18 @@ mod tests {
         let filtered = filter::Column::new(name, 23, "int4").column_type;
         let shown = TypeShown { oid: 23, name: "int4".to_owned(), modifier: -1, dimensions: 0 };
         let name = name.to_owned();
+        let element = ElementType {
+            schema: "pg_catalog".to_owned(),
+            name: "int4".to_owned(),
+            is_builtin: true,
+            is_enum: false,
+        };
         TableColumn {
             name,
             number,
             shown,
             filtered,
+            element,
             is_not_null: false,
             key_index,
             is_generated: false,

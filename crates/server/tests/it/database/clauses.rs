@@ -44,17 +44,17 @@ async fn a_clause_is_read_and_not_run() {
 async fn errors_are_postgres_own_with_their_place_in_the_clause() {
     let database = items();
     for (clause, sqlstate, location, words) in [
-        ("id = ", "42601", Some(21), "At location 21: syntax error at end of input"),
-        ("id x", "42601", Some(19), "At location 19: syntax error at or near \"x\""),
-        ("é = 'a' AND é x", "42601", Some(30), "At location 30: syntax error at or near \"x\""),
-        ("id = 'abc", "42601", Some(21), "At location 21: unterminated quoted string at or near \"'abc\""),
-        ("", "42601", Some(16), "At location 16: syntax error at end of input"),
-        ("id = 1 AND y = 1", "42703", Some(27), "column \"y\" does not exist"),
-        ("other.id = 1", "42P01", Some(16), "missing FROM-clause entry for table \"other\""),
-        ("id = é", "42883", Some(19), "operator does not exist: integer = text"),
-        ("id = 'abc'", "22P02", Some(21), "invalid input syntax for type integer: \"abc\""),
-        ("id", "42804", Some(16), "argument of WHERE must be type boolean, not type integer"),
-        ("id = (SELECT x FROM nowhere)", "42P01", Some(36), "relation \"nowhere\" does not exist"),
+        ("id = ", "42601", Some(20), "At location 20: syntax error at end of input"),
+        ("id x", "42601", Some(18), "At location 18: syntax error at or near \"x\""),
+        ("é = 'a' AND é x", "42601", Some(29), "At location 29: syntax error at or near \"x\""),
+        ("id = 'abc", "42601", Some(20), "At location 20: unterminated quoted string at or near \"'abc\""),
+        ("", "42601", Some(15), "At location 15: syntax error at end of input"),
+        ("id = 1 AND y = 1", "42703", Some(26), "column \"y\" does not exist"),
+        ("other.id = 1", "42P01", Some(15), "missing FROM-clause entry for table \"other\""),
+        ("id = é", "42883", Some(18), "operator does not exist: integer = text"),
+        ("id = 'abc'", "22P02", Some(20), "invalid input syntax for type integer: \"abc\""),
+        ("id", "42804", Some(15), "argument of WHERE must be type boolean, not type integer"),
+        ("id = (SELECT x FROM nowhere)", "42P01", Some(35), "relation \"nowhere\" does not exist"),
         ("a\0b", "22021", None, "invalid byte sequence for encoding \"UTF8\": 0x00"),
     ] {
         let refusal = refused(&database, clause).await;

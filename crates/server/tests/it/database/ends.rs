@@ -37,10 +37,10 @@ async fn a_clause_that_postgres_refuses_is_named_with_its_place() {
     let database = items(15);
     let table = database.describe("t").await;
     for (clause, sqlstate, location, words) in [
-        ("(\"id\" = 1) AND (\"nope\" = 1)", "42703", Some(32), "column \"nope\" does not exist"),
-        ("\"id\" = \"a\"", "42883", Some(21), "operator does not exist: integer = text"),
-        ("\"id\" = = 1", "42601", Some(23), "At location 23: syntax error at or near \"=\""),
-        ("\"other\".\"id\" = 1", "42P01", Some(16), "missing FROM-clause entry for table \"other\""),
+        ("(\"id\" = 1) AND (\"nope\" = 1)", "42703", Some(31), "column \"nope\" does not exist"),
+        ("\"id\" = \"a\"", "42883", Some(20), "operator does not exist: integer = text"),
+        ("\"id\" = = 1", "42601", Some(22), "At location 22: syntax error at or near \"=\""),
+        ("\"other\".\"id\" = 1", "42P01", Some(15), "missing FROM-clause entry for table \"other\""),
         // On a row: its words hold what the row holds.
         ("1 / \"id\" = 1", "22012", None, "the where clause fails on a row of the table (22012)"),
         ("\"a\"::\"int4\" = 1", "22P02", None, "the where clause fails on a row of the table (22P02)"),
@@ -51,6 +51,28 @@ async fn a_clause_that_postgres_refuses_is_named_with_its_place() {
         let SnapshotError::Refused(refusal) = error else { panic!("{clause}: {error:?}") };
         assert_eq!((refusal.sqlstate.as_str(), refusal.location), (sqlstate, location), "{clause}");
     }
+    assert!(database.is_quiet());
+}
+
+#[tokio::test]
+async fn a_clause_that_is_analysed_first_shows_words_of_its_own_constants_and_none_of_rows() {
+    let database = items(15);
+    let table = database.describe("t").await;
+    for (clause, words) in [
+        ("\"id\" = 'x'", "invalid input syntax for type integer: \"x\""),
+        ("\"nope\" = 1", "column \"nope\" does not exist"),
+        ("\"id\"", "argument of WHERE must be type boolean, not type integer"),
+        ("\"a\"::\"int4\" = 1", "the where clause fails on a row of the table (22P02)"),
+        // Its code is a syntax error's, and its words hold the row's text.
+        ("(\"a\" || ' x')::\"tsquery\" IS NULL", "the where clause fails on a row of the table (42601)"),
+    ] {
+        let query = SnapshotQuery { analyses: true, ..query(&table, &[0], Some(clause)) };
+        let error = failure(&database, &query).await;
+        assert_eq!(error.to_string(), words, "{clause}");
+        assert!(matches!(error, SnapshotError::Refused(_)), "{clause}: {error:?}");
+    }
+    let fits = SnapshotQuery { analyses: true, ..query(&table, &[0], Some("length(\"a\") > 0")) };
+    database.read(&fits, &mut Collected::default()).await.unwrap();
     assert!(database.is_quiet());
 }
 
@@ -112,8 +134,8 @@ async fn a_snapshot_that_takes_too_long_or_is_cancelled_may_be_tried_again() {
     let slow = query(&table, &[0], Some("(pg_sleep(60) IS NOT NULL)"));
     let timed = SnapshotQuery { timeout: Some(Duration::from_millis(50)), ..slow };
     let error = failure(&database, &timed).await;
-    assert!(matches!(error, SnapshotError::Cancelled(_)) && error.is_temporary(), "{error:?}");
-    assert!(error.to_string().contains("canceling statement due to statement timeout"), "{error}");
+    assert!(matches!(error, SnapshotError::TimedOut { .. }) && error.is_temporary(), "{error:?}");
+    assert!(error.to_string().contains("longer than the 50 ms"), "{error}");
 
     let cancelling = async {
         let cancel = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'";

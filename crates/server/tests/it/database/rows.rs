@@ -266,6 +266,6 @@ async fn a_clause_whose_rows_nobody_wants_is_read_all_the_same() {
     let SnapshotError::Refused(refusal) = error else { panic!("{error}") };
     assert_eq!(
         (refusal.location, refusal.to_string().as_str()),
-        (Some(27), "column \"nope\" does not exist")
+        (Some(26), "column \"nope\" does not exist")
     );
 }

@@ -29,17 +29,24 @@ impl Place {
     /// On the Postgres that all share.
     pub(crate) fn new(sql: &str) -> Place {
         let turn = Turn::take();
-        Place::build(Postgres::shared(), Some(turn), sql)
+        let postgres = Postgres::shared();
+        Place::build(postgres, postgres.create_database("served").unwrap(), Some(turn), sql)
+    }
+
+    /// The same on a database that orders texts by the rules of a language, of this version of Postgres.
+    pub(crate) fn in_english(version: u32, sql: &str) -> Place {
+        let turn = Turn::take();
+        let postgres = Postgres::shared_version(version);
+        Place::build(postgres, postgres.create_icu_database("served", "en-US").unwrap(), Some(turn), sql)
     }
 
     /// On one of the test's own, which it may end: `Box::leak` it, it ends with the process.
     pub(crate) fn on(postgres: &'static Postgres, sql: &str) -> Place {
-        Place::build(postgres, None, sql)
+        Place::build(postgres, postgres.create_database("served").unwrap(), None, sql)
     }
 
-    fn build(postgres: &'static Postgres, turn: Option<Turn>, sql: &str) -> Place {
+    fn build(postgres: &'static Postgres, database: String, turn: Option<Turn>, sql: &str) -> Place {
         static NEXT: AtomicU32 = AtomicU32::new(1);
-        let database = postgres.create_database("served").unwrap();
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let dir = std::env::temp_dir().join(format!("forebay-served-{}-{number}", std::process::id()));
         let place = Place { postgres, slot: format!("slot_{database}"), database, dir, _turn: turn };

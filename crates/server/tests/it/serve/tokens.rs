@@ -247,9 +247,13 @@ async fn columns_that_are_not_granted_might_as_well_not_be_there() {
         assert_eq!(answer.head.status, 400, "{params:?}: {}", String::from_utf8_lossy(&answer.body));
         String::from_utf8(answer.body).unwrap().replace(name, "NAME")
     };
-    for (clause, field) in
-        [("NAME = 'mine'", "where"), ("orders.NAME IS NULL", "where"), ("NAME = '7'", "subset__where")]
-    {
+    for (clause, field) in [
+        ("NAME = 'mine'", "where"),
+        ("orders.NAME IS NULL", "where"),
+        ("NAME = '7'", "subset__where"),
+        ("length(NAME) = 4", "subset__where"),
+        ("id > 0 AND NAME ~ 'mine'", "subset__where"),
+    ] {
         let (hidden, absent) = (clause.replace("NAME", "note"), clause.replace("NAME", "nope"));
         assert_eq!(
             complaint(&[(field, &hidden)], "note").await,
@@ -294,6 +298,9 @@ async fn subsets_stay_within_the_grant_by_query_and_by_body() {
         ("total > 10", &["3"]),
         ("10 / (total - 20) <> 0", &["1", "3"]),
         ("note::int4 > 0", &[]),
+        ("note ~ 'i'", &["1", "3"]),
+        ("length(note) > 5 OR note ~ 'theirs'", &["3"]),
+        ("10 / (length(note) - 6) <> 7", &["1", "3"]),
     ] {
         let by_query = bearer.get(&[ORDERS[0], ("offset", "-1"), ("subset__where", clause)]).await;
         let body = json!({"subset": {"where": clause}}).to_string();

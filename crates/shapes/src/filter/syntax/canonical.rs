@@ -62,6 +62,7 @@ impl Display for Tree {
                     Choice::Coalesce => "COALESCE",
                     Choice::Greatest => "GREATEST",
                     Choice::Least => "LEAST",
+                    Choice::NullIf => "NULLIF",
                 })?;
                 parenthesised(f, arguments, ", ")
             }
@@ -96,6 +97,7 @@ impl Display for Subscript {
 
 impl Display for TypeName {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        self.schema.iter().try_for_each(|schema| write!(f, "{}.", Name(schema)))?;
         write!(f, "{}", Name(&self.name))?;
         if !self.modifiers.is_empty() {
             f.write_str("(")?;

@@ -437,8 +437,8 @@ mod tests {
     #[test]
     fn places_count_characters_after_select_1_where() {
         let error = |text| tokens(text, 15).unwrap_err().to_string();
-        assert_eq!(error("é = 'abc"), "At location 20: unterminated quoted string at or near \"'abc\"");
-        assert_eq!(error("1abc"), "At location 16: trailing junk after numeric literal at or near \"1abc\"");
-        assert_eq!(error("a \\ b"), "At location 18: syntax error at or near \"\\\"");
+        assert_eq!(error("é = 'abc"), "At location 19: unterminated quoted string at or near \"'abc\"");
+        assert_eq!(error("1abc"), "At location 15: trailing junk after numeric literal at or near \"1abc\"");
+        assert_eq!(error("a \\ b"), "At location 17: syntax error at or near \"\\\"");
     }
 }

@@ -12,6 +12,7 @@ mod keywords;
 mod lexer;
 mod parser;
 mod primary;
+mod special;
 mod type_name;
 
 pub(crate) use parser::parse;
@@ -72,7 +73,7 @@ pub(crate) enum Kind {
     Cast(Box<Tree>, TypeName),
     Collate(Box<Tree>, Vec<String>),
     Call(String, Vec<Tree>),
-    /// COALESCE, GREATEST, LEAST.
+    /// COALESCE, GREATEST, LEAST, NULLIF.
     Choice(Choice, Vec<Tree>),
     Case {
         operand: Option<Box<Tree>>,
@@ -96,6 +97,7 @@ pub(crate) enum Choice {
     Coalesce,
     Greatest,
     Least,
+    NullIf,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -113,7 +115,7 @@ impl Tree {
 }
 
 impl Kind {
-    fn each_child(&self, visit: &mut impl FnMut(&Tree)) {
+    pub(crate) fn each_child(&self, visit: &mut impl FnMut(&Tree)) {
         match self {
             Kind::Name(_) | Kind::Text(_) | Kind::Number(_) | Kind::Bool(_) | Kind::Null => {}
             Kind::And(list)

@@ -5,10 +5,15 @@
 
 use super::lexer::{Token, TokenKind, tokens};
 use super::{Kind, MAX_DEPTH, Test, Tree};
+use crate::filter::MAX_CLAUSE_BYTES;
 use crate::filter::error::{FilterError, location};
+use crate::filter::expression::EnumType;
 
 /// How deep the parser goes. The canonical text has parentheses around each level, and must be read again.
 const MAX_RECURSION: usize = 2 * MAX_DEPTH + 10;
+
+/// A clause with its parameters in place: each may be named many times.
+const MAX_INLINED_BYTES: usize = 16 * MAX_CLAUSE_BYTES;
 
 /// How tightly an operator binds, loosest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -42,10 +47,24 @@ impl Binding {
     }
 }
 
-/// Reads a clause; parameters become the constants that they stand for.
-pub(crate) fn parse(text: &str, params: &[&str], version: u32) -> Result<Tree, FilterError> {
-    let mut parser =
-        Parser { text, params, tokens: tokens(text, version)?, next: 0, depth: 0, restricted: false };
+/// Reads a clause; parameters become the constants that they stand for. The types of `enums` get their schema where
+/// the clause names none.
+pub(crate) fn parse(
+    text: &str,
+    params: &[&str],
+    version: u32,
+    enums: &[EnumType],
+) -> Result<Tree, FilterError> {
+    let mut parser = Parser {
+        text,
+        params,
+        enums,
+        inlined_bytes: 0,
+        tokens: tokens(text, version)?,
+        next: 0,
+        depth: 0,
+        is_restricted: false,
+    };
     let tree = parser.expression(Binding::Any)?;
     match parser.peek() {
         TokenKind::End => Ok(tree),
@@ -56,11 +75,14 @@ pub(crate) fn parse(text: &str, params: &[&str], version: u32) -> Result<Tree, F
 pub(super) struct Parser<'t> {
     text: &'t str,
     params: &'t [&'t str],
+    enums: &'t [EnumType],
+    /// Of parameters, each as often as it is named.
+    inlined_bytes: usize,
     tokens: Vec<Token>,
     next: usize,
     depth: usize,
     /// In the middle of BETWEEN, where AND means something else (b_expr).
-    restricted: bool,
+    is_restricted: bool,
 }
 
 impl Parser<'_> {
@@ -172,11 +194,23 @@ impl Parser<'_> {
         if tree.height > MAX_DEPTH { Err(FilterError::TooDeep { limit: MAX_DEPTH }) } else { Ok(tree) }
     }
 
+    pub(super) fn schema_of_enum(&self, name: &str) -> Option<String> {
+        self.enums.iter().find(|of| of.name == name).map(|of| of.schema.clone())
+    }
+
+    /// An expression in which AND, IN and LIKE mean something else (b_expr).
+    pub(super) fn restricted(&mut self) -> Result<Tree, FilterError> {
+        let restricted = std::mem::replace(&mut self.is_restricted, true);
+        let tree = self.expression(Binding::Any);
+        self.is_restricted = restricted;
+        tree
+    }
+
     /// A whole expression in brackets of some kind.
     pub(super) fn enclosed(&mut self) -> Result<Tree, FilterError> {
-        let restricted = std::mem::replace(&mut self.restricted, false);
+        let restricted = std::mem::replace(&mut self.is_restricted, false);
         let tree = self.expression(Binding::Any);
-        self.restricted = restricted;
+        self.is_restricted = restricted;
         tree
     }
 
@@ -202,7 +236,7 @@ impl Parser<'_> {
     fn prefixed(&mut self) -> Result<Tree, FilterError> {
         let at = self.here();
         match self.peek().clone() {
-            TokenKind::Word(word) if word == "not" && !self.restricted => {
+            TokenKind::Word(word) if word == "not" && !self.is_restricted => {
                 self.advance();
                 let operand = self.expression(Binding::Not)?;
                 self.node(Kind::Not(Box::new(operand)), at)
@@ -250,7 +284,7 @@ impl Parser<'_> {
         };
         let words = !matches!(self.peek(), TokenKind::Operator(_) | TokenKind::Mark(_));
         let allowed_between = !words || (self.at_word("is") && self.is_distinct_ahead());
-        if self.restricted && !allowed_between { None } else { Some(binding) }
+        if self.is_restricted && !allowed_between { None } else { Some(binding) }
     }
 
     fn is_distinct_ahead(&self) -> bool {
@@ -310,7 +344,7 @@ impl Parser<'_> {
             return Err(self.unsupported_here("operators of a schema"));
         };
         self.advance();
-        if !self.restricted && self.quantifier_ahead() {
+        if !self.is_restricted && self.quantifier_ahead() {
             return Ok((self.quantified(operator, left, at)?, None));
         }
         let right = self.expression(binding.tighter())?;
@@ -411,10 +445,7 @@ impl Parser<'_> {
         if !symmetric {
             self.take_word("asymmetric");
         }
-        let restricted = std::mem::replace(&mut self.restricted, true);
-        let low = self.expression(Binding::Any);
-        self.restricted = restricted;
-        let low = low?;
+        let low = self.restricted()?;
         self.expect_word("and")?;
         let high = self.expression(Binding::Like.tighter())?;
         let kind = Kind::Between { negated, symmetric, operands: Box::new([left, low, high]) };
@@ -448,9 +479,14 @@ impl Parser<'_> {
         }
     }
 
-    pub(super) fn parameter(&self, number: usize) -> Result<String, FilterError> {
+    pub(super) fn parameter(&mut self, number: usize) -> Result<String, FilterError> {
         let value = number.checked_sub(1).and_then(|index| self.params.get(index));
-        value.map(|value| (*value).to_owned()).ok_or(FilterError::NoParameter { number })
+        let value = value.ok_or(FilterError::NoParameter { number })?;
+        self.inlined_bytes += value.len();
+        match self.inlined_bytes > MAX_INLINED_BYTES {
+            true => Err(FilterError::TooLong { bytes: self.inlined_bytes, limit: MAX_INLINED_BYTES }),
+            false => Ok((*value).to_owned()),
+        }
     }
 }
 

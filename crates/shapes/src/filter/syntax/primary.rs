@@ -3,7 +3,7 @@
 use super::keywords::{can_name_column, can_name_function};
 use super::lexer::TokenKind;
 use super::parser::Parser;
-use super::{Choice, Kind, Subscript, Tree, TypeName};
+use super::{Choice, Kind, Subscript, Tree};
 use crate::filter::error::FilterError;
 
 impl Parser<'_> {
@@ -66,10 +66,11 @@ impl Parser<'_> {
             "array" => return self.array(),
             "exists" if self.call_ahead() => return Err(self.unsupported_here("subqueries")),
             "row" if self.call_ahead() => return Err(self.unsupported_here("rows")),
-            "coalesce" | "greatest" | "least" if self.call_ahead() => return self.choice(word),
-            "extract" | "overlay" | "position" | "substring" | "trim" | "nullif" | "normalize" | "treat"
-                if self.call_ahead() =>
-            {
+            "coalesce" | "greatest" | "least" | "nullif" if self.call_ahead() => return self.choice(word),
+            "extract" | "position" | "substring" | "trim" if self.call_ahead() => {
+                return self.special_call(word);
+            }
+            "overlay" | "normalize" | "treat" if self.call_ahead() => {
                 return Err(self.unsupported(at, format!("the function {word} is")));
             }
             "current_date" | "current_time" | "current_timestamp" | "localtime" | "localtimestamp" => {
@@ -104,7 +105,7 @@ impl Parser<'_> {
             Err(error) if !matches!(error, FilterError::Syntax { .. }) => return Err(error),
             Ok(None) if can_name_function(word) => {
                 self.advance();
-                Some(TypeName::plain(word))
+                Some(self.plain_type(word))
             }
             Ok(None) | Err(_) => None,
         };
@@ -184,12 +185,13 @@ impl Parser<'_> {
         let choice = match word {
             "coalesce" => Choice::Coalesce,
             "greatest" => Choice::Greatest,
+            "nullif" => Choice::NullIf,
             _ => Choice::Least,
         };
         self.advance();
         self.advance();
         let arguments = self.list_until(")")?;
-        if arguments.is_empty() {
+        if arguments.is_empty() || (choice == Choice::NullIf && arguments.len() != 2) {
             return Err(self.syntax_error());
         }
         self.expect_mark(")")?;

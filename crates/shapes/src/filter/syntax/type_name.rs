@@ -7,6 +7,8 @@ use crate::filter::error::FilterError;
 /// A type as it was named: Postgres' own name for it, so that `INTEGER` and `int4` are one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TypeName {
+    /// `None`: `pg_catalog`.
+    pub(crate) schema: Option<String>,
     pub(crate) name: String,
     /// What stands in parentheses after it.
     pub(crate) modifiers: Vec<i32>,
@@ -15,7 +17,7 @@ pub(crate) struct TypeName {
 
 impl TypeName {
     pub(crate) fn plain(name: &str) -> Self {
-        TypeName { name: name.to_owned(), modifiers: Vec::new(), is_array: false }
+        TypeName { schema: None, name: name.to_owned(), modifiers: Vec::new(), is_array: false }
     }
 }
 
@@ -101,17 +103,21 @@ impl Parser<'_> {
     }
 
     fn named_type(&mut self, mut name: String) -> Result<TypeName, FilterError> {
+        let mut schema = self.schema_of_enum(&name);
         if self.take_mark(".") {
-            if name != "pg_catalog" {
-                return Err(self.unsupported_here("types of other schemas"));
-            }
-            name = self.attribute_name()?;
+            let qualifier = std::mem::replace(&mut name, self.attribute_name()?);
+            schema = (qualifier != "pg_catalog").then_some(qualifier);
         }
-        self.with_modifiers(&name)
+        Ok(TypeName { schema, ..self.with_modifiers(&name)? })
+    }
+
+    /// A type that is named by one word.
+    pub(super) fn plain_type(&self, name: &str) -> TypeName {
+        TypeName { schema: self.schema_of_enum(name), ..TypeName::plain(name) }
     }
 
     fn with_modifiers(&mut self, name: &str) -> Result<TypeName, FilterError> {
-        Ok(TypeName { name: name.to_owned(), modifiers: self.modifiers()?, is_array: false })
+        Ok(TypeName { modifiers: self.modifiers()?, ..TypeName::plain(name) })
     }
 
     fn modifiers(&mut self) -> Result<Vec<i32>, FilterError> {

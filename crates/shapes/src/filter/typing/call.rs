@@ -179,6 +179,7 @@ impl Typer<'_> {
             Choice::Coalesce => "COALESCE",
             Choice::Greatest => "GREATEST",
             Choice::Least => "LEAST",
+            Choice::NullIf => return Err(self.unsupported(at, "the function nullif is".to_owned())),
         };
         let kind = self.common(name, &typed, at)?;
         let collated = self.merge(&typed, at)?;
@@ -186,7 +187,7 @@ impl Typer<'_> {
         let items = items.collect::<Result<Vec<_>, FilterError>>()?;
         let expr = match choice {
             Choice::Coalesce => Expr::Coalesce(items),
-            Choice::Greatest | Choice::Least => {
+            Choice::Greatest | Choice::Least | Choice::NullIf => {
                 if kind.is_collatable() {
                     self.check_comparison(collated, false, at)?;
                 }

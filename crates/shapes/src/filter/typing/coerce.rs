@@ -72,6 +72,9 @@ impl Typer<'_> {
     }
 
     pub(super) fn cast(&self, operand: &Tree, name: &TypeName, at: usize) -> Result<Typed, FilterError> {
+        if name.schema.is_some() {
+            return Err(self.unsupported(at, "types of other schemas are".to_owned()));
+        }
         let Some(scalar) = Scalar::by_name(&name.name) else {
             return Err(self.unsupported(at, format!("the type {} is", name.name)));
         };

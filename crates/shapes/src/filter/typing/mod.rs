@@ -16,7 +16,7 @@ mod operator;
 pub(crate) mod resolve;
 
 use collate::Collated;
-use expr::{Binary, Comparison, Expr};
+use expr::{Binary, Comparison, Expr, Unary};
 pub(crate) use fold::each;
 pub(crate) use kind::{Scalar, Type};
 
@@ -134,27 +134,7 @@ impl<'s> Typer<'s> {
     }
 
     fn column(&self, parts: &[String], at: usize) -> Result<Typed, FilterError> {
-        let (qualifiers, name) = match parts.split_last() {
-            Some((name, qualifiers)) => (qualifiers, name),
-            None => unreachable!("a name has a part"),
-        };
-        match qualifiers {
-            [] => {}
-            [table] if self.schema.table.as_ref() == Some(table) => {}
-            [table] => {
-                let message = format!("missing FROM-clause entry for table \"{table}\"");
-                return Err(self.invalid(at, "42P01", message));
-            }
-            _ => return Err(self.unsupported(at, format!("the name {} is", parts.join(".")))),
-        }
-        let position = self.schema.columns.iter().position(|column| column.name == *name);
-        let Some(index) = position else {
-            let message = match qualifiers {
-                [] => format!("column \"{name}\" does not exist"),
-                _ => format!("column {} does not exist", parts.join(".")),
-            };
-            return Err(self.invalid(at, "42703", message));
-        };
+        let index = find_column(parts, self.schema, self.text, at)?;
         let column_type = &self.schema.columns[index].column_type;
         let kind = column_type.known().unwrap_or(Type::Opaque(index));
         let collated = if kind.is_collatable() { Collated::column(index) } else { Collated::default() };
@@ -313,8 +293,78 @@ impl<'s> Typer<'s> {
     }
 }
 
+/// The place of the column that a dotted name is of.
+pub(crate) fn find_column(
+    parts: &[String],
+    schema: &Schema,
+    text: &str,
+    at: usize,
+) -> Result<usize, FilterError> {
+    let (qualifiers, name) = match parts.split_last() {
+        Some((name, qualifiers)) => (qualifiers, name),
+        None => unreachable!("a name has a part"),
+    };
+    match qualifiers {
+        [] => {}
+        [table] if schema.table.as_ref() == Some(table) => {}
+        [table] => {
+            let message = format!("missing FROM-clause entry for table \"{table}\"");
+            return Err(FilterError::invalid(text, at, "42P01", message));
+        }
+        _ => {
+            let what = format!("the name {} is", parts.join("."));
+            return Err(FilterError::Unsupported { what, location: location(text, at) });
+        }
+    }
+    schema.columns.iter().position(|column| column.name == *name).ok_or_else(|| {
+        let message = match qualifiers {
+            [] => format!("column \"{name}\" does not exist"),
+            _ => format!("column {} does not exist", parts.join(".")),
+        };
+        FilterError::invalid(text, at, "42703", message)
+    })
+}
+
 fn not(negated: bool) -> &'static str {
     if negated { "NOT " } else { "" }
+}
+
+/// Whether the part itself, whatever its operands are, has a value for every row.
+pub(crate) fn never_fails(expr: &Expr) -> bool {
+    let compares = |binary: &Binary| {
+        matches!(binary, Binary::Compare { .. } | Binary::Contains { .. } | Binary::Overlaps { .. })
+    };
+    match expr {
+        Expr::Const(_)
+        | Expr::Column { .. }
+        | Expr::And(_)
+        | Expr::Or(_)
+        | Expr::Not(_)
+        | Expr::Is { .. }
+        | Expr::Distinct { .. }
+        | Expr::Coalesce(_)
+        | Expr::Case { .. }
+        | Expr::CaseOperand => true,
+        // Only a pattern that ends with the escape character fails, and only on some texts.
+        Expr::Binary(Binary::Like { .. }, operands) => {
+            matches!(&operands[1], Expr::Const(Some(Value::Text(pattern))) if !pattern.ends_with('\\'))
+        }
+        Expr::Binary(operator, _) | Expr::Quantified { operator, .. } => compares(operator),
+        // A constant list is folded, so these are of columns: arrays of different shapes don't fit into one.
+        Expr::Array { nested, .. } => !nested,
+        Expr::Unary(Unary::Cast { from: Type::Scalar(from), to: Type::Scalar(to), .. }, _) => match to {
+            Scalar::Int4 => *from == Scalar::Int2,
+            Scalar::Int8 | Scalar::Numeric | Scalar::Float4 | Scalar::Float8 => from.is_integer(),
+            _ => false,
+        },
+        Expr::Unary(..)
+        | Expr::Index(..)
+        | Expr::Slice(..)
+        | Expr::Extreme { .. }
+        | Expr::Concat(_)
+        | Expr::ArrayCat(_)
+        | Expr::ArrayPush { .. } => false,
+    }
 }
 
 /// contain_vars_of_level.
