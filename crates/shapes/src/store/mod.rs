@@ -24,6 +24,8 @@ pub(crate) mod queue;
 pub(crate) mod reading;
 pub(crate) mod record;
 pub(crate) mod strand;
+#[cfg(test)]
+mod upgrade_tests;
 pub(crate) mod wal;
 pub(crate) mod writer;
 
