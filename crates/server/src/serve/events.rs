@@ -149,7 +149,7 @@ pub(crate) fn seen_with(last: Offset, seen: u64) -> u64 {
 }
 
 impl Events {
-    /// `None`: the shape is gone.
+    /// `None`: the shape is gone, or the store is unusable.
     pub(crate) fn new(
         shape: Arc<Shape>,
         shapes: Shapes,
@@ -177,11 +177,13 @@ impl Events {
         events.subscribe().then_some(events)
     }
 
-    /// From what was sent last on. `false`: the shape is gone.
+    /// From what was sent last on. `false`: the shape is gone, or the store is unusable.
     fn subscribe(&mut self) -> bool {
         // Before the subscription: all that it doesn't cover is in the log.
         let seen = self.shapes.seen();
-        let Some((tail, end)) = self.shape.attach(Live::new, |live| live.topic.subscribe().direct()) else {
+        let attached = self.shape.attach(Live::new, |live| live.topic.subscribe().direct());
+        // After it: a listener that comes later isn't told that it has ended.
+        let Some((tail, end)) = attached.filter(|_| self.shapes.unusable().is_none()) else {
             self.state = State::Over;
             return false;
         };

@@ -20,3 +20,4 @@ mod rolling;
 mod shapes;
 mod tls;
 mod tokens;
+mod upgrades;

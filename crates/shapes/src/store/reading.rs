@@ -29,11 +29,7 @@ pub(crate) struct Reading {
 pub(crate) fn open(inner: &Arc<Inner>) -> Result<(), OpenError> {
     refresh(inner)?;
     let durable = Head::read(&*inner.disk).unwrap_or_default().durable;
-    match wal::read_through(&*inner.disk, durable) {
-        Err(error @ OpenError::Unreadable { .. }) => Err(error),
-        // There may be no log yet, or another process is writing there.
-        Ok(_) | Err(_) => Ok(()),
-    }
+    wal::check_readable(&*inner.disk, durable)
 }
 
 /// Reads what is durable, up to where the writer says.

@@ -217,8 +217,17 @@ pub(crate) fn secure(disk: &dyn Disk, from: Option<Place>) -> Result<Option<Plac
     Ok(passed.last().map(|(start, records)| Place { segment: start.segment, at: records.at() }))
 }
 
+/// Fails if the log has something from a place on that this version can't read. Whatever else is wrong with it is left to those who apply it:
+/// there may be no log yet, or another process is writing there.
+pub(crate) fn check_readable(disk: &dyn Disk, from: Place) -> Result<(), OpenError> {
+    match read_through(disk, from) {
+        Err(error @ OpenError::Unreadable { .. }) => Err(error),
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
 /// Reads the log from a place on. Returns, of each segment, where that was, and its records, all of them passed.
-pub(crate) fn read_through(disk: &dyn Disk, from: Place) -> Result<Vec<(Place, Records)>, OpenError> {
+fn read_through(disk: &dyn Disk, from: Place) -> Result<Vec<(Place, Records)>, OpenError> {
     let mut passed = Vec::new();
     for segment in segments(disk)?.into_iter().filter(|segment| *segment >= from.segment) {
         let start = Place::start(segment).max(from);
