@@ -44,4 +44,4 @@ pub use crate::follow::{Ancestor, FollowError, Follower, Relatives};
 pub use crate::offset::{Offset, OffsetError, Since};
 pub use crate::shape::{Failure, Gone, Listener, LogPage, Shape, SnapshotChunk, Watching};
 pub use crate::shapes::{CreateError, Position, Shapes, StoreFailure};
-pub use crate::store::{Glance, OpenError};
+pub use crate::store::{Glance, OpenError, Unusable};

@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
 use bytes::Bytes;
@@ -25,6 +25,7 @@ use crate::store::files::{Files, Kind};
 use crate::store::queue::{Job, Queue};
 use crate::store::record::{Note, Record};
 use crate::store::writer::Mode;
+use crate::store::{OpenError, Unusable};
 
 type OnDurable = Box<dyn Fn(u64) + Send + Sync>;
 
@@ -61,8 +62,12 @@ pub(crate) struct Inner {
     pub(crate) is_full: AtomicBool,
     pub(crate) failure: Mutex<Option<StoreFailure>>,
     pub(crate) failed: Notify,
+    /// Which of [`UNUSABLE`] holds, counted from 1; 0: none.
+    unusable: AtomicU8,
     clock: AtomicU64,
 }
+
+const UNUSABLE: [Unusable; 2] = [Unusable::OtherVersion, Unusable::Damaged];
 
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
@@ -104,6 +109,7 @@ impl Inner {
             is_full: AtomicBool::new(false),
             failure: Mutex::default(),
             failed: Notify::new(),
+            unusable: AtomicU8::new(0),
             clock: AtomicU64::new(1),
         }
     }
@@ -139,6 +145,25 @@ impl Inner {
         tracing::error!(why, "the store can't be written");
         *lock(&self.failure) = Some(StoreFailure(why.into()));
         self.failed.notify_waiters();
+    }
+
+    pub(crate) fn unusable(&self) -> Option<Unusable> {
+        let which = usize::from(self.unusable.load(Ordering::Acquire)).checked_sub(1)?;
+        UNUSABLE.get(which).copied()
+    }
+
+    /// If the directory can't be used, nothing is served any more: streams that wait for changes end.
+    pub(crate) fn judge(&self, error: &OpenError) {
+        let Some(which) = UNUSABLE.iter().position(|unusable| error.unusable() == Some(*unusable)) else {
+            return;
+        };
+        self.unusable.store(which as u8 + 1, Ordering::Release);
+        let shapes: Vec<_> = self.registry().shapes().cloned().collect();
+        shapes.iter().for_each(|shape| shape.interrupt());
+    }
+
+    pub(crate) fn usable_again(&self) {
+        self.unusable.store(0, Ordering::Release);
     }
 
     pub(crate) fn touch(&self, shape: &Shape) {

@@ -61,7 +61,7 @@ pub(crate) struct State {
     pub(crate) rows_end: Option<u64>,
     /// Whether it is decided what of the stream its snapshot has seen.
     is_settled: bool,
-    listener: Option<Arc<dyn Listener>>,
+    pub(crate) listener: Option<Arc<dyn Listener>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -22,7 +22,7 @@ use crate::registry::{Inner, lock, time_of};
 use crate::shape::Shape;
 use crate::store::disk::{Disk, RealDisk};
 use crate::store::record::{Note, Record};
-use crate::store::{OpenError, reading, writer};
+use crate::store::{OpenError, Unusable, reading, writer};
 
 /// All shapes of a store. Cheap to clone.
 #[derive(Clone)]
@@ -68,7 +68,7 @@ impl Shapes {
 
     pub(crate) fn on(disk: Arc<dyn Disk>, config: StoreConfig) -> Result<Self, OpenError> {
         let inner = Arc::new(Inner::new(disk, config));
-        reading::refresh(&inner)?;
+        reading::open(&inner)?;
         Ok(Shapes { inner })
     }
 
@@ -76,9 +76,10 @@ impl Shapes {
     /// the store has come; `None`: it has followed nothing yet.
     ///
     /// # Errors
-    /// When another process writes, or the disk fails.
+    /// When another process writes, the disk fails, or the directory is [unusable](Self::unusable). Then nothing is changed.
     pub fn begin_writing(&self) -> Result<Option<Position>, OpenError> {
-        writer::begin(&self.inner)?;
+        writer::begin(&self.inner).inspect_err(|error| self.inner.judge(error))?;
+        self.inner.usable_again();
         Ok(self.position())
     }
 
@@ -90,9 +91,15 @@ impl Shapes {
     /// Reads what another process has written meanwhile. Blocks for the disk. Does nothing while this one writes.
     ///
     /// # Errors
-    /// When the disk fails.
+    /// When the disk fails, or the directory is [unusable](Self::unusable).
     pub fn refresh(&self) -> Result<(), OpenError> {
-        reading::refresh(&self.inner)
+        reading::refresh(&self.inner).inspect_err(|error| self.inner.judge(error))
+    }
+
+    /// Why nothing of the store may be served: what this process has read is old, and it can't read on. Holds until the process begins to
+    /// write.
+    pub fn unusable(&self) -> Option<Unusable> {
+        self.inner.unusable()
     }
 
     /// How far it has come.

@@ -83,6 +83,7 @@ impl Answering {
     pub(crate) fn health(&self) -> Health {
         let status = self.manager.status();
         match status.step {
+            _ if self.shapes.unusable().is_some() => Health::Starting,
             Step::Sleeping | Step::FallingAsleep => Health::Active,
             Step::AcquiringLock => Health::Waiting,
             _ if status.phase == Phase::Running && status.is_ready() => Health::Active,
@@ -110,6 +111,7 @@ impl Answering {
             bearer.may(&parts.method, &request)?;
         }
         request.bearer = bearer;
+        self.usable()?;
         if parts.method == Method::DELETE {
             return Box::pin(self.delete(&request)).await;
         }
@@ -140,6 +142,14 @@ impl Answering {
                     (answered, _) => answered,
                 }
             }
+        }
+    }
+
+    /// Fails if the storage directory can't be read on: what is there would stay as it is for ever.
+    fn usable(&self) -> Result<(), Refusal> {
+        match self.shapes.unusable() {
+            Some(why) => Err(Refusal::NotReady { message: why.as_str().into() }),
+            None => Ok(()),
         }
     }
 
@@ -274,6 +284,7 @@ impl Answering {
         let _watching = shape.watch();
         match timeout(asking.at_most(self.long_poll), shape.log_beyond(after)).await {
             Ok(Ok(())) | Err(_) => {
+                self.usable()?;
                 let seen = self.shapes.seen();
                 let page = self.page(shape, offset).await?;
                 self.respond_log(asking, shape, page, seen, Some(offset))
@@ -287,7 +298,10 @@ impl Answering {
         let times = Times { keep_alive: self.sse_keep_alive, lasts: self.sse_timeout, until };
         let awake = self.manager.keep_awake();
         let events = Events::new(Arc::clone(shape), self.shapes.clone(), offset, times, awake);
-        let Some(events) = events else { return Err(self.gone(Gone::Deleted, asking.request).await) };
+        let Some(events) = events else {
+            self.usable()?;
+            return Err(self.gone(Gone::Deleted, asking.request).await);
+        };
         // The published client resumes here if the stream breaks before its first up-to-date.
         let mut head = asking.head(shape, offset, false, None);
         head.cursor = Some(self.cursor(asking.request));

@@ -148,7 +148,7 @@ impl Making {
             let client = self.connection().await?;
             self.look(&client, Tables::Listed { all: oids, partitioned }).await?
         };
-        // self.shapes.forget_visible(&looked.seen);
+        self.shapes.forget_visible(&looked.seen);
         lock(&self.watch.looks).retain(|oid, _| oids.contains(oid));
         for table in tables.iter().filter(|table| oids.contains(&table.oid)) {
             let look = looked.looks.iter().find(|look| look.oid == table.oid);

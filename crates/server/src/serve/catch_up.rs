@@ -67,11 +67,15 @@ pub(super) enum Next {
 }
 
 impl Goal {
-    /// Subscribes. `None`: the shape is gone.
+    /// Subscribes. `None`: the shape is gone, or the store is unusable.
     fn new(shape: &Shape, shapes: &Shapes) -> Option<Goal> {
         // Before the subscription: all that it doesn't cover is in the log.
         let seen = shapes.seen();
         let (tail, end) = shape.attach(Live::new, Live::subscribe)?;
+        // After it: a listener that comes later isn't told that it has ended.
+        if shapes.unusable().is_some() {
+            return None;
+        }
         Some(Goal { to: end.to, last: end.last, seen: seen_with(end.last, seen), tail })
     }
 }

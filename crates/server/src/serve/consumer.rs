@@ -4,7 +4,7 @@ use forebay_postgres::pgoutput::{Lsn, Message};
 use forebay_postgres::{
     Batch, Bookmark, Consumer, ConsumerError, Durable, ResetReason, TableChange, TableName, Timeline,
 };
-use forebay_shapes::{CreateError, Follower, OpenError, Position, Shapes};
+use forebay_shapes::{CreateError, Follower, Position, Shapes};
 use serde::{Deserialize, Serialize};
 use tokio::task::spawn_blocking;
 use tracing::{info, warn};
@@ -40,9 +40,9 @@ impl Consumer for ShapesConsumer {
     async fn bookmark(&mut self) -> Result<Option<Bookmark>, ConsumerError> {
         let shapes = self.shapes.clone();
         let begun = spawn_blocking(move || shapes.begin_writing()).await.map_err(ConsumerError::retry)?;
-        let position = begun.map_err(|error| match error {
-            OpenError::Format { .. } | OpenError::Damaged { .. } => ConsumerError::fatal(error),
-            _ => ConsumerError::retry(error),
+        let position = begun.map_err(|error| match error.unusable() {
+            Some(_) => ConsumerError::fatal(error),
+            None => ConsumerError::retry(error),
         })?;
         let Some(Position { origin, lsn }) = position else { return Ok(None) };
         let Origin { timeline, publication } = serde_json::from_str(&origin).map_err(ConsumerError::fatal)?;

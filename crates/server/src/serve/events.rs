@@ -154,7 +154,7 @@ enum State {
 }
 
 impl Events {
-    /// `None`: the shape is gone.
+    /// `None`: the shape is gone, or the store is unusable.
     pub(crate) fn new(
         shape: Arc<Shape>,
         shapes: Shapes,
@@ -185,7 +185,7 @@ impl Events {
         Some(events)
     }
 
-    /// From the last up-to-date on. Whether the client is behind; `None`: the shape is gone.
+    /// From the last up-to-date on. Whether the client is behind; `None`: the shape is gone, or the store is unusable.
     fn subscribe(&mut self) -> Option<bool> {
         self.state = State::Over;
         let (shape, shapes) = (Arc::clone(&self.shape), self.shapes.clone());

@@ -36,6 +36,9 @@ impl Report for ServeReport {
         if self.answering.shapes.is_full() {
             return Readiness::Not("the disk is full: nothing new is taken from the database");
         }
+        if let Some(why) = self.answering.shapes.unusable() {
+            return Readiness::Not(why.as_str());
+        }
         match self.answering.health() {
             Health::Active => Readiness::Ready,
             Health::Waiting => Readiness::Waiting,

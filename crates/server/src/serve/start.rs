@@ -261,20 +261,27 @@ async fn republish(making: Arc<Making>, manager: Manager) {
     }
 }
 
-/// While another instance writes, what it writes is read.
+/// While another instance writes, what it writes is read. An error that lasts is logged once.
 async fn refresh(shapes: Shapes) {
-    let mut ticks = interval(REFRESH);
+    let (mut ticks, mut logged) = (interval(REFRESH), None);
     loop {
         ticks.tick().await;
-        if shapes.is_writing() {
+        if shapes.is_writing() || shapes.unusable().is_some() {
             continue;
         }
         let refreshing = shapes.clone();
-        match spawn_blocking(move || refreshing.refresh()).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => warn!(%error, "the store can't be read"),
-            Err(error) => error!(%error, "reading the store failed"),
+        let read = spawn_blocking(move || refreshing.refresh()).await;
+        let Err(error) = read.unwrap_or_else(|error| Err(std::io::Error::other(error).into())) else {
+            logged = None;
+            continue;
+        };
+        let said = error.to_string();
+        if error.unusable().is_some() {
+            error!(%error, "storage unusable: requests for shapes are refused");
+        } else if logged.as_ref() != Some(&said) {
+            warn!(%error, "the store can't be read");
         }
+        logged = Some(said);
     }
 }
 

@@ -26,3 +26,4 @@ mod shapes;
 mod subsets;
 mod tls;
 mod tokens;
+mod upgrades;

@@ -160,6 +160,12 @@ impl Shape {
         self.notify();
     }
 
+    /// Its listener hears no more.
+    pub(crate) fn interrupt(&self) {
+        let listener = self.change(|state| state.listener.take());
+        listener.into_iter().for_each(|listener| listener.ended());
+    }
+
     pub(crate) fn touch(&self, clock: u64) {
         self.used.fetch_max(clock, Ordering::Relaxed);
     }

@@ -10,10 +10,10 @@ use bytes::Bytes;
 use super::OpenError;
 use super::disk::Disk;
 use super::files;
-use super::record::{self, CatalogHead, Kept, Note, Record};
+use super::record::{self, CatalogHead, Kept, Note, Record, Unknown};
 use crate::definition::Table;
 
-/// Of the files that this program writes, and the only one that it reads.
+/// Of the files that this program writes, and the only one that it reads. The store's module says when it is raised.
 pub(crate) const FORMAT: u32 = 1;
 
 pub(crate) const NAME: &str = "catalog";
@@ -53,7 +53,9 @@ impl Catalog {
         let mut bytes = Bytes::from(files::read(&*file, 0, file.len()?)?);
         let mut catalog = Catalog::default();
         let mut is_first = true;
-        while let Some((Record::Note(note, _), length)) = record::next(&bytes) {
+        let unreadable =
+            |unknown: Unknown| OpenError::Unreadable { file: NAME.to_owned(), what: unknown.to_string() };
+        while let Some((Record::Note(note, _), length)) = record::next(&bytes).map_err(unreadable)? {
             let _read = bytes.split_to(length);
             match note {
                 Note::Catalog(head) if is_first && head.format != FORMAT => {

@@ -8,6 +8,7 @@ use std::path::Path;
 use super::OpenError;
 use super::catalog::Catalog;
 use super::disk::RealDisk;
+use super::wal::{self, Place};
 
 /// What a store's directory holds, as of its last checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +29,8 @@ impl Glance {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        Ok(Catalog::read(&disk)?.map(|catalog| Glance { shapes: catalog.shapes.len() }))
+        let Some(catalog) = Catalog::read(&disk)? else { return Ok(None) };
+        wal::check_readable(&disk, Place::start(catalog.head.segment))?;
+        Ok(Some(Glance { shapes: catalog.shapes.len() }))
     }
 }

@@ -11,6 +11,17 @@
 //! Invariant: what was acknowledged is there after a crash, and what was served is what is there.
 //! Kept by: nothing is visible, and nothing is acknowledged, before the record that says so was synced. The catalog says how much of a
 //! shape's files counts; what lies beyond was never visible, and is written again from the log.
+//!
+//! # Versions
+//! A directory that this version can't read is refused ([`OpenError::Format`], [`OpenError::Unreadable`]), and no byte of it changes.
+//! - The catalog's first record has the format of the whole directory ([`catalog::FORMAT`]). A version refuses every other one.
+//! - The format is raised with a new kind of record or note, a field whose meaning a reader must know, another kind of file, or another form
+//!   of the shapes' files. Whoever begins to write writes the catalog with its format before the first such record:
+//!   [`writer::begin`] says where.
+//! - A field that older versions may ignore, and lose, needs no other format: it has `#[serde(default)]`.
+//! - What all versions must be able to tell stays for ever: the frame of a record, the catalog's first record with its `format`, the
+//!   beginning of a segment (`forebay wal `, a version, a line break), and the first 28 bytes of `head`.
+//! - A record that is whole and that nobody here understands is a refusal all the same, should a version have forgotten that.
 
 pub(crate) mod catalog;
 pub(crate) mod checkpoint;
@@ -24,6 +35,8 @@ pub(crate) mod queue;
 pub(crate) mod reading;
 pub(crate) mod record;
 pub(crate) mod strand;
+#[cfg(test)]
+mod upgrade_tests;
 pub(crate) mod wal;
 pub(crate) mod writer;
 
@@ -47,6 +60,16 @@ pub enum OpenError {
         /// What can be read.
         known: u32,
     },
+    /// It has something that is whole, and that this version doesn't understand.
+    #[error(
+        "this version of Forebay can't read {file} in the storage directory ({what}): a newer version wrote it; run that version, or begin with an empty directory, from which clients start over"
+    )]
+    Unreadable {
+        /// Which file, by its path in the directory.
+        file: String,
+        /// What of it.
+        what: String,
+    },
     /// It isn't what was written.
     #[error(
         "{file} in the storage directory is damaged: restore it, or begin with an empty directory, from which clients start over"
@@ -64,4 +87,37 @@ pub enum OpenError {
     /// The operating system says no.
     #[error("the storage directory can't be used: {0}")]
     Io(#[from] io::Error),
+}
+
+/// Why what is in the storage directory can't be served, as clients and probes are told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Unusable {
+    /// Another version wrote it.
+    OtherVersion,
+    /// It isn't what was written.
+    Damaged,
+}
+
+impl Unusable {
+    /// One sentence, without details: those are in the log.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Unusable::OtherVersion => {
+                "the storage was written by a newer version of Forebay, which this instance can't read"
+            }
+            Unusable::Damaged => "the storage is damaged",
+        }
+    }
+}
+
+impl OpenError {
+    /// What is wrong with the directory itself; `None`: it may be used later.
+    pub fn unusable(&self) -> Option<Unusable> {
+        match self {
+            OpenError::Format { .. } | OpenError::Unreadable { .. } => Some(Unusable::OtherVersion),
+            OpenError::Damaged { .. } => Some(Unusable::Damaged),
+            OpenError::Locked | OpenError::Failed(_) | OpenError::Io(_) => None,
+        }
+    }
 }

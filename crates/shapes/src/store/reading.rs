@@ -2,6 +2,7 @@
 //!
 //! Invariant: a reader has applied the log up to its place, each record once, from a catalog on. Kept by: a place only moves forward, past what
 //! was applied, or to where a newer catalog says that the log goes on.
+//! What can't be read, or isn't where it was said to be, is refused: no reader takes it for the end of the log.
 
 use std::io;
 use std::sync::Arc;
@@ -21,6 +22,14 @@ pub(crate) struct Reading {
     pub(crate) place: Place,
     /// The first segment that the last catalog doesn't cover: what is before it is in the shapes' files.
     pub(crate) catalog: u64,
+}
+
+/// Reads what is there at the start. Fails also if the log has a record that this version can't read after all that is known to be durable:
+/// whoever writes next would have to read it.
+pub(crate) fn open(inner: &Arc<Inner>) -> Result<(), OpenError> {
+    refresh(inner)?;
+    let durable = Head::read(&*inner.disk).unwrap_or_default().durable;
+    wal::check_readable(&*inner.disk, durable)
 }
 
 /// Reads what is durable, up to where the writer says.
@@ -58,7 +67,7 @@ pub(crate) fn advance(
             if reading.is_some_and(|reading| reading.place > place) {
                 continue;
             }
-            break;
+            return Err(OpenError::Damaged { file: "the log" });
         };
         while let Some(record) = records.next()? {
             inner.apply(&record);
@@ -68,14 +77,13 @@ pub(crate) fn advance(
                 most = inner.files.unwritten() + inner.config.unwritten_bytes;
             }
         }
-        if limit.is_some() || !wal::segments(disk)?.contains(&(place.segment + 1)) {
-            break;
+        // What is durable was whole. Whoever goes on in another segment has synced the one before, or cut it after its last record.
+        let is_last = limit.is_some() || !wal::segments(disk)?.contains(&(place.segment + 1));
+        let is_whole = limit.map_or(is_last || records.is_at_end(), |durable| records.at() >= durable);
+        if !is_whole {
+            return Err(OpenError::Damaged { file: "the log" });
         }
-        if !records.is_at_end() {
-            // Whoever goes on in another segment has synced this one, or cut it after its last record.
-            if wal::has_records(disk, place.segment + 1)? {
-                return Err(OpenError::Damaged { file: "the log" });
-            }
+        if is_last {
             break;
         }
         reading.iter_mut().for_each(|reading| reading.place = Place::start(place.segment + 1));

@@ -2,8 +2,13 @@
 //!
 //! Invariant: what [`next`] returns was written by [`frame`], whole; whatever else lies in a file, it returns nothing and never panics.
 //! Kept by: a frame is its payload's length, the CRC-32C of both, and the payload. A length of 0 ends a file.
+//! A whole frame whose payload this version doesn't understand is [`Unknown`], never the end: a newer version wrote it.
+
+use std::collections::BTreeMap;
+use std::fmt;
 
 use bytes::Bytes;
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 use crate::definition::{CatalogState, Choice, Table};
@@ -200,19 +205,60 @@ pub(crate) fn length(bytes: &[u8]) -> usize {
     HEAD + if length <= MAX_PAYLOAD { length } else { 0 }
 }
 
-/// The record at the beginning of `bytes`, and its length with its frame; `None`: there is no whole one.
-pub(crate) fn next(bytes: &Bytes) -> Option<(Record, usize)> {
+/// A whole record that this version doesn't understand. Says what it is, without any of its values.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Unknown(String);
+
+impl Unknown {
+    fn describe(payload: &Bytes) -> Self {
+        Unknown(match payload.first() {
+            Some(&NOTE) => match note_name(payload) {
+                Some(name) => format!("a note {name:?}"),
+                None => "a note without a name".to_owned(),
+            },
+            Some(&(PART | COMMIT)) => "a transaction in another form".to_owned(),
+            Some(kind) => format!("a record of kind {kind}"),
+            None => "a record without a kind".to_owned(),
+        })
+    }
+}
+
+impl fmt::Display for Unknown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Which [`Note`] a payload has, by its own account.
+fn note_name(payload: &Bytes) -> Option<String> {
+    let mut cursor = Cursor { bytes: payload.slice(1..) };
+    let length = usize::try_from(cursor.number()?).ok()?;
+    let note: BTreeMap<String, IgnoredAny> = serde_json::from_slice(cursor.bytes.get(..length)?).ok()?;
+    note.into_keys().next().map(|name| name.chars().take(64).collect())
+}
+
+/// Returns the record at the beginning of `bytes`, and its length with its frame; `None`: there is no whole one.
+///
+/// Fails if there is a whole one that this version doesn't understand.
+pub(crate) fn next(bytes: &Bytes) -> Result<Option<(Record, usize)>, Unknown> {
+    let Some(payload) = payload(bytes) else { return Ok(None) };
+    let length = HEAD + payload.len();
+    match read(Cursor { bytes: payload.clone() }) {
+        Some(record) => Ok(Some((record, length))),
+        None => Err(Unknown::describe(&payload)),
+    }
+}
+
+/// What the frame at the beginning of `bytes` has, if it is whole.
+fn payload(bytes: &Bytes) -> Option<Bytes> {
     let length = u32::from_le_bytes(bytes.get(..4)?.try_into().ok()?) as usize;
     let checksum = u32::from_le_bytes(bytes.get(4..HEAD)?.try_into().ok()?);
     if length == 0 || length > MAX_PAYLOAD {
         return None;
     }
     let payload = bytes.get(HEAD..HEAD + length)?;
-    if crc32c::crc32c_append(crc32c::crc32c(&bytes[..4]), payload) != checksum {
-        return None;
-    }
-    let record = read(Cursor { bytes: bytes.slice(HEAD..HEAD + length) })?;
-    Some((record, HEAD + length))
+    let is_whole = crc32c::crc32c_append(crc32c::crc32c(&bytes[..4]), payload) == checksum;
+    is_whole.then(|| bytes.slice(HEAD..HEAD + length))
 }
 
 fn read(mut cursor: Cursor) -> Option<Record> {
@@ -290,7 +336,12 @@ impl Cursor {
     }
 
     fn changes(&mut self) -> Option<Changes> {
-        let (lsn, is_first) = (self.number()?, self.byte()? == 1);
+        let lsn = self.number()?;
+        let is_first = match self.byte()? {
+            0 => false,
+            1 => true,
+            _ => return None,
+        };
         let touches = self.list(|cursor| {
             let shape = cursor.number()?;
             let ranges = cursor.list(|cursor| {
@@ -305,6 +356,14 @@ impl Cursor {
         let fits = touches.iter().all(|touch| touch.ranges.iter().all(within));
         fits.then_some(Changes { lsn, is_first, touches, text })
     }
+}
+
+/// A frame around any payload, such as a newer version may write.
+#[cfg(test)]
+pub(crate) fn framed_payload(payload: &[u8]) -> Vec<u8> {
+    let length = (payload.len() as u32).to_le_bytes();
+    let checksum = crc32c::crc32c_append(crc32c::crc32c(&length), payload).to_le_bytes();
+    [&length, &checksum, payload].concat()
 }
 
 #[cfg(test)]
@@ -340,13 +399,36 @@ mod tests {
         let records = some_records();
         let mut bytes = framed(&records);
         for record in records {
-            let (read, length) = next(&bytes).expect("a record");
+            let (read, length) = next(&bytes).unwrap().expect("a record");
             assert_eq!(read, record);
             assert_eq!(super::length(&bytes), length);
             let _read = bytes.split_to(length);
         }
-        assert_eq!(next(&bytes), None);
-        assert_eq!(next(&Bytes::from_static(&[0; 64])), None);
+        assert_eq!(next(&bytes), Ok(None));
+        assert_eq!(next(&Bytes::from_static(&[0; 64])), Ok(None));
+    }
+
+    #[test]
+    fn a_whole_record_of_a_newer_version_says_what_it_is_and_is_no_end() {
+        let note = |json: &str| [&[NOTE, json.len() as u8], json.as_bytes(), b"bytes"].concat();
+        for (payload, said) in [
+            (vec![9, 1, 2], "a record of kind 9"),
+            (note(r#"{"merge":{"secret":"value"}}"#), r#"a note "merge""#),
+            (note(r#"{"advance":{"lsn":"a text"}}"#), r#"a note "advance""#),
+            (note(r#"{"delete":{}}"#), r#"a note "delete""#),
+            (note("[]"), "a note without a name"),
+            (vec![NOTE, 200], "a note without a name"),
+            (vec![PART, 1, 2, 0], "a transaction in another form"),
+            (vec![COMMIT], "a transaction in another form"),
+        ] {
+            let mut bytes = framed_payload(&payload);
+            assert_eq!(next(&bytes.clone().into()), Err(Unknown(said.to_owned())));
+            bytes.truncate(bytes.len() - 1);
+            assert_eq!(next(&bytes.into()), Ok(None), "it isn't whole: {said}");
+        }
+        // What is added to a note is for those who know it.
+        let more = framed_payload(&note(r#"{"advance":{"lsn":5,"more":[1]}}"#));
+        assert!(matches!(next(&more.into()), Ok(Some((Record::Note(Note::Advance { lsn: 5 }, _), _)))));
     }
 
     proptest! {
@@ -356,15 +438,18 @@ mod tests {
                 let mut bytes = framed(&[record]).to_vec();
                 let at = at % bytes.len();
                 bytes[at] ^= flip;
-                prop_assert_eq!(next(&bytes.into()), None);
+                prop_assert_eq!(next(&bytes.into()), Ok(None));
             }
         }
 
         #[test]
         fn noise_is_never_a_record(noise: Vec<u8>) {
-            prop_assert_eq!(next(&noise.clone().into()), None);
+            prop_assert_eq!(next(&noise.clone().into()), Ok(None));
             // Not even where the checksum agrees.
-            let _anything = read(Cursor { bytes: noise.into() });
+            let noise = Bytes::from(noise);
+            if read(Cursor { bytes: noise.clone() }).is_none() {
+                let _anything = Unknown::describe(&noise);
+            }
         }
     }
 }

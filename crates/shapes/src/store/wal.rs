@@ -3,6 +3,11 @@
 //! Invariant: what [`Wal::sync`] has returned for is there after a crash, all of it, in order.
 //! Kept by: a segment is made, with its name, before anything is written to it; the next one begins only after the last was synced, and
 //! nobody writes to a segment that another process began.
+//! Only the torn end of the last segment is cut. Where a record isn't whole:
+//! - before what the [head](super::head) says to be durable, or in a segment that another one follows, the log is damaged, and refused;
+//! - after that, it was never acknowledged: the log ends there, though whole records may follow, since a disk may write the
+//!   pages of one append in any order. After a power failure the head may be old, or gone. Then damage to the last segment can't be
+//!   told from such an append.
 
 #[cfg(test)]
 mod tests;
@@ -21,6 +26,9 @@ pub(crate) const DIR: &str = "wal";
 
 /// Begins every segment.
 const MAGIC: &[u8; 16] = b"forebay wal 001\n";
+
+/// Begins every segment of every version.
+const ANY_MAGIC: &[u8] = b"forebay wal ";
 
 /// How much of a segment is read at once, unless a record is larger.
 const WINDOW_BYTES: usize = 1 << 20;
@@ -114,6 +122,7 @@ pub(crate) fn has_records(disk: &dyn Disk, from: u64) -> Result<bool, OpenError>
 #[derive(Debug)]
 pub(crate) struct Records {
     file: Arc<dyn DiskFile>,
+    segment: u64,
     at: u64,
     end: u64,
     window: Bytes,
@@ -127,20 +136,29 @@ impl Records {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        let (len, magic) = (file.len()?, MAGIC.len() as u64);
-        let begins_well = files::read(&*file, 0, len.min(magic))? == MAGIC;
+        let len = file.len()?;
+        let magic = files::read(&*file, 0, len.min(MAGIC.len() as u64))?;
+        let begins_well = magic == MAGIC;
+        if !begins_well && magic.len() == MAGIC.len() && magic.starts_with(ANY_MAGIC) {
+            let what = format!("it begins with {:?}", String::from_utf8_lossy(&magic));
+            return Err(OpenError::Unreadable { file: path(from.segment), what });
+        }
         // It was there, and synced, before anything else was.
-        if !begins_well && len > magic {
+        if !begins_well && len > MAGIC.len() as u64 {
             return Err(OpenError::Damaged { file: "the log" });
         }
         let end = if begins_well { to.map_or(len, |to| to.min(len)) } else { 0 };
-        Ok(Some(Records { file, at: from.at, end, window: Bytes::new() }))
+        Ok(Some(Records { file, segment: from.segment, at: from.at, end, window: Bytes::new() }))
     }
 
-    /// The next one; `None`: there is no other whole one.
-    pub(crate) fn next(&mut self) -> io::Result<Option<Record>> {
+    /// Returns the next one; `None`: there is no other whole one. Fails if this version doesn't understand it.
+    pub(crate) fn next(&mut self) -> Result<Option<Record>, OpenError> {
         loop {
-            if let Some((record, length)) = record::next(&self.window) {
+            let next = record::next(&self.window).map_err(|unknown| OpenError::Unreadable {
+                file: path(self.segment),
+                what: format!("{unknown} at byte {}", self.at),
+            })?;
+            if let Some((record, length)) = next {
                 self.window = self.window.slice(length..);
                 self.at += length as u64;
                 return Ok(Some(record));
@@ -181,16 +199,13 @@ pub(crate) fn cut(disk: &dyn Disk, end: Place) -> io::Result<()> {
 
 /// Makes sure of what may have been written but never synced: whole records from a place on are written again, as they are, and synced.
 /// After a sync that failed they can be read, but aren't on the disk, and another sync wouldn't bring them there. Without a place, the machine
-/// has started since, and what can be read is on the disk. Returns where the log ends.
+/// has started since, and what can be read is on the disk. Returns where the log ends. Writes nothing if there is a record that this version
+/// can't read.
 pub(crate) fn secure(disk: &dyn Disk, from: Option<Place>) -> Result<Option<Place>, OpenError> {
-    let (is_on_disk, from, mut end) = (from.is_none(), from.unwrap_or_default(), None);
-    for segment in segments(disk)?.into_iter().filter(|segment| *segment >= from.segment) {
-        let start = Place::start(segment).max(from);
-        let Some(mut records) = Records::open(disk, start, None)? else { continue };
-        while records.next()?.is_some() {}
-        end = Some(Place { segment, at: records.at() });
+    let passed = read_through(disk, from.unwrap_or_default())?;
+    for (start, records) in passed.iter().filter(|_| from.is_some()) {
         let mut at = start.at;
-        while !is_on_disk && at < records.at() {
+        while at < records.at() {
             let bytes = files::read(&*records.file, at, records.at().min(at + WINDOW_BYTES as u64))?;
             records.file.write_all_at(&bytes, at)?;
             at += bytes.len() as u64;
@@ -199,5 +214,28 @@ pub(crate) fn secure(disk: &dyn Disk, from: Option<Place>) -> Result<Option<Plac
             records.file.sync_data()?;
         }
     }
-    Ok(end)
+    Ok(passed.last().map(|(start, records)| Place { segment: start.segment, at: records.at() }))
+}
+
+/// Fails if the log has something from a place on that this version can't read. Whatever else is wrong with it is left to those who apply it:
+/// there may be no log yet, or another process is writing there.
+pub(crate) fn check_readable(disk: &dyn Disk, from: Place) -> Result<(), OpenError> {
+    match read_through(disk, from) {
+        Err(error @ OpenError::Unreadable { .. }) => Err(error),
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
+/// Reads the log from a place on. Returns, of each segment, where that was, and its records, all of them passed.
+fn read_through(disk: &dyn Disk, from: Place) -> Result<Vec<(Place, Records)>, OpenError> {
+    let mut passed = Vec::new();
+    for segment in segments(disk)?.into_iter().filter(|segment| *segment >= from.segment) {
+        let start = Place::start(segment).max(from);
+        if let Some(mut records) = Records::open(disk, start, None)? {
+            while records.next()?.is_some() {}
+            records.window = Bytes::new();
+            passed.push((start, records));
+        }
+    }
+    Ok(passed)
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -92,6 +93,13 @@ impl Place {
     }
 
     fn run(&self, args: &[&str], settings: &[(&str, &str)]) -> Serve {
+        let mut command = self.command(args);
+        command.envs(settings.iter().copied());
+        Serve { process: Gate::run(command, "the server listens") }
+    }
+
+    /// What starts a server on free ports.
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
         let own = ["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--log-format", "json"];
         let mut command = forebay(&own);
         command.args(["--slot", &self.slot, "--publication", &self.slot]).args(args);
@@ -100,8 +108,7 @@ impl Place {
         command.env("FOREBAY_DATABASE_POOL_SIZE", "4");
         // A stream that stays open must not keep a test waiting at its end.
         command.env("FOREBAY_SERVE_DRAIN_TIMEOUT_MS", "1000");
-        command.envs(settings.iter().copied());
-        Serve { process: Gate::run(command, "the server listens") }
+        command
     }
 }
 
