@@ -154,6 +154,11 @@ impl Proxy {
         self.change(direction, |faults| faults.stalled = true);
     }
 
+    /// Lifts the stall of one direction, and nothing else: from what was held back on, in order.
+    pub fn unstall(&self, direction: Direction) {
+        self.change(direction, |faults| faults.stalled = false);
+    }
+
     /// Lets every byte pass that much later than it came, in order, both ways.
     pub fn delay(&self, delay: Duration) {
         self.change(Direction::Both, |faults| faults.delay = delay);

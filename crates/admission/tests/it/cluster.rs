@@ -5,15 +5,17 @@ use std::time::Duration;
 use forebay_admission::{Admission, Reason, State};
 use forebay_quota::{MemberConfig, Quota, RedisStore};
 use forebay_sandbox::Redis;
+use forebay_testkit::PATIENCE;
 
 use crate::support::{Client, by_header, empties, eventually, refusal, serve, user};
 
-const TTL: Duration = Duration::from_secs(2);
+/// Both must beat within it for the whole test, and a new store grants nothing before it has passed once.
+const TTL: Duration = Duration::from_secs(6);
 
 async fn instance(redis: &Redis, name: &str) -> Admission {
     let store = RedisStore::open(&redis.url(), "house").unwrap();
-    let member = MemberConfig::new(name).ttl(TTL).beat(TTL / 10);
-    Admission::builder().total(8).per_user(3).build(Quota::join(store, member).await)
+    let member = MemberConfig::new(name).ttl(TTL).beat(Duration::from_millis(200)).call_timeout(PATIENCE);
+    Admission::builder().total(8).per_user(3).build(Quota::join(store, member.join_timeout(PATIENCE)).await)
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use forebay_admission::Admission;
 use forebay_quota::{MemberConfig, Quota, RedisStore};
 use forebay_sandbox::Redis;
-use forebay_testkit::{Direction, Proxy};
+use forebay_testkit::{Direction, PATIENCE, Proxy};
 
 use crate::support::{Client, by_header, empties, eventually, house, serve, user, within};
 
@@ -68,8 +68,9 @@ async fn before_the_decision() {
     let redis = Redis::start().unwrap();
     let proxy = Proxy::start(redis.addr());
     let store = RedisStore::open(&format!("redis://{}", proxy.addr()), "leaving").unwrap();
-    let member = MemberConfig::new("one").ttl(Duration::from_secs(1)).beat(Duration::from_millis(100));
-    let quota = Quota::join(store, member.call_timeout(Duration::from_secs(20))).await;
+    // Long enough that no beat is missed: a member that has lost the store decides alone, and at once.
+    let member = MemberConfig::new("one").ttl(Duration::from_secs(6)).beat(Duration::from_millis(100));
+    let quota = Quota::join(store, member.call_timeout(PATIENCE).join_timeout(PATIENCE)).await;
     let admission = Admission::builder().total(10).per_user(1).build(quota);
     // A store that is new may take a TTL to grant anything.
     eventually("a first permit", true, async || admission.admit(user("ada")).await.is_ok()).await;

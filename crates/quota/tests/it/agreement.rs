@@ -9,6 +9,7 @@ use forebay_quota::{
     Sharing, Standing, Store,
 };
 use forebay_sandbox::Redis;
+use forebay_testkit::within;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
@@ -160,34 +161,35 @@ async fn two_that_draw_from_one_bucket_get_a_burst_and_its_rate_together() {
     const RATE: f64 = 50.0;
     let (server, namespace) = (Redis::shared(), namespace("rate"));
     let (one, other) = (settled_store(server, &namespace).await, settled_store(server, &namespace).await);
-    let (began, span) = (Instant::now(), Duration::from_secs(2));
+    const EACH: u32 = 50;
+    let began = Instant::now();
     let draw = async |store: &RedisStore| {
         let mut given = 0;
-        while began.elapsed() < span {
+        while given < EACH {
             let drawn = store.draw(one_of("r:dials", RATE, 3)).await.unwrap();
             given += drawn.tokens;
             tokio::time::sleep(drawn.wait).await;
         }
-        given
     };
-    let (mine, theirs) = futures_util::future::join(draw(&one), draw(&other)).await;
-    let given = f64::from(mine + theirs);
+    within("both get theirs", futures_util::future::join(draw(&one), draw(&other))).await;
+    let given = f64::from(2 * EACH);
     // One more, for two clocks that needn't run alike.
     let most = 3.0 + RATE * began.elapsed().as_secs_f64() + 1.0;
     assert!(given <= most, "{given} of {most}");
-    assert!(given >= RATE * span.as_secs_f64() / 5.0, "only {given}");
 }
 
 #[tokio::test]
 async fn whoever_waits_for_as_long_as_redis_says_gets_a_token() {
     let store = settled_store(Redis::shared(), &namespace("wait")).await;
+    // A token every 142.857… ms: no busy machine asks so late that it never has to wait.
+    let draw = async || store.draw(one_of("r:dials", 7.0, 2)).await.unwrap();
     let mut waits = 0;
-    while waits < 20 {
-        let drawn = store.draw(one_of("r:dials", 300.0, 2)).await.unwrap();
+    while waits < 10 {
+        let drawn = draw().await;
         if drawn.tokens == 0 {
             waits += 1;
             tokio::time::sleep(drawn.wait).await;
-            assert_eq!(store.draw(one_of("r:dials", 300.0, 2)).await.unwrap().tokens, 1, "after {drawn:?}");
+            assert_eq!(draw().await.tokens, 1, "after {drawn:?}");
         }
     }
 }

