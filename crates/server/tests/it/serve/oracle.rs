@@ -85,7 +85,8 @@ async fn run(weather: Weather) {
 
     let writers = Writers::start(&place, seed, WRITERS);
     let (target, targeted) = watch::channel(None);
-    let world = Arc::new(World::new(stage.addr(), is_stormy, is_merged, targeted));
+    let server = if is_stormy { stage.addr() } else { stage.direct() };
+    let world = Arc::new(World::new(server, is_stormy, is_merged, targeted));
     let mut clients = JoinSet::new();
     for number in 0..CLIENTS {
         let (world, dice) = (Arc::clone(&world), Dice::of(seed, "client", number));
@@ -143,7 +144,7 @@ fn settings(dice: &mut Dice) -> Vec<(&'static str, String)> {
         ("FOREBAY_DATABASE_POOL_SIZE", "8".to_owned()),
         ("FOREBAY_SERVE_LONG_POLL_MS", "1000".to_owned()),
         ("FOREBAY_SERVE_SSE_KEEP_ALIVE_MS", "500".to_owned()),
-        ("FOREBAY_SERVE_SSE_TIMEOUT_MS", "3000".to_owned()),
+        ("FOREBAY_SERVE_SSE_TIMEOUT_MS", dice.pick(&[300, 1000, 3000]).to_string()),
         ("FOREBAY_DATABASE_LOCK_CHECK_MS", "500".to_owned()),
         ("FOREBAY_STORAGE_CHUNK_BYTES", dice.pick(&[2048, 8192, 65_536, 10 << 20]).to_string()),
         ("FOREBAY_STORAGE_SMALL_SNAPSHOT_BYTES", dice.pick(&[0, 8192, 262_144]).to_string()),
@@ -196,16 +197,18 @@ fn report(lives: &[Life], world: &World, faults: &Faults, committed: u64, is_sto
     let ledger = world.ledger();
     eprintln!(
         "{committed} scripts, {} lives, {changes} changes, {moves} changed keys, {up_to_dates} up-to-dates, {checked} states \
-         checked, {deleted} deleted, {} refetches, {} breaks, {} refusals, {faults:?}",
+         checked, {deleted} deleted, {} refetches, {} breaks, {} refusals, {} torn streams, {faults:?}",
         lives.len(),
         ledger.refetches,
         ledger.breaks,
         ledger.refusals,
+        ledger.torn,
     );
     // Far below what an idle machine does in ten seconds: a run in which nothing happens proves nothing.
     let enough =
         committed > 50 && changes > 1000 && moves > 10 && checked > 2 * CLIENTS as u64 && deleted > 0;
     assert!(enough, "nearly nothing happened");
+    assert!(ledger.torn > 5, "no stream was cut between two up-to-dates");
     let of_each = faults.kills > 0 && faults.restarts > 0 && faults.cuts > 1;
     assert!(!is_stormy || of_each, "there was no storm: {faults:?}");
 }

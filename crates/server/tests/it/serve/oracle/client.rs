@@ -40,6 +40,8 @@ pub(crate) struct Ledger {
     pub(crate) breaks: u64,
     pub(crate) refusals: u64,
     pub(crate) refetches: u64,
+    /// Streams that ended between two up-to-dates.
+    pub(crate) torn: u64,
 }
 
 impl World {
@@ -230,6 +232,10 @@ impl<'a> Client<'a> {
             self.wanted = Wanted::random(&mut self.dice);
             self.begin();
         }
+        if self.dice.percent(4) && self.world.target.borrow().is_none() {
+            // Away for a while, so that there is something to catch up with.
+            sleep(Duration::from_millis(self.dice.between(300, 2500) as u64)).await;
+        }
         match self.is_up_to_date {
             false => self.page(false).await,
             true if self.dice.percent(50) => self.page(true).await,
@@ -368,13 +374,22 @@ impl<'a> Client<'a> {
         }
     }
 
+    /// Follows by server-sent events, as the published client does: it takes the head's offset as its own when the stream
+    /// opens, keeps messages back until up-to-date, forgets them when the stream ends before that, and resumes after an
+    /// up-to-date at the position that it names.
     async fn events(&mut self) -> Result<(), Trouble> {
+        let mut manner = Manner::random(&mut self.dice);
+        if manner.is_slow() {
+            self.connection = Some(Connection::open_narrow(self.world.server).await?);
+        }
         let (mut connection, head) = self.ask(&[("live", "true"), ("live_sse", "true")]).await?;
         if head.header("content-type") != Some("text/event-stream") {
             return Err(format!("no events: {}", head.text).into());
         }
+        head.header("electric-offset").unwrap_or_default().clone_into(&mut self.offset);
+        self.view.note(format!("the stream opens at {}", self.offset));
         let (mut unread, mut batch) = (Vec::new(), Vec::new());
-        let ended = loop {
+        let ended = 'stream: loop {
             let chunk = match connection.chunk().await {
                 Ok(Some(chunk)) => chunk,
                 Ok(None) => break Ok(()),
@@ -395,21 +410,38 @@ impl<'a> Client<'a> {
                 if is_end {
                     self.take(&mut batch)?;
                 }
+                match manner.after_event() {
+                    Some(Act::Cut) => break 'stream Ok(()),
+                    Some(Act::Pause(time)) => sleep(time).await,
+                    None => {}
+                }
             }
             if batch.is_empty() && (self.has_seen_everything() || self.patience == 0 || self.dice.percent(2))
             {
                 return Ok(());
             }
         };
-        // What came since up-to-date is forgotten, as the published client does, or kept, as the protocol allows.
-        if !batch.is_empty() && self.dice.percent(50) {
-            for message in &batch {
-                self.view.apply(message)?;
-            }
-            self.offset = format!("{}_{}", self.view.at.0, self.view.at.1);
-            self.is_up_to_date = false;
-        }
+        self.leave(&batch, manner.keeps)?;
         ended
+    }
+
+    /// A stream ended between two up-to-dates. What came since the first is forgotten, as the published client does, or
+    /// kept, as the protocol allows.
+    fn leave(&mut self, batch: &[Value], keeps: bool) -> Result<(), String> {
+        if batch.is_empty() {
+            return Ok(());
+        }
+        self.world.ledger().torn += 1;
+        if !keeps {
+            self.view.note(format!("forgets {} messages", batch.len()));
+            return Ok(());
+        }
+        for message in batch {
+            self.view.apply(message)?;
+        }
+        self.offset = format!("{}_{}", self.view.at.0, self.view.at.1);
+        self.is_up_to_date = false;
+        Ok(())
     }
 
     /// All messages up to up-to-date.
@@ -435,6 +467,44 @@ impl<'a> Client<'a> {
             503 if self.world.is_stormy => Err(Trouble::Later),
             _ => Err(format!("a shape can't be deleted: {}", head.text).into()),
         }
+    }
+}
+
+/// How a client reads a stream of events.
+struct Manner {
+    /// Goes away after so many events, wherever that is.
+    cut_after: Option<usize>,
+    /// Reads nothing for a while, each time that so many events have come.
+    pauses: Option<(usize, Duration)>,
+    /// Whether it keeps what came since the last up-to-date.
+    keeps: bool,
+    events: usize,
+}
+
+enum Act {
+    Cut,
+    Pause(Duration),
+}
+
+impl Manner {
+    fn random(dice: &mut Dice) -> Self {
+        let cut_after = dice.percent(40).then(|| dice.between(1, 30));
+        let pause = Duration::from_millis(dice.between(50, 900) as u64);
+        let pauses = dice.percent(20).then(|| (dice.between(2, 40), pause));
+        Manner { cut_after, pauses, keeps: dice.percent(20), events: 0 }
+    }
+
+    fn is_slow(&self) -> bool {
+        self.pauses.is_some()
+    }
+
+    fn after_event(&mut self) -> Option<Act> {
+        self.events += 1;
+        if self.cut_after == Some(self.events) {
+            return Some(Act::Cut);
+        }
+        let (every, pause) = self.pauses?;
+        self.events.is_multiple_of(every).then_some(Act::Pause(pause))
     }
 }
 
