@@ -3,21 +3,26 @@
 use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use forebay_testkit::Dice;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::super::support::path;
+use super::Ground;
 use super::clauses::Wanted;
-use super::history::{Digest, Row, Sight};
-use super::view::{Counts, View};
+use super::history::{Row, Sight};
+use super::journal::{Journal, Sought};
+use super::tables::Rules;
+use super::view::{Checkpoint, Counts, View};
 use super::wire::{Connection, Head};
 
 const RETRY: Duration = Duration::from_millis(40);
+/// Of one stream: a server gives up on a client that doesn't read for half a minute.
+const MAX_PAUSES: usize = 3;
 
 /// What all clients share.
 pub(crate) struct World {
@@ -26,9 +31,24 @@ pub(crate) struct World {
     pub(crate) is_stormy: bool,
     /// Whether logs may be merged.
     pub(crate) is_merged: bool,
+    /// Of Postgres.
+    pub(crate) version: u32,
+    /// Whether the database's collation is ICU's: clauses that depend on it may be refused.
+    pub(crate) is_icu: bool,
+    /// Of the tables whose definitions change.
+    pub(crate) journal: Arc<Journal>,
     ledger: Mutex<Ledger>,
-    /// Once the writers have stopped: who has seen this is done.
-    pub(crate) target: watch::Receiver<Option<u64>>,
+    /// Once the writers have stopped: a client that has seen this is done.
+    pub(crate) target: watch::Receiver<Option<Target>>,
+}
+
+/// What clients are to see at last.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Target {
+    /// Of the last commit.
+    pub(crate) position: u64,
+    /// When a client that hasn't seen it is wrong.
+    pub(crate) until: Instant,
 }
 
 #[derive(Default)]
@@ -42,6 +62,8 @@ pub(crate) struct Ledger {
     pub(crate) refetches: u64,
     /// Streams that ended between two up-to-dates.
     pub(crate) torn: u64,
+    /// Shapes that were refused by name.
+    pub(crate) unserved: u64,
 }
 
 impl World {
@@ -49,9 +71,12 @@ impl World {
         server: SocketAddr,
         is_stormy: bool,
         is_merged: bool,
-        target: watch::Receiver<Option<u64>>,
+        ground: Ground,
+        journal: Arc<Journal>,
+        target: watch::Receiver<Option<Target>>,
     ) -> Self {
-        World { server, is_stormy, is_merged, ledger: Mutex::default(), target }
+        let Ground { version, is_icu } = ground;
+        World { server, is_stormy, is_merged, version, is_icu, journal, ledger: Mutex::default(), target }
     }
 
     pub(crate) fn ledger(&self) -> MutexGuard<'_, Ledger> {
@@ -68,16 +93,29 @@ pub(crate) struct Life {
     pub(crate) wanted: Wanted,
     pub(crate) handle: String,
     pub(crate) sight: Sight,
-    pub(crate) checkpoints: Vec<(u64, Digest)>,
+    pub(crate) checkpoints: Vec<Checkpoint>,
     pub(crate) counts: Counts,
+    pub(crate) columns: Vec<String>,
     /// At the very end.
     pub(crate) rows: Option<BTreeMap<String, Row>>,
     pub(crate) recent: String,
 }
 
+impl Life {
+    /// As a shape of a table whose definition changes.
+    pub(crate) fn sought(&self) -> Sought<'_> {
+        sought(&self.wanted, &self.columns)
+    }
+}
+
+fn sought<'a>(wanted: &Wanted, columns: &'a [String]) -> Sought<'a> {
+    Sought { table: wanted.table.name, columns, is_chosen: wanted.is_chosen, below: wanted.below }
+}
+
 pub(crate) struct Client<'a> {
     world: &'a World,
     dice: Dice,
+    is_changing: bool,
     wanted: Wanted,
     view: View,
     handle: Option<String>,
@@ -87,6 +125,8 @@ pub(crate) struct Client<'a> {
     /// How many more times it will be up to date before it does something else.
     patience: usize,
     connection: Option<Connection>,
+    /// The last answer that wasn't 200.
+    refusal: String,
     lives: Vec<Life>,
 }
 
@@ -100,6 +140,8 @@ enum Trouble {
     Later,
     /// The handle is gone, as it may.
     Refetch,
+    /// The shape is refused by name, as it may: another one, then.
+    Unserved,
     /// The server is wrong.
     Wrong(String),
 }
@@ -117,12 +159,14 @@ impl From<String> for Trouble {
 }
 
 impl<'a> Client<'a> {
-    pub(crate) fn new(world: &'a World, mut dice: Dice) -> Self {
-        let wanted = Wanted::random(&mut dice);
+    /// `is_changing`: of tables whose definitions change.
+    pub(crate) fn new(world: &'a World, mut dice: Dice, is_changing: bool) -> Self {
+        let wanted = another(&mut dice, world, is_changing);
         let view = View::new(&wanted, world.is_merged);
         let mut client = Client {
             world,
             dice,
+            is_changing,
             wanted,
             view,
             handle: None,
@@ -131,6 +175,7 @@ impl<'a> Client<'a> {
             is_up_to_date: false,
             patience: 0,
             connection: None,
+            refusal: "none".to_owned(),
             lives: Vec::new(),
         };
         client.begin();
@@ -144,6 +189,9 @@ impl<'a> Client<'a> {
                 self.end(true);
                 return Ok(self.lives);
             }
+            if let Err(late) = self.check_time() {
+                return Err(self.describe(&late));
+            }
             match self.step().await {
                 Ok(()) => {}
                 Err(Trouble::Wrong(wrong)) => {
@@ -153,6 +201,16 @@ impl<'a> Client<'a> {
                 Err(Trouble::Refetch) => {
                     self.world.ledger().refetches += 1;
                     self.end(false);
+                    self.begin();
+                    self.view.note("refetches".to_owned());
+                    if self.is_changing {
+                        sleep(RETRY).await;
+                    }
+                }
+                Err(Trouble::Unserved) => {
+                    self.world.ledger().unserved += 1;
+                    self.end(false);
+                    self.wanted = another(&mut self.dice, self.world, self.is_changing);
                     self.begin();
                 }
                 Err(Trouble::Broken(error)) => {
@@ -167,6 +225,7 @@ impl<'a> Client<'a> {
                 Err(Trouble::Stale) => {}
                 Err(Trouble::Later) => {
                     self.world.ledger().refusals += 1;
+                    self.view.note("is refused for now".to_owned());
                     sleep(RETRY).await;
                 }
             }
@@ -174,7 +233,38 @@ impl<'a> Client<'a> {
     }
 
     fn has_seen_everything(&self) -> bool {
-        self.is_up_to_date && self.world.target.borrow().is_some_and(|target| self.view.seen > target)
+        if self.is_changing {
+            return self.is_up_to_date && self.world.target.borrow().is_some() && self.misses().is_none();
+        }
+        self.is_up_to_date
+            && self.world.target.borrow().is_some_and(|target| self.view.seen > target.position)
+    }
+
+    /// What its table has at last, if that isn't what it has.
+    fn misses(&self) -> Option<String> {
+        let Some(last) = self.world.journal.last(self.wanted.table.name) else {
+            return Some("no table".to_owned());
+        };
+        let rows = last.shape(&sought(&self.wanted, &self.view.columns));
+        if rows.as_ref() == Some(&self.view.rows) {
+            return None;
+        }
+        let has = (&self.view.columns, &self.view.rows);
+        Some(format!(
+            "it has:\n  {has:?}\n and should have:\n  {:?}",
+            (&last.columns, rows.as_ref().unwrap_or(&BTreeMap::new()))
+        ))
+    }
+
+    /// Whether it had all the time that it may take at last.
+    fn check_time(&self) -> Result<(), String> {
+        match *self.world.target.borrow() {
+            Some(target) if target.until < Instant::now() => {
+                let what = if self.is_changing { self.misses().unwrap_or_default() } else { String::new() };
+                Err(format!("it is at {} and should have seen {}; {what}", self.view.seen, target.position))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn begin(&mut self) {
@@ -192,6 +282,7 @@ impl<'a> Client<'a> {
             handle: self.handle.take().unwrap_or_default(),
             sight: view.sight,
             checkpoints: view.checkpoints,
+            columns: view.columns,
             counts: view.counts,
             rows: is_last.then_some(view.rows),
             recent,
@@ -201,7 +292,8 @@ impl<'a> Client<'a> {
     fn describe(&self, wrong: &str) -> String {
         let (handle, offset, wanted) =
             (self.handle.as_deref().unwrap_or("no handle"), &self.offset, &self.wanted);
-        format!("{wrong}\n at {offset} of {handle}, {wanted:?}\n  {}", self.view.recent())
+        let (refusal, recent) = (&self.refusal, self.view.recent());
+        format!("{wrong}\n at {offset} of {handle}, {wanted:?}\n last refusal: {refusal}\n  {recent}")
     }
 
     /// What the log has after the offset that was asked for, to tell a wrong log from a wrong delivery.
@@ -225,11 +317,11 @@ impl<'a> Client<'a> {
     async fn step(&mut self) -> Result<(), Trouble> {
         if self.is_up_to_date && self.patience == 0 && self.world.target.borrow().is_none() {
             self.patience = self.dice.between(2, 30);
-            if self.dice.percent(50) {
+            if self.dice.percent(50) && !self.is_changing {
                 return self.delete().await;
             }
             self.end(false);
-            self.wanted = Wanted::random(&mut self.dice);
+            self.wanted = another(&mut self.dice, self.world, self.is_changing);
             self.begin();
         }
         if self.dice.percent(4) && self.world.target.borrow().is_none() {
@@ -280,6 +372,7 @@ impl<'a> Client<'a> {
             return Ok((connection, head));
         }
         let body = connection.body(&head).await?;
+        self.refusal = format!("{} {}", head.status, String::from_utf8_lossy(&body));
         Err(self.refused(&head, &body))
     }
 
@@ -289,6 +382,12 @@ impl<'a> Client<'a> {
         named("electric-offset")?;
         if self.handle.get_or_insert_with(|| handle.to_owned()) != handle {
             return Err(format!("another shape's answer: {}", head.text));
+        }
+        if !is_live && self.view.columns.is_empty() {
+            let columns: Option<Map<String, Value>> = serde_json::from_str(named("electric-schema")?).ok();
+            self.view.columns =
+                columns.into_iter().flat_map(|columns| columns.into_iter().map(|(name, _)| name)).collect();
+            self.view.columns.sort_unstable();
         }
         self.cursor = match is_live {
             true => Some(named("electric-cursor")?.to_owned()),
@@ -302,7 +401,9 @@ impl<'a> Client<'a> {
         match (head.status, &self.handle) {
             (409, Some(handle)) => {
                 let ledger = self.world.ledger();
-                let may_go = !ledger.complete.contains(handle) || ledger.deleted.contains(handle);
+                let may_go = self.wanted.table.rules != Rules::Strict
+                    || !ledger.complete.contains(handle)
+                    || ledger.deleted.contains(handle);
                 let body: Option<Value> = serde_json::from_slice(body).ok();
                 if body != Some(json!([{"headers": {"control": "must-refetch"}}])) {
                     return Trouble::Wrong(format!("409 with another body: {}", told()));
@@ -316,10 +417,25 @@ impl<'a> Client<'a> {
                 }
             }
             // A shape that goes while its first answer is in the making.
-            (409, None) if self.world.is_stormy => Trouble::Later,
+            (409, None) if self.world.is_stormy || self.wanted.table.rules != Rules::Strict => Trouble::Later,
+            (400, _) if self.may_be_refused(body) => Trouble::Unserved,
+            // A table, or a column, that isn't there right now; or a publication that somebody changes.
+            (400, _) if self.is_changing => Trouble::Refetch,
+            (503, _) if self.is_changing => Trouble::Later,
             // Who asks for a new shape may have to wait for a connection; on a busy machine, for long.
             (503, handle) if self.world.is_stormy || handle.is_none() => Trouble::Later,
             _ => Trouble::Wrong(format!("refused: {}", told())),
+        }
+    }
+
+    /// What can't be served exactly is refused by name.
+    fn may_be_refused(&self, body: &[u8]) -> bool {
+        let body = String::from_utf8_lossy(body).to_lowercase();
+        let names = |words: &[&str]| words.iter().any(|word| body.contains(word));
+        match self.wanted.table.rules {
+            Rules::Loose => names(&["primary key", "deferrable", "replica identity"]),
+            Rules::Tree | Rules::Mixed if names(&["partition"]) => true,
+            _ => self.world.is_icu && names(&["collation", "collate"]),
         }
     }
 
@@ -378,7 +494,10 @@ impl<'a> Client<'a> {
     /// opens, keeps messages back until up-to-date, forgets them when the stream ends before that, and resumes after an
     /// up-to-date at the position that it names.
     async fn events(&mut self) -> Result<(), Trouble> {
-        let mut manner = Manner::random(&mut self.dice);
+        let mut manner = match self.is_changing {
+            true => Manner::prompt(&mut self.dice),
+            false => Manner::random(&mut self.dice),
+        };
         if manner.is_slow() {
             self.connection = Some(Connection::open_narrow(self.world.server).await?);
         }
@@ -387,13 +506,16 @@ impl<'a> Client<'a> {
             return Err(format!("no events: {}", head.text).into());
         }
         head.header("electric-offset").unwrap_or_default().clone_into(&mut self.offset);
-        self.view.note(format!("the stream opens at {}", self.offset));
+        self.view.note(format!("the stream opens at {}, {manner:?}", self.offset));
         let (mut unread, mut batch) = (Vec::new(), Vec::new());
         let ended = 'stream: loop {
             let chunk = match connection.chunk().await {
                 Ok(Some(chunk)) => chunk,
                 Ok(None) => break Ok(()),
-                Err(error) => break Err(Trouble::Broken(error)),
+                Err(error) => {
+                    self.view.note(format!("the stream breaks: {error}, {} bytes unread", unread.len()));
+                    break Err(Trouble::Broken(error));
+                }
             };
             unread.extend(chunk);
             while let Some(end) = unread.windows(2).position(|window| window == b"\n\n") {
@@ -416,8 +538,11 @@ impl<'a> Client<'a> {
                     None => {}
                 }
             }
-            if batch.is_empty() && (self.has_seen_everything() || self.patience == 0 || self.dice.percent(2))
-            {
+            self.check_time()?;
+            // At last, a stream of a table whose definition changed has to end by itself.
+            let stays = self.is_changing && self.world.target.borrow().is_some();
+            let leaves = self.patience == 0 || self.dice.percent(2);
+            if batch.is_empty() && (self.has_seen_everything() || leaves && !stays) {
                 return Ok(());
             }
         };
@@ -459,7 +584,7 @@ impl<'a> Client<'a> {
         let Some(handle) = self.handle.clone() else { return Ok(()) };
         self.world.ledger().deleted.insert(handle.clone());
         let mut connection = Connection::open(self.world.server).await?;
-        connection.ask("DELETE", &path(&[("table", "items"), ("handle", &handle)])).await?;
+        connection.ask("DELETE", &path(&[("table", self.wanted.table.name), ("handle", &handle)])).await?;
         let head = connection.head().await?;
         match head.status {
             // Another client of the same shape may have been first.
@@ -470,7 +595,12 @@ impl<'a> Client<'a> {
     }
 }
 
+fn another(dice: &mut Dice, world: &World, is_changing: bool) -> Wanted {
+    if is_changing { Wanted::changing(dice) } else { Wanted::random(dice, world.version) }
+}
+
 /// How a client reads a stream of events.
+#[derive(Debug)]
 struct Manner {
     /// Goes away after so many events, wherever that is.
     cut_after: Option<usize>,
@@ -494,6 +624,11 @@ impl Manner {
         Manner { cut_after, pauses, keeps: dice.percent(20), events: 0 }
     }
 
+    /// Without pauses: when it reads what it is told counts.
+    fn prompt(dice: &mut Dice) -> Self {
+        Manner { pauses: None, ..Manner::random(dice) }
+    }
+
     fn is_slow(&self) -> bool {
         self.pauses.is_some()
     }
@@ -504,7 +639,8 @@ impl Manner {
             return Some(Act::Cut);
         }
         let (every, pause) = self.pauses?;
-        self.events.is_multiple_of(every).then_some(Act::Pause(pause))
+        let is_due = self.events.is_multiple_of(every) && self.events <= MAX_PAUSES * every;
+        is_due.then_some(Act::Pause(pause))
     }
 }
 
