@@ -13,6 +13,7 @@ mod history;
 mod journal;
 mod plot;
 mod soak;
+mod standby;
 mod storm;
 mod tables;
 mod view;

@@ -249,10 +249,10 @@ impl<'a> Client<'a> {
         if rows.as_ref() == Some(&self.view.rows) {
             return None;
         }
-        let has = (&self.view.columns, &self.view.rows);
+        let has = (&self.view.columns, brief(&self.view.rows));
         Some(format!(
             "it has:\n  {has:?}\n and should have:\n  {:?}",
-            (&last.columns, rows.as_ref().unwrap_or(&BTreeMap::new()))
+            (&last.columns, brief(&rows.unwrap_or_default()))
         ))
     }
 
@@ -597,6 +597,12 @@ impl<'a> Client<'a> {
 
 fn another(dice: &mut Dice, world: &World, is_changing: bool) -> Wanted {
     if is_changing { Wanted::changing(dice) } else { Wanted::random(dice, world.version) }
+}
+
+/// Rows by key, with the beginnings of their values, for whoever reads a failure.
+pub(crate) fn brief(rows: &BTreeMap<String, Row>) -> BTreeMap<&str, Vec<Option<String>>> {
+    let value = |value: &Option<String>| value.as_ref().map(|text| text.chars().take(24).collect());
+    rows.iter().map(|(key, row)| (key.as_str(), row.iter().map(value).collect())).collect()
 }
 
 /// How a client reads a stream of events.

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::client::Life;
+use super::client::{Life, brief};
 use super::history::{Digest, Row};
 use super::view::key_of;
 
@@ -172,8 +172,8 @@ impl Journal {
                 format!("  {index} at {}, {kind:?}, {ago:?} before: {sql}", positions[index])
             });
             let lines = Vec::from_iter(lines).join("\n");
-            let should =
-                states[at].contents.as_ref().map(|contents| (&contents.columns, contents.shape(&sought)));
+            let should = states[at].contents.as_ref().and_then(|contents| contents.shape(&sought));
+            let should = should.as_ref().map(brief);
             return Err(format!(
                 "{} was {:?} at {}: that is no state that it may have. It should be that of commit {at}, or a little before; it is that of \
                  {found:?} (its snapshot saw {first}).\n commits:\n{lines}\n columns: {:?}\n should have: {should:?}\n {:?}\n  {}",
