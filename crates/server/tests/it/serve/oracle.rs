@@ -33,7 +33,7 @@ use tokio::task::{JoinSet, block_in_place};
 use tokio::time::{Instant, sleep};
 
 use self::changing::{Change, Surgeons};
-use self::client::{Client, Life, Target, World};
+use self::client::{Client, Life, Target, World, listed};
 use self::history::{Histories, last_commit, now};
 use self::journal::{CALM, Journal, Verdicts};
 use self::soak::Samples;
@@ -238,9 +238,14 @@ fn judge(place: &Place, lives: &[Life], journal: &Journal, seed: u64) -> Verdict
             judged.unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
             continue;
         }
-        let Life { wanted, handle, sight, checkpoints, rows, recent, .. } = life;
+        let Life { wanted, handle, sight, checkpoints, rows, had, recent, .. } = life;
         if let Some(rows) = rows {
-            assert_eq!(*rows, now(place, wanted), "seed {seed}: {handle} isn't as it is now: {wanted:?}");
+            let now = now(place, wanted);
+            let (has, should) = (listed(rows), listed(&now));
+            assert!(
+                *rows == now,
+                "seed {seed}: {handle} isn't as it is now: {wanted:?}\n has:{has}\n should have:{should}\n  {recent}"
+            );
         }
         let Some((first, last)) = checkpoints.first().zip(checkpoints.last()) else { continue };
         let states = histories.of(wanted).states(place, wanted, sight, first.seen..=last.seen);
@@ -249,10 +254,11 @@ fn judge(place: &Place, lives: &[Life], journal: &Journal, seed: u64) -> Verdict
             assert!(
                 *digest == truth,
                 "seed {seed}: {handle} was {digest:?} at {seen}, not {truth:?}; it should be so at {:?}\n around: {:?}\n \
-                 {wanted:?}\n checkpoints: {:?}\n  {recent}",
+                 {wanted:?}\n checkpoints: {:?}\n had when it ended:{had}\n should have had at its last up-to-date:{}\n  {recent}",
                 states.find(*digest),
                 states.around(*seen),
                 &checkpoints[checkpoints.len().saturating_sub(5)..],
+                listed(&states.last(place, wanted)),
             );
         }
     }

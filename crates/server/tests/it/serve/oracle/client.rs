@@ -98,6 +98,8 @@ pub(crate) struct Life {
     pub(crate) columns: Vec<String>,
     /// At the very end.
     pub(crate) rows: Option<BTreeMap<String, Row>>,
+    /// Its rows when it ended, in short, and the last messages: for whoever reads a failure.
+    pub(crate) had: String,
     pub(crate) recent: String,
 }
 
@@ -249,11 +251,9 @@ impl<'a> Client<'a> {
         if rows.as_ref() == Some(&self.view.rows) {
             return None;
         }
-        let has = (&self.view.columns, brief(&self.view.rows));
-        Some(format!(
-            "it has:\n  {has:?}\n and should have:\n  {:?}",
-            (&last.columns, brief(&rows.unwrap_or_default()))
-        ))
+        let (columns, has) = (&self.view.columns, listed(&self.view.rows));
+        let should = listed(&rows.unwrap_or_default());
+        Some(format!("it has {columns:?}:{has}\n  and should have {:?}:{should}", last.columns))
     }
 
     /// Whether it had all the time that it may take at last.
@@ -277,6 +277,7 @@ impl<'a> Client<'a> {
     fn end(&mut self, is_last: bool) {
         let view = std::mem::replace(&mut self.view, View::new(&self.wanted, self.world.is_merged));
         let recent = view.recent();
+        let had = listed(&view.rows);
         self.lives.push(Life {
             wanted: self.wanted.clone(),
             handle: self.handle.take().unwrap_or_default(),
@@ -285,6 +286,7 @@ impl<'a> Client<'a> {
             columns: view.columns,
             counts: view.counts,
             rows: is_last.then_some(view.rows),
+            had,
             recent,
         });
     }
@@ -514,7 +516,9 @@ impl<'a> Client<'a> {
                 Ok(None) => break Ok(()),
                 Err(error) => {
                     self.view.note(format!("the stream breaks: {error}, {} bytes unread", unread.len()));
-                    break Err(Trouble::Broken(error));
+                    // The shape may have gone in the middle of it: the next answer says so.
+                    self.world.ledger().breaks += 1;
+                    break Ok(());
                 }
             };
             unread.extend(chunk);
@@ -600,9 +604,13 @@ fn another(dice: &mut Dice, world: &World, is_changing: bool) -> Wanted {
 }
 
 /// Rows by key, with the beginnings of their values, for whoever reads a failure.
-pub(crate) fn brief(rows: &BTreeMap<String, Row>) -> BTreeMap<&str, Vec<Option<String>>> {
-    let value = |value: &Option<String>| value.as_ref().map(|text| text.chars().take(24).collect());
-    rows.iter().map(|(key, row)| (key.as_str(), row.iter().map(value).collect())).collect()
+pub(crate) fn listed(rows: &BTreeMap<String, Row>) -> String {
+    let value = |value: &Option<String>| match value {
+        Some(text) => text.chars().take(24).collect(),
+        None => "NULL".to_owned(),
+    };
+    let line = |row: &Row| row.iter().map(value).collect::<Vec<_>>().join(" | ");
+    rows.iter().take(150).map(|(key, row)| format!("\n    {key}: {}", line(row))).collect()
 }
 
 /// How a client reads a stream of events.

@@ -287,6 +287,16 @@ impl States<'_> {
         self.after[self.after.partition_point(|(lsn, _)| *lsn < seen) - 1].1
     }
 
+    /// The rows of a shape at the end, by key: for whoever looks for what went wrong.
+    pub(crate) fn last(&self, place: &Place, wanted: &Wanted) -> BTreeMap<String, Row> {
+        let mut table = self.table.clone();
+        apply(self.commits, &mut table);
+        let seqs: Vec<_> = table.values().filter(|(row, _)| self.hash(row).is_some()).collect();
+        let seqs: Vec<_> = seqs.into_iter().map(|(row, _)| row.seq.to_string()).collect();
+        let from = format!("history_{} WHERE seq = ANY('{{{}}}')", wanted.table.family, seqs.join(","));
+        by_key(place, wanted, &from)
+    }
+
     /// Where the shape was so: for whoever looks for what went wrong.
     pub(crate) fn find(&self, digest: Digest) -> Vec<u64> {
         self.after.iter().filter(|(_, state)| *state == digest).map(|(lsn, _)| *lsn).collect()
@@ -324,9 +334,12 @@ impl States<'_> {
 
 /// What a shape is now: its rows by key.
 pub(crate) fn now(place: &Place, wanted: &Wanted) -> BTreeMap<String, Row> {
-    let (table, literal) = (wanted.table, &wanted.literal);
-    let columns = wanted.columns.join(", ");
-    let rows = rows(place, &format!("SELECT {columns} FROM {} WHERE {literal}", table.name));
+    by_key(place, wanted, &format!("{} WHERE {}", wanted.table.name, wanted.literal))
+}
+
+fn by_key(place: &Place, wanted: &Wanted, from: &str) -> BTreeMap<String, Row> {
+    let table = wanted.table;
+    let rows = rows(place, &format!("SELECT {} FROM {from}", wanted.columns.join(", ")));
     let at = |name: &str| wanted.columns.iter().position(|own| *own == name).expect("a key is selected");
     let key = |row: &Row| key_of(table.name, table.key, |name| row[at(name)].as_deref());
     rows.into_iter().map(|row| (key(&row), row)).collect()

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::client::{Life, brief};
+use super::client::{Life, listed};
 use super::history::{Digest, Row};
 use super::view::key_of;
 
@@ -173,11 +173,25 @@ impl Journal {
             });
             let lines = Vec::from_iter(lines).join("\n");
             let should = states[at].contents.as_ref().and_then(|contents| contents.shape(&sought));
-            let should = should.as_ref().map(brief);
+            let should = should.as_ref().map_or("no such shape".to_owned(), listed);
             return Err(format!(
-                "{} was {:?} at {}: that is no state that it may have. It should be that of commit {at}, or a little before; it is that of \
-                 {found:?} (its snapshot saw {first}).\n commits:\n{lines}\n columns: {:?}\n should have: {should:?}\n {:?}\n  {}",
-                life.handle, checkpoint.digest, checkpoint.seen, life.columns, life.wanted, life.recent,
+                "{} was {:?} at {}, which is no state that it may have. It should be that of commit {at}, or a little before; it is \
+                 that of {found:?}, and its snapshot saw {first}.
+ commits:
+{lines}
+ columns: {:?}
+ should have had:{should}
+ had when it \
+                 ended:{}
+ {:?}
+  {}",
+                life.handle,
+                checkpoint.digest,
+                checkpoint.seen,
+                life.columns,
+                life.had,
+                life.wanted,
+                life.recent,
             ));
         }
         Ok(())
