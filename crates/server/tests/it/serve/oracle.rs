@@ -6,16 +6,21 @@
 //! `script/soak MINUTES` does it for longer, and looks at the server's memory and descriptors meanwhile.
 //! `FOREBAY_SEED` sets a seed, `FOREBAY_SECONDS` takes longer. What the tasks do is the seed's; when they do it, is not.
 
+mod changing;
 mod clauses;
 mod client;
 mod history;
+mod journal;
 mod plot;
 mod soak;
+mod standby;
 mod storm;
+mod tables;
 mod view;
 mod wire;
 mod writers;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,12 +30,16 @@ use forebay_sandbox::Postgres;
 use forebay_testkit::Dice;
 use tokio::sync::watch;
 use tokio::task::{JoinSet, block_in_place};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 
-use self::client::{Client, Life, World};
-use self::history::{History, SCHEMA, last_commit, now};
+use self::changing::{Change, Surgeons};
+use self::client::{Client, Life, Target, World, listed};
+use self::history::{Histories, last_commit, now};
+use self::journal::{CALM, Journal, Verdicts};
 use self::soak::Samples;
 use self::storm::{Faults, Stage};
+use self::tables::Rules;
+use self::view::Checkpoint;
 use self::writers::Writers;
 use super::support::Place;
 
@@ -57,24 +66,32 @@ async fn hours_of_it_leave_memory_and_descriptors_as_they_are() {
     run(Weather::Long).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn tables_that_change_under_their_shapes_are_soon_served_as_they_are() {
+    run(Weather::Changing).await;
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Weather {
     Calm,
     Stormy,
+    /// Calm; but what changes is the definition of tables, and who publishes them.
+    Changing,
     /// Stormy; but after a third of the time the server is killed no more, so that its memory tells something.
     Long,
 }
 
 async fn run(weather: Weather) {
-    let is_stormy = weather != Weather::Calm;
+    let is_stormy = matches!(weather, Weather::Stormy | Weather::Long);
     let seed = forebay_testkit::seed();
     let seconds = std::env::var("FOREBAY_SECONDS").map_or(10, |text| text.parse().expect("a number"));
-    eprintln!("FOREBAY_SEED={seed} FOREBAY_SECONDS={seconds}, stormy: {is_stormy}");
-    let postgres = Box::leak(Box::new(Postgres::builder().start().unwrap()));
-    let place = Place::on(postgres, SCHEMA);
-    History::begin(&place);
+    let ground = Ground::of(seed, weather);
+    eprintln!("FOREBAY_SEED={seed} FOREBAY_SECONDS={seconds}, {weather:?}, {ground:?}");
+    let place = ground.place();
+    history::begin(&place);
+    place.sql(tables::ROWS);
     let mut dice = Dice::of(seed, "stage", 0);
-    let mut settings = settings(&mut dice);
+    let mut settings = settings(&mut dice, weather);
     if weather == Weather::Long {
         // Clients come and go, and their shapes would stay: each change would concern more and more of them.
         settings.push(("FOREBAY_STORAGE_MAX_SHAPES", MAX_SHAPES.to_string()));
@@ -83,13 +100,20 @@ async fn run(weather: Weather) {
     let is_merged = !settings.contains(&("FOREBAY_STORAGE_COMPACT_BYTES", "0".to_owned()));
     let mut stage = Stage::set(&place, &settings).await;
 
-    let writers = Writers::start(&place, seed, WRITERS);
+    let (has_rows, has_changes) = (weather != Weather::Changing, weather.changes());
+    let writers = Writers::start(&place, seed, if has_rows { WRITERS } else { 0 });
+    let journal = Arc::<Journal>::default();
+    let surgeons = has_changes
+        .then(|| block_in_place(|| Surgeons::start(&place, seed, ground.version, has_rows, &journal)));
     let (target, targeted) = watch::channel(None);
-    let world = Arc::new(World::new(stage.addr(), is_stormy, is_merged, targeted));
+    let server = if is_stormy { stage.addr() } else { stage.direct() };
+    let world = World::new(server, is_stormy, is_merged, ground, Arc::clone(&journal), targeted);
+    let world = Arc::new(world);
     let mut clients = JoinSet::new();
     for number in 0..CLIENTS {
         let (world, dice) = (Arc::clone(&world), Dice::of(seed, "client", number));
-        clients.spawn(async move { Client::new(&world, dice).run().await });
+        let is_changing = has_changes && (number % 3 == 0 || !has_rows);
+        clients.spawn(async move { Client::new(&world, dice, is_changing).run().await });
     }
     let (samples, pid) = (Samples::default(), stage.pid());
     let faults = tokio::select! {
@@ -99,30 +123,69 @@ async fn run(weather: Weather) {
     };
     let faults = faults.unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}\n{}", stage.log()));
     let committed = writers.stop().await;
+    let changed = block_in_place(|| surgeons.map(Surgeons::stop).unwrap_or_default());
+    block_in_place(|| place.sql(tables::LAST));
     let end = block_in_place(|| last_commit(&place));
-    target.send(Some(end)).unwrap();
+    let calm = if has_rows { CALM_DOWN } else { CALM };
+    target.send(Some(Target { position: end, until: Instant::now() + calm })).unwrap();
     let mut lives = Vec::new();
-    let gathered = timeout(CALM_DOWN, async {
-        while let Some(ended) = clients.join_next().await {
-            match ended {
-                Ok(Ok(seen)) => lives.extend(seen),
-                ended => panic!("seed {seed}: {}", wrong(ended)),
-            }
+    while let Some(ended) = clients.join_next().await {
+        match ended {
+            Ok(Ok(seen)) => lives.extend(seen),
+            ended => panic!("seed {seed}: {}", wrong(ended)),
         }
-    });
-    let in_time = gathered.await.is_ok();
-    assert!(in_time, "seed {seed}: clients haven't seen {end} after {CALM_DOWN:?}\n{}", stage.log());
-    block_in_place(|| judge(&place, &lives, seed));
-    report(&lives, &world, &faults, committed, is_stormy);
+    }
+    let verdicts = block_in_place(|| judge(&place, &lives, &journal, seed));
+    if has_rows {
+        report(&lives, &world, &faults, committed, is_stormy);
+    }
+    if has_changes {
+        report_changes(&lives, &world, verdicts, &changed, seconds);
+    }
     if weather == Weather::Long {
         samples.conclude(Path::new(env!("CARGO_TARGET_TMPDIR")));
+    }
+}
+
+impl Weather {
+    /// Whether there are tables whose definitions change.
+    fn changes(self) -> bool {
+        matches!(self, Weather::Changing | Weather::Long)
+    }
+}
+
+/// Which Postgres, and which collation its database has.
+#[derive(Debug, Clone, Copy)]
+struct Ground {
+    version: u32,
+    is_icu: bool,
+}
+
+impl Ground {
+    /// The tests of one seed have all versions and collations among them.
+    fn of(seed: u64, weather: Weather) -> Ground {
+        let number = seed.wrapping_add(weather as u64);
+        Ground { version: if number & 1 == 0 { 15 } else { 18 }, is_icu: number & 2 == 0 }
+    }
+
+    fn place(self) -> Place {
+        let postgres = Postgres::builder().version(self.version).config("max_connections", "60");
+        let postgres: &Postgres = Box::leak(Box::new(postgres.start().unwrap()));
+        let mut place = Place::on(postgres, "");
+        if self.is_icu {
+            place.database += "_icu";
+            let sql = "TEMPLATE template0 ENCODING 'UTF8' LOCALE_PROVIDER icu ICU_LOCALE 'en-US' LC_COLLATE 'C' LC_CTYPE 'C'";
+            postgres.execute("postgres", &format!("CREATE DATABASE {} {sql}", place.database)).unwrap();
+        }
+        place.sql(&tables::schema());
+        place
     }
 }
 
 async fn change(weather: Weather, stage: &mut Stage<'_>, dice: &mut Dice, lasts: Duration) -> Faults {
     let begun = Instant::now();
     match weather {
-        Weather::Calm => {
+        Weather::Calm | Weather::Changing => {
             sleep(lasts).await;
             Faults::default()
         }
@@ -137,13 +200,15 @@ async fn change(weather: Weather, stage: &mut Stage<'_>, dice: &mut Dice, lasts:
 }
 
 /// Small sizes, so that chunks close, files are written and logs are cut all the time.
-fn settings(dice: &mut Dice) -> Vec<(&'static str, String)> {
+fn settings(dice: &mut Dice, weather: Weather) -> Vec<(&'static str, String)> {
+    // A stream that stays open is to end when its table changes.
+    let streams: &[u32] = if weather == Weather::Changing { &[1000, 60_000] } else { &[300, 1000, 3000] };
     let mut settings = vec![
         ("FOREBAY_SERVE_ALLOW_DELETE", "true".to_owned()),
         ("FOREBAY_DATABASE_POOL_SIZE", "8".to_owned()),
         ("FOREBAY_SERVE_LONG_POLL_MS", "1000".to_owned()),
         ("FOREBAY_SERVE_SSE_KEEP_ALIVE_MS", "500".to_owned()),
-        ("FOREBAY_SERVE_SSE_TIMEOUT_MS", "3000".to_owned()),
+        ("FOREBAY_SERVE_SSE_TIMEOUT_MS", dice.pick(streams).to_string()),
         ("FOREBAY_DATABASE_LOCK_CHECK_MS", "500".to_owned()),
         ("FOREBAY_STORAGE_CHUNK_BYTES", dice.pick(&[2048, 8192, 65_536, 10 << 20]).to_string()),
         ("FOREBAY_STORAGE_SMALL_SNAPSHOT_BYTES", dice.pick(&[0, 8192, 262_144]).to_string()),
@@ -158,33 +223,61 @@ fn settings(dice: &mut Dice) -> Vec<(&'static str, String)> {
 }
 
 /// Against what really happened.
-fn judge(place: &Place, lives: &[Life], seed: u64) {
-    let history = History::read(place);
-    eprintln!("{} lives, {} transactions", lives.len(), history.transactions());
+fn judge(place: &Place, lives: &[Life], journal: &Journal, seed: u64) -> Verdicts {
+    let mut verdicts = Verdicts::default();
+    let histories = Histories::read(place);
+    eprintln!("{} lives, {} transactions", lives.len(), histories.transactions());
     let mut told = Instant::now();
     for (number, life) in lives.iter().enumerate() {
         if told.elapsed() > Duration::from_secs(10) {
             eprintln!("{number} lives are compared");
             told = Instant::now();
         }
-        let Life { wanted, handle, sight, checkpoints, rows, recent, .. } = life;
-        if let Some(rows) = rows {
-            assert_eq!(*rows, now(place, wanted), "seed {seed}: {handle} isn't as it is now: {wanted:?}");
+        if life.wanted.table.rules.is_changing() {
+            let judged = journal.judge(life, &histories.positions, &mut verdicts);
+            judged.unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+            continue;
         }
-        let Some(((first, _), (last, _))) = checkpoints.first().zip(checkpoints.last()) else { continue };
-        let states = history.states(place, wanted, sight, *first..=*last);
-        for (seen, digest) in checkpoints {
+        let Life { wanted, handle, sight, checkpoints, rows, had, recent, .. } = life;
+        if let Some(rows) = rows {
+            let now = now(place, wanted);
+            let (has, should) = (listed(rows), listed(&now));
+            assert!(
+                *rows == now,
+                "seed {seed}: {handle} isn't as it is now: {wanted:?}\n has:{has}\n should have:{should}\n  {recent}"
+            );
+        }
+        let Some((first, last)) = checkpoints.first().zip(checkpoints.last()) else { continue };
+        let states = histories.of(wanted).states(place, wanted, sight, first.seen..=last.seen);
+        for Checkpoint { seen, digest, .. } in checkpoints {
             let truth = states.at(*seen);
             assert!(
                 *digest == truth,
                 "seed {seed}: {handle} was {digest:?} at {seen}, not {truth:?}; it should be so at {:?}\n around: {:?}\n \
-                 {wanted:?}\n checkpoints: {:?}\n  {recent}",
+                 {wanted:?}\n checkpoints: {:?}\n had when it ended:{had}\n should have had at its last up-to-date:{}\n  {recent}",
                 states.find(*digest),
                 states.around(*seen),
                 &checkpoints[checkpoints.len().saturating_sub(5)..],
+                listed(&states.last(place, wanted)),
             );
         }
     }
+    verdicts
+}
+
+fn report_changes(lives: &[Life], world: &World, verdicts: Verdicts, changed: &[Change], seconds: u64) {
+    let mut kinds = BTreeMap::<_, u64>::new();
+    changed.iter().for_each(|change| *kinds.entry(*change).or_default() += 1);
+    eprintln!("{} lives, {} refetches, {verdicts:?}, {kinds:?}", lives.len(), world.ledger().refetches);
+    for table in changing::asked() {
+        let lives = lives.iter().filter(|life| life.wanted.table.name == table.name);
+        let checked: usize = lives.map(|life| life.checkpoints.len()).sum();
+        eprintln!("{}: {checked} states checked", table.name);
+        assert!(checked > 4, "nearly nothing happened to {}", table.name);
+    }
+    assert!(verdicts.exact > 100 && verdicts.exact > 4 * (verdicts.late + verdicts.unjudged), "{verdicts:?}");
+    let is_narrowed = std::env::var_os("FOREBAY_CHANGES").is_some();
+    assert!(seconds < 10 || is_narrowed || kinds.len() > 7, "nearly nothing was changed: {kinds:?}");
 }
 
 fn report(lives: &[Life], world: &World, faults: &Faults, committed: u64, is_stormy: bool) {
@@ -196,16 +289,26 @@ fn report(lives: &[Life], world: &World, faults: &Faults, committed: u64, is_sto
     let ledger = world.ledger();
     eprintln!(
         "{committed} scripts, {} lives, {changes} changes, {moves} changed keys, {up_to_dates} up-to-dates, {checked} states \
-         checked, {deleted} deleted, {} refetches, {} breaks, {} refusals, {faults:?}",
+         checked, {deleted} deleted, {} refetches, {} breaks, {} refusals, {} torn streams, {} unserved, {faults:?}",
         lives.len(),
         ledger.refetches,
         ledger.breaks,
         ledger.refusals,
+        ledger.torn,
+        ledger.unserved,
     );
     // Far below what an idle machine does in ten seconds: a run in which nothing happens proves nothing.
     let enough =
         committed > 50 && changes > 1000 && moves > 10 && checked > 2 * CLIENTS as u64 && deleted > 0;
     assert!(enough, "nearly nothing happened");
+    assert!(ledger.torn > 5, "no stream was cut between two up-to-dates");
+    for table in tables::asked() {
+        let lives = lives.iter().filter(|life| life.wanted.table.name == table.name);
+        let checked: usize = lives.map(|life| life.checkpoints.len()).sum();
+        let is_refused = table.rules == Rules::Loose && ledger.unserved > 0;
+        eprintln!("{}: {checked} states checked", table.name);
+        assert!(checked > 4 || is_refused, "nearly nothing happened to {}", table.name);
+    }
     let of_each = faults.kills > 0 && faults.restarts > 0 && faults.cuts > 1;
     assert!(!is_stormy || of_each, "there was no storm: {faults:?}");
 }

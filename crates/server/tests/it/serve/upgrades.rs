@@ -4,12 +4,15 @@ use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io::{Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::json;
+use tokio::time::sleep;
 
 use super::support::{Event, Place, Reader, short};
-use crate::wire::until;
+use crate::wire::{DEADLINE, until};
 
 const ITEMS: &str = "CREATE TABLE items (id int PRIMARY KEY, note text);
     INSERT INTO items VALUES (1, 'one')";
@@ -69,7 +72,15 @@ async fn a_server_refuses_what_a_newer_version_wrote_and_leaves_it_alone() {
     serve.end().await;
     append_unknown(&place.dir);
     let before = contents(&place.dir);
-    let output = place.command(&[]).output().unwrap();
+    let mut starting = place.command(&[]).stderr(Stdio::piped()).spawn().unwrap();
+    let begun = Instant::now();
+    while starting.try_wait().unwrap().is_none() {
+        if begun.elapsed() > DEADLINE {
+            starting.kill().unwrap();
+        }
+        sleep(Duration::from_millis(10)).await;
+    }
+    let output = starting.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     for part in ["a record of kind 9", "a newer version wrote it; run that version", "wal/"] {

@@ -20,7 +20,8 @@ use crate::simulation::bench::{Bench, ITEMS, choice, of_columns, row, snapshot_b
 use crate::simulation::database::table;
 use crate::simulation::wire::Wire;
 use crate::store::disk::{Disk, SimulatedDisk};
-use crate::store::files;
+use crate::store::record::framed_payload;
+use crate::store::{Glance, OpenError, files};
 
 const EVENTS: u32 = 200;
 const ORIGIN: &str = "{\"timeline\":1,\"publication\":16401}";
@@ -231,8 +232,9 @@ fn fixtures() -> Vec<PathBuf> {
 struct Copied(PathBuf);
 
 impl Copied {
-    fn of(fixture: &Path) -> Self {
-        let name = format!("forebay-{}-{}", fixture.file_name().unwrap().display(), std::process::id());
+    fn of(fixture: &Path, test: &str) -> Self {
+        let name =
+            format!("forebay-{test}-{}-{}", fixture.file_name().unwrap().display(), std::process::id());
         let to = std::env::temp_dir().join(name);
         for dir in ["", "wal", "shapes"] {
             fs::create_dir_all(to.join(dir)).unwrap();
@@ -246,12 +248,12 @@ impl Copied {
         Copied(to)
     }
 
-    fn open(&self) -> Shapes {
+    fn open(&self) -> Result<Shapes, OpenError> {
         let mut config = StoreConfig { waits_for_checkpoints: true, ..StoreConfig::new(&self.0) };
         small(&mut config);
         // A log that is merged by the first checkpoint leads to the same rows, but has other bytes.
         config.compact_bytes = 0;
-        Shapes::open(config).unwrap()
+        Shapes::open(config)
     }
 }
 
@@ -287,8 +289,8 @@ fn a_folder_of_an_earlier_version_is_read_and_written_on() {
     for fixture in fixtures() {
         let expected = fs::read(fixture.join("expected.json")).unwrap();
         let expected: Expected = serde_json::from_slice(&expected).unwrap();
-        let folder = Copied::of(&fixture);
-        let store = folder.open();
+        let folder = Copied::of(&fixture, "earlier");
+        let store = folder.open().unwrap();
         check(&store, &expected);
         store.begin_writing().unwrap();
         check(&store, &expected);
@@ -314,9 +316,23 @@ fn a_folder_of_an_earlier_version_is_read_and_written_on() {
         let now: Vec<_> = (0..7).map(|index| served(&find(index))).collect();
         bench.runtime.block_on(store.checkpoint()).unwrap();
         store.end_writing();
-        let again = folder.open();
+        let again = folder.open().unwrap();
         for shape in &now {
             assert_eq!(&served(&again.find(&shape.handle).unwrap()), shape);
         }
+    }
+}
+
+#[test]
+fn whoever_looks_at_a_folder_of_a_newer_version_is_told_so() {
+    for fixture in fixtures().into_iter().filter(|fixture| fixture.ends_with("store-1")) {
+        let folder = Copied::of(&fixture, "newer");
+        assert_eq!(Glance::at(&folder.0).unwrap().unwrap().shapes, 8);
+        let log = folder.0.join("wal/0000000000000001");
+        let bytes = [fs::read(&log).unwrap(), framed_payload(&[9])].concat();
+        fs::write(&log, &bytes).unwrap();
+        assert!(matches!(Glance::at(&folder.0), Err(OpenError::Unreadable { .. })));
+        assert!(matches!(folder.open(), Err(OpenError::Unreadable { .. })));
+        assert_eq!(fs::read(&log).unwrap(), bytes);
     }
 }

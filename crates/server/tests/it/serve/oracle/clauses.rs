@@ -1,47 +1,77 @@
-//! Random shapes of the table.
+//! Random shapes of the tables.
 
 use forebay_testkit::Dice;
 
-use super::history::COLUMNS;
+use super::changing;
+use super::tables::{self, GENERATED, Table};
 
 /// What a client asks for.
 #[derive(Debug, Clone)]
 pub(crate) struct Wanted {
+    pub(crate) table: &'static Table,
     /// As the client says it, perhaps with parameters.
     clause: Option<String>,
     params: Vec<String>,
     /// As Postgres takes it, without parameters.
     pub(crate) literal: String,
     pub(crate) columns: Vec<&'static str>,
+    /// Whether it names its columns.
+    pub(crate) is_chosen: bool,
+    /// Of a table whose definition changes: only rows with a smaller id.
+    pub(crate) below: Option<i64>,
     pub(crate) is_full: bool,
 }
 
 impl Wanted {
-    pub(crate) fn random(dice: &mut Dice) -> Self {
-        let mut clause = Clause { dice, params: Vec::new() };
-        let depth = clause.dice.below(3);
-        let (asked, literal) = match clause.dice.percent(8) {
-            true => (None, "true".to_owned()),
-            false => {
-                let (asked, literal) = clause.condition(depth);
-                (Some(asked), literal)
+    /// `version`: of Postgres, which doesn't publish generated columns before 18.
+    pub(crate) fn random(dice: &mut Dice, version: u32) -> Self {
+        // The first is the one with the most kinds of clauses.
+        let tables = tables::asked();
+        let table = if dice.percent(50) { tables[0] } else { dice.pick(tables) };
+        let (clause, literal, params) = match table.clauses {
+            [] => at_random(dice),
+            _ if dice.percent(50) => (None, "true".to_owned(), Vec::new()),
+            clauses => {
+                let clause = dice.pick(clauses);
+                (Some(clause.to_owned()), clause.to_owned(), Vec::new())
             }
         };
-        let params = clause.params;
-        let chosen = |dice: &mut Dice| match dice.percent(30) {
-            true => COLUMNS.into_iter().filter(|name| *name == "id" || dice.percent(50)).collect(),
-            false => COLUMNS.to_vec(),
-        };
-        Wanted { clause: asked, params, literal, columns: chosen(dice), is_full: dice.percent(30) }
+        let is_there = |name: &&&str| version >= GENERATED.1 || **name != GENERATED.0;
+        let mut columns: Vec<_> = table.columns.iter().filter(is_there).copied().collect();
+        let is_chosen = dice.percent(30) && table.key.len() < table.columns.len();
+        if is_chosen {
+            columns.retain(|name| table.key.contains(name) || dice.percent(50));
+        }
+        Wanted { table, clause, params, literal, columns, is_chosen, below: None, is_full: dice.percent(30) }
+    }
+
+    /// Of a table whose definition changes.
+    pub(crate) fn changing(dice: &mut Dice) -> Self {
+        let table = dice.pick(changing::asked());
+        let below = dice.percent(30).then(|| dice.between(30, 100) as i64);
+        let literal = below.map_or("true".to_owned(), |below| format!("id < {below}"));
+        let is_chosen = dice.percent(25);
+        let columns = if is_chosen { table.columns.to_vec() } else { Vec::new() };
+        let clause = below.map(|_| literal.clone());
+        Wanted {
+            table,
+            clause,
+            params: Vec::new(),
+            literal,
+            columns,
+            is_chosen,
+            below,
+            is_full: dice.percent(30),
+        }
     }
 
     /// The query parameters that define it.
     pub(crate) fn query(&self) -> Vec<(String, String)> {
-        let mut query = vec![("table".to_owned(), "items".to_owned())];
+        let mut query = vec![("table".to_owned(), self.table.name.to_owned())];
         query.extend(self.clause.iter().map(|clause| ("where".to_owned(), clause.clone())));
         let params = self.params.iter().enumerate();
         query.extend(params.map(|(index, value)| (format!("params[{}]", index + 1), value.clone())));
-        if self.columns.len() < COLUMNS.len() {
+        if self.is_chosen {
             query.push(("columns".to_owned(), self.columns.join(",")));
         }
         if self.is_full {
@@ -49,6 +79,17 @@ impl Wanted {
         }
         query
     }
+}
+
+/// As it is asked for, as Postgres takes it, and its parameters.
+fn at_random(dice: &mut Dice) -> (Option<String>, String, Vec<String>) {
+    let mut clause = Clause { dice, params: Vec::new() };
+    let depth = clause.dice.below(3);
+    if clause.dice.percent(8) {
+        return (None, "true".to_owned(), Vec::new());
+    }
+    let (asked, literal) = clause.condition(depth);
+    (Some(asked), literal, clause.params)
 }
 
 struct Clause<'a> {

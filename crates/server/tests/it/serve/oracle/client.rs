@@ -3,21 +3,26 @@
 use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use forebay_testkit::Dice;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::super::support::path;
+use super::Ground;
 use super::clauses::Wanted;
-use super::history::{Digest, Row, Sight};
-use super::view::{Counts, View};
+use super::history::{Row, Sight};
+use super::journal::{Journal, Sought};
+use super::tables::Rules;
+use super::view::{Checkpoint, Counts, View};
 use super::wire::{Connection, Head};
 
 const RETRY: Duration = Duration::from_millis(40);
+/// Of one stream: a server gives up on a client that doesn't read for half a minute.
+const MAX_PAUSES: usize = 3;
 
 /// What all clients share.
 pub(crate) struct World {
@@ -26,9 +31,24 @@ pub(crate) struct World {
     pub(crate) is_stormy: bool,
     /// Whether logs may be merged.
     pub(crate) is_merged: bool,
+    /// Of Postgres.
+    pub(crate) version: u32,
+    /// Whether the database's collation is ICU's: clauses that depend on it may be refused.
+    pub(crate) is_icu: bool,
+    /// Of the tables whose definitions change.
+    pub(crate) journal: Arc<Journal>,
     ledger: Mutex<Ledger>,
-    /// Once the writers have stopped: who has seen this is done.
-    pub(crate) target: watch::Receiver<Option<u64>>,
+    /// Once the writers have stopped: a client that has seen this is done.
+    pub(crate) target: watch::Receiver<Option<Target>>,
+}
+
+/// What clients are to see at last.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Target {
+    /// Of the last commit.
+    pub(crate) position: u64,
+    /// When a client that hasn't seen it is wrong.
+    pub(crate) until: Instant,
 }
 
 #[derive(Default)]
@@ -40,6 +60,10 @@ pub(crate) struct Ledger {
     pub(crate) breaks: u64,
     pub(crate) refusals: u64,
     pub(crate) refetches: u64,
+    /// Streams that ended between two up-to-dates.
+    pub(crate) torn: u64,
+    /// Shapes that were refused by name.
+    pub(crate) unserved: u64,
 }
 
 impl World {
@@ -47,9 +71,12 @@ impl World {
         server: SocketAddr,
         is_stormy: bool,
         is_merged: bool,
-        target: watch::Receiver<Option<u64>>,
+        ground: Ground,
+        journal: Arc<Journal>,
+        target: watch::Receiver<Option<Target>>,
     ) -> Self {
-        World { server, is_stormy, is_merged, ledger: Mutex::default(), target }
+        let Ground { version, is_icu } = ground;
+        World { server, is_stormy, is_merged, version, is_icu, journal, ledger: Mutex::default(), target }
     }
 
     pub(crate) fn ledger(&self) -> MutexGuard<'_, Ledger> {
@@ -66,16 +93,31 @@ pub(crate) struct Life {
     pub(crate) wanted: Wanted,
     pub(crate) handle: String,
     pub(crate) sight: Sight,
-    pub(crate) checkpoints: Vec<(u64, Digest)>,
+    pub(crate) checkpoints: Vec<Checkpoint>,
     pub(crate) counts: Counts,
+    pub(crate) columns: Vec<String>,
     /// At the very end.
     pub(crate) rows: Option<BTreeMap<String, Row>>,
+    /// Its rows when it ended, in short, and the last messages: for whoever reads a failure.
+    pub(crate) had: String,
     pub(crate) recent: String,
+}
+
+impl Life {
+    /// As a shape of a table whose definition changes.
+    pub(crate) fn sought(&self) -> Sought<'_> {
+        sought(&self.wanted, &self.columns)
+    }
+}
+
+fn sought<'a>(wanted: &Wanted, columns: &'a [String]) -> Sought<'a> {
+    Sought { table: wanted.table.name, columns, is_chosen: wanted.is_chosen, below: wanted.below }
 }
 
 pub(crate) struct Client<'a> {
     world: &'a World,
     dice: Dice,
+    is_changing: bool,
     wanted: Wanted,
     view: View,
     handle: Option<String>,
@@ -85,6 +127,8 @@ pub(crate) struct Client<'a> {
     /// How many more times it will be up to date before it does something else.
     patience: usize,
     connection: Option<Connection>,
+    /// The last answer that wasn't 200.
+    refusal: String,
     lives: Vec<Life>,
 }
 
@@ -98,6 +142,8 @@ enum Trouble {
     Later,
     /// The handle is gone, as it may.
     Refetch,
+    /// The shape is refused by name, as it may: another one, then.
+    Unserved,
     /// The server is wrong.
     Wrong(String),
 }
@@ -115,12 +161,14 @@ impl From<String> for Trouble {
 }
 
 impl<'a> Client<'a> {
-    pub(crate) fn new(world: &'a World, mut dice: Dice) -> Self {
-        let wanted = Wanted::random(&mut dice);
+    /// `is_changing`: of tables whose definitions change.
+    pub(crate) fn new(world: &'a World, mut dice: Dice, is_changing: bool) -> Self {
+        let wanted = another(&mut dice, world, is_changing);
         let view = View::new(&wanted, world.is_merged);
         let mut client = Client {
             world,
             dice,
+            is_changing,
             wanted,
             view,
             handle: None,
@@ -129,6 +177,7 @@ impl<'a> Client<'a> {
             is_up_to_date: false,
             patience: 0,
             connection: None,
+            refusal: "none".to_owned(),
             lives: Vec::new(),
         };
         client.begin();
@@ -142,6 +191,9 @@ impl<'a> Client<'a> {
                 self.end(true);
                 return Ok(self.lives);
             }
+            if let Err(late) = self.check_time() {
+                return Err(self.describe(&late));
+            }
             match self.step().await {
                 Ok(()) => {}
                 Err(Trouble::Wrong(wrong)) => {
@@ -151,6 +203,16 @@ impl<'a> Client<'a> {
                 Err(Trouble::Refetch) => {
                     self.world.ledger().refetches += 1;
                     self.end(false);
+                    self.begin();
+                    self.view.note("refetches".to_owned());
+                    if self.is_changing {
+                        sleep(RETRY).await;
+                    }
+                }
+                Err(Trouble::Unserved) => {
+                    self.world.ledger().unserved += 1;
+                    self.end(false);
+                    self.wanted = another(&mut self.dice, self.world, self.is_changing);
                     self.begin();
                 }
                 Err(Trouble::Broken(error)) => {
@@ -165,6 +227,7 @@ impl<'a> Client<'a> {
                 Err(Trouble::Stale) => {}
                 Err(Trouble::Later) => {
                     self.world.ledger().refusals += 1;
+                    self.view.note("is refused for now".to_owned());
                     sleep(RETRY).await;
                 }
             }
@@ -172,7 +235,36 @@ impl<'a> Client<'a> {
     }
 
     fn has_seen_everything(&self) -> bool {
-        self.is_up_to_date && self.world.target.borrow().is_some_and(|target| self.view.seen > target)
+        if self.is_changing {
+            return self.is_up_to_date && self.world.target.borrow().is_some() && self.misses().is_none();
+        }
+        self.is_up_to_date
+            && self.world.target.borrow().is_some_and(|target| self.view.seen > target.position)
+    }
+
+    /// What its table has at last, if that isn't what it has.
+    fn misses(&self) -> Option<String> {
+        let Some(last) = self.world.journal.last(self.wanted.table.name) else {
+            return Some("no table".to_owned());
+        };
+        let rows = last.shape(&sought(&self.wanted, &self.view.columns));
+        if rows.as_ref() == Some(&self.view.rows) {
+            return None;
+        }
+        let (columns, has) = (&self.view.columns, listed(&self.view.rows));
+        let should = listed(&rows.unwrap_or_default());
+        Some(format!("it has {columns:?}:{has}\n  and should have {:?}:{should}", last.columns))
+    }
+
+    /// Whether it had all the time that it may take at last.
+    fn check_time(&self) -> Result<(), String> {
+        match *self.world.target.borrow() {
+            Some(target) if target.until < Instant::now() => {
+                let what = if self.is_changing { self.misses().unwrap_or_default() } else { String::new() };
+                Err(format!("it is at {} and should have seen {}; {what}", self.view.seen, target.position))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn begin(&mut self) {
@@ -185,13 +277,16 @@ impl<'a> Client<'a> {
     fn end(&mut self, is_last: bool) {
         let view = std::mem::replace(&mut self.view, View::new(&self.wanted, self.world.is_merged));
         let recent = view.recent();
+        let had = listed(&view.rows);
         self.lives.push(Life {
             wanted: self.wanted.clone(),
             handle: self.handle.take().unwrap_or_default(),
             sight: view.sight,
             checkpoints: view.checkpoints,
+            columns: view.columns,
             counts: view.counts,
             rows: is_last.then_some(view.rows),
+            had,
             recent,
         });
     }
@@ -199,7 +294,8 @@ impl<'a> Client<'a> {
     fn describe(&self, wrong: &str) -> String {
         let (handle, offset, wanted) =
             (self.handle.as_deref().unwrap_or("no handle"), &self.offset, &self.wanted);
-        format!("{wrong}\n at {offset} of {handle}, {wanted:?}\n  {}", self.view.recent())
+        let (refusal, recent) = (&self.refusal, self.view.recent());
+        format!("{wrong}\n at {offset} of {handle}, {wanted:?}\n last refusal: {refusal}\n  {recent}")
     }
 
     /// What the log has after the offset that was asked for, to tell a wrong log from a wrong delivery.
@@ -223,12 +319,16 @@ impl<'a> Client<'a> {
     async fn step(&mut self) -> Result<(), Trouble> {
         if self.is_up_to_date && self.patience == 0 && self.world.target.borrow().is_none() {
             self.patience = self.dice.between(2, 30);
-            if self.dice.percent(50) {
+            if self.dice.percent(50) && !self.is_changing {
                 return self.delete().await;
             }
             self.end(false);
-            self.wanted = Wanted::random(&mut self.dice);
+            self.wanted = another(&mut self.dice, self.world, self.is_changing);
             self.begin();
+        }
+        if self.dice.percent(4) && self.world.target.borrow().is_none() {
+            // Away for a while, so that there is something to catch up with.
+            sleep(Duration::from_millis(self.dice.between(300, 2500) as u64)).await;
         }
         match self.is_up_to_date {
             false => self.page(false).await,
@@ -274,6 +374,7 @@ impl<'a> Client<'a> {
             return Ok((connection, head));
         }
         let body = connection.body(&head).await?;
+        self.refusal = format!("{} {}", head.status, String::from_utf8_lossy(&body));
         Err(self.refused(&head, &body))
     }
 
@@ -283,6 +384,12 @@ impl<'a> Client<'a> {
         named("electric-offset")?;
         if self.handle.get_or_insert_with(|| handle.to_owned()) != handle {
             return Err(format!("another shape's answer: {}", head.text));
+        }
+        if !is_live && self.view.columns.is_empty() {
+            let columns: Option<Map<String, Value>> = serde_json::from_str(named("electric-schema")?).ok();
+            self.view.columns =
+                columns.into_iter().flat_map(|columns| columns.into_iter().map(|(name, _)| name)).collect();
+            self.view.columns.sort_unstable();
         }
         self.cursor = match is_live {
             true => Some(named("electric-cursor")?.to_owned()),
@@ -296,7 +403,9 @@ impl<'a> Client<'a> {
         match (head.status, &self.handle) {
             (409, Some(handle)) => {
                 let ledger = self.world.ledger();
-                let may_go = !ledger.complete.contains(handle) || ledger.deleted.contains(handle);
+                let may_go = self.wanted.table.rules != Rules::Strict
+                    || !ledger.complete.contains(handle)
+                    || ledger.deleted.contains(handle);
                 let body: Option<Value> = serde_json::from_slice(body).ok();
                 if body != Some(json!([{"headers": {"control": "must-refetch"}}])) {
                     return Trouble::Wrong(format!("409 with another body: {}", told()));
@@ -310,10 +419,25 @@ impl<'a> Client<'a> {
                 }
             }
             // A shape that goes while its first answer is in the making.
-            (409, None) if self.world.is_stormy => Trouble::Later,
+            (409, None) if self.world.is_stormy || self.wanted.table.rules != Rules::Strict => Trouble::Later,
+            (400, _) if self.may_be_refused(body) => Trouble::Unserved,
+            // A table, or a column, that isn't there right now; or a publication that somebody changes.
+            (400, _) if self.is_changing => Trouble::Refetch,
+            (503, _) if self.is_changing => Trouble::Later,
             // Who asks for a new shape may have to wait for a connection; on a busy machine, for long.
             (503, handle) if self.world.is_stormy || handle.is_none() => Trouble::Later,
             _ => Trouble::Wrong(format!("refused: {}", told())),
+        }
+    }
+
+    /// What can't be served exactly is refused by name.
+    fn may_be_refused(&self, body: &[u8]) -> bool {
+        let body = String::from_utf8_lossy(body).to_lowercase();
+        let names = |words: &[&str]| words.iter().any(|word| body.contains(word));
+        match self.wanted.table.rules {
+            Rules::Loose => names(&["primary key", "deferrable", "replica identity"]),
+            Rules::Tree | Rules::Mixed if names(&["partition"]) => true,
+            _ => self.world.is_icu && names(&["collation", "collate"]),
         }
     }
 
@@ -368,17 +492,34 @@ impl<'a> Client<'a> {
         }
     }
 
+    /// Follows by server-sent events, as the published client does: it takes the head's offset as its own when the stream
+    /// opens, keeps messages back until up-to-date, forgets them when the stream ends before that, and resumes after an
+    /// up-to-date at the position that it names.
     async fn events(&mut self) -> Result<(), Trouble> {
+        let mut manner = match self.is_changing {
+            true => Manner::prompt(&mut self.dice),
+            false => Manner::random(&mut self.dice),
+        };
+        if manner.is_slow() {
+            self.connection = Some(Connection::open_narrow(self.world.server).await?);
+        }
         let (mut connection, head) = self.ask(&[("live", "true"), ("live_sse", "true")]).await?;
         if head.header("content-type") != Some("text/event-stream") {
             return Err(format!("no events: {}", head.text).into());
         }
+        head.header("electric-offset").unwrap_or_default().clone_into(&mut self.offset);
+        self.view.note(format!("the stream opens at {}, {manner:?}", self.offset));
         let (mut unread, mut batch) = (Vec::new(), Vec::new());
-        let ended = loop {
+        let ended = 'stream: loop {
             let chunk = match connection.chunk().await {
                 Ok(Some(chunk)) => chunk,
                 Ok(None) => break Ok(()),
-                Err(error) => break Err(Trouble::Broken(error)),
+                Err(error) => {
+                    self.view.note(format!("the stream breaks: {error}, {} bytes unread", unread.len()));
+                    // The shape may have gone in the middle of it: the next answer says so.
+                    self.world.ledger().breaks += 1;
+                    break Ok(());
+                }
             };
             unread.extend(chunk);
             while let Some(end) = unread.windows(2).position(|window| window == b"\n\n") {
@@ -395,21 +536,41 @@ impl<'a> Client<'a> {
                 if is_end {
                     self.take(&mut batch)?;
                 }
+                match manner.after_event() {
+                    Some(Act::Cut) => break 'stream Ok(()),
+                    Some(Act::Pause(time)) => sleep(time).await,
+                    None => {}
+                }
             }
-            if batch.is_empty() && (self.has_seen_everything() || self.patience == 0 || self.dice.percent(2))
-            {
+            self.check_time()?;
+            // At last, a stream of a table whose definition changed has to end by itself.
+            let stays = self.is_changing && self.world.target.borrow().is_some();
+            let leaves = self.patience == 0 || self.dice.percent(2);
+            if batch.is_empty() && (self.has_seen_everything() || leaves && !stays) {
                 return Ok(());
             }
         };
-        // What came since up-to-date is forgotten, as the published client does, or kept, as the protocol allows.
-        if !batch.is_empty() && self.dice.percent(50) {
-            for message in &batch {
-                self.view.apply(message)?;
-            }
-            self.offset = format!("{}_{}", self.view.at.0, self.view.at.1);
-            self.is_up_to_date = false;
-        }
+        self.leave(&batch, manner.keeps)?;
         ended
+    }
+
+    /// A stream ended between two up-to-dates. What came since the first is forgotten, as the published client does, or
+    /// kept, as the protocol allows.
+    fn leave(&mut self, batch: &[Value], keeps: bool) -> Result<(), String> {
+        if batch.is_empty() {
+            return Ok(());
+        }
+        self.world.ledger().torn += 1;
+        if !keeps {
+            self.view.note(format!("forgets {} messages", batch.len()));
+            return Ok(());
+        }
+        for message in batch {
+            self.view.apply(message)?;
+        }
+        self.offset = format!("{}_{}", self.view.at.0, self.view.at.1);
+        self.is_up_to_date = false;
+        Ok(())
     }
 
     /// All messages up to up-to-date.
@@ -427,7 +588,7 @@ impl<'a> Client<'a> {
         let Some(handle) = self.handle.clone() else { return Ok(()) };
         self.world.ledger().deleted.insert(handle.clone());
         let mut connection = Connection::open(self.world.server).await?;
-        connection.ask("DELETE", &path(&[("table", "items"), ("handle", &handle)])).await?;
+        connection.ask("DELETE", &path(&[("table", self.wanted.table.name), ("handle", &handle)])).await?;
         let head = connection.head().await?;
         match head.status {
             // Another client of the same shape may have been first.
@@ -435,6 +596,65 @@ impl<'a> Client<'a> {
             503 if self.world.is_stormy => Err(Trouble::Later),
             _ => Err(format!("a shape can't be deleted: {}", head.text).into()),
         }
+    }
+}
+
+fn another(dice: &mut Dice, world: &World, is_changing: bool) -> Wanted {
+    if is_changing { Wanted::changing(dice) } else { Wanted::random(dice, world.version) }
+}
+
+/// Rows by key, with the beginnings of their values, for whoever reads a failure.
+pub(crate) fn listed(rows: &BTreeMap<String, Row>) -> String {
+    let value = |value: &Option<String>| match value {
+        Some(text) => text.chars().take(24).collect(),
+        None => "NULL".to_owned(),
+    };
+    let line = |row: &Row| row.iter().map(value).collect::<Vec<_>>().join(" | ");
+    rows.iter().take(150).map(|(key, row)| format!("\n    {key}: {}", line(row))).collect()
+}
+
+/// How a client reads a stream of events.
+#[derive(Debug)]
+struct Manner {
+    /// Goes away after so many events, wherever that is.
+    cut_after: Option<usize>,
+    /// Reads nothing for a while, each time that so many events have come.
+    pauses: Option<(usize, Duration)>,
+    /// Whether it keeps what came since the last up-to-date.
+    keeps: bool,
+    events: usize,
+}
+
+enum Act {
+    Cut,
+    Pause(Duration),
+}
+
+impl Manner {
+    fn random(dice: &mut Dice) -> Self {
+        let cut_after = dice.percent(40).then(|| dice.between(1, 30));
+        let pause = Duration::from_millis(dice.between(50, 900) as u64);
+        let pauses = dice.percent(20).then(|| (dice.between(2, 40), pause));
+        Manner { cut_after, pauses, keeps: dice.percent(20), events: 0 }
+    }
+
+    /// Without pauses: when it reads what it is told counts.
+    fn prompt(dice: &mut Dice) -> Self {
+        Manner { pauses: None, ..Manner::random(dice) }
+    }
+
+    fn is_slow(&self) -> bool {
+        self.pauses.is_some()
+    }
+
+    fn after_event(&mut self) -> Option<Act> {
+        self.events += 1;
+        if self.cut_after == Some(self.events) {
+            return Some(Act::Cut);
+        }
+        let (every, pause) = self.pauses?;
+        let is_due = self.events.is_multiple_of(every) && self.events <= MAX_PAUSES * every;
+        is_due.then_some(Act::Pause(pause))
     }
 }
 

@@ -1,40 +1,22 @@
 //! What really happened: every state that the table ever had, as Postgres itself tells it.
 //!
-//! A trigger notes each change of a row in a table of its own; notes are rolled back with what they are about. A second slot tells in
-//! which order transactions were committed, and where. Clauses are judged by Postgres, over the notes.
+//! A trigger notes each row that goes and each that comes in a table of its own; notes are rolled back with what they are about.
+//! A second slot tells in which order transactions were committed, and where. Clauses are judged by Postgres, over the notes.
+//! A row is known by all its values, so that keys may pass from row to row, or be missing; equal rows count once.
 //! Not here: anything that the server under test says.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Debug;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::RangeInclusive;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use super::super::support::Place;
 use super::clauses::Wanted;
-
-pub(crate) const COLUMNS: [&str; 8] = ["id", "grp", "version", "amount", "label", "flag", "tags", "body"];
-
-pub(crate) const SCHEMA: &str = "
-    CREATE TABLE items (id int PRIMARY KEY, grp int NOT NULL, version bigint NOT NULL, amount int, label text,
-        flag boolean, tags text[], body text);
-    ALTER TABLE items ALTER body SET STORAGE EXTERNAL;
-    CREATE TABLE history (seq bigserial PRIMARY KEY, xid bigint NOT NULL, old_id int,
-        id int, grp int, version bigint, amount int, label text, flag boolean, tags text[], body text);
-    CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-        IF TG_OP = 'DELETE' THEN
-            INSERT INTO history (xid, old_id) VALUES (pg_current_xact_id()::text::bigint, OLD.id);
-        ELSIF TG_OP = 'UPDATE' THEN
-            INSERT INTO history (xid, old_id, id, grp, version, amount, label, flag, tags, body)
-                SELECT pg_current_xact_id()::text::bigint, OLD.id, NEW.*;
-        ELSE
-            INSERT INTO history (xid, id, grp, version, amount, label, flag, tags, body)
-                SELECT pg_current_xact_id()::text::bigint, NEW.*;
-        END IF;
-        RETURN NULL;
-    END $$;
-    CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON items FOR EACH ROW EXECUTE FUNCTION note();
-    CREATE PUBLICATION history FOR TABLE history";
+use super::tables::{self, FAMILIES};
+use super::view::key_of;
 
 /// The values of the selected columns, in order.
 pub(crate) type Row = Vec<Option<String>>;
@@ -77,18 +59,26 @@ fn hash(value: &impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// All that happened.
+/// All that happened to the tables, by family.
+pub(crate) struct Histories {
+    families: HashMap<&'static str, History>,
+    /// The position of each commit, by transaction.
+    pub(crate) positions: HashMap<u64, u64>,
+}
+
+/// All that happened to the tables of one family.
 pub(crate) struct History {
+    family: &'static str,
     /// In the order of the commits.
     commits: Vec<Commit>,
-    /// The table before every so many commits: whoever looks at a short time needn't begin at the beginning.
-    tables: Vec<Table>,
+    /// The rows before every so many commits: a short time needn't be replayed from the beginning.
+    tables: Vec<Rows>,
 }
 
 const EVERY: usize = 256;
 
-/// Rows by id.
-type Table = HashMap<i32, Noted>;
+/// Rows by all their values, and how often each is there.
+type Rows = HashMap<u64, (Noted, u32)>;
 
 struct Commit {
     lsn: u64,
@@ -97,33 +87,48 @@ struct Commit {
 }
 
 struct Note {
-    old_id: Option<i32>,
-    /// `None`: deleted.
-    new: Option<Noted>,
+    is_new: bool,
+    row: Noted,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Noted {
     seq: u64,
-    id: i32,
+    leaf: Arc<str>,
+    /// Of its table and all its values.
+    id: u64,
     /// The hashes of all columns.
-    values: [u64; COLUMNS.len()],
+    values: Arc<[u64]>,
 }
 
 impl Note {
-    /// Returns the row that goes.
-    fn apply(&self, table: &mut Table) -> Option<Noted> {
-        let gone = self.old_id.and_then(|id| table.remove(&id));
-        if let Some(new) = self.new {
-            assert!(table.insert(new.id, new).is_none(), "the history has a key twice");
+    /// Returns whether the row is there now and wasn't before, or the other way round.
+    fn apply(&self, rows: &mut Rows) -> bool {
+        match (rows.entry(self.row.id), self.is_new) {
+            (Entry::Vacant(entry), true) => {
+                entry.insert((self.row.clone(), 1));
+                true
+            }
+            (Entry::Occupied(mut entry), true) => {
+                entry.get_mut().1 += 1;
+                false
+            }
+            (Entry::Occupied(mut entry), false) => {
+                entry.get_mut().1 -= 1;
+                let is_last = entry.get().1 == 0;
+                if is_last {
+                    entry.remove();
+                }
+                is_last
+            }
+            (Entry::Vacant(_), false) => panic!("a row goes that wasn't there"),
         }
-        gone
     }
 }
 
-fn apply(commits: &[Commit], table: &mut Table) {
+fn apply(commits: &[Commit], rows: &mut Rows) {
     for note in commits.iter().flat_map(|commit| &commit.notes) {
-        note.apply(table);
+        note.apply(rows);
     }
 }
 
@@ -135,7 +140,7 @@ pub(crate) struct Sight {
 }
 
 impl Sight {
-    fn has(&self, xid: u64) -> bool {
+    pub(crate) fn has(&self, xid: u64) -> bool {
         xid < self.xmax && !self.running.contains(&xid)
     }
 }
@@ -143,10 +148,11 @@ impl Sight {
 /// The states that a shape ought to have over some time.
 pub(crate) struct States<'a> {
     /// At first, and what happened then.
-    table: Table,
+    table: Rows,
     commits: &'a [Commit],
-    /// The notes whose new row is in the shape.
+    /// The notes whose row is in the shape.
     fits: HashSet<u64>,
+    leaves: &'static [&'static str],
     selected: Vec<usize>,
     sight: &'a Sight,
     /// The last commit that the snapshot saw.
@@ -155,56 +161,69 @@ pub(crate) struct States<'a> {
     after: Vec<(u64, Digest)>,
 }
 
-impl History {
-    /// From now on commits are told.
-    pub(crate) fn begin(place: &Place) {
-        let slot = slot(place);
-        place.sql(&format!("SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"));
+/// From now on commits are told.
+pub(crate) fn begin(place: &Place) {
+    let slot = slot(place);
+    place.sql(&format!("SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')"));
+}
+
+impl Histories {
+    pub(crate) fn read(place: &Place) -> Histories {
+        let commits = commits(place);
+        assert!(commits.is_sorted_by(|one, next| one.1 < next.1), "commits out of order");
+        let family = |family| (family, History::read(place, family, &commits));
+        let families = FAMILIES.into_iter().map(family).collect();
+        Histories { families, positions: commits.into_iter().collect() }
     }
 
-    pub(crate) fn read(place: &Place) -> History {
-        let mut notes: HashMap<String, Vec<Note>> = HashMap::new();
-        let columns = COLUMNS.join(", ");
-        for row in rows(place, &format!("SELECT seq, xid, old_id, {columns} FROM history ORDER BY seq")) {
-            let [Some(seq), Some(xid), old_id] = &row[..3] else {
+    pub(crate) fn of(&self, wanted: &Wanted) -> &History {
+        &self.families[wanted.table.family]
+    }
+
+    pub(crate) fn transactions(&self) -> usize {
+        self.positions.len()
+    }
+}
+
+/// Transactions and their positions, in the order of the commits.
+pub(crate) fn commits(place: &Place) -> Vec<(u64, u64)> {
+    // A commit message of version 1: `C`, flags, the commit's position.
+    let sql = format!(
+        "SELECT xid, encode(substr(data, 3, 8), 'hex') FROM pg_logical_slot_peek_binary_changes('{}', NULL,
+            NULL, 'proto_version', '1', 'publication_names', 'history') WHERE get_byte(data, 0) = 67",
+        slot(place)
+    );
+    let commit = |row: &Row| {
+        let (xid, lsn) = (row[0].as_deref().unwrap(), row[1].as_deref().unwrap());
+        (number(xid), u64::from_str_radix(lsn, 16).unwrap())
+    };
+    rows(place, &sql).iter().map(commit).collect()
+}
+
+impl History {
+    fn read(place: &Place, family: &'static str, commits: &[(u64, u64)]) -> History {
+        let mut notes: HashMap<u64, Vec<Note>> = HashMap::new();
+        let columns = tables::columns_of(family).join(", ");
+        let sql = format!("SELECT seq, xid, leaf, is_new, {columns} FROM history_{family} ORDER BY seq");
+        for row in rows(place, &sql) {
+            let [Some(seq), Some(xid), Some(leaf), Some(is_new)] = &row[..4] else {
                 panic!("a note without a number: {row:?}")
             };
-            let values = std::array::from_fn(|column| hash(&row[3 + column]));
-            let new = row[3].as_deref().map(|id| Noted { seq: number(seq), id: number(id), values });
-            let note = Note { old_id: old_id.as_deref().map(number), new };
-            notes.entry(xid.clone()).or_default().push(note);
+            let values: Arc<[u64]> = row[4..].iter().map(hash).collect();
+            let id = hash(&(leaf, &values));
+            let noted = Noted { seq: number(seq), leaf: leaf.as_str().into(), id, values };
+            notes.entry(number(xid)).or_default().push(Note { is_new: is_new == "t", row: noted });
         }
-        // A commit message of version 1: `C`, flags, the commit's position.
-        let slot = slot(place);
-        let commits = rows(
-            place,
-            &format!(
-                "SELECT xid, encode(substr(data, 3, 8), 'hex') FROM pg_logical_slot_peek_binary_changes('{slot}', NULL,
-                    NULL, 'proto_version', '1', 'publication_names', 'history') WHERE get_byte(data, 0) = 67"
-            ),
-        );
-        let commit = |row: Row| {
-            let (xid, lsn) = (row[0].clone().unwrap(), row[1].clone().unwrap());
-            let notes = notes.remove(&xid).unwrap_or_default();
-            Commit { lsn: u64::from_str_radix(&lsn, 16).unwrap(), xid: number(&xid), notes }
-        };
-        let commits: Vec<_> = commits.into_iter().map(commit).collect();
+        let commit =
+            |(xid, lsn): &(u64, u64)| notes.remove(xid).map(|notes| Commit { lsn: *lsn, xid: *xid, notes });
+        let commits: Vec<_> = commits.iter().filter_map(commit).collect();
         assert!(notes.is_empty(), "{} transactions have notes, but no commit", notes.len());
-        assert!(commits.is_sorted_by(|one, next| one.lsn < next.lsn), "commits out of order");
-        let (mut tables, mut table) = (vec![Table::new()], Table::new());
+        let (mut tables, mut table) = (vec![Rows::new()], Rows::new());
         for commits in commits.chunks(EVERY) {
             apply(commits, &mut table);
             tables.push(table.clone());
         }
-        History { commits, tables }
-    }
-
-    pub(crate) fn transactions(&self) -> usize {
-        self.commits.len()
-    }
-
-    pub(crate) fn end(&self) -> u64 {
-        self.commits.last().map_or(0, |commit| commit.lsn)
+        History { family, commits, tables }
     }
 
     /// Of a shape, from one position to another.
@@ -221,32 +240,39 @@ impl History {
         let to = before(*positions.end()).max(sighted.map_or(0, |last| last + 1)).max(from);
         let commits = &self.commits[from..to];
         let table = self.table_before(from);
-        let news = commits.iter().flat_map(|commit| &commit.notes).filter_map(|note| note.new.as_ref());
-        let fits = fitting(place, wanted, table.values().chain(news));
-        let all = COLUMNS.iter().enumerate();
+        let notes = commits.iter().flat_map(|commit| &commit.notes).map(|note| &note.row);
+        let fits = self.fitting(place, wanted, table.values().map(|(row, _)| row).chain(notes));
+        let all = tables::columns_of(self.family).iter().enumerate();
         let selected =
             all.filter(|(_, name)| wanted.columns.contains(name)).map(|(index, _)| index).collect();
         let sighted = sighted.map(|last| self.commits[last].lsn);
-        let mut states = States { table, commits, fits, selected, sight, sighted, after: Vec::new() };
+        let leaves = wanted.table.leaves;
+        let mut states = States { table, commits, fits, leaves, selected, sight, sighted, after: Vec::new() };
         let mut after = Vec::with_capacity(commits.len() + 1);
         states.replay(|_| true, |lsn, digest| after.push((lsn, digest)));
         states.after = after;
         states
     }
 
-    fn table_before(&self, commit: usize) -> Table {
+    fn table_before(&self, commit: usize) -> Rows {
         let near = commit / EVERY;
         let mut table = self.tables[near].clone();
         apply(&self.commits[near * EVERY..commit], &mut table);
         table
     }
-}
 
-/// Those of some notes whose row is in the shape, as Postgres says.
-fn fitting<'a>(place: &Place, wanted: &Wanted, notes: impl Iterator<Item = &'a Noted>) -> HashSet<u64> {
-    let (literal, all) = (&wanted.literal, Vec::from_iter(notes.map(|note| note.seq.to_string())));
-    let sql = format!("SELECT seq FROM history WHERE seq = ANY('{{{}}}') AND ({literal})", all.join(","));
-    rows(place, &sql).iter().filter_map(|row| row[0].as_deref()).map(number).collect()
+    /// Those of some notes whose row is in the shape, as Postgres says.
+    fn fitting<'a>(
+        &self,
+        place: &Place,
+        wanted: &Wanted,
+        notes: impl Iterator<Item = &'a Noted>,
+    ) -> HashSet<u64> {
+        let (literal, all) = (&wanted.literal, Vec::from_iter(notes.map(|note| note.seq.to_string())));
+        let (family, all) = (self.family, all.join(","));
+        let sql = format!("SELECT seq FROM history_{family} WHERE seq = ANY('{{{all}}}') AND ({literal})");
+        rows(place, &sql).iter().filter_map(|row| row[0].as_deref()).map(number).collect()
+    }
 }
 
 impl States<'_> {
@@ -259,6 +285,16 @@ impl States<'_> {
             return last;
         }
         self.after[self.after.partition_point(|(lsn, _)| *lsn < seen) - 1].1
+    }
+
+    /// The rows of a shape at the end, by key: for whoever looks for what went wrong.
+    pub(crate) fn last(&self, place: &Place, wanted: &Wanted) -> BTreeMap<String, Row> {
+        let mut table = self.table.clone();
+        apply(self.commits, &mut table);
+        let seqs: Vec<_> = table.values().filter(|(row, _)| self.hash(row).is_some()).collect();
+        let seqs: Vec<_> = seqs.into_iter().map(|(row, _)| row.seq.to_string()).collect();
+        let from = format!("history_{} WHERE seq = ANY('{{{}}}')", wanted.table.family, seqs.join(","));
+        by_key(place, wanted, &from)
     }
 
     /// Where the shape was so: for whoever looks for what went wrong.
@@ -275,15 +311,14 @@ impl States<'_> {
     /// The shape at first, which counts as position 0, and after each of some transactions.
     fn replay(&self, is_in: impl Fn(&Commit) -> bool, mut after: impl FnMut(u64, Digest)) {
         let (mut table, mut digest) = (self.table.clone(), Digest::default());
-        table.values().filter_map(|row| self.hash(row)).for_each(|row| digest.add_hash(row));
+        table.values().filter_map(|(row, _)| self.hash(row)).for_each(|row| digest.add_hash(row));
         after(0, digest);
         for commit in self.commits.iter().filter(|commit| is_in(commit)) {
-            for note in &commit.notes {
-                if let Some(row) = note.apply(&mut table).and_then(|gone| self.hash(&gone)) {
-                    digest.remove_hash(row);
-                }
-                if let Some(row) = note.new.as_ref().and_then(|new| self.hash(new)) {
-                    digest.add_hash(row);
+            for note in commit.notes.iter() {
+                match self.hash(&note.row).filter(|_| note.apply(&mut table)) {
+                    Some(row) if note.is_new => digest.add_hash(row),
+                    Some(row) => digest.remove_hash(row),
+                    None => {}
                 }
             }
             after(commit.lsn, digest);
@@ -292,28 +327,34 @@ impl States<'_> {
 
     /// `None`: the row isn't in the shape.
     fn hash(&self, row: &Noted) -> Option<u64> {
-        let is_in = self.fits.contains(&row.seq);
+        let is_in = self.leaves.contains(&&*row.leaf) && self.fits.contains(&row.seq);
         is_in.then(|| hash_of_row(self.selected.iter().map(|column| row.values[*column])))
     }
 }
 
 /// What a shape is now: its rows by key.
 pub(crate) fn now(place: &Place, wanted: &Wanted) -> BTreeMap<String, Row> {
-    let (columns, literal) = (wanted.columns.join(", "), &wanted.literal);
-    let rows = rows(place, &format!("SELECT {columns} FROM items WHERE {literal}"));
-    rows.into_iter().map(|row| (row[0].clone().unwrap(), row)).collect()
+    by_key(place, wanted, &format!("{} WHERE {}", wanted.table.name, wanted.literal))
+}
+
+fn by_key(place: &Place, wanted: &Wanted, from: &str) -> BTreeMap<String, Row> {
+    let table = wanted.table;
+    let rows = rows(place, &format!("SELECT {} FROM {from}", wanted.columns.join(", ")));
+    let at = |name: &str| wanted.columns.iter().position(|own| *own == name).expect("a key is selected");
+    let key = |row: &Row| key_of(table.name, table.key, |name| row[at(name)].as_deref());
+    rows.into_iter().map(|row| (key(&row), row)).collect()
 }
 
 /// The position of the last commit so far.
 pub(crate) fn last_commit(place: &Place) -> u64 {
-    History::read(place).end()
+    commits(place).last().map_or(0, |(_, lsn)| *lsn)
 }
 
-fn rows(place: &Place, sql: &str) -> Vec<Row> {
+pub(crate) fn rows(place: &Place, sql: &str) -> Vec<Row> {
     place.postgres.query(&place.database, sql).unwrap_or_else(|error| panic!("{sql}: {error}"))
 }
 
-fn number<N: FromStr<Err: Debug>>(text: &str) -> N {
+pub(crate) fn number<N: FromStr<Err: Debug>>(text: &str) -> N {
     text.parse().unwrap_or_else(|error| panic!("{text}: {error:?}"))
 }
 

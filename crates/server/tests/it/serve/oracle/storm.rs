@@ -50,6 +50,11 @@ impl<'a> Stage<'a> {
         self.to_server.addr()
     }
 
+    /// Where the server itself listens: its clients' pace is its own, without a proxy's buffers between.
+    pub(crate) fn direct(&self) -> SocketAddr {
+        self.server.as_ref().map_or(self.addr(), |server| server.addr)
+    }
+
     fn start(&mut self) {
         let settings: Vec<_> =
             self.settings.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();

@@ -2,21 +2,27 @@
 //!
 //! The rules: offsets rise; a present key isn't inserted, an absent one isn't changed; an update changes what it names; a
 //! transaction ends with `last`, once; the two messages of a changed key follow each other; up-to-date comes between transactions.
+//! Of tables whose rows pass through the keys of others ([`Rules::Loose`]) messages are applied as the published client does: an insert
+//! replaces what its key had, and a delete may find nothing.
 //! Not here: HTTP (`client.rs`), and whether the rows are the right ones (`history.rs`).
 
 use std::collections::{BTreeMap, VecDeque};
 
 use serde_json::{Map, Value};
+use tokio::time::Instant;
 
 use super::clauses::Wanted;
 use super::history::{Digest, Row, Sight};
+use super::tables::{Rules, Table};
 
 /// How many messages are shown when one is wrong.
 const SHOWN: usize = 30;
 
 #[derive(Debug)]
 pub(crate) struct View {
-    columns: Vec<&'static str>,
+    table: &'static Table,
+    /// In the order of the rows' values.
+    pub(crate) columns: Vec<String>,
     is_full: bool,
     /// Whether updates may be merged: then they may name what is as it was.
     is_merged: bool,
@@ -34,9 +40,18 @@ pub(crate) struct View {
     /// What the last up-to-date said.
     pub(crate) seen: u64,
     /// The rows at each up-to-date.
-    pub(crate) checkpoints: Vec<(u64, Digest)>,
+    pub(crate) checkpoints: Vec<Checkpoint>,
     pub(crate) counts: Counts,
     recent: VecDeque<String>,
+}
+
+/// The rows at an up-to-date.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Checkpoint {
+    pub(crate) seen: u64,
+    pub(crate) digest: Digest,
+    /// When it was so for the last time.
+    pub(crate) at: Instant,
 }
 
 /// What came.
@@ -50,7 +65,8 @@ pub(crate) struct Counts {
 impl View {
     pub(crate) fn new(wanted: &Wanted, is_merged: bool) -> Self {
         View {
-            columns: wanted.columns.clone(),
+            table: wanted.table,
+            columns: wanted.columns.iter().map(|name| (*name).to_owned()).collect(),
             is_full: wanted.is_full,
             is_merged,
             rows: BTreeMap::new(),
@@ -100,8 +116,10 @@ impl View {
         check(seen >= self.seen, "up-to-date goes back")?;
         self.seen = seen;
         self.counts.up_to_dates += 1;
-        if self.checkpoints.last() != Some(&(seen, self.digest)) {
-            self.checkpoints.push((seen, self.digest));
+        let now = Checkpoint { seen, digest: self.digest, at: Instant::now() };
+        match self.checkpoints.last_mut() {
+            Some(last) if (last.seen, last.digest) == (seen, self.digest) => *last = now,
+            _ => self.checkpoints.push(now),
         }
         Ok(())
     }
@@ -118,27 +136,33 @@ impl View {
 
     fn change(&mut self, operation: &str, message: &Value) -> Result<(), String> {
         let headers = &message["headers"];
-        check(headers["relation"] == serde_json::json!(["public", "items"]), "another relation")?;
+        check(headers["relation"] == serde_json::json!(["public", self.table.name]), "another relation")?;
         let value = message["value"].as_object().ok_or("no value")?;
-        let id = value.get("id").and_then(Value::as_str).ok_or("no id")?.to_owned();
-        check(message["key"] == format!("\"public\".\"items\"/\"{id}\""), "the key isn't that of the row")?;
+        let of_key = |name: &&str| value.get(*name).is_some_and(|value| text(value).is_ok());
+        check(self.table.key.iter().all(of_key), "the key isn't whole")?;
+        let key = key_of(self.table.name, self.table.key, |name| value[name].as_str());
+        check(message["key"] == *key, "the key isn't that of the row")?;
         match headers.get("lsn") {
-            Some(_) => self.place(headers, &id, operation)?,
+            Some(_) => self.place(headers, &key, operation)?,
             None => {
                 check(!self.is_whole, "a row of the snapshot after its end")?;
                 check(operation == "insert", "a row of the snapshot that isn't inserted")?;
             }
         }
         match operation {
-            "insert" => self.insert(id, value),
-            "update" => self.update(id, value, &message["old_value"]),
-            "delete" => self.delete(id, value),
+            "insert" => self.insert(key, value),
+            "update" => self.update(key, value, &message["old_value"]),
+            "delete" => self.delete(&key, value),
             _ => Err("an unknown operation".to_owned()),
         }
     }
 
+    fn is_loose(&self) -> bool {
+        matches!(self.table.rules, Rules::Loose | Rules::Mixed)
+    }
+
     /// Where in the log a change is.
-    fn place(&mut self, headers: &Value, id: &str, operation: &str) -> Result<(), String> {
+    fn place(&mut self, headers: &Value, key: &str, operation: &str) -> Result<(), String> {
         check(self.is_whole, "a change before the snapshot's end")?;
         self.counts.changes += 1;
         let op = headers["op_position"].as_u64().ok_or("no op_position")?;
@@ -156,49 +180,69 @@ impl View {
             None => false,
             Some(last) => last.as_bool().ok_or("`last` isn't a boolean")?,
         };
+        if !self.is_loose() {
+            self.follow_key(headers, key, operation, at, is_last)?;
+        }
+        (self.at, self.is_open) = (at, !is_last);
+        Ok(())
+    }
+
+    /// The two halves of a changed key follow each other.
+    fn follow_key(
+        &mut self,
+        headers: &Value,
+        key: &str,
+        operation: &str,
+        at: (u64, u64),
+        is_last: bool,
+    ) -> Result<(), String> {
         let named = |name: &str| headers[name].as_str().map(str::to_owned);
-        let key = |id: &str| format!("\"public\".\"items\"/\"{id}\"");
         match (self.moving.take(), named("key_change_from")) {
-            (None, None) => check(op % 2 == 0, "an odd op that isn't the insert of a changed key")?,
+            (None, None) => {
+                check(at.1.is_multiple_of(2), "an odd op that isn't the insert of a changed key")?
+            }
             (Some((from, to)), Some(told)) => {
                 check(operation == "insert" && at == (self.at.0, self.at.1 + 1), "no insert at the next op")?;
-                check(told == from && key(id) == to, "the insert is of another changed key")?;
+                check(told == from && key == to, "the insert is of another changed key")?;
                 self.counts.moves += 1;
             }
             _ => return Err("half a changed key".to_owned()),
         }
         if let Some(to) = named("key_change_to") {
             check(operation == "delete" && !is_last, "a changed key must be deleted, then inserted")?;
-            self.moving = Some((key(id), to));
+            self.moving = Some((key.to_owned(), to));
         }
-        (self.at, self.is_open) = (at, !is_last);
         Ok(())
     }
 
-    fn insert(&mut self, id: String, value: &Map<String, Value>) -> Result<(), String> {
+    fn insert(&mut self, key: String, value: &Map<String, Value>) -> Result<(), String> {
         let row = self.whole(value)?;
         self.digest.add(&row);
-        check(self.rows.insert(id, row).is_none(), "an insert of a present key")
+        match self.rows.insert(key, row) {
+            None => Ok(()),
+            Some(before) if self.is_loose() => {
+                self.digest.remove(&before);
+                Ok(())
+            }
+            Some(_) => Err("an insert of a present key".to_owned()),
+        }
     }
 
-    fn update(&mut self, id: String, value: &Map<String, Value>, old: &Value) -> Result<(), String> {
-        let before = self.rows.get(&id).ok_or("an update of an absent key")?.clone();
+    fn update(&mut self, key: String, value: &Map<String, Value>, old: &Value) -> Result<(), String> {
+        let before = self.rows.get(&key).ok_or("an update of an absent key")?.clone();
         let mut row = before.clone();
         for (name, new) in value {
             row[self.index(name)?] = text(new)?;
         }
-        let changed = |name: &&&'static str| {
-            let index = self.columns.iter().position(|own| own == *name).unwrap();
-            row[index] != before[index]
-        };
-        let changed: Vec<_> = self.columns.iter().filter(changed).collect();
-        check(self.is_merged || !changed.is_empty(), "an update of nothing")?;
-        if self.is_merged {
+        let changed = row.iter().zip(&before).filter(|(new, old)| new != old).count();
+        let is_exact = !self.is_merged && !self.is_loose();
+        check(!is_exact || changed > 0, "an update of nothing")?;
+        if !is_exact {
             // Its old values may be older than what was here.
         } else if self.is_full {
             self.whole(value)?;
             let old = old.as_object().ok_or("no old_value")?;
-            check(old.len() == changed.len(), "old_value isn't of what changed")?;
+            check(old.len() == changed, "old_value isn't of what changed")?;
             for (name, old) in old {
                 let index = self.index(name)?;
                 check(
@@ -207,33 +251,46 @@ impl View {
                 )?;
             }
         } else {
-            let named = value.keys().filter(|name| *name != "id").count();
-            check(named == changed.len(), "an update names what didn't change")?;
+            let named = value.keys().filter(|name| !self.table.key.contains(&name.as_str())).count();
+            check(named == changed, "an update names what didn't change")?;
         }
         self.digest.remove(&before);
         self.digest.add(&row);
-        self.rows.insert(id, row);
+        self.rows.insert(key, row);
         Ok(())
     }
 
-    fn delete(&mut self, id: String, value: &Map<String, Value>) -> Result<(), String> {
-        let row = self.rows.remove(&id).ok_or("a delete of an absent key")?;
+    fn delete(&mut self, key: &str, value: &Map<String, Value>) -> Result<(), String> {
+        let Some(row) = self.rows.remove(key) else {
+            return check(self.is_loose(), "a delete of an absent key");
+        };
         self.digest.remove(&row);
         match self.is_full {
-            true => check(self.whole(value)? == row, "a delete of another row than was there"),
-            false => check(value.len() == 1, "a delete says more than the key"),
+            true => {
+                check(self.whole(value)? == row || self.is_loose(), "a delete of another row than was there")
+            }
+            false => check(value.len() == self.table.key.len(), "a delete says more than the key"),
         }
     }
 
     /// A row with all columns.
     fn whole(&self, value: &Map<String, Value>) -> Result<Row, String> {
         check(value.len() == self.columns.len(), "not the columns that were asked for")?;
-        self.columns.iter().map(|name| text(value.get(*name).ok_or(format!("no {name}"))?)).collect()
+        self.columns.iter().map(|name| text(value.get(name).ok_or(format!("no {name}"))?)).collect()
     }
 
     fn index(&self, name: &str) -> Result<usize, String> {
-        self.columns.iter().position(|own| own == &name).ok_or(format!("{name} wasn't asked for"))
+        self.columns.iter().position(|own| own == name).ok_or(format!("{name} wasn't asked for"))
     }
+}
+
+/// As the protocol spells the key of a row.
+pub(crate) fn key_of<'v>(table: &str, key: &[&str], value: impl Fn(&str) -> Option<&'v str>) -> String {
+    let part = |name: &&str| match value(name) {
+        Some(text) => format!("/\"{}\"", text.replace('/', "//")),
+        None => "/_".to_owned(),
+    };
+    format!("\"public\".\"{table}\"{}", key.iter().map(part).collect::<String>())
 }
 
 /// What breaks a rule.
@@ -266,11 +323,12 @@ mod tests {
     use forebay_testkit::Dice;
     use serde_json::json;
 
+    use super::super::tables::ITEMS;
     use super::*;
 
     fn view(messages: &[Value]) -> Result<View, String> {
-        let mut wanted = Wanted::random(&mut Dice::new(1));
-        (wanted.columns, wanted.is_full) = (vec!["id", "grp"], false);
+        let mut wanted = Wanted::random(&mut Dice::new(1), 18);
+        (wanted.table, wanted.columns, wanted.is_full) = (&ITEMS, vec!["id", "grp"], false);
         let mut view = View::new(&wanted, false);
         view.apply(
             &json!({"headers": {"control": "snapshot-end", "xmin": "1", "xmax": "1", "xip_list": []}}),

@@ -5,11 +5,13 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
 
 /// Far beyond the long-poll interval and that of keep-alives, as the tests set them.
 const SILENCE: Duration = Duration::from_secs(30);
+/// Receive buffer of a slow reader, in bytes: small, so that the server has to wait for it.
+const NARROW: u32 = 4096;
 
 #[derive(Debug)]
 pub(crate) struct Connection {
@@ -37,6 +39,14 @@ impl Connection {
     pub(crate) async fn open(to: SocketAddr) -> io::Result<Self> {
         let socket = timeout(SILENCE, TcpStream::connect(to)).await??;
         socket.set_nodelay(true)?;
+        Ok(Connection { socket, unread: Vec::new(), is_used: false })
+    }
+
+    /// Opens a connection that takes little before its client reads.
+    pub(crate) async fn open_narrow(to: SocketAddr) -> io::Result<Self> {
+        let socket = TcpSocket::new_v4()?;
+        socket.set_recv_buffer_size(NARROW)?;
+        let socket = timeout(SILENCE, socket.connect(to)).await??;
         Ok(Connection { socket, unread: Vec::new(), is_used: false })
     }
 

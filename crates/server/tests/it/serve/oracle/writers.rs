@@ -23,7 +23,7 @@ pub(crate) struct Writers {
 impl Writers {
     pub(crate) fn start(place: &Place, seed: u64, count: usize) -> Writers {
         let connect = PostgresConnect::new(&place.postgres.url(&place.database)).unwrap();
-        let config = ReservoirConfig::new(u32::try_from(count).unwrap());
+        let config = ReservoirConfig::new(u32::try_from(count.max(1)).unwrap());
         let config = config.checkout_timeout(Duration::from_secs(20));
         let reservoir = Reservoir::start(connect, config, Limits::local()).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
@@ -103,6 +103,90 @@ impl Writer {
 
     fn change(&mut self) -> String {
         self.version += 1;
+        match self.dice.below(100) {
+            0..=59 => self.change_item(),
+            60..=77 => self.change_part(),
+            78..=81 => self.change_position(),
+            82..=87 => self.change_twin(),
+            _ => self.change_wide(),
+        }
+    }
+
+    /// Rows that move between partitions, among others.
+    fn change_part(&mut self) -> String {
+        let (id, version) = (self.dice.between(1, KEYS), self.version);
+        let (region, to) = (self.dice.pick(&["a", "b", "c"]), self.dice.pick(&["a", "b", "d"]));
+        let note = self.dice.below(30);
+        match self.dice.below(8) {
+            0..=2 => format!(
+                "INSERT INTO parts VALUES ({id}, '{region}', {version}, 'n{note}') ON CONFLICT (id, region)
+                    DO UPDATE SET version = {version};"
+            ),
+            3 => format!("UPDATE parts SET note = 'n{note}', version = {version} WHERE id = {id};"),
+            4 => format!(
+                "UPDATE parts SET region = '{to}' WHERE id = {id} AND region = '{region}'
+                    AND NOT EXISTS (SELECT FROM parts WHERE id = {id} AND region = '{to}');"
+            ),
+            5 => format!(
+                "UPDATE parts SET id = id + 50 WHERE id = {id} AND region = '{region}'
+                    AND NOT EXISTS (SELECT FROM parts WHERE id = {id} + 50 AND region = '{region}');"
+            ),
+            6 => format!("DELETE FROM parts WHERE id = {id} AND region = '{region}';"),
+            _ => format!("UPDATE parts SET version = {version} WHERE region = '{region}' AND id % 7 = 0;"),
+        }
+    }
+
+    /// Keys that pass from row to row: their constraint is checked when the statement ends, or the transaction.
+    fn change_position(&mut self) -> String {
+        let (id, version, note) = (self.dice.between(1, 30), self.version, self.dice.below(30));
+        match self.dice.below(6) {
+            0 => format!("UPDATE pos SET id = id + 1 WHERE id >= {id};"),
+            1 => format!("SET CONSTRAINTS ALL DEFERRED; UPDATE pos SET id = id - 1 WHERE id > {id}; DELETE FROM pos WHERE id = {id} AND version < {version};
+                SET CONSTRAINTS ALL IMMEDIATE;"),
+            2 => format!("UPDATE pos SET id = {id} + {id} + 1 - id WHERE id IN ({id}, {id} + 1);"),
+            3 => format!("INSERT INTO pos SELECT {id}, {version}, 'p{note}' WHERE NOT EXISTS (SELECT FROM pos WHERE id = {id});"),
+            4 => format!("DELETE FROM pos WHERE id = {id};"),
+            _ => format!("UPDATE pos SET note = 'p{note}', version = {version} WHERE id = {id};"),
+        }
+    }
+
+    /// Rows of which there may be several that are equal.
+    fn change_twin(&mut self) -> String {
+        let (a, to) = (self.dice.below(6), self.dice.below(6));
+        let b = self.dice.pick(&["'x'", "'y'", "NULL"]);
+        let one = format!("ctid = (SELECT min(ctid) FROM twins WHERE a = {a})");
+        match self.dice.below(8) {
+            0..=2 => format!(
+                "INSERT INTO twins SELECT {a}, {b} FROM generate_series(1, {});",
+                self.dice.between(1, 3)
+            ),
+            3 => format!("DELETE FROM twins WHERE a = {a} AND b IS NOT DISTINCT FROM {b};"),
+            4 => format!("UPDATE twins SET a = {to} WHERE {one};"),
+            5 => format!("UPDATE twins SET b = {b} WHERE a = {a};"),
+            _ => format!("DELETE FROM twins WHERE {one};"),
+        }
+    }
+
+    /// Large values, most of which stay as they are while others change.
+    fn change_wide(&mut self) -> String {
+        let (id, amount) = (self.dice.between(1, 40), self.dice.below(100));
+        let mood = self.dice.pick(&["'happy'", "'sad'", "NULL"]);
+        let length = self.dice.between(60, 300);
+        let body = format!("repeat(md5('{}'), {length})", self.version);
+        match self.dice.below(8) {
+            0..=2 => format!(
+                "INSERT INTO wide VALUES ({id}, {amount}, DEFAULT, {mood}, ARRAY[{mood}, 'so so']::mood[], {mood},
+                    ROW({mood}, {amount})::pair, {body}) ON CONFLICT (id) DO UPDATE SET body = EXCLUDED.body;"
+            ),
+            3 => format!("UPDATE wide SET amount = {amount} WHERE id = {id};"),
+            4 => format!("UPDATE wide SET mood = {mood}, moods = moods || {mood}::mood WHERE id % 5 = {};", id % 5),
+            5 => format!("UPDATE wide SET limited = {mood}, pair = ROW({mood}, {amount})::pair WHERE id = {id};"),
+            6 => format!("DELETE FROM wide WHERE id = {id};"),
+            _ => format!("UPDATE wide SET body = {body}, amount = {amount} WHERE id BETWEEN {id} AND {id} + 3;"),
+        }
+    }
+
+    fn change_item(&mut self) -> String {
         let (id, to) = (self.dice.between(1, KEYS), self.dice.between(1, KEYS));
         let group = self.dice.below(8);
         match self.dice.below(20) {

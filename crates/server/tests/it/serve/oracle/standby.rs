@@ -1,0 +1,128 @@
+//! Commits that wait for a synchronous standby, while others don't, by the thousand.
+//!
+//! Postgres writes a commit to its log, where the stream has it, and lets snapshots see it only when its standby has it, too. A shape that is
+//! made meanwhile has it neither in its snapshot nor, unless the server remembers it, in its log.
+
+use std::collections::BTreeSet;
+use std::thread;
+use std::time::Duration;
+
+use forebay_sandbox::Postgres;
+use forebay_testkit::Dice;
+use serde_json::Value;
+use tokio::task::block_in_place;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::super::support::{Place, Reader, Serve};
+use crate::wire::DEADLINE;
+
+/// More than any number of transactions that a server may remember by count.
+const COMMITS: i64 = 5000;
+
+/// The ids that a reader has after some messages.
+fn ids(messages: &[Value]) -> Vec<i64> {
+    let mut ids = BTreeSet::new();
+    for message in messages {
+        let id = message["value"]["id"].as_str().and_then(|id| id.parse::<i64>().ok());
+        match (message["headers"]["operation"].as_str(), id) {
+            (Some("insert"), Some(id)) => ids.insert(id),
+            (Some("delete"), Some(id)) => ids.remove(&id),
+            _ => false,
+        };
+    }
+    ids.into_iter().collect()
+}
+
+/// Reads on until all these rows have come, from the beginning where the shape is gone.
+async fn read_until(reader: &mut Reader<'_>, serve: &Serve, rows: &mut Vec<Value>, wanted: &[i64]) {
+    let begun = Instant::now();
+    loop {
+        let now = ids(rows);
+        if wanted.iter().all(|id| now.contains(id)) {
+            return;
+        }
+        assert!(
+            begun.elapsed() < DEADLINE,
+            "{wanted:?} don't all come: {} rows, {:?}",
+            now.len(),
+            &now[..now.len().min(20)]
+        );
+        let is_new = reader.offset == "-1" || reader.offset.starts_with("0_");
+        let live = if is_new { Vec::new() } else { vec![("live", "true")] };
+        let answer = serve.get(&[reader.params(), live].concat()).await;
+        match answer.head.status {
+            200 => rows.extend(reader.take(&answer)),
+            503 => sleep(Duration::from_millis(50)).await,
+            409 => {
+                rows.clear();
+                (reader.offset, reader.handle) = ("-1".to_owned(), String::new());
+            }
+            _ => panic!("{}", answer.head.text),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_commit_that_waits_for_its_standby_is_in_shapes_made_after_thousands_of_others() {
+    let seed = forebay_testkit::seed();
+    let version = if seed & 1 == 0 { 15 } else { 18 };
+    eprintln!("FOREBAY_SEED={seed}, Postgres {version}");
+    let mut dice = Dice::of(seed, "standby", 0);
+    let postgres = Postgres::builder().version(version).config("synchronous_commit", "local");
+    let postgres: &'static Postgres = Box::leak(Box::new(postgres.start().unwrap()));
+    let place = Place::on(postgres, "CREATE TABLE items (id bigint PRIMARY KEY, note text)");
+    let serve = place.serve_with(&[("FOREBAY_SERVE_LONG_POLL_MS", "500")]).await;
+    let mut before = serve.reader(&[("table", "items")]).await;
+
+    postgres.set_config("synchronous_standby_names", "away").unwrap();
+    postgres.reload().unwrap();
+    let hanging: Vec<_> = (0..dice.between(1, 3))
+        .map(|number| {
+            let database = place.database.clone();
+            let sql =
+                format!("SET synchronous_commit = on; INSERT INTO items VALUES (-{}, 'waits')", number + 1);
+            thread::spawn(move || postgres.execute(&database, &sql))
+        })
+        .collect();
+    let (mut seen, count) = (Vec::new(), i64::try_from(hanging.len()).unwrap());
+    read_until(&mut before, &serve, &mut seen, &(-count..0).collect::<Vec<_>>()).await;
+    assert_eq!(place.ask("SELECT count(*) FROM items").as_deref(), Some("0"), "the commits don't wait");
+    block_in_place(|| {
+        place.sql(&format!(
+        "DO $$ BEGIN FOR n IN 1..{COMMITS} LOOP INSERT INTO items VALUES (n, 'goes on'); COMMIT; END LOOP; END $$"
+    ))
+    });
+    read_until(&mut before, &serve, &mut seen, &[COMMITS]).await;
+
+    // Made while the first commits still wait: it answers without them and brings them later, or it waits.
+    let mut after = Reader::new(&[("table", "items"), ("where", "id < 10")]);
+    let mut asking = serve.begin(&after.params()).await;
+    let early = timeout(Duration::from_secs(1), asking.answer()).await;
+    postgres.set_config("synchronous_standby_names", "").unwrap();
+    postgres.reload().unwrap();
+    for writer in hanging {
+        block_in_place(|| writer.join().unwrap()).unwrap();
+    }
+    let first = match early {
+        Ok(answer) => answer,
+        Err(_) => asking.answer().await,
+    };
+    assert!(matches!(first.head.status, 200 | 409 | 503), "{}", first.head.text);
+    let mut rows = Vec::new();
+    if first.head.status == 200 {
+        rows.extend(after.take(&first));
+    }
+    place.sql("INSERT INTO items VALUES (0, 'last')");
+    let should: Vec<_> = place
+        .postgres
+        .query(&place.database, "SELECT id FROM items WHERE id < 10 ORDER BY id")
+        .unwrap()
+        .into_iter()
+        .map(|row| row[0].as_deref().unwrap().parse::<i64>().unwrap())
+        .collect();
+    read_until(&mut after, &serve, &mut rows, &[0]).await;
+    assert_eq!(ids(&rows), should, "seed {seed}: a shape that was made meanwhile");
+    read_until(&mut before, &serve, &mut seen, &[0]).await;
+    let all: Vec<_> = ids(&seen).into_iter().filter(|id| *id < 10).collect();
+    assert_eq!(all, should, "seed {seed}: a shape from before");
+}
