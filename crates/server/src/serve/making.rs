@@ -369,7 +369,10 @@ impl Making {
                 if again.fingerprint() == described.fingerprint() {
                     (described, state) = (again, after);
                 }
-                Arc::new(followed(&described, published.membership, Some(state)))
+                let table = followed(&described, published.membership, Some(state));
+                // New clients, too, must not get a shape that doesn't fit any more.
+                self.shapes.refit(&table);
+                Arc::new(table)
             }
         };
         let known = Known { times, described: Some(Arc::new(described)), table, at: Instant::now() };
