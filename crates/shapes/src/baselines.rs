@@ -1,8 +1,10 @@
 //! Catalog states as of which the shapes of each table are right.
 //!
-//! Invariant: all complete shapes of a table are right as of its baseline, in memory and after a crash.
-//! Enforced by: shapes that aren't right as of a state are deleted before it becomes the baseline, and the store's log has
-//! both in that order. The catalog gets the baselines that the log had up to its segment.
+//! Invariant: all complete shapes of a table are right as of its baseline, in memory and after a
+//! crash.
+//! Enforced by: shapes that aren't right as of a state are deleted before it becomes the baseline,
+//! and the store's log has both in that order. The catalog gets the baselines that the log had up
+//! to its segment.
 //! Bound: a table has a baseline only while it has shapes.
 
 use std::collections::HashMap;
@@ -58,7 +60,8 @@ impl Baselines {
         self.0.entry(oid).or_default().state = Some(state.clone());
     }
 
-    /// Takes a state from the log. `is_writing`: the baseline was set when the record was queued, and may be newer by now.
+    /// Takes a state from the log. `is_writing`: the baseline was set when the record was queued,
+    /// and may be newer by now.
     pub(crate) fn log(&mut self, oid: u32, state: &CatalogState, is_writing: bool) {
         let baseline = self.0.entry(oid).or_default();
         baseline.logged = Some(state.clone());

@@ -8,6 +8,7 @@ use forebay_pgoutput::Snapshot;
 
 use crate::encode::SEPARATOR;
 use crate::registry::Inner;
+use crate::row_keys::KeyCounts;
 use crate::shape::{Failure, Gone, Shape};
 use crate::store::disk::DiskFile;
 use crate::store::files::{DIR, Kind};
@@ -26,11 +27,14 @@ pub struct Creation {
     file: Option<Arc<dyn DiskFile>>,
     is_sealed: bool,
     is_over: bool,
+    /// The keys of all rows by now, if the table has no primary key.
+    keys: Option<KeyCounts>,
 }
 
 impl Creation {
     pub(crate) fn new(inner: Arc<Inner>, shape: Arc<Shape>, turn: u64) -> Self {
-        Creation { inner, shape, turn, seen: None, file: None, is_sealed: false, is_over: false }
+        let keys = shape.definition().table.key.is_empty().then(KeyCounts::default);
+        Creation { inner, shape, turn, seen: None, file: None, is_sealed: false, is_over: false, keys }
     }
 
     /// The shape.
@@ -56,8 +60,10 @@ impl Creation {
     /// `false`: it was taken too early, and another is to be taken in its place.
     #[must_use]
     pub fn begun(&mut self, snapshot: &Snapshot, lsn: u64) -> bool {
-        let seen = Seen::new(snapshot, lsn);
-        let is_in_time = self.inner.followed().begun(self.shape.id, seen.clone(), &self.inner);
+        let (seen, inner) = (Seen::new(snapshot, lsn), Arc::clone(&self.inner));
+        // In another turn its number may be another shape's. Its rows are refused then.
+        let Ok(_turn) = self.writes(&inner) else { return true };
+        let is_in_time = inner.followed().begun(self.shape.id, seen.clone(), &inner);
         if is_in_time {
             self.seen = Some(seen);
         }
@@ -91,6 +97,9 @@ impl Creation {
     pub fn rows(&mut self, messages: Bytes) -> io::Result<()> {
         let inner = Arc::clone(&self.inner);
         let _turn = self.writes(&inner)?;
+        if let Some(keys) = &mut self.keys {
+            keys.take_rows(&messages);
+        }
         self.append(messages)
     }
 
@@ -151,6 +160,11 @@ impl Creation {
     pub async fn complete(mut self) -> Result<(), Gone> {
         let Some(seen) = self.seen.clone().filter(|_| self.is_sealed) else { return Err(Gone::Deleted) };
         self.shape.until_settled().await?;
+        if let Some(keys) = self.keys.take()
+            && let Ok(_turn) = self.writes(&self.inner)
+        {
+            self.inner.followed().counted(self.shape.id, keys, &self.inner);
+        }
         let (completed, bytes) = {
             let state = self.shape.lock();
             let chunks = state.snapshot.chunks().iter().map(|chunk| chunk.end).collect();

@@ -42,7 +42,8 @@ pub struct Table {
     /// Whether the primary key is DEFERRABLE: within a transaction, two rows may have the same key.
     #[serde(default)]
     pub key_is_deferrable: bool,
-    /// What the catalog said when the table was described; `None`: not known. See [`Shapes::refit`](crate::Shapes::refit).
+    /// What the catalog said when the table was described; `None`: not known. See
+    /// [`Shapes::refit`](crate::Shapes::refit).
     #[serde(default)]
     pub state: Option<CatalogState>,
 }

@@ -29,6 +29,7 @@ mod follow;
 pub mod matching;
 mod offset;
 mod registry;
+mod row_keys;
 mod shape;
 mod shapes;
 #[cfg(test)]

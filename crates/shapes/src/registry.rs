@@ -18,6 +18,7 @@ use crate::definition::{Definition, Replica, Table};
 use crate::encode::Layout;
 use crate::filter::Filter;
 use crate::follow::Followed;
+use crate::row_keys::{self, KeyCounts};
 use crate::shape::{Gone, Phase, Shape};
 use crate::shapes::{CreateError, StoreFailure};
 use crate::store::disk::Disk;
@@ -57,6 +58,8 @@ pub(crate) struct Inner {
     pub(crate) garbage: Mutex<Vec<(u64, Kind)>>,
     /// Shapes that were deleted, though the log doesn't say so yet.
     deleted: Mutex<HashSet<u64>>,
+    /// Shapes that turned out to be wrong before anything could be written.
+    inexact: Mutex<Vec<u64>>,
     /// Held while the files of shapes are written beside a checkpoint.
     pub(crate) relieving: Mutex<()>,
     pub(crate) is_full: AtomicBool,
@@ -105,6 +108,7 @@ impl Inner {
             staged: Mutex::default(),
             garbage: Mutex::default(),
             deleted: Mutex::default(),
+            inexact: Mutex::default(),
             relieving: Mutex::default(),
             is_full: AtomicBool::new(false),
             failure: Mutex::default(),
@@ -335,15 +339,33 @@ impl Inner {
         ids
     }
 
-    /// Everything complete is followed; nothing else is.
+    /// Everything complete is followed; nothing else is. Blocks for the disk if there are tables
+    /// without a primary key.
     pub(crate) fn follow_all(&self) {
+        let shapes: Vec<_> = self.registry().shapes().cloned().collect();
+        let (mut complete, mut budget) = (Vec::new(), row_keys::MAX_READ_TOTAL);
+        for shape in shapes {
+            let Some(seen) = shape.lock().seen.clone() else { continue };
+            let keys = shape.definition().table.key.is_empty().then(|| {
+                KeyCounts::read(&shape, &mut budget).unwrap_or_else(|| {
+                    // Of a release that didn't count. It goes as soon as something can be written.
+                    lock(&self.inexact).push(shape.id);
+                    KeyCounts::unknown()
+                })
+            });
+            complete.push((shape, seen, keys));
+        }
         let mut followed = self.followed();
         followed.clear(self.durable.load(Ordering::Acquire));
-        for shape in self.registry().shapes() {
-            let seen = shape.lock().seen.clone();
-            if let Some(seen) = seen {
-                followed.add_complete(Arc::clone(shape), seen);
-            }
+        complete.into_iter().for_each(|(shape, seen, keys)| followed.add_complete(shape, seen, keys));
+    }
+
+    /// Deletes the shapes whose clients lack rows that had an equal one.
+    pub(crate) fn delete_inexact(&self) {
+        let inexact = std::mem::take(&mut *lock(&self.inexact));
+        if self.is_writing.load(Ordering::Acquire) {
+            let mut followed = self.followed();
+            inexact.into_iter().for_each(|shape| followed.delete(shape, self));
         }
     }
 }

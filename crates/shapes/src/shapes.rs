@@ -80,6 +80,7 @@ impl Shapes {
     pub fn begin_writing(&self) -> Result<Option<Position>, OpenError> {
         writer::begin(&self.inner).inspect_err(|error| self.inner.judge(error))?;
         self.inner.usable_again();
+        self.inner.delete_inexact();
         Ok(self.position())
     }
 
@@ -245,11 +246,12 @@ impl Shapes {
         }
     }
 
-    /// Compares the shapes of a table with what the catalog says of it now, and deletes those that can't go on. Does nothing
-    /// while another process writes.
+    /// Compares the shapes of a table with what the catalog says of it now, and deletes those that
+    /// can't go on. Does nothing while another process writes.
     ///
-    /// If the table has a [`state`](Table::state), it is compared with the one as of which all its shapes are right
-    /// ([`CatalogState::change_since`]), and takes its place. A table without such a state adopts it.
+    /// If the table has a [`state`](Table::state), it is compared with the one as of which all its
+    /// shapes are right ([`CatalogState::change_since`]), and takes its place. A table without such
+    /// a state adopts it.
     pub fn refit(&self, table: &Table) {
         if self.is_writing() {
             self.inner.followed().refit(table, &self.inner);
@@ -261,9 +263,9 @@ impl Shapes {
         self.inner.followed().has_table(oid)
     }
 
-    /// Forgets the recent transactions that a snapshot of the database sees, which was taken just now. To be called every few
-    /// seconds: a shape that is made meanwhile must be told if its own snapshot is too early ([`Creation::begun`]), and what
-    /// is remembered for that takes memory.
+    /// Forgets the recent transactions that a snapshot of the database sees, which was taken just
+    /// now. To be called every few seconds: a shape that is made meanwhile must be told if its own
+    /// snapshot is too early ([`Creation::begun`]), and what is remembered for that takes memory.
     pub fn forget_visible(&self, snapshot: &Snapshot) {
         self.inner.followed().forget_visible(snapshot);
     }
@@ -274,7 +276,8 @@ impl Shapes {
         oids.iter().any(|oid| followed.has_table(*oid))
     }
 
-    /// Returns the catalog state as of which all shapes of a table are right; `None`: it has no shapes, or no state was told.
+    /// Returns the catalog state as of which all shapes of a table are right; `None`: it has no
+    /// shapes, or no state was told.
     pub fn state(&self, oid: u32) -> Option<CatalogState> {
         self.inner.registry().baselines.get(oid).cloned()
     }

@@ -1,6 +1,7 @@
 //! Catalog state of a table: detects changes that the replication stream doesn't describe.
 //!
-//! Out of scope: names, types, key and columns of a table. Those are in [`Table`](super::Table) and compared one by one.
+//! Out of scope: names, types, key and columns of a table. Those are in [`Table`](super::Table) and
+//! compared one by one.
 
 use std::fmt;
 
@@ -16,7 +17,8 @@ pub struct CatalogState {
     pub class_xmin: u32,
     /// `attnum` and `xmin` of each row in pg_attribute, without dropped columns.
     pub columns: Vec<(i32, u32)>,
-    /// Hashes of what values are written with: labels of enums, attributes of composite types. Sorted.
+    /// Hashes of what values are written with: labels of enums, attributes of composite types.
+    /// Sorted.
     pub facts: Vec<i64>,
     /// The rows of pg_publication and pg_publication_rel that publish the table.
     pub publication: String,
@@ -28,7 +30,8 @@ pub struct CatalogState {
 pub enum CatalogChange {
     /// An ALTER TABLE wrote all rows anew. The stream has no change for any of them.
     Rewritten,
-    /// An enum label or an attribute of a composite type has another name. Rows are written otherwise.
+    /// An enum label or an attribute of a composite type has another name. Rows are written
+    /// otherwise.
     ValuesRenamed,
     /// The publication, or the table's entry in it, was altered. Changes may be missing.
     PublicationChanged,
@@ -37,9 +40,9 @@ pub enum CatalogChange {
 impl CatalogState {
     /// Returns what happened since `before` that the shapes of that time can't show.
     ///
-    /// VACUUM FULL and CLUSTER change only the filenode and the row in pg_class; SET DEFAULT and SET STATISTICS change only
-    /// pg_attribute. An ALTER TABLE that rewrites the table changes both in one transaction, so the column's `xmin` isn't
-    /// newer than that of the class.
+    /// VACUUM FULL and CLUSTER change only the filenode and the row in pg_class; SET DEFAULT and
+    /// SET STATISTICS change only pg_attribute. An ALTER TABLE that rewrites the table changes both
+    /// in one transaction, so the column's `xmin` isn't newer than that of the class.
     pub fn change_since(&self, before: &CatalogState) -> Option<CatalogChange> {
         if self.publication != before.publication {
             return Some(CatalogChange::PublicationChanged);

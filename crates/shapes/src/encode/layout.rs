@@ -155,6 +155,13 @@ impl Layout {
         self.key.iter().all(|index| a[*index] == b[*index])
     }
 
+    /// Writes the key of a row, as it stands in its messages.
+    pub(crate) fn key(&self, out: &mut Vec<u8>, row: &Row<'_>) {
+        // The table's name, without what opens a message.
+        out.extend_from_slice(&self.prefix[b"{\"key\":\"".len()..]);
+        self.key_values(out, row);
+    }
+
     fn begin(&self, out: &mut Vec<u8>, row: &Row<'_>) {
         out.extend_from_slice(&self.prefix);
         self.key_values(out, row);
@@ -196,9 +203,7 @@ impl Layout {
         out.extend_from_slice(&self.relation);
         if let Some((name, row)) = key_change {
             out.extend_from_slice(format!(",\"{name}\":\"").as_bytes());
-            // The table's name, without what opens a message.
-            out.extend_from_slice(&self.prefix[b"{\"key\":\"".len()..]);
-            self.key_values(out, row);
+            self.key(out, row);
             out.push(b'"');
         }
         out.extend_from_slice(b",\"lsn\":\"");

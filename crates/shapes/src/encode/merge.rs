@@ -18,8 +18,9 @@ struct Message<'a> {
     rest: &'a [u8],
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Operation {
+/// What a message does to a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Operation {
     Insert,
     Update,
     Delete,
@@ -82,6 +83,16 @@ fn overlay(out: &mut Vec<u8>, below: &[u8], above: &[u8]) -> Option<()> {
     }
     out.pop_if(|byte| *byte == b',');
     Some(())
+}
+
+/// Returns the key of a message, as it stands there.
+pub(crate) fn row_key(line: &[u8]) -> Option<&[u8]> {
+    string(line.strip_prefix(b"{\"key\":\"")?).map(|(key, _)| key)
+}
+
+/// Returns the key of a message, as it stands there, and what it does to that row.
+pub(crate) fn key_change(line: &[u8]) -> Option<(&[u8], Operation)> {
+    parse(line).map(|message| (message.key, message.operation))
 }
 
 fn parse(line: &[u8]) -> Option<Message<'_>> {

@@ -11,4 +11,4 @@ mod merge;
 pub use self::copy::{CopyError, CopyRows};
 pub(crate) use self::layout::place_of;
 pub use self::layout::{Change, Column, LAST, Layout, MORE, Place, Row, SEPARATOR, last_commit, last_offset};
-pub(crate) use self::merge::merge;
+pub(crate) use self::merge::{Operation, key_change, merge, row_key};

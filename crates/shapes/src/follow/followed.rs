@@ -15,6 +15,7 @@ use super::recent::RecentTransactions;
 use super::transaction::Transaction;
 use crate::definition::Table;
 use crate::registry::Inner;
+use crate::row_keys::{KeyChange, KeyCounts, RowKeys, WaitingChanges};
 use crate::shape::Shape;
 use crate::store::record::{Changes, Commit, MAX_TEXT, Range, Record, Seen, Touch};
 
@@ -46,6 +47,8 @@ pub(crate) struct Followed {
 pub(super) struct Member {
     pub(super) shape: Arc<Shape>,
     visibility: Visibility,
+    /// Of a table without a primary key.
+    keys: Option<RowKeys>,
 }
 
 /// Which transactions a shape's snapshot has seen.
@@ -69,6 +72,8 @@ struct Held {
     text: Vec<u8>,
     /// It can't be told: unless the snapshot has seen it, the shape goes.
     is_unfit: bool,
+    /// Of a table without a primary key.
+    key_changes: Vec<KeyChange>,
 }
 
 impl Followed {
@@ -136,23 +141,25 @@ impl Followed {
         self.unknown.insert(shape.id, self.follows);
         self.follows += 1;
         let since = self.transaction.map_or(self.taken, |(lsn, _)| lsn.saturating_add(1));
-        self.insert(shape, Visibility::Unknown { held: Vec::new(), since });
+        let keys = shape.definition().table.key.is_empty();
+        let keys = keys.then(|| RowKeys::Waiting(WaitingChanges::default()));
+        self.insert(Member { shape, visibility: Visibility::Unknown { held: Vec::new(), since }, keys });
     }
 
-    /// A shape that has its snapshot.
-    pub(crate) fn add_complete(&mut self, shape: Arc<Shape>, seen: Seen) {
-        self.insert(shape, Visibility::Known(seen));
+    /// A shape that has its snapshot. `keys`: of its rows, if its table has no primary key.
+    pub(crate) fn add_complete(&mut self, shape: Arc<Shape>, seen: Seen, keys: Option<KeyCounts>) {
+        self.insert(Member { shape, visibility: Visibility::Known(seen), keys: keys.map(RowKeys::Counted) });
     }
 
-    fn insert(&mut self, shape: Arc<Shape>, visibility: Visibility) {
-        let table = &shape.definition().table;
-        self.oids.insert(shape.id, table.oid);
+    fn insert(&mut self, member: Member) {
+        let table = &member.shape.definition().table;
+        self.oids.insert(member.shape.id, table.oid);
         let groups = self.groups.entry(table.oid).or_default();
         let at = groups.iter().position(|group| group.is_of(table)).unwrap_or_else(|| {
             groups.push(Group::new(Arc::clone(table)));
             groups.len() - 1
         });
-        groups[at].add(Member { shape, visibility });
+        groups[at].add(member);
     }
 
     /// It is known what a shape's snapshot sees. If a transaction is just being taken in, it is settled after it. `false`: the snapshot was
@@ -209,6 +216,10 @@ impl Followed {
                 self.delete(shape, inner);
                 continue;
             }
+            if let Some(keys) = self.member(shape).and_then(|member| member.keys.as_mut()) {
+                // They wait for the snapshot's rows.
+                let _nothing_is_decided = held.iter().all(|held| keys.take(&held.key_changes));
+            }
             held.into_iter().for_each(|held| inner.enqueue(held.record(shape)));
             settled.settled();
         }
@@ -237,6 +248,32 @@ impl Followed {
         match &mut member.visibility {
             Visibility::Unknown { held, .. } => Held::of(transaction, held).is_unfit = true,
             Visibility::Known(_) => self.delete(shape, inner),
+        }
+    }
+
+    /// Counts the keys of rows that a transaction brings to shapes, or takes. Shapes that can't be
+    /// told go.
+    pub(super) fn count_keys(&mut self, transaction: &mut Transaction, inner: &Inner) {
+        for (shape, changes) in transaction.take_key_changes() {
+            let Some(Member { visibility, keys: Some(keys), .. }) = self.member(shape) else { continue };
+            let is_exact = match visibility {
+                Visibility::Unknown { held, .. } => {
+                    Held::of(transaction, held).key_changes.extend(changes);
+                    true
+                }
+                Visibility::Known(_) => keys.take(&changes),
+            };
+            if !is_exact {
+                self.delete(shape, inner);
+            }
+        }
+    }
+
+    /// All rows of a shape's snapshot are counted. The shape goes if what came since can't be told.
+    pub(crate) fn counted(&mut self, shape: u64, counts: KeyCounts, inner: &Inner) {
+        let Some(Member { keys: Some(keys), .. }) = self.member(shape) else { return };
+        if !keys.complete(counts) {
+            self.delete(shape, inner);
         }
     }
 
@@ -272,7 +309,8 @@ impl Followed {
         self.rebase(table, inner);
     }
 
-    /// The catalog says this of a table: its shapes go if they aren't right as of that state, which becomes the baseline.
+    /// The catalog says this of a table: its shapes go if they aren't right as of that state, which
+    /// becomes the baseline.
     pub(crate) fn rebase(&mut self, table: &Table, inner: &Inner) {
         let Some(now) = &table.state else { return };
         let change = match inner.registry().baselines.get(table.oid) {
@@ -301,7 +339,8 @@ impl Followed {
         self.groups.get(&oid).into_iter().flatten().flat_map(Group::shapes).collect()
     }
 
-    /// The shapes of all these tables, whose oids are sorted. There may be thousands, of which few have shapes.
+    /// The shapes of all these tables, whose oids are sorted. There may be thousands, of which few
+    /// have shapes.
     pub(super) fn shapes_of_any(&self, oids: &[u32]) -> Vec<u64> {
         let is_among = |oid: &&u32| oids.binary_search(oid).is_ok();
         if self.groups.len() < oids.len() {
@@ -346,7 +385,7 @@ impl Member {
 
     fn held_bytes(&self) -> usize {
         match &self.visibility {
-            Visibility::Unknown { held, .. } => held.iter().map(|held| held.text.len()).sum(),
+            Visibility::Unknown { held, .. } => held.iter().map(Held::bytes).sum(),
             Visibility::Known(_) => 0,
         }
     }
@@ -357,9 +396,14 @@ impl Held {
     fn of<'a>(transaction: &Transaction, held: &'a mut Vec<Held>) -> &'a mut Held {
         if held.last().is_none_or(|held| held.lsn != transaction.lsn) {
             let Transaction { lsn, xid, .. } = *transaction;
-            held.push(Held { xid, lsn, last_op: 0, text: Vec::new(), is_unfit: false });
+            let (text, key_changes) = (Vec::new(), Vec::new());
+            held.push(Held { xid, lsn, last_op: 0, text, is_unfit: false, key_changes });
         }
         held.last_mut().expect("it was pushed")
+    }
+
+    fn bytes(&self) -> usize {
+        self.text.len() + self.key_changes.len() * size_of::<KeyChange>()
     }
 
     /// A transaction of its own, after those that came meanwhile.

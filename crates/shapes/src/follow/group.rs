@@ -1,16 +1,17 @@
 //! The shapes of one table, and what a change of a row is for each.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, LazyLock};
+use std::hash::BuildHasher;
+use std::sync::Arc;
 
 use forebay_pgoutput::{Relation, Tuple, Value};
 
 use super::followed::Member;
-use super::transaction::{Effect, Transaction, Values, Written};
+use super::transaction::{Effect, RowChangeKeys, Transaction, Values, Written};
 use crate::definition::Table;
 use crate::filter::{ColumnType, EvalError};
 use crate::matching::{Candidate, Index};
+use crate::row_keys::{self, HASHES};
 use crate::shape::Shape;
 
 /// The shapes of one table, as it was when they were made.
@@ -19,7 +20,8 @@ pub(super) struct Group {
     table: Arc<Table>,
     index: Index,
     members: HashMap<u64, Member>,
-    /// The version of the relation that changed last, and where each column of the table is in its rows.
+    /// The version of the relation that changed last, and where each column of the table is in its
+    /// rows.
     columns: (u64, Places),
     /// The same of others: the changes of a partitioned table come from many relations.
     known: HashMap<u64, Places>,
@@ -28,7 +30,8 @@ pub(super) struct Group {
 /// For each column of a table, its place in the rows of a relation.
 type Places = Arc<[Option<usize>]>;
 
-/// Bound of `Group::known`, which is emptied when it is full. Relations with the same order of columns share their places.
+/// Bound of `Group::known`, which is emptied when it is full. Relations with the same order of
+/// columns share their places.
 const KNOWN: usize = 1024;
 
 /// A table, as the stream describes it.
@@ -55,9 +58,6 @@ struct Catalog {
     key_is_deferrable: bool,
     lineage: String,
 }
-
-/// Hashes keys. Another process hashes otherwise, so that nobody can choose keys that collide.
-static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
 /// What happened to a row.
 #[derive(Debug, Clone, Copy)]
@@ -210,6 +210,7 @@ impl Group {
             }
         }
         scratch.written.clear();
+        let mut keys = None;
         let (mut was, mut is) = (scratch.old.iter().peekable(), scratch.new.iter().peekable());
         while let Some(shape) =
             [was.peek(), is.peek()].into_iter().flatten().map(|candidate| candidate.shape).min()
@@ -222,7 +223,14 @@ impl Group {
             let rows = (old.as_ref(), new.as_ref());
             let is_fit = match effect(&member.shape, (was, is), rows) {
                 Ok(None) => true,
-                Ok(Some(effect)) => transaction.write(&member.shape, effect, rows, &mut scratch.written),
+                Ok(Some(effect)) => {
+                    if self.table.key.is_empty() {
+                        // The same for all shapes of the table.
+                        let keys = keys.get_or_insert_with(|| row_keys(&member.shape, rows));
+                        transaction.note_keys(shape, effect, keys);
+                    }
+                    transaction.write(&member.shape, effect, rows, &mut scratch.written)
+                }
                 Err(_) => false,
             };
             if !is_fit {
@@ -241,7 +249,7 @@ impl Group {
         }
         // Of this group: another may have another key.
         let group = Arc::as_ptr(&self.table).addr();
-        let hash = |key| KEYS.hash_one((group, key));
+        let hash = |key| HASHES.hash_one((group, key));
         (old.map(hash), new.map(hash))
     }
 
@@ -301,6 +309,17 @@ impl Group {
         };
         self.columns.1.iter().map(value).collect()
     }
+}
+
+/// Hashes of the keys of both rows, as they stand in messages.
+fn row_keys(shape: &Shape, (old, new): (Option<&Values<'_>>, Option<&Values<'_>>)) -> RowChangeKeys {
+    let mut text = Vec::new();
+    let mut key = |row: &Values<'_>| {
+        text.clear();
+        shape.layout.key(&mut text, row);
+        row_keys::hash(&text)
+    };
+    RowChangeKeys { old: old.map(&mut key), new: new.map(key) }
 }
 
 /// What a change is for a shape, of which one of the rows or both may be.

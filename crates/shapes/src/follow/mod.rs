@@ -5,8 +5,9 @@
 //! Kept by: a shape is followed from before its snapshot is taken; what comes before it is known what the snapshot has seen is held. A
 //! transaction that the store has been given is passed over when it comes again; one that was cut is begun anew. A shape of which a change can't
 //! be told (its table is another, its clause fails, its row is huge) is deleted: its clients start over.
-//! Partitions: a publication sends the change of a partition's row either under the partition or under the partitioned table that is published.
-//! Under the partition it goes to the shapes of the partition and of all its ancestors. Under an ancestor it can't be known whose row it is, so
+//! Partitions: a publication sends the change of a partition's row either under the partition or
+//! under the partitioned table that is published. Under the partition it goes to the shapes of the
+//! partition and of all its ancestors. Under an ancestor it can't be known whose row it is, so
 //! shapes of the partitions below are deleted.
 //! Order: whatever is decided under the lock of [`Followed`] is queued for the store under it, so that the store's log has it in that order.
 
@@ -84,8 +85,9 @@ impl Follower {
         self.generation = followed.generation();
     }
 
-    /// Sets the place of a table in its tree of partitions, for the description of it that comes next, and in place of what was
-    /// set before. To be called right before its [`Relation`](Message::Relation) is taken.
+    /// Sets the place of a table in its tree of partitions, for the description of it that comes
+    /// next, and in place of what was set before. To be called right before its
+    /// [`Relation`](Message::Relation) is taken.
     pub fn relate(&mut self, oid: u32, relatives: Relatives) {
         self.inner.followed().relate(oid, &relatives.descendants);
         if relatives == Relatives::default() {
@@ -158,6 +160,9 @@ impl Follower {
         for shape in self.scratch.unfit.drain(..) {
             followed.unfit(shape, transaction, &self.inner);
         }
+        if transaction.has_many_keys() {
+            followed.count_keys(transaction, &self.inner);
+        }
         if transaction.is_large() {
             if let Some(changes) = transaction.part(&mut followed) {
                 self.inner.enqueue(Record::Part(changes));
@@ -194,6 +199,7 @@ impl Follower {
             return Ok(());
         }
         let mut followed = self.followed()?;
+        followed.count_keys(&mut transaction, &self.inner);
         let changes = transaction.last_part(&mut followed);
         let earlier = transaction.earlier(&changes);
         self.inner.enqueue(Record::Commit(changes, Commit { end, earlier }));
@@ -206,7 +212,8 @@ impl Follower {
     }
 }
 
-/// A change of a partition is one of its ancestors, too. Of a partitioned table's row it isn't known in which partition it is.
+/// A change of a partition is one of its ancestors, too. Of a partitioned table's row it isn't
+/// known in which partition it is.
 fn change_relatives(
     relation: &StreamRelation,
     change: RowChange<'_>,
@@ -215,7 +222,8 @@ fn change_relatives(
     scratch: &mut Scratch,
 ) {
     if transaction.meets(relation) {
-        // Once is enough: the snapshot of a shape that is followed later has to see the whole transaction.
+        // Once is enough: the snapshot of a shape that is followed later has to see the whole
+        // transaction.
         scratch.unfit.extend(followed.shapes_of_any(&relation.descendants));
     }
     for (oid, described) in &relation.ancestors {

@@ -1,13 +1,14 @@
 //! Recent transactions: commits that the stream has brought and that a snapshot may not see yet.
 //!
-//! Postgres writes a commit to its log, where the stream reads it, and makes it visible only then, or when its synchronous
-//! standbys have it. A shape that begins to be followed in between gets such a commit neither from the stream nor in its
-//! snapshot, unless the snapshot is taken again.
+//! Postgres writes a commit to its log, where the stream reads it, and makes it visible only then,
+//! or when its synchronous standbys have it. A shape that begins to be followed in between gets
+//! such a commit neither from the stream nor in its snapshot, unless the snapshot is taken again.
 //!
 //! Invariant: an entry goes only when every snapshot that may still come sees its transaction.
-//! Enforced by: some snapshot sees it, so all that are taken later do; and every shape that waits for its own snapshot was
-//! followed after that, so that its snapshot is later. When a table has too many entries, the oldest goes for
-//! [`Forgotten`], which is judged by the snapshot's `xmin` alone.
+//! Enforced by: some snapshot sees it, so all that are taken later do; and every shape that waits
+//! for its own snapshot was followed after that, so that its snapshot is later. When a table has
+//! too many entries, the oldest goes for [`Forgotten`], which is judged by the snapshot's `xmin`
+//! alone.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -63,7 +64,8 @@ impl RecentTransactions {
         table.entries.push_back(Entry { lsn, xid, seen_at: UNSEEN });
     }
 
-    /// Returns whether a snapshot may not see a transaction that changed a table and was committed before `since`.
+    /// Returns whether a snapshot may not see a transaction that changed a table and was committed
+    /// before `since`.
     pub(super) fn is_missed(&self, oid: u32, since: u64, seen: &Seen) -> bool {
         let Some(table) = self.0.get(&oid) else { return false };
         table.forgotten.as_ref().is_some_and(|forgotten| !is_newer(seen.xmin as u32, forgotten.xid))
@@ -72,8 +74,8 @@ impl RecentTransactions {
 
     /// Takes note of what a snapshot sees: of one table, or of all.
     ///
-    /// `follows`: how many shapes have been followed by now. `oldest`: the number of the first shape that waits for its
-    /// snapshot; `u64::MAX`: none does.
+    /// `follows`: how many shapes have been followed by now. `oldest`: the number of the first
+    /// shape that waits for its snapshot; `u64::MAX`: none does.
     pub(super) fn prune(&mut self, oid: Option<u32>, seen: &Seen, follows: u64, oldest: u64) {
         let prune = |table: &mut TableTransactions| {
             table.prune(seen, follows, oldest);

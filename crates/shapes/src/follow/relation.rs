@@ -1,10 +1,12 @@
-//! Relations of the stream: their columns, and the partitioned tables and partitions that their changes concern.
+//! Relations of the stream: their columns, and the partitioned tables and partitions that their
+//! changes concern.
 
 use forebay_pgoutput::Relation;
 
 use super::group::Described;
 
-/// Where a table stands in a tree of partitions. Empty for one that isn't partitioned and no partition.
+/// Where a table stands in a tree of partitions. Empty for one that isn't partitioned and no
+/// partition.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Relatives {
     /// The partitioned tables that it is a part of.

@@ -13,6 +13,7 @@ use super::followed::Followed;
 use super::relation::StreamRelation;
 use crate::config::StoreConfig;
 use crate::encode::{Change, Layout, Place};
+use crate::row_keys::KeyChange;
 use crate::shape::Shape;
 use crate::store::record::{Changes, MAX_TEXT, Range, Touch};
 
@@ -21,6 +22,9 @@ const PART_RANGES: usize = 1 << 16;
 
 /// Bound of the keys that are remembered of a transaction, 8 bytes each and room to grow: 32 MiB.
 const MAX_ENTERED: usize = 1 << 20;
+
+/// Bound of the keys of rows that wait for the commit, 16 bytes each: 16 MiB.
+const MAX_KEY_CHANGES: usize = 1 << 20;
 
 /// A row, in the order of its table's columns.
 pub(super) type Values<'a> = Vec<Option<&'a [u8]>>;
@@ -39,6 +43,10 @@ pub(super) struct Transaction {
     met: (u64, HashSet<u64>),
     /// Hashes of keys of tables with deferrable ones: those that rows got in it.
     entered: HashSet<u64>,
+    /// Of shapes whose tables have no primary key, by their ids: keys of rows, in order.
+    key_changes: HashMap<u64, Vec<KeyChange>>,
+    /// How many those are.
+    keys: usize,
     part_bytes: usize,
     message_bytes: usize,
     has_parts: bool,
@@ -59,6 +67,13 @@ pub(super) enum Effect {
     Delete,
     /// The same row, in the shape before and after, under another key.
     Rekey,
+}
+
+/// Hashes of the keys of a row before and after a change.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RowChangeKeys {
+    pub(super) old: Option<u64>,
+    pub(super) new: Option<u64>,
 }
 
 /// A change as it was written for all shapes with one layout, which is told by its address.
@@ -87,6 +102,8 @@ impl Transaction {
             oids: Vec::new(),
             met: (0, HashSet::new()),
             entered: HashSet::new(),
+            key_changes: HashMap::new(),
+            keys: 0,
             part_bytes: config.part_bytes.min(MAX_TEXT),
             message_bytes: config.message_bytes.min(MAX_TEXT),
             has_parts: false,
@@ -204,16 +221,43 @@ impl Transaction {
         is_first
     }
 
-    /// In a table whose key is deferrable, a row leaves a key and gets one. Returns whether clients can be told.
+    /// In a table whose key is deferrable, a row leaves a key and gets one. Returns whether clients
+    /// can be told.
     ///
-    /// Within a transaction two rows may have one key, and a client knows only the key. Of the two, one got the key in this
-    /// transaction, and one has to leave it before the commit. So if no key is left that was entered before, no two rows
-    /// ever had one key, and the messages are exact. If one is left, it isn't known whose row the client would lose.
+    /// Within a transaction two rows may have one key, and a client knows only the key. Of the two,
+    /// one got the key in this transaction, and one has to leave it before the commit. So if no key
+    /// is left that was entered before, no two rows ever had one key, and the messages are exact.
+    /// If one is left, it isn't known whose row the client would lose.
     pub(super) fn rekey(&mut self, left: Option<u64>, entered: Option<u64>) -> bool {
         let is_crossed = left.is_some_and(|key| self.entered.contains(&key));
         let has_room = self.entered.len() < MAX_ENTERED;
         self.entered.extend(entered.filter(|_| has_room));
         !is_crossed && (has_room || entered.is_none())
+    }
+
+    /// Takes note of the keys of rows that enter a shape, or leave it. Its table has no primary
+    /// key.
+    pub(super) fn note_keys(&mut self, shape: u64, effect: Effect, keys: &RowChangeKeys) {
+        let changes = self.key_changes.entry(shape).or_default();
+        let before = changes.len();
+        if let (Effect::Delete | Effect::Rekey, Some(old)) = (effect, keys.old) {
+            changes.push(KeyChange::Left(old));
+        }
+        if let (Effect::Insert | Effect::Rekey, Some(new)) = (effect, keys.new) {
+            changes.push(KeyChange::Entered(new));
+        }
+        self.keys += changes.len() - before;
+    }
+
+    /// Whether the keys of rows have to be counted before the commit. Should the stream be cut
+    /// then, some are counted twice, which may end a shape too early.
+    pub(super) fn has_many_keys(&self) -> bool {
+        self.keys > MAX_KEY_CHANGES
+    }
+
+    pub(super) fn take_key_changes(&mut self) -> HashMap<u64, Vec<KeyChange>> {
+        self.keys = 0;
+        mem::take(&mut self.key_changes)
     }
 
     /// Whether it is time for a part.

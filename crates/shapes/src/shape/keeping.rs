@@ -98,6 +98,13 @@ impl Shape {
         }
     }
 
+    /// Where the chunks of the snapshot end, without its last message, which is no row.
+    pub(crate) fn row_chunks(&self) -> Vec<u64> {
+        let state = self.lock();
+        let end = state.rows_end.unwrap_or(u64::MAX);
+        state.snapshot.chunks().iter().map(|chunk| chunk.end.min(end)).collect()
+    }
+
     /// Whether its files haven't all that was written to them.
     pub(crate) fn is_lost(&self) -> bool {
         let (base, expected) = {

@@ -130,7 +130,9 @@ impl Database {
             }
             (1..140, _) | (_, None) => {
                 self.next_row += 1;
-                let row = row(self.next_row, dice);
+                // Without a key, rows may be equal.
+                let twin = any.filter(|_| self.tables[table].key.is_empty() && dice.between(0, 9) == 0);
+                let row = twin.map_or_else(|| row(self.next_row, dice), |id| rows[&id].clone());
                 self.rows[table].insert(self.next_row, row.clone());
                 Some(Change::Insert(self.next_row, row))
             }
@@ -195,6 +197,15 @@ impl Database {
         messages
     }
 
+    /// The rows of a table without a key before a transaction.
+    fn twins(&self, index: usize, table: usize) -> Twins {
+        let is_needed = self.log[index].changes.iter().any(|(other, change)| {
+            *other == table && matches!(change, Change::Update(..) | Change::Delete(..))
+        });
+        let is_needed = is_needed && self.tables[table].key.is_empty();
+        Twins(is_needed.then(|| self.rows_after(index, table)))
+    }
+
     /// What a shape's log gets of a transaction; `None`: the shape goes.
     pub(crate) fn told(
         &self,
@@ -205,6 +216,7 @@ impl Database {
     ) -> Option<Vec<u8>> {
         let (mut out, mut op, layout) = (Vec::new(), 0, definition.layout());
         let transaction = &self.log[index];
+        let mut twins = self.twins(index, table);
         for (other, change) in &transaction.changes {
             let (old, new) = match change {
                 Change::Insert(_, new) => (None, Some(new)),
@@ -222,6 +234,9 @@ impl Database {
             let (here, next) = (place(op - 2), place(op - 1));
             let (old, new) = (old.map(values), new.map(values));
             let (was, is) = (within(change.before())?, within(change.after())?);
+            if twins.next(change) && was && !(is && change.before() == change.after()) {
+                return None;
+            }
             let size = |row: &Option<Vec<Option<&[u8]>>>| -> usize {
                 row.iter().flatten().flatten().map(|value| value.len()).sum()
             };
@@ -254,6 +269,23 @@ impl Database {
             out.extend_from_slice(LAST);
         }
         Some(out)
+    }
+}
+
+/// Rows of which there may be several that are equal.
+struct Twins(Option<Vec<Row>>);
+
+impl Twins {
+    /// Whether a change takes one of several equal rows.
+    fn next(&mut self, change: &Change) -> bool {
+        let Some(rows) = &mut self.0 else { return false };
+        let is_twin = |old: &Row| rows.iter().filter(|row| *row == old).count() > 1;
+        let takes_twin = change.before().is_some_and(is_twin);
+        if let Some(at) = change.before().and_then(|old| rows.iter().position(|row| row == old)) {
+            rows.swap_remove(at);
+        }
+        rows.extend(change.after().cloned());
+        takes_twin
     }
 }
 

@@ -76,7 +76,8 @@ pub(crate) struct Commit {
 pub(crate) enum Note {
     /// Nothing of interest up to here.
     Advance { lsn: u64 },
-    /// A table that shapes after it refer to. Its state is the one as of which all shapes of its oid are right.
+    /// A table that shapes after it refer to. Its state is the one as of which all shapes of its
+    /// oid are right.
     Table { id: u64, table: Box<Table> },
     /// A shape begins; its snapshot is yet to come.
     Create { id: u64, handle: String, table: u64, choice: Choice },

@@ -6,10 +6,12 @@ use forebay_pgoutput::Snapshot;
 use serde_json::json;
 
 use crate::definition::{Choice, Table};
+use crate::encode::{Change, Place};
 use crate::shape::{Gone, Shape};
 use crate::simulation::bench::{Bench, ITEMS, brief, choice, row, snapshot_before, told};
 use crate::simulation::database::table;
 use crate::simulation::wire::Wire;
+use crate::store::record::{Changes, Commit, Range, Record, Touch};
 
 fn shape_of(bench: &mut Bench, table: &Table, choice: Choice) -> Arc<Shape> {
     let creation = bench.create_of(table.clone(), choice);
@@ -85,4 +87,187 @@ fn a_deferrable_key_of_a_snapshot_that_begins_later_counts_if_it_doesnt_see_it()
         let gone = if sees_it { None } else { Some(Gone::Deleted) };
         assert_eq!(creation.shape().gone(), gone);
     }
+}
+
+const LOG: u32 = 300;
+
+fn keyless() -> Table {
+    table(LOG, "log", Vec::new())
+}
+
+fn message(shape: &Shape, values: [&str; 3]) -> Vec<u8> {
+    let mut message = Vec::new();
+    shape.layout().snapshot_row(&mut message, &values.map(|value| Some(value.as_bytes())));
+    message
+}
+
+/// A shape of a table without a key, with these rows in its snapshot, that has seen nothing else.
+fn keyless_shape(bench: &mut Bench, choice: Choice, rows: &[[&str; 3]]) -> Arc<Shape> {
+    bench.send(&[Wire::relation(&keyless())]);
+    let mut creation = bench.create_of(keyless(), choice);
+    creation.follow();
+    let shape = Arc::clone(creation.shape());
+    assert!(creation.begun(&snapshot_before(bench.xid + 1), bench.lsn + 8));
+    rows.iter().for_each(|values| creation.rows(message(&shape, *values).into()).unwrap());
+    creation.seal().unwrap();
+    bench.runtime.block_on(creation.complete()).unwrap();
+    shape
+}
+
+const A: [&str; 3] = ["1", "7", "a"];
+const B: [&str; 3] = ["2", "7", "b"];
+const LESS: [&str; 3] = ["1", "3", "a"];
+
+fn insert(values: [&str; 3]) -> Wire {
+    Wire::insert(LOG, &row(values))
+}
+
+fn delete(values: [&str; 3]) -> Wire {
+    Wire::delete(LOG, &row(values))
+}
+
+fn update(old: [&str; 3], new: [&str; 3]) -> Wire {
+    Wire::update(LOG, &row(old), &row(new))
+}
+
+type Rows = &'static [[&'static str; 3]];
+
+/// Rows of the snapshot, changes in one transaction, and whether they end the shape.
+fn cases() -> Vec<(Rows, Vec<Wire>, bool)> {
+    vec![
+        (&[A, B], vec![delete(A), delete(B)], false),
+        (&[A, A], vec![delete(A)], true),
+        (&[A, A, B], vec![delete(B)], false),
+        (&[A], vec![insert(A)], false),
+        (&[A], vec![insert(A), delete(A)], true),
+        (&[A], vec![delete(A), insert(A), delete(A)], false),
+        (&[], vec![insert(A), insert(A), delete(A)], true),
+        (&[A, A], vec![update(A, B)], true),
+        (&[A, B], vec![update(A, B)], false),
+        (&[A, B], vec![update(A, B), delete(B)], true),
+        (&[A, A], vec![update(A, A)], false),
+        // Out of the clause.
+        (&[A, A], vec![update(A, LESS)], true),
+        (&[A], vec![update(A, LESS), insert(A), delete(A)], false),
+        (&[A], vec![insert(LESS), insert(LESS), delete(LESS)], false),
+    ]
+}
+
+#[test]
+fn a_row_that_leaves_while_there_is_an_equal_one_ends_the_shape() {
+    for (index, (rows, changes, ends)) in cases().into_iter().enumerate() {
+        let mut bench = Bench::new();
+        let shape = keyless_shape(&mut bench, choice(Some("qty > 5")), rows);
+        bench.transact(&changes);
+        assert_eq!(shape.gone().is_some(), ends, "case {index}");
+        // One transaction for each.
+        let mut bench = Bench::new();
+        let shape = keyless_shape(&mut bench, choice(Some("qty > 5")), rows);
+        changes.iter().for_each(|change| bench.transact(std::slice::from_ref(change)));
+        assert_eq!(shape.gone().is_some(), ends, "case {index}, one by one");
+    }
+}
+
+#[test]
+fn what_comes_before_the_snapshot_is_complete_counts_after_its_rows() {
+    for is_held in [true, false] {
+        for (index, (rows, changes, ends)) in cases().into_iter().enumerate() {
+            let mut bench = Bench::new();
+            bench.send(&[Wire::relation(&keyless())]);
+            let mut creation = bench.create_of(keyless(), choice(Some("qty > 5")));
+            let shape = Arc::clone(creation.shape());
+            creation.follow();
+            let snapshot = snapshot_before(bench.xid + 1);
+            if is_held {
+                bench.transact(&changes);
+                assert!(creation.begun(&snapshot, bench.lsn));
+            } else {
+                assert!(creation.begun(&snapshot, bench.lsn));
+                bench.transact(&changes);
+            }
+            rows.iter().for_each(|values| creation.rows(message(&shape, *values).into()).unwrap());
+            creation.seal().unwrap();
+            let done = bench.runtime.block_on(creation.complete());
+            assert_eq!(done, if ends { Err(Gone::Deleted) } else { Ok(()) }, "case {index}");
+            assert_eq!(shape.gone().is_some(), ends, "case {index}");
+        }
+    }
+}
+
+#[test]
+fn what_the_snapshot_has_seen_isnt_counted_again() {
+    let mut bench = Bench::new();
+    bench.send(&[Wire::relation(&keyless())]);
+    let mut creation = bench.create_of(keyless(), choice(None));
+    let shape = Arc::clone(creation.shape());
+    creation.follow();
+    bench.transact(&[insert(A)]);
+    assert!(creation.begun(&snapshot_before(bench.xid + 1), bench.lsn + 8));
+    creation.rows(message(&shape, A).into()).unwrap();
+    creation.seal().unwrap();
+    bench.runtime.block_on(creation.complete()).unwrap();
+    bench.transact(&[delete(A)]);
+    assert_eq!(shape.gone(), None);
+}
+
+#[test]
+fn a_transaction_that_was_cut_is_counted_once() {
+    let mut bench = Bench::with(|config| config.part_bytes = 1);
+    let shape = keyless_shape(&mut bench, choice(None), &[]);
+    let begin = bench.begin();
+    bench.send(&[begin.clone(), insert(A)]);
+    bench.follower.restart();
+    bench.send(&[Wire::relation(&keyless()), begin, insert(A), bench.commit()]);
+    bench.transact(&[delete(A)]);
+    assert_eq!((shape.gone(), brief(&shape).len()), (None, 2));
+}
+
+#[test]
+fn rows_are_counted_again_when_another_takes_over() {
+    // Rows of the snapshot, changes before, changes after, and whether those end the shape.
+    type Case = (Rows, Vec<Wire>, Vec<Wire>, bool);
+    let cases: [Case; 5] = [
+        (&[A], vec![], vec![delete(A)], false),
+        (&[A, A], vec![], vec![delete(A)], true),
+        (&[A], vec![insert(A)], vec![delete(A)], true),
+        (&[A], vec![delete(A), insert(B)], vec![insert(A), delete(A)], false),
+        (&[A, B], vec![update(A, B)], vec![delete(B)], true),
+    ];
+    for (index, (rows, before, after, ends)) in cases.into_iter().enumerate() {
+        for with_checkpoint in [true, false] {
+            let mut bench =
+                Bench::with(|config| (config.chunk_bytes, config.small_snapshot_bytes) = (10, 10));
+            let handle = keyless_shape(&mut bench, choice(None), rows).handle().to_owned();
+            bench.transact(&before);
+            if with_checkpoint {
+                bench.runtime.block_on(bench.store.checkpoint()).unwrap();
+            }
+            bench.store.end_writing();
+            bench.store.begin_writing().unwrap();
+            bench.follower = bench.store.follower();
+            bench.send(&[Wire::relation(&keyless())]);
+            let shape = bench.store.find(&handle).unwrap();
+            bench.transact(&after);
+            assert_eq!(shape.gone().is_some(), ends, "case {index}");
+        }
+    }
+}
+
+#[test]
+fn a_shape_of_a_release_that_didnt_count_goes_when_its_log_took_one_of_two() {
+    let mut bench = Bench::new();
+    let shapes =
+        [choice(None), choice(Some("qty > 5"))].map(|choice| keyless_shape(&mut bench, choice, &[A, A]));
+    let (mut text, place) = (Vec::new(), Place { lsn: bench.lsn + 100, op: 0, xid: 900 });
+    let gone = Change::Delete { row: &A.map(|value| Some(value.as_bytes())), to: None };
+    assert!(shapes[0].layout().change(&mut text, gone, place));
+    let ranges = vec![Range { from: 0, to: text.len() as u32, last_op: 0 }];
+    let touches = vec![Touch { shape: shapes[0].id, ranges }];
+    let changes = Changes { lsn: place.lsn, is_first: true, touches, text: text.into() };
+    bench.store.inner.enqueue(Record::Commit(changes, Commit { end: place.lsn + 8, earlier: Vec::new() }));
+    bench.store.end_writing();
+    assert_eq!(brief(&shapes[0]).len(), 1);
+    bench.store.begin_writing().unwrap();
+    bench.store.inner.queue().release();
+    assert_eq!(shapes.map(|shape| shape.gone().is_some()), [true, false]);
 }

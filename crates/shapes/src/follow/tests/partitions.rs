@@ -129,7 +129,8 @@ fn a_change_that_comes_under_the_partitioned_table_ends_the_shapes_of_its_partit
 
 #[test]
 fn a_snapshot_has_to_see_what_came_under_a_relative_before() {
-    // Of the partitioned table, what came under a partition; and of a partition, what came under the table.
+    // Of the partitioned table, what came under a partition; and of a partition, what came under
+    // the table.
     let (items, leaf) = (|| table(ITEMS, "items", vec![0]), leaf);
     for (made, comes_under) in [(items(), LEAF), (leaf(), ITEMS), (leaf(), LEAF), (items(), ITEMS)] {
         for sees_it in [true, false] {
