@@ -156,7 +156,8 @@ impl Inner {
         UNUSABLE.get(which).copied()
     }
 
-    /// If the directory can't be used, nothing is served any more: streams that wait for changes end.
+    /// If the directory can't be used, nothing is served any more: streams that wait for changes
+    /// end.
     pub(crate) fn judge(&self, error: &OpenError) {
         let Some(which) = UNUSABLE.iter().position(|unusable| error.unusable() == Some(*unusable)) else {
             return;

@@ -76,7 +76,8 @@ impl Shapes {
     /// the store has come; `None`: it has followed nothing yet.
     ///
     /// # Errors
-    /// When another process writes, the disk fails, or the directory is [unusable](Self::unusable). Then nothing is changed.
+    /// When another process writes, the disk fails, or the directory is [unusable](Self::unusable).
+    /// An unusable directory isn't changed.
     pub fn begin_writing(&self) -> Result<Option<Position>, OpenError> {
         writer::begin(&self.inner).inspect_err(|error| self.inner.judge(error))?;
         self.inner.usable_again();
@@ -97,8 +98,8 @@ impl Shapes {
         reading::refresh(&self.inner).inspect_err(|error| self.inner.judge(error))
     }
 
-    /// Why nothing of the store may be served: what this process has read is old, and it can't read on. Holds until the process begins to
-    /// write.
+    /// Why nothing of the store may be served: what this process has read is old, and it can't read
+    /// on. Holds until the process begins to write.
     pub fn unusable(&self) -> Option<Unusable> {
         self.inner.unusable()
     }

@@ -13,7 +13,8 @@ use super::files;
 use super::record::{self, CatalogHead, Kept, Note, Record, Unknown};
 use crate::definition::Table;
 
-/// Of the files that this program writes, and the only one that it reads. The store's module says when it is raised.
+/// Of the files that this program writes, and the only one that it reads. The docs of the store's
+/// module say when it is raised.
 pub(crate) const FORMAT: u32 = 1;
 
 pub(crate) const NAME: &str = "catalog";

@@ -13,15 +13,19 @@
 //! shape's files counts; what lies beyond was never visible, and is written again from the log.
 //!
 //! # Versions
-//! A directory that this version can't read is refused ([`OpenError::Format`], [`OpenError::Unreadable`]), and no byte of it changes.
-//! - The catalog's first record has the format of the whole directory ([`catalog::FORMAT`]). A version refuses every other one.
-//! - The format is raised with a new kind of record or note, a field whose meaning a reader must know, another kind of file, or another form
-//!   of the shapes' files. Whoever begins to write writes the catalog with its format before the first such record:
-//!   [`writer::begin`] says where.
-//! - A field that older versions may ignore, and lose, needs no other format: it has `#[serde(default)]`.
-//! - What all versions must be able to tell stays for ever: the frame of a record, the catalog's first record with its `format`, the
-//!   beginning of a segment (`forebay wal `, a version, a line break), and the first 28 bytes of `head`.
-//! - A record that is whole and that nobody here understands is a refusal all the same, should a version have forgotten that.
+//! A directory that this version can't read is refused ([`OpenError::Format`],
+//! [`OpenError::Unreadable`]), and no byte of it changes.
+//! - The catalog's first record has the format of the whole directory ([`catalog::FORMAT`]).
+//!   A version refuses every other one.
+//! - The format is raised with a new kind of record or note, with a field that readers must
+//!   understand, with another kind of file, or with another form of the shapes' files. A writer
+//!   writes the catalog with its format before the first such record: see [`writer::begin`].
+//! - A field that older versions may ignore, and lose, needs no other format: it has
+//!   `#[serde(default)]`.
+//! - These stay as they are in every version, so that each can recognise the others: the frame of
+//!   a record, the catalog's first record with its `format`, the beginning of a segment
+//!   (`forebay wal `, a version, a line break), and the first 28 bytes of `head`.
+//! - A whole record that this version doesn't understand is refused under any format.
 
 pub(crate) mod catalog;
 pub(crate) mod checkpoint;

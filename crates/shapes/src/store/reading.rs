@@ -2,7 +2,8 @@
 //!
 //! Invariant: a reader has applied the log up to its place, each record once, from a catalog on. Kept by: a place only moves forward, past what
 //! was applied, or to where a newer catalog says that the log goes on.
-//! What can't be read, or isn't where it was said to be, is refused: no reader takes it for the end of the log.
+//! A record that can't be understood, and a log that ends before what is durable, are errors: no
+//! reader takes them for the end of the log.
 
 use std::io;
 use std::sync::Arc;
@@ -24,8 +25,8 @@ pub(crate) struct Reading {
     pub(crate) catalog: u64,
 }
 
-/// Reads what is there at the start. Fails also if the log has a record that this version can't read after all that is known to be durable:
-/// whoever writes next would have to read it.
+/// Reads what is there at the start. Fails also if the log has a record that this version can't
+/// read after what is known to be durable: the next writer has to read it.
 pub(crate) fn open(inner: &Arc<Inner>) -> Result<(), OpenError> {
     refresh(inner)?;
     let durable = Head::read(&*inner.disk).unwrap_or_default().durable;
@@ -77,7 +78,8 @@ pub(crate) fn advance(
                 most = inner.files.unwritten() + inner.config.unwritten_bytes;
             }
         }
-        // What is durable was whole. Whoever goes on in another segment has synced the one before, or cut it after its last record.
+        // What is durable is whole, and so is a segment with a successor: the writer has synced it,
+        // or cut it after its last record.
         let is_last = limit.is_some() || !wal::segments(disk)?.contains(&(place.segment + 1));
         let is_whole = limit.map_or(is_last || records.is_at_end(), |durable| records.at() >= durable);
         if !is_whole {

@@ -2,7 +2,8 @@
 //!
 //! Invariant: what [`next`] returns was written by [`frame`], whole; whatever else lies in a file, it returns nothing and never panics.
 //! Kept by: a frame is its payload's length, the CRC-32C of both, and the payload. A length of 0 ends a file.
-//! A whole frame whose payload this version doesn't understand is [`Unknown`], never the end: a newer version wrote it.
+//! A whole frame whose payload this version doesn't understand is [`Unknown`], never the end: a
+//! newer version wrote it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -238,7 +239,8 @@ fn note_name(payload: &Bytes) -> Option<String> {
     note.into_keys().next().map(|name| name.chars().take(64).collect())
 }
 
-/// Returns the record at the beginning of `bytes`, and its length with its frame; `None`: there is no whole one.
+/// Returns the record at the beginning of `bytes`, and its length with its frame; `None`: there is
+/// no whole one.
 ///
 /// Fails if there is a whole one that this version doesn't understand.
 pub(crate) fn next(bytes: &Bytes) -> Result<Option<(Record, usize)>, Unknown> {

@@ -4,10 +4,11 @@
 //! Kept by: a segment is made, with its name, before anything is written to it; the next one begins only after the last was synced, and
 //! nobody writes to a segment that another process began.
 //! Only the torn end of the last segment is cut. Where a record isn't whole:
-//! - before what the [head](super::head) says to be durable, or in a segment that another one follows, the log is damaged, and refused;
-//! - after that, it was never acknowledged: the log ends there, though whole records may follow, since a disk may write the
-//!   pages of one append in any order. After a power failure the head may be old, or gone. Then damage to the last segment can't be
-//!   told from such an append.
+//! - before what the [head](super::head) says to be durable, or in a segment that has a successor,
+//!   the log is damaged, and refused;
+//! - after that, the record was never acknowledged: the log ends there. Whole records may follow,
+//!   since a disk may write the pages of one append in any order. After a power failure the head
+//!   may be old, or gone; then damage to the last segment can't be told from such an append.
 
 #[cfg(test)]
 mod tests;
@@ -151,7 +152,8 @@ impl Records {
         Ok(Some(Records { file, segment: from.segment, at: from.at, end, window: Bytes::new() }))
     }
 
-    /// Returns the next one; `None`: there is no other whole one. Fails if this version doesn't understand it.
+    /// Returns the next one; `None`: there is no other whole one. Fails if this version doesn't
+    /// understand it.
     pub(crate) fn next(&mut self) -> Result<Option<Record>, OpenError> {
         loop {
             let next = record::next(&self.window).map_err(|unknown| OpenError::Unreadable {
@@ -199,8 +201,9 @@ pub(crate) fn cut(disk: &dyn Disk, end: Place) -> io::Result<()> {
 
 /// Makes sure of what may have been written but never synced: whole records from a place on are written again, as they are, and synced.
 /// After a sync that failed they can be read, but aren't on the disk, and another sync wouldn't bring them there. Without a place, the machine
-/// has started since, and what can be read is on the disk. Returns where the log ends. Writes nothing if there is a record that this version
-/// can't read.
+/// has started since, and what can be read is on the disk. Returns where the log ends.
+///
+/// Writes nothing if there is a record that this version can't read.
 pub(crate) fn secure(disk: &dyn Disk, from: Option<Place>) -> Result<Option<Place>, OpenError> {
     let passed = read_through(disk, from.unwrap_or_default())?;
     for (start, records) in passed.iter().filter(|_| from.is_some()) {
@@ -217,8 +220,8 @@ pub(crate) fn secure(disk: &dyn Disk, from: Option<Place>) -> Result<Option<Plac
     Ok(passed.last().map(|(start, records)| Place { segment: start.segment, at: records.at() }))
 }
 
-/// Fails if the log has something from a place on that this version can't read. Whatever else is wrong with it is left to those who apply it:
-/// there may be no log yet, or another process is writing there.
+/// Fails if the log has something from a place on that this version can't read. All other errors
+/// are left to recovery: there may be no log yet, or another process is writing there.
 pub(crate) fn check_readable(disk: &dyn Disk, from: Place) -> Result<(), OpenError> {
     match read_through(disk, from) {
         Err(error @ OpenError::Unreadable { .. }) => Err(error),
@@ -226,7 +229,8 @@ pub(crate) fn check_readable(disk: &dyn Disk, from: Place) -> Result<(), OpenErr
     }
 }
 
-/// Reads the log from a place on. Returns, of each segment, where that was, and its records, all of them passed.
+/// Reads the log from a place on. Returns the segments: where reading began, and the records, all
+/// of them passed.
 fn read_through(disk: &dyn Disk, from: Place) -> Result<Vec<(Place, Records)>, OpenError> {
     let mut passed = Vec::new();
     for segment in segments(disk)?.into_iter().filter(|segment| *segment >= from.segment) {

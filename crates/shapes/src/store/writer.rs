@@ -62,7 +62,8 @@ pub(crate) fn begin(inner: &Arc<Inner>) -> Result<(), OpenError> {
     disk.sync_dir("")?;
     let right = disk.try_lock()?.ok_or(OpenError::Locked)?;
     let head = Head::read(disk);
-    // First what is known to be durable, and then the rest of the log: what this version can't read is refused before anything is written.
+    // First what is known to be durable, and then the rest of the log: what this version can't read
+    // is refused before anything is written.
     if head.is_some() {
         reading::advance(inner, reading, head)?;
     }
@@ -84,8 +85,8 @@ pub(crate) fn begin(inner: &Arc<Inner>) -> Result<(), OpenError> {
     let is_new = reading.is_none();
     let has_news = reading.is_some_and(|reading| reading.place > Place::start(reading.catalog));
     let reading = reading.get_or_insert(Reading { place: wal.place(), catalog: segment });
-    // The catalog has the format. A version that raises it writes the whole checkpoint here, also where there was a catalog: before the
-    // first record of a new kind can be in the log.
+    // The catalog has the format. A version that raises it writes a whole checkpoint here, also if
+    // there is a catalog: before the first record of a new kind can be in the log.
     if is_new {
         Checkpoint::capture(inner, segment).write_catalog(inner)?;
     }

@@ -39,8 +39,8 @@ fn checksum(bytes: &[u8]) -> u32 {
     })
 }
 
-/// Appends a record of a kind that this version doesn't know to the log, where the writer has come to, as a newer version would. Returns the
-/// log's segment, and where the record ends.
+/// Appends a record of a kind that this version doesn't know to the log, where the writer has come
+/// to, as a newer version would. Returns the log's segment, and where the record ends.
 fn append_unknown(dir: &Path) -> (u64, u64) {
     let head = fs::read(dir.join("head")).unwrap();
     let number = |at: usize| u64::from_le_bytes(head[at * 8..at * 8 + 8].try_into().unwrap());

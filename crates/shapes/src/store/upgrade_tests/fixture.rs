@@ -1,4 +1,5 @@
-//! A folder that an earlier version wrote, and what its clients were served. Every later version opens it without a refetch.
+//! A folder that an earlier version wrote, and what its clients were served. Every later version
+//! opens it without a refetch.
 //!
 //! `tests/fixtures/README.md` says how a folder is made.
 
@@ -51,7 +52,8 @@ struct ExpectedShape {
     log_end: String,
 }
 
-/// Logs of some lines are long, large snapshots have a file, and transactions of some rows have parts.
+/// Logs of some lines are long, large snapshots have a file, and transactions of some rows have
+/// parts.
 fn small(config: &mut StoreConfig) {
     (config.chunk_bytes, config.compact_bytes) = (300, 400);
     (config.small_snapshot_bytes, config.part_bytes) = (300, 400);
@@ -143,7 +145,8 @@ fn served(shape: &Shape) -> ExpectedShape {
     }
 }
 
-/// Writes everything that a folder may have. Returns what clients were served, and what has to live until the folder was copied.
+/// Writes everything that a folder may have. Returns what clients were served, and the creations
+/// that must not be dropped before the folder was copied.
 fn write_everything() -> (Bench, Expected, Vec<Creation>) {
     let mut bench = Bench::with(small);
     bench.runtime.block_on(bench.store.adopt(ORIGIN.to_owned())).unwrap();
@@ -324,7 +327,7 @@ fn a_folder_of_an_earlier_version_is_read_and_written_on() {
 }
 
 #[test]
-fn whoever_looks_at_a_folder_of_a_newer_version_is_told_so() {
+fn looking_at_a_folder_of_a_newer_version_says_so() {
     for fixture in fixtures().into_iter().filter(|fixture| fixture.ends_with("store-1")) {
         let folder = Copied::of(&fixture, "newer");
         assert_eq!(Glance::at(&folder.0).unwrap().unwrap().shapes, 8);

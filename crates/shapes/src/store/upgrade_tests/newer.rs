@@ -1,4 +1,5 @@
-//! What a newer version wrote, and what is damaged, is refused by name; no byte of the folder changes.
+//! What a newer version wrote, and what is damaged, is refused by name; no byte of the folder
+//! changes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -78,7 +79,8 @@ fn framed(note: Note) -> Vec<u8> {
     bytes
 }
 
-/// Changes a folder as another process does; then neither an instance that starts, nor one that was reading, uses it or changes it.
+/// Changes a folder as another process does; then neither an instance that starts, nor one that was
+/// reading, uses it or changes it.
 #[track_caller]
 fn is_refused(change: impl Fn(&SimulatedDisk), expected: Unusable, is_expected: impl Fn(&OpenError) -> bool) {
     let disk = written();
@@ -94,7 +96,7 @@ fn is_refused(change: impl Fn(&SimulatedDisk), expected: Unusable, is_expected: 
     assert!(refused(&error), "{error}");
     assert_eq!(beside.unusable(), Some(expected));
     assert!(!beside.is_writing());
-    assert!(disk.try_lock().unwrap().is_some(), "whoever can read it may write");
+    assert!(disk.try_lock().unwrap().is_some(), "the lock is given back");
     assert_eq!(contents(&disk), before);
 }
 
@@ -160,7 +162,7 @@ fn an_unknown_record_at_the_end_of_the_log_is_refused_whether_it_is_known_to_be_
 }
 
 #[test]
-fn an_unknown_record_after_a_whole_one_that_nobody_has_heard_of_is_refused() {
+fn an_unknown_record_after_a_whole_one_beyond_the_head_is_refused() {
     let change = |disk: &SimulatedDisk| {
         append(disk, &framed(Note::Advance { lsn: 9000 }));
         append(disk, &framed_payload(&[9]));
@@ -300,7 +302,7 @@ impl Listener for Ends {
 }
 
 #[test]
-fn whoever_listens_to_a_store_that_cant_be_read_on_hears_that_it_has_ended() {
+fn listeners_to_a_store_that_cant_be_read_on_are_ended() {
     let disk = written();
     let store = open(&disk).unwrap();
     let shape = store.all().remove(0);
