@@ -206,8 +206,9 @@ test('a collection on demand loads what queries ask for, and follows it', LIMIT,
 test('a collection on demand loads pages by text, and more of them', LIMIT, async (t) => {
   const things = await table('id int PRIMARY KEY, title text');
   await sql(`INSERT INTO ${things} SELECT n, 'title ' || lpad(n::text, 3, '0') FROM generate_series(1, 60) n`);
-  const index = { autoIndex: 'eager', defaultIndexType: BasicIndex };
-  const { collection, query, rows } = collect(t, things, { syncMode: 'on-demand', ...index });
+  // Only what it can order itself without a locale, it asks for in pages.
+  const options = { defaultStringCollation: { stringSort: 'lexical' }, autoIndex: 'eager', defaultIndexType: BasicIndex };
+  const { collection, query, rows } = collect(t, things, { syncMode: 'on-demand', ...options });
   const page = query((q) =>
     q
       .from({ thing: collection })
@@ -240,7 +241,9 @@ test('a collection on demand loads by enums and by lengths', LIMIT, async (t) =>
     'id int PRIMARY KEY, title text, state state',
     `(1, 'a', 'open'), (2, 'bb', 'paid'), (3, 'ccc', 'done'), (4, 'd', NULL)`,
   );
-  const { collection, query } = collect(t, things, { syncMode: 'on-demand' });
+  // An update of a row that it has not loaded is of use to it only if the row is whole.
+  const shapeOptions = { params: { table: things, replica: 'full' } };
+  const { collection, query } = collect(t, things, { syncMode: 'on-demand', shapeOptions });
   const found = async (build) => {
     const some = query((q) => build(q.from({ thing: collection })));
     await within('the query is ready', some.preload());

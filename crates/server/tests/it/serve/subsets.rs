@@ -110,7 +110,9 @@ async fn postgres_judges_what_our_own_filter_does_not_know() {
             for (place, value) in params.iter().enumerate() {
                 sql = sql.replace(&format!("${}", place + 1), &format!("'{}'", value.replace('\'', "''")));
             }
-            let sql = format!("SET TimeZone = 'UTC'; SELECT id FROM things WHERE {sql} ORDER BY id");
+            let sql = format!(
+                "SET TimeZone = 'UTC'; SET search_path = public, \"o\"\"ther\"; SELECT id FROM things WHERE {sql} ORDER BY id"
+            );
             let rows =
                 place.postgres.query(&place.database, &sql).unwrap_or_else(|error| panic!("{sql}: {error}"));
             let expected: Vec<_> = rows.into_iter().map(|mut row| row.remove(0).unwrap()).collect();
@@ -258,7 +260,7 @@ async fn no_clause_gets_out_of_the_row() {
         let serve = place.serve().await;
         for clause in ATTACKS {
             let said = complaint(&subset(&serve, &[("table", "things")], clause, &[]).await, clause);
-            assert!(!said.contains("secret") || clause.contains("secret"), "{clause}: {said}");
+            assert!(!said.contains("top secret"), "{clause}: {said}");
             // As a parameter it is a text like any other; and a text that ends where it shouldn't doesn't either.
             let answer =
                 subset(&serve, &[("table", "things")], "word ~ 'nothing' OR word > $1 || $1", &[clause])
