@@ -26,6 +26,7 @@ impl<'a> Followed<'a> {
         let database = server.create_database("followed").unwrap();
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let folder = std::env::temp_dir().join(format!("forebay-journal-{}-{number}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&folder); // of a killed process that had our number
         std::fs::create_dir_all(&folder).unwrap();
         Followed { slot: format!("slot_{database}"), server, database, folder }
     }

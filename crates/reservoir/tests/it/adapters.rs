@@ -13,10 +13,10 @@ fn reservoir(config: ReservoirConfig) -> Reservoir<PostgresClient> {
     Reservoir::start(connect, config.checkout_timeout(PATIENCE), limits).unwrap()
 }
 
-/// Connections of half a second, less the guard window.
+/// Connections of three seconds, less the guard window: long enough that the first use of one is not its last.
 fn short_lived() -> ReservoirConfig {
     ReservoirConfig::new(4)
-        .base_lifetime(Duration::from_millis(500))
+        .base_lifetime(Duration::from_secs(3))
         .lifetime_jitter(Duration::ZERO)
         .guard_window(Duration::from_millis(100))
 }

@@ -41,8 +41,7 @@ async fn all_of_them_are_counted_and_pass_promtool() {
     let limits = || Limits::local().rate(RateConfig::per_second(1e6)).connections(10);
 
     let connect = PostgresConnect::new(&Postgres::shared().url("postgres")).unwrap();
-    let config =
-        ReservoirConfig::new(2).service("shop").low_watermark(2).leak_after(Duration::from_millis(50));
+    let config = ReservoirConfig::new(2).service("shop").low_watermark(2).leak_after(Duration::from_secs(2));
     let reservoir = Reservoir::start(connect, config, limits()).unwrap();
     reservoir.initial_fill(PATIENCE).await.unwrap();
     let (mut bad, held) = (reservoir.checkout().await.unwrap(), reservoir.checkout().await.unwrap());

@@ -287,7 +287,7 @@ async fn a_wrong_password_is_said_so_and_a_new_one_is_used_at_once() {
         PostgresConnect::builder(&url).unwrap().password_from(PasswordFile::new(&file)).build().unwrap();
     let limits = Limits::local().rate(RateConfig::per_second(1e6));
     let reservoir = start_with(connect, ReservoirConfig::new(2).low_watermark(2), limits);
-    let error = reservoir.initial_fill(Duration::from_millis(500)).await.unwrap_err();
+    let error = reservoir.initial_fill(Duration::from_secs(3)).await.unwrap_err();
     assert!(matches!(&error.why, Shortage::Connect { kind: ConnectErrorKind::Refused, .. }), "{error:?}");
     assert!(!error.to_string().contains("wrong"), "{error}");
     std::fs::write(&file, "first\n").unwrap();
@@ -307,10 +307,13 @@ async fn a_wrong_password_is_said_so_and_a_new_one_is_used_at_once() {
 #[tokio::test]
 async fn no_more_connections_are_opened_per_second_than_the_rate_allows() {
     const TARGET: u32 = 40;
+    const RATE: f64 = 10.0;
+    /// How much later than its token a busy machine may begin a connection, in seconds.
+    const SLACK: f64 = 1.5;
     let url = Postgres::shared().url(&Postgres::shared().create_database("rate").unwrap());
     let observer = observer(&url).await;
     let other = observer.checkout().await.unwrap();
-    let rate = Limits::local().rate(RateConfig::per_second(20.0).burst(4));
+    let rate = Limits::local().rate(RateConfig::per_second(RATE).burst(4));
     let config = ReservoirConfig::new(TARGET).low_watermark(TARGET);
     let reservoir = start_with(PostgresConnect::new(&url).unwrap(), config, rate);
     reservoir.initial_fill(PATIENCE).await.unwrap();
@@ -321,9 +324,9 @@ async fn no_more_connections_are_opened_per_second_than_the_rate_allows() {
     // A token is spent before the dial and the server's clock is read after it: a busy machine may bring two of them closer
     // together, but over the whole filling it can't hide that there were too many.
     let took = starts[starts.len() - 1] - starts[0];
-    assert!(took >= (f64::from(TARGET) - 1.0 - 4.0) / 20.0 - 0.2, "{TARGET} in {took} s");
+    assert!(took >= (f64::from(TARGET) - 1.0 - 4.0) / RATE - SLACK, "{TARGET} in {took} s");
     for (first, last) in starts.iter().zip(&starts[24..]) {
-        assert!(last - first > 0.8, "25 within {} s", last - first);
+        assert!(last - first >= 20.0 / RATE - SLACK, "25 within {} s", last - first);
     }
 }
 

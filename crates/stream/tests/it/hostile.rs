@@ -32,10 +32,15 @@ fn a_head_that_trickles_in_is_cut_off_in_time_and_told_so() {
 #[test]
 fn half_a_head_and_then_nothing_gets_a_408() {
     on_both_runtimes(async || {
-        let site = Site::start(|config| config.header_read_timeout = Duration::from_millis(100)).await;
+        // Long enough that each has said something before.
+        let site = Site::start(|config| config.header_read_timeout = Duration::from_secs(1)).await;
+        let mut clients = Vec::new();
         for begin in ["GET /echo HTTP/1.1\r\nhost:", "G", "P", "PR"] {
             let mut client = Client::connect(site.address).await;
             client.send(begin).await;
+            clients.push((begin, client));
+        }
+        for (begin, mut client) in clients {
             let answer = String::from_utf8(client.rest().await).unwrap();
             assert!(answer.starts_with("HTTP/1.1 408 Request Timeout\r\n"), "{begin}: {answer}");
         }
@@ -60,7 +65,7 @@ fn half_a_preface_of_http2_gets_no_answer_of_http1() {
 fn a_head_that_began_behind_another_request_has_the_deadline_of_a_head() {
     on_both_runtimes(async || {
         for way in BRIEF_AND_HYPER {
-            let timeout = Duration::from_millis(200);
+            let timeout = Duration::from_secs(1);
             let mut site = Site::start(|config| config.header_read_timeout = timeout).await;
             let mut client = Client::ask(site.address, &format!("GET /dead HTTP/1.1{way}")).await;
             let mut stream = site.stream().await;
@@ -79,7 +84,7 @@ fn a_head_that_began_behind_another_request_has_the_deadline_of_a_head() {
 #[test]
 fn the_second_head_of_a_connection_has_a_deadline_too() {
     on_both_runtimes(async || {
-        let site = Site::start(|config| config.header_read_timeout = Duration::from_millis(200)).await;
+        let site = Site::start(|config| config.header_read_timeout = Duration::from_secs(1)).await;
         let mut client = Client::connect(site.address).await;
         client.send("POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\nok").await;
         client.until("\r\n\r\nok").await;

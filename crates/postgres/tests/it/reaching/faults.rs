@@ -110,7 +110,7 @@ async fn a_way_that_is_cut_reset_or_blocked_for_a_while_costs_nothing() {
 #[tokio::test]
 async fn a_way_that_stays_blocked_is_given_up_and_costs_nothing() {
     // So that the server gives up, too, and lets go of the lock.
-    let server = Postgres::builder().config("wal_sender_timeout", "1s").start().unwrap();
+    let server = Postgres::builder().config("wal_sender_timeout", "4s").start().unwrap();
     let followed = Followed::new(&server);
     let proxy = Proxy::start(server.addr());
     let url = format!("postgres://postgres@{}/{}", proxy.addr(), followed.database);

@@ -56,7 +56,7 @@ async fn rubbish_is_told_from_postgres() {
 async fn the_time_for_a_connection_covers_all_of_it() {
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = silent.local_addr().unwrap().port();
-    let limit = Duration::from_millis(200);
+    let limit = Duration::from_secs(1);
     for (mode, step) in
         [("disable", "authenticating"), ("prefer", "negotiating TLS"), ("require", "negotiating TLS")]
     {
@@ -67,7 +67,7 @@ async fn the_time_for_a_connection_covers_all_of_it() {
         let error = open_by(&connect).await.unwrap_err();
         assert!(begun.elapsed() >= limit);
         assert_eq!(error.kind(), ConnectErrorKind::Unreachable);
-        let said = format!("127.0.0.1:{port}: no answer within 200ms while {step}");
+        let said = format!("127.0.0.1:{port}: no answer within 1s while {step}");
         assert!(error.to_string().contains(&said), "{error}");
     }
 }
@@ -80,7 +80,7 @@ async fn a_host_that_doesnt_answer_leaves_time_for_the_next() {
     let hosts = format!("127.0.0.1:{port},127.0.0.1:{}", postgres.port());
     let connect =
         PostgresConnect::builder(&format!("postgres://postgres@{hosts}/postgres?sslmode=disable")).unwrap();
-    open_by(&connect.connect_timeout(Duration::from_secs(3)).build().unwrap()).await.unwrap();
+    open_by(&connect.connect_timeout(Duration::from_secs(6)).build().unwrap()).await.unwrap();
 }
 
 #[tokio::test]
@@ -90,7 +90,7 @@ async fn a_server_that_stops_while_it_authenticates_is_unreachable() {
     proxy.stall(Direction::ToClient);
     let url = format!("postgres://postgres:secret@{}/postgres?sslmode=disable", proxy.addr());
     let connect =
-        PostgresConnect::builder(&url).unwrap().connect_timeout(Duration::from_millis(300)).build().unwrap();
+        PostgresConnect::builder(&url).unwrap().connect_timeout(Duration::from_secs(1)).build().unwrap();
     let error = open_by(&connect).await.unwrap_err();
     assert_eq!(error.kind(), ConnectErrorKind::Unreachable);
     assert!(error.to_string().contains("while authenticating"), "{error}");

@@ -119,10 +119,10 @@ fn runs(pid: u32) -> bool {
 #[tokio::test]
 async fn a_program_that_takes_too_long_is_killed_with_all_that_it_started() {
     let folder = Folder::new();
-    let command = shell(LINGERS).args(["sh"]).arg(&folder.0).timeout(Duration::from_secs(2));
+    let command = shell(LINGERS).args(["sh"]).arg(&folder.0).timeout(Duration::from_secs(5));
     let asking = tokio::spawn(async move { refusal(&command).await });
     let pids = pids(&folder).await;
-    assert_eq!(asking.await.unwrap(), "password command sh: didn't end within 2s and was killed");
+    assert_eq!(asking.await.unwrap(), "password command sh: didn't end within 5s and was killed");
     eventually("it is dead", false, async || pids.iter().any(|pid| runs(*pid))).await;
 }
 
