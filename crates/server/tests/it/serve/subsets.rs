@@ -1,4 +1,5 @@
-//! Subsets: Postgres judges their clauses, and no clause gets out of the shape, the row or the statement.
+//! Subsets: Postgres judges their clauses, and no clause gets out of the shape, the row or the
+//! statement.
 
 use std::time::{Duration, Instant};
 
@@ -142,7 +143,8 @@ async fn a_subset_s_clause_tells_nothing_of_rows_outside_the_shape() {
          INSERT INTO orders VALUES (1, 7, 10, '1'), (2, 8, 20, 'theirs'), (3, 7, 30, '3')",
     );
     let serve = place.serve().await;
-    // A proxy's clause that costs more than the client's: Postgres begins with the cheaper one of an AND.
+    // A proxy's clause that costs more than the client's: Postgres begins with the cheaper one of
+    // an AND.
     let shape = [("table", "orders"), ("where", "owner + 0 + 0 + 0 + 0 + 0 + 0 + 0 + 0 = 7")];
     for clause in ["1 / (total - 20) <> 5", "note::int4 > 0", "length(note) > 0 AND note::int4 > 0"] {
         assert_eq!(ids(&subset(&serve, &shape, clause, &[]).await), ["1", "3"], "{clause}");
@@ -266,7 +268,8 @@ async fn no_clause_gets_out_of_the_row() {
         for clause in ATTACKS {
             let said = complaint(&subset(&serve, &[("table", "things")], clause, &[]).await, clause);
             assert!(!said.contains("top secret"), "{clause}: {said}");
-            // As a parameter it is a text like any other; and a text that ends where it shouldn't doesn't either.
+            // As a parameter it is a text like any other; and a text that ends where it shouldn't
+            // doesn't either.
             let answer =
                 subset(&serve, &[("table", "things")], "word ~ 'nothing' OR word > $1 || $1", &[clause])
                     .await;
