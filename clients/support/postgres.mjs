@@ -16,8 +16,9 @@ const DISPLAY = {
 };
 
 /**
- * Makes an empty database. `FOREBAY_TEST_DATABASE_URL` is a superuser's, of a Postgres with wal_level=logical. With
- * `FOREBAY_TEST_ICU_LOCALE` it orders texts by the rules of that locale, and not by their bytes.
+ * Makes an empty database. `FOREBAY_TEST_DATABASE_URL` is a superuser's, of a Postgres with
+ * wal_level=logical. With `FOREBAY_TEST_ICU_LOCALE` it orders texts by the rules of that locale, and
+ * not by their bytes.
  */
 export async function makeDatabase(purpose) {
   const server = process.env.FOREBAY_TEST_DATABASE_URL;

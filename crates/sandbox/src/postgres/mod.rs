@@ -139,8 +139,8 @@ impl Postgres {
         self.create_database_with(prefix, "")
     }
 
-    /// As [`Postgres::create_database`], with a locale of ICU, such as `en-US`: texts are ordered by its rules, not by
-    /// their bytes.
+    /// As [`Postgres::create_database`], with a locale of ICU, such as `en-US`: texts are ordered
+    /// by its rules, not by their bytes.
     ///
     /// # Errors
     /// When the server doesn't run, was built without ICU, or doesn't know the locale.

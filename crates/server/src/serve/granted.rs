@@ -62,8 +62,9 @@ pub(super) fn clause(grant: Option<&Grant>, table: &Table) -> Result<Option<Stri
     Ok(filter.map(|filter| filter.canonical().to_owned()))
 }
 
-/// One clause within another, as SQL: `inner` is judged only where `outer` is true. With AND alone Postgres is free to begin with
-/// either, and a division by zero, say, would tell of a row that nobody may see. An index can still be used for `outer`.
+/// One clause within another, as SQL: `inner` is judged only where `outer` is true. With AND alone
+/// Postgres is free to begin with either, and a division by zero, say, would tell of a row that
+/// nobody may see. An index can still be used for `outer`.
 pub(super) fn within(outer: &str, inner: &str) -> String {
     format!("({outer}) AND (CASE WHEN ({outer}) THEN ({inner}) ELSE false END)")
 }

@@ -382,6 +382,11 @@ impl Making {
 
     /// What clauses may use of Postgres itself; it is asked once for each major version.
     pub(super) async fn builtins(&self, server_version: u32) -> Result<Arc<Builtins>, Refusal> {
+        let asking = timeout(ASKING, self.ask_builtins(server_version));
+        asking.await.unwrap_or(Err(Refusal::DatabaseUnreachable))
+    }
+
+    async fn ask_builtins(&self, server_version: u32) -> Result<Arc<Builtins>, Refusal> {
         let mut known = self.builtins.lock().await;
         if let Some((_, builtins)) = known.as_ref().filter(|(version, _)| *version == server_version) {
             return Ok(Arc::clone(builtins));

@@ -145,9 +145,10 @@ fn wrong(error: &dyn std::fmt::Display) -> Refusal {
     Invalid::in_subset("where", error).into()
 }
 
-/// A clause that our own filter can't judge as Postgres does. Postgres judges it, so it may use whatever reads nothing but the
-/// row ([`Builtins`]). Columns whose type is neither Postgres' own nor an enum are left out: their operators are in other
-/// schemas, and Postgres would take others for them.
+/// A clause that our own filter can't judge as Postgres does. Postgres judges it, so it may use
+/// whatever reads nothing but the row ([`Builtins`]). Columns whose type is neither Postgres' own
+/// nor an enum are left out: their operators are in other schemas, and Postgres would take others
+/// for them.
 fn foreign(
     text: &str,
     params: &[&str],

@@ -1,15 +1,17 @@
 //! Clauses that only Postgres judges: read into a tree, and written again from it.
 //!
-//! Invariant: nothing that a client wrote reaches Postgres as it was written. [`Expression::sql`] is written from a tree: every
-//! name in double quotes, every text in single quotes (for `standard_conforming_strings = on`), every operand in
-//! parentheses. It has no subquery, no aggregate, no window, no row and no `*`, for the tree can't hold any.
+//! Invariant: nothing that a client wrote reaches Postgres as it was written. [`Expression::sql`]
+//! is written from a tree: every name in double quotes, every text in single quotes (for
+//! `standard_conforming_strings = on`), every operand in parentheses. It has no subquery, no
+//! aggregate, no window, no row and no `*`, for the tree can't hold any.
 //! Invariant: every column is one of the schema's; a name that isn't is refused in Postgres' words.
-//! Not here: which functions, operators and types may be used. The caller asks [`Expression::calls`],
-//! [`Expression::operators`] and [`Expression::types`], and refuses what it doesn't know.
+//! Not here: which functions, operators and types may be used. The caller asks
+//! [`Expression::calls`], [`Expression::operators`] and [`Expression::types`], and refuses what it
+//! doesn't know.
 //!
-//! Bounds: a clause's length and depth, as for [`Filter`](super::Filter); [`MAX_CALLS`] calls, since Postgres looks at
-//! its statement_timeout only between them; and [`MAX_NESTED`] calls, casts and arrays within one another, since each
-//! may make its value several times as long.
+//! Bounds: a clause's length and depth, as for [`Filter`](super::Filter); [`MAX_CALLS`] calls,
+//! since Postgres looks at its statement_timeout only between them; and [`MAX_NESTED`] calls, casts
+//! and arrays within one another, since each may make its value several times as long.
 
 use std::collections::BTreeSet;
 
@@ -45,8 +47,8 @@ pub struct Expression {
 }
 
 impl Expression {
-    /// Reads a clause; `$1` stands for `params[0]`, as a constant in quotes would. Types are of `pg_catalog`, or one of
-    /// `enums`; an enum may be named without its schema.
+    /// Reads a clause; `$1` stands for `params[0]`, as a constant in quotes would. Types are of
+    /// `pg_catalog`, or one of `enums`; an enum may be named without its schema.
     ///
     /// # Errors
     /// See [`FilterError`]: what the grammar doesn't know is refused by name.
@@ -313,7 +315,8 @@ mod tests {
     }
 
     proptest! {
-        /// What is written reads as what it was written from: nothing in a clause ends the text or the name that it is in.
+        /// What is written reads as what it was written from: nothing in a clause ends the text or
+        /// the name that it is in.
         #[test]
         fn what_is_written_reads_as_the_same_tree(
             text in "(id|note|\\$1|'|''|\"|\"id\"|E'|\\\\|--|/\\*|\\*/|;|\\$\\$|::|text|\\(|\\)|\\[|\\]|ARRAY|lower|[=<>+*~!@#?|-]|,|1|1\\.5e3| |\n){1,24}",

@@ -117,7 +117,8 @@ impl Filter {
         conditions::of(&self.expr)
     }
 
-    /// Whether Postgres may fail on a row: on a cast, arithmetic, a pattern. Comparisons never fail.
+    /// Whether Postgres may fail on a row: on a cast, arithmetic, a pattern. Comparisons never
+    /// fail.
     pub fn may_fail(&self) -> bool {
         let mut may_fail = false;
         typing::each(&self.expr, &mut |expr| may_fail |= !typing::never_fails(expr));

@@ -1,12 +1,15 @@
 //! Which functions, operators and types of Postgres a client's clause may use.
 //!
-//! Invariant: whatever Postgres takes for a name that is allowed here reads nothing but its arguments: no table, no
-//! catalog, no file, no setting that a client could learn from; and it changes nothing.
-//! Kept by: only what came with Postgres counts (`oid < 16384`, in `pg_catalog`, which is the whole search_path of such a
-//! statement). A function is allowed for a number of arguments if each function that Postgres might take is immutable, no
-//! aggregate and no set, and takes values of plain types. A type is allowed if its texts are read without the catalog.
+//! Invariant: whatever Postgres takes for a name that is allowed here reads nothing but its
+//! arguments: no table, no catalog, no file, no setting that a client could learn from; and it
+//! changes nothing.
+//! Kept by: only what came with Postgres counts (`oid < 16384`, in `pg_catalog`, which is the whole
+//! search_path of such a statement). A function is allowed for a number of arguments if each
+//! function that Postgres might take is immutable, no aggregate and no set, and takes values of
+//! plain types. A type is allowed if its texts are read without the catalog.
 //!
-//! Functions that make long values of short ones are left out: Postgres has no bound for a statement's memory.
+//! Functions that make long values of short ones are left out: Postgres has no bound for a
+//! statement's memory.
 
 use std::collections::{HashMap, HashSet};
 
@@ -28,8 +31,9 @@ const LENGTHENING: &str = "array_fill,array_replace,bit,bpchar,concat_ws,encode,
 const POLYMORPHIC: &str = "any,anyelement,anyarray,anynonarray,anyenum,anyrange,anymultirange,anycompatible,\
     anycompatiblearray,anycompatiblenonarray,anycompatiblerange,anycompatiblemultirange";
 
-/// A row for each type, operator and function: what it is, its name, how many arguments it takes, whether it is allowed.
-/// An array's input function is stable, and so no array is among the types; an oid as an argument names something of the catalog.
+/// A row for each type, operator and function: what it is, its name, how many arguments it takes,
+/// whether it is allowed. An array's input function is stable, and so no array is among the types;
+/// an oid as an argument names something of the catalog.
 const ASKING: &str = "
 WITH plain AS (
     SELECT t.oid, t.typname, t.typarray FROM pg_type t JOIN pg_proc p ON p.oid = t.typinput

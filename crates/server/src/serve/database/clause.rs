@@ -120,7 +120,8 @@ impl Refusal {
     }
 }
 
-/// From a character in a statement, from 1, to one in `SELECT 1 WHERE …`, from 0, as libpg_query counts. The end of the clause is a place, too.
+/// From a character in a statement, from 1, to one in `SELECT 1 WHERE …`, from 0, as libpg_query
+/// counts. The end of the clause is a place, too.
 fn location(position: usize, before: &str, clause: &str) -> Option<usize> {
     let in_clause = position.checked_sub(before.chars().count())?;
     (1..=clause.chars().count() + 1).contains(&in_clause).then_some(PREFIX.len() + in_clause - 1)

@@ -58,7 +58,8 @@ pub struct SnapshotQuery<'a> {
     pub selected: &'a [usize],
     /// The rows of which this is true: SQL that names nothing but columns, such as `Filter::canonical`. `None`: all.
     pub clause: Option<&'a str>,
-    /// Has Postgres analyse the clause before it runs: what fails then is the clause, and whatever fails later is a row.
+    /// Has Postgres analyse the clause before it runs: what fails then is the clause, and whatever
+    /// fails later is a row.
     pub analyses: bool,
     /// None of those: the clause is only read.
     pub is_empty: bool,

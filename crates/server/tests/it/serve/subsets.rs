@@ -1,11 +1,12 @@
-//! Subsets: Postgres judges their clauses, and no clause gets out of the shape, the row or the statement.
+//! Subsets: Postgres judges their clauses, and no clause gets out of the shape, the row or the
+//! statement.
 
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use super::support::{Place, Serve, path};
-use crate::wire::Answer;
+use crate::wire::{Answer, until};
 
 const THINGS: &str = "CREATE TYPE mood AS ENUM ('sad', 'ok', 'happy');
     CREATE SCHEMA \"o\"\"ther\"; CREATE TYPE \"o\"\"ther\".size AS ENUM ('s', 'm');
@@ -142,7 +143,8 @@ async fn a_subset_s_clause_tells_nothing_of_rows_outside_the_shape() {
          INSERT INTO orders VALUES (1, 7, 10, '1'), (2, 8, 20, 'theirs'), (3, 7, 30, '3')",
     );
     let serve = place.serve().await;
-    // A proxy's clause that costs more than the client's: Postgres begins with the cheaper one of an AND.
+    // A proxy's clause that costs more than the client's: Postgres begins with the cheaper one of
+    // an AND.
     let shape = [("table", "orders"), ("where", "owner + 0 + 0 + 0 + 0 + 0 + 0 + 0 + 0 = 7")];
     for clause in ["1 / (total - 20) <> 5", "note::int4 > 0", "length(note) > 0 AND note::int4 > 0"] {
         assert_eq!(ids(&subset(&serve, &shape, clause, &[]).await), ["1", "3"], "{clause}");
@@ -154,7 +156,12 @@ async fn a_subset_s_clause_tells_nothing_of_rows_outside_the_shape() {
     let scans = || place.ask("SELECT idx_scan FROM pg_stat_user_indexes WHERE indexrelname = 'orders_pkey'");
     let before = scans();
     assert_eq!(ids(&subset(&serve, &shape, "id = 300", &[]).await), ["300"]);
-    crate::wire::until("the index is used", async || scans() != before).await;
+    // A session tells of its scans at the end of a transaction, and at most once a second.
+    until("the index is used", async || {
+        assert_eq!(ids(&subset(&serve, &shape, "id = 300", &[]).await), ["300"]);
+        scans() != before
+    })
+    .await;
 }
 
 const VICTIMS: &str = "CREATE TABLE secrets (id int PRIMARY KEY, word text); INSERT INTO secrets VALUES (1, 'top secret');
@@ -261,7 +268,8 @@ async fn no_clause_gets_out_of_the_row() {
         for clause in ATTACKS {
             let said = complaint(&subset(&serve, &[("table", "things")], clause, &[]).await, clause);
             assert!(!said.contains("top secret"), "{clause}: {said}");
-            // As a parameter it is a text like any other; and a text that ends where it shouldn't doesn't either.
+            // As a parameter it is a text like any other; and a text that ends where it shouldn't
+            // doesn't either.
             let answer =
                 subset(&serve, &[("table", "things")], "word ~ 'nothing' OR word > $1 || $1", &[clause])
                     .await;
@@ -324,14 +332,13 @@ async fn a_clause_that_takes_too_long_is_stopped_and_says_so() {
     let place = Place::in_english(
         15,
         "CREATE TABLE things (id int PRIMARY KEY, word text);
-         INSERT INTO things SELECT n, repeat('x', 4000000) FROM generate_series(1, 300) n",
+         INSERT INTO things SELECT n, repeat('x', 1000000) FROM generate_series(1, 400) n",
     );
     let serve = place.serve().await;
     let begun = Instant::now();
-    let clause =
-        "md5(word) = 'a' OR sha512(word::bytea) = 'b' OR md5(word) = 'c' OR sha512(word::bytea) = 'd'";
+    let clause = (0..30).map(|number| format!("md5(word) = '{number}'")).collect::<Vec<_>>().join(" OR ");
     let shape = [("table", "things"), ("columns", "id")];
-    let said = complaint(&subset(&serve, &shape, clause, &[]).await, clause);
+    let said = complaint(&subset(&serve, &shape, &clause, &[]).await, &clause);
     assert!(said.contains("longer than the 5000 ms"), "{said}");
     assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
     assert_eq!(ids(&subset(&serve, &shape, "id = 1 AND word > ''", &[]).await), ["1"]);

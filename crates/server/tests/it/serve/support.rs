@@ -34,7 +34,8 @@ impl Place {
         Place::build(postgres, postgres.create_database("served").unwrap(), Some(turn), sql)
     }
 
-    /// The same on a database that orders texts by the rules of a language, of this version of Postgres.
+    /// The same on a database that orders texts by the rules of a language, of this version of
+    /// Postgres.
     pub(crate) fn in_english(version: u32, sql: &str) -> Place {
         let turn = Turn::take();
         let postgres = Postgres::shared_version(version);

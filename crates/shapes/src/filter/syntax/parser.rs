@@ -47,8 +47,8 @@ impl Binding {
     }
 }
 
-/// Reads a clause; parameters become the constants that they stand for. The types of `enums` get their schema where
-/// the clause names none.
+/// Reads a clause; parameters become the constants that they stand for. The types of `enums` get
+/// their schema where the clause names none.
 pub(crate) fn parse(
     text: &str,
     params: &[&str],

@@ -1,5 +1,6 @@
-//! Calls that the grammar has a form of its own for: EXTRACT, POSITION, SUBSTRING and TRIM (func_expr_common_subexpr).
-//! They become calls of the functions that Postgres itself calls for them.
+//! Calls that the grammar has a form of its own for: EXTRACT, POSITION, SUBSTRING and TRIM
+//! (func_expr_common_subexpr). They become calls of the functions that Postgres itself calls for
+//! them.
 
 use super::lexer::TokenKind;
 use super::parser::Parser;

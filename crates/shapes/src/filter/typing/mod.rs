@@ -350,7 +350,8 @@ pub(crate) fn never_fails(expr: &Expr) -> bool {
             matches!(&operands[1], Expr::Const(Some(Value::Text(pattern))) if !pattern.ends_with('\\'))
         }
         Expr::Binary(operator, _) | Expr::Quantified { operator, .. } => compares(operator),
-        // A constant list is folded, so these are of columns: arrays of different shapes don't fit into one.
+        // A constant list is folded, so these are of columns: arrays of different shapes don't fit
+        // into one.
         Expr::Array { nested, .. } => !nested,
         Expr::Unary(Unary::Cast { from: Type::Scalar(from), to: Type::Scalar(to), .. }, _) => match to {
             Scalar::Int4 => *from == Scalar::Int2,
