@@ -50,15 +50,20 @@ pub struct Table {
 
 impl PartialEq for Table {
     fn eq(&self, other: &Self) -> bool {
-        self.identity() == other.identity()
+        self.identity() == other.identity() && self.key_is_deferrable == other.key_is_deferrable
     }
 }
 
 impl Eq for Table {}
 
+/// Stays what it is from version to version: the log names tables by it, and instances of two
+/// versions read one log.
 impl Hash for Table {
     fn hash<H: Hasher>(&self, hasher: &mut H) {
         self.identity().hash(hasher);
+        if self.key_is_deferrable {
+            true.hash(hasher);
+        }
     }
 }
 
@@ -123,8 +128,7 @@ impl Table {
         let Table {
             oid, schema, name, types, membership, stream_types, numbers, key, lineage, notes, ..
         } = self;
-        let rest = (lineage, notes, self.key_is_deferrable);
-        (oid, schema, name, types, membership, stream_types, numbers, key, rest)
+        (oid, schema, name, types, membership, stream_types, numbers, key, lineage, notes)
     }
 
     /// Tells tables apart, and versions of one.

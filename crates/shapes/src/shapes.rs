@@ -338,6 +338,11 @@ impl Shapes {
         self.inner.files.unwritten()
     }
 
+    /// Returns how many times this process has begun to write; `None`: it doesn't write now.
+    pub fn turn(&self) -> Option<u64> {
+        self.inner.turn().map(|turn| *turn)
+    }
+
     /// Whether this process writes.
     pub fn is_writing(&self) -> bool {
         self.inner.is_writing.load(Ordering::Acquire)

@@ -1,7 +1,7 @@
 //! What the database's answers mean. Pure: rows in, findings out.
 
-use forebay_postgres::{Failure, decodes_with_stale_catalog};
 use forebay_postgres::reservoir::SslMode;
+use forebay_postgres::{Failure, decodes_with_stale_catalog};
 
 use super::finding::{Area, Finding};
 use super::postgres::Row;

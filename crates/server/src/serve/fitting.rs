@@ -28,8 +28,8 @@ use forebay_shapes::{Relatives, Shapes};
 use tokio::time::{Instant, sleep, timeout_at};
 use tracing::warn;
 
-use super::database::{self, DescribeError, Look, Tables};
 use super::catalog_watch::Looked;
+use super::database::{self, DescribeError, Look, Tables};
 use super::making::{EARLY, Making, followed};
 
 /// How long the database may say nothing: more than both pools take to say that they have no connection, and less than whoever stops a server

@@ -57,8 +57,10 @@ pub(crate) struct Making {
     pub(super) watch: Arc<CatalogWatch>,
     /// What clauses may use of Postgres itself, by its major version.
     builtins: tokio::sync::Mutex<Option<(u32, Arc<Builtins>)>>,
-    /// Tables, by oid and place in the publication, that have no writers from before it.
-    settled: Mutex<HashSet<(u32, u32)>>,
+    /// Tables, by oid and place in the publication, that have no writers from before it, nor from
+    /// before this process began to write for the last time: another one may have taken in a commit
+    /// that isn't visible yet.
+    settled: Mutex<Settled>,
     /// How many snapshots are taken at once.
     turns: usize,
     snapshots: Arc<Semaphore>,
@@ -74,6 +76,28 @@ struct Known {
     described: Option<Arc<database::Table>>,
     table: Arc<Table>,
     at: Instant,
+}
+
+/// Tables without writers from before, as of a turn of writing.
+#[derive(Debug, Default)]
+struct Settled {
+    turn: u64,
+    tables: HashSet<(u32, u32)>,
+}
+
+impl Settled {
+    fn contains(&self, turn: u64, table: (u32, u32)) -> bool {
+        self.turn == turn && self.tables.contains(&table)
+    }
+
+    fn insert(&mut self, turn: u64, table: (u32, u32)) {
+        if self.turn < turn {
+            *self = Settled { turn, tables: HashSet::new() };
+        }
+        if self.turn == turn {
+            self.tables.insert(table);
+        }
+    }
 }
 
 /// A question to the database, and its answer for all who wait for it.
@@ -415,7 +439,8 @@ impl Making {
         })?;
         let look = looked.looks.into_iter().find(|look| look.oid == described.oid);
         // It was replaced in between.
-        let look = look.ok_or_else(|| Refusal::SnapshotFailed { message: "the table changed: try again".into() })?;
+        let look =
+            look.ok_or_else(|| Refusal::SnapshotFailed { message: "the table changed: try again".into() })?;
         Ok((described, look.state))
     }
 
@@ -435,13 +460,14 @@ impl Making {
     /// that was isn't known after a restart, nor when somebody else published it.
     async fn wait_for_writers(&self, table: &Table) -> Result<(), String> {
         let place = (table.oid, table.membership);
-        if lock(&self.settled).contains(&place) {
+        let turn = self.shapes.turn().unwrap_or_default();
+        if lock(&self.settled).contains(turn, place) {
             return Ok(());
         }
         let client = self.manager.admin().await.map_err(|error| error.to_string())?;
         let waited = database::wait_for_writers(&client, table.oid, Instant::now() + WRITERS).await;
         waited.map_err(|error| error.to_string())?;
-        lock(&self.settled).insert(place);
+        lock(&self.settled).insert(turn, place);
         Ok(())
     }
 
@@ -504,7 +530,11 @@ impl Making {
         };
         creation.follow();
         if self.watch.is_retired(&of) {
-            return fail(creation, false, "its table was just removed from the publication: try again".to_owned());
+            return fail(
+                creation,
+                false,
+                "its table was just removed from the publication: try again".to_owned(),
+            );
         }
         let mut sink = Filling { creation: Some(creation), is_early: false };
         let until = Instant::now() + WRITERS;

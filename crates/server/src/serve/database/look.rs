@@ -40,7 +40,7 @@ pub enum Tables<'a> {
 /// The columns of [`Look`], for each pg_class row `c` that `TABLES` selects; one row without a table
 /// if there is none, for the snapshot.
 const LOOK: &str = "
-SELECT pg_current_snapshot()::text AS snapshot, c.oid, EDITION AS edition, c.relfilenode, c.xmin::text::int8 AS class_xmin,
+SELECT pg_current_snapshot()::text AS snapshot, c.oid, EDITION AS edition, c.relfilenode,
     ARRAY(SELECT a.attnum::int4 FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
         ORDER BY a.attnum) AS numbers,
     ARRAY(SELECT a.xmin::text::int8 FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
@@ -114,7 +114,6 @@ fn read(row: &Row) -> Result<Option<Look>, tokio_postgres::Error> {
     let xmins: Vec<i64> = row.try_get("column_xmins")?;
     let state = CatalogState {
         filenode: row.try_get("relfilenode")?,
-        class_xmin: xid(row.try_get("class_xmin")?),
         columns: numbers.into_iter().zip(xmins.into_iter().map(xid)).collect(),
         facts: row.try_get("facts")?,
         publication: row.try_get::<_, Option<String>>("publication")?.unwrap_or_default(),

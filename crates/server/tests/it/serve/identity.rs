@@ -20,7 +20,9 @@ async fn keys_that_move_up_under_a_deferrable_primary_key_replace_the_shape() {
     place.sql("UPDATE pos SET note = 'x' WHERE id = 11; INSERT INTO pos VALUES (1, 'new'); DELETE FROM pos WHERE id = 13");
     assert_eq!(short(&reader.live_changes(&serve, 3).await), ["update 11", "insert 1", "delete 13"]);
     // Rows are visited in the order in which they were written: 12 is taken while another row has it.
-    place.sql("UPDATE pos SET id = id + 1 WHERE id = 11; UPDATE pos SET id = id + 1 WHERE id = 12 AND note = 'b'");
+    place.sql(
+        "UPDATE pos SET id = id + 1 WHERE id = 11; UPDATE pos SET id = id + 1 WHERE id = 12 AND note = 'b'",
+    );
     reader.starts_over(&serve).await;
     assert_eq!(column(&serve, &POS, "id").await, ["1", "12", "13"]);
 }

@@ -2,7 +2,8 @@
 
 use super::support::{Place, Reader, Serve, column, short};
 
-const PARTITIONED: &str = "CREATE TABLE m (id int, at int, note text, PRIMARY KEY (id, at)) PARTITION BY RANGE (at);
+const PARTITIONED: &str =
+    "CREATE TABLE m (id int, at int, note text, PRIMARY KEY (id, at)) PARTITION BY RANGE (at);
     CREATE TABLE m_1 PARTITION OF m FOR VALUES FROM (0) TO (10);
     CREATE TABLE m_2 PARTITION OF m FOR VALUES FROM (10) TO (20) PARTITION BY LIST (id);
     CREATE TABLE m_2_rest PARTITION OF m_2 DEFAULT;
@@ -43,7 +44,8 @@ async fn a_root_and_its_partitions_are_served_side_by_side() {
         assert_eq!(gets(&serve, &mut rest, 1).await, ["insert 3/17"]);
         for table in tables {
             let sql = format!("SELECT string_agg(id::text, ' ' ORDER BY id::text) FROM {table}");
-            let expected: Vec<_> = place.ask(&sql).unwrap_or_default().split(' ').map(str::to_owned).collect();
+            let expected: Vec<_> =
+                place.ask(&sql).unwrap_or_default().split(' ').map(str::to_owned).collect();
             assert_eq!(column(&serve, &shape(table), "id").await, expected, "{table}");
         }
         // TRUNCATE of a partition is one of its ancestors' rows, and of no other's.

@@ -3,7 +3,8 @@
 use super::support::{Place, Reader, Serve, changes, column, short};
 use crate::wire::until;
 
-const TABLES: &str = "CREATE TABLE items (id int PRIMARY KEY, note text); INSERT INTO items VALUES (1, 'a'), (2, 'a');
+const TABLES: &str =
+    "CREATE TABLE items (id int PRIMARY KEY, note text); INSERT INTO items VALUES (1, 'a'), (2, 'a');
     CREATE TABLE others (id int PRIMARY KEY, note text); INSERT INTO others VALUES (1, 'a')";
 const LIVE: [(&str, &str); 1] = [("FOREBAY_SERVE_LONG_POLL_MS", "1000")];
 const ITEMS: [(&str, &str); 1] = [("table", "items")];

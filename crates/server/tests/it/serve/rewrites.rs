@@ -24,7 +24,8 @@ async fn replaced(place: &Place, serve: &Serve, table: &str, ddl: &str) {
 
 #[tokio::test]
 async fn a_column_is_computed_anew_with_the_same_type() {
-    let place = Place::new("CREATE TABLE items (id int PRIMARY KEY, amount int); INSERT INTO items VALUES (1, 5)");
+    let place =
+        Place::new("CREATE TABLE items (id int PRIMARY KEY, amount int); INSERT INTO items VALUES (1, 5)");
     let serve = place.serve_with(&LIVE).await;
     replaced(&place, &serve, "items", "ALTER TABLE items ALTER amount TYPE int USING amount * 100").await;
     assert_eq!(column(&serve, &[("table", "items")], "amount").await, ["500"]);
@@ -36,7 +37,8 @@ async fn a_column_is_computed_anew_with_the_same_type() {
 
 #[tokio::test]
 async fn a_rewrite_while_the_server_is_away_is_found_at_its_start() {
-    let place = Place::new("CREATE TABLE items (id int PRIMARY KEY, amount int); INSERT INTO items VALUES (1, 5)");
+    let place =
+        Place::new("CREATE TABLE items (id int PRIMARY KEY, amount int); INSERT INTO items VALUES (1, 5)");
     let serve = place.serve_with(&LIVE).await;
     let mut reader = serve.reader(&[("table", "items")]).await;
     serve.stop().await;
@@ -74,7 +76,8 @@ async fn labels_of_an_enum_are_renamed_wherever_it_is_used() {
     let (mut before, tables) = ("sad".to_owned(), ["plain", "arrays", "domains", "pairs"]);
     for table in tables {
         let label = format!("for_{table}");
-        replaced(&place, &serve, table, &format!("ALTER TYPE mood RENAME VALUE '{before}' TO '{label}'")).await;
+        replaced(&place, &serve, table, &format!("ALTER TYPE mood RENAME VALUE '{before}' TO '{label}'"))
+            .await;
         for table in tables {
             // The others have no open stream: requests find out.
             until("the label is the new one", async || {
