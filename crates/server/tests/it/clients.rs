@@ -3,7 +3,10 @@
 use std::path::Path;
 use std::process::Command;
 
-use forebay_sandbox::Postgres;
+use forebay_sandbox::{Postgres, free_port};
+
+/// How many ports a suite may take.
+const PORTS: usize = 8;
 
 fn passes(suite: &str) {
     let clients = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../clients");
@@ -14,6 +17,7 @@ fn passes(suite: &str) {
         .current_dir(&clients)
         .env("FOREBAY_BIN", env!("CARGO_BIN_EXE_forebay"))
         .env("FOREBAY_TEST_DATABASE_URL", Postgres::shared().url("postgres"))
+        .env("FOREBAY_TEST_PORTS", [(); PORTS].map(|()| free_port().to_string()).join(","))
         .output()
         .unwrap();
     let (said, complained) =
