@@ -10,8 +10,12 @@ import { createServer } from 'node:net';
 const LOWEST = 10_000;
 const PROBES = 100;
 
-/** A port of 127.0.0.1 that was free a moment ago. */
+/** Ports that are ours for as long as the tests run: who started them keeps everybody else away. */
+const OWN = (process.env.FOREBAY_TEST_PORTS ?? '').split(',').filter(Boolean).map(Number);
+
+/** A port of 127.0.0.1: one of `FOREBAY_TEST_PORTS`, or one that was free a moment ago. */
 export async function freePort() {
+  if (OWN.length > 0) return OWN.shift();
   const highest = await ephemeralStart();
   for (let probe = 0; probe < PROBES; probe += 1) {
     const port = randomInt(LOWEST, highest);

@@ -1,8 +1,7 @@
 // Whatever happens to a table, and to the program, its clients end up with what it holds, and hear nothing twice.
 //
-// What happens is drawn from a seed, which is printed: FOREBAY_SEED=… draws the same again.
+// What happens is drawn from a seed, which is printed: always the same, unless FOREBAY_SEED=… names another.
 import assert from 'node:assert/strict';
-import { randomInt } from 'node:crypto';
 import { test } from 'node:test';
 import { inspect } from 'node:util';
 import { becomes, follow, Ledger, LIMIT, Random, world } from '../support.mjs';
@@ -17,7 +16,7 @@ const CONFLICTS = { deadlock_detected: '40P01', unique_violation: '23505' };
 
 const { forebay, sql, table, transaction } = await world('convergence');
 const url = forebay.shapes;
-const seed = Number(process.env.FOREBAY_SEED ?? randomInt(2 ** 32));
+const seed = Number(process.env.FOREBAY_SEED ?? 20_261_116);
 
 /** Definitions of shapes; the round makes each another one, so that its snapshot is taken in the middle of it all. */
 const SHAPES = [

@@ -14,7 +14,7 @@ import {
   lt,
 } from '@tanstack/db';
 import { electricCollectionOptions, isChangeMessage } from '@tanstack/electric-db-collection';
-import { becomes, LIMIT, QUICK, recorder, within, world } from '../support.mjs';
+import { becomes, LIMIT, PATIENCE_MS, QUICK, recorder, within, world } from '../support.mjs';
 
 const { forebay, sql, table, transaction } = await world('tanstack');
 const url = forebay.shapes;
@@ -24,7 +24,7 @@ const XID = 'SELECT pg_current_xact_id()::xid::text AS xid';
 /** A collection of a table `(id int PRIMARY KEY, title text)`; what it is told to change, it changes in Postgres. */
 function collect(t, things, { shapeOptions = {}, ...options } = {}) {
   const { requests, fetchClient } = recorder();
-  const written = async (statement, values) => ({ txid: (await write(statement, values)).txid });
+  const written = async (statement, values) => ({ ...(await write(statement, values)), timeout: PATIENCE_MS });
   const collection = createCollection(
     electricCollectionOptions({
       id: things,
@@ -137,7 +137,7 @@ test('awaitTxId knows transactions of the log, of the snapshot, and waits for th
   await within('the collection is ready', collection.preload());
   assert.equal(await collection.utils.awaitTxId(before.txid), true);
   const after = await write(`INSERT INTO ${things} VALUES (2, 'b')`);
-  assert.equal(await collection.utils.awaitTxId(after.txid, 30_000), true);
+  assert.equal(await collection.utils.awaitTxId(after.txid, PATIENCE_MS), true);
   assert.ok(collection.has(2), 'the rows of a transaction are there when it is known');
   const elsewhere = await write('SELECT 1');
   await assert.rejects(
@@ -153,7 +153,7 @@ test('awaitMatch sees the messages themselves', LIMIT, async (t) => {
   await within('the collection is ready', collection.preload());
   const seen = collection.utils.awaitMatch(
     (message) => isChangeMessage(message) && message.value.title === 'x',
-    30_000,
+    PATIENCE_MS,
   );
   await sql(`INSERT INTO ${things} VALUES (1, 'x')`);
   assert.equal(await within('the match', seen), true);

@@ -453,7 +453,7 @@ mod tests {
     /// A server that is fit, but for this.
     fn levels(but: &[(&str, &str)]) -> Vec<(&'static str, Level)> {
         let mut about = row(&[
-            ("version_num", "150004"),
+            ("version_num", "150018"),
             ("version", "15.4"),
             ("is_standby", "f"),
             ("wal_level", "logical"),

@@ -225,7 +225,7 @@ fn every_key_reaches_its_field() {
 fn what_zero_turns_off_is_off() {
     for (key, field) in [
         ("database.idle_timeout_ms", "manager.idle_after: None"),
-        ("database.unpublish_after_ms", "unpublish_after: None"),
+        ("database.unpublish_after_ms", ".unpublish_after: None"),
         ("storage.max_bytes", "store.max_bytes: None"),
     ] {
         let text =

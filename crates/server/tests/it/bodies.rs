@@ -262,7 +262,7 @@ async fn a_client_that_stops_in_its_body_gets_408() {
 #[tokio::test]
 async fn an_upstream_that_is_slow_to_read_is_no_fault_of_the_client() {
     const LENGTH: usize = 24 << 20;
-    let (origin, gate) = pair(&[("FOREBAY_GATE_REQUEST_IDLE_TIMEOUT_MS", "200")]).await;
+    let (origin, gate) = pair(&[("FOREBAY_GATE_REQUEST_IDLE_TIMEOUT_MS", "2000")]).await;
     let request = format!("POST /plain HTTP/1.1\r\nHost: a\r\nContent-Length: {LENGTH}\r\n\r\n");
     let (client, mut upstream) = asked(&origin, &gate, request).await;
     let (_, mut sending) = client.socket.into_split();
@@ -271,7 +271,7 @@ async fn an_upstream_that_is_slow_to_read_is_no_fault_of_the_client() {
         sending.write_all(&vec![7; LENGTH]).await.map(|()| sending)
     });
     // Buffers are full by now and the client waits; longer than it itself may be silent.
-    tokio::time::sleep(Duration::from_millis(700)).await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
     assert_eq!(upstream.take(LENGTH).await.len(), LENGTH);
     within("sending", sent).await.unwrap().unwrap();
 }

@@ -58,7 +58,9 @@ fn check_in(dir: &Path, url: &str, variables: &[(&str, &str)]) -> Checked {
 }
 
 fn check(name: &str, url: &str, variables: &[(&str, &str)]) -> Checked {
-    check_in(&folder(name), url, variables)
+    let folder = folder(name);
+    let _ = std::fs::remove_dir_all(&folder); // of a killed process that had our number
+    check_in(&folder, url, variables)
 }
 
 #[test]
@@ -134,7 +136,7 @@ fn a_user_without_rights_is_told_which_and_who_may_give_them() {
 
 #[test]
 fn a_server_that_is_down_is_one_line_and_the_rest_goes_on() {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let port = std::net::SocketAddr::from(([127, 0, 0, 1], forebay_sandbox::free_port()));
     let variables = [("FOREBAY_REDIS_URL", format!("redis://:s3cr3t@{port}"))];
     let variables = [(variables[0].0, variables[0].1.as_str())];
     let checked = check("down", &format!("postgres://me:s3cr3t@{port}/db"), &variables);

@@ -3,7 +3,10 @@
 use std::path::Path;
 use std::process::Command;
 
-use forebay_sandbox::Postgres;
+use forebay_sandbox::{Postgres, free_port};
+
+/// How many ports a suite may take.
+const PORTS: usize = 8;
 
 fn passes(suite: &str) {
     passes_on(suite, Postgres::shared(), &[]);
@@ -23,6 +26,7 @@ fn passes_on(suite: &str, postgres: &Postgres, more: &[(&str, &str)]) {
         .current_dir(&clients)
         .env("FOREBAY_BIN", env!("CARGO_BIN_EXE_forebay"))
         .env("FOREBAY_TEST_DATABASE_URL", postgres.url("postgres"))
+        .env("FOREBAY_TEST_PORTS", [(); PORTS].map(|()| free_port().to_string()).join(","))
         .envs(more.iter().copied())
         .output()
         .unwrap();

@@ -207,7 +207,7 @@ async fn with_the_secret_everything_is_seen_light_and_dark_on_a_desk_and_in_a_ha
         hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect::<String>()
     };
     let keys = std::env::temp_dir().join(format!("forebay-{}-dashboard.keys", std::process::id()));
-    std::fs::write(&keys, format!("{} ada\n{} bob\n", hash("key-of-ada"), hash("key-of-bob"))).unwrap();
+    std::fs::write(&keys, format!("{} alice\n{} bob\n", hash("key-of-alice"), hash("key-of-bob"))).unwrap();
     let settings =
         [("FOREBAY_ADMIN_SECRET", "s3cr3t"), ("FOREBAY_IDENTITY_API_KEYS_FILE", keys.to_str().unwrap())];
     let serve = place.serve_with(&settings).await;
@@ -215,7 +215,7 @@ async fn with_the_secret_everything_is_seen_light_and_dark_on_a_desk_and_in_a_ha
     serve.reader(&[("table", "items")]).await;
     let live = path(&[reader.params(), vec![("live", "true"), ("live_sse", "true")]].concat());
     let mut streams = Vec::new();
-    for (user, count) in [("ada", 3), ("bob", 1)] {
+    for (user, count) in [("alice", 3), ("bob", 1)] {
         for _ in 0..count {
             let mut stream = Client::get(serve.addr, &live, &[&format!("X-API-Key: key-of-{user}")]).await;
             assert_eq!(stream.head().await.status, 200);
@@ -230,7 +230,7 @@ async fn with_the_secret_everything_is_seen_light_and_dark_on_a_desk_and_in_a_ha
     browser.until(ALL_HOLD).await;
     browser.until("document.querySelectorAll('#users li').length === 2").await;
     let top = browser.text("#users li");
-    assert!(top.ends_with('3') && !top.contains("ada"), "{top}");
+    assert!(top.ends_with('3') && !top.contains("alice"), "{top}");
     assert_eq!(browser.ask("document.querySelectorAll('#ages i').length > 0"), true);
     assert!(browser.text("#ages-sum").contains("Oldest "), "{}", browser.text("#ages-sum"));
     let since = "[...document.querySelectorAll('#conditions .since')].every((since) => /^for \\d/.test(since.innerText))";

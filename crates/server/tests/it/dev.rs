@@ -31,6 +31,7 @@ impl Dev {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         // Where another user may go, too: Postgres doesn't run as root.
         let folder = std::env::temp_dir().join(format!("forebay-dev-{}-{number}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder); // of a killed process that had our number
         fs::DirBuilder::new().mode(0o755).create(&folder).unwrap();
         let (clients, admin) = (format!("127.0.0.1:{}", free_port()), format!("127.0.0.1:{}", free_port()));
         let mut command = forebay(&["dev", "--listen", &clients, "--admin", &admin]);

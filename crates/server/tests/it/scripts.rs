@@ -30,6 +30,7 @@ impl Machine {
     fn new(name: &str, rust: &str) -> Machine {
         let folder = std::env::temp_dir().join(format!("forebay-{}-{name}", std::process::id()));
         // Where another user may go, too: Postgres doesn't run as root.
+        let _ = fs::remove_dir_all(&folder); // of a killed process that had our number
         fs::DirBuilder::new().mode(0o755).create(&folder).unwrap();
         let machine = Machine(folder);
         machine.program("rustc", &format!("echo 'rustc {rust} (of a test)'"));

@@ -64,7 +64,7 @@ async fn a_gate_has_a_state_too() {
 
 #[test]
 fn without_an_instance_it_says_what_to_look_at() {
-    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let nobody = format!("127.0.0.1:{}", forebay_sandbox::free_port());
     let output = status(&nobody, &[]);
     let complaint = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.code() == Some(1) && complaint.contains(&nobody), "{complaint}");

@@ -81,13 +81,13 @@ async fn an_upstream_that_does_not_answer_in_time_is_a_504() {
 #[tokio::test]
 async fn the_time_of_an_upload_is_not_the_upstream_s_silence() {
     let origin = Origin::start().await;
-    let gate = Gate::start_with(&origin.url(), &[], &[("FOREBAY_GATE_RESPONSE_TIMEOUT_MS", "500")]);
+    let gate = Gate::start_with(&origin.url(), &[], &[("FOREBAY_GATE_RESPONSE_TIMEOUT_MS", "2500")]);
     let mut client = Client::connect(gate.addr).await;
     client.send("POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n").await;
     let mut upstream = origin.accept().await;
     upstream.head().await;
     for _ in 0..10 {
-        tokio::time::sleep(std::time::Duration::from_millis(100)).await; // in all, twice the timeout
+        tokio::time::sleep(std::time::Duration::from_millis(500)).await; // in all, twice the timeout
         client.send("x").await;
         assert_eq!(upstream.take(1).await, b"x");
     }
@@ -162,7 +162,7 @@ async fn without_a_descriptor_it_is_the_gate_that_is_at_fault() {
 #[tokio::test]
 async fn connections_to_the_upstream_are_used_again_and_end_when_idle() {
     let origin = Origin::start().await;
-    let gate = Gate::start_with(&origin.url(), &[], &[("FOREBAY_GATE_UPSTREAM_IDLE_TIMEOUT_MS", "500")]);
+    let gate = Gate::start_with(&origin.url(), &[], &[("FOREBAY_GATE_UPSTREAM_IDLE_TIMEOUT_MS", "4000")]);
     let mut client = Client::get(gate.addr, "/1", &[]).await;
     let mut upstream = origin.accept().await;
     for _ in 0..3 {

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use forebay_sandbox::free_port;
 use serde_json::Value;
+use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 
 use super::support::{Place, Reader, path, short};
@@ -104,8 +105,21 @@ fn configuration(folder: &str, address: SocketAddr, server: SocketAddr) -> Strin
 
 const SHAPE: [(&str, &str); 2] = [("table", "items"), ("where", "id > 0")];
 
+/// What keeps clients together: an answer is shared by those who ask while it is fresh.
+struct Crowd {
+    /// How many live requests were sent.
+    waiting: AtomicUsize,
+    together: Barrier,
+}
+
+impl Crowd {
+    fn of(clients: usize) -> Arc<Crowd> {
+        Arc::new(Crowd { waiting: AtomicUsize::new(0), together: Barrier::new(clients) })
+    }
+}
+
 /// Reads the snapshot, catches up, and waits for so many changes.
-async fn follow(nginx: SocketAddr, polls: usize, waiting: Arc<AtomicUsize>) -> Vec<Value> {
+async fn follow(nginx: SocketAddr, polls: usize, crowd: Arc<Crowd>) -> Vec<Value> {
     let mut client = Client::connect(nginx).await;
     let mut reader = Reader::new(&SHAPE);
     let mut messages = Vec::new();
@@ -118,8 +132,9 @@ async fn follow(nginx: SocketAddr, polls: usize, waiting: Arc<AtomicUsize>) -> V
     }
     for _ in 0..polls {
         let live = [reader.params(), vec![("live", "true")]].concat();
+        crowd.together.wait().await;
         client.request("GET", &path(&live), &[], "").await;
-        waiting.fetch_add(1, Ordering::Relaxed);
+        crowd.waiting.fetch_add(1, Ordering::Relaxed);
         messages.extend(reader.take(&client.answer().await));
     }
     messages
@@ -136,13 +151,13 @@ async fn two_hundred_clients_behind_a_cache_cost_one_request_for_each_chunk_and_
     let requests = async || serve.status().await["http"]["requests"].as_u64().unwrap();
     let before = requests().await;
 
-    let waiting = Arc::new(AtomicUsize::new(0));
+    let crowd = Crowd::of(CLIENTS);
     let mut clients = JoinSet::new();
     for _ in 0..CLIENTS {
-        clients.spawn(follow(nginx.address, POLLS, Arc::clone(&waiting)));
+        clients.spawn(follow(nginx.address, POLLS, Arc::clone(&crowd)));
     }
     for poll in 1..=POLLS {
-        until("all clients wait", async || waiting.load(Ordering::Relaxed) == poll * CLIENTS).await;
+        until("all clients wait", async || crowd.waiting.load(Ordering::Relaxed) == poll * CLIENTS).await;
         place.sql(&format!("INSERT INTO items VALUES ({}, 'new')", 1_000 + poll));
     }
     let expected: Vec<_> = (1..=1_000 + POLLS).map(|id| format!("insert {id}")).collect();
@@ -160,7 +175,7 @@ async fn two_hundred_clients_behind_a_cache_cost_one_request_for_each_chunk_and_
     assert_eq!(requests().await - before, asked.len() as u64);
 
     // Whoever comes later starts from the cache, and asks for nothing but what is new.
-    let late = follow(nginx.address, 0, Arc::default()).await;
+    let late = follow(nginx.address, 0, Crowd::of(1)).await;
     assert!(late.len() > 1_000, "{}", late.len());
     assert_eq!(requests().await - before, asked.len() as u64);
 }
@@ -168,11 +183,11 @@ async fn two_hundred_clients_behind_a_cache_cost_one_request_for_each_chunk_and_
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_hundred_clients_whose_poll_brings_nothing_cost_one_request_for_it() {
     let place = Place::new("CREATE TABLE items (id int PRIMARY KEY, note text)");
-    let serve = place.serve_with(&[("FOREBAY_SERVE_LONG_POLL_MS", "3000")]).await;
+    let serve = place.serve_with(&[("FOREBAY_SERVE_LONG_POLL_MS", "5000")]).await;
     let nginx = Nginx::before(serve.addr).await;
-    let mut clients = JoinSet::new();
+    let (crowd, mut clients) = (Crowd::of(CLIENTS), JoinSet::new());
     for _ in 0..CLIENTS {
-        clients.spawn(follow(nginx.address, 2, Arc::default()));
+        clients.spawn(follow(nginx.address, 2, Arc::clone(&crowd)));
     }
     for messages in clients.join_all().await {
         assert_eq!(short(&messages), [""; 0]);

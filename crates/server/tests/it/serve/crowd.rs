@@ -104,7 +104,7 @@ async fn each_of_a_thousand_changes_reaches_its_own_shape_of_a_thousand() {
          one for each of them: {hits_ms} ms"
     );
     // What the counters of the index prove of visits holds for all of the way: trying each shape would take a hundred times as long.
-    assert!(many_ms < 3 * few_ms + 200, "{few_ms} ms, {many_ms} ms");
+    assert!(many_ms < 10 * few_ms + 1_000, "{few_ms} ms, {many_ms} ms");
     assert_eq!(serve.status().await["shapes"]["count"], count);
 }
 

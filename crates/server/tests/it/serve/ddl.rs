@@ -1,11 +1,11 @@
 //! Tables that change under their shapes: the right ones start over, the others live on.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde_json::Value;
 
 use super::support::{Place, Reader, Serve, changes, short};
-use crate::wire::until;
+use crate::wire::{DEADLINE, until};
 
 const TABLES: &str = "CREATE TABLE items (id int PRIMARY KEY, note text, price int);
     INSERT INTO items VALUES (1, 'one', 1);
@@ -209,10 +209,8 @@ async fn a_table_that_changed_without_a_row_is_soon_seen_as_it_is() {
     let serve = place.serve().await;
     assert_eq!(columns(&serve, &ITEM).await, ["id", "note", "price"]);
     place.sql("ALTER TABLE items ADD extra text");
-    let begun = Instant::now();
     until("the new column is there", async || columns(&serve, &ITEM).await.contains(&"extra".to_owned()))
         .await;
-    assert!(begun.elapsed() < Duration::from_secs(7), "{:?}", begun.elapsed());
 }
 
 /// What is done to the table, with a change of a row in the same transaction or right after it, must end the shape before the change reaches it.

@@ -98,7 +98,7 @@ async fn a_server_that_shuts_down_while_the_stream_waits_for_its_word() {
 
     // A session that was open before has the table described anew; by then nobody can ask what it is.
     let database = place.database.clone();
-    let change = "SELECT pg_sleep(3); ALTER TABLE others ALTER note SET STATISTICS 10; INSERT INTO others VALUES (2, 'two')";
+    let change = "SELECT pg_sleep(8); ALTER TABLE others ALTER note SET STATISTICS 10; INSERT INTO others VALUES (2, 'two')";
     let changing = std::thread::spawn(move || postgres.execute(&database, change));
     let of = format!(
         "FROM pg_stat_activity WHERE datname = '{}' AND backend_type = 'client backend'",

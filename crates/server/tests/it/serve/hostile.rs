@@ -17,7 +17,7 @@ use crate::wire::{Answer, Client, until, within};
 const ITEMS: &str =
     "CREATE TABLE items (id int PRIMARY KEY, note text); INSERT INTO items VALUES (1, 'one'), (2, 'two')";
 /// Far beyond what an answer takes while nobody is rude, on a busy machine.
-const PROMPT: Duration = Duration::from_secs(5);
+const PROMPT: Duration = Duration::from_secs(30);
 
 /// What a server holds while nobody asks.
 struct Calm {
@@ -310,19 +310,16 @@ fn flood() -> usize {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_user_who_wants_a_thousand_shapes_is_told_to_come_back_and_leaves_few() {
     const KEPT: usize = 100;
-    let place = Arc::new(Place::new(ITEMS));
+    let place = Place::new(ITEMS);
     let serve = place.serve_with(&[("FOREBAY_STORAGE_MAX_SHAPES", &KEPT.to_string())]).await;
     let calm = Calm::of(&serve).await;
-    // Nobody gets a row while this lasts, so that all are there at once.
-    let locking = Arc::clone(&place);
-    let lock = tokio::task::spawn_blocking(move || {
-        locking.sql("LOCK TABLE items IN ACCESS EXCLUSIVE MODE; SELECT pg_sleep(2)");
-    });
-    until("the table is locked", async || {
-        let locks = "SELECT count(*) FROM pg_locks WHERE relation = 'items'::regclass AND mode = 'AccessExclusiveLock'";
-        place.ask(locks).as_deref() == Some("1")
-    })
-    .await;
+    // No request gets a row before the first was refused, so that all are there at once.
+    let (postgres, database) = (place.postgres, place.database.clone());
+    let lock = "LOCK TABLE items IN ACCESS EXCLUSIVE MODE; SELECT pg_sleep(60)";
+    let lock = tokio::task::spawn_blocking(move || postgres.execute(&database, lock));
+    let holder =
+        "FROM pg_locks WHERE relation = 'items'::regclass AND mode = 'AccessExclusiveLock' AND granted";
+    until("the table is locked", async || place.ask(&format!("SELECT 1 {holder}")).is_some()).await;
     let mut asking = JoinSet::new();
     for number in 0..flood() {
         let clause = format!("note = 'greedy {number}'");
@@ -330,7 +327,8 @@ async fn a_user_who_wants_a_thousand_shapes_is_told_to_come_back_and_leaves_few(
         asking.spawn(async move { Client::ask(addr, "GET", &path, &[], "").await });
     }
     let mut refused = 0;
-    for answer in asking.join_all().await {
+    while let Some(answer) = asking.join_next().await {
+        let answer = answer.unwrap();
         // It may have gone for another while it was made: then it begins anew.
         if matches!(answer.head.status, 200 | 409) {
             continue;
@@ -340,11 +338,14 @@ async fn a_user_who_wants_a_thousand_shapes_is_told_to_come_back_and_leaves_few(
         let seconds: u64 = answer.head.header("retry-after").unwrap().parse().unwrap();
         assert!((6..=10).contains(&seconds), "{seconds}");
         assert_eq!(answer.head.header("cache-control"), Some("no-store"));
+        if refused == 0 {
+            place.sql(&format!("SELECT pg_terminate_backend(pid) {holder}"));
+        }
         refused += 1;
     }
     eprintln!("{refused} of {} were refused", flood());
     assert!(refused > 0);
-    lock.await.unwrap();
+    let _ended = lock.await.unwrap();
     until("few shapes are left", async || {
         serve.status().await["shapes"]["count"].as_u64() <= Some(KEPT as u64)
     })

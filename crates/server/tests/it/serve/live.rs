@@ -66,15 +66,15 @@ async fn everybody_who_waits_hears_that_a_shape_is_over() {
 #[tokio::test]
 async fn events_come_as_they_happen_and_never_twice() {
     let place = Place::new(ITEMS);
-    let settings = [("FOREBAY_SERVE_SSE_KEEP_ALIVE_MS", "150"), ("FOREBAY_SERVE_SSE_TIMEOUT_MS", "1500")];
+    let settings = [("FOREBAY_SERVE_SSE_KEEP_ALIVE_MS", "150"), ("FOREBAY_SERVE_SSE_TIMEOUT_MS", "6000")];
     let serve = place.serve_with(&settings).await;
     let mut reader = serve.reader(&ITEM).await;
     let begun = Instant::now();
     let mut events = serve.events(&reader).await;
     let header = |name| events.head.header(name);
     assert_eq!((events.head.status, header("content-type")), (200, Some("text/event-stream")));
-    // A cache may share it for a second less than it goes on, and for one at least.
-    assert_eq!(header("cache-control"), Some("public, max-age=1"));
+    // A cache may share it for a second less than it goes on.
+    assert_eq!(header("cache-control"), Some("public, max-age=5"));
     assert_eq!(header("content-encoding"), None);
     assert_eq!(header("electric-handle"), Some(&*reader.handle));
     assert!(header("electric-cursor").is_some());
@@ -92,7 +92,7 @@ async fn events_come_as_they_happen_and_never_twice() {
         next = events.next().await;
     }
     assert_eq!(next, Event::End);
-    assert!(begun.elapsed().as_millis() >= 1500);
+    assert!(begun.elapsed().as_millis() >= 6000);
 
     // As the published client resumes.
     reader.offset = format!("{seen}_0");

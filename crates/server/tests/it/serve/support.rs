@@ -51,6 +51,7 @@ impl Place {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let dir = std::env::temp_dir().join(format!("forebay-served-{}-{number}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir); // of a killed process that had our number
         let place = Place { postgres, slot: format!("slot_{database}"), database, dir, _turn: turn };
         place.sql(sql);
         place
