@@ -127,6 +127,7 @@ pub(crate) struct Client<'a> {
     /// How many more times it will be up to date before it does something else.
     patience: usize,
     connection: Option<Connection>,
+    was_away: bool,
     /// The last answer that wasn't 200.
     refusal: String,
     lives: Vec<Life>,
@@ -177,6 +178,7 @@ impl<'a> Client<'a> {
             is_up_to_date: false,
             patience: 0,
             connection: None,
+            was_away: false,
             refusal: "none".to_owned(),
             lives: Vec::new(),
         };
@@ -326,8 +328,9 @@ impl<'a> Client<'a> {
             self.wanted = another(&mut self.dice, self.world, self.is_changing);
             self.begin();
         }
-        if self.dice.percent(4) && self.world.target.borrow().is_none() {
-            // Away for a while, so that there is something to catch up with.
+        self.was_away = self.dice.percent(5) && self.world.target.borrow().is_none();
+        if self.was_away {
+            // So that there is something to catch up with.
             sleep(Duration::from_millis(self.dice.between(300, 2500) as u64)).await;
         }
         match self.is_up_to_date {
@@ -498,7 +501,7 @@ impl<'a> Client<'a> {
     async fn events(&mut self) -> Result<(), Trouble> {
         let mut manner = match self.is_changing {
             true => Manner::prompt(&mut self.dice),
-            false => Manner::random(&mut self.dice),
+            false => Manner::random(&mut self.dice, self.was_away),
         };
         if manner.is_slow() {
             self.connection = Some(Connection::open_narrow(self.world.server).await?);
@@ -631,16 +634,17 @@ enum Act {
 }
 
 impl Manner {
-    fn random(dice: &mut Dice) -> Self {
+    /// `is_behind`: has much to read; then it more often takes its time.
+    fn random(dice: &mut Dice, is_behind: bool) -> Self {
         let cut_after = dice.percent(40).then(|| dice.between(1, 30));
         let pause = Duration::from_millis(dice.between(50, 900) as u64);
-        let pauses = dice.percent(20).then(|| (dice.between(2, 40), pause));
+        let pauses = dice.percent(if is_behind { 70 } else { 15 }).then(|| (dice.between(1, 20), pause));
         Manner { cut_after, pauses, keeps: dice.percent(20), events: 0 }
     }
 
     /// Without pauses: when it reads what it is told counts.
     fn prompt(dice: &mut Dice) -> Self {
-        Manner { pauses: None, ..Manner::random(dice) }
+        Manner { pauses: None, ..Manner::random(dice, false) }
     }
 
     fn is_slow(&self) -> bool {

@@ -156,6 +156,7 @@ pub(crate) fn schema() -> String {
 /// The first rows; noted, like all others.
 pub(crate) const ROWS: &str = "
     INSERT INTO pos SELECT n, 0, 'p' || n FROM generate_series(1, 25) n;
+    INSERT INTO wide SELECT n, n FROM generate_series(1, 40) n;
     INSERT INTO twins SELECT n % 5, 'x' FROM generate_series(1, 10) n";
 
 const TABLES: &str = "

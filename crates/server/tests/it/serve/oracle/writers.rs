@@ -21,17 +21,20 @@ pub(crate) struct Writers {
 }
 
 impl Writers {
-    pub(crate) fn start(place: &Place, seed: u64, count: usize) -> Writers {
+    /// `is_heavy`: one more of them writes large values, some hundred kilobytes in a second.
+    pub(crate) fn start(place: &Place, seed: u64, count: usize, is_heavy: bool) -> Writers {
+        let all = count + usize::from(is_heavy);
         let connect = PostgresConnect::new(&place.postgres.url(&place.database)).unwrap();
-        let config = ReservoirConfig::new(u32::try_from(count.max(1)).unwrap());
+        let config = ReservoirConfig::new(u32::try_from(all.max(1)).unwrap());
         let config = config.checkout_timeout(Duration::from_secs(20));
         let reservoir = Reservoir::start(connect, config, Limits::local()).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let task = |number| {
-            let writer = Writer { dice: Dice::of(seed, "writer", number), version: 0 };
+            let writer =
+                Writer { dice: Dice::of(seed, "writer", number), version: 0, is_heavy: number == count };
             tokio::spawn(writer.run(reservoir.clone(), Arc::clone(&stop)))
         };
-        Writers { tasks: (0..count).map(task).collect(), stop }
+        Writers { tasks: (0..all).map(task).collect(), stop }
     }
 
     /// How many transactions were committed, as far as the writers heard.
@@ -48,6 +51,7 @@ impl Writers {
 struct Writer {
     dice: Dice,
     version: u64,
+    is_heavy: bool,
 }
 
 impl Writer {
@@ -71,6 +75,13 @@ impl Writer {
     }
 
     fn transaction(&mut self) -> String {
+        if self.is_heavy {
+            self.version += 1;
+            let (version, part) = (self.version, self.dice.below(8));
+            return format!(
+                "UPDATE wide SET body = repeat(md5('heavy {version}'), 70), amount = {version} % 100 WHERE id % 8 = {part} AND id <= 40"
+            );
+        }
         let count = match self.dice.below(10) {
             0..=4 => 1,
             5..=8 => self.dice.between(2, 8),
