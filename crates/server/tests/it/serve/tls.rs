@@ -64,7 +64,7 @@ async fn live_streams_by_tls_get_every_change_and_take_little() {
         ("FOREBAY_SERVE_TLS_KEY_FILE", key.to_str().unwrap()),
         ("FOREBAY_ADMISSION_PER_USER", "1000"),
     ]);
-    until("it is ready", async || serve.admin("/readyz").await.head.status == 200).await;
+    until("it is ready", async || serve.admin("/readyz").await.body == b"ready\n").await;
     let connector = connector(&pair);
     let (_, now) =
         ask(&serve, &connector, &path(&[("table", "items"), ("offset", "now")]), "up-to-date").await;

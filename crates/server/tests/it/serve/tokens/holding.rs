@@ -271,7 +271,7 @@ async fn a_stream_by_tls_and_http_2_ends_with_its_token() {
         ("FOREBAY_SERVE_TLS_CERT_FILE", certificate.to_str().unwrap()),
         ("FOREBAY_SERVE_TLS_KEY_FILE", key.to_str().unwrap()),
     ]);
-    until("it is ready", async || serve.admin("/readyz").await.head.status == 200).await;
+    until("it is ready", async || serve.admin("/readyz").await.body == b"ready\n").await;
     let ask = async |seconds: f64, params: &[(&str, &str)]| {
         let exp = since_1970().as_secs_f64() + seconds;
         let claims = json!({"sub": "ada", "exp": exp, "shapes": [mine()]});
