@@ -36,6 +36,7 @@ const SHAPES: usize = 2_000;
 #[test]
 fn a_shape_takes_less_than_five_kilobytes() {
     let dir = std::env::temp_dir().join(format!("forebay-memory-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&dir); // of a killed process that had our number
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let store = Shapes::open(StoreConfig::new(&dir)).unwrap();
     store.begin_writing().unwrap();

@@ -127,6 +127,7 @@ fn whoever_panics_while_writing_is_found_out() {
 #[test]
 fn a_damaged_store_is_refused_with_a_reason() {
     let dir = std::env::temp_dir().join(format!("forebay-damaged-{}", std::process::id()));
+    let _ = fs::remove_dir_all(&dir); // of a killed process that had our number
     let open = || Shapes::open(crate::StoreConfig { dir: dir.clone(), ..config() });
     let store = open().expect("an empty directory is fine");
     store.begin_writing().expect("nobody else writes");

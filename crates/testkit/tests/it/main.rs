@@ -182,8 +182,10 @@ async fn a_stall_holds_one_direction_until_it_is_lifted() {
     is_silent(&mut server).await;
     assert_eq!(rig.proxy.forwarded_bytes(Direction::Both), 5);
 
-    rig.proxy.resume();
+    rig.proxy.unstall(Direction::ToClient);
     assert_eq!(read(&mut client, 4).await, b"held");
+    is_silent(&mut server).await;
+    rig.proxy.resume();
     assert_eq!(read(&mut server, 9).await, b"held, too");
 }
 

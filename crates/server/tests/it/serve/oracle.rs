@@ -47,7 +47,7 @@ use tokio::time::{Instant, sleep};
 use self::changing::{Change, Surgeons};
 use self::client::{Client, Life, Target, World, listed};
 use self::history::{Histories, last_commit, now};
-use self::journal::{CALM, Journal, Verdicts};
+use self::journal::{CALM, Journal, NOTICE, NOTICE_IN_STORM, Verdicts};
 use self::soak::Samples;
 use self::storm::{Faults, Stage};
 use self::tables::Rules;
@@ -117,7 +117,7 @@ async fn run(weather: Weather) {
     let is_heavy = weather == Weather::Calm && !has_tiny_chunks;
     let (has_rows, has_changes) = (weather != Weather::Changing, weather.changes());
     let writers = Writers::start(&place, seed, if has_rows { WRITERS } else { 0 }, is_heavy);
-    let journal = Arc::<Journal>::default();
+    let journal = Arc::new(Journal::new(if is_stormy { NOTICE_IN_STORM } else { NOTICE }));
     let surgeons = has_changes
         .then(|| block_in_place(|| Surgeons::start(&place, seed, ground.version, has_rows, &journal)));
     let (target, targeted) = watch::channel(None);

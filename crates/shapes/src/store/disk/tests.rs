@@ -20,6 +20,7 @@ impl Folder {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = env::temp_dir().join(format!("forebay-disk-{}-{number}", process::id()));
+        let _ = fs::remove_dir_all(&path); // of a killed process that had our number
         fs::create_dir(&path).unwrap();
         Folder(path)
     }

@@ -26,6 +26,8 @@ use super::view::key_of;
 
 /// How long a definition's change may stay unnoticed: five seconds, and as many for a busy machine.
 pub(crate) const NOTICE: Duration = Duration::from_secs(10);
+/// And while the server is killed, and Postgres and the network are away at times.
+pub(crate) const NOTICE_IN_STORM: Duration = Duration::from_secs(30);
 /// How long clients may take to have what their tables have at last.
 pub(crate) const CALM: Duration = Duration::from_secs(25);
 
@@ -90,8 +92,12 @@ pub(crate) struct Sought<'a> {
 }
 
 /// All states, by table.
-#[derive(Debug, Default)]
-pub(crate) struct Journal(Mutex<HashMap<&'static str, Vec<State>>>);
+#[derive(Debug)]
+pub(crate) struct Journal {
+    states: Mutex<HashMap<&'static str, Vec<State>>>,
+    /// How long a definition's change may stay unnoticed.
+    pub(crate) notice: Duration,
+}
 
 /// How up-to-dates were judged.
 #[derive(Debug, Default)]
@@ -102,8 +108,12 @@ pub(crate) struct Verdicts {
 }
 
 impl Journal {
+    pub(crate) fn new(notice: Duration) -> Self {
+        Journal { states: Mutex::default(), notice }
+    }
+
     pub(crate) fn states(&self) -> MutexGuard<'_, HashMap<&'static str, Vec<State>>> {
-        self.0.lock().unwrap()
+        self.states.lock().unwrap()
     }
 
     pub(crate) fn note(&self, table: &'static str, state: State) {
@@ -148,7 +158,7 @@ impl Journal {
                 });
                 *digest == Some(checkpoint.digest)
             };
-            let is_late = |index: usize| checkpoint.at < states[index].done + NOTICE;
+            let is_late = |index: usize| checkpoint.at < states[index].done + self.notice;
             if has(at) {
                 verdicts.exact += 1;
                 continue;

@@ -6,6 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use forebay_testkit::Dice;
@@ -163,17 +166,15 @@ async fn a_slow_client_is_up_to_date_only_between_commits_though_its_log_is_made
     let serve = place.serve_with(&SETTINGS).await;
     let (mut one, mut other) = (Slow::begin(&serve).await, Slow::begin(&serve).await);
     let (postgres, database) = (place.postgres, place.database.clone());
-    let (stop, stopped) = std::sync::mpsc::channel::<()>();
-    let writer = std::thread::spawn(move || {
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = Arc::clone(&stop);
+    let writer = thread::spawn(move || {
         let mut n = 0;
-        while stopped
-            .recv_timeout(Duration::from_millis(15))
-            .is_err_and(|error| error != std::sync::mpsc::RecvTimeoutError::Disconnected)
-        {
+        while !stopped.load(Ordering::Relaxed) {
             n += 1;
-            postgres
-                .execute(&database, &format!("UPDATE wide SET n = {n}, body = repeat(md5('{n}'), 150)"))
-                .unwrap();
+            let sql = format!("UPDATE wide SET n = {n}, body = repeat(md5('{n}'), 150)");
+            postgres.execute(&database, &sql).unwrap();
+            thread::sleep(Duration::from_millis(15));
         }
         n
     });
@@ -185,7 +186,7 @@ async fn a_slow_client_is_up_to_date_only_between_commits_though_its_log_is_made
         }
     };
     tokio::join!(follow(&mut one, 0), follow(&mut other, 1));
-    drop(stop);
+    stop.store(true, Ordering::Relaxed);
     let written: i32 = block_in_place(|| writer.join().unwrap());
     let merged = merged(&place.dir).len();
     eprintln!(
