@@ -116,7 +116,7 @@ async fn a_server_that_shuts_down_while_the_stream_waits_for_its_word() {
     accept(false);
     ask(&format!("SELECT count(pg_terminate_backend(pid)) {of} AND query NOT LIKE '%pg_sleep%'"));
     changing.join().unwrap().unwrap();
-    until("the stream waits", async || serve.log().contains("the stream waits")).await;
+    until("the stream waits", async || serve.log().contains("replication paused")).await;
 
     // It waits for whoever streams, and gives up after a minute.
     block_in_place(|| postgres.restart_fast()).unwrap();
