@@ -276,7 +276,11 @@ impl Surgeon {
         if changes.is_empty() {
             return;
         }
-        let change = self.dice.pick(&changes);
+        // Each comes once before any comes twice by chance.
+        let change = match changes.get(self.done.len()) {
+            Some(change) => *change,
+            None => self.dice.pick(&changes),
+        };
         let table = self.table();
         match change {
             Change::Rewrite => {
@@ -316,25 +320,8 @@ impl Surgeon {
                 self.pause(600);
                 while !self.commit(&format!("ALTER TABLE away.{table} SET SCHEMA public"), Kind::Quiet) {}
             }
-            Change::RenameValue => {
-                let (group, is_sad) = (self.group, self.dice.percent(50));
-                let (from, to) = if is_sad { ("sad", "blue") } else { ("happy", "glad") };
-                let there = format!("ALTER TYPE mood_{group} RENAME VALUE '{from}' TO '{to}'");
-                if !self.commit(&there, Kind::Vague) {
-                    self.commit(
-                        &format!("ALTER TYPE mood_{group} RENAME VALUE '{to}' TO '{from}'"),
-                        Kind::Vague,
-                    );
-                }
-            }
-            Change::AddAttribute => {
-                let (group, more) = (self.group, self.spot + 1);
-                if self.spot < 6
-                    && self.commit(&format!("ALTER TYPE spot_{group} ADD ATTRIBUTE a{more} int"), Kind::Vague)
-                {
-                    self.spot = more;
-                }
-            }
+            Change::RenameValue => self.rename_value(),
+            Change::AddAttribute => self.add_attribute(),
             Change::Unpublish => self.unpublish(),
             Change::Narrow => self.narrow(),
             Change::Attach if self.is_attached() => {
@@ -350,6 +337,24 @@ impl Surgeon {
             }
         }
         self.done.push(change);
+    }
+
+    fn rename_value(&mut self) {
+        let (group, is_sad) = (self.group, self.dice.percent(50));
+        let (from, to) = if is_sad { ("sad", "blue") } else { ("happy", "glad") };
+        let there = format!("ALTER TYPE mood_{group} RENAME VALUE '{from}' TO '{to}'");
+        if !self.commit(&there, Kind::Vague) {
+            self.commit(&format!("ALTER TYPE mood_{group} RENAME VALUE '{to}' TO '{from}'"), Kind::Vague);
+        }
+    }
+
+    fn add_attribute(&mut self) {
+        let (group, more) = (self.group, self.spot + 1);
+        if self.spot < 6
+            && self.commit(&format!("ALTER TYPE spot_{group} ADD ATTRIBUTE a{more} int"), Kind::Vague)
+        {
+            self.spot = more;
+        }
     }
 
     fn there_and_back(&mut self, there: &str, back: &str) {

@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 use super::client::{Life, listed};
 use super::history::{Digest, Row};
-use super::view::key_of;
+use super::view::{Checkpoint, key_of};
 
 /// How long a definition's change may stay unnoticed: five seconds, and as many for a busy machine.
 pub(crate) const NOTICE: Duration = Duration::from_secs(10);
@@ -176,34 +176,42 @@ impl Journal {
                 continue;
             }
             let found: Vec<_> = (0..states.len()).filter(|index| has(*index)).collect();
-            let lines = (at.saturating_sub(8)..(at + 3).min(states.len())).map(|index| {
-                let State { kind, done, sql, .. } = &states[index];
-                let ago = checkpoint.at.checked_duration_since(*done);
-                format!("  {index} at {}, {kind:?}, {ago:?} before: {sql}", positions[index])
-            });
-            let lines = Vec::from_iter(lines).join("\n");
-            let should = states[at].contents.as_ref().and_then(|contents| contents.shape(&sought));
-            let should = should.as_ref().map_or("no such shape".to_owned(), listed);
-            return Err(format!(
-                "{} was {:?} at {}, which is no state that it may have. It should be that of commit {at}, or a little before; it is \
-                 that of {found:?}, and its snapshot saw {first}.
- commits:
-{lines}
- columns: {:?}
- should have had:{should}
- had when it \
-                 ended:{}
- {:?}
-  {}",
-                life.handle,
-                checkpoint.digest,
-                checkpoint.seen,
-                life.columns,
-                life.had,
-                life.wanted,
-                life.recent,
-            ));
+            return Err(wrong(life, checkpoint, states, &positions, [first, at], &found));
         }
         Ok(())
     }
+}
+
+/// Says what a client had, what it should have had, and the commits around that. `first`: the last that its snapshot saw; `at`: the
+/// last before its position; `found`: those after which the table was what the client has.
+fn wrong(
+    life: &Life,
+    checkpoint: &Checkpoint,
+    states: &[State],
+    positions: &[u64],
+    [first, at]: [usize; 2],
+    found: &[usize],
+) -> String {
+    let sought = life.sought();
+    let line = |index: usize| {
+        let State { kind, done, sql, .. } = &states[index];
+        let ago = checkpoint.at.checked_duration_since(*done);
+        format!("  {index} at {}, {kind:?}, {ago:?} before: {sql}", positions[index])
+    };
+    let lines: Vec<_> = (at.saturating_sub(8)..(at + 3).min(states.len())).map(line).collect();
+    let should = states[at].contents.as_ref().and_then(|contents| contents.shape(&sought));
+    let should = should.as_ref().map_or("no such shape".to_owned(), listed);
+    format!(
+        "{} was {:?} at {}, which is no state that it may have. It should be that of commit {at}, or a little before; it is that of \
+         {found:?}, and its snapshot saw {first}.\n commits:\n{}\n columns: {:?}\n should have had:{should}\n had when it ended:{}\n \
+         {:?}\n  {}",
+        life.handle,
+        checkpoint.digest,
+        checkpoint.seen,
+        lines.join("\n"),
+        life.columns,
+        life.had,
+        life.wanted,
+        life.recent,
+    )
 }
