@@ -132,7 +132,13 @@ async fn run(weather: Weather) {
     }
     let (samples, pid) = (Samples::default(), stage.pid());
     let faults = tokio::select! {
-        faults = change(weather, &mut stage, &mut dice, Duration::from_secs(seconds)) => Ok(faults),
+        faults = async {
+            let faults = change(weather, &mut stage, &mut dice, Duration::from_secs(seconds)).await;
+            if has_rows {
+                world.has_much_to_judge().await;
+            }
+            faults
+        } => Ok(faults),
         Some(ended) = clients.join_next() => Err(wrong(ended)),
         () = samples.watch(move || pid.load(Ordering::Relaxed)), if weather == Weather::Long => unreachable!("it goes on"),
     };

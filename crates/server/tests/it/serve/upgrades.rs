@@ -101,7 +101,6 @@ async fn an_instance_that_reads_beside_a_newer_one_refuses_and_never_takes_over(
     place.sql("INSERT INTO items VALUES (2, 'two')");
     assert_eq!(short(&reader.live_changes(&second, 1).await), ["insert 2"]);
     let mut events = second.events(&reader).await;
-    assert!(events.up_to_date().await.0.is_empty());
 
     // The writer stands still, and what it would have written next is of a newer version.
     first.signal(Signal::STOP);
