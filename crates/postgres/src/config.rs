@@ -23,6 +23,7 @@ pub struct ManagerConfig {
     pub(crate) failover_slot: bool,
     pub(crate) publication: String,
     pub(crate) manual_publication: bool,
+    pub(crate) publish_partitions: bool,
     pub(crate) pool_size: u32,
     pub(crate) limits: Option<Limits>,
     pub(crate) idle_after: Option<Duration>,
@@ -95,6 +96,7 @@ impl ManagerConfig {
             failover_slot: false,
             publication: "forebay".into(),
             manual_publication: false,
+            publish_partitions: false,
             pool_size: DEFAULT_POOL_SIZE,
             limits: None,
             idle_after: None,
@@ -136,6 +138,14 @@ impl ManagerConfig {
     #[must_use]
     pub fn publication(mut self, name: impl Into<String>) -> Self {
         self.publication = name.into();
+        self
+    }
+
+    /// A publication that is made here has the changes of partitions under their own names, and not
+    /// under that of their topmost published ancestor.
+    #[must_use]
+    pub fn publish_partitions(mut self) -> Self {
+        self.publish_partitions = true;
         self
     }
 

@@ -162,15 +162,18 @@ impl Manager {
     }
 
     /// Has the changes of partitions come under their own names, and no longer under that of their
-    /// topmost published ancestor: what [`PublishError::ViaRoot`] asks for. Returns how the
+    /// topmost published ancestor, for the sake of this one: what [`PublishError::ViaRoot`] asks for. Returns how the
     /// publication's row in the catalog changed; `None`: nothing had to be changed.
     ///
     /// # Errors
     /// When the server can't be asked, or the publication is not ours to change.
-    pub async fn publish_partitions(&self) -> Result<Option<PublicationVersions>, PublishError> {
+    pub async fn publish_partitions(
+        &self,
+        table: &TableName,
+    ) -> Result<Option<PublicationVersions>, PublishError> {
         let common = &self.inner.common;
         let pools = common.pools()?;
-        let changing = common.publication.publish_partitions(&pools);
+        let changing = common.publication.publish_partitions(&pools, table);
         tokio::time::timeout(ANSWER, changing).await.map_err(|_| PublishError::NoAnswer)?
     }
 

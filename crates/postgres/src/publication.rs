@@ -284,8 +284,8 @@ impl Publication {
     }
 
     /// Returns the tables of the publication, with their oids and the oids of their entries, but for
-    /// those that are needed. None in manual mode, nor while the database has another slot for
-    /// pgoutput: it may read the same publication.
+    /// those that are needed and those that this user couldn't add again. None in manual mode, nor
+    /// while the database has another slot for pgoutput: it may read the same publication.
     pub(crate) async fn tables_without(
         &self,
         pools: &Pools,
@@ -298,7 +298,7 @@ impl Publication {
         let asking = "SELECT n.nspname::text, c.relname::text, c.oid, r.oid FROM pg_publication p \
              JOIN pg_publication_rel r ON r.prpubid = p.oid JOIN pg_class c ON c.oid = r.prrelid \
              JOIN pg_namespace n ON n.oid = c.relnamespace \
-             WHERE p.pubname = $1 AND c.oid <> ALL ($2) AND NOT EXISTS (SELECT FROM pg_replication_slots s \
+             WHERE p.pubname = $1 AND c.oid <> ALL ($2) AND pg_has_role(c.relowner, 'USAGE') AND NOT EXISTS (SELECT FROM pg_replication_slots s \
                  WHERE s.plugin = 'pgoutput' AND s.database = current_database() AND s.slot_name <> $3)";
         let params: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 3] =
             [(&self.name, Type::TEXT), (&needed, Type::OID_ARRAY), (&self.slot, Type::TEXT)];
@@ -479,6 +479,7 @@ impl Publication {
     pub(crate) async fn publish_partitions(
         &self,
         pools: &Pools,
+        table: &TableName,
     ) -> Result<Option<PublicationVersions>, PublishError> {
         let _turn = self.turn.lock().await;
         let client = pools.admin().await?;
@@ -501,7 +502,17 @@ impl Publication {
         let version = format!("SELECT xmin::text FROM pg_publication WHERE pubname ={name}");
         statements.extend([version.clone(), without_via_root(&self.name), version]);
         // One message of several statements is one transaction.
-        let answers = client.simple_query(&statements.join("; ")).await?;
+        let altered = client.simple_query(&statements.join("; ")).await;
+        let answers = altered.map_err(|error| match error.code() {
+            Some(&SqlState::LOCK_NOT_AVAILABLE) => PublishError::Busy { table: table.clone() },
+            Some(&SqlState::INSUFFICIENT_PRIVILEGE) => PublishError::NotOurs {
+                table: table.clone(),
+                problem: "is a partition, whose changes the publication has under the name of its ancestor",
+                statement: without_via_root(&self.name),
+                owner: "the owner of the publication and its tables".to_owned(),
+            },
+            _ => error.into(),
+        })?;
         let version = |answer: &SimpleQueryMessage| match answer {
             SimpleQueryMessage::Row(row) => row.get(0).and_then(|xmin| xmin.parse().ok()),
             _ => None,

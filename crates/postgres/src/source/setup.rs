@@ -122,7 +122,8 @@ impl<C: Consumer> Source<C> {
                 return Err(Failure::NoPublication { name }.into());
             }
             let generated = if has_generated { ", publish_generated_columns = stored" } else { "" };
-            let with = format!("WITH (publish_via_partition_root = true{generated})");
+            let via_root = !self.setting.config.publish_partitions;
+            let with = format!("WITH (publish_via_partition_root = {via_root}{generated})");
             self.ask(Doing::Publishing, &format!("CREATE PUBLICATION {} {with}", sql::name(&name))).await?;
             tracing::info!(publication = name, "created the publication");
             let rows = self.ask(Doing::Publishing, &asking).await?;

@@ -249,9 +249,9 @@ async fn a_partition_is_published_under_its_own_name_once_that_is_asked_for() {
         assert!(matches!(&error, PublishError::ViaRoot { table } if *table == few), "{error:?}");
         let version = || followed.ask("SELECT xmin FROM pg_publication WHERE pubname = 'forebay'").unwrap();
         let before = version();
-        let changed = within("it is changed", manager.publish_partitions()).await.unwrap().unwrap();
+        let changed = within("it is changed", manager.publish_partitions(&few)).await.unwrap().unwrap();
         assert_eq!((changed.before.to_string(), changed.after.to_string()), (before, version()));
-        assert_eq!(within("it is so", manager.publish_partitions()).await.unwrap(), None);
+        assert_eq!(within("it is so", manager.publish_partitions(&few)).await.unwrap(), None);
         add(&manager, &few).await;
         add(&manager, &orders).await;
         followed.sql("INSERT INTO orders VALUES (1, 'few'), (11, 'many')");
@@ -268,7 +268,7 @@ async fn a_partition_is_published_under_its_own_name_once_that_is_asked_for() {
         manager.shutdown().await;
         // The next start leaves the publication as it is.
         let manager = followed.running().await;
-        assert_eq!(within("it is so", manager.publish_partitions()).await.unwrap(), None);
+        assert_eq!(within("it is so", manager.publish_partitions(&few)).await.unwrap(), None);
         assert_eq!(followed.resets(), ["first"]);
         manager.shutdown().await;
     }
@@ -280,7 +280,8 @@ async fn a_table_that_cannot_be_mended_keeps_no_other_from_being_reconciled() {
     let manager = followed.running().await;
     let mut events = manager.events();
     followed.sql(PARTITIONED);
-    within("it is changed", manager.publish_partitions()).await.unwrap().unwrap();
+    let few = TableName::new("public", "few");
+    within("it is changed", manager.publish_partitions(&few)).await.unwrap().unwrap();
     for table in ["few", "orders"] {
         add(&manager, &TableName::new("public", table)).await;
     }

@@ -29,6 +29,7 @@ pub(super) fn check_database(section: &DatabaseSection, check: &Check) -> Result
         return Err(check.wrong("database.url", None, why));
     };
     let mut manager = ManagerConfig::new(connect("database.url", url)?)
+        .publish_partitions()
         .pool_size(pool_size(section, check)?)
         .lock_patience(patience(section, check)?);
     if let Some(url) = &section.pooled_url {

@@ -2,11 +2,12 @@
 //! and publications that others changed, and takes tables that no shape needs out of the publication.
 //!
 //! Invariant: shapes of a table that was rewritten, whose enum labels were renamed, or whose place in
-//! the publication was changed are replaced within 5 s while streams of them are open.
-//! Enforced by: every [`INTERVAL`], the tables of all open streams are looked at with one query. A
-//! look that differs from the last one has the table described, and its shapes compared.
-//! Out of scope: changes of tables that the replication stream describes; see `fitting.rs`. Shapes
-//! that no stream follows are looked at with the next request; see `Making::look_again`.
+//! the publication was changed are replaced within 5 s.
+//! Enforced by: every [`INTERVAL`], the instance that writes looks at the tables that have shapes,
+//! with one query: streams of a shape may be open on other instances. A look that differs from the
+//! last one has the table described, and its shapes compared. With more than [`MAX_TABLES`] tables
+//! it takes longer, except for shapes that are asked for here: see `Making::look_again`.
+//! Out of scope: changes of tables that the replication stream describes; see `fitting.rs`.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +18,7 @@ use forebay_postgres::pgoutput::Snapshot;
 use forebay_postgres::reservoir::PostgresClient;
 use forebay_postgres::{Manager, PublicationVersions, PublishError, TableName};
 use forebay_shapes::{CatalogState, Shapes, Table};
-use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use tracing::{debug, info, warn};
 
 use super::database::{self, CatalogError, Look, Tables};
@@ -27,6 +28,10 @@ use super::making::{Making, lock};
 const INTERVAL: Duration = Duration::from_secs(2);
 /// Time that a look may take.
 const ANSWER: Duration = Duration::from_secs(10);
+/// Time between two looks whether a removal has ended. It takes 2 s for a lock at most.
+const PAUSE: Duration = Duration::from_millis(50);
+/// Most tables that one look has. With more, they take turns.
+const MAX_TABLES: usize = 500;
 /// Longest time between two looks for tables that no shape needs.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
@@ -37,19 +42,27 @@ pub(crate) struct CatalogWatch {
     publication: String,
     /// How long a table stays in the publication after its last shape; `None`: for ever.
     unpublish_after: Option<Duration>,
-    /// The last look at each table with open streams.
+    /// The last look at each table that has shapes, which fit it.
     looks: Mutex<HashMap<u32, Look>>,
     /// Changes of the publication as a whole by this process: how many are under way, and how many
     /// have ended.
     changing: AtomicU64,
     changed: AtomicU64,
-    /// Entries of the publication, as (table, entry), that this process has removed.
-    retired: Mutex<HashSet<(u32, u32)>>,
+    /// Entries of the publication, as (table, entry), that this process removes, or has removed.
+    retired: Mutex<HashMap<(u32, u32), Removal>>,
+}
+
+/// How far the removal of a table from the publication is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Removal {
+    UnderWay,
+    /// Done, or its answer was lost.
+    Done,
 }
 
 /// The result of a look.
 #[derive(Debug)]
-pub(super) struct Looked {
+pub(super) struct CatalogLook {
     pub(super) seen: Snapshot,
     pub(super) looks: Vec<Look>,
     /// Whether this process didn't change the publication meanwhile. If it did, the looks have the
@@ -63,9 +76,17 @@ impl CatalogWatch {
         Arc::new(CatalogWatch { publication, unpublish_after, ..CatalogWatch::default() })
     }
 
-    /// Returns whether a table is in the publication by an entry that this process has removed.
-    pub(super) fn is_retired(&self, table: &Table) -> bool {
-        lock(&self.retired).contains(&(table.oid, table.membership))
+    /// Waits for the end of the removal of a table's entry in the publication, if one is under way.
+    /// Returns whether the entry is gone.
+    pub(super) async fn is_retired(&self, table: &Table) -> bool {
+        loop {
+            let removal = lock(&self.retired).get(&(table.oid, table.membership)).copied();
+            match removal {
+                None => return false,
+                Some(Removal::Done) => return true,
+                Some(Removal::UnderWay) => sleep(PAUSE).await,
+            }
+        }
     }
 
     /// The number of changes so far, unless one is under way.
@@ -81,7 +102,7 @@ impl Making {
         &self,
         client: &PostgresClient,
         tables: Tables<'_>,
-    ) -> Result<Looked, CatalogError> {
+    ) -> Result<CatalogLook, CatalogError> {
         let before = self.watch.settled();
         let (seen, mut looks) = database::look(client, &self.watch.publication, tables).await?;
         let is_settled = before.is_some() && before == self.watch.settled();
@@ -90,20 +111,23 @@ impl Making {
                 look.state.publication = publication;
             }
         }
-        Ok(Looked { seen, looks, is_settled })
+        Ok(CatalogLook { seen, looks, is_settled })
     }
 
     /// Has partitions published under their own names, which changes the publication's row: the
     /// baselines of all shapes follow. Shapes of partitions from before may have missed changes that
     /// came under an ancestor's name, and go. Runs to its end, though the caller may leave.
-    pub(super) async fn publish_partitions(&self) -> Result<(), PublishError> {
+    pub(super) async fn publish_partitions(&self, table: &TableName) -> Result<(), PublishError> {
+        let (table, described) = (table.clone(), self.described.clone());
         let (manager, shapes, watch) = (self.manager.clone(), self.shapes.clone(), Arc::clone(&self.watch));
         let changing = tokio::spawn(async move {
-            let _changing = Changing::begin(&watch);
-            let changed = manager.publish_partitions().await;
+            let _changing = PublicationChangeGuard::begin(&watch);
+            // Before the change: should this fail after it, it wouldn't be tried again.
+            delete_partitions(&manager, &shapes).await?;
+            let changed = manager.publish_partitions(&table).await;
             if let Ok(Some(versions)) = &changed {
                 shapes.update_states(|state| follow(&mut state.publication, *versions));
-                delete_partitions(&manager, &shapes).await?;
+                described.anew();
                 info!(publication = watch.publication, "partitions published under their own names");
             }
             changed.map(drop)
@@ -111,26 +135,35 @@ impl Making {
         changing.await.unwrap_or(Err(PublishError::NoAnswer))
     }
 
-    /// Looks at the tables of open streams, and for tables that no shape needs, for as long as the
+    /// Looks at the tables that have shapes, and for tables that no shape needs, for as long as the
     /// process lives.
     pub(crate) async fn watch_catalog(self: Arc<Self>) {
         let mut ticks = interval(INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut unneeded = Unneeded::default();
+        let (mut unneeded, mut turn, mut next) = (UnneededTables::default(), None, 0);
         loop {
             ticks.tick().await;
-            if !self.shapes.is_writing() {
-                unneeded = Unneeded::default();
+            if self.shapes.turn() != turn {
+                // Another process may have written in between, and made other shapes.
+                turn = self.shapes.turn();
+                unneeded = UnneededTables::default();
+                lock(&self.watch.looks).clear();
+            }
+            if turn.is_none() {
                 continue;
             }
-            let watched = self.shapes.watched_tables();
-            match timeout(ANSWER, self.look_at(&watched)).await {
+            let mut tables = self.shapes.table_oids();
+            tables.sort_unstable();
+            let from = if next < tables.len() { next } else { 0 };
+            next = from + MAX_TABLES;
+            let some = &tables[from..next.min(tables.len())];
+            match timeout(ANSWER, self.look_at(some)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => debug!(%error, "catalog not looked at"),
                 Err(_) => debug!("catalog not looked at: no answer"),
             }
             if let Some(after) = self.watch.unpublish_after {
-                self.unpublish(&mut unneeded, after).await;
+                self.unpublish(&mut unneeded, after, turn).await;
             }
         }
     }
@@ -149,26 +182,25 @@ impl Making {
             self.look(&client, Tables::Listed { all: oids, partitioned }).await?
         };
         self.shapes.forget_visible(&looked.seen);
-        lock(&self.watch.looks).retain(|oid, _| oids.contains(oid));
+        let current = self.shapes.table_oids();
+        lock(&self.watch.looks).retain(|oid, _| current.contains(oid));
+        let looks: HashMap<u32, &Look> = looked.looks.iter().map(|look| (look.oid, look)).collect();
+        let oids: HashSet<u32> = oids.iter().copied().collect();
         for table in tables.iter().filter(|table| oids.contains(&table.oid)) {
-            let look = looked.looks.iter().find(|look| look.oid == table.oid);
+            let look = looks.get(&table.oid).copied();
             if look.is_some() && lock(&self.watch.looks).get(&table.oid) == look {
                 continue;
             }
-            if lock(&self.watch.looks).contains_key(&table.oid) {
-                // Requests must not make shapes by what was known before.
-                self.described.anew();
-            }
-            self.check(table.oid, &TableName::new(&table.schema, &table.name)).await;
+            let is_compared = self.check(table.oid, &TableName::new(&table.schema, &table.name)).await;
             // Should it have changed in between, the next look differs.
-            if let Some(look) = look.filter(|_| looked.is_settled) {
+            if let Some(look) = look.filter(|_| looked.is_settled && is_compared) {
                 lock(&self.watch.looks).insert(table.oid, look.clone());
             }
         }
         Ok(())
     }
 
-    async fn unpublish(&self, unneeded: &mut Unneeded, after: Duration) {
+    async fn unpublish(&self, unneeded: &mut UnneededTables, after: Duration, turn: Option<u64>) {
         let now = Instant::now();
         if unneeded.looked.is_some_and(|looked| now < looked + (after / 4).min(LONGEST_PAUSE)) {
             return;
@@ -178,8 +210,8 @@ impl Making {
         unneeded.since.retain(|table, _| tables.contains_key(table));
         for (table, place) in tables {
             let since = *unneeded.since.entry(table.clone()).or_insert(now);
-            if now >= since + after {
-                unneeded.since.remove(&table);
+            // Another process may write by now, and need it.
+            if now >= since + after && self.shapes.turn() == turn {
                 self.unpublish_one(&table, place).await;
             }
         }
@@ -188,7 +220,7 @@ impl Making {
     /// Takes a table out of the publication that no shape needs. A shape that is made meanwhile with
     /// the entry that goes is deleted here or given up in [`Making::fill`], whichever comes last.
     async fn unpublish_one(&self, table: &TableName, place: (u32, u32)) {
-        lock(&self.watch.retired).insert(place);
+        lock(&self.watch.retired).insert(place, Removal::UnderWay);
         self.forget_known(table);
         if self.shapes.table_oids().contains(&place.0) {
             lock(&self.watch.retired).remove(&place);
@@ -199,24 +231,33 @@ impl Making {
                 %table,
                 "table removed from the publication: no shape needs it; its REPLICA IDENTITY stays as it is"
             ),
-            // The next look tries again.
-            Err(error) => warn!(%table, %error, "table not removed from the publication"),
+            Err(error) => {
+                // The next look tries again. Unless the answer was lost, the entry is still there.
+                let is_refused = matches!(&error, PublishError::Busy { .. } | PublishError::Pool(_))
+                    || matches!(&error, PublishError::Server(error) if error.code().is_some());
+                warn!(%table, %error, "table not removed from the publication");
+                if is_refused {
+                    lock(&self.watch.retired).remove(&place);
+                    return;
+                }
+            }
         }
+        lock(&self.watch.retired).insert(place, Removal::Done);
         self.leave_stale(table, None);
     }
 }
 
 /// A change of the publication as a whole by this process, from here to its drop.
-struct Changing<'a>(&'a CatalogWatch);
+struct PublicationChangeGuard<'a>(&'a CatalogWatch);
 
-impl<'a> Changing<'a> {
+impl<'a> PublicationChangeGuard<'a> {
     fn begin(watch: &'a CatalogWatch) -> Self {
         watch.changing.fetch_add(1, Ordering::AcqRel);
-        Changing(watch)
+        PublicationChangeGuard(watch)
     }
 }
 
-impl Drop for Changing<'_> {
+impl Drop for PublicationChangeGuard<'_> {
     fn drop(&mut self) {
         self.0.changed.fetch_add(1, Ordering::AcqRel);
         self.0.changing.fetch_sub(1, Ordering::AcqRel);
@@ -239,7 +280,7 @@ async fn delete_partitions(manager: &Manager, shapes: &Shapes) -> Result<(), Pub
 
 /// Tables in the publication that no shape needs, and since when.
 #[derive(Debug, Default)]
-struct Unneeded {
+struct UnneededTables {
     looked: Option<Instant>,
     since: HashMap<TableName, Instant>,
 }

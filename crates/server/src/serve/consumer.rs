@@ -68,6 +68,7 @@ impl Consumer for ShapesConsumer {
 
     fn start(&mut self, durable: Durable) {
         self.follower.restart();
+        self.fitting.restart();
         self.shapes.on_durable(move |lsn| durable.advance(Lsn(lsn)));
     }
 

@@ -24,17 +24,19 @@ use std::time::Duration;
 use forebay_postgres::TableName;
 use forebay_postgres::pgoutput::Relation;
 use forebay_postgres::reservoir::PostgresClient;
-use forebay_shapes::{Relatives, Shapes};
-use tokio::time::{Instant, sleep, timeout_at};
+use forebay_shapes::{Relatives, Shapes, Table};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::warn;
 
-use super::catalog_watch::Looked;
+use super::catalog_watch::CatalogLook;
 use super::database::{self, DescribeError, Look, Tables};
 use super::making::{EARLY, Making, followed};
 
 /// How long the database may say nothing: more than both pools take to say that they have no connection, and less than whoever stops a server
 /// waits for that.
 const PATIENCE: Duration = Duration::from_secs(15);
+/// Time that the catalog may take for a table that no shape depends on.
+const BRIEFLY: Duration = Duration::from_secs(1);
 /// How long until the next try.
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -81,6 +83,12 @@ impl Fitting {
         Fitting { shapes, described, looks: HashMap::new() }
     }
 
+    /// Another stream begins. Another process may have written in between, and made other shapes.
+    pub(crate) fn restart(&mut self) {
+        self.looks.clear();
+        self.described.anew();
+    }
+
     /// Waits until the shapes of a table that transaction `xid` describes fit the table as it is,
     /// with what the transaction did to it. Returns the table's partitions and ancestors.
     ///
@@ -92,6 +100,12 @@ impl Fitting {
         xid: Option<u32>,
     ) -> Result<Relatives, Failure> {
         let table = TableName::new(relation.namespace, relation.name);
+        if !self.concerns_shapes(relation.oid) {
+            // Shapes of partitioned tables that come later want to know of whom it is a part, but
+            // nothing is to wait for that.
+            let fit = timeout(BRIEFLY, self.try_fit(relation.oid, None)).await;
+            return Ok(fit.ok().and_then(Result::ok).flatten().unwrap_or_default());
+        }
         let mut until = Instant::now() + PATIENCE;
         loop {
             match timeout_at(until, self.try_fit(relation.oid, xid)).await {
@@ -112,6 +126,11 @@ impl Fitting {
         }
     }
 
+    /// Returns whether shapes may depend on a table: their own, or one that they have partitions of.
+    fn concerns_shapes(&self, oid: u32) -> bool {
+        self.shapes.follows(oid) || self.shapes.tables().iter().any(|table| has_partitions(table))
+    }
+
     /// Returns `None` while what the transaction did to the table isn't visible.
     async fn try_fit(&mut self, oid: u32, xid: Option<u32>) -> Result<Option<Relatives>, Failure> {
         let making =
@@ -120,8 +139,9 @@ impl Fitting {
         // A partition's changes concern its ancestors, also those that it had when it was changed, and
         // has no more: whichever shapes of partitioned tables there are must fit, too.
         let partitioned = self.shapes.table_oids();
+        self.looks.retain(|oid, _| partitioned.contains(oid));
         let tables = Tables::Listed { all: &[oid], partitioned: &partitioned };
-        let Looked { seen, looks, is_settled } = making.look(&client, tables).await?;
+        let CatalogLook { seen, looks, is_settled } = making.look(&client, tables).await?;
         if let Some(xid) = xid.filter(|xid| !seen.sees(*xid))
             && !changes_rows_only(&client, oid, xid).await?
         {
@@ -167,6 +187,13 @@ impl Fitting {
             }
         }
     }
+}
+
+/// The lineage of a table has its primary key's constraint, if it has one, and then a hash of its
+/// partitions, if it has any.
+fn has_partitions(table: &Table) -> bool {
+    let words = table.lineage.split_whitespace().count();
+    words > usize::from(!table.key.is_empty())
 }
 
 /// Postgres writes a commit to its log, and shows it only then, or when its standbys have it. Until then the transaction has its locks, which tell

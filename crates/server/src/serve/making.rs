@@ -57,10 +57,10 @@ pub(crate) struct Making {
     pub(super) watch: Arc<CatalogWatch>,
     /// What clauses may use of Postgres itself, by its major version.
     builtins: tokio::sync::Mutex<Option<(u32, Arc<Builtins>)>>,
-    /// Tables, by oid and place in the publication, that have no writers from before it, nor from
-    /// before this process began to write for the last time: another one may have taken in a commit
-    /// that isn't visible yet.
-    settled: Mutex<Settled>,
+    /// Tables that have no writers from before they were published as they are, nor from before
+    /// this process began to write for the last time: another one may have taken in a commit that
+    /// isn't visible yet.
+    settled: Mutex<SettledTables>,
     /// How many snapshots are taken at once.
     turns: usize,
     snapshots: Arc<Semaphore>,
@@ -80,22 +80,24 @@ struct Known {
 
 /// Tables without writers from before, as of a turn of writing.
 #[derive(Debug, Default)]
-struct Settled {
+struct SettledTables {
     turn: u64,
-    tables: HashSet<(u32, u32)>,
+    /// By oid: the rows of the catalog that publish it; see `CatalogState::publication`.
+    tables: HashMap<u32, String>,
 }
 
-impl Settled {
-    fn contains(&self, turn: u64, table: (u32, u32)) -> bool {
-        self.turn == turn && self.tables.contains(&table)
+impl SettledTables {
+    fn contains(&self, turn: u64, table: &Table) -> bool {
+        let publication = table.state.as_ref().map(|state| &state.publication);
+        self.turn == turn && publication.is_some() && self.tables.get(&table.oid) == publication
     }
 
-    fn insert(&mut self, turn: u64, table: (u32, u32)) {
+    fn insert(&mut self, turn: u64, table: &Table) {
         if self.turn < turn {
-            *self = Settled { turn, tables: HashSet::new() };
+            *self = SettledTables { turn, tables: HashMap::new() };
         }
-        if self.turn == turn {
-            self.tables.insert(table);
+        if let Some(state) = table.state.as_ref().filter(|_| self.turn == turn) {
+            self.tables.insert(table.oid, state.publication.clone());
         }
     }
 }
@@ -193,26 +195,40 @@ impl Making {
         let (making, oid) = (Arc::clone(self), table.oid);
         tokio::spawn(async move {
             let known = making.know(&name).await;
-            making.refit(oid, &name, known).await;
+            let _compared = making.refit(oid, &name, known).await;
         });
     }
 
-    /// Asks the database what a table is now, and deletes its shapes that don't fit.
-    pub(super) async fn check(&self, oid: u32, name: &TableName) {
+    /// Asks the database what a table is now, and deletes its shapes that don't fit. Returns whether
+    /// they were compared.
+    pub(super) async fn check(&self, oid: u32, name: &TableName) -> bool {
+        self.described.anew();
+        let times = self.described.times();
         let before = lock(&self.known).get(name).cloned();
-        let known = self.ask_once(name, before).await;
-        self.refit(oid, name, known).await;
+        let known = match self.ask_once(name, before.clone()).await {
+            // It was asked before.
+            Ok(known) if known.times < times => self.ask_once(name, before).await,
+            known => known,
+        };
+        self.refit(oid, name, known).await
     }
 
-    async fn refit(&self, oid: u32, name: &TableName, known: Result<Known, Refusal>) {
+    /// Returns whether the shapes of a table were compared.
+    async fn refit(&self, oid: u32, name: &TableName, known: Result<Known, Refusal>) -> bool {
         match known {
-            Ok(known) if known.table.oid == oid => self.shapes.refit(&known.table),
-            Ok(known) if known.described.is_some() => self.shapes.delete_table(oid),
-            // Whatever else is wrong with it, its shapes may go on.
-            Err(Refusal::Invalid(_)) if self.is_gone(name).await => self.shapes.delete_table(oid),
             // It can't be asked right now.
-            Ok(_) | Err(_) => {}
+            Ok(Known { described: None, .. }) => return false,
+            Ok(known) if known.table.oid == oid => self.shapes.refit(&known.table),
+            Ok(_) => self.shapes.delete_table(oid),
+            // Whatever else is wrong with it, its shapes may go on.
+            Err(Refusal::Invalid(_)) => {
+                if self.is_gone(name).await {
+                    self.shapes.delete_table(oid);
+                }
+            }
+            Err(_) => return false,
         }
+        true
     }
 
     async fn is_gone(&self, name: &TableName) -> bool {
@@ -268,6 +284,7 @@ impl Making {
         let shapes = self.shapes.all();
         let tables = shapes.iter().map(|shape| &shape.definition().table);
         let mut tables: HashSet<_> = tables.map(|table| TableName::new(&table.schema, &table.name)).collect();
+        let mut is_first = true;
         loop {
             let mut left = HashSet::new();
             for table in tables {
@@ -282,8 +299,11 @@ impl Making {
                     }
                 }
             }
+            if std::mem::take(&mut is_first) {
+                self.look_at_all().await;
+            }
             if left.is_empty() {
-                return self.look_at_all().await;
+                return;
             }
             tables = left;
             tokio::time::sleep(REPUBLISHING).await;
@@ -449,7 +469,7 @@ impl Making {
     async fn publish(&self, name: &TableName) -> Result<Published, PublishError> {
         match self.manager.add_table(name).await {
             Err(PublishError::ViaRoot { .. }) => {
-                self.publish_partitions().await?;
+                self.publish_partitions(name).await?;
                 self.manager.add_table(name).await
             }
             published => published,
@@ -459,15 +479,14 @@ impl Making {
     /// Whoever was writing when the table was published has to end before its first snapshot: the stream doesn't have what it wrote. When
     /// that was isn't known after a restart, nor when somebody else published it.
     async fn wait_for_writers(&self, table: &Table) -> Result<(), String> {
-        let place = (table.oid, table.membership);
         let turn = self.shapes.turn().unwrap_or_default();
-        if lock(&self.settled).contains(turn, place) {
+        if lock(&self.settled).contains(turn, table) {
             return Ok(());
         }
         let client = self.manager.admin().await.map_err(|error| error.to_string())?;
         let waited = database::wait_for_writers(&client, table.oid, Instant::now() + WRITERS).await;
         waited.map_err(|error| error.to_string())?;
-        lock(&self.settled).insert(turn, place);
+        lock(&self.settled).insert(turn, table);
         Ok(())
     }
 
@@ -529,7 +548,7 @@ impl Making {
             timeout: None,
         };
         creation.follow();
-        if self.watch.is_retired(&of) {
+        if self.watch.is_retired(&of).await {
             return fail(
                 creation,
                 false,

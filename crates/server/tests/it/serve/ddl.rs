@@ -1,11 +1,9 @@
 //! Tables that change under their shapes: the right ones start over, the others live on.
 
-use std::time::Instant;
-
 use serde_json::Value;
 
 use super::support::{Place, Reader, Serve, changes, short};
-use crate::wire::{DEADLINE, until};
+use crate::wire::until;
 
 const TABLES: &str = "CREATE TABLE items (id int PRIMARY KEY, note text, price int);
     INSERT INTO items VALUES (1, 'one', 1);

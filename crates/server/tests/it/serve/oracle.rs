@@ -128,7 +128,9 @@ async fn run(weather: Weather) {
     for number in 0..CLIENTS {
         let (world, dice) = (Arc::clone(&world), Dice::of(seed, "client", number));
         let is_changing = has_changes && (number % 3 == 0 || !has_rows);
-        clients.spawn(async move { Client::new(&world, dice, is_changing).run().await });
+        // Each table has some clients of its own.
+        let table = tables::asked().iter().cycle().take(2 * tables::asked().len()).nth(number).copied();
+        clients.spawn(async move { Client::new(&world, dice, is_changing, table).run().await });
     }
     let (samples, pid) = (Samples::default(), stage.pid());
     let faults = tokio::select! {

@@ -10,7 +10,7 @@ const PARTITIONED: &str =
     INSERT INTO m VALUES (1, 5, 'a'), (2, 15, 'b')";
 const LIVE: [(&str, &str); 1] = [("FOREBAY_SERVE_LONG_POLL_MS", "1000")];
 
-fn shape<'a>(table: &'a str) -> [(&'a str, &'a str); 1] {
+fn shape(table: &str) -> [(&str, &str); 1] {
     [("table", table)]
 }
 

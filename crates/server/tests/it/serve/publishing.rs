@@ -70,6 +70,29 @@ async fn a_publication_that_was_narrowed_while_the_server_was_away_replaces_shap
     assert_eq!(column(&serve, &ITEMS, "note").await, ["a", "lost"]);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_table_that_cannot_be_taken_out_yet_is_served_meanwhile() {
+    let postgres = Box::leak(Box::new(forebay_sandbox::Postgres::builder().start().unwrap()));
+    let place = Place::on(postgres, TABLES);
+    let settings =
+        [LIVE[0], ("FOREBAY_SERVE_ALLOW_DELETE", "true"), ("FOREBAY_DATABASE_UNPUBLISH_AFTER_MS", "500")];
+    let serve = place.serve_with(&settings).await;
+    let reader = serve.reader(&ITEMS).await;
+    let session = forebay_postgres::reservoir::PostgresConnect::new(&postgres.url(&place.database)).unwrap();
+    let config = forebay_postgres::reservoir::ReservoirConfig::new(1);
+    let limits = forebay_postgres::reservoir::Limits::local();
+    let sessions = forebay_postgres::reservoir::Reservoir::start(session, config, limits).unwrap();
+    let session = sessions.checkout().await.unwrap();
+    // As VACUUM or CREATE INDEX CONCURRENTLY hold it.
+    session.batch_execute("BEGIN; LOCK TABLE items IN SHARE UPDATE EXCLUSIVE MODE").await.unwrap();
+    serve.ask("DELETE", &super::support::path(&reader.params()), &[], "").await;
+    until("it was tried", async || serve.log().contains("table not removed from the publication")).await;
+    let mut reader = serve.reader(&ITEMS).await;
+    place.sql("UPDATE items SET note = 'seen' WHERE id = 1");
+    assert_eq!(short(&reader.live_changes(&serve, 1).await), ["update 1"]);
+    session.batch_execute("COMMIT").await.unwrap();
+}
+
 fn published(place: &Place) -> String {
     let sql = format!(
         "SELECT coalesce(string_agg(tablename, ' ' ORDER BY tablename), '') FROM pg_publication_tables WHERE pubname = '{}'",

@@ -36,6 +36,23 @@ async fn a_column_is_computed_anew_with_the_same_type() {
 }
 
 #[tokio::test]
+async fn streams_on_an_instance_that_only_reads_end_too() {
+    let place =
+        Place::new("CREATE TABLE items (id int PRIMARY KEY, amount int); INSERT INTO items VALUES (1, 5)");
+    let writer = place.serve_with(&LIVE).await;
+    let second = place.spawn(&LIVE);
+    second.becomes("waiting").await;
+    writer.reader(&[("table", "items")]).await;
+    let first = [("table", "items"), ("offset", "-1")];
+    until("it has read of the shape", async || second.get(&first).await.head.status == 200).await;
+    let mut reader = second.reader(&[("table", "items")]).await;
+    let mut events = second.events(&reader).await;
+    place.sql("ALTER TABLE items ALTER amount TYPE int USING amount * 100");
+    while events.next().await != Event::End {}
+    reader.starts_over(&second).await;
+}
+
+#[tokio::test]
 async fn a_rewrite_while_the_server_is_away_is_found_at_its_start() {
     let place =
         Place::new("CREATE TABLE items (id int PRIMARY KEY, amount int); INSERT INTO items VALUES (1, 5)");

@@ -24,10 +24,11 @@ pub(crate) struct Wanted {
 
 impl Wanted {
     /// `version`: of Postgres, which doesn't publish generated columns before 18.
-    pub(crate) fn random(dice: &mut Dice, version: u32) -> Self {
+    pub(crate) fn random(dice: &mut Dice, version: u32, table: Option<&'static Table>) -> Self {
         // The first is the one with the most kinds of clauses.
         let tables = tables::asked();
-        let table = if dice.percent(50) { tables[0] } else { dice.pick(tables) };
+        let any = if dice.percent(50) { tables[0] } else { dice.pick(tables) };
+        let table = table.unwrap_or(any);
         let (clause, literal, params) = match table.clauses {
             [] => at_random(dice),
             _ if dice.percent(50) => (None, "true".to_owned(), Vec::new()),

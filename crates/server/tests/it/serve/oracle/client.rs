@@ -135,6 +135,7 @@ fn sought<'a>(wanted: &Wanted, columns: &'a [String]) -> Sought<'a> {
 pub(crate) struct Client<'a> {
     world: &'a World,
     dice: Dice,
+    table: Option<&'static Table>,
     is_changing: bool,
     wanted: Wanted,
     view: View,
@@ -181,12 +182,19 @@ impl From<String> for Trouble {
 
 impl<'a> Client<'a> {
     /// `is_changing`: of tables whose definitions change.
-    pub(crate) fn new(world: &'a World, mut dice: Dice, is_changing: bool) -> Self {
-        let wanted = another(&mut dice, world, is_changing);
+    /// `table`: the only one that it asks for; `None`: any.
+    pub(crate) fn new(
+        world: &'a World,
+        mut dice: Dice,
+        is_changing: bool,
+        table: Option<&'static Table>,
+    ) -> Self {
+        let wanted = another(&mut dice, world, is_changing, table);
         let view = View::new(&wanted, world.is_merged);
         let mut client = Client {
             world,
             dice,
+            table,
             is_changing,
             wanted,
             view,
@@ -232,7 +240,7 @@ impl<'a> Client<'a> {
                 Err(Trouble::Unserved) => {
                     self.world.ledger().unserved += 1;
                     self.end(false);
-                    self.wanted = another(&mut self.dice, self.world, self.is_changing);
+                    self.wanted = another(&mut self.dice, self.world, self.is_changing, self.table);
                     self.begin();
                 }
                 Err(Trouble::Broken(error)) => {
@@ -344,7 +352,7 @@ impl<'a> Client<'a> {
                 return self.delete().await;
             }
             self.end(false);
-            self.wanted = another(&mut self.dice, self.world, self.is_changing);
+            self.wanted = another(&mut self.dice, self.world, self.is_changing, self.table);
             self.begin();
         }
         self.was_away = self.dice.percent(5) && self.world.target.borrow().is_none();
@@ -623,8 +631,8 @@ impl<'a> Client<'a> {
     }
 }
 
-fn another(dice: &mut Dice, world: &World, is_changing: bool) -> Wanted {
-    if is_changing { Wanted::changing(dice) } else { Wanted::random(dice, world.version) }
+fn another(dice: &mut Dice, world: &World, is_changing: bool, table: Option<&'static Table>) -> Wanted {
+    if is_changing { Wanted::changing(dice) } else { Wanted::random(dice, world.version, table) }
 }
 
 /// Rows by key, with the beginnings of their values, for whoever reads a failure.

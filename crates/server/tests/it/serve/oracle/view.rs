@@ -327,7 +327,7 @@ mod tests {
     use super::*;
 
     fn view(messages: &[Value]) -> Result<View, String> {
-        let mut wanted = Wanted::random(&mut Dice::new(1), 18);
+        let mut wanted = Wanted::random(&mut Dice::new(1), 18, None);
         (wanted.table, wanted.columns, wanted.is_full) = (&ITEMS, vec!["id", "grp"], false);
         let mut view = View::new(&wanted, false);
         view.apply(
