@@ -119,7 +119,7 @@ async fn left(quota: &Quota, users: &Keyed, keys: &[&str]) -> ([usize; 4], Mode)
     }
     let status = quota.status();
     let keyed = &status.keyed[0];
-    ([keyed.keys, keyed.held as usize, status.counters.waiting as usize, shares], status.mode)
+    ([keyed.keys, keyed.held as usize, status.counters.waiting, shares], status.mode)
 }
 
 const NOTHING: ([usize; 4], Mode) = ([0; 4], Mode::Normal);

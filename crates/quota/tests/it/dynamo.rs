@@ -10,8 +10,8 @@ use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::{Credentials, Region};
 use aws_sdk_dynamodb::types::AttributeValue;
 use forebay_quota::{
-    Answer, Ask, Beat, BeatKind, BudgetConfig, DynamoStore, MemberConfig, MemberId, Quota, Refusal, Settled,
-    Settlement, Sharing, Store, StoreError,
+    Answer, Ask, Beat, BeatKind, BudgetConfig, DynamoStore, MemberId, Quota, Refusal, Settled, Settlement,
+    Sharing, Store, StoreError,
 };
 use forebay_sandbox::DynamoDb;
 use forebay_testkit::{Direction, Proxy};
