@@ -216,7 +216,7 @@ impl Transaction {
         self.met.0 = version;
         let is_first = self.met.1.insert(version);
         if is_first {
-            relation.ancestors.iter().for_each(|(oid, _)| self.concerns(*oid));
+            relation.ancestors.iter().for_each(|oid| self.concerns(*oid));
         }
         is_first
     }
