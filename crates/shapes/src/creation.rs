@@ -33,7 +33,8 @@ pub struct Creation {
 
 impl Creation {
     pub(crate) fn new(inner: Arc<Inner>, shape: Arc<Shape>, turn: u64) -> Self {
-        let keys = shape.definition().table.key.is_empty().then(KeyCounts::default);
+        let has_no_key = shape.definition().table.key.is_empty();
+        let keys = has_no_key.then(|| KeyCounts::begin(&shape, &inner.key_budget));
         Creation { inner, shape, turn, seen: None, file: None, is_sealed: false, is_over: false, keys }
     }
 

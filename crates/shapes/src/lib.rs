@@ -41,7 +41,7 @@ pub use forebay_pgoutput as pgoutput;
 pub use crate::config::StoreConfig;
 pub use crate::creation::Creation;
 pub use crate::definition::{CatalogChange, CatalogState, Choice, Definition, LogMode, Replica, Table};
-pub use crate::follow::{Ancestor, FollowError, Follower, Relatives};
+pub use crate::follow::{FollowError, Follower, Relatives};
 pub use crate::offset::{Offset, OffsetError, Since};
 pub use crate::shape::{Failure, Gone, Listener, LogPage, Shape, SnapshotChunk, Watching};
 pub use crate::shapes::{CreateError, Position, Shapes, StoreFailure};

@@ -18,7 +18,7 @@ use crate::definition::{Definition, Replica, Table};
 use crate::encode::Layout;
 use crate::filter::Filter;
 use crate::follow::Followed;
-use crate::row_keys::{self, KeyCounts};
+use crate::row_keys::{self, KeyBudget, KeyCounts};
 use crate::shape::{Gone, Phase, Shape};
 use crate::shapes::{CreateError, StoreFailure};
 use crate::store::disk::Disk;
@@ -60,6 +60,7 @@ pub(crate) struct Inner {
     deleted: Mutex<HashSet<u64>>,
     /// Shapes that turned out to be wrong before anything could be written.
     inexact: Mutex<Vec<u64>>,
+    pub(crate) key_budget: Arc<KeyBudget>,
     /// Held while the files of shapes are written beside a checkpoint.
     pub(crate) relieving: Mutex<()>,
     pub(crate) is_full: AtomicBool,
@@ -109,6 +110,7 @@ impl Inner {
             garbage: Mutex::default(),
             deleted: Mutex::default(),
             inexact: Mutex::default(),
+            key_budget: Arc::default(),
             relieving: Mutex::default(),
             is_full: AtomicBool::new(false),
             failure: Mutex::default(),
@@ -344,11 +346,13 @@ impl Inner {
     /// without a primary key.
     pub(crate) fn follow_all(&self) {
         let shapes: Vec<_> = self.registry().shapes().cloned().collect();
-        let (mut complete, mut budget) = (Vec::new(), row_keys::MAX_READ_TOTAL);
+        let (mut complete, mut bytes) = (Vec::new(), row_keys::MAX_READ_TOTAL);
+        // Keys that were counted before give their room back.
+        self.followed().clear(self.durable.load(Ordering::Acquire));
         for shape in shapes {
             let Some(seen) = shape.lock().seen.clone() else { continue };
             let keys = shape.definition().table.key.is_empty().then(|| {
-                KeyCounts::read(&shape, &mut budget).unwrap_or_else(|| {
+                KeyCounts::read(&shape, &self.key_budget, &mut bytes).unwrap_or_else(|| {
                     // Of a release that didn't count. It goes as soon as something can be written.
                     lock(&self.inexact).push(shape.id);
                     KeyCounts::unknown()

@@ -132,8 +132,9 @@ pub struct LogPage {
     pub last: Offset,
     /// Whether the log ends here, for now.
     pub is_end: bool,
-    /// Of a page of the merged part of the log, where that part ends. Of several updates of a row it
-    /// has only the last: before its end, a client may have rows that the table never had at once.
+    /// Of a page of the merged part of the log, where that part ends. Of several updates of a row
+    /// it has only the last: before its end, a client may have rows that the table never had at
+    /// once.
     pub merged_to: Option<Offset>,
 }
 
@@ -353,13 +354,15 @@ impl Shape {
         self.read(Kind::Log(base), base, found)
     }
 
-    /// Returns whether the log was merged since a page of it was found: the page's file may be gone.
+    /// Returns whether the log was merged since a page of it was found: the page's file may be
+    /// gone.
     pub fn is_merged_since(&self, page: &LogPage) -> bool {
         let base = self.lock().log.base();
         !matches!(page.place, Kind::Log(before) | Kind::Past(before) if before == base)
     }
 
-    /// Lets somebody listen: makes the listener unless there is one, and hands it over, with where the log ends: all after that is heard. `None`: the shape is gone.
+    /// Attaches a listener: makes it unless there is one, and calls `with` on it. It hears of all
+    /// that comes after the end of the log, which is returned. `None`: the shape is gone.
     pub fn attach<L: Listener, R>(
         &self,
         make: impl FnOnce() -> L,

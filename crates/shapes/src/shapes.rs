@@ -283,8 +283,8 @@ impl Shapes {
         self.inner.registry().baselines.get(oid).cloned()
     }
 
-    /// Changes the catalog states as of which shapes are right, where a change of the catalog is known to leave all shapes right.
-    /// Does nothing while another process writes.
+    /// Changes the catalog states as of which shapes are right, where a change of the catalog is
+    /// known to leave all shapes right. Does nothing while another process writes.
     pub fn update_states(&self, update: impl Fn(&mut CatalogState)) {
         if !self.is_writing() {
             return;

@@ -41,6 +41,9 @@ impl CatalogState {
     /// VACUUM FULL and CLUSTER change only the filenode; SET DEFAULT and SET STATISTICS change only
     /// pg_attribute. An ALTER TABLE that rewrites the table changes both. So does a VACUUM FULL
     /// beside a SET DEFAULT between two looks at the catalog, which can't be told from it.
+    ///
+    /// A column that `before` doesn't have is passed over: it was added since. Shapes that show all
+    /// columns go by the comparison of the columns, and the others don't show it.
     pub fn change_since(&self, before: &CatalogState) -> Option<CatalogChange> {
         if self.publication != before.publication {
             return Some(CatalogChange::PublicationChanged);

@@ -220,7 +220,9 @@ impl Followed {
                 // They wait for the snapshot's rows.
                 let _nothing_is_decided = held.iter().all(|held| keys.take(&held.key_changes));
             }
-            held.into_iter().for_each(|held| inner.enqueue(held.record(shape)));
+            // A record without a message would move the end of the log to an offset without one.
+            let told = held.into_iter().filter(|held| !held.text.is_empty());
+            told.for_each(|held| inner.enqueue(held.record(shape)));
             settled.settled();
         }
     }

@@ -39,8 +39,8 @@ const KNOWN: usize = 1024;
 pub(super) struct Described {
     /// Above those of all before; not 0.
     pub(super) version: u64,
-    schema: String,
-    name: String,
+    /// Its schema and its name. `None`: the table is identified by its oid alone.
+    name: Option<(String, String)>,
     /// Names, and types with their modifiers.
     columns: Arc<[(String, (u32, i32))]>,
     /// The stream doesn't say.
@@ -88,20 +88,22 @@ impl Described {
         let (numbers, lineage) = (table.numbers.clone(), table.lineage.clone());
         let (key, key_is_deferrable) = (key(table), table.key_is_deferrable);
         let catalog = Some(Catalog { types, numbers, key, key_is_deferrable, lineage });
-        Described { version: 0, schema: table.schema.clone(), name: table.name.clone(), columns, catalog }
+        let name = Some((table.schema.clone(), table.name.clone()));
+        Described { version: 0, name, columns, catalog }
     }
 
     pub(super) fn new(relation: &Relation<'_>, version: u64) -> Self {
         let columns = relation.columns.iter();
         let columns = columns.map(|column| (column.name.to_owned(), (column.type_oid, column.type_modifier)));
-        let (schema, name) = (relation.namespace.to_owned(), relation.name.to_owned());
-        Described { version, schema, name, columns: columns.collect(), catalog: None }
+        let name = Some((relation.namespace.to_owned(), relation.name.to_owned()));
+        Described { version, name, columns: columns.collect(), catalog: None }
     }
 
-    /// The same columns under another table's name.
-    pub(super) fn renamed(&self, schema: &str, name: &str) -> Self {
+    /// Returns the same columns as those of a partitioned table above. A partition isn't described
+    /// again when that table is renamed, which only the catalog shows.
+    pub(super) fn unnamed(&self) -> Self {
         let (version, columns) = (self.version, Arc::clone(&self.columns));
-        Described { version, schema: schema.to_owned(), name: name.to_owned(), columns, catalog: None }
+        Described { version, name: None, columns, catalog: None }
     }
 
     /// Whether it has a table's column under its name, with its type, and, as far as that is known, the same one that compares the same.
@@ -125,8 +127,8 @@ impl Described {
             (&catalog.key, catalog.key_is_deferrable) == (&key(table), table.key_is_deferrable)
                 && catalog.lineage == table.lineage
         };
-        (&*self.schema, &*self.name) == (&*table.schema, &*table.name)
-            && self.catalog.as_ref().is_none_or(is_kept)
+        let has_name = |(schema, name): &(String, String)| (schema, name) == (&table.schema, &table.name);
+        self.name.as_ref().is_none_or(has_name) && self.catalog.as_ref().is_none_or(is_kept)
     }
 }
 

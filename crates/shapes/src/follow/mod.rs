@@ -26,8 +26,9 @@ use forebay_pgoutput::{Message, OldTuple, Relation, Truncate};
 
 pub(crate) use self::followed::Followed;
 use self::group::{RowChange, Scratch};
+pub use self::relation::Relatives;
 use self::relation::StreamRelation;
-pub use self::relation::{Ancestor, Relatives};
+
 use self::transaction::Transaction;
 use crate::registry::Inner;
 use crate::store::record::{Commit, Record};
@@ -181,8 +182,7 @@ impl Follower {
         for oid in truncate.relations.iter() {
             transaction.concerns(oid);
             let mut unfit = followed.shapes_of(oid);
-            for (ancestor, _) in self.relations.get(&oid).into_iter().flat_map(|relation| &relation.ancestors)
-            {
+            for ancestor in self.relations.get(&oid).into_iter().flat_map(|relation| &relation.ancestors) {
                 transaction.concerns(*ancestor);
                 unfit.extend(followed.shapes_of(*ancestor));
             }
@@ -226,9 +226,9 @@ fn change_relatives(
         // transaction.
         scratch.unfit.extend(followed.shapes_of_any(&relation.descendants));
     }
-    for (oid, described) in &relation.ancestors {
+    for oid in &relation.ancestors {
         for group in followed.groups(*oid) {
-            group.change(described, change, transaction, scratch);
+            group.change(&relation.unnamed, change, transaction, scratch);
         }
     }
 }

@@ -7,8 +7,8 @@
 //! Invariant: an entry goes only when every snapshot that may still come sees its transaction.
 //! Enforced by: some snapshot sees it, so all that are taken later do; and every shape that waits
 //! for its own snapshot was followed after that, so that its snapshot is later. When a table has
-//! too many entries, the oldest goes for [`Forgotten`], which is judged by the snapshot's `xmin`
-//! alone.
+//! too many entries, or all tables have, the oldest of the table goes for
+//! [`ForgottenTransactions`], which are judged by the snapshot's `xmin` alone.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -18,17 +18,24 @@ use crate::store::record::Seen;
 /// Bound of the entries of one table, 24 bytes each: 24 MiB.
 const MAX_ENTRIES: usize = 1 << 20;
 
+/// Bound of the entries of all tables: 96 MiB.
+const MAX_ENTRIES_TOTAL: usize = 4 << 20;
+
 /// Of an entry that no snapshot is known to see.
 const UNSEEN: u64 = u64::MAX;
 
 /// Recent transactions by table oid.
 #[derive(Debug, Default)]
-pub(super) struct RecentTransactions(HashMap<u32, TableTransactions>);
+pub(super) struct RecentTransactions {
+    tables: HashMap<u32, TableTransactions>,
+    /// The number of entries of all tables.
+    entries: usize,
+}
 
 #[derive(Debug, Default)]
 struct TableTransactions {
     entries: VecDeque<Entry>,
-    forgotten: Option<Forgotten>,
+    forgotten: Option<ForgottenTransactions>,
 }
 
 #[derive(Debug)]
@@ -41,7 +48,7 @@ struct Entry {
 
 /// Entries that went for lack of room.
 #[derive(Debug)]
-struct Forgotten {
+struct ForgottenTransactions {
     /// The newest transaction id among them.
     xid: u32,
     seen_at: u64,
@@ -49,25 +56,32 @@ struct Forgotten {
 
 impl RecentTransactions {
     pub(super) fn clear(&mut self) {
-        self.0.clear();
+        *self = RecentTransactions::default();
     }
 
     pub(super) fn push(&mut self, oid: u32, lsn: u64, xid: u32) {
-        let table = self.0.entry(oid).or_default();
-        if table.entries.len() == MAX_ENTRIES
-            && let Some(Entry { xid, .. }) = table.entries.pop_front()
-        {
-            let newest = table.forgotten.as_ref().map(|forgotten| forgotten.xid);
-            let xid = newest.filter(|newest| is_newer(*newest, xid)).unwrap_or(xid);
-            table.forgotten = Some(Forgotten { xid, seen_at: UNSEEN });
+        let table = self.tables.entry(oid).or_default();
+        let is_full = table.entries.len() == MAX_ENTRIES || self.entries == MAX_ENTRIES_TOTAL;
+        // Without an older one, it is forgotten itself.
+        let entry = Entry { lsn, xid, seen_at: UNSEEN };
+        let oldest = if is_full { table.entries.pop_front() } else { None };
+        match oldest {
+            None if is_full => table.forget(&entry),
+            None => {
+                table.entries.push_back(entry);
+                self.entries += 1;
+            }
+            Some(oldest) => {
+                table.forget(&oldest);
+                table.entries.push_back(entry);
+            }
         }
-        table.entries.push_back(Entry { lsn, xid, seen_at: UNSEEN });
     }
 
     /// Returns whether a snapshot may not see a transaction that changed a table and was committed
     /// before `since`.
     pub(super) fn is_missed(&self, oid: u32, since: u64, seen: &Seen) -> bool {
-        let Some(table) = self.0.get(&oid) else { return false };
+        let Some(table) = self.tables.get(&oid) else { return false };
         table.forgotten.as_ref().is_some_and(|forgotten| !is_newer(seen.xmin as u32, forgotten.xid))
             || table.entries.iter().any(|entry| entry.lsn < since && !seen.has(entry.lsn, entry.xid))
     }
@@ -77,15 +91,16 @@ impl RecentTransactions {
     /// `follows`: how many shapes have been followed by now. `oldest`: the number of the first
     /// shape that waits for its snapshot; `u64::MAX`: none does.
     pub(super) fn prune(&mut self, oid: Option<u32>, seen: &Seen, follows: u64, oldest: u64) {
-        let prune = |table: &mut TableTransactions| {
-            table.prune(seen, follows, oldest);
+        let entries = &mut self.entries;
+        let mut prune = |table: &mut TableTransactions| {
+            *entries -= table.prune(seen, follows, oldest);
             !table.entries.is_empty() || table.forgotten.is_some()
         };
         match oid {
-            None => self.0.retain(|_, table| prune(table)),
+            None => self.tables.retain(|_, table| prune(table)),
             Some(oid) => {
-                if self.0.get_mut(&oid).is_some_and(|table| !prune(table)) {
-                    self.0.remove(&oid);
+                if self.tables.get_mut(&oid).is_some_and(|table| !prune(table)) {
+                    self.tables.remove(&oid);
                 }
             }
         }
@@ -93,7 +108,18 @@ impl RecentTransactions {
 }
 
 impl TableTransactions {
-    fn prune(&mut self, seen: &Seen, follows: u64, oldest: u64) {
+    fn forget(&mut self, entry: &Entry) {
+        let Entry { xid, seen_at, .. } = *entry;
+        let before = self.forgotten.take().unwrap_or(ForgottenTransactions { xid, seen_at });
+        let xid = if is_newer(before.xid, xid) { before.xid } else { xid };
+        // The last that is seen decides.
+        let seen_at = before.seen_at.max(seen_at);
+        self.forgotten = Some(ForgottenTransactions { xid, seen_at });
+    }
+
+    /// Returns how many entries went.
+    fn prune(&mut self, seen: &Seen, follows: u64, oldest: u64) -> usize {
+        let before = self.entries.len();
         let stays = |seen_at: &mut u64, is_seen: &dyn Fn() -> bool| {
             if *seen_at == UNSEEN && is_seen() {
                 *seen_at = follows;
@@ -101,11 +127,12 @@ impl TableTransactions {
             *seen_at == UNSEEN || oldest < *seen_at
         };
         self.entries.retain_mut(|Entry { lsn, xid, seen_at }| stays(seen_at, &|| seen.has(*lsn, *xid)));
-        let is_newer = |forgotten: &Forgotten| is_newer(seen.xmin as u32, forgotten.xid);
+        let is_newer = |forgotten: &ForgottenTransactions| is_newer(seen.xmin as u32, forgotten.xid);
         self.forgotten.take_if(|forgotten| {
             let is_seen = is_newer(forgotten);
             !stays(&mut forgotten.seen_at, &|| is_seen)
         });
+        before - self.entries.len()
     }
 }
 
@@ -134,7 +161,7 @@ mod tests {
         recent.prune(Some(1), &before(600), 9, 5);
         assert!(!recent.is_missed(1, 11, &before(700)) && recent.is_missed(2, 11, &before(700)));
         recent.prune(None, &before(600), 9, 9);
-        assert!(recent.0.is_empty());
+        assert!(recent.tables.is_empty());
     }
 
     #[test]
@@ -145,7 +172,7 @@ mod tests {
         for (lsn, xid) in (10..).zip(ids).take(MAX_ENTRIES + 5) {
             recent.push(1, lsn, xid);
         }
-        assert_eq!(recent.0[&1].entries.len(), MAX_ENTRIES);
+        assert_eq!(recent.tables[&1].entries.len(), MAX_ENTRIES);
         let (last_forgotten, end) = ((1_u64 << 32) + 5, (1_u64 << 32) + MAX_ENTRIES as u64 + 6);
         let sees_all = |xmin| Seen { xmin, xmax: end, xip: Vec::new(), lsn: u64::MAX };
         assert!(recent.is_missed(1, u64::MAX, &sees_all(last_forgotten)));
@@ -155,6 +182,42 @@ mod tests {
         recent.prune(None, &sees_all(last_forgotten + 1), 1, 0);
         assert!(recent.is_missed(1, u64::MAX, &sees_all(last_forgotten)));
         recent.prune(None, &sees_all(last_forgotten + 1), 1, u64::MAX);
-        assert!(recent.0.is_empty());
+        assert!(recent.tables.is_empty());
+    }
+
+    #[test]
+    fn what_a_snapshot_sees_isnt_missed_after_it_went_for_lack_of_room() {
+        let mut recent = RecentTransactions::default();
+        recent.push(1, 10, 700);
+        // A snapshot sees it beside an older transaction, which runs on; the first shape waits.
+        let sees_it = Seen { xmin: 650, xmax: 701, xip: vec![650], lsn: u64::MAX };
+        recent.prune(None, &sees_it, 1, 0);
+        let last = 701 + MAX_ENTRIES as u32;
+        (701..last).for_each(|xid| recent.push(1, u64::from(xid), xid));
+        assert_eq!(recent.tables[&1].entries.len(), MAX_ENTRIES);
+        let sees_all = Seen { xmin: 650, xmax: last.into(), xip: vec![650], lsn: u64::MAX };
+        assert!(recent.is_missed(1, u64::MAX, &sees_all));
+        recent.prune(None, &sees_all, 2, u64::MAX);
+        assert!(!recent.is_missed(1, u64::MAX, &sees_all));
+        assert!(recent.tables.is_empty() && recent.entries == 0);
+    }
+
+    #[test]
+    fn all_tables_share_the_room() {
+        let mut recent = RecentTransactions::default();
+        for xid in (0..MAX_ENTRIES_TOTAL as u32).map(|xid| xid + 3) {
+            recent.push(xid % 8, 10, xid);
+        }
+        let next = MAX_ENTRIES_TOTAL as u32 + 3;
+        let end = Seen { xmin: next.into(), ..before(u64::from(next) + 2) };
+        assert!(!recent.is_missed(0, 11, &end));
+        // One that takes the place of the oldest of its table, and one without an older.
+        recent.push(0, 10, next);
+        recent.push(9, 10, next + 1);
+        assert_eq!(recent.entries, MAX_ENTRIES_TOTAL);
+        assert_eq!(recent.tables[&0].forgotten.as_ref().map(|forgotten| forgotten.xid), Some(8));
+        assert!(recent.tables[&9].entries.is_empty() && recent.is_missed(9, 11, &end));
+        recent.prune(None, &before(u64::from(next) + 2), 1, u64::MAX);
+        assert!(recent.tables.is_empty() && recent.entries == 0);
     }
 }

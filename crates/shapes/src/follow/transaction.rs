@@ -216,7 +216,7 @@ impl Transaction {
         self.met.0 = version;
         let is_first = self.met.1.insert(version);
         if is_first {
-            relation.ancestors.iter().for_each(|(oid, _)| self.concerns(*oid));
+            relation.ancestors.iter().for_each(|oid| self.concerns(*oid));
         }
         is_first
     }
@@ -238,6 +238,9 @@ impl Transaction {
     /// Takes note of the keys of rows that enter a shape, or leave it. Its table has no primary
     /// key.
     pub(super) fn note_keys(&mut self, shape: u64, effect: Effect, keys: &RowChangeKeys) {
+        if effect == Effect::Update {
+            return;
+        }
         let changes = self.key_changes.entry(shape).or_default();
         let before = changes.len();
         if let (Effect::Delete | Effect::Rekey, Some(old)) = (effect, keys.old) {

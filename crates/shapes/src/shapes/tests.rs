@@ -11,6 +11,8 @@ use crate::simulation::bench::{Bench, ITEMS, choice, row, snapshot_before};
 use crate::simulation::database::table;
 use crate::simulation::wire::Wire;
 use crate::store::disk::Disk;
+use crate::store::record::{Note, Record};
+use crate::store::wal::{self, Records};
 
 fn definition(choice: Choice) -> Definition {
     Definition { table: Arc::new(table(ITEMS, "items", vec![0])), choice }
@@ -351,7 +353,7 @@ fn a_baseline_survives_with_and_without_a_checkpoint() {
 }
 
 #[test]
-fn the_log_has_deletions_before_the_state_that_called_for_them() {
+fn a_reader_keeps_the_state_before_until_the_log_has_the_deletions() {
     let mut bench = Bench::new();
     let shape = shape_in(&mut bench, &in_state(1, "a"), choice(None));
     let before = bench.disk.clone();
@@ -364,6 +366,29 @@ fn the_log_has_deletions_before_the_state_that_called_for_them() {
     bench.store.inner.queue().release();
     reader.refresh().unwrap();
     assert_eq!((reader.state(ITEMS), reader.all().len()), (None, 0));
+}
+
+#[test]
+fn the_log_has_deletions_then_the_state_that_called_for_them_then_the_new_shape() {
+    let mut bench = Bench::new();
+    let first = shape_in(&mut bench, &in_state(1, "a"), choice(None));
+    let creation = bench.create_of(in_state(1, "b"), choice(None));
+    bench.store.inner.queue().release();
+    let segment = *wal::segments(&bench.disk).unwrap().last().unwrap();
+    let mut records = Records::open(&bench.disk, wal::Place::start(segment), None).unwrap().unwrap();
+    let mut notes = Vec::new();
+    while let Some(record) = records.next().unwrap() {
+        notes.extend(match record {
+            Record::Note(note, _) => Some(note),
+            Record::Part(_) | Record::Commit(..) => None,
+        });
+    }
+    let [.., Note::Delete { id }, Note::Table { table, .. }, Note::Create { id: second, .. }] = &notes[..]
+    else {
+        panic!("{notes:?}");
+    };
+    assert_eq!((*id, *second), (first.id, creation.shape().id));
+    assert_eq!(table.state, in_state(1, "b").state);
 }
 
 #[test]

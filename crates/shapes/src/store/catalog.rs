@@ -10,7 +10,7 @@ use bytes::Bytes;
 use super::OpenError;
 use super::disk::Disk;
 use super::files;
-use super::record::{self, CatalogHead, Kept, Note, Record, Unknown};
+use super::record::{self, CatalogHead, Kept, Note, Record, UnknownRecord};
 use crate::definition::Table;
 
 /// Of the files that this program writes, and the only one that it reads. The docs of the store's
@@ -54,8 +54,10 @@ impl Catalog {
         let mut bytes = Bytes::from(files::read(&*file, 0, file.len()?)?);
         let mut catalog = Catalog::default();
         let mut is_first = true;
-        let unreadable =
-            |unknown: Unknown| OpenError::Unreadable { file: NAME.to_owned(), what: unknown.to_string() };
+        let unreadable = |unknown: UnknownRecord| OpenError::Unreadable {
+            file: NAME.to_owned(),
+            what: unknown.to_string(),
+        };
         while let Some((Record::Note(note, _), length)) = record::next(&bytes).map_err(unreadable)? {
             let _read = bytes.split_to(length);
             match note {

@@ -2,7 +2,7 @@
 //!
 //! Invariant: what [`next`] returns was written by [`frame`], whole; whatever else lies in a file, it returns nothing and never panics.
 //! Kept by: a frame is its payload's length, the CRC-32C of both, and the payload. A length of 0 ends a file.
-//! A whole frame whose payload this version doesn't understand is [`Unknown`], never the end: a
+//! A whole frame whose payload this version doesn't understand is [`UnknownRecord`], never the end: a
 //! newer version wrote it.
 
 use std::collections::BTreeMap;
@@ -209,11 +209,11 @@ pub(crate) fn length(bytes: &[u8]) -> usize {
 
 /// A whole record that this version doesn't understand. Says what it is, without any of its values.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Unknown(String);
+pub(crate) struct UnknownRecord(String);
 
-impl Unknown {
+impl UnknownRecord {
     fn describe(payload: &Bytes) -> Self {
-        Unknown(match payload.first() {
+        UnknownRecord(match payload.first() {
             Some(&NOTE) => match note_name(payload) {
                 Some(name) => format!("a note {name:?}"),
                 None => "a note without a name".to_owned(),
@@ -225,7 +225,7 @@ impl Unknown {
     }
 }
 
-impl fmt::Display for Unknown {
+impl fmt::Display for UnknownRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
@@ -243,12 +243,12 @@ fn note_name(payload: &Bytes) -> Option<String> {
 /// no whole one.
 ///
 /// Fails if there is a whole one that this version doesn't understand.
-pub(crate) fn next(bytes: &Bytes) -> Result<Option<(Record, usize)>, Unknown> {
+pub(crate) fn next(bytes: &Bytes) -> Result<Option<(Record, usize)>, UnknownRecord> {
     let Some(payload) = payload(bytes) else { return Ok(None) };
     let length = HEAD + payload.len();
     match read(Cursor { bytes: payload.clone() }) {
         Some(record) => Ok(Some((record, length))),
-        None => Err(Unknown::describe(&payload)),
+        None => Err(UnknownRecord::describe(&payload)),
     }
 }
 
@@ -425,7 +425,7 @@ mod tests {
             (vec![COMMIT], "a transaction in another form"),
         ] {
             let mut bytes = framed_payload(&payload);
-            assert_eq!(next(&bytes.clone().into()), Err(Unknown(said.to_owned())));
+            assert_eq!(next(&bytes.clone().into()), Err(UnknownRecord(said.to_owned())));
             bytes.truncate(bytes.len() - 1);
             assert_eq!(next(&bytes.into()), Ok(None), "it isn't whole: {said}");
         }
@@ -451,7 +451,7 @@ mod tests {
             // Not even where the checksum agrees.
             let noise = Bytes::from(noise);
             if read(Cursor { bytes: noise.clone() }).is_none() {
-                let _anything = Unknown::describe(&noise);
+                let _anything = UnknownRecord::describe(&noise);
             }
         }
     }

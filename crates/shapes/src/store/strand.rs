@@ -233,7 +233,9 @@ impl Strand {
             return Sought::At(self.base);
         }
         if self.written == 0 || self.written_last <= offset {
-            let piece = &self.tail[self.tail.partition_point(|piece| piece.last <= offset)];
+            let after = self.tail.partition_point(|piece| piece.last <= offset);
+            // Former versions may have logged a transaction without a message as the last one.
+            let Some(piece) = self.tail.get(after) else { return Sought::At(self.len) };
             let start = piece.end - piece.bytes.len() as u64;
             return Sought::At(start + skip(&piece.bytes, offset) as u64);
         }

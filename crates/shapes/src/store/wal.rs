@@ -203,7 +203,7 @@ pub(crate) fn cut(disk: &dyn Disk, end: Place) -> io::Result<()> {
 /// After a sync that failed they can be read, but aren't on the disk, and another sync wouldn't bring them there. Without a place, the machine
 /// has started since, and what can be read is on the disk. Returns where the log ends.
 ///
-/// Writes nothing if there is a record that this version can't read.
+/// Writes nothing if the log is damaged, or has a record that this version can't read.
 pub(crate) fn secure(disk: &dyn Disk, from: Option<Place>) -> Result<Option<Place>, OpenError> {
     let passed = read_through(disk, from.unwrap_or_default())?;
     for (start, records) in passed.iter().filter(|_| from.is_some()) {
@@ -230,12 +230,15 @@ pub(crate) fn check_readable(disk: &dyn Disk, from: Place) -> Result<(), OpenErr
 }
 
 /// Reads the log from a place on. Returns the segments: where reading began, and the records, all
-/// of them passed.
+/// of them passed. Fails if one that has a successor isn't whole.
 fn read_through(disk: &dyn Disk, from: Place) -> Result<Vec<(Place, Records)>, OpenError> {
-    let mut passed = Vec::new();
+    let mut passed: Vec<(Place, Records)> = Vec::new();
     for segment in segments(disk)?.into_iter().filter(|segment| *segment >= from.segment) {
         let start = Place::start(segment).max(from);
         if let Some(mut records) = Records::open(disk, start, None)? {
+            if passed.last().is_some_and(|(_, before)| !before.is_at_end()) {
+                return Err(OpenError::Damaged { file: "the log" });
+            }
             while records.next()?.is_some() {}
             records.window = Bytes::new();
             passed.push((start, records));

@@ -6,7 +6,7 @@
 use forebay_postgres::pgoutput::Snapshot;
 use forebay_postgres::reservoir::tokio_postgres::types::{ToSql, Type};
 use forebay_postgres::reservoir::tokio_postgres::{self, Client, Row};
-use forebay_shapes::{Ancestor, CatalogState, Relatives};
+use forebay_shapes::{CatalogState, Relatives};
 
 use super::describe::{CatalogError, EDITION, PARTITIONS};
 
@@ -146,8 +146,7 @@ WITH RECURSIVE up AS (
     UNION SELECT i.inhrelid FROM down JOIN pg_inherits i ON i.inhparent = down.oid JOIN pg_class c ON c.oid = i.inhrelid AND c.relispartition
     WHERE NOT i.inhdetachpending
 )
-SELECT true, c.oid, n.nspname::text, c.relname::text FROM up JOIN pg_class c ON c.oid = up.oid JOIN pg_namespace n ON n.oid = c.relnamespace
-UNION ALL SELECT false, down.oid, '', '' FROM down";
+SELECT true, up.oid FROM up UNION ALL SELECT false, down.oid FROM down";
 
 /// Returns the ancestors and descendants of a partition or a partitioned table.
 ///
@@ -158,11 +157,7 @@ pub async fn relatives(client: &Client, oid: u32) -> Result<Relatives, CatalogEr
     for row in client.query_typed(RELATIVES, &[(&oid, Type::OID)]).await? {
         let relative: u32 = row.try_get(1)?;
         match row.try_get(0)? {
-            true => relatives.ancestors.push(Ancestor {
-                oid: relative,
-                schema: row.try_get(2)?,
-                name: row.try_get(3)?,
-            }),
+            true => relatives.ancestors.push(relative),
             false => relatives.descendants.push(relative),
         }
     }

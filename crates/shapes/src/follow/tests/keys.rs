@@ -5,8 +5,9 @@ use std::sync::Arc;
 use forebay_pgoutput::Snapshot;
 use serde_json::json;
 
-use crate::definition::{Choice, Table};
+use crate::definition::{Choice, LogMode, Table};
 use crate::encode::{Change, Place};
+use crate::offset::Offset;
 use crate::shape::{Gone, Shape};
 use crate::simulation::bench::{Bench, ITEMS, brief, choice, row, snapshot_before, told};
 use crate::simulation::database::table;
@@ -270,4 +271,41 @@ fn a_shape_of_a_release_that_didnt_count_goes_when_its_log_took_one_of_two() {
     bench.store.begin_writing().unwrap();
     bench.store.inner.queue().release();
     assert_eq!(shapes.map(|shape| shape.gone().is_some()), [true, false]);
+}
+
+#[test]
+fn a_change_that_changes_nothing_isnt_held_for_a_snapshot() {
+    let mut bench = Bench::new();
+    bench.send(&[Wire::relation(&keyless())]);
+    let mut creation = bench.create_of(keyless(), choice(None));
+    let shape = Arc::clone(creation.shape());
+    creation.follow();
+    bench.transact(&[update(A, A)]);
+    assert!(creation.begun(&snapshot_before(bench.xid), bench.lsn));
+    creation.rows(message(&shape, A).into()).unwrap();
+    creation.seal().unwrap();
+    bench.runtime.block_on(creation.complete()).unwrap();
+    assert_eq!(shape.log_end(), Offset::SNAPSHOT_END);
+    assert!(shape.log_after(Offset::new(1, 0)).unwrap().is_end);
+}
+
+#[test]
+fn rows_of_subsets_arent_counted_so_any_row_that_leaves_ends_a_shape_of_changes_only() {
+    let changes_only = || Choice { log: LogMode::ChangesOnly, ..choice(None) };
+    for is_rebuilt in [false, true] {
+        let mut bench = Bench::new();
+        let handle = keyless_shape(&mut bench, changes_only(), &[]).handle().to_owned();
+        if is_rebuilt {
+            bench.store.end_writing();
+            bench.store.begin_writing().unwrap();
+            bench.follower = bench.store.follower();
+            bench.send(&[Wire::relation(&keyless())]);
+        }
+        let shape = bench.store.find(&handle).unwrap();
+        bench.transact(&[insert(B), update(B, B)]);
+        assert_eq!(shape.gone(), None);
+        // A client may have two of these from subsets.
+        bench.transact(&[delete(A)]);
+        assert_eq!(shape.gone(), Some(Gone::Deleted), "rebuilt: {is_rebuilt}");
+    }
 }

@@ -6,7 +6,7 @@ use forebay_pgoutput::Snapshot;
 use serde_json::json;
 
 use crate::definition::{Choice, Table};
-use crate::follow::relation::{Ancestor, Relatives};
+use crate::follow::relation::Relatives;
 use crate::shape::{Gone, Shape};
 use crate::simulation::bench::{Bench, ITEMS, brief, choice, row, snapshot_before, told};
 use crate::simulation::database::table;
@@ -27,8 +27,7 @@ fn shape_of(bench: &mut Bench, table: Table, choice: Choice) -> Arc<Shape> {
 
 /// A partition of items.
 fn below_items() -> Relatives {
-    let items = Ancestor { oid: ITEMS, schema: "public".into(), name: "items".into() };
-    Relatives { ancestors: vec![items], descendants: Vec::new() }
+    Relatives { ancestors: vec![ITEMS], descendants: Vec::new() }
 }
 
 /// Items, with its partitions.
@@ -94,6 +93,17 @@ fn a_partition_that_was_detached_concerns_the_partitioned_table_no_more() {
     bench.send(&[Wire::relation(&leaf())]);
     bench.transact(&[Wire::insert(LEAF, &row(["2", "7", "a"]))]);
     assert_eq!(brief(&whole).len(), 1);
+}
+
+#[test]
+fn a_partitioned_table_that_was_renamed_is_followed_under_its_new_name() {
+    let mut bench = Bench::new();
+    describe_leaves(&mut bench);
+    bench.transact(&[Wire::insert(LEAF, &row(["1", "7", "a"]))]);
+    // ALTER TABLE items RENAME TO things: the stream doesn't describe its partitions again.
+    let whole = shape_of(&mut bench, table(ITEMS, "things", vec![0]), choice(None));
+    bench.transact(&[Wire::insert(LEAF, &row(["2", "7", "a"]))]);
+    assert_eq!((whole.gone(), brief(&whole).len()), (None, 1));
 }
 
 #[test]

@@ -264,3 +264,24 @@ fn the_rows_of_a_snapshot_are_visible_at_once_in_chunks_of_their_own() {
     let in_file = Strand::completed(&completed, Bytes::new());
     assert_eq!(in_file.find(0, in_file.len()).file, Some((0, in_file.len())));
 }
+
+#[test]
+fn after_the_last_message_there_is_nothing_though_the_log_says_that_it_ends_later() {
+    // Former versions logged transactions without a message for a shape.
+    let empty = |strand: &mut Strand| {
+        strand.stage(Bytes::new(), Offset::new(20, 0), 100);
+        strand.finish(100);
+        strand.publish();
+    };
+    let mut strand = Strand::log();
+    empty(&mut strand);
+    assert_eq!(strand.seek(Offset::new(1, 0)), Sought::At(0));
+    assert_eq!(Strand::kept(&strand.keep()).seek(Offset::new(1, 0)), Sought::At(0));
+    let mut pair = Pair::new(1000);
+    pair.take(&Step::Stage(vec![10]));
+    pair.take(&Step::Commit);
+    empty(&mut pair.strand);
+    assert_eq!(pair.strand.seek(Offset::new(15, 0)), Sought::At(pair.strand.len()));
+    pair.spill(false);
+    assert_eq!(pair.strand.seek(Offset::new(15, 0)), Sought::At(pair.strand.len()));
+}

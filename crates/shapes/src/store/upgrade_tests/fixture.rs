@@ -275,7 +275,8 @@ fn check(store: &Shapes, expected: &Expected) {
         assert_eq!(&served(&found), shape);
         let same = store.find_same(found.definition()).expect("it is found by what it is");
         assert_eq!(same.handle(), shape.handle);
-        // Handles, and the log's names for tables, are made of hashes that two versions must agree on.
+        // Handles, and the log's names for tables, are made of hashes that two versions must agree
+        // on.
         let hash = found.definition().fingerprint().to_string();
         assert_eq!(shape.handle.split_once('-').map(|(hash, _)| hash), Some(&*hash));
     }
