@@ -1,8 +1,8 @@
 //! Keys of the rows of a shape whose table has no primary key.
 //!
 //! The key of such a row is all its values, so rows with the same values are one row for a client.
-//! When one of them goes, the client loses all of them. So the shape is deleted when a row leaves it
-//! of which there are several: its clients start over.
+//! When one of them goes, the client loses all of them. So the shape is deleted when a row leaves
+//! it of which there are several: its clients start over.
 //!
 //! Invariant: as long as a shape is there, no row has left it that had an equal one in it.
 //! Enforced by: the keys of all its rows are counted, from the rows of its snapshot on, then every
