@@ -148,7 +148,7 @@ fn wrong(error: &dyn std::fmt::Display) -> Refusal {
 /// A clause that our own filter can't judge as Postgres does. Postgres judges it, so it may use
 /// whatever reads nothing but the row ([`Builtins`]). Columns whose type is neither Postgres' own
 /// nor an enum are left out: their operators are in other schemas, and Postgres would take others
-/// for them.
+/// for them. So are enums with casts that call functions.
 fn foreign(
     text: &str,
     params: &[&str],
@@ -159,7 +159,8 @@ fn foreign(
     let of_column = |name: &str| table.columns.iter().find(|column| column.name == name);
     let elements = types.columns.iter().filter_map(|column| Some(&of_column(&column.name)?.element));
     let mut enums: Vec<EnumType> = Vec::new();
-    for element in elements.filter(|element| element.is_enum && !builtins.has_type(&element.name)) {
+    let is_plain_enum = |element: &ElementType| element.is_enum && !element.has_casts;
+    for element in elements.filter(|element| is_plain_enum(element) && !builtins.has_type(&element.name)) {
         let named = EnumType { schema: element.schema.clone(), name: element.name.clone() };
         if !enums.contains(&named) {
             enums.push(named);
@@ -171,7 +172,7 @@ fn foreign(
     for index in expression.columns() {
         let element = of_column(&types.columns[index].name).map(|column| &column.element);
         let is_known = |element: &ElementType| {
-            element.is_enum || (element.is_builtin && builtins.has_type(&element.name))
+            is_plain_enum(element) || (element.is_builtin && builtins.has_type(&element.name))
         };
         if let Some(other) = element.filter(|element| !is_known(element)) {
             return Err(wrong(&NotAllowed::Type(other.name.clone())));

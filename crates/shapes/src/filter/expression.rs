@@ -10,8 +10,10 @@
 //! doesn't know.
 //!
 //! Bounds: a clause's length and depth, as for [`Filter`](super::Filter); [`MAX_CALLS`] calls,
-//! since Postgres looks at its statement_timeout only between them; and [`MAX_NESTED`] calls, casts
-//! and arrays within one another, since each may make its value several times as long.
+//! since Postgres looks at its statement_timeout only between rows and frees nothing within one;
+//! and [`MAX_NESTED`] calls, casts and arrays within one another, since each may make its value
+//! several times as long. What makes a new value counts as a call: operators that add up their
+//! operands' lengths, casts, and each copy of a column in an array or a list of arguments.
 
 use std::collections::BTreeSet;
 
@@ -20,10 +22,30 @@ use super::schema::Schema;
 use super::syntax::{self, Kind, Tree, TypeName};
 use super::{check_length, typing};
 
-/// Function calls, and exponentiations.
+/// Function calls, and whatever else makes a new value of a row's.
 const MAX_CALLS: usize = 32;
-/// Calls, casts and arrays within one another.
+/// Calls, casts, arrays and [`LENGTHENING`] operators within one another.
 const MAX_NESTED: usize = 8;
+/// Operators whose value may be as long as both operands together, and may take as long to make as
+/// one is long times the other: those of text, arrays, jsonb, tsquery, numeric and path.
+const LENGTHENING: &[&str] = &["||", "&&", "<->", "^", "+", "*", "/", "%"];
+/// Those that don't if both operands are of [`FIXED_LENGTH`].
+const ARITHMETIC: &[&str] = &["+", "*", "/", "%"];
+/// Types whose values are all of one length, and whose arithmetic makes only such values.
+const FIXED_LENGTH: &[&str] = &[
+    "int2",
+    "int4",
+    "int8",
+    "float4",
+    "float8",
+    "money",
+    "date",
+    "time",
+    "timetz",
+    "timestamp",
+    "timestamptz",
+    "interval",
+];
 /// The largest number in parentheses after a type's name: `char(n)` and `bit(n)` fill up to it.
 const MAX_MODIFIER: i32 = 1024;
 
@@ -123,20 +145,28 @@ impl Reader<'_> {
             }
             Kind::Call(name, arguments) => {
                 self.found.calls.insert((name.clone(), arguments.len()));
-                self.count_call(tree.at)?;
+                self.count_calls(1, tree.at)?;
+                // Its own count is for one of them.
+                self.count_calls(copied(arguments).saturating_sub(1), tree.at)?;
                 nested += 1;
             }
             Kind::Unary(operator, _) | Kind::Binary(operator, _) | Kind::Quantified { operator, .. } => {
                 self.found.operators.insert(operator.clone());
-                if operator == "^" {
-                    self.count_call(tree.at)?;
+                if LENGTHENING.contains(&operator.as_str()) && !self.is_fixed_length(tree) {
+                    self.count_calls(1, tree.at)?;
+                    nested += 1;
                 }
             }
-            Kind::Cast(_, name) => {
+            Kind::Cast(operand, name) => {
                 self.cast(name, tree.at)?;
+                // A constant in quotes is as long as the clause says.
+                self.count_calls(usize::from(!matches!(operand.kind, Kind::Text(_) | Kind::Null)), tree.at)?;
                 nested += 1;
             }
-            Kind::Array(_) => nested += 1,
+            Kind::Array(elements) => {
+                self.count_calls(copied(elements), tree.at)?;
+                nested += 1;
+            }
             Kind::Collate(_, name) => match &name[..] {
                 [_] => {}
                 [schema, _] if schema == "pg_catalog" => {}
@@ -158,7 +188,8 @@ impl Reader<'_> {
             | Kind::Subscript(..) => {}
         }
         if nested > MAX_NESTED {
-            let what = format!("more than {MAX_NESTED} calls, casts and arrays within one another are");
+            let what =
+                format!("more than {MAX_NESTED} calls, casts, arrays and operators within one another are");
             return Err(self.unsupported(tree.at, what));
         }
         let mut outcome = Ok(());
@@ -186,17 +217,53 @@ impl Reader<'_> {
         }
     }
 
-    fn count_call(&mut self, at: usize) -> Result<(), FilterError> {
-        self.calls += 1;
+    fn count_calls(&mut self, calls: usize, at: usize) -> Result<(), FilterError> {
+        self.calls += calls;
         match self.calls > MAX_CALLS {
             true => Err(self.unsupported(at, format!("more than {MAX_CALLS} function calls are"))),
             false => Ok(()),
         }
     }
 
+    /// Whether it is sure to be of a type of [`FIXED_LENGTH`]. Postgres takes a constant in quotes
+    /// for what the other operand is.
+    fn is_fixed_length(&self, tree: &Tree) -> bool {
+        let is_fixed = |name: &str| FIXED_LENGTH.contains(&name);
+        match &tree.kind {
+            Kind::Name(parts) => typing::find_column(parts, self.schema, self.text, tree.at)
+                .is_ok_and(|index| is_fixed(&self.schema.columns[index].column_type.name)),
+            // A longer one may be a numeric.
+            Kind::Number(number) => {
+                let digits = number.strip_prefix('-').unwrap_or(number);
+                digits.len() <= 18 && digits.bytes().all(|byte| byte.is_ascii_digit())
+            }
+            Kind::Text(_) => true,
+            Kind::Cast(_, name) => name.schema.is_none() && !name.is_array && is_fixed(&name.name),
+            Kind::Unary(operator, operand) => operator == "-" && self.is_fixed_length(operand),
+            Kind::Binary(operator, operands) => {
+                (operator == "-" || ARITHMETIC.contains(&operator.as_str()))
+                    && operands.iter().all(|operand| self.is_fixed_length(operand))
+            }
+            _ => false,
+        }
+    }
+
     /// `what` says it whole: `the type xml is`.
     fn unsupported(&self, at: usize, what: String) -> FilterError {
         FilterError::Unsupported { what, location: location(self.text, at) }
+    }
+}
+
+/// How many of these may be as long as a row's value: all but constants.
+fn copied(trees: &[Tree]) -> usize {
+    trees.iter().filter(|tree| !is_constant(tree)).count()
+}
+
+fn is_constant(tree: &Tree) -> bool {
+    match &tree.kind {
+        Kind::Text(_) | Kind::Number(_) | Kind::Bool(_) | Kind::Null => true,
+        Kind::Unary(_, operand) | Kind::Cast(operand, _) => is_constant(operand),
+        _ => false,
     }
 }
 
@@ -214,6 +281,7 @@ mod tests {
                 Column::new("id", 23, "int4"),
                 Column::new("note", 25, "text"),
                 Column::new("seen", 1184, "timestamptz"),
+                Column::new("n", 1700, "numeric"),
             ],
             database_collation: Collation::Icu("en-US".to_owned()),
             server_version: 15,
@@ -308,10 +376,48 @@ mod tests {
         let casts = |times: usize| format!("{}'x'{} = ''", "ARRAY[".repeat(times), "]::text".repeat(times));
         assert!(parse(&casts(MAX_NESTED / 2), &[]).is_ok());
         assert!(parse(&casts(MAX_NESTED / 2 + 1), &[]).is_err());
-        for call in ["length(note) = 1", "id ^ 2 = 1"] {
-            assert!(parse(&[call; MAX_CALLS].join(" OR "), &[]).is_ok());
-            assert!(parse(&[call; MAX_CALLS + 1].join(" OR "), &[]).is_err());
+        for call in [
+            "length(note) = 1",
+            "id ^ 2 = 1",
+            "note || 'x' > ''",
+            "n * n = 1",
+            "n + 1 > 1",
+            "id * 1.5 > 1",
+            "n / 3 = 1",
+            "n % 3 = 1",
+            "id::text > ''",
+            "1e9999::text > ''",
+            "'1'::numeric * id > 1",
+        ] {
+            assert!(parse(&[call; MAX_CALLS].join(" OR "), &[]).is_ok(), "{call}");
+            assert!(parse(&[call; MAX_CALLS + 1].join(" OR "), &[]).is_err(), "{call}");
         }
+        for operator in ["||", "*", "+", "^"] {
+            let chain = |times: usize| format!("{} IS NULL", vec!["n"; times + 1].join(operator));
+            assert!(parse(&chain(MAX_NESTED), &[]).is_ok(), "{operator}");
+            assert!(parse(&chain(MAX_NESTED + 1), &[]).is_err(), "{operator}");
+        }
+        let copies = |around: [&str; 2], times: usize| {
+            format!("{}{}{} IS NULL", around[0], vec!["note"; times].join(", "), around[1])
+        };
+        for around in [["concat(", ")"], ["ARRAY[", "]"]] {
+            assert!(parse(&copies(around, MAX_CALLS), &[]).is_ok(), "{around:?}");
+            assert!(parse(&copies(around, MAX_CALLS + 1), &[]).is_err(), "{around:?}");
+        }
+    }
+
+    #[test]
+    fn what_makes_no_value_longer_is_bounded_by_the_clause_alone() {
+        let constants = vec!["'x'::text"; 100].join(", ");
+        for clause in [
+            "id + 1 = 2 OR id * '3' / -4 % 5 > 6".to_owned(),
+            "seen + '1 day' > '2024-01-01'::date + 1".to_owned(),
+            format!("note = ANY(ARRAY[{constants}]) OR note IN ({constants})"),
+        ] {
+            assert!(parse(&clause, &[]).is_ok(), "{clause}");
+            assert!(parse(&[clause.as_str(); 20].join(" OR "), &[]).is_ok(), "{clause}");
+        }
+        assert!(parse(&format!("id{} = 1", " + 1".repeat(50)), &[]).is_ok());
     }
 
     proptest! {

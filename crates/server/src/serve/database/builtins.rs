@@ -4,12 +4,15 @@
 //! arguments: no table, no catalog, no file, no setting that a client could learn from; and it
 //! changes nothing.
 //! Kept by: only what came with Postgres counts (`oid < 16384`, in `pg_catalog`, which is the whole
-//! search_path of such a statement). A function is allowed for a number of arguments if each
-//! function that Postgres might take is immutable, no aggregate and no set, and takes values of
-//! plain types. A type is allowed if its texts are read without the catalog.
+//! search_path of such a statement). A function is allowed if it is one of [`FUNCTIONS`], and for a
+//! number of arguments for which each function that Postgres might take is immutable, no aggregate
+//! and no set, and takes values of plain types. An operator is allowed if all of its name are
+//! immutable, but for those of times. A type is allowed if its texts are read without the catalog.
+//! Casts are functions, too: should the database have its own between two of Postgres' types,
+//! nothing is allowed, for Postgres calls it where neither type is named.
 //!
-//! Functions that make long values of short ones are left out: Postgres has no bound for a
-//! statement's memory.
+//! Whatever may make a value many times as long as its arguments is left out: Postgres has no bound
+//! for a statement's memory.
 
 use std::collections::{HashMap, HashSet};
 
@@ -23,9 +26,32 @@ const BY_SETTINGS: &str = "date,time,timetz,timestamp,timestamptz,interval,money
 const FUNCTIONS_BY_SETTINGS: &str =
     "concat,date,date_part,date_trunc,extract,timezone,to_char,to_date,to_number,to_timestamp";
 
-/// Functions whose value may be many times as long as their arguments.
-const LENGTHENING: &str = "array_fill,array_replace,bit,bpchar,concat_ws,encode,factorial,jsonb_pretty,lpad,quote_ident,\
-    quote_literal,quote_nullable,regexp_replace,repeat,replace,rpad,varbit";
+/// Functions whose value is about as long as their arguments at most, or of a fixed length. Those
+/// that a later Postgres adds stay out until they are looked at. Among those left out are
+/// `regexp_match`, which copies its text for each group, and all that take a jsonpath.
+const FUNCTIONS: &str = "\
+    ascii,bit_count,bit_length,btrim,casefold,char_length,character_length,chr,concat,crc32,crc32c,decode,get_bit,get_byte,\
+    initcap,left,length,like_escape,lower,ltrim,md5,octet_length,overlay,position,regexp_count,regexp_instr,regexp_like,\
+    regexp_substr,reverse,right,rtrim,sha224,sha256,sha384,sha512,split_part,starts_with,string_to_array,strpos,substr,\
+    substring,to_bin,to_hex,to_oct,translate,upper,\
+    abs,acos,acosd,acosh,asin,asind,asinh,atan,atan2,atan2d,atand,atanh,cbrt,ceil,ceiling,cos,cosd,cosh,cot,cotd,degrees,\
+    div,erf,erfc,exp,floor,gamma,gcd,lcm,lgamma,ln,log,log10,min_scale,mod,num_nonnulls,num_nulls,pi,pow,power,radians,\
+    round,scale,sign,sin,sind,sinh,sqrt,tan,tand,tanh,to_number,trim_scale,trunc,width_bucket,\
+    age,date,date_add,date_bin,date_part,date_subtract,date_trunc,extract,isfinite,justify_days,justify_hours,\
+    justify_interval,make_date,make_interval,make_time,make_timestamp,timezone,to_char,to_date,to_timestamp,\
+    array_dims,array_length,array_lower,array_ndims,array_position,array_positions,array_remove,array_reverse,array_sort,\
+    array_upper,cardinality,trim_array,\
+    json_array_length,json_extract_path,json_extract_path_text,json_typeof,jsonb_array_element,jsonb_array_element_text,\
+    jsonb_array_length,jsonb_contained,jsonb_contains,jsonb_exists,jsonb_exists_all,jsonb_exists_any,jsonb_extract_path,\
+    jsonb_extract_path_text,jsonb_object_field,jsonb_object_field_text,jsonb_strip_nulls,jsonb_typeof,\
+    uuid_extract_timestamp,uuid_extract_version,\
+    abbrev,broadcast,family,host,hostmask,inet_merge,inet_same_family,macaddr8_set7bit,masklen,netmask,network,set_masklen,\
+    daterange,int4range,int8range,isempty,lower_inc,lower_inf,numrange,range_merge,tsrange,tstzrange,upper_inc,upper_inf,\
+    area,bound_box,box,center,circle,diagonal,diameter,height,isclosed,isopen,line,lseg,npoints,point,radius,slope,width";
+
+/// Operators that take a jsonpath. Whatever it selects is held at once, and `[0,0]` selects a value
+/// twice.
+const OPERATORS_OF_PATHS: &str = "@?,@@";
 
 /// Types of arguments that stand for others.
 const POLYMORPHIC: &str = "any,anyelement,anyarray,anynonarray,anyenum,anyrange,anymultirange,anycompatible,\
@@ -47,17 +73,23 @@ WITH plain AS (
 )
 SELECT 'type' AS kind, typname::text AS name, 0 AS least, 0 AS most, true AS is_allowed FROM plain
 UNION ALL
-SELECT 'operator', o.oprname::text, 0, 0, bool_and(o.oid < 16384 AND p.provolatile <> 'v' AND NOT p.proretset)
+SELECT 'operator', o.oprname::text, 0, 0, bool_and(o.oid < 16384 AND NOT p.proretset
+    AND o.oprname <> ALL ('{OPERATORS_OF_PATHS}')
+    AND (p.provolatile = 'i' OR p.provolatile = 's' AND (o.oprname = '||' OR l.oid IS NOT NULL AND r.oid IS NOT NULL)))
 FROM pg_operator o JOIN pg_proc p ON p.oid = o.oprcode
+LEFT JOIN plain l ON l.oid = o.oprleft AND l.typname = ANY ('{BY_SETTINGS}')
+LEFT JOIN plain r ON r.oid = o.oprright AND r.typname = ANY ('{BY_SETTINGS}')
 WHERE o.oprnamespace = 'pg_catalog'::regnamespace GROUP BY o.oprname
 UNION ALL
 SELECT 'function', p.proname::text, p.pronargs - p.pronargdefaults,
     CASE WHEN p.provariadic = 0 THEN p.pronargs::int4 ELSE 2147483647 END,
     p.oid < 16384 AND p.prokind = 'f' AND NOT p.proretset
         AND (p.provolatile = 'i' OR p.proname = ANY ('{FUNCTIONS_BY_SETTINGS}'))
-        AND p.proname <> ALL ('{LENGTHENING}') AND p.proname NOT LIKE 'pg\\_%'
         AND NOT EXISTS (SELECT FROM unnest(p.proargtypes) AS a (oid) WHERE a.oid NOT IN (SELECT oid FROM argument))
-FROM pg_proc p WHERE p.pronamespace = 'pg_catalog'::regnamespace";
+FROM pg_proc p WHERE p.pronamespace = 'pg_catalog'::regnamespace AND p.proname = ANY ('{FUNCTIONS}')
+UNION ALL
+SELECT 'cast', format('%s to %s', castsource::regtype, casttarget::regtype), 0, 0, false
+FROM pg_cast WHERE castfunc >= 16384 AND castsource < 16384 AND casttarget < 16384";
 
 /// What a clause may use of Postgres itself.
 #[derive(Debug, Default)]
@@ -65,6 +97,8 @@ pub struct Builtins {
     types: HashSet<String>,
     operators: HashSet<String>,
     functions: HashMap<String, Vec<Function>>,
+    /// A cast between two of its types that is a function of the database's own.
+    own_cast: Option<String>,
 }
 
 /// One of the functions of a name.
@@ -95,6 +129,11 @@ pub enum NotAllowed {
     /// A type.
     #[error("the type {0} is not supported in subsets")]
     Type(String),
+    /// Postgres would call it wherever it fits.
+    #[error(
+        "this clause is not supported in subsets: the cast from {0} calls a function that isn't Postgres' own"
+    )]
+    Cast(String),
 }
 
 impl Builtins {
@@ -104,13 +143,15 @@ impl Builtins {
     /// When the database can't be asked.
     pub async fn ask(client: &Client) -> Result<Builtins, tokio_postgres::Error> {
         let asking = [
-            // Longest first: one is the end of another.
-            ("FUNCTIONS_BY_SETTINGS", FUNCTIONS_BY_SETTINGS),
-            ("BY_SETTINGS", BY_SETTINGS),
-            ("LENGTHENING", LENGTHENING),
-            ("POLYMORPHIC", POLYMORPHIC),
+            ("{FUNCTIONS_BY_SETTINGS}", FUNCTIONS_BY_SETTINGS),
+            ("{FUNCTIONS}", FUNCTIONS),
+            ("{OPERATORS_OF_PATHS}", OPERATORS_OF_PATHS),
+            ("{BY_SETTINGS}", BY_SETTINGS),
+            ("{POLYMORPHIC}", POLYMORPHIC),
         ];
-        let asking = asking.iter().fold(ASKING.to_owned(), |sql, (place, names)| sql.replace(place, names));
+        let asking = asking
+            .iter()
+            .fold(ASKING.to_owned(), |sql, (place, names)| sql.replace(place, &format!("{{{names}}}")));
         let mut builtins = Builtins::default();
         for row in client.query_typed(&asking, &[]).await? {
             let name: String = row.try_get("name")?;
@@ -119,6 +160,7 @@ impl Builtins {
                 |column| Ok::<_, tokio_postgres::Error>(row.try_get::<_, i32>(column)?.max(0) as usize);
             match row.try_get("kind")? {
                 "type" => _ = builtins.types.insert(name),
+                "cast" => builtins.own_cast = Some(name),
                 "operator" if is_allowed => _ = builtins.operators.insert(name),
                 "function" => {
                     let arguments = count("least")?..=count("most")?;
@@ -140,6 +182,9 @@ impl Builtins {
     /// # Errors
     /// The first that isn't allowed.
     pub fn check(&self, expression: &Expression) -> Result<(), NotAllowed> {
+        if let Some(cast) = &self.own_cast {
+            return Err(NotAllowed::Cast(cast.clone()));
+        }
         for (name, arguments) in expression.calls() {
             let all = self.functions.get(name).map_or(&[][..], Vec::as_slice);
             let mut fitting =

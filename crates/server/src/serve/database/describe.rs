@@ -33,6 +33,10 @@ SELECT EDITION AS edition, LINEAGE AS lineage, c.oid, c.relkind::text, c.relpers
     b.oid AS base_oid, b.typname::text AS base_name, b.typtype::text AS base_kind, b.typmod AS base_modifier,
     bn.nspname::text AS element_schema, coalesce(be.typname, b.typname)::text AS element_name,
     coalesce(be.oid, b.oid) AS element_oid, coalesce(be.typtype, b.typtype)::text AS element_kind,
+    coalesce(be.typtype, b.typtype) = 'e' AND EXISTS (
+        SELECT FROM pg_cast k JOIN pg_type x ON x.oid = coalesce(be.oid, b.oid)
+        WHERE k.castfunc >= 16384 AND (k.castsource IN (x.oid, x.typarray) OR k.casttarget IN (x.oid, x.typarray))
+    ) AS element_has_casts,
     l.facts ->> 'collprovider' AS provider, l.facts ->> 'collcollate' AS collate, l.facts ->> 'collctype' AS ctype,
     coalesce(l.facts ->> 'colllocale', l.facts ->> 'colliculocale') AS locale,
     (l.facts ->> 'collisdeterministic')::bool AS is_deterministic
@@ -294,6 +298,7 @@ fn column(row: &Row, name: String) -> Result<TableColumn, tokio_postgres::Error>
         name: row.try_get("element_name")?,
         is_builtin: row.try_get::<_, u32>("element_oid")? < FIRST_OWN_OID,
         is_enum: row.try_get::<_, &str>("element_kind")? == "e",
+        has_casts: row.try_get("element_has_casts")?,
     };
     Ok(TableColumn {
         name,

@@ -95,6 +95,8 @@ pub struct ElementType {
     pub is_builtin: bool,
     /// Whether it is an enum.
     pub is_enum: bool,
+    /// Whether it is an enum, and the database has casts from it or to it that call functions.
+    pub has_casts: bool,
 }
 
 /// Why columns can't be chosen. Its text may be shown to whoever chose them.
@@ -273,6 +275,7 @@ mod tests {
             name: "int4".to_owned(),
             is_builtin: true,
             is_enum: false,
+            has_casts: false,
         };
         TableColumn {
             name,

@@ -7,9 +7,10 @@ use super::Database;
 
 /// Names parted by blanks.
 const ALLOWED_CALLS: &str = "lower(a); length(a); substring(a, 1); concat(a, a, a); extract(year FROM a::date); \
-    date_trunc('day', a::timestamptz); jsonb_extract_path_text(a::jsonb, 'x', 'y'); abs(1); regexp_match(a, 'x'); \
+    date_trunc('day', a::timestamptz); jsonb_extract_path_text(a::jsonb, 'x', 'y'); abs(1); regexp_like(a, 'x'); \
     array_length(a::text[], 1); cardinality(a::int[]); md5(a); round(1.5, 1); like_escape(a, a); btrim(a); \
-    position(a IN a); lower(a::int4range); starts_with(a, 'x'); timezone('UTC', a::timestamptz)";
+    position(a IN a); lower(a::int4range); starts_with(a, 'x'); timezone('UTC', a::timestamptz); \
+    npoints(a::polygon); host(a::inet); int4range(1, 2); to_char(1.5, '9'); num_nulls(a, a)";
 
 const REFUSED_FUNCTIONS: &str = "now clock_timestamp random gen_random_uuid version current_setting set_config pg_sleep \
     pg_sleep_for pg_read_file pg_read_binary_file pg_ls_dir pg_stat_file lo_import lo_export lo_get lo_put nextval setval \
@@ -18,7 +19,9 @@ const REFUSED_FUNCTIONS: &str = "now clock_timestamp random gen_random_uuid vers
     pg_relation_size obj_description col_description format_type txid_current pg_backend_pid inet_client_addr \
     pg_terminate_backend pg_cancel_backend pg_reload_conf pg_advisory_lock pg_notify pg_typeof dblink \
     satisfies_hash_partition pg_partition_root postgresql_fdw_validator acldefault makeaclitem xpath xmlexists enum_in \
-    array_in int4in record_eq to_tsvector repeat lpad rpad array_fill replace concat_ws no_such";
+    array_in int4in record_eq to_tsvector repeat lpad rpad array_fill replace concat_ws polygon path \
+    ts_rewrite tsquery_phrase jsonb_path_query_array jsonb_path_query_first jsonb_path_exists jsonb_path_match regexp_match \
+    regexp_split_to_array normalize jsonb_set jsonb_insert hashtext texteq int4pl no_such";
 
 const REFUSED_TYPES: &str = "regclass regtype regrole regproc regnamespace regconfig aclitem xml pg_node_tree own pg_class \
     record cstring internal unknown anyelement no_such _text";
@@ -78,7 +81,12 @@ async fn only_types_whose_texts_are_read_without_the_catalog_are_allowed() {
         {
             assert_eq!(allows(clause.to_owned()), Ok(()), "{version}: {clause}");
         }
-        assert_eq!(allows("a <~~> a".to_owned()), Err(NotAllowed::Operator("<~~>".to_owned())));
+        for name in ["<~~>", "@@", "@?"] {
+            assert_eq!(allows(format!("a {name} a")), Err(NotAllowed::Operator(name.to_owned())));
+        }
+        for clause in ["a::timestamptz > a::date", "a::interval + a::timestamptz IS NULL", "a || 1 = ''"] {
+            assert_eq!(allows(clause.to_owned()), Ok(()), "{version}: {clause}");
+        }
     }
 }
 
@@ -94,4 +102,23 @@ async fn a_name_to_which_pg_catalog_got_an_addition_is_not_allowed() {
     assert!(builtins.check(&expression("md5(a) = ''")).is_err());
     assert!(builtins.check(&expression("a ~ ''")).is_err());
     assert!(builtins.check(&expression("lower(a) = ''")).is_ok());
+}
+
+#[tokio::test]
+async fn a_cast_of_the_database_s_own_between_types_of_postgres_leaves_nothing_allowed() {
+    let database = Database::new(
+        15,
+        "CREATE TYPE own AS (a int);
+         CREATE FUNCTION own(text) RETURNS own LANGUAGE sql IMMUTABLE AS 'SELECT NULL::own';
+         CREATE CAST (text AS own) WITH FUNCTION own(text) AS IMPLICIT;
+         CREATE CAST (int4 AS date) WITHOUT FUNCTION",
+    );
+    let clause = expression("lower(a) = ''");
+    assert_eq!(ask(&database).await.check(&clause), Ok(()), "no clause has such a cast run");
+    database.run(
+        "CREATE FUNCTION own(int4) RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT NULL::text';
+         CREATE CAST (int4 AS text) WITH FUNCTION own(int4) AS IMPLICIT",
+    );
+    let refused = Err(NotAllowed::Cast("integer to text".to_owned()));
+    assert_eq!(ask(&database).await.check(&clause), refused);
 }

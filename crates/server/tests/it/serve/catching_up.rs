@@ -193,6 +193,8 @@ async fn merged_under_a_slow_client(is_gone: bool) {
         ("FOREBAY_STORAGE_CHUNK_BYTES", "65536".to_owned()),
         ("FOREBAY_STORAGE_COMPACT_BYTES", merged_from.to_string()),
         ("FOREBAY_STORAGE_WAL_BYTES", "1048576".to_owned()),
+        // The slow client's stream outlives all that is written meanwhile.
+        ("FOREBAY_SERVE_SSE_TIMEOUT_MS", "3600000".to_owned()),
     ];
     let settings = settings.each_ref().map(|(name, value)| (*name, value.as_str()));
     let serve = place.serve_with(&settings).await;

@@ -40,12 +40,12 @@ const CLAUSES: &[(&str, &[&str])] = &[
     ("doc ? 'c' OR doc ?| ARRAY['a', 'z'] AND doc ?& '{b}'", &[]),
     ("doc #>> '{c,d}' = '1'", &[]),
     ("doc['a'] = '1'", &[]),
-    ("doc @? '$.b[*] ? (@ > 1)'", &[]),
     ("doc = '[]'", &[]),
     ("jsonb_array_length(CASE WHEN jsonb_typeof(doc) = 'array' THEN doc END) = 0", &[]),
     ("word ~* '^[a-b]$' OR word !~ '.'", &[]),
     ("word LIKE 'it''s \\\\ %' AND length(word) > 3", &[]),
-    ("regexp_match(word, '(q)') IS NOT NULL", &[]),
+    ("substring(word, '(q)') IS NOT NULL", &[]),
+    ("seen > day AND seen + '1 day' > '2024-01-01'::date", &[]),
     ("length(word) > $1", &["1"]),
     ("LENGTH(CONCAT(word, $1)) = 3", &["xy"]),
     ("substring(word FROM 1 FOR 2) = 'it' OR substring(word, 2) = ''", &[]),
@@ -258,6 +258,15 @@ const ATTACKS: &[&str] = &[
     "word::char(10485760) ~ 'x'",
     "\"bpchar\"(word, 10485760, true) ~ 'x'",
     "array_fill(1, ARRAY[100000000]) IS NULL",
+    "npoints(polygon(60000000, '<(0,0),1>'::circle)) > 0",
+    "ts_rewrite('a & a'::tsquery, 'a'::tsquery, 'a & a'::tsquery) IS NULL",
+    "jsonb_path_query_array('[1]', '$[0,0,0,0][0,0,0,0]') IS NULL",
+    "jsonb_path_exists('[1]', '$ ? (@[0,0,0,0][0,0,0,0] == 2)')",
+    "'[1]'::jsonb @? '$ ? (@[0,0,0,0][0,0,0,0] == 2)'",
+    "regexp_match(word, '((((.*))))') IS NULL",
+    // Text search is set up by the catalog and by files.
+    "word @@ 'x'",
+    "word @@ 'x'::tsquery",
 ];
 
 #[tokio::test]
@@ -342,4 +351,37 @@ async fn a_clause_that_takes_too_long_is_stopped_and_says_so() {
     assert!(said.contains("longer than the 5000 ms"), "{said}");
     assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
     assert_eq!(ids(&subset(&serve, &shape, "id = 1 AND word > ''", &[]).await), ["1"]);
+}
+
+#[tokio::test]
+async fn casts_that_call_functions_of_the_database_s_own_are_not_run() {
+    for version in [15, 18] {
+        let place = Place::in_english(
+            version,
+            "CREATE TYPE mood AS ENUM ('sad', 'ok'); CREATE TYPE size AS ENUM ('s', 'm');
+             CREATE TABLE things (id int PRIMARY KEY, word text, mood mood, sizes size[]);
+             INSERT INTO things VALUES (1, 'a', 'sad', '{s}'), (2, 'B', 'ok', '{m}');
+             CREATE FUNCTION own(mood) RETURNS int LANGUAGE plpgsql IMMUTABLE AS
+                $$ BEGIN RAISE EXCEPTION 'called' USING ERRCODE = 'P0099'; END $$;
+             CREATE FUNCTION own(size[]) RETURNS int LANGUAGE plpgsql IMMUTABLE AS
+                $$ BEGIN RAISE EXCEPTION 'called' USING ERRCODE = 'P0099'; END $$;
+             CREATE CAST (mood AS int4) WITH FUNCTION own(mood) AS IMPLICIT;
+             CREATE CAST (size[] AS int4) WITH FUNCTION own(size[]) AS IMPLICIT",
+        );
+        let serve = place.serve().await;
+        for clause in [
+            "mood = 1",
+            "mood = 1 OR word > ''",
+            "mood::int4 = 1",
+            "'sad'::mood::int4 = 1",
+            "'sad'::public.mood + 1 = 2",
+            "abs(mood) = 1",
+            "sizes::int4 = 1",
+            "'{s}'::size[]::int4 = 1",
+        ] {
+            let said = complaint(&subset(&serve, &[("table", "things")], clause, &[]).await, clause);
+            assert!(!said.contains("P0099") && !said.contains("called"), "{clause}: {said}");
+        }
+        assert_eq!(ids(&subset(&serve, &[("table", "things")], "length(word) = 1", &[]).await), ["1", "2"]);
+    }
 }
