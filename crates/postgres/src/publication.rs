@@ -105,6 +105,15 @@ pub enum PublishError {
         /// Its name.
         table: TableName,
     },
+    /// The publication leaves out some kind of change. The next reconciliation mends that.
+    #[error(
+        "the publication leaves out a kind of change: ALTER PUBLICATION {publication} SET (publish = 'insert, update, delete, \
+         truncate'), and generated columns where it can have them"
+    )]
+    Narrowed {
+        /// The publication's name.
+        publication: String,
+    },
     /// There is no publication.
     #[error("the publication is gone")]
     NoPublication,
@@ -205,6 +214,8 @@ struct Found {
     /// Whether the publication has an ancestor of the table.
     has_published_ancestor: bool,
     is_filtered: bool,
+    /// Whether the publication has inserts, updates, deletes and truncates.
+    has_all_changes: bool,
     /// `server_version_num`.
     server_version: u32,
     /// Whose the publication is; `None`: there is none.
@@ -337,7 +348,8 @@ impl Publication {
                     PublishError::NotOurs { .. }
                     | PublishError::Filtered { .. }
                     | PublishError::VirtualColumn { .. }
-                    | PublishError::ViaRoot { .. },
+                    | PublishError::ViaRoot { .. }
+                    | PublishError::Narrowed { .. },
                 ) => Some(TableChange::Unpublished),
                 Err(error) if client.is_closed() => return Err(error),
                 // The other tables don't wait for it: it is looked at again with the next reconciliation.
@@ -402,6 +414,9 @@ impl Publication {
         }
         if found.publication_owner.is_none() {
             return Err(PublishError::NoPublication);
+        }
+        if !found.has_all_changes {
+            return Err(PublishError::Narrowed { publication: self.name.clone() });
         }
         if found.is_filtered {
             return Err(PublishError::Filtered { table: table.clone() });
@@ -554,12 +569,18 @@ impl Publication {
                  JOIN pg_class o ON o.oid = a.relid WHERE o.oid <> c.oid \
                  AND (EXISTS (SELECT FROM pg_publication_rel m WHERE m.prpubid = p.oid AND m.prrelid = o.oid) \
                      OR EXISTS (SELECT FROM pg_publication_namespace m WHERE m.pnpubid = p.oid AND m.pnnspid = o.relnamespace)))), \
-             current_setting('server_version_num')::int \
+             current_setting('server_version_num')::int, \
+             coalesce(p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate \
+                 AND ($4 OR to_jsonb(p) ->> 'pubgencols' IS DISTINCT FROM 'n'), true) \
              FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace LEFT JOIN pg_publication p ON p.pubname = $3 \
              LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid \
              WHERE n.nspname = $1 AND c.relname = $2";
-        let names: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 3] =
-            [(&table.schema, Type::TEXT), (&table.name, Type::TEXT), (&self.name, Type::TEXT)];
+        let names: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 4] = [
+            (&table.schema, Type::TEXT),
+            (&table.name, Type::TEXT),
+            (&self.name, Type::TEXT),
+            (&self.is_manual, Type::BOOL),
+        ];
         let rows = client.query_typed(asking, &names).await?;
         let row = rows.first().ok_or_else(|| PublishError::NotFound { table: table.clone() })?;
         Ok(Found {
@@ -578,6 +599,7 @@ impl Publication {
             is_partition: row.get(12),
             has_published_ancestor: row.get(13),
             server_version: row.get::<_, i32>(14).cast_unsigned(),
+            has_all_changes: row.get(15),
         })
     }
 
@@ -662,6 +684,7 @@ mod tests {
             is_via_root: true,
             has_published_ancestor: false,
             is_filtered: false,
+            has_all_changes: true,
             server_version,
             publication_owner: None,
             virtual_column: None,

@@ -38,6 +38,8 @@ const MAX_WAITING: usize = 1000;
 const KNOWN_FOR: Duration = Duration::from_secs(5);
 /// How long the database may take to tell.
 const ASKING: Duration = Duration::from_secs(10);
+/// How often a table is published and looked at, until it stays as it is.
+const MAX_LOOKS: usize = 4;
 /// How long until tables that couldn't be published are tried again.
 const REPUBLISHING: Duration = Duration::from_secs(5);
 /// How long writers from before the table was published are waited for.
@@ -396,27 +398,22 @@ impl Making {
         }
         let times = self.described.times();
         let _awake = self.manager.awake().await.map_err(|error| not_ready(&error))?;
-        let (mut described, mut state) = self.describe(name).await?;
+        let (described, state) = self.describe(name).await?;
         // The publication may be another though the table isn't: whoever told of that has counted, too.
         let is_same = |known: &&Known| {
             let is_same_table = known.described.as_deref() == Some(&described);
             known.times == times && is_same_table && known.table.state.as_ref() == Some(&state)
         };
         let is_as_before = before.as_ref().filter(is_same);
-        let table = match is_as_before {
-            Some(known) => Arc::clone(&known.table),
+        let (described, table) = match is_as_before {
+            Some(known) => (described, Arc::clone(&known.table)),
             None => {
-                let published = self.publish(name).await.map_err(|error| unpublished(&error))?;
-                self.leave_stale(name, Some(published));
-                // Publishing may have changed how the stream has its old rows, and so the edition.
-                let (again, after) = self.describe(name).await?;
-                if again.fingerprint() == described.fingerprint() {
-                    (described, state) = (again, after);
-                }
-                let table = followed(&described, published.membership, Some(state));
+                // Also if it can't be published as it is.
+                self.shapes.refit(&followed(&described, 0, Some(state.clone())));
+                let (described, table) = self.publish_as_described(name, (described, state)).await?;
                 // New clients, too, must not get a shape that doesn't fit any more.
                 self.shapes.refit(&table);
-                Arc::new(table)
+                (described, Arc::new(table))
             }
         };
         let known = Known { times, described: Some(Arc::new(described)), table, at: Instant::now() };
@@ -441,6 +438,29 @@ impl Making {
         let builtins = Arc::new(asked);
         *known = Some((server_version, Arc::clone(&builtins)));
         Ok(builtins)
+    }
+
+    /// Publishes a table, and returns it as it is then. The publication is checked between two looks
+    /// that agree on it: what shapes of the table go by has every kind of change.
+    async fn publish_as_described(
+        &self,
+        name: &TableName,
+        (mut described, mut state): (database::Table, CatalogState),
+    ) -> Result<(database::Table, Table), Refusal> {
+        for _ in 0..MAX_LOOKS {
+            let published = self.publish(name).await.map_err(|error| unpublished(&error))?;
+            self.leave_stale(name, Some(published));
+            // Publishing may have changed how the stream has its old rows, and so the edition.
+            let (again, after) = self.describe(name).await?;
+            let is_settled = after.publication == state.publication;
+            let is_same = again.fingerprint() == described.fingerprint();
+            (described, state) = (again, after);
+            if is_settled && is_same {
+                let table = followed(&described, published.membership, Some(state));
+                return Ok((described, table));
+            }
+        }
+        Err(Refusal::SnapshotFailed { message: "the table or its publication changes: try again".into() })
     }
 
     /// The look comes first: should the table change in between, the next look tells.
@@ -772,7 +792,10 @@ fn unpublished(error: &PublishError) -> Refusal {
         PublishError::Server(error) if error.code().is_none_or(|code| code.code().starts_with("57")) => {
             Refusal::DatabaseUnreachable
         }
-        PublishError::Busy { .. } => Refusal::SnapshotFailed { message: error.to_string().into() },
+        // Both are soon over: the reconciliation widens a publication again.
+        PublishError::Busy { .. } | PublishError::Narrowed { .. } => {
+            Refusal::SnapshotFailed { message: error.to_string().into() }
+        }
         error => Invalid::field("table", error).into(),
     }
 }

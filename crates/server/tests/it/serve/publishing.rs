@@ -56,6 +56,27 @@ async fn a_publication_that_was_narrowed_for_a_moment_replaces_shapes_before_the
 }
 
 #[tokio::test]
+async fn no_shape_is_made_while_the_publication_leaves_changes_out() {
+    let place = Place::new(TABLES);
+    let serve = place.serve_with(&LIVE).await;
+    let mut reader = serve.reader(&ITEMS).await;
+    let publication = &place.slot;
+    place.sql(&format!("ALTER PUBLICATION {publication} SET (publish = 'insert')"));
+    reader.starts_over(&serve).await;
+    let refused = serve.get(&[("table", "items"), ("offset", "-1")]).await;
+    assert_eq!(refused.head.status, 503, "{}", refused.head.text);
+    let said = refused.json()["message"].as_str().unwrap().to_owned();
+    assert!(said.contains("leaves out a kind of change"), "{said}");
+    place.sql("UPDATE items SET note = 'b' WHERE id = 1");
+    place.sql(&format!("ALTER PUBLICATION {publication} SET (publish = 'insert, update, delete, truncate')"));
+    until("shapes are made again", async || {
+        serve.get(&[("table", "items"), ("offset", "-1")]).await.head.status == 200
+    })
+    .await;
+    assert_eq!(column(&serve, &ITEMS, "note").await, ["a", "b"]);
+}
+
+#[tokio::test]
 async fn a_publication_that_was_narrowed_while_the_server_was_away_replaces_shapes() {
     let place = Place::new(TABLES);
     let serve = place.serve_with(&LIVE).await;
