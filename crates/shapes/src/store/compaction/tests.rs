@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::Value;
@@ -38,6 +39,16 @@ fn read(shape: &Shape, pages: &[LogPage]) -> Vec<Value> {
     let bytes: Vec<u8> = pages.iter().flat_map(read).collect();
     let lines = bytes.split_inclusive(|byte| *byte == b'\n');
     lines.map(|line| serde_json::from_slice(line.strip_suffix(b",\n").unwrap()).unwrap()).collect()
+}
+
+/// What a client has in the end: the values of each key.
+fn rows(messages: &[Value]) -> BTreeMap<String, serde_json::Map<String, Value>> {
+    let mut rows: BTreeMap<_, serde_json::Map<_, _>> = BTreeMap::new();
+    for message in messages {
+        let (key, value) = (message["key"].as_str().unwrap(), message["value"].as_object().unwrap());
+        rows.entry(key.to_owned()).or_default().extend(value.clone());
+    }
+    rows
 }
 
 #[test]
@@ -85,10 +96,10 @@ fn a_long_log_is_merged_and_whoever_reads_it_meanwhile_reads_on() {
     let store = Shapes::on(Arc::new(bench.disk.clone()), bench.store.inner.config.clone()).unwrap();
     store.begin_writing().unwrap();
     let again = store.find(shape.handle()).expect("it is there");
-    assert_eq!(
-        read(&again, &pages(&again, Offset::SNAPSHOT_END)),
-        read(&shape, &pages(&shape, Offset::SNAPSHOT_END))
-    );
+    // Its first checkpoint may have merged more of it by now.
+    let all = |shape: &Shape| rows(&read(shape, &pages(shape, Offset::SNAPSHOT_END)));
+    assert_eq!(all(&again), all(&shape));
+    assert_eq!(all(&again).len(), 2);
     store.end_writing();
 }
 
