@@ -73,7 +73,19 @@ impl Consumer for ShapesConsumer {
     }
 
     async fn receive(&mut self, batch: &mut Batch<'_>) -> Result<(), ConsumerError> {
+        // Once for all that has come: what was done to a table before that is visible by now.
+        let mut is_compared = false;
         while let Some(message) = batch.next() {
+            let changed = match &message {
+                Message::Insert(insert) => Some(insert.relation),
+                Message::Update(update) => Some(update.relation),
+                Message::Delete(delete) => Some(delete.relation),
+                _ => None,
+            };
+            if !is_compared && changed.is_some_and(|oid| self.follower.has_ancestors(oid)) {
+                self.fitting.fit_partitioned().await.map_err(ConsumerError::retry)?;
+                is_compared = true;
+            }
             match &message {
                 Message::Begin(begin) => self.xid = Some(begin.xid),
                 Message::Relation(relation) => {

@@ -126,6 +126,58 @@ impl Fitting {
         }
     }
 
+    /// Compares the shapes of partitioned tables with the catalog, before changes of partitions are
+    /// taken: Postgres describes a partition anew when it is attached or detached itself, and not
+    /// when another one is.
+    ///
+    /// # Errors
+    /// When the catalog can't be read for [`PATIENCE`].
+    pub(crate) async fn fit_partitioned(&mut self) -> Result<(), Failure> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match timeout_at(until, self.try_fit_partitioned()).await {
+                Ok(Ok(())) => return Ok(()),
+                Ok(Err(why)) if Instant::now() + PAUSE < until => {
+                    warn!(%why, "replication paused: catalog unavailable");
+                    sleep(PAUSE).await;
+                }
+                Ok(Err(why)) => return Err(why),
+                Err(_) => return Err(format!("the catalog didn't answer within {PATIENCE:?}").into()),
+            }
+        }
+    }
+
+    async fn try_fit_partitioned(&mut self) -> Result<(), Failure> {
+        let oids = self.shapes.table_oids();
+        if oids.is_empty() {
+            return Ok(());
+        }
+        let making =
+            self.described.0.making.get().and_then(Weak::upgrade).ok_or("the server starts or ends")?;
+        let client = making.connection().await?;
+        let tables = Tables::Listed { all: &[], partitioned: &oids };
+        let CatalogLook { looks, is_settled, .. } = making.look(&client, tables).await?;
+        self.compare_all(&client, &looks, is_settled).await
+    }
+
+    async fn compare_all(
+        &mut self,
+        client: &PostgresClient,
+        looks: &[Look],
+        is_settled: bool,
+    ) -> Result<(), Failure> {
+        for look in looks {
+            if self.looks.get(&look.oid) == Some(look) {
+                continue;
+            }
+            let fits = self.compare(client, look).await?;
+            if fits && is_settled {
+                self.looks.insert(look.oid, look.clone());
+            }
+        }
+        Ok(())
+    }
+
     /// Returns whether shapes may depend on a table: their own, or one that they have partitions of.
     fn concerns_shapes(&self, oid: u32) -> bool {
         self.shapes.follows(oid) || self.shapes.tables().iter().any(|table| has_partitions(table))
@@ -148,15 +200,7 @@ impl Fitting {
             return Ok(None);
         }
         let is_there = looks.iter().any(|look| look.oid == oid);
-        for look in &looks {
-            if self.looks.get(&look.oid) == Some(look) {
-                continue;
-            }
-            let fits = self.compare(&client, look).await?;
-            if fits && is_settled {
-                self.looks.insert(look.oid, look.clone());
-            }
-        }
+        self.compare_all(&client, &looks, is_settled).await?;
         if !is_there {
             self.shapes.delete_table(oid);
         }

@@ -98,6 +98,12 @@ impl Follower {
         }
     }
 
+    /// Returns whether changes of a relation are also those of partitioned tables above it.
+    pub fn has_ancestors(&self, oid: u32) -> bool {
+        !self.relatives.is_empty()
+            && self.relations.get(&oid).is_some_and(|relation| !relation.ancestors.is_empty())
+    }
+
     /// Takes a message. What it means for shapes is on its way to the store when this returns; whoever calls waits for
     /// [`room`](crate::Shapes::room) there now and then.
     ///
