@@ -162,7 +162,8 @@ impl Manager {
     }
 
     /// Has the changes of partitions come under their own names, and no longer under that of their
-    /// topmost published ancestor, for the sake of this one: what [`PublishError::ViaRoot`] asks for. Returns how the
+    /// topmost published ancestor, for the sake of this one: what [`PublishError::ViaRoot`] asks
+    /// for. Returns how the
     /// publication's row in the catalog changed; `None`: nothing had to be changed.
     ///
     /// # Errors

@@ -555,7 +555,8 @@ impl Publication {
     }
 
     async fn find(&self, client: &Guard<PostgresClient>, table: &TableName) -> Result<Found, PublishError> {
-        // With publish_via_partition_root, filters of partitions have no effect; without it, those of the root have none.
+        // With publish_via_partition_root, filters of partitions have no effect; without it, those
+        // of the root have none.
         let asking = "SELECT c.oid, c.relkind::text, c.relreplident = 'f', pg_has_role(c.relowner, 'USAGE'), \
              pg_get_userbyid(c.relowner)::text, coalesce(p.puballtables, false) OR r.oid IS NOT NULL \
              OR EXISTS (SELECT FROM pg_publication_namespace m WHERE m.pnpubid = p.oid AND m.pnnspid = c.relnamespace), \

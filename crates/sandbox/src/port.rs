@@ -3,8 +3,10 @@
 //! Never one of the ephemeral range: while a server is down, a client that keeps trying its port could be given that
 //! very port as its own, connect to itself, and keep the server from coming back.
 //!
-//! And never one that another process was given: a server that is down, or not up yet, keeps its port. A process holds
-//! an abstract Unix socket for each of its ports; like the ports, those names belong to the network namespace, and the
+//! And never one that another process was given: a server that is down, or not up yet, keeps its
+//! port. A process holds
+//! an abstract Unix socket for each of its ports; like the ports, those names belong to the network
+//! namespace, and the
 //! kernel releases them when the process ends.
 
 use std::collections::hash_map::RandomState;
@@ -18,7 +20,8 @@ use std::{fs, io, mem};
 const LOWEST: u16 = 10_000;
 const PROBES: u32 = 100;
 
-/// Returns a port of 127.0.0.1 and ::1 that is free, outside the ephemeral range, and that no other call returns, in any
+/// Returns a port of 127.0.0.1 and ::1 that is free, outside the ephemeral range, and that no other
+/// call returns, in any
 /// process, for as long as this process lives. A program that doesn't ask here may still take it.
 ///
 /// # Panics

@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt;
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
@@ -271,12 +271,6 @@ impl Shapes {
         self.inner.followed().forget_visible(snapshot);
     }
 
-    /// Returns whether there are shapes that follow one of these tables.
-    pub fn follows_any(&self, oids: &[u32]) -> bool {
-        let followed = self.inner.followed();
-        oids.iter().any(|oid| followed.has_table(*oid))
-    }
-
     /// Returns the catalog state as of which all shapes of a table are right; `None`: it has no
     /// shapes, or no state was told.
     pub fn state(&self, oid: u32) -> Option<CatalogState> {
@@ -313,14 +307,6 @@ impl Shapes {
             tables.map(|table| (table.oid, Arc::clone(table))).collect()
         };
         tables.into_values().collect()
-    }
-
-    /// Returns the oids of the tables that have a shape which a stream waits for.
-    pub fn watched_tables(&self) -> Vec<u32> {
-        let registry = self.inner.registry();
-        let watched = registry.shapes().filter(|shape| shape.streams() > 0);
-        let oids: HashSet<u32> = watched.map(|shape| shape.definition().table.oid).collect();
-        oids.into_iter().collect()
     }
 
     /// All shapes, in no order.

@@ -9,7 +9,8 @@ use forebay_testkit::PATIENCE;
 
 use crate::support::{Client, by_header, empties, eventually, refusal, serve, user};
 
-/// Both must beat within it for the whole test, and a new store grants nothing before it has passed once.
+/// Both must beat within it for the whole test, and a new store grants nothing before it has passed
+/// once.
 const TTL: Duration = Duration::from_secs(6);
 
 async fn instance(redis: &Redis, name: &str) -> Admission {

@@ -21,7 +21,8 @@ use crate::support::{Followed, insert};
 const DEADLINES: Duration = Duration::from_secs(25);
 /// And 5 s each for the publication and the slot.
 const DEADLINES_OF_DROPPING: Duration = Duration::from_secs(25);
-/// Where nothing is in the way, it takes no deadline at all: less than the checkpoint's, also on a busy machine.
+/// Where nothing is in the way, it takes no deadline at all: less than the checkpoint's, also on a
+/// busy machine.
 const SOON: Duration = Duration::from_secs(8);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

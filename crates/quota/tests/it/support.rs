@@ -7,7 +7,8 @@ use forebay_redis::Client;
 use forebay_sandbox::Redis;
 use forebay_testkit::PATIENCE;
 
-/// A member that beats often and lives long: the store is away for it only when the connection fails. A machine that
+/// A member that beats often and lives long: the store is away for it only when the connection
+/// fails. A machine that
 /// stands still for a second makes no outage.
 pub(crate) fn steady(name: &str) -> MemberConfig {
     MemberConfig::new(name)

@@ -278,7 +278,8 @@ async fn unsent_bytes_are_bounded_too_and_the_error_says_so() {
 async fn dropping_a_third_of_100_000_futures_gives_nobody_a_wrong_reply() {
     const SEED: u64 = 0x5eed_0001;
     let redis = start();
-    // A deadline has requests taken back that were dropped before they were sent; without one, all of them are answered.
+    // A deadline has requests taken back that were dropped before they were sent; without one, all
+    // of them are answered.
     let client = connect(with(config(redis.url()), |config| config.response_timeout = None)).await;
     let mut tasks = tokio::task::JoinSet::new();
     for task in 0..100u64 {

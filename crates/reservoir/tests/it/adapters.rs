@@ -13,7 +13,8 @@ fn reservoir(config: ReservoirConfig) -> Reservoir<PostgresClient> {
     Reservoir::start(connect, config.checkout_timeout(PATIENCE), limits).unwrap()
 }
 
-/// Connections of three seconds, less the guard window: long enough that the first use of one is not its last.
+/// Connections of three seconds, less the guard window: long enough that the first use of one is
+/// not its last.
 fn short_lived() -> ReservoirConfig {
     ReservoirConfig::new(4)
         .base_lifetime(Duration::from_secs(3))

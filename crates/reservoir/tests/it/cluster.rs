@@ -102,7 +102,8 @@ async fn keep(postgres: &str, store: &str, name: &str, per_second: f64) {
     };
     let rate = RateConfig::per_second(per_second);
     let limits = Limits::shared(quota.clone()).rate(rate).connections(BUDGET as u32);
-    // More than its part of the budget, and lives of a few seconds, so that connections come and go all the time; but not so
+    // More than its part of the budget, and lives of a few seconds, so that connections come and go
+    // all the time; but not so
     // short that on a busy machine a slow store grants fewer than end.
     let life = Duration::from_secs(if kind == "dynamodb" { 15 } else { 2 });
     let config = ReservoirConfig::new(8)

@@ -70,7 +70,8 @@ pub(crate) struct DatabaseSection {
     pub(crate) publication: Option<String>,
     /// The publication is made and kept by somebody else, and only checked. Default false.
     pub(crate) manual_publication: Option<bool>,
-    /// How long a table stays in the publication after its last shape has gone; 0: for ever. It has no effect on a publication
+    /// How long a table stays in the publication after its last shape has gone; 0: for ever. It has
+    /// no effect on a publication
     /// that is kept by hand, nor while the database has another slot for pgoutput. Default 600,000.
     pub(crate) unpublish_after_ms: Option<u64>,
     /// Connections beside replication's: a quarter, 1 to 4, for metadata, the rest for snapshots. Default 20: a fifth of what

@@ -105,7 +105,8 @@ pub(super) fn write_event(out: &mut BytesMut, message: &[u8]) {
     out.put_slice(b"\n\n");
 }
 
-/// What up-to-date tells after a message, if this was seen before: a position after both, and before whatever comes.
+/// What up-to-date tells after a message, if this was seen before: a position after both, and
+/// before whatever comes.
 pub(crate) fn seen_with(last: Offset, seen: u64) -> u64 {
     seen.max(last.lsn + 1)
 }
@@ -185,7 +186,8 @@ impl Events {
         Some(events)
     }
 
-    /// From the last up-to-date on. Whether the client is behind; `None`: the shape is gone, or the store is unusable.
+    /// From the last up-to-date on. Whether the client is behind; `None`: the shape is gone, or the
+    /// store is unusable.
     fn subscribe(&mut self) -> Option<bool> {
         self.state = State::Over;
         let (shape, shapes) = (Arc::clone(&self.shape), self.shapes.clone());

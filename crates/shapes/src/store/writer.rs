@@ -67,7 +67,8 @@ pub(crate) fn begin(inner: &Arc<Inner>) -> Result<(), OpenError> {
     if head.is_some() {
         reading::advance(inner, reading, head)?;
     }
-    // What is read can be seen: it has to be durable, and whoever comes after a kill in the middle of this has to see it, too.
+    // What is read can be seen: it has to be durable, and whoever comes after a kill in the middle
+    // of this has to see it, too.
     if let Some(durable) = wal::secure(disk, head.map(|head| head.durable))? {
         let head = Head { durable, ..head.unwrap_or_default() };
         head.write(&*Head::file(disk)?).or_else(unless_full)?;

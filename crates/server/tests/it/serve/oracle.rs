@@ -2,7 +2,8 @@
 //!
 //! Holds, at each up-to-date of each client: its rows are exactly those that the table had between two commits, namely after all that
 //! lie before the position that up-to-date tells, and all that its snapshot saw. And a handle that was complete stays, whatever breaks, unless it is deleted.
-//! Tables whose definitions or publication change are judged by the clock, too: `journal.rs` says how.
+//! Tables whose definitions or publication change are judged by the clock, too: `journal.rs` says
+//! how.
 //!
 //! | to find | look in |
 //! |---|---|
@@ -13,9 +14,12 @@
 //! | commits that wait for a standby; slow clients of a log that is made short | `standby.rs`, `slow.rs` |
 //! | hours of it, memory and descriptors | `soak.rs` |
 //!
-//! `script/soak MINUTES` does it for longer, and looks at the server's memory and descriptors meanwhile. `FOREBAY_SEEDS=1..=100 script/nightly` tries
-//! seed after seed. `FOREBAY_SEED` sets a seed, which also picks the version of Postgres and the collation; `FOREBAY_SECONDS` takes longer;
-//! `FOREBAY_TABLES` and `FOREBAY_CHANGES` leave only some tables and changes. What the tasks do is the seed's; when they do it, is not.
+//! `script/soak MINUTES` does it for longer, and looks at the server's memory and descriptors
+//! meanwhile. `FOREBAY_SEEDS=1..=100 script/nightly` tries
+//! seed after seed. `FOREBAY_SEED` sets a seed, which also picks the version of Postgres and the
+//! collation; `FOREBAY_SECONDS` takes longer;
+//! `FOREBAY_TABLES` and `FOREBAY_CHANGES` leave only some tables and changes. What the tasks do is
+//! the seed's; when they do it, is not.
 
 mod changing;
 mod clauses;

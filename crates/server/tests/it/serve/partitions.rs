@@ -24,7 +24,8 @@ async fn a_root_and_its_partitions_are_served_side_by_side() {
     for version in [15, 18] {
         let place = Place::on(forebay_sandbox::Postgres::shared_version(version), PARTITIONED);
         let serve = place.serve_with(&LIVE).await;
-        // The root first: from then on, Postgres names all changes after it, until the first partition is asked for.
+        // The root first: from then on, Postgres names all changes after it, until the first
+        // partition is asked for.
         let tables = ["m", "m_1", "m_2", "m_2_rest"];
         let mut root = serve.reader(&shape("m")).await;
         let mut first = serve.reader(&shape("m_1")).await;

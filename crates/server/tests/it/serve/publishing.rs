@@ -148,7 +148,8 @@ async fn a_table_leaves_the_publication_some_time_after_its_last_shape_and_comes
     place.sql("UPDATE others SET note = 'b'");
     assert_eq!(short(&others.live_changes(&serve, 1).await), ["update 1"], "a table in use stays");
     assert!(serve.log().contains("removed from the publication"));
-    // One that was left by the process before goes, too; but not while another slot may read the publication.
+    // One that was left by the process before goes, too; but not while another slot may read the
+    // publication.
     serve.reader(&ITEMS).await;
     place.sql("SELECT pg_create_logical_replication_slot('another', 'pgoutput')");
     let reader = serve.reader(&ITEMS).await;

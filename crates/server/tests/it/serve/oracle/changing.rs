@@ -1,6 +1,7 @@
 //! Tables whose definitions change under their shapes, and the writers that do it.
 //!
-//! Each group of tables has one writer, a thread: rows, then a definition, then rows again; each commit is noted (`journal.rs`).
+//! Each group of tables has one writer, a thread: rows, then a definition, then rows again; each
+//! commit is noted (`journal.rs`).
 //! It ends with a change of a definition, so that no row follows which would tell of it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -65,7 +66,8 @@ pub(crate) struct Surgeons {
 }
 
 impl Surgeons {
-    /// Makes the tables and starts their writers. `is_shared`: other tables are in the publication, too, and it isn't narrowed as a whole.
+    /// Makes the tables and starts their writers. `is_shared`: other tables are in the publication,
+    /// too, and it isn't narrowed as a whole.
     pub(crate) fn start(
         place: &Place,
         seed: u64,
@@ -111,7 +113,8 @@ impl Surgeons {
     }
 }
 
-/// A publication that the server changed first, a name that is taken or gone, a deadlock, a server that shuts down; or, without a
+/// A publication that the server changed first, a name that is taken or gone, a deadlock, a server
+/// that shuts down; or, without a
 /// code, a connection that was lost.
 fn is_expected(error: &str) -> bool {
     const CODES: [&str; 9] =
@@ -251,7 +254,8 @@ impl Surgeon {
         self.ask(sql).as_deref() == Some("t")
     }
 
-    /// What may be done here; more often what is done only here. `FOREBAY_CHANGES` names some of it, such as `Rewrite,Rename`.
+    /// What may be done here; more often what is done only here. `FOREBAY_CHANGES` names some of
+    /// it, such as `Rewrite,Rename`.
     fn changes(&self) -> Vec<Change> {
         use Change::{
             AddAttribute, Attach, Move, Narrow, Rename, RenameValue, Replace, Retype, Rewrite, Truncate,
@@ -367,7 +371,8 @@ impl Surgeon {
         }
     }
 
-    /// Takes the table out of the publication, writes, and puts it back: at once, or in the course of a second.
+    /// Takes the table out of the publication, writes, and puts it back: at once, or in the course
+    /// of a second.
     fn unpublish(&mut self) {
         let (publication, table) = (self.publication.clone(), self.table());
         let out = format!("ALTER PUBLICATION {publication} DROP TABLE {table}");

@@ -116,7 +116,7 @@ pub(crate) struct Life {
     pub(crate) columns: Vec<String>,
     /// At the very end.
     pub(crate) rows: Option<BTreeMap<String, Row>>,
-    /// Its rows when it ended, in short, and the last messages: for whoever reads a failure.
+    /// Its rows when it ended, in short, and the last messages: for the report of a failure.
     pub(crate) had: String,
     pub(crate) recent: String,
 }
@@ -524,8 +524,10 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// Follows by server-sent events, as the published client does: it takes the head's offset as its own when the stream
-    /// opens, keeps messages back until up-to-date, forgets them when the stream ends before that, and resumes after an
+    /// Follows by server-sent events, as the published client does: it takes the head's offset as
+    /// its own when the stream
+    /// opens, keeps messages back until up-to-date, forgets them when the stream ends before that,
+    /// and resumes after an
     /// up-to-date at the position that it names.
     async fn events(&mut self) -> Result<(), Trouble> {
         let mut manner = match self.is_changing {
@@ -586,7 +588,8 @@ impl<'a> Client<'a> {
         ended
     }
 
-    /// A stream ended between two up-to-dates. What came since the first is forgotten, as the published client does, or
+    /// A stream ended between two up-to-dates. What came since the first is forgotten, as the
+    /// published client does, or
     /// kept, as the protocol allows.
     fn leave(&mut self, batch: &[Value], keeps: bool) -> Result<(), String> {
         if batch.is_empty() {
@@ -635,7 +638,7 @@ fn another(dice: &mut Dice, world: &World, is_changing: bool, table: Option<&'st
     if is_changing { Wanted::changing(dice) } else { Wanted::random(dice, world.version, table) }
 }
 
-/// Rows by key, with the beginnings of their values, for whoever reads a failure.
+/// Rows by key, with the beginnings of their values, for the report of a failure.
 pub(crate) fn listed(rows: &BTreeMap<String, Row>) -> String {
     let value = |value: &Option<String>| match value {
         Some(text) => text.chars().take(24).collect(),

@@ -1,8 +1,11 @@
 //! What really happened: every state that the table ever had, as Postgres itself tells it.
 //!
-//! A trigger notes each row that goes and each that comes in a table of its own; notes are rolled back with what they are about.
-//! A second slot tells in which order transactions were committed, and where. Clauses are judged by Postgres, over the notes.
-//! A row is known by all its values, so that keys may pass from row to row, or be missing; equal rows count once.
+//! A trigger notes each row that goes and each that comes in a table of its own; notes are rolled
+//! back with what they are about.
+//! A second slot tells in which order transactions were committed, and where. Clauses are judged by
+//! Postgres, over the notes.
+//! A row is known by all its values, so that keys may pass from row to row, or be missing; equal
+//! rows count once.
 //! Not here: anything that the server under test says.
 
 use std::collections::hash_map::Entry;
@@ -287,7 +290,7 @@ impl States<'_> {
         self.after[self.after.partition_point(|(lsn, _)| *lsn < seen) - 1].1
     }
 
-    /// The rows of a shape at the end, by key: for whoever looks for what went wrong.
+    /// The rows of a shape at the end, by key: for the report of a failure.
     pub(crate) fn last(&self, place: &Place, wanted: &Wanted) -> BTreeMap<String, Row> {
         let mut table = self.table.clone();
         apply(self.commits, &mut table);
@@ -297,7 +300,7 @@ impl States<'_> {
         by_key(place, wanted, &from)
     }
 
-    /// Where the shape was so: for whoever looks for what went wrong.
+    /// Where the shape was so: for the report of a failure.
     pub(crate) fn find(&self, digest: Digest) -> Vec<u64> {
         self.after.iter().filter(|(_, state)| *state == digest).map(|(lsn, _)| *lsn).collect()
     }

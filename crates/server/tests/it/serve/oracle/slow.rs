@@ -1,6 +1,7 @@
 //! A client that reads slowly, while the log that it reads is made short.
 //!
-//! Every transaction gives all rows the same number. So whatever else is true, at an up-to-date they have one number: no history is needed to see
+//! Every transaction gives all rows the same number. So whatever else is true, at an up-to-date
+//! they have one number: no history is needed to see
 //! a state between two commits.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,7 +26,8 @@ const SETTINGS: [(&str, &str); 7] = [
     ("FOREBAY_SERVE_SSE_KEEP_ALIVE_MS", "200"),
     ("FOREBAY_SERVE_SSE_TIMEOUT_MS", "60000"),
     ("FOREBAY_STORAGE_CHUNK_BYTES", "65536"),
-    // About what comes in two seconds: a log is long when a client begins to read it, and short before it ends.
+    // About what comes in two seconds: a log is long when a client begins to read it, and short
+    // before it ends.
     ("FOREBAY_STORAGE_COMPACT_BYTES", "6000000"),
     ("FOREBAY_STORAGE_UNWRITTEN_BYTES", "65536"),
     ("FOREBAY_STORAGE_WAL_BYTES", "1048576"),

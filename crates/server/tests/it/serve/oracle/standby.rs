@@ -1,6 +1,7 @@
 //! Commits that wait for a synchronous standby, while others don't, by the thousand.
 //!
-//! Postgres writes a commit to its log, where the stream has it, and lets snapshots see it only when its standby has it, too. A shape that is
+//! Postgres writes a commit to its log, where the stream has it, and lets snapshots see it only
+//! when its standby has it, too. A shape that is
 //! made meanwhile has it neither in its snapshot nor, unless the server remembers it, in its log.
 
 use std::collections::BTreeSet;
@@ -94,7 +95,8 @@ async fn a_commit_that_waits_for_its_standby_is_in_shapes_made_after_thousands_o
     });
     read_until(&mut before, &serve, &mut seen, &[COMMITS]).await;
 
-    // Made while the first commits still wait: it answers without them and brings them later, or it waits.
+    // Made while the first commits still wait: it answers without them and brings them later, or it
+    // waits.
     let mut after = Reader::new(&[("table", "items"), ("where", "id < 10")]);
     let mut asking = serve.begin(&after.params()).await;
     let early = timeout(Duration::from_secs(1), asking.answer()).await;

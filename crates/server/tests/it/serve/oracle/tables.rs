@@ -1,7 +1,9 @@
 //! Tables of the oracle's world, whose rows change and whose definitions don't.
 //!
-//! Each is of a kind that the stream of changes shows in its own way: plain, partitioned, with a key that is checked late,
-//! without a key, with large and generated values. Tables whose definitions change are in `changing.rs`.
+//! Each is of a kind that the stream of changes shows in its own way: plain, partitioned, with a
+//! key that is checked late,
+//! without a key, with large and generated values. Tables whose definitions change are in
+//! `changing.rs`.
 
 use std::sync::OnceLock;
 
@@ -28,12 +30,15 @@ pub(crate) enum Rules {
     Strict,
     /// Shapes of one partition tree depend on which others there are: a new one may end older ones.
     Tree,
-    /// Rows pass through keys that others have: the client applies what comes, as the published client does, and only its rows
+    /// Rows pass through keys that others have: the client applies what comes, as the published
+    /// client does, and only its rows
     /// at up-to-date count. A server may end such a shape, or refuse it by name.
     Loose,
-    /// The definition changes: shapes end, or are refused for a while. Each message follows from the rows before it.
+    /// The definition changes: shapes end, or are refused for a while. Each message follows from
+    /// the rows before it.
     Changing,
-    /// As [`Rules::Changing`]; but what is done isn't told even with the next row, and for a while messages may be of a mixture.
+    /// As [`Rules::Changing`]; but what is done isn't told even with the next row, and for a while
+    /// messages may be of a mixture.
     Mixed,
 }
 
@@ -124,7 +129,8 @@ pub(crate) fn chosen(all: impl Iterator<Item = &'static Table>) -> Vec<&'static 
     chosen
 }
 
-/// A change of a row in each family, after all others: a position that the server sees, whichever tables it follows.
+/// A change of a row in each family, after all others: a position that the server sees, whichever
+/// tables it follows.
 pub(crate) const LAST: &str = "
     INSERT INTO items VALUES (900000, 0, 0); INSERT INTO parts VALUES (900000, 'a', 0, 'n1');
     INSERT INTO parts VALUES (49, 'b', 0, 'n1') ON CONFLICT (id, region) DO UPDATE SET version = -1;

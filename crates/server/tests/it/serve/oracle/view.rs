@@ -2,7 +2,8 @@
 //!
 //! The rules: offsets rise; a present key isn't inserted, an absent one isn't changed; an update changes what it names; a
 //! transaction ends with `last`, once; the two messages of a changed key follow each other; up-to-date comes between transactions.
-//! Of tables whose rows pass through the keys of others ([`Rules::Loose`]) messages are applied as the published client does: an insert
+//! Of tables whose rows pass through the keys of others ([`Rules::Loose`]) messages are applied as
+//! the published client does: an insert
 //! replaces what its key had, and a delete may find nothing.
 //! Not here: HTTP (`client.rs`), and whether the rows are the right ones (`history.rs`).
 

@@ -147,7 +147,8 @@ impl Writer {
         }
     }
 
-    /// Keys that pass from row to row: their constraint is checked when the statement ends, or the transaction.
+    /// Keys that pass from row to row: their constraint is checked when the statement ends, or the
+    /// transaction.
     fn change_position(&mut self) -> String {
         let (id, version, note) = (self.dice.between(1, 30), self.version, self.dice.below(30));
         match self.dice.below(6) {
