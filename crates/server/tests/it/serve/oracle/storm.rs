@@ -31,9 +31,12 @@ pub(crate) struct Faults {
 }
 
 impl<'a> Stage<'a> {
-    pub(crate) async fn set(place: &'a Place, settings: &[(&str, String)]) -> Stage<'a> {
+    /// Starts the server. It reaches Postgres through the proxy if `is_stormy`, and directly otherwise: the proxy shares its
+    /// runtime with the clients, and a busy one would look to Postgres like a replication client that doesn't answer.
+    pub(crate) async fn set(place: &'a Place, settings: &[(&str, String)], is_stormy: bool) -> Stage<'a> {
         let to_postgres = Proxy::start(place.postgres.addr());
-        let url = format!("postgres://postgres@{}/{}", to_postgres.addr(), place.database);
+        let address = if is_stormy { to_postgres.addr() } else { place.postgres.addr() };
+        let url = format!("postgres://postgres@{address}/{}", place.database);
         let mut settings: Vec<_> =
             settings.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
         settings.push(("DATABASE_URL".to_owned(), url));
@@ -118,8 +121,15 @@ impl<'a> Stage<'a> {
         faults
     }
 
-    pub(crate) fn log(&self) -> String {
-        self.server.as_ref().map(|server| server.log()).unwrap_or_default()
+}
+
+/// A test that fails shows the logs of both servers.
+impl Drop for Stage<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let server = self.server.as_ref().map(|server| server.log()).unwrap_or_default();
+            eprintln!("log of forebay:\n{server}\nlog of Postgres:\n{}", self.place.postgres.log());
+        }
     }
 }
 
