@@ -57,7 +57,7 @@ pub(crate) struct Inner {
     /// Files of logs that were merged: needed until another catalog is there.
     pub(crate) garbage: Mutex<Vec<(u64, Kind)>>,
     /// Shapes that were deleted, though the log doesn't say so yet.
-    deleted: Mutex<HashSet<u64>>,
+    pub(crate) deleted: Mutex<HashSet<u64>>,
     /// Shapes that turned out to be wrong before anything could be written.
     inexact: Mutex<Vec<u64>>,
     pub(crate) key_budget: Arc<KeyBudget>,
@@ -388,10 +388,11 @@ impl Registry {
         self.by_id.get(self.by_handle.get(handle)?).cloned()
     }
 
+    /// Returns the shape with this definition. One whose snapshot failed is gone before it is removed: it is left out.
     pub(crate) fn same(&self, definition: &Definition) -> Option<Arc<Shape>> {
         let same = self.by_definition.get(&definition.fingerprint())?;
-        let shapes = same.iter().rev().filter_map(|id| self.by_id.get(id));
-        shapes.into_iter().find(|shape| shape.definition() == definition).cloned()
+        let mut shapes = same.iter().rev().filter_map(|id| self.by_id.get(id));
+        shapes.find(|shape| shape.definition() == definition && shape.gone().is_none()).cloned()
     }
 
     pub(crate) fn add(&mut self, shape: Arc<Shape>) {

@@ -181,6 +181,40 @@ fn whoever_waits_for_a_snapshot_that_fails_is_told_why() {
 }
 
 #[test]
+fn a_shape_whose_snapshot_failed_is_not_found_by_its_definition_while_it_is_still_registered() {
+    let mut bench = Bench::new();
+    let creation = bench.create(choice(None));
+    let shape = Arc::clone(creation.shape());
+    assert!(bench.store.find_same(shape.definition()).is_some());
+    // What `fail` does first: the failure is known to those who wait before the shape is removed.
+    shape.end(Gone::Failed(Failure { is_refusal: false, message: "it was given up".into() }));
+    assert!(bench.store.find(shape.handle()).is_some());
+    assert!(bench.store.find_same(shape.definition()).is_none());
+    let next = bench.create(choice(None));
+    assert_ne!(next.shape().handle(), shape.handle());
+}
+
+#[test]
+fn a_shape_that_is_deleted_before_its_creation_is_in_the_log_does_not_come_back() {
+    let mut bench = Bench::new();
+    bench.store.inner.queue().hold();
+    let creation = bench.create(choice(None));
+    let shape = Arc::clone(creation.shape());
+    let Definition { table, choice } = shape.definition().clone();
+    let (id, handle) = (shape.id, shape.handle().to_owned());
+    assert!(bench.store.delete(&handle));
+    // The writer applies the creation, and has yet to apply the deletion.
+    bench.store.inner.apply(&Record::Note(
+        Note::Create { id, handle: handle.clone(), table: table.fingerprint(), choice },
+        Bytes::new(),
+    ));
+    assert!(bench.store.find(&handle).is_none());
+    assert!(bench.store.find_same(shape.definition()).is_none());
+    bench.store.inner.queue().release();
+    assert!(bench.store.all().is_empty());
+}
+
+#[test]
 fn a_snapshot_that_isnt_sealed_is_never_complete() {
     let mut bench = Bench::new();
     let mut creation = bench.create(choice(None));

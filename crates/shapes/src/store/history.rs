@@ -82,11 +82,15 @@ impl Inner {
                 registry.tables.insert(*id, Arc::new(Table::clone(table)));
             }
             Note::Create { id, handle, table, choice } => {
+                // Lock order: `deleted`, then the registry. A shape that this process deleted before its creation came to
+                // the log must not come back until its deletion does: clients would be sent to it.
+                let deleted = lock(&self.deleted);
+                let is_deleted = self.is_writing.load(Ordering::Acquire) && deleted.contains(id);
                 let mut registry = self.registry_mut();
                 registry.next_id = registry.next_id.max(id + 1);
                 registry.last_handle = registry.last_handle.max(time_of(handle).unwrap_or(0));
                 let Some(table) = registry.tables.get(table).cloned() else { return };
-                if registry.by_id(*id).is_none_or(|known| known.handle() != handle) {
+                if !is_deleted && registry.by_id(*id).is_none_or(|known| known.handle() != handle) {
                     let definition = Definition { table, choice: choice.clone() };
                     if let Ok(filter) = definition.filter() {
                         registry.add(Arc::new(self.make(*id, handle.clone(), definition, filter)));

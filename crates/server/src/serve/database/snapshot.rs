@@ -206,10 +206,47 @@ async fn read<S: Sink>(
     let stream = client.copy_out(&prepared).await.map_err(|error| SnapshotError::database(error, copying))?;
     // It is closed before the transaction ends: a pooler may give the next one to another server.
     drop(prepared);
+    let same_partitions = match query.table.is_partitioned {
+        true => {
+            let compare = format!("SELECT {}", same_partitions(query.table.oid));
+            Some(client.simple_query_raw(&compare).await.map_err(SnapshotError::Lost)?)
+        }
+        false => None,
+    };
     *commit = Some(client.simple_query_raw("COMMIT").await.map_err(SnapshotError::Lost)?);
     let (rows, bytes) = copy(stream, query, sink, copying).await?;
+    if let Some(compared) = same_partitions
+        && !is_true(compared).await.map_err(|error| SnapshotError::database(error, beginning))?
+    {
+        return Err(SnapshotError::Changed { table: name.clone() });
+    }
     sink.ended().await.map_err(SnapshotError::Sink)?;
     Ok(Summary { snapshot, lsn, rows, bytes })
+}
+
+/// An expression: whether the partitions of a table are those that the transaction's snapshot sees.
+///
+/// COPY reads the partitions that the table has when it begins, which ATTACH may have changed since the snapshot: it doesn't
+/// conflict with the lock on the table. `pg_partition_tree` reads them in the same way, the query of `pg_inherits` by the snapshot.
+fn same_partitions(oid: u32) -> String {
+    format!(
+        "(WITH RECURSIVE tree AS (
+            SELECT i.inhrelid FROM pg_inherits i WHERE i.inhparent = {oid} AND NOT i.inhdetachpending
+            UNION ALL SELECT i.inhrelid FROM tree JOIN pg_inherits i ON i.inhparent = tree.inhrelid AND NOT i.inhdetachpending
+        ) SELECT ARRAY(SELECT inhrelid FROM tree ORDER BY 1)
+            = ARRAY(SELECT p.relid::oid FROM pg_partition_tree({oid}) p WHERE p.level > 0 ORDER BY 1))"
+    )
+}
+
+/// Returns the answer to a question of yes or no.
+async fn is_true(answers: SimpleQueryStream) -> Result<bool, tokio_postgres::Error> {
+    let (mut answers, mut is_true) = (pin!(answers), false);
+    while let Some(answer) = poll_fn(|cx| answers.as_mut().poll_next(cx)).await {
+        if let SimpleQueryMessage::Row(row) = answer? {
+            is_true = row.try_get(0)? == Some("t");
+        }
+    }
+    Ok(is_true)
 }
 
 async fn answered(commit: SimpleQueryStream) -> Result<(), tokio_postgres::Error> {

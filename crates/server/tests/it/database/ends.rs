@@ -279,3 +279,61 @@ async fn a_snapshot_dropped_before_its_rows_leaves_no_transaction_behind() {
     blocker.batch_execute("ROLLBACK").await.unwrap();
     assert_eq!(database.rows("t", None).await.len(), 2);
 }
+
+/// Runs SQL between the snapshot and its rows.
+struct Intruder<'a> {
+    database: &'a Database,
+    sql: &'static str,
+    rows: usize,
+}
+
+impl Sink for Intruder<'_> {
+    type Error = Infallible;
+
+    async fn begun(&mut self, _: &Snapshot, _: Lsn) -> Result<(), Infallible> {
+        self.database.run(self.sql);
+        Ok(())
+    }
+
+    async fn rows(&mut self, messages: Bytes) -> Result<(), Infallible> {
+        self.rows += messages.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).count();
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn a_partition_that_is_attached_after_the_snapshot_was_taken_is_not_among_its_rows() {
+    for version in [15, 18] {
+        let database = Database::new(
+            version,
+            "CREATE TABLE p (id int PRIMARY KEY) PARTITION BY RANGE (id);
+             CREATE TABLE p_1 PARTITION OF p FOR VALUES FROM (0) TO (10) PARTITION BY RANGE (id);
+             CREATE TABLE p_11 PARTITION OF p_1 FOR VALUES FROM (0) TO (5);
+             CREATE TABLE p_2 (id int PRIMARY KEY); CREATE TABLE p_12 (id int PRIMARY KEY);
+             INSERT INTO p VALUES (1), (2); INSERT INTO p_2 VALUES (11); INSERT INTO p_12 VALUES (6)",
+        );
+        let mut client = database.client().await;
+        for (sql, expected) in [
+            ("SELECT", Some(2)),
+            ("ALTER TABLE p ATTACH PARTITION p_2 FOR VALUES FROM (10) TO (20)", None),
+            ("SELECT", Some(3)),
+            ("ALTER TABLE p_1 ATTACH PARTITION p_12 FOR VALUES FROM (5) TO (10)", None),
+            ("SELECT", Some(4)),
+            ("ALTER TABLE p_1 DETACH PARTITION p_12", None),
+            ("SELECT", Some(3)),
+        ] {
+            let table = database.describe("p").await;
+            let mut sink = Intruder { database: &database, sql, rows: 0 };
+            let outcome = snapshot(&mut client, &query(&table, &[0], None), &mut sink).await;
+            match expected {
+                Some(rows) => {
+                    assert_eq!((outcome.unwrap().rows, sink.rows), (rows, rows as usize), "{version}: {sql}")
+                }
+                None => {
+                    assert!(matches!(outcome, Err(Failure::Changed { .. })), "{version}: {sql}: {outcome:?}")
+                }
+            }
+            assert!(client.is_fit(), "{version}: {sql}");
+        }
+    }
+}

@@ -63,7 +63,7 @@ const CLIENTS: usize = 50;
 const WRITERS: usize = 3;
 /// Of a long run: so many that nobody's shape goes while it is used.
 const MAX_SHAPES: usize = 8 * CLIENTS;
-/// How long clients may take to see the end, once all is well.
+/// How long clients may take to come closer to the end, once all is well.
 const CALM_DOWN: Duration = Duration::from_secs(40);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -154,7 +154,7 @@ async fn run(weather: Weather) {
     block_in_place(|| place.sql(tables::LAST));
     let end = block_in_place(|| last_commit(&place));
     let calm = if has_rows { CALM_DOWN } else { CALM };
-    target.send(Some(Target { position: end, until: Instant::now() + calm })).unwrap();
+    target.send(Some(Target { position: end, patience: calm })).unwrap();
     let mut lives = Vec::new();
     while let Some(ended) = clients.join_next().await {
         match ended {

@@ -120,7 +120,6 @@ impl<'a> Stage<'a> {
         }
         faults
     }
-
 }
 
 /// A test that fails shows the logs of both servers.
