@@ -373,9 +373,16 @@ impl<'a> Client<'a> {
         }
         match self.is_up_to_date {
             false => self.page(false).await,
-            true if self.dice.percent(50) => self.page(true).await,
+            true if self.is_kept_waiting() || self.dice.percent(50) => self.page(true).await,
             true => self.events().await,
         }
+    }
+
+    /// Whether the end is to come and doesn't. An event stream says nothing of changes that don't concern it; a long-poll
+    /// says how far it is.
+    fn is_kept_waiting(&self) -> bool {
+        let target = *self.world.target.borrow();
+        target.is_some_and(|target| self.closest.1.elapsed() > target.patience / 4)
     }
 
     /// Asks, and says whether the answer is one to go on with.
