@@ -74,7 +74,7 @@ pub(super) const KNOWN: &[Known] = &[
     known(
         "ELECTRIC_STORAGE",
         Missing,
-        "shapes are always kept in files; for memory, name a folder on a tmpfs in storage.dir",
+        "shapes are kept in files; for memory, name a folder on a tmpfs in storage.dir",
     ),
     known("ELECTRIC_PERSISTENT_STATE", Missing, "what is known of shapes is kept with them, in files"),
     known("ELECTRIC_SHAPE_CHUNK_BYTES_THRESHOLD", These(&[("storage.chunk_bytes", text)]), ""),
