@@ -269,6 +269,7 @@ mod tests {
         assert_eq!(found["message"], "Too many concurrent connections. Maximum 3 allowed.");
         assert_eq!(found["details"], json!({"user_id": "user-123", "current": 3, "limit": 3}));
         assert_eq!(header(&greedy, "ratelimit").as_deref(), Some("\"user\";r=0;t=12"));
+        assert_eq!(header(&greedy, "retry-after").as_deref(), Some("12"));
         let policy = "\"user\";q=3;qu=\"concurrent-requests\"";
         assert_eq!(header(&greedy, "ratelimit-policy").as_deref(), Some(policy));
     }

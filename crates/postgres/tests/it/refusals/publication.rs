@@ -184,6 +184,27 @@ async fn only_whole_tables_are_taken(followed: &Followed<'_>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_manual_publication_is_not_changed_though_the_user_could() {
+    let followed = Followed::new(Postgres::shared());
+    followed.sql(
+        "CREATE TABLE orders (id int PRIMARY KEY, note text); CREATE TABLE other (LIKE orders); \
+         ALTER TABLE orders REPLICA IDENTITY FULL; CREATE PUBLICATION forebay FOR TABLE orders",
+    );
+    let asking = "SELECT concat((SELECT array_agg(p::text || p.xmin) FROM pg_publication p), \
+        (SELECT array_agg(r::text || r.xmin) FROM pg_publication_rel r), \
+        (SELECT array_agg(c.relname || c.relreplident::text ORDER BY c.relname) FROM pg_class c WHERE relname IN ('orders', 'other')))";
+    let before = followed.ask(asking);
+    let manager = followed.start_with(followed.config().manual_publication());
+    within("the manager is ready", manager.ready()).await.unwrap();
+    add(&manager, "orders").await.unwrap();
+    let error = add(&manager, "other").await.unwrap_err();
+    assert!(matches!(error, PublishError::NotOurs { .. }), "{error:?}");
+    manager.remove_table(&table("orders")).await.unwrap();
+    manager.shutdown_and_drop().await;
+    assert_eq!(followed.ask(asking), before);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_table_that_is_in_use_is_busy_and_works_when_it_is_free() {
     let followed = Followed::new(Postgres::shared());
     let manager = followed.running().await;
