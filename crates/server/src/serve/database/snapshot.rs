@@ -224,17 +224,20 @@ async fn read<S: Sink>(
     Ok(Summary { snapshot, lsn, rows, bytes })
 }
 
-/// An expression: whether the partitions of a table are those that the transaction's snapshot sees.
+/// An expression: whether the partitions of a table, and their files, are those that the transaction's snapshot sees.
 ///
-/// COPY reads the partitions that the table has when it begins, which ATTACH may have changed since the snapshot: it doesn't
-/// conflict with the lock on the table. `pg_partition_tree` reads them in the same way, the query of `pg_inherits` by the snapshot.
+/// COPY reads the partitions and files that are there when it begins. ATTACH, and TRUNCATE of a partition, may have changed
+/// them since the snapshot: they don't conflict with the lock on the table. `pg_partition_tree` and `pg_relation_filenode`
+/// read the catalog as it is now; the queries of `pg_inherits` and `pg_class` read it by the snapshot.
 fn same_partitions(oid: u32) -> String {
     format!(
         "(WITH RECURSIVE tree AS (
             SELECT i.inhrelid FROM pg_inherits i WHERE i.inhparent = {oid} AND NOT i.inhdetachpending
             UNION ALL SELECT i.inhrelid FROM tree JOIN pg_inherits i ON i.inhparent = tree.inhrelid AND NOT i.inhdetachpending
-        ) SELECT ARRAY(SELECT inhrelid FROM tree ORDER BY 1)
-            = ARRAY(SELECT p.relid::oid FROM pg_partition_tree({oid}) p WHERE p.level > 0 ORDER BY 1))"
+        ) SELECT ARRAY(SELECT concat_ws(' ', c.oid, nullif(c.relfilenode, 0))
+                FROM tree JOIN pg_class c ON c.oid = tree.inhrelid ORDER BY c.oid)
+            = ARRAY(SELECT concat_ws(' ', p.relid::oid, pg_relation_filenode(p.relid))
+                FROM pg_partition_tree({oid}) p WHERE p.level > 0 ORDER BY p.relid::oid))"
     )
 }
 

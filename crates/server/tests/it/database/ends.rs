@@ -302,7 +302,7 @@ impl Sink for Intruder<'_> {
 }
 
 #[tokio::test]
-async fn a_partition_that_is_attached_after_the_snapshot_was_taken_is_not_among_its_rows() {
+async fn a_partition_that_is_attached_or_truncated_after_the_snapshot_was_taken_fails_it() {
     for version in [15, 18] {
         let database = Database::new(
             version,
@@ -321,6 +321,10 @@ async fn a_partition_that_is_attached_after_the_snapshot_was_taken_is_not_among_
             ("SELECT", Some(4)),
             ("ALTER TABLE p_1 DETACH PARTITION p_12", None),
             ("SELECT", Some(3)),
+            ("TRUNCATE p_11", None),
+            ("SELECT", Some(1)),
+            ("INSERT INTO p VALUES (3)", Some(1)),
+            ("SELECT", Some(2)),
         ] {
             let table = database.describe("p").await;
             let mut sink = Intruder { database: &database, sql, rows: 0 };

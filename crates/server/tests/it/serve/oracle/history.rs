@@ -140,11 +140,42 @@ fn apply(commits: &[Commit], rows: &mut Rows) {
 pub(crate) struct Sight {
     pub(crate) xmax: u64,
     pub(crate) running: Vec<u64>,
+    /// A crash that came after the snapshot.
+    pub(crate) crash: Option<Crash>,
 }
 
 impl Sight {
-    pub(crate) fn has(&self, xid: u64) -> bool {
-        xid < self.xmax && !self.running.contains(&xid)
+    /// Whether the snapshot saw a transaction whose commit is at `lsn`.
+    pub(crate) fn has(&self, xid: u64, lsn: u64) -> bool {
+        let is_reused = self.crash.is_some_and(|crash| lsn > crash.lsn && xid >= crash.next_xid);
+        xid < self.xmax && !self.running.contains(&xid) && !is_reused
+    }
+
+    /// What it may mean, if Postgres crashed: as it is, or as of before one of the crashes.
+    pub(crate) fn readings(&self, crashes: &[Crash]) -> Vec<Sight> {
+        let before = crashes.iter().filter(|crash| crash.next_xid < self.xmax);
+        let before = before.map(|crash| Sight { crash: Some(*crash), ..self.clone() });
+        [self.clone()].into_iter().chain(before).collect()
+    }
+}
+
+/// A crash of Postgres. Transactions that left nothing in the log, as those that were rolled back just before, are
+/// forgotten, and their numbers are given again.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Crash {
+    /// Where the log went on.
+    pub(crate) lsn: u64,
+    /// The first number that was given again.
+    pub(crate) next_xid: u64,
+}
+
+impl Crash {
+    /// The last one, from the checkpoint that ended the recovery.
+    pub(crate) fn last(place: &Place) -> Crash {
+        let sql = "SELECT checkpoint_lsn - '0/0', split_part(next_xid, ':', 2) FROM pg_control_checkpoint()";
+        let row = &rows(place, sql)[0];
+        let column = |index: usize| number(row[index].as_deref().unwrap());
+        Crash { lsn: column(0), next_xid: column(1) }
     }
 }
 
@@ -238,7 +269,7 @@ impl History {
         positions: RangeInclusive<u64>,
     ) -> States<'a> {
         let before = |position: u64| self.commits.partition_point(|commit| commit.lsn < position);
-        let sighted = self.commits.iter().rposition(|commit| sight.has(commit.xid));
+        let sighted = self.commits.iter().rposition(|commit| sight.has(commit.xid, commit.lsn));
         let from = before(*positions.start());
         let to = before(*positions.end()).max(sighted.map_or(0, |last| last + 1)).max(from);
         let commits = &self.commits[from..to];
@@ -284,7 +315,8 @@ impl States<'_> {
     pub(crate) fn at(&self, seen: u64) -> Digest {
         if self.sighted.is_some_and(|sighted| sighted >= seen) {
             let mut last = Digest::default();
-            self.replay(|commit| commit.lsn < seen || self.sight.has(commit.xid), |_, digest| last = digest);
+            let is_in = |commit: &Commit| commit.lsn < seen || self.sight.has(commit.xid, commit.lsn);
+            self.replay(is_in, |_, digest| last = digest);
             return last;
         }
         self.after[self.after.partition_point(|(lsn, _)| *lsn < seen) - 1].1

@@ -21,7 +21,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::client::{Life, listed};
-use super::history::{Digest, Row};
+use super::history::{Digest, Row, Sight};
 use super::view::{Checkpoint, key_of};
 
 /// How long a definition's change may stay unnoticed: five seconds, and as many for a busy machine.
@@ -100,7 +100,7 @@ pub(crate) struct Journal {
 }
 
 /// How up-to-dates were judged.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Verdicts {
     pub(crate) exact: u64,
     pub(crate) late: u64,
@@ -132,6 +132,7 @@ impl Journal {
     pub(crate) fn judge(
         &self,
         life: &Life,
+        sight: &Sight,
         positions: &HashMap<u64, u64>,
         verdicts: &mut Verdicts,
     ) -> Result<(), String> {
@@ -142,7 +143,8 @@ impl Journal {
             positions.get(&state.xid).copied().unwrap_or_else(|| panic!("no commit of {state:?}"))
         };
         let positions: Vec<_> = states.iter().map(position).collect();
-        let first = states.iter().rposition(|state| life.sight.has(state.xid)).unwrap_or(0);
+        let is_seen = |(state, position): (&State, &u64)| sight.has(state.xid, *position);
+        let first = states.iter().zip(&positions).rposition(is_seen).unwrap_or(0);
         let mut digests: HashMap<usize, Option<Digest>> = HashMap::new();
         for checkpoint in &life.checkpoints {
             let at = positions

@@ -10,6 +10,7 @@ use tokio::task::block_in_place;
 use tokio::time::{Instant, sleep};
 
 use super::super::support::{Place, Serve};
+use super::history::Crash;
 use crate::wire::until as wait_until;
 
 /// The server, between two networks.
@@ -27,6 +28,8 @@ pub(crate) struct Stage<'a> {
 pub(crate) struct Faults {
     pub(crate) kills: u64,
     pub(crate) restarts: u64,
+    /// Of the restarts.
+    pub(crate) crashes: Vec<Crash>,
     pub(crate) cuts: u64,
 }
 
@@ -105,7 +108,10 @@ impl<'a> Stage<'a> {
                     let is_fast = dice.percent(50);
                     block_in_place(|| match is_fast {
                         true => self.place.postgres.restart_fast().unwrap(),
-                        false => self.place.postgres.restart_immediate().unwrap(),
+                        false => {
+                            self.place.postgres.restart_immediate().unwrap();
+                            faults.crashes.push(Crash::last(self.place));
+                        }
                     });
                 }
                 4..=6 => {

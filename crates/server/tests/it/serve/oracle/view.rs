@@ -130,7 +130,7 @@ impl View {
         number(&headers["xmin"])?;
         let running = headers["xip_list"].as_array().ok_or("the snapshot's end has no xip_list")?;
         let running = running.iter().map(number).collect::<Result<_, _>>()?;
-        self.sight = Sight { xmax: number(&headers["xmax"])?, running };
+        self.sight = Sight { xmax: number(&headers["xmax"])?, running, crash: None };
         self.is_whole = true;
         Ok(())
     }
