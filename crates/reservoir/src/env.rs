@@ -24,6 +24,7 @@ use crate::config::{ConfigError, DEFAULT_RATE, Limits, ReservoirConfig, Reset};
 /// | `FOREBAY_RESERVOIR_DIAL_TIMEOUT` | `30s` | how long opening a connection may take |
 /// | `FOREBAY_RESERVOIR_MAX_DIALS` | `8` | how many are opened at the same time |
 /// | `FOREBAY_RESERVOIR_LEAK_AFTER` | `60s` | a connection held for longer is logged |
+/// | `FOREBAY_RESERVOIR_CLOSE_TIMEOUT` | `10m` | how long the server may take to close a connection before it stops counting |
 /// | `FOREBAY_RESERVOIR_RESET` | `standard` | between two callers: `none`, `standard`, or statements |
 /// | `FOREBAY_CONN_RATE_LIMIT` | `100` | connections opened per second in the whole cluster |
 /// | `FOREBAY_CONN_LEASE_ENABLED` | `false` | whether all processes together have a limit |
@@ -363,7 +364,10 @@ mod tests {
             (config.checkout_timeout, config.dial_timeout),
             (Duration::from_millis(250), Duration::from_secs(5))
         );
-        assert_eq!((rules.leak_after, config.close_timeout), (Duration::from_secs(10), Duration::from_secs(120)));
+        assert_eq!(
+            (rules.leak_after, config.close_timeout),
+            (Duration::from_secs(10), Duration::from_secs(120))
+        );
         assert_eq!(config.reset, Reset::Custom("ROLLBACK; RESET ALL".into()));
         assert_eq!((all.enabled, all.rate_limit), (true, 12.5));
         let store = LeaseStore::DynamoDb("leases".into());

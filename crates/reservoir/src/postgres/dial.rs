@@ -119,7 +119,8 @@ impl<S: PostgresStart> Opening<'_, S> {
         for (index, place) in places.iter().enumerate() {
             let tried = async {
                 let socket = dial(self.plan, place, deadline.share(places.len() - index)).await?;
-                self.open_place(place, socket, deadline).await
+                // Boxed: it is large, and whoever dials may be deep in the stack already.
+                Box::pin(self.open_place(place, socket, deadline)).await
             };
             match tried.await {
                 Ok(session) => return Ok(session),
@@ -154,13 +155,17 @@ impl<S: PostgresStart> Opening<'_, S> {
                     && starting.hang_up(deadline).await =>
             {
                 tracing::debug!(address = %place, %error, "trying without TLS, as sslmode=prefer allows");
-                let socket = dial(plan, place, deadline).await?;
-                let starting = StartingSocket::new(&socket, self.slot.as_ref());
-                let started = self.start(place, PostgresStream::plain(socket), deadline).await;
-                finish(starting, started, deadline).await
+                Box::pin(self.open_without_tls(place, deadline)).await
             }
             started => finish(starting, started, deadline).await,
         }
+    }
+
+    async fn open_without_tls(&self, place: &Place, deadline: Deadline) -> Result<S::Session, PostgresError> {
+        let socket = dial(self.plan, place, deadline).await?;
+        let starting = StartingSocket::new(&socket, self.slot.as_ref());
+        let started = self.start(place, PostgresStream::plain(socket), deadline).await;
+        finish(starting, started, deadline).await
     }
 
     async fn start(

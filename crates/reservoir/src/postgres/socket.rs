@@ -30,8 +30,8 @@ pub(super) struct Socket(Arc<Shared>);
 struct Shared {
     wire: Wire,
     options: TcpOptions,
-    /// Whether the kernel gave the connection up by itself, because the server didn't take or acknowledge what was sent.
-    timed_out: AtomicBool,
+    /// Whether the kernel gave the connection up though the server's host answers: the process there doesn't read.
+    unread: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -85,7 +85,7 @@ impl Socket {
     }
 
     fn new(wire: Wire, options: TcpOptions) -> Self {
-        Socket(Arc::new(Shared { wire, options, timed_out: AtomicBool::new(false) }))
+        Socket(Arc::new(Shared { wire, options, unread: AtomicBool::new(false) }))
     }
 
     /// Resolves when the other side has closed its end (FIN or RST); what still comes is thrown away.
@@ -111,16 +111,16 @@ impl Socket {
                 }
             }
         }
-        if self.0.timed_out.load(Ordering::Relaxed) && self.host_answers() {
+        if self.0.unread.load(Ordering::Relaxed) {
             std::future::pending::<()>().await;
         }
     }
 
-    /// The kernel tells an error once; after that the socket looks as if the server had closed it.
+    /// Looks at an error as it comes: the kernel tells it once, and after that the socket looks as if the server had closed it.
     fn note(&self, error: &io::Error) {
         use io::ErrorKind::{HostUnreachable, NetworkUnreachable, TimedOut};
-        if matches!(error.kind(), TimedOut | HostUnreachable | NetworkUnreachable) {
-            self.0.timed_out.store(true, Ordering::Relaxed);
+        if matches!(error.kind(), TimedOut | HostUnreachable | NetworkUnreachable) && self.host_answers() {
+            self.0.unread.store(true, Ordering::Relaxed);
         }
     }
 

@@ -417,6 +417,53 @@ async fn a_server_that_closes_nothing_gets_no_more_connections_and_callers_are_t
     assert_eq!((site.dials(), reservoir.status().counts.ready, reservoir.status().lingering), (6, 3, 0));
 }
 
+/// Keeps warnings of connections that were given back unclosed, with their fields.
+#[derive(Clone, Default)]
+struct Warnings(Arc<Mutex<Vec<String>>>);
+
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() == tracing::Level::WARN
+    }
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        let mut text = String::new();
+        event.record(&mut |field: &tracing::field::Field, value: &dyn std::fmt::Debug| {
+            text += &format!("{field}={value:?} ");
+        });
+        // A runtime whose clock leaps is late with everything; that is another warning.
+        if text.contains("unclosed") {
+            self.0.lock().unwrap().push(text);
+        }
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_place_that_is_given_back_unclosed_is_one_warning_with_numbers() {
+    let warnings = Warnings::default();
+    let _subscribed = tracing::subscriber::set_default(warnings.clone());
+    let (_reservoir, _site) = all_linger(2).await;
+    sleep(Duration::from_secs(590)).await;
+    assert_eq!(*warnings.0.lock().unwrap(), Vec::<String>::new());
+    sleep(Duration::from_secs(60)).await;
+    let warnings = warnings.0.lock().unwrap();
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+    for warning in &*warnings {
+        for words in ["connection given back unclosed", "waited=600s", "max=2", "open=2", "why=\"bad\""] {
+            assert!(warning.contains(words), "{warning}");
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn closing_waits_no_longer_than_it_was_told_for_what_the_server_does_not_close() {
     let (reservoir, site) = all_linger(2).await;
