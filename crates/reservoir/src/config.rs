@@ -82,7 +82,7 @@ impl ReservoirConfig {
             checkout_timeout: Duration::from_millis(100),
             dial_timeout: Duration::from_secs(30),
             reset_timeout: Duration::from_secs(1),
-            close_timeout: Duration::from_secs(1),
+            close_timeout: Duration::from_secs(10 * 60),
         }
     }
 
@@ -111,8 +111,9 @@ impl ReservoirConfig {
         self
     }
 
-    /// How many connections there may ever be, those that are being opened and closed included. By default an eighth more than
-    /// the target, and at least one more: the room to replace one before it goes.
+    /// How many connections there may ever be, those that are being opened and closed included: a connection counts until the
+    /// server has closed its end, see [`close_timeout`](Self::close_timeout). By default an eighth more than the target, and at
+    /// least one more: the room to replace one before it goes.
     pub fn max(mut self, max: u32) -> Self {
         self.max = Some(max);
         self
@@ -176,6 +177,17 @@ impl ReservoirConfig {
     /// How long credentials may take, and then the connection. 30 s by default.
     pub fn dial_timeout(mut self, timeout: Duration) -> Self {
         self.dial_timeout = timeout;
+        self
+    }
+
+    /// How long the server may take to close its end of a connection that is closed here, or of a dial that was given up. Until
+    /// then its place and its lease stay taken; after it they are given back with a warning, and the server may have more
+    /// than [`max`](Self::max). 10 minutes by default.
+    ///
+    /// A backend that runs a query which can't be cancelled, one that is stopped, and one that still authenticates take
+    /// that long. [`Reservoir::close`](crate::Reservoir::close) has a deadline of its own.
+    pub fn close_timeout(mut self, timeout: Duration) -> Self {
+        self.close_timeout = timeout;
         self
     }
 

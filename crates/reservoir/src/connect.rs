@@ -1,8 +1,11 @@
 //! Where connections come from, and what the reservoir asks of them.
 
+use std::convert::Infallible;
 use std::error::Error;
 use std::fmt;
 use std::future::Future;
+
+use tokio::sync::mpsc;
 
 /// Opens connections.
 ///
@@ -27,6 +30,60 @@ pub trait Connect: Send + Sync + 'static {
         &self,
         credentials: Self::Credentials,
     ) -> impl Future<Output = Result<Self::Connection, ConnectError>> + Send;
+
+    /// Opens a connection, as [`connect`](Self::connect) does. The reservoir calls this one.
+    ///
+    /// A connector whose server may go on with a dial that failed or was dropped (it still authenticates, say) keeps a
+    /// clone of `slot` until the server has closed that connection: until then the dial counts. It needs none for the
+    /// connection that it returns. By default `slot` is dropped with the dial.
+    fn connect_in_slot(
+        &self,
+        credentials: Self::Credentials,
+        slot: DialSlot,
+    ) -> impl Future<Output = Result<Self::Connection, ConnectError>> + Send {
+        async move {
+            let connected = self.connect(credentials).await;
+            drop(slot);
+            connected
+        }
+    }
+}
+
+/// The place of one dial among the reservoir's `max` connections, with its lease of the budget. After a failed dial both are
+/// taken until every clone is dropped, and for no longer than [`close_timeout`](crate::ReservoirConfig::close_timeout).
+#[derive(Debug, Clone)]
+pub struct DialSlot {
+    /// Nothing is ever sent; the receiver learns when the last clone is gone.
+    holder: mpsc::Sender<Infallible>,
+}
+
+/// The clones of a [`DialSlot`], seen from the reservoir.
+pub(crate) struct SlotHolders(mpsc::Receiver<Infallible>);
+
+impl DialSlot {
+    pub(crate) fn new() -> (DialSlot, SlotHolders) {
+        let (holder, holders) = mpsc::channel(1);
+        (DialSlot { holder }, SlotHolders(holders))
+    }
+}
+
+impl DialSlot {
+    /// Resolves when the reservoir has given the place back, because it waited for long enough: a connection that is still
+    /// open should be closed.
+    pub async fn given_back(&self) {
+        self.holder.closed().await;
+    }
+}
+
+impl SlotHolders {
+    pub(crate) fn are_gone(&self) -> bool {
+        self.0.sender_strong_count() == 0
+    }
+
+    /// Resolves when the last clone is dropped.
+    pub(crate) async fn gone(&mut self) {
+        let None = self.0.recv().await;
+    }
 }
 
 /// A connection as the reservoir sees it.
@@ -38,7 +95,8 @@ pub trait Connection: Send + 'static {
     /// the connection.
     fn reset(&mut self, script: &str) -> impl Future<Output = Result<(), ConnectError>> + Send;
 
-    /// Says goodbye, and resolves when the server has closed its end: until then the connection counts.
+    /// Says goodbye, and resolves when the server has closed its end: until then the connection counts. The reservoir drops
+    /// the future after [`close_timeout`](crate::ReservoirConfig::close_timeout); then nothing may be left open.
     fn close(self) -> impl Future<Output = ()> + Send;
 }
 

@@ -24,6 +24,7 @@ use crate::config::{ConfigError, DEFAULT_RATE, Limits, ReservoirConfig, Reset};
 /// | `FOREBAY_RESERVOIR_DIAL_TIMEOUT` | `30s` | how long opening a connection may take |
 /// | `FOREBAY_RESERVOIR_MAX_DIALS` | `8` | how many are opened at the same time |
 /// | `FOREBAY_RESERVOIR_LEAK_AFTER` | `60s` | a connection held for longer is logged |
+/// | `FOREBAY_RESERVOIR_CLOSE_TIMEOUT` | `10m` | how long the server may take to close a connection before it stops counting |
 /// | `FOREBAY_RESERVOIR_RESET` | `standard` | between two callers: `none`, `standard`, or statements |
 /// | `FOREBAY_CONN_RATE_LIMIT` | `100` | connections opened per second in the whole cluster |
 /// | `FOREBAY_CONN_LEASE_ENABLED` | `false` | whether all processes together have a limit |
@@ -108,7 +109,7 @@ impl Environment {
             config = config.max(max);
         }
         type Set = fn(ReservoirConfig, Duration) -> ReservoirConfig;
-        let durations: [(&str, Set); 7] = [
+        let durations: [(&str, Set); 8] = [
             ("FOREBAY_RESERVOIR_BASE_LIFETIME", ReservoirConfig::base_lifetime),
             ("FOREBAY_RESERVOIR_LIFETIME_JITTER", ReservoirConfig::lifetime_jitter),
             ("FOREBAY_RESERVOIR_GUARD_WINDOW", ReservoirConfig::guard_window),
@@ -116,6 +117,7 @@ impl Environment {
             ("FOREBAY_RESERVOIR_CHECKOUT_TIMEOUT", ReservoirConfig::checkout_timeout),
             ("FOREBAY_RESERVOIR_DIAL_TIMEOUT", ReservoirConfig::dial_timeout),
             ("FOREBAY_RESERVOIR_LEAK_AFTER", ReservoirConfig::leak_after),
+            ("FOREBAY_RESERVOIR_CLOSE_TIMEOUT", ReservoirConfig::close_timeout),
         ];
         for (name, set) in durations {
             if let Some(duration) = vars.duration(name)? {
@@ -341,6 +343,7 @@ mod tests {
             ("FOREBAY_RESERVOIR_DIAL_TIMEOUT", "5s"),
             ("FOREBAY_RESERVOIR_MAX_DIALS", "3"),
             ("FOREBAY_RESERVOIR_LEAK_AFTER", "10s"),
+            ("FOREBAY_RESERVOIR_CLOSE_TIMEOUT", "2m"),
             ("FOREBAY_RESERVOIR_RESET", "ROLLBACK; RESET ALL"),
             ("FOREBAY_CONN_RATE_LIMIT", "12.5"),
             ("FOREBAY_CONN_LEASE_ENABLED", "1"),
@@ -361,7 +364,10 @@ mod tests {
             (config.checkout_timeout, config.dial_timeout),
             (Duration::from_millis(250), Duration::from_secs(5))
         );
-        assert_eq!(rules.leak_after, Duration::from_secs(10));
+        assert_eq!(
+            (rules.leak_after, config.close_timeout),
+            (Duration::from_secs(10), Duration::from_secs(120))
+        );
         assert_eq!(config.reset, Reset::Custom("ROLLBACK; RESET ALL".into()));
         assert_eq!((all.enabled, all.rate_limit), (true, 12.5));
         let store = LeaseStore::DynamoDb("leases".into());

@@ -48,6 +48,21 @@ pub enum Shortage {
         /// How many.
         lent: u32,
     },
+    /// There is no room for another before the server has closed some that are closed here.
+    #[error(
+        "{lingering} of {max} connections are waiting for the server to close them, the longest for {longest:?}; \
+         {lent} are in use"
+    )]
+    Lingering {
+        /// How many wait for longer than a second.
+        lingering: u32,
+        /// How many connections there may be.
+        max: u32,
+        /// How long the oldest of them has waited.
+        longest: Duration,
+        /// How many are in use.
+        lent: u32,
+    },
     /// The next is being opened.
     #[error("the next connection is being opened")]
     Dialing,
@@ -90,6 +105,7 @@ impl Shortage {
     pub fn as_str(&self) -> &'static str {
         match self {
             Shortage::AllLent { .. } => "all_lent",
+            Shortage::Lingering { .. } => "lingering",
             Shortage::Dialing => "dialing",
             Shortage::RateLimited => "rate_limited",
             Shortage::LeaseDenied { .. } => "lease_denied",

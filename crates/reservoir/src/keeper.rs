@@ -1,7 +1,7 @@
 //! The refiller: opens connections before they are needed, one step after the other.
 //!
 //! Invariant: a place in the books, then a lease, then credentials, then a token of the rate, then the dial; place and lease are
-//! given back if a later step fails. The token comes last because it is good for this moment: one that waited for slow
+//! given back if a later step fails, once the server has closed what the dial opened (`dialing.rs`). The token comes last because it is good for this moment: one that waited for slow
 //! credentials would be spent together with others.
 
 use std::sync::Arc;
@@ -12,8 +12,9 @@ use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
 
 use crate::connect::{Connect, ConnectError, ConnectErrorKind, Connection};
+use crate::dialing::Dialing;
 use crate::error::Shortage;
-use crate::shared::{Dialing, Shared, now};
+use crate::shared::{Shared, now};
 
 /// When a budget that said no is asked again.
 const ASK_AGAIN: Duration = Duration::from_millis(250);
@@ -79,7 +80,10 @@ async fn dial<K: Connect>(
     }
     dialing.waits_for_rate(false);
     let began = now();
-    match in_time(timeout, connect.connect(credentials)).await {
+    let slot = dialing.slot();
+    // The future is gone before the dial's end is told: what it gave up holds clones of the slot by then.
+    let opened = in_time(timeout, connect.connect_in_slot(credentials, slot)).await;
+    match opened {
         Ok(connection) => {
             shared.meters.dial_seconds.record((now() - began).as_secs_f64());
             dialing.succeeded(connection);

@@ -1,7 +1,8 @@
 //! Ready Postgres connections: opened in the background under a rate and a budget that all processes share, lent in an
 //! instant, replaced before they end.
 //!
-//! Invariants: there are never more connections than `max`, wherever they are; what is lent is open, clean, and not at its end;
+//! Invariants: there are never more connections than `max`, wherever they are, and one is counted until the server has closed
+//! its end or [`close_timeout`](ReservoirConfig::close_timeout) is over; what is lent is open, clean, and not at its end;
 //! whoever waits is served in the order of coming; every connection, lease and place comes back exactly once.
 //! Kept by: one ledger that is pure (`core/ledger.rs`), one short lock around it (`shared.rs`), and tasks that tell it when they
 //! end, however they end.
@@ -26,6 +27,7 @@ mod config;
 mod connect;
 mod core;
 mod credentials;
+mod dialing;
 mod env;
 mod error;
 mod guard;
@@ -34,11 +36,12 @@ pub mod metrics;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod reservoir;
+mod retiring;
 mod shared;
 mod status;
 
 pub use crate::config::{ConfigError, DEFAULT_RATE, Limits, ReservoirConfig, Reset};
-pub use crate::connect::{Connect, ConnectError, ConnectErrorKind, Connection};
+pub use crate::connect::{Connect, ConnectError, ConnectErrorKind, Connection, DialSlot};
 #[cfg(feature = "dsql")]
 pub use crate::credentials::DsqlToken;
 pub use crate::credentials::{

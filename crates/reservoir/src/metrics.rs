@@ -9,6 +9,7 @@ use ::metrics::{
 };
 
 use crate::core::ledger::Counts;
+use crate::core::retirements::Lingering;
 use crate::status::Discard;
 
 /// Connections that are ready.
@@ -31,6 +32,12 @@ pub const REFILL_FAILURES: &str = "forebay_reservoir_refill_failures_total";
 pub const DIAL_SECONDS: &str = "forebay_reservoir_dial_seconds";
 /// How old connections were when they were closed.
 pub const RETIREMENT_AGE_SECONDS: &str = "forebay_reservoir_retirement_age_seconds";
+/// Connections that the server hasn't closed within a second after they were closed here.
+pub const LINGERING: &str = "forebay_reservoir_lingering";
+/// How long the server has been waited for to close the oldest of them.
+pub const LONGEST_LINGERING_SECONDS: &str = "forebay_reservoir_longest_lingering_seconds";
+/// Connections whose places were given back though the server hadn't closed them within the close timeout.
+pub const CLOSE_TIMEOUTS: &str = "forebay_reservoir_close_timeouts_total";
 /// Callers that wait.
 pub const WAITING: &str = "forebay_reservoir_waiting_callers";
 /// How long callers waited that found none ready.
@@ -57,6 +64,19 @@ fn describe() {
         Unit::Seconds,
         "How old connections were when they were closed."
     );
+    describe_gauge!(
+        LINGERING,
+        "Connections that the server has not closed within a second after they were closed here."
+    );
+    describe_gauge!(
+        LONGEST_LINGERING_SECONDS,
+        Unit::Seconds,
+        "How long the server has been waited for to close the oldest lingering connection."
+    );
+    describe_counter!(
+        CLOSE_TIMEOUTS,
+        "Connections given back to the budget though the server had not closed them within the close timeout."
+    );
     describe_gauge!(WAITING, "Callers that wait for a connection.");
     describe_histogram!(WAIT_SECONDS, Unit::Seconds, "How long callers waited that found none ready.");
     describe_counter!(LEAKS, "Connections held for longer than is believable.");
@@ -75,6 +95,9 @@ pub(crate) struct Meters {
     pub(crate) refills: Counter,
     pub(crate) dial_seconds: Histogram,
     pub(crate) retirement_age: Histogram,
+    lingering: Gauge,
+    longest_lingering: Gauge,
+    pub(crate) close_timeouts: Counter,
     pub(crate) waiting: Gauge,
     pub(crate) wait_seconds: Histogram,
     pub(crate) leaks: Counter,
@@ -99,6 +122,9 @@ impl Meters {
             refills: of(REFILLS),
             dial_seconds: spread(DIAL_SECONDS),
             retirement_age: spread(RETIREMENT_AGE_SECONDS),
+            lingering: level(LINGERING),
+            longest_lingering: level(LONGEST_LINGERING_SECONDS),
+            close_timeouts: of(CLOSE_TIMEOUTS),
             waiting: level(WAITING),
             wait_seconds: spread(WAIT_SECONDS),
             leaks: of(LEAKS),
@@ -118,6 +144,11 @@ impl Meters {
 
     pub(crate) fn shortage(&self, reason: &'static str) {
         counter!(SHORTAGES, "service" => self.service.clone(), "reason" => reason).increment(1);
+    }
+
+    pub(crate) fn lingering(&self, lingering: Lingering) {
+        self.lingering.set(f64::from(lingering.count));
+        self.longest_lingering.set(lingering.longest.unwrap_or_default().as_secs_f64());
     }
 
     pub(crate) fn levels(&self, counts: Counts, waiting: usize) {

@@ -158,8 +158,11 @@ impl<C: Connection> Reservoir<C> {
         self.books().status()
     }
 
-    /// Lends nothing more, closes what is ready, and waits for what is lent, for up to `patience`. Returns how many
-    /// connections were still out.
+    /// Lends nothing more, closes what is ready, and waits for what is lent and for the server to close the rest, for up to
+    /// `patience`. Returns how many connections were still out: lent, or not closed by the server.
+    ///
+    /// Those keep their leases until they have come back and the server has closed them, for as long as the runtime runs;
+    /// [`Quota::leave`](forebay_quota::Quota::leave) or the runtime's end gives back what is left, whatever the server has.
     pub async fn close(&self, patience: Duration) -> u32 {
         let shared = self.books();
         shared.close();

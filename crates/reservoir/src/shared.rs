@@ -2,7 +2,9 @@
 //!
 //! Invariant: the lock is never held across an await, nor while a connection is handed over, reset or closed; whatever becomes
 //! of a task (it may panic, be cancelled, or never run because the runtime ends), its connection is counted out once.
-//! Kept by: tasks hold [`Resetting`], [`Retiring`] or [`Dialing`], which tell the books when they are dropped.
+//! Kept by: tasks hold [`Resetting`], [`Retiring`](crate::retiring::Retiring) or
+//! [`Dialing`](crate::dialing::Dialing), which tell the books when they are
+//! dropped.
 
 use std::panic::Location;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,10 +16,11 @@ use tokio::sync::{Notify, oneshot};
 use tracing::{debug, warn};
 
 use crate::config::{OpenLimits, ReservoirConfig};
-use crate::connect::{ConnectError, ConnectErrorKind, Connection};
+use crate::connect::{Connection, SlotHolders};
 use crate::core::dice::Dice;
-use crate::core::ledger::{Checkout, Entry, HandOver, Held, Ledger, Left, Plan, Retire, Waiter, Work};
+use crate::core::ledger::{Checkout, Entry, HandOver, Held, Ledger, Left, Plan, Waiter, Work};
 use crate::core::line::Ticket;
+use crate::core::retirements::Lingering;
 use crate::error::{CheckoutError, Shortage};
 use crate::guard::Guard;
 use crate::metrics::Meters;
@@ -28,25 +31,27 @@ pub(crate) struct Shared<C: Connection> {
     pub(crate) config: ReservoirConfig,
     pub(crate) limits: OpenLimits,
     pub(crate) meters: Meters,
-    runtime: Handle,
+    pub(crate) runtime: Handle,
     /// Wakes the refiller.
     pub(crate) refiller: Notify,
     /// Rung when a connection was opened or closed, or couldn't be opened.
     pub(crate) changed: Notify,
 }
 
-struct Books<C: Connection> {
-    ledger: Ledger<Owned<C>, Waiting<C>>,
+pub(crate) struct Books<C: Connection> {
+    pub(crate) ledger: Ledger<Owned<C>, Waiting<C>>,
     views: Vec<String>,
     /// How many dials wait for a token, and what the last one failed of.
-    waiting_for_rate: u32,
-    trouble: Option<Shortage>,
+    pub(crate) waiting_for_rate: u32,
+    pub(crate) trouble: Option<Shortage>,
 }
 
 /// A connection, and the unit of the budget that it takes for as long as it is open.
 pub(crate) struct Owned<C> {
     pub(crate) connection: C,
-    lease: Option<Lease>,
+    pub(crate) lease: Option<Lease>,
+    /// What the dial gave up on its way here, such as a host that took too long; it goes with the connection's place.
+    pub(crate) given_up: Option<SlotHolders>,
 }
 
 impl<C: Connection> Held for Owned<C> {
@@ -174,6 +179,7 @@ impl<C: Connection> Shared<C> {
         let mut books = self.locked();
         let (plan, leaks) = (books.ledger.plan(now), books.ledger.leaks(now));
         let (counts, waiting) = (books.ledger.counts(), books.ledger.views.waiting());
+        let lingering = books.ledger.lingering(now);
         self.open(books);
         for leak in leaks {
             self.meters.leaks.increment(1);
@@ -181,6 +187,7 @@ impl<C: Connection> Shared<C> {
             warn!(service, ?held_for, %taken_at, "a connection is held for longer than is believable");
         }
         self.meters.levels(counts, waiting);
+        self.meters.lingering(lingering);
         plan
     }
 
@@ -197,11 +204,16 @@ impl<C: Connection> Shared<C> {
 
     /// What keeps the reservoir from being full.
     pub(crate) fn shortage(&self) -> Shortage {
-        let books = self.locked();
+        let (books, now) = (self.locked(), now());
         let (counts, backs_off) = (books.ledger.counts(), books.ledger.dial_again_at().is_some());
         match &books.trouble {
             _ if books.ledger.is_closing() => Shortage::Closed,
             Some(trouble) if backs_off || counts.dialing > 0 => trouble.clone(),
+            _ if counts.dialing == 0 && books.ledger.is_full_of_lingering(now) => {
+                let Lingering { count, longest } = books.ledger.lingering(now);
+                let (max, lent) = (books.ledger.rules().max, counts.lent + counts.resetting);
+                Shortage::Lingering { lingering: count, max, longest: longest.unwrap_or_default(), lent }
+            }
             _ if books.waiting_for_rate > 0 => Shortage::RateLimited,
             _ if counts.dialing > 0 || counts.lent + counts.resetting == 0 => Shortage::Dialing,
             _ => Shortage::AllLent { lent: counts.lent + counts.resetting },
@@ -222,6 +234,7 @@ impl<C: Connection> Shared<C> {
         let (books, now) = (self.locked(), now());
         let Books { ledger, views, .. } = &*books;
         let (rules, at) = (ledger.rules(), ledger.dial_again_at());
+        let lingering = ledger.lingering(now);
         let views = views.iter().enumerate().map(|(view, name)| ViewStatus {
             name: name.clone(),
             quota: ledger.views.quota(view).min(rules.max),
@@ -233,6 +246,8 @@ impl<C: Connection> Shared<C> {
             target: rules.target,
             low_watermark: rules.low_watermark,
             max: rules.max,
+            lingering: lingering.count,
+            longest_lingering: lingering.longest,
             waiting: ledger.views.waiting(),
             trouble,
             dials_again_in: at.map(|at| at.saturating_duration_since(now)),
@@ -243,7 +258,7 @@ impl<C: Connection> Shared<C> {
     }
 
     /// Opens the lock, and does what is to be done.
-    fn open(self: &Arc<Self>, mut books: MutexGuard<'_, Books<C>>) {
+    pub(crate) fn open(self: &Arc<Self>, mut books: MutexGuard<'_, Books<C>>) {
         if !books.ledger.has_work() {
             return;
         }
@@ -282,22 +297,7 @@ impl<C: Connection> Shared<C> {
         });
     }
 
-    fn start_retiring(self: &Arc<Self>, retire: Retire<Owned<C>>) {
-        let Retire { entry, why, age } = retire;
-        self.meters.discard(why);
-        self.meters.retirement_age.record(age.as_secs_f64());
-        debug!(service = self.config.service, why = why.as_str(), ?age, "a connection is closed");
-        let Owned { connection, lease } = entry.into_held();
-        // The lease goes back with the place, when the server has let go.
-        let retiring = Retiring { shared: self.clone(), lease };
-        let patience = self.config.close_timeout;
-        self.runtime.spawn(async move {
-            let _ = tokio::time::timeout(patience, connection.close()).await;
-            drop(retiring);
-        });
-    }
-
-    fn locked(&self) -> MutexGuard<'_, Books<C>> {
+    pub(crate) fn locked(&self) -> MutexGuard<'_, Books<C>> {
         // A panic in the books is a bug of ours, but connections must still find their way back.
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -390,114 +390,6 @@ impl<C: Connection> Resetting<C> {
 impl<C: Connection> Drop for Resetting<C> {
     fn drop(&mut self) {
         self.end(false);
-    }
-}
-
-/// A connection that is being closed, with the unit that it took.
-struct Retiring<C: Connection> {
-    shared: Arc<Shared<C>>,
-    lease: Option<Lease>,
-}
-
-impl<C: Connection> Drop for Retiring<C> {
-    fn drop(&mut self) {
-        // Before its place, or whoever is called for it finds none.
-        drop(self.lease.take());
-        let mut books = self.shared.locked();
-        books.ledger.was_closed();
-        self.shared.open(books);
-    }
-}
-
-/// A dial that counts.
-pub(crate) struct Dialing<C: Connection> {
-    shared: Arc<Shared<C>>,
-    waits_for_rate: bool,
-    lease: Option<Lease>,
-    is_open: bool,
-}
-
-impl<C: Connection> Dialing<C> {
-    /// For one of the dials that a plan has begun.
-    pub(crate) fn new(shared: Arc<Shared<C>>) -> Self {
-        Dialing { shared, waits_for_rate: false, lease: None, is_open: true }
-    }
-
-    /// Whether it waits for a token of the rate, for those who ask why there is no connection.
-    pub(crate) fn waits_for_rate(&mut self, waits: bool) {
-        if waits != self.waits_for_rate {
-            let mut books = self.shared.locked();
-            if waits {
-                books.waiting_for_rate += 1;
-            } else {
-                books.waiting_for_rate -= 1;
-            }
-            self.waits_for_rate = waits;
-        }
-    }
-
-    pub(crate) fn keep(&mut self, lease: Lease) {
-        self.lease = Some(lease);
-        self.shared.locked().trouble.take_if(|trouble| matches!(trouble, Shortage::LeaseDenied { .. }));
-    }
-
-    pub(crate) fn succeeded(mut self, connection: C) {
-        self.shared.meters.refills.increment(1);
-        let owned = Owned { connection, lease: self.lease.take() };
-        self.end(|books, now| {
-            // That others got no lease is still so.
-            books.trouble.take_if(|trouble| !matches!(trouble, Shortage::LeaseDenied { .. }));
-            books.ledger.born(owned, now);
-        });
-    }
-
-    pub(crate) fn failed(mut self, error: &ConnectError) {
-        let (kind, why) = (error.kind(), error.to_string());
-        self.shared.meters.refill_failure(kind.as_str());
-        self.end(|books, now| {
-            books.trouble = Some(match kind {
-                ConnectErrorKind::Credentials => Shortage::Credentials { why },
-                kind => Shortage::Connect { kind, why },
-            });
-            books.ledger.dial_failed(kind, now);
-        });
-    }
-
-    /// The quota said no; it is asked again at `again_at`.
-    pub(crate) fn denied(mut self, why: Shortage, again_at: Instant) {
-        self.shared.meters.refill_failure(why.as_str());
-        self.end(|books, _| {
-            books.trouble = Some(why);
-            books.ledger.dial_given_up(Some(again_at));
-        });
-    }
-
-    fn end(&mut self, tell: impl FnOnce(&mut Books<C>, Instant)) {
-        if std::mem::replace(&mut self.is_open, false) {
-            self.waits_for_rate(false);
-            let now = now();
-            let mut books = self.shared.locked();
-            tell(&mut books, now);
-            self.shared.open(books);
-        }
-    }
-}
-
-impl<C: Connection> Drop for Dialing<C> {
-    fn drop(&mut self) {
-        let is_open = self.is_open && !self.shared.look(|ledger| ledger.is_closing());
-        if is_open {
-            self.shared.meters.refill_failure("dropped");
-            warn!(
-                service = self.shared.config.service,
-                "a dial ended without an answer: has its connector panicked?"
-            );
-        }
-        self.end(|books, now| {
-            let why = "a dial ended without an answer: has its connector panicked?".into();
-            books.trouble = Some(Shortage::Connect { kind: ConnectErrorKind::Other, why });
-            books.ledger.dial_failed(ConnectErrorKind::Other, now);
-        });
     }
 }
 

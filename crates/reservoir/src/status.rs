@@ -49,8 +49,12 @@ pub struct Status {
     pub target: u32,
     /// Below how many ready ones it hurries.
     pub low_watermark: u32,
-    /// More than this there never are.
+    /// More than this there never are, unless the server takes longer than the close timeout to close some.
     pub max: u32,
+    /// Of those that are retiring: connections, and dials that were given up, that the server hasn't closed within a second.
+    pub lingering: u32,
+    /// How long the server has been waited for to close the oldest of them.
+    pub longest_lingering: Option<Duration>,
     /// Callers that wait.
     pub waiting: usize,
     /// What keeps it from being full, if anything does.

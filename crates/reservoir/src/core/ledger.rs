@@ -5,7 +5,10 @@
 //! may have.
 //! Kept by: a connection is an [`Entry`], which is moved and never copied; every call leaves what is to be done in
 //! [`Work`], and whoever called does it with the lock open.
-//! Not here: dialing, resetting and closing (`keeper.rs`, `shared.rs`), the order of those who wait (`line.rs`).
+//! A connection is `retiring` until the server has closed its end of the socket, or the close timeout is over; a dial that was
+//! given up is, too, as long as the server may have a backend for it.
+//! Not here: dialing and resetting (`keeper.rs`, `shared.rs`), waiting for the server's close (`retiring.rs`), the order of
+//! those who wait (`line.rs`).
 
 use std::collections::VecDeque;
 use std::panic::Location;
@@ -13,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use super::dice::Dice;
 use super::line::{Ticket, Views};
+use super::retirements::{Lingering, Retirement, Retirements};
 use crate::connect::ConnectErrorKind;
 use crate::status::{Discard, LifeStatus};
 
@@ -158,6 +162,8 @@ pub(crate) struct Retire<C> {
     pub(crate) entry: Entry<C>,
     pub(crate) why: Discard,
     pub(crate) age: Duration,
+    /// Ends with [`Ledger::was_closed`].
+    pub(crate) retirement: Retirement,
 }
 
 /// What the refiller should do.
@@ -192,7 +198,8 @@ pub struct Counts {
     pub lent: u32,
     /// Being cleaned up after use.
     pub resetting: u32,
-    /// Being closed.
+    /// Being closed: the server hasn't closed its end yet. Dials that were given up are among them, as long as the server may
+    /// have a backend for them.
     pub retiring: u32,
 }
 
@@ -208,7 +215,9 @@ pub(crate) struct Ledger<C, W> {
     rules: Rules,
     ready: VecDeque<Entry<C>>,
     lives: Lives,
+    /// Counts what is lent, dialing and resetting.
     counts: Counts,
+    retirements: Retirements,
     pub(crate) views: Views<W>,
     closing: bool,
     work: Work<C, W>,
@@ -230,6 +239,7 @@ impl<C: Held, W: Waiter> Ledger<C, W> {
             ready: VecDeque::with_capacity(rules.max as usize),
             lives: Lives::default(),
             counts: Counts::default(),
+            retirements: Retirements::default(),
             views: Views::new(),
             closing: false,
             work: Work::default(),
@@ -243,7 +253,17 @@ impl<C: Held, W: Waiter> Ledger<C, W> {
     }
 
     pub(crate) fn counts(&self) -> Counts {
-        Counts { ready: self.ready.len() as u32, ..self.counts }
+        Counts { ready: self.ready.len() as u32, retiring: self.retirements.count(), ..self.counts }
+    }
+
+    /// Counts the connections that the server hasn't closed for longer than is usual.
+    pub(crate) fn lingering(&self, now: Instant) -> Lingering {
+        self.retirements.lingering(now)
+    }
+
+    /// Whether no dial can begin before a connection that lingers is closed.
+    pub(crate) fn is_full_of_lingering(&self, now: Instant) -> bool {
+        self.counts().total() >= self.rules.max && self.lingering(now).count > 0
     }
 
     /// The ages of all that are ready, lent or resetting, the oldest first, at most `most`.
@@ -363,14 +383,14 @@ impl<C: Held, W: Waiter> Ledger<C, W> {
         }
     }
 
-    /// A connection that was retired is closed.
-    pub(crate) fn was_closed(&mut self) {
-        self.counts.retiring -= 1;
+    /// The server has closed a connection that was retired, or the close timeout is over: its place is free.
+    pub(crate) fn was_closed(&mut self, retirement: Retirement) {
+        self.retirements.end(retirement);
         self.work.wake = true;
     }
 
     /// A dial has begun; it ends with [`born`](Self::born), [`dial_failed`](Self::dial_failed) or
-    /// [`dial_given_up`](Self::dial_given_up).
+    /// [`dial_given_up`](Self::dial_given_up). After [`dial_lingers`](Self::dial_lingers) its place is still taken.
     fn begin_dial(&mut self) {
         self.counts.dialing += 1;
     }
@@ -412,6 +432,12 @@ impl<C: Held, W: Waiter> Ledger<C, W> {
         self.dial_again_at = self.dial_again_at.max(Some(at));
     }
 
+    /// A dial is about to fail, and the server may have a backend for it: the dial's place is retired instead of freed.
+    pub(crate) fn dial_lingers(&mut self, now: Instant) -> Retirement {
+        // Whoever calls this tells how the dial ended next, which takes it out of `dialing`.
+        self.retirements.begin(now)
+    }
+
     /// A dial ended before it began, so nothing is known of the server: it was cancelled, or refused a lease.
     pub(crate) fn dial_given_up(&mut self, again_at: Option<Instant>) {
         self.counts.dialing -= 1;
@@ -431,6 +457,8 @@ impl<C: Held, W: Waiter> Ledger<C, W> {
         }
         let leaving = self.lives.leaving(now + self.rules.guard_window + self.rules.lead);
         let Counts { ready, dialing, lent, resetting, retiring } = self.counts();
+        // Those that linger may keep their places for minutes: nothing waits for them.
+        let closing_soon = retiring - self.lingering(now).count;
         let staying = (ready + lent + resetting).saturating_sub(leaving);
         let wanted = self.rules.target.saturating_sub(staying + dialing);
         let room = self.rules.max.saturating_sub(self.counts().total());
@@ -442,7 +470,7 @@ impl<C: Held, W: Waiter> Ledger<C, W> {
             Some(_) => 0,
             None => wanted.min(room).min(at_once.saturating_sub(dialing)),
         };
-        if wanted > 0 && room == 0 && dialing + retiring == 0 {
+        if wanted > 0 && room == 0 && dialing + closing_soon == 0 {
             // There is no room to replace before evicting, so one that leaves anyway goes first.
             self.retire_first_leaving(now);
         }
@@ -602,10 +630,10 @@ impl<C: Held, W: Waiter> Ledger<C, W> {
 
     fn retire(&mut self, entry: Entry<C>, why: Discard, now: Instant) {
         let life = self.lives.remove(entry.0.life);
-        self.counts.retiring += 1;
         self.work.wake = true;
         let age = now.saturating_duration_since(life.born);
-        self.work.retire.push(Retire { entry, why, age });
+        let retirement = self.retirements.begin(now);
+        self.work.retire.push(Retire { entry, why, age, retirement });
     }
 }
 

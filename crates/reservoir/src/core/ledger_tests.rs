@@ -1,4 +1,5 @@
-//! Random lives of a reservoir, against a list of where every connection must be.
+//! Random lives of a reservoir, against a list of where every connection must be, and of the backends that the server has:
+//! they close late.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -10,8 +11,9 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 
 use super::dice::Dice;
-use super::ledger::{Backoff, Checkout, Entry, Held, Ledger, Left, Lifetime, Retire, Rules, Waiter, Work};
+use super::ledger::{Backoff, Checkout, Entry, Held, Ledger, Left, Lifetime, Rules, Waiter, Work};
 use super::line::Ticket;
+use super::retirements::Retirement;
 use crate::connect::ConnectErrorKind;
 use crate::status::Discard;
 
@@ -59,6 +61,20 @@ impl Waiter for Caller {
     }
 }
 
+/// After this a place is given back, whatever the server has: the shell's close timeout.
+const CLOSE_TIMEOUT: Duration = ms(200);
+
+/// A backend that the server hasn't closed yet, or whose close hasn't been seen.
+#[derive(Debug)]
+struct Backend {
+    /// `None`: of a dial that was given up.
+    why: Option<Discard>,
+    retirement: Retirement,
+    /// When the server closes it, and when it isn't waited for any longer.
+    closes_at: Instant,
+    given_back_at: Instant,
+}
+
 struct World {
     ledger: Ledger<Conn, Caller>,
     now: Instant,
@@ -66,7 +82,12 @@ struct World {
     closed: BTreeMap<u32, Rc<Cell<bool>>>,
     lent: Vec<(usize, Entry<Conn>)>,
     resetting: Vec<Entry<Conn>>,
-    retiring: Vec<Retire<Conn>>,
+    retiring: Vec<Backend>,
+    /// When the server closes those that were given back before.
+    unclosed: Vec<Instant>,
+    /// How long the server takes to close a backend, at most.
+    close_takes: Duration,
+    dice: Dice,
     dialing: u32,
     waiting: Vec<(usize, Ticket, u32)>,
     dismissed: usize,
@@ -80,6 +101,8 @@ struct Seen {
     full: u32,
     stood_aside: u32,
     late: u32,
+    dials_lingered: u32,
+    given_back_unclosed: u32,
 }
 
 const QUOTAS: [u32; 3] = [u32::MAX, 2, 1];
@@ -99,6 +122,9 @@ impl World {
             lent: Vec::new(),
             resetting: Vec::new(),
             retiring: Vec::new(),
+            unclosed: Vec::new(),
+            close_takes: CLOSE_TIMEOUT,
+            dice: Dice::new(!seed),
             dialing: 0,
             waiting: Vec::new(),
             dismissed: 0,
@@ -123,10 +149,7 @@ impl World {
                 let entry = self.resetting.swap_remove(a % self.resetting.len());
                 self.ledger.was_reset(entry, !b.is_multiple_of(8), self.now);
             }
-            7 if !self.retiring.is_empty() => {
-                self.retiring.swap_remove(a % self.retiring.len());
-                self.ledger.was_closed();
-            }
+            7 if !self.retiring.is_empty() => self.see_close(a % self.retiring.len()),
             8 | 9 if self.dialing > 0 => self.end_dial(b),
             10 if !self.waiting.is_empty() => {
                 let (view, ticket, number) = self.waiting.remove(a % self.waiting.len());
@@ -159,9 +182,52 @@ impl World {
         }
     }
 
+    /// The shell looks at a backend: its place is free if the server has closed it, or took too long.
+    fn see_close(&mut self, at: usize) {
+        let Backend { closes_at, given_back_at, .. } = self.retiring[at];
+        if closes_at > self.now && given_back_at > self.now {
+            return;
+        }
+        if closes_at > self.now {
+            self.unclosed.push(closes_at);
+            self.seen.given_back_unclosed += 1;
+        }
+        let Backend { retirement, .. } = self.retiring.swap_remove(at);
+        self.ledger.was_closed(retirement);
+    }
+
+    fn close_later(&mut self, why: Option<Discard>, retirement: Retirement) {
+        let closes_at = self.now + self.dice.part_of(self.close_takes);
+        self.retiring.push(Backend { why, retirement, closes_at, given_back_at: self.now + CLOSE_TIMEOUT });
+    }
+
+    /// The server closes all that was retired, and that is seen.
+    fn close_all(&mut self) -> Vec<Option<Discard>> {
+        let closed = std::mem::take(&mut self.retiring);
+        let close = |Backend { why, retirement, .. }| {
+            self.ledger.was_closed(retirement);
+            why
+        };
+        closed.into_iter().map(close).collect()
+    }
+
+    /// The most that the server may have: a dial may have a backend at any moment.
+    fn most_backends(&self) -> usize {
+        let alive = |closes_at: &Instant| *closes_at > self.now;
+        let retiring = self.retiring.iter().filter(|backend| alive(&backend.closes_at)).count();
+        let unclosed = self.unclosed.iter().filter(|closes_at| alive(closes_at)).count();
+        self.closed.len() + self.dialing as usize + retiring + unclosed
+    }
+
     fn end_dial(&mut self, how: usize) {
         self.dialing -= 1;
         match how % 8 {
+            7 => {
+                let retirement = self.ledger.dial_lingers(self.now);
+                self.ledger.dial_failed(ConnectErrorKind::Unreachable, self.now);
+                self.close_later(None, retirement);
+                self.seen.dials_lingered += 1;
+            }
             0 => self.ledger.dial_failed(ConnectErrorKind::Unreachable, self.now),
             1 => self.ledger.dial_failed(ConnectErrorKind::Full, self.now),
             2 => self.ledger.dial_given_up(Some(self.now + ms(5))),
@@ -205,7 +271,7 @@ impl World {
         for retire in retire {
             *self.seen.discards.entry(retire.why.as_str()).or_default() += 1;
             assert!(self.closed.remove(&retire.entry.held().number).is_some(), "retired twice");
-            self.retiring.push(retire);
+            self.close_later(Some(retire.why), retire.retirement);
         }
         self.dismissed += dismiss.len();
     }
@@ -213,6 +279,12 @@ impl World {
     fn check(&self) {
         let counts = self.ledger.counts();
         assert!(counts.total() <= self.ledger.rules().max, "{counts:?}");
+        let unclosed = self.unclosed.iter().filter(|closes_at| **closes_at > self.now).count();
+        let (most, max) = (self.most_backends(), self.ledger.rules().max as usize);
+        assert!(
+            most <= max + unclosed,
+            "{most} backends of {max}, {unclosed} given back unclosed: {counts:?}"
+        );
         assert_eq!(counts.dialing, self.dialing);
         assert_eq!(counts.lent as usize, self.lent.len());
         assert_eq!(counts.resetting as usize, self.resetting.len());
@@ -248,9 +320,7 @@ impl World {
             self.ledger.was_reset(entry, true, self.now);
         }
         self.work();
-        for _ in std::mem::take(&mut self.retiring) {
-            self.ledger.was_closed();
-        }
+        self.close_all();
         assert!(self.ledger.is_empty(), "{:?}", self.ledger.counts());
         assert!(self.closed.is_empty(), "every connection was retired");
         assert!(matches!(self.ledger.checkout(0, self.now, Some(Location::caller())), Checkout::Closed));
@@ -280,8 +350,8 @@ fn steps() -> impl Strategy<Value = Vec<(u8, u8, u8)>> {
     prop::collection::vec(any::<(u8, u8, u8)>(), 1..400)
 }
 
-fn run(steps: Vec<(u8, u8, u8)>, seed: u64, rules: Rules) -> Seen {
-    let mut world = World::new(rules, seed);
+fn run(steps: Vec<(u8, u8, u8)>, seed: u64, rules: Rules, close_takes: Duration) -> Seen {
+    let mut world = World { close_takes, ..World::new(rules, seed) };
     steps.into_iter().for_each(|step| world.step(step));
     world.wind_down();
     world.seen
@@ -294,7 +364,22 @@ proptest! {
     fn every_connection_is_in_one_place_and_all_of_them_within_the_bound(
         steps in steps(), seed: u64, rules in rules(),
     ) {
-        run(steps, seed, rules);
+        run(steps, seed, rules, ms(20));
+    }
+
+    #[test]
+    fn a_server_that_closes_within_the_timeout_never_has_more_backends_than_the_bound(
+        steps in steps(), seed: u64, rules in rules(),
+    ) {
+        let seen = run(steps, seed, rules, CLOSE_TIMEOUT);
+        prop_assert_eq!(seen.given_back_unclosed, 0);
+    }
+
+    #[test]
+    fn a_server_that_closes_later_has_more_by_as_many_as_were_given_back_unclosed(
+        steps in steps(), seed: u64, rules in rules(),
+    ) {
+        run(steps, seed, rules, CLOSE_TIMEOUT * 3);
     }
 }
 
@@ -302,18 +387,22 @@ proptest! {
 fn the_lives_reach_everything_that_can_happen() {
     let mut dice = proptest::test_runner::TestRunner::deterministic();
     let mut all = Seen::default();
-    for seed in 0..300 {
+    for seed in 0..400 {
         let steps = steps().new_tree(&mut dice).unwrap().current();
-        let seen = run(steps, seed, RULES);
+        let close_takes = if seed % 4 > 0 { ms(20) } else { CLOSE_TIMEOUT * 2 };
+        let seen = run(steps, seed, RULES, close_takes);
         all.handed_over += seen.handed_over;
         all.full += seen.full;
         all.stood_aside += seen.stood_aside;
         all.late += seen.late;
+        all.dials_lingered += seen.dials_lingered;
+        all.given_back_unclosed += seen.given_back_unclosed;
         for (why, count) in seen.discards {
             *all.discards.entry(why).or_default() += count;
         }
     }
     assert!(all.handed_over > 50 && all.full > 5 && all.stood_aside > 5 && all.late > 5, "{all:?}");
+    assert!(all.dials_lingered > 50 && all.given_back_unclosed > 50, "{all:?}");
     for why in Discard::ALL {
         assert!(all.discards.get(why.as_str()).is_some_and(|count| *count > 5), "{why:?} in {all:?}");
     }
@@ -350,10 +439,8 @@ fn a_steady_reservoir_replaces_its_connections_before_they_leave_and_never_dips(
             world.end_dial(3);
         }
         world.work();
-        replaced += world.retiring.iter().filter(|retire| retire.why == Discard::Replaced).count();
-        for _ in std::mem::take(&mut world.retiring) {
-            world.ledger.was_closed();
-        }
+        let closed = world.close_all();
+        replaced += closed.iter().filter(|why| **why == Some(Discard::Replaced)).count();
         world.check();
     }
     assert!(replaced > 15, "{replaced} in 2 s of lives of half a second");
@@ -451,9 +538,7 @@ fn least_alive_when_saturated(rules: Rules, span: Duration) -> (u32, BTreeMap<&'
             world.end_dial(3);
             world.work();
         }
-        for _ in std::mem::take(&mut world.retiring) {
-            world.ledger.was_closed();
-        }
+        world.close_all();
         // Everybody gives back and takes again; there are always more callers than connections.
         for (view, entry) in std::mem::take(&mut world.lent) {
             world.ledger.give(view, entry, Left::Used, world.now);
@@ -504,9 +589,7 @@ fn without_room_one_that_leaves_makes_room_before_all_have_ended() {
             world.end_dial(3);
             world.work();
         }
-        for _ in std::mem::take(&mut world.retiring) {
-            world.ledger.was_closed();
-        }
+        world.close_all();
         least = least.min(world.ledger.counts().ready);
     }
     assert!(least >= 15, "down to {least} of 16: {:?}", world.seen.discards);
@@ -535,4 +618,44 @@ fn a_dial_that_was_on_its_way_does_not_end_the_pause_after_another_failed() {
     world.now = again;
     world.end_dial(3);
     assert_eq!(world.ledger.dial_again_at(), None);
+}
+
+/// Two of eighteen places are taken by backends that don't close; the other sixteen connections all end at the same time.
+#[test]
+fn connections_that_linger_do_not_keep_others_from_being_replaced_before_they_end() {
+    let lifetime = Lifetime { base: ms(8_000), jitter: ms(0), downward: false };
+    let windows = Rules { guard_window: ms(500), lead: ms(2_000), ..RULES };
+    let rules = Rules { target: 16, low_watermark: 8, max: 18, lifetime, max_dials: 8, ..windows };
+    let mut world = full(rules);
+    for _ in 0..2 {
+        world.checkout(0);
+        let (view, entry) = world.lent.pop().unwrap();
+        world.ledger.give(view, entry, Left::Bad, world.now);
+    }
+    world.work();
+    let lingering: Vec<_> = std::mem::take(&mut world.retiring);
+    let (mut least, mut dialing) = (u32::MAX, Vec::new());
+    for step in 0..8_000 {
+        world.now += ms(5);
+        world.dialing += world.ledger.plan(world.now).dials;
+        while (dialing.len() as u32) < world.dialing {
+            dialing.push(world.now + ms(50));
+        }
+        world.work();
+        while dialing.first().is_some_and(|at| *at <= world.now) {
+            dialing.remove(0);
+            world.end_dial(3);
+            world.work();
+        }
+        world.close_all();
+        assert!(world.ledger.counts().total() <= 18);
+        if step > 100 {
+            least = least.min(world.ledger.counts().ready);
+        }
+    }
+    assert!(least >= 15, "down to {least} of 16: {:?}", world.seen.discards);
+    assert_eq!(world.ledger.lingering(world.now).count, 2);
+    for Backend { retirement, .. } in lingering {
+        world.ledger.was_closed(retirement);
+    }
 }

@@ -5,3 +5,4 @@ pub(crate) mod ledger;
 #[cfg(test)]
 mod ledger_tests;
 pub(crate) mod line;
+pub(crate) mod retirements;

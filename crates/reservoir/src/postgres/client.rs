@@ -1,12 +1,12 @@
 //! A connection to Postgres as it is lent: how it is started, and the task that moves its bytes.
 
 use std::fmt;
-use std::future::{pending, poll_fn};
+use std::future::poll_fn;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::task::JoinHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 use tokio_postgres::{AsyncMessage, CancelToken, Client, SimpleQueryMessage};
 
 use super::dial::{Place, Plan, open_again};
@@ -19,6 +19,10 @@ use crate::connect::{ConnectError, ConnectErrorKind, Connection};
 
 /// How long a connection that is closed may take to finish what it does, before the server is asked to stop it.
 const GRACE: Duration = Duration::from_millis(100);
+
+/// Pauses between requests to cancel, which double from the first to the last: a query may catch a cancellation and go on.
+const CANCEL_AGAIN: Duration = Duration::from_secs(1);
+const CANCEL_AGAIN_MOST: Duration = Duration::from_secs(60);
 
 /// A connection to Postgres. It is used as the [`tokio_postgres::Client`] that it derefs to.
 ///
@@ -58,23 +62,20 @@ impl Connection for PostgresClient {
         self.client.batch_execute(script).await.map_err(|error| self.error(error))
     }
 
-    /// A query that is still running is cancelled. Dropping the future closes the socket at once.
+    /// A query that is still running is cancelled, again and again until the server has closed its end. Dropping the future
+    /// closes the socket at once.
     async fn close(self) {
         let PostgresClient { client, task, socket, cancel } = self;
         let mut task = Ending(task);
         drop(client);
-        let cancelling = async {
-            tokio::time::sleep(GRACE).await;
-            if let Err(error) = cancel.cancel().await {
-                tracing::debug!(%error, "a connection that is closed is busy, and its query can't be cancelled");
-            }
-            pending::<()>().await;
+        let closing = async {
+            let _ended = (&mut task.0).await;
+            socket.closed_by_peer().await;
         };
         tokio::select! {
-            _ended = &mut task.0 => {}
-            () = cancelling => {}
+            () = closing => {}
+            () = cancel.cancel_repeatedly() => {}
         }
-        socket.closed_by_peer().await;
     }
 }
 
@@ -142,6 +143,18 @@ impl PostgresCancelToken {
         tokio::time::timeout(after, passed_on).await.map_err(late)??;
         Ok(())
     }
+
+    /// Never resolves.
+    async fn cancel_repeatedly(&self) {
+        let (mut pause, mut next) = (GRACE, CANCEL_AGAIN);
+        loop {
+            tokio::time::sleep(pause).await;
+            if let Err(error) = self.cancel().await {
+                tracing::debug!(%error, "a connection that is closed is busy, and its query can't be cancelled");
+            }
+            (pause, next) = (next, (next * 2).min(CANCEL_AGAIN_MOST));
+        }
+    }
 }
 
 impl fmt::Debug for PostgresCancelToken {
@@ -156,6 +169,15 @@ struct Ending(JoinHandle<()>);
 impl Drop for Ending {
     fn drop(&mut self) {
         self.0.abort();
+    }
+}
+
+/// Ends the task of a connection whose server hasn't been checked, as it is dropped.
+struct Unchecked(Option<AbortHandle>);
+
+impl Drop for Unchecked {
+    fn drop(&mut self) {
+        self.0.iter().for_each(AbortHandle::abort);
     }
 }
 
@@ -179,8 +201,13 @@ impl PostgresStart for ClientStart {
         let task = tokio::spawn(run(connection, Arc::clone(&cancel.0)));
         let client = PostgresClient { client, task, socket, cancel };
         let Some(check) = terms.session_check() else { return Ok(client) };
+        // If this is dropped before it is good, nothing but the dial may read the socket.
+        let mut unchecked = Unchecked(Some(client.task.abort_handle()));
         let error = match terms.bound("asking what the server is", is_good(&client, check)).await? {
-            Ok(true) => return Ok(client),
+            Ok(true) => {
+                unchecked.0 = None;
+                return Ok(client);
+            }
             Ok(false) => PostgresError::WrongSession { address: terms.address(), wanted: check.wanted },
             Err(error) => failed(error),
         };

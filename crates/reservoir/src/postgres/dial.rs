@@ -22,15 +22,14 @@ use super::error::PostgresError;
 use super::settings::{Host, Settings};
 use super::socket::Socket;
 use super::start::{PostgresStart, PostgresTerms};
+use super::starting::StartingSocket;
 use super::stream::PostgresStream;
 use super::tls::{ALPN, Encryption, SslMode};
+use crate::connect::DialSlot;
 use crate::credentials::Secret;
 
 /// Length and code of a request for TLS.
 const SSL_REQUEST: [u8; 8] = [0, 0, 0, 8, 0x04, 0xd2, 0x16, 0x2f];
-
-/// How long a server that said no may take to hang up.
-const GOODBYE: Duration = Duration::from_secs(1);
 
 /// How connections of one kind are made.
 pub(super) struct Plan {
@@ -60,7 +59,7 @@ impl fmt::Display for Place {
 /// When all of it must be done, and how long that was from the start.
 #[derive(Clone, Copy)]
 pub(super) struct Deadline {
-    at: Instant,
+    pub(super) at: Instant,
     after: Duration,
 }
 
@@ -92,6 +91,8 @@ pub(super) struct Opening<'a, S> {
     pub(super) plan: &'a Arc<Plan>,
     pub(super) password: Option<&'a Secret>,
     pub(super) start: &'a S,
+    /// Held by sockets that are given up; `None`: nothing counts them.
+    pub(super) slot: Option<DialSlot>,
 }
 
 impl<S: PostgresStart> Opening<'_, S> {
@@ -118,7 +119,8 @@ impl<S: PostgresStart> Opening<'_, S> {
         for (index, place) in places.iter().enumerate() {
             let tried = async {
                 let socket = dial(self.plan, place, deadline.share(places.len() - index)).await?;
-                self.open_place(place, socket, deadline).await
+                // Boxed: it is large, and whoever dials may be deep in the stack already.
+                Box::pin(self.open_place(place, socket, deadline)).await
             };
             match tried.await {
                 Ok(session) => return Ok(session),
@@ -136,42 +138,62 @@ impl<S: PostgresStart> Opening<'_, S> {
         deadline: Deadline,
     ) -> Result<S::Session, PostgresError> {
         let plan = self.plan;
-        let negotiating = negotiate(plan, place, socket.clone());
+        let mut starting = StartingSocket::new(&socket, self.slot.as_ref());
+        let negotiating = negotiate(plan, place, socket);
         let negotiated = deadline.bound(place, "negotiating TLS", negotiating).await?;
         let was_plain = negotiated.as_ref().is_ok_and(|stream| !stream.is_encrypted());
         let started = match negotiated {
-            Ok(stream) => self.start(place, socket, stream, deadline).await,
+            Ok(stream) => self.start(place, stream, deadline).await,
             Err(error) => Err(error),
         };
         match started {
+            // Not beside the first connection: the two might be one too many.
             Err(error)
-                if plan.mode == SslMode::Prefer && !was_plain && error.is_worth_a_try_without_tls() =>
+                if plan.mode == SslMode::Prefer
+                    && !was_plain
+                    && error.is_worth_a_try_without_tls()
+                    && starting.hang_up(deadline).await =>
             {
                 tracing::debug!(address = %place, %error, "trying without TLS, as sslmode=prefer allows");
-                let socket = dial(plan, place, deadline).await?;
-                self.start(place, socket.clone(), PostgresStream::plain(socket), deadline).await
+                Box::pin(self.open_without_tls(place, deadline)).await
             }
-            started => started,
+            started => finish(starting, started, deadline).await,
         }
+    }
+
+    async fn open_without_tls(&self, place: &Place, deadline: Deadline) -> Result<S::Session, PostgresError> {
+        let socket = dial(self.plan, place, deadline).await?;
+        let starting = StartingSocket::new(&socket, self.slot.as_ref());
+        let started = self.start(place, PostgresStream::plain(socket), deadline).await;
+        finish(starting, started, deadline).await
     }
 
     async fn start(
         &self,
         place: &Place,
-        socket: Socket,
         stream: PostgresStream,
         deadline: Deadline,
     ) -> Result<S::Session, PostgresError> {
         let terms = PostgresTerms { plan: self.plan, place, password: self.password, deadline };
-        let started = deadline.bound(place, "authenticating", self.start.start(stream, &terms)).await?;
-        if let Err(error) = &started
-            && error.is_a_word_of_postgres()
-        {
-            // Until the server has let go of it, it counts; whoever tries again at once might be one too many.
-            let _late = timeout_at(deadline.at.min(Instant::now() + GOODBYE), socket.hang_up()).await;
-        }
-        started
+        deadline.bound(place, "authenticating", self.start.start(stream, &terms)).await?
     }
+}
+
+/// Ends the start of a session. A server that refused it gets a moment to close its end: until then it counts, and whoever
+/// tries again at once might be one too many.
+async fn finish<T>(
+    mut starting: StartingSocket,
+    started: Result<T, PostgresError>,
+    deadline: Deadline,
+) -> Result<T, PostgresError> {
+    match &started {
+        Ok(_) => starting.started(),
+        Err(error) if error.is_a_word_of_postgres() => {
+            starting.hang_up(deadline).await;
+        }
+        Err(_) => {}
+    }
+    started
 }
 
 async fn places(host: &Host, deadline: Deadline) -> Result<Vec<Place>, PostgresError> {

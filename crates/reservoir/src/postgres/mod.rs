@@ -1,7 +1,8 @@
 //! Connections by tokio-postgres, with TLS by rustls.
 //!
-//! Invariant: a connection has one descriptor and one task, and `close` resolves only when the server has let go of it.
-//! Kept by: the task and whoever closes share the socket (`socket.rs`, `client.rs`).
+//! Invariant: a connection has one descriptor and one task, and `close` resolves only when the server has closed its end; a dial
+//! that is given up holds its slot until then.
+//! Kept by: the task and whoever closes share the socket (`socket.rs`, `client.rs`); so does a dial (`starting.rs`).
 //! Not here: how many connections there may be, and when they are opened; see `core/`.
 
 mod binding;
@@ -14,6 +15,7 @@ mod server_error;
 mod settings;
 mod socket;
 mod start;
+mod starting;
 mod stream;
 mod tls;
 
@@ -32,7 +34,7 @@ pub use self::start::{PostgresStart, PostgresTerms, SessionCheck};
 pub use self::stream::PostgresStream;
 use self::tls::Encryption;
 pub use self::tls::{PostgresTls, SslMode};
-use crate::connect::{Connect, ConnectError};
+use crate::connect::{Connect, ConnectError, DialSlot};
 use crate::credentials::{Cached, Secret, TokenProvider};
 
 /// Opens connections to Postgres.
@@ -119,7 +121,7 @@ impl PostgresConnect {
     /// As for a connection, or what `start` says.
     pub async fn open_with<S: PostgresStart>(&self, start: &S) -> Result<S::Session, PostgresError> {
         let password = self.password().await?;
-        self.open(password.as_ref(), start).await
+        self.open(password.as_ref(), start, None).await
     }
 
     async fn password(&self) -> Result<Option<Secret>, PostgresError> {
@@ -136,8 +138,9 @@ impl PostgresConnect {
         &self,
         password: Option<&Secret>,
         start: &S,
+        slot: Option<DialSlot>,
     ) -> Result<S::Session, PostgresError> {
-        let opened = Opening { plan: &self.plan, password, start }.open().await;
+        let opened = Opening { plan: &self.plan, password, start, slot }.open().await;
         if let (Err(error), Some(provider)) = (&opened, &self.provider)
             && error.is_about_the_password()
         {
@@ -171,7 +174,16 @@ impl Connect for PostgresConnect {
     }
 
     async fn connect(&self, credentials: Option<Secret>) -> Result<PostgresClient, ConnectError> {
-        Ok(self.open(credentials.as_ref(), &ClientStart).await?)
+        Ok(self.open(credentials.as_ref(), &ClientStart, None).await?)
+    }
+
+    /// Sockets that are given up hold the slot until the server has closed its end of them.
+    async fn connect_in_slot(
+        &self,
+        credentials: Option<Secret>,
+        slot: DialSlot,
+    ) -> Result<PostgresClient, ConnectError> {
+        Ok(self.open(credentials.as_ref(), &ClientStart, Some(slot)).await?)
     }
 }
 

@@ -3,15 +3,18 @@
 //! A protocol's client owns the stream it is given and drops it once it has said goodbye. Whoever closes a connection must
 //! see the server's end close after that, so both hold the same socket.
 //!
-//! Invariant: only one of them polls: the connection's task until it has ended, then whoever waits for the end.
+//! Invariant: only one of them reads: the connection's task until it has ended, then whoever waits for the end.
+//!
+//! What counts as the server's close is its FIN, or a RST: its kernel has no process for the connection any more. That the
+//! kernel on this side gave up is none; see [`Socket::closed_by_peer`].
 
-use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -21,7 +24,15 @@ use tokio::net::{TcpStream, UnixStream};
 
 /// A connected socket; clones are the same one.
 #[derive(Debug, Clone)]
-pub(super) struct Socket(Arc<Wire>);
+pub(super) struct Socket(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    wire: Wire,
+    options: TcpOptions,
+    /// Whether the kernel gave the connection up though the server's host answers: the process there doesn't read.
+    unread: AtomicBool,
+}
 
 #[derive(Debug)]
 enum Wire {
@@ -47,7 +58,7 @@ pub(super) struct Keepalive {
 /// Runs the same expression for both kinds.
 macro_rules! wire {
     ($socket:expr, $stream:ident => $what:expr) => {
-        match &*$socket.0 {
+        match &$socket.0.wire {
             Wire::Tcp($stream) => $what,
             Wire::Unix($stream) => $what,
         }
@@ -65,28 +76,85 @@ impl Socket {
         }
         #[cfg(target_os = "linux")]
         socket.set_tcp_user_timeout(options.user_timeout)?;
-        Ok(Socket(Arc::new(Wire::Tcp(stream))))
+        Ok(Socket::new(Wire::Tcp(stream), options))
     }
 
     pub(super) async fn unix(path: &Path) -> io::Result<Self> {
-        Ok(Socket(Arc::new(Wire::Unix(UnixStream::connect(path).await?))))
+        let wire = Wire::Unix(UnixStream::connect(path).await?);
+        Ok(Socket::new(wire, TcpOptions { keepalive: None, user_timeout: None }))
     }
 
-    /// Resolves when the other side has closed its end, or the connection is broken; what still comes is thrown away.
+    fn new(wire: Wire, options: TcpOptions) -> Self {
+        Socket(Arc::new(Shared { wire, options, unread: AtomicBool::new(false) }))
+    }
+
+    /// Resolves when the other side has closed its end (FIN or RST); what still comes is thrown away.
+    ///
+    /// Also resolves when the kernel has given up on a host that was silent for all of `tcp_user_timeout` or the keepalives:
+    /// after a failover that host is gone. It doesn't if the kernel gave up on a host that answers, where only the process
+    /// doesn't read: that process is still there.
     pub(super) async fn closed_by_peer(&self) {
         let mut rest = [0; 1024];
         loop {
-            let ready = wire!(self, stream => poll_fn(|cx| stream.poll_read_ready(cx)).await);
-            if ready.is_err() {
-                return;
-            }
-            match wire!(self, stream => stream.try_read(&mut rest)) {
-                Ok(0) => return,
+            // Not `poll_read_ready`, which has room for one task: one that was aborted may have polled last.
+            let read = match wire!(self, stream => stream.readable().await) {
+                Ok(()) => wire!(self, stream => stream.try_read(&mut rest)),
+                Err(error) => Err(error),
+            };
+            match read {
+                Ok(0) => break,
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(_) => return,
+                Err(error) => {
+                    self.note(&error);
+                    break;
+                }
             }
         }
+        if self.0.unread.load(Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Looks at an error as it comes: the kernel tells it once, and after that the socket looks as if the server had closed it.
+    fn note(&self, error: &io::Error) {
+        use io::ErrorKind::{HostUnreachable, NetworkUnreachable, TimedOut};
+        if matches!(error.kind(), TimedOut | HostUnreachable | NetworkUnreachable) && self.host_answers() {
+            self.0.unread.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn noted<T>(&self, result: io::Result<T>) -> io::Result<T> {
+        result.inspect_err(|error| self.note(error))
+    }
+
+    /// Whether the host has acknowledged anything lately, though not all that it should. While a process reads nothing, its
+    /// host answers the probes of a full window; the kernel gives up after `tcp_user_timeout` all the same.
+    #[cfg(target_os = "linux")]
+    fn host_answers(&self) -> bool {
+        let (Wire::Tcp(stream), Some(timeout)) = (&self.0.wire, self.0.options.user_timeout) else {
+            return false;
+        };
+        // SAFETY: a tcp_info is made of integers.
+        let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+        let mut length = libc::socklen_t::try_from(size_of_val(&info)).expect("a tcp_info is short");
+        // SAFETY: the descriptor is open as long as `stream` is; the kernel writes at most `length` bytes to `info`.
+        let got = unsafe {
+            libc::getsockopt(
+                stream.as_raw_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_INFO,
+                (&raw mut info).cast(),
+                &raw mut length,
+            )
+        };
+        // Probes come ever later, the last one before half of the time is over; a silent host was so for all of it.
+        got == 0 && Duration::from_millis(info.tcpi_last_ack_recv.into()) < timeout * 3 / 4
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn host_answers(&self) -> bool {
+        false
     }
 
     /// Says that nothing more will come, and waits as [`Socket::closed_by_peer`] does.
@@ -99,7 +167,7 @@ impl Socket {
     /// How many bytes must have come before whoever waits to read is woken. Lowering it wakes them if there is that much.
     pub(super) fn set_receive_low_water(&self, bytes: usize) -> io::Result<()> {
         // The kernel takes it of a Unix socket, too, but wakes for every byte all the same.
-        let Wire::Tcp(stream) = &*self.0 else { return Err(io::ErrorKind::Unsupported.into()) };
+        let Wire::Tcp(stream) = &self.0.wire else { return Err(io::ErrorKind::Unsupported.into()) };
         let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
         let length = libc::socklen_t::try_from(size_of_val(&bytes)).expect("an int is short");
         // SAFETY: the descriptor is open as long as `stream` is, and the value is an int of that length that outlives the
@@ -141,7 +209,7 @@ impl Socket {
             };
             match written {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                result => return Poll::Ready(result),
+                result => return Poll::Ready(self.noted(result)),
             }
         }
     }
@@ -156,7 +224,7 @@ impl AsyncRead for Socket {
             ready!(wire!(self, stream => stream.poll_read_ready(cx)))?;
             match self.try_read(buf) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                result => return Poll::Ready(result),
+                result => return Poll::Ready(self.noted(result)),
             }
         }
     }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use forebay_quota::{Quota, RateConfig};
 use forebay_reservoir::{
-    CheckoutError, Connect, ConnectError, ConnectErrorKind, Connection, Counts, Filling, Guard, Limits,
-    Reservoir, ReservoirConfig, Reset, Shortage,
+    CheckoutError, Connect, ConnectError, ConnectErrorKind, Connection, Counts, DialSlot, Filling, Guard,
+    Limits, Reservoir, ReservoirConfig, Reset, Shortage,
 };
 use futures_util::FutureExt;
 use tokio::time::{Instant, sleep, timeout};
@@ -20,6 +20,8 @@ enum Dial {
     HasNoCredentials,
     Panics,
     Hangs,
+    /// The server goes on for so long with a dial that was given up, whether it failed or was dropped.
+    LeavesBehind(Duration),
 }
 
 /// What the test knows of all connections.
@@ -31,6 +33,7 @@ struct Site {
     resets: AtomicU32,
     reset_takes: Mutex<Duration>,
     close_takes: Mutex<Duration>,
+    left_behind: AtomicU32,
 }
 
 impl Site {
@@ -84,6 +87,31 @@ impl Connect for Connector {
                 Ok(Link { number, closed: Arc::default(), site: self.0.clone() })
             }
         }
+    }
+
+    async fn connect_in_slot(&self, (): (), slot: DialSlot) -> Result<Link, ConnectError> {
+        let Dial::LeavesBehind(takes) = self.0.plan() else { return self.connect(()).await };
+        let _left_behind = LeftBehind { slot, takes, site: self.0.clone() };
+        self.0.dials.fetch_add(1, Ordering::Relaxed);
+        std::future::pending().await
+    }
+}
+
+/// What a dial that is given up leaves to the server.
+struct LeftBehind {
+    slot: DialSlot,
+    takes: Duration,
+    site: Arc<Site>,
+}
+
+impl Drop for LeftBehind {
+    fn drop(&mut self) {
+        let (slot, takes, site) = (self.slot.clone(), self.takes, self.site.clone());
+        site.left_behind.fetch_add(1, Ordering::Relaxed);
+        tokio::spawn(async move {
+            let _given_up = timeout(takes, slot.given_back()).await;
+            site.left_behind.fetch_sub(1, Ordering::Relaxed);
+        });
     }
 }
 
@@ -335,7 +363,8 @@ async fn what_is_given_back_clean_is_ready_without_a_reset_unless_it_was_marked(
 async fn a_lease_is_free_when_the_server_has_let_go() {
     let limits = Limits::local().rate(RateConfig::per_second(1e6)).connections(1);
     let quota = limits.quota().clone();
-    let (reservoir, site) = start_with(config(1).max(2), limits);
+    let patience = Duration::from_secs(600);
+    let (reservoir, site) = start_with(config(1).max(2).close_timeout(patience), limits);
     *site.close_takes.lock().unwrap() = Duration::from_millis(400);
     let mut held = take(&reservoir).await;
     held.mark_bad();
@@ -344,13 +373,155 @@ async fn a_lease_is_free_when_the_server_has_let_go() {
     assert_eq!((quota.status().budgets[0].usage.used_here, site.dials()), (1, 1), "it is still open");
     drop(reservoir.checkout_within(Duration::from_secs(1)).await.unwrap());
     assert_eq!((site.dials(), site.open()), (2, 1));
-    // One that never lets go is given up after a second.
+    // One that never lets go is given up after the close timeout, and not before.
     *site.close_takes.lock().unwrap() = Duration::from_secs(3600);
     let mut held = take(&reservoir).await;
     held.mark_bad();
     drop(held);
-    sleep(Duration::from_millis(1_400)).await;
+    sleep(patience - Duration::from_millis(10)).await;
+    assert_eq!((site.dials(), site.open(), quota.status().budgets[0].usage.used_here), (2, 1, 1));
+    sleep(Duration::from_secs(1)).await;
     assert_eq!((site.dials(), site.open(), quota.status().budgets[0].usage.used_here), (3, 1, 1));
+}
+
+/// Retires all connections of a reservoir that has as many as it may have; the server doesn't close them.
+async fn all_linger(target: u32) -> (Reservoir<Link>, Arc<Site>) {
+    let (reservoir, site) = start(config(target).low_watermark(target).max(target));
+    reservoir.initial_fill(Duration::from_secs(5)).await.unwrap();
+    *site.close_takes.lock().unwrap() = Duration::from_secs(3600);
+    for _ in 0..target {
+        take(&reservoir).await.mark_bad();
+    }
+    sleep(Duration::from_millis(1_500)).await;
+    (reservoir, site)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_closes_nothing_gets_no_more_connections_and_callers_are_told_so() {
+    let (reservoir, site) = all_linger(3).await;
+    let status = reservoir.status();
+    assert_eq!(status.counts, Counts { retiring: 3, ..Counts::default() });
+    assert_eq!((status.lingering, site.dials(), site.open()), (3, 3, 3));
+    let longest = status.longest_lingering.unwrap();
+    assert!(longest >= Duration::from_millis(1_400) && longest < Duration::from_secs(2), "{longest:?}");
+    let error = reservoir.checkout_within(Duration::from_millis(500)).await.unwrap_err();
+    let said = error.to_string();
+    assert!(said.contains("3 of 3 connections are waiting for the server to close them"), "{said}");
+    let CheckoutError::Empty { why, .. } = error else { panic!("{error:?}") };
+    assert!(matches!(why, Shortage::Lingering { lingering: 3, max: 3, lent: 0, .. }), "{why:?}");
+    assert_eq!(why.as_str(), "lingering");
+    // Ten minutes after it was closed here, a place is given back.
+    sleep(Duration::from_secs(590)).await;
+    assert_eq!(site.dials(), 3);
+    sleep(Duration::from_secs(12)).await;
+    assert_eq!((site.dials(), reservoir.status().counts.ready, reservoir.status().lingering), (6, 3, 0));
+}
+
+/// Keeps warnings of connections that were given back unclosed, with their fields.
+#[derive(Clone, Default)]
+struct Warnings(Arc<Mutex<Vec<String>>>);
+
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() == tracing::Level::WARN
+    }
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        let mut text = String::new();
+        event.record(&mut |field: &tracing::field::Field, value: &dyn std::fmt::Debug| {
+            text += &format!("{field}={value:?} ");
+        });
+        // A runtime whose clock leaps is late with everything; that is another warning.
+        if text.contains("unclosed") {
+            self.0.lock().unwrap().push(text);
+        }
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_place_that_is_given_back_unclosed_is_one_warning_with_numbers() {
+    let warnings = Warnings::default();
+    let _subscribed = tracing::subscriber::set_default(warnings.clone());
+    let (_reservoir, _site) = all_linger(2).await;
+    sleep(Duration::from_secs(590)).await;
+    assert_eq!(*warnings.0.lock().unwrap(), Vec::<String>::new());
+    sleep(Duration::from_secs(60)).await;
+    let warnings = warnings.0.lock().unwrap();
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+    for warning in &*warnings {
+        for words in ["connection given back unclosed", "waited=600s", "max=2", "open=", "why=\"bad\""] {
+            assert!(warning.contains(words), "{warning}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_waits_no_longer_than_it_was_told_for_what_the_server_does_not_close() {
+    let (reservoir, site) = all_linger(2).await;
+    let began = Instant::now();
+    assert_eq!(reservoir.close(Duration::from_secs(3)).await, 2);
+    assert_eq!(began.elapsed(), Duration::from_secs(3));
+    assert_eq!(reservoir.status().counts.retiring, 2, "they are still counted");
+    drop(reservoir);
+    sleep(Duration::from_secs(601)).await;
+    assert_eq!(site.open(), 0, "and given up when their time is over");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dial_that_is_given_up_counts_until_the_server_has_closed_it() {
+    let limits = Limits::local().rate(RateConfig::per_second(1e6)).connections(3);
+    let quota = limits.quota().clone();
+    let config = config(3).max(3).dial_timeout(Duration::from_secs(1));
+    let (reservoir, site) = start_with(config, limits);
+    site.will(Dial::LeavesBehind(Duration::from_secs(30)));
+    let mut most = 0;
+    for _ in 0..200 {
+        sleep(Duration::from_millis(100)).await;
+        let counts = reservoir.status().counts;
+        most = most.max(site.left_behind.load(Ordering::Relaxed) + counts.dialing);
+        assert!(counts.total() <= 3, "{counts:?}");
+    }
+    assert_eq!((most, site.dials()), (3, 3), "at no time were there more than three");
+    assert_eq!(reservoir.status().counts, Counts { retiring: 3, ..Counts::default() });
+    assert_eq!(quota.status().budgets[0].usage.used_here, 3, "and each has its lease");
+    site.will(Dial::Works);
+    sleep(Duration::from_secs(20)).await;
+    assert_eq!(reservoir.status().counts, Counts { ready: 3, ..Counts::default() });
+    assert_eq!(site.left_behind.load(Ordering::Relaxed), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_counts_dials_that_it_drops_until_the_server_has_closed_them() {
+    let (reservoir, site) = start(config(2));
+    site.will(Dial::LeavesBehind(Duration::from_secs(2)));
+    settle().await;
+    assert_eq!(reservoir.status().counts.dialing, 2);
+    let began = Instant::now();
+    assert_eq!(reservoir.close(Duration::from_secs(5)).await, 0);
+    let took = began.elapsed();
+    assert!(took >= Duration::from_secs(2) && took < Duration::from_secs(3), "{took:?}");
+    assert_eq!(site.left_behind.load(Ordering::Relaxed), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_given_up_dial_left_behind_is_closed_when_the_close_timeout_is_over() {
+    let config = config(1).max(1).dial_timeout(Duration::from_secs(1)).close_timeout(Duration::from_secs(60));
+    let (reservoir, site) = start(config);
+    site.will(Dial::LeavesBehind(Duration::from_secs(3600)));
+    sleep(Duration::from_secs(2)).await;
+    site.will(Dial::Works);
+    assert_eq!((site.left_behind.load(Ordering::Relaxed), reservoir.status().counts.retiring), (1, 1));
+    sleep(Duration::from_secs(62)).await;
+    assert_eq!((site.left_behind.load(Ordering::Relaxed), reservoir.status().counts.ready), (0, 1));
 }
 
 #[tokio::test(start_paused = true)]

@@ -8,6 +8,8 @@ mod adapters;
 #[cfg(all(feature = "postgres", feature = "redis"))]
 mod cluster;
 mod life;
+#[cfg(all(feature = "postgres", feature = "deadpool", feature = "bb8"))]
+mod lingering;
 #[cfg(feature = "postgres")]
 mod metrics;
 mod patience;

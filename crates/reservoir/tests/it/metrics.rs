@@ -11,7 +11,7 @@ use forebay_sandbox::Postgres;
 use forebay_testkit::{PATIENCE, eventually};
 use metrics_exporter_prometheus::PrometheusBuilder;
 
-const NAMES: [&str; 15] = [
+const NAMES: [&str; 18] = [
     metrics::SIZE,
     metrics::CONNECTIONS,
     metrics::CHECKOUTS,
@@ -22,6 +22,9 @@ const NAMES: [&str; 15] = [
     metrics::REFILL_FAILURES,
     metrics::DIAL_SECONDS,
     metrics::RETIREMENT_AGE_SECONDS,
+    metrics::LINGERING,
+    metrics::LONGEST_LINGERING_SECONDS,
+    metrics::CLOSE_TIMEOUTS,
     metrics::WAITING,
     metrics::WAIT_SECONDS,
     metrics::LEAKS,
@@ -78,6 +81,9 @@ async fn all_of_them_are_counted_and_pass_promtool() {
         ("forebay_reservoir_dial_seconds_count{service=\"shop\"}", 3.0),
         ("forebay_reservoir_retirement_age_seconds_count{service=\"shop\"}", 1.0),
         ("forebay_reservoir_wait_seconds_count{service=\"shop\"}", 1.0),
+        ("forebay_reservoir_lingering{service=\"shop\"}", 0.0),
+        ("forebay_reservoir_longest_lingering_seconds{service=\"shop\"}", 0.0),
+        ("forebay_reservoir_close_timeouts_total{service=\"shop\"}", 0.0),
         ("forebay_reservoir_waiting_callers{service=\"shop\"}", 0.0),
         ("forebay_reservoir_local_limits_only{service=\"shop\"}", 0.0),
     ];

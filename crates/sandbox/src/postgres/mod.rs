@@ -3,6 +3,7 @@
 //! `programs.rs` finds the versions, `cluster.rs` makes data folders, `builder.rs` has the settings. `standby.rs` and
 //! `recovery.rs` make servers from copies of others (`backup.rs`).
 
+mod backends;
 mod backup;
 mod builder;
 mod cluster;

@@ -71,6 +71,26 @@ fn settings_and_databases_are_real() {
 }
 
 #[test]
+fn one_backend_can_be_frozen_and_thawed() {
+    let postgres = Postgres::start().unwrap();
+    postgres.execute("postgres", "CREATE ROLE app LOGIN").unwrap();
+    assert_eq!(postgres.backends("app"), Vec::<u32>::new());
+    let mut stream = TcpStream::connect(postgres.addr()).unwrap();
+    assert_eq!(greet(&mut stream, "app"), Ok(TRUSTED));
+    while message(&mut stream).0 != b'Z' {}
+    let [pid] = postgres.backends("app")[..] else { panic!("one") };
+    postgres.freeze_backend(pid);
+    // Terminate: a backend that runs closes its end.
+    stream.write_all(b"X\0\0\0\x04").unwrap();
+    stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    assert_eq!(stream.read(&mut [0; 1]).unwrap_err().kind(), ErrorKind::WouldBlock);
+    assert_eq!(postgres.backends("app"), [pid]);
+    postgres.thaw_backend(pid);
+    stream.set_read_timeout(None).unwrap();
+    assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
+}
+
+#[test]
 fn a_password_is_asked_for_on_tcp_only() {
     let postgres = Postgres::builder().password("s/cret").start().unwrap();
     assert_eq!(authentication(&postgres).1, SASL);
