@@ -4,10 +4,13 @@
 #![allow(clippy::print_stdout, reason = "figures for whoever runs a test by hand, and a child's answers")]
 
 mod agreement;
+mod clock;
 mod driving;
 #[cfg(feature = "dynamodb")]
 mod dynamo;
 mod faults;
 mod members;
+mod names;
 mod processes;
+mod silence;
 mod support;
