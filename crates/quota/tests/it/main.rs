@@ -12,5 +12,6 @@ mod faults;
 mod members;
 mod names;
 mod processes;
+mod refusals;
 mod silence;
 mod support;
