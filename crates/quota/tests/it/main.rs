@@ -13,5 +13,7 @@ mod members;
 mod names;
 mod processes;
 mod refusals;
+mod release_0_1;
+mod rolling;
 mod silence;
 mod support;
