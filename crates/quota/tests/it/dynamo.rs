@@ -1,6 +1,7 @@
 //! Members that share a DynamoDB.
 
 mod life;
+mod storm;
 mod tokens;
 
 use std::collections::HashMap;

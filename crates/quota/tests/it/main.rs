@@ -16,4 +16,5 @@ mod refusals;
 mod release_0_1;
 mod rolling;
 mod silence;
+mod storm;
 mod support;
