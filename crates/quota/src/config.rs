@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::store::Sharing;
+use crate::store::{Sharing, plain_name};
 
 /// A member's name and manners.
 #[derive(Debug, Clone)]
@@ -50,9 +50,8 @@ impl MemberConfig {
     ///
     /// Of the name, letters, digits and `-._:+` are kept, up to 64 of them; others become `_`.
     pub fn new(name: impl AsRef<str>) -> Self {
-        let plain = |letter: char| letter.is_ascii_alphanumeric() || "-._:+".contains(letter);
-        let name =
-            name.as_ref().chars().take(64).map(|letter| if plain(letter) { letter } else { '_' }).collect();
+        let mut name = plain_name(name.as_ref());
+        name.truncate(64); // it is ASCII
         let rules = Rules {
             beat: Duration::from_secs(2),
             ttl: Duration::from_secs(10),

@@ -14,8 +14,11 @@ pub enum Refusal {
         /// Of how many.
         limit: u32,
     },
-    /// The store has lost its memory; members tell it what they hold, and nothing new is granted meanwhile.
-    #[error("the store has lost its memory and is being told anew: nothing is granted for another {left:?}")]
+    /// The store has lost its memory, or was away until its members had expired; they tell it what they hold, and nothing
+    /// new is granted meanwhile.
+    #[error(
+        "the store doesn't know who holds what and is being told anew: nothing is granted for another {left:?}"
+    )]
     Rebuilding {
         /// For how long.
         left: Duration,

@@ -33,8 +33,9 @@
 //! # }
 //! ```
 //!
-//! A namespace that is new, or whose store has lost its memory, grants nothing for one TTL: members that live may still have
-//! to tell what they hold. [`Quota::status`] says so, and [`Refusal::Rebuilding`] says for how long.
+//! A namespace that is new, or whose store has lost its memory or was away until its members had expired, grants nothing for
+//! one TTL: members that live may still have to tell what they hold. [`Quota::status`] says so, and [`Refusal::Rebuilding`] says
+//! for how long. What may come on top of a limit, and when, is a table in the README.
 
 mod config;
 mod core;

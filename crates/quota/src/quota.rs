@@ -7,7 +7,7 @@ use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
 use crate::config::{BudgetConfig, MemberConfig, RateConfig};
-use crate::core::member::{AccountRef, Key, budget_name};
+use crate::core::member::{AccountRef, Key, KeyPrefix, budget_name};
 use crate::error::Refusal;
 use crate::lease::{KeyedLease, Lease, Unit};
 use crate::memory::MemoryStore;
@@ -48,7 +48,7 @@ impl Quota {
     /// The keyed limit of this name: each key may have up to `limit` units. Asked for again, its limit is set anew.
     pub fn keyed(&self, name: &str, limit: u32) -> Keyed {
         let index = self.shared.change(|member, _| member.keyed(name, limit));
-        Keyed { shared: self.shared.clone(), name: name.into(), index }
+        Keyed { shared: self.shared.clone(), prefix: KeyPrefix::of(name), index }
     }
 
     /// The rate of this name.
@@ -142,14 +142,14 @@ impl Budget {
 #[derive(Clone)]
 pub struct Keyed {
     shared: Arc<Shared>,
-    name: Arc<str>,
+    prefix: KeyPrefix,
     index: usize,
 }
 
 impl Keyed {
     /// Takes one unit of `key`'s limit.
     pub async fn take(&self, key: &str) -> Result<KeyedLease, Refusal> {
-        take(&self.shared, &AccountRef::Key(self.index, Key::new(&self.name, key)))
+        take(&self.shared, &AccountRef::Key(self.index, Key::new(&self.prefix, key)))
             .await
             .map(|unit| KeyedLease { _unit: unit })
     }
@@ -166,7 +166,7 @@ impl Keyed {
 
     /// Asks the store who holds how much for `key`.
     pub async fn holders(&self, key: &str) -> Result<Vec<Share>, StoreError> {
-        let account = Key::new(&self.name, key).account().clone();
+        let account = Key::new(&self.prefix, key).account().clone();
         let holdings = self.shared.in_time(self.shared.store.look(vec![account])).await?;
         Ok(holdings.accounts.into_iter().flat_map(|account| account.shares).collect())
     }

@@ -9,13 +9,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::config::{Policy, RateConfig};
-use crate::core::bucket;
+use crate::core::bucket::{self, Level};
 use crate::error::Refusal;
 use crate::shared::{Shared, now};
 use crate::store::{Draw, Drawn, StoreError};
 
 /// A token that wasn't used within this time has had its turn.
 const TOKEN_LIFE: Duration = Duration::from_secs(1);
+/// Longest sleep between two draws: whatever wait a store names, its clock may have been set right since.
+const MAX_SLEEP: Duration = Duration::from_secs(2);
 
 /// A rate that holds across all members.
 #[derive(Clone)]
@@ -39,7 +41,7 @@ struct Spare {
     max: u32,
     expire: Instant,
     origin: Instant,
-    local_full_at: Duration,
+    local: Level,
 }
 
 impl Rate {
@@ -50,7 +52,7 @@ impl Rate {
             max: config.burst.max(config.batch),
             expire: now,
             origin: now,
-            local_full_at: Duration::ZERO,
+            local: Level::default(),
         };
         let (line, spare) = (tokio::sync::Mutex::new(()), Mutex::new(spare));
         Rate { inner: Arc::new(Inner { shared, bucket: format!("r:{name}").into(), config, line, spare }) }
@@ -74,7 +76,7 @@ impl Rate {
                 Err(Refusal::Unavailable { why: "the runtime of this member has ended".into() })
             })?;
             if tokens == 0 {
-                tokio::time::sleep(wait).await;
+                tokio::time::sleep(wait.min(MAX_SLEEP)).await;
             }
         }
     }
@@ -130,8 +132,8 @@ impl Spare {
 
     fn draw_local(&mut self, per_second: f64, burst: u32) -> Drawn {
         let time = now().saturating_duration_since(self.origin);
-        let (drawn, full_at) = bucket::draw(self.local_full_at, time, per_second, burst, 1);
-        self.local_full_at = full_at;
+        let (drawn, level) = bucket::draw(self.local, time, per_second, burst, 1);
+        self.local = level;
         drawn
     }
 }

@@ -393,7 +393,7 @@ fn why(member: &Member<Waiting>, mode: Mode, now: Instant) -> Option<String> {
         Mode::Normal => None,
         Mode::Rebuilding => {
             let left = member.rebuild_left(now);
-            Some(format!("the store had no memory of this namespace; nothing new is granted for {left:?}"))
+            Some(format!("members tell the store what they hold; nothing new is granted for {left:?}"))
         }
         Mode::WithinSlices | Mode::Degraded(_) => {
             Some(member.outage().unwrap_or("the store was not heard in time").to_string())

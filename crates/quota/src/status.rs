@@ -17,7 +17,8 @@ pub enum Mode {
     WithinSlices,
     /// Without the store and past the deadline: by policy.
     Degraded(Policy),
-    /// The store has lost its memory: members push what they hold, and nothing new is granted.
+    /// The store has lost its memory, or was away until its members had expired: they push what they hold, and nothing new is
+    /// granted.
     Rebuilding,
 }
 

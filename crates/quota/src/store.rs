@@ -45,9 +45,10 @@ pub struct MemberId(Arc<str>);
 const EPOCH_CHARS: usize = 17;
 
 impl MemberId {
-    /// The incarnation `epoch` of the member `name`.
+    /// The incarnation `epoch` of the member `name`. Of the name, letters, digits and `-._:+` are kept; others become `_`,
+    /// since stores keep lists of members.
     pub fn new(name: &str, epoch: u64) -> Self {
-        MemberId(format!("{name}:{epoch:016x}").into())
+        MemberId(format!("{}:{epoch:016x}", plain_name(name)).into())
     }
 
     /// What a store wrote down of one.
@@ -66,6 +67,12 @@ impl MemberId {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+}
+
+/// A member's name without the signs that separate the entries of a list.
+pub(crate) fn plain_name(name: &str) -> String {
+    let plain = |letter: char| letter.is_ascii_alphanumeric() || "-._:+".contains(letter);
+    name.chars().map(|letter| if plain(letter) { letter } else { '_' }).collect()
 }
 
 impl fmt::Debug for MemberId {

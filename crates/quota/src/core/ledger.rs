@@ -5,6 +5,8 @@
 //! Kept by: [`grant`], the only place where a share is computed.
 //! Time passes with beats only: a beat removes the members that have expired, and ends a rebuilding whose time is over. So
 //! whether somebody lives is decided once, for all that follows, and a settlement needs no clock.
+//! Members that expired while the store heard nobody may live and hold something: their end begins a rebuilding.
+//! The clock may jump: whatever it has dated further ahead than it can reach is brought back to what it would be now.
 //! This is the memory store, the model that the other stores are tested against, and, account by account, the rule that
 //! the DynamoDB store applies.
 
@@ -12,7 +14,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::core::bucket;
+use crate::core::bucket::{self, Level};
 use crate::store::{
     Answer, Ask, Beat, BeatKind, Draw, Drawn, Holdings, Life, MemberId, Pulse, Settled, Settlement, Share,
     Shares, Standing,
@@ -24,7 +26,7 @@ pub(crate) struct Ledger {
     generation: Option<Generation>,
     members: BTreeMap<MemberId, Member>,
     accounts: HashMap<Arc<str>, Account>,
-    buckets: HashMap<Arc<str>, Duration>,
+    buckets: HashMap<Arc<str>, Level>,
     /// How often pressure was raised.
     pub(crate) pressings: u64,
 }
@@ -39,6 +41,8 @@ struct Generation {
 #[derive(Debug, Clone, Copy)]
 struct Member {
     expires: Duration,
+    /// Its TTL: it never expires later than this from now.
+    life: Duration,
     replaced: bool,
     sequence: u64,
 }
@@ -100,6 +104,13 @@ pub(crate) fn sum(counts: impl Iterator<Item = u32>) -> u32 {
     counts.fold(0, u32::saturating_add)
 }
 
+impl Member {
+    /// When it was last heard.
+    fn last_beat(&self) -> Duration {
+        self.expires.saturating_sub(self.life)
+    }
+}
+
 impl Ledger {
     /// A ledger that was never lost: there is nothing to rebuild. For stores that live and die with their members.
     pub(crate) fn newborn() -> Self {
@@ -107,10 +118,17 @@ impl Ledger {
     }
 
     pub(crate) fn beat(&mut self, beat: &Beat, now: Duration) -> Pulse {
+        self.bring_back_to(now);
+        let (last_beat, silenced) = (self.last_beat(), self.silenced(&beat.member, now));
         self.members.retain(|_, member| member.expires > now);
         let newborn = Generation { number: beat.generation, rebuilt_at: Some(now + beat.ttl) };
         let generation = self.generation.get_or_insert(newborn);
-        generation.rebuilt_at = generation.rebuilt_at.filter(|rebuilt_at| *rebuilt_at > now);
+        let left = generation.rebuilt_at.map_or(Duration::ZERO, |at| at.saturating_sub(now).min(beat.ttl));
+        // Time in which nobody was heard is no time to tell what they hold.
+        let cut_short =
+            generation.rebuilt_at.is_some() && last_beat.is_some_and(|at| at + beat.ttl / 2 <= now);
+        let left = if cut_short { beat.ttl } else { left.max(silenced) };
+        generation.rebuilt_at = (!left.is_zero()).then_some(now + left);
         let Generation { number, rebuilt_at } = *generation;
         let standing = self.stand(beat, now);
         Pulse {
@@ -121,10 +139,39 @@ impl Ledger {
         }
     }
 
+    /// The clock may have been ahead when these were written.
+    fn bring_back_to(&mut self, now: Duration) {
+        for member in self.members.values_mut() {
+            member.expires = member.expires.min(now + member.life);
+        }
+    }
+
+    /// When anybody was last heard, of those that haven't left.
+    fn last_beat(&self) -> Option<Duration> {
+        self.members.values().filter(|member| !member.replaced).map(Member::last_beat).max()
+    }
+
+    /// For how long the members that expire now, because nobody was heard, may take to tell what they hold: the longest of
+    /// their lives. Zero: nobody expires, or only members that weren't heard while others were.
+    ///
+    /// A member that beats as it should is never silent for half its life while the store hears others. So one whose last
+    /// beat was that close to the last of all has expired in a silence of the store: it may live, and hold what it held. Other
+    /// incarnations of the one that beats are no reason: that one tells what its process holds, or has replaced them.
+    fn silenced(&self, beating: &MemberId, now: Duration) -> Duration {
+        let last_beat = self.last_beat().unwrap_or_default();
+        let silenced = self.members.iter().filter(|(id, member)| {
+            !member.replaced
+                && member.expires <= now
+                && id.name() != beating.name()
+                && member.last_beat() + member.life / 2 >= last_beat
+        });
+        silenced.map(|(_, member)| member.life).max().unwrap_or_default()
+    }
+
     fn stand(&mut self, beat: &Beat, now: Duration) -> Standing {
         let expires = now + beat.ttl;
         if beat.kind == BeatKind::Join {
-            let unknown = Member { expires, replaced: false, sequence: 0 };
+            let unknown = Member { expires, life: beat.ttl, replaced: false, sequence: 0 };
             let member = self.members.entry(beat.member.clone()).or_insert(unknown);
             if member.replaced {
                 return Standing::Replaced;
@@ -190,6 +237,7 @@ impl Ledger {
         account.shares.retain(|id, _| counts(id));
         let others = sum(account.shares.values().map(|held| held.count));
         let others_used = sum(account.shares.values().map(|held| held.used));
+        account.pressed_until = account.pressed_until.min(now + settlement.pressure);
         let pressure = account.pressed_until > now;
         let count = grant(ask, View { others, members, rebuilding, pressure });
         if count < ask.want && !exact && !rebuilding {
@@ -212,9 +260,9 @@ impl Ledger {
     }
 
     pub(crate) fn draw(&mut self, draw: &Draw, now: Duration) -> Drawn {
-        let full_at = self.buckets.entry(draw.bucket.clone()).or_default();
-        let (drawn, after) = bucket::draw(*full_at, now, draw.per_second, draw.burst, draw.want);
-        *full_at = after;
+        let level = self.buckets.entry(draw.bucket.clone()).or_default();
+        let (drawn, after) = bucket::draw(*level, now, draw.per_second, draw.burst, draw.want);
+        *level = after;
         drawn
     }
 
@@ -273,3 +321,7 @@ impl Ledger {
         shares.into_iter().flatten().map(|(id, held)| (id.clone(), held.count)).collect()
     }
 }
+
+#[cfg(test)]
+#[path = "ledger_tests.rs"]
+mod tests;

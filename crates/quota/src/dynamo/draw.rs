@@ -38,13 +38,13 @@ impl DynamoStore {
                 }
             };
             let (stamp, before) = read.map(|read| (read.stamp, read.content)).unzip();
-            let full_at = before.unwrap_or_default().full_at;
-            let (drawn, full_at) = bucket::draw(full_at, now, draw.per_second, draw.burst, draw.want);
-            if drawn.tokens == 0 {
-                return Ok(drawn); // nothing has changed
+            let level = before.unwrap_or_default().level;
+            let (drawn, after) = bucket::draw(level, now, draw.per_second, draw.burst, draw.want);
+            if drawn.tokens == 0 && after == level {
+                return Ok(drawn);
             }
             let mark = self.stamps.next();
-            match self.write_bucket(&draw, Bucket { full_at, clock: now }, stamp, mark.clone()).await? {
+            match self.write_bucket(&draw, Bucket { level: after, clock: now }, stamp, mark.clone()).await? {
                 Wrote::Done => {
                     self.watch().wrote_bucket(&draw.bucket, &mark, read_at);
                     return Ok(drawn);

@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use aws_sdk_dynamodb::types::AttributeValue;
 
 use super::Item;
+use crate::core::bucket::Level;
 use crate::core::ledger::Held;
 use crate::store::{MemberId, StoreError};
 
@@ -48,7 +49,7 @@ pub(super) struct Pressed {
 /// Times since 1970.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Bucket {
-    pub(super) full_at: Duration,
+    pub(super) level: Level,
     /// The latest time that anybody presented.
     pub(super) clock: Duration,
 }
@@ -182,7 +183,9 @@ impl Stamped<Bucket> {
     pub(super) fn read(item: &Item) -> Result<Self, StoreError> {
         let fields = Fields(item);
         let time = |name| fields.number(name).map(Duration::from_nanos);
-        let content = Bucket { full_at: time("full_at")?, clock: time("clock")? };
+        // Release 0.1 writes no depth.
+        let depth = if item.contains_key("depth") { time("depth")? } else { Duration::ZERO };
+        let content = Bucket { level: Level { full_at: time("full_at")?, depth }, clock: time("clock")? };
         Ok(Stamped { stamp: fields.text("stamp")?, expires: fields.number("ttl")?, content })
     }
 }
@@ -190,7 +193,8 @@ impl Stamped<Bucket> {
 impl Bucket {
     pub(super) fn write(&self, stamp: String, item: &mut Item) {
         item.insert("stamp".into(), text(stamp));
-        item.insert("full_at".into(), nanos(self.full_at));
+        item.insert("full_at".into(), nanos(self.level.full_at));
+        item.insert("depth".into(), nanos(self.level.depth));
         item.insert("clock".into(), nanos(self.clock));
         item.insert("ttl".into(), ttl());
     }
@@ -260,7 +264,8 @@ mod tests {
         assert!(!read.is_old(wall()) && read.is_old(wall() + SHELF_LIFE));
         assert_eq!((read.stamp.as_str(), read.content), ("s", account));
 
-        let bucket = Bucket { full_at: Duration::new(1_800_000_000, 123_456_789), clock: Duration::ZERO };
+        let level = Level { full_at: Duration::new(1_800_000_000, 123_456_789), depth: life };
+        let bucket = Bucket { level, clock: Duration::ZERO };
         let mut item = Item::new();
         bucket.write("s".into(), &mut item);
         assert_eq!(Stamped::<Bucket>::read(&item).unwrap().content, bucket);

@@ -1,47 +1,92 @@
 -- A sign of life; and the only place where time passes. The rule is core/ledger.rs, `beat`.
--- KEYS: exact accounts, members, replaced. ARGV: member, length of its name, kind, ttl in ms, new generation, how many exact
--- accounts to look through.
+-- KEYS: exact accounts, members, replaced, lives. ARGV: member, length of its name, kind, ttl in ms, new generation, how many
+-- exact accounts to look through.
 -- Members are a hash: member -> expiry, '!' -> generation:end of its rebuilding, '?' -> where the sweep stands. Those who live
--- have their sequence beside the exact accounts, in '#member'; '#' tells whether the store rebuilds.
+-- have their sequence beside the exact accounts, in '#member'; '#' tells whether the store rebuilds. Lives are a hash:
+-- member -> its ttl in ms, of the living and the replaced. Members of release 0.1 have none there; theirs is taken to be ARGV's.
 local id, name_length, kind, ttl = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local expires = string.format('%.0f', now + ttl)
+local function whole(number) return string.format('%.0f', number) end
+local expires = whole(now + ttl)
 
-local generation = redis.call('HGET', KEYS[2], '!')
-local number, rebuilt_at
-if generation then
-  number, rebuilt_at = string.match(generation, '^(%d+):(%d+)$')
-else
-  number, rebuilt_at = ARGV[5], expires
-  redis.call('HSET', KEYS[2], '!', number .. ':' .. rebuilt_at, '?', 0)
+-- No member expires later than its life from now: an expiry beyond that was written while the clock was ahead.
+local function expiry(key, member, value)
+  local at = tonumber(value)
+  if at > now + ttl then
+    local life = tonumber(redis.call('HGET', KEYS[4], member) or false)
+    if life and at > now + life then
+      at, value = now + life, whole(now + life)
+      redis.call('HSET', key, member, value)
+    end
+  end
+  return at, value
 end
-local rebuild_left = math.max(0, tonumber(rebuilt_at) - now)
-redis.call('HSET', KEYS[1], '#', rebuild_left > 0 and 1 or 0)
 
 -- The living; those of the same name are a name, a colon, and an epoch of sixteen characters.
-local members, living, sweep = {}, 0, '0'
+local members, living, sweep, dead, generation = {}, 0, '0', {}, nil
 local name, namesakes = string.sub(id, 1, name_length) .. ':', {}
+local function is_namesake(other) return #other == #id and string.sub(other, 1, name_length + 1) == name end
 local all = redis.call('HGETALL', KEYS[2])
 for i = 1, #all, 2 do
   local other, value = all[i], all[i + 1]
   if other == '?' then
     sweep = value
-  elseif other ~= '!' then
-    if tonumber(value) <= now then
-      redis.call('HDEL', KEYS[2], other)
-      redis.call('HDEL', KEYS[1], '#' .. other)
+  elseif other == '!' then
+    generation = value
+  else
+    local at
+    at, value = expiry(KEYS[2], other, value)
+    if at <= now then
+      dead[#dead + 1] = {other, at}
     else
       members[other], living = value, living + 1
-      if other ~= id and #other == #id and string.sub(other, 1, name_length + 1) == name then
-        namesakes[#namesakes + 1] = other
-      end
+      if other ~= id and is_namesake(other) then namesakes[#namesakes + 1] = other end
     end
   end
 end
-local replaced = redis.call('HGETALL', KEYS[3])
+
+-- Members that expired while nobody was heard may live: for how long they may take to tell what they hold. A rebuilding in
+-- which nobody was heard begins anew.
+local silenced, last_beat = 0, nil
+local was_rebuilding = redis.call('HGET', KEYS[1], '#') == '1'
+if #dead > 0 or was_rebuilding then
+  local lives, pairs_of_lives = {}, redis.call('HGETALL', KEYS[4])
+  for i = 1, #pairs_of_lives, 2 do lives[pairs_of_lives[i]] = tonumber(pairs_of_lives[i + 1]) end
+  local function heard(other, at) last_beat = math.max(last_beat or 0, at - (lives[other] or ttl)) end
+  for other, value in pairs(members) do heard(other, tonumber(value)) end
+  for _, each in ipairs(dead) do heard(each[1], each[2]) end
+  for _, each in ipairs(dead) do
+    local other, at = each[1], each[2]
+    local life = lives[other] or ttl
+    if not is_namesake(other) and at - life / 2 >= last_beat then silenced = math.max(silenced, life) end
+    redis.call('HDEL', KEYS[2], other)
+    redis.call('HDEL', KEYS[1], '#' .. other)
+    redis.call('HDEL', KEYS[4], other)
+  end
+end
+
+local number, rebuilt_at
+if generation then
+  number, rebuilt_at = string.match(generation, '^(%d+):(%d+)$')
+else
+  number, rebuilt_at = ARGV[5], expires
+  redis.call('HSET', KEYS[2], '?', 0)
+end
+local rebuild_left = math.max(silenced, math.min(ttl, math.max(0, tonumber(rebuilt_at) - now)))
+if was_rebuilding and last_beat and last_beat + ttl / 2 <= now then rebuild_left = ttl end
+if rebuild_left > 0 then rebuilt_at = whole(now + rebuild_left) end
+if generation ~= number .. ':' .. rebuilt_at then redis.call('HSET', KEYS[2], '!', number .. ':' .. rebuilt_at) end
+redis.call('HSET', KEYS[1], '#', rebuild_left > 0 and 1 or 0)
+
+local replaced, replaced_count = redis.call('HGETALL', KEYS[3]), 0
 for i = 1, #replaced, 2 do
-  if tonumber(replaced[i + 1]) <= now then redis.call('HDEL', KEYS[3], replaced[i]) end
+  if expiry(KEYS[3], replaced[i], replaced[i + 1]) <= now then
+    redis.call('HDEL', KEYS[3], replaced[i])
+    if not members[replaced[i]] then redis.call('HDEL', KEYS[4], replaced[i]) end
+  else
+    replaced_count = replaced_count + 1
+  end
 end
 
 local standing, sequence = 'unknown', '0'
@@ -56,11 +101,13 @@ elseif members[id] and redis.call('HEXISTS', KEYS[1], '#' .. id) == 1 then
       redis.call('HDEL', KEYS[2], other)
       redis.call('HDEL', KEYS[1], '#' .. other)
       members[other], living = nil, living - 1
+      replaced_count = replaced_count + 1
     end
   end
 elseif kind == 'join' then
   standing, living = 'joined', living + (members[id] and 0 or 1)
   redis.call('HSET', KEYS[2], id, expires)
+  redis.call('HSET', KEYS[4], id, whole(ttl))
   -- One long value makes Redis keep the hash as a table: a short hash is a list, which is searched from its beginning.
   redis.call('HSET', KEYS[1], '#' .. id, 0, '!', string.rep('-', 80))
 elseif #namesakes > 0 then
@@ -79,5 +126,12 @@ if standing == 'alive' then
     end
   end
   if found[1] ~= sweep then redis.call('HSET', KEYS[2], '?', found[1]) end
+  -- Release 0.1 forgets members without their lives.
+  if redis.call('HLEN', KEYS[4]) > living + replaced_count then
+    for _, other in ipairs(redis.call('HKEYS', KEYS[4])) do
+      local gone = not members[other] and redis.call('HEXISTS', KEYS[3], other) == 0
+      if gone then redis.call('HDEL', KEYS[4], other) end
+    end
+  end
 end
 return {standing, sequence, number, rebuild_left, living}

@@ -1,13 +1,27 @@
 -- Takes tokens out of a bucket. The rule is core/bucket.rs. KEYS: the bucket. ARGV: spacing in us, burst, want.
--- The bucket is one number: the time, in us, at which it is full again.
+-- The bucket is 'full_at.depth': the time, in us, at which it is full again, and the time, in us, that an empty one took to
+-- fill for the last drawer. Release 0.1 reads and writes full_at alone; to it, the depth is a fraction of a microsecond.
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local spacing = tonumber(ARGV[1])
-local depth = spacing * tonumber(ARGV[2])
-local full_at = math.max(now, tonumber(redis.call('GET', KEYS[1]) or 0))
-local tokens = math.min(tonumber(ARGV[3]), math.floor((now + depth - full_at) / spacing))
-if tokens < 1 then return {0, math.max(0, math.ceil(full_at + spacing - now - depth))} end
+local own_depth = spacing * tonumber(ARGV[2])
+local full_at, depth = string.match(redis.call('GET', KEYS[1]) or '0', '^(%d+)%.?(%d*)$')
+full_at, depth = tonumber(full_at) or 0, tonumber(depth) or own_depth
+local function keep()
+  -- Redis takes whole numbers, and Lua writes larger ones with an exponent.
+  local lasts = math.min(1e15, math.ceil((full_at - now) / 1000) + 1000)
+  redis.call('SET', KEYS[1], string.format('%.0f.%.0f', full_at, depth), 'PX', lasts)
+end
+
+-- Fuller in the future than an empty bucket: written while the clock was ahead. It is empty, from now on.
+if full_at > now + depth then
+  full_at = math.ceil(now + depth)
+  keep()
+end
+full_at = math.max(now, full_at)
+local tokens = math.min(tonumber(ARGV[3]), math.floor((now + own_depth - full_at) / spacing))
+if tokens < 1 then return {0, math.max(0, math.ceil(full_at + spacing - now - own_depth))} end
 -- Rounded up: what is kept in whole us must not give more than the rate.
-full_at = math.ceil(full_at + spacing * tokens)
-redis.call('SET', KEYS[1], string.format('%.0f', full_at), 'PX', math.ceil((full_at - now) / 1000) + 1000)
+full_at, depth = math.ceil(full_at + spacing * tokens), math.ceil(own_depth)
+keep()
 return {tokens, 0}

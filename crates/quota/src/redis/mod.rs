@@ -4,7 +4,9 @@
 //! count expires, because a server that may evict takes those first.
 //! Time is Redis's own; nothing here compares it with a clock of ours.
 //! Keys, after the tag: `:k` all exact accounts, a field each, and the sequences of the living; `:m` the members' expiries, the
-//! generation and where the sweep stands; `:x` those whose name was taken over; `:b:…` a budget each; `:r:…` a bucket each; the channel `:p` tells of pressure.
+//! generation and where the sweep stands; `:x` those whose name was taken over; `:t` the TTLs of both; `:b:…` a budget each; `:r:…` a
+//! bucket each; the channel `:p` tells of pressure.
+//! Members of release 0.1 share the namespace: they use the same keys in the same way, except `:t` and a bucket's depth.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -35,6 +37,8 @@ struct Keys {
     tag: String,
     /// Exact accounts, members, replaced: those that scripts begin with.
     common: [String; 3],
+    /// The TTLs of members.
+    lives: String,
     /// The channel on which pressure is told.
     pressure: String,
 }
@@ -53,7 +57,7 @@ impl RedisStore {
         // Braces would end the hash tag early.
         let tag = format!("{{{}}}", namespace.replace(['{', '}'], "_"));
         let key = |name| format!("{tag}:{name}");
-        let keys = Keys { common: ["k", "m", "x"].map(key), pressure: key("p"), tag };
+        let keys = Keys { common: ["k", "m", "x"].map(key), lives: key("t"), pressure: key("p"), tag };
         let script = |source: &str| Arc::new(Script::new(source));
         RedisStore {
             client,
@@ -100,8 +104,9 @@ impl RedisStore {
         };
         let (member, ttl) = (&beat.member, millis(beat.ttl));
         let args = Words((member.as_str(), member.name().len(), kind, ttl, beat.generation, SWEEP));
+        let keys = Words((&self.keys.common, &self.keys.lives));
         let reply: (String, u64, u64, u64, u32) =
-            self.beat.run(&self.client, &self.keys.common, args).await.map_err(failed)?;
+            self.beat.run(&self.client, keys, args).await.map_err(failed)?;
         let (standing, sequence, generation, rebuild_left, members) = reply;
         let standing = match standing.as_str() {
             "alive" => Standing::Alive { sequence },
@@ -116,7 +121,7 @@ impl RedisStore {
     async fn run_settle(&self, settlement: Settlement) -> Result<Settled, StoreError> {
         let Settlement { member, sequence, landed, pressure, asks } = settlement;
         let own_field = ["#", member.as_str()].concat();
-        let Keys { tag, common, pressure: channel } = &*self.keys;
+        let Keys { tag, common, pressure: channel, .. } = &*self.keys;
         let blocks = in_blocks(&asks).next().is_some();
         let for_blocks = blocks.then_some((millis(pressure), channel.as_str()));
         let keys = SettleKeys { tag, common, asks: &asks };
@@ -174,10 +179,15 @@ impl Store for RedisStore {
 
     fn leave(&self, member: MemberId) -> Calling<'_, ()> {
         Box::pin(async move {
-            let ([exact, members, replaced], id) = (&self.keys.common, member.as_str());
-            let removals = (("HDEL", exact, format!("#{id}")), ("HDEL", members, id), ("HDEL", replaced, id));
-            let removed = self.client.transaction::<(i64, i64, i64)>(removals).await.map_err(failed)?;
-            let removed = removed.0.and(removed.1).and(removed.2);
+            let (Keys { common: [exact, members, replaced], lives, .. }, id) = (&*self.keys, member.as_str());
+            let removals = (
+                ("HDEL", exact, format!("#{id}")),
+                ("HDEL", members, id),
+                ("HDEL", replaced, id),
+                ("HDEL", lives, id),
+            );
+            let removed = self.client.transaction::<(i64, i64, i64, i64)>(removals).await.map_err(failed)?;
+            let removed = removed.0.and(removed.1).and(removed.2).and(removed.3);
             removed.map(|_| ()).map_err(|error| StoreError::Unexpected(error.to_string()))
         })
     }

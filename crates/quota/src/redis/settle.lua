@@ -112,6 +112,11 @@ for i = 4, #KEYS do
       end
     end
   end
+  -- Dated further ahead than it can be: written while the clock was ahead.
+  if pressed_until > now + pressure then
+    pressed_until = now + pressure
+    redis.call('HSET', key, '!', string.format('%.0f', pressed_until))
+  end
   local room, count = math.max(0, limit - others), floor
   if not rebuilding then
     count = math.max(floor, math.min(want, room))

@@ -13,7 +13,7 @@ use forebay_testkit::within;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 
-use crate::support::{namespace, settled_store};
+use crate::support::{PATIENCE, namespace, settled_store, until};
 
 /// Long enough that no test sees it pass.
 const TTL: Duration = Duration::from_secs(3600);
@@ -26,7 +26,7 @@ enum Step {
     Draw(Draw),
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+fn steps(draw: impl Strategy<Value = Draw>) -> impl Strategy<Value = Vec<Step>> {
     let kind = prop_oneof![
         2 => Just(BeatKind::Join),
         1 => Just(BeatKind::TakeOver),
@@ -55,7 +55,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             .prop_map(|(member, asks, stale, lost)| Step::Settle { member, asks, stale, lost }),
         1 => (0_usize..5).prop_map(|member| Step::Leave { member }),
     ];
-    let step = prop_oneof![9 => step, 2 => draw().prop_map(Step::Draw)];
+    let step = prop_oneof![9 => step, 2 => draw.prop_map(Step::Draw)];
     prop::collection::vec(step, 1..60)
 }
 
@@ -79,9 +79,18 @@ fn members() -> Vec<MemberId> {
 /// Tells the ledger and a store the same stories. `handles` are of one store: each step goes to the next of them, and what
 /// one has done, the others know.
 pub(crate) fn check<S: Store>(cases: u32, handles: impl AsyncFn() -> [S; 2]) {
+    check_with(draw(), cases, handles);
+}
+
+/// As [`check`], with other draws.
+pub(crate) fn check_with<S: Store>(
+    draw: impl Strategy<Value = Draw>,
+    cases: u32,
+    handles: impl AsyncFn() -> [S; 2],
+) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     TestRunner::new(ProptestConfig { cases, ..ProptestConfig::default() })
-        .run(&steps(), |steps| {
+        .run(&steps(draw), |steps| {
             runtime.block_on(async { compare(&handles().await, steps).await });
             Ok(())
         })
@@ -216,8 +225,13 @@ async fn a_store_without_memory_rebuilds_for_one_ttl() {
     let Settled::Landed(answers) = settle(1).await else { panic!("it is a member") };
     assert_eq!(answers[0].count, 1, "what it holds is written down, no more");
 
+    let stay = Beat { kind: BeatKind::Stay, ..beat.clone() };
+    until("the rebuilding ends", PATIENCE, async || {
+        store.beat(stay.clone()).await.unwrap().rebuild_left.is_zero()
+    })
+    .await;
     tokio::time::sleep(ttl).await;
-    let other = Beat { member: MemberId::new("b", 1), ..beat.clone() };
+    let other = Beat { member: MemberId::new("a", 2), ..beat.clone() };
     assert_eq!(store.beat(other).await.unwrap().members, 1, "time passes with beats: the first has expired");
     assert_eq!(settle(2).await, Settled::Unknown);
     let again = store.beat(beat).await.unwrap();

@@ -1,6 +1,7 @@
 //! Members that share a DynamoDB.
 
 mod life;
+mod storm;
 mod tokens;
 
 use std::collections::HashMap;
@@ -289,4 +290,12 @@ async fn two_members_share_a_budget_and_a_keyed_limit() {
     let shares: Vec<_> = holdings.accounts.iter().flat_map(|account| &account.shares).collect();
     assert!(shares.iter().all(|share| share.count <= 6), "{shares:?}");
     drop((leases, units));
+}
+
+#[tokio::test]
+async fn no_two_limits_and_keys_share_a_count() {
+    let namespace = namespace("names");
+    settled_handle(&namespace).await;
+    let join = async |name: &str| Quota::join(handle(&namespace).await, steady(name)).await;
+    crate::names::each_has_a_count_of_its_own(&join("a b").await, &join("b=a").await).await;
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use forebay_quota::{MemberConfig, RedisStore};
 use forebay_redis::Client;
 use forebay_sandbox::Redis;
-use forebay_testkit::PATIENCE;
+pub(crate) use forebay_testkit::PATIENCE;
 
 /// A member that beats often and lives long: the store is away for it only when the connection
 /// fails. A machine that

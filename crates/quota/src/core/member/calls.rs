@@ -111,7 +111,9 @@ impl<W: Waiter> Member<W> {
         }
         self.on_answer();
         self.members = pulse.members;
-        self.rebuilt_at = (!pulse.rebuild_left.is_zero()).then(|| now + pulse.rebuild_left);
+        // However long the store says: the next beat asks again, and its clock may have been set right by then.
+        let rebuild_left = pulse.rebuild_left.min(self.rules.ttl);
+        self.rebuilt_at = (!rebuild_left.is_zero()).then(|| now + rebuild_left);
         if let Some(rebuilt_at) = self.rebuilt_at {
             self.beat_due = self.beat_due.min(rebuilt_at); // the store ends it with a beat
         }

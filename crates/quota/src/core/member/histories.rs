@@ -1,5 +1,6 @@
 //! Random histories of a whole cluster: members of every policy, a store, and a network that delays, reorders, drops and repeats
-//! nothing. Members are killed, paused, and leave; limits are raised and lowered, for all or for one.
+//! nothing. Members are killed, paused, and leave; limits are raised and lowered, for all or for one; the store is away for longer
+//! than their TTL.
 //!
 //! What is checked after every step: each member's books agree with the leases that its process has; while the store keeps
 //! its writes, it has down at least what each member may lend; what is lent without the store is within the policy; the leases
@@ -121,6 +122,9 @@ struct Seen {
     lost: u32,
     lowered: u32,
     left: u32,
+    silences: u32,
+    /// How often members expired together, and the store began to rebuild.
+    expired_together: u32,
 }
 
 impl World {
@@ -167,8 +171,8 @@ impl World {
     fn accounts() -> [AccountRef; 3] {
         [
             AccountRef::Budget(0),
-            AccountRef::Key(0, Key::new("user", KEYS[0])),
-            AccountRef::Key(0, Key::new("user", KEYS[1])),
+            AccountRef::Key(0, Key::new(&KeyPrefix::of("user"), KEYS[0])),
+            AccountRef::Key(0, Key::new(&KeyPrefix::of("user"), KEYS[1])),
         ]
     }
 
@@ -196,6 +200,7 @@ impl World {
             30 if !self.processes[index].paused => self.processes[index].member.on_pressed(),
             31 | 32 => self.change_limit(index, b),
             33 if b % 4 == 0 => self.leave(index),
+            34 if b % 4 == 0 => self.silence(b),
             _ => self.pass(MS(3)),
         }
         self.run_processes();
@@ -285,8 +290,14 @@ impl World {
     fn land(&mut self, which: usize) {
         let waiting: Vec<_> =
             (0..self.network.len()).filter(|at| self.network[*at].reply.is_none()).collect();
-        let Some(&at) = waiting.get(which % waiting.len().max(1)) else { return };
+        if let Some(&at) = waiting.get(which % waiting.len().max(1)) {
+            self.land_at(at);
+        }
+    }
+
+    fn land_at(&mut self, at: usize) {
         let time = self.time;
+        let (was_rebuilding, alive) = (self.ledger.is_rebuilding(), self.alive());
         let reply = match &self.network[at].call {
             Call::Beat(beat) => Reply::Beat(self.ledger.beat(beat, time)),
             Call::Settle(settlement) => Reply::Settle(self.ledger.settle(settlement, time)),
@@ -297,6 +308,12 @@ impl World {
         };
         if matches!(reply, Reply::Settle(Settled::Stale)) {
             self.seen.stale += 1;
+        }
+        if !was_rebuilding && self.ledger.is_rebuilding() {
+            // Those that expired with this beat have until its end to tell what they have.
+            let now_alive = self.alive();
+            self.forgotten.extend(alive.difference(&now_alive));
+            self.seen.expired_together += 1;
         }
         let Transit { process, call, .. } = &self.network[at];
         self.history.push(format!("{time:?}: landed of {process}: {call:?}: {reply:?}"));
@@ -370,6 +387,34 @@ impl World {
                 Call::Leave(_) => process.member.on_left(Err("refused".into()), now),
             }
         }
+    }
+
+    /// The store is away for half a TTL to two, and the processes run on without it. What they said meanwhile is lost, or
+    /// lands when it is back, in the order in which it was said.
+    fn silence(&mut self, how: usize) {
+        self.history.push(format!("{:?}: the store is away", self.time));
+        let end = self.time + RULES.ttl * (2 + how as u32 / 8 % 7) / 4;
+        while self.time < end {
+            self.pass(RULES.retry);
+            self.run_processes();
+            for which in 0..self.network.len() {
+                self.give_up(which);
+            }
+            self.account_for_the_falsely_dead();
+        }
+        self.history.push(format!("{:?}: the store is back", self.time));
+        // Of a process that stood still nothing was given up: its calls may take as long.
+        let (said, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut self.network)
+            .into_iter()
+            .partition(|transit| transit.reply.is_none() && transit.given_up);
+        self.network = kept;
+        for transit in said.into_iter().filter(|_| how % 8 > 3) {
+            self.network.push(transit);
+            self.land_at(self.network.len() - 1);
+            self.account_for_the_falsely_dead();
+            self.check();
+        }
+        self.seen.silences += 1;
     }
 
     fn pass(&mut self, time: Duration) {
@@ -491,6 +536,12 @@ impl World {
         self.allowance.excuse_one(process.number, of, claim);
     }
 
+    /// The processes that the store knows.
+    fn alive(&self) -> HashSet<u64> {
+        let known = self.processes.iter().filter(|process| self.ledger.is_alive(process.member.id()));
+        known.map(|process| process.number).collect()
+    }
+
     /// Whether the store has down all that a process has.
     fn has_told_all(&self, process: &Process) -> bool {
         Self::accounts().iter().all(|account| self.written(process, account) >= self.held(process, account))
@@ -571,7 +622,10 @@ impl World {
             let forgot = |old: &MemberId| !self.ledger.is_alive(old);
             let too_late = (self.forgotten.contains(&process.number) && !self.ledger.is_rebuilding())
                 || (process.member.predecessor.as_ref().is_some_and(forgot) && !self.has_told_all(process));
-            if (!alive && (lapsed || self.trusting.contains(&process.number))) || too_late {
+            // While it rebuilds, the store gives nothing away that they have.
+            let may_still_tell = self.forgotten.contains(&process.number) && self.ledger.is_rebuilding();
+            let forgotten_alone = lapsed || self.trusting.contains(&process.number);
+            if (!alive && forgotten_alone && !may_still_tell) || too_late {
                 for account in Self::accounts() {
                     let claim = self.claim(process, &account);
                     self.allowance.excuse(process.number, &account, claim);
@@ -694,7 +748,10 @@ impl World {
             assert_eq!(process.member.keyed_limits().map(|(.., keys, _)| keys).sum::<usize>(), 0);
         }
         for key in KEYS {
-            let held = self.ledger.look(&[Key::new("user", key).account().clone()], self.time).accounts;
+            let held = self
+                .ledger
+                .look(&[Key::new(&KeyPrefix::of("user"), key).account().clone()], self.time)
+                .accounts;
             assert_eq!(held, [], "nobody has anything of {key}");
         }
         let streams = self.ledger.look(&[budget_name("streams")], self.time);
@@ -800,6 +857,8 @@ fn the_histories_reach_every_kind_of_answer() {
         all.lost += seen.lost;
         all.lowered += seen.lowered;
         all.left += seen.left;
+        all.silences += seen.silences;
+        all.expired_together += seen.expired_together;
         seen.by_policy
             .into_iter()
             .for_each(|(policy, count)| *all.by_policy.entry(policy).or_default() += count);
@@ -817,6 +876,8 @@ fn the_histories_reach_every_kind_of_answer() {
         all.lost,
         all.lowered,
         all.left,
+        all.silences,
+        all.expired_together,
     ];
     assert!(numbers.iter().all(|count| *count > 0), "{all:?}");
     assert_eq!((all.reborn.len(), all.by_policy.len()), (3, 2), "{all:?}");

@@ -18,8 +18,8 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-pub(crate) use key::Key;
 use key::PreHashed;
+pub(crate) use key::{Key, KeyPrefix};
 
 use super::account::{Account, Terms, Waiter};
 use crate::config::Rules;

@@ -112,7 +112,7 @@ fn ann() -> AccountRef {
 }
 
 fn ann_key() -> Key {
-    Key::new("user", "ann")
+    Key::new(&KeyPrefix::of("user"), "ann")
 }
 
 #[test]
@@ -230,6 +230,8 @@ fn a_join_that_lands_when_its_member_has_expired_gives_it_nothing_back() {
     // Whether the beat that finds it alive again was sent before it had heard of its grant, or after.
     for early in [true, false] {
         let mut world = World::new();
+        // Somebody is heard all the while: the first alone has expired.
+        let mut c = world.join("c", 3);
         let mut a: Member<Caller> = Member::new("a".into(), RULES, 1, world.now());
         a.keyed("user", 2);
         let Some(Call::Beat(late)) = a.poll(world.now()) else { panic!("it joins") };
@@ -239,6 +241,7 @@ fn a_join_that_lands_when_its_member_has_expired_gives_it_nothing_back() {
         assert!(matches!(a.take(&ann(), world.now(), || Caller("a")), Take::Waiting));
         let grant = world.settlement(&mut a);
         world.pass(60);
+        world.serve(&mut c);
         let sent_early = a.poll(world.now()).expect("a beat is due");
         world.answer(&mut a, Call::Settle(grant));
         assert!(matches!(a.take_verdicts()[..], [(_, Ok(_))]));
@@ -247,6 +250,7 @@ fn a_join_that_lands_when_its_member_has_expired_gives_it_nothing_back() {
         } else {
             world.answer(&mut a, sent_early);
             world.pass(60);
+            world.serve(&mut c);
             a.poll(world.now()).expect("a beat is due")
         };
         // The store forgets it, and grants both units anew; then the first join lands.
@@ -254,7 +258,7 @@ fn a_join_that_lands_when_its_member_has_expired_gives_it_nothing_back() {
         let mut b = world.join("b", 2);
         world.take(&mut b, &ann()).unwrap();
         world.take(&mut b, &ann()).unwrap();
-        assert_eq!(world.ledger.beat(&late, world.time).members, 2);
+        assert_eq!(world.ledger.beat(&late, world.time).members, 3);
         world.answer(&mut a, beat);
         a.give(&ann(), world.now());
         assert!(a.try_take(&ann(), world.now()).is_err(), "both are lent elsewhere; early: {early}");
@@ -337,11 +341,14 @@ fn a_lost_write_is_noticed_though_a_later_one_has_landed() {
     member.give(&ann(), world.now());
     world.serve(&mut member);
     world.ledger = replica; // it has ann's stream, which has ended
-    let bob = AccountRef::Key(0, Key::new("user", "bob"));
+    let bob = AccountRef::Key(0, Key::new(&KeyPrefix::of("user"), "bob"));
     world.take(&mut member, &bob).unwrap();
     world.serve(&mut member);
     let holders = world.ledger.look(
-        &[Key::new("user", "ann").account().clone(), Key::new("user", "bob").account().clone()],
+        &[
+            Key::new(&KeyPrefix::of("user"), "ann").account().clone(),
+            Key::new(&KeyPrefix::of("user"), "bob").account().clone(),
+        ],
         world.time,
     );
     let [shares] = &holders.accounts[..] else { panic!("{holders:?}") };
@@ -404,7 +411,9 @@ fn an_old_incarnation_leaves_only_when_everything_is_pushed() {
     let mut world = World::new();
     let mut member = world.join("a", 1);
     for key in 0..25 {
-        world.take(&mut member, &AccountRef::Key(0, Key::new("user", &format!("user-{key}")))).unwrap();
+        world
+            .take(&mut member, &AccountRef::Key(0, Key::new(&KeyPrefix::of("user"), &format!("user-{key}"))))
+            .unwrap();
     }
     let old = member.id().clone();
     world.ledger.forget_last_settlement(&old);
@@ -454,7 +463,7 @@ fn with_bob_held_back() -> (World, Member<Caller>) {
             call => world.answer(&mut member, call),
         }
     }
-    let bob = AccountRef::Key(0, Key::new("user", "bob"));
+    let bob = AccountRef::Key(0, Key::new(&KeyPrefix::of("user"), "bob"));
     assert!(matches!(member.take(&bob, world.now(), || Caller("bob")), Take::Waiting));
     assert!(member.poll(world.now()).is_none());
     (world, member)
@@ -487,7 +496,7 @@ fn keys_that_come_and_go_in_an_outage_leave_nothing_behind() {
     member.on_pulse(Err("away".into()), world.now());
     let keys = |member: &Member<Caller>| member.keyed_limits().next().unwrap().2;
     for key in 0..100 {
-        let of = AccountRef::Key(0, Key::new("user", &key.to_string()));
+        let of = AccountRef::Key(0, Key::new(&KeyPrefix::of("user"), &key.to_string()));
         assert!(matches!(member.take(&of, world.now(), || Caller("brief")), Take::Granted));
         member.give(&of, world.now());
     }

@@ -1,0 +1,137 @@
+-- Sets what a member holds. The rule is core/ledger.rs, `settle` and `grant`.
+-- KEYS: exact accounts; if there are accounts in blocks: members, replaced, then these accounts.
+-- ARGV: sequence, landed, '#member'; then the names of the exact accounts; then for each of them: limit, floor, want; then
+-- for each account in blocks: limit, floor, want, used, and whether shares outlive replacement (1 or 0); if there are any of
+-- these: pressure in ms, and the channel for it; last, how many exact accounts there are.
+-- Returns 0, how many exact accounts fell short, for each of those its place, count and total, and for each account in blocks
+-- count, total, used, pressed. Or 1: the member is unknown, 2: the settlement is stale, 3: writes were lost.
+
+-- All exact accounts are fields of one hash, so that a settlement reads and writes them in one command each. In the same hash,
+-- '#' tells whether the store rebuilds (1 or 0), and '#member' the last sequence of everybody alive.
+local found
+-- Nearly always it is one account, of which nobody else holds anything, and all that was said before has landed. Each word that
+-- is turned into a number, and each call, is a part of what Redis does for a decision; so there are few.
+if #ARGV == 8 then
+  local want = ARGV[7]
+  found = redis.call('HMGET', KEYS[1], '#', ARGV[3], ARGV[4])
+  if found[1] == '0' and found[2] == ARGV[2] and want ~= '0' and tonumber(want) <= tonumber(ARGV[5]) then
+    local me, before = string.sub(ARGV[3], 2) .. '=', found[3]
+    if not before or before == me .. ARGV[6] then
+      redis.call('HSET', KEYS[1], ARGV[3], ARGV[1], ARGV[4], me .. want)
+      return {0, 0}
+    end
+  end
+end
+
+local exact = tonumber(ARGV[#ARGV])
+found = found or redis.call('HMGET', KEYS[1], '#', unpack(ARGV, 3, 3 + exact))
+if not found[1] or not found[2] then return {1} end
+local landed = tonumber(found[2])
+if tonumber(ARGV[1]) <= landed then return {2} end
+if landed < tonumber(ARGV[2]) then return {3} end
+local rebuilding = found[1] == '1'
+local id = string.sub(ARGV[3], 2)
+local me = id .. '='
+
+local alive = {}
+local function lives(other)
+  local answer = alive[other]
+  if answer == nil then
+    answer = redis.call('HEXISTS', KEYS[1], '#' .. other) == 1
+    alive[other] = answer
+  end
+  return answer
+end
+
+local answers, at, short = {0, 0}, 2, 0
+local set, sets, delete, deletes = {ARGV[3], ARGV[1]}, 2, {}, 0
+local arg, me_length = 4 + exact, #me
+for i = 1, exact do
+  -- Numbers stay text where they can: turning them into text again is what costs most here.
+  local before, floor, want = found[2 + i], ARGV[arg + 1], ARGV[arg + 2]
+  local others, rest, count = 0, '', floor
+  local only_me = before and string.sub(before, 1, me_length) == me and not string.find(before, ' ', me_length, true)
+  if before and not only_me then
+    -- member=count, separated by spaces.
+    for other, held in string.gmatch(before, '([^ ]+)=(%d+)') do
+      if other ~= id and lives(other) then
+        others = others + held
+        rest = rest .. ' ' .. other .. '=' .. held
+      end
+    end
+  end
+  if want ~= floor then
+    local most = rebuilding and 0 or math.min(want, ARGV[arg] - others)
+    if most == tonumber(want) then
+      count = want
+    else
+      if most > tonumber(floor) then count = string.format('%.0f', most) end
+      answers[at + 1], answers[at + 2], answers[at + 3] = i, tonumber(count), others + count
+      at, short = at + 3, short + 1
+    end
+  end
+  if count ~= '0' then
+    set[sets + 1], set[sets + 2] = ARGV[3 + i], me .. count .. rest
+    sets = sets + 2
+  elseif others > 0 then
+    set[sets + 1], set[sets + 2] = ARGV[3 + i], string.sub(rest, 2)
+    sets = sets + 2
+  elseif before then
+    deletes = deletes + 1
+    delete[deletes] = ARGV[3 + i]
+  end
+  arg = arg + 3
+end
+redis.call('HSET', KEYS[1], unpack(set))
+if deletes > 0 then redis.call('HDEL', KEYS[1], unpack(delete)) end
+answers[2] = short
+if #KEYS == 1 then return answers end
+
+local pressure, channel = tonumber(ARGV[#ARGV - 2]), ARGV[#ARGV - 1]
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+-- Two fields of the members' hash are not members.
+local living = math.max(1, redis.call('HLEN', KEYS[2]) - 2)
+for i = 4, #KEYS do
+  local key, limit, floor, want = KEYS[i], tonumber(ARGV[arg]), tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 2])
+  local used, outlives = tonumber(ARGV[arg + 3]), ARGV[arg + 4] == '1'
+  arg = arg + 5
+  -- member -> count:used, and '!' -> until when somebody's refusal presses.
+  local others, others_used, pressed_until = 0, 0, 0
+  local shares = redis.call('HGETALL', key)
+  for j = 1, #shares, 2 do
+    local other, share = shares[j], shares[j + 1]
+    if other == '!' then
+      pressed_until = tonumber(share)
+    elseif other ~= id then
+      if lives(other) or (outlives and redis.call('HEXISTS', KEYS[3], other) == 1) then
+        local count, lent = string.match(share, '^(%d+):(%d+)$')
+        others, others_used = others + count, others_used + lent
+      else
+        redis.call('HDEL', key, other)
+      end
+    end
+  end
+  local room, count = math.max(0, limit - others), floor
+  if not rebuilding then
+    count = math.max(floor, math.min(want, room))
+    if count == want and want > floor and pressed_until <= now then
+      count = count + math.floor((room - count) / (2 * living))
+    end
+    if count < want then
+      if pressed_until <= now then redis.call('PUBLISH', channel, '') end
+      pressed_until = now + pressure
+      redis.call('HSET', key, '!', string.format('%.0f', pressed_until))
+    end
+  end
+  if pressed_until > 0 and pressed_until <= now then redis.call('HDEL', key, '!') end
+  if count > 0 then
+    redis.call('HSET', key, id, count .. ':' .. used)
+  else
+    redis.call('HDEL', key, id)
+  end
+  answers[at + 1], answers[at + 2] = count, others + count
+  answers[at + 3], answers[at + 4] = others_used + used, pressed_until > now and 1 or 0
+  at = at + 4
+end
+return answers
