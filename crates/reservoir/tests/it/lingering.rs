@@ -33,6 +33,17 @@ const STUBBORN: &str = "CREATE FUNCTION stubborn(seconds float8) RETURNS void LA
             EXCEPTION WHEN query_canceled THEN NULL;
             END;
         END LOOP;
+    END $$;
+    CREATE TABLE released (at timestamptz);
+    -- Until there is a row in `released`, whoever cancels it.
+    CREATE FUNCTION stubborn() RETURNS void LANGUAGE plpgsql AS $$
+    BEGIN
+        WHILE NOT EXISTS (SELECT FROM released) LOOP
+            BEGIN
+                PERFORM pg_sleep(0.02);
+            EXCEPTION WHEN query_canceled THEN NULL;
+            END;
+        END LOOP;
     END $$";
 
 /// Its own database on a server, and one application name.
@@ -170,10 +181,9 @@ async fn is_well_again(reservoir: &Pg) {
 async fn queries_that_catch_their_cancellation_keep_their_places_until_they_end() {
     let site = Site::new(Postgres::shared(), "stubborn");
     let (reservoir, monitor) = site.filled("").await;
-    let began = Instant::now();
     for number in 0..MAX {
         let mut client = reservoir.checkout_within(PATIENCE).await.unwrap();
-        abandon(&client, "SELECT stubborn(4)").await;
+        abandon(&client, "SELECT stubborn()").await;
         // A reset that takes too long retires it just as well.
         if number % 2 == 0 {
             client.mark_bad();
@@ -182,10 +192,10 @@ async fn queries_that_catch_their_cancellation_keep_their_places_until_they_end(
     let told = press(&reservoir, Duration::from_millis(3_200)).await;
     assert!(monitor.most() <= MAX, "{} backends", monitor.most());
     assert!(told, "nobody was told what is waited for");
-    assert!(began.elapsed() < Duration::from_millis(3_900), "a machine too slow to see it");
     let status = reservoir.status();
     assert_eq!((status.lingering, status.counts.total()), (MAX, MAX));
     assert!(status.longest_lingering.unwrap() > Duration::from_secs(2), "{status:?}");
+    site.server.execute(&site.database, "INSERT INTO released VALUES (now())").unwrap();
     is_well_again(&reservoir).await;
     assert_eq!(monitor.most(), MAX);
 }
@@ -279,8 +289,7 @@ async fn backends_that_end_in_the_reset_are_replaced_within_the_bound() {
 #[tokio::test]
 async fn a_connection_that_the_kernel_gave_up_while_the_server_reads_nothing_keeps_its_place() {
     let site = Site::new(Postgres::shared(), "full_window");
-    let config = config().close_timeout(Duration::from_secs(3));
-    let reservoir = site.start(site.connect("tcp_user_timeout=3000"), config);
+    let reservoir = site.start(site.connect("tcp_user_timeout=3000"), config());
     reservoir.initial_fill(PATIENCE).await.unwrap();
     let monitor = Monitor::start(site.server, &site.name).await;
     let clients: Vec<_> =
@@ -291,12 +300,9 @@ async fn a_connection_that_the_kernel_gave_up_while_the_server_reads_nothing_kee
     let lost = join_all(clients.iter().map(|client| client.simple_query(&big))).await;
     assert!(lost.iter().all(Result::is_err), "the kernel gives up");
     drop(clients);
-    let given_up = Instant::now();
     press(&reservoir, Duration::from_millis(1_500)).await;
     assert!(monitor.most() <= MAX, "{} backends", monitor.most());
-    assert!(given_up.elapsed() < Duration::from_millis(2_800), "a machine too slow to see it");
+    // That the server has closed them is never heard of here: the close timeout ends it, in ten minutes.
     assert_eq!(reservoir.status().lingering, TARGET);
     pids.iter().for_each(|pid| site.server.thaw_backend(*pid));
-    is_well_again(&reservoir).await;
-    assert!(monitor.most() <= MAX, "{} backends", monitor.most());
 }
