@@ -40,6 +40,7 @@ mod exec;
 mod guard;
 mod hooks;
 mod inbox;
+mod known;
 mod reply;
 mod scan;
 mod script;
@@ -59,7 +60,7 @@ pub use core::frame::Limits;
 pub use core::link::State;
 pub use dedicated::Dedicated;
 pub use error::{
-    ConfigError, ConnectError, ExecError, Loss, Mismatch, PathStep, ProtocolError, ReplyError, RequestError,
+    ConfigError, ConnectError, ExecError, Loss, Mismatch, PathStep, ProtocolError, Refusal, ReplyError, RequestError,
     Retry, ServerError,
 };
 pub use exec::Exec;
