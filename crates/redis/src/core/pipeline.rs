@@ -296,7 +296,7 @@ impl<S: Sink> Pipeline<S> {
             // A subscription is confirmed by push messages; a reply in their place is its refusal.
             Expect::Replies(_) | Expect::Confirmations(..) => true,
             Expect::Verified(left, sentinel) => {
-                match sentinel.judge(*left, self.refused, &self.input[range.clone()]) {
+                match sentinel.judge(*left, &self.input[range.clone()]) {
                     Judged::Reply => {
                         *left -= 1;
                         false

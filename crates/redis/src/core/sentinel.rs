@@ -15,6 +15,8 @@ use super::refusal::{Refusal, error_text};
 pub struct Sentinel {
     number: u64,
     left: u8,
+    /// The last reply before it was an error.
+    after_error: bool,
 }
 
 /// What a reply to a request with a sentinel is.
@@ -42,23 +44,26 @@ impl Sentinel {
     }
 
     pub(crate) fn of(number: u64) -> Self {
-        Sentinel { number, left: Self::TIMES }
+        Sentinel { number, left: Self::TIMES, after_error: false }
     }
 
     pub(crate) fn argument(self) -> String {
         format!("{:016x}", self.number)
     }
 
-    /// Judges a whole reply. `left` replies of the request's commands are still to come; `refused` is why the server refused
-    /// the last one, if it did.
-    pub(crate) fn judge(&mut self, left: u32, refused: Option<Refusal>, reply: &[u8]) -> Judged {
+    /// Judges a whole reply. `left` replies of the request's commands are still to come.
+    pub(crate) fn judge(&mut self, left: u32, reply: &[u8]) -> Judged {
         match (left > 0, self.is_answered_by(reply)) {
-            (true, false) => Judged::Reply,
+            (true, false) => {
+                self.after_error = error_text(reply).is_some();
+                Judged::Reply
+            }
             (false, true) => self.came_back(),
             (true, true) => Judged::OutOfStep,
             (false, false) => match error_text(reply) {
-                // A server that refuses all commands refuses this one, too.
-                Some(text) if refused.is_some() && Refusal::of(text) == refused => self.came_back(),
+                // A server that refuses every command refuses this one, too. It may have another error for the command
+                // before: that a command doesn't exist is found out first.
+                Some(text) if self.after_error && refuses_everything(text) => self.came_back(),
                 // A user may be allowed to run less than this. Redis names the command in lower case.
                 Some(text) if text.starts_with(b"NOPERM ") && names_echo(text) => self.came_back(),
                 Some(_) | None => Judged::OutOfStep,
@@ -77,6 +82,11 @@ impl Sentinel {
     }
 }
 
+fn refuses_everything(text: &[u8]) -> bool {
+    use Refusal::{Busy, Loading, MasterDown, NoAuth};
+    matches!(Refusal::of(text), Some(Busy | Loading | MasterDown | NoAuth))
+}
+
 fn names_echo(text: &[u8]) -> bool {
     memchr::memmem::find(text, b"'echo' command").is_some()
 }
@@ -91,30 +101,35 @@ mod tests {
     fn the_number_must_come_back_after_the_replies_and_not_before() {
         let sentinel = Sentinel::of(255);
         assert_eq!(sentinel.argument().len(), 16);
-        let judge = |left, reply| Sentinel::of(255).judge(left, None, reply);
+        let judge = |left, reply: &[u8]| Sentinel::of(255).judge(left, reply);
         assert_eq!(judge(1, ECHOED), Judged::OutOfStep, "a command without a reply");
         assert_eq!(judge(1, b"+OK\r\n"), Judged::Reply);
         for second in [&b"+OK\r\n"[..], b"$16\r\n00000000000000fe\r\n", b"-ERR no\r\n", b"-BUSY so\r\n"] {
             assert_eq!(judge(0, second), Judged::OutOfStep, "a command with two replies");
             let mut begun = sentinel;
-            assert_eq!(begun.judge(0, None, ECHOED), Judged::Sentinel);
-            assert_eq!(begun.judge(0, None, second), Judged::OutOfStep, "a command whose replies never end");
+            assert_eq!(begun.judge(0, ECHOED), Judged::Sentinel);
+            assert_eq!(begun.judge(0, second), Judged::OutOfStep, "a command whose replies never end");
         }
         let mut sentinel = sentinel;
-        assert_eq!(sentinel.judge(0, None, ECHOED), Judged::Sentinel);
-        assert_eq!(sentinel.judge(0, None, ECHOED), Judged::Verified);
+        assert_eq!(sentinel.judge(0, ECHOED), Judged::Sentinel);
+        assert_eq!(sentinel.judge(0, ECHOED), Judged::Verified);
     }
 
     #[test]
     fn a_server_that_refuses_both_has_answered_both() {
-        let judge = |left, refused, reply: &[u8]| Sentinel::of(1).judge(left, refused, reply);
+        let judge = |left, reply: &[u8]| Sentinel::of(1).judge(left, reply);
         let loading = b"-LOADING Redis is loading the dataset in memory\r\n";
-        assert_eq!(judge(0, Some(Refusal::Loading), loading), Judged::Sentinel);
-        assert_eq!(judge(0, Some(Refusal::Busy), loading), Judged::OutOfStep);
+        assert_eq!(judge(0, loading), Judged::OutOfStep, "its command was not refused");
+        for first in [&loading[..], b"-ERR unknown command 'MY.CMD'\r\n"] {
+            let mut sentinel = Sentinel::of(1);
+            assert_eq!(sentinel.judge(1, first), Judged::Reply);
+            assert_eq!(sentinel.judge(0, loading), Judged::Sentinel);
+            assert_eq!(sentinel.judge(0, b"-ERR no\r\n"), Judged::OutOfStep);
+        }
         let denied = b"-NOPERM this user has no permissions to run the 'echo' command\r\n";
-        assert_eq!(judge(0, None, denied), Judged::Sentinel);
-        assert_eq!(judge(1, None, denied), Judged::Reply);
+        assert_eq!(judge(0, denied), Judged::Sentinel);
+        assert_eq!(judge(1, denied), Judged::Reply);
         let another = b"-NOPERM this user has no permissions to run the 'json.set' command\r\n";
-        assert_eq!(judge(0, None, another), Judged::OutOfStep);
+        assert_eq!(judge(0, another), Judged::OutOfStep);
     }
 }
