@@ -41,6 +41,8 @@ pub(crate) struct Shared {
     pub(crate) counters: Counters,
     pub(crate) topics: Topics,
     resp3: AtomicBool,
+    /// On a connection of one's own: its caller has sent `MULTI` and not yet `EXEC`.
+    queuing: AtomicBool,
     life: Mutex<Life>,
 }
 
@@ -236,6 +238,7 @@ impl Client {
             counters: Counters::default(),
             topics: Topics::default(),
             resp3,
+            queuing: AtomicBool::new(false),
             life: Mutex::default(),
         });
         Client { handle: Arc::new(Handle { shared, dialer, subscriber: Mutex::default() }) }
@@ -305,12 +308,25 @@ impl Client {
 impl Shared {
     /// What its connection can take.
     pub(crate) fn guard(&self) -> Guard {
-        if self.config.dedicated { Guard::Dedicated } else { Guard::Shared }
+        if self.config.dedicated {
+            Guard::Dedicated { queuing: self.queuing.load(Ordering::Relaxed) }
+        } else {
+            Guard::Shared
+        }
+    }
+
+    /// Keeps what the commands of a request leave behind on the connection. One caller at a time sends them.
+    pub(crate) fn note_guard(&self, guard: Guard) {
+        match guard {
+            Guard::Shared => {}
+            Guard::Dedicated { queuing } => self.queuing.store(queuing, Ordering::Relaxed),
+        }
     }
 
     /// A connection is made. Whoever is subscribed has missed what came meanwhile, and must be subscribed again.
     pub(crate) fn connected(self: &Arc<Self>, resp3: bool) {
         self.resp3.store(resp3, Ordering::Relaxed);
+        self.queuing.store(false, Ordering::Relaxed);
         if self.topics.mark_gap() {
             tokio::spawn(crate::subscription::resubscribe(self.clone()));
         }

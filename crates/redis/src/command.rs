@@ -11,8 +11,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use crate::core::sentinel::Sentinel;
 use crate::error::RequestError;
-use crate::guard::Guard;
+use crate::guard::{Guard, Passed};
 
 /// Writes arguments in RESP.
 pub struct ArgWriter<'a> {
@@ -20,11 +21,22 @@ pub struct ArgWriter<'a> {
     written: usize,
     guard: Option<Guard>,
     refused: Option<RequestError>,
+    /// A command was written whose number of replies is unknown.
+    unverified: bool,
+}
+
+/// What a guarded writer found out about a request.
+#[derive(Debug)]
+pub(crate) struct Verdict {
+    /// The sentinel that was appended, if the request needs one.
+    pub(crate) sentinel: Option<Sentinel>,
+    /// The guard as the commands leave it.
+    pub(crate) guard: Option<Guard>,
 }
 
 impl<'a> ArgWriter<'a> {
     pub(crate) fn new(out: &'a mut Vec<u8>) -> Self {
-        ArgWriter { out, written: 0, guard: None, refused: None }
+        ArgWriter { out, written: 0, guard: None, refused: None, unverified: false }
     }
 
     /// One that checks whether the connection can take the commands; [`verdict`](Self::verdict) tells.
@@ -32,8 +44,23 @@ impl<'a> ArgWriter<'a> {
         ArgWriter { guard: Some(guard), ..ArgWriter::new(out) }
     }
 
-    pub(crate) fn verdict(self) -> Result<(), RequestError> {
-        self.refused.map_or(Ok(()), Err)
+    /// Ends the request, with a sentinel if it needs one; or says why the connection can't take it.
+    #[inline]
+    pub(crate) fn verdict(mut self) -> Result<Verdict, RequestError> {
+        if let Some(refused) = self.refused {
+            return Err(refused);
+        }
+        let sentinel = if self.unverified { Some(self.append_sentinel()) } else { None };
+        Ok(Verdict { sentinel, guard: self.guard })
+    }
+
+    #[cold]
+    fn append_sentinel(&mut self) -> Sentinel {
+        let sentinel = Sentinel::new();
+        for _ in 0..Sentinel::TIMES {
+            self.own_command(&(Sentinel::COMMAND, sentinel.argument()));
+        }
+        sentinel
     }
 
     /// Writes one argument.
@@ -57,12 +84,30 @@ impl<'a> ArgWriter<'a> {
         }
     }
 
+    #[inline]
     pub(crate) fn command(&mut self, command: &(impl Command + ?Sized)) {
         let arguments = self.own_command(command);
-        if let Some(guard) = self.guard
-            && let Err(error) = guard.check(&self.out[arguments..])
-        {
-            self.refused.get_or_insert(error);
+        let Some(guard) = self.guard else { return };
+        match guard.check(&self.out[arguments..]) {
+            Ok(Passed::Once) => {}
+            Ok(Passed::BeginsQueuing) => self.set_queuing(true),
+            Ok(Passed::EndsQueuing) => self.set_queuing(false),
+            Ok(Passed::Unverified) => self.unverified = true,
+            Err(error) => {
+                self.refused.get_or_insert(error);
+            }
+        }
+    }
+
+    /// Writes `EXEC`, after which no command is queued any more.
+    pub(crate) fn end_transaction(&mut self) {
+        self.own_command(&("EXEC",));
+        self.set_queuing(false);
+    }
+
+    fn set_queuing(&mut self, now: bool) {
+        if let Some(Guard::Dedicated { queuing }) = &mut self.guard {
+            *queuing = now;
         }
     }
 

@@ -40,6 +40,10 @@ pub struct Config {
     pub close_timeout: Duration,
     /// When to connect again after a loss. `None`: never; the client is then closed and keeps the reason.
     pub reconnect: Option<Backoff>,
+    /// Whether `READONLY`, `LOADING` and `MASTERDOWN` end the connection, so that the next dial resolves the name again and
+    /// finds the server that can serve. Default true. Reads on a replica get no such error. Turn it off for a client that
+    /// reads from a replica and whose writes may fail. Without [`reconnect`](Self::reconnect) it has no effect.
+    pub leave_unfit_server: bool,
     /// Requests that may be open at once, those that nobody waits for any more included. Default 65,536.
     pub max_requests: usize,
     /// Bytes that may wait to be sent; the request that crosses this is the last one let in. Default 256 MiB, so that a
@@ -78,6 +82,7 @@ impl Default for Config {
             stall_timeout: Some(Duration::from_secs(30)),
             close_timeout: Duration::from_secs(5),
             reconnect: Some(Backoff::default()),
+            leave_unfit_server: true,
             max_requests: 65_536,
             max_unsent_bytes: 256 << 20,
             max_queued_messages: 4_096,
@@ -158,7 +163,8 @@ impl fmt::Debug for Password {
 ///
 /// - `redis://[user[:password]@]host[:port][/db]`, `rediss://…` for TLS
 /// - `unix:///path/to/socket`, with `?db=`, `?user=`, `?password=`
-/// - with `?client_name=`, `?protocol=2|3`, `?response_timeout_ms=`, `?connect_timeout_ms=` on any of them
+/// - with `?client_name=`, `?protocol=2|3`, `?response_timeout_ms=`, `?connect_timeout_ms=`,
+///   `?leave_unfit_server=true|false` on any of them
 pub trait IntoConfig {
     /// Reads it.
     fn into_config(self) -> Result<Config, ConfigError>;
@@ -265,12 +271,16 @@ fn parse_option(key: &str, value: &str, config: &mut Config) -> Result<(), Confi
         "response_timeout_ms" => {
             config.response_timeout = Some(Duration::from_millis(number()?)).filter(|t| !t.is_zero())
         }
+        "leave_unfit_server" => {
+            config.leave_unfit_server =
+                value.parse().map_err(|_| error("leave_unfit_server in the URL is neither true nor false"))?
+        }
         "connect_timeout_ms" => config.connect_timeout = Duration::from_millis(number()?),
         _ => {
             // The option isn't named: it may be the end of a password with a ? in it.
             return Err(error(
                 "unknown option in the Redis URL; known: db, user, password, client_name, protocol, \
-                 response_timeout_ms, connect_timeout_ms (write a ? in a password as %3F)",
+                 response_timeout_ms, connect_timeout_ms, leave_unfit_server (write a ? in a password as %3F)",
             ));
         }
     }
@@ -341,6 +351,8 @@ mod tests {
         let config = parse("redis://:secret@host");
         assert_eq!((config.username, config.password), (None, Some("secret".into())));
         assert_eq!(parse("redis://h?response_timeout_ms=0").response_timeout, None);
+        assert!(parse("redis://h").leave_unfit_server);
+        assert!(!parse("redis://h?leave_unfit_server=false").leave_unfit_server);
     }
 
     #[test]
@@ -363,6 +375,7 @@ mod tests {
             "redis://u:hunter2@[::1",
             "redis://u:hunter2%zz@h",
             "redis://u:hunter2@h?nonsense=1",
+            "redis://u:hunter2@h?leave_unfit_server=2",
             "redis://u:1234?hunter2@host",
             "redis://:?hunter2=1@h",
             "unix://relative",

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use crate::core::frame::ProtocolError;
+pub use crate::core::refusal::Refusal;
 
 /// Why [`Client::exec`](crate::Client::exec) has no value to give.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -178,12 +179,7 @@ impl ReplyError {
     /// Whether to try again.
     pub fn retry(&self) -> Retry {
         match self {
-            ReplyError::Server(error) => match error.code() {
-                "LOADING" | "BUSY" | "TRYAGAIN" | "CLUSTERDOWN" | "MASTERDOWN" | "NOREPLICAS" | "OOM" => {
-                    Retry::Safe
-                }
-                _ => Retry::Never,
-            },
+            ReplyError::Server(error) => error.refusal().map_or(Retry::Never, Refusal::retry),
             ReplyError::Aborted => Retry::Safe,
             ReplyError::Mismatch(_) => Retry::Never,
         }
@@ -217,6 +213,11 @@ impl ServerError {
     /// Its first word: `WRONGTYPE`, `NOAUTH`, `ERR` …
     pub fn code(&self) -> &str {
         self.text.split_once(' ').map_or(&self.text, |(code, _)| code)
+    }
+
+    /// What it says about the server, if it says that the command can't run here or now. Found inside a script's error, too.
+    pub fn refusal(&self) -> Option<Refusal> {
+        Refusal::of(self.text.as_bytes())
     }
 
     /// All of it, as the server wrote it.
@@ -301,6 +302,12 @@ pub enum Loss {
     /// The server took requests and sent nothing for too long.
     #[error("the server sent nothing for {0:?} while requests were open")]
     Stalled(Duration),
+    /// The server can't serve now; see [`Config::leave_unfit_server`](crate::Config::leave_unfit_server).
+    #[error(
+        "the server answered {0}; the connection was ended so that the next try finds a server that can serve: check that the \
+         address leads to the master"
+    )]
+    Unfit(Refusal),
     /// The connection couldn't be made.
     #[error("{0}")]
     Connect(#[source] Arc<ConnectError>),
@@ -314,6 +321,7 @@ impl Loss {
             Loss::Io(_) => "io",
             Loss::Protocol(_) => "protocol",
             Loss::Stalled(_) => "stalled",
+            Loss::Unfit(_) => "unfit",
             Loss::Connect(_) => "connect",
         }
     }

@@ -12,7 +12,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use crate::client::Shared;
-use crate::command::{ArgWriter, Batch, Command};
+use crate::command::{ArgWriter, Batch, Command, Verdict};
 use crate::core::pipeline::{Expect, Replies, Request};
 use crate::error::{ExecError, ReplyError, RequestError};
 use crate::guard::Words;
@@ -71,12 +71,15 @@ impl<'c, J: Job> Exec<'c, J> {
                 let mut writer = ArgWriter::guarded(out, self.shared.guard());
                 self.job.encode(&mut writer);
                 let verdict = writer.verdict();
+                if let Ok(Verdict { guard: Some(guard), .. }) = verdict {
+                    self.shared.note_guard(guard);
+                }
                 if let Some(report) = &mut self.report {
                     report.command = first_word(&out[before..]);
                 }
-                verdict
+                verdict.map(|verdict| expect.verified_by(verdict.sentinel))
             },
-            |bytes| Request { sink: slot.clone(), expect, bytes, timeout },
+            |expect, bytes| Request { sink: slot.clone(), expect, bytes, timeout },
         );
         if let (Err(_), Some(report)) = (&left, &mut self.report) {
             // It didn't come to encoding it in the right place.
@@ -225,7 +228,7 @@ impl<B: Batch<R>, R: FromReplies> Job for Atomic<B, R> {
     fn encode(&self, out: &mut ArgWriter<'_>) {
         out.own_command(&("MULTI",));
         self.0.encode(out);
-        out.own_command(&("EXEC",));
+        out.end_transaction();
     }
 
     fn finish(&self, answer: Answer) -> Self::Output {
@@ -284,7 +287,9 @@ struct Report {
 impl Report {
     fn begin(hooks: Arc<dyn Hooks>, expect: Expect) -> Self {
         let commands = match expect {
-            Expect::Replies(count) | Expect::Confirmations(count, _) => count as usize,
+            Expect::Replies(count)
+            | Expect::Confirmations(count, _)
+            | Expect::Verified(count, _) => count as usize,
         };
         Report { hooks, command: String::new(), commands, started: Instant::now() }
     }

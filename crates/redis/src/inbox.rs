@@ -11,7 +11,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
-use crate::core::pipeline::Request;
+use crate::core::pipeline::{Expect, Request};
 use crate::error::RequestError;
 use crate::slot::Slot;
 
@@ -57,12 +57,12 @@ impl Inbox {
         }))
     }
 
-    /// Leaves one request; `encode` writes its bytes into the shared buffer.
+    /// Leaves one request; `encode` writes its bytes into the shared buffer and says what answers them.
     #[inline]
     pub(crate) fn leave(
         &self,
-        encode: impl FnOnce(&mut Vec<u8>) -> Result<(), RequestError>,
-        request: impl FnOnce(usize) -> Request<Arc<Slot>>,
+        encode: impl FnOnce(&mut Vec<u8>) -> Result<Expect, RequestError>,
+        request: impl FnOnce(Expect, usize) -> Request<Arc<Slot>>,
     ) -> Result<(), RequestError> {
         let contents = self.lock();
         contents.check()?;
@@ -73,16 +73,12 @@ impl Inbox {
     /// what they end, so they may go beyond the bounds.
     pub(crate) fn leave_anyway(
         &self,
-        encode: impl FnOnce(&mut Vec<u8>),
-        request: impl FnOnce(usize) -> Request<Arc<Slot>>,
+        encode: impl FnOnce(&mut Vec<u8>) -> Expect,
+        request: impl FnOnce(Expect, usize) -> Request<Arc<Slot>>,
     ) {
         let contents = self.lock();
         if contents.shut.is_none() {
-            let encode = |out: &mut Vec<u8>| {
-                encode(out);
-                Ok(())
-            };
-            let _never_refused = put(contents, encode, request);
+            let _never_refused = put(contents, |out| Ok(encode(out)), request);
         }
     }
 
@@ -153,11 +149,11 @@ impl Inbox {
 #[inline]
 fn put(
     mut contents: MutexGuard<'_, Contents>,
-    encode: impl FnOnce(&mut Vec<u8>) -> Result<(), RequestError>,
-    request: impl FnOnce(usize) -> Request<Arc<Slot>>,
+    encode: impl FnOnce(&mut Vec<u8>) -> Result<Expect, RequestError>,
+    request: impl FnOnce(Expect, usize) -> Request<Arc<Slot>>,
 ) -> Result<(), RequestError> {
-    let bytes = append(&mut contents.bytes, encode)?;
-    contents.requests.push(request(bytes));
+    let (expect, bytes) = append(&mut contents.bytes, encode)?;
+    contents.requests.push(request(expect, bytes));
     let waker = contents.sleeping.take();
     drop(contents);
     if let Some(waker) = waker {
@@ -169,7 +165,10 @@ fn put(
 /// Runs `encode` on the end of `bytes` and says how much it wrote. If it refuses or panics, what it wrote is taken back:
 /// half a command would put every later reply out of step.
 #[inline]
-fn append<E>(bytes: &mut Vec<u8>, encode: impl FnOnce(&mut Vec<u8>) -> Result<(), E>) -> Result<usize, E> {
+fn append<T, E>(
+    bytes: &mut Vec<u8>,
+    encode: impl FnOnce(&mut Vec<u8>) -> Result<T, E>,
+) -> Result<(T, usize), E> {
     struct Undo<'a>(&'a mut Vec<u8>, usize);
     impl Drop for Undo<'_> {
         fn drop(&mut self) {
@@ -178,9 +177,9 @@ fn append<E>(bytes: &mut Vec<u8>, encode: impl FnOnce(&mut Vec<u8>) -> Result<()
     }
     let before = bytes.len();
     let mut undo = Undo(bytes, before);
-    encode(undo.0)?;
+    let encoded = encode(undo.0)?;
     undo.1 = undo.0.len();
-    Ok(undo.1 - before)
+    Ok((encoded, undo.1 - before))
 }
 
 impl Contents {

@@ -4,12 +4,14 @@
 //! runtime. Requests of all callers share the connection and are pipelined by themselves.
 //!
 //! What always holds:
-//! - Requests are answered in the order in which they were submitted, each exactly once: by its reply or by a reason.
+//! - Requests are answered in the order in which they were submitted, each exactly once: by its reply or by a reason. A
+//!   command that Redis may not answer with one reply is refused; one that Redis 7 doesn't have is verified.
 //! - Nothing is ever sent twice. What was open when the connection was lost fails; whether to repeat it is up to you, and
 //!   [`ExecError::retry`] tells what is known.
 //! - Nothing waits for ever: a request has a deadline unless you take it away, every queue has a bound, and while the
 //!   connection is down requests are rejected at once.
 //! - No code of yours runs in the connection's task: replies are decoded where they are awaited.
+//! - A server that can't serve (`READONLY`, `LOADING`, `MASTERDOWN`) is left, unless [`Config::leave_unfit_server`] is off.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
@@ -40,6 +42,7 @@ mod exec;
 mod guard;
 mod hooks;
 mod inbox;
+mod known;
 mod reply;
 mod scan;
 mod script;
@@ -59,7 +62,7 @@ pub use core::frame::Limits;
 pub use core::link::State;
 pub use dedicated::Dedicated;
 pub use error::{
-    ConfigError, ConnectError, ExecError, Loss, Mismatch, PathStep, ProtocolError, ReplyError, RequestError,
+    ConfigError, ConnectError, ExecError, Loss, Mismatch, PathStep, ProtocolError, Refusal, ReplyError, RequestError,
     Retry, ServerError,
 };
 pub use exec::Exec;

@@ -13,7 +13,7 @@ use crate::client::{Client, Shared};
 use crate::command::{ArgWriter, Cmd, ToArgs, cmd};
 use crate::core::link::State;
 use crate::core::pipeline::Request;
-use crate::error::{ExecError, RequestError};
+use crate::error::{ExecError, RequestError, Retry};
 use crate::exec::{Confirmed, Exec, Job};
 use crate::reply::{FromReply, Reader, Value};
 use crate::slot::Slot;
@@ -21,6 +21,9 @@ use crate::topics::{Feed, Item, Kind, Topic};
 
 /// How soon a subscription that found the queue full is tried again.
 const CROWDED: Duration = Duration::from_millis(5);
+
+/// How soon a subscription that the server can't take now is tried again.
+const REFUSED: Duration = Duration::from_millis(100);
 
 /// What a subscription brings.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -201,12 +204,15 @@ impl Drop for Subscription {
             let topics: Vec<Topic> = orphans.iter().filter(|(of, _)| *of == kind).cloned().collect();
             if !topics.is_empty() {
                 let job = confirmed(kind.unsubscribe(), &topics);
-                let (expect, sink) = (job.expect(), Slot::waiting(Waker::noop().clone()));
+                let sink = Slot::waiting(Waker::noop().clone());
                 // Left under the lock, so that a later subscription comes later for the server, too. If the link is down
                 // there is nothing to unsubscribe from.
                 shared.inbox.leave_anyway(
-                    |out| job.encode(&mut ArgWriter::new(out)),
-                    |bytes| Request { sink, expect, bytes, timeout: None },
+                    |out| {
+                        job.encode(&mut ArgWriter::new(out));
+                        job.expect()
+                    },
+                    |expect, bytes| Request { sink, expect, bytes, timeout: None },
                 );
             }
         }
@@ -249,9 +255,17 @@ pub(crate) async fn resubscribe(shared: Arc<Shared>) {
         .await;
         match requests.pop_front() {
             Some((topic, request)) => {
-                if let Err(ExecError::Reply(error)) = request.await {
-                    tracing::warn!(%error, "the server refused to subscribe again");
-                    shared.topics.lock().refuse(&topic);
+                match request.await {
+                    // Busy with a script, for instance. A later try may be the next connection's.
+                    Err(ExecError::Reply(error)) if error.retry() == Retry::Safe => {
+                        tokio::time::sleep(REFUSED).await;
+                        topics.push_back(topic);
+                    }
+                    Err(ExecError::Reply(error)) => {
+                        tracing::warn!(%error, "the server refused to subscribe again");
+                        shared.topics.lock().refuse(&topic);
+                    }
+                    Ok(()) | Err(ExecError::Request(_)) => {}
                 }
             }
             None if topics.is_empty() => return,

@@ -68,6 +68,8 @@ impl Worker {
             limits: config.limits,
             stall_timeout: config.stall_timeout,
             arrays_are_pushes: config.subscriber_only,
+            // A client that doesn't reconnect would be closed by it; a dedicated connection is made again by its next call.
+            leave_unfit_server: config.leave_unfit_server && (config.reconnect.is_some() || config.dedicated),
             generation,
         };
         let mut worker = Worker {

@@ -245,3 +245,130 @@ async fn the_last_handle_takes_the_connection_along() {
     drop(client);
     assert_eq!(server.read_buf(&mut BytesMut::new()).await.expect("a clean end"), 0);
 }
+
+const READONLY: &[u8] = b"-READONLY You can't write against a read only replica.\r\n";
+
+/// Answers every request of a connection with this.
+fn answering(mut server: DuplexStream, reply: &'static [u8]) -> tokio::task::JoinHandle<()> {
+    tokio::spawn(async move {
+        let mut request = vec![0; GET_A.len()];
+        while server.read_exact(&mut request).await.is_ok() {
+            if server.write_all(reply).await.is_err() {
+                return;
+            }
+        }
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_stays_unfit_is_dialed_at_most_12_times_in_the_first_second_and_twice_in_each_later_one() {
+    let (client, mut dials) = client_with(Config::default(), 1024, []);
+    let begun = Instant::now();
+    // Many callers who write whenever they may: the handshake and the answer cost no time.
+    let caller = tokio::spawn({
+        let client = client.clone();
+        async move {
+            loop {
+                match client.exec::<String>(("GET", "a")).await {
+                    Err(ExecError::Request(RequestError::Rejected { last_error: Loss::Unfit(_), .. })) => {
+                        tokio::time::sleep(Duration::from_millis(1)).await;
+                    }
+                    Err(error) => assert_eq!(error.server().map(|error| error.code()), Some("READONLY")),
+                    Ok(reply) => panic!("{reply}"),
+                }
+            }
+        }
+    });
+    let mut at = Vec::new();
+    while begun.elapsed() < Duration::from_secs(30) {
+        let dialed = dials.recv().await.expect("it dials again");
+        at.push(dialed.at - begun);
+        answering(dialed.server, READONLY);
+    }
+    let within = |from: u64| at.iter().filter(|at| at.as_secs() == from).count();
+    // The first dial of all is not a repetition.
+    assert!(within(0) <= 13, "{at:?}");
+    assert!((1..29).all(|second| (1..=2).contains(&within(second))), "{at:?}");
+    caller.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unfit_server_is_left_once_what_it_sent_is_handed_out() {
+    let (client, mut dials) = client_with(Config::default(), 1024, []);
+    let mut server = dials.recv().await.expect("it dials").server;
+    let calls: Vec<_> = (0..4).map(|_| get(&client)).collect();
+    for _ in 0..4 {
+        expect_bytes(&mut server, GET_A).await;
+    }
+    let replies = [b"+before\r\n", READONLY, b"+after\r\n"].concat();
+    server.write_all(&replies).await.expect("the client reads");
+    let mut results = Vec::new();
+    for call in calls {
+        results.push(call.await.expect("no panic"));
+    }
+    let [Ok(before), Err(refused), Ok(after), Err(open)] = &results[..] else { panic!("{results:?}") };
+    assert_eq!((before.as_str(), after.as_str()), ("before", "after"));
+    assert_eq!(refused.server().map(|error| error.code()), Some("READONLY"));
+    assert_eq!(refused.retry(), crate::Retry::Safe);
+    assert!(matches!(open, ExecError::Request(RequestError::Lost(Loss::Unfit(crate::Refusal::ReadOnly)))));
+
+    let mut master = dials.recv().await.expect("it dials again").server;
+    client.changes().wait_for(State::Open).await;
+    let request = get(&client);
+    expect_bytes(&mut master, GET_A).await;
+    master.write_all(b"+master\r\n").await.expect("the client reads");
+    assert_eq!(request.await.expect("no panic").expect("a reply"), "master");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unfit_server_is_kept_where_the_owner_wants_that() {
+    let config = Config { leave_unfit_server: false, ..Config::default() };
+    let (client, mut dials) = client_with(config, 1024, []);
+    answering(dials.recv().await.expect("it dials").server, READONLY);
+    for _ in 0..3 {
+        let error = get(&client).await.expect("no panic").expect_err("a replica");
+        assert_eq!(error.server().map(|error| error.code()), Some("READONLY"));
+    }
+    assert_eq!((client.state(), client.stats().connections), (State::Open, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sentinel_follows_an_unknown_command_and_its_reply_is_nobodys() {
+    let (client, mut dials) = client_with(Config::default(), 1024, []);
+    let mut server = dials.recv().await.expect("it dials").server;
+    for (replies, expected) in [(1, Some("x")), (0, None), (2, None)] {
+        let call = tokio::spawn({
+            let client = client.clone();
+            async move { client.exec::<String>(("MY.CMD",)).await }
+        });
+        expect_bytes(&mut server, b"*1\r\n$6\r\nMY.CMD\r\n").await;
+        let mut echo = [0; b"*2\r\n$4\r\nECHO\r\n$16\r\n0123456789abcdef\r\n".len()];
+        server.read_exact(&mut echo).await.expect("the client writes");
+        let second = echo;
+        server.read_exact(&mut echo).await.expect("the client writes");
+        assert!(echo.starts_with(b"*2\r\n$4\r\nECHO\r\n$16\r\n") && echo == second);
+        let later = get(&client);
+        expect_bytes(&mut server, GET_A).await;
+        let echoed = &echo[b"*2\r\n$4\r\nECHO\r\n".len()..];
+        let answer = [&b"+x\r\n".repeat(replies)[..], echoed, echoed, b"+later\r\n"].concat();
+        server.write_all(&answer).await.expect("the client reads");
+        let (call, later) = (call.await.expect("no panic"), later.await.expect("no panic"));
+        match expected {
+            Some(expected) => {
+                assert_eq!(call.expect("a reply"), expected);
+                assert_eq!(later.expect("a reply"), "later");
+            }
+            None => {
+                for result in [call, later] {
+                    let error = result.expect_err("nobody can tell the replies apart");
+                    let ExecError::Request(RequestError::Lost(Loss::Protocol(reason))) = error else {
+                        panic!("{error:?}")
+                    };
+                    assert_eq!(reason, crate::ProtocolError::OutOfStep);
+                }
+                server = dials.recv().await.expect("it dials again").server;
+                client.changes().wait_for(State::Open).await;
+            }
+        }
+    }
+}

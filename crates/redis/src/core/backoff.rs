@@ -30,6 +30,11 @@ impl Default for Backoff {
 }
 
 impl Backoff {
+    /// Likewise, with no wait longer than `longest`, unless the owner begins with longer ones.
+    pub(crate) fn capped(&self, longest: Duration) -> Backoff {
+        Backoff { max_delay: self.max_delay.min(longest.max(self.first_delay)), ..self.clone() }
+    }
+
     /// The wait before try number `attempt` (from 1), between half of the full delay and all of it, as `dice` falls.
     pub(crate) fn delay(&self, attempt: u32, dice: u64) -> Duration {
         let full = match attempt.saturating_sub(1).checked_sub(self.quick_tries) {

@@ -40,6 +40,8 @@ pub(crate) struct Rules {
     pub(crate) limits: Limits,
     pub(crate) stall_timeout: Option<Duration>,
     pub(crate) arrays_are_pushes: bool,
+    /// A refusal that says so ends the connection.
+    pub(crate) leave_unfit_server: bool,
     pub(crate) generation: u64,
 }
 
@@ -100,8 +102,9 @@ impl<S: Sink> Connection<S> {
     pub(crate) fn lost(&mut self, loss: Loss, now: Instant, shell: &mut impl Shell<S>) {
         self.resume(now, shell); // what has come is still worth something
         if !matches!(self.link, Link::Failed { .. } | Link::Closed) {
+            let event = if let Loss::Unfit(_) = loss { Event::Unfit } else { Event::Lost };
             self.last_error = Some(loss);
-            self.apply(Event::Lost, now, shell);
+            self.apply(event, now, shell);
         }
     }
 
@@ -150,7 +153,19 @@ impl<S: Sink> Connection<S> {
             Ok(Parsed::All { need }) => self.need = need,
             Err(error) => self.lost(Loss::Protocol(error), now, shell),
         }
+        self.leave_unfit(now, shell);
         self.finish_closing(now, shell);
+    }
+
+    /// Ends the connection if the server has shown that it can't serve. What has come from it is handed out first; while
+    /// the owner closes, what is in flight may finish.
+    fn leave_unfit(&mut self, now: Instant, shell: &mut impl Shell<S>) {
+        if let Some(refusal) = self.pipeline.take_unfit()
+            && self.rules.leave_unfit_server
+            && let Link::Open { .. } = self.link
+        {
+            self.lost(Loss::Unfit(refusal), now, shell);
+        }
     }
 
     pub(crate) fn close(&mut self, now: Instant, shell: &mut impl Shell<S>) {
@@ -231,7 +246,7 @@ impl<S: Sink> Connection<S> {
     /// Why the gate is shut in this state, if it is.
     fn shut(&self) -> Option<RequestError> {
         match self.link {
-            Link::Connecting | Link::Open | Link::Reconnecting { .. } => None,
+            Link::Connecting | Link::Open { .. } | Link::Reconnecting { .. } => None,
             Link::Failed { until, .. } => {
                 Some(RequestError::Rejected { last_error: self.last_loss(), retry_at: until })
             }

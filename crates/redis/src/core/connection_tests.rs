@@ -9,6 +9,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::core::backoff::Backoff;
 use crate::core::pipeline::Expect;
+use crate::core::sentinel::Sentinel;
+use crate::error::ReplyError;
 
 /// Requests are named by a byte and consist of copies of it, so that every byte on the wire tells whose it is.
 type Id = u8;
@@ -35,10 +37,16 @@ enum Op {
     SubmitLate {
         replies: u32,
     },
+    /// A command that the client doesn't know: the server answers it `answers` times instead of once.
+    SubmitUnknown {
+        answers: u32,
+    },
     Drop(usize),
     Write(usize),
     /// The server answers what it has received.
     Serve,
+    /// The server refuses what it has received: it has become a replica.
+    Refuse,
     Push,
     /// This many bytes arrive from the server.
     Read(usize),
@@ -57,9 +65,11 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         8 => (1..4u32, 1..20usize, prop::option::weighted(0.9, 1..2000u64))
             .prop_map(|(replies, bytes, timeout_ms)| Op::Submit { replies, bytes, timeout_ms }),
         2 => (1..4u32).prop_map(|replies| Op::SubmitLate { replies }),
+        1 => prop::sample::select(vec![1, 1, 1, 1, 1, 1, 0, 2]).prop_map(|answers| Op::SubmitUnknown { answers }),
         3 => any::<usize>().prop_map(Op::Drop),
         8 => (1..40usize).prop_map(Op::Write),
         6 => Just(Op::Serve),
+        1 => Just(Op::Refuse),
         2 => Just(Op::Push),
         8 => (1..60usize).prop_map(Op::Read),
         5 => prop::bool::weighted(0.7).prop_map(Op::Dialed),
@@ -84,6 +94,7 @@ struct Recorder {
     answers: Vec<(Id, Result<Replies, RequestError>)>,
     pushes: usize,
     states: Vec<State>,
+    losses: BTreeSet<&'static str>,
 }
 
 impl Shell<Ticket> for Recorder {
@@ -117,12 +128,16 @@ impl Shell<Ticket> for Recorder {
     fn announce(&mut self, from: State, status: Status) {
         assert!(Link::may_become(from, status.state), "{from} to {}", status.state);
         self.states.push(status.state);
+        self.losses.extend(status.last_error.map(|loss| loss.as_str()));
     }
 }
 
 /// One request, as the test knows it.
 struct Known {
     replies: u32,
+    /// How often the server answers it.
+    answers: u32,
+    sentinel: Option<Sentinel>,
     bytes: usize,
     dropped: Rc<Cell<bool>>,
 }
@@ -134,6 +149,7 @@ struct Server {
     arrived: VecDeque<Id>,
     /// Everything that was ever run, over all connections.
     ran: Vec<Id>,
+    refused: BTreeSet<Id>,
     /// Of these at least one byte arrived.
     begun: BTreeSet<Id>,
     sending: Vec<u8>,
@@ -158,7 +174,7 @@ impl Server {
         for id in self.arrived.drain(..) {
             assert!(!self.ran.contains(&id), "request {id} was replayed");
             self.ran.push(id);
-            for reply in 0..known[&id].replies {
+            for reply in 0..known[&id].answers {
                 let text = match reply {
                     0 => format!(":{id}\r\n"),
                     1 => format!("$3\r\n{id:03}\r\n"),
@@ -166,6 +182,17 @@ impl Server {
                 };
                 self.sending.extend_from_slice(text.as_bytes());
             }
+            self.sending.extend(echoes(known[&id].sentinel));
+        }
+    }
+
+    fn refuse(&mut self, known: &BTreeMap<Id, Known>) {
+        for id in self.arrived.drain(..) {
+            self.refused.insert(id);
+            for _ in 0..known[&id].answers {
+                self.sending.extend_from_slice(b"-READONLY You can't write against a read only replica.\r\n");
+            }
+            self.sending.extend(echoes(known[&id].sentinel));
         }
     }
 
@@ -173,6 +200,12 @@ impl Server {
         (self.arriving, self.sending) = (None, Vec::new());
         self.arrived.clear();
     }
+}
+
+/// What the server answers to a sentinel.
+fn echoes(sentinel: Option<Sentinel>) -> Vec<u8> {
+    let echo = sentinel.map_or(String::new(), |sentinel| format!("$16\r\n{}\r\n", sentinel.argument()));
+    echo.repeat(Sentinel::TIMES.into()).into_bytes()
 }
 
 /// The connection, the server and the callers together.
@@ -196,6 +229,7 @@ fn rules(generation: u64) -> Rules {
         limits: Limits::default(),
         stall_timeout: Some(Duration::from_secs(4)),
         arrays_are_pushes: false,
+        leave_unfit_server: true,
         generation,
     }
 }
@@ -220,13 +254,20 @@ impl World {
     }
 
     fn submit(&mut self, replies: u32, bytes: usize, timeout: Option<Duration>) {
+        self.submit_as(Expect::Replies(replies), replies, bytes, timeout);
+    }
+
+    fn submit_as(&mut self, expect: Expect, answers: u32, bytes: usize, timeout: Option<Duration>) {
         let id = self.known.len() as Id;
         if self.shell.shut || self.known.len() >= usize::from(Id::MAX) {
             return; // the inbox rejects it
         }
         let dropped = Rc::new(Cell::new(false));
-        self.known.insert(id, Known { replies, bytes, dropped: dropped.clone() });
-        let expect = Expect::Replies(replies);
+        let (replies, sentinel) = match expect {
+            Expect::Replies(replies) | Expect::Confirmations(replies, _) => (replies, None),
+            Expect::Verified(replies, sentinel) => (replies, Some(sentinel)),
+        };
+        self.known.insert(id, Known { replies, answers, sentinel, bytes, dropped: dropped.clone() });
         self.shell.left.push(Request { sink: Ticket { id, dropped }, expect, bytes, timeout });
         self.shell.left_bytes.extend(std::iter::repeat_n(id, bytes));
     }
@@ -246,6 +287,11 @@ impl World {
                 self.visit();
             }
             Op::SubmitLate { replies } => self.submit(replies, 5, Some(Duration::from_secs(1))),
+            Op::SubmitUnknown { answers } => {
+                let expect = Expect::Verified(1, Sentinel::of(self.known.len() as u64));
+                self.submit_as(expect, answers, 5, Some(Duration::from_secs(1)));
+                self.visit();
+            }
             Op::Drop(pick) if !self.known.is_empty() => {
                 self.known[&((pick % self.known.len()) as Id)].dropped.set(true);
             }
@@ -257,6 +303,7 @@ impl World {
                 self.connection.wrote(count);
             }
             Op::Serve => self.server.serve(&self.known),
+            Op::Refuse => self.server.refuse(&self.known),
             Op::Push if self.shell.connected => {
                 self.server.sending.extend_from_slice(b">2\r\n+hello\r\n:1\r\n");
                 self.server.pushes += 1;
@@ -313,11 +360,18 @@ impl World {
     }
 
     fn check(&mut self) {
+        let mut left_unfit = false;
         for (id, answer) in self.shell.answers.drain(..) {
             assert!(self.answered.insert(id), "request {id} was answered twice");
             self.outcomes.push(answer.as_ref().map_or_else(RequestError::as_str, |_| "ok"));
             match answer {
+                Ok(replies) if self.server.refused.contains(&id) => {
+                    left_unfit = true;
+                    assert_eq!(self.known[&id].answers, self.known[&id].replies, "{id} is out of step");
+                    check_refused(self.known[&id].replies, &replies);
+                }
                 Ok(replies) => {
+                    assert_eq!(self.known[&id].answers, self.known[&id].replies, "{id} is out of step");
                     assert!(self.server.ran.contains(&id), "request {id} was answered before it ran");
                     assert!(self.last_ok < Some(id), "{id} was answered after {:?}", self.last_ok);
                     self.last_ok = Some(id);
@@ -337,6 +391,7 @@ impl World {
             }
         }
         let state = *self.shell.states.last().expect("it has started");
+        assert!(!left_unfit || state != State::Open, "a server that refuses is left");
         let lets_in = matches!(state, State::Connecting | State::Open | State::Reconnecting);
         assert_eq!(self.shell.shut, !lets_in, "{state}");
         if let State::Failed | State::Closed = state {
@@ -359,6 +414,14 @@ impl World {
         for id in self.known.keys() {
             assert!(!waiting(&self, id), "request {id} hangs");
         }
+    }
+}
+
+fn check_refused(count: u32, replies: &Replies) {
+    let mut cursor = crate::reply::Cursor::new(replies);
+    for _ in 0..=count {
+        let error = cursor.next::<u8>().expect_err("refused, or no reply");
+        assert!(matches!(error, ReplyError::Server(_) | ReplyError::Mismatch(_)), "{error}");
     }
 }
 
@@ -395,6 +458,7 @@ fn random_histories_reach_every_state_and_every_kind_of_answer() {
 
     let mut runner = TestRunner::deterministic();
     let (mut states, mut oks, mut restarts) = (BTreeSet::new(), 0, 0);
+    let mut losses = BTreeSet::new();
     let mut errors: BTreeSet<&str> = BTreeSet::new();
     for _ in 0..500 {
         let ops = ops().new_tree(&mut runner).expect("the strategy never rejects").current();
@@ -405,6 +469,7 @@ fn random_histories_reach_every_state_and_every_kind_of_answer() {
         oks += world.outcomes.iter().filter(|outcome| **outcome == "ok").count();
         errors.extend(world.outcomes.iter().filter(|outcome| **outcome != "ok"));
         states.extend(world.shell.states.iter().map(|state| state.as_str()));
+        losses.append(&mut world.shell.losses);
         restarts += world.generation - 1;
     }
     let reached: Vec<_> = states.into_iter().collect();
@@ -413,5 +478,6 @@ fn random_histories_reach_every_state_and_every_kind_of_answer() {
         errors.into_iter().collect::<Vec<_>>(),
         ["cancelled", "closed", "deadline", "lost", "rejected"]
     );
+    assert_eq!(losses.into_iter().collect::<Vec<_>>(), ["closed", "protocol", "stalled", "unfit"]);
     assert!(oks > 100 && restarts > 100, "{oks} answers, {restarts} restarts");
 }

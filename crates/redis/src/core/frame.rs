@@ -68,6 +68,12 @@ pub enum ProtocolError {
     /// A reply arrived although no request waits for one.
     #[error("a reply came although no request is open")]
     Unasked,
+    /// A command that Redis 7 doesn't have was answered with no reply or with several, as a sentinel after it showed.
+    #[error(
+        "a command was not answered with exactly one reply, so that no later reply can be told apart; \
+         don't send this command through this client"
+    )]
+    OutOfStep,
 }
 
 /// Whom a frame is for.

@@ -8,11 +8,14 @@
 //! Not here: sockets, wakers, the meaning of replies.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 
 use super::frame::{Framer, Kind, Limits, ProtocolError, Step};
+use super::refusal::{Refusal, error_text};
+use super::sentinel::{Judged, Sentinel};
 
 /// Where an answer goes. The pipeline knows nothing else of it.
 pub(crate) trait Sink {
@@ -36,6 +39,18 @@ pub enum Expect {
     Replies(u32),
     /// This many push messages of a kind, as SUBSCRIBE gets them, or one error reply.
     Confirmations(u32, &'static str),
+    /// This many replies, and after them that of a sentinel, which the caller doesn't get.
+    Verified(u32, Sentinel),
+}
+
+impl Expect {
+    /// Likewise, with a sentinel after it, if there is one.
+    pub(crate) fn verified_by(self, sentinel: Option<Sentinel>) -> Self {
+        match (self, sentinel) {
+            (Expect::Replies(count), Some(sentinel)) => Expect::Verified(count, sentinel),
+            (Expect::Replies(_) | Expect::Confirmations(..) | Expect::Verified(..), _) => self,
+        }
+    }
 }
 
 /// The replies to one request. Each part holds whole replies, so a reply is always one piece of memory.
@@ -100,6 +115,10 @@ pub(crate) struct Pipeline<S> {
     oversized: bool,
     /// Replies to the oldest request that were cut off `input` already.
     parts: Vec<Bytes>,
+    /// Why the server refused the last command of the oldest request that it refused.
+    refused: Option<Refusal>,
+    /// An answered request was refused in a way that ends the connection.
+    unfit: Option<Refusal>,
     framer: Framer,
     limits: Limits,
     /// RESP2 sends a subscriber its messages as arrays.
@@ -127,6 +146,8 @@ impl<S: Sink> Pipeline<S> {
             whole: 0,
             oversized: false,
             parts: Vec::new(),
+            refused: None,
+            unfit: None,
             framer: Framer::new(limits),
             limits,
             arrays_are_pushes,
@@ -250,23 +271,76 @@ impl<S: Sink> Pipeline<S> {
                     }
                     emit(Received::Push(push));
                 }
-                Step::Frame(Kind::Reply | Kind::Error, range) => {
-                    self.whole = range.end;
-                    let front = self.open.front_mut().ok_or(ProtocolError::Unasked)?;
-                    match &mut front.expect {
-                        Expect::Replies(left) if *left > 1 => *left -= 1,
-                        // A subscription is confirmed by push messages; a reply in their place is its refusal.
-                        Expect::Replies(_) | Expect::Confirmations(..) => {
-                            answers = answers.saturating_sub(1);
-                            let replies = self.take_replies();
-                            if let Some(sink) = self.open.pop_front().and_then(|front| front.sink) {
-                                emit(Received::Answer(sink, replies));
-                            }
+                Step::Frame(kind @ (Kind::Reply | Kind::Error), range) => {
+                    if self.count_reply(kind, range)? {
+                        answers = answers.saturating_sub(1);
+                        let replies = self.take_replies();
+                        if let Some(sink) = self.open.pop_front().and_then(|front| front.sink) {
+                            emit(Received::Answer(sink, replies));
                         }
                     }
                 }
             }
         }
+    }
+
+    /// Counts a reply towards the oldest request; true when that was its last.
+    #[inline]
+    fn count_reply(&mut self, kind: Kind, range: Range<usize>) -> Result<bool, ProtocolError> {
+        let front = self.open.front_mut().ok_or(ProtocolError::Unasked)?;
+        let last = match &mut front.expect {
+            Expect::Replies(left) if *left > 1 => {
+                *left -= 1;
+                false
+            }
+            // A subscription is confirmed by push messages; a reply in their place is its refusal.
+            Expect::Replies(_) | Expect::Confirmations(..) => true,
+            Expect::Verified(left, sentinel) => {
+                match sentinel.judge(*left, &self.input[range.clone()]) {
+                    Judged::Reply => {
+                        *left -= 1;
+                        false
+                    }
+                    judged @ (Judged::Sentinel | Judged::Verified) => {
+                        self.cut_part();
+                        self.cut(range.len());
+                        let last = judged == Judged::Verified;
+                        if last {
+                            self.note_unfit();
+                        }
+                        return Ok(last);
+                    }
+                    Judged::OutOfStep => return Err(ProtocolError::OutOfStep),
+                }
+            }
+        };
+        self.whole = range.end;
+        if kind == Kind::Error {
+            self.note_refusal(range);
+        }
+        if last && self.refused.is_some() {
+            self.note_unfit();
+        }
+        Ok(last)
+    }
+
+    #[cold]
+    fn note_refusal(&mut self, range: Range<usize>) {
+        if let Some(refusal) = error_text(&self.input[range]).and_then(Refusal::of) {
+            self.refused = Some(refusal);
+        }
+    }
+
+    /// The oldest request has all its replies.
+    fn note_unfit(&mut self) {
+        if let Some(refusal) = self.refused.take().filter(|refusal| refusal.ends_connection()) {
+            self.unfit = Some(refusal);
+        }
+    }
+
+    /// Why the server can't serve this connection, if a request that is answered by now has shown that.
+    pub(crate) fn take_unfit(&mut self) -> Option<Refusal> {
+        self.unfit.take()
     }
 
     /// Gives out the sinks of requests whose deadline has passed, each with its timeout; their replies will be dropped.
@@ -366,12 +440,11 @@ impl<S: Sink> Pipeline<S> {
     }
 
     fn take_replies(&mut self) -> Replies {
-        let last = self.cut_whole();
         if self.parts.is_empty() {
-            return Replies { first: last, rest: Vec::new() };
+            return Replies { first: self.cut_whole(), rest: Vec::new() };
         }
+        self.cut_part();
         let mut parts = std::mem::take(&mut self.parts);
-        parts.push(last);
         Replies { first: parts.remove(0), rest: parts }
     }
 

@@ -7,5 +7,7 @@ mod decoder;
 mod faults;
 mod features;
 mod pubsub;
+mod refusals;
+mod replies;
 mod support;
 mod types;

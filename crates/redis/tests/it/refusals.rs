@@ -1,0 +1,388 @@
+//! Errors that say "not here" or "not now", each from a real server that gives it: what becomes of the connection, and what
+//! the caller gets. The table is `src/core/refusal.rs`, and in the README.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use forebay_redis::{
+    Client, Event, ExecError, Gap, Loss, Protocol, Refusal, RequestError, Retry, Script, State, Value,
+};
+use forebay_sandbox::Redis;
+use forebay_testkit::Direction;
+use futures_util::future::join_all;
+use tokio::net::{TcpListener, TcpStream};
+
+use super::support::*;
+
+/// The refusal in an error of the server.
+fn refusal(error: &ExecError) -> Option<Refusal> {
+    error.server().and_then(|error| error.refusal())
+}
+
+/// Sends `words`, which the server refuses, and checks that the connection stays and works.
+async fn is_kept(client: &Client, words: &[&str], expected: Refusal) {
+    let connections = client.stats().connections;
+    let error = client.exec::<Value>((words,)).await.unwrap_err();
+    assert_eq!((refusal(&error), error.retry()), (Some(expected), expected.retry()), "{error}");
+    assert!(!expected.ends_connection());
+    assert_eq!((client.state(), client.stats().connections), (State::Open, connections), "{error}");
+}
+
+/// Sends `words`, which the server refuses, and checks that the connection ends and is made again.
+async fn is_left(client: &Client, words: &[&str], expected: Refusal) {
+    let mut changes = follow(client).await;
+    let error = client.exec::<Value>((words,)).await.unwrap_err();
+    assert_eq!((refusal(&error), error.retry()), (Some(expected), Retry::Safe), "{error}");
+    assert!(expected.ends_connection());
+    let failed = reaches(&mut changes, State::Failed).await;
+    assert!(matches!(failed.last_error, Some(Loss::Unfit(reason)) if reason == expected), "{failed:?}");
+    reaches(&mut changes, State::Open).await;
+}
+
+/// Sends a command that neither end knows. Its sentinel may be refused for another reason, which ends nothing.
+async fn is_unknown(client: &Client) {
+    let connections = client.stats().connections;
+    let error = client.exec::<Value>(("NO.SUCH", "key")).await.unwrap_err();
+    assert_eq!(error.server().map(|error| error.code()), Some("ERR"), "{error}");
+    assert_eq!((client.state(), client.stats().connections), (State::Open, connections), "{error}");
+}
+
+async fn become_replica(admin: &Client, of: SocketAddr) {
+    admin.exec::<()>(("REPLICAOF", of.ip().to_string(), of.port())).await.unwrap();
+}
+
+/// A master that lets a replica in at once.
+fn replicated() -> Redis {
+    Redis::builder().config("repl-diskless-sync-delay", "0").start().unwrap()
+}
+
+/// An address at which nobody listens.
+const NOBODY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 1);
+
+#[tokio::test]
+async fn readonly_ends_the_connection_also_from_scripts_and_transactions() {
+    let redis = start();
+    let (client, admin) = (connect(impatient(redis.url())).await, connect(redis.url()).await);
+    client.exec::<()>(("SET", "key", "value")).await.unwrap();
+    become_replica(&admin, NOBODY).await;
+    is_left(&client, &["SET", "key", "other"], Refusal::ReadOnly).await;
+    is_left(&client, &["EVAL", "return redis.call('SET', KEYS[1], 1)", "1", "key"], Refusal::ReadOnly).await;
+
+    let mut changes = follow(&client).await;
+    let error = client.transaction::<(Value,)>((("INCR", "key"),)).await.unwrap_err();
+    assert_eq!(refusal(&error), Some(Refusal::ReadOnly), "{error}");
+    mends(&mut changes).await;
+    let mut changes = follow(&client).await;
+    let (get, set) = client.pipeline::<(String, Value)>((("GET", "key"), ("DEL", "key"))).await.unwrap();
+    assert_eq!((get.as_deref(), set.unwrap_err().retry()), (Ok("value"), Retry::Safe));
+    mends(&mut changes).await;
+
+    // A connection of one's own is made again by its next call.
+    let mut own = client.dedicated().await.unwrap();
+    let first: i64 = own.exec(("CLIENT", "ID")).await.unwrap();
+    let error = own.exec::<Value>(("DEL", "key")).await.unwrap_err();
+    assert_eq!(refusal(&error), Some(Refusal::ReadOnly));
+    assert_ne!(own.exec::<i64>(("CLIENT", "ID")).await.unwrap(), first);
+}
+
+#[tokio::test]
+async fn a_client_that_only_reads_from_a_replica_keeps_its_connection() {
+    let (master, replica) = (replicated(), start());
+    let writer = connect(master.url()).await;
+    let reader = connect(replica.url()).await;
+    become_replica(&reader, master.addr()).await;
+    writer.exec::<()>(("SET", "key", 1)).await.unwrap();
+    eventually("the replica follows", Some(1), async || reader.exec(("GET", "key")).await.unwrap()).await;
+    let read = Script::new("return redis.call('GET', KEYS[1])");
+    for _ in 0..100 {
+        assert_eq!(reader.exec::<i64>(("GET", "key")).await.unwrap(), 1);
+        assert_eq!(read.run::<i64>(&reader, ["key"], [0; 0]).await.unwrap(), 1);
+    }
+    assert_eq!((reader.state(), reader.stats().connections), (State::Open, 1));
+    let choosy = with(config(replica.url()), |config| config.leave_unfit_server = false);
+    let choosy = connect(choosy).await;
+    let error = choosy.exec::<()>(("SET", "key", 2)).await.unwrap_err();
+    assert_eq!((refusal(&error), error.retry()), (Some(Refusal::ReadOnly), Retry::Safe));
+    assert_eq!((choosy.exec::<i64>(("GET", "key")).await.unwrap(), choosy.stats().connections), (1, 1));
+}
+
+/// A name that leads to one server and later to another, as that of a master does. Open connections stay where they are.
+struct Name {
+    addr: SocketAddr,
+    server: Arc<Mutex<SocketAddr>>,
+}
+
+impl Name {
+    async fn of(server: SocketAddr) -> Name {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let server = Arc::new(Mutex::new(server));
+        let current = server.clone();
+        tokio::spawn(async move {
+            while let Ok((mut client, _)) = listener.accept().await {
+                let server = *current.lock().unwrap();
+                tokio::spawn(async move {
+                    if let Ok(mut server) = TcpStream::connect(server).await {
+                        let _ended = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+                    }
+                });
+            }
+        });
+        Name { addr, server }
+    }
+}
+
+#[tokio::test]
+async fn after_a_planned_failover_writes_and_subscriptions_find_the_new_master() {
+    let (old, new) = (replicated(), start());
+    let name = Name::of(old.addr()).await;
+    let client = connect(format!("redis://{}", name.addr)).await;
+    let (on_old, on_new) = (connect(old.url()).await, connect(new.url()).await);
+    let mut news = client.subscribe("news").await.unwrap();
+    client.exec::<()>(("SET", "key", 1)).await.unwrap();
+    become_replica(&on_new, old.addr()).await;
+    eventually("the replica follows", Some(1), async || on_new.exec(("GET", "key")).await.unwrap()).await;
+
+    on_new.exec::<()>(("REPLICAOF", "NO", "ONE")).await.unwrap();
+    become_replica(&on_old, new.addr()).await;
+    *name.server.lock().unwrap() = new.addr();
+    let begun = Instant::now();
+    let mut failures = 0;
+    while let Err(error) = client.exec::<i64>(("INCR", "key")).await {
+        assert_eq!(error.retry(), Retry::Safe, "{error}");
+        failures += 1;
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        assert!(begun.elapsed() < PATIENCE, "{failures} failures: {error}");
+    }
+    assert_eq!(on_new.exec::<i64>(("GET", "key")).await.unwrap(), 2);
+    assert_eq!(client.stats().connections, 2, "{failures} failures in {:?}", begun.elapsed());
+
+    assert_eq!(within("the gap", news.next()).await, Some(Event::Gap(Gap::Reconnected)));
+    eventually("it is subscribed again", 1, async || {
+        on_new.exec::<i64>(("PUBLISH", "news", "from the master")).await.unwrap()
+    })
+    .await;
+    let message = within("a message", news.next()).await.and_then(Event::message).unwrap();
+    assert_eq!(message.payload, "from the master");
+}
+
+#[tokio::test]
+async fn loading_ends_the_connection_and_service_is_back_when_it_is_loaded() {
+    let redis = Redis::builder().debug_command().config("key-load-delay", "0").start().unwrap();
+    let (client, admin) = (connect(impatient(redis.url())).await, connect(redis.url()).await);
+    let filler = "x".repeat(2_000);
+    let keys: Vec<_> = (0..300).map(|key| ("SET", key, &filler)).collect();
+    client.pipeline::<Vec<()>>(&keys).await.unwrap();
+    for setting in [("key-load-delay", 5_000), ("loading-process-events-interval-bytes", 1_024)] {
+        admin.exec::<()>(("CONFIG", "SET", setting.0, setting.1)).await.unwrap();
+    }
+    let reload = submitted(admin.exec::<()>(("DEBUG", "RELOAD")).within(PATIENCE));
+    let mut left = 0;
+    loop {
+        match client.exec::<String>(("GET", 299)).await {
+            Ok(value) if left > 0 => break assert_eq!(value, filler),
+            Ok(_) => {}
+            Err(error) if refusal(&error) == Some(Refusal::Loading) => left += 1,
+            // The next connection is on its way.
+            Err(ExecError::Request(RequestError::Rejected { last_error: Loss::Unfit(reason), .. })) => {
+                assert_eq!(reason, Refusal::Loading);
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    reload.await.unwrap();
+    assert!(client.stats().connections > 1);
+}
+
+#[tokio::test]
+async fn masterdown_ends_the_connection() {
+    let redis = Redis::builder().config("replica-serve-stale-data", "no").start().unwrap();
+    let (client, admin) = (connect(impatient(redis.url())).await, connect(redis.url()).await);
+    become_replica(&admin, NOBODY).await;
+    is_left(&client, &["GET", "key"], Refusal::MasterDown).await;
+    is_left(&client, &["EVAL", "return redis.call('GET', KEYS[1])", "1", "key"], Refusal::MasterDown).await;
+    is_unknown(&client).await;
+}
+
+#[tokio::test]
+async fn clusterdown_keeps_the_connection() {
+    let redis = Redis::builder().config("cluster-enabled", "yes").start().unwrap();
+    let client = connect(redis.url()).await;
+    is_kept(&client, &["GET", "key"], Refusal::ClusterDown).await;
+    is_kept(&client, &["SET", "key", "value"], Refusal::ClusterDown).await;
+}
+
+#[tokio::test]
+async fn misconf_keeps_the_connection() {
+    let redis =
+        Redis::builder().config("enable-protected-configs", "yes").config("save", "3600 1").start().unwrap();
+    let client = connect(redis.url()).await;
+    let folder = forebay_sandbox::Folder::create().unwrap();
+    let dumps = folder.path().join("dumps");
+    std::fs::create_dir(&dumps).unwrap();
+    client.exec::<()>(("CONFIG", "SET", "dir", dumps.to_str().unwrap())).await.unwrap();
+    std::fs::remove_dir(&dumps).unwrap(); // the server can't write to where it stands
+    client.exec::<()>(("BGSAVE",)).await.unwrap();
+    eventually("the save fails", true, async || {
+        let info: String = client.exec(("INFO", "persistence")).await.unwrap();
+        info.contains("rdb_last_bgsave_status:err")
+    })
+    .await;
+    is_kept(&client, &["SET", "key", "value"], Refusal::Misconfigured).await;
+    is_kept(&client, &["EVAL", "return redis.call('SET', KEYS[1], 1)", "1", "key"], Refusal::Misconfigured)
+        .await;
+    assert_eq!(client.exec::<Option<i64>>(("GET", "key")).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn out_of_memory_and_missing_replicas_keep_the_connection() {
+    let redis = start();
+    let client = connect(redis.url()).await;
+    client.exec::<()>(("CONFIG", "SET", "min-replicas-to-write", 1)).await.unwrap();
+    is_kept(&client, &["SET", "key", "value"], Refusal::NoReplicas).await;
+    is_kept(&client, &["EVAL", "return redis.call('SET', KEYS[1], 1)", "1", "key"], Refusal::NoReplicas).await;
+    client.exec::<()>(("CONFIG", "SET", "min-replicas-to-write", 0)).await.unwrap();
+    client.exec::<()>(("CONFIG", "SET", "maxmemory", 1, "maxmemory-policy", "noeviction")).await.unwrap();
+    is_kept(&client, &["SET", "key", "value"], Refusal::OutOfMemory).await;
+    is_kept(&client, &["EVAL", "return redis.call('SET', KEYS[1], 1)", "1", "key"], Refusal::OutOfMemory).await;
+    assert_eq!(client.exec::<Option<i64>>(("GET", "key")).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn busy_keeps_the_connection_and_a_subscription_waits_for_its_end() {
+    let redis = Redis::builder().config("busy-reply-threshold", "10").start().unwrap();
+    let (proxy, url) = proxied(&redis);
+    let (client, admin, subscriber) =
+        (connect(redis.url()).await, connect(redis.url()).await, connect(impatient(url)).await);
+    let mut news = subscriber.subscribe("news").await.unwrap();
+    let endless = submitted(client.exec::<()>(("EVAL", "while true do end", 0)).within(PATIENCE));
+    let is_busy = async || matches!(admin.exec::<()>(("GET", "key")).await, Err(error) if refusal(&error) == Some(Refusal::Busy));
+    eventually("the script is slow", true, is_busy).await;
+    is_kept(&admin, &["GET", "key"], Refusal::Busy).await;
+    is_unknown(&admin).await;
+
+    // The server refuses to subscribe a new connection, which ends no subscription.
+    let mut changes = follow(&subscriber).await;
+    proxy.cut();
+    reaches(&mut changes, State::Failed).await;
+    admin.exec::<()>(("SCRIPT", "KILL")).await.unwrap();
+    assert!(endless.await.is_err());
+    reaches(&mut changes, State::Open).await;
+    assert_eq!(within("the gap", news.next()).await, Some(Event::Gap(Gap::Reconnected)));
+    eventually("it is subscribed again", 1, async || {
+        admin.exec::<i64>(("PUBLISH", "news", "free again")).await.unwrap()
+    })
+    .await;
+    assert!(matches!(within("a message", news.next()).await, Some(Event::Message(_))));
+}
+
+#[tokio::test]
+async fn unblocked_noauth_and_noscript_say_whether_to_try_again() {
+    let redis = start();
+    let admin = connect(redis.url()).await;
+    let mut own = admin.dedicated().await.unwrap();
+    let waiting = tokio::spawn(async move { own.exec::<Value>(("BLPOP", "list", 0)).await });
+    eventually("it blocks", true, async || {
+        admin.exec::<String>(("INFO", "clients")).await.unwrap().contains("blocked_clients:1")
+    })
+    .await;
+    become_replica(&admin, NOBODY).await;
+    let error = within("the end of the wait", waiting).await.unwrap().unwrap_err();
+    assert_eq!((refusal(&error), error.retry()), (Some(Refusal::Unblocked), Retry::Safe), "{error}");
+    is_kept(&admin, &["EVALSHA", &"0".repeat(40), "0"], Refusal::NoScript).await;
+
+    let redis = Redis::builder().password("secret").start().unwrap();
+    let client = connect(with(config(redis.url()), |config| config.protocol = Protocol::Resp2)).await;
+    is_kept(&client, &["GET", "key"], Refusal::NoAuth).await;
+    is_unknown(&client).await;
+}
+
+/// Each caller asks for its own number, and gets it or a reason.
+async fn ask_in_step(client: &Client, callers: usize, deadline: Duration) -> usize {
+    let asked = (0..callers).map(|caller| client.exec::<usize>(("ECHO", caller)).within(deadline));
+    let answers = within("an answer", join_all(asked)).await;
+    let own = |(caller, answer): (usize, &Result<usize, ExecError>)| match answer {
+        Ok(number) => {
+            assert_eq!(*number, caller, "somebody else's reply");
+            true
+        }
+        Err(ExecError::Request(_)) => false,
+        Err(error) => panic!("somebody else's reply: {error}"),
+    };
+    answers.iter().enumerate().filter(|&answer| own(answer)).count()
+}
+
+#[tokio::test]
+async fn an_output_buffer_that_is_full_ends_a_normal_connection_and_shifts_nothing() {
+    let redis = Redis::builder().config("client-output-buffer-limit", "normal 1mb 1mb 0").start().unwrap();
+    let (proxy, url) = proxied(&redis);
+    let client = connect(impatient(url)).await;
+    let large = "x".repeat(1 << 20);
+    client.exec::<()>(("SET", "large", &large)).await.unwrap();
+    let mut changes = follow(&client).await;
+    proxy.stall(Direction::ToClient);
+    let reads = (0..50).map(|_| submitted(client.exec::<String>(("GET", "large")).within(PATIENCE)));
+    let reads: Vec<_> = reads.collect();
+    eventually("the server has closed it", true, async || {
+        redis.log().contains("overcoming of output buffer limits")
+    })
+    .await;
+    proxy.resume();
+    let mut lost = 0;
+    for read in within("an answer", join_all(reads)).await {
+        match read {
+            Ok(value) => assert_eq!(value, large),
+            Err(ExecError::Request(RequestError::Lost(_))) => lost += 1,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!(lost > 0, "the limit was reached");
+    reaches(&mut changes, State::Open).await;
+    assert_eq!(ask_in_step(&client, 100, PATIENCE).await, 100);
+}
+
+#[tokio::test]
+async fn an_output_buffer_that_is_full_ends_a_subscribers_connection_and_the_gap_is_told() {
+    let redis = Redis::builder().config("client-output-buffer-limit", "pubsub 256kb 256kb 0").start().unwrap();
+    let (proxy, url) = proxied(&redis);
+    let (client, admin) = (connect(impatient(url)).await, connect(redis.url()).await);
+    let mut news = client.subscribe("news").await.unwrap();
+    proxy.stall(Direction::ToClient);
+    let large = "x".repeat(256 << 10);
+    eventually("the server has closed it", 0, async || {
+        admin.exec::<i64>(("PUBLISH", "news", &large)).await.unwrap()
+    })
+    .await;
+    proxy.resume();
+    loop {
+        match within("the gap", news.next()).await.unwrap() {
+            Event::Message(message) => assert_eq!(message.payload, large),
+            Event::Gap(gap) => break assert_eq!(gap, Gap::Reconnected),
+            other => panic!("{other:?}"),
+        }
+    }
+    eventually("it is subscribed again", 1, async || {
+        admin.exec::<i64>(("PUBLISH", "news", "small")).await.unwrap()
+    })
+    .await;
+    assert_eq!(within("a message", news.next()).await.and_then(Event::message).unwrap().payload, "small");
+    assert_eq!(ask_in_step(&client, 100, PATIENCE).await, 100);
+}
+
+#[tokio::test]
+async fn five_seconds_of_latency_fail_requests_at_their_deadline_and_shift_nothing() {
+    let redis = start();
+    let (proxy, url) = proxied(&redis);
+    let client = connect(url).await;
+    assert_eq!(ask_in_step(&client, 100, PATIENCE).await, 100);
+    proxy.delay(Duration::from_millis(2_500)); // each way
+    let (late, patient) =
+        tokio::join!(ask_in_step(&client, 200, Duration::from_secs(1)), ask_in_step(&client, 200, PATIENCE));
+    assert_eq!((late, patient), (0, 200), "their replies come after their deadline, and are nobody's");
+    assert_eq!((client.state(), client.stats().connections), (State::Open, 1));
+    proxy.resume();
+    assert_eq!(ask_in_step(&client, 200, PATIENCE).await, 200);
+    assert_eq!(client.stats().deadlines, 200);
+}

@@ -1,0 +1,401 @@
+//! One command, one reply: every command of a real Redis 7, and commands that the client doesn't know.
+//!
+//! The first tests ask the server itself for its commands (`COMMAND`), so that a command that the tables of `src/known.rs`
+//! lack, or that answers otherwise than they say, is found here.
+
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use forebay_redis::{
+    Client, Decoder, ExecError, IntoConfig, Limits, Loss, ProtocolError, RequestError, State, Value,
+};
+use forebay_sandbox::Redis;
+use futures_util::future::join_all;
+
+use super::support::*;
+
+/// Refused on every connection, because Redis may answer them with no reply, or with several.
+const REFUSED: [&str; 15] = [
+    "client|reply",
+    "hello",
+    "monitor",
+    "psubscribe",
+    "psync",
+    "punsubscribe",
+    "quit",
+    "replconf",
+    "reset",
+    "script|debug",
+    "ssubscribe",
+    "subscribe",
+    "sunsubscribe",
+    "sync",
+    "unsubscribe",
+];
+/// They end the server, and so the connection; `a_server_that_is_shut_down_leaves_nothing_behind` sends it.
+const DESTRUCTIVE: [&str; 1] = ["shutdown"];
+/// It computes for a second.
+const SLOW: [&str; 1] = ["pfselftest"];
+/// Lists of arguments that do something, beyond the dummies.
+const LISTS: [&str; 12] = [
+    "client tracking on",
+    "client caching yes",
+    "client no-evict on",
+    "client kill type replica",
+    "client unpause",
+    "xread block 1 streams s $",
+    "wait 1 1",
+    "script flush",
+    "select 3",
+    "auth default x",
+    "failover abort",
+    "lolwut version 5",
+];
+
+/// One command or subcommand of the server.
+struct Listed {
+    name: String,
+    /// Words that it needs, its name included.
+    least: usize,
+    blocking: bool,
+    /// Its second word is a subcommand; without one that is known it is verified.
+    container: bool,
+}
+
+fn listed(entry: &Value) -> Vec<Listed> {
+    let Value::Array(fields) = entry else { panic!("{entry:?}") };
+    let [name, Value::Int(arity), flags, .., subcommands] = &fields[..] else { panic!("{entry:?}") };
+    let (Value::Set(flags) | Value::Array(flags)) = flags else { panic!("{flags:?}") };
+    let (Value::Set(subcommands) | Value::Array(subcommands)) = subcommands else { panic!("{subcommands:?}") };
+    let blocking = flags.iter().any(|flag| word(flag) == "blocking");
+    let (least, container) = (arity.unsigned_abs() as usize, !subcommands.is_empty());
+    let own = Listed { name: word(name), least, blocking, container };
+    std::iter::once(own).chain(subcommands.iter().flat_map(listed)).collect()
+}
+
+fn word(value: &Value) -> String {
+    match value {
+        Value::Bulk(bytes) | Value::Simple(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn commands_of(redis: &Redis) -> Vec<Listed> {
+    let entries: Vec<Value> = connect(redis.url()).await.exec(("COMMAND",)).await.unwrap();
+    let commands: Vec<Listed> = entries.iter().flat_map(listed).collect();
+    assert!(commands.len() > 350, "{} commands", commands.len());
+    commands
+}
+
+/// The command with no arguments and with dummies of several kinds: the least number of them, and one more.
+fn calls(command: &Listed) -> Vec<Vec<String>> {
+    let name: Vec<&str> = command.name.split('|').collect();
+    let with = |dummy: &str, more: usize| {
+        let dummies = (command.least + more).saturating_sub(name.len());
+        name.iter().copied().chain(std::iter::repeat_n(dummy, dummies)).map(str::to_owned).collect()
+    };
+    let bare: Vec<String> = name.iter().map(|&word| word.to_owned()).collect();
+    if SLOW.contains(&&*command.name) {
+        return vec![bare];
+    }
+    // A timeout of one second, or of none, would take that long.
+    let dummies: &[&str] = if command.blocking { &["0.01"] } else { &["1", "key", "0.01"] };
+    let mut calls = vec![bare];
+    for dummy in dummies {
+        calls.extend([with(dummy, 0), with(dummy, 1)]);
+    }
+    for list in LISTS {
+        let words: Vec<String> = list.split(' ').map(str::to_owned).collect();
+        if words.starts_with(&calls[0]) {
+            calls.push(words);
+        }
+    }
+    calls
+}
+
+fn encode(words: &[String]) -> Vec<u8> {
+    let mut out = format!("*{}\r\n", words.len()).into_bytes();
+    for word in words {
+        out.extend(format!("${}\r\n{word}\r\n", word.len()).into_bytes());
+    }
+    out
+}
+
+/// A plain socket.
+struct Raw {
+    stream: TcpStream,
+    decoder: Decoder,
+}
+
+impl Raw {
+    fn connect(redis: &Redis, protocol: &str) -> Raw {
+        let stream = TcpStream::connect(redis.addr()).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut raw = Raw { stream, decoder: Decoder::new(Limits::default()) };
+        raw.send(&["HELLO".to_owned(), protocol.to_owned()]);
+        assert!(raw.reply().is_some(), "HELLO is answered");
+        raw
+    }
+
+    fn send(&mut self, words: &[String]) {
+        self.stream.write_all(&encode(words)).unwrap();
+    }
+
+    /// The next reply; `None` if the server has closed the connection.
+    fn reply(&mut self) -> Option<Value> {
+        loop {
+            match self.decoder.next().unwrap() {
+                Some(Ok(Value::Push(_))) => continue,
+                Some(reply) => return Some(reply.unwrap()),
+                None => {}
+            }
+            let mut bytes = [0; 64 << 10];
+            let count = self.stream.read(&mut bytes).unwrap();
+            if count == 0 {
+                return None;
+            }
+            self.decoder.feed(&bytes[..count]);
+        }
+    }
+}
+
+#[tokio::test]
+async fn every_command_of_redis_7_that_the_client_sends_is_answered_once_on_the_wire() {
+    let redis = start();
+    let commands = commands_of(&redis).await;
+    let mut sent = 0;
+    for command in commands.iter().filter(|command| {
+        !REFUSED.contains(&&*command.name) && !DESTRUCTIVE.contains(&&*command.name)
+    }) {
+        for protocol in ["2", "3"] {
+            for call in calls(command) {
+                let mut raw = Raw::connect(&redis, protocol);
+                let nonce = format!("nonce {sent}");
+                raw.send(&call);
+                raw.send(&["PING".to_owned(), nonce.clone()]);
+                let first = raw.reply().unwrap_or_else(|| panic!("{call:?} closed the connection"));
+                let second = raw.reply().map(|reply| word(&reply));
+                let expected = if command.name == "multi" && first == Value::Simple("OK".into()) {
+                    "QUEUED".to_owned()
+                } else {
+                    nonce
+                };
+                assert_eq!(second, Some(expected), "{call:?} was answered by {first:?} in RESP{protocol}");
+                sent += 1;
+            }
+        }
+        undo(&redis, &command.name);
+    }
+    assert!(sent > 3_000, "{sent} calls");
+}
+
+/// Makes the server a master that anybody may use again.
+fn undo(redis: &Redis, name: &str) {
+    if let "replicaof" | "slaveof" | "client|pause" = name {
+        let mut raw = Raw::connect(redis, "2");
+        for words in [&["REPLICAOF", "NO", "ONE"][..], &["CLIENT", "UNPAUSE"]] {
+            raw.send(&words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>());
+            assert_eq!(raw.reply(), Some(Value::Simple("OK".into())));
+        }
+    }
+}
+
+fn is_refused(result: &Result<Value, ExecError>) -> bool {
+    matches!(result, Err(ExecError::Request(RequestError::Unsuitable { .. })))
+}
+
+#[tokio::test]
+async fn every_command_of_redis_7_through_the_client_leaves_replies_in_step() {
+    let redis = start();
+    let commands = commands_of(&redis).await;
+    let client = connect(with(config(redis.url()), |config| config.leave_unfit_server = false)).await;
+    let mut own = client.dedicated().await.unwrap();
+    let mut refused = BTreeSet::new();
+    for command in commands.iter().filter(|command| !DESTRUCTIVE.contains(&&*command.name)) {
+        for (number, call) in calls(command).into_iter().enumerate() {
+            let nonce = format!("{call:?} {number}");
+            let before = client.stats().bytes_sent;
+            let result = client.exec::<Value>((&call,)).await;
+            assert_eq!(client.exec::<String>(("ECHO", &nonce)).await.unwrap(), nonce, "{result:?}");
+            let echo = encode(&["ECHO".to_owned(), nonce.clone()]).len() as u64;
+            let sent = client.stats().bytes_sent - before - echo;
+            // Redis 7's own commands need no sentinel, but for DEBUG, which is whatever a build makes of it.
+            let expected = if is_refused(&result) { 0 } else { encode(&call).len() as u64 };
+            let verified = command.name == "debug" || command.container;
+            assert!(sent == expected || verified, "{call:?}: {sent} bytes for {expected}");
+
+            let result = own.exec::<Value>((&call,)).await;
+            if is_refused(&result) {
+                refused.insert(command.name.clone());
+            }
+            if command.name == "multi" {
+                let _not_begun = own.exec::<Value>(("DISCARD",)).await;
+            }
+            assert_eq!(own.exec::<String>(("ECHO", &nonce)).await.unwrap(), nonce, "{result:?}");
+        }
+        undo(&redis, &command.name);
+    }
+    let refused: Vec<&str> = refused.iter().map(String::as_str).collect();
+    assert_eq!(refused, REFUSED);
+    assert_eq!((client.stats().connections, client.stats().open_requests), (1, 0));
+}
+
+#[tokio::test]
+async fn a_server_that_is_shut_down_leaves_nothing_behind() {
+    let redis = start();
+    let client = connect(redis.url()).await;
+    let mut changes = follow(&client).await;
+    let error = client.exec::<Value>(("SHUTDOWN", "NOSAVE")).await.unwrap_err();
+    assert!(matches!(error, ExecError::Request(RequestError::Lost(_))), "{error}");
+    redis.kill();
+    redis.revive().unwrap();
+    reaches(&mut changes, State::Open).await;
+    assert_eq!(client.exec::<String>(("ECHO", "in step")).await.unwrap(), "in step");
+}
+
+/// A server on which commands that answer otherwise have other names, as a module's command might.
+fn renamed() -> Redis {
+    ["REPLCONF RC", "SUBSCRIBE MY.SUBSCRIBE", "MONITOR MY.MONITOR", "GET MY.GET"]
+        .into_iter()
+        .fold(Redis::builder(), |builder, names| builder.config("rename-command", names))
+        .start()
+        .unwrap()
+}
+
+fn is_out_of_step(error: &RequestError) -> bool {
+    matches!(error, RequestError::Lost(Loss::Protocol(ProtocolError::OutOfStep | ProtocolError::Unasked)))
+}
+
+/// 50 callers who ask for their own number until told to stop, and fail the test if they get another.
+async fn with_other_callers(client: &Client, during: impl Future<Output = ()>) {
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let callers = (0..50).map(|caller| {
+        let (client, stopped) = (client.clone(), stopped.clone());
+        tokio::spawn(async move {
+            let (mut answers, mut round) = (0, 0);
+            while !*stopped.borrow() {
+                round += 1;
+                let own = format!("{caller}:{round}");
+                match client.exec::<String>(("ECHO", &own)).await {
+                    Ok(echo) => {
+                        assert_eq!(echo, own, "somebody else's reply");
+                        answers += 1;
+                    }
+                    Err(ExecError::Request(_)) => tokio::time::sleep(Duration::from_millis(1)).await,
+                    Err(error) => panic!("somebody else's reply: {error}"),
+                }
+            }
+            answers
+        })
+    });
+    let callers: Vec<_> = callers.collect();
+    during.await;
+    stop.send(true).unwrap();
+    let answers: Vec<u64> = join_all(callers).await.into_iter().map(Result::unwrap).collect();
+    assert!(answers.iter().sum::<u64>() > 100, "{answers:?}");
+}
+
+#[tokio::test]
+async fn replconf_is_refused_and_shifts_nobodys_replies() {
+    let redis = start();
+    let client = connect(redis.url()).await;
+    with_other_callers(&client, async {
+        for _ in 0..100 {
+            for call in [["REPLCONF", "ACK", "0"], ["replconf", "GETACK", "*"]] {
+                assert!(is_refused(&client.exec((call,)).await), "{call:?}");
+                let batch = client.pipeline::<Vec<Value>>([(["PING"],), (["REPLCONF"],)]).await;
+                assert!(matches!(batch, Err(RequestError::Unsuitable { .. })));
+                assert_eq!(client.exec::<String>(("PING",)).await.unwrap(), "PONG");
+            }
+        }
+    })
+    .await;
+    let mut own = client.dedicated().await.unwrap();
+    assert!(is_refused(&own.exec(("REPLCONF", "ACK", "0")).await));
+    assert_eq!(client.stats().connections, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_command_that_nobody_knows_and_that_answers_otherwise_ends_the_connection_and_shifts_nobodys_replies() {
+    let redis = renamed();
+    for protocol in ["2", "3"] {
+        let url = format!("{}?protocol={protocol}", redis.url());
+        let client = connect(impatient(url)).await;
+        with_other_callers(&client, async {
+            for call in [&["RC", "ACK", "0"][..], &["MY.SUBSCRIBE", "a", "b"], &["MY.MONITOR"]] {
+                for _ in 0..5 {
+                    let mut changes = follow(&client).await;
+                    let error = loop {
+                        match client.exec::<Value>((call,)).await.unwrap_err() {
+                            ExecError::Request(RequestError::Rejected { .. }) => continue,
+                            ExecError::Request(error) => break error,
+                            error => panic!("{call:?}: {error}"),
+                        }
+                    };
+                    assert!(is_out_of_step(&error), "{call:?}: {error}");
+                    reaches(&mut changes, State::Open).await;
+                }
+            }
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn an_unknown_command_is_verified_in_pipelines_transactions_and_dedicated_connections() {
+    let redis = renamed();
+    let client = connect(impatient(redis.url())).await;
+    client.exec::<()>(("SET", "key", "value")).await.unwrap();
+    let get = ["MY.GET", "key", ""];
+    let get = &get[..2];
+    assert_eq!(client.exec::<String>((get,)).await.unwrap(), "value");
+    let missing = client.exec::<Value>(("NO.SUCH", "key")).await.unwrap_err();
+    assert_eq!(missing.server().map(|error| error.code()), Some("ERR"));
+    let strlen = &["STRLEN", "key"][..];
+    let both = client.pipeline::<Vec<Value>>([(get,), (strlen,), (get,)]).await.unwrap();
+    let value = Value::Bulk("value".into());
+    assert_eq!(both, [Ok(value.clone()), Ok(Value::Int(5)), Ok(value.clone())]);
+    let both = client.transaction::<Vec<Value>>([(get,), (strlen,)]).await.unwrap();
+    assert_eq!(both, [Ok(value.clone()), Ok(Value::Int(5))]);
+
+    let mut own = client.dedicated().await.unwrap();
+    assert_eq!(own.exec::<String>((get,)).await.unwrap(), "value");
+    own.exec::<()>(("WATCH", "key")).await.unwrap();
+    assert_eq!(own.transaction::<Vec<Value>>([(get,)]).await.unwrap(), [Ok(value)]);
+    // After a MULTI of the caller's own a sentinel would be among the results.
+    own.exec::<()>(("MULTI",)).await.unwrap();
+    assert!(is_refused(&own.exec((get,)).await));
+    own.exec::<()>(("STRLEN", "key")).await.unwrap();
+    assert_eq!(own.exec::<(i64,)>(("EXEC",)).await.unwrap(), (5,));
+    assert_eq!(own.exec::<String>((get,)).await.unwrap(), "value");
+
+    let replconf = &["RC", "ACK", "0"][..];
+    let error = own.exec::<Value>((replconf,)).await.unwrap_err();
+    assert!(matches!(&error, ExecError::Request(error) if is_out_of_step(error)), "{error}");
+    assert_eq!(own.exec::<String>(("ECHO", "again")).await.unwrap(), "again");
+    let mut changes = follow(&client).await;
+    let error = client.pipeline::<Vec<Value>>([(strlen,), (replconf,), (strlen,)]).await.unwrap_err();
+    assert!(is_out_of_step(&error), "{error}");
+    mends(&mut changes).await;
+    assert_eq!(client.exec::<String>((get,)).await.unwrap(), "value");
+}
+
+#[tokio::test]
+async fn a_user_who_may_not_run_the_sentinel_may_run_unknown_commands() {
+    let redis = Redis::builder()
+        .acl_user("app", "on >secret ~* +@read +@write -echo")
+        .config("rename-command", "GET MY.GET")
+        .start()
+        .unwrap();
+    let url = format!("redis://app:secret@127.0.0.1:{}", redis.port());
+    let client = connect(url.into_config().unwrap()).await;
+    client.exec::<()>(("SET", "key", "value")).await.unwrap();
+    for _ in 0..3 {
+        assert_eq!(client.exec::<String>(("MY.GET", "key")).await.unwrap(), "value");
+        let denied = client.exec::<Value>(("MY.OWN",)).await.unwrap_err();
+        assert_eq!(denied.server().map(|error| error.code()), Some("ERR"), "{denied}");
+    }
+    assert_eq!(client.stats().connections, 1);
+}
