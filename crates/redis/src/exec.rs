@@ -287,9 +287,9 @@ struct Report {
 impl Report {
     fn begin(hooks: Arc<dyn Hooks>, expect: Expect) -> Self {
         let commands = match expect {
-            Expect::Replies(count)
-            | Expect::Confirmations(count, _)
-            | Expect::Verified(count, _) => count as usize,
+            Expect::Replies(count) | Expect::Confirmations(count, _) | Expect::Verified(count, _) => {
+                count as usize
+            }
         };
         Report { hooks, command: String::new(), commands, started: Instant::now() }
     }

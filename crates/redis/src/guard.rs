@@ -150,7 +150,8 @@ mod tests {
     #[test]
     fn what_answers_otherwise_is_refused_everywhere() {
         for guard in [Guard::Shared, DEDICATED, Guard::Dedicated { queuing: true }] {
-            for name in ["SUBSCRIBE", "psubscribe", "Ssubscribe", "UNSUBSCRIBE", "MONITOR", "HELLO", "RESET", "quit"]
+            for name in
+                ["SUBSCRIBE", "psubscribe", "Ssubscribe", "UNSUBSCRIBE", "MONITOR", "HELLO", "RESET", "quit"]
             {
                 assert!(check(guard, (name, "x")).is_err(), "{name}");
             }
@@ -178,10 +179,12 @@ mod tests {
 
     #[test]
     fn everything_else_passes_and_what_is_unknown_is_verified() {
-        for command in [("GET", "SUBSCRIBE"), ("CLIENT", "ID"), ("XREAD", "STREAMS"), ("publish", "MONITOR")] {
+        for command in [("GET", "SUBSCRIBE"), ("CLIENT", "ID"), ("XREAD", "STREAMS"), ("publish", "MONITOR")]
+        {
             assert_eq!(check(Guard::Shared, command).ok(), Some(Passed::Once), "{command:?}");
         }
-        for command in [("JSON.SET", "key"), ("CLIENT", "LATER"), ("DEBUG", "SLEEP"), ("RC", "ACK"), ("", "")] {
+        for command in [("JSON.SET", "key"), ("CLIENT", "LATER"), ("DEBUG", "SLEEP"), ("RC", "ACK"), ("", "")]
+        {
             assert_eq!(check(Guard::Shared, command).ok(), Some(Passed::Unverified), "{command:?}");
             assert_eq!(check(DEDICATED, command).ok(), Some(Passed::Unverified), "{command:?}");
             assert!(check(Guard::Dedicated { queuing: true }, command).is_err(), "{command:?}");

@@ -129,7 +129,11 @@ static TABLE: [Option<(&str, Answers)>; PLACES] = {
     table
 };
 
-const fn insert(table: &mut [Option<(&'static str, Answers)>; PLACES], names: &[&'static str], answers: Answers) {
+const fn insert(
+    table: &mut [Option<(&'static str, Answers)>; PLACES],
+    names: &[&'static str],
+    answers: Answers,
+) {
     let mut index = 0;
     while index < names.len() {
         let mut place = place(names[index].as_bytes());
@@ -184,8 +188,7 @@ mod tests {
 
     #[test]
     fn every_name_is_found_in_either_case_and_no_other_is() {
-        for (names, expected) in
-            [(&ONCE[..], Once), (&CONTAINERS[..], BySubcommand), (&GUARDED[..], Guarded)]
+        for (names, expected) in [(&ONCE[..], Once), (&CONTAINERS[..], BySubcommand), (&GUARDED[..], Guarded)]
         {
             for name in names {
                 assert_eq!(answers(name.as_bytes()), Some(expected), "{name}");
@@ -203,9 +206,7 @@ mod tests {
     fn a_search_is_short() {
         let distances = ONCE.iter().map(|name| {
             let from = place(name.as_bytes());
-            (0..PLACES).find(|step| {
-                TABLE[(from + step) % PLACES].is_some_and(|(known, _)| known == *name)
-            })
+            (0..PLACES).find(|step| TABLE[(from + step) % PLACES].is_some_and(|(known, _)| known == *name))
         });
         let longest = distances.max().flatten().expect("the table has every name");
         assert!(longest < 8, "{longest} steps");

@@ -62,8 +62,8 @@ pub use core::frame::Limits;
 pub use core::link::State;
 pub use dedicated::Dedicated;
 pub use error::{
-    ConfigError, ConnectError, ExecError, Loss, Mismatch, PathStep, ProtocolError, Refusal, ReplyError, RequestError,
-    Retry, ServerError,
+    ConfigError, ConnectError, ExecError, Loss, Mismatch, PathStep, ProtocolError, Refusal, ReplyError,
+    RequestError, Retry, ServerError,
 };
 pub use exec::Exec;
 pub use hooks::{Hooks, Outcome, RequestReport};

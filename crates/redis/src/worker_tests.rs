@@ -261,7 +261,8 @@ fn answering(mut server: DuplexStream, reply: &'static [u8]) -> tokio::task::Joi
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_stays_unfit_is_dialed_at_most_12_times_in_the_first_second_and_twice_in_each_later_one() {
+async fn a_server_that_stays_unfit_is_dialed_at_most_12_times_in_the_first_second_and_twice_in_each_later_one()
+ {
     let (client, mut dials) = client_with(Config::default(), 1024, []);
     let begun = Instant::now();
     // Many callers who write whenever they may: the handshake and the answer cost no time.
@@ -270,7 +271,9 @@ async fn a_server_that_stays_unfit_is_dialed_at_most_12_times_in_the_first_secon
         async move {
             loop {
                 match client.exec::<String>(("GET", "a")).await {
-                    Err(ExecError::Request(RequestError::Rejected { last_error: Loss::Unfit(_), .. })) => {
+                    Err(ExecError::Request(RequestError::Rejected {
+                        last_error: Loss::Unfit(_), ..
+                    })) => {
                         tokio::time::sleep(Duration::from_millis(1)).await;
                     }
                     Err(error) => assert_eq!(error.server().map(|error| error.code()), Some("READONLY")),

@@ -220,11 +220,9 @@ impl Link {
         match self {
             Link::Failed { until, .. } => *until,
             Link::Closing { until } => Some(*until),
-            Link::Init
-            | Link::Connecting
-            | Link::Open { .. }
-            | Link::Reconnecting { .. }
-            | Link::Closed => None,
+            Link::Init | Link::Connecting | Link::Open { .. } | Link::Reconnecting { .. } | Link::Closed => {
+                None
+            }
         }
     }
 
@@ -324,7 +322,10 @@ mod tests {
         }
         let until = link.wakes_at().expect("a failed link waits");
         let (dialing, _) = step(link, Event::Tick, until, &policy());
-        assert_eq!(step(dialing, Event::Connected, until, &policy()), (Link::Open { tries: 21, since: until }, vec![]));
+        assert_eq!(
+            step(dialing, Event::Connected, until, &policy()),
+            (Link::Open { tries: 21, since: until }, vec![])
+        );
         assert_eq!(open(now).attempt(), 0);
     }
 
@@ -387,7 +388,10 @@ mod tests {
         let link = Link::Open { tries: 15, since: now };
         let almost = now + STEADY - Duration::from_nanos(1);
         assert!(matches!(step(link, Event::Unfit, almost, &policy()).0, Link::Failed { attempt: 16, .. }));
-        assert!(matches!(step(link, Event::Unfit, now + STEADY, &policy()).0, Link::Failed { attempt: 1, .. }));
+        assert!(matches!(
+            step(link, Event::Unfit, now + STEADY, &policy()).0,
+            Link::Failed { attempt: 1, .. }
+        ));
         assert!(matches!(step(link, Event::Lost, now, &policy()).0, Link::Failed { attempt: 1, .. }));
         // An owner who wants to wait for longer does.
         let slow = Backoff { quick_tries: 0, first_delay: Duration::from_secs(8), ..Backoff::default() };

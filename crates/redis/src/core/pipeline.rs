@@ -295,24 +295,22 @@ impl<S: Sink> Pipeline<S> {
             }
             // A subscription is confirmed by push messages; a reply in their place is its refusal.
             Expect::Replies(_) | Expect::Confirmations(..) => true,
-            Expect::Verified(left, sentinel) => {
-                match sentinel.judge(*left, &self.input[range.clone()]) {
-                    Judged::Reply => {
-                        *left -= 1;
-                        false
-                    }
-                    judged @ (Judged::Sentinel | Judged::Verified) => {
-                        self.cut_part();
-                        self.cut(range.len());
-                        let last = judged == Judged::Verified;
-                        if last {
-                            self.note_unfit();
-                        }
-                        return Ok(last);
-                    }
-                    Judged::OutOfStep => return Err(ProtocolError::OutOfStep),
+            Expect::Verified(left, sentinel) => match sentinel.judge(*left, &self.input[range.clone()]) {
+                Judged::Reply => {
+                    *left -= 1;
+                    false
                 }
-            }
+                judged @ (Judged::Sentinel | Judged::Verified) => {
+                    self.cut_part();
+                    self.cut(range.len());
+                    let last = judged == Judged::Verified;
+                    if last {
+                        self.note_unfit();
+                    }
+                    return Ok(last);
+                }
+                Judged::OutOfStep => return Err(ProtocolError::OutOfStep),
+            },
         };
         self.whole = range.end;
         if kind == Kind::Error {

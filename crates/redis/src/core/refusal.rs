@@ -161,7 +161,14 @@ mod tests {
             assert_eq!(Refusal::of(refusal.code().as_bytes()), Some(refusal));
             assert_eq!(Refusal::of(format!("{refusal}S words").as_bytes()), None);
         }
-        for text in ["ERR unknown command 'READONLY'", "WRONGTYPE no", "", "readonly x", "BUSYGROUP exists", "BUSYKEY"] {
+        for text in [
+            "ERR unknown command 'READONLY'",
+            "WRONGTYPE no",
+            "",
+            "readonly x",
+            "BUSYGROUP exists",
+            "BUSYKEY",
+        ] {
             assert_eq!(Refusal::of(text.as_bytes()), None, "{text}");
         }
     }
@@ -171,9 +178,11 @@ mod tests {
         let redis_6 = b"ERR Error running script (call to f_91dc): @user_script:1: @user_script: 1: -READONLY You can't \
                         write against a read only replica.";
         assert_eq!(Refusal::of(redis_6), Some(Refusal::ReadOnly));
-        let redis_7 = b"READONLY You can't write against a read only replica. script: 91dc, on @user_script:1.";
+        let redis_7 =
+            b"READONLY You can't write against a read only replica. script: 91dc, on @user_script:1.";
         assert_eq!(Refusal::of(redis_7), Some(Refusal::ReadOnly));
-        let discarded = b"EXECABORT Transaction discarded because of: LOADING Redis is loading the dataset in memory";
+        let discarded =
+            b"EXECABORT Transaction discarded because of: LOADING Redis is loading the dataset in memory";
         assert_eq!(Refusal::of(discarded), Some(Refusal::Loading));
         assert_eq!(Refusal::of(b"EXECABORT Transaction discarded because of previous errors."), None);
         assert_eq!(Refusal::of(b"ERR Error running script (call to f_1): @user_script:1: no READONLY"), None);

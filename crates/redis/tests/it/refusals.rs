@@ -242,11 +242,13 @@ async fn out_of_memory_and_missing_replicas_keep_the_connection() {
     let client = connect(redis.url()).await;
     client.exec::<()>(("CONFIG", "SET", "min-replicas-to-write", 1)).await.unwrap();
     is_kept(&client, &["SET", "key", "value"], Refusal::NoReplicas).await;
-    is_kept(&client, &["EVAL", "return redis.call('SET', KEYS[1], 1)", "1", "key"], Refusal::NoReplicas).await;
+    is_kept(&client, &["EVAL", "return redis.call('SET', KEYS[1], 1)", "1", "key"], Refusal::NoReplicas)
+        .await;
     client.exec::<()>(("CONFIG", "SET", "min-replicas-to-write", 0)).await.unwrap();
     client.exec::<()>(("CONFIG", "SET", "maxmemory", 1, "maxmemory-policy", "noeviction")).await.unwrap();
     is_kept(&client, &["SET", "key", "value"], Refusal::OutOfMemory).await;
-    is_kept(&client, &["EVAL", "return redis.call('SET', KEYS[1], 1)", "1", "key"], Refusal::OutOfMemory).await;
+    is_kept(&client, &["EVAL", "return redis.call('SET', KEYS[1], 1)", "1", "key"], Refusal::OutOfMemory)
+        .await;
     assert_eq!(client.exec::<Option<i64>>(("GET", "key")).await.unwrap(), None);
 }
 
@@ -345,7 +347,8 @@ async fn an_output_buffer_that_is_full_ends_a_normal_connection_and_shifts_nothi
 
 #[tokio::test]
 async fn an_output_buffer_that_is_full_ends_a_subscribers_connection_and_the_gap_is_told() {
-    let redis = Redis::builder().config("client-output-buffer-limit", "pubsub 256kb 256kb 0").start().unwrap();
+    let redis =
+        Redis::builder().config("client-output-buffer-limit", "pubsub 256kb 256kb 0").start().unwrap();
     let (proxy, url) = proxied(&redis);
     let (client, admin) = (connect(impatient(url)).await, connect(redis.url()).await);
     let mut news = client.subscribe("news").await.unwrap();

@@ -68,7 +68,9 @@ fn listed(entry: &Value) -> Vec<Listed> {
     let Value::Array(fields) = entry else { panic!("{entry:?}") };
     let [name, Value::Int(arity), flags, .., subcommands] = &fields[..] else { panic!("{entry:?}") };
     let (Value::Set(flags) | Value::Array(flags)) = flags else { panic!("{flags:?}") };
-    let (Value::Set(subcommands) | Value::Array(subcommands)) = subcommands else { panic!("{subcommands:?}") };
+    let (Value::Set(subcommands) | Value::Array(subcommands)) = subcommands else {
+        panic!("{subcommands:?}")
+    };
     let blocking = flags.iter().any(|flag| word(flag) == "blocking");
     let (least, container) = (arity.unsigned_abs() as usize, !subcommands.is_empty());
     let own = Listed { name: word(name), least, blocking, container };
@@ -166,9 +168,10 @@ async fn every_command_of_redis_7_that_the_client_sends_is_answered_once_on_the_
     let redis = start();
     let commands = commands_of(&redis).await;
     let mut sent = 0;
-    for command in commands.iter().filter(|command| {
-        !REFUSED.contains(&&*command.name) && !DESTRUCTIVE.contains(&&*command.name)
-    }) {
+    for command in commands
+        .iter()
+        .filter(|command| !REFUSED.contains(&&*command.name) && !DESTRUCTIVE.contains(&&*command.name))
+    {
         for protocol in ["2", "3"] {
             for call in calls(command) {
                 let mut raw = Raw::connect(&redis, protocol);
@@ -318,7 +321,8 @@ async fn replconf_is_refused_and_shifts_nobodys_replies() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_command_that_nobody_knows_and_that_answers_otherwise_ends_the_connection_and_shifts_nobodys_replies() {
+async fn a_command_that_nobody_knows_and_that_answers_otherwise_ends_the_connection_and_shifts_nobodys_replies()
+ {
     let redis = renamed();
     for protocol in ["2", "3"] {
         let url = format!("{}?protocol={protocol}", redis.url());

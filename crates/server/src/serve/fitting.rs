@@ -204,11 +204,16 @@ impl Fitting {
         if !is_there {
             self.shapes.delete_table(oid);
         }
-        let has_relatives = looks.iter().any(|look| look.oid == oid && look.has_relatives);
-        Ok(Some(match has_relatives {
-            true => database::relatives(&client, oid).await?,
-            false => Relatives::default(),
-        }))
+        if !looks.iter().any(|look| look.oid == oid && look.has_relatives) {
+            return Ok(Some(Relatives::default()));
+        }
+        let relatives = database::relatives(&client, oid).await?;
+        // A partition that was detached since the first look is one of its ancestor's no more, and its next change may be
+        // from before that: the second look comes after the relatives were read, and finds the ancestor changed.
+        let tables = Tables::Listed { all: &[], partitioned: &partitioned };
+        let CatalogLook { looks, is_settled, .. } = making.look(&client, tables).await?;
+        self.compare_all(&client, &looks, is_settled).await?;
+        Ok(Some(relatives))
     }
 
     /// Deletes the shapes of a table that don't fit it any more. Returns whether all that are left
