@@ -121,8 +121,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_grace_is_at_most_half_of_the_drain() {
-        let mut config = ServeConfig::default();
-        config.drain_timeout = Duration::from_millis(200);
+        let config = ServeConfig { drain_timeout: Duration::from_millis(200), ..ServeConfig::default() };
         let shared = Shared::new(config);
         shared.begin_drain();
         assert_eq!(decided(&shared, &Meter::default()).await, (Leave::Idle, 100));

@@ -229,7 +229,11 @@ pub(crate) enum Http1End {
 type Http2<I, S, B> = http2::Connection<I, Handover<S, B>, RequestTasks>;
 
 /// Serves until the connection ends; true if that was in order.
-pub(crate) async fn serve_http2<I, S, B>(mut conn: Box<Http2<I, S, B>>, meter: &Meter, shared: &Shared) -> bool
+pub(crate) async fn serve_http2<I, S, B>(
+    mut conn: Box<Http2<I, S, B>>,
+    meter: &Meter,
+    shared: &Shared,
+) -> bool
 where
     I: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
     S: Answers<B>,

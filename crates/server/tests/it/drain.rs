@@ -120,7 +120,13 @@ enum Outcome {
 }
 
 /// One that connects, and asks as soon as it is connected; or that has asked before, and asks again.
-async fn visit(gate: SocketAddr, nonce: String, asks_twice: bool, pause: Duration, connected: mpsc::Sender<()>) -> Outcome {
+async fn visit(
+    gate: SocketAddr,
+    nonce: String,
+    asks_twice: bool,
+    pause: Duration,
+    connected: mpsc::Sender<()>,
+) -> Outcome {
     tokio::time::sleep(pause).await;
     let Ok(socket) = TcpStream::connect(gate).await else { return Outcome::Refused };
     let mut client = Client::over(socket);

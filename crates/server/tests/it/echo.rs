@@ -103,7 +103,8 @@ async fn exchange(gate: &mut Client, request: &Head, state: &State) -> bool {
     let mut words = request.text.split(' ');
     let (method, path) = (words.next().unwrap(), words.next().unwrap());
     let nonce = path.rsplit('/').next().unwrap().to_owned();
-    let has_body = request.is_chunked() || request.header("content-length").is_some_and(|length| length != "0");
+    let has_body =
+        request.is_chunked() || request.header("content-length").is_some_and(|length| length != "0");
     let arrival = {
         let mut arrivals = state.arrivals.lock().unwrap();
         let arrival = arrivals.entry(nonce.clone()).or_default();
@@ -151,7 +152,14 @@ async fn read_body(gate: &mut Client, request: &Head, nonce: &str) -> bool {
 }
 
 /// The nonce as the response's body, in the way that was rolled.
-async fn answer(gate: &mut Client, method: &str, path: &str, nonce: &str, way: usize, dice: &mut Dice) -> bool {
+async fn answer(
+    gate: &mut Client,
+    method: &str,
+    path: &str,
+    nonce: &str,
+    way: usize,
+    dice: &mut Dice,
+) -> bool {
     let socket = &mut gate.socket;
     let is_head = method == "HEAD";
     let length = nonce.len();
@@ -180,7 +188,9 @@ async fn answer(gate: &mut Client, method: &str, path: &str, nonce: &str, way: u
         28..34 => (format!("HTTP/1.1 100 Continue\r\n\r\n{whole}{body}"), true),
         34..40 => (format!("{whole}{body}").replace("X-Nonce", "Connection: close\r\nX-Nonce"), false),
         _ if is_head => (whole, true),
-        _ if path.starts_with("/stream") || way < 60 => (format!("{chunked}{chunk}{chunk}0\r\nX-Trailer: 1\r\n\r\n"), true),
+        _ if path.starts_with("/stream") || way < 60 => {
+            (format!("{chunked}{chunk}{chunk}0\r\nX-Trailer: 1\r\n\r\n"), true)
+        }
         _ => (format!("{whole}{body}"), true),
     };
     // At once, or in pieces.

@@ -112,14 +112,17 @@ async fn floods_of_http_2_frames_are_bounded_and_others_are_served() {
     // Both ways at once, three clients of each, so that each flood takes a second at most.
     for (name, frames) in floods {
         let before_kib = gate.resident_kib();
-        let attack: Vec<_> = (0..6)
-            .map(|client| tokio::spawn(flood(gate.addr, frames, 20_000, client % 2 == 0)))
-            .collect();
+        let attack: Vec<_> =
+            (0..6).map(|client| tokio::spawn(flood(gate.addr, frames, 20_000, client % 2 == 0))).collect();
         let mut served = 0;
         while attack.iter().any(|attacker| !attacker.is_finished()) || served == 0 {
             let nonce = format!("other{served}");
             let answer = Client::ask(gate.addr, "GET", &format!("/plain/{nonce}"), &[], "").await;
-            assert_eq!((answer.head.status, answer.body.as_slice()), (200, nonce.as_bytes()), "during {name}");
+            assert_eq!(
+                (answer.head.status, answer.body.as_slice()),
+                (200, nonce.as_bytes()),
+                "during {name}"
+            );
             served += 1;
         }
         for attacker in attack {
@@ -151,7 +154,8 @@ async fn interim_responses_without_end_are_no_answer() {
         let mut upstream = origin.accept().await;
         upstream.head().await;
         let heads = format!("HTTP/1.1 {interim}\r\nLink: </a>\r\n\r\n").repeat(1_000);
-        let flood = tokio::spawn(async move { while upstream.socket.write_all(heads.as_bytes()).await.is_ok() {} });
+        let flood =
+            tokio::spawn(async move { while upstream.socket.write_all(heads.as_bytes()).await.is_ok() {} });
         let answer = client.answer().await;
         assert_eq!((answer.head.status, &answer.json()["error"]), (504, &"upstream_response_timeout".into()));
         within("the flood's end", flood).await.unwrap();
@@ -171,11 +175,13 @@ async fn interim_responses_without_end_are_no_answer() {
 #[tokio::test]
 async fn trailers_are_dropped_both_ways() {
     let origin = Origin::start().await;
-    let gate = Gate::start(&origin.url(), &["--stream-route", "* /stream"]);
+    let settings = [("FOREBAY_GATE_UPSTREAM_IDLE_TIMEOUT_MS", "300")];
+    let gate = Gate::start_with(&origin.url(), &["--stream-route", "* /stream"], &settings);
     let trailers = "X-Trailer: 1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\nHost: evil\r\n";
     for path in ["/plain", "/stream"] {
         let mut client = Client::connect(gate.addr).await;
-        let head = format!("POST {path} HTTP/1.1\r\nHost: a\r\nTE: trailers\r\nTransfer-Encoding: chunked\r\n");
+        let head =
+            format!("POST {path} HTTP/1.1\r\nHost: a\r\nTE: trailers\r\nTransfer-Encoding: chunked\r\n");
         client.send(format!("{head}Trailer: X-Trailer\r\n\r\n3\r\nabc\r\n0\r\n{trailers}\r\n")).await;
         let mut upstream = origin.accept().await;
         let seen = upstream.head().await;
@@ -211,9 +217,10 @@ async fn chunks_that_are_none_are_never_passed_as_a_whole_body() {
     ] {
         let mut client = Client::connect(gate.addr).await;
         let head = "POST /first HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
-        client.send(format!("{head}{chunks}{smuggled}")).await;
+        client.send(head).await;
         let mut upstream = origin.accept().await;
         assert!(upstream.head().await.text.starts_with("POST /first "));
+        client.send(format!("{chunks}{smuggled}")).await;
         let body = String::from_utf8(upstream.rest().await).unwrap();
         assert!(!body.ends_with("0\r\n\r\n") && !body.contains("smuggled"), "{chunks:?}: {body:?}");
         let said = String::from_utf8(client.rest().await).unwrap();

@@ -68,7 +68,11 @@ impl Ask {
         let nonce = format!("c{client}n{number}-{:08x}", dice.roll() as u32);
         let method = dice.pick(&["GET", "GET", "HEAD", "PUT", "DELETE", "POST"]);
         let kind = dice.pick(&["plain", "plain", "stream"]);
-        let repeats = if method == "POST" || (method == "PUT" && dice.percent(50)) { dice.between(1, 2_000) } else { 0 };
+        let repeats = if method == "POST" || (method == "PUT" && dice.percent(50)) {
+            dice.between(1, 2_000)
+        } else {
+            0
+        };
         Ask { method, path: format!("/{kind}/{nonce}"), body: nonce.repeat(repeats), nonce }
     }
 
@@ -185,7 +189,9 @@ impl Storm {
     /// Several requests at once, some of which are dropped.
     async fn over_http2(&self, socket: TcpStream, dice: &mut Dice, client: usize, number: &mut usize) {
         let builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
-        let Ok((sender, driver)) = builder.handshake::<_, Full<Bytes>>(TokioIo::new(socket)).await else { return };
+        let Ok((sender, driver)) = builder.handshake::<_, Full<Bytes>>(TokioIo::new(socket)).await else {
+            return;
+        };
         let driver = tokio::spawn(driver);
         let mut requests = JoinSet::new();
         for _ in 0..dice.between(1, 8) {
@@ -261,7 +267,10 @@ async fn rubbish(mut socket: TcpStream, dice: &mut Dice) {
 
 fn sockets_of(pid: u32) -> usize {
     let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().filter_map(Result::ok);
-    open.filter(|entry| std::fs::read_link(entry.path()).is_ok_and(|to| to.to_string_lossy().starts_with("socket:"))).count()
+    open.filter(|entry| {
+        std::fs::read_link(entry.path()).is_ok_and(|to| to.to_string_lossy().starts_with("socket:"))
+    })
+    .count()
 }
 
 /// One gate from its start to its end; the storm stops for a check in the midst, and SIGTERM comes while it goes on.

@@ -281,7 +281,9 @@ async fn a_request_that_the_upstream_began_to_answer_is_sent_once() {
         (head, 200),
         (&half, 200),
     ];
-    for (method, body) in [("GET", ""), ("HEAD", ""), ("PUT", ""), ("DELETE", ""), ("POST", ""), ("PUT", "abc")] {
+    for (method, body) in
+        [("GET", ""), ("HEAD", ""), ("PUT", ""), ("DELETE", ""), ("POST", ""), ("PUT", "abc")]
+    {
         for ((said, status), (kept, resets)) in beginnings
             .iter()
             .flat_map(|beginning| [(true, false), (true, true), (false, false)].map(|how| (*beginning, how)))

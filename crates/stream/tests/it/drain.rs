@@ -235,9 +235,16 @@ fn after_the_grace_a_head_that_is_incomplete_gets_a_503_and_silence_gets_silence
         let mut site = Site::start(|config| config.drain_grace = Duration::from_millis(50)).await;
         let get = "GET /echo HTTP/1.1\r\nhost: a\r\n\r\n";
         let mut clients = Vec::new();
-        for (exchanged, begun) in
-            [("", ""), ("", "P"), ("", "GET /echo HT"), ("", "PRI *"), (get, ""), (get, "GE"), (ECHO, ""), (ECHO, "GE")]
-        {
+        for (exchanged, begun) in [
+            ("", ""),
+            ("", "P"),
+            ("", "GET /echo HT"),
+            ("", "PRI *"),
+            (get, ""),
+            (get, "GE"),
+            (ECHO, ""),
+            (ECHO, "GE"),
+        ] {
             let mut client = Client::connect(site.address).await;
             exchange(&mut client, exchanged).await;
             client.send(begun).await;
@@ -251,7 +258,10 @@ fn after_the_grace_a_head_that_is_incomplete_gets_a_503_and_silence_gets_silence
                 assert_eq!(answer, "", "after {exchanged:?} and {begun:?}");
             } else {
                 assert!(answer.starts_with("HTTP/1.1 503 "), "after {exchanged:?} and {begun:?}: {answer:?}");
-                assert!(answer.contains("connection: close\r\n") && answer.ends_with("shutting down."), "{answer}");
+                assert!(
+                    answer.contains("connection: close\r\n") && answer.ends_with("shutting down."),
+                    "{answer}"
+                );
             }
         }
         let stats = site.stats.clone();
