@@ -4,8 +4,8 @@
 //! waited. What is more than that goes to hyper as it came, and the connection stays there.
 //!
 //! Invariant: a request is answered here or given to hyper whole, never both; whatever the client does or leaves undone, the
-//! connection ends: it may be idle for `idle_timeout`, and take nothing for `write_timeout`; a client that leaves is noticed, unless it has sent
-//! much of what it wasn't asked for.
+//! connection ends: it may be idle for `idle_timeout`, or for `drain_grace` once the server drains, and take nothing for
+//! `write_timeout`; a client that leaves is noticed, unless it has sent much of what it wasn't asked for.
 //! Kept by: one loop, of which each step has its own deadline. `request.rs` decides what is understood.
 //! Memory: while a request waits there is no buffer. Bytes behind it are kept until it is answered, up to [`READ`].
 
@@ -68,7 +68,7 @@ where
     B: Streamed,
 {
     let mut idling = pin!(sleep(shared.config.idle_timeout));
-    let mut draining = pin!(shared.drain_begun());
+    let (mut draining, mut drains) = (pin!(shared.drain_begun()), false);
     let mut client = Client { stream, heard: heard.to_vec() };
     let mut is_first = true;
     loop {
@@ -80,13 +80,16 @@ where
             }
             Ok(Heard::End) | Err(_) => return Ended::Over,
             Ok(Heard::Nothing) => {
-                let due = Instant::now() + shared.config.idle_timeout;
+                let idle = if drains { shared.drain_grace() } else { shared.config.idle_timeout };
+                let mut due = Instant::now() + idle;
                 let readable = poll_fn(|cx| {
                     if let Poll::Ready(readable) = client.stream.poll_read_ready(cx) {
                         return Poll::Ready(readable.is_ok());
                     }
-                    if draining.as_mut().poll(cx).is_ready() {
-                        return Poll::Ready(false);
+                    if !drains && draining.as_mut().poll(cx).is_ready() {
+                        drains = true;
+                        due = due.min(Instant::now() + shared.drain_grace());
+                        idling.as_mut().reset(due);
                     }
                     rings(idling.as_mut(), due, cx).map(|()| false)
                 });
@@ -109,11 +112,11 @@ where
             let (head, discarded) = (head::encode(&parts, &head::date()), client.heard.len());
             return Ended::Taken(Taken { stream: client.stream, head, body, discarded });
         }
-        let drains = shared.is_draining();
         // After an interim response there would be another, which nobody has.
-        let closes = drains || head::says_close(response.headers()) || response.status().is_informational();
+        let closes = shared.is_draining()
+            || head::says_close(response.headers())
+            || response.status().is_informational();
         match client.write(response, &method, closes, shared.config.write_timeout).await {
-            Ok(()) if drains => return Ended::Over,
             Ok(()) if closes => return Ended::Closing(client.stream),
             Ok(()) => {}
             Err(Broken::Lost(Lost::Slow)) => {

@@ -38,6 +38,9 @@ pub struct ServeConfig {
     pub tcp_user_timeout: Option<Duration>,
     /// How long running requests and streams may go on after the shutdown began; then they are cut. Default 30 s.
     pub drain_timeout: Duration,
+    /// How long a connection without a request stays open after the shutdown began, for a request that is on its way; it is answered
+    /// with `connection: close`. A head that is incomplete then gets a 503. At most half of `drain_timeout`. Default 500 ms.
+    pub drain_grace: Duration,
 }
 
 impl Default for ServeConfig {
@@ -55,6 +58,7 @@ impl Default for ServeConfig {
             tcp_keepalive: Some(Duration::from_secs(30)),
             tcp_user_timeout: Some(Duration::from_secs(30)),
             drain_timeout: Duration::from_secs(30),
+            drain_grace: Duration::from_millis(500),
         }
     }
 }

@@ -12,7 +12,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use http::{HeaderMap, Method, Request, Response, Version};
+use http::header::CONNECTION;
+use http::{HeaderMap, HeaderValue, Method, Request, Response, Version};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 use socket2::SockRef;
@@ -146,7 +147,7 @@ where
         if this.exchange.as_ref().is_some_and(|exchange| exchange.is_cut()) {
             return Poll::Ready(Err(ClientLate));
         }
-        let response = loop {
+        let mut response = loop {
             match this.step.as_mut().project() {
                 StepView::Ready { service, request } => {
                     let Ok(()) = ready!(service.poll_ready(cx));
@@ -178,6 +179,9 @@ where
                 Poll::Pending
             }
             h1 => {
+                if this.active.as_ref().is_some_and(|active| active.meter().closes.get()) {
+                    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+                }
                 let leaving = h1.as_ref().filter(|_| is_live).map(|h1| leaving(Arc::clone(&h1.stream)));
                 let (active, exchange) = (this.active.take(), this.exchange.take());
                 if let (Some(h1), Some(active)) = (h1, &active)

@@ -10,6 +10,8 @@
 //!   stream, never a complete one. HTTP/2 resets the stream; HTTP/1.0, which has no chunks, the connection.
 //! - Every wait for a client has a deadline, and every buffer a bound; see [`ServeConfig`].
 //! - What is streamed is written as soon as it is there, all that is there at once.
+//! - A drain answers requests that are on their way: connections in the listener's backlog are accepted, and those without a
+//!   request stay open for [`ServeConfig::drain_grace`].
 //!
 //! ```
 //! # use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -56,6 +58,7 @@
 //! Not here: TLS, which whoever has it may [wrap](Wrap) connections in (they take the ordinary path then); routing; counting and
 //! limiting streams.
 
+mod backlog;
 mod bounds;
 mod brief;
 mod chunk;
@@ -64,6 +67,7 @@ mod connection;
 mod detach;
 mod error;
 mod exchange;
+mod farewell;
 mod handover;
 mod head;
 mod incoming;
@@ -83,6 +87,7 @@ mod stall;
 mod stats;
 mod topic;
 mod wrap;
+mod wrapped;
 
 use std::net::SocketAddr;
 

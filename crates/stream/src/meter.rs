@@ -23,6 +23,8 @@ pub(crate) struct Meter {
     pub(crate) unflushed: Flag,
     /// Dropped, the socket resets the connection.
     pub(crate) resets: Flag,
+    /// Each response of this HTTP/1 connection says that it is the last: the server drains.
+    pub(crate) closes: Flag,
     /// The service waits for more of the request's body.
     awaits_body: AtomicBool,
     /// Goes up with each request and each piece of a request's body.
@@ -84,9 +86,14 @@ impl Meter {
         }
     }
 
+    /// Whether a request is being answered.
+    pub(crate) fn is_active(&self) -> bool {
+        self.active.load(Ordering::Relaxed) > 0
+    }
+
     /// The phase, and a number that differs if it is not the same one as before.
     pub(crate) fn phase(&self) -> (Phase, u32) {
-        let phase = if self.active.load(Ordering::Relaxed) == 0 {
+        let phase = if !self.is_active() {
             match (self.unflushed.get(), self.heard.load(Ordering::Relaxed)) {
                 (true, _) => Phase::Busy,
                 (false, true) => Phase::Head,

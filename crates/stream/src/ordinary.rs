@@ -19,13 +19,14 @@ use hyper::rt::Executor;
 use hyper::server::conn::{http1, http2};
 use socket2::SockRef;
 use tokio::net::TcpStream;
-use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout, timeout_at};
+use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
 
 use crate::Peer;
 use crate::bounds::{Answers, Streamed};
 use crate::brief::{self, Ended};
 use crate::config::ServeConfig;
 use crate::exchange::{self, Late};
+use crate::farewell::{Farewell, Leave};
 use crate::handover::{H1, Hand, Handover};
 use crate::head;
 use crate::io::Io;
@@ -35,14 +36,17 @@ use crate::preface::{First, Speaks, judge, leans_to_http2};
 use crate::registry::Registry;
 use crate::server::Shared;
 use crate::stats::Stats;
-use crate::wrap::{Wrapped, WrappedIo, Wrapping};
+use crate::wrapped::serve_wrapped;
 
 /// How long a client that was refused may go on sending before the connection is closed.
-const LINGER: Duration = Duration::from_secs(1);
+pub(crate) const LINGER: Duration = Duration::from_secs(1);
 /// And how much.
 const LINGER_BYTES: usize = 256 * 1024;
 
 const TIMED_OUT: &[u8] = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+pub(crate) const SHUTTING_DOWN: &[u8] =
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-type: text/plain\r\n\
+      content-length: 29\r\nconnection: close\r\n\r\nThis server is shutting down.";
 
 /// Serves a connection until it ends, or until a stream takes its socket.
 pub(crate) async fn serve<S, B>(
@@ -84,8 +88,11 @@ where
     match speaks {
         Speaks::Http2 => {
             let service = handover(None);
+            let stream = Arc::clone(io.stream());
             let conn = shared.http2.serve_connection(io, service);
-            serve_http2(Box::new(conn), &meter, &shared).await;
+            if serve_http2(Box::new(conn), &meter, &shared).await {
+                linger(&stream).await; // else frames that nobody reads any more would reset the last response
+            }
             None
         }
         Speaks::Http1 | Speaks::Unknown => {
@@ -97,73 +104,20 @@ where
     }
 }
 
-/// Serves what is inside of a wrapped connection, until it ends.
-async fn serve_wrapped<S, B>(
-    wrapping: Wrapping,
-    peer: Peer,
-    service: S,
-    head_by: Instant,
-    shared: &Arc<Shared>,
-) where
-    S: Answers<B>,
-    B: Streamed + Send + 'static,
-{
-    let wrapped = tokio::select! {
-        biased;
-        wrapped = timeout_at(head_by, wrapping) => wrapped,
-        () = shared.drain_begun() => return,
-    };
-    let Wrapped { io, is_http2 } = match wrapped {
-        Ok(Ok(wrapped)) => wrapped,
-        Ok(Err(error)) => return tracing::debug!(%error, "a handshake failed"),
-        Err(_) => return shared.stats.counters().header_timeouts.up(),
-    };
-    let meter = Arc::new(Meter::default());
-    let io = WrappedIo::new(io, Arc::clone(&meter), shared.config.write_timeout);
-    let service =
-        Handover { service, peer, meter: Arc::clone(&meter), stats: shared.stats.clone(), h1: None };
-    if is_http2 {
-        let conn = shared.http2.serve_connection(io, service);
-        return serve_http2(Box::new(conn), &meter, shared).await;
-    }
-    let mut conn = Box::new(shared.http1.serve_connection(io, service));
-    let mut draining = pin!(shared.drain_begun());
-    let (mut told, mut waits) = (false, Waits::for_first_head());
-    let mut deadline = pin!(sleep_until(head_by));
-    let late = poll_fn(|cx| {
-        if let Poll::Ready(done) = Pin::new(&mut *conn).poll(cx) {
-            return Poll::Ready(done.map(|()| None));
-        }
-        if let Poll::Ready(phase) = waits.poll(&meter, &shared.config, deadline.as_mut(), cx) {
-            return Poll::Ready(Ok(Some(phase)));
-        }
-        if !told && draining.as_mut().poll(cx).is_ready() {
-            told = true;
-            Pin::new(&mut *conn).graceful_shutdown();
-            cx.waker().wake_by_ref();
-        }
-        Poll::Pending
-    });
-    match late.await {
-        Ok(late) => late.into_iter().for_each(|phase| count_late(phase, shared)),
-        Err(error) => drop(count_error(&error, shared)),
-    }
-}
-
 /// Waits for the bytes that tell the protocol. Until then a connection is nothing but its socket and a timer.
 async fn meet(stream: &TcpStream, head_by: Instant, shared: &Shared) -> Option<(Speaks, First)> {
     let mut first = First::default();
     let mut late = pin!(sleep_until(head_by));
-    let mut draining = pin!(shared.drain_begun());
-    loop {
+    let mut grace_ended = pin!(shared.grace_ended());
+    let says = loop {
         tokio::select! {
             biased;
             ready = stream.readable() => ready.ok()?,
             () = &mut late => {
                 shared.stats.counters().header_timeouts.up();
-                break;
+                break TIMED_OUT;
             }
-            () = &mut draining => return None,
+            () = &mut grace_ended => break SHUTTING_DOWN,
         }
         match first.fill(stream) {
             Ok(0) => return None,
@@ -174,17 +128,17 @@ async fn meet(stream: &TcpStream, head_by: Instant, shared: &Shared) -> Option<(
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(_) => return None,
         }
-    }
+    };
     let begun = first.heard();
     if !begun.is_empty() && !leans_to_http2(begun) {
-        time_out(stream).await;
+        refuse(stream, says).await;
     }
     None
 }
 
-/// Tells a client that its head came too late.
-async fn time_out(stream: &TcpStream) {
-    let _ = stream.try_write(TIMED_OUT); // the client may be gone
+/// Tells a client why its incomplete head gets no other answer.
+async fn refuse(stream: &TcpStream, says: &[u8]) {
+    let _ = stream.try_write(says); // the client may be gone
     linger(stream).await;
 }
 
@@ -201,10 +155,11 @@ where
     S: Answers<B>,
     B: Streamed + Send + 'static,
 {
-    let mut draining = pin!(shared.drain_begun());
-    let (mut told, mut waits) = (false, Waits::for_first_head());
+    let (mut farewell, mut waits) = (Farewell::new(shared), Waits::for_first_head());
     let mut deadline = pin!(sleep_until(head_by));
+    let mut is_idle = false;
     let end = poll_fn(|cx| {
+        farewell.begin(meter, cx);
         if let Poll::Ready(done) = Pin::new(&mut *conn).poll(cx) {
             return Poll::Ready(Http1End::Done(done));
         }
@@ -214,10 +169,14 @@ where
         if let Poll::Ready(phase) = waits.poll(meter, &shared.config, deadline.as_mut(), cx) {
             return Poll::Ready(Http1End::Late(phase));
         }
-        if !told && draining.as_mut().poll(cx).is_ready() {
-            told = true;
-            Pin::new(&mut *conn).graceful_shutdown();
-            cx.waker().wake_by_ref();
+        match farewell.poll(meter, cx) {
+            Poll::Ready(Leave::InHead) => return Poll::Ready(Http1End::ShutDown),
+            Poll::Ready(leave @ (Leave::AfterAnswer | Leave::Idle)) => {
+                is_idle = leave == Leave::Idle;
+                Pin::new(&mut *conn).graceful_shutdown();
+                cx.waker().wake_by_ref();
+            }
+            Poll::Pending => {}
         }
         Poll::Pending
     })
@@ -238,12 +197,16 @@ where
             count_late(phase, shared);
             // Nothing of an earlier response is unwritten then, or the phase were another.
             if phase == Phase::Head {
-                time_out(&stream).await;
+                refuse(&stream, TIMED_OUT).await;
             }
             None
         }
+        Http1End::ShutDown => {
+            refuse(&stream, SHUTTING_DOWN).await;
+            None
+        }
         Http1End::Done(done) => {
-            let answered = done.map_or_else(|error| count_error(&error, shared), |()| !told);
+            let answered = done.map_or_else(|error| count_error(&error, shared), |()| !is_idle);
             if answered {
                 linger(&stream).await;
             }
@@ -252,24 +215,32 @@ where
     }
 }
 
-enum Http1End {
+/// How hyper's part of an HTTP/1 connection ended.
+pub(crate) enum Http1End {
     Done(hyper::Result<()>),
     /// A live response is in the hand.
     Taken,
     /// The client kept us waiting.
     Late(Phase),
+    /// The drain's grace ended in the middle of a head.
+    ShutDown,
 }
 
 type Http2<I, S, B> = http2::Connection<I, Handover<S, B>, RequestTasks>;
 
-async fn serve_http2<I, S, B>(mut conn: Box<Http2<I, S, B>>, meter: &Meter, shared: &Shared)
+/// Serves until the connection ends; true if that was in order.
+pub(crate) async fn serve_http2<I, S, B>(
+    mut conn: Box<Http2<I, S, B>>,
+    meter: &Meter,
+    shared: &Shared,
+) -> bool
 where
     I: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
     S: Answers<B>,
     B: Streamed + Send + 'static,
 {
     let mut draining = pin!(shared.drain_begun());
-    let (mut told, mut waits) = (false, Waits::for_idle());
+    let mut waits = Waits::for_idle();
     let mut deadline = pin!(sleep(Duration::ZERO));
     let done = poll_fn(|cx| {
         if let Poll::Ready(done) = Pin::new(&mut *conn).poll(cx) {
@@ -277,11 +248,11 @@ where
         }
         meter.driven_by(cx.waker());
         let idle = waits.poll(meter, &shared.config, deadline.as_mut(), cx).is_ready();
-        if idle && told {
-            return Poll::Ready(None);
+        if idle && waits.ending {
+            return Poll::Ready(None); // the client doesn't answer to GOAWAY
         }
-        if idle || (!told && draining.as_mut().poll(cx).is_ready()) {
-            told = true;
+        if idle || (!waits.ending && draining.as_mut().poll(cx).is_ready()) {
+            waits.ending = true;
             deadline.as_mut().reset(Instant::now() + LINGER);
             Pin::new(&mut *conn).graceful_shutdown();
             cx.waker().wake_by_ref();
@@ -289,31 +260,34 @@ where
         Poll::Pending
     })
     .await;
-    if let Some(Err(error)) = done {
-        count_error(&error, shared);
+    if let Some(Err(error)) = &done {
+        count_error(error, shared);
     }
+    done.is_some_and(|done| done.is_ok())
 }
 
 /// The deadline of what is waited for now.
-struct Waits {
+pub(crate) struct Waits {
     /// The wait that the deadline is for.
     seen: (Phase, u32),
     /// Of HTTP/2 only idle times are bounded here: its requests have their own clocks.
     only_idle: bool,
+    /// The connection has been told to end: its idle time is [`LINGER`].
+    ending: bool,
 }
 
 impl Waits {
     /// The first head of an HTTP/1 connection has been waited for since it was accepted.
-    fn for_first_head() -> Waits {
-        Waits { seen: (Phase::Head, 0), only_idle: false }
+    pub(crate) fn for_first_head() -> Waits {
+        Waits { seen: (Phase::Head, 0), only_idle: false, ending: false }
     }
 
     fn for_idle() -> Waits {
-        Waits { seen: (Phase::Busy, 0), only_idle: true }
+        Waits { seen: (Phase::Busy, 0), only_idle: true, ending: false }
     }
 
     /// Ready, with what was waited for, when that took too long.
-    fn poll(
+    pub(crate) fn poll(
         &mut self,
         meter: &Meter,
         config: &ServeConfig,
@@ -326,6 +300,7 @@ impl Waits {
             // A wrapped connection may have said nothing yet: the first head is waited for all the same.
             Phase::Idle if !self.only_idle && turn == 0 => (Phase::Head, config.header_read_timeout),
             Phase::Body if !self.only_idle => (phase, config.body_read_timeout),
+            Phase::Idle | Phase::Head if self.ending => (Phase::Idle, LINGER),
             Phase::Idle | Phase::Head => (Phase::Idle, config.idle_timeout),
             Phase::Body | Phase::Busy => {
                 self.seen = (Phase::Busy, turn);
@@ -340,7 +315,7 @@ impl Waits {
     }
 }
 
-fn count_late(phase: Phase, shared: &Shared) {
+pub(crate) fn count_late(phase: Phase, shared: &Shared) {
     match phase {
         Phase::Head => shared.stats.counters().header_timeouts.up(),
         Phase::Body => shared.stats.counters().body_timeouts.up(),
@@ -349,7 +324,7 @@ fn count_late(phase: Phase, shared: &Shared) {
 }
 
 /// True if the client was answered with why.
-fn count_error(error: &hyper::Error, shared: &Shared) -> bool {
+pub(crate) fn count_error(error: &hyper::Error, shared: &Shared) -> bool {
     tracing::debug!(%error, "a connection failed");
     let counters = shared.stats.counters();
     if error.is_parse_too_large() {

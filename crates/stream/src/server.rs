@@ -21,6 +21,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use tower_service::Service;
 
 use crate::Peer;
+use crate::backlog::{accept_rest, is_of_one_connection};
 use crate::bounds::{Answers, Streamed};
 use crate::config::ServeConfig;
 use crate::connection::Connection;
@@ -55,7 +56,7 @@ pub struct Server<S> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Summary {
-    /// Connections that were open when the shutdown began.
+    /// Connections that were open when the shutdown began, or in the listener's backlog.
     pub open: usize,
     /// Those of them that were cut because they were still open at the deadline.
     pub cut: usize,
@@ -102,8 +103,8 @@ where
         self.shared.stats.clone()
     }
 
-    /// Serves until `shutdown` resolves, then drains: the listener closes at once, idle connections close, requests and
-    /// streams may go on for `drain_timeout`, and what is left is cut.
+    /// Serves until `shutdown` resolves, then drains: the listener accepts what is in its backlog and closes, connections
+    /// without a request close after `drain_grace`, requests and streams may go on for `drain_timeout`, and what is left is cut.
     ///
     /// Its connections are tasks of the runtime that polls this; dropped instead of drained, it leaves them running.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Summary {
@@ -135,8 +136,14 @@ where
                 },
             }
         }
-        drop((listener, service));
-        shared.drain().await
+        let (began, mut open) = shared.begin_drain();
+        accept_rest(listener, |stream, peer| {
+            open += 1;
+            start(stream, Peer(peer), &service, &shared);
+        })
+        .await;
+        drop(service);
+        shared.drain(began, open).await
     }
 }
 
@@ -202,14 +209,8 @@ fn prepare(stream: &TcpStream, config: &ServeConfig) -> io::Result<()> {
     Ok(())
 }
 
-/// Errors that `accept` reports for the connection that it would have returned.
-fn is_of_one_connection(error: &io::Error) -> bool {
-    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
-    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
-}
-
 impl Shared {
-    fn new(config: ServeConfig) -> Shared {
+    pub(crate) fn new(config: ServeConfig) -> Shared {
         let (config, stats) = (Arc::new(config), Stats::default());
         let requests = Arc::new(Registry::default());
         let buffer = config.max_header_bytes.max(MIN_BUFFER);
@@ -250,10 +251,26 @@ impl Shared {
         *self.draining.borrow()
     }
 
-    async fn drain(&self) -> Summary {
+    /// Returns how long a connection without a request stays open during a drain.
+    pub(crate) fn drain_grace(&self) -> Duration {
+        self.config.drain_grace.min(self.config.drain_timeout / 2)
+    }
+
+    /// Resolves when a drain has gone on for its grace.
+    pub(crate) async fn grace_ended(&self) {
+        self.drain_begun().await;
+        sleep(self.drain_grace()).await;
+    }
+
+    /// Tells all connections; returns when that was, and how many there are.
+    pub(crate) fn begin_drain(&self) -> (Instant, usize) {
         let (began, open) = (Instant::now(), self.connections.len());
         tracing::info!(open, "draining");
         self.draining.send_replace(true);
+        (began, open)
+    }
+
+    async fn drain(&self, began: Instant, open: usize) -> Summary {
         let finished = timeout_at(began + self.config.drain_timeout, self.emptied()).await;
         let cut = if finished.is_ok() { 0 } else { self.cut().await };
         let summary = Summary { open, cut, took: began.elapsed() };
@@ -299,11 +316,5 @@ mod tests {
         assert_eq!([outage.begins(), outage.begins(), outage.begins()], [true, false, false]);
         assert_eq!((outage.end(), outage.end()), (Some(3), None));
         assert!(outage.begins(), "the next one is news");
-    }
-
-    #[test]
-    fn an_error_of_one_connection_is_no_reason_to_pause() {
-        assert!(is_of_one_connection(&io::ErrorKind::ConnectionAborted.into()));
-        assert!(!is_of_one_connection(&io::Error::from_raw_os_error(24)), "no descriptor is free");
     }
 }

@@ -60,6 +60,10 @@ impl WrappedIo {
         WrappedIo { io, meter, stall: Stall::default(), write_timeout }
     }
 
+    pub(crate) fn into_transport(self) -> Box<dyn Transport> {
+        self.io
+    }
+
     /// While the client takes nothing, its time runs.
     fn bounded<T>(&mut self, cx: &mut Context<'_>, outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         match outcome {

@@ -137,6 +137,9 @@ pub(crate) struct HttpSection {
     pub(crate) write_timeout_ms: Option<u64>,
     /// How long a connection may wait for its next request. Default 60,000.
     pub(crate) idle_timeout_ms: Option<u64>,
+    /// How long a connection without a request stays open after SIGTERM, for a request that is on its way. Default 500; at most half
+    /// of the time that the server has to close.
+    pub(crate) drain_grace_ms: Option<u64>,
 }
 
 /// Who may hold a stream.

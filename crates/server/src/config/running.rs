@@ -34,6 +34,7 @@ pub(super) fn check_http(
         duration("http.header_timeout_ms", http.header_timeout_ms, serve.header_read_timeout)?;
     serve.write_timeout = duration("http.write_timeout_ms", http.write_timeout_ms, serve.write_timeout)?;
     serve.idle_timeout = duration("http.idle_timeout_ms", http.idle_timeout_ms, serve.idle_timeout)?;
+    serve.drain_grace = duration("http.drain_grace_ms", http.drain_grace_ms, serve.drain_grace)?;
     serve.body_read_timeout = body;
     Ok(serve)
 }

@@ -159,6 +159,7 @@ const REACHED: &[(&str, &str, &str)] = &[
     ("http.max_headers", "7", "http.max_headers: 7"),
     ("http.write_timeout_ms", "7000", "http.write_timeout: 7s"),
     ("http.idle_timeout_ms", "7000", "http.idle_timeout: 7s"),
+    ("http.drain_grace_ms", "7000", "http.drain_grace: 7s"),
     ("admission.total", "7", "admission.builder.total: 7"),
     ("admission.per_user", "7", "admission.builder.per_user: 7"),
     ("admission.degraded_percent", "7", "admission.builder.thresholds.degraded: 7"),

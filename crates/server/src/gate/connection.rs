@@ -22,6 +22,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::{TrySendError, http1};
 use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
+use tokio::task::coop::has_budget_remaining;
 use tokio::time::{Instant, sleep_until};
 
 use super::head_io::{HeadIo, Valve};
@@ -88,6 +89,7 @@ impl Connection {
         progress: &Progress,
         timeout: Duration,
     ) -> Result<Response<Incoming>, ExchangeError> {
+        self.valve.begin_request();
         let mut answer = pin!(self.sender.try_send_request(request));
         let mut timer = pin!(sleep_until(progress.last() + timeout));
         let (driver, ended) = (&mut self.driver, &mut self.ended);
@@ -95,9 +97,13 @@ impl Connection {
             // Once before the driver ran and once after: what it does for the answer wakes nobody else.
             for _ in 0..2 {
                 if let Poll::Ready(answer) = answer.as_mut().poll(cx) {
-                    return Poll::Ready(answer.map_err(ExchangeError::from));
+                    return Poll::Ready(answer.map_err(|error| ExchangeError::new(error, &self.valve)));
                 }
                 drive(driver, ended, cx);
+            }
+            // Interim responses without end may use up the task's budget, without which the timer doesn't ring.
+            if !has_budget_remaining() && Instant::now() >= progress.last() + timeout {
+                return Poll::Ready(Err(ExchangeError::Timeout));
             }
             while timer.as_mut().poll(cx).is_ready() {
                 let due = progress.last() + timeout;
@@ -135,27 +141,38 @@ pub(crate) enum ExchangeError {
     /// No head in time.
     Timeout,
     /// The connection broke, or said what is no HTTP.
-    Failed(hyper::Error),
+    Failed {
+        error: hyper::Error,
+        /// A byte of a response had come.
+        answered: bool,
+    },
 }
 
 impl ExchangeError {
-    /// The connection ended before the head of a response was whole; it may have begun.
+    fn new(mut error: TrySendError<Request<Upload>>, valve: &Valve) -> ExchangeError {
+        match error.take_message() {
+            Some(request) => ExchangeError::Unsent(Box::new(request)),
+            None => ExchangeError::Failed { error: error.into_error(), answered: valve.is_answered() },
+        }
+    }
+
+    /// Whether the connection ended before the head of a response was whole; part of it may have come.
     pub(crate) fn is_closed(&self) -> bool {
         match self {
             ExchangeError::Unsent(_) => true,
             ExchangeError::Timeout => false,
-            ExchangeError::Failed(error) => {
+            ExchangeError::Failed { error, .. } => {
                 error.is_incomplete_message() || error.is_canceled() || is_reset(error)
             }
         }
     }
-}
 
-impl From<TrySendError<Request<Upload>>> for ExchangeError {
-    fn from(mut error: TrySendError<Request<Upload>>) -> ExchangeError {
-        match error.take_message() {
-            Some(request) => ExchangeError::Unsent(Box::new(request)),
-            None => ExchangeError::Failed(error.into_error()),
+    /// Whether the connection ended before a byte of a response came. The upstream may have begun the request all the same.
+    pub(crate) fn is_unanswered(&self) -> bool {
+        match self {
+            ExchangeError::Unsent(_) => true,
+            ExchangeError::Timeout => false,
+            ExchangeError::Failed { answered, .. } => !answered && self.is_closed(),
         }
     }
 }

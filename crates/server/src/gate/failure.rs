@@ -133,7 +133,7 @@ impl From<ExchangeError> for UpstreamError {
         match error {
             ExchangeError::Timeout => UpstreamError::ResponseTimeout,
             ExchangeError::Unsent(_) => UpstreamError::Closed,
-            ExchangeError::Failed(error) => match upload_fault(&error) {
+            ExchangeError::Failed { error, .. } => match upload_fault(&error) {
                 Some(fault) => UpstreamError::Upload(fault),
                 None if closed => UpstreamError::Closed,
                 None => UpstreamError::Response(error),

@@ -15,6 +15,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use hyper::rt::{Read, ReadBufCursor, Write};
+use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
@@ -36,6 +37,8 @@ pub(crate) struct Valve {
     flow: AtomicU8,
     /// hyper has more to write than the socket took.
     unsent: AtomicBool,
+    /// A byte came from the upstream since the request began.
+    answered: AtomicBool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,6 +68,16 @@ impl Valve {
         !self.unsent.load(Ordering::Relaxed)
     }
 
+    /// A request begins.
+    pub(crate) fn begin_request(&self) {
+        self.answered.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether a byte came from the upstream since the request began, an interim response included.
+    pub(crate) fn is_answered(&self) -> bool {
+        self.answered.load(Ordering::Relaxed)
+    }
+
     fn flow(&self) -> Flow {
         match self.flow.load(Ordering::Relaxed) {
             0 => Flow::Head,
@@ -86,6 +99,9 @@ impl HeadIo {
 
     /// Gives on as much as the head has, and holds the rest.
     fn give(&mut self, input: &[u8], cursor: &mut ReadBufCursor<'_>) {
+        if !input.is_empty() {
+            self.valve.answered.store(true, Ordering::Relaxed);
+        }
         let end = match self.valve.flow() {
             Flow::Open => input.len(),
             Flow::Head => match self.scan.find_end(input) {
@@ -106,6 +122,15 @@ impl HeadIo {
     fn note(&self, written: &Poll<io::Result<usize>>, offered: usize) {
         let all = matches!(written, Poll::Ready(Ok(count)) if *count == offered);
         self.valve.unsent.store(!all, Ordering::Relaxed);
+        // hyper reads no more after a failed write, though the upstream may have answered before it closed.
+        if matches!(written, Poll::Ready(Err(_))) && self.has_unread() {
+            self.valve.answered.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn has_unread(&self) -> bool {
+        let peeked = SockRef::from(&self.socket).peek(&mut [MaybeUninit::uninit()]);
+        peeked.is_ok_and(|count| count > 0)
     }
 }
 

@@ -1,12 +1,14 @@
 //! The upstream: where it is, its pool of connections, and why it gave no response.
 //!
 //! Invariant: at most `max_connections` are open, idle ones included; at most `max_idle` wait, none for longer than
-//! `idle_timeout`. A request is sent once, unless its connection is known to have closed without taking it.
+//! `idle_timeout`. A request is sent at most twice, and a second time only if its connection was a kept one and either
+//! nothing of it was sent, or it may be repeated (RFC 9110, 9.2.2): the method is idempotent, there is no body, and the
+//! connection ended before a byte of a response came.
 //! Kept by: every connection owns a permit of the pool; [`Upstream::send`] decides about the second try, in one place.
 //!
 //! The pool is our own and small, rather than hyper-util's client, for what `connection.rs` promises: a request drives
-//! its connection itself, and so cancelling is dropping a value. It also tells the five ways to fail apart, and never
-//! repeats a request that an upstream may have begun.
+//! its connection itself, and so cancelling is dropping a value. It also tells the five ways to fail apart, and whether
+//! the upstream had begun to answer, which hyper's errors don't.
 
 use std::future::poll_fn;
 use std::io;
@@ -91,7 +93,7 @@ pub struct UpstreamStats {
     pub dials: u64,
     /// Requests that found one waiting.
     pub reuses: u64,
-    /// Requests that were sent again, since the waiting connection had closed.
+    /// Requests that were sent again, since the kept connection closed before a byte of a response.
     pub retries: u64,
 }
 
@@ -166,11 +168,12 @@ impl Upstream {
     }
 }
 
-/// The request that may be sent once more: what never left, or what does no harm twice.
+/// Returns the request that may be sent once more: what never left, or what the upstream may get twice and has not begun
+/// to answer. A kept connection that closes in silence has most likely closed before it read the request.
 fn unsent(error: ExchangeError, again: Option<Request<Upload>>) -> Result<Request<Upload>, UpstreamError> {
     match error {
         ExchangeError::Unsent(request) => Ok(*request),
-        error if error.is_closed() => again.ok_or(UpstreamError::from(error)),
+        error if error.is_unanswered() => again.ok_or(UpstreamError::from(error)),
         error => Err(error.into()),
     }
 }

@@ -1,10 +1,16 @@
 //! The end in order.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
+use forebay_testkit::Dice;
 use rustix::process::Signal;
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use crate::echo::{Echo, Manners};
 use crate::gate::Gate;
 use crate::origin::Origin;
 use crate::wire::{Client, until};
@@ -87,7 +93,7 @@ async fn a_second_signal_ends_it_at_once() {
 }
 
 #[tokio::test]
-async fn without_streams_it_ends_at_once_and_lets_a_request_finish() {
+async fn without_streams_it_ends_soon_and_lets_a_request_finish() {
     let origin = Origin::start().await;
     let mut gate = Gate::start(&origin.url(), &ARGS);
     let mut client = Client::get(gate.addr, "/plain", &[]).await;
@@ -100,4 +106,81 @@ async fn without_streams_it_ends_at_once_and_lets_a_request_finish() {
     assert_eq!(client.answer().await.body, b"ok");
     assert!(gate.end().await.success());
     drop(idle);
+}
+
+/// How a client of the crowd came out.
+#[derive(Debug, PartialEq, Eq)]
+enum Outcome {
+    /// It never had a connection.
+    Refused,
+    /// The status of a whole answer to its last request.
+    Answered(u16),
+    /// It had a connection, and got no whole answer.
+    Lost(String),
+}
+
+/// One that connects, and asks as soon as it is connected; or that has asked before, and asks again.
+async fn visit(
+    gate: SocketAddr,
+    nonce: String,
+    asks_twice: bool,
+    pause: Duration,
+    connected: mpsc::Sender<()>,
+) -> Outcome {
+    tokio::time::sleep(pause).await;
+    let Ok(socket) = TcpStream::connect(gate).await else { return Outcome::Refused };
+    let mut client = Client::over(socket);
+    let mut status = 0;
+    for request in 0..=u32::from(asks_twice) {
+        if request == u32::from(asks_twice) {
+            let _ = connected.send(()).await;
+        }
+        let text = format!("GET /plain/{nonce} HTTP/1.1\r\nHost: a\r\n\r\n");
+        if let Err(error) = tokio::io::AsyncWriteExt::write_all(&mut client.socket, text.as_bytes()).await {
+            return Outcome::Lost(format!("request {request}: {error}"));
+        }
+        let Some(head) = client.try_head().await else {
+            return Outcome::Lost(format!("request {request}: closed without an answer"));
+        };
+        let length: usize = head.header("content-length").map_or(0, |length| length.parse().unwrap());
+        let body = client.take(length).await;
+        if body.len() < length || (head.status == 200 && body != nonce.as_bytes()) {
+            return Outcome::Lost(format!("request {request}: {:?}", String::from_utf8_lossy(&body)));
+        }
+        status = head.status;
+        if head.header("connection") == Some("close") {
+            break; // it was told not to ask again
+        }
+    }
+    Outcome::Answered(status)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_client_that_connected_while_sigterm_came_gets_a_whole_answer() {
+    const CLIENTS: usize = 60;
+    // SIGTERM comes when so many are connected.
+    for (round, connected_before) in [0, 1, 15, 30, 59].into_iter().enumerate() {
+        let origin = Echo::start(0, Manners::Good).await;
+        // Long, so that a busy machine needn't send in half a second; everybody leaves when answered, so it isn't waited for.
+        let settings = [("FOREBAY_HTTP_DRAIN_GRACE_MS", "10000")];
+        let mut gate = Gate::start_with(&origin.url(), &ARGS, &settings);
+        let (connected, mut connections) = mpsc::channel(CLIENTS);
+        let mut clients = JoinSet::new();
+        for number in 0..CLIENTS {
+            let mut dice = Dice::of(round as u64, "a client", number);
+            let pause = Duration::from_micros(dice.below(20_000) as u64);
+            clients.spawn(visit(gate.addr, format!("n{number}"), dice.percent(40), pause, connected.clone()));
+        }
+        for _ in 0..connected_before {
+            connections.recv().await.unwrap();
+        }
+        gate.signal(Signal::TERM);
+        let outcomes = clients.join_all().await;
+        let lost: Vec<_> = outcomes.iter().filter(|outcome| matches!(outcome, Outcome::Lost(_))).collect();
+        assert!(lost.is_empty(), "{} of {CLIENTS} in round {round}: {lost:?}", lost.len());
+        let answered = outcomes.iter().filter(|outcome| **outcome == Outcome::Answered(200)).count();
+        assert!(answered >= connected_before, "{outcomes:?}");
+        assert!(gate.end().await.success());
+        assert_eq!(gate.wait_for_log("the gate ends")["cut"], 0);
+    }
 }

@@ -1,11 +1,24 @@
 //! The end of a server: what may go on, for how long, and what is cut.
 
+use std::io::{Read as _, Write as _};
+use std::net::SocketAddr;
 use std::time::Duration;
 
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
+use tokio::time::timeout;
 
 use crate::client::{Chunked, Client};
-use crate::site::{ECHO, Site, on_both_runtimes, until};
+use crate::site::{ECHO, SOON, Site, on_both_runtimes, soon, until};
+
+/// Waits until the listener is closed, and so the drain has begun. A connection that it still accepts is dropped.
+pub(crate) async fn listener_closed(address: SocketAddr) {
+    let is_refused = async || {
+        let connected = timeout(Duration::from_millis(20), TcpStream::connect(address)).await;
+        connected.is_ok_and(|connected| connected.is_err())
+    };
+    soon("the listener's end", async { while !is_refused().await {} }).await;
+}
 
 #[test]
 fn a_server_without_connections_ends_at_once() {
@@ -18,7 +31,7 @@ fn a_server_without_connections_ends_at_once() {
 }
 
 #[test]
-fn idle_connections_close_at_once_and_no_new_one_is_accepted() {
+fn idle_connections_close_and_no_new_one_is_accepted() {
     on_both_runtimes(async || {
         let mut site = Site::default().await;
         let mut silent = Client::connect(site.address).await;
@@ -104,5 +117,155 @@ fn what_is_left_at_the_deadline_is_cut_without_the_last_chunk() {
             assert_eq!(client.rest().await, b"");
         }
         drop(hanging);
+    });
+}
+
+/// Sends this, if it is a request, and reads its answer.
+async fn exchange(client: &mut Client, request: &str) {
+    client.send(request).await;
+    match request {
+        "" => {}
+        ECHO => drop(client.until("hello").await),
+        _ => drop(client.head().await),
+    }
+}
+
+/// A request over HTTP/2: preface, settings, one HEADERS frame.
+fn h2_request() -> Vec<u8> {
+    let block = [&b"\x82\x86\x04\x05/echo\x01\x01a"[..]].concat();
+    let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+    let headers = [0, 0, block.len() as u8, 1, 5, 0, 0, 0, 1];
+    [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &settings[..], &headers, &block].concat()
+}
+
+/// Type, stream and payload of each frame.
+fn h2_frames(mut bytes: &[u8]) -> Vec<(u8, u32, Vec<u8>)> {
+    let mut frames = Vec::new();
+    while let Some((head, rest)) = bytes.split_at_checked(9) {
+        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
+        let (payload, next) = rest.split_at(length.min(rest.len()));
+        let stream = u32::from_be_bytes([head[5], head[6], head[7], head[8]]);
+        frames.push((head[3], stream, payload.to_vec()));
+        bytes = next;
+    }
+    frames
+}
+
+#[test]
+fn a_request_on_its_way_when_the_drain_begins_is_answered() {
+    on_both_runtimes(async || {
+        // The server ends long before the grace does, which shows that an answered connection isn't waited for.
+        let mut site = Site::start(|config| {
+            (config.drain_grace, config.drain_timeout) = (SOON * 2, SOON * 4);
+            config.header_read_timeout = SOON * 2;
+        })
+        .await;
+        let get = "GET /echo HTTP/1.1\r\nhost: a\r\n\r\n";
+        // What is exchanged before the drain, what is sent of the next request before it, and what after.
+        let ways = [
+            ("", "", get),
+            ("", &get[..1], &get[1..]),
+            ("", &get[..12], &get[12..]),
+            ("", "", ECHO),
+            (get, "", get),
+            (get, "", ECHO),
+            (get, &get[..12], &get[12..]),
+            (ECHO, "", get),
+            (ECHO, &get[..12], &get[12..]),
+        ];
+        let mut clients = Vec::new();
+        for (exchanged, before, after) in ways {
+            let mut client = Client::connect(site.address).await;
+            exchange(&mut client, exchanged).await;
+            client.send(before).await;
+            clients.push((client, exchanged, before, after));
+        }
+        let mut h2 = Client::connect(site.address).await;
+        until("all", || site.stats.counts().open_connections == 10).await;
+        let address = site.address;
+        site.begin_shutdown();
+        listener_closed(address).await;
+        for (client, .., after) in &mut clients {
+            client.send(after).await;
+        }
+        soon("room to send", h2.socket.write_all(&h2_request())).await.unwrap();
+        for (mut client, exchanged, before, after) in clients {
+            let answer = String::from_utf8(client.rest().await).unwrap();
+            assert!(
+                answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains("connection: close\r\n"),
+                "{exchanged:?}, {before:?}, {after:?}: {answer:?}"
+            );
+        }
+        let frames = h2_frames(&h2.rest().await);
+        let is_answer = |(kind, stream, payload): &(u8, u32, Vec<u8>)| {
+            (*kind, *stream, payload.first()) == (1, 1, Some(&0x88))
+        };
+        assert!(frames.iter().any(is_answer), "{frames:?}");
+        assert!(frames.iter().any(|(kind, ..)| *kind == 7), "no GOAWAY in {frames:?}");
+        assert_eq!(site.ended().await.cut, 0);
+    });
+}
+
+#[tokio::test]
+async fn connections_in_the_backlog_are_answered() {
+    let mut site = Site::start(|config| config.drain_grace = SOON).await;
+    site.begin_shutdown();
+    // Without an await in between: the server's task, on the same thread, sees the shutdown and only then these.
+    let connect = |_| {
+        let mut client = std::net::TcpStream::connect(site.address).unwrap();
+        client.write_all(b"GET /echo HTTP/1.1\r\nhost: a\r\n\r\n").unwrap();
+        client
+    };
+    let clients: Vec<_> = (0..50).map(connect).collect();
+    let reading = tokio::task::spawn_blocking(move || {
+        for mut client in clients {
+            let mut answer = String::new();
+            client.read_to_string(&mut answer).unwrap();
+            assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer:?}");
+        }
+    });
+    reading.await.unwrap();
+    let summary = site.ended().await;
+    assert_eq!((summary.open, summary.cut), (50, 0));
+}
+
+#[test]
+fn after_the_grace_a_head_that_is_incomplete_gets_a_503_and_silence_gets_silence() {
+    on_both_runtimes(async || {
+        let mut site = Site::start(|config| config.drain_grace = Duration::from_millis(50)).await;
+        let get = "GET /echo HTTP/1.1\r\nhost: a\r\n\r\n";
+        let mut clients = Vec::new();
+        for (exchanged, begun) in [
+            ("", ""),
+            ("", "P"),
+            ("", "GET /echo HT"),
+            ("", "PRI *"),
+            (get, ""),
+            (get, "GE"),
+            (ECHO, ""),
+            (ECHO, "GE"),
+        ] {
+            let mut client = Client::connect(site.address).await;
+            exchange(&mut client, exchanged).await;
+            client.send(begun).await;
+            clients.push((client, exchanged, begun));
+        }
+        until("all", || site.stats.counts().open_connections == 8).await;
+        site.begin_shutdown();
+        for (mut client, exchanged, begun) in clients {
+            let answer = String::from_utf8(client.rest().await).unwrap();
+            if matches!(begun, "" | "PRI *") {
+                assert_eq!(answer, "", "after {exchanged:?} and {begun:?}");
+            } else {
+                assert!(answer.starts_with("HTTP/1.1 503 "), "after {exchanged:?} and {begun:?}: {answer:?}");
+                assert!(
+                    answer.contains("connection: close\r\n") && answer.ends_with("shutting down."),
+                    "{answer}"
+                );
+            }
+        }
+        let stats = site.stats.clone();
+        assert_eq!(site.ended().await.cut, 0);
+        assert_eq!(stats.counts().header_timeouts, 0);
     });
 }

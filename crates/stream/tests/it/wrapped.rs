@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use forebay_stream::{Wrap, Wrapped, Wrapping};
+use forebay_stream::{ServeConfig, Wrap, Wrapped, Wrapping};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpStream;
 
 use crate::client::Client;
-use crate::site::{Site, on_both_runtimes, soon, until};
+use crate::drain::listener_closed;
+use crate::site::{SOON, Site, on_both_runtimes, soon, until};
 
 /// Wants a word before it lets anybody in; there is nothing else to it.
 #[derive(Debug)]
@@ -88,19 +89,61 @@ fn a_wrapped_client_that_takes_nothing_is_let_go() {
 }
 
 #[test]
-fn draining_ends_handshakes_and_idle_connections_at_once() {
+fn draining_ends_handshakes_and_idle_connections_after_the_grace() {
     on_both_runtimes(async || {
-        let mut site = Site::start_wrapped(|_| {}, Arc::new(Password)).await;
+        let short = Duration::from_millis(50);
+        let mut site = Site::start_wrapped(|config| config.drain_grace = short, Arc::new(Password)).await;
         let mut hangs = Client::connect(site.address).await;
         hangs.send("hang").await;
         let mut idle = Client::connect(site.address).await;
         idle.send("open").await;
         idle.send("POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n").await;
         idle.head().await;
-        until("both are in", || site.stats.counts().open_connections == 2).await;
+        let mut begun = Client::connect(site.address).await;
+        begun.send("openGET / HT").await;
+        until("all are in", || site.stats.counts().open_connections == 3).await;
         site.begin_shutdown();
         assert_eq!(hangs.rest().await, b"");
-        idle.rest().await;
+        assert_eq!(idle.rest().await, b"");
+        assert!(begun.rest().await.starts_with(b"HTTP/1.1 503 "));
+        assert_eq!(site.ended().await.cut, 0);
+    });
+}
+
+#[test]
+fn a_wrapped_request_on_its_way_when_the_drain_begins_is_answered() {
+    on_both_runtimes(async || {
+        let change = |config: &mut ServeConfig| {
+            (config.drain_grace, config.drain_timeout) = (SOON * 2, SOON * 4);
+            config.header_read_timeout = SOON * 2;
+        };
+        let mut site = Site::start_wrapped(change, Arc::new(Password)).await;
+        let get = "GET /echo HTTP/1.1\r\nhost: a\r\n\r\n";
+        let all = format!("open{get}");
+        let mut clients = Vec::new();
+        for cut in [0, 2, 4, 12] {
+            let mut client = Client::connect(site.address).await;
+            client.send(&all[..cut]).await;
+            clients.push((client, all[cut..].to_owned()));
+        }
+        let mut kept = Client::connect(site.address).await;
+        kept.send(&all).await;
+        kept.head().await;
+        clients.push((kept, get.to_owned()));
+        until("all are in", || site.stats.counts().open_connections == 5).await;
+        let address = site.address;
+        site.begin_shutdown();
+        listener_closed(address).await;
+        for (client, rest) in &mut clients {
+            client.send(rest).await;
+        }
+        for (mut client, rest) in clients {
+            let answer = String::from_utf8(client.rest().await).unwrap();
+            assert!(
+                answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains("connection: close\r\n"),
+                "{rest:?}: {answer:?}"
+            );
+        }
         assert_eq!(site.ended().await.cut, 0);
     });
 }
