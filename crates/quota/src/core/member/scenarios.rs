@@ -154,6 +154,18 @@ fn while_an_ask_is_on_its_way_no_more_than_its_floor_is_lent() {
 }
 
 #[test]
+fn a_unit_of_the_slice_is_lent_without_a_call_to_the_store() {
+    let mut world = World::new();
+    let mut member = world.join("a", 1);
+    world.take(&mut member, &streams()).unwrap();
+    assert!(member.usage(0).slice > 1);
+    let before = member.counters.settlements;
+    member.try_take(&streams(), world.now()).unwrap();
+    assert!(member.poll(world.now()).is_none());
+    assert_eq!(member.counters.settlements, before);
+}
+
+#[test]
 fn idle_units_that_are_kept_are_part_of_the_floor() {
     let mut world = World::new();
     let mut member = world.join("a", 1);
@@ -306,13 +318,13 @@ fn callers_beyond_the_limit_are_refused_with_the_answer_that_grants_all_of_it() 
     for _ in 0..5 {
         assert!(matches!(member.take(&ann(), world.now(), || Caller("one of five")), Take::Waiting));
     }
-    let before = member.counters().settlements;
+    let before = member.counters.settlements;
     world.serve(&mut member);
     let (granted, refused): (Vec<_>, Vec<_>) =
         member.take_verdicts().into_iter().partition(|(_, verdict)| verdict.is_ok());
     assert_eq!((granted.len(), refused.len()), (2, 3));
     assert_eq!(refused[0].1, Err(Refusal::Full { used: 2, limit: 2 }));
-    assert_eq!(member.counters().settlements - before, 1, "nobody asks for more than there can be");
+    assert_eq!(member.counters.settlements - before, 1, "nobody asks for more than there can be");
 }
 
 #[test]
