@@ -230,7 +230,7 @@ fn message(push: &Bytes) -> Option<Message> {
 /// open, since there may be thousands, but each for itself, so that a refused topic ends only its own feeds.
 pub(crate) async fn resubscribe(shared: Arc<Shared>) {
     let mut topics = VecDeque::from(shared.topics.lock().names());
-    let mut requests = VecDeque::new();
+    let (mut requests, mut refused) = (VecDeque::new(), VecDeque::new());
     loop {
         std::future::poll_fn(|cx| {
             let feeds = shared.topics.lock();
@@ -257,10 +257,7 @@ pub(crate) async fn resubscribe(shared: Arc<Shared>) {
             Some((topic, request)) => {
                 match request.await {
                     // Busy with a script, for instance. A later try may be the next connection's.
-                    Err(ExecError::Reply(error)) if error.retry() == Retry::Safe => {
-                        tokio::time::sleep(REFUSED).await;
-                        topics.push_back(topic);
-                    }
+                    Err(ExecError::Reply(error)) if error.retry() == Retry::Safe => refused.push_back(topic),
                     Err(ExecError::Reply(error)) => {
                         tracing::warn!(%error, "the server refused to subscribe again");
                         shared.topics.lock().refuse(&topic);
@@ -268,7 +265,11 @@ pub(crate) async fn resubscribe(shared: Arc<Shared>) {
                     Ok(()) | Err(ExecError::Request(_)) => {}
                 }
             }
-            None if topics.is_empty() => return,
+            None if topics.is_empty() && refused.is_empty() => return,
+            None if topics.is_empty() => {
+                tokio::time::sleep(REFUSED).await;
+                topics.append(&mut refused);
+            }
             // Others fill the queue; their answers will make room.
             None => tokio::time::sleep(CROWDED).await,
         }

@@ -120,14 +120,16 @@ impl Ledger {
     pub(crate) fn beat(&mut self, beat: &Beat, now: Duration) -> Pulse {
         self.bring_back_to(now);
         let (last_beat, silenced) = (self.last_beat(), self.silenced(&beat.member, now));
+        // No rebuilding lasts longer than the longest life: an end beyond that was written while the clock was ahead.
+        let longest = self.members.values().map(|member| member.life).fold(beat.ttl, Duration::max);
+        let was_rebuilding = self.generation.is_some_and(|generation| generation.rebuilt_at.is_some());
         self.members.retain(|_, member| member.expires > now);
         let newborn = Generation { number: beat.generation, rebuilt_at: Some(now + beat.ttl) };
         let generation = self.generation.get_or_insert(newborn);
-        let left = generation.rebuilt_at.map_or(Duration::ZERO, |at| at.saturating_sub(now).min(beat.ttl));
+        let left = generation.rebuilt_at.map_or(Duration::ZERO, |at| at.saturating_sub(now).min(longest));
         // Time in which nobody was heard is no time to tell what they hold.
-        let cut_short =
-            generation.rebuilt_at.is_some() && last_beat.is_some_and(|at| at + beat.ttl / 2 <= now);
-        let left = if cut_short { beat.ttl } else { left.max(silenced) };
+        let cut_short = was_rebuilding && last_beat.is_none_or(|at| at + beat.ttl / 2 <= now);
+        let left = if cut_short { longest } else { left.max(silenced) };
         generation.rebuilt_at = (!left.is_zero()).then_some(now + left);
         let Generation { number, rebuilt_at } = *generation;
         let standing = self.stand(beat, now);

@@ -46,13 +46,16 @@ for i = 1, #all, 2 do
   end
 end
 
--- Members that expired while nobody was heard may live: for how long they may take to tell what they hold. A rebuilding in
+-- Members that expired while nobody was heard may live: `silenced` is the longest TTL among them. A rebuilding in
 -- which nobody was heard begins anew.
-local silenced, last_beat = 0, nil
+local silenced, last_beat, longest = 0, nil, ttl
 local was_rebuilding = redis.call('HGET', KEYS[1], '#') == '1'
 if #dead > 0 or was_rebuilding then
   local lives, pairs_of_lives = {}, redis.call('HGETALL', KEYS[4])
-  for i = 1, #pairs_of_lives, 2 do lives[pairs_of_lives[i]] = tonumber(pairs_of_lives[i + 1]) end
+  for i = 1, #pairs_of_lives, 2 do
+    lives[pairs_of_lives[i]] = tonumber(pairs_of_lives[i + 1])
+    longest = math.max(longest, lives[pairs_of_lives[i]])
+  end
   local function heard(other, at) last_beat = math.max(last_beat or 0, at - (lives[other] or ttl)) end
   for other, value in pairs(members) do heard(other, tonumber(value)) end
   for _, each in ipairs(dead) do heard(each[1], each[2]) end
@@ -73,8 +76,9 @@ else
   number, rebuilt_at = ARGV[5], expires
   redis.call('HSET', KEYS[2], '?', 0)
 end
-local rebuild_left = math.max(silenced, math.min(ttl, math.max(0, tonumber(rebuilt_at) - now)))
-if was_rebuilding and last_beat and last_beat + ttl / 2 <= now then rebuild_left = ttl end
+-- No rebuilding lasts longer than the longest life: an end beyond that was written while the clock was ahead.
+local rebuild_left = math.max(silenced, math.min(longest, math.max(0, tonumber(rebuilt_at) - now)))
+if was_rebuilding and (not last_beat or last_beat + ttl / 2 <= now) then rebuild_left = longest end
 if rebuild_left > 0 then rebuilt_at = whole(now + rebuild_left) end
 if generation ~= number .. ':' .. rebuilt_at then redis.call('HSET', KEYS[2], '!', number .. ':' .. rebuilt_at) end
 redis.call('HSET', KEYS[1], '#', rebuild_left > 0 and 1 or 0)

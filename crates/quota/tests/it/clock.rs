@@ -17,7 +17,7 @@ use forebay_sandbox::Redis;
 use crate::support::{PATIENCE, namespace, settled_store, until};
 
 const STEP_MS: u64 = 600_000;
-const TTL: Duration = Duration::from_millis(400);
+const TTL: Duration = Duration::from_secs(2);
 
 /// Redis's time in ms.
 async fn redis_now(client: &Client) -> u64 {

@@ -30,7 +30,9 @@ impl Patient {
             Quota::join(settled_store(&server, "patient").await, config).await
         };
         let members = [join("a").await, join("b").await];
-        Patient { admin: Client::connect(server.url()).await.unwrap(), server, members }
+        // It stays on a server that refuses: it is to mend it.
+        let admin = Client::connect(format!("{}?leave_unfit_server=false", server.url())).await.unwrap();
+        Patient { admin, server, members }
     }
 
     /// While `fail` has its way, writes are refused with `code` and nothing is lent; after `mend`, all is as it was.
@@ -164,13 +166,13 @@ async fn a_server_that_is_busy_or_loads_is_an_outage_that_ends_with_it() {
     patient.recovers("BUSY", busy, kill).await;
 
     let value = "x".repeat(4096);
-    for number in 0..100 {
+    for number in 0..2_000 {
         patient.admin.exec::<()>(("SET", format!("{{patient}}:ballast-{number}"), &value)).await.unwrap();
     }
-    set(&patient.admin, "key-load-delay", "30000").await; // three seconds
+    set(&patient.admin, "key-load-delay", "30000").await; // a minute in all
     let mut loading = None;
     let reload = async |_: &Client| loading = Some(patient.order("DEBUG RELOAD"));
-    patient.recovers("LOADING", reload, async |_: &Client| ()).await;
+    patient.recovers("LOADING", reload, async |admin: &Client| set(admin, "key-load-delay", "0").await).await;
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ use forebay_sandbox::Redis;
 use crate::support::{PATIENCE, namespace, quick, settled_store, until};
 
 const LIMIT: u32 = 40;
-const TTL: Duration = Duration::from_millis(500);
+const TTL: Duration = Duration::from_secs(2);
 
 async fn beat(store: &RedisStore, member: &MemberId, kind: BeatKind) -> Pulse {
     store.beat(Beat { member: member.clone(), ttl: TTL, kind, generation: 1 }).await.unwrap()

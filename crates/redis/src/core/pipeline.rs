@@ -324,7 +324,10 @@ impl<S: Sink> Pipeline<S> {
 
     #[cold]
     fn note_refusal(&mut self, range: Range<usize>) {
-        if let Some(refusal) = error_text(&self.input[range]).and_then(Refusal::of) {
+        // Of several in one request, one that ends the connection counts.
+        if let Some(refusal) = error_text(&self.input[range]).and_then(Refusal::of)
+            && !self.refused.is_some_and(Refusal::ends_connection)
+        {
             self.refused = Some(refusal);
         }
     }

@@ -76,9 +76,14 @@ impl Sentinel {
         if self.left == 0 { Judged::Verified } else { Judged::Sentinel }
     }
 
+    /// By the nonce itself, or, of a server without ECHO, by an error that names the nonce as the command's argument.
     fn is_answered_by(self, reply: &[u8]) -> bool {
+        let (nonce, text) = (self.argument(), error_text(reply));
         let argument = reply.strip_prefix(b"$16\r\n").and_then(|rest| rest.strip_suffix(b"\r\n"));
-        argument == Some(self.argument().as_bytes())
+        let is_unknown = |text: &[u8]| {
+            text.starts_with(b"ERR unknown command") && memchr::memmem::find(text, nonce.as_bytes()).is_some()
+        };
+        argument == Some(nonce.as_bytes()) || text.is_some_and(is_unknown)
     }
 }
 
@@ -129,6 +134,12 @@ mod tests {
         let denied = b"-NOPERM this user has no permissions to run the 'echo' command\r\n";
         assert_eq!(judge(0, denied), Judged::Sentinel);
         assert_eq!(judge(1, denied), Judged::Reply);
+        let absent = b"-ERR unknown command 'ECHO', with args beginning with: '0000000000000001' \r\n";
+        assert_eq!((judge(0, absent), judge(1, absent)), (Judged::Sentinel, Judged::OutOfStep));
+        assert_eq!(
+            judge(0, b"-ERR unknown command 'ECHO', with args beginning with: '2' \r\n"),
+            Judged::OutOfStep
+        );
         let another = b"-NOPERM this user has no permissions to run the 'json.set' command\r\n";
         assert_eq!(judge(0, another), Judged::OutOfStep);
     }

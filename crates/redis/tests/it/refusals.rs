@@ -171,8 +171,9 @@ async fn after_a_planned_failover_writes_and_subscriptions_find_the_new_master()
 async fn loading_ends_the_connection_and_service_is_back_when_it_is_loaded() {
     let redis = Redis::builder().debug_command().config("key-load-delay", "0").start().unwrap();
     let (client, admin) = (connect(impatient(redis.url())).await, connect(redis.url()).await);
+    let mender = connect(redis.url()).await;
     let filler = "x".repeat(2_000);
-    let keys: Vec<_> = (0..300).map(|key| ("SET", key, &filler)).collect();
+    let keys: Vec<_> = (0..5_000).map(|key| ("SET", key, &filler)).collect();
     client.pipeline::<Vec<()>>(&keys).await.unwrap();
     for setting in [("key-load-delay", 5_000), ("loading-process-events-interval-bytes", 1_024)] {
         admin.exec::<()>(("CONFIG", "SET", setting.0, setting.1)).await.unwrap();
@@ -183,7 +184,11 @@ async fn loading_ends_the_connection_and_service_is_back_when_it_is_loaded() {
         match client.exec::<String>(("GET", 299)).await {
             Ok(value) if left > 0 => break assert_eq!(value, filler),
             Ok(_) => {}
-            Err(error) if refusal(&error) == Some(Refusal::Loading) => left += 1,
+            Err(error) if refusal(&error) == Some(Refusal::Loading) => {
+                left += 1;
+                // It would take 25 s.
+                mender.exec::<()>(("CONFIG", "SET", "key-load-delay", 0)).await.unwrap();
+            }
             // The next connection is on its way.
             Err(ExecError::Request(RequestError::Rejected { last_error: Loss::Unfit(reason), .. })) => {
                 assert_eq!(reason, Refusal::Loading);
