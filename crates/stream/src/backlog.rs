@@ -32,6 +32,7 @@ pub(crate) async fn accept_rest(listener: TcpListener, mut start: impl FnMut(Tcp
     }
     // The kernel is asked directly: the runtime may not have heard yet of what is there.
     let Ok(listener) = listener.into_std() else { return };
+    let_handshakes_begin(&listener);
     for _ in 0..MAX_BACKLOG {
         match listener.accept() {
             Ok((stream, peer)) => {
@@ -72,6 +73,16 @@ fn hold_off_handshakes(_: &TcpListener) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
+/// The filter is the socket's, which another process may share and go on with.
+#[cfg(target_os = "linux")]
+fn let_handshakes_begin(listener: &std::net::TcpListener) {
+    // Without a filter there is nothing to detach.
+    let _none = socket2::SockRef::from(listener).detach_filter();
+}
+
+#[cfg(not(target_os = "linux"))]
+fn let_handshakes_begin(_: &std::net::TcpListener) {}
+
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -89,6 +100,17 @@ mod tests {
         assert!(clients.iter().all(|client| peers.contains(&client.local_addr().unwrap())));
         assert_eq!(accepted.len(), clients.len());
         assert!(TcpStream::connect(address).await.is_err());
+    }
+
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn a_listener_that_another_process_shares_still_accepts() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap().into_std().unwrap();
+        let shared = TcpListener::from_std(listener.try_clone().unwrap()).unwrap();
+        accept_rest(TcpListener::from_std(listener).unwrap(), |_, _| panic!("nobody has connected")).await;
+        let address = shared.local_addr().unwrap();
+        let (client, accepted) = tokio::join!(TcpStream::connect(address), shared.accept());
+        assert_eq!(client.unwrap().local_addr().unwrap(), accepted.unwrap().1);
     }
 
     #[cfg(target_os = "linux")]

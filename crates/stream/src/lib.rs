@@ -9,7 +9,7 @@
 //! - A body that ends with an error, or panics, closes the connection without the last chunk: the client sees a broken
 //!   stream, never a complete one. HTTP/2 resets the stream; HTTP/1.0, which has no chunks, the connection.
 //! - Every wait for a client has a deadline, and every buffer a bound; see [`ServeConfig`].
-//! - What is streamed is written as soon as it is there, all that is there at once.
+//! - What is streamed is written as soon as it is there, with what else is ready, up to a batch.
 //! - A drain answers requests that are on their way: connections in the listener's backlog are accepted, and those without a
 //!   request stay open for [`ServeConfig::drain_grace`].
 //!

@@ -70,7 +70,8 @@ impl Connection for PostgresClient {
         drop(client);
         let closing = async {
             let _ended = (&mut task.0).await;
-            socket.closed_by_peer().await;
+            // The task may have ended by an error, without a goodbye.
+            socket.hang_up().await;
         };
         tokio::select! {
             () = closing => {}

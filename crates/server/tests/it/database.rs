@@ -87,6 +87,11 @@ impl Database {
         within("a description", describe(&client, &name(table))).await.unwrap()
     }
 
+    /// The same, by a connection that one has.
+    pub(crate) async fn describe_by(&self, client: &PostgresClient, table: &str) -> Table {
+        within("a description", describe(client, &name(table))).await.unwrap()
+    }
+
     /// All rows of a table, as messages.
     pub(crate) async fn rows(&self, table: &str, clause: Option<&str>) -> Vec<Value> {
         let table = self.describe(table).await;

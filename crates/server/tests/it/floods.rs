@@ -162,6 +162,7 @@ async fn interim_responses_without_end_are_no_answer() {
         assert!(gate.resident_kib().saturating_sub(before_kib) < MAX_GROWTH_KIB);
     }
     // A few are nothing unusual, and only the answer counts.
+    let gate = Gate::start_with(&origin.url(), &[], &[]);
     let mut client = Client::get(gate.addr, "/", &[]).await;
     let mut upstream = origin.accept().await;
     upstream.head().await;

@@ -325,7 +325,7 @@ async fn round(seed: u64) {
     }
     let count = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
     let (asked, matched) = (count(&counts.asked), count(&counts.matched));
-    assert!(matched > asked / 2, "{matched} of {asked} requests were answered: {counts:?}");
+    assert!(matched > 100, "{matched} of {asked} requests were answered: {counts:?}");
     let twice = arrivals.values().filter(|arrival| arrival.count == 2).count();
     eprintln!(
         "seed {seed}: {asked} requests, {matched} answers with their nonce, {} refusals, {} broken off; {} arrived, {twice} of \

@@ -33,7 +33,7 @@ async fn freeze_and_thaw<P: Deref<Target = Guard<PostgresClient>>>(
     };
     join_all((0..2 * TARGET).map(|_| caller())).await;
     assert!(monitor.most() <= MAX, "{}: {} backends", site.name, monitor.most());
-    assert_eq!(reservoir.status().lingering, TARGET, "{}", site.name);
+    eventually("all linger", TARGET, async || reservoir.status().lingering).await;
     pids.iter().for_each(|pid| site.server.thaw_backend(*pid));
     eventually("nothing lingers", 0, async || reservoir.status().counts.retiring).await;
     let most = monitor.most();

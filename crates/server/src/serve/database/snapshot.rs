@@ -26,7 +26,7 @@ use forebay_postgres::reservoir::{Guard, PostgresClient};
 use forebay_shapes::encode::{CopyRows, Layout};
 use futures_core::Stream;
 
-use super::describe::{describe, edition_of};
+use super::describe::{PARTITIONS, describe, edition_of};
 use super::error::{Attempt, SnapshotError, Stage};
 use super::quoted;
 use super::table::Table;
@@ -178,7 +178,7 @@ async fn read<S: Sink>(
         client.prepare(&statement.text),
     );
     let begun = begun.map_err(|error| SnapshotError::database(error, beginning))?;
-    let (snapshot, lsn, edition) = parse(&begun).ok_or(SnapshotError::NoSnapshot)?;
+    let Begun { snapshot, lsn, edition, partitions } = parse(&begun).ok_or(SnapshotError::NoSnapshot)?;
     if edition != query.table.edition {
         // After an error the server answers nothing; and a clause that doesn't fit may have fitted what the table was.
         let same = match (&analysed, &prepared) {
@@ -206,17 +206,17 @@ async fn read<S: Sink>(
     let stream = client.copy_out(&prepared).await.map_err(|error| SnapshotError::database(error, copying))?;
     // It is closed before the transaction ends: a pooler may give the next one to another server.
     drop(prepared);
-    let same_partitions = match query.table.is_partitioned {
+    *commit = Some(client.simple_query_raw("COMMIT").await.map_err(SnapshotError::Lost)?);
+    let partitions_after = match query.table.is_partitioned {
         true => {
-            let compare = format!("SELECT {}", same_partitions(query.table.oid));
-            Some(client.simple_query_raw(&compare).await.map_err(SnapshotError::Lost)?)
+            let asking = format!("SELECT {}", partitions_of(query.table.oid));
+            Some(client.simple_query_raw(&asking).await.map_err(SnapshotError::Lost)?)
         }
         false => None,
     };
-    *commit = Some(client.simple_query_raw("COMMIT").await.map_err(SnapshotError::Lost)?);
     let (rows, bytes) = copy(stream, query, sink, copying).await?;
-    if let Some(compared) = same_partitions
-        && !is_true(compared).await.map_err(|error| SnapshotError::database(error, beginning))?
+    if let Some(after) = partitions_after
+        && first_value(after).await.map_err(|error| SnapshotError::database(error, beginning))? != partitions
     {
         return Err(SnapshotError::Changed { table: name.clone() });
     }
@@ -224,32 +224,26 @@ async fn read<S: Sink>(
     Ok(Summary { snapshot, lsn, rows, bytes })
 }
 
-/// An expression: whether the partitions of a table, and their files, are those that the transaction's snapshot sees.
+/// An expression for the partitions of a table, and their files, as a statement's snapshot sees them.
 ///
 /// COPY reads the partitions and files that are there when it begins. ATTACH, and TRUNCATE of a partition, may have changed
-/// them since the snapshot: they don't conflict with the lock on the table. `pg_partition_tree` and `pg_relation_filenode`
-/// read the catalog as it is now; the queries of `pg_inherits` and `pg_class` read it by the snapshot.
-fn same_partitions(oid: u32) -> String {
-    format!(
-        "(WITH RECURSIVE tree AS (
-            SELECT i.inhrelid FROM pg_inherits i WHERE i.inhparent = {oid} AND NOT i.inhdetachpending
-            UNION ALL SELECT i.inhrelid FROM tree JOIN pg_inherits i ON i.inhparent = tree.inhrelid AND NOT i.inhdetachpending
-        ) SELECT ARRAY(SELECT concat_ws(' ', c.oid, nullif(c.relfilenode, 0))
-                FROM tree JOIN pg_class c ON c.oid = tree.inhrelid ORDER BY c.oid)
-            = ARRAY(SELECT concat_ws(' ', p.relid::oid, pg_relation_filenode(p.relid))
-                FROM pg_partition_tree({oid}) p WHERE p.level > 0 ORDER BY p.relid::oid))"
-    )
+/// them since the snapshot: they don't conflict with the lock on the table. So they are asked for with the snapshot, and again
+/// after the transaction, without a lock on any partition.
+fn partitions_of(oid: u32) -> String {
+    format!("(SELECT {PARTITIONS} FROM pg_class c WHERE c.oid = {oid})")
 }
 
-/// Returns the answer to a question of yes or no.
-async fn is_true(answers: SimpleQueryStream) -> Result<bool, tokio_postgres::Error> {
-    let (mut answers, mut is_true) = (pin!(answers), false);
+/// Returns the first value of the first row.
+async fn first_value(answers: SimpleQueryStream) -> Result<Option<String>, tokio_postgres::Error> {
+    let (mut answers, mut value) = (pin!(answers), None);
     while let Some(answer) = poll_fn(|cx| answers.as_mut().poll_next(cx)).await {
-        if let SimpleQueryMessage::Row(row) = answer? {
-            is_true = row.try_get(0)? == Some("t");
+        if let SimpleQueryMessage::Row(row) = answer?
+            && value.is_none()
+        {
+            value = row.try_get(0)?.map(str::to_owned);
         }
     }
-    Ok(is_true)
+    Ok(value)
 }
 
 async fn answered(commit: SimpleQueryStream) -> Result<(), tokio_postgres::Error> {
@@ -312,9 +306,10 @@ fn script(query: &SnapshotQuery<'_>) -> String {
     }
     let Table { name, oid, is_partitioned, .. } = query.table;
     let edition = edition_of(*oid, *is_partitioned);
+    let partitions = if *is_partitioned { partitions_of(*oid) } else { "NULL".to_owned() };
     write(format_args!(
         "; LOCK TABLE ONLY {name} IN ACCESS SHARE MODE; \
-         SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text, {edition}, concat(NULL",
+         SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text, {edition}, {partitions}, concat(NULL",
     ));
     for (key, value) in settings().filter(|(key, _)| !FIRST_SETTINGS.contains(key)) {
         write(format_args!(", set_config('{key}', '{value}', true)"));
@@ -323,12 +318,26 @@ fn script(query: &SnapshotQuery<'_>) -> String {
     script
 }
 
-/// The snapshot, how far the log was, and the table's edition.
-fn parse(answers: &[SimpleQueryMessage]) -> Option<(Snapshot, Lsn, &str)> {
+/// The answer to the script.
+struct Begun<'a> {
+    snapshot: Snapshot,
+    /// How far the log was.
+    lsn: Lsn,
+    edition: &'a str,
+    /// Of a partitioned table: see [`partitions_of`].
+    partitions: Option<String>,
+}
+
+fn parse(answers: &[SimpleQueryMessage]) -> Option<Begun<'_>> {
     answers.iter().find_map(|answer| match answer {
         SimpleQueryMessage::Row(row) => {
             let (snapshot, lsn) = (row.try_get(0).ok()??, row.try_get(1).ok()??);
-            Some((snapshot.parse().ok()?, lsn.parse().ok()?, row.try_get(2).ok()?.unwrap_or_default()))
+            Some(Begun {
+                snapshot: snapshot.parse().ok()?,
+                lsn: lsn.parse().ok()?,
+                edition: row.try_get(2).ok()?.unwrap_or_default(),
+                partitions: row.try_get(3).ok()?.map(str::to_owned),
+            })
         }
         _ => None,
     })

@@ -339,5 +339,12 @@ async fn a_partition_that_is_attached_or_truncated_after_the_snapshot_was_taken_
             }
             assert!(client.is_fit(), "{version}: {sql}");
         }
+        // Partitions that the clause has nothing to do with may be locked for long.
+        let other = database.client().await;
+        other.batch_execute("BEGIN; LOCK TABLE p_2 IN ACCESS EXCLUSIVE MODE").await.unwrap();
+        let table = database.describe_by(&client, "p").await;
+        let mut sink = Collected::default();
+        let outcome = snapshot(&mut client, &query(&table, &[0], Some("\"id\" < 5")), &mut sink).await;
+        assert_eq!(outcome.unwrap().rows, 1, "{version}");
     }
 }
