@@ -320,9 +320,10 @@ impl Surgeon {
                 self.commit(&format!("TRUNCATE {table}"), kind);
             }
             Change::Move => {
-                self.commit(&format!("ALTER TABLE {table} SET SCHEMA away"), Kind::Quiet);
-                self.pause(600);
-                while !self.commit(&format!("ALTER TABLE away.{table} SET SCHEMA public"), Kind::Quiet) {}
+                if self.commit(&format!("ALTER TABLE {table} SET SCHEMA away"), Kind::Quiet) {
+                    self.pause(600);
+                    while !self.commit(&format!("ALTER TABLE away.{table} SET SCHEMA public"), Kind::Quiet) {}
+                }
             }
             Change::RenameValue => self.rename_value(),
             Change::AddAttribute => self.add_attribute(),
