@@ -27,7 +27,7 @@ pub(crate) enum Passed {
     BeginsQueuing,
     /// With one reply, and from then on commands are run again.
     EndsQueuing,
-    /// Nobody knows: the request must be verified.
+    /// With an unknown number of replies: the request must be verified.
     Unverified,
 }
 

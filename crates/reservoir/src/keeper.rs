@@ -1,8 +1,8 @@
 //! The refiller: opens connections before they are needed, one step after the other.
 //!
 //! Invariant: a place in the books, then a lease, then credentials, then a token of the rate, then the dial; place and lease are
-//! given back if a later step fails, once the server has closed what the dial opened (`dialing.rs`). The token comes last because it is good for this moment: one that waited for slow
-//! credentials would be spent together with others.
+//! given back if a later step fails, once the server has closed what the dial opened (`dialing.rs`). The token comes last
+//! because it is good for this moment: one that waited for slow credentials would be spent together with others.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Retiring: says goodbye on a connection, and holds its place and its lease until the server has closed its end.
+//! Retiring: closes a connection, and holds its place and its lease until the server has closed its end.
 //!
 //! Invariant: a place and its lease are given back once: when the server has closed its end of the socket, when
 //! `close_timeout` is over, or when the runtime ends.

@@ -1,4 +1,4 @@
-//! Serving what is inside of a wrapped connection: hyper all the way, since the kernel can't write to it.
+//! Wrapped connections (TLS): served by hyper from beginning to end, since the bytes must be encrypted by the wrapper.
 //!
 //! Invariant: the same deadlines, and the same part in a drain, as a plain connection has in `ordinary.rs`.
 

@@ -2,8 +2,8 @@
 //!
 //! Invariant: over any span of time, at most `burst + per_second × span` tokens are given. A clock that jumps forward adds
 //! a burst at most. One that jumps back adds nothing, and no caller waits for longer than an empty bucket makes it wait.
-//! Enforced by: a bucket is never fuller in the future than the depth that its last drawer had; a time beyond that was written
-//! under another clock, and is taken for an empty bucket.
+//! Enforced by: `full_at` is at most now + the depth of the last draw. A later time was written under another clock, and
+//! counts as an empty bucket.
 
 use std::time::Duration;
 

@@ -5,7 +5,7 @@
 //! Kept by: [`grant`], the only place where a share is computed.
 //! Time passes with beats only: a beat removes the members that have expired, and ends a rebuilding whose time is over. So
 //! whether somebody lives is decided once, for all that follows, and a settlement needs no clock.
-//! Members that expired while the store heard nobody may live and hold something: their end begins a rebuilding.
+//! Members that expire while no beat reaches the store may be alive and hold units: their removal starts a rebuilding.
 //! The clock may jump: whatever it has dated further ahead than it can reach is brought back to what it would be now.
 //! This is the memory store, the model that the other stores are tested against, and, account by account, the rule that
 //! the DynamoDB store applies.
@@ -127,7 +127,7 @@ impl Ledger {
         let newborn = Generation { number: beat.generation, rebuilt_at: Some(now + beat.ttl) };
         let generation = self.generation.get_or_insert(newborn);
         let left = generation.rebuilt_at.map_or(Duration::ZERO, |at| at.saturating_sub(now).min(longest));
-        // Time in which nobody was heard is no time to tell what they hold.
+        // A rebuilding waits for members to report what they hold. Without beats for half a TTL they couldn't: it starts again.
         let cut_short = was_rebuilding && last_beat.is_none_or(|at| at + beat.ttl / 2 <= now);
         let left = if cut_short { longest } else { left.max(silenced) };
         generation.rebuilt_at = (!left.is_zero()).then_some(now + left);
@@ -153,8 +153,8 @@ impl Ledger {
         self.members.values().filter(|member| !member.replaced).map(Member::last_beat).max()
     }
 
-    /// For how long the members that expire now, because nobody was heard, may take to tell what they hold: the longest of
-    /// their lives. Zero: nobody expires, or only members that weren't heard while others were.
+    /// Returns how long a rebuilding must last for the members that expire now because no beat reached the store: the
+    /// longest of their TTLs. Zero if no member expires, or only members that missed beats while others didn't.
     ///
     /// A member that beats as it should is never silent for half its life while the store hears others. So one whose last
     /// beat was that close to the last of all has expired in a silence of the store: it may live, and hold what it held. Other

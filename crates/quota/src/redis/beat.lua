@@ -3,7 +3,8 @@
 -- exact accounts to look through.
 -- Members are a hash: member -> expiry, '!' -> generation:end of its rebuilding, '?' -> where the sweep stands. Those who live
 -- have their sequence beside the exact accounts, in '#member'; '#' tells whether the store rebuilds. Lives are a hash:
--- member -> its ttl in ms, of the living and the replaced. Members of release 0.1 have none there; theirs is taken to be ARGV's.
+-- member -> its ttl in ms, of the living and the replaced. Members of release 0.1 have
+-- none there: their expiries are left as they are, and their TTL is taken to be ARGV's where their last beat is computed.
 local id, name_length, kind, ttl = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -46,8 +47,8 @@ for i = 1, #all, 2 do
   end
 end
 
--- Members that expired while nobody was heard may live: `silenced` is the longest TTL among them. A rebuilding in
--- which nobody was heard begins anew.
+-- Members that expired while no beat reached the store may be alive: `silenced` is the longest TTL among them. A rebuilding
+-- without beats for half a TTL starts again.
 local silenced, last_beat, longest = 0, nil, ttl
 local was_rebuilding = redis.call('HGET', KEYS[1], '#') == '1'
 if #dead > 0 or was_rebuilding then

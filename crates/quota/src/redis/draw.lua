@@ -13,7 +13,7 @@ local function keep()
   redis.call('SET', KEYS[1], string.format('%.0f.%.0f', full_at, depth), 'PX', lasts)
 end
 
--- Fuller in the future than an empty bucket: written while the clock was ahead. It is empty, from now on.
+-- A `full_at` later than now + depth was written while the clock was ahead: the bucket counts as empty from now on.
 if full_at > now + depth then
   full_at = math.ceil(now + depth)
   keep()

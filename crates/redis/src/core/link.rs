@@ -54,7 +54,7 @@ impl std::fmt::Display for State {
 pub(crate) enum Link {
     Init,
     Connecting,
-    /// `tries` to connect came before it, and `since` when it is open.
+    /// `tries`: dials before it opened. `since`: the time at which it opened.
     Open {
         tries: u32,
         since: Instant,

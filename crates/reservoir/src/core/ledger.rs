@@ -434,7 +434,7 @@ impl<C: Held, W: Waiter> Ledger<C, W> {
 
     /// A dial is about to fail, and the server may have a backend for it: the dial's place is retired instead of freed.
     pub(crate) fn dial_lingers(&mut self, now: Instant) -> Retirement {
-        // Whoever calls this tells how the dial ended next, which takes it out of `dialing`.
+        // The caller reports the dial's end next, which takes it out of `dialing`.
         self.retirements.begin(now)
     }
 

@@ -148,7 +148,8 @@ impl Socket {
                 &raw mut length,
             )
         };
-        // Probes come ever later, the last one before half of the time is over; a silent host was so for all of it.
+        // Probes come ever later. The last one is answered after about half of the timeout, unless that is a second or less;
+        // a silent host has answered none.
         got == 0 && Duration::from_millis(info.tcpi_last_ack_recv.into()) < timeout * 3 / 4
     }
 

@@ -23,7 +23,7 @@ type Pg = Reservoir<PostgresClient>;
 const TARGET: u32 = 4;
 const MAX: u32 = 5;
 
-/// Sleeps for so many seconds, whoever cancels it.
+/// Sleeps for so many seconds, and ignores cancellation.
 const STUBBORN: &str = "CREATE FUNCTION stubborn(seconds float8) RETURNS void LANGUAGE plpgsql AS $$
     DECLARE ends_at timestamptz := clock_timestamp() + make_interval(secs => seconds);
     BEGIN
@@ -35,7 +35,7 @@ const STUBBORN: &str = "CREATE FUNCTION stubborn(seconds float8) RETURNS void LA
         END LOOP;
     END $$;
     CREATE TABLE released (at timestamptz);
-    -- Until there is a row in `released`, whoever cancels it.
+    -- Runs until there is a row in `released`, and ignores cancellation.
     CREATE FUNCTION stubborn() RETURNS void LANGUAGE plpgsql AS $$
     BEGIN
         LOOP

@@ -130,7 +130,7 @@ pub async fn snapshot<S: Sink>(
     let ended = match (&outcome, commit) {
         (Err(error), _) if !error.leaves_the_session() => return outcome,
         // One that has failed is rolled back by it.
-        (_, Some(commit)) => answered(commit).await,
+        (_, Some(commit)) => first_value(commit).await.map(drop),
         (_, None) => lent.client.batch_execute("ROLLBACK").await,
     };
     match ended {
@@ -233,7 +233,7 @@ fn partitions_of(oid: u32) -> String {
     format!("(SELECT {PARTITIONS} FROM pg_class c WHERE c.oid = {oid})")
 }
 
-/// Returns the first value of the first row.
+/// Reads an answer to its end. Returns the first value of its first row, if it has one.
 async fn first_value(answers: SimpleQueryStream) -> Result<Option<String>, tokio_postgres::Error> {
     let (mut answers, mut value) = (pin!(answers), None);
     while let Some(answer) = poll_fn(|cx| answers.as_mut().poll_next(cx)).await {
@@ -244,14 +244,6 @@ async fn first_value(answers: SimpleQueryStream) -> Result<Option<String>, tokio
         }
     }
     Ok(value)
-}
-
-async fn answered(commit: SimpleQueryStream) -> Result<(), tokio_postgres::Error> {
-    let mut commit = pin!(commit);
-    while let Some(answer) = poll_fn(|cx| commit.as_mut().poll_next(cx)).await {
-        answer?;
-    }
-    Ok(())
 }
 
 /// How many rows and bytes were handed over.
