@@ -307,7 +307,7 @@ fn add(conditions: &mut Vec<Condition>, condition: Condition) {
 
 #[cfg(test)]
 mod tests {
-    use crate::filter::{Collation, Column, Filter, Schema};
+    use crate::{Collation, Column, Filter, Schema};
 
     fn schema(database_collation: Collation) -> Schema {
         let columns = vec![

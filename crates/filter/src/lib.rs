@@ -8,7 +8,7 @@
 //! Not here: I/O, clocks, randomness. A filter is made once, holds no locks, and may be shared between threads.
 //!
 //! ```
-//! use forebay_shapes::filter::{Collation, Column, Filter, Schema};
+//! use forebay_filter::{Collation, Column, Filter, Schema};
 //!
 //! let schema = Schema {
 //!     table: Some("items".to_owned()),
@@ -21,24 +21,32 @@
 //! assert_eq!(filter.matches(&row), Ok(Some(true)));
 //! let row: [Option<&[u8]>; 2] = [Some(b"5"), None];
 //! assert_eq!(filter.matches(&row), Ok(None));
-//! # Ok::<(), forebay_shapes::filter::FilterError>(())
+//! # Ok::<(), forebay_filter::FilterError>(())
 //! ```
+
+#![forbid(unsafe_code)]
 
 mod conditions;
 mod error;
 mod eval;
 mod expression;
+mod index;
 mod key;
 mod schema;
 mod syntax;
 mod typing;
 mod value;
 
-pub use conditions::{Alternative, Bound, Condition};
 pub use error::{EvalError, FilterError};
 pub use expression::{EnumType, Expression};
-pub use key::Key;
+pub use index::{Candidate, Index};
 pub use schema::{Collation, Column, ColumnType, Schema, TypeKind};
+
+// What the index looks up. Public only for `tests/it`, which compare it with real servers.
+#[doc(hidden)]
+pub use conditions::{Alternative, Bound, Condition};
+#[doc(hidden)]
+pub use key::Key;
 
 use typing::expr::Expr;
 
@@ -113,6 +121,7 @@ impl Filter {
 
     /// What an index can use: a row of which the clause is true satisfies all conditions of one of these. None at all: it is
     /// never true.
+    #[doc(hidden)]
     pub fn conditions(&self) -> Vec<Alternative> {
         conditions::of(&self.expr)
     }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::filter::typing::Type;
+use crate::typing::Type;
 
 /// A table's columns, and what of the server decides how texts compare. The database's encoding is UTF8.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

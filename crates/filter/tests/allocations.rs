@@ -3,7 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use forebay_shapes::filter::{Collation, Column, Filter, Schema};
+use forebay_filter::{Collation, Column, Filter, Schema};
 
 struct Counting;
 

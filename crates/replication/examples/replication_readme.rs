@@ -4,9 +4,9 @@
 
 use std::sync::mpsc::{SyncSender, sync_channel};
 
-use forebay_postgres::pgoutput::{Lsn, Message};
-use forebay_postgres::reservoir::PostgresConnect;
-use forebay_postgres::{
+use forebay_replication::pgoutput::{Lsn, Message};
+use forebay_replication::reservoir::PostgresConnect;
+use forebay_replication::{
     Batch, Bookmark, Consumer, ConsumerError, Durable, Manager, ManagerConfig, ResetReason, TableName,
     Timeline,
 };

@@ -1,4 +1,4 @@
-//! The README shows only code that `examples/postgres_readme.rs` runs.
+//! The README shows only code that `examples/replication_readme.rs` runs.
 
 use forebay_testkit::readme_blocks_run;
 
@@ -8,7 +8,7 @@ fn every_example_of_the_readme_is_compiled_and_run() {
     let instead = [("\"postgres://app@db.internal/shop\"", "&server.url(\"postgres\")")];
     let blocks = readme_blocks_run(
         include_str!("../README.md"),
-        include_str!("../examples/postgres_readme.rs"),
+        include_str!("../examples/replication_readme.rs"),
         &instead,
     );
     assert!(blocks > 0, "does the README mark its code with ```rust?");

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use forebay_admission::metrics as admission;
-use forebay_postgres::reservoir::metrics as reservoir;
+use forebay_replication::reservoir::metrics as reservoir;
 use forebay_stream::Counts;
 use http::StatusCode;
 use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};

@@ -50,7 +50,7 @@ pub enum StartError {
     },
     /// The database's settings can't be used.
     #[error("database: {0}")]
-    Database(#[from] forebay_postgres::ManagerConfigError),
+    Database(#[from] forebay_replication::ManagerConfigError),
 }
 
 struct Advice<'a> {

@@ -24,9 +24,7 @@ mod config;
 mod creation;
 mod definition;
 pub mod encode;
-pub mod filter;
 mod follow;
-pub mod matching;
 mod offset;
 mod registry;
 mod row_keys;
@@ -36,6 +34,7 @@ mod shapes;
 mod simulation;
 mod store;
 
+pub use forebay_filter as filter;
 pub use forebay_pgoutput as pgoutput;
 
 pub use crate::config::StoreConfig;

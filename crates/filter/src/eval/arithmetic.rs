@@ -3,11 +3,11 @@
 use std::borrow::Cow;
 
 use super::{clock, fit_integer};
-use crate::filter::error::EvalError;
-use crate::filter::typing::Scalar;
-use crate::filter::typing::expr::Arithmetic;
-use crate::filter::value::Value;
-use crate::filter::value::interval::Interval;
+use crate::error::EvalError;
+use crate::typing::Scalar;
+use crate::typing::expr::Arithmetic;
+use crate::value::Value;
+use crate::value::interval::Interval;
 
 pub(super) fn apply<'v>(
     arithmetic: Arithmetic,

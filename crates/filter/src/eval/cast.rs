@@ -4,15 +4,15 @@ use std::borrow::Cow;
 
 use super::clock::midnight;
 use super::{Answer, as_array, as_text, fit_integer};
-use crate::filter::error::EvalError;
-use crate::filter::typing::expr::Fit;
-use crate::filter::typing::{Scalar, Type};
-use crate::filter::value::array::Array;
-use crate::filter::value::calendar::{MICROS_PER_DAY, MICROS_PER_SECOND};
-use crate::filter::value::clock::{Date, Time, Timestamp, Timetz};
-use crate::filter::value::interval::Interval;
-use crate::filter::value::numeric::Numeric;
-use crate::filter::value::{Value, input, output, unpadded};
+use crate::error::EvalError;
+use crate::typing::expr::Fit;
+use crate::typing::{Scalar, Type};
+use crate::value::array::Array;
+use crate::value::calendar::{MICROS_PER_DAY, MICROS_PER_SECOND};
+use crate::value::clock::{Date, Time, Timestamp, Timetz};
+use crate::value::interval::Interval;
+use crate::value::numeric::Numeric;
+use crate::value::{Value, input, output, unpadded};
 
 pub(super) fn cast(value: Value<'_>, from: Type, to: Type, modern: bool) -> Answer<'_> {
     match (from, to) {

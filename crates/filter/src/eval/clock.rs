@@ -1,11 +1,11 @@
 //! `+` and `-` of dates, times and intervals (date.c, timestamp.c), and time zones.
 
-use crate::filter::error::EvalError;
-use crate::filter::typing::expr::Arithmetic;
-use crate::filter::value::Value;
-use crate::filter::value::calendar::{Day, MICROS_PER_DAY, MICROS_PER_SECOND};
-use crate::filter::value::clock::{Date, Time, Timestamp, Timetz};
-use crate::filter::value::interval::Interval;
+use crate::error::EvalError;
+use crate::typing::expr::Arithmetic;
+use crate::value::Value;
+use crate::value::calendar::{Day, MICROS_PER_DAY, MICROS_PER_SECOND};
+use crate::value::clock::{Date, Time, Timestamp, Timetz};
+use crate::value::interval::Interval;
 
 pub(super) fn apply<'v>(
     arithmetic: Arithmetic,

@@ -7,7 +7,7 @@ use super::interval::Interval;
 use super::intervals::{Intervals, NodeId};
 use super::members::{Mark, Members};
 use super::visits;
-use crate::filter::{ColumnType, Key};
+use crate::{ColumnType, Key};
 
 /// Shapes by what a row has in this column.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use crate::filter::{Bound, Key};
+use crate::{Bound, Key};
 
 /// From one end to the other; without an end, it goes on for ever. Nothing is within if they have crossed.
 #[derive(Clone, Debug, PartialEq, Eq)]

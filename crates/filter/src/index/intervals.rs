@@ -10,7 +10,7 @@ use std::cmp::Ordering;
 use super::interval::Interval;
 use super::members::{Mark, Members};
 use super::visits;
-use crate::filter::Key;
+use crate::Key;
 
 /// A node's place, the same for as long as it has members.
 pub(super) type NodeId = u32;
@@ -241,7 +241,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::filter::Bound;
+    use crate::Bound;
 
     const MARK: Mark = Mark { certain: false, shared: false };
 

@@ -3,7 +3,7 @@
 //! Invariant: a shape whose clause is true of a row is among the row's candidates, once; a candidate that is `certain` has a
 //! clause that is true of the row. A clause that fails on a row is among them too, unless a condition that it needs can be
 //! read from the row and doesn't hold: then it isn't true, and Postgres need not evaluate the rest.
-//! Kept by: each alternative of a clause is filed under one of its conditions; `tests/it/matching.rs` compares with trying
+//! Kept by: each alternative of a clause is filed under one of its conditions; `tests/it/index.rs` compares with trying
 //! them all.
 //! Cost: a search looks at what it finds, and at as much again as it takes to get there: one look-up for each key of the
 //! row, one way down the tree of a column's intervals. It doesn't depend on the shapes that aren't found.
@@ -11,8 +11,7 @@
 //! Not here: evaluation, and whatever else a shape is. A shape is a number.
 //!
 //! ```
-//! use forebay_shapes::filter::{Collation, Column, Filter, Schema};
-//! use forebay_shapes::matching::{Candidate, Index};
+//! use forebay_filter::{Candidate, Collation, Column, Filter, Index, Schema};
 //!
 //! let schema = Schema {
 //!     table: None,
@@ -28,7 +27,7 @@
 //! index.candidates(&row, &mut found);
 //! found.sort_by_key(|candidate| candidate.shape);
 //! assert_eq!(found, [Candidate { shape: 1, certain: true }, Candidate { shape: 2, certain: false }]);
-//! # Ok::<(), forebay_shapes::filter::FilterError>(())
+//! # Ok::<(), forebay_filter::FilterError>(())
 //! ```
 
 mod column;
@@ -47,7 +46,7 @@ use self::hits::Hits;
 use self::interval::Interval;
 use self::intervals::NodeId;
 use self::members::{Mark, Members};
-use crate::filter::{Alternative, Condition, Filter, Key, Row, Schema};
+use crate::{Alternative, Condition, Filter, Key, Row, Schema};
 
 /// Finds the shapes of one table whose clause may be true of a row.
 #[derive(Debug, Default)]

@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use super::{Candidate, Index, visits};
-use crate::filter::{Collation, Column, ColumnType, Filter, Schema, TypeKind};
+use crate::{Collation, Column, ColumnType, Filter, Schema, TypeKind};
 
 type Cells<'t> = [Option<&'t [u8]>; 6];
 

@@ -3,7 +3,7 @@
 //! Invariant: tokens cover the text in order, and each knows the byte where it begins and ends.
 //! Not here: meaning. Keywords are words like all others; `keywords.rs` knows which are reserved.
 
-use crate::filter::error::FilterError;
+use crate::error::FilterError;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Token {

@@ -5,9 +5,9 @@
 
 use super::lexer::{Token, TokenKind, tokens};
 use super::{Kind, MAX_DEPTH, Test, Tree};
-use crate::filter::MAX_CLAUSE_BYTES;
-use crate::filter::error::{FilterError, location};
-use crate::filter::expression::EnumType;
+use crate::MAX_CLAUSE_BYTES;
+use crate::error::{FilterError, location};
+use crate::expression::EnumType;
 
 /// How deep the parser goes. The canonical text has parentheses around each level, and must be read again.
 const MAX_RECURSION: usize = 2 * MAX_DEPTH + 10;

@@ -4,7 +4,7 @@ use super::keywords::{can_name_column, can_name_function};
 use super::lexer::TokenKind;
 use super::parser::Parser;
 use super::{Choice, Kind, Subscript, Tree};
-use crate::filter::error::FilterError;
+use crate::error::FilterError;
 
 impl Parser<'_> {
     pub(super) fn primary(&mut self) -> Result<Tree, FilterError> {

@@ -5,7 +5,7 @@
 use super::lexer::TokenKind;
 use super::parser::Parser;
 use super::{Kind, Tree, TypeName};
-use crate::filter::error::FilterError;
+use crate::error::FilterError;
 
 impl Parser<'_> {
     /// At the word, with a parenthesis after it.

@@ -2,7 +2,7 @@
 
 use super::lexer::TokenKind;
 use super::parser::Parser;
-use crate::filter::error::FilterError;
+use crate::error::FilterError;
 
 /// A type as it was named: Postgres' own name for it, so that `INTEGER` and `int4` are one.
 #[derive(Clone, Debug, PartialEq, Eq)]

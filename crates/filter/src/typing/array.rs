@@ -4,8 +4,8 @@ use super::common;
 use super::expr::{Binary, Comparison, Expr, Unary};
 use super::kind::{Category, Scalar, Type};
 use super::{Typed, Typer};
-use crate::filter::error::FilterError;
-use crate::filter::syntax::{Kind, Subscript, Tree};
+use crate::error::FilterError;
+use crate::syntax::{Kind, Subscript, Tree};
 
 const MAX_DIMENSIONS: usize = 6;
 
@@ -89,7 +89,7 @@ impl Typer<'_> {
         let sliced = subscripts.iter().any(|subscript| matches!(subscript, Subscript::Slice(..)));
         if sliced {
             // Among slices, `[n]` is `[1:n]`.
-            let one = || Some(Expr::Const(Some(crate::filter::value::Value::Int(1))));
+            let one = || Some(Expr::Const(Some(crate::value::Value::Int(1))));
             let range = |subscript: &Subscript| match subscript {
                 Subscript::Index(index) => Ok((one(), Some(bound(index)?))),
                 Subscript::Slice(from, to) => {

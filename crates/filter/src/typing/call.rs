@@ -3,11 +3,11 @@
 use super::expr::{Binary, Expr, Unary};
 use super::kind::{Scalar, Type};
 use super::{Typed, Typer};
-use crate::filter::error::FilterError;
-use crate::filter::syntax::{Choice, Tree};
-use crate::filter::value::Value;
-use crate::filter::value::calendar::MICROS_PER_SECOND;
-use crate::filter::value::letters::Case;
+use crate::error::FilterError;
+use crate::syntax::{Choice, Tree};
+use crate::value::Value;
+use crate::value::calendar::MICROS_PER_SECOND;
+use crate::value::letters::Case;
 
 impl Typer<'_> {
     pub(super) fn call(&self, name: &str, arguments: &[Tree], at: usize) -> Result<Typed, FilterError> {

@@ -3,10 +3,10 @@
 use super::expr::{Expr, Fit, Unary};
 use super::kind::{Scalar, Type};
 use super::{Typed, Typer};
-use crate::filter::error::FilterError;
-use crate::filter::syntax::{Kind, Tree, TypeName};
-use crate::filter::value::Value;
-use crate::filter::value::input::{self, InputError};
+use crate::error::FilterError;
+use crate::syntax::{Kind, Tree, TypeName};
+use crate::value::Value;
+use crate::value::input::{self, InputError};
 
 /// The longest varchar(n) and char(n).
 const MAX_LENGTH: i32 = 10_485_760;

@@ -2,9 +2,9 @@
 
 use super::kind::Type;
 use super::{Typed, Typer};
-use crate::filter::error::FilterError;
-use crate::filter::schema::{Collation, Schema};
-use crate::filter::syntax::Tree;
+use crate::error::FilterError;
+use crate::schema::{Collation, Schema};
+use crate::syntax::Tree;
 
 /// Where an expression's collation comes from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,9 +1,9 @@
 //! Expressions whose types are known: what is evaluated.
 
 use super::kind::{Scalar, Type};
-use crate::filter::syntax::Test;
-use crate::filter::value::Value;
-use crate::filter::value::letters::{Case, Casing};
+use crate::syntax::Test;
+use crate::value::Value;
+use crate::value::letters::{Case, Casing};
 
 /// A typed expression. Operands have the types that the operator takes: casts are nodes of their own.
 #[derive(Clone, Debug, PartialEq)]

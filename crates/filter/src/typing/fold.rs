@@ -6,9 +6,9 @@
 
 use super::expr::{Binary, Expr, Unary};
 use super::kind::{Scalar, Type};
-use crate::filter::error::EvalError;
-use crate::filter::eval;
-use crate::filter::value::Value;
+use crate::error::EvalError;
+use crate::eval;
+use crate::value::Value;
 
 pub(super) fn fold(expr: Expr) -> Result<Expr, EvalError> {
     let mut stable = false;

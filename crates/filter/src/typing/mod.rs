@@ -20,10 +20,10 @@ use expr::{Binary, Comparison, Expr, Unary};
 pub(crate) use fold::each;
 pub(crate) use kind::{Scalar, Type};
 
-use crate::filter::error::{FilterError, location};
-use crate::filter::schema::{Collation, Schema, TypeKind};
-use crate::filter::syntax::{Kind, Test, Tree};
-use crate::filter::value::Value;
+use crate::error::{FilterError, location};
+use crate::schema::{Collation, Schema, TypeKind};
+use crate::syntax::{Kind, Test, Tree};
+use crate::value::Value;
 
 /// Types a clause; it must be a boolean.
 pub(crate) fn clause(tree: &Tree, text: &str, schema: &Schema) -> Result<Expr, FilterError> {

@@ -4,9 +4,9 @@ use super::expr::{Arithmetic, Binary, Comparison, Expr, Unary};
 use super::kind::{Scalar, Type};
 use super::resolve::{self, Choice};
 use super::{Typed, Typer};
-use crate::filter::error::FilterError;
-use crate::filter::schema::Collation;
-use crate::filter::value::letters::Casing;
+use crate::error::FilterError;
+use crate::schema::Collation;
+use crate::value::letters::Casing;
 
 /// Operators that we know at all; others are refused by name, whatever they stand between.
 const KNOWN: &[&str] = &[

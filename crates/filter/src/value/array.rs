@@ -4,8 +4,8 @@ use std::cmp::Ordering;
 
 use super::Value;
 use super::input::{InputError, read_scalar};
-use crate::filter::error::EvalError;
-use crate::filter::typing::Scalar;
+use crate::error::EvalError;
+use crate::typing::Scalar;
 
 /// As many as Postgres allows.
 const MAX_DIMENSIONS: usize = 6;
@@ -374,8 +374,8 @@ impl Reader<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::filter::typing::Type;
-    use crate::filter::value::output;
+    use crate::typing::Type;
+    use crate::value::output;
 
     fn ints(text: &str) -> Result<Array, InputError> {
         Array::parse(text, Scalar::Int4, false)

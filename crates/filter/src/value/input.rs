@@ -5,8 +5,8 @@ use super::array::Array;
 use super::clock::{Date, Time, Timestamp, Timetz};
 use super::interval::Interval;
 use super::numeric::Numeric;
-use crate::filter::error::EvalError;
-use crate::filter::typing::{Scalar, Type};
+use crate::error::EvalError;
+use crate::typing::{Scalar, Type};
 
 /// Why a text is no value of its type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

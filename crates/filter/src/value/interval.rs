@@ -6,7 +6,7 @@ use std::fmt::{self, Display, Formatter, Write as _};
 
 use super::calendar::{MICROS_PER_DAY, MICROS_PER_SECOND};
 use super::input::{InputError, trim};
-use crate::filter::error::EvalError;
+use crate::error::EvalError;
 
 const OTHER_FORMS: InputError =
     InputError::Unsupported("intervals in other forms than ISO 8601 or whole quantities with units");

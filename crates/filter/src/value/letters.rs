@@ -7,8 +7,8 @@
 
 use std::borrow::Cow;
 
-use crate::filter::error::EvalError;
-use crate::filter::schema::Collation;
+use crate::error::EvalError;
+use crate::schema::Collation;
 
 /// Which letters change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! LIKE (like_match.c): `%` is any text, `_` one character, `\` takes away the meaning of what follows.
 
-use crate::filter::error::EvalError;
+use crate::error::EvalError;
 
 /// Whether the whole text fits the pattern. Goes back only to the last `%`, so its time is at most their product.
 pub(crate) fn matches(text: &str, pattern: &str) -> Result<bool, EvalError> {

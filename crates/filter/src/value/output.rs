@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use super::Value;
 use super::array::Array;
-use crate::filter::typing::{Scalar, Type};
+use crate::typing::{Scalar, Type};
 
 /// As the output function writes it; a boolean is `t` or `f`.
 pub(crate) fn write<'a>(value: Value<'a>, kind: Type) -> Cow<'a, str> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use forebay_shapes::filter::{Collation, Condition, Filter, FilterError, Key};
+use forebay_filter::{Collation, Condition, Filter, FilterError, Key};
 use forebay_testkit::Dice;
 
 use crate::grammar::Grammar;
@@ -212,7 +212,7 @@ fn texts_agree_under_other_collations() {
     }
 }
 
-/// `FOREBAY_PAIRS=2000000 FOREBAY_SEED=7 cargo test -p forebay-shapes --release -- --ignored --nocapture millions`
+/// `FOREBAY_PAIRS=2000000 FOREBAY_SEED=7 cargo test -p forebay-filter --release -- --ignored --nocapture millions`
 #[test]
 #[ignore = "as long as one likes: FOREBAY_PAIRS"]
 fn millions_of_random_clauses_agree_with_postgres() {

@@ -1,6 +1,6 @@
 //! Our rows of pg_operator and pg_cast are the server's: seen through what it makes of operands of each pair of types.
 
-use forebay_shapes::filter::{Collation, Filter, FilterError};
+use forebay_filter::{Collation, Filter, FilterError};
 
 use crate::server::Server;
 use crate::table::COLUMNS;

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use forebay_shapes::filter::{Alternative, Bound, Collation, Column, Condition, Filter, Key, Row, Schema};
-use forebay_shapes::matching::{Candidate, Index};
+use forebay_filter::{
+    Alternative, Bound, Candidate, Collation, Column, Condition, Filter, Index, Key, Row, Schema,
+};
 use forebay_testkit::Dice;
 
 use crate::grammar::Grammar;
@@ -212,7 +213,7 @@ fn term(dice: &mut Dice) -> String {
     }
 }
 
-/// `cargo test -p forebay-shapes --release -- --ignored --nocapture one_row_among`
+/// `cargo test -p forebay-filter --release -- --ignored --nocapture one_row_among`
 #[test]
 #[ignore = "prints times, and asserts none"]
 fn one_row_among_many_shapes() {

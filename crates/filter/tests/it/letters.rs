@@ -1,6 +1,6 @@
 //! Letters' other cases, every character of Unicode, under every provider: right or refused.
 
-use forebay_shapes::filter::{Collation, Column, Filter, Schema};
+use forebay_filter::{Collation, Column, Filter, Schema};
 
 use crate::server::Server;
 

@@ -3,8 +3,8 @@
 mod agreement;
 mod catalog;
 mod grammar;
+mod index;
 mod letters;
-mod matching;
 mod refusals;
 mod robustness;
 mod server;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use forebay_shapes::filter::{Collation, Filter, FilterError, MAX_CLAUSE_BYTES};
+use forebay_filter::{Collation, Filter, FilterError, MAX_CLAUSE_BYTES};
 
 use crate::server::{SETTINGS, Server};
 use crate::table;
@@ -189,7 +189,7 @@ fn ordering_is_refused_but_under_c_and_equality_under_nondeterministic_collation
 #[test]
 fn columns_with_other_collations_conflict_as_in_postgres() {
     let mut schema = table::schema(&Collation::C, 15);
-    let place = |name: &str, schema: &forebay_shapes::filter::Schema| {
+    let place = |name: &str, schema: &forebay_filter::Schema| {
         schema.columns.iter().position(|column| column.name == name).unwrap()
     };
     let (t, u) = (place("t", &schema), place("u", &schema));

@@ -1,6 +1,6 @@
 //! Nothing panics: neither on clauses nor on rows, whatever they hold.
 
-use forebay_shapes::filter::{Collation, Filter};
+use forebay_filter::{Collation, Filter};
 use forebay_testkit::Dice;
 use proptest::prelude::*;
 

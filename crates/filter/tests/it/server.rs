@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
+use forebay_filter::{Collation, Schema};
 use forebay_sandbox::Postgres;
-use forebay_shapes::filter::{Collation, Schema};
 use forebay_testkit::Dice;
 
 use crate::table;

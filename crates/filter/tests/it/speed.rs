@@ -1,9 +1,9 @@
-//! How long a row takes: `cargo test -p forebay-shapes --release -- --ignored --nocapture nanoseconds`.
+//! How long a row takes: `cargo test -p forebay-filter --release -- --ignored --nocapture nanoseconds`.
 
 use std::hint::black_box;
 use std::time::Instant;
 
-use forebay_shapes::filter::{Collation, Column, Filter, Schema};
+use forebay_filter::{Collation, Column, Filter, Schema};
 
 #[test]
 #[ignore = "prints times, and asserts none"]

@@ -1,6 +1,6 @@
 //! The table that clauses are about: a column of every type, and rows of their most awkward values.
 
-use forebay_shapes::filter::{Collation, Column, ColumnType, Schema, TypeKind};
+use forebay_filter::{Collation, Column, ColumnType, Schema, TypeKind};
 use forebay_testkit::Dice;
 
 /// A column: its name, its type in SQL, pg_type.oid and the type's plain name.

@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use forebay_postgres::pgoutput::{Lsn, Message};
-use forebay_postgres::reservoir::PostgresConnect;
-use forebay_postgres::{
+use forebay_replication::pgoutput::{Lsn, Message};
+use forebay_replication::reservoir::PostgresConnect;
+use forebay_replication::{
     Batch, Bookmark, Consumer, ConsumerError, Durable, Manager, ManagerConfig, ResetReason, Timeline,
 };
 use tokio::sync::oneshot;

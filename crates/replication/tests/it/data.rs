@@ -6,8 +6,8 @@
 mod noted;
 mod values;
 
-use forebay_postgres::reservoir::tokio_postgres;
-use forebay_postgres::{Manager, PublishError, TableName};
+use forebay_replication::reservoir::tokio_postgres;
+use forebay_replication::{Manager, PublishError, TableName};
 use forebay_sandbox::Postgres;
 use forebay_testkit::{eventually, within};
 

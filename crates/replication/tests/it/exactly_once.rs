@@ -8,8 +8,8 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use forebay_postgres::Manager;
-use forebay_postgres::pgoutput::Decoder;
+use forebay_replication::Manager;
+use forebay_replication::pgoutput::Decoder;
 use forebay_sandbox::Postgres;
 use forebay_testkit::{Direction, Proxy, eventually, within};
 
@@ -37,7 +37,7 @@ seeds! {
     every_committed_change_arrives_once_on_18_seeds_16_to_20: Some(18), 16..=20;
 }
 
-/// `FOREBAY_SEEDS=21..=320 cargo nextest run -p forebay-postgres --run-ignored only many_seeds`.
+/// `FOREBAY_SEEDS=21..=320 cargo nextest run -p forebay-replication --run-ignored only many_seeds`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes many minutes: CONTRIBUTING.md has the command"]
 async fn many_seeds() {
@@ -54,8 +54,8 @@ async fn many_seeds() {
 async fn a_follower_follows() {
     let Ok(orders) = std::env::var(FOLLOW) else { return };
     let [url, slot, journal] = orders.split(' ').collect::<Vec<_>>().try_into().unwrap();
-    let connect = forebay_postgres::reservoir::PostgresConnect::new(url).unwrap();
-    let config = forebay_postgres::ManagerConfig::new(connect).slot(slot).pool_size(2);
+    let connect = forebay_replication::reservoir::PostgresConnect::new(url).unwrap();
+    let config = forebay_replication::ManagerConfig::new(connect).slot(slot).pool_size(2);
     let manager = Manager::start(config, Journal::open(journal.as_ref())).unwrap();
     manager.ready().await.unwrap();
     println!("@ready");
@@ -228,7 +228,7 @@ async fn write(url: String, writer: u64, mut dice: Dice, stopped: tokio::sync::w
         };
         let script = transaction(writer, &mut next, &mut dice);
         // What became of a transaction whose server went away, the oracle knows.
-        if forebay_postgres::reservoir::tokio_postgres::Client::batch_execute(connected, &script)
+        if forebay_replication::reservoir::tokio_postgres::Client::batch_execute(connected, &script)
             .await
             .is_err()
         {
@@ -237,8 +237,8 @@ async fn write(url: String, writer: u64, mut dice: Dice, stopped: tokio::sync::w
     }
 }
 
-async fn connect(url: &str) -> Option<forebay_postgres::reservoir::tokio_postgres::Client> {
-    use forebay_postgres::reservoir::tokio_postgres::{NoTls, connect};
+async fn connect(url: &str) -> Option<forebay_replication::reservoir::tokio_postgres::Client> {
+    use forebay_replication::reservoir::tokio_postgres::{NoTls, connect};
     match connect(url, NoTls).await {
         Ok((client, connection)) => {
             tokio::spawn(connection);

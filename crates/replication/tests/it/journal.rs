@@ -6,8 +6,8 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use forebay_postgres::pgoutput::{Lsn, Message, OldTuple, Relations, Tuple, Value};
-use forebay_postgres::{Batch, Bookmark, Consumer, ConsumerError, Durable, ResetReason, Timeline};
+use forebay_replication::pgoutput::{Lsn, Message, OldTuple, Relations, Tuple, Value};
+use forebay_replication::{Batch, Bookmark, Consumer, ConsumerError, Durable, ResetReason, Timeline};
 use serde::{Deserialize, Serialize};
 
 /// One line of the file.

@@ -1,6 +1,6 @@
 //! From the start to the end, when all goes well.
 
-use forebay_postgres::{Condition, Phase, ResetReason, StackEvent, Step, TableName};
+use forebay_replication::{Condition, Phase, ResetReason, StackEvent, Step, TableName};
 use forebay_sandbox::Postgres;
 use forebay_testkit::{eventually, within};
 

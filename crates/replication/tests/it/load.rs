@@ -5,9 +5,9 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use forebay_postgres::pgoutput::{Lsn, Message};
-use forebay_postgres::reservoir::PostgresConnect;
-use forebay_postgres::{
+use forebay_replication::pgoutput::{Lsn, Message};
+use forebay_replication::reservoir::PostgresConnect;
+use forebay_replication::{
     Batch, Bookmark, Consumer, ConsumerError, Durable, Manager, ManagerConfig, ResetReason, StackEvent, Step,
     TableName, Timeline,
 };

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_postgres::pgoutput::Lsn;
-use forebay_postgres::reservoir::{Connection as _, PostgresClient, PostgresConnect};
-use forebay_postgres::{
+use forebay_replication::pgoutput::Lsn;
+use forebay_replication::reservoir::{Connection as _, PostgresClient, PostgresConnect};
+use forebay_replication::{
     Batch, Bookmark, Condition, ConnectionStatus, Consumer, ConsumerError, Durable, LockPatience, Manager,
     ResetReason, Step, Timeline,
 };

@@ -1,6 +1,6 @@
 //! The publication and its tables, changed by us and behind our back.
 
-use forebay_postgres::{Manager, PublishError, StackEvent, TableChange, TableName};
+use forebay_replication::{Manager, PublishError, StackEvent, TableChange, TableName};
 use forebay_sandbox::Postgres;
 use forebay_testkit::within;
 use futures_util::future::join_all;

@@ -7,9 +7,9 @@ mod pools;
 
 use std::time::Duration;
 
-use forebay_postgres::reservoir::PostgresClient;
-use forebay_postgres::reservoir::tokio_postgres::SimpleQueryMessage;
-use forebay_postgres::{Manager, ManagerConfig};
+use forebay_replication::reservoir::PostgresClient;
+use forebay_replication::reservoir::tokio_postgres::SimpleQueryMessage;
+use forebay_replication::{Manager, ManagerConfig};
 use forebay_sandbox::Postgres;
 use forebay_testkit::within;
 use tokio::net::TcpListener;

@@ -6,9 +6,9 @@ mod publication;
 
 use std::path::Path;
 
-use forebay_postgres::reservoir::tokio_postgres::SimpleQueryMessage;
-use forebay_postgres::reservoir::{PasswordFile, PostgresConnect};
-use forebay_postgres::{
+use forebay_replication::reservoir::tokio_postgres::SimpleQueryMessage;
+use forebay_replication::reservoir::{PasswordFile, PostgresConnect};
+use forebay_replication::{
     ConnectionStatus, Manager, ManagerConfig, ManagerStatus, NotReady, Phase, StackEvent, Step,
 };
 use forebay_sandbox::Postgres;

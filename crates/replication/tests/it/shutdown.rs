@@ -7,8 +7,10 @@ mod process;
 
 use std::time::{Duration, Instant};
 
-use forebay_postgres::reservoir::{PostgresConnect, tokio_postgres};
-use forebay_postgres::{ConsumerError, Manager, ManagerConfig, NotReady, Phase, PoolError, Step, TableName};
+use forebay_replication::reservoir::{PostgresConnect, tokio_postgres};
+use forebay_replication::{
+    ConsumerError, Manager, ManagerConfig, NotReady, Phase, PoolError, Step, TableName,
+};
 use forebay_sandbox::Postgres;
 use forebay_testkit::{Direction, PATIENCE, Proxy, within};
 
@@ -396,7 +398,7 @@ async fn twice_and_by_two_at_once_it_ends_once_and_then_takes_nothing_any_more()
     }
     within("it has ended", manager.shutdown()).await;
     within("it has ended", manager.shutdown_and_drop()).await;
-    while within("it says so", events.recv()).await.unwrap() != forebay_postgres::StackEvent::Stopped {}
+    while within("it says so", events.recv()).await.unwrap() != forebay_replication::StackEvent::Stopped {}
     assert!(events.try_recv().is_err(), "once");
     End::Keeping.leaves(&followed).await;
     assert_eq!(manager.ready().await, Err(NotReady::Stopped));

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use forebay_postgres::reservoir::PostgresConnect;
-use forebay_postgres::{
+use forebay_replication::reservoir::PostgresConnect;
+use forebay_replication::{
     Condition, ConnectionStatus, Manager, Phase, PoolError, ResetReason, StackEvent, Step,
 };
 use forebay_sandbox::Postgres;

@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use forebay_postgres::{Condition, Manager, Step};
+use forebay_replication::{Condition, Manager, Step};
 use forebay_sandbox::Postgres;
 use forebay_testkit::{eventually, within};
 

@@ -1,6 +1,6 @@
 //! Somebody else's connections, which hold what the manager wants.
 
-use forebay_postgres::reservoir::{Connect as _, PostgresClient, PostgresConnect};
+use forebay_replication::reservoir::{Connect as _, PostgresClient, PostgresConnect};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use forebay_postgres::pgoutput::Lsn;
-use forebay_postgres::{
+use forebay_replication::pgoutput::Lsn;
+use forebay_replication::{
     Batch, Bookmark, Condition, Consumer, ConsumerError, Durable, Manager, NotReady, Phase, ResetReason,
     StackEvent, Step, Timeline,
 };

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use forebay_postgres::reservoir::PostgresConnect;
-use forebay_postgres::{Manager, ManagerConfig, StackEvent, Step, TableChange, TableName};
+use forebay_replication::reservoir::PostgresConnect;
+use forebay_replication::{Manager, ManagerConfig, StackEvent, Step, TableChange, TableName};
 use forebay_sandbox::Postgres;
 use forebay_testkit::{Proxy, eventually, within};
 use tokio::sync::broadcast::Receiver;

@@ -1,6 +1,6 @@
 //! Which history is followed: recoveries, promotions, and another server in the place of the old one.
 
-use forebay_postgres::{TableChange, TableName};
+use forebay_replication::{TableChange, TableName};
 use forebay_sandbox::{Postgres, RecoveryTarget};
 use forebay_testkit::{Proxy, eventually, within};
 

@@ -1,14 +1,14 @@
 //! What the database's answers mean. Pure: rows in, findings out.
 
-use forebay_postgres::reservoir::SslMode;
-use forebay_postgres::{Failure, decodes_with_stale_catalog};
+use forebay_replication::reservoir::SslMode;
+use forebay_replication::{Failure, decodes_with_stale_catalog};
 
 use super::finding::{Area, Finding};
 use super::postgres::Row;
 use crate::terminal::shown;
 
 const AREA: Area = Area::Postgres;
-/// As `forebay_postgres` has it.
+/// As `forebay_replication` has it.
 const OLDEST: u32 = 150_000;
 /// A new shape takes several round trips, and each change one way.
 const FAR_MS: f64 = 50.0;

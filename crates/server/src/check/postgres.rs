@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use forebay_postgres::ManagerOutline;
-use forebay_postgres::reservoir::tokio_postgres::SimpleQueryMessage;
-use forebay_postgres::reservoir::{Connect as _, Connection as _, PostgresClient, PostgresConnect};
+use forebay_replication::ManagerOutline;
+use forebay_replication::reservoir::tokio_postgres::SimpleQueryMessage;
+use forebay_replication::reservoir::{Connect as _, Connection as _, PostgresClient, PostgresConnect};
 use tokio::time::timeout;
 
 use super::finding::{Area, Finding};

@@ -5,8 +5,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use forebay_postgres::reservoir::{PasswordCommand, PasswordFile, PostgresConnect, PostgresTls};
-use forebay_postgres::{LockPatience, ManagerConfig};
+use forebay_replication::reservoir::{PasswordCommand, PasswordFile, PostgresConnect, PostgresTls};
+use forebay_replication::{LockPatience, ManagerConfig};
 
 use super::check::{Check, ValueError};
 use super::hidden::Hidden;
@@ -172,7 +172,7 @@ fn patience(section: &DatabaseSection, check: &Check) -> Result<LockPatience, Va
 
 #[cfg(test)]
 mod tests {
-    use forebay_postgres::reservoir::{Connect as _, SslMode};
+    use forebay_replication::reservoir::{Connect as _, SslMode};
 
     use super::*;
 
@@ -242,7 +242,7 @@ c1ttTMLmlg7kn+o1nJQF04N4X8fArw==
             let section = DatabaseSection { pool_size: Some(size), ..DatabaseSection::default() };
             snapshots(&section, &Check::default()).unwrap()
         };
-        // As forebay_postgres parts them.
+        // As forebay_replication parts them.
         assert_eq!([2, 4, 8, 20, 100].map(most), [1, 3, 6, 16, 96]);
     }
 }

@@ -5,8 +5,8 @@
 
 use std::fmt::{self, Write as _};
 
-use forebay_postgres::reservoir::PostgresConnect;
 use forebay_redis::IntoConfig as _;
+use forebay_replication::reservoir::PostgresConnect;
 use toml::{Table, Value};
 
 use super::file::{GateFile, Shape};

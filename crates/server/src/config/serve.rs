@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_postgres::ManagerConfig;
+use forebay_replication::ManagerConfig;
 use forebay_shapes::StoreConfig;
 use forebay_stream::ServeConfig as HttpConfig;
 

@@ -5,7 +5,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use forebay_postgres::reservoir::tokio_postgres::{Client, Config, Error, NoTls};
+use forebay_replication::reservoir::tokio_postgres::{Client, Config, Error, NoTls};
 use tokio::net::TcpStream;
 use tokio::time::interval;
 use tracing::warn;

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use forebay_postgres::{Awake, Manager, Phase, Step};
+use forebay_replication::{Awake, Manager, Phase, Step};
 use forebay_shapes::{Gone, LogPage, Offset, Shape, Shapes, Since, SnapshotChunk};
 use forebay_stream::{Incoming, Live, spare_headers};
 use http::header::CONTENT_ENCODING;

@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use forebay_postgres::pgoutput::Snapshot;
-use forebay_postgres::reservoir::PostgresClient;
-use forebay_postgres::{Manager, PublicationVersions, PublishError, TableName};
+use forebay_replication::pgoutput::Snapshot;
+use forebay_replication::reservoir::PostgresClient;
+use forebay_replication::{Manager, PublicationVersions, PublishError, TableName};
 use forebay_shapes::{CatalogState, Shapes, Table};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use tracing::{debug, info, warn};
@@ -289,7 +289,7 @@ struct UnneededTables {
 #[derive(Debug, thiserror::Error)]
 enum LookError {
     #[error(transparent)]
-    Pool(#[from] forebay_postgres::PoolError),
+    Pool(#[from] forebay_replication::PoolError),
     #[error(transparent)]
     Catalog(#[from] CatalogError),
 }

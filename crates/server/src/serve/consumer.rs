@@ -1,7 +1,7 @@
 //! Between the manager and the shapes: takes the stream in, and says what is durable.
 
-use forebay_postgres::pgoutput::{Lsn, Message};
-use forebay_postgres::{
+use forebay_replication::pgoutput::{Lsn, Message};
+use forebay_replication::{
     Batch, Bookmark, Consumer, ConsumerError, Durable, ResetReason, TableChange, TableName, Timeline,
 };
 use forebay_shapes::{CreateError, Follower, Position, Shapes};

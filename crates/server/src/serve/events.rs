@@ -18,7 +18,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
-use forebay_postgres::Awake;
+use forebay_replication::Awake;
 use forebay_shapes::{Listener, Offset, Shape, Shapes, Watching};
 use forebay_stream::{Tail, Topic};
 use http_body::Body as _;

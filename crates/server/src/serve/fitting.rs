@@ -21,9 +21,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use forebay_postgres::TableName;
-use forebay_postgres::pgoutput::Relation;
-use forebay_postgres::reservoir::PostgresClient;
+use forebay_replication::TableName;
+use forebay_replication::pgoutput::Relation;
+use forebay_replication::reservoir::PostgresClient;
 use forebay_shapes::{Relatives, Shapes, Table};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::warn;

@@ -11,9 +11,9 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
-use forebay_postgres::pgoutput::{Lsn, Snapshot};
-use forebay_postgres::reservoir::{Guard, PostgresClient};
-use forebay_postgres::{Manager, NotReady, PoolError, PublishError, Published, Step, TableName};
+use forebay_replication::pgoutput::{Lsn, Snapshot};
+use forebay_replication::reservoir::{Guard, PostgresClient};
+use forebay_replication::{Manager, NotReady, PoolError, PublishError, Published, Step, TableName};
 use forebay_shapes::filter::Filter;
 use forebay_shapes::{
     CatalogState, Choice, CreateError, Creation, Definition, Failure, Gone, LogMode, Shape, Shapes, Table,

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use forebay_admission::Admission;
-use forebay_postgres::Phase;
 use forebay_quota::Quota;
+use forebay_replication::Phase;
 use forebay_stream::Stats;
 use serde_json::{Value, json};
 use tokio::time::Instant;

@@ -6,9 +6,9 @@ use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 use forebay_admission::{Admission, AdmissionLayer};
-use forebay_postgres::reservoir::Limits;
-use forebay_postgres::{Manager, NotReady, StackEvent};
 use forebay_quota::Quota;
+use forebay_replication::reservoir::Limits;
+use forebay_replication::{Manager, NotReady, StackEvent};
 use forebay_shapes::Shapes;
 use forebay_stream::{Server, Wrap};
 use metrics_exporter_prometheus::PrometheusHandle;

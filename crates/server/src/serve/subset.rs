@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
-use forebay_postgres::pgoutput::{Lsn, Snapshot};
+use forebay_replication::pgoutput::{Lsn, Snapshot};
 use forebay_shapes::filter::{EnumType, Expression, Filter, FilterError, Schema};
 use forebay_shapes::{Definition, Offset, Since};
 use http::Response;

@@ -12,9 +12,9 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use bytes::Bytes;
-use forebay_postgres::TableName;
-use forebay_postgres::pgoutput::{Lsn, Snapshot};
-use forebay_postgres::reservoir::{
+use forebay_replication::TableName;
+use forebay_replication::pgoutput::{Lsn, Snapshot};
+use forebay_replication::reservoir::{
     Guard, Limits, PostgresClient, PostgresConnect, Reservoir, ReservoirConfig,
 };
 use forebay_sandbox::Postgres;

@@ -9,8 +9,7 @@ use forebay_pgoutput::{Relation, Tuple, Value};
 use super::followed::Member;
 use super::transaction::{Effect, RowChangeKeys, Transaction, Values, Written};
 use crate::definition::Table;
-use crate::filter::{ColumnType, EvalError};
-use crate::matching::{Candidate, Index};
+use crate::filter::{Candidate, ColumnType, EvalError, Index};
 use crate::row_keys::{self, HASHES};
 use crate::shape::Shape;
 

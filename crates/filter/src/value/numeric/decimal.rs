@@ -5,8 +5,8 @@ use std::fmt::{self, Display, Formatter};
 
 use super::Numeric;
 use super::division::divide_digits;
-use crate::filter::error::EvalError;
-use crate::filter::value::input::InputError;
+use crate::error::EvalError;
+use crate::value::input::InputError;
 
 pub(super) const BASE: i32 = 10_000;
 /// Decimal digits in one of ours.

@@ -12,7 +12,7 @@ use std::hash::{Hash, Hasher};
 
 use self::decimal::{BASE, Decimal, WIDTH};
 use super::input::InputError;
-use crate::filter::error::EvalError;
+use crate::error::EvalError;
 
 /// A value of type numeric.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,8 +2,10 @@
 
 use std::sync::{Arc, Mutex};
 
-use forebay_postgres::pgoutput::{Lsn, Message, Relations, Value};
-use forebay_postgres::{Batch, Bookmark, Consumer, ConsumerError, Durable, Manager, ResetReason, Timeline};
+use forebay_replication::pgoutput::{Lsn, Message, Relations, Value};
+use forebay_replication::{
+    Batch, Bookmark, Consumer, ConsumerError, Durable, Manager, ResetReason, Timeline,
+};
 use forebay_testkit::{eventually, within};
 
 use super::both;

@@ -1,6 +1,6 @@
 //! Values: written in one way, in one encoding, however long.
 
-use forebay_postgres::DISPLAY_SETTINGS;
+use forebay_replication::DISPLAY_SETTINGS;
 use forebay_sandbox::Postgres;
 use forebay_testkit::eventually;
 

@@ -5,8 +5,8 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use forebay_postgres::reservoir::{Connect as _, PostgresConnect};
-use forebay_postgres::{Condition, Manager, StackEvent, Step, metrics};
+use forebay_replication::reservoir::{Connect as _, PostgresConnect};
+use forebay_replication::{Condition, Manager, StackEvent, Step, metrics};
 use forebay_sandbox::Postgres;
 use forebay_testkit::{Direction, Proxy, eventually, within};
 use metrics_exporter_prometheus::PrometheusBuilder;

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use forebay_postgres::reservoir::tokio_postgres::types::Type;
-use forebay_postgres::reservoir::{PasswordFile, PostgresConnect};
-use forebay_postgres::{Condition, ManagerStatus, Phase, PoolStatus, Step};
+use forebay_replication::reservoir::tokio_postgres::types::Type;
+use forebay_replication::reservoir::{PasswordFile, PostgresConnect};
+use forebay_replication::{Condition, ManagerStatus, Phase, PoolStatus, Step};
 use forebay_sandbox::{PgBouncer, Postgres};
 use forebay_testkit::{Proxy, eventually, within};
 

@@ -1,7 +1,7 @@
 //! Publications and tables that are somebody else's, not whole, not there, or in use.
 
-use forebay_postgres::reservoir::{Connect as _, PostgresClient, PostgresConnect};
-use forebay_postgres::{Manager, PublishError, TableName};
+use forebay_replication::reservoir::{Connect as _, PostgresClient, PostgresConnect};
+use forebay_replication::{Manager, PublishError, TableName};
 use forebay_sandbox::Postgres;
 use forebay_testkit::within;
 

@@ -3,8 +3,8 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
-use forebay_postgres::reservoir::PostgresConnect;
-use forebay_postgres::{Manager, ManagerConfig, Step};
+use forebay_replication::reservoir::PostgresConnect;
+use forebay_replication::{Manager, ManagerConfig, Step};
 use forebay_sandbox::Postgres;
 use forebay_testkit::within;
 

@@ -16,7 +16,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use forebay_postgres::reservoir::tokio_postgres::{self, Client};
+use forebay_replication::reservoir::tokio_postgres::{self, Client};
 use forebay_shapes::filter::Expression;
 
 /// Types whose texts depend on settings that every snapshot sets, or on the time.

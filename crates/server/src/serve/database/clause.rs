@@ -4,9 +4,9 @@
 
 use std::fmt;
 
-use forebay_postgres::TableName;
-use forebay_postgres::reservoir::tokio_postgres::error::{DbError, ErrorPosition, SqlState};
-use forebay_postgres::reservoir::tokio_postgres::{self, Client};
+use forebay_replication::TableName;
+use forebay_replication::reservoir::tokio_postgres::error::{DbError, ErrorPosition, SqlState};
+use forebay_replication::reservoir::tokio_postgres::{self, Client};
 
 use super::words;
 

@@ -2,9 +2,9 @@
 //!
 //! Invariant: a table that is described can be followed by this user: it has a log, may be read, and no row is hidden.
 
-use forebay_postgres::TableName;
-use forebay_postgres::reservoir::tokio_postgres::types::Type;
-use forebay_postgres::reservoir::tokio_postgres::{self, Client, Row};
+use forebay_replication::TableName;
+use forebay_replication::reservoir::tokio_postgres::types::Type;
+use forebay_replication::reservoir::tokio_postgres::{self, Client, Row};
 use forebay_shapes::filter::{ColumnType, TypeKind};
 
 use super::collation::Locale;

@@ -3,9 +3,9 @@
 use std::error::Error;
 use std::time::Duration;
 
-use forebay_postgres::TableName;
-use forebay_postgres::reservoir::tokio_postgres;
-use forebay_postgres::reservoir::tokio_postgres::error::{DbError, Severity, SqlState};
+use forebay_replication::TableName;
+use forebay_replication::reservoir::tokio_postgres;
+use forebay_replication::reservoir::tokio_postgres::error::{DbError, Severity, SqlState};
 use forebay_shapes::encode::CopyError;
 
 use super::clause::{Refusal, is_about_clauses, is_about_values, is_gone};

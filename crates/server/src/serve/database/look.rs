@@ -3,9 +3,9 @@
 //! A look costs a fraction of [`describe`](super::describe()), so that the tables of all open
 //! streams can be looked at every few seconds, and each table that the replication stream describes.
 
-use forebay_postgres::pgoutput::Snapshot;
-use forebay_postgres::reservoir::tokio_postgres::types::{ToSql, Type};
-use forebay_postgres::reservoir::tokio_postgres::{self, Client, Row};
+use forebay_replication::pgoutput::Snapshot;
+use forebay_replication::reservoir::tokio_postgres::types::{ToSql, Type};
+use forebay_replication::reservoir::tokio_postgres::{self, Client, Row};
 use forebay_shapes::{CatalogState, Relatives};
 
 use super::describe::{CatalogError, EDITION, PARTITIONS};

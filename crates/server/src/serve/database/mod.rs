@@ -4,7 +4,7 @@
 //! error, never a difference: a table that changed since it was described, rows that a policy hides, writers that nobody follows.
 //! Kept by: the table is locked and described again in the snapshot's own transaction, whose settings decide how values are
 //! written and how a clause is read (`snapshot.rs`); writers from before are waited for (`writers.rs`).
-//! Not here: the publication and the stream; see `forebay_postgres`.
+//! Not here: the publication and the stream; see `forebay_replication`.
 
 mod builtins;
 mod clause;
@@ -27,7 +27,7 @@ pub use self::writers::{WritersError, is_changing, wait_for_writers};
 
 use std::error::Error as _;
 
-use forebay_postgres::reservoir::{ServerError, tokio_postgres};
+use forebay_replication::reservoir::{ServerError, tokio_postgres};
 
 /// As a name, whatever it holds.
 fn quoted(name: &str) -> String {

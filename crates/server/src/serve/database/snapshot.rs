@@ -17,12 +17,12 @@ use std::pin::pin;
 use std::time::Duration;
 
 use bytes::Bytes;
-use forebay_postgres::DISPLAY_SETTINGS;
-use forebay_postgres::pgoutput::{Lsn, Snapshot};
-use forebay_postgres::reservoir::tokio_postgres::{
+use forebay_replication::DISPLAY_SETTINGS;
+use forebay_replication::pgoutput::{Lsn, Snapshot};
+use forebay_replication::reservoir::tokio_postgres::{
     self, Client, CopyOutStream, SimpleQueryMessage, SimpleQueryStream,
 };
-use forebay_postgres::reservoir::{Guard, PostgresClient};
+use forebay_replication::reservoir::{Guard, PostgresClient};
 use forebay_shapes::encode::{CopyRows, Layout};
 use futures_core::Stream;
 

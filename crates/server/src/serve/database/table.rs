@@ -2,7 +2,7 @@
 //!
 //! Invariant: the columns are those whose values both COPY and the stream of changes have, in the table's order.
 
-use forebay_postgres::TableName;
+use forebay_replication::TableName;
 use forebay_shapes::encode;
 use forebay_shapes::filter::{self, Collation, ColumnType, Schema, TypeKind};
 

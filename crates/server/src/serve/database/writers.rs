@@ -9,8 +9,8 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use forebay_postgres::reservoir::tokio_postgres::types::{ToSql, Type};
-use forebay_postgres::reservoir::tokio_postgres::{self, Client};
+use forebay_replication::reservoir::tokio_postgres::types::{ToSql, Type};
+use forebay_replication::reservoir::tokio_postgres::{self, Client};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::words;

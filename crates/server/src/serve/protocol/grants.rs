@@ -9,7 +9,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use forebay_postgres::TableName;
+use forebay_replication::TableName;
 use http::Method;
 use serde_json::{Map, Value};
 use tokio::time::Instant;

@@ -3,7 +3,7 @@
 //! Invariant: a name that comes out of here is what Postgres would have in its catalog for it: folded unless it was quoted, at most
 //! [`MAX_NAME_BYTES`] long. Longer ones are refused, since Postgres would cut them, and so name another table.
 
-use forebay_postgres::TableName;
+use forebay_replication::TableName;
 
 /// Postgres' NAMEDATALEN, without the end.
 pub const MAX_NAME_BYTES: usize = 63;

@@ -13,7 +13,7 @@
 use std::iter::Peekable;
 use std::str::CharIndices;
 
-use forebay_postgres::TableName;
+use forebay_replication::TableName;
 
 use super::names::{self, MAX_COLUMNS, NameError};
 

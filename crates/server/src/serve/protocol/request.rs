@@ -4,7 +4,7 @@
 //! all that is wrong with it, not only the first.
 //! Not here: whether there are such a table and columns, what the where clause says, and whether the client may ask.
 
-use forebay_postgres::TableName;
+use forebay_replication::TableName;
 use forebay_shapes::{LogMode, Replica, Since};
 use http::Method;
 

@@ -1,6 +1,6 @@
 //! What requests are understood, and how the others are refused.
 
-use forebay_postgres::TableName;
+use forebay_replication::TableName;
 use forebay_shapes::{LogMode, Offset, Replica, Since};
 use http::Method;
 use proptest::prelude::*;

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use forebay_postgres::TableName;
+use forebay_replication::TableName;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 

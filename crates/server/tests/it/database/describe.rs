@@ -1,6 +1,6 @@
 //! Tables as the catalog has them.
 
-use forebay_postgres::TableName;
+use forebay_replication::TableName;
 use forebay_server::serve::database::{ChoiceError, DescribeError, ReplicaIdentity, TableColumn, describe};
 use forebay_shapes::filter::{Collation, Filter, TypeKind};
 

@@ -5,7 +5,7 @@ use std::future::pending;
 use std::time::Duration;
 
 use bytes::Bytes;
-use forebay_postgres::pgoutput::{Lsn, Snapshot};
+use forebay_replication::pgoutput::{Lsn, Snapshot};
 use forebay_server::serve::database::{Sink, SnapshotError, SnapshotQuery, snapshot};
 
 use super::{Collected, Database, query};

@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 
 use bytes::Bytes;
-use forebay_postgres::pgoutput::{Lsn, Snapshot};
+use forebay_replication::pgoutput::{Lsn, Snapshot};
 use forebay_server::serve::database::{Page, Sink, SnapshotError, SnapshotQuery};
 use serde_json::{Value, json};
 

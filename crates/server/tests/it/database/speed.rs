@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use forebay_postgres::pgoutput::{Lsn, Snapshot};
+use forebay_replication::pgoutput::{Lsn, Snapshot};
 use forebay_server::serve::database::{Sink, snapshot};
 use rustix::time::{ClockId, clock_gettime};
 

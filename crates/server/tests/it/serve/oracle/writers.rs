@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use forebay_postgres::reservoir::{Limits, PostgresClient, PostgresConnect, Reservoir, ReservoirConfig};
+use forebay_replication::reservoir::{Limits, PostgresClient, PostgresConnect, Reservoir, ReservoirConfig};
 use forebay_testkit::Dice;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
