@@ -17,7 +17,7 @@ struct Problem<'a> {
 }
 
 /// A refusal.
-pub(crate) fn problem(status: StatusCode, error: &'static str, message: &str) -> Response<Bytes> {
+pub fn problem(status: StatusCode, error: &'static str, message: &str) -> Response<Bytes> {
     let title = status.canonical_reason().unwrap_or_default();
     let body =
         Problem { r#type: "about:blank", title, status: status.as_u16(), detail: message, error, message };

@@ -12,6 +12,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use forebay_admission::problem;
+use forebay_serve::host::{OWN_NAMES, is_local};
 use forebay_stream::{Incoming, Live as LiveStream, ServeConfig, Server};
 use http::header::{ALLOW, CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE};
 use http::{Method, Request, Response, StatusCode};
@@ -24,9 +26,7 @@ use tower_service::Service;
 
 use crate::dashboard::{self, Events, Live, Sample};
 use crate::guard::Guard;
-use crate::host::{OWN_NAMES, is_local};
 use crate::page::harden;
-use crate::problem::problem;
 
 /// Operators are few.
 const MAX_CONNECTIONS: usize = 128;

@@ -8,10 +8,9 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use forebay_admission::Secret;
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
-
-use crate::serve::protocol::Secret;
 
 /// Asks for a secret, if there is one. Clones share it.
 #[derive(Clone)]

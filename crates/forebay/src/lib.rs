@@ -1,6 +1,7 @@
-//! What the program `forebay` is made of.
+//! The program `forebay`: command line, settings, admin address, dashboard, and the start and end of its servers.
 //!
-//! Invariant: what is not about the gate is outside `gate/`, so that the program's other commands can use it.
+//! The parts that answer clients are libraries: `forebay-serve` has the shape protocol, `forebay-gate` the reverse proxy.
+//! This crate fills their settings, listens, and ends them in order.
 //!
 //! | to find | look in |
 //! |---|---|
@@ -10,11 +11,11 @@
 //! | the state of a running instance | `status/`, by `client/` |
 //! | is everything fit | `check/` |
 //! | colours, and text that others wrote | `terminal.rs` |
-//! | the reverse proxy | `gate/` |
-//! | shapes over HTTP | `serve/` |
+//! | start and shutdown of `forebay serve` and `forebay gate` | `run/` |
+//! | what `/v1/status`, the dashboard and `/readyz` show of them | `report/` |
 //! | both with a throwaway database, to try it | `dev/` |
-//! | addresses, Redis, upkeep: what both need | `starting.rs` |
-//! | `/healthz`, `/readyz`, `/metrics`, `/v1/status`; their secret; by which names they are asked | `admin.rs`, `guard.rs`, `host.rs` |
+//! | addresses, Redis, upkeep: what both need | `run/mod.rs` |
+//! | `/healthz`, `/readyz`, `/metrics`, `/v1/status`; their secret | `admin.rs`, `guard.rs` |
 //! | memory that goes back to the system, and what the allocator is told | `memory.rs` |
 //! | traces and metrics by OTLP, if built with the feature `otel` | `otel/` |
 //! | TLS for clients | `tls.rs` |
@@ -33,25 +34,20 @@ pub mod descriptors;
 pub mod dev;
 #[cfg(test)]
 mod documented;
-mod gate;
 pub mod guard;
-mod host;
 pub mod logging;
 pub mod memory;
 pub mod metrics;
 mod numbers;
 mod otel;
 mod page;
-mod problem;
 mod reload;
-pub mod serve;
+mod report;
+mod run;
 pub mod signals;
-mod starting;
 pub mod status;
 pub mod tail;
 pub mod terminal;
 pub mod tls;
 
-pub use gate::{Gate, Route, RouteError, UpstreamConfig, UpstreamStats};
-pub use serve::Serve;
-pub use starting::StartError;
+pub use run::{Gate, Serve, StartError};

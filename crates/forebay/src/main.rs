@@ -5,17 +5,17 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Parser as _;
-use forebay_server::check::Finding;
-use forebay_server::cli::{
+use forebay::check::Finding;
+use forebay::cli::{
     CheckArgs, Cli, Command, ConfigArgs, ConfigOf, GateArgs, ServeArgs, StatusArgs, TailArgs,
 };
-use forebay_server::config::{ConfigError, Hidden};
-use forebay_server::logging::LogConfig;
-use forebay_server::signals::Signals;
-use forebay_server::status::Show;
-use forebay_server::tail::Shape;
-use forebay_server::terminal::Paint;
-use forebay_server::{Gate, Serve, check, config, descriptors, logging, memory, metrics, status, tail};
+use forebay::config::{ConfigError, Hidden};
+use forebay::logging::LogConfig;
+use forebay::signals::Signals;
+use forebay::status::Show;
+use forebay::tail::Shape;
+use forebay::terminal::Paint;
+use forebay::{Gate, Serve, check, config, descriptors, logging, memory, metrics, status, tail};
 use metrics_exporter_prometheus::PrometheusHandle;
 
 /// Bad settings, as shells know it.
@@ -152,8 +152,8 @@ fn effective(args: ConfigArgs) -> anyhow::Result<ExitCode> {
 }
 
 #[cfg(target_os = "linux")]
-fn try_it(args: forebay_server::cli::DevArgs) -> anyhow::Result<ExitCode> {
-    use forebay_server::dev;
+fn try_it(args: forebay::cli::DevArgs) -> anyhow::Result<ExitCode> {
+    use forebay::dev;
     if let Err(error) = dev::check(&args) {
         return Ok(unusable(&error));
     }

@@ -1,33 +1,18 @@
 //! The metrics of the program, and their text for Prometheus.
 //!
 //! Names are constants with the prefix `forebay_`, base units, `_total` on counters; labels come from enums. Those of
-//! admission are described and set by its own crate, through the same facade.
+//! admission, of the gate and of shapes are described and set by their own crates, through the same facade.
 
 use std::time::Duration;
 
 use forebay_admission::metrics as admission;
+use forebay_gate::metrics as gate;
 use forebay_postgres::reservoir::metrics as reservoir;
+use forebay_serve::metrics as serve;
 use forebay_stream::Counts;
-use http::StatusCode;
-use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+use metrics::{Unit, counter, describe_counter, describe_gauge, gauge};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 
-use crate::gate::Kind;
-use crate::serve::metrics as serve;
-
-const REQUESTS: &str = "forebay_gate_requests_total";
-const REFUSALS: &str = "forebay_gate_refusals_total";
-const FAILURES: &str = "forebay_gate_upstream_failures_total";
-const CANCELLED: &str = "forebay_gate_cancelled_total";
-const UNTRUSTED: &str = "forebay_gate_untrusted_headers_total";
-const HEAD_SECONDS: &str = "forebay_gate_upstream_head_seconds";
-pub(crate) const IN_FLIGHT: &str = "forebay_gate_in_flight";
-pub(crate) const DRAINING: &str = "forebay_gate_draining";
-pub(crate) const UPSTREAM_OPEN: &str = "forebay_gate_upstream_connections";
-pub(crate) const UPSTREAM_IDLE: &str = "forebay_gate_upstream_idle_connections";
-pub(crate) const UPSTREAM_DIALS: &str = "forebay_gate_upstream_dials_total";
-pub(crate) const UPSTREAM_REUSES: &str = "forebay_gate_upstream_reuses_total";
-pub(crate) const UPSTREAM_RETRIES: &str = "forebay_gate_upstream_retries_total";
 const CONNECTIONS: &str = "forebay_http_connections";
 const LEAN_STREAMS: &str = "forebay_http_lean_streams";
 const HTTP_EVENTS: &str = "forebay_http_events_total";
@@ -54,7 +39,7 @@ pub fn install() -> Result<PrometheusHandle, BuildError> {
     // Every histogram has buckets: unlike quantiles they can be summed over gates, and they keep no samples.
     let mut builder = PrometheusBuilder::new();
     for (name, buckets) in [
-        (HEAD_SECONDS, &HEAD_BUCKETS[..]),
+        (gate::HEAD_SECONDS, &HEAD_BUCKETS[..]),
         (admission::WAIT_SECONDS, &HEAD_BUCKETS),
         (admission::STREAM_SECONDS, &STREAM_BUCKETS),
         (serve::SNAPSHOT_SECONDS, &serve::SNAPSHOT_BUCKETS),
@@ -66,34 +51,15 @@ pub fn install() -> Result<PrometheusHandle, BuildError> {
     }
     let handle = builder.install_recorder()?;
     describe();
+    gate::describe();
     serve::describe();
     gauge!(BUILD, "version" => env!("CARGO_PKG_VERSION")).set(1);
     Ok(handle)
 }
 
 fn describe() {
-    let counters = [
-        (REQUESTS, "Responses of the upstream that were passed on, by kind of route and class of status."),
-        (
-            REFUSALS,
-            "Requests that the gate itself answered, by reason; admission's own refusals are not in here.",
-        ),
-        (FAILURES, "Failures of the upstream, by reason."),
-        (CANCELLED, "Requests whose client left, before the head of the response or in its body."),
-        (UNTRUSTED, "Headers dropped because their sender isn't trusted to say whom it speaks for."),
-        (UPSTREAM_DIALS, "Connections made to the upstream."),
-        (UPSTREAM_REUSES, "Requests that found a connection waiting."),
-        (UPSTREAM_RETRIES, "Requests sent again since the waiting connection had closed."),
-        (HTTP_EVENTS, "What happened on clients' connections, by event."),
-    ];
-    for (name, help) in counters {
-        describe_counter!(name, help);
-    }
+    describe_counter!(HTTP_EVENTS, "What happened on clients' connections, by event.");
     let gauges = [
-        (IN_FLIGHT, "Requests inside the gate, streams included, by kind."),
-        (DRAINING, "1 while the gate refuses new streams because it is about to end."),
-        (UPSTREAM_OPEN, "Open connections to the upstream."),
-        (UPSTREAM_IDLE, "Connections to the upstream that wait for a request."),
         (CONNECTIONS, "Open connections of clients."),
         (LEAN_STREAMS, "Streams that are one small task each."),
         (BUILD, "1, with the version as a label."),
@@ -112,11 +78,6 @@ fn describe() {
         describe_counter!(OTEL_LOST, "Spans that reached no collector, by reason.");
     }
     describe_gauge!(UPTIME, Unit::Seconds, "Time since the program began.");
-    describe_histogram!(
-        HEAD_SECONDS,
-        Unit::Seconds,
-        "From a request to the head of the upstream's response."
-    );
 }
 
 /// Sets what is measured of clients' connections.
@@ -158,54 +119,6 @@ pub(crate) fn measure_process(uptime: Duration) {
     }
     if let Some(max) = rustix::process::getrlimit(rustix::process::Resource::Nofile).current {
         gauge!(MAX_FDS).set(max as f64);
-    }
-}
-
-/// Where a client left.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Stage {
-    /// Before the head of the response.
-    Head,
-    /// In its body.
-    Body,
-}
-
-impl Stage {
-    fn as_str(self) -> &'static str {
-        match self {
-            Stage::Head => "head",
-            Stage::Body => "body",
-        }
-    }
-}
-
-pub(crate) fn answered(kind: Kind, status: StatusCode, after: Duration) {
-    let class = match status.as_u16() / 100 {
-        2 => "2xx",
-        3 => "3xx",
-        4 => "4xx",
-        5 => "5xx",
-        _ => "other",
-    };
-    counter!(REQUESTS, "kind" => kind.as_str(), "status" => class).increment(1);
-    histogram!(HEAD_SECONDS).record(after.as_secs_f64());
-}
-
-pub(crate) fn refused(reason: &'static str) {
-    counter!(REFUSALS, "reason" => reason).increment(1);
-}
-
-pub(crate) fn upstream_failed(reason: &'static str) {
-    counter!(FAILURES, "reason" => reason).increment(1);
-}
-
-pub(crate) fn cancelled(kind: Kind, stage: Stage) {
-    counter!(CANCELLED, "kind" => kind.as_str(), "stage" => stage.as_str()).increment(1);
-}
-
-pub(crate) fn untrusted_headers(count: u32) {
-    if count > 0 {
-        counter!(UNTRUSTED).increment(u64::from(count));
     }
 }
 

@@ -16,14 +16,14 @@
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use forebay_admission::{Admission, Identify, Limits};
+use forebay_admission::{Admission, Identify, Limits, Secret};
+use forebay_serve::protocol::Access;
 use http::HeaderName;
 use tracing::{error, info, warn};
 
 use crate::config::{ConfigError, GateConfig, IdentityConfig, Said, ServeConfig};
 use crate::guard::Guard;
 use crate::logging;
-use crate::serve::protocol::{Access, Secret};
 use crate::tls::Tls;
 
 /// What of a command's settings may change.

@@ -9,11 +9,14 @@ use http_body::{Body, Frame, SizeHint};
 
 use super::download::{Download, DownloadError};
 use super::drain::InFlight;
-use crate::metrics;
+use super::metrics;
 
 /// A response's body. Dropped before its end, it cancels the upstream's part.
 #[derive(Debug)]
-pub(crate) enum GateBody {
+pub struct GateBody(Source);
+
+#[derive(Debug)]
+enum Source {
     /// The gate's own words, until they are taken.
     Own(Option<Bytes>),
     /// The upstream's.
@@ -21,7 +24,7 @@ pub(crate) enum GateBody {
 }
 
 #[derive(Debug)]
-pub(crate) struct Relayed {
+struct Relayed {
     download: Download,
     inside: InFlight,
     ended: bool,
@@ -29,11 +32,11 @@ pub(crate) struct Relayed {
 
 impl GateBody {
     pub(crate) fn own(response: Response<Bytes>) -> Response<GateBody> {
-        response.map(|words| GateBody::Own(Some(words).filter(|words| !words.is_empty())))
+        response.map(|words| GateBody(Source::Own(Some(words).filter(|words| !words.is_empty()))))
     }
 
     pub(crate) fn relayed(download: Download, inside: InFlight) -> GateBody {
-        GateBody::Relayed(Relayed { download, inside, ended: false })
+        GateBody(Source::Relayed(Relayed { download, inside, ended: false }))
     }
 }
 
@@ -45,9 +48,9 @@ impl Body for GateBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, DownloadError>>> {
-        match &mut *self {
-            GateBody::Own(words) => Poll::Ready(words.take().map(|words| Ok(Frame::data(words)))),
-            GateBody::Relayed(relayed) => {
+        match &mut self.0 {
+            Source::Own(words) => Poll::Ready(words.take().map(|words| Ok(Frame::data(words)))),
+            Source::Relayed(relayed) => {
                 let polled = Pin::new(&mut relayed.download).poll_frame(cx);
                 match &polled {
                     Poll::Ready(Some(Err(_))) => {
@@ -63,16 +66,16 @@ impl Body for GateBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        match self {
-            GateBody::Own(words) => words.is_none(),
-            GateBody::Relayed(relayed) => relayed.download.is_end_stream(),
+        match &self.0 {
+            Source::Own(words) => words.is_none(),
+            Source::Relayed(relayed) => relayed.download.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        match self {
-            GateBody::Own(words) => SizeHint::with_exact(words.as_ref().map_or(0, Bytes::len) as u64),
-            GateBody::Relayed(relayed) => relayed.download.size_hint(),
+        match &self.0 {
+            Source::Own(words) => SizeHint::with_exact(words.as_ref().map_or(0, Bytes::len) as u64),
+            Source::Relayed(relayed) => relayed.download.size_hint(),
         }
     }
 }

@@ -55,12 +55,17 @@ pub(crate) enum Decoded {
     End,
 }
 
+/// Why a body is no chunked one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum ChunkError {
+#[non_exhaustive]
+pub enum ChunkError {
+    /// A chunk's size is no hexadecimal number.
     #[error("a chunk's size is not one")]
     Size,
+    /// A line ends in something else than CRLF.
     #[error("a line of the chunked coding does not end in CRLF")]
     Line,
+    /// Extensions and trailers are too long.
     #[error("chunk extensions and trailers have more than {MAX_IDLE_BYTES} bytes")]
     Idle,
 }

@@ -37,13 +37,18 @@ pub(crate) enum Download {
 
 /// Why a body broke off.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum DownloadError {
+#[non_exhaustive]
+pub enum DownloadError {
+    /// hyper couldn't read it.
     #[error(transparent)]
     Hyper(#[from] hyper::Error),
+    /// The socket failed.
     #[error("the upstream's connection failed")]
     Io(#[from] io::Error),
+    /// The chunked coding is broken.
     #[error("the upstream's stream is not what it says")]
     Chunk(#[from] ChunkError),
+    /// It ended before its end.
     #[error("the upstream closed the connection in the midst of its stream")]
     Closed,
 }

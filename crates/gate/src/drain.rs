@@ -40,7 +40,7 @@ impl Kind {
 
 /// Whether the gate is on its way out, and who is still in.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Drain(Arc<State>);
+pub struct Drain(Arc<State>);
 
 #[derive(Debug, Default)]
 struct State {
@@ -58,24 +58,28 @@ impl Drain {
         (!kind.takes_permit() || !self.is_draining()).then_some(inside)
     }
 
-    pub(crate) fn begin(&self) {
+    /// Refuses new streams from now on.
+    pub fn begin(&self) {
         self.0.draining.store(true, Ordering::SeqCst);
     }
 
-    pub(crate) fn is_draining(&self) -> bool {
+    /// Returns whether new streams are refused.
+    pub fn is_draining(&self) -> bool {
         self.0.draining.load(Ordering::SeqCst)
     }
 
-    pub(crate) fn streams(&self) -> usize {
+    /// Returns the number of open streams.
+    pub fn streams(&self) -> usize {
         self.0.streams.load(Ordering::SeqCst)
     }
 
-    pub(crate) fn plain(&self) -> usize {
+    /// Returns the number of requests inside that are no streams.
+    pub fn plain(&self) -> usize {
         self.0.plain.load(Ordering::SeqCst)
     }
 
     /// Returns when no stream is open.
-    pub(crate) async fn streams_ended(&self) {
+    pub async fn streams_ended(&self) {
         loop {
             let ended = self.0.stream_ended.notified();
             if self.streams() == 0 {

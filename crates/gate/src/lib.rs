@@ -1,4 +1,4 @@
-//! `forebay gate`: a streaming reverse proxy with admission.
+//! A streaming reverse proxy with admission, before one HTTP service: a tower service for [`forebay_stream::Server`].
 //!
 //! Invariant: a stream holds a permit from before the upstream hears of it until its body is gone; nothing that takes a
 //! permit reaches the upstream without one.
@@ -13,11 +13,13 @@
 //! | the client's body going up, the upstream's coming down | `upload.rs`; `download.rs`, `chunked.rs` (pure) |
 //! | connections to the upstream | `upstream.rs`, `idle.rs` (pure), `connection.rs`, `head_io.rs` |
 //! | what the gate itself answers | `refusal.rs`, `failure.rs` |
-//! | the end | `drain.rs`, and [`Gate::run`] below |
-//! | what operators see | `report.rs` |
+//! | settings; the parts put together | `config.rs`; `reverse_proxy.rs` |
+//! | the end | `drain.rs` |
+//! | what operators see | `metrics.rs`, and the methods of [`ReverseProxy`] |
 
 mod body;
 mod chunked;
+mod config;
 mod connection;
 mod download;
 mod drain;
@@ -25,16 +27,21 @@ mod failure;
 mod head_io;
 mod headers;
 mod idle;
+pub mod metrics;
 mod proxy;
 mod refusal;
-mod report;
+mod reverse_proxy;
 mod routes;
 mod service;
-mod start;
 mod upload;
 mod upstream;
 
-pub(crate) use drain::Kind;
+pub use body::GateBody;
+pub use chunked::ChunkError;
+pub use config::Config;
+pub use download::DownloadError;
+pub use drain::Drain;
+pub use reverse_proxy::ReverseProxy;
 pub use routes::{Route, RouteError};
-pub use start::Gate;
+pub use service::GateService;
 pub use upstream::{UpstreamConfig, UpstreamStats};

@@ -32,10 +32,10 @@ use super::headers::{
     BadRequest, Origin, Trust, drop_false_length, has_foreign_coding, requested_host, rewrite_request,
     rewrite_response,
 };
+use super::metrics;
 use super::refusal::Refusal;
 use super::upload::Upload;
 use super::upstream::Upstream;
-use crate::metrics;
 
 /// Passes requests on; cheap to clone.
 #[derive(Clone)]
@@ -64,6 +64,14 @@ pub(crate) struct Shared {
 impl Proxy {
     pub(crate) fn new(shared: Shared) -> Proxy {
         Proxy(Arc::new(shared))
+    }
+
+    pub(crate) fn upstream(&self) -> &Upstream {
+        &self.0.upstream
+    }
+
+    pub(crate) fn drain(&self) -> &Drain {
+        &self.0.drain
     }
 
     /// Whether the last exchange failed by the upstream's fault.

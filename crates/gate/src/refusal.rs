@@ -1,14 +1,13 @@
 //! What the gate itself answers, and why; one reason for the client, the log and the metrics.
 
+use forebay_admission::problem;
 use http::header::{CONNECTION, HeaderValue, RETRY_AFTER};
 use http::{Response, StatusCode, Version};
 
 use super::body::GateBody;
 use super::failure::{UploadFault, UpstreamError};
 use super::headers::BadRequest;
-
-use crate::metrics;
-use crate::problem::problem;
+use super::metrics;
 
 /// Another gate takes over soon; a client that comes back at once would meet this one again.
 const DRAIN_RETRY_SECONDS: u32 = 2;

@@ -68,13 +68,12 @@ impl Routes {
 
 impl Route {
     /// The class of its streams, if it names one.
-    pub(crate) fn class(&self) -> Option<&Class> {
+    pub fn class(&self) -> Option<&Class> {
         self.class.as_ref()
     }
 
     /// Its path, as it was written.
-    #[cfg(feature = "otel")]
-    pub(crate) fn path(&self) -> &str {
+    pub fn path(&self) -> &str {
         self.text.split_whitespace().nth(1).unwrap_or_default()
     }
 

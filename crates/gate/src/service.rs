@@ -3,23 +3,27 @@
 //! Every request goes through admission's layer, which gives it a thread id; only streams are asked for a permit there.
 
 use std::convert::Infallible;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use forebay_admission::{AdmissionLayer, AdmissionService, Class};
+use forebay_admission::{AdmissionLayer, AdmissionService, Class, StreamBody};
 use forebay_stream::{Incoming, Peer};
-use http::Request;
+use http::{Request, Response};
 use tower_layer::Layer as _;
 use tower_service::Service;
 
+use super::body::GateBody;
 use super::drain::Kind;
 use super::headers;
 use super::proxy::{Proxy, Sight};
-use super::routes::Routes;
+use super::routes::{Route, Routes};
 
 /// What each connection calls; cheap to clone.
 #[derive(Clone)]
-pub(crate) struct GateService {
+pub struct GateService {
     admitted: AdmissionService<Proxy>,
     routes: Arc<Routes>,
 }
@@ -31,6 +35,11 @@ impl GateService {
             .class(|parts| parts.extensions.get().cloned())
             .peer(|extensions| extensions.get::<Peer>().map(|peer| peer.0));
         GateService { admitted: layer.layer(proxy), routes }
+    }
+
+    /// Returns the stream route of a request, as the settings name it.
+    pub fn route(&self, request: &Request<Incoming>) -> Option<&Route> {
+        self.routes.find(request.method(), request.uri().path())
     }
 
     /// What it is, and the class of its route, if that has one.
@@ -51,9 +60,9 @@ impl GateService {
 }
 
 impl Service<Request<Incoming>> for GateService {
-    type Response = <AdmissionService<Proxy> as Service<Request<Incoming>>>::Response;
+    type Response = Response<StreamBody<GateBody>>;
     type Error = Infallible;
-    type Future = <AdmissionService<Proxy> as Service<Request<Incoming>>>::Future;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         self.admitted.poll_ready(cx)
@@ -69,10 +78,8 @@ impl Service<Request<Incoming>> for GateService {
     }
 }
 
-#[cfg(feature = "otel")]
-impl crate::otel::Routed for GateService {
-    fn route(&self, request: &Request<Incoming>) -> Option<std::borrow::Cow<'static, str>> {
-        let route = self.routes.find(request.method(), request.uri().path())?;
-        Some(route.path().to_owned().into())
+impl fmt::Debug for GateService {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GateService").field("routes", &self.routes).finish_non_exhaustive()
     }
 }

@@ -55,6 +55,18 @@ pub struct UpstreamConfig {
 }
 
 impl UpstreamConfig {
+    /// Settings for this host and port, with the defaults of `forebay gate`.
+    pub fn new(authority: Authority) -> UpstreamConfig {
+        UpstreamConfig {
+            authority,
+            connect_timeout: Duration::from_secs(5),
+            response_timeout: Duration::from_secs(60),
+            idle_timeout: Duration::from_secs(4),
+            max_idle: 256,
+            max_connections: 16_384,
+        }
+    }
+
     fn host(&self) -> &str {
         self.authority.host().trim_start_matches('[').trim_end_matches(']')
     }

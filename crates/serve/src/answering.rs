@@ -15,7 +15,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use forebay_postgres::{Awake, Manager, Phase, Step};
 use forebay_shapes::{Gone, LogPage, Offset, Shape, Shapes, Since, SnapshotChunk};
-use forebay_stream::{Incoming, Live, spare_headers};
+use forebay_stream::{Live, spare_headers};
 use http::header::CONTENT_ENCODING;
 use http::request::Parts;
 use http::{HeaderValue, Method, Response};
@@ -23,6 +23,7 @@ use http_body_util::{BodyExt as _, Limited};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::error;
 
+use super::backend::REFRESH;
 use super::body::{Answer, Source};
 use super::events::{Events, Times, seen_with, up_to_date};
 use super::making::{Making, chance, failed};
@@ -33,10 +34,8 @@ use super::protocol::{
     Bearer, Invalid, MAX_BODY_BYTES, Query, Refusal, Route, ShapeRequest, cursor, encoding, etag,
 };
 use super::recent::{self, Recent};
-use super::service::whole;
-use super::start::REFRESH;
+use super::service::{RequestBody, whole};
 use super::tokens::while_valid;
-use crate::page::Page;
 
 /// Answers.
 #[derive(Debug)]
@@ -53,7 +52,7 @@ pub(crate) struct Answering {
     pub(crate) started: Instant,
     pub(crate) recent: Recent,
     /// For people who open the clients' address.
-    pub(crate) home: Option<&'static Page>,
+    pub(crate) home: Option<fn() -> Response<Bytes>>,
 }
 
 /// How long waking up may take before what is there is served.
@@ -75,7 +74,7 @@ impl Answering {
         }
         whole(match route {
             Route::Health => self.health().response(),
-            Route::Root => self.home.map_or_else(answers::root, Page::response),
+            Route::Root => self.home.map_or_else(answers::root, |page| page()),
             Route::Shape | Route::NotFound => answers::root(),
         })
     }
@@ -91,12 +90,12 @@ impl Answering {
         }
     }
 
-    pub(crate) async fn shape(
+    pub(crate) async fn shape<B: RequestBody>(
         &self,
         parts: &Parts,
         request: Result<Box<ShapeRequest>, Invalid>,
         posted: Option<Arc<Query>>,
-        body: Incoming,
+        body: B,
         bearer: Option<Bearer>,
     ) -> Answered {
         // What is rare is boxed, here and below: a request takes the room of its longest way for as long as it waits.
@@ -154,7 +153,7 @@ impl Answering {
     }
 
     /// All of a request's body.
-    async fn read(&self, body: Incoming, bearer: Option<&Bearer>) -> Result<Bytes, Refusal> {
+    async fn read<B: RequestBody>(&self, body: B, bearer: Option<&Bearer>) -> Result<Bytes, Refusal> {
         let reading = timeout(self.body_timeout, Limited::new(body, MAX_BODY_BYTES).collect());
         let body = while_valid(bearer, reading).await?.map_err(|_| Refusal::BodyTooSlow)?;
         Ok(body.map_err(|_| Refusal::BodyTooLarge)?.to_bytes())

@@ -29,7 +29,11 @@ const SMALL: u64 = 64 * 1024;
 /// What is this short is copied together: that costs less than to have each piece written.
 const JOINED: usize = 2048;
 
-type BoxError = Box<dyn Error + Send + Sync>;
+pub(crate) type BoxError = Box<dyn Error + Send + Sync>;
+
+/// Body of a response to a client.
+#[derive(Debug)]
+pub struct ShapeBody(pub(crate) Answer);
 
 /// The body of an answer.
 pub(crate) enum Answer {
@@ -291,6 +295,35 @@ impl Part {
                 Err(error) => return Poll::Ready(Some(Err(error))),
             }
         }
+    }
+}
+
+impl ShapeBody {
+    pub(crate) fn whole(bytes: Bytes) -> Self {
+        ShapeBody(Answer::whole(bytes))
+    }
+}
+
+impl Body for ShapeBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    #[inline]
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        Pin::new(&mut self.get_mut().0).poll_frame(cx)
+    }
+
+    #[inline]
+    fn is_end_stream(&self) -> bool {
+        self.0.is_end_stream()
+    }
+
+    #[inline]
+    fn size_hint(&self) -> SizeHint {
+        self.0.size_hint()
     }
 }
 

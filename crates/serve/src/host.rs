@@ -11,10 +11,10 @@ use http::header::HOST;
 use http::uri::Authority;
 
 /// What is said to those who ask by another name.
-pub(crate) const OWN_NAMES: &str = "This address answers to 127.0.0.1, [::1] and localhost only";
+pub const OWN_NAMES: &str = "This address answers to 127.0.0.1, [::1] and localhost only";
 
 /// Whether a request names this machine by a name that no stranger can have. HTTP/1.0 may name none.
-pub(crate) fn is_local<B>(request: &Request<B>) -> bool {
+pub fn is_local<B>(request: &Request<B>) -> bool {
     let host = request.headers().get(HOST).and_then(|host| host.to_str().ok()?.parse::<Authority>().ok());
     let Some(authority) = request.uri().authority().cloned().or(host) else {
         return !request.headers().contains_key(HOST);

@@ -1,4 +1,4 @@
-//! `forebay serve`: shapes of a Postgres database over HTTP.
+//! The shape protocol: shapes of a Postgres database over HTTP, as a tower service that an axum app can mount.
 //!
 //! | to find | look in |
 //! |---|---|
@@ -8,12 +8,16 @@
 //! | long bodies; server-sent events | `body.rs`; `events.rs`, `catch_up.rs` |
 //! | how a shape is found or made | `making.rs`, with `database/` for tables and snapshots |
 //! | the stream from Postgres | `consumer.rs`; tables that change in it, `fitting.rs`; tables that change beside it, `catalog_watch.rs` |
-//! | start, shutdown, what operators see | `start.rs`, `report.rs`, `listing.rs`, `metrics.rs`, `failures.rs` |
+//! | settings; start and shutdown | `config.rs`; `backend.rs` |
+//! | what operators see | `metrics.rs`, `failures.rs` |
+//! | by which name this machine was asked | `host.rs` |
 
 mod answering;
+mod backend;
 mod body;
 mod catalog_watch;
 mod catch_up;
+mod config;
 mod consumer;
 mod counted;
 pub mod database;
@@ -21,15 +25,16 @@ mod events;
 mod failures;
 mod fitting;
 mod granted;
-mod listing;
+pub mod host;
 mod making;
-pub(crate) mod metrics;
+pub mod metrics;
 pub mod protocol;
 mod recent;
-mod report;
 mod service;
-mod start;
 mod subset;
 mod tokens;
 
-pub use self::start::Serve;
+pub use self::backend::ShapeBackend;
+pub use self::body::ShapeBody;
+pub use self::config::Config;
+pub use self::service::{Marked, RequestBody, Responding, ServeService};

@@ -13,7 +13,8 @@ use super::protocol::Route;
 
 const ANSWERS: &str = "forebay_serve_answers_total";
 const SNAPSHOTS: &str = "forebay_serve_snapshots_total";
-pub(crate) const SNAPSHOT_SECONDS: &str = "forebay_serve_snapshot_seconds";
+/// The histogram of a snapshot's time.
+pub const SNAPSHOT_SECONDS: &str = "forebay_serve_snapshot_seconds";
 const SNAPSHOTS_RUNNING: &str = "forebay_serve_snapshots_running";
 const SNAPSHOTS_WAITING: &str = "forebay_serve_snapshots_waiting";
 const SHAPES: &str = "forebay_shapes";
@@ -23,9 +24,10 @@ const FULL: &str = "forebay_store_disk_full";
 const UNWRITTEN: &str = "forebay_store_unwritten_bytes";
 
 /// From a few rows to a large table.
-pub(crate) const SNAPSHOT_BUCKETS: [f64; 9] = [0.01, 0.05, 0.25, 1.0, 5.0, 15.0, 60.0, 300.0, 1_800.0];
+pub const SNAPSHOT_BUCKETS: [f64; 9] = [0.01, 0.05, 0.25, 1.0, 5.0, 15.0, 60.0, 300.0, 1_800.0];
 
-pub(crate) fn describe() {
+/// Describes all of them to the recorder.
+pub fn describe() {
     describe_counter!(ANSWERS, "Answers to clients, admission's refusals included, by route and status.");
     describe_counter!(SNAPSHOTS, "Snapshots of shapes, by how they ended.");
     describe_histogram!(

@@ -1,22 +1,24 @@
 //! The door: who may pass, what needs a permit, and who answers.
 
 use std::convert::Infallible;
+use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use forebay_admission::{AdmissionLayer, AdmissionService};
-use forebay_stream::{Incoming, Peer};
+use forebay_admission::{AdmissionLayer, AdmissionService, StreamBody};
+use forebay_stream::Peer;
 use http::header::ORIGIN;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response};
+use http_body::Body;
 use pin_project_lite::pin_project;
 use tower_layer::Layer as _;
 use tower_service::Service;
 
 use super::answering::Answering;
-use super::body::Answer;
+use super::body::{Answer, BoxError, ShapeBody};
 use super::failures::{Failures, Reason};
 use super::making::chance;
 use super::metrics;
@@ -31,7 +33,7 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// What each connection calls; cheap to clone.
 #[derive(Clone)]
-pub(crate) struct ServeService {
+pub struct ServeService {
     admitted: AdmissionService<Handler>,
     door: Arc<Door>,
 }
@@ -122,18 +124,24 @@ impl Door {
     }
 }
 
-type Responding<R> = Pin<Box<dyn Future<Output = Result<R, Infallible>> + Send>>;
+/// A response that is being made.
+pub type Responding<R> = Pin<Box<dyn Future<Output = Result<R, Infallible>> + Send>>;
 
-impl Service<Request<Incoming>> for ServeService {
-    type Response = <AdmissionService<Handler> as Service<Request<Incoming>>>::Response;
+/// Body of a request: of [`forebay_stream::Server`], axum or hyper.
+pub trait RequestBody: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static {}
+
+impl<B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static> RequestBody for B {}
+
+impl<B: RequestBody> Service<Request<B>> for ServeService {
+    type Response = Response<StreamBody<ShapeBody>>;
     type Error = Infallible;
-    type Future = Marked<<AdmissionService<Handler> as Service<Request<Incoming>>>::Future>;
+    type Future = Marked<Responding<Response<StreamBody<ShapeBody>>>>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        self.admitted.poll_ready(cx)
+        Service::<Request<B>>::poll_ready(&mut self.admitted, cx)
     }
 
-    fn call(&mut self, mut request: Request<Incoming>) -> Self::Future {
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
         let sight = self.door.see(&request);
         let (route, origins) = (sight.route, origins(request.headers()));
         let answering = match sight.pass {
@@ -149,11 +157,11 @@ impl Service<Request<Incoming>> for ServeService {
 
 impl ServeService {
     /// Looks at the token before admission does: whoever may not read takes no permit.
-    fn call_with_token(
+    fn call_with_token<B: RequestBody>(
         &mut self,
-        mut request: Request<Incoming>,
+        mut request: Request<B>,
         mut sight: Sight,
-    ) -> <AdmissionService<Handler> as Service<Request<Incoming>>>::Future {
+    ) -> Responding<Response<StreamBody<ShapeBody>>> {
         // The one that was made ready is the one to call; a fresh clone takes its place.
         let fresh = self.admitted.clone();
         let (mut admitted, door) = (std::mem::replace(&mut self.admitted, fresh), Arc::clone(&self.door));
@@ -172,7 +180,7 @@ impl ServeService {
 
 pin_project! {
     /// Every answer says what pages of other origins may read of it, admission's refusals too.
-    pub(crate) struct Marked<F> {
+    pub struct Marked<F> {
         #[pin]
         answering: F,
         route: Route,
@@ -213,21 +221,21 @@ fn origins(request: &HeaderMap) -> HeaderMap {
     origins.map(|origin| (ORIGIN, origin.clone())).collect()
 }
 
-impl Service<Request<Incoming>> for Handler {
-    type Response = Response<Answer>;
+impl<B: RequestBody> Service<Request<B>> for Handler {
+    type Response = Response<ShapeBody>;
     type Error = Infallible;
-    type Future = Responding<Response<Answer>>;
+    type Future = Responding<Response<ShapeBody>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, mut request: Request<Incoming>) -> Self::Future {
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
         let answering = Arc::clone(&self.answering);
         let sight = request.extensions_mut().remove::<Sight>();
         Box::pin(async move {
             let Some(Sight { route, asked, bearer, .. }) = sight else {
-                return Ok(Refusal::NoRoute.response(request.method()).map(Answer::whole));
+                return Ok(Refusal::NoRoute.response(request.method()).map(ShapeBody::whole));
             };
             let (mut parts, body) = request.into_parts();
             // Whatever is held from here on is held by all who wait.
@@ -247,7 +255,7 @@ impl Service<Request<Incoming>> for Handler {
             if parts.method == Method::HEAD {
                 *response.body_mut() = Answer::empty();
             }
-            Ok(response)
+            Ok(response.map(ShapeBody))
         })
     }
 }
@@ -257,15 +265,8 @@ pub(crate) fn whole(response: Response<Bytes>) -> Response<Answer> {
     response.map(Answer::whole)
 }
 
-#[cfg(feature = "otel")]
-impl crate::otel::Routed for ServeService {
-    fn route(&self, request: &Request<Incoming>) -> Option<std::borrow::Cow<'static, str>> {
-        let route = match Route::of(request.uri().path()) {
-            Route::Shape => "/v1/shape",
-            Route::Health => "/v1/health",
-            Route::Root => "/",
-            Route::NotFound => return None,
-        };
-        Some(route.into())
+impl fmt::Debug for ServeService {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServeService").finish_non_exhaustive()
     }
 }

@@ -16,9 +16,23 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("shapes", &["pgoutput"]),
     ("stream", &[]),
     ("sandbox", &[]),
+    ("serve", &["quota", "admission", "reservoir", "pgoutput", "postgres", "shapes", "stream"]),
+    ("gate", &["quota", "admission", "stream"]),
     (
-        "server",
-        &["redis", "quota", "admission", "reservoir", "pgoutput", "postgres", "shapes", "stream", "sandbox"],
+        "forebay",
+        &[
+            "redis",
+            "quota",
+            "admission",
+            "reservoir",
+            "pgoutput",
+            "postgres",
+            "shapes",
+            "stream",
+            "serve",
+            "gate",
+            "sandbox",
+        ],
     ),
     ("testkit", &["sandbox"]),
 ];
@@ -80,8 +94,12 @@ fn a_bad_arrow_is_caught() {
         ["tests of crates/shapes may not depend on crates/redis"]
     );
     assert_eq!(
-        check(&["server"], &[arrow("server", "races", false)]),
-        ["crates/server may not depend on crates/races"]
+        check(&["forebay"], &[arrow("forebay", "races", false)]),
+        ["crates/forebay may not depend on crates/races"]
+    );
+    assert_eq!(
+        check(&["gate"], &[arrow("gate", "serve", false)]),
+        ["crates/gate may not depend on crates/serve"]
     );
     assert_eq!(check(&["novelty"], &[]), ["crates/novelty has no row in the table of arrows"]);
 

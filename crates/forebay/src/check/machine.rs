@@ -7,7 +7,7 @@ use rustix::process::{Resource, getrlimit};
 
 use super::finding::{Area, Finding};
 use crate::config::ServeConfig;
-use crate::starting::{StartError, listen};
+use crate::run::{StartError, listen};
 
 const AREA: Area = Area::Machine;
 /// The log, Redis, replication, and what libraries open.

@@ -248,7 +248,7 @@ pub(crate) struct AdminSection {
 pub(crate) struct LogSection {
     /// `text` (the default) or `json`.
     pub(crate) format: Option<String>,
-    /// The least level, `error` … `trace`, or a list such as `info,forebay_server=debug`; read again on SIGHUP. Default
+    /// The least level, `error` … `trace`, or a list such as `info,forebay_serve=debug`; read again on SIGHUP. Default
     /// `info`.
     pub(crate) filter: Option<String>,
 }

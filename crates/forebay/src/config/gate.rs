@@ -4,7 +4,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_admission::{Builder, Class, ForwardedBy, Network};
+use forebay_admission::{Builder, Class, ForwardedBy, Network, Secret};
+use forebay_gate::{Route, UpstreamConfig};
 use forebay_stream::ServeConfig;
 use http::header::HeaderName;
 use http::uri::{Authority, Scheme, Uri};
@@ -19,9 +20,7 @@ use super::nearest::nearest;
 use super::otel::{OtelConfig, check_otel};
 use super::running::{check_admin, check_http, check_log, check_secret, check_tls};
 use super::said::Said;
-use crate::gate::{Route, UpstreamConfig};
 use crate::logging::LogConfig;
-use crate::serve::protocol::Secret;
 use crate::tls::Tls;
 
 const LISTEN: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
@@ -170,19 +169,22 @@ fn check_upstream(
         let why = format!("is the gate's own address ({listen}): it would ask itself, for ever");
         return Err(check.wrong(KEY, url.clone(), why));
     }
-    let seconds = Duration::from_secs;
-    let connect = check.duration("gate.connect_timeout_ms", gate.connect_timeout_ms, seconds(5))?;
-    let response = check.duration("gate.response_timeout_ms", gate.response_timeout_ms, seconds(60))?;
-    let idle = check.duration("gate.upstream_idle_timeout_ms", gate.upstream_idle_timeout_ms, seconds(4))?;
-    let max = check.count("gate.upstream_max_connections", gate.upstream_max_connections, 16_384)?;
-    Ok(UpstreamConfig {
-        authority,
-        connect_timeout: connect,
-        response_timeout: response,
-        idle_timeout: idle,
-        max_idle: gate.upstream_max_idle.unwrap_or(256) as usize,
-        max_connections: max as usize,
-    })
+    let mut upstream = UpstreamConfig::new(authority);
+    let duration = |key, given, default| check.duration(key, given, default);
+    upstream.connect_timeout =
+        duration("gate.connect_timeout_ms", gate.connect_timeout_ms, upstream.connect_timeout)?;
+    upstream.response_timeout =
+        duration("gate.response_timeout_ms", gate.response_timeout_ms, upstream.response_timeout)?;
+    upstream.idle_timeout =
+        duration("gate.upstream_idle_timeout_ms", gate.upstream_idle_timeout_ms, upstream.idle_timeout)?;
+    upstream.max_connections = check.count_within(
+        "gate.upstream_max_connections",
+        gate.upstream_max_connections,
+        upstream.max_connections,
+        1..=u32::MAX,
+    )?;
+    upstream.max_idle = gate.upstream_max_idle.map_or(upstream.max_idle, |most| most as usize);
+    Ok(upstream)
 }
 
 fn check_url(url: &str) -> Result<Authority, &'static str> {

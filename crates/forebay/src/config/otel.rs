@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
+use forebay_serve::protocol::unescaped;
 use http::{HeaderName, HeaderValue};
 
 use super::check::{Check, ValueError};
 use super::file::OtelSection;
 use crate::client::Endpoint;
-use crate::serve::protocol::unescaped;
 
 /// What a program without it says; somebody is told how to get one with it.
 pub(super) const WITHOUT_OTEL: &str =
-    "was built without OpenTelemetry; build it with `cargo install --path crates/server --features otel`";
+    "was built without OpenTelemetry; build it with `cargo install --path crates/forebay --features otel`";
 
 /// Where traces and metrics go, and how many.
 #[derive(Debug, Clone)]

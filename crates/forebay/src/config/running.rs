@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use forebay_admission::Secret;
 use forebay_stream::ServeConfig;
 
 use super::check::{Check, ValueError};
 use super::file::{AdminSection, HttpSection, LogSection};
 use super::hidden::Hidden;
 use crate::logging::{LogConfig, LogFormat, check_filter};
-use crate::serve::protocol::Secret;
 use crate::tls::Tls;
 
 /// While a request's body is read, its client may be silent for as long as `body` says.

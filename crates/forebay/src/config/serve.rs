@@ -4,9 +4,12 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
+use forebay_admission::Secret;
 use forebay_postgres::ManagerConfig;
 use forebay_shapes::StoreConfig;
 use forebay_stream::ServeConfig as HttpConfig;
+use http::Response;
 
 use super::ConfigError;
 use super::access::{AdmissionConfig, IdentityConfig, Proxies, QuotaConfig};
@@ -20,8 +23,6 @@ use super::said::Said;
 use super::serve_file::{ServeFile, ServeSection};
 use super::storage::check_storage;
 use crate::logging::LogConfig;
-use crate::page::Page;
-use crate::serve::protocol::Secret;
 use crate::tls::Tls;
 
 pub(super) const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 3000);
@@ -91,7 +92,7 @@ pub struct ServeConfig {
     /// All of it as it was said, to find out later what has changed.
     pub said: Said,
     /// A page for people at `/` of the clients' address; only `forebay dev` has one.
-    pub(crate) home: Option<&'static Page>,
+    pub(crate) home: Option<fn() -> Response<Bytes>>,
     /// Whether slot and publication are dropped at the end, as `forebay dev` does with its own.
     pub(crate) leaves_nothing: bool,
 }

@@ -28,9 +28,8 @@ pub use self::settings::{check, log};
 use self::words::Words;
 use crate::cli::DevArgs;
 use crate::config::{self, ConfigError};
-use crate::serve::Serve;
+use crate::run::{Serve, StartError};
 use crate::signals::Signals;
-use crate::starting::StartError;
 
 /// How long a database may take before the addresses are told anyway.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -117,7 +116,7 @@ async fn serve(
     let url = throwaway.postgres.as_ref().map(|postgres| postgres.url(DATABASE));
     let (args, environment) = serve_args(&args, &addresses, url, throwaway.storage.path());
     let mut config = config::load_serve(args, environment)?;
-    config.home = Some(words::home());
+    config.home = Some(words::home);
     config.leaves_nothing = true;
     let serve = Serve::start(config, metrics, descriptors).await?;
     let is_ready = tokio::select! {

@@ -3,15 +3,18 @@
 use std::fmt;
 use std::sync::LazyLock;
 
+use bytes::Bytes;
+use http::Response;
+
 use super::settings::Addresses;
 use crate::page::Page;
 
 /// A page that shows a table as it changes; the same requests as any client's.
-pub(super) fn home() -> &'static Page {
+pub(super) fn home() -> Response<Bytes> {
     static HOME: LazyLock<Page> = LazyLock::new(|| {
         Page::new(include_str!("page.html"), include_str!("page.css"), include_str!("page.js"))
     });
-    &HOME
+    HOME.response()
 }
 
 /// What is printed at the start: the clients' address first.

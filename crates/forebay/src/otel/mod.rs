@@ -28,6 +28,6 @@ mod worker;
 #[cfg(not(feature = "otel"))]
 pub(crate) use absent::{Telemetry, Traced};
 #[cfg(feature = "otel")]
-pub(crate) use spans::{Routed, Traced};
+pub(crate) use spans::Traced;
 #[cfg(feature = "otel")]
 pub(crate) use telemetry::Telemetry;

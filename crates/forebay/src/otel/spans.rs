@@ -14,6 +14,9 @@ use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll, ready};
 
 use bytes::Bytes;
+use forebay_gate::GateService;
+use forebay_serve::ServeService;
+use forebay_serve::protocol::Route;
 use forebay_stream::{Incoming, Live};
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Version};
@@ -43,6 +46,25 @@ const MAX_TRACE_BYTES: usize = 512;
 pub(crate) trait Routed {
     /// Where a request leads, as the settings or the protocol write it; never as the client did.
     fn route(&self, request: &Request<Incoming>) -> Option<Cow<'static, str>>;
+}
+
+impl Routed for ServeService {
+    fn route(&self, request: &Request<Incoming>) -> Option<Cow<'static, str>> {
+        let route = match Route::of(request.uri().path()) {
+            Route::Shape => "/v1/shape",
+            Route::Health => "/v1/health",
+            Route::Root => "/",
+            Route::NotFound => return None,
+        };
+        Some(route.into())
+    }
+}
+
+impl Routed for GateService {
+    fn route(&self, request: &Request<Incoming>) -> Option<Cow<'static, str>> {
+        let route = GateService::route(self, request)?;
+        Some(route.path().to_owned().into())
+    }
 }
 
 /// What spans are made with.

@@ -19,7 +19,7 @@ use super::spans::{Traced, Tracing};
 use super::worker::Worker;
 use crate::admin::Report;
 use crate::config::OtelConfig;
-use crate::starting::member_name;
+use crate::run::member_name;
 
 /// Who made the spans and the metrics.
 pub(super) const SCOPE: &str = "forebay";

@@ -1,22 +1,17 @@
 //! What operators see of a gate.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use forebay_admission::{Admission, MAX_LISTED};
+use forebay_gate::ReverseProxy;
 use forebay_quota::{Mode, Quota};
 use forebay_stream::Stats;
-use metrics::{counter, gauge};
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
-use super::drain::{Drain, Kind};
-use super::proxy::Proxy;
-use super::routes::Routes;
-use super::upstream::Upstream;
 use crate::admin::{Readiness, Report};
 use crate::dashboard::Sample;
-use crate::metrics as names;
+use crate::metrics;
 
 const REBUILDING: &str =
     "the quota is rebuilding: its namespace is new or was lost, so streams are admitted after one TTL";
@@ -27,12 +22,9 @@ pub(crate) struct GateReport {
     pub(crate) address: SocketAddr,
     pub(crate) upstream_url: String,
     pub(crate) identity: Vec<&'static str>,
-    pub(crate) routes: Arc<Routes>,
     pub(crate) admission: Admission,
     pub(crate) quota: Quota,
-    pub(crate) drain: Drain,
-    pub(crate) upstream: Upstream,
-    pub(crate) proxy: Proxy,
+    pub(crate) proxy: ReverseProxy,
     pub(crate) http: Stats,
 }
 
@@ -45,7 +37,7 @@ impl Report for GateReport {
     /// take no permit, and tells new streams when to come again. A gate without its store serves by its policy, `closed`
     /// included, which is what somebody chose for that case.
     fn readiness(&self) -> Readiness {
-        if self.drain.is_draining() {
+        if self.proxy.drain().is_draining() {
             return Readiness::Not("draining");
         }
         let up_ms = self.started.elapsed().as_millis(); // before the status, which must not be the older one
@@ -66,25 +58,16 @@ impl Report for GateReport {
 
     fn sample(&self) -> Sample {
         Sample {
-            streams: self.drain.streams() as u64,
+            streams: self.proxy.drain().streams() as u64,
             requests: self.http.counts().requests,
             ..Sample::default()
         }
     }
 
     fn measure(&self) {
-        names::measure_process(self.started.elapsed());
-        names::measure_http(&self.http.counts());
-        let upstream = self.upstream.stats();
-        gauge!(names::UPSTREAM_OPEN).set(upstream.open as f64);
-        gauge!(names::UPSTREAM_IDLE).set(upstream.idle as f64);
-        counter!(names::UPSTREAM_DIALS).absolute(upstream.dials);
-        counter!(names::UPSTREAM_REUSES).absolute(upstream.reuses);
-        counter!(names::UPSTREAM_RETRIES).absolute(upstream.retries);
-        let stream = if self.routes.is_empty() { Kind::Anything } else { Kind::Stream };
-        gauge!(names::IN_FLIGHT, "kind" => stream.as_str()).set(self.drain.streams() as f64);
-        gauge!(names::IN_FLIGHT, "kind" => Kind::Plain.as_str()).set(self.drain.plain() as f64);
-        gauge!(names::DRAINING).set(if self.drain.is_draining() { 1.0 } else { 0.0 });
+        metrics::measure_process(self.started.elapsed());
+        metrics::measure_http(&self.http.counts());
+        self.proxy.measure();
     }
 }
 
@@ -95,8 +78,8 @@ impl GateReport {
         let mut http = Map::new();
         http.insert("open_connections".into(), counts.open_connections.into());
         http.insert("lean_streams".into(), counts.lean_streams.into());
-        http.extend(names::http_events(&counts).map(|(event, count)| (event.to_owned(), count.into())));
-        let routes: Vec<String> = self.routes.iter().map(ToString::to_string).collect();
+        http.extend(metrics::http_events(&counts).map(|(event, count)| (event.to_owned(), count.into())));
+        let routes: Vec<String> = self.proxy.routes().map(ToString::to_string).collect();
         json!({
             "command": "gate",
             "version": env!("CARGO_PKG_VERSION"),
@@ -108,13 +91,13 @@ impl GateReport {
                 "listen": self.address.to_string(),
                 "upstream": self.upstream_url,
                 "upstream_failing": self.proxy.is_failing(),
-                "upstream_connections": self.upstream.stats(),
+                "upstream_connections": self.proxy.upstream_stats(),
                 "stream_routes": routes,
-                "every_request_takes_a_permit": self.routes.is_empty(),
+                "every_request_takes_a_permit": routes.is_empty(),
                 "identity": self.identity,
-                "streams": self.drain.streams(),
-                "plain_requests": self.drain.plain(),
-                "draining": self.drain.is_draining(),
+                "streams": self.proxy.drain().streams(),
+                "plain_requests": self.proxy.drain().plain(),
+                "draining": self.proxy.drain().is_draining(),
             },
             "statistics": self.admission.statistics(),
             "admission": self.admission.status_listing(most),

@@ -1,26 +1,25 @@
 //! What operators see of a server of shapes.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use forebay_admission::Admission;
 use forebay_postgres::Phase;
 use forebay_quota::Quota;
+use forebay_serve::ShapeBackend;
+use forebay_serve::protocol::answers::Health;
 use forebay_stream::Stats;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::answering::Answering;
 use super::listing::Listing;
-use super::metrics;
-use super::protocol::answers::Health;
 use crate::admin::{Readiness, Report};
 use crate::dashboard::Sample;
+use crate::metrics;
 
 pub(crate) struct ServeReport {
     pub(crate) started: Instant,
     pub(crate) address: SocketAddr,
-    pub(crate) answering: Arc<Answering>,
+    pub(crate) backend: ShapeBackend,
     pub(crate) admission: Admission,
     pub(crate) quota: Quota,
     pub(crate) http: Stats,
@@ -33,13 +32,13 @@ const GLANCE_BYTES: u64 = 8 * 1024 * 1024;
 
 impl Report for ServeReport {
     fn readiness(&self) -> Readiness {
-        if self.answering.shapes.is_full() {
+        if self.backend.shapes().is_full() {
             return Readiness::Not("the disk is full: nothing new is taken from the database");
         }
-        if let Some(why) = self.answering.shapes.unusable() {
+        if let Some(why) = self.backend.shapes().unusable() {
             return Readiness::Not(why.as_str());
         }
-        match self.answering.health() {
+        match self.backend.health() {
             Health::Active => Readiness::Ready,
             Health::Waiting => Readiness::Waiting,
             Health::Starting => Readiness::Not("the database isn't followed yet"),
@@ -55,7 +54,7 @@ impl Report for ServeReport {
     }
 
     fn sample(&self) -> Sample {
-        let manager = &self.answering.manager;
+        let manager = self.backend.manager();
         // Without a stream nobody knows how far behind it is, and what was known last would look like all is well.
         let positions = (manager.status().phase == Phase::Running).then(|| manager.positions());
         Sample {
@@ -67,17 +66,16 @@ impl Report for ServeReport {
     }
 
     fn measure(&self) {
-        crate::metrics::measure_process(self.started.elapsed());
-        crate::metrics::measure_http(&self.http.counts());
-        let (running, waiting) = self.answering.making.snapshots();
-        metrics::measure(&self.answering.shapes, running, waiting);
+        metrics::measure_process(self.started.elapsed());
+        metrics::measure_http(&self.http.counts());
+        self.backend.measure();
     }
 }
 
 impl ServeReport {
     /// Everything; reads so many bytes to count rows.
     fn tell(&self, budget: u64) -> Value {
-        let Answering { shapes, manager, .. } = &*self.answering;
+        let (shapes, manager) = (self.backend.shapes(), self.backend.manager());
         let listed = self.listing.look(shapes, budget);
         let (counts, readiness) = (self.http.counts(), self.readiness());
         json!({
@@ -85,7 +83,7 @@ impl ServeReport {
             "version": env!("CARGO_PKG_VERSION"),
             "listen": self.address.to_string(),
             "uptime_ms": u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX),
-            "health": self.answering.health().as_str(),
+            "health": self.backend.health().as_str(),
             "ready": readiness.is_ready(),
             "why_not_ready": readiness.why_not(),
             "database": manager.status(),

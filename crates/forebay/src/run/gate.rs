@@ -3,10 +3,10 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use forebay_admission::{Admission, AdmissionLayer};
+use forebay_admission::Admission;
+use forebay_gate::{Config, GateService, ReverseProxy, Route};
 use forebay_quota::Quota;
 use forebay_stream::{Server, Wrap};
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -14,19 +14,14 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout, timeout_at};
 use tracing::{info, warn};
 
-use super::drain::Drain;
-use super::proxy::{Proxy, Shared};
-use super::report::GateReport;
-use super::routes::{Route, Routes};
-use super::service::GateService;
-use super::upstream::Upstream;
+use super::{StartError, announce_borrowed, join, listen, upkeep};
 use crate::admin::{self, Report};
 use crate::config::{ConfigError, GateConfig};
 use crate::guard::Guard;
 use crate::otel::{Telemetry, Traced};
 use crate::reload::Reload;
+use crate::report::GateReport;
 use crate::signals::Signals;
-use crate::starting::{StartError, announce_borrowed, join, listen, upkeep};
 use crate::tls::Tls;
 
 /// What is given back at the end is told in one call or two; without an answer, it expires by itself.
@@ -37,7 +32,7 @@ pub struct Gate {
     admin: Option<Server<admin::Admin>>,
     admission: Admission,
     quota: Quota,
-    drain: Drain,
+    proxy: ReverseProxy,
     drain_timeout: Duration,
     tls: Option<Arc<Tls>>,
     reload: Reload,
@@ -62,13 +57,9 @@ impl Gate {
         let admin_address = admin_listener.as_ref().and_then(|listener| listener.local_addr().ok());
         let quota = join(&config.quota, address).await?;
 
-        let drain = Drain::default();
-        let upstream = Upstream::new(config.upstream.clone());
         let admission = config.admission.builder.clone().build(quota.clone());
-        let routes = Arc::new(routes(&config));
-        let proxy = proxy(&config, upstream.clone(), drain.clone());
-        let layer = AdmissionLayer::new(admission.clone(), config.identity.identify.clone());
-        let service = GateService::new(layer, proxy.clone(), Arc::clone(&routes));
+        let proxy = ReverseProxy::new(proxy_config(&config), config.identity.identify.clone());
+        let service = proxy.service(admission.clone());
         let mut http = config.http.clone();
         http.drain_timeout = closing_time(config.drain_timeout);
         let mut telemetry = Telemetry::new(config.otel.as_ref(), config.tls.is_some(), address);
@@ -76,18 +67,15 @@ impl Gate {
         if let Some(tls) = &config.tls {
             server = server.wrapped(Arc::clone(tls) as Arc<dyn Wrap>);
         }
-        announce(&config, address, admin_address, &routes, descriptors);
+        announce(&config, address, admin_address, descriptors);
         let report = GateReport {
             started: Instant::now(),
             address,
             upstream_url: format!("http://{}", config.upstream.authority),
             identity: config.identity.ways.clone(),
-            routes,
             admission: admission.clone(),
             quota: quota.clone(),
-            drain: drain.clone(),
-            upstream,
-            proxy,
+            proxy: proxy.clone(),
             http: server.stats(),
         };
         let report: Arc<dyn Report> = Arc::new(report);
@@ -97,7 +85,7 @@ impl Gate {
             .tls(config.tls.clone());
         let admin = admin_listener.map(|listener| admin::server(listener, report, metrics.clone(), guard));
         let (drain_timeout, tls) = (config.drain_timeout, config.tls);
-        Ok(Gate { server, admin, admission, quota, drain, drain_timeout, tls, reload, metrics, telemetry })
+        Ok(Gate { server, admin, admission, quota, proxy, drain_timeout, tls, reload, metrics, telemetry })
     }
 
     /// How settings are read again on SIGHUP; without it, only the certificate is.
@@ -118,13 +106,14 @@ impl Gate {
             admin,
             admission,
             quota,
-            drain,
+            proxy,
             drain_timeout,
             tls,
             mut reload,
             metrics,
             telemetry,
         } = self;
+        let drain = proxy.drain();
         let watch = tls.map(|tls| tokio::spawn(tls.watch()));
         let upkeep = tokio::spawn(upkeep(metrics, server.stats()));
         let admin = admin.map(|admin| tokio::spawn(admin.run(std::future::pending())));
@@ -174,44 +163,29 @@ fn closing_time(drain_timeout: Duration) -> Duration {
     drain_timeout / 2
 }
 
-fn routes(config: &GateConfig) -> Routes {
+/// The part of the settings that the reverse proxy needs.
+fn proxy_config(config: &GateConfig) -> Config {
     let share = |route: &Route| route.class().map_or(100, |class| config.admission.share(class));
-    Routes::new(config.stream_routes.iter().map(|route| (route.clone(), share(route))).collect())
-}
-
-fn proxy(config: &GateConfig, upstream: Upstream, drain: Drain) -> Proxy {
-    let mut user_headers = config.identity.user_headers.clone();
-    user_headers.extend(config.forward_user_header.clone());
-    Proxy::new(Shared {
-        upstream,
-        preserve_host: config.preserve_host,
-        scheme: if config.tls.is_some() { "https" } else { "http" },
-        trusted_proxies: config.trusted_proxies.clone(),
-        forwarded_by: config.forwarded_by,
-        user_headers,
-        forward_user_header: config.forward_user_header.clone(),
-        identify: config.identity.identify.clone(),
-        request_idle_timeout: config.request_idle_timeout,
-        drain,
-        failing: AtomicBool::new(false),
-        exhausted: AtomicBool::new(false),
-    })
+    let mut proxy = Config::new(config.upstream.clone());
+    proxy.stream_routes = config.stream_routes.iter().map(|route| (route.clone(), share(route))).collect();
+    proxy.preserve_host = config.preserve_host;
+    proxy.is_tls = config.tls.is_some();
+    proxy.trusted_proxies = config.trusted_proxies.clone();
+    proxy.forwarded_by = config.forwarded_by;
+    proxy.user_headers = config.identity.user_headers.clone();
+    proxy.forward_user_header = config.forward_user_header.clone();
+    proxy.request_idle_timeout = config.request_idle_timeout;
+    proxy
 }
 
 /// One line with where everything is, and a warning for each setting that can't mean what it says.
-fn announce(
-    config: &GateConfig,
-    address: SocketAddr,
-    admin: Option<SocketAddr>,
-    routes: &Routes,
-    descriptors: Option<u64>,
-) {
+fn announce(config: &GateConfig, address: SocketAddr, admin: Option<SocketAddr>, descriptors: Option<u64>) {
     announce_borrowed(&config.borrowed);
     let upstream = config.upstream.authority.as_str();
     let admin = admin.map_or_else(|| "off".to_owned(), |admin| admin.to_string());
     let identity =
         if config.identity.ways.is_empty() { "none".to_owned() } else { config.identity.ways.join(",") };
-    if routes.is_empty() {
+    if config.stream_routes.is_empty() {
         info!("no stream route is named: every request takes a permit while it runs");
     }
     if config.identity.ways.is_empty() && config.admission.per_user.is_some() {

@@ -1,5 +1,8 @@
 //! What the commands that serve have in common at their start: addresses, the others, upkeep.
 
+mod gate;
+mod serve;
+
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -13,6 +16,8 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::time::{Instant, interval};
 use tracing::{info, warn};
 
+pub use self::gate::Gate;
+pub use self::serve::Serve;
 use crate::config::{QuotaConfig, VariableNotice};
 use crate::memory::{self, Crowd};
 

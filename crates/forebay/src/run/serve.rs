@@ -5,38 +5,28 @@ use std::net::SocketAddr;
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
-use forebay_admission::{Admission, AdmissionLayer};
+use forebay_admission::Admission;
+use forebay_postgres::NotReady;
 use forebay_postgres::reservoir::Limits;
-use forebay_postgres::{Manager, NotReady, StackEvent};
 use forebay_quota::Quota;
+use forebay_serve::protocol::Access;
+use forebay_serve::{Config, ServeService, ShapeBackend};
 use forebay_shapes::Shapes;
 use forebay_stream::{Server, Wrap};
 use metrics_exporter_prometheus::PrometheusHandle;
-use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, spawn_blocking};
-use tokio::time::{Instant, interval, timeout};
+use tokio::time::{Instant, timeout};
 use tracing::{error, info, warn};
 
-use super::answering::Answering;
-use super::catalog_watch::CatalogWatch;
-use super::consumer::ShapesConsumer;
-use super::fitting::Described;
-use super::listing::Listing;
-use super::making::Making;
-use super::protocol::Access;
-use super::protocol::caching::CacheTimes;
-use super::recent::Recent;
-use super::report::ServeReport;
-use super::service::ServeService;
-use super::tokens::Tokens;
+use super::{StartError, announce_borrowed, join, listen, upkeep};
 use crate::admin::{self, Report};
 use crate::config::{ConfigError, ServeConfig};
 use crate::guard::Guard;
 use crate::otel::{Telemetry, Traced};
 use crate::reload::Reload;
+use crate::report::{Listing, ServeReport};
 use crate::signals::Signals;
-use crate::starting::{StartError, announce_borrowed, join, listen, upkeep};
 
 /// What is given back at the end is told in one call or two; without an answer, it expires by itself.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -44,8 +34,6 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 const LAST_CHORES: Duration = Duration::from_secs(1);
 /// A body is small: it may take so many times as long as its client may be silent.
 const BODY_SILENCES: u32 = 4;
-/// How often an instance that waits looks what the other has written.
-pub(super) const REFRESH: Duration = Duration::from_millis(50);
 
 /// A server of shapes that listens.
 pub struct Serve {
@@ -53,8 +41,7 @@ pub struct Serve {
     admin: Option<Server<admin::Admin>>,
     admission: Admission,
     quota: Quota,
-    manager: Manager,
-    shapes: Shapes,
+    backend: ShapeBackend,
     chores: Vec<JoinHandle<()>>,
     reload: Reload,
     metrics: PrometheusHandle,
@@ -87,30 +74,8 @@ impl Serve {
             limits = limits.connections(most);
         }
         let following = config.manager.clone().limits(limits);
-        let watch = CatalogWatch::new(following.outline().publication, config.unpublish_after);
-        let described = Described::default();
-        let manager = Manager::start(following, ShapesConsumer::new(shapes.clone(), described.clone()))?;
+        let backend = ShapeBackend::start(shapes, following, backend_config(&config))?;
         let admission = config.admission.builder.clone().build(quota.clone());
-        let making = Making::new(shapes.clone(), manager.clone(), described, watch, config.snapshots);
-        let times = CacheTimes {
-            max_age_s: config.max_age_s,
-            stale_age_s: config.stale_age_s,
-            events_s: u32::try_from(config.sse_timeout.as_secs()).unwrap_or(u32::MAX),
-        };
-        let answering = Arc::new(Answering {
-            shapes: shapes.clone(),
-            making: Arc::clone(&making),
-            manager: manager.clone(),
-            times,
-            long_poll: config.long_poll,
-            sse_keep_alive: config.sse_keep_alive,
-            sse_timeout: config.sse_timeout,
-            body_timeout: BODY_SILENCES * config.http.body_read_timeout,
-            started: Instant::now(),
-            recent: Recent::default(),
-            home: config.home,
-        });
-        let layer = AdmissionLayer::new(admission.clone(), config.identity.identify.clone());
         let access = Access {
             secret: config.secret.clone(),
             tokens: config.tokens.is_some(),
@@ -118,8 +83,8 @@ impl Serve {
             is_local: config.listen.ip().is_loopback() && !config.insecure,
         };
         let access = Arc::new(RwLock::new(access));
-        let tokens = Tokens::new(config.identity.identify.clone(), config.tokens.as_deref());
-        let service = ServeService::new(layer, Arc::clone(&answering), Arc::clone(&access), tokens);
+        let identify = config.identity.identify.clone();
+        let service = backend.service(admission.clone(), identify, Arc::clone(&access));
         let mut http = config.http.clone();
         http.drain_timeout = config.drain_timeout;
         let mut telemetry = Telemetry::new(config.otel.as_ref(), config.tls.is_some(), address);
@@ -127,18 +92,13 @@ impl Serve {
         if let Some(tls) = &config.tls {
             server = server.wrapped(Arc::clone(tls) as Arc<dyn Wrap>);
         }
-        let mut chores = vec![
-            tokio::spawn(republish(Arc::clone(&making), manager.clone())),
-            tokio::spawn(Arc::clone(&making).watch_catalog()),
-            tokio::spawn(refresh(shapes.clone())),
-            tokio::spawn(end_with_the_store(shapes.clone())),
-        ];
+        let mut chores = vec![tokio::spawn(end_with_the_store(backend.shapes().clone()))];
         chores.extend(config.tls.clone().map(|tls| tokio::spawn(tls.watch())));
         announce(&config, address, admin_address, descriptors);
         let report = ServeReport {
             started: Instant::now(),
             address,
-            answering,
+            backend: backend.clone(),
             admission: admission.clone(),
             quota: quota.clone(),
             http: server.stats(),
@@ -157,8 +117,7 @@ impl Serve {
             admin,
             admission,
             quota,
-            manager,
-            shapes,
+            backend,
             chores,
             reload,
             metrics,
@@ -181,12 +140,12 @@ impl Serve {
     /// # Errors
     /// When that won't be without somebody's help.
     pub async fn ready(&self) -> Result<(), NotReady> {
-        self.manager.ready().await.map(drop)
+        self.backend.manager().ready().await.map(drop)
     }
 
     /// What keeps the database from being followed.
     pub fn trouble(&self) -> Option<String> {
-        self.manager.status().trouble
+        self.backend.manager().status().trouble
     }
 
     /// Serves until a signal. Then new streams are refused, and open ones end: their clients come back to another instance, or to this one
@@ -198,8 +157,7 @@ impl Serve {
             admin,
             admission,
             quota,
-            manager,
-            shapes,
+            backend,
             chores,
             mut reload,
             metrics,
@@ -217,14 +175,15 @@ impl Serve {
         info!(signal, "the server ends: open streams are closed, and what is there is made durable");
         let end = async {
             let _ = stop.send(());
+            backend.end_tasks();
             chores.iter().for_each(JoinHandle::abort);
             match leaves_nothing {
-                true => manager.shutdown_and_drop().await,
-                false => manager.shutdown().await,
+                true => backend.manager().shutdown_and_drop().await,
+                false => backend.manager().shutdown().await,
             }
             let cut = serving.await.map_or(0, |summary| summary.cut);
             let _ = tokio::join!(timeout(LEAVE_TIMEOUT, quota.leave()), telemetry.end());
-            let _ended = spawn_blocking(move || shapes.end_writing()).await;
+            backend.end_writing().await;
             info!(cut, took = ?begun.elapsed(), "the server has ended");
             None::<&'static str>
         };
@@ -245,44 +204,20 @@ impl Serve {
     }
 }
 
-/// Each time that the database is followed anew, the tables of all shapes are published, or their shapes start over.
-async fn republish(making: Arc<Making>, manager: Manager) {
-    let mut events = manager.events();
-    let mut is_due = manager.status().is_ready();
-    loop {
-        tokio::select! {
-            event = events.recv() => match event {
-                Ok(StackEvent::Ready) | Err(RecvError::Lagged(_)) => is_due = true,
-                Ok(_) => {}
-                Err(RecvError::Closed) => return,
-            },
-            () = making.republish(), if is_due => is_due = false,
-        }
-    }
-}
-
-/// While another instance writes, what it writes is read. An error that lasts is logged once.
-async fn refresh(shapes: Shapes) {
-    let (mut ticks, mut logged) = (interval(REFRESH), None);
-    loop {
-        ticks.tick().await;
-        if shapes.is_writing() || shapes.unusable().is_some() {
-            continue;
-        }
-        let refreshing = shapes.clone();
-        let read = spawn_blocking(move || refreshing.refresh()).await;
-        let Err(error) = read.unwrap_or_else(|error| Err(std::io::Error::other(error).into())) else {
-            logged = None;
-            continue;
-        };
-        let said = error.to_string();
-        if error.unusable().is_some() {
-            error!(%error, "storage unusable: requests for shapes are refused");
-        } else if logged.as_ref() != Some(&said) {
-            warn!(%error, "the store can't be read");
-        }
-        logged = Some(said);
-    }
+/// The part of the settings that the shape protocol needs.
+fn backend_config(config: &ServeConfig) -> Config {
+    let mut backend = Config::default();
+    backend.snapshots = config.snapshots;
+    backend.unpublish_after = config.unpublish_after;
+    backend.long_poll = config.long_poll;
+    backend.sse_keep_alive = config.sse_keep_alive;
+    backend.sse_timeout = config.sse_timeout;
+    backend.max_age_s = config.max_age_s;
+    backend.stale_age_s = config.stale_age_s;
+    backend.body_timeout = BODY_SILENCES * config.http.body_read_timeout;
+    backend.tokens_claim = config.tokens.clone();
+    backend.home = config.home;
+    backend
 }
 
 /// After a write that failed nobody knows what is on the disk: the next start finds out.
@@ -310,6 +245,6 @@ fn announce(config: &ServeConfig, address: SocketAddr, admin: Option<SocketAddr>
 
 impl fmt::Debug for Serve {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Serve").field("shapes", &self.shapes).finish_non_exhaustive()
+        f.debug_struct("Serve").field("shapes", self.backend.shapes()).finish_non_exhaustive()
     }
 }

@@ -11,7 +11,6 @@ mod clients;
 mod config;
 mod crowd;
 mod dashboard;
-mod database;
 mod dev;
 mod drain;
 mod echo;

@@ -152,7 +152,7 @@ async fn a_gate_logs_more_after_sighup_and_less_after_another() {
     ask().await;
     gate.wait_for_log(UNANSWERED);
 
-    settings("forebay_server=loud");
+    settings("forebay_serve=loud");
     reload("the settings can't be read again: all stays as it was", 1).await;
     ask().await;
     until("another line", async || lines(UNANSWERED) == 2).await;

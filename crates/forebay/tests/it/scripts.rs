@@ -94,7 +94,7 @@ async fn one_command_shows_it_all_and_ctrl_c_ends_it() {
         assert!(text.contains(&format!("http://{address}")), "{text}");
     }
     let asked = fs::read_to_string(machine.0.join("asked")).unwrap();
-    assert_eq!(asked.trim(), "build --package forebay-server --bin forebay");
+    assert_eq!(asked.trim(), "build --package forebay --bin forebay");
     let page = Client::ask(clients.parse().unwrap(), "GET", "/", &[], "").await;
     assert_eq!(page.head.status, 200);
     // As a terminal does it: to all that it started.

@@ -341,7 +341,7 @@ async fn a_storm_leaves_nothing_behind_and_mixes_nothing_up() {
     round(seed()).await;
 }
 
-/// `FOREBAY_SECONDS=600 FOREBAY_SEED=7 cargo nextest run -p forebay-server --test it --run-ignored only storm::`
+/// `FOREBAY_SECONDS=600 FOREBAY_SEED=7 cargo nextest run -p forebay --test it --run-ignored only storm::`
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "takes FOREBAY_SECONDS, 120 unless told"]
 async fn a_long_storm_leaves_nothing_behind_and_mixes_nothing_up() {

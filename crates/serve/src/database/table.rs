@@ -6,7 +6,7 @@ use forebay_postgres::TableName;
 use forebay_shapes::encode;
 use forebay_shapes::filter::{self, Collation, ColumnType, Schema, TypeKind};
 
-use crate::serve::protocol::schema::ColumnShown;
+use crate::protocol::schema::ColumnShown;
 
 /// A table. Columns are named by their places in [`columns`](Self::columns).
 #[derive(Debug, Clone, PartialEq, Eq)]

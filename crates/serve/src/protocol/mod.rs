@@ -3,7 +3,7 @@
 //! Invariant: what a client sent is either understood in full or refused with all that is wrong with it; nothing of it reaches SQL, a
 //! header or a log as it was written, except the where clause, which is the filter's to read.
 //! Kept by: names and orders are parsed, and written anew in quotes (`names.rs`, `order_by.rs`); what is echoed is cut short
-//! (`names.rs`) or JSON; a secret can't be shown (`secret.rs`).
+//! (`names.rs`) or JSON; a secret can't be shown (`forebay_admission::Secret`).
 //! Not here: I/O, clocks, randomness. Time and chance are parameters.
 //!
 //! | to find | look in |
@@ -19,6 +19,8 @@ pub mod answers;
 pub mod caching;
 pub mod cors;
 pub mod cursor;
+#[cfg(test)]
+mod documented;
 pub mod encoding;
 pub mod etag;
 mod grants;
@@ -34,19 +36,14 @@ mod request;
 mod request_tests;
 mod routes;
 pub mod schema;
-mod secret;
 mod subset;
 
 pub use self::grants::{Bearer, Grant, GrantError, of_claim};
 pub use self::invalid::Invalid;
 pub use self::order_by::{Nulls, OrderBy, OrderByError, OrderKey};
 pub use self::params::MAX_PARAMS;
-#[cfg(test)]
-pub(crate) use self::query::KNOWN;
-pub(crate) use self::query::unescaped;
-pub use self::query::{MAX_QUERY_BYTES, Query};
+pub use self::query::{MAX_QUERY_BYTES, Query, unescaped};
 pub use self::refusal::Refusal;
 pub use self::request::ShapeRequest;
 pub use self::routes::{Access, Pass, Route};
-pub use self::secret::Secret;
 pub use self::subset::{MAX_BODY_BYTES, Subset};

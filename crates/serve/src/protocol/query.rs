@@ -8,14 +8,15 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
+use forebay_admission::Secret;
+
 use super::params::MAX_PARAMS;
-use super::secret::Secret;
 
 /// The longest query string that a server should read, in bytes. Longer clauses come by POST.
 pub const MAX_QUERY_BYTES: usize = 128 * 1024;
 
 /// Those that say something, but for secrets and `params[n]`.
-pub(crate) const KNOWN: [&str; 18] = [
+pub(super) const KNOWN: [&str; 18] = [
     "columns",
     "cursor",
     "experimental_live_sse",
@@ -141,7 +142,7 @@ fn decode(text: &str) -> Cow<'_, [u8]> {
 }
 
 /// The byte that two hexadecimal digits stand for, and what follows them.
-pub(crate) fn unescaped(digits: &[u8]) -> Option<(u8, &[u8])> {
+pub fn unescaped(digits: &[u8]) -> Option<(u8, &[u8])> {
     let [high, low, rest @ ..] = digits else {
         return None;
     };

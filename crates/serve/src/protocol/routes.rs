@@ -4,11 +4,11 @@
 //! for the path.
 //! Kept by: [`Access::enter`] is the only way to a [`Route`] that a server should take.
 
+use forebay_admission::Secret;
 use http::Method;
 
 use super::query::{Query, unescaped};
 use super::refusal::Refusal;
-use super::secret::Secret;
 
 /// Where a path leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

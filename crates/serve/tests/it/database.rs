@@ -18,12 +18,10 @@ use forebay_postgres::reservoir::{
     Guard, Limits, PostgresClient, PostgresConnect, Reservoir, ReservoirConfig,
 };
 use forebay_sandbox::Postgres;
-use forebay_server::serve::database::{
-    Sink, SnapshotError, SnapshotQuery, Summary, Table, describe, snapshot,
-};
+use forebay_serve::database::{Sink, SnapshotError, SnapshotQuery, Summary, Table, describe, snapshot};
 use serde_json::Value;
 
-use crate::wire::within;
+use crate::deadline::within;
 
 /// A database of a test's own, and the connections to it.
 pub(crate) struct Database {

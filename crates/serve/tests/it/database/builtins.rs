@@ -1,6 +1,6 @@
 //! What clauses of clients may use of Postgres itself.
 
-use forebay_server::serve::database::{Builtins, NotAllowed};
+use forebay_serve::database::{Builtins, NotAllowed};
 use forebay_shapes::filter::{Collation, Column, Expression, Schema};
 
 use super::Database;

@@ -1,6 +1,6 @@
 //! What Postgres says of where clauses.
 
-use forebay_server::serve::database::{Refusal, ValidateError, validate};
+use forebay_serve::database::{Refusal, ValidateError, validate};
 
 use super::{Database, name};
 

@@ -1,7 +1,7 @@
 //! Tables as the catalog has them.
 
 use forebay_postgres::TableName;
-use forebay_server::serve::database::{ChoiceError, DescribeError, ReplicaIdentity, TableColumn, describe};
+use forebay_serve::database::{ChoiceError, DescribeError, ReplicaIdentity, TableColumn, describe};
 use forebay_shapes::filter::{Collation, Filter, TypeKind};
 
 use super::{Database, name};

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use forebay_postgres::pgoutput::{Lsn, Snapshot};
-use forebay_server::serve::database::{Sink, SnapshotError, SnapshotQuery, snapshot};
+use forebay_serve::database::{Sink, SnapshotError, SnapshotQuery, snapshot};
 
 use super::{Collected, Database, query};
-use crate::wire::until;
+use crate::deadline::until;
 
 type Failure = SnapshotError<Infallible>;
 

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 
 use bytes::Bytes;
 use forebay_postgres::pgoutput::{Lsn, Snapshot};
-use forebay_server::serve::database::{Page, Sink, SnapshotError, SnapshotQuery};
+use forebay_serve::database::{Page, Sink, SnapshotError, SnapshotQuery};
 use serde_json::{Value, json};
 
 use super::{Collected, Database, query};

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use forebay_postgres::pgoutput::{Lsn, Snapshot};
-use forebay_server::serve::database::{Sink, snapshot};
+use forebay_serve::database::{Sink, snapshot};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::{Database, query};

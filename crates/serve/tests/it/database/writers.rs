@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use forebay_sandbox::Postgres;
-use forebay_server::serve::database::{WritersError, wait_for_writers};
+use forebay_serve::database::{WritersError, wait_for_writers};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{Database, query};
 use crate::database::Collected;
-use crate::wire::within;
+use crate::deadline::within;
 
 const SHORT: Duration = Duration::from_millis(200);
 
