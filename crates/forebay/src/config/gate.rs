@@ -177,12 +177,9 @@ fn check_upstream(
         duration("gate.response_timeout_ms", gate.response_timeout_ms, upstream.response_timeout)?;
     upstream.idle_timeout =
         duration("gate.upstream_idle_timeout_ms", gate.upstream_idle_timeout_ms, upstream.idle_timeout)?;
-    upstream.max_connections = check.count_within(
-        "gate.upstream_max_connections",
-        gate.upstream_max_connections,
-        upstream.max_connections,
-        1..=u32::MAX,
-    )?;
+    let most = u32::try_from(upstream.max_connections).unwrap_or(u32::MAX);
+    let most = check.count("gate.upstream_max_connections", gate.upstream_max_connections, most)?;
+    upstream.max_connections = most as usize;
     upstream.max_idle = gate.upstream_max_idle.map_or(upstream.max_idle, |most| most as usize);
     Ok(upstream)
 }

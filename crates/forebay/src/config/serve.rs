@@ -7,6 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use forebay_admission::Secret;
 use forebay_postgres::ManagerConfig;
+use forebay_serve::Config as ShapeConfig;
 use forebay_shapes::StoreConfig;
 use forebay_stream::ServeConfig as HttpConfig;
 use http::Response;
@@ -125,6 +126,7 @@ fn check_all(file: &ServeFile, check: &Check) -> Result<ServeConfig, ValueError>
     let mut admission = AdmissionConfig::check(&file.admission, PER_USER, !identity.ways.is_empty(), check)?;
     // A gate before this server may count in the same store, and the same stream must not count twice.
     admission.builder = admission.builder.name("shapes");
+    let defaults = ShapeConfig::default();
     Ok(ServeConfig {
         manager,
         store: check_storage(&file.storage, check)?,
@@ -140,11 +142,15 @@ fn check_all(file: &ServeFile, check: &Check) -> Result<ServeConfig, ValueError>
         secret,
         tokens,
         insecure: serve.insecure == Some(true),
-        long_poll: seconds("serve.long_poll_ms", serve.long_poll_ms, 20)?,
-        sse_keep_alive: seconds("serve.sse_keep_alive_ms", serve.sse_keep_alive_ms, 21)?,
-        sse_timeout: seconds("serve.sse_timeout_ms", serve.sse_timeout_ms, 60)?,
-        max_age_s: age("serve.max_age_s", serve.max_age_s, 60, check)?,
-        stale_age_s: age("serve.stale_age_s", serve.stale_age_s, 300, check)?,
+        long_poll: check.duration("serve.long_poll_ms", serve.long_poll_ms, defaults.long_poll)?,
+        sse_keep_alive: check.duration(
+            "serve.sse_keep_alive_ms",
+            serve.sse_keep_alive_ms,
+            defaults.sse_keep_alive,
+        )?,
+        sse_timeout: check.duration("serve.sse_timeout_ms", serve.sse_timeout_ms, defaults.sse_timeout)?,
+        max_age_s: age("serve.max_age_s", serve.max_age_s, defaults.max_age_s, check)?,
+        stale_age_s: age("serve.stale_age_s", serve.stale_age_s, defaults.stale_age_s, check)?,
         max_connections: file.database.max_connections.filter(|most| *most > 0),
         connections_per_second: check.count(
             "database.connections_per_second",
