@@ -22,6 +22,7 @@
 //! ```
 
 mod dice;
+mod markdown;
 mod patience;
 mod proxy;
 mod python;
@@ -30,6 +31,7 @@ mod readme;
 pub use forebay_sandbox as sandbox;
 
 pub use crate::dice::{Dice, seed};
+pub use crate::markdown::{named, quoted, rows, section};
 pub use crate::patience::{PATIENCE, eventually, within};
 pub use crate::proxy::{Direction, Proxy};
 pub use crate::python::python;

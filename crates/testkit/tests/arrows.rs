@@ -17,8 +17,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("shapes", &["filter", "pgoutput"]),
     ("stream", &[]),
     ("sandbox", &[]),
+    ("serve", &["quota", "admission", "reservoir", "pgoutput", "replication", "filter", "shapes", "stream"]),
+    ("gate", &["quota", "admission", "stream"]),
     (
-        "server",
+        "forebay",
         &[
             "redis",
             "quota",
@@ -26,8 +28,11 @@ const ARROWS: &[(&str, &[&str])] = &[
             "reservoir",
             "pgoutput",
             "replication",
+            "filter",
             "shapes",
             "stream",
+            "serve",
+            "gate",
             "sandbox",
         ],
     ),
@@ -91,8 +96,12 @@ fn a_bad_arrow_is_caught() {
         ["tests of crates/shapes may not depend on crates/redis"]
     );
     assert_eq!(
-        check(&["server"], &[arrow("server", "races", false)]),
-        ["crates/server may not depend on crates/races"]
+        check(&["forebay"], &[arrow("forebay", "races", false)]),
+        ["crates/forebay may not depend on crates/races"]
+    );
+    assert_eq!(
+        check(&["gate"], &[arrow("gate", "serve", false)]),
+        ["crates/gate may not depend on crates/serve"]
     );
     assert_eq!(check(&["novelty"], &[]), ["crates/novelty has no row in the table of arrows"]);
 

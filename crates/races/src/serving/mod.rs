@@ -15,10 +15,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use forebay::cli::ServeArgs;
+use forebay::signals::Signals;
+use forebay::{Serve, config, descriptors, logging, memory, metrics};
 use forebay_sandbox::{Postgres, Redis};
-use forebay_server::cli::ServeArgs;
-use forebay_server::signals::Signals;
-use forebay_server::{Serve, config, descriptors, logging, memory, metrics};
 
 pub(crate) use self::http::{Connection, Head};
 pub(crate) use self::reader::{Reader, Written};

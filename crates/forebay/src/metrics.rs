@@ -1,0 +1,133 @@
+//! The metrics of the program, and their text for Prometheus.
+//!
+//! Names are constants with the prefix `forebay_`, base units, `_total` on counters; labels come from enums. Those of
+//! admission, of the gate and of shapes are described and set by their own crates, through the same facade.
+
+use std::time::Duration;
+
+use forebay_admission::metrics as admission;
+use forebay_gate::metrics as gate;
+use forebay_replication::reservoir::metrics as reservoir;
+use forebay_serve::metrics as serve;
+use forebay_stream::Counts;
+use metrics::{Unit, counter, describe_counter, describe_gauge, gauge};
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+
+const CONNECTIONS: &str = "forebay_http_connections";
+const LEAN_STREAMS: &str = "forebay_http_lean_streams";
+const HTTP_EVENTS: &str = "forebay_http_events_total";
+const BUILD: &str = "forebay_build_info";
+const UPTIME: &str = "forebay_uptime_seconds";
+#[cfg(feature = "otel")]
+const OTEL_EXPORTS: &str = "forebay_otel_exports_total";
+#[cfg(feature = "otel")]
+const OTEL_LOST: &str = "forebay_otel_lost_spans_total";
+const OPEN_FDS: &str = "process_open_fds";
+const MAX_FDS: &str = "process_max_fds";
+
+/// Up to the head of a response: a local app takes milliseconds, a model seconds.
+const HEAD_BUCKETS: [f64; 11] = [0.001, 0.0025, 0.01, 0.025, 0.1, 0.25, 1.0, 2.5, 10.0, 30.0, 60.0];
+
+/// A stream's life: from a refused answer's to a day's.
+const STREAM_BUCKETS: [f64; 10] = [0.1, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0, 14_400.0, 86_400.0];
+
+/// Collects from now on.
+///
+/// # Errors
+/// When this process collects already.
+pub fn install() -> Result<PrometheusHandle, BuildError> {
+    // Every histogram has buckets: unlike quantiles they can be summed over gates, and they keep no samples.
+    let mut builder = PrometheusBuilder::new();
+    for (name, buckets) in [
+        (gate::HEAD_SECONDS, &HEAD_BUCKETS[..]),
+        (admission::WAIT_SECONDS, &HEAD_BUCKETS),
+        (admission::STREAM_SECONDS, &STREAM_BUCKETS),
+        (serve::SNAPSHOT_SECONDS, &serve::SNAPSHOT_BUCKETS),
+        (reservoir::DIAL_SECONDS, &HEAD_BUCKETS),
+        (reservoir::WAIT_SECONDS, &HEAD_BUCKETS),
+        (reservoir::RETIREMENT_AGE_SECONDS, &STREAM_BUCKETS),
+    ] {
+        builder = builder.set_buckets_for_metric(Matcher::Full(name.to_owned()), buckets)?;
+    }
+    let handle = builder.install_recorder()?;
+    describe();
+    gate::describe();
+    serve::describe();
+    gauge!(BUILD, "version" => env!("CARGO_PKG_VERSION")).set(1);
+    Ok(handle)
+}
+
+fn describe() {
+    describe_counter!(HTTP_EVENTS, "What happened on clients' connections, by event.");
+    let gauges = [
+        (CONNECTIONS, "Open connections of clients."),
+        (LEAN_STREAMS, "Streams that are one small task each."),
+        (BUILD, "1, with the version as a label."),
+        (OPEN_FDS, "Open file descriptors."),
+        (MAX_FDS, "File descriptors that may be open."),
+    ];
+    for (name, help) in gauges {
+        describe_gauge!(name, help);
+    }
+    #[cfg(feature = "otel")]
+    {
+        describe_counter!(
+            OTEL_EXPORTS,
+            "What was sent to the collector of telemetry, by signal and outcome."
+        );
+        describe_counter!(OTEL_LOST, "Spans that reached no collector, by reason.");
+    }
+    describe_gauge!(UPTIME, Unit::Seconds, "Time since the program began.");
+}
+
+/// Sets what is measured of clients' connections.
+pub(crate) fn measure_http(counts: &Counts) {
+    gauge!(CONNECTIONS).set(counts.open_connections as f64);
+    gauge!(LEAN_STREAMS).set(counts.lean_streams as f64);
+    for (event, count) in http_events(counts) {
+        counter!(HTTP_EVENTS, "event" => event).absolute(count);
+    }
+}
+
+/// What happened on clients' connections, under the names that metrics and status share.
+pub(crate) fn http_events(counts: &Counts) -> [(&'static str, u64); 16] {
+    [
+        ("accepted", counts.accepted),
+        ("refused", counts.refused),
+        ("accept_error", counts.accept_errors),
+        ("request", counts.requests),
+        ("header_timeout", counts.header_timeouts),
+        ("body_timeout", counts.body_timeouts),
+        ("bad_request", counts.bad_requests),
+        ("oversized_head", counts.oversized_heads),
+        ("slow_client", counts.slow_clients),
+        ("lean_begun", counts.lean_total),
+        ("lean_complete", counts.lean_complete),
+        ("lean_broken", counts.lean_broken),
+        ("lean_left", counts.lean_left),
+        ("lean_slow", counts.lean_slow),
+        ("lean_chatty", counts.lean_chatty),
+        ("lean_cut", counts.lean_cut),
+    ]
+}
+
+/// Sets what is measured only when somebody looks.
+pub(crate) fn measure_process(uptime: Duration) {
+    gauge!(UPTIME).set(uptime.as_secs_f64());
+    if let Ok(open) = std::fs::read_dir("/proc/self/fd") {
+        gauge!(OPEN_FDS).set(open.count() as f64);
+    }
+    if let Some(max) = rustix::process::getrlimit(rustix::process::Resource::Nofile).current {
+        gauge!(MAX_FDS).set(max as f64);
+    }
+}
+
+#[cfg(feature = "otel")]
+pub(crate) fn exported(signal: &'static str, outcome: &'static str) {
+    counter!(OTEL_EXPORTS, "signal" => signal, "outcome" => outcome).increment(1);
+}
+
+#[cfg(feature = "otel")]
+pub(crate) fn lost_spans(reason: &'static str, count: usize) {
+    counter!(OTEL_LOST, "reason" => reason).increment(count as u64);
+}

@@ -1,0 +1,68 @@
+//! The example of the README, compiled and run; `tests/readme.rs` makes sure that they are the same.
+
+use std::net::SocketAddr;
+
+use forebay_admission::{Admission, Identify};
+use forebay_gate::{Config, ReverseProxy, UpstreamConfig};
+use forebay_quota::Quota;
+use forebay_stream::{Incoming, ServeConfig, Server, service_fn};
+use http::{Request, Response};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<()> {
+    let upstream = upstream().await?.to_string();
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?;
+    let (stop, stopped) = oneshot::channel::<()>();
+    let shutdown = async { drop(stopped.await) };
+
+    let mut config = Config::new(UpstreamConfig::new(upstream.parse()?));
+    config.stream_routes = vec![("POST /api/v1/stream".parse()?, 100)]; // all else takes no permit
+    let proxy = ReverseProxy::new(config, Identify::new());
+
+    let admission = Admission::builder().total(1).build(Quota::local());
+    let server = Server::new(listener, proxy.service(admission), ServeConfig::default());
+    let running = tokio::spawn(server.run(shutdown));
+
+    let plain = fetch(address, "GET /about").await?;
+    assert!(plain.ends_with("\r\n\r\nGET /about"), "{plain}");
+    let stream = fetch(address, "POST /api/v1/stream").await?;
+    assert!(stream.ends_with("\r\n\r\nPOST /api/v1/stream"), "{stream}");
+    assert!(!proxy.is_failing() && proxy.upstream_stats().dials > 0);
+
+    proxy.drain().begin(); // new streams are refused, open ones go on
+    assert!(fetch(address, "POST /api/v1/stream").await?.starts_with("HTTP/1.1 503 "));
+    proxy.drain().streams_ended().await;
+
+    stop.send(()).expect("the server runs");
+    assert_eq!(running.await?.cut, 0);
+    Ok(())
+}
+
+/// A service that says what it was asked.
+async fn upstream() -> Result<SocketAddr> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?;
+    let service = service_fn(|request: Request<Incoming>| {
+        let asked = format!("{} {}", request.method(), request.uri());
+        std::future::ready(Response::new(asked))
+    });
+    let server = Server::new(listener, service, ServeConfig::default());
+    tokio::spawn(server.run(std::future::pending()));
+    Ok(address)
+}
+
+/// The whole response to a request without a body.
+async fn fetch(address: SocketAddr, request: &str) -> Result<String> {
+    let mut socket = TcpStream::connect(address).await?;
+    let head = format!("{request} HTTP/1.1\r\nhost: here\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+    socket.write_all(head.as_bytes()).await?;
+    let mut response = String::new();
+    socket.read_to_string(&mut response).await?;
+    Ok(response)
+}

@@ -1,0 +1,118 @@
+//! What is counted of a gate.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
+
+use super::drain::{Drain, Kind};
+use super::upstream::UpstreamStats;
+
+const REQUESTS: &str = "forebay_gate_requests_total";
+const REFUSALS: &str = "forebay_gate_refusals_total";
+const FAILURES: &str = "forebay_gate_upstream_failures_total";
+const CANCELLED: &str = "forebay_gate_cancelled_total";
+const UNTRUSTED: &str = "forebay_gate_untrusted_headers_total";
+/// The histogram of the time to the head of the upstream's response.
+pub const HEAD_SECONDS: &str = "forebay_gate_upstream_head_seconds";
+const IN_FLIGHT: &str = "forebay_gate_in_flight";
+const DRAINING: &str = "forebay_gate_draining";
+const UPSTREAM_OPEN: &str = "forebay_gate_upstream_connections";
+const UPSTREAM_IDLE: &str = "forebay_gate_upstream_idle_connections";
+const UPSTREAM_DIALS: &str = "forebay_gate_upstream_dials_total";
+const UPSTREAM_REUSES: &str = "forebay_gate_upstream_reuses_total";
+const UPSTREAM_RETRIES: &str = "forebay_gate_upstream_retries_total";
+
+/// Describes all of them to the recorder.
+pub fn describe() {
+    let counters = [
+        (REQUESTS, "Responses of the upstream that were passed on, by kind of route and class of status."),
+        (
+            REFUSALS,
+            "Requests that the gate itself answered, by reason; admission's own refusals are not in here.",
+        ),
+        (FAILURES, "Failures of the upstream, by reason."),
+        (CANCELLED, "Requests whose client left, before the head of the response or in its body."),
+        (UNTRUSTED, "Headers dropped because their sender isn't trusted to say whom it speaks for."),
+        (UPSTREAM_DIALS, "Connections made to the upstream."),
+        (UPSTREAM_REUSES, "Requests that found a connection waiting."),
+        (UPSTREAM_RETRIES, "Requests sent again since the waiting connection had closed."),
+    ];
+    for (name, help) in counters {
+        describe_counter!(name, help);
+    }
+    let gauges = [
+        (IN_FLIGHT, "Requests inside the gate, streams included, by kind."),
+        (DRAINING, "1 while the gate refuses new streams because it is about to end."),
+        (UPSTREAM_OPEN, "Open connections to the upstream."),
+        (UPSTREAM_IDLE, "Connections to the upstream that wait for a request."),
+    ];
+    for (name, help) in gauges {
+        describe_gauge!(name, help);
+    }
+    describe_histogram!(
+        HEAD_SECONDS,
+        Unit::Seconds,
+        "From a request to the head of the upstream's response."
+    );
+}
+
+/// Sets what is measured only when somebody looks.
+pub(crate) fn measure(upstream: UpstreamStats, stream: Kind, drain: &Drain) {
+    gauge!(UPSTREAM_OPEN).set(upstream.open as f64);
+    gauge!(UPSTREAM_IDLE).set(upstream.idle as f64);
+    counter!(UPSTREAM_DIALS).absolute(upstream.dials);
+    counter!(UPSTREAM_REUSES).absolute(upstream.reuses);
+    counter!(UPSTREAM_RETRIES).absolute(upstream.retries);
+    gauge!(IN_FLIGHT, "kind" => stream.as_str()).set(drain.streams() as f64);
+    gauge!(IN_FLIGHT, "kind" => Kind::Plain.as_str()).set(drain.plain() as f64);
+    gauge!(DRAINING).set(if drain.is_draining() { 1.0 } else { 0.0 });
+}
+
+/// Where a client left.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Stage {
+    /// Before the head of the response.
+    Head,
+    /// In its body.
+    Body,
+}
+
+impl Stage {
+    fn as_str(self) -> &'static str {
+        match self {
+            Stage::Head => "head",
+            Stage::Body => "body",
+        }
+    }
+}
+
+pub(crate) fn answered(kind: Kind, status: StatusCode, after: Duration) {
+    let class = match status.as_u16() / 100 {
+        2 => "2xx",
+        3 => "3xx",
+        4 => "4xx",
+        5 => "5xx",
+        _ => "other",
+    };
+    counter!(REQUESTS, "kind" => kind.as_str(), "status" => class).increment(1);
+    histogram!(HEAD_SECONDS).record(after.as_secs_f64());
+}
+
+pub(crate) fn refused(reason: &'static str) {
+    counter!(REFUSALS, "reason" => reason).increment(1);
+}
+
+pub(crate) fn upstream_failed(reason: &'static str) {
+    counter!(FAILURES, "reason" => reason).increment(1);
+}
+
+pub(crate) fn cancelled(kind: Kind, stage: Stage) {
+    counter!(CANCELLED, "kind" => kind.as_str(), "stage" => stage.as_str()).increment(1);
+}
+
+pub(crate) fn untrusted_headers(count: u32) {
+    if count > 0 {
+        counter!(UNTRUSTED).increment(u64::from(count));
+    }
+}

@@ -1,0 +1,213 @@
+//! What a token lets its bearer read.
+//!
+//! Invariant: a claim is understood in full, or grants nothing. A field that nobody knows, a blank or a null is no "everything": it may be a slip of
+//! whoever signs, and would show all rows.
+//! Not here: signatures and times (`forebay_admission`), and what a grant means for a table (`granted.rs`).
+//!
+//! `[{"table": "public.orders", "where": "user_id = $1", "params": {"1": "7"}, "columns": ["id", "total"]}]`, where only `table` must be.
+
+use std::fmt;
+use std::sync::Arc;
+
+use forebay_replication::TableName;
+use http::Method;
+use serde_json::{Map, Value};
+use tokio::time::Instant;
+
+use super::names;
+use super::params;
+use super::refusal::Refusal;
+use super::request::ShapeRequest;
+
+/// One who showed a token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bearer {
+    /// What the token grants.
+    pub grants: Arc<[Grant]>,
+    /// When it expires: nothing that was begun with it goes on for longer.
+    pub until: Option<Instant>,
+}
+
+/// One table, or a part of it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Grant {
+    /// Of this table.
+    pub table: TableName,
+    /// Only these rows; `None`: all.
+    pub clause: Option<String>,
+    /// What `$1`, `$2` … stand for in it.
+    pub params: Vec<String>,
+    /// Only these columns and the primary key's; `None`: all.
+    pub columns: Option<Vec<String>>,
+}
+
+/// Why a claim is no list of grants. It doesn't repeat the claim's values.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the token's grants can't be read: {0}")]
+pub struct GrantError(String);
+
+impl Bearer {
+    /// Whether any grant is of the request's table. Deleting isn't reading: others may follow the same shape.
+    ///
+    /// # Errors
+    /// [`Refusal::NotGranted`], whether there is such a table or not.
+    pub fn may(&self, method: &Method, request: &ShapeRequest) -> Result<(), Refusal> {
+        let is_of_table =
+            request.table.as_ref().is_some_and(|table| self.grants.iter().any(|grant| grant.table == *table));
+        if is_of_table && method != Method::DELETE { Ok(()) } else { Err(Refusal::NotGranted) }
+    }
+}
+
+/// Reads the claim.
+///
+/// # Errors
+/// If it isn't a list of grants.
+pub fn of_claim(claim: &Value) -> Result<Arc<[Grant]>, GrantError> {
+    let Value::Array(grants) = claim else { return Err(GrantError("they are no list".to_owned())) };
+    let numbered = grants.iter().zip(1..);
+    numbered
+        .map(|(grant, number)| Grant::read(grant).map_err(|why| GrantError(format!("number {number} {why}"))))
+        .collect()
+}
+
+impl Grant {
+    fn read(grant: &Value) -> Result<Grant, String> {
+        let Value::Object(fields) = grant else { return Err("is no object".to_owned()) };
+        if fields.keys().any(|name| !["table", "where", "params", "columns"].contains(&name.as_str())) {
+            return Err("has a field besides table, where, params and columns".to_owned());
+        }
+        let table = text(fields, "table")?.ok_or("names no table")?;
+        let table = names::table_name(table).map_err(|_| "has no table's name in table")?;
+        let clause = text(fields, "where")?.map(str::to_owned);
+        let params = fields.get("params").map(read_params).transpose()?.unwrap_or_default();
+        if clause.is_none() && !params.is_empty() {
+            return Err("has params, but no where".to_owned());
+        }
+        let columns = fields.get("columns").map(read_columns).transpose()?;
+        Ok(Grant { table, clause, params, columns })
+    }
+}
+
+/// The clause's values are users' data.
+impl fmt::Debug for Grant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Grant").field("table", &self.table).finish_non_exhaustive()
+    }
+}
+
+fn text<'a>(fields: &'a Map<String, Value>, name: &str) -> Result<Option<&'a str>, String> {
+    match fields.get(name) {
+        None => Ok(None),
+        Some(Value::String(text)) if !text.trim().is_empty() && !text.contains('\0') => Ok(Some(text)),
+        Some(_) => Err(format!("has something in {name} that is no text, or a blank one")),
+    }
+}
+
+fn read_params(params: &Value) -> Result<Vec<String>, String> {
+    let wrong =
+        || "has params that aren't numbered from 1, or no texts, whole numbers or booleans".to_owned();
+    // A number that isn't whole may have lost digits on its way here.
+    let is_exact =
+        |value: &Value| value.is_string() || value.is_boolean() || value.is_i64() || value.is_u64();
+    match params {
+        Value::Object(values) if values.values().all(is_exact) => {
+            params::of_json(&params.to_string()).map_err(|_| wrong())
+        }
+        _ => Err(wrong()),
+    }
+}
+
+fn read_columns(columns: &Value) -> Result<Vec<String>, String> {
+    let wrong = || "has columns that are no list of names".to_owned();
+    let Value::Array(columns) = columns else { return Err(wrong()) };
+    let name = |column: &Value| names::column_name(column.as_str()?).ok();
+    columns.iter().map(|column| name(column).ok_or_else(wrong)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::query::Query;
+    use super::*;
+
+    #[test]
+    fn a_claim_is_a_list_of_tables_with_what_of_them_may_be_read() {
+        let claim = json!([
+            {"table": "public.orders", "where": "user_id = $1", "params": {"1": "7"}, "columns": ["id", "Total", "\"Note\""]},
+            {"table": "Items"},
+            {"table": "\"Big\".t", "where": "a = $1 AND b = $2", "params": {"2": true, "1": 7}},
+        ]);
+        let grants = of_claim(&claim).unwrap();
+        assert_eq!(grants[0].table, TableName::new("public", "orders"));
+        assert_eq!(
+            (grants[0].clause.as_deref(), &*grants[0].params),
+            (Some("user_id = $1"), &["7".to_owned()][..])
+        );
+        assert_eq!(grants[0].columns.as_ref().unwrap(), &["id", "total", "Note"]);
+        assert_eq!(grants[1].table, TableName::new("public", "items"));
+        assert_eq!((&grants[1].clause, &grants[1].columns), (&None, &None));
+        assert_eq!(grants[2].table, TableName::new("Big", "t"));
+        assert_eq!(grants[2].params, ["7", "true"]);
+        assert_eq!(of_claim(&json!([])).unwrap().len(), 0);
+    }
+
+    #[test]
+    fn what_is_not_understood_grants_nothing() {
+        for claim in [
+            json!(null),
+            json!("all"),
+            json!({"table": "t"}),
+            json!(["t"]),
+            json!([{}]),
+            json!([{"table": null}]),
+            json!([{"table": ""}]),
+            json!([{"table": "a.b.c"}]),
+            json!([{"table": "t; DROP TABLE t"}]),
+            json!([{"table": "t", "where": null}]),
+            json!([{"table": "t", "where": "  "}]),
+            json!([{"table": "t", "where": 1}]),
+            json!([{"table": "t", "where": "a = 'x\u{0}'"}]),
+            json!([{"table": "t", "wher": "a = 1"}]),
+            json!([{"table": "t", "Where": "a = 1"}]),
+            json!([{"table": "t", "params": {"1": "7"}}]),
+            json!([{"table": "t", "where": "a = $1", "params": ["7"]}]),
+            json!([{"table": "t", "where": "a = $1", "params": {"2": "7"}}]),
+            json!([{"table": "t", "where": "a = $1", "params": {"1": null}}]),
+            json!([{"table": "t", "where": "a = $1", "params": {"1": 1.5}}]),
+            json!([{"table": "t", "where": "a = $1", "params": {"1": 1e40}}]),
+            json!([{"table": "t", "columns": null}]),
+            json!([{"table": "t", "columns": "a,b"}]),
+            json!([{"table": "t", "columns": ["a,b"]}]),
+            json!([{"table": "t", "columns": [1]}]),
+            json!([{"table": "t"}, {"table": "u", "where": ""}]),
+        ] {
+            let error = of_claim(&claim).unwrap_err().to_string();
+            assert!(error.starts_with("the token's grants can't be read: "), "{claim}: {error}");
+        }
+    }
+
+    #[test]
+    fn another_table_is_refused_and_so_is_every_deletion() {
+        let bearer = Bearer { grants: of_claim(&json!([{"table": "orders"}])).unwrap(), until: None };
+        let may = |method: Method, raw: &str| {
+            let request = ShapeRequest::parse(&method, &Query::parse(raw), b"").unwrap();
+            bearer.may(&method, &request).is_ok()
+        };
+        for table in ["orders", "public.orders", "ORDERS", "%22orders%22", "Public.%22orders%22"] {
+            assert!(may(Method::GET, &format!("table={table}&offset=-1")), "{table}");
+            assert!(!may(Method::DELETE, &format!("table={table}")), "{table}");
+        }
+        for table in ["order", "other.orders", "%22Orders%22", "%22public.orders%22", "orders2"] {
+            assert!(!may(Method::GET, &format!("table={table}&offset=-1")), "{table}");
+        }
+        assert!(!may(Method::DELETE, "handle=1-2"));
+    }
+
+    #[test]
+    fn debug_tells_no_value() {
+        let claim = json!([{"table": "t", "where": "a = $1 AND b = 's3cret'", "params": {"1": "s3cret"}}]);
+        let text = format!("{:?}", of_claim(&claim).unwrap());
+        assert!(!text.contains("s3cret") && text.contains('t'), "{text}");
+    }
+}

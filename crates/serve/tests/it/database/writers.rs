@@ -1,0 +1,143 @@
+//! Waiting for those who wrote before anybody followed.
+
+use std::time::Duration;
+
+use forebay_sandbox::Postgres;
+use forebay_serve::database::{WritersError, wait_for_writers};
+use tokio::time::{Instant, sleep, timeout};
+
+use super::{Database, query};
+use crate::database::Collected;
+use crate::deadline::within;
+
+const SHORT: Duration = Duration::from_millis(200);
+
+fn items() -> Database {
+    Database::new(
+        15,
+        "CREATE TABLE t (id int PRIMARY KEY); CREATE TABLE other (id int);
+         CREATE TABLE parts (id int) PARTITION BY RANGE (id);
+         CREATE TABLE low PARTITION OF parts FOR VALUES FROM (0) TO (10) PARTITION BY LIST (id);
+         CREATE TABLE five PARTITION OF low FOR VALUES IN (5)",
+    )
+}
+
+async fn wait(database: &Database, table: &str, patience: Duration) -> Result<(), WritersError> {
+    let oid = database.describe(table).await.oid;
+    let client = database.client().await;
+    within("the wait", wait_for_writers(&client, oid, Instant::now() + patience)).await
+}
+
+fn is_open(outcome: &Result<(), WritersError>, count: usize) -> bool {
+    matches!(outcome, Err(WritersError::Open { open, .. }) if *open == count)
+}
+
+#[tokio::test]
+async fn who_writes_is_waited_for_and_nobody_else_is() {
+    let database = items();
+    for (table, statement, is_writer) in [
+        ("t", "INSERT INTO t VALUES (1)", true),
+        ("t", "DELETE FROM t", true),
+        ("t", "TRUNCATE t", true),
+        ("parts", "INSERT INTO parts VALUES (5)", true),
+        ("parts", "INSERT INTO five VALUES (5)", true),
+        ("parts", "TRUNCATE five", true),
+        ("t", "SELECT * FROM t FOR UPDATE", false),
+        ("t", "LOCK TABLE t IN SHARE UPDATE EXCLUSIVE MODE", false),
+        ("t", "INSERT INTO other VALUES (1)", false),
+        ("five", "INSERT INTO other VALUES (1)", false),
+    ] {
+        let oid = database.describe(table).await.oid;
+        let (writer, client) = (database.client().await, database.client().await);
+        writer.batch_execute(&format!("BEGIN; {statement}")).await.unwrap();
+        let outcome = within("the wait", wait_for_writers(&client, oid, Instant::now() + SHORT)).await;
+        assert_eq!(is_open(&outcome, 1), is_writer, "{statement}: {outcome:?}");
+        writer.batch_execute("ROLLBACK").await.unwrap();
+        wait_for_writers(&client, oid, Instant::now() + SHORT).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn the_wait_ends_with_the_writers_and_not_with_those_who_come_later() {
+    let database = items();
+    let oid = database.describe("t").await.oid;
+    let (first, client) = (database.client().await, database.client().await);
+    first.batch_execute("BEGIN; INSERT INTO t VALUES (1)").await.unwrap();
+    let mut waiting = Box::pin(wait_for_writers(&client, oid, Instant::now() + Duration::from_secs(20)));
+    assert!(timeout(SHORT, &mut waiting).await.is_err(), "the first is open");
+    // The same session, another transaction: it isn't waited for.
+    first.batch_execute("COMMIT; BEGIN; INSERT INTO t VALUES (2)").await.unwrap();
+    within("the end", waiting).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_error_says_how_many_are_open_and_for_how_long() {
+    let database = items();
+    let writer = database.client().await;
+    writer.batch_execute("BEGIN; INSERT INTO t VALUES (1)").await.unwrap();
+    sleep(Duration::from_millis(1100)).await;
+    let error = wait(&database, "t", SHORT).await.unwrap_err();
+    let WritersError::Open { open: 1, oldest: Some(oldest), waited } = &error else { panic!("{error:?}") };
+    assert!(*oldest > Duration::from_secs(1) && *waited >= SHORT && waited < oldest, "{error:?}");
+    let words = error.to_string();
+    let before =
+        "1 transaction has written to the table and been open since before it was published, the oldest for";
+    assert!(words.starts_with(&format!("{before} {} s: waited ", oldest.as_secs())), "{words}");
+}
+
+#[tokio::test]
+async fn prepared_transactions_are_writers_whenever_they_were_prepared() {
+    for version in [15, 18] {
+        let postgres =
+            Postgres::builder().version(version).config("max_prepared_transactions", "4").start().unwrap();
+        let database = Database::on(Box::leak(Box::new(postgres)), "CREATE TABLE t (id int PRIMARY KEY)");
+        let oid = database.describe("t").await.oid;
+        let (writer, client) = (database.client().await, database.client().await);
+        let wait = || wait_for_writers(&client, oid, Instant::now() + Duration::from_secs(20));
+
+        // Prepared before.
+        writer.batch_execute("BEGIN; INSERT INTO t VALUES (1); PREPARE TRANSACTION 'a'").await.unwrap();
+        let outcome = wait_for_writers(&client, oid, Instant::now() + SHORT).await;
+        assert!(matches!(outcome, Err(WritersError::Open { open: 1, oldest: Some(_), .. })), "{outcome:?}");
+        // Prepared while it is waited for.
+        writer.batch_execute("BEGIN; INSERT INTO t VALUES (2)").await.unwrap();
+        let mut waiting = Box::pin(wait());
+        assert!(timeout(SHORT, &mut waiting).await.is_err());
+        writer.batch_execute("PREPARE TRANSACTION 'b'").await.unwrap();
+        writer.batch_execute("COMMIT PREPARED 'a'").await.unwrap();
+        assert!(timeout(SHORT, &mut waiting).await.is_err(), "the second is open still");
+        writer.batch_execute("COMMIT PREPARED 'b'").await.unwrap();
+        within("the end", waiting).await.unwrap();
+
+        // After a restart, it has another virtual transaction.
+        writer.batch_execute("BEGIN; INSERT INTO t VALUES (3); PREPARE TRANSACTION 'c'").await.unwrap();
+        database.postgres.restart_fast().unwrap();
+        drop((writer, client));
+        let client = database.client().await;
+        let outcome = wait_for_writers(&client, oid, Instant::now() + SHORT).await;
+        assert!(is_open(&outcome, 1), "{outcome:?}");
+        database.run("ROLLBACK PREPARED 'c'");
+        wait_for_writers(&client, oid, Instant::now() + Duration::from_secs(20)).await.unwrap();
+        database.postgres.stop().unwrap();
+    }
+}
+
+/// What a shape's beginning is made of: the writer's row is in no stream, and would be in no snapshot without the wait.
+#[tokio::test]
+async fn a_writer_that_is_open_across_the_table_s_publication_is_in_the_snapshot() {
+    let database = items();
+    database.run("CREATE PUBLICATION p");
+    let table = database.describe("t").await;
+    let (writer, client) = (database.client().await, database.client().await);
+    writer.batch_execute("BEGIN; INSERT INTO t VALUES (1)").await.unwrap();
+    database.run("ALTER PUBLICATION p ADD TABLE ONLY t");
+    let mut waiting =
+        Box::pin(wait_for_writers(&client, table.oid, Instant::now() + Duration::from_secs(20)));
+    assert!(timeout(SHORT, &mut waiting).await.is_err());
+    writer.batch_execute("COMMIT").await.unwrap();
+    within("the end", waiting).await.unwrap();
+    drop((writer, client));
+    let mut sink = Collected::default();
+    database.read(&query(&table, &[0], None), &mut sink).await.unwrap();
+    assert_eq!(sink.messages().len(), 1);
+}
