@@ -7,36 +7,39 @@ use socket2::SockRef;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
-use crate::site::soon;
+use crate::test_server::soon;
 
-pub(crate) struct Client {
+pub(crate) struct RawClient {
     pub(crate) socket: TcpStream,
     read: Vec<u8>,
 }
 
 /// What came of a chunked body.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Chunked {
+pub(crate) struct DecodedChunks {
     pub(crate) data: Vec<u8>,
     /// The last chunk was there.
     pub(crate) complete: bool,
 }
 
-impl Client {
-    pub(crate) async fn connect(address: SocketAddr) -> Client {
-        Client { socket: soon("a connection", TcpStream::connect(address)).await.unwrap(), read: Vec::new() }
+impl RawClient {
+    pub(crate) async fn connect(address: SocketAddr) -> RawClient {
+        RawClient {
+            socket: soon("a connection", TcpStream::connect(address)).await.unwrap(),
+            read: Vec::new(),
+        }
     }
 
     /// One whose system takes little before its reader does.
-    pub(crate) async fn connect_narrow(address: SocketAddr) -> Client {
+    pub(crate) async fn connect_narrow(address: SocketAddr) -> RawClient {
         let socket = TcpSocket::new_v4().unwrap();
         socket.set_recv_buffer_size(4096).unwrap();
-        Client { socket: soon("a connection", socket.connect(address)).await.unwrap(), read: Vec::new() }
+        RawClient { socket: soon("a connection", socket.connect(address)).await.unwrap(), read: Vec::new() }
     }
 
     /// Connects and sends one request's head.
-    pub(crate) async fn ask(address: SocketAddr, request: &str) -> Client {
-        let mut client = Client::connect(address).await;
+    pub(crate) async fn ask(address: SocketAddr, request: &str) -> RawClient {
+        let mut client = RawClient::connect(address).await;
         client.send(&format!("{request}\r\nhost: test\r\n\r\n")).await;
         client
     }
@@ -77,7 +80,7 @@ impl Client {
         std::mem::take(&mut self.read)
     }
 
-    pub(crate) async fn rest_of_chunks(&mut self) -> Chunked {
+    pub(crate) async fn rest_of_chunks(&mut self) -> DecodedChunks {
         decode(&self.rest().await)
     }
 
@@ -88,25 +91,25 @@ impl Client {
 }
 
 /// Decodes strictly; what is cut off is no data.
-pub(crate) fn decode(mut bytes: &[u8]) -> Chunked {
+pub(crate) fn decode(mut bytes: &[u8]) -> DecodedChunks {
     let mut data = Vec::new();
     loop {
         let Some(line) = bytes.windows(2).position(|window| window == b"\r\n") else {
-            return Chunked { data, complete: false };
+            return DecodedChunks { data, complete: false };
         };
         let size = usize::from_str_radix(std::str::from_utf8(&bytes[..line]).unwrap(), 16).unwrap();
         let Some(chunk) = bytes.get(line + 2..line + 2 + size) else {
-            return Chunked { data, complete: false };
+            return DecodedChunks { data, complete: false };
         };
         let end = &bytes[line + 2 + size..];
         if size == 0 {
             assert_eq!(end, b"\r\n", "nothing comes after the last chunk");
-            return Chunked { data, complete: true };
+            return DecodedChunks { data, complete: true };
         }
         data.extend_from_slice(chunk);
         match end.strip_prefix(b"\r\n") {
             Some(next) => bytes = next,
-            None => return Chunked { data, complete: false },
+            None => return DecodedChunks { data, complete: false },
         }
     }
 }
