@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use forebay_postgres::ManagerConfig;
 use forebay_shapes::StoreConfig;
-use forebay_stream::ServeConfig as HttpConfig;
+use forebay_stream::HttpServerConfig;
 
 use super::ConfigError;
 use super::access::{AdmissionConfig, IdentityConfig, Proxies, QuotaConfig};
@@ -73,7 +73,7 @@ pub struct ServeConfig {
     /// How many snapshots are taken at once: at least one, and at most as many as there are connections for them.
     pub snapshots: usize,
     /// How clients' connections are served.
-    pub http: HttpConfig,
+    pub http: HttpServerConfig,
     /// Who may hold a stream.
     pub admission: AdmissionConfig,
     /// How this instance counts with others.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use forebay_admission::{Admission, MAX_LISTED};
 use forebay_quota::{Mode, Quota};
-use forebay_stream::Stats;
+use forebay_stream::ServerStats;
 use metrics::{counter, gauge};
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
@@ -33,7 +33,7 @@ pub(crate) struct GateReport {
     pub(crate) drain: Drain,
     pub(crate) upstream: Upstream,
     pub(crate) proxy: Proxy,
-    pub(crate) http: Stats,
+    pub(crate) http: ServerStats,
 }
 
 impl Report for GateReport {
@@ -94,7 +94,7 @@ impl GateReport {
         let (counts, readiness) = (self.http.counts(), self.readiness());
         let mut http = Map::new();
         http.insert("open_connections".into(), counts.open_connections.into());
-        http.insert("lean_streams".into(), counts.lean_streams.into());
+        http.insert("lean_streams".into(), counts.live_streams.into());
         http.extend(names::http_events(&counts).map(|(event, count)| (event.to_owned(), count.into())));
         let routes: Vec<String> = self.routes.iter().map(ToString::to_string).collect();
         json!({

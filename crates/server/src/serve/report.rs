@@ -6,7 +6,7 @@ use std::sync::Arc;
 use forebay_admission::Admission;
 use forebay_postgres::Phase;
 use forebay_quota::Quota;
-use forebay_stream::Stats;
+use forebay_stream::ServerStats;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -23,7 +23,7 @@ pub(crate) struct ServeReport {
     pub(crate) answering: Arc<Answering>,
     pub(crate) admission: Admission,
     pub(crate) quota: Quota,
-    pub(crate) http: Stats,
+    pub(crate) http: ServerStats,
     pub(crate) listing: Listing,
 }
 
@@ -104,7 +104,7 @@ impl ServeReport {
             "quota": self.quota.status(),
             "http": {
                 "open_connections": counts.open_connections,
-                "lean_streams": counts.lean_streams,
+                "lean_streams": counts.live_streams,
                 "requests": counts.requests,
                 "slow_clients": counts.slow_clients,
             },

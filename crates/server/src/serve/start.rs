@@ -10,7 +10,7 @@ use forebay_postgres::reservoir::Limits;
 use forebay_postgres::{Manager, NotReady, StackEvent};
 use forebay_quota::Quota;
 use forebay_shapes::Shapes;
-use forebay_stream::{Server, Wrap};
+use forebay_stream::{Handshake, HttpServer};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::oneshot;
@@ -49,8 +49,8 @@ pub(super) const REFRESH: Duration = Duration::from_millis(50);
 
 /// A server of shapes that listens.
 pub struct Serve {
-    server: Server<Traced<ServeService>>,
-    admin: Option<Server<admin::Admin>>,
+    server: HttpServer<Traced<ServeService>>,
+    admin: Option<HttpServer<admin::Admin>>,
     admission: Admission,
     quota: Quota,
     manager: Manager,
@@ -123,9 +123,9 @@ impl Serve {
         let mut http = config.http.clone();
         http.drain_timeout = config.drain_timeout;
         let mut telemetry = Telemetry::new(config.otel.as_ref(), config.tls.is_some(), address);
-        let mut server = Server::new(listener, telemetry.traced(service), http);
+        let mut server = HttpServer::new(listener, telemetry.traced(service), http);
         if let Some(tls) = &config.tls {
-            server = server.wrapped(Arc::clone(tls) as Arc<dyn Wrap>);
+            server = server.with_handshake(Arc::clone(tls) as Arc<dyn Handshake>);
         }
         let mut chores = vec![
             tokio::spawn(republish(Arc::clone(&making), manager.clone())),

@@ -19,7 +19,7 @@ pub(super) enum BodyRemainder {
 impl BodyRemainder {
     pub(super) fn of(framing: Framing) -> BodyRemainder {
         match framing {
-            Framing::NoBody(_) | Framing::Length(0) => BodyRemainder::None,
+            Framing::WithoutBody(_) | Framing::Length(0) => BodyRemainder::None,
             Framing::Length(length) => BodyRemainder::Length(length),
             Framing::Chunked => BodyRemainder::Chunked,
         }

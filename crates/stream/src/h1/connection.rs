@@ -6,7 +6,7 @@
 //!
 //! Invariant: a request is either answered here or passed to hyper whole, never both.
 //! Enforced by: `parser.rs`, which accepts only complete, simple requests.
-//! Invariant: every connection ends, whatever the client does.
+//! Invariant: every connection ends, even if the client stalls.
 //! Enforced by: `idle_timeout` (`drain_grace` in a drain) between requests, and `write_timeout` for
 //! each response. A disconnect is noticed unless [`READ_SIZE`] bytes of input are buffered.
 //!
@@ -85,20 +85,8 @@ where
             }
             Ok(ReadOutcome::Eof) | Err(_) => return H1Outcome::Closed,
             Ok(ReadOutcome::WouldBlock) => {
-                let idle = if is_draining { context.drain_grace() } else { context.config.idle_timeout };
-                let mut due = Instant::now() + idle;
-                let readable = poll_fn(|cx| {
-                    if let Poll::Ready(readable) = client.stream.poll_read_ready(cx) {
-                        return Poll::Ready(readable.is_ok());
-                    }
-                    if !is_draining && drain_started.as_mut().poll(cx).is_ready() {
-                        is_draining = true;
-                        due = due.min(Instant::now() + context.drain_grace());
-                        idle_timer.as_mut().reset(due);
-                    }
-                    poll_deadline(idle_timer.as_mut(), due, cx).map(|()| false)
-                });
-                match readable.await {
+                let (timer, drain) = (idle_timer.as_mut(), drain_started.as_mut());
+                match wait_readable(&client.stream, timer, drain, &mut is_draining, context).await {
                     true => continue,
                     false => return H1Outcome::Closed,
                 }
@@ -136,6 +124,30 @@ where
             }
         }
     }
+}
+
+/// Waits until the client sends bytes. Returns false after the idle timeout or a disconnect.
+async fn wait_readable(
+    stream: &TcpStream,
+    mut idle_timer: Pin<&mut Sleep>,
+    mut drain_started: Pin<&mut impl Future<Output = ()>>,
+    is_draining: &mut bool,
+    context: &ServerContext,
+) -> bool {
+    let idle = if *is_draining { context.drain_grace() } else { context.config.idle_timeout };
+    let mut due = Instant::now() + idle;
+    poll_fn(|cx| {
+        if let Poll::Ready(readable) = stream.poll_read_ready(cx) {
+            return Poll::Ready(readable.is_ok());
+        }
+        if !*is_draining && drain_started.as_mut().poll(cx).is_ready() {
+            *is_draining = true;
+            due = due.min(Instant::now() + context.drain_grace());
+            idle_timer.as_mut().reset(due);
+        }
+        poll_deadline(idle_timer.as_mut(), due, cx).map(|()| false)
+    })
+    .await
 }
 
 /// Ready at `due`. The timer may be set earlier; it is only moved when it fires, to save resets.

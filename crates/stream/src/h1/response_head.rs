@@ -1,7 +1,7 @@
 //! Response heads of the fast path and of live streams.
 //!
-//! Invariant: the head declares the framing and `connection: close` once and correctly, whatever
-//! the service's headers say; no header can break a line.
+//! Invariant: the head declares the framing and `connection: close` once and correctly, even if the
+//! service's headers differ; no header can break a line.
 //! Enforced by: the service's framing headers are omitted; `http`'s types hold no line breaks.
 
 use std::cell::Cell;
@@ -34,7 +34,7 @@ fn has_body(method: &Method, status: StatusCode) -> bool {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Framing {
     /// No body. The length is that of the body a GET would have.
-    NoBody(Option<u64>),
+    WithoutBody(Option<u64>),
     Length(u64),
     Chunked,
 }
@@ -49,7 +49,7 @@ impl Framing {
         }
         let would_have_one = *method == Method::HEAD && has_body(&Method::GET, response.status());
         let length = length.filter(|&length| length > 0);
-        Framing::NoBody(declared().or(length).filter(|_| would_have_one))
+        Framing::WithoutBody(declared().or(length).filter(|_| would_have_one))
     }
 }
 
@@ -74,8 +74,8 @@ pub(crate) fn write_head(
     };
     write_common(head, parts, date, is_framing_header);
     match framing {
-        Framing::NoBody(None) => {}
-        Framing::NoBody(Some(length)) | Framing::Length(length) => {
+        Framing::WithoutBody(None) => {}
+        Framing::WithoutBody(Some(length)) | Framing::Length(length) => {
             head.extend_from_slice(b"content-length: ");
             push_decimal(head, length);
             head.extend_from_slice(b"\r\n");

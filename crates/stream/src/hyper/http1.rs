@@ -1,6 +1,6 @@
 //! HTTP/1 connections served by hyper: requests with a body, HTTP/1.0, pipelined requests.
 //!
-//! Invariant: every connection ends, whatever the client does.
+//! Invariant: every connection ends, even if the client stalls.
 //! Enforced by: [`ClientDeadline`] bounds each wait for the client; `hyper_socket.rs` bounds each
 //! write.
 //!

@@ -1,6 +1,6 @@
 //! HTTP/2 connections served by hyper.
 //!
-//! Invariant: every connection ends, whatever the client does.
+//! Invariant: every connection ends, even if the client stalls.
 //! Enforced by: [`ClientDeadline`] bounds idle connections; `h2_exchange.rs` bounds each request
 //! and response; `hyper_socket.rs` bounds writes to the socket.
 

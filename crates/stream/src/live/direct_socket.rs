@@ -32,7 +32,7 @@ pub(crate) struct DirectSocket {
 /// State of the socket's writer, guarded by one lock.
 #[derive(Debug)]
 pub(crate) struct WriterState {
-    pub(crate) queue: SocketWriter,
+    pub(crate) output: SocketWriter,
     delegation: Option<WriteDelegation>,
     /// Failure of a write by the topic.
     pub(crate) failure: Option<WriteFailure>,
@@ -64,8 +64,8 @@ thread_local! {
 struct PolledStreamGuard;
 
 impl DirectSocket {
-    pub(crate) fn new(stream: TcpStream, queue: SocketWriter) -> DirectSocket {
-        DirectSocket { stream, writer: Mutex::new(WriterState { queue, delegation: None, failure: None }) }
+    pub(crate) fn new(stream: TcpStream, output: SocketWriter) -> DirectSocket {
+        DirectSocket { stream, writer: Mutex::new(WriterState { output, delegation: None, failure: None }) }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, WriterState> {
@@ -89,13 +89,13 @@ impl DirectSocket {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return false,
         };
-        let WriterState { queue, delegation, failure } = &mut *writer;
+        let WriterState { output, delegation, failure } = &mut *writer;
         let Some(delegation) =
             delegation.as_mut().filter(|delegation| delegation.tail == tail && failure.is_none())
         else {
             return false;
         };
-        if !queue.is_empty() {
+        if !output.is_empty() {
             return true; // the task continues after the unsent bytes
         }
         let Some(events) = recent.after(&delegation.progress) else { return false };
@@ -106,14 +106,14 @@ impl DirectSocket {
             }
             batch.push_chunk(event);
         }
-        match queue.write(&self.stream, &mut batch) {
+        match output.write(&self.stream, &mut batch) {
             Ok(()) => {
                 batch.recycle();
                 recent.mark_delivered(&mut delegation.progress);
-                queue.is_empty()
+                output.is_empty()
             }
-            Err(failure) => {
-                *failure = Some(failure);
+            Err(error) => {
+                *failure = Some(error);
                 false
             }
         }

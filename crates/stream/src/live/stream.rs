@@ -143,13 +143,13 @@ fn poll_stream<B: ResponseBody>(
             State::Starting | State::Streaming => {
                 if lifecycle.state == State::Streaming
                     && let Err(failure) =
-                        ready!(writer.queue.poll_flush(stream, lifecycle.config.write_timeout, cx))
+                        ready!(writer.output.poll_flush(stream, lifecycle.config.write_timeout, cx))
                 {
                     return Poll::Ready(failure.into());
                 }
                 let mut batch = WriteBatch::take_spare();
                 if lifecycle.state == State::Starting {
-                    writer.queue.take_unsent().iter().for_each(|head| batch.push_raw(head));
+                    writer.output.take_unsent().iter().for_each(|head| batch.push_raw(head));
                     lifecycle.state = State::Streaming;
                 }
                 let polled = socket.poll_body(writer, || fill_batch(body.as_mut(), &mut batch, cx));
@@ -158,18 +158,18 @@ fn poll_stream<B: ResponseBody>(
                     body.set(None);
                     writer.revoke();
                 }
-                if let Err(failure) = writer.queue.write(stream, &mut batch) {
+                if let Err(failure) = writer.output.write(stream, &mut batch) {
                     // The batch isn't recycled, since it holds unsent bytes.
                     return Poll::Ready(failure.into());
                 }
                 batch.recycle();
-                if polled.is_pending() && writer.queue.is_empty() {
+                if polled.is_pending() && writer.output.is_empty() {
                     return Poll::Pending;
                 }
             }
             State::Ending(end) => {
                 if let Err(failure) =
-                    ready!(writer.queue.poll_flush(stream, lifecycle.config.write_timeout, cx))
+                    ready!(writer.output.poll_flush(stream, lifecycle.config.write_timeout, cx))
                 {
                     return Poll::Ready(failure.into());
                 }

@@ -125,10 +125,10 @@ async fn bytes_that_a_socket_does_not_accept_are_left_to_its_task() {
     let large = Bytes::from(vec![b'x'; 32 << 20]);
     topic.publish(large);
     assert!(!deliver(&tail, &socket));
-    assert!(!socket.lock().queue.is_empty());
+    assert!(!socket.lock().output.is_empty());
     topic.publish("next");
     assert!(deliver(&tail, &socket), "the task continues after the unsent bytes");
-    socket.lock().queue.take_unsent();
+    socket.lock().output.take_unsent();
     assert_eq!(poll_on(&socket, &mut tail), event("next"));
 
     assert!(poll_on(&socket, &mut tail).is_pending());

@@ -1,4 +1,4 @@
-//! A client that says exactly what it is told to, and an honest reader of chunks.
+//! Raw TCP client and strict decoder of chunked bodies.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -14,11 +14,11 @@ pub(crate) struct RawClient {
     read: Vec<u8>,
 }
 
-/// What came of a chunked body.
+/// Decoded part of a chunked body.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct DecodedChunks {
     pub(crate) data: Vec<u8>,
-    /// The last chunk was there.
+    /// The last chunk was received.
     pub(crate) complete: bool,
 }
 
@@ -30,7 +30,7 @@ impl RawClient {
         }
     }
 
-    /// One whose system takes little before its reader does.
+    /// Connects with a small receive buffer.
     pub(crate) async fn connect_narrow(address: SocketAddr) -> RawClient {
         let socket = TcpSocket::new_v4().unwrap();
         socket.set_recv_buffer_size(4096).unwrap();
@@ -45,10 +45,10 @@ impl RawClient {
     }
 
     pub(crate) async fn send(&mut self, text: &str) {
-        soon("room to send", self.socket.write_all(text.as_bytes())).await.unwrap();
+        soon("a write", self.socket.write_all(text.as_bytes())).await.unwrap();
     }
 
-    /// Reads to the end of `mark` and returns all up to there.
+    /// Reads until `mark` and returns everything up to its end.
     pub(crate) async fn until(&mut self, mark: &str) -> String {
         loop {
             let found = self.read.windows(mark.len()).position(|window| window == mark.as_bytes());
@@ -57,7 +57,7 @@ impl RawClient {
                 return String::from_utf8(std::mem::replace(&mut self.read, rest)).unwrap();
             }
             let count = soon(mark, self.socket.read_buf(&mut self.read)).await.unwrap();
-            assert!(count > 0, "{mark:?} never came: {}", self.read.escape_ascii());
+            assert!(count > 0, "{mark:?} not received: {}", self.read.escape_ascii());
         }
     }
 
@@ -68,13 +68,13 @@ impl RawClient {
     pub(crate) async fn exactly(&mut self, count: usize) -> Vec<u8> {
         while self.read.len() < count {
             let read = soon("more bytes", self.socket.read_buf(&mut self.read)).await.unwrap();
-            assert!(read > 0, "it ended after {} of {count} bytes", self.read.len());
+            assert!(read > 0, "closed after {} of {count} bytes", self.read.len());
         }
         let rest = self.read.split_off(count);
         std::mem::replace(&mut self.read, rest)
     }
 
-    /// Reads to the end of the connection, a reset included.
+    /// Reads until the connection is closed or reset.
     pub(crate) async fn rest(&mut self) -> Vec<u8> {
         while soon("the end", self.socket.read_buf(&mut self.read)).await.is_ok_and(|count| count > 0) {}
         std::mem::take(&mut self.read)
@@ -84,13 +84,13 @@ impl RawClient {
         decode(&self.rest().await)
     }
 
-    /// Leaves without a word to the server's application, as a crash or a kill does.
+    /// Resets the connection, as a crash does.
     pub(crate) fn reset(self) {
         SockRef::from(&self.socket).set_linger(Some(Duration::ZERO)).unwrap();
     }
 }
 
-/// Decodes strictly; what is cut off is no data.
+/// Decodes strictly; incomplete chunks are dropped.
 pub(crate) fn decode(mut bytes: &[u8]) -> DecodedChunks {
     let mut data = Vec::new();
     loop {

@@ -1,4 +1,4 @@
-//! Streams whose events the topic writes: nothing is written twice, left out or torn, whoever writes.
+//! Direct delivery: events written by the topic are never duplicated, lost or torn.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -20,11 +20,11 @@ use tokio::time::{Interval, interval};
 use crate::client::RawClient;
 use crate::test_server::{on_both_runtimes, soon, until};
 
-/// Too many for one delivery.
+/// More than one delivery task handles.
 const STREAMS: usize = 150;
 const TICK: &str = ": tick\n\n";
 
-/// A tail, and something of its own to say now and then.
+/// Body that yields a tail's events and periodic ticks.
 struct TickingBody {
     tail: Tail,
     ticks: Option<Interval>,
@@ -52,14 +52,14 @@ impl Body for TickingBody {
     }
 }
 
-struct TestServer {
+struct TopicServer {
     address: std::net::SocketAddr,
     stats: ServerStats,
     polls: Arc<AtomicUsize>,
 }
 
-/// Until the test's runtime ends.
-async fn serve(topic: &Topic, tick: Option<Duration>) -> TestServer {
+/// Starts a server that runs until the test's runtime ends.
+async fn serve(topic: &Topic, tick: Option<Duration>) -> TopicServer {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let polls = Arc::new(AtomicUsize::new(0));
@@ -72,11 +72,11 @@ async fn serve(topic: &Topic, tick: Option<Duration>) -> TestServer {
     let server = HttpServer::new(listener, service, HttpServerConfig::default());
     let stats = server.stats();
     tokio::spawn(server.run(std::future::pending()));
-    TestServer { address, stats, polls }
+    TopicServer { address, stats, polls }
 }
 
 #[test]
-fn a_crowd_gets_its_events_without_being_polled() {
+fn waiting_streams_get_events_without_being_polled() {
     on_both_runtimes(async || {
         let topic = Topic::new(64);
         let server = serve(&topic, None).await;
@@ -94,7 +94,7 @@ fn a_crowd_gets_its_events_without_being_polled() {
         for event in 1..10 {
             let publishing = topic.clone();
             let text = format!("data: {event}\n\n");
-            // As a log's writer does, from a thread that knows of no runtime.
+            // From a thread outside the runtime, as a log's writer publishes.
             std::thread::spawn(move || publishing.publish(text)).join().unwrap();
             for client in &mut clients {
                 let (got, mark) = (format!("9\r\ndata: {event}\n\n\r\n"), format!("data: {event}\n\n\r\n"));
@@ -102,15 +102,15 @@ fn a_crowd_gets_its_events_without_being_polled() {
             }
         }
         assert_eq!(server.polls.load(Ordering::Relaxed), polls);
-        // Those who leave are missed by nobody, and the end is told by their own tasks.
+        // Disconnected clients don't disturb the others; the tasks themselves write the end.
         clients.truncate(STREAMS / 2);
-        until("half of them gone", || topic.subscribers() == STREAMS / 2).await;
+        until("half of them closed", || topic.subscribers() == STREAMS / 2).await;
         topic.publish("data: x\n\n");
         topic.close();
         for client in &mut clients {
             assert_eq!(client.rest().await, b"9\r\ndata: x\n\n\r\n0\r\n\r\n");
         }
-        until("all of them gone", || server.stats.counts().open_connections == 0).await;
+        until("all connections closed", || server.stats.counts().open_connections == 0).await;
         let counts = server.stats.counts();
         assert_eq!(
             (counts.live_client_closed, counts.live_completed),
@@ -119,10 +119,10 @@ fn a_crowd_gets_its_events_without_being_polled() {
     });
 }
 
-/// Events of all sizes from a thread of its own, ticks from the streams' tasks, clients that read at once, or when all was published, or
-/// leave.
+/// Events of all sizes come from another thread, ticks from the streams' tasks. Some clients read
+/// at once, some after the last event, and some disconnect.
 #[test]
-fn whoever_writes_the_events_come_whole_and_in_order() {
+fn events_arrive_whole_and_in_order_from_topic_and_task() {
     const EVENTS: usize = 300;
     const STREAMS: usize = 40;
     on_both_runtimes(async || {
@@ -133,15 +133,15 @@ fn whoever_writes_the_events_come_whole_and_in_order() {
         let server = serve(&topic, Some(Duration::from_millis(2))).await;
         let is_published = Arc::new(Semaphore::new(0));
         let mut readers = Vec::new();
-        for place in 0..STREAMS {
-            let is_slow = place % 5 == 0;
+        for index in 0..STREAMS {
+            let is_slow = index % 5 == 0;
             let mut client = match is_slow {
                 true => RawClient::connect_narrow(server.address).await,
                 false => RawClient::connect(server.address).await,
             };
             client.send("GET / HTTP/1.1\r\nhost: test\r\n\r\n").await;
             client.head().await;
-            let leaves_after = (place % 5 == 1).then(|| dice.below(40_000));
+            let leaves_after = (index % 5 == 1).then(|| dice.below(40_000));
             let is_published = Arc::clone(&is_published);
             readers.push(tokio::spawn(async move {
                 if is_slow {
@@ -152,7 +152,7 @@ fn whoever_writes_the_events_come_whole_and_in_order() {
                     client.reset();
                     return None;
                 }
-                Some(soon("all of them", client.rest_of_chunks()).await)
+                Some(soon("the whole stream", client.rest_of_chunks()).await)
             }));
         }
         let events: Vec<String> = (0..EVENTS)
@@ -182,7 +182,7 @@ fn whoever_writes_the_events_come_whole_and_in_order() {
             complete += 1;
         }
         assert_eq!(complete, STREAMS - STREAMS / 5);
-        until("all of them gone", || server.stats.counts().open_connections == 0).await;
+        until("all connections closed", || server.stats.counts().open_connections == 0).await;
         assert_eq!(topic.subscribers(), 0);
     });
 }

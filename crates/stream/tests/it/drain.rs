@@ -1,4 +1,4 @@
-//! The end of a server: what may go on, for how long, and what is cut.
+//! Drain: which requests and streams may finish, and which are aborted.
 
 use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use crate::client::{DecodedChunks, RawClient};
 use crate::test_server::{ECHO, SOON, TestServer, on_both_runtimes, soon, until};
 
-/// Waits until the listener is closed, and so the drain has begun. A connection that it still accepts is dropped.
+/// Waits until the listener is closed, which shows that the drain has started.
 pub(crate) async fn listener_closed(address: SocketAddr) {
     let is_refused = async || {
         let connected = timeout(Duration::from_millis(20), TcpStream::connect(address)).await;
@@ -49,7 +49,7 @@ fn idle_connections_close_and_no_new_one_is_accepted() {
 }
 
 #[test]
-fn running_requests_and_streams_may_end_by_themselves() {
+fn running_requests_and_streams_may_finish() {
     on_both_runtimes(async || {
         let mut server = TestServer::default().await;
         let mut streaming = RawClient::ask(server.address, "GET /live HTTP/1.1").await;
@@ -73,7 +73,7 @@ fn running_requests_and_streams_may_end_by_themselves() {
 }
 
 #[test]
-fn a_request_that_is_answered_during_the_drain_may_still_stream() {
+fn a_request_that_is_responseed_during_the_drain_may_still_stream() {
     on_both_runtimes(async || {
         let mut server = TestServer::default().await;
         let mut client = RawClient::connect(server.address).await;
@@ -90,7 +90,7 @@ fn a_request_that_is_answered_during_the_drain_may_still_stream() {
 }
 
 #[test]
-fn what_is_left_at_the_deadline_is_cut_without_the_last_chunk() {
+fn streams_left_at_the_deadline_are_aborted_without_the_last_chunk() {
     on_both_runtimes(async || {
         let mut server = TestServer::start(|config| config.drain_timeout = Duration::from_millis(200)).await;
         let mut clients = Vec::new();
@@ -120,7 +120,7 @@ fn what_is_left_at_the_deadline_is_cut_without_the_last_chunk() {
     });
 }
 
-/// Sends this, if it is a request, and reads its answer.
+/// Sends a request, if there is one, and reads its response.
 async fn exchange(client: &mut RawClient, request: &str) {
     client.send(request).await;
     match request {
@@ -130,7 +130,7 @@ async fn exchange(client: &mut RawClient, request: &str) {
     }
 }
 
-/// A request over HTTP/2: preface, settings, one HEADERS frame.
+/// Encodes an HTTP/2 request: preface, SETTINGS, one HEADERS frame.
 fn h2_request() -> Vec<u8> {
     let block = [&b"\x82\x86\x04\x05/echo\x01\x01a"[..]].concat();
     let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
@@ -138,7 +138,7 @@ fn h2_request() -> Vec<u8> {
     [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &settings[..], &headers, &block].concat()
 }
 
-/// Type, stream and payload of each frame.
+/// Decodes the type, stream and payload of each frame.
 fn h2_frames(mut bytes: &[u8]) -> Vec<(u8, u32, Vec<u8>)> {
     let mut frames = Vec::new();
     while let Some((head, rest)) = bytes.split_at_checked(9) {
@@ -152,17 +152,17 @@ fn h2_frames(mut bytes: &[u8]) -> Vec<(u8, u32, Vec<u8>)> {
 }
 
 #[test]
-fn a_request_on_its_way_when_the_drain_begins_is_answered() {
+fn a_request_in_transit_when_the_drain_begins_is_responseed() {
     on_both_runtimes(async || {
-        // The server ends long before the grace does, which shows that an answered connection isn't waited for.
+        // The server ends long before the grace, so answered connections are not waited for.
         let mut server = TestServer::start(|config| {
             (config.drain_grace, config.drain_timeout) = (SOON * 2, SOON * 4);
             config.header_read_timeout = SOON * 2;
         })
         .await;
         let get = "GET /echo HTTP/1.1\r\nhost: a\r\n\r\n";
-        // What is exchanged before the drain, what is sent of the next request before it, and what after.
-        let ways = [
+        // Exchanged before the drain; part of a request sent before it; the rest, sent after.
+        let cases = [
             ("", "", get),
             ("", &get[..1], &get[1..]),
             ("", &get[..12], &get[12..]),
@@ -174,7 +174,7 @@ fn a_request_on_its_way_when_the_drain_begins_is_answered() {
             (ECHO, &get[..12], &get[12..]),
         ];
         let mut clients = Vec::new();
-        for (exchanged, before, after) in ways {
+        for (exchanged, before, after) in cases {
             let mut client = RawClient::connect(server.address).await;
             exchange(&mut client, exchanged).await;
             client.send(before).await;
@@ -188,7 +188,7 @@ fn a_request_on_its_way_when_the_drain_begins_is_answered() {
         for (client, .., after) in &mut clients {
             client.send(after).await;
         }
-        soon("room to send", h2.socket.write_all(&h2_request())).await.unwrap();
+        soon("a write", h2.socket.write_all(&h2_request())).await.unwrap();
         for (mut client, exchanged, before, after) in clients {
             let answer = String::from_utf8(client.rest().await).unwrap();
             assert!(
@@ -197,10 +197,10 @@ fn a_request_on_its_way_when_the_drain_begins_is_answered() {
             );
         }
         let frames = h2_frames(&h2.rest().await);
-        let is_answer = |(kind, stream, payload): &(u8, u32, Vec<u8>)| {
+        let is_response = |(kind, stream, payload): &(u8, u32, Vec<u8>)| {
             (*kind, *stream, payload.first()) == (1, 1, Some(&0x88))
         };
-        assert!(frames.iter().any(is_answer), "{frames:?}");
+        assert!(frames.iter().any(is_response), "{frames:?}");
         assert!(frames.iter().any(|(kind, ..)| *kind == 7), "no GOAWAY in {frames:?}");
         assert_eq!(server.ended().await.cut, 0);
     });
@@ -210,7 +210,7 @@ fn a_request_on_its_way_when_the_drain_begins_is_answered() {
 async fn connections_in_the_backlog_are_answered() {
     let mut server = TestServer::start(|config| config.drain_grace = SOON).await;
     server.begin_shutdown();
-    // Without an await in between: the server's task, on the same thread, sees the shutdown and only then these.
+    // No await in between: the server's task, on this thread, sees the shutdown first.
     let connect = |_| {
         let mut client = std::net::TcpStream::connect(server.address).unwrap();
         client.write_all(b"GET /echo HTTP/1.1\r\nhost: a\r\n\r\n").unwrap();
@@ -230,12 +230,12 @@ async fn connections_in_the_backlog_are_answered() {
 }
 
 #[test]
-fn after_the_grace_a_head_that_is_incomplete_gets_a_503_and_silence_gets_silence() {
+fn after_the_grace_an_incomplete_head_gets_a_503_and_an_idle_connection_closes() {
     on_both_runtimes(async || {
         let mut server = TestServer::start(|config| config.drain_grace = Duration::from_millis(50)).await;
         let get = "GET /echo HTTP/1.1\r\nhost: a\r\n\r\n";
         let mut clients = Vec::new();
-        for (exchanged, begun) in [
+        for (exchanged, started) in [
             ("", ""),
             ("", "P"),
             ("", "GET /echo HT"),
@@ -247,17 +247,20 @@ fn after_the_grace_a_head_that_is_incomplete_gets_a_503_and_silence_gets_silence
         ] {
             let mut client = RawClient::connect(server.address).await;
             exchange(&mut client, exchanged).await;
-            client.send(begun).await;
-            clients.push((client, exchanged, begun));
+            client.send(started).await;
+            clients.push((client, exchanged, started));
         }
         until("all", || server.stats.counts().open_connections == 8).await;
         server.begin_shutdown();
-        for (mut client, exchanged, begun) in clients {
+        for (mut client, exchanged, started) in clients {
             let answer = String::from_utf8(client.rest().await).unwrap();
-            if matches!(begun, "" | "PRI *") {
-                assert_eq!(answer, "", "after {exchanged:?} and {begun:?}");
+            if matches!(started, "" | "PRI *") {
+                assert_eq!(answer, "", "after {exchanged:?} and {started:?}");
             } else {
-                assert!(answer.starts_with("HTTP/1.1 503 "), "after {exchanged:?} and {begun:?}: {answer:?}");
+                assert!(
+                    answer.starts_with("HTTP/1.1 503 "),
+                    "after {exchanged:?} and {started:?}: {answer:?}"
+                );
                 assert!(
                     answer.contains("connection: close\r\n") && answer.ends_with("shutting down."),
                     "{answer}"

@@ -1,4 +1,4 @@
-//! Requests without a body, which never see hyper, and the ways to it.
+//! The HTTP/1.1 fast path, and connections that move from it to hyper.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr};
@@ -14,7 +14,7 @@ use crate::test_server::{BIG, ECHO, TestServer, on_both_runtimes, soon, until};
 const GET: &str = "GET /echo HTTP/1.1\r\nhost: a\r\n\r\n";
 
 #[test]
-fn one_connection_takes_requests_of_all_kinds_in_turn() {
+fn one_connection_serves_requests_of_all_kinds() {
     on_both_runtimes(async || {
         let mut server = TestServer::default().await;
         let mut client = RawClient::connect(server.address).await;
@@ -46,7 +46,7 @@ fn one_connection_takes_requests_of_all_kinds_in_turn() {
 }
 
 #[test]
-fn requests_that_come_together_are_answered_in_order() {
+fn pipelined_requests_are_answered_in_order() {
     on_both_runtimes(async || {
         for order in ["get post get get", "post get get post"] {
             let server = TestServer::default().await;
@@ -64,7 +64,7 @@ fn requests_that_come_together_are_answered_in_order() {
 }
 
 #[test]
-fn after_an_interim_response_nothing_follows() {
+fn the_connection_closes_after_an_interim_response() {
     on_both_runtimes(async || {
         let server = TestServer::default().await;
         let mut client = RawClient::ask(server.address, "GET /interim HTTP/1.1").await;
@@ -74,7 +74,7 @@ fn after_an_interim_response_nothing_follows() {
 }
 
 #[test]
-fn what_comes_while_another_is_answered_waits_for_its_turn() {
+fn a_request_that_arrives_during_another_is_answered_after_it() {
     on_both_runtimes(async || {
         for (next, body) in [(GET, ""), (ECHO, "hello")] {
             let mut server = TestServer::default().await;
@@ -93,7 +93,7 @@ fn what_comes_while_another_is_answered_waits_for_its_turn() {
 }
 
 #[test]
-fn a_head_in_pieces_is_one_head() {
+fn a_head_may_arrive_byte_by_byte() {
     on_both_runtimes(async || {
         let server = TestServer::default().await;
         let mut client = RawClient::connect(server.address).await;
@@ -109,7 +109,7 @@ fn a_head_in_pieces_is_one_head() {
 }
 
 #[test]
-fn a_client_that_leaves_while_it_waits_ends_its_request() {
+fn a_client_that_disconnects_while_it_waits_ends_its_request() {
     on_both_runtimes(async || {
         for leaves_by_reset in [false, true] {
             let mut server = TestServer::default().await;
@@ -127,13 +127,13 @@ fn a_client_that_leaves_while_it_waits_ends_its_request() {
 }
 
 #[test]
-fn a_client_that_leaves_with_a_word_too_many_ends_its_request_too() {
+fn a_client_that_sends_more_and_disconnects_ends_its_request() {
     on_both_runtimes(async || {
         let mut server = TestServer::default().await;
         let mut client = RawClient::ask(server.address, "GET /hangs HTTP/1.1").await;
         let mut request = server.stream().await;
         client.send("GET /ec").await;
-        tokio::time::sleep(Duration::from_millis(20)).await; // so that it may be read before the end comes
+        tokio::time::sleep(Duration::from_millis(20)).await; // so that the bytes may be read before the FIN
         drop(client);
         request.dropped().await;
         until("the count", || server.stats.counts().open_connections == 0).await;
@@ -141,7 +141,7 @@ fn a_client_that_leaves_with_a_word_too_many_ends_its_request_too() {
 }
 
 #[test]
-fn a_client_that_always_has_another_request_leaves_others_their_turn() {
+fn a_client_with_endless_requests_does_not_starve_others() {
     let current = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     current.block_on(async {
         let server = TestServer::default().await;
@@ -156,11 +156,11 @@ fn a_client_that_always_has_another_request_leaves_others_their_turn() {
             assert!(client.head().await.starts_with("HTTP/1.1 200"));
         }
         stop.store(true, Ordering::Relaxed);
-        soon("the flood's end", flood).await.unwrap();
+        soon("the end of the flood", flood).await.unwrap();
     });
 }
 
-/// Requests of just the length that is read at once, as fast as they are taken, until it is told to stop.
+/// Sends requests of exactly one read's size as fast as possible, until `stop` is set.
 fn flood(address: SocketAddr, stop: &AtomicBool) {
     let mut socket = std::net::TcpStream::connect(address).unwrap();
     let frame = "GET /echo HTTP/1.1\r\nx: \r\n\r\n".len();
@@ -171,12 +171,12 @@ fn flood(address: SocketAddr, stop: &AtomicBool) {
         while answers.read(&mut answer).is_ok_and(|count| count > 0) {}
     });
     while !stop.load(Ordering::Relaxed) && socket.write_all(request.as_bytes()).is_ok() {}
-    let _gone = socket.shutdown(Shutdown::Both); // the server may have ended it
+    let _gone = socket.shutdown(Shutdown::Both); // fails if the server has closed
     reading.join().unwrap();
 }
 
 #[test]
-fn a_client_that_leaves_in_a_silence_of_its_body_ends_it() {
+fn a_client_that_disconnects_during_a_pause_of_the_body_drops_it() {
     on_both_runtimes(async || {
         let mut server = TestServer::default().await;
         let mut client = RawClient::ask(server.address, "GET /dead HTTP/1.1").await;
@@ -190,7 +190,7 @@ fn a_client_that_leaves_in_a_silence_of_its_body_ends_it() {
 }
 
 #[test]
-fn an_idle_connection_is_closed_after_its_time_and_not_before() {
+fn an_idle_connection_is_closed_at_the_idle_timeout() {
     on_both_runtimes(async || {
         let timeout = Duration::from_millis(1_500);
         let server = TestServer::start(|config| config.idle_timeout = timeout).await;
@@ -198,7 +198,7 @@ fn an_idle_connection_is_closed_after_its_time_and_not_before() {
         for _ in 0..3 {
             client.send(GET).await;
             client.head().await;
-            tokio::time::sleep(timeout * 2 / 5).await; // together longer than one may be idle
+            tokio::time::sleep(timeout * 2 / 5).await; // together longer than the idle timeout
         }
         let busy = std::time::Instant::now();
         client.send(GET).await;
@@ -210,7 +210,7 @@ fn an_idle_connection_is_closed_after_its_time_and_not_before() {
 }
 
 #[test]
-fn a_drain_closes_who_is_idle_and_tells_who_is_answered() {
+fn a_drain_closes_idle_connections_and_sends_close_on_busy_ones() {
     on_both_runtimes(async || {
         let mut server = TestServer::default().await;
         let mut idle = RawClient::connect(server.address).await;
@@ -235,7 +235,7 @@ fn a_drain_closes_who_is_idle_and_tells_who_is_answered() {
 }
 
 #[test]
-fn a_body_of_another_length_than_it_says_is_no_whole_answer() {
+fn a_body_of_another_length_than_declared_is_never_complete() {
     on_both_runtimes(async || {
         let mut server = TestServer::default().await;
         for (says, sends, arrives) in [(9, "short", "short"), (3, "too long", "")] {

@@ -1,4 +1,4 @@
-//! Clients that mean no good, or know no better.
+//! Hostile and broken clients.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use crate::client::RawClient;
 use crate::test_server::{H1_AND_HYPER, TestServer, on_both_runtimes, until};
 
 #[test]
-fn a_head_that_trickles_in_is_cut_off_in_time_and_told_so() {
+fn a_head_that_trickles_in_times_out_with_a_408() {
     on_both_runtimes(async || {
         let server =
             TestServer::start(|config| config.header_read_timeout = Duration::from_millis(300)).await;
         let mut client = RawClient::connect(server.address).await;
         client.send("GET /echo HTTP/1.1\r\n").await;
         let mut sent = 0;
-        // Each byte comes well before the one deadline that counts.
+        // Each byte arrives long before the deadline of the whole head.
         while sent < 10_000 && client.socket.write_all(b"a").await.is_ok() {
             tokio::time::sleep(Duration::from_millis(20)).await;
             sent += 1;
@@ -33,7 +33,7 @@ fn a_head_that_trickles_in_is_cut_off_in_time_and_told_so() {
 #[test]
 fn half_a_head_and_then_nothing_gets_a_408() {
     on_both_runtimes(async || {
-        // Long enough that each has said something before.
+        // Long enough for each client to send its bytes first.
         let server = TestServer::start(|config| config.header_read_timeout = Duration::from_secs(1)).await;
         let mut clients = Vec::new();
         for begin in ["GET /echo HTTP/1.1\r\nhost:", "G", "P", "PR"] {
@@ -50,7 +50,7 @@ fn half_a_head_and_then_nothing_gets_a_408() {
 }
 
 #[test]
-fn half_a_preface_of_http2_gets_no_answer_of_http1() {
+fn half_an_http2_preface_gets_no_http1_response() {
     on_both_runtimes(async || {
         let server =
             TestServer::start(|config| config.header_read_timeout = Duration::from_millis(100)).await;
@@ -64,12 +64,12 @@ fn half_a_preface_of_http2_gets_no_answer_of_http1() {
 }
 
 #[test]
-fn a_head_that_began_behind_another_request_has_the_deadline_of_a_head() {
+fn a_head_that_began_during_another_request_has_the_head_deadline() {
     on_both_runtimes(async || {
-        for way in H1_AND_HYPER {
+        for headers in H1_AND_HYPER {
             let timeout = Duration::from_secs(1);
             let mut server = TestServer::start(|config| config.header_read_timeout = timeout).await;
-            let mut client = RawClient::ask(server.address, &format!("GET /dead HTTP/1.1{way}")).await;
+            let mut client = RawClient::ask(server.address, &format!("GET /dead HTTP/1.1{headers}")).await;
             let mut stream = server.stream().await;
             client.head().await;
             client.send("GET /ec").await;
@@ -97,7 +97,7 @@ fn the_second_head_of_a_connection_has_a_deadline_too() {
 }
 
 #[test]
-fn a_connection_that_says_nothing_is_closed() {
+fn a_silent_connection_is_closed() {
     on_both_runtimes(async || {
         let server =
             TestServer::start(|config| config.header_read_timeout = Duration::from_millis(100)).await;
@@ -109,7 +109,7 @@ fn a_connection_that_says_nothing_is_closed() {
 }
 
 #[test]
-fn a_body_that_stops_coming_ends_the_connection_and_the_wait_for_it() {
+fn a_body_that_stops_arriving_ends_the_connection() {
     on_both_runtimes(async || {
         let server = TestServer::start(|config| config.body_read_timeout = Duration::from_millis(200)).await;
         let mut client = RawClient::connect(server.address).await;
@@ -123,7 +123,7 @@ fn a_body_that_stops_coming_ends_the_connection_and_the_wait_for_it() {
 }
 
 #[test]
-fn heads_beyond_the_bounds_get_a_431() {
+fn heads_beyond_the_limits_get_a_431() {
     on_both_runtimes(async || {
         let server = TestServer::default().await;
         let large = format!("x-large: {}\r\n", "v".repeat(33 * 1024));
@@ -141,7 +141,7 @@ fn heads_beyond_the_bounds_get_a_431() {
 }
 
 #[test]
-fn an_endless_head_is_answered_though_more_of_it_is_on_its_way() {
+fn an_endless_head_gets_a_431_while_more_of_it_arrives() {
     on_both_runtimes(async || {
         let server = TestServer::default().await;
         let mut client = RawClient::connect(server.address).await;
@@ -186,7 +186,7 @@ fn garbage_gets_a_400() {
 }
 
 #[test]
-fn a_client_that_leaves_in_the_middle_of_its_head_is_forgotten() {
+fn a_client_that_disconnects_in_the_middle_of_a_head_leaves_nothing() {
     on_both_runtimes(async || {
         let server = TestServer::default().await;
         for begin in ["", "P", "GET /echo HTTP/1.1\r\nhost"] {

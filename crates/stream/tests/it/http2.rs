@@ -1,4 +1,4 @@
-//! HTTP/2 by prior knowledge: everything takes the ordinary path, and clients that leave are noticed there too.
+//! HTTP/2 with prior knowledge: hyper serves everything, and disconnects are noticed.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -22,8 +22,8 @@ use crate::test_server::{BIG, TestServer, on_both_runtimes, soon, until};
 struct H2Client {
     requests: http2::SendRequest<RequestBody>,
     connection: JoinHandle<hyper::Result<()>>,
-    /// The same socket, to close it under hyper's hands.
-    line: socket2::Socket,
+    /// Clone of the socket, to close it while hyper uses it.
+    socket: socket2::Socket,
 }
 
 impl H2Client {
@@ -31,18 +31,18 @@ impl H2Client {
         H2Client::connect_with_window(address, 1 << 20).await
     }
 
-    /// One that takes so many bytes of a response before somebody reads them.
+    /// Connects with this initial stream window.
     async fn connect_with_window(address: SocketAddr, window: u32) -> H2Client {
         let socket = soon("a connection", TcpStream::connect(address)).await.unwrap();
-        let line = SockRef::from(&socket).try_clone().unwrap();
+        let clone = SockRef::from(&socket).try_clone().unwrap();
         let mut builder = http2::Builder::new(SpawnExecutor);
         builder.initial_stream_window_size(window);
         let (requests, connection) = soon("a handshake", builder.handshake(HyperIo(socket))).await.unwrap();
-        H2Client { requests, connection: tokio::spawn(connection), line }
+        H2Client { requests, connection: tokio::spawn(connection), socket: clone }
     }
 
     async fn ask(&mut self, path: &str, body: &'static str) -> Response<Incoming> {
-        self.try_ask(path, RequestBody { said: Some(body), goes_on: false }).await.unwrap()
+        self.try_ask(path, RequestBody { chunk: Some(body), never_ends: false }).await.unwrap()
     }
 
     async fn try_ask(&mut self, path: &str, body: RequestBody) -> hyper::Result<Response<Incoming>> {
@@ -50,17 +50,17 @@ impl H2Client {
         soon("a response", self.requests.send_request(request)).await
     }
 
-    /// The connection serves other requests, whatever became of one.
+    /// Returns true if the connection still serves requests.
     async fn is_alive(&mut self) -> bool {
         self.ask("/echo", "").await.status() == 200
     }
 }
 
-/// A request's body.
+/// Request body of one chunk.
 struct RequestBody {
-    said: Option<&'static str>,
-    /// More is to come, and never does.
-    goes_on: bool,
+    chunk: Option<&'static str>,
+    /// Never ends after the chunk.
+    never_ends: bool,
 }
 
 impl Body for RequestBody {
@@ -71,16 +71,16 @@ impl Body for RequestBody {
         mut self: Pin<&mut Self>,
         _cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        match self.said.take() {
-            Some(said) => Poll::Ready(Some(Ok(Frame::data(said.into())))),
-            None if self.goes_on => Poll::Pending,
+        match self.chunk.take() {
+            Some(chunk) => Poll::Ready(Some(Ok(Frame::data(chunk.into())))),
+            None if self.never_ends => Poll::Pending,
             None => Poll::Ready(None),
         }
     }
 }
 
-/// The end may come with an empty frame.
-async fn is_over(response: Response<Incoming>) -> bool {
+/// Returns true if the response ends without further data.
+async fn ends_empty(response: Response<Incoming>) -> bool {
     soon("the end", response.into_body().collect()).await.unwrap().to_bytes().is_empty()
 }
 
@@ -89,7 +89,7 @@ async fn chunk(response: &mut Response<Incoming>) -> Bytes {
 }
 
 #[test]
-fn requests_of_one_connection_are_answered_side_by_side() {
+fn requests_of_one_connection_are_answered_concurrently() {
     on_both_runtimes(async || {
         let mut server = TestServer::default().await;
         let mut h2 = H2Client::connect(server.address).await;
@@ -101,7 +101,7 @@ fn requests_of_one_connection_are_answered_side_by_side() {
         let echo = h2.ask("/echo", "hello").await;
         assert_eq!(echo.into_body().collect().await.unwrap().to_bytes(), "hello");
         stream.end();
-        assert!(is_over(live).await);
+        assert!(ends_empty(live).await);
         stream.dropped().await;
         let counts = server.stats.counts();
         assert_eq!((counts.accepted, counts.requests, counts.live_started), (1, 2, 0));
@@ -109,18 +109,18 @@ fn requests_of_one_connection_are_answered_side_by_side() {
 }
 
 #[test]
-fn a_client_that_gives_up_a_stream_or_leaves_drops_the_body() {
+fn a_client_that_resets_a_stream_or_disconnects_drops_the_body() {
     on_both_runtimes(async || {
         let mut server = TestServer::default().await;
         let mut h2 = H2Client::connect(server.address).await;
-        let given_up = h2.ask("/live", "").await;
+        let reset = h2.ask("/live", "").await;
         let mut first = server.stream().await;
         let _kept = h2.ask("/live", "").await;
         let mut second = server.stream().await;
-        drop(given_up);
+        drop(reset);
         first.dropped().await;
         assert_eq!(server.stats.counts().open_connections, 1);
-        h2.line.shutdown(std::net::Shutdown::Both).unwrap();
+        h2.socket.shutdown(std::net::Shutdown::Both).unwrap();
         second.dropped().await;
         until("the count", || server.stats.counts().open_connections == 0).await;
     });
@@ -142,7 +142,7 @@ fn a_body_that_fails_resets_its_stream_only() {
 }
 
 #[test]
-fn a_drain_says_goodbye_lets_streams_end_and_cuts_the_others() {
+fn a_drain_sends_goaway_lets_streams_finish_and_aborts_the_others() {
     on_both_runtimes(async || {
         for ends in [true, false] {
             let mut server = TestServer::start(|config| {
@@ -157,7 +157,7 @@ fn a_drain_says_goodbye_lets_streams_end_and_cuts_the_others() {
             assert_eq!(chunk(&mut live).await, "goes on");
             if ends {
                 stream.end();
-                assert!(is_over(live).await);
+                assert!(ends_empty(live).await);
             }
             let summary = server.ended().await;
             assert_eq!((summary.open, summary.cut), (1, usize::from(!ends)));
@@ -184,9 +184,9 @@ fn an_idle_connection_is_closed_and_a_busy_one_is_not() {
 }
 
 #[test]
-fn a_client_that_takes_nothing_loses_the_stream_and_not_the_connection() {
+fn a_client_that_accepts_no_bytes_loses_the_stream_and_not_the_connection() {
     on_both_runtimes(async || {
-        // Nothing from the start, and nothing after the first frame of a body that is over.
+        // A closed window from the start, and one that closes after the first frame.
         for (path, window) in [("/live", 0), ("/live", 16 << 10), ("/big", 16 << 10)] {
             let mut server =
                 TestServer::start(|config| config.write_timeout = Duration::from_millis(200)).await;
@@ -205,7 +205,7 @@ fn a_client_that_takes_nothing_loses_the_stream_and_not_the_connection() {
 }
 
 #[test]
-fn a_client_that_takes_little_at_a_time_gets_all_though_it_takes_longer_than_any_deadline() {
+fn a_slow_client_gets_everything_even_after_longer_than_any_timeout() {
     on_both_runtimes(async || {
         let server = TestServer::start(|config| {
             config.write_timeout = Duration::from_millis(1_500);
@@ -214,17 +214,17 @@ fn a_client_that_takes_little_at_a_time_gets_all_though_it_takes_longer_than_any
         .await;
         let mut h2 = H2Client::connect_with_window(server.address, 32 << 10).await;
         let mut response = h2.ask("/big", "").await;
-        let mut taken = 0;
+        let mut received = 0;
         while let Some(frame) = soon("a frame", response.frame()).await {
-            taken += frame.unwrap().into_data().unwrap().len();
+            received += frame.unwrap().into_data().unwrap().len();
             tokio::time::sleep(Duration::from_millis(8)).await;
         }
-        assert_eq!((taken, server.stats.counts().slow_clients), (BIG, 0));
+        assert_eq!((received, server.stats.counts().slow_clients), (BIG, 0));
     });
 }
 
 #[test]
-fn a_live_stream_may_be_silent_longer_than_any_deadline() {
+fn a_live_stream_may_be_silent_longer_than_any_timeout() {
     on_both_runtimes(async || {
         let mut server = TestServer::start(|config| {
             config.write_timeout = Duration::from_millis(100);
@@ -240,19 +240,19 @@ fn a_live_stream_may_be_silent_longer_than_any_deadline() {
             tokio::time::sleep(Duration::from_millis(400)).await;
         }
         stream.end();
-        assert!(is_over(live).await);
+        assert!(ends_empty(live).await);
     });
 }
 
 #[test]
-fn a_request_whose_body_stops_coming_is_reset_and_so_is_whoever_reads_it() {
+fn a_request_whose_body_stops_arriving_is_reset_for_every_reader() {
     on_both_runtimes(async || {
         let mut server =
             TestServer::start(|config| config.body_read_timeout = Duration::from_millis(200)).await;
         let mut h2 = H2Client::connect(server.address).await;
         for (round, path) in (1..).zip(["/echo", "/elsewhere"]) {
-            let asked = h2.try_ask(path, RequestBody { said: Some("hello"), goes_on: true }).await;
-            assert!(asked.is_err(), "{path}");
+            let result = h2.try_ask(path, RequestBody { chunk: Some("hello"), never_ends: true }).await;
+            assert!(result.is_err(), "{path}");
             if path == "/elsewhere" {
                 server.stream().await.dropped().await;
             }
@@ -263,7 +263,7 @@ fn a_request_whose_body_stops_coming_is_reset_and_so_is_whoever_reads_it() {
 }
 
 #[test]
-fn a_preface_may_come_byte_by_byte_and_must_be_followed_by_http2() {
+fn a_preface_may_arrive_byte_by_byte_and_http2_must_follow() {
     on_both_runtimes(async || {
         let server = TestServer::default().await;
         let mut client = RawClient::connect(server.address).await;
@@ -291,7 +291,7 @@ where
     }
 }
 
-/// A socket as hyper's client wants it.
+/// Socket adapter for hyper's client.
 struct HyperIo(TcpStream);
 
 mod hyper_io {

@@ -1,4 +1,4 @@
-//! Live streams on the lean path: what the client sees, and when the body is dropped.
+//! Live streams that own their socket: what the client sees, and when the body is dropped.
 
 use std::time::Duration;
 
@@ -63,7 +63,7 @@ fn a_client_that_closes_half_closes_or_resets_drops_the_body_of_an_idle_stream()
 }
 
 #[test]
-fn a_client_that_leaves_before_the_answer_drops_the_request() {
+fn a_client_that_disconnects_before_the_response_drops_the_request() {
     on_both_runtimes(async || {
         let mut server = TestServer::default().await;
         let client = RawClient::ask(server.address, "GET /hangs HTTP/1.1").await;
@@ -101,7 +101,7 @@ fn a_body_that_fails_or_panics_ends_without_the_last_chunk() {
 }
 
 #[test]
-fn what_came_before_a_failure_still_reaches_the_client() {
+fn data_before_a_failure_still_reaches_the_client() {
     on_both_runtimes(async || {
         let mut server = TestServer::default().await;
         let mut client = RawClient::ask(server.address, LIVE).await;
@@ -126,7 +126,7 @@ fn a_client_that_never_reads_is_closed_and_nothing_is_buffered_beyond_the_bound(
             let mut sent = 0;
             while stream.try_send(chunk.clone()).await {
                 sent += 1;
-                assert!(sent < 200, "20 MB were taken for a client that reads nothing");
+                assert!(sent < 200, "20 MB were buffered for a client that reads nothing");
             }
         };
         soon("the close", sending).await;
@@ -178,7 +178,7 @@ fn a_client_that_leaves_while_a_write_is_blocked_drops_the_body_at_once() {
 }
 
 #[test]
-fn bytes_from_the_client_are_thrown_away_up_to_a_bound() {
+fn bytes_from_the_client_are_discarded_up_to_a_bound() {
     on_both_runtimes(async || {
         let mut server = TestServer::start(|config| config.max_discarded_bytes = 10_000).await;
         let mut client = RawClient::ask(server.address, LIVE).await;
@@ -195,7 +195,7 @@ fn bytes_from_the_client_are_thrown_away_up_to_a_bound() {
 }
 
 #[test]
-fn a_request_that_was_pipelined_behind_a_stream_is_not_answered() {
+fn a_request_pipelined_after_a_stream_is_not_answered() {
     on_both_runtimes(async || {
         let mut server = TestServer::default().await;
         let mut client = RawClient::connect(server.address).await;
@@ -214,7 +214,7 @@ fn a_request_that_was_pipelined_behind_a_stream_is_not_answered() {
 }
 
 #[test]
-fn a_stream_comes_after_all_of_the_responses_before_it() {
+fn a_stream_starts_after_all_earlier_responses_are_written() {
     on_both_runtimes(async || {
         let mut server = TestServer::default().await;
         let mut client = RawClient::connect_narrow(server.address).await;
@@ -231,7 +231,7 @@ fn a_stream_comes_after_all_of_the_responses_before_it() {
 }
 
 #[test]
-fn a_post_whose_body_was_read_streams_lean() {
+fn a_post_whose_body_was_read_becomes_a_live_stream() {
     on_both_runtimes(async || {
         let mut server = TestServer::default().await;
         let framings = [
@@ -273,12 +273,12 @@ fn a_client_that_waits_for_100_continue_gets_it_before_its_stream() {
 }
 
 #[test]
-fn a_request_body_that_nobody_read_keeps_the_stream_on_the_ordinary_path() {
+fn an_unread_request_body_keeps_the_stream_with_hyper() {
     on_both_runtimes(async || {
         let mut server = TestServer::default().await;
         for path in ["/unread", "/held"] {
             let mut client = RawClient::connect(server.address).await;
-            // The rest of the body never comes, so hyper has nothing more to read and no reason to look.
+            // The rest of the body never arrives, so hyper doesn't read and can't see a disconnect.
             client
                 .send(&format!("POST {path} HTTP/1.1\r\nhost: a\r\ncontent-length: 500\r\n\r\nhello"))
                 .await;
@@ -295,7 +295,7 @@ fn a_request_body_that_nobody_read_keeps_the_stream_on_the_ordinary_path() {
 }
 
 #[test]
-fn head_http_1_0_and_bodiless_answers_take_the_ordinary_path() {
+fn head_requests_http_1_0_and_responses_without_a_body_are_no_live_streams() {
     on_both_runtimes(async || {
         let mut server = TestServer::default().await;
         for request in ["HEAD /live HTTP/1.1", "GET /empty HTTP/1.1"] {

@@ -1,4 +1,4 @@
-//! The server on real sockets: every test on a current-thread and on a multi-thread runtime.
+//! Integration tests on real sockets, on current-thread and multi-thread runtimes.
 
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its assertion, in a helper too")]
 

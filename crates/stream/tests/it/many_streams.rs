@@ -35,13 +35,13 @@ fn a_thousand_streams_get_every_event_and_leave_nothing_behind() {
             assert_eq!(got, all);
         }
         clients.truncate(STREAMS / 2);
-        until("half of them gone", || topic.subscribers() == STREAMS / 2).await;
+        until("half of them closed", || topic.subscribers() == STREAMS / 2).await;
         topic.close();
         for client in &mut clients {
             assert_eq!(client.rest().await, b"0\r\n\r\n");
         }
         drop(clients);
-        until("all of them gone", || stats.counts().open_connections == 0).await;
+        until("all connections closed", || stats.counts().open_connections == 0).await;
         let counts = stats.counts();
         assert_eq!((counts.live_streams, topic.subscribers()), (0, 0));
         assert_eq!(
@@ -60,7 +60,7 @@ fn a_client_that_falls_behind_its_topic_sees_a_broken_stream() {
         slow.send("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
         let event = Bytes::from(vec![b'x'; 1 << 20]);
         until("the subscription", || topic.subscribers() == 1).await;
-        // Enough that the socket is full and the ring has turned.
+        // Enough to fill the socket and to evict events from the ring.
         for _ in 0..32 {
             topic.publish(event.clone());
             tokio::task::yield_now().await;
@@ -83,9 +83,9 @@ async fn serve(
     });
     let server = HttpServer::new(listener, service, HttpServerConfig::default());
     let stats = server.stats();
-    let (shutdown, ordered) = oneshot::channel();
+    let (shutdown, stopped) = oneshot::channel();
     tokio::spawn(server.run(async {
-        let _ = ordered.await;
+        let _ = stopped.await;
     }));
     (address, stats, shutdown)
 }

@@ -1,4 +1,4 @@
-//! Ordinary requests, and the deadlines around them.
+//! Requests on the fast path and through hyper, and their deadlines.
 
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
@@ -29,11 +29,11 @@ fn a_connection_is_kept_for_the_next_request_and_the_last_may_stream() {
 }
 
 #[test]
-fn a_body_without_the_mark_is_no_lean_stream_and_fails_as_clearly() {
+fn an_unmarked_body_is_no_live_stream_and_its_failure_is_visible() {
     on_both_runtimes(async || {
-        for way in H1_AND_HYPER {
+        for headers in H1_AND_HYPER {
             let mut server = TestServer::default().await;
-            let mut client = RawClient::ask(server.address, &format!("GET /dead HTTP/1.1{way}")).await;
+            let mut client = RawClient::ask(server.address, &format!("GET /dead HTTP/1.1{headers}")).await;
             let mut stream = server.stream().await;
             client.head().await;
             stream.send("part").await;
@@ -47,7 +47,7 @@ fn a_body_without_the_mark_is_no_lean_stream_and_fails_as_clearly() {
 }
 
 #[test]
-fn an_idle_connection_is_closed_after_its_time_and_not_before() {
+fn an_idle_hyper_connection_is_closed_at_the_idle_timeout() {
     on_both_runtimes(async || {
         let timeout = Duration::from_secs(1);
         let server = TestServer::start(|config| config.idle_timeout = timeout).await;
@@ -66,15 +66,15 @@ fn an_idle_connection_is_closed_after_its_time_and_not_before() {
 }
 
 #[test]
-fn an_idle_time_does_not_end_a_request_that_takes_longer() {
+fn the_idle_timeout_does_not_end_a_longer_request() {
     on_both_runtimes(async || {
-        let ask = async |way: &str| {
+        let ask = async |headers: &str| {
             let mut server = TestServer::start(|config| {
                 config.idle_timeout = Duration::from_secs(1);
                 config.header_read_timeout = Duration::from_secs(1);
             })
             .await;
-            let mut client = RawClient::ask(server.address, &format!("GET /dead HTTP/1.1{way}")).await;
+            let mut client = RawClient::ask(server.address, &format!("GET /dead HTTP/1.1{headers}")).await;
             let mut stream = server.stream().await;
             client.head().await;
             tokio::time::sleep(Duration::from_secs(2)).await;
@@ -87,12 +87,12 @@ fn an_idle_time_does_not_end_a_request_that_takes_longer() {
 }
 
 #[test]
-fn a_client_that_does_not_read_an_ordinary_response_is_closed() {
+fn a_client_that_does_not_read_its_response_is_closed() {
     on_both_runtimes(async || {
-        for way in H1_AND_HYPER {
+        for headers in H1_AND_HYPER {
             let server = TestServer::start(|config| config.write_timeout = Duration::from_millis(300)).await;
             let mut client = RawClient::connect_narrow(server.address).await;
-            client.send(&format!("GET /big HTTP/1.1{way}\r\nhost: a\r\n\r\n")).await;
+            client.send(&format!("GET /big HTTP/1.1{headers}\r\nhost: a\r\n\r\n")).await;
             until("the count", || server.stats.counts().slow_clients == 1).await;
             until("the count", || server.stats.counts().open_connections == 0).await;
             assert_eq!(server.stats.counts().live_started, 0);
@@ -101,26 +101,26 @@ fn a_client_that_does_not_read_an_ordinary_response_is_closed() {
 }
 
 #[test]
-fn a_response_that_is_still_being_written_has_no_idle_time_and_no_408_in_it() {
+fn while_a_response_is_written_there_is_no_idle_timeout_and_no_408() {
     on_both_runtimes(async || {
-        let ways = H1_AND_HYPER.map(|way| [(way, ""), (way, "GET /ec")]);
-        let ask = async |(way, next): (&str, &str)| {
+        let cases = H1_AND_HYPER.map(|headers| [(headers, ""), (headers, "GET /ec")]);
+        let ask = async |(headers, next): (&str, &str)| {
             let server = TestServer::start(|config| {
                 config.idle_timeout = Duration::from_secs(1);
                 config.header_read_timeout = Duration::from_secs(1);
             })
             .await;
             let mut client = RawClient::connect_narrow(server.address).await;
-            client.send(&format!("GET /big HTTP/1.1{way}\r\nhost: a\r\n\r\n")).await;
+            client.send(&format!("GET /big HTTP/1.1{headers}\r\nhost: a\r\n\r\n")).await;
             client.head().await;
             client.send(next).await;
-            tokio::time::sleep(Duration::from_secs(2)).await; // what is untaken outlasts both times
+            tokio::time::sleep(Duration::from_secs(2)).await; // longer than both timeouts
             assert!(client.exactly(BIG).await.iter().all(|&byte| byte == b'B'));
             let after = String::from_utf8(client.rest().await).unwrap();
             assert_eq!(after.starts_with("HTTP/1.1 408"), !next.is_empty(), "{after}");
             assert_eq!(server.stats.counts().slow_clients, 0);
         };
-        join_all(ways.into_iter().flatten().map(ask)).await;
+        join_all(cases.into_iter().flatten().map(ask)).await;
     });
 }
 
@@ -150,7 +150,7 @@ fn over_http_1_0_a_body_that_fails_or_panics_or_is_cut_ends_with_a_reset() {
 }
 
 #[test]
-fn over_http_1_0_a_client_that_reads_late_gets_all_of_a_complete_body() {
+fn over_http_1_0_a_client_that_reads_late_gets_the_complete_body() {
     on_both_runtimes(async || {
         let mut server = TestServer::default().await;
         let mut client = RawClient::connect_narrow(server.address).await;
@@ -165,7 +165,7 @@ fn over_http_1_0_a_client_that_reads_late_gets_all_of_a_complete_body() {
 }
 
 #[test]
-fn a_connection_beyond_the_limit_is_refused_at_once_and_those_that_are_open_go_on() {
+fn a_connection_beyond_the_limit_is_refused_and_open_ones_continue() {
     on_both_runtimes(async || {
         let mut server = TestServer::start(|config| config.max_connections = 2).await;
         let mut streaming = RawClient::ask(server.address, "GET /live HTTP/1.1").await;
@@ -183,7 +183,7 @@ fn a_connection_beyond_the_limit_is_refused_at_once_and_those_that_are_open_go_o
         stream.send("undisturbed").await;
         streaming.until("undisturbed\r\n").await;
         drop(idle);
-        until("room", || server.stats.counts().open_connections == 1).await;
+        until("a free connection", || server.stats.counts().open_connections == 1).await;
         let mut next = RawClient::connect(server.address).await;
         next.send(ECHO).await;
         next.until("hello").await;

@@ -1,4 +1,4 @@
-//! A server to test: its streams say and do what the test orders, and report when they are dropped.
+//! Server under test: its streams obey commands of the test and report when they are dropped.
 
 use std::convert::Infallible;
 use std::future::{Future, pending};
@@ -21,16 +21,16 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// No event that a test waits for takes longer, even on a busy machine.
+/// Timeout of every wait in a test, generous for busy machines.
 pub(crate) const SOON: Duration = Duration::from_secs(60);
 
-/// A request with a body, which is answered with it.
+/// Request with a body that the server echoes.
 pub(crate) const ECHO: &str = "POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\nhello";
 
-/// The ways that a GET may go: a header decides, by which its client asks for trailers.
+/// Headers that send a GET on the fast path, or to hyper because it asks for trailers.
 pub(crate) const H1_AND_HYPER: [&str; 2] = ["", "\r\nte: trailers"];
 
-/// What `/big` answers with.
+/// Size of the response to `/big`, in bytes.
 pub(crate) const BIG: usize = 4 << 20;
 
 /// Runs a test on both kinds of runtime.
@@ -45,17 +45,17 @@ pub(crate) async fn soon<F: Future>(what: &str, event: F) -> F::Output {
     timeout(SOON, event).await.unwrap_or_else(|_| panic!("waited too long for {what}"))
 }
 
-/// Waits until something is so.
-pub(crate) async fn until(what: &str, is_so: impl Fn() -> bool) {
+/// Waits until the condition holds.
+pub(crate) async fn until(what: &str, holds: impl Fn() -> bool) {
     soon(what, async {
-        while !is_so() {
+        while !holds() {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     })
     .await;
 }
 
-/// A running server.
+/// Running server.
 pub(crate) struct TestServer {
     pub(crate) address: SocketAddr,
     pub(crate) stats: ServerStats,
@@ -64,9 +64,9 @@ pub(crate) struct TestServer {
     running: JoinHandle<DrainSummary>,
 }
 
-/// The test's hold on one stream, or on one request that is not answered.
+/// Controls one stream, or one unanswered request.
 pub(crate) struct StreamControl {
-    orders: Option<mpsc::Sender<BodyCommand>>,
+    commands: Option<mpsc::Sender<BodyCommand>>,
     dropped: oneshot::Receiver<Infallible>,
     pub(crate) request_body: Bytes,
     pub(crate) peer: SocketAddr,
@@ -100,15 +100,15 @@ impl TestServer {
         let mut config = HttpServerConfig::default();
         change(&mut config);
         let (announce, streams) = mpsc::channel(2_000);
-        let service = service_fn(move |request| answer(request, announce.clone()));
+        let service = service_fn(move |request| respond(request, announce.clone()));
         let mut server = HttpServer::new(listener, service, config);
         if let Some(handshake) = handshake {
             server = server.with_handshake(handshake);
         }
-        let (shutdown, ordered) = oneshot::channel::<()>();
+        let (shutdown, stopped) = oneshot::channel::<()>();
         let stats = server.stats();
         let running = tokio::spawn(server.run(async {
-            let _ = ordered.await;
+            let _ = stopped.await;
         }));
         TestServer { address, stats, streams, shutdown: Some(shutdown), running }
     }
@@ -117,7 +117,7 @@ impl TestServer {
         TestServer::start(|_| {}).await
     }
 
-    /// The next stream, or unanswered request, that reaches the service.
+    /// Returns the next stream or unanswered request that reaches the service.
     pub(crate) async fn stream(&mut self) -> StreamControl {
         soon("a stream", self.streams.recv()).await.unwrap()
     }
@@ -133,25 +133,25 @@ impl TestServer {
 
 impl StreamControl {
     pub(crate) async fn send(&self, text: impl Into<Bytes>) {
-        self.order(BodyCommand::Send(text.into())).await;
+        self.command(BodyCommand::Send(text.into())).await;
     }
 
-    /// False when the stream is gone.
+    /// Sends a chunk; returns false if the stream has ended.
     pub(crate) async fn try_send(&self, text: Bytes) -> bool {
-        self.orders.as_ref().unwrap().send(BodyCommand::Send(text)).await.is_ok()
+        self.commands.as_ref().unwrap().send(BodyCommand::Send(text)).await.is_ok()
     }
 
     pub(crate) async fn fail(&self) {
-        self.order(BodyCommand::Fail).await;
+        self.command(BodyCommand::Fail).await;
     }
 
     pub(crate) async fn panic(&self) {
-        self.order(BodyCommand::Panic).await;
+        self.command(BodyCommand::Panic).await;
     }
 
     /// Ends the body.
     pub(crate) fn end(&mut self) {
-        self.orders = None;
+        self.commands = None;
     }
 
     /// Waits until the body, or the unanswered request's future, is dropped.
@@ -159,20 +159,20 @@ impl StreamControl {
         soon("the drop of a body", &mut self.dropped).await.unwrap_err();
     }
 
-    async fn order(&self, order: BodyCommand) {
-        let orders = self.orders.as_ref().expect("the stream has not been ended");
-        soon("room for an order", orders.send(order)).await.expect("the stream is there");
+    async fn command(&self, command: BodyCommand) {
+        let commands = self.commands.as_ref().expect("the stream has not ended");
+        soon("space for a command", commands.send(command)).await.expect("the stream is open");
     }
 }
 
 type BoxedResponse = Response<UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + Sync>>>;
 
-async fn answer(request: Request<Incoming>, announce: mpsc::Sender<StreamControl>) -> BoxedResponse {
+async fn respond(request: Request<Incoming>, announce: mpsc::Sender<StreamControl>) -> BoxedResponse {
     let peer = request.extensions().get::<Peer>().unwrap().0;
     let (dropping, dropped) = oneshot::channel();
-    let (orders, incoming_orders) = mpsc::channel(4);
-    let mut control = StreamControl { orders: Some(orders), dropped, request_body: Bytes::new(), peer };
-    let mut feed = CommandedBody { orders: incoming_orders, held: None, _dropping: dropping };
+    let (commands, receiver) = mpsc::channel(4);
+    let mut control = StreamControl { commands: Some(commands), dropped, request_body: Bytes::new(), peer };
+    let mut feed = CommandedBody { commands: receiver, held: None, _dropping: dropping };
     let path = request.uri().path().to_owned();
     match path.as_str() {
         "/live" | "/dead" => control.request_body = request.into_body().collect().await.unwrap().to_bytes(),
@@ -183,7 +183,7 @@ async fn answer(request: Request<Incoming>, announce: mpsc::Sender<StreamControl
             return Response::new(Full::new(body).map_err(Into::into).boxed_unsync());
         }
         "/big" => return Response::new(Full::new(vec![b'B'; BIG].into()).map_err(Into::into).boxed_unsync()),
-        // Which promises another response, and there is none.
+        // An interim response, followed by none.
         "/interim" => {
             let interim = Response::builder().status(103);
             return interim.body(Full::default().map_err(Into::into).boxed_unsync()).unwrap();
@@ -193,7 +193,7 @@ async fn answer(request: Request<Incoming>, announce: mpsc::Sender<StreamControl
             let _feed = feed;
             return pending().await;
         }
-        // Another task reads the request's body, and has what is reported as dropped.
+        // Another task reads the request's body, and reports its drop.
         "/elsewhere" => {
             announce.send(control).await.ok().unwrap();
             tokio::spawn(async move {
@@ -202,10 +202,10 @@ async fn answer(request: Request<Incoming>, announce: mpsc::Sender<StreamControl
             });
             return pending().await;
         }
-        // Answered when the test says so, with nothing.
+        // Answered with an empty body when the test commands it.
         "/late" => {
             announce.send(control).await.ok().unwrap();
-            let _ended = feed.orders.recv().await;
+            let _ended = feed.commands.recv().await;
             return Response::new(Full::default().map_err(Into::into).boxed_unsync());
         }
         "/unread" | "/empty" => {}
@@ -224,9 +224,9 @@ async fn answer(request: Request<Incoming>, announce: mpsc::Sender<StreamControl
     response.body(feed.boxed_unsync()).unwrap()
 }
 
-/// A body that does as it is ordered.
+/// Response body that obeys commands.
 struct CommandedBody {
-    orders: mpsc::Receiver<BodyCommand>,
+    commands: mpsc::Receiver<BodyCommand>,
     held: Option<Incoming>,
     _dropping: oneshot::Sender<Infallible>,
 }
@@ -239,10 +239,10 @@ impl Body for CommandedBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        self.orders.poll_recv(cx).map(|order| match order? {
+        self.commands.poll_recv(cx).map(|command| match command? {
             BodyCommand::Send(bytes) => Some(Ok(Frame::data(bytes))),
-            BodyCommand::Fail => Some(Err("ordered to fail".into())),
-            BodyCommand::Panic => panic!("ordered to panic"),
+            BodyCommand::Fail => Some(Err("commanded to fail".into())),
+            BodyCommand::Panic => panic!("commanded to panic"),
         })
     }
 }

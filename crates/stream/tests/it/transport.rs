@@ -1,4 +1,4 @@
-//! Connections that are wrapped in something: the same deadlines, the same ends.
+//! Connections with a handshake: the same deadlines and drain as plain ones.
 
 use std::future::pending;
 use std::io;
@@ -14,16 +14,16 @@ use crate::client::RawClient;
 use crate::drain::listener_closed;
 use crate::test_server::{SOON, TestServer, on_both_runtimes, soon, until};
 
-/// Wants a word before it lets anybody in; there is nothing else to it.
+/// Handshake that reads a four-byte password.
 #[derive(Debug)]
 struct PasswordHandshake;
 
 impl Handshake for PasswordHandshake {
     fn handshake(&self, mut stream: TcpStream) -> HandshakeFuture {
         Box::pin(async move {
-            let mut word = [0; 4];
-            stream.read_exact(&mut word).await?;
-            match &word {
+            let mut password = [0; 4];
+            stream.read_exact(&mut password).await?;
+            match &password {
                 b"open" => Ok(NegotiatedTransport { io: Box::new(stream), is_http2: false }),
                 b"hang" => pending().await,
                 _ => Err(io::ErrorKind::PermissionDenied.into()),
@@ -35,7 +35,7 @@ impl Handshake for PasswordHandshake {
 const GET: &str = "GET /live HTTP/1.1\r\nhost: a\r\n\r\n";
 
 #[test]
-fn a_wrapped_stream_takes_the_ordinary_path_and_ends_with_its_client() {
+fn a_stream_with_a_handshake_stays_with_hyper_and_ends_with_its_client() {
     on_both_runtimes(async || {
         let mut server = TestServer::start_with_handshake(|_| {}, Arc::new(PasswordHandshake)).await;
         let mut client = RawClient::connect(server.address).await;
@@ -48,14 +48,14 @@ fn a_wrapped_stream_takes_the_ordinary_path_and_ends_with_its_client() {
         assert_eq!((server.stats.counts().live_started, server.stats.counts().open_connections), (0, 1));
         drop(client);
         stream.dropped().await;
-        until("the connection is gone", || server.stats.counts().open_connections == 0).await;
+        until("the connection closed", || server.stats.counts().open_connections == 0).await;
     });
 }
 
 #[test]
-fn a_handshake_that_fails_or_takes_too_long_is_the_end() {
+fn a_handshake_that_fails_or_times_out_closes_the_connection() {
     on_both_runtimes(async || {
-        // Long enough that the one who is refused has said its word before.
+        // Long enough for the refused client to send its password first.
         let short = Duration::from_secs(1);
         let server = TestServer::start_with_handshake(
             |config| config.header_read_timeout = short,
@@ -63,21 +63,21 @@ fn a_handshake_that_fails_or_takes_too_long_is_the_end() {
         )
         .await;
         let mut clients = Vec::new();
-        for words in ["no..", "hang", "", "op", "open", "openGET / HT"] {
+        for sent in ["no..", "hang", "", "op", "open", "openGET / HT"] {
             let mut client = RawClient::connect(server.address).await;
-            client.send(words).await;
-            clients.push((words, client));
+            client.send(sent).await;
+            clients.push((sent, client));
         }
-        for (words, mut client) in clients {
-            assert_eq!(client.rest().await, b"", "{words}");
+        for (sent, mut client) in clients {
+            assert_eq!(client.rest().await, b"", "{sent}");
         }
-        until("all are gone", || server.stats.counts().open_connections == 0).await;
-        assert_eq!(server.stats.counts().header_timeouts, 5, "all but the one that was refused");
+        until("all connections closed", || server.stats.counts().open_connections == 0).await;
+        assert_eq!(server.stats.counts().header_timeouts, 5, "all but the refused one");
     });
 }
 
 #[test]
-fn a_wrapped_client_that_takes_nothing_is_let_go() {
+fn a_client_with_a_handshake_that_accepts_no_bytes_is_closed() {
     on_both_runtimes(async || {
         let short = Duration::from_millis(200);
         let mut server = TestServer::start_with_handshake(
@@ -90,14 +90,14 @@ fn a_wrapped_client_that_takes_nothing_is_let_go() {
         client.send(GET).await;
         let mut stream = server.stream().await;
         let piece = Bytes::from(vec![b'x'; 1 << 20]);
-        soon("it is let go", async { while stream.try_send(piece.clone()).await {} }).await;
+        soon("the close", async { while stream.try_send(piece.clone()).await {} }).await;
         stream.dropped().await;
-        until("it is counted", || server.stats.counts().slow_clients == 1).await;
+        until("the count", || server.stats.counts().slow_clients == 1).await;
     });
 }
 
 #[test]
-fn draining_ends_handshakes_and_idle_connections_after_the_grace() {
+fn a_drain_ends_handshakes_and_idle_connections_after_the_grace() {
     on_both_runtimes(async || {
         let short = Duration::from_millis(50);
         let mut server = TestServer::start_with_handshake(
@@ -111,19 +111,19 @@ fn draining_ends_handshakes_and_idle_connections_after_the_grace() {
         idle.send("open").await;
         idle.send("POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n").await;
         idle.head().await;
-        let mut begun = RawClient::connect(server.address).await;
-        begun.send("openGET / HT").await;
-        until("all are in", || server.stats.counts().open_connections == 3).await;
+        let mut incomplete = RawClient::connect(server.address).await;
+        incomplete.send("openGET / HT").await;
+        until("all connections", || server.stats.counts().open_connections == 3).await;
         server.begin_shutdown();
         assert_eq!(hangs.rest().await, b"");
         assert_eq!(idle.rest().await, b"");
-        assert!(begun.rest().await.starts_with(b"HTTP/1.1 503 "));
+        assert!(incomplete.rest().await.starts_with(b"HTTP/1.1 503 "));
         assert_eq!(server.ended().await.cut, 0);
     });
 }
 
 #[test]
-fn a_wrapped_request_on_its_way_when_the_drain_begins_is_answered() {
+fn a_request_in_transit_after_a_handshake_is_answered_when_the_drain_begins() {
     on_both_runtimes(async || {
         let change = |config: &mut HttpServerConfig| {
             (config.drain_grace, config.drain_timeout) = (SOON * 2, SOON * 4);
@@ -142,7 +142,7 @@ fn a_wrapped_request_on_its_way_when_the_drain_begins_is_answered() {
         kept.send(&all).await;
         kept.head().await;
         clients.push((kept, get.to_owned()));
-        until("all are in", || server.stats.counts().open_connections == 5).await;
+        until("all connections", || server.stats.counts().open_connections == 5).await;
         let address = server.address;
         server.begin_shutdown();
         listener_closed(address).await;
