@@ -1,8 +1,8 @@
-//! A new system identifier for a copy of a cluster that never ran.
+//! New system identifier for a copy of a cluster that never ran.
 //!
-//! Two clusters with one identifier are the same to every client that follows a server's changes, so a copy of a
-//! template needs its own. It is in two places: the first field of `pg_control`, under a checksum, and the head of each
-//! file of the log.
+//! Replication clients take two clusters with the same identifier for one, so a copy of a template
+//! needs its own. The identifier is in two places: the first field of `pg_control`, which has a
+//! checksum, and the head of each WAL file.
 
 use std::collections::hash_map::RandomState;
 use std::fs::{self, File};
@@ -12,17 +12,17 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 const ID_BYTES: usize = 8;
-/// The struct in `pg_control` has grown to about 300 bytes in thirty years.
+/// Upper bound of the struct in `pg_control`, which has about 300 bytes.
 const MAX_CONTROL_BYTES: usize = 512;
-/// Of `XLogLongPageHeaderData`, which opens each file.
+/// Offset in `XLogLongPageHeaderData`, which starts each WAL file.
 const ID_IN_LOG: u64 = 24;
 
-/// Gives the cluster in a data folder an identifier of its own.
+/// Replaces the identifier of the cluster in a data folder.
 pub(super) fn renew(data: &Path) -> io::Result<()> {
     let control_path = data.join("global/pg_control");
     let mut control = fs::read(&control_path)?;
     let (old, new) =
-        renew_control(&mut control).ok_or_else(|| io::Error::other("pg_control is of an unknown shape"))?;
+        renew_control(&mut control).ok_or_else(|| io::Error::other("pg_control has an unknown format"))?;
     for entry in fs::read_dir(data.join("pg_wal"))? {
         let entry = entry?;
         if !entry.file_type()?.is_file() {
@@ -32,16 +32,17 @@ pub(super) fn renew(data: &Path) -> io::Result<()> {
         let mut id = [0; ID_BYTES];
         log.read_exact_at(&mut id, ID_IN_LOG)?;
         if id != old {
-            return Err(io::Error::other("a log file is of an unknown shape"));
+            return Err(io::Error::other("WAL file has an unknown format"));
         }
         log.write_all_at(&new, ID_IN_LOG)?;
     }
     fs::write(control_path, control)
 }
 
-/// The old identifier and the new one. The upper half, the second of `initdb`, stays; the lower half is random.
+/// Returns the old and the new identifier. The upper half, the time of `initdb`, stays; the lower
+/// half is random.
 fn renew_control(control: &mut [u8]) -> Option<([u8; ID_BYTES], [u8; ID_BYTES])> {
-    let end = checksum_place(control)?;
+    let end = checksum_offset(control)?;
     let old: [u8; ID_BYTES] = *control.first_chunk()?;
     let random = RandomState::new().hash_one(0) & u64::from(u32::MAX);
     let new = ((u64::from_ne_bytes(old) & !u64::from(u32::MAX)) | random).to_ne_bytes();
@@ -51,13 +52,13 @@ fn renew_control(control: &mut [u8]) -> Option<([u8; ID_BYTES], [u8; ID_BYTES])>
     Some((old, new))
 }
 
-/// Where the checksum of all before it is. Each version has it elsewhere; only there does the sum fit.
-fn checksum_place(control: &[u8]) -> Option<usize> {
-    let fits = |end: &usize| {
+/// Finds the checksum, whose offset differs between versions: the only place where it matches.
+fn checksum_offset(control: &[u8]) -> Option<usize> {
+    let matches = |end: &usize| {
         let sum = control.get(*end..).and_then(|tail| tail.first_chunk());
         sum.is_some_and(|sum| u32::from_ne_bytes(*sum) == crc32c(&control[..*end]))
     };
-    (ID_BYTES..MAX_CONTROL_BYTES).step_by(4).find(fits)
+    (ID_BYTES..MAX_CONTROL_BYTES).step_by(4).find(matches)
 }
 
 fn crc32c(bytes: &[u8]) -> u32 {
@@ -72,22 +73,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_checksum_is_castagnolis() {
+    fn the_checksum_is_crc32c() {
         assert_eq!(crc32c(b"123456789"), 0xe306_9283);
     }
 
     #[test]
-    fn a_renewed_control_file_differs_in_its_identifier_and_fits_its_checksum() {
+    fn a_renewed_control_file_has_another_identifier_and_a_valid_checksum() {
         let mut control = [7; 64];
         let sum = crc32c(&control[..40]).to_ne_bytes();
         control[40..44].copy_from_slice(&sum);
         let before = control;
-        let (old, new) = renew_control(&mut control).expect("the sum fits");
+        let (old, new) = renew_control(&mut control).expect("the checksum matches");
         assert_eq!((old, &control[..8]), ([7; 8], &new[..]));
         assert_ne!(old, new);
         assert_eq!(before[8..40], control[8..40]);
-        assert_eq!(checksum_place(&control), Some(40));
+        assert_eq!(checksum_offset(&control), Some(40));
         control[9] ^= 1;
-        assert_eq!(renew_control(&mut control), None, "nothing fits");
+        assert_eq!(renew_control(&mut control), None, "no checksum matches");
     }
 }

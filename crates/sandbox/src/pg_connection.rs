@@ -1,6 +1,6 @@
-//! Just enough of Postgres's protocol to ask whether it is ready and to run statements, over its Unix socket.
+//! Minimal Postgres client over a Unix socket: readiness checks and simple queries.
 //!
-//! Not here: passwords (the socket trusts), types (every value is text), COPY.
+//! Out of scope: passwords (the socket trusts all users), types (every value is text), COPY.
 
 use std::io::{self, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -9,23 +9,23 @@ use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 const PROTOCOL_3: u32 = 196_608;
-/// A row may be long, but anything beyond this is not Postgres.
+/// Maximum size of a message in bytes.
 const MAX_MESSAGE_BYTES: usize = 1 << 26;
 
-/// Rows of values as Postgres writes them; nothing for NULL.
-pub(crate) type Rows = Vec<Vec<Option<String>>>;
+/// Rows of text values; `None` is NULL.
+pub(crate) type TextRows = Vec<Vec<Option<String>>>;
 
-/// A connection of the superuser `postgres`, closed when this is dropped.
-pub(crate) struct Session {
+/// Connection of the superuser `postgres`; closed when dropped.
+pub(crate) struct PgConnection {
     stream: BufReader<UnixStream>,
 }
 
-impl Session {
-    pub(crate) fn open(socket: &Path, database: &str) -> io::Result<Session> {
+impl PgConnection {
+    pub(crate) fn open(socket: &Path, database: &str) -> io::Result<PgConnection> {
         let stream = UnixStream::connect(socket)?;
         stream.set_read_timeout(Some(TIMEOUT))?;
         stream.set_write_timeout(Some(TIMEOUT))?;
-        let mut session = Session { stream: BufReader::new(stream) };
+        let mut session = PgConnection { stream: BufReader::new(stream) };
         let version = PROTOCOL_3.to_be_bytes();
         let start = [&version[..], b"user\0postgres\0database\0", database.as_bytes(), b"\0\0"];
         session.send(None, &start.concat())?;
@@ -33,8 +33,8 @@ impl Session {
         Ok(session)
     }
 
-    /// Runs statements; the rows are those of all of them, in order.
-    pub(crate) fn run(&mut self, sql: &str) -> io::Result<Rows> {
+    /// Runs statements and returns the rows of all of them, in order.
+    pub(crate) fn run(&mut self, sql: &str) -> io::Result<TextRows> {
         self.send(Some(b'Q'), &[sql.as_bytes(), b"\0"].concat())?;
         self.until_ready()
     }
@@ -47,10 +47,10 @@ impl Session {
         self.stream.get_mut().write_all(&message)
     }
 
-    /// Reads up to ReadyForQuery; after an error in a statement, that still comes. After one in the start it doesn't,
-    /// and the error is returned at the end of the stream.
-    fn until_ready(&mut self) -> io::Result<Rows> {
-        let mut outcome = Ok(Rows::new());
+    /// Reads until ReadyForQuery, which also follows a failed statement. It doesn't follow a failed
+    /// startup; that error is returned at the end of the stream.
+    fn until_ready(&mut self) -> io::Result<TextRows> {
+        let mut outcome = Ok(TextRows::new());
         loop {
             let mut head = [0; 5];
             if let Err(error) = self.stream.read_exact(&mut head) {
@@ -59,7 +59,7 @@ impl Session {
             let [kind, length @ ..] = head;
             let length = usize::try_from(u32::from_be_bytes(length)).map_err(io::Error::other)?;
             if !(4..=MAX_MESSAGE_BYTES).contains(&length) {
-                return Err(io::Error::other(format!("a message of {length} bytes")));
+                return Err(io::Error::other(format!("message length out of range: {length} bytes")));
             }
             let mut body = vec![0; length - 4];
             self.stream.read_exact(&mut body)?;
@@ -67,27 +67,27 @@ impl Session {
                 b'Z' => return outcome,
                 b'E' => outcome = Err(io::Error::other(error_text(&body))),
                 b'D' => {
-                    let row = row(&body).ok_or_else(|| io::Error::other("a row that is not text"))?;
+                    let row = row(&body).ok_or_else(|| io::Error::other("row is not valid text"))?;
                     if let Ok(rows) = &mut outcome {
                         rows.push(row);
                     }
                 }
-                // It would wait for us for ever.
-                b'G' | b'W' => return Err(io::Error::other("COPY from the client is not spoken here")),
+                // The server would wait for COPY data.
+                b'G' | b'W' => return Err(io::Error::other("COPY from the client is not supported")),
                 _ => {}
             }
         }
     }
 }
 
-impl Drop for Session {
+impl Drop for PgConnection {
     fn drop(&mut self) {
-        // A courtesy: without it the server logs an unexpected end.
+        // Without a Terminate message the server logs an unexpected end.
         let _ = self.send(Some(b'X'), b"");
     }
 }
 
-/// The values of a DataRow: a count, then for each its length (-1 for NULL) and its bytes.
+/// Decodes a DataRow: a count, then each value's length (-1 for NULL) and bytes.
 fn row(body: &[u8]) -> Option<Vec<Option<String>>> {
     let (count, mut rest) = body.split_first_chunk()?;
     let mut values = Vec::new();
@@ -106,7 +106,7 @@ fn row(body: &[u8]) -> Option<Vec<Option<String>>> {
     Some(values)
 }
 
-/// The message and SQLSTATE fields of an ErrorResponse.
+/// Returns the message and SQLSTATE fields of an ErrorResponse.
 fn error_text(body: &[u8]) -> String {
     let field = |kind| {
         let field = body.split(|byte| *byte == 0).find(|field| field.first() == Some(&kind));
@@ -120,15 +120,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_is_its_message_and_state() {
+    fn an_error_text_has_the_message_and_the_sqlstate() {
         let body = b"SFATAL\0C57P03\0Mthe database system is starting up\0\0";
         assert_eq!(error_text(body), "the database system is starting up (57P03)");
     }
 
     #[test]
-    fn a_row_tells_nothing_from_an_empty_value() {
+    fn a_row_distinguishes_null_from_an_empty_value() {
         let body = b"\0\x03\0\0\0\x02hi\xff\xff\xff\xff\0\0\0\0";
         assert_eq!(row(body), Some(vec![Some("hi".to_owned()), None, Some(String::new())]));
-        assert_eq!(row(&body[..10]), None, "cut short");
+        assert_eq!(row(&body[..10]), None, "truncated");
     }
 }

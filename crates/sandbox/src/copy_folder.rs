@@ -1,45 +1,46 @@
-//! Copies of whole folders, also of one that a server writes to.
+//! Copies of folders, also of a folder that a server writes to.
 
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::Path;
 use std::{fs, io};
 
-use crate::user::{User, give};
+use crate::system_user::{SystemUser, change_owner};
 
-/// Copies `from` to the new folder `to`, with modes, for a user. `belongs` gets every path relative to `from`.
+/// Copies `from` to the new folder `to` with its modes, owned by `user`.
 ///
-/// What vanishes meanwhile is left out. `fs::copy` shares the blocks where the file system can.
+/// `is_included` decides for each path relative to `from`. Files that vanish meanwhile are skipped.
+/// `fs::copy` shares blocks if the file system can.
 pub(crate) fn copy_folder(
     from: &Path,
     to: &Path,
-    user: Option<User>,
-    belongs: &dyn Fn(&Path) -> bool,
+    user: Option<SystemUser>,
+    is_included: &dyn Fn(&Path) -> bool,
 ) -> io::Result<()> {
-    copy_below(Path::new(""), from, to, user, belongs)
+    copy_below(Path::new(""), from, to, user, is_included)
 }
 
 fn copy_below(
     relative: &Path,
     from: &Path,
     to: &Path,
-    user: Option<User>,
-    belongs: &dyn Fn(&Path) -> bool,
+    user: Option<SystemUser>,
+    is_included: &dyn Fn(&Path) -> bool,
 ) -> io::Result<()> {
     let (source, copy) = (from.join(relative), to.join(relative));
     fs::DirBuilder::new().mode(fs::metadata(&source)?.mode()).create(&copy)?;
-    give(&copy, user)?;
+    change_owner(&copy, user)?;
     for entry in fs::read_dir(&source)? {
         let entry = entry?;
         let relative = relative.join(entry.file_name());
-        if !belongs(&relative) {
+        if !is_included(&relative) {
             continue;
         }
         let kind = entry.file_type()?;
         if kind.is_dir() {
-            unless_gone(copy_below(&relative, from, to, user, belongs))?;
+            ignore_not_found(copy_below(&relative, from, to, user, is_included))?;
         } else if kind.is_file() {
             let copy = to.join(&relative);
-            unless_gone(fs::copy(entry.path(), &copy).and_then(|_| give(&copy, user)))?;
+            ignore_not_found(fs::copy(entry.path(), &copy).and_then(|_| change_owner(&copy, user)))?;
         } else {
             return Err(io::Error::other(format!("{} is no plain file", entry.path().display())));
         }
@@ -47,7 +48,7 @@ fn copy_below(
     Ok(())
 }
 
-fn unless_gone(outcome: io::Result<()>) -> io::Result<()> {
+fn ignore_not_found(outcome: io::Result<()>) -> io::Result<()> {
     match outcome {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         outcome => outcome,

@@ -7,7 +7,7 @@ use forebay_sandbox::{Postgres, Redis};
 use super::{eventually, folder_of, runs};
 
 #[test]
-fn dropping_ends_the_process_and_removes_the_folder() {
+fn dropping_a_handle_ends_the_process_and_removes_the_folder() {
     let (redis, postgres) = (Redis::start().unwrap(), Postgres::start().unwrap());
     let pids = [redis.pid(), postgres.pid()];
     let folders = pids.map(folder_of);
@@ -17,7 +17,7 @@ fn dropping_ends_the_process_and_removes_the_folder() {
 }
 
 #[test]
-fn dropping_ends_a_frozen_server_and_one_that_was_killed() {
+fn dropping_a_handle_ends_a_frozen_server_and_a_killed_one() {
     let (frozen, killed) = (Redis::start().unwrap(), Postgres::start().unwrap());
     let folders = [folder_of(frozen.pid()), folder_of(killed.pid())];
     let pid = frozen.pid();
@@ -34,7 +34,7 @@ fn a_panic_ends_the_process() {
     let pid = redis.pid();
     let outcome = panic::catch_unwind(panic::AssertUnwindSafe(move || {
         let _redis = redis;
-        panic::resume_unwind(Box::new("without a backtrace on the terminal"));
+        panic::resume_unwind(Box::new("no backtrace on the terminal"));
     }));
     assert!(outcome.is_err());
     assert!(!runs(pid));
@@ -47,9 +47,9 @@ fn a_server_outlives_the_thread_that_started_it() {
     redis.restart().unwrap();
 }
 
-/// Runs itself once more as the owner of servers, and kills that process.
+/// Starts this test again as a process that owns servers, and kills that process.
 #[test]
-fn a_killed_owner_takes_its_servers_along_and_the_next_start_sweeps_its_folders() {
+fn servers_end_with_a_killed_owner_and_the_next_start_removes_its_folders() {
     const ROLE: &str = "SANDBOX_TEST_OWNER";
     if env::var_os(ROLE).is_some() {
         let (redis, frozen, postgres) =
@@ -60,19 +60,19 @@ fn a_killed_owner_takes_its_servers_along_and_the_next_start_sweeps_its_folders(
             thread::park();
         }
     }
-    let name = "ends::a_killed_owner_takes_its_servers_along_and_the_next_start_sweeps_its_folders";
+    let name = "lifetime::servers_end_with_a_killed_owner_and_the_next_start_removes_its_folders";
     let mut owner = Command::new(env::current_exe().unwrap());
     owner.args(["--exact", name, "--nocapture"]).env(ROLE, "yes").stdout(Stdio::piped());
     let mut owner = owner.spawn().unwrap();
     let mut lines = BufReader::new(owner.stdout.take().unwrap()).lines().map(Result::unwrap);
-    let line = lines.find(|line| line.starts_with("pids ")).expect("the owner names its servers");
+    let line = lines.find(|line| line.starts_with("pids ")).expect("the owner prints its pids");
     let pids: Vec<u32> = line.split(' ').skip(1).map(|pid| pid.parse().unwrap()).collect();
     let folders: Vec<_> = pids.iter().map(|pid| folder_of(*pid)).collect();
     assert_eq!(pids.len(), 3);
 
     owner.kill().unwrap();
     owner.wait().unwrap();
-    eventually("the servers die with their owner", || !pids.iter().any(|pid| runs(*pid)));
+    eventually("the servers end with their owner", || !pids.iter().any(|pid| runs(*pid)));
     let _next = Redis::start().unwrap();
     assert!(!folders.iter().any(|folder| folder.exists()), "left behind: {folders:?}");
 }

@@ -1,7 +1,8 @@
-//! One running server, whatever its kind: start, control, end.
+//! Process of a server: start, control, stop.
 //!
-//! Invariant: at most one process tree of a server lives at a time, in the server's own folder and on its own ports.
-//! Kept by: one mutex around the child; a new one starts only when nothing lives in the folder any more.
+//! Invariant: at most one process tree of a server runs at a time, in its own folder and on its
+//! own ports.
+//! Enforced by: one mutex around the child; a new one starts only when no process uses the folder.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -16,45 +17,45 @@ use libc::c_int;
 
 use crate::error::StartError;
 use crate::folder::Folder;
-use crate::user::User;
-use crate::{proc, process};
+use crate::system_user::SystemUser;
+use crate::{proc, spawn};
 
 const POLL: Duration = Duration::from_millis(5);
 const LOG: &str = "log";
-const TAIL_LINES: usize = 25;
+const LOG_LINES: usize = 25;
 
-/// How to run a server; the same for every life of it.
+/// How to start a server; the same for every restart.
 #[derive(Debug)]
-pub(crate) struct Launch {
-    /// What errors call it.
+pub(crate) struct LaunchSpec {
+    /// Name in errors.
     pub(crate) name: &'static str,
     pub(crate) program: PathBuf,
     pub(crate) args: Vec<OsString>,
-    /// Whom to run it as, where that is not us.
-    pub(crate) user: Option<User>,
-    /// What the kernel sends it when we die.
+    /// User of the process, if not the current one.
+    pub(crate) user: Option<SystemUser>,
+    /// Signal that the kernel sends when this process ends.
     pub(crate) death_signal: c_int,
-    /// What asks it to stop in good order.
+    /// Signal of a graceful stop.
     pub(crate) stop_signal: c_int,
-    /// How long it may take to answer, or to stop.
+    /// Timeout of a start, and of a stop.
     pub(crate) deadline: Duration,
-    /// Its Unix socket. Readiness is asked there, since a port might answer for somebody else's server.
+    /// Unix socket for the readiness check; a TCP port might belong to another server.
     pub(crate) socket: PathBuf,
     pub(crate) is_ready: fn(&Path) -> bool,
 }
 
-/// A server and its folder; dropping it ends the one and removes the other.
+/// Running server and its folder; dropping it kills the server and removes the folder.
 #[derive(Debug)]
-pub(crate) struct Server {
-    launch: Launch,
+pub(crate) struct ServerProcess {
+    launch: LaunchSpec,
     child: Mutex<Child>,
     folder: Arc<Folder>,
 }
 
-impl Server {
-    pub(crate) fn start(launch: Launch, folder: Arc<Folder>) -> Result<Server, StartError> {
-        let child = run(&launch, &folder)?;
-        Ok(Server { launch, child: Mutex::new(child), folder })
+impl ServerProcess {
+    pub(crate) fn start(launch: LaunchSpec, folder: Arc<Folder>) -> Result<ServerProcess, StartError> {
+        let child = start_and_wait(&launch, &folder)?;
+        Ok(ServerProcess { launch, child: Mutex::new(child), folder })
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -71,16 +72,16 @@ impl Server {
 
     pub(crate) fn freeze(&self) {
         let _child = self.child();
-        proc::stop_residents(self.folder.path());
+        proc::stop_processes_in(self.folder.path());
     }
 
     pub(crate) fn thaw(&self) {
         let _child = self.child();
-        self.wake();
+        self.continue_all();
     }
 
     pub(crate) fn kill(&self) {
-        end(&mut self.child(), &self.folder);
+        kill_and_reap(&mut self.child(), &self.folder);
     }
 
     pub(crate) fn revive(&self) -> Result<(), StartError> {
@@ -88,16 +89,16 @@ impl Server {
         if !has_ended(&mut child) {
             return Ok(());
         }
-        proc::kill_residents(self.folder.path());
-        let begun = Instant::now();
+        proc::kill_processes_in(self.folder.path());
+        let started_at = Instant::now();
         loop {
-            match run(&self.launch, &self.folder) {
+            match start_and_wait(&self.launch, &self.folder) {
                 Ok(new) => {
                     *child = new;
                     return Ok(());
                 }
-                // Somebody borrowed the port in between; it must be the same one, so wait for it.
-                Err(StartError::PortTaken { .. }) if begun.elapsed() < self.launch.deadline => {
+                // Another process uses the port for a moment. The port must not change, so wait.
+                Err(StartError::PortTaken { .. }) if started_at.elapsed() < self.launch.deadline => {
                     thread::sleep(POLL)
                 }
                 Err(error) => return Err(error),
@@ -114,25 +115,25 @@ impl Server {
         self.revive()
     }
 
-    /// Ends the server and removes its folder now: for statics, which are never dropped.
+    /// Kills the server and removes its folder now: for statics, which are never dropped.
     pub(crate) fn discard(&self) {
         self.kill();
         self.folder.remove();
     }
 
-    /// Stops it in another way than its usual one.
+    /// Stops the server with another signal than its usual one.
     pub(crate) fn stop_by(&self, signal: c_int) -> Result<(), StartError> {
         let mut child = self.child();
         if has_ended(&mut child) {
             return Ok(());
         }
-        self.wake();
+        self.continue_all();
         proc::signal(child.id(), signal);
-        let begun = Instant::now();
+        let started_at = Instant::now();
         while !has_ended(&mut child) {
-            let waited = begun.elapsed();
+            let waited = started_at.elapsed();
             if waited > self.launch.deadline {
-                let log = tail(&read_log(&self.folder, 0));
+                let log = last_lines(&read_log(&self.folder, 0));
                 return Err(StartError::Stuck { name: self.launch.name, waited, log });
             }
             thread::sleep(POLL);
@@ -140,67 +141,67 @@ impl Server {
         Ok(())
     }
 
-    fn wake(&self) {
-        for pid in proc::residents(self.folder.path()) {
+    fn continue_all(&self) {
+        for pid in proc::processes_in(self.folder.path()) {
             proc::signal(pid, libc::SIGCONT);
         }
     }
 
-    /// A panic while it is held leaves nothing half done that the next call wouldn't see for itself.
+    /// Locks the child. A poisoned lock is fine: each call checks the child's state itself.
     fn child(&self) -> MutexGuard<'_, Child> {
         self.child.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Server {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
         self.kill();
     }
 }
 
-/// Starts the server and waits until it answers.
-fn run(launch: &Launch, folder: &Folder) -> Result<Child, StartError> {
+/// Starts the server and waits until it is ready.
+fn start_and_wait(launch: &LaunchSpec, folder: &Folder) -> Result<Child, StartError> {
     let (command, log_start) = command(launch, folder)?;
-    let spawned = process::spawn(command, launch.death_signal);
+    let spawned = spawn::spawn(command, launch.death_signal);
     let mut child =
         spawned.map_err(|source| StartError::Spawn { program: launch.program.clone(), source })?;
-    let begun = Instant::now();
+    let started_at = Instant::now();
     loop {
         if let Ok(Some(status)) = child.try_wait() {
-            proc::kill_residents(folder.path());
+            proc::kill_processes_in(folder.path());
             let (name, log) = (launch.name, read_log(folder, log_start));
             return Err(match port_taken(launch, &log) {
                 Some(error) => error,
-                None => StartError::Exited { name, status, log: tail(&log) },
+                None => StartError::Exited { name, status, log: last_lines(&log) },
             });
         }
         if (launch.is_ready)(&launch.socket) {
-            // Postgres goes on with what it got as long as that is one of the addresses.
+            // Postgres starts even if only one of its addresses is free, so its log is checked.
             return match port_taken(launch, &read_log(folder, log_start)) {
                 Some(error) => {
-                    end(&mut child, folder);
+                    kill_and_reap(&mut child, folder);
                     Err(error)
                 }
                 None => Ok(child),
             };
         }
-        let waited = begun.elapsed();
+        let waited = started_at.elapsed();
         if waited > launch.deadline {
-            end(&mut child, folder);
-            let log = tail(&read_log(folder, log_start));
+            kill_and_reap(&mut child, folder);
+            let log = last_lines(&read_log(folder, log_start));
             return Err(StartError::Silent { name: launch.name, waited, log });
         }
         thread::sleep(POLL);
     }
 }
 
-fn port_taken(launch: &Launch, log: &str) -> Option<StartError> {
+fn port_taken(launch: &LaunchSpec, log: &str) -> Option<StartError> {
     let taken = log.contains("Address already in use");
-    taken.then(|| StartError::PortTaken { name: launch.name, log: tail(log) })
+    taken.then(|| StartError::PortTaken { name: launch.name, log: last_lines(log) })
 }
 
-/// The command, which appends to the log, and where in the log its words begin.
-fn command(launch: &Launch, folder: &Folder) -> Result<(Command, usize), StartError> {
+/// Returns the command, which appends to the log, and the log's current length.
+fn command(launch: &LaunchSpec, folder: &Folder) -> Result<(Command, usize), StartError> {
     let path = folder.path().join(LOG);
     let open = || {
         let log = File::options().create(true).append(true).open(&path)?;
@@ -212,17 +213,17 @@ fn command(launch: &Launch, folder: &Folder) -> Result<(Command, usize), StartEr
     command.args(&launch.args).current_dir(folder.path());
     command.stdin(Stdio::null()).stdout(out).stderr(err);
     if let Some(user) = launch.user {
-        // As root, std clears the supplementary groups along with this.
+        // As root, std also clears the supplementary groups.
         command.uid(user.uid).gid(user.gid);
     }
     Ok((command, usize::try_from(length).unwrap_or(usize::MAX)))
 }
 
-fn end(child: &mut Child, folder: &Folder) {
-    // Both fail only when it has ended and was reaped before.
+fn kill_and_reap(child: &mut Child, folder: &Folder) {
+    // Both fail only if the child was reaped before.
     let _ = child.kill();
     let _ = child.wait();
-    proc::kill_residents(folder.path());
+    proc::kill_processes_in(folder.path());
 }
 
 fn has_ended(child: &mut Child) -> bool {
@@ -234,67 +235,66 @@ fn read_log(folder: &Folder, start: usize) -> String {
     String::from_utf8_lossy(bytes.get(start..).unwrap_or_default()).into_owned()
 }
 
-/// The last lines of a log.
-pub(crate) fn tail(log: &str) -> String {
+/// Returns the last lines of a log.
+pub(crate) fn last_lines(log: &str) -> String {
     let lines: Vec<_> = log.lines().collect();
-    lines[lines.len().saturating_sub(TAIL_LINES)..].join("\n")
+    lines[lines.len().saturating_sub(LOG_LINES)..].join("\n")
 }
 
-/// The calls that control a server, the same for each kind: all go to its field `server`.
-macro_rules! controls {
+/// Implements the control functions for a type with a field `server`.
+macro_rules! server_controls {
     ($kind:ident) => {
         impl $kind {
-            /// The server's main process; the last one, when it was killed.
+            /// Returns the pid of the server's main process; of the last one after a kill.
             pub fn pid(&self) -> u32 {
                 self.server.pid()
             }
 
-            /// Everything that the server has logged, over all its lives.
+            /// Returns the server's log since its first start.
             pub fn log(&self) -> String {
                 self.server.log()
             }
 
-            /// Stops every process of the server with SIGSTOP: its sockets stay open, and nothing answers. Returns
-            /// when all of them stand still.
+            /// Stops every process of the server with SIGSTOP: its sockets stay open and nothing
+            /// replies. Returns when all processes are stopped.
             pub fn freeze(&self) {
                 self.server.freeze();
             }
 
-            /// Lets a frozen server go on.
+            /// Continues a frozen server.
             pub fn thaw(&self) {
                 self.server.thaw();
             }
 
-            /// Kills every process of the server with SIGKILL, as a crash would. Returns when all of them are gone.
+            /// Kills every process of the server with SIGKILL and waits until all have ended.
             pub fn kill(&self) {
                 self.server.kill();
             }
 
-            /// Starts a server that has ended once more, with the same ports, files and settings. Returns when it
-            /// answers; does nothing while it runs.
+            /// Starts a server that has ended again, with the same ports, files and settings, and
+            /// waits until it is ready. Does nothing while it runs.
             ///
-            /// # Errors
-            /// As for the first start.
+            /// # Errors See the first start.
             pub fn revive(&self) -> Result<(), StartError> {
                 self.server.revive()
             }
 
-            /// Asks the server to stop in good order, and returns when it has ended.
+            /// Stops the server gracefully and waits until it has ended.
             ///
             /// # Errors
-            /// When it won't stop.
+            /// If it doesn't stop in time.
             pub fn stop(&self) -> Result<(), StartError> {
                 self.server.stop()
             }
 
-            /// Asks the server to stop in good order, then revives it.
+            /// Stops the server gracefully, then starts it again.
             ///
             /// # Errors
-            /// As for the first start, or when it won't stop.
+            /// See the first start; also if the server doesn't stop in time.
             pub fn restart(&self) -> Result<(), StartError> {
                 self.server.restart()
             }
         }
     };
 }
-pub(crate) use controls;
+pub(crate) use server_controls;

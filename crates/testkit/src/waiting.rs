@@ -1,18 +1,18 @@
-//! Waiting for what must come, and for as long as no honest machine needs.
+//! Timeouts of tests.
 
 use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
-/// When a test stops to believe in it. Well beyond every deadline in a test.
+/// Timeout of every wait in a test; far longer than any timeout under test.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What the future gives; a panic that names it if that takes too long.
+/// Returns the future's output; panics with `what` after [`PATIENCE`].
 pub async fn within<F: Future>(what: &str, future: F) -> F::Output {
     let outcome = tokio::time::timeout(PATIENCE, future).await;
     outcome.unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"))
 }
 
-/// Asks until the answer is the one that is wanted: for what gives no sign when it happens.
+/// Polls until `ask` returns `wanted`; panics after [`PATIENCE`].
 pub async fn eventually<T: PartialEq + Debug>(what: &str, wanted: T, mut ask: impl AsyncFnMut() -> T) {
     let begun = Instant::now();
     loop {
