@@ -30,6 +30,7 @@ pub struct Redis {
     server: ServerProcess,
 }
 
+/// TLS port of a Redis, and its authority.
 #[derive(Clone, Debug)]
 struct RedisTls {
     port: u16,

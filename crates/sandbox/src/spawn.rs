@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use libc::c_int;
 
+/// A command, and the channel for its child.
 type SpawnJob = (Command, SyncSender<io::Result<Child>>);
 
 /// Spawns `command` in its own process group, so that Ctrl-C doesn't reach the server.

@@ -34,6 +34,7 @@ struct OpenConnection {
 }
 
 pin_project! {
+    /// Phase of a connection.
     #[project = ConnectionPhaseProj]
     enum ConnectionPhase<B> {
         Serving { serving: ServeFuture<B> },
@@ -41,6 +42,7 @@ pin_project! {
     }
 }
 
+/// Serves requests; returns the parts of a live stream that takes the socket.
 type ServeFuture<B> = Pin<Box<dyn Future<Output = Option<LiveStreamParts<B>>> + Send>>;
 
 impl<B: ResponseBody + Send + 'static> ConnectionTask<B> {

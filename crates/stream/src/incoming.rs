@@ -27,6 +27,7 @@ pub struct Incoming {
     unread: Option<UnreadBody>,
 }
 
+/// State of a body that has not been read to its end.
 #[derive(Debug)]
 struct UnreadBody {
     done: Arc<AtomicBool>,

@@ -10,6 +10,7 @@ use tokio::net::TcpStream;
 /// HTTP/2 connection preface.
 pub(crate) const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
+/// Protocol of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ClientProtocol {
     Http1,

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tokio::time::{Sleep, sleep};
 
+/// Timer that runs while a write is blocked.
 #[derive(Debug, Default)]
 pub(crate) struct StallTimer(Option<Pin<Box<Sleep>>>);
 

@@ -56,6 +56,7 @@ pub struct ServerCounts {
     pub live_aborted: u64,
 }
 
+/// Counters behind [`ServerCounts`].
 #[derive(Debug, Default)]
 pub(crate) struct ServerCounters {
     pub(crate) open_connections: EventCounter,

@@ -12,18 +12,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
+/// Registry of running tasks.
 #[derive(Debug, Default)]
 pub(crate) struct TaskRegistry {
     state: Mutex<State>,
     emptied: Notify,
 }
 
+/// Slots of a registry.
 #[derive(Debug, Default)]
 struct State {
     slots: Vec<TaskSlot>,
     free: Vec<u32>,
 }
 
+/// Slot of one task.
 #[derive(Debug)]
 enum TaskSlot {
     Free,

@@ -61,6 +61,7 @@ pub struct Proxy {
     shared: Arc<ProxyShared>,
 }
 
+/// State shared by the handle and the tasks of a proxy.
 #[derive(Debug)]
 struct ProxyShared {
     accepted: watch::Sender<u64>,
@@ -68,6 +69,7 @@ struct ProxyShared {
     state: Mutex<State>,
 }
 
+/// Sockets and faults of a proxy.
 #[derive(Debug)]
 struct State {
     upstream: SocketAddr,

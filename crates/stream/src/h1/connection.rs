@@ -161,12 +161,14 @@ fn poll_deadline(mut timer: Pin<&mut Sleep>, due: Instant, cx: &mut Context<'_>)
     }
 }
 
+/// Socket of a connection on the fast path, and its buffered input.
 struct H1Connection {
     stream: TcpStream,
     /// Received bytes of requests that are not answered yet.
     received: Vec<u8>,
 }
 
+/// Result of an attempt to read a request.
 #[expect(clippy::large_enum_variant, reason = "matched at once; a box would cost an allocation")]
 enum ReadOutcome {
     Request(Request<Incoming>),

@@ -19,6 +19,7 @@ use crate::stall_timer::StallTimer;
 /// Maximum writes of one poll, before other tasks run.
 pub(crate) const WRITES_PER_POLL: usize = 8;
 
+/// Writes batches to a socket and queues unsent bytes.
 #[derive(Debug, Default)]
 pub(crate) struct SocketWriter {
     /// Bytes that the socket didn't accept yet.

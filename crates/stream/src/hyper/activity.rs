@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Waker;
 
+/// Requests, input and unwritten output of a connection.
 #[derive(Debug, Default)]
 pub(crate) struct ConnectionActivity {
     /// Requests between the call of the service and the end of the response body.
@@ -52,6 +53,7 @@ pub(crate) enum ClientWait {
 #[derive(Debug)]
 pub(crate) struct ActiveRequest(Arc<ConnectionActivity>);
 
+/// Relaxed atomic flag.
 #[derive(Debug, Default)]
 pub(crate) struct AtomicFlag(AtomicBool);
 

@@ -40,23 +40,23 @@ impl ClientDeadline {
         mut deadline: Pin<&mut Sleep>,
         cx: &mut Context<'_>,
     ) -> Poll<ClientWait> {
-        let (wait, turn) = activity.client_wait();
+        let (wait, generation) = activity.client_wait();
         let (wait, limit) = match wait {
             ClientWait::Head if !self.only_idle => (wait, config.header_read_timeout),
             // A TLS connection may be idle here before its first head, which has its own limit.
-            ClientWait::Idle if !self.only_idle && turn == 0 => {
+            ClientWait::Idle if !self.only_idle && generation == 0 => {
                 (ClientWait::Head, config.header_read_timeout)
             }
             ClientWait::Body if !self.only_idle => (wait, config.body_read_timeout),
             ClientWait::Idle | ClientWait::Head if self.shutting_down => (ClientWait::Idle, LINGER),
             ClientWait::Idle | ClientWait::Head => (ClientWait::Idle, config.idle_timeout),
             ClientWait::Body | ClientWait::Busy => {
-                self.current = (ClientWait::Busy, turn);
+                self.current = (ClientWait::Busy, generation);
                 return Poll::Pending;
             }
         };
-        if self.current != (wait, turn) {
-            self.current = (wait, turn);
+        if self.current != (wait, generation) {
+            self.current = (wait, generation);
             deadline.as_mut().reset(Instant::now() + limit);
         }
         deadline.poll(cx).map(|()| wait)

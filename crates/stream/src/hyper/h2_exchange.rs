@@ -28,9 +28,11 @@ tokio::task_local! {
     static CURRENT: Arc<H2Exchange>;
 }
 
+/// One HTTP/2 request and its response, shared by its task and its bodies.
 #[derive(Debug, Default)]
 pub(crate) struct H2Exchange(Mutex<State>);
 
+/// Progress of an exchange.
 #[derive(Debug, Default)]
 struct State {
     /// Bytes of the response that hyper holds and the socket hasn't accepted.

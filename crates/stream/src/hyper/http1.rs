@@ -26,6 +26,7 @@ use crate::server::ServerContext;
 use crate::service::{HttpService, ResponseBody};
 use crate::socket::{REQUEST_TIMEOUT, SHUTTING_DOWN, linger, respond_and_linger};
 
+/// Connection of hyper for HTTP/1.
 type Http1<S, B> = http1::Connection<HyperSocket, ServiceAdapter<S, B>>;
 
 /// Drives the connection until it ends, or until a live response can take its socket.

@@ -25,6 +25,7 @@ use crate::socket::LINGER;
 use crate::stats::ServerStats;
 use crate::task_registry::TaskRegistry;
 
+/// Connection of hyper for HTTP/2.
 type Http2<I, S, B> = http2::Connection<I, ServiceAdapter<S, B>, RequestTasks>;
 
 /// Serves until the connection ends; returns true if it ended in order.

@@ -21,6 +21,7 @@ use crate::hyper::activity::ConnectionActivity;
 use crate::socket::read_available;
 use crate::stall_timer::StallTimer;
 
+/// TCP socket with a write timeout, for hyper.
 #[derive(Debug)]
 pub(crate) struct HyperSocket {
     /// Shared with bodies that watch for the client's disconnect; see `service_adapter.rs`.

@@ -128,6 +128,7 @@ pin_project! {
 }
 
 pin_project! {
+    /// Progress of a request.
     #[project = AdapterStateProj]
     enum AdapterState<S, F> {
         AwaitReady { service: S, request: Option<Request<Incoming>> },
@@ -225,6 +226,7 @@ fn client_closing(stream: Arc<TcpStream>) -> ClientClosing {
     })
 }
 
+/// Resolves when the client closes its side.
 type ClientClosing = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 pin_project! {

@@ -23,6 +23,7 @@ use crate::h1::write_batch::WriteBatch;
 use crate::live::delivery::RecentEvents;
 use crate::live::tail::TailProgress;
 
+/// Socket of a live stream and its writer.
 #[derive(Debug)]
 pub(crate) struct DirectSocket {
     pub(crate) stream: TcpStream,
@@ -38,6 +39,7 @@ pub(crate) struct WriterState {
     pub(crate) failure: Option<WriteFailure>,
 }
 
+/// Permission for a topic to write the next events of a tail.
 #[derive(Debug)]
 struct WriteDelegation {
     tail: TailId,

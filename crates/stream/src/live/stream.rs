@@ -62,6 +62,7 @@ struct StreamLifecycle {
     stats: ServerStats,
 }
 
+/// State of a live stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     /// The head is queued, to be written with the first chunks.

@@ -33,6 +33,7 @@ pub struct Topic {
     shared: Arc<TopicShared>,
 }
 
+/// State shared by a topic's handles, tails and delivery tasks.
 pub(super) struct TopicShared {
     pub(super) capacity: usize,
     max_bytes: usize,
@@ -41,6 +42,7 @@ pub(super) struct TopicShared {
     state: Mutex<State>,
 }
 
+/// Events and tails of a topic.
 pub(super) struct State {
     pub(super) ring: VecDeque<Event>,
     /// Bytes of all events in the ring.
@@ -58,11 +60,13 @@ pub(super) struct State {
     pub(super) closed: bool,
 }
 
+/// Published event.
 pub(super) struct Event {
     pub(super) bytes: Bytes,
     pub(super) last: LastEvent,
 }
 
+/// Tail that waits for the next event.
 pub(super) struct WaitingTail {
     pub(super) tail: TailId,
     pub(super) waker: Waker,
@@ -75,6 +79,7 @@ const WAKE_BATCH: usize = 128;
 /// With fewer direct tails they are woken instead: at high event rates a few tails read larger
 /// batches than a delivery task writes.
 const MIN_DIRECT_TAILS: usize = 4;
+
 impl Topic {
     /// Creates a topic that keeps the last `capacity` events for tails that are behind.
     ///

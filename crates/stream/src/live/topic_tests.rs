@@ -12,6 +12,7 @@ use crate::h1::socket_writer::SocketWriter;
 use crate::live::delivery::{RECENT_EVENTS, RecentEvents, SLOTS_PER_TASK};
 use crate::live::tail::Lagged;
 
+/// Waker that counts its calls.
 #[derive(Default)]
 struct WakeCounter(AtomicUsize);
 

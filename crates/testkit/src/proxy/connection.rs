@@ -20,6 +20,7 @@ const READ_BYTES: usize = 16 * 1024;
 /// Maximum reads of a closing socket.
 const MAX_DRAINED_READS: usize = 256;
 
+/// Connection through the proxy.
 #[derive(Debug)]
 pub(super) struct ProxiedConnection {
     client: TcpStream,

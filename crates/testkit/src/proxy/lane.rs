@@ -25,6 +25,7 @@ pub(super) struct DirectionFaults {
     pub(super) truncate_after: Option<u64>,
 }
 
+/// One direction of a connection.
 #[derive(Debug, Default)]
 pub(super) struct Lane {
     held: VecDeque<HeldChunk>,
@@ -37,6 +38,7 @@ pub(super) struct Lane {
     spent_until: Option<Instant>,
 }
 
+/// Bytes of one read.
 #[derive(Debug)]
 struct HeldChunk {
     received_at: Instant,
