@@ -190,10 +190,10 @@ fn a_request_in_transit_when_the_drain_begins_is_responseed() {
         }
         soon("a write", h2.socket.write_all(&h2_request())).await.unwrap();
         for (mut client, exchanged, before, after) in clients {
-            let answer = String::from_utf8(client.rest().await).unwrap();
+            let response = String::from_utf8(client.rest().await).unwrap();
             assert!(
-                answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains("connection: close\r\n"),
-                "{exchanged:?}, {before:?}, {after:?}: {answer:?}"
+                response.starts_with("HTTP/1.1 200 OK\r\n") && response.contains("connection: close\r\n"),
+                "{exchanged:?}, {before:?}, {after:?}: {response:?}"
             );
         }
         let frames = h2_frames(&h2.rest().await);
@@ -219,9 +219,9 @@ async fn connections_in_the_backlog_are_answered() {
     let clients: Vec<_> = (0..50).map(connect).collect();
     let reading = tokio::task::spawn_blocking(move || {
         for mut client in clients {
-            let mut answer = String::new();
-            client.read_to_string(&mut answer).unwrap();
-            assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer:?}");
+            let mut response = String::new();
+            client.read_to_string(&mut response).unwrap();
+            assert!(response.starts_with("HTTP/1.1 200 OK\r\n"), "{response:?}");
         }
     });
     reading.await.unwrap();
@@ -253,17 +253,17 @@ fn after_the_grace_an_incomplete_head_gets_a_503_and_an_idle_connection_closes()
         until("all", || server.stats.counts().open_connections == 8).await;
         server.begin_shutdown();
         for (mut client, exchanged, started) in clients {
-            let answer = String::from_utf8(client.rest().await).unwrap();
+            let response = String::from_utf8(client.rest().await).unwrap();
             if matches!(started, "" | "PRI *") {
-                assert_eq!(answer, "", "after {exchanged:?} and {started:?}");
+                assert_eq!(response, "", "after {exchanged:?} and {started:?}");
             } else {
                 assert!(
-                    answer.starts_with("HTTP/1.1 503 "),
-                    "after {exchanged:?} and {started:?}: {answer:?}"
+                    response.starts_with("HTTP/1.1 503 "),
+                    "after {exchanged:?} and {started:?}: {response:?}"
                 );
                 assert!(
-                    answer.contains("connection: close\r\n") && answer.ends_with("shutting down."),
-                    "{answer}"
+                    response.contains("connection: close\r\n") && response.ends_with("shutting down."),
+                    "{response}"
                 );
             }
         }

@@ -165,10 +165,10 @@ fn flood(address: SocketAddr, stop: &AtomicBool) {
     let mut socket = std::net::TcpStream::connect(address).unwrap();
     let frame = "GET /echo HTTP/1.1\r\nx: \r\n\r\n".len();
     let request = format!("GET /echo HTTP/1.1\r\nx: {}\r\n\r\n", "x".repeat(8 * 1024 - frame)).repeat(16);
-    let mut answers = socket.try_clone().unwrap();
+    let mut responses = socket.try_clone().unwrap();
     let reading = std::thread::spawn(move || {
-        let mut answer = [0; 1 << 16];
-        while answers.read(&mut answer).is_ok_and(|count| count > 0) {}
+        let mut response = [0; 1 << 16];
+        while responses.read(&mut response).is_ok_and(|count| count > 0) {}
     });
     while !stop.load(Ordering::Relaxed) && socket.write_all(request.as_bytes()).is_ok() {}
     let _gone = socket.shutdown(Shutdown::Both); // fails if the server has closed
@@ -227,8 +227,11 @@ fn a_drain_closes_idle_connections_and_sends_close_on_busy_ones() {
         stream.end();
         busy.until("still\r\n0\r\n\r\n").await;
         late.end();
-        let answer = String::from_utf8(waiting.rest().await).unwrap();
-        assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("connection: close\r\n"), "{answer}");
+        let response = String::from_utf8(waiting.rest().await).unwrap();
+        assert!(
+            response.starts_with("HTTP/1.1 200") && response.contains("connection: close\r\n"),
+            "{response}"
+        );
         assert_eq!(busy.rest().await, b"");
         assert_eq!(server.ended().await.cut, 0);
     });

@@ -24,8 +24,11 @@ fn a_head_that_trickles_in_times_out_with_a_408() {
             }
         }
         assert!(sent < 10_000);
-        let answer = String::from_utf8(client.rest().await).unwrap();
-        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 408 Request Timeout\r\n"), "{answer}");
+        let response = String::from_utf8(client.rest().await).unwrap();
+        assert!(
+            response.is_empty() || response.starts_with("HTTP/1.1 408 Request Timeout\r\n"),
+            "{response}"
+        );
         until("the count", || server.stats.counts().open_connections == 0).await;
     });
 }
@@ -42,8 +45,8 @@ fn half_a_head_and_then_nothing_gets_a_408() {
             clients.push((begin, client));
         }
         for (begin, mut client) in clients {
-            let answer = String::from_utf8(client.rest().await).unwrap();
-            assert!(answer.starts_with("HTTP/1.1 408 Request Timeout\r\n"), "{begin}: {answer}");
+            let response = String::from_utf8(client.rest().await).unwrap();
+            assert!(response.starts_with("HTTP/1.1 408 Request Timeout\r\n"), "{begin}: {response}");
         }
         assert_eq!(server.stats.counts().header_timeouts, 4);
     });
@@ -131,8 +134,8 @@ fn heads_beyond_the_limits_get_a_431() {
         for (round, headers) in (1..).zip([large, many]) {
             let mut client = RawClient::connect(server.address).await;
             client.send(&format!("GET /echo HTTP/1.1\r\n{headers}\r\n")).await;
-            let answer = client.head().await;
-            assert!(answer.starts_with("HTTP/1.1 431 Request Header Fields Too Large\r\n"), "{answer}");
+            let response = client.head().await;
+            assert!(response.starts_with("HTTP/1.1 431 Request Header Fields Too Large\r\n"), "{response}");
             client.rest().await;
             until("the count", || server.stats.counts().oversized_heads == round).await;
         }
@@ -168,8 +171,8 @@ fn garbage_gets_a_400() {
         for (round, garbage) in (1..).zip(garbage) {
             let mut client = RawClient::connect(server.address).await;
             client.send(garbage).await;
-            let answer = client.head().await;
-            assert!(answer.starts_with("HTTP/1.1 400 Bad Request\r\n"), "{answer}");
+            let response = client.head().await;
+            assert!(response.starts_with("HTTP/1.1 400 Bad Request\r\n"), "{response}");
             client.rest().await;
             until("the count", || server.stats.counts().bad_requests == round).await;
         }
@@ -178,8 +181,8 @@ fn garbage_gets_a_400() {
         {
             let mut client = RawClient::connect(server.address).await;
             client.send(garbage).await;
-            let answer = client.rest().await;
-            assert!(!answer.starts_with(b"HTTP/1.1 200"), "{}", answer.escape_ascii());
+            let response = client.rest().await;
+            assert!(!response.starts_with(b"HTTP/1.1 200"), "{}", response.escape_ascii());
         }
         assert_eq!(server.stats.counts().requests, 0);
     });

@@ -272,8 +272,8 @@ fn a_preface_may_arrive_byte_by_byte_and_http2_must_follow() {
             tokio::task::yield_now().await;
         }
         client.send("this is no frame at all").await;
-        let answer = client.rest().await;
-        assert_eq!(answer[3], 4, "the server's settings come first: {}", answer.escape_ascii());
+        let response = client.rest().await;
+        assert_eq!(response[3], 4, "the server's settings come first: {}", response.escape_ascii());
         until("the count", || server.stats.counts().open_connections == 0).await;
         assert_eq!(server.stats.counts().requests, 0);
     });

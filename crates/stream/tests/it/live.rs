@@ -244,11 +244,11 @@ fn a_post_whose_body_was_read_becomes_a_live_stream() {
             let mut stream = server.stream().await;
             assert_eq!(stream.request_body, "hello");
             client.head().await;
-            stream.send("answer").await;
+            stream.send("response").await;
             stream.end();
             assert_eq!(
                 client.rest_of_chunks().await,
-                DecodedChunks { data: b"answer".into(), complete: true }
+                DecodedChunks { data: b"response".into(), complete: true }
             );
             assert_eq!(server.stats.counts().live_started, round);
         }

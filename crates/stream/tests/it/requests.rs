@@ -176,8 +176,8 @@ fn a_connection_beyond_the_limit_is_refused_and_open_ones_continue() {
         idle.until("hello").await;
 
         let mut refused = RawClient::ask(server.address, "GET /live HTTP/1.1").await;
-        let answer = String::from_utf8(refused.rest().await).unwrap();
-        assert!(answer.starts_with("HTTP/1.1 503 Service Unavailable\r\n"), "{answer}");
+        let response = String::from_utf8(refused.rest().await).unwrap();
+        assert!(response.starts_with("HTTP/1.1 503 Service Unavailable\r\n"), "{response}");
         assert_eq!(server.stats.counts().refused, 1);
 
         stream.send("undisturbed").await;

@@ -150,10 +150,10 @@ fn a_request_in_transit_after_a_handshake_is_answered_when_the_drain_begins() {
             client.send(rest).await;
         }
         for (mut client, rest) in clients {
-            let answer = String::from_utf8(client.rest().await).unwrap();
+            let response = String::from_utf8(client.rest().await).unwrap();
             assert!(
-                answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains("connection: close\r\n"),
-                "{rest:?}: {answer:?}"
+                response.starts_with("HTTP/1.1 200 OK\r\n") && response.contains("connection: close\r\n"),
+                "{rest:?}: {response:?}"
             );
         }
         assert_eq!(server.ended().await.cut, 0);
