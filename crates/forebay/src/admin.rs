@@ -14,7 +14,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use forebay_admission::problem;
 use forebay_serve::host::{OWN_NAMES, is_local};
-use forebay_stream::{Incoming, Live as LiveStream, ServeConfig, Server};
+use forebay_stream::{HttpServer, HttpServerConfig, Incoming, LiveBody};
 use http::header::{ALLOW, CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE};
 use http::{Method, Request, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
@@ -148,12 +148,12 @@ pub fn server(
     report: Arc<dyn Report>,
     metrics: PrometheusHandle,
     guard: Guard,
-) -> Server<Admin> {
+) -> HttpServer<Admin> {
     let local = listener.local_addr().is_ok_and(|address| address.ip().is_loopback());
-    let mut config = ServeConfig::default();
+    let mut config = HttpServerConfig::default();
     config.max_connections = MAX_CONNECTIONS;
     let live = Arc::new(Live::start(Arc::clone(&report)));
-    Server::new(listener, Admin { report, metrics, guard, local, live }, config)
+    HttpServer::new(listener, Admin { report, metrics, guard, local, live }, config)
 }
 
 impl Admin {
@@ -212,7 +212,7 @@ impl Admin {
         let mut response = Response::new(AdminBody::Events(events));
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
         harden(response.headers_mut());
-        response.extensions_mut().insert(LiveStream);
+        response.extensions_mut().insert(LiveBody);
         response
     }
 }

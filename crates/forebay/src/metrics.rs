@@ -9,7 +9,7 @@ use forebay_admission::metrics as admission;
 use forebay_gate::metrics as gate;
 use forebay_replication::reservoir::metrics as reservoir;
 use forebay_serve::metrics as serve;
-use forebay_stream::Counts;
+use forebay_stream::ServerCounts;
 use metrics::{Unit, counter, describe_counter, describe_gauge, gauge};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 
@@ -81,16 +81,16 @@ fn describe() {
 }
 
 /// Sets what is measured of clients' connections.
-pub(crate) fn measure_http(counts: &Counts) {
+pub(crate) fn measure_http(counts: &ServerCounts) {
     gauge!(CONNECTIONS).set(counts.open_connections as f64);
-    gauge!(LEAN_STREAMS).set(counts.lean_streams as f64);
+    gauge!(LEAN_STREAMS).set(counts.live_streams as f64);
     for (event, count) in http_events(counts) {
         counter!(HTTP_EVENTS, "event" => event).absolute(count);
     }
 }
 
 /// What happened on clients' connections, under the names that metrics and status share.
-pub(crate) fn http_events(counts: &Counts) -> [(&'static str, u64); 16] {
+pub(crate) fn http_events(counts: &ServerCounts) -> [(&'static str, u64); 16] {
     [
         ("accepted", counts.accepted),
         ("refused", counts.refused),
@@ -101,13 +101,13 @@ pub(crate) fn http_events(counts: &Counts) -> [(&'static str, u64); 16] {
         ("bad_request", counts.bad_requests),
         ("oversized_head", counts.oversized_heads),
         ("slow_client", counts.slow_clients),
-        ("lean_begun", counts.lean_total),
-        ("lean_complete", counts.lean_complete),
-        ("lean_broken", counts.lean_broken),
-        ("lean_left", counts.lean_left),
-        ("lean_slow", counts.lean_slow),
-        ("lean_chatty", counts.lean_chatty),
-        ("lean_cut", counts.lean_cut),
+        ("lean_begun", counts.live_started),
+        ("lean_complete", counts.live_completed),
+        ("lean_broken", counts.live_failed),
+        ("lean_left", counts.live_client_closed),
+        ("lean_slow", counts.live_write_timeouts),
+        ("lean_chatty", counts.live_excess_input),
+        ("lean_cut", counts.live_aborted),
     ]
 }
 

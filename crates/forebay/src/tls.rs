@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use forebay_stream::{Wrap, Wrapped, Wrapping};
+use forebay_stream::{Handshake, HandshakeFuture, NegotiatedTransport};
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -130,13 +130,13 @@ impl Tls {
     }
 }
 
-impl Wrap for Tls {
-    fn wrap(&self, stream: TcpStream) -> Wrapping {
+impl Handshake for Tls {
+    fn handshake(&self, stream: TcpStream) -> HandshakeFuture {
         let config = Arc::clone(&self.now.read().unwrap_or_else(PoisonError::into_inner).config);
         Box::pin(async move {
             let stream = TlsAcceptor::from(config).accept(stream).await?;
             let is_http2 = stream.get_ref().1.alpn_protocol() == Some(HTTP2);
-            Ok(Wrapped { io: Box::new(stream), is_http2 })
+            Ok(NegotiatedTransport { io: Box::new(stream), is_http2 })
         })
     }
 }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use forebay_admission::{Admission, Identify};
 use forebay_gate::{Config, ReverseProxy, UpstreamConfig};
 use forebay_quota::Quota;
-use forebay_stream::{Incoming, ServeConfig, Server, service_fn};
+use forebay_stream::{HttpServer, HttpServerConfig, Incoming, service_fn};
 use http::{Request, Response};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -26,7 +26,7 @@ async fn main() -> Result<()> {
     let proxy = ReverseProxy::new(config, Identify::new());
 
     let admission = Admission::builder().total(1).build(Quota::local());
-    let server = Server::new(listener, proxy.service(admission), ServeConfig::default());
+    let server = HttpServer::new(listener, proxy.service(admission), HttpServerConfig::default());
     let running = tokio::spawn(server.run(shutdown));
 
     let plain = fetch(address, "GET /about").await?;
@@ -52,7 +52,7 @@ async fn upstream() -> Result<SocketAddr> {
         let asked = format!("{} {}", request.method(), request.uri());
         std::future::ready(Response::new(asked))
     });
-    let server = Server::new(listener, service, ServeConfig::default());
+    let server = HttpServer::new(listener, service, HttpServerConfig::default());
     tokio::spawn(server.run(std::future::pending()));
     Ok(address)
 }

@@ -1,4 +1,4 @@
-//! A streaming reverse proxy with admission, before one HTTP service: a tower service for [`forebay_stream::Server`].
+//! A streaming reverse proxy with admission, before one HTTP service: a tower service for [`forebay_stream::HttpServer`].
 //!
 //! Invariant: a stream holds a permit from before the upstream hears of it until its body is gone; nothing that takes a
 //! permit reaches the upstream without one.

@@ -15,7 +15,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use forebay_admission::{ForwardedBy, Identify, Network, User};
-use forebay_stream::{Incoming, Live, Peer};
+use forebay_stream::{Incoming, LiveBody, Peer};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, TRANSFER_ENCODING};
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode, Uri, Version};
@@ -208,7 +208,7 @@ fn relay(
     parts.extensions.clear();
     drop_false_length(&mut parts.headers);
     if is_live(&parts, inside.kind(), version, method) {
-        parts.extensions.insert(Live);
+        parts.extensions.insert(LiveBody);
         download = download.lean(&parts.headers);
     }
     rewrite_response(&mut parts.headers);

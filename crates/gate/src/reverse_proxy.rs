@@ -44,7 +44,7 @@ impl ReverseProxy {
         ReverseProxy { proxy, routes: Arc::new(Routes::new(config.stream_routes)), identify }
     }
 
-    /// Returns the service for [`forebay_stream::Server`]. Streams take a permit of `admission`.
+    /// Returns the service for [`forebay_stream::HttpServer`]. Streams take a permit of `admission`.
     pub fn service(&self, admission: Admission) -> GateService {
         let layer = AdmissionLayer::new(admission, self.identify.clone());
         GateService::new(layer, self.proxy.clone(), Arc::clone(&self.routes))

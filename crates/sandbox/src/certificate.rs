@@ -1,20 +1,21 @@
-//! A throwaway certificate authority, one server certificate signed by it, and an authority that signed nothing.
+//! Throwaway certificates: an authority, a server certificate signed by it, and a second authority.
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
     KeyUsagePurpose,
 };
 
-/// All in PEM. The authorities' own keys are dropped: nothing else will ever be signed by them.
+/// PEM texts. The authorities' keys are dropped, so nothing else can be signed by them.
 pub(crate) struct Certificates {
     pub(crate) authority: String,
-    /// For tests of a client that must not believe the server.
+    /// Authority that didn't sign the certificate, for tests of clients that must reject the
+    /// server.
     pub(crate) wrong_authority: String,
     pub(crate) server: String,
     pub(crate) server_key: String,
 }
 
-/// For `localhost`, `127.0.0.1` and `::1`.
+/// Creates certificates for `localhost`, `127.0.0.1` and `::1`.
 pub(crate) fn make() -> Result<Certificates, rcgen::Error> {
     let authority = authority("throwaway authority")?;
     let names = ["localhost", "127.0.0.1", "::1"].map(String::from);

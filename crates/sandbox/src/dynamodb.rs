@@ -1,7 +1,7 @@
-//! A throwaway DynamoDB: the emulator `ministack` from PyPI, with that one service switched on.
+//! Throwaway DynamoDB: the emulator `ministack` from PyPI, with only that service enabled.
 //!
-//! It runs under hypercorn, which ministack brings along, and not by its own command: that one writes a pid file which a
-//! kill would leave behind, and has no Unix socket to ask for readiness.
+//! It runs under hypercorn, which ministack depends on. ministack's own command would leave a pid
+//! file behind when killed, and has no Unix socket for the readiness check.
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
@@ -16,26 +16,26 @@ use crate::error::StartError;
 use crate::folder::Folder;
 use crate::port::free_port;
 use crate::program::{self, is_program};
-use crate::server::{Launch, Server, controls};
+use crate::server_process::{LaunchSpec, ServerProcess, server_controls};
 
 const PROGRAM: &str = "ministack";
 const SERVER: &str = "hypercorn";
 const DEADLINE: Duration = Duration::from_secs(60);
 const PORT_TRIES: u32 = 10;
-/// Where script/bootstrap puts what comes from PyPI.
+/// Virtual environment that script/bootstrap creates.
 const WORKSPACE_VENV: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/venv");
 
-/// A DynamoDB endpoint on 127.0.0.1, ended when this is dropped.
+/// DynamoDB endpoint on 127.0.0.1; stopped when dropped.
 ///
-/// It takes any credentials and any region. All that it knows is in memory: [`DynamoDb::kill`] loses it.
+/// It accepts all credentials and regions. All data is in memory: [`DynamoDb::kill`] loses it.
 #[derive(Debug)]
 pub struct DynamoDb {
     port: u16,
-    server: Server,
+    server: ServerProcess,
 }
 
 impl DynamoDb {
-    /// Starts one, without tables, and waits until it answers.
+    /// Starts a server without tables and waits until it is ready.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -51,11 +51,12 @@ impl DynamoDb {
         }
     }
 
-    /// The one that all tests of this process share, started by the first call. Use a table of your own, and leave the
-    /// control calls to servers of your own.
+    /// Returns the server that all tests of this process share, started by the first call.
+    ///
+    /// Use your own table in it. Don't use the control functions on it.
     ///
     /// # Panics
-    /// When it can't be started.
+    /// If it can't be started.
     pub fn shared() -> &'static DynamoDb {
         static SHARED: OnceLock<DynamoDb> = OnceLock::new();
         extern "C" fn discard() {
@@ -65,32 +66,33 @@ impl DynamoDb {
         }
         SHARED.get_or_init(|| {
             let dynamodb = DynamoDb::start().unwrap_or_else(|error| panic!("no shared DynamoDB: {error:?}"));
-            // Statics aren't dropped; see `Redis::shared`.
-            // SAFETY: `discard` is a function for the whole life of the program.
+            // Statics are not dropped; see `Redis::shared`.
+            // SAFETY: `discard` is valid for the whole life of the program.
             unsafe { libc::atexit(discard) };
             dynamodb
         })
     }
 
-    /// Its port.
+    /// Returns the port.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Its address, on 127.0.0.1.
+    /// Returns the address on 127.0.0.1.
     pub fn addr(&self) -> SocketAddr {
         SocketAddr::from((Ipv4Addr::LOCALHOST, self.port))
     }
 
-    /// `http://127.0.0.1:PORT`, for an SDK's endpoint.
+    /// Returns `http://127.0.0.1:PORT`, the endpoint for an SDK.
     pub fn url(&self) -> String {
         format!("http://127.0.0.1:{}", self.port)
     }
 }
 
-controls!(DynamoDb);
+server_controls!(DynamoDb);
 
-/// hypercorn beside ministack: in the virtual environment that `FOREBAY_VENV` names, in the workspace's own, or on the PATH.
+/// Finds hypercorn beside ministack: in `FOREBAY_VENV`, in the workspace's environment, or on the
+/// PATH.
 fn find() -> Result<PathBuf, StartError> {
     let named = env::var_os("FOREBAY_VENV").map(PathBuf::from);
     let folders: Vec<_> = named.into_iter().chain([PathBuf::from(WORKSPACE_VENV)]).collect();
@@ -98,9 +100,9 @@ fn find() -> Result<PathBuf, StartError> {
     let ministack = match beside {
         Some(file) => file,
         None => program::find(PROGRAM).map_err(|error| match error {
-            StartError::NotFound { program, looked_in } => {
+            StartError::NotFound { program, searched } => {
                 let folders: Vec<_> = folders.iter().map(|folder| folder.display().to_string()).collect();
-                StartError::NotFound { program, looked_in: format!("{}, {looked_in}", folders.join(", ")) }
+                StartError::NotFound { program, searched: format!("{}, {searched}", folders.join(", ")) }
             }
             error => error,
         })?,
@@ -109,8 +111,8 @@ fn find() -> Result<PathBuf, StartError> {
     if is_program(&server) {
         return Ok(server);
     }
-    let looked_in = format!("beside {}", ministack.display());
-    Err(StartError::NotFound { program: SERVER.to_owned(), looked_in })
+    let searched = format!("beside {}", ministack.display());
+    Err(StartError::NotFound { program: SERVER.to_owned(), searched })
 }
 
 fn start_on(port: u16, program: &Path, folder: &Arc<Folder>) -> Result<DynamoDb, StartError> {
@@ -121,7 +123,7 @@ fn start_on(port: u16, program: &Path, folder: &Arc<Folder>) -> Result<DynamoDb,
         setting.push(value);
         setting
     };
-    // Nothing of the caller's environment gets in: ministack, Python and AWS read dozens of variables.
+    // The caller's environment is cleared: ministack, Python and AWS read many variables.
     let mut args = vec![
         OsString::from("-i"),
         setting("HOME", folder.path()),
@@ -131,12 +133,12 @@ fn start_on(port: u16, program: &Path, folder: &Arc<Folder>) -> Result<DynamoDb,
     let settings = ["SERVICES=dynamodb", "LOG_LEVEL=WARNING", "IOT_MTLS_ENABLED=0", "SFTP_ENABLED=0"];
     args.extend(settings.map(OsString::from));
     args.push(program.into());
-    // Without workers it serves in the process that we started, the one that dies with us.
+    // Without workers hypercorn serves in its main process, which has the death signal.
     args.extend(["--workers", "0", "--bind"].map(OsString::from));
     args.push(OsString::from(format!("127.0.0.1:{port}")));
     args.extend(["--bind".into(), OsString::from(format!("unix:{}", socket.display()))]);
     args.push(OsString::from("ministack.app:app"));
-    let launch = Launch {
+    let launch = LaunchSpec {
         name: PROGRAM,
         program: program::find("env")?,
         args,
@@ -147,10 +149,10 @@ fn start_on(port: u16, program: &Path, folder: &Arc<Folder>) -> Result<DynamoDb,
         socket,
         is_ready,
     };
-    Ok(DynamoDb { port, server: Server::start(launch, Arc::clone(folder))? })
+    Ok(DynamoDb { port, server: ServerProcess::start(launch, Arc::clone(folder))? })
 }
 
-/// Its first request loads the service, so that no test waits for that.
+/// Sends a first request, which also loads the service.
 fn is_ready(socket: &Path) -> bool {
     const ASK: &str = "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-amz-json-1.0\r\n\
         X-Amz-Target: DynamoDB_20120810.ListTables\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}";

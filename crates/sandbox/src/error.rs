@@ -1,100 +1,100 @@
-//! Why a server did not start. Every message says what to do next or shows the server's own words.
+//! Errors of a server's start. Each message says what to do next or shows the server's log.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::Duration;
 use std::{error, fmt, io};
 
-/// Why a server could not be started, or started again.
+/// Why a server could not be started or restarted.
 ///
-/// `Debug` prints the same sentence as `Display` and then the sources, so that an `unwrap` in a test shows the server's
-/// log with its line breaks.
+/// `Debug` prints the same text as `Display`, then the sources, so that an `unwrap` in a test
+/// shows the server's log with its line breaks.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
     /// The server's program is not installed.
-    #[error("{program} not found: run script/bootstrap, or put it on the PATH ({looked_in})")]
+    #[error("{program} not found: run script/bootstrap, or put it on the PATH ({searched})")]
     NotFound {
-        /// The program that was looked for.
+        /// Program that was searched for.
         program: String,
-        /// Where it was looked for.
-        looked_in: String,
+        /// Searched places.
+        searched: String,
     },
-    /// A file or folder of the server could not be made.
+    /// A file or folder of the server could not be created.
     #[error("cannot prepare {}", path.display())]
     Folder {
-        /// What could not be made.
+        /// File or folder.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// The running server that a standby or a backup was to be copied from did not play its part.
+    /// The running server could not be copied for a standby or a backup.
     #[error("cannot copy the running server")]
     Original {
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// The new server runs, but could not be made ready.
+    /// The new server runs, but its setup failed.
     #[error("cannot make the new server ready; the end of its log:\n{log}")]
     Unready {
-        /// Why.
+        /// Cause.
         source: io::Error,
-        /// The end of its log.
+        /// End of the server's log.
         log: String,
     },
-    /// The throwaway certificates could not be made.
+    /// The throwaway certificates could not be created.
     #[error("cannot make throwaway certificates")]
     Certificate(#[from] rcgen::Error),
-    /// The program is there, but the system would not run it.
+    /// The program exists, but could not be executed.
     #[error("cannot run {}", program.display())]
     Spawn {
-        /// The program.
+        /// Program.
         program: PathBuf,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// The server ended before it was ready: its log says why, most often a setting that it does not know.
+    /// The server exited before it was ready, most often because of an unknown setting.
     #[error("{name} ended with {status} before it was ready; the end of its log:\n{log}")]
     Exited {
-        /// The program.
+        /// Program.
         name: &'static str,
-        /// How it ended.
+        /// Exit status.
         status: ExitStatus,
-        /// The end of its log.
+        /// End of the server's log.
         log: String,
     },
-    /// Somebody else listens on the server's port.
+    /// Another process listens on the server's port.
     #[error("{name} found its port taken; the end of its log:\n{log}")]
     PortTaken {
-        /// The program.
+        /// Program.
         name: &'static str,
-        /// The end of its log.
+        /// End of the server's log.
         log: String,
     },
-    /// The server runs, but did not answer in time.
+    /// The server runs, but was not ready in time.
     #[error("{name} did not answer within {waited:?}; the end of its log:\n{log}")]
     Silent {
-        /// The program.
+        /// Program.
         name: &'static str,
-        /// How long it was given.
+        /// Time waited.
         waited: Duration,
-        /// The end of its log.
+        /// End of the server's log.
         log: String,
     },
-    /// The server was asked to stop, and did not in time.
+    /// The server did not stop in time.
     #[error("{name} did not stop within {waited:?}; the end of its log:\n{log}")]
     Stuck {
-        /// The program.
+        /// Program.
         name: &'static str,
-        /// How long it was given.
+        /// Time waited.
         waited: Duration,
-        /// The end of its log.
+        /// End of the server's log.
         log: String,
     },
 }
 
 impl StartError {
-    /// What `map_err` needs where a file or folder is prepared.
+    /// Returns a function for `map_err` that adds the path.
     pub(crate) fn at(path: &Path) -> impl FnOnce(io::Error) -> StartError {
         |source| StartError::Folder { path: path.to_owned(), source }
     }

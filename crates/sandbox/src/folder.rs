@@ -1,8 +1,9 @@
-//! Temporary folders, one per server, in memory where there is plenty.
+//! Temporary folders, one per server, in memory if enough is free.
 //!
-//! Invariant: a folder is removed with its server, or, where its owner was killed, by the next start of any sandbox.
-//! Kept by: the name holds the owner's pid and start time, so that the sweep can tell whether the owner lives and
-//! takes no stranger with a reused pid for it.
+//! Invariant: a folder is removed with its server or, if its owner was killed, by the next start of
+//! any sandbox.
+//! Enforced by: the folder's name contains the owner's pid and start time, so the sweep detects
+//! dead owners even if a pid was reused.
 
 use std::ffi::CString;
 use std::mem::MaybeUninit;
@@ -16,23 +17,25 @@ use crate::error::StartError;
 use crate::proc;
 
 const PREFIX: &str = "forebay-sandbox-";
-/// A Postgres is a thousand files: a tenth of a second here, and up to a second on a disk that is in use.
+/// A Postgres has a thousand files: 0.1 s here, up to 1 s on a busy disk.
 const MEMORY: &str = "/dev/shm";
-/// Of memory that is free there, below which a folder is on the disk after all. A container often has 64 MiB.
+/// Minimum free memory; with less, the folder is on disk. Containers often have 64 MiB.
 const PLENTY_BYTES: u64 = 4 << 30;
 
-/// A private folder, removed on drop together with every process that still lives in it.
+/// Private folder; dropping it kills all processes in it and removes it.
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
 }
 
 impl Folder {
-    /// Makes a new one, and sweeps those whose owner is gone. It is where `TMPDIR` says, else in memory, else where all
-    /// temporary folders are.
+    /// Creates a folder and removes those of dead owners.
+    ///
+    /// The folder is below `TMPDIR` if that is set, else in memory, else in the default temporary
+    /// folder.
     ///
     /// # Errors
-    /// When it can't be made.
+    /// If it can't be created.
     pub fn create() -> Result<Folder, StartError> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let (memory, base) = (Path::new(MEMORY), env::temp_dir());
@@ -40,7 +43,7 @@ impl Folder {
         sweep(&base);
         let in_memory = env::var_os("TMPDIR").is_none() && free_bytes(memory) >= PLENTY_BYTES;
         let base = if in_memory { memory.to_owned() } else { base };
-        // `/proc` shows resolved paths, and a server's processes are found by them.
+        // `/proc` shows resolved paths, by which a server's processes are found.
         let base = base.canonicalize().map_err(StartError::at(&base))?;
 
         let started = proc::stat(process::id()).map_or(0, |stat| stat.started);
@@ -52,12 +55,12 @@ impl Folder {
         }
     }
 
-    /// Where it is.
+    /// Returns the path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Writes a file in it.
+    /// Writes a file in the folder.
     pub(crate) fn write(&self, name: &str, text: &str) -> Result<PathBuf, StartError> {
         let path = self.path.join(name);
         match fs::write(&path, text) {
@@ -66,7 +69,7 @@ impl Folder {
         }
     }
 
-    /// Ends what lives in it and removes it; does nothing the second time.
+    /// Kills the processes in the folder and removes it; does nothing the second time.
     pub(crate) fn remove(&self) {
         remove(&self.path);
     }
@@ -79,33 +82,35 @@ impl Drop for Folder {
 }
 
 fn remove(folder: &Path) {
-    proc::kill_residents(folder);
+    proc::kill_processes_in(folder);
     release_shared_memory(folder);
-    // Another process may sweep the same folder right now; whoever loses the race has nothing left to do.
+    // Another process may sweep the same folder at the same time; errors are ignored.
     let _ = fs::remove_dir_all(folder);
 }
 
-/// A killed Postgres leaves a System V segment that only its next start on the same data would free, and the system
-/// has room for 4096 of them. Its id is in the lock file that a killed Postgres leaves, too.
+/// Removes the System V segment of a killed Postgres.
+///
+/// Otherwise only the next start on the same data would free it, and a system has 4096 segments.
+/// The lock file, which a killed Postgres also leaves, contains the segment's id.
 fn release_shared_memory(folder: &Path) {
     let Ok(lock) = fs::read_to_string(folder.join("data/postmaster.pid")) else { return };
     let id = lock.lines().nth(6).and_then(|line| line.split_ascii_whitespace().nth(1));
     if let Some(id) = id.and_then(|id| id.parse().ok()) {
-        // SAFETY: IPC_RMID ignores the buffer pointer.
+        // SAFETY: `IPC_RMID` ignores the buffer pointer.
         unsafe { libc::shmctl(id, libc::IPC_RMID, std::ptr::null_mut()) };
     }
 }
 
-/// What we may write there; nothing where there is no such folder.
+/// Returns the bytes that may be written in the folder; 0 if it doesn't exist.
 fn free_bytes(folder: &Path) -> u64 {
     let Ok(path) = CString::new(folder.as_os_str().as_bytes()) else { return 0 };
     let mut stat = MaybeUninit::<libc::statvfs>::uninit();
-    // SAFETY: the path is a C string, and the buffer is of the type that the call writes.
-    let told = unsafe { libc::statvfs(path.as_ptr(), stat.as_mut_ptr()) } == 0;
-    if !told {
+    // SAFETY: the path is a C string, and the buffer has the type that the call writes.
+    let succeeded = unsafe { libc::statvfs(path.as_ptr(), stat.as_mut_ptr()) } == 0;
+    if !succeeded {
         return 0;
     }
-    // SAFETY: the call succeeded, and so has written it.
+    // SAFETY: the call succeeded, so it has initialised the buffer.
     let stat = unsafe { stat.assume_init() };
     stat.f_bavail.saturating_mul(stat.f_frsize)
 }
@@ -113,17 +118,17 @@ fn free_bytes(folder: &Path) -> u64 {
 fn sweep(base: &Path) {
     let Ok(entries) = fs::read_dir(base) else { return };
     for entry in entries.flatten() {
-        if entry.file_name().to_str().and_then(owner).is_some_and(|(pid, started)| !lives(pid, started)) {
+        if entry.file_name().to_str().and_then(owner).is_some_and(|(pid, started)| !is_alive(pid, started)) {
             remove(&entry.path());
         }
     }
 }
 
-fn lives(pid: u32, started: u64) -> bool {
+fn is_alive(pid: u32, started: u64) -> bool {
     proc::stat(pid).is_some_and(|stat| stat.started == started && !matches!(stat.state, 'Z' | 'X'))
 }
 
-/// The owner's pid and start time; nothing for a folder that is not one of ours.
+/// Returns the owner's pid and start time, or `None` for a folder of another program.
 fn owner(name: &str) -> Option<(u32, u64)> {
     let mut parts = name.strip_prefix(PREFIX)?.split('-');
     let owner = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
@@ -136,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_our_own_names_have_an_owner() {
+    fn only_sandbox_folders_have_an_owner() {
         assert_eq!(owner("forebay-sandbox-12-345-0"), Some((12, 345)));
         for name in
             ["forebay-sandbox-12-345", "forebay-sandbox-12-345-0-1", "forebay-sandbox-x-1-0", "12-345-0"]
@@ -146,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_goes_with_its_value_and_a_dead_owners_folder_with_the_next_start() {
+    fn a_folder_is_removed_on_drop_and_a_dead_owners_folder_by_the_next_start() {
         let mut ended = process::Command::new("true").spawn().expect("true runs");
         ended.wait().expect("it can be waited for");
         let dead = env::temp_dir().join(format!("{PREFIX}{}-1-0", ended.id()));
@@ -158,7 +163,7 @@ mod tests {
         assert!(!dead.exists());
 
         let other = Folder::create().expect("another folder");
-        assert!(path.is_dir(), "a living owner's folder stays");
+        assert!(path.is_dir(), "the folder of a living owner stays");
         drop((folder, other));
         assert!(!path.exists());
     }

@@ -1,4 +1,4 @@
-//! A throwaway PgBouncer before a throwaway Postgres.
+//! Throwaway PgBouncer in front of a throwaway Postgres.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -9,61 +9,62 @@ use std::time::Duration;
 
 use crate::error::StartError;
 use crate::folder::Folder;
+use crate::pg_connection::PgConnection;
 use crate::port::free_port;
 use crate::postgres::{Postgres, url};
 use crate::program::{self, is_program};
-use crate::server::{Launch, Server, controls};
-use crate::user::{User, give, other_than_root};
-use crate::wire::Session;
+use crate::server_process::{LaunchSpec, ServerProcess, server_controls};
+use crate::system_user::{SystemUser, change_owner, unprivileged_user};
 
 const PROGRAM: &str = "pgbouncer";
-/// Not on everybody's PATH.
+/// Path of Debian's package, which may not be on the PATH.
 const DISTRIBUTION: &str = "/usr/sbin/pgbouncer";
 const SUPERUSER: &str = "postgres";
 const DEADLINE: Duration = Duration::from_secs(15);
 const PORT_TRIES: u32 = 10;
 
-/// A PgBouncer on 127.0.0.1, ended when this is dropped. It reaches its Postgres over the Unix socket, at the port of
-/// that server for all its lives, and knows every database and role there.
+/// PgBouncer on 127.0.0.1; stopped when dropped.
+///
+/// It connects to its Postgres over the Unix socket, and serves every database and role there.
 #[derive(Debug)]
 pub struct PgBouncer {
     port: u16,
     password: String,
-    server: Server,
+    server: ServerProcess,
 }
 
 impl PgBouncer {
-    /// Settings of one before this Postgres: in session mode, and it trusts everybody, unless told otherwise.
+    /// Returns a builder. By default PgBouncer runs in session mode and asks for no password.
     pub fn builder(postgres: &Postgres) -> PgBouncerBuilder {
         let target = format!("* = host={} port={}", postgres.socket_dir().display(), postgres.port());
         PgBouncerBuilder { target, settings: Vec::new(), users: BTreeMap::new() }
     }
 
-    /// The port.
+    /// Returns the port.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// The address, on 127.0.0.1.
+    /// Returns the address on 127.0.0.1.
     pub fn addr(&self) -> SocketAddr {
         SocketAddr::from((Ipv4Addr::LOCALHOST, self.port))
     }
 
-    /// `postgres://postgres@127.0.0.1:PORT/DATABASE`, with the password where that user was given one. The database
-    /// `pgbouncer` is its console.
+    /// Returns `postgres://postgres@127.0.0.1:PORT/DATABASE`, with the password if one was set. The
+    /// database `pgbouncer` is the admin console.
     pub fn url(&self, database: &str) -> String {
         self.url_as(SUPERUSER, &self.password, database)
     }
 
-    /// As [`PgBouncer::url`], for another user; an empty password is left out.
+    /// Returns the URL for another user; an empty password is omitted.
     pub fn url_as(&self, user: &str, password: &str, database: &str) -> String {
         url(user, password, self.port, database)
     }
 }
 
-controls!(PgBouncer);
+server_controls!(PgBouncer);
 
-/// Settings of a [`PgBouncer`] to come.
+/// Builder of a [`PgBouncer`].
 #[derive(Clone, Debug)]
 pub struct PgBouncerBuilder {
     target: String,
@@ -72,22 +73,22 @@ pub struct PgBouncerBuilder {
 }
 
 impl PgBouncerBuilder {
-    /// A server connection is a client's for one transaction at a time.
+    /// Sets transaction mode: a client holds a server connection for one transaction at a time.
     pub fn transaction_mode(self) -> Self {
         self.config("pool_mode", "transaction")
     }
 
-    /// Lets this user in with this password, and with the first of them asks for passwords on TCP, by SCRAM-SHA-256.
-    /// Roles of the Postgres that have a password get in with that.
+    /// Adds a user with a password. With the first one, TCP clients must authenticate by
+    /// SCRAM-SHA-256; roles of the Postgres use their own passwords.
     pub fn user(mut self, name: &str, password: &str) -> Self {
         self.users.insert(name.to_owned(), password.to_owned());
         self
     }
 
-    /// Any setting of the section `pgbouncer` in pgbouncer.ini. It wins over the defaults.
+    /// Adds a setting to the section `pgbouncer` of pgbouncer.ini. It overrides the defaults.
     ///
     /// # Panics
-    /// When the two are not one line.
+    /// If the setting contains a line break.
     pub fn config(mut self, key: &str, value: &str) -> Self {
         let line = format!("{key} = {value}");
         assert!(!line.contains(['\n', '\r']), "a setting is one line: {line:?}");
@@ -95,7 +96,7 @@ impl PgBouncerBuilder {
         self
     }
 
-    /// Starts it, and waits until it answers.
+    /// Starts the server and waits until it is ready.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -105,8 +106,8 @@ impl PgBouncerBuilder {
             Err(_) if is_program(&distribution) => distribution,
             found => found?,
         };
-        let (user, folder) = (other_than_root(), Arc::new(Folder::create()?));
-        give(folder.path(), user).map_err(StartError::at(folder.path()))?;
+        let (user, folder) = (unprivileged_user(), Arc::new(Folder::create()?));
+        change_owner(folder.path(), user).map_err(StartError::at(folder.path()))?;
         let mut tries = 1;
         loop {
             match self.start_on(free_port(), &program, user, &folder) {
@@ -120,31 +121,32 @@ impl PgBouncerBuilder {
         &self,
         port: u16,
         program: &Path,
-        user: Option<User>,
+        user: Option<SystemUser>,
         folder: &Arc<Folder>,
     ) -> Result<PgBouncer, StartError> {
-        let files = [("pgbouncer.ini", self.ini(port)), ("users", self.user_list()), ("hba", self.doors())];
+        let files =
+            [("pgbouncer.ini", self.ini(port)), ("users", self.user_list()), ("hba", self.hba_text())];
         for (name, text) in files {
             let path = folder.write(name, &text)?;
-            give(&path, user).map_err(StartError::at(&path))?;
+            change_owner(&path, user).map_err(StartError::at(&path))?;
         }
-        let launch = Launch {
+        let launch = LaunchSpec {
             name: PROGRAM,
             program: program.to_owned(),
             args: vec!["pgbouncer.ini".into()],
             user,
             death_signal: libc::SIGKILL,
-            // Clients are not waited for.
+            // Stops without waiting for clients.
             stop_signal: libc::SIGTERM,
             deadline: DEADLINE,
             socket: folder.path().join(format!(".s.PGSQL.{port}")),
-            is_ready: |socket| Session::open(socket, "pgbouncer").is_ok(),
+            is_ready: |socket| PgConnection::open(socket, "pgbouncer").is_ok(),
         };
         let password = self.users.get(SUPERUSER).cloned().unwrap_or_default();
-        Ok(PgBouncer { port, password, server: Server::start(launch, Arc::clone(folder))? })
+        Ok(PgBouncer { port, password, server: ServerProcess::start(launch, Arc::clone(folder))? })
     }
 
-    /// Every role is looked up in the Postgres, by the superuser, unless the list has it.
+    /// Returns pgbouncer.ini. Roles that aren't in the user list are looked up in the Postgres.
     fn ini(&self, port: u16) -> String {
         let mut lines = vec![
             "[databases]".to_owned(),
@@ -163,7 +165,7 @@ impl PgBouncerBuilder {
         lines.join("\n") + "\n"
     }
 
-    /// The superuser is always in it: readiness is asked by that name.
+    /// Returns the user list. It always contains the superuser, for the readiness check.
     fn user_list(&self) -> String {
         let quote = |word: &str| format!("\"{}\"", word.replace('"', "\"\""));
         let mut users = self.users.clone();
@@ -174,7 +176,7 @@ impl PgBouncerBuilder {
         })
     }
 
-    fn doors(&self) -> String {
+    fn hba_text(&self) -> String {
         let method = if self.users.is_empty() { "trust" } else { "scram-sha-256" };
         format!("local all all trust\nhost all all 127.0.0.1/32 {method}\n")
     }

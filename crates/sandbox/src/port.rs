@@ -1,13 +1,11 @@
 //! Free ports on loopback.
 //!
-//! Never one of the ephemeral range: while a server is down, a client that keeps trying its port could be given that
-//! very port as its own, connect to itself, and keep the server from coming back.
+//! Ports are outside the ephemeral range. Otherwise a client that retries a stopped server could
+//! get the server's port as its own, connect to itself, and block the restart.
 //!
-//! And never one that another process was given: a server that is down, or not up yet, keeps its
-//! port. A process holds
-//! an abstract Unix socket for each of its ports; like the ports, those names belong to the network
-//! namespace, and the
-//! kernel releases them when the process ends.
+//! A port belongs to one process until that process ends, even while its server is down. The
+//! process holds an abstract Unix socket for each port. Like ports, those names belong to the
+//! network namespace, and the kernel releases them.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -20,34 +18,35 @@ use std::{fs, io, mem};
 const LOWEST: u16 = 10_000;
 const PROBES: u32 = 100;
 
-/// Returns a port of 127.0.0.1 and ::1 that is free, outside the ephemeral range, and that no other
-/// call returns, in any
-/// process, for as long as this process lives. A program that doesn't ask here may still take it.
+/// Returns a free port of 127.0.0.1 and ::1, outside the ephemeral range.
+///
+/// No other call, in any process, returns it while this process lives. A program that doesn't use
+/// this function may still take it.
 ///
 /// # Panics
-/// When loopback has no free port at all.
+/// If loopback has no free port.
 pub fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let range = u64::from(ephemeral_start().saturating_sub(LOWEST).max(1));
     for _ in 0..PROBES {
         let random = RandomState::new().hash_one(NEXT.fetch_add(1, Ordering::Relaxed)) % range;
-        let port = LOWEST + u16::try_from(random).expect("it is below a u16's range");
+        let port = LOWEST + u16::try_from(random).expect("below the ephemeral range");
         if reserve(port) && is_free(port) {
             return port;
         }
     }
-    // A machine that is full below the ephemeral range: let the kernel choose.
+    // No port is free below the ephemeral range; the kernel chooses one.
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("loopback has a free port");
     listener.local_addr().expect("a bound listener has an address").port()
 }
 
-/// Reserves a port for the life of this process; false if it is reserved.
+/// Reserves a port for the life of this process; returns false if it is already reserved.
 fn reserve(port: u16) -> bool {
-    let name = SocketAddr::from_abstract_name(format!("forebay-port-{port}")).expect("it is a short name");
+    let name = SocketAddr::from_abstract_name(format!("forebay-port-{port}")).expect("a short name is valid");
     UnixListener::bind_addr(&name).map(mem::forget).is_ok()
 }
 
-/// A machine without IPv6 has nobody on ::1 either.
+/// Returns true if nothing listens on the port. Without IPv6, nothing listens on ::1.
 fn is_free(port: u16) -> bool {
     let taken = |error: io::Error| error.kind() == io::ErrorKind::AddrInUse;
     TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok()

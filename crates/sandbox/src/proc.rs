@@ -1,7 +1,7 @@
-//! What `/proc` says about processes, and signals to them.
+//! Process information from `/proc`, and signals.
 //!
-//! A server's processes are found by their working directory: Redis and Postgres both stay in their own folder, as do
-//! all children that they fork, and no other process lives there.
+//! A server's processes are found by their working directory. Redis, Postgres and their children
+//! stay in the server's folder, and no other process uses it.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -10,24 +10,24 @@ use std::{fs, thread};
 use libc::c_int;
 
 const POLL: Duration = Duration::from_millis(2);
-/// Signals that can't be caught act within microseconds; this bounds a process that hangs in the kernel.
+/// Timeout for SIGKILL and SIGSTOP to take effect, in case a process hangs in the kernel.
 const SIGNAL_DEADLINE: Duration = Duration::from_secs(5);
 
-/// The fields of `/proc/PID/stat` that we use.
+/// Fields of `/proc/PID/stat`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Stat {
     /// One letter: `R`, `S`, `T` (stopped), `Z` (zombie) and so on.
     pub(crate) state: char,
-    /// Clock ticks after boot; with the pid it names one process for ever.
+    /// Start time in clock ticks after boot; with the pid it identifies a process.
     pub(crate) started: u64,
 }
 
-/// Nothing when there is no such process.
+/// Returns the process's fields, or `None` if there is no such process.
 pub(crate) fn stat(pid: u32) -> Option<Stat> {
     parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// The program's name, in brackets, may itself hold brackets and spaces: the fields start after the last bracket.
+/// Parses the fields after the last bracket, since the program's name may contain brackets.
 fn parse_stat(text: &str) -> Option<Stat> {
     let mut fields = text.rsplit_once(')')?.1.split_ascii_whitespace();
     let state = fields.next()?.chars().next()?;
@@ -35,44 +35,44 @@ fn parse_stat(text: &str) -> Option<Stat> {
     Some(Stat { state, started })
 }
 
-/// Sends a signal; a process that is gone already is none of our concern.
+/// Sends a signal; errors are ignored, since the process may have ended.
 pub(crate) fn signal(pid: u32, signal: c_int) {
     let pid = libc::pid_t::try_from(pid).expect("the kernel's pids fit in a pid_t");
-    // SAFETY: kill takes no pointers.
+    // SAFETY: `kill` takes no pointers.
     unsafe { libc::kill(pid, signal) };
 }
 
-/// The processes that live in a folder.
-pub(crate) fn residents(folder: &Path) -> Vec<u32> {
+/// Returns the processes whose working directory is in the folder.
+pub(crate) fn processes_in(folder: &Path) -> Vec<u32> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     entries
         .filter_map(|entry| {
             let entry = entry.ok()?;
             let pid = entry.file_name().to_str()?.parse().ok()?;
-            // Fails for a zombie and for what is not ours to see: neither lives in our folder.
+            // Fails for zombies and for processes of other users; neither belong to the folder.
             fs::read_link(entry.path().join("cwd")).ok()?.starts_with(folder).then_some(pid)
         })
         .collect()
 }
 
-/// Kills whatever lives in a folder, and returns when it is gone.
-pub(crate) fn kill_residents(folder: &Path) {
-    until_none(|| residents(folder), libc::SIGKILL);
+/// Kills all processes in the folder and waits until they have ended.
+pub(crate) fn kill_processes_in(folder: &Path) {
+    signal_until_none(|| processes_in(folder), libc::SIGKILL);
 }
 
-/// Stops whatever lives in a folder, and returns when none of it runs.
+/// Stops all processes in the folder and waits until none runs.
 ///
-/// In rounds, because a process may fork between being listed and being stopped.
-pub(crate) fn stop_residents(folder: &Path) {
+/// Repeats, because a process may fork between being listed and being stopped.
+pub(crate) fn stop_processes_in(folder: &Path) {
     let running = |pid: &u32| stat(*pid).is_some_and(|stat| !matches!(stat.state, 'T' | 'Z' | 'X'));
-    until_none(|| residents(folder).into_iter().filter(running).collect(), libc::SIGSTOP);
+    signal_until_none(|| processes_in(folder).into_iter().filter(running).collect(), libc::SIGSTOP);
 }
 
-fn until_none(list: impl Fn() -> Vec<u32>, number: c_int) {
-    let begun = Instant::now();
+fn signal_until_none(list: impl Fn() -> Vec<u32>, number: c_int) {
+    let started_at = Instant::now();
     loop {
         let pids = list();
-        if pids.is_empty() || begun.elapsed() > SIGNAL_DEADLINE {
+        if pids.is_empty() || started_at.elapsed() > SIGNAL_DEADLINE {
             return;
         }
         for pid in pids {
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_cut_short_says_nothing() {
+    fn a_truncated_line_is_rejected() {
         assert_eq!(parse_stat("42 (sleep) S 1 42"), None);
     }
 }

@@ -1,4 +1,4 @@
-//! Finding programs.
+//! Search for programs.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -6,17 +6,17 @@ use std::{env, fs};
 
 use crate::error::StartError;
 
-/// The first of this name on the PATH.
+/// Returns the first program of this name on the PATH.
 pub(crate) fn find(program: &'static str) -> Result<PathBuf, StartError> {
     let path = env::var_os("PATH").unwrap_or_default();
     let found = env::split_paths(&path).map(|folder| folder.join(program)).find(|file| is_program(file));
     found.ok_or_else(|| StartError::NotFound {
         program: program.to_owned(),
-        looked_in: format!("PATH={}", path.to_string_lossy()),
+        searched: format!("PATH={}", path.to_string_lossy()),
     })
 }
 
-/// Whether a file is there to be run.
+/// Returns true if the file is executable.
 pub(crate) fn is_program(file: &Path) -> bool {
     fs::metadata(file).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
 }

@@ -1,4 +1,4 @@
-//! A throwaway Redis.
+//! Throwaway Redis.
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
@@ -11,34 +11,35 @@ use std::time::Duration;
 use crate::error::StartError;
 use crate::folder::Folder;
 use crate::port::free_port;
-use crate::server::{Launch, Server, controls};
+use crate::server_process::{LaunchSpec, ServerProcess, server_controls};
 use crate::{certificate, program};
 
 const PROGRAM: &str = "redis-server";
 const DEADLINE: Duration = Duration::from_secs(15);
 const PORT_TRIES: u32 = 10;
 
-/// A Redis server on 127.0.0.1 and on a Unix socket, ended when this is dropped.
+/// Redis server on 127.0.0.1 and on a Unix socket; stopped when dropped.
 ///
-/// It keeps nothing on disk unless told (`.config("appendonly", "yes")`); what it keeps survives [`Redis::kill`] and
-/// [`Redis::revive`].
+/// It persists nothing unless configured (`.config("appendonly", "yes")`). Persisted data survives
+/// [`Redis::kill`] and [`Redis::revive`].
 #[derive(Debug)]
 pub struct Redis {
     port: u16,
-    tls: Option<Tls>,
+    tls: Option<RedisTls>,
     socket: PathBuf,
-    server: Server,
+    server: ServerProcess,
 }
 
+/// TLS port of a Redis, and its authority.
 #[derive(Clone, Debug)]
-struct Tls {
+struct RedisTls {
     port: u16,
     ca_pem: String,
     ca_path: PathBuf,
 }
 
 impl Redis {
-    /// Starts a plain one: no password, no TLS.
+    /// Starts a server without a password and without TLS.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -46,16 +47,17 @@ impl Redis {
         Redis::builder().start()
     }
 
-    /// Chooses settings first.
+    /// Returns a builder.
     pub fn builder() -> RedisBuilder {
         RedisBuilder::default()
     }
 
-    /// The plain one that all tests of this process share, started by the first call. Use keys of your own, and leave
-    /// the control calls to servers of your own.
+    /// Returns the plain server that all tests of this process share, started by the first call.
+    ///
+    /// Use your own keys in it. Don't use the control functions on it.
     ///
     /// # Panics
-    /// When it can't be started.
+    /// If it can't be started.
     pub fn shared() -> &'static Redis {
         static SHARED: OnceLock<Redis> = OnceLock::new();
         extern "C" fn discard() {
@@ -65,70 +67,69 @@ impl Redis {
         }
         SHARED.get_or_init(|| {
             let redis = Redis::start().unwrap_or_else(|error| panic!("no shared Redis: {error:?}"));
-            // Statics aren't dropped. Without this the server would still die with us, but its folder would stay until
-            // the next start.
-            // SAFETY: `discard` is a function for the whole life of the program.
+            // Statics are not dropped. Without this, the folder would stay until the next start.
+            // SAFETY: `discard` is valid for the whole life of the program.
             unsafe { libc::atexit(discard) };
             redis
         })
     }
 
-    /// The plain port.
+    /// Returns the plain port.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// The plain address, on 127.0.0.1.
+    /// Returns the plain address on 127.0.0.1.
     pub fn addr(&self) -> SocketAddr {
         SocketAddr::from((Ipv4Addr::LOCALHOST, self.port))
     }
 
-    /// `redis://127.0.0.1:PORT`, without credentials.
+    /// Returns `redis://127.0.0.1:PORT`, without credentials.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// The TLS port.
+    /// Returns the TLS port.
     ///
     /// # Panics
-    /// Unless built with [`RedisBuilder::tls`]; so do the three below.
+    /// If built without [`RedisBuilder::tls`]; so do the three functions below.
     pub fn tls_port(&self) -> u16 {
         self.tls().port
     }
 
-    /// `rediss://localhost:PORT`, without credentials.
+    /// Returns `rediss://localhost:PORT`, without credentials.
     pub fn tls_url(&self) -> String {
         format!("rediss://localhost:{}", self.tls().port)
     }
 
-    /// The certificate of the authority that signed the server's, in PEM.
+    /// Returns the certificate of the authority that signed the server's, in PEM.
     pub fn ca_pem(&self) -> &str {
         &self.tls().ca_pem
     }
 
-    /// A file with [`Redis::ca_pem`].
+    /// Returns the path of a file with [`Redis::ca_pem`].
     pub fn ca_path(&self) -> &Path {
         &self.tls().ca_path
     }
 
-    /// The Unix socket; every server has one.
+    /// Returns the path of the Unix socket, which every server has.
     pub fn unix_path(&self) -> &Path {
         &self.socket
     }
 
-    /// `unix:///path/of/the/socket`.
+    /// Returns `unix:///path/of/the/socket`.
     pub fn unix_url(&self) -> String {
         format!("unix://{}", self.socket.display())
     }
 
-    fn tls(&self) -> &Tls {
+    fn tls(&self) -> &RedisTls {
         self.tls.as_ref().expect("this Redis was built with tls()")
     }
 }
 
-controls!(Redis);
+server_controls!(Redis);
 
-/// Settings of a [`Redis`] to come.
+/// Builder of a [`Redis`].
 #[derive(Clone, Debug, Default)]
 pub struct RedisBuilder {
     settings: Vec<String>,
@@ -136,7 +137,7 @@ pub struct RedisBuilder {
 }
 
 impl RedisBuilder {
-    /// Asks for this password (`requirepass`).
+    /// Sets the password (`requirepass`).
     pub fn password(self, password: &str) -> Self {
         let password = quote(password);
         self.setting(format!("requirepass {password}"))
@@ -147,28 +148,28 @@ impl RedisBuilder {
         self.setting(format!("user {name} {rules}"))
     }
 
-    /// Listens with TLS on a second port, with a throwaway certificate for `localhost` and `127.0.0.1`. Clients need
+    /// Adds a TLS port, with a throwaway certificate for `localhost` and `127.0.0.1`. Clients need
     /// no certificate.
     pub fn tls(mut self) -> Self {
         self.tls = true;
         self
     }
 
-    /// Allows `DEBUG`.
+    /// Allows the `DEBUG` command.
     pub fn debug_command(self) -> Self {
         self.config("enable-debug-command", "yes")
     }
 
-    /// Any other line of redis.conf; `value` is written as it is, so that it may hold several words.
+    /// Adds a line to redis.conf. `value` is not quoted, so it may contain several arguments.
     ///
     /// # Panics
-    /// When the two are not one line.
+    /// If the setting contains a line break.
     pub fn config(self, key: &str, value: &str) -> Self {
         let value = if value.is_empty() { r#""""# } else { value };
         self.setting(format!("{key} {value}"))
     }
 
-    /// Starts it, and waits until it answers.
+    /// Starts the server and waits until it is ready.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -196,7 +197,7 @@ impl RedisBuilder {
         let tls = if self.tls { Some(prepare_tls(folder, &mut lines)?) } else { None };
         lines.extend_from_slice(&self.settings);
         let config = folder.write("redis.conf", &(lines.join("\n") + "\n"))?;
-        let launch = Launch {
+        let launch = LaunchSpec {
             name: PROGRAM,
             program: program.to_owned(),
             args: vec![OsString::from(config)],
@@ -207,7 +208,7 @@ impl RedisBuilder {
             socket: socket.clone(),
             is_ready,
         };
-        Ok(Redis { port, tls, socket, server: Server::start(launch, Arc::clone(folder))? })
+        Ok(Redis { port, tls, socket, server: ServerProcess::start(launch, Arc::clone(folder))? })
     }
 
     fn setting(mut self, line: String) -> Self {
@@ -217,7 +218,7 @@ impl RedisBuilder {
     }
 }
 
-fn prepare_tls(folder: &Folder, lines: &mut Vec<String>) -> Result<Tls, StartError> {
+fn prepare_tls(folder: &Folder, lines: &mut Vec<String>) -> Result<RedisTls, StartError> {
     let certificates = certificate::make()?;
     let port = free_port();
     let ca_path = folder.write("ca.pem", &certificates.authority)?;
@@ -230,10 +231,10 @@ fn prepare_tls(folder: &Folder, lines: &mut Vec<String>) -> Result<Tls, StartErr
     ] {
         lines.push(format!("{key} {}", quote(&path.to_string_lossy())));
     }
-    Ok(Tls { port, ca_pem: certificates.authority, ca_path })
+    Ok(RedisTls { port, ca_pem: certificates.authority, ca_path })
 }
 
-/// An error is an answer, too (it may ask for a password), but not the one while it loads its files.
+/// Returns true if the server replies, also with an error, unless it is loading its files.
 fn is_ready(socket: &Path) -> bool {
     let ping = || {
         let mut stream = UnixStream::connect(socket)?;
@@ -246,7 +247,7 @@ fn is_ready(socket: &Path) -> bool {
     ping().unwrap_or(false)
 }
 
-/// A word of redis.conf, whatever is in it.
+/// Quotes an argument of redis.conf.
 fn quote(word: &str) -> String {
     format!(r#""{}""#, word.replace('\\', r"\\").replace('"', r#"\""#))
 }

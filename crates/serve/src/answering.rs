@@ -15,7 +15,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use forebay_replication::{Awake, Manager, Phase, Step};
 use forebay_shapes::{Gone, LogPage, Offset, Shape, Shapes, Since, SnapshotChunk};
-use forebay_stream::{Live, spare_headers};
+use forebay_stream::{LiveBody, spare_headers};
 use http::header::CONTENT_ENCODING;
 use http::request::Parts;
 use http::{HeaderValue, Method, Response};
@@ -307,7 +307,7 @@ impl Answering {
         head.body = Body::Events;
         head.etag = None;
         let mut response = self.respond(asking, head, || Ok(Answer::Events(Box::new(events))))?;
-        response.extensions_mut().insert(Live);
+        response.extensions_mut().insert(LiveBody);
         Ok(response)
     }
 

@@ -127,7 +127,7 @@ impl Door {
 /// A response that is being made.
 pub type Responding<R> = Pin<Box<dyn Future<Output = Result<R, Infallible>> + Send>>;
 
-/// Body of a request: of [`forebay_stream::Server`], axum or hyper.
+/// Body of a request: of [`forebay_stream::HttpServer`], axum or hyper.
 pub trait RequestBody: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static {}
 
 impl<B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static> RequestBody for B {}

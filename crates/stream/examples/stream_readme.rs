@@ -1,6 +1,6 @@
-//! The example of the README, compiled and run; `tests/readme.rs` makes sure that they are the same.
+//! The README's example; `tests/readme.rs` checks that both are the same.
 
-use forebay_stream::{Incoming, Live, ServeConfig, Server, Topic, service_fn};
+use forebay_stream::{HttpServer, HttpServerConfig, Incoming, LiveBody, Topic, service_fn};
 use http::{HeaderValue, Request, Response};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -13,25 +13,25 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (stop, stopped) = oneshot::channel::<()>();
     let shutdown = async { drop(stopped.await) };
 
-    let news = Topic::new(64); // keeps 64 events for clients that are behind
+    let news = Topic::new(64); // keeps 64 events for slow clients
     let topic = news.clone();
     let service = service_fn(move |_request: Request<Incoming>| {
         let mut response = Response::new(topic.subscribe());
         response.headers_mut().insert("content-type", HeaderValue::from_static("text/event-stream"));
-        response.extensions_mut().insert(Live); // from here on one small task
+        response.extensions_mut().insert(LiveBody); // becomes one small task
         std::future::ready(response)
     });
 
-    let server = Server::new(listener, service, ServeConfig::default());
+    let server = HttpServer::new(listener, service, HttpServerConfig::default());
     let stats = server.stats();
-    let running = tokio::spawn(server.run(shutdown)); // then drains: streams may go on for 30 s
+    let running = tokio::spawn(server.run(shutdown)); // then drains for up to 30 s
 
     let mut client = TcpStream::connect(address).await?;
     client.write_all(b"GET /news HTTP/1.1\r\nhost: here\r\n\r\n").await?;
-    while stats.counts().lean_streams == 0 {
+    while stats.counts().live_streams == 0 {
         tokio::task::yield_now().await;
     }
-    news.publish("data: hello\n\n"); // to whoever streams by now
+    news.publish("data: hello\n\n"); // to all open streams
     news.close();
     let mut all = String::new();
     client.read_to_string(&mut all).await?;
@@ -40,6 +40,6 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     stop.send(()).expect("the server runs");
     assert_eq!(running.await?.cut, 0);
-    assert_eq!(stats.counts().lean_complete, 1);
+    assert_eq!(stats.counts().live_completed, 1);
     Ok(())
 }

@@ -1,14 +1,14 @@
-//! What can end a response early.
+//! Errors that end a response early.
 
-/// Any error of a body.
-pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
+/// Error of a response body.
+pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The client closed its side of a live stream; hyper is told so by the body.
+/// The client closed its side of a live stream. The response body returns this to hyper.
 #[derive(Debug, thiserror::Error)]
-#[error("the client left")]
-pub(crate) struct ClientLeft;
+#[error("client closed the connection")]
+pub(crate) struct ClientClosed;
 
-/// The client did not do its part of an HTTP/2 exchange in time; hyper is told so by the service or by the body.
+/// The client of an HTTP/2 exchange missed a deadline. The service or body returns this to hyper.
 #[derive(Debug, thiserror::Error)]
-#[error("the client took too long")]
-pub(crate) struct ClientLate;
+#[error("client timed out")]
+pub(crate) struct ClientTimeout;

@@ -1,8 +1,8 @@
-//! The request's body.
+//! Request body.
 //!
-//! Invariant: `is_read` says so only after the service has seen the last byte.
-//! It decides whether the socket may be taken from hyper: between an unread body and the response there is no telling where
-//! the client's next bytes belong.
+//! Invariant: [`BodyReadFlag::get`] is true only after the service has read the last byte.
+//! A live response may take the socket from hyper only then: with an unread body, the client's next
+//! bytes could belong to the body or to the next request.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,72 +12,81 @@ use std::task::{Context, Poll, Waker};
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 
-use crate::exchange::Exchange;
-use crate::meter::Meter;
+use crate::hyper::activity::ConnectionActivity;
+use crate::hyper::h2_exchange::H2Exchange;
 
-/// A request's body as the service gets it: hyper's, and a note of whether it has been read to its end.
+/// Request body as the service receives it.
 ///
-/// A live stream takes the lean path only then, so a service that answers a POST reads its body first.
+/// A live response takes over its socket only if the request's body has been read to the end. A
+/// service that streams the response to a POST should read the body first.
 #[derive(Debug)]
 pub struct Incoming {
-    /// None: there never was one, and hyper doesn't know of the request.
+    /// None if the request has no body and came through the fast path.
     body: Option<hyper::body::Incoming>,
-    /// None: there is no body, or it has been read.
-    unread: Option<Unread>,
+    /// None if there is no body or it has been read to its end.
+    unread: Option<UnreadBody>,
 }
 
+/// State of a body that has not been read to its end.
 #[derive(Debug)]
-struct Unread {
+struct UnreadBody {
     done: Arc<AtomicBool>,
-    meter: Arc<Meter>,
-    /// On HTTP/2 the one that waits, instead of the connection.
-    exchange: Option<Arc<Exchange>>,
-    waits: bool,
+    activity: Arc<ConnectionActivity>,
+    /// HTTP/2 only: the exchange that has the read deadline, instead of the connection.
+    exchange: Option<Arc<H2Exchange>>,
+    waiting: bool,
 }
 
-/// Whether a request's body has been read.
+/// Flag that is set when a request's body has been read.
 #[derive(Debug)]
-pub(crate) struct IsRead(Option<Arc<AtomicBool>>);
+pub(crate) struct BodyReadFlag(Option<Arc<AtomicBool>>);
 
 impl Incoming {
-    /// Of a request that has none.
+    /// Creates the body of a request without one.
     pub(crate) fn none() -> Incoming {
         Incoming { body: None, unread: None }
     }
 
-    pub(crate) fn new(body: hyper::body::Incoming, meter: &Arc<Meter>) -> (Incoming, IsRead) {
+    pub(crate) fn new(
+        body: hyper::body::Incoming,
+        activity: &Arc<ConnectionActivity>,
+    ) -> (Incoming, BodyReadFlag) {
         if body.is_end_stream() {
-            return (Incoming { body: Some(body), unread: None }, IsRead(None));
+            return (Incoming { body: Some(body), unread: None }, BodyReadFlag(None));
         }
         let done = Arc::new(AtomicBool::new(false));
-        let unread =
-            Unread { done: Arc::clone(&done), meter: Arc::clone(meter), exchange: None, waits: false };
-        (Incoming { body: Some(body), unread: Some(unread) }, IsRead(Some(done)))
+        let unread = UnreadBody {
+            done: Arc::clone(&done),
+            activity: Arc::clone(activity),
+            exchange: None,
+            waiting: false,
+        };
+        (Incoming { body: Some(body), unread: Some(unread) }, BodyReadFlag(Some(done)))
     }
 
-    /// The exchange whose time runs while this is waited for.
-    pub(crate) fn belongs_to(&mut self, exchange: &Arc<Exchange>) {
+    /// Sets the exchange whose deadline runs while the service waits for this body.
+    pub(crate) fn set_exchange(&mut self, exchange: &Arc<H2Exchange>) {
         if let Some(unread) = &mut self.unread {
             unread.exchange = Some(Arc::clone(exchange));
         }
     }
 }
 
-impl IsRead {
+impl BodyReadFlag {
     pub(crate) fn get(&self) -> bool {
         self.0.as_ref().is_none_or(|done| done.load(Ordering::Acquire))
     }
 }
 
-impl Unread {
-    fn wait(&mut self, waits: bool, asking: Option<&Waker>) {
-        if self.waits || waits {
+impl UnreadBody {
+    fn wait(&mut self, waiting: bool, reader: Option<&Waker>) {
+        if self.waiting || waiting {
             match &self.exchange {
-                Some(exchange) => exchange.await_body(waits, asking),
-                None => self.meter.await_body(waits),
+                Some(exchange) => exchange.set_awaiting_body(waiting, reader),
+                None => self.activity.set_awaiting_body(waiting),
             }
         }
-        self.waits = waits;
+        self.waiting = waiting;
     }
 }
 
@@ -96,7 +105,7 @@ impl Body for Incoming {
             unread.wait(polled.is_pending(), Some(cx.waker()));
             if ended {
                 unread.done.store(true, Ordering::Release);
-                unread.meter.end_body();
+                unread.activity.end_body();
                 self.unread = None;
             }
         }
@@ -112,7 +121,7 @@ impl Body for Incoming {
     }
 }
 
-impl Drop for Unread {
+impl Drop for UnreadBody {
     fn drop(&mut self) {
         self.wait(false, None);
     }

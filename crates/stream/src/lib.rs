@@ -1,111 +1,144 @@
-//! An HTTP server for thousands of live streams that are idle most of the time.
+//! HTTP server for thousands of live streams that are idle most of the time.
 //!
-//! A response that is marked [`Live`] takes its socket with it: what is left is one small task with the socket and the response's
-//! body. Ten thousand of them take about as many kilobytes. Requests of plain HTTP/1.1 without a body are read and answered here,
-//! and hold no buffer while they wait; hyper does the rest.
-//!
-//! What always holds:
-//! - A stream's body is dropped as soon as its client leaves, and whatever it holds (a permit, a subscription) with it.
-//! - A body that ends with an error, or panics, closes the connection without the last chunk: the client sees a broken
-//!   stream, never a complete one. HTTP/2 resets the stream; HTTP/1.0, which has no chunks, the connection.
-//! - Every wait for a client has a deadline, and every buffer a bound; see [`ServeConfig`].
-//! - What is streamed is written as soon as it is there, with what else is ready, up to a batch.
-//! - A drain answers requests that are on their way: connections in the listener's backlog are accepted, and those without a
-//!   request stay open for [`ServeConfig::drain_grace`].
+//! A response marked [`LiveBody`] takes over its socket: what remains of the connection is one
+//! small task with the socket and the response body. Ten thousand such streams need about ten
+//! megabytes. HTTP/1.1 requests without a body are parsed and answered here; hyper serves all
+//! others.
 //!
 //! ```
 //! # use tokio::io::{AsyncReadExt, AsyncWriteExt};
 //! # use tokio::net::{TcpListener, TcpStream};
-//! use forebay_stream::{Incoming, Live, ServeConfig, Server, Topic, service_fn};
+//! use forebay_stream::{HttpServer, HttpServerConfig, Incoming, LiveBody, Topic, service_fn};
 //! use http::{Request, Response};
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> std::io::Result<()> {
-//! let news = Topic::new(64); // keeps 64 events for clients that are behind
+//! let news = Topic::new(64); // keeps 64 events for slow clients
 //! let topic = news.clone();
 //! let service = service_fn(move |_request: Request<Incoming>| {
 //!     let mut response = Response::new(topic.subscribe());
 //!     response.headers_mut().insert("content-type", "text/event-stream".parse().unwrap());
-//!     response.extensions_mut().insert(Live);
+//!     response.extensions_mut().insert(LiveBody);
 //!     std::future::ready(response)
 //! });
 //! let listener = TcpListener::bind("127.0.0.1:0").await?;
 //! # let address = listener.local_addr()?;
-//! let server = Server::new(listener, service, ServeConfig::default());
+//! let server = HttpServer::new(listener, service, HttpServerConfig::default());
 //! # let stats = server.stats();
 //! # let shutdown = async {
 //! #     let mut client = TcpStream::connect(address).await.unwrap();
 //! #     client.write_all(b"GET / HTTP/1.1\r\nhost: here\r\n\r\n").await.unwrap();
 //! #     while news.subscribers() == 0 { tokio::task::yield_now().await }
-//! news.publish("data: hello\n\n"); // to whoever streams by now
+//! news.publish("data: hello\n\n"); // to all open streams
 //! #     news.close();
 //! #     let mut all = String::new();
 //! #     client.read_to_string(&mut all).await.unwrap();
 //! #     assert!(all.ends_with("\r\n\r\nd\r\ndata: hello\n\n\r\n0\r\n\r\n"), "{all}");
 //! # };
 //! let summary = server.run(shutdown).await;
-//! # assert_eq!((summary.cut, stats.counts().lean_total), (0, 1));
+//! # assert_eq!((summary.cut, stats.counts().live_started), (0, 1));
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! # Which path a response takes
-//! Lean: marked [`Live`], HTTP/1.1, not the answer to a HEAD, and the request's body has been read. Brief: the answer to a GET or HEAD
-//! without a body over plain HTTP/1.1, as long as no request of the connection was anything else. All else goes through hyper, HTTP/2
-//! always; a live stream there ends with its client too, and only costs more memory. On the lean path the connection closes with the
-//! stream; trailers are left out there, and on the brief one.
+//! # The paths of a connection
+//! ```text
+//!  accept ──▶ dispatch ── HTTP/1.1 ──▶ h1: simple requests ── LiveBody ──▶ live: task that owns
+//!                │                        │ any other request                the socket
+//!                │ HTTP/2, TLS            ▼                                   ▲
+//!                └─────────────────▶ hyper ── LiveBody, HTTP/1.1, ────────────┘
+//!                                             request body read
+//! ```
 //!
-//! Not here: TLS, which whoever has it may [wrap](Wrap) connections in (they take the ordinary path then); routing; counting and
-//! limiting streams.
+//! - **Fast path** (`h1/`): GET and HEAD requests without a body over plain HTTP/1.1. After the
+//!   first request of another kind the connection stays with hyper.
+//! - **Live path** (`live/`): a response marked [`LiveBody`] over plain HTTP/1.1, if the request's
+//!   body has been read and the method isn't HEAD. The connection closes with the stream.
+//! - **hyper** (`hyper/`): everything else. A live response over HTTP/2 or TLS also ends with its
+//!   client; it only needs more memory.
+//!
+//! The fast path and the live path send no trailers.
+//!
+//! # Invariants
+//! | guarantee | test |
+//! |---|---|
+//! | A stream's body is dropped as soon as its client disconnects, with all that it owns (a permit, a subscription). | `a_client_that_closes_half_closes_or_resets_drops_the_body_of_an_idle_stream`, `a_client_that_leaves_while_a_write_is_blocked_drops_the_body_at_once` |
+//! | A body that fails or panics never looks complete: the connection closes without the last chunk; HTTP/2 resets the stream, HTTP/1.0 the connection. | `a_body_that_fails_or_panics_ends_without_the_last_chunk`, `a_body_that_fails_resets_its_stream_only`, `over_http_1_0_a_body_that_fails_or_panics_or_is_cut_ends_with_a_reset` |
+//! | Every wait for a client has a deadline ([`HttpServerConfig`]). | `half_a_head_and_then_nothing_gets_a_408`, `a_client_that_accepts_no_bytes_loses_the_stream_and_not_the_connection` |
+//! | Every buffer has a bound. | `a_client_that_never_reads_is_closed_and_nothing_is_buffered_beyond_the_bound`, `heads_beyond_the_limits_get_a_431` |
+//! | Data is written as soon as it is available, with other available data, up to a batch. | `a_live_stream_is_a_head_its_chunks_as_they_come_and_the_last_chunk` |
+//! | A client that falls behind its topic gets a broken stream, never one with a gap. | `every_tail_yields_every_event_in_order_or_ends_with_lagged`, `a_client_that_falls_behind_its_topic_sees_a_broken_stream` |
+//! | A drain answers requests in transit, also those of connections in the listener's backlog. | `a_request_in_transit_when_the_drain_begins_is_answered`, `connections_in_the_backlog_are_answered` |
+//!
+//! # Where to look
+//! | topic | file |
+//! |---|---|
+//! | accept, refuse, drain | `server.rs`, `backlog.rs`, `hyper/http1_drain.rs` |
+//! | protocol detection, choice of the path | `dispatch.rs`, `protocol.rs` |
+//! | a connection's task, and its size | `connection_task.rs` |
+//! | fast path: parse, call the service, write | `h1/parser.rs`, `h1/connection.rs`, `h1/response_head.rs` |
+//! | chunked framing and writes | `h1/write_batch.rs`, `h1/socket_writer.rs` |
+//! | a live stream that owns its socket | `live/stream.rs` |
+//! | topics, and events written without waking tasks | `live/topic.rs`, `live/delivery.rs`, `live/direct_socket.rs` |
+//! | how a live response leaves hyper | `hyper/service_adapter.rs`, `hyper/http1.rs` |
+//! | deadlines of HTTP/2 requests | `hyper/h2_exchange.rs` |
+//! | TLS | `hyper/transport.rs`, `hyper/transport_connection.rs` |
+//! | limits, counters | `config.rs`, `stats.rs` |
+//!
+//! # Decisions
+//! - The fast path exists for long-polls: with hyper they took a sixth more CPU and two buffers of
+//!   8 KiB each while they waited. A request's head is copied out of hyper's buffer for the same
+//!   reason (`hyper/copy_head.rs`).
+//! - A live response leaves hyper by a future that stays pending: the adapter keeps the response,
+//!   and the connection's task takes the socket out of hyper and frees hyper's state.
+//! - On an HTTP/2 connection a client with a closed window never blocks the socket. So each
+//!   exchange has its own deadlines, and response bytes are counted until h2 has written them.
+//! - With four or more direct tails, a topic writes an event to their sockets from a few tasks.
+//!   Waking the task of each stream costs more.
+//! - During a drain a connection without a request stays open for `drain_grace`, and its next
+//!   response has `connection: close`. An incomplete head gets a 503 then. HTTP/2 gets a GOAWAY
+//!   at once.
+//!
+//! Out of scope: TLS itself (see [`Handshake`]), routing, counting and limiting streams.
 
 mod backlog;
-mod bounds;
-mod brief;
-mod chunk;
 mod config;
-mod connection;
-mod detach;
+mod connection_task;
+mod dispatch;
 mod error;
-mod exchange;
-mod farewell;
-mod handover;
-mod head;
+mod h1;
+mod hyper;
 mod incoming;
-mod io;
-mod lean;
-mod meter;
-mod ordinary;
-mod outbox;
-mod outlet;
-mod preface;
-mod registry;
-mod request;
+mod live;
+mod protocol;
 mod server;
+mod service;
 mod service_fn;
-mod spare;
-mod stall;
+mod socket;
+mod stall_timer;
 mod stats;
-mod topic;
-mod wrap;
-mod wrapped;
+mod task_registry;
 
 use std::net::SocketAddr;
 
-pub use config::ServeConfig;
+pub use config::HttpServerConfig;
+pub use h1::spare_headers::spare_headers;
 pub use incoming::Incoming;
-pub use server::{Server, Summary};
-pub use service_fn::{Answering, ServiceFn, service_fn};
-pub use spare::spare_headers;
-pub use stats::{Counts, Stats};
-pub use topic::{Lagged, Last, Tail, Topic};
-pub use wrap::{Transport, Wrap, Wrapped, Wrapping};
+pub use live::tail::{Lagged, LastEvent, Tail};
+pub use live::topic::Topic;
+pub use server::{DrainSummary, HttpServer};
+pub use service_fn::{ServiceFn, ServiceFnFuture, service_fn};
+pub use stats::{ServerCounts, ServerStats};
 
-/// Marks a response whose body is a live stream: put it into the response's extensions.
+pub use self::hyper::transport::{Handshake, HandshakeFuture, NegotiatedTransport, Transport};
+
+/// Marks a response whose body is a live stream: insert it into the response's extensions.
 ///
-/// On plain HTTP/1.1 it then becomes one small task with its socket; over HTTP/2 or [wrapped](Wrap) it takes the ordinary path.
+/// Over plain HTTP/1.1 the response becomes one small task that owns the socket. Over HTTP/2 or
+/// with a [`Handshake`] hyper writes it.
 #[derive(Debug, Clone, Copy)]
-pub struct Live;
+pub struct LiveBody;
 
-/// The address of the peer, in every request's extensions.
+/// Address of the peer, in every request's extensions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer(pub SocketAddr);

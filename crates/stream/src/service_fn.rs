@@ -1,4 +1,4 @@
-//! A function as a service, for those who need no router.
+//! Service made of a function.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -11,19 +11,19 @@ use tower_service::Service;
 
 use crate::incoming::Incoming;
 
-/// Makes a service of a function that answers every request.
-pub fn service_fn<F, A, B>(answer: F) -> ServiceFn<F>
+/// Creates a service that calls `handler` for every request.
+pub fn service_fn<F, A, B>(handler: F) -> ServiceFn<F>
 where
     F: FnMut(Request<Incoming>) -> A,
     A: Future<Output = Response<B>>,
 {
-    ServiceFn { answer }
+    ServiceFn { handler }
 }
 
-/// See [`service_fn`].
+/// Service returned by [`service_fn`].
 #[derive(Debug, Clone)]
 pub struct ServiceFn<F> {
-    answer: F,
+    handler: F,
 }
 
 impl<F, A, B> Service<Request<Incoming>> for ServiceFn<F>
@@ -33,30 +33,30 @@ where
 {
     type Response = Response<B>;
     type Error = Infallible;
-    type Future = Answering<A>;
+    type Future = ServiceFnFuture<A>;
 
     fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<Incoming>) -> Answering<A> {
-        Answering { answer: (self.answer)(request) }
+    fn call(&mut self, request: Request<Incoming>) -> ServiceFnFuture<A> {
+        ServiceFnFuture { response: (self.handler)(request) }
     }
 }
 
 pin_project! {
-    /// The answer of a [`ServiceFn`], on its way.
+    /// Future returned by a [`ServiceFn`].
     #[derive(Debug)]
-    pub struct Answering<A> {
+    pub struct ServiceFnFuture<A> {
         #[pin]
-        answer: A,
+        response: A,
     }
 }
 
-impl<A: Future> Future for Answering<A> {
+impl<A: Future> Future for ServiceFnFuture<A> {
     type Output = Result<A::Output, Infallible>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.project().answer.poll(cx).map(Ok)
+        self.project().response.poll(cx).map(Ok)
     }
 }

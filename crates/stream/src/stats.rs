@@ -1,87 +1,91 @@
-//! What the server counts.
+//! Server counters.
 //!
-//! Invariant: every connection that is accepted is counted once as open and once as gone, and every lean stream ends with
-//! exactly one reason.
-//! Kept by: the gauges move in guards (`registry.rs`, `lean.rs`), so that an abort or a panic counts too.
+//! Invariant: every accepted connection is counted as opened once and as closed once; every live
+//! stream ends with exactly one reason.
+//! Enforced by: drop guards (`connection_task.rs`, `live/stream.rs`), so aborts and panics count.
+//!
+//! "Live stream" means here a stream whose task owns the socket (`live/stream.rs`). Live responses
+//! over HTTP/2 or TLS are not counted as live streams.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A handle on a server's counters; cheap to clone, and still good after the server has ended.
+/// Handle to a server's counters. Cheap to clone; valid after the server has ended.
 #[derive(Debug, Clone, Default)]
-pub struct Stats(Arc<Counters>);
+pub struct ServerStats(Arc<ServerCounters>);
 
-/// The counters at one moment. Those without a word about now are totals since the start.
+/// Values of the counters at one moment. Fields without "now" are totals since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Counts {
-    /// Connections that are open now, lean streams included.
+pub struct ServerCounts {
+    /// Connections open now, live streams included.
     pub open_connections: u64,
-    /// Streams on the lean path now.
-    pub lean_streams: u64,
-    /// Connections that were accepted, the refused ones not included.
+    /// Live streams open now.
+    pub live_streams: u64,
+    /// Accepted connections, without refused ones.
     pub accepted: u64,
-    /// Connections beyond `max_connections`.
+    /// Connections refused because of `max_connections`.
     pub refused: u64,
-    /// Times that accepting failed, for want of descriptors mostly.
+    /// Failed `accept` calls, usually because no file descriptor was free.
     pub accept_errors: u64,
     /// Requests that reached the service.
     pub requests: u64,
-    /// Clients that didn't send a whole head in time.
+    /// Clients that didn't send a complete head in time.
     pub header_timeouts: u64,
-    /// Clients that stopped in the middle of a request's body.
+    /// Clients that stopped sending in the middle of a request's body.
     pub body_timeouts: u64,
-    /// Heads that were no HTTP.
+    /// Request heads that were not valid HTTP.
     pub bad_requests: u64,
-    /// Heads beyond the bounds.
+    /// Request heads beyond `max_header_bytes` or `max_headers`.
     pub oversized_heads: u64,
-    /// Clients that took nothing for `write_timeout`, on either path; over HTTP/2 each response that they didn't take.
+    /// Clients that accepted no bytes for `write_timeout`; over HTTP/2, such responses.
     pub slow_clients: u64,
-    /// Streams that went to the lean path.
-    pub lean_total: u64,
-    /// Lean streams that came to their own end.
-    pub lean_complete: u64,
-    /// Lean streams whose body ended with an error.
-    pub lean_broken: u64,
-    /// Lean streams whose client left.
-    pub lean_left: u64,
-    /// Lean streams that were closed because the client wouldn't read.
-    pub lean_slow: u64,
-    /// Lean streams that were closed because the client wouldn't stop sending.
-    pub lean_chatty: u64,
-    /// Lean streams that were cut by the end of a drain, or by a panic in their body.
-    pub lean_cut: u64,
+    /// Live streams started.
+    pub live_started: u64,
+    /// Live streams whose body ended normally.
+    pub live_completed: u64,
+    /// Live streams whose body ended with an error.
+    pub live_failed: u64,
+    /// Live streams whose client closed the connection.
+    pub live_client_closed: u64,
+    /// Live streams closed because the client accepted no bytes for `write_timeout`.
+    pub live_write_timeouts: u64,
+    /// Live streams closed because the client sent more than `max_discarded_bytes`.
+    pub live_excess_input: u64,
+    /// Live streams aborted at the end of a drain, or by a panic in their body.
+    pub live_aborted: u64,
 }
 
+/// Counters behind [`ServerCounts`].
 #[derive(Debug, Default)]
-pub(crate) struct Counters {
-    pub(crate) open_connections: Counter,
-    pub(crate) lean_streams: Counter,
-    pub(crate) accepted: Counter,
-    pub(crate) refused: Counter,
-    pub(crate) accept_errors: Counter,
-    pub(crate) requests: Counter,
-    pub(crate) header_timeouts: Counter,
-    pub(crate) body_timeouts: Counter,
-    pub(crate) bad_requests: Counter,
-    pub(crate) oversized_heads: Counter,
-    pub(crate) slow_clients: Counter,
-    pub(crate) lean_total: Counter,
-    pub(crate) lean_complete: Counter,
-    pub(crate) lean_broken: Counter,
-    pub(crate) lean_left: Counter,
-    pub(crate) lean_slow: Counter,
-    pub(crate) lean_chatty: Counter,
-    pub(crate) lean_cut: Counter,
+pub(crate) struct ServerCounters {
+    pub(crate) open_connections: EventCounter,
+    pub(crate) live_streams: EventCounter,
+    pub(crate) accepted: EventCounter,
+    pub(crate) refused: EventCounter,
+    pub(crate) accept_errors: EventCounter,
+    pub(crate) requests: EventCounter,
+    pub(crate) header_timeouts: EventCounter,
+    pub(crate) body_timeouts: EventCounter,
+    pub(crate) bad_requests: EventCounter,
+    pub(crate) oversized_heads: EventCounter,
+    pub(crate) slow_clients: EventCounter,
+    pub(crate) live_started: EventCounter,
+    pub(crate) live_completed: EventCounter,
+    pub(crate) live_failed: EventCounter,
+    pub(crate) live_client_closed: EventCounter,
+    pub(crate) live_write_timeouts: EventCounter,
+    pub(crate) live_excess_input: EventCounter,
+    pub(crate) live_aborted: EventCounter,
 }
 
-impl Stats {
-    /// The counters now.
-    pub fn counts(&self) -> Counts {
+impl ServerStats {
+    /// Returns the current values.
+    pub fn counts(&self) -> ServerCounts {
         let counters = &*self.0;
-        Counts {
+        ServerCounts {
             open_connections: counters.open_connections.get(),
-            lean_streams: counters.lean_streams.get(),
+            live_streams: counters.live_streams.get(),
             accepted: counters.accepted.get(),
             refused: counters.refused.get(),
             accept_errors: counters.accept_errors.get(),
@@ -91,31 +95,31 @@ impl Stats {
             bad_requests: counters.bad_requests.get(),
             oversized_heads: counters.oversized_heads.get(),
             slow_clients: counters.slow_clients.get(),
-            lean_total: counters.lean_total.get(),
-            lean_complete: counters.lean_complete.get(),
-            lean_broken: counters.lean_broken.get(),
-            lean_left: counters.lean_left.get(),
-            lean_slow: counters.lean_slow.get(),
-            lean_chatty: counters.lean_chatty.get(),
-            lean_cut: counters.lean_cut.get(),
+            live_started: counters.live_started.get(),
+            live_completed: counters.live_completed.get(),
+            live_failed: counters.live_failed.get(),
+            live_client_closed: counters.live_client_closed.get(),
+            live_write_timeouts: counters.live_write_timeouts.get(),
+            live_excess_input: counters.live_excess_input.get(),
+            live_aborted: counters.live_aborted.get(),
         }
     }
 
-    pub(crate) fn counters(&self) -> &Counters {
+    pub(crate) fn counters(&self) -> &ServerCounters {
         &self.0
     }
 }
 
-/// A number that many tasks move.
+/// Counter or gauge that many tasks change.
 #[derive(Debug, Default)]
-pub(crate) struct Counter(AtomicU64);
+pub(crate) struct EventCounter(AtomicU64);
 
-impl Counter {
-    pub(crate) fn up(&self) {
+impl EventCounter {
+    pub(crate) fn increment(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(crate) fn down(&self) {
+    pub(crate) fn decrement(&self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 

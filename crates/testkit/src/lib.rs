@@ -1,9 +1,9 @@
-//! What tests share: a TCP proxy that fails on command, throwaway servers, patience, Python, and a look at READMEs.
+//! Test support: a TCP proxy with faults on command, throwaway servers, timeouts, Python, READMEs.
 //!
-//! Invariant: a fault is in force, for every connection made before it, when the call that asked for it returns; and
-//! nothing here is random.
-//! Kept by: bytes move and faults strike under one lock (`proxy.rs`).
-//! Not here: anything that ships. Only dev-dependencies may name this crate (`tests/arrows.rs`).
+//! Invariant: when a call that sets a fault returns, the fault applies to every connection made
+//! before. The proxy does nothing at random.
+//! Enforced by: bytes are moved and faults are set under one lock (`proxy.rs`).
+//! Out of scope: product code. Only dev-dependencies may name this crate (`tests/arrows.rs`).
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
@@ -13,26 +13,35 @@
 //!
 //! let proxy = Proxy::start(Redis::shared().addr());
 //! let client = TcpStream::connect(proxy.addr()).await?;
-//! proxy.stall(Direction::ToClient); // requests still arrive, replies don't
+//! proxy.stall(Direction::ToClient); // requests pass, replies don't
 //! proxy.resume();
 //! proxy.reset(); // the client sees ECONNRESET
 //! # drop(client);
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! | topic | file |
+//! |---|---|
+//! | faults on command: cut, reset, stall, delay, throttle, truncate, refuse | `proxy.rs` |
+//! | when a byte may pass | `proxy/lane.rs` |
+//! | throwaway servers | the crate `forebay-sandbox` |
+//! | timeouts and polling in tests | `waiting.rs` |
+//! | reproducible random numbers | `dice.rs` |
+//! | READMEs whose code is compiled and run | `readme.rs` |
 
 mod dice;
 mod markdown;
-mod patience;
 mod proxy;
 mod python;
 mod readme;
+mod waiting;
 
 pub use forebay_sandbox as sandbox;
 
 pub use crate::dice::{Dice, seed};
 pub use crate::markdown::{named, quoted, rows, section};
-pub use crate::patience::{PATIENCE, eventually, within};
 pub use crate::proxy::{Direction, Proxy};
 pub use crate::python::python;
 pub use crate::readme::{readme_blocks, readme_blocks_run};
+pub use crate::waiting::{PATIENCE, eventually, within};

@@ -1,9 +1,9 @@
-//! The proxy: what tests hold, and the state that its tasks share.
+//! Fault-injecting TCP proxy: the handle of the tests, and the state of its tasks.
 //!
-//! Invariant: between taking the lock and releasing it, no byte moves that the faults in force forbid.
-//! Kept by: sockets live inside the lock; a task takes it to move bytes, without waiting, and a control call takes it to
-//! change the faults or to close sockets.
-//! Not here: when a byte may pass (`lane.rs`), moving bytes (`connection.rs`).
+//! Invariant: no byte is forwarded that the current faults forbid.
+//! Enforced by: the sockets are inside the lock. A task takes it to move bytes, without waiting; a
+//! control function takes it to change faults or to close sockets.
+//! Out of scope: when a byte may pass (`lane.rs`), moving bytes (`connection.rs`).
 
 mod connection;
 mod lane;
@@ -23,24 +23,24 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use self::connection::{Connection, Pumped};
-use self::lane::Faults;
+use self::connection::{ProxiedConnection, PumpResult};
+use self::lane::DirectionFaults;
 
 const BIND_TRIES: u32 = 10;
 
-/// Which way bytes flow.
+/// Direction of the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// From the client to the server.
     ToServer,
     /// From the server to the client.
     ToClient,
-    /// Both ways.
+    /// Both directions.
     Both,
 }
 
 impl Direction {
-    /// Indexes of the lanes; a connection's two lanes are in this order.
+    /// Returns the indexes of the lanes; a connection's two lanes are in this order.
     fn lanes(self) -> &'static [usize] {
         match self {
             Direction::ToServer => &[0],
@@ -50,39 +50,41 @@ impl Direction {
     }
 }
 
-/// A TCP proxy on 127.0.0.1 that fails on command.
+/// TCP proxy on 127.0.0.1 with faults on command.
 ///
-/// Each call below is in force when it returns: for every connection whose connect had returned before it, accepted
-/// here or not, and, unless it says otherwise, for those to come. Each direction of a connection buffers at most 256 KiB
-/// beyond the kernel's buffers; then it stops reading. Dropping the proxy cuts everything.
+/// A fault applies when its function returns: to every connection whose connect had returned
+/// before, accepted or not, and to later ones unless stated otherwise. Each direction of a
+/// connection buffers at most 256 KiB, then stops reading. Dropping the proxy closes everything.
 #[derive(Debug)]
 pub struct Proxy {
     addr: SocketAddr,
-    shared: Arc<Shared>,
+    shared: Arc<ProxyShared>,
 }
 
+/// State shared by the handle and the tasks of a proxy.
 #[derive(Debug)]
-struct Shared {
+struct ProxyShared {
     accepted: watch::Sender<u64>,
     runtime: Handle,
     state: Mutex<State>,
 }
 
+/// Sockets and faults of a proxy.
 #[derive(Debug)]
 struct State {
     upstream: SocketAddr,
-    /// None while it refuses.
+    /// None while the proxy refuses connections.
     listener: Option<TcpListener>,
     acceptor: Option<Waker>,
     ended: bool,
-    connections: BTreeMap<u64, Connection>,
-    faults: [Faults; 2],
+    connections: BTreeMap<u64, ProxiedConnection>,
+    faults: [DirectionFaults; 2],
     forwarded_bytes: [u64; 2],
 }
 
-/// How a connection ends.
+/// How a connection is closed.
 #[derive(Clone, Copy, Debug)]
-enum End {
+enum CloseKind {
     Fin,
     Rst,
 }
@@ -91,7 +93,7 @@ impl Proxy {
     /// Listens on a free port and forwards every connection to `upstream`.
     ///
     /// # Panics
-    /// Outside a tokio runtime, or when loopback has no free port.
+    /// Outside a tokio runtime, or if loopback has no free port.
     pub fn start(upstream: SocketAddr) -> Proxy {
         let listener =
             (0..BIND_TRIES).find_map(|_| listen(free_port()).ok()).expect("loopback has a free port");
@@ -102,42 +104,44 @@ impl Proxy {
             acceptor: None,
             ended: false,
             connections: BTreeMap::new(),
-            faults: <[Faults; 2]>::default(),
+            faults: <[DirectionFaults; 2]>::default(),
             forwarded_bytes: [0; 2],
         });
         let (accepted, _) = watch::channel(0);
-        let shared = Arc::new(Shared { accepted, runtime: Handle::current(), state });
+        let shared = Arc::new(ProxyShared { accepted, runtime: Handle::current(), state });
         let acceptor = Arc::clone(&shared);
         tokio::spawn(async move { poll_fn(|cx| acceptor.poll_accept(cx)).await });
         Proxy { addr, shared }
     }
 
-    /// Cuts every connection, and forwards those to come to another server, as a failover does.
+    /// Closes every connection and forwards later ones to another server, like a failover.
     pub fn fail_over_to(&self, upstream: SocketAddr) {
         self.shared.state().upstream = upstream;
         self.cut();
     }
 
-    /// Where it listens; stays the same.
+    /// Returns the address, which never changes.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Closes all connections with FIN, as a server that ends does. What was forwarded before still arrives; what
-    /// wasn't is lost. New connections are unharmed.
+    /// Closes all connections with FIN, like a server that ends. Forwarded bytes still arrive;
+    /// others are lost. New connections are not affected.
     pub fn cut(&self) {
-        self.shared.end_all(End::Fin);
+        self.shared.end_all(CloseKind::Fin);
     }
 
-    /// Closes all connections with RST, which overtakes what was forwarded. New connections are unharmed.
+    /// Closes all connections with RST, which may overtake forwarded bytes. New connections are not
+    /// affected.
     pub fn reset(&self) {
-        self.shared.end_all(End::Rst);
+        self.shared.end_all(CloseKind::Rst);
     }
 
-    /// Ends one direction of all connections with FIN: its receiver sees the end of the stream, its sender's bytes are
-    /// thrown away, and the other direction goes on. New connections are unharmed.
+    /// Ends one direction of all connections with FIN: the receiver sees the end of the stream, and
+    /// the sender's bytes are discarded. The other direction continues. New connections are not
+    /// affected.
     ///
-    /// A connection that isn't accepted yet is unharmed, too: [`Proxy::wait_for_connections`] first.
+    /// Call [`Proxy::wait_for_connections`] first: connections not yet accepted are not affected.
     pub fn half_close(&self, direction: Direction) {
         let mut state = self.shared.state();
         for connection in state.connections.values_mut() {
@@ -148,40 +152,41 @@ impl Proxy {
         state.wake_all();
     }
 
-    /// Lets nothing pass in one direction, as a network that drops every packet would; adds to earlier stalls.
-    /// Connections stay open, and new ones are accepted. Neither FIN nor RST passes.
+    /// Stops all bytes in one direction, like a network that drops every packet; adds to earlier
+    /// stalls. Connections stay open, and new ones are accepted. Neither FIN nor RST passes.
     pub fn stall(&self, direction: Direction) {
         self.change(direction, |faults| faults.stalled = true);
     }
 
-    /// Lifts the stall of one direction, and nothing else: from what was held back on, in order.
+    /// Ends the stall of one direction; the held bytes follow in order.
     pub fn unstall(&self, direction: Direction) {
         self.change(direction, |faults| faults.stalled = false);
     }
 
-    /// Lets every byte pass that much later than it came, in order, both ways.
+    /// Delays every byte by this time, in both directions.
     pub fn delay(&self, delay: Duration) {
         self.change(Direction::Both, |faults| faults.delay = delay);
     }
 
-    /// Lets so many bytes a second pass, for each connection and direction.
+    /// Limits each direction of each connection to this rate.
     ///
     /// # Panics
-    /// At zero: that is [`Proxy::stall`].
+    /// If the rate is 0; use [`Proxy::stall`].
     pub fn throttle(&self, bytes_per_second: u64) {
-        let rate = NonZeroU64::new(bytes_per_second).expect("a throttled direction still moves");
+        let rate = NonZeroU64::new(bytes_per_second).expect("a rate above 0");
         self.change(Direction::Both, |faults| faults.rate = Some(rate));
     }
 
-    /// Lifts stalls, delay and throttle: everything flows freely, in order, from what was held back on.
+    /// Ends stalls, delay and throttle; the held bytes follow in order.
     pub fn resume(&self) {
         self.change(Direction::Both, |faults| {
-            *faults = Faults { truncate_after: faults.truncate_after, ..Faults::default() };
+            *faults = DirectionFaults { truncate_after: faults.truncate_after, ..DirectionFaults::default() };
         });
     }
 
-    /// Forwards exactly so many more bytes in a direction, counted over all connections, then cuts all connections,
-    /// once; with [`Direction::Both`] each direction counts for itself, and the first to get there cuts.
+    /// Forwards exactly this many more bytes in a direction, over all connections, then closes all
+    /// connections once. With [`Direction::Both`] each direction has its own count, and the first
+    /// to reach it closes all connections.
     pub fn truncate_after(&self, bytes: u64, direction: Direction) {
         if bytes == 0 {
             return self.cut();
@@ -189,7 +194,8 @@ impl Proxy {
         self.change(direction, |faults| faults.truncate_after = Some(bytes));
     }
 
-    /// Refuses new connections, as a host without a server does. Open ones go on; those not accepted yet are reset.
+    /// Refuses new connections, like a host without a server. Open ones continue; those not yet
+    /// accepted are reset.
     pub fn refuse(&self) {
         self.shared.state().listener = None;
     }
@@ -197,39 +203,39 @@ impl Proxy {
     /// Accepts new connections again, on the same port.
     ///
     /// # Panics
-    /// When somebody else listens there by now.
+    /// If another process listens on the port.
     pub fn accept(&self) {
         let mut state = self.shared.state();
         if state.listener.is_none() {
             let _runtime = self.shared.runtime.enter();
-            state.listener = Some(listen(self.addr.port()).expect("the port is still ours"));
+            state.listener = Some(listen(self.addr.port()).expect("no other process has taken the port"));
             state.acceptor.take().inspect(Waker::wake_by_ref);
         }
     }
 
-    /// How many connections were accepted, in all.
+    /// Returns the number of connections accepted since the start.
     pub fn connections(&self) -> u64 {
         *self.shared.accepted.borrow()
     }
 
-    /// How many connections are open now.
+    /// Returns the number of open connections.
     pub fn open_connections(&self) -> usize {
         self.shared.state().connections.len()
     }
 
-    /// Returns when so many connections were accepted, in all.
+    /// Waits until this many connections have been accepted since the start.
     pub async fn wait_for_connections(&self, count: u64) {
         let mut accepted = self.shared.accepted.subscribe();
-        accepted.wait_for(|accepted| *accepted >= count).await.expect("we hold the sender");
+        accepted.wait_for(|accepted| *accepted >= count).await.expect("the sender is held");
     }
 
-    /// How many bytes were forwarded, in all.
+    /// Returns the number of bytes forwarded since the start.
     pub fn forwarded_bytes(&self, direction: Direction) -> u64 {
         let state = self.shared.state();
         direction.lanes().iter().map(|lane| state.forwarded_bytes[*lane]).sum()
     }
 
-    fn change(&self, direction: Direction, change: impl Fn(&mut Faults)) {
+    fn change(&self, direction: Direction, change: impl Fn(&mut DirectionFaults)) {
         let mut state = self.shared.state();
         for &lane in direction.lanes() {
             change(&mut state.faults[lane]);
@@ -240,7 +246,7 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        self.shared.end_all(End::Fin);
+        self.shared.end_all(CloseKind::Fin);
         let mut state = self.shared.state();
         state.ended = true;
         state.listener = None;
@@ -248,12 +254,12 @@ impl Drop for Proxy {
     }
 }
 
-impl Shared {
+impl ProxyShared {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no task of the proxy panicked")
     }
 
-    fn end_all(&self, end: End) {
+    fn end_all(&self, end: CloseKind) {
         let mut state = self.state();
         let backlog = state.listener.as_ref().map_or(0, |listener| end_backlog(listener, end));
         self.accepted.send_modify(|accepted| *accepted += backlog);
@@ -274,15 +280,15 @@ impl Shared {
                 state.acceptor = Some(cx.waker().clone());
                 return Poll::Pending;
             };
-            let (client, _) = accepted.expect("the system has room for a connection");
+            let (client, _) = accepted.expect("accept succeeds");
             let id = *self.accepted.borrow();
             match dial(state.upstream) {
                 Ok(server) => {
-                    state.connections.insert(id, Connection::new(client, server));
+                    state.connections.insert(id, ProxiedConnection::new(client, server));
                     let shared = Arc::clone(self);
                     tokio::spawn(async move { poll_fn(|cx| shared.state().poll_connection(id, cx)).await });
                 }
-                Err(_) => connection::close(&SockRef::from(&client), End::Rst),
+                Err(_) => connection::close(&SockRef::from(&client), CloseKind::Rst),
             }
             self.accepted.send_modify(|accepted| *accepted += 1);
         }
@@ -293,26 +299,26 @@ impl State {
     fn poll_connection(&mut self, id: u64, cx: &mut Context<'_>) -> Poll<()> {
         let Some(connection) = self.connections.get_mut(&id) else { return Poll::Ready(()) };
         match connection.pump(&mut self.faults, &mut self.forwarded_bytes, cx) {
-            Pumped::Waits => return Poll::Pending,
-            Pumped::Truncated => {
+            PumpResult::Pending => return Poll::Pending,
+            PumpResult::Truncated => {
                 for faults in &mut self.faults {
                     faults.truncate_after = None;
                 }
-                self.end_all(End::Fin);
+                self.end_all(CloseKind::Fin);
             }
-            Pumped::Broken => self.end(id, End::Rst),
-            Pumped::Finished => self.end(id, End::Fin),
+            PumpResult::Broken => self.end(id, CloseKind::Rst),
+            PumpResult::Finished => self.end(id, CloseKind::Fin),
         }
         Poll::Ready(())
     }
 
-    fn end_all(&mut self, end: End) {
+    fn end_all(&mut self, end: CloseKind) {
         while let Some((_, connection)) = self.connections.pop_first() {
             connection.end(end);
         }
     }
 
-    fn end(&mut self, id: u64, end: End) {
+    fn end(&mut self, id: u64, end: CloseKind) {
         if let Some(connection) = self.connections.remove(&id) {
             connection.end(end);
         }
@@ -331,8 +337,7 @@ fn listen(port: u16) -> io::Result<TcpListener> {
     TcpListener::from_std(listener)
 }
 
-/// Starts to connect. A failure that comes later shows as an error of the socket; until then it is a connection like any
-/// other, which the faults can end.
+/// Starts to connect. A later failure is reported by the socket; until then faults can close it.
 fn dial(upstream: SocketAddr) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(upstream), Type::STREAM.nonblocking(), None)?;
     match socket.connect(&upstream.into()) {
@@ -341,12 +346,12 @@ fn dial(upstream: SocketAddr) -> io::Result<TcpStream> {
     }
 }
 
-/// Ends the connections that the kernel has accepted and we haven't, and says how many.
-fn end_backlog(listener: &TcpListener, end: End) -> u64 {
+/// Closes the connections in the listener's backlog and returns their number.
+fn end_backlog(listener: &TcpListener, end: CloseKind) -> u64 {
     let listener = SockRef::from(listener);
     let mut ended = 0;
     while let Ok((client, _)) = listener.accept() {
-        client.set_nonblocking(true).expect("a socket can be switched");
+        client.set_nonblocking(true).expect("a socket can be non-blocking");
         connection::close(&SockRef::from(&client), end);
         ended += 1;
     }

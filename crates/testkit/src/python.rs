@@ -1,12 +1,13 @@
-//! The Python of the workspace.
+//! Python interpreter of the workspace.
 
 use std::path::{Path, PathBuf};
 
-/// The interpreter in `FOREBAY_VENV`, or in `target/venv` of the workspace, which script/bootstrap makes with all that the
-/// requirements.txt files in the repository name.
+/// Returns the interpreter in `FOREBAY_VENV`, or in the workspace's `target/venv`.
+///
+/// script/bootstrap creates that environment with the packages of all requirements.txt files.
 ///
 /// # Panics
-/// If it isn't there.
+/// If there is no interpreter.
 pub fn python() -> PathBuf {
     let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let venv = std::env::var_os("FOREBAY_VENV").map_or_else(|| workspace.join("target/venv"), PathBuf::from);

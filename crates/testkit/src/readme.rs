@@ -1,8 +1,9 @@
-//! READMEs whose code can't rot: what they show is what an example runs, or what a program takes.
+//! Checks that the code of a README is in an example that is compiled and run.
 
-/// Panics unless every Rust block of `readme` stands in `example`, paragraph by paragraph; tells how many there are.
+/// Panics unless every Rust block of `readme` is in `example`; returns the number of blocks.
 ///
-/// `instead` names what the example has in the place of something that only a reader has, such as the address of a server.
+/// Paragraphs are compared one by one. `instead` lists replacements for what only a reader has,
+/// such as a server's address.
 #[track_caller]
 pub fn readme_blocks_run(readme: &str, example: &str, instead: &[(&str, &str)]) -> usize {
     let example = squeeze(example);
@@ -16,13 +17,13 @@ pub fn readme_blocks_run(readme: &str, example: &str, instead: &[(&str, &str)]) 
     blocks.len()
 }
 
-/// The blocks of code in this language.
+/// Returns the code blocks in this language.
 pub fn readme_blocks<'a>(readme: &'a str, language: &str) -> Vec<&'a str> {
     let fence = format!("\n```{language}\n");
     readme.split(&fence).skip(1).filter_map(|block| block.split("```").next()).collect()
 }
 
-/// Where lines are broken doesn't count.
+/// Removes white space, so that line breaks don't matter.
 fn squeeze(code: &str) -> String {
     let code: String = code.chars().filter(|letter| !letter.is_whitespace()).collect();
     code.replace(",)", ")")
@@ -36,7 +37,7 @@ mod tests {
         "# A\n\n```rust\nlet a = open(\"there\");\n\nuse_it(a);\n```\n```sh\nls\n```\n\n```rust\nb()\n```\n";
 
     #[test]
-    fn blocks_are_found_by_their_language() {
+    fn blocks_are_selected_by_language() {
         assert_eq!(readme_blocks(README, "sh"), ["ls\n"]);
         assert_eq!(readme_blocks(README, "rust").len(), 2);
         assert!(readme_blocks(README, "toml").is_empty());
@@ -50,7 +51,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "not in the example:\nuse_it(a);")]
-    fn code_that_nobody_runs_is_found() {
+    fn code_that_is_not_in_the_example_is_reported() {
         readme_blocks_run(README, "let a = open(here); b()", &[("\"there\"", "here")]);
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use forebay_admission::{Builder, Class, ForwardedBy, Network, Secret};
 use forebay_gate::{Route, UpstreamConfig};
-use forebay_stream::ServeConfig;
+use forebay_stream::HttpServerConfig;
 use http::header::HeaderName;
 use http::uri::{Authority, Scheme, Uri};
 
@@ -50,7 +50,7 @@ pub struct GateConfig {
     /// How long streams may go on after the first signal.
     pub drain_timeout: Duration,
     /// How clients' connections are served.
-    pub http: ServeConfig,
+    pub http: HttpServerConfig,
     /// Who may hold a stream.
     pub admission: AdmissionConfig,
     /// How a user is known.

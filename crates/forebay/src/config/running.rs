@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_admission::Secret;
-use forebay_stream::ServeConfig;
+use forebay_stream::HttpServerConfig;
 
 use super::check::{Check, ValueError};
 use super::file::{AdminSection, HttpSection, LogSection};
@@ -19,8 +19,8 @@ pub(super) fn check_http(
     http: &HttpSection,
     body: Duration,
     check: &Check,
-) -> Result<ServeConfig, ValueError> {
-    let mut serve = ServeConfig::default();
+) -> Result<HttpServerConfig, ValueError> {
+    let mut serve = HttpServerConfig::default();
     let count = |key, given, default, bounds| check.count_within(key, given, default, bounds);
     serve.max_connections =
         count("http.max_connections", http.max_connections, serve.max_connections, 1..=u32::MAX)?;

@@ -9,7 +9,7 @@ use forebay_admission::Secret;
 use forebay_replication::ManagerConfig;
 use forebay_serve::Config as ShapeConfig;
 use forebay_shapes::StoreConfig;
-use forebay_stream::ServeConfig as HttpConfig;
+use forebay_stream::HttpServerConfig;
 use http::Response;
 
 use super::ConfigError;
@@ -75,7 +75,7 @@ pub struct ServeConfig {
     /// How many snapshots are taken at once: at least one, and at most as many as there are connections for them.
     pub snapshots: usize,
     /// How clients' connections are served.
-    pub http: HttpConfig,
+    pub http: HttpServerConfig,
     /// Who may hold a stream.
     pub admission: AdmissionConfig,
     /// How this instance counts with others.

@@ -17,7 +17,7 @@ use bytes::Bytes;
 use forebay_gate::GateService;
 use forebay_serve::ServeService;
 use forebay_serve::protocol::Route;
-use forebay_stream::{Incoming, Live};
+use forebay_stream::{Incoming, LiveBody};
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Version};
 use http_body::{Body, Frame, SizeHint};
@@ -240,10 +240,10 @@ impl Drop for RequestSpan {
     }
 }
 
-/// `Live` marks what leaves by the lean path; over HTTP/2 a stream is known by its type.
+/// `LiveBody` marks what leaves by the lean path; over HTTP/2 a stream is known by its type.
 fn is_stream<B>(response: &Response<B>) -> bool {
     let kind = response.headers().get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
-    response.extensions().get::<Live>().is_some() || kind.starts_with(b"text/event-stream")
+    response.extensions().get::<LiveBody>().is_some() || kind.starts_with(b"text/event-stream")
 }
 
 /// As the attribute has it, and as names do. What nobody knows is the client's own word, and isn't repeated.

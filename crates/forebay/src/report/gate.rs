@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use forebay_admission::{Admission, MAX_LISTED};
 use forebay_gate::ReverseProxy;
 use forebay_quota::{Mode, Quota};
-use forebay_stream::Stats;
+use forebay_stream::ServerStats;
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
@@ -25,7 +25,7 @@ pub(crate) struct GateReport {
     pub(crate) admission: Admission,
     pub(crate) quota: Quota,
     pub(crate) proxy: ReverseProxy,
-    pub(crate) http: Stats,
+    pub(crate) http: ServerStats,
 }
 
 impl Report for GateReport {
@@ -77,7 +77,7 @@ impl GateReport {
         let (counts, readiness) = (self.http.counts(), self.readiness());
         let mut http = Map::new();
         http.insert("open_connections".into(), counts.open_connections.into());
-        http.insert("lean_streams".into(), counts.lean_streams.into());
+        http.insert("lean_streams".into(), counts.live_streams.into());
         http.extend(metrics::http_events(&counts).map(|(event, count)| (event.to_owned(), count.into())));
         let routes: Vec<String> = self.proxy.routes().map(ToString::to_string).collect();
         json!({

@@ -7,7 +7,7 @@ use forebay_quota::Quota;
 use forebay_replication::Phase;
 use forebay_serve::ShapeBackend;
 use forebay_serve::protocol::answers::Health;
-use forebay_stream::Stats;
+use forebay_stream::ServerStats;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -22,7 +22,7 @@ pub(crate) struct ServeReport {
     pub(crate) backend: ShapeBackend,
     pub(crate) admission: Admission,
     pub(crate) quota: Quota,
-    pub(crate) http: Stats,
+    pub(crate) http: ServerStats,
     pub(crate) listing: Listing,
 }
 
@@ -102,7 +102,7 @@ impl ServeReport {
             "quota": self.quota.status(),
             "http": {
                 "open_connections": counts.open_connections,
-                "lean_streams": counts.lean_streams,
+                "lean_streams": counts.live_streams,
                 "requests": counts.requests,
                 "slow_clients": counts.slow_clients,
             },

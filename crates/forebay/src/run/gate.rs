@@ -8,7 +8,7 @@ use std::time::Duration;
 use forebay_admission::Admission;
 use forebay_gate::{Config, GateService, ReverseProxy, Route};
 use forebay_quota::Quota;
-use forebay_stream::{Server, Wrap};
+use forebay_stream::{Handshake, HttpServer};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -28,8 +28,8 @@ use crate::tls::Tls;
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 /// A gate that listens.
 pub struct Gate {
-    server: Server<Traced<GateService>>,
-    admin: Option<Server<admin::Admin>>,
+    server: HttpServer<Traced<GateService>>,
+    admin: Option<HttpServer<admin::Admin>>,
     admission: Admission,
     quota: Quota,
     proxy: ReverseProxy,
@@ -63,9 +63,9 @@ impl Gate {
         let mut http = config.http.clone();
         http.drain_timeout = closing_time(config.drain_timeout);
         let mut telemetry = Telemetry::new(config.otel.as_ref(), config.tls.is_some(), address);
-        let mut server = Server::new(listener, telemetry.traced(service), http);
+        let mut server = HttpServer::new(listener, telemetry.traced(service), http);
         if let Some(tls) = &config.tls {
-            server = server.wrapped(Arc::clone(tls) as Arc<dyn Wrap>);
+            server = server.with_handshake(Arc::clone(tls) as Arc<dyn Handshake>);
         }
         announce(&config, address, admin_address, descriptors);
         let report = GateReport {

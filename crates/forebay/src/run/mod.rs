@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use forebay_quota::{MemberConfig, Mode, Quota, RedisStore};
 use forebay_redis::Client;
-use forebay_stream::Stats;
+use forebay_stream::ServerStats;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::time::{Instant, interval};
@@ -98,7 +98,7 @@ pub(crate) fn announce_borrowed(notices: &[VariableNotice]) {
     }
 }
 
-pub(crate) async fn upkeep(metrics: PrometheusHandle, http: Stats) {
+pub(crate) async fn upkeep(metrics: PrometheusHandle, http: ServerStats) {
     let (mut ticks, mut crowd) = (interval(UPKEEP), Crowd::default());
     let mut given_back = Instant::now();
     loop {

@@ -12,7 +12,7 @@ use forebay_quota::Quota;
 use forebay_serve::protocol::Access;
 use forebay_serve::{Config, ServeService, ShapeBackend};
 use forebay_shapes::Shapes;
-use forebay_stream::{Server, Wrap};
+use forebay_stream::{Handshake, HttpServer};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, spawn_blocking};
@@ -37,8 +37,8 @@ const BODY_SILENCES: u32 = 4;
 
 /// A server of shapes that listens.
 pub struct Serve {
-    server: Server<Traced<ServeService>>,
-    admin: Option<Server<admin::Admin>>,
+    server: HttpServer<Traced<ServeService>>,
+    admin: Option<HttpServer<admin::Admin>>,
     admission: Admission,
     quota: Quota,
     backend: ShapeBackend,
@@ -88,9 +88,9 @@ impl Serve {
         let mut http = config.http.clone();
         http.drain_timeout = config.drain_timeout;
         let mut telemetry = Telemetry::new(config.otel.as_ref(), config.tls.is_some(), address);
-        let mut server = Server::new(listener, telemetry.traced(service), http);
+        let mut server = HttpServer::new(listener, telemetry.traced(service), http);
         if let Some(tls) = &config.tls {
-            server = server.wrapped(Arc::clone(tls) as Arc<dyn Wrap>);
+            server = server.with_handshake(Arc::clone(tls) as Arc<dyn Handshake>);
         }
         let mut chores = vec![tokio::spawn(end_with_the_store(backend.shapes().clone()))];
         chores.extend(config.tls.clone().map(|tls| tokio::spawn(tls.watch())));

@@ -6,7 +6,7 @@ use anyhow::Result;
 use bytes::Bytes;
 use forebay_admission::{Admission, AdmissionLayer, AdmissionService, Identify};
 use forebay_quota::Quota;
-use forebay_stream::{Incoming, Live, Peer, ServeConfig, Server, Tail, Topic, service_fn};
+use forebay_stream::{HttpServer, HttpServerConfig, Incoming, LiveBody, Peer, Tail, Topic, service_fn};
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Method, Request, Response};
 use http_body_util::{BodyExt, Either, Empty};
@@ -29,7 +29,7 @@ pub(crate) fn serve() -> Result<Report> {
         helper::announce(&format!("listening {}", listener.local_addr()?))?;
         let topic = Topic::new(16);
         let service = admitted(service_fn(move |request| answer(request, topic.clone())));
-        Server::new(listener, service, ServeConfig::default()).run(helper::let_go()).await;
+        HttpServer::new(listener, service, HttpServerConfig::default()).run(helper::let_go()).await;
         Ok(Report::new("served"))
     })
 }
@@ -54,6 +54,6 @@ async fn answer(request: Request<Incoming>, topic: Topic) -> Response<Answer> {
     }
     let mut response = Response::new(Either::Right(topic.subscribe().direct()));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-    response.extensions_mut().insert(Live);
+    response.extensions_mut().insert(LiveBody);
     response
 }

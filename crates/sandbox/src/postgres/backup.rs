@@ -1,22 +1,22 @@
-//! Copies of a running server, as `pg_basebackup` makes them; not every installation has that.
+//! Base backups of a running server. They don't use `pg_basebackup`, which may not be installed.
 //!
-//! Invariant: a copy is consistent once the log from its start to its end is replayed, and says so itself.
-//! Kept by: the server's own backup mode around the copying, and the `backup_label` that ends it.
-//! Not here: tablespaces, which a sandbox has none of; a copy of one fails.
+//! Invariant: a copy is consistent once the WAL from its start to its end has been replayed.
+//! Enforced by: the server's backup mode during the copy, and the `backup_label` at its end.
+//! Out of scope: tablespaces; a sandbox has none, and copying one fails.
 
 use std::fs;
 use std::path::Path;
 
 use super::Postgres;
-use super::cluster::Cluster;
-use crate::copy::copy_folder;
+use super::cluster::PostgresCluster;
+use crate::copy_folder::copy_folder;
 use crate::error::StartError;
-use crate::user::give;
+use crate::system_user::change_owner;
 
-/// It says how far the copy is to be replayed, so it may not be older than anything else.
+/// Copied last: it says up to where the copy must be replayed.
 const CONTROL: &str = "global/pg_control";
-/// Folders whose files mean nothing to another server. The log is fetched from where the copy is started.
-const EMPTIED: &[&str] = &[
+/// Folders copied without their files. The copy fetches WAL when it starts.
+const EMPTY_FOLDERS: &[&str] = &[
     "pg_wal",
     "pg_replslot",
     "pg_dynshmem",
@@ -26,7 +26,7 @@ const EMPTIED: &[&str] = &[
     "pg_stat_tmp",
     "pg_subtrans",
 ];
-const LEFT_OUT: &[&str] = &[
+const EXCLUDED_FILES: &[&str] = &[
     CONTROL,
     "postmaster.pid",
     "postmaster.opts",
@@ -36,16 +36,16 @@ const LEFT_OUT: &[&str] = &[
     "standby.signal",
 ];
 
-/// Copies the data of a running server into a folder of its own.
-pub(super) fn copy_running(original: &Postgres) -> Result<Cluster, StartError> {
-    let cluster = copy_bare(&original.cluster)?;
+/// Copies the data of a running server into a new cluster.
+pub(super) fn copy_running(original: &Postgres) -> Result<PostgresCluster, StartError> {
+    let cluster = empty_copy(&original.cluster)?;
     let (from, data) = (original.cluster.data(), cluster.data());
     let mut session = original.session("postgres").map_err(StartError::original)?;
-    // At once, and not spread over the time to the next checkpoint.
+    // `true`: a checkpoint at once, not spread over time.
     session.run("SELECT pg_backup_start('sandbox', true)").map_err(StartError::original)?;
-    copy_folder(&from, &data, cluster.user, &belongs).map_err(StartError::at(&data))?;
+    copy_folder(&from, &data, cluster.user, &is_included).map_err(StartError::at(&data))?;
     let control = data.join(CONTROL);
-    let copied = fs::copy(from.join(CONTROL), &control).and_then(|_| give(&control, cluster.user));
+    let copied = fs::copy(from.join(CONTROL), &control).and_then(|_| change_owner(&control, cluster.user));
     copied.map_err(StartError::at(&control))?;
     let rows = session.run("SELECT labelfile FROM pg_backup_stop(false)").map_err(StartError::original)?;
     let label: String = rows.into_iter().flatten().flatten().collect();
@@ -53,23 +53,24 @@ pub(super) fn copy_running(original: &Postgres) -> Result<Cluster, StartError> {
     Ok(cluster)
 }
 
-/// A cluster without data, for a copy of another's.
-pub(super) fn copy_bare(original: &Cluster) -> Result<Cluster, StartError> {
-    let Cluster { programs, password, tls, archive, .. } = original;
-    let mut cluster = Cluster::empty(programs.clone())?;
+/// Creates a cluster without data, with the password, archive and certificates of `original`.
+pub(super) fn empty_copy(original: &PostgresCluster) -> Result<PostgresCluster, StartError> {
+    let PostgresCluster { programs, password, tls, archive, .. } = original;
+    let mut cluster = PostgresCluster::empty(programs.clone())?;
     cluster.password.clone_from(password);
     cluster.archive.clone_from(archive);
     if let Some(tls) = tls {
-        cluster.trust(tls.ca_pem.clone(), tls.wrong_ca_pem.clone())?;
+        cluster.write_authorities(tls.ca_pem.clone(), tls.wrong_ca_pem.clone())?;
     }
     Ok(cluster)
 }
 
-fn belongs(path: &Path) -> bool {
-    let emptied = path.parent().is_some_and(|folder| EMPTIED.iter().any(|name| folder == Path::new(name)));
-    let left_out = LEFT_OUT.iter().any(|name| path == Path::new(name));
+fn is_included(path: &Path) -> bool {
+    let in_empty_folder =
+        path.parent().is_some_and(|folder| EMPTY_FOLDERS.iter().any(|name| folder == Path::new(name)));
+    let is_excluded = EXCLUDED_FILES.iter().any(|name| path == Path::new(name));
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    !emptied && !left_out && name != "pg_internal.init" && !name.starts_with("pgsql_tmp")
+    !in_empty_folder && !is_excluded && name != "pg_internal.init" && !name.starts_with("pgsql_tmp")
 }
 
 #[cfg(test)]
@@ -77,12 +78,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_copy_has_the_folders_of_the_log_and_the_slots_but_not_what_is_in_them() {
-        let belongs = |path| belongs(Path::new(path));
+    fn a_copy_has_the_folders_of_wal_and_slots_without_their_files() {
+        let is_included = |path| is_included(Path::new(path));
         assert!(
-            ["pg_wal", "pg_replslot", "base/1/1259", "PG_VERSION", "global/1262"].into_iter().all(belongs)
+            ["pg_wal", "pg_replslot", "base/1/1259", "PG_VERSION", "global/1262"]
+                .into_iter()
+                .all(is_included)
         );
-        let strange = [
+        let excluded = [
             "pg_wal/000000010000000000000001",
             "pg_wal/archive_status",
             "pg_replslot/mine",
@@ -91,6 +94,6 @@ mod tests {
             "base/1/pg_internal.init",
             "base/pgsql_tmp",
         ];
-        assert!(!strange.into_iter().any(belongs));
+        assert!(!excluded.into_iter().any(is_included));
     }
 }

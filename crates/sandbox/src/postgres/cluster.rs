@@ -1,4 +1,5 @@
-//! Data folders: made by `initdb`, or copied from one that `initdb` made before, which takes a tenth of the time.
+//! Database clusters: created by `initdb`, or copied from a template, which takes a tenth of the
+//! time.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -11,15 +12,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::programs::{Programs, WORKSPACE_TARGET};
-use super::{Postgres, identity};
-use crate::copy::copy_folder;
+use super::{Postgres, system_identifier};
+use crate::copy_folder::copy_folder;
 use crate::error::StartError;
 use crate::folder::Folder;
+use crate::pg_connection::PgConnection;
 use crate::port::free_port;
-use crate::server::{Launch, Server, tail};
-use crate::user::{User, give, other_than_root};
-use crate::wire::Session;
-use crate::{certificate, process};
+use crate::server_process::{LaunchSpec, ServerProcess, last_lines};
+use crate::system_user::{SystemUser, change_owner, unprivileged_user};
+use crate::{certificate, spawn};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 const PORT_TRIES: u32 = 10;
@@ -31,53 +32,53 @@ const INITDB: &[&str] = &[
     "--no-sync",
     "--no-instructions",
 ];
-/// A number for [`INITDB`]: other arguments make other templates.
-const TEMPLATE_FORM: u32 = 1;
+/// Version of [`INITDB`]: other arguments need other templates.
+const TEMPLATE_VERSION: u32 = 1;
 
-/// A data folder, and what it takes to serve it.
+/// Database cluster: a data folder and what is needed to run it.
 #[derive(Clone, Debug)]
-pub(super) struct Cluster {
+pub(super) struct PostgresCluster {
     pub(super) programs: Programs,
-    pub(super) user: Option<User>,
+    pub(super) user: Option<SystemUser>,
     pub(super) folder: Arc<Folder>,
-    /// The superuser's.
+    /// Password of the superuser.
     pub(super) password: Option<String>,
-    pub(super) tls: Option<Tls>,
-    /// Where its log is archived to. Not in its own folder: backups need it after the server is gone.
+    pub(super) tls: Option<ClusterTls>,
+    /// WAL archive. In its own folder, because backups need it after the server has ended.
     pub(super) archive: Option<Arc<Folder>>,
 }
 
-/// What clients verify the server by, or fail to.
+/// Certificates for clients: one that verifies the server, and one that doesn't.
 #[derive(Clone, Debug)]
-pub(super) struct Tls {
+pub(super) struct ClusterTls {
     pub(super) ca_pem: String,
     pub(super) ca_path: PathBuf,
     pub(super) wrong_ca_pem: String,
     pub(super) wrong_ca_path: PathBuf,
 }
 
-impl Cluster {
-    /// A new one, with the settings of `initdb`.
-    pub(super) fn create(programs: Programs) -> Result<Cluster, StartError> {
-        let cluster = Cluster::empty(programs)?;
+impl PostgresCluster {
+    /// Creates a cluster with the settings of `initdb`.
+    pub(super) fn create(programs: Programs) -> Result<PostgresCluster, StartError> {
+        let cluster = PostgresCluster::empty(programs)?;
         let data = cluster.data();
         let template = template_path(&cluster.programs);
-        // It is only a shortcut: whatever is wrong with it, there is still `initdb`.
-        let copied =
-            copy_folder(&template, &data, cluster.user, &|_| true).and_then(|()| identity::renew(&data));
+        // The template is only a shortcut; if it can't be used, `initdb` runs.
+        let copied = copy_folder(&template, &data, cluster.user, &|_| true)
+            .and_then(|()| system_identifier::renew(&data));
         if copied.is_err() {
             let _ = fs::remove_dir_all(&data);
             cluster.run_initdb()?;
-            let _ = keep_template(&data, &template);
+            let _ = save_template(&data, &template);
         }
         Ok(cluster)
     }
 
-    /// One without data, yet.
-    pub(super) fn empty(programs: Programs) -> Result<Cluster, StartError> {
-        let (user, folder) = (other_than_root(), Arc::new(Folder::create()?));
-        give(folder.path(), user).map_err(StartError::at(folder.path()))?;
-        Ok(Cluster { programs, user, folder, password: None, tls: None, archive: None })
+    /// Creates a cluster without data.
+    pub(super) fn empty(programs: Programs) -> Result<PostgresCluster, StartError> {
+        let (user, folder) = (unprivileged_user(), Arc::new(Folder::create()?));
+        change_owner(folder.path(), user).map_err(StartError::at(folder.path()))?;
+        Ok(PostgresCluster { programs, user, folder, password: None, tls: None, archive: None })
     }
 
     pub(super) fn data(&self) -> PathBuf {
@@ -88,7 +89,7 @@ impl Cluster {
         self.folder.path().join(format!(".s.PGSQL.{port}"))
     }
 
-    /// Appends settings, which win over those before them.
+    /// Appends settings, which override earlier ones.
     pub(super) fn configure<K: AsRef<str>, V: AsRef<str>>(
         &self,
         settings: &[(K, V)],
@@ -103,8 +104,8 @@ impl Cluster {
         append().map_err(StartError::at(&path))
     }
 
-    /// Says who may come in over TCP; the Unix socket trusts everybody.
-    pub(super) fn allow<L: AsRef<str>>(&self, lines: &[L]) -> Result<(), StartError> {
+    /// Writes pg_hba.conf with `lines` for TCP; the Unix socket trusts all users.
+    pub(super) fn write_hba<L: AsRef<str>>(&self, lines: &[L]) -> Result<(), StartError> {
         let mut text = String::from("local all all trust\nlocal replication all trust\n");
         for line in lines {
             writeln!(text, "{}", line.as_ref()).expect("a String takes every write");
@@ -112,29 +113,33 @@ impl Cluster {
         self.write("data/pg_hba.conf", &text).map(drop)
     }
 
-    /// Certificates are in the data folder, so that a copy of it has them, too.
+    /// Writes certificates into the data folder, so that copies have them too, and turns on TLS.
     pub(super) fn use_tls(&mut self) -> Result<(), StartError> {
         let certificates = certificate::make()?;
         self.write("data/server.pem", &certificates.server)?;
         self.write("data/server.key", &certificates.server_key)?;
         self.configure(&[("ssl", "on"), ("ssl_cert_file", "server.pem"), ("ssl_key_file", "server.key")])?;
-        self.trust(certificates.authority, certificates.wrong_authority)
+        self.write_authorities(certificates.authority, certificates.wrong_authority)
     }
 
-    /// Writes the authorities of the server's certificate down.
-    pub(super) fn trust(&mut self, ca_pem: String, wrong_ca_pem: String) -> Result<(), StartError> {
+    /// Writes the files with the authorities' certificates.
+    pub(super) fn write_authorities(
+        &mut self,
+        ca_pem: String,
+        wrong_ca_pem: String,
+    ) -> Result<(), StartError> {
         let ca_path = self.write("ca.pem", &ca_pem)?;
         let wrong_ca_path = self.write("wrong-ca.pem", &wrong_ca_pem)?;
-        self.tls = Some(Tls { ca_pem, ca_path, wrong_ca_pem, wrong_ca_path });
+        self.tls = Some(ClusterTls { ca_pem, ca_path, wrong_ca_pem, wrong_ca_path });
         Ok(())
     }
 
-    /// Starts the server on a port of its own, and waits until it answers.
+    /// Starts the server on a free port and waits until it is ready.
     pub(super) fn start(self) -> Result<Postgres, StartError> {
         let mut tries = 1;
         loop {
             let port = free_port();
-            match Server::start(self.launch(port), Arc::clone(&self.folder)) {
+            match ServerProcess::start(self.launch(port), Arc::clone(&self.folder)) {
                 Err(StartError::PortTaken { .. }) if tries < PORT_TRIES => tries += 1,
                 Err(error) => return Err(error),
                 Ok(server) => return Ok(Postgres { port, cluster: self, server }),
@@ -142,27 +147,27 @@ impl Cluster {
         }
     }
 
-    /// Writes a file that only the server's user may read, as Postgres asks of a key.
+    /// Writes a file that only the server's user may read, as Postgres requires for keys.
     pub(super) fn write(&self, name: &str, text: &str) -> Result<PathBuf, StartError> {
         let path = self.folder.path().join(name);
         let write = || {
             let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&path)?;
             file.write_all(text.as_bytes())?;
-            give(&path, self.user)
+            change_owner(&path, self.user)
         };
         write().map_err(StartError::at(&path))?;
         Ok(path)
     }
 
-    fn launch(&self, port: u16) -> Launch {
-        Launch {
+    fn launch(&self, port: u16) -> LaunchSpec {
+        LaunchSpec {
             name: "postgres",
             program: self.programs.postgres(),
             args: vec!["-D".into(), "data".into(), "-p".into(), port.to_string().into()],
             user: self.user,
-            // An immediate shutdown: the children end with it.
+            // Immediate shutdown: the children end with it.
             death_signal: libc::SIGQUIT,
-            // A fast shutdown: open sessions are ended, the checkpoint is written.
+            // Fast shutdown: sessions are ended and a checkpoint is written.
             stop_signal: libc::SIGINT,
             deadline: DEADLINE,
             socket: self.socket(port),
@@ -181,9 +186,9 @@ impl Cluster {
         if let Some(user) = self.user {
             command.uid(user.uid).gid(user.gid);
         }
-        let spawned = process::spawn(command, libc::SIGKILL);
-        let status = spawned.and_then(|mut child| process::finish(&mut child, DEADLINE));
-        let log = || tail(&fs::read_to_string(&path).unwrap_or_default());
+        let spawned = spawn::spawn(command, libc::SIGKILL);
+        let status = spawned.and_then(|mut child| spawn::wait_with_deadline(&mut child, DEADLINE));
+        let log = || last_lines(&fs::read_to_string(&path).unwrap_or_default());
         match status.map_err(|source| StartError::Spawn { program, source })? {
             Some(status) if status.success() => Ok(()),
             Some(status) => Err(StartError::Exited { name: "initdb", status, log: log() }),
@@ -192,25 +197,27 @@ impl Cluster {
     }
 }
 
-/// Asks the lock file first, where Postgres writes it down: a connection costs it a process, and a refusal a line of log.
-/// What a killed one left there is not believed either.
+/// Returns true if the lock file says so and a connection succeeds.
+///
+/// The lock file is read first, because a connection costs a process, and a refusal a log line.
+/// It alone isn't enough: a killed server leaves it behind.
 fn is_ready(socket: &Path) -> bool {
     let lock = fs::read_to_string(socket.with_file_name("data/postmaster.pid")).unwrap_or_default();
     let status = lock.lines().nth(7).unwrap_or_default().trim_end();
-    matches!(status, "ready" | "standby") && Session::open(socket, "postgres").is_ok()
+    matches!(status, "ready" | "standby") && PgConnection::open(socket, "postgres").is_ok()
 }
 
-/// Beside what script/bootstrap installs, for all processes: most tests run in one of their own.
+/// Returns the template's path, below the workspace's target folder, shared by all processes.
 fn template_path(programs: &Programs) -> PathBuf {
     let release = programs.release.replace(|char: char| !char.is_ascii_alphanumeric() && char != '.', "-");
-    Path::new(WORKSPACE_TARGET).join(format!("postgres-templates/{release}-{TEMPLATE_FORM}"))
+    Path::new(WORKSPACE_TARGET).join(format!("postgres-templates/{release}-{TEMPLATE_VERSION}"))
 }
 
-/// Makes a template of a cluster that never ran; whoever is the first does it for all.
-fn keep_template(data: &Path, template: &Path) -> io::Result<()> {
+/// Saves a template of a cluster that never ran; the first process does it for all.
+fn save_template(data: &Path, template: &Path) -> io::Result<()> {
     let new = template.with_added_extension(std::process::id().to_string());
     if let Some(templates) = template.parent().filter(|templates| !templates.exists()) {
-        // Where there is no workspace, there is nowhere to keep it.
+        // Fails outside a workspace, where no template is kept.
         fs::create_dir(templates)?;
     }
     let kept = copy_folder(data, &new, None, &|_| true).and_then(|()| fs::rename(&new, template));

@@ -1,16 +1,16 @@
-//! A throwaway Postgres, of any version that is installed.
+//! Throwaway Postgres, of any installed version.
 //!
-//! `programs.rs` finds the versions, `cluster.rs` makes data folders, `builder.rs` has the settings. `standby.rs` and
-//! `recovery.rs` make servers from copies of others (`backup.rs`).
+//! `programs.rs` finds the versions, `cluster.rs` creates data folders, `builder.rs` has the
+//! settings. `standby.rs` and `recovery.rs` start servers from copies of others (`backup.rs`).
 
 mod backends;
 mod backup;
 mod builder;
 mod cluster;
-mod identity;
 mod programs;
 mod recovery;
 mod standby;
+mod system_identifier;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -23,33 +23,33 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 pub use self::builder::PostgresBuilder;
-use self::cluster::{Cluster, Tls};
+use self::cluster::{ClusterTls, PostgresCluster};
 use self::programs::Programs;
 pub use self::recovery::{Backup, RecoveryTarget};
 pub use self::standby::StandbyBuilder;
 use crate::error::StartError;
+use crate::pg_connection::PgConnection;
 use crate::proc;
-use crate::server::{Server, controls};
-use crate::wire::Session;
+use crate::server_process::{ServerProcess, server_controls};
 
 const POLL: Duration = Duration::from_millis(5);
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// A Postgres server on 127.0.0.1 and on a Unix socket, ended when this is dropped.
+/// Postgres server on 127.0.0.1 and on a Unix socket; stopped when dropped.
 ///
-/// The superuser is `postgres`, and no password is asked for unless one was set. `wal_level` is `logical`, `fsync` is
-/// `off` (it survives [`Postgres::kill`], not a power cut), the locale is `C` with UTF-8
-/// (but see [`Postgres::create_icu_database`]), the buffers are small.
+/// The superuser is `postgres`, without a password unless one is set. `wal_level` is `logical`.
+/// `fsync` is `off`: data survives [`Postgres::kill`], but not a power failure. The locale is `C`
+/// with UTF-8 (see also [`Postgres::create_icu_database`]). Buffers are small.
 #[derive(Debug)]
 pub struct Postgres {
-    // The first to be dropped: nothing may write to a folder that is being removed.
-    server: Server,
+    // Dropped first, because nothing may write to a folder that is being removed.
+    server: ServerProcess,
     port: u16,
-    cluster: Cluster,
+    cluster: PostgresCluster,
 }
 
 impl Postgres {
-    /// Starts one that trusts every local connection.
+    /// Starts a server that trusts every local connection.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -57,94 +57,96 @@ impl Postgres {
         Postgres::builder().start()
     }
 
-    /// Chooses settings first.
+    /// Returns a builder.
     pub fn builder() -> PostgresBuilder {
         PostgresBuilder::default()
     }
 
-    /// The one that all tests of this process share, started by the first call. Use a database of your own
-    /// ([`Postgres::create_database`]), and leave the control calls to servers of your own.
+    /// Returns the server that all tests of this process share, started by the first call.
+    ///
+    /// Use your own database in it ([`Postgres::create_database`]). Don't use the control functions
+    /// on it.
     ///
     /// # Panics
-    /// When it can't be started.
+    /// If it can't be started.
     pub fn shared() -> &'static Postgres {
         shared(None)
     }
 
-    /// As [`Postgres::shared`], one for each major version.
+    /// Returns the shared server of a major version.
     ///
     /// # Panics
-    /// When it can't be started.
+    /// If it can't be started.
     pub fn shared_version(version: u32) -> &'static Postgres {
         shared(Some(version))
     }
 
-    /// The major version, such as 15.
+    /// Returns the major version, such as 15.
     pub fn version(&self) -> u32 {
         self.cluster.programs.version
     }
 
-    /// The port.
+    /// Returns the port.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// The address, on 127.0.0.1.
+    /// Returns the address on 127.0.0.1.
     pub fn addr(&self) -> SocketAddr {
         SocketAddr::from((Ipv4Addr::LOCALHOST, self.port))
     }
 
-    /// `postgres://postgres@127.0.0.1:PORT/DATABASE`, with the password where one was set.
+    /// Returns `postgres://postgres@127.0.0.1:PORT/DATABASE`, with the password if one is set.
     pub fn url(&self, database: &str) -> String {
         self.url_as("postgres", self.cluster.password.as_deref().unwrap_or_default(), database)
     }
 
-    /// As [`Postgres::url`], for another user; an empty password is left out.
+    /// Returns the URL for another user; an empty password is omitted.
     pub fn url_as(&self, user: &str, password: &str, database: &str) -> String {
         url(user, password, self.port, database)
     }
 
-    /// The folder of the Unix socket, which asks for no password: a `host` for libpq.
+    /// Returns the folder of the Unix socket, a `host` for libpq. No password is needed there.
     pub fn socket_dir(&self) -> &Path {
         self.cluster.folder.path()
     }
 
-    /// The certificate of the authority that signed the server's, in PEM.
+    /// Returns the certificate of the authority that signed the server's, in PEM.
     ///
     /// # Panics
-    /// Unless built with [`PostgresBuilder::tls`]; so do the three below.
+    /// If built without [`PostgresBuilder::tls`]; so do the three functions below.
     pub fn ca_pem(&self) -> &str {
         &self.tls().ca_pem
     }
 
-    /// A file with [`Postgres::ca_pem`].
+    /// Returns the path of a file with [`Postgres::ca_pem`].
     pub fn ca_path(&self) -> &Path {
         &self.tls().ca_path
     }
 
-    /// The certificate of an authority that did not sign the server's, in PEM.
+    /// Returns the certificate of an authority that did not sign the server's, in PEM.
     pub fn wrong_ca_pem(&self) -> &str {
         &self.tls().wrong_ca_pem
     }
 
-    /// A file with [`Postgres::wrong_ca_pem`].
+    /// Returns the path of a file with [`Postgres::wrong_ca_pem`].
     pub fn wrong_ca_path(&self) -> &Path {
         &self.tls().wrong_ca_path
     }
 
-    /// Makes a database whose name starts with `prefix` and is new on this server.
+    /// Creates a database with a new name that starts with `prefix`, and returns the name.
     ///
     /// # Errors
-    /// When the server doesn't run or refuses the name.
+    /// If the server doesn't run or rejects the name.
     pub fn create_database(&self, prefix: &str) -> io::Result<String> {
         self.create_database_with(prefix, "")
     }
 
-    /// As [`Postgres::create_database`], with a locale of ICU, such as `en-US`: texts are ordered
-    /// by its rules, not by their bytes.
+    /// Creates a database with an ICU locale, such as `en-US`: texts are ordered by its rules, not
+    /// by their bytes.
     ///
     /// # Errors
-    /// When the server doesn't run, was built without ICU, or doesn't know the locale.
+    /// If the server doesn't run, was built without ICU, or doesn't have the locale.
     pub fn create_icu_database(&self, prefix: &str, locale: &str) -> io::Result<String> {
         let locale = locale.replace('\'', "''");
         let options = format!(
@@ -153,7 +155,7 @@ impl Postgres {
         self.create_database_with(prefix, &options)
     }
 
-    /// `options`: of CREATE DATABASE.
+    /// Creates a database with these options of CREATE DATABASE.
     fn create_database_with(&self, prefix: &str, options: &str) -> io::Result<String> {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let name = format!("{prefix}_{}", NEXT.fetch_add(1, Ordering::Relaxed));
@@ -161,46 +163,47 @@ impl Postgres {
         Ok(name)
     }
 
-    /// Runs SQL in a database as the superuser, over the Unix socket; any rows are thrown away.
+    /// Runs SQL as the superuser over the Unix socket, and discards any rows.
     ///
     /// # Errors
-    /// When the server doesn't run, or with its message and SQLSTATE.
+    /// If the server doesn't run; else its message and SQLSTATE.
     pub fn execute(&self, database: &str, sql: &str) -> io::Result<()> {
         self.query(database, sql).map(drop)
     }
 
-    /// As [`Postgres::execute`], with the rows: of all the statements, in order, each value as text.
+    /// Runs SQL as the superuser; returns the rows of all statements, in order, as text.
     ///
     /// # Errors
-    /// When the server doesn't run, or with its message and SQLSTATE.
+    /// If the server doesn't run; else its message and SQLSTATE.
     pub fn query(&self, database: &str, sql: &str) -> io::Result<Vec<Vec<Option<String>>>> {
         self.session(database)?.run(sql)
     }
 
-    /// Writes a setting into postgresql.conf, where it wins over all before it. It counts from [`Postgres::reload`] on,
-    /// or from the next start.
+    /// Appends a setting to postgresql.conf, where it overrides earlier ones. It takes effect with
+    /// [`Postgres::reload`] or the next start.
     ///
     /// # Errors
-    /// When the file can't be written.
+    /// If the file can't be written.
     pub fn set_config(&self, key: &str, value: &str) -> Result<(), StartError> {
         self.cluster.configure(&[(key, value)])
     }
 
-    /// Replaces the lines of pg_hba.conf for TCP; see [`PostgresBuilder::hba`]. They count from [`Postgres::reload`] on.
+    /// Replaces the lines of pg_hba.conf for TCP; see [`PostgresBuilder::hba`]. They take effect
+    /// with [`Postgres::reload`].
     ///
-    /// # Errors
-    /// When the file can't be written.
+    /// # Errors If the file can't be written.
     pub fn set_hba(&self, lines: &[&str]) -> Result<(), StartError> {
-        self.cluster.allow(lines)
+        self.cluster.write_hba(lines)
     }
 
-    /// Has the settings read again, and returns when every new session has them; an old one has them with its next
-    /// statement. A setting that only a restart changes waits for that.
+    /// Reloads the settings and waits until every new session has them.
+    ///
+    /// Open sessions get them with their next statement. Settings that need a restart don't change.
     ///
     /// # Errors
-    /// When the server doesn't run, or finds something wrong with the files.
+    /// If the server doesn't run, or reports an error in the files.
     pub fn reload(&self) -> io::Result<()> {
-        const WRONG: &str = "SELECT f.name || ': ' || f.error FROM pg_file_settings f \
+        const ERRORS: &str = "SELECT f.name || ': ' || f.error FROM pg_file_settings f \
             LEFT JOIN pg_settings s ON s.name = lower(f.name) \
             WHERE f.error IS NOT NULL AND s.pending_restart IS NOT true \
             UNION ALL SELECT 'pg_hba.conf: ' || error FROM pg_hba_file_rules WHERE error IS NOT NULL";
@@ -208,44 +211,44 @@ impl Postgres {
         let before = loaded()?;
         proc::signal(self.pid(), libc::SIGHUP);
         until("the settings are read again", || Ok(loaded()? != before))?;
-        match self.query("postgres", WRONG)?.into_iter().flatten().flatten().next() {
-            Some(wrong) => Err(io::Error::other(wrong)),
+        match self.query("postgres", ERRORS)?.into_iter().flatten().flatten().next() {
+            Some(error) => Err(io::Error::other(error)),
             None => Ok(()),
         }
     }
 
-    /// A fast shutdown, as [`Postgres::stop`] is, and a revival: sessions are ended, nothing is recovered.
+    /// Restarts by a fast shutdown, like [`Postgres::stop`]: sessions end, no recovery is needed.
     ///
     /// # Errors
-    /// As for the first start, or when it won't stop.
+    /// See the first start; also if the server doesn't stop in time.
     pub fn restart_fast(&self) -> Result<(), StartError> {
         self.server.restart()
     }
 
-    /// An immediate shutdown and a revival: sessions are cut, and the log is replayed.
+    /// Restarts by an immediate shutdown: sessions are cut, and WAL is replayed.
     ///
     /// # Errors
-    /// As for the first start, or when it won't stop.
+    /// See the first start; also if the server doesn't stop in time.
     pub fn restart_immediate(&self) -> Result<(), StartError> {
         self.server.stop_by(libc::SIGQUIT)?;
         self.server.revive()
     }
 
-    fn session(&self, database: &str) -> io::Result<Session> {
-        Session::open(&self.cluster.socket(self.port), database)
+    fn session(&self, database: &str) -> io::Result<PgConnection> {
+        PgConnection::open(&self.cluster.socket(self.port), database)
     }
 
-    fn tls(&self) -> &Tls {
+    fn tls(&self) -> &ClusterTls {
         self.cluster.tls.as_ref().expect("this Postgres was built with tls()")
     }
 }
 
-controls!(Postgres);
+server_controls!(Postgres);
 
 fn shared(version: Option<u32>) -> &'static Postgres {
     static SHARED: Mutex<BTreeMap<u32, &'static Postgres>> = Mutex::new(BTreeMap::new());
     extern "C" fn discard() {
-        // One that another thread starts right now dies with us, and the next start sweeps its folder.
+        // A server that another thread is starting ends by its death signal.
         if let Ok(shared) = SHARED.try_lock() {
             shared.values().for_each(|postgres| postgres.server.discard());
         }
@@ -258,8 +261,8 @@ fn shared(version: Option<u32>) -> &'static Postgres {
         }
         let postgres: &Postgres = Box::leak(Box::new(Postgres::builder().version(version).start()?));
         if shared.is_empty() {
-            // Statics aren't dropped; see `Redis::shared`.
-            // SAFETY: `discard` is a function for the whole life of the program.
+            // Statics are not dropped; see `Redis::shared`.
+            // SAFETY: `discard` is valid for the whole life of the program.
             unsafe { libc::atexit(discard) };
         }
         shared.insert(version, postgres);
@@ -268,11 +271,11 @@ fn shared(version: Option<u32>) -> &'static Postgres {
     start().unwrap_or_else(|error: StartError| panic!("no shared Postgres: {error:?}"))
 }
 
-/// Asks until it holds.
+/// Polls until the condition holds.
 fn until(what: &str, mut holds: impl FnMut() -> io::Result<bool>) -> io::Result<()> {
-    let begun = Instant::now();
+    let started_at = Instant::now();
     while !holds()? {
-        if begun.elapsed() > DEADLINE {
+        if started_at.elapsed() > DEADLINE {
             return Err(io::Error::new(io::ErrorKind::TimedOut, format!("not within {DEADLINE:?}: {what}")));
         }
         thread::sleep(POLL);
@@ -280,7 +283,7 @@ fn until(what: &str, mut holds: impl FnMut() -> io::Result<bool>) -> io::Result<
     Ok(())
 }
 
-/// Of a server on 127.0.0.1 that speaks Postgres's protocol.
+/// Returns the URL of a server on 127.0.0.1 with Postgres's protocol.
 pub(crate) fn url(user: &str, password: &str, port: u16, database: &str) -> String {
     let (user, database) = (percent_encode(user), percent_encode(database));
     let password = if password.is_empty() { String::new() } else { format!(":{}", percent_encode(password)) };
@@ -304,7 +307,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_url_gives_a_meaning_is_encoded() {
+    fn special_characters_of_a_url_are_encoded() {
         assert_eq!(percent_encode("p@ss:w/rd é"), "p%40ss%3Aw%2Frd%20%C3%A9");
         assert_eq!(url("a", "", 1, "b"), "postgres://a@127.0.0.1:1/b");
     }

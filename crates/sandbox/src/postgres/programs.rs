@@ -1,6 +1,6 @@
-//! Where the programs of each Postgres version are.
+//! Programs of the installed Postgres versions.
 //!
-//! A version is what `postgres --version` says, never a folder's name: a PATH may lead anywhere.
+//! The version is that of `postgres --version`, not of a folder's name.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,30 +12,30 @@ use crate::error::StartError;
 use crate::program::is_program;
 
 const DISTRIBUTION: &str = "/usr/lib/postgresql";
-/// Where script/bootstrap puts the versions that Debian doesn't have.
+/// Folder below which script/bootstrap installs versions that Debian doesn't have.
 pub(super) const WORKSPACE_TARGET: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target");
 
-/// The folder with `initdb` and `postgres` of one version.
+/// Folder with `initdb` and `postgres` of one version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Programs {
     pub(super) folder: PathBuf,
-    /// The major version, such as 15.
+    /// Major version, such as 15.
     pub(super) version: u32,
-    /// All that `postgres --version` says.
+    /// Output of `postgres --version`.
     pub(super) release: String,
 }
 
 impl Programs {
-    /// Those of the major version asked for, or else the first on the PATH and then the newest of the distribution.
-    /// Looked for once in each process.
+    /// Finds a major version; or else the first on the PATH, then the distribution's newest. Each
+    /// process searches once.
     pub(super) fn find(version: Option<u32>) -> Result<Programs, StartError> {
-        static FOUND: Mutex<BTreeMap<Option<u32>, Programs>> = Mutex::new(BTreeMap::new());
-        let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(programs) = found.get(&version) {
+        static CACHE: Mutex<BTreeMap<Option<u32>, Programs>> = Mutex::new(BTreeMap::new());
+        let mut cache = CACHE.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(programs) = cache.get(&version) {
             return Ok(programs.clone());
         }
-        let programs = look_for(version)?;
-        found.insert(version, programs.clone());
+        let programs = search(version)?;
+        cache.insert(version, programs.clone());
         Ok(programs)
     }
 
@@ -48,27 +48,27 @@ impl Programs {
     }
 }
 
-fn look_for(version: Option<u32>) -> Result<Programs, StartError> {
+fn search(version: Option<u32>) -> Result<Programs, StartError> {
     let variable = version.map_or("FOREBAY_PG_BIN".to_owned(), |version| format!("FOREBAY_PG{version}_BIN"));
     let path = env::var_os("PATH").unwrap_or_default();
-    let mut looked_in = format!("{variable}, PATH={}, {DISTRIBUTION}/*/bin", path.to_string_lossy());
+    let mut searched = format!("{variable}, PATH={}, {DISTRIBUTION}/*/bin", path.to_string_lossy());
     let general = env::var_os("FOREBAY_PG_BIN").map(PathBuf::from);
     let mut folders: Vec<_> =
         general.into_iter().chain(env::split_paths(&path)).chain(distribution_folders()).collect();
     if let Some(version) = version {
         let ours = Path::new(WORKSPACE_TARGET).join(format!("postgres-{version}/bin"));
-        looked_in = format!("{looked_in}, {}", ours.display());
+        searched = format!("{searched}, {}", ours.display());
         folders.push(ours);
     }
     if let Some(chosen) = env::var_os(&variable) {
-        looked_in = format!("{variable}={}", chosen.to_string_lossy());
+        searched = format!("{variable}={}", chosen.to_string_lossy());
         folders = vec![PathBuf::from(chosen)];
     }
     let mut all = folders.iter().filter_map(|folder| programs_in(folder));
     let found = all.find(|programs| version.is_none_or(|version| version == programs.version));
     found.ok_or_else(|| StartError::NotFound {
         program: version.map_or("Postgres".to_owned(), |version| format!("Postgres {version}")),
-        looked_in,
+        searched,
     })
 }
 
@@ -82,13 +82,13 @@ fn programs_in(folder: &Path) -> Option<Programs> {
     Some(Programs { folder: folder.to_owned(), version: major_version(&release)?, release })
 }
 
-/// Of such words as `postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)`, or `19beta1` in the place of the number.
+/// Parses `postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)`, or a number like `19beta1`.
 fn major_version(release: &str) -> Option<u32> {
     let number = release.strip_prefix("postgres (PostgreSQL) ")?;
     number.split(|char: char| !char.is_ascii_digit()).next()?.parse().ok()
 }
 
-/// The newest version first. Debian keeps the server's programs off the PATH, one folder per version.
+/// Returns Debian's folders, which are not on the PATH, the newest version first.
 fn distribution_folders() -> Vec<PathBuf> {
     let entries = fs::read_dir(DISTRIBUTION).into_iter().flatten().flatten();
     let version =
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_major_version_is_the_number_before_anything_else() {
+    fn the_major_version_is_the_first_number() {
         for (release, version) in [
             ("postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)", Some(15)),
             ("postgres (PostgreSQL) 18.4", Some(18)),
@@ -115,8 +115,8 @@ mod tests {
     }
 
     #[test]
-    fn a_version_that_nobody_has_is_not_found_and_the_error_says_what_to_do() {
-        let error = Programs::find(Some(9)).expect_err("nobody has it").to_string();
+    fn a_missing_version_is_reported_with_what_to_do() {
+        let error = Programs::find(Some(9)).expect_err("not installed").to_string();
         assert!(error.starts_with("Postgres 9 not found: run script/bootstrap"), "{error}");
         assert!(error.contains("FOREBAY_PG9_BIN"), "{error}");
     }

@@ -1,14 +1,14 @@
-//! Point-in-time recovery: a new server from a backup and the archived log, up to a chosen point.
+//! Point-in-time recovery: a new server from a backup and archived WAL, up to a target.
 
 use std::io;
 
-use super::cluster::Cluster;
+use super::cluster::PostgresCluster;
 use super::{Postgres, backup, until};
-use crate::copy::copy_folder;
+use crate::copy_folder::copy_folder;
 use crate::error::StartError;
-use crate::server::tail;
+use crate::server_process::last_lines;
 
-/// Undoes the target of a server that was restored itself: there may be only one.
+/// Resets the target of a server that was itself restored; there may be only one target.
 pub(super) const NO_TARGET: &[(&str, &str)] = &[
     ("recovery_target_lsn", ""),
     ("recovery_target_name", ""),
@@ -16,51 +16,53 @@ pub(super) const NO_TARGET: &[(&str, &str)] = &[
     ("recovery_target_timeline", "latest"),
 ];
 
-/// A base backup of a [`Postgres`], removed when this is dropped. It outlives that server, if need be.
+/// Base backup of a [`Postgres`]; removed when dropped. It may outlive that server.
 #[derive(Debug)]
 pub struct Backup {
-    cluster: Cluster,
+    cluster: PostgresCluster,
 }
 
-/// Up to which point the log is replayed.
+/// Point up to which WAL is replayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RecoveryTarget<'a> {
-    /// This position in the log, such as `0/3000148`, and the record there.
+    /// An LSN, such as `0/3000148`, including the record there.
     Lsn(&'a str),
-    /// The last commit up to this time, as Postgres writes it: `SELECT now()`. A later one must be in the log.
+    /// The last commit before this time, in the format of `SELECT now()`. WAL must contain a later
+    /// commit.
     Time(&'a str),
-    /// What `pg_create_restore_point` named.
+    /// A name given to `pg_create_restore_point`.
     Name(&'a str),
-    /// All that was archived.
+    /// The end of the archived WAL.
     Latest,
 }
 
 impl Postgres {
     /// Takes a base backup of this server, which must run and have been built with
-    /// [`archive`](super::PostgresBuilder::archive). Slots are not part of it.
+    /// [`archive`](super::PostgresBuilder::archive). Slots are not included.
     ///
     /// # Errors
     /// See [`StartError`].
     pub fn backup(&self) -> Result<Backup, StartError> {
         if self.cluster.archive.is_none() {
-            return Err(StartError::original(io::Error::other("it was not built with archive()")));
+            return Err(StartError::original(io::Error::other("the server was not built with archive()")));
         }
         Ok(Backup { cluster: backup::copy_running(self)? })
     }
 
-    /// Makes a new server from a backup of this one, replayed up to the target, promoted, and on a new timeline; its
-    /// system identifier is this one's. Returns when it takes writes. While this server runs, all that it has written
-    /// until now is archived first.
+    /// Starts a new server from a backup, replays WAL up to the target, and promotes it.
+    ///
+    /// The new server has the same system identifier and a new timeline. Returns when it accepts
+    /// writes. If this server runs, its WAL up to now is archived first.
     ///
     /// # Errors
-    /// See [`StartError`]; when the log ends before the target, among others.
+    /// See [`StartError`]; for example if WAL ends before the target.
     pub fn restore_to(&self, backup: &Backup, target: RecoveryTarget<'_>) -> Result<Postgres, StartError> {
-        let archive = backup.cluster.archive.as_ref().expect("there is no backup without an archive");
+        let archive = backup.cluster.archive.as_ref().expect("a backup has an archive");
         if self.server.is_running() {
             self.archive_all().map_err(StartError::original)?;
         }
-        let cluster = backup::copy_bare(&backup.cluster)?;
+        let cluster = backup::empty_copy(&backup.cluster)?;
         let data = cluster.data();
         let copied = copy_folder(&backup.cluster.data(), &data, cluster.user, &|_| true);
         copied.map_err(StartError::at(&data))?;
@@ -69,7 +71,7 @@ impl Postgres {
         cluster.configure(&[
             ("unix_socket_directories", cluster.folder.path().to_string_lossy().as_ref()),
             ("restore_command", &fetch),
-            // Along the original's timeline, and not after another restored server.
+            // On the original's timeline, not on that of another restored server.
             ("recovery_target_timeline", "current"),
             ("recovery_target_action", "promote"),
         ])?;
@@ -78,14 +80,14 @@ impl Postgres {
         let restored = cluster.start()?;
         let ready = until("the restored server takes writes", || Ok(!restored.is_in_recovery()?));
         let ready = ready.and_then(|()| restored.archive_all());
-        ready.map_err(|source| StartError::Unready { source, log: tail(&restored.log()) })?;
+        ready.map_err(|source| StartError::Unready { source, log: last_lines(&restored.log()) })?;
         Ok(restored)
     }
 
-    /// Returns when the log is archived, up to here. Of a restored server that includes its timeline, so that the next
-    /// one takes another.
+    /// Waits until WAL up to now is archived. For a restored server this includes its timeline, so
+    /// that the next one gets another.
     fn archive_all(&self) -> io::Result<()> {
-        // A record of its own, so that there is a file to switch from.
+        // Creates a record, so that there is a WAL file to switch from.
         const FILE: &str = "SELECT pg_walfile_name(pg_create_restore_point('sandbox') - 1)";
         let Some(archive) = &self.cluster.archive else { return Ok(()) };
         let mut session = self.session("postgres")?;

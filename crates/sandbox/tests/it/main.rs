@@ -1,7 +1,7 @@
-//! Every promise of the crate, against real servers.
+//! Integration tests with real servers.
 
 mod dynamodb;
-mod ends;
+mod lifetime;
 mod pgbouncer;
 mod postgres;
 mod redis;
@@ -10,19 +10,19 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Whether a process runs; one that waits to be reaped doesn't.
+/// Returns true if the process runs and is no zombie.
 fn runs(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(')').is_some_and(|(_, fields)| !fields.trim_start().starts_with(['Z', 'X']))
 }
 
-/// Where a process lives: its server's folder.
+/// Returns the folder of the process's server.
 fn folder_of(pid: u32) -> PathBuf {
-    let folder = std::fs::read_link(format!("/proc/{pid}/cwd")).expect("the process lives");
+    let folder = std::fs::read_link(format!("/proc/{pid}/cwd")).expect("the process runs");
     if folder.ends_with("data") { folder.parent().expect("data has a parent").to_owned() } else { folder }
 }
 
-/// Waits for what another process does in its own time; the deadline only bounds a failure.
+/// Polls until the condition holds; panics after 60 s.
 fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !holds() {

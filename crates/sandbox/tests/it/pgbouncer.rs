@@ -7,22 +7,22 @@ use forebay_sandbox::{PgBouncer, Postgres, StartError};
 use super::postgres::{SASL, TRUSTED, greet, message};
 use super::{eventually, folder_of, runs};
 
-/// A session that may be asked for one value at a time.
-struct Client(TcpStream);
+/// Client that queries one value at a time.
+struct BouncerClient(TcpStream);
 
-impl Client {
-    fn connect(bouncer: &PgBouncer) -> Client {
-        let mut stream = TcpStream::connect(bouncer.addr()).expect("it listens");
+impl BouncerClient {
+    fn connect(bouncer: &PgBouncer) -> BouncerClient {
+        let mut stream = TcpStream::connect(bouncer.addr()).expect("the server listens");
         assert_eq!(greet(&mut stream, "postgres"), Ok(TRUSTED));
-        let mut client = Client(stream);
+        let mut client = BouncerClient(stream);
         client.until_ready();
         client
     }
 
-    /// The first value that the statement gives.
+    /// Returns the first value of the result.
     fn ask(&mut self, sql: &str) -> Option<String> {
         let length = u32::try_from(sql.len() + 5).expect("a short statement").to_be_bytes();
-        self.0.write_all(&[b"Q", &length[..], sql.as_bytes(), b"\0"].concat()).expect("it reads");
+        self.0.write_all(&[b"Q", &length[..], sql.as_bytes(), b"\0"].concat()).expect("the server reads");
         self.until_ready()
     }
 
@@ -40,43 +40,43 @@ impl Client {
 }
 
 #[test]
-fn in_transaction_mode_two_clients_share_one_session() {
+fn in_transaction_mode_two_clients_share_one_server_connection() {
     const BACKEND: &str = "SELECT pg_backend_pid()";
     let postgres = Postgres::start().unwrap();
     let bouncer = PgBouncer::builder(&postgres).transaction_mode().start().unwrap();
     assert_eq!(bouncer.url("x"), format!("postgres://postgres@127.0.0.1:{}/x", bouncer.port()));
-    let (mut one, mut two) = (Client::connect(&bouncer), Client::connect(&bouncer));
+    let (mut one, mut two) = (BouncerClient::connect(&bouncer), BouncerClient::connect(&bouncer));
     let backend = one.ask(BACKEND);
     assert_eq!(two.ask(BACKEND), backend);
     one.ask("BEGIN");
     assert_eq!(one.ask(BACKEND), backend);
-    assert_ne!(two.ask(BACKEND), backend, "the first one is taken");
+    assert_ne!(two.ask(BACKEND), backend, "the first connection is in use");
 
     postgres.restart_fast().unwrap();
-    assert!(Client::connect(&bouncer).ask(BACKEND).is_some(), "the same port again");
+    assert!(BouncerClient::connect(&bouncer).ask(BACKEND).is_some(), "the same port again");
 }
 
 #[test]
-fn in_session_mode_each_client_has_its_own() {
+fn in_session_mode_each_client_has_its_own_server_connection() {
     let bouncer = PgBouncer::builder(Postgres::shared()).config("default_pool_size", "3").start().unwrap();
-    let (mut one, mut two) = (Client::connect(&bouncer), Client::connect(&bouncer));
+    let (mut one, mut two) = (BouncerClient::connect(&bouncer), BouncerClient::connect(&bouncer));
     assert_ne!(one.ask("SELECT pg_backend_pid()"), two.ask("SELECT pg_backend_pid()"));
 }
 
 #[test]
-fn it_trusts_every_role_of_its_postgres_until_it_is_given_users_and_then_asks_for_passwords() {
+fn all_roles_are_trusted_unless_users_with_passwords_are_configured() {
     for version in [15, 18] {
         let postgres = Postgres::shared_version(version);
         postgres.execute("postgres", "CREATE ROLE bare LOGIN").unwrap();
         let bouncer = PgBouncer::builder(postgres).start().unwrap();
-        let knock = |user| greet(&mut TcpStream::connect(bouncer.addr()).unwrap(), user);
-        assert_eq!((knock("bare"), knock("postgres")), (Ok(TRUSTED), Ok(TRUSTED)));
-        assert!(knock("stranger").is_err());
+        let authenticate = |user| greet(&mut TcpStream::connect(bouncer.addr()).unwrap(), user);
+        assert_eq!((authenticate("bare"), authenticate("postgres")), (Ok(TRUSTED), Ok(TRUSTED)));
+        assert!(authenticate("stranger").is_err());
 
         let builder = PgBouncer::builder(postgres).user("app", "sec\"ret").user("postgres", "p");
         let bouncer = builder.start().unwrap();
-        let knock = |user| greet(&mut TcpStream::connect(bouncer.addr()).unwrap(), user);
-        assert_eq!((knock("app"), knock("postgres")), (Ok(SASL), Ok(SASL)));
+        let authenticate = |user| greet(&mut TcpStream::connect(bouncer.addr()).unwrap(), user);
+        assert_eq!((authenticate("app"), authenticate("postgres")), (Ok(SASL), Ok(SASL)));
         assert_eq!(bouncer.url("x"), format!("postgres://postgres:p@127.0.0.1:{}/x", bouncer.port()));
         let url = bouncer.url_as("app", "sec\"ret", "x");
         assert!(url.starts_with("postgres://app:sec%22ret@127.0.0.1:"), "{url}");
@@ -84,22 +84,22 @@ fn it_trusts_every_role_of_its_postgres_until_it_is_given_users_and_then_asks_fo
 }
 
 #[test]
-fn a_revival_waits_for_its_own_port() {
+fn a_revival_waits_for_its_port() {
     let bouncer = PgBouncer::builder(Postgres::shared()).start().unwrap();
     bouncer.kill();
     let squatter = TcpListener::bind(bouncer.addr()).unwrap();
     thread::scope(|scope| {
         let revival = scope.spawn(|| bouncer.revive());
-        // It would go on without the port.
-        eventually("it finds its port taken", || bouncer.log().contains("Address already in use"));
+        // PgBouncer itself would run without the port.
+        eventually("the port is taken", || bouncer.log().contains("Address already in use"));
         drop(squatter);
         revival.join().unwrap().unwrap();
     });
-    Client::connect(&bouncer);
+    BouncerClient::connect(&bouncer);
 }
 
 #[test]
-fn it_ends_with_its_handle_comes_back_from_a_kill_and_fails_with_its_own_words() {
+fn a_pgbouncer_ends_with_its_handle_is_revived_and_reports_its_errors() {
     let bouncer = PgBouncer::builder(Postgres::shared()).start().unwrap();
     let (pid, port) = (bouncer.pid(), bouncer.port());
     bouncer.kill();

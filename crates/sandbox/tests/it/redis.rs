@@ -11,50 +11,50 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
 /// Sends inline commands and reads the first line of each reply.
-struct Client<S>(BufReader<S>);
+struct RedisClient<S>(BufReader<S>);
 
-impl Client<TcpStream> {
+impl RedisClient<TcpStream> {
     fn connect(redis: &Redis) -> Self {
-        Client::new(TcpStream::connect(redis.addr()).expect("it listens"))
+        RedisClient::new(TcpStream::connect(redis.addr()).expect("the server listens"))
     }
 }
 
-impl<S: Read + Write> Client<S> {
+impl<S: Read + Write> RedisClient<S> {
     fn new(stream: S) -> Self {
-        Client(BufReader::new(stream))
+        RedisClient(BufReader::new(stream))
     }
 
     fn ask(&mut self, command: &str) -> String {
-        self.0.get_mut().write_all(format!("{command}\r\n").as_bytes()).expect("it reads");
+        self.0.get_mut().write_all(format!("{command}\r\n").as_bytes()).expect("the server reads");
         let mut line = String::new();
-        self.0.read_line(&mut line).expect("it answers");
+        self.0.read_line(&mut line).expect("the server replies");
         line.trim_end().to_owned()
     }
 }
 
 #[test]
-fn a_plain_server_answers_on_its_port_and_on_its_socket() {
+fn a_plain_server_replies_on_its_port_and_on_its_socket() {
     let redis = Redis::start().unwrap();
     assert_eq!(redis.url(), format!("redis://127.0.0.1:{}", redis.port()));
-    assert_eq!(Client::connect(&redis).ask("PING"), "+PONG");
+    assert_eq!(RedisClient::connect(&redis).ask("PING"), "+PONG");
 
     assert_eq!(redis.unix_url(), format!("unix://{}", redis.unix_path().display()));
-    assert_eq!(Client::new(UnixStream::connect(redis.unix_path()).unwrap()).ask("PING"), "+PONG");
+    assert_eq!(RedisClient::new(UnixStream::connect(redis.unix_path()).unwrap()).ask("PING"), "+PONG");
 }
 
 #[test]
-fn a_password_is_asked_for_whatever_is_in_it() {
+fn a_password_may_contain_quotes_and_backslashes() {
     let redis = Redis::builder().password(r#"a "quoted\" word"#).start().unwrap();
-    let mut client = Client::connect(&redis);
+    let mut client = RedisClient::connect(&redis);
     assert!(client.ask("PING").starts_with("-NOAUTH"));
     assert_eq!(client.ask(r#"AUTH "a \"quoted\\\" word""#), "+OK");
     assert_eq!(client.ask("PING"), "+PONG");
 }
 
 #[test]
-fn a_user_has_its_own_rights() {
+fn an_acl_user_has_its_own_rights() {
     let redis = Redis::builder().acl_user("reader", "on >pw ~* +get").start().unwrap();
-    let mut client = Client::connect(&redis);
+    let mut client = RedisClient::connect(&redis);
     assert_eq!(client.ask("AUTH reader pw"), "+OK");
     assert_eq!(client.ask("GET nothing"), "$-1");
     assert!(client.ask("SET a 1").starts_with("-NOPERM"));
@@ -71,21 +71,21 @@ fn tls_is_verified_by_name_and_by_address_against_the_throwaway_authority() {
     for name in ["localhost", "127.0.0.1"] {
         let tls = ClientConnection::new(Arc::clone(&config), ServerName::try_from(name).unwrap()).unwrap();
         let tcp = TcpStream::connect(("127.0.0.1", redis.tls_port())).unwrap();
-        assert_eq!(Client::new(StreamOwned::new(tls, tcp)).ask("PING"), "+PONG", "{name}");
+        assert_eq!(RedisClient::new(StreamOwned::new(tls, tcp)).ask("PING"), "+PONG", "{name}");
     }
-    assert_eq!(Client::connect(&redis).ask("PING"), "+PONG", "the plain port is there, too");
+    assert_eq!(RedisClient::connect(&redis).ask("PING"), "+PONG", "the plain port works too");
 }
 
 #[test]
-fn the_debug_command_and_any_other_setting_can_be_had() {
+fn the_debug_command_and_other_settings_can_be_enabled() {
     let redis = Redis::builder().debug_command().config("maxclients", "7").start().unwrap();
-    let mut client = Client::connect(&redis);
+    let mut client = RedisClient::connect(&redis);
     assert_eq!(client.ask("DEBUG SLEEP 0"), "+OK");
     assert_eq!(client.ask("CONFIG GET maxclients"), "*2");
 }
 
 #[test]
-fn a_setting_that_redis_does_not_know_fails_with_its_own_words() {
+fn an_unknown_setting_fails_with_the_server_s_message() {
     let error = Redis::builder().config("no-such-setting", "1").start().unwrap_err();
     assert!(matches!(error, StartError::Exited { name: "redis-server", .. }), "{error}");
     assert!(format!("{error}").contains("no-such-setting"), "{error}");
@@ -98,11 +98,11 @@ fn a_setting_of_two_lines_is_refused() {
 }
 
 #[test]
-fn a_killed_server_comes_back_on_its_port_with_what_it_kept() {
+fn a_killed_server_is_revived_on_its_port_with_its_data() {
     let builder = Redis::builder().config("appendonly", "yes").config("appendfsync", "always");
     let redis = builder.start().unwrap();
     let before = (redis.port(), redis.pid());
-    let mut client = Client::connect(&redis);
+    let mut client = RedisClient::connect(&redis);
     assert_eq!(client.ask("SET kept 1"), "+OK");
 
     redis.kill();
@@ -113,40 +113,40 @@ fn a_killed_server_comes_back_on_its_port_with_what_it_kept() {
     redis.revive().unwrap();
     assert_eq!(redis.port(), before.0);
     assert_ne!(redis.pid(), before.1);
-    assert_eq!(Client::connect(&redis).ask("GET kept"), "$1");
+    assert_eq!(RedisClient::connect(&redis).ask("GET kept"), "$1");
     let pid = redis.pid();
     redis.revive().unwrap();
-    assert_eq!(redis.pid(), pid, "a server that runs is left alone");
+    assert_eq!(redis.pid(), pid, "a running server is not restarted");
 }
 
 #[test]
-fn a_revival_waits_for_its_own_port() {
+fn a_revival_waits_for_its_port() {
     let redis = Redis::start().unwrap();
     redis.kill();
     let squatter = TcpListener::bind(redis.addr()).unwrap();
     thread::scope(|scope| {
         let revival = scope.spawn(|| redis.revive());
-        super::eventually("it finds its port taken", || redis.log().contains("Address already in use"));
+        super::eventually("the port is taken", || redis.log().contains("Address already in use"));
         drop(squatter);
         revival.join().unwrap().unwrap();
     });
-    assert_eq!(Client::connect(&redis).ask("PING"), "+PONG");
+    assert_eq!(RedisClient::connect(&redis).ask("PING"), "+PONG");
 }
 
 #[test]
-fn a_restart_stops_in_good_order() {
+fn a_restart_stops_gracefully() {
     let redis = Redis::builder().config("appendonly", "yes").config("appendfsync", "no").start().unwrap();
-    assert_eq!(Client::connect(&redis).ask("SET kept 1"), "+OK");
+    assert_eq!(RedisClient::connect(&redis).ask("SET kept 1"), "+OK");
     redis.freeze();
     redis.restart().unwrap();
-    assert_eq!(Client::connect(&redis).ask("GET kept"), "$1");
+    assert_eq!(RedisClient::connect(&redis).ask("GET kept"), "$1");
     assert!(redis.log().contains("Redis is now ready to exit"), "{}", redis.log());
 }
 
 #[test]
-fn a_frozen_server_answers_nothing_until_it_thaws() {
+fn a_frozen_server_replies_only_after_it_is_thawed() {
     let redis = Redis::start().unwrap();
-    let mut client = Client::connect(&redis);
+    let mut client = RedisClient::connect(&redis);
     assert_eq!(client.ask("PING"), "+PONG");
 
     redis.freeze();
@@ -163,7 +163,7 @@ fn a_frozen_server_answers_nothing_until_it_thaws() {
 }
 
 #[test]
-fn the_shared_server_is_one() {
+fn there_is_one_shared_server() {
     assert_eq!(Redis::shared().pid(), Redis::shared().pid());
-    assert_eq!(Client::connect(Redis::shared()).ask("PING"), "+PONG");
+    assert_eq!(RedisClient::connect(Redis::shared()).ask("PING"), "+PONG");
 }

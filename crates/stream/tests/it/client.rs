@@ -1,4 +1,4 @@
-//! A client that says exactly what it is told to, and an honest reader of chunks.
+//! Raw TCP client and strict decoder of chunked bodies.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -7,45 +7,48 @@ use socket2::SockRef;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
-use crate::site::soon;
+use crate::test_server::soon;
 
-pub(crate) struct Client {
+pub(crate) struct RawClient {
     pub(crate) socket: TcpStream,
     read: Vec<u8>,
 }
 
-/// What came of a chunked body.
+/// Decoded part of a chunked body.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Chunked {
+pub(crate) struct DecodedChunks {
     pub(crate) data: Vec<u8>,
-    /// The last chunk was there.
+    /// The last chunk was received.
     pub(crate) complete: bool,
 }
 
-impl Client {
-    pub(crate) async fn connect(address: SocketAddr) -> Client {
-        Client { socket: soon("a connection", TcpStream::connect(address)).await.unwrap(), read: Vec::new() }
+impl RawClient {
+    pub(crate) async fn connect(address: SocketAddr) -> RawClient {
+        RawClient {
+            socket: soon("a connection", TcpStream::connect(address)).await.unwrap(),
+            read: Vec::new(),
+        }
     }
 
-    /// One whose system takes little before its reader does.
-    pub(crate) async fn connect_narrow(address: SocketAddr) -> Client {
+    /// Connects with a small receive buffer.
+    pub(crate) async fn connect_narrow(address: SocketAddr) -> RawClient {
         let socket = TcpSocket::new_v4().unwrap();
         socket.set_recv_buffer_size(4096).unwrap();
-        Client { socket: soon("a connection", socket.connect(address)).await.unwrap(), read: Vec::new() }
+        RawClient { socket: soon("a connection", socket.connect(address)).await.unwrap(), read: Vec::new() }
     }
 
     /// Connects and sends one request's head.
-    pub(crate) async fn ask(address: SocketAddr, request: &str) -> Client {
-        let mut client = Client::connect(address).await;
+    pub(crate) async fn ask(address: SocketAddr, request: &str) -> RawClient {
+        let mut client = RawClient::connect(address).await;
         client.send(&format!("{request}\r\nhost: test\r\n\r\n")).await;
         client
     }
 
     pub(crate) async fn send(&mut self, text: &str) {
-        soon("room to send", self.socket.write_all(text.as_bytes())).await.unwrap();
+        soon("a write", self.socket.write_all(text.as_bytes())).await.unwrap();
     }
 
-    /// Reads to the end of `mark` and returns all up to there.
+    /// Reads until `mark` and returns everything up to its end.
     pub(crate) async fn until(&mut self, mark: &str) -> String {
         loop {
             let found = self.read.windows(mark.len()).position(|window| window == mark.as_bytes());
@@ -54,7 +57,7 @@ impl Client {
                 return String::from_utf8(std::mem::replace(&mut self.read, rest)).unwrap();
             }
             let count = soon(mark, self.socket.read_buf(&mut self.read)).await.unwrap();
-            assert!(count > 0, "{mark:?} never came: {}", self.read.escape_ascii());
+            assert!(count > 0, "{mark:?} not received: {}", self.read.escape_ascii());
         }
     }
 
@@ -65,48 +68,48 @@ impl Client {
     pub(crate) async fn exactly(&mut self, count: usize) -> Vec<u8> {
         while self.read.len() < count {
             let read = soon("more bytes", self.socket.read_buf(&mut self.read)).await.unwrap();
-            assert!(read > 0, "it ended after {} of {count} bytes", self.read.len());
+            assert!(read > 0, "closed after {} of {count} bytes", self.read.len());
         }
         let rest = self.read.split_off(count);
         std::mem::replace(&mut self.read, rest)
     }
 
-    /// Reads to the end of the connection, a reset included.
+    /// Reads until the connection is closed or reset.
     pub(crate) async fn rest(&mut self) -> Vec<u8> {
         while soon("the end", self.socket.read_buf(&mut self.read)).await.is_ok_and(|count| count > 0) {}
         std::mem::take(&mut self.read)
     }
 
-    pub(crate) async fn rest_of_chunks(&mut self) -> Chunked {
+    pub(crate) async fn rest_of_chunks(&mut self) -> DecodedChunks {
         decode(&self.rest().await)
     }
 
-    /// Leaves without a word to the server's application, as a crash or a kill does.
+    /// Resets the connection, as a crash does.
     pub(crate) fn reset(self) {
         SockRef::from(&self.socket).set_linger(Some(Duration::ZERO)).unwrap();
     }
 }
 
-/// Decodes strictly; what is cut off is no data.
-pub(crate) fn decode(mut bytes: &[u8]) -> Chunked {
+/// Decodes strictly; incomplete chunks are dropped.
+pub(crate) fn decode(mut bytes: &[u8]) -> DecodedChunks {
     let mut data = Vec::new();
     loop {
         let Some(line) = bytes.windows(2).position(|window| window == b"\r\n") else {
-            return Chunked { data, complete: false };
+            return DecodedChunks { data, complete: false };
         };
         let size = usize::from_str_radix(std::str::from_utf8(&bytes[..line]).unwrap(), 16).unwrap();
         let Some(chunk) = bytes.get(line + 2..line + 2 + size) else {
-            return Chunked { data, complete: false };
+            return DecodedChunks { data, complete: false };
         };
         let end = &bytes[line + 2 + size..];
         if size == 0 {
             assert_eq!(end, b"\r\n", "nothing comes after the last chunk");
-            return Chunked { data, complete: true };
+            return DecodedChunks { data, complete: true };
         }
         data.extend_from_slice(chunk);
         match end.strip_prefix(b"\r\n") {
             Some(next) => bytes = next,
-            None => return Chunked { data, complete: false },
+            None => return DecodedChunks { data, complete: false },
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The end of a server: what may go on, for how long, and what is cut.
+//! Drain: which requests and streams may finish, and which are aborted.
 
 use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
@@ -8,10 +8,10 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::client::{Chunked, Client};
-use crate::site::{ECHO, SOON, Site, on_both_runtimes, soon, until};
+use crate::client::{DecodedChunks, RawClient};
+use crate::test_server::{ECHO, SOON, TestServer, on_both_runtimes, soon, until};
 
-/// Waits until the listener is closed, and so the drain has begun. A connection that it still accepts is dropped.
+/// Waits until the listener is closed, which shows that the drain has started.
 pub(crate) async fn listener_closed(address: SocketAddr) {
     let is_refused = async || {
         let connected = timeout(Duration::from_millis(20), TcpStream::connect(address)).await;
@@ -23,9 +23,9 @@ pub(crate) async fn listener_closed(address: SocketAddr) {
 #[test]
 fn a_server_without_connections_ends_at_once() {
     on_both_runtimes(async || {
-        let mut site = Site::default().await;
-        site.begin_shutdown();
-        let summary = site.ended().await;
+        let mut server = TestServer::default().await;
+        server.begin_shutdown();
+        let summary = server.ended().await;
         assert_eq!((summary.open, summary.cut), (0, 0));
     });
 }
@@ -33,83 +33,83 @@ fn a_server_without_connections_ends_at_once() {
 #[test]
 fn idle_connections_close_and_no_new_one_is_accepted() {
     on_both_runtimes(async || {
-        let mut site = Site::default().await;
-        let mut silent = Client::connect(site.address).await;
-        let mut idle = Client::connect(site.address).await;
+        let mut server = TestServer::default().await;
+        let mut silent = RawClient::connect(server.address).await;
+        let mut idle = RawClient::connect(server.address).await;
         idle.send(ECHO).await;
         idle.until("hello").await;
-        until("both", || site.stats.counts().open_connections == 2).await;
-        let address = site.address;
-        site.begin_shutdown();
+        until("both", || server.stats.counts().open_connections == 2).await;
+        let address = server.address;
+        server.begin_shutdown();
         assert_eq!((silent.rest().await, idle.rest().await), (vec![], vec![]));
-        let summary = site.ended().await;
+        let summary = server.ended().await;
         assert_eq!((summary.open, summary.cut), (2, 0));
         assert!(TcpStream::connect(address).await.is_err());
     });
 }
 
 #[test]
-fn running_requests_and_streams_may_end_by_themselves() {
+fn running_requests_and_streams_may_finish() {
     on_both_runtimes(async || {
-        let mut site = Site::default().await;
-        let mut streaming = Client::ask(site.address, "GET /live HTTP/1.1").await;
-        let mut stream = site.stream().await;
-        let mut asking = Client::ask(site.address, "GET /dead HTTP/1.1").await;
-        let mut request = site.stream().await;
+        let mut server = TestServer::default().await;
+        let mut streaming = RawClient::ask(server.address, "GET /live HTTP/1.1").await;
+        let mut stream = server.stream().await;
+        let mut asking = RawClient::ask(server.address, "GET /dead HTTP/1.1").await;
+        let mut request = server.stream().await;
         streaming.head().await;
         asking.head().await;
-        site.begin_shutdown();
+        server.begin_shutdown();
         stream.send("goes on").await;
         streaming.until("goes on\r\n").await;
         stream.end();
         request.send("this too").await;
         request.end();
         assert!(streaming.rest_of_chunks().await.complete);
-        assert_eq!(asking.rest_of_chunks().await, Chunked { data: b"this too".into(), complete: true });
+        assert_eq!(asking.rest_of_chunks().await, DecodedChunks { data: b"this too".into(), complete: true });
         drop((streaming, asking));
-        let summary = site.ended().await;
+        let summary = server.ended().await;
         assert_eq!((summary.open, summary.cut), (2, 0));
     });
 }
 
 #[test]
-fn a_request_that_is_answered_during_the_drain_may_still_stream() {
+fn a_request_that_is_responseed_during_the_drain_may_still_stream() {
     on_both_runtimes(async || {
-        let mut site = Site::default().await;
-        let mut client = Client::connect(site.address).await;
+        let mut server = TestServer::default().await;
+        let mut client = RawClient::connect(server.address).await;
         client.send("POST /live HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\nhe").await;
-        until("the request", || site.stats.counts().requests == 1).await;
-        site.begin_shutdown();
+        until("the request", || server.stats.counts().requests == 1).await;
+        server.begin_shutdown();
         client.send("llo").await;
-        let mut stream = site.stream().await;
+        let mut stream = server.stream().await;
         stream.end();
         client.head().await;
         assert!(client.rest_of_chunks().await.complete);
-        assert_eq!(site.stats.counts().lean_total, 1);
+        assert_eq!(server.stats.counts().live_started, 1);
     });
 }
 
 #[test]
-fn what_is_left_at_the_deadline_is_cut_without_the_last_chunk() {
+fn streams_left_at_the_deadline_are_aborted_without_the_last_chunk() {
     on_both_runtimes(async || {
-        let mut site = Site::start(|config| config.drain_timeout = Duration::from_millis(200)).await;
+        let mut server = TestServer::start(|config| config.drain_timeout = Duration::from_millis(200)).await;
         let mut clients = Vec::new();
         let mut streams = Vec::new();
         for path in ["/live", "/dead"] {
-            let mut client = Client::ask(site.address, &format!("GET {path} HTTP/1.1")).await;
-            streams.push(site.stream().await);
+            let mut client = RawClient::ask(server.address, &format!("GET {path} HTTP/1.1")).await;
+            streams.push(server.stream().await);
             client.head().await;
             clients.push(client);
         }
-        let hanging = Client::ask(site.address, "GET /hangs HTTP/1.1").await;
-        streams.push(site.stream().await);
-        let stats = site.stats.clone();
-        site.begin_shutdown();
-        let summary = site.ended().await;
+        let hanging = RawClient::ask(server.address, "GET /hangs HTTP/1.1").await;
+        streams.push(server.stream().await);
+        let stats = server.stats.clone();
+        server.begin_shutdown();
+        let summary = server.ended().await;
         assert_eq!((summary.open, summary.cut), (3, 3));
         assert!(summary.took >= Duration::from_millis(200));
         let counts = stats.counts();
-        assert_eq!((counts.open_connections, counts.lean_streams, counts.lean_cut), (0, 0, 1));
+        assert_eq!((counts.open_connections, counts.live_streams, counts.live_aborted), (0, 0, 1));
         for mut stream in streams {
             stream.dropped().await;
         }
@@ -120,8 +120,8 @@ fn what_is_left_at_the_deadline_is_cut_without_the_last_chunk() {
     });
 }
 
-/// Sends this, if it is a request, and reads its answer.
-async fn exchange(client: &mut Client, request: &str) {
+/// Sends a request, if there is one, and reads its response.
+async fn exchange(client: &mut RawClient, request: &str) {
     client.send(request).await;
     match request {
         "" => {}
@@ -130,7 +130,7 @@ async fn exchange(client: &mut Client, request: &str) {
     }
 }
 
-/// A request over HTTP/2: preface, settings, one HEADERS frame.
+/// Encodes an HTTP/2 request: preface, SETTINGS, one HEADERS frame.
 fn h2_request() -> Vec<u8> {
     let block = [&b"\x82\x86\x04\x05/echo\x01\x01a"[..]].concat();
     let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
@@ -138,7 +138,7 @@ fn h2_request() -> Vec<u8> {
     [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &settings[..], &headers, &block].concat()
 }
 
-/// Type, stream and payload of each frame.
+/// Decodes the type, stream and payload of each frame.
 fn h2_frames(mut bytes: &[u8]) -> Vec<(u8, u32, Vec<u8>)> {
     let mut frames = Vec::new();
     while let Some((head, rest)) = bytes.split_at_checked(9) {
@@ -152,17 +152,17 @@ fn h2_frames(mut bytes: &[u8]) -> Vec<(u8, u32, Vec<u8>)> {
 }
 
 #[test]
-fn a_request_on_its_way_when_the_drain_begins_is_answered() {
+fn a_request_in_transit_when_the_drain_begins_is_responseed() {
     on_both_runtimes(async || {
-        // The server ends long before the grace does, which shows that an answered connection isn't waited for.
-        let mut site = Site::start(|config| {
+        // The server ends long before the grace, so answered connections are not waited for.
+        let mut server = TestServer::start(|config| {
             (config.drain_grace, config.drain_timeout) = (SOON * 2, SOON * 4);
             config.header_read_timeout = SOON * 2;
         })
         .await;
         let get = "GET /echo HTTP/1.1\r\nhost: a\r\n\r\n";
-        // What is exchanged before the drain, what is sent of the next request before it, and what after.
-        let ways = [
+        // Exchanged before the drain; part of a request sent before it; the rest, sent after.
+        let cases = [
             ("", "", get),
             ("", &get[..1], &get[1..]),
             ("", &get[..12], &get[12..]),
@@ -174,68 +174,68 @@ fn a_request_on_its_way_when_the_drain_begins_is_answered() {
             (ECHO, &get[..12], &get[12..]),
         ];
         let mut clients = Vec::new();
-        for (exchanged, before, after) in ways {
-            let mut client = Client::connect(site.address).await;
+        for (exchanged, before, after) in cases {
+            let mut client = RawClient::connect(server.address).await;
             exchange(&mut client, exchanged).await;
             client.send(before).await;
             clients.push((client, exchanged, before, after));
         }
-        let mut h2 = Client::connect(site.address).await;
-        until("all", || site.stats.counts().open_connections == 10).await;
-        let address = site.address;
-        site.begin_shutdown();
+        let mut h2 = RawClient::connect(server.address).await;
+        until("all", || server.stats.counts().open_connections == 10).await;
+        let address = server.address;
+        server.begin_shutdown();
         listener_closed(address).await;
         for (client, .., after) in &mut clients {
             client.send(after).await;
         }
-        soon("room to send", h2.socket.write_all(&h2_request())).await.unwrap();
+        soon("a write", h2.socket.write_all(&h2_request())).await.unwrap();
         for (mut client, exchanged, before, after) in clients {
-            let answer = String::from_utf8(client.rest().await).unwrap();
+            let response = String::from_utf8(client.rest().await).unwrap();
             assert!(
-                answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains("connection: close\r\n"),
-                "{exchanged:?}, {before:?}, {after:?}: {answer:?}"
+                response.starts_with("HTTP/1.1 200 OK\r\n") && response.contains("connection: close\r\n"),
+                "{exchanged:?}, {before:?}, {after:?}: {response:?}"
             );
         }
         let frames = h2_frames(&h2.rest().await);
-        let is_answer = |(kind, stream, payload): &(u8, u32, Vec<u8>)| {
+        let is_response = |(kind, stream, payload): &(u8, u32, Vec<u8>)| {
             (*kind, *stream, payload.first()) == (1, 1, Some(&0x88))
         };
-        assert!(frames.iter().any(is_answer), "{frames:?}");
+        assert!(frames.iter().any(is_response), "{frames:?}");
         assert!(frames.iter().any(|(kind, ..)| *kind == 7), "no GOAWAY in {frames:?}");
-        assert_eq!(site.ended().await.cut, 0);
+        assert_eq!(server.ended().await.cut, 0);
     });
 }
 
 #[tokio::test]
 async fn connections_in_the_backlog_are_answered() {
-    let mut site = Site::start(|config| config.drain_grace = SOON).await;
-    site.begin_shutdown();
-    // Without an await in between: the server's task, on the same thread, sees the shutdown and only then these.
+    let mut server = TestServer::start(|config| config.drain_grace = SOON).await;
+    server.begin_shutdown();
+    // No await in between: the server's task, on this thread, sees the shutdown first.
     let connect = |_| {
-        let mut client = std::net::TcpStream::connect(site.address).unwrap();
+        let mut client = std::net::TcpStream::connect(server.address).unwrap();
         client.write_all(b"GET /echo HTTP/1.1\r\nhost: a\r\n\r\n").unwrap();
         client
     };
     let clients: Vec<_> = (0..50).map(connect).collect();
     let reading = tokio::task::spawn_blocking(move || {
         for mut client in clients {
-            let mut answer = String::new();
-            client.read_to_string(&mut answer).unwrap();
-            assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer:?}");
+            let mut response = String::new();
+            client.read_to_string(&mut response).unwrap();
+            assert!(response.starts_with("HTTP/1.1 200 OK\r\n"), "{response:?}");
         }
     });
     reading.await.unwrap();
-    let summary = site.ended().await;
+    let summary = server.ended().await;
     assert_eq!((summary.open, summary.cut), (50, 0));
 }
 
 #[test]
-fn after_the_grace_a_head_that_is_incomplete_gets_a_503_and_silence_gets_silence() {
+fn after_the_grace_an_incomplete_head_gets_a_503_and_an_idle_connection_closes() {
     on_both_runtimes(async || {
-        let mut site = Site::start(|config| config.drain_grace = Duration::from_millis(50)).await;
+        let mut server = TestServer::start(|config| config.drain_grace = Duration::from_millis(50)).await;
         let get = "GET /echo HTTP/1.1\r\nhost: a\r\n\r\n";
         let mut clients = Vec::new();
-        for (exchanged, begun) in [
+        for (exchanged, started) in [
             ("", ""),
             ("", "P"),
             ("", "GET /echo HT"),
@@ -245,27 +245,30 @@ fn after_the_grace_a_head_that_is_incomplete_gets_a_503_and_silence_gets_silence
             (ECHO, ""),
             (ECHO, "GE"),
         ] {
-            let mut client = Client::connect(site.address).await;
+            let mut client = RawClient::connect(server.address).await;
             exchange(&mut client, exchanged).await;
-            client.send(begun).await;
-            clients.push((client, exchanged, begun));
+            client.send(started).await;
+            clients.push((client, exchanged, started));
         }
-        until("all", || site.stats.counts().open_connections == 8).await;
-        site.begin_shutdown();
-        for (mut client, exchanged, begun) in clients {
-            let answer = String::from_utf8(client.rest().await).unwrap();
-            if matches!(begun, "" | "PRI *") {
-                assert_eq!(answer, "", "after {exchanged:?} and {begun:?}");
+        until("all", || server.stats.counts().open_connections == 8).await;
+        server.begin_shutdown();
+        for (mut client, exchanged, started) in clients {
+            let response = String::from_utf8(client.rest().await).unwrap();
+            if matches!(started, "" | "PRI *") {
+                assert_eq!(response, "", "after {exchanged:?} and {started:?}");
             } else {
-                assert!(answer.starts_with("HTTP/1.1 503 "), "after {exchanged:?} and {begun:?}: {answer:?}");
                 assert!(
-                    answer.contains("connection: close\r\n") && answer.ends_with("shutting down."),
-                    "{answer}"
+                    response.starts_with("HTTP/1.1 503 "),
+                    "after {exchanged:?} and {started:?}: {response:?}"
+                );
+                assert!(
+                    response.contains("connection: close\r\n") && response.ends_with("shutting down."),
+                    "{response}"
                 );
             }
         }
-        let stats = site.stats.clone();
-        assert_eq!(site.ended().await.cut, 0);
+        let stats = server.stats.clone();
+        assert_eq!(server.ended().await.cut, 0);
         assert_eq!(stats.counts().header_timeouts, 0);
     });
 }

@@ -1,15 +1,15 @@
-//! The server on real sockets: every test on a current-thread and on a multi-thread runtime.
+//! Integration tests on real sockets, on current-thread and multi-thread runtimes.
 
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its assertion, in a helper too")]
 
-mod brief;
 mod client;
-mod direct;
+mod direct_delivery;
 mod drain;
+mod h1;
 mod hostile;
 mod http2;
-mod lean;
-mod many;
-mod ordinary;
-mod site;
-mod wrapped;
+mod live;
+mod many_streams;
+mod requests;
+mod test_server;
+mod transport;

@@ -1,6 +1,7 @@
-//! One connection: two sockets, two lanes, and the moving of bytes between them.
+//! Proxied connection: two sockets, two lanes, and the forwarding of bytes.
 //!
-//! Invariant: nothing here waits, so that it can run under the proxy's lock; what can't go on registers its waker.
+//! Invariant: nothing here waits, so it can run under the proxy's lock; blocked operations register
+//! their waker.
 
 use std::io::{self, Read};
 use std::net::Shutdown;
@@ -12,15 +13,16 @@ use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::End;
-use super::lane::{Faults, Lane, Next};
+use super::CloseKind;
+use super::lane::{DirectionFaults, Lane, LaneAction};
 
 const READ_BYTES: usize = 16 * 1024;
-/// What a closing socket throws away at most.
+/// Maximum reads of a closing socket.
 const MAX_DRAINED_READS: usize = 256;
 
+/// Connection through the proxy.
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(super) struct ProxiedConnection {
     client: TcpStream,
     server: TcpStream,
     lanes: [Lane; 2],
@@ -28,25 +30,25 @@ pub(super) struct Connection {
     task: Option<Waker>,
 }
 
-/// Where moving bytes led.
+/// Result of forwarding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pumped {
-    /// Nothing can move now; the task will be woken.
-    Waits,
-    /// The last byte before a truncation has passed.
+pub(super) enum PumpResult {
+    /// Nothing can be forwarded now; the task will be woken.
+    Pending,
+    /// The last byte before a truncation has been forwarded.
     Truncated,
-    /// A side was reset.
+    /// One side was reset.
     Broken,
     /// Both sides have ended their streams.
     Finished,
 }
 
-impl Connection {
-    pub(super) fn new(client: TcpStream, server: TcpStream) -> Connection {
-        // Chunks arrive as they were sent, or counts of bytes and times would mean little.
+impl ProxiedConnection {
+    pub(super) fn new(client: TcpStream, server: TcpStream) -> ProxiedConnection {
+        // Without delays by Nagle's algorithm, since tests check times and byte counts.
         let _ = client.set_nodelay(true);
         let _ = server.set_nodelay(true);
-        Connection { client, server, lanes: Default::default(), timers: [None, None], task: None }
+        ProxiedConnection { client, server, lanes: Default::default(), timers: [None, None], task: None }
     }
 
     pub(super) fn half_close(&mut self, lane: usize) {
@@ -56,7 +58,7 @@ impl Connection {
         }
     }
 
-    pub(super) fn end(self, end: End) {
+    pub(super) fn end(self, end: CloseKind) {
         for stream in [&self.client, &self.server] {
             close(&SockRef::from(stream), end);
         }
@@ -69,13 +71,13 @@ impl Connection {
         self.task.iter().for_each(Waker::wake_by_ref);
     }
 
-    /// Moves what can be moved, both ways.
+    /// Forwards all bytes that may pass, in both directions.
     pub(super) fn pump(
         &mut self,
-        faults: &mut [Faults; 2],
+        faults: &mut [DirectionFaults; 2],
         forwarded_bytes: &mut [u64; 2],
         cx: &mut Context<'_>,
-    ) -> Pumped {
+    ) -> PumpResult {
         self.task = Some(cx.waker().clone());
         let sockets = [(&self.client, &self.server), (&self.server, &self.client)];
         for (lane, (from, to)) in sockets.into_iter().enumerate() {
@@ -87,22 +89,23 @@ impl Connection {
             };
             match pump.run(from, to, cx) {
                 Poll::Pending => {}
-                Poll::Ready(Ok(())) => return Pumped::Truncated,
-                Poll::Ready(Err(_)) => return Pumped::Broken,
+                Poll::Ready(Ok(())) => return PumpResult::Truncated,
+                Poll::Ready(Err(_)) => return PumpResult::Broken,
             }
         }
-        if self.lanes.iter().all(Lane::is_finished) { Pumped::Finished } else { Pumped::Waits }
+        if self.lanes.iter().all(Lane::is_finished) { PumpResult::Finished } else { PumpResult::Pending }
     }
 }
 
-/// Ends a socket whose value is dropped next. FIN first and then what came unread thrown away, since closing a socket
-/// with unread bytes sends RST instead.
-pub(super) fn close(socket: &SockRef<'_>, end: End) {
+/// Closes a socket that is dropped next.
+///
+/// For FIN, unread bytes are discarded, because closing a socket with unread bytes sends RST.
+pub(super) fn close(socket: &SockRef<'_>, end: CloseKind) {
     match end {
-        End::Rst => {
+        CloseKind::Rst => {
             let _ = socket.set_linger(Some(Duration::ZERO));
         }
-        End::Fin => {
+        CloseKind::Fin => {
             let _ = socket.shutdown(Shutdown::Write);
             let mut socket = &**socket;
             for _ in 0..MAX_DRAINED_READS {
@@ -115,20 +118,20 @@ pub(super) fn close(socket: &SockRef<'_>, end: End) {
 }
 
 fn shutdown_write(stream: &TcpStream) {
-    // It fails when the peer has reset the connection; then the next read says so.
+    // Fails if the peer has reset the connection; the next read reports it.
     let _ = SockRef::from(stream).shutdown(Shutdown::Write);
 }
 
-/// One lane in motion.
+/// One lane with its sockets' state.
 struct Pump<'a> {
     lane: &'a mut Lane,
-    faults: &'a mut Faults,
+    faults: &'a mut DirectionFaults,
     timer: &'a mut Option<Pin<Box<Sleep>>>,
     forwarded_bytes: &'a mut u64,
 }
 
 impl Pump<'_> {
-    /// Ready when a truncation is due, or when a socket broke.
+    /// Ready when a truncation is due, or when a socket failed.
     fn run(&mut self, from: &TcpStream, to: &TcpStream, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
             let read = self.read(from, cx)?;
@@ -142,14 +145,14 @@ impl Pump<'_> {
         }
     }
 
-    /// Pending when there is nothing to read, or no wish to.
+    /// Pending if there is nothing to read, or the lane wants no input.
     fn read(&mut self, from: &TcpStream, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut buffer = [0; READ_BYTES];
-        while self.lane.wants(self.faults) {
+        while self.lane.wants_input(self.faults) {
             std::task::ready!(from.poll_read_ready(cx))?;
             match from.try_read(&mut buffer) {
-                Ok(0) => self.lane.ended(Instant::now()),
-                Ok(count) => self.lane.came(&buffer[..count], Instant::now()),
+                Ok(0) => self.lane.record_end(Instant::now()),
+                Ok(count) => self.lane.push(&buffer[..count], Instant::now()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
                 Err(error) => return Poll::Ready(Err(error)),
             }
@@ -158,28 +161,28 @@ impl Pump<'_> {
         Poll::Pending
     }
 
-    /// Pending when there is nothing to write, or none of it may pass yet.
+    /// Pending if there is nothing to write, or nothing may pass yet.
     fn write(&mut self, to: &TcpStream, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
             let now = Instant::now();
             match self.lane.next(self.faults, now) {
-                Next::Nothing => return Poll::Pending,
-                Next::Close => {
+                LaneAction::Nothing => return Poll::Pending,
+                LaneAction::Close => {
                     self.lane.close();
                     shutdown_write(to);
                     return Poll::Ready(Ok(()));
                 }
-                Next::Wait(until) => {
+                LaneAction::Wait(until) => {
                     let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(until)));
                     timer.as_mut().reset(until);
                     std::task::ready!(timer.as_mut().poll(cx));
                 }
-                Next::Write(bytes) => {
+                LaneAction::Write(bytes) => {
                     std::task::ready!(to.poll_write_ready(cx))?;
                     match to.try_write(bytes) {
                         Ok(count) => {
                             *self.forwarded_bytes += u64::try_from(count).expect("a usize fits in a u64");
-                            self.lane.passed(count, self.faults, now);
+                            self.lane.record_written(count, self.faults, now);
                             return Poll::Ready(Ok(()));
                         }
                         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}

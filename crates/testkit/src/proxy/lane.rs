@@ -1,8 +1,8 @@
-//! One direction of one connection: what is held, and when it may pass.
+//! Lane: one direction of a connection, with its held bytes and the rules when they may pass.
 //!
-//! Invariant: bytes leave in the order in which they came, none twice; the end of the stream leaves last.
-//! Kept by: one queue; only `passed` takes from it.
-//! Not here: sockets, clocks.
+//! Invariant: bytes leave in order and once; the end of the stream leaves last.
+//! Enforced by: one queue, from which only [`Lane::record_written`] removes.
+//! Out of scope: sockets, clocks.
 
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
@@ -11,97 +11,99 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 const MAX_HELD_BYTES: usize = 256 * 1024;
-/// A throttled lane writes what it may in this time, then waits as long.
+/// Steps of a throttled lane: it writes one step's bytes, then waits for the step's time.
 const THROTTLE_STEPS_PER_SECOND: u64 = 100;
 
-/// The faults in force in one direction, for all connections.
+/// Faults of one direction, for all connections.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Faults {
+pub(super) struct DirectionFaults {
     pub(super) stalled: bool,
     pub(super) delay: Duration,
-    /// Bytes a second.
+    /// Maximum rate in bytes per second.
     pub(super) rate: Option<NonZeroU64>,
-    /// How many more bytes pass; at zero, all is cut.
+    /// Bytes that may still pass; at 0 all connections are closed.
     pub(super) truncate_after: Option<u64>,
 }
 
+/// One direction of a connection.
 #[derive(Debug, Default)]
 pub(super) struct Lane {
-    held: VecDeque<Chunk>,
+    held: VecDeque<HeldChunk>,
     held_bytes: usize,
-    /// When its sender ended the stream.
+    /// Time at which the sender ended the stream.
     ended: Option<Instant>,
-    /// Whether its receiver was told so, or is to be told at once.
+    /// The receiver has been sent the end of the stream.
     closed: bool,
-    /// Until when a throttled lane has used up its rate.
+    /// Time until which a throttled lane has used its rate.
     spent_until: Option<Instant>,
 }
 
+/// Bytes of one read.
 #[derive(Debug)]
-struct Chunk {
-    came: Instant,
+struct HeldChunk {
+    received_at: Instant,
     bytes: Vec<u8>,
-    passed: usize,
+    written: usize,
 }
 
-/// What to do next.
+/// Next action of a lane.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Next<'a> {
+pub(super) enum LaneAction<'a> {
     Write(&'a [u8]),
-    /// Tell the receiver that the stream has ended.
+    /// Send the end of the stream to the receiver.
     Close,
     Wait(Instant),
     Nothing,
 }
 
 impl Lane {
-    /// Whether to read from the sender.
-    pub(super) fn wants(&self, faults: &Faults) -> bool {
+    /// Returns true if bytes should be read from the sender.
+    pub(super) fn wants_input(&self, faults: &DirectionFaults) -> bool {
         !faults.stalled && self.ended.is_none() && self.held_bytes < MAX_HELD_BYTES
     }
 
-    pub(super) fn came(&mut self, bytes: &[u8], now: Instant) {
+    pub(super) fn push(&mut self, bytes: &[u8], now: Instant) {
         if self.closed {
-            return; // half closed: nobody is there to read it
+            return; // half closed: the receiver reads nothing more
         }
         self.held_bytes += bytes.len();
-        self.held.push_back(Chunk { came: now, bytes: bytes.to_vec(), passed: 0 });
+        self.held.push_back(HeldChunk { received_at: now, bytes: bytes.to_vec(), written: 0 });
     }
 
-    pub(super) fn ended(&mut self, now: Instant) {
+    pub(super) fn record_end(&mut self, now: Instant) {
         self.ended = Some(now);
     }
 
-    pub(super) fn next(&self, faults: &Faults, now: Instant) -> Next<'_> {
+    pub(super) fn next(&self, faults: &DirectionFaults, now: Instant) -> LaneAction<'_> {
         if faults.stalled {
-            return Next::Nothing;
+            return LaneAction::Nothing;
         }
         let Some(chunk) = self.held.front() else {
             return match self.ended {
-                Some(ended) if !self.closed && ended + faults.delay <= now => Next::Close,
-                Some(ended) if !self.closed => Next::Wait(ended + faults.delay),
-                Some(_) | None => Next::Nothing,
+                Some(ended) if !self.closed && ended + faults.delay <= now => LaneAction::Close,
+                Some(ended) if !self.closed => LaneAction::Wait(ended + faults.delay),
+                Some(_) | None => LaneAction::Nothing,
             };
         };
         let mut limit = faults.truncate_after.unwrap_or(u64::MAX);
-        let mut due = chunk.came + faults.delay;
+        let mut due = chunk.received_at + faults.delay;
         if let Some(rate) = faults.rate {
             limit = limit.min((rate.get() / THROTTLE_STEPS_PER_SECOND).max(1));
             due = self.spent_until.map_or(due, |spent| spent.max(due));
         }
         if now < due {
-            return Next::Wait(due);
+            return LaneAction::Wait(due);
         }
-        let rest = &chunk.bytes[chunk.passed..];
-        Next::Write(&rest[..rest.len().min(usize::try_from(limit).unwrap_or(usize::MAX))])
+        let rest = &chunk.bytes[chunk.written..];
+        LaneAction::Write(&rest[..rest.len().min(usize::try_from(limit).unwrap_or(usize::MAX))])
     }
 
-    /// So many bytes of the last `Write` were written.
-    pub(super) fn passed(&mut self, count: usize, faults: &mut Faults, now: Instant) {
-        let chunk = self.held.front_mut().expect("only what is held can pass");
-        chunk.passed += count;
+    /// Records that `count` bytes of the last `Write` were written.
+    pub(super) fn record_written(&mut self, count: usize, faults: &mut DirectionFaults, now: Instant) {
+        let chunk = self.held.front_mut().expect("only held bytes are written");
+        chunk.written += count;
         self.held_bytes -= count;
-        if chunk.passed == chunk.bytes.len() {
+        if chunk.written == chunk.bytes.len() {
             self.held.pop_front();
         }
         let count = u64::try_from(count).expect("a usize fits in a u64");
@@ -112,7 +114,7 @@ impl Lane {
         faults.truncate_after = faults.truncate_after.map(|left| left.saturating_sub(count));
     }
 
-    /// Its receiver sees no more from here on.
+    /// Discards held and later bytes, since the receiver has been sent the end.
     pub(super) fn close(&mut self) {
         self.closed = true;
         self.held.clear();
@@ -123,7 +125,7 @@ impl Lane {
         self.closed
     }
 
-    /// Whether neither side will use it any more.
+    /// Returns true if both sides have ended.
     pub(super) fn is_finished(&self) -> bool {
         self.closed && self.ended.is_some()
     }
@@ -138,23 +140,23 @@ mod tests {
     fn lane(chunks: &[&[u8]], now: Instant) -> Lane {
         let mut lane = Lane::default();
         for chunk in chunks {
-            lane.came(chunk, now);
+            lane.push(chunk, now);
         }
         lane
     }
 
     #[test]
     fn without_faults_bytes_pass_at_once_and_the_end_comes_last() {
-        let (now, mut faults) = (Instant::now(), Faults::default());
+        let (now, mut faults) = (Instant::now(), DirectionFaults::default());
         let mut lane = lane(&[b"one", b"two"], now);
-        lane.ended(now);
+        lane.record_end(now);
         for (written, count) in [(&b"one"[..], 2), (b"e", 1), (b"two", 3)] {
-            assert_eq!(lane.next(&faults, now), Next::Write(written));
-            lane.passed(count, &mut faults, now);
+            assert_eq!(lane.next(&faults, now), LaneAction::Write(written));
+            lane.record_written(count, &mut faults, now);
         }
-        assert_eq!(lane.next(&faults, now), Next::Close);
+        assert_eq!(lane.next(&faults, now), LaneAction::Close);
         lane.close();
-        assert_eq!(lane.next(&faults, now), Next::Nothing);
+        assert_eq!(lane.next(&faults, now), LaneAction::Nothing);
         assert!(lane.is_finished());
     }
 
@@ -162,62 +164,65 @@ mod tests {
     fn a_stalled_lane_neither_reads_nor_writes() {
         let now = Instant::now();
         let lane = lane(&[b"one"], now);
-        let stalled = Faults { stalled: true, ..Faults::default() };
-        assert!(!lane.wants(&stalled));
-        assert_eq!(lane.next(&stalled, now), Next::Nothing);
-        assert_eq!(lane.next(&Faults::default(), now), Next::Write(b"one"));
+        let stalled = DirectionFaults { stalled: true, ..DirectionFaults::default() };
+        assert!(!lane.wants_input(&stalled));
+        assert_eq!(lane.next(&stalled, now), LaneAction::Nothing);
+        assert_eq!(lane.next(&DirectionFaults::default(), now), LaneAction::Write(b"one"));
     }
 
     #[test]
-    fn a_delay_counts_from_when_a_byte_came_and_holds_for_the_end_too() {
-        let (now, mut faults) = (Instant::now(), Faults { delay: SECOND, ..Faults::default() });
+    fn a_delay_applies_to_each_byte_and_to_the_end() {
+        let (now, mut faults) =
+            (Instant::now(), DirectionFaults { delay: SECOND, ..DirectionFaults::default() });
         let mut lane = lane(&[b"one"], now);
-        lane.ended(now + SECOND / 2);
-        assert_eq!(lane.next(&faults, now), Next::Wait(now + SECOND));
-        assert_eq!(lane.next(&faults, now + SECOND), Next::Write(b"one"));
-        lane.passed(3, &mut faults, now + SECOND);
-        assert_eq!(lane.next(&faults, now + SECOND), Next::Wait(now + SECOND * 3 / 2));
-        assert_eq!(lane.next(&faults, now + SECOND * 2), Next::Close);
+        lane.record_end(now + SECOND / 2);
+        assert_eq!(lane.next(&faults, now), LaneAction::Wait(now + SECOND));
+        assert_eq!(lane.next(&faults, now + SECOND), LaneAction::Write(b"one"));
+        lane.record_written(3, &mut faults, now + SECOND);
+        assert_eq!(lane.next(&faults, now + SECOND), LaneAction::Wait(now + SECOND * 3 / 2));
+        assert_eq!(lane.next(&faults, now + SECOND * 2), LaneAction::Close);
     }
 
     #[test]
-    fn a_throttle_spends_time_for_every_byte() {
-        let (now, mut faults) = (Instant::now(), Faults { rate: NonZeroU64::new(200), ..Faults::default() });
+    fn a_throttle_takes_time_for_every_byte() {
+        let (now, mut faults) =
+            (Instant::now(), DirectionFaults { rate: NonZeroU64::new(200), ..DirectionFaults::default() });
         let mut lane = lane(&[b"abcdef"], now);
-        assert_eq!(lane.next(&faults, now), Next::Write(b"ab"));
-        lane.passed(2, &mut faults, now);
-        assert_eq!(lane.next(&faults, now), Next::Wait(now + SECOND / 100));
-        assert_eq!(lane.next(&faults, now + SECOND / 100), Next::Write(b"cd"));
+        assert_eq!(lane.next(&faults, now), LaneAction::Write(b"ab"));
+        lane.record_written(2, &mut faults, now);
+        assert_eq!(lane.next(&faults, now), LaneAction::Wait(now + SECOND / 100));
+        assert_eq!(lane.next(&faults, now + SECOND / 100), LaneAction::Write(b"cd"));
     }
 
     #[test]
     fn a_truncation_is_exact() {
-        let (now, mut faults) = (Instant::now(), Faults { truncate_after: Some(4), ..Faults::default() });
+        let (now, mut faults) =
+            (Instant::now(), DirectionFaults { truncate_after: Some(4), ..DirectionFaults::default() });
         let mut lane = lane(&[b"one", b"two"], now);
-        assert_eq!(lane.next(&faults, now), Next::Write(b"one"));
-        lane.passed(3, &mut faults, now);
-        assert_eq!(lane.next(&faults, now), Next::Write(b"t"));
-        lane.passed(1, &mut faults, now);
+        assert_eq!(lane.next(&faults, now), LaneAction::Write(b"one"));
+        lane.record_written(3, &mut faults, now);
+        assert_eq!(lane.next(&faults, now), LaneAction::Write(b"t"));
+        lane.record_written(1, &mut faults, now);
         assert_eq!(faults.truncate_after, Some(0));
     }
 
     #[test]
-    fn what_is_held_is_bounded() {
+    fn held_bytes_are_bounded() {
         let now = Instant::now();
         let mut lane = lane(&[&[0; MAX_HELD_BYTES - 1]], now);
-        assert!(lane.wants(&Faults::default()));
-        lane.came(&[0], now);
-        assert!(!lane.wants(&Faults::default()));
+        assert!(lane.wants_input(&DirectionFaults::default()));
+        lane.push(&[0], now);
+        assert!(!lane.wants_input(&DirectionFaults::default()));
     }
 
     #[test]
-    fn a_half_closed_lane_reads_on_and_forgets() {
-        let (now, faults) = (Instant::now(), Faults::default());
+    fn a_half_closed_lane_reads_and_discards() {
+        let (now, faults) = (Instant::now(), DirectionFaults::default());
         let mut lane = lane(&[b"held"], now);
         lane.close();
-        assert!(lane.wants(&faults));
-        lane.came(b"more", now);
-        assert_eq!(lane.next(&faults, now), Next::Nothing);
+        assert!(lane.wants_input(&faults));
+        lane.push(b"more", now);
+        assert_eq!(lane.next(&faults, now), LaneAction::Nothing);
         assert!(!lane.is_finished());
     }
 }

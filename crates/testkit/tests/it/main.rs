@@ -1,4 +1,4 @@
-//! Every fault of the proxy, between two real sockets, and once before a real Redis.
+//! Tests of every fault of the proxy, between two sockets and in front of a real Redis.
 
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its assertion, in a helper too")]
 
@@ -12,32 +12,32 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
-/// How long nothing must come before we believe that nothing comes. It can only make a test pass that should fail.
+/// Time without a byte that counts as silence. Too short, it could only hide a failure.
 const SILENCE: Duration = Duration::from_millis(50);
 
-/// A proxy before a listener of ours.
-struct Rig {
+/// Proxy in front of a listener.
+struct ProxyFixture {
     proxy: Proxy,
     upstream: TcpListener,
 }
 
-impl Rig {
-    async fn new() -> Rig {
+impl ProxyFixture {
+    async fn new() -> ProxyFixture {
         let upstream = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        Rig { proxy: Proxy::start(upstream.local_addr().unwrap()), upstream }
+        ProxyFixture { proxy: Proxy::start(upstream.local_addr().unwrap()), upstream }
     }
 
-    /// Both ends of a new connection through the proxy.
+    /// Returns both ends of a new connection through the proxy.
     async fn connect(&self) -> (TcpStream, TcpStream) {
         let client = TcpStream::connect(self.proxy.addr()).await.unwrap();
         let (server, _) = self.upstream.accept().await.unwrap();
         (client, server)
     }
 
-    async fn with_connection() -> (Rig, TcpStream, TcpStream) {
-        let rig = Rig::new().await;
-        let (client, server) = rig.connect().await;
-        (rig, client, server)
+    async fn with_connection() -> (ProxyFixture, TcpStream, TcpStream) {
+        let fixture = ProxyFixture::new().await;
+        let (client, server) = fixture.connect().await;
+        (fixture, client, server)
     }
 }
 
@@ -67,20 +67,20 @@ async fn sees_reset(stream: &mut TcpStream) {
 
 #[tokio::test]
 async fn bytes_pass_both_ways_and_are_counted() {
-    let (rig, mut client, mut server) = Rig::with_connection().await;
+    let (fixture, mut client, mut server) = ProxyFixture::with_connection().await;
     passes(&mut client, &mut server).await;
     passes(&mut server, &mut client).await;
     passes(&mut server, &mut client).await;
-    assert_eq!(rig.proxy.forwarded_bytes(Direction::ToServer), 5);
-    assert_eq!(rig.proxy.forwarded_bytes(Direction::ToClient), 10);
-    assert_eq!(rig.proxy.forwarded_bytes(Direction::Both), 15);
-    assert_eq!((rig.proxy.connections(), rig.proxy.open_connections()), (1, 1));
+    assert_eq!(fixture.proxy.forwarded_bytes(Direction::ToServer), 5);
+    assert_eq!(fixture.proxy.forwarded_bytes(Direction::ToClient), 10);
+    assert_eq!(fixture.proxy.forwarded_bytes(Direction::Both), 15);
+    assert_eq!((fixture.proxy.connections(), fixture.proxy.open_connections()), (1, 1));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_large_stream_arrives_whole_and_in_order() {
     const BYTES: usize = 8 << 20;
-    let (rig, mut client, mut server) = Rig::with_connection().await;
+    let (fixture, mut client, mut server) = ProxyFixture::with_connection().await;
     let sent: Vec<u8> = (0..BYTES).map(|index| (index % 251) as u8).collect();
     let expected = sent.clone();
     let writer = tokio::spawn(async move {
@@ -90,65 +90,65 @@ async fn a_large_stream_arrives_whole_and_in_order() {
     assert!(read(&mut server, BYTES).await == expected);
     drop(writer.await.unwrap());
     sees_end(&mut server).await;
-    assert_eq!(rig.proxy.forwarded_bytes(Direction::ToServer), BYTES as u64);
+    assert_eq!(fixture.proxy.forwarded_bytes(Direction::ToServer), BYTES as u64);
 }
 
 #[tokio::test]
-async fn an_end_passes_in_its_own_direction_and_both_ends_finish_the_connection() {
-    let (rig, mut client, mut server) = Rig::with_connection().await;
+async fn a_fin_passes_in_its_direction_and_two_fins_end_the_connection() {
+    let (fixture, mut client, mut server) = ProxyFixture::with_connection().await;
     client.shutdown().await.unwrap();
     sees_end(&mut server).await;
     passes(&mut server, &mut client).await;
     server.shutdown().await.unwrap();
     sees_end(&mut client).await;
-    while rig.proxy.open_connections() > 0 {
+    while fixture.proxy.open_connections() > 0 {
         tokio::task::yield_now().await;
     }
 }
 
 #[tokio::test]
-async fn a_reset_passes_on() {
-    let (_rig, client, mut server) = Rig::with_connection().await;
+async fn a_reset_is_forwarded() {
+    let (_rig, client, mut server) = ProxyFixture::with_connection().await;
     client.set_zero_linger().unwrap();
     drop(client);
     sees_reset(&mut server).await;
 }
 
 #[tokio::test]
-async fn a_cut_ends_both_sides_and_spares_the_next_connection() {
-    let (rig, mut client, mut server) = Rig::with_connection().await;
+async fn a_cut_closes_both_sides_and_not_the_next_connection() {
+    let (fixture, mut client, mut server) = ProxyFixture::with_connection().await;
     client.write_all(b"on its way").await.unwrap();
-    rig.proxy.cut();
+    fixture.proxy.cut();
     sees_end(&mut client).await;
     let mut rest = Vec::new();
     server.read_to_end(&mut rest).await.unwrap();
-    assert_eq!(rig.proxy.open_connections(), 0);
+    assert_eq!(fixture.proxy.open_connections(), 0);
 
-    let (mut client, mut server) = rig.connect().await;
+    let (mut client, mut server) = fixture.connect().await;
     passes(&mut client, &mut server).await;
-    assert_eq!(rig.proxy.connections(), 2);
+    assert_eq!(fixture.proxy.connections(), 2);
 }
 
 #[tokio::test]
-async fn a_reset_hits_both_sides() {
-    let (rig, mut client, mut server) = Rig::with_connection().await;
-    rig.proxy.reset();
+async fn a_reset_reaches_both_sides() {
+    let (fixture, mut client, mut server) = ProxyFixture::with_connection().await;
+    fixture.proxy.reset();
     sees_reset(&mut client).await;
     sees_reset(&mut server).await;
 }
 
 /// No await in between: the proxy's tasks have not run, and its accept queue holds the connections.
 #[tokio::test]
-async fn connections_that_were_not_accepted_yet_are_ended_too() {
-    let rig = Rig::new().await;
-    let connect = || std::net::TcpStream::connect(rig.proxy.addr()).unwrap();
+async fn connections_not_yet_accepted_are_closed_too() {
+    let fixture = ProxyFixture::new().await;
+    let connect = || std::net::TcpStream::connect(fixture.proxy.addr()).unwrap();
     let cut = connect();
-    rig.proxy.cut();
+    fixture.proxy.cut();
     let reset = connect();
-    rig.proxy.reset();
+    fixture.proxy.reset();
     let refused = connect();
-    rig.proxy.refuse();
-    assert_eq!(rig.proxy.connections(), 2);
+    fixture.proxy.refuse();
+    assert_eq!(fixture.proxy.connections(), 2);
     let outcome = |mut stream: std::net::TcpStream| std::io::Read::read(&mut stream, &mut [0]);
     assert_eq!(outcome(cut).unwrap(), 0);
     assert_eq!(outcome(reset).unwrap_err().kind(), ErrorKind::ConnectionReset);
@@ -157,56 +157,56 @@ async fn connections_that_were_not_accepted_yet_are_ended_too() {
 
 #[tokio::test]
 async fn a_half_close_ends_one_direction_only() {
-    let (rig, mut client, mut server) = Rig::with_connection().await;
-    rig.proxy.half_close(Direction::ToServer);
+    let (fixture, mut client, mut server) = ProxyFixture::with_connection().await;
+    fixture.proxy.half_close(Direction::ToServer);
     sees_end(&mut server).await;
     passes(&mut server, &mut client).await;
     client.write_all(b"thrown away").await.unwrap();
 
-    let (mut client, mut server) = rig.connect().await;
-    rig.proxy.half_close(Direction::ToClient);
+    let (mut client, mut server) = fixture.connect().await;
+    fixture.proxy.half_close(Direction::ToClient);
     sees_end(&mut client).await;
     passes(&mut client, &mut server).await;
 }
 
 #[tokio::test]
-async fn a_stall_holds_one_direction_until_it_is_lifted() {
-    let (rig, mut client, mut server) = Rig::with_connection().await;
-    rig.proxy.stall(Direction::ToClient);
+async fn a_stall_holds_back_one_direction_until_it_ends() {
+    let (fixture, mut client, mut server) = ProxyFixture::with_connection().await;
+    fixture.proxy.stall(Direction::ToClient);
     passes(&mut client, &mut server).await;
     server.write_all(b"held").await.unwrap();
     is_silent(&mut client).await;
 
-    rig.proxy.stall(Direction::ToServer);
+    fixture.proxy.stall(Direction::ToServer);
     client.write_all(b"held, too").await.unwrap();
     is_silent(&mut server).await;
-    assert_eq!(rig.proxy.forwarded_bytes(Direction::Both), 5);
+    assert_eq!(fixture.proxy.forwarded_bytes(Direction::Both), 5);
 
-    rig.proxy.unstall(Direction::ToClient);
+    fixture.proxy.unstall(Direction::ToClient);
     assert_eq!(read(&mut client, 4).await, b"held");
     is_silent(&mut server).await;
-    rig.proxy.resume();
+    fixture.proxy.resume();
     assert_eq!(read(&mut server, 9).await, b"held, too");
 }
 
 #[tokio::test]
-async fn a_stall_holds_new_connections_and_the_end_of_a_stream() {
-    let rig = Rig::new().await;
-    rig.proxy.stall(Direction::Both);
-    let (mut client, mut server) = rig.connect().await;
+async fn a_stall_holds_back_new_connections_and_the_end_of_a_stream() {
+    let fixture = ProxyFixture::new().await;
+    fixture.proxy.stall(Direction::Both);
+    let (mut client, mut server) = fixture.connect().await;
     client.write_all(b"last").await.unwrap();
     client.shutdown().await.unwrap();
     is_silent(&mut server).await;
-    rig.proxy.resume();
+    fixture.proxy.resume();
     assert_eq!(read(&mut server, 4).await, b"last");
     sees_end(&mut server).await;
 }
 
 #[tokio::test]
 async fn a_stalled_connection_can_be_cut() {
-    let (rig, mut client, mut server) = Rig::with_connection().await;
-    rig.proxy.stall(Direction::Both);
-    rig.proxy.cut();
+    let (fixture, mut client, mut server) = ProxyFixture::with_connection().await;
+    fixture.proxy.stall(Direction::Both);
+    fixture.proxy.cut();
     sees_end(&mut client).await;
     sees_end(&mut server).await;
 }
@@ -214,8 +214,8 @@ async fn a_stalled_connection_can_be_cut() {
 #[tokio::test]
 async fn a_delay_keeps_the_order_and_the_time() {
     const DELAY: Duration = Duration::from_millis(80);
-    let (rig, mut client, mut server) = Rig::with_connection().await;
-    rig.proxy.delay(DELAY);
+    let (fixture, mut client, mut server) = ProxyFixture::with_connection().await;
+    fixture.proxy.delay(DELAY);
     let begun = Instant::now();
     for byte in 0..100 {
         client.write_u8(byte).await.unwrap();
@@ -224,29 +224,29 @@ async fn a_delay_keeps_the_order_and_the_time() {
     assert_eq!(read(&mut server, 100).await, (0..100).collect::<Vec<u8>>());
     assert!(begun.elapsed() >= DELAY, "{:?}", begun.elapsed());
 
-    rig.proxy.delay(Duration::from_secs(3600));
+    fixture.proxy.delay(Duration::from_secs(3600));
     client.write_all(b"in an hour").await.unwrap();
     is_silent(&mut server).await;
-    rig.proxy.resume();
+    fixture.proxy.resume();
     assert_eq!(read(&mut server, 10).await, b"in an hour");
 }
 
 #[tokio::test]
 async fn a_throttle_bounds_the_rate() {
-    let (rig, mut client, mut server) = Rig::with_connection().await;
-    rig.proxy.throttle(10_000);
+    let (fixture, mut client, mut server) = ProxyFixture::with_connection().await;
+    fixture.proxy.throttle(10_000);
     let begun = Instant::now();
     server.write_all(&[7; 2_000]).await.unwrap();
     assert_eq!(read(&mut client, 2_000).await, [7; 2_000]);
-    // All but the last hundred bytes have to be paid for.
+    // All bytes but the last hundred take their time.
     assert!(begun.elapsed() >= Duration::from_millis(190), "{:?}", begun.elapsed());
 }
 
 #[tokio::test]
-async fn a_truncation_lets_exactly_so_many_bytes_pass() {
-    let (rig, mut client, mut server) = Rig::with_connection().await;
+async fn a_truncation_forwards_exactly_the_given_bytes() {
+    let (fixture, mut client, mut server) = ProxyFixture::with_connection().await;
     passes(&mut server, &mut client).await;
-    rig.proxy.truncate_after(7, Direction::ToClient);
+    fixture.proxy.truncate_after(7, Direction::ToClient);
     passes(&mut client, &mut server).await;
     server.write_all(b"0123456789").await.unwrap();
     let mut received = Vec::new();
@@ -254,57 +254,57 @@ async fn a_truncation_lets_exactly_so_many_bytes_pass() {
     assert_eq!(received, b"0123456");
     sees_end(&mut server).await;
 
-    let (mut client, mut server) = rig.connect().await;
+    let (mut client, mut server) = fixture.connect().await;
     passes(&mut server, &mut client).await;
-    rig.proxy.truncate_after(0, Direction::ToServer);
+    fixture.proxy.truncate_after(0, Direction::ToServer);
     sees_end(&mut server).await;
 }
 
 #[tokio::test]
-async fn a_proxy_that_refuses_keeps_what_is_open_and_its_port() {
-    let (rig, mut client, mut server) = Rig::with_connection().await;
-    rig.proxy.refuse();
-    let error = TcpStream::connect(rig.proxy.addr()).await.unwrap_err();
+async fn a_refusing_proxy_keeps_its_open_connections_and_its_port() {
+    let (fixture, mut client, mut server) = ProxyFixture::with_connection().await;
+    fixture.proxy.refuse();
+    let error = TcpStream::connect(fixture.proxy.addr()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
     passes(&mut client, &mut server).await;
 
-    rig.proxy.accept();
-    rig.proxy.accept();
-    let (mut client, mut server) = rig.connect().await;
+    fixture.proxy.accept();
+    fixture.proxy.accept();
+    let (mut client, mut server) = fixture.connect().await;
     passes(&mut client, &mut server).await;
 }
 
 #[tokio::test]
-async fn without_a_server_behind_it_a_connection_is_reset() {
-    let nobody = SocketAddr::from(([127, 0, 0, 1], forebay_testkit::sandbox::free_port()));
-    let proxy = Proxy::start(nobody);
+async fn without_an_upstream_a_connection_is_reset() {
+    let unused = SocketAddr::from(([127, 0, 0, 1], forebay_testkit::sandbox::free_port()));
+    let proxy = Proxy::start(unused);
     let mut client = TcpStream::connect(proxy.addr()).await.unwrap();
     sees_reset(&mut client).await;
 }
 
 #[tokio::test]
 async fn connections_can_be_waited_for() {
-    let rig = Rig::new().await;
+    let fixture = ProxyFixture::new().await;
     let mut clients = Vec::new();
     for _ in 0..3 {
-        clients.push(TcpStream::connect(rig.proxy.addr()).await.unwrap());
+        clients.push(TcpStream::connect(fixture.proxy.addr()).await.unwrap());
     }
-    rig.proxy.wait_for_connections(3).await;
-    assert_eq!(rig.proxy.connections(), 3);
+    fixture.proxy.wait_for_connections(3).await;
+    assert_eq!(fixture.proxy.connections(), 3);
 }
 
 #[tokio::test]
-async fn dropping_the_proxy_ends_everything() {
-    let (rig, mut client, mut server) = Rig::with_connection().await;
-    let addr = rig.proxy.addr();
-    drop(rig.proxy);
+async fn dropping_the_proxy_closes_everything() {
+    let (fixture, mut client, mut server) = ProxyFixture::with_connection().await;
+    let addr = fixture.proxy.addr();
+    drop(fixture.proxy);
     sees_end(&mut client).await;
     sees_end(&mut server).await;
     assert_eq!(TcpStream::connect(addr).await.unwrap_err().kind(), ErrorKind::ConnectionRefused);
 }
 
 #[tokio::test]
-async fn a_reply_of_a_real_redis_is_cut_in_its_middle() {
+async fn a_reply_of_a_real_redis_can_be_truncated() {
     let redis = Redis::shared();
     let proxy = Proxy::start(redis.addr());
     let mut client = TcpStream::connect(proxy.addr()).await.unwrap();

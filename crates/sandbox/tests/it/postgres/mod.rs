@@ -1,4 +1,4 @@
-mod doors;
+mod authentication;
 mod recovery;
 mod settings;
 mod standby;
@@ -13,18 +13,20 @@ use forebay_sandbox::{Postgres, StartError};
 pub(crate) const TRUSTED: u32 = 0;
 pub(crate) const SASL: u32 = 10;
 
-/// Opens a session on TCP and returns the kind of authentication that the server asks for.
+/// Connects over TCP and returns the requested authentication method.
 fn authentication(postgres: &Postgres) -> (TcpStream, u32) {
-    let mut stream = TcpStream::connect(postgres.addr()).expect("it listens");
-    let kind = greet(&mut stream, "postgres").expect("it lets us in");
+    let mut stream = TcpStream::connect(postgres.addr()).expect("the server listens");
+    let kind = greet(&mut stream, "postgres").expect("the server authenticates");
     (stream, kind)
 }
 
-/// Starts a session for a user; the kind of authentication that the server asks for, or its SQLSTATE.
+/// Sends a startup message; returns the requested authentication method, or the SQLSTATE.
 pub(crate) fn greet(stream: &mut (impl Read + Write), user: &str) -> Result<u32, String> {
-    let words = format!("user\0{user}\0database\0postgres\0\0");
-    let length = u32::try_from(words.len() + 8).expect("a short message").to_be_bytes();
-    stream.write_all(&[&length[..], b"\0\x03\0\0", words.as_bytes()].concat()).expect("it reads");
+    let parameters = format!("user\0{user}\0database\0postgres\0\0");
+    let length = u32::try_from(parameters.len() + 8).expect("a short message").to_be_bytes();
+    stream
+        .write_all(&[&length[..], b"\0\x03\0\0", parameters.as_bytes()].concat())
+        .expect("the server reads");
     let (kind, body) = message(stream);
     if kind == b'R' {
         return Ok(u32::from_be_bytes(*body.first_chunk().expect("a kind")));
@@ -33,19 +35,19 @@ pub(crate) fn greet(stream: &mut (impl Read + Write), user: &str) -> Result<u32,
     Err(String::from_utf8_lossy(&state.expect("an error has a state")[1..]).into_owned())
 }
 
-/// The next message: its kind and its body.
+/// Reads a message; returns its kind and its body.
 pub(crate) fn message(stream: &mut impl Read) -> (u8, Vec<u8>) {
     let mut head = [0; 5];
-    stream.read_exact(&mut head).expect("it answers");
+    stream.read_exact(&mut head).expect("the server replies");
     let [kind, length @ ..] = head;
     let mut body = Vec::new();
     let length = u64::from(u32::from_be_bytes(length)) - 4;
-    let read = stream.take(length).read_to_end(&mut body).expect("it answers");
+    let read = stream.take(length).read_to_end(&mut body).expect("the server replies");
     assert_eq!(u64::try_from(read), Ok(length), "the whole message");
     (kind, body)
 }
 
-/// The one value of the one row.
+/// Returns the only value of the only row.
 pub(crate) fn value(postgres: &Postgres, sql: &str) -> String {
     let rows = postgres.query("postgres", sql).unwrap_or_else(|error| panic!("{sql}: {error}"));
     assert_eq!((rows.len(), rows[0].len()), (1, 1), "{sql}: {rows:?}");
@@ -53,10 +55,10 @@ pub(crate) fn value(postgres: &Postgres, sql: &str) -> String {
 }
 
 #[test]
-fn settings_and_databases_are_real() {
+fn settings_take_effect_and_databases_are_separate() {
     let postgres =
         Postgres::builder().config("work_mem", "7MB").config("wal_level", "replica").start().unwrap();
-    assert_eq!(authentication(&postgres).1, TRUSTED, "everybody is trusted");
+    assert_eq!(authentication(&postgres).1, TRUSTED, "all users are trusted");
     for (setting, wanted) in [("work_mem", "7MB"), ("wal_level", "replica"), ("fsync", "off")] {
         assert_eq!(value(&postgres, &format!("SHOW {setting}")), wanted, "{setting}");
     }
@@ -80,7 +82,7 @@ fn one_backend_can_be_frozen_and_thawed() {
     while message(&mut stream).0 != b'Z' {}
     let [pid] = postgres.backends("app")[..] else { panic!("one") };
     postgres.freeze_backend(pid);
-    // Terminate: a backend that runs closes its end.
+    // Terminate: a running backend closes the connection.
     stream.write_all(b"X\0\0\0\x04").unwrap();
     stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
     assert_eq!(stream.read(&mut [0; 1]).unwrap_err().kind(), ErrorKind::WouldBlock);
@@ -91,7 +93,7 @@ fn one_backend_can_be_frozen_and_thawed() {
 }
 
 #[test]
-fn a_password_is_asked_for_on_tcp_only() {
+fn a_password_is_required_on_tcp_only() {
     let postgres = Postgres::builder().password("s/cret").start().unwrap();
     assert_eq!(authentication(&postgres).1, SASL);
     assert!(postgres.url("x").starts_with("postgres://postgres:s%2Fcret@127.0.0.1:"));
@@ -99,7 +101,7 @@ fn a_password_is_asked_for_on_tcp_only() {
 }
 
 #[test]
-fn a_setting_that_postgres_does_not_know_fails_with_its_own_words() {
+fn an_unknown_setting_fails_with_the_server_s_message() {
     let error = Postgres::builder().config("no_such_setting", "1").start().unwrap_err();
     assert!(matches!(error, StartError::Exited { name: "postgres", .. }), "{error}");
     assert!(error.to_string().contains("no_such_setting"), "{error}");
@@ -120,7 +122,7 @@ fn a_server_is_frozen_killed_revived_and_restarted_on_its_port_with_its_data() {
     assert_eq!(
         session.read(&mut [0; 8]).unwrap_err().kind(),
         ErrorKind::WouldBlock,
-        "backends stand still, too"
+        "backends are stopped too"
     );
     postgres.thaw();
     postgres.execute("postgres", "INSERT INTO kept VALUES (2)").unwrap();
@@ -136,7 +138,7 @@ fn a_server_is_frozen_killed_revived_and_restarted_on_its_port_with_its_data() {
 }
 
 #[test]
-fn the_shared_server_is_one() {
+fn there_is_one_shared_server() {
     assert_eq!(Postgres::shared().pid(), Postgres::shared().pid());
     let database = Postgres::shared().create_database("mine").unwrap();
     Postgres::shared().execute(&database, "SELECT 1").unwrap();

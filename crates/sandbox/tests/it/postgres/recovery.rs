@@ -45,7 +45,7 @@ fn a_backup_is_restored_to_a_name_a_position_a_time_and_the_end() {
 }
 
 #[test]
-fn a_backup_outlives_its_server_and_what_is_restored_can_be_backed_up_again() {
+fn a_backup_outlives_its_server_and_a_restored_server_can_be_backed_up() {
     let postgres = Postgres::builder().archive().start().unwrap();
     postgres.execute("postgres", "CREATE TABLE t AS SELECT 1 AS id").unwrap();
     let backup = postgres.backup().unwrap();
@@ -71,7 +71,7 @@ fn a_backup_outlives_its_server_and_what_is_restored_can_be_backed_up_again() {
 }
 
 #[test]
-fn a_target_that_the_log_does_not_reach_and_a_server_without_an_archive_are_refused() {
+fn an_unreachable_target_and_a_server_without_an_archive_are_rejected() {
     let postgres = Postgres::builder().archive().start().unwrap();
     let backup = postgres.backup().unwrap();
     let error = postgres.restore_to(&backup, RecoveryTarget::Name("never")).unwrap_err();

@@ -3,11 +3,11 @@ use forebay_sandbox::Postgres;
 use super::{authentication, value};
 
 #[test]
-fn rows_come_back_as_they_are() {
+fn query_returns_rows_as_text_with_nulls() {
     let postgres = Postgres::shared();
     let rows = postgres.query("postgres", "SELECT 1, NULL, ''; SELECT 'two', 'é', '\\x00ff'::bytea").unwrap();
     let one = vec![Some("1".to_owned()), None, Some(String::new())];
-    let two = ["two", "é", "\\x00ff"].map(|word| Some(word.to_owned())).to_vec();
+    let two = ["two", "é", "\\x00ff"].map(|text| Some(text.to_owned())).to_vec();
     assert_eq!(rows, [one, two]);
     assert_eq!(postgres.query("postgres", "SELECT WHERE false").unwrap(), Vec::<Vec<_>>::new());
     let long = value(postgres, "SELECT repeat('x', 2000000)");
@@ -19,7 +19,7 @@ fn rows_come_back_as_they_are() {
 }
 
 #[test]
-fn a_changed_setting_counts_from_the_reload_on_or_from_the_restart() {
+fn a_changed_setting_takes_effect_with_a_reload_or_a_restart() {
     for version in [15, 18] {
         let postgres = Postgres::builder().version(version).start().unwrap();
         let old_pid = postgres.pid();
@@ -39,7 +39,7 @@ fn a_changed_setting_counts_from_the_reload_on_or_from_the_restart() {
 }
 
 #[test]
-fn an_immediate_restart_recovers_what_was_committed() {
+fn an_immediate_restart_recovers_committed_data() {
     for version in [15, 18] {
         let postgres = Postgres::builder().version(version).start().unwrap();
         let port = postgres.port();

@@ -10,7 +10,7 @@ const TIMELINE: &str = "SELECT timeline_id FROM pg_control_checkpoint()";
 const IDENTIFIER: &str = "SELECT system_identifier FROM pg_control_system()";
 
 #[test]
-fn a_standby_follows_refuses_writes_and_takes_over_when_it_is_promoted() {
+fn a_standby_replicates_rejects_writes_and_accepts_them_after_promotion() {
     for version in [15, 18] {
         let primary = Postgres::builder().version(version).password("secret").tls().start().unwrap();
         primary.execute("postgres", "CREATE TABLE t AS SELECT 1 AS id").unwrap();
@@ -37,7 +37,7 @@ fn a_standby_follows_refuses_writes_and_takes_over_when_it_is_promoted() {
 }
 
 #[test]
-fn a_standby_has_a_standby_and_both_outlive_their_primary() {
+fn a_standby_can_have_a_standby_and_both_outlive_their_primary() {
     let primary = Postgres::start().unwrap();
     let standby = primary.standby().start().unwrap();
     let cascaded = standby.standby().start().unwrap();
@@ -53,7 +53,7 @@ fn a_standby_has_a_standby_and_both_outlive_their_primary() {
 }
 
 #[test]
-fn a_standby_is_made_of_a_server_that_is_being_written_to() {
+fn a_standby_can_be_created_from_a_busy_primary() {
     const WRITE: &str = "INSERT INTO t SELECT n, repeat('x', 500) FROM generate_series(1, 500) n; \
         CREATE TABLE gone AS SELECT * FROM t LIMIT 500; DROP TABLE gone";
     for version in [15, 18] {
@@ -76,14 +76,14 @@ fn a_standby_is_made_of_a_server_that_is_being_written_to() {
 }
 
 #[test]
-fn a_failover_slot_is_there_after_the_failover() {
+fn a_failover_slot_exists_after_the_failover() {
     let primary = Postgres::builder().version(18).start().unwrap();
     let standby = primary.standby().slot("standby").failover_slots().start().unwrap();
     assert_eq!(value(&primary, "SHOW synchronized_standby_slots"), "standby");
     let create = "SELECT pg_create_logical_replication_slot('app', 'pgoutput', false, false, true)";
     primary.execute("postgres", create).unwrap();
     eventually("the slot is synchronized", || {
-        // The standby needs a snapshot of what runs that is younger than the slot.
+        // The standby needs a running-transactions snapshot younger than the slot.
         primary.execute("postgres", "SELECT pg_log_standby_snapshot()").unwrap();
         let slots = "SELECT count(*) FROM pg_replication_slots WHERE synced AND NOT temporary";
         value(&standby, slots) == "1"
@@ -101,12 +101,12 @@ fn a_failover_slot_is_there_after_the_failover() {
 }
 
 #[test]
-fn a_version_without_failover_slots_says_so() {
+fn a_version_without_failover_slots_fails_with_its_message() {
     let primary = Postgres::builder().version(15).start().unwrap();
     let error = primary.standby().failover_slots().start().unwrap_err();
     assert!(matches!(error, StartError::Exited { .. }), "{error}");
     assert!(error.to_string().contains("sync_replication_slots"), "{error}");
-    assert_eq!(value(&primary, "SELECT count(*) FROM pg_replication_slots"), "0", "nothing is left of it");
+    assert_eq!(value(&primary, "SELECT count(*) FROM pg_replication_slots"), "0", "the slot was dropped");
     primary.kill();
     let error = primary.standby().start().unwrap_err();
     assert!(matches!(error, StartError::Original { .. }), "{error}");

@@ -5,7 +5,7 @@ use forebay_sandbox::{Postgres, StartError};
 use super::value;
 
 #[test]
-fn each_version_is_the_one_that_was_asked_for() {
+fn a_server_has_the_requested_version() {
     for version in [15, 18] {
         let postgres = Postgres::builder().version(version).start().unwrap();
         assert_eq!(postgres.version(), version);
@@ -24,17 +24,17 @@ fn each_version_has_one_shared_server() {
 }
 
 #[test]
-fn a_version_that_is_not_there_fails_and_names_what_installs_it() {
+fn a_missing_version_fails_and_names_the_install_script() {
     let error = Postgres::builder().version(9).start().unwrap_err();
     assert!(matches!(error, StartError::NotFound { .. }), "{error}");
     assert!(error.to_string().contains("run script/bootstrap"), "{error}");
 }
 
 #[test]
-fn no_two_servers_have_one_identifier() {
+fn every_server_has_its_own_system_identifier() {
     let identifier = |version| {
         let postgres = Postgres::builder().version(version).start().unwrap();
-        // Recovery reads the log with the identifier in its head.
+        // Recovery checks the identifier in the WAL files.
         postgres.kill();
         postgres.revive().unwrap();
         value(&postgres, "SELECT system_identifier FROM pg_control_system()")
@@ -44,7 +44,7 @@ fn no_two_servers_have_one_identifier() {
 }
 
 #[test]
-fn both_versions_order_texts_by_bytes_or_by_the_rules_of_a_language() {
+fn both_versions_order_texts_by_bytes_or_by_icu_rules() {
     for version in [15, 18] {
         let postgres = Postgres::shared_version(version);
         let smaller = |database: &str| {

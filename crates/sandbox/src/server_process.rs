@@ -1,0 +1,300 @@
+//! Process of a server: start, control, stop.
+//!
+//! Invariant: at most one process tree of a server runs at a time, in its own folder and on its
+//! own ports.
+//! Enforced by: one mutex around the child; a new one starts only when no process uses the folder.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use libc::c_int;
+
+use crate::error::StartError;
+use crate::folder::Folder;
+use crate::system_user::SystemUser;
+use crate::{proc, spawn};
+
+const POLL: Duration = Duration::from_millis(5);
+const LOG: &str = "log";
+const LOG_LINES: usize = 25;
+
+/// How to start a server; the same for every restart.
+#[derive(Debug)]
+pub(crate) struct LaunchSpec {
+    /// Name in errors.
+    pub(crate) name: &'static str,
+    pub(crate) program: PathBuf,
+    pub(crate) args: Vec<OsString>,
+    /// User of the process, if not the current one.
+    pub(crate) user: Option<SystemUser>,
+    /// Signal that the kernel sends when this process ends.
+    pub(crate) death_signal: c_int,
+    /// Signal of a graceful stop.
+    pub(crate) stop_signal: c_int,
+    /// Timeout of a start, and of a stop.
+    pub(crate) deadline: Duration,
+    /// Unix socket for the readiness check; a TCP port might belong to another server.
+    pub(crate) socket: PathBuf,
+    pub(crate) is_ready: fn(&Path) -> bool,
+}
+
+/// Running server and its folder; dropping it kills the server and removes the folder.
+#[derive(Debug)]
+pub(crate) struct ServerProcess {
+    launch: LaunchSpec,
+    child: Mutex<Child>,
+    folder: Arc<Folder>,
+}
+
+impl ServerProcess {
+    pub(crate) fn start(launch: LaunchSpec, folder: Arc<Folder>) -> Result<ServerProcess, StartError> {
+        let child = start_and_wait(&launch, &folder)?;
+        Ok(ServerProcess { launch, child: Mutex::new(child), folder })
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child().id()
+    }
+
+    pub(crate) fn is_running(&self) -> bool {
+        !has_ended(&mut self.child())
+    }
+
+    pub(crate) fn log(&self) -> String {
+        read_log(&self.folder, 0)
+    }
+
+    pub(crate) fn freeze(&self) {
+        let _child = self.child();
+        proc::stop_processes_in(self.folder.path());
+    }
+
+    pub(crate) fn thaw(&self) {
+        let _child = self.child();
+        self.continue_all();
+    }
+
+    pub(crate) fn kill(&self) {
+        kill_and_reap(&mut self.child(), &self.folder);
+    }
+
+    pub(crate) fn revive(&self) -> Result<(), StartError> {
+        let mut child = self.child();
+        if !has_ended(&mut child) {
+            return Ok(());
+        }
+        proc::kill_processes_in(self.folder.path());
+        let started_at = Instant::now();
+        loop {
+            match start_and_wait(&self.launch, &self.folder) {
+                Ok(new) => {
+                    *child = new;
+                    return Ok(());
+                }
+                // Another process uses the port for a moment. The port must not change, so wait.
+                Err(StartError::PortTaken { .. }) if started_at.elapsed() < self.launch.deadline => {
+                    thread::sleep(POLL)
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    pub(crate) fn stop(&self) -> Result<(), StartError> {
+        self.stop_by(self.launch.stop_signal)
+    }
+
+    pub(crate) fn restart(&self) -> Result<(), StartError> {
+        self.stop()?;
+        self.revive()
+    }
+
+    /// Kills the server and removes its folder now: for statics, which are never dropped.
+    pub(crate) fn discard(&self) {
+        self.kill();
+        self.folder.remove();
+    }
+
+    /// Stops the server with another signal than its usual one.
+    pub(crate) fn stop_by(&self, signal: c_int) -> Result<(), StartError> {
+        let mut child = self.child();
+        if has_ended(&mut child) {
+            return Ok(());
+        }
+        self.continue_all();
+        proc::signal(child.id(), signal);
+        let started_at = Instant::now();
+        while !has_ended(&mut child) {
+            let waited = started_at.elapsed();
+            if waited > self.launch.deadline {
+                let log = last_lines(&read_log(&self.folder, 0));
+                return Err(StartError::Stuck { name: self.launch.name, waited, log });
+            }
+            thread::sleep(POLL);
+        }
+        Ok(())
+    }
+
+    fn continue_all(&self) {
+        for pid in proc::processes_in(self.folder.path()) {
+            proc::signal(pid, libc::SIGCONT);
+        }
+    }
+
+    /// Locks the child. A poisoned lock is fine: each call checks the child's state itself.
+    fn child(&self) -> MutexGuard<'_, Child> {
+        self.child.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for ServerProcess {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Starts the server and waits until it is ready.
+fn start_and_wait(launch: &LaunchSpec, folder: &Folder) -> Result<Child, StartError> {
+    let (command, log_start) = command(launch, folder)?;
+    let spawned = spawn::spawn(command, launch.death_signal);
+    let mut child =
+        spawned.map_err(|source| StartError::Spawn { program: launch.program.clone(), source })?;
+    let started_at = Instant::now();
+    loop {
+        if let Ok(Some(status)) = child.try_wait() {
+            proc::kill_processes_in(folder.path());
+            let (name, log) = (launch.name, read_log(folder, log_start));
+            return Err(match port_taken(launch, &log) {
+                Some(error) => error,
+                None => StartError::Exited { name, status, log: last_lines(&log) },
+            });
+        }
+        if (launch.is_ready)(&launch.socket) {
+            // Postgres starts even if only one of its addresses is free, so its log is checked.
+            return match port_taken(launch, &read_log(folder, log_start)) {
+                Some(error) => {
+                    kill_and_reap(&mut child, folder);
+                    Err(error)
+                }
+                None => Ok(child),
+            };
+        }
+        let waited = started_at.elapsed();
+        if waited > launch.deadline {
+            kill_and_reap(&mut child, folder);
+            let log = last_lines(&read_log(folder, log_start));
+            return Err(StartError::Silent { name: launch.name, waited, log });
+        }
+        thread::sleep(POLL);
+    }
+}
+
+fn port_taken(launch: &LaunchSpec, log: &str) -> Option<StartError> {
+    let taken = log.contains("Address already in use");
+    taken.then(|| StartError::PortTaken { name: launch.name, log: last_lines(log) })
+}
+
+/// Returns the command, which appends to the log, and the log's current length.
+fn command(launch: &LaunchSpec, folder: &Folder) -> Result<(Command, usize), StartError> {
+    let path = folder.path().join(LOG);
+    let open = || {
+        let log = File::options().create(true).append(true).open(&path)?;
+        let length = log.metadata()?.len();
+        Ok((log.try_clone()?, log, length))
+    };
+    let (out, err, length) = open().map_err(|source| StartError::Folder { path: path.clone(), source })?;
+    let mut command = Command::new(&launch.program);
+    command.args(&launch.args).current_dir(folder.path());
+    command.stdin(Stdio::null()).stdout(out).stderr(err);
+    if let Some(user) = launch.user {
+        // As root, std also clears the supplementary groups.
+        command.uid(user.uid).gid(user.gid);
+    }
+    Ok((command, usize::try_from(length).unwrap_or(usize::MAX)))
+}
+
+fn kill_and_reap(child: &mut Child, folder: &Folder) {
+    // Both fail only if the child was reaped before.
+    let _ = child.kill();
+    let _ = child.wait();
+    proc::kill_processes_in(folder.path());
+}
+
+fn has_ended(child: &mut Child) -> bool {
+    !matches!(child.try_wait(), Ok(None))
+}
+
+fn read_log(folder: &Folder, start: usize) -> String {
+    let bytes = fs::read(folder.path().join(LOG)).unwrap_or_default();
+    String::from_utf8_lossy(bytes.get(start..).unwrap_or_default()).into_owned()
+}
+
+/// Returns the last lines of a log.
+pub(crate) fn last_lines(log: &str) -> String {
+    let lines: Vec<_> = log.lines().collect();
+    lines[lines.len().saturating_sub(LOG_LINES)..].join("\n")
+}
+
+/// Implements the control functions for a type with a field `server`.
+macro_rules! server_controls {
+    ($kind:ident) => {
+        impl $kind {
+            /// Returns the pid of the server's main process; of the last one after a kill.
+            pub fn pid(&self) -> u32 {
+                self.server.pid()
+            }
+
+            /// Returns the server's log since its first start.
+            pub fn log(&self) -> String {
+                self.server.log()
+            }
+
+            /// Stops every process of the server with SIGSTOP: its sockets stay open and nothing
+            /// replies. Returns when all processes are stopped.
+            pub fn freeze(&self) {
+                self.server.freeze();
+            }
+
+            /// Continues a frozen server.
+            pub fn thaw(&self) {
+                self.server.thaw();
+            }
+
+            /// Kills every process of the server with SIGKILL and waits until all have ended.
+            pub fn kill(&self) {
+                self.server.kill();
+            }
+
+            /// Starts a server that has ended again, with the same ports, files and settings, and
+            /// waits until it is ready. Does nothing while it runs.
+            ///
+            /// # Errors See the first start.
+            pub fn revive(&self) -> Result<(), StartError> {
+                self.server.revive()
+            }
+
+            /// Stops the server gracefully and waits until it has ended.
+            ///
+            /// # Errors
+            /// If it doesn't stop in time.
+            pub fn stop(&self) -> Result<(), StartError> {
+                self.server.stop()
+            }
+
+            /// Stops the server gracefully, then starts it again.
+            ///
+            /// # Errors
+            /// See the first start; also if the server doesn't stop in time.
+            pub fn restart(&self) -> Result<(), StartError> {
+                self.server.restart()
+            }
+        }
+    };
+}
+pub(crate) use server_controls;

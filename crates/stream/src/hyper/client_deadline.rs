@@ -1,0 +1,97 @@
+//! Deadlines for what the client of a hyper connection must do next.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::time::{Instant, Sleep};
+
+use crate::config::HttpServerConfig;
+use crate::hyper::activity::{ClientWait, ConnectionActivity};
+use crate::server::ServerContext;
+use crate::socket::LINGER;
+
+/// Deadline for the current wait.
+pub(crate) struct ClientDeadline {
+    /// Wait that the deadline was set for.
+    current: (ClientWait, u32),
+    /// HTTP/2: only idle connections are bounded here; requests have their own deadlines.
+    only_idle: bool,
+    /// A graceful shutdown has begun; the idle limit is [`LINGER`].
+    pub(crate) shutting_down: bool,
+}
+
+impl ClientDeadline {
+    /// Creates the deadline of an HTTP/1 connection, which waits for a head since its accept.
+    pub(crate) fn for_first_head() -> ClientDeadline {
+        ClientDeadline { current: (ClientWait::Head, 0), only_idle: false, shutting_down: false }
+    }
+
+    pub(crate) fn for_idle() -> ClientDeadline {
+        ClientDeadline { current: (ClientWait::Busy, 0), only_idle: true, shutting_down: false }
+    }
+
+    /// Ready, with the current wait, when it has exceeded its limit.
+    pub(crate) fn poll(
+        &mut self,
+        activity: &ConnectionActivity,
+        config: &HttpServerConfig,
+        mut deadline: Pin<&mut Sleep>,
+        cx: &mut Context<'_>,
+    ) -> Poll<ClientWait> {
+        let (wait, generation) = activity.client_wait();
+        let (wait, limit) = match wait {
+            ClientWait::Head if !self.only_idle => (wait, config.header_read_timeout),
+            // A TLS connection may be idle here before its first head, which has its own limit.
+            ClientWait::Idle if !self.only_idle && generation == 0 => {
+                (ClientWait::Head, config.header_read_timeout)
+            }
+            ClientWait::Body if !self.only_idle => (wait, config.body_read_timeout),
+            ClientWait::Idle | ClientWait::Head if self.shutting_down => (ClientWait::Idle, LINGER),
+            ClientWait::Idle | ClientWait::Head => (ClientWait::Idle, config.idle_timeout),
+            ClientWait::Body | ClientWait::Busy => {
+                self.current = (ClientWait::Busy, generation);
+                return Poll::Pending;
+            }
+        };
+        if self.current != (wait, generation) {
+            self.current = (wait, generation);
+            deadline.as_mut().reset(Instant::now() + limit);
+        }
+        deadline.poll(cx).map(|()| wait)
+    }
+}
+
+pub(crate) fn count_timeout(wait: ClientWait, context: &ServerContext) {
+    match wait {
+        ClientWait::Head => context.stats.counters().header_timeouts.increment(),
+        ClientWait::Body => context.stats.counters().body_timeouts.increment(),
+        ClientWait::Idle | ClientWait::Busy => {}
+    }
+}
+
+/// Counts the error; returns true if hyper has sent an error response.
+pub(crate) fn count_error(error: &hyper::Error, context: &ServerContext) -> bool {
+    tracing::debug!(%error, "connection failed");
+    let counters = context.stats.counters();
+    if error.is_parse_too_large() {
+        counters.oversized_heads.increment();
+    } else if error.is_parse() {
+        counters.bad_requests.increment();
+    } else if timed_out(error) {
+        counters.slow_clients.increment();
+    }
+    error.is_parse()
+}
+
+fn timed_out(error: &hyper::Error) -> bool {
+    let mut source = std::error::Error::source(error);
+    while let Some(error) = source {
+        if error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::TimedOut) {
+            return true;
+        }
+        source = error.source();
+    }
+    false
+}

@@ -1,0 +1,119 @@
+//! HTTP/1 connections served by hyper: requests with a body, HTTP/1.0, pipelined requests.
+//!
+//! Invariant: every connection ends, even if the client stalls.
+//! Enforced by: [`ClientDeadline`] bounds each wait for the client; `hyper_socket.rs` bounds each
+//! write.
+//!
+//! A live response ends hyper's part. The socket is taken out of hyper once all bytes of earlier
+//! responses are written.
+
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::Poll;
+
+use hyper::server::conn::http1;
+use tokio::time::{Instant, sleep_until};
+
+use crate::h1::response_head;
+use crate::hyper::activity::{ClientWait, ConnectionActivity};
+use crate::hyper::client_deadline::{ClientDeadline, count_error, count_timeout};
+use crate::hyper::http1_drain::{DrainDecision, Http1Drain};
+use crate::hyper::hyper_socket::HyperSocket;
+use crate::hyper::service_adapter::{LiveResponseSlot, ServiceAdapter};
+use crate::live::stream::LiveStreamParts;
+use crate::server::ServerContext;
+use crate::service::{HttpService, ResponseBody};
+use crate::socket::{REQUEST_TIMEOUT, SHUTTING_DOWN, linger, respond_and_linger};
+
+/// Connection of hyper for HTTP/1.
+type Http1<S, B> = http1::Connection<HyperSocket, ServiceAdapter<S, B>>;
+
+/// Drives the connection until it ends, or until a live response can take its socket.
+pub(crate) async fn serve_http1<S, B>(
+    mut conn: Box<Http1<S, B>>,
+    slot: Arc<LiveResponseSlot<B>>,
+    activity: &ConnectionActivity,
+    head_deadline: Instant,
+    context: &ServerContext,
+) -> Option<LiveStreamParts<B>>
+where
+    S: HttpService<B>,
+    B: ResponseBody + Send + 'static,
+{
+    let (mut drain, mut client_deadline) = (Http1Drain::new(context), ClientDeadline::for_first_head());
+    let mut deadline = pin!(sleep_until(head_deadline));
+    let mut is_idle = false;
+    let end = poll_fn(|cx| {
+        drain.poll_started(activity, cx);
+        if let Poll::Ready(done) = Pin::new(&mut *conn).poll(cx) {
+            return Poll::Ready(Http1End::Done(done));
+        }
+        if !slot.is_empty() && !activity.unflushed.get() {
+            return Poll::Ready(Http1End::LiveResponse);
+        }
+        if let Poll::Ready(wait) = client_deadline.poll(activity, &context.config, deadline.as_mut(), cx) {
+            return Poll::Ready(Http1End::TimedOut(wait));
+        }
+        match drain.poll_decision(activity, cx) {
+            Poll::Ready(DrainDecision::RejectHead) => return Poll::Ready(Http1End::DrainExpired),
+            Poll::Ready(decision @ (DrainDecision::AfterResponse | DrainDecision::CloseIdle)) => {
+                is_idle = decision == DrainDecision::CloseIdle;
+                Pin::new(&mut *conn).graceful_shutdown();
+                cx.waker().wake_by_ref();
+            }
+            Poll::Pending => {}
+        }
+        Poll::Pending
+    })
+    .await;
+
+    // The slot is emptied before hyper's state is dropped, because dropping a response runs the
+    // service's code.
+    let (response, parts) = (slot.take(), conn.into_parts());
+    let (discarded, stream) = (parts.read_buf.len(), parts.io.into_stream());
+    drop((parts.read_buf, parts.service));
+    match end {
+        Http1End::LiveResponse => {
+            let (head, body) = response?.into_parts();
+            // A body passed to hyper would hold the socket too, but this one was not passed on.
+            let stream = Arc::into_inner(stream)?;
+            Some(LiveStreamParts {
+                stream,
+                head: response_head::encode_live_head(&head, &response_head::date()),
+                body,
+                discarded,
+            })
+        }
+        Http1End::TimedOut(wait) => {
+            count_timeout(wait, context);
+            // In this state no bytes of an earlier response are unwritten.
+            if wait == ClientWait::Head {
+                respond_and_linger(&stream, REQUEST_TIMEOUT).await;
+            }
+            None
+        }
+        Http1End::DrainExpired => {
+            respond_and_linger(&stream, SHUTTING_DOWN).await;
+            None
+        }
+        Http1End::Done(done) => {
+            let answered = done.map_or_else(|error| count_error(&error, context), |()| !is_idle);
+            if answered {
+                linger(&stream).await;
+            }
+            None
+        }
+    }
+}
+
+/// How hyper's part of an HTTP/1 connection ended.
+pub(crate) enum Http1End {
+    Done(hyper::Result<()>),
+    /// A live response is in the slot.
+    LiveResponse,
+    /// The client missed a deadline.
+    TimedOut(ClientWait),
+    /// The drain's grace ended in the middle of a head.
+    DrainExpired,
+}

@@ -1,0 +1,117 @@
+//! Direct delivery: tasks that write new events to the sockets of waiting tails.
+//!
+//! Invariant: after an event is published, every waiting tail is either written to or woken.
+//! Enforced by: a dropped [`DeliveryTask`], for example at the runtime's end, wakes all tails.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::live::tail::{LastEvent, TailProgress};
+use crate::live::topic::{State, TopicShared};
+
+/// Slots per task; further tasks run in parallel.
+pub(super) const SLOTS_PER_TASK: usize = 128;
+/// Maximum writes of one poll, before other tasks run.
+const WRITES_PER_TURN: usize = 32;
+/// Events that a delivery holds. Tails further behind are woken and read from the ring.
+pub(super) const RECENT_EVENTS: usize = 4;
+
+/// The last events of a topic.
+pub(crate) struct RecentEvents {
+    /// Number of the event that follows them.
+    next: u64,
+    events: Vec<Bytes>,
+    last: LastEvent,
+}
+
+/// Writes recent events to the sockets of a range of slots.
+pub(super) struct DeliveryTask {
+    pub(super) shared: Arc<TopicShared>,
+    /// Slots that are not handled yet.
+    pub(super) slots: Range<usize>,
+}
+
+impl RecentEvents {
+    pub(super) fn from_state(state: &State) -> Option<RecentEvents> {
+        let last = state.ring.back()?.last;
+        let events = state.ring.range(state.ring.len().saturating_sub(RECENT_EVENTS)..);
+        Some(RecentEvents {
+            next: state.next,
+            events: events.map(|event| event.bytes.clone()).collect(),
+            last,
+        })
+    }
+
+    /// Returns the events after `progress`, or `None` if some of them are not held here.
+    pub(crate) fn after(&self, progress: &TailProgress) -> Option<&[Bytes]> {
+        let behind = usize::try_from(self.next.saturating_sub(progress.next)).ok()?;
+        let from = self.events.len().checked_sub(behind)?;
+        Some(&self.events[from..])
+    }
+
+    /// Advances `progress` past all of these events.
+    pub(crate) fn mark_delivered(&self, progress: &mut TailProgress) {
+        if progress.next < self.next {
+            *progress = TailProgress { next: self.next, last: Some(self.last) };
+        }
+    }
+}
+
+impl DeliveryTask {
+    /// Delivers to all tails that wait now.
+    pub(super) async fn run(mut self) {
+        self.split();
+        self.deliver_all().await;
+    }
+
+    /// Keeps the first range of slots and spawns tasks for the others.
+    fn split(&mut self) {
+        let mut state = self.shared.lock();
+        state.delivery_pending = false;
+        let all = state.waiting.len();
+        drop(state);
+        self.slots = 0..all.min(SLOTS_PER_TASK);
+        for from in (SLOTS_PER_TASK..all).step_by(SLOTS_PER_TASK) {
+            let slots = from..all.min(from + SLOTS_PER_TASK);
+            tokio::spawn(DeliveryTask { shared: Arc::clone(&self.shared), slots }.deliver_all());
+        }
+    }
+
+    async fn deliver_all(mut self) {
+        self.deliver_some();
+        while !self.slots.is_empty() {
+            tokio::task::yield_now().await;
+            self.deliver_some();
+        }
+    }
+
+    fn deliver_some(&mut self) {
+        let slots = self.slots.start..self.slots.end.min(self.slots.start + WRITES_PER_TURN);
+        let state = self.shared.lock();
+        let Some(recent) = RecentEvents::from_state(&state) else { return self.slots = 0..0 };
+        let waiting = slots.clone().map(|slot| state.waiting.get(slot).and_then(Option::as_ref));
+        let tails: Vec<_> =
+            waiting.map(|waiter| waiter.map(|waiter| (waiter.tail, waiter.socket.clone()))).collect();
+        drop(state);
+        for (slot, tail) in slots.zip(tails) {
+            match tail {
+                None => {} // no tail waits in this slot
+                Some((tail, Some(socket))) if socket.write_events(tail, &recent) => {}
+                Some(_) => self.shared.wake(slot),
+            }
+            self.slots.start = slot + 1;
+        }
+    }
+}
+
+impl Drop for DeliveryTask {
+    fn drop(&mut self) {
+        if !self.slots.is_empty() {
+            let mut state = self.shared.lock();
+            state.delivery_pending = false;
+            self.shared.wake_all(state);
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! Tail: the response body that yields a topic's events.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::{Body, Frame};
+use tokio::time::Instant;
+
+use crate::live::direct_socket::{self, TailId};
+use crate::live::topic::{TopicShared, WaitingTail};
+
+/// Response body that yields the events published after its subscription.
+#[derive(Debug)]
+pub struct Tail {
+    pub(super) shared: Arc<TopicShared>,
+    pub(super) id: TailId,
+    pub(super) progress: TailProgress,
+    /// Index of its entry in the topic's `waiting`.
+    pub(super) slot: u32,
+    pub(super) is_direct: bool,
+    pub(super) ended: bool,
+}
+
+/// Last event that a tail has yielded, or that was written for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LastEvent {
+    /// Mark given to [`Topic::publish_marked`](crate::Topic::publish_marked).
+    pub mark: u64,
+    /// Time of publication.
+    pub at: Instant,
+}
+
+/// Position of a tail in its topic.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TailProgress {
+    /// Number of the next event.
+    pub(super) next: u64,
+    pub(super) last: Option<LastEvent>,
+}
+
+/// The tail fell behind: events that it hasn't yielded are gone from the ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("fell {behind} events behind a topic that keeps {capacity}")]
+pub struct Lagged {
+    /// Events that the tail hadn't yielded.
+    pub behind: u64,
+    /// Events that the topic keeps.
+    pub capacity: usize,
+}
+
+impl Tail {
+    /// Allows the topic to write events to the stream's socket without polling the body.
+    ///
+    /// Use it only if the response body passes the tail's events on unchanged. A body that inspects
+    /// events, or adds to them, must not use it.
+    ///
+    /// With four or more direct tails, tasks of the runtime in which the topic was created write
+    /// the events, so that runtime must keep running.
+    pub fn direct(mut self) -> Tail {
+        if !std::mem::replace(&mut self.is_direct, true) {
+            self.shared.lock().direct += 1;
+        }
+        self
+    }
+
+    /// Returns the last event that was yielded, or written before the last poll.
+    pub fn last(&self) -> Option<LastEvent> {
+        self.progress.last
+    }
+
+    /// Returns the next event; `None` at the end.
+    pub(super) fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Lagged>>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        if let Some(progress) = direct_socket::take_delegation(self.id) {
+            self.progress = progress;
+        }
+        let mut state = self.shared.lock();
+        let behind = state.next - self.progress.next;
+        if behind == 0 && !state.closed {
+            let delegated = self.is_direct.then(|| direct_socket::delegate_writes(self.id, self.progress));
+            let socket = delegated.flatten();
+            let waiter = &mut state.waiting[self.slot as usize];
+            let is_registered =
+                waiter.as_ref().is_some_and(|waiter| waiter.matches(cx.waker(), socket.as_ref()));
+            let new =
+                (!is_registered).then(|| WaitingTail { tail: self.id, waker: cx.waker().clone(), socket });
+            let former = new.and_then(|new| waiter.replace(new));
+            drop(state);
+            drop(former); // outside the lock, as in `Drop`
+            return Poll::Pending;
+        }
+        let kept = state.ring.len();
+        let event = usize::try_from(behind).ok().and_then(|behind| kept.checked_sub(behind));
+        match event.and_then(|index| state.ring.get(index)) {
+            Some(event) => {
+                self.progress = TailProgress { next: self.progress.next + 1, last: Some(event.last) };
+                Poll::Ready(Some(Ok(event.bytes.clone())))
+            }
+            None => {
+                self.ended = true;
+                let lagged = Lagged { behind, capacity: self.shared.capacity };
+                Poll::Ready((behind > 0).then_some(Err(lagged)))
+            }
+        }
+    }
+}
+
+impl Body for Tail {
+    type Data = Bytes;
+    type Error = Lagged;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Lagged>>> {
+        self.poll_event(cx).map_ok(Frame::data)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.ended
+    }
+}
+
+impl Drop for Tail {
+    fn drop(&mut self) {
+        direct_socket::take_delegation(self.id);
+        let mut state = self.shared.lock();
+        let waiter = state.waiting[self.slot as usize].take();
+        state.direct -= usize::from(self.is_direct);
+        state.free.push(self.slot);
+        if state.free.len() == state.waiting.len() {
+            (state.waiting, state.free) = (Vec::new(), Vec::new());
+        }
+        drop(state);
+        drop(waiter); // may drop a task and run its code, so not under the lock
+    }
+}

@@ -1,0 +1,252 @@
+//! Topic: one sequence of events for any number of streams.
+//!
+//! Invariant: a tail yields every event published after its subscription, in order and without a
+//! gap, or ends with [`Lagged`](crate::Lagged).
+//! Enforced by: events are numbered, and each tail keeps its next number. A tail checks for its
+//! event and stores its waker under the lock under which events are published.
+//! Bounds: the ring holds at most `capacity` events and `max_bytes` bytes, but always the last
+//! event. All tails share it. A tail that falls further behind ends with `Lagged`.
+//!
+//! With [`MIN_DIRECT_TAILS`] or more [direct](Tail::direct) tails, tasks write the events to the
+//! sockets (`delivery.rs`) instead of waking the tails. Publishers never wait for that.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+
+use bytes::Bytes;
+use tokio::runtime::Handle;
+use tokio::time::Instant;
+
+use crate::live::delivery::DeliveryTask;
+use crate::live::direct_socket::{DirectSocket, TailId};
+use crate::live::tail::{LastEvent, Tail, TailProgress};
+
+/// Publishes events to any number of [`Tail`]s.
+///
+/// Clones are handles to the same topic. The tails end after their last event when the topic is
+/// [closed](Topic::close) or its last handle is dropped.
+///
+/// An event is the bytes that clients receive, for example an SSE event: `data: hello\n\n`.
+pub struct Topic {
+    shared: Arc<TopicShared>,
+}
+
+/// State shared by a topic's handles, tails and delivery tasks.
+pub(super) struct TopicShared {
+    pub(super) capacity: usize,
+    max_bytes: usize,
+    /// Runtime in which the topic was created, if any.
+    runtime: Option<Handle>,
+    state: Mutex<State>,
+}
+
+/// Events and tails of a topic.
+pub(super) struct State {
+    pub(super) ring: VecDeque<Event>,
+    /// Bytes of all events in the ring.
+    bytes: usize,
+    /// Number of the next event.
+    pub(super) next: u64,
+    /// Waiting tails by slot.
+    pub(super) waiting: Vec<Option<WaitingTail>>,
+    pub(super) free: Vec<u32>,
+    /// Number of direct tails.
+    pub(super) direct: usize,
+    /// A delivery task has been spawned and hasn't started.
+    pub(super) delivery_pending: bool,
+    handles: usize,
+    pub(super) closed: bool,
+}
+
+/// Published event.
+pub(super) struct Event {
+    pub(super) bytes: Bytes,
+    pub(super) last: LastEvent,
+}
+
+/// Tail that waits for the next event.
+pub(super) struct WaitingTail {
+    pub(super) tail: TailId,
+    pub(super) waker: Waker,
+    /// Socket that the tail has delegated.
+    pub(super) socket: Option<Arc<DirectSocket>>,
+}
+
+/// Wakers called between two acquisitions of the lock.
+const WAKE_BATCH: usize = 128;
+/// With fewer direct tails they are woken instead: at high event rates a few tails read larger
+/// batches than a delivery task writes.
+const MIN_DIRECT_TAILS: usize = 4;
+
+impl Topic {
+    /// Creates a topic that keeps the last `capacity` events for tails that are behind.
+    ///
+    /// # Panics
+    /// If `capacity` is 0.
+    pub fn new(capacity: usize) -> Topic {
+        Topic::bounded(capacity, usize::MAX)
+    }
+
+    /// Creates a topic that keeps at most `capacity` events and `max_bytes` bytes, but always the
+    /// last event.
+    ///
+    /// # Panics
+    /// If `capacity` is 0.
+    pub fn bounded(capacity: usize, max_bytes: usize) -> Topic {
+        assert!(capacity > 0, "a topic keeps at least one event");
+        let state = State {
+            ring: VecDeque::new(),
+            bytes: 0,
+            next: 0,
+            waiting: Vec::new(),
+            free: Vec::new(),
+            direct: 0,
+            delivery_pending: false,
+            handles: 1,
+            closed: false,
+        };
+        let runtime = Handle::try_current().ok();
+        Topic { shared: Arc::new(TopicShared { capacity, max_bytes, runtime, state: Mutex::new(state) }) }
+    }
+
+    /// Publishes `event` to every tail. Never waits; does nothing after [`close`](Topic::close).
+    pub fn publish(&self, event: impl Into<Bytes>) {
+        self.publish_marked(event, 0);
+    }
+
+    /// Publishes `event` with a mark, which [`Tail::last`] returns.
+    pub fn publish_marked(&self, event: impl Into<Bytes>, mark: u64) {
+        let (bytes, last) = (event.into(), LastEvent { mark, at: Instant::now() });
+        let mut state = self.shared.lock();
+        if state.closed || bytes.is_empty() {
+            return;
+        }
+        state.bytes += bytes.len();
+        while state.ring.len() >= self.shared.capacity || state.bytes > self.shared.max_bytes {
+            let Some(oldest) = state.ring.pop_front() else { break };
+            state.bytes -= oldest.bytes.len();
+        }
+        state.ring.push_back(Event { bytes, last });
+        state.next += 1;
+        match &self.shared.runtime {
+            Some(runtime) if state.direct >= MIN_DIRECT_TAILS => {
+                if !std::mem::replace(&mut state.delivery_pending, true) {
+                    drop(state);
+                    let (shared, slots) = (Arc::clone(&self.shared), 0..usize::MAX);
+                    runtime.spawn(DeliveryTask { shared, slots }.run());
+                }
+            }
+            _ => self.shared.wake_all(state),
+        }
+    }
+
+    /// Creates a tail that yields the events published from now on.
+    pub fn subscribe(&self) -> Tail {
+        let mut state = self.shared.lock();
+        let slot = state.free.pop().unwrap_or_else(|| {
+            state.waiting.push(None);
+            u32::try_from(state.waiting.len() - 1).expect("a process has fewer than 2³² sockets")
+        });
+        let progress = TailProgress { next: state.next, last: None };
+        let (shared, id) = (Arc::clone(&self.shared), TailId::new());
+        Tail { shared, id, progress, slot, is_direct: false, ended: false }
+    }
+
+    /// Returns the number of tails.
+    pub fn subscribers(&self) -> usize {
+        let state = self.shared.lock();
+        state.waiting.len() - state.free.len()
+    }
+
+    /// Closes the topic: the tails end after their last event.
+    pub fn close(&self) {
+        let mut state = self.shared.lock();
+        state.closed = true;
+        self.shared.wake_all(state);
+    }
+}
+
+impl Clone for Topic {
+    fn clone(&self) -> Self {
+        self.shared.lock().handles += 1;
+        Topic { shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl Drop for Topic {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.handles -= 1;
+        if state.handles == 0 {
+            state.closed = true;
+            self.shared.wake_all(state);
+        }
+    }
+}
+
+impl fmt::Debug for Topic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Topic").field("subscribers", &self.subscribers()).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for TopicShared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TopicShared").field("capacity", &self.capacity).finish_non_exhaustive()
+    }
+}
+
+impl TopicShared {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes the tail that waits in `slot`.
+    pub(super) fn wake(&self, slot: usize) {
+        let waiter = self.lock().waiting.get_mut(slot).and_then(Option::take);
+        waiter.into_iter().for_each(WaitingTail::wake);
+    }
+
+    /// Wakes all waiting tails, outside the lock and in batches.
+    ///
+    /// A tail that waits again meanwhile may be woken once more. None is missed: a tail that takes
+    /// a slot already passed has checked the state after the change.
+    pub(super) fn wake_all<'a>(&'a self, mut state: MutexGuard<'a, State>) {
+        let mut waiting = [const { None }; WAKE_BATCH];
+        let mut from = 0;
+        loop {
+            let mut taken = 0;
+            while from < state.waiting.len() && taken < WAKE_BATCH {
+                if let Some(waiter) = state.waiting[from].take() {
+                    waiting[taken] = Some(waiter);
+                    taken += 1;
+                }
+                from += 1;
+            }
+            let done = from >= state.waiting.len();
+            drop(state);
+            waiting[..taken].iter_mut().filter_map(Option::take).for_each(WaitingTail::wake);
+            if done {
+                return;
+            }
+            state = self.lock();
+        }
+    }
+}
+
+impl WaitingTail {
+    fn wake(self) {
+        self.waker.wake();
+    }
+
+    /// Returns true if it holds the same task and the same socket.
+    pub(super) fn matches(&self, waker: &Waker, socket: Option<&Arc<DirectSocket>>) -> bool {
+        self.waker.will_wake(waker) && self.socket.as_ref().map(Arc::as_ptr) == socket.map(Arc::as_ptr)
+    }
+}
+
+#[cfg(test)]
+#[path = "topic_tests.rs"]
+mod tests;

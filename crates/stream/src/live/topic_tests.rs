@@ -1,0 +1,337 @@
+//! Tests of topics, tails and direct delivery.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake};
+
+use proptest::prelude::*;
+use tokio::io::AsyncReadExt as _;
+use tokio::net::{TcpListener, TcpStream};
+
+use super::*;
+use crate::h1::socket_writer::SocketWriter;
+use crate::live::delivery::{RECENT_EVENTS, RecentEvents, SLOTS_PER_TASK};
+use crate::live::tail::Lagged;
+
+/// Waker that counts its calls.
+#[derive(Default)]
+struct WakeCounter(AtomicUsize);
+
+impl Wake for WakeCounter {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl WakeCounter {
+    fn times(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+fn poll(tail: &mut Tail, waker: &Waker) -> Poll<Option<Result<Bytes, Lagged>>> {
+    tail.poll_event(&mut Context::from_waker(waker))
+}
+
+fn event(text: &'static str) -> Poll<Option<Result<Bytes, Lagged>>> {
+    Poll::Ready(Some(Ok(Bytes::from_static(text.as_bytes()))))
+}
+
+/// Returns a stream's socket and its client's socket.
+async fn pair() -> (Arc<DirectSocket>, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    let (stream, _) = listener.accept().await.unwrap();
+    (Arc::new(DirectSocket::new(stream, SocketWriter::default())), client)
+}
+
+fn poll_on(socket: &Arc<DirectSocket>, tail: &mut Tail) -> Poll<Option<Result<Bytes, Lagged>>> {
+    socket.poll_body(&mut socket.lock(), || poll(tail, Waker::noop()))
+}
+
+fn deliver(tail: &Tail, socket: &DirectSocket) -> bool {
+    let recent = RecentEvents::from_state(&tail.shared.lock()).unwrap();
+    socket.write_events(tail.id, &recent)
+}
+
+async fn read(client: &mut TcpStream, count: usize) -> String {
+    let mut read = vec![0; count];
+    client.read_exact(&mut read).await.unwrap();
+    String::from_utf8(read).unwrap()
+}
+
+#[tokio::test]
+async fn a_topic_writes_new_events_only_to_delegated_sockets() {
+    let (socket, mut client) = pair().await;
+    let (topic, other) = (Topic::new(2 * RECENT_EVENTS), Topic::new(8));
+    let (mut tail, mut second) = (topic.subscribe().direct(), other.subscribe().direct());
+    topic.publish("early");
+    assert!(!deliver(&tail, &socket), "writes are not delegated");
+    assert_eq!(poll_on(&socket, &mut tail), event("early"));
+    assert!(poll_on(&socket, &mut tail).is_pending() && poll_on(&socket, &mut second).is_pending());
+    topic.publish_marked("one", 7);
+    topic.publish_marked("two", 8);
+    other.publish("else");
+    assert!(!deliver(&second, &socket), "only one tail can delegate a socket");
+    let writer = socket.lock();
+    assert!(!deliver(&tail, &socket), "the stream's task holds the lock");
+    drop(writer);
+    assert!(deliver(&tail, &socket));
+    assert!(deliver(&tail, &socket), "nothing new to write");
+    assert_eq!(read(&mut client, 16).await, "3\r\none\r\n3\r\ntwo\r\n");
+    assert!(poll_on(&socket, &mut tail).is_pending(), "the tail continues after the written events");
+    assert_eq!(tail.last().map(|last| last.mark), Some(8));
+
+    // A tail behind by more events than a delivery holds must read the ring itself.
+    let many: Vec<_> = (0..=RECENT_EVENTS).map(|number| number.to_string()).collect();
+    many.iter().for_each(|text| topic.publish(text.clone()));
+    assert!(!deliver(&tail, &socket));
+    for text in many {
+        assert_eq!(poll_on(&socket, &mut tail), Poll::Ready(Some(Ok(text.into()))));
+    }
+    assert!(!deliver(&tail, &socket), "writes are delegated only while the tail waits");
+
+    // A body drops its tail and subscribes again.
+    assert!(poll_on(&socket, &mut tail).is_pending());
+    let mut next = socket.poll_body(&mut socket.lock(), || {
+        drop(tail);
+        topic.subscribe().direct()
+    });
+    assert!(poll_on(&socket, &mut next).is_pending());
+    topic.publish("again");
+    assert!(deliver(&next, &socket));
+    assert_eq!(read(&mut client, 10).await, "5\r\nagain\r\n");
+}
+
+#[tokio::test]
+async fn events_too_large_for_one_write_are_left_to_the_task() {
+    let (socket, _client) = pair().await;
+    let topic = Topic::new(2 * RECENT_EVENTS);
+    let mut tail = topic.subscribe().direct();
+    assert!(poll_on(&socket, &mut tail).is_pending());
+    let large = Bytes::from(vec![b'x'; 64 << 10]);
+    topic.publish(large.clone());
+    topic.publish(large.clone());
+    assert!(!deliver(&tail, &socket));
+    for _ in 0..2 {
+        assert_eq!(poll_on(&socket, &mut tail), Poll::Ready(Some(Ok(large.clone()))));
+    }
+}
+
+#[tokio::test]
+async fn bytes_that_a_socket_does_not_accept_are_left_to_its_task() {
+    let (socket, client) = pair().await;
+    let topic = Topic::new(8);
+    let mut tail = topic.subscribe().direct();
+    assert!(poll_on(&socket, &mut tail).is_pending());
+    let large = Bytes::from(vec![b'x'; 32 << 20]);
+    topic.publish(large);
+    assert!(!deliver(&tail, &socket));
+    assert!(!socket.lock().output.is_empty());
+    topic.publish("next");
+    assert!(deliver(&tail, &socket), "the task continues after the unsent bytes");
+    socket.lock().output.take_unsent();
+    assert_eq!(poll_on(&socket, &mut tail), event("next"));
+
+    assert!(poll_on(&socket, &mut tail).is_pending());
+    drop(client);
+    socket.stream.readable().await.unwrap();
+    loop {
+        // The first write may succeed; the client's kernel answers it with a reset.
+        topic.publish("too late");
+        if !deliver(&tail, &socket) {
+            break;
+        }
+    }
+    assert!(socket.lock().failure.is_some());
+}
+
+#[tokio::test]
+async fn a_panicking_body_leaves_no_socket_to_the_next_poll() {
+    let (socket, _client) = pair().await;
+    let topic = Topic::new(8);
+    let panics = || socket.poll_body(&mut socket.lock(), || panic!("panic in a body"));
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics)).is_err());
+    let mut tail = topic.subscribe().direct();
+    assert!(poll(&mut tail, Waker::noop()).is_pending());
+    topic.publish("one");
+    assert!(!deliver(&tail, &socket), "the panicked poll left no socket behind");
+    assert_eq!(poll(&mut tail, Waker::noop()), event("one"));
+}
+
+#[test]
+fn tails_are_woken_when_the_topics_runtime_has_ended() {
+    const TAILS: usize = SLOTS_PER_TASK + 2;
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let topic = runtime.block_on(async { Topic::new(4) });
+    let mut tails: Vec<Tail> = (0..TAILS).map(|_| topic.subscribe().direct()).collect();
+    let woken = Arc::new(WakeCounter::default());
+    let waker = Waker::from(Arc::clone(&woken));
+    let sleep =
+        |tails: &mut [Tail]| tails.iter_mut().for_each(|tail| assert!(poll(tail, &waker).is_pending()));
+    let expect_event = |tails: &mut [Tail], text| {
+        tails.iter_mut().for_each(|tail| assert_eq!(poll(tail, &waker), event(text)));
+    };
+    sleep(&mut tails);
+    topic.publish("by a task");
+    assert_eq!(woken.times(), 0, "no delivery task has run");
+    runtime.block_on(async {
+        while woken.times() < TAILS {
+            tokio::task::yield_now().await;
+        }
+    });
+    assert_eq!(woken.times(), TAILS, "tails without a socket are woken");
+    expect_event(&mut tails, "by a task");
+
+    sleep(&mut tails);
+    topic.publish("with its end");
+    drop(runtime);
+    assert_eq!(woken.times(), 2 * TAILS);
+    expect_event(&mut tails, "with its end");
+
+    sleep(&mut tails);
+    topic.publish("after it");
+    assert_eq!(woken.times(), 3 * TAILS);
+    expect_event(&mut tails, "after it");
+}
+
+#[test]
+fn large_events_evict_older_ones_but_never_themselves() {
+    let topic = Topic::bounded(4, 10);
+    let mut tails: Vec<Tail> = (0..3).map(|_| topic.subscribe()).collect();
+    let waker = Waker::noop();
+    topic.publish("0123");
+    topic.publish("4567");
+    assert_eq!(poll(&mut tails[0], waker), event("0123"));
+    topic.publish("89");
+    assert_eq!(poll(&mut tails[0], waker), event("4567"), "ten bytes are kept");
+    topic.publish("a");
+    assert_eq!(poll(&mut tails[1], waker), Poll::Ready(Some(Err(Lagged { behind: 4, capacity: 4 }))));
+    assert_eq!(poll(&mut tails[0], waker), event("89"));
+    topic.publish("more than ten bytes");
+    assert_eq!(poll(&mut tails[0], waker), Poll::Ready(Some(Err(Lagged { behind: 2, capacity: 4 }))));
+    let mut late = topic.subscribe();
+    topic.publish("more than ten bytes, again");
+    assert_eq!(poll(&mut late, waker), event("more than ten bytes, again"));
+    assert_eq!(topic.shared.lock().ring.len(), 1);
+}
+
+#[test]
+fn a_tail_yields_later_events_and_is_woken_once() {
+    let (topic, woken) = (Topic::new(4), Arc::new(WakeCounter::default()));
+    let waker = Waker::from(Arc::clone(&woken));
+    topic.publish("before");
+    let mut tail = topic.subscribe();
+    assert!(poll(&mut tail, &waker).is_pending());
+    topic.publish("one");
+    topic.publish("two");
+    assert_eq!(woken.times(), 1);
+    assert_eq!(poll(&mut tail, &waker), event("one"));
+    assert_eq!(poll(&mut tail, &waker), event("two"));
+    assert!(poll(&mut tail, &waker).is_pending());
+}
+
+#[test]
+fn a_tail_that_falls_too_far_behind_ends_with_lagged() {
+    let topic = Topic::new(2);
+    let (mut slow, mut slower) = (topic.subscribe(), topic.subscribe());
+    let waker = Waker::noop();
+    topic.publish("1");
+    assert_eq!(poll(&mut slow, waker), event("1"));
+    topic.publish("2");
+    topic.publish("3");
+    let lagged = Lagged { behind: 3, capacity: 2 };
+    assert_eq!(poll(&mut slower, waker), Poll::Ready(Some(Err(lagged))));
+    assert_eq!(poll(&mut slower, waker), Poll::Ready(None));
+    assert_eq!(poll(&mut slow, waker), event("2"));
+    assert_eq!(lagged.to_string(), "fell 3 events behind a topic that keeps 2");
+}
+
+#[test]
+fn tails_end_after_the_last_event_when_the_last_handle_is_dropped() {
+    let (topic, woken) = (Topic::new(2), Arc::new(WakeCounter::default()));
+    let waker = Waker::from(Arc::clone(&woken));
+    let mut tail = topic.subscribe();
+    let other = topic.clone();
+    assert!(poll(&mut tail, &waker).is_pending());
+    drop(topic);
+    assert_eq!(woken.times(), 0);
+    other.publish("last");
+    drop(other);
+    assert_eq!(poll(&mut tail, &waker), event("last"));
+    assert_eq!(poll(&mut tail, &waker), Poll::Ready(None));
+}
+
+#[test]
+fn a_dropped_tail_leaves_no_waker_and_the_last_one_no_memory() {
+    let (topic, woken) = (Topic::new(1), Arc::new(WakeCounter::default()));
+    let waker = Waker::from(Arc::clone(&woken));
+    let mut tails: Vec<_> = (0..300).map(|_| topic.subscribe()).collect();
+    assert!(tails.iter_mut().all(|tail| poll(tail, &waker).is_pending()));
+    tails.truncate(200);
+    assert_eq!(topic.subscribers(), 200);
+    topic.publish("to those that are left");
+    assert_eq!(woken.times(), 200);
+    drop(tails);
+    assert_eq!((topic.subscribers(), topic.shared.lock().waiting.capacity()), (0, 0));
+    drop(waker);
+    assert_eq!(Arc::strong_count(&woken), 1);
+}
+
+#[test]
+fn replacing_a_waker_that_owns_a_tail_of_the_same_topic_does_not_deadlock() {
+    struct TailOwner {
+        _other: Tail,
+    }
+    impl Wake for TailOwner {
+        fn wake(self: Arc<Self>) {}
+    }
+    let topic = Topic::new(1);
+    let (mut tail, other) = (topic.subscribe(), topic.subscribe());
+    assert!(poll(&mut tail, &Waker::from(Arc::new(TailOwner { _other: other }))).is_pending());
+    // In another thread, because a failure would be a deadlock.
+    let (done, is_done) = std::sync::mpsc::sync_channel(1);
+    std::thread::spawn(move || {
+        assert!(poll(&mut tail, Waker::noop()).is_pending());
+        done.send(topic.subscribers()).unwrap();
+    });
+    assert_eq!(is_done.recv_timeout(std::time::Duration::from_secs(20)), Ok(1));
+}
+
+proptest! {
+    /// Each step publishes (0), subscribes (1), drops the oldest tail (2) or lets a tail catch up
+    /// (3 and more).
+    #[test]
+    fn every_tail_yields_every_event_in_order_or_ends_with_lagged(
+        steps in proptest::collection::vec(0_u8..8, 0..200),
+        capacity in 1_usize..5,
+    ) {
+        let topic = Topic::new(capacity);
+        let mut tails: Vec<(Tail, u64)> = Vec::new();
+        let mut published = 0_u64;
+        for step in steps {
+            match step {
+                0 => {
+                    topic.publish(published.to_string());
+                    published += 1;
+                }
+                1 => tails.push((topic.subscribe(), published)),
+                2 => drop((!tails.is_empty()).then(|| tails.remove(0))),
+                pick => {
+                    let count = tails.len();
+                    let Some((tail, next)) = tails.get_mut(usize::from(pick) % count.max(1)) else { continue };
+                    while let Poll::Ready(found) = poll(tail, Waker::noop()) {
+                        let Some(Ok(event)) = found else {
+                            prop_assert!(tail.ended && published - *next > capacity as u64);
+                            tails.remove(usize::from(pick) % count);
+                            break;
+                        };
+                        prop_assert_eq!(event, next.to_string());
+                        *next += 1;
+                    }
+                }
+            }
+            prop_assert_eq!(topic.subscribers(), tails.len());
+            prop_assert!(topic.shared.lock().ring.len() <= capacity);
+        }
+    }
+}
