@@ -1,69 +1,71 @@
-//! What of a clause an index can use.
+//! Index conditions: the parts of a clause that an index can look up.
 //!
-//! Invariant: a row of which the clause is true satisfies every condition of at least one alternative; and the clause is
-//! true of a row that satisfies every condition of an alternative without `rest`.
-//! Kept by: a condition is taken only from what a true clause needs; everything else, and what could fail, is `rest`.
+//! Invariant: if the clause is true of a row, the row satisfies every condition of at least one
+//! alternative. If a row satisfies every condition of an alternative without `rest`, the clause is
+//! true of it.
+//! Enforced by: a condition is derived only from what the clause requires. Everything else, and
+//! everything that could fail, is `rest`.
 
-use super::key::Key;
+use super::index_key::IndexKey;
 use super::typing::expr::{Binary, Comparison, Expr};
-use super::typing::{Scalar, Type};
+use super::typing::{Scalar, SqlType};
 use super::value::array::Array;
-use super::value::{Value, like};
+use super::value::{SqlValue, like};
 
-/// One way in which the clause can be true.
+/// One way in which a clause can be true.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Alternative {
-    /// All of them hold where the clause is true in this way. None: it may be true of any row.
-    pub conditions: Vec<Condition>,
-    /// Whether there is more to it: rows that satisfy the conditions must still be tried. If not, the clause is true of them.
+    /// Conditions that all hold if the clause is true in this way. Empty: any row may satisfy it.
+    pub conditions: Vec<IndexCondition>,
+    /// The conditions are not the whole clause: rows that satisfy them must still be evaluated.
     pub rest: bool,
 }
 
-/// What an index can look up. Columns are by their places in the schema.
+/// What an index can look up. Columns are positions in the schema.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Condition {
-    /// The column's key is one of these: `=` and IN.
+pub enum IndexCondition {
+    /// The column's key is one of these: `=`, IN.
     Equals {
         /// The column.
         column: usize,
-        /// In order, and each once; never empty.
-        keys: Vec<Key>,
+        /// Sorted, without duplicates, never empty.
+        keys: Vec<IndexKey>,
     },
-    /// The column's key is within these bounds.
+    /// The column's key is within these bounds: `<`, `<=`, `>`, `>=`, BETWEEN.
     Range {
         /// The column.
         column: usize,
-        /// Not below.
+        /// Lower bound; `None` is unbounded.
         lower: Option<Bound>,
-        /// Not above.
+        /// Upper bound; `None` is unbounded.
         upper: Option<Bound>,
     },
-    /// The column's text begins with this: LIKE.
+    /// The column's text begins with this prefix: LIKE.
     Prefix {
         /// The column.
         column: usize,
         /// Never empty.
         prefix: String,
     },
-    /// The array column has all of these elements: `@>` and `= ANY (column)`.
+    /// The array column has all of these elements: `@>`, `= ANY (column)`.
     Elements {
         /// The column.
         column: usize,
-        /// In order, and each once; never empty.
-        keys: Vec<Key>,
+        /// Sorted, without duplicates, never empty.
+        keys: Vec<IndexKey>,
     },
 }
 
-/// An end of a range.
+/// A bound of a range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bound {
     /// The value.
-    pub key: Key,
-    /// Whether the value itself is within.
+    pub key: IndexKey,
+    /// Whether the range includes the key.
     pub inclusive: bool,
 }
 
-/// The alternatives; none at all if the clause is never true.
+/// Returns the alternatives of a clause; none if it is never true.
 pub(super) fn of(expr: &Expr) -> Vec<Alternative> {
     match expr {
         Expr::Or(operands) => {
@@ -72,7 +74,7 @@ pub(super) fn of(expr: &Expr) -> Vec<Alternative> {
                 return vec![Alternative { conditions: Vec::new(), rest: true }];
             }
             if alternatives.len() < operands.len() || !is_of_one_column(&alternatives) {
-                // An operand before the one that holds is evaluated too, and may fail.
+                // Postgres also evaluates the operands before the one that is true, and they may fail.
                 alternatives.iter_mut().for_each(|alternative| alternative.rest = true);
             }
             alternatives
@@ -86,18 +88,18 @@ fn all(operands: &[Expr]) -> Vec<Alternative> {
     let mut found = Alternative::default();
     for operand in operands {
         match simple(operand) {
-            Simple::Never => return Vec::new(),
-            Simple::Always => {}
-            Simple::Exactly(condition) => add(&mut found.conditions, condition),
-            Simple::AtLeast(condition) => {
+            OperandNeed::Never => return Vec::new(),
+            OperandNeed::Always => {}
+            OperandNeed::Exactly(condition) => add(&mut found.conditions, condition),
+            OperandNeed::AtLeast(condition) => {
                 add(&mut found.conditions, condition);
                 found.rest = true;
             }
-            Simple::Other => found.rest = true,
+            OperandNeed::Other => found.rest = true,
         }
     }
     if found.conditions.is_empty() && operands.len() > 1 {
-        // An OR among them may do as well.
+        // No operand has a condition: the alternatives of an OR among them can be used.
         for operand in operands.iter().filter(|operand| matches!(operand, Expr::Or(_))) {
             let mut alternatives = of(operand);
             if alternatives.iter().all(|alternative| !alternative.conditions.is_empty()) {
@@ -109,49 +111,52 @@ fn all(operands: &[Expr]) -> Vec<Alternative> {
     vec![found]
 }
 
-/// Whether a row whose column can be read can't make any of them fail.
+/// Returns whether all conditions are on one column and complete. Then no alternative can fail on a
+/// row whose column can be parsed.
 fn is_of_one_column(alternatives: &[Alternative]) -> bool {
     let mut columns =
-        alternatives.iter().flat_map(|alternative| &alternative.conditions).map(Condition::column);
+        alternatives.iter().flat_map(|alternative| &alternative.conditions).map(IndexCondition::column);
     let first = columns.next();
     columns.all(|column| Some(column) == first) && alternatives.iter().all(|alternative| !alternative.rest)
 }
 
-impl Condition {
-    /// The column that it is about, by its place in the schema.
+impl IndexCondition {
+    /// Returns the column's position in the schema.
     pub fn column(&self) -> usize {
         match self {
-            Condition::Equals { column, .. }
-            | Condition::Range { column, .. }
-            | Condition::Prefix { column, .. }
-            | Condition::Elements { column, .. } => *column,
+            IndexCondition::Equals { column, .. }
+            | IndexCondition::Range { column, .. }
+            | IndexCondition::Prefix { column, .. }
+            | IndexCondition::Elements { column, .. } => *column,
         }
     }
 }
 
-/// What one operand of an AND needs.
-enum Simple {
+/// What one operand of an AND requires of a row.
+enum OperandNeed {
     Never,
     Always,
-    Exactly(Condition),
-    AtLeast(Condition),
+    Exactly(IndexCondition),
+    AtLeast(IndexCondition),
     Other,
 }
 
-fn simple(expr: &Expr) -> Simple {
+fn simple(expr: &Expr) -> OperandNeed {
     match expr {
-        Expr::Const(Some(Value::Bool(true))) => Simple::Always,
-        Expr::Const(_) => Simple::Never,
-        Expr::Column { index, kind: Type::BOOL } => equals(*index, Scalar::Bool, &[Value::Bool(true)]),
+        Expr::Const(Some(SqlValue::Bool(true))) => OperandNeed::Always,
+        Expr::Const(_) => OperandNeed::Never,
+        Expr::Column { index, kind: SqlType::BOOL } => equals(*index, Scalar::Bool, &[SqlValue::Bool(true)]),
         Expr::Not(operand) => match **operand {
-            Expr::Column { index, kind: Type::BOOL } => equals(index, Scalar::Bool, &[Value::Bool(false)]),
-            _ => Simple::Other,
+            Expr::Column { index, kind: SqlType::BOOL } => {
+                equals(index, Scalar::Bool, &[SqlValue::Bool(false)])
+            }
+            _ => OperandNeed::Other,
         },
         Expr::Distinct { negated: true, blank, operands } => match column_and_constant(operands) {
-            Some((column, Type::Scalar(scalar), value, _)) if has_keys_for(scalar, *blank) => {
+            Some((column, SqlType::Scalar(scalar), value, _)) if has_keys_for(scalar, *blank) => {
                 equals(column, scalar, std::slice::from_ref(value))
             }
-            _ => Simple::Other,
+            _ => OperandNeed::Other,
         },
         Expr::Binary(Binary::Compare { comparison, blank }, operands) => {
             compare(*comparison, *blank, operands)
@@ -161,10 +166,10 @@ fn simple(expr: &Expr) -> Simple {
             let (whole, part) = if *turned { (1, 0) } else { (0, 1) };
             match (&operands[whole], &operands[part]) {
                 (
-                    Expr::Column { index, kind: Type::Array(scalar) },
-                    Expr::Const(Some(Value::Array(array))),
+                    Expr::Column { index, kind: SqlType::Array(scalar) },
+                    Expr::Const(Some(SqlValue::Array(array))),
                 ) if has_keys_for(*scalar, *blank) => elements(*index, *scalar, array),
-                _ => Simple::Other,
+                _ => OperandNeed::Other,
             }
         }
         Expr::Quantified {
@@ -172,18 +177,19 @@ fn simple(expr: &Expr) -> Simple {
             all: false,
             operands,
         } => any(*blank, operands),
-        _ => Simple::Other,
+        _ => OperandNeed::Other,
     }
 }
 
-/// Whether keys of the column's type are equal exactly where the comparison says so. A text that is compared as a bpchar
-/// has blanks in its key that don't count.
+/// Returns whether keys of the column's type are equal exactly if the comparison holds.
+///
+/// Not so for a text column that is compared as a bpchar: its key has the trailing blanks.
 fn has_keys_for(scalar: Scalar, blank: bool) -> bool {
     blank == (scalar == Scalar::Bpchar)
 }
 
-/// The column, its type, the constant, and whether the constant stands first.
-fn column_and_constant(operands: &[Expr; 2]) -> Option<(usize, Type, &Value<'static>, bool)> {
+/// Returns the column, its type, the constant, and whether the constant is the left operand.
+fn column_and_constant(operands: &[Expr; 2]) -> Option<(usize, SqlType, &SqlValue<'static>, bool)> {
     match operands {
         [Expr::Column { index, kind }, Expr::Const(Some(value))] => Some((*index, *kind, value, false)),
         [Expr::Const(Some(value)), Expr::Column { index, kind }] => Some((*index, *kind, value, true)),
@@ -191,96 +197,98 @@ fn column_and_constant(operands: &[Expr; 2]) -> Option<(usize, Type, &Value<'sta
     }
 }
 
-fn compare(comparison: Comparison, blank: bool, operands: &[Expr; 2]) -> Simple {
-    let Some((column, Type::Scalar(scalar), value, turned)) = column_and_constant(operands) else {
-        return Simple::Other;
+fn compare(comparison: Comparison, blank: bool, operands: &[Expr; 2]) -> OperandNeed {
+    let Some((column, SqlType::Scalar(scalar), value, turned)) = column_and_constant(operands) else {
+        return OperandNeed::Other;
     };
     if !has_keys_for(scalar, blank) {
-        return Simple::Other;
+        return OperandNeed::Other;
     }
     let comparison = if turned { comparison.turned() } else { comparison };
-    let bound = |inclusive| Key::of(value, scalar).map(|key| Bound { key, inclusive });
+    let bound = |inclusive| IndexKey::of(value, scalar).map(|key| Bound { key, inclusive });
     let (lower, upper) = match comparison {
         Comparison::Equal => return equals(column, scalar, std::slice::from_ref(value)),
-        Comparison::NotEqual => return Simple::Other,
+        Comparison::NotEqual => return OperandNeed::Other,
         Comparison::Less => (None, bound(false)),
         Comparison::LessOrEqual => (None, bound(true)),
         Comparison::Greater => (bound(false), None),
         Comparison::GreaterOrEqual => (bound(true), None),
     };
     match lower.is_some() || upper.is_some() {
-        true => Simple::Exactly(Condition::Range { column, lower, upper }),
-        false => Simple::Other,
+        true => OperandNeed::Exactly(IndexCondition::Range { column, lower, upper }),
+        false => OperandNeed::Other,
     }
 }
 
-fn equals(column: usize, scalar: Scalar, values: &[Value<'static>]) -> Simple {
-    let keys: Option<Vec<_>> = values.iter().map(|value| Key::of(value, scalar)).collect();
+fn equals(column: usize, scalar: Scalar, values: &[SqlValue<'static>]) -> OperandNeed {
+    let keys: Option<Vec<_>> = values.iter().map(|value| IndexKey::of(value, scalar)).collect();
     match keys.map(sorted) {
-        Some(keys) if keys.is_empty() => Simple::Never,
-        Some(keys) => Simple::Exactly(Condition::Equals { column, keys }),
-        None => Simple::Other,
+        Some(keys) if keys.is_empty() => OperandNeed::Never,
+        Some(keys) => OperandNeed::Exactly(IndexCondition::Equals { column, keys }),
+        None => OperandNeed::Other,
     }
 }
 
-fn prefix(operands: &[Expr; 2]) -> Simple {
-    let [Expr::Column { index, kind: Type::Scalar(scalar) }, Expr::Const(Some(Value::Text(pattern)))] =
+fn prefix(operands: &[Expr; 2]) -> OperandNeed {
+    let [Expr::Column { index, kind: SqlType::Scalar(scalar) }, Expr::Const(Some(SqlValue::Text(pattern)))] =
         operands
     else {
-        return Simple::Other;
+        return OperandNeed::Other;
     };
     let (prefix, whole) = like::prefix(pattern);
-    // The padding of a bpchar is part of what LIKE sees, and no part of its key.
+    // LIKE sees the padding of a bpchar, and the key does not have it.
     if *scalar == Scalar::Bpchar || prefix.is_empty() {
-        return Simple::Other;
+        return OperandNeed::Other;
     }
-    let condition = Condition::Prefix { column: *index, prefix };
-    if whole { Simple::Exactly(condition) } else { Simple::AtLeast(condition) }
+    let condition = IndexCondition::Prefix { column: *index, prefix };
+    if whole { OperandNeed::Exactly(condition) } else { OperandNeed::AtLeast(condition) }
 }
 
-/// `column = ANY (constant)`, or `constant = ANY (column)`.
-fn any(blank: bool, operands: &[Expr; 2]) -> Simple {
+/// Handles `column = ANY (constant)` and `constant = ANY (column)`.
+fn any(blank: bool, operands: &[Expr; 2]) -> OperandNeed {
     match operands {
-        [Expr::Column { index, kind: Type::Scalar(scalar) }, Expr::Const(Some(Value::Array(array)))]
-            if has_keys_for(*scalar, blank) =>
-        {
+        [
+            Expr::Column { index, kind: SqlType::Scalar(scalar) },
+            Expr::Const(Some(SqlValue::Array(array))),
+        ] if has_keys_for(*scalar, blank) => {
             let values: Vec<_> = array.items.iter().flatten().cloned().collect();
             equals(*index, *scalar, &values)
         }
-        [Expr::Const(Some(value)), Expr::Column { index, kind: Type::Array(scalar) }]
+        [Expr::Const(Some(value)), Expr::Column { index, kind: SqlType::Array(scalar) }]
             if has_keys_for(*scalar, blank) =>
         {
             elements(*index, *scalar, &Array::list(vec![Some(value.clone())]))
         }
-        _ => Simple::Other,
+        _ => OperandNeed::Other,
     }
 }
 
-fn elements(column: usize, scalar: Scalar, array: &Array) -> Simple {
+fn elements(column: usize, scalar: Scalar, array: &Array) -> OperandNeed {
     if array.items.contains(&None) {
-        return Simple::Never;
+        return OperandNeed::Never;
     }
-    let keys: Option<Vec<_>> = array.items.iter().flatten().map(|value| Key::of(value, scalar)).collect();
+    let keys: Option<Vec<_>> =
+        array.items.iter().flatten().map(|value| IndexKey::of(value, scalar)).collect();
     match keys.map(sorted) {
-        Some(keys) if !keys.is_empty() => Simple::Exactly(Condition::Elements { column, keys }),
-        _ => Simple::Other,
+        Some(keys) if !keys.is_empty() => OperandNeed::Exactly(IndexCondition::Elements { column, keys }),
+        _ => OperandNeed::Other,
     }
 }
 
-fn sorted(mut keys: Vec<Key>) -> Vec<Key> {
+fn sorted(mut keys: Vec<IndexKey>) -> Vec<IndexKey> {
     keys.sort_unstable();
     keys.dedup();
     keys
 }
 
-/// Ranges of one column become one.
-fn add(conditions: &mut Vec<Condition>, condition: Condition) {
-    let Condition::Range { column, lower, upper } = condition else {
+/// Adds a condition. Ranges on one column are intersected.
+fn add(conditions: &mut Vec<IndexCondition>, condition: IndexCondition) {
+    let IndexCondition::Range { column, lower, upper } = condition else {
         conditions.push(condition);
         return;
     };
     for other in conditions.iter_mut() {
-        if let Condition::Range { column: same, lower: least, upper: most } = other
+        if let IndexCondition::Range { column: same, lower: least, upper: most } = other
             && *same == column
         {
             let tighter_lower = |bound: &Bound, least: &Bound| {
@@ -302,7 +310,7 @@ fn add(conditions: &mut Vec<Condition>, condition: Condition) {
             return;
         }
     }
-    conditions.push(Condition::Range { column, lower, upper });
+    conditions.push(IndexCondition::Range { column, lower, upper });
 }
 
 #[cfg(test)]
@@ -320,14 +328,14 @@ mod tests {
         Schema { table: None, columns, database_collation, server_version: 15 }
     }
 
-    /// How many conditions each alternative has, and whether there is more to it.
+    /// Returns the number of conditions of each alternative, and its `rest`.
     fn alternatives(clause: &str) -> Vec<(usize, bool)> {
         let filter = Filter::parse(clause, &[], &schema(Collation::C)).unwrap();
         filter.conditions().iter().map(|found| (found.conditions.len(), found.rest)).collect()
     }
 
     #[test]
-    fn a_text_that_is_compared_without_its_blanks_has_no_key_for_that() {
+    fn a_text_column_that_is_compared_as_bpchar_has_no_condition() {
         for clause in [
             "t::bpchar = 'a'",
             "t::bpchar > 'a'",
@@ -343,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn an_or_must_be_tried_where_an_operand_before_may_fail() {
+    fn an_or_is_not_exact_if_an_earlier_operand_may_fail() {
         assert_eq!(alternatives("i = 1 OR i > 5"), [(1, false), (1, false)]);
         assert_eq!(alternatives("(1 / j = 1 AND i = 5) OR i = 1"), [(1, true), (1, true)]);
         assert_eq!(alternatives("(1 / j = 1 AND NULL) OR i = 1"), [(1, true)]);
@@ -351,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_have_ranges_only_where_they_are_ordered_by_bytes() {
+    fn texts_have_ranges_only_under_collations_that_order_by_bytes() {
         assert_eq!(alternatives("t > 'a'"), [(1, false)]);
         for collation in [
             Collation::Libc("en_US.UTF-8".to_owned()),

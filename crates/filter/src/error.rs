@@ -1,66 +1,68 @@
-//! Why a where clause is refused, and why a row can't be judged.
+//! Errors: why a where clause is refused, and why a clause fails on a row.
+//!
+//! The texts are sent to clients and follow Postgres' own. They must not change.
 
 use std::borrow::Cow;
 
 use thiserror::Error;
 
-/// What stands before the clause where Postgres reads it; places are counted from its beginning.
+/// The query in front of the clause. Locations count from its start, as in Electric.
 pub(crate) const PREFIX: &str = "SELECT 1 WHERE ";
 
-/// Why a where clause is refused. Its text may be shown to whoever wrote the clause.
+/// Why a where clause is refused. The text may be shown to the client that sent the clause.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FilterError {
-    /// Longer than we read.
+    /// The clause and its parameters are longer than allowed.
     #[error("the where clause has {bytes} bytes, more than the {limit} allowed")]
     TooLong {
-        /// The length.
+        /// Their length, in bytes.
         bytes: usize,
-        /// The longest that is read.
+        /// Greatest length, in bytes.
         limit: usize,
     },
-    /// Nested deeper than we follow.
+    /// The clause is nested deeper than allowed.
     #[error("the where clause is nested more than {limit} levels deep")]
     TooDeep {
-        /// The deepest that is followed.
+        /// Greatest depth.
         limit: usize,
     },
-    /// Not SQL, in Postgres' words.
+    /// The clause is not valid SQL syntax. The message is Postgres' own.
     #[error("At location {location}: {message}")]
     Syntax {
-        /// The character in `SELECT 1 WHERE …`, from 0, as libpg_query counts.
+        /// Position in `SELECT 1 WHERE …`, in characters from 0, as libpg_query counts.
         location: usize,
-        /// Such as `syntax error at or near "x"`.
+        /// For example `syntax error at or near "x"`.
         message: String,
     },
-    /// SQL that Postgres refuses, in its words.
+    /// Postgres refuses the clause. The message is Postgres' own.
     #[error("{message}")]
     Invalid {
-        /// Postgres' code for it.
+        /// Postgres' SQLSTATE.
         sqlstate: &'static str,
-        /// Such as `column "x" does not exist`.
+        /// For example `column "x" does not exist`.
         message: String,
-        /// The character in `SELECT 1 WHERE …`, from 0, as libpg_query counts.
+        /// Position in `SELECT 1 WHERE …`, in characters from 0, as libpg_query counts.
         location: usize,
     },
-    /// SQL that Postgres may well accept, and that this filter can't judge exactly as Postgres does.
+    /// Postgres may accept the clause, but filters don't support it.
     #[error("{what} not supported in where clauses")]
     Unsupported {
-        /// Names the construct: `the type jsonb is`, `subqueries are`.
+        /// The construct, with its verb: `the type jsonb is`, `subqueries are`.
         what: String,
-        /// The character in `SELECT 1 WHERE …`, from 0, as libpg_query counts.
+        /// Position in `SELECT 1 WHERE …`, in characters from 0, as libpg_query counts.
         location: usize,
     },
-    /// A `$n` without a value.
+    /// A `$n` has no value.
     #[error("there is no value for parameter ${number}")]
     NoParameter {
-        /// Its number.
+        /// The parameter's number, from 1.
         number: usize,
     },
 }
 
 impl FilterError {
-    /// Postgres' code for it; `0A000` for what only we don't do.
+    /// Returns Postgres' SQLSTATE. `0A000`: supported by Postgres, not by filters.
     pub fn sqlstate(&self) -> &'static str {
         match self {
             FilterError::TooLong { .. } | FilterError::TooDeep { .. } => "54001",
@@ -79,21 +81,21 @@ impl FilterError {
         FilterError::Invalid { sqlstate, message, location: location(text, at) }
     }
 
-    /// `what` is a plural: `subqueries`.
+    /// `what` is a plural noun: `subqueries`.
     pub(crate) fn unsupported(text: &str, at: usize, what: &str) -> Self {
         FilterError::Unsupported { what: format!("{what} are"), location: location(text, at) }
     }
 }
 
-/// As libpg_query counts: characters, from 0.
+/// Converts a byte position in the clause to a location: characters from 0, as libpg_query counts.
 pub(crate) fn location(text: &str, at: usize) -> usize {
     let before = text.get(..at).unwrap_or(text);
     PREFIX.len() + before.chars().count()
 }
 
-/// Why a row can't be judged: what Postgres would say of the same row.
+/// Why a clause fails on a row: the error that Postgres reports for the row.
 ///
-/// It never holds what the row holds, and may be logged.
+/// The text never holds values of the row, and may be logged.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("{message}")]
 pub struct EvalError {
@@ -114,7 +116,8 @@ impl EvalError {
         EvalError::new("22012", "division by zero")
     }
 
-    /// Postgres' code: `22012` for a division by zero. `0A000` where Postgres has an answer, and we can't be sure of it.
+    /// Returns Postgres' SQLSTATE, such as `22012` for a division by zero. `0A000`: Postgres has a result,
+    /// but it differs between versions or collation providers.
     pub fn sqlstate(&self) -> &'static str {
         self.sqlstate
     }

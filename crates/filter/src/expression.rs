@@ -1,37 +1,36 @@
-//! Clauses that only Postgres judges: read into a tree, and written again from it.
+//! Clauses that Postgres evaluates: parsed into a syntax tree and written again as SQL.
 //!
-//! Invariant: nothing that a client wrote reaches Postgres as it was written. [`Expression::sql`]
-//! is written from a tree: every name in double quotes, every text in single quotes (for
-//! `standard_conforming_strings = on`), every operand in parentheses. It has no subquery, no
-//! aggregate, no window, no row and no `*`, for the tree can't hold any.
-//! Invariant: every column is one of the schema's; a name that isn't is refused in Postgres' words.
-//! Not here: which functions, operators and types may be used. The caller asks
-//! [`Expression::calls`], [`Expression::operators`] and [`Expression::types`], and refuses what it
-//! doesn't know.
+//! Invariant: text from a client never reaches Postgres verbatim. [`Expression::sql`] is written from
+//! the tree: names in double quotes, texts in single quotes (for `standard_conforming_strings = on`),
+//! operands in parentheses. The tree cannot hold subqueries, aggregates, window functions, rows or `*`.
+//! Invariant: every column is a column of the schema. Other names are refused with Postgres' message.
+//! Enforced by: `parsing_sql_again_gives_the_same_tree` (below).
+//! Out of scope: which functions, operators and types are allowed. The caller checks
+//! [`Expression::calls`], [`Expression::operators`] and [`Expression::types`].
 //!
-//! Bounds: a clause's length and depth, as for [`Filter`](super::Filter); [`MAX_CALLS`] calls,
-//! since Postgres looks at its statement_timeout only between rows and frees nothing within one;
-//! and [`MAX_NESTED`] calls, casts and arrays within one another, since each may make its value
-//! several times as long. What makes a new value counts as a call: operators that add up their
-//! operands' lengths, casts, and each copy of a column in an array or a list of arguments.
+//! Bounds: length and depth as for [`Filter`](super::Filter). At most [`MAX_CALLS`] calls: Postgres
+//! checks statement_timeout only between rows and frees no memory within a row. At most
+//! [`MAX_NESTED`] nested calls, casts and arrays: each may multiply the length of its value. Counted as
+//! calls: operators that add the lengths of their operands, casts, and each copy of a column in an
+//! array or an argument list.
 
 use std::collections::BTreeSet;
 
 use super::error::{FilterError, location};
 use super::schema::Schema;
-use super::syntax::{self, Kind, Tree, TypeName};
+use super::syntax::{self, SyntaxKind, SyntaxTree, TypeName};
 use super::{check_length, typing};
 
-/// Function calls, and whatever else makes a new value of a row's.
+/// Most function calls and other operations that create a value from a row's value.
 const MAX_CALLS: usize = 32;
-/// Calls, casts, arrays and [`LENGTHENING`] operators within one another.
+/// Deepest nesting of calls, casts, arrays and [`LENGTHENING`] operators.
 const MAX_NESTED: usize = 8;
-/// Operators whose value may be as long as both operands together, and may take as long to make as
-/// one is long times the other: those of text, arrays, jsonb, tsquery, numeric and path.
+/// Operators whose result may be as long as both operands together, and whose time may be the product
+/// of both lengths. They are operators of text, arrays, jsonb, tsquery, numeric and path.
 const LENGTHENING: &[&str] = &["||", "&&", "<->", "^", "+", "*", "/", "%"];
-/// Those that don't if both operands are of [`FIXED_LENGTH`].
+/// [`LENGTHENING`] operators whose result has a fixed length if both operands are [`FIXED_LENGTH`].
 const ARITHMETIC: &[&str] = &["+", "*", "/", "%"];
-/// Types whose values are all of one length, and whose arithmetic makes only such values.
+/// Types of fixed length whose arithmetic results in types of fixed length.
 const FIXED_LENGTH: &[&str] = &[
     "int2",
     "int4",
@@ -46,19 +45,19 @@ const FIXED_LENGTH: &[&str] = &[
     "timestamptz",
     "interval",
 ];
-/// The largest number in parentheses after a type's name: `char(n)` and `bit(n)` fill up to it.
+/// Greatest type modifier: `char(n)` and `bit(n)` pad to it.
 const MAX_MODIFIER: i32 = 1024;
 
 /// An enum that a clause may name as a type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EnumType {
-    /// Its schema.
+    /// The enum's schema.
     pub schema: String,
     /// pg_type.typname.
     pub name: String,
 }
 
-/// A where clause that was read, and is judged by Postgres alone.
+/// A where clause that Postgres evaluates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expression {
     sql: String,
@@ -69,11 +68,12 @@ pub struct Expression {
 }
 
 impl Expression {
-    /// Reads a clause; `$1` stands for `params[0]`, as a constant in quotes would. Types are of
-    /// `pg_catalog`, or one of `enums`; an enum may be named without its schema.
+    /// Parses a clause. `$1` is replaced by `params[0]`, as a constant in quotes.
+    ///
+    /// Types are of `pg_catalog` or in `enums`. An enum may be named without its schema.
     ///
     /// # Errors
-    /// See [`FilterError`]: what the grammar doesn't know is refused by name.
+    /// See [`FilterError`]. Constructs outside the grammar are refused by name.
     pub fn parse(
         text: &str,
         params: &[&str],
@@ -86,7 +86,7 @@ impl Expression {
             return Err(FilterError::invalid(text, 0, "22021", message));
         }
         let tree = syntax::parse(text, params, schema.server_version, enums)?;
-        let mut reader = Reader {
+        let mut reader = ExpressionReader {
             text,
             schema,
             enums,
@@ -103,33 +103,33 @@ impl Expression {
         Ok(reader.found)
     }
 
-    /// The clause, written anew: one expression, whatever stands around it in parentheses.
+    /// Returns the clause as SQL: one expression, which may be embedded in another without parentheses.
     pub fn sql(&self) -> &str {
         &self.sql
     }
 
-    /// The columns that it names, by their places in [`Schema::columns`], in order.
+    /// Returns the columns that the clause names, as positions in [`Schema::columns`], sorted.
     pub fn columns(&self) -> impl Iterator<Item = usize> + '_ {
         self.columns.iter().copied()
     }
 
-    /// The functions that it calls, without a schema, each with the number of its arguments.
+    /// Returns the functions that the clause calls, without a schema, with the number of arguments.
     pub fn calls(&self) -> impl Iterator<Item = (&str, usize)> {
         self.calls.iter().map(|(name, arguments)| (name.as_str(), *arguments))
     }
 
-    /// The operators that it names; LIKE is `~~`.
+    /// Returns the operators of the clause. LIKE is `~~`.
     pub fn operators(&self) -> impl Iterator<Item = &str> {
         self.operators.iter().map(String::as_str)
     }
 
-    /// The types of `pg_catalog` that it casts to; of an array, its element's.
+    /// Returns the types of `pg_catalog` that the clause casts to. For an array, its element type.
     pub fn types(&self) -> impl Iterator<Item = &str> {
         self.types.iter().map(String::as_str)
     }
 }
 
-struct Reader<'t> {
+struct ExpressionReader<'t> {
     text: &'t str,
     schema: &'t Schema,
     enums: &'t [EnumType],
@@ -137,55 +137,60 @@ struct Reader<'t> {
     found: Expression,
 }
 
-impl Reader<'_> {
-    fn read(&mut self, tree: &Tree, mut nested: usize) -> Result<(), FilterError> {
+impl ExpressionReader<'_> {
+    fn read(&mut self, tree: &SyntaxTree, mut nested: usize) -> Result<(), FilterError> {
         match &tree.kind {
-            Kind::Name(parts) => {
+            SyntaxKind::Name(parts) => {
                 self.found.columns.insert(typing::find_column(parts, self.schema, self.text, tree.at)?);
             }
-            Kind::Call(name, arguments) => {
+            SyntaxKind::Call(name, arguments) => {
                 self.found.calls.insert((name.clone(), arguments.len()));
                 self.count_calls(1, tree.at)?;
-                // Its own count is for one of them.
+                // The call itself was counted for one of the arguments.
                 self.count_calls(copied(arguments).saturating_sub(1), tree.at)?;
                 nested += 1;
             }
-            Kind::Unary(operator, _) | Kind::Binary(operator, _) | Kind::Quantified { operator, .. } => {
+            SyntaxKind::Unary(operator, _)
+            | SyntaxKind::Binary(operator, _)
+            | SyntaxKind::Quantified { operator, .. } => {
                 self.found.operators.insert(operator.clone());
                 if LENGTHENING.contains(&operator.as_str()) && !self.is_fixed_length(tree) {
                     self.count_calls(1, tree.at)?;
                     nested += 1;
                 }
             }
-            Kind::Cast(operand, name) => {
+            SyntaxKind::Cast(operand, name) => {
                 self.cast(name, tree.at)?;
-                // A constant in quotes is as long as the clause says.
-                self.count_calls(usize::from(!matches!(operand.kind, Kind::Text(_) | Kind::Null)), tree.at)?;
+                // The length of a constant is bounded by the clause.
+                self.count_calls(
+                    usize::from(!matches!(operand.kind, SyntaxKind::Text(_) | SyntaxKind::Null)),
+                    tree.at,
+                )?;
                 nested += 1;
             }
-            Kind::Array(elements) => {
+            SyntaxKind::Array(elements) => {
                 self.count_calls(copied(elements), tree.at)?;
                 nested += 1;
             }
-            Kind::Collate(_, name) => match &name[..] {
+            SyntaxKind::Collate(_, name) => match &name[..] {
                 [_] => {}
                 [schema, _] if schema == "pg_catalog" => {}
                 _ => return Err(self.unsupported(tree.at, format!("COLLATE \"{}\" is", name.join(".")))),
             },
-            Kind::Text(_)
-            | Kind::Number(_)
-            | Kind::Bool(_)
-            | Kind::Null
-            | Kind::And(_)
-            | Kind::Or(_)
-            | Kind::Not(_)
-            | Kind::Between { .. }
-            | Kind::In { .. }
-            | Kind::Is { .. }
-            | Kind::Distinct { .. }
-            | Kind::Choice(..)
-            | Kind::Case { .. }
-            | Kind::Subscript(..) => {}
+            SyntaxKind::Text(_)
+            | SyntaxKind::Number(_)
+            | SyntaxKind::Bool(_)
+            | SyntaxKind::Null
+            | SyntaxKind::And(_)
+            | SyntaxKind::Or(_)
+            | SyntaxKind::Not(_)
+            | SyntaxKind::Between { .. }
+            | SyntaxKind::In { .. }
+            | SyntaxKind::Is { .. }
+            | SyntaxKind::Distinct { .. }
+            | SyntaxKind::Choice(..)
+            | SyntaxKind::Case { .. }
+            | SyntaxKind::Subscript(..) => {}
         }
         if nested > MAX_NESTED {
             let what =
@@ -225,22 +230,22 @@ impl Reader<'_> {
         }
     }
 
-    /// Whether it is sure to be of a type of [`FIXED_LENGTH`]. Postgres takes a constant in quotes
-    /// for what the other operand is.
-    fn is_fixed_length(&self, tree: &Tree) -> bool {
+    /// Returns whether the type is known to be [`FIXED_LENGTH`]. A constant in quotes takes the type of
+    /// the other operand.
+    fn is_fixed_length(&self, tree: &SyntaxTree) -> bool {
         let is_fixed = |name: &str| FIXED_LENGTH.contains(&name);
         match &tree.kind {
-            Kind::Name(parts) => typing::find_column(parts, self.schema, self.text, tree.at)
+            SyntaxKind::Name(parts) => typing::find_column(parts, self.schema, self.text, tree.at)
                 .is_ok_and(|index| is_fixed(&self.schema.columns[index].column_type.name)),
-            // A longer one may be a numeric.
-            Kind::Number(number) => {
+            // More digits may be a numeric.
+            SyntaxKind::Number(number) => {
                 let digits = number.strip_prefix('-').unwrap_or(number);
                 digits.len() <= 18 && digits.bytes().all(|byte| byte.is_ascii_digit())
             }
-            Kind::Text(_) => true,
-            Kind::Cast(_, name) => name.schema.is_none() && !name.is_array && is_fixed(&name.name),
-            Kind::Unary(operator, operand) => operator == "-" && self.is_fixed_length(operand),
-            Kind::Binary(operator, operands) => {
+            SyntaxKind::Text(_) => true,
+            SyntaxKind::Cast(_, name) => name.schema.is_none() && !name.is_array && is_fixed(&name.name),
+            SyntaxKind::Unary(operator, operand) => operator == "-" && self.is_fixed_length(operand),
+            SyntaxKind::Binary(operator, operands) => {
                 (operator == "-" || ARITHMETIC.contains(&operator.as_str()))
                     && operands.iter().all(|operand| self.is_fixed_length(operand))
             }
@@ -248,21 +253,21 @@ impl Reader<'_> {
         }
     }
 
-    /// `what` says it whole: `the type xml is`.
+    /// `what` includes the verb: `the type xml is`.
     fn unsupported(&self, at: usize, what: String) -> FilterError {
         FilterError::Unsupported { what, location: location(self.text, at) }
     }
 }
 
-/// How many of these may be as long as a row's value: all but constants.
-fn copied(trees: &[Tree]) -> usize {
+/// Returns how many of these may be as long as a row's value: all but constants.
+fn copied(trees: &[SyntaxTree]) -> usize {
     trees.iter().filter(|tree| !is_constant(tree)).count()
 }
 
-fn is_constant(tree: &Tree) -> bool {
+fn is_constant(tree: &SyntaxTree) -> bool {
     match &tree.kind {
-        Kind::Text(_) | Kind::Number(_) | Kind::Bool(_) | Kind::Null => true,
-        Kind::Unary(_, operand) | Kind::Cast(operand, _) => is_constant(operand),
+        SyntaxKind::Text(_) | SyntaxKind::Number(_) | SyntaxKind::Bool(_) | SyntaxKind::Null => true,
+        SyntaxKind::Unary(_, operand) | SyntaxKind::Cast(operand, _) => is_constant(operand),
         _ => false,
     }
 }
@@ -298,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clause_is_written_anew_with_everything_quoted() {
+    fn sql_has_every_name_and_text_quoted() {
         for (text, params, expected) in [
             ("note > $1", &["o'clock"][..], r#"("note" > 'o''clock')"#),
             ("items.note ~ 'a' -- so", &[], r#"("items"."note" ~ 'a')"#),
@@ -320,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_uses_is_told() {
+    fn columns_calls_operators_and_types_are_reported() {
         let clause = "lower(note) || upper(note) LIKE 'a%' AND id ^ 2 > '3'::int8 OR -id IN (1)";
         let found = parse(clause, &[]).unwrap();
         assert_eq!(found.columns().collect::<Vec<_>>(), [0, 1]);
@@ -330,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_plain_column_or_no_expression_of_one_row_is_refused_by_name() {
+    fn names_that_are_no_column_and_constructs_beyond_one_row_are_refused_by_name() {
         for (clause, words) in [
             ("ctid IS NULL", "column \"ctid\" does not exist"),
             ("tableoid > 0", "column \"tableoid\" does not exist"),
@@ -369,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_and_what_makes_values_longer_are_bounded() {
+    fn calls_and_lengthening_operations_are_bounded() {
         let nested = |times: usize| format!("{}note{} = ''", "upper(".repeat(times), ")".repeat(times));
         assert!(parse(&nested(MAX_NESTED), &[]).is_ok());
         assert!(parse(&nested(MAX_NESTED + 1), &[]).is_err());
@@ -407,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_value_longer_is_bounded_by_the_clause_alone() {
+    fn operations_of_fixed_length_are_bounded_by_the_clause_alone() {
         let constants = vec!["'x'::text"; 100].join(", ");
         for clause in [
             "id + 1 = 2 OR id * '3' / -4 % 5 > 6".to_owned(),
@@ -421,10 +426,9 @@ mod tests {
     }
 
     proptest! {
-        /// What is written reads as what it was written from: nothing in a clause ends the text or
-        /// the name that it is in.
+        /// No character of a clause can end the quoted text or name that it is in.
         #[test]
-        fn what_is_written_reads_as_the_same_tree(
+        fn parsing_sql_again_gives_the_same_tree(
             text in "(id|note|\\$1|'|''|\"|\"id\"|E'|\\\\|--|/\\*|\\*/|;|\\$\\$|::|text|\\(|\\)|\\[|\\]|ARRAY|lower|[=<>+*~!@#?|-]|,|1|1\\.5e3| |\n){1,24}",
             param in "['\"\\\\$;a -]{0,6}",
         ) {

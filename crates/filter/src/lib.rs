@@ -1,11 +1,4 @@
-//! Where clauses, judged row by row exactly as Postgres would.
-//!
-//! Invariant: for every row, [`Filter::matches`] says what Postgres' `SELECT (clause)` says of it (true, false or NULL), or
-//! fails where Postgres fails. What can't be judged so is refused by [`Filter::parse`] with an error that names it; in
-//! rare cases that only the row shows (a letter on whose other case collations differ), by an error. Never a guess.
-//! Kept by: types, operators, casts and constants follow Postgres' own rules (`typing/`), values its formats (`value/`);
-//! `tests/it/agreement.rs` compares with real servers.
-//! Not here: I/O, clocks, randomness. A filter is made once, holds no locks, and may be shared between threads.
+//! Where clauses, evaluated row by row as Postgres evaluates them, and an index over many of them.
 //!
 //! ```
 //! use forebay_filter::{Collation, Column, Filter, Schema};
@@ -20,9 +13,61 @@
 //! let row: [Option<&[u8]>; 2] = [Some(b"5"), Some(b"apple")];
 //! assert_eq!(filter.matches(&row), Ok(Some(true)));
 //! let row: [Option<&[u8]>; 2] = [Some(b"5"), None];
-//! assert_eq!(filter.matches(&row), Ok(None));
+//! assert_eq!(filter.matches(&row), Ok(None)); // NULL, as in Postgres
 //! # Ok::<(), forebay_filter::FilterError>(())
 //! ```
+//!
+//! [`Filter`] evaluates a clause. [`Index`] finds the filters that may match a row. [`Expression`] is a
+//! clause that only Postgres can evaluate: it is parsed, checked and written again as SQL.
+//!
+//! ```text
+//! clause ──▶ syntax/ ──▶ SyntaxTree ──▶ typing/ ──▶ Expr ──▶ eval/ ◀── row (text values)
+//!                           │                        │
+//!                           ▼                        ▼
+//!                  canonical text,           conditions ──▶ index/ ──▶ candidates
+//!                  Expression
+//! ```
+//!
+//! # Invariants
+//!
+//! Invariant: for every row, [`Filter::matches`] returns what Postgres returns for `SELECT (clause)`:
+//! true, false, NULL or an error. A clause for which this can't be guaranteed is refused by
+//! [`Filter::parse`]. In rare cases only the row shows it, and [`Filter::matches`] returns an error.
+//! Enforced by: types, operators, casts and constants follow Postgres' rules (`typing/`), and values
+//! follow its formats (`value/`).
+//! Out of scope: I/O, clocks and randomness. A [`Filter`] is immutable and may be shared between
+//! threads.
+//!
+//! | guarantee | test |
+//! |---|---|
+//! | Filters agree with Postgres 15 and 18 on random clauses and rows. | `random_clauses_agree_with_postgres_15`, `random_clauses_agree_with_postgres_18` |
+//! | Unsupported constructs are refused by name. | `unsupported_constructs_are_named` |
+//! | A search of the index finds what evaluating every filter finds. | `random_filters_are_found_as_if_each_were_evaluated` |
+//! | Steps of a search do not grow with the number of filters, for keys. | `a_search_among_ten_thousand_keys_takes_as_many_steps_as_one_among_ten` |
+//! | Steps of a search grow with its logarithm, for ranges and prefixes. | `a_search_among_ten_thousand_intervals_visits_one_path` |
+//! | Comparing a column with a constant allocates no memory. | `comparing_a_column_with_a_constant_allocates_nothing` |
+//! | No clause and no row causes a panic. | `parsing_never_panics`, `matching_never_panics` |
+//!
+//! # Where to look
+//!
+//! | topic | file |
+//! |---|---|
+//! | tokens, grammar, canonical text | `syntax/` |
+//! | types, operators, casts, collations, constant folding | `typing/` |
+//! | evaluation | `eval/` |
+//! | parsing and formatting of values | `value/` |
+//! | what an index can look up | `conditions.rs`, `index_key.rs` |
+//! | hash lookups and the interval tree | `index/` |
+//! | clauses that Postgres evaluates | `expression.rs` |
+//! | comparison with real servers | `tests/it/agreement.rs`, `tests/it/catalog.rs` |
+//!
+//! # Decisions
+//!
+//! - The parser is our own: sqlparser has another precedence of prefix operators, and no error
+//!   locations (`syntax/mod.rs`).
+//! - `numeric` is our own: no decimal crate computes the scale of a quotient as Postgres does
+//!   (`value/numeric/mod.rs`).
+//! - Error texts are Postgres' own where Postgres refuses the clause, too. Clients see them.
 
 #![forbid(unsafe_code)]
 
@@ -31,7 +76,7 @@ mod error;
 mod eval;
 mod expression;
 mod index;
-mod key;
+mod index_key;
 mod schema;
 mod syntax;
 mod typing;
@@ -42,43 +87,45 @@ pub use expression::{EnumType, Expression};
 pub use index::{Candidate, Index};
 pub use schema::{Collation, Column, ColumnType, Schema, TypeKind};
 
-// What the index looks up. Public only for `tests/it`, which compare it with real servers.
+// What the index looks up. Public only for `tests/it`, which compares it with real servers.
 #[doc(hidden)]
-pub use conditions::{Alternative, Bound, Condition};
+pub use conditions::{Alternative, Bound, IndexCondition};
 #[doc(hidden)]
-pub use key::Key;
+pub use index_key::IndexKey;
 
 use typing::expr::Expr;
 
-/// The longest clause that is read, in bytes.
+/// Most bytes of a clause and its parameters.
 pub const MAX_CLAUSE_BYTES: usize = 64 * 1024;
 
-/// A row's values as Postgres writes them, under bytea_output = hex, DateStyle = ISO, TimeZone = UTC,
-/// extra_float_digits = 1, IntervalStyle = iso_8601, in UTF-8.
-pub trait Row {
-    /// The column's text, by its place in [`Schema::columns`]; `None` is NULL.
+/// A row's values in Postgres' text format, in UTF-8.
+///
+/// Settings: `bytea_output = hex`, `DateStyle = ISO`, `TimeZone = UTC`, `extra_float_digits = 1`,
+/// `IntervalStyle = iso_8601`.
+pub trait TextRow {
+    /// Returns the text of the column at this position in [`Schema::columns`]; `None` is NULL.
     fn text(&self, column: usize) -> Option<&[u8]>;
 }
 
-impl<B: AsRef<[u8]>> Row for &[Option<B>] {
+impl<B: AsRef<[u8]>> TextRow for &[Option<B>] {
     fn text(&self, column: usize) -> Option<&[u8]> {
         self.get(column)?.as_ref().map(AsRef::as_ref)
     }
 }
 
-impl<B: AsRef<[u8]>> Row for Vec<Option<B>> {
+impl<B: AsRef<[u8]>> TextRow for Vec<Option<B>> {
     fn text(&self, column: usize) -> Option<&[u8]> {
         self.get(column)?.as_ref().map(AsRef::as_ref)
     }
 }
 
-impl<B: AsRef<[u8]>, const N: usize> Row for [Option<B>; N] {
+impl<B: AsRef<[u8]>, const N: usize> TextRow for [Option<B>; N] {
     fn text(&self, column: usize) -> Option<&[u8]> {
         self.get(column)?.as_ref().map(AsRef::as_ref)
     }
 }
 
-/// A where clause, ready to judge rows.
+/// A where clause that can be evaluated.
 #[derive(Clone, Debug)]
 pub struct Filter {
     expr: Expr,
@@ -87,7 +134,7 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// Reads a clause; `$1` stands for `params[0]`, as a constant in quotes would.
+    /// Parses a clause. `$1` is replaced by `params[0]`, as a constant in quotes.
     ///
     /// # Errors
     /// See [`FilterError`].
@@ -106,27 +153,28 @@ impl Filter {
         Ok(Filter { expr, canonical: tree.to_string(), columns })
     }
 
-    /// Whether the row satisfies the clause; `None` is NULL.
+    /// Evaluates the clause for a row; `None` is NULL.
     ///
     /// # Errors
-    /// What Postgres would say of the row: see [`EvalError`].
-    pub fn matches(&self, row: &dyn Row) -> Result<Option<bool>, EvalError> {
+    /// Fails if Postgres fails on the row; see [`EvalError`].
+    pub fn matches(&self, row: &dyn TextRow) -> Result<Option<bool>, EvalError> {
         eval::truth(&self.expr, row)
     }
 
-    /// The clause as SQL of one form, parameters in place: the same for clauses that differ only in how they are written.
+    /// Returns the clause as canonical SQL, with parameters replaced. Clauses that differ only in spelling
+    /// have the same text.
     pub fn canonical(&self) -> &str {
         &self.canonical
     }
 
-    /// What an index can use: a row of which the clause is true satisfies all conditions of one of these. None at all: it is
-    /// never true.
+    /// Returns what an index can look up: a row that satisfies the clause satisfies all conditions of one
+    /// alternative. Empty: the clause is never true.
     #[doc(hidden)]
     pub fn conditions(&self) -> Vec<Alternative> {
         conditions::of(&self.expr)
     }
 
-    /// Whether Postgres may fail on a row: on a cast, arithmetic, a pattern. Comparisons never
+    /// Returns whether evaluation may fail on a row: in a cast, arithmetic or a pattern. Comparisons never
     /// fail.
     pub fn may_fail(&self) -> bool {
         let mut may_fail = false;
@@ -134,7 +182,7 @@ impl Filter {
         may_fail
     }
 
-    /// The columns that decide, by their places in [`Schema::columns`], in order.
+    /// Returns the columns that the clause refers to, as positions in [`Schema::columns`], sorted.
     pub fn columns(&self) -> &[usize] {
         &self.columns
     }

@@ -1,78 +1,79 @@
-//! What a filter must know of its table.
+//! Schema: the columns and collations that a clause refers to.
 
 use serde::{Deserialize, Serialize};
 
-use crate::typing::Type;
+use crate::typing::SqlType;
 
-/// A table's columns, and what of the server decides how texts compare. The database's encoding is UTF8.
+/// The columns of a table, and the server's settings that decide comparisons. The database's encoding
+/// is UTF8.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Schema {
-    /// The table's name, so that a column may be written `table.column`; without it, columns stand alone.
+    /// The table's name. With it, a clause may write `table.column`.
     pub table: Option<String>,
-    /// In the order in which rows have their values.
+    /// The columns, in the order of a row's values.
     pub columns: Vec<Column>,
-    /// The collation of texts that have none of their own.
+    /// The collation of columns without a collation of their own.
     pub database_collation: Collation,
-    /// The server's major version: 15, 18. Some texts are numbers only since 16.
+    /// The server's major version, such as 15 or 18. Versions parse some constants differently.
     pub server_version: u32,
 }
 
 /// A column.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Column {
-    /// As pg_attribute has it: neither quoted nor folded.
+    /// pg_attribute.attname: neither quoted nor folded.
     pub name: String,
-    /// Its type.
+    /// The column's type.
     pub column_type: ColumnType,
 }
 
-/// A column's type. A domain's column has the domain's base type here.
+/// A column's type. For a domain, its base type.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ColumnType {
     /// pg_type.oid.
     pub oid: u32,
-    /// pg_type.typname, for messages.
+    /// pg_type.typname, used in messages.
     pub name: String,
-    /// pg_attribute.atttypmod. Values fit it already, so nothing here depends on it.
+    /// pg_attribute.atttypmod. It has no effect on evaluation: stored values fit it.
     pub typmod: i32,
-    /// pg_attribute.attndims; the oid says that it is an array, and of what.
+    /// pg_attribute.attndims. The oid decides whether it is an array, and of which type.
     pub dimensions: u32,
-    /// What kind of type it is.
+    /// The kind of type.
     pub kind: TypeKind,
-    /// The column's own collation, where it isn't the database's.
+    /// The column's collation, if it is not the database's default.
     pub collation: Option<Collation>,
 }
 
-/// pg_type.typtype.
+/// Kind of type (pg_type.typtype).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum TypeKind {
     /// A base type, or an array of one.
     Base,
     /// An enum.
     Enum,
-    /// A row type, for which IS NULL means something else.
+    /// A row type, for which IS NULL has another meaning.
     Composite,
-    /// A range, a multirange, or whatever comes.
+    /// A range, a multirange, or any other kind.
     Other,
 }
 
-/// How texts compare, and what their letters' other case is.
+/// How texts compare, and how letters change case.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Collation {
-    /// `C` or `POSIX`: by bytes; only ASCII letters have two cases.
+    /// `C` or `POSIX`: orders by bytes; only ASCII letters change case.
     C,
-    /// Postgres' own provider (17 and newer): by bytes; letters by Unicode.
+    /// Postgres' builtin provider (17 and newer): orders by bytes; letters change case by Unicode.
     Builtin,
-    /// The C library's, by its name, such as `en_US.UTF-8`.
+    /// A collation of the C library, by name, such as `en_US.UTF-8`.
     Libc(String),
-    /// ICU's, by its name, such as `en-US` or `und`.
+    /// A collation of ICU, by name, such as `en-US` or `und`.
     Icu(String),
-    /// One in which different bytes may be equal.
+    /// A nondeterministic collation: texts with different bytes may be equal.
     Nondeterministic,
 }
 
 impl Column {
-    /// A column of a base type, or of an array of one, without a collation of its own.
+    /// Returns a column of a base type, or of an array of one, with the database's collation.
     pub fn new(name: &str, oid: u32, type_name: &str) -> Self {
         let column_type = ColumnType {
             oid,
@@ -87,16 +88,17 @@ impl Column {
 }
 
 impl ColumnType {
-    pub(crate) fn known(&self) -> Option<Type> {
+    /// Returns the type, if filters support it.
+    pub(crate) fn sql_type(&self) -> Option<SqlType> {
         match self.kind {
-            TypeKind::Base => Type::by_oid(self.oid),
+            TypeKind::Base => SqlType::by_oid(self.oid),
             TypeKind::Enum | TypeKind::Composite | TypeKind::Other => None,
         }
     }
 }
 
 impl Collation {
-    /// Of pg_collation (or pg_database): the provider `c`, `i` or `b`, the locale, and whether it is deterministic.
+    /// Returns the collation of a row of pg_collation or pg_database. `provider` is `c`, `i` or `b`.
     pub fn of_catalog(provider: char, locale: &str, deterministic: bool) -> Self {
         match provider {
             _ if !deterministic => Collation::Nondeterministic,
@@ -107,11 +109,11 @@ impl Collation {
         }
     }
 
-    /// Whether a text is less than another exactly if its bytes are.
+    /// Returns whether texts have the order of their bytes.
     pub(crate) fn orders_by_bytes(&self) -> bool {
         match self {
             Collation::C | Collation::Builtin => true,
-            // By code points, which is by bytes in UTF-8.
+            // The order of code points, which in UTF-8 is the order of bytes.
             Collation::Libc(name) => matches!(&*name.to_ascii_lowercase(), "c.utf-8" | "c.utf8"),
             Collation::Icu(_) | Collation::Nondeterministic => false,
         }

@@ -1,32 +1,32 @@
-//! Judging a row by the common clauses allocates nothing.
+//! Evaluating common clauses allocates no memory.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use forebay_filter::{Collation, Column, Filter, Schema};
 
-struct Counting;
+struct ThreadAllocationCounter;
 
 thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
 }
 
-// SAFETY: everything is passed on to the system's allocator; counting allocates nothing.
-unsafe impl GlobalAlloc for Counting {
+// SAFETY: every call goes to the system's allocator; counting allocates nothing.
+unsafe impl GlobalAlloc for ThreadAllocationCounter {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller upholds the same contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller upholds the same contract.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
 
 #[global_allocator]
-static COUNTING: Counting = Counting;
+static COUNTING: ThreadAllocationCounter = ThreadAllocationCounter;
 
 #[test]
 fn comparing_a_column_with_a_constant_allocates_nothing() {

@@ -85,7 +85,7 @@ fn shows(grant: &Grant, table: &Table, name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use forebay_shapes::filter::{Collation, Column, Row};
+    use forebay_shapes::filter::{Collation, Column, TextRow as Row};
     use proptest::prelude::*;
 
     use super::*;

@@ -1,31 +1,36 @@
-//! `+ - * / % ^ & | #` and prefix operators on numbers, with the errors of Postgres (int.c, float.c, numeric.c).
+//! Arithmetic: `+ - * / % ^ & | #` and prefix operators on numbers, with Postgres' errors (int.c,
+//! float.c, numeric.c).
 
 use std::borrow::Cow;
 
-use super::{clock, fit_integer};
+use super::{datetime, fit_integer};
 use crate::error::EvalError;
 use crate::typing::Scalar;
 use crate::typing::expr::Arithmetic;
-use crate::value::Value;
+use crate::value::SqlValue;
 use crate::value::interval::Interval;
 
 pub(super) fn apply<'v>(
     arithmetic: Arithmetic,
     result: Scalar,
-    left: Value<'v>,
-    right: Value<'v>,
-) -> Result<Value<'v>, EvalError> {
+    left: SqlValue<'v>,
+    right: SqlValue<'v>,
+) -> Result<SqlValue<'v>, EvalError> {
     match (left, right) {
-        (Value::Int(left), Value::Int(right)) => integer(arithmetic, left, right, result),
-        (Value::Float4(left), Value::Float4(right)) => Ok(Value::Float4(float4(arithmetic, left, right)?)),
-        (Value::Float8(left), Value::Float8(right)) => Ok(Value::Float8(float8(arithmetic, left, right)?)),
-        (Value::Float4(left), Value::Float8(right)) => {
-            Ok(Value::Float8(float8(arithmetic, f64::from(left), right)?))
+        (SqlValue::Int(left), SqlValue::Int(right)) => integer(arithmetic, left, right, result),
+        (SqlValue::Float4(left), SqlValue::Float4(right)) => {
+            Ok(SqlValue::Float4(float4(arithmetic, left, right)?))
         }
-        (Value::Float8(left), Value::Float4(right)) => {
-            Ok(Value::Float8(float8(arithmetic, left, f64::from(right))?))
+        (SqlValue::Float8(left), SqlValue::Float8(right)) => {
+            Ok(SqlValue::Float8(float8(arithmetic, left, right)?))
         }
-        (Value::Numeric(left), Value::Numeric(right)) => Ok(Value::numeric(match arithmetic {
+        (SqlValue::Float4(left), SqlValue::Float8(right)) => {
+            Ok(SqlValue::Float8(float8(arithmetic, f64::from(left), right)?))
+        }
+        (SqlValue::Float8(left), SqlValue::Float4(right)) => {
+            Ok(SqlValue::Float8(float8(arithmetic, left, f64::from(right))?))
+        }
+        (SqlValue::Numeric(left), SqlValue::Numeric(right)) => Ok(SqlValue::numeric(match arithmetic {
             Arithmetic::Add => left.add(&right)?,
             Arithmetic::Subtract => left.subtract(&right)?,
             Arithmetic::Multiply => left.multiply(&right)?,
@@ -35,13 +40,13 @@ pub(super) fn apply<'v>(
                 unreachable!("numeric has no such operator here")
             }
         })),
-        (Value::Interval(interval), Value::Float8(factor)) => {
-            scale(interval, factor, arithmetic).map(Value::Interval)
+        (SqlValue::Interval(interval), SqlValue::Float8(factor)) => {
+            scale(interval, factor, arithmetic).map(SqlValue::Interval)
         }
-        (Value::Float8(factor), Value::Interval(interval)) => {
-            scale(interval, factor, arithmetic).map(Value::Interval)
+        (SqlValue::Float8(factor), SqlValue::Interval(interval)) => {
+            scale(interval, factor, arithmetic).map(SqlValue::Interval)
         }
-        (left, right) => clock::apply(arithmetic, left, right),
+        (left, right) => datetime::apply(arithmetic, left, right),
     }
 }
 
@@ -50,7 +55,7 @@ fn integer(
     left: i64,
     right: i64,
     result: Scalar,
-) -> Result<Value<'static>, EvalError> {
+) -> Result<SqlValue<'static>, EvalError> {
     let value = match arithmetic {
         Arithmetic::Add => left.checked_add(right),
         Arithmetic::Subtract => left.checked_sub(right),
@@ -121,7 +126,7 @@ fn float4(arithmetic: Arithmetic, left: f32, right: f32) -> Result<f32, EvalErro
     if value == 0.0 && may_vanish { Err(underflow()) } else { Ok(value) }
 }
 
-/// dpow: pow() of the C library, with SQL's errors before it.
+/// Raises to a power as dpow does: checks for SQL's errors, then calls pow() of the C library.
 fn power(base: f64, exponent: f64) -> Result<f64, EvalError> {
     let invalid = |message: &'static str| EvalError::new("2201F", message);
     if base.is_nan() {
@@ -149,7 +154,7 @@ fn power(base: f64, exponent: f64) -> Result<f64, EvalError> {
 fn scale(interval: Interval, factor: f64, arithmetic: Arithmetic) -> Result<Interval, EvalError> {
     if arithmetic == Arithmetic::Multiply {
         if factor.is_infinite() {
-            // Versions differ: an error before 17, perhaps an infinite interval since.
+            // Versions differ: an error before 17, possibly an infinite interval since 17.
             return Err(EvalError::new("0A000", "cannot multiply an interval by infinity"));
         }
         return interval.scaled(|part| part * factor);
@@ -160,37 +165,37 @@ fn scale(interval: Interval, factor: f64, arithmetic: Arithmetic) -> Result<Inte
     interval.scaled(|part| part / factor)
 }
 
-pub(super) fn negate(value: Value<'_>, scalar: Scalar) -> Result<Value<'_>, EvalError> {
+pub(super) fn negate(value: SqlValue<'_>, scalar: Scalar) -> Result<SqlValue<'_>, EvalError> {
     Ok(match value {
-        Value::Int(value) => {
+        SqlValue::Int(value) => {
             let negated = value.checked_neg().ok_or_else(|| EvalError::out_of_range(scalar.name()))?;
             return fit_integer(negated, scalar);
         }
-        Value::Float4(value) => Value::Float4(-value),
-        Value::Float8(value) => Value::Float8(-value),
-        Value::Numeric(value) => Value::Numeric(Cow::Owned(value.negated())),
-        Value::Interval(value) => Value::Interval(value.negated()?),
+        SqlValue::Float4(value) => SqlValue::Float4(-value),
+        SqlValue::Float8(value) => SqlValue::Float8(-value),
+        SqlValue::Numeric(value) => SqlValue::Numeric(Cow::Owned(value.negated())),
+        SqlValue::Interval(value) => SqlValue::Interval(value.negated()?),
         other => unreachable!("- takes numbers and intervals: {other:?}"),
     })
 }
 
-pub(super) fn absolute(value: Value<'_>, scalar: Scalar) -> Result<Value<'_>, EvalError> {
+pub(super) fn absolute(value: SqlValue<'_>, scalar: Scalar) -> Result<SqlValue<'_>, EvalError> {
     Ok(match value {
-        Value::Int(value) if value < 0 => return negate(Value::Int(value), scalar),
-        Value::Int(value) => Value::Int(value),
-        Value::Float4(value) => Value::Float4(value.abs()),
-        Value::Float8(value) => Value::Float8(value.abs()),
-        Value::Numeric(value) => Value::Numeric(Cow::Owned(value.abs())),
+        SqlValue::Int(value) if value < 0 => return negate(SqlValue::Int(value), scalar),
+        SqlValue::Int(value) => SqlValue::Int(value),
+        SqlValue::Float4(value) => SqlValue::Float4(value.abs()),
+        SqlValue::Float8(value) => SqlValue::Float8(value.abs()),
+        SqlValue::Numeric(value) => SqlValue::Numeric(Cow::Owned(value.abs())),
         other => unreachable!("@ takes numbers: {other:?}"),
     })
 }
 
-pub(super) fn square_root(value: Value<'_>) -> Result<Value<'_>, EvalError> {
+pub(super) fn square_root(value: SqlValue<'_>) -> Result<SqlValue<'_>, EvalError> {
     match value {
-        Value::Float8(value) if value < 0.0 => {
+        SqlValue::Float8(value) if value < 0.0 => {
             Err(EvalError::new("2201F", "cannot take square root of a negative number"))
         }
-        Value::Float8(value) => Ok(Value::Float8(value.sqrt())),
+        SqlValue::Float8(value) => Ok(SqlValue::Float8(value.sqrt())),
         other => unreachable!("|/ takes double precision: {other:?}"),
     }
 }

@@ -1,14 +1,17 @@
-//! Which shapes a row may belong to, found without trying each.
+//! Index over filters: finds the filters that may match a row without evaluating each.
 //!
-//! Invariant: a shape whose clause is true of a row is among the row's candidates, once; a candidate that is `certain` has a
-//! clause that is true of the row. A clause that fails on a row is among them too, unless a condition that it needs can be
-//! read from the row and doesn't hold: then it isn't true, and Postgres need not evaluate the rest.
-//! Kept by: each alternative of a clause is filed under one of its conditions; `tests/it/index.rs` compares with trying
-//! them all.
-//! Cost: a search looks at what it finds, and at as much again as it takes to get there: one look-up for each key of the
-//! row, one way down the tree of a column's intervals. It doesn't depend on the shapes that aren't found.
-//! Memory: 180 to 350 bytes for a shape with one equality, more as a text is longer; about as much for a range.
-//! Not here: evaluation, and whatever else a shape is. A shape is a number.
+//! Invariant: a filter whose clause is true of a row is among the row's candidates, once. A candidate
+//! that is `certain` has a clause that is true of the row. A filter whose clause fails on the row is
+//! among the candidates, too, unless one of its conditions can be read from the row and does not hold.
+//! Then the clause is not true, and Postgres need not evaluate the rest.
+//! Enforced by: each alternative of a clause is entered under one of its conditions;
+//! `tests/it/index.rs` compares searches with the evaluation of every filter.
+//! Out of scope: evaluation, and what a filter is for. A filter is an id.
+//!
+//! Cost of a search: one hash lookup for each key of the row, one path down the interval tree of each
+//! indexed column, and one step for each candidate. It does not depend on filters that are not found.
+//! Memory: 180 to 350 bytes for a filter with one equality, more for long texts; about the same for a
+//! range.
 //!
 //! ```
 //! use forebay_filter::{Candidate, Collation, Column, Filter, Index, Schema};
@@ -20,179 +23,198 @@
 //!     server_version: 15,
 //! };
 //! let mut index = Index::new();
-//! for (shape, clause) in [(1, "id = 5"), (2, "id IN (5, 6) AND name LIKE 'a%'"), (3, "id > 5")] {
-//!     index.add(shape, Some(&Filter::parse(clause, &[], &schema)?), &schema);
+//! for (id, clause) in [(1, "id = 5"), (2, "id IN (5, 6) AND name LIKE 'a%'"), (3, "id > 5")] {
+//!     index.add(id, Some(&Filter::parse(clause, &[], &schema)?), &schema);
 //! }
 //! let (row, mut found): ([Option<&[u8]>; 2], _) = ([Some(b"5"), Some(b"apple")], Vec::new());
 //! index.candidates(&row, &mut found);
-//! found.sort_by_key(|candidate| candidate.shape);
-//! assert_eq!(found, [Candidate { shape: 1, certain: true }, Candidate { shape: 2, certain: false }]);
+//! found.sort_by_key(|candidate| candidate.id);
+//! assert_eq!(found, [Candidate { id: 1, certain: true }, Candidate { id: 2, certain: false }]);
 //! # Ok::<(), forebay_filter::FilterError>(())
 //! ```
 
-mod column;
-mod hits;
-mod interval;
-mod intervals;
-mod members;
+mod column_index;
+mod filter_set;
+mod interval_tree;
+mod key_interval;
+mod search_hits;
 #[cfg(test)]
 mod tests;
 mod visits;
 
 use std::collections::{BTreeMap, HashMap};
 
-use self::column::Column;
-use self::hits::Hits;
-use self::interval::Interval;
-use self::intervals::NodeId;
-use self::members::{Mark, Members};
-use crate::{Alternative, Condition, Filter, Key, Row, Schema};
+use self::column_index::ColumnIndex;
+use self::filter_set::{FilterMark, FilterSet};
+use self::interval_tree::NodeId;
+use self::key_interval::KeyInterval;
+use self::search_hits::SearchHits;
+use crate::{Alternative, Filter, IndexCondition, IndexKey, Schema, TextRow};
 
-/// Finds the shapes of one table whose clause may be true of a row.
+/// Index over the filters of one table.
 #[derive(Debug, Default)]
 pub struct Index {
-    /// Where each shape is filed.
-    shapes: HashMap<u64, Box<[Place]>>,
-    /// Those that a shape is filed under, by their places in the schema.
-    columns: BTreeMap<usize, Column>,
-    /// Shapes that any row may belong to.
-    everywhere: Members,
+    /// The entries of each filter, by its id.
+    filters: HashMap<u64, Box<[IndexEntry]>>,
+    /// Indexed columns, by their positions in the schema.
+    columns: BTreeMap<usize, ColumnIndex>,
+    /// Filters without a condition to look up: candidates of every row.
+    unconditional: FilterSet,
 }
 
-/// A shape whose clause may be true.
+/// A filter that may match a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// As it was added.
-    pub shape: u64,
-    /// The clause is true: no need to try it.
+    /// The id under which the filter was added.
+    pub id: u64,
+    /// The clause is true of the row: [`Filter::matches`] need not be called.
     pub certain: bool,
 }
 
-/// Where a shape is filed.
+/// Where a filter is entered.
 #[derive(Debug)]
-enum Place {
-    Everywhere,
-    Key { column: usize, key: Key },
-    Interval { column: usize, id: NodeId },
+enum IndexEntry {
+    Unconditional,
+    Key { column: usize, key: IndexKey },
+    Interval { column: usize, node: NodeId },
 }
 
 impl Index {
-    /// Without shapes.
+    /// Returns an empty index.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a shape, or gives it another clause. `None`: it takes every row. The schema is that which the filter was made for,
-    /// the same for all shapes of the index.
-    pub fn add(&mut self, shape: u64, filter: Option<&Filter>, schema: &Schema) {
-        self.remove(shape);
+    /// Adds a filter, or replaces the filter with this id. `None` matches every row.
+    ///
+    /// `schema` is the schema that the filter was parsed for. All filters of an index share it.
+    pub fn add(&mut self, id: u64, filter: Option<&Filter>, schema: &Schema) {
+        self.remove(id);
         let alternatives = filter.map_or_else(|| vec![Alternative::default()], Filter::conditions);
         let shared = alternatives.len() > 1;
-        let mut places = Vec::new();
+        let mut entries = Vec::new();
         for Alternative { conditions, rest } in alternatives {
             let count = conditions.len();
             let best = conditions.into_iter().min_by_key(|condition| self.cost(condition));
             let column = best.as_ref().and_then(|condition| schema.columns.get(condition.column()));
-            // One condition is looked up; others are left to trying.
-            let mark = Mark { certain: !rest && count == usize::from(column.is_some()), shared };
+            // One condition is looked up; evaluation checks the others.
+            let mark = FilterMark { certain: !rest && count == usize::from(column.is_some()), shared };
             match best.zip(column) {
                 Some((condition, column)) => {
                     let kind = &column.column_type;
-                    let column =
-                        self.columns.entry(condition.column()).or_insert_with(|| Column::new(kind.clone()));
-                    file(column, condition, shape, mark, &mut places);
+                    let column = self
+                        .columns
+                        .entry(condition.column())
+                        .or_insert_with(|| ColumnIndex::new(kind.clone()));
+                    enter(column, condition, id, mark, &mut entries);
                 }
-                None if self.everywhere.insert(shape, mark) => places.push(Place::Everywhere),
+                None if self.unconditional.insert(id, mark) => entries.push(IndexEntry::Unconditional),
                 None => {}
             }
         }
-        self.shapes.insert(shape, places.into_boxed_slice());
+        self.filters.insert(id, entries.into_boxed_slice());
     }
 
-    /// Removes a shape, if it is there.
-    pub fn remove(&mut self, shape: u64) {
-        for place in self.shapes.remove(&shape).unwrap_or_default() {
-            match place {
-                Place::Everywhere => self.everywhere.remove(shape),
-                Place::Key { column, key } => self.leave(column, |column| column.remove_key(&key, shape)),
-                Place::Interval { column, id } => {
-                    self.leave(column, |column| column.remove_interval(id, shape));
+    /// Removes a filter, if the index has it.
+    pub fn remove(&mut self, id: u64) {
+        for entry in self.filters.remove(&id).unwrap_or_default() {
+            match entry {
+                IndexEntry::Unconditional => self.unconditional.remove(id),
+                IndexEntry::Key { column, key } => {
+                    self.remove_from(column, |column| column.remove_key(&key, id));
+                }
+                IndexEntry::Interval { column, node } => {
+                    self.remove_from(column, |column| column.remove_interval(node, id));
                 }
             }
         }
     }
 
-    /// Adds to `found` each shape whose clause may be true of the row, once, in no particular order.
-    pub fn candidates(&self, row: &dyn Row, found: &mut Vec<Candidate>) {
-        let mut hits = Hits::new(found);
-        hits.take(&self.everywhere);
-        for (at, column) in &self.columns {
-            // Of NULL, no condition is true.
-            if let Some(text) = row.text(*at) {
+    /// Adds each filter that may match the row to `found`, once, in no particular order.
+    pub fn candidates(&self, row: &dyn TextRow, found: &mut Vec<Candidate>) {
+        let mut hits = SearchHits::new(found);
+        hits.add(&self.unconditional);
+        for (position, column) in &self.columns {
+            // No condition is true of NULL.
+            if let Some(text) = row.text(*position) {
                 column.search(text, &mut hits);
             }
         }
-        hits.give();
+        hits.finish();
     }
 
-    /// How many shapes there are.
+    /// Returns the number of filters.
     pub fn len(&self) -> usize {
-        self.shapes.len()
+        self.filters.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether the index has no filters.
     pub fn is_empty(&self) -> bool {
-        self.shapes.is_empty()
+        self.filters.is_empty()
     }
 
-    /// A column that nothing is filed under goes, so that rows' texts aren't read for nothing.
-    fn leave(&mut self, at: usize, remove: impl FnOnce(&mut Column)) {
-        if let Some(column) = self.columns.get_mut(&at) {
+    /// Removes an entry of a column. A column without entries is removed, so that searches skip it.
+    fn remove_from(&mut self, position: usize, remove: impl FnOnce(&mut ColumnIndex)) {
+        if let Some(column) = self.columns.get_mut(&position) {
             remove(column);
             if column.is_empty() {
-                self.columns.remove(&at);
+                self.columns.remove(&position);
             }
         }
     }
 
-    /// How bad a condition is to look up: how many rows satisfy conditions of its kind, as a rule, and how many shapes are
-    /// filed there already. So `active AND owner = 7` comes to be filed by its owner, where there are many of them.
-    fn cost(&self, condition: &Condition) -> (u8, usize) {
-        let crowd = |key: &Key| self.columns.get(&condition.column()).map_or(0, |column| column.crowd(key));
+    /// Estimates how many candidates a condition finds needlessly. The lowest cost is looked up.
+    ///
+    /// The first number ranks kinds of conditions. The second prefers keys with few filters: with many
+    /// clauses `active AND owner = 7`, most are entered under their owner.
+    fn cost(&self, condition: &IndexCondition) -> (u8, usize) {
+        let filters_under = |key: &IndexKey| {
+            self.columns.get(&condition.column()).map_or(0, |column| column.filters_under(key))
+        };
         match condition {
-            Condition::Equals { keys, .. } => (0, keys.len() + keys.iter().map(crowd).sum::<usize>()),
-            Condition::Elements { keys, .. } => (1, keys.iter().map(crowd).min().unwrap_or(0)),
-            Condition::Prefix { prefix, .. } => (2, usize::MAX - prefix.len()),
-            Condition::Range { lower, upper, .. } => (3, usize::from(lower.is_none() || upper.is_none())),
+            IndexCondition::Equals { keys, .. } => {
+                (0, keys.len() + keys.iter().map(filters_under).sum::<usize>())
+            }
+            IndexCondition::Elements { keys, .. } => (1, keys.iter().map(filters_under).min().unwrap_or(0)),
+            IndexCondition::Prefix { prefix, .. } => (2, usize::MAX - prefix.len()),
+            IndexCondition::Range { lower, upper, .. } => {
+                (3, usize::from(lower.is_none() || upper.is_none()))
+            }
         }
     }
 }
 
-/// Files a shape under a condition.
-fn file(column: &mut Column, condition: Condition, shape: u64, mark: Mark, places: &mut Vec<Place>) {
-    let (at, interval) = match condition {
-        Condition::Equals { column: at, keys } => {
+/// Enters a filter under a condition.
+fn enter(
+    column: &mut ColumnIndex,
+    condition: IndexCondition,
+    id: u64,
+    mark: FilterMark,
+    entries: &mut Vec<IndexEntry>,
+) {
+    let (position, interval) = match condition {
+        IndexCondition::Equals { column: position, keys } => {
             for key in keys {
-                if column.insert_key(key.clone(), shape, mark) {
-                    places.push(Place::Key { column: at, key });
+                if column.insert_key(key.clone(), id, mark) {
+                    entries.push(IndexEntry::Key { column: position, key });
                 }
             }
             return;
         }
-        Condition::Elements { column: at, keys } => {
-            // All must be there, so one of them is enough to find it: the one that finds the fewest.
+        IndexCondition::Elements { column: position, keys } => {
+            // A match has all of these elements. The one with the fewest filters is looked up.
             let certain = mark.certain && keys.len() == 1;
-            if let Some(key) = keys.into_iter().min_by_key(|key| column.crowd(key))
-                && column.insert_key(key.clone(), shape, Mark { certain, ..mark })
+            if let Some(key) = keys.into_iter().min_by_key(|key| column.filters_under(key))
+                && column.insert_key(key.clone(), id, FilterMark { certain, ..mark })
             {
-                places.push(Place::Key { column: at, key });
+                entries.push(IndexEntry::Key { column: position, key });
             }
             return;
         }
-        Condition::Prefix { column: at, prefix } => (at, Interval::of_prefix(&prefix)),
-        Condition::Range { column: at, lower, upper } => (at, Interval { lower, upper }),
+        IndexCondition::Prefix { column: position, prefix } => (position, KeyInterval::of_prefix(&prefix)),
+        IndexCondition::Range { column: position, lower, upper } => (position, KeyInterval { lower, upper }),
     };
-    if let Some(id) = column.insert_interval(interval, shape, mark) {
-        places.push(Place::Interval { column: at, id });
+    if let Some(node) = column.insert_interval(interval, id, mark) {
+        entries.push(IndexEntry::Interval { column: position, node });
     }
 }

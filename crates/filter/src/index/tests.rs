@@ -1,11 +1,11 @@
-//! What a search finds, and how much it looks at.
+//! What a search finds, and how many steps it takes.
 
 use std::sync::LazyLock;
 
 use super::{Candidate, Index, visits};
 use crate::{Collation, Column, ColumnType, Filter, Schema, TypeKind};
 
-type Cells<'t> = [Option<&'t [u8]>; 6];
+type IndexRow<'t> = [Option<&'t [u8]>; 6];
 
 fn schema() -> Schema {
     let mood = ColumnType { kind: TypeKind::Enum, ..Column::new("", 1, "mood").column_type };
@@ -26,30 +26,30 @@ fn parsed(clause: &str) -> Filter {
     Filter::parse(clause, &[], &SCHEMA).unwrap_or_else(|error| panic!("{clause}: {error}"))
 }
 
-fn add(index: &mut Index, shape: u64, clause: &str) {
-    index.add(shape, Some(&parsed(clause)), &SCHEMA);
+fn add(index: &mut Index, id: u64, clause: &str) {
+    index.add(id, Some(&parsed(clause)), &SCHEMA);
 }
 
 fn index(clauses: &[&str]) -> Index {
     let mut index = Index::new();
-    (0..).zip(clauses).for_each(|(shape, clause)| add(&mut index, shape, clause));
+    (0..).zip(clauses).for_each(|(id, clause)| add(&mut index, id, clause));
     index
 }
 
-/// In order, with what is certain.
-fn found(index: &Index, row: &Cells<'_>) -> Vec<(u64, bool)> {
+/// Returns the ids found, in order, and whether each is certain.
+fn found(index: &Index, row: &IndexRow<'_>) -> Vec<(u64, bool)> {
     let mut found = Vec::new();
     index.candidates(row, &mut found);
-    let mut found: Vec<_> = found.iter().map(|Candidate { shape, certain }| (*shape, *certain)).collect();
+    let mut found: Vec<_> = found.iter().map(|Candidate { id, certain }| (*id, *certain)).collect();
     found.sort_unstable();
     found
 }
 
-const ROW: Cells<'static> =
+const ROW: IndexRow<'static> =
     [Some(b"5"), Some(b"apple"), Some(b"t"), Some(b"{a,b,b}"), Some(b"1.50"), Some(b"sad")];
 
 #[test]
-fn one_exact_condition_makes_it_certain_and_more_must_be_tried() {
+fn one_exact_condition_makes_a_candidate_certain_and_several_do_not() {
     let clauses = [
         "id = 5",
         "id IN (4, 5) AND name LIKE 'a%'",
@@ -84,7 +84,7 @@ fn one_exact_condition_makes_it_certain_and_more_must_be_tried() {
 }
 
 #[test]
-fn a_shape_without_a_clause_takes_every_row() {
+fn a_filter_without_a_clause_matches_every_row() {
     let mut index = Index::new();
     index.add(u64::MAX, None, &schema());
     assert_eq!(found(&index, &[None; 6]), [(u64::MAX, true)]);
@@ -92,7 +92,7 @@ fn a_shape_without_a_clause_takes_every_row() {
 }
 
 #[test]
-fn a_condition_on_a_column_that_the_schema_lacks_is_left_to_trying() {
+fn a_condition_on_a_column_that_the_schema_lacks_is_not_certain() {
     let (filter, mut index) = (Filter::parse("mood = 'sad'", &[], &schema()).unwrap(), Index::new());
     let mut short = schema();
     short.columns.pop();
@@ -101,7 +101,7 @@ fn a_condition_on_a_column_that_the_schema_lacks_is_left_to_trying() {
 }
 
 #[test]
-fn what_several_conditions_find_is_found_once() {
+fn a_filter_that_several_conditions_find_is_found_once() {
     let clauses = [
         "id = 5 OR id > 3 OR id < 9",
         "id = 5 OR name = 'apple' OR tags @> '{a}' OR tags @> '{b}'",
@@ -124,14 +124,14 @@ fn null_satisfies_no_condition() {
 }
 
 #[test]
-fn what_cannot_be_read_is_for_the_clauses_to_say() {
+fn a_value_that_cannot_be_read_makes_all_filters_of_its_column_candidates() {
     let index = index(&["id = 5", "id IN (1, 2) OR id > 7", "tags @> '{a}'", "name = 'x'", "price < 0"]);
-    let row: Cells<'_> = [Some(b"five"), Some(b"\xff"), None, Some(b"{a"), Some(b""), None];
+    let row: IndexRow<'_> = [Some(b"five"), Some(b"\xff"), None, Some(b"{a"), Some(b""), None];
     assert_eq!(found(&index, &row), [(0, false), (1, false), (2, false), (3, false), (4, false)]);
 }
 
 #[test]
-fn another_clause_takes_the_place_of_the_first() {
+fn adding_a_filter_again_replaces_its_clause() {
     let mut index = index(&["id = 5", "name = 'apple'"]);
     add(&mut index, 0, "id = 6");
     assert_eq!(found(&index, &ROW), [(1, true)]);
@@ -139,55 +139,53 @@ fn another_clause_takes_the_place_of_the_first() {
 }
 
 #[test]
-fn nothing_is_left_of_what_was_removed() {
+fn a_removed_filter_leaves_nothing_behind() {
     let clauses =
         ["id = 5", "id IN (5, 6)", "id > 3", "name LIKE 'a%'", "tags @> '{a}'", "id + 1 = 6", "false"];
     let mut index = index(&clauses);
-    for shape in 0..clauses.len() as u64 {
-        index.remove(shape);
-        index.remove(shape);
-        assert!(found(&index, &ROW).iter().all(|(other, _)| *other > shape));
+    for id in 0..clauses.len() as u64 {
+        index.remove(id);
+        index.remove(id);
+        assert!(found(&index, &ROW).iter().all(|(other, _)| *other > id));
     }
-    assert!(index.is_empty() && index.columns.is_empty() && index.everywhere.is_empty());
+    assert!(index.is_empty() && index.columns.is_empty() && index.unconditional.is_empty());
 }
 
 #[test]
-fn of_two_equalities_the_one_with_fewer_shapes_is_looked_up() {
+fn of_two_equalities_the_one_with_fewer_filters_is_looked_up() {
     let mut index = Index::new();
-    (0..1_000).for_each(|shape| add(&mut index, shape, &format!("\"on\" AND id = {shape}")));
-    let row: Cells<'_> = [Some(b"-1"), None, Some(b"t"), None, None, None];
+    (0..1_000).for_each(|id| add(&mut index, id, &format!("\"on\" AND id = {id}")));
+    let row: IndexRow<'_> = [Some(b"-1"), None, Some(b"t"), None, None, None];
     assert!(found(&index, &row).len() <= 1);
     let mut index = Index::new();
-    (0..1_000).for_each(|shape| add(&mut index, shape, &format!("tags @> '{{all,tag {shape}}}'")));
-    let row: Cells<'_> = [None, None, None, Some(b"{all}"), None, None];
+    (0..1_000).for_each(|id| add(&mut index, id, &format!("tags @> '{{all,tag {id}}}'")));
+    let row: IndexRow<'_> = [None, None, None, Some(b"{all}"), None, None];
     assert!(found(&index, &row).len() <= 1);
 }
 
-/// What a search for the row visits among so many shapes, of which exactly one is found.
-fn visits(count: u64, row: &Cells<'_>, clause: impl Fn(u64) -> String) -> usize {
+/// Returns the steps of a search for the row among `count` filters, of which it finds exactly one.
+fn visits(count: u64, row: &IndexRow<'_>, clause: impl Fn(u64) -> String) -> usize {
     let mut index = Index::new();
-    let filters: Vec<_> = (0..count).map(|shape| parsed(&clause(shape))).collect();
-    // Some come and go, since a search mustn't pay for what is no more.
+    let filters: Vec<_> = (0..count).map(|id| parsed(&clause(id))).collect();
+    // As many others are added and removed: a search must not pay for removed filters.
     for first in [count, 0] {
-        (first..).zip(&filters).for_each(|(shape, filter)| index.add(shape, Some(filter), &SCHEMA));
+        (first..).zip(&filters).for_each(|(id, filter)| index.add(id, Some(filter), &SCHEMA));
     }
-    (0..count).for_each(|shape| index.remove(count + shape));
+    (0..count).for_each(|id| index.remove(count + id));
     let mut found = Vec::new();
-    let visits = visits::of(|| index.candidates(row, &mut found));
-    assert_eq!(found, [Candidate { shape: 5, certain: true }], "of {}", clause(5));
+    let visits = visits::during(|| index.candidates(row, &mut found));
+    assert_eq!(found, [Candidate { id: 5, certain: true }], "of {}", clause(5));
     visits
 }
 
 #[test]
-fn a_search_among_ten_thousand_keys_looks_at_as_much_as_one_among_ten() {
+fn a_search_among_ten_thousand_keys_takes_as_many_steps_as_one_among_ten() {
     let clauses: [fn(u64) -> String; 5] = [
-        |shape| format!("id = {shape}"),
-        |shape| format!("id IN ({shape}, {}, {})", -1 - i64::try_from(shape).unwrap(), 1_000_000 + shape),
-        |shape| format!("name = '{}'", if shape == 5 { "apple".to_owned() } else { format!("name {shape}") }),
-        |shape| format!("tags @> '{{{}}}'", if shape == 5 { "b".to_owned() } else { format!("tag {shape}") }),
-        |shape| {
-            format!("{} = ANY (tags)", if shape == 5 { "'a'".to_owned() } else { format!("'tag {shape}'") })
-        },
+        |id| format!("id = {id}"),
+        |id| format!("id IN ({id}, {}, {})", -1 - i64::try_from(id).unwrap(), 1_000_000 + id),
+        |id| format!("name = '{}'", if id == 5 { "apple".to_owned() } else { format!("name {id}") }),
+        |id| format!("tags @> '{{{}}}'", if id == 5 { "b".to_owned() } else { format!("tag {id}") }),
+        |id| format!("{} = ANY (tags)", if id == 5 { "'a'".to_owned() } else { format!("'tag {id}'") }),
     ];
     for clause in clauses {
         let (few, many) = (visits(10, &ROW, clause), visits(10_000, &ROW, clause));
@@ -197,19 +195,17 @@ fn a_search_among_ten_thousand_keys_looks_at_as_much_as_one_among_ten() {
 }
 
 #[test]
-fn a_search_among_ten_thousand_intervals_goes_down_one_path() {
+fn a_search_among_ten_thousand_intervals_visits_one_path() {
     let clauses: [fn(u64) -> String; 5] = [
-        |shape| format!("id BETWEEN {shape} AND {shape}"),
-        |shape| format!("id > {}", if shape == 5 { 4 } else { 5 + shape }),
-        |shape| format!("{} > id", if shape == 5 { "6".to_owned() } else { format!("-{shape}") }),
-        |shape| format!("price >= {shape} - 3.75 AND price < {shape} - 2.75"),
-        |shape| {
-            format!("name LIKE '{}%'", if shape == 5 { "app".to_owned() } else { format!("apq {shape}") })
-        },
+        |id| format!("id BETWEEN {id} AND {id}"),
+        |id| format!("id > {}", if id == 5 { 4 } else { 5 + id }),
+        |id| format!("{} > id", if id == 5 { "6".to_owned() } else { format!("-{id}") }),
+        |id| format!("price >= {id} - 3.75 AND price < {id} - 2.75"),
+        |id| format!("name LIKE '{}%'", if id == 5 { "app".to_owned() } else { format!("apq {id}") }),
     ];
     for clause in clauses {
         let (few, many) = (visits(10, &ROW, clause), visits(10_000, &ROW, clause));
-        // A balanced tree of ten thousand is at most 19 high; on the way down each node has another beside it.
+        // An AVL tree of ten thousand is at most 19 high. Each node of a path may have a sibling visited.
         assert!(few <= 10 && many <= 38, "{few} and {many}: {}", clause(0));
     }
 }

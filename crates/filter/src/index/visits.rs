@@ -1,19 +1,19 @@
-//! How much a search looks at: what tests count, since times would depend on the machine.
+//! Counter of search steps for tests: unlike times, steps do not depend on the machine.
 
 #[cfg(test)]
 thread_local! {
     static VISITS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
-/// One look-up, one node or one shape more.
+/// Counts one hash lookup, one tree node or one filter.
 pub(super) fn count() {
     #[cfg(test)]
     VISITS.set(VISITS.get() + 1);
 }
 
-/// What the search looks at.
+/// Returns the number of steps that `search` takes.
 #[cfg(test)]
-pub(super) fn of(search: impl FnOnce()) -> usize {
+pub(super) fn during(search: impl FnOnce()) -> usize {
     VISITS.set(0);
     search();
     VISITS.get()

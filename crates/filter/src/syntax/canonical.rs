@@ -1,80 +1,83 @@
-//! The canonical text of a tree: SQL again, with every name quoted and every operand in parentheses.
+//! Canonical text of a syntax tree: SQL with every name quoted and every operand in parentheses.
 //!
-//! Invariant: it reads as the same tree; and two clauses that differ only in blanks, comments, case, quotes, needless
-//! parentheses, or in whether a value came as a parameter have one text.
+//! Invariant: parsing the text gives the same tree. Clauses have the same text if they differ only in
+//! blanks, comments, case, quotes, redundant parentheses, or in parameters instead of constants.
+//! Enforced by: `tests/it/robustness.rs`.
 
 use std::fmt::{self, Display, Formatter};
 
-use super::{Choice, Kind, Subscript, Test, Tree, TypeName};
+use super::{ChoiceFunction, IsTest, Subscript, SyntaxKind, SyntaxTree, TypeName};
 
-impl Display for Tree {
+impl Display for SyntaxTree {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match &self.kind {
-            Kind::Name(parts) => list(f, parts.iter().map(|part| Name(part)), "."),
-            Kind::Text(text) => write!(f, "'{}'", text.replace('\'', "''")),
-            Kind::Number(number) if number.starts_with('-') => write!(f, "({number})"),
-            Kind::Number(number) => f.write_str(number),
-            Kind::Bool(value) => write!(f, "{value}"),
-            Kind::Null => f.write_str("NULL"),
-            Kind::And(operands) => parenthesised(f, operands, " AND "),
-            Kind::Or(operands) => parenthesised(f, operands, " OR "),
-            Kind::Not(operand) => write!(f, "(NOT {operand})"),
-            Kind::Unary(operator, operand) => write!(f, "({operator} {operand})"),
-            Kind::Binary(operator, operands) => write!(f, "({} {operator} {})", operands[0], operands[1]),
-            Kind::Between { negated, symmetric, operands } => {
+            SyntaxKind::Name(parts) => list(f, parts.iter().map(|part| QuotedName(part)), "."),
+            SyntaxKind::Text(text) => write!(f, "'{}'", text.replace('\'', "''")),
+            SyntaxKind::Number(number) if number.starts_with('-') => write!(f, "({number})"),
+            SyntaxKind::Number(number) => f.write_str(number),
+            SyntaxKind::Bool(value) => write!(f, "{value}"),
+            SyntaxKind::Null => f.write_str("NULL"),
+            SyntaxKind::And(operands) => parenthesised(f, operands, " AND "),
+            SyntaxKind::Or(operands) => parenthesised(f, operands, " OR "),
+            SyntaxKind::Not(operand) => write!(f, "(NOT {operand})"),
+            SyntaxKind::Unary(operator, operand) => write!(f, "({operator} {operand})"),
+            SyntaxKind::Binary(operator, operands) => {
+                write!(f, "({} {operator} {})", operands[0], operands[1])
+            }
+            SyntaxKind::Between { negated, symmetric, operands } => {
                 let (not, symmetric) = (not(*negated), if *symmetric { "SYMMETRIC " } else { "" });
                 let [operand, low, high] = &**operands;
                 write!(f, "({operand} {not}BETWEEN {symmetric}{low} AND {high})")
             }
-            Kind::In { negated, operand, list: items } => {
+            SyntaxKind::In { negated, operand, list: items } => {
                 write!(f, "({operand} {}IN ", not(*negated))?;
                 parenthesised(f, items, ", ")?;
                 f.write_str(")")
             }
-            Kind::Quantified { operator, all, operands } => {
+            SyntaxKind::Quantified { operator, all, operands } => {
                 let quantifier = if *all { "ALL" } else { "ANY" };
                 write!(f, "({} {operator} {quantifier} ({}))", operands[0], operands[1])
             }
-            Kind::Is { negated, test, operand } => {
+            SyntaxKind::Is { negated, test, operand } => {
                 let test = match test {
-                    Test::Null => "NULL",
-                    Test::True => "TRUE",
-                    Test::False => "FALSE",
-                    Test::Unknown => "UNKNOWN",
+                    IsTest::Null => "NULL",
+                    IsTest::True => "TRUE",
+                    IsTest::False => "FALSE",
+                    IsTest::Unknown => "UNKNOWN",
                 };
                 write!(f, "({operand} IS {}{test})", not(*negated))
             }
-            Kind::Distinct { negated, operands } => {
+            SyntaxKind::Distinct { negated, operands } => {
                 write!(f, "({} IS {}DISTINCT FROM {})", operands[0], not(*negated), operands[1])
             }
-            Kind::Cast(operand, name) => write!(f, "({operand})::{name}"),
-            Kind::Collate(operand, collation) => {
+            SyntaxKind::Cast(operand, name) => write!(f, "({operand})::{name}"),
+            SyntaxKind::Collate(operand, collation) => {
                 write!(f, "({operand} COLLATE ")?;
-                list(f, collation.iter().map(|part| Name(part)), ".")?;
+                list(f, collation.iter().map(|part| QuotedName(part)), ".")?;
                 f.write_str(")")
             }
-            Kind::Call(name, arguments) => {
-                write!(f, "{}", Name(name))?;
+            SyntaxKind::Call(name, arguments) => {
+                write!(f, "{}", QuotedName(name))?;
                 parenthesised(f, arguments, ", ")
             }
-            Kind::Choice(choice, arguments) => {
+            SyntaxKind::Choice(choice, arguments) => {
                 f.write_str(match choice {
-                    Choice::Coalesce => "COALESCE",
-                    Choice::Greatest => "GREATEST",
-                    Choice::Least => "LEAST",
-                    Choice::NullIf => "NULLIF",
+                    ChoiceFunction::Coalesce => "COALESCE",
+                    ChoiceFunction::Greatest => "GREATEST",
+                    ChoiceFunction::Least => "LEAST",
+                    ChoiceFunction::NullIf => "NULLIF",
                 })?;
                 parenthesised(f, arguments, ", ")
             }
-            Kind::Case { operand, arms, otherwise } => {
+            SyntaxKind::Case { operand, arms, otherwise } => {
                 case(f, operand.as_deref(), arms, otherwise.as_deref())
             }
-            Kind::Array(items) => {
+            SyntaxKind::Array(items) => {
                 f.write_str("ARRAY[")?;
                 list(f, items.iter(), ", ")?;
                 f.write_str("]")
             }
-            Kind::Subscript(base, subscripts) => {
+            SyntaxKind::Subscript(base, subscripts) => {
                 write!(f, "({base})")?;
                 subscripts.iter().try_for_each(|subscript| write!(f, "[{subscript}]"))
             }
@@ -97,8 +100,8 @@ impl Display for Subscript {
 
 impl Display for TypeName {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        self.schema.iter().try_for_each(|schema| write!(f, "{}.", Name(schema)))?;
-        write!(f, "{}", Name(&self.name))?;
+        self.schema.iter().try_for_each(|schema| write!(f, "{}.", QuotedName(schema)))?;
+        write!(f, "{}", QuotedName(&self.name))?;
         if !self.modifiers.is_empty() {
             f.write_str("(")?;
             list(f, self.modifiers.iter(), ", ")?;
@@ -108,9 +111,9 @@ impl Display for TypeName {
     }
 }
 
-struct Name<'n>(&'n str);
+struct QuotedName<'n>(&'n str);
 
-impl Display for Name<'_> {
+impl Display for QuotedName<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         write!(f, "\"{}\"", self.0.replace('"', "\"\""))
     }
@@ -127,7 +130,7 @@ fn list<T: Display>(f: &mut Formatter<'_>, items: impl Iterator<Item = T>, betwe
     Ok(())
 }
 
-fn parenthesised(f: &mut Formatter<'_>, items: &[Tree], between: &str) -> fmt::Result {
+fn parenthesised(f: &mut Formatter<'_>, items: &[SyntaxTree], between: &str) -> fmt::Result {
     f.write_str("(")?;
     list(f, items.iter(), between)?;
     f.write_str(")")
@@ -135,9 +138,9 @@ fn parenthesised(f: &mut Formatter<'_>, items: &[Tree], between: &str) -> fmt::R
 
 fn case(
     f: &mut Formatter<'_>,
-    operand: Option<&Tree>,
-    arms: &[(Tree, Tree)],
-    otherwise: Option<&Tree>,
+    operand: Option<&SyntaxTree>,
+    arms: &[(SyntaxTree, SyntaxTree)],
+    otherwise: Option<&SyntaxTree>,
 ) -> fmt::Result {
     f.write_str("(CASE")?;
     operand.iter().try_for_each(|operand| write!(f, " {operand}"))?;

@@ -1,6 +1,6 @@
-//! Words that Postgres keeps for itself (kwlist.h), as far as they matter in an expression.
+//! Keywords that matter in an expression (kwlist.h).
 
-/// Neither the name of a column nor of a function, unless quoted.
+/// Reserved: unquoted, they name neither a column nor a function.
 #[rustfmt::skip]
 const RESERVED: &[&str] = &[
     "all", "analyse", "analyze", "and", "any", "array", "as", "asc", "asymmetric", "both", "case", "cast", "check", "collate",
@@ -12,7 +12,7 @@ const RESERVED: &[&str] = &[
     "trailing", "true", "union", "unique", "user", "using", "variadic", "when", "where", "window", "with",
 ];
 
-/// The name of a function or type, not of a column.
+/// Unquoted, they name a function or type, not a column.
 const FUNCTION_OR_TYPE: &[&str] = &[
     "authorization",
     "binary",
@@ -39,7 +39,7 @@ const FUNCTION_OR_TYPE: &[&str] = &[
     "verbose",
 ];
 
-/// The name of a column, not of a function: the grammar has a form of its own for each.
+/// Unquoted, they name a column, not a function: the grammar has a special form for each.
 const COLUMN: &[&str] = &[
     "between",
     "bigint",
@@ -105,12 +105,12 @@ const COLUMN: &[&str] = &[
     "xmltable",
 ];
 
-/// Whether the word, unquoted, can name a column.
+/// Returns whether the unquoted word can name a column.
 pub(crate) fn can_name_column(word: &str) -> bool {
     !RESERVED.contains(&word) && !FUNCTION_OR_TYPE.contains(&word)
 }
 
-/// Whether the word, unquoted, can name a function.
+/// Returns whether the unquoted word can name a function.
 pub(crate) fn can_name_function(word: &str) -> bool {
     !RESERVED.contains(&word) && !COLUMN.contains(&word)
 }

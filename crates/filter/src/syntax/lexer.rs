@@ -1,24 +1,24 @@
-//! Text to tokens, by the rules of Postgres' own lexer (scan.l).
+//! Lexer: splits a clause into tokens by the rules of Postgres' lexer (scan.l).
 //!
-//! Invariant: tokens cover the text in order, and each knows the byte where it begins and ends.
-//! Not here: meaning. Keywords are words like all others; `keywords.rs` knows which are reserved.
+//! Invariant: tokens are in the order of the text, and each holds its start and end in bytes.
+//! Out of scope: keywords, which are words here; see `keywords.rs`.
 
 use crate::error::FilterError;
 
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Token {
-    pub(crate) kind: TokenKind,
+pub(crate) struct SqlToken {
+    pub(crate) kind: SqlTokenKind,
     pub(crate) start: usize,
     pub(crate) end: usize,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum TokenKind {
+pub(crate) enum SqlTokenKind {
     /// Folded to lower case, and cut at 63 bytes.
     Word(String),
-    /// In double quotes, as it stands between them.
+    /// A name in double quotes, without the quotes.
     Quoted(String),
-    /// What a string constant of any form says.
+    /// The value of a string constant of any form.
     Text(String),
     /// Digits only.
     Integer(String),
@@ -32,18 +32,18 @@ pub(crate) enum TokenKind {
     End,
 }
 
-/// Postgres cuts longer names, with a notice.
+/// Longest name (NAMEDATALEN - 1). Postgres cuts longer ones with a notice.
 const MAX_NAME_BYTES: usize = 63;
 const OPERATOR_BYTES: &[u8] = b"~!@#^&|`?+-*/%<>=";
-/// An operator may end in `+` or `-` only if it has one of these.
+/// An operator may end in `+` or `-` only if it contains one of these.
 const UNUSUAL_BYTES: &[u8] = b"~!@#^&|`?%";
 
-pub(crate) fn tokens(text: &str, version: u32) -> Result<Vec<Token>, FilterError> {
+pub(crate) fn tokens(text: &str, version: u32) -> Result<Vec<SqlToken>, FilterError> {
     let mut lexer = Lexer { text, bytes: text.as_bytes(), at: 0, version };
     let mut tokens = Vec::new();
     loop {
         let token = lexer.next()?;
-        let ended = token.kind == TokenKind::End;
+        let ended = token.kind == SqlTokenKind::End;
         tokens.push(token);
         if ended {
             return Ok(tokens);
@@ -51,7 +51,7 @@ pub(crate) fn tokens(text: &str, version: u32) -> Result<Vec<Token>, FilterError
     }
 }
 
-/// Folds and cuts a name as Postgres does with one that isn't quoted.
+/// Folds and cuts an unquoted name as Postgres does.
 fn fold(name: &str) -> String {
     cut(name.to_ascii_lowercase())
 }
@@ -72,13 +72,13 @@ struct Lexer<'t> {
 }
 
 impl Lexer<'_> {
-    fn next(&mut self) -> Result<Token, FilterError> {
+    fn next(&mut self) -> Result<SqlToken, FilterError> {
         self.skip_blanks()?;
         let start = self.at;
         let kind = match self.peek(0) {
-            0 if self.at >= self.bytes.len() => TokenKind::End,
+            0 if self.at >= self.bytes.len() => SqlTokenKind::End,
             b'\'' => self.quoted_text(start)?,
-            b'"' => TokenKind::Quoted(cut(self.quoted_name(start)?)),
+            b'"' => SqlTokenKind::Quoted(cut(self.quoted_name(start)?)),
             b'$' => self.dollar(start)?,
             b'0'..=b'9' => self.number(start)?,
             b'.' if self.peek(1).is_ascii_digit() => self.number(start)?,
@@ -86,7 +86,7 @@ impl Lexer<'_> {
             byte if OPERATOR_BYTES.contains(&byte) => self.operator(start),
             _ => self.mark(start)?,
         };
-        Ok(Token { kind, start, end: self.at })
+        Ok(SqlToken { kind, start, end: self.at })
     }
 
     fn peek(&self, ahead: usize) -> u8 {
@@ -107,7 +107,7 @@ impl Lexer<'_> {
                     self.at += 1;
                 }
                 b' ' | b'\t' | 0x0c => self.at += 1,
-                // Postgres takes a vertical tab for a blank since 16.
+                // A vertical tab is a blank since Postgres 16.
                 0x0b if self.version >= 16 => self.at += 1,
                 b'-' if self.peek(1) == b'-' => {
                     let rest = &self.bytes[self.at..];
@@ -141,7 +141,7 @@ impl Lexer<'_> {
         }
     }
 
-    /// After the opening quote, up to the closing one; `''` is a quote.
+    /// Reads after the opening quote up to the closing one. A doubled quote is one quote.
     fn quoted(&mut self, quote: u8, start: usize, unterminated: &str) -> Result<String, FilterError> {
         let mut out = Vec::new();
         loop {
@@ -172,16 +172,17 @@ impl Lexer<'_> {
         }
     }
 
-    fn quoted_text(&mut self, start: usize) -> Result<TokenKind, FilterError> {
+    fn quoted_text(&mut self, start: usize) -> Result<SqlTokenKind, FilterError> {
         self.at += 1;
         let mut text = self.quoted(b'\'', start, "unterminated quoted string")?;
         while self.continues()? {
             text.push_str(&self.quoted(b'\'', start, "unterminated quoted string")?);
         }
-        Ok(TokenKind::Text(text))
+        Ok(SqlTokenKind::Text(text))
     }
 
-    /// Whether the string goes on: another quote after blanks with a line break among them.
+    /// Skips to the continuation of a string constant: a quote after blanks with a line break. Returns
+    /// whether there is one.
     fn continues(&mut self) -> Result<bool, FilterError> {
         let before = self.at;
         let newline = self.skip_blanks()?;
@@ -193,15 +194,15 @@ impl Lexer<'_> {
         Ok(false)
     }
 
-    fn dollar(&mut self, start: usize) -> Result<TokenKind, FilterError> {
+    fn dollar(&mut self, start: usize) -> Result<SqlTokenKind, FilterError> {
         if self.peek(1).is_ascii_digit() {
             self.at += 1;
             let digits = self.digits().to_owned();
             if is_word_start(self.peek(0)) {
                 return Err(self.junk("trailing junk after parameter", start));
             }
-            // A number that doesn't fit has no value either.
-            return Ok(TokenKind::Parameter(digits.parse().unwrap_or(usize::MAX)));
+            // There is no value for a number that does not fit.
+            return Ok(SqlTokenKind::Parameter(digits.parse().unwrap_or(usize::MAX)));
         }
         let rest = &self.text[self.at + 1..];
         let tag_ends = rest.find('$').filter(|end| is_tag(&rest[..*end]));
@@ -214,7 +215,7 @@ impl Lexer<'_> {
         match self.text[body..].find(delimiter) {
             Some(length) => {
                 self.at = body + length + delimiter.len();
-                Ok(TokenKind::Text(self.text[body..body + length].to_owned()))
+                Ok(SqlTokenKind::Text(self.text[body..body + length].to_owned()))
             }
             None => {
                 self.at = self.bytes.len();
@@ -223,7 +224,7 @@ impl Lexer<'_> {
         }
     }
 
-    /// A word right after a number.
+    /// Returns the error for a word directly after a number.
     fn junk(&mut self, message: &str, start: usize) -> FilterError {
         while is_word_byte(self.peek(0)) {
             self.at += 1;
@@ -239,7 +240,7 @@ impl Lexer<'_> {
         &self.text[start..self.at]
     }
 
-    fn number(&mut self, start: usize) -> Result<TokenKind, FilterError> {
+    fn number(&mut self, start: usize) -> Result<SqlTokenKind, FilterError> {
         let mut decimal = false;
         self.digits();
         if self.peek(0) == b'.' && self.peek(1) != b'.' {
@@ -258,17 +259,17 @@ impl Lexer<'_> {
         let end = self.at;
         if is_word_start(self.peek(0)) {
             let digits = &self.text[start..end];
-            // 0x1f, 0o17, 0b11 and 1_000 are numbers since 16; we know only plain ones.
+            // 0x1f, 0o17, 0b11 and 1_000 are numbers since Postgres 16. They are not supported.
             if self.version >= 16 && (self.peek(0) == b'_' || digits == "0") {
                 return Err(FilterError::unsupported(self.text, start, "numbers with a base or underscores"));
             }
             return Err(self.junk("trailing junk after numeric literal", start));
         }
         let number = self.text[start..end].to_owned();
-        Ok(if decimal { TokenKind::Decimal(number) } else { TokenKind::Integer(number) })
+        Ok(if decimal { SqlTokenKind::Decimal(number) } else { SqlTokenKind::Integer(number) })
     }
 
-    fn word(&mut self, start: usize) -> Result<TokenKind, FilterError> {
+    fn word(&mut self, start: usize) -> Result<SqlTokenKind, FilterError> {
         match (self.peek(0).to_ascii_lowercase(), self.peek(1)) {
             (b'e', b'\'') => {
                 self.at += 2;
@@ -292,11 +293,11 @@ impl Lexer<'_> {
         while is_word_byte(self.peek(0)) {
             self.at += 1;
         }
-        Ok(TokenKind::Word(fold(&self.text[start..self.at])))
+        Ok(SqlTokenKind::Word(fold(&self.text[start..self.at])))
     }
 
-    /// `E'…'`, after its opening quote.
-    fn escaped_text(&mut self, start: usize) -> Result<TokenKind, FilterError> {
+    /// Reads `E'…'` after its opening quote.
+    fn escaped_text(&mut self, start: usize) -> Result<SqlTokenKind, FilterError> {
         let mut out = Vec::new();
         loop {
             match self.bytes.get(self.at).copied() {
@@ -319,7 +320,7 @@ impl Lexer<'_> {
             }
         }
         match String::from_utf8(out) {
-            Ok(text) if !text.contains('\0') => Ok(TokenKind::Text(text)),
+            Ok(text) if !text.contains('\0') => Ok(SqlTokenKind::Text(text)),
             _ => {
                 let message = "invalid byte sequence for encoding \"UTF8\"".to_owned();
                 Err(FilterError::invalid(self.text, start, "22021", message))
@@ -346,7 +347,7 @@ impl Lexer<'_> {
         Ok(())
     }
 
-    fn operator(&mut self, start: usize) -> TokenKind {
+    fn operator(&mut self, start: usize) -> SqlTokenKind {
         while OPERATOR_BYTES.contains(&self.peek(0)) {
             let comment = matches!((self.peek(0), self.peek(1)), (b'-', b'-') | (b'/', b'*'));
             if comment && self.at > start {
@@ -359,18 +360,18 @@ impl Lexer<'_> {
             self.at -= 1;
         }
         match &self.text[start..self.at] {
-            "!=" => TokenKind::Operator("<>".to_owned()),
-            "=>" => TokenKind::Mark("=>"),
-            operator => TokenKind::Operator(operator.to_owned()),
+            "!=" => SqlTokenKind::Operator("<>".to_owned()),
+            "=>" => SqlTokenKind::Mark("=>"),
+            operator => SqlTokenKind::Operator(operator.to_owned()),
         }
     }
 
-    fn mark(&mut self, start: usize) -> Result<TokenKind, FilterError> {
+    fn mark(&mut self, start: usize) -> Result<SqlTokenKind, FilterError> {
         const MARKS: [&str; 11] = ["::", ":=", "..", "(", ")", "[", "]", ",", ";", ":", "."];
         match MARKS.into_iter().find(|mark| self.text[self.at..].starts_with(mark)) {
             Some(mark) => {
                 self.at += mark.len();
-                Ok(TokenKind::Mark(mark))
+                Ok(SqlTokenKind::Mark(mark))
             }
             None => {
                 self.at += self.text[self.at..].chars().next().map_or(1, char::len_utf8);
@@ -397,14 +398,14 @@ fn is_tag(tag: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn kinds(text: &str) -> Vec<TokenKind> {
+    fn kinds(text: &str) -> Vec<SqlTokenKind> {
         let mut kinds: Vec<_> = tokens(text, 15).unwrap().into_iter().map(|token| token.kind).collect();
-        assert_eq!(kinds.pop(), Some(TokenKind::End));
+        assert_eq!(kinds.pop(), Some(SqlTokenKind::End));
         kinds
     }
 
-    fn operator(text: &str) -> TokenKind {
-        TokenKind::Operator(text.to_owned())
+    fn operator(text: &str) -> SqlTokenKind {
+        SqlTokenKind::Operator(text.to_owned())
     }
 
     #[test]
@@ -419,7 +420,7 @@ mod tests {
 
     #[test]
     fn strings_are_read_in_all_their_forms() {
-        let text = |text: &str| vec![TokenKind::Text(text.to_owned())];
+        let text = |text: &str| vec![SqlTokenKind::Text(text.to_owned())];
         assert_eq!(kinds("'a''b\\'"), text("a'b\\"));
         assert_eq!(kinds("'a' -- so\n 'b'"), text("ab"));
         assert_eq!(kinds("e'\\t\\'x''y'"), text("\t'x'y"));
@@ -429,13 +430,13 @@ mod tests {
 
     #[test]
     fn names_fold_only_ascii_and_only_without_quotes() {
-        assert_eq!(kinds("NäMÉ")[0], TokenKind::Word("nämÉ".to_owned()));
-        assert_eq!(kinds("\"A\"\"b\"")[0], TokenKind::Quoted("A\"b".to_owned()));
+        assert_eq!(kinds("NäMÉ")[0], SqlTokenKind::Word("nämÉ".to_owned()));
+        assert_eq!(kinds("\"A\"\"b\"")[0], SqlTokenKind::Quoted("A\"b".to_owned()));
         assert_eq!(fold(&"é".repeat(40)).len(), 62);
     }
 
     #[test]
-    fn places_count_characters_after_select_1_where() {
+    fn locations_count_characters_after_select_1_where() {
         let error = |text| tokens(text, 15).unwrap_err().to_string();
         assert_eq!(error("é = 'abc"), "At location 19: unterminated quoted string at or near \"'abc\"");
         assert_eq!(error("1abc"), "At location 15: trailing junk after numeric literal at or near \"1abc\"");

@@ -1,91 +1,93 @@
-//! Where clauses as trees, before any type is known.
+//! Syntax trees of where clauses, before typing.
 //!
-//! Invariant: a tree is at most [`MAX_DEPTH`] levels high, whatever the text was, so everything that walks it may
-//! recurse; long chains of AND or OR are one level.
-//! Kept by: `parser.rs` counts its own recursion, and the height of each node that it makes.
+//! Invariant: a tree is at most [`MAX_DEPTH`] levels high, so code that walks it may recurse. A chain
+//! of AND or OR is one level.
+//! Enforced by: `parser.rs` counts its recursion and the height of each node.
 //!
-//! The parser is our own, and no library, because precedence and places must be Postgres' own: sqlparser 0.63 reads
-//! `-2 ^ 2` as `-(2 ^ 2)` and `@ a + b` as `(@ a) + b`, both other than Postgres, and tells no place of most errors.
+//! Decision: the parser is our own, because precedence and error locations must be Postgres'.
+//! sqlparser 0.63 parses `-2 ^ 2` as `-(2 ^ 2)` and `@ a + b` as `(@ a) + b`, unlike Postgres, and has
+//! no location for most errors.
 
 mod canonical;
 mod keywords;
 mod lexer;
 mod parser;
+mod predicate;
 mod primary;
-mod special;
+mod special_call;
 mod type_name;
 
 pub(crate) use parser::parse;
 pub(crate) use type_name::TypeName;
 
-/// The highest tree.
+/// Greatest height of a tree.
 pub(crate) const MAX_DEPTH: usize = 64;
 
-/// One node, and the byte of the clause that it is about, where Postgres would point.
+/// A node. `at` is the byte position in the clause that Postgres would report.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Tree {
-    pub(crate) kind: Kind,
+pub(crate) struct SyntaxTree {
+    pub(crate) kind: SyntaxKind,
     pub(crate) at: usize,
     pub(crate) height: usize,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Kind {
+pub(crate) enum SyntaxKind {
     /// The parts of a dotted name.
     Name(Vec<String>),
-    /// A string constant or a parameter: of no type yet.
+    /// A string constant or a parameter, not typed yet.
     Text(String),
-    /// As written, with a minus where one stands right before it.
+    /// As written, including a minus sign directly before it.
     Number(String),
     Bool(bool),
     Null,
-    And(Vec<Tree>),
-    Or(Vec<Tree>),
-    Not(Box<Tree>),
-    Unary(String, Box<Tree>),
+    And(Vec<SyntaxTree>),
+    Or(Vec<SyntaxTree>),
+    Not(Box<SyntaxTree>),
+    Unary(String, Box<SyntaxTree>),
     /// LIKE is `~~`, as in Postgres.
-    Binary(String, Box<[Tree; 2]>),
+    Binary(String, Box<[SyntaxTree; 2]>),
     Between {
         negated: bool,
         symmetric: bool,
-        operands: Box<[Tree; 3]>,
+        operands: Box<[SyntaxTree; 3]>,
     },
     In {
         negated: bool,
-        operand: Box<Tree>,
-        list: Vec<Tree>,
+        operand: Box<SyntaxTree>,
+        list: Vec<SyntaxTree>,
     },
     /// `left op ANY (right)` or `ALL`.
     Quantified {
         operator: String,
         all: bool,
-        operands: Box<[Tree; 2]>,
+        operands: Box<[SyntaxTree; 2]>,
     },
     Is {
         negated: bool,
-        test: Test,
-        operand: Box<Tree>,
+        test: IsTest,
+        operand: Box<SyntaxTree>,
     },
     Distinct {
         negated: bool,
-        operands: Box<[Tree; 2]>,
+        operands: Box<[SyntaxTree; 2]>,
     },
-    Cast(Box<Tree>, TypeName),
-    Collate(Box<Tree>, Vec<String>),
-    Call(String, Vec<Tree>),
+    Cast(Box<SyntaxTree>, TypeName),
+    Collate(Box<SyntaxTree>, Vec<String>),
+    Call(String, Vec<SyntaxTree>),
     /// COALESCE, GREATEST, LEAST, NULLIF.
-    Choice(Choice, Vec<Tree>),
+    Choice(ChoiceFunction, Vec<SyntaxTree>),
     Case {
-        operand: Option<Box<Tree>>,
-        arms: Vec<(Tree, Tree)>,
-        otherwise: Option<Box<Tree>>,
+        operand: Option<Box<SyntaxTree>>,
+        arms: Vec<(SyntaxTree, SyntaxTree)>,
+        otherwise: Option<Box<SyntaxTree>>,
     },
-    Array(Vec<Tree>),
-    Subscript(Box<Tree>, Vec<Subscript>),
+    Array(Vec<SyntaxTree>),
+    Subscript(Box<SyntaxTree>, Vec<Subscript>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Test {
+pub(crate) enum IsTest {
     Null,
     True,
     False,
@@ -93,7 +95,7 @@ pub(crate) enum Test {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Choice {
+pub(crate) enum ChoiceFunction {
     Coalesce,
     Greatest,
     Least,
@@ -102,50 +104,54 @@ pub(crate) enum Choice {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Subscript {
-    Index(Tree),
-    Slice(Option<Tree>, Option<Tree>),
+    Index(SyntaxTree),
+    Slice(Option<SyntaxTree>, Option<SyntaxTree>),
 }
 
-impl Tree {
-    pub(crate) fn new(kind: Kind, at: usize) -> Self {
+impl SyntaxTree {
+    pub(crate) fn new(kind: SyntaxKind, at: usize) -> Self {
         let mut height = 0;
         kind.each_child(&mut |child| height = height.max(child.height));
-        Tree { kind, at, height: height + 1 }
+        SyntaxTree { kind, at, height: height + 1 }
     }
 }
 
-impl Kind {
-    pub(crate) fn each_child(&self, visit: &mut impl FnMut(&Tree)) {
+impl SyntaxKind {
+    pub(crate) fn each_child(&self, visit: &mut impl FnMut(&SyntaxTree)) {
         match self {
-            Kind::Name(_) | Kind::Text(_) | Kind::Number(_) | Kind::Bool(_) | Kind::Null => {}
-            Kind::And(list)
-            | Kind::Or(list)
-            | Kind::Call(_, list)
-            | Kind::Choice(_, list)
-            | Kind::Array(list) => {
+            SyntaxKind::Name(_)
+            | SyntaxKind::Text(_)
+            | SyntaxKind::Number(_)
+            | SyntaxKind::Bool(_)
+            | SyntaxKind::Null => {}
+            SyntaxKind::And(list)
+            | SyntaxKind::Or(list)
+            | SyntaxKind::Call(_, list)
+            | SyntaxKind::Choice(_, list)
+            | SyntaxKind::Array(list) => {
                 list.iter().for_each(visit);
             }
-            Kind::Not(operand)
-            | Kind::Unary(_, operand)
-            | Kind::Is { operand, .. }
-            | Kind::Cast(operand, _)
-            | Kind::Collate(operand, _) => visit(operand),
-            Kind::Binary(_, operands)
-            | Kind::Quantified { operands, .. }
-            | Kind::Distinct { operands, .. } => operands.iter().for_each(visit),
-            Kind::Between { operands, .. } => operands.iter().for_each(visit),
-            Kind::In { operand, list, .. } => {
+            SyntaxKind::Not(operand)
+            | SyntaxKind::Unary(_, operand)
+            | SyntaxKind::Is { operand, .. }
+            | SyntaxKind::Cast(operand, _)
+            | SyntaxKind::Collate(operand, _) => visit(operand),
+            SyntaxKind::Binary(_, operands)
+            | SyntaxKind::Quantified { operands, .. }
+            | SyntaxKind::Distinct { operands, .. } => operands.iter().for_each(visit),
+            SyntaxKind::Between { operands, .. } => operands.iter().for_each(visit),
+            SyntaxKind::In { operand, list, .. } => {
                 visit(operand);
                 list.iter().for_each(visit);
             }
-            Kind::Case { operand, arms, otherwise } => {
+            SyntaxKind::Case { operand, arms, otherwise } => {
                 operand.iter().chain(otherwise).for_each(|tree| visit(tree));
                 arms.iter().for_each(|(when, then)| {
                     visit(when);
                     visit(then);
                 });
             }
-            Kind::Subscript(base, subscripts) => {
+            SyntaxKind::Subscript(base, subscripts) => {
                 visit(base);
                 for subscript in subscripts {
                     match subscript {

@@ -1,21 +1,23 @@
-//! Tokens to a tree, by Postgres' grammar of expressions (gram.y: a_expr, b_expr, c_expr).
+//! Parser: builds a syntax tree by Postgres' grammar of expressions (gram.y: a_expr, b_expr, c_expr).
 //!
-//! Precedence climbing with the grammar's own table. Operators that end in an operand and don't associate (`=`, LIKE,
-//! BETWEEN, IS DISTINCT FROM) may not follow one another; those that end in a closed form (`IS NULL`, `IN (…)`) may.
+//! Precedence climbing with the grammar's own table. Non-associative operators that end in an operand
+//! (`=`, LIKE, BETWEEN, IS DISTINCT FROM) may not follow one another. Those that end in a closed form
+//! (`IS NULL`, `IN (…)`) may.
 
-use super::lexer::{Token, TokenKind, tokens};
-use super::{Kind, MAX_DEPTH, Test, Tree};
+use super::lexer::{SqlToken, SqlTokenKind, tokens};
+use super::{MAX_DEPTH, SyntaxKind, SyntaxTree};
 use crate::MAX_CLAUSE_BYTES;
 use crate::error::{FilterError, location};
 use crate::expression::EnumType;
 
-/// How deep the parser goes. The canonical text has parentheses around each level, and must be read again.
+/// Deepest recursion of the parser. It must be able to parse canonical text, which has parentheses
+/// around each level.
 const MAX_RECURSION: usize = 2 * MAX_DEPTH + 10;
 
-/// A clause with its parameters in place: each may be named many times.
+/// Most bytes of parameters in a clause, each counted as often as it is named.
 const MAX_INLINED_BYTES: usize = 16 * MAX_CLAUSE_BYTES;
 
-/// How tightly an operator binds, loosest first.
+/// Precedence of an operator, loosest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Binding {
     Any,
@@ -37,7 +39,7 @@ pub(super) enum Binding {
 }
 
 impl Binding {
-    fn tighter(self) -> Self {
+    pub(super) fn tighter(self) -> Self {
         use Binding::*;
         const ORDER: [Binding; 16] = [
             Any, Or, And, Not, Is, Comparison, Like, Other, Sum, Product, Power, Zone, Collate, Sign, Cast,
@@ -47,14 +49,14 @@ impl Binding {
     }
 }
 
-/// Reads a clause; parameters become the constants that they stand for. The types of `enums` get
-/// their schema where the clause names none.
+/// Parses a clause. Parameters become constants. Types in `enums` get their schema if the clause names
+/// none.
 pub(crate) fn parse(
     text: &str,
     params: &[&str],
     version: u32,
     enums: &[EnumType],
-) -> Result<Tree, FilterError> {
+) -> Result<SyntaxTree, FilterError> {
     let mut parser = Parser {
         text,
         params,
@@ -67,7 +69,7 @@ pub(crate) fn parse(
     };
     let tree = parser.expression(Binding::Any)?;
     match parser.peek() {
-        TokenKind::End => Ok(tree),
+        SqlTokenKind::End => Ok(tree),
         _ => Err(parser.syntax_error()),
     }
 }
@@ -76,25 +78,25 @@ pub(super) struct Parser<'t> {
     text: &'t str,
     params: &'t [&'t str],
     enums: &'t [EnumType],
-    /// Of parameters, each as often as it is named.
+    /// Bytes of parameters so far, each counted as often as it is named.
     inlined_bytes: usize,
-    tokens: Vec<Token>,
+    tokens: Vec<SqlToken>,
     next: usize,
     depth: usize,
-    /// In the middle of BETWEEN, where AND means something else (b_expr).
+    /// Between BETWEEN and its AND (b_expr).
     is_restricted: bool,
 }
 
 impl Parser<'_> {
-    pub(super) fn peek(&self) -> &TokenKind {
+    pub(super) fn peek(&self) -> &SqlTokenKind {
         &self.tokens[self.next].kind
     }
 
-    fn peek_at(&self, ahead: usize) -> &TokenKind {
+    fn peek_at(&self, ahead: usize) -> &SqlTokenKind {
         &self.tokens[(self.next + ahead).min(self.tokens.len() - 1)].kind
     }
 
-    /// The byte at which the next token begins.
+    /// Returns the byte position of the next token.
     pub(super) fn here(&self) -> usize {
         self.tokens[self.next].start
     }
@@ -112,11 +114,11 @@ impl Parser<'_> {
     }
 
     pub(super) fn is_mark(&self, position: usize, mark: &str) -> bool {
-        matches!(self.tokens[position].kind, TokenKind::Mark(found) if found == mark)
+        matches!(self.tokens[position].kind, SqlTokenKind::Mark(found) if found == mark)
     }
 
     pub(super) fn mark_follows(&self, mark: &str) -> bool {
-        matches!(self.peek_at(1), TokenKind::Mark(found) if *found == mark)
+        matches!(self.peek_at(1), SqlTokenKind::Mark(found) if *found == mark)
     }
 
     pub(super) fn deeper(&mut self) -> Result<(), FilterError> {
@@ -131,7 +133,7 @@ impl Parser<'_> {
     pub(super) fn syntax_error(&self) -> FilterError {
         let token = &self.tokens[self.next];
         let message = match token.kind {
-            TokenKind::End => "syntax error at end of input".to_owned(),
+            SqlTokenKind::End => "syntax error at end of input".to_owned(),
             _ => format!("syntax error at or near \"{}\"", &self.text[token.start..token.end]),
         };
         FilterError::syntax(self.text, token.start, message)
@@ -154,7 +156,7 @@ impl Parser<'_> {
     }
 
     pub(super) fn follows(&self, ahead: usize, word: &str) -> bool {
-        matches!(self.peek_at(ahead), TokenKind::Word(found) if found == word)
+        matches!(self.peek_at(ahead), SqlTokenKind::Word(found) if found == word)
     }
 
     pub(super) fn take_word(&mut self, word: &str) -> bool {
@@ -170,7 +172,7 @@ impl Parser<'_> {
     }
 
     pub(super) fn take_mark(&mut self, mark: &str) -> bool {
-        let found = matches!(self.peek(), TokenKind::Mark(found) if *found == mark);
+        let found = matches!(self.peek(), SqlTokenKind::Mark(found) if *found == mark);
         if found {
             self.advance();
         }
@@ -182,15 +184,15 @@ impl Parser<'_> {
     }
 
     pub(super) fn take_operator(&mut self, operator: &str) -> bool {
-        let found = matches!(self.peek(), TokenKind::Operator(found) if found == operator);
+        let found = matches!(self.peek(), SqlTokenKind::Operator(found) if found == operator);
         if found {
             self.advance();
         }
         found
     }
 
-    pub(super) fn node(&self, kind: Kind, at: usize) -> Result<Tree, FilterError> {
-        let tree = Tree::new(kind, at);
+    pub(super) fn node(&self, kind: SyntaxKind, at: usize) -> Result<SyntaxTree, FilterError> {
+        let tree = SyntaxTree::new(kind, at);
         if tree.height > MAX_DEPTH { Err(FilterError::TooDeep { limit: MAX_DEPTH }) } else { Ok(tree) }
     }
 
@@ -198,27 +200,27 @@ impl Parser<'_> {
         self.enums.iter().find(|of| of.name == name).map(|of| of.schema.clone())
     }
 
-    /// An expression in which AND, IN and LIKE mean something else (b_expr).
-    pub(super) fn restricted(&mut self) -> Result<Tree, FilterError> {
+    /// Parses a b_expr: an expression without AND, OR, IN and LIKE.
+    pub(super) fn restricted(&mut self) -> Result<SyntaxTree, FilterError> {
         let restricted = std::mem::replace(&mut self.is_restricted, true);
         let tree = self.expression(Binding::Any);
         self.is_restricted = restricted;
         tree
     }
 
-    /// A whole expression in brackets of some kind.
-    pub(super) fn enclosed(&mut self) -> Result<Tree, FilterError> {
+    /// Parses a whole expression in parentheses or brackets.
+    pub(super) fn enclosed(&mut self) -> Result<SyntaxTree, FilterError> {
         let restricted = std::mem::replace(&mut self.is_restricted, false);
         let tree = self.expression(Binding::Any);
         self.is_restricted = restricted;
         tree
     }
 
-    /// An expression whose operators all bind at least so tightly.
-    pub(super) fn expression(&mut self, least: Binding) -> Result<Tree, FilterError> {
+    /// Parses an expression whose operators have at least this precedence.
+    pub(super) fn expression(&mut self, least: Binding) -> Result<SyntaxTree, FilterError> {
         self.deeper()?;
         let mut left = self.prefixed()?;
-        // The level at which the last operator ended in an operand, and may not be followed by its like.
+        // The precedence of the last operator if it is non-associative and ended in an operand.
         let mut closed_to = None;
         while let Some(binding) = self.binding_ahead() {
             if binding < least {
@@ -233,37 +235,39 @@ impl Parser<'_> {
         Ok(left)
     }
 
-    fn prefixed(&mut self) -> Result<Tree, FilterError> {
+    fn prefixed(&mut self) -> Result<SyntaxTree, FilterError> {
         let at = self.here();
         match self.peek().clone() {
-            TokenKind::Word(word) if word == "not" && !self.is_restricted => {
+            SqlTokenKind::Word(word) if word == "not" && !self.is_restricted => {
                 self.advance();
                 let operand = self.expression(Binding::Not)?;
-                self.node(Kind::Not(Box::new(operand)), at)
+                self.node(SyntaxKind::Not(Box::new(operand)), at)
             }
-            TokenKind::Operator(sign) if sign == "-" || sign == "+" => {
+            SqlTokenKind::Operator(sign) if sign == "-" || sign == "+" => {
                 self.advance();
                 let operand = self.expression(Binding::Sign)?;
                 match (sign.as_str(), operand.kind) {
-                    ("-", Kind::Number(number)) => self.node(Kind::Number(negate(number)), at),
-                    (_, kind) => self.node(Kind::Unary(sign, Box::new(Tree { kind, ..operand })), at),
+                    ("-", SyntaxKind::Number(number)) => self.node(SyntaxKind::Number(negate(number)), at),
+                    (_, kind) => {
+                        self.node(SyntaxKind::Unary(sign, Box::new(SyntaxTree { kind, ..operand })), at)
+                    }
                 }
             }
-            TokenKind::Operator(operator) if binding_of(&operator) == Binding::Other => {
+            SqlTokenKind::Operator(operator) if binding_of(&operator) == Binding::Other => {
                 self.advance();
                 let operand = self.expression(Binding::Other.tighter())?;
-                self.node(Kind::Unary(operator, Box::new(operand)), at)
+                self.node(SyntaxKind::Unary(operator, Box::new(operand)), at)
             }
             _ => self.primary(),
         }
     }
 
-    /// How tightly the operator ahead binds, if there is one.
+    /// Returns the precedence of the next operator, if there is one.
     fn binding_ahead(&self) -> Option<Binding> {
         let binding = match self.peek() {
-            TokenKind::Operator(operator) => binding_of(operator),
-            TokenKind::Mark("::") => Binding::Cast,
-            TokenKind::Word(word) => match word.as_str() {
+            SqlTokenKind::Operator(operator) => binding_of(operator),
+            SqlTokenKind::Mark("::") => Binding::Cast,
+            SqlTokenKind::Word(word) => match word.as_str() {
                 "or" => Binding::Or,
                 "and" => Binding::And,
                 "is" | "isnull" | "notnull" => Binding::Is,
@@ -277,12 +281,12 @@ impl Parser<'_> {
                 }
                 "at" if self.follows(1, "time") || self.follows(1, "local") => Binding::Zone,
                 "collate" => Binding::Collate,
-                "operator" if *self.peek_at(1) == TokenKind::Mark("(") => Binding::Other,
+                "operator" if *self.peek_at(1) == SqlTokenKind::Mark("(") => Binding::Other,
                 _ => return None,
             },
             _ => return None,
         };
-        let words = !matches!(self.peek(), TokenKind::Operator(_) | TokenKind::Mark(_));
+        let words = !matches!(self.peek(), SqlTokenKind::Operator(_) | SqlTokenKind::Mark(_));
         let allowed_between = !words || (self.at_word("is") && self.is_distinct_ahead());
         if self.is_restricted && !allowed_between { None } else { Some(binding) }
     }
@@ -291,8 +295,13 @@ impl Parser<'_> {
         self.follows(1, "distinct") || (self.follows(1, "not") && self.follows(2, "distinct"))
     }
 
-    /// One operator after `left`, with what it takes on its right; and the level that it closes.
-    fn suffixed(&mut self, left: Tree, binding: Binding) -> Result<(Tree, Option<Binding>), FilterError> {
+    /// Parses one operator after `left`, and its right operand. Also returns its precedence if the same
+    /// may not follow.
+    fn suffixed(
+        &mut self,
+        left: SyntaxTree,
+        binding: Binding,
+    ) -> Result<(SyntaxTree, Option<Binding>), FilterError> {
         let at = self.here();
         match binding {
             Binding::Or | Binding::And => Ok((self.chain(left, binding)?, None)),
@@ -301,7 +310,7 @@ impl Parser<'_> {
             Binding::Cast => {
                 self.advance();
                 let name = self.type_name()?;
-                Ok((self.node(Kind::Cast(Box::new(left), name), at)?, None))
+                Ok((self.node(SyntaxKind::Cast(Box::new(left), name), at)?, None))
             }
             Binding::Zone => {
                 self.advance();
@@ -311,36 +320,42 @@ impl Parser<'_> {
                 self.advance();
                 self.expect_word("zone")?;
                 let zone = self.expression(binding.tighter())?;
-                Ok((self.node(Kind::Call("timezone".to_owned(), vec![zone, left]), at)?, None))
+                Ok((self.node(SyntaxKind::Call("timezone".to_owned(), vec![zone, left]), at)?, None))
             }
             Binding::Collate => {
                 self.advance();
                 let collation = self.dotted_name()?;
-                Ok((self.node(Kind::Collate(Box::new(left), collation), at)?, None))
+                Ok((self.node(SyntaxKind::Collate(Box::new(left), collation), at)?, None))
             }
             _ => self.operator(left, binding),
         }
     }
 
-    /// AND and OR of any length are one level.
-    fn chain(&mut self, left: Tree, binding: Binding) -> Result<Tree, FilterError> {
+    /// Parses a chain of AND or OR into one node.
+    fn chain(&mut self, left: SyntaxTree, binding: Binding) -> Result<SyntaxTree, FilterError> {
         let (word, at) = (if binding == Binding::And { "and" } else { "or" }, self.here());
         let mut operands = Vec::new();
-        let mut add = |tree: Tree| match (tree.kind, binding) {
-            (Kind::And(inner), Binding::And) | (Kind::Or(inner), Binding::Or) => operands.extend(inner),
-            (kind, _) => operands.push(Tree { kind, at: tree.at, height: tree.height }),
+        let mut add = |tree: SyntaxTree| match (tree.kind, binding) {
+            (SyntaxKind::And(inner), Binding::And) | (SyntaxKind::Or(inner), Binding::Or) => {
+                operands.extend(inner)
+            }
+            (kind, _) => operands.push(SyntaxTree { kind, at: tree.at, height: tree.height }),
         };
         add(left);
         while self.take_word(word) {
             add(self.expression(binding.tighter())?);
         }
-        let kind = if binding == Binding::And { Kind::And(operands) } else { Kind::Or(operands) };
+        let kind = if binding == Binding::And { SyntaxKind::And(operands) } else { SyntaxKind::Or(operands) };
         self.node(kind, at)
     }
 
-    fn operator(&mut self, left: Tree, binding: Binding) -> Result<(Tree, Option<Binding>), FilterError> {
+    fn operator(
+        &mut self,
+        left: SyntaxTree,
+        binding: Binding,
+    ) -> Result<(SyntaxTree, Option<Binding>), FilterError> {
         let at = self.here();
-        let TokenKind::Operator(operator) = self.peek().clone() else {
+        let SqlTokenKind::Operator(operator) = self.peek().clone() else {
             return Err(self.unsupported_here("operators of a schema"));
         };
         self.advance();
@@ -349,14 +364,19 @@ impl Parser<'_> {
         }
         let right = self.expression(binding.tighter())?;
         let closed_to = (binding == Binding::Comparison).then_some(binding);
-        Ok((self.node(Kind::Binary(operator, Box::new([left, right])), at)?, closed_to))
+        Ok((self.node(SyntaxKind::Binary(operator, Box::new([left, right])), at)?, closed_to))
     }
 
-    fn quantifier_ahead(&self) -> bool {
+    pub(super) fn quantifier_ahead(&self) -> bool {
         ["any", "some", "all"].iter().any(|word| self.at_word(word))
     }
 
-    fn quantified(&mut self, operator: String, left: Tree, at: usize) -> Result<Tree, FilterError> {
+    pub(super) fn quantified(
+        &mut self,
+        operator: String,
+        left: SyntaxTree,
+        at: usize,
+    ) -> Result<SyntaxTree, FilterError> {
         let all = self.at_word("all");
         self.advance();
         self.expect_mark("(")?;
@@ -365,110 +385,13 @@ impl Parser<'_> {
         }
         let right = self.enclosed()?;
         self.expect_mark(")")?;
-        self.node(Kind::Quantified { operator, all, operands: Box::new([left, right]) }, at)
+        self.node(SyntaxKind::Quantified { operator, all, operands: Box::new([left, right]) }, at)
     }
 
-    fn is(&mut self, left: Tree) -> Result<(Tree, Option<Binding>), FilterError> {
-        let at = self.here();
-        let shorthand = !self.at_word("is");
-        let negated = if shorthand { self.at_word("notnull") } else { self.follows(1, "not") };
-        self.advance();
-        if !shorthand && negated {
-            self.advance();
-        }
-        if !shorthand && self.take_word("distinct") {
-            self.expect_word("from")?;
-            let right = self.expression(Binding::Is.tighter())?;
-            let kind = Kind::Distinct { negated, operands: Box::new([left, right]) };
-            return Ok((self.node(kind, at)?, Some(Binding::Is)));
-        }
-        let test = match self.peek() {
-            _ if shorthand => Test::Null,
-            TokenKind::Word(word) => match word.as_str() {
-                "null" => Test::Null,
-                "true" => Test::True,
-                "false" => Test::False,
-                "unknown" => Test::Unknown,
-                "document" | "normalized" | "nfc" | "nfd" | "nfkc" | "nfkd" | "json" => {
-                    return Err(self.unsupported_here("IS DOCUMENT, IS NORMALIZED and IS JSON"));
-                }
-                _ => return Err(self.syntax_error()),
-            },
-            _ => return Err(self.syntax_error()),
-        };
-        if !shorthand {
-            self.advance();
-        }
-        Ok((self.node(Kind::Is { negated, test, operand: Box::new(left) }, at)?, None))
-    }
-
-    fn like(&mut self, left: Tree) -> Result<(Tree, Option<Binding>), FilterError> {
-        let at = self.here();
-        let negated = self.take_word("not");
-        let word = match self.peek() {
-            TokenKind::Word(word) => word.clone(),
-            _ => return Err(self.syntax_error()),
-        };
-        if word == "similar" {
-            return Err(self.unsupported_here("SIMILAR TO and regular expressions"));
-        }
-        self.advance();
-        match word.as_str() {
-            "between" => self.between(left, negated, at),
-            "in" => Ok((self.in_list(left, negated, at)?, None)),
-            _ => {
-                let operator =
-                    format!("{}~~{}", if negated { "!" } else { "" }, if word == "ilike" { "*" } else { "" });
-                if self.quantifier_ahead() {
-                    return Ok((self.quantified(operator, left, at)?, None));
-                }
-                let mut pattern = self.expression(Binding::Like.tighter())?;
-                if self.at_word("escape") {
-                    let at = self.here();
-                    self.advance();
-                    let escape = self.expression(Binding::Like.tighter())?;
-                    pattern = self.node(Kind::Call("like_escape".to_owned(), vec![pattern, escape]), at)?;
-                }
-                let kind = Kind::Binary(operator, Box::new([left, pattern]));
-                Ok((self.node(kind, at)?, Some(Binding::Like)))
-            }
-        }
-    }
-
-    fn between(
-        &mut self,
-        left: Tree,
-        negated: bool,
-        at: usize,
-    ) -> Result<(Tree, Option<Binding>), FilterError> {
-        let symmetric = self.take_word("symmetric");
-        if !symmetric {
-            self.take_word("asymmetric");
-        }
-        let low = self.restricted()?;
-        self.expect_word("and")?;
-        let high = self.expression(Binding::Like.tighter())?;
-        let kind = Kind::Between { negated, symmetric, operands: Box::new([left, low, high]) };
-        Ok((self.node(kind, at)?, Some(Binding::Like)))
-    }
-
-    fn in_list(&mut self, left: Tree, negated: bool, at: usize) -> Result<Tree, FilterError> {
-        self.expect_mark("(")?;
-        if self.at_word("select") || self.at_word("with") || self.at_word("values") {
-            return Err(self.unsupported_here("subqueries"));
-        }
-        let list = self.list_until(")")?;
-        if list.is_empty() {
-            return Err(self.syntax_error());
-        }
-        self.expect_mark(")")?;
-        self.node(Kind::In { negated, operand: Box::new(left), list }, at)
-    }
-
-    /// Expressions between commas, up to the mark, which stays.
-    pub(super) fn list_until(&mut self, mark: &str) -> Result<Vec<Tree>, FilterError> {
+    /// Parses expressions separated by commas up to the mark, which is not consumed.
+    pub(super) fn list_until(&mut self, mark: &str) -> Result<Vec<SyntaxTree>, FilterError> {
         let mut list = Vec::new();
-        if matches!(self.peek(), TokenKind::Mark(found) if *found == mark) {
+        if matches!(self.peek(), SqlTokenKind::Mark(found) if *found == mark) {
             return Ok(list);
         }
         loop {

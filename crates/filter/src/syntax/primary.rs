@@ -1,65 +1,65 @@
-//! The innermost expressions (c_expr): constants, names, calls, CASE, ARRAY, parentheses and subscripts.
+//! Primary expressions (c_expr): constants, names, calls, CASE, ARRAY, parentheses and subscripts.
 
 use super::keywords::{can_name_column, can_name_function};
-use super::lexer::TokenKind;
+use super::lexer::SqlTokenKind;
 use super::parser::Parser;
-use super::{Choice, Kind, Subscript, Tree};
+use super::{ChoiceFunction, Subscript, SyntaxKind, SyntaxTree};
 use crate::error::FilterError;
 
 impl Parser<'_> {
-    pub(super) fn primary(&mut self) -> Result<Tree, FilterError> {
+    pub(super) fn primary(&mut self) -> Result<SyntaxTree, FilterError> {
         let at = self.here();
         match self.peek().clone() {
-            TokenKind::Integer(number) | TokenKind::Decimal(number) => {
+            SqlTokenKind::Integer(number) | SqlTokenKind::Decimal(number) => {
                 self.advance();
-                self.node(Kind::Number(number), at)
+                self.node(SyntaxKind::Number(number), at)
             }
-            TokenKind::Text(text) => {
+            SqlTokenKind::Text(text) => {
                 self.advance();
-                self.node(Kind::Text(text), at)
+                self.node(SyntaxKind::Text(text), at)
             }
-            TokenKind::Parameter(number) => {
+            SqlTokenKind::Parameter(number) => {
                 let value = self.parameter(number)?;
                 self.advance();
-                let value = self.node(Kind::Text(value), at)?;
+                let value = self.node(SyntaxKind::Text(value), at)?;
                 self.subscripts(value)
             }
-            TokenKind::Mark("(") => self.parenthesised(),
-            TokenKind::Quoted(name) => {
+            SqlTokenKind::Mark("(") => self.parenthesised(),
+            SqlTokenKind::Quoted(name) => {
                 self.advance();
                 self.named(name, at, true, true)
             }
-            TokenKind::Word(word) => self.word(&word),
-            TokenKind::Operator(_) | TokenKind::Mark(_) | TokenKind::End => Err(self.syntax_error()),
+            SqlTokenKind::Word(word) => self.word(&word),
+            SqlTokenKind::Operator(_) | SqlTokenKind::Mark(_) | SqlTokenKind::End => Err(self.syntax_error()),
         }
     }
 
-    fn parenthesised(&mut self) -> Result<Tree, FilterError> {
+    fn parenthesised(&mut self) -> Result<SyntaxTree, FilterError> {
         self.advance();
         if self.at_word("select") || self.at_word("with") || self.at_word("values") {
             return Err(self.unsupported_here("subqueries"));
         }
         let inner = self.enclosed()?;
-        if self.peek() == &TokenKind::Mark(",") {
+        if self.peek() == &SqlTokenKind::Mark(",") {
             return Err(self.unsupported_here("rows"));
         }
         self.expect_mark(")")?;
-        if self.peek() == &TokenKind::Mark(".") {
+        if self.peek() == &SqlTokenKind::Mark(".") {
             return Err(self.unsupported_here("fields of composite values"));
         }
         self.subscripts(inner)
     }
 
-    fn word(&mut self, word: &str) -> Result<Tree, FilterError> {
+    fn word(&mut self, word: &str) -> Result<SyntaxTree, FilterError> {
         let at = self.here();
         match word {
             "true" | "false" => {
                 self.advance();
-                return self.node(Kind::Bool(word == "true"), at);
+                return self.node(SyntaxKind::Bool(word == "true"), at);
             }
             "null" => {
                 self.advance();
-                return self.node(Kind::Null, at);
+                return self.node(SyntaxKind::Null, at);
             }
             "case" => return self.case(),
             "cast" => return self.cast(),
@@ -97,8 +97,8 @@ impl Parser<'_> {
         self.mark_follows("(")
     }
 
-    /// `date '2020-01-01'`, `double precision '1'`, `numeric(3, 1) '2'`.
-    fn typed_constant(&mut self, word: &str) -> Result<Option<Tree>, FilterError> {
+    /// Parses `date '2020-01-01'`, `double precision '1'` or `numeric(3, 1) '2'`, if present.
+    fn typed_constant(&mut self, word: &str) -> Result<Option<SyntaxTree>, FilterError> {
         let (start, at) = (self.position(), self.here());
         let name = match self.special_type(word) {
             Ok(Some(name)) => Some(name),
@@ -109,7 +109,7 @@ impl Parser<'_> {
             }
             Ok(None) | Err(_) => None,
         };
-        if let (Some(mut name), TokenKind::Text(text)) = (name, self.peek().clone()) {
+        if let (Some(mut name), SqlTokenKind::Text(text)) = (name, self.peek().clone()) {
             let length_ends = self.position() - 1;
             self.advance();
             let narrowed =
@@ -119,25 +119,31 @@ impl Parser<'_> {
             }
             if matches!(word, "character" | "char" | "nchar" | "national") && !self.is_mark(length_ends, ")")
             {
-                name.modifiers.clear(); // In this one place, `char` without a length has any length.
+                name.modifiers.clear(); // Only here, `char` without a length has any length.
             }
-            let text = self.node(Kind::Text(text), at)?;
-            return self.node(Kind::Cast(Box::new(text), name), at).map(Some);
+            let text = self.node(SyntaxKind::Text(text), at)?;
+            return self.node(SyntaxKind::Cast(Box::new(text), name), at).map(Some);
         }
         self.rewind(start);
         Ok(None)
     }
 
-    /// A column, perhaps of a table, or a call.
-    fn named(&mut self, name: String, at: usize, column: bool, function: bool) -> Result<Tree, FilterError> {
+    /// Parses a column, with or without its table, or a call.
+    fn named(
+        &mut self,
+        name: String,
+        at: usize,
+        column: bool,
+        function: bool,
+    ) -> Result<SyntaxTree, FilterError> {
         let mut parts = vec![name];
         while self.take_mark(".") {
-            if self.peek() == &TokenKind::Operator("*".to_owned()) {
+            if self.peek() == &SqlTokenKind::Operator("*".to_owned()) {
                 return Err(self.unsupported_here("whole rows"));
             }
             parts.push(self.attribute_name()?);
         }
-        if self.peek() == &TokenKind::Mark("(") {
+        if self.peek() == &SqlTokenKind::Mark("(") {
             if parts.len() == 2 && parts[0] == "pg_catalog" {
                 parts.remove(0);
             } else if parts.len() > 1 {
@@ -150,11 +156,11 @@ impl Parser<'_> {
         if !column {
             return Err(self.syntax_error());
         }
-        let column = self.node(Kind::Name(parts), at)?;
+        let column = self.node(SyntaxKind::Name(parts), at)?;
         self.subscripts(column)
     }
 
-    fn call(&mut self, name: String, at: usize) -> Result<Tree, FilterError> {
+    fn call(&mut self, name: String, at: usize) -> Result<SyntaxTree, FilterError> {
         self.advance();
         for (word, what) in
             [("distinct", "aggregates"), ("all", "aggregates"), ("variadic", "VARIADIC arguments")]
@@ -163,11 +169,11 @@ impl Parser<'_> {
                 return Err(self.unsupported_here(what));
             }
         }
-        if self.peek() == &TokenKind::Operator("*".to_owned()) {
+        if self.peek() == &SqlTokenKind::Operator("*".to_owned()) {
             return Err(self.unsupported_here("aggregates"));
         }
         let arguments = self.list_until(")")?;
-        if matches!(self.peek(), TokenKind::Mark("=>" | ":=")) {
+        if matches!(self.peek(), SqlTokenKind::Mark("=>" | ":=")) {
             return Err(self.unsupported_here("arguments by name"));
         }
         self.expect_mark(")")?;
@@ -177,28 +183,28 @@ impl Parser<'_> {
                 return Err(self.unsupported_here(what));
             }
         }
-        self.node(Kind::Call(name, arguments), at)
+        self.node(SyntaxKind::Call(name, arguments), at)
     }
 
-    fn choice(&mut self, word: &str) -> Result<Tree, FilterError> {
+    fn choice(&mut self, word: &str) -> Result<SyntaxTree, FilterError> {
         let at = self.here();
         let choice = match word {
-            "coalesce" => Choice::Coalesce,
-            "greatest" => Choice::Greatest,
-            "nullif" => Choice::NullIf,
-            _ => Choice::Least,
+            "coalesce" => ChoiceFunction::Coalesce,
+            "greatest" => ChoiceFunction::Greatest,
+            "nullif" => ChoiceFunction::NullIf,
+            _ => ChoiceFunction::Least,
         };
         self.advance();
         self.advance();
         let arguments = self.list_until(")")?;
-        if arguments.is_empty() || (choice == Choice::NullIf && arguments.len() != 2) {
+        if arguments.is_empty() || (choice == ChoiceFunction::NullIf && arguments.len() != 2) {
             return Err(self.syntax_error());
         }
         self.expect_mark(")")?;
-        self.node(Kind::Choice(choice, arguments), at)
+        self.node(SyntaxKind::Choice(choice, arguments), at)
     }
 
-    fn cast(&mut self) -> Result<Tree, FilterError> {
+    fn cast(&mut self) -> Result<SyntaxTree, FilterError> {
         let at = self.here();
         self.advance();
         self.expect_mark("(")?;
@@ -206,23 +212,23 @@ impl Parser<'_> {
         self.expect_word("as")?;
         let name = self.type_name()?;
         self.expect_mark(")")?;
-        self.node(Kind::Cast(Box::new(operand), name), at)
+        self.node(SyntaxKind::Cast(Box::new(operand), name), at)
     }
 
-    fn array(&mut self) -> Result<Tree, FilterError> {
+    fn array(&mut self) -> Result<SyntaxTree, FilterError> {
         let at = self.here();
         self.advance();
-        if self.peek() == &TokenKind::Mark("(") {
+        if self.peek() == &SqlTokenKind::Mark("(") {
             return Err(self.unsupported_here("subqueries"));
         }
         self.array_items(at)
     }
 
-    /// `[1, 2]`, or `[[1], [2]]`, whose inner arrays need no word.
-    fn array_items(&mut self, at: usize) -> Result<Tree, FilterError> {
+    /// Parses `[1, 2]` or `[[1], [2]]`, whose inner arrays need no ARRAY.
+    fn array_items(&mut self, at: usize) -> Result<SyntaxTree, FilterError> {
         self.expect_mark("[")?;
         let mut items = Vec::new();
-        if self.peek() == &TokenKind::Mark("[") {
+        if self.peek() == &SqlTokenKind::Mark("[") {
             self.deeper()?;
             loop {
                 let at = self.here();
@@ -236,10 +242,10 @@ impl Parser<'_> {
             items = self.list_until("]")?;
         }
         self.expect_mark("]")?;
-        self.node(Kind::Array(items), at)
+        self.node(SyntaxKind::Array(items), at)
     }
 
-    fn case(&mut self) -> Result<Tree, FilterError> {
+    fn case(&mut self) -> Result<SyntaxTree, FilterError> {
         let at = self.here();
         self.advance();
         let operand = if self.at_word("when") { None } else { Some(Box::new(self.enclosed()?)) };
@@ -254,34 +260,34 @@ impl Parser<'_> {
         }
         let otherwise = if self.take_word("else") { Some(Box::new(self.enclosed()?)) } else { None };
         self.expect_word("end")?;
-        self.node(Kind::Case { operand, arms, otherwise }, at)
+        self.node(SyntaxKind::Case { operand, arms, otherwise }, at)
     }
 
-    /// `[1][2:3]`, all of it, if any. Only columns, parameters and parentheses may have some.
-    fn subscripts(&mut self, base: Tree) -> Result<Tree, FilterError> {
+    /// Parses all subscripts after `base`: `[1][2:3]`. Columns, parameters and parentheses may have them.
+    fn subscripts(&mut self, base: SyntaxTree) -> Result<SyntaxTree, FilterError> {
         let at = self.here();
-        if self.peek() != &TokenKind::Mark("[") {
+        if self.peek() != &SqlTokenKind::Mark("[") {
             return Ok(base);
         }
         let mut subscripts = Vec::new();
         while self.take_mark("[") {
-            let bound_ahead = !matches!(self.peek(), TokenKind::Mark(":" | "]"));
+            let bound_ahead = !matches!(self.peek(), SqlTokenKind::Mark(":" | "]"));
             let from = if bound_ahead { Some(self.enclosed()?) } else { None };
             subscripts.push(if self.take_mark(":") {
-                let bound_ahead = self.peek() != &TokenKind::Mark("]");
+                let bound_ahead = self.peek() != &SqlTokenKind::Mark("]");
                 Subscript::Slice(from, if bound_ahead { Some(self.enclosed()?) } else { None })
             } else {
                 Subscript::Index(from.ok_or_else(|| self.syntax_error())?)
             });
             self.expect_mark("]")?;
         }
-        self.node(Kind::Subscript(Box::new(base), subscripts), at)
+        self.node(SyntaxKind::Subscript(Box::new(base), subscripts), at)
     }
 
-    /// Any word at all, or a quoted name: what may stand after a dot.
+    /// Parses a name after a dot: any word, or a quoted name.
     pub(super) fn attribute_name(&mut self) -> Result<String, FilterError> {
         match self.peek().clone() {
-            TokenKind::Word(name) | TokenKind::Quoted(name) => {
+            SqlTokenKind::Word(name) | SqlTokenKind::Quoted(name) => {
                 self.advance();
                 Ok(name)
             }

@@ -1,16 +1,16 @@
-//! Names of types: `double precision`, `varchar(3)[]`.
+//! Type names in a clause: `double precision`, `varchar(3)[]`.
 
-use super::lexer::TokenKind;
+use super::lexer::SqlTokenKind;
 use super::parser::Parser;
 use crate::error::FilterError;
 
-/// A type as it was named: Postgres' own name for it, so that `INTEGER` and `int4` are one.
+/// A type by its name in the catalog: `INTEGER` and `int4` are both `int4`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TypeName {
     /// `None`: `pg_catalog`.
     pub(crate) schema: Option<String>,
     pub(crate) name: String,
-    /// What stands in parentheses after it.
+    /// The numbers in parentheses after the name.
     pub(crate) modifiers: Vec<i32>,
     pub(crate) is_array: bool,
 }
@@ -22,7 +22,7 @@ impl TypeName {
 }
 
 impl Parser<'_> {
-    /// After `::`, or in CAST.
+    /// Parses a type name after `::` or in CAST.
     pub(super) fn type_name(&mut self) -> Result<TypeName, FilterError> {
         if self.at_word("setof") {
             return Err(self.unsupported_here("sets"));
@@ -30,14 +30,14 @@ impl Parser<'_> {
         let mut name = self.scalar_type()?;
         loop {
             if self.take_mark("[") {
-                if let TokenKind::Integer(_) = self.peek() {
+                if let SqlTokenKind::Integer(_) = self.peek() {
                     self.advance();
                 }
                 self.expect_mark("]")?;
                 name.is_array = true;
             } else if self.take_word("array") {
                 if self.take_mark("[") {
-                    let TokenKind::Integer(_) = self.peek() else { return Err(self.syntax_error()) };
+                    let SqlTokenKind::Integer(_) = self.peek() else { return Err(self.syntax_error()) };
                     self.advance();
                     self.expect_mark("]")?;
                 }
@@ -50,11 +50,11 @@ impl Parser<'_> {
 
     fn scalar_type(&mut self) -> Result<TypeName, FilterError> {
         let word = match self.peek().clone() {
-            TokenKind::Quoted(name) => {
+            SqlTokenKind::Quoted(name) => {
                 self.advance();
                 return self.named_type(name);
             }
-            TokenKind::Word(word) => word,
+            SqlTokenKind::Word(word) => word,
             _ => return Err(self.syntax_error()),
         };
         if let Some(name) = self.special_type(&word)? {
@@ -67,7 +67,7 @@ impl Parser<'_> {
         self.named_type(word)
     }
 
-    /// Types that the grammar itself knows.
+    /// Parses a type that is a keyword of the grammar. `None`: the word is none.
     pub(super) fn special_type(&mut self, word: &str) -> Result<Option<TypeName>, FilterError> {
         let fixed = match word {
             "int" | "integer" => "int4",
@@ -111,7 +111,7 @@ impl Parser<'_> {
         Ok(TypeName { schema, ..self.with_modifiers(&name)? })
     }
 
-    /// A type that is named by one word.
+    /// Returns the type that one word names.
     pub(super) fn plain_type(&self, name: &str) -> TypeName {
         TypeName { schema: self.schema_of_enum(name), ..TypeName::plain(name) }
     }
@@ -127,7 +127,7 @@ impl Parser<'_> {
         }
         loop {
             let negative = self.take_operator("-");
-            let TokenKind::Integer(digits) = self.peek().clone() else { return Err(self.syntax_error()) };
+            let SqlTokenKind::Integer(digits) = self.peek().clone() else { return Err(self.syntax_error()) };
             let Ok(number) = digits.parse::<i32>() else { return Err(self.syntax_error()) };
             self.advance();
             modifiers.push(if negative { -number } else { number });
@@ -192,7 +192,7 @@ impl Parser<'_> {
     fn interval_type(&mut self) -> Result<TypeName, FilterError> {
         const FIELDS: [&str; 6] = ["year", "month", "day", "hour", "minute", "second"];
         let narrowed = FIELDS.iter().any(|field| self.at_word(field));
-        if narrowed || *self.peek() == TokenKind::Mark("(") {
+        if narrowed || *self.peek() == SqlTokenKind::Mark("(") {
             return Err(self.unsupported_here("intervals of some fields or of a precision"));
         }
         Ok(TypeName::plain("interval"))

@@ -1,31 +1,31 @@
-//! Arrays: ARRAY[…], subscripts, and operators on whole arrays.
+//! Typing of arrays: ARRAY[…], subscripts, and operators on whole arrays.
 
-use super::common;
+use super::common_type;
 use super::expr::{Binary, Comparison, Expr, Unary};
-use super::kind::{Category, Scalar, Type};
-use super::{Typed, Typer};
+use super::sql_type::{Category, Scalar, SqlType};
+use super::{TypedExpr, Typer};
 use crate::error::FilterError;
-use crate::syntax::{Kind, Subscript, Tree};
+use crate::syntax::{Subscript, SyntaxKind, SyntaxTree};
 
 const MAX_DIMENSIONS: usize = 6;
 
 impl Typer<'_> {
-    /// `ARRAY[…]`; `target` is the element's type where a cast gives one.
+    /// Types `ARRAY[…]`. `target` is the element type that a cast gives, if any.
     pub(super) fn array(
         &self,
-        items: &[Tree],
+        items: &[SyntaxTree],
         at: usize,
         target: Option<Scalar>,
-    ) -> Result<Typed, FilterError> {
-        let one = |item: &Tree| match &item.kind {
-            Kind::Array(inner) => self.array(inner, item.at, target),
+    ) -> Result<TypedExpr, FilterError> {
+        let one = |item: &SyntaxTree| match &item.kind {
+            SyntaxKind::Array(inner) => self.array(inner, item.at, target),
             _ => self.tree(item),
         };
         let typed = items.iter().map(one).collect::<Result<Vec<_>, _>>()?;
-        let nested = typed.iter().any(|item| matches!(item.kind, Type::Array(_)));
+        let nested = typed.iter().any(|item| matches!(item.kind, SqlType::Array(_)));
         let wanted = match target {
-            Some(scalar) if nested => Type::Array(scalar),
-            Some(scalar) => Type::Scalar(scalar),
+            Some(scalar) if nested => SqlType::Array(scalar),
+            Some(scalar) => SqlType::Scalar(scalar),
             None if typed.is_empty() => {
                 let message = "cannot determine type of empty array".to_owned();
                 return Err(self.invalid(at, "42P18", message));
@@ -36,26 +36,26 @@ impl Typer<'_> {
             }
         };
         let (element, nested) = match wanted {
-            Type::Array(element) => (element, true),
-            Type::Scalar(element) => (element, false),
-            Type::Unknown | Type::Opaque(_) => unreachable!("a common type is known"),
+            SqlType::Array(element) => (element, true),
+            SqlType::Scalar(element) => (element, false),
+            SqlType::Unknown | SqlType::Opaque(_) => unreachable!("a common type is known"),
         };
-        let collated = self.merge(&typed, at)?;
-        let convert = |item: Typed| match target {
+        let collation = self.merge(&typed, at)?;
+        let convert = |item: TypedExpr| match target {
             Some(_) => Ok(self.cast_to(item, wanted, at)?.expr),
             None => Ok(self.coerce(item, wanted, at)?.expr),
         };
         let items = typed.into_iter().map(convert).collect::<Result<_, FilterError>>()?;
-        Ok(Typed { expr: Expr::Array { nested, items }, kind: Type::Array(element), collated })
+        Ok(TypedExpr { expr: Expr::Array { nested, items }, kind: SqlType::Array(element), collation })
     }
 
-    /// The type that all can become, or Postgres' words for why there is none.
-    pub(super) fn common(&self, what: &str, typed: &[Typed], at: usize) -> Result<Type, FilterError> {
+    /// Returns the common type of the expressions. Fails with Postgres' message if there is none.
+    pub(super) fn common(&self, what: &str, typed: &[TypedExpr], at: usize) -> Result<SqlType, FilterError> {
         let kinds: Vec<_> = typed.iter().map(|item| item.kind).collect();
-        let common = common::kind(&kinds).map_err(|(left, right)| {
+        let common = common_type::select(&kinds).map_err(|(left, right)| {
             self.invalid(at, "42804", format!("{what} types {left} and {right} cannot be matched"))
         })?;
-        match kinds.iter().find(|kind| !kind.becomes(common)) {
+        match kinds.iter().find(|kind| !kind.casts_implicitly_to(common)) {
             Some(kind) => {
                 let message = format!("{what} could not convert type {kind} to {common}");
                 Err(self.invalid(at, "42846", message))
@@ -66,13 +66,13 @@ impl Typer<'_> {
 
     pub(super) fn subscript(
         &self,
-        base: &Tree,
+        base: &SyntaxTree,
         subscripts: &[Subscript],
         at: usize,
-    ) -> Result<Typed, FilterError> {
+    ) -> Result<TypedExpr, FilterError> {
         let base = self.tree(base)?;
         self.refuse_opaque(base.kind, at)?;
-        let Type::Array(element) = base.kind else {
+        let SqlType::Array(element) = base.kind else {
             let message =
                 format!("cannot subscript type {} because it does not support subscripting", base.kind);
             return Err(self.invalid(at, "42804", message));
@@ -84,12 +84,12 @@ impl Typer<'_> {
             );
             return Err(self.invalid(at, "54000", message));
         }
-        let Typed { expr, kind, collated } = base;
-        let bound = |tree: &Tree| self.bound(tree);
+        let TypedExpr { expr, kind, collation } = base;
+        let bound = |tree: &SyntaxTree| self.bound(tree);
         let sliced = subscripts.iter().any(|subscript| matches!(subscript, Subscript::Slice(..)));
         if sliced {
-            // Among slices, `[n]` is `[1:n]`.
-            let one = || Some(Expr::Const(Some(crate::value::Value::Int(1))));
+            // If any subscript is a slice, `[n]` means `[1:n]`.
+            let one = || Some(Expr::Const(Some(crate::value::SqlValue::Int(1))));
             let range = |subscript: &Subscript| match subscript {
                 Subscript::Index(index) => Ok((one(), Some(bound(index)?))),
                 Subscript::Slice(from, to) => {
@@ -97,23 +97,27 @@ impl Typer<'_> {
                 }
             };
             let ranges = subscripts.iter().map(range).collect::<Result<_, FilterError>>()?;
-            return Ok(Typed { expr: Expr::Slice(Box::new(expr), ranges), kind, collated });
+            return Ok(TypedExpr { expr: Expr::Slice(Box::new(expr), ranges), kind, collation });
         }
         let index = |subscript: &Subscript| match subscript {
             Subscript::Index(index) | Subscript::Slice(Some(index), _) => bound(index),
             Subscript::Slice(None, _) => unreachable!("no slice among indexes"),
         };
         let indexes = subscripts.iter().map(index).collect::<Result<_, _>>()?;
-        Ok(Typed { expr: Expr::Index(Box::new(expr), indexes), kind: Type::Scalar(element), collated })
+        Ok(TypedExpr {
+            expr: Expr::Index(Box::new(expr), indexes),
+            kind: SqlType::Scalar(element),
+            collation,
+        })
     }
 
-    /// An index, as an integer.
-    fn bound(&self, tree: &Tree) -> Result<Expr, FilterError> {
+    /// Types a subscript as an integer.
+    fn bound(&self, tree: &SyntaxTree) -> Result<Expr, FilterError> {
         let typed = self.tree(tree)?;
         match typed.kind {
-            Type::Unknown => Ok(self.coerce(typed, Type::Scalar(Scalar::Int4), tree.at)?.expr),
+            SqlType::Unknown => Ok(self.coerce(typed, SqlType::Scalar(Scalar::Int4), tree.at)?.expr),
             kind if kind.category() == Category::Number => {
-                Ok(self.cast_to(typed, Type::Scalar(Scalar::Int4), tree.at)?.expr)
+                Ok(self.cast_to(typed, SqlType::Scalar(Scalar::Int4), tree.at)?.expr)
             }
             kind => {
                 self.refuse_opaque(kind, tree.at)?;
@@ -122,14 +126,14 @@ impl Typer<'_> {
         }
     }
 
-    /// Operators on `anyarray`, whose two types must be the same, and `||`, whose needn't.
+    /// Types an operator on `anyarray`. Both operands must have one type, except for `||`.
     pub(super) fn array_operator(
         &self,
         name: &str,
-        left: Typed,
-        right: Typed,
+        left: TypedExpr,
+        right: TypedExpr,
         at: usize,
-    ) -> Result<Typed, FilterError> {
+    ) -> Result<TypedExpr, FilterError> {
         let shown = format!("{} {name} {}", left.kind, right.kind);
         let missing = || self.no_operator("does not exist", &shown, at);
         if name == "||" {
@@ -140,19 +144,27 @@ impl Typer<'_> {
             return Err(missing());
         }
         let kind = match (left.kind, right.kind) {
-            (Type::Unknown, Type::Unknown) => return Err(self.no_operator("is not unique", &shown, at)),
-            (Type::Unknown, kind @ Type::Array(_)) | (kind @ Type::Array(_), Type::Unknown) => kind,
-            (left, right) if left == right && matches!(left, Type::Array(_)) => left,
-            // A range, perhaps, or a multirange: Postgres can't tell.
-            (Type::Unknown, _) if name == "@>" => return Err(self.no_operator("is not unique", &shown, at)),
-            (_, Type::Unknown) if name == "<@" => return Err(self.no_operator("is not unique", &shown, at)),
+            (SqlType::Unknown, SqlType::Unknown) => {
+                return Err(self.no_operator("is not unique", &shown, at));
+            }
+            (SqlType::Unknown, kind @ SqlType::Array(_)) | (kind @ SqlType::Array(_), SqlType::Unknown) => {
+                kind
+            }
+            (left, right) if left == right && matches!(left, SqlType::Array(_)) => left,
+            // The constant could be a range or a multirange: Postgres finds it ambiguous.
+            (SqlType::Unknown, _) if name == "@>" => {
+                return Err(self.no_operator("is not unique", &shown, at));
+            }
+            (_, SqlType::Unknown) if name == "<@" => {
+                return Err(self.no_operator("is not unique", &shown, at));
+            }
             _ => return Err(missing()),
         };
         let (left, right) = (self.coerce(left, kind, at)?, self.coerce(right, kind, at)?);
-        let blank = kind == Type::Array(Scalar::Bpchar);
-        let collated = self.merge([&left, &right], at)?;
+        let blank = kind == SqlType::Array(Scalar::Bpchar);
+        let collation = self.merge([&left, &right], at)?;
         if kind.is_collatable() {
-            self.check_comparison(collated, comparison.is_none_or(Comparison::is_equality), at)?;
+            self.check_comparison(collation, comparison.is_none_or(Comparison::is_equality), at)?;
         }
         let binary = match (comparison, name) {
             (Some(comparison), _) => Binary::Compare { comparison, blank },
@@ -160,96 +172,109 @@ impl Typer<'_> {
             (None, "<@") => Binary::Contains { blank, turned: true },
             (None, _) => Binary::Overlaps { blank },
         };
-        Ok(Typed::boolean(Expr::Binary(binary, Box::new([left.expr, right.expr]))))
+        Ok(TypedExpr::boolean(Expr::Binary(binary, Box::new([left.expr, right.expr]))))
     }
 
-    /// `None`: Postgres has no such operator.
+    /// Types `||` on arrays. `None`: Postgres has no such operator.
     pub(super) fn array_concat(
         &self,
-        left: Typed,
-        right: Typed,
+        left: TypedExpr,
+        right: TypedExpr,
         at: usize,
-    ) -> Result<Option<Typed>, FilterError> {
-        let collated = self.merge([&left, &right], at)?;
-        let element = |kind: Type| match kind {
-            Type::Array(scalar) => Type::Scalar(scalar),
+    ) -> Result<Option<TypedExpr>, FilterError> {
+        let collation = self.merge([&left, &right], at)?;
+        let element = |kind: SqlType| match kind {
+            SqlType::Array(scalar) => SqlType::Scalar(scalar),
             other => other,
         };
-        let array_on = (matches!(left.kind, Type::Array(_)), matches!(right.kind, Type::Array(_)));
+        let array_on = (matches!(left.kind, SqlType::Array(_)), matches!(right.kind, SqlType::Array(_)));
         let both = match (left.kind, right.kind) {
-            (Type::Unknown, array) => (array, array),
-            (array, Type::Unknown) => (array, array),
+            (SqlType::Unknown, array) => (array, array),
+            (array, SqlType::Unknown) => (array, array),
             both => both,
         };
-        let Ok(Type::Scalar(common)) = common::kind(&[element(both.0), element(both.1)]) else {
+        let Ok(SqlType::Scalar(common)) = common_type::select(&[element(both.0), element(both.1)]) else {
             return Ok(None);
         };
-        if !(element(both.0).becomes(Type::Scalar(common)) && element(both.1).becomes(Type::Scalar(common))) {
+        if !(element(both.0).casts_implicitly_to(SqlType::Scalar(common))
+            && element(both.1).casts_implicitly_to(SqlType::Scalar(common)))
+        {
             return Ok(None);
         }
-        let array = Type::Array(common);
-        let unknown = left.kind == Type::Unknown || right.kind == Type::Unknown;
+        let array = SqlType::Array(common);
+        let unknown = left.kind == SqlType::Unknown || right.kind == SqlType::Unknown;
         let expr = match array_on {
             (true, true) => Expr::ArrayCat(self.pair(left, array, right, array, at)?),
             _ if unknown => Expr::ArrayCat(self.pair(left, array, right, array, at)?),
             (true, false) => {
-                let operands = self.pair(left, array, right, Type::Scalar(common), at)?;
+                let operands = self.pair(left, array, right, SqlType::Scalar(common), at)?;
                 Expr::ArrayPush { at_end: true, operands }
             }
             (false, _) => {
-                let operands = self.pair(right, array, left, Type::Scalar(common), at)?;
+                let operands = self.pair(right, array, left, SqlType::Scalar(common), at)?;
                 Expr::ArrayPush { at_end: false, operands }
             }
         };
-        Ok(Some(Typed { expr, kind: array, collated }))
+        Ok(Some(TypedExpr { expr, kind: array, collation }))
     }
 
-    /// array_append and array_prepend, by name.
+    /// Types array_append and array_prepend.
     pub(super) fn array_push(
         &self,
-        array: Typed,
-        item: Typed,
+        array: TypedExpr,
+        item: TypedExpr,
         at_end: bool,
         at: usize,
-    ) -> Result<Option<Typed>, FilterError> {
-        let collated = self.merge([&array, &item], at)?;
+    ) -> Result<Option<TypedExpr>, FilterError> {
+        let collation = self.merge([&array, &item], at)?;
         let element = match array.kind {
-            Type::Array(scalar) => Type::Scalar(scalar),
-            Type::Unknown => Type::Unknown,
-            Type::Scalar(_) | Type::Opaque(_) => return Ok(None),
+            SqlType::Array(scalar) => SqlType::Scalar(scalar),
+            SqlType::Unknown => SqlType::Unknown,
+            SqlType::Scalar(_) | SqlType::Opaque(_) => return Ok(None),
         };
-        if matches!(item.kind, Type::Array(_)) {
+        if matches!(item.kind, SqlType::Array(_)) {
             return Ok(None);
         }
-        let Ok(Type::Scalar(common)) = common::kind(&[element, item.kind]) else { return Ok(None) };
-        if !(element.becomes(Type::Scalar(common)) && item.kind.becomes(Type::Scalar(common))) {
+        let Ok(SqlType::Scalar(common)) = common_type::select(&[element, item.kind]) else { return Ok(None) };
+        if !(element.casts_implicitly_to(SqlType::Scalar(common))
+            && item.kind.casts_implicitly_to(SqlType::Scalar(common)))
+        {
             return Ok(None);
         }
-        let operands = self.pair(array, Type::Array(common), item, Type::Scalar(common), at)?;
-        Ok(Some(Typed { expr: Expr::ArrayPush { at_end, operands }, kind: Type::Array(common), collated }))
+        let operands = self.pair(array, SqlType::Array(common), item, SqlType::Scalar(common), at)?;
+        Ok(Some(TypedExpr {
+            expr: Expr::ArrayPush { at_end, operands },
+            kind: SqlType::Array(common),
+            collation,
+        }))
     }
 
     fn pair(
         &self,
-        left: Typed,
-        left_kind: Type,
-        right: Typed,
-        right_kind: Type,
+        left: TypedExpr,
+        left_kind: SqlType,
+        right: TypedExpr,
+        right_kind: SqlType,
         at: usize,
     ) -> Result<Box<[Expr; 2]>, FilterError> {
         Ok(Box::new([self.coerce(left, left_kind, at)?.expr, self.coerce(right, right_kind, at)?.expr]))
     }
 
-    pub(super) fn array_dimensions(&self, array: Typed, at: usize) -> Result<Option<Typed>, FilterError> {
+    pub(super) fn array_dimensions(
+        &self,
+        array: TypedExpr,
+        at: usize,
+    ) -> Result<Option<TypedExpr>, FilterError> {
         match array.kind {
-            Type::Array(_) => {
-                Ok(Some(Typed::new(Expr::unary(Unary::Dimensions, array.expr), Type::Scalar(Scalar::Int4))))
-            }
-            Type::Unknown => {
+            SqlType::Array(_) => Ok(Some(TypedExpr::new(
+                Expr::unary(Unary::Dimensions, array.expr),
+                SqlType::Scalar(Scalar::Int4),
+            ))),
+            SqlType::Unknown => {
                 let message = "could not determine polymorphic type because input has type unknown";
                 Err(self.invalid(at, "42804", message.to_owned()))
             }
-            Type::Scalar(_) | Type::Opaque(_) => Ok(None),
+            SqlType::Scalar(_) | SqlType::Opaque(_) => Ok(None),
         }
     }
 }

@@ -1,16 +1,21 @@
-//! Functions, CASE, COALESCE and their kin.
+//! Typing of function calls, CASE, COALESCE, GREATEST and LEAST.
 
 use super::expr::{Binary, Expr, Unary};
-use super::kind::{Scalar, Type};
-use super::{Typed, Typer};
+use super::sql_type::{Scalar, SqlType};
+use super::{TypedExpr, Typer};
 use crate::error::FilterError;
-use crate::syntax::{Choice, Tree};
-use crate::value::Value;
+use crate::syntax::{ChoiceFunction, SyntaxTree};
+use crate::value::SqlValue;
 use crate::value::calendar::MICROS_PER_SECOND;
-use crate::value::letters::Case;
+use crate::value::letter_case::LetterCase;
 
 impl Typer<'_> {
-    pub(super) fn call(&self, name: &str, arguments: &[Tree], at: usize) -> Result<Typed, FilterError> {
+    pub(super) fn call(
+        &self,
+        name: &str,
+        arguments: &[SyntaxTree],
+        at: usize,
+    ) -> Result<TypedExpr, FilterError> {
         let arguments = arguments.iter().map(|tree| self.tree(tree)).collect::<Result<Vec<_>, _>>()?;
         for argument in arguments.iter().filter(|argument| !(name == "concat" && self.is_enum(argument.kind)))
         {
@@ -24,21 +29,26 @@ impl Typer<'_> {
         })
     }
 
-    /// `None`: Postgres has no such function of these types.
-    fn known_call(&self, name: &str, arguments: Vec<Typed>, at: usize) -> Result<Option<Typed>, FilterError> {
+    /// Types a call of a supported function. `None`: Postgres has no such function for these types.
+    fn known_call(
+        &self,
+        name: &str,
+        arguments: Vec<TypedExpr>,
+        at: usize,
+    ) -> Result<Option<TypedExpr>, FilterError> {
         let count = arguments.len();
         let mut arguments = arguments.into_iter();
         let mut next = || arguments.next().expect("they were counted");
         match (name, count) {
-            ("lower", 1) => self.letters(next(), Case::Lower, at),
-            ("upper", 1) => self.letters(next(), Case::Upper, at),
+            ("lower", 1) => self.letters(next(), LetterCase::Lower, at),
+            ("upper", 1) => self.letters(next(), LetterCase::Upper, at),
             ("like" | "notlike", 2) => self.like_call(name, next(), next(), at),
             ("like_escape", 2) => self.like_escape(next(), next(), at),
             ("concat", 1..) => self.concat(arguments.collect(), at),
             ("array_cat", 2) => {
                 let (left, right) = (next(), next());
-                let array = |kind| matches!(kind, Type::Array(_) | Type::Unknown);
-                let any = matches!(left.kind, Type::Array(_)) || matches!(right.kind, Type::Array(_));
+                let array = |kind| matches!(kind, SqlType::Array(_) | SqlType::Unknown);
+                let any = matches!(left.kind, SqlType::Array(_)) || matches!(right.kind, SqlType::Array(_));
                 if !any || !array(left.kind) || !array(right.kind) {
                     return Ok(None);
                 }
@@ -66,84 +76,102 @@ impl Typer<'_> {
         }
     }
 
-    fn letters(&self, argument: Typed, case: Case, at: usize) -> Result<Option<Typed>, FilterError> {
-        if !argument.kind.becomes(Type::TEXT) {
+    fn letters(
+        &self,
+        argument: TypedExpr,
+        case: LetterCase,
+        at: usize,
+    ) -> Result<Option<TypedExpr>, FilterError> {
+        if !argument.kind.casts_implicitly_to(SqlType::TEXT) {
             return Ok(None);
         }
-        let collated = self.merge([&argument], at)?;
-        let what = if case == Case::Lower { "lower" } else { "upper" };
-        let casing = self.casing(self.collation(collated), what, at)?;
-        let argument = self.coerce(argument, Type::TEXT, at)?;
-        Ok(Some(Typed { expr: Expr::unary(Unary::Case(casing, case), argument.expr), ..argument }))
+        let collation = self.merge([&argument], at)?;
+        let what = if case == LetterCase::Lower { "lower" } else { "upper" };
+        let casing = self.casing(self.collation(collation), what, at)?;
+        let argument = self.coerce(argument, SqlType::TEXT, at)?;
+        Ok(Some(TypedExpr { expr: Expr::unary(Unary::Case(casing, case), argument.expr), ..argument }))
     }
 
     fn like_call(
         &self,
         name: &str,
-        text: Typed,
-        pattern: Typed,
+        text: TypedExpr,
+        pattern: TypedExpr,
         at: usize,
-    ) -> Result<Option<Typed>, FilterError> {
-        if !text.kind.becomes(Type::TEXT) || !pattern.kind.becomes(Type::TEXT) {
+    ) -> Result<Option<TypedExpr>, FilterError> {
+        if !text.kind.casts_implicitly_to(SqlType::TEXT) || !pattern.kind.casts_implicitly_to(SqlType::TEXT) {
             return Ok(None);
         }
-        let (text, pattern) = (self.coerce(text, Type::TEXT, at)?, self.coerce(pattern, Type::TEXT, at)?);
+        let (text, pattern) =
+            (self.coerce(text, SqlType::TEXT, at)?, self.coerce(pattern, SqlType::TEXT, at)?);
         self.like(if name == "like" { "~~" } else { "!~~" }, text, pattern, at).map(Some)
     }
 
-    fn like_escape(&self, pattern: Typed, escape: Typed, at: usize) -> Result<Option<Typed>, FilterError> {
-        if !pattern.kind.becomes(Type::TEXT) || !escape.kind.becomes(Type::TEXT) {
+    fn like_escape(
+        &self,
+        pattern: TypedExpr,
+        escape: TypedExpr,
+        at: usize,
+    ) -> Result<Option<TypedExpr>, FilterError> {
+        if !pattern.kind.casts_implicitly_to(SqlType::TEXT) || !escape.kind.casts_implicitly_to(SqlType::TEXT)
+        {
             return Ok(None);
         }
-        let collated = self.merge([&pattern, &escape], at)?;
-        let (pattern, escape) = (self.coerce(pattern, Type::TEXT, at)?, self.coerce(escape, Type::TEXT, at)?);
+        let collation = self.merge([&pattern, &escape], at)?;
+        let (pattern, escape) =
+            (self.coerce(pattern, SqlType::TEXT, at)?, self.coerce(escape, SqlType::TEXT, at)?);
         let expr = Expr::Binary(Binary::LikeEscape, Box::new([pattern.expr, escape.expr]));
-        Ok(Some(Typed { expr, kind: Type::TEXT, collated }))
+        Ok(Some(TypedExpr { expr, kind: SqlType::TEXT, collation }))
     }
 
-    fn concat(&self, arguments: Vec<Typed>, at: usize) -> Result<Option<Typed>, FilterError> {
-        let collated = self.merge(&arguments, at)?;
-        let one = |argument: Typed| {
+    fn concat(&self, arguments: Vec<TypedExpr>, at: usize) -> Result<Option<TypedExpr>, FilterError> {
+        let collation = self.merge(&arguments, at)?;
+        let one = |argument: TypedExpr| {
             let typed = match argument.kind {
-                Type::Unknown => self.coerce(argument, Type::TEXT, at)?,
-                Type::Opaque(_) => self.enum_text(argument, at)?,
-                Type::Scalar(_) | Type::Array(_) => argument,
+                SqlType::Unknown => self.coerce(argument, SqlType::TEXT, at)?,
+                SqlType::Opaque(_) => self.enum_text(argument, at)?,
+                SqlType::Scalar(_) | SqlType::Array(_) => argument,
             };
             Ok((typed.expr, typed.kind))
         };
         let items = arguments.into_iter().map(one).collect::<Result<_, FilterError>>()?;
-        Ok(Some(Typed { expr: Expr::Concat(items), kind: Type::TEXT, collated }))
+        Ok(Some(TypedExpr { expr: Expr::Concat(items), kind: SqlType::TEXT, collation }))
     }
 
-    fn justify(&self, unary: Unary, argument: Typed, at: usize) -> Result<Option<Typed>, FilterError> {
-        const INTERVAL: Type = Type::Scalar(Scalar::Interval);
-        if !argument.kind.becomes(INTERVAL) {
+    fn justify(
+        &self,
+        unary: Unary,
+        argument: TypedExpr,
+        at: usize,
+    ) -> Result<Option<TypedExpr>, FilterError> {
+        const INTERVAL: SqlType = SqlType::Scalar(Scalar::Interval);
+        if !argument.kind.casts_implicitly_to(INTERVAL) {
             return Ok(None);
         }
         let argument = self.coerce(argument, INTERVAL, at)?;
-        Ok(Some(Typed { expr: Expr::unary(unary, argument.expr), ..argument }))
+        Ok(Some(TypedExpr { expr: Expr::unary(unary, argument.expr), ..argument }))
     }
 
-    /// timezone(zone, moment), also written `moment AT TIME ZONE zone`.
-    fn zone(&self, zone: Typed, moment: Typed, at: usize) -> Result<Option<Typed>, FilterError> {
+    /// Types `timezone(zone, moment)`, also written `moment AT TIME ZONE zone`.
+    fn zone(&self, zone: TypedExpr, moment: TypedExpr, at: usize) -> Result<Option<TypedExpr>, FilterError> {
         use Scalar::*;
         let zone_kind = match zone.kind {
-            Type::Scalar(Interval | Time) => Type::Scalar(Interval),
-            kind if kind.becomes(Type::TEXT) => Type::TEXT,
+            SqlType::Scalar(Interval | Time) => SqlType::Scalar(Interval),
+            kind if kind.casts_implicitly_to(SqlType::TEXT) => SqlType::TEXT,
             _ => return Ok(None),
         };
-        // A timestamp with time zone is preferred where either would do.
+        // timestamptz is the preferred type of its category.
         let (moment_kind, result) = match moment.kind {
-            Type::Scalar(Timestamp) => (Timestamp, Timestamptz),
-            Type::Scalar(Timestamptz | Date) | Type::Unknown => (Timestamptz, Timestamp),
-            Type::Scalar(Timetz | Time) => (Timetz, Timetz),
+            SqlType::Scalar(Timestamp) => (Timestamp, Timestamptz),
+            SqlType::Scalar(Timestamptz | Date) | SqlType::Unknown => (Timestamptz, Timestamp),
+            SqlType::Scalar(Timetz | Time) => (Timetz, Timetz),
             _ => return Ok(None),
         };
         let zone = self.coerce(zone, zone_kind, at)?;
         let east = match self.fold(zone.expr, at)? {
-            Expr::Const(None) => return Ok(Some(Typed::new(Expr::NULL, Type::Scalar(result)))),
-            Expr::Const(Some(Value::Text(name))) => self.named_zone(&name, at)?,
-            Expr::Const(Some(Value::Interval(interval))) => {
+            Expr::Const(None) => return Ok(Some(TypedExpr::new(Expr::NULL, SqlType::Scalar(result)))),
+            Expr::Const(Some(SqlValue::Text(name))) => self.named_zone(&name, at)?,
+            Expr::Const(Some(SqlValue::Interval(interval))) => {
                 if interval.months != 0 || interval.days != 0 {
                     let message = "interval time zone must not include months or days".to_owned();
                     return Err(self.invalid(at, "22023", message));
@@ -152,7 +180,7 @@ impl Typer<'_> {
             }
             _ => return Err(self.unsupported(at, "a time zone that is not a constant is".to_owned())),
         };
-        let moment = self.coerce(moment, Type::Scalar(moment_kind), at)?;
+        let moment = self.coerce(moment, SqlType::Scalar(moment_kind), at)?;
         let unary = match moment_kind {
             Timestamptz => Unary::Shift(east * MICROS_PER_SECOND),
             Timestamp => Unary::Shift(-east * MICROS_PER_SECOND),
@@ -161,10 +189,11 @@ impl Typer<'_> {
                 Err(_) => return Err(self.unsupported(at, "a time zone so far away is".to_owned())),
             },
         };
-        Ok(Some(Typed::new(Expr::unary(unary, moment.expr), Type::Scalar(result))))
+        Ok(Some(TypedExpr::new(Expr::unary(unary, moment.expr), SqlType::Scalar(result))))
     }
 
-    /// Seconds east of Greenwich. Zones with rules would need their tables, which the server may have in another version.
+    /// Returns a zone's seconds east of Greenwich. Zones with rules are refused: the server's tzdata may
+    /// have another version than ours would.
     fn named_zone(&self, name: &str, at: usize) -> Result<i64, FilterError> {
         match name.to_ascii_lowercase().as_str() {
             "utc" | "gmt" | "z" | "zulu" | "uct" | "etc/utc" | "etc/gmt" => Ok(0),
@@ -172,52 +201,57 @@ impl Typer<'_> {
         }
     }
 
-    pub(super) fn choice(&self, choice: Choice, arguments: &[Tree], at: usize) -> Result<Typed, FilterError> {
+    pub(super) fn choice(
+        &self,
+        choice: ChoiceFunction,
+        arguments: &[SyntaxTree],
+        at: usize,
+    ) -> Result<TypedExpr, FilterError> {
         let typed = arguments.iter().map(|tree| self.tree(tree)).collect::<Result<Vec<_>, _>>()?;
         typed.iter().try_for_each(|item| self.refuse_opaque(item.kind, at))?;
         let name = match choice {
-            Choice::Coalesce => "COALESCE",
-            Choice::Greatest => "GREATEST",
-            Choice::Least => "LEAST",
-            Choice::NullIf => return Err(self.unsupported(at, "the function nullif is".to_owned())),
+            ChoiceFunction::Coalesce => "COALESCE",
+            ChoiceFunction::Greatest => "GREATEST",
+            ChoiceFunction::Least => "LEAST",
+            ChoiceFunction::NullIf => return Err(self.unsupported(at, "the function nullif is".to_owned())),
         };
         let kind = self.common(name, &typed, at)?;
-        let collated = self.merge(&typed, at)?;
+        let collation = self.merge(&typed, at)?;
         let items = typed.into_iter().map(|item| Ok(self.coerce(item, kind, at)?.expr));
         let items = items.collect::<Result<Vec<_>, FilterError>>()?;
         let expr = match choice {
-            Choice::Coalesce => Expr::Coalesce(items),
-            Choice::Greatest | Choice::Least | Choice::NullIf => {
+            ChoiceFunction::Coalesce => Expr::Coalesce(items),
+            ChoiceFunction::Greatest | ChoiceFunction::Least | ChoiceFunction::NullIf => {
                 if kind.is_collatable() {
-                    self.check_comparison(collated, false, at)?;
+                    self.check_comparison(collation, false, at)?;
                 }
-                let blank = matches!(kind, Type::Scalar(Scalar::Bpchar) | Type::Array(Scalar::Bpchar));
-                Expr::Extreme { greatest: choice == Choice::Greatest, blank, items }
+                let blank = matches!(kind, SqlType::Scalar(Scalar::Bpchar) | SqlType::Array(Scalar::Bpchar));
+                Expr::Extreme { greatest: choice == ChoiceFunction::Greatest, blank, items }
             }
         };
-        Ok(Typed { expr, kind, collated })
+        Ok(TypedExpr { expr, kind, collation })
     }
 
     pub(super) fn case(
         &self,
-        operand: Option<&Tree>,
-        arms: &[(Tree, Tree)],
-        otherwise: Option<&Tree>,
+        operand: Option<&SyntaxTree>,
+        arms: &[(SyntaxTree, SyntaxTree)],
+        otherwise: Option<&SyntaxTree>,
         at: usize,
-    ) -> Result<Typed, FilterError> {
+    ) -> Result<TypedExpr, FilterError> {
         let operand = match operand.map(|tree| self.tree(tree)).transpose()? {
-            Some(typed) if typed.kind == Type::Unknown => Some(self.coerce(typed, Type::TEXT, at)?),
+            Some(typed) if typed.kind == SqlType::Unknown => Some(self.coerce(typed, SqlType::TEXT, at)?),
             Some(typed) => {
                 self.refuse_opaque(typed.kind, at)?;
                 Some(typed)
             }
             None => None,
         };
-        let when = |tree: &Tree| -> Result<Expr, FilterError> {
+        let when = |tree: &SyntaxTree| -> Result<Expr, FilterError> {
             let typed = self.tree(tree)?;
             match &operand {
                 Some(operand) => {
-                    let held = Typed { expr: Expr::CaseOperand, ..operand.clone() };
+                    let held = TypedExpr { expr: Expr::CaseOperand, ..operand.clone() };
                     Ok(self.binary("=", held, typed, tree.at)?.expr)
                 }
                 None => self.boolean(typed, "CASE/WHEN", tree.at),
@@ -226,19 +260,19 @@ impl Typer<'_> {
         let whens = arms.iter().map(|(tree, _)| when(tree)).collect::<Result<Vec<_>, _>>()?;
         let mut results = vec![match otherwise {
             Some(tree) => self.tree(tree)?,
-            None => Typed::new(Expr::NULL, Type::Unknown),
+            None => TypedExpr::new(Expr::NULL, SqlType::Unknown),
         }];
         for (_, then) in arms {
             results.push(self.tree(then)?);
         }
         results.iter().try_for_each(|item| self.refuse_opaque(item.kind, at))?;
         let kind = self.common("CASE", &results, at)?;
-        let collated = self.merge(&results, at)?;
+        let collation = self.merge(&results, at)?;
         let results = results.into_iter().map(|item| Ok(self.coerce(item, kind, at)?.expr));
         let mut results = results.collect::<Result<Vec<_>, FilterError>>()?.into_iter();
         let otherwise = Box::new(results.next().expect("the first is ELSE"));
         let arms = whens.into_iter().zip(results).collect();
         let operand = operand.map(|typed| Box::new(typed.expr));
-        Ok(Typed { expr: Expr::Case { operand, arms, otherwise }, kind, collated })
+        Ok(TypedExpr { expr: Expr::Case { operand, arms, otherwise }, kind, collation })
     }
 }

@@ -1,24 +1,25 @@
-//! pg_operator, as far as it is about our scalar types. `tests/it/catalog.rs` compares it with real servers.
+//! Operator table: the rows of pg_operator for the supported scalar types. `tests/it/catalog.rs`
+//! compares it with real servers.
 
-use super::kind::Scalar::{self, *};
+use super::sql_type::Scalar::{self, *};
 
-/// What an operator takes at a place.
+/// What an operator accepts as an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Slot {
+pub(crate) enum OperandType {
     Is(Scalar),
-    /// `anynonarray`: whatever comes.
+    /// `anynonarray`: any type that is not an array.
     NonArray,
 }
 
-/// One row: the types on the left and on the right, and the result.
+/// One row of pg_operator: operand types and result type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Operator {
-    pub(crate) left: Slot,
-    pub(crate) right: Slot,
+    pub(crate) left: OperandType,
+    pub(crate) right: OperandType,
     pub(crate) result: Scalar,
 }
 
-/// The rows of a binary operator; none if we don't know it.
+/// Returns the rows of a binary operator; none if it is not supported.
 pub(crate) fn binary(name: &str) -> Vec<Operator> {
     match name {
         "=" | "<>" | "<" | ">" | "<=" | ">=" => comparisons(),
@@ -30,16 +31,16 @@ pub(crate) fn binary(name: &str) -> Vec<Operator> {
         "^" => same(&[Float8, Numeric]),
         "&" | "|" | "#" => same(&INTEGERS),
         "||" => vec![
-            Operator { left: Slot::Is(Text), right: Slot::Is(Text), result: Text },
-            Operator { left: Slot::Is(Text), right: Slot::NonArray, result: Text },
-            Operator { left: Slot::NonArray, right: Slot::Is(Text), result: Text },
+            Operator { left: OperandType::Is(Text), right: OperandType::Is(Text), result: Text },
+            Operator { left: OperandType::Is(Text), right: OperandType::NonArray, result: Text },
+            Operator { left: OperandType::NonArray, right: OperandType::Is(Text), result: Text },
         ],
         "~~" | "!~~" | "~~*" | "!~~*" => rows(&[(Bpchar, Text, Bool), (Text, Text, Bool)]),
         _ => Vec::new(),
     }
 }
 
-/// The types that a prefix operator takes; each gives its like.
+/// Returns the operand types of a prefix operator. The result has the operand's type.
 pub(crate) fn prefix(name: &str) -> &'static [Scalar] {
     match name {
         "+" | "@" => &[Int2, Int4, Int8, Float4, Float8, Numeric],
@@ -88,8 +89,8 @@ const TIMES: [(Scalar, Scalar, Scalar); 2] = [(Interval, Float8, Interval), (Flo
 
 fn rows(rows: &[(Scalar, Scalar, Scalar)]) -> Vec<Operator> {
     let row = |&(left, right, result): &(Scalar, Scalar, Scalar)| Operator {
-        left: Slot::Is(left),
-        right: Slot::Is(right),
+        left: OperandType::Is(left),
+        right: OperandType::Is(right),
         result,
     };
     rows.iter().map(row).collect()
@@ -99,14 +100,14 @@ fn same(types: &[Scalar]) -> Vec<Operator> {
     rows(&types.iter().map(|&scalar| (scalar, scalar, scalar)).collect::<Vec<_>>())
 }
 
-/// Every pair of the list, with the later of the two as the result.
+/// Returns every pair of the list, with the later type of each pair as the result.
 fn pairs(types: &[Scalar]) -> Vec<(Scalar, Scalar, Scalar)> {
     let place = |scalar: Scalar| types.iter().position(|other| *other == scalar);
     let wider = |left: Scalar, right: Scalar| if place(left) > place(right) { left } else { right };
     types.iter().flat_map(|&l| types.iter().map(move |&r| (l, r, wider(l, r)))).collect()
 }
 
-/// `+ - * /` of two numbers.
+/// Returns the rows of `+ - * /` on two numbers.
 fn numbers() -> Vec<Operator> {
     [rows(&pairs(&INTEGERS)), rows(&pairs(&FLOATS)), same(&[Numeric])].concat()
 }

@@ -1,61 +1,69 @@
-//! Which collation a comparison uses (parse_collate.c).
+//! Collation derivation: which collation a comparison uses (parse_collate.c).
 
-use super::kind::Type;
-use super::{Typed, Typer};
+use super::sql_type::SqlType;
+use super::{TypedExpr, Typer};
 use crate::error::FilterError;
 use crate::schema::{Collation, Schema};
-use crate::syntax::Tree;
+use crate::syntax::SyntaxTree;
 
 /// Where an expression's collation comes from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Collated {
-    /// The database's, or none at all.
+pub(crate) enum CollationSource {
+    /// The database's default, or a type without collation.
     #[default]
     Default,
-    /// A column's own, by the column's place.
+    /// A column's own collation, by the column's position.
     Column(usize),
-    /// COLLATE "C".
+    /// `COLLATE "C"`.
     ExplicitC,
-    /// COLLATE "default".
+    /// `COLLATE "default"`.
     ExplicitDefault,
-    /// Two columns', which differ.
+    /// Two columns with different collations.
     Conflict,
 }
 
-impl Collated {
+impl CollationSource {
     pub(super) fn column(index: usize) -> Self {
-        Collated::Column(index)
+        CollationSource::Column(index)
     }
 
     pub(super) fn find(self, schema: &Schema) -> &Collation {
         match self {
-            Collated::Column(index) => {
+            CollationSource::Column(index) => {
                 schema.columns[index].column_type.collation.as_ref().unwrap_or(&schema.database_collation)
             }
-            Collated::ExplicitC => &Collation::C,
-            Collated::Default | Collated::ExplicitDefault | Collated::Conflict => &schema.database_collation,
+            CollationSource::ExplicitC => &Collation::C,
+            CollationSource::Default | CollationSource::ExplicitDefault | CollationSource::Conflict => {
+                &schema.database_collation
+            }
         }
     }
 }
 
 impl Typer<'_> {
-    /// Of an expression with these operands.
+    /// Derives the collation of an expression from its operands.
     pub(super) fn merge<'t>(
         &self,
-        operands: impl IntoIterator<Item = &'t Typed>,
+        operands: impl IntoIterator<Item = &'t TypedExpr>,
         at: usize,
-    ) -> Result<Collated, FilterError> {
-        let mut merged = Collated::Default;
+    ) -> Result<CollationSource, FilterError> {
+        let mut merged = CollationSource::Default;
         for operand in operands {
-            merged = self.stronger(merged, operand.collated, at)?;
+            merged = self.stronger(merged, operand.collation, at)?;
         }
         Ok(merged)
     }
 
-    fn stronger(&self, left: Collated, right: Collated, at: usize) -> Result<Collated, FilterError> {
-        let explicit = |collated| matches!(collated, Collated::ExplicitC | Collated::ExplicitDefault);
-        let own = |collated: Collated| match collated {
-            Collated::Column(index) => self.schema.columns[index].column_type.collation.is_some(),
+    fn stronger(
+        &self,
+        left: CollationSource,
+        right: CollationSource,
+        at: usize,
+    ) -> Result<CollationSource, FilterError> {
+        let explicit =
+            |collation| matches!(collation, CollationSource::ExplicitC | CollationSource::ExplicitDefault);
+        let own = |collation: CollationSource| match collation {
+            CollationSource::Column(index) => self.schema.columns[index].column_type.collation.is_some(),
             _ => false,
         };
         Ok(match (left, right) {
@@ -66,27 +74,27 @@ impl Typer<'_> {
             }
             _ if explicit(left) => left,
             _ if explicit(right) => right,
-            (Collated::Conflict, _) | (_, Collated::Conflict) => Collated::Conflict,
+            (CollationSource::Conflict, _) | (_, CollationSource::Conflict) => CollationSource::Conflict,
             _ if own(left) && own(right) && left.find(self.schema) != right.find(self.schema) => {
-                Collated::Conflict
+                CollationSource::Conflict
             }
             _ if own(left) => left,
             _ => right,
         })
     }
 
-    /// Refuses what can't be compared exactly: any ordering but by bytes, and equality that isn't of bytes.
+    /// Refuses collations under which texts do not order by bytes, or are equal with different bytes.
     pub(super) fn check_comparison(
         &self,
-        collated: Collated,
+        collation: CollationSource,
         equality: bool,
         at: usize,
     ) -> Result<(), FilterError> {
-        if collated == Collated::Conflict {
+        if collation == CollationSource::Conflict {
             let message = "could not determine which collation to use for string comparison";
             return Err(self.invalid(at, "42P22", message.to_owned()));
         }
-        let collation = self.collation(collated);
+        let collation = self.collation(collation);
         if *collation == Collation::Nondeterministic {
             return Err(
                 self.unsupported(at, "comparing text under a nondeterministic collation is".to_owned())
@@ -101,18 +109,23 @@ impl Typer<'_> {
         Ok(())
     }
 
-    pub(super) fn collate(&self, operand: &Tree, name: &[String], at: usize) -> Result<Typed, FilterError> {
+    pub(super) fn collate(
+        &self,
+        operand: &SyntaxTree,
+        name: &[String],
+        at: usize,
+    ) -> Result<TypedExpr, FilterError> {
         let typed = self.tree(operand)?;
-        let collated = match name.last().map(String::as_str) {
-            Some("C" | "POSIX") => Collated::ExplicitC,
-            Some("default") => Collated::ExplicitDefault,
+        let collation = match name.last().map(String::as_str) {
+            Some("C" | "POSIX") => CollationSource::ExplicitC,
+            Some("default") => CollationSource::ExplicitDefault,
             _ => return Err(self.unsupported(at, format!("COLLATE \"{}\" is", name.join(".")))),
         };
-        if !typed.kind.is_collatable() && typed.kind != Type::Unknown {
+        if !typed.kind.is_collatable() && typed.kind != SqlType::Unknown {
             self.refuse_opaque(typed.kind, at)?;
             let message = format!("collations are not supported by type {}", typed.kind);
             return Err(self.invalid(at, "42804", message));
         }
-        Ok(Typed { collated, ..typed })
+        Ok(TypedExpr { collation, ..typed })
     }
 }

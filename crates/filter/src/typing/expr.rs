@@ -1,24 +1,24 @@
-//! Expressions whose types are known: what is evaluated.
+//! Typed expression: what is evaluated.
 
-use super::kind::{Scalar, Type};
-use crate::syntax::Test;
-use crate::value::Value;
-use crate::value::letters::{Case, Casing};
+use super::sql_type::{Scalar, SqlType};
+use crate::syntax::IsTest;
+use crate::value::SqlValue;
+use crate::value::letter_case::{Casing, LetterCase};
 
-/// A typed expression. Operands have the types that the operator takes: casts are nodes of their own.
+/// A typed expression. Operands have the operator's types: a cast is a node of its own.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Expr {
-    Const(Option<Value<'static>>),
+    Const(Option<SqlValue<'static>>),
     Column {
         index: usize,
-        kind: Type,
+        kind: SqlType,
     },
     And(Vec<Expr>),
     Or(Vec<Expr>),
     Not(Box<Expr>),
     Is {
         negated: bool,
-        test: Test,
+        test: IsTest,
         operand: Box<Expr>,
     },
     Distinct {
@@ -26,17 +26,17 @@ pub(crate) enum Expr {
         blank: bool,
         operands: Box<[Expr; 2]>,
     },
-    /// NULL if its operand is.
+    /// NULL if the operand is NULL.
     Unary(Unary, Box<Expr>),
-    /// NULL if either operand is.
+    /// NULL if either operand is NULL.
     Binary(Binary, Box<[Expr; 2]>),
-    /// `left op ANY (right)` or ALL.
+    /// `left op ANY (right)` or `left op ALL (right)`.
     Quantified {
         operator: Binary,
         all: bool,
         operands: Box<[Expr; 2]>,
     },
-    /// Of elements, or of arrays.
+    /// `ARRAY[…]` of elements, or of arrays (`nested`).
     Array {
         nested: bool,
         items: Vec<Expr>,
@@ -49,17 +49,17 @@ pub(crate) enum Expr {
         blank: bool,
         items: Vec<Expr>,
     },
-    /// concat(): the texts of all that aren't NULL.
-    Concat(Vec<(Expr, Type)>),
+    /// concat(): the texts of all arguments that are not NULL.
+    Concat(Vec<(Expr, SqlType)>),
     Case {
         operand: Option<Box<Expr>>,
         arms: Vec<(Expr, Expr)>,
         otherwise: Box<Expr>,
     },
-    /// What a CASE compares: its operand, evaluated once.
+    /// The operand of the enclosing CASE, which is evaluated once.
     CaseOperand,
     ArrayCat(Box<[Expr; 2]>),
-    /// The array, and the element.
+    /// array_append and array_prepend: the array, and the element.
     ArrayPush {
         at_end: bool,
         operands: Box<[Expr; 2]>,
@@ -68,40 +68,40 @@ pub(crate) enum Expr {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Unary {
-    /// Of the type it was given.
+    /// `-` on this type.
     Negate(Scalar),
     Abs(Scalar),
     BitNot,
     SquareRoot,
-    Case(Casing, Case),
+    Case(Casing, LetterCase),
     Dimensions,
     JustifyHours,
     JustifyDays,
     JustifyInterval,
-    /// From one type to another; `modern`: as Postgres 16 and newer read texts.
+    /// Cast. `modern`: parse texts as Postgres 16 and newer.
     Cast {
-        from: Type,
-        to: Type,
+        from: SqlType,
+        to: SqlType,
         modern: bool,
     },
-    /// To a length or a precision.
-    Fit(Fit),
-    /// A moment, so many microseconds later: into or out of a time zone.
+    /// Cast to a length or a precision.
+    Fit(TypeModifier),
+    /// Adds microseconds to a timestamp: conversion into or out of a time zone.
     Shift(i64),
-    /// The same, of a time with time zone, whose zone lies so many seconds west.
+    /// Converts a timetz to the zone this many seconds west of Greenwich.
     MoveZone(i32),
 }
 
-/// A type's modifier.
+/// Length or precision of a type (pg_attribute.atttypmod).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fit {
-    /// varchar(n): cut.
+pub(crate) enum TypeModifier {
+    /// varchar(n): longer texts are cut.
     Length(usize),
-    /// char(n): cut or padded.
+    /// char(n): texts are cut or padded.
     Padded(usize),
     /// numeric(p, s).
     Digits { precision: i32, scale: i32 },
-    /// timestamp(p) and the like: digits of the seconds.
+    /// Digits of the seconds: timestamp(p), time(p), interval(p).
     Fraction(u32),
 }
 
@@ -130,21 +130,21 @@ pub(crate) enum Arithmetic {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Binary {
-    /// `blank`: blanks at the ends of texts don't count.
+    /// `blank`: trailing blanks of texts are ignored (bpchar).
     Compare {
         comparison: Comparison,
         blank: bool,
     },
-    /// With the result's type.
+    /// The operator, and the type of its result.
     Arithmetic(Arithmetic, Scalar),
     Concat,
-    /// `casing`: whether letters' case matters (`None`) or not.
+    /// LIKE, or ILIKE if there is a `casing`.
     Like {
         negated: bool,
         casing: Option<Casing>,
     },
     LikeEscape,
-    /// `@>`; `<@` has its operands turned round.
+    /// `@>`, or `<@` (`turned`).
     Contains {
         blank: bool,
         turned: bool,
@@ -167,12 +167,12 @@ impl Comparison {
         })
     }
 
-    /// Whether it is only about being the same.
+    /// Returns whether it is `=` or `<>`.
     pub(crate) fn is_equality(self) -> bool {
         matches!(self, Comparison::Equal | Comparison::NotEqual)
     }
 
-    /// With the operands turned round.
+    /// Returns the comparison with swapped operands.
     pub(crate) fn turned(self) -> Self {
         match self {
             Comparison::Less => Comparison::Greater,
@@ -188,7 +188,7 @@ impl Expr {
     pub(crate) const NULL: Expr = Expr::Const(None);
 
     pub(crate) fn truth(value: bool) -> Expr {
-        Expr::Const(Some(Value::Bool(value)))
+        Expr::Const(Some(SqlValue::Bool(value)))
     }
 
     pub(crate) fn unary(unary: Unary, operand: Expr) -> Expr {

@@ -1,14 +1,15 @@
-//! Constant parts, evaluated once, as Postgres' planner does (eval_const_expressions).
+//! Constant folding: constant parts are evaluated once, as by Postgres' planner
+//! (eval_const_expressions).
 //!
-//! In its order, too: what stands after a FALSE in an AND isn't looked at, what stands before it is. A constant part
-//! that fails fails the whole clause, as it would fail every query; but where it depends on the session's settings
-//! ("stable"), Postgres leaves it for when it is needed, and so do we.
+//! The order is Postgres' own: operands of AND after a FALSE are not evaluated, operands before it
+//! are. A constant part that fails makes the whole clause fail, as it would make every query fail.
+//! Exception: Postgres does not fold parts that depend on the session's settings ("stable").
 
 use super::expr::{Binary, Expr, Unary};
-use super::kind::{Scalar, Type};
+use super::sql_type::{Scalar, SqlType};
 use crate::error::EvalError;
 use crate::eval;
-use crate::value::Value;
+use crate::value::SqlValue;
 
 pub(super) fn fold(expr: Expr) -> Result<Expr, EvalError> {
     let mut stable = false;
@@ -20,7 +21,7 @@ pub(super) fn fold(expr: Expr) -> Result<Expr, EvalError> {
         Expr::Or(operands) => chain(operands, true)?,
         Expr::Not(operand) => match fold(*operand)? {
             Expr::Const(value) => known(Expr::Not(Box::new(Expr::Const(value))))?,
-            // NOT NOT x, and NOT over comparisons, as they are.
+            // NOT (NOT x) is x.
             Expr::Not(inner) => *inner,
             operand => Expr::Not(Box::new(operand)),
         },
@@ -42,7 +43,7 @@ pub(super) fn fold(expr: Expr) -> Result<Expr, EvalError> {
             known(Expr::Binary(binary, operands))?
         }
         Expr::Quantified { operator, all, operands } => {
-            // A NULL array alone doesn't make it NULL in Postgres' eyes: the left operand may still fail.
+            // Postgres does not fold it for a NULL array alone: the left operand may still fail.
             known(Expr::Quantified { operator, all, operands: pair(*operands)? })?
         }
         Expr::Array { nested, items } => known(Expr::Array { nested, items: list(items)? })?,
@@ -69,7 +70,7 @@ pub(super) fn fold(expr: Expr) -> Result<Expr, EvalError> {
     })
 }
 
-/// Every part of the expression, itself included.
+/// Visits every part of the expression, itself included.
 pub(crate) fn each(expr: &Expr, visit: &mut impl FnMut(&Expr)) {
     visit(expr);
     children(expr, &mut |child| each(child, visit));
@@ -115,17 +116,17 @@ fn pair(operands: [Expr; 2]) -> Result<Box<[Expr; 2]>, EvalError> {
     Ok(Box::new([fold(left)?, fold(right)?]))
 }
 
-/// Whether a part depends on the session's settings, in Postgres' eyes.
+/// Returns whether Postgres holds that a part depends on the session's settings.
 fn is_stable(expr: &Expr) -> bool {
     use Scalar::*;
     match expr {
         Expr::Concat(_) => true,
         Expr::Binary(Binary::Arithmetic(_, result), _) => *result == Timestamptz,
         Expr::Unary(Unary::Cast { from, to, .. }, _) => match (from, to) {
-            (Type::Scalar(from), Type::Scalar(to)) if to.is_text() => {
+            (SqlType::Scalar(from), SqlType::Scalar(to)) if to.is_text() => {
                 matches!(from, Date | Timestamp | Timestamptz)
             }
-            (Type::Scalar(from), Type::Scalar(to)) => {
+            (SqlType::Scalar(from), SqlType::Scalar(to)) => {
                 *from == Timestamptz || *to == Timestamptz || (*from == Time && *to == Timetz)
             }
             _ => true,
@@ -134,7 +135,7 @@ fn is_stable(expr: &Expr) -> bool {
     }
 }
 
-/// The value, where all of its parts are constants.
+/// Replaces the expression by its value if all of its parts are constants.
 fn known(expr: Expr, stable: bool) -> Result<Expr, EvalError> {
     let mut constant = true;
     children(&expr, &mut |child| constant &= child.is_const());
@@ -142,19 +143,19 @@ fn known(expr: Expr, stable: bool) -> Result<Expr, EvalError> {
         return Ok(expr);
     }
     let value = match eval::constant(&expr) {
-        Ok(value) => value.map(Value::into_owned),
+        Ok(value) => value.map(SqlValue::into_owned),
         Err(_) if stable => return Ok(expr),
         Err(error) => return Err(error),
     };
     Ok(Expr::Const(value))
 }
 
-/// AND, which ends at FALSE, or OR, which ends at TRUE.
+/// Folds AND (`ends` is false) or OR (`ends` is true).
 fn chain(operands: Vec<Expr>, ends: bool) -> Result<Expr, EvalError> {
     let mut kept = Vec::new();
     for operand in operands {
         match fold(operand)? {
-            Expr::Const(Some(Value::Bool(value))) if value == ends => return Ok(Expr::truth(ends)),
+            Expr::Const(Some(SqlValue::Bool(value))) if value == ends => return Ok(Expr::truth(ends)),
             Expr::Const(Some(_)) => {}
             Expr::And(inner) if !ends => kept.extend(inner),
             Expr::Or(inner) if ends => kept.extend(inner),
@@ -198,7 +199,7 @@ fn case(operand: Option<Box<Expr>>, arms: Vec<(Expr, Expr)>, otherwise: Expr) ->
             _ => fold(when)?,
         };
         match when {
-            Expr::Const(Some(Value::Bool(true))) => {
+            Expr::Const(Some(SqlValue::Bool(true))) => {
                 let then = fold(then)?;
                 return Ok(match kept.is_empty() {
                     true => then,
@@ -218,7 +219,7 @@ fn case(operand: Option<Box<Expr>>, arms: Vec<(Expr, Expr)>, otherwise: Expr) ->
     })
 }
 
-/// The comparison of a CASE with its operand in place. Only casts can stand between the two.
+/// Replaces the operand in a comparison of a CASE by its value. Only casts can stand between the two.
 fn with_operand(expr: Expr, value: &Expr) -> Expr {
     match expr {
         Expr::CaseOperand => value.clone(),

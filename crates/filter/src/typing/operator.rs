@@ -1,33 +1,33 @@
-//! Operators (make_op, make_scalar_array_op).
+//! Typing of operators (make_op, make_scalar_array_op).
 
 use super::expr::{Arithmetic, Binary, Comparison, Expr, Unary};
-use super::kind::{Scalar, Type};
-use super::resolve::{self, Choice};
-use super::{Typed, Typer};
+use super::resolve::{self, OperatorResolution};
+use super::sql_type::{Scalar, SqlType};
+use super::{TypedExpr, Typer};
 use crate::error::FilterError;
 use crate::schema::Collation;
-use crate::value::letters::Casing;
+use crate::value::letter_case::Casing;
 
-/// Operators that we know at all; others are refused by name, whatever they stand between.
+/// Supported operators. Others are refused by name, for operands of any type.
 const KNOWN: &[&str] = &[
     "=", "<>", "<", ">", "<=", ">=", "+", "-", "*", "/", "%", "^", "|/", "@", "&", "|", "#", "~", "||", "~~",
     "!~~", "~~*", "!~~*", "@>", "<@", "&&",
 ];
 
 impl Typer<'_> {
-    pub(super) fn prefix(&self, name: &str, operand: Typed, at: usize) -> Result<Typed, FilterError> {
+    pub(super) fn prefix(&self, name: &str, operand: TypedExpr, at: usize) -> Result<TypedExpr, FilterError> {
         self.refuse_unknown_operator(name, at)?;
         self.refuse_opaque(operand.kind, at)?;
         let scalar = match resolve::prefix(name, operand.kind) {
-            Choice::Found { result, .. } => result,
-            Choice::None => {
+            OperatorResolution::Found { result, .. } => result,
+            OperatorResolution::None => {
                 return Err(self.no_operator("does not exist", &format!("{name} {}", operand.kind), at));
             }
-            Choice::Ambiguous => {
+            OperatorResolution::Ambiguous => {
                 return Err(self.no_operator("is not unique", &format!("{name} {}", operand.kind), at));
             }
         };
-        let operand = self.coerce(operand, Type::Scalar(scalar), at)?.expr;
+        let operand = self.coerce(operand, SqlType::Scalar(scalar), at)?.expr;
         let expr = match name {
             "-" => Expr::unary(Unary::Negate(scalar), operand),
             "@" => Expr::unary(Unary::Abs(scalar), operand),
@@ -35,21 +35,21 @@ impl Typer<'_> {
             "|/" => Expr::unary(Unary::SquareRoot, operand),
             _ => operand,
         };
-        Ok(Typed::new(expr, Type::Scalar(scalar)))
+        Ok(TypedExpr::new(expr, SqlType::Scalar(scalar)))
     }
 
     pub(super) fn binary(
         &self,
         name: &str,
-        left: Typed,
-        right: Typed,
+        left: TypedExpr,
+        right: TypedExpr,
         at: usize,
-    ) -> Result<Typed, FilterError> {
+    ) -> Result<TypedExpr, FilterError> {
         self.refuse_unknown_operator(name, at)?;
         if matches!(name, "~" | "@" | "|/") {
             return Err(self.unsupported(at, format!("the operator {name} is")));
         }
-        if name == "-" && left.kind == Type::Unknown && right.kind.is_collatable() {
+        if name == "-" && left.kind == SqlType::Unknown && right.kind.is_collatable() {
             return Err(self.unsupported(at, "the operator - of jsonb is".to_owned()));
         }
         if let Some(typed) = self.enum_equality(name, &left, &right, at)? {
@@ -57,38 +57,38 @@ impl Typer<'_> {
         }
         self.refuse_opaque(left.kind, at)?;
         self.refuse_opaque(right.kind, at)?;
-        let arrays = matches!(left.kind, Type::Array(_)) || matches!(right.kind, Type::Array(_));
+        let arrays = matches!(left.kind, SqlType::Array(_)) || matches!(right.kind, SqlType::Array(_));
         if arrays || matches!(name, "@>" | "<@" | "&&") {
             return self.array_operator(name, left, right, at);
         }
         let shown = format!("{} {name} {}", left.kind, right.kind);
         match resolve::binary(name, left.kind, right.kind) {
-            Choice::Found { left: left_kind, right: right_kind, result } => {
+            OperatorResolution::Found { left: left_kind, right: right_kind, result } => {
                 let left = self.coerce(left, left_kind, at)?;
                 let right = self.coerce(right, right_kind, at)?;
                 self.apply(name, left, right, result, at)
             }
-            Choice::None => Err(self.no_operator("does not exist", &shown, at)),
-            Choice::Ambiguous => Err(self.no_operator("is not unique", &shown, at)),
+            OperatorResolution::None => Err(self.no_operator("does not exist", &shown, at)),
+            OperatorResolution::Ambiguous => Err(self.no_operator("is not unique", &shown, at)),
         }
     }
 
-    /// The operator on operands of its own types.
+    /// Builds the operator on operands that have its types.
     fn apply(
         &self,
         name: &str,
-        left: Typed,
-        right: Typed,
+        left: TypedExpr,
+        right: TypedExpr,
         result: Scalar,
         at: usize,
-    ) -> Result<Typed, FilterError> {
-        let collated = self.merge([&left, &right], at)?;
-        let result_kind = Type::Scalar(result);
+    ) -> Result<TypedExpr, FilterError> {
+        let collation = self.merge([&left, &right], at)?;
+        let result_kind = SqlType::Scalar(result);
         if let Some(comparison) = Comparison::of(name) {
             if left.kind.is_collatable() {
-                self.check_comparison(collated, comparison.is_equality(), at)?;
+                self.check_comparison(collation, comparison.is_equality(), at)?;
             }
-            let blank = left.kind == Type::Scalar(Scalar::Bpchar);
+            let blank = left.kind == SqlType::Scalar(Scalar::Bpchar);
             return Ok(self.join(Binary::Compare { comparison, blank }, left, right, result_kind));
         }
         let arithmetic = match name {
@@ -103,7 +103,7 @@ impl Typer<'_> {
             "#" => Arithmetic::Xor,
             "||" => {
                 let (left, right) = (self.as_text(left, at)?, self.as_text(right, at)?);
-                return Ok(Typed { collated, ..self.join(Binary::Concat, left, right, result_kind) });
+                return Ok(TypedExpr { collation, ..self.join(Binary::Concat, left, right, result_kind) });
             }
             _ => return self.like(name, left, right, at),
         };
@@ -115,27 +115,27 @@ impl Typer<'_> {
         Ok(self.join(Binary::Arithmetic(arithmetic, result), left, right, result_kind))
     }
 
-    fn join(&self, binary: Binary, left: Typed, right: Typed, kind: Type) -> Typed {
-        Typed::new(Expr::Binary(binary, Box::new([left.expr, right.expr])), kind)
+    fn join(&self, binary: Binary, left: TypedExpr, right: TypedExpr, kind: SqlType) -> TypedExpr {
+        TypedExpr::new(Expr::Binary(binary, Box::new([left.expr, right.expr])), kind)
     }
 
-    /// `~~` and its kin.
+    /// Types LIKE and ILIKE: `~~`, `!~~`, `~~*`, `!~~*`.
     pub(super) fn like(
         &self,
         name: &str,
-        left: Typed,
-        right: Typed,
+        left: TypedExpr,
+        right: TypedExpr,
         at: usize,
-    ) -> Result<Typed, FilterError> {
-        let collated = self.merge([&left, &right], at)?;
-        self.check_comparison(collated, true, at)?;
+    ) -> Result<TypedExpr, FilterError> {
+        let collation = self.merge([&left, &right], at)?;
+        self.check_comparison(collation, true, at)?;
         let casing = if name.ends_with('*') {
-            Some(self.casing(self.collation(collated), "ILIKE", at)?)
+            Some(self.casing(self.collation(collation), "ILIKE", at)?)
         } else {
             None
         };
         let negated = name.starts_with('!');
-        Ok(self.join(Binary::Like { negated, casing }, left, right, Type::BOOL))
+        Ok(self.join(Binary::Like { negated, casing }, left, right, SqlType::BOOL))
     }
 
     pub(super) fn casing(&self, collation: &Collation, what: &str, at: usize) -> Result<Casing, FilterError> {
@@ -144,75 +144,78 @@ impl Typer<'_> {
         })
     }
 
-    /// An enum's labels are its texts; we don't know their order, and it is for Postgres to refuse a wrong one.
+    /// Types `=` and `<>` on an enum as comparisons of labels. The order of labels is not known here.
+    /// Postgres itself refuses a label that does not exist.
     fn enum_equality(
         &self,
         name: &str,
-        left: &Typed,
-        right: &Typed,
+        left: &TypedExpr,
+        right: &TypedExpr,
         at: usize,
-    ) -> Result<Option<Typed>, FilterError> {
+    ) -> Result<Option<TypedExpr>, FilterError> {
         let Some(comparison) = Comparison::of(name).filter(|comparison| comparison.is_equality()) else {
             return Ok(None);
         };
-        let oid = |kind: Type| match kind {
-            Type::Opaque(index) if self.is_enum(kind) => Some(self.schema.columns[index].column_type.oid),
+        let oid = |kind: SqlType| match kind {
+            SqlType::Opaque(index) if self.is_enum(kind) => Some(self.schema.columns[index].column_type.oid),
             _ => None,
         };
         let fits = match (oid(left.kind), oid(right.kind)) {
             (Some(left), Some(right)) => left == right,
-            (Some(_), None) => right.kind == Type::Unknown,
-            (None, Some(_)) => left.kind == Type::Unknown,
+            (Some(_), None) => right.kind == SqlType::Unknown,
+            (None, Some(_)) => left.kind == SqlType::Unknown,
             (None, None) => false,
         };
         if !fits {
             return Ok(None);
         }
-        let text = |typed: &Typed| self.enum_text(typed.clone(), at);
+        let text = |typed: &TypedExpr| self.enum_text(typed.clone(), at);
         let binary = Binary::Compare { comparison, blank: false };
-        Ok(Some(self.join(binary, text(left)?, text(right)?, Type::BOOL)))
+        Ok(Some(self.join(binary, text(left)?, text(right)?, SqlType::BOOL)))
     }
 
     pub(super) fn quantified(
         &self,
         name: &str,
         all: bool,
-        left: Typed,
-        right: Typed,
+        left: TypedExpr,
+        right: TypedExpr,
         at: usize,
-    ) -> Result<Typed, FilterError> {
+    ) -> Result<TypedExpr, FilterError> {
         self.refuse_unknown_operator(name, at)?;
         self.refuse_opaque(left.kind, at)?;
         self.refuse_opaque(right.kind, at)?;
-        // make_scalar_array_op: the operator is chosen for the left operand and the array's element.
+        // The operator is resolved for the left operand and the array's element (make_scalar_array_op).
         let element = match right.kind {
-            Type::Unknown => Type::Unknown,
-            Type::Array(element) => Type::Scalar(element),
+            SqlType::Unknown => SqlType::Unknown,
+            SqlType::Array(element) => SqlType::Scalar(element),
             _ => {
                 let message = "op ANY/ALL (array) requires array on right side";
                 return Err(self.invalid(at, "42809", message.to_owned()));
             }
         };
-        if matches!(left.kind, Type::Array(_)) || Comparison::of(name).is_none() && !name.contains("~~") {
+        if matches!(left.kind, SqlType::Array(_)) || Comparison::of(name).is_none() && !name.contains("~~") {
             return Err(self.unsupported(at, format!("{} {name} ANY/ALL is", left.kind)));
         }
         let shown = format!("{} {name} {element}", left.kind);
         let (left_kind, right_kind) = match resolve::binary(name, left.kind, element) {
-            Choice::Found { left, right: Type::Scalar(right), .. } => (left, Type::Array(right)),
-            Choice::Found { .. } | Choice::None => {
+            OperatorResolution::Found { left, right: SqlType::Scalar(right), .. } => {
+                (left, SqlType::Array(right))
+            }
+            OperatorResolution::Found { .. } | OperatorResolution::None => {
                 return Err(self.no_operator("does not exist", &shown, at));
             }
-            Choice::Ambiguous => return Err(self.no_operator("is not unique", &shown, at)),
+            OperatorResolution::Ambiguous => return Err(self.no_operator("is not unique", &shown, at)),
         };
         let left = self.coerce(left, left_kind, at)?;
         let right = self.coerce(right, right_kind, at)?;
-        let collated = self.merge([&left, &right], at)?;
+        let collation = self.merge([&left, &right], at)?;
         let operator = match Comparison::of(name) {
             Some(comparison) => {
                 if left.kind.is_collatable() {
-                    self.check_comparison(collated, comparison.is_equality(), at)?;
+                    self.check_comparison(collation, comparison.is_equality(), at)?;
                 }
-                Binary::Compare { comparison, blank: left.kind == Type::Scalar(Scalar::Bpchar) }
+                Binary::Compare { comparison, blank: left.kind == SqlType::Scalar(Scalar::Bpchar) }
             }
             None => match self.like(name, left.clone(), right.clone(), at)?.expr {
                 Expr::Binary(binary, _) => binary,
@@ -220,7 +223,7 @@ impl Typer<'_> {
             },
         };
         let operands = Box::new([left.expr, right.expr]);
-        Ok(Typed::boolean(Expr::Quantified { operator, all, operands }))
+        Ok(TypedExpr::boolean(Expr::Quantified { operator, all, operands }))
     }
 
     fn refuse_unknown_operator(&self, name: &str, at: usize) -> Result<(), FilterError> {

@@ -1,21 +1,21 @@
-//! Arrays: rectangular, of any bounds, with elements that may be NULL (arrayfuncs.c).
+//! Array values: rectangular, of any bounds, with elements that may be NULL (arrayfuncs.c).
 
 use std::cmp::Ordering;
 
-use super::Value;
+use super::SqlValue;
 use super::input::{InputError, read_scalar};
 use crate::error::EvalError;
 use crate::typing::Scalar;
 
-/// As many as Postgres allows.
+/// Most dimensions of an array (MAXDIM).
 const MAX_DIMENSIONS: usize = 6;
 
-/// An array; an empty one has no dimensions.
+/// An array. An empty array has no dimensions.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Array {
     pub(crate) dimensions: Vec<Dimension>,
-    /// Row by row.
-    pub(crate) items: Vec<Option<Value<'static>>>,
+    /// Elements in row-major order.
+    pub(crate) items: Vec<Option<SqlValue<'static>>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,8 +27,8 @@ pub(crate) struct Dimension {
 impl Array {
     pub(crate) const EMPTY: Array = Array { dimensions: Vec::new(), items: Vec::new() };
 
-    /// One dimension, from 1.
-    pub(crate) fn list(items: Vec<Option<Value<'static>>>) -> Self {
+    /// Returns an array of one dimension with lower bound 1.
+    pub(crate) fn list(items: Vec<Option<SqlValue<'static>>>) -> Self {
         let dimensions = match items.len() {
             0 => Vec::new(),
             length => vec![Dimension { length, lower: 1 }],
@@ -36,7 +36,7 @@ impl Array {
         Array { dimensions, items }
     }
 
-    /// Arrays of one shape, side by side: `ARRAY[a, b]`. A NULL among them counts as an empty array.
+    /// Nests arrays of the same dimensions, as `ARRAY[a, b]` does. NULL counts as an empty array.
     pub(crate) fn nested(arrays: Vec<Array>) -> Result<Self, EvalError> {
         let mismatch = || {
             EvalError::new(
@@ -67,18 +67,18 @@ impl Array {
             let order = match pair {
                 (Some(left), Some(right)) => left.compare(right, blank),
                 (None, None) => Ordering::Equal,
-                // NULL equals NULL here, and is greater than everything else.
+                // Here NULL equals NULL and is greater than any value.
                 (left, right) => left.is_none().cmp(&right.is_none()),
             };
             if order != Ordering::Equal {
                 return order;
             }
         }
-        self.compare_shape(other)
+        self.compare_dimensions(other)
     }
 
-    /// array_cmp: by the number of elements, of dimensions, then each length, then each bound.
-    fn compare_shape(&self, other: &Array) -> Ordering {
+    /// Orders by number of elements, number of dimensions, each length, then each bound (array_cmp).
+    fn compare_dimensions(&self, other: &Array) -> Ordering {
         let lengths =
             |array: &Array| array.dimensions.iter().map(|dimension| dimension.length).collect::<Vec<_>>();
         let bounds =
@@ -91,7 +91,7 @@ impl Array {
             .then_with(|| bounds(self).cmp(&bounds(other)))
     }
 
-    /// Whether each element of `other` equals one of ours; a NULL equals none.
+    /// Returns whether each element of `other` equals one of `self`. NULL equals none.
     pub(crate) fn contains(&self, other: &Array, blank: bool) -> bool {
         other.items.iter().all(|wanted| wanted.as_ref().is_some_and(|wanted| self.has(wanted, blank)))
     }
@@ -100,11 +100,11 @@ impl Array {
         other.items.iter().flatten().any(|wanted| self.has(wanted, blank))
     }
 
-    fn has(&self, wanted: &Value<'_>, blank: bool) -> bool {
+    fn has(&self, wanted: &SqlValue<'_>, blank: bool) -> bool {
         self.items.iter().flatten().any(|item| item.compare(wanted, blank) == Ordering::Equal)
     }
 
-    /// array_cat.
+    /// Concatenates (array_cat).
     pub(crate) fn concat(&self, other: &Array) -> Result<Self, EvalError> {
         let mismatch = || EvalError::new("2202E", "cannot concatenate incompatible arrays");
         if other.dimensions.is_empty() {
@@ -140,8 +140,8 @@ impl Array {
         Ok(Array { dimensions, items })
     }
 
-    /// array_append (`at_end`) and array_prepend.
-    pub(crate) fn push(mut self, item: Option<Value<'static>>, at_end: bool) -> Result<Self, EvalError> {
+    /// Adds an element: array_append (`at_end`) or array_prepend.
+    pub(crate) fn push(mut self, item: Option<SqlValue<'static>>, at_end: bool) -> Result<Self, EvalError> {
         match self.dimensions[..] {
             [] => Ok(Array::list(vec![item])),
             [ref mut only] => {
@@ -153,8 +153,8 @@ impl Array {
         }
     }
 
-    /// `array[i][j]`: NULL unless each index lies within.
-    pub(crate) fn at(&self, indexes: &[i32]) -> Option<&Value<'static>> {
+    /// Returns `array[i][j]`; `None` if an index is out of bounds.
+    pub(crate) fn at(&self, indexes: &[i32]) -> Option<&SqlValue<'static>> {
         if indexes.len() != self.dimensions.len() {
             return None;
         }
@@ -169,7 +169,8 @@ impl Array {
         self.items.get(place)?.as_ref()
     }
 
-    /// `array[a:b][c:d]`: what lies within, from 1; empty if nothing does. `None` is the array's own bound.
+    /// Returns `array[a:b][c:d]`, with lower bounds 1; empty if the bounds do not overlap the array.
+    /// A bound of `None` is the array's own.
     pub(crate) fn slice(&self, bounds: &[(Option<i32>, Option<i32>)]) -> Self {
         if self.dimensions.is_empty() || bounds.len() > self.dimensions.len() {
             return Array::EMPTY;
@@ -198,9 +199,9 @@ impl Array {
         Array { dimensions, items: places.into_iter().map(|place| self.items[place].clone()).collect() }
     }
 
-    /// Of an array's text, such as `{1,NULL,"a b"}` or `[0:1]={1,2}`.
+    /// Parses an array's text, such as `{1,NULL,"a b"}` or `[0:1]={1,2}`.
     pub(crate) fn parse(text: &str, element: Scalar, modern: bool) -> Result<Self, InputError> {
-        let mut reader = Reader { rest: text, element, modern, lengths: Vec::new(), items: Vec::new() };
+        let mut reader = ArrayParser { rest: text, element, modern, lengths: Vec::new(), items: Vec::new() };
         reader.skip_blanks();
         let bounds = reader.bounds()?;
         reader.value(0)?;
@@ -224,16 +225,16 @@ impl Array {
     }
 }
 
-struct Reader<'t> {
+struct ArrayParser<'t> {
     rest: &'t str,
     element: Scalar,
     modern: bool,
-    /// Of each dimension, once its first array is read.
+    /// The length of each dimension, once its first array is parsed.
     lengths: Vec<Option<usize>>,
-    items: Vec<Option<Value<'static>>>,
+    items: Vec<Option<SqlValue<'static>>>,
 }
 
-impl Reader<'_> {
+impl ArrayParser<'_> {
     fn skip_blanks(&mut self) {
         self.rest = self.rest.trim_start_matches([' ', '\t', '\n', '\r', '\x0b', '\x0c']);
     }
@@ -249,7 +250,7 @@ impl Reader<'_> {
         }
     }
 
-    /// `[1:2][0:3]=`, if it is there.
+    /// Parses `[1:2][0:3]=`, if present.
     fn bounds(&mut self) -> Result<Option<Vec<Dimension>>, InputError> {
         const WRONG: InputError = InputError::Array("the bounds can't be read");
         if !self.rest.starts_with('[') {
@@ -272,7 +273,7 @@ impl Reader<'_> {
         Ok(Some(bounds))
     }
 
-    /// One array in braces, at this depth.
+    /// Parses one array in braces, at this depth.
     fn value(&mut self, depth: usize) -> Result<(), InputError> {
         if !self.take('{') {
             return Err(InputError::Array("an array begins with a brace or its dimensions"));
@@ -281,7 +282,7 @@ impl Reader<'_> {
             return Err(InputError::Array("more than six dimensions"));
         }
         if self.lengths.len() == depth {
-            // No dimension may begin below a level that holds elements.
+            // Elements and arrays must not stand at the same level.
             if !self.items.is_empty() {
                 return Err(InputError::Array("sub-arrays must have matching dimensions"));
             }
@@ -320,7 +321,7 @@ impl Reader<'_> {
         }
     }
 
-    fn item(&mut self) -> Result<Option<Value<'static>>, InputError> {
+    fn item(&mut self) -> Result<Option<SqlValue<'static>>, InputError> {
         let (mut text, mut quoted, mut kept) = (String::new(), false, 0);
         let mut chars = self.rest.char_indices();
         let end = loop {
@@ -374,7 +375,7 @@ impl Reader<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::typing::Type;
+    use crate::typing::SqlType;
     use crate::value::output;
 
     fn ints(text: &str) -> Result<Array, InputError> {
@@ -382,7 +383,7 @@ mod tests {
     }
 
     fn written(array: Array, element: Scalar) -> String {
-        output::write(Value::array(array), Type::Array(element)).into_owned()
+        output::write(SqlValue::array(array), SqlType::Array(element)).into_owned()
     }
 
     #[test]
@@ -420,7 +421,7 @@ mod tests {
     #[test]
     fn indexes_and_slices_follow_the_bounds() {
         let array = ints("[0:2]={5,6,7}").unwrap();
-        assert_eq!(array.at(&[0]), Some(&Value::Int(5)));
+        assert_eq!(array.at(&[0]), Some(&SqlValue::Int(5)));
         assert_eq!(array.at(&[3]), None);
         assert_eq!(array.at(&[1, 1]), None);
         assert_eq!(written(array.slice(&[(Some(1), None)]), Scalar::Int4), "{6,7}");

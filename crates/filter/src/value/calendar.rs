@@ -1,11 +1,12 @@
-//! Days and their names: the proleptic Gregorian calendar by Julian day numbers (datetime.c: date2j, j2date).
+//! Calendar: converts Julian day numbers and dates of the proleptic Gregorian calendar (datetime.c:
+//! date2j, j2date).
 
 pub(crate) const MICROS_PER_SECOND: i64 = 1_000_000;
 pub(crate) const MICROS_PER_DAY: i64 = 86_400 * MICROS_PER_SECOND;
-/// 2000-01-01, from which Postgres counts.
+/// Julian day of 2000-01-01, the epoch of Postgres.
 pub(crate) const EPOCH: i64 = 2_451_545;
 
-/// A day by year, month and day; the year before 1 is 0.
+/// A day by year, month and day. Year 0 is the year before year 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Day {
     pub(crate) year: i64,
@@ -14,7 +15,7 @@ pub(crate) struct Day {
 }
 
 impl Day {
-    /// Days since 2000-01-01.
+    /// Returns the days since 2000-01-01.
     pub(crate) fn number(self) -> i64 {
         let Day { mut year, mut month, day } = self;
         if month > 2 {
@@ -47,7 +48,7 @@ impl Day {
         (1..=12).contains(&self.month) && (1..=days_in(self.year, self.month)).contains(&self.day)
     }
 
-    /// The same day so many months later, or the last of that month.
+    /// Returns the same day this many months later, or the last day of that month.
     pub(crate) fn plus_months(self, months: i64) -> Self {
         let count = self.year * 12 + self.month - 1 + months;
         let (year, month) = (count.div_euclid(12), count.rem_euclid(12) + 1);

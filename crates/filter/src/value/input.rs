@@ -1,37 +1,37 @@
-//! Text to values, by the rules of Postgres' input functions.
+//! Parses text as values, by the rules of Postgres' input functions.
 
-use super::Value;
+use super::SqlValue;
 use super::array::Array;
-use super::clock::{Date, Time, Timestamp, Timetz};
+use super::datetime::{Date, Time, Timestamp, Timetz};
 use super::interval::Interval;
 use super::numeric::Numeric;
 use crate::error::EvalError;
-use crate::typing::{Scalar, Type};
+use crate::typing::{Scalar, SqlType};
 
-/// Why a text is no value of its type.
+/// Why a text is not a value of its type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum InputError {
     Syntax,
-    /// A number that doesn't fit.
+    /// A number out of the type's range.
     Range,
-    /// A numeric that doesn't fit.
+    /// A numeric that overflows.
     Overflow,
-    /// A date or time with a field that can't be.
+    /// A date or time with a field out of range.
     Field,
-    /// A zone's displacement that can't be.
+    /// A time zone displacement out of range.
     Zone,
     Array(&'static str),
-    /// A form that Postgres may know, and that we don't read; in the plural.
+    /// A form that is not parsed, though Postgres may accept it. The text is a plural noun.
     Unsupported(&'static str),
 }
 
 impl InputError {
-    /// In Postgres' words; the value is left out where it comes from a row.
-    pub(crate) fn word(self, kind: Type, value: Option<&str>) -> (&'static str, String) {
+    /// Returns Postgres' SQLSTATE and message. `value` is `None` if it comes from a row.
+    pub(crate) fn describe(self, kind: SqlType, value: Option<&str>) -> (&'static str, String) {
         let shown = value.map(|value| format!(": \"{value}\"")).unwrap_or_default();
         let clock = |kind| {
             use Scalar::*;
-            matches!(kind, Type::Scalar(Date | Time | Timetz | Timestamp | Timestamptz | Interval))
+            matches!(kind, SqlType::Scalar(Date | Time | Timetz | Timestamp | Timestamptz | Interval))
         };
         match self {
             InputError::Syntax if clock(kind) => {
@@ -50,54 +50,54 @@ impl InputError {
         }
     }
 
-    pub(crate) fn of_row(self, kind: Type) -> EvalError {
-        let (sqlstate, message) = self.word(kind, None);
+    pub(crate) fn of_row(self, kind: SqlType) -> EvalError {
+        let (sqlstate, message) = self.describe(kind, None);
         EvalError::new(sqlstate, message)
     }
 }
 
-/// What isspace() of the C locale takes for a blank.
+/// Trims blanks as isspace() of the C locale defines them.
 pub(crate) fn trim(text: &str) -> &str {
     text.trim_matches([' ', '\t', '\n', '\r', '\x0b', '\x0c'])
 }
 
-/// What a text says as a value of the type. `modern`: Postgres 16 or newer.
-pub(crate) fn read<'a>(text: &'a str, kind: Type, modern: bool) -> Result<Value<'a>, InputError> {
+/// Parses a text as a value of the type. `modern`: as Postgres 16 and newer do.
+pub(crate) fn read<'a>(text: &'a str, kind: SqlType, modern: bool) -> Result<SqlValue<'a>, InputError> {
     match kind {
-        Type::Scalar(scalar) => read_scalar(text, scalar, modern),
-        Type::Array(element) => Ok(Value::array(Array::parse(text, element, modern)?)),
-        Type::Unknown | Type::Opaque(_) => Ok(Value::text(text)),
+        SqlType::Scalar(scalar) => read_scalar(text, scalar, modern),
+        SqlType::Array(element) => Ok(SqlValue::array(Array::parse(text, element, modern)?)),
+        SqlType::Unknown | SqlType::Opaque(_) => Ok(SqlValue::text(text)),
     }
 }
 
-pub(crate) fn read_scalar(text: &str, scalar: Scalar, modern: bool) -> Result<Value<'_>, InputError> {
+pub(crate) fn read_scalar(text: &str, scalar: Scalar, modern: bool) -> Result<SqlValue<'_>, InputError> {
     Ok(match scalar {
-        Scalar::Text | Scalar::Varchar | Scalar::Bpchar => Value::text(text),
-        Scalar::Bool => Value::Bool(boolean(text)?),
-        Scalar::Int2 => Value::Int(integer(text, i64::from(i16::MIN), i64::from(i16::MAX), modern)?),
-        Scalar::Int4 => Value::Int(integer(text, i64::from(i32::MIN), i64::from(i32::MAX), modern)?),
-        Scalar::Int8 => Value::Int(integer(text, i64::MIN, i64::MAX, modern)?),
+        Scalar::Text | Scalar::Varchar | Scalar::Bpchar => SqlValue::text(text),
+        Scalar::Bool => SqlValue::Bool(boolean(text)?),
+        Scalar::Int2 => SqlValue::Int(integer(text, i64::from(i16::MIN), i64::from(i16::MAX), modern)?),
+        Scalar::Int4 => SqlValue::Int(integer(text, i64::from(i32::MIN), i64::from(i32::MAX), modern)?),
+        Scalar::Int8 => SqlValue::Int(integer(text, i64::MIN, i64::MAX, modern)?),
         Scalar::Numeric => {
             refuse_new_forms(text, modern)?;
-            Value::numeric(Numeric::parse(text)?)
+            SqlValue::numeric(Numeric::parse(text)?)
         }
         Scalar::Float4 => {
             let text = float_text(text)?;
             let value: f32 = text.parse().map_err(|_| InputError::Syntax)?;
-            Value::Float4(in_range(f64::from(value), text)? as f32)
+            SqlValue::Float4(in_range(f64::from(value), text)? as f32)
         }
         Scalar::Float8 => {
             let text = float_text(text)?;
             let value: f64 = text.parse().map_err(|_| InputError::Syntax)?;
-            Value::Float8(in_range(value, text)?)
+            SqlValue::Float8(in_range(value, text)?)
         }
-        Scalar::Uuid => Value::Uuid(uuid(text)?),
-        Scalar::Date => Value::Date(Date::parse(text)?),
-        Scalar::Time => Value::Time(Time::parse(text)?),
-        Scalar::Timetz => Value::Timetz(Timetz::parse(text)?),
-        Scalar::Timestamp => Value::Timestamp(Timestamp::parse(text, false)?),
-        Scalar::Timestamptz => Value::Timestamp(Timestamp::parse(text, true)?),
-        Scalar::Interval => Value::Interval(Interval::parse(text)?),
+        Scalar::Uuid => SqlValue::Uuid(uuid(text)?),
+        Scalar::Date => SqlValue::Date(Date::parse(text)?),
+        Scalar::Time => SqlValue::Time(Time::parse(text)?),
+        Scalar::Timetz => SqlValue::Timetz(Timetz::parse(text)?),
+        Scalar::Timestamp => SqlValue::Timestamp(Timestamp::parse(text, false)?),
+        Scalar::Timestamptz => SqlValue::Timestamp(Timestamp::parse(text, true)?),
+        Scalar::Interval => SqlValue::Interval(Interval::parse(text)?),
     })
 }
 
@@ -132,7 +132,8 @@ fn integer(text: &str, min: i64, max: i64, modern: bool) -> Result<i64, InputErr
     if (min..=max).contains(&value) { Ok(value) } else { Err(InputError::Range) }
 }
 
-/// As the server writes it, and too short to overflow: what rows have almost always.
+/// Parses an integer in the form that the server writes, if it is too short to overflow. Almost all
+/// integers of rows are.
 pub(crate) fn short_integer(text: &[u8]) -> Option<i64> {
     let (negative, digits) = match text {
         [b'-', digits @ ..] => (true, digits),
@@ -152,7 +153,7 @@ pub(crate) fn short_integer(text: &[u8]) -> Option<i64> {
     Some(if negative { -value } else { value })
 }
 
-/// Since Postgres 16, numbers have bases and underscores.
+/// Refuses numbers with a base or underscores, which Postgres accepts since 16.
 fn refuse_new_forms(text: &str, modern: bool) -> Result<(), InputError> {
     let trimmed = trim(text);
     let digits = trimmed.strip_prefix(['+', '-']).unwrap_or(trimmed).as_bytes();
@@ -162,7 +163,7 @@ fn refuse_new_forms(text: &str, modern: bool) -> Result<(), InputError> {
     if modern && new { Err(InputError::Unsupported("numbers with a base or underscores")) } else { Ok(()) }
 }
 
-/// A float's text without its blanks, and surely one that Rust and C read alike.
+/// Trims a float's text. Fails unless Rust and C parse it to the same value.
 fn float_text(text: &str) -> Result<&str, InputError> {
     let text = trim(text);
     let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
@@ -178,7 +179,7 @@ fn float_text(text: &str) -> Result<&str, InputError> {
     if (plain && has_digit) || words { Ok(text) } else { Err(InputError::Syntax) }
 }
 
-/// Overflow and underflow are errors, unless infinity or zero were meant.
+/// Fails on overflow and underflow, unless the text means infinity or zero.
 fn in_range(value: f64, text: &str) -> Result<f64, InputError> {
     let digits = text.split(['e', 'E']).next().unwrap_or_default();
     let is_word = text.bytes().any(|byte| byte | 32 == b'n');

@@ -1,5 +1,5 @@
-//! Intervals. Reads ISO 8601 with designators, which Postgres writes with IntervalStyle iso_8601, and plain quantities
-//! with units (`1 day 02:03:04`).
+//! Interval values. Parses ISO 8601 with designators, which Postgres writes with IntervalStyle
+//! iso_8601, and quantities with units (`1 day 02:03:04`).
 
 use std::cmp::Ordering;
 use std::fmt::{self, Display, Formatter, Write as _};
@@ -11,7 +11,7 @@ use crate::error::EvalError;
 const OTHER_FORMS: InputError =
     InputError::Unsupported("intervals in other forms than ISO 8601 or whole quantities with units");
 
-/// A span of time; the three don't convert into each other.
+/// A span of time. Months, days and time are kept apart, as in Postgres.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Interval {
     pub(crate) months: i32,
@@ -20,7 +20,7 @@ pub(crate) struct Interval {
 }
 
 impl Interval {
-    /// A month counts 30 days, a day 24 hours.
+    /// Returns the span in microseconds for comparison: a month is 30 days, a day is 24 hours.
     fn span(self) -> i128 {
         let days = i128::from(self.months) * 30 + i128::from(self.days);
         days * i128::from(MICROS_PER_DAY) + i128::from(self.micros)
@@ -30,7 +30,7 @@ impl Interval {
         EvalError::new("22008", "interval out of range")
     }
 
-    /// What fits of three sums.
+    /// Fails if one of the three parts is out of range.
     pub(crate) fn checked(months: i64, days: i64, micros: i128) -> Result<Self, EvalError> {
         let fits = || {
             Some(Interval {
@@ -54,7 +54,8 @@ impl Interval {
         Interval::checked(-i64::from(self.months), -i64::from(self.days), -i128::from(self.micros))
     }
 
-    /// interval_mul and interval_div: what is left of months goes into days, what is left of those into the time.
+    /// Multiplies or divides (interval_mul, interval_div). Fractions of months become days, fractions of
+    /// days become time.
     pub(crate) fn scaled(self, by: impl Fn(f64) -> f64) -> Result<Self, EvalError> {
         let whole = |value: f64| {
             let fits = value >= f64::from(i32::MIN) && value < -f64::from(i32::MIN);
@@ -107,7 +108,8 @@ impl Interval {
 
     pub(crate) fn justify(self) -> Result<Self, EvalError> {
         let (mut months, mut days, mut micros) = (i64::from(self.months), i64::from(self.days), self.micros);
-        // interval_justify_interval: days into months first, where the signs allow it, lest the next step overflows.
+        // interval_justify_interval: days are moved into months first where the signs agree, so that the
+        // next step does not overflow.
         if (days > 0 && micros > 0) || (days < 0 && micros < 0) {
             months += days / 30;
             days %= 30;
@@ -165,17 +167,17 @@ impl PartialOrd for Interval {
     }
 }
 
-/// Collects fields, each of them whole; seconds may have a fraction.
+/// Sums of parsed fields. Only seconds may have a fraction.
 #[derive(Default)]
-struct Fields {
+struct IntervalFields {
     months: i64,
     days: i64,
     micros: i128,
 }
 
-impl Fields {
-    fn add(&mut self, number: &str, unit: Unit) -> Result<(), InputError> {
-        if unit == Unit::Second {
+impl IntervalFields {
+    fn add(&mut self, number: &str, unit: IntervalUnit) -> Result<(), InputError> {
+        if unit == IntervalUnit::Second {
             self.micros += seconds(number)?;
             return Ok(());
         }
@@ -186,16 +188,16 @@ impl Fields {
         }
         let count: i64 = number.parse().map_err(|_| InputError::Field)?;
         let small = count.unsigned_abs() <= 1 << 31;
-        if !small && !matches!(unit, Unit::Hour | Unit::Minute) {
+        if !small && !matches!(unit, IntervalUnit::Hour | IntervalUnit::Minute) {
             return Err(InputError::Field);
         }
         match unit {
-            Unit::Year => self.months += count * 12,
-            Unit::Month => self.months += count,
-            Unit::Week => self.days += count * 7,
-            Unit::Day => self.days += count,
-            Unit::Hour => self.micros += i128::from(count) * 3600 * i128::from(MICROS_PER_SECOND),
-            Unit::Minute | Unit::Second => {
+            IntervalUnit::Year => self.months += count * 12,
+            IntervalUnit::Month => self.months += count,
+            IntervalUnit::Week => self.days += count * 7,
+            IntervalUnit::Day => self.days += count,
+            IntervalUnit::Hour => self.micros += i128::from(count) * 3600 * i128::from(MICROS_PER_SECOND),
+            IntervalUnit::Minute | IntervalUnit::Second => {
                 self.micros += i128::from(count) * 60 * i128::from(MICROS_PER_SECOND)
             }
         }
@@ -208,7 +210,7 @@ impl Fields {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Unit {
+enum IntervalUnit {
     Year,
     Month,
     Week,
@@ -218,7 +220,7 @@ enum Unit {
     Second,
 }
 
-/// Of a number with at most six digits behind the point.
+/// Parses seconds with at most six decimals. Returns microseconds.
 fn seconds(number: &str) -> Result<i128, InputError> {
     let negative = number.starts_with('-');
     let unsigned = number.strip_prefix(['+', '-']).unwrap_or(number);
@@ -233,9 +235,9 @@ fn seconds(number: &str) -> Result<i128, InputError> {
     Ok(if negative { -micros } else { micros })
 }
 
-/// After the `P`.
+/// Parses ISO 8601 designators, after the `P`.
 fn iso(text: &str) -> Result<Interval, InputError> {
-    let (mut fields, mut rest, mut in_time) = (Fields::default(), text, false);
+    let (mut fields, mut rest, mut in_time) = (IntervalFields::default(), text, false);
     while !rest.is_empty() {
         if let Some(time) = rest.strip_prefix('T') {
             (rest, in_time) = (time, true);
@@ -243,13 +245,13 @@ fn iso(text: &str) -> Result<Interval, InputError> {
         }
         let length = rest.find(|c: char| c.is_ascii_alphabetic()).ok_or(OTHER_FORMS)?;
         let unit = match (&rest[length..=length], in_time) {
-            ("Y", false) => Unit::Year,
-            ("M", false) => Unit::Month,
-            ("W", false) => Unit::Week,
-            ("D", false) => Unit::Day,
-            ("H", true) => Unit::Hour,
-            ("M", true) => Unit::Minute,
-            ("S", true) => Unit::Second,
+            ("Y", false) => IntervalUnit::Year,
+            ("M", false) => IntervalUnit::Month,
+            ("W", false) => IntervalUnit::Week,
+            ("D", false) => IntervalUnit::Day,
+            ("H", true) => IntervalUnit::Hour,
+            ("M", true) => IntervalUnit::Minute,
+            ("S", true) => IntervalUnit::Second,
             _ => return Err(OTHER_FORMS),
         };
         fields.add(&rest[..length], unit)?;
@@ -258,16 +260,16 @@ fn iso(text: &str) -> Result<Interval, InputError> {
     fields.finish()
 }
 
-/// `1 year 2 mons -3 days 04:05:06.7`.
+/// Parses quantities with units: `1 year 2 mons -3 days 04:05:06.7`.
 fn quantities(text: &str) -> Result<Interval, InputError> {
-    let mut fields = Fields::default();
+    let mut fields = IntervalFields::default();
     let mut words = text.split_ascii_whitespace();
     let mut any = false;
     while let Some(word) = words.next() {
         any = true;
         if word.contains(':') {
             clock(word, &mut fields)?;
-            // What comes after a time counts otherwise.
+            // Postgres gives another meaning to fields after a time.
             return if words.next().is_none() { fields.finish() } else { Err(OTHER_FORMS) };
         }
         let length = word.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(word.len());
@@ -276,13 +278,13 @@ fn quantities(text: &str) -> Result<Interval, InputError> {
             unit = words.next().ok_or(OTHER_FORMS)?;
         }
         let unit = match unit.to_ascii_lowercase().as_str() {
-            "year" | "years" | "y" | "yr" | "yrs" => Unit::Year,
-            "month" | "months" | "mon" | "mons" => Unit::Month,
-            "week" | "weeks" | "w" => Unit::Week,
-            "day" | "days" | "d" => Unit::Day,
-            "hour" | "hours" | "h" | "hr" | "hrs" => Unit::Hour,
-            "minute" | "minutes" | "m" | "min" | "mins" => Unit::Minute,
-            "second" | "seconds" | "s" | "sec" | "secs" => Unit::Second,
+            "year" | "years" | "y" | "yr" | "yrs" => IntervalUnit::Year,
+            "month" | "months" | "mon" | "mons" => IntervalUnit::Month,
+            "week" | "weeks" | "w" => IntervalUnit::Week,
+            "day" | "days" | "d" => IntervalUnit::Day,
+            "hour" | "hours" | "h" | "hr" | "hrs" => IntervalUnit::Hour,
+            "minute" | "minutes" | "m" | "min" | "mins" => IntervalUnit::Minute,
+            "second" | "seconds" | "s" | "sec" | "secs" => IntervalUnit::Second,
             _ => return Err(OTHER_FORMS),
         };
         fields.add(number, unit)?;
@@ -290,8 +292,8 @@ fn quantities(text: &str) -> Result<Interval, InputError> {
     if any { fields.finish() } else { Err(InputError::Syntax) }
 }
 
-/// `[-]HH:MM[:SS[.fff]]`.
-fn clock(word: &str, fields: &mut Fields) -> Result<(), InputError> {
+/// Parses `[-]HH:MM[:SS[.fff]]`.
+fn clock(word: &str, fields: &mut IntervalFields) -> Result<(), InputError> {
     let negative = word.starts_with('-');
     let parts: Vec<_> = word.strip_prefix(['+', '-']).unwrap_or(word).split(':').collect();
     let (hours, minutes, rest) = match parts[..] {
@@ -304,19 +306,19 @@ fn clock(word: &str, fields: &mut Fields) -> Result<(), InputError> {
     if hours.contains(['+', '-']) || !two(minutes) || !(two(whole) || parts.len() == 2) {
         return Err(OTHER_FORMS);
     }
-    let mut time = Fields::default();
-    time.add(hours, Unit::Hour)?;
-    time.add(minutes, Unit::Minute)?;
+    let mut time = IntervalFields::default();
+    time.add(hours, IntervalUnit::Hour)?;
+    time.add(minutes, IntervalUnit::Minute)?;
     if minutes > "59" || whole > "60" || (whole == "60" && parts.len() == 3) {
         return Err(if whole == "60" && minutes <= "59" { OTHER_FORMS } else { InputError::Field });
     }
-    time.add(rest, Unit::Second)?;
+    time.add(rest, IntervalUnit::Second)?;
     fields.micros += if negative { -time.micros } else { time.micros };
     Ok(())
 }
 
 impl Display for Interval {
-    /// With IntervalStyle iso_8601.
+    /// Writes the form of IntervalStyle iso_8601.
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         if self.months == 0 && self.days == 0 && self.micros == 0 {
             return f.write_str("PT0S");

@@ -1,16 +1,19 @@
-//! LIKE (like_match.c): `%` is any text, `_` one character, `\` takes away the meaning of what follows.
+//! LIKE (like_match.c): `%` matches any text, `_` matches one character, `\` escapes the next
+//! character.
 
 use crate::error::EvalError;
 
-/// Whether the whole text fits the pattern. Goes back only to the last `%`, so its time is at most their product.
+/// Returns whether the whole text matches the pattern.
+///
+/// Backtracks only to the last `%`: the time is at most the product of both lengths.
 pub(crate) fn matches(text: &str, pattern: &str) -> Result<bool, EvalError> {
     let (text, pattern) = (text.as_bytes(), pattern.as_bytes());
     let (mut t, mut p) = (0, 0);
-    // After the last `%`: where the pattern goes on, and where in the text that was tried.
+    // Positions after the last `%` in the pattern, and in the text where matching was last tried.
     let mut retry: Option<(usize, usize)> = None;
     loop {
         if t >= text.len() {
-            // What is left of the pattern must be able to match nothing.
+            // The rest of the pattern must match the empty text.
             return Ok(pattern[p..].iter().all(|byte| *byte == b'%'));
         }
         let matched = match pattern.get(p) {
@@ -67,7 +70,7 @@ pub(crate) fn matches(text: &str, pattern: &str) -> Result<bool, EvalError> {
     }
 }
 
-/// like_escape: the pattern with `\` in the place of its own escape character.
+/// Replaces the pattern's escape character by `\` (like_escape).
 pub(crate) fn with_escape(pattern: &str, escape: &str) -> Result<String, EvalError> {
     let mut chars = escape.chars();
     let escape = chars.next();
@@ -93,7 +96,7 @@ pub(crate) fn with_escape(pattern: &str, escape: &str) -> Result<String, EvalErr
     Ok(out)
 }
 
-/// The text that every match begins with, and whether the pattern is nothing else than that and a final `%`.
+/// Returns the prefix of all matches, and whether the pattern is just that prefix and a final `%`.
 pub(crate) fn prefix(pattern: &str) -> (String, bool) {
     let (mut out, mut chars) = (String::new(), pattern.chars());
     while let Some(char) = chars.next() {

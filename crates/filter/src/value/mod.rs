@@ -1,14 +1,14 @@
-//! Values: what a column's text says, by its type.
+//! SQL values, parsed from text.
 //!
-//! Invariant: reading borrows from the row, and copies only where a value has no flat form (numeric, arrays).
-//! Not here: NULL, which is the absence of a value; and types, which the expression knows.
+//! Invariant: parsing borrows from the row. Only numeric and arrays are copied.
+//! Out of scope: NULL, which is `None`, and types, which the expression holds.
 
 pub(crate) mod array;
 pub(crate) mod calendar;
-pub(crate) mod clock;
+pub(crate) mod datetime;
 pub(crate) mod input;
 pub(crate) mod interval;
-pub(crate) mod letters;
+pub(crate) mod letter_case;
 pub(crate) mod like;
 pub(crate) mod numeric;
 pub(crate) mod output;
@@ -17,19 +17,19 @@ use std::borrow::Cow;
 use std::cmp::Ordering;
 
 use self::array::Array;
-use self::clock::{Date, Time, Timestamp, Timetz};
+use self::datetime::{Date, Time, Timestamp, Timetz};
 use self::interval::Interval;
 use self::numeric::Numeric;
 
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Value<'a> {
+pub(crate) enum SqlValue<'a> {
     Bool(bool),
     /// int2, int4 and int8.
     Int(i64),
     Float4(f32),
     Float8(f64),
     Numeric(Cow<'a, Numeric>),
-    /// text, varchar and bpchar, the last with its padding; and enums' labels.
+    /// text, varchar, bpchar with its padding, and labels of enums.
     Text(Cow<'a, str>),
     Uuid([u8; 16]),
     Date(Date),
@@ -41,96 +41,99 @@ pub(crate) enum Value<'a> {
     Array(Cow<'a, Array>),
 }
 
-impl<'a> Value<'a> {
+impl<'a> SqlValue<'a> {
     pub(crate) fn text(text: &'a str) -> Self {
-        Value::Text(Cow::Borrowed(text))
+        SqlValue::Text(Cow::Borrowed(text))
     }
 
     pub(crate) fn numeric(numeric: Numeric) -> Self {
-        Value::Numeric(Cow::Owned(numeric))
+        SqlValue::Numeric(Cow::Owned(numeric))
     }
 
     pub(crate) fn array(array: Array) -> Self {
-        Value::Array(Cow::Owned(array))
+        SqlValue::Array(Cow::Owned(array))
     }
 
-    /// The same value, borrowed from this one.
-    pub(crate) fn lend(&self) -> Value<'_> {
+    /// Returns the value, borrowed from this one.
+    pub(crate) fn borrowed(&self) -> SqlValue<'_> {
         match self {
-            Value::Text(text) => Value::Text(Cow::Borrowed(text)),
-            Value::Numeric(numeric) => Value::Numeric(Cow::Borrowed(numeric)),
-            Value::Array(array) => Value::Array(Cow::Borrowed(array)),
-            Value::Bool(value) => Value::Bool(*value),
-            Value::Int(value) => Value::Int(*value),
-            Value::Float4(value) => Value::Float4(*value),
-            Value::Float8(value) => Value::Float8(*value),
-            Value::Uuid(value) => Value::Uuid(*value),
-            Value::Date(value) => Value::Date(*value),
-            Value::Time(value) => Value::Time(*value),
-            Value::Timetz(value) => Value::Timetz(*value),
-            Value::Timestamp(value) => Value::Timestamp(*value),
-            Value::Interval(value) => Value::Interval(*value),
+            SqlValue::Text(text) => SqlValue::Text(Cow::Borrowed(text)),
+            SqlValue::Numeric(numeric) => SqlValue::Numeric(Cow::Borrowed(numeric)),
+            SqlValue::Array(array) => SqlValue::Array(Cow::Borrowed(array)),
+            SqlValue::Bool(value) => SqlValue::Bool(*value),
+            SqlValue::Int(value) => SqlValue::Int(*value),
+            SqlValue::Float4(value) => SqlValue::Float4(*value),
+            SqlValue::Float8(value) => SqlValue::Float8(*value),
+            SqlValue::Uuid(value) => SqlValue::Uuid(*value),
+            SqlValue::Date(value) => SqlValue::Date(*value),
+            SqlValue::Time(value) => SqlValue::Time(*value),
+            SqlValue::Timetz(value) => SqlValue::Timetz(*value),
+            SqlValue::Timestamp(value) => SqlValue::Timestamp(*value),
+            SqlValue::Interval(value) => SqlValue::Interval(*value),
         }
     }
 
-    /// The same value, borrowed from nothing.
-    pub(crate) fn into_owned(self) -> Value<'static> {
+    /// Copies what is borrowed.
+    pub(crate) fn into_owned(self) -> SqlValue<'static> {
         match self {
-            Value::Text(text) => Value::Text(Cow::Owned(text.into_owned())),
-            Value::Numeric(numeric) => Value::Numeric(Cow::Owned(numeric.into_owned())),
-            Value::Array(array) => Value::Array(Cow::Owned(array.into_owned())),
-            Value::Bool(value) => Value::Bool(value),
-            Value::Int(value) => Value::Int(value),
-            Value::Float4(value) => Value::Float4(value),
-            Value::Float8(value) => Value::Float8(value),
-            Value::Uuid(value) => Value::Uuid(value),
-            Value::Date(value) => Value::Date(value),
-            Value::Time(value) => Value::Time(value),
-            Value::Timetz(value) => Value::Timetz(value),
-            Value::Timestamp(value) => Value::Timestamp(value),
-            Value::Interval(value) => Value::Interval(value),
+            SqlValue::Text(text) => SqlValue::Text(Cow::Owned(text.into_owned())),
+            SqlValue::Numeric(numeric) => SqlValue::Numeric(Cow::Owned(numeric.into_owned())),
+            SqlValue::Array(array) => SqlValue::Array(Cow::Owned(array.into_owned())),
+            SqlValue::Bool(value) => SqlValue::Bool(value),
+            SqlValue::Int(value) => SqlValue::Int(value),
+            SqlValue::Float4(value) => SqlValue::Float4(value),
+            SqlValue::Float8(value) => SqlValue::Float8(value),
+            SqlValue::Uuid(value) => SqlValue::Uuid(value),
+            SqlValue::Date(value) => SqlValue::Date(value),
+            SqlValue::Time(value) => SqlValue::Time(value),
+            SqlValue::Timetz(value) => SqlValue::Timetz(value),
+            SqlValue::Timestamp(value) => SqlValue::Timestamp(value),
+            SqlValue::Interval(value) => SqlValue::Interval(value),
         }
     }
 
-    /// The order that Postgres has for two values of one type, or of two that it compares without a cast. Texts compare by
-    /// their bytes; `blank` says that blanks at their ends don't count.
-    pub(crate) fn compare(&self, other: &Value<'_>, blank: bool) -> Ordering {
+    /// Compares as Postgres does two values of one type, or of two types that it compares without a
+    /// cast. Texts compare by bytes. `blank`: trailing blanks are ignored.
+    pub(crate) fn compare(&self, other: &SqlValue<'_>, blank: bool) -> Ordering {
         match (self, other) {
-            (Value::Int(left), Value::Int(right)) => left.cmp(right),
-            (Value::Text(left), Value::Text(right)) if blank => unpadded(left).cmp(unpadded(right)),
-            (Value::Text(left), Value::Text(right)) => left.cmp(right),
-            (Value::Bool(left), Value::Bool(right)) => left.cmp(right),
-            (Value::Uuid(left), Value::Uuid(right)) => left.cmp(right),
-            (Value::Float4(left), Value::Float4(right)) => order(f64::from(*left), f64::from(*right)),
-            (Value::Float8(left), Value::Float8(right)) => order(*left, *right),
-            (Value::Float4(left), Value::Float8(right)) => order(f64::from(*left), *right),
-            (Value::Float8(left), Value::Float4(right)) => order(*left, f64::from(*right)),
-            (Value::Numeric(left), Value::Numeric(right)) => left.cmp(right),
-            (Value::Date(left), Value::Date(right)) => left.cmp(right),
-            (Value::Timestamp(left), Value::Timestamp(right)) => left.cmp(right),
-            (Value::Date(left), Value::Timestamp(right)) => across(*left, *right),
-            (Value::Timestamp(left), Value::Date(right)) => across(*right, *left).reverse(),
-            (Value::Time(left), Value::Time(right)) => left.cmp(right),
-            (Value::Timetz(left), Value::Timetz(right)) => left.cmp(right),
-            (Value::Interval(left), Value::Interval(right)) => left.cmp(right),
-            (Value::Array(left), Value::Array(right)) => left.compare(right, blank),
+            (SqlValue::Int(left), SqlValue::Int(right)) => left.cmp(right),
+            (SqlValue::Text(left), SqlValue::Text(right)) if blank => unpadded(left).cmp(unpadded(right)),
+            (SqlValue::Text(left), SqlValue::Text(right)) => left.cmp(right),
+            (SqlValue::Bool(left), SqlValue::Bool(right)) => left.cmp(right),
+            (SqlValue::Uuid(left), SqlValue::Uuid(right)) => left.cmp(right),
+            (SqlValue::Float4(left), SqlValue::Float4(right)) => order(f64::from(*left), f64::from(*right)),
+            (SqlValue::Float8(left), SqlValue::Float8(right)) => order(*left, *right),
+            (SqlValue::Float4(left), SqlValue::Float8(right)) => order(f64::from(*left), *right),
+            (SqlValue::Float8(left), SqlValue::Float4(right)) => order(*left, f64::from(*right)),
+            (SqlValue::Numeric(left), SqlValue::Numeric(right)) => left.cmp(right),
+            (SqlValue::Date(left), SqlValue::Date(right)) => left.cmp(right),
+            (SqlValue::Timestamp(left), SqlValue::Timestamp(right)) => left.cmp(right),
+            (SqlValue::Date(left), SqlValue::Timestamp(right)) => compare_date_with_timestamp(*left, *right),
+            (SqlValue::Timestamp(left), SqlValue::Date(right)) => {
+                compare_date_with_timestamp(*right, *left).reverse()
+            }
+            (SqlValue::Time(left), SqlValue::Time(right)) => left.cmp(right),
+            (SqlValue::Timetz(left), SqlValue::Timetz(right)) => left.cmp(right),
+            (SqlValue::Interval(left), SqlValue::Interval(right)) => left.cmp(right),
+            (SqlValue::Array(left), SqlValue::Array(right)) => left.compare(right, blank),
             _ => unreachable!("the types of a comparison were checked: {self:?}, {other:?}"),
         }
     }
 }
 
-/// A bpchar without its padding.
+/// Returns a bpchar without its padding.
 pub(crate) fn unpadded(text: &str) -> &str {
     text.trim_end_matches(' ')
 }
 
-/// NaN equals itself and is greater than everything else; -0 equals 0.
+/// Compares floats: NaN equals itself and is greater than any other value; -0 equals 0.
 fn order(left: f64, right: f64) -> Ordering {
     left.partial_cmp(&right).unwrap_or_else(|| left.is_nan().cmp(&right.is_nan()))
 }
 
-/// A date beyond all timestamps is later than every finite one.
-fn across(date: Date, timestamp: Timestamp) -> Ordering {
+/// Compares a date with a timestamp. A date beyond the range of timestamps is later than any finite
+/// one.
+fn compare_date_with_timestamp(date: Date, timestamp: Timestamp) -> Ordering {
     let midnight = match date.0 {
         i32::MIN => Some(Timestamp(i64::MIN)),
         i32::MAX => Some(Timestamp(i64::MAX)),

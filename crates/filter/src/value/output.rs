@@ -1,41 +1,43 @@
-//! Values to text, by the rules of Postgres' output functions under the display settings of our sessions.
+//! Writes values as text, by the rules of Postgres' output functions under the settings of
+//! [`TextRow`](crate::TextRow).
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-use super::Value;
+use super::SqlValue;
 use super::array::Array;
-use crate::typing::{Scalar, Type};
+use crate::typing::{Scalar, SqlType};
 
-/// As the output function writes it; a boolean is `t` or `f`.
-pub(crate) fn write<'a>(value: Value<'a>, kind: Type) -> Cow<'a, str> {
+/// Writes a value as the output function of its type. A boolean is `t` or `f`.
+pub(crate) fn write<'a>(value: SqlValue<'a>, kind: SqlType) -> Cow<'a, str> {
     match (value, kind) {
-        (Value::Text(text), _) => text,
-        (Value::Array(array), Type::Array(element)) => Cow::Owned(write_array(&array, element)),
-        (value, Type::Scalar(scalar)) => Cow::Owned(write_scalar(&value, scalar)),
+        (SqlValue::Text(text), _) => text,
+        (SqlValue::Array(array), SqlType::Array(element)) => Cow::Owned(write_array(&array, element)),
+        (value, SqlType::Scalar(scalar)) => Cow::Owned(write_scalar(&value, scalar)),
         (value, _) => unreachable!("the type of a value is known: {value:?} of {kind:?}"),
     }
 }
 
-fn write_scalar(value: &Value<'_>, scalar: Scalar) -> String {
+fn write_scalar(value: &SqlValue<'_>, scalar: Scalar) -> String {
     match value {
-        Value::Bool(value) => if *value { "t" } else { "f" }.to_owned(),
-        Value::Int(value) => value.to_string(),
-        Value::Float4(value) => float(f64::from(*value), &format!("{value:e}"), 6),
-        Value::Float8(value) => float(*value, &format!("{value:e}"), 15),
-        Value::Numeric(value) => value.to_string(),
-        Value::Text(value) => value.to_string(),
-        Value::Uuid(value) => uuid(value),
-        Value::Date(value) => value.to_string(),
-        Value::Time(value) => value.to_string(),
-        Value::Timetz(value) => value.to_string(),
-        Value::Timestamp(value) => value.write(scalar == Scalar::Timestamptz),
-        Value::Interval(value) => value.to_string(),
-        Value::Array(_) => unreachable!("an array is no scalar"),
+        SqlValue::Bool(value) => if *value { "t" } else { "f" }.to_owned(),
+        SqlValue::Int(value) => value.to_string(),
+        SqlValue::Float4(value) => float(f64::from(*value), &format!("{value:e}"), 6),
+        SqlValue::Float8(value) => float(*value, &format!("{value:e}"), 15),
+        SqlValue::Numeric(value) => value.to_string(),
+        SqlValue::Text(value) => value.to_string(),
+        SqlValue::Uuid(value) => uuid(value),
+        SqlValue::Date(value) => value.to_string(),
+        SqlValue::Time(value) => value.to_string(),
+        SqlValue::Timetz(value) => value.to_string(),
+        SqlValue::Timestamp(value) => value.write(scalar == Scalar::Timestamptz),
+        SqlValue::Interval(value) => value.to_string(),
+        SqlValue::Array(_) => unreachable!("an array is no scalar"),
     }
 }
 
-/// The shortest digits that read back as the same, laid out as Postgres does (ryu, extra_float_digits = 1).
+/// Formats a float as Postgres does: the shortest digits that parse to the same value (ryu,
+/// extra_float_digits = 1).
 fn float(value: f64, shortest: &str, fixed_below: i32) -> String {
     if !value.is_finite() {
         return if value.is_nan() {
@@ -92,7 +94,7 @@ fn write_array(array: &Array, element: Scalar) -> String {
         out.push('=');
     }
     let mut items = array.items.iter().map(|item| match item {
-        Some(value) => quoted(&write(value.lend(), Type::Scalar(element))),
+        Some(value) => quoted(&write(value.borrowed(), SqlType::Scalar(element))),
         None => "NULL".to_owned(),
     });
     nest(
@@ -118,7 +120,7 @@ fn nest(out: &mut String, items: &mut impl Iterator<Item = String>, lengths: &[u
     out.push('}');
 }
 
-/// In quotes where an array's text needs them.
+/// Quotes an element if the array's text needs it.
 fn quoted(text: &str) -> String {
     let special =
         |c: char| matches!(c, '"' | '\\' | '{' | '}' | ',' | ' ' | '\t' | '\n' | '\r' | '\x0b' | '\x0c');
@@ -146,9 +148,9 @@ mod tests {
             (1e300, "1e+300"),
             (f64::NAN, "NaN"),
         ] {
-            assert_eq!(write(Value::Float8(value), Type::Scalar(Scalar::Float8)), text);
+            assert_eq!(write(SqlValue::Float8(value), SqlType::Scalar(Scalar::Float8)), text);
         }
-        assert_eq!(write(Value::Float4(1e6), Type::Scalar(Scalar::Float4)), "1e+06");
-        assert_eq!(write(Value::Float4(123456.7), Type::Scalar(Scalar::Float4)), "123456.7");
+        assert_eq!(write(SqlValue::Float4(1e6), SqlType::Scalar(Scalar::Float4)), "1e+06");
+        assert_eq!(write(SqlValue::Float4(123456.7), SqlType::Scalar(Scalar::Float4)), "123456.7");
     }
 }

@@ -1,38 +1,38 @@
-//! Random clauses over random rows: our answers are Postgres' answers.
+//! Random clauses over random rows: results are those of real servers.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use forebay_filter::{Collation, Condition, Filter, FilterError, Key};
+use forebay_filter::{Collation, Filter, FilterError, IndexCondition, IndexKey};
 use forebay_testkit::Dice;
 
 use crate::grammar::Grammar;
-use crate::server::Server;
+use crate::server::ReferenceServer;
 
 const ROWS: usize = 40;
 const BATCH: usize = 50;
 
 #[derive(Default)]
-struct Tally {
+struct AgreementTally {
     clauses: usize,
     refused: usize,
     pairs: usize,
     errors: usize,
-    /// Errors of the same class, but with other codes.
+    /// Errors of the same SQLSTATE class with different codes.
     near: BTreeMap<(String, String), usize>,
-    /// Pairs that we could not judge, and said so.
+    /// Pairs that the filter refused (0A000).
     unsure: usize,
     reasons: BTreeMap<String, usize>,
-    /// How often Postgres said what.
+    /// Number of each result of Postgres.
     answers: BTreeMap<String, usize>,
-    /// Pairs that an index would pass over.
+    /// Pairs that an index would skip.
     indexed: usize,
     wrong: Vec<String>,
 }
 
-impl Tally {
+impl AgreementTally {
     fn report(&self, name: &str, seed: u64, begun: Instant) {
-        let Tally { clauses, refused, pairs, errors, unsure, indexed, .. } = self;
+        let AgreementTally { clauses, refused, pairs, errors, unsure, indexed, .. } = self;
         eprintln!(
             "{name}: {pairs} pairs ({errors} errors, {unsure} unsure, {indexed} left out by an index) of {clauses} clauses, {refused} refused, \
              seed {seed}, {:?}",
@@ -49,7 +49,7 @@ impl Tally {
     }
 }
 
-fn compare(server: &Server, clause: &str, answers: &[Option<String>], tally: &mut Tally) {
+fn compare(server: &ReferenceServer, clause: &str, answers: &[Option<String>], tally: &mut AgreementTally) {
     tally.clauses += 1;
     let filter = match Filter::parse(clause, &[], &server.schema) {
         Ok(filter) => filter,
@@ -119,31 +119,31 @@ fn compare(server: &Server, clause: &str, answers: &[Option<String>], tally: &mu
     }
 }
 
-/// As an index would find it.
-fn conditions_hold(server: &Server, filter: &Filter, row: &[Option<String>]) -> bool {
+/// Returns whether an index would find the filter for the row.
+fn conditions_hold(server: &ReferenceServer, filter: &Filter, row: &[Option<String>]) -> bool {
     let kind = |column: usize| &server.schema.columns[column].column_type;
     let key = |column: usize| {
         let text = row[column].as_ref()?;
-        Key::of_row(kind(column), text.as_bytes())
+        IndexKey::of_row(kind(column), text.as_bytes())
             .expect("rows are read")
             .or_else(|| panic!("{column} has keys"))
     };
-    let holds = |condition: &Condition| match condition {
-        Condition::Equals { column, keys } => {
+    let holds = |condition: &IndexCondition| match condition {
+        IndexCondition::Equals { column, keys } => {
             key(*column).is_some_and(|key| keys.binary_search(&key).is_ok())
         }
-        Condition::Range { column, lower, upper } => key(*column).is_some_and(|key| {
+        IndexCondition::Range { column, lower, upper } => key(*column).is_some_and(|key| {
             let above =
                 lower.as_ref().is_none_or(|bound| key > bound.key || (bound.inclusive && key == bound.key));
             let below =
                 upper.as_ref().is_none_or(|bound| key < bound.key || (bound.inclusive && key == bound.key));
             above && below
         }),
-        Condition::Prefix { column, prefix } => {
+        IndexCondition::Prefix { column, prefix } => {
             row[*column].as_ref().is_some_and(|text| text.starts_with(prefix))
         }
-        Condition::Elements { column, keys } => row[*column].as_ref().is_some_and(|text| {
-            let elements = Key::of_elements(kind(*column), text.as_bytes())
+        IndexCondition::Elements { column, keys } => row[*column].as_ref().is_some_and(|text| {
+            let elements = IndexKey::of_elements(kind(*column), text.as_bytes())
                 .expect("rows are read")
                 .expect("it has keys");
             keys.iter().all(|key| elements.contains(key))
@@ -154,13 +154,13 @@ fn conditions_hold(server: &Server, filter: &Filter, row: &[Option<String>]) -> 
 
 fn run(
     name: &str,
-    server: &Server,
+    server: &ReferenceServer,
     seed: u64,
     pairs: usize,
     mut make: impl FnMut(&mut Grammar) -> String,
     orders_texts: bool,
 ) {
-    let (begun, mut tally) = (Instant::now(), Tally::default());
+    let (begun, mut tally) = (Instant::now(), AgreementTally::default());
     let mut grammar = Grammar::new(Dice::new(seed), orders_texts);
     while tally.pairs < pairs && tally.wrong.len() < 20 {
         let clauses: Vec<_> = (0..BATCH).map(|_| make(&mut grammar)).collect();
@@ -175,14 +175,14 @@ fn run(
 #[test]
 fn random_clauses_agree_with_postgres_15() {
     let seed = forebay_testkit::seed();
-    let server = Server::start(15, "", &Collation::C, seed, ROWS);
+    let server = ReferenceServer::start(15, "", &Collation::C, seed, ROWS);
     run("C on 15", &server, seed, 160_000, Grammar::clause, true);
 }
 
 #[test]
 fn random_clauses_agree_with_postgres_18() {
     let seed = forebay_testkit::seed() + 1;
-    let server = Server::start(18, "", &Collation::C, seed, ROWS);
+    let server = ReferenceServer::start(18, "", &Collation::C, seed, ROWS);
     run("C on 18", &server, seed, 100_000, Grammar::clause, true);
 }
 
@@ -190,7 +190,7 @@ fn random_clauses_agree_with_postgres_18() {
 fn operators_without_parentheses_bind_as_in_postgres() {
     let seed = forebay_testkit::seed() + 3;
     for version in [15, 18] {
-        let server = Server::start(version, "", &Collation::C, seed, 12);
+        let server = ReferenceServer::start(version, "", &Collation::C, seed, 12);
         run(&format!("flat on {version}"), &server, seed, 30_000, Grammar::flat, true);
     }
 }
@@ -206,7 +206,7 @@ fn texts_agree_under_other_collations() {
         (18, "LOCALE_PROVIDER builtin BUILTIN_LOCALE 'C.UTF-8'", Collation::Builtin),
         (18, "LOCALE 'C.UTF-8'", Collation::Libc("C.UTF-8".to_owned())),
     ] {
-        let server = Server::start(version, options, &collation, seed, ROWS);
+        let server = ReferenceServer::start(version, options, &collation, seed, ROWS);
         let orders = collation == Collation::Builtin;
         run(&format!("{collation:?} on {version}"), &server, seed, 20_000, Grammar::text_clause, orders);
     }
@@ -219,7 +219,7 @@ fn millions_of_random_clauses_agree_with_postgres() {
     let pairs = std::env::var("FOREBAY_PAIRS").map_or(1_000_000, |pairs| pairs.parse().expect("a number"));
     for (offset, version) in [(10, 15), (11, 18)] {
         let seed = forebay_testkit::seed() + offset;
-        let server = Server::start(version, "", &Collation::C, seed, ROWS);
+        let server = ReferenceServer::start(version, "", &Collation::C, seed, ROWS);
         run(&format!("C on {version}"), &server, seed, pairs / 2, Grammar::clause, true);
         run(&format!("flat on {version}"), &server, seed, pairs / 10, Grammar::flat, true);
     }

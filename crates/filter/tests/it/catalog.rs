@@ -1,16 +1,16 @@
-//! Our rows of pg_operator and pg_cast are the server's: seen through what it makes of operands of each pair of types.
+//! Operators and casts exist for the same pairs of types as in real servers' catalogs.
 
 use forebay_filter::{Collation, Filter, FilterError};
 
-use crate::server::Server;
+use crate::server::ReferenceServer;
 use crate::table::COLUMNS;
 
 const OPERATORS: &[&str] =
     &["=", "<", ">=", "+", "-", "*", "/", "%", "^", "&", "|", "#", "||", "~~", "!~~*", "@>", "<@", "&&"];
 const PREFIXES: &[&str] = &["-", "+", "@", "~", "|/"];
 
-/// `(operand) IS NULL` has every type's operand, and asks for no evaluation that could fail otherwise than by type.
-fn check(server: &Server, clauses: &[String]) {
+/// Checks clauses `(operand) IS NULL`: they accept every type, and fail only for types.
+fn check(server: &ReferenceServer, clauses: &[String]) {
     let mut wrong = Vec::new();
     for (clause, answers) in clauses.iter().zip(server.judge(clauses)) {
         let theirs = answers[0].clone().unwrap_or_default();
@@ -35,7 +35,7 @@ fn operands() -> Vec<String> {
 #[test]
 fn every_operator_exists_for_the_types_that_postgres_has_it_for() {
     for version in [15, 18] {
-        let server = Server::start(version, "", &Collation::C, 1, 1);
+        let server = ReferenceServer::start(version, "", &Collation::C, 1, 1);
         let mut clauses = Vec::new();
         for left in operands() {
             clauses.extend(PREFIXES.iter().map(|operator| format!("({operator} {left}) IS NULL")));
@@ -54,7 +54,7 @@ fn every_operator_exists_for_the_types_that_postgres_has_it_for() {
 #[test]
 fn every_cast_exists_that_postgres_has() {
     for version in [15, 18] {
-        let server = Server::start(version, "", &Collation::C, 1, 1);
+        let server = ReferenceServer::start(version, "", &Collation::C, 1, 1);
         let mut clauses = Vec::new();
         for from in operands() {
             for to in COLUMNS {

@@ -1,22 +1,23 @@
-//! The index of shapes finds what trying each of them finds.
+//! A search of the index finds what evaluating every filter finds.
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use forebay_filter::{
-    Alternative, Bound, Candidate, Collation, Column, Condition, Filter, Index, Key, Row, Schema,
+    Alternative, Bound, Candidate, Collation, Column, Filter, Index, IndexCondition, IndexKey, Schema,
+    TextRow,
 };
 use forebay_testkit::Dice;
 
 use crate::grammar::Grammar;
-use crate::table::{self, COLUMNS, Shown};
+use crate::table::{self, COLUMNS, TestColumn};
 
-type Cells = Vec<Option<Vec<u8>>>;
+type RowCells = Vec<Option<Vec<u8>>>;
 
-/// How often what happened: a test that sees nothing proves nothing.
+/// Number of cases of each kind: the test fails if it has covered too few.
 #[derive(Debug, Default)]
-struct Tally {
+struct IndexTally {
     pairs: usize,
     satisfied: usize,
     certain: usize,
@@ -26,53 +27,53 @@ struct Tally {
 }
 
 #[test]
-fn shapes_that_come_and_go_are_found_as_if_each_were_tried() {
+fn random_filters_are_found_as_if_each_were_evaluated() {
     let seed = forebay_testkit::seed();
     eprintln!("seed {seed}");
     let (mut dice, mut grammar) = (Dice::new(seed), Grammar::new(Dice::new(!seed), true));
     let schema = table::schema(&Collation::C, 15);
-    let (mut index, mut shapes, mut tally) = (Index::new(), BTreeMap::new(), Tally::default());
+    let (mut index, mut filters, mut tally) = (Index::new(), BTreeMap::new(), IndexTally::default());
     for step in 0..6_000 {
-        // Few at times, many at others.
-        let goes = if step % 2_000 < 1_000 { 25 } else { 50 };
+        // The number of filters falls and rises.
+        let removals = if step % 2_000 < 1_000 { 25 } else { 50 };
         match dice.below(100) {
-            0..20 => check(&index, &shapes, &row(&mut dice), &schema, &mut tally),
-            roll if roll < 20 + goes => {
-                let shape = dice.below(600) as u64;
-                shapes.remove(&shape);
-                index.remove(shape);
+            0..20 => check(&index, &filters, &row(&mut dice), &schema, &mut tally),
+            roll if roll < 20 + removals => {
+                let id = dice.below(600) as u64;
+                filters.remove(&id);
+                index.remove(id);
             }
             _ => {
-                let (shape, text) = (dice.below(600) as u64, clause(&mut dice, &mut grammar));
+                let (id, text) = (dice.below(600) as u64, clause(&mut dice, &mut grammar));
                 if let Ok(filter) = Filter::parse(&text, &[], &schema) {
-                    index.add(shape, Some(&filter), &schema);
-                    shapes.insert(shape, (text, filter));
+                    index.add(id, Some(&filter), &schema);
+                    filters.insert(id, (text, filter));
                 }
             }
         }
-        assert_eq!(index.len(), shapes.len());
+        assert_eq!(index.len(), filters.len());
     }
     eprintln!("{tally:?}");
-    let Tally { pairs, satisfied, certain, failed, passed_over, exact } = tally;
+    let IndexTally { pairs, satisfied, certain, failed, passed_over, exact } = tally;
     assert!(pairs > 100_000 && satisfied > 10_000 && certain > 5_000 && failed > 1_000 && exact > 20_000);
     assert!(passed_over * 2 > pairs, "{passed_over} of {pairs} passed over");
 }
 
 fn check(
     index: &Index,
-    shapes: &BTreeMap<u64, (String, Filter)>,
-    (cells, broken): &(Cells, bool),
+    filters: &BTreeMap<u64, (String, Filter)>,
+    (cells, broken): &(RowCells, bool),
     schema: &Schema,
-    tally: &mut Tally,
+    tally: &mut IndexTally,
 ) {
     let mut list = Vec::new();
     index.candidates(cells, &mut list);
-    let found: BTreeMap<_, _> = list.iter().map(|candidate| (candidate.shape, candidate.certain)).collect();
-    assert_eq!(found.len(), list.len(), "a shape was found twice");
-    assert!(found.keys().all(|shape| shapes.contains_key(shape)), "a shape was found that is gone");
-    for (shape, (text, filter)) in shapes {
+    let found: BTreeMap<_, _> = list.iter().map(|candidate| (candidate.id, candidate.certain)).collect();
+    assert_eq!(found.len(), list.len(), "a filter was found twice");
+    assert!(found.keys().all(|id| filters.contains_key(id)), "a removed filter was found");
+    for (id, (text, filter)) in filters {
         let (answer, alternatives) = (filter.matches(cells), filter.conditions());
-        let refuted = |condition: &Condition| !may_hold(condition, cells, schema);
+        let refuted = |condition: &IndexCondition| !may_hold(condition, cells, schema);
         let context = || {
             let used: Vec<_> = filter.columns().iter().map(|&column| shown(schema, column, cells)).collect();
             format!("{text}\n    {answer:?}, of {used:?}, by {alternatives:?}")
@@ -81,11 +82,11 @@ fn check(
         let is_true = answer == Ok(Some(true));
         tally.satisfied += usize::from(is_true);
         tally.failed += usize::from(answer.is_err());
-        match found.get(shape) {
+        match found.get(id) {
             Some(certain) => {
                 tally.certain += usize::from(*certain);
                 assert!(is_true || !certain, "certain, and not true: {}", context());
-                let finds = |condition: &Condition| is_several(condition) || !refuted(condition);
+                let finds = |condition: &IndexCondition| is_several(condition) || !refuted(condition);
                 let possible =
                     |found: &Alternative| found.conditions.is_empty() || found.conditions.iter().any(finds);
                 assert!(alternatives.iter().any(possible), "found, and by nothing: {}", context());
@@ -102,47 +103,47 @@ fn check(
         {
             tally.exact += 1;
             let expected = is_true.then_some(&true);
-            assert_eq!(found.get(shape), expected, "one condition says it all: {}", context());
+            assert_eq!(found.get(id), expected, "one condition says it all: {}", context());
         }
     }
 }
 
-/// Whether it takes several elements, of which one is looked up.
-fn is_several(condition: &Condition) -> bool {
-    matches!(condition, Condition::Elements { keys, .. } if keys.len() > 1)
+/// Returns whether the condition has several elements, of which one is looked up.
+fn is_several(condition: &IndexCondition) -> bool {
+    matches!(condition, IndexCondition::Elements { keys, .. } if keys.len() > 1)
 }
 
-fn shown(schema: &Schema, column: usize, cells: &Cells) -> (String, Option<String>) {
+fn shown(schema: &Schema, column: usize, cells: &RowCells) -> (String, Option<String>) {
     let text = cells.text(column).map(|text| String::from_utf8_lossy(text).into_owned());
     (schema.columns[column].name.clone(), text)
 }
 
-/// By its definition. What can't be read may hold.
-fn may_hold(condition: &Condition, cells: &Cells, schema: &Schema) -> bool {
+/// Evaluates a condition by its definition. Values that can't be parsed may satisfy it.
+fn may_hold(condition: &IndexCondition, cells: &RowCells, schema: &Schema) -> bool {
     let kind = &schema.columns[condition.column()].column_type;
     let Some(text) = cells.text(condition.column()) else { return false };
-    if let Condition::Elements { keys, .. } = condition {
-        let Ok(elements) = Key::of_elements(kind, text) else { return true };
+    if let IndexCondition::Elements { keys, .. } = condition {
+        let Ok(elements) = IndexKey::of_elements(kind, text) else { return true };
         let elements = elements.expect("they have keys");
         return keys.iter().all(|key| elements.contains(key));
     }
-    let Ok(key) = Key::of_row(kind, text).map(|key| key.expect("it has keys")) else { return true };
+    let Ok(key) = IndexKey::of_row(kind, text).map(|key| key.expect("it has keys")) else { return true };
     let above = |bound: &Bound| key > bound.key || (bound.inclusive && key == bound.key);
     let below = |bound: &Bound| key < bound.key || (bound.inclusive && key == bound.key);
     match condition {
-        Condition::Equals { keys, .. } => keys.contains(&key),
-        Condition::Range { lower, upper, .. } => {
+        IndexCondition::Equals { keys, .. } => keys.contains(&key),
+        IndexCondition::Range { lower, upper, .. } => {
             lower.as_ref().is_none_or(above) && upper.as_ref().is_none_or(below)
         }
-        Condition::Prefix { prefix, .. } => text.starts_with(prefix.as_bytes()),
-        Condition::Elements { .. } => unreachable!("seen above"),
+        IndexCondition::Prefix { prefix, .. } => text.starts_with(prefix.as_bytes()),
+        IndexCondition::Elements { .. } => unreachable!("seen above"),
     }
 }
 
-/// A row, and whether one of its texts is perhaps no value of its column.
-fn row(dice: &mut Dice) -> (Cells, bool) {
+/// Returns a row, and whether one of its texts may be no value of its column's type.
+fn row(dice: &mut Dice) -> (RowCells, bool) {
     let broken = dice.percent(20);
-    let mut cells: Cells = COLUMNS
+    let mut cells: RowCells = COLUMNS
         .iter()
         .map(|shown| match dice.below(100) {
             0..8 => None,
@@ -158,7 +159,7 @@ fn row(dice: &mut Dice) -> (Cells, bool) {
     (cells, broken)
 }
 
-/// Mostly what an index can use, joined as clauses are.
+/// Returns a clause, mostly of conditions that an index can look up.
 fn clause(dice: &mut Dice, grammar: &mut Grammar) -> String {
     match dice.below(10) {
         0 => return grammar.clause(),
@@ -179,11 +180,12 @@ fn clause(dice: &mut Dice, grammar: &mut Grammar) -> String {
 }
 
 fn term(dice: &mut Dice) -> String {
-    // Few columns, so that terms of one clause often meet in one.
+    // Few columns, so that several terms of one clause often have the same column.
     let names =
         ["i4", "i4", "t", "b", "n", "f8", "bp", "id", "d", "tstz", "ai", "at", "an", "\"V c\"", "f4", "ts"];
     let name = dice.pick(&names);
-    let Shown { kind, .. } = COLUMNS.iter().find(|shown| shown.name == name).expect("there is such a column");
+    let TestColumn { kind, .. } =
+        COLUMNS.iter().find(|shown| shown.name == name).expect("there is such a column");
     let mut constant = || format!("'{}'", dice.pick(table::values(kind)).replace('\'', "''"));
     let (one, two, three) = (constant(), constant(), constant());
     if kind.ends_with(']') {
@@ -216,7 +218,7 @@ fn term(dice: &mut Dice) -> String {
 /// `cargo test -p forebay-filter --release -- --ignored --nocapture one_row_among`
 #[test]
 #[ignore = "prints times, and asserts none"]
-fn one_row_among_many_shapes() {
+fn one_row_among_many_filters() {
     let columns = vec![
         Column::new("id", 20, "int8"),
         Column::new("name", 25, "text"),
@@ -226,30 +228,30 @@ fn one_row_among_many_shapes() {
     let schema = Schema { table: None, columns, database_collation: Collation::C, server_version: 15 };
     let row: [Option<&[u8]>; 4] = [Some(b"5"), Some(b"user 5 and more"), Some(b"5.5"), Some(b"{red,tag 5}")];
     let clauses: [fn(u64) -> String; 6] = [
-        |shape| format!("id = {shape}"),
-        |shape| format!("id IN ({shape}, -{shape}, 1{shape:06})"),
-        |shape| format!("price >= {shape} AND price < {shape} + 1"),
-        |shape| format!("name LIKE 'user {shape} %'"),
-        |shape| format!("tags @> '{{red,tag {shape}}}'"),
-        |shape| format!("name = 'user {shape} and more' AND id > 3"),
+        |id| format!("id = {id}"),
+        |id| format!("id IN ({id}, -{id}, 1{id:06})"),
+        |id| format!("price >= {id} AND price < {id} + 1"),
+        |id| format!("name LIKE 'user {id} %'"),
+        |id| format!("tags @> '{{red,tag {id}}}'"),
+        |id| format!("name = 'user {id} and more' AND id > 3"),
     ];
     for (clause, count) in clauses.iter().flat_map(|clause| [10, 1_000, 100_000].map(|count| (clause, count)))
     {
         let filters: Vec<_> =
-            (0..count).map(|shape| Filter::parse(&clause(shape), &[], &schema).expect("a clause")).collect();
+            (0..count).map(|id| Filter::parse(&clause(id), &[], &schema).expect("a clause")).collect();
         let (mut index, mut found) = (Index::new(), Vec::new());
         let begun = Instant::now();
-        (0..).zip(&filters).for_each(|(shape, filter)| index.add(shape, Some(filter), &schema));
+        (0..).zip(&filters).for_each(|(id, filter)| index.add(id, Some(filter), &schema));
         let adding = begun.elapsed() / count as u32;
         let best = (0..50).map(|_| time(|| search(&index, &row, &mut found))).min().expect("some rounds");
         let begun = Instant::now();
-        (0..count).for_each(|shape| index.remove(shape));
+        (0..count).for_each(|id| index.remove(id));
         let removing = begun.elapsed() / count as u32;
         eprintln!("{best:>8.1?} a row, {adding:?} to add, {removing:?} to remove, of {count}: {}", clause(5));
     }
 }
 
-fn search(index: &Index, row: &dyn Row, found: &mut Vec<Candidate>) {
+fn search(index: &Index, row: &dyn TextRow, found: &mut Vec<Candidate>) {
     found.clear();
     index.candidates(black_box(row), found);
     assert!(!found.is_empty());

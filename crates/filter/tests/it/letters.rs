@@ -1,8 +1,8 @@
-//! Letters' other cases, every character of Unicode, under every provider: right or refused.
+//! lower() and upper() of every Unicode character agree with every collation provider, or are refused.
 
 use forebay_filter::{Collation, Column, Filter, Schema};
 
-use crate::server::Server;
+use crate::server::ReferenceServer;
 
 #[test]
 fn every_character_changes_case_as_the_server_changes_it_or_is_refused() {
@@ -26,7 +26,7 @@ fn check(last: u32) {
         (18, "LOCALE_PROVIDER builtin BUILTIN_LOCALE 'C.UTF-8'", Collation::Builtin),
         (18, "LOCALE_PROVIDER builtin BUILTIN_LOCALE 'PG_UNICODE_FAST'", Collation::Builtin),
     ] {
-        let server = Server::start(version, options, &collation, 1, 1);
+        let server = ReferenceServer::start(version, options, &collation, 1, 1);
         let sql = format!(
             "SELECT chr(i), lower(chr(i)), upper(chr(i)) FROM generate_series(1, {last}) AS i
              WHERE NOT i BETWEEN 55296 AND 57343"

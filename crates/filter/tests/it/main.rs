@@ -1,4 +1,4 @@
-//! Where clauses against real servers, and against whatever else may come.
+//! Where clauses compared with real servers, and with hostile input.
 
 mod agreement;
 mod catalog;

@@ -1,10 +1,10 @@
-//! What is refused, and in which words: Postgres' own where it refuses too.
+//! Refused clauses and their messages, which are Postgres' own if it refuses them, too.
 
 use std::time::{Duration, Instant};
 
 use forebay_filter::{Collation, Filter, FilterError, MAX_CLAUSE_BYTES};
 
-use crate::server::{SETTINGS, Server};
+use crate::server::{ReferenceServer, SETTINGS};
 use crate::table;
 
 fn refusal(clause: &str) -> FilterError {
@@ -13,8 +13,8 @@ fn refusal(clause: &str) -> FilterError {
 }
 
 #[test]
-fn errors_read_as_postgres_words_them() {
-    let server = Server::start(15, "", &Collation::C, 1, 1);
+fn errors_have_the_messages_of_postgres() {
+    let server = ReferenceServer::start(15, "", &Collation::C, 1, 1);
     let postgres = forebay_sandbox::Postgres::shared_version(15);
     for clause in [
         "x = 1",
@@ -64,8 +64,8 @@ fn errors_read_as_postgres_words_them() {
 }
 
 #[test]
-fn syntax_errors_have_postgres_words() {
-    let server = Server::start(15, "", &Collation::C, 1, 1);
+fn syntax_errors_have_the_messages_of_postgres() {
+    let server = ReferenceServer::start(15, "", &Collation::C, 1, 1);
     for clause in [
         "",
         "i4 =",
@@ -106,7 +106,7 @@ fn syntax_errors_have_postgres_words() {
 }
 
 #[test]
-fn places_are_counted_in_select_1_where() {
+fn locations_count_from_select_1_where() {
     for (clause, shown) in [
         ("1 x 1", "At location 17: syntax error at or near \"x\""),
         ("x y", "At location 17: syntax error at or near \"y\""),
@@ -122,7 +122,7 @@ fn places_are_counted_in_select_1_where() {
 }
 
 #[test]
-fn what_we_dont_do_is_named() {
+fn unsupported_constructs_are_named() {
     for (clause, named) in [
         ("i4 IN (SELECT 1)", "subqueries are not supported in where clauses"),
         ("EXISTS (SELECT 1)", "subqueries are"),
@@ -214,7 +214,7 @@ fn parameters_are_constants_without_a_type() {
 }
 
 #[test]
-fn what_is_just_not_too_deep_fits_the_stack() {
+fn the_deepest_allowed_clause_fits_the_stack() {
     let schema = table::schema(&Collation::C, 15);
     for (open, close) in
         [("(", ")"), ("NOT ", ""), ("CASE WHEN ", " THEN b END"), ("b = (", ")"), ("COALESCE(", ", b)")]
@@ -263,7 +263,7 @@ fn hostile_sizes_are_refused_at_once() {
 }
 
 #[test]
-fn only_what_compares_never_fails() {
+fn only_comparisons_never_fail() {
     let schema = table::schema(&Collation::C, 15);
     let may_fail = |clause: &str| {
         Filter::parse(clause, &[], &schema).unwrap_or_else(|error| panic!("{clause}: {error}")).may_fail()

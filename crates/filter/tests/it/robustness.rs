@@ -1,4 +1,4 @@
-//! Nothing panics: neither on clauses nor on rows, whatever they hold.
+//! No clause and no row causes a panic.
 
 use forebay_filter::{Collation, Filter};
 use forebay_testkit::Dice;
@@ -7,12 +7,12 @@ use proptest::prelude::*;
 use crate::grammar::Grammar;
 use crate::table;
 
-/// `PROPTEST_CASES`, or enough for every day.
+/// Returns `PROPTEST_CASES`, or a default.
 fn cases() -> u32 {
     std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(2_000)
 }
 
-/// A clause of the grammar, with some bytes changed.
+/// Returns a clause of the grammar with some bytes changed.
 fn mutated(seed: u64) -> String {
     let mut grammar = Grammar::new(Dice::new(seed), true);
     let mut clause: Vec<char> =
@@ -40,7 +40,7 @@ fn mutated(seed: u64) -> String {
     clause.into_iter().collect()
 }
 
-/// Text that looks like a value, or doesn't.
+/// Returns a text that is a value of some type, or random bytes.
 fn cell() -> impl Strategy<Value = Option<Vec<u8>>> {
     prop_oneof![
         Just(None),

@@ -1,4 +1,4 @@
-//! A database with the table in it, and a function that judges clauses there.
+//! Reference server: a database with the test table, and a function that evaluates clauses in it.
 
 use std::fmt::Write as _;
 
@@ -11,7 +11,7 @@ use crate::table;
 pub(crate) const SETTINGS: &str = "SET bytea_output = hex; SET DateStyle = 'ISO, DMY'; SET TimeZone = 'UTC';
     SET extra_float_digits = 1; SET IntervalStyle = iso_8601; SET jit = off;";
 
-/// Each row's answer, or its SQLSTATE: all at once if no row fails, else one by one.
+/// SQL function: returns each row's result or SQLSTATE. Rows are evaluated one by one if one fails.
 const JUDGE: &str = r"
     CREATE FUNCTION judge(clause text) RETURNS text[] LANGUAGE plpgsql AS $$
     DECLARE
@@ -42,7 +42,7 @@ const JUDGE: &str = r"
         RETURN answers;
     END $$;";
 
-/// What the server says of a statement that it refuses.
+/// SQL function: returns the server's error for a statement.
 const COMPLAINT: &str = r"
     CREATE FUNCTION complaint(statement text) RETURNS text LANGUAGE plpgsql AS $$
     DECLARE
@@ -55,15 +55,15 @@ const COMPLAINT: &str = r"
         RETURN message;
     END $$;";
 
-pub(crate) struct Server {
+pub(crate) struct ReferenceServer {
     postgres: &'static Postgres,
     database: String,
     pub(crate) schema: Schema,
     pub(crate) rows: Vec<Vec<Option<String>>>,
 }
 
-impl Server {
-    /// `options`: of CREATE DATABASE.
+impl ReferenceServer {
+    /// Starts a server and fills the table. `options` are those of CREATE DATABASE.
     pub(crate) fn start(version: u32, options: &str, collation: &Collation, seed: u64, rows: usize) -> Self {
         let postgres = Postgres::shared_version(version);
         let database = postgres.create_database("filter").expect("it is new");
@@ -75,8 +75,12 @@ impl Server {
             postgres.execute("postgres", &create).unwrap_or_else(|error| panic!("{create}: {error}"));
             name
         };
-        let mut server =
-            Server { postgres, database, schema: table::schema(collation, version), rows: Vec::new() };
+        let mut server = ReferenceServer {
+            postgres,
+            database,
+            schema: table::schema(collation, version),
+            rows: Vec::new(),
+        };
         let mut dice = Dice::new(seed);
         let mut sql = format!("{SETTINGS} {} {JUDGE} {COMPLAINT} INSERT INTO rows VALUES ", table::create());
         for rn in 0..rows {
@@ -99,7 +103,7 @@ impl Server {
         })
     }
 
-    /// What the server says of each clause and row: `true`, `false`, nothing, or a SQLSTATE.
+    /// Returns the server's result for each clause and row: `true`, `false`, `None` or a SQLSTATE.
     pub(crate) fn judge(&self, clauses: &[String]) -> Vec<Vec<Option<String>>> {
         let quoted: Vec<_> =
             clauses.iter().map(|clause| format!("('{}')", clause.replace('\'', "''"))).collect();

@@ -1,4 +1,4 @@
-//! How long a row takes: `cargo test -p forebay-filter --release -- --ignored --nocapture nanoseconds`.
+//! Time to evaluate a row: `cargo test -p forebay-filter --release -- --ignored --nocapture nanoseconds`.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -42,7 +42,7 @@ fn nanoseconds_per_row() {
         "tags @> '{red}'",
         "lower(name) = 'x' OR qty + 1 BETWEEN 3 AND 9",
     ] {
-        // The best of many short rounds: other work on the machine doesn't count.
+        // The best of many short rounds, to exclude other work on the machine.
         const ROUNDS: u32 = 20_000;
         let filter = Filter::parse(clause, &[], &schema).unwrap();
         let matching = (0..100).map(|_| {

@@ -1,10 +1,10 @@
-//! The table that clauses are about: a column of every type, and rows of their most awkward values.
+//! Test table: a column of every type, and rows of edge cases.
 
 use forebay_filter::{Collation, Column, ColumnType, Schema, TypeKind};
 use forebay_testkit::Dice;
 
-/// A column: its name, its type in SQL, pg_type.oid and the type's plain name.
-pub(crate) struct Shown {
+/// A column: its name, its type in SQL, pg_type.oid, and the type's short name.
+pub(crate) struct TestColumn {
     pub(crate) name: &'static str,
     pub(crate) sql: &'static str,
     pub(crate) oid: u32,
@@ -12,34 +12,34 @@ pub(crate) struct Shown {
 }
 
 #[rustfmt::skip]
-pub(crate) const COLUMNS: &[Shown] = &[
-    Shown { name: "b", sql: "bool", oid: 16, kind: "bool" },
-    Shown { name: "i2", sql: "int2", oid: 21, kind: "int2" },
-    Shown { name: "i4", sql: "int4", oid: 23, kind: "int4" },
-    Shown { name: "j4", sql: "int4", oid: 23, kind: "int4" },
-    Shown { name: "i8", sql: "int8", oid: 20, kind: "int8" },
-    Shown { name: "n", sql: "numeric", oid: 1700, kind: "numeric" },
-    Shown { name: "m", sql: "numeric", oid: 1700, kind: "numeric" },
-    Shown { name: "f4", sql: "float4", oid: 700, kind: "float4" },
-    Shown { name: "f8", sql: "float8", oid: 701, kind: "float8" },
-    Shown { name: "t", sql: "text", oid: 25, kind: "text" },
-    Shown { name: "u", sql: "text", oid: 25, kind: "text" },
-    Shown { name: "\"V c\"", sql: "varchar(20)", oid: 1043, kind: "varchar" },
-    Shown { name: "bp", sql: "char(4)", oid: 1042, kind: "bpchar" },
-    Shown { name: "id", sql: "uuid", oid: 2950, kind: "uuid" },
-    Shown { name: "d", sql: "date", oid: 1082, kind: "date" },
-    Shown { name: "ti", sql: "time", oid: 1083, kind: "time" },
-    Shown { name: "tz", sql: "timetz", oid: 1266, kind: "timetz" },
-    Shown { name: "ts", sql: "timestamp", oid: 1114, kind: "timestamp" },
-    Shown { name: "tstz", sql: "timestamptz", oid: 1184, kind: "timestamptz" },
-    Shown { name: "iv", sql: "interval", oid: 1186, kind: "interval" },
-    Shown { name: "ai", sql: "int4[]", oid: 1007, kind: "int4[]" },
-    Shown { name: "at", sql: "text[]", oid: 1009, kind: "text[]" },
-    Shown { name: "an", sql: "numeric[]", oid: 1231, kind: "numeric[]" },
-    Shown { name: "ad", sql: "date[]", oid: 1182, kind: "date[]" },
+pub(crate) const COLUMNS: &[TestColumn] = &[
+    TestColumn { name: "b", sql: "bool", oid: 16, kind: "bool" },
+    TestColumn { name: "i2", sql: "int2", oid: 21, kind: "int2" },
+    TestColumn { name: "i4", sql: "int4", oid: 23, kind: "int4" },
+    TestColumn { name: "j4", sql: "int4", oid: 23, kind: "int4" },
+    TestColumn { name: "i8", sql: "int8", oid: 20, kind: "int8" },
+    TestColumn { name: "n", sql: "numeric", oid: 1700, kind: "numeric" },
+    TestColumn { name: "m", sql: "numeric", oid: 1700, kind: "numeric" },
+    TestColumn { name: "f4", sql: "float4", oid: 700, kind: "float4" },
+    TestColumn { name: "f8", sql: "float8", oid: 701, kind: "float8" },
+    TestColumn { name: "t", sql: "text", oid: 25, kind: "text" },
+    TestColumn { name: "u", sql: "text", oid: 25, kind: "text" },
+    TestColumn { name: "\"V c\"", sql: "varchar(20)", oid: 1043, kind: "varchar" },
+    TestColumn { name: "bp", sql: "char(4)", oid: 1042, kind: "bpchar" },
+    TestColumn { name: "id", sql: "uuid", oid: 2950, kind: "uuid" },
+    TestColumn { name: "d", sql: "date", oid: 1082, kind: "date" },
+    TestColumn { name: "ti", sql: "time", oid: 1083, kind: "time" },
+    TestColumn { name: "tz", sql: "timetz", oid: 1266, kind: "timetz" },
+    TestColumn { name: "ts", sql: "timestamp", oid: 1114, kind: "timestamp" },
+    TestColumn { name: "tstz", sql: "timestamptz", oid: 1184, kind: "timestamptz" },
+    TestColumn { name: "iv", sql: "interval", oid: 1186, kind: "interval" },
+    TestColumn { name: "ai", sql: "int4[]", oid: 1007, kind: "int4[]" },
+    TestColumn { name: "at", sql: "text[]", oid: 1009, kind: "text[]" },
+    TestColumn { name: "an", sql: "numeric[]", oid: 1231, kind: "numeric[]" },
+    TestColumn { name: "ad", sql: "date[]", oid: 1182, kind: "date[]" },
 ];
 
-/// Values of a type, the most awkward ones; each a text that the type reads.
+/// Returns edge cases of a type's values, as text.
 #[rustfmt::skip]
 pub(crate) fn values(kind: &str) -> &'static [&'static str] {
     match kind {
@@ -70,9 +70,9 @@ pub(crate) fn values(kind: &str) -> &'static [&'static str] {
     }
 }
 
-/// The table as the filter knows it.
+/// Returns the table's schema.
 pub(crate) fn schema(collation: &Collation, version: u32) -> Schema {
-    let column = |shown: &Shown| {
+    let column = |shown: &TestColumn| {
         let name = shown.name.trim_matches('"');
         let mut column = Column::new(name, shown.oid, shown.kind);
         column.column_type.dimensions = u32::from(shown.sql.ends_with(']'));
@@ -101,7 +101,7 @@ pub(crate) fn create() -> String {
     )
 }
 
-/// One row, in SQL.
+/// Returns the INSERT of one row.
 pub(crate) fn insert(dice: &mut Dice, rn: usize) -> String {
     let mut values: Vec<_> = COLUMNS.iter().map(|shown| value(dice, shown)).collect();
     values.push(dice.pick(&["NULL", "'sad'", "'happy'", "'it''s'"]).to_string());
@@ -109,7 +109,7 @@ pub(crate) fn insert(dice: &mut Dice, rn: usize) -> String {
     format!("({rn}, {})", values.join(", "))
 }
 
-fn value(dice: &mut Dice, shown: &Shown) -> String {
+fn value(dice: &mut Dice, shown: &TestColumn) -> String {
     if dice.percent(12) {
         return "NULL".to_owned();
     }

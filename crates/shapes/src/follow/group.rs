@@ -207,17 +207,17 @@ impl Group {
             found.clear();
             if let Some(row) = row {
                 self.index.candidates(row, found);
-                found.sort_unstable_by_key(|candidate| candidate.shape);
+                found.sort_unstable_by_key(|candidate| candidate.id);
             }
         }
         scratch.written.clear();
         let mut keys = None;
         let (mut was, mut is) = (scratch.old.iter().peekable(), scratch.new.iter().peekable());
         while let Some(shape) =
-            [was.peek(), is.peek()].into_iter().flatten().map(|candidate| candidate.shape).min()
+            [was.peek(), is.peek()].into_iter().flatten().map(|candidate| candidate.id).min()
         {
-            let was = was.next_if(|candidate| candidate.shape == shape);
-            let is = is.next_if(|candidate| candidate.shape == shape);
+            let was = was.next_if(|candidate| candidate.id == shape);
+            let is = is.next_if(|candidate| candidate.id == shape);
             let Some(member) = self.members.get(&shape).filter(|member| !member.has_seen(transaction)) else {
                 continue;
             };

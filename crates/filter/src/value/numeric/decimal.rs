@@ -1,4 +1,4 @@
-//! Finite decimals: sums, products, quotients, rounding and text.
+//! Finite decimals: addition, multiplication, division, rounding, parsing and formatting.
 
 use std::cmp::Ordering;
 use std::fmt::{self, Display, Formatter};
@@ -9,16 +9,17 @@ use crate::error::EvalError;
 use crate::value::input::InputError;
 
 pub(super) const BASE: i32 = 10_000;
-/// Decimal digits in one of ours.
+/// Decimal digits per digit of base `BASE` (DEC_DIGITS).
 pub(super) const WIDTH: i32 = 4;
 const MAX_SCALE: i32 = 16_383;
 const MAX_WEIGHT: i32 = 32_767;
 const MAX_DISPLAY_SCALE: i32 = 1_000;
-/// A quotient has at least so many digits.
+/// Least number of significant digits of a quotient (NUMERIC_MIN_SIG_DIGITS).
 const MIN_DIGITS: i32 = 16;
 
-/// `digits[0] * BASE ^ weight + digits[1] * BASE ^ (weight - 1) + …`, shown with `scale` digits after the point.
-/// Neither the first nor the last digit is 0; zero has no digits.
+/// `digits[0] * BASE ^ weight + digits[1] * BASE ^ (weight - 1) + …`, displayed with `scale` decimals.
+///
+/// Neither the first nor the last digit is 0. Zero has no digits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Decimal {
     pub(super) negative: bool,
@@ -28,7 +29,7 @@ pub(crate) struct Decimal {
 }
 
 impl Decimal {
-    /// Digits with at most one point, and an exponent.
+    /// Parses digits with at most one point, and an exponent.
     pub(super) fn parse(text: &str) -> Result<Self, InputError> {
         let negative = text.starts_with('-');
         let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
@@ -46,7 +47,7 @@ impl Decimal {
         Ok(Decimal::from_digits(negative, whole_digits, scale, digits.as_bytes()))
     }
 
-    /// `0.DIGITS * 10 ^ whole_digits`.
+    /// Returns `0.DIGITS * 10 ^ whole_digits`.
     fn from_digits(negative: bool, whole_digits: i32, scale: i32, decimal: &[u8]) -> Self {
         let weight = (whole_digits + WIDTH - 1).div_euclid(WIDTH) - 1;
         let zeros = ((weight + 1) * WIDTH - whole_digits) as usize;
@@ -82,7 +83,7 @@ impl Decimal {
         Decimal { negative: !self.negative && !self.digits.is_empty(), ..self.clone() }
     }
 
-    /// The digit at `BASE ^ weight`.
+    /// Returns the digit at `BASE ^ weight`.
     fn digit(&self, weight: i32) -> i32 {
         usize::try_from(self.weight - weight)
             .ok()
@@ -91,7 +92,7 @@ impl Decimal {
             .unwrap_or(0)
     }
 
-    /// The weight of the last digit.
+    /// Returns the weight of the last digit.
     fn last_weight(&self) -> i32 {
         self.weight - self.digits.len() as i32 + 1
     }
@@ -154,7 +155,7 @@ impl Decimal {
 
     pub(super) fn divide(&self, other: &Self) -> Result<Self, EvalError> {
         let Some(divisor) = other.digits.first() else { return Err(EvalError::division_by_zero()) };
-        // select_div_scale; a zero has weight 0 and first digit 0 there.
+        // select_div_scale: zero has weight 0 and first digit 0.
         let first = self.digits.first().copied().unwrap_or(0);
         let weight = if self.digits.is_empty() { 0 } else { self.weight } - other.weight;
         let weight = if first <= *divisor { weight - 1 } else { weight };
@@ -163,7 +164,7 @@ impl Decimal {
         Ok(self.quotient(other, (scale + WIDTH - 1) / WIDTH + 1).rounded(scale))
     }
 
-    /// Cut after so many digits of our base behind the point.
+    /// Divides. The quotient is cut after `places` digits of base `BASE` behind the point.
     fn quotient(&self, other: &Self, places: i32) -> Self {
         let shift = places + self.last_weight() - other.last_weight();
         let mut numerator = self.digits.clone();
@@ -184,10 +185,10 @@ impl Decimal {
         Ok(Decimal { scale: self.scale.max(other.scale), ..remainder })
     }
 
-    /// Half away from zero.
+    /// Rounds half away from zero.
     pub(super) fn rounded(&self, scale: i32) -> Self {
         let shown = scale.max(0);
-        let cut = scale.saturating_add((self.weight + 1) * WIDTH); // how many decimal digits stay
+        let cut = scale.saturating_add((self.weight + 1) * WIDTH); // decimal digits that are kept
         if cut < 0 || self.digits.is_empty() {
             return Decimal { negative: false, weight: 0, scale: shown, digits: Vec::new() };
         }
@@ -195,7 +196,7 @@ impl Decimal {
             return Decimal { scale: shown, ..self.clone() };
         }
         let (place, within) = ((cut / WIDTH) as usize, (cut % WIDTH) as usize);
-        let unit = [BASE, 1000, 100, 10][within]; // of the first digit that goes
+        let unit = [BASE, 1000, 100, 10][within]; // value of the first decimal digit that is dropped
         let last = self.digits[place];
         let (kept, gone) = (last - last % unit, last % unit);
         let mut digits = self.digits[..place].to_vec();
@@ -243,6 +244,6 @@ fn exponent(text: &str) -> Result<i32, InputError> {
         return Err(InputError::Syntax);
     }
     let exponent: i32 = text.parse().map_err(|_| InputError::Overflow)?;
-    // Far beyond what fits, yet small enough to compute with.
+    // Far beyond numeric's range, and small enough for the computations here.
     if exponent.abs() > 1_000_000 { Err(InputError::Overflow) } else { Ok(exponent) }
 }

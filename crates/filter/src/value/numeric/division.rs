@@ -2,7 +2,7 @@
 
 use super::decimal::BASE;
 
-/// Long division (Knuth's algorithm D), cut to a whole number.
+/// Divides (Knuth's algorithm D). The quotient is cut to an integer.
 pub(super) fn divide_digits(numerator: &[i32], divisor: &[i32]) -> Vec<i32> {
     if numerator.len() < divisor.len() {
         return Vec::new();
@@ -41,7 +41,7 @@ pub(super) fn divide_digits(numerator: &[i32], divisor: &[i32]) -> Vec<i32> {
     quotient
 }
 
-/// Multiplied by a small number, with so many digits of room in front.
+/// Multiplies by a small number. The result has `room` more digits in front.
 fn times(digits: &[i32], factor: i64, room: usize) -> Vec<i64> {
     let mut out = vec![0; digits.len() + room];
     let mut carry = 0;
@@ -56,7 +56,7 @@ fn times(digits: &[i32], factor: i64, room: usize) -> Vec<i64> {
     out
 }
 
-/// Subtracts `divisor * guess`; whether that was too much.
+/// Subtracts `divisor * guess`. Returns whether the result is negative.
 fn take(rest: &mut [i64], divisor: &[i64], guess: i64) -> bool {
     let base = i64::from(BASE);
     let mut borrow = 0;

@@ -1,7 +1,7 @@
-//! `numeric`: exact decimals of any length, as Postgres keeps them (numeric.c).
+//! `numeric`: exact decimals of any length (numeric.c).
 //!
-//! Base 10,000 like Postgres', because the scale of a quotient depends on where its digits of that base begin.
-//! No crate: the scale rules are the hard part, and the decimal crates either round at 28 digits or have other rules.
+//! The base is 10,000 as in Postgres, because the scale of a quotient depends on its digits of that
+//! base. No decimal crate is used: they round at 28 digits or compute other scales.
 
 mod decimal;
 mod division;
@@ -35,7 +35,8 @@ impl Numeric {
         Numeric::Finite(Decimal { negative: number < 0, weight, scale: 0, digits }.stripped())
     }
 
-    /// By way of the shortest text with so many digits, as Postgres does; 15 for float8, 6 for float4.
+    /// Converts through a text of `digits` significant digits, as Postgres does: 15 for float8, 6 for
+    /// float4.
     pub(crate) fn from_f64(number: f64, digits: usize) -> Self {
         if number.is_nan() {
             return Numeric::NaN;
@@ -58,7 +59,7 @@ impl Numeric {
         }
     }
 
-    /// Rounded to a whole number, half away from zero.
+    /// Rounds to an integer, half away from zero. Fails if it is out of range.
     pub(crate) fn to_i64(&self, target: &str) -> Result<i64, EvalError> {
         let decimal = match self {
             Numeric::Finite(decimal) => decimal.rounded(0),
@@ -96,7 +97,7 @@ impl Numeric {
         }
     }
 
-    /// Hashes the value, however many zeros are shown after it.
+    /// Hashes the value without its scale: 1.0 and 1.00 have one hash.
     pub(crate) fn hash_value<H: Hasher>(&self, state: &mut H) {
         match self {
             Numeric::Finite(decimal) => (decimal.negative, decimal.weight, &decimal.digits).hash(state),
@@ -181,7 +182,7 @@ impl Numeric {
         }
     }
 
-    /// As `numeric(precision, scale)` keeps it.
+    /// Rounds to `numeric(precision, scale)`. Fails on overflow.
     pub(crate) fn fitted(&self, precision: i32, scale: i32) -> Result<Self, EvalError> {
         let overflow = || EvalError::new("22003", "numeric field overflow");
         match self {
@@ -200,7 +201,7 @@ impl Numeric {
 }
 
 impl Ord for Numeric {
-    /// NaN equals itself and is greater than everything else.
+    /// NaN equals itself and is greater than any other value.
     fn cmp(&self, other: &Self) -> Ordering {
         let rank = |numeric: &Numeric| match numeric {
             Numeric::NegativeInfinity => 0,

@@ -1,9 +1,9 @@
-//! Clauses whose meaning hangs on precedence.
+//! Random clauses whose meaning depends on operator precedence.
 
 use super::{COMPARISONS, EQUALITIES, Grammar};
 
 impl Grammar {
-    /// Operators in a row, without parentheses.
+    /// Returns a clause of several operators without parentheses.
     pub(crate) fn flat(&mut self) -> String {
         if self.dice.percent(10) {
             return self.chaos();
@@ -33,7 +33,7 @@ impl Grammar {
         format!("{}{condition}{}", self.dice.pick(&["", "", "NOT ", "NOT NOT "]), self.dice.pick(&suffix))
     }
 
-    /// Operands of one type in a row.
+    /// Returns operands of one type, joined by operators.
     fn run(&mut self, kind: &str) -> String {
         let (operands, operators): (&[&str], &[&str]) = match kind {
             "int" => (
@@ -91,7 +91,7 @@ impl Grammar {
         run
     }
 
-    /// Whatever Postgres makes of it.
+    /// Returns random tokens, which Postgres may accept or refuse.
     fn chaos(&mut self) -> String {
         const OPERATORS: &[&str] = &[
             "+",

@@ -1,4 +1,4 @@
-//! Random clauses of the grammar that is supported, well typed for the most part.
+//! Random clauses of the supported grammar, mostly well typed.
 
 mod flat;
 mod operators;
@@ -36,7 +36,7 @@ const EQUALITIES: &[&str] = &["=", "<>"];
 
 pub(crate) struct Grammar {
     dice: Dice,
-    /// Whether texts may be ordered.
+    /// Whether clauses may order texts.
     orders_texts: bool,
 }
 
@@ -50,7 +50,7 @@ impl Grammar {
         self.condition(depth)
     }
 
-    /// Clauses mostly about texts.
+    /// Returns a clause that is mostly about texts.
     pub(crate) fn text_clause(&mut self) -> String {
         match self.dice.below(4) {
             0 => self.like(1),
@@ -212,7 +212,7 @@ impl Grammar {
         self.value(kind, depth)
     }
 
-    /// Operands of different types, which Postgres must bring together.
+    /// Returns operands of different types, for which Postgres must find casts.
     fn mixed(&mut self, depth: usize) -> String {
         let kinds =
             self.dice.pick(&[NUMBERS, NUMBERS, TEXTS, MOMENTS, &["time", "timetz"], &["time", "interval"]]);
@@ -221,7 +221,7 @@ impl Grammar {
         format!("{} {operator} {}", self.value(left, depth), self.value(right, depth))
     }
 
-    /// Something to compare with a value of this type.
+    /// Returns an operand to compare with a value of this type.
     fn partner(&mut self, kind: &str, depth: usize) -> String {
         match self.dice.below(4) {
             0 => self.unknown(kind),
@@ -268,7 +268,7 @@ impl Grammar {
         }
     }
 
-    /// A value of the type; not always by the shortest way.
+    /// Returns an expression of this type.
     pub(super) fn value(&mut self, kind: &str, depth: usize) -> String {
         if depth == 0 || self.dice.percent(35) {
             return if self.dice.percent(80) { self.column(kind) } else { self.constant(kind) };

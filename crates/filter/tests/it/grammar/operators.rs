@@ -1,4 +1,4 @@
-//! Values of each type, made by its operators and functions.
+//! Random expressions of each type, built from its operators and functions.
 
 use super::{Grammar, INTEGERS, NUMBERS};
 

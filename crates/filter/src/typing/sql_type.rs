@@ -1,8 +1,8 @@
-//! The types that a filter can judge.
+//! Types that filters support.
 
 use std::fmt::{self, Display, Formatter};
 
-/// A scalar type whose values we understand.
+/// A scalar type whose values are parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Scalar {
     Bool,
@@ -26,16 +26,16 @@ pub(crate) enum Scalar {
 
 /// The type of an expression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Type {
-    /// A constant that takes the type of what it meets.
+pub(crate) enum SqlType {
+    /// A text constant without a type yet. It takes the type of the other operand.
     Unknown,
     Scalar(Scalar),
     Array(Scalar),
-    /// A column's type that only IS NULL and, if it is an enum, `::text` can use; by the column's place.
+    /// The type of a column, by its position, that supports only IS NULL and, for an enum, `::text`.
     Opaque(usize),
 }
 
-/// Postgres' categories, as far as ours need them (pg_type.typcategory).
+/// Type category (pg_type.typcategory).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Category {
     Boolean,
@@ -49,7 +49,7 @@ pub(crate) enum Category {
     Pseudo,
 }
 
-/// pg_type: name in the catalog, name in messages, oid, oid of the array.
+/// pg_type: name in the catalog, name in messages, oid, oid of the array type.
 const NAMES: [(Scalar, &str, &str, u32, u32); 17] = [
     (Scalar::Bool, "bool", "boolean", 16, 1000),
     (Scalar::Int2, "int2", "smallint", 21, 1005),
@@ -75,12 +75,12 @@ impl Scalar {
         &NAMES[self as usize]
     }
 
-    /// By the name in the catalog.
+    /// Returns the type with this name in the catalog.
     pub(crate) fn by_name(name: &str) -> Option<Scalar> {
         NAMES.iter().find(|names| names.1 == name).map(|names| names.0)
     }
 
-    /// As messages name it.
+    /// Returns the name in messages.
     pub(crate) fn name(self) -> &'static str {
         self.names().2
     }
@@ -105,13 +105,13 @@ impl Scalar {
         }
     }
 
-    /// Whether Postgres prefers it over others of its category.
+    /// Returns whether it is a preferred type of its category.
     pub(crate) fn is_preferred(self) -> bool {
         matches!(self, Scalar::Bool | Scalar::Float8 | Scalar::Text | Scalar::Timestamptz | Scalar::Interval)
     }
 
-    /// Whether Postgres turns it into `target` unasked (pg_cast, context `i`).
-    pub(crate) fn becomes(self, target: Scalar) -> bool {
+    /// Returns whether Postgres casts it to `target` implicitly (pg_cast, context `i`).
+    pub(crate) fn casts_implicitly_to(self, target: Scalar) -> bool {
         use Scalar::*;
         self == target
             || match self {
@@ -128,11 +128,11 @@ impl Scalar {
             }
     }
 
-    /// Whether Postgres has a cast, asked for by name, other than through text.
-    pub(crate) fn casts_to(self, target: Scalar) -> bool {
+    /// Returns whether Postgres has an explicit cast to `target`, other than through text.
+    pub(crate) fn casts_explicitly_to(self, target: Scalar) -> bool {
         use Scalar::*;
         let number = |scalar: Scalar| scalar.category() == Category::Number;
-        self.becomes(target)
+        self.casts_implicitly_to(target)
             || match self {
                 Bool => target == Int4 || target.is_text(),
                 Int4 if target == Bool => true,
@@ -146,51 +146,51 @@ impl Scalar {
     }
 }
 
-impl Type {
-    pub(crate) const TEXT: Type = Type::Scalar(Scalar::Text);
-    pub(crate) const BOOL: Type = Type::Scalar(Scalar::Bool);
+impl SqlType {
+    pub(crate) const TEXT: SqlType = SqlType::Scalar(Scalar::Text);
+    pub(crate) const BOOL: SqlType = SqlType::Scalar(Scalar::Bool);
 
-    /// By pg_type.oid.
-    pub(crate) fn by_oid(oid: u32) -> Option<Type> {
+    /// Returns the type with this oid in pg_type.
+    pub(crate) fn by_oid(oid: u32) -> Option<SqlType> {
         NAMES.iter().find_map(|(scalar, _, _, own, array)| match oid {
-            _ if oid == *own => Some(Type::Scalar(*scalar)),
-            _ if oid == *array => Some(Type::Array(*scalar)),
+            _ if oid == *own => Some(SqlType::Scalar(*scalar)),
+            _ if oid == *array => Some(SqlType::Array(*scalar)),
             _ => None,
         })
     }
 
     pub(crate) fn category(self) -> Category {
         match self {
-            Type::Unknown => Category::Unknown,
-            Type::Scalar(scalar) => scalar.category(),
-            Type::Array(_) => Category::Array,
-            Type::Opaque(_) => Category::User,
+            SqlType::Unknown => Category::Unknown,
+            SqlType::Scalar(scalar) => scalar.category(),
+            SqlType::Array(_) => Category::Array,
+            SqlType::Opaque(_) => Category::User,
         }
     }
 
     pub(crate) fn is_collatable(self) -> bool {
-        matches!(self, Type::Scalar(scalar) | Type::Array(scalar) if scalar.is_text())
+        matches!(self, SqlType::Scalar(scalar) | SqlType::Array(scalar) if scalar.is_text())
     }
 
-    /// Whether Postgres turns it into `target` unasked.
-    pub(crate) fn becomes(self, target: Type) -> bool {
+    /// Returns whether Postgres casts it to `target` implicitly.
+    pub(crate) fn casts_implicitly_to(self, target: SqlType) -> bool {
         match (self, target) {
-            (Type::Unknown, _) => true,
-            (Type::Scalar(from), Type::Scalar(to)) => from.becomes(to),
-            // Arrays follow their elements (find_coercion_pathway).
-            (Type::Array(from), Type::Array(to)) => from.becomes(to),
+            (SqlType::Unknown, _) => true,
+            (SqlType::Scalar(from), SqlType::Scalar(to)) => from.casts_implicitly_to(to),
+            // Casts of arrays are casts of their elements (find_coercion_pathway).
+            (SqlType::Array(from), SqlType::Array(to)) => from.casts_implicitly_to(to),
             _ => self == target,
         }
     }
 }
 
-impl Display for Type {
+impl Display for SqlType {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
-            Type::Unknown => f.write_str("unknown"),
-            Type::Scalar(scalar) => f.write_str(scalar.name()),
-            Type::Array(scalar) => write!(f, "{}[]", scalar.name()),
-            Type::Opaque(_) => f.write_str("a type that is"),
+            SqlType::Unknown => f.write_str("unknown"),
+            SqlType::Scalar(scalar) => f.write_str(scalar.name()),
+            SqlType::Array(scalar) => write!(f, "{}[]", scalar.name()),
+            SqlType::Opaque(_) => f.write_str("a type that is"),
         }
     }
 }

@@ -1,34 +1,37 @@
-//! lower() and upper(), only as far as the providers of collations agree.
+//! lower() and upper(), restricted to letters on which all collation providers agree.
 //!
-//! Under `C`, only ASCII letters change. Elsewhere each provider has tables of its own: the C library maps character by
-//! character, ICU looks around (`Σ`) and may return more characters than it took (`ß`), and all follow Unicode at
-//! their own pace. So letters are mapped where all agree, and have agreed for long: [`is_settled`]. Another letter in
-//! a row is an error, never a guess. `tests/it/letters.rs` tries every character on real servers.
+//! Under `C`, only ASCII letters change. Other providers have tables of their own. The C library maps
+//! character by character. ICU depends on context (`Σ`) and may return more characters (`ß`). Each
+//! implements its own version of Unicode.
+//!
+//! Invariant: a letter is mapped only if all providers map it alike ([`is_settled`]). Any other letter
+//! in a row is an error.
+//! Enforced by: `tests/it/letters.rs` tries every character on real servers.
 
 use std::borrow::Cow;
 
 use crate::error::EvalError;
 use crate::schema::Collation;
 
-/// Which letters change.
+/// Which letters change case under a collation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Casing {
-    /// ASCII ones; all others stay as they are.
+    /// ASCII letters. All other letters stay as they are.
     AsciiAlone,
-    /// ASCII ones; others are an error.
+    /// ASCII letters. Other letters are an error.
     AsciiSure,
-    /// All that are settled; others are an error.
+    /// Letters on which all providers agree. Other letters are an error.
     Settled,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Case {
+pub(crate) enum LetterCase {
     Lower,
     Upper,
 }
 
 impl Casing {
-    /// `None` where not even ASCII is as everywhere else (Turkish: `I` and `ı`).
+    /// Returns the letters that change. `None`: even ASCII letters differ (Turkish: `I` and `ı`).
     pub(crate) fn of(collation: &Collation) -> Option<Self> {
         let name = match collation {
             Collation::C => return Some(Casing::AsciiAlone),
@@ -38,16 +41,16 @@ impl Casing {
         };
         match name.split(['-', '_', '.', '@']).next().unwrap_or_default() {
             "tr" | "az" | "lt" | "tur" | "aze" | "lit" => None,
-            // ICU drops accents of Greek capitals, and has rules for Armenian and Dutch.
+            // ICU drops accents of Greek capitals and has special rules for Armenian and Dutch.
             "el" | "ell" | "gre" | "hy" | "hye" | "arm" | "nl" | "nld" | "dut" => Some(Casing::AsciiSure),
             _ => Some(Casing::Settled),
         }
     }
 
-    pub(crate) fn apply<'a>(self, text: Cow<'a, str>, case: Case) -> Result<Cow<'a, str>, EvalError> {
+    pub(crate) fn apply<'a>(self, text: Cow<'a, str>, case: LetterCase) -> Result<Cow<'a, str>, EvalError> {
         let change = |char: char| match case {
-            Case::Lower => char.to_ascii_lowercase(),
-            Case::Upper => char.to_ascii_uppercase(),
+            LetterCase::Lower => char.to_ascii_lowercase(),
+            LetterCase::Upper => char.to_ascii_uppercase(),
         };
         if text.is_ascii() || self == Casing::AsciiAlone {
             return Ok(if text.chars().all(|char| change(char) == char) {
@@ -68,16 +71,18 @@ impl Casing {
     }
 }
 
-fn map(char: char, case: Case) -> char {
+fn map(char: char, case: LetterCase) -> char {
     let only = match case {
-        Case::Lower => char.to_lowercase().next(),
-        Case::Upper => char.to_uppercase().next(),
+        LetterCase::Lower => char.to_lowercase().next(),
+        LetterCase::Upper => char.to_uppercase().next(),
     };
     only.unwrap_or(char)
 }
 
-/// Whether all providers have long agreed on the other case of this character: those without one, and the letters of
-/// the Latin, Greek and Cyrillic alphabets that have exactly one and don't depend on what stands around them.
+/// Returns whether all providers agree on the other case of this character.
+///
+/// True of characters without case, and of Latin, Greek and Cyrillic letters whose other case is one
+/// letter that does not depend on context.
 pub(crate) fn is_settled(char: char) -> bool {
     let single = |mut chars: Box<dyn Iterator<Item = char>>| chars.next().is_some() && chars.next().is_none();
     let caseless = char.to_lowercase().eq([char]) && char.to_uppercase().eq([char]);
@@ -97,7 +102,7 @@ mod tests {
 
     #[test]
     fn letters_change_only_where_all_collations_agree() {
-        let lower = |casing: Casing, text: &'static str| casing.apply(Cow::Borrowed(text), Case::Lower);
+        let lower = |casing: Casing, text: &'static str| casing.apply(Cow::Borrowed(text), LetterCase::Lower);
         assert_eq!(lower(Casing::AsciiAlone, "ÄB").unwrap(), "Äb");
         assert_eq!(lower(Casing::Settled, "ÄB日Ж").unwrap(), "äb日ж");
         assert!(lower(Casing::Settled, "ΑΣ").is_err());

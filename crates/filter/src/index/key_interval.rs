@@ -1,26 +1,26 @@
-//! Intervals of keys: ranges, and the texts that begin alike.
+//! Interval of keys: a range, or all texts with one prefix.
 
 use std::cmp::Ordering;
 
-use crate::{Bound, Key};
+use crate::{Bound, IndexKey};
 
-/// From one end to the other; without an end, it goes on for ever. Nothing is within if they have crossed.
+/// The keys between two bounds. `None` is unbounded. Empty if `lower` is above `upper`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Interval {
+pub(super) struct KeyInterval {
     pub(super) lower: Option<Bound>,
     pub(super) upper: Option<Bound>,
 }
 
-impl Interval {
-    /// The texts that begin with this one, which are those from it to the next that doesn't.
+impl KeyInterval {
+    /// Returns the interval of all texts that begin with `prefix`.
     pub(super) fn of_prefix(prefix: &str) -> Self {
-        let bound = |text: &str, inclusive| Bound { key: Key::of_text(text), inclusive };
-        let next = next(prefix).map(|next| bound(&next, false));
-        Interval { lower: Some(bound(prefix, true)), upper: next }
+        let bound = |text: &str, inclusive| Bound { key: IndexKey::of_text(text), inclusive };
+        let end = next_text(prefix).map(|end| bound(&end, false));
+        KeyInterval { lower: Some(bound(prefix, true)), upper: end }
     }
 
-    /// Whether the key isn't below the lower end.
-    pub(super) fn begins_by(&self, key: &Key) -> bool {
+    /// Returns whether the key is not below the lower bound.
+    pub(super) fn lower_admits(&self, key: &IndexKey) -> bool {
         self.lower.as_ref().is_none_or(|bound| match bound.key.cmp(key) {
             Ordering::Less => true,
             Ordering::Equal => bound.inclusive,
@@ -28,8 +28,8 @@ impl Interval {
         })
     }
 
-    /// Whether the key isn't above the upper end.
-    pub(super) fn reaches(&self, key: &Key) -> bool {
+    /// Returns whether the key is not above the upper bound.
+    pub(super) fn upper_admits(&self, key: &IndexKey) -> bool {
         self.upper.as_ref().is_none_or(|bound| match bound.key.cmp(key) {
             Ordering::Less => false,
             Ordering::Equal => bound.inclusive,
@@ -37,8 +37,8 @@ impl Interval {
         })
     }
 
-    /// Which begins first, or else ends first.
-    pub(super) fn order(&self, other: &Interval) -> Ordering {
+    /// Orders intervals by their lower bounds, then by their upper bounds.
+    pub(super) fn cmp_by_bounds(&self, other: &KeyInterval) -> Ordering {
         let lower = match (&self.lower, &other.lower) {
             (None, None) => Ordering::Equal,
             (None, Some(_)) => Ordering::Less,
@@ -47,11 +47,11 @@ impl Interval {
                 ours.key.cmp(&theirs.key).then(theirs.inclusive.cmp(&ours.inclusive))
             }
         };
-        lower.then_with(|| self.order_of_ends(other))
+        lower.then_with(|| self.cmp_by_upper(other))
     }
 
-    /// Which ends first.
-    pub(super) fn order_of_ends(&self, other: &Interval) -> Ordering {
+    /// Orders intervals by their upper bounds.
+    pub(super) fn cmp_by_upper(&self, other: &KeyInterval) -> Ordering {
         match (&self.upper, &other.upper) {
             (None, None) => Ordering::Equal,
             (None, Some(_)) => Ordering::Greater,
@@ -63,11 +63,12 @@ impl Interval {
     }
 }
 
-/// The least text that is greater than all that begin with this one. UTF-8 is ordered as its characters are.
-fn next(prefix: &str) -> Option<String> {
+/// Returns the least text that is greater than all texts with this prefix. UTF-8 bytes have the
+/// order of their characters.
+fn next_text(prefix: &str) -> Option<String> {
     let kept = prefix.trim_end_matches(char::MAX);
     let last = kept.chars().next_back()?;
-    // Ranges of characters step over the surrogates.
+    // A range of `char` skips the surrogates.
     let following = (last..=char::MAX).nth(1)?;
     Some(format!("{}{following}", &kept[..kept.len() - last.len_utf8()]))
 }
@@ -77,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_prefix_is_the_interval_of_what_begins_with_it() {
+    fn the_interval_of_a_prefix_has_exactly_the_texts_with_it() {
         let texts = [
             "",
             "a",
@@ -102,28 +103,28 @@ mod tests {
             "日本",
         ];
         for prefix in texts.iter().filter(|prefix| !prefix.is_empty()) {
-            let interval = Interval::of_prefix(prefix);
+            let interval = KeyInterval::of_prefix(prefix);
             for text in texts {
-                let key = Key::of_text(text);
-                let within = interval.begins_by(&key) && interval.reaches(&key);
+                let key = IndexKey::of_text(text);
+                let within = interval.lower_admits(&key) && interval.upper_admits(&key);
                 assert_eq!(within, text.starts_with(prefix), "{text:?} LIKE {prefix:?} || '%'");
             }
         }
     }
 
     #[test]
-    fn ends_that_are_within_begin_first_and_end_last() {
-        let bound = |inclusive| Some(Bound { key: Key::of_text("m"), inclusive });
-        let from = |lower| Interval { lower, upper: None };
-        let to = |upper| Interval { lower: None, upper };
+    fn inclusive_bounds_start_first_and_end_last() {
+        let bound = |inclusive| Some(Bound { key: IndexKey::of_text("m"), inclusive });
+        let from = |lower| KeyInterval { lower, upper: None };
+        let to = |upper| KeyInterval { lower: None, upper };
         let begun = [from(None), from(bound(true)), from(bound(false))];
         let ended = [to(bound(false)), to(bound(true)), to(None)];
         for (place, other) in [(0, 1), (1, 2), (0, 2)] {
-            assert_eq!(begun[place].order(&begun[other]), Ordering::Less);
-            assert_eq!(begun[other].order(&begun[place]), Ordering::Greater);
-            assert_eq!(ended[place].order_of_ends(&ended[other]), Ordering::Less);
-            assert_eq!(ended[place].order(&ended[other]), Ordering::Less);
+            assert_eq!(begun[place].cmp_by_bounds(&begun[other]), Ordering::Less);
+            assert_eq!(begun[other].cmp_by_bounds(&begun[place]), Ordering::Greater);
+            assert_eq!(ended[place].cmp_by_upper(&ended[other]), Ordering::Less);
+            assert_eq!(ended[place].cmp_by_bounds(&ended[other]), Ordering::Less);
         }
-        assert_eq!(begun[1].order(&begun[1]), Ordering::Equal);
+        assert_eq!(begun[1].cmp_by_bounds(&begun[1]), Ordering::Equal);
     }
 }

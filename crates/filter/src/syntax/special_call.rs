@@ -1,15 +1,14 @@
-//! Calls that the grammar has a form of its own for: EXTRACT, POSITION, SUBSTRING and TRIM
-//! (func_expr_common_subexpr). They become calls of the functions that Postgres itself calls for
-//! them.
+//! Calls with a special syntax: EXTRACT, POSITION, SUBSTRING and TRIM (func_expr_common_subexpr). They
+//! become calls of the functions that Postgres calls for them.
 
-use super::lexer::TokenKind;
+use super::lexer::SqlTokenKind;
 use super::parser::Parser;
-use super::{Kind, Tree, TypeName};
+use super::{SyntaxKind, SyntaxTree, TypeName};
 use crate::error::FilterError;
 
 impl Parser<'_> {
-    /// At the word, with a parenthesis after it.
-    pub(super) fn special_call(&mut self, word: &str) -> Result<Tree, FilterError> {
+    /// Parses a special call. The next tokens are the word and a parenthesis.
+    pub(super) fn special_call(&mut self, word: &str) -> Result<SyntaxTree, FilterError> {
         let at = self.here();
         self.advance();
         self.advance();
@@ -24,24 +23,24 @@ impl Parser<'_> {
             _ => self.trim()?,
         };
         self.expect_mark(")")?;
-        self.node(Kind::Call(name.to_owned(), arguments), at)
+        self.node(SyntaxKind::Call(name.to_owned(), arguments), at)
     }
 
-    /// `year FROM x`, `'year' FROM x`.
-    fn extract(&mut self) -> Result<Vec<Tree>, FilterError> {
+    /// Parses `year FROM x` and `'year' FROM x`.
+    fn extract(&mut self) -> Result<Vec<SyntaxTree>, FilterError> {
         let at = self.here();
-        let (TokenKind::Word(field) | TokenKind::Quoted(field) | TokenKind::Text(field)) =
+        let (SqlTokenKind::Word(field) | SqlTokenKind::Quoted(field) | SqlTokenKind::Text(field)) =
             self.peek().clone()
         else {
             return Err(self.syntax_error());
         };
         self.advance();
         self.expect_word("from")?;
-        Ok(vec![self.node(Kind::Text(field), at)?, self.enclosed()?])
+        Ok(vec![self.node(SyntaxKind::Text(field), at)?, self.enclosed()?])
     }
 
-    /// `x, 1, 2`, `x FROM 1 FOR 2`, `x FOR 2`.
-    fn substring(&mut self) -> Result<Vec<Tree>, FilterError> {
+    /// Parses `x, 1, 2`, `x FROM 1 FOR 2` and `x FOR 2`.
+    fn substring(&mut self) -> Result<Vec<SyntaxTree>, FilterError> {
         let mut arguments = self.list_until(")")?;
         if arguments.len() != 1 {
             return Ok(arguments);
@@ -54,17 +53,17 @@ impl Parser<'_> {
             }
         } else if self.take_word("for") {
             let length = Box::new(self.enclosed()?);
-            arguments.push(self.node(Kind::Number("1".to_owned()), at)?);
-            arguments.push(self.node(Kind::Cast(length, TypeName::plain("int4")), at)?);
+            arguments.push(self.node(SyntaxKind::Number("1".to_owned()), at)?);
+            arguments.push(self.node(SyntaxKind::Cast(length, TypeName::plain("int4")), at)?);
         }
         Ok(arguments)
     }
 
-    /// `x`, `LEADING 'a' FROM x`, `FROM x`.
-    fn trim(&mut self) -> Result<(&'static str, Vec<Tree>), FilterError> {
+    /// Parses `x`, `LEADING 'a' FROM x` and `FROM x`.
+    fn trim(&mut self) -> Result<(&'static str, Vec<SyntaxTree>), FilterError> {
         let name = match self.peek() {
-            TokenKind::Word(word) if word == "leading" => "ltrim",
-            TokenKind::Word(word) if word == "trailing" => "rtrim",
+            SqlTokenKind::Word(word) if word == "leading" => "ltrim",
+            SqlTokenKind::Word(word) if word == "trailing" => "rtrim",
             _ => "btrim",
         };
         if name != "btrim" || self.at_word("both") {

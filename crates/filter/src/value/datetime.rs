@@ -1,4 +1,5 @@
-//! Dates and times. Reads ISO 8601 forms, all that Postgres writes with DateStyle ISO among them; the time zone is UTC.
+//! Dates and times. Parses ISO 8601 forms, including all that Postgres writes with DateStyle ISO. The
+//! time zone is UTC.
 
 use std::cmp::Ordering;
 use std::fmt::{self, Display, Formatter};
@@ -8,22 +9,23 @@ use super::input::{InputError, trim};
 
 const OTHER_FORMS: InputError = InputError::Unsupported("dates and times in other forms than ISO 8601");
 
-/// Days since 2000-01-01; the ends of the range are infinite.
+/// Days since 2000-01-01. The least and the greatest value are -infinity and infinity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Date(pub(crate) i32);
 
-/// Microseconds since midnight; 24:00:00 is one.
+/// Microseconds since midnight. 24:00:00 is valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Time(pub(crate) i64);
 
-/// A time, and how many seconds its zone lies west of Greenwich.
+/// A time of day, and its zone in seconds west of Greenwich.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Timetz {
     pub(crate) micros: i64,
     pub(crate) west: i32,
 }
 
-/// Microseconds since 2000-01-01 00:00:00 UTC; the ends of the range are infinite. Of either kind.
+/// timestamp or timestamptz: microseconds since 2000-01-01 00:00:00 UTC. The least and the greatest
+/// value are -infinity and infinity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Timestamp(pub(crate) i64);
 
@@ -53,7 +55,7 @@ impl Date {
 
 impl Time {
     pub(crate) fn parse(text: &str) -> Result<Self, InputError> {
-        let mut scan = Scan(trim(text));
+        let mut scan = DateTimeScanner(trim(text));
         let micros = scan.time()?;
         if scan.0.is_empty() { Ok(Time(micros)) } else { Err(OTHER_FORMS) }
     }
@@ -61,7 +63,7 @@ impl Time {
 
 impl Timetz {
     pub(crate) fn parse(text: &str) -> Result<Self, InputError> {
-        let mut scan = Scan(trim(text));
+        let mut scan = DateTimeScanner(trim(text));
         let micros = scan.time()?;
         let west = scan.zone()?.unwrap_or(0);
         if scan.0.is_empty() { Ok(Timetz { micros, west }) } else { Err(OTHER_FORMS) }
@@ -98,7 +100,7 @@ impl Timestamp {
             .then_some(Timestamp(micros as i64))
     }
 
-    /// Without a zone, one that is written is passed over, as Postgres does.
+    /// Parses a timestamp. Without `with_zone`, a zone in the text is ignored, as in Postgres.
     pub(crate) fn parse(text: &str, with_zone: bool) -> Result<Self, InputError> {
         match special(text)? {
             Some(Special::Infinity) => return Ok(Timestamp(i64::MAX)),
@@ -112,7 +114,7 @@ impl Timestamp {
         Timestamp::checked(local + west).ok_or(InputError::Field)
     }
 
-    /// The day, and the microseconds into it.
+    /// Returns the days since 2000-01-01, and the microseconds of the day.
     pub(crate) fn split(self) -> (i64, i64) {
         (self.0.div_euclid(MICROS_PER_DAY), self.0.rem_euclid(MICROS_PER_DAY))
     }
@@ -140,7 +142,7 @@ fn special(text: &str) -> Result<Option<Special>, InputError> {
     }
 }
 
-/// A date, and perhaps a time and a zone.
+/// A parsed date, with a time and a zone if the text has them.
 struct Moment {
     day: Day,
     micros: i64,
@@ -154,7 +156,7 @@ impl Moment {
         if before.is_some() {
             text = trim(&text[..text.len() - 3]);
         }
-        let mut scan = Scan(text);
+        let mut scan = DateTimeScanner(text);
         let mut day = scan.day()?;
         let (mut micros, mut west) = (0, 0);
         if let Some(rest) = scan.0.strip_prefix([' ', 'T', 't']) {
@@ -175,10 +177,10 @@ impl Moment {
     }
 }
 
-struct Scan<'t>(&'t str);
+struct DateTimeScanner<'t>(&'t str);
 
-impl Scan<'_> {
-    /// Between `least` and `most` digits.
+impl DateTimeScanner<'_> {
+    /// Parses a number of `least` to `most` digits.
     fn number(&mut self, least: usize, most: usize) -> Result<i64, InputError> {
         let length = self.0.bytes().take_while(u8::is_ascii_digit).count();
         if length < least || length > most {
@@ -239,7 +241,7 @@ impl Scan<'_> {
         Ok((value * 1e6).round_ties_even() as i64)
     }
 
-    /// Seconds west of Greenwich.
+    /// Parses a zone, if present. Returns seconds west of Greenwich.
     fn zone(&mut self) -> Result<Option<i32>, InputError> {
         let rest = self.0.trim_start_matches(' ');
         for name in ["utc", "gmt", "z"] {
@@ -295,8 +297,8 @@ impl Display for Timetz {
 
 impl Timestamp {
     pub(crate) fn write(self, with_zone: bool) -> String {
-        struct Written(Timestamp, bool);
-        impl Display for Written {
+        struct WithZone(Timestamp, bool);
+        impl Display for WithZone {
             fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
                 let (days, micros) = self.0.split();
                 write_moment(f, Day::of_number(days), Some(micros), self.1.then_some(0))
@@ -305,7 +307,7 @@ impl Timestamp {
         match self.0 {
             i64::MIN => "-infinity".to_owned(),
             i64::MAX => "infinity".to_owned(),
-            _ => Written(self, with_zone).to_string(),
+            _ => WithZone(self, with_zone).to_string(),
         }
     }
 }
