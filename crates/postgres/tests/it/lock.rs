@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_postgres::pgoutput::Lsn;
-use forebay_postgres::reservoir::{Connection as _, PostgresClient, PostgresConnect};
+use forebay_postgres::reservoir::{PostgresClient, PostgresConnect, ReservoirConnection as _};
 use forebay_postgres::{
     Batch, Bookmark, Condition, ConnectionStatus, Consumer, ConsumerError, Durable, LockPatience, Manager,
     ResetReason, Step, Timeline,

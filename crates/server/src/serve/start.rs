@@ -6,7 +6,7 @@ use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 use forebay_admission::{Admission, AdmissionLayer};
-use forebay_postgres::reservoir::Limits;
+use forebay_postgres::reservoir::ConnectionLimits;
 use forebay_postgres::{Manager, NotReady, StackEvent};
 use forebay_quota::Quota;
 use forebay_shapes::Shapes;
@@ -82,7 +82,8 @@ impl Serve {
             .unwrap_or_else(|error| Err(std::io::Error::other(error).into()))
             .map_err(|source| StartError::Store { dir, source })?;
         let quota = join(&config.quota, address).await?;
-        let mut limits = Limits::shared(quota.clone()).per_second(f64::from(config.connections_per_second));
+        let mut limits =
+            ConnectionLimits::shared(quota.clone()).per_second(f64::from(config.connections_per_second));
         if let Some(most) = config.max_connections {
             limits = limits.connections(most);
         }

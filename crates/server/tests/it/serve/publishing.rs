@@ -101,7 +101,7 @@ async fn a_table_that_cannot_be_taken_out_yet_is_served_meanwhile() {
     let reader = serve.reader(&ITEMS).await;
     let session = forebay_postgres::reservoir::PostgresConnect::new(&postgres.url(&place.database)).unwrap();
     let config = forebay_postgres::reservoir::ReservoirConfig::new(1);
-    let limits = forebay_postgres::reservoir::Limits::local();
+    let limits = forebay_postgres::reservoir::ConnectionLimits::local();
     let sessions = forebay_postgres::reservoir::Reservoir::start(session, config, limits).unwrap();
     let session = sessions.checkout().await.unwrap();
     // As VACUUM or CREATE INDEX CONCURRENTLY hold it.
