@@ -7,7 +7,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_reservoir::tokio_postgres::types::Type;
-use forebay_reservoir::{Connect as _, ConnectError, Connection as _, Guard, PostgresClient};
+use forebay_reservoir::{
+    Connect as _, ConnectionError, ConnectionGuard, PostgresClient, ReservoirConnection as _,
+};
 use tokio::sync::mpsc;
 
 use crate::config::ManagerConfig;
@@ -227,13 +229,13 @@ async fn close(pools: Option<Pools>) {
     }
 }
 
-async fn admin(common: &Common) -> Result<Guard<PostgresClient>, String> {
+async fn admin(common: &Common) -> Result<ConnectionGuard<PostgresClient>, String> {
     let pools = common.pools().map_err(|error| error.to_string())?;
     pools.admin().await.map_err(|error| error.to_string())
 }
 
 /// A connection of its own to the server itself, for when there are no pools, or they lead elsewhere.
-async fn direct(config: &ManagerConfig) -> Result<PostgresClient, ConnectError> {
+async fn direct(config: &ManagerConfig) -> Result<PostgresClient, ConnectionError> {
     let credentials = config.connect.credentials().await?;
     config.connect.connect(credentials).await
 }

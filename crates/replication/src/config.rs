@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use forebay_reservoir::{Limits, PostgresConnect, ReservoirConfig, Reset};
+use forebay_reservoir::{ConnectionLimits, PostgresConnect, ReservoirConfig, Reset};
 
 use crate::core::breaker::LockPatience;
 
@@ -25,7 +25,7 @@ pub struct ManagerConfig {
     pub(crate) manual_publication: bool,
     pub(crate) publish_partitions: bool,
     pub(crate) pool_size: u32,
-    pub(crate) limits: Option<Limits>,
+    pub(crate) limits: Option<ConnectionLimits>,
     pub(crate) idle_after: Option<Duration>,
     pub(crate) lock_patience: LockPatience,
 }
@@ -165,7 +165,7 @@ impl ManagerConfig {
 
     /// The rate and the budget of the pools' connections, which other processes may share. By default, a rate of this process alone.
     #[must_use]
-    pub fn limits(mut self, limits: Limits) -> Self {
+    pub fn limits(mut self, limits: ConnectionLimits) -> Self {
         self.limits = Some(limits);
         self
     }

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use forebay_pgoutput::DecodeError;
-use forebay_reservoir::{ConnectErrorKind, PostgresError, ServerError};
+use forebay_reservoir::{ConnectionErrorKind, PostgresError, PostgresServerError};
 
 use crate::consumer::ConsumerError;
 use crate::core::machine::Trouble;
@@ -73,7 +73,7 @@ pub enum Failure {
         /// What the last dial said.
         why: String,
         /// What that means for the next.
-        kind: Option<ConnectErrorKind>,
+        kind: Option<ConnectionErrorKind>,
     },
     /// The server said no.
     #[error("while {}: {}{}", doing.as_str(), words(said), advice(*doing, said.code()))]
@@ -81,7 +81,7 @@ pub enum Failure {
         /// What was being done.
         doing: Doing,
         /// The server's words.
-        said: ServerError,
+        said: PostgresServerError,
     },
     /// The connection broke.
     #[error("while {}: {why}", doing.as_str())]
@@ -134,7 +134,7 @@ pub enum Failure {
         /// Who.
         user: String,
         /// The server's words.
-        said: ServerError,
+        said: PostgresServerError,
     },
     /// A standby.
     #[error(
@@ -223,12 +223,12 @@ impl Failure {
         match self {
             Failure::Connect(error) => connect_verdict(error),
             Failure::Pools { kind, .. } => match kind {
-                Some(ConnectErrorKind::Refused) => Verdict::Fatal,
+                Some(ConnectionErrorKind::Refused) => Verdict::Fatal,
                 Some(
-                    ConnectErrorKind::Credentials
-                    | ConnectErrorKind::Full
-                    | ConnectErrorKind::Unreachable
-                    | ConnectErrorKind::Other,
+                    ConnectionErrorKind::Credentials
+                    | ConnectionErrorKind::Full
+                    | ConnectionErrorKind::Unreachable
+                    | ConnectionErrorKind::Other,
                 )
                 | None => Verdict::Retry,
             },
@@ -290,7 +290,7 @@ impl From<Failure> for Trouble {
 }
 
 /// What the server said, unless that is about data: those words quote values.
-fn words(said: &ServerError) -> String {
+fn words(said: &PostgresServerError) -> String {
     match said.code().get(..2) {
         Some("22" | "23") => {
             format!("an error in the data [{}]: the server's log has the words", said.code())
@@ -302,11 +302,11 @@ fn words(said: &ServerError) -> String {
 fn connect_verdict(error: &PostgresError) -> Verdict {
     match error.kind() {
         // A password, pg_hba.conf, a database that isn't there, our certificate.
-        ConnectErrorKind::Refused => Verdict::Fatal,
-        ConnectErrorKind::Credentials | ConnectErrorKind::Full | ConnectErrorKind::Unreachable => {
+        ConnectionErrorKind::Refused => Verdict::Fatal,
+        ConnectionErrorKind::Credentials | ConnectionErrorKind::Full | ConnectionErrorKind::Unreachable => {
             Verdict::Retry
         }
-        ConnectErrorKind::Other => match error {
+        ConnectionErrorKind::Other => match error {
             // No TLS there, a certificate that isn't trusted, something that isn't Postgres.
             PostgresError::NoTls { .. } | PostgresError::Tls { .. } | PostgresError::NotPostgres { .. } => {
                 Verdict::Fatal
@@ -367,7 +367,8 @@ mod tests {
     fn words_that_quote_values_are_left_to_the_servers_log() {
         let fields: [(u8, &[u8]); 2] =
             [(b'C', b"22P02"), (b'M', b"invalid input syntax for type integer: \"secret\"")];
-        let failure = Failure::Server { doing: Doing::Streaming, said: ServerError::from_fields(fields) };
+        let failure =
+            Failure::Server { doing: Doing::Streaming, said: PostgresServerError::from_fields(fields) };
         assert!(
             !failure.to_string().contains("secret") && failure.to_string().contains("22P02"),
             "{failure}"

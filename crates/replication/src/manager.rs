@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use forebay_reservoir::{Guard, PostgresClient};
+use forebay_reservoir::{ConnectionGuard, PostgresClient};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use crate::chores;
@@ -137,7 +137,7 @@ impl Manager {
     ///
     /// # Errors
     /// When the pools are closed, or none comes free in time.
-    pub async fn admin(&self) -> Result<Guard<PostgresClient>, PoolError> {
+    pub async fn admin(&self) -> Result<ConnectionGuard<PostgresClient>, PoolError> {
         self.inner.common.pools()?.admin().await
     }
 
@@ -145,7 +145,7 @@ impl Manager {
     ///
     /// # Errors
     /// When the pools are closed, or none comes free within 5 s.
-    pub async fn snapshot(&self) -> Result<Guard<PostgresClient>, PoolError> {
+    pub async fn snapshot(&self) -> Result<ConnectionGuard<PostgresClient>, PoolError> {
         self.inner.common.pools()?.snapshot().await
     }
 

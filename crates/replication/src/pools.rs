@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use forebay_reservoir::{
-    CheckoutError, ConfigError, Guard, Limits, PostgresClient, Reservoir, Shortage, Status, View,
+    CheckoutError, ConnectionGuard, ConnectionLimits, PostgresClient, Reservoir, ReservoirConfigError,
+    ReservoirView, Shortage, Status,
 };
 use serde::Serialize;
 use tokio::sync::mpsc;
@@ -62,14 +63,14 @@ pub enum PoolError {
 #[derive(Clone)]
 pub(crate) struct Pools {
     reservoir: Reservoir<PostgresClient>,
-    admin: View<PostgresClient>,
-    snapshot: View<PostgresClient>,
+    admin: ReservoirView<PostgresClient>,
+    snapshot: ReservoirView<PostgresClient>,
     takes_snapshots: Arc<AtomicBool>,
 }
 
 impl Pools {
-    pub(crate) fn start(config: &ManagerConfig) -> Result<Self, ConfigError> {
-        let limits = config.limits.clone().unwrap_or_else(Limits::local);
+    pub(crate) fn start(config: &ManagerConfig) -> Result<Self, ReservoirConfigError> {
+        let limits = config.limits.clone().unwrap_or_else(ConnectionLimits::local);
         let reservoir = Reservoir::start(config.pool_connect().clone(), config.reservoir(), limits)?;
         let (admin, snapshot) = pool_sizes(config.pool_size);
         Ok(Pools {
@@ -81,12 +82,12 @@ impl Pools {
     }
 
     /// For metadata and DDL.
-    pub(crate) async fn admin(&self) -> Result<Guard<PostgresClient>, PoolError> {
+    pub(crate) async fn admin(&self) -> Result<ConnectionGuard<PostgresClient>, PoolError> {
         Ok(self.admin.checkout_within(ADMIN_PATIENCE).await?)
     }
 
     /// For a snapshot.
-    pub(crate) async fn snapshot(&self) -> Result<Guard<PostgresClient>, PoolError> {
+    pub(crate) async fn snapshot(&self) -> Result<ConnectionGuard<PostgresClient>, PoolError> {
         if !self.takes_snapshots.load(Ordering::Acquire) {
             return Err(PoolError::Closed);
         }
@@ -123,7 +124,7 @@ impl Pools {
             let counts = &status.counts;
             let is_full = counts.ready + counts.lent + counts.resetting >= status.low_watermark;
             let now = if is_full { PoolStatus::Ready } else { PoolStatus::Repopulating };
-            let news = PoolNews { admin: now, snapshot: now, why: status.trouble.filter(|_| !is_full) };
+            let news = PoolNews { admin: now, snapshot: now, why: status.last_failure.filter(|_| !is_full) };
             if last.as_ref() != Some(&news) {
                 last = Some(news.clone());
                 if events.send(Event::Pools(news)).await.is_err() {

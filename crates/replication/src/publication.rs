@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use forebay_reservoir::tokio_postgres::error::SqlState;
 use forebay_reservoir::tokio_postgres::types::Type;
 use forebay_reservoir::tokio_postgres::{self, Row, SimpleQueryMessage};
-use forebay_reservoir::{Guard, PostgresClient};
+use forebay_reservoir::{ConnectionGuard, PostgresClient};
 use serde::Serialize;
 
 use crate::config::ManagerConfig;
@@ -386,7 +386,7 @@ impl Publication {
 
     async fn what_is_wrong(
         &self,
-        client: &Guard<PostgresClient>,
+        client: &ConnectionGuard<PostgresClient>,
         oid: u32,
     ) -> Result<Option<&'static str>, PublishError> {
         // Generated columns are published since version 18 only; in manual mode that is for others to decide.
@@ -405,7 +405,7 @@ impl Publication {
     /// One that had to be mended, and is tracked, is marked first.
     async fn make_whole(
         &self,
-        client: &Guard<PostgresClient>,
+        client: &ConnectionGuard<PostgresClient>,
         table: &TableName,
     ) -> Result<Published, PublishError> {
         let found = self.find(client, table).await?;
@@ -554,7 +554,11 @@ impl Publication {
         }
     }
 
-    async fn find(&self, client: &Guard<PostgresClient>, table: &TableName) -> Result<Found, PublishError> {
+    async fn find(
+        &self,
+        client: &ConnectionGuard<PostgresClient>,
+        table: &TableName,
+    ) -> Result<Found, PublishError> {
         // With publish_via_partition_root, filters of partitions have no effect; without it, those
         // of the root have none.
         let asking = "SELECT c.oid, c.relkind::text, c.relreplident = 'f', pg_has_role(c.relowner, 'USAGE'), \
@@ -608,7 +612,7 @@ impl Publication {
     /// has them, too: it is what the stream tells of.
     async fn without_full_rows(
         &self,
-        client: &Guard<PostgresClient>,
+        client: &ConnectionGuard<PostgresClient>,
         table: &TableName,
         found: &Found,
     ) -> Result<Vec<TableName>, PublishError> {

@@ -3,7 +3,7 @@
 
 use std::error::Error as _;
 
-use forebay_reservoir::{ServerError, tokio_postgres};
+use forebay_reservoir::{PostgresServerError, tokio_postgres};
 
 /// As a name, whatever it holds.
 pub(crate) fn name(name: &str) -> String {
@@ -18,7 +18,7 @@ pub(crate) fn literal(value: &str) -> String {
 /// What happened, in the server's words: the error's own are "db error".
 pub(crate) fn words(error: &tokio_postgres::Error) -> String {
     match (error.as_db_error(), error.source()) {
-        (Some(said), _) => ServerError::from(said).to_string(),
+        (Some(said), _) => PostgresServerError::from(said).to_string(),
         (None, Some(source)) => format!("{error}: {source}"),
         (None, None) => error.to_string(),
     }

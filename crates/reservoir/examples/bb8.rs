@@ -1,16 +1,19 @@
-//! A bb8 pool whose connections come from a reservoir: `cargo run -p forebay-reservoir --features bb8 --example bb8`.
+//! A bb8 pool that takes its connections from a reservoir.
+//!
+//! Run with `cargo run -p forebay-reservoir --features bb8 --example bb8`.
 
 #![allow(clippy::print_stdout, reason = "an example shows what it does")]
 
-use forebay_reservoir::{Limits, PostgresConnect, Reservoir, ReservoirConfig};
+use forebay_reservoir::{ConnectionLimits, PostgresConnect, Reservoir, ReservoirConfig};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let server = forebay_sandbox::Postgres::start()?;
     let connect = PostgresConnect::new(&server.url("postgres"))?;
-    let reservoir = Reservoir::start(connect, ReservoirConfig::new(8), Limits::local())?;
+    let reservoir = Reservoir::start(connect, ReservoirConfig::new(8), ConnectionLimits::local())?;
 
-    // The pool may have six of the eight. It needs no lifetimes of its own: the reservoir has them, and spreads them.
+    // The pool may hold six of the eight. Its own lifetimes are disabled: the reservoir replaces
+    // connections.
     let builder = bb8::Pool::builder().max_size(6).max_lifetime(None).idle_timeout(None);
     let pool = builder.build(reservoir.view("web", 6)).await?;
     let client = pool.get().await?;

@@ -1,18 +1,23 @@
-//! A deadpool pool whose connections come from a reservoir: `cargo run -p forebay-reservoir --features deadpool --example deadpool`.
+//! A deadpool pool that takes its connections from a reservoir.
+//!
+//! Run with `cargo run -p forebay-reservoir --features deadpool --example deadpool`.
 
 #![allow(clippy::print_stdout, reason = "an example shows what it does")]
 
 use deadpool::managed::Pool;
-use forebay_reservoir::{Limits, PostgresClient, PostgresConnect, Reservoir, ReservoirConfig, View};
+use forebay_reservoir::{
+    ConnectionLimits, PostgresClient, PostgresConnect, Reservoir, ReservoirConfig, ReservoirView,
+};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let server = forebay_sandbox::Postgres::start()?;
     let connect = PostgresConnect::new(&server.url("postgres"))?;
-    let reservoir = Reservoir::start(connect, ReservoirConfig::new(8), Limits::local())?;
+    let reservoir = Reservoir::start(connect, ReservoirConfig::new(8), ConnectionLimits::local())?;
 
-    // The pool may have six of the eight. It needs no lifetime of its own.
-    let pool: Pool<View<PostgresClient>> = Pool::builder(reservoir.view("web", 6)).max_size(6).build()?;
+    // The pool may hold six of the eight connections.
+    let pool: Pool<ReservoirView<PostgresClient>> =
+        Pool::builder(reservoir.view("web", 6)).max_size(6).build()?;
     let client = pool.get().await?;
     let answer: i32 = client.query_one("SELECT 6 * 7", &[]).await?.get(0);
     println!("the answer is {answer}; {:?}", reservoir.status().counts);

@@ -1,6 +1,8 @@
-//! Two processes that share a budget of ten connections through Redis: `cargo run -p forebay-reservoir --example shared_budget`.
+//! Two processes that share a budget of ten connections through Redis.
 //!
-//! Started without an argument it brings a Postgres and a Redis along and starts itself twice.
+//! Run with `cargo run -p forebay-reservoir --example shared_budget`.
+//!
+//! Without arguments, it starts a Postgres server, a Redis server, and itself twice.
 
 #![allow(clippy::print_stdout, reason = "an example shows what it does")]
 
@@ -8,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use forebay_quota::{MemberConfig, Mode, Quota, RedisStore};
-use forebay_reservoir::{Limits, PostgresConnect, Reservoir, ReservoirConfig};
+use forebay_reservoir::{ConnectionLimits, PostgresConnect, Reservoir, ReservoirConfig};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -45,8 +47,8 @@ async fn one_of_two(postgres: &str, redis: &str, name: &str) -> Result<()> {
         // A new namespace grants nothing for one TTL.
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    // Each wants eight; together they may have ten.
-    let limits = Limits::shared(quota.clone()).connections(10);
+    // Each process wants eight connections; together they may have ten.
+    let limits = ConnectionLimits::shared(quota.clone()).connections(10);
     let reservoir = Reservoir::start(PostgresConnect::new(postgres)?, ReservoirConfig::new(8), limits)?;
     reservoir.initial_fill(Duration::from_secs(10)).await?;
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -55,7 +57,7 @@ async fn one_of_two(postgres: &str, redis: &str, name: &str) -> Result<()> {
     for share in holdings.accounts.iter().flat_map(|account| &account.shares) {
         println!("{name}: {} holds {}", share.member, share.used);
     }
-    // Neither leaves before the other has looked.
+    // Both processes must have printed before one of them leaves.
     tokio::time::sleep(Duration::from_secs(1)).await;
     reservoir.close(Duration::from_secs(5)).await;
     quota.leave().await;

@@ -1,15 +1,16 @@
-//! A soak: connections that live for three seconds, random faults, and at the end nothing may be left.
+//! Soak test: connections that live for three seconds, with random faults; nothing may leak.
 //!
-//! `cargo run --release -p forebay-reservoir --example soak -- 10` runs for ten minutes, and prints a line every ten seconds.
+//! `cargo run --release -p forebay-reservoir --example soak -- 10` runs for ten minutes and prints
+//! a line every ten seconds.
 
-#![allow(clippy::print_stdout, reason = "progress, for whoever waits")]
+#![allow(clippy::print_stdout, reason = "prints its progress")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_quota::{Quota, RateConfig};
-use forebay_reservoir::{Limits, PostgresConnect, Reservoir, ReservoirConfig};
+use forebay_reservoir::{ConnectionLimits, PostgresConnect, Reservoir, ReservoirConfig};
 use forebay_sandbox::Postgres;
 use forebay_testkit::{Direction, Proxy};
 
@@ -26,7 +27,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     soak(&server, quota.clone(), Duration::from_secs_f64(minutes * 60.0), seed).await?;
     let leases: u32 = quota.status().budgets.iter().map(|budget| budget.usage.used_here).sum();
     drop(quota);
-    // What ends now does so at its next chance to run.
+    // Tasks that have ended are removed when the runtime polls them next.
     let mut tasks = before + 1;
     for _ in 0..100 {
         tasks = tokio::runtime::Handle::current().metrics().num_alive_tasks();
@@ -54,7 +55,7 @@ async fn soak(
         .base_lifetime(Duration::from_secs(2))
         .lifetime_jitter(Duration::from_secs(1))
         .guard_window(Duration::from_millis(300));
-    let limits = Limits::shared(quota).rate(RateConfig::per_second(100.0)).connections(18);
+    let limits = ConnectionLimits::shared(quota).rate(RateConfig::per_second(100.0)).connections(18);
     let reservoir = Reservoir::start(PostgresConnect::new(&url)?, config, limits)?;
     let (done, failed) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let until = Instant::now() + span;
@@ -62,16 +63,16 @@ async fn soak(
     for task in 0..TASKS {
         let (reservoir, done, failed) = (reservoir.clone(), done.clone(), failed.clone());
         tasks.spawn(async move {
-            let mut dice = Dice(seed * 1_000 + task);
+            let mut rng = SplitMix64(seed * 1_000 + task);
             while Instant::now() < until {
                 let outcome = match reservoir.checkout_within(Duration::from_secs(1)).await {
-                    // Some leave in the middle.
-                    Ok(client) if dice.roll(10) == 0 => {
+                    // Some callers drop their query.
+                    Ok(client) if rng.below(10) == 0 => {
                         let query = client.simple_query("BEGIN; SELECT pg_sleep(0.05)");
-                        tokio::time::timeout(Duration::from_millis(dice.roll(50)), query).await.is_ok()
+                        tokio::time::timeout(Duration::from_millis(rng.below(50)), query).await.is_ok()
                     }
                     Ok(mut client) => {
-                        if dice.roll(50) == 0 {
+                        if rng.below(50) == 0 {
                             client.mark_bad();
                         }
                         client.simple_query("SELECT pg_sleep(0.002)").await.is_ok()
@@ -82,20 +83,20 @@ async fn soak(
             }
         });
     }
-    let (mut dice, mut told) = (Dice(seed), Instant::now());
+    let (mut rng, mut reported_at) = (SplitMix64(seed), Instant::now());
     while Instant::now() < until {
-        tokio::time::sleep(Duration::from_millis(200 + dice.roll(1_500))).await;
-        match dice.roll(6) {
+        tokio::time::sleep(Duration::from_millis(200 + rng.below(1_500))).await;
+        match rng.below(6) {
             0 => proxy.cut(),
             1 => proxy.reset(),
             2 => {
                 proxy.stall(Direction::Both);
-                tokio::time::sleep(Duration::from_millis(dice.roll(1_500))).await;
+                tokio::time::sleep(Duration::from_millis(rng.below(1_500))).await;
                 proxy.resume();
             }
             3 => {
                 proxy.refuse();
-                tokio::time::sleep(Duration::from_millis(dice.roll(1_000))).await;
+                tokio::time::sleep(Duration::from_millis(rng.below(1_000))).await;
                 proxy.accept();
             }
             4 => {
@@ -106,10 +107,10 @@ async fn soak(
             }
             _ => {}
         }
-        if told.elapsed() > Duration::from_secs(10) {
-            told = Instant::now();
+        if reported_at.elapsed() > Duration::from_secs(10) {
+            reported_at = Instant::now();
             let (done, failed) = (done.load(Ordering::Relaxed), failed.load(Ordering::Relaxed));
-            let left = until.saturating_duration_since(told).as_secs();
+            let left = until.saturating_duration_since(reported_at).as_secs();
             println!("{left} s left: {done} queries, {failed} failures, {:?}", reservoir.status().counts);
         }
     }
@@ -122,11 +123,11 @@ async fn soak(
     Ok(())
 }
 
-/// Splitmix64, so that a seed tells the same story again.
-struct Dice(u64);
+/// SplitMix64 generator: the same seed repeats the run.
+struct SplitMix64(u64);
 
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
+impl SplitMix64 {
+    fn below(&mut self, sides: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,16 +1,16 @@
-//! How a reservoir behaves.
+//! Configuration of a reservoir: sizes, lifetimes, timeouts, and limits on new connections.
 
 use std::time::Duration;
 
 use forebay_quota::{Budget, BudgetConfig, Quota, Rate, RateConfig};
 
-use crate::core::ledger::{Backoff, Lifetime, Rules};
-use crate::shared::FOREVER;
+use crate::core::ledger_rules::{DialBackoff, LedgerRules, Lifetime};
+use crate::driver::MAX_DURATION;
 
-/// How many connections are opened per second if nobody says otherwise, in the whole cluster.
+/// Default rate of new connections per second, in the whole cluster.
 pub const DEFAULT_RATE: f64 = 100.0;
 
-/// How big a reservoir is, and how long its connections live.
+/// Size of a reservoir, lifetimes of its connections, and timeouts.
 #[derive(Debug, Clone)]
 pub struct ReservoirConfig {
     pub(crate) service: String,
@@ -30,19 +30,21 @@ pub struct ReservoirConfig {
     pub(crate) close_timeout: Duration,
 }
 
-/// What is done to a connection between two callers.
+/// What the reservoir runs on a returned connection before it lends it again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reset {
-    /// Nothing. A transaction that was left open is then the next caller's.
+    /// Runs nothing. A transaction that one caller leaves open is open for the next caller, too.
     None,
-    /// An open transaction is rolled back; cursors, roles taken on, settings, subscriptions, advisory locks, temporary tables and cached
-    /// sequences go. Prepared statements stay: the client knows them.
+    /// Rolls back an open transaction and discards cursors, roles, settings, subscriptions,
+    /// advisory locks, temporary tables and sequence caches.
+    ///
+    /// Prepared statements stay, because the client caches them.
     Standard,
-    /// Statements of your own. Begin with `ROLLBACK`.
+    /// Runs these statements. They should begin with `ROLLBACK`.
     Custom(String),
 }
 
-/// Not `DISCARD ALL`, which would drop the prepared statements that the client believes to be there.
+/// Not `DISCARD ALL`: that would also drop the prepared statements that the client has cached.
 const STANDARD_RESET: &str = "ROLLBACK; CLOSE ALL; SET SESSION AUTHORIZATION DEFAULT; RESET ALL; UNLISTEN *; \
      SELECT pg_advisory_unlock_all(); DISCARD TEMP; DISCARD SEQUENCES";
 
@@ -57,10 +59,10 @@ impl Reset {
 }
 
 impl ReservoirConfig {
-    /// Keeps about `target_ready` connections, in use or not.
+    /// Returns a configuration for about `target_ready` connections, idle or lent.
     ///
     /// # Panics
-    /// If it is 0.
+    /// Panics if `target_ready` is 0.
     pub fn new(target_ready: u32) -> Self {
         assert!(target_ready > 0, "a reservoir of no connections has nothing to lend");
         ReservoirConfig {
@@ -86,8 +88,10 @@ impl ReservoirConfig {
         }
     }
 
-    /// For Aurora DSQL, which ends every connection after an hour: 55 minutes less up to five, and only a ROLLBACK between two
-    /// callers, since it knows none of the other statements.
+    /// Returns a configuration for Aurora DSQL.
+    ///
+    /// Aurora DSQL ends every connection after an hour, so connections live for 50 to 55 minutes.
+    /// The reset is only `ROLLBACK`, because it supports none of the other statements.
     pub fn aurora_dsql(target_ready: u32) -> Self {
         let mut config = ReservoirConfig::new(target_ready).reset(Reset::Custom("ROLLBACK".into()));
         config.lifetime = Lifetime {
@@ -98,112 +102,124 @@ impl ReservoirConfig {
         config
     }
 
-    /// The `service` of its metrics and logs.
+    /// Sets the `service` label of metrics and logs. Default: `default`.
     pub fn service(mut self, service: impl Into<String>) -> Self {
         self.service = service.into();
         self
     }
 
-    /// Below how many ready connections the refiller hurries, and for how many the first filling waits. Half of the target by
-    /// default; at most the target.
+    /// Sets the number of ready connections below which the refiller dials at full concurrency.
+    ///
+    /// [`initial_fill`](crate::Reservoir::initial_fill) waits for this number. Default: half of the
+    /// target. Maximum: the target.
     pub fn low_watermark(mut self, low_watermark: u32) -> Self {
         self.low_watermark = Some(low_watermark);
         self
     }
 
-    /// How many connections there may ever be, those that are being opened and closed included: a connection counts until the
-    /// server has closed its end, see [`close_timeout`](Self::close_timeout). By default an eighth more than the target, and at
-    /// least one more: the room to replace one before it goes.
+    /// Sets the maximum number of connections, including those being opened and closed.
+    ///
+    /// A connection counts until the server has closed its end; see
+    /// [`close_timeout`](Self::close_timeout). Default: the target plus an eighth, at least one
+    /// more, so that a connection can be replaced before it is closed.
     pub fn max(mut self, max: u32) -> Self {
         self.max = Some(max);
         self
     }
 
-    /// How long a connection lives at least. 11 minutes by default.
+    /// Sets the minimum lifetime of a connection. Default: 11 minutes.
     pub fn base_lifetime(mut self, lifetime: Duration) -> Self {
         self.lifetime.base = lifetime;
         self
     }
 
-    /// How much longer, by chance. 2 minutes by default.
+    /// Sets the maximum random addition to the lifetime. Default: 2 minutes.
     pub fn lifetime_jitter(mut self, jitter: Duration) -> Self {
         self.lifetime.jitter = jitter;
         self
     }
 
-    /// No connection is lent that ends within this. 45 s by default.
+    /// Sets the guard window: a connection that expires within it is not lent. Default: 45 s.
     pub fn guard_window(mut self, window: Duration) -> Self {
         self.guard_window = window;
         self
     }
 
-    /// How long before its guard window a connection is replaced. As long as the guard window by default; at most half of the time
-    /// between birth and guard window.
+    /// Sets how long before its guard window a connection is replaced.
+    ///
+    /// Default: as long as the guard window. Maximum: half of the time between opening and guard
+    /// window.
     pub fn replace_ahead(mut self, lead: Duration) -> Self {
         self.lead = Some(lead);
         self
     }
 
-    /// How many connections may be opened at the same time. 8 by default.
+    /// Sets the maximum number of concurrent dials. Default: 8.
     pub fn max_dials(mut self, max_dials: u32) -> Self {
         self.max_dials = max_dials.max(1);
         self
     }
 
-    /// How many callers may wait at once; more are told [`Busy`](crate::CheckoutError::Busy). 65,536 by default.
+    /// Sets the maximum number of waiting callers. Default: 65,536.
+    ///
+    /// Further callers fail with [`Busy`](crate::CheckoutError::Busy).
     pub fn max_waiting(mut self, max_waiting: usize) -> Self {
         self.max_waiting = max_waiting;
         self
     }
 
-    /// A connection that is held for longer is logged, with where it was asked for. 60 s by default.
+    /// Sets after which time a held connection is logged, with the source location of its checkout.
+    /// Default: 60 s.
     pub fn leak_after(mut self, leak_after: Duration) -> Self {
         self.leak_after = leak_after;
         self
     }
 
-    /// What is done between two callers. [`Reset::Standard`] by default.
+    /// Sets the reset between two callers. Default: [`Reset::Standard`].
     pub fn reset(mut self, reset: Reset) -> Self {
         self.reset = reset;
         self
     }
 
-    /// How long [`checkout`](crate::Reservoir::checkout) waits. 100 ms by default.
+    /// Sets how long [`checkout`](crate::Reservoir::checkout) waits. Default: 100 ms.
     pub fn checkout_timeout(mut self, timeout: Duration) -> Self {
         self.checkout_timeout = timeout;
         self
     }
 
-    /// How long credentials may take, and then the connection. 30 s by default.
+    /// Sets the timeout of each of the two steps of a dial: credentials and connection. Default: 30
+    /// s.
     pub fn dial_timeout(mut self, timeout: Duration) -> Self {
         self.dial_timeout = timeout;
         self
     }
 
-    /// How long the server may take to close its end of a connection that is closed here, or of a dial that was given up. Until
-    /// then its place and its lease stay taken; after it they are given back with a warning, and the server may have more
-    /// than [`max`](Self::max). 10 minutes by default.
+    /// Sets how long the server may take to close its end of a retired connection or of an
+    /// abandoned dial. Default: 10 minutes.
     ///
-    /// A backend that runs a query which can't be cancelled, one that is stopped, and one that still authenticates take
-    /// that long. [`Reservoir::close`](crate::Reservoir::close) has a deadline of its own.
+    /// Until then the slot and the lease stay in use. After it they are released with a warning,
+    /// and the server may have more than [`max`](Self::max) connections.
+    ///
+    /// A server takes that long for a query that can't be cancelled, a stopped backend, or a slow
+    /// authentication. [`Reservoir::close`](crate::Reservoir::close) has its own timeout.
     pub fn close_timeout(mut self, timeout: Duration) -> Self {
         self.close_timeout = timeout;
         self
     }
 
-    /// Such that they fit each other, whatever was asked for.
-    pub(crate) fn rules(&self) -> Rules {
+    /// Returns the settings for the ledger, adjusted so that they are consistent.
+    pub(crate) fn rules(&self) -> LedgerRules {
         let max = self
             .max
             .unwrap_or_else(|| self.target_ready.saturating_add((self.target_ready / 8).max(1)))
             .max(1);
         let target = self.target_ready.min(max);
         let Lifetime { base, jitter, downward } = self.lifetime;
-        let lifetime = Lifetime { base: base.min(FOREVER), jitter: jitter.min(FOREVER), downward };
-        let guard_window = self.guard_window.min(FOREVER);
-        // One that is to be replaced from its birth on would be replaced for ever.
+        let lifetime = Lifetime { base: base.min(MAX_DURATION), jitter: jitter.min(MAX_DURATION), downward };
+        let guard_window = self.guard_window.min(MAX_DURATION);
+        // A connection that is due for replacement when it is opened would be replaced endlessly.
         let most_lead = self.shortest_life().saturating_sub(guard_window) / 2;
-        Rules {
+        LedgerRules {
             target,
             low_watermark: self.low_watermark.unwrap_or(target / 2).clamp(1, target),
             max,
@@ -213,112 +229,121 @@ impl ReservoirConfig {
             max_dials: self.max_dials,
             max_waiting: self.max_waiting,
             resets: self.reset != Reset::None,
-            leak_after: self.leak_after.min(FOREVER),
-            backoff: Backoff {
-                first: Duration::from_millis(100),
-                most: Duration::from_secs(10),
-                first_patient: Duration::from_secs(2),
-                most_patient: Duration::from_secs(60),
+            leak_after: self.leak_after.min(MAX_DURATION),
+            backoff: DialBackoff {
+                initial: Duration::from_millis(100),
+                max: Duration::from_secs(10),
+                initial_long: Duration::from_secs(2),
+                max_long: Duration::from_secs(60),
             },
         }
     }
 
     fn shortest_life(&self) -> Duration {
         let Lifetime { base, jitter, downward } = self.lifetime;
-        if downward { base.saturating_sub(jitter) } else { base }.min(FOREVER)
+        if downward { base.saturating_sub(jitter) } else { base }.min(MAX_DURATION)
     }
 
-    /// Whether a connection lives long enough to be lent at all.
-    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+    /// Fails if the shortest possible lifetime is within the guard window.
+    pub(crate) fn check(&self) -> Result<(), ReservoirConfigError> {
         let shortest = self.shortest_life();
         if shortest <= self.guard_window {
-            return Err(ConfigError::NeverLent { lifetime: shortest, guard_window: self.guard_window });
+            return Err(ReservoirConfigError::NeverLent {
+                lifetime: shortest,
+                guard_window: self.guard_window,
+            });
         }
         Ok(())
     }
 }
 
-/// Settings that contradict each other, or can't be read.
+/// Invalid or contradictory settings.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ConfigError {
-    /// Connections would be of no use from the start.
+pub enum ReservoirConfigError {
+    /// No connection would ever be lent: its lifetime is within the guard window.
     #[error(
         "a lifetime of {lifetime:?} within a guard window of {guard_window:?}: no connection would ever be lent; \
          make the lifetime longer or the window shorter"
     )]
     NeverLent {
-        /// The shortest life a connection may have.
+        /// Shortest lifetime that a connection may have.
         lifetime: Duration,
-        /// The window.
+        /// The guard window.
         guard_window: Duration,
     },
-    /// A variable has a value that can't be.
+    /// An environment variable has an invalid value.
     #[error("{variable}: {problem}")]
     Variable {
-        /// Its name.
+        /// Name of the variable.
         variable: String,
-        /// What is wrong, and what it should be.
+        /// What is wrong, and which values are valid.
         problem: String,
     },
 }
 
-/// What new connections need: a unit of a budget for as long as they are open, and a token of a rate for each dial.
+/// Limits on new connections: a budget of open connections and a rate of dials.
 ///
-/// Both come from a [`Quota`], which other processes may share. They are counted for each server: reservoirs of one quota share
-/// them if their connectors have the same [`endpoint`](crate::Connect::endpoint).
+/// Each connection takes a unit of the budget while it is open, and each dial a token of the rate.
+/// Both come from a [`Quota`], which processes can share. They are counted per server: reservoirs
+/// of one quota share them if their connectors return the same
+/// [`endpoint`](crate::Connect::endpoint).
 #[derive(Debug, Clone)]
-pub struct Limits {
+pub struct ConnectionLimits {
     quota: Quota,
     rate: RateConfig,
     connections: Option<u32>,
 }
 
 /// Limits for one server.
-pub(crate) struct OpenLimits {
+pub(crate) struct EndpointLimits {
     pub(crate) budget: Option<Budget>,
     pub(crate) rate: Rate,
     pub(crate) quota: Quota,
 }
 
-impl Limits {
-    /// Of this process alone: [`DEFAULT_RATE`] connections per second. Needs a tokio runtime.
+impl ConnectionLimits {
+    /// Returns limits for this process alone: [`DEFAULT_RATE`] connections per second, no budget.
+    /// Needs a tokio runtime.
     pub fn local() -> Self {
-        Limits::shared(Quota::local())
+        ConnectionLimits::shared(Quota::local())
     }
 
-    /// Of all members of `quota`: [`DEFAULT_RATE`] connections per second, as many as the reservoirs want.
+    /// Returns limits for all members of `quota`: [`DEFAULT_RATE`] connections per second, no
+    /// budget.
     pub fn shared(quota: Quota) -> Self {
-        Limits { quota, rate: RateConfig::per_second(DEFAULT_RATE), connections: None }
+        ConnectionLimits { quota, rate: RateConfig::per_second(DEFAULT_RATE), connections: None }
     }
 
-    /// So many connections per second.
+    /// Sets the number of new connections per second.
     pub fn per_second(self, per_second: f64) -> Self {
         self.rate(RateConfig::per_second(per_second))
     }
 
-    /// A rate in all its detail.
+    /// Sets the rate of new connections, including its burst.
     pub fn rate(mut self, rate: RateConfig) -> Self {
         self.rate = rate;
         self
     }
 
-    /// At most so many connections at the same time, in all processes together. What a killed process had is free again when
-    /// it has expired: its server may not have noticed before.
+    /// Sets the maximum number of open connections of all processes together.
+    ///
+    /// Units of a killed process are free after its membership has expired, because the server may
+    /// not have noticed earlier that it is gone.
     pub fn connections(mut self, limit: u32) -> Self {
         self.connections = Some(limit);
         self
     }
 
-    /// The quota behind it.
+    /// Returns the quota.
     pub fn quota(&self) -> &Quota {
         &self.quota
     }
 
-    pub(crate) fn open(self, endpoint: &str) -> OpenLimits {
-        let Limits { quota, rate, connections } = self;
+    pub(crate) fn open(self, endpoint: &str) -> EndpointLimits {
+        let ConnectionLimits { quota, rate, connections } = self;
         let name = format!("connections:{endpoint}");
         let budget =
             connections.map(|limit| quota.budget(&name, BudgetConfig::new(limit).held_until_expiry()));
-        OpenLimits { budget, rate: quota.rate(&name, rate), quota }
+        EndpointLimits { budget, rate: quota.rate(&name, rate), quota }
     }
 }

@@ -1,4 +1,4 @@
-//! Where connections come from, and what the reservoir asks of them.
+//! Traits of connectors and connections.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -9,38 +9,40 @@ use tokio::sync::mpsc;
 
 /// Opens connections.
 ///
-/// A dial has two steps, so that a connection that fails for want of a password doesn't use up the rate limit: first the
-/// credentials, which may be asked for somewhere, then the connection itself.
+/// A dial has two steps: credentials, then the connection. The rate limit is checked between them,
+/// so a dial without credentials uses up no token.
 pub trait Connect: Send + Sync + 'static {
-    /// What is lent.
-    type Connection: Connection;
+    /// Type of the connections.
+    type Connection: ReservoirConnection;
     /// What a connection is opened with.
     type Credentials: Send;
 
-    /// The server that it dials: reservoirs of one quota share budget and rate if this is the same.
+    /// Returns the name of the server. Reservoirs of one quota share budget and rate if it is the
+    /// same.
     fn endpoint(&self) -> String {
         "default".into()
     }
 
-    /// Gets what the next connection is opened with.
-    fn credentials(&self) -> impl Future<Output = Result<Self::Credentials, ConnectError>> + Send;
+    /// Returns the credentials for the next connection.
+    fn credentials(&self) -> impl Future<Output = Result<Self::Credentials, ConnectionError>> + Send;
 
-    /// Opens a connection. It may be dropped at any point.
+    /// Opens a connection. The future may be dropped at any point.
     fn connect(
         &self,
         credentials: Self::Credentials,
-    ) -> impl Future<Output = Result<Self::Connection, ConnectError>> + Send;
+    ) -> impl Future<Output = Result<Self::Connection, ConnectionError>> + Send;
 
-    /// Opens a connection, as [`connect`](Self::connect) does. The reservoir calls this one.
+    /// Opens a connection, as [`connect`](Self::connect) does. The reservoir calls this method.
     ///
-    /// A connector whose server may go on with a dial that failed or was dropped (it still authenticates, say) keeps a
-    /// clone of `slot` until the server has closed that connection: until then the dial counts. It needs none for the
-    /// connection that it returns. By default `slot` is dropped with the dial.
+    /// After a failed or dropped dial, the server may still have a backend, for example one that is
+    /// authenticating. A connector keeps a clone of `slot` until the server has closed that
+    /// backend; until then the dial counts. The returned connection needs no clone. By default
+    /// `slot` is dropped with the dial.
     fn connect_in_slot(
         &self,
         credentials: Self::Credentials,
         slot: DialSlot,
-    ) -> impl Future<Output = Result<Self::Connection, ConnectError>> + Send {
+    ) -> impl Future<Output = Result<Self::Connection, ConnectionError>> + Send {
         async move {
             let connected = self.connect(credentials).await;
             drop(slot);
@@ -49,15 +51,17 @@ pub trait Connect: Send + Sync + 'static {
     }
 }
 
-/// The place of one dial among the reservoir's `max` connections, with its lease of the budget. After a failed dial both are
-/// taken until every clone is dropped, and for no longer than [`close_timeout`](crate::ReservoirConfig::close_timeout).
+/// Slot of one dial among the `max` connections of a reservoir, with its lease of the budget.
+///
+/// After a failed dial, slot and lease stay in use until every clone is dropped, at most for
+/// [`close_timeout`](crate::ReservoirConfig::close_timeout).
 #[derive(Debug, Clone)]
 pub struct DialSlot {
-    /// Nothing is ever sent; the receiver learns when the last clone is gone.
+    /// No value is ever sent; the receiver detects that the last clone was dropped.
     holder: mpsc::Sender<Infallible>,
 }
 
-/// The clones of a [`DialSlot`], seen from the reservoir.
+/// The reservoir's side of a [`DialSlot`]: detects when all clones are dropped.
 pub(crate) struct SlotHolders(mpsc::Receiver<Infallible>);
 
 impl DialSlot {
@@ -68,104 +72,107 @@ impl DialSlot {
 }
 
 impl DialSlot {
-    /// Resolves when the reservoir has given the place back, because it waited for long enough: a connection that is still
-    /// open should be closed.
-    pub async fn given_back(&self) {
+    /// Waits until the reservoir has released the slot after `close_timeout`. Sockets that are
+    /// still open should be closed then.
+    pub async fn released(&self) {
         self.holder.closed().await;
     }
 }
 
 impl SlotHolders {
-    pub(crate) fn are_gone(&self) -> bool {
+    pub(crate) fn all_dropped(&self) -> bool {
         self.0.sender_strong_count() == 0
     }
 
-    /// Resolves when the last clone is dropped.
-    pub(crate) async fn gone(&mut self) {
+    /// Waits until the last clone is dropped.
+    pub(crate) async fn dropped(&mut self) {
         let None = self.0.recv().await;
     }
 }
 
-/// A connection as the reservoir sees it.
-pub trait Connection: Send + 'static {
-    /// Whether it is known to be of no use any more. Asked on every return, and before it is lent.
+/// A connection that a reservoir can lend.
+pub trait ReservoirConnection: Send + 'static {
+    /// Returns whether the connection is unusable. Called before each checkout and after each
+    /// return.
     fn is_closed(&self) -> bool;
 
-    /// Makes it as if nobody had used it: `script` is what the reservoir's [`Reset`](crate::Reset) says. An error retires
-    /// the connection.
-    fn reset(&mut self, script: &str) -> impl Future<Output = Result<(), ConnectError>> + Send;
+    /// Resets the session by running `script`, which comes from [`Reset`](crate::Reset). After an
+    /// error the connection is retired.
+    fn reset(&mut self, script: &str) -> impl Future<Output = Result<(), ConnectionError>> + Send;
 
-    /// Says goodbye, and resolves when the server has closed its end: until then the connection counts. The reservoir drops
-    /// the future after [`close_timeout`](crate::ReservoirConfig::close_timeout); then nothing may be left open.
+    /// Closes the connection and waits until the server has closed its end; until then the
+    /// connection counts. The reservoir drops the future after
+    /// [`close_timeout`](crate::ReservoirConfig::close_timeout); the socket must be closed then.
     fn close(self) -> impl Future<Output = ()> + Send;
 }
 
-/// Why a connection couldn't be opened or reset.
+/// Why a connection could not be opened or reset.
 #[derive(Debug)]
-pub struct ConnectError {
-    kind: ConnectErrorKind,
+pub struct ConnectionError {
+    kind: ConnectionErrorKind,
     source: Box<dyn Error + Send + Sync>,
 }
 
-/// What an error means for the next try.
+/// Class of an error; decides when to dial again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum ConnectErrorKind {
-    /// The credentials couldn't be had. Nothing was dialed.
+pub enum ConnectionErrorKind {
+    /// The credentials could not be obtained. Nothing was dialed.
     Credentials,
-    /// The server refused who we say we are, or what we may do.
+    /// The server refused the user, the password or the database.
     Refused,
     /// The server has no room for more connections.
     Full,
-    /// Nobody answered, or not in time.
+    /// The server did not respond, or not in time.
     Unreachable,
-    /// Anything else.
+    /// Any other error.
     Other,
 }
 
-impl ConnectErrorKind {
-    /// In metrics and logs.
+impl ConnectionErrorKind {
+    /// Returns the value of the metric label and log field.
     pub fn as_str(self) -> &'static str {
         match self {
-            ConnectErrorKind::Credentials => "credentials",
-            ConnectErrorKind::Refused => "refused",
-            ConnectErrorKind::Full => "server_full",
-            ConnectErrorKind::Unreachable => "unreachable",
-            ConnectErrorKind::Other => "other",
+            ConnectionErrorKind::Credentials => "credentials",
+            ConnectionErrorKind::Refused => "refused",
+            ConnectionErrorKind::Full => "server_full",
+            ConnectionErrorKind::Unreachable => "unreachable",
+            ConnectionErrorKind::Other => "other",
         }
     }
 
-    /// Whether trying again soon would only make it worse: a full server, a wrong password that locks an account.
-    pub(crate) fn calls_for_patience(self) -> bool {
-        matches!(self, ConnectErrorKind::Full | ConnectErrorKind::Refused)
+    /// Returns whether early retries make it worse: a full server, or a wrong password that locks
+    /// an account.
+    pub(crate) fn needs_long_backoff(self) -> bool {
+        matches!(self, ConnectionErrorKind::Full | ConnectionErrorKind::Refused)
     }
 }
 
-impl ConnectError {
-    /// An error of this kind.
-    pub fn new(kind: ConnectErrorKind, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        ConnectError { kind, source: source.into() }
+impl ConnectionError {
+    /// Creates an error of this kind.
+    pub fn new(kind: ConnectionErrorKind, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        ConnectionError { kind, source: source.into() }
     }
 
-    /// What it means for the next try.
-    pub fn kind(&self) -> ConnectErrorKind {
+    /// Returns the kind.
+    pub fn kind(&self) -> ConnectionErrorKind {
         self.kind
     }
 }
 
-impl fmt::Display for ConnectError {
+impl fmt::Display for ConnectionError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = match self.kind {
-            ConnectErrorKind::Credentials => "no credentials",
-            ConnectErrorKind::Refused => "the server refuses us",
-            ConnectErrorKind::Full => "the server has no room",
-            ConnectErrorKind::Unreachable => "the server can't be reached",
-            ConnectErrorKind::Other => "no connection",
+            ConnectionErrorKind::Credentials => "no credentials",
+            ConnectionErrorKind::Refused => "the server refuses us",
+            ConnectionErrorKind::Full => "the server has no room",
+            ConnectionErrorKind::Unreachable => "the server can't be reached",
+            ConnectionErrorKind::Other => "no connection",
         };
         write!(f, "{what}: {}", self.source)
     }
 }
 
-impl Error for ConnectError {
+impl Error for ConnectionError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         Some(&*self.source)
     }

@@ -1,4 +1,4 @@
-//! Settings from the environment, each checked on its own.
+//! Settings from environment variables; each variable is checked on its own.
 
 use std::fmt::Display;
 use std::str::FromStr;
@@ -6,66 +6,66 @@ use std::time::Duration;
 
 use forebay_quota::Quota;
 
-use crate::config::{ConfigError, DEFAULT_RATE, Limits, ReservoirConfig, Reset};
+use crate::config::{ConnectionLimits, DEFAULT_RATE, ReservoirConfig, ReservoirConfigError, Reset};
 
-/// What the environment says.
+/// Settings from environment variables.
 ///
 /// | variable | default | |
 /// |---|---|---|
-/// | `FOREBAY_RESERVOIR_ENABLED` | `false` | whether to use a reservoir at all |
-/// | `FOREBAY_RESERVOIR_TARGET_READY` | what the program opens at most | how many connections to keep |
-/// | `FOREBAY_RESERVOIR_LOW_WATERMARK` | half of the target | below how many ready ones to hurry |
-/// | `FOREBAY_RESERVOIR_MAX` | an eighth more than the target | how many there may ever be |
-/// | `FOREBAY_RESERVOIR_BASE_LIFETIME` | `11m` | how long a connection lives at least |
-/// | `FOREBAY_RESERVOIR_LIFETIME_JITTER` | `2m` | how much longer, by chance |
-/// | `FOREBAY_RESERVOIR_GUARD_WINDOW` | `45s` | nothing is lent that ends within this |
-/// | `FOREBAY_RESERVOIR_REPLACE_AHEAD` | the guard window | how long before that it is replaced |
-/// | `FOREBAY_RESERVOIR_CHECKOUT_TIMEOUT` | `100ms` | how long a caller waits |
-/// | `FOREBAY_RESERVOIR_DIAL_TIMEOUT` | `30s` | how long opening a connection may take |
-/// | `FOREBAY_RESERVOIR_MAX_DIALS` | `8` | how many are opened at the same time |
-/// | `FOREBAY_RESERVOIR_LEAK_AFTER` | `60s` | a connection held for longer is logged |
-/// | `FOREBAY_RESERVOIR_CLOSE_TIMEOUT` | `10m` | how long the server may take to close a connection before it stops counting |
-/// | `FOREBAY_RESERVOIR_RESET` | `standard` | between two callers: `none`, `standard`, or statements |
-/// | `FOREBAY_CONN_RATE_LIMIT` | `100` | connections opened per second in the whole cluster |
-/// | `FOREBAY_CONN_LEASE_ENABLED` | `false` | whether all processes together have a limit |
-/// | `FOREBAY_CONN_LEASE_LIMIT` | `10000` | that limit |
-/// | `FOREBAY_CONN_LEASE_TTL` | `10s` | when what a killed process had is free again |
-/// | `FOREBAY_CONN_LEASE_REDIS_URL` | | where it is counted: a Redis |
-/// | `FOREBAY_CONN_LEASE_TABLE` | | or a DynamoDB table |
-/// | `FOREBAY_CONN_LEASE_NAMESPACE` | `forebay` | who shares it |
+/// | `FOREBAY_RESERVOIR_ENABLED` | `false` | use a reservoir |
+/// | `FOREBAY_RESERVOIR_TARGET_READY` | maximum of the program | connections to keep |
+/// | `FOREBAY_RESERVOIR_LOW_WATERMARK` | half of the target | full dial concurrency below this |
+/// | `FOREBAY_RESERVOIR_MAX` | target plus an eighth | maximum number of connections |
+/// | `FOREBAY_RESERVOIR_BASE_LIFETIME` | `11m` | minimum lifetime of a connection |
+/// | `FOREBAY_RESERVOIR_LIFETIME_JITTER` | `2m` | maximum random addition to the lifetime |
+/// | `FOREBAY_RESERVOIR_GUARD_WINDOW` | `45s` | connections that expire within it are not lent |
+/// | `FOREBAY_RESERVOIR_REPLACE_AHEAD` | the guard window | lead of the replacement |
+/// | `FOREBAY_RESERVOIR_CHECKOUT_TIMEOUT` | `100ms` | timeout of a checkout |
+/// | `FOREBAY_RESERVOIR_DIAL_TIMEOUT` | `30s` | timeout of a dial |
+/// | `FOREBAY_RESERVOIR_MAX_DIALS` | `8` | concurrent dials |
+/// | `FOREBAY_RESERVOIR_LEAK_AFTER` | `60s` | connections held for longer are logged |
+/// | `FOREBAY_RESERVOIR_CLOSE_TIMEOUT` | `10m` | maximum time until the server's close |
+/// | `FOREBAY_RESERVOIR_RESET` | `standard` | reset: `none`, `standard`, or SQL statements |
+/// | `FOREBAY_CONN_RATE_LIMIT` | `100` | new connections per second in the whole cluster |
+/// | `FOREBAY_CONN_LEASE_ENABLED` | `false` | limit the connections of all processes |
+/// | `FOREBAY_CONN_LEASE_LIMIT` | `10000` | maximum number of connections of all processes |
+/// | `FOREBAY_CONN_LEASE_TTL` | `10s` | time after which the units of a killed process are free |
+/// | `FOREBAY_CONN_LEASE_REDIS_URL` | | Redis server in which they are counted |
+/// | `FOREBAY_CONN_LEASE_TABLE` | | or DynamoDB table |
+/// | `FOREBAY_CONN_LEASE_NAMESPACE` | `forebay` | name that the processes share |
 ///
-/// Durations are written `500ms`, `45s`, `11m`, `1h30m`.
+/// Durations are written like `500ms`, `45s`, `11m` or `1h30m`.
 #[derive(Debug, Clone)]
 pub struct Environment {
-    /// Whether to use a reservoir at all.
+    /// Whether to use a reservoir.
     pub enabled: bool,
-    /// The reservoir's own settings.
+    /// Settings of the reservoir.
     pub reservoir: ReservoirConfig,
-    /// Connections opened per second in the whole cluster.
+    /// New connections per second in the whole cluster.
     pub rate_limit: f64,
-    /// The limit that all processes share, if there is one.
+    /// Connection limit of all processes; `None` if there is none.
     pub lease: Option<LeaseSettings>,
 }
 
-/// A limit that all processes share.
+/// A connection limit that all processes share.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeaseSettings {
-    /// How many connections all processes may have together.
+    /// Maximum number of connections of all processes together.
     pub limit: u32,
-    /// When what a killed process had is free again.
+    /// Time after which the units of a killed process are free.
     pub ttl: Duration,
-    /// Where it is counted.
+    /// Store in which connections are counted.
     pub store: LeaseStore,
-    /// Who shares it.
+    /// Name that the processes of one limit share.
     pub namespace: String,
 }
 
-/// Where a shared limit is counted.
+/// Store in which a shared limit is counted.
 #[derive(Clone, PartialEq, Eq)]
 pub enum LeaseStore {
-    /// In the Redis of this URL.
+    /// The Redis server at this URL.
     Redis(String),
-    /// In this DynamoDB table.
+    /// This DynamoDB table.
     DynamoDb(String),
 }
 
@@ -79,20 +79,23 @@ impl std::fmt::Debug for LeaseStore {
 }
 
 impl Environment {
-    /// Reads the variables of this process. `max_open` is the target if they name none.
+    /// Reads the environment variables of this process. `max_open` is the default target.
     ///
     /// # Errors
-    /// The first variable that can't be read, or that contradicts another.
-    pub fn read(max_open: u32) -> Result<Self, ConfigError> {
+    /// Fails on the first variable that is invalid or contradicts another.
+    pub fn read(max_open: u32) -> Result<Self, ReservoirConfigError> {
         Environment::from_lookup(max_open, |name| std::env::var(name).ok())
     }
 
-    /// Likewise, from variables that `lookup` knows.
+    /// Reads the variables through `lookup`.
     ///
     /// # Errors
-    /// See [`read`](Self::read).
-    pub fn from_lookup(max_open: u32, lookup: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
-        // Set and empty is not set, as in a shell's `${NAME:-default}`.
+    /// As for [`read`](Self::read).
+    pub fn from_lookup(
+        max_open: u32,
+        lookup: impl Fn(&str) -> Option<String>,
+    ) -> Result<Self, ReservoirConfigError> {
+        // A variable that is set and empty counts as unset, as in a shell's `${NAME:-default}`.
         let vars = Variables(|name: &str| lookup(name).filter(|value| !value.is_empty()));
         let target = vars.at_least_one("FOREBAY_RESERVOIR_TARGET_READY")?.unwrap_or(max_open.max(1));
         let mut config = ReservoirConfig::new(target);
@@ -135,14 +138,14 @@ impl Environment {
                 statements if statements.contains(' ') => Reset::Custom(reset),
                 _ => {
                     let problem = format!("{reset:?} is neither none nor standard, nor SQL statements");
-                    return Err(ConfigError::Variable {
+                    return Err(ReservoirConfigError::Variable {
                         variable: "FOREBAY_RESERVOIR_RESET".into(),
                         problem,
                     });
                 }
             });
         }
-        config.check().map_err(|error| ConfigError::Variable {
+        config.check().map_err(|error| ReservoirConfigError::Variable {
             variable: "FOREBAY_RESERVOIR_BASE_LIFETIME, FOREBAY_RESERVOIR_GUARD_WINDOW".into(),
             problem: error.to_string(),
         })?;
@@ -158,26 +161,32 @@ impl Environment {
         Ok(Environment { enabled, reservoir: config, rate_limit, lease: vars.lease()? })
     }
 
-    /// The limits, counted in `quota`: one in the store that [`lease`](Self::lease) names, or a local one if it names none.
-    pub fn limits_in(&self, quota: Quota) -> Limits {
-        let limits = Limits::shared(quota).per_second(self.rate_limit);
+    /// Returns the limits, counted in `quota`.
+    ///
+    /// `quota` uses the store that [`lease`](Self::lease) names; a local quota will do if it names
+    /// none.
+    pub fn limits_in(&self, quota: Quota) -> ConnectionLimits {
+        let limits = ConnectionLimits::shared(quota).per_second(self.rate_limit);
         match &self.lease {
             Some(lease) => limits.connections(lease.limit),
             None => limits,
         }
     }
 
-    /// Likewise, in a quota of its own: this process is its member of the name `member`, which no other may have at the same
-    /// time. Needs a tokio runtime.
+    /// Joins a quota as `member` and returns the limits counted in it. Needs a tokio runtime.
+    ///
+    /// No other process may use the name `member` at the same time.
     ///
     /// # Errors
-    /// A Redis URL that can't be read; or a DynamoDB table, for which the program has to bring its own client: join a quota with
-    /// it and use [`limits_in`](Self::limits_in).
+    /// Fails if the Redis URL is invalid. Fails for a DynamoDB table, because the program must
+    /// bring its own client: join a quota with it and use [`limits_in`](Self::limits_in).
     #[cfg(feature = "redis")]
-    pub async fn limits(&self, member: &str) -> Result<Limits, ConfigError> {
+    pub async fn limits(&self, member: &str) -> Result<ConnectionLimits, ReservoirConfigError> {
         use forebay_quota::{MemberConfig, RedisStore};
-        let wrong =
-            |variable: &str, problem: String| ConfigError::Variable { variable: variable.into(), problem };
+        let wrong = |variable: &str, problem: String| ReservoirConfigError::Variable {
+            variable: variable.into(),
+            problem,
+        };
         let quota = match &self.lease {
             None => Quota::local(),
             Some(LeaseSettings { store: LeaseStore::DynamoDb(_), .. }) => {
@@ -197,7 +206,7 @@ impl Environment {
     }
 }
 
-/// A shorter one would take members for dead that were only busy.
+/// With a shorter TTL, busy members would count as dead.
 const SHORTEST_TTL: Duration = Duration::from_secs(1);
 
 struct Variables<L>(L);
@@ -207,14 +216,27 @@ impl<L: Fn(&str) -> Option<String>> Variables<L> {
         (self.0)(name)
     }
 
-    fn check(&self, name: &str, holds: bool, problem: impl FnOnce() -> String) -> Result<(), ConfigError> {
-        if holds { Ok(()) } else { Err(ConfigError::Variable { variable: name.into(), problem: problem() }) }
+    fn check(
+        &self,
+        name: &str,
+        holds: bool,
+        problem: impl FnOnce() -> String,
+    ) -> Result<(), ReservoirConfigError> {
+        if holds {
+            Ok(())
+        } else {
+            Err(ReservoirConfigError::Variable { variable: name.into(), problem: problem() })
+        }
     }
 
-    fn parsed<T: FromStr<Err: Display>>(&self, name: &str, what: &str) -> Result<Option<T>, ConfigError> {
+    fn parsed<T: FromStr<Err: Display>>(
+        &self,
+        name: &str,
+        what: &str,
+    ) -> Result<Option<T>, ReservoirConfigError> {
         let read = |text: String| {
             let text = text.trim();
-            let wrong = |error| ConfigError::Variable {
+            let wrong = |error| ReservoirConfigError::Variable {
                 variable: name.into(),
                 problem: format!("{text:?} is not {what}: {error}"),
             };
@@ -223,31 +245,31 @@ impl<L: Fn(&str) -> Option<String>> Variables<L> {
         self.text(name).map(read).transpose()
     }
 
-    fn at_least_one(&self, name: &str) -> Result<Option<u32>, ConfigError> {
+    fn at_least_one(&self, name: &str) -> Result<Option<u32>, ReservoirConfigError> {
         let number = self.parsed::<u32>(name, "a whole number")?;
         self.check(name, number != Some(0), || "it must be 1 at least".into())?;
         Ok(number)
     }
 
-    fn duration(&self, name: &str) -> Result<Option<Duration>, ConfigError> {
+    fn duration(&self, name: &str) -> Result<Option<Duration>, ReservoirConfigError> {
         let Some(text) = self.text(name) else { return Ok(None) };
         let problem = || format!("{text:?} is not a duration: write it as 500ms, 45s, 11m or 1h30m");
-        let wrong = || ConfigError::Variable { variable: name.into(), problem: problem() };
+        let wrong = || ReservoirConfigError::Variable { variable: name.into(), problem: problem() };
         parse_duration(text.trim()).map(Some).ok_or_else(wrong)
     }
 
-    fn flag(&self, name: &str) -> Result<bool, ConfigError> {
+    fn flag(&self, name: &str) -> Result<bool, ReservoirConfigError> {
         match self.text(name).map(|text| text.trim().to_ascii_lowercase()).as_deref() {
             None | Some("false" | "0" | "no" | "off") => Ok(false),
             Some("true" | "1" | "yes" | "on") => Ok(true),
             Some(other) => {
                 let problem = format!("{other:?} is neither true nor false");
-                Err(ConfigError::Variable { variable: name.into(), problem })
+                Err(ReservoirConfigError::Variable { variable: name.into(), problem })
             }
         }
     }
 
-    fn lease(&self) -> Result<Option<LeaseSettings>, ConfigError> {
+    fn lease(&self) -> Result<Option<LeaseSettings>, ReservoirConfigError> {
         let limit = self.at_least_one("FOREBAY_CONN_LEASE_LIMIT")?;
         let ttl = self.duration("FOREBAY_CONN_LEASE_TTL")?;
         let (redis, table) =
@@ -269,7 +291,10 @@ impl<L: Fn(&str) -> Option<String>> Variables<L> {
                     "{what} of FOREBAY_CONN_LEASE_REDIS_URL and FOREBAY_CONN_LEASE_TABLE are set: set one, to say where \
                      connections are counted"
                 );
-                return Err(ConfigError::Variable { variable: "FOREBAY_CONN_LEASE_ENABLED".into(), problem });
+                return Err(ReservoirConfigError::Variable {
+                    variable: "FOREBAY_CONN_LEASE_ENABLED".into(),
+                    problem,
+                });
             }
         };
         Ok(Some(LeaseSettings {
@@ -281,7 +306,7 @@ impl<L: Fn(&str) -> Option<String>> Variables<L> {
     }
 }
 
-/// Numbers with units, one after the other: `1h30m`.
+/// Parses numbers with units, such as `1h30m`.
 fn parse_duration(text: &str) -> Option<Duration> {
     let (mut rest, mut total) = (text, Duration::ZERO);
     while !rest.is_empty() {
@@ -307,7 +332,7 @@ fn parse_duration(text: &str) -> Option<Duration> {
 mod tests {
     use super::*;
 
-    fn read(variables: &[(&str, &str)]) -> Result<Environment, ConfigError> {
+    fn read(variables: &[(&str, &str)]) -> Result<Environment, ReservoirConfigError> {
         Environment::from_lookup(16, |name| {
             variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).into())
         })
@@ -318,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_set_is_the_seeds_defaults() {
+    fn unset_variables_give_the_defaults() {
         let all = read(&[]).unwrap();
         let rules = all.reservoir.rules();
         assert_eq!((all.enabled, all.rate_limit, all.lease), (false, 100.0, None));
@@ -329,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn every_variable_counts() {
+    fn every_variable_is_applied() {
         let all = read(&[
             ("FOREBAY_RESERVOIR_ENABLED", "true"),
             ("FOREBAY_RESERVOIR_TARGET_READY", "50"),
@@ -376,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_said_with_the_variables_name() {
+    fn an_invalid_value_is_reported_with_its_variable() {
         let cases = [
             ("FOREBAY_RESERVOIR_TARGET_READY", "many"),
             ("FOREBAY_RESERVOIR_TARGET_READY", "0"),
@@ -396,8 +421,8 @@ mod tests {
             ("FOREBAY_CONN_LEASE_ENABLED", "true"),
         ];
         for (variable, value) in cases {
-            let said = problem(&[(variable, value)]);
-            assert!(said.contains(variable), "{variable}={value}: {said}");
+            let message = problem(&[(variable, value)]);
+            assert!(message.contains(variable), "{variable}={value}: {message}");
         }
         assert_eq!(
             problem(&[("FOREBAY_RESERVOIR_GUARD_WINDOW", "45")]),

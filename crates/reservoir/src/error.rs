@@ -1,107 +1,108 @@
-//! What a caller is told.
+//! Errors of checkouts and of the first fill.
 
 use std::time::Duration;
 
-use crate::connect::ConnectErrorKind;
+use crate::connect::ConnectionErrorKind;
 
-/// Why there was no connection to lend.
+/// Why a checkout failed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum CheckoutError {
-    /// None became free in time.
+    /// No connection became free in time.
     #[error("no connection within {waited:?}: {why}")]
     Empty {
-        /// What keeps the reservoir empty.
+        /// Why the reservoir has no free connection.
         why: Shortage,
-        /// How long was waited.
+        /// How long the caller waited.
         waited: Duration,
     },
-    /// The view has as many as it may have, and none came back in time.
+    /// The view has reached its quota, and no connection was returned in time.
     #[error("no connection within {waited:?}: the view {view:?} has all {quota} that it may have")]
     ViewFull {
-        /// The view's name.
+        /// Name of the view.
         view: String,
-        /// How many it may have.
+        /// Its quota.
         quota: u32,
-        /// How long was waited.
+        /// How long the caller waited.
         waited: Duration,
     },
-    /// Too many callers wait already.
+    /// The maximum number of callers already waits.
     #[error("{waiting} callers wait for a connection already; raise max_waiting, or have more connections")]
     Busy {
-        /// How many.
+        /// Number of waiting callers.
         waiting: usize,
     },
-    /// The reservoir closes, or is closed.
+    /// The reservoir is closed or closing.
     #[error("the reservoir is closed")]
     Closed,
-    /// A connection that a pool above has kept is at its end. The pool takes another.
+    /// A connection that another pool kept has expired or failed its reset. The pool takes another
+    /// one.
     #[error("the connection is at its end")]
     Ended,
 }
 
-/// What keeps a reservoir empty.
+/// Why a reservoir has no free connection.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Shortage {
-    /// All that there are, are in use.
+    /// All connections are lent.
     #[error("all {lent} connections are in use; raise target_ready, or hold them for less long")]
     AllLent {
-        /// How many.
+        /// Number of lent connections.
         lent: u32,
     },
-    /// There is no room for another before the server has closed some that are closed here.
+    /// No dial can begin until the server closes connections that were already closed here.
     #[error(
         "{lingering} of {max} connections are waiting for the server to close them, the longest for {longest:?}; \
          {lent} are in use"
     )]
     Lingering {
-        /// How many wait for longer than a second.
+        /// Connections that the server has not closed within a second.
         lingering: u32,
-        /// How many connections there may be.
+        /// Maximum number of connections.
         max: u32,
-        /// How long the oldest of them has waited.
+        /// Time since the oldest of them was retired.
         longest: Duration,
-        /// How many are in use.
+        /// Number of lent connections.
         lent: u32,
     },
-    /// The next is being opened.
+    /// A connection is being opened.
     #[error("the next connection is being opened")]
     Dialing,
-    /// The next waits for the limit on how many may be opened per second.
+    /// The next dial waits for the rate limit.
     #[error("the rate limit for new connections holds the next one back")]
     RateLimited,
-    /// The cluster has as many connections as its budget allows, or nobody can say.
+    /// The cluster's connection budget is used up, or its store is unavailable.
     #[error("no connection lease: {why}")]
     LeaseDenied {
-        /// The budget's word.
+        /// Reason that the budget gave.
         why: String,
     },
-    /// Nobody can say whether the limit on how many may be opened per second allows another.
+    /// The rate limit could not be checked.
     #[error("no token to open a connection: {why}")]
     RateDenied {
-        /// The rate's word.
+        /// Reason that the rate limit gave.
         why: String,
     },
-    /// The reservoir closes, or is closed.
+    /// The reservoir is closed or closing.
     #[error("the reservoir is closed")]
     Closed,
-    /// Nothing to connect with.
+    /// The token provider failed.
     #[error("{why}")]
     Credentials {
-        /// What the provider said.
+        /// Its error.
         why: String,
     },
-    /// The last try to connect failed.
+    /// The last dial failed.
     #[error("{why}")]
     Connect {
-        /// What kind of failure it was.
-        kind: ConnectErrorKind,
-        /// What was said.
+        /// Kind of the error.
+        kind: ConnectionErrorKind,
+        /// Text of the error.
         why: String,
     },
 }
 
 impl Shortage {
-    /// In metrics and logs.
+    /// Returns the value of the metric label and log field.
     pub fn as_str(&self) -> &'static str {
         match self {
             Shortage::AllLent { .. } => "all_lent",
@@ -117,12 +118,12 @@ impl Shortage {
     }
 }
 
-/// Why the first filling failed.
+/// Why the first fill failed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("not one connection within {waited:?}: {why}")]
 pub struct FillError {
-    /// What keeps the reservoir empty.
+    /// Why the reservoir has no connection.
     pub why: Shortage,
-    /// How long was waited.
+    /// How long the caller waited.
     pub waited: Duration,
 }

@@ -1,84 +1,94 @@
-//! What a caller holds.
+//! Guard of a lent connection.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-use crate::connect::Connection;
-use crate::core::ledger::{Entry, Left};
-use crate::shared::{Owned, Shared};
+use crate::connect::ReservoirConnection;
+use crate::core::ledger_entry::{LedgerEntry, ReturnState};
+use crate::driver::{LeasedConnection, ReservoirDriver};
 
-/// A connection on loan. It goes back when this is dropped, without waiting for anything.
-#[must_use = "a connection that is dropped goes back to the reservoir"]
-pub struct Guard<C: Connection> {
-    shared: Arc<Shared<C>>,
+/// A lent connection. Dropping the guard returns the connection to the reservoir without waiting.
+#[must_use = "dropping the guard returns the connection to the reservoir"]
+pub struct ConnectionGuard<C: ReservoirConnection> {
+    driver: Arc<ReservoirDriver<C>>,
     view: usize,
-    /// There until it is given back.
-    entry: Option<Entry<Owned<C>>>,
-    left: Left,
+    /// `Some` until the guard is dropped.
+    entry: Option<LedgerEntry<LeasedConnection<C>>>,
+    return_state: ReturnState,
 }
 
-impl<C: Connection> Guard<C> {
-    pub(crate) fn new(shared: Arc<Shared<C>>, view: usize, entry: Entry<Owned<C>>) -> Self {
-        Guard { shared, view, entry: Some(entry), left: Left::Used }
+impl<C: ReservoirConnection> ConnectionGuard<C> {
+    pub(crate) fn new(
+        driver: Arc<ReservoirDriver<C>>,
+        view: usize,
+        entry: LedgerEntry<LeasedConnection<C>>,
+    ) -> Self {
+        ConnectionGuard { driver, view, entry: Some(entry), return_state: ReturnState::Used }
     }
 
-    /// Whether it could be lent again: it is open, not marked, and not at its end. For pools that keep guards for long: they
-    /// should let go of one that isn't.
-    pub fn is_fit(&self) -> bool {
-        let entry = self.entry.as_ref().expect(THERE);
-        self.left != Left::Bad && self.shared.is_fit(entry)
+    /// Returns whether the reservoir could lend the connection again: it is open, not marked bad,
+    /// and does not expire within the guard window.
+    ///
+    /// A pool that holds guards for long should drop one that isn't reusable.
+    pub fn is_reusable(&self) -> bool {
+        let entry = self.entry.as_ref().expect(HAS_ENTRY);
+        self.return_state != ReturnState::Bad && self.driver.is_reusable(entry)
     }
 
-    /// Does what the configuration says is done between two callers. `false`: it couldn't be done in time.
+    /// Runs the configured reset; returns whether it succeeded in time.
     #[cfg(any(feature = "bb8", feature = "deadpool"))]
     pub(crate) async fn reset(&mut self) -> bool {
-        let config = &self.shared.config;
-        let entry = self.entry.as_mut().expect(THERE);
-        crate::shared::reset(config, &mut entry.held_mut().connection).await
+        let config = &self.driver.config;
+        let entry = self.entry.as_mut().expect(HAS_ENTRY);
+        crate::reset_task::reset(config, &mut entry.content_mut().connection).await
     }
 
-    /// Says that nobody should have this connection any more: it is closed instead of returned. One that has lost its server
-    /// needs no saying.
+    /// Marks the connection as bad: it is closed instead of returned.
+    ///
+    /// A connection that the server has closed is detected without this.
     pub fn mark_bad(&mut self) {
-        self.left = Left::Bad;
+        self.return_state = ReturnState::Bad;
     }
 
-    /// Gives it back without a reset: it is as it was lent, with no transaction open and nothing of the session changed. Takes the guard,
-    /// so that nobody does anything with it afterwards. One that is marked stays so.
+    /// Returns the connection without a reset.
+    ///
+    /// The caller guarantees that no transaction is open and that the session is unchanged. Takes
+    /// the guard, so that the connection isn't used afterwards. A connection that is marked bad is
+    /// still closed.
     pub fn give_back_clean(mut self) {
-        if self.left == Left::Used {
-            self.left = Left::Clean;
+        if self.return_state == ReturnState::Used {
+            self.return_state = ReturnState::Clean;
         }
     }
 }
 
-const THERE: &str = "a guard has its connection until it is dropped";
+const HAS_ENTRY: &str = "a guard has its connection until it is dropped";
 
-impl<C: Connection> Deref for Guard<C> {
+impl<C: ReservoirConnection> Deref for ConnectionGuard<C> {
     type Target = C;
 
     fn deref(&self) -> &C {
-        &self.entry.as_ref().expect(THERE).held().connection
+        &self.entry.as_ref().expect(HAS_ENTRY).content().connection
     }
 }
 
-impl<C: Connection> DerefMut for Guard<C> {
+impl<C: ReservoirConnection> DerefMut for ConnectionGuard<C> {
     fn deref_mut(&mut self) -> &mut C {
-        &mut self.entry.as_mut().expect(THERE).held_mut().connection
+        &mut self.entry.as_mut().expect(HAS_ENTRY).content_mut().connection
     }
 }
 
-impl<C: Connection> Drop for Guard<C> {
+impl<C: ReservoirConnection> Drop for ConnectionGuard<C> {
     fn drop(&mut self) {
         if let Some(entry) = self.entry.take() {
-            self.shared.give(self.view, entry, self.left);
+            self.driver.check_in(self.view, entry, self.return_state);
         }
     }
 }
 
-impl<C: Connection> fmt::Debug for Guard<C> {
+impl<C: ReservoirConnection> fmt::Debug for ConnectionGuard<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Guard").field("left", &self.left).finish_non_exhaustive()
+        f.debug_struct("ConnectionGuard").field("return_state", &self.return_state).finish_non_exhaustive()
     }
 }

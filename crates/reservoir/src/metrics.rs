@@ -1,97 +1,99 @@
-//! What is counted. Names are constants; the labels are `service`, and `reason` where there are several.
+//! Metrics of a reservoir.
 //!
-//! Invariant: nothing on the way of a checkout looks a metric up: handles are made when the reservoir is, so the recorder must
-//! be installed before.
+//! All metrics have the label `service`; those with several causes have `reason`.
+//!
+//! Invariant: a checkout looks up no metric. Handles are created with the reservoir, so the
+//! recorder must be installed before.
 
 use ::metrics::{
     Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge,
     histogram,
 };
 
-use crate::core::ledger::Counts;
-use crate::core::retirements::Lingering;
-use crate::status::Discard;
+use crate::core::connection_counts::ConnectionCounts;
+use crate::core::retirements::LingeringConnections;
+use crate::status::DiscardReason;
 
-/// Connections that are ready.
+/// Gauge: ready connections.
 pub const SIZE: &str = "forebay_reservoir_size";
-/// Connections by `state`: ready, dialing, lent, resetting, retiring.
+/// Gauge: connections by `state`: ready, dialing, lent, resetting, retiring.
 pub const CONNECTIONS: &str = "forebay_reservoir_connections";
-/// Connections lent.
+/// Counter: checkouts that got a connection.
 pub const CHECKOUTS: &str = "forebay_reservoir_checkouts_total";
-/// Callers that found none ready, whether they got one later or not.
+/// Counter: checkouts that found no ready connection, whether or not they got one later.
 pub const EMPTY: &str = "forebay_reservoir_empty_total";
-/// Callers that went without, by `reason`.
+/// Counter: checkouts that failed, by `reason`.
 pub const SHORTAGES: &str = "forebay_reservoir_shortages_total";
-/// Connections closed, by `reason`.
+/// Counter: connections retired, by `reason`.
 pub const DISCARDS: &str = "forebay_reservoir_discards_total";
-/// Connections opened.
+/// Counter: connections opened.
 pub const REFILLS: &str = "forebay_reservoir_refills_total";
-/// Connections that couldn't be opened, by `reason`.
+/// Counter: failed dials, by `reason`.
 pub const REFILL_FAILURES: &str = "forebay_reservoir_refill_failures_total";
-/// How long it took to open a connection, credentials included.
+/// Histogram: time to open a connection, without credentials and rate limit.
 pub const DIAL_SECONDS: &str = "forebay_reservoir_dial_seconds";
-/// How old connections were when they were closed.
+/// Histogram: age of connections when they were retired.
 pub const RETIREMENT_AGE_SECONDS: &str = "forebay_reservoir_retirement_age_seconds";
-/// Connections that the server hasn't closed within a second after they were closed here.
+/// Gauge: retired connections that the server has not closed within a second.
 pub const LINGERING: &str = "forebay_reservoir_lingering";
-/// How long the server has been waited for to close the oldest of them.
+/// Gauge: time since the oldest lingering connection was retired.
 pub const LONGEST_LINGERING_SECONDS: &str = "forebay_reservoir_longest_lingering_seconds";
-/// Connections whose places were given back though the server hadn't closed them within the close timeout.
+/// Counter: slots released because the server did not close the connection within `close_timeout`.
 pub const CLOSE_TIMEOUTS: &str = "forebay_reservoir_close_timeouts_total";
-/// Callers that wait.
+/// Gauge: callers that wait.
 pub const WAITING: &str = "forebay_reservoir_waiting_callers";
-/// How long callers waited that found none ready.
+/// Histogram: waiting time of checkouts that found no ready connection.
 pub const WAIT_SECONDS: &str = "forebay_reservoir_wait_seconds";
-/// Connections held for longer than is believable.
+/// Counter: connections held for longer than `leak_after`.
 pub const LEAKS: &str = "forebay_reservoir_leaks_total";
-/// This process's slice of the cluster's budget.
+/// Gauge: this process's slice of the cluster's connection budget.
 pub const SLICE: &str = "forebay_reservoir_budget_slice";
-/// 1 while only local limits hold because the store of the budget is away.
+/// Gauge: 1 while the store of the budget is unavailable and only local limits apply.
 pub const LOCAL_ONLY: &str = "forebay_reservoir_local_limits_only";
 
 fn describe() {
     describe_gauge!(SIZE, "Connections that are ready to be lent.");
     describe_gauge!(CONNECTIONS, "Connections by state.");
-    describe_counter!(CHECKOUTS, "Connections lent.");
-    describe_counter!(EMPTY, "Callers that found no connection ready.");
-    describe_counter!(SHORTAGES, "Callers that went without a connection, by reason.");
-    describe_counter!(DISCARDS, "Connections closed, by reason.");
+    describe_counter!(CHECKOUTS, "Checkouts that got a connection.");
+    describe_counter!(EMPTY, "Checkouts that found no ready connection.");
+    describe_counter!(SHORTAGES, "Checkouts that failed, by reason.");
+    describe_counter!(DISCARDS, "Connections retired, by reason.");
     describe_counter!(REFILLS, "Connections opened.");
-    describe_counter!(REFILL_FAILURES, "Connections that could not be opened, by reason.");
-    describe_histogram!(DIAL_SECONDS, Unit::Seconds, "How long it took to open a connection.");
-    describe_histogram!(
-        RETIREMENT_AGE_SECONDS,
-        Unit::Seconds,
-        "How old connections were when they were closed."
-    );
-    describe_gauge!(
-        LINGERING,
-        "Connections that the server has not closed within a second after they were closed here."
-    );
+    describe_counter!(REFILL_FAILURES, "Failed dials, by reason.");
+    describe_histogram!(DIAL_SECONDS, Unit::Seconds, "Time to open a connection.");
+    describe_histogram!(RETIREMENT_AGE_SECONDS, Unit::Seconds, "Age of connections when they were retired.");
+    describe_gauge!(LINGERING, "Retired connections that the server has not closed within a second.");
     describe_gauge!(
         LONGEST_LINGERING_SECONDS,
         Unit::Seconds,
-        "How long the server has been waited for to close the oldest lingering connection."
+        "Time since the oldest lingering connection was retired."
     );
     describe_counter!(
         CLOSE_TIMEOUTS,
-        "Connections given back to the budget though the server had not closed them within the close timeout."
+        "Connection slots released because the server did not close the connection within the close timeout."
     );
     describe_gauge!(WAITING, "Callers that wait for a connection.");
-    describe_histogram!(WAIT_SECONDS, Unit::Seconds, "How long callers waited that found none ready.");
-    describe_counter!(LEAKS, "Connections held for longer than is believable.");
+    describe_histogram!(
+        WAIT_SECONDS,
+        Unit::Seconds,
+        "Waiting time of checkouts that found no ready connection."
+    );
+    describe_counter!(LEAKS, "Connections held for longer than leak_after.");
     describe_gauge!(SLICE, "This process's slice of the cluster's connection budget.");
-    describe_gauge!(LOCAL_ONLY, "1 while only local limits hold because the store of the budget is away.");
+    describe_gauge!(
+        LOCAL_ONLY,
+        "1 while the store of the budget is unavailable and only local limits apply."
+    );
 }
 
-/// The metrics of one reservoir.
-pub(crate) struct Meters {
+/// Metric handles of one reservoir.
+pub(crate) struct ReservoirMetrics {
     service: String,
     size: Gauge,
     states: [Gauge; 5],
     pub(crate) checkouts: Counter,
     pub(crate) empty: Counter,
-    discards: [Counter; Discard::ALL.len()],
+    discards: [Counter; DiscardReason::ALL.len()],
     pub(crate) refills: Counter,
     pub(crate) dial_seconds: Histogram,
     pub(crate) retirement_age: Histogram,
@@ -105,19 +107,19 @@ pub(crate) struct Meters {
     pub(crate) local_only: Gauge,
 }
 
-impl Meters {
+impl ReservoirMetrics {
     pub(crate) fn new(service: &str) -> Self {
         describe();
         let of = |name: &'static str| counter!(name, "service" => service.to_string());
         let level = |name: &'static str| gauge!(name, "service" => service.to_string());
         let spread = |name: &'static str| histogram!(name, "service" => service.to_string());
-        Meters {
+        ReservoirMetrics {
             size: level(SIZE),
             states: ["ready", "dialing", "lent", "resetting", "retiring"]
                 .map(|state| gauge!(CONNECTIONS, "service" => service.to_string(), "state" => state)),
             checkouts: of(CHECKOUTS),
             empty: of(EMPTY),
-            discards: Discard::ALL
+            discards: DiscardReason::ALL
                 .map(|why| counter!(DISCARDS, "service" => service.to_string(), "reason" => why.as_str())),
             refills: of(REFILLS),
             dial_seconds: spread(DIAL_SECONDS),
@@ -134,25 +136,25 @@ impl Meters {
         }
     }
 
-    pub(crate) fn discard(&self, why: Discard) {
+    pub(crate) fn count_discard(&self, why: DiscardReason) {
         self.discards[why as usize].increment(1);
     }
 
-    pub(crate) fn refill_failure(&self, reason: &'static str) {
+    pub(crate) fn count_refill_failure(&self, reason: &'static str) {
         counter!(REFILL_FAILURES, "service" => self.service.clone(), "reason" => reason).increment(1);
     }
 
-    pub(crate) fn shortage(&self, reason: &'static str) {
+    pub(crate) fn count_shortage(&self, reason: &'static str) {
         counter!(SHORTAGES, "service" => self.service.clone(), "reason" => reason).increment(1);
     }
 
-    pub(crate) fn lingering(&self, lingering: Lingering) {
+    pub(crate) fn set_lingering(&self, lingering: LingeringConnections) {
         self.lingering.set(f64::from(lingering.count));
         self.longest_lingering.set(lingering.longest.unwrap_or_default().as_secs_f64());
     }
 
-    pub(crate) fn levels(&self, counts: Counts, waiting: usize) {
-        let Counts { ready, dialing, lent, resetting, retiring } = counts;
+    pub(crate) fn set_levels(&self, counts: ConnectionCounts, waiting: usize) {
+        let ConnectionCounts { ready, dialing, lent, resetting, retiring } = counts;
         self.size.set(f64::from(ready));
         for (gauge, count) in self.states.iter().zip([ready, dialing, lent, resetting, retiring]) {
             gauge.set(f64::from(count));

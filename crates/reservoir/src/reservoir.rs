@@ -1,4 +1,4 @@
-//! What a program holds: the reservoir, and views of it.
+//! Public handles: the reservoir and its views.
 
 use std::fmt;
 use std::future::Future;
@@ -6,133 +6,141 @@ use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::config::{ConfigError, Limits, ReservoirConfig};
-use crate::connect::{Connect, Connection};
+use crate::config::{ConnectionLimits, ReservoirConfig, ReservoirConfigError};
+use crate::connect::{Connect, ReservoirConnection};
+use crate::driver::{CheckoutAttempt, ReservoirDriver, now};
 use crate::error::{CheckoutError, FillError};
-use crate::guard::Guard;
-use crate::keeper;
-use crate::shared::{Shared, Tried, now};
-use crate::status::{Filling, Status};
+use crate::guard::ConnectionGuard;
+use crate::refill::Refiller;
+use crate::status::{FillProgress, Status};
 
-/// Ready connections. Cheap to clone; when the last handle and view are gone, it closes.
-pub struct Reservoir<C: Connection> {
-    whole: View<C>,
+/// A reservoir of open connections. Cheap to clone; it closes when the last handle and view are
+/// dropped.
+pub struct Reservoir<C: ReservoirConnection> {
+    whole: ReservoirView<C>,
 }
 
-/// A share of a reservoir, with a quota of its own: so many connections at once, and no more. Cheap to clone.
-pub struct View<C: Connection> {
-    owner: Arc<Owner<C>>,
+/// A view of a reservoir that may hold a limited number of its connections. Cheap to clone.
+pub struct ReservoirView<C: ReservoirConnection> {
+    owner: Arc<ReservoirOwner<C>>,
     view: usize,
 }
 
-/// Doesn't keep a reservoir open.
+/// A handle that doesn't keep the reservoir open.
 #[cfg(feature = "postgres")]
-pub(crate) struct WeakReservoir<C: Connection> {
-    owner: std::sync::Weak<Owner<C>>,
+pub(crate) struct WeakReservoir<C: ReservoirConnection> {
+    owner: std::sync::Weak<ReservoirOwner<C>>,
     view: usize,
 }
 
 #[cfg(feature = "postgres")]
-impl<C: Connection> WeakReservoir<C> {
-    /// `None`: it is closed, or closes.
+impl<C: ReservoirConnection> WeakReservoir<C> {
+    /// Returns `None` if the reservoir is closed or closing.
     pub(crate) fn upgrade(&self) -> Option<Reservoir<C>> {
-        let whole = View { owner: self.owner.upgrade()?, view: self.view };
-        let is_open = !whole.owner.shared.look(|ledger| ledger.is_closing());
+        let whole = ReservoirView { owner: self.owner.upgrade()?, view: self.view };
+        let is_open = !whole.owner.driver.with_ledger(|ledger| ledger.is_closing());
         is_open.then_some(Reservoir { whole })
     }
 }
 
-/// Closes the reservoir with the last handle.
-struct Owner<C: Connection> {
-    shared: Arc<Shared<C>>,
+/// Closes the reservoir when the last handle is dropped.
+struct ReservoirOwner<C: ReservoirConnection> {
+    driver: Arc<ReservoirDriver<C>>,
 }
 
-impl<C: Connection> Drop for Owner<C> {
+impl<C: ReservoirConnection> Drop for ReservoirOwner<C> {
     fn drop(&mut self) {
-        self.shared.close();
+        self.driver.close();
     }
 }
 
-impl<C: Connection> Reservoir<C> {
-    /// Begins to fill one. Needs a tokio runtime, on which it then lives: one that isn't driven any more opens nothing, and keeps no
-    /// deadlines.
+impl<C: ReservoirConnection> Reservoir<C> {
+    /// Starts a reservoir, which begins to fill. Needs a tokio runtime.
+    ///
+    /// The reservoir's tasks run on that runtime: while it isn't driven, no connection is opened
+    /// and no deadline is kept.
     ///
     /// # Errors
-    /// If no connection would ever be lent: see [`ConfigError`].
+    /// Fails if no connection would ever be lent: see [`ReservoirConfigError`].
     pub fn start(
         connect: impl Connect<Connection = C>,
         config: ReservoirConfig,
-        limits: Limits,
-    ) -> Result<Self, ConfigError> {
+        limits: ConnectionLimits,
+    ) -> Result<Self, ReservoirConfigError> {
         config.check()?;
-        let shared = Shared::new(config, limits.open(&connect.endpoint()));
-        let view = shared.add_view("default", u32::MAX);
-        tokio::spawn(keeper::run(Arc::new(connect), shared.clone()));
-        Ok(Reservoir { whole: View { owner: Arc::new(Owner { shared }), view } })
+        let driver = ReservoirDriver::new(config, limits.open(&connect.endpoint()));
+        let view = driver.add_view("default", u32::MAX);
+        tokio::spawn(Refiller::new(connect, driver.clone()).run());
+        Ok(Reservoir { whole: ReservoirView { owner: Arc::new(ReservoirOwner { driver }), view } })
     }
 
-    /// A share of it, for one of several users: at most `quota` connections at once.
-    pub fn view(&self, name: &str, quota: u32) -> View<C> {
-        let view = self.books().add_view(name, quota);
-        View { owner: self.whole.owner.clone(), view }
+    /// Creates a view that may hold at most `quota` connections at once.
+    pub fn view(&self, name: &str, quota: u32) -> ReservoirView<C> {
+        let view = self.driver().add_view(name, quota);
+        ReservoirView { owner: self.whole.owner.clone(), view }
     }
 
-    /// Lends a connection that is ready. `None`: there is none.
+    /// Lends a ready connection; `None` if there is none.
     #[track_caller]
-    pub fn try_checkout(&self) -> Result<Option<Guard<C>>, CheckoutError> {
+    pub fn try_checkout(&self) -> Result<Option<ConnectionGuard<C>>, CheckoutError> {
         self.whole.try_checkout()
     }
 
-    /// Lends a connection; if none is ready, the next in its turn, within the time that the configuration allows.
+    /// Lends a connection; waits up to the configured `checkout_timeout` if none is ready.
+    ///
+    /// Callers are served in the order of arrival.
     #[track_caller]
-    pub fn checkout(&self) -> impl Future<Output = Result<Guard<C>, CheckoutError>> + Send + use<'_, C> {
+    pub fn checkout(
+        &self,
+    ) -> impl Future<Output = Result<ConnectionGuard<C>, CheckoutError>> + Send + use<'_, C> {
         self.whole.checkout()
     }
 
-    /// Likewise, within `patience`.
+    /// Lends a connection; waits up to `timeout` if none is ready.
     #[track_caller]
     pub fn checkout_within(
         &self,
-        patience: Duration,
-    ) -> impl Future<Output = Result<Guard<C>, CheckoutError>> + Send + use<'_, C> {
-        self.whole.checkout_within(patience)
+        timeout: Duration,
+    ) -> impl Future<Output = Result<ConnectionGuard<C>, CheckoutError>> + Send + use<'_, C> {
+        self.whole.checkout_within(timeout)
     }
 
-    /// Waits until there are as many connections as the low watermark says, for up to `patience`. With fewer it goes on, and
-    /// says how many there are; with none it fails, and says why.
-    pub async fn initial_fill(&self, patience: Duration) -> Result<Filling, FillError> {
-        self.initial_fill_with(patience, |_| {}).await
+    /// Waits up to `timeout` until as many connections are open as the low watermark says.
+    ///
+    /// Returns the number of open connections if there are fewer, and fails if there is none.
+    pub async fn initial_fill(&self, timeout: Duration) -> Result<FillProgress, FillError> {
+        self.initial_fill_with(timeout, |_| {}).await
     }
 
-    /// Likewise, and tells of each step.
+    /// As [`initial_fill`](Self::initial_fill), and calls `progress` at each change.
     pub async fn initial_fill_with(
         &self,
-        patience: Duration,
-        mut progress: impl FnMut(Filling) + Send,
-    ) -> Result<Filling, FillError> {
-        let (shared, began) = (self.books(), now());
+        timeout: Duration,
+        mut progress: impl FnMut(FillProgress) + Send,
+    ) -> Result<FillProgress, FillError> {
+        let (driver, began) = (self.driver(), now());
         let fill = || {
-            shared.look(|ledger| {
+            driver.with_ledger(|ledger| {
                 let counts = ledger.counts();
                 let ready = counts.ready + counts.lent + counts.resetting;
-                Filling { ready, wanted: ledger.rules().low_watermark }
+                FillProgress { ready, wanted: ledger.rules().low_watermark }
             })
         };
-        let mut told = None;
-        let filled = tokio::time::timeout(patience, async {
+        let mut reported = None;
+        let filled = tokio::time::timeout(timeout, async {
             loop {
-                let changed = shared.changed.notified();
+                let changed = driver.changed.notified();
                 let filling = fill();
-                if told.replace(filling) != Some(filling) {
+                if reported.replace(filling) != Some(filling) {
                     progress(filling);
                     tracing::info!(
-                        service = shared.config.service,
+                        service = driver.config.service,
                         ready = filling.ready,
                         wanted = filling.wanted,
-                        "filling"
+                        "reservoir filling"
                     );
                 }
-                if filling.ready >= filling.wanted || shared.look(|ledger| ledger.is_closing()) {
+                if filling.ready >= filling.wanted || driver.with_ledger(|ledger| ledger.is_closing()) {
                     return;
                 }
                 changed.await;
@@ -141,42 +149,46 @@ impl<C: Connection> Reservoir<C> {
         let in_time = filled.await.is_ok();
         let filling = fill();
         match filling.ready {
-            0 => Err(FillError { why: shared.shortage(), waited: now() - began }),
+            0 => Err(FillError { why: driver.shortage(), waited: now() - began }),
             _ => {
                 if !in_time {
-                    let Filling { ready, wanted } = filling;
-                    let why = shared.shortage();
-                    tracing::warn!(service = shared.config.service, ready, wanted, %why, "begins with fewer connections");
+                    let FillProgress { ready, wanted } = filling;
+                    let why = driver.shortage();
+                    tracing::warn!(service = driver.config.service, ready, wanted, %why, "reservoir started below its low watermark");
                 }
                 Ok(filling)
             }
         }
     }
 
-    /// Everything that it knows of itself.
+    /// Returns the current state.
     pub fn status(&self) -> Status {
-        self.books().status()
+        self.driver().status()
     }
 
-    /// Lends nothing more, closes what is ready, and waits for what is lent and for the server to close the rest, for up to
-    /// `patience`. Returns how many connections were still out: lent, or not closed by the server.
+    /// Closes the reservoir and waits up to `timeout`. Returns the number of connections that are
+    /// still lent or that the server has not closed.
     ///
-    /// Those keep their leases until they have come back and the server has closed them, for as long as the runtime runs;
-    /// [`Quota::leave`](forebay_quota::Quota::leave) or the runtime's end gives back what is left, whatever the server has.
-    pub async fn close(&self, patience: Duration) -> u32 {
-        let shared = self.books();
-        shared.close();
-        let emptied = tokio::time::timeout(patience, async {
+    /// No connection is lent any more. Ready connections are closed now, lent ones when they are
+    /// returned.
+    ///
+    /// Remaining connections keep their leases until they are returned and the server has closed
+    /// them. [`Quota::leave`](forebay_quota::Quota::leave) and the end of the runtime release the
+    /// leases, even if the server has not closed the connections.
+    pub async fn close(&self, timeout: Duration) -> u32 {
+        let driver = self.driver();
+        driver.close();
+        let emptied = tokio::time::timeout(timeout, async {
             loop {
-                let changed = shared.changed.notified();
-                if shared.look(|ledger| ledger.is_empty()) {
+                let changed = driver.changed.notified();
+                if driver.with_ledger(|ledger| ledger.is_empty()) {
                     return;
                 }
                 changed.await;
             }
         });
         let _ = emptied.await;
-        shared.look(|ledger| ledger.counts().total())
+        driver.with_ledger(|ledger| ledger.counts().total())
     }
 
     #[cfg(feature = "postgres")]
@@ -184,70 +196,72 @@ impl<C: Connection> Reservoir<C> {
         WeakReservoir { owner: Arc::downgrade(&self.whole.owner), view: self.whole.view }
     }
 
-    fn books(&self) -> &Arc<Shared<C>> {
-        &self.whole.owner.shared
+    fn driver(&self) -> &Arc<ReservoirDriver<C>> {
+        &self.whole.owner.driver
     }
 }
 
-impl<C: Connection> View<C> {
-    /// Lends a connection that is ready. `None`: there is none, or this view has its share.
+impl<C: ReservoirConnection> ReservoirView<C> {
+    /// Lends a ready connection; `None` if there is none or this view has reached its quota.
     #[track_caller]
-    pub fn try_checkout(&self) -> Result<Option<Guard<C>>, CheckoutError> {
-        self.owner.shared.try_checkout(self.view, Some(Location::caller()))
+    pub fn try_checkout(&self) -> Result<Option<ConnectionGuard<C>>, CheckoutError> {
+        self.owner.driver.try_checkout(self.view, Some(Location::caller()))
     }
 
-    /// Lends a connection; if none is ready, the next in its turn, within the time that the configuration allows.
+    /// Lends a connection; waits up to the configured `checkout_timeout` if none is ready.
     #[track_caller]
-    pub fn checkout(&self) -> impl Future<Output = Result<Guard<C>, CheckoutError>> + Send + use<'_, C> {
-        self.checkout_within(self.patience())
+    pub fn checkout(
+        &self,
+    ) -> impl Future<Output = Result<ConnectionGuard<C>, CheckoutError>> + Send + use<'_, C> {
+        self.checkout_within(self.checkout_timeout())
     }
 
-    /// Likewise, within `patience`.
+    /// Lends a connection; waits up to `timeout` if none is ready.
     #[track_caller]
     pub fn checkout_within(
         &self,
-        patience: Duration,
-    ) -> impl Future<Output = Result<Guard<C>, CheckoutError>> + Send + use<'_, C> {
-        self.checkout_by(Some(Location::caller()), patience)
+        timeout: Duration,
+    ) -> impl Future<Output = Result<ConnectionGuard<C>, CheckoutError>> + Send + use<'_, C> {
+        self.checkout_at(Some(Location::caller()), timeout)
     }
 
-    pub(crate) fn patience(&self) -> Duration {
-        self.owner.shared.config.checkout_timeout
+    pub(crate) fn checkout_timeout(&self) -> Duration {
+        self.owner.driver.config.checkout_timeout
     }
 
-    /// `by` is told if the connection is held for too long.
-    pub(crate) async fn checkout_by(
+    /// `location` is reported if the connection is held for too long; `None` disables that.
+    pub(crate) async fn checkout_at(
         &self,
-        by: Option<&'static Location<'static>>,
-        patience: Duration,
-    ) -> Result<Guard<C>, CheckoutError> {
-        match self.owner.shared.checkout_or_wait(self.view, patience, by)? {
-            Tried::Lent(guard) => Ok(guard),
-            Tried::Wait(in_line) => in_line.turn().await,
+        location: Option<&'static Location<'static>>,
+        timeout: Duration,
+    ) -> Result<ConnectionGuard<C>, CheckoutError> {
+        match self.owner.driver.checkout_or_wait(self.view, timeout, location)? {
+            CheckoutAttempt::Lent(guard) => Ok(guard),
+            CheckoutAttempt::Wait(pending) => pending.wait().await,
         }
     }
 }
 
-impl<C: Connection> Clone for Reservoir<C> {
+impl<C: ReservoirConnection> Clone for Reservoir<C> {
     fn clone(&self) -> Self {
         Reservoir { whole: self.whole.clone() }
     }
 }
 
-impl<C: Connection> Clone for View<C> {
+impl<C: ReservoirConnection> Clone for ReservoirView<C> {
     fn clone(&self) -> Self {
-        View { owner: self.owner.clone(), view: self.view }
+        ReservoirView { owner: self.owner.clone(), view: self.view }
     }
 }
 
-impl<C: Connection> fmt::Debug for Reservoir<C> {
+impl<C: ReservoirConnection> fmt::Debug for Reservoir<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Reservoir").field("status", &self.status()).finish()
     }
 }
 
-impl<C: Connection> fmt::Debug for View<C> {
+impl<C: ReservoirConnection> fmt::Debug for ReservoirView<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("View").field("view", &self.view).finish_non_exhaustive()
+        f.debug_struct("ReservoirView").field("view", &self.view).finish_non_exhaustive()
     }
 }

@@ -1,104 +1,113 @@
-//! What a reservoir tells of itself.
+//! Status of a reservoir.
 
 use std::time::Duration;
 
 use serde::Serialize;
 
-pub use crate::core::ledger::Counts;
+pub use crate::core::connection_counts::ConnectionCounts;
 
-/// Why a connection was closed.
+/// Why a connection was retired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Discard {
-    /// It was within the guard window of its end.
+pub enum DiscardReason {
+    /// It expires within the guard window.
     Expired,
-    /// A younger one took its place before it came to that.
+    /// A new connection replaced it before it expired.
     Replaced,
-    /// It was closed, or whoever had it said that it is bad.
+    /// It was closed, or the caller marked it bad.
     Bad,
-    /// What the last one left behind couldn't be cleaned up in time.
+    /// Its reset failed or timed out.
     ResetFailed,
     /// The reservoir closes.
     Closing,
 }
 
-impl Discard {
-    pub(crate) const ALL: [Discard; 5] =
-        [Discard::Expired, Discard::Replaced, Discard::Bad, Discard::ResetFailed, Discard::Closing];
+impl DiscardReason {
+    pub(crate) const ALL: [DiscardReason; 5] = [
+        DiscardReason::Expired,
+        DiscardReason::Replaced,
+        DiscardReason::Bad,
+        DiscardReason::ResetFailed,
+        DiscardReason::Closing,
+    ];
 
-    /// In metrics and logs.
+    /// Returns the value of the metric label and log field.
     pub fn as_str(self) -> &'static str {
         match self {
-            Discard::Expired => "expired",
-            Discard::Replaced => "replaced",
-            Discard::Bad => "bad",
-            Discard::ResetFailed => "reset_failed",
-            Discard::Closing => "closing",
+            DiscardReason::Expired => "expired",
+            DiscardReason::Replaced => "replaced",
+            DiscardReason::Bad => "bad",
+            DiscardReason::ResetFailed => "reset_failed",
+            DiscardReason::Closing => "closing",
         }
     }
 }
 
-/// Everything that a reservoir knows of itself.
+/// State of a reservoir at one moment.
 #[derive(Debug, Clone, Serialize)]
 pub struct Status {
-    /// The name of its metrics.
+    /// Label of its metrics and logs.
     pub service: String,
-    /// Where its connections are.
-    pub counts: Counts,
-    /// How many it wants to have.
+    /// Number of connections in each state.
+    pub counts: ConnectionCounts,
+    /// Number of connections that the refiller keeps.
     pub target: u32,
-    /// Below how many ready ones it hurries.
+    /// Number of ready connections below which dials run at full concurrency.
     pub low_watermark: u32,
-    /// More than this there never are, unless the server takes longer than the close timeout to close some.
+    /// Maximum number of connections. The server may have more if it takes longer than the close
+    /// timeout to close some.
     pub max: u32,
-    /// Of those that are retiring: connections, and dials that were given up, that the server hasn't closed within a second.
+    /// Retiring connections and abandoned dials that the server has not closed within a second.
     pub lingering: u32,
-    /// How long the server has been waited for to close the oldest of them.
+    /// Time since the oldest of them was retired.
     pub longest_lingering: Option<Duration>,
-    /// Callers that wait.
+    /// Number of waiting callers.
     pub waiting: usize,
-    /// What keeps it from being full, if anything does.
-    pub trouble: Option<String>,
-    /// When it dials again, after a failure.
-    pub dials_again_in: Option<Duration>,
-    /// Whether it closes.
+    /// Why the last dial failed; `None` after a success.
+    #[serde(rename = "trouble")]
+    pub last_failure: Option<String>,
+    /// Time until the next dial, while dials are delayed after a failure.
+    #[serde(rename = "dials_again_in")]
+    pub next_dial_in: Option<Duration>,
+    /// Whether the reservoir is closing.
     pub closing: bool,
-    /// Each view's name, quota, and connections in use.
+    /// Name, quota and lent connections of each view.
     pub views: Vec<ViewStatus>,
-    /// How old its connections are, the oldest first, at most [`MAX_LISTED`].
-    pub lives: Vec<LifeStatus>,
+    /// Ages of the connections, oldest first, at most [`MAX_LISTED`].
+    #[serde(rename = "lives")]
+    pub connections: Vec<ConnectionAge>,
 }
 
-/// How many connections a [`Status`] lists.
+/// Maximum number of connections that a [`Status`] lists.
 pub const MAX_LISTED: usize = 256;
 
-/// How old a connection is, and when it ends.
+/// Age and remaining life of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct LifeStatus {
-    /// Since it was opened.
+pub struct ConnectionAge {
+    /// Time since it was opened, in milliseconds.
     pub age_ms: u64,
-    /// Until it is too old to be lent.
+    /// Time until its guard window begins, in milliseconds.
     pub ends_in_ms: u64,
-    /// Whether somebody has it.
+    /// Whether a caller holds it.
     pub lent: bool,
 }
 
-/// A view, and what it has.
+/// State of a view.
 #[derive(Debug, Clone, Serialize)]
 pub struct ViewStatus {
-    /// Its name.
+    /// Name of the view.
     pub name: String,
-    /// How many it may have at once.
+    /// Maximum number of connections that it may hold.
     pub quota: u32,
-    /// How many it has.
+    /// Number of connections that it holds.
     pub lent: u32,
 }
 
-/// How far the first filling has come.
+/// Progress of the first fill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Filling {
-    /// Connections that are there.
+pub struct FillProgress {
+    /// Open connections.
     pub ready: u32,
-    /// As many are waited for.
+    /// Number of connections that the fill waits for.
     pub wanted: u32,
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use forebay_replication::pgoutput::{Lsn, Snapshot};
-use forebay_replication::reservoir::{Guard, PostgresClient};
+use forebay_replication::reservoir::{ConnectionGuard, PostgresClient};
 use forebay_replication::{Manager, NotReady, PoolError, PublishError, Published, Step, TableName};
 use forebay_shapes::filter::Filter;
 use forebay_shapes::{
@@ -240,7 +240,7 @@ impl Making {
     }
 
     /// For whoever must not wait behind those who change the publication: they may wait for the stream.
-    pub(super) async fn connection(&self) -> Result<Guard<PostgresClient>, PoolError> {
+    pub(super) async fn connection(&self) -> Result<ConnectionGuard<PostgresClient>, PoolError> {
         match self.manager.admin().await {
             Ok(client) => Ok(client),
             Err(_) => self.manager.snapshot().await,

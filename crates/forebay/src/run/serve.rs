@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use forebay_admission::Admission;
 use forebay_replication::NotReady;
-use forebay_replication::reservoir::Limits;
+use forebay_replication::reservoir::ConnectionLimits;
 use forebay_quota::Quota;
 use forebay_serve::protocol::Access;
 use forebay_serve::{Config, ServeService, ShapeBackend};
@@ -69,7 +69,8 @@ impl Serve {
             .unwrap_or_else(|error| Err(std::io::Error::other(error).into()))
             .map_err(|source| StartError::Store { dir, source })?;
         let quota = join(&config.quota, address).await?;
-        let mut limits = Limits::shared(quota.clone()).per_second(f64::from(config.connections_per_second));
+        let mut limits =
+            ConnectionLimits::shared(quota.clone()).per_second(f64::from(config.connections_per_second));
         if let Some(most) = config.max_connections {
             limits = limits.connections(most);
         }

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use forebay_quota::RateConfig;
-use forebay_reservoir::{Guard, Limits, PostgresClient, PostgresConnect, Reservoir, ReservoirConfig, Reset};
+use forebay_reservoir::{
+    ConnectionGuard, ConnectionLimits, PostgresClient, PostgresConnect, Reservoir, ReservoirConfig, Reset,
+};
 use tokio_postgres::NoTls;
 
 use super::Terms;
@@ -27,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct Ours(Reservoir<PostgresClient>);
 
 impl Pool for Ours {
-    type Lent = Guard<PostgresClient>;
+    type Lent = ConnectionGuard<PostgresClient>;
 
     async fn open(terms: &Terms) -> Result<Self> {
         let mut config = ReservoirConfig::new(terms.connections).low_watermark(terms.connections);
@@ -44,7 +46,7 @@ impl Pool for Ours {
                 .replace_ahead(lifetime / 4);
         }
         let rate = RateConfig::per_second(terms.opens_per_second).burst(terms.connections);
-        let limits = Limits::local().rate(rate);
+        let limits = ConnectionLimits::local().rate(rate);
         let reservoir = Reservoir::start(PostgresConnect::new(&terms.url)?, config, limits)?;
         reservoir.initial_fill(PATIENCE).await?;
         Ok(Ours(reservoir))

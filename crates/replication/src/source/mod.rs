@@ -279,7 +279,7 @@ async fn told_to_close(orders: &mut mpsc::Receiver<Order>) {
 /// The right to replicate is asked for while connecting.
 fn why_not_open(error: PostgresError, config: &ManagerConfig) -> Failure {
     match error {
-        PostgresError::Server { said, .. } if said.code() == "42501" => {
+        PostgresError::Server { error: said, .. } if said.code() == "42501" => {
             Failure::NoReplicationRight { user: config.connect.user().to_owned(), said }
         }
         error => Failure::Connect(error),

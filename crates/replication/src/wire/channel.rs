@@ -9,7 +9,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::BytesMut;
-use forebay_reservoir::{PostgresStream, ServerError};
+use forebay_reservoir::{PostgresServerError, PostgresStream};
 use postgres_protocol::message::backend::{self, Message};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 
@@ -24,7 +24,7 @@ pub(crate) trait Line: AsyncRead + AsyncWrite + Unpin + Send {
     /// As [`PostgresStream::set_receive_low_water`].
     fn set_low_water(&self, bytes: usize) -> io::Result<()>;
 
-    /// As [`PostgresStream::hang_up`].
+    /// As [`PostgresStream::shutdown_and_wait`].
     fn hang_up(self) -> impl Future<Output = ()> + Send;
 }
 
@@ -34,7 +34,7 @@ impl Line for PostgresStream {
     }
 
     async fn hang_up(self) {
-        PostgresStream::hang_up(self).await;
+        PostgresStream::shutdown_and_wait(self).await;
     }
 }
 
@@ -49,7 +49,7 @@ pub(super) struct Channel<S> {
 
 /// What the server answers.
 pub(super) enum Reply {
-    Error(ServerError),
+    Error(PostgresServerError),
     /// `CopyBothResponse`: from now on both sides stream.
     CopyBoth,
     Message(Message),
@@ -107,8 +107,8 @@ pub(super) fn poll_fill<S: AsyncRead + Unpin>(
 }
 
 /// What the fields of an `ErrorResponse` say.
-pub(super) fn server_error(body: &[u8]) -> ServerError {
-    ServerError::from_fields(fields(body))
+pub(super) fn server_error(body: &[u8]) -> PostgresServerError {
+    PostgresServerError::from_fields(fields(body))
 }
 
 /// Logs a `NoticeResponse`.

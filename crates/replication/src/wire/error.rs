@@ -4,14 +4,14 @@
 
 use std::io;
 
-use forebay_reservoir::ServerError;
+use forebay_reservoir::PostgresServerError;
 
 /// Why a query or a stream failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WireError {
     /// The server said no. After a query the connection is as good as before, unless the severity is `FATAL`.
     #[error("{0}")]
-    Server(ServerError),
+    Server(PostgresServerError),
     /// The connection broke.
     #[error("the connection was lost: {0}: the server's log may say why")]
     Lost(#[source] io::Error),

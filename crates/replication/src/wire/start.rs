@@ -4,7 +4,7 @@
 //! messages before the server has let us in.
 
 use bytes::BytesMut;
-use forebay_reservoir::{PostgresError, PostgresStart, PostgresStream, PostgresTerms};
+use forebay_reservoir::{PostgresError, PostgresStartup, PostgresStartupParams, PostgresStream};
 use postgres_protocol::message::backend::{self, Message};
 use postgres_protocol::message::frontend;
 
@@ -19,10 +19,14 @@ const MAX_MESSAGE_BYTES: usize = 64 * 1024;
 /// Starts connections in replication mode, of a database.
 pub(super) struct Replication;
 
-impl PostgresStart for Replication {
+impl PostgresStartup for Replication {
     type Session = Wire;
 
-    async fn start(&self, stream: PostgresStream, terms: &PostgresTerms<'_>) -> Result<Wire, PostgresError> {
+    async fn start(
+        &self,
+        stream: PostgresStream,
+        terms: &PostgresStartupParams<'_>,
+    ) -> Result<Wire, PostgresError> {
         let hello = Hello {
             address: terms.address(),
             identity: Identity {
@@ -38,10 +42,10 @@ impl PostgresStart for Replication {
         let mut wire = hello.say(stream).await?;
         let Some(check) = terms.session_check() else { return Ok(wire) };
         let error = match terms.bound("asking what the server is", wire.query(check.sql)).await? {
-            Ok(rows) if rows.iter().flatten().any(|value| value.as_deref() == Some(check.good)) => {
+            Ok(rows) if rows.iter().flatten().any(|value| value.as_deref() == Some(check.expected)) => {
                 return Ok(wire);
             }
-            Ok(_) => PostgresError::WrongSession { address: terms.address(), wanted: check.wanted },
+            Ok(_) => PostgresError::WrongSession { address: terms.address(), wanted: check.required },
             Err(error) => hello.failed(error),
         };
         // Until it is gone it counts, and the next server's connection might be one too many.
@@ -107,7 +111,7 @@ impl Hello<'_> {
     async fn message<S: Line>(&self, channel: &mut Channel<S>) -> Result<Message, PostgresError> {
         match channel.reply().await.map_err(|error| self.failed(error))? {
             Reply::Message(message) => Ok(message),
-            Reply::Error(said) => Err(PostgresError::Server { address: self.address.clone(), said }),
+            Reply::Error(said) => Err(PostgresError::Server { address: self.address.clone(), error: said }),
             Reply::CopyBoth => Err(self.failed(WireError::protocol("a stream that nobody asked for"))),
         }
     }
@@ -124,7 +128,7 @@ impl Hello<'_> {
     fn failed(&self, error: WireError) -> PostgresError {
         let address = self.address.clone();
         match error {
-            WireError::Server(said) => PostgresError::Server { address, said },
+            WireError::Server(said) => PostgresError::Server { address, error: said },
             WireError::Lost(error) => PostgresError::from_io(&address, error),
             // Not of the protocol, but what a server says that can't even start a process for us.
             WireError::Long { tag: backend::ERROR_RESPONSE_TAG, .. } => {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_replication::pgoutput::Lsn;
-use forebay_replication::reservoir::{Connection as _, PostgresClient, PostgresConnect};
+use forebay_replication::reservoir::{PostgresClient, PostgresConnect, ReservoirConnection as _};
 use forebay_replication::{
     Batch, Bookmark, Condition, ConnectionStatus, Consumer, ConsumerError, Durable, LockPatience, Manager,
     ResetReason, Step, Timeline,

@@ -1,28 +1,28 @@
-//! Under bb8.
+//! Adapter for bb8: a view of a reservoir as a connection manager.
 
 use ::bb8::ManageConnection;
 
-use crate::connect::Connection;
+use crate::connect::ReservoirConnection;
 use crate::error::CheckoutError;
-use crate::guard::Guard;
-use crate::reservoir::View;
+use crate::guard::ConnectionGuard;
+use crate::reservoir::ReservoirView;
 
-/// Connections come from the view; between two users they are cleaned up as the reservoir's configuration says, and one that is
-/// closed or at its end isn't used again.
-impl<C: Connection + Sync> ManageConnection for View<C> {
-    type Connection = Guard<C>;
+/// Takes connections from the view, and resets them between two users as the reservoir is
+/// configured. Closed and expired connections are discarded.
+impl<C: ReservoirConnection + Sync> ManageConnection for ReservoirView<C> {
+    type Connection = ConnectionGuard<C>;
     type Error = CheckoutError;
 
-    async fn connect(&self) -> Result<Guard<C>, CheckoutError> {
+    async fn connect(&self) -> Result<ConnectionGuard<C>, CheckoutError> {
         self.checkout_to_keep().await
     }
 
-    /// Called before each user; keep `test_on_check_out` on.
-    async fn is_valid(&self, guard: &mut Guard<C>) -> Result<(), CheckoutError> {
+    /// Called before each use; `test_on_check_out` must stay enabled.
+    async fn is_valid(&self, guard: &mut ConnectionGuard<C>) -> Result<(), CheckoutError> {
         guard.clean().await
     }
 
-    fn has_broken(&self, guard: &mut Guard<C>) -> bool {
-        !guard.is_fit()
+    fn has_broken(&self, guard: &mut ConnectionGuard<C>) -> bool {
+        !guard.is_reusable()
     }
 }

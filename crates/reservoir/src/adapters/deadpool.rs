@@ -1,23 +1,23 @@
-//! Under deadpool.
+//! Adapter for deadpool: a view of a reservoir as a manager.
 
 use ::deadpool::managed::{Manager, Metrics, RecycleError, RecycleResult};
 
-use crate::connect::Connection;
+use crate::connect::ReservoirConnection;
 use crate::error::CheckoutError;
-use crate::guard::Guard;
-use crate::reservoir::View;
+use crate::guard::ConnectionGuard;
+use crate::reservoir::ReservoirView;
 
-/// Connections come from the view; between two users they are cleaned up as the reservoir's configuration says, and one that is
-/// closed or at its end isn't used again.
-impl<C: Connection + Sync> Manager for View<C> {
-    type Type = Guard<C>;
+/// Takes connections from the view, and resets them between two users as the reservoir is
+/// configured. Closed and expired connections are discarded.
+impl<C: ReservoirConnection + Sync> Manager for ReservoirView<C> {
+    type Type = ConnectionGuard<C>;
     type Error = CheckoutError;
 
-    async fn create(&self) -> Result<Guard<C>, CheckoutError> {
+    async fn create(&self) -> Result<ConnectionGuard<C>, CheckoutError> {
         self.checkout_to_keep().await
     }
 
-    async fn recycle(&self, guard: &mut Guard<C>, _: &Metrics) -> RecycleResult<CheckoutError> {
+    async fn recycle(&self, guard: &mut ConnectionGuard<C>, _: &Metrics) -> RecycleResult<CheckoutError> {
         guard.clean().await.map_err(RecycleError::Backend)
     }
 }

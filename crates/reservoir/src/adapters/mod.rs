@@ -1,28 +1,29 @@
-//! A reservoir under a pool of another make: the pool asks us for connections, and lets go of those that we wouldn't lend.
+//! Adapters for other pools: the pool takes connections from a view of a reservoir.
 //!
-//! Such a pool keeps what it got; the reservoir's bound, budget and rate hold all the same, because a guard counts as lent for
-//! as long as the pool has it. Switch the pool's own lifetimes off: the reservoir's jitter is what keeps ends apart.
+//! The pool keeps a guard while it keeps the connection, so `max`, budget and rate limit still
+//! hold. Disable the pool's own lifetimes: the reservoir's jitter spreads the expiries.
 
-use crate::connect::Connection;
+use crate::connect::ReservoirConnection;
 use crate::error::CheckoutError;
-use crate::guard::Guard;
-use crate::reservoir::View;
+use crate::guard::ConnectionGuard;
+use crate::reservoir::ReservoirView;
 
 #[cfg(feature = "bb8")]
 mod bb8;
 #[cfg(feature = "deadpool")]
 mod deadpool;
 
-impl<C: Connection> View<C> {
-    /// For a pool, which keeps it for as long as it lives: that is no leak.
-    async fn checkout_to_keep(&self) -> Result<Guard<C>, CheckoutError> {
-        self.checkout_by(None, self.patience()).await
+impl<C: ReservoirConnection> ReservoirView<C> {
+    /// Checks out a connection for a pool, which may hold it for long; it is not reported as a
+    /// leak.
+    async fn checkout_to_keep(&self) -> Result<ConnectionGuard<C>, CheckoutError> {
+        self.checkout_at(None, self.checkout_timeout()).await
     }
 }
 
-impl<C: Connection> Guard<C> {
-    /// Before the next user of the pool: fit to be lent, and as clean as the reservoir would lend it.
+impl<C: ReservoirConnection> ConnectionGuard<C> {
+    /// Prepares a connection for the pool's next user: fails if it can't be lent again or reset.
     async fn clean(&mut self) -> Result<(), CheckoutError> {
-        if self.is_fit() && self.reset().await { Ok(()) } else { Err(CheckoutError::Ended) }
+        if self.is_reusable() && self.reset().await { Ok(()) } else { Err(CheckoutError::Ended) }
     }
 }

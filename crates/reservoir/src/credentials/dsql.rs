@@ -1,8 +1,8 @@
 //! Tokens for Aurora DSQL.
 //!
-//! A token is a presigned URL of the service `dsql` without its scheme, made here and sent nowhere but to the database: what
-//! has to be asked for are only the credentials that sign it. Byte for byte as botocore makes it; `tests/it/tokens/dsql.rs`
-//! compares.
+//! A token is a presigned URL of the service `dsql` without its scheme. It is created locally; only
+//! the AWS credentials that sign it are requested. It is byte for byte the token that botocore
+//! creates: `tests/it/tokens/dsql.rs` compares them.
 
 use std::borrow::Cow;
 use std::error::Error;
@@ -22,30 +22,32 @@ use aws_smithy_http_client::tls::Provider;
 use aws_smithy_http_client::tls::rustls_provider::CryptoMode;
 use tokio::sync::OnceCell;
 
-use super::{Asking, Secret, Token, TokenError, TokenProvider};
+use super::{AuthSecret, AuthToken, TokenError, TokenFuture, TokenProvider};
 
-/// What AWS's own tools use.
+/// Default of AWS's own tools.
 const DEFAULT_EXPIRES: Duration = Duration::from_secs(15 * 60);
-/// The signature's own bound.
+/// Maximum that the signature algorithm allows.
 const MAX_EXPIRES: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-/// For the credentials. The SDK tries several sources one after the other, each with a timeout of its own, or with none.
+/// Timeout for the credentials. The SDK tries several sources in order; not all have a timeout.
 const CREDENTIALS_TIMEOUT: Duration = Duration::from_secs(20);
-/// What an error shows of the SDK's.
+/// Maximum length of an SDK error in an error text.
 const MAX_CAUSES_CHARS: usize = 1000;
 
-/// Tokens for a cluster of Aurora DSQL, signed with AWS credentials (feature `dsql`).
+/// Creates tokens for an Aurora DSQL cluster, signed with AWS credentials (feature `dsql`).
 ///
-/// The credentials are the process's own, found by the official SDK: in the environment, in the profile files, by a web
-/// identity, at the container's endpoint, or at the instance's. (A profile that needs SSO is an error.) They are asked for
-/// anew for each token: put this into a [`Cached`](super::Cached).
+/// The AWS SDK finds the credentials: in the environment, in profile files, by web identity, or at
+/// the endpoint of the container or instance. A profile that needs SSO is an error. They are
+/// requested for each token: wrap this in a [`TokenCache`](super::TokenCache).
 ///
-/// A token is for one role: [`DsqlToken::new`] for any user but `admin` (the right `dsql:DbConnect`), and
-/// [`DsqlToken::admin`] for that one (`dsql:DbConnectAdmin`). It matters only while connecting; a connection outlives it.
+/// A token is for one role: [`DsqlToken::new`] for any user but `admin` (permission
+/// `dsql:DbConnect`), and [`DsqlToken::admin`] for `admin` (`dsql:DbConnectAdmin`). It is needed
+/// only to connect; a connection outlives it.
 ///
 /// ```no_run
-/// use forebay_reservoir::{Cached, DsqlToken};
+/// use forebay_reservoir::{TokenCache, DsqlToken};
 ///
-/// let tokens = Cached::new(DsqlToken::new("foo0bar1baz2quux3.dsql.us-east-1.on.aws", "us-east-1"));
+/// let host = "foo0bar1baz2quux3.dsql.us-east-1.on.aws";
+/// let tokens = TokenCache::new(DsqlToken::new(host, "us-east-1"));
 /// ```
 pub struct DsqlToken {
     host: String,
@@ -56,7 +58,7 @@ pub struct DsqlToken {
 }
 
 impl DsqlToken {
-    /// For the cluster at this host, in this region, for any user but `admin`.
+    /// Creates tokens for the cluster at this host and region, for any user but `admin`.
     pub fn new(host: impl Into<String>, region: impl Into<String>) -> Self {
         DsqlToken {
             host: host.into(),
@@ -67,38 +69,40 @@ impl DsqlToken {
         }
     }
 
-    /// For the user `admin`.
+    /// Creates tokens for the user `admin`.
     #[must_use]
     pub fn admin(mut self) -> Self {
         self.admin = true;
         self
     }
 
-    /// How long a token is good, in whole seconds: 15 minutes by default, as AWS's own tools have it; at least a second, and
-    /// at most a week. Never longer than the credentials that sign it.
+    /// Sets the validity of a token in whole seconds, from one second to a week. Default: 15
+    /// minutes.
+    ///
+    /// A token is never valid for longer than the credentials that sign it.
     #[must_use]
     pub fn expires(mut self, expires: Duration) -> Self {
         self.expires = Duration::from_secs(expires.clamp(Duration::from_secs(1), MAX_EXPIRES).as_secs());
         self
     }
 
-    /// Credentials from elsewhere: of another role, for one.
+    /// Uses these credentials instead of those that the SDK finds.
     #[must_use]
     pub fn credentials(mut self, provider: impl ProvideCredentials + 'static) -> Self {
         self.credentials = OnceCell::new_with(Some(SharedCredentialsProvider::new(provider)));
         self
     }
 
-    /// The token that these credentials sign at this time. Nothing is asked for.
+    /// Returns the token that these credentials sign at `time`. Sends no request.
     ///
     /// # Errors
-    /// If the host isn't one.
-    pub fn presign(&self, credentials: &Credentials, time: SystemTime) -> Result<Secret, TokenError> {
+    /// Fails if the host name is invalid.
+    pub fn presign(&self, credentials: &Credentials, time: SystemTime) -> Result<AuthSecret, TokenError> {
         let signed = presign(&self.host, &self.region, self.admin, credentials, self.expires, time);
-        signed.map(Secret::new).map_err(|flaw| TokenError(format!("token for {}: {flaw}", self.host)))
+        signed.map(AuthSecret::new).map_err(|error| TokenError(format!("token for {}: {error}", self.host)))
     }
 
-    async fn ask(&self) -> Result<Token, TokenError> {
+    async fn sign_new(&self) -> Result<AuthToken, TokenError> {
         let failed = |why: &dyn fmt::Display| TokenError(format!("AWS credentials for {}: {why}", self.host));
         let provider = self.credentials.get_or_init(|| find_credentials(&self.region)).await;
         let asked = tokio::time::timeout(CREDENTIALS_TIMEOUT, provider.provide_credentials()).await;
@@ -107,7 +111,7 @@ impl DsqlToken {
         #[expect(clippy::disallowed_methods, reason = "a signature is of a date")]
         let now = SystemTime::now();
         let secret = self.presign(&credentials, now)?;
-        Ok(Token { secret, good_for: Some(good_for(self.expires, credentials.expiry(), now)) })
+        Ok(AuthToken { secret, valid_for: Some(valid_for(self.expires, credentials.expiry(), now)) })
     }
 }
 
@@ -121,12 +125,12 @@ impl fmt::Debug for DsqlToken {
 }
 
 impl TokenProvider for DsqlToken {
-    fn token(&self) -> Asking<'_> {
-        Box::pin(self.ask())
+    fn token(&self) -> TokenFuture<'_> {
+        Box::pin(self.sign_new())
     }
 }
 
-/// The SDK's own chain of places, reached over rustls on ring.
+/// Returns the SDK's default chain of credential sources, with an HTTP client on rustls and ring.
 async fn find_credentials(region: &str) -> SharedCredentialsProvider {
     let http = Builder::new().tls_provider(Provider::Rustls(CryptoMode::Ring)).build_https();
     let config = ProviderConfig::without_region()
@@ -136,14 +140,14 @@ async fn find_credentials(region: &str) -> SharedCredentialsProvider {
     SharedCredentialsProvider::new(chain.build().await)
 }
 
-/// A token dies with the credentials that signed it.
-fn good_for(expires: Duration, credentials_expire: Option<SystemTime>, now: SystemTime) -> Duration {
+/// Returns the validity of a token, which ends with the credentials that signed it.
+fn valid_for(expires: Duration, credentials_expire: Option<SystemTime>, now: SystemTime) -> Duration {
     let left = credentials_expire.map(|expiry| expiry.duration_since(now).unwrap_or_default());
     left.map_or(expires, |left| left.min(expires))
 }
 
 #[derive(Debug, thiserror::Error)]
-enum Flaw {
+enum PresignError {
     #[error("isn't the name of a host")]
     Host,
     #[error("{0}")]
@@ -157,12 +161,12 @@ fn presign(
     credentials: &Credentials,
     expires: Duration,
     time: SystemTime,
-) -> Result<String, Flaw> {
+) -> Result<String, PresignError> {
     if !is_host(host) {
-        return Err(Flaw::Host);
+        return Err(PresignError::Host);
     }
     let action = if admin { "DbConnectAdmin" } else { "DbConnect" };
-    // Signed is what an HTTP client would send, and that is the name in lower case.
+    // The signature covers the host name in lower case, as an HTTP client would send it.
     let url = format!("https://{}/?Action={action}", host.to_ascii_lowercase());
     let params = signature(&url, region, credentials, expires, time)?;
 
@@ -173,16 +177,16 @@ fn presign(
     Ok(token)
 }
 
-type Params = Vec<(&'static str, Cow<'static, str>)>;
+type SignatureParams = Vec<(&'static str, Cow<'static, str>)>;
 
-/// What the signature adds to the URL, in the order that botocore has: itself at the end.
+/// Returns the query parameters that the signature adds, in botocore's order: the signature last.
 fn signature(
     url: &str,
     region: &str,
     credentials: &Credentials,
     expires: Duration,
     time: SystemTime,
-) -> Result<Params, Box<dyn Error + Send + Sync>> {
+) -> Result<SignatureParams, Box<dyn Error + Send + Sync>> {
     let mut settings = SigningSettings::default();
     settings.signature_location = SignatureLocation::QueryParams;
     settings.expires_in = Some(expires);
@@ -196,14 +200,14 @@ fn signature(
     Ok(params)
 }
 
-/// A name, perhaps with a port: nothing that would be a path, a query or a user in a URL.
+/// Returns whether this is a host name, optionally with a port.
 fn is_host(host: &str) -> bool {
     let (name, port) = host.split_once(':').unwrap_or((host, "443"));
     let in_names = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'.';
     !name.is_empty() && name.bytes().all(in_names) && port.parse::<u16>().is_ok()
 }
 
-/// As the signature's specification has it: all but the unreserved characters.
+/// Percent-encodes all but the unreserved characters, as the signature's specification requires.
 struct PercentEncoded<'a>(&'a str);
 
 impl fmt::Display for PercentEncoded<'_> {
@@ -215,17 +219,17 @@ impl fmt::Display for PercentEncoded<'_> {
     }
 }
 
-/// An error and its causes, in one line of bounded length: the SDK's outermost ones say next to nothing.
+/// Returns the error and its sources in one line of bounded length; outer SDK errors say little.
 fn causes(error: &(dyn Error + 'static)) -> String {
-    let mut said: Vec<String> = Vec::new();
+    let mut texts: Vec<String> = Vec::new();
     for cause in iter::successors(Some(error), |&cause| cause.source()) {
         let text = cause.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
-        // Some show their cause themselves.
-        if !said.last().is_some_and(|last| last.contains(&text)) {
-            said.push(text);
+        // Some errors already include the text of their source.
+        if !texts.last().is_some_and(|last| last.contains(&text)) {
+            texts.push(text);
         }
     }
-    said.join(": ").chars().take(MAX_CAUSES_CHARS).collect()
+    texts.join(": ").chars().take(MAX_CAUSES_CHARS).collect()
 }
 
 #[cfg(test)]
@@ -233,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_host_is_a_name_and_perhaps_a_port() {
+    fn a_host_is_a_name_with_an_optional_port() {
         for host in ["a.dsql.us-east-1.on.aws", "A-1.example", "localhost", "db.example:5432"] {
             assert!(is_host(host), "{host}");
         }
@@ -245,16 +249,16 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_good_no_longer_than_the_credentials_that_sign_it() {
+    fn a_token_is_valid_no_longer_than_its_credentials() {
         let (now, minute) = (SystemTime::UNIX_EPOCH + MAX_EXPIRES, Duration::from_secs(60));
-        assert_eq!(good_for(15 * minute, None, now), 15 * minute);
-        assert_eq!(good_for(15 * minute, Some(now + 60 * minute), now), 15 * minute);
-        assert_eq!(good_for(15 * minute, Some(now + 5 * minute), now), 5 * minute);
-        assert_eq!(good_for(15 * minute, Some(now - minute), now), Duration::ZERO);
+        assert_eq!(valid_for(15 * minute, None, now), 15 * minute);
+        assert_eq!(valid_for(15 * minute, Some(now + 60 * minute), now), 15 * minute);
+        assert_eq!(valid_for(15 * minute, Some(now + 5 * minute), now), 5 * minute);
+        assert_eq!(valid_for(15 * minute, Some(now - minute), now), Duration::ZERO);
     }
 
     #[test]
-    fn a_life_is_in_whole_seconds_and_within_what_a_signature_allows() {
+    fn validity_is_in_whole_seconds_within_the_signature_limit() {
         let expires = |life| DsqlToken::new("host", "region").expires(life).expires;
         assert_eq!(expires(Duration::ZERO), Duration::from_secs(1));
         assert_eq!(expires(Duration::from_millis(1999)), Duration::from_secs(1));
@@ -266,14 +270,17 @@ mod tests {
     fn an_error_is_one_line_with_its_causes_and_bounded() {
         #[derive(Debug, thiserror::Error)]
         #[error("{text}")]
-        struct Said {
+        struct ChainedError {
             text: String,
-            source: Option<Box<Said>>,
+            source: Option<Box<ChainedError>>,
         }
-        let said =
-            |text: &str, source: Option<Said>| Said { text: text.into(), source: source.map(Box::new) };
-        let error = said("no\n  credentials", Some(said("no profile: no file", Some(said("no file", None)))));
+        let texts = |text: &str, source: Option<ChainedError>| ChainedError {
+            text: text.into(),
+            source: source.map(Box::new),
+        };
+        let error =
+            texts("no\n  credentials", Some(texts("no profile: no file", Some(texts("no file", None)))));
         assert_eq!(causes(&error), "no credentials: no profile: no file");
-        assert_eq!(causes(&said(&"x".repeat(5000), None)).len(), MAX_CAUSES_CHARS);
+        assert_eq!(causes(&texts(&"x".repeat(5000), None)).len(), MAX_CAUSES_CHARS);
     }
 }

@@ -1,17 +1,17 @@
-//! Passwords and tokens, asked for each dial.
+//! Token providers: passwords and tokens, requested for each dial.
 //!
-//! Invariant: a secret is never shown: not by `Debug`, not in an error, not in a log.
-//! Kept by: what is wrong with a secret is said in constant words (`checked`), never by showing it.
-//! Invariant: nothing is read without a bound, and no request is waited for without one.
-//! Not here: when to ask, and what to do without an answer; that is the refiller's.
+//! Invariant: a secret is never shown, neither by `Debug` nor in an error nor in a log.
+//! Enforced by: errors about a secret are constant texts (`check_secret`).
+//! Invariant: every read and every request has a bound.
+//! Out of scope: when to request a token, and what to do without one; see `refill.rs`.
 
-mod cached;
 mod command;
 #[cfg(feature = "dsql")]
 mod dsql;
 mod env;
 mod file;
-mod password;
+mod static_password;
+mod token_cache;
 
 use std::fmt;
 use std::future::Future;
@@ -19,70 +19,70 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use cached::Cached;
 pub use command::PasswordCommand;
 #[cfg(feature = "dsql")]
 pub use dsql::DsqlToken;
 pub use env::PasswordEnv;
 pub use file::PasswordFile;
-pub use password::Password;
+pub use static_password::StaticPassword;
+pub use token_cache::TokenCache;
 
-/// What a file or a program may say at most. Tokens have a few KiB.
+/// Maximum length of a secret. Tokens have a few KiB.
 const MAX_SECRET_BYTES: usize = 64 * 1024;
 const TOO_LONG: &str = "is longer than 64 KiB";
 
-/// A password, or whatever is used as one. `Debug` doesn't show it.
+/// A password or token text. `Debug` doesn't show it.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret(String);
+pub struct AuthSecret(String);
 
-impl Secret {
-    /// This text.
+impl AuthSecret {
+    /// Wraps this text.
     pub fn new(text: impl Into<String>) -> Self {
-        Secret(text.into())
+        AuthSecret(text.into())
     }
 
-    /// The text itself, for whoever sends it.
+    /// Returns the text, to send it to the server.
     pub fn reveal(&self) -> &str {
         &self.0
     }
 }
 
-impl fmt::Debug for Secret {
+impl fmt::Debug for AuthSecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret")
+        f.write_str("AuthSecret")
     }
 }
 
-/// A secret, and for how long it is good to connect with.
+/// A secret and its validity.
 #[derive(Debug, Clone)]
-pub struct Token {
-    /// What is sent as the password.
-    pub secret: Secret,
-    /// How long it is good from now; `None`: until it is changed.
-    pub good_for: Option<Duration>,
+pub struct AuthToken {
+    /// Text that is sent as the password.
+    pub secret: AuthSecret,
+    /// How long the secret is valid from now; `None` if unknown.
+    pub valid_for: Option<Duration>,
 }
 
-/// Why there is no token. What it says may be logged.
+/// Why no token could be provided. The text may be logged.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{0}")]
 pub struct TokenError(pub String);
 
-/// A token that is being asked for. It may be dropped at any point.
-pub type Asking<'a> = Pin<Box<dyn Future<Output = Result<Token, TokenError>> + Send + 'a>>;
+/// Future of a token request. It may be dropped at any point.
+pub type TokenFuture<'a> = Pin<Box<dyn Future<Output = Result<AuthToken, TokenError>> + Send + 'a>>;
 
-/// Gives what to connect with. Asked for each dial, so that a rotated password is used at once; put what is dear to ask
-/// into a [`Cached`].
+/// Provides passwords or tokens. Called for each dial, so that a rotated password is used at once.
+///
+/// Wrap a slow or expensive provider in a [`TokenCache`].
 pub trait TokenProvider: Send + Sync + 'static {
-    /// The token to connect with now.
-    fn token(&self) -> Asking<'_>;
+    /// Returns the token to connect with now.
+    fn token(&self) -> TokenFuture<'_>;
 
-    /// The server refused what this gave. A provider that keeps a token for later shouldn't give it again; any other has
-    /// nothing to do.
+    /// Called when the server has refused the token. A provider that caches tokens must drop it.
     fn refused(&self) {}
 }
 
 impl<P: TokenProvider + ?Sized> TokenProvider for Arc<P> {
-    fn token(&self) -> Asking<'_> {
+    fn token(&self) -> TokenFuture<'_> {
         (**self).token()
     }
 
@@ -92,7 +92,7 @@ impl<P: TokenProvider + ?Sized> TokenProvider for Arc<P> {
 }
 
 impl<P: TokenProvider + ?Sized> TokenProvider for Box<P> {
-    fn token(&self) -> Asking<'_> {
+    fn token(&self) -> TokenFuture<'_> {
         (**self).token()
     }
 
@@ -101,64 +101,64 @@ impl<P: TokenProvider + ?Sized> TokenProvider for Box<P> {
     }
 }
 
-/// The secret in what a file or a program says, which may end with a newline; or what is wrong with it.
-fn unwrapped(mut said: Vec<u8>) -> Result<Secret, &'static str> {
-    if said.len() > MAX_SECRET_BYTES {
+/// Parses the content of a file or the output of a program; removes one trailing newline.
+fn parse_secret(mut bytes: Vec<u8>) -> Result<AuthSecret, &'static str> {
+    if bytes.len() > MAX_SECRET_BYTES {
         return Err(TOO_LONG);
     }
-    if said.last() == Some(&b'\n') {
-        said.pop();
-        if said.last() == Some(&b'\r') {
-            said.pop();
+    if bytes.last() == Some(&b'\n') {
+        bytes.pop();
+        if bytes.last() == Some(&b'\r') {
+            bytes.pop();
         }
     }
-    // The error would hold the bytes: it goes no further.
-    checked(String::from_utf8(said).map_err(|_| "isn't UTF-8")?)
+    // The error type would contain the bytes: drop it.
+    check_secret(String::from_utf8(bytes).map_err(|_| "isn't UTF-8")?)
 }
 
-/// What nobody means as a password: nothing at all, as in a file that is just being written, and what Postgres's protocol
-/// can't carry.
-fn checked(text: String) -> Result<Secret, &'static str> {
+/// Refuses an empty text, as in a file that is being written, and texts that the Postgres protocol
+/// can't transmit.
+fn check_secret(text: String) -> Result<AuthSecret, &'static str> {
     if text.is_empty() {
         return Err("is empty");
     }
     if text.contains('\0') {
         return Err("has a zero byte in it");
     }
-    Ok(Secret(text))
+    Ok(AuthSecret(text))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn said(bytes: &[u8]) -> Result<String, &'static str> {
-        unwrapped(bytes.to_vec()).map(|secret| secret.reveal().to_string())
+    fn parse(bytes: &[u8]) -> Result<String, &'static str> {
+        parse_secret(bytes.to_vec()).map(|secret| secret.reveal().to_string())
     }
 
     #[test]
     fn one_newline_at_the_end_is_not_part_of_a_secret() {
-        assert_eq!(said(b"hunter2"), Ok("hunter2".into()));
-        assert_eq!(said(b"hunter2\n"), Ok("hunter2".into()));
-        assert_eq!(said(b"hunter2\r\n"), Ok("hunter2".into()));
-        assert_eq!(said(b"hunter2\n\n"), Ok("hunter2\n".into()));
-        assert_eq!(said(b" hunter 2\r"), Ok(" hunter 2\r".into()));
+        assert_eq!(parse(b"hunter2"), Ok("hunter2".into()));
+        assert_eq!(parse(b"hunter2\n"), Ok("hunter2".into()));
+        assert_eq!(parse(b"hunter2\r\n"), Ok("hunter2".into()));
+        assert_eq!(parse(b"hunter2\n\n"), Ok("hunter2\n".into()));
+        assert_eq!(parse(b" hunter 2\r"), Ok(" hunter 2\r".into()));
     }
 
     #[test]
-    fn what_nobody_means_as_a_secret_is_refused_in_words_that_do_not_show_it() {
-        assert_eq!(said(b""), Err("is empty"));
-        assert_eq!(said(b"\n"), Err("is empty"));
-        assert_eq!(said(b"\r\n"), Err("is empty"));
-        assert_eq!(said(b"hunter\xff"), Err("isn't UTF-8"));
-        assert_eq!(said(b"hunter\0"), Err("has a zero byte in it"));
-        assert_eq!(said(&[b'x'; MAX_SECRET_BYTES]).map(|text| text.len()), Ok(MAX_SECRET_BYTES));
-        assert_eq!(said(&[b'x'; MAX_SECRET_BYTES + 1]), Err(TOO_LONG));
+    fn invalid_secrets_are_refused_without_showing_them() {
+        assert_eq!(parse(b""), Err("is empty"));
+        assert_eq!(parse(b"\n"), Err("is empty"));
+        assert_eq!(parse(b"\r\n"), Err("is empty"));
+        assert_eq!(parse(b"hunter\xff"), Err("isn't UTF-8"));
+        assert_eq!(parse(b"hunter\0"), Err("has a zero byte in it"));
+        assert_eq!(parse(&[b'x'; MAX_SECRET_BYTES]).map(|text| text.len()), Ok(MAX_SECRET_BYTES));
+        assert_eq!(parse(&[b'x'; MAX_SECRET_BYTES + 1]), Err(TOO_LONG));
     }
 
     #[test]
     fn debug_shows_no_secret() {
-        let token = Token { secret: Secret::new("hunter2"), good_for: None };
+        let token = AuthToken { secret: AuthSecret::new("hunter2"), valid_for: None };
         let shown = format!("{token:?} {:#?}", token.secret);
         assert!(!shown.contains("hunter2"), "{shown}");
     }

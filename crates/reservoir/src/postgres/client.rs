@@ -1,4 +1,4 @@
-//! A connection to Postgres as it is lent: how it is started, and the task that moves its bytes.
+//! Postgres connection that a reservoir lends, and the task that drives its socket.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -9,69 +9,72 @@ use std::time::Duration;
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio_postgres::{AsyncMessage, CancelToken, Client, SimpleQueryMessage};
 
-use super::dial::{Place, Plan, open_again};
+use super::dial::{ConnectPlan, ServerAddress, redial};
 use super::error::PostgresError;
 use super::settings::ChannelBinding;
-use super::socket::Socket;
-use super::start::{PostgresStart, PostgresTerms, SessionCheck};
-use super::stream::{Done, PostgresStream};
-use crate::connect::{ConnectError, ConnectErrorKind, Connection};
+use super::socket::PostgresSocket;
+use super::startup::{PostgresStartup, PostgresStartupParams, SessionCheck};
+use super::stream::{HandshakeDone, PostgresStream};
+use crate::connect::{ConnectionError, ConnectionErrorKind, ReservoirConnection};
 
-/// How long a connection that is closed may take to finish what it does, before the server is asked to stop it.
-const GRACE: Duration = Duration::from_millis(100);
+/// How long a closed connection may stay busy before its query is cancelled.
+const CANCEL_AFTER: Duration = Duration::from_millis(100);
 
-/// Pauses between requests to cancel, which double from the first to the last: a query may catch a cancellation and go on.
-const CANCEL_AGAIN: Duration = Duration::from_secs(1);
-const CANCEL_AGAIN_MOST: Duration = Duration::from_secs(60);
+/// Interval between cancellations; it doubles up to the maximum, since a query may catch them.
+const CANCEL_INTERVAL: Duration = Duration::from_secs(1);
+const MAX_CANCEL_INTERVAL: Duration = Duration::from_secs(60);
 
-/// A connection to Postgres. It is used as the [`tokio_postgres::Client`] that it derefs to.
+/// A connection to Postgres. Dereferences to [`tokio_postgres::Client`].
 ///
-/// A task of its own moves the bytes; it ends with the client. Dropping the client says goodbye to the server once all
-/// that was asked is answered. Notices are logged by their SQLSTATE alone, since their words may hold a row's values.
-/// Notifications (`LISTEN`) are dropped: a connection that is lent for a while is no place to wait for them.
+/// A task drives the socket and ends with the client. Dropping the client sends Terminate to the
+/// server after all pending requests are answered.
+///
+/// Notices are logged by their SQLSTATE only, because their text may contain row values.
+/// Notifications (`LISTEN`) are discarded.
 pub struct PostgresClient {
     client: Client,
     task: JoinHandle<()>,
-    socket: Socket,
+    socket: PostgresSocket,
     cancel: PostgresCancelToken,
 }
 
 impl PostgresClient {
-    /// What can stop a query of this connection from elsewhere. In the place of tokio-postgres' own token, it knows where
-    /// the server is and how to encrypt.
+    /// Returns a token that cancels a query of this connection.
+    ///
+    /// Unlike the token of tokio-postgres, it includes the server's address and the TLS settings.
     pub fn cancel_token(&self) -> PostgresCancelToken {
         self.cancel.clone()
     }
 
-    /// Where the server is, as errors and logs say it.
+    /// Returns the server's address, as in errors and logs.
     pub fn address(&self) -> String {
-        self.cancel.0.place.to_string()
+        self.cancel.0.server.to_string()
     }
 
-    fn error(&self, error: tokio_postgres::Error) -> ConnectError {
+    fn error(&self, error: tokio_postgres::Error) -> ConnectionError {
         self.cancel.0.error(error).into()
     }
 }
 
-impl Connection for PostgresClient {
+impl ReservoirConnection for PostgresClient {
     fn is_closed(&self) -> bool {
         self.client.is_closed()
     }
 
-    async fn reset(&mut self, script: &str) -> Result<(), ConnectError> {
+    async fn reset(&mut self, script: &str) -> Result<(), ConnectionError> {
         self.client.batch_execute(script).await.map_err(|error| self.error(error))
     }
 
-    /// A query that is still running is cancelled, again and again until the server has closed its end. Dropping the future
-    /// closes the socket at once.
+    /// Cancels a running query, repeatedly, until the server has closed its end. Dropping the
+    /// future closes the socket.
     async fn close(self) {
         let PostgresClient { client, task, socket, cancel } = self;
-        let mut task = Ending(task);
+        let mut task = AbortOnDrop(task);
         drop(client);
         let closing = async {
             let _ended = (&mut task.0).await;
-            // The task may have ended by an error, without a goodbye.
-            socket.hang_up().await;
+            // After an error, the task has ended without sending Terminate.
+            socket.shutdown_and_wait().await;
         };
         tokio::select! {
             () = closing => {}
@@ -103,178 +106,186 @@ impl fmt::Debug for PostgresClient {
     }
 }
 
-/// Cancels what a connection is doing.
+/// Cancels the query of a connection.
 #[derive(Clone)]
-pub struct PostgresCancelToken(Arc<Origin>);
+pub struct PostgresCancelToken(Arc<CancelTarget>);
 
-/// Where a connection came from.
-struct Origin {
-    plan: Arc<Plan>,
-    place: Place,
+/// The connection's server, TLS state and cancel key.
+struct CancelTarget {
+    plan: Arc<ConnectPlan>,
+    server: ServerAddress,
     encrypted: bool,
     token: CancelToken,
 }
 
-impl Origin {
+impl CancelTarget {
     fn error(&self, error: tokio_postgres::Error) -> PostgresError {
-        PostgresError::from_client(&self.place.to_string(), &self.plan.settings.user, error)
+        PostgresError::from_client(&self.server.to_string(), &self.plan.settings.user, error)
     }
 }
 
 impl PostgresCancelToken {
-    pub(super) fn new(plan: Arc<Plan>, place: Place, encrypted: bool, client: &Client) -> Self {
-        PostgresCancelToken(Arc::new(Origin { plan, place, encrypted, token: client.cancel_token() }))
+    pub(super) fn new(
+        plan: Arc<ConnectPlan>,
+        server: ServerAddress,
+        encrypted: bool,
+        client: &Client,
+    ) -> Self {
+        PostgresCancelToken(Arc::new(CancelTarget { plan, server, encrypted, token: client.cancel_token() }))
     }
 
-    /// Asks the server to stop what the connection is doing, if anything, over a second connection to the same address,
-    /// encrypted alike. Resolves when the server has passed it on; whether anything was stopped only the query tells,
-    /// by the error 57014.
-    pub async fn cancel(&self) -> Result<(), ConnectError> {
-        let origin = &*self.0;
-        let (socket, stream) = open_again(&origin.plan, &origin.place, origin.encrypted).await?;
+    /// Sends a cancel request over a second connection to the same address, with the same
+    /// encryption.
+    ///
+    /// Resolves when the server has accepted the request. A cancelled query fails with SQLSTATE
+    /// 57014.
+    pub async fn cancel(&self) -> Result<(), ConnectionError> {
+        let target = &*self.0;
+        let (socket, stream) = redial(&target.plan, &target.server, target.encrypted).await?;
         let passed_on = async {
-            let sent = origin.token.cancel_query_raw(stream, Done).await;
-            sent.map_err(|error| origin.error(error))?;
+            let sent = target.token.cancel_query_raw(stream, HandshakeDone).await;
+            sent.map_err(|error| target.error(error))?;
             socket.closed_by_peer().await;
             Ok::<_, PostgresError>(())
         };
-        let after = origin.plan.settings.connect_timeout;
+        let after = target.plan.settings.connect_timeout;
         let step = "cancelling a query";
-        let late = |_| PostgresError::Timeout { address: origin.place.to_string(), step, after };
+        let late = |_| PostgresError::Timeout { address: target.server.to_string(), step, after };
         tokio::time::timeout(after, passed_on).await.map_err(late)??;
         Ok(())
     }
 
-    /// Never resolves.
+    /// Sends cancel requests until the future is dropped.
     async fn cancel_repeatedly(&self) {
-        let (mut pause, mut next) = (GRACE, CANCEL_AGAIN);
+        let (mut pause, mut next) = (CANCEL_AFTER, CANCEL_INTERVAL);
         loop {
             tokio::time::sleep(pause).await;
             if let Err(error) = self.cancel().await {
-                tracing::debug!(%error, "a connection that is closed is busy, and its query can't be cancelled");
+                tracing::debug!(%error, "query cancellation failed");
             }
-            (pause, next) = (next, (next * 2).min(CANCEL_AGAIN_MOST));
+            (pause, next) = (next, (next * 2).min(MAX_CANCEL_INTERVAL));
         }
     }
 }
 
 impl fmt::Debug for PostgresCancelToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PostgresCancelToken").field("address", &self.0.place.to_string()).finish()
+        f.debug_struct("PostgresCancelToken").field("address", &self.0.server.to_string()).finish()
     }
 }
 
-/// The task of a connection that is being closed. Nothing may outlive that.
-struct Ending(JoinHandle<()>);
+/// Aborts the task of a connection that is being closed.
+struct AbortOnDrop(JoinHandle<()>);
 
-impl Drop for Ending {
+impl Drop for AbortOnDrop {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-/// Ends the task of a connection whose server hasn't been checked, as it is dropped.
-struct Unchecked(Option<AbortHandle>);
+/// Aborts the task of a connection unless its server passed the session check.
+struct AbortUnlessChecked(Option<AbortHandle>);
 
-impl Drop for Unchecked {
+impl Drop for AbortUnlessChecked {
     fn drop(&mut self) {
         self.0.iter().for_each(AbortHandle::abort);
     }
 }
 
-/// Starts sessions of SQL.
+/// Starts SQL sessions with tokio-postgres.
 pub(super) struct ClientStart;
 
-impl PostgresStart for ClientStart {
+impl PostgresStartup for ClientStart {
     type Session = PostgresClient;
 
     async fn start(
         &self,
         stream: PostgresStream,
-        terms: &PostgresTerms<'_>,
+        params: &PostgresStartupParams<'_>,
     ) -> Result<PostgresClient, PostgresError> {
         let (socket, encrypted) = (stream.socket(), stream.is_encrypted());
-        let failed = |error| PostgresError::from_client(&terms.address(), terms.user(), error);
-        let connecting = config(terms, encrypted).connect_raw(stream, Done).await;
+        let failed = |error| PostgresError::from_client(&params.address(), params.user(), error);
+        let connecting = config(params, encrypted).connect_raw(stream, HandshakeDone).await;
         let (client, connection) = connecting.map_err(failed)?;
         let cancel =
-            PostgresCancelToken::new(Arc::clone(terms.plan), terms.place.clone(), encrypted, &client);
+            PostgresCancelToken::new(Arc::clone(params.plan), params.server.clone(), encrypted, &client);
         let task = tokio::spawn(run(connection, Arc::clone(&cancel.0)));
         let client = PostgresClient { client, task, socket, cancel };
-        let Some(check) = terms.session_check() else { return Ok(client) };
-        // If this is dropped before it is good, nothing but the dial may read the socket.
-        let mut unchecked = Unchecked(Some(client.task.abort_handle()));
-        let error = match terms.bound("asking what the server is", is_good(&client, check)).await? {
+        let Some(check) = params.session_check() else { return Ok(client) };
+        // If this future is dropped before the check has passed, only the dial may read the socket.
+        let mut unchecked = AbortUnlessChecked(Some(client.task.abort_handle()));
+        let error = match params.bound("asking what the server is", passes_check(&client, check)).await? {
             Ok(true) => {
                 unchecked.0 = None;
                 return Ok(client);
             }
-            Ok(false) => PostgresError::WrongSession { address: terms.address(), wanted: check.wanted },
+            Ok(false) => PostgresError::WrongSession { address: params.address(), wanted: check.required },
             Err(error) => failed(error),
         };
-        // Until it is gone it counts, and the next server's connection might be one too many.
-        terms.bound("closing", client.close()).await?;
+        // The server counts this connection until it is closed: wait before the next host is
+        // dialed.
+        params.bound("closing", client.close()).await?;
         Err(error)
     }
 }
 
-fn config(terms: &PostgresTerms<'_>, encrypted: bool) -> tokio_postgres::Config {
+fn config(params: &PostgresStartupParams<'_>, encrypted: bool) -> tokio_postgres::Config {
     use tokio_postgres::config::{self, SslMode, SslNegotiation};
 
     let mut config = tokio_postgres::Config::new();
-    config.user(terms.user()).channel_binding(match terms.channel_binding() {
+    config.user(params.user()).channel_binding(match params.channel_binding() {
         ChannelBinding::Disable => config::ChannelBinding::Disable,
         ChannelBinding::Prefer => config::ChannelBinding::Prefer,
         ChannelBinding::Require => config::ChannelBinding::Require,
     });
-    // The stream is what it should be: see `Done`.
+    // TLS is already negotiated: see `HandshakeDone`.
     match encrypted {
         true => config.ssl_mode(SslMode::Require).ssl_negotiation(SslNegotiation::Direct),
         false => config.ssl_mode(SslMode::Disable),
     };
-    if let Some(database) = terms.database() {
+    if let Some(database) = params.database() {
         config.dbname(database);
     }
-    if let Some(name) = terms.application_name() {
+    if let Some(name) = params.application_name() {
         config.application_name(name);
     }
-    if let Some(options) = terms.options() {
+    if let Some(options) = params.options() {
         config.options(options);
     }
-    if let Some(password) = terms.password() {
+    if let Some(password) = params.password() {
         config.password(password);
     }
     config
 }
 
-async fn is_good(client: &Client, check: SessionCheck) -> Result<bool, tokio_postgres::Error> {
-    let answers = client.simple_query(check.sql).await?;
-    Ok(answers.iter().any(|answer| match answer {
-        SimpleQueryMessage::Row(row) => row.get(0) == Some(check.good),
+async fn passes_check(client: &Client, check: SessionCheck) -> Result<bool, tokio_postgres::Error> {
+    let messages = client.simple_query(check.sql).await?;
+    Ok(messages.iter().any(|message| match message {
+        SimpleQueryMessage::Row(row) => row.get(0) == Some(check.expected),
         _ => false,
     }))
 }
 
 async fn run(
     mut connection: tokio_postgres::Connection<PostgresStream, PostgresStream>,
-    origin: Arc<Origin>,
+    target: Arc<CancelTarget>,
 ) {
     loop {
-        // Not the connection's own future: that one logs the words of notices.
+        // Not the connection's own future: that one logs the text of notices.
         match poll_fn(|cx| connection.poll_message(cx)).await {
             None => return,
             Some(Ok(AsyncMessage::Notice(notice))) => {
                 let (severity, sqlstate) = (notice.severity(), notice.code().code());
-                tracing::debug!(address = %origin.place, severity, sqlstate, "the server sent a notice");
+                tracing::debug!(address = %target.server, severity, sqlstate, "server notice received");
             }
             Some(Ok(_notification)) => {}
             Some(Err(error)) => {
-                let error = origin.error(error);
+                let error = target.error(error);
                 match error.kind() {
-                    ConnectErrorKind::Unreachable => {
-                        tracing::debug!(address = %origin.place, %error, "a connection was lost");
+                    ConnectionErrorKind::Unreachable => {
+                        tracing::debug!(address = %target.server, %error, "connection lost");
                     }
-                    _ => tracing::warn!(address = %origin.place, %error, "a connection broke"),
+                    _ => tracing::warn!(address = %target.server, %error, "connection failed"),
                 }
                 return;
             }

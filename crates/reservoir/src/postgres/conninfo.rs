@@ -1,19 +1,20 @@
-//! Connection strings as libpq reads them, a URL or `key=value` words, taken apart into pairs.
+//! Connection strings in libpq's syntax, URL or keyword/value, split into pairs.
 //!
-//! Invariant: no error shows a value, since any value may be a password that was written without quotes.
-//! Not here: what the keys mean; see `settings.rs`.
+//! Invariant: no error shows a value, because any value may be part of an unquoted password.
+//! Out of scope: the meaning of the keys; see `settings.rs`.
 
 use super::error::PostgresConfigError;
 
-/// A key and its value, decoded.
-pub(super) type Pair = (String, String);
+/// A key and its decoded value.
+pub(super) type ConninfoPair = (String, String);
 
-/// All pairs in the order in which they were written; a later one of a key is meant to win.
-pub(super) fn pairs(text: &str) -> Result<Vec<Pair>, PostgresConfigError> {
+/// Returns all pairs in the order in which they were written; for duplicate keys the last one
+/// applies.
+pub(super) fn pairs(text: &str) -> Result<Vec<ConninfoPair>, PostgresConfigError> {
     let url = ["postgres://", "postgresql://"].iter().find_map(|scheme| text.strip_prefix(scheme));
     match url {
         Some(rest) => url_pairs(rest),
-        None => word_pairs(text),
+        None => keyword_pairs(text),
     }
 }
 
@@ -22,9 +23,10 @@ fn broken(problem: impl Into<String>) -> PostgresConfigError {
 }
 
 /// `user:password@host:port,host:port/dbname?key=value&key=value`
-fn url_pairs(rest: &str) -> Result<Vec<Pair>, PostgresConfigError> {
+fn url_pairs(rest: &str) -> Result<Vec<ConninfoPair>, PostgresConfigError> {
     let mut pairs = Vec::new();
-    // As libpq does: user and password end at the first `@` before the first `/`, so that a `?` may be in them.
+    // As in libpq, user and password end at the first `@` before the first `/`, so they may contain
+    // `?`.
     let path_at = rest.find('/').unwrap_or(rest.len());
     let rest = match rest[..path_at].find('@') {
         Some(at) => {
@@ -37,9 +39,10 @@ fn url_pairs(rest: &str) -> Result<Vec<Pair>, PostgresConfigError> {
         }
         None => rest,
     };
-    let (place, query) = split(rest, '?');
-    let (hosts, database) = split(place, '/');
-    // Most likely the rest of a password, which must not become the name of a host or a database that errors show.
+    let (location, query) = split(rest, '?');
+    let (hosts, database) = split(location, '/');
+    // This is probably part of a password; it must not become a host or database name that errors
+    // show.
     if hosts.contains('@') || database.is_some_and(|database| database.contains(['@', '/'])) {
         return Err(broken("an '@' or '/' in the user, the password or the name must be written %40 or %2F"));
     }
@@ -58,7 +61,7 @@ fn url_pairs(rest: &str) -> Result<Vec<Pair>, PostgresConfigError> {
     Ok(pairs)
 }
 
-fn host_pairs(hosts: &str, pairs: &mut Vec<Pair>) -> Result<(), PostgresConfigError> {
+fn host_pairs(hosts: &str, pairs: &mut Vec<ConninfoPair>) -> Result<(), PostgresConfigError> {
     if hosts.is_empty() {
         return Ok(());
     }
@@ -99,7 +102,7 @@ fn decode(key: &str, text: &str) -> Result<String, PostgresConfigError> {
         });
     }
     match String::from_utf8(decoded) {
-        // Every value is sent, or used as a name, with a zero at its end.
+        // Values are sent or used as names with a terminating zero byte.
         Ok(decoded) if decoded.contains('\0') => {
             Err(PostgresConfigError::new(key, "it can't hold a zero byte"))
         }
@@ -108,7 +111,7 @@ fn decode(key: &str, text: &str) -> Result<String, PostgresConfigError> {
 }
 
 /// `key = value key='a value'`, with `\` before a quote or another `\`.
-fn word_pairs(text: &str) -> Result<Vec<Pair>, PostgresConfigError> {
+fn keyword_pairs(text: &str) -> Result<Vec<ConninfoPair>, PostgresConfigError> {
     let (mut pairs, mut rest) = (Vec::new(), text.trim_start());
     while !rest.is_empty() {
         let end = rest.find(|c: char| c == '=' || c.is_whitespace()).unwrap_or(rest.len());
@@ -118,14 +121,14 @@ fn word_pairs(text: &str) -> Result<Vec<Pair>, PostgresConfigError> {
                 "it must be postgres://user@host:port/dbname, or key=value words; a value with spaces needs 'quotes'",
             ));
         };
-        let (value, after) = word_value(key, after.trim_start())?;
+        let (value, after) = keyword_value(key, after.trim_start())?;
         pairs.push((key.to_owned(), value));
         rest = after.trim_start();
     }
     Ok(pairs)
 }
 
-fn word_value<'t>(key: &str, text: &'t str) -> Result<(String, &'t str), PostgresConfigError> {
+fn keyword_value<'t>(key: &str, text: &'t str) -> Result<(String, &'t str), PostgresConfigError> {
     let quoted = text.starts_with('\'');
     let (mut value, mut chars) = (String::new(), text.char_indices());
     if quoted {
@@ -150,12 +153,12 @@ fn word_value<'t>(key: &str, text: &'t str) -> Result<(String, &'t str), Postgre
 mod tests {
     use super::*;
 
-    fn owned(pairs: &[(&str, &str)]) -> Vec<Pair> {
+    fn owned(pairs: &[(&str, &str)]) -> Vec<ConninfoPair> {
         pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
     }
 
     #[test]
-    fn a_url_is_taken_apart() {
+    fn a_url_is_split_into_pairs() {
         let found =
             pairs("postgresql://u%40x:p%2Fw?d@[::1]:1,b,%2Frun:3/my%20db?sslmode=require&options=-c a=b");
         let wanted = [
@@ -175,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_taken_apart() {
+    fn keywords_are_split_into_pairs() {
         let found = pairs(r" host = a,b  password='it\'s \\ a' user=x\ y dbname='' ").unwrap();
         let wanted = [("host", "a,b"), ("password", r"it's \ a"), ("user", "x y"), ("dbname", "")];
         assert_eq!(found, owned(&wanted));
@@ -197,8 +200,8 @@ mod tests {
             "=hunter2",
         ];
         for text in broken {
-            let said = pairs(text).unwrap_err().to_string();
-            assert!(!said.contains("hunter2"), "{text}: {said}");
+            let error = pairs(text).unwrap_err().to_string();
+            assert!(!error.contains("hunter2"), "{text}: {error}");
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Why there is no connection: what happened, at which address, and what to do about it.
+//! Errors of Postgres connections: what happened, at which address, and what to do.
 //!
-//! Invariant: nothing here holds a password or a token.
+//! Invariant: no error contains a password or a token.
 
 use std::error::Error;
 use std::io;
@@ -8,15 +8,15 @@ use std::time::Duration;
 
 use rustls::{AlertDescription, CertificateError};
 
-use super::server_error::ServerError;
+use super::server_error::PostgresServerError;
 use super::tls::SslMode;
-use crate::connect::{ConnectError, ConnectErrorKind};
+use crate::connect::{ConnectionError, ConnectionErrorKind};
 use crate::credentials::TokenError;
 
-/// The SQLSTATE of a server whose rules have no place for us.
-const NOT_LET_IN: &str = "28000";
+/// SQLSTATE `invalid_authorization_specification`: no pg_hba.conf rule admits the connection.
+const INVALID_AUTHORIZATION: &str = "28000";
 
-/// Why a connection string or a TLS setting can't be used: the key, and what is allowed. It shows no value.
+/// Invalid connection string or TLS setting: the key and the allowed values. It shows no value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{key}: {problem}")]
 pub struct PostgresConfigError {
@@ -29,134 +29,135 @@ impl PostgresConfigError {
         PostgresConfigError { key: key.into(), problem: problem.into() }
     }
 
-    /// The key that it is about, such as `sslmode`.
+    /// Returns the key, such as `sslmode`.
     pub fn key(&self) -> &str {
         &self.key
     }
 }
 
-/// Why Postgres gave no connection, or lost one. The source of a [`ConnectError`] by
-/// [`PostgresConnect`](crate::PostgresConnect).
+/// Why a connection to Postgres could not be opened, or was lost.
+///
+/// It is the source of the [`ConnectionError`]s of [`PostgresConnect`](crate::PostgresConnect).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PostgresError {
-    /// The provider has no password or token.
+    /// The provider returned no password or token.
     #[error("{0}")]
     Token(#[source] TokenError),
     /// The provider took too long.
     #[error("no password or token within {after:?}")]
     TokenTimeout {
-        /// How long it was waited for.
+        /// The timeout.
         after: Duration,
     },
-    /// The host has no address.
+    /// The host name could not be resolved.
     #[error("the name {host} can't be looked up: {source}: check the host and the name service")]
     Resolve {
-        /// The host as it was given.
+        /// The configured host.
         host: String,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// Nobody listens, or nothing gets there.
+    /// The TCP or Unix connect failed.
     #[error(
         "{address}: {source}: check that the server runs, and that nothing between here and there blocks it"
     )]
     Dial {
-        /// Where.
+        /// Address of the server.
         address: String,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// The time was over.
+    /// The deadline has passed.
     #[error("{address}: no answer within {after:?} while {step}")]
     Timeout {
-        /// Where.
+        /// Address of the server.
         address: String,
-        /// What was being done.
+        /// The step that was in progress.
         step: &'static str,
-        /// The limit for the whole connection.
+        /// Timeout of the whole dial.
         after: Duration,
     },
-    /// The server answered that it has no TLS.
+    /// The server has no TLS.
     #[error(
         "{address}: the server has no TLS, and sslmode={mode} asks for it: set ssl = on there, or use another sslmode"
     )]
     NoTls {
-        /// Where.
+        /// Address of the server.
         address: String,
-        /// What was asked for.
+        /// The configured mode.
         mode: SslMode,
     },
-    /// The TLS handshake failed, or TLS broke later.
+    /// The TLS handshake failed, or TLS failed later.
     #[error("{address}: TLS: {source}{}", tls_advice(source, *direct))]
     Tls {
-        /// Where.
+        /// Address of the server.
         address: String,
-        /// Whether it was begun without asking the server first (`sslnegotiation=direct`).
+        /// Whether TLS was started without a request (`sslnegotiation=direct`).
         direct: bool,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// Something else than Postgres listens there.
+    /// The peer is not a Postgres server.
     #[error("{address}: what answers there isn't Postgres ({found}): check the host and the port")]
     NotPostgres {
-        /// Where.
+        /// Address of the server.
         address: String,
-        /// What was wrong with the answer.
+        /// What was wrong with the response.
         found: String,
     },
-    /// The connection broke.
+    /// The connection was lost.
     #[error("{address}: the connection was lost: {}", with_sources(&**source))]
     Lost {
-        /// Where.
+        /// Address of the server.
         address: String,
-        /// Why.
+        /// Cause.
         source: Box<dyn Error + Send + Sync>,
     },
-    /// The server said no.
-    #[error("{address}: {said}{}", said.advice())]
+    /// The server sent an error.
+    #[error("{address}: {error}{}", error.advice())]
     Server {
-        /// Where.
+        /// Address of the server.
         address: String,
-        /// Its words, with an SQLSTATE.
+        /// The error, with its SQLSTATE.
         #[source]
-        said: ServerError,
+        error: PostgresServerError,
     },
-    /// The server asks for a password, and there is none.
+    /// The server requires a password, and none is configured.
     #[error(
         "{address}: the server asks user {user} for a password, and there is none: give one in the connection string, or \
          use password_from"
     )]
     NoPassword {
-        /// Where.
+        /// Address of the server.
         address: String,
-        /// Who we said we are.
+        /// User of the connection.
         user: String,
     },
-    /// Client and server don't agree how to authenticate.
+    /// Client and server have no authentication method in common.
     #[error("{address}: authentication: {}", with_sources(&**source))]
     Authentication {
-        /// Where.
+        /// Address of the server.
         address: String,
-        /// Why.
+        /// Cause.
         source: Box<dyn Error + Send + Sync>,
     },
-    /// The server works, but `target_session_attrs` asks for another one.
+    /// The server doesn't match `target_session_attrs`.
     #[error("{address}: the server isn't {wanted}, which target_session_attrs asks for")]
     WrongSession {
-        /// Where.
+        /// Address of the server.
         address: String,
-        /// What was asked for.
+        /// The required kind of server.
         wanted: &'static str,
     },
 }
 
 impl PostgresError {
-    /// What tokio-postgres said about `address`.
+    /// Converts an error of tokio-postgres.
     pub(super) fn from_client(address: &str, user: &str, source: tokio_postgres::Error) -> Self {
         let address = address.to_owned();
-        if let Some(said) = source.as_db_error() {
-            return PostgresError::Server { address, said: said.into() };
+        if let Some(error) = source.as_db_error() {
+            return PostgresError::Server { address, error: error.into() };
         }
         if source.is_closed() {
             return PostgresError::Lost { address, source: source.into() };
@@ -166,22 +167,22 @@ impl PostgresError {
                 return tls;
             }
             return match io.kind() {
-                // What the decoder says of bytes that make no sense.
+                // The decoder received malformed bytes.
                 io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData => {
                     PostgresError::NotPostgres { address, found: io.to_string() }
                 }
                 _ => PostgresError::Lost { address, source: source.into() },
             };
         }
-        // The crate keeps its kinds to itself; a test of ours fails when these words change.
+        // tokio-postgres doesn't expose its error kinds; a test fails if these texts change.
         match (source.to_string().as_str(), source.source().map(ToString::to_string).as_deref()) {
             (_, Some("password missing")) => PostgresError::NoPassword { address, user: user.to_owned() },
             ("authentication error", _) => PostgresError::Authentication { address, source: source.into() },
-            (words, _) => PostgresError::NotPostgres { address, found: words.to_owned() },
+            (text, _) => PostgresError::NotPostgres { address, found: text.to_owned() },
         }
     }
 
-    /// What reading or writing at `address` failed with, once the stream was open.
+    /// Converts an I/O error of an open stream.
     pub fn from_io(address: &str, error: io::Error) -> Self {
         match PostgresError::from_tls(address, &error) {
             Some(tls) => tls,
@@ -189,38 +190,41 @@ impl PostgresError {
         }
     }
 
-    /// `None`: it isn't TLS that failed.
+    /// Returns `None` if the error isn't a TLS error.
     fn from_tls(address: &str, error: &io::Error) -> Option<Self> {
-        // rustls' errors can't be cloned out of an io::Error without its kind, and the kind is of no use here.
+        // A rustls error can't be moved out of a borrowed `io::Error`; it is cloned without the
+        // kind.
         let source = io::Error::other(rustls_error(error)?.clone());
         Some(PostgresError::Tls { address: address.to_owned(), direct: false, source })
     }
 
-    /// What it means for the next try.
-    pub fn kind(&self) -> ConnectErrorKind {
+    /// Returns the class of the error, which decides when to dial again.
+    pub fn kind(&self) -> ConnectionErrorKind {
         match self {
-            PostgresError::Token(_) | PostgresError::TokenTimeout { .. } => ConnectErrorKind::Credentials,
+            PostgresError::Token(_) | PostgresError::TokenTimeout { .. } => ConnectionErrorKind::Credentials,
             PostgresError::Resolve { .. }
             | PostgresError::Dial { .. }
             | PostgresError::Timeout { .. }
             | PostgresError::Lost { .. }
-            | PostgresError::WrongSession { .. } => ConnectErrorKind::Unreachable,
+            | PostgresError::WrongSession { .. } => ConnectionErrorKind::Unreachable,
             PostgresError::NoPassword { .. } | PostgresError::Authentication { .. } => {
-                ConnectErrorKind::Refused
+                ConnectionErrorKind::Refused
             }
-            PostgresError::NoTls { .. } | PostgresError::NotPostgres { .. } => ConnectErrorKind::Other,
-            // Another end of the connection during the handshake is as good as none.
+            PostgresError::NoTls { .. } | PostgresError::NotPostgres { .. } => ConnectionErrorKind::Other,
+            // A connection that is closed during the handshake counts as unreachable.
             PostgresError::Tls { source, .. } => match rustls_error(source) {
-                None => ConnectErrorKind::Unreachable,
-                Some(rustls::Error::AlertReceived(alert)) if is_about_us(*alert) => ConnectErrorKind::Refused,
-                Some(_) => ConnectErrorKind::Other,
+                None => ConnectionErrorKind::Unreachable,
+                Some(rustls::Error::AlertReceived(alert)) if is_client_certificate_alert(*alert) => {
+                    ConnectionErrorKind::Refused
+                }
+                Some(_) => ConnectionErrorKind::Other,
             },
-            PostgresError::Server { said, .. } => said.kind(),
+            PostgresError::Server { error, .. } => error.kind(),
         }
     }
 
-    /// Whether it came out of a conversation with a Postgres that is there.
-    pub(super) fn is_a_word_of_postgres(&self) -> bool {
+    /// Returns whether the error is part of a Postgres protocol exchange with the server.
+    pub(super) fn is_server_reply(&self) -> bool {
         matches!(
             self,
             PostgresError::Server { .. }
@@ -229,18 +233,19 @@ impl PostgresError {
         )
     }
 
-    /// Whether another password might have been let in.
-    pub(super) fn is_about_the_password(&self) -> bool {
+    /// Returns whether the server rejected the password.
+    pub(super) fn is_password_rejected(&self) -> bool {
         match self {
-            PostgresError::Server { said, .. } => said.code().starts_with("28"),
+            PostgresError::Server { error, .. } => error.code().starts_with("28"),
             _ => false,
         }
     }
 
-    /// Whether libpq would go on to the next host: not after a server's clear word, except that it is only starting.
-    pub(super) fn ends_the_search(&self) -> bool {
+    /// Returns whether the next host is not tried, as in libpq: the server has refused, and isn't
+    /// just starting.
+    pub(super) fn stops_host_search(&self) -> bool {
         match self {
-            PostgresError::Server { said, .. } => said.kind() != ConnectErrorKind::Unreachable,
+            PostgresError::Server { error, .. } => error.kind() != ConnectionErrorKind::Unreachable,
             PostgresError::NoPassword { .. } | PostgresError::Authentication { .. } => true,
             PostgresError::Token(_)
             | PostgresError::TokenTimeout { .. }
@@ -255,27 +260,27 @@ impl PostgresError {
         }
     }
 
-    /// Whether `sslmode=prefer` tries again without TLS, as libpq does: when TLS itself failed, and when the server's
-    /// rules don't let us in *with* it.
-    pub(super) fn is_worth_a_try_without_tls(&self) -> bool {
+    /// Returns whether `sslmode=prefer` retries without TLS, as libpq does: TLS failed, or
+    /// pg_hba.conf refuses encrypted connections.
+    pub(super) fn allows_retry_without_tls(&self) -> bool {
         match self {
             PostgresError::Tls { .. } => true,
-            PostgresError::Server { said, .. } => said.code() == NOT_LET_IN,
+            PostgresError::Server { error, .. } => error.code() == INVALID_AUTHORIZATION,
             _ => false,
         }
     }
 }
 
-impl From<PostgresError> for ConnectError {
+impl From<PostgresError> for ConnectionError {
     fn from(error: PostgresError) -> Self {
-        ConnectError::new(error.kind(), error)
+        ConnectionError::new(error.kind(), error)
     }
 }
 
 fn tls_advice(error: &io::Error, direct: bool) -> &'static str {
     match rustls_error(error) {
         Some(rustls::Error::InvalidCertificate(certificate)) => match certificate {
-            // The second is what an authority that was made anew under the same name gives.
+            // A CA that was recreated under the same name gives `BadSignature`.
             CertificateError::UnknownIssuer | CertificateError::BadSignature => {
                 ": the authorities that are trusted didn't sign the server's certificate: check sslrootcert"
             }
@@ -284,7 +289,7 @@ fn tls_advice(error: &io::Error, direct: bool) -> &'static str {
             }
             _ => ": check the server's certificate and sslrootcert",
         },
-        Some(rustls::Error::AlertReceived(alert)) if is_about_us(*alert) => {
+        Some(rustls::Error::AlertReceived(alert)) if is_client_certificate_alert(*alert) => {
             ": the server refuses our certificate, or that we have none: check sslcert and sslkey"
         }
         Some(_) => "",
@@ -295,7 +300,7 @@ fn tls_advice(error: &io::Error, direct: bool) -> &'static str {
     }
 }
 
-fn is_about_us(alert: AlertDescription) -> bool {
+fn is_client_certificate_alert(alert: AlertDescription) -> bool {
     matches!(
         alert,
         AlertDescription::NoCertificate

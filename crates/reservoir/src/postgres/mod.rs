@@ -1,11 +1,12 @@
-//! Connections by tokio-postgres, with TLS by rustls.
+//! Postgres connector: tokio-postgres with TLS by rustls.
 //!
-//! Invariant: a connection has one descriptor and one task, and `close` resolves only when the server has closed its end; a dial
-//! that is given up holds its slot until then.
-//! Kept by: the task and whoever closes share the socket (`socket.rs`, `client.rs`); so does a dial (`starting.rs`).
-//! Not here: how many connections there may be, and when they are opened; see `core/`.
+//! Invariant: a connection has one descriptor and one task. `close` resolves only when the server
+//! has closed its end; an abandoned dial holds its slot until then.
+//! Enforced by: the connection's task and `close` share the socket (`socket.rs`, `client.rs`); so
+//! do a dial and its `StartingSocket` (`starting_socket.rs`).
+//! Out of scope: how many connections are opened and when; see `core/`.
 
-mod binding;
+mod channel_binding;
 mod client;
 mod conninfo;
 mod dial;
@@ -14,8 +15,8 @@ mod registry;
 mod server_error;
 mod settings;
 mod socket;
-mod start;
-mod starting;
+mod starting_socket;
+mod startup;
 mod stream;
 mod tls;
 
@@ -25,40 +26,42 @@ use std::time::Duration;
 
 use self::client::ClientStart;
 pub use self::client::{PostgresCancelToken, PostgresClient};
-use self::dial::{Opening, Plan};
+use self::dial::{ConnectPlan, SessionDialer};
 pub use self::error::{PostgresConfigError, PostgresError};
-pub use self::server_error::ServerError;
+pub use self::server_error::PostgresServerError;
 pub use self::settings::ChannelBinding;
-use self::settings::Settings;
-pub use self::start::{PostgresStart, PostgresTerms, SessionCheck};
+use self::settings::ConnectSettings;
+pub use self::startup::{PostgresStartup, PostgresStartupParams, SessionCheck};
 pub use self::stream::PostgresStream;
-use self::tls::Encryption;
+use self::tls::TlsContext;
 pub use self::tls::{PostgresTls, SslMode};
-use crate::connect::{Connect, ConnectError, DialSlot};
-use crate::credentials::{Cached, Secret, TokenProvider};
+use crate::connect::{Connect, ConnectionError, DialSlot};
+use crate::credentials::{AuthSecret, TokenCache, TokenProvider};
 
 /// Opens connections to Postgres.
 ///
-/// # The connection string
-/// As libpq's, a URL or words: `postgres://user:password@host:5432/dbname?sslmode=verify-full`, or
-/// `user=… host=… dbname=…`. Several hosts (`host:port,host:port`) are tried in order, each with all its addresses and its
-/// share of the time; a server that answers "no" ends the search, as in libpq. A host that begins with `/` is the folder
-/// of a Unix socket. Nothing is taken from the environment or from files in the home folder.
+/// # Connection string
+/// The syntax is libpq's: a URL, `postgres://user:password@host:5432/dbname?sslmode=verify-full`,
+/// or keywords, `user=… host=… dbname=…`. Several hosts (`host:port,host:port`) are tried in order,
+/// each with all its addresses and its share of the time. As in libpq, an error that the server
+/// sends ends the search. A host that begins with `/` is the directory of a Unix socket. Nothing is
+/// read from environment variables or from files in the home directory.
 ///
 /// | key | meaning |
 /// |---|---|
-/// | `user`, `password`, `dbname` | who and where; the user must be given |
-/// | `host`, `hostaddr`, `port` | a list each; `hostaddr` is used in place of looking up `host` |
-/// | `sslmode` | see [`SslMode`]; `verify-full` if an authority is given, else `prefer` |
-/// | `sslrootcert` | a file of authorities (PEM), or `system` |
+/// | `user`, `password`, `dbname` | user, password and database; the user is required |
+/// | `host`, `hostaddr`, `port` | comma-separated lists; `hostaddr` replaces the lookup of `host` |
+/// | `sslmode` | see [`SslMode`]; default: `verify-full` with `sslrootcert`, else `prefer` |
+/// | `sslrootcert` | file with CA certificates (PEM), or `system` |
 /// | `sslcert`, `sslkey` | the client's certificate and key (PEM) |
 /// | `sslnegotiation` | `postgres`, or `direct` (PostgreSQL 17, `sslmode=require` or stronger) |
 /// | `channel_binding` | `disable`, `prefer` (default) or `require` |
-/// | `connect_timeout` | seconds for all of it, from the name to the end of authentication; default 10 |
-/// | `keepalives`, `keepalives_idle`, `keepalives_interval`, `keepalives_count` | 1, 60 s, 10 s, 3 by default |
-/// | `tcp_user_timeout` | milliseconds; default 90 000; 0 leaves it to the system |
+/// | `connect_timeout` | seconds for the whole dial, including authentication; default 10 |
+/// | `keepalives`, `keepalives_idle` | default 1 and 60 s |
+/// | `keepalives_interval`, `keepalives_count` | default 10 s and 3 |
+/// | `tcp_user_timeout` | milliseconds; default 90 000; 0 uses the system's default |
 /// | `target_session_attrs` | `any` (default), `read-write`, `read-only`, `primary` or `standby` |
-/// | `application_name`, `options` | passed on |
+/// | `application_name`, `options` | sent to the server |
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -76,55 +79,56 @@ use crate::credentials::{Cached, Secret, TokenProvider};
 /// ```
 #[derive(Clone)]
 pub struct PostgresConnect {
-    plan: Arc<Plan>,
+    plan: Arc<ConnectPlan>,
     provider: Option<Arc<dyn TokenProvider>>,
 }
 
 impl PostgresConnect {
-    /// As the connection string says. It reads the files that the string names, so make it once, at the start.
+    /// Creates a connector from a connection string. Reads the files that the string names.
     ///
     /// # Errors
-    /// When the string or a file can't be used; the error names the key and never shows a value.
+    /// Fails if the string or a file is invalid; the error names the key and never shows a value.
     pub fn new(connection_string: &str) -> Result<Self, PostgresConfigError> {
         PostgresConnect::builder(connection_string)?.build()
     }
 
-    /// As the connection string says, and more.
+    /// Creates a builder from a connection string.
     ///
     /// # Errors
-    /// When the string can't be used; the error names the key and never shows a value.
+    /// Fails if the string is invalid; the error names the key and never shows a value.
     pub fn builder(connection_string: &str) -> Result<PostgresConnectBuilder, PostgresConfigError> {
-        let settings = Settings::parse(connection_string)?;
+        let settings = ConnectSettings::parse(connection_string)?;
         Ok(PostgresConnectBuilder { settings, tls: PostgresTls::new(), provider: None })
     }
 
-    /// Who connects.
+    /// Returns the user.
     pub fn user(&self) -> &str {
         &self.plan.settings.user
     }
 
-    /// To which database.
+    /// Returns the database.
     pub fn database(&self) -> &str {
         self.plan.settings.database.as_deref().unwrap_or(self.user())
     }
 
-    /// To which servers: `host:port`, joined by commas; a Unix socket by its path.
+    /// Returns the servers: `host:port`, joined by commas; the path of a Unix socket.
     pub fn endpoint(&self) -> String {
         let hosts: Vec<_> = self.plan.settings.hosts.iter().map(ToString::to_string).collect();
         hosts.join(",")
     }
 
-    /// Opens a session of another protocol than SQL: asks for the password or token, dials as for a connection (every host
-    /// and address in its turn, TLS as `sslmode` says, all within `connect_timeout`), and has `start` do the rest.
+    /// Opens a session of another protocol than SQL.
+    ///
+    /// Requests the password or token, dials as for a connection, and calls `start` on the stream.
     ///
     /// # Errors
-    /// As for a connection, or what `start` says.
-    pub async fn open_with<S: PostgresStart>(&self, start: &S) -> Result<S::Session, PostgresError> {
+    /// Fails as a connection does, or with the error of `start`.
+    pub async fn open_with<S: PostgresStartup>(&self, start: &S) -> Result<S::Session, PostgresError> {
         let password = self.password().await?;
         self.open(password.as_ref(), start, None).await
     }
 
-    async fn password(&self) -> Result<Option<Secret>, PostgresError> {
+    async fn password(&self) -> Result<Option<AuthSecret>, PostgresError> {
         let Some(provider) = &self.provider else { return Ok(self.plan.settings.password.clone()) };
         let after = self.plan.settings.connect_timeout;
         match tokio::time::timeout(after, provider.token()).await {
@@ -134,27 +138,27 @@ impl PostgresConnect {
         }
     }
 
-    async fn open<S: PostgresStart>(
+    async fn open<S: PostgresStartup>(
         &self,
-        password: Option<&Secret>,
+        password: Option<&AuthSecret>,
         start: &S,
         slot: Option<DialSlot>,
     ) -> Result<S::Session, PostgresError> {
-        let opened = Opening { plan: &self.plan, password, start, slot }.open().await;
+        let opened = SessionDialer { plan: &self.plan, password, start, slot }.open().await;
         if let (Err(error), Some(provider)) = (&opened, &self.provider)
-            && error.is_about_the_password()
+            && error.is_password_rejected()
         {
             provider.refused();
         }
         opened
     }
 
-    /// All that makes one connection differ from another, secrets aside.
+    /// Returns a key of all settings, without secrets.
     fn identity(&self) -> String {
         format!("{:?}", self.plan.settings)
     }
 
-    /// How much a connection is protected.
+    /// Returns the TLS mode.
     pub fn ssl_mode(&self) -> SslMode {
         self.plan.mode
     }
@@ -162,27 +166,27 @@ impl PostgresConnect {
 
 impl Connect for PostgresConnect {
     type Connection = PostgresClient;
-    /// The password or token; `None` where none was given.
-    type Credentials = Option<Secret>;
+    /// The password or token; `None` if none is configured.
+    type Credentials = Option<AuthSecret>;
 
     fn endpoint(&self) -> String {
         PostgresConnect::endpoint(self)
     }
 
-    async fn credentials(&self) -> Result<Option<Secret>, ConnectError> {
+    async fn credentials(&self) -> Result<Option<AuthSecret>, ConnectionError> {
         Ok(self.password().await?)
     }
 
-    async fn connect(&self, credentials: Option<Secret>) -> Result<PostgresClient, ConnectError> {
+    async fn connect(&self, credentials: Option<AuthSecret>) -> Result<PostgresClient, ConnectionError> {
         Ok(self.open(credentials.as_ref(), &ClientStart, None).await?)
     }
 
-    /// Sockets that are given up hold the slot until the server has closed its end of them.
+    /// Abandoned sockets hold the slot until the server has closed them.
     async fn connect_in_slot(
         &self,
-        credentials: Option<Secret>,
+        credentials: Option<AuthSecret>,
         slot: DialSlot,
-    ) -> Result<PostgresClient, ConnectError> {
+    ) -> Result<PostgresClient, ConnectionError> {
         Ok(self.open(credentials.as_ref(), &ClientStart, Some(slot)).await?)
     }
 }
@@ -198,54 +202,56 @@ impl fmt::Debug for PostgresConnect {
     }
 }
 
-/// A [`PostgresConnect`] to be.
+/// Builder of a [`PostgresConnect`].
 pub struct PostgresConnectBuilder {
-    settings: Settings,
+    settings: ConnectSettings,
     tls: PostgresTls,
     provider: Option<Arc<dyn TokenProvider>>,
 }
 
 impl PostgresConnectBuilder {
-    /// Where each connection's password comes from, in place of the string's.
+    /// Sets the provider of passwords or tokens; it replaces the password of the connection string.
     #[must_use]
     pub fn password_from(mut self, provider: impl TokenProvider) -> Self {
-        // One that says how long its tokens are good is asked again after 80 % of that; others for each dial.
-        self.provider = Some(Arc::new(Cached::new(provider)));
+        // Tokens with a known validity are cached for 80 % of it; others are requested for each
+        // dial.
+        self.provider = Some(Arc::new(TokenCache::new(provider)));
         self
     }
 
-    /// Whom to trust and what to show. What is set wins over the string's; the mode is the string's.
+    /// Sets certificates. They take precedence over those of the connection string, which sets the
+    /// mode.
     #[must_use]
     pub fn tls(mut self, tls: PostgresTls) -> Self {
         self.tls = tls;
         self
     }
 
-    /// How long a connection may take, from the name to the end of authentication, in place of the string's. A day at
-    /// most.
+    /// Sets the timeout of the whole dial, including authentication; at most a day.
     #[must_use]
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.settings.connect_timeout = timeout.min(settings::MAX_CONNECT_TIMEOUT);
         self
     }
 
-    /// What the server shows of us in `pg_stat_activity`, in place of the string's.
+    /// Sets the application name, which `pg_stat_activity` shows.
     #[must_use]
     pub fn application_name(mut self, name: impl Into<String>) -> Self {
         self.settings.application_name = Some(name.into());
         self
     }
 
-    /// Reads the files, and checks that all of it fits together.
+    /// Reads the files and checks the settings.
     ///
     /// # Errors
-    /// When it doesn't; the error names the key.
+    /// Fails if a file or setting is invalid; the error names the key.
     pub fn build(self) -> Result<PostgresConnect, PostgresConfigError> {
         let PostgresConnectBuilder { mut settings, tls, provider } = self;
         settings.tls = tls.or(settings.tls);
-        // libpq stays with `prefer` when it is given an authority, and so verifies nothing that matters.
-        let unsaid = if settings.tls.authority.is_some() { SslMode::VerifyFull } else { SslMode::Prefer };
-        let mode = settings.ssl_mode.unwrap_or(unsaid);
+        // With a CA and no mode, libpq uses `prefer`, which protects nothing.
+        let default_mode =
+            if settings.tls.authority.is_some() { SslMode::VerifyFull } else { SslMode::Prefer };
+        let mode = settings.ssl_mode.unwrap_or(default_mode);
         if settings.direct_tls && mode < SslMode::Require {
             let problem = "direct needs sslmode=require, verify-ca or verify-full";
             return Err(PostgresConfigError::new("sslnegotiation", problem));
@@ -260,8 +266,8 @@ impl PostgresConnectBuilder {
         if settings.application_name.as_ref().is_some_and(|name| name.contains('\0')) {
             return Err(PostgresConfigError::new("application_name", "it can't hold a zero byte"));
         }
-        let encryption = Encryption::prepare(mode, settings.tls.clone())?;
-        Ok(PostgresConnect { plan: Arc::new(Plan { settings, mode, encryption }), provider })
+        let encryption = TlsContext::prepare(mode, settings.tls.clone())?;
+        Ok(PostgresConnect { plan: Arc::new(ConnectPlan { settings, mode, encryption }), provider })
     }
 }
 

@@ -1,27 +1,29 @@
-//! One reservoir for each database that this process talks to, however many of its parts want connections.
+//! Registry of shared reservoirs: one per database in this process.
 
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 use super::{PostgresClient, PostgresConnect};
-use crate::config::{ConfigError, Limits, ReservoirConfig};
+use crate::config::{ConnectionLimits, ReservoirConfig, ReservoirConfigError};
 use crate::reservoir::{Reservoir, WeakReservoir};
 
 static RESERVOIRS: LazyLock<Mutex<HashMap<String, WeakReservoir<PostgresClient>>>> =
     LazyLock::new(Mutex::default);
 
 impl Reservoir<PostgresClient> {
-    /// The reservoir of this process for this server, user and database: started by the first who asks, with what they
-    /// configured, and shared by all others, who should take a [`view`](Self::view) of it. It closes with the last handle. Whoever
-    /// asks for other connections (another `sslmode`, say) has another reservoir.
+    /// Returns the reservoir of this process for this server, user and database.
+    ///
+    /// The first caller starts it with its configuration; others share it and should take a
+    /// [`view`](Self::view). It closes with the last handle. Different connection settings, such as
+    /// another `sslmode`, give another reservoir.
     ///
     /// # Errors
-    /// As [`start`](Self::start).
+    /// As for [`start`](Self::start).
     pub fn shared(
         connect: PostgresConnect,
         config: ReservoirConfig,
-        limits: Limits,
-    ) -> Result<Self, ConfigError> {
+        limits: ConnectionLimits,
+    ) -> Result<Self, ReservoirConfigError> {
         let key = connect.identity();
         let mut reservoirs = RESERVOIRS.lock().unwrap_or_else(PoisonError::into_inner);
         reservoirs.retain(|_, reservoir| reservoir.upgrade().is_some());

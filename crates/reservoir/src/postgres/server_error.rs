@@ -1,17 +1,17 @@
-//! What a server says when it says no.
+//! Error that a Postgres server sent.
 
 use std::fmt;
 
 use tokio_postgres::error::DbError;
 
-use crate::connect::ConnectErrorKind;
+use crate::connect::ConnectionErrorKind;
 
-/// A server's error: its words and its SQLSTATE. The words of an error about rows may hold their values.
+/// An `ErrorResponse`: message and SQLSTATE. The message may contain row values.
 #[derive(Clone, PartialEq, Eq)]
-pub struct ServerError(Box<Said>);
+pub struct PostgresServerError(Box<ServerErrorFields>);
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Said {
+struct ServerErrorFields {
     severity: String,
     code: String,
     message: String,
@@ -19,65 +19,67 @@ struct Said {
     hint: Option<String>,
 }
 
-impl ServerError {
-    /// From the fields of an `ErrorResponse`: the letter of each, and its value. What isn't UTF-8 is replaced, since a
-    /// server that doesn't know yet what we read may say it in any encoding.
+impl PostgresServerError {
+    /// Parses the fields of an `ErrorResponse`: type byte and value.
+    ///
+    /// Invalid UTF-8 is replaced: before the client encoding is set, the server may use any
+    /// encoding.
     pub fn from_fields<'f>(fields: impl IntoIterator<Item = (u8, &'f [u8])>) -> Self {
-        let mut said = Said::default();
+        let mut parsed = ServerErrorFields::default();
         for (field, value) in fields {
             let text = || String::from_utf8_lossy(value).into_owned();
             match field {
-                // In the server's language, where it is too old to say it in English (`V`).
-                b'S' if said.severity.is_empty() => said.severity = text(),
-                b'V' => said.severity = text(),
-                b'C' => said.code = text(),
-                b'M' => said.message = text(),
-                b'D' => said.detail = Some(text()),
-                b'H' => said.hint = Some(text()),
+                // `S` is localized; `V` isn't, but servers before 9.6 don't send it.
+                b'S' if parsed.severity.is_empty() => parsed.severity = text(),
+                b'V' => parsed.severity = text(),
+                b'C' => parsed.code = text(),
+                b'M' => parsed.message = text(),
+                b'D' => parsed.detail = Some(text()),
+                b'H' => parsed.hint = Some(text()),
                 _ => {}
             }
         }
-        ServerError(Box::new(said))
+        PostgresServerError(Box::new(parsed))
     }
 
-    /// `ERROR`, `FATAL` or `PANIC`; after the last two the connection is over.
+    /// Returns `ERROR`, `FATAL` or `PANIC`; the last two end the connection.
     pub fn severity(&self) -> &str {
         &self.0.severity
     }
 
-    /// The SQLSTATE: five letters or digits, such as `28P01`.
+    /// Returns the SQLSTATE: five letters or digits, such as `28P01`.
     pub fn code(&self) -> &str {
         &self.0.code
     }
 
-    /// What happened.
+    /// Returns the primary message.
     pub fn message(&self) -> &str {
         &self.0.message
     }
 
-    /// More of it.
+    /// Returns the detail message.
     pub fn detail(&self) -> Option<&str> {
         self.0.detail.as_deref()
     }
 
-    /// What the server suggests.
+    /// Returns the hint.
     pub fn hint(&self) -> Option<&str> {
         self.0.hint.as_deref()
     }
 
-    /// What it means for the next try to connect.
-    pub(super) fn kind(&self) -> ConnectErrorKind {
+    /// Returns the class of the error, which decides when to dial again.
+    pub(super) fn kind(&self) -> ConnectionErrorKind {
         match self.code() {
-            "53300" | "53400" => ConnectErrorKind::Full,
-            // Shutting down, crashed, starting.
-            "57P01" | "57P02" | "57P03" => ConnectErrorKind::Unreachable,
-            "3D000" | "42501" => ConnectErrorKind::Refused,
-            code if code.starts_with("28") => ConnectErrorKind::Refused,
-            _ => ConnectErrorKind::Other,
+            "53300" | "53400" => ConnectionErrorKind::Full,
+            // Shutdown, crash, start-up.
+            "57P01" | "57P02" | "57P03" => ConnectionErrorKind::Unreachable,
+            "3D000" | "42501" => ConnectionErrorKind::Refused,
+            code if code.starts_with("28") => ConnectionErrorKind::Refused,
+            _ => ConnectionErrorKind::Other,
         }
     }
 
-    /// What to do about it, where it is about connecting.
+    /// Returns what to do, for errors of connecting.
     pub(super) fn advice(&self) -> &'static str {
         match self.code() {
             "28P01" => ": check the user, and its password or token",
@@ -97,7 +99,7 @@ impl ServerError {
     }
 }
 
-impl fmt::Display for ServerError {
+impl fmt::Display for PostgresServerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.message())?;
         if let Some(detail) = self.detail() {
@@ -111,24 +113,25 @@ impl fmt::Display for ServerError {
     }
 }
 
-impl fmt::Debug for ServerError {
+impl fmt::Debug for PostgresServerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
 }
 
-impl std::error::Error for ServerError {}
+impl std::error::Error for PostgresServerError {}
 
-impl From<&DbError> for ServerError {
-    fn from(said: &DbError) -> Self {
-        // The other one is in the server's language.
-        let severity = said.parsed_severity().map_or_else(|| said.severity().to_owned(), |it| it.to_string());
-        ServerError(Box::new(Said {
+impl From<&DbError> for PostgresServerError {
+    fn from(error: &DbError) -> Self {
+        // `severity` is localized; `parsed_severity` isn't.
+        let severity =
+            error.parsed_severity().map_or_else(|| error.severity().to_owned(), |it| it.to_string());
+        PostgresServerError(Box::new(ServerErrorFields {
             severity,
-            code: said.code().code().to_owned(),
-            message: said.message().to_owned(),
-            detail: said.detail().map(ToOwned::to_owned),
-            hint: said.hint().map(ToOwned::to_owned),
+            code: error.code().code().to_owned(),
+            message: error.message().to_owned(),
+            detail: error.detail().map(ToOwned::to_owned),
+            hint: error.hint().map(ToOwned::to_owned),
         }))
     }
 }
@@ -138,20 +141,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_shows_what_happened_the_sqlstate_and_what_to_do() {
+    fn a_server_error_shows_message_detail_sqlstate_and_hint() {
         let mut fields: Vec<(u8, &[u8])> =
             vec![(b'V', b"ERROR"), (b'S', b"FEHLER"), (b'C', b"53400"), (b'M', b"all slots are in use")];
-        let said = ServerError::from_fields(fields.clone());
-        assert_eq!(said.to_string(), "all slots are in use [53400]");
-        assert_eq!((said.severity(), said.code()), ("ERROR", "53400"));
+        let error = PostgresServerError::from_fields(fields.clone());
+        assert_eq!(error.to_string(), "all slots are in use [53400]");
+        assert_eq!((error.severity(), error.code()), ("ERROR", "53400"));
         fields.extend([(b'D', &b"there are 10"[..]), (b'H', b"Free one."), (b'F', b"slot.c")]);
-        let said = ServerError::from_fields(fields);
-        assert_eq!(said.to_string(), "all slots are in use (there are 10) [53400]: Free one.");
+        let error = PostgresServerError::from_fields(fields);
+        assert_eq!(error.to_string(), "all slots are in use (there are 10) [53400]: Free one.");
     }
 
     #[test]
-    fn words_in_any_encoding_are_words() {
-        let said = ServerError::from_fields([(b'S', &b"FATAL"[..]), (b'M', b"\xffno")]);
-        assert_eq!((said.severity(), said.message(), said.code()), ("FATAL", "\u{fffd}no", ""));
+    fn invalid_utf8_is_replaced() {
+        let error = PostgresServerError::from_fields([(b'S', &b"FATAL"[..]), (b'M', b"\xffno")]);
+        assert_eq!((error.severity(), error.message(), error.code()), ("FATAL", "\u{fffd}no", ""));
     }
 }

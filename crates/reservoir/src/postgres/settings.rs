@@ -1,8 +1,8 @@
-//! What a connection string means.
+//! Settings of a connection string.
 //!
-//! Invariant: what comes out of here is complete and checked; after that only the network can be wrong.
-//! Deliberately absent: defaults from the environment (`PGHOST` …), from `~/.pgpass`, `~/.postgresql` and service files:
-//! what a service connects to is written in one place.
+//! Invariant: parsed settings are complete and valid.
+//! Out of scope: defaults from `PG*` variables, `~/.pgpass`, `~/.postgresql` and service files. The
+//! settings of a service should be in one place.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::conninfo::{self, Pair};
+use super::conninfo::{self, ConninfoPair};
 use super::error::PostgresConfigError;
 use super::socket::{Keepalive, TcpOptions};
-use super::tls::{Pem, PostgresTls, SslMode};
-use crate::credentials::Secret;
+use super::tls::{PemSource, PostgresTls, SslMode};
+use crate::credentials::AuthSecret;
 
 const KEYS: &str = "user, password, dbname, host, hostaddr, port, sslmode, sslrootcert, sslcert, sslkey, \
     sslnegotiation, channel_binding, connect_timeout, keepalives, keepalives_idle, keepalives_interval, \
@@ -22,26 +22,26 @@ const KEYS: &str = "user, password, dbname, host, hostaddr, port, sslmode, sslro
 const DEFAULT_PORT: u16 = 5432;
 const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const A_DAY_SECS: u64 = 24 * 60 * 60;
-/// Longer than anybody waits for a connection, and no clock ends before that.
+/// Upper limit of the timeout; short enough to be added to any `Instant`.
 pub(super) const MAX_CONNECT_TIMEOUT: Duration = Duration::from_secs(A_DAY_SECS);
-/// A server that vanishes is noticed within 90 s, idle or not; the kernel's own default is over two hours.
+/// Detects a vanished server within 90 s, idle or not; the kernel's default is over two hours.
 const DEFAULT_TCP: TcpOptions = TcpOptions {
     keepalive: Some(Keepalive { idle: Duration::from_secs(60), interval: Duration::from_secs(10), count: 3 }),
     user_timeout: Some(Duration::from_secs(90)),
 };
 
-/// A connection string, read and checked.
+/// A parsed and validated connection string.
 #[derive(Debug, Clone)]
-pub(super) struct Settings {
-    /// At least one.
+pub(super) struct ConnectSettings {
+    /// At least one host.
     pub(super) hosts: Vec<Host>,
     pub(super) user: String,
-    /// `None`: the server takes the user's name.
+    /// `None`: the server uses the user name.
     pub(super) database: Option<String>,
-    pub(super) password: Option<Secret>,
+    pub(super) password: Option<AuthSecret>,
     pub(super) application_name: Option<String>,
     pub(super) options: Option<String>,
-    /// `None`: not said.
+    /// `None` if not given.
     pub(super) ssl_mode: Option<SslMode>,
     pub(super) tls: PostgresTls,
     /// `sslnegotiation=direct`.
@@ -49,15 +49,15 @@ pub(super) struct Settings {
     pub(super) channel_binding: ChannelBinding,
     pub(super) connect_timeout: Duration,
     pub(super) tcp: TcpOptions,
-    pub(super) session: Session,
+    pub(super) session: TargetSession,
 }
 
-/// A place to connect to.
+/// A host to connect to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Host {
-    /// By TCP. `address` is where the name isn't to be looked up.
+    /// TCP. If `address` is set, the name isn't resolved.
     Tcp { name: String, address: Option<IpAddr>, port: u16 },
-    /// The socket itself.
+    /// Path of the Unix socket.
     Unix(PathBuf),
 }
 
@@ -71,21 +71,21 @@ impl fmt::Display for Host {
     }
 }
 
-/// Whether authentication is bound to the TLS session that it runs in, so that nobody can sit in between: libpq's
-/// `channel_binding`.
+/// libpq's `channel_binding`: whether authentication is bound to the TLS session, which detects a
+/// man in the middle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChannelBinding {
-    /// Never.
+    /// Never used.
     Disable,
-    /// Where the server offers it.
+    /// Used if the server offers it.
     Prefer,
-    /// Always; a server that doesn't is refused.
+    /// Required; a server without it is refused.
     Require,
 }
 
-/// What a server must be to be used: libpq's `target_session_attrs`, without `prefer-standby`.
+/// libpq's `target_session_attrs`, without `prefer-standby`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Session {
+pub(super) enum TargetSession {
     Any,
     ReadWrite,
     ReadOnly,
@@ -93,10 +93,10 @@ pub(super) enum Session {
     Standby,
 }
 
-impl Settings {
+impl ConnectSettings {
     pub(super) fn parse(text: &str) -> Result<Self, PostgresConfigError> {
-        let mut raw = Raw::default();
-        let mut settings = Settings {
+        let mut combined = CombinedKeys::default();
+        let mut settings = ConnectSettings {
             hosts: Vec::new(),
             user: String::new(),
             database: None,
@@ -109,37 +109,37 @@ impl Settings {
             channel_binding: ChannelBinding::Prefer,
             connect_timeout: DEFAULT_CONNECT_TIMEOUT,
             tcp: DEFAULT_TCP,
-            session: Session::Any,
+            session: TargetSession::Any,
         };
         let pairs = conninfo::pairs(text)?;
         for (index, (key, value)) in pairs.iter().enumerate() {
-            // As in libpq, an empty value is none at all.
-            if !value.is_empty() && !raw.take(key, value)? && !settings.take(key, value)? {
+            // As in libpq, an empty value counts as not given.
+            if !value.is_empty() && !combined.set(key, value)? && !settings.set(key, value)? {
                 return Err(unknown(key, index.checked_sub(1).map(|before| &pairs[before])));
             }
         }
         if settings.user.is_empty() {
             return Err(PostgresConfigError::new("user", "it must be given: postgres://user@host/dbname"));
         }
-        settings.hosts = raw.hosts()?;
-        settings.tcp.keepalive = raw.keepalive;
+        settings.hosts = combined.hosts()?;
+        settings.tcp.keepalive = combined.keepalive;
         Ok(settings)
     }
 
-    /// Takes what stands for itself; `false`: it isn't known here.
-    fn take(&mut self, key: &str, value: &str) -> Result<bool, PostgresConfigError> {
+    /// Sets a key that has a meaning on its own; returns `false` for other keys.
+    fn set(&mut self, key: &str, value: &str) -> Result<bool, PostgresConfigError> {
         let text = || Some(value.to_owned());
         match key {
             "user" => value.clone_into(&mut self.user),
-            "password" => self.password = Some(Secret::new(value)),
+            "password" => self.password = Some(AuthSecret::new(value)),
             "dbname" => self.database = text(),
             "application_name" => self.application_name = text(),
             "options" => self.options = text(),
             "sslmode" => self.ssl_mode = Some(SslMode::parse(value)?),
-            "sslrootcert" if value == "system" => self.tls.authority = Some(Pem::System),
-            "sslrootcert" => self.tls.authority = Some(Pem::File(value.into())),
-            "sslcert" => self.tls.certificate = Some(Pem::File(value.into())),
-            "sslkey" => self.tls.key = Some(Pem::File(value.into())),
+            "sslrootcert" if value == "system" => self.tls.authority = Some(PemSource::System),
+            "sslrootcert" => self.tls.authority = Some(PemSource::File(value.into())),
+            "sslcert" => self.tls.certificate = Some(PemSource::File(value.into())),
+            "sslkey" => self.tls.key = Some(PemSource::File(value.into())),
             "sslnegotiation" => {
                 self.direct_tls = choice(key, value, &[("postgres", false), ("direct", true)])?;
             }
@@ -153,11 +153,11 @@ impl Settings {
             }
             "target_session_attrs" => {
                 let all = [
-                    ("any", Session::Any),
-                    ("read-write", Session::ReadWrite),
-                    ("read-only", Session::ReadOnly),
-                    ("primary", Session::Primary),
-                    ("standby", Session::Standby),
+                    ("any", TargetSession::Any),
+                    ("read-write", TargetSession::ReadWrite),
+                    ("read-only", TargetSession::ReadOnly),
+                    ("primary", TargetSession::Primary),
+                    ("standby", TargetSession::Standby),
                 ];
                 self.session = choice(key, value, &all)?;
             }
@@ -169,7 +169,7 @@ impl Settings {
                 let millis = number(key, value, 0, A_DAY_SECS * 1000, "milliseconds, 0 for the system's")?;
                 self.tcp.user_timeout = (millis > 0).then(|| Duration::from_millis(millis));
             }
-            // What we do anyway. The values are libpq's for it, so that a string may be shared with its users.
+            // Only our fixed behaviour is accepted for these keys. The values are libpq's.
             "client_encoding" => {
                 let all = [("UTF8", ()), ("utf8", ()), ("UTF-8", ()), ("utf-8", ())];
                 choice(key, value, &all)?;
@@ -182,18 +182,18 @@ impl Settings {
     }
 }
 
-/// What means something only together.
+/// Keys that are evaluated together: hosts and keepalives.
 #[derive(Default)]
-struct Raw {
+struct CombinedKeys {
     hosts: Option<String>,
     addresses: Option<String>,
     ports: Option<String>,
     keepalive: Option<Keepalive>,
-    off: bool,
+    keepalive_off: bool,
 }
 
-impl Raw {
-    fn take(&mut self, key: &str, value: &str) -> Result<bool, PostgresConfigError> {
+impl CombinedKeys {
+    fn set(&mut self, key: &str, value: &str) -> Result<bool, PostgresConfigError> {
         let text = || Some(value.to_owned());
         let keepalive = self.keepalive.get_or_insert(DEFAULT_TCP.keepalive.expect("it is on by default"));
         let secs = || number(key, value, 1, A_DAY_SECS, "seconds").map(Duration::from_secs);
@@ -201,10 +201,10 @@ impl Raw {
             "host" => self.hosts = text(),
             "hostaddr" => self.addresses = text(),
             "port" => self.ports = text(),
-            "keepalives" => self.off = !choice(key, value, &[("0", false), ("1", true)])?,
+            "keepalives" => self.keepalive_off = !choice(key, value, &[("0", false), ("1", true)])?,
             "keepalives_idle" => keepalive.idle = secs()?,
             "keepalives_interval" => keepalive.interval = secs()?,
-            // The second is tokio-postgres' name for it.
+            // `keepalives_retries` is tokio-postgres' name.
             "keepalives_count" | "keepalives_retries" => {
                 let count = number(key, value, 1, 100, "probes")?;
                 keepalive.count = u32::try_from(count).expect("it is at most 100");
@@ -215,7 +215,7 @@ impl Raw {
     }
 
     fn hosts(&mut self) -> Result<Vec<Host>, PostgresConfigError> {
-        if self.off {
+        if self.keepalive_off {
             self.keepalive = None;
         }
         let list = |text: &Option<String>| {
@@ -225,15 +225,16 @@ impl Raw {
         let Some(names) = list(&self.hosts).or_else(|| addresses.clone()) else {
             return Err(PostgresConfigError::new("host", "it must be given: postgres://user@host/dbname"));
         };
-        let per_host = |key: &str, list: &Option<Vec<String>>, one_will_do: bool, index: usize| match list {
-            None => Ok(String::new()),
-            Some(list) if list.len() == names.len() => Ok(list[index].clone()),
-            Some(list) if list.len() == 1 && one_will_do => Ok(list[0].clone()),
-            Some(list) => {
-                let problem = format!("there are {} of them for {} hosts", list.len(), names.len());
-                Err(PostgresConfigError::new(key, problem))
-            }
-        };
+        let per_host =
+            |key: &str, list: &Option<Vec<String>>, allow_one_for_all: bool, index: usize| match list {
+                None => Ok(String::new()),
+                Some(list) if list.len() == names.len() => Ok(list[index].clone()),
+                Some(list) if list.len() == 1 && allow_one_for_all => Ok(list[0].clone()),
+                Some(list) => {
+                    let problem = format!("there are {} of them for {} hosts", list.len(), names.len());
+                    Err(PostgresConfigError::new(key, problem))
+                }
+            };
         let ports = list(&self.ports);
         let host = |(index, name): (usize, &String)| {
             let address = per_host("hostaddr", &addresses, false, index)?;
@@ -273,8 +274,8 @@ fn host(name: &str, address: &str, port: &str) -> Result<Host, PostgresConfigErr
     }
 }
 
-/// A key after a password may be the rest of it, written without quotes.
-fn unknown(key: &str, before: Option<&Pair>) -> PostgresConfigError {
+/// Reports an unknown key. A key after a password may be part of it, so it isn't shown.
+fn unknown(key: &str, before: Option<&ConninfoPair>) -> PostgresConfigError {
     let may_show = before.is_none_or(|(before, _)| before != "password")
         && key.len() <= 40
         && key.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'A'..=b'Z' | b'_'));
@@ -300,12 +301,12 @@ fn number(key: &str, value: &str, min: u64, max: u64, unit: &str) -> Result<u64,
 mod tests {
     use super::*;
 
-    fn parse(text: &str) -> Settings {
-        Settings::parse(text).unwrap()
+    fn parse(text: &str) -> ConnectSettings {
+        ConnectSettings::parse(text).unwrap()
     }
 
     fn problem(text: &str) -> String {
-        Settings::parse(text).unwrap_err().to_string()
+        ConnectSettings::parse(text).unwrap_err().to_string()
     }
 
     fn tcp(name: &str, address: Option<&str>, port: u16) -> Host {
@@ -313,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_and_its_words_mean_the_same() {
+    fn a_url_and_keywords_give_the_same_settings() {
         let url = parse(
             "postgres://me:pw@db.test:5433/shop?sslmode=verify-full&sslrootcert=/ca.pem&sslnegotiation=direct\
              &application_name=gate&connect_timeout=3&channel_binding=require&options=-c%20jit%3Doff",
@@ -326,9 +327,9 @@ mod tests {
         for settings in [url, words] {
             assert_eq!(settings.hosts, [tcp("db.test", None, 5433)]);
             assert_eq!((settings.user.as_str(), settings.database.as_deref()), ("me", Some("shop")));
-            assert_eq!(settings.password, Some(Secret::new("pw")));
+            assert_eq!(settings.password, Some(AuthSecret::new("pw")));
             assert_eq!(settings.ssl_mode, Some(SslMode::VerifyFull));
-            assert_eq!(settings.tls.authority, Some(Pem::File("/ca.pem".into())));
+            assert_eq!(settings.tls.authority, Some(PemSource::File("/ca.pem".into())));
             assert!(settings.direct_tls);
             assert_eq!(settings.channel_binding, ChannelBinding::Require);
             assert_eq!(settings.connect_timeout, Duration::from_secs(3));
@@ -337,13 +338,13 @@ mod tests {
     }
 
     #[test]
-    fn what_isnt_said_has_a_default() {
+    fn missing_keys_have_defaults() {
         let settings = parse("postgres://me@h");
         assert_eq!(settings.hosts, [tcp("h", None, 5432)]);
         assert_eq!((settings.database, settings.password), (None, None));
         assert_eq!(settings.ssl_mode, None);
         assert_eq!((settings.connect_timeout, settings.tcp), (DEFAULT_CONNECT_TIMEOUT, DEFAULT_TCP));
-        assert_eq!(settings.session, Session::Any);
+        assert_eq!(settings.session, TargetSession::Any);
     }
 
     #[test]
@@ -360,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn tcp_is_looked_after_as_told() {
+    fn keepalive_and_timeout_keys_are_applied() {
         let options = parse(
             "user=me host=h keepalives_idle=5 keepalives_interval=6 keepalives_count=7 tcp_user_timeout=1500",
         );
@@ -394,8 +395,8 @@ mod tests {
             ("postgres://me@[::1/db", "host: an IPv6 address is written [::1]:5432"),
         ];
         for (text, wanted) in cases {
-            let said = problem(text);
-            assert!(said.starts_with(wanted), "{text}: {said}");
+            let message = problem(text);
+            assert!(message.starts_with(wanted), "{text}: {message}");
         }
     }
 

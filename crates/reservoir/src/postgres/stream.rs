@@ -1,4 +1,4 @@
-//! What a start-up gets: a connected socket, encrypted already where it should be.
+//! Stream that a start-up gets: a connected socket with TLS already negotiated.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -11,60 +11,60 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_postgres::tls::{ChannelBinding, TlsConnect};
 use tokio_rustls::client::TlsStream;
 
-use super::binding;
-use super::socket::Socket;
+use super::channel_binding;
+use super::socket::PostgresSocket;
 
-/// A connection to a server on which nothing was said yet, encrypted where it should be.
+/// A new connection to a server, with TLS if required.
 pub struct PostgresStream {
-    socket: Socket,
-    /// Around the same socket; `None`: it stays plain.
-    tls: Option<Box<TlsStream<Socket>>>,
+    socket: PostgresSocket,
+    /// TLS on the same socket; `None` for a plain connection.
+    tls: Option<Box<TlsStream<PostgresSocket>>>,
 }
 
 impl PostgresStream {
-    pub(super) fn plain(socket: Socket) -> Self {
+    pub(super) fn plain(socket: PostgresSocket) -> Self {
         PostgresStream { socket, tls: None }
     }
 
-    pub(super) fn encrypted(socket: Socket, tls: TlsStream<Socket>) -> Self {
+    pub(super) fn encrypted(socket: PostgresSocket, tls: TlsStream<PostgresSocket>) -> Self {
         PostgresStream { socket, tls: Some(Box::new(tls)) }
     }
 
-    /// For whoever waits for the end when the stream is gone.
-    pub(super) fn socket(&self) -> Socket {
+    /// Returns the socket, to wait for its close after the stream is dropped.
+    pub(super) fn socket(&self) -> PostgresSocket {
         self.socket.clone()
     }
 
-    /// Whether what is said can't be read on the way.
+    /// Returns whether the stream uses TLS.
     pub fn is_encrypted(&self) -> bool {
         self.tls.is_some()
     }
 
-    /// What an authentication is bound to (RFC 5929): `None` without TLS, and where no hash is defined for the server's
-    /// certificate.
+    /// Returns the channel binding (RFC 5929); `None` without TLS, or if no hash is defined for the
+    /// server's certificate.
     pub fn tls_server_end_point(&self) -> Option<Vec<u8>> {
         let certificate = self.tls.as_ref()?.get_ref().1.peer_certificates()?.first()?;
-        binding::server_end_point(certificate)
+        channel_binding::server_end_point(certificate)
     }
 
-    /// How many bytes must have come before whoever waits to read is woken (`SO_RCVLOWAT`); 1 unless told. Lowering it
-    /// wakes them if there is that much. With TLS, encrypted bytes are counted.
+    /// Sets how many bytes must be readable before a reader is woken (`SO_RCVLOWAT`). Default: 1.
+    /// With TLS, encrypted bytes count.
     ///
     /// # Errors
-    /// When there is no such thing: on a Unix socket.
+    /// Fails on a Unix socket, which doesn't support it.
     pub fn set_receive_low_water(&self, bytes: usize) -> io::Result<()> {
         self.socket.set_receive_low_water(bytes)
     }
 
-    /// Says that nothing more will come, and resolves when the server has closed its end or the connection is broken; what
-    /// still comes is thrown away. Nothing limits how long that takes.
-    pub async fn hang_up(mut self) {
-        // It fails only when there is nobody to tell.
+    /// Shuts down the write side and waits, without a timeout, until the server has closed its end
+    /// or the connection is lost. Discards received bytes.
+    pub async fn shutdown_and_wait(mut self) {
+        // It fails only if the socket is already closed.
         let _gone = poll_fn(|cx| Pin::new(&mut self).poll_shutdown(cx)).await;
         self.socket.closed_by_peer().await;
     }
 
-    fn io(self: Pin<&mut Self>) -> Pin<&mut dyn Io> {
+    fn io(self: Pin<&mut Self>) -> Pin<&mut dyn StreamIo> {
         let this = self.get_mut();
         match &mut this.tls {
             None => Pin::new(&mut this.socket),
@@ -82,10 +82,10 @@ impl fmt::Debug for PostgresStream {
     }
 }
 
-/// The TLS handshake as tokio-postgres sees it: there is nothing left to do.
-pub(super) struct Done;
+/// TLS handshake for tokio-postgres that does nothing: TLS is already negotiated.
+pub(super) struct HandshakeDone;
 
-impl TlsConnect<PostgresStream> for Done {
+impl TlsConnect<PostgresStream> for HandshakeDone {
     type Stream = PostgresStream;
     type Error = Infallible;
     type Future = Ready<Result<PostgresStream, Infallible>>;
@@ -101,8 +101,8 @@ impl tokio_postgres::tls::TlsStream for PostgresStream {
     }
 }
 
-trait Io: AsyncRead + AsyncWrite + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Unpin> Io for T {}
+trait StreamIo: AsyncRead + AsyncWrite + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Unpin> StreamIo for T {}
 
 impl AsyncRead for PostgresStream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {

@@ -1,7 +1,7 @@
-//! TLS as `sslmode` says, by rustls.
+//! TLS with rustls, as `sslmode` requires.
 //!
-//! Invariant: a mode that verifies never accepts what it can't verify; only `require` and `prefer` without an authority
-//! accept anybody, as libpq's do.
+//! Invariant: a verifying mode never accepts a certificate that it can't verify. As in libpq, only
+//! `require` and `prefer` without a CA accept any certificate.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -21,28 +21,28 @@ use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme
 
 use super::error::PostgresConfigError;
 
-/// What Postgres calls itself in ALPN.
+/// ALPN protocol name of Postgres.
 pub(super) const ALPN: &[u8] = b"postgresql";
 
-/// How much a connection is protected: libpq's `sslmode`, without `allow`.
+/// libpq's `sslmode`, without `allow`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SslMode {
-    /// Never TLS.
+    /// Never uses TLS.
     Disable,
-    /// TLS where the server has it; plain where it hasn't, or where the handshake fails. The default, as in libpq,
-    /// unless an authority is given. It protects from nobody who can change what is sent.
+    /// Uses TLS if the server has it; connects without TLS if not, or if the handshake fails.
+    /// Default, as in libpq, if no CA is given. It doesn't protect against an active attacker.
     Prefer,
-    /// Always TLS. Who answers is verified only if an authority is given; then as by `verify-ca`.
+    /// Requires TLS. The certificate is verified only if a CA is given; then as by `verify-ca`.
     Require,
-    /// Always TLS, with a certificate that the given authority signed, whatever name is in it.
+    /// Requires TLS and a certificate that the given CA signed, for any host name.
     VerifyCa,
-    /// Always TLS, with a certificate that the given authority signed, or one of the system's, for the host's name.
-    /// The default where an authority is given.
+    /// Requires TLS and a certificate for the host name, signed by the given CA or one of the
+    /// system's. Default if a CA is given.
     VerifyFull,
 }
 
 impl SslMode {
-    /// As in a connection string.
+    /// Returns the value in a connection string.
     pub fn as_str(self) -> &'static str {
         match self {
             SslMode::Disable => "disable",
@@ -68,54 +68,55 @@ impl fmt::Display for SslMode {
     }
 }
 
-/// Whom to trust and what to show, beside what the connection string says. Files that change are read anew by the next
-/// connection. `Debug` doesn't show keys.
+/// CA, client certificate and server name, in addition to the connection string. Changed files are
+/// reloaded for the next connection. `Debug` doesn't show keys.
 #[derive(Debug, Clone, Default)]
 pub struct PostgresTls {
-    pub(super) authority: Option<Pem>,
-    pub(super) certificate: Option<Pem>,
-    pub(super) key: Option<Pem>,
+    pub(super) authority: Option<PemSource>,
+    pub(super) certificate: Option<PemSource>,
+    pub(super) key: Option<PemSource>,
     pub(super) server_name: Option<String>,
 }
 
 impl PostgresTls {
-    /// Nothing but what the connection string says.
+    /// Adds nothing to the connection string.
     pub fn new() -> Self {
         PostgresTls::default()
     }
 
-    /// Trusts the authorities in this file (PEM), and no others: `sslrootcert`.
+    /// Trusts only the CA certificates in this file (PEM): `sslrootcert`.
     #[must_use]
     pub fn ca_file(mut self, path: impl Into<PathBuf>) -> Self {
-        self.authority = Some(Pem::File(path.into()));
+        self.authority = Some(PemSource::File(path.into()));
         self
     }
 
-    /// Trusts the authorities in this PEM text, and no others.
+    /// Trusts only the CA certificates in this PEM text.
     #[must_use]
     pub fn ca_pem(mut self, pem: impl Into<Vec<u8>>) -> Self {
-        self.authority = Some(Pem::Text(pem.into()));
+        self.authority = Some(PemSource::Text(pem.into()));
         self
     }
 
-    /// Shows the server the certificate in this file (PEM, with its chain), with the key in that one: `sslcert` and
-    /// `sslkey`.
+    /// Sends the client certificate in this file (PEM, with its chain) and uses its key: `sslcert`
+    /// and `sslkey`.
     #[must_use]
     pub fn client_files(mut self, certificate: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
-        self.certificate = Some(Pem::File(certificate.into()));
-        self.key = Some(Pem::File(key.into()));
+        self.certificate = Some(PemSource::File(certificate.into()));
+        self.key = Some(PemSource::File(key.into()));
         self
     }
 
-    /// Likewise, from PEM texts.
+    /// As [`client_files`](Self::client_files), from PEM texts.
     #[must_use]
     pub fn client_pem(mut self, certificate: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
-        self.certificate = Some(Pem::Text(certificate.into()));
-        self.key = Some(Pem::Text(key.into()));
+        self.certificate = Some(PemSource::Text(certificate.into()));
+        self.key = Some(PemSource::Text(key.into()));
         self
     }
 
-    /// The name to ask for and to expect in the server's certificate, where it isn't the host: behind a tunnel, for one.
+    /// Sets the name to request and to expect in the server's certificate if it isn't the host, as
+    /// behind a tunnel.
     #[must_use]
     pub fn server_name(mut self, name: impl Into<String>) -> Self {
         self.server_name = Some(name.into());
@@ -124,12 +125,12 @@ impl PostgresTls {
 
     fn files(&self) -> impl Iterator<Item = &Path> {
         [&self.authority, &self.certificate, &self.key].into_iter().filter_map(|pem| match pem {
-            Some(Pem::File(path)) => Some(path.as_path()),
-            Some(Pem::Text(_) | Pem::System) | None => None,
+            Some(PemSource::File(path)) => Some(path.as_path()),
+            Some(PemSource::Text(_) | PemSource::System) | None => None,
         })
     }
 
-    /// What is set here wins over what is set there.
+    /// Returns these settings; missing ones are taken from `other`.
     pub(super) fn or(self, other: PostgresTls) -> PostgresTls {
         PostgresTls {
             authority: self.authority.or(other.authority),
@@ -140,44 +141,44 @@ impl PostgresTls {
     }
 }
 
-/// Where PEM comes from.
+/// Source of PEM data.
 #[derive(Clone, PartialEq, Eq)]
-pub(super) enum Pem {
+pub(super) enum PemSource {
     File(PathBuf),
     Text(Vec<u8>),
-    /// What the system trusts: `sslrootcert=system`.
+    /// The system's CA certificates: `sslrootcert=system`.
     System,
 }
 
-impl fmt::Debug for Pem {
+impl fmt::Debug for PemSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Pem::File(path) => path.fmt(f),
-            Pem::Text(_) => f.write_str("PEM"),
-            Pem::System => f.write_str("system"),
+            PemSource::File(path) => path.fmt(f),
+            PemSource::Text(_) => f.write_str("PEM"),
+            PemSource::System => f.write_str("system"),
         }
     }
 }
 
-/// What a mode and its files come to. Files that have changed are read anew, since certificates live shorter than
-/// services.
-pub(super) struct Encryption {
+/// TLS configuration of a mode and its files. Changed files are reloaded, because certificates
+/// expire earlier than services restart.
+pub(super) struct TlsContext {
     mode: SslMode,
     tls: PostgresTls,
     server_name: Option<ServerName<'static>>,
-    current: Mutex<Current>,
+    current: Mutex<LoadedTls>,
 }
 
-struct Current {
+struct LoadedTls {
     config: Arc<ClientConfig>,
-    stamps: Vec<Stamp>,
+    stamps: Vec<FileStamp>,
 }
 
-/// What changes with a file: its inode, its length, when it was written. `None`: it isn't there.
-type Stamp = Option<(u64, u64, i64, i64)>;
+/// Inode, length and modification time of a file; `None` if it doesn't exist.
+type FileStamp = Option<(u64, u64, i64, i64)>;
 
-impl Encryption {
-    /// Reads the files. `None`: `sslmode=disable`.
+impl TlsContext {
+    /// Reads the files. Returns `None` for `sslmode=disable`.
     pub(super) fn prepare(mode: SslMode, tls: PostgresTls) -> Result<Option<Arc<Self>>, PostgresConfigError> {
         if mode == SslMode::Disable {
             return Ok(None);
@@ -188,15 +189,16 @@ impl Encryption {
                 PostgresConfigError::new("server_name", "it must be a name of the DNS or an IP address")
             })?),
         };
-        let current = Mutex::new(read_all(mode, &tls)?);
-        Ok(Some(Arc::new(Encryption { mode, tls, server_name, current })))
+        let current = Mutex::new(load(mode, &tls)?);
+        Ok(Some(Arc::new(TlsContext { mode, tls, server_name, current })))
     }
 
-    /// How to encrypt now.
+    /// Returns the current configuration; reloads changed files.
     pub(super) async fn config(self: &Arc<Self>) -> Arc<ClientConfig> {
         if self.tls.files().next().is_some() {
             let this = Arc::clone(self);
-            // Files may be far away, and would hold up whoever shares our thread. A panic leaves things as they were.
+            // Reads may block: not on the runtime's threads. After a panic the old configuration
+            // stays.
             let _refreshed = tokio::task::spawn_blocking(move || this.refresh()).await;
         }
         Arc::clone(&self.current().config)
@@ -206,23 +208,24 @@ impl Encryption {
         if stamps(&self.tls) == self.current().stamps {
             return;
         }
-        match read_all(self.mode, &self.tls) {
+        match load(self.mode, &self.tls) {
             Ok(new) => {
-                tracing::info!("certificate files have changed and were read anew");
+                tracing::info!("TLS files reloaded");
                 *self.current() = new;
             }
-            // One of two files may be written before the other; the next connection looks again.
+            // One of two files may be written before the other; the next connection checks again.
             Err(error) => {
-                tracing::warn!(%error, "certificate files have changed, and the new ones can't be used")
+                tracing::warn!(%error, "TLS files not reloaded: new files invalid")
             }
         }
     }
 
-    fn current(&self) -> MutexGuard<'_, Current> {
+    fn current(&self) -> MutexGuard<'_, LoadedTls> {
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The name to ask for. One that can't be a certificate's is an error only where it would be verified.
+    /// Returns the name to request. An invalid certificate name is an error only if it would be
+    /// verified.
     pub(super) fn name(&self, host: &str, address: IpAddr) -> Option<ServerName<'static>> {
         if let Some(name) = &self.server_name {
             return Some(name.clone());
@@ -235,12 +238,14 @@ impl Encryption {
     }
 }
 
-fn read_all(mode: SslMode, tls: &PostgresTls) -> Result<Current, PostgresConfigError> {
-    // First, so that what is written while we read is seen by the next look.
+fn load(mode: SslMode, tls: &PostgresTls) -> Result<LoadedTls, PostgresConfigError> {
+    // Before the files are read, so that a write in between is detected by the next check.
     let stamps = stamps(tls);
     let trust = match (mode, tls.authority.as_ref()) {
-        (SslMode::VerifyFull, None | Some(Pem::System)) => Trust::chain(system_roots()?, Vec::new(), true),
-        (_, Some(Pem::System)) => {
+        (SslMode::VerifyFull, None | Some(PemSource::System)) => {
+            CertificateTrust::chain(system_roots()?, Vec::new(), true)
+        }
+        (_, Some(PemSource::System)) => {
             let problem = "system needs sslmode=verify-full, since it has a certificate for anybody";
             return Err(PostgresConfigError::new("sslrootcert", problem));
         }
@@ -248,16 +253,16 @@ fn read_all(mode: SslMode, tls: &PostgresTls) -> Result<Current, PostgresConfigE
             let problem = "verify-ca needs the authority in sslrootcert; verify-full can do without";
             return Err(PostgresConfigError::new("sslmode", problem));
         }
-        (SslMode::Disable | SslMode::Prefer | SslMode::Require, None) => Trust::Anybody,
-        (_, Some(pem @ (Pem::File(_) | Pem::Text(_)))) => {
+        (SslMode::Disable | SslMode::Prefer | SslMode::Require, None) => CertificateTrust::Any,
+        (_, Some(pem @ (PemSource::File(_) | PemSource::Text(_)))) => {
             let authorities = certificates("sslrootcert", &read("sslrootcert", pem)?)?;
-            Trust::chain(roots(&authorities)?, authorities, mode == SslMode::VerifyFull)
+            CertificateTrust::chain(roots(&authorities)?, authorities, mode == SslMode::VerifyFull)
         }
     };
-    Ok(Current { config: Arc::new(client_config(trust, tls)?), stamps })
+    Ok(LoadedTls { config: Arc::new(client_config(trust, tls)?), stamps })
 }
 
-fn stamps(tls: &PostgresTls) -> Vec<Stamp> {
+fn stamps(tls: &PostgresTls) -> Vec<FileStamp> {
     let stamp = |path: &Path| {
         let meta = std::fs::metadata(path).ok()?;
         Some((meta.ino(), meta.len(), meta.mtime(), meta.mtime_nsec()))
@@ -265,10 +270,10 @@ fn stamps(tls: &PostgresTls) -> Vec<Stamp> {
     tls.files().map(stamp).collect()
 }
 
-fn client_config(trust: Trust, tls: &PostgresTls) -> Result<ClientConfig, PostgresConfigError> {
-    // Named here, so that it doesn't matter which other providers the program links.
+fn client_config(trust: CertificateTrust, tls: &PostgresTls) -> Result<ClientConfig, PostgresConfigError> {
+    // Explicit, so that other providers in the program don't matter.
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let verifier = Arc::new(Verifier::new(trust, &provider));
+    let verifier = Arc::new(CertificateVerifier::new(trust, &provider));
     let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .expect("ring supports rustls' default protocol versions")
@@ -291,44 +296,44 @@ fn client_config(trust: Trust, tls: &PostgresTls) -> Result<ClientConfig, Postgr
         (Some(_), None) => return Err(PostgresConfigError::new("sslkey", "sslcert needs it")),
         (None, Some(_)) => return Err(PostgresConfigError::new("sslcert", "sslkey needs it")),
     };
-    // libpq says so in every handshake since version 17; older servers don't mind.
+    // libpq sends it in every handshake since version 17; older servers ignore it.
     config.alpn_protocols = vec![ALPN.to_vec()];
     Ok(config)
 }
 
 #[derive(Debug)]
-enum Trust {
-    Anybody,
+enum CertificateTrust {
+    Any,
     Chain {
         roots: RootCertStore,
-        /// The given certificates themselves. A server may show one of them, signed by itself, which is no chain; its
-        /// dates aren't looked at then, since whoever holds its key is whom the file names.
-        given: Vec<CertificateDer<'static>>,
-        name_matters: bool,
+        /// The given certificates. A server may present one of them, self-signed, which is no
+        /// chain. Its dates aren't checked: the holder of its key is the configured peer.
+        pinned: Vec<CertificateDer<'static>>,
+        verify_name: bool,
     },
 }
 
-impl Trust {
-    fn chain(roots: RootCertStore, given: Vec<CertificateDer<'static>>, name_matters: bool) -> Self {
-        Trust::Chain { roots, given, name_matters }
+impl CertificateTrust {
+    fn chain(roots: RootCertStore, pinned: Vec<CertificateDer<'static>>, verify_name: bool) -> Self {
+        CertificateTrust::Chain { roots, pinned, verify_name }
     }
 }
 
-/// Verifies as the mode says. That the server holds the key of its certificate is verified in every mode: channel
-/// binding rests on it.
+/// Verifies as the mode requires. In every mode the server must prove that it has the key of its
+/// certificate; channel binding depends on it.
 #[derive(Debug)]
-struct Verifier {
-    trust: Trust,
+struct CertificateVerifier {
+    trust: CertificateTrust,
     algorithms: WebPkiSupportedAlgorithms,
 }
 
-impl Verifier {
-    fn new(trust: Trust, provider: &CryptoProvider) -> Self {
-        Verifier { trust, algorithms: provider.signature_verification_algorithms }
+impl CertificateVerifier {
+    fn new(trust: CertificateTrust, provider: &CryptoProvider) -> Self {
+        CertificateVerifier { trust, algorithms: provider.signature_verification_algorithms }
     }
 }
 
-impl ServerCertVerifier for Verifier {
+impl ServerCertVerifier for CertificateVerifier {
     fn verify_server_cert(
         &self,
         certificate: &CertificateDer<'_>,
@@ -337,13 +342,13 @@ impl ServerCertVerifier for Verifier {
         _ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        if let Trust::Chain { roots, given, name_matters } = &self.trust {
+        if let CertificateTrust::Chain { roots, pinned, verify_name } = &self.trust {
             let parsed = ParsedCertificate::try_from(certificate)?;
-            if !given.contains(certificate) {
+            if !pinned.contains(certificate) {
                 let algorithms = self.algorithms.all;
                 verify_server_cert_signed_by_trust_anchor(&parsed, roots, intermediates, now, algorithms)?;
             }
-            if *name_matters {
+            if *verify_name {
                 verify_server_name(&parsed, server_name)?;
             }
         }
@@ -373,15 +378,15 @@ impl ServerCertVerifier for Verifier {
     }
 }
 
-fn read(key: &'static str, pem: &Pem) -> Result<Vec<u8>, PostgresConfigError> {
+fn read(key: &'static str, pem: &PemSource) -> Result<Vec<u8>, PostgresConfigError> {
     let read = |path: &Path| {
         std::fs::read(path)
             .map_err(|error| PostgresConfigError::new(key, format!("{}: {error}", path.display())))
     };
     match pem {
-        Pem::File(path) => read(path),
-        Pem::Text(text) => Ok(text.clone()),
-        Pem::System => Err(PostgresConfigError::new(key, "system is only for sslrootcert")),
+        PemSource::File(path) => read(path),
+        PemSource::Text(text) => Ok(text.clone()),
+        PemSource::System => Err(PostgresConfigError::new(key, "system is only for sslrootcert")),
     }
 }
 

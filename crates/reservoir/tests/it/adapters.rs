@@ -1,20 +1,19 @@
-//! Pools of other makes on top of a reservoir.
+//! Other pools on top of a reservoir.
 
 use std::time::Duration;
 
 use forebay_quota::RateConfig;
-use forebay_reservoir::{Limits, PostgresClient, PostgresConnect, Reservoir, ReservoirConfig};
+use forebay_reservoir::{ConnectionLimits, PostgresClient, PostgresConnect, Reservoir, ReservoirConfig};
 use forebay_sandbox::Postgres;
 use forebay_testkit::{PATIENCE, eventually};
 
 fn reservoir(config: ReservoirConfig) -> Reservoir<PostgresClient> {
     let connect = PostgresConnect::new(&Postgres::shared().url("postgres")).unwrap();
-    let limits = Limits::local().rate(RateConfig::per_second(1e6));
+    let limits = ConnectionLimits::local().rate(RateConfig::per_second(1e6));
     Reservoir::start(connect, config.checkout_timeout(PATIENCE), limits).unwrap()
 }
 
-/// Connections of three seconds, less the guard window: long enough that the first use of one is
-/// not its last.
+/// Connections live for three seconds, which is long enough to be reused.
 fn short_lived() -> ReservoirConfig {
     ReservoirConfig::new(4)
         .base_lifetime(Duration::from_secs(3))
@@ -25,7 +24,7 @@ fn short_lived() -> ReservoirConfig {
 const PID: &str = "SELECT pg_backend_pid()";
 
 #[tokio::test]
-async fn deadpool_lends_ours_and_lets_go_of_those_at_their_end() {
+async fn deadpool_reuses_connections_and_drops_expired_ones() {
     use deadpool::managed::Pool;
     let reservoir = reservoir(short_lived());
     let pool: Pool<_> = Pool::builder(reservoir.view("pool", 2)).max_size(2).build().unwrap();
@@ -33,7 +32,7 @@ async fn deadpool_lends_ours_and_lets_go_of_those_at_their_end() {
     let again: i32 = pool.get().await.unwrap().query_one(PID, &[]).await.unwrap().get(0);
     assert_eq!(first, again, "the pool keeps it");
     assert_eq!(reservoir.status().views[1].lent, 1, "and so it counts as lent");
-    eventually("another takes its place", true, async || {
+    eventually("the pool gets another connection", true, async || {
         pool.get().await.unwrap().query_one(PID, &[]).await.unwrap().get::<_, i32>(0) != first
     })
     .await;
@@ -42,13 +41,13 @@ async fn deadpool_lends_ours_and_lets_go_of_those_at_their_end() {
 }
 
 #[tokio::test]
-async fn deadpool_drops_one_that_the_server_has_ended() {
+async fn deadpool_drops_a_connection_that_the_server_has_ended() {
     use deadpool::managed::Pool;
     let reservoir = reservoir(ReservoirConfig::new(2));
     let pool: Pool<_> = Pool::builder(reservoir.view("pool", 1)).max_size(1).build().unwrap();
     let first: i32 = pool.get().await.unwrap().query_one(PID, &[]).await.unwrap().get(0);
     Postgres::shared().execute("postgres", &format!("SELECT pg_terminate_backend({first})")).unwrap();
-    eventually("another takes its place", true, async || {
+    eventually("the pool gets another connection", true, async || {
         let client = pool.get().await.unwrap();
         client.query_one(PID, &[]).await.is_ok_and(|row| row.get::<_, i32>(0) != first)
     })
@@ -56,13 +55,13 @@ async fn deadpool_drops_one_that_the_server_has_ended() {
 }
 
 #[tokio::test]
-async fn bb8_lends_ours_and_lets_go_of_those_at_their_end() {
+async fn bb8_reuses_connections_and_drops_expired_ones() {
     let reservoir = reservoir(short_lived());
     let builder = bb8::Pool::builder().max_size(2).max_lifetime(None).idle_timeout(None);
     let pool = builder.build(reservoir.view("pool", 2)).await.unwrap();
     let first: i32 = pool.get().await.unwrap().query_one(PID, &[]).await.unwrap().get(0);
     assert!(reservoir.status().views[1].lent >= 1);
-    eventually("another takes its place", true, async || {
+    eventually("the pool gets another connection", true, async || {
         pool.get().await.unwrap().query_one(PID, &[]).await.unwrap().get::<_, i32>(0) != first
     })
     .await;
@@ -71,12 +70,12 @@ async fn bb8_lends_ours_and_lets_go_of_those_at_their_end() {
 }
 
 #[tokio::test]
-async fn bb8_drops_one_that_the_server_has_ended() {
+async fn bb8_drops_a_connection_that_the_server_has_ended() {
     let reservoir = reservoir(ReservoirConfig::new(2));
     let pool = bb8::Pool::builder().max_size(1).build(reservoir.view("pool", 1)).await.unwrap();
     let first: i32 = pool.get().await.unwrap().query_one(PID, &[]).await.unwrap().get(0);
     Postgres::shared().execute("postgres", &format!("SELECT pg_terminate_backend({first})")).unwrap();
-    eventually("another takes its place", true, async || {
+    eventually("the pool gets another connection", true, async || {
         let client = pool.get().await.unwrap();
         client.query_one(PID, &[]).await.is_ok_and(|row| row.get::<_, i32>(0) != first)
     })
@@ -84,7 +83,7 @@ async fn bb8_drops_one_that_the_server_has_ended() {
 }
 
 #[tokio::test]
-async fn what_one_user_of_a_pool_leaves_behind_the_next_does_not_find() {
+async fn session_state_is_reset_between_users_of_a_pool() {
     let state = "SELECT current_setting('work_mem')";
     let left_open = "SET work_mem = '1MB'; BEGIN; SET LOCAL work_mem = '2MB'";
     let reservoir = reservoir(ReservoirConfig::new(2).leak_after(Duration::from_millis(1)));

@@ -1,8 +1,8 @@
-//! Backends that are slow to die: the server never has more than `max`, by its own list (`pg_stat_activity`) and by its
+//! Backends that end late: the server never has more than `max`, by `pg_stat_activity` and by its
 //! processes.
 
 mod pools;
-mod storm;
+mod random_faults;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,20 +10,20 @@ use std::time::{Duration, Instant};
 
 use forebay_quota::RateConfig;
 use forebay_reservoir::{
-    CheckoutError, Connect, Guard, Limits, PostgresClient, PostgresConnect, Reservoir, ReservoirConfig,
-    Reset, Shortage,
+    CheckoutError, Connect, ConnectionGuard, ConnectionLimits, PostgresClient, PostgresConnect, Reservoir,
+    ReservoirConfig, Reset, Shortage,
 };
 use forebay_sandbox::Postgres;
 use forebay_testkit::{PATIENCE, eventually};
 use futures_util::future::join_all;
 use tokio::task::JoinHandle;
 
-type Pg = Reservoir<PostgresClient>;
+pub(crate) use crate::servers::PostgresReservoir;
 
 const TARGET: u32 = 4;
 const MAX: u32 = 5;
 
-/// Sleeps for so many seconds, and ignores cancellation.
+/// SQL functions that sleep and ignore cancellation.
 const STUBBORN: &str = "CREATE FUNCTION stubborn(seconds float8) RETURNS void LANGUAGE plpgsql AS $$
     DECLARE ends_at timestamptz := clock_timestamp() + make_interval(secs => seconds);
     BEGIN
@@ -47,18 +47,18 @@ const STUBBORN: &str = "CREATE FUNCTION stubborn(seconds float8) RETURNS void LA
         END LOOP;
     END $$";
 
-/// Its own database on a server, and one application name.
-struct Site<'a> {
+/// A database of a test, and the application name of its connections.
+struct TestDatabase<'a> {
     server: &'a Postgres,
     database: String,
     name: String,
 }
 
-impl<'a> Site<'a> {
+impl<'a> TestDatabase<'a> {
     fn new(server: &'a Postgres, name: &str) -> Self {
         let database = server.create_database(name).unwrap();
         server.execute(&database, STUBBORN).unwrap();
-        Site { server, database, name: name.into() }
+        TestDatabase { server, database, name: name.into() }
     }
 
     fn connect(&self, more: &str) -> PostgresConnect {
@@ -66,12 +66,13 @@ impl<'a> Site<'a> {
         PostgresConnect::new(&url).unwrap()
     }
 
-    fn start(&self, connect: PostgresConnect, config: ReservoirConfig) -> Pg {
-        Reservoir::start(connect, config, Limits::local().rate(RateConfig::per_second(1e6))).unwrap()
+    fn start(&self, connect: PostgresConnect, config: ReservoirConfig) -> PostgresReservoir {
+        Reservoir::start(connect, config, ConnectionLimits::local().rate(RateConfig::per_second(1e6)))
+            .unwrap()
     }
 
-    /// A reservoir that is full, and the count of its backends from now on.
-    async fn filled(&self, more: &str) -> (Pg, Monitor) {
+    /// Returns a full reservoir and a monitor of its backends.
+    async fn filled(&self, more: &str) -> (PostgresReservoir, Monitor) {
         let reservoir = self.start(self.connect(more), config());
         reservoir.initial_fill(PATIENCE).await.unwrap();
         (reservoir, Monitor::start(self.server, &self.name).await)
@@ -82,7 +83,7 @@ fn config() -> ReservoirConfig {
     ReservoirConfig::new(TARGET).low_watermark(TARGET).max(MAX)
 }
 
-/// Counts backends all the time, and keeps the most that there were.
+/// Counts backends continuously and keeps the maximum.
 struct Monitor {
     most: Arc<AtomicU32>,
     samples: Arc<AtomicU32>,
@@ -90,7 +91,7 @@ struct Monitor {
 }
 
 impl Monitor {
-    /// By `pg_stat_activity`, as the superuser.
+    /// Counts in `pg_stat_activity`, as superuser.
     async fn start(server: &Postgres, name: &str) -> Self {
         let connect = PostgresConnect::new(&server.url("postgres")).unwrap();
         let client = connect.connect(connect.credentials().await.unwrap()).await.unwrap();
@@ -108,7 +109,7 @@ impl Monitor {
         Monitor { most, samples, task }
     }
 
-    /// By the server's processes: those that still authenticate count, too.
+    /// Counts the server's processes, including those that authenticate.
     fn of_processes(server: &'static Postgres, user: &'static str) -> Self {
         let (most, samples) = (Arc::<AtomicU32>::default(), Arc::<AtomicU32>::default());
         let counted = (most.clone(), samples.clone());
@@ -123,8 +124,8 @@ impl Monitor {
     }
 
     fn most(&self) -> u32 {
-        assert!(!self.task.is_finished(), "it counts no more");
-        assert!(self.samples.load(Ordering::Relaxed) > 50, "it has hardly counted");
+        assert!(!self.task.is_finished(), "the monitor has stopped");
+        assert!(self.samples.load(Ordering::Relaxed) > 50, "too few samples");
         self.most.load(Ordering::Relaxed)
     }
 }
@@ -135,20 +136,20 @@ impl Drop for Monitor {
     }
 }
 
-async fn pid(client: &Guard<PostgresClient>) -> u32 {
+async fn pid(client: &ConnectionGuard<PostgresClient>) -> u32 {
     let pid: i32 = client.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
     pid as u32
 }
 
-/// Sends a query, and doesn't wait for the answer.
+/// Sends a query and drops its future.
 async fn abandon(client: &PostgresClient, sql: &str) {
     let answered = tokio::time::timeout(Duration::from_millis(50), client.simple_query(sql)).await;
     assert!(answered.is_err(), "{sql}: {answered:?}");
 }
 
-/// More callers than there may be connections ask for one, for so long. Returns whether one went without because the server
-/// hadn't closed enough.
-async fn press(reservoir: &Pg, span: Duration) -> bool {
+/// Runs more callers than connections for `span`. Returns whether a checkout failed with
+/// `Lingering`.
+async fn run_callers(reservoir: &PostgresReservoir, span: Duration) -> bool {
     let until = Instant::now() + span;
     let caller = async || {
         let mut was_lingering = false;
@@ -170,7 +171,7 @@ async fn press(reservoir: &Pg, span: Duration) -> bool {
     join_all((0..2 * MAX).map(|_| caller())).await.contains(&true)
 }
 
-async fn is_well_again(reservoir: &Pg) {
+async fn recovers(reservoir: &PostgresReservoir) {
     eventually("it is full, and nothing lingers", (TARGET, 0), async || {
         let status = reservoir.status();
         (status.counts.ready, status.counts.retiring)
@@ -179,20 +180,20 @@ async fn is_well_again(reservoir: &Pg) {
 }
 
 #[tokio::test]
-async fn queries_that_catch_their_cancellation_keep_their_places_until_they_end() {
-    let site = Site::new(Postgres::shared(), "stubborn");
-    let (reservoir, monitor) = site.filled("").await;
+async fn queries_that_catch_their_cancellation_keep_their_slots_until_they_end() {
+    let test_db = TestDatabase::new(Postgres::shared(), "stubborn");
+    let (reservoir, monitor) = test_db.filled("").await;
     for number in 0..MAX {
         let mut client = reservoir.checkout_within(PATIENCE).await.unwrap();
         abandon(&client, "SELECT stubborn()").await;
-        // A reset that takes too long retires it just as well.
+        // A reset that times out retires the connection, too.
         if number % 2 == 0 {
             client.mark_bad();
         }
     }
-    let told = press(&reservoir, Duration::from_millis(3_200)).await;
+    let was_lingering = run_callers(&reservoir, Duration::from_millis(3_200)).await;
     assert!(monitor.most() <= MAX, "{} backends", monitor.most());
-    assert!(told, "nobody was told what is waited for");
+    assert!(was_lingering, "no checkout failed with Lingering");
     eventually("all linger", (MAX, MAX), async || {
         let status = reservoir.status();
         (status.lingering, status.counts.total())
@@ -200,74 +201,78 @@ async fn queries_that_catch_their_cancellation_keep_their_places_until_they_end(
     .await;
     let longest = reservoir.status().longest_lingering.unwrap();
     assert!(longest > Duration::from_secs(2), "{longest:?}");
-    site.server.execute(&site.database, "INSERT INTO released VALUES (now())").unwrap();
-    is_well_again(&reservoir).await;
+    test_db.server.execute(&test_db.database, "INSERT INTO released VALUES (now())").unwrap();
+    recovers(&reservoir).await;
     assert_eq!(monitor.most(), MAX);
 }
 
-/// Freezes all backends while they are lent, gives them back, and thaws them after a while.
+/// Freezes all backends while they are lent, returns the connections, and thaws the backends later.
 async fn freeze_and_thaw(server: &Postgres, mode: &str) {
-    let site = Site::new(server, &format!("frozen_{mode}"));
-    let (reservoir, monitor) = site.filled(&format!("sslmode={mode}")).await;
+    let test_db = TestDatabase::new(server, &format!("frozen_{mode}"));
+    let (reservoir, monitor) = test_db.filled(&format!("sslmode={mode}")).await;
     let mut clients: Vec<_> =
         join_all((0..TARGET).map(|_| reservoir.checkout())).await.into_iter().map(Result::unwrap).collect();
     let pids: Vec<_> = join_all(clients.iter().map(pid)).await;
     pids.iter().for_each(|pid| server.freeze_backend(*pid));
-    // Idle, and closed at once; idle, and its reset hangs; busy, and nothing cancels its query.
+    // One is idle and closed at once, some are idle and their reset hangs, one is busy and can't be
+    // cancelled.
     clients[0].mark_bad();
     abandon(&clients[1], "SELECT pg_sleep(60)").await;
     drop(clients);
-    press(&reservoir, Duration::from_millis(3_500)).await;
+    run_callers(&reservoir, Duration::from_millis(3_500)).await;
     assert!(monitor.most() <= MAX, "{mode}: {} backends", monitor.most());
     eventually("all linger", TARGET, async || reservoir.status().lingering).await;
     pids.iter().for_each(|pid| server.thaw_backend(*pid));
-    is_well_again(&reservoir).await;
+    recovers(&reservoir).await;
     let most = monitor.most();
     assert!((TARGET..=MAX).contains(&most), "{mode}: {most} backends");
     assert_eq!(reservoir.close(PATIENCE).await, 0);
 }
 
 #[tokio::test]
-async fn frozen_backends_keep_their_places_until_they_are_gone_with_tls_and_without() {
+async fn frozen_backends_keep_their_slots_until_they_end_with_tls_and_without() {
     let server = Postgres::builder().tls().start().unwrap();
     join_all(["disable", "require"].map(|mode| freeze_and_thaw(&server, mode))).await;
 }
 
 #[tokio::test]
-async fn backends_that_still_authenticate_when_a_dial_is_given_up_keep_its_place() {
+async fn backends_that_authenticate_after_a_dial_timed_out_keep_its_slot() {
     let server = Postgres::shared();
-    let site = Site::new(server, "slow_auth");
+    let test_db = TestDatabase::new(server, "slow_auth");
     server.execute("postgres", "CREATE ROLE slow_auth LOGIN").unwrap();
     let url = format!(
         "postgres://slow_auth@{}/{}?options=-c%20post_auth_delay%3D2&target_session_attrs=primary",
         server.addr(),
-        site.database
+        test_db.database
     );
     let connect = PostgresConnect::builder(&url).unwrap().connect_timeout(Duration::from_millis(300));
     let monitor = Monitor::of_processes(server, "slow_auth");
-    let reservoir = site.start(connect.build().unwrap(), config());
-    eventually("dials were given up", true, async || reservoir.status().trouble.is_some()).await;
-    // One of them will never get to read that nobody is there any more.
+    let reservoir = test_db.start(connect.build().unwrap(), config());
+    eventually("a dial has failed", true, async || reservoir.status().last_failure.is_some()).await;
+    // A frozen backend can't notice that its client has gone.
     let frozen = server.backends("slow_auth")[0];
     server.freeze_backend(frozen);
     tokio::time::sleep(Duration::from_millis(3_000)).await;
     assert!(monitor.most() <= MAX, "{} backends", monitor.most());
     assert!(server.backends("slow_auth").contains(&frozen), "it was frozen too late");
     let longest = reservoir.status().longest_lingering.unwrap();
-    assert!(longest > Duration::from_millis(2_500), "the frozen one has lost its place: {longest:?}");
+    assert!(
+        longest > Duration::from_millis(2_500),
+        "the slot of the frozen backend was released: {longest:?}"
+    );
     server.thaw_backend(frozen);
     assert_eq!(reservoir.close(PATIENCE).await, 0);
     assert_eq!(server.backends("slow_auth"), Vec::<u32>::new());
 }
 
 #[tokio::test]
-async fn backends_that_end_in_the_reset_are_replaced_within_the_bound() {
-    let site = Site::new(Postgres::shared(), "dies_in_reset");
+async fn backends_that_end_in_the_reset_are_replaced_within_max() {
+    let test_db = TestDatabase::new(Postgres::shared(), "dies_in_reset");
     let reset = Reset::Custom("ROLLBACK; SELECT pg_sleep(0.1)".into());
-    let reservoir = site.start(site.connect(""), config().reset(reset));
+    let reservoir = test_db.start(test_db.connect(""), config().reset(reset));
     reservoir.initial_fill(PATIENCE).await.unwrap();
-    let monitor = Monitor::start(site.server, &site.name).await;
-    let killer = PostgresConnect::new(&site.server.url("postgres")).unwrap();
+    let monitor = Monitor::start(test_db.server, &test_db.name).await;
+    let killer = PostgresConnect::new(&test_db.server.url("postgres")).unwrap();
     let killer = killer.connect(killer.credentials().await.unwrap()).await.unwrap();
     let kill = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
                 WHERE application_name = 'dies_in_reset' AND query LIKE 'ROLLBACK%' AND state = 'active'";
@@ -281,33 +286,35 @@ async fn backends_that_end_in_the_reset_are_replaced_within_the_bound() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    let pressing = async { while !press(&reservoir, Duration::from_millis(200)).await {} };
+    let pressing = async { while !run_callers(&reservoir, Duration::from_millis(200)).await {} };
     tokio::select! {
         () = killing => {}
-        () = pressing => panic!("a backend that was ended lingers"),
+        () = pressing => panic!("a terminated backend lingers"),
     }
-    is_well_again(&reservoir).await;
+    recovers(&reservoir).await;
     assert!(monitor.most() <= MAX, "{} backends", monitor.most());
 }
 
-/// The kernel gives the connection up after `tcp_user_timeout`, since the window stays full; but the host answers its probes.
+/// The kernel times out after `tcp_user_timeout`, because the window stays full; but the host
+/// answers window probes.
 #[tokio::test]
-async fn a_connection_that_the_kernel_gave_up_while_the_server_reads_nothing_keeps_its_place() {
-    let site = Site::new(Postgres::shared(), "full_window");
-    let reservoir = site.start(site.connect("tcp_user_timeout=6000"), config());
+async fn a_connection_that_timed_out_while_the_server_does_not_read_keeps_its_slot() {
+    let test_db = TestDatabase::new(Postgres::shared(), "full_window");
+    let reservoir = test_db.start(test_db.connect("tcp_user_timeout=6000"), config());
     reservoir.initial_fill(PATIENCE).await.unwrap();
-    let monitor = Monitor::start(site.server, &site.name).await;
+    let monitor = Monitor::start(test_db.server, &test_db.name).await;
     let clients: Vec<_> =
         join_all((0..TARGET).map(|_| reservoir.checkout())).await.into_iter().map(Result::unwrap).collect();
     let pids: Vec<_> = join_all(clients.iter().map(pid)).await;
-    pids.iter().for_each(|pid| site.server.freeze_backend(*pid));
+    pids.iter().for_each(|pid| test_db.server.freeze_backend(*pid));
     let big = format!("SELECT length('{}')", "x".repeat(32 << 20));
     let lost = join_all(clients.iter().map(|client| client.simple_query(&big))).await;
     assert!(lost.iter().all(Result::is_err), "the kernel gives up");
     drop(clients);
-    press(&reservoir, Duration::from_millis(1_500)).await;
+    run_callers(&reservoir, Duration::from_millis(1_500)).await;
     assert!(monitor.most() <= MAX, "{} backends", monitor.most());
-    // That the server has closed them is never heard of here: the close timeout ends it, in ten minutes.
+    // The server's close is never received here: the slots are held until the close timeout of ten
+    // minutes.
     eventually("all linger", TARGET, async || reservoir.status().lingering).await;
-    pids.iter().for_each(|pid| site.server.thaw_backend(*pid));
+    pids.iter().for_each(|pid| test_db.server.thaw_backend(*pid));
 }

@@ -5,14 +5,14 @@
 
 #[cfg(all(feature = "postgres", feature = "deadpool", feature = "bb8"))]
 mod adapters;
+mod backoff;
 #[cfg(all(feature = "postgres", feature = "redis"))]
 mod cluster;
-mod life;
+mod lifecycle;
 #[cfg(all(feature = "postgres", feature = "deadpool", feature = "bb8"))]
 mod lingering;
 #[cfg(feature = "postgres")]
 mod metrics;
-mod patience;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "postgres")]

@@ -1,4 +1,4 @@
-//! Every metric is there, has its help text and its labels, and passes Prometheus's own check.
+//! Every metric exists, has its help text and labels, and passes promtool.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ::metrics::set_default_local_recorder;
 use forebay_quota::RateConfig;
-use forebay_reservoir::{Limits, PostgresConnect, Reservoir, ReservoirConfig, metrics};
+use forebay_reservoir::{ConnectionLimits, PostgresConnect, Reservoir, ReservoirConfig, metrics};
 use forebay_sandbox::Postgres;
 use forebay_testkit::{PATIENCE, eventually};
 use metrics_exporter_prometheus::PrometheusBuilder;
@@ -37,11 +37,11 @@ fn value(page: &str, series: &str) -> Option<f64> {
 }
 
 #[tokio::test]
-async fn all_of_them_are_counted_and_pass_promtool() {
+async fn every_metric_is_recorded_and_passes_promtool() {
     let recorder = PrometheusBuilder::new().build_recorder();
     let page = recorder.handle();
     let _guard = set_default_local_recorder(&recorder);
-    let limits = || Limits::local().rate(RateConfig::per_second(1e6)).connections(10);
+    let limits = || ConnectionLimits::local().rate(RateConfig::per_second(1e6)).connections(10);
 
     let connect = PostgresConnect::new(&Postgres::shared().url("postgres")).unwrap();
     let config = ReservoirConfig::new(2).service("shop").low_watermark(2).leak_after(Duration::from_secs(2));
@@ -94,7 +94,7 @@ async fn all_of_them_are_counted_and_pass_promtool() {
     check(&text);
 }
 
-/// `promtool check metrics`, as Debian's package prometheus has it.
+/// Runs `promtool check metrics` of Debian's package prometheus.
 fn check(page: &str) {
     let mut promtool = Command::new("promtool")
         .args(["check", "metrics"])
@@ -105,6 +105,6 @@ fn check(page: &str) {
         .expect("promtool is there: script/bootstrap installs it");
     promtool.stdin.take().unwrap().write_all(page.as_bytes()).unwrap();
     let output = promtool.wait_with_output().unwrap();
-    let said = [output.stdout, output.stderr].concat();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&said));
+    let output_text = [output.stdout, output.stderr].concat();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output_text));
 }

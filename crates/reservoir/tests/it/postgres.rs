@@ -1,4 +1,4 @@
-//! Connections to real Postgres servers, and to some that are none.
+//! Connections to real Postgres servers, and to servers of other protocols.
 
 mod certificates;
 mod ends;
@@ -11,21 +11,21 @@ mod tls;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use forebay_reservoir::{Connect, ConnectError, PostgresClient, PostgresConnect};
+use forebay_reservoir::{Connect, ConnectionError, PostgresClient, PostgresConnect};
 use forebay_testkit::sandbox::Postgres;
 use forebay_testkit::within;
 use tokio_postgres::SimpleQueryMessage;
 
-/// What the reservoir does for a dial.
-async fn open_by(connect: &PostgresConnect) -> Result<PostgresClient, ConnectError> {
+/// Dials as the reservoir does.
+async fn open_by(connect: &PostgresConnect) -> Result<PostgresClient, ConnectionError> {
     within("a connection", async { connect.connect(connect.credentials().await?).await }).await
 }
 
-async fn open(connection_string: &str) -> Result<PostgresClient, ConnectError> {
+async fn open(connection_string: &str) -> Result<PostgresClient, ConnectionError> {
     open_by(&PostgresConnect::new(connection_string).unwrap()).await
 }
 
-/// The first field of the last row.
+/// Returns the first field of the last row.
 async fn ask(client: &PostgresClient, sql: &str) -> String {
     let answers =
         within(sql, client.simple_query(sql)).await.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
@@ -36,20 +36,20 @@ async fn ask(client: &PostgresClient, sql: &str) -> String {
     field.unwrap_or_else(|| panic!("{sql}: no row"))
 }
 
-/// How many connections with this application name the server has.
+/// Returns how many connections with this application name the server has.
 async fn count(watcher: &PostgresClient, application_name: &str) -> String {
     let sql = format!("SELECT count(*) FROM pg_stat_activity WHERE application_name = '{application_name}'");
     ask(watcher, &sql).await
 }
 
-/// What the superuser runs.
+/// Runs statements as superuser.
 fn run(postgres: &Postgres, statements: &[&str]) {
     for sql in statements {
         postgres.execute("postgres", sql).unwrap_or_else(|error| panic!("{sql}: {error}"));
     }
 }
 
-/// A file of a test's own, gone when this is dropped.
+/// A temporary file; removed on drop.
 struct TempFile(PathBuf);
 
 impl TempFile {

@@ -1,40 +1,49 @@
-//! The reservoir on a real Postgres: under load, through failures, and by the server's own records.
+//! The reservoir on a real Postgres server: under load, through failures, and by the server's
+//! records.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_quota::RateConfig;
 use forebay_reservoir::{
-    CheckoutError, ConnectErrorKind, Guard, Limits, PasswordFile, PostgresClient, PostgresConnect, Reservoir,
-    ReservoirConfig, Reset, Shortage,
+    CheckoutError, ConnectionErrorKind, ConnectionGuard, ConnectionLimits, PasswordFile, PostgresClient,
+    PostgresConnect, Reservoir, ReservoirConfig, Reset, Shortage,
 };
 use forebay_sandbox::Postgres;
 use forebay_testkit::{PATIENCE, Proxy, eventually};
 
-type Pg = Reservoir<PostgresClient>;
+pub(crate) type PostgresReservoir = Reservoir<PostgresClient>;
 
-fn start(url: &str, config: ReservoirConfig) -> Pg {
-    start_with(PostgresConnect::new(url).unwrap(), config, Limits::local().rate(RateConfig::per_second(1e6)))
+fn start(url: &str, config: ReservoirConfig) -> PostgresReservoir {
+    start_with(
+        PostgresConnect::new(url).unwrap(),
+        config,
+        ConnectionLimits::local().rate(RateConfig::per_second(1e6)),
+    )
 }
 
-fn start_with(connect: PostgresConnect, config: ReservoirConfig, limits: Limits) -> Pg {
+fn start_with(
+    connect: PostgresConnect,
+    config: ReservoirConfig,
+    limits: ConnectionLimits,
+) -> PostgresReservoir {
     Reservoir::start(connect, config.checkout_timeout(PATIENCE), limits).unwrap()
 }
 
-/// A database nobody else uses, and a reservoir on it that is full.
-async fn filled(target: u32) -> (String, Pg) {
+/// Returns a new database and a full reservoir on it.
+async fn filled(target: u32) -> (String, PostgresReservoir) {
     let url = Postgres::shared().url(&Postgres::shared().create_database("reservoir").unwrap());
     let reservoir = start(&url, ReservoirConfig::new(target).low_watermark(target));
     reservoir.initial_fill(PATIENCE).await.unwrap();
     (url, reservoir)
 }
 
-async fn number(client: &Guard<PostgresClient>, sql: &str) -> i64 {
+async fn number(client: &ConnectionGuard<PostgresClient>, sql: &str) -> i64 {
     client.query_one(sql, &[]).await.unwrap().get(0)
 }
 
-/// A connection of the test's own.
-async fn observer(url: &str) -> Pg {
+/// Returns a reservoir for the test's own queries.
+async fn observer(url: &str) -> PostgresReservoir {
     start(url, ReservoirConfig::new(1).service("observer"))
 }
 
@@ -73,7 +82,7 @@ async fn a_hundred_tasks_share_eight_connections() {
 }
 
 #[tokio::test]
-async fn what_one_caller_leaves_behind_the_next_does_not_find() {
+async fn session_state_of_one_caller_is_reset_for_the_next() {
     let (url, reservoir) = filled(1).await;
     let first = reservoir.checkout().await.unwrap();
     let statement = first.prepare("SELECT 41 + $1::int4").await.unwrap();
@@ -106,7 +115,7 @@ async fn what_one_caller_leaves_behind_the_next_does_not_find() {
     let answer: i32 = next.query_one(&statement, &[&1]).await.unwrap().get(0);
     assert_eq!(answer, 42, "statements stay prepared");
     assert!(next.query_one("SELECT currval('counter')", &[]).await.is_err(), "the sequence's cache is gone");
-    // One that has failed, and is in nobody's way either.
+    // A failed transaction is rolled back, too.
     next.batch_execute("BEGIN").await.unwrap();
     assert!(next.batch_execute("SELECT 1 / 0").await.is_err());
     drop(next);
@@ -116,7 +125,7 @@ async fn what_one_caller_leaves_behind_the_next_does_not_find() {
 }
 
 #[tokio::test]
-async fn a_custom_reset_and_none_at_all_are_taken_at_their_word() {
+async fn a_custom_reset_and_no_reset_are_respected() {
     let url = Postgres::shared().url(&Postgres::shared().create_database("resets").unwrap());
     for (reset, expected) in [(Reset::None, 1), (Reset::Custom("ROLLBACK; SET work_mem = '2MB'".into()), 2)] {
         let reservoir = start(&url, ReservoirConfig::new(1).reset(reset));
@@ -141,8 +150,8 @@ async fn connections_that_the_server_ends_are_replaced() {
     assert_eq!(number(&other, all).await, 4);
     assert!(held.query_one("SELECT 1", &[]).await.is_err(), "it was in use");
     drop(held);
-    // Until the client has heard of it, one that is dead may be lent; from then on none is.
-    eventually("four others", 4, async || {
+    // Until the client notices the close, a closed connection may be lent; afterwards none is.
+    eventually("four new connections", 4, async || {
         let counts = reservoir.status().counts;
         let alive = number(&other, BACKENDS).await;
         if counts.total() == 4 { alive.min(i64::from(counts.ready)) } else { -1 }
@@ -153,7 +162,7 @@ async fn connections_that_the_server_ends_are_replaced() {
 }
 
 #[tokio::test]
-async fn a_cut_network_costs_what_was_in_flight_and_heals_by_itself() {
+async fn a_cut_network_fails_only_queries_in_flight() {
     let database = Postgres::shared().create_database("cut").unwrap();
     let proxy = Proxy::start(Postgres::shared().addr());
     let url = format!("postgres://postgres@{}/{database}", proxy.addr());
@@ -168,34 +177,35 @@ async fn a_cut_network_costs_what_was_in_flight_and_heals_by_itself() {
         client.query_one("SELECT 1", &[]).await.is_ok() && reservoir.status().counts.ready == 3
     })
     .await;
-    // A network that says nothing: the reset that can't be done ends the connection, and the next dial has a deadline.
+    // A silent network: the reset times out and retires the connection, and the next dial has a
+    // deadline.
     let silent = reservoir.checkout().await.unwrap();
     proxy.stall(forebay_testkit::Direction::Both);
     drop(silent);
-    eventually("the silent one is given up", 0, async || reservoir.status().counts.resetting).await;
+    eventually("the silent connection is retired", 0, async || reservoir.status().counts.resetting).await;
     proxy.resume();
-    eventually("all is well again", 4, async || reservoir.status().counts.ready).await;
+    eventually("the reservoir is full again", 4, async || reservoir.status().counts.ready).await;
 }
 
-/// Not the shared one: it is stopped for half a minute.
+/// Not the shared server: it is down for half a minute.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_down_for_half_a_minute_is_found_again() {
+async fn the_reservoir_recovers_from_an_outage_of_half_a_minute() {
     let server = Arc::new(Postgres::start().unwrap());
     let reservoir = start(&server.url("postgres"), ReservoirConfig::new(4).low_watermark(4));
     reservoir.initial_fill(PATIENCE).await.unwrap();
     server.kill();
     let down = Instant::now();
-    let mut said = None;
+    let mut last_error = None;
     while down.elapsed() < Duration::from_secs(30) {
         if let Err(error) = reservoir.checkout_within(Duration::from_millis(500)).await {
-            said = Some(error);
+            last_error = Some(error);
         }
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
-    let Some(CheckoutError::Empty { why: Shortage::Connect { kind, .. }, .. }) = &said else {
-        panic!("it said {said:?}")
+    let Some(CheckoutError::Empty { why: Shortage::Connect { kind, .. }, .. }) = &last_error else {
+        panic!("last error: {last_error:?}")
     };
-    assert_eq!(*kind, ConnectErrorKind::Unreachable);
+    assert_eq!(*kind, ConnectionErrorKind::Unreachable);
     let reviving = server.clone();
     tokio::task::spawn_blocking(move || reviving.revive().unwrap()).await.unwrap();
     eventually("it is full again", 4, async || reservoir.status().counts.ready).await;
@@ -228,26 +238,26 @@ async fn a_restart_of_the_server_is_survived() {
 }
 
 #[tokio::test]
-async fn a_full_server_is_said_so_and_not_pressed() {
+async fn a_full_server_is_reported_and_retried_after_a_backoff() {
     let server = Postgres::builder().config("max_connections", "8").start().unwrap();
     server.execute("postgres", "CREATE ROLE app LOGIN").unwrap();
     let url = format!("postgres://app@{}/postgres", server.addr());
-    // Five are for everybody, three for the superuser.
+    // Five connections are for normal users, three for superusers.
     let reservoir = start(&url, ReservoirConfig::new(20));
     eventually("five, and no more", (5, true), async || {
         let status = reservoir.status();
-        (status.counts.ready, status.trouble.is_some())
+        (status.counts.ready, status.last_failure.is_some())
     })
     .await;
     let held: Vec<_> = futures_util::future::join_all((0..5).map(|_| reservoir.checkout())).await;
     assert!(held.iter().all(Result::is_ok));
     let error = reservoir.checkout_within(Duration::from_millis(100)).await.unwrap_err();
-    let CheckoutError::Empty { why: Shortage::Connect { kind: ConnectErrorKind::Full, why }, .. } = &error
+    let CheckoutError::Empty { why: Shortage::Connect { kind: ConnectionErrorKind::Full, why }, .. } = &error
     else {
         panic!("{error:?}")
     };
     assert!(why.starts_with("the server has no room"), "{why}");
-    // By the server's clock: a busy machine may look late.
+    // By the server's clock, because a busy machine may check late.
     let refused = || -> Vec<u64> {
         let log = server.log();
         let is_refusal = |line: &&str| {
@@ -266,7 +276,7 @@ async fn a_full_server_is_said_so_and_not_pressed() {
 
 const DAY_MS: u64 = 24 * 60 * 60 * 1000;
 
-/// Of a line of a server's log, its second word; in milliseconds.
+/// Returns the time of a log line, its second field, in milliseconds.
 fn time_of_day(line: &str) -> Option<u64> {
     let mut parts = line.split(' ').nth(1)?.split(':');
     let (hours, minutes) = (parts.next()?.parse::<u64>().ok()?, parts.next()?.parse::<u64>().ok()?);
@@ -275,7 +285,7 @@ fn time_of_day(line: &str) -> Option<u64> {
 }
 
 #[tokio::test]
-async fn a_wrong_password_is_said_so_and_a_new_one_is_used_at_once() {
+async fn a_wrong_password_is_reported_and_a_new_one_is_used_at_once() {
     let server = Postgres::builder().password("for the superuser").start().unwrap();
     server.execute("postgres", "CREATE ROLE app LOGIN PASSWORD 'first'").unwrap();
     let folder = std::env::temp_dir().join(format!("forebay-reservoir-{}", std::process::id()));
@@ -285,22 +295,22 @@ async fn a_wrong_password_is_said_so_and_a_new_one_is_used_at_once() {
     let url = format!("postgres://app@{}/postgres", server.addr());
     let connect =
         PostgresConnect::builder(&url).unwrap().password_from(PasswordFile::new(&file)).build().unwrap();
-    let limits = Limits::local().rate(RateConfig::per_second(1e6));
+    let limits = ConnectionLimits::local().rate(RateConfig::per_second(1e6));
     let reservoir = start_with(connect, ReservoirConfig::new(2).low_watermark(2), limits);
     let error = reservoir.initial_fill(Duration::from_secs(3)).await.unwrap_err();
-    assert!(matches!(&error.why, Shortage::Connect { kind: ConnectErrorKind::Refused, .. }), "{error:?}");
+    assert!(matches!(&error.why, Shortage::Connect { kind: ConnectionErrorKind::Refused, .. }), "{error:?}");
     assert!(!error.to_string().contains("wrong"), "{error}");
     std::fs::write(&file, "first\n").unwrap();
     reservoir.initial_fill(PATIENCE).await.unwrap();
-    // Rotated while all is well: what is open stays open, what is opened from now on has the new one.
+    // After a rotation, open connections stay open and new ones use the new password.
     server.execute("postgres", "ALTER ROLE app PASSWORD 'second'").unwrap();
     std::fs::write(&file, "second\n").unwrap();
     let mut old = reservoir.checkout().await.unwrap();
     assert_eq!(number(&old, "SELECT 1::int8").await, 1);
     old.mark_bad();
     drop(old);
-    eventually("the one that went is replaced", 2, async || reservoir.status().counts.ready).await;
-    assert_eq!(reservoir.status().trouble, None);
+    eventually("the retired connection is replaced", 2, async || reservoir.status().counts.ready).await;
+    assert_eq!(reservoir.status().last_failure, None);
     std::fs::remove_dir_all(folder).unwrap();
 }
 
@@ -308,12 +318,12 @@ async fn a_wrong_password_is_said_so_and_a_new_one_is_used_at_once() {
 async fn no_more_connections_are_opened_per_second_than_the_rate_allows() {
     const TARGET: u32 = 40;
     const RATE: f64 = 10.0;
-    /// How much later than its token a busy machine may begin a connection, in seconds.
+    /// How much later than its token a busy machine may open a connection, in seconds.
     const SLACK: f64 = 1.5;
     let url = Postgres::shared().url(&Postgres::shared().create_database("rate").unwrap());
     let observer = observer(&url).await;
     let other = observer.checkout().await.unwrap();
-    let rate = Limits::local().rate(RateConfig::per_second(RATE).burst(4));
+    let rate = ConnectionLimits::local().rate(RateConfig::per_second(RATE).burst(4));
     let config = ReservoirConfig::new(TARGET).low_watermark(TARGET);
     let reservoir = start_with(PostgresConnect::new(&url).unwrap(), config, rate);
     reservoir.initial_fill(PATIENCE).await.unwrap();
@@ -321,8 +331,8 @@ async fn no_more_connections_are_opened_per_second_than_the_rate_allows() {
                WHERE datname = current_database() AND pid <> pg_backend_pid() ORDER BY 1";
     let starts: Vec<f64> = other.query(sql, &[]).await.unwrap().iter().map(|row| row.get(0)).collect();
     assert_eq!(starts.len(), TARGET as usize);
-    // A token is spent before the dial and the server's clock is read after it: a busy machine may bring two of them closer
-    // together, but over the whole filling it can't hide that there were too many.
+    // The token is spent before the dial, and the server records its time after it. A busy machine
+    // may bring two dials closer together, but not exceed the rate over the whole fill.
     let took = starts[starts.len() - 1] - starts[0];
     assert!(took >= (f64::from(TARGET) - 1.0 - 4.0) / RATE - SLACK, "{TARGET} in {took} s");
     for (first, last) in starts.iter().zip(&starts[24..]) {
@@ -335,7 +345,7 @@ async fn all_parts_of_a_process_share_one_reservoir_for_a_database() {
     let database = Postgres::shared().create_database("shared").unwrap();
     let shared = |database: &str, target| {
         let connect = PostgresConnect::new(&Postgres::shared().url(database)).unwrap();
-        Reservoir::shared(connect, ReservoirConfig::new(target), Limits::local()).unwrap()
+        Reservoir::shared(connect, ReservoirConfig::new(target), ConnectionLimits::local()).unwrap()
     };
     let first = shared(&database, 3);
     let (again, other) = (shared(&database, 9), shared("postgres", 1));

@@ -1,30 +1,30 @@
-//! Passwords and tokens, from real files, programs and endpoints.
+//! Passwords and tokens from real files, programs and endpoints.
 
-mod cached;
 mod command;
 #[cfg(feature = "dsql")]
-mod dsql;
+mod credentials_endpoint;
 #[cfg(feature = "dsql")]
-mod endpoint;
+mod dsql;
 mod file;
+mod token_cache;
 
 use std::fmt::Debug;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use forebay_reservoir::{Password, PasswordEnv, TokenProvider};
+use forebay_reservoir::{PasswordEnv, StaticPassword, TokenProvider};
 
-/// A folder of one test's own, gone when this is dropped.
-struct Folder(PathBuf);
+/// A temporary directory of one test; removed on drop.
+struct TempFolder(PathBuf);
 
-impl Folder {
+impl TempFolder {
     fn new() -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let name = format!("tokens-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
         let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
         fs::create_dir_all(&path).unwrap();
-        Folder(path)
+        TempFolder(path)
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -37,20 +37,20 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for TempFolder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
-/// The secret that it gives, which can't be kept.
+/// Returns the secret; its validity must be unknown.
 async fn secret(provider: &impl TokenProvider) -> String {
     let token = provider.token().await.unwrap();
-    assert_eq!(token.good_for, None);
+    assert_eq!(token.valid_for, None);
     token.secret.reveal().to_string()
 }
 
-/// Why it gives none.
+/// Returns the error text.
 async fn refusal(provider: &(impl TokenProvider + Debug)) -> String {
     let error = provider.token().await.unwrap_err();
     let shown = format!("{error} {error:?} {provider:?}");
@@ -59,8 +59,8 @@ async fn refusal(provider: &(impl TokenProvider + Debug)) -> String {
 }
 
 #[tokio::test]
-async fn a_password_stays_and_is_not_shown() {
-    let password = Password::new("hunter2");
+async fn a_static_password_is_not_shown() {
+    let password = StaticPassword::new("hunter2");
     assert_eq!(secret(&password).await, "hunter2");
     assert_eq!(secret(&password).await, "hunter2");
     assert!(!format!("{password:?}").contains("hunter2"));
@@ -68,7 +68,7 @@ async fn a_password_stays_and_is_not_shown() {
 
 #[tokio::test]
 async fn a_variable_is_read_from_the_environment() {
-    // Cargo and nextest both set this one for a test.
+    // Cargo and nextest both set this variable for tests.
     assert_eq!(secret(&PasswordEnv::new("CARGO_PKG_NAME")).await, "forebay-reservoir");
     let error = refusal(&PasswordEnv::new("FOREBAY_NO_SUCH_PASSWORD")).await;
     assert_eq!(error, "password variable FOREBAY_NO_SUCH_PASSWORD: isn't set");
@@ -77,7 +77,7 @@ async fn a_variable_is_read_from_the_environment() {
 #[tokio::test]
 async fn providers_can_be_chosen_at_run_time() {
     let providers: Vec<Box<dyn TokenProvider>> =
-        vec![Box::new(Password::new("hunter2")), Box::new(PasswordEnv::new("CARGO_PKG_NAME"))];
+        vec![Box::new(StaticPassword::new("hunter2")), Box::new(PasswordEnv::new("CARGO_PKG_NAME"))];
     assert_eq!(secret(&providers[0]).await, "hunter2");
     assert_eq!(secret(&providers[1]).await, "forebay-reservoir");
 }

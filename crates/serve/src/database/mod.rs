@@ -27,7 +27,7 @@ pub use self::writers::{WritersError, is_changing, wait_for_writers};
 
 use std::error::Error as _;
 
-use forebay_replication::reservoir::{ServerError, tokio_postgres};
+use forebay_replication::reservoir::{PostgresServerError, tokio_postgres};
 
 /// As a name, whatever it holds.
 fn quoted(name: &str) -> String {
@@ -37,7 +37,7 @@ fn quoted(name: &str) -> String {
 /// What happened, in the server's words: the error's own are "db error".
 fn words(error: &tokio_postgres::Error) -> String {
     match (error.as_db_error(), error.source()) {
-        (Some(said), _) => ServerError::from(said).to_string(),
+        (Some(said), _) => PostgresServerError::from(said).to_string(),
         (None, Some(source)) => format!("{error}: {source}"),
         (None, None) => error.to_string(),
     }

@@ -22,7 +22,7 @@ use forebay_replication::pgoutput::{Lsn, Snapshot};
 use forebay_replication::reservoir::tokio_postgres::{
     self, Client, CopyOutStream, SimpleQueryMessage, SimpleQueryStream,
 };
-use forebay_replication::reservoir::{Guard, PostgresClient};
+use forebay_replication::reservoir::{ConnectionGuard, PostgresClient};
 use forebay_shapes::encode::{CopyRows, Layout};
 use futures_core::Stream;
 
@@ -120,7 +120,7 @@ pub struct Summary {
 /// # Errors
 /// See [`SnapshotError`].
 pub async fn snapshot<S: Sink>(
-    client: &mut Guard<PostgresClient>,
+    client: &mut ConnectionGuard<PostgresClient>,
     query: &SnapshotQuery<'_>,
     sink: &mut S,
 ) -> Result<Summary, SnapshotError<S::Error>> {
@@ -143,7 +143,7 @@ pub async fn snapshot<S: Sink>(
 
 /// A connection that is marked bad unless it was left as it was found.
 struct Lent<'a> {
-    client: &'a mut Guard<PostgresClient>,
+    client: &'a mut ConnectionGuard<PostgresClient>,
     is_clean: bool,
 }
 

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use forebay_replication::TableName;
 use forebay_replication::pgoutput::{Lsn, Snapshot};
 use forebay_replication::reservoir::{
-    Guard, Limits, PostgresClient, PostgresConnect, Reservoir, ReservoirConfig,
+    ConnectionGuard, ConnectionLimits, PostgresClient, PostgresConnect, Reservoir, ReservoirConfig,
 };
 use forebay_sandbox::Postgres;
 use forebay_serve::database::{Sink, SnapshotError, SnapshotQuery, Summary, Table, describe, snapshot};
@@ -60,7 +60,7 @@ impl Database {
 
     fn open(postgres: &'static Postgres, name: String, connect: PostgresConnect, sql: &str) -> Self {
         let config = ReservoirConfig::new(2).checkout_timeout(Duration::from_secs(20));
-        let reservoir = Reservoir::start(connect, config, Limits::local()).unwrap();
+        let reservoir = Reservoir::start(connect, config, ConnectionLimits::local()).unwrap();
         let database = Database { postgres, name, reservoir };
         database.run(sql);
         database
@@ -76,7 +76,7 @@ impl Database {
         self.run(sql)[0][0].clone().unwrap_or_else(|| "NULL".to_owned())
     }
 
-    pub(crate) async fn client(&self) -> Guard<PostgresClient> {
+    pub(crate) async fn client(&self) -> ConnectionGuard<PostgresClient> {
         within("a connection", self.reservoir.checkout()).await.unwrap()
     }
 

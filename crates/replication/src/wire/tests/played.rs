@@ -129,7 +129,7 @@ async fn a_refusal_keeps_its_sqlstate() {
     let (ours, mut theirs) = duplex(ROOM);
     theirs.write_all(&message(b'E', b"SFATAL\0VFATAL\0C53300\0Mtoo many\0\0")).await.unwrap();
     match hello().say(ours).await.unwrap_err() {
-        PostgresError::Server { said, .. } => {
+        PostgresError::Server { error: said, .. } => {
             assert_eq!((said.code(), said.message()), ("53300", "too many"))
         }
         other => panic!("{other}"),

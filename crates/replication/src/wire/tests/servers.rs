@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use forebay_reservoir::{ConnectErrorKind, PostgresConnect, PostgresError};
+use forebay_reservoir::{ConnectionErrorKind, PostgresConnect, PostgresError};
 use forebay_testkit::sandbox::{Postgres, free_port};
 use forebay_testkit::{Direction, Proxy, eventually, within};
 
@@ -72,7 +72,7 @@ async fn scram_lets_us_in_with_and_without_a_bound_channel() {
     postgres.set_config("ssl", "off").unwrap();
     postgres.reload().unwrap();
     let error = open(&plain).await.unwrap_err();
-    assert_eq!(error.kind(), ConnectErrorKind::Refused, "{error}");
+    assert_eq!(error.kind(), ConnectionErrorKind::Refused, "{error}");
     assert!(error.to_string().contains("channel_binding=require"), "{error}");
 }
 
@@ -92,7 +92,7 @@ async fn who_isnt_let_in_is_told_why() {
         let error = open(&url).await.unwrap_err();
         let said = format!("{error}");
         assert!(said.contains(wanted) && said.contains(&format!("127.0.0.1:{port}")), "{said}");
-        assert_eq!(error.kind(), ConnectErrorKind::Refused, "{said}");
+        assert_eq!(error.kind(), ConnectionErrorKind::Refused, "{said}");
         assert!(!format!("{said} {error:?}").contains("hunter2"), "{said}");
     }
 }
@@ -202,7 +202,7 @@ async fn the_time_for_a_connection_covers_its_start_up() {
     for bytes in (1..whole).step_by(29) {
         proxy.truncate_after(bytes, Direction::ToClient);
         let error = open(&url).await.unwrap_err();
-        assert_eq!(error.kind(), ConnectErrorKind::Unreachable, "after {bytes} of {whole} bytes: {error}");
+        assert_eq!(error.kind(), ConnectionErrorKind::Unreachable, "after {bytes} of {whole} bytes: {error}");
         proxy.resume();
     }
 }

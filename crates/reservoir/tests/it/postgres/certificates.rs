@@ -1,4 +1,4 @@
-//! Throwaway authorities, and a Postgres with TLS.
+//! Temporary certificate authorities, and a Postgres server with TLS.
 
 use forebay_testkit::sandbox::Postgres;
 use rcgen::{
@@ -8,12 +8,12 @@ use rcgen::{
 
 use super::run;
 
-/// The password of all servers with TLS.
+/// Password of all servers with TLS.
 pub(super) const PASSWORD: &str = "correct horse";
 
 pub(super) struct Authority(CertifiedIssuer<'static, KeyPair>);
 
-/// In PEM.
+/// Certificate and key in PEM.
 pub(super) struct Certificate {
     pub(super) pem: String,
     pub(super) key: String,
@@ -24,7 +24,7 @@ impl Authority {
         Authority::with(&PKCS_ECDSA_P256_SHA256)
     }
 
-    /// What it signs is signed by this algorithm.
+    /// Creates an authority that signs with this algorithm.
     pub(super) fn with(algorithm: &'static SignatureAlgorithm) -> Self {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
@@ -59,7 +59,7 @@ impl Authority {
     }
 }
 
-/// Signed by itself, and called an authority, as `openssl req -x509` makes them.
+/// Returns a self-signed certificate that is marked as CA, as `openssl req -x509` creates it.
 pub(super) fn self_signed(name: &str) -> Certificate {
     let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -67,14 +67,15 @@ pub(super) fn self_signed(name: &str) -> Certificate {
     Certificate { pem: params.self_signed(&key).unwrap().pem(), key: key.serialize_pem() }
 }
 
-/// A server with TLS that asks for [`PASSWORD`].
+/// Starts a server with TLS that requires [`PASSWORD`].
 pub(super) fn start(certificate: &Certificate) -> Postgres {
     let postgres = Postgres::builder().password(PASSWORD).start().unwrap();
     encrypt(&postgres, certificate);
     postgres
 }
 
-/// Gives the server this certificate, and restarts it. The server writes the files itself, since the key must be its own.
+/// Installs this certificate and restarts the server. The server writes the files, because it must
+/// own the key.
 pub(super) fn encrypt(postgres: &Postgres, certificate: &Certificate) {
     write(postgres, "server.crt", &certificate.pem);
     write(postgres, "server.key", &certificate.key);
@@ -82,7 +83,7 @@ pub(super) fn encrypt(postgres: &Postgres, certificate: &Certificate) {
     postgres.restart().unwrap();
 }
 
-/// Writes a file into the server's data folder, as the server's user.
+/// Writes a file to the server's data directory, as the server's user.
 pub(super) fn write(postgres: &Postgres, name: &str, text: &str) {
     let rows = format!("SELECT unnest(string_to_array($text${text}$text$, E'\\n'))");
     run(postgres, &[&format!("COPY ({rows}) TO PROGRAM 'umask 077 && cat > {name}'")]);

@@ -1,22 +1,23 @@
-//! How connections end: when the server has let go, and without leaving anything behind.
+//! End of connections: `close` waits for the server, and nothing leaks.
 
 use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use forebay_reservoir::{Connect, Connection, PostgresClient, PostgresConnect};
+use forebay_reservoir::{Connect, PostgresClient, PostgresConnect, ReservoirConnection};
 use forebay_testkit::sandbox::Postgres;
 use forebay_testkit::{Direction, Proxy, eventually, within};
 
 use super::certificates::{Authority, PASSWORD, start};
 use super::{ask, count, open, open_by, run};
 
-/// The server lets this role connect once at a time, so a connection that it hasn't let go is an error of the next.
+/// The role may have one connection, so the next dial fails if the server still counts the last
+/// one.
 async fn open_and_close_in_turn(connect: &PostgresConnect) {
     for turn in 0..15 {
         let client = open_by(connect).await.unwrap_or_else(|error| panic!("turn {turn}: {error}"));
         assert_eq!(ask(&client, "SELECT 1").await, "1");
-        within("the server's goodbye", client.close()).await;
+        within("the server's close", client.close()).await;
     }
 }
 
@@ -42,7 +43,7 @@ async fn a_connection_that_was_refused_doesnt_count_any_more() {
         let error = open(&to("nowhere")).await.unwrap_err();
         assert!(error.to_string().contains("[3D000]"), "turn {turn}: {error}");
         let client = open(&to("postgres")).await.unwrap_or_else(|error| panic!("turn {turn}: {error}"));
-        within("the server's goodbye", client.close()).await;
+        within("the server's close", client.close()).await;
     }
 }
 
@@ -55,7 +56,7 @@ async fn the_server_doesnt_list_a_connection_whose_close_has_resolved() {
         let client = open(&url).await.unwrap();
         let _may_fail = client.batch_execute(state).await;
         assert_eq!(count(&watcher, "listed").await, "1", "{state}");
-        within("the server's goodbye", client.close()).await;
+        within("the server's close", client.close()).await;
         assert_eq!(count(&watcher, "listed").await, "0", "{state}");
     }
 }
@@ -67,17 +68,17 @@ async fn closing_a_busy_connection_cancels_what_it_does() {
     for mode in ["disable", "require"] {
         let url = format!("{}?application_name=busy&sslmode={mode}", postgres.url("postgres"));
         let client = open(&url).await.unwrap();
-        // Sent, and nobody waits for the answer any more.
+        // The query is sent, and its future is dropped.
         let mut query = Box::pin(client.simple_query("SELECT pg_sleep(3600)"));
         assert!(futures_util::poll!(&mut query).is_pending());
         drop(query);
-        within("the server's goodbye", client.close()).await;
+        within("the server's close", client.close()).await;
         assert_eq!(count(&watcher, "busy").await, "0", "{mode}");
     }
 }
 
 #[tokio::test]
-async fn a_close_that_is_given_up_lets_go_of_the_socket() {
+async fn dropping_a_close_closes_the_socket() {
     let postgres = Postgres::start().unwrap();
     let watcher = open(&postgres.url("postgres")).await.unwrap();
     let proxy = Proxy::start(postgres.addr());
@@ -90,8 +91,8 @@ async fn a_close_that_is_given_up_lets_go_of_the_socket() {
             assert!(futures_util::poll!(&mut query).is_pending());
         }
         drop(query);
-        let given_up = tokio::time::timeout(Duration::from_millis(300), client.close()).await;
-        assert!(given_up.is_err(), "no goodbye gets here");
+        let closed = tokio::time::timeout(Duration::from_millis(300), client.close()).await;
+        assert!(closed.is_err(), "the server's close does not arrive");
         let none = "0".to_owned();
         eventually("the server notices", none, async || count(&watcher, "stalled").await).await;
         proxy.resume();
@@ -99,7 +100,7 @@ async fn a_close_that_is_given_up_lets_go_of_the_socket() {
 }
 
 #[tokio::test]
-async fn dropping_a_client_says_goodbye() {
+async fn dropping_a_client_sends_terminate() {
     let postgres = Postgres::start().unwrap();
     let watcher = open(&postgres.url("postgres")).await.unwrap();
     drop(open(&format!("{}?application_name=dropped", postgres.url("postgres"))).await.unwrap());
@@ -111,7 +112,7 @@ async fn dropping_a_client_says_goodbye() {
 async fn a_connection_that_the_server_ends_is_closed() {
     let postgres = Postgres::start().unwrap();
     let ended = |client: PostgresClient| async move {
-        eventually("it knows", true, async || client.is_closed()).await;
+        eventually("the client detects the close", true, async || client.is_closed()).await;
         within("closing what is closed", client.close()).await;
     };
     let (first, second) =
@@ -126,9 +127,9 @@ async fn a_connection_that_the_server_ends_is_closed() {
     ended(second).await;
 }
 
-/// Polls at most `polls` times, then gives up: at another point of a connection's making each time.
+/// Polls a dial at most `polls` times and drops it, at a different point each time.
 #[tokio::test]
-async fn a_connection_that_is_given_up_while_it_is_made_leaves_nothing_behind() {
+async fn a_dropped_dial_leaves_no_backend() {
     let postgres = start(&Authority::new().server(&["localhost"]));
     let watcher = open(&postgres.url("postgres")).await.unwrap();
     for mode in ["disable", "require"] {

@@ -1,9 +1,9 @@
-//! Servers that say no: what each "no" means for the next try, and what it tells whoever reads it.
+//! Errors that servers send: how each is classified, and what it advises.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use forebay_reservoir::{ConnectError, ConnectErrorKind, PostgresError};
+use forebay_reservoir::{ConnectionError, ConnectionErrorKind, PostgresError};
 use forebay_testkit::sandbox::{Postgres, free_port};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -12,19 +12,19 @@ use super::{ask, open, run};
 
 const SECRET: &str = "hunter2hunter2";
 
-fn check(error: &ConnectError, kind: ConnectErrorKind, words: &[&str]) {
-    let said = error.to_string();
-    assert_eq!(error.kind(), kind, "{said}");
-    for word in words {
-        assert!(said.contains(word), "{word:?} isn't in: {said}");
+fn check(error: &ConnectionError, kind: ConnectionErrorKind, parts: &[&str]) {
+    let message = error.to_string();
+    assert_eq!(error.kind(), kind, "{message}");
+    for part in parts {
+        assert!(message.contains(part), "{part:?} isn't in: {message}");
     }
-    assert!(!format!("{said} {error:?}").contains(SECRET), "{said}");
+    assert!(!format!("{message} {error:?}").contains(SECRET), "{message}");
     let source = std::error::Error::source(error).unwrap();
     assert_eq!(source.downcast_ref::<PostgresError>().unwrap().kind(), kind);
 }
 
 #[tokio::test]
-async fn who_isnt_let_in_is_told_why() {
+async fn a_refused_login_says_why() {
     let postgres = Postgres::builder().password("right").start().unwrap();
     run(
         &postgres,
@@ -35,35 +35,43 @@ async fn who_isnt_let_in_is_told_why() {
             "REVOKE CONNECT ON DATABASE private FROM PUBLIC",
         ],
     );
-    let place = format!("127.0.0.1:{}", postgres.port());
-    let to = |user: &str, database: &str| open_owned(format!("postgres://{user}@{place}/{database}"));
+    let address = format!("127.0.0.1:{}", postgres.port());
+    let to = |user: &str, database: &str| open_owned(format!("postgres://{user}@{address}/{database}"));
     let good = format!("app:{SECRET}");
 
     to(&good, "postgres").await.unwrap();
     let error = to(&format!("postgres:{SECRET}"), "postgres").await.unwrap_err();
     check(
         &error,
-        ConnectErrorKind::Refused,
-        &[&place, "password authentication failed", "[28P01]: check the user"],
+        ConnectionErrorKind::Refused,
+        &[&address, "password authentication failed", "[28P01]: check the user"],
     );
     let error = to("postgres", "postgres").await.unwrap_err();
-    check(&error, ConnectErrorKind::Refused, &[&place, "asks user postgres for a password", "password_from"]);
-    let error = to("nobody:x", "postgres").await.unwrap_err();
-    check(&error, ConnectErrorKind::Refused, &[&place, "[28P01]"]);
+    check(
+        &error,
+        ConnectionErrorKind::Refused,
+        &[&address, "asks user postgres for a password", "password_from"],
+    );
+    let error = to("missing:x", "postgres").await.unwrap_err();
+    check(&error, ConnectionErrorKind::Refused, &[&address, "[28P01]"]);
     let error = to(&good, "nowhere").await.unwrap_err();
-    check(&error, ConnectErrorKind::Refused, &[&place, "\"nowhere\" does not exist [3D000]", "or create it"]);
+    check(
+        &error,
+        ConnectionErrorKind::Refused,
+        &[&address, "\"nowhere\" does not exist [3D000]", "or create it"],
+    );
     let error = to(&good, "private").await.unwrap_err();
-    check(&error, ConnectErrorKind::Refused, &[&place, "permission denied", "[42501]", "grant"]);
+    check(&error, ConnectionErrorKind::Refused, &[&address, "permission denied", "[42501]", "grant"]);
     let error = to("nologin:x", "postgres").await.unwrap_err();
-    check(&error, ConnectErrorKind::Refused, &[&place, "not permitted to log in [28000]"]);
+    check(&error, ConnectionErrorKind::Refused, &[&address, "not permitted to log in [28000]"]);
 }
 
-async fn open_owned(url: String) -> Result<forebay_reservoir::PostgresClient, ConnectError> {
+async fn open_owned(url: String) -> Result<forebay_reservoir::PostgresClient, ConnectionError> {
     open(&url).await
 }
 
 #[tokio::test]
-async fn a_server_without_room_says_so() {
+async fn a_full_server_is_classified_as_full() {
     let settings =
         [("max_connections", "4"), ("superuser_reserved_connections", "1"), ("max_wal_senders", "0")];
     let builder =
@@ -73,7 +81,7 @@ async fn a_server_without_room_says_so() {
     let to = |user: &str| open_owned(format!("postgres://{user}@127.0.0.1:{}/postgres", postgres.port()));
     let two = [to("two").await.unwrap(), to("two").await.unwrap()];
     let error = to("two").await.unwrap_err();
-    check(&error, ConnectErrorKind::Full, &["[53300]", "lower the budget of connections"]);
+    check(&error, ConnectionErrorKind::Full, &["[53300]", "lower the budget of connections"]);
     drop(two);
 
     let mut held = Vec::new();
@@ -83,7 +91,7 @@ async fn a_server_without_room_says_so() {
             Err(error) => break error,
         }
     };
-    check(&error, ConnectErrorKind::Full, &["[53300]"]);
+    check(&error, ConnectionErrorKind::Full, &["[53300]"]);
     assert!(held.len() <= 3, "{}", held.len());
     let superuser = to("postgres").await.unwrap();
     assert_eq!(ask(&superuser, "SELECT 1").await, "1");
@@ -94,18 +102,17 @@ async fn a_server_that_is_gone_is_unreachable() {
     let postgres = Postgres::start().unwrap();
     postgres.kill();
     let error = open(&postgres.url("postgres")).await.unwrap_err();
-    check(&error, ConnectErrorKind::Unreachable, &["Connection refused", "check that the server runs"]);
+    check(&error, ConnectionErrorKind::Unreachable, &["Connection refused", "check that the server runs"]);
     let socket = format!("user=postgres host=/no/such/folder port={}", postgres.port());
     let error = open(&socket).await.unwrap_err();
-    check(&error, ConnectErrorKind::Unreachable, &["/no/such/folder/.s.PGSQL."]);
+    check(&error, ConnectionErrorKind::Unreachable, &["/no/such/folder/.s.PGSQL."]);
     let error = open("postgres://me@no-such-host.invalid/db").await.unwrap_err();
-    check(&error, ConnectErrorKind::Unreachable, &["no-such-host.invalid can't be looked up"]);
+    check(&error, ConnectionErrorKind::Unreachable, &["no-such-host.invalid can't be looked up"]);
     postgres.revive().unwrap();
     open(&postgres.url("postgres")).await.unwrap();
 }
 
-/// Answers each start-up message with this error, as a server would that is only starting, for one; and counts whom it
-/// has let go of, once they have hung up.
+/// Sends this error to each start-up message, and counts clients after they have closed.
 async fn refusing(sqlstate: &str) -> (u16, Arc<AtomicU32>) {
     let gone = Arc::new(AtomicU32::new(0));
     let counting = Arc::clone(&gone);
@@ -129,26 +136,26 @@ async fn refusing(sqlstate: &str) -> (u16, Arc<AtomicU32>) {
 }
 
 #[tokio::test]
-async fn only_a_server_that_will_be_back_is_passed_over_for_the_next() {
+async fn only_a_starting_server_is_skipped_for_the_next_host() {
     let postgres = Postgres::shared();
     let cases = [
-        ("57P03", ConnectErrorKind::Unreachable),
-        ("53300", ConnectErrorKind::Full),
-        ("53400", ConnectErrorKind::Full),
-        ("28P01", ConnectErrorKind::Refused),
-        ("28000", ConnectErrorKind::Refused),
-        ("3D000", ConnectErrorKind::Refused),
-        ("XX000", ConnectErrorKind::Other),
+        ("57P03", ConnectionErrorKind::Unreachable),
+        ("53300", ConnectionErrorKind::Full),
+        ("53400", ConnectionErrorKind::Full),
+        ("28P01", ConnectionErrorKind::Refused),
+        ("28000", ConnectionErrorKind::Refused),
+        ("3D000", ConnectionErrorKind::Refused),
+        ("XX000", ConnectionErrorKind::Other),
     ];
     for (sqlstate, kind) in cases {
         let (port, gone) = refusing(sqlstate).await;
         let first = format!("127.0.0.1:{port}");
         let error = open(&format!("postgres://postgres@{first}/postgres?sslmode=disable")).await.unwrap_err();
         check(&error, kind, &[&first, "not now", sqlstate]);
-        assert_eq!(gone.load(Ordering::SeqCst), 1, "an error is told when the server has let go");
+        assert_eq!(gone.load(Ordering::SeqCst), 1, "an error is returned after the server has closed");
         let both = format!("{first},127.0.0.1:{}", postgres.port());
         let outcome = open(&format!("postgres://postgres@{both}/postgres?sslmode=disable")).await;
-        assert_eq!(outcome.is_ok(), kind == ConnectErrorKind::Unreachable, "{sqlstate}: {outcome:?}");
+        assert_eq!(outcome.is_ok(), kind == ConnectionErrorKind::Unreachable, "{sqlstate}: {outcome:?}");
     }
     let dead = free_port();
     open(&format!("postgres://postgres@127.0.0.1:{dead},127.0.0.1:{}/postgres", postgres.port()))

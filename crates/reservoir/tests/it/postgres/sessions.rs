@@ -1,22 +1,23 @@
-//! What a connection is good for: how it is made, reset and cancelled.
+//! Sessions: settings, hosts, reset and cancellation.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use forebay_reservoir::{
-    Asking, Connect, ConnectErrorKind, Connection, PostgresConnect, Secret, Token, TokenError, TokenProvider,
+    AuthSecret, AuthToken, Connect, ConnectionErrorKind, PostgresConnect, ReservoirConnection, TokenError,
+    TokenFuture, TokenProvider,
 };
 use forebay_testkit::sandbox::{Postgres, free_port};
 use forebay_testkit::within;
 
 use super::{ask, open, open_by, run};
 
-/// What the reservoir's standard reset is made of.
+/// The reservoir's standard reset, without the role.
 const SCRIPT: &str = "ROLLBACK; CLOSE ALL; RESET ALL; UNLISTEN *; SELECT pg_advisory_unlock_all(); DISCARD TEMP; \
                       DISCARD SEQUENCES";
 
 #[tokio::test]
-async fn a_connection_is_what_its_string_says() {
+async fn connection_string_settings_are_applied() {
     let postgres = Postgres::shared();
     let database = postgres.create_database("what's in a name").unwrap();
     let (port, socket) = (postgres.port(), postgres.socket_dir().display());
@@ -59,10 +60,10 @@ async fn hosts_are_tried_in_order_until_one_is_what_is_asked_for() {
     open(&to(&format!("target_session_attrs=read-only&{read_only}"))).await.unwrap();
     let unmet = [("read-only".to_owned(), "read-only"), ("standby".to_owned(), "a standby")];
     let unmet = unmet.into_iter().chain([(format!("read-write&{read_only}"), "read-write")]);
-    for (attrs, said) in unmet {
+    for (attrs, message) in unmet {
         let error = open(&to(&format!("target_session_attrs={attrs}"))).await.unwrap_err();
-        assert_eq!(error.kind(), ConnectErrorKind::Unreachable);
-        assert!(error.to_string().contains(&format!("the server isn't {said}")), "{error}");
+        assert_eq!(error.kind(), ConnectionErrorKind::Unreachable);
+        assert!(error.to_string().contains(&format!("the server isn't {message}")), "{error}");
     }
 }
 
@@ -94,17 +95,17 @@ async fn a_reset_works_outside_inside_and_after_a_failed_transaction() {
         assert_eq!(lastval.code().unwrap().code(), "55000", "the sequence's last value is forgotten");
         let row = client.query_one(&prepared, &[&41_i32]).await.unwrap();
         assert_eq!(row.get::<_, i32>(0), 42, "what was prepared stays prepared");
-        // Only outside of a transaction can this be run.
+        // VACUUM fails inside a transaction.
         client.batch_execute("VACUUM things").await.unwrap();
     }
     let error = client.reset("SELECT 1 / 0").await.unwrap_err();
-    assert_eq!(error.kind(), ConnectErrorKind::Other, "{error}");
+    assert_eq!(error.kind(), ConnectionErrorKind::Other, "{error}");
     client.reset(SCRIPT).await.unwrap();
 }
 
-/// `RESET ALL` leaves the role alone; a script that lends to strangers must name it.
+/// `RESET ALL` doesn't reset the role; a reset script must do so explicitly.
 #[tokio::test]
-async fn a_role_that_was_taken_on_is_given_up_only_by_name() {
+async fn reset_all_keeps_a_role_that_was_set() {
     let postgres = Postgres::start().unwrap();
     run(&postgres, &["CREATE ROLE app"]);
     let mut client = open(&postgres.url("postgres")).await.unwrap();
@@ -120,7 +121,7 @@ async fn a_role_that_was_taken_on_is_given_up_only_by_name() {
 }
 
 #[tokio::test]
-async fn a_query_is_cancelled_from_elsewhere() {
+async fn a_query_is_cancelled_over_a_second_connection() {
     let postgres = Postgres::shared();
     for host in ["127.0.0.1", postgres.socket_dir().to_str().unwrap()] {
         let words = format!("user=postgres dbname=postgres host={host} port={}", postgres.port());
@@ -139,11 +140,11 @@ async fn a_query_is_cancelled_from_elsewhere() {
         let both = async { tokio::join!(client.simple_query("SELECT pg_sleep(3600)"), cancelling) };
         let (slept, ()) = within("a cancelled query", both).await;
         assert_eq!(slept.unwrap_err().code().unwrap().code(), "57014");
-        assert_eq!(ask(&client, "SELECT 1").await, "1", "the connection lives on");
+        assert_eq!(ask(&client, "SELECT 1").await, "1", "the connection stays open");
     }
 }
 
-/// Gives the passwords in turn, then none.
+/// Returns the passwords in order, then an error.
 struct Passwords {
     given: AtomicU32,
     refused: AtomicU32,
@@ -151,12 +152,12 @@ struct Passwords {
 }
 
 impl TokenProvider for Passwords {
-    fn token(&self) -> Asking<'_> {
+    fn token(&self) -> TokenFuture<'_> {
         let number = self.given.fetch_add(1, Ordering::Relaxed) as usize;
         Box::pin(async move {
             let none = || TokenError("the vault is shut".to_owned());
             let password = self.passwords.get(number).ok_or_else(none)?;
-            Ok(Token { secret: Secret::new(*password), good_for: None })
+            Ok(AuthToken { secret: AuthSecret::new(*password), valid_for: None })
         })
     }
 
@@ -166,23 +167,23 @@ impl TokenProvider for Passwords {
 }
 
 #[tokio::test]
-async fn each_connection_asks_for_the_password_anew() {
+async fn each_connection_requests_the_password() {
     let postgres = Postgres::builder().password("third").start().unwrap();
     let passwords = ["first", "second", "third"];
     let passwords: &'static [&'static str] = Box::leak(Box::new(passwords));
     let provider = Arc::new(Passwords { given: 0.into(), refused: 0.into(), passwords });
-    // The string's own password would be good, but isn't asked.
+    // The password of the connection string is correct, but the provider takes precedence.
     let connect = PostgresConnect::builder(&postgres.url("postgres")).unwrap();
     let connect = connect.password_from(Arc::clone(&provider)).build().unwrap();
     for refused in 1..=2 {
         let error = open_by(&connect).await.unwrap_err();
-        assert_eq!(error.kind(), ConnectErrorKind::Refused, "{error}");
+        assert_eq!(error.kind(), ConnectionErrorKind::Refused, "{error}");
         assert_eq!(provider.refused.load(Ordering::Relaxed), refused);
         assert!(!format!("{error} {error:?}").contains("first"));
     }
     open_by(&connect).await.unwrap();
     let error = connect.credentials().await.unwrap_err();
-    assert_eq!(error.kind(), ConnectErrorKind::Credentials);
+    assert_eq!(error.kind(), ConnectionErrorKind::Credentials);
     assert_eq!(error.to_string(), "no credentials: the vault is shut");
     assert_eq!(provider.refused.load(Ordering::Relaxed), 2);
 }

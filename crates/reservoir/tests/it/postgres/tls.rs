@@ -1,9 +1,10 @@
-//! Every `sslmode` against servers with TLS and without, certificates of both sides, and channel binding.
+//! Every `sslmode` with and without TLS on the server, certificates of both sides, and channel
+//! binding.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_reservoir::{ConnectErrorKind, PostgresConnect, PostgresTls};
+use forebay_reservoir::{ConnectionErrorKind, PostgresConnect, PostgresTls};
 use forebay_testkit::sandbox::Postgres;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -15,14 +16,14 @@ use super::{TempFile, ask, open, open_by, run};
 
 const IS_ENCRYPTED: &str = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()";
 
-/// By words, so that the host and the rest can be anything.
+/// Returns a keyword connection string.
 fn words(postgres: &Postgres, host: &str, rest: &str) -> String {
     let port = postgres.port();
     format!("user=postgres dbname=postgres host={host} port={port} password='{PASSWORD}' {rest}")
 }
 
 #[tokio::test]
-async fn a_server_with_tls_is_met_as_each_mode_says() {
+async fn every_sslmode_works_with_a_tls_server() {
     let (authority, other) = (Authority::new(), Authority::new());
     let postgres = start(&authority.server(&["localhost", "127.0.0.1"]));
     let (ca, wrong_ca) = (TempFile::new(&authority.pem()), TempFile::new(&other.pem()));
@@ -45,7 +46,7 @@ async fn a_server_with_tls_is_met_as_each_mode_says() {
             open(&words(&postgres, host, rest)).await.unwrap_or_else(|error| panic!("{rest}: {error}"));
         assert_eq!(ask(&client, IS_ENCRYPTED).await, "t", "{rest} at {host}");
     }
-    // A failed handshake, too, makes `prefer` go on without.
+    // After a failed handshake, `prefer` connects without TLS.
     for rest in ["sslmode=disable", &format!("sslmode=prefer {wrong_ca}")] {
         let client = open(&words(&postgres, "127.0.0.1", rest)).await.unwrap();
         assert_eq!(ask(&client, IS_ENCRYPTED).await, "f", "{rest}");
@@ -53,16 +54,16 @@ async fn a_server_with_tls_is_met_as_each_mode_says() {
     for mode in ["require", "verify-ca", "verify-full"] {
         let rest = format!("sslmode={mode} {wrong_ca}");
         let error = open(&words(&postgres, "127.0.0.1", &rest)).await.unwrap_err();
-        assert_eq!(error.kind(), ConnectErrorKind::Other, "{mode}: {error}");
+        assert_eq!(error.kind(), ConnectionErrorKind::Other, "{mode}: {error}");
         assert!(error.to_string().contains("check sslrootcert"), "{mode}: {error}");
     }
-    // The system trusts many, but nobody who would have signed this one.
+    // The system's CAs have not signed this certificate.
     let error = open(&words(&postgres, "127.0.0.1", "sslmode=verify-full")).await.unwrap_err();
     assert!(error.to_string().contains("check sslrootcert"), "{error}");
 }
 
 #[tokio::test]
-async fn a_server_without_tls_is_met_as_each_mode_says() {
+async fn every_sslmode_works_with_a_plain_server() {
     let postgres = Postgres::builder().password(PASSWORD).start().unwrap();
     let ca = TempFile::new(&Authority::new().pem());
     let ca = format!("sslrootcert={}", ca.text());
@@ -71,19 +72,22 @@ async fn a_server_without_tls_is_met_as_each_mode_says() {
         assert_eq!(ask(&client, IS_ENCRYPTED).await, "f", "{rest}");
     }
     let refused = [("require", "require"), ("verify-ca", "verify-ca"), ("verify-full", "verify-full")];
-    for (mode, said) in refused {
+    for (mode, message) in refused {
         let error = open(&words(&postgres, "127.0.0.1", &format!("sslmode={mode} {ca}"))).await.unwrap_err();
-        assert_eq!(error.kind(), ConnectErrorKind::Other);
-        assert!(error.to_string().contains(&format!("the server has no TLS, and sslmode={said}")), "{error}");
+        assert_eq!(error.kind(), ConnectionErrorKind::Other);
+        assert!(
+            error.to_string().contains(&format!("the server has no TLS, and sslmode={message}")),
+            "{error}"
+        );
     }
-    // A Unix socket is never encrypted, whatever the mode, as in libpq.
+    // As in libpq, a Unix socket is never encrypted.
     let socket = postgres.socket_dir().to_str().unwrap();
     let client = open(&words(&postgres, socket, &format!("sslmode=verify-full {ca}"))).await.unwrap();
     assert_eq!(ask(&client, IS_ENCRYPTED).await, "f");
 }
 
 #[tokio::test]
-async fn a_certificate_for_another_name_is_good_enough_for_all_but_verify_full() {
+async fn only_verify_full_refuses_a_certificate_for_another_name() {
     let authority = Authority::new();
     let postgres = start(&authority.server(&["db.test"]));
     let ca = TempFile::new(&authority.pem());
@@ -93,21 +97,21 @@ async fn a_certificate_for_another_name_is_good_enough_for_all_but_verify_full()
     }
     for host in ["127.0.0.1", "localhost"] {
         let error = open(&words(&postgres, host, &format!("sslmode=verify-full {ca}"))).await.unwrap_err();
-        assert_eq!(error.kind(), ConnectErrorKind::Other);
+        assert_eq!(error.kind(), ConnectionErrorKind::Other);
         assert!(error.to_string().contains("connect by a name that the certificate is for"), "{error}");
     }
     let by_address = format!("sslmode=verify-full hostaddr=127.0.0.1 {ca}");
     open(&words(&postgres, "db.test", &by_address)).await.unwrap();
-    let told = PostgresConnect::builder(&words(&postgres, "127.0.0.1", "sslmode=verify-full"))
+    let renamed = PostgresConnect::builder(&words(&postgres, "127.0.0.1", "sslmode=verify-full"))
         .unwrap()
         .tls(PostgresTls::new().ca_pem(authority.pem()).server_name("db.test"))
         .build()
         .unwrap();
-    open_by(&told).await.unwrap();
+    open_by(&renamed).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_certificate_that_signed_itself_is_trusted_when_it_is_the_one_that_is_given() {
+async fn a_self_signed_certificate_is_trusted_if_it_is_given_as_ca() {
     let (certificate, stranger) = (self_signed("localhost"), self_signed("localhost"));
     let postgres = start(&certificate);
     for mode in ["verify-ca", "verify-full"] {
@@ -118,12 +122,12 @@ async fn a_certificate_that_signed_itself_is_trusted_when_it_is_the_one_that_is_
         };
         open_by(&given(&certificate)).await.unwrap_or_else(|error| panic!("{mode}: {error}"));
         let error = open_by(&given(&stranger)).await.unwrap_err();
-        assert_eq!(error.kind(), ConnectErrorKind::Other, "{mode}: {error}");
+        assert_eq!(error.kind(), ConnectionErrorKind::Other, "{mode}: {error}");
     }
 }
 
 #[tokio::test]
-async fn the_client_shows_its_certificate() {
+async fn the_client_sends_its_certificate() {
     let (authority, other) = (Authority::new(), Authority::new());
     let postgres = start(&authority.server(&["localhost"]));
     write(&postgres, "root.crt", &authority.pem());
@@ -146,19 +150,19 @@ async fn the_client_shows_its_certificate() {
     let cases = [
         ("none", PostgresTls::new()),
         ("another name", {
-            let other = authority.client("somebody");
+            let other = authority.client("other");
             PostgresTls::new().client_pem(other.pem, other.key)
         }),
         ("another authority", PostgresTls::new().client_pem(unknown.pem, unknown.key)),
     ];
     for (case, tls) in cases {
         let error = open_by(&with(tls)).await.unwrap_err();
-        assert_eq!(error.kind(), ConnectErrorKind::Refused, "{case}: {error}");
+        assert_eq!(error.kind(), ConnectionErrorKind::Refused, "{case}: {error}");
     }
 }
 
 #[tokio::test]
-async fn certificate_files_that_change_are_read_anew() {
+async fn changed_certificate_files_are_reloaded() {
     let (authority, other) = (Authority::new(), Authority::new());
     let postgres = start(&authority.server(&["localhost"]));
     let ca = TempFile::new(&other.pem());
@@ -168,7 +172,7 @@ async fn certificate_files_that_change_are_read_anew() {
     assert!(error.to_string().contains("check sslrootcert"), "{error}");
     std::fs::write(ca.path(), authority.pem()).unwrap();
     open_by(&connect).await.unwrap();
-    // What can't be used changes nothing, nor does a file that is gone.
+    // An invalid or missing file keeps the loaded certificates.
     std::fs::write(ca.path(), "half written").unwrap();
     open_by(&connect).await.unwrap();
     std::fs::remove_file(ca.path()).unwrap();
@@ -178,23 +182,23 @@ async fn certificate_files_that_change_are_read_anew() {
 }
 
 #[tokio::test]
-async fn prefer_goes_on_without_tls_where_the_rules_of_the_server_want_that() {
+async fn prefer_retries_without_tls_if_pg_hba_requires_it() {
     let postgres = start(&Authority::new().server(&["localhost"]));
     write(&postgres, "pg_hba.conf", "local all all trust\nhostnossl all all all scram-sha-256\n");
     postgres.restart().unwrap();
     let client = open(&words(&postgres, "127.0.0.1", "sslmode=prefer")).await.unwrap();
     assert_eq!(ask(&client, IS_ENCRYPTED).await, "f");
     let error = open(&words(&postgres, "127.0.0.1", "sslmode=require")).await.unwrap_err();
-    assert_eq!(error.kind(), ConnectErrorKind::Refused, "{error}");
+    assert_eq!(error.kind(), ConnectionErrorKind::Refused, "{error}");
     assert!(error.to_string().contains("pg_hba.conf"), "{error}");
 }
 
 #[tokio::test]
-async fn authentication_is_bound_to_the_channel() {
+async fn authentication_uses_channel_binding() {
     let bound = "sslmode=require channel_binding=require";
     let postgres = Postgres::builder().password(PASSWORD).start().unwrap();
     let error = open(&words(&postgres, "127.0.0.1", "channel_binding=require")).await.unwrap_err();
-    assert_eq!(error.kind(), ConnectErrorKind::Refused, "there is no channel to bind to: {error}");
+    assert_eq!(error.kind(), ConnectionErrorKind::Refused, "there is no channel to bind to: {error}");
     assert!(error.to_string().contains("channel binding"), "{error}");
 
     for algorithm in [&rcgen::PKCS_ECDSA_P256_SHA256, &rcgen::PKCS_ECDSA_P384_SHA384] {
@@ -209,15 +213,15 @@ async fn authentication_is_bound_to_the_channel() {
     let version = ask(&client, "SELECT version FROM pg_stat_ssl WHERE pid = pg_backend_pid()").await;
     assert_eq!(version, "TLSv1.2");
 
-    // No hash is defined for such a signature.
+    // No hash is defined for Ed25519 signatures.
     encrypt(&postgres, &Authority::with(&rcgen::PKCS_ED25519).server(&["localhost"]));
     open(&words(&postgres, "127.0.0.1", "sslmode=require")).await.unwrap();
     let error = open(&words(&postgres, "127.0.0.1", bound)).await.unwrap_err();
-    assert_eq!(error.kind(), ConnectErrorKind::Refused, "{error}");
+    assert_eq!(error.kind(), ConnectionErrorKind::Refused, "{error}");
 }
 
 #[tokio::test]
-async fn direct_tls_is_refused_by_an_older_server_in_clear_words() {
+async fn direct_tls_with_an_older_server_is_a_clear_error() {
     let postgres = start(&Authority::new().server(&["localhost"]));
     let version: u32 = {
         let client = open(&words(&postgres, "127.0.0.1", "sslmode=require")).await.unwrap();
@@ -232,7 +236,7 @@ async fn direct_tls_is_refused_by_an_older_server_in_clear_words() {
     assert!(error.to_string().contains("needs PostgreSQL 17 or newer"), "{error}");
 }
 
-/// TLS from the first byte, before a real server that has none.
+/// Accepts direct TLS and forwards to a server without TLS.
 async fn direct_acceptor(postgres: &Postgres, certificate: &Certificate, alpn: &[&[u8]]) -> u16 {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let chain = CertificateDer::pem_slice_iter(certificate.pem.as_bytes()).collect::<Result<_, _>>().unwrap();
@@ -274,11 +278,11 @@ async fn direct_tls_needs_a_server_that_agrees_to_speak_postgres() {
     assert!(error.to_string().contains("didn't agree to speak Postgres"), "{error}");
     let web = direct_acceptor(&postgres, &certificate, &[b"h2"]).await;
     let error = open(&to(web)).await.unwrap_err();
-    assert_eq!(error.kind(), ConnectErrorKind::Other, "{error}");
+    assert_eq!(error.kind(), ConnectionErrorKind::Other, "{error}");
 }
 
 #[test]
-fn what_doesnt_fit_together_is_refused_before_anything_is_dialed() {
+fn contradictory_settings_are_refused_before_a_dial() {
     let authority = Authority::new();
     let (ca, empty) = (TempFile::new(&authority.pem()), TempFile::new("nothing in here"));
     let (ca, empty) = (ca.text(), empty.text());
@@ -300,7 +304,7 @@ fn what_doesnt_fit_together_is_refused_before_anything_is_dialed() {
     let hurried =
         PostgresConnect::builder("postgres://me@h").unwrap().connect_timeout(Duration::ZERO).build();
     assert_eq!(hurried.unwrap_err().key(), "connect_timeout");
-    // A key that isn't the certificate's.
+    // The key doesn't belong to the certificate.
     let (one, other) = (authority.client("a"), authority.client("b"));
     let mixed = PostgresTls::new().client_pem(one.pem, other.key);
     let error = PostgresConnect::builder("postgres://me@h").unwrap().tls(mixed.clone()).build().unwrap_err();

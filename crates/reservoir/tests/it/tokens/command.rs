@@ -1,4 +1,4 @@
-//! Passwords that programs say.
+//! Passwords from programs.
 
 use std::fs;
 use std::path::Path;
@@ -7,15 +7,15 @@ use std::time::Duration;
 use forebay_reservoir::{PasswordCommand, TokenProvider};
 use forebay_testkit::{eventually, within};
 
-use super::{Folder, refusal, secret};
+use super::{TempFolder, refusal, secret};
 
 fn shell(script: &str) -> PasswordCommand {
     PasswordCommand::new("sh").args(["-c", script])
 }
 
 #[tokio::test]
-async fn what_a_program_says_is_the_secret_and_it_is_asked_each_time() {
-    let folder = Folder::new();
+async fn the_program_runs_for_each_token() {
+    let folder = TempFolder::new();
     let path = folder.write("password", "hunter2\n");
     let command = PasswordCommand::new("cat").arg(path);
     assert_eq!(secret(&command).await, "hunter2");
@@ -30,19 +30,19 @@ async fn no_shell_reads_the_arguments() {
 }
 
 #[tokio::test]
-async fn a_program_finds_its_input_at_the_end() {
+async fn the_program_gets_an_empty_input() {
     assert_eq!(secret(&shell("cat; echo hunter2")).await, "hunter2");
 }
 
 #[tokio::test]
-async fn a_token_is_as_good_as_was_said() {
+async fn a_token_has_the_configured_validity() {
     let life = Duration::from_secs(900);
-    let token = shell("echo hunter2").good_for(life).token().await.unwrap();
-    assert_eq!((token.secret.reveal(), token.good_for), ("hunter2", Some(life)));
+    let token = shell("echo hunter2").valid_for(life).token().await.unwrap();
+    assert_eq!((token.secret.reveal(), token.valid_for), ("hunter2", Some(life)));
 }
 
 #[tokio::test]
-async fn a_failure_tells_the_status_and_the_first_line_of_the_complaint_and_nothing_that_was_said() {
+async fn a_failure_shows_the_status_and_the_first_line_of_stderr() {
     let error = refusal(&shell("echo hunter2; echo no such role >&2; echo hunter2 >&2; exit 3")).await;
     assert_eq!(error, "password command sh: exit status: 3: no such role");
     assert_eq!(refusal(&shell("exit 1")).await, "password command sh: exit status: 1");
@@ -68,8 +68,8 @@ async fn arguments_are_not_shown() {
 }
 
 #[tokio::test]
-async fn a_long_complaint_is_cut_and_does_not_stop_the_program() {
-    // More than a pipe holds: were it not read to its end, the program would wait for ever.
+async fn a_long_stderr_is_truncated_and_does_not_block_the_program() {
+    // More than a pipe holds: if it weren't drained, the program would block.
     let script = "head -c 1000000 /dev/zero | tr '\\0' x >&2; exit 1";
     let error = within("the program", refusal(&shell(script))).await;
     assert_eq!(error, format!("password command sh: exit status: 1: {}", "x".repeat(256)));
@@ -78,13 +78,13 @@ async fn a_long_complaint_is_cut_and_does_not_stop_the_program() {
 }
 
 #[tokio::test]
-async fn whoever_says_too_much_is_stopped() {
+async fn a_program_with_too_much_output_is_killed() {
     let asked = within("the program", refusal(&shell("yes hunter2").timeout(Duration::MAX))).await;
     assert_eq!(asked, "password command sh: what it says is longer than 64 KiB");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_program_that_takes_too_long_is_given_up() {
+async fn a_program_that_takes_too_long_is_an_error() {
     let begun = tokio::time::Instant::now();
     let error = refusal(&shell("sleep 3600")).await;
     assert_eq!(error, "password command sh: didn't end within 10s and was killed");
@@ -93,15 +93,15 @@ async fn a_program_that_takes_too_long_is_given_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_program_that_ends_and_leaves_its_output_open_is_given_up_too() {
+async fn a_program_that_leaves_its_output_open_is_an_error() {
     let error = refusal(&shell("sleep 3600 & echo hunter2")).await;
     assert_eq!(error, "password command sh: didn't end within 10s and was killed");
 }
 
-/// Writes its own number and that of a child to `pids`, and stays.
+/// Writes its process id and that of a child to `pids`, and waits.
 const LINGERS: &str = r#"sleep 3600 & echo "$$ $!" > "$1/new"; mv "$1/new" "$1/pids"; wait"#;
 
-async fn pids(folder: &Folder) -> Vec<u32> {
+async fn pids(folder: &TempFolder) -> Vec<u32> {
     eventually("the program writes its number", true, async || folder.path("pids").exists()).await;
     let pids = fs::read_to_string(folder.path("pids")).unwrap();
     let pids: Vec<u32> = pids.split_whitespace().map(|pid| pid.parse().unwrap()).collect();
@@ -110,15 +110,15 @@ async fn pids(folder: &Folder) -> Vec<u32> {
     pids
 }
 
-/// Whoever is dead and not yet buried doesn't.
+/// Returns whether the process runs; zombies don't.
 fn runs(pid: u32) -> bool {
     let stat = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat"));
     stat.is_ok_and(|stat| !stat.rsplit(')').next().unwrap().trim_start().starts_with(['Z', 'X']))
 }
 
 #[tokio::test]
-async fn a_program_that_takes_too_long_is_killed_with_all_that_it_started() {
-    let folder = Folder::new();
+async fn a_timeout_kills_the_program_and_its_children() {
+    let folder = TempFolder::new();
     let command = shell(LINGERS).args(["sh"]).arg(&folder.0).timeout(Duration::from_secs(5));
     let asking = tokio::spawn(async move { refusal(&command).await });
     let pids = pids(&folder).await;
@@ -127,8 +127,8 @@ async fn a_program_that_takes_too_long_is_killed_with_all_that_it_started() {
 }
 
 #[tokio::test]
-async fn a_program_that_nobody_waits_for_any_more_is_killed_with_all_that_it_started() {
-    let folder = Folder::new();
+async fn dropping_the_request_kills_the_program_and_its_children() {
+    let folder = TempFolder::new();
     let command = shell(LINGERS).args(["sh"]).arg(&folder.0);
     let asking = tokio::spawn(async move { command.token().await });
     let pids = pids(&folder).await;

@@ -1,4 +1,4 @@
-//! Tokens for Aurora DSQL, compared with those that botocore makes, from credentials in all the usual places.
+//! Tokens for Aurora DSQL, compared with those of botocore, with credentials from all sources.
 
 use std::io::Write;
 use std::path::Path;
@@ -10,32 +10,32 @@ use forebay_reservoir::{DsqlToken, TokenProvider};
 use forebay_testkit::python;
 use serde_json::{Value, json};
 
-use super::endpoint::Endpoint;
-use super::{Folder, refusal};
+use super::credentials_endpoint::CredentialsEndpoint;
+use super::{TempFolder, refusal};
 
 const HOST: &str = "foo0bar1baz2quux3.dsql.eu-central-1.on.aws";
 const REGION: &str = "eu-central-1";
 const KEY: &str = "AKIDEXAMPLE";
 const SECRET: &str = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY";
 const SESSION_TOKEN: &str = "AQoDYXdz+/==EXAMPLE";
-/// Tells a child that it is one.
+/// Marks a child process.
 const CHILD: &str = "FOREBAY_TEST_DSQL_CHILD";
 
-/// What a token is made of.
+/// Input of a token.
 #[derive(Debug, Clone, Copy)]
-struct Case<'a> {
+struct TokenCase<'a> {
     host: &'a str,
     region: &'a str,
     admin: bool,
     expires: u64,
     session_token: Option<&'a str>,
-    /// In seconds since 1970.
+    /// Seconds since 1970.
     time: u64,
 }
 
-impl Case<'_> {
+impl TokenCase<'_> {
     fn json(&self) -> Value {
-        let Case { host, region, admin, expires, session_token, time } = self;
+        let TokenCase { host, region, admin, expires, session_token, time } = self;
         json!({
             "host": host, "region": region, "admin": admin, "expires": expires, "time": time,
             "key": KEY, "secret": SECRET, "session_token": session_token,
@@ -51,7 +51,7 @@ impl Case<'_> {
     }
 }
 
-fn botocore(cases: &[Case<'_>]) -> Vec<String> {
+fn botocore(cases: &[TokenCase<'_>]) -> Vec<String> {
     let mut child = Command::new(python())
         .arg("-B") // leaves no compiled files beside the sources
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/tokens/dsql.py"))
@@ -59,7 +59,7 @@ fn botocore(cases: &[Case<'_>]) -> Vec<String> {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let cases: Vec<Value> = cases.iter().map(Case::json).collect();
+    let cases: Vec<Value> = cases.iter().map(TokenCase::json).collect();
     child.stdin.take().unwrap().write_all(json!(cases).to_string().as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "the script failed: {}", output.status);
@@ -77,8 +77,8 @@ fn tokens_are_byte_for_byte_those_of_botocore() {
                 for (expires, time) in
                     [(1, 0), (60, 951_782_400), (900, 1_764_547_199), (604_800, 4_102_444_800)]
                 {
-                    let case = Case { host, region, admin: false, expires, session_token, time };
-                    cases.extend([case, Case { admin: true, ..case }]);
+                    let case = TokenCase { host, region, admin: false, expires, session_token, time };
+                    cases.extend([case, TokenCase { admin: true, ..case }]);
                 }
             }
         }
@@ -91,16 +91,16 @@ fn tokens_are_byte_for_byte_those_of_botocore() {
 }
 
 #[tokio::test]
-async fn what_is_no_host_is_an_error_that_names_it() {
+async fn an_invalid_host_is_an_error_that_names_it() {
     let credentials = Credentials::new(KEY, SECRET, None, None, "test");
     let token = DsqlToken::new("https://db.example/", REGION).credentials(credentials);
     assert_eq!(refusal(&token).await, "token for https://db.example/: isn't the name of a host");
 }
 
 #[tokio::test]
-async fn a_token_is_good_for_its_life_or_that_of_the_credentials_and_shows_neither() {
+async fn a_token_expires_with_its_credentials_and_shows_no_secret() {
     let now = UNIX_EPOCH + Duration::from_secs(now());
-    let good_for = async |expiry: Option<Duration>| {
+    let valid_for = async |expiry: Option<Duration>| {
         let expiry = expiry.map(|left| now + left);
         let credentials = Credentials::new(KEY, SECRET, Some(SESSION_TOKEN.into()), expiry, "test");
         let token = DsqlToken::new(HOST, REGION).credentials(credentials);
@@ -110,11 +110,11 @@ async fn a_token_is_good_for_its_life_or_that_of_the_credentials_and_shows_neith
             !shown.contains(SECRET) && !shown.contains("X-Amz") && !shown.contains(SESSION_TOKEN),
             "{shown}"
         );
-        given.good_for.unwrap()
+        given.valid_for.unwrap()
     };
-    assert_eq!(good_for(None).await, Duration::from_secs(900));
-    assert_eq!(good_for(Some(Duration::from_secs(3600))).await, Duration::from_secs(900));
-    let short = good_for(Some(Duration::from_secs(300))).await;
+    assert_eq!(valid_for(None).await, Duration::from_secs(900));
+    assert_eq!(valid_for(Some(Duration::from_secs(3600))).await, Duration::from_secs(900));
+    let short = valid_for(Some(Duration::from_secs(300))).await;
     assert!((Duration::from_secs(200)..=Duration::from_secs(300)).contains(&short), "{short:?}");
 }
 
@@ -123,63 +123,63 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()
 }
 
-/// Prints its token or its error, if it was started as a child by one of the tests below.
+/// Prints its token or error if it was started as a child by one of the tests below.
 #[test]
-fn a_child_tells_its_token() {
+fn a_child_prints_its_token() {
     if std::env::var_os(CHILD).is_none() {
         return;
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let token = runtime.block_on(DsqlToken::new(HOST, REGION).token());
     match token {
-        Ok(token) => println!("@{} {}", token.good_for.unwrap().as_secs(), token.secret.reveal()),
+        Ok(token) => println!("@{} {}", token.valid_for.unwrap().as_secs(), token.secret.reveal()),
         Err(error) => println!("@error {error}"),
     }
 }
 
-/// The first word and the rest of what a child with this environment, and nothing else of ours, tells.
-fn child(home: &Folder, environment: &[(&str, &str)]) -> (String, String) {
+/// Starts a child with only this environment; returns the first word and the rest of its output.
+fn child(home: &TempFolder, environment: &[(&str, &str)]) -> (String, String) {
     let output = Command::new(std::env::current_exe().unwrap())
-        .args(["tokens::dsql::a_child_tells_its_token", "--exact", "--nocapture", "--test-threads=1"])
+        .args(["tokens::dsql::a_child_prints_its_token", "--exact", "--nocapture", "--test-threads=1"])
         .env_clear()
         .env(CHILD, "")
         .env("HOME", &home.0)
         .env("PATH", "/usr/bin:/bin")
-        // A test never asks the machine that it runs on for credentials.
+        // Tests don't request credentials of the machine that they run on.
         .env("AWS_EC2_METADATA_DISABLED", "true")
         .envs(environment.iter().copied())
         .output()
         .unwrap();
-    let told = String::from_utf8(output.stdout).unwrap();
-    let line = told.lines().find_map(|line| Some(line.split_once('@')?.1));
-    let (first, rest) = line.unwrap_or_else(|| panic!("{told}")).split_once(' ').unwrap();
+    let output_text = String::from_utf8(output.stdout).unwrap();
+    let line = output_text.lines().find_map(|line| Some(line.split_once('@')?.1));
+    let (first, rest) = line.unwrap_or_else(|| panic!("{output_text}")).split_once(' ').unwrap();
     (first.to_string(), rest.to_string())
 }
 
-/// That a child with this environment tells the token that botocore makes at the same time, and for how long it is good.
-fn agrees(home: &Folder, environment: &[(&str, &str)], session_token: Option<&str>) -> u64 {
+/// Checks that a child prints botocore's token of the same second; returns its validity in seconds.
+fn agrees(home: &TempFolder, environment: &[(&str, &str)], session_token: Option<&str>) -> u64 {
     let begun = now();
-    let (good_for, token) = child(home, environment);
-    // The clock may have gone on by a second or two: the child's own second is among these.
+    let (valid_for, token) = child(home, environment);
+    // The child ran within a second or two: its time is among these.
     let cases: Vec<_> = (begun..=now())
-        .map(|time| Case { host: HOST, region: REGION, admin: false, expires: 900, session_token, time })
+        .map(|time| TokenCase { host: HOST, region: REGION, admin: false, expires: 900, session_token, time })
         .collect();
     let theirs = botocore(&cases);
-    assert!(theirs.contains(&token), "{good_for} {token}\nisn't any of\n{}", theirs.join("\n"));
-    good_for.parse().unwrap()
+    assert!(theirs.contains(&token), "{valid_for} {token}\nisn't any of\n{}", theirs.join("\n"));
+    valid_for.parse().unwrap()
 }
 
 #[test]
 fn credentials_come_from_the_environment() {
     let environment =
         [("AWS_ACCESS_KEY_ID", KEY), ("AWS_SECRET_ACCESS_KEY", SECRET), ("AWS_SESSION_TOKEN", SESSION_TOKEN)];
-    assert_eq!(agrees(&Folder::new(), &environment[..2], None), 900);
-    assert_eq!(agrees(&Folder::new(), &environment, Some(SESSION_TOKEN)), 900);
+    assert_eq!(agrees(&TempFolder::new(), &environment[..2], None), 900);
+    assert_eq!(agrees(&TempFolder::new(), &environment, Some(SESSION_TOKEN)), 900);
 }
 
 #[test]
 fn credentials_come_from_a_profile_file() {
-    let home = Folder::new();
+    let home = TempFolder::new();
     std::fs::create_dir(home.path(".aws")).unwrap();
     let profiles = format!(
         "[default]\naws_access_key_id = other\naws_secret_access_key = other\n\n\
@@ -191,7 +191,7 @@ fn credentials_come_from_a_profile_file() {
 
 #[test]
 fn credentials_come_from_a_program_that_a_profile_names() {
-    let home = Folder::new();
+    let home = TempFolder::new();
     let json = json!({ "Version": 1, "AccessKeyId": KEY, "SecretAccessKey": SECRET });
     let path = home.write("credentials.json", json.to_string());
     std::fs::create_dir(home.path(".aws")).unwrap();
@@ -201,18 +201,18 @@ fn credentials_come_from_a_program_that_a_profile_names() {
 
 #[test]
 fn credentials_come_from_the_endpoint_of_a_container() {
-    let endpoint = Endpoint::start(&[("GET /credentials", CONTAINER)]);
+    let endpoint = CredentialsEndpoint::start(&[("GET /credentials", CONTAINER)]);
     let url = format!("http://{}/credentials", endpoint.addr);
     let environment =
         [("AWS_CONTAINER_CREDENTIALS_FULL_URI", url.as_str()), ("AWS_CONTAINER_AUTHORIZATION_TOKEN", "pass")];
-    assert_eq!(agrees(&Folder::new(), &environment, Some(SESSION_TOKEN)), 900);
-    let seen = endpoint.seen();
-    assert!(seen.iter().all(|head| head.contains("\nauthorization: pass")), "{seen:?}");
+    assert_eq!(agrees(&TempFolder::new(), &environment, Some(SESSION_TOKEN)), 900);
+    let requests = endpoint.requests();
+    assert!(requests.iter().all(|head| head.contains("\nauthorization: pass")), "{requests:?}");
 }
 
 #[test]
 fn credentials_come_from_the_endpoint_of_an_instance() {
-    let endpoint = Endpoint::start(&[
+    let endpoint = CredentialsEndpoint::start(&[
         ("PUT /latest/api/token", "pass"),
         ("GET /latest/meta-data/iam/security-credentials/", "role"),
         ("GET /latest/meta-data/iam/security-credentials/role", INSTANCE),
@@ -220,20 +220,20 @@ fn credentials_come_from_the_endpoint_of_an_instance() {
     let url = format!("http://{}", endpoint.addr);
     let environment =
         [("AWS_EC2_METADATA_SERVICE_ENDPOINT", url.as_str()), ("AWS_EC2_METADATA_DISABLED", "false")];
-    assert_eq!(agrees(&Folder::new(), &environment, Some(SESSION_TOKEN)), 900);
+    assert_eq!(agrees(&TempFolder::new(), &environment, Some(SESSION_TOKEN)), 900);
 }
 
 #[test]
-fn without_credentials_the_error_says_whose_are_missing() {
-    let (first, error) = child(&Folder::new(), &[]);
+fn without_credentials_the_error_names_the_host() {
+    let (first, error) = child(&TempFolder::new(), &[]);
     assert_eq!(first, "error");
     assert!(error.starts_with(&format!("AWS credentials for {HOST}: ")), "{error}");
     assert!(error.contains("no credentials found in chain"), "{error}");
 }
 
 #[test]
-fn what_is_wrong_in_a_profile_is_said_without_its_secrets() {
-    let home = Folder::new();
+fn an_invalid_profile_is_reported_without_its_secrets() {
+    let home = TempFolder::new();
     std::fs::create_dir(home.path(".aws")).unwrap();
     home.write(
         ".aws/credentials",

@@ -1,4 +1,4 @@
-//! Passwords in files.
+//! Passwords from files.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -6,11 +6,11 @@ use std::process::Command;
 
 use forebay_reservoir::PasswordFile;
 
-use super::{Folder, refusal, secret};
+use super::{TempFolder, refusal, secret};
 
 #[tokio::test]
 async fn a_rotated_password_is_used_at_once() {
-    let folder = Folder::new();
+    let folder = TempFolder::new();
     let file = PasswordFile::new(folder.write("password", "hunter2\n"));
     assert_eq!(secret(&file).await, "hunter2");
     folder.write("new", "hunter3");
@@ -18,10 +18,10 @@ async fn a_rotated_password_is_used_at_once() {
     assert_eq!(secret(&file).await, "hunter3");
 }
 
-/// As Kubernetes rotates a mounted secret: a link to a link to a folder that changes.
+/// Rotation as in Kubernetes: a link to a link to a directory that changes.
 #[tokio::test]
 async fn a_rotated_link_is_followed() {
-    let folder = Folder::new();
+    let folder = TempFolder::new();
     for (version, password) in [("v1", "hunter2"), ("v2", "hunter3")] {
         fs::create_dir(folder.path(version)).unwrap();
         folder.write(&format!("{version}/password"), password);
@@ -37,7 +37,7 @@ async fn a_rotated_link_is_followed() {
 
 #[tokio::test]
 async fn an_error_names_the_path_and_the_reason_and_never_the_content() {
-    let folder = Folder::new();
+    let folder = TempFolder::new();
     let refusal = async |name| {
         let error = refusal(&PasswordFile::new(folder.path(name))).await;
         let path = folder.path(name);
@@ -54,12 +54,12 @@ async fn an_error_names_the_path_and_the_reason_and_never_the_content() {
 
     assert_eq!(refusal(".").await, "isn't a regular file");
     assert!(Command::new("mkfifo").arg(folder.path("pipe")).status().unwrap().success());
-    assert_eq!(refusal("pipe").await, "isn't a regular file", "and nobody waited for a writer");
+    assert_eq!(refusal("pipe").await, "isn't a regular file", "opening the pipe would block");
 }
 
 #[tokio::test]
 async fn a_secret_may_fill_its_bound() {
-    let folder = Folder::new();
+    let folder = TempFolder::new();
     let password = "x".repeat(64 * 1024);
     assert_eq!(secret(&PasswordFile::new(folder.write("password", &password))).await, password);
 }

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use forebay_replication::reservoir::{Limits, PostgresClient, PostgresConnect, Reservoir, ReservoirConfig};
+use forebay_replication::reservoir::{
+    ConnectionLimits, PostgresClient, PostgresConnect, Reservoir, ReservoirConfig,
+};
 use forebay_testkit::Dice;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
@@ -27,7 +29,7 @@ impl Writers {
         let connect = PostgresConnect::new(&place.postgres.url(&place.database)).unwrap();
         let config = ReservoirConfig::new(u32::try_from(all.max(1)).unwrap());
         let config = config.checkout_timeout(Duration::from_secs(20));
-        let reservoir = Reservoir::start(connect, config, Limits::local()).unwrap();
+        let reservoir = Reservoir::start(connect, config, ConnectionLimits::local()).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let task = |number| {
             let writer =

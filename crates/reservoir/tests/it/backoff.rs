@@ -1,5 +1,5 @@
-//! A server that refuses, has no room or isn't there is tried seldom, and more seldom each time; when that is over, the reservoir
-//! fills by itself.
+//! Back-off: a server that refuses, is full or is down is retried with doubling delays. Afterwards
+//! the reservoir fills without a caller.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -7,20 +7,20 @@ use std::time::{Duration, Instant};
 
 use forebay_quota::RateConfig;
 use forebay_reservoir::{
-    Connect, ConnectError, Limits, PostgresClient, PostgresConnect, Reservoir, ReservoirConfig,
+    Connect, ConnectionError, ConnectionLimits, PostgresClient, PostgresConnect, Reservoir, ReservoirConfig,
 };
 use forebay_sandbox::Postgres;
 use forebay_testkit::{PATIENCE, eventually};
 
 const TARGET: u32 = 2;
 
-/// Counts the dials.
-struct Counted {
+/// Counts dials.
+struct CountingConnect {
     connect: PostgresConnect,
     dials: Arc<AtomicU32>,
 }
 
-impl Connect for Counted {
+impl Connect for CountingConnect {
     type Connection = PostgresClient;
     type Credentials = <PostgresConnect as Connect>::Credentials;
 
@@ -28,11 +28,11 @@ impl Connect for Counted {
         Connect::endpoint(&self.connect)
     }
 
-    async fn credentials(&self) -> Result<Self::Credentials, ConnectError> {
+    async fn credentials(&self) -> Result<Self::Credentials, ConnectionError> {
         self.connect.credentials().await
     }
 
-    async fn connect(&self, credentials: Self::Credentials) -> Result<PostgresClient, ConnectError> {
+    async fn connect(&self, credentials: Self::Credentials) -> Result<PostgresClient, ConnectionError> {
         self.dials.fetch_add(1, Ordering::SeqCst);
         self.connect.connect(credentials).await
     }
@@ -40,14 +40,15 @@ impl Connect for Counted {
 
 fn start(url: &str, target: u32) -> (Reservoir<PostgresClient>, Arc<AtomicU32>) {
     let (connect, dials) = (PostgresConnect::new(url).unwrap(), Arc::new(AtomicU32::new(0)));
-    let connect = Counted { connect, dials: dials.clone() };
-    let limits = Limits::local().rate(RateConfig::per_second(1e6));
+    let connect = CountingConnect { connect, dials: dials.clone() };
+    let limits = ConnectionLimits::local().rate(RateConfig::per_second(1e6));
     let config = ReservoirConfig::new(target).low_watermark(target);
     (Reservoir::start(connect, config, limits).unwrap(), dials)
 }
 
-/// How often a reservoir may have tried after `span`: the pauses double, and each is at least half of what it may be.
-fn most_tries(span: Duration, first: Duration, most: Duration) -> u32 {
+/// Returns how many dials a reservoir may have tried after `span`: delays double, and half of each
+/// is random.
+fn max_tries(span: Duration, first: Duration, most: Duration) -> u32 {
     let (mut tries, mut pause, mut at) = (1, first, first / 2);
     while at <= span {
         (tries, pause) = (tries + 1, (pause * 2).min(most));
@@ -56,58 +57,57 @@ fn most_tries(span: Duration, first: Duration, most: Duration) -> u32 {
     tries
 }
 
-/// Watches it for five seconds, in which it must try, but seldom.
-async fn tries_seldom(dials: &AtomicU32, before: u32, began: Instant, first: Duration, most: Duration) {
-    eventually("it tries again", true, async || dials.load(Ordering::SeqCst) > before + TARGET).await;
+/// Checks for five seconds that dials are retried, but not too often.
+async fn check_backoff(dials: &AtomicU32, before: u32, began: Instant, first: Duration, most: Duration) {
+    eventually("dials are retried", true, async || dials.load(Ordering::SeqCst) > before + TARGET).await;
     while began.elapsed() < Duration::from_secs(5) {
         let dialed = dials.load(Ordering::SeqCst) - before;
-        let allowed = TARGET * most_tries(began.elapsed(), first, most);
+        let allowed = TARGET * max_tries(began.elapsed(), first, most);
         assert!(dialed <= allowed, "{dialed} dials within {:?}, of {allowed}", began.elapsed());
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
 #[tokio::test]
-async fn a_wrong_password_is_tried_seldom_and_more_seldom_each_time() {
+async fn a_wrong_password_backs_off() {
     let server = Postgres::builder().password("for the superuser").start().unwrap();
     server.execute("postgres", "CREATE ROLE app LOGIN PASSWORD 'right'").unwrap();
     let began = Instant::now();
     let (reservoir, dials) = start(&format!("postgres://app:wrong@{}/postgres", server.addr()), TARGET);
-    tries_seldom(&dials, 0, began, Duration::from_secs(2), Duration::from_secs(60)).await;
-    // By the server's own count, too: no dial is more than one connection.
+    check_backoff(&dials, 0, began, Duration::from_secs(2), Duration::from_secs(60)).await;
+    // By the server's own count, too: a dial opens at most one connection.
     let refused = server.log().matches("password authentication failed for user").count();
     assert!(refused <= dials.load(Ordering::SeqCst) as usize, "{refused} connections");
     server.execute("postgres", "ALTER ROLE app PASSWORD 'wrong'").unwrap();
-    eventually("it fills by itself", TARGET, async || reservoir.status().counts.ready).await;
+    eventually("the reservoir fills", TARGET, async || reservoir.status().counts.ready).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_down_is_tried_more_seldom_each_time() {
+async fn an_unreachable_server_backs_off() {
     let server = Arc::new(Postgres::start().unwrap());
     let (reservoir, dials) = start(&server.url("postgres"), TARGET);
     reservoir.initial_fill(PATIENCE).await.unwrap();
     let before = dials.load(Ordering::SeqCst);
     let began = Instant::now();
     server.kill();
-    tries_seldom(&dials, before, began, Duration::from_millis(100), Duration::from_secs(10)).await;
+    check_backoff(&dials, before, began, Duration::from_millis(100), Duration::from_secs(10)).await;
     let reviving = server.clone();
     tokio::task::spawn_blocking(move || reviving.revive().unwrap()).await.unwrap();
-    eventually("it fills by itself", TARGET, async || reservoir.status().counts.ready).await;
+    eventually("the reservoir fills", TARGET, async || reservoir.status().counts.ready).await;
 }
 
 #[tokio::test]
-async fn when_a_full_server_has_room_again_the_reservoir_fills_by_itself() {
+async fn a_reservoir_fills_when_a_full_server_has_room_again() {
     let server = Postgres::builder().config("max_connections", "8").start().unwrap();
     server.execute("postgres", "CREATE ROLE app LOGIN").unwrap();
     let url = format!("postgres://app@{}/postgres", server.addr());
-    // Five are for everybody, three for the superuser.
+    // Five connections are for normal users, three for superusers.
     let (neighbour, _) = start(&url, 2);
     neighbour.initial_fill(PATIENCE).await.unwrap();
     let (reservoir, _) = start(&url, 5);
-    eventually("what the neighbour left is taken", 3, async || reservoir.status().counts.ready).await;
-    eventually("the server is full", true, async || reservoir.status().trouble.is_some()).await;
+    eventually("the reservoir has the remaining three", 3, async || reservoir.status().counts.ready).await;
+    eventually("the server is full", true, async || reservoir.status().last_failure.is_some()).await;
     assert_eq!(neighbour.close(PATIENCE).await, 0);
-    eventually("the rest is there, and nobody asked for it", 5, async || reservoir.status().counts.ready)
-        .await;
-    assert_eq!(reservoir.status().trouble, None);
+    eventually("the reservoir fills without a checkout", 5, async || reservoir.status().counts.ready).await;
+    assert_eq!(reservoir.status().last_failure, None);
 }

@@ -1,29 +1,33 @@
-//! Channel binding: what ties an authentication to the TLS session that it runs in (RFC 5929, `tls-server-end-point`).
+//! Channel binding `tls-server-end-point` (RFC 5929): binds authentication to the TLS session.
 //!
-//! It is the hash of the server's certificate, by the hash of the certificate's own signature. Only the signature's
-//! algorithm is read here, three fields deep; rustls has verified the rest.
+//! The binding is a hash of the server's certificate; the hash function is that of the
+//! certificate's signature. Only the signature algorithm is parsed here; rustls has verified the
+//! rest.
 
 use ring::digest::{Algorithm, SHA256, SHA384, SHA512, digest};
 
 const SEQUENCE: u8 = 0x30;
 const OBJECT_IDENTIFIER: u8 = 0x06;
-/// `[0] EXPLICIT`, where RSASSA-PSS names its hash.
+/// `[0] EXPLICIT`: the hash function of RSASSA-PSS.
 const FIRST: u8 = 0xa0;
 
-/// The binding to a server with this certificate (DER); `None` where no hash is defined, as for Ed25519.
+/// Returns the binding for this certificate (DER); `None` if no hash is defined, as for Ed25519.
 pub(super) fn server_end_point(certificate: &[u8]) -> Option<Vec<u8>> {
     let algorithm = signature_hash(certificate)?;
     Some(digest(algorithm, certificate).as_ref().to_vec())
 }
 
-/// `Certificate ::= SEQUENCE { tbsCertificate, signatureAlgorithm SEQUENCE { OBJECT IDENTIFIER, parameters }, … }`
+/// Returns the hash function of the certificate's signature.
+///
+/// `Certificate ::= SEQUENCE { tbsCertificate, signatureAlgorithm, … }` with
+/// `signatureAlgorithm ::= SEQUENCE { OBJECT IDENTIFIER, parameters }`.
 fn signature_hash(certificate: &[u8]) -> Option<&'static Algorithm> {
     let (certificate, _) = element(certificate, SEQUENCE)?;
     let (_signed_part, rest) = element(certificate, SEQUENCE)?;
     let (algorithm, _) = element(rest, SEQUENCE)?;
     let (id, parameters) = element(algorithm, OBJECT_IDENTIFIER)?;
     match id {
-        // RSASSA-PSS: the hash is a parameter, and SHA-1 where there is none.
+        // RSASSA-PSS: the hash is a parameter; its default is SHA-1.
         [0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 1, 10] => match element(parameters, SEQUENCE) {
             Some((fields, _)) if fields.first() == Some(&FIRST) => {
                 let (field, _) = element(fields, FIRST)?;
@@ -32,7 +36,7 @@ fn signature_hash(certificate: &[u8]) -> Option<&'static Algorithm> {
             }
             _ => Some(&SHA256),
         },
-        // RSA with MD5, SHA-1 (SHA-256 takes the place of both), SHA-256, -384, -512.
+        // RSA with MD5, SHA-1 (both are replaced by SHA-256), SHA-256, -384, -512.
         [0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 1, 4 | 5 | 11] => Some(&SHA256),
         [0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 1, 12] => Some(&SHA384),
         [0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 1, 13] => Some(&SHA512),
@@ -54,7 +58,7 @@ fn hash_by_id(id: &[u8]) -> Option<&'static Algorithm> {
     }
 }
 
-/// The content of the DER element at the start, which must have this tag, and what follows it.
+/// Returns the content of the first DER element, which must have this tag, and the rest.
 fn element(der: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
     let (&[found, length], rest) = der.split_first_chunk()?;
     if found != tag {
@@ -94,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hash_is_the_one_of_the_signature() {
+    fn the_hash_function_is_that_of_the_signature() {
         let rsa = |last| vec![0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 1, 1, last];
         let ecdsa = |last| vec![0x2a, 0x86, 0x48, 0xce, 0x3d, 4, 3, last];
         let cases = [
@@ -132,7 +136,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..64), cut in 0_usize..300) {
+        fn arbitrary_bytes_do_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..64), cut in 0_usize..300) {
             server_end_point(&bytes);
             let whole = certificate(&[0x2a, 0x86, 0x48, 0xce, 0x3d, 4, 3, 2], &[], 200);
             server_end_point(&whole[..cut.min(whole.len())]);

@@ -1,0 +1,69 @@
+//! Reset of a returned connection before it is lent again.
+//!
+//! Invariant: a connection whose reset fails, times out or is dropped is retired.
+//! Enforced by: [`ResetTask`] reports to the ledger on drop.
+
+use std::sync::Arc;
+
+use tracing::{debug, warn};
+
+use crate::config::ReservoirConfig;
+use crate::connect::ReservoirConnection;
+use crate::core::ledger_entry::LedgerEntry;
+use crate::driver::{LeasedConnection, ReservoirDriver, now};
+
+impl<C: ReservoirConnection> ReservoirDriver<C> {
+    /// Spawns a task that resets the connection.
+    pub(crate) fn start_reset(self: &Arc<Self>, entry: LedgerEntry<LeasedConnection<C>>) {
+        let mut reset = ResetTask { driver: self.clone(), entry: Some(entry) };
+        self.runtime.spawn(async move {
+            let is_clean = reset.run().await;
+            reset.finish(is_clean);
+        });
+    }
+}
+
+/// Runs the configured reset script; returns whether it succeeded within `reset_timeout`.
+pub(crate) async fn reset<C: ReservoirConnection>(config: &ReservoirConfig, connection: &mut C) -> bool {
+    let Some(script) = config.reset.script() else { return true };
+    match tokio::time::timeout(config.reset_timeout, connection.reset(script)).await {
+        Ok(Ok(())) => true,
+        Ok(Err(error)) => {
+            warn!(service = config.service, %error, "connection reset failed");
+            false
+        }
+        Err(_) => {
+            debug!(service = config.service, within = ?config.reset_timeout, "connection reset timed out");
+            false
+        }
+    }
+}
+
+/// A connection that is being reset.
+pub(crate) struct ResetTask<C: ReservoirConnection> {
+    driver: Arc<ReservoirDriver<C>>,
+    /// `None` once the end was reported.
+    entry: Option<LedgerEntry<LeasedConnection<C>>>,
+}
+
+impl<C: ReservoirConnection> ResetTask<C> {
+    async fn run(&mut self) -> bool {
+        let Some(entry) = &mut self.entry else { return false };
+        reset(&self.driver.config, &mut entry.content_mut().connection).await
+    }
+
+    fn finish(&mut self, is_clean: bool) {
+        if let Some(entry) = self.entry.take() {
+            let now = now();
+            let mut state = self.driver.lock();
+            state.ledger.reset_finished(entry, is_clean, now);
+            self.driver.unlock_and_run(state);
+        }
+    }
+}
+
+impl<C: ReservoirConnection> Drop for ResetTask<C> {
+    fn drop(&mut self) {
+        self.finish(false);
+    }
+}
