@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_quota::Mode;
+use forebay_quota::QuotaMode;
 use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
 
@@ -21,7 +21,7 @@ const ASK_AGAIN: Duration = Duration::from_millis(250);
 
 /// Runs until the reservoir is closed and empty.
 pub(crate) async fn run<K: Connect>(connect: Arc<K>, shared: Arc<Shared<K::Connection>>) {
-    let (mut dials, mut mode) = (JoinSet::new(), Mode::Normal);
+    let (mut dials, mut mode) = (JoinSet::new(), QuotaMode::Normal);
     // Whatever ends this task, even the end of its runtime: nobody may wait for it in vain.
     let _end = End(shared.clone());
     loop {
@@ -108,21 +108,21 @@ fn failed<C: Connection>(shared: &Shared<C>, dialing: Dialing<C>, error: &Connec
 }
 
 /// Says when the store of the budget is away, and when it is back.
-fn watch_mode<C: Connection>(shared: &Shared<C>, before: &mut Mode) {
+fn watch_mode<C: Connection>(shared: &Shared<C>, before: &mut QuotaMode) {
     let quota = &shared.limits.quota;
     let (mode, service) = (quota.mode(), &shared.config.service);
-    let is_local = matches!(mode, Mode::WithinSlices | Mode::Degraded(_));
+    let is_local = matches!(mode, QuotaMode::WithinSlices | QuotaMode::Degraded(_));
     shared.meters.local_only.set(f64::from(u8::from(is_local)));
     if let Some(budget) = &shared.limits.budget {
         shared.meters.slice.set(f64::from(budget.usage().slice));
     }
     if mode != *before {
         match mode {
-            Mode::Normal => info!(service, "the connection budget of the cluster holds"),
-            Mode::Rebuilding => {
+            QuotaMode::Normal => info!(service, "the connection budget of the cluster holds"),
+            QuotaMode::Rebuilding => {
                 info!(service, "the store of the connection budget rebuilds: nothing new is opened")
             }
-            Mode::WithinSlices | Mode::Degraded(_) => {
+            QuotaMode::WithinSlices | QuotaMode::Degraded(_) => {
                 warn!(service, %mode, "only local limits hold: the store of the connection budget is away");
             }
         }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use forebay_admission::{Admission, MAX_LISTED};
-use forebay_quota::{Mode, Quota};
+use forebay_quota::{QuotaMode, Quota};
 use forebay_stream::Stats;
 use metrics::{counter, gauge};
 use serde_json::{Map, Value, json};
@@ -51,8 +51,8 @@ impl Report for GateReport {
         let up_ms = self.started.elapsed().as_millis(); // before the status, which must not be the older one
         let quota = self.quota.status();
         match quota.mode {
-            Mode::Rebuilding if u128::from(quota.mode_since_ms) >= up_ms => Readiness::Not(REBUILDING),
-            Mode::Rebuilding | Mode::Normal | Mode::WithinSlices | Mode::Degraded(_) => Readiness::Ready,
+            QuotaMode::Rebuilding if u128::from(quota.mode_since_ms) >= up_ms => Readiness::Not(REBUILDING),
+            QuotaMode::Rebuilding | QuotaMode::Normal | QuotaMode::WithinSlices | QuotaMode::Degraded(_) => Readiness::Ready,
         }
     }
 

@@ -1,7 +1,8 @@
-//! What a failed call means: somebody was quicker, DynamoDB is busy, or it can't be used.
+//! Outcomes of DynamoDB writes: done, lost a race, throttled, or failed.
 //!
-//! Only the first two are tried again here, and only so often. What may have landed unheard is not: the SDK has tried it
-//! again under one idempotency token, and the caller knows how to live with an answer that never came.
+//! Only lost races and throttled writes are retried here, a bounded number of times. A call without
+//! a response is not: the SDK has retried it under one idempotency token, and the member handles
+//! missing replies.
 
 use std::collections::hash_map::RandomState;
 use std::error::Error;
@@ -15,75 +16,75 @@ use aws_sdk_dynamodb::types::CancellationReason;
 
 use crate::store::StoreError;
 
-/// With the pauses below, about 1.5 s; callers have deadlines of their own.
+/// About 1.5 s in all; callers have their own timeouts.
 const MAX_TRIES: u32 = 32;
 const FIRST_PAUSE: Duration = Duration::from_millis(4);
 const MAX_PAUSE: Duration = Duration::from_millis(100);
 
-/// How a write went that had a condition.
+/// Outcome of a conditional write.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Wrote {
+pub(super) enum WriteOutcome {
     Done,
-    /// The condition didn't hold: nothing was written.
+    /// The condition didn't hold. Nothing was written.
     Refused,
-    /// Another write was under way, or there were too many: nothing was written.
+    /// A conflict with another write, or throttled. Nothing was written.
     Busy,
 }
 
-/// Sorts a write's result; what can't be helped is an error.
-pub(super) fn wrote<T, E>(result: Result<T, SdkError<E>>) -> Result<Wrote, StoreError>
+/// Classifies the result of a write. Other failures are errors.
+pub(super) fn write_outcome<T, E>(result: Result<T, SdkError<E>>) -> Result<WriteOutcome, StoreError>
 where
     E: ProvideErrorMetadata + Error + 'static,
 {
-    let Err(error) = result else { return Ok(Wrote::Done) };
+    let Err(error) = result else { return Ok(WriteOutcome::Done) };
     match error.code() {
-        Some("ConditionalCheckFailedException") => Ok(Wrote::Refused),
-        Some("TransactionConflictException") => Ok(Wrote::Busy),
-        Some(code) if is_throttling(code) => Ok(Wrote::Busy),
+        Some("ConditionalCheckFailedException") => Ok(WriteOutcome::Refused),
+        Some("TransactionConflictException") => Ok(WriteOutcome::Busy),
+        Some(code) if is_throttling(code) => Ok(WriteOutcome::Busy),
         _ => Err(failed(error)),
     }
 }
 
-/// How a transaction went.
+/// Outcome of a transaction.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Transacted {
+pub(super) enum TransactionOutcome {
     Done,
-    /// Nothing was written, because of these of its writes; of none in particular if it was all too much.
+    /// Nothing was written. Holds the indexes of the writes that failed; empty if it was throttled.
     Cancelled(Vec<usize>),
 }
 
-/// Sorts a transaction's result.
-pub(super) fn transacted<T>(
+/// Classifies the result of a transaction.
+pub(super) fn transaction_outcome<T>(
     result: Result<T, SdkError<TransactWriteItemsError>>,
-) -> Result<Transacted, StoreError> {
-    let Err(error) = result else { return Ok(Transacted::Done) };
+) -> Result<TransactionOutcome, StoreError> {
+    let Err(error) = result else { return Ok(TransactionOutcome::Done) };
     let reasons = match error.as_service_error() {
         Some(TransactWriteItemsError::TransactionCanceledException(cancelled)) => {
             cancelled.cancellation_reasons()
         }
-        _ if error.code().is_some_and(is_throttling) => return Ok(Transacted::Cancelled(Vec::new())),
+        _ if error.code().is_some_and(is_throttling) => return Ok(TransactionOutcome::Cancelled(Vec::new())),
         _ => return Err(failed(error)),
     };
-    culprits(reasons).map(Transacted::Cancelled)
+    failed_writes(reasons).map(TransactionOutcome::Cancelled)
 }
 
-/// Which of a transaction's writes spoilt it, if trying again can help.
-fn culprits(reasons: &[CancellationReason]) -> Result<Vec<usize>, StoreError> {
-    let mut culprits = Vec::new();
+/// Returns which writes cancelled a transaction, if a retry can succeed.
+fn failed_writes(reasons: &[CancellationReason]) -> Result<Vec<usize>, StoreError> {
+    let mut failed = Vec::new();
     for (index, reason) in reasons.iter().enumerate() {
         match reason.code().unwrap_or("None") {
             "None" => {}
             "ConditionalCheckFailed"
             | "TransactionConflict"
             | "ThrottlingError"
-            | "ProvisionedThroughputExceeded" => culprits.push(index),
+            | "ProvisionedThroughputExceeded" => failed.push(index),
             code => {
                 let message = reason.message().unwrap_or("no more was said");
                 return Err(StoreError::Unexpected(format!("transaction cancelled: {code}: {message}")));
             }
         }
     }
-    Ok(culprits)
+    Ok(failed)
 }
 
 fn is_throttling(code: &str) -> bool {
@@ -96,8 +97,9 @@ fn is_throttling(code: &str) -> bool {
     )
 }
 
-/// The SDK's errors print as "service error" or "dispatch failure": the cause is further down. The error itself isn't kept,
-/// since its debug form holds the whole response.
+/// Converts an SDK error, whose own text is only "service error" or "dispatch failure", to a text
+/// with its causes.
+/// The error itself is dropped, because its debug output has the whole response.
 pub(super) fn failed<E>(error: SdkError<E>) -> StoreError
 where
     E: ProvideErrorMetadata + Error + 'static,
@@ -123,15 +125,15 @@ where
     StoreError::Unreachable(text.into())
 }
 
-/// Paces those who try again: a pause that doubles, at random, and an end.
+/// Backoff between retries: random pauses that double, and a maximum number of tries.
 #[derive(Debug, Default)]
-pub(super) struct Pace {
+pub(super) struct RetryBackoff {
     tries: u32,
 }
 
-impl Pace {
-    /// Waits before the next try, or says that there have been enough.
-    pub(super) async fn again(&mut self) -> Result<(), StoreError> {
+impl RetryBackoff {
+    /// Waits before the next try. Fails after the last one.
+    pub(super) async fn wait(&mut self) -> Result<(), StoreError> {
         self.tries += 1;
         if self.tries >= MAX_TRIES {
             return Err(StoreError::Unexpected(format!("{MAX_TRIES} tries were cancelled by other writers")));
@@ -145,12 +147,12 @@ impl Pace {
     }
 }
 
-/// Evenly between 0 and 1.
+/// Returns a random number between 0 and 1.
 fn fraction() -> f64 {
     (random() >> 11) as f64 / (1_u64 << 53) as f64
 }
 
-/// Of std's hasher keys, which the system seeds: it must spread, not be secret.
+/// Random number from std's hasher keys. It must be well spread; it need not be secret.
 pub(super) fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }
@@ -164,33 +166,33 @@ mod tests {
     }
 
     #[test]
-    fn a_conflict_names_those_who_met_and_is_worth_another_try() {
+    fn a_conflict_returns_the_failed_writes_and_can_be_retried() {
         let reasons = ["None", "TransactionConflict", "ConditionalCheckFailed", "None", "ThrottlingError"];
-        assert_eq!(culprits(&reasons.map(reason)).unwrap(), [1, 2, 4]);
-        assert_eq!(culprits(&[CancellationReason::builder().build()]).unwrap(), [0; 0]);
+        assert_eq!(failed_writes(&reasons.map(reason)).unwrap(), [1, 2, 4]);
+        assert_eq!(failed_writes(&[CancellationReason::builder().build()]).unwrap(), [0; 0]);
     }
 
     #[test]
-    fn a_write_that_can_never_work_is_an_error_that_says_why() {
-        let error = culprits(&["ConditionalCheckFailed", "ValidationError"].map(reason)).unwrap_err();
+    fn a_write_that_can_never_succeed_is_an_error_with_its_cause() {
+        let error = failed_writes(&["ConditionalCheckFailed", "ValidationError"].map(reason)).unwrap_err();
         let text = "the store answered something unexpected: transaction cancelled: ValidationError: because";
         assert_eq!(error.to_string(), text);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn tries_come_to_an_end() {
-        let (mut pace, begun) = (Pace::default(), tokio::time::Instant::now());
+    async fn the_number_of_retries_is_bounded() {
+        let (mut backoff, sequence_written) = (RetryBackoff::default(), tokio::time::Instant::now());
         let mut tries = 0;
-        while pace.again().await.is_ok() {
+        while backoff.wait().await.is_ok() {
             tries += 1;
         }
         assert_eq!(tries, MAX_TRIES - 1);
-        assert!(begun.elapsed() < MAX_PAUSE * MAX_TRIES);
+        assert!(sequence_written.elapsed() < MAX_PAUSE * MAX_TRIES);
     }
 
     #[test]
-    fn pauses_double_up_to_a_bound_and_fractions_spread() {
-        let longest: Vec<_> = (1..8).map(|tries| Pace { tries }.longest().as_millis()).collect();
+    fn pauses_double_up_to_a_bound_and_are_spread_evenly() {
+        let longest: Vec<_> = (1..8).map(|tries| RetryBackoff { tries }.longest().as_millis()).collect();
         assert_eq!(longest, [8, 16, 32, 64, 100, 100, 100]);
         let sum: f64 = (0..1000).map(|_| fraction()).sum();
         assert!((400.0..600.0).contains(&sum), "{sum}");

@@ -1,10 +1,11 @@
-//! A Redis that stood still for longer than its members' TTL: all of them have expired, and all of them live.
+//! A Redis that was frozen for longer than its members' TTL: all members have expired, and all are
+//! alive.
 
 use std::time::Duration;
 
 use forebay_quota::{
-    Ask, Beat, BeatKind, BudgetConfig, MemberId, Mode, Policy, Pulse, Quota, RedisStore, Settled, Settlement,
-    Sharing, Standing, Store,
+    Allocation, BudgetConfig, Heartbeat, HeartbeatKind, HeartbeatReply, MemberId, Membership, OutagePolicy,
+    Quota, QuotaMode, RedisStore, Settlement, SettlementReply, ShareRequest, Store,
 };
 use forebay_sandbox::Redis;
 
@@ -13,43 +14,45 @@ use crate::support::{PATIENCE, namespace, quick, settled_store, until};
 const LIMIT: u32 = 40;
 const TTL: Duration = Duration::from_secs(2);
 
-async fn beat(store: &RedisStore, member: &MemberId, kind: BeatKind) -> Pulse {
-    store.beat(Beat { member: member.clone(), ttl: TTL, kind, generation: 1 }).await.unwrap()
+async fn heartbeat(store: &RedisStore, member: &MemberId, kind: HeartbeatKind) -> HeartbeatReply {
+    store.heartbeat(Heartbeat { member: member.clone(), ttl: TTL, kind, generation: 1 }).await.unwrap()
 }
 
 async fn settle(store: &RedisStore, member: &MemberId, sequence: u64, (floor, want): (u32, u32)) -> u32 {
-    let sharing = Sharing::Blocks;
-    let asks = vec![Ask { account: "b:streams".into(), limit: LIMIT, floor, want, used: want, sharing }];
-    let settlement = Settlement { member: member.clone(), sequence, landed: 0, pressure: TTL, asks };
+    let allocation = Allocation::Blocks;
+    let requests =
+        vec![ShareRequest { account: "b:streams".into(), limit: LIMIT, floor, want, used: want, allocation }];
+    let settlement =
+        Settlement { member: member.clone(), sequence, last_acknowledged: 0, pressure: TTL, requests };
     match store.settle(settlement).await.unwrap() {
-        Settled::Landed(answers) => answers[0].count,
+        SettlementReply::Applied(replies) => replies[0].count,
         settled => panic!("{member}: {settled:?}"),
     }
 }
 
 #[tokio::test]
-async fn the_first_that_is_heard_after_a_silence_gets_nothing_before_the_others_have_told_what_they_hold() {
+async fn the_first_member_after_an_outage_gets_nothing_before_the_others_have_reported() {
     let server = Redis::start().unwrap();
-    let store = settled_store(&server, "silence").await;
+    let store = settled_store(&server, "frozen").await;
     let (holder, first) = (MemberId::new("holder", 1), MemberId::new("first", 1));
     for member in [&holder, &first] {
-        beat(&store, member, BeatKind::Join).await;
+        heartbeat(&store, member, HeartbeatKind::Join).await;
     }
     assert_eq!(settle(&store, &holder, 1, (30, 30)).await, 30);
     server.freeze();
-    tokio::time::sleep(TTL + TTL / 2).await; // a silence has no other measure
+    tokio::time::sleep(TTL + TTL / 2).await; // the outage must last longer than the TTL
     server.thaw();
-    let pulse = beat(&store, &first, BeatKind::Stay).await;
-    assert_eq!((pulse.standing, pulse.rebuild_left), (Standing::Unknown, TTL));
-    beat(&store, &first, BeatKind::Join).await;
+    let reply = heartbeat(&store, &first, HeartbeatKind::Renew).await;
+    assert_eq!((reply.membership, reply.rebuild_left), (Membership::Unknown, TTL));
+    heartbeat(&store, &first, HeartbeatKind::Join).await;
     assert_eq!(settle(&store, &first, 1, (0, LIMIT)).await, 0);
     let reborn = MemberId::new("holder", 2);
-    beat(&store, &reborn, BeatKind::Join).await;
+    heartbeat(&store, &reborn, HeartbeatKind::Join).await;
     assert_eq!(settle(&store, &reborn, 1, (30, 30)).await, 30);
     let mut sequence = 1;
-    until("the rebuilding ends", PATIENCE, async || {
-        beat(&store, &reborn, BeatKind::Stay).await;
-        beat(&store, &first, BeatKind::Stay).await.rebuild_left.is_zero()
+    until("the rebuild ends", PATIENCE, async || {
+        heartbeat(&store, &reborn, HeartbeatKind::Renew).await;
+        heartbeat(&store, &first, HeartbeatKind::Renew).await.rebuild_left.is_zero()
     })
     .await;
     sequence += 1;
@@ -57,13 +60,13 @@ async fn the_first_that_is_heard_after_a_silence_gets_nothing_before_the_others_
 }
 
 #[tokio::test]
-async fn one_instance_alone_is_not_refused_because_of_its_own_predecessor() {
+async fn a_single_instance_is_not_refused_because_of_its_predecessor() {
     let server = Redis::shared();
     let store = settled_store(server, &namespace("alone")).await;
-    beat(&store, &MemberId::new("only", 1), BeatKind::Join).await;
-    tokio::time::sleep(2 * TTL).await; // it was killed, and is started again long after
+    heartbeat(&store, &MemberId::new("only", 1), HeartbeatKind::Join).await;
+    tokio::time::sleep(2 * TTL).await; // it was killed, and is restarted long after its TTL
     let again = MemberId::new("only", 2);
-    assert_eq!(beat(&store, &again, BeatKind::Join).await.rebuild_left, Duration::ZERO);
+    assert_eq!(heartbeat(&store, &again, HeartbeatKind::Join).await.rebuild_left, Duration::ZERO);
     assert!(settle(&store, &again, 1, (0, LIMIT)).await >= LIMIT);
 }
 
@@ -72,7 +75,7 @@ async fn members_that_all_expired_together_never_hold_more_than_the_limit() {
     let server = Redis::start().unwrap();
     let mut members = Vec::new();
     for name in ["a", "b", "c"] {
-        let config = quick(name).policy(Policy::Closed).call_timeout(Duration::from_millis(300));
+        let config = quick(name).policy(OutagePolicy::Closed).call_timeout(Duration::from_millis(300));
         members.push(Quota::join(settled_store(&server, "together").await, config).await);
     }
     let budgets: Vec<_> =
@@ -85,7 +88,7 @@ async fn members_that_all_expired_together_never_hold_more_than_the_limit() {
     }
     server.freeze();
     until("all have lost the store", PATIENCE, async || {
-        members.iter().all(|quota| quota.mode() == Mode::Degraded(Policy::Closed))
+        members.iter().all(|quota| quota.mode() == QuotaMode::Degraded(OutagePolicy::Closed))
     })
     .await;
     server.thaw();
@@ -94,7 +97,7 @@ async fn members_that_all_expired_together_never_hold_more_than_the_limit() {
             held.extend(budget.take().await);
         }
         assert!(held.len() <= LIMIT as usize, "{} of {LIMIT} are lent", held.len());
-        members.iter().all(|quota| quota.mode() == Mode::Normal)
+        members.iter().all(|quota| quota.mode() == QuotaMode::Normal)
     })
     .await;
     for budget in &budgets {
