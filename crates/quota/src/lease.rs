@@ -21,19 +21,19 @@ pub struct KeyedLease {
 /// Guard of one lent unit. Created only after the core has lent the unit; its drop is the only way
 /// back.
 pub(crate) struct UnitGuard {
-    shared: Arc<MemberRuntime>,
+    runtime: Arc<MemberRuntime>,
     account_id: AccountId,
 }
 
 impl UnitGuard {
-    pub(crate) fn new(shared: Arc<MemberRuntime>, account_id: AccountId) -> Self {
-        UnitGuard { shared, account_id }
+    pub(crate) fn new(runtime: Arc<MemberRuntime>, account_id: AccountId) -> Self {
+        UnitGuard { runtime, account_id }
     }
 }
 
 impl Drop for UnitGuard {
     fn drop(&mut self) {
-        self.shared.release(&self.account_id);
+        self.runtime.release(&self.account_id);
     }
 }
 

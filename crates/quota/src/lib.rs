@@ -174,6 +174,7 @@
 //! | OOM | its memory is full | refused, except a heartbeat that expires a member |
 //! | BUSY | another script runs | refused |
 
+mod call_guard;
 mod config;
 mod core;
 mod driven_call;
@@ -187,6 +188,7 @@ mod quota;
 mod rate;
 #[cfg(feature = "redis")]
 mod redis;
+mod runtime_state;
 mod status;
 mod store;
 mod take_future;

@@ -15,44 +15,28 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tracing::{debug, info, warn};
 
+use crate::call_guard::{CallGuard, CompleteFn};
 use crate::config::MemberConfig;
-use crate::core::member::{AccountId, MemberCall, QuotaMember, TakeDecision, TakeVerdict};
+use crate::core::member::{AccountId, MemberCall, QuotaMember, TakeDecision};
 use crate::driven_call::{DrivenCall, InFlightCall};
 use crate::error::QuotaRefusal;
 use crate::lease::UnitGuard;
+use crate::runtime_state::{CallTask, RuntimeEffects, RuntimeState, why};
 use crate::status::{BudgetStatus, KeyedStatus, MemberNotice, QuotaMode, Status};
-use crate::store::{Settlement, Store, StoreError, StoreFuture};
+use crate::store::{Store, StoreError, StoreFuture};
 use crate::take_future::{TakeFuture, TakeSender};
 
 pub(crate) struct MemberRuntime {
     state: Mutex<RuntimeState>,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) call_timeout: Duration,
-    runtime: Handle,
+    tokio_handle: Handle,
     /// Wakes the timer task.
     timer: Arc<Notify>,
     /// Notified after each reply or failure of the store.
-    reply_received: Notify,
+    pub(crate) reply_received: Notify,
     /// The task that listens for pressure.
     listener: OnceLock<AbortHandle>,
-}
-
-struct RuntimeState {
-    member: QuotaMember<TakeSender>,
-    mode: QuotaMode,
-    mode_since: Instant,
-    timer_at: Option<Instant>,
-    /// Tasks of calls that may still be in flight. The timer task enforces their deadlines: a timer
-    /// per call would cost more than the call.
-    calls: Vec<CallTask>,
-    driven: DrivenCall,
-    /// One for each budget, notified when a unit is returned or the slice grows.
-    freed: Vec<Arc<Notify>>,
-}
-
-struct CallTask {
-    deadline: Instant,
-    task: AbortHandle,
 }
 
 /// Result of an attempt to take a unit.
@@ -61,48 +45,27 @@ pub(crate) enum TakeResult {
     Pending(TakeFuture),
 }
 
-/// What to do after the mutex is released.
-#[derive(Default)]
-struct RuntimeEffects {
-    settlement: Option<Settlement>,
-    /// Heartbeats and leaves.
-    calls: Vec<MemberCall>,
-    verdicts: Vec<(TakeSender, TakeVerdict)>,
-    notices: Vec<MemberNotice>,
-    change: Option<(QuotaMode, QuotaMode, Option<String>)>,
-    reset_timer: bool,
-    /// A call that its caller no longer drives.
-    reclaimed: Option<InFlightCall>,
-}
-
 impl MemberRuntime {
     /// Starts a member. Must be called within a tokio runtime, which then runs the member's tasks.
     pub(crate) fn start(store: Arc<dyn Store>, config: MemberConfig) -> Arc<MemberRuntime> {
         let now = now();
         let member = QuotaMember::new(config.name, config.rules.clamped(), random(), now);
-        let state = RuntimeState {
-            mode: member.mode(now),
-            member,
-            mode_since: now,
-            timer_at: None,
-            calls: Vec::new(),
-            driven: DrivenCall::default(),
-            freed: Vec::new(),
-        };
-        let shared = Arc::new(MemberRuntime {
+        let state = RuntimeState::new(member, now);
+        let runtime = Arc::new(MemberRuntime {
             state: Mutex::new(state),
             store,
             call_timeout: config.call_timeout,
-            runtime: Handle::current(),
+            tokio_handle: Handle::current(),
             timer: Arc::new(Notify::new()),
             reply_received: Notify::new(),
             listener: OnceLock::new(),
         });
-        shared.runtime.spawn(run_timer(Arc::downgrade(&shared), shared.timer.clone()));
-        let listening =
-            shared.runtime.spawn(run_pressure_listener(Arc::downgrade(&shared), shared.store.clone()));
-        shared.listener.get_or_init(|| listening.abort_handle());
-        shared
+        runtime.tokio_handle.spawn(run_timer(Arc::downgrade(&runtime), runtime.timer.clone()));
+        let listener_task = runtime
+            .tokio_handle
+            .spawn(run_pressure_listener(Arc::downgrade(&runtime), runtime.store.clone()));
+        runtime.listener.get_or_init(|| listener_task.abort_handle());
+        runtime
     }
 
     /// Waits until this member has joined, or until the first call has failed.
@@ -174,18 +137,18 @@ impl MemberRuntime {
         let now = now();
         let mut state = self.lock_state();
         let mut effects = state.collect_effects(now);
-        state.calls.retain(|call| !call.task.is_finished());
-        let late = state.take_expired_calls(now);
+        state.call_tasks.retain(|call| !call.task.is_finished());
+        let expired = state.take_expired_calls(now);
         if state.driven.hand_over_at().is_some_and(|at| at <= now) {
             effects.reclaimed = effects.reclaimed.or(state.driven.reclaim());
         }
-        let deadlines = state.calls.iter().map(|call| call.deadline);
+        let deadlines = state.call_tasks.iter().map(|call| call.deadline);
         let wake_at = deadlines.chain(state.member.wake_at(now)).chain(state.driven.hand_over_at()).min();
         state.timer_at = wake_at;
         drop(state);
         self.perform(effects, now);
         // Each reports to the core when its task is dropped.
-        late.iter().for_each(AbortHandle::abort);
+        expired.iter().for_each(AbortHandle::abort);
         wake_at
     }
 
@@ -193,7 +156,7 @@ impl MemberRuntime {
         &self,
         task: impl Future<Output = T> + Send + 'static,
     ) -> tokio::task::JoinHandle<T> {
-        self.runtime.spawn(task)
+        self.tokio_handle.spawn(task)
     }
 
     pub(crate) fn read<T>(&self, read: impl FnOnce(&QuotaMember<TakeSender>, Instant) -> T) -> T {
@@ -264,12 +227,13 @@ impl MemberRuntime {
     }
 
     pub(crate) fn enter_runtime<T>(&self, work: impl FnOnce() -> T) -> T {
-        let _within = self.runtime.enter();
+        let _within = self.tokio_handle.enter();
         work()
     }
 
     fn perform(self: &Arc<Self>, effects: RuntimeEffects, now: Instant) {
-        let RuntimeEffects { settlement, calls, verdicts, notices, change, reset_timer, reclaimed } = effects;
+        let RuntimeEffects { settlement, calls, verdicts, notices, mode_change, reset_timer, reclaimed } =
+            effects;
         let calls = calls.into_iter().chain(settlement.map(MemberCall::Settle));
         for call in calls.map(|call| self.in_flight(call, now)).chain(reclaimed) {
             self.spawn_call(call);
@@ -280,7 +244,7 @@ impl MemberRuntime {
         for notice in notices {
             log(&notice);
         }
-        if let Some((from, to, why)) = change {
+        if let Some((from, to, why)) = mode_change {
             let why = why.unwrap_or_default();
             match to {
                 QuotaMode::Normal => info!(%from, %to, "quota mode changed"),
@@ -311,28 +275,28 @@ impl MemberRuntime {
 
     fn guarded_call<T: Send + 'static>(
         self: &Arc<Self>,
-        tell: CompleteFn<T>,
+        complete: CompleteFn<T>,
         call: impl FnOnce(&dyn Store) -> StoreFuture<'_, T> + Send + 'static,
         now: Instant,
     ) -> InFlightCall {
         let deadline = now + self.call_timeout;
-        let open = CallGuard { shared: self.clone(), tell: Some(tell), deadline };
+        let guard = CallGuard::new(self.clone(), complete, deadline);
         let future = Box::pin(async move {
-            let reply = call(&*open.shared.clone().store).await;
-            open.close(reply);
+            let reply = call(&*guard.runtime.clone().store).await;
+            guard.finish(reply);
         });
         InFlightCall { deadline, future }
     }
 
     pub(crate) fn spawn_call(self: &Arc<Self>, call: InFlightCall) {
         let InFlightCall { deadline, future } = call;
-        let task = self.runtime.spawn(future).abort_handle();
+        let task = self.tokio_handle.spawn(future).abort_handle();
         let mut state = self.lock_state();
-        state.calls.retain(|call| !call.task.is_finished());
-        state.calls.push(CallTask { deadline, task });
-        let too_late = state.timer_at.is_none_or(|at| at > deadline);
+        state.call_tasks.retain(|call| !call.task.is_finished());
+        state.call_tasks.push(CallTask { deadline, task });
+        let timer_is_later = state.timer_at.is_none_or(|at| at > deadline);
         drop(state);
-        if too_late {
+        if timer_is_later {
             self.timer.notify_one();
         }
     }
@@ -352,110 +316,16 @@ impl Drop for MemberRuntime {
             // No handle and no lease is left. If this call is lost, the member expires after its
             // TTL.
             let (store, member) = (self.store.clone(), state.member.id().clone());
-            self.runtime.spawn(async move { store.leave(member).await });
+            self.tokio_handle.spawn(async move { store.leave(member).await });
         }
-    }
-}
-
-impl RuntimeState {
-    /// Assigns the settlement, if there is one, to the caller that waits for it.
-    fn begin_driving(
-        &mut self,
-        effects: &mut RuntimeEffects,
-        hand_over_at: Instant,
-    ) -> Option<(u64, Settlement)> {
-        if effects.settlement.is_none() || self.member.has_more_to_settle() {
-            return None;
-        }
-        let id = self.driven.begin(hand_over_at)?;
-        effects.reset_timer |= self.timer_at.is_none_or(|at| at > hand_over_at);
-        Some(id).zip(effects.settlement.take())
-    }
-
-    fn take_expired_calls(&mut self, now: Instant) -> Vec<AbortHandle> {
-        let is_late = |call: &mut CallTask| call.deadline <= now;
-        self.calls.extract_if(.., is_late).map(|call| call.task).collect()
-    }
-
-    /// Collects the effects that the core wants performed.
-    fn collect_effects(&mut self, now: Instant) -> RuntimeEffects {
-        let mut effects = RuntimeEffects::default();
-        while let Some(call) = self.member.poll(now) {
-            match call {
-                MemberCall::Settle(settlement) => effects.settlement = Some(settlement), // at most one is in flight
-                MemberCall::Heartbeat(_) | MemberCall::Leave(_) => effects.calls.push(call),
-            }
-        }
-        effects.verdicts = self.member.take_verdicts();
-        effects.notices = self.member.take_notices();
-        if self.member.has_more_to_settle() {
-            effects.reclaimed = self.driven.reclaim();
-        }
-        if !effects.verdicts.is_empty() {
-            self.freed.iter().for_each(|freed| freed.notify_waiters());
-        }
-        let wake_at = self.member.wake_at(now);
-        effects.reset_timer = wake_at.is_some_and(|at| self.timer_at.is_none_or(|set| at < set));
-        let mode = self.member.mode(now);
-        if mode != self.mode {
-            effects.change = Some((self.mode, mode, why(&self.member, mode, now)));
-            (self.mode, self.mode_since) = (mode, now);
-        }
-        effects
-    }
-}
-
-fn why(member: &QuotaMember<TakeSender>, mode: QuotaMode, now: Instant) -> Option<String> {
-    match mode {
-        QuotaMode::Normal => None,
-        QuotaMode::Rebuilding => {
-            let left = member.rebuild_left(now);
-            Some(format!("members tell the store what they hold; nothing new is granted for {left:?}"))
-        }
-        QuotaMode::WithinSlices | QuotaMode::Degraded(_) => {
-            Some(member.outage().unwrap_or("the store was not heard in time").to_string())
-        }
-    }
-}
-
-/// Reports the result of a call to the core.
-type CompleteFn<T> = fn(&mut QuotaMember<TakeSender>, Result<T, String>, Instant);
-
-/// Reports to the core when a call ends, even if its task is dropped before its first poll.
-struct CallGuard<T> {
-    shared: Arc<MemberRuntime>,
-    tell: Option<CompleteFn<T>>,
-    deadline: Instant,
-}
-
-impl<T> CallGuard<T> {
-    fn close(mut self, reply: Result<T, StoreError>) {
-        self.end(reply.map_err(|error| error.to_string()));
-    }
-
-    fn end(&mut self, reply: Result<T, String>) {
-        if let Some(tell) = self.tell.take() {
-            self.shared.update(|member, now| tell(member, reply, now));
-            self.shared.reply_received.notify_waiters();
-        }
-    }
-}
-
-impl<T> Drop for CallGuard<T> {
-    fn drop(&mut self) {
-        let why = match now() >= self.deadline {
-            true => StoreError::Timeout(self.shared.call_timeout).to_string(),
-            false => "the call was dropped before its answer came; has its runtime ended?".into(),
-        };
-        self.end(Err(why));
     }
 }
 
 /// Timer task: performs what becomes due without a call or a caller.
-async fn run_timer(shared: Weak<MemberRuntime>, timer: Arc<Notify>) {
-    let timekeeper = TimerGuard(shared);
+async fn run_timer(runtime: Weak<MemberRuntime>, timer: Arc<Notify>) {
+    let guard = TimerGuard(runtime);
     loop {
-        let Some(strong) = timekeeper.0.upgrade() else { return };
+        let Some(strong) = guard.0.upgrade() else { return };
         let wake_at = strong.tick();
         drop(strong);
         match wake_at {
@@ -471,19 +341,19 @@ struct TimerGuard(Weak<MemberRuntime>);
 
 impl Drop for TimerGuard {
     fn drop(&mut self) {
-        if let Some(shared) = self.0.upgrade()
-            && let Some(call) = shared.with_driven(DrivenCall::disable)
+        if let Some(runtime) = self.0.upgrade()
+            && let Some(call) = runtime.with_driven(DrivenCall::disable)
         {
-            shared.spawn_call(call);
+            runtime.spawn_call(call);
         }
     }
 }
 
 /// Pressure task: returns idle units when another member is refused.
-async fn run_pressure_listener(shared: Weak<MemberRuntime>, store: Arc<dyn Store>) {
+async fn run_pressure_listener(runtime: Weak<MemberRuntime>, store: Arc<dyn Store>) {
     loop {
         store.wait_for_pressure().await;
-        let Some(strong) = shared.upgrade() else { return };
+        let Some(strong) = runtime.upgrade() else { return };
         strong.update(|member, _| member.on_pressure());
     }
 }

@@ -19,14 +19,14 @@ use crate::store::{
 pub struct MemoryStore {
     ledger: Arc<Mutex<StoreLedger>>,
     origin: Instant,
-    pressed: Arc<Notify>,
+    pressure_raised: Arc<Notify>,
 }
 
 impl MemoryStore {
     /// Creates an empty store that grants at once.
     pub fn new() -> Self {
         let ledger = Arc::new(Mutex::new(StoreLedger::established()));
-        MemoryStore { ledger, origin: Instant::now(), pressed: Arc::default() }
+        MemoryStore { ledger, origin: Instant::now(), pressure_raised: Arc::default() }
     }
 
     /// Deletes all data, like a store that restarts without persistence. For tests.
@@ -61,7 +61,7 @@ impl Store for MemoryStore {
             let before = ledger.pressure_count;
             let settled = ledger.settle(&settlement, self.now());
             if ledger.pressure_count > before {
-                self.pressed.notify_waiters();
+                self.pressure_raised.notify_waiters();
             }
             Ok(settled)
         })
@@ -83,7 +83,7 @@ impl Store for MemoryStore {
     }
 
     fn wait_for_pressure(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
-        Box::pin(self.pressed.notified())
+        Box::pin(self.pressure_raised.notified())
     }
 
     fn kind(&self) -> &'static str {

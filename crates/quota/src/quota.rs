@@ -20,7 +20,7 @@ use crate::store::{Holdings, Share, Store, StoreError};
 /// dropped.
 #[derive(Clone)]
 pub struct Quota {
-    shared: Arc<MemberRuntime>,
+    runtime: Arc<MemberRuntime>,
 }
 
 impl Quota {
@@ -30,68 +30,68 @@ impl Quota {
     /// runtime, which then runs its heartbeats.
     pub async fn join(store: impl Store, config: MemberConfig) -> Quota {
         let join_timeout = config.join_timeout;
-        let shared = MemberRuntime::start(Arc::new(store), config);
+        let runtime = MemberRuntime::start(Arc::new(store), config);
         // After the timeout the member continues as in any outage, which the log reports.
-        let _ = tokio::time::timeout(join_timeout, shared.wait_until_join_resolved()).await;
-        Quota { shared }
+        let _ = tokio::time::timeout(join_timeout, runtime.wait_until_join_resolved()).await;
+        Quota { runtime }
     }
 
     /// Creates a single member that counts in memory. Needs a tokio runtime.
     pub fn local() -> Quota {
-        Quota { shared: MemberRuntime::start(Arc::new(MemoryStore::new()), MemberConfig::new("local")) }
+        Quota { runtime: MemberRuntime::start(Arc::new(MemoryStore::new()), MemberConfig::new("local")) }
     }
 
     /// Returns the budget `name`. If it exists, its limit is updated.
     pub fn budget(&self, name: &str, config: BudgetConfig) -> Budget {
         let BudgetConfig { limit, allocation } = config;
         let (index, freed) =
-            self.shared.register_budget(|member| member.register_budget(name, limit, allocation));
-        Budget { shared: self.shared.clone(), account_id: AccountId::Budget(index), index, freed }
+            self.runtime.register_budget(|member| member.register_budget(name, limit, allocation));
+        Budget { runtime: self.runtime.clone(), account_id: AccountId::Budget(index), index, freed }
     }
 
     /// Returns the keyed limit `name`: each key has up to `limit` units. If it exists, its limit is
     /// updated.
     pub fn keyed_limit(&self, name: &str, limit: u32) -> KeyedLimit {
-        let index = self.shared.update(|member, _| member.register_keyed_limit(name, limit));
-        KeyedLimit { shared: self.shared.clone(), prefix: KeyPrefix::for_limit(name), index }
+        let index = self.runtime.update(|member, _| member.register_keyed_limit(name, limit));
+        KeyedLimit { runtime: self.runtime.clone(), prefix: KeyPrefix::for_limit(name), index }
     }
 
     /// Returns the rate `name`.
     pub fn rate(&self, name: &str, config: RateConfig) -> Rate {
-        Rate::new(self.shared.clone(), name, config)
+        Rate::new(self.runtime.clone(), name, config)
     }
 
     /// Returns the kind of the store: `memory`, `redis`, `dynamodb`, or the name of a custom store.
     pub fn store_kind(&self) -> &'static str {
-        self.shared.store.kind()
+        self.runtime.store.kind()
     }
 
     /// Returns how this member decides now.
     pub fn mode(&self) -> QuotaMode {
-        self.shared.read(|member, now| member.mode(now))
+        self.runtime.read(|member, now| member.mode(now))
     }
 
     /// Returns the number of live members in the store's last heartbeat reply.
     pub fn members(&self) -> u32 {
-        self.shared.read(|member, _| member.members())
+        self.runtime.read(|member, _| member.members())
     }
 
     /// Returns this member's state without a call to the store. Visits every key in use here.
     pub fn status(&self) -> Status {
-        self.shared.status()
+        self.runtime.status()
     }
 
     /// Queries the store for the live members and their shares of the budgets.
     pub async fn query_holdings(&self) -> Result<Holdings, StoreError> {
         let names = self
-            .shared
+            .runtime
             .read(|member, _| member.budgets().map(|(name, _)| budget_account_name(name)).collect());
-        self.shared.with_timeout(self.shared.store.query_holdings(names)).await
+        self.runtime.with_timeout(self.runtime.store.query_holdings(names)).await
     }
 
     /// Leaves the namespace and returns all units at once. This member grants nothing afterwards.
     pub async fn leave(&self) {
-        if let Err(error) = self.shared.leave().await {
+        if let Err(error) = self.runtime.leave().await {
             tracing::warn!(%error, "quota leave failed: units are free after the TTL");
         }
     }
@@ -106,7 +106,7 @@ impl fmt::Debug for Quota {
 /// A cluster-wide count with a limit. Units are lent from this member's slice.
 #[derive(Clone)]
 pub struct Budget {
-    shared: Arc<MemberRuntime>,
+    runtime: Arc<MemberRuntime>,
     account_id: AccountId,
     index: usize,
     freed: Arc<Notify>,
@@ -115,28 +115,28 @@ pub struct Budget {
 impl Budget {
     /// Takes one unit: at once from this member's slice, otherwise after a call to the store.
     pub async fn take(&self) -> Result<Lease, QuotaRefusal> {
-        take(&self.shared, &self.account_id).await.map(|unit| Lease { _unit: unit })
+        take(&self.runtime, &self.account_id).await.map(|unit| Lease { _unit: unit })
     }
 
     /// Takes one unit from this member's slice, without a call to the store.
     pub fn try_take(&self) -> Result<Lease, QuotaRefusal> {
-        self.shared.try_take(&self.account_id).map(|unit| Lease { _unit: unit })
+        self.runtime.try_take(&self.account_id).map(|unit| Lease { _unit: unit })
     }
 
     /// Returns the limit that this member uses.
     pub fn limit(&self) -> u32 {
-        self.shared.read(|member, _| member.usage(self.index).limit)
+        self.runtime.read(|member, _| member.usage(self.index).limit)
     }
 
     /// Sets the limit. Lent units stay lent; a lower limit holds once enough units have been
     /// returned.
     pub fn set_limit(&self, limit: u32) {
-        self.shared.update(|member, _| member.set_budget_limit(self.index, limit));
+        self.runtime.update(|member, _| member.set_budget_limit(self.index, limit));
     }
 
     /// Returns how much of the budget is in use.
     pub fn usage(&self) -> Usage {
-        self.shared.read(|member, _| member.usage(self.index))
+        self.runtime.read(|member, _| member.usage(self.index))
     }
 
     /// Resolves when a unit was returned here, or when the store has replied to waiting callers of
@@ -150,7 +150,7 @@ impl Budget {
 /// A cluster-wide count with a limit for each key. Counts are exact.
 #[derive(Clone)]
 pub struct KeyedLimit {
-    shared: Arc<MemberRuntime>,
+    runtime: Arc<MemberRuntime>,
     prefix: KeyPrefix,
     index: usize,
 }
@@ -158,25 +158,25 @@ pub struct KeyedLimit {
 impl KeyedLimit {
     /// Takes one unit of `key`'s limit.
     pub async fn take(&self, key: &str) -> Result<KeyedLease, QuotaRefusal> {
-        take(&self.shared, &AccountId::Key(self.index, AccountKey::new(&self.prefix, key)))
+        take(&self.runtime, &AccountId::Key(self.index, AccountKey::new(&self.prefix, key)))
             .await
             .map(|unit| KeyedLease { _unit: unit })
     }
 
     /// Returns the limit of each key that this member uses.
     pub fn limit(&self) -> u32 {
-        self.shared.read(|member, _| member.limit_of_keyed(self.index))
+        self.runtime.read(|member, _| member.limit_of_keyed(self.index))
     }
 
     /// Sets the limit. Lent units stay lent.
     pub fn set_limit(&self, limit: u32) {
-        self.shared.update(|member, _| member.set_keyed_limit(self.index, limit));
+        self.runtime.update(|member, _| member.set_keyed_limit(self.index, limit));
     }
 
     /// Queries the store for the members that hold units of `key`.
     pub async fn holders(&self, key: &str) -> Result<Vec<Share>, StoreError> {
         let account = AccountKey::new(&self.prefix, key).account().clone();
-        let holdings = self.shared.with_timeout(self.shared.store.query_holdings(vec![account])).await?;
+        let holdings = self.runtime.with_timeout(self.runtime.store.query_holdings(vec![account])).await?;
         Ok(holdings.accounts.into_iter().flat_map(|account| account.shares).collect())
     }
 }
@@ -193,8 +193,8 @@ impl fmt::Debug for KeyedLimit {
     }
 }
 
-async fn take(shared: &Arc<MemberRuntime>, account_id: &AccountId) -> Result<UnitGuard, QuotaRefusal> {
-    match shared.take(account_id) {
+async fn take(runtime: &Arc<MemberRuntime>, account_id: &AccountId) -> Result<UnitGuard, QuotaRefusal> {
+    match runtime.take(account_id) {
         TakeResult::Ready(result) => result,
         TakeResult::Pending(verdict) => verdict.await,
     }

@@ -30,7 +30,7 @@ pub struct Rate {
 }
 
 struct RateState {
-    shared: Arc<MemberRuntime>,
+    runtime: Arc<MemberRuntime>,
     bucket: Arc<str>,
     config: RateConfig,
     /// FIFO queue of callers; its owner is the only one that draws from the store.
@@ -49,7 +49,7 @@ struct SpareTokens {
 }
 
 impl Rate {
-    pub(crate) fn new(shared: Arc<MemberRuntime>, name: &str, config: RateConfig) -> Self {
+    pub(crate) fn new(runtime: Arc<MemberRuntime>, name: &str, config: RateConfig) -> Self {
         let now = now();
         let spare = SpareTokens {
             tokens: 0,
@@ -60,7 +60,7 @@ impl Rate {
         };
         let (queue, spare) = (tokio::sync::Mutex::new(()), Mutex::new(spare));
         Rate {
-            state: Arc::new(RateState { shared, bucket: format!("r:{name}").into(), config, queue, spare }),
+            state: Arc::new(RateState { runtime, bucket: format!("r:{name}").into(), config, queue, spare }),
         }
     }
 
@@ -74,7 +74,7 @@ impl Rate {
             // The draw runs in its own task: if the caller is cancelled, the next caller gets the
             // tokens.
             let state = self.state.clone();
-            let drawing = self.state.shared.spawn(async move {
+            let drawing = self.state.runtime.spawn(async move {
                 let reply = state.draw().await?;
                 state.spare().add(reply.tokens, now() + TOKEN_TTL);
                 Ok(reply)
@@ -91,19 +91,19 @@ impl Rate {
 
 impl RateState {
     async fn draw(&self) -> Result<TokenReply, QuotaRefusal> {
-        let (RateConfig { per_second, burst, batch }, shared) = (self.config, &self.shared);
+        let (RateConfig { per_second, burst, batch }, runtime) = (self.config, &self.runtime);
         let draw = TokenRequest { bucket: self.bucket.clone(), per_second, burst, want: batch };
-        let outage = shared.read(|member, _| member.outage().map(ToString::to_string));
+        let outage = runtime.read(|member, _| member.outage().map(ToString::to_string));
         let why = match outage {
             Some(why) => why,
-            None => match shared.with_timeout(shared.store.draw(draw)).await {
+            None => match runtime.with_timeout(runtime.store.draw(draw)).await {
                 Ok(reply) => return Ok(reply),
                 Err(
                     error @ (StoreError::Timeout(_) | StoreError::Unreachable(_) | StoreError::Unexpected(_)),
                 ) => error.to_string(),
             },
         };
-        let (policy, members) = shared.read(|member, _| (member.policy(), member.members().max(1)));
+        let (policy, members) = runtime.read(|member, _| (member.policy(), member.members().max(1)));
         match policy {
             OutagePolicy::Closed => Err(QuotaRefusal::Unavailable { why }),
             OutagePolicy::Share => {

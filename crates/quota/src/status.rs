@@ -127,7 +127,7 @@ pub struct MemberCounters {
     /// Settlements sent.
     pub settlements: u64,
     /// Share requests in them.
-    #[serde(rename = "requests")]
+    #[serde(rename = "asks")]
     pub share_requests: u64,
     /// Calls that failed or timed out.
     pub failures: u64,
@@ -136,7 +136,7 @@ pub struct MemberCounters {
     /// Units granted by the outage policy.
     pub granted_by_policy: u64,
     /// New incarnations after the first.
-    #[serde(rename = "rejoins")]
+    #[serde(rename = "rebirths")]
     pub rejoins: u64,
     /// Callers that wait for the store now.
     pub waiting: usize,

@@ -74,8 +74,8 @@ impl MemberId {
 
 /// Replaces the characters that separate list entries in stores.
 pub(crate) fn sanitize_name(name: &str) -> String {
-    let plain = |letter: char| letter.is_ascii_alphanumeric() || "-._:+".contains(letter);
-    name.chars().map(|letter| if plain(letter) { letter } else { '_' }).collect()
+    let plain = |character: char| character.is_ascii_alphanumeric() || "-._:+".contains(character);
+    name.chars().map(|character| if plain(character) { character } else { '_' }).collect()
 }
 
 impl fmt::Debug for MemberId {
@@ -134,7 +134,7 @@ pub struct HeartbeatReply {
     pub members: u32,
 }
 
-/// What a store knows of the sender of a heartbeat.
+/// Whether a store knows the sender of a heartbeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Membership {
     /// The member is alive.

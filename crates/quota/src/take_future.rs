@@ -16,7 +16,7 @@ use crate::member_runtime::MemberRuntime;
 
 /// The caller's half.
 pub(crate) struct TakeFuture {
-    shared: Arc<MemberRuntime>,
+    runtime: Arc<MemberRuntime>,
     slot: Arc<VerdictSlot>,
     /// Id of the call that it drives.
     drives: Option<u64>,
@@ -58,26 +58,26 @@ impl TakeWaiter for TakeSender {
 
 impl TakeFuture {
     pub(crate) fn new(
-        shared: Arc<MemberRuntime>,
+        runtime: Arc<MemberRuntime>,
         slot: Arc<VerdictSlot>,
         driven: Option<(u64, InFlightCall)>,
     ) -> Self {
         let (drives, call) = driven.unzip();
-        TakeFuture { shared, slot, drives, call }
+        TakeFuture { runtime, slot, drives, call }
     }
 
     fn drive(&mut self, id: u64, cx: &mut Context<'_>) {
-        let stored = || self.shared.with_driven(|driven| driven.take_for_poll(id));
+        let stored = || self.runtime.with_driven(|driven| driven.take_for_poll(id));
         let Some(mut call) = self.call.take().or_else(stored) else {
             return self.hand_over(); // it continues in a task
         };
         self.slot.mute();
-        match self.shared.enter_runtime(|| call.future.as_mut().poll(cx)) {
+        match self.runtime.enter_runtime(|| call.future.as_mut().poll(cx)) {
             Poll::Ready(()) => self.hand_over(),
             Poll::Pending => {
-                if let Some(call) = self.shared.with_driven(|driven| driven.return_after_poll(call)) {
+                if let Some(call) = self.runtime.with_driven(|driven| driven.return_after_poll(call)) {
                     self.drives = None;
-                    self.shared.spawn_call(call);
+                    self.runtime.spawn_call(call);
                 }
             }
         }
@@ -86,9 +86,9 @@ impl TakeFuture {
     /// Stops driving; the rest of the call runs in a task.
     fn hand_over(&mut self) {
         let Some(id) = self.drives.take() else { return };
-        let stored = self.shared.with_driven(|driven| driven.end(id));
+        let stored = self.runtime.with_driven(|driven| driven.end(id));
         if let Some(call) = self.call.take().or(stored) {
-            self.shared.spawn_call(call);
+            self.runtime.spawn_call(call);
         }
     }
 }

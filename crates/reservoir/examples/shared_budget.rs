@@ -7,7 +7,7 @@
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use forebay_quota::{MemberConfig, QuotaMode, Quota, RedisStore};
+use forebay_quota::{MemberConfig, Quota, QuotaMode, RedisStore};
 use forebay_reservoir::{Limits, PostgresConnect, Reservoir, ReservoirConfig};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -39,7 +39,8 @@ fn both() -> Result<()> {
 }
 
 async fn one_of_two(postgres: &str, redis: &str, name: &str) -> Result<()> {
-    let member = MemberConfig::new(name).ttl(Duration::from_secs(1)).heartbeat_interval(Duration::from_millis(200));
+    let member =
+        MemberConfig::new(name).ttl(Duration::from_secs(1)).heartbeat_interval(Duration::from_millis(200));
     let quota = Quota::join(RedisStore::open(redis, "example")?, member).await;
     while quota.mode() != QuotaMode::Normal {
         // A new namespace grants nothing for one TTL.

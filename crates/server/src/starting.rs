@@ -5,7 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use forebay_quota::{MemberConfig, QuotaMode, Quota, RedisStore};
+use forebay_quota::{MemberConfig, Quota, QuotaMode, RedisStore};
 use forebay_redis::Client;
 use forebay_stream::Stats;
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -122,7 +122,8 @@ pub(crate) async fn join(config: &QuotaConfig, address: SocketAddr) -> Result<Qu
     let at = redis.address.to_string();
     let store = RedisStore::new(Client::open(redis.clone())?, &config.namespace);
     let name = config.member.clone().unwrap_or_else(|| member_name(address));
-    let member = MemberConfig::new(name).heartbeat_interval(config.beat).ttl(config.ttl).policy(config.policy);
+    let member =
+        MemberConfig::new(name).heartbeat_interval(config.beat).ttl(config.ttl).policy(config.policy);
     let quota = Quota::join(store, member).await;
     let status = quota.status();
     let why = status.why.unwrap_or_default();

@@ -36,8 +36,8 @@ pub(crate) fn draw(
     let full_at = level.full_at.max(now);
     // As many tokens as fit below now + depth.
     let room = (now + depth).saturating_sub(full_at);
-    let there = (room.as_nanos() / spacing.as_nanos().max(1)) as u64;
-    let tokens = want.min(u32::try_from(there).unwrap_or(u32::MAX));
+    let available = (room.as_nanos() / spacing.as_nanos().max(1)) as u64;
+    let tokens = want.min(u32::try_from(available).unwrap_or(u32::MAX));
     if tokens == 0 {
         let wait = (full_at + spacing).saturating_sub(now + depth);
         return (TokenReply { tokens: 0, wait }, level);

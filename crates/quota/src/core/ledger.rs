@@ -132,9 +132,9 @@ impl StoreLedger {
         let longest = self.members.values().map(|member| member.ttl).fold(heartbeat.ttl, Duration::max);
         let was_rebuilding = self.generation.is_some_and(|generation| generation.rebuild_ends_at.is_some());
         self.members.retain(|_, member| member.expires > now);
-        let established =
+        let first =
             LedgerGeneration { number: heartbeat.generation, rebuild_ends_at: Some(now + heartbeat.ttl) };
-        let generation = self.generation.get_or_insert(established);
+        let generation = self.generation.get_or_insert(first);
         let left =
             generation.rebuild_ends_at.map_or(Duration::ZERO, |at| at.saturating_sub(now).min(longest));
         // During a rebuild, members report what they hold. Without heartbeats for half a TTL they
@@ -172,12 +172,12 @@ impl StoreLedger {
     /// within half a TTL of the newest one expired because the store was unreachable; it may be
     /// alive and hold units. Earlier incarnations of the sender don't count: the sender reports
     /// what its process holds, or has replaced them.
-    fn expired_in_outage(&self, beating: &MemberId, now: Duration) -> Duration {
+    fn expired_in_outage(&self, sender: &MemberId, now: Duration) -> Duration {
         let last_heartbeat = self.last_heartbeat().unwrap_or_default();
         let expired_in_outage = self.members.iter().filter(|(id, member)| {
             !member.replaced
                 && member.expires <= now
-                && id.name() != beating.name()
+                && id.name() != sender.name()
                 && member.last_heartbeat() + member.ttl / 2 >= last_heartbeat
         });
         expired_in_outage.map(|(_, member)| member.ttl).max().unwrap_or_default()
@@ -302,7 +302,7 @@ impl StoreLedger {
 
     pub(crate) fn holdings(&self, accounts: &[Arc<str>], now: Duration) -> Holdings {
         let alive = |id: &MemberId| self.members.get(id);
-        let ttl = |(id, member): (&MemberId, &LedgerMember)| MemberLiveness {
+        let liveness = |(id, member): (&MemberId, &LedgerMember)| MemberLiveness {
             member: id.clone(),
             expires_in_ms: Some(member.expires.saturating_sub(now).as_millis() as u64),
             replaced: member.replaced,
@@ -317,7 +317,7 @@ impl StoreLedger {
             (!shares.is_empty()).then(|| AccountShares { account: name.clone(), shares })
         };
         Holdings {
-            members: self.members.iter().map(ttl).collect(),
+            members: self.members.iter().map(liveness).collect(),
             accounts: accounts.iter().filter_map(shares).collect(),
         }
     }

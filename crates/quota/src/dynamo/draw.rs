@@ -13,7 +13,8 @@ use std::time::Instant;
 
 use super::DynamoStore;
 use super::items::{BucketItem, StampedItem, text, wall_clock};
-use super::outcome::{RetryBackoff, WriteOutcome, failed, write_outcome};
+use super::outcome::{WriteOutcome, failed, write_outcome};
+use super::retry_backoff::RetryBackoff;
 use crate::core::bucket;
 use crate::store::{StoreError, TokenReply, TokenRequest};
 
@@ -45,13 +46,13 @@ impl DynamoStore {
             if reply.tokens == 0 && after == level {
                 return Ok(reply);
             }
-            let mark = self.stamps.next();
+            let new_stamp = self.stamps.next();
             match self
-                .write_bucket(&draw, BucketItem { level: after, clock: now }, stamp, mark.clone())
+                .write_bucket(&draw, BucketItem { level: after, clock: now }, stamp, new_stamp.clone())
                 .await?
             {
                 WriteOutcome::Done => {
-                    self.liveness().wrote_bucket(&draw.bucket, &mark, read_at);
+                    self.liveness().wrote_bucket(&draw.bucket, &new_stamp, read_at);
                     return Ok(reply);
                 }
                 WriteOutcome::Refused | WriteOutcome::Busy => backoff.wait().await?,
@@ -64,10 +65,10 @@ impl DynamoStore {
         draw: &TokenRequest,
         bucket: BucketItem,
         stamp: Option<String>,
-        mark: String,
+        new_stamp: String,
     ) -> Result<WriteOutcome, StoreError> {
         let mut item = self.bucket_key(&draw.bucket);
-        bucket.write(mark, &mut item);
+        bucket.write(new_stamp, &mut item);
         let put = self.client.put_item().table_name(&self.table).set_item(Some(item));
         let put = match stamp {
             None => put.condition_expression("attribute_not_exists(pk)"),

@@ -28,7 +28,7 @@ pub(super) struct GenerationItem {
 pub(super) struct MemberItem {
     pub(super) id: MemberId,
     pub(super) generation: u64,
-    pub(super) beats: u64,
+    pub(super) heartbeats: u64,
     pub(super) ttl: Duration,
     pub(super) replaced: bool,
     pub(super) sequence: u64,
@@ -125,7 +125,7 @@ impl MemberItem {
         Ok(MemberItem {
             id: read_id(id)?,
             generation: fields.number("gen")?,
-            beats: fields.number("beats")?,
+            heartbeats: fields.number("beats")?,
             ttl: fields.millis("life_ms")?,
             replaced: fields.flag("replaced")?,
             sequence: fields.number("seq")?,
@@ -134,7 +134,7 @@ impl MemberItem {
 
     pub(super) fn write(&self, item: &mut AttributeMap) {
         item.insert("gen".into(), number(self.generation));
-        item.insert("beats".into(), number(self.beats));
+        item.insert("beats".into(), number(self.heartbeats));
         item.insert("life_ms".into(), millis(self.ttl));
         item.insert("replaced".into(), AttributeValue::Bool(self.replaced));
         item.insert("seq".into(), number(self.sequence));
@@ -256,7 +256,8 @@ mod tests {
 
         let id = MemberId::new("a:b", 7);
         let ttl = Duration::from_secs(10);
-        let member = MemberItem { id: id.clone(), generation: 1, beats: 2, ttl, replaced: true, sequence: 3 };
+        let member =
+            MemberItem { id: id.clone(), generation: 1, heartbeats: 2, ttl, replaced: true, sequence: 3 };
         let mut item = AttributeMap::new();
         member.write(&mut item);
         assert_eq!(MemberItem::read(id.as_str(), &item).unwrap(), member);

@@ -56,14 +56,14 @@ impl LivenessTracker {
             generation.map(|now| ObservedCounter::wait(self.generation, now.number, gap, now.ttl));
         let seen = |member: &MemberItem| {
             let before = self.members.get(&member.id).copied();
-            (member.id.clone(), ObservedCounter::wait(before, member.beats, gap, member.ttl))
+            (member.id.clone(), ObservedCounter::wait(before, member.heartbeats, gap, member.ttl))
         };
         self.members = members.iter().map(seen).collect();
     }
 
     /// Returns the time until a member expires if its heartbeats stay unchanged.
     pub(super) fn ttl_left(&self, member: &MemberItem) -> Duration {
-        let seen = self.members.get(&member.id).filter(|seen| seen.number == member.beats);
+        let seen = self.members.get(&member.id).filter(|seen| seen.number == member.heartbeats);
         member.ttl.saturating_sub(seen.map_or(Duration::ZERO, |seen| seen.still))
     }
 
@@ -128,14 +128,14 @@ mod tests {
     const TTL: Duration = Duration::from_secs(10);
     const S: fn(u64) -> Duration = Duration::from_secs;
 
-    fn member(beats: u64) -> MemberItem {
+    fn member(heartbeats: u64) -> MemberItem {
         let id = MemberId::new("a", 1);
-        MemberItem { id, generation: 1, beats, ttl: TTL, replaced: false, sequence: 0 }
+        MemberItem { id, generation: 1, heartbeats, ttl: TTL, replaced: false, sequence: 0 }
     }
 
-    fn observe(liveness: &mut LivenessTracker, beats: u64, now: Instant) -> Duration {
-        liveness.observe(None, &[member(beats)], now);
-        liveness.ttl_left(&member(beats))
+    fn observe(liveness: &mut LivenessTracker, heartbeats: u64, now: Instant) -> Duration {
+        liveness.observe(None, &[member(heartbeats)], now);
+        liveness.ttl_left(&member(heartbeats))
     }
 
     #[test]
@@ -144,7 +144,7 @@ mod tests {
         assert_eq!(observe(&mut liveness, 5, origin), TTL, "a new tracker has no observations");
         assert_eq!(observe(&mut liveness, 5, origin + S(4)), S(6));
         assert_eq!(observe(&mut liveness, 5, origin + S(8)), S(2));
-        assert_eq!(observe(&mut liveness, 6, origin + S(11)), TTL, "a beat");
+        assert_eq!(observe(&mut liveness, 6, origin + S(11)), TTL, "a heartbeat");
         for (at, left) in [(15, 6), (19, 2), (22, 0)] {
             assert_eq!(observe(&mut liveness, 6, origin + S(at)), S(left), "after {at} s");
         }

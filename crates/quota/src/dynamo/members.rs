@@ -10,9 +10,8 @@ use aws_sdk_dynamodb::types::{AttributeValue, TransactWriteItem, Update};
 use tokio::task::JoinSet;
 
 use super::items::{GenerationItem, MemberItem, expiry_attribute, millis, number, text};
-use super::outcome::{
-    RetryBackoff, TransactionOutcome, WriteOutcome, failed, random, transaction_outcome, write_outcome,
-};
+use super::outcome::{TransactionOutcome, WriteOutcome, failed, transaction_outcome, write_outcome};
+use super::retry_backoff::{RetryBackoff, random};
 use super::table::{GENERATION, MEMBER};
 use super::{AttributeMap, DynamoStore};
 use crate::store::{Heartbeat, HeartbeatKind, HeartbeatReply, MemberId, Membership, StoreError};
@@ -38,9 +37,10 @@ impl NamespaceSnapshot {
     }
 
     /// Returns the other incarnations of the same name that weren't replaced.
-    fn others(&self, id: &MemberId) -> Vec<MemberId> {
-        let other = |other: &&MemberItem| other.id != *id && other.id.name() == id.name() && !other.replaced;
-        self.members.values().filter(other).map(|other| other.id.clone()).collect()
+    fn other_incarnations(&self, id: &MemberId) -> Vec<MemberId> {
+        let is_other =
+            |other: &&MemberItem| other.id != *id && other.id.name() == id.name() && !other.replaced;
+        self.members.values().filter(is_other).map(|other| other.id.clone()).collect()
     }
 }
 
@@ -137,7 +137,7 @@ impl DynamoStore {
                 .set_key(Some(self.member_key(&member.id)))
                 .condition_expression("gen = :gen AND beats = :beats")
                 .expression_attribute_values(":gen", number(member.generation))
-                .expression_attribute_values(":beats", number(member.beats));
+                .expression_attribute_values(":beats", number(member.heartbeats));
             removals.spawn(async move { (member.id, write_outcome(delete.send().await)) });
         }
         let mut removed = Vec::new();
@@ -194,16 +194,16 @@ impl DynamoStore {
         snapshot: &mut NamespaceSnapshot,
     ) -> Result<Option<Membership>, StoreError> {
         let own = snapshot.members.get(&heartbeat.member).map(|own| (own.replaced, own.sequence));
-        let others = snapshot.others(&heartbeat.member);
-        let (wrote, membership) = match (heartbeat.kind, own) {
+        let others = snapshot.other_incarnations(&heartbeat.member);
+        let (outcome, membership) = match (heartbeat.kind, own) {
             (HeartbeatKind::Join | HeartbeatKind::TakeOver | HeartbeatKind::Renew, Some((true, _))) => {
                 (WriteOutcome::Done, Membership::Replaced)
             }
             (HeartbeatKind::Join, None) => {
                 let new_member = new_member(heartbeat, generation);
-                let wrote = self.insert_member(&new_member).await?;
+                let outcome = self.insert_member(&new_member).await?;
                 snapshot.members.insert(new_member.id.clone(), new_member);
-                (wrote, Membership::Joined)
+                (outcome, Membership::Joined)
             }
             (HeartbeatKind::Join, Some((false, _))) => {
                 (self.apply(self.renewal(heartbeat, generation)).await?, Membership::Joined)
@@ -212,9 +212,9 @@ impl DynamoStore {
                 (self.apply(self.renewal(heartbeat, generation)).await?, Membership::Alive { sequence })
             }
             (HeartbeatKind::TakeOver, Some((false, sequence))) => {
-                let wrote = self.take_over(heartbeat, generation, &others).await?;
+                let outcome = self.take_over(heartbeat, generation, &others).await?;
                 snapshot.members.values_mut().filter(|member| others.contains(&member.id)).for_each(replace);
-                (wrote, Membership::Alive { sequence })
+                (outcome, Membership::Alive { sequence })
             }
             (HeartbeatKind::TakeOver | HeartbeatKind::Renew, None) if !others.is_empty() => {
                 (WriteOutcome::Done, Membership::Replaced)
@@ -223,7 +223,7 @@ impl DynamoStore {
                 (WriteOutcome::Done, Membership::Unknown)
             }
         };
-        Ok((wrote == WriteOutcome::Done).then_some(membership))
+        Ok((outcome == WriteOutcome::Done).then_some(membership))
     }
 
     async fn insert_member(&self, new_member: &MemberItem) -> Result<WriteOutcome, StoreError> {
@@ -339,7 +339,7 @@ fn new_member(heartbeat: &Heartbeat, generation: GenerationItem) -> MemberItem {
     MemberItem {
         id: heartbeat.member.clone(),
         generation: generation.number,
-        beats: random() >> 16,
+        heartbeats: random() >> 16,
         ttl: heartbeat.ttl,
         replaced: false,
         sequence: 0,

@@ -23,6 +23,7 @@ mod items;
 mod liveness;
 mod members;
 mod outcome;
+mod retry_backoff;
 mod settle;
 mod table;
 
@@ -181,7 +182,7 @@ struct StampGenerator {
 
 impl StampGenerator {
     fn new() -> Self {
-        StampGenerator { handle: outcome::random(), next: AtomicU64::new(0) }
+        StampGenerator { handle: retry_backoff::random(), next: AtomicU64::new(0) }
     }
 
     fn next(&self) -> String {

@@ -18,7 +18,8 @@ use aws_sdk_dynamodb::types::{
 use super::account_settlement::{self, MembershipView};
 use super::items::{AccountItem, MemberItem, PressureMark, StampedItem, number, text, wall_clock};
 use super::members::{ConditionalUpdate, NamespaceSnapshot};
-use super::outcome::{RetryBackoff, TransactionOutcome, failed};
+use super::outcome::{TransactionOutcome, failed};
+use super::retry_backoff::RetryBackoff;
 use super::table::partition;
 use super::{AttributeMap, DynamoStore};
 use crate::store::{
@@ -87,7 +88,7 @@ impl DynamoStore {
             // the account's is gone.
             snapshot = self.read_snapshot().await?;
         }
-        let own = match membership(&snapshot, settlement, sequence_written) {
+        let own = match check_own_member(&snapshot, settlement, sequence_written) {
             Ok(own) => own,
             Err(settled) => return Ok(BatchOutcome::Rejected(settled)),
         };
@@ -227,13 +228,15 @@ impl DynamoStore {
         let mut accounts = self.read_accounts(&names).await?;
         let snapshot = self.read_snapshot().await?;
         let liveness = self.liveness();
-        let ttl = |member: &MemberItem| MemberLiveness {
+        let member_liveness = |member: &MemberItem| MemberLiveness {
             member: member.id.clone(),
             expires_in_ms: u64::try_from(liveness.ttl_left(member).as_millis()).ok(),
             replaced: member.replaced,
         };
-        let mut holdings =
-            Holdings { members: snapshot.members.values().map(ttl).collect(), accounts: Vec::new() };
+        let mut holdings = Holdings {
+            members: snapshot.members.values().map(member_liveness).collect(),
+            accounts: Vec::new(),
+        };
         for name in names {
             let Some(account) = accounts.remove(&partition("account", &name)) else { continue };
             // In exact accounts, a replaced member's share doesn't count.
@@ -255,7 +258,7 @@ fn has_unknown_holder(account: &AccountItem, snapshot: &NamespaceSnapshot) -> bo
 }
 
 /// Returns our own member if it may settle; otherwise the reply to the settlement.
-fn membership<'a>(
+fn check_own_member<'a>(
     snapshot: &'a NamespaceSnapshot,
     settlement: &Settlement,
     sequence_written: bool,
@@ -286,7 +289,7 @@ mod tests {
         let id = MemberId::new("a", 1);
         let known = |sequence| {
             let ttl = Duration::from_secs(1);
-            (id.clone(), MemberItem { id: id.clone(), generation: 1, beats: 1, ttl, replaced, sequence })
+            (id.clone(), MemberItem { id: id.clone(), generation: 1, heartbeats: 1, ttl, replaced, sequence })
         };
         let members: BTreeMap<_, _> = sequence.map(known).into_iter().collect();
         let snapshot = NamespaceSnapshot { generation: None, rebuild_left: Duration::ZERO, members };
@@ -297,7 +300,7 @@ mod tests {
             pressure: Duration::ZERO,
             requests: Vec::new(),
         };
-        membership(&snapshot, &settlement, sequence_written).err()
+        check_own_member(&snapshot, &settlement, sequence_written).err()
     }
 
     #[test]

@@ -37,7 +37,7 @@ pub struct RedisStore {
     heartbeat: Arc<Script>,
     settle: Arc<Script>,
     draw: Arc<Script>,
-    look: Arc<Script>,
+    holdings_script: Arc<Script>,
     /// Created at the first wait for pressure. At most one waiter at a time: the member.
     pressure: Arc<tokio::sync::Mutex<Option<Subscription>>>,
 }
@@ -48,7 +48,7 @@ struct NamespaceKeys {
     /// Exact accounts, members, replaced: the first keys of the scripts.
     common: [String; 3],
     /// The TTLs of members.
-    lives: String,
+    ttls: String,
     /// The channel on which pressure is published.
     pressure: String,
 }
@@ -69,7 +69,7 @@ impl RedisStore {
         let tag = format!("{{{}}}", namespace.replace(['{', '}'], "_"));
         let key = |name| format!("{tag}:{name}");
         let keys =
-            NamespaceKeys { common: ["k", "m", "x"].map(key), lives: key("t"), pressure: key("p"), tag };
+            NamespaceKeys { common: ["k", "m", "x"].map(key), ttls: key("t"), pressure: key("p"), tag };
         let script = |source: &str| Arc::new(Script::new(source));
         RedisStore {
             client,
@@ -77,7 +77,7 @@ impl RedisStore {
             heartbeat: script(include_str!("heartbeat.lua")),
             settle: script(include_str!("settle.lua")),
             draw: script(include_str!("draw.lua")),
-            look: script(include_str!("holdings.lua")),
+            holdings_script: script(include_str!("holdings.lua")),
             pressure: Arc::default(),
         }
     }
@@ -118,7 +118,7 @@ impl RedisStore {
         let (member, ttl) = (&heartbeat.member, millis(heartbeat.ttl));
         let args =
             CommandArgs((member.as_str(), member.name().len(), kind, ttl, heartbeat.generation, SWEEP_BATCH));
-        let keys = CommandArgs((&self.keys.common, &self.keys.lives));
+        let keys = CommandArgs((&self.keys.common, &self.keys.ttls));
         let reply: (String, u64, u64, u64, u32) =
             self.heartbeat.run(&self.client, keys, args).await.map_err(failed)?;
         let (membership, sequence, generation, rebuild_left, members) = reply;
@@ -168,7 +168,8 @@ impl RedisStore {
             blocks.iter().map(|account| self.key(account)).collect::<Vec<_>>(),
         ));
         type HoldingsReply = (u64, Vec<String>, Vec<String>, Vec<String>, Vec<Vec<String>>);
-        let found: HoldingsReply = self.look.run(&self.client, keys, &exact).await.map_err(failed)?;
+        let found: HoldingsReply =
+            self.holdings_script.run(&self.client, keys, &exact).await.map_err(failed)?;
         let (now, members, replaced, in_exact, in_blocks) = found;
         let mut holdings = Holdings::default();
         holdings.members.extend(read_liveness(&members, now, false));
@@ -178,9 +179,9 @@ impl RedisStore {
         for (account, mut shares) in exact.chain(blocks) {
             // In exact accounts, a replaced member's share doesn't count.
             let exact = account.starts_with("k:");
-            let counts = |life: &MemberLiveness| !(life.replaced && exact);
+            let counts = |liveness: &MemberLiveness| !(liveness.replaced && exact);
             shares.retain(|share| {
-                holdings.members.iter().any(|life| life.member == share.member && counts(life))
+                holdings.members.iter().any(|liveness| liveness.member == share.member && counts(liveness))
             });
             if !shares.is_empty() {
                 holdings.accounts.push(AccountShares { account, shares });
@@ -201,13 +202,13 @@ impl Store for RedisStore {
 
     fn leave(&self, member: MemberId) -> StoreFuture<'_, ()> {
         Box::pin(async move {
-            let (NamespaceKeys { common: [exact, members, replaced], lives, .. }, id) =
+            let (NamespaceKeys { common: [exact, members, replaced], ttls, .. }, id) =
                 (&*self.keys, member.as_str());
             let removals = (
                 ("HDEL", exact, format!("#{id}")),
                 ("HDEL", members, id),
                 ("HDEL", replaced, id),
-                ("HDEL", lives, id),
+                ("HDEL", ttls, id),
             );
             let removed = self.client.transaction::<(i64, i64, i64, i64)>(removals).await.map_err(failed)?;
             let removed = removed.0.and(removed.1).and(removed.2).and(removed.3);
@@ -320,15 +321,15 @@ fn in_blocks(requests: &[ShareRequest]) -> impl Iterator<Item = &ShareRequest> {
 fn read_share_replies(requests: &[ShareRequest], short: usize, numbers: &[u32]) -> Option<Vec<ShareReply>> {
     let (in_exact, in_blocks) = numbers.split_at_checked(short.checked_mul(3)?)?;
     let (mut in_exact, mut in_blocks) = (in_exact.chunks_exact(3).peekable(), in_blocks.chunks_exact(4));
-    let mut place = 0;
+    let mut position = 0;
     let mut reply = |request: &ShareRequest| {
         if request.allocation.in_blocks() {
             let numbers = in_blocks.next()?;
             let pressure = numbers[3] == 1;
             return Some(ShareReply { count: numbers[0], total: numbers[1], used: numbers[2], pressure });
         }
-        place += 1;
-        let fell_short = in_exact.next_if(|numbers| numbers[0] == place);
+        position += 1;
+        let fell_short = in_exact.next_if(|numbers| numbers[0] == position);
         let (count, total) =
             fell_short.map_or((request.want, request.want), |numbers| (numbers[1], numbers[2]));
         Some(ShareReply { count, total, used: total, pressure: false })

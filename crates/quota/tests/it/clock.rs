@@ -42,7 +42,7 @@ async fn a_bucket_written_under_a_clock_ahead_gives_tokens_at_its_rate_at_once()
     // As release 0.1 writes it, and as this release does, with the bucket's depth.
     for written in [format!("{ahead}"), format!("{ahead}.250000")] {
         client.exec::<()>(("SET", format!("{{{namespace}}}:r:dial"), &written)).await.unwrap();
-        let begun = Instant::now();
+        let started = Instant::now();
         let first = store.draw(draw(20.0, 5)).await.unwrap();
         assert!(first.tokens == 0 && first.wait <= Duration::from_millis(51), "{written}: {first:?}");
         let mut given = 0;
@@ -51,7 +51,7 @@ async fn a_bucket_written_under_a_clock_ahead_gives_tokens_at_its_rate_at_once()
             given += tokens;
             tokio::time::sleep(wait).await;
         }
-        let most = 20.0 * begun.elapsed().as_secs_f64() + 1.0;
+        let most = 20.0 * started.elapsed().as_secs_f64() + 1.0;
         assert!(f64::from(given) <= most, "{written}: {given} of {most}: it was empty");
     }
 }
@@ -72,14 +72,14 @@ async fn a_rebuild_started_under_a_clock_ahead_lasts_one_ttl_at_most() {
     let store = settled_store(Redis::shared(), &namespace).await;
     let ahead = redis_now(&client).await + STEP_MS;
     client.exec::<u64>(("HSET", format!("{{{namespace}}}:m"), "!", format!("1:{ahead}"))).await.unwrap();
-    let begun = Instant::now();
+    let started = Instant::now();
     let reply = heartbeat(&store, &member, HeartbeatKind::Join).await;
     assert_eq!(reply.rebuild_left, TTL);
     until("it ends", PATIENCE, async || {
         heartbeat(&store, &member, HeartbeatKind::Renew).await.rebuild_left.is_zero()
     })
     .await;
-    assert!(begun.elapsed() >= TTL, "members have one TTL to report");
+    assert!(started.elapsed() >= TTL, "members have one TTL to report");
 }
 
 #[tokio::test]
@@ -107,11 +107,11 @@ async fn a_member_that_died_under_a_clock_ahead_expires_one_ttl_after_the_clock_
             Membership::Alive { .. }
         ));
         let members = store.query_holdings(Vec::new()).await.unwrap().members;
-        members.iter().all(|life| life.member == witness)
+        members.iter().all(|liveness| liveness.member == witness)
     })
     .await;
-    let lives: Vec<String> = client.exec(("HKEYS", format!("{{{namespace}}}:t"))).await.unwrap();
-    assert_eq!(lives, [witness.as_str()], "nothing is left of the others");
+    let ttls: Vec<String> = client.exec(("HKEYS", format!("{{{namespace}}}:t"))).await.unwrap();
+    assert_eq!(ttls, [witness.as_str()], "nothing is left of the others");
 }
 
 /// Returns a wait of ten minutes once, like a store with a wrong clock.
@@ -150,7 +150,7 @@ impl Store for WrongClockStore {
 async fn a_draw_is_repeated_soon_however_long_the_store_says_to_wait() {
     let store = WrongClockStore(MemoryStore::new(), AtomicBool::new(false));
     let quota = Quota::join(store, MemberConfig::new("a")).await;
-    let begun = tokio::time::Instant::now();
+    let started = tokio::time::Instant::now();
     quota.rate("dial", RateConfig::per_second(10.0)).take().await.unwrap().spend();
-    assert!(begun.elapsed() <= Duration::from_secs(2), "{:?}", begun.elapsed());
+    assert!(started.elapsed() <= Duration::from_secs(2), "{:?}", started.elapsed());
 }

@@ -139,11 +139,11 @@ async fn a_caller_that_waits_alone_drives_its_settlement() {
 async fn a_driver_that_is_not_polled_blocks_no_other_caller() {
     let (_quota, users) = takes_5_ms().member().await;
     for (first, second) in [("ann", "ann"), ("bob", "cat")] {
-        let began = tokio::time::Instant::now();
+        let started = tokio::time::Instant::now();
         let mut stalled = pin!(users.take(first));
         assert!(poll(stalled.as_mut()).is_pending());
         let lease = users.take(second).await.unwrap();
-        assert_eq!(began.elapsed(), Duration::from_millis(20), "two settlements, one after the other");
+        assert_eq!(started.elapsed(), Duration::from_millis(20), "two settlements, one after the other");
         assert!(poll(stalled.as_mut()).is_ready(), "its own settlement was applied meanwhile");
         drop(lease);
     }
@@ -176,7 +176,7 @@ async fn a_driver_that_is_never_polled_again_causes_no_outage() {
 async fn a_settlement_without_a_reply_ends_at_its_deadline_with_and_without_a_driver() {
     for callers in [1, 2] {
         let (quota, users) = SlowStore::new(SettleDelay::Never).member().await;
-        let began = tokio::time::Instant::now();
+        let started = tokio::time::Instant::now();
         let waits = (0..callers).map(|caller| {
             let users = users.clone();
             async move { users.take(&format!("user-{caller}")).await.unwrap_err() }
@@ -185,7 +185,7 @@ async fn a_settlement_without_a_reply_ends_at_its_deadline_with_and_without_a_dr
             let QuotaRefusal::Unavailable { why } = refusal else { panic!("{refusal:?}") };
             assert_eq!(why, "the store gave no answer within 500ms");
         }
-        assert_eq!((began.elapsed(), quota.status().counters.waiting), (CALL, 0));
+        assert_eq!((started.elapsed(), quota.status().counters.waiting), (CALL, 0));
     }
 }
 
@@ -230,12 +230,13 @@ async fn a_settlement_continues_when_its_driver_gets_another_unit_first() {
 
 #[test]
 fn a_caller_without_a_runtime_is_served() {
-    let theirs = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let (_quota, users) = theirs.block_on(takes_5_ms().member());
+    let member_runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (_quota, users) = member_runtime.block_on(takes_5_ms().member());
     let mut taking = pin!(users.take("ann"));
-    let began = std::time::Instant::now();
+    let started = std::time::Instant::now();
     while poll(taking.as_mut()).is_pending() {
-        assert!(began.elapsed() < Duration::from_secs(20), "it never ends");
+        assert!(started.elapsed() < Duration::from_secs(20), "it never ends");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -243,17 +244,18 @@ fn a_caller_without_a_runtime_is_served() {
 #[test]
 fn a_driver_is_answered_when_the_members_runtime_ends() {
     for way in [SettleDelay::Never, SettleDelay::Takes(Duration::from_secs(3600))] {
-        let theirs =
+        let member_runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let (_quota, users) = theirs.block_on(SlowStore::new(way).member());
-        let ours = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let (_quota, users) = member_runtime.block_on(SlowStore::new(way).member());
+        let caller_runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let mut taking = pin!(users.take("ann"));
-        assert!(ours.block_on(async { (&mut taking).now_or_never() }).is_none());
-        drop(theirs);
-        let reply = ours.block_on(async { tokio::time::timeout(Duration::from_secs(20), taking).await });
+        assert!(caller_runtime.block_on(async { (&mut taking).now_or_never() }).is_none());
+        drop(member_runtime);
+        let reply =
+            caller_runtime.block_on(async { tokio::time::timeout(Duration::from_secs(20), taking).await });
         assert!(matches!(reply, Ok(Err(QuotaRefusal::Unavailable { .. }))), "{reply:?}");
-        let again =
-            ours.block_on(async { tokio::time::timeout(Duration::from_secs(20), users.take("bob")).await });
+        let again = caller_runtime
+            .block_on(async { tokio::time::timeout(Duration::from_secs(20), users.take("bob")).await });
         assert!(matches!(again, Ok(Err(_))), "{again:?}");
     }
 }

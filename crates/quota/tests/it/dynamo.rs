@@ -158,7 +158,7 @@ async fn many_conflicts_end_with_the_right_count_and_no_false_refusal() {
     }))
     .await;
     for round in 0..4 {
-        let everybody = |want, sequence: u64| {
+        let settle_all = |want, sequence: u64| {
             let budget =
                 ShareRequest { allocation: Allocation::Blocks, ..exact("b:all", 2 * LIMIT, 0, want) };
             let requests = vec![exact("k:one", LIMIT, 0, want), budget];
@@ -166,13 +166,13 @@ async fn many_conflicts_end_with_the_right_count_and_no_false_refusal() {
                 members.iter().map(move |(store, member)| settle(store, member, sequence, requests.clone())),
             )
         };
-        let replies = everybody(1, 2 * round + 1).await;
+        let replies = settle_all(1, 2 * round + 1).await;
         let held = |account: usize| replies.iter().map(|replies| replies[account].count).sum::<u32>();
         assert_eq!((held(0), held(1)), (LIMIT, 2 * LIMIT), "round {round}: {replies:?}");
         assert!(replies.iter().all(|replies| replies[0].total <= LIMIT && replies[1].total <= 2 * LIMIT));
         let written = holders(&members[0].0, "k:one").await;
         assert_eq!(written.iter().map(|(_, count)| count).sum::<u32>(), LIMIT);
-        everybody(0, 2 * round + 2).await;
+        settle_all(0, 2 * round + 2).await;
         assert_eq!(holders(&members[0].0, "k:one").await, []);
     }
 }

@@ -46,12 +46,12 @@ async fn the_first_member_after_an_outage_gets_nothing_before_the_others_have_re
     assert_eq!((reply.membership, reply.rebuild_left), (Membership::Unknown, TTL));
     heartbeat(&store, &first, HeartbeatKind::Join).await;
     assert_eq!(settle(&store, &first, 1, (0, LIMIT)).await, 0);
-    let reborn = MemberId::new("holder", 2);
-    heartbeat(&store, &reborn, HeartbeatKind::Join).await;
-    assert_eq!(settle(&store, &reborn, 1, (30, 30)).await, 30);
+    let rejoined = MemberId::new("holder", 2);
+    heartbeat(&store, &rejoined, HeartbeatKind::Join).await;
+    assert_eq!(settle(&store, &rejoined, 1, (30, 30)).await, 30);
     let mut sequence = 1;
     until("the rebuild ends", PATIENCE, async || {
-        heartbeat(&store, &reborn, HeartbeatKind::Renew).await;
+        heartbeat(&store, &rejoined, HeartbeatKind::Renew).await;
         heartbeat(&store, &first, HeartbeatKind::Renew).await.rebuild_left.is_zero()
     })
     .await;

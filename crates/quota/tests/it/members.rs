@@ -174,7 +174,7 @@ async fn a_rate_holds_over_all_members_and_serves_in_order() {
     let (a, b) = (join(&store, "a").await, join(&store, "b").await);
     let config = RateConfig::per_second(100.0).burst(10);
     let (ours, theirs) = (a.rate("dial", config), b.rate("dial", config));
-    let began = tokio::time::Instant::now();
+    let started = tokio::time::Instant::now();
     let taking = |rate: &forebay_quota::Rate| {
         let rate = rate.clone();
         async move {
@@ -184,7 +184,7 @@ async fn a_rate_holds_over_all_members_and_serves_in_order() {
         }
     };
     tokio::join!(taking(&ours), taking(&theirs));
-    let took = began.elapsed();
+    let took = started.elapsed();
     assert!(
         (Duration::from_millis(1000)..Duration::from_millis(1020)).contains(&took),
         "110 tokens took {took:?}"
@@ -198,19 +198,19 @@ async fn a_token_that_was_not_spent_goes_to_the_next_and_is_lost_after_a_second(
     drop(rate.take().await.unwrap());
     let again = rate.take().now_or_never().expect("it is available at once").unwrap();
     again.spend();
-    let began = tokio::time::Instant::now();
+    let started = tokio::time::Instant::now();
     drop(rate.take().await.unwrap());
-    assert_eq!(began.elapsed().as_millis(), 1000);
+    assert_eq!(started.elapsed().as_millis(), 1000);
     // By now the bucket has another token. Once that is taken, only the returned one can be
     // available at once.
     tokio::time::sleep(Duration::from_millis(999)).await;
     drop(rate.take().now_or_never().expect("the returned one is still valid"));
     tokio::time::sleep(Duration::from_millis(1)).await;
-    let began = tokio::time::Instant::now();
+    let started = tokio::time::Instant::now();
     rate.take().await.unwrap().spend();
     rate.take().await.unwrap().spend();
     assert_eq!(
-        began.elapsed().as_millis(),
+        started.elapsed().as_millis(),
         1000,
         "the returned one has expired, and the next comes from the bucket"
     );

@@ -14,14 +14,14 @@ use forebay_testkit::PATIENCE;
 
 use crate::support::{namespace, quick, settled_store, steady, until};
 
-const ORDERS: &str = "FOREBAY_TEST_MEMBER";
+const MEMBER_VARIABLE: &str = "FOREBAY_TEST_MEMBER";
 const BUDGET: u32 = 30;
 const PER_USER: u32 = 3;
 
 /// A member in its own process.
 struct MemberProcess {
     child: Child,
-    orders: ChildStdin,
+    commands: ChildStdin,
     replies: BufReader<ChildStdout>,
 }
 
@@ -32,27 +32,27 @@ impl MemberProcess {
     }
 
     /// Starts a member that expires a second after its last heartbeat.
-    fn start_mortal(server: &Redis, namespace: &str, name: &str) -> Self {
+    fn start_with_short_ttl(server: &Redis, namespace: &str, name: &str) -> Self {
         MemberProcess::start_as("quick", server, namespace, name)
     }
 
     fn start_as(kind: &str, server: &Redis, namespace: &str, name: &str) -> Self {
-        let orders = format!("{} {namespace} {name} {kind}", server.url());
+        let commands = format!("{} {namespace} {name} {kind}", server.url());
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["processes::run_member_process", "--exact", "--nocapture", "--test-threads=1"])
-            .env(ORDERS, orders)
+            .env(MEMBER_VARIABLE, commands)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let (orders, replies) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
-        let mut process = MemberProcess { child, orders, replies };
+        let (commands, replies) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        let mut process = MemberProcess { child, commands, replies };
         assert_eq!(process.reply(), "ready");
         process
     }
 
-    fn tell(&mut self, order: &str) {
-        writeln!(self.orders, "{order}").unwrap();
+    fn send(&mut self, command: &str) {
+        writeln!(self.commands, "{command}").unwrap();
     }
 
     fn reply(&mut self) -> String {
@@ -67,13 +67,13 @@ impl MemberProcess {
         }
     }
 
-    fn request(&mut self, order: &str) -> String {
-        self.tell(order);
+    fn request(&mut self, command: &str) -> String {
+        self.send(command);
         self.reply()
     }
 
-    fn number(&mut self, order: &str) -> u32 {
-        self.request(order).parse().unwrap()
+    fn number(&mut self, command: &str) -> u32 {
+        self.request(command).parse().unwrap()
     }
 
     fn signal(&self, signal: &str) {
@@ -92,11 +92,11 @@ impl Drop for MemberProcess {
 /// Does nothing unless one of the tests below has started it as a child.
 #[test]
 fn run_member_process() {
-    let Ok(orders) = std::env::var(ORDERS) else { return };
-    let words: Vec<_> = orders.split(' ').collect();
+    let Ok(commands) = std::env::var(MEMBER_VARIABLE) else { return };
+    let fields: Vec<_> = commands.split(' ').collect();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let config = if words[3] == "quick" { quick(words[2]) } else { steady(words[2]) };
-    runtime.block_on(run_commands(words[0], words[1], config));
+    let config = if fields[3] == "quick" { quick(fields[2]) } else { steady(fields[2]) };
+    runtime.block_on(run_commands(fields[0], fields[1], config));
 }
 
 async fn run_commands(url: &str, namespace: &str, config: MemberConfig) {
@@ -105,7 +105,7 @@ async fn run_commands(url: &str, namespace: &str, config: MemberConfig) {
     let (budget, users) =
         (quota.budget("streams", BudgetConfig::new(BUDGET)), quota.keyed_limit("user", PER_USER));
     let (mut leases, mut held): (Vec<Lease>, Vec<KeyedLease>) = (Vec::new(), Vec::new());
-    let (sender, mut orders) = tokio::sync::mpsc::channel(16);
+    let (sender, mut commands) = tokio::sync::mpsc::channel(16);
     std::thread::spawn(move || {
         for line in std::io::stdin().lines().map_while(Result::ok) {
             if sender.blocking_send(line).is_err() {
@@ -114,8 +114,8 @@ async fn run_commands(url: &str, namespace: &str, config: MemberConfig) {
         }
     });
     println!("@ready");
-    while let Some(order) = orders.recv().await {
-        let reply = match order.split_once(' ').unwrap_or((&order, "")) {
+    while let Some(command) = commands.recv().await {
+        let reply = match command.split_once(' ').unwrap_or((&command, "")) {
             ("user", user) => match users.take(user).await {
                 Ok(lease) => {
                     held.push(lease);
@@ -144,7 +144,7 @@ async fn run_commands(url: &str, namespace: &str, config: MemberConfig) {
                 0
             }
             ("held", _) => leases.len() + held.len(),
-            ("rebirths", _) => quota.status().counters.rejoins as usize,
+            ("rejoins", _) => quota.status().counters.rejoins as usize,
             other => panic!("unknown command: {other:?}"),
         };
         println!("@{reply}");
@@ -157,29 +157,29 @@ async fn sixteen_processes_race_for_one_user_and_never_more_than_three_win() {
     settled_store(server, &namespace).await;
     let mut processes: Vec<_> =
         (0..16).map(|index| MemberProcess::start(server, &namespace, &format!("m{index}"))).collect();
-    let began = Instant::now();
+    let started = Instant::now();
     for race in 0..1000 {
-        processes.iter_mut().for_each(|process| process.tell("user ann"));
+        processes.iter_mut().for_each(|process| process.send("user ann"));
         let replies: Vec<_> = processes.iter_mut().map(MemberProcess::reply).collect();
         let winners: Vec<_> = (0..16).filter(|at| replies[*at] == "1").collect();
         assert_eq!(winners.len(), PER_USER as usize, "race {race}: {winners:?}");
-        winners.iter().for_each(|at| processes[*at].tell("release ann"));
+        winners.iter().for_each(|at| processes[*at].send("release ann"));
         winners.iter().for_each(|at| assert_eq!(processes[*at].reply(), "0"));
     }
-    println!("1,000 races of 16 processes in {:?}", began.elapsed());
+    println!("1,000 races of 16 processes in {:?}", started.elapsed());
 }
 
 #[tokio::test]
 async fn units_of_a_killed_member_are_free_after_a_ttl_and_a_heartbeat() {
     let (server, namespace) = (Redis::shared(), namespace("killed"));
     settled_store(server, &namespace).await;
-    let mut victim = MemberProcess::start_mortal(server, &namespace, "victim");
+    let mut killed = MemberProcess::start_with_short_ttl(server, &namespace, "victim");
     let mut heir = MemberProcess::start(server, &namespace, "heir");
-    assert_eq!(victim.number("fill 100"), BUDGET);
-    (0..PER_USER).for_each(|_| assert_eq!(victim.number("user ann"), 1));
+    assert_eq!(killed.number("fill 100"), BUDGET);
+    (0..PER_USER).for_each(|_| assert_eq!(killed.number("user ann"), 1));
     assert_eq!((heir.number("fill 1"), heir.number("user ann")), (0, 0));
-    victim.signal("-KILL");
-    victim.child.wait().unwrap();
+    killed.signal("-KILL");
+    killed.child.wait().unwrap();
     let killed = Instant::now();
     let mut got = 0;
     until("all of it is free", PATIENCE, async || {
@@ -195,10 +195,10 @@ async fn units_of_a_killed_member_are_free_after_a_ttl_and_a_heartbeat() {
 async fn a_member_of_the_same_name_gets_its_predecessors_units_at_once() {
     let (server, namespace) = (Redis::shared(), namespace("restart"));
     settled_store(server, &namespace).await;
-    let mut victim = MemberProcess::start(server, &namespace, "same");
-    assert_eq!(victim.number("fill 100"), BUDGET);
-    victim.signal("-KILL");
-    victim.child.wait().unwrap();
+    let mut killed = MemberProcess::start(server, &namespace, "same");
+    assert_eq!(killed.number("fill 100"), BUDGET);
+    killed.signal("-KILL");
+    killed.child.wait().unwrap();
     let mut heir = MemberProcess::start(server, &namespace, "same");
     assert_eq!(heir.number("fill 100"), BUDGET, "without waiting for the TTL");
 }
@@ -207,7 +207,7 @@ async fn a_member_of_the_same_name_gets_its_predecessors_units_at_once() {
 async fn a_member_stopped_beyond_its_ttl_keeps_its_leases_as_debt() {
     let (server, namespace) = (Redis::shared(), namespace("asleep"));
     settled_store(server, &namespace).await;
-    let mut sleeper = MemberProcess::start_mortal(server, &namespace, "sleeper");
+    let mut sleeper = MemberProcess::start_with_short_ttl(server, &namespace, "sleeper");
     let mut other = MemberProcess::start(server, &namespace, "other");
     assert_eq!(sleeper.number("fill 10"), 10);
     assert_eq!((sleeper.number("user ann"), sleeper.number("user ann")), (1, 1));
@@ -221,7 +221,7 @@ async fn a_member_stopped_beyond_its_ttl_keeps_its_leases_as_debt() {
     .await;
     (0..PER_USER).for_each(|_| assert_eq!(other.number("user ann"), 1));
     sleeper.signal("-CONT");
-    until("the sleeper has a new incarnation", PATIENCE, async || sleeper.number("rebirths") == 1).await;
+    until("the sleeper has a new incarnation", PATIENCE, async || sleeper.number("rejoins") == 1).await;
     assert_eq!(sleeper.number("held"), 12, "its leases are kept");
     // 40 of 30 and 5 of 3 are lent: nothing is granted until the debt is returned.
     assert_eq!((sleeper.number("fill 1"), other.number("fill 1")), (0, 0));

@@ -133,9 +133,9 @@ pub(crate) async fn run_with_faults(
     let seed = seed();
     println!("FOREBAY_SEED={seed}, {policy:?} for {span:?}");
     let mut dice = Dice::of(seed, "faults", policy as usize);
-    let (begun, mut injected) = (Instant::now(), Vec::new());
+    let (started, mut injected) = (Instant::now(), Vec::new());
     let faults = async {
-        while begun.elapsed() < span {
+        while started.elapsed() < span {
             injected.push(inject_fault(&mut dice).await);
             tokio::time::sleep(TTL.mul_f64(dice.below(100) as f64 / 200.0)).await;
         }

@@ -108,9 +108,9 @@ async fn compare<S: Store>(handles: &[S; 2], steps: Vec<StoreOperation>) {
             StoreOperation::Heartbeat { member, kind } => {
                 let heartbeat =
                     Heartbeat { member: members[*member].clone(), ttl: TTL, kind: *kind, generation: 1 };
-                let (theirs, ours) =
+                let (actual, expected) =
                     (store.heartbeat(heartbeat.clone()).await, ledger.heartbeat(heartbeat).await);
-                assert_eq!(theirs.unwrap(), ours.unwrap(), "{step:?}");
+                assert_eq!(actual.unwrap(), expected.unwrap(), "{step:?}");
             }
             StoreOperation::Settle { member, requests, stale, lost } => {
                 let settlement = Settlement {
@@ -120,8 +120,8 @@ async fn compare<S: Store>(handles: &[S; 2], steps: Vec<StoreOperation>) {
                     pressure: TTL,
                     requests: requests.clone(),
                 };
-                let theirs = store.settle(settlement.clone()).await.unwrap();
-                assert_eq!(theirs, ledger.settle(settlement).await.unwrap(), "{step:?}");
+                let actual = store.settle(settlement.clone()).await.unwrap();
+                assert_eq!(actual, ledger.settle(settlement).await.unwrap(), "{step:?}");
                 seen.extend(requests.iter().map(|request| request.account.clone()));
             }
             StoreOperation::Leave { member } => {
@@ -131,13 +131,14 @@ async fn compare<S: Store>(handles: &[S; 2], steps: Vec<StoreOperation>) {
                 members[*member] = MemberId::new(members[*member].name(), 100 + number);
             }
             StoreOperation::DrawTokens(draw) => {
-                let (theirs, ours) = (store.draw(draw.clone()).await, ledger.draw(draw.clone()).await);
-                assert_eq!(hourly(theirs.unwrap()), hourly(ours.unwrap()), "{step:?}");
+                let (actual, expected) = (store.draw(draw.clone()).await, ledger.draw(draw.clone()).await);
+                assert_eq!(hourly(actual.unwrap()), hourly(expected.unwrap()), "{step:?}");
             }
         }
         let known: Vec<_> = seen.iter().cloned().collect();
-        let (theirs, ours) = (store.query_holdings(known.clone()).await, ledger.query_holdings(known).await);
-        assert_eq!(timeless(theirs.unwrap()), timeless(ours.unwrap()), "after {step:?}");
+        let (actual, expected) =
+            (store.query_holdings(known.clone()).await, ledger.query_holdings(known).await);
+        assert_eq!(timeless(actual.unwrap()), timeless(expected.unwrap()), "after {step:?}");
     }
 }
 
@@ -148,7 +149,7 @@ fn hourly(reply: TokenReply) -> (u32, u64) {
 
 /// Removes the expiries and sorts the lists.
 fn timeless(mut holdings: Holdings) -> Holdings {
-    holdings.members.iter_mut().for_each(|life| life.expires_in_ms = None);
+    holdings.members.iter_mut().for_each(|liveness| liveness.expires_in_ms = None);
     holdings.members.sort_by(|a, b| a.member.cmp(&b.member));
     holdings.accounts.sort_by(|a, b| a.account.cmp(&b.account));
     for account in &mut holdings.accounts {
@@ -176,7 +177,7 @@ async fn two_members_of_one_bucket_get_one_burst_and_its_rate_together() {
     let (server, namespace) = (Redis::shared(), namespace("rate"));
     let (one, other) = (settled_store(server, &namespace).await, settled_store(server, &namespace).await);
     const EACH: u32 = 50;
-    let began = Instant::now();
+    let started = Instant::now();
     let draw = async |store: &RedisStore| {
         let mut given = 0;
         while given < EACH {
@@ -188,7 +189,7 @@ async fn two_members_of_one_bucket_get_one_burst_and_its_rate_together() {
     within("both get their tokens", futures_util::future::join(draw(&one), draw(&other))).await;
     let given = f64::from(2 * EACH);
     // One more, because the two clocks may differ.
-    let most = 3.0 + RATE * began.elapsed().as_secs_f64() + 1.0;
+    let most = 3.0 + RATE * started.elapsed().as_secs_f64() + 1.0;
     assert!(given <= most, "{given} of {most}");
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use forebay_quota::{Budget, BudgetConfig, KeyedLimit, MemberConfig, QuotaMode, Quota, RedisStore};
+use forebay_quota::{Budget, BudgetConfig, KeyedLimit, MemberConfig, Quota, QuotaMode, RedisStore};
 use forebay_redis::Client;
 use forebay_sandbox::Redis;
 use tokio::runtime::Builder;

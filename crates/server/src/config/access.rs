@@ -315,7 +315,8 @@ impl QuotaConfig {
             let why = format!("must be at least twice quota.beat_ms ({} ms)", beat.as_millis());
             return Err(check.wrong("quota.ttl_ms", ttl.as_millis().to_string(), why));
         }
-        let policies = [("share", OutagePolicy::Share), ("closed", OutagePolicy::Closed), ("open", OutagePolicy::Open)];
+        let policies =
+            [("share", OutagePolicy::Share), ("closed", OutagePolicy::Closed), ("open", OutagePolicy::Open)];
         let policy = check.choice("quota.policy", quota.policy.as_ref(), &policies)?;
         Ok(QuotaConfig { redis: url, namespace, member: quota.member.clone(), policy, beat, ttl })
     }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use forebay_admission::{Admission, MAX_LISTED};
-use forebay_quota::{QuotaMode, Quota};
+use forebay_quota::{Quota, QuotaMode};
 use forebay_stream::Stats;
 use metrics::{counter, gauge};
 use serde_json::{Map, Value, json};
@@ -52,7 +52,9 @@ impl Report for GateReport {
         let quota = self.quota.status();
         match quota.mode {
             QuotaMode::Rebuilding if u128::from(quota.mode_since_ms) >= up_ms => Readiness::Not(REBUILDING),
-            QuotaMode::Rebuilding | QuotaMode::Normal | QuotaMode::WithinSlices | QuotaMode::Degraded(_) => Readiness::Ready,
+            QuotaMode::Rebuilding | QuotaMode::Normal | QuotaMode::WithinSlices | QuotaMode::Degraded(_) => {
+                Readiness::Ready
+            }
         }
     }
 

@@ -26,8 +26,8 @@ pub(crate) struct KeyPrefix(Arc<str>);
 impl KeyPrefix {
     pub(crate) fn for_limit(limit: &str) -> Self {
         let mut prefix = String::from("k:");
-        for letter in limit.chars() {
-            match letter {
+        for character in limit.chars() {
+            match character {
                 ':' => prefix.push_str("%3A"),
                 '%' => prefix.push_str("%25"),
                 plain => prefix.push(plain),

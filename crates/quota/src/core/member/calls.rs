@@ -113,7 +113,7 @@ impl<W: TakeWaiter> QuotaMember<W> {
     }
 
     pub(crate) fn on_heartbeat_reply(&mut self, result: Result<HeartbeatReply, String>, now: Instant) {
-        let Some(open) = self.pending_heartbeat.take() else { return };
+        let Some(pending) = self.pending_heartbeat.take() else { return };
         if self.has_left {
             return;
         }
@@ -121,7 +121,7 @@ impl<W: TakeWaiter> QuotaMember<W> {
             Ok(reply) => reply,
             Err(why) => return self.on_outage(why, now),
         };
-        if open.member != self.id {
+        if pending.member != self.id {
             self.heartbeat_due = now;
             return;
         }
@@ -141,11 +141,11 @@ impl<W: TakeWaiter> QuotaMember<W> {
                 (self.next_heartbeat, self.takes_over) = (HeartbeatKind::Renew, false);
                 // After the deadline, the store may have expired this member and applied an earlier
                 // join that had timed out.
-                let knows_us_anew = now >= self.slice_deadline && sequence < self.last_acknowledged;
-                if !knows_us_anew {
-                    self.extend_deadline(open.sent);
+                let joined_again = now >= self.slice_deadline && sequence < self.last_acknowledged;
+                if !joined_again {
+                    self.extend_deadline(pending.sent);
                 }
-                if knows_us_anew || sequence < open.last_acknowledged {
+                if joined_again || sequence < pending.last_acknowledged {
                     self.rejoin(RejoinReason::StoreLostWrites, now);
                 } else {
                     self.refresh_accounts(now);
@@ -160,7 +160,7 @@ impl<W: TakeWaiter> QuotaMember<W> {
                 if now >= self.slice_deadline {
                     self.clear_slices();
                 }
-                self.extend_deadline(open.sent);
+                self.extend_deadline(pending.sent);
                 self.notices.push(MemberNotice::Joined { member: self.id.clone(), members: self.members });
                 self.push_all_accounts();
             }
@@ -174,34 +174,35 @@ impl<W: TakeWaiter> QuotaMember<W> {
     }
 
     pub(crate) fn on_settlement_reply(&mut self, result: Result<SettlementReply, String>, now: Instant) {
-        let Some(open) = self.pending_settlement.take() else { return };
-        if open.member != self.id {
+        let Some(pending) = self.pending_settlement.take() else { return };
+        if pending.member != self.id {
             // It belongs to an earlier incarnation; the current one has pushed everything again.
             return result.err().into_iter().for_each(|why| self.on_outage(why, now));
         }
         match result {
-            Ok(SettlementReply::Applied(replies)) if replies.len() != open.accounts.len() => {
-                let why = format!("the store gave {} answers to {} asks", replies.len(), open.accounts.len());
-                self.on_settlement_failure(open.accounts, why, now);
+            Ok(SettlementReply::Applied(replies)) if replies.len() != pending.accounts.len() => {
+                let why =
+                    format!("the store gave {} answers to {} asks", replies.len(), pending.accounts.len());
+                self.on_settlement_failure(pending.accounts, why, now);
             }
             Ok(SettlementReply::Applied(replies)) => {
                 self.on_settlement_success();
-                self.last_acknowledged = self.last_acknowledged.max(open.sequence);
-                for (account_id, reply) in open.accounts.iter().zip(replies) {
+                self.last_acknowledged = self.last_acknowledged.max(pending.sequence);
+                for (account_id, reply) in pending.accounts.iter().zip(replies) {
                     self.on_share_reply(account_id, reply, now);
                 }
                 let is_pushed = |account_id: &AccountId| {
                     self.find_account(account_id).is_none_or(|account| !account.needs_push)
                 };
-                let pushed = open.accounts.iter().filter(|account_id| is_pushed(account_id)).count();
+                let pushed = pending.accounts.iter().filter(|account_id| is_pushed(account_id)).count();
                 self.pending_pushes = self.pending_pushes.saturating_sub(pushed);
             }
-            Ok(SettlementReply::Stale) => self.mark_unacknowledged(open.accounts),
+            Ok(SettlementReply::Stale) => self.mark_unacknowledged(pending.accounts),
             Ok(SettlementReply::UnknownMember) => {
-                self.mark_unacknowledged(open.accounts);
-                let is_newborn = self.last_acknowledged == 0;
+                self.mark_unacknowledged(pending.accounts);
+                let is_new_incarnation = self.last_acknowledged == 0;
                 self.rejoin(RejoinReason::UnknownToStore, now);
-                if is_newborn {
+                if is_new_incarnation {
                     // The store may repeat this without end; callers must not wait for it.
                     let why = "the store let this member in and forgot it at once";
                     self.on_settlement_failure(Vec::new(), why.into(), now);
@@ -209,10 +210,10 @@ impl<W: TakeWaiter> QuotaMember<W> {
                 }
             }
             Ok(SettlementReply::LostWrites) => {
-                self.mark_unacknowledged(open.accounts);
+                self.mark_unacknowledged(pending.accounts);
                 self.rejoin(RejoinReason::StoreLostWrites, now);
             }
-            Err(why) => self.on_settlement_failure(open.accounts, why, now),
+            Err(why) => self.on_settlement_failure(pending.accounts, why, now),
         }
     }
 

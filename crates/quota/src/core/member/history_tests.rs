@@ -50,13 +50,13 @@ const KEYS: [&str; 2] = ["ann", "bob"];
 #[derive(Debug, Clone)]
 struct SimulatedCaller {
     process: u64,
-    gone: Rc<Cell<bool>>,
+    cancelled: Rc<Cell<bool>>,
     answered: Rc<Cell<u32>>,
 }
 
 impl TakeWaiter for SimulatedCaller {
     fn is_cancelled(&self) -> bool {
-        self.gone.get()
+        self.cancelled.get()
     }
 }
 
@@ -77,7 +77,7 @@ struct CallInTransit {
     process: u64,
     call: MemberCall,
     reply: Option<TransitReply>,
-    given_up: bool,
+    timed_out: bool,
 }
 
 #[derive(Debug)]
@@ -120,7 +120,7 @@ struct Coverage {
     rebuilding: u32,
     unavailable: u32,
     busy: u32,
-    reborn: HashMap<&'static str, u32>,
+    rejoins: HashMap<&'static str, u32>,
     stale: u32,
     excess: u32,
     full: u32,
@@ -199,7 +199,7 @@ impl SimulatedCluster {
             9..=13 => self.apply(a),
             14..=18 => self.deliver(a),
             19..=21 => self.pass(MS(1 + b as u64 % 12)),
-            22 => self.give_up(a),
+            22 => self.time_out(a),
             23 if !self.network.is_empty() => self.drop_request(a),
             24 => self.processes[index].paused = b % 3 == 0,
             25 if b % 4 == 0 => self.restart(index),
@@ -208,7 +208,7 @@ impl SimulatedCluster {
             28 if b % 8 == 0 => self.roll_back(a),
             29 => {
                 if let Some(caller) = self.processes[index].callers.get(b % 3) {
-                    caller.gone.set(true);
+                    caller.cancelled.set(true);
                 }
             }
             30 if !self.processes[index].paused => self.processes[index].member.on_pressure(),
@@ -262,7 +262,7 @@ impl SimulatedCluster {
             "every caller that still waits was answered"
         );
         assert!(process.leases.is_empty(), "nothing is lent by a member that has left");
-        self.network.push(CallInTransit { process: number, call, reply: None, given_up: true });
+        self.network.push(CallInTransit { process: number, call, reply: None, timed_out: true });
         self.coverage.left += 1;
         self.replace_process(index, "leaves");
     }
@@ -280,7 +280,7 @@ impl SimulatedCluster {
             return;
         }
         let caller =
-            SimulatedCaller { process: process.number, gone: Rc::default(), answered: Rc::default() };
+            SimulatedCaller { process: process.number, cancelled: Rc::default(), answered: Rc::default() };
         match process.member.take(account_id, now, || caller.clone()) {
             TakeDecision::Granted => {
                 self.history.push(format!("{:?}: {} takes {account_id:?}", self.time, process.number));
@@ -338,7 +338,7 @@ impl SimulatedCluster {
         let CallInTransit { process, call, .. } = &self.network[at];
         self.history.push(format!("{time:?}: applied for {process}: {call:?}: {reply:?}"));
         self.network[at].reply = Some(reply);
-        if self.network[at].given_up {
+        if self.network[at].timed_out {
             self.network.swap_remove(at);
         }
     }
@@ -365,8 +365,8 @@ impl SimulatedCluster {
     }
 
     /// The sender times out; the call may be applied later.
-    fn give_up(&mut self, choice: usize) {
-        let open: Vec<_> = (0..self.network.len()).filter(|at| !self.network[*at].given_up).collect();
+    fn time_out(&mut self, choice: usize) {
+        let open: Vec<_> = (0..self.network.len()).filter(|at| !self.network[*at].timed_out).collect();
         let Some(&at) = open.get(choice % open.len().max(1)) else { return };
         let (now, number) = (self.now(), self.network[at].process);
         let Some(process) =
@@ -383,7 +383,7 @@ impl SimulatedCluster {
             MemberCall::Leave(_) => process.member.on_leave_reply(why(), now),
         }
         self.history.push(format!("{:?}: {number} times out on {:?}", self.time, self.network[at].call));
-        self.network[at].given_up = true;
+        self.network[at].timed_out = true;
         if self.network[at].reply.is_some() {
             self.network.swap_remove(at);
         }
@@ -392,7 +392,7 @@ impl SimulatedCluster {
     /// The call is never applied, and its sender gets an error.
     fn drop_request(&mut self, choice: usize) {
         let at = choice % self.network.len();
-        if self.network[at].reply.is_none() && !self.network[at].given_up {
+        if self.network[at].reply.is_none() && !self.network[at].timed_out {
             self.fail_at(at);
         }
     }
@@ -419,18 +419,18 @@ impl SimulatedCluster {
         while self.time < end {
             self.pass(RULES.retry);
             self.run_processes();
-            for choice in 0..self.network.len() {
-                self.give_up(choice);
+            for index in 0..self.network.len() {
+                self.time_out(index);
             }
             self.excuse_falsely_expired();
         }
         self.history.push(format!("{:?}: the store is available", self.time));
         // Calls of a paused process have not timed out and stay in flight.
-        let (said, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut self.network)
+        let (sent, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut self.network)
             .into_iter()
-            .partition(|transit| transit.reply.is_none() && transit.given_up);
+            .partition(|transit| transit.reply.is_none() && transit.timed_out);
         self.network = kept;
-        for transit in said.into_iter().filter(|_| choice % 8 > 3) {
+        for transit in sent.into_iter().filter(|_| choice % 8 > 3) {
             self.network.push(transit);
             self.apply_at(self.network.len() - 1);
             self.excuse_falsely_expired();
@@ -507,11 +507,11 @@ impl SimulatedCluster {
         let now = self.now();
         let process = &mut self.processes[index];
         while let Some(call) = process.member.poll(now) {
-            self.network.push(CallInTransit { process: process.number, call, reply: None, given_up: false });
+            self.network.push(CallInTransit { process: process.number, call, reply: None, timed_out: false });
         }
         for notice in process.member.take_notices() {
             if let MemberNotice::Rejoined { why, .. } = notice {
-                *self.coverage.reborn.entry(why.as_str()).or_default() += 1;
+                *self.coverage.rejoins.entry(why.as_str()).or_default() += 1;
             }
         }
         let verdicts = process.member.take_verdicts();
@@ -587,7 +587,7 @@ impl SimulatedCluster {
     /// it since.
     fn claim(&self, process: &SimulatedProcess, account: &AccountId) -> u32 {
         let name = store_name(account);
-        let on_its_way =
+        let in_flight =
             self.network.iter().filter(|transit| transit.process == process.number).filter_map(|transit| {
                 match (&transit.call, &transit.reply) {
                     (
@@ -600,15 +600,15 @@ impl SimulatedCluster {
                     _ => None,
                 }
             });
-        on_its_way.fold(self.held(process, account), u32::max)
+        in_flight.fold(self.held(process, account), u32::max)
     }
 
     /// Returns the least that the store counts for a process, whichever of its settlements is
     /// applied next.
     fn least(&self, process: &SimulatedProcess, account: &AccountId) -> u32 {
         let (name, id) = (store_name(account), process.member.id());
-        let unheard = self.network.iter().filter(|transit| transit.reply.is_none());
-        let floors = unheard.filter_map(|transit| match &transit.call {
+        let unapplied = self.network.iter().filter(|transit| transit.reply.is_none());
+        let floors = unapplied.filter_map(|transit| match &transit.call {
             MemberCall::Settle(settlement)
                 if settlement.member == *id && settlement.sequence > self.ledger.sequence(id) =>
             {
@@ -626,16 +626,17 @@ impl SimulatedCluster {
     /// Returns the largest limit that a member uses, or has sent.
     fn limit(&self, account: &AccountId) -> u32 {
         let name = store_name(account);
-        let lives = |number: u64| self.processes.iter().any(|process| process.number == number);
-        let asked = self.network.iter().filter(|transit| transit.reply.is_none() && lives(transit.process));
-        let asked = asked.filter_map(|transit| match &transit.call {
+        let is_running = |number: u64| self.processes.iter().any(|process| process.number == number);
+        let sent =
+            self.network.iter().filter(|transit| transit.reply.is_none() && is_running(transit.process));
+        let sent = sent.filter_map(|transit| match &transit.call {
             MemberCall::Settle(settlement) => {
                 settlement.requests.iter().find(|request| request.account == name)
             }
             MemberCall::Heartbeat(_) | MemberCall::Leave(_) => None,
         });
         let own = self.processes.iter().map(|process| limit_of(process, account));
-        own.chain(asked.map(|request| request.limit)).max().unwrap_or(0)
+        own.chain(sent.map(|request| request.limit)).max().unwrap_or(0)
     }
 
     /// A process is falsely expired if it is alive and the store has removed it: after its own
@@ -913,7 +914,7 @@ fn the_histories_reach_every_outcome() {
             .by_policy
             .into_iter()
             .for_each(|(policy, count)| *all.by_policy.entry(policy).or_default() += count);
-        coverage.reborn.into_iter().for_each(|(why, count)| *all.reborn.entry(why).or_default() += count);
+        coverage.rejoins.into_iter().for_each(|(why, count)| *all.rejoins.entry(why).or_default() += count);
     }
     let numbers = [
         all.grants,
@@ -931,5 +932,5 @@ fn the_histories_reach_every_outcome() {
         all.expired_together,
     ];
     assert!(numbers.iter().all(|count| *count > 0), "{all:?}");
-    assert_eq!((all.reborn.len(), all.by_policy.len()), (3, 2), "{all:?}");
+    assert_eq!((all.rejoins.len(), all.by_policy.len()), (3, 2), "{all:?}");
 }

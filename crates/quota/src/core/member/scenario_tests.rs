@@ -207,7 +207,7 @@ fn units_that_the_store_does_not_know_are_not_lent_again() {
         cluster.execute(&mut a, heartbeat);
     }
     assert!(cluster.ledger.is_alive(a.id()) && a.counters().rejoins == 1);
-    // Its units are debt: a returned unit isn't lent again before the store has been told of the
+    // Its units are debt: a returned unit isn't lent again before the store knows the
     // rest,
     a.release(&ann(), cluster.now());
     assert!(a.try_take(&ann(), cluster.now()).is_err());
@@ -303,17 +303,17 @@ fn units_lent_in_an_outage_are_not_lent_again_before_they_are_reported() {
     cluster.take(&mut b, &ann()).unwrap();
     cluster.take(&mut b, &ann()).unwrap();
     cluster.pass(5);
-    let told = loop {
+    let report = loop {
         match a.poll(cluster.now()).expect("it reports what it has lent") {
             MemberCall::Settle(settlement) => break settlement,
             call => cluster.execute(&mut a, call),
         }
     };
-    assert_eq!((told.requests[0].floor, told.requests[0].used), (1, 1));
+    assert_eq!((report.requests[0].floor, report.requests[0].used), (1, 1));
     a.release(&ann(), cluster.now());
     assert!(a.try_take(&ann(), cluster.now()).is_err(), "both are lent elsewhere");
     // Nor after the store has recorded the outdated report.
-    let reply = cluster.ledger.settle(&told, cluster.time);
+    let reply = cluster.ledger.settle(&report, cluster.time);
     a.on_settlement_reply(Ok(reply), cluster.now());
     assert_eq!(cluster.ledger.held(ann_key().account()).into_values().sum::<u32>(), 3);
     assert!(a.try_take(&ann(), cluster.now()).is_err());
@@ -419,9 +419,9 @@ fn a_limit_lowered_while_a_request_is_in_flight_holds() {
     for member in [&mut a, &mut b] {
         let heartbeat = member.poll(cluster.now()).unwrap();
         cluster.execute(member, heartbeat);
-        let asked = cluster.settlement(member);
+        let request = cluster.settlement(member);
         member.set_budget_limit(0, 4);
-        cluster.execute(member, MemberCall::Settle(asked));
+        cluster.execute(member, MemberCall::Settle(request));
     }
     cluster.serve(&mut a);
     cluster.serve(&mut b);

@@ -38,7 +38,7 @@ async fn a_dead_members_units_are_free_once_a_handle_has_observed_it_for_a_ttl()
     tokio::time::sleep(2 * TTL).await;
 
     let (store, heir) = (handle(&namespace).await, MemberId::new("heir", 1));
-    let begun = Instant::now();
+    let started = Instant::now();
     let reply = store.heartbeat(heartbeat(&heir, HeartbeatKind::Join, TTL)).await.unwrap();
     assert_eq!(reply.members, 2, "a new handle counts every member as alive");
     let mut sequence = 0;
@@ -49,7 +49,7 @@ async fn a_dead_members_units_are_free_once_a_handle_has_observed_it_for_a_ttl()
         reply.count == 3
     })
     .await;
-    assert!(begun.elapsed() >= TTL, "after {:?}", begun.elapsed());
+    assert!(started.elapsed() >= TTL, "after {:?}", started.elapsed());
     assert_eq!(holders(&store, "k:x").await, [(heir, 3)]);
 
     let late = store.settle(settlement(&gone, 2, vec![exact("k:x", 3, 3, 3)])).await.unwrap();
@@ -65,9 +65,9 @@ async fn a_member_with_heartbeats_never_expires_however_often_it_is_observed() {
     let (watched, watcher) = (MemberId::new("watched", 1), MemberId::new("watcher", 1));
     first.heartbeat(heartbeat(&watched, HeartbeatKind::Join, TTL)).await.unwrap();
     second.heartbeat(heartbeat(&watcher, HeartbeatKind::Join, TTL)).await.unwrap();
-    let begun = Instant::now();
-    let mut last = begun;
-    while begun.elapsed() < 3 * TTL {
+    let started = Instant::now();
+    let mut last = started;
+    while started.elapsed() < 3 * TTL {
         if last.elapsed() > TTL / 2 {
             last = Instant::now();
             let reply = first.heartbeat(heartbeat(&watched, HeartbeatKind::Renew, TTL)).await.unwrap();
@@ -101,7 +101,7 @@ async fn no_member_expires_because_of_a_store_outage() {
 async fn a_new_namespace_grants_nothing_until_a_ttl_was_observed() {
     let namespace = namespace("new");
     let (store, member) = (handle(&namespace).await, MemberId::new("a", 1));
-    let begun = Instant::now();
+    let started = Instant::now();
     let reply = store.heartbeat(heartbeat(&member, HeartbeatKind::Join, TTL)).await.unwrap();
     assert_eq!((reply.membership, reply.generation, reply.rebuild_left), (Membership::Joined, 7, TTL));
     let held = settle(&store, &member, 1, vec![exact("k:x", 3, 1, 2)]).await[0];
@@ -113,7 +113,7 @@ async fn a_new_namespace_grants_nothing_until_a_ttl_was_observed() {
         settle(&store, &member, sequence, vec![exact("k:x", 3, 1, 2)]).await[0].count == 2
     })
     .await;
-    assert!(begun.elapsed() >= TTL, "after {:?}", begun.elapsed());
+    assert!(started.elapsed() >= TTL, "after {:?}", started.elapsed());
     let other = handle(&namespace).await;
     let reply = other.heartbeat(heartbeat(&MemberId::new("b", 1), HeartbeatKind::Join, TTL)).await.unwrap();
     assert_eq!(reply.rebuild_left, Duration::ZERO, "a later member doesn't wait");
@@ -138,9 +138,9 @@ async fn a_store_that_lost_its_data_is_rebuilt_from_what_the_members_hold() {
     assert_eq!((reply.membership, reply.generation, reply.members), (Membership::Unknown, 7, 0));
     assert!(reply.rebuild_left > Duration::ZERO);
 
-    let reborn = MemberId::new("a", 2);
-    store.heartbeat(heartbeat(&reborn, HeartbeatKind::Join, LONG)).await.unwrap();
-    assert_eq!(settle(&store, &reborn, 1, requests()).await[0].count, 2);
+    let rejoined = MemberId::new("a", 2);
+    store.heartbeat(heartbeat(&rejoined, HeartbeatKind::Join, LONG)).await.unwrap();
+    assert_eq!(settle(&store, &rejoined, 1, requests()).await[0].count, 2);
     let greedy = MemberId::new("b", 1);
     store.heartbeat(heartbeat(&greedy, HeartbeatKind::Join, TTL)).await.unwrap();
     let mut sequence = 0;
@@ -150,7 +150,7 @@ async fn a_store_that_lost_its_data_is_rebuilt_from_what_the_members_hold() {
     })
     .await;
     assert!(lost.elapsed() >= TTL, "after {:?}", lost.elapsed());
-    assert_eq!(holders(&store, "k:x").await, [(reborn, 2), (greedy, 1)]);
+    assert_eq!(holders(&store, "k:x").await, [(rejoined, 2), (greedy, 1)]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

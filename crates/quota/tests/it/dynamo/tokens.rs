@@ -35,11 +35,11 @@ async fn draw_until(store: &DynamoStore, wanted: u32) -> u32 {
 async fn the_rate_holds_for_concurrent_draws() {
     let namespace = namespace("rate");
     let stores = join_all((0..5).map(|_| handle(&namespace))).await;
-    let begun = Instant::now();
+    let started = Instant::now();
     let drawing = join_all(stores.iter().map(|store| draw_until(store, BURST)));
     let given = within("all get their tokens despite conflicts", drawing).await;
     let (given, allowed) =
-        (given.iter().sum::<u32>(), f64::from(BURST) + RATE * begun.elapsed().as_secs_f64());
+        (given.iter().sum::<u32>(), f64::from(BURST) + RATE * started.elapsed().as_secs_f64());
     assert!(f64::from(given) <= allowed, "{given} of {allowed}");
 }
 
@@ -56,8 +56,8 @@ async fn a_clock_that_was_ahead_costs_one_burst_at_most_and_blocks_no_caller() {
     }
     put(bucket).await;
 
-    let begun = Instant::now();
+    let started = Instant::now();
     let given = within("it is not blocked", draw_until(&store, 5 * BURST)).await;
-    let earned = RATE * begun.elapsed().as_secs_f64();
+    let earned = RATE * started.elapsed().as_secs_f64();
     assert!(f64::from(given) <= f64::from(BURST) + earned, "{given} of {earned}");
 }

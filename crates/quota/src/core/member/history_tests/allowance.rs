@@ -66,10 +66,10 @@ impl Allowance {
         let (mut debt, mut excused) = (self.debt.get(account).copied().unwrap_or(0) + lowered, 0);
         for Claim { process, claim, least, .. } in claims {
             let account_id = (*process, account.clone());
-            let told = least.saturating_sub(self.counted.insert(account_id.clone(), *least).unwrap_or(0));
+            let reported = least.saturating_sub(self.counted.insert(account_id.clone(), *least).unwrap_or(0));
             let Some(excuse) = self.excused.get_mut(&account_id) else { continue };
             let still = (*excuse).min(claim.saturating_sub(*least));
-            debt += told.min(*excuse - still);
+            debt += reported.min(*excuse - still);
             (*excuse, excused) = (still, excused + still);
         }
         let claimed: u32 = claims.iter().map(|claim| claim.claim.max(claim.counted)).sum();
