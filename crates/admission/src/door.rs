@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, O
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use forebay_quota::{Budget, BudgetConfig, Keyed, KeyedLease, Lease, Quota, Refusal, Usage};
+use forebay_quota::{Budget, BudgetConfig, KeyedLease, KeyedLimit, Lease, Quota, QuotaRefusal, Usage};
 use tokio::sync::Notify;
 
 use crate::config::{Builder, MemoryBound};
@@ -38,7 +38,7 @@ const STRAINED_SECONDS: u32 = 5;
 pub(crate) struct Door {
     pub(crate) quota: Quota,
     pub(crate) budget: Budget,
-    pub(crate) keyed: Keyed,
+    pub(crate) keyed: KeyedLimit,
     pub(crate) watch: Watch,
     pub(crate) meters: Meters,
     pub(crate) registry: Registry,
@@ -70,7 +70,7 @@ pub(crate) struct Door {
 impl Door {
     pub(crate) fn new(config: Builder, quota: Quota) -> Self {
         let budget = quota.budget(&config.name, BudgetConfig::new(config.total));
-        let keyed = quota.keyed(&config.name, config.per_user);
+        let keyed = quota.keyed_limit(&config.name, config.per_user);
         let meters = Meters::new(config.classes.iter().map(|(class, _)| class));
         let memory = match config.memory {
             MemoryBound::Off => None,
@@ -276,7 +276,7 @@ impl Door {
         if self.queue.len() == 0 {
             match self.budget.take().await {
                 Ok(lease) => return Ok(lease),
-                Err(Refusal::Full { .. }) => {}
+                Err(QuotaRefusal::Full { .. }) => {}
                 Err(refusal) => return Err(refused(refusal)),
             }
         }
@@ -306,18 +306,18 @@ impl Door {
     }
 
     /// What the quota's refusal is to a visitor; `full` is what it is if all are taken.
-    fn refusal(&self, refusal: Refusal, user: Option<&User>, full: Reason) -> Rejection {
+    fn refusal(&self, refusal: QuotaRefusal, user: Option<&User>, full: Reason) -> Rejection {
         let mut rejection = match &refusal {
-            Refusal::Full { .. } => self.rejection(full, user),
-            Refusal::Rebuilding { .. } => self.rejection(Reason::Rebuilding, user),
-            Refusal::Busy { .. } => self.rejection(Reason::StoreBusy, user),
+            QuotaRefusal::Full { .. } => self.rejection(full, user),
+            QuotaRefusal::Rebuilding { .. } => self.rejection(Reason::Rebuilding, user),
+            QuotaRefusal::Busy { .. } => self.rejection(Reason::StoreBusy, user),
             // Whatever else a quota may come to say, it has no unit.
             _ => self.rejection(Reason::StoreDown, user),
         };
-        if let Refusal::Full { used, limit } = refusal {
+        if let QuotaRefusal::Full { used, limit } = refusal {
             rejection.count = Some((used, limit));
         }
-        if let Refusal::Rebuilding { left } = refusal {
+        if let QuotaRefusal::Rebuilding { left } = refusal {
             let (least, most) = RETRY_AFTER_SECONDS;
             let seconds = u32::try_from(left.as_millis().div_ceil(1_000)).unwrap_or(most);
             rejection.retry_after_seconds = Some(seconds.clamp(least, most));

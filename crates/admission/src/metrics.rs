@@ -8,7 +8,7 @@ use ::metrics::{
     Counter, Gauge, Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge,
     histogram,
 };
-use forebay_quota::Mode;
+use forebay_quota::QuotaMode;
 use http::HeaderName;
 
 use crate::core::health::State;
@@ -103,7 +103,7 @@ pub(crate) struct Meters {
     rejected: [Counter; Reason::ALL.len()],
     health: [Gauge; State::ALL.len()],
     shedding: [Gauge; Strain::ALL.len()],
-    modes: [Gauge; Mode::ALL.len()],
+    modes: [Gauge; QuotaMode::ALL.len()],
 }
 
 impl Meters {
@@ -131,7 +131,7 @@ impl Meters {
             rejected: Reason::ALL.map(|reason| counter!(REJECTED, "reason" => reason.as_str())),
             health: State::ALL.map(|state| gauge!(HEALTH, "state" => state.as_str())),
             shedding: Strain::ALL.map(|strain| gauge!(SHEDDING, "cause" => strain.as_str())),
-            modes: Mode::ALL.map(|mode| gauge!(QUOTA_MODE, "mode" => mode.as_str())),
+            modes: QuotaMode::ALL.map(|mode| gauge!(QUOTA_MODE, "mode" => mode.as_str())),
         }
     }
 
@@ -153,8 +153,8 @@ impl Meters {
         one_of(&self.shedding, Strain::ALL.iter().position(|strain| Some(*strain) == now));
     }
 
-    pub(crate) fn mode(&self, now: Mode) {
-        one_of(&self.modes, Mode::ALL.iter().position(|mode| *mode == now));
+    pub(crate) fn mode(&self, now: QuotaMode) {
+        one_of(&self.modes, QuotaMode::ALL.iter().position(|mode| *mode == now));
     }
 }
 

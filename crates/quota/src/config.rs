@@ -1,27 +1,27 @@
-//! How a member behaves.
+//! Configuration of a member, its budgets and its rates.
 
 use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::store::{Sharing, plain_name};
+use crate::store::{Allocation, sanitize_name};
 
-/// A member's name and manners.
+/// A member's name, timing and outage policy.
 #[derive(Debug, Clone)]
 pub struct MemberConfig {
     pub(crate) name: String,
-    pub(crate) rules: Rules,
+    pub(crate) rules: MemberRules,
     pub(crate) call_timeout: Duration,
     pub(crate) join_timeout: Duration,
 }
 
-/// What the pure core goes by.
+/// Settings of the pure core.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Rules {
-    pub(crate) beat: Duration,
+pub(crate) struct MemberRules {
+    pub(crate) heartbeat_interval: Duration,
     pub(crate) ttl: Duration,
     pub(crate) margin: Duration,
-    pub(crate) policy: Policy,
+    pub(crate) policy: OutagePolicy,
     pub(crate) retry: Duration,
     pub(crate) refusal_hold: Duration,
     pub(crate) key_refresh: Duration,
@@ -29,37 +29,40 @@ pub(crate) struct Rules {
     pub(crate) batch: usize,
 }
 
-impl Rules {
-    /// Such that they fit each other, whatever was asked for.
-    pub(crate) fn made_sensible(mut self) -> Self {
+impl MemberRules {
+    /// Returns settings that are consistent: the TTL within its bounds, at least three heartbeats
+    /// in a TTL.
+    pub(crate) fn clamped(mut self) -> Self {
         self.ttl = self.ttl.clamp(Duration::from_millis(10), Duration::from_secs(24 * 3600));
         self.margin = self.ttl / 10;
-        self.beat = self.beat.clamp(Duration::from_millis(1), self.ttl / 3);
-        self.retry = self.retry.min(self.beat);
+        self.heartbeat_interval = self.heartbeat_interval.clamp(Duration::from_millis(1), self.ttl / 3);
+        self.retry = self.retry.min(self.heartbeat_interval);
         self
     }
 }
 
-/// Stores may forget a key that nobody has touched for so long; members refresh theirs in half the time. Liveness doesn't
-/// depend on it: it only cleans up after keys whose last holder died.
-pub(crate) const KEY_LIFE: Duration = Duration::from_secs(3600);
+/// A store may delete a key after this time without writes. Members rewrite their keys in half that
+/// time.
+/// It only removes keys whose last holder has died; liveness doesn't depend on it.
+pub(crate) const KEY_TTL: Duration = Duration::from_secs(3600);
 
 impl MemberConfig {
-    /// A member called `name`: the same name again after a restart takes over from the last incarnation at once. Two
-    /// processes must not share a name; if they do, the first goes on under another.
+    /// Creates the configuration of the member `name`.
+    /// A process that restarts under the same name takes over its predecessor's units at once. Two
+    /// processes must not share a name; if they do, the first one continues under another name.
     ///
-    /// Of the name, letters, digits and `-._:+` are kept, up to 64 of them; others become `_`.
+    /// Letters, digits and `-._:+` are kept, up to 64 of them. Other characters become `_`.
     pub fn new(name: impl AsRef<str>) -> Self {
-        let mut name = plain_name(name.as_ref());
-        name.truncate(64); // it is ASCII
-        let rules = Rules {
-            beat: Duration::from_secs(2),
+        let mut name = sanitize_name(name.as_ref());
+        name.truncate(64); // the name is ASCII
+        let rules = MemberRules {
+            heartbeat_interval: Duration::from_secs(2),
             ttl: Duration::from_secs(10),
             margin: Duration::from_secs(1),
-            policy: Policy::Share,
+            policy: OutagePolicy::Share,
             retry: Duration::from_millis(500),
             refusal_hold: Duration::from_millis(50),
-            key_refresh: KEY_LIFE / 2,
+            key_refresh: KEY_TTL / 2,
             max_waiting: 65_536,
             batch: 256,
         };
@@ -67,103 +70,110 @@ impl MemberConfig {
         MemberConfig { name, rules, call_timeout, join_timeout }
     }
 
-    /// How often it tells the store that it lives. 2 s by default: a fifth of the TTL, so that four may be lost. At most a
-    /// third of the TTL: a longer one is shortened.
-    pub fn beat(mut self, beat: Duration) -> Self {
-        self.rules.beat = beat;
+    /// Sets the heartbeat interval. 2 s by default: a fifth of the TTL, so that four heartbeats may
+    /// be lost.
+    /// A value above a third of the TTL is lowered to that.
+    pub fn heartbeat_interval(mut self, interval: Duration) -> Self {
+        self.rules.heartbeat_interval = interval;
         self
     }
 
-    /// For how long the store believes a beat: a member that is gone loses what it held after that. 10 s by default.
+    /// Sets the time after which the store removes a member without heartbeats, with all it holds.
+    /// 10 s by default.
     ///
-    /// A tenth of it is the margin by which a member stops trusting its slices before the store does.
+    /// A member stops lending from its slices a tenth of the TTL before the store expires it.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.rules.ttl = ttl;
         self
     }
 
-    /// What to do without the store. `Share` by default.
-    pub fn policy(mut self, policy: Policy) -> Self {
+    /// Sets the behaviour while the store is unavailable. `Share` by default.
+    pub fn policy(mut self, policy: OutagePolicy) -> Self {
         self.rules.policy = policy;
         self
     }
 
-    /// How long the store may take to answer a call before it counts as away. 500 ms by default.
+    /// Sets the timeout of a call to the store. 500 ms by default.
     pub fn call_timeout(mut self, timeout: Duration) -> Self {
         self.call_timeout = timeout;
         self
     }
 
-    /// How long [`Quota::join`](crate::Quota::join) waits to be let in before it goes on without the store. 2 s by default.
+    /// Sets how long [`Quota::join`](crate::Quota::join) waits for the store before it continues
+    /// without it. 2 s by default.
     pub fn join_timeout(mut self, timeout: Duration) -> Self {
         self.join_timeout = timeout;
         self
     }
 
-    /// How many callers may wait for the store at once; more are refused as `Busy`. 65,536 by default.
+    /// Sets the maximum number of callers that wait for the store; more are refused as `Busy`.
+    /// 65,536 by default.
     pub fn max_waiting(mut self, max_waiting: usize) -> Self {
         self.rules.max_waiting = max_waiting;
         self
     }
 }
 
-/// What a member does while it can't reach the store: a budget beyond its slice's deadline, a keyed limit at once.
+/// What a member grants while the store is unavailable.
+/// Budgets use it after the slice deadline, keyed limits at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Policy {
-    /// Grants nothing: never too many, at the price of refusing.
+pub enum OutagePolicy {
+    /// Grants nothing. The limit always holds.
     Closed,
-    /// Of a budget, this member's equal part of the limit by the last known number of members; of a keyed limit, what it
-    /// has lent itself, up to the limit.
+    /// Of a budget, grants this member an equal part of the limit, by the last known number of
+    /// members. Of a keyed limit, grants up to the limit in each member.
     Share,
     /// Grants everything.
     Open,
 }
 
-impl Policy {
-    /// In logs, metrics and configuration.
+impl OutagePolicy {
+    /// Returns the name used in logs, metrics and configuration.
     pub fn as_str(self) -> &'static str {
         match self {
-            Policy::Closed => "closed",
-            Policy::Share => "share",
-            Policy::Open => "open",
+            OutagePolicy::Closed => "closed",
+            OutagePolicy::Share => "share",
+            OutagePolicy::Open => "open",
         }
     }
 }
 
-impl std::str::FromStr for Policy {
-    type Err = UnknownPolicy;
+impl std::str::FromStr for OutagePolicy {
+    type Err = ParseOutagePolicyError;
 
-    fn from_str(text: &str) -> Result<Self, UnknownPolicy> {
-        [Policy::Closed, Policy::Share, Policy::Open]
+    fn from_str(text: &str) -> Result<Self, ParseOutagePolicyError> {
+        [OutagePolicy::Closed, OutagePolicy::Share, OutagePolicy::Open]
             .into_iter()
             .find(|policy| policy.as_str() == text)
-            .ok_or_else(|| UnknownPolicy(text.into()))
+            .ok_or_else(|| ParseOutagePolicyError(text.into()))
     }
 }
 
-/// No policy is called so.
+/// The text is not the name of an outage policy.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("no policy is called {0:?}; there are: closed, share, open")]
-pub struct UnknownPolicy(String);
+pub struct ParseOutagePolicyError(String);
 
-/// A budget's limit, and what becomes of the units of a process that was replaced.
+/// A budget's limit, and how the units of a replaced process are freed.
 #[derive(Debug, Clone, Copy)]
 pub struct BudgetConfig {
     pub(crate) limit: u32,
-    pub(crate) sharing: Sharing,
+    pub(crate) allocation: Allocation,
 }
 
 impl BudgetConfig {
-    /// A budget of `limit` units in the whole cluster. A member that restarts has its predecessor's units back at once.
+    /// Creates a budget of `limit` units for the whole cluster. A member that restarts has its
+    /// predecessor's units at once.
     pub fn new(limit: u32) -> Self {
-        BudgetConfig { limit, sharing: Sharing::Blocks }
+        BudgetConfig { limit, allocation: Allocation::Blocks }
     }
 
-    /// The units stand for something that may outlive its process for a while (a server's end of a connection): a
-    /// restarted member's old units are free only when they expire.
+    /// Keeps the units of a replaced process until they expire.
+    /// Use it for units that stand for something that may outlive its process, such as the server's
+    /// end of a connection.
     pub fn held_until_expiry(mut self) -> Self {
-        self.sharing = Sharing::BlocksUntilExpiry;
+        self.allocation = Allocation::BlocksUntilExpiry;
         self
     }
 }
@@ -177,8 +187,8 @@ pub struct RateConfig {
 }
 
 impl RateConfig {
-    /// So many tokens a second in the whole cluster, and up to a tenth of a second's worth of them at once. More than a
-    /// thousand million a second are as many; less than one in a million seconds is that.
+    /// Allows `per_second` tokens a second in the whole cluster, with a burst of a tenth of that.
+    /// The rate is clamped to 1e-6 ..= 1e9.
     ///
     /// # Panics
     /// If `per_second` isn't a positive number.
@@ -188,14 +198,14 @@ impl RateConfig {
         RateConfig { per_second, burst: (per_second / 10.0).clamp(1.0, 1e6) as u32, batch: 1 }
     }
 
-    /// How many tokens may be taken at once after a pause.
+    /// Sets the number of tokens that can be taken at once after a pause.
     pub fn burst(mut self, burst: u32) -> Self {
         self.burst = burst.max(1);
         self
     }
 
-    /// How many tokens to fetch with one call where the store is slow; those that aren't used within a second are lost.
-    /// 1 by default; for DynamoDB, a tenth of the rate is sensible.
+    /// Sets how many tokens one call fetches. Tokens that aren't used within a second are lost.
+    /// 1 by default. For DynamoDB, use about a tenth of the rate.
     pub fn batch(mut self, batch: u32) -> Self {
         self.batch = batch.max(1);
         self
@@ -207,13 +217,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_beat_always_fits_its_ttl_several_times() {
-        let rules = |config: MemberConfig| config.rules.made_sensible();
+    fn at_least_three_heartbeats_fit_in_a_ttl() {
+        let rules = |config: MemberConfig| config.rules.clamped();
         let short = rules(MemberConfig::new("a").ttl(Duration::from_secs(1)));
-        assert_eq!((short.beat, short.margin), (Duration::from_secs(1) / 3, Duration::from_millis(100)));
-        let endless = rules(MemberConfig::new("a").ttl(Duration::MAX).beat(Duration::MAX));
-        assert_eq!((endless.ttl, endless.beat), (Duration::from_secs(86_400), Duration::from_secs(28_800)));
-        let none = rules(MemberConfig::new("a").ttl(Duration::ZERO).beat(Duration::ZERO));
-        assert_eq!((none.ttl, none.beat), (Duration::from_millis(10), Duration::from_millis(1)));
+        assert_eq!(
+            (short.heartbeat_interval, short.margin),
+            (Duration::from_secs(1) / 3, Duration::from_millis(100))
+        );
+        let endless = rules(MemberConfig::new("a").ttl(Duration::MAX).heartbeat_interval(Duration::MAX));
+        assert_eq!(
+            (endless.ttl, endless.heartbeat_interval),
+            (Duration::from_secs(86_400), Duration::from_secs(28_800))
+        );
+        let none = rules(MemberConfig::new("a").ttl(Duration::ZERO).heartbeat_interval(Duration::ZERO));
+        assert_eq!(
+            (none.ttl, none.heartbeat_interval),
+            (Duration::from_millis(10), Duration::from_millis(1))
+        );
     }
 }

@@ -1,50 +1,50 @@
-//! Why there is no unit, or no token.
+//! `QuotaRefusal`: the reasons why a unit or a token was not granted.
 
 use std::time::Duration;
 
-/// Why a unit was refused.
+/// Why a unit or a token was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Refusal {
-    /// Everything is lent.
-    #[error("{used} of {limit} are taken")]
+pub enum QuotaRefusal {
+    /// All units are lent.
+    #[error("{used} of {limit} units are lent")]
     Full {
-        /// How many are lent, as far as this member knows.
+        /// Units lent by all members, as far as this member knows.
         used: u32,
-        /// Of how many.
+        /// The limit that was checked.
         limit: u32,
     },
-    /// The store has lost its memory, or was away until its members had expired; they tell it what they hold, and nothing
-    /// new is granted meanwhile.
-    #[error(
-        "the store doesn't know who holds what and is being told anew: nothing is granted for another {left:?}"
-    )]
+    /// The store doesn't know all holders, so it grants nothing new until its members have reported
+    /// what they hold.
+    /// This happens after data loss, and after an outage in which members expired.
+    #[error("the quota store is being rebuilt from its members: nothing is granted for another {left:?}")]
     Rebuilding {
-        /// For how long.
+        /// Time until the rebuild ends.
         left: Duration,
     },
-    /// The store can't be asked, and the policy grants nothing without it.
-    #[error("the store can't be asked: {why}")]
+    /// The store is unavailable, and the [`OutagePolicy`](crate::OutagePolicy) grants nothing
+    /// without it.
+    #[error("the quota store is unavailable: {why}")]
     Unavailable {
-        /// What it said, or didn't.
+        /// The last error of the store.
         why: String,
     },
-    /// Too many callers wait for the store's answer already.
-    #[error("{waiting} callers wait for the store already")]
+    /// The maximum number of callers already waits for the store.
+    #[error("{waiting} callers already wait for the quota store")]
     Busy {
-        /// How many.
+        /// Callers waiting.
         waiting: usize,
     },
 }
 
-impl Refusal {
-    /// In logs and metrics.
+impl QuotaRefusal {
+    /// Returns the name used in logs and metrics.
     pub fn as_str(&self) -> &'static str {
         match self {
-            Refusal::Full { .. } => "full",
-            Refusal::Rebuilding { .. } => "rebuilding",
-            Refusal::Unavailable { .. } => "unavailable",
-            Refusal::Busy { .. } => "busy",
+            QuotaRefusal::Full { .. } => "full",
+            QuotaRefusal::Rebuilding { .. } => "rebuilding",
+            QuotaRefusal::Unavailable { .. } => "unavailable",
+            QuotaRefusal::Busy { .. } => "busy",
         }
     }
 }

@@ -1,38 +1,39 @@
-//! What a caller holds: one unit, given back on drop.
+//! Leases: guards that hold one unit and return it on drop.
 
 use std::fmt;
 use std::sync::Arc;
 
-use crate::core::member::AccountRef;
-use crate::shared::Shared;
+use crate::core::member::AccountId;
+use crate::member_runtime::MemberRuntime;
 
-/// One unit of a budget. Dropping it gives it back, without waiting for anything.
-#[must_use = "dropping a lease gives its unit back"]
+/// One unit of a budget. Dropping the lease returns the unit without blocking.
+#[must_use = "dropping a lease returns its unit"]
 pub struct Lease {
-    pub(crate) _unit: Unit,
+    pub(crate) _unit: UnitGuard,
 }
 
-/// One unit of a key's limit. Dropping it gives it back, without waiting for anything.
-#[must_use = "dropping a lease gives its unit back"]
+/// One unit of a key's limit. Dropping the lease returns the unit without blocking.
+#[must_use = "dropping a lease returns its unit"]
 pub struct KeyedLease {
-    pub(crate) _unit: Unit,
+    pub(crate) _unit: UnitGuard,
 }
 
-/// Made only for a unit that the core has just lent; the one place where it comes back.
-pub(crate) struct Unit {
-    shared: Arc<Shared>,
-    of: AccountRef,
+/// Guard of one lent unit. Created only after the core has lent the unit; its drop is the only way
+/// back.
+pub(crate) struct UnitGuard {
+    runtime: Arc<MemberRuntime>,
+    account_id: AccountId,
 }
 
-impl Unit {
-    pub(crate) fn new(shared: Arc<Shared>, of: AccountRef) -> Self {
-        Unit { shared, of }
+impl UnitGuard {
+    pub(crate) fn new(runtime: Arc<MemberRuntime>, account_id: AccountId) -> Self {
+        UnitGuard { runtime, account_id }
     }
 }
 
-impl Drop for Unit {
+impl Drop for UnitGuard {
     fn drop(&mut self) {
-        self.shared.give(&self.of);
+        self.runtime.release(&self.account_id);
     }
 }
 
@@ -44,6 +45,6 @@ impl fmt::Debug for Lease {
 
 impl fmt::Debug for KeyedLease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("KeyedLease") // the key may be a user's name
+        f.write_str("KeyedLease") // the key may identify a user
     }
 }

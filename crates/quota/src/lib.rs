@@ -1,13 +1,9 @@
-//! Counting across machines: budgets, exact limits per key, and a rate, which hold over all processes that share a store.
+//! Cluster-wide counting: budgets, exact limits per key, and rates that hold over all processes
+//! that share a store.
 //!
-//! A count belongs to a member, which is one running process, and a member that stops beating loses it: nothing leaks when a
-//! process is killed. What always holds:
-//! - While the store keeps its writes, no more than the limit is lent, over all members together. Otherwise the excess is at
-//!   most the writes that it lost, what members held that were taken for dead while they lived, and what
-//!   [`Policy::Share`] or [`Policy::Open`] allow without the store.
-//! - What is lent stays lent: lowering a limit, losing the store or being taken for dead never cuts a holder.
-//! - Every unit comes back exactly once, when its lease is dropped, without waiting for anything.
-//! - A unit out of this member's slice costs no round trip; nothing is refused before the store was asked.
+//! A store is Redis, DynamoDB, or memory for one process. Each process is a *member* of a
+//! namespace. Counts belong to members: a member without heartbeats expires, and its units are free
+//! again. So nothing leaks when a process is killed.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
@@ -19,53 +15,197 @@
 //!
 //! let store = RedisStore::open(&url, "chat")?;
 //! let quota = Quota::join(store, MemberConfig::new("instance-1")).await;
-//! let streams = quota.budget("streams", BudgetConfig::new(10_000)); // in all instances together
-//! let per_user = quota.keyed("user", 3); // each user, wherever it is served
+//! let streams = quota.budget("streams", BudgetConfig::new(10_000)); // limit of all instances
+//! let per_user = quota.keyed_limit("user", 3); // limit of each user in all instances
 //! # quota.leave().await;
-//! # let quota = Quota::local(); // the namespace above is new, and grants nothing for its first ten seconds
-//! # let (streams, per_user) = (quota.budget("streams", BudgetConfig::new(10_000)), quota.keyed("user", 3));
+//! # let quota = Quota::local(); // a new namespace in Redis grants nothing for its first TTL
+//! # let streams = quota.budget("streams", BudgetConfig::new(10_000));
+//! # let per_user = quota.keyed_limit("user", 3);
 //!
 //! let held = (streams.take().await?, per_user.take("ann").await?);
 //! assert_eq!(streams.usage().used, 1);
-//! drop(held); // gives both back
+//! drop(held); // returns both units
 //! # }
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! A namespace that is new, or whose store has lost its memory or was away until its members had expired, grants nothing for
-//! one TTL: members that live may still have to tell what they hold. [`Quota::status`] says so, and [`Refusal::Rebuilding`] says
-//! for how long. What may come on top of a limit, and when, is a table in the README.
+//! # Structure
+//!
+//! ```text
+//! caller          Budget · KeyedLimit · Rate                 other members
+//!   │ take, drop         │                                        │
+//!   ▼                    ▼                                        ▼
+//! member_runtime.rs ─ one mutex ─▶ core/member ─ calls ─▶ Store ◀─ calls
+//!   polls the settlement in the      pure: slices,       heartbeat · settle · leave ·
+//!   waiting caller, else a task;     waiters, deadlines  draw · query_holdings
+//!   timer task, pressure task                            memory · Redis · DynamoDB
+//! ```
+//!
+//! - An *account* is a cluster-wide count with a limit. A budget is one account. A keyed limit has
+//!   one account for each key.
+//! - A *slice* is the part of a budget that a member may lend without a call. Budgets are granted
+//!   in blocks: a member gets what it requests plus half of an equal part of the rest. Accounts of
+//!   keys are exact.
+//! - A *settlement* reports what a member holds (the *floor*) and requests what it wants to hold.
+//!   At most one is in flight. It carries all accounts that need one, so a burst of decisions costs
+//!   Redis one script.
+//! - A slice shrinks before its settlement is sent and grows with the reply. So the store has
+//!   recorded at least what is lent, even if a message is lost.
+//! - A member lends from its slices until its *slice deadline*: the time at which its last
+//!   acknowledged heartbeat was sent, plus the TTL, minus a margin. It lies before the store's
+//!   expiry.
+//! - A refusal raises *pressure*. The store notifies all members, which return idle units. The
+//!   refused member retries for up to 50 ms while others have idle units. Under pressure, no extra
+//!   block is granted.
+//! - A *rebuild* follows data loss, and an outage in which members expired. The store grants
+//!   nothing new for one TTL, in which the members report what they hold. A new namespace looks
+//!   like a lost one, so it starts with a rebuild. [`Quota::status`] shows it, and
+//!   [`QuotaRefusal::Rebuilding`] has the time left.
+//!
+//! # Invariants and their tests
+//!
+//! - While the store keeps its writes, all members together lend no more than the limit.
+//!   `leases_stay_within_the_limits_and_all_units_are_returned`,
+//!   `sixteen_processes_race_for_one_user_and_never_more_than_three_win`,
+//!   `members_join_and_leave_under_load_and_the_limit_holds`,
+//!   `random_faults_never_lend_more_than_the_limit_by_the_closed_policy`
+//! - Otherwise the excess is at most the lost writes, the units of members that expired while they
+//!   were alive, and what the [`OutagePolicy`] allows.
+//!   `leases_stay_within_the_limits_and_all_units_are_returned`,
+//!   `after_flushall_at_90_percent_the_limits_hold_and_all_units_are_known_again_soon`,
+//!   `random_faults_lend_no_more_than_each_members_limit_by_the_share_policy`,
+//!   `after_random_faults_the_limit_holds_by_the_open_policy`
+//! - Members that expired together never hold more than the limit.
+//!   `members_that_all_expired_together_never_hold_more_than_the_limit`,
+//!   `when_all_members_expire_together_nothing_is_granted_until_they_have_reported`
+//! - A lease is never revoked: not by a lowered limit, a lost store, or an expired member.
+//!   `limits_rise_and_fall_and_leases_stay`,
+//!   `while_redis_is_gone_the_policy_decides_and_its_return_reconciles`,
+//!   `a_member_stopped_beyond_its_ttl_keeps_its_leases_as_debt`
+//! - Every unit is returned exactly once, when its lease is dropped, without blocking.
+//!   `leases_stay_within_the_limits_and_all_units_are_returned`,
+//!   `a_caller_dropped_at_any_point_leaks_nothing`, `callers_dropped_on_many_threads_leak_nothing`
+//! - The units of a killed process are free after a TTL and a heartbeat. A process of the same name
+//!   has them at once.
+//!   `units_of_a_killed_member_are_free_after_a_ttl_and_a_heartbeat`,
+//!   `a_member_of_the_same_name_gets_its_predecessors_units_at_once`
+//! - A unit from the slice needs no round trip. A budget isn't refused while other members have
+//!   idle units and the store is available.
+//!   `a_unit_of_the_slice_is_lent_without_a_call_to_the_store`,
+//!   `idle_units_of_one_member_reach_another_that_needs_them`
+//! - No two pairs of keyed limit and key share an account.
+//!   `no_two_limits_and_keys_share_an_account`, `no_two_limits_and_keys_share_a_count_in_redis`
+//! - A clock jump adds at most one burst to a rate, and blocks no caller.
+//!   `a_clock_jump_adds_one_burst_if_forward_and_blocks_no_caller`,
+//!   `a_rebuild_started_under_a_clock_ahead_lasts_one_ttl_at_most`
+//! - If the store may have lost data of a member, the member pushes everything under a new
+//!   incarnation, and the old one leaves last.
+//!   `an_old_incarnation_leaves_only_when_everything_is_pushed`,
+//!   `a_lost_write_is_noticed_although_a_later_one_was_applied`
+//! - Members of release 0.1 keep these bounds in the same namespace.
+//!   `members_of_both_releases_keep_the_limit_through_short_faults`,
+//!   `members_of_both_releases_share_budgets_limits_and_the_names_of_keys`
+//!
+//! By how much a limit may be exceeded, and when, is a table in the README.
+//!
+//! # Where to look
+//!
+//! | topic | file |
+//! |---|---|
+//! | the rule that computes a share | `core/ledger.rs`, `grant` |
+//! | one account of a member: slice, floor, want | `core/account.rs` |
+//! | when a unit is lent, refused or requested; outage policies | `core/member/lending.rs` |
+//! | heartbeats, settlements, replies, outages | `core/member/calls.rs` |
+//! | new incarnations after data loss | `core/member/rejoin.rs` |
+//! | random histories of a cluster; single scenarios | `core/member/*_tests.rs` |
+//! | which caller or task polls a call | `driven_call.rs`, `take_future.rs` |
+//! | Lua scripts and Redis keys | `redis/` |
+//! | liveness without a clock | `dynamo/liveness.rs` |
+//! | Redis and DynamoDB reply as the ledger does | `tests/it/store_conformance.rs` |
+//! | killed, stopped and failed-over processes | `tests/it/processes.rs`, `faults.rs` |
+//! | random faults | `tests/it/random_faults.rs` |
+//! | wrong clocks; a frozen store | `tests/it/clock.rs`, `frozen_store.rs` |
+//! | errors of Redis | `tests/it/redis_errors.rs` |
+//! | members of release 0.1 | `tests/it/rolling_upgrade.rs` |
+//!
+//! # Decisions
+//!
+//! - One sequence for each member, not for each key. With one settlement in flight it is as strong,
+//!   and cheaper.
+//! - A settlement names the highest acknowledged sequence. Otherwise a write after a failover would
+//!   hide a lost one before it: the next heartbeat would see a high sequence again.
+//! - Lost data is never patched. A new incarnation pushes everything, and only then the old one
+//!   leaves. Meanwhile the share counts twice, which is safe.
+//! - A new process joins first and replaces its predecessor with its next call. Otherwise a join
+//!   that arrives late, from a process that has ended, would replace a live one.
+//! - Pressure is published at once, not with the next heartbeat. Otherwise a member would be
+//!   refused for two seconds while another has thousands of idle units.
+//! - A member that can't report to a rebuilding store within one TTL counts as expired. Its units
+//!   may exceed the limit.
+//! - In Redis, all exact accounts are fields of one hash, so that one HMGET and one HSET serve many
+//!   of them. A heartbeat deletes a few accounts that only expired members hold.
+//! - In Redis, time advances only with heartbeats: they expire members and end rebuilds. A
+//!   settlement of exact accounts needs no clock.
+//! - In Redis, no key with a count has an expiry, because a server under `volatile-*` evicts such
+//!   keys. An unused namespace keeps a few small keys.
+//! - In Redis, members may expire only because the store was unreachable. A member sends at least
+//!   three heartbeats in a TTL, so a member whose last one is within half a TTL of the newest
+//!   expired for that reason. The heartbeat that finds such members starts a rebuild for the
+//!   longest of their TTLs. Earlier incarnations of the sender don't count.
+//! - Redis's clock may be wrong for a while. Times further ahead than possible are lowered to the
+//!   latest valid time: expiries, the end of a rebuild, pressure, and the level of a bucket.
+//! - DynamoDB has no clock. Each handle measures how long a heartbeat counter is unchanged. Time in
+//!   which DynamoDB couldn't be read counts for at most half a TTL, so an outage expires no member.
+//! - Settlements that fail while heartbeats succeed are one outage until a settlement is applied.
+//!
+//! # Errors of Redis
+//!
+//! Redis returns all of these before a script's first write, so no script ends halfway. Each is an
+//! outage: the policy decides, the member sends a heartbeat every 0.5 s, and the first reply ends
+//! the outage.
+//!
+//! | error | cause | heartbeats, settlements |
+//! |---|---|---|
+//! | READONLY, MASTERDOWN | the server has become a replica | refused |
+//! | LOADING | the server loads its data | refused |
+//! | CLUSTERDOWN | a slot has no server | refused |
+//! | MISCONF, NOREPLICAS | it can't save, or has too few replicas | refused |
+//! | OOM | its memory is full | refused, except a heartbeat that expires a member |
+//! | BUSY | another script runs | refused |
 
+mod call_guard;
 mod config;
 mod core;
-mod driven;
+mod driven_call;
 #[cfg(feature = "dynamodb")]
 mod dynamo;
 mod error;
 mod lease;
+mod member_runtime;
 mod memory;
 mod quota;
 mod rate;
 #[cfg(feature = "redis")]
 mod redis;
-mod shared;
+mod runtime_state;
 mod status;
 mod store;
-mod wait;
+mod take_future;
 
-pub use config::{BudgetConfig, MemberConfig, Policy, RateConfig, UnknownPolicy};
+pub use config::{BudgetConfig, MemberConfig, OutagePolicy, ParseOutagePolicyError, RateConfig};
 #[cfg(feature = "dynamodb")]
 pub use dynamo::DynamoStore;
-pub use error::Refusal;
+pub use error::QuotaRefusal;
 pub use lease::{KeyedLease, Lease};
 pub use memory::MemoryStore;
-pub use quota::{Budget, Keyed, Quota};
-pub use rate::{Rate, Token};
+pub use quota::{Budget, KeyedLimit, Quota};
+pub use rate::{Rate, RateToken};
 #[cfg(feature = "redis")]
 pub use redis::RedisStore;
-pub use status::{BudgetStatus, Counters, KeyedStatus, Mode, Status, Usage};
+pub use status::{BudgetStatus, KeyedStatus, MemberCounters, QuotaMode, Status, Usage};
 pub use store::{
-    Answer, Ask, Beat, BeatKind, Calling, Draw, Drawn, Holdings, Life, MemberId, Pulse, Settled, Settlement,
-    Share, Shares, Sharing, Standing, Store, StoreError,
+    AccountShares, Allocation, Heartbeat, HeartbeatKind, HeartbeatReply, Holdings, MemberId, MemberLiveness,
+    Membership, Settlement, SettlementReply, Share, ShareReply, ShareRequest, Store, StoreError, StoreFuture,
+    TokenReply, TokenRequest,
 };

@@ -1,4 +1,4 @@
-//! The store in memory: for one process, and for tests.
+//! `MemoryStore`: a store in memory, for one process and for tests.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,31 +7,35 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::core::ledger::Ledger;
-use crate::store::{Beat, Calling, Draw, Drawn, Holdings, MemberId, Pulse, Settled, Settlement, Store};
+use crate::core::ledger::StoreLedger;
+use crate::store::{
+    Heartbeat, HeartbeatReply, Holdings, MemberId, Settlement, SettlementReply, Store, StoreFuture,
+    TokenReply, TokenRequest,
+};
 
-/// Keeps the counts in this process. Clones are the same store, so that several members can share it.
+/// Keeps the counts in this process. Clones share their data, so that several members can use one
+/// store.
 #[derive(Debug, Clone)]
 pub struct MemoryStore {
-    ledger: Arc<Mutex<Ledger>>,
+    ledger: Arc<Mutex<StoreLedger>>,
     origin: Instant,
-    pressed: Arc<Notify>,
+    pressure_raised: Arc<Notify>,
 }
 
 impl MemoryStore {
-    /// An empty store.
+    /// Creates an empty store that grants at once.
     pub fn new() -> Self {
-        let ledger = Arc::new(Mutex::new(Ledger::newborn()));
-        MemoryStore { ledger, origin: Instant::now(), pressed: Arc::default() }
+        let ledger = Arc::new(Mutex::new(StoreLedger::established()));
+        MemoryStore { ledger, origin: Instant::now(), pressure_raised: Arc::default() }
     }
 
-    /// Loses everything, as a store does that restarts without its data: for tests of what happens then.
+    /// Deletes all data, like a store that restarts without persistence. For tests.
     pub fn lose_everything(&self) {
-        *self.locked() = Ledger::default();
+        *self.lock() = StoreLedger::default();
     }
 
-    fn locked(&self) -> MutexGuard<'_, Ledger> {
-        // Every method leaves the ledger whole, even one that panics: it changes nothing before it has decided.
+    fn lock(&self) -> MutexGuard<'_, StoreLedger> {
+        // The ledger is consistent even after a panic: its methods decide before they write.
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -47,39 +51,39 @@ impl Default for MemoryStore {
 }
 
 impl Store for MemoryStore {
-    fn beat(&self, beat: Beat) -> Calling<'_, Pulse> {
-        Box::pin(async move { Ok(self.locked().beat(&beat, self.now())) })
+    fn heartbeat(&self, heartbeat: Heartbeat) -> StoreFuture<'_, HeartbeatReply> {
+        Box::pin(async move { Ok(self.lock().heartbeat(&heartbeat, self.now())) })
     }
 
-    fn settle(&self, settlement: Settlement) -> Calling<'_, Settled> {
+    fn settle(&self, settlement: Settlement) -> StoreFuture<'_, SettlementReply> {
         Box::pin(async move {
-            let mut ledger = self.locked();
-            let before = ledger.pressings;
+            let mut ledger = self.lock();
+            let before = ledger.pressure_count;
             let settled = ledger.settle(&settlement, self.now());
-            if ledger.pressings > before {
-                self.pressed.notify_waiters();
+            if ledger.pressure_count > before {
+                self.pressure_raised.notify_waiters();
             }
             Ok(settled)
         })
     }
 
-    fn leave(&self, member: MemberId) -> Calling<'_, ()> {
+    fn leave(&self, member: MemberId) -> StoreFuture<'_, ()> {
         Box::pin(async move {
-            self.locked().leave(&member);
+            self.lock().leave(&member);
             Ok(())
         })
     }
 
-    fn draw(&self, draw: Draw) -> Calling<'_, Drawn> {
-        Box::pin(async move { Ok(self.locked().draw(&draw, self.now())) })
+    fn draw(&self, draw: TokenRequest) -> StoreFuture<'_, TokenReply> {
+        Box::pin(async move { Ok(self.lock().draw(&draw, self.now())) })
     }
 
-    fn look(&self, accounts: Vec<Arc<str>>) -> Calling<'_, Holdings> {
-        Box::pin(async move { Ok(self.locked().look(&accounts, self.now())) })
+    fn query_holdings(&self, accounts: Vec<Arc<str>>) -> StoreFuture<'_, Holdings> {
+        Box::pin(async move { Ok(self.lock().holdings(&accounts, self.now())) })
     }
 
-    fn pressed(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
-        Box::pin(self.pressed.notified())
+    fn wait_for_pressure(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(self.pressure_raised.notified())
     }
 
     fn kind(&self) -> &'static str {

@@ -1,4 +1,4 @@
-//! What callers hold: a member's handle, and those of its budgets and limits.
+//! Public handles: a member (`Quota`), its budgets and its keyed limits.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,86 +7,92 @@ use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
 use crate::config::{BudgetConfig, MemberConfig, RateConfig};
-use crate::core::member::{AccountRef, Key, KeyPrefix, budget_name};
-use crate::error::Refusal;
-use crate::lease::{KeyedLease, Lease, Unit};
+use crate::core::member::{AccountId, AccountKey, KeyPrefix, budget_account_name};
+use crate::error::QuotaRefusal;
+use crate::lease::{KeyedLease, Lease, UnitGuard};
+use crate::member_runtime::{MemberRuntime, TakeResult};
 use crate::memory::MemoryStore;
 use crate::rate::Rate;
-use crate::shared::{Shared, Taken};
-use crate::status::{Mode, Status, Usage};
+use crate::status::{QuotaMode, Status, Usage};
 use crate::store::{Holdings, Share, Store, StoreError};
 
-/// One member of a namespace. Cheap to clone; when the last handle and the last lease are gone, the member leaves.
+/// One member of a namespace. Cheap to clone. The member leaves when its last handle and lease are
+/// dropped.
 #[derive(Clone)]
 pub struct Quota {
-    shared: Arc<Shared>,
+    runtime: Arc<MemberRuntime>,
 }
 
 impl Quota {
-    /// Joins the members that share `store`, and waits a moment to be let in. It never fails: without the store it begins by
-    /// its [`Policy`](crate::Policy) and joins as soon as it can. Needs a tokio runtime, on which its beats then run.
+    /// Joins the namespace of `store` and waits up to the join timeout.
+    /// It never fails: without the store, the member starts by its
+    /// [`OutagePolicy`](crate::OutagePolicy) and joins when the store is available. Needs a tokio
+    /// runtime, which then runs its heartbeats.
     pub async fn join(store: impl Store, config: MemberConfig) -> Quota {
-        let patience = config.join_timeout;
-        let shared = Shared::begin(Arc::new(store), config);
-        // Past the deadline it goes on as it does whenever the store is away; the log has said so.
-        let _ = tokio::time::timeout(patience, shared.settled_in()).await;
-        Quota { shared }
+        let join_timeout = config.join_timeout;
+        let runtime = MemberRuntime::start(Arc::new(store), config);
+        // After the timeout the member continues as in any outage, which the log reports.
+        let _ = tokio::time::timeout(join_timeout, runtime.wait_until_join_resolved()).await;
+        Quota { runtime }
     }
 
-    /// A member of its own, which counts in memory. Needs a tokio runtime.
+    /// Creates a single member that counts in memory. Needs a tokio runtime.
     pub fn local() -> Quota {
-        Quota { shared: Shared::begin(Arc::new(MemoryStore::new()), MemberConfig::new("local")) }
+        Quota { runtime: MemberRuntime::start(Arc::new(MemoryStore::new()), MemberConfig::new("local")) }
     }
 
-    /// The budget of this name. Asked for again, its limit is set anew.
+    /// Returns the budget `name`. If it exists, its limit is updated.
     pub fn budget(&self, name: &str, config: BudgetConfig) -> Budget {
-        let BudgetConfig { limit, sharing } = config;
-        let (index, freed) = self.shared.budget(|member| member.budget(name, limit, sharing));
-        Budget { shared: self.shared.clone(), of: AccountRef::Budget(index), index, freed }
+        let BudgetConfig { limit, allocation } = config;
+        let (index, freed) =
+            self.runtime.register_budget(|member| member.register_budget(name, limit, allocation));
+        Budget { runtime: self.runtime.clone(), account_id: AccountId::Budget(index), index, freed }
     }
 
-    /// The keyed limit of this name: each key may have up to `limit` units. Asked for again, its limit is set anew.
-    pub fn keyed(&self, name: &str, limit: u32) -> Keyed {
-        let index = self.shared.change(|member, _| member.keyed(name, limit));
-        Keyed { shared: self.shared.clone(), prefix: KeyPrefix::of(name), index }
+    /// Returns the keyed limit `name`: each key has up to `limit` units. If it exists, its limit is
+    /// updated.
+    pub fn keyed_limit(&self, name: &str, limit: u32) -> KeyedLimit {
+        let index = self.runtime.update(|member, _| member.register_keyed_limit(name, limit));
+        KeyedLimit { runtime: self.runtime.clone(), prefix: KeyPrefix::for_limit(name), index }
     }
 
-    /// The rate of this name.
+    /// Returns the rate `name`.
     pub fn rate(&self, name: &str, config: RateConfig) -> Rate {
-        Rate::new(self.shared.clone(), name, config)
+        Rate::new(self.runtime.clone(), name, config)
     }
 
-    /// The kind of its store: `memory`, `redis`, `dynamodb`, or what yours is called.
+    /// Returns the kind of the store: `memory`, `redis`, `dynamodb`, or the name of a custom store.
     pub fn store_kind(&self) -> &'static str {
-        self.shared.store.kind()
+        self.runtime.store.kind()
     }
 
-    /// How this member decides at present.
-    pub fn mode(&self) -> Mode {
-        self.shared.look(|member, now| member.mode(now))
+    /// Returns how this member decides now.
+    pub fn mode(&self) -> QuotaMode {
+        self.runtime.read(|member, now| member.mode(now))
     }
 
-    /// How many members live, as the store last told.
+    /// Returns the number of live members in the store's last heartbeat reply.
     pub fn members(&self) -> u32 {
-        self.shared.look(|member, _| member.members())
+        self.runtime.read(|member, _| member.members())
     }
 
-    /// Everything that this member knows, without asking anybody. It looks at every key in use here.
+    /// Returns this member's state without a call to the store. Visits every key in use here.
     pub fn status(&self) -> Status {
-        self.shared.status()
+        self.runtime.status()
     }
 
-    /// Asks the store who lives and who holds how much of the budgets.
-    pub async fn look(&self) -> Result<Holdings, StoreError> {
-        let names =
-            self.shared.look(|member, _| member.budgets().map(|(name, _)| budget_name(name)).collect());
-        self.shared.in_time(self.shared.store.look(names)).await
+    /// Queries the store for the live members and their shares of the budgets.
+    pub async fn query_holdings(&self) -> Result<Holdings, StoreError> {
+        let names = self
+            .runtime
+            .read(|member, _| member.budgets().map(|(name, _)| budget_account_name(name)).collect());
+        self.runtime.with_timeout(self.runtime.store.query_holdings(names)).await
     }
 
-    /// Gives everything back at once: others need not wait for the TTL. Nothing is granted by this member any more.
+    /// Leaves the namespace and returns all units at once. This member grants nothing afterwards.
     pub async fn leave(&self) {
-        if let Err(error) = self.shared.leave().await {
-            tracing::warn!(%error, "couldn't tell the quota store that this member leaves; it will notice by itself");
+        if let Err(error) = self.runtime.leave().await {
+            tracing::warn!(%error, "quota leave failed: units are free after the TTL");
         }
     }
 }
@@ -97,77 +103,80 @@ impl fmt::Debug for Quota {
     }
 }
 
-/// A cluster-wide bounded count, lent out of this member's slice of it.
+/// A cluster-wide count with a limit. Units are lent from this member's slice.
 #[derive(Clone)]
 pub struct Budget {
-    shared: Arc<Shared>,
-    of: AccountRef,
+    runtime: Arc<MemberRuntime>,
+    account_id: AccountId,
     index: usize,
     freed: Arc<Notify>,
 }
 
 impl Budget {
-    /// Takes one unit: at once if this member's slice has one, else after asking the store.
-    pub async fn take(&self) -> Result<Lease, Refusal> {
-        take(&self.shared, &self.of).await.map(|unit| Lease { _unit: unit })
+    /// Takes one unit: at once from this member's slice, otherwise after a call to the store.
+    pub async fn take(&self) -> Result<Lease, QuotaRefusal> {
+        take(&self.runtime, &self.account_id).await.map(|unit| Lease { _unit: unit })
     }
 
-    /// Takes one unit of this member's slice, and asks nobody.
-    pub fn try_take(&self) -> Result<Lease, Refusal> {
-        self.shared.try_take(&self.of).map(|unit| Lease { _unit: unit })
+    /// Takes one unit from this member's slice, without a call to the store.
+    pub fn try_take(&self) -> Result<Lease, QuotaRefusal> {
+        self.runtime.try_take(&self.account_id).map(|unit| Lease { _unit: unit })
     }
 
-    /// The limit, as this member has it.
+    /// Returns the limit that this member uses.
     pub fn limit(&self) -> u32 {
-        self.shared.look(|member, _| member.usage(self.index).limit)
+        self.runtime.read(|member, _| member.usage(self.index).limit)
     }
 
-    /// Sets the limit. What is lent stays lent; a lower one holds as soon as enough has come back.
+    /// Sets the limit. Lent units stay lent; a lower limit holds once enough units have been
+    /// returned.
     pub fn set_limit(&self, limit: u32) {
-        self.shared.change(|member, _| member.set_budget_limit(self.index, limit));
+        self.runtime.update(|member, _| member.set_budget_limit(self.index, limit));
     }
 
-    /// How much of it is in use.
+    /// Returns how much of the budget is in use.
     pub fn usage(&self) -> Usage {
-        self.shared.look(|member, _| member.usage(self.index))
+        self.runtime.read(|member, _| member.usage(self.index))
     }
 
-    /// Resolves when a unit has come back here or the store has answered callers of this member. Enable it before you look, and nothing is missed.
+    /// Resolves when a unit was returned here, or when the store has replied to waiting callers of
+    /// this member.
+    /// Call `enable` on it before checking the budget; then no notification is missed.
     pub fn freed(&self) -> Notified<'_> {
         self.freed.notified()
     }
 }
 
-/// An exact cluster-wide bounded count for each key.
+/// A cluster-wide count with a limit for each key. Counts are exact.
 #[derive(Clone)]
-pub struct Keyed {
-    shared: Arc<Shared>,
+pub struct KeyedLimit {
+    runtime: Arc<MemberRuntime>,
     prefix: KeyPrefix,
     index: usize,
 }
 
-impl Keyed {
+impl KeyedLimit {
     /// Takes one unit of `key`'s limit.
-    pub async fn take(&self, key: &str) -> Result<KeyedLease, Refusal> {
-        take(&self.shared, &AccountRef::Key(self.index, Key::new(&self.prefix, key)))
+    pub async fn take(&self, key: &str) -> Result<KeyedLease, QuotaRefusal> {
+        take(&self.runtime, &AccountId::Key(self.index, AccountKey::new(&self.prefix, key)))
             .await
             .map(|unit| KeyedLease { _unit: unit })
     }
 
-    /// Each key's limit, as this member has it.
+    /// Returns the limit of each key that this member uses.
     pub fn limit(&self) -> u32 {
-        self.shared.look(|member, _| member.keyed_limit(self.index))
+        self.runtime.read(|member, _| member.limit_of_keyed(self.index))
     }
 
-    /// Sets the limit. What is lent stays lent.
+    /// Sets the limit. Lent units stay lent.
     pub fn set_limit(&self, limit: u32) {
-        self.shared.change(|member, _| member.set_keyed_limit(self.index, limit));
+        self.runtime.update(|member, _| member.set_keyed_limit(self.index, limit));
     }
 
-    /// Asks the store who holds how much for `key`.
+    /// Queries the store for the members that hold units of `key`.
     pub async fn holders(&self, key: &str) -> Result<Vec<Share>, StoreError> {
-        let account = Key::new(&self.prefix, key).account().clone();
-        let holdings = self.shared.in_time(self.shared.store.look(vec![account])).await?;
+        let account = AccountKey::new(&self.prefix, key).account().clone();
+        let holdings = self.runtime.with_timeout(self.runtime.store.query_holdings(vec![account])).await?;
         Ok(holdings.accounts.into_iter().flat_map(|account| account.shares).collect())
     }
 }
@@ -178,15 +187,15 @@ impl fmt::Debug for Budget {
     }
 }
 
-impl fmt::Debug for Keyed {
+impl fmt::Debug for KeyedLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Keyed").field("limit", &self.limit()).finish_non_exhaustive()
     }
 }
 
-async fn take(shared: &Arc<Shared>, of: &AccountRef) -> Result<Unit, Refusal> {
-    match shared.take(of) {
-        Taken::Now(result) => result,
-        Taken::Later(verdict) => verdict.await,
+async fn take(runtime: &Arc<MemberRuntime>, account_id: &AccountId) -> Result<UnitGuard, QuotaRefusal> {
+    match runtime.take(account_id) {
+        TakeResult::Ready(result) => result,
+        TakeResult::Pending(verdict) => verdict.await,
     }
 }

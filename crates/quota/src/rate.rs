@@ -1,79 +1,86 @@
-//! A cluster-wide rate: tokens, one at a time, in the order of asking.
+//! `Rate`: a cluster-wide token bucket. Callers get tokens one at a time, in order of arrival.
 //!
-//! Invariant: over any span of time the cluster is given at most a burst and the rate's worth of tokens; a token that
-//! wasn't used goes to the next caller of the same member, or is lost after a second.
-//! Without the store, a member goes by its own part of the rate, or by none if the policy is `closed`.
+//! Invariant: over any span of time, the cluster gets at most one burst plus the rate's tokens for
+//! that span.
+//! Enforced by: each token comes from the shared bucket. An unused token goes to the next caller of
+//! the same member, or is lost after `TOKEN_TTL`.
+//! While the store is unavailable, a member uses a local bucket with its part of the rate; none by
+//! the policy `closed`.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::config::{Policy, RateConfig};
-use crate::core::bucket::{self, Level};
-use crate::error::Refusal;
-use crate::shared::{Shared, now};
-use crate::store::{Draw, Drawn, StoreError};
+use crate::config::{OutagePolicy, RateConfig};
+use crate::core::bucket::{self, BucketLevel};
+use crate::error::QuotaRefusal;
+use crate::member_runtime::{MemberRuntime, now};
+use crate::store::{StoreError, TokenReply, TokenRequest};
 
-/// A token that wasn't used within this time has had its turn.
-const TOKEN_LIFE: Duration = Duration::from_secs(1);
-/// Longest sleep between two draws: whatever wait a store names, its clock may have been set right since.
+/// An unused token is lost after this time.
+const TOKEN_TTL: Duration = Duration::from_secs(1);
+/// Longest sleep between two draws. A store may return a longer wait if its clock was wrong; the
+/// next draw corrects that.
 const MAX_SLEEP: Duration = Duration::from_secs(2);
 
 /// A rate that holds across all members.
 #[derive(Clone)]
 pub struct Rate {
-    inner: Arc<Inner>,
+    state: Arc<RateState>,
 }
 
-struct Inner {
-    shared: Arc<Shared>,
+struct RateState {
+    runtime: Arc<MemberRuntime>,
     bucket: Arc<str>,
     config: RateConfig,
-    /// Callers stand in line here: one of them asks the store at a time.
-    line: tokio::sync::Mutex<()>,
-    spare: Mutex<Spare>,
+    /// FIFO queue of callers; its owner is the only one that draws from the store.
+    queue: tokio::sync::Mutex<()>,
+    spare: Mutex<SpareTokens>,
 }
 
-/// Tokens at hand, and the bucket that is used without the store.
-struct Spare {
+/// Unused tokens, and the local bucket for outages.
+struct SpareTokens {
     tokens: u32,
-    /// However many come back, no more than this are kept.
+    /// Maximum number of unused tokens.
     max: u32,
-    expire: Instant,
+    expires_at: Instant,
     origin: Instant,
-    local: Level,
+    local: BucketLevel,
 }
 
 impl Rate {
-    pub(crate) fn new(shared: Arc<Shared>, name: &str, config: RateConfig) -> Self {
+    pub(crate) fn new(runtime: Arc<MemberRuntime>, name: &str, config: RateConfig) -> Self {
         let now = now();
-        let spare = Spare {
+        let spare = SpareTokens {
             tokens: 0,
             max: config.burst.max(config.batch),
-            expire: now,
+            expires_at: now,
             origin: now,
-            local: Level::default(),
+            local: BucketLevel::default(),
         };
-        let (line, spare) = (tokio::sync::Mutex::new(()), Mutex::new(spare));
-        Rate { inner: Arc::new(Inner { shared, bucket: format!("r:{name}").into(), config, line, spare }) }
+        let (queue, spare) = (tokio::sync::Mutex::new(()), Mutex::new(spare));
+        Rate {
+            state: Arc::new(RateState { runtime, bucket: format!("r:{name}").into(), config, queue, spare }),
+        }
     }
 
-    /// Waits its turn for a token. Cancelling it loses nothing.
-    pub async fn take(&self) -> Result<Token, Refusal> {
-        let _turn = self.inner.line.lock().await;
+    /// Waits for a token, in order of arrival. Cancel safe.
+    pub async fn take(&self) -> Result<RateToken, QuotaRefusal> {
+        let _turn = self.state.queue.lock().await;
         loop {
-            if let Some(expires) = self.inner.spare().pop() {
-                return Ok(Token { rate: Some(self.inner.clone()), expires });
+            if let Some(expires) = self.state.spare().pop() {
+                return Ok(RateToken { rate: Some(self.state.clone()), expires });
             }
-            // In a task of its own: what was drawn for a caller that has gone is there for the next.
-            let inner = self.inner.clone();
-            let drawing = self.inner.shared.spawn(async move {
-                let drawn = inner.draw().await?;
-                inner.spare().add(drawn.tokens, now() + TOKEN_LIFE);
-                Ok(drawn)
+            // The draw runs in its own task: if the caller is cancelled, the next caller gets the
+            // tokens.
+            let state = self.state.clone();
+            let drawing = self.state.runtime.spawn(async move {
+                let reply = state.draw().await?;
+                state.spare().add(reply.tokens, now() + TOKEN_TTL);
+                Ok(reply)
             });
-            let Drawn { tokens, wait } = drawing.await.unwrap_or_else(|_| {
-                Err(Refusal::Unavailable { why: "the runtime of this member has ended".into() })
+            let TokenReply { tokens, wait } = drawing.await.unwrap_or_else(|_| {
+                Err(QuotaRefusal::Unavailable { why: "the runtime of this member has ended".into() })
             })?;
             if tokens == 0 {
                 tokio::time::sleep(wait.min(MAX_SLEEP)).await;
@@ -82,77 +89,80 @@ impl Rate {
     }
 }
 
-impl Inner {
-    async fn draw(&self) -> Result<Drawn, Refusal> {
-        let (RateConfig { per_second, burst, batch }, shared) = (self.config, &self.shared);
-        let draw = Draw { bucket: self.bucket.clone(), per_second, burst, want: batch };
-        let outage = shared.look(|member, _| member.outage().map(ToString::to_string));
+impl RateState {
+    async fn draw(&self) -> Result<TokenReply, QuotaRefusal> {
+        let (RateConfig { per_second, burst, batch }, runtime) = (self.config, &self.runtime);
+        let draw = TokenRequest { bucket: self.bucket.clone(), per_second, burst, want: batch };
+        let outage = runtime.read(|member, _| member.outage().map(ToString::to_string));
         let why = match outage {
             Some(why) => why,
-            None => match shared.in_time(shared.store.draw(draw)).await {
-                Ok(drawn) => return Ok(drawn),
+            None => match runtime.with_timeout(runtime.store.draw(draw)).await {
+                Ok(reply) => return Ok(reply),
                 Err(
                     error @ (StoreError::Timeout(_) | StoreError::Unreachable(_) | StoreError::Unexpected(_)),
                 ) => error.to_string(),
             },
         };
-        let (policy, members) = shared.look(|member, _| (member.policy(), member.members().max(1)));
+        let (policy, members) = runtime.read(|member, _| (member.policy(), member.members().max(1)));
         match policy {
-            Policy::Closed => Err(Refusal::Unavailable { why }),
-            Policy::Share => Ok(self.spare().draw_local(per_second / f64::from(members), burst / members)),
-            Policy::Open => Ok(self.spare().draw_local(per_second, burst)),
+            OutagePolicy::Closed => Err(QuotaRefusal::Unavailable { why }),
+            OutagePolicy::Share => {
+                Ok(self.spare().draw_local(per_second / f64::from(members), burst / members))
+            }
+            OutagePolicy::Open => Ok(self.spare().draw_local(per_second, burst)),
         }
     }
 
-    fn spare(&self) -> MutexGuard<'_, Spare> {
+    fn spare(&self) -> MutexGuard<'_, SpareTokens> {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Spare {
-    /// Takes one, and says when it expires.
+impl SpareTokens {
+    /// Takes one token and returns when it expires.
     fn pop(&mut self) -> Option<Instant> {
         self.forget_expired();
         self.tokens = self.tokens.checked_sub(1)?;
-        Some(self.expire)
+        Some(self.expires_at)
     }
 
-    /// All go with the first that expires.
+    /// All unused tokens expire with the oldest.
     fn add(&mut self, tokens: u32, expires: Instant) {
         self.forget_expired();
-        self.expire = if self.tokens == 0 { expires } else { self.expire.min(expires) };
+        self.expires_at = if self.tokens == 0 { expires } else { self.expires_at.min(expires) };
         self.tokens = self.tokens.saturating_add(tokens).min(self.max);
     }
 
     fn forget_expired(&mut self) {
-        if now() >= self.expire {
+        if now() >= self.expires_at {
             self.tokens = 0;
         }
     }
 
-    fn draw_local(&mut self, per_second: f64, burst: u32) -> Drawn {
+    fn draw_local(&mut self, per_second: f64, burst: u32) -> TokenReply {
         let time = now().saturating_duration_since(self.origin);
-        let (drawn, level) = bucket::draw(self.local, time, per_second, burst, 1);
+        let (reply, level) = bucket::draw(self.local, time, per_second, burst, 1);
         self.local = level;
-        drawn
+        reply
     }
 }
 
-/// The right to do one thing now. [Spend](Token::spend) it when you begin; dropped before, it goes to the next in line.
-#[must_use = "a token that is dropped goes to the next in line"]
-pub struct Token {
-    rate: Option<Arc<Inner>>,
+/// Permission to do one thing now. [Spend](RateToken::spend) it when you begin. A token that is
+/// dropped unspent goes to the next caller.
+#[must_use = "a token that is dropped goes to the next caller"]
+pub struct RateToken {
+    rate: Option<Arc<RateState>>,
     expires: Instant,
 }
 
-impl Token {
-    /// Uses it up.
+impl RateToken {
+    /// Uses the token up.
     pub fn spend(mut self) {
         self.rate = None;
     }
 }
 
-impl Drop for Token {
+impl Drop for RateToken {
     fn drop(&mut self) {
         if let Some(rate) = self.rate.take() {
             rate.spare().add(1, self.expires);
@@ -162,11 +172,11 @@ impl Drop for Token {
 
 impl fmt::Debug for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Rate").field("bucket", &self.inner.bucket).finish_non_exhaustive()
+        f.debug_struct("Rate").field("bucket", &self.state.bucket).finish_non_exhaustive()
     }
 }
 
-impl fmt::Debug for Token {
+impl fmt::Debug for RateToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Token")
     }

@@ -1,169 +1,171 @@
-//! What can be seen of a member.
+//! Status of a member: mode, usage and counters.
 
 use std::fmt;
 use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
 
-use crate::config::Policy;
+use crate::config::OutagePolicy;
 use crate::store::MemberId;
 
-/// How a member decides at the moment.
+/// How a member decides now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
-    /// With the store.
+pub enum QuotaMode {
+    /// The store decides.
     Normal,
-    /// The store is away; units are lent out of the slices until their deadline.
+    /// The store is unavailable. Units are lent from the slices until the slice deadline.
     WithinSlices,
-    /// Without the store and past the deadline: by policy.
-    Degraded(Policy),
-    /// The store has lost its memory, or was away until its members had expired: they push what they hold, and nothing new is
-    /// granted.
+    /// The store is unavailable and the slice deadline has passed. The outage policy decides.
+    Degraded(OutagePolicy),
+    /// The store grants nothing new until its members have reported what they hold.
     Rebuilding,
 }
 
-impl Mode {
-    /// In logs, metrics and status.
+impl QuotaMode {
+    /// Returns the name used in logs, metrics and status.
     pub fn as_str(self) -> &'static str {
         match self {
-            Mode::Normal => "normal",
-            Mode::WithinSlices => "within_slices",
-            Mode::Degraded(Policy::Closed) => "degraded_closed",
-            Mode::Degraded(Policy::Share) => "degraded_share",
-            Mode::Degraded(Policy::Open) => "degraded_open",
-            Mode::Rebuilding => "rebuilding",
+            QuotaMode::Normal => "normal",
+            QuotaMode::WithinSlices => "within_slices",
+            QuotaMode::Degraded(OutagePolicy::Closed) => "degraded_closed",
+            QuotaMode::Degraded(OutagePolicy::Share) => "degraded_share",
+            QuotaMode::Degraded(OutagePolicy::Open) => "degraded_open",
+            QuotaMode::Rebuilding => "rebuilding",
         }
     }
 
     /// Every mode, for metrics that show all of them.
-    pub const ALL: [Mode; 6] = [
-        Mode::Normal,
-        Mode::WithinSlices,
-        Mode::Degraded(Policy::Closed),
-        Mode::Degraded(Policy::Share),
-        Mode::Degraded(Policy::Open),
-        Mode::Rebuilding,
+    pub const ALL: [QuotaMode; 6] = [
+        QuotaMode::Normal,
+        QuotaMode::WithinSlices,
+        QuotaMode::Degraded(OutagePolicy::Closed),
+        QuotaMode::Degraded(OutagePolicy::Share),
+        QuotaMode::Degraded(OutagePolicy::Open),
+        QuotaMode::Rebuilding,
     ];
 }
 
-impl fmt::Display for Mode {
+impl fmt::Display for QuotaMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
 }
 
-impl Serialize for Mode {
+impl Serialize for QuotaMode {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(self.as_str())
     }
 }
 
-/// The whole state of a member, without asking the store.
+/// The state of a member, without a call to the store.
 #[derive(Debug, Clone, Serialize)]
 pub struct Status {
-    /// The kind of store.
+    /// Kind of the store.
     pub store: &'static str,
     /// This incarnation.
     pub member: MemberId,
-    /// Members alive, as last told.
+    /// Live members in the last heartbeat reply.
     pub members: u32,
-    /// How it decides.
-    pub mode: Mode,
-    /// For how long it has done so.
+    /// Current mode.
+    pub mode: QuotaMode,
+    /// Time since the last change of mode.
     pub mode_since_ms: u64,
-    /// Why it isn't `normal`, if it isn't.
+    /// Why the mode isn't `normal`.
     pub why: Option<String>,
-    /// Each budget.
+    /// All budgets.
     pub budgets: Vec<BudgetStatus>,
-    /// Each keyed limit.
+    /// All keyed limits.
     pub keyed: Vec<KeyedStatus>,
-    /// What it has done so far.
-    pub counters: Counters,
+    /// Totals since the start.
+    pub counters: MemberCounters,
 }
 
-/// A budget, as its member sees it.
+/// A budget, as this member sees it.
 #[derive(Debug, Clone, Serialize)]
 pub struct BudgetStatus {
-    /// Its name.
+    /// Name of the budget.
     pub name: Arc<str>,
-    /// Its use.
+    /// Units in use.
     #[serde(flatten)]
     pub usage: Usage,
 }
 
-/// A keyed limit, as its member sees it.
+/// A keyed limit, as this member sees it.
 #[derive(Debug, Clone, Serialize)]
 pub struct KeyedStatus {
-    /// Its name.
+    /// Name of the limit.
     pub name: Arc<str>,
-    /// What each key may have in the cluster.
+    /// Limit of each key in the cluster.
     pub limit: u32,
-    /// Keys in use here.
+    /// Keys in use in this member.
     pub keys: usize,
-    /// Units lent here, over all keys.
+    /// Units that this member has lent, over all keys.
     pub held: u64,
 }
 
 /// How much of a budget is in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Usage {
-    /// Lent by this member.
+    /// Units lent by this member.
     pub used_here: u32,
-    /// What this member may lend without asking.
+    /// Units that this member may lend without a call to the store.
     pub slice: u32,
-    /// Lent by all members: ours now, the others' as last told, which is a beat ago at most.
+    /// Units lent by all members. The other members' part is at most one heartbeat old.
     pub used: u32,
-    /// The limit for all.
+    /// Limit of the cluster.
     pub limit: u32,
-    /// Whether somebody in the cluster was refused lately.
+    /// Whether a member was refused lately.
     pub pressure: bool,
 }
 
-/// What a member has done since it began.
+/// Totals of a member since its start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Counters {
-    /// Beats sent.
-    pub beats: u64,
+pub struct MemberCounters {
+    /// Heartbeats sent.
+    #[serde(rename = "beats")]
+    pub heartbeats: u64,
     /// Settlements sent.
     pub settlements: u64,
-    /// Accounts in them.
-    pub asks: u64,
+    /// Share requests in them.
+    #[serde(rename = "asks")]
+    pub share_requests: u64,
     /// Calls that failed or timed out.
     pub failures: u64,
     /// Units refused.
     pub refused: u64,
-    /// Units granted without the store's word.
+    /// Units granted by the outage policy.
     pub granted_by_policy: u64,
-    /// New incarnations of this process.
-    pub rebirths: u64,
+    /// New incarnations after the first.
+    #[serde(rename = "rebirths")]
+    pub rejoins: u64,
     /// Callers that wait for the store now.
     pub waiting: usize,
 }
 
 /// Why a member began a new incarnation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Rebirth {
-    StoreForgotUs,
+pub(crate) enum RejoinReason {
+    UnknownToStore,
     StoreLostWrites,
     NameTaken,
 }
 
-impl Rebirth {
+impl RejoinReason {
     pub(crate) fn as_str(self) -> &'static str {
         match self {
-            Rebirth::StoreForgotUs => "the store has forgotten this member",
-            Rebirth::StoreLostWrites => "the store has lost writes",
-            Rebirth::NameTaken => "another process has this member's name",
+            RejoinReason::UnknownToStore => "the store has forgotten this member",
+            RejoinReason::StoreLostWrites => "the store has lost writes",
+            RejoinReason::NameTaken => "another process has this member's name",
         }
     }
 }
 
-/// What is worth a line in the log.
+/// A state change that is logged.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Notice {
+pub(crate) enum MemberNotice {
     Joined { member: MemberId, members: u32 },
-    Reborn { why: Rebirth, member: MemberId },
-    StoreIsGone { why: String },
-    StoreIsBack,
-    StoreLostMemory,
+    Rejoined { why: RejoinReason, member: MemberId },
+    StoreUnavailable { why: String },
+    StoreAvailable,
+    StoreLostData,
 }

@@ -1,9 +1,10 @@
-//! What a store does: a handful of small calls, each atomic.
+//! `Store`: the interface to the shared counts. Each call is small and atomic.
 //!
-//! Invariant: a call lands whole or not at all, and a settlement with a sequence below one that has landed is ignored.
-//! A store keeps no policy: what is granted is decided by one rule, `core::ledger::grant`, which the stores share (Redis
-//! has it in Lua, held to the same behaviour by `tests/it/agreement.rs`).
-//! Not here: deadlines and retries; callers put a timeout around each call and decide what a failure means.
+//! Invariant: a call is applied as a whole or not at all. A settlement with a lower sequence than
+//! one already applied is ignored.
+//! Grants follow one rule in all stores, `core::ledger::grant`. Redis has it in Lua;
+//! `tests/it/store_conformance.rs` checks that the results are equal.
+//! Out of scope: timeouts and retries. Callers put a timeout around each call and handle failures.
 
 use std::fmt;
 use std::future::Future;
@@ -13,27 +14,28 @@ use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 
-/// A call on its way to a store.
-pub type Calling<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
+/// The future of a call to a store.
+pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 
-/// Where the counts are kept: memory, Redis, DynamoDB, or yours.
+/// Keeps the counts: in memory, Redis, DynamoDB, or a custom store.
 pub trait Store: Send + Sync + 'static {
-    /// Tells that a member lives, or lets one in.
-    fn beat(&self, beat: Beat) -> Calling<'_, Pulse>;
+    /// Joins a member, or renews its TTL.
+    fn heartbeat(&self, heartbeat: Heartbeat) -> StoreFuture<'_, HeartbeatReply>;
     /// Sets what a member holds, as far as the limits allow.
-    fn settle(&self, settlement: Settlement) -> Calling<'_, Settled>;
-    /// Forgets a member and all that it holds.
-    fn leave(&self, member: MemberId) -> Calling<'_, ()>;
+    fn settle(&self, settlement: Settlement) -> StoreFuture<'_, SettlementReply>;
+    /// Removes a member and all that it holds.
+    fn leave(&self, member: MemberId) -> StoreFuture<'_, ()>;
     /// Takes tokens from a bucket.
-    fn draw(&self, draw: Draw) -> Calling<'_, Drawn>;
-    /// Who is alive, and who holds how much of these accounts.
-    fn look(&self, accounts: Vec<Arc<str>>) -> Calling<'_, Holdings>;
-    /// Resolves when somebody was refused while others may have idle units: those should go back now. A store that can't
-    /// tell never resolves it; its members learn of pressure with their next beat.
-    fn pressed(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+    fn draw(&self, draw: TokenRequest) -> StoreFuture<'_, TokenReply>;
+    /// Returns the live members and their shares of these accounts.
+    fn query_holdings(&self, accounts: Vec<Arc<str>>) -> StoreFuture<'_, Holdings>;
+    /// Resolves when a member was refused while others may have idle units, which they should
+    /// return now.
+    /// The default never resolves: members then see the pressure in their next settlement.
+    fn wait_for_pressure(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(std::future::pending())
     }
-    /// The store's name in logs and status.
+    /// Returns the store's name for logs and status.
     fn kind(&self) -> &'static str;
 }
 
@@ -45,34 +47,35 @@ pub struct MemberId(Arc<str>);
 const EPOCH_CHARS: usize = 17;
 
 impl MemberId {
-    /// The incarnation `epoch` of the member `name`. Of the name, letters, digits and `-._:+` are kept; others become `_`,
-    /// since stores keep lists of members.
+    /// Creates the id of the incarnation `epoch` of the member `name`.
+    /// Letters, digits and `-._:+` are kept. Other characters become `_`, because stores keep lists
+    /// of members.
     pub fn new(name: &str, epoch: u64) -> Self {
-        MemberId(format!("{}:{epoch:016x}", plain_name(name)).into())
+        MemberId(format!("{}:{epoch:016x}", sanitize_name(name)).into())
     }
 
-    /// What a store wrote down of one.
+    /// Parses an id that a store returned.
     pub fn parse(text: &str) -> Option<Self> {
         let colon = text.len().checked_sub(EPOCH_CHARS)?;
         let epoch = text.get(colon..)?.strip_prefix(':')?;
         epoch.bytes().all(|byte| byte.is_ascii_hexdigit()).then(|| MemberId(text.into()))
     }
 
-    /// The member's name, which its next incarnation has as well.
+    /// Returns the member's name, which all its incarnations share.
     pub fn name(&self) -> &str {
         &self.0[..self.0.len() - EPOCH_CHARS]
     }
 
-    /// As stores write it.
+    /// Returns the id as stores write it.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-/// A member's name without the signs that separate the entries of a list.
-pub(crate) fn plain_name(name: &str) -> String {
-    let plain = |letter: char| letter.is_ascii_alphanumeric() || "-._:+".contains(letter);
-    name.chars().map(|letter| if plain(letter) { letter } else { '_' }).collect()
+/// Replaces the characters that separate list entries in stores.
+pub(crate) fn sanitize_name(name: &str) -> String {
+    let plain = |character: char| character.is_ascii_alphanumeric() || "-._:+".contains(character);
+    name.chars().map(|character| if plain(character) { character } else { '_' }).collect()
 }
 
 impl fmt::Debug for MemberId {
@@ -93,222 +96,226 @@ impl Serialize for MemberId {
     }
 }
 
-/// A sign of life.
+/// A heartbeat of a member.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Beat {
-    /// Who.
+pub struct Heartbeat {
+    /// The sender.
     pub member: MemberId,
-    /// How long the store believes it.
+    /// Time until the member expires without another heartbeat.
     pub ttl: Duration,
-    /// What it is.
-    pub kind: BeatKind,
-    /// The generation that begins with this beat, should the store have none. Random.
+    /// Join, take-over or renewal.
+    pub kind: HeartbeatKind,
+    /// Random number of the generation that this heartbeat starts if the store has none.
     pub generation: u64,
 }
 
-/// What a beat is.
+/// The kind of a heartbeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BeatKind {
-    /// A new incarnation. Others of its name stay as they are: this call may come late, from a process that is gone.
+pub enum HeartbeatKind {
+    /// Joins a new incarnation. Others of its name are kept, because the call may arrive late from
+    /// a process that has ended.
     Join,
-    /// A new process, which knows that it was let in: other incarnations of its name are replaced.
+    /// Replaces the other incarnations of its name. Sent by a new process after it has joined.
     TakeOver,
-    /// One that the store should know.
-    Stay,
+    /// Renews a member that has joined before.
+    Renew,
 }
 
-/// The answer to a beat.
+/// The reply to a heartbeat.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pulse {
+pub struct HeartbeatReply {
     /// Whether the store knows the member.
-    pub standing: Standing,
-    /// The store's generation: another one means that it had lost its memory.
+    pub membership: Membership,
+    /// The store's generation. A change means that the store has lost its data.
     pub generation: u64,
-    /// For how long nothing new is granted, since members still push what they hold.
+    /// Time in which nothing new is granted, because members still report what they hold.
     pub rebuild_left: Duration,
-    /// Members alive, this one included.
+    /// Live members, this one included.
     pub members: u32,
 }
 
-/// What a store knows of a member that beats.
+/// Whether a store knows the sender of a heartbeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
-    /// It lives. The sequence of its last settlement that landed.
+pub enum Membership {
+    /// The member is alive.
     Alive {
-        /// Zero if none has.
+        /// Sequence of its last applied settlement; zero if there is none.
         sequence: u64,
     },
-    /// It was let in.
+    /// The member has joined with this heartbeat.
     Joined,
-    /// It expired, or the store lost its memory.
+    /// The member has expired, or the store has lost its data.
     Unknown,
-    /// Another process has taken its name.
+    /// Another process has taken over the member's name.
     Replaced,
 }
 
-/// What a member wants to hold, of one or many accounts.
+/// What a member wants to hold of one or more accounts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settlement {
-    /// Who.
+    /// The sender.
     pub member: MemberId,
-    /// Grows with each settlement of the member.
+    /// Increases with each settlement of the member.
     pub sequence: u64,
-    /// The latest of them of which the member knows that it landed: a store that doesn't know it has lost writes.
-    pub landed: u64,
-    /// How long pressure stays, once raised.
+    /// Highest sequence that the store has acknowledged. A store below it has lost writes.
+    pub last_acknowledged: u64,
+    /// How long pressure lasts once it is raised.
     pub pressure: Duration,
-    /// The accounts; each at most once.
-    pub asks: Vec<Ask>,
+    /// One request for each account.
+    pub requests: Vec<ShareRequest>,
 }
 
 /// What a member wants to hold of one account.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ask {
-    /// The account's name.
+pub struct ShareRequest {
+    /// Name of the account.
     pub account: Arc<str>,
-    /// The account's limit.
+    /// Limit of the account.
     pub limit: u32,
-    /// What the member holds whatever the limit says.
+    /// Units that the member holds already; the store records them even above the limit.
     pub floor: u32,
-    /// What it would like to hold, the floor included.
+    /// Units that it wants to hold, the floor included.
     pub want: u32,
-    /// What it has lent out: for statistics.
+    /// Units that it has lent, for statistics.
     pub used: u32,
     /// How the account is shared.
-    pub sharing: Sharing,
+    pub allocation: Allocation,
 }
 
 /// How an account is shared among the members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Sharing {
-    /// Exactly what is asked for; a replaced member's share is free at once. For keyed limits: the names of these
-    /// accounts, and only theirs, begin with `k:`.
+pub enum Allocation {
+    /// Grants exactly what is requested, and frees a replaced member's share at once. For keyed
+    /// limits; only the names of these accounts begin with `k:`.
     Exact,
-    /// A block on top of what is asked for while there is plenty; a replaced member's share is free at once.
+    /// Grants a block on top of the request while units are plenty, and frees a replaced member's
+    /// share at once.
     Blocks,
-    /// As `Blocks`, but a replaced member's share stays until it expires: its process may still hold what it stands for.
+    /// Like `Blocks`, but keeps a replaced member's share until it expires, because its process may
+    /// still use the units.
     BlocksUntilExpiry,
 }
 
-impl Sharing {
-    /// Whether more than what is asked for may be given.
+impl Allocation {
+    /// Returns whether more than the request may be granted.
     pub fn in_blocks(self) -> bool {
         match self {
-            Sharing::Exact => false,
-            Sharing::Blocks | Sharing::BlocksUntilExpiry => true,
+            Allocation::Exact => false,
+            Allocation::Blocks | Allocation::BlocksUntilExpiry => true,
         }
     }
 
-    /// Whether a replaced member's share counts until it expires.
+    /// Returns whether a replaced member's share counts until it expires.
     pub fn keeps_replaced(self) -> bool {
         match self {
-            Sharing::Exact | Sharing::Blocks => false,
-            Sharing::BlocksUntilExpiry => true,
+            Allocation::Exact | Allocation::Blocks => false,
+            Allocation::BlocksUntilExpiry => true,
         }
     }
 }
 
-/// What became of a settlement.
+/// The reply to a settlement.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Settled {
-    /// It landed: one answer for each ask, in their order.
-    Landed(Vec<Answer>),
-    /// A later one of the same member had landed before; nothing was changed.
+pub enum SettlementReply {
+    /// It was applied. One reply for each request, in their order.
+    Applied(Vec<ShareReply>),
+    /// A later settlement of the member was applied before. Nothing was changed.
     Stale,
-    /// The store doesn't know the member; nothing was changed.
-    Unknown,
-    /// The store has lost an earlier one that had landed; nothing was changed.
+    /// The store doesn't know the member. Nothing was changed.
+    UnknownMember,
+    /// The store has lost an acknowledged settlement. Nothing was changed.
     LostWrites,
 }
 
-/// The state of an account after an ask. Of one that is shared exactly, what is held is what is used, and the others are told
-/// of only to somebody who fell short: the totals are else the asking member's own.
+/// The state of an account after a request.
+/// In an exact account, all units held are used. Its totals cover the other members only if the
+/// request was not fully granted; otherwise they are the member's own count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Answer {
-    /// What the asking member holds now.
+pub struct ShareReply {
+    /// Units that the requesting member holds now.
     pub count: u32,
-    /// What all members hold.
+    /// Units that all members hold.
     pub total: u32,
-    /// What all members have lent out, as they last said.
+    /// Units that all members have lent, as last reported.
     pub used: u32,
-    /// Whether somebody was refused lately: then idle units should go back.
+    /// Whether a member was refused lately. Idle units should then be returned.
     pub pressure: bool,
 }
 
-/// A wish for tokens.
+/// A request for tokens.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Draw {
-    /// The bucket's name.
+pub struct TokenRequest {
+    /// Name of the bucket.
     pub bucket: Arc<str>,
-    /// How fast it fills.
+    /// Tokens added per second.
     pub per_second: f64,
-    /// How much it holds.
+    /// Capacity of the bucket.
     pub burst: u32,
-    /// How many tokens at most.
+    /// Maximum number of tokens to take.
     pub want: u32,
 }
 
-/// Tokens, or none yet.
+/// The reply to a token request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Drawn {
-    /// How many were given.
+pub struct TokenReply {
+    /// Tokens taken.
     pub tokens: u32,
-    /// If none was: how long until there is one.
+    /// If none was taken: time until one is available.
     pub wait: Duration,
 }
 
-/// Who holds what.
+/// The live members, and their shares.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct Holdings {
-    /// Everybody alive.
-    pub members: Vec<Life>,
-    /// Those accounts that were asked for and of which somebody holds something.
-    pub accounts: Vec<Shares>,
+    /// All live members.
+    pub members: Vec<MemberLiveness>,
+    /// The queried accounts that have holders.
+    pub accounts: Vec<AccountShares>,
 }
 
-/// A member, as the store sees it.
+/// A member in the store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Life {
-    /// Who.
+pub struct MemberLiveness {
+    /// The member.
     pub member: MemberId,
-    /// How long it is believed if no further beat comes; unknown to stores without a clock.
+    /// Time until it expires without another heartbeat. `None` in stores without a clock.
     pub expires_in_ms: Option<u64>,
-    /// Whether another process has taken its name.
+    /// Whether another process has taken over its name.
     pub replaced: bool,
 }
 
-/// An account, as the store sees it.
+/// The shares of an account in the store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Shares {
-    /// The account's name.
+pub struct AccountShares {
+    /// Name of the account.
     pub account: Arc<str>,
-    /// Each living member's share.
+    /// Share of each live member.
     pub shares: Vec<Share>,
 }
 
 /// One member's share of an account.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Share {
-    /// Whose.
+    /// The holder.
     pub member: MemberId,
     /// Units held.
     pub count: u32,
-    /// Units lent out of them, as last said.
+    /// Units lent, as last reported.
     pub used: u32,
 }
 
-/// Why a call to a store gave nothing.
+/// Why a call to a store failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// No answer in time; it may have landed.
+    /// No reply in time. The call may have been applied.
     #[error("the store gave no answer within {0:?}")]
     Timeout(Duration),
-    /// It can't be reached, or the call failed on the way; it may have landed.
+    /// The store can't be reached, or the connection failed. The call may have been applied.
     #[error("the store can't be reached: {0}")]
     Unreachable(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// It answered something else than expected.
+    /// The store returned an error or an unexpected reply.
     #[error("the store answered something unexpected: {0}")]
     Unexpected(String),
 }

@@ -4,7 +4,7 @@ use forebay_testkit::readme_blocks_run;
 
 #[test]
 fn every_example_of_the_readme_is_compiled_and_run() {
-    // The throwaway server has another address than the one that a reader has.
+    // The example's server has another address than the README shows.
     let instead = [("\"redis://127.0.0.1:6379\"", "&server.url()")];
     let blocks = readme_blocks_run(
         include_str!("../README.md"),

@@ -9,7 +9,7 @@
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use forebay_quota::{MemberConfig, Mode, Quota, RedisStore};
+use forebay_quota::{MemberConfig, Quota, QuotaMode, RedisStore};
 use forebay_reservoir::{ConnectionLimits, PostgresConnect, Reservoir, ReservoirConfig};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -41,9 +41,10 @@ fn both() -> Result<()> {
 }
 
 async fn one_of_two(postgres: &str, redis: &str, name: &str) -> Result<()> {
-    let member = MemberConfig::new(name).ttl(Duration::from_secs(1)).beat(Duration::from_millis(200));
+    let member =
+        MemberConfig::new(name).ttl(Duration::from_secs(1)).heartbeat_interval(Duration::from_millis(200));
     let quota = Quota::join(RedisStore::open(redis, "example")?, member).await;
-    while quota.mode() != Mode::Normal {
+    while quota.mode() != QuotaMode::Normal {
         // A new namespace grants nothing for one TTL.
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
@@ -53,7 +54,7 @@ async fn one_of_two(postgres: &str, redis: &str, name: &str) -> Result<()> {
     reservoir.initial_fill(Duration::from_secs(10)).await?;
     tokio::time::sleep(Duration::from_secs(1)).await;
     println!("{name}: {} connections", reservoir.status().counts.total());
-    let holdings = quota.look().await?;
+    let holdings = quota.query_holdings().await?;
     for share in holdings.accounts.iter().flat_map(|account| &account.shares) {
         println!("{name}: {} holds {}", share.member, share.used);
     }

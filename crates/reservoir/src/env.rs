@@ -198,7 +198,7 @@ impl Environment {
                 let store = RedisStore::open(url, namespace);
                 let store =
                     store.map_err(|error| wrong("FOREBAY_CONN_LEASE_REDIS_URL", error.to_string()))?;
-                let member = MemberConfig::new(member).ttl(*ttl).beat(*ttl / 5);
+                let member = MemberConfig::new(member).ttl(*ttl).heartbeat_interval(*ttl / 5);
                 Quota::join(store, member).await
             }
         };

@@ -12,7 +12,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_quota::Mode;
+use forebay_quota::QuotaMode;
 use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
 
@@ -34,7 +34,7 @@ pub(crate) struct Refiller<K: Connect> {
 
 impl<K: Connect> Refiller<K> {
     pub(crate) fn new(connect: K, driver: Arc<ReservoirDriver<K::Connection>>) -> Self {
-        Refiller { connect: Arc::new(connect), driver, mode: Mode::Normal }
+        Refiller { connect: Arc::new(connect), driver, mode: QuotaMode::Normal }
     }
 
     /// Runs until the reservoir is closed and empty.
@@ -66,16 +66,16 @@ impl<K: Connect> Refiller<K> {
         let (driver, before) = (&*self.driver, &mut self.mode);
         let quota = &driver.limits.quota;
         let (mode, service) = (quota.mode(), &driver.config.service);
-        let is_local = matches!(mode, Mode::WithinSlices | Mode::Degraded(_));
+        let is_local = matches!(mode, QuotaMode::WithinSlices | QuotaMode::Degraded(_));
         driver.metrics.local_only.set(f64::from(u8::from(is_local)));
         if let Some(budget) = &driver.limits.budget {
             driver.metrics.slice.set(f64::from(budget.usage().slice));
         }
         if mode != *before {
             match mode {
-                Mode::Normal => info!(service, "connection budget enforced cluster-wide"),
-                Mode::Rebuilding => info!(service, "dials paused: connection budget rebuilding"),
-                Mode::WithinSlices | Mode::Degraded(_) => {
+                QuotaMode::Normal => info!(service, "connection budget enforced cluster-wide"),
+                QuotaMode::Rebuilding => info!(service, "dials paused: connection budget rebuilding"),
+                QuotaMode::WithinSlices | QuotaMode::Degraded(_) => {
                     warn!(service, %mode, "connection budget enforced locally: store unavailable");
                 }
             }

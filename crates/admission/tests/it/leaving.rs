@@ -69,7 +69,8 @@ async fn before_the_decision() {
     let proxy = Proxy::start(redis.addr());
     let store = RedisStore::open(&format!("redis://{}", proxy.addr()), "leaving").unwrap();
     // Long enough that no beat is missed: a member that has lost the store decides alone, and at once.
-    let member = MemberConfig::new("one").ttl(Duration::from_secs(6)).beat(Duration::from_millis(100));
+    let member =
+        MemberConfig::new("one").ttl(Duration::from_secs(6)).heartbeat_interval(Duration::from_millis(100));
     let quota = Quota::join(store, member.call_timeout(PATIENCE).join_timeout(PATIENCE)).await;
     let admission = Admission::builder().total(10).per_user(1).build(quota);
     // A store that is new may take a TTL to grant anything.

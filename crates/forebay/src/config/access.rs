@@ -7,7 +7,7 @@ use std::time::Duration;
 use forebay_admission::{
     Admission, ApiKeys, Builder, Class, ForwardedBy, Identify, Jwt, KeyError, Limits, MemoryBound, Network,
 };
-use forebay_quota::Policy;
+use forebay_quota::OutagePolicy;
 use forebay_redis::{Config as RedisConfig, IntoConfig as _};
 use http::header::HeaderName;
 
@@ -285,7 +285,7 @@ pub struct QuotaConfig {
     /// The name of this instance; none: by host and address.
     pub member: Option<String>,
     /// What holds without the store.
-    pub policy: Policy,
+    pub policy: OutagePolicy,
     /// How often it tells that it lives.
     pub beat: Duration,
     /// How long it is believed.
@@ -315,7 +315,8 @@ impl QuotaConfig {
             let why = format!("must be at least twice quota.beat_ms ({} ms)", beat.as_millis());
             return Err(check.wrong("quota.ttl_ms", ttl.as_millis().to_string(), why));
         }
-        let policies = [("share", Policy::Share), ("closed", Policy::Closed), ("open", Policy::Open)];
+        let policies =
+            [("share", OutagePolicy::Share), ("closed", OutagePolicy::Closed), ("open", OutagePolicy::Open)];
         let policy = check.choice("quota.policy", quota.policy.as_ref(), &policies)?;
         Ok(QuotaConfig { redis: url, namespace, member: quota.member.clone(), policy, beat, ttl })
     }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use forebay_admission::{Admission, MAX_LISTED};
 use forebay_gate::ReverseProxy;
-use forebay_quota::{Mode, Quota};
+use forebay_quota::{Quota, QuotaMode};
 use forebay_stream::ServerStats;
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
@@ -43,8 +43,10 @@ impl Report for GateReport {
         let up_ms = self.started.elapsed().as_millis(); // before the status, which must not be the older one
         let quota = self.quota.status();
         match quota.mode {
-            Mode::Rebuilding if u128::from(quota.mode_since_ms) >= up_ms => Readiness::Not(REBUILDING),
-            Mode::Rebuilding | Mode::Normal | Mode::WithinSlices | Mode::Degraded(_) => Readiness::Ready,
+            QuotaMode::Rebuilding if u128::from(quota.mode_since_ms) >= up_ms => Readiness::Not(REBUILDING),
+            QuotaMode::Rebuilding | QuotaMode::Normal | QuotaMode::WithinSlices | QuotaMode::Degraded(_) => {
+                Readiness::Ready
+            }
         }
     }
 

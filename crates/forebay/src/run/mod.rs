@@ -8,7 +8,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use forebay_quota::{MemberConfig, Mode, Quota, RedisStore};
+use forebay_quota::{MemberConfig, Quota, QuotaMode, RedisStore};
 use forebay_redis::Client;
 use forebay_stream::ServerStats;
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -127,17 +127,18 @@ pub(crate) async fn join(config: &QuotaConfig, address: SocketAddr) -> Result<Qu
     let at = redis.address.to_string();
     let store = RedisStore::new(Client::open(redis.clone())?, &config.namespace);
     let name = config.member.clone().unwrap_or_else(|| member_name(address));
-    let member = MemberConfig::new(name).beat(config.beat).ttl(config.ttl).policy(config.policy);
+    let member =
+        MemberConfig::new(name).heartbeat_interval(config.beat).ttl(config.ttl).policy(config.policy);
     let quota = Quota::join(store, member).await;
     let status = quota.status();
     let why = status.why.unwrap_or_default();
     match status.mode {
-        Mode::Normal => info!(redis = %at, members = status.members, "counts with others"),
-        Mode::Rebuilding => {
+        QuotaMode::Normal => info!(redis = %at, members = status.members, "counts with others"),
+        QuotaMode::Rebuilding => {
             let ttl = config.ttl;
             warn!(redis = %at, ?ttl, why, "Redis knows of nobody yet: streams are admitted after one TTL");
         }
-        Mode::WithinSlices | Mode::Degraded(_) => {
+        QuotaMode::WithinSlices | QuotaMode::Degraded(_) => {
             let policy = config.policy.as_str();
             warn!(redis = %at, policy, why, "starts without Redis, and goes on trying");
         }

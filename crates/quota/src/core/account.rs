@@ -1,212 +1,232 @@
-//! One account as its member sees it: the slice that it may lend from, what it has lent, and who waits.
+//! `MemberAccount`: one account as its member sees it: its slice, the units lent from it, and the
+//! waiting callers.
 //!
-//! Invariant: `slice` is never above what the store has down for this member, as long as the store keeps its writes.
-//! Kept by: a slice shrinks before the ask that says so leaves, and grows only when its answer is here; an ask's floor is
-//! never below the slice, so whatever becomes of the ask, the store has at least that much.
-//! Every unit of `used` is one lease; only `Member::give` takes it back. What is used beyond the slice is debt, lent without
-//! the store or before it took us for dead: the floor tells of it, and what comes back of it isn't lent again.
+//! Invariant: `slice` never exceeds the share that the store has recorded for this member, while
+//! the store keeps its writes.
+//! Enforced by: the slice shrinks before the request is sent and grows only with the reply. A
+//! request's floor is never below the slice, so the store records at least that much even if the
+//! reply is lost.
+//! Every unit of `used` is one lease; only `QuotaMember::release` takes it back. Units used beyond
+//! the slice are debt: they were lent without the store, or before it expired this member. The
+//! floor reports debt, and returned debt isn't lent again.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::store::{Answer, Ask, Sharing};
+use crate::store::{Allocation, ShareReply, ShareRequest};
 
-/// Somebody who waits for the store's word.
-pub(crate) trait Waiter {
-    /// Whether nobody listens any more.
-    fn gone(&self) -> bool;
+/// A caller that waits for a verdict.
+pub(crate) trait TakeWaiter {
+    /// Returns whether the caller has stopped waiting.
+    fn is_cancelled(&self) -> bool;
 }
 
 #[derive(Debug)]
-pub(crate) struct Account<W> {
+pub(crate) struct MemberAccount<W> {
     pub(crate) slice: u32,
     pub(crate) used: u32,
-    /// What the other members had lent out, and all had in their slices, when the store last told.
+    /// Units that the other members had lent at the last reply. `total` is the sum of all slices
+    /// then.
     pub(crate) others_used: u32,
     total: u32,
     pub(crate) pressure: bool,
     pub(crate) waiters: VecDeque<W>,
-    /// The ask that is on its way: what it said.
-    asking: Option<Asking>,
-    /// In the line of those that have something to ask.
+    /// The request in flight.
+    pending: Option<PendingRequest>,
+    /// Whether the account is in the queue for the next settlement.
     pub(crate) queued: bool,
-    /// To be pushed to a store that doesn't know this incarnation's share yet.
-    pub(crate) push: bool,
-    /// An ask was lost on its way: the store may have more down than we know.
-    unsure: bool,
-    /// Worth an ask for its own sake: to refresh what we know, or the store's expiry.
-    pub(crate) review: bool,
-    /// The store's last no, and until when it is believed.
-    no: Option<(Instant, u32)>,
-    /// Others have idle units, which they were told to give back: when to ask again, and how often it was done.
-    pub(crate) ask_again_at: Option<Instant>,
-    tries: u32,
+    /// Whether a store that doesn't know this incarnation's share must receive it.
+    pub(crate) needs_push: bool,
+    /// Whether a request was lost: the store may have recorded more than the slice.
+    unacknowledged: bool,
+    /// Whether to send a request only to refresh the totals, or the store's expiry.
+    pub(crate) needs_refresh: bool,
+    /// The store's last refusal: when it expires, and the units used.
+    cached_refusal: Option<(Instant, u32)>,
+    /// When to retry because other members have idle units that they were asked to return.
+    /// `retries` counts the attempts.
+    pub(crate) retry_at: Option<Instant>,
+    retries: u32,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Asking {
+struct PendingRequest {
     floor: u32,
     want: u32,
     used: u32,
 }
 
-impl<W> Default for Account<W> {
+impl<W> Default for MemberAccount<W> {
     fn default() -> Self {
-        Account {
+        MemberAccount {
             slice: 0,
             used: 0,
             others_used: 0,
             total: 0,
             pressure: false,
             waiters: VecDeque::new(),
-            asking: None,
+            pending: None,
             queued: false,
-            push: false,
-            unsure: false,
-            review: false,
-            no: None,
-            ask_again_at: None,
-            tries: 0,
+            needs_push: false,
+            unacknowledged: false,
+            needs_refresh: false,
+            cached_refusal: None,
+            retry_at: None,
+            retries: 0,
         }
     }
 }
 
-/// What an account's family and its member know.
+/// An account's limit and allocation, and the number of members.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Terms {
+pub(crate) struct AccountTerms {
     pub(crate) limit: u32,
-    pub(crate) sharing: Sharing,
+    pub(crate) allocation: Allocation,
     pub(crate) members: u32,
 }
 
-/// When to ask again for units that lie idle with others: they come back within a round trip of being called for.
-const REASKS: [Duration; 4] = [
+/// Delays between retries for other members' idle units, which are returned within a round trip of
+/// the request.
+const RETRY_DELAYS: [Duration; 4] = [
     Duration::from_millis(3),
     Duration::from_millis(7),
     Duration::from_millis(15),
     Duration::from_millis(25),
 ];
 
-impl<W: Waiter> Account<W> {
+impl<W: TakeWaiter> MemberAccount<W> {
     pub(crate) fn idle(&self) -> u32 {
         self.slice.saturating_sub(self.used)
     }
 
-    /// Nothing in it, nothing on its way: it may be forgotten.
-    pub(crate) fn is_blank(&self) -> bool {
+    /// Returns whether the account holds nothing and nothing is in flight, so that it can be
+    /// removed.
+    pub(crate) fn is_unused(&self) -> bool {
         self.used == 0
             && self.slice == 0
             && self.waiters.is_empty()
-            && self.asking.is_none()
-            && !(self.queued || self.unsure || self.push)
+            && self.pending.is_none()
+            && !(self.queued || self.unacknowledged || self.needs_push)
     }
 
-    pub(crate) fn is_asking(&self) -> bool {
-        self.asking.is_some()
+    pub(crate) fn has_pending_request(&self) -> bool {
+        self.pending.is_some()
     }
 
-    /// Whether there is something to tell the store, or to ask of it.
-    pub(crate) fn needs_ask(&self, terms: Terms) -> bool {
-        (!self.waiters.is_empty() && self.ask_again_at.is_none())
+    /// Returns whether there is something to report to the store or to request from it.
+    pub(crate) fn needs_request(&self, terms: AccountTerms) -> bool {
+        (!self.waiters.is_empty() && self.retry_at.is_none())
             || self.used > self.slice
-            || self.unsure
-            || self.push
-            || self.review
-            || (self.gives_back(terms) && self.idle() > 0)
+            || self.unacknowledged
+            || self.needs_push
+            || self.needs_refresh
+            || (self.must_return_idle(terms) && self.idle() > 0)
     }
 
-    /// Whether nothing may lie idle here. Beyond the limit is what was granted before it was lowered, and debt: idle units would be
-    /// lent on top of what others have.
-    fn gives_back(&self, terms: Terms) -> bool {
-        !terms.sharing.in_blocks() || self.pressure || self.slice.max(self.total) > terms.limit
+    /// Returns whether all idle units must be returned.
+    /// Above the limit, idle units could be lent on top of what other members hold. That happens
+    /// with debt, and after the limit was lowered.
+    fn must_return_idle(&self, terms: AccountTerms) -> bool {
+        !terms.allocation.in_blocks() || self.pressure || self.slice.max(self.total) > terms.limit
     }
 
-    /// The store's last no, if it still holds.
-    pub(crate) fn refused(&self, now: Instant) -> Option<u32> {
-        self.no.filter(|(until, _)| now < *until).map(|(_, used)| used)
+    /// Returns the units used at the store's last refusal, if it hasn't expired.
+    pub(crate) fn cached_refusal(&self, now: Instant) -> Option<u32> {
+        self.cached_refusal.filter(|(until, _)| now < *until).map(|(_, used)| used)
     }
 
-    /// A unit came back, or the limit changed: another ask may fare better.
-    pub(crate) fn forget_no(&mut self) {
-        self.no = None;
+    /// Another request may succeed: a unit was returned, or the limit has changed.
+    pub(crate) fn clear_cached_refusal(&mut self) {
+        self.cached_refusal = None;
     }
 
-    /// What to say to the store. From here on, no more than the slice, as it is now, is lent until the answer is here.
-    pub(crate) fn ask(&mut self, name: Arc<str>, terms: Terms) -> Ask {
-        if !self.push {
-            self.slice = self.slice.min(self.used + self.kept(terms));
+    /// Builds the next request. Until the reply, at most the slice as it is now is lent.
+    pub(crate) fn build_request(&mut self, name: Arc<str>, terms: AccountTerms) -> ShareRequest {
+        if !self.needs_push {
+            self.slice = self.slice.min(self.used + self.idle_to_keep(terms));
         }
         let floor = self.slice.max(self.used);
         let waiting = u32::try_from(self.waiters.len()).unwrap_or(u32::MAX);
-        let hoped = self.used.saturating_add(waiting).min(terms.limit);
-        let want = if self.push { floor } else { floor.max(hoped) };
-        self.asking = Some(Asking { floor, want, used: self.used });
-        Ask { account: name, limit: terms.limit, floor, want, used: self.used, sharing: terms.sharing }
+        let needed = self.used.saturating_add(waiting).min(terms.limit);
+        let want = if self.needs_push { floor } else { floor.max(needed) };
+        self.pending = Some(PendingRequest { floor, want, used: self.used });
+        ShareRequest {
+            account: name,
+            limit: terms.limit,
+            floor,
+            want,
+            used: self.used,
+            allocation: terms.allocation,
+        }
     }
 
-    /// How many idle units to keep: about a block, so that what one member doesn't need doesn't lie with it for long.
-    fn kept(&self, terms: Terms) -> u32 {
+    /// Returns how many idle units to keep: about one block, so that unused units don't stay in one
+    /// member for long.
+    fn idle_to_keep(&self, terms: AccountTerms) -> u32 {
         let idle = self.idle();
-        if self.gives_back(terms) {
+        if self.must_return_idle(terms) {
             return 0;
         }
         let block = (terms.limit.saturating_sub(self.total) / (2 * terms.members.max(1))).max(1);
         if idle > block.saturating_mul(2) { block } else { idle }
     }
 
-    /// Somebody was refused: whatever lies idle here goes back with the next ask.
-    pub(crate) fn press(&mut self) {
+    /// Makes the next request return all idle units, because a member was refused.
+    pub(crate) fn raise_pressure(&mut self) {
         self.pressure = true;
     }
 
-    /// The store's answer. Returns whether it fell short of what was wanted.
-    pub(crate) fn answered(&mut self, answer: Answer) -> bool {
-        let Some(Asking { floor, want, used }) = self.asking.take() else { return false };
-        // Debt that came back meanwhile: the store has it down, perhaps beyond the limit, and hears of it next.
+    /// Applies the store's reply. Returns whether less than the request was granted.
+    pub(crate) fn apply_reply(&mut self, reply: ShareReply) -> bool {
+        let Some(PendingRequest { floor, want, used }) = self.pending.take() else { return false };
+        // Debt that was returned meanwhile. The store still counts it, perhaps above the limit; the
+        // next request corrects that.
         let repaid = floor.saturating_sub(self.slice.max(self.used));
-        (self.unsure, self.push, self.review) = (repaid > 0, false, false);
-        self.ask_again_at = None;
-        self.slice = answer.count.saturating_sub(repaid);
-        self.others_used = answer.used.saturating_sub(used);
-        self.total = answer.total;
-        self.pressure = answer.pressure;
-        let short = answer.count < want;
+        (self.unacknowledged, self.needs_push, self.needs_refresh) = (repaid > 0, false, false);
+        self.retry_at = None;
+        self.slice = reply.count.saturating_sub(repaid);
+        self.others_used = reply.used.saturating_sub(used);
+        self.total = reply.total;
+        self.pressure = reply.pressure;
+        let short = reply.count < want;
         if !short {
-            self.tries = 0;
+            self.retries = 0;
         }
         short
     }
 
-    /// The answer fell short, but not all that is granted is lent: whether to wait for what comes back, and until when.
-    pub(crate) fn wait_for_idle_units(&mut self, answer: Answer, limit: u32, now: Instant) -> bool {
-        let waits = answer.used < limit && self.tries < REASKS.len() as u32 && !self.waiters.is_empty();
+    /// Returns whether to retry after a partial grant, because some granted units are not lent.
+    /// Sets the time of the retry.
+    pub(crate) fn wait_for_idle_units(&mut self, reply: ShareReply, limit: u32, now: Instant) -> bool {
+        let waits =
+            reply.used < limit && self.retries < RETRY_DELAYS.len() as u32 && !self.waiters.is_empty();
         if waits {
-            self.ask_again_at = Some(now + REASKS[self.tries as usize]);
-            self.tries += 1;
+            self.retry_at = Some(now + RETRY_DELAYS[self.retries as usize]);
+            self.retries += 1;
         } else {
-            self.tries = 0;
+            self.retries = 0;
         }
         waits
     }
 
-    /// A no that holds until then.
-    pub(crate) fn remember_no(&mut self, until: Instant, used: u32) {
-        self.no = Some((until, used));
+    /// Refuses further requests until `until` without asking the store.
+    pub(crate) fn cache_refusal(&mut self, until: Instant, used: u32) {
+        self.cached_refusal = Some((until, used));
     }
 
-    /// The ask was lost, or what it did is unknown.
-    pub(crate) fn unanswered(&mut self) {
-        self.unsure = self.asking.take().is_some() || self.unsure;
+    /// The request was lost, or its effect is unknown.
+    pub(crate) fn mark_unacknowledged(&mut self) {
+        self.unacknowledged = self.pending.take().is_some() || self.unacknowledged;
     }
 
-    /// A new incarnation begins: nothing that was said before concerns it.
-    pub(crate) fn begin_anew(&mut self, slices_hold: bool) {
-        (self.asking, self.unsure, self.queued, self.review) = (None, false, false, false);
-        (self.ask_again_at, self.tries) = (None, 0);
+    /// Forgets all requests of the previous incarnation, and marks what is held to be pushed.
+    pub(crate) fn reset_for_rejoin(&mut self, slices_hold: bool) {
+        (self.pending, self.unacknowledged, self.queued, self.needs_refresh) = (None, false, false, false);
+        (self.retry_at, self.retries) = (None, 0);
         if !slices_hold {
             self.slice = 0;
         }
-        self.push = self.slice.max(self.used) > 0;
+        self.needs_push = self.slice.max(self.used) > 0;
     }
 }

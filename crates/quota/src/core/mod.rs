@@ -1,4 +1,4 @@
-//! The pure part: no tokio, no clock, no store.
+//! Pure core: no tokio, no clock, no I/O.
 
 pub(crate) mod account;
 pub(crate) mod bucket;

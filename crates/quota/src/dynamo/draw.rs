@@ -1,23 +1,26 @@
-//! Tokens: a bucket in one item, by compare and set.
+//! Token buckets: one item each, written by compare and set.
 //!
-//! Invariant: the bucket's clock never goes back, and over any span of it at most a burst and the rate's worth of tokens
-//! are given (`core/bucket.rs`).
-//! DynamoDB tells no time, so each drawer brings its own wall clock, and the bucket believes the latest that it was ever
-//! shown. A machine whose clock is ahead moves the bucket's time forward once, by its lead, which fills the bucket at most:
-//! one burst too many, however large the lead, and never again, since all others are then behind that time and wait for it.
-//! They don't wait for as long as the lead: a handle that has seen a bucket stand still for a while adds that while.
+//! Invariant: a bucket's clock never goes back. Over any span of it, at most one burst plus the
+//! rate's tokens are given (`core/bucket.rs`).
+//! DynamoDB has no clock, so each member uses its own wall clock, and the bucket keeps the latest
+//! time that it has seen.
+//! A machine whose clock is ahead moves the bucket's time forward once. That fills the bucket, so
+//! it costs at most one burst.
+//! The other members don't wait for the whole lead: a handle adds the time for which it has seen
+//! the bucket unchanged.
 
 use std::time::Instant;
 
 use super::DynamoStore;
-use super::fault::{Pace, Wrote, failed, wrote};
-use super::items::{Bucket, Stamped, text, wall};
+use super::items::{BucketItem, StampedItem, text, wall_clock};
+use super::outcome::{WriteOutcome, failed, write_outcome};
+use super::retry_backoff::RetryBackoff;
 use crate::core::bucket;
-use crate::store::{Draw, Drawn, StoreError};
+use crate::store::{StoreError, TokenReply, TokenRequest};
 
 impl DynamoStore {
-    pub(super) async fn run_draw(&self, draw: Draw) -> Result<Drawn, StoreError> {
-        let mut pace = Pace::default();
+    pub(super) async fn run_draw(&self, draw: TokenRequest) -> Result<TokenReply, StoreError> {
+        let mut backoff = RetryBackoff::default();
         loop {
             let read = self
                 .client
@@ -28,41 +31,44 @@ impl DynamoStore {
                 .send()
                 .await
                 .map_err(failed)?;
-            let read = read.item().map(Stamped::<Bucket>::read).transpose()?;
+            let read = read.item().map(StampedItem::<BucketItem>::read).transpose()?;
             let read_at = Instant::now();
             let now = match &read {
-                None => wall(),
-                Some(Stamped { stamp, content: Bucket { clock, .. }, .. }) => {
-                    let age = self.watch().bucket_age(&draw.bucket, stamp, read_at);
-                    wall().max(*clock + age)
+                None => wall_clock(),
+                Some(StampedItem { stamp, content: BucketItem { clock, .. }, .. }) => {
+                    let age = self.liveness().bucket_age(&draw.bucket, stamp, read_at);
+                    wall_clock().max(*clock + age)
                 }
             };
             let (stamp, before) = read.map(|read| (read.stamp, read.content)).unzip();
             let level = before.unwrap_or_default().level;
-            let (drawn, after) = bucket::draw(level, now, draw.per_second, draw.burst, draw.want);
-            if drawn.tokens == 0 && after == level {
-                return Ok(drawn);
+            let (reply, after) = bucket::draw(level, now, draw.per_second, draw.burst, draw.want);
+            if reply.tokens == 0 && after == level {
+                return Ok(reply);
             }
-            let mark = self.stamps.next();
-            match self.write_bucket(&draw, Bucket { level: after, clock: now }, stamp, mark.clone()).await? {
-                Wrote::Done => {
-                    self.watch().wrote_bucket(&draw.bucket, &mark, read_at);
-                    return Ok(drawn);
+            let new_stamp = self.stamps.next();
+            match self
+                .write_bucket(&draw, BucketItem { level: after, clock: now }, stamp, new_stamp.clone())
+                .await?
+            {
+                WriteOutcome::Done => {
+                    self.liveness().wrote_bucket(&draw.bucket, &new_stamp, read_at);
+                    return Ok(reply);
                 }
-                Wrote::Refused | Wrote::Busy => pace.again().await?,
+                WriteOutcome::Refused | WriteOutcome::Busy => backoff.wait().await?,
             }
         }
     }
 
     async fn write_bucket(
         &self,
-        draw: &Draw,
-        bucket: Bucket,
+        draw: &TokenRequest,
+        bucket: BucketItem,
         stamp: Option<String>,
-        mark: String,
-    ) -> Result<Wrote, StoreError> {
+        new_stamp: String,
+    ) -> Result<WriteOutcome, StoreError> {
         let mut item = self.bucket_key(&draw.bucket);
-        bucket.write(mark, &mut item);
+        bucket.write(new_stamp, &mut item);
         let put = self.client.put_item().table_name(&self.table).set_item(Some(item));
         let put = match stamp {
             None => put.condition_expression("attribute_not_exists(pk)"),
@@ -70,6 +76,6 @@ impl DynamoStore {
                 put.condition_expression("stamp = :stamp").expression_attribute_values(":stamp", text(stamp))
             }
         };
-        wrote(put.send().await)
+        write_outcome(put.send().await)
     }
 }

@@ -1,7 +1,7 @@
-//! Who lives: reading the namespace, beats, and leaving.
+//! Members: reading the namespace, heartbeats, expiry, and leaving.
 //!
-//! Invariant: a member is known as long as its item is there and of the present generation. Beating, entering, being
-//! replaced and dying are each one conditional write of that item.
+//! Invariant: a member is known while its item exists and has the current generation. Joining,
+//! renewing, replacing and expiring are each one conditional write of that item.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
@@ -9,72 +9,78 @@ use std::time::{Duration, Instant};
 use aws_sdk_dynamodb::types::{AttributeValue, TransactWriteItem, Update};
 use tokio::task::JoinSet;
 
-use super::fault::{Pace, Transacted, Wrote, failed, random, transacted, wrote};
-use super::items::{Generation, Member, millis, number, text, ttl};
+use super::items::{GenerationItem, MemberItem, expiry_attribute, millis, number, text};
+use super::outcome::{TransactionOutcome, WriteOutcome, failed, transaction_outcome, write_outcome};
+use super::retry_backoff::{RetryBackoff, random};
 use super::table::{GENERATION, MEMBER};
-use super::{DynamoStore, Item};
-use crate::store::{Beat, BeatKind, MemberId, Pulse, Standing, StoreError};
+use super::{AttributeMap, DynamoStore};
+use crate::store::{Heartbeat, HeartbeatKind, HeartbeatReply, MemberId, Membership, StoreError};
 
-/// So many of the dead are buried at a time; the rest wait for the next look.
-const MAX_BURIALS: usize = 16;
-/// Writes of one transaction: DynamoDB takes 100.
+/// Maximum number of expired members removed at a time; the next read removes more.
+const MAX_REMOVALS: usize = 16;
+/// Writes per transaction; DynamoDB allows 100.
 const PER_TRANSACTION: usize = 90;
 
-/// What a namespace looked like.
+/// A namespace as it was read.
 #[derive(Debug)]
-pub(super) struct Survey {
-    pub(super) generation: Option<Generation>,
+pub(super) struct NamespaceSnapshot {
+    pub(super) generation: Option<GenerationItem>,
     pub(super) rebuild_left: Duration,
-    /// Everybody whom the present generation knows.
-    pub(super) members: BTreeMap<MemberId, Member>,
+    /// All members of the current generation.
+    pub(super) members: BTreeMap<MemberId, MemberItem>,
 }
 
-impl Survey {
-    /// Members that weren't replaced.
-    pub(super) fn living(&self) -> u32 {
+impl NamespaceSnapshot {
+    /// Returns the number of members that weren't replaced.
+    pub(super) fn live_members(&self) -> u32 {
         u32::try_from(self.members.values().filter(|member| !member.replaced).count()).unwrap_or(u32::MAX)
     }
 
-    /// Other incarnations of the same name that weren't replaced.
-    fn rivals(&self, id: &MemberId) -> Vec<MemberId> {
-        let rival = |other: &&Member| other.id != *id && other.id.name() == id.name() && !other.replaced;
-        self.members.values().filter(rival).map(|other| other.id.clone()).collect()
+    /// Returns the other incarnations of the same name that weren't replaced.
+    fn other_incarnations(&self, id: &MemberId) -> Vec<MemberId> {
+        let is_other =
+            |other: &&MemberItem| other.id != *id && other.id.name() == id.name() && !other.replaced;
+        self.members.values().filter(is_other).map(|other| other.id.clone()).collect()
     }
 }
 
 impl DynamoStore {
-    /// Looks around: who is there, who has died meanwhile, and whether the rebuild is over.
-    pub(super) async fn survey(&self) -> Result<Survey, StoreError> {
-        let mut pace = Pace::default();
+    /// Reads the namespace, removes expired members, and ends a rebuild whose time is over.
+    pub(super) async fn read_snapshot(&self) -> Result<NamespaceSnapshot, StoreError> {
+        let mut backoff = RetryBackoff::default();
         loop {
             let (generation, members) = self.read_namespace().await?;
-            let (rebuild_left, dead) = self.watch_over(generation, &members);
+            let (rebuild_left, expired) = self.observe_members(generation, &members);
             let rebuilt = generation.filter(|generation| generation.rebuilding && rebuild_left.is_zero());
             if let Some(rebuilt) = rebuilt
-                && self.end_rebuild(rebuilt).await? != Wrote::Done
+                && self.end_rebuild(rebuilt).await? != WriteOutcome::Done
             {
-                pace.again().await?; // somebody else ended it, or it was lost
+                backoff.wait().await?; // another member ended it, or the generation was lost
                 continue;
             }
-            let buried = self.bury(dead).await?;
-            let known = |member: &Member| {
+            let removed = self.remove_expired(expired).await?;
+            let known = |member: &MemberItem| {
                 generation.is_some_and(|present| present.number == member.generation)
-                    && !buried.contains(&member.id)
+                    && !removed.contains(&member.id)
             };
             let members = members.into_iter().filter(known).map(|member| (member.id.clone(), member));
-            return Ok(Survey { generation, rebuild_left, members: members.collect() });
+            return Ok(NamespaceSnapshot { generation, rebuild_left, members: members.collect() });
         }
     }
 
-    fn watch_over(&self, generation: Option<Generation>, members: &[Member]) -> (Duration, Vec<Member>) {
-        let mut watch = self.watch();
-        watch.look(generation, members, Instant::now());
-        let rebuild_left = generation.map_or(Duration::ZERO, |generation| watch.rebuild_left(generation));
-        let dead = members.iter().filter(|member| watch.life_left(member).is_zero());
-        (rebuild_left, dead.take(MAX_BURIALS).cloned().collect())
+    fn observe_members(
+        &self,
+        generation: Option<GenerationItem>,
+        members: &[MemberItem],
+    ) -> (Duration, Vec<MemberItem>) {
+        let mut liveness = self.liveness();
+        liveness.observe(generation, members, Instant::now());
+        let rebuild_left = generation.map_or(Duration::ZERO, |generation| liveness.rebuild_left(generation));
+        let expired = members.iter().filter(|member| liveness.ttl_left(member).is_zero());
+        (rebuild_left, expired.take(MAX_REMOVALS).cloned().collect())
     }
 
-    async fn read_namespace(&self) -> Result<(Option<Generation>, Vec<Member>), StoreError> {
+    async fn read_namespace(&self) -> Result<(Option<GenerationItem>, Vec<MemberItem>), StoreError> {
         let (mut generation, mut members, mut next) = (None, Vec::new(), None);
         loop {
             let page = self
@@ -92,9 +98,9 @@ impl DynamoStore {
                 let sort = item.get("sk").and_then(|sort| sort.as_s().ok());
                 let sort = sort.ok_or_else(|| StoreError::Unexpected("an item without a sort key".into()))?;
                 if sort == GENERATION {
-                    generation = Some(Generation::read(item)?);
+                    generation = Some(GenerationItem::read(item)?);
                 } else if let Some(id) = sort.strip_prefix(MEMBER) {
-                    members.push(Member::read(id, item)?);
+                    members.push(MemberItem::read(id, item)?);
                 }
             }
             next = page.last_evaluated_key;
@@ -104,8 +110,8 @@ impl DynamoStore {
         }
     }
 
-    async fn end_rebuild(&self, generation: Generation) -> Result<Wrote, StoreError> {
-        let change = Change {
+    async fn end_rebuild(&self, generation: GenerationItem) -> Result<WriteOutcome, StoreError> {
+        let change = ConditionalUpdate {
             key: self.generation_key(),
             set: "SET rebuilding = :no",
             only_if: "gen = :gen AND rebuilding = :yes",
@@ -119,10 +125,11 @@ impl DynamoStore {
         self.apply(change).await
     }
 
-    /// Removes those that have stood still for their life, unless they have moved since.
-    async fn bury(&self, dead: Vec<Member>) -> Result<Vec<MemberId>, StoreError> {
-        let mut burials = JoinSet::new();
-        for member in dead {
+    /// Deletes members whose heartbeats were unchanged for their TTL, unless they have changed
+    /// since.
+    async fn remove_expired(&self, expired: Vec<MemberItem>) -> Result<Vec<MemberId>, StoreError> {
+        let mut removals = JoinSet::new();
+        for member in expired {
             let delete = self
                 .client
                 .delete_item()
@@ -130,87 +137,98 @@ impl DynamoStore {
                 .set_key(Some(self.member_key(&member.id)))
                 .condition_expression("gen = :gen AND beats = :beats")
                 .expression_attribute_values(":gen", number(member.generation))
-                .expression_attribute_values(":beats", number(member.beats));
-            burials.spawn(async move { (member.id, wrote(delete.send().await)) });
+                .expression_attribute_values(":beats", number(member.heartbeats));
+            removals.spawn(async move { (member.id, write_outcome(delete.send().await)) });
         }
-        let mut buried = Vec::new();
-        while let Some(burial) = burials.join_next().await {
+        let mut removed = Vec::new();
+        while let Some(removal) = removals.join_next().await {
             let (id, outcome) =
-                burial.map_err(|_| StoreError::Unexpected("the runtime ended meanwhile".into()))?;
-            if outcome? == Wrote::Done {
-                tracing::info!(member = %id, "a quota member stopped beating, and what it held is free");
-                buried.push(id);
+                removal.map_err(|_| StoreError::Unexpected("the runtime ended meanwhile".into()))?;
+            if outcome? == WriteOutcome::Done {
+                tracing::info!(member = %id, "quota member expired: its units are free");
+                removed.push(id);
             }
         }
-        Ok(buried)
+        Ok(removed)
     }
 
-    pub(super) async fn run_beat(&self, beat: Beat) -> Result<Pulse, StoreError> {
-        let mut pace = Pace::default();
+    pub(super) async fn run_heartbeat(&self, heartbeat: Heartbeat) -> Result<HeartbeatReply, StoreError> {
+        let mut backoff = RetryBackoff::default();
         loop {
-            let mut survey = self.survey().await?;
-            match survey.generation {
-                None => self.begin_generation(&beat).await?,
+            let mut snapshot = self.read_snapshot().await?;
+            match snapshot.generation {
+                None => self.begin_generation(&heartbeat).await?,
                 Some(generation) => {
-                    if let Some(standing) = self.stand(&beat, generation, &mut survey).await? {
-                        let (generation, rebuild_left) = (generation.number, survey.rebuild_left);
-                        return Ok(Pulse { standing, generation, rebuild_left, members: survey.living() });
+                    if let Some(membership) =
+                        self.renew_membership(&heartbeat, generation, &mut snapshot).await?
+                    {
+                        let (generation, rebuild_left) = (generation.number, snapshot.rebuild_left);
+                        return Ok(HeartbeatReply {
+                            membership,
+                            generation,
+                            rebuild_left,
+                            members: snapshot.live_members(),
+                        });
                     }
                 }
             }
-            pace.again().await?;
+            backoff.wait().await?;
         }
     }
 
-    /// Whoever comes first begins it; for the others it is there when they look again.
-    async fn begin_generation(&self, beat: &Beat) -> Result<(), StoreError> {
+    /// The first writer starts the generation; the others find it at their next read.
+    async fn begin_generation(&self, heartbeat: &Heartbeat) -> Result<(), StoreError> {
         let mut item = self.generation_key();
-        Generation { number: beat.generation, rebuilding: true, life: beat.ttl }.write(&mut item);
+        GenerationItem { number: heartbeat.generation, rebuilding: true, ttl: heartbeat.ttl }
+            .write(&mut item);
         let put = self.client.put_item().table_name(&self.table).set_item(Some(item));
-        wrote(put.condition_expression("attribute_not_exists(pk)").send().await).map(drop)
+        write_outcome(put.condition_expression("attribute_not_exists(pk)").send().await).map(drop)
     }
 
-    /// What the beat does, by the ledger's rule. Nothing: somebody was quicker, and it must look again.
-    async fn stand(
+    /// Applies the heartbeat by the ledger's rule. Returns `None` if another writer interfered: the
+    /// caller must read again.
+    async fn renew_membership(
         &self,
-        beat: &Beat,
-        generation: Generation,
-        survey: &mut Survey,
-    ) -> Result<Option<Standing>, StoreError> {
-        let own = survey.members.get(&beat.member).map(|own| (own.replaced, own.sequence));
-        let rivals = survey.rivals(&beat.member);
-        let (wrote, standing) = match (beat.kind, own) {
-            (BeatKind::Join | BeatKind::TakeOver | BeatKind::Stay, Some((true, _))) => {
-                (Wrote::Done, Standing::Replaced)
+        heartbeat: &Heartbeat,
+        generation: GenerationItem,
+        snapshot: &mut NamespaceSnapshot,
+    ) -> Result<Option<Membership>, StoreError> {
+        let own = snapshot.members.get(&heartbeat.member).map(|own| (own.replaced, own.sequence));
+        let others = snapshot.other_incarnations(&heartbeat.member);
+        let (outcome, membership) = match (heartbeat.kind, own) {
+            (HeartbeatKind::Join | HeartbeatKind::TakeOver | HeartbeatKind::Renew, Some((true, _))) => {
+                (WriteOutcome::Done, Membership::Replaced)
             }
-            (BeatKind::Join, None) => {
-                let newcomer = newcomer(beat, generation);
-                let wrote = self.enter(&newcomer).await?;
-                survey.members.insert(newcomer.id.clone(), newcomer);
-                (wrote, Standing::Joined)
+            (HeartbeatKind::Join, None) => {
+                let new_member = new_member(heartbeat, generation);
+                let outcome = self.insert_member(&new_member).await?;
+                snapshot.members.insert(new_member.id.clone(), new_member);
+                (outcome, Membership::Joined)
             }
-            (BeatKind::Join, Some((false, _))) => {
-                (self.apply(self.sign_of_life(beat, generation)).await?, Standing::Joined)
+            (HeartbeatKind::Join, Some((false, _))) => {
+                (self.apply(self.renewal(heartbeat, generation)).await?, Membership::Joined)
             }
-            (BeatKind::Stay, Some((false, sequence))) => {
-                (self.apply(self.sign_of_life(beat, generation)).await?, Standing::Alive { sequence })
+            (HeartbeatKind::Renew, Some((false, sequence))) => {
+                (self.apply(self.renewal(heartbeat, generation)).await?, Membership::Alive { sequence })
             }
-            (BeatKind::TakeOver, Some((false, sequence))) => {
-                let wrote = self.take_over(beat, generation, &rivals).await?;
-                survey.members.values_mut().filter(|member| rivals.contains(&member.id)).for_each(replace);
-                (wrote, Standing::Alive { sequence })
+            (HeartbeatKind::TakeOver, Some((false, sequence))) => {
+                let outcome = self.take_over(heartbeat, generation, &others).await?;
+                snapshot.members.values_mut().filter(|member| others.contains(&member.id)).for_each(replace);
+                (outcome, Membership::Alive { sequence })
             }
-            (BeatKind::TakeOver | BeatKind::Stay, None) if !rivals.is_empty() => {
-                (Wrote::Done, Standing::Replaced)
+            (HeartbeatKind::TakeOver | HeartbeatKind::Renew, None) if !others.is_empty() => {
+                (WriteOutcome::Done, Membership::Replaced)
             }
-            (BeatKind::TakeOver | BeatKind::Stay, None) => (Wrote::Done, Standing::Unknown),
+            (HeartbeatKind::TakeOver | HeartbeatKind::Renew, None) => {
+                (WriteOutcome::Done, Membership::Unknown)
+            }
         };
-        Ok((wrote == Wrote::Done).then_some(standing))
+        Ok((outcome == WriteOutcome::Done).then_some(membership))
     }
 
-    async fn enter(&self, newcomer: &Member) -> Result<Wrote, StoreError> {
-        let mut item = self.member_key(&newcomer.id);
-        newcomer.write(&mut item);
+    async fn insert_member(&self, new_member: &MemberItem) -> Result<WriteOutcome, StoreError> {
+        let mut item = self.member_key(&new_member.id);
+        new_member.write(&mut item);
         let _turn = self.own.lock().await;
         let put = self
             .client
@@ -218,41 +236,42 @@ impl DynamoStore {
             .table_name(&self.table)
             .set_item(Some(item))
             .condition_expression("attribute_not_exists(pk) OR gen <> :gen")
-            .expression_attribute_values(":gen", number(newcomer.generation));
-        wrote(put.send().await)
+            .expression_attribute_values(":gen", number(new_member.generation));
+        write_outcome(put.send().await)
     }
 
-    fn sign_of_life(&self, beat: &Beat, generation: Generation) -> Change {
-        Change {
-            key: self.member_key(&beat.member),
+    fn renewal(&self, heartbeat: &Heartbeat, generation: GenerationItem) -> ConditionalUpdate {
+        ConditionalUpdate {
+            key: self.member_key(&heartbeat.member),
             set: "SET beats = beats + :one, life_ms = :life, #ttl = :ttl",
             only_if: "gen = :gen AND replaced = :no",
             values: [
                 (":gen".into(), number(generation.number)),
                 (":no".into(), AttributeValue::Bool(false)),
                 (":one".into(), number(1)),
-                (":life".into(), millis(beat.ttl)),
-                (":ttl".into(), ttl()),
+                (":life".into(), millis(heartbeat.ttl)),
+                (":ttl".into(), expiry_attribute()),
             ]
             .into(),
         }
     }
 
-    /// In one transaction with our own beat: of two that take over from each other, one must find itself replaced.
+    /// Replaces the other incarnations in one transaction with the own renewal: of two members that
+    /// replace each other, one must find itself replaced.
     async fn take_over(
         &self,
-        beat: &Beat,
-        generation: Generation,
-        rivals: &[MemberId],
-    ) -> Result<Wrote, StoreError> {
-        if rivals.is_empty() {
-            return self.apply(self.sign_of_life(beat, generation)).await;
+        heartbeat: &Heartbeat,
+        generation: GenerationItem,
+        others: &[MemberId],
+    ) -> Result<WriteOutcome, StoreError> {
+        if others.is_empty() {
+            return self.apply(self.renewal(heartbeat, generation)).await;
         }
-        for rivals in rivals.chunks(PER_TRANSACTION) {
-            let mut writes = vec![self.sign_of_life(beat, generation).transactional(&self.table)];
-            for rival in rivals {
-                let change = Change {
-                    key: self.member_key(rival),
+        for others in others.chunks(PER_TRANSACTION) {
+            let mut writes = vec![self.renewal(heartbeat, generation).transactional(&self.table)];
+            for other in others {
+                let change = ConditionalUpdate {
+                    key: self.member_key(other),
                     set: "SET replaced = :yes",
                     only_if: "gen = :gen",
                     values: [
@@ -263,30 +282,30 @@ impl DynamoStore {
                 };
                 writes.push(change.transactional(&self.table));
             }
-            if self.transact(writes).await? != Transacted::Done {
-                return Ok(Wrote::Busy);
+            if self.transact(writes).await? != TransactionOutcome::Done {
+                return Ok(WriteOutcome::Busy);
             }
         }
-        Ok(Wrote::Done)
+        Ok(WriteOutcome::Done)
     }
 
     pub(super) async fn run_leave(&self, member: MemberId) -> Result<(), StoreError> {
-        let mut pace = Pace::default();
+        let mut backoff = RetryBackoff::default();
         loop {
             let delete = self.client.delete_item().table_name(&self.table);
             let delete = delete.set_key(Some(self.member_key(&member)));
             let outcome = {
                 let _turn = self.own.lock().await;
-                wrote(delete.send().await)?
+                write_outcome(delete.send().await)?
             };
             match outcome {
-                Wrote::Done | Wrote::Refused => return Ok(()),
-                Wrote::Busy => pace.again().await?,
+                WriteOutcome::Done | WriteOutcome::Refused => return Ok(()),
+                WriteOutcome::Busy => backoff.wait().await?,
             }
         }
     }
 
-    async fn apply(&self, change: Change) -> Result<Wrote, StoreError> {
+    async fn apply(&self, change: ConditionalUpdate) -> Result<WriteOutcome, StoreError> {
         let names = change.names();
         let update = self
             .client
@@ -298,47 +317,50 @@ impl DynamoStore {
             .set_expression_attribute_names(names)
             .set_expression_attribute_values(Some(change.values));
         let _turn = self.own.lock().await;
-        wrote(update.send().await)
+        write_outcome(update.send().await)
     }
 
-    /// All of these writes, or none.
-    pub(super) async fn transact(&self, writes: Vec<TransactWriteItem>) -> Result<Transacted, StoreError> {
+    /// Writes all items, or none.
+    pub(super) async fn transact(
+        &self,
+        writes: Vec<TransactWriteItem>,
+    ) -> Result<TransactionOutcome, StoreError> {
         let _turn = self.own.lock().await;
-        transacted(self.client.transact_write_items().set_transact_items(Some(writes)).send().await)
+        transaction_outcome(self.client.transact_write_items().set_transact_items(Some(writes)).send().await)
     }
 }
 
-fn replace(member: &mut Member) {
+fn replace(member: &mut MemberItem) {
     member.replaced = true;
 }
 
-/// Its beats begin anywhere: one that was gone and comes again must not seem to have stood still.
-fn newcomer(beat: &Beat, generation: Generation) -> Member {
-    Member {
-        id: beat.member.clone(),
+/// Its heartbeats start at a random number: a member that comes back must not look unchanged.
+fn new_member(heartbeat: &Heartbeat, generation: GenerationItem) -> MemberItem {
+    MemberItem {
+        id: heartbeat.member.clone(),
         generation: generation.number,
-        beats: random() >> 16,
-        life: beat.ttl,
+        heartbeats: random() >> 16,
+        ttl: heartbeat.ttl,
         replaced: false,
         sequence: 0,
     }
 }
 
 /// A conditional update of one item.
-pub(super) struct Change {
-    pub(super) key: Item,
+pub(super) struct ConditionalUpdate {
+    pub(super) key: AttributeMap,
     pub(super) set: &'static str,
     pub(super) only_if: &'static str,
-    pub(super) values: Item,
+    pub(super) values: AttributeMap,
 }
 
-impl Change {
+impl ConditionalUpdate {
     /// `ttl` is a reserved word.
     fn names(&self) -> Option<HashMap<String, String>> {
         self.set.contains("#ttl").then(|| [("#ttl".into(), "ttl".into())].into())
     }
 
-    /// As a part of a transaction.
+    /// Converts it to a part of a transaction.
     pub(super) fn transactional(self, table: &str) -> TransactWriteItem {
         let update = Update::builder()
             .table_name(table)

@@ -1,28 +1,31 @@
-//! The store in DynamoDB: conditional writes, and life by observation.
+//! `DynamoStore`: keeps the counts in DynamoDB with conditional writes.
 //!
-//! Invariant: a member's share grows only by a transaction that also checks that this member is still known, wasn't
-//! replaced, and has begun no later settlement; and that the account is still as it was read. Whoever loses such a race reads
-//! again and tries again: a conflict is never taken for a limit that is reached.
-//! DynamoDB has no clock that a condition could use, and no machine's clock counts on another. So a member lives as long as
-//! its number of beats changes, as each handle sees it on its own monotonic clock (`watch.rs`), and it dies by one conditional
-//! delete: if it beats in between, the delete fails. DynamoDB's own expiry (the attribute `ttl`) only clears away what
-//! nobody uses any more, days later; nothing here depends on it.
+//! Invariant: a share grows only by a transaction that also checks two conditions. The member is
+//! known, wasn't replaced, and has begun no later settlement; and the account is as it was read. A
+//! writer that loses such a race reads and tries again: a conflict is never taken for a full limit.
+//! DynamoDB has no clock for conditions, and the clocks of two machines can't be compared. So a
+//! member is alive while its heartbeat counter changes, measured by each handle on its own
+//! monotonic clock (`liveness.rs`). A conditional delete removes it: if it sends a heartbeat in
+//! between, the delete fails.
+//! DynamoDB's own expiry (the attribute `ttl`) only removes unused items days later; nothing
+//! depends on it.
 //!
-//! | partition key | sort key | what |
+//! | partition key | sort key | content |
 //! |---|---|---|
 //! | `namespace#NAME` | `generation` | the generation, and whether it is being rebuilt |
-//! | `namespace#NAME` | `member#ID` | a member: its generation, beats, life in ms, sequence, whether it was replaced |
+//! | `namespace#NAME` | `member#ID` | a member: generation, heartbeats, TTL, sequence, replaced |
 //! | `account#ACCOUNT` | `in#NAME` | the shares of one account |
 //! | `bucket#BUCKET` | `in#NAME` | a token bucket |
 
-mod account;
+mod account_settlement;
 mod draw;
-mod fault;
 mod items;
+mod liveness;
 mod members;
+mod outcome;
+mod retry_backoff;
 mod settle;
 mod table;
-mod watch;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -39,21 +42,22 @@ use aws_smithy_http_client::tls::Provider;
 use aws_smithy_http_client::tls::rustls_provider::CryptoMode;
 
 use crate::store::{
-    Beat, Calling, Draw, Drawn, Holdings, MemberId, Pulse, Settled, Settlement, Store, StoreError,
+    Heartbeat, HeartbeatReply, Holdings, MemberId, Settlement, SettlementReply, Store, StoreError,
+    StoreFuture, TokenReply, TokenRequest,
 };
-use watch::Watch;
+use liveness::LivenessTracker;
 
-type Item = HashMap<String, AttributeValue>;
+type AttributeMap = HashMap<String, AttributeValue>;
 
-/// Keeps the counts in a DynamoDB table, which many namespaces can share.
+/// Keeps the counts in a DynamoDB table. Several namespaces can share a table.
 ///
-/// A handle has to watch for one TTL before it believes that a member is gone: give each process one handle, and keep it.
-/// DynamoDB answers in milliseconds, and conflicts are retried within a call: a member's `call_timeout` of a second or
-/// more suits it.
+/// A handle expires a member only after it has watched it for one TTL: create one handle per
+/// process, and keep it. Conflicts are retried within a call, so set the member's `call_timeout` to
+/// a second or more.
 ///
-/// A beat costs a query of the namespace and an update; a settlement a batch read, a query, and one transaction of its
-/// accounts and its member. It needs the rights to GetItem, BatchGetItem, Query, PutItem, UpdateItem, DeleteItem and
-/// ConditionCheckItem.
+/// A heartbeat costs a query of the namespace and an update. A settlement costs a batch read, a
+/// query, and a transaction of its accounts and its member. It needs the permissions GetItem,
+/// BatchGetItem, Query, PutItem, UpdateItem, DeleteItem and ConditionCheckItem.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -65,8 +69,9 @@ type Item = HashMap<String, AttributeValue>;
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 /// let config = DynamoStore::client_config()
 ///     .region(Region::new("eu-central-1"))
-///     .credentials_provider(Credentials::new("key", "secret", None, None, "example")); // or aws-config's
-/// let store = DynamoStore::create_table(Client::from_conf(config.build()), "quota", "production").await?;
+///     .credentials_provider(Credentials::new("key", "secret", None, None, "example"));
+/// let client = Client::from_conf(config.build());
+/// let store = DynamoStore::create_table(client, "quota", "production").await?;
 /// let member = MemberConfig::new("web-1").call_timeout(Duration::from_secs(2));
 /// let quota = Quota::join(store, member).await;
 /// let lease = quota.budget("streams", BudgetConfig::new(10_000)).take().await?;
@@ -78,31 +83,32 @@ pub struct DynamoStore {
     client: Client,
     table: String,
     namespace: String,
-    stamps: Stamps,
-    watch: Mutex<Watch>,
-    /// Writes to our own member's item, one at a time: a beat and a settlement that meet there would only cancel each other.
+    stamps: StampGenerator,
+    liveness: Mutex<LivenessTracker>,
+    /// Serializes writes to our own member's item: a concurrent heartbeat and settlement would
+    /// cancel each other.
     own: tokio::sync::Mutex<()>,
 }
 
 impl DynamoStore {
-    /// A store in the namespace of this name: members of one namespace share their counts. The table must be there, with the
-    /// string keys `pk` and `sk`; see [`DynamoStore::create_table`].
+    /// Creates a store in `namespace`. Members of one namespace share their counts.
+    /// The table must exist, with the string keys `pk` and `sk`; see [`DynamoStore::create_table`].
     pub fn new(client: Client, table: impl Into<String>, namespace: impl Into<String>) -> Self {
         DynamoStore {
             client,
             table: table.into(),
             namespace: namespace.into(),
-            stamps: Stamps::new(),
-            watch: Mutex::default(),
+            stamps: StampGenerator::new(),
+            liveness: Mutex::default(),
             own: tokio::sync::Mutex::default(),
         }
     }
 
-    /// As [`DynamoStore::new`], but makes the table first if there is none (on demand, with expiry by `ttl`), and waits until
-    /// it can be used.
+    /// Like [`DynamoStore::new`], but creates the table if it is missing (on demand, with expiry by
+    /// `ttl`) and waits until it is active.
     ///
     /// # Errors
-    /// What DynamoDB said, or that the table wasn't ready in time.
+    /// Fails if DynamoDB returns an error, or if the table isn't active in time.
     pub async fn create_table(
         client: Client,
         table: impl Into<String>,
@@ -113,8 +119,8 @@ impl DynamoStore {
         Ok(store)
     }
 
-    /// The beginning of a client's settings: TLS by rustls on ring, and quick retries. A region and credentials are for you
-    /// to add, and an endpoint where it isn't AWS's own.
+    /// Returns the base of a client configuration: TLS by rustls on ring, and short retries. Add a
+    /// region and credentials, and an endpoint for servers other than AWS.
     pub fn client_config() -> aws_sdk_dynamodb::config::Builder {
         let http = Builder::new().tls_provider(Provider::Rustls(CryptoMode::Ring)).build_https();
         let retry = RetryConfig::standard()
@@ -127,31 +133,31 @@ impl DynamoStore {
             .retry_config(retry)
     }
 
-    fn watch(&self) -> MutexGuard<'_, Watch> {
-        // What was seen is a hint of the safe kind: whatever a panic left undone only makes us watch for longer.
-        self.watch.lock().unwrap_or_else(PoisonError::into_inner)
+    fn liveness(&self) -> MutexGuard<'_, LivenessTracker> {
+        // Lost observations after a panic only make this handle wait longer, which is safe.
+        self.liveness.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Store for DynamoStore {
-    fn beat(&self, beat: Beat) -> Calling<'_, Pulse> {
-        Box::pin(self.run_beat(beat))
+    fn heartbeat(&self, heartbeat: Heartbeat) -> StoreFuture<'_, HeartbeatReply> {
+        Box::pin(self.run_heartbeat(heartbeat))
     }
 
-    fn settle(&self, settlement: Settlement) -> Calling<'_, Settled> {
+    fn settle(&self, settlement: Settlement) -> StoreFuture<'_, SettlementReply> {
         Box::pin(self.run_settle(settlement))
     }
 
-    fn leave(&self, member: MemberId) -> Calling<'_, ()> {
+    fn leave(&self, member: MemberId) -> StoreFuture<'_, ()> {
         Box::pin(self.run_leave(member))
     }
 
-    fn draw(&self, draw: Draw) -> Calling<'_, Drawn> {
+    fn draw(&self, draw: TokenRequest) -> StoreFuture<'_, TokenReply> {
         Box::pin(self.run_draw(draw))
     }
 
-    fn look(&self, accounts: Vec<Arc<str>>) -> Calling<'_, Holdings> {
-        Box::pin(self.run_look(accounts))
+    fn query_holdings(&self, accounts: Vec<Arc<str>>) -> StoreFuture<'_, Holdings> {
+        Box::pin(self.run_query_holdings(accounts))
     }
 
     fn kind(&self) -> &'static str {
@@ -166,16 +172,17 @@ impl fmt::Debug for DynamoStore {
     }
 }
 
-/// Marks that no two writes share. A counter in the item wouldn't do: it begins anew with an item that was deleted.
+/// Generates stamps that no two writes share. A counter in the item would restart when the item is
+/// deleted.
 #[derive(Debug)]
-struct Stamps {
+struct StampGenerator {
     handle: u64,
     next: AtomicU64,
 }
 
-impl Stamps {
+impl StampGenerator {
     fn new() -> Self {
-        Stamps { handle: fault::random(), next: AtomicU64::new(0) }
+        StampGenerator { handle: retry_backoff::random(), next: AtomicU64::new(0) }
     }
 
     fn next(&self) -> String {

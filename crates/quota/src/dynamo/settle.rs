@@ -1,9 +1,11 @@
-//! Settlements: what a member holds, written by transactions; and who holds what.
+//! Settlements, written by transactions; and queries of the holders.
 //!
-//! Invariant: every transaction of a settlement begins with our own member's item. The first sets its sequence, the others
-//! check it, so that whatever of an earlier settlement is still on its way finds a later sequence there, and fails.
-//! All asks go into one transaction, up to what DynamoDB takes. When it is cancelled, the accounts that others were writing,
-//! too, are tried again by themselves, so that a budget that everybody wants doesn't hold up the keys of single users.
+//! Invariant: every transaction of a settlement begins with our own member's item. The first
+//! transaction sets its sequence, the others check it, so that delayed writes of an earlier
+//! settlement fail.
+//! All requests go into one transaction, up to DynamoDB's limit. If it is cancelled, the accounts
+//! in conflict are retried separately, so that a contended budget doesn't delay the keys of single
+//! users.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -13,138 +15,145 @@ use aws_sdk_dynamodb::types::{
     AttributeValue, ConditionCheck, Delete, KeysAndAttributes, Put, TransactWriteItem,
 };
 
-use super::account::{self, Scene};
-use super::fault::{Pace, Transacted, failed};
-use super::items::{Account, Member, Pressed, Stamped, number, text, wall};
-use super::members::{Change, Survey};
+use super::account_settlement::{self, MembershipView};
+use super::items::{AccountItem, MemberItem, PressureMark, StampedItem, number, text, wall_clock};
+use super::members::{ConditionalUpdate, NamespaceSnapshot};
+use super::outcome::{TransactionOutcome, failed};
+use super::retry_backoff::RetryBackoff;
 use super::table::partition;
-use super::{DynamoStore, Item};
-use crate::store::{Answer, Ask, Holdings, Life, Settled, Settlement, Share, Shares, StoreError};
+use super::{AttributeMap, DynamoStore};
+use crate::store::{
+    AccountShares, Holdings, MemberLiveness, Settlement, SettlementReply, Share, ShareReply, ShareRequest,
+    StoreError,
+};
 
-/// DynamoDB takes 100 writes in a transaction, of which one is our own member, and 100 keys in a read.
+/// DynamoDB allows 100 writes in a transaction, one of them our own member, and 100 keys in a read.
 const PER_TRANSACTION: usize = 90;
 
-type Accounts = HashMap<String, Stamped<Account>>;
+type Accounts = HashMap<String, StampedItem<AccountItem>>;
 
-/// What became of some of a settlement's asks.
-enum Part {
-    Landed(Vec<Answer>),
-    /// Nothing was written, because of these asks or, if there are none, our own member.
+/// Outcome of a part of a settlement's requests.
+enum BatchOutcome {
+    Applied(Vec<ShareReply>),
+    /// Nothing was written, because of these requests or, if empty, our own member.
     Cancelled(Vec<usize>),
-    Over(Settled),
+    Rejected(SettlementReply),
 }
 
 impl DynamoStore {
-    pub(super) async fn run_settle(&self, settlement: Settlement) -> Result<Settled, StoreError> {
-        let all: Vec<usize> = (0..settlement.asks.len()).collect();
+    pub(super) async fn run_settle(&self, settlement: Settlement) -> Result<SettlementReply, StoreError> {
+        let all: Vec<usize> = (0..settlement.requests.len()).collect();
         let mut parts: VecDeque<Vec<usize>> = all.chunks(PER_TRANSACTION).map(<[usize]>::to_vec).collect();
         if parts.is_empty() {
-            parts.push_back(Vec::new()); // its sequence lands all the same
+            parts.push_back(Vec::new()); // the sequence is written even without requests
         }
-        let mut answers = vec![None; all.len()];
-        let (mut begun, mut pace) = (false, Pace::default());
+        let mut replies = vec![None; all.len()];
+        let (mut sequence_written, mut backoff) = (false, RetryBackoff::default());
         while let Some(part) = parts.pop_front() {
-            match self.settle_part(&settlement, &part, begun).await? {
-                Part::Over(settled) => return Ok(settled),
-                Part::Landed(found) => {
-                    begun = true;
-                    part.into_iter().zip(found).for_each(|(ask, answer)| answers[ask] = Some(answer));
+            match self.settle_part(&settlement, &part, sequence_written).await? {
+                BatchOutcome::Rejected(settled) => return Ok(settled),
+                BatchOutcome::Applied(found) => {
+                    sequence_written = true;
+                    part.into_iter().zip(found).for_each(|(request, reply)| replies[request] = Some(reply));
                 }
-                Part::Cancelled(met) => {
-                    let (met, rest): (Vec<_>, Vec<_>) = part.into_iter().partition(|ask| met.contains(ask));
-                    if met.is_empty() || rest.is_empty() {
-                        parts.push_front(if met.is_empty() { rest } else { met });
-                        pace.again().await?;
+                BatchOutcome::Cancelled(conflicting) => {
+                    let (conflicting, rest): (Vec<_>, Vec<_>) =
+                        part.into_iter().partition(|request| conflicting.contains(request));
+                    if conflicting.is_empty() || rest.is_empty() {
+                        parts.push_front(if conflicting.is_empty() { rest } else { conflicting });
+                        backoff.wait().await?;
                     } else {
                         parts.push_front(rest);
-                        parts.push_back(met);
+                        parts.push_back(conflicting);
                     }
                 }
             }
         }
-        Ok(Settled::Landed(answers.into_iter().flatten().collect()))
+        Ok(SettlementReply::Applied(replies.into_iter().flatten().collect()))
     }
 
     async fn settle_part(
         &self,
         settlement: &Settlement,
         part: &[usize],
-        begun: bool,
-    ) -> Result<Part, StoreError> {
-        let asks: Vec<&Ask> = part.iter().map(|ask| &settlement.asks[*ask]).collect();
-        let names: Vec<_> = asks.iter().map(|ask| ask.account.clone()).collect();
-        let (accounts, survey) = tokio::join!(self.read_accounts(&names), self.survey());
-        let (mut accounts, mut survey) = (accounts?, survey?);
-        if accounts.values().any(|account| has_stranger(&account.content, &survey)) {
-            // It may have joined between the two reads. Read after the account, a member that isn't there is gone.
-            survey = self.survey().await?;
+        sequence_written: bool,
+    ) -> Result<BatchOutcome, StoreError> {
+        let requests: Vec<&ShareRequest> =
+            part.iter().map(|request| &settlement.requests[*request]).collect();
+        let names: Vec<_> = requests.iter().map(|request| request.account.clone()).collect();
+        let (accounts, snapshot) = tokio::join!(self.read_accounts(&names), self.read_snapshot());
+        let (mut accounts, mut snapshot) = (accounts?, snapshot?);
+        if accounts.values().any(|account| has_unknown_holder(&account.content, &snapshot)) {
+            // It may have joined between the two reads. A member that is missing in a read after
+            // the account's is gone.
+            snapshot = self.read_snapshot().await?;
         }
-        let own = match standing(&survey, settlement, begun) {
+        let own = match check_own_member(&snapshot, settlement, sequence_written) {
             Ok(own) => own,
-            Err(settled) => return Ok(Part::Over(settled)),
+            Err(settled) => return Ok(BatchOutcome::Rejected(settled)),
         };
-        let (mut writes, mut writers) = (vec![self.fence(settlement, own, begun)], Vec::new());
-        let scene = Scene {
+        let (mut writes, mut writers) = (vec![self.fence(settlement, own, sequence_written)], Vec::new());
+        let view = MembershipView {
             me: &settlement.member,
-            members: &survey.members,
-            living: survey.living(),
-            rebuilding: !survey.rebuild_left.is_zero(),
+            members: &snapshot.members,
+            live_members: snapshot.live_members(),
+            rebuilding: !snapshot.rebuild_left.is_zero(),
         };
-        let mut answers = Vec::with_capacity(asks.len());
-        for (index, ask) in part.iter().zip(asks) {
-            let read = accounts.remove(&partition("account", &ask.account));
-            let (write, answer) = self.settle_one(read, ask, scene, settlement);
-            answers.push(answer);
+        let mut replies = Vec::with_capacity(requests.len());
+        for (index, request) in part.iter().zip(requests) {
+            let read = accounts.remove(&partition("account", &request.account));
+            let (write, reply) = self.settle_one(read, request, view, settlement);
+            replies.push(reply);
             if let Some(write) = write {
                 writes.push(write);
                 writers.push(*index);
             }
         }
-        if begun && writers.is_empty() {
-            return Ok(Part::Landed(answers)); // the sequence is down, and there is nothing else to write
+        if sequence_written && writers.is_empty() {
+            return Ok(BatchOutcome::Applied(replies)); // the sequence is written, and nothing else has changed
         }
         Ok(match self.transact(writes).await? {
-            Transacted::Done => Part::Landed(answers),
-            Transacted::Cancelled(culprits) => {
-                let asks = culprits.into_iter().filter_map(|write| writers.get(write.checked_sub(1)?));
-                Part::Cancelled(asks.copied().collect())
+            TransactionOutcome::Done => BatchOutcome::Applied(replies),
+            TransactionOutcome::Cancelled(failed) => {
+                let requests = failed.into_iter().filter_map(|write| writers.get(write.checked_sub(1)?));
+                BatchOutcome::Cancelled(requests.copied().collect())
             }
         })
     }
 
-    /// The write that an ask needs, if any, and its answer.
+    /// Returns the write that a request needs, if any, and its reply.
     fn settle_one(
         &self,
-        read: Option<Stamped<Account>>,
-        ask: &Ask,
-        scene: Scene<'_>,
+        read: Option<StampedItem<AccountItem>>,
+        request: &ShareRequest,
+        view: MembershipView<'_>,
         settlement: &Settlement,
-    ) -> (Option<TransactWriteItem>, Answer) {
+    ) -> (Option<TransactWriteItem>, ShareReply) {
         let before = read.as_ref().map(|read| read.content.clone()).unwrap_or_default();
-        let pressed = self.watch().is_pressed(&ask.account, before.pressed.as_ref(), Instant::now());
+        let pressed = self.liveness().is_pressed(&request.account, before.pressed.as_ref(), Instant::now());
         let lasts = settlement.pressure;
-        let refusal = (!lasts.is_zero()).then(|| Pressed { stamp: self.stamps.next(), lasts });
-        let (after, answer) = account::settle(before.clone(), ask, scene, pressed, refusal);
-        let key = self.account_key(&ask.account);
+        let refusal = (!lasts.is_zero()).then(|| PressureMark { stamp: self.stamps.next(), lasts });
+        let (after, reply) = account_settlement::settle(before.clone(), request, view, pressed, refusal);
+        let key = self.account_key(&request.account);
         let write = match read {
-            None if after.is_blank() => None,
-            Some(read) if after == before && !read.is_old(wall()) => None,
-            Some(read) if after.is_blank() => Some(self.delete(key, read.stamp)),
+            None if after.is_empty() => None,
+            Some(read) if after == before && !read.needs_rewrite(wall_clock()) => None,
+            Some(read) if after.is_empty() => Some(self.delete(key, read.stamp)),
             read => Some(self.put(key, &after, read.map(|read| read.stamp))),
         };
-        (write, answer)
+        (write, reply)
     }
 
-    /// Our own member, as every transaction must find it.
-    fn fence(&self, settlement: &Settlement, own: &Member, begun: bool) -> TransactWriteItem {
-        let mut values: Item = [
+    /// Builds the first item of every transaction: the condition on our own member.
+    fn fence(&self, settlement: &Settlement, own: &MemberItem, sequence_written: bool) -> TransactWriteItem {
+        let mut values: AttributeMap = [
             (":gen".into(), number(own.generation)),
             (":no".into(), AttributeValue::Bool(false)),
             (":seq".into(), number(settlement.sequence)),
         ]
         .into();
         let key = self.member_key(&settlement.member);
-        if begun {
+        if sequence_written {
             let check = ConditionCheck::builder()
                 .table_name(&self.table)
                 .set_key(Some(key))
@@ -154,8 +163,8 @@ impl DynamoStore {
                 .expect("every required part is set");
             return TransactWriteItem::builder().condition_check(check).build();
         }
-        values.insert(":landed".into(), number(settlement.landed));
-        let change = Change {
+        values.insert(":landed".into(), number(settlement.last_acknowledged));
+        let change = ConditionalUpdate {
             key,
             set: "SET seq = :seq",
             only_if: "gen = :gen AND replaced = :no AND seq < :seq AND seq >= :landed",
@@ -164,7 +173,7 @@ impl DynamoStore {
         change.transactional(&self.table)
     }
 
-    fn put(&self, key: Item, account: &Account, stamp: Option<String>) -> TransactWriteItem {
+    fn put(&self, key: AttributeMap, account: &AccountItem, stamp: Option<String>) -> TransactWriteItem {
         let mut item = key;
         account.write(self.stamps.next(), &mut item);
         let put = Put::builder().table_name(&self.table).set_item(Some(item));
@@ -178,7 +187,7 @@ impl DynamoStore {
         TransactWriteItem::builder().put(put).build()
     }
 
-    fn delete(&self, key: Item, stamp: String) -> TransactWriteItem {
+    fn delete(&self, key: AttributeMap, stamp: String) -> TransactWriteItem {
         let delete = Delete::builder()
             .table_name(&self.table)
             .set_key(Some(key))
@@ -189,13 +198,13 @@ impl DynamoStore {
         TransactWriteItem::builder().delete(delete).build()
     }
 
-    /// The accounts of these names that are there, by partition key.
+    /// Reads the accounts that exist, by partition key.
     async fn read_accounts(&self, names: &[Arc<str>]) -> Result<Accounts, StoreError> {
         let mut accounts = Accounts::new();
         let names: Vec<_> = names.iter().collect::<HashSet<_>>().into_iter().collect();
         for names in names.chunks(PER_TRANSACTION) {
             let mut keys: Vec<_> = names.iter().map(|name| self.account_key(name)).collect();
-            let mut pace = Pace::default();
+            let mut backoff = RetryBackoff::default();
             while !keys.is_empty() {
                 let wanted = KeysAndAttributes::builder().set_keys(Some(keys)).consistent_read(true).build();
                 let wanted = wanted.expect("every required part is set");
@@ -203,58 +212,64 @@ impl DynamoStore {
                 let read = read.send().await.map_err(failed)?;
                 for item in read.responses().into_iter().flat_map(HashMap::values).flatten() {
                     let partition = item.get("pk").and_then(|key| key.as_s().ok()).cloned();
-                    accounts.insert(partition.unwrap_or_default(), Stamped::<Account>::read(item)?);
+                    accounts.insert(partition.unwrap_or_default(), StampedItem::<AccountItem>::read(item)?);
                 }
                 let left = read.unprocessed_keys.unwrap_or_default().remove(&self.table);
                 keys = left.map(|left| left.keys).unwrap_or_default();
                 if !keys.is_empty() {
-                    pace.again().await?;
+                    backoff.wait().await?;
                 }
             }
         }
         Ok(accounts)
     }
 
-    pub(super) async fn run_look(&self, names: Vec<Arc<str>>) -> Result<Holdings, StoreError> {
+    pub(super) async fn run_query_holdings(&self, names: Vec<Arc<str>>) -> Result<Holdings, StoreError> {
         let mut accounts = self.read_accounts(&names).await?;
-        let survey = self.survey().await?;
-        let watch = self.watch();
-        let life = |member: &Member| Life {
+        let snapshot = self.read_snapshot().await?;
+        let liveness = self.liveness();
+        let member_liveness = |member: &MemberItem| MemberLiveness {
             member: member.id.clone(),
-            expires_in_ms: u64::try_from(watch.life_left(member).as_millis()).ok(),
+            expires_in_ms: u64::try_from(liveness.ttl_left(member).as_millis()).ok(),
             replaced: member.replaced,
         };
-        let mut holdings =
-            Holdings { members: survey.members.values().map(life).collect(), accounts: Vec::new() };
+        let mut holdings = Holdings {
+            members: snapshot.members.values().map(member_liveness).collect(),
+            accounts: Vec::new(),
+        };
         for name in names {
             let Some(account) = accounts.remove(&partition("account", &name)) else { continue };
-            // Of exact accounts, a replaced member's share counts for nothing.
-            let counts = |member: &Member| !(member.replaced && name.starts_with("k:"));
+            // In exact accounts, a replaced member's share doesn't count.
+            let counts = |member: &MemberItem| !(member.replaced && name.starts_with("k:"));
             let held = account.content.shares.into_iter();
-            let held = held.filter(|(id, _)| survey.members.get(id).is_some_and(counts));
+            let held = held.filter(|(id, _)| snapshot.members.get(id).is_some_and(counts));
             let shares: Vec<_> =
                 held.map(|(member, held)| Share { member, count: held.count, used: held.used }).collect();
             if !shares.is_empty() {
-                holdings.accounts.push(Shares { account: name, shares });
+                holdings.accounts.push(AccountShares { account: name, shares });
             }
         }
         Ok(holdings)
     }
 }
 
-fn has_stranger(account: &Account, survey: &Survey) -> bool {
-    account.shares.keys().any(|id| !survey.members.contains_key(id))
+fn has_unknown_holder(account: &AccountItem, snapshot: &NamespaceSnapshot) -> bool {
+    account.shares.keys().any(|id| !snapshot.members.contains_key(id))
 }
 
-/// Our own member if it may settle; else what becomes of the settlement.
-fn standing<'a>(survey: &'a Survey, settlement: &Settlement, begun: bool) -> Result<&'a Member, Settled> {
-    let own = survey.members.get(&settlement.member).filter(|own| !own.replaced);
-    let own = own.ok_or(Settled::Unknown)?;
+/// Returns our own member if it may settle; otherwise the reply to the settlement.
+fn check_own_member<'a>(
+    snapshot: &'a NamespaceSnapshot,
+    settlement: &Settlement,
+    sequence_written: bool,
+) -> Result<&'a MemberItem, SettlementReply> {
+    let own = snapshot.members.get(&settlement.member).filter(|own| !own.replaced);
+    let own = own.ok_or(SettlementReply::UnknownMember)?;
     let last = own.sequence;
-    if last > settlement.sequence || (last == settlement.sequence && !begun) {
-        Err(Settled::Stale)
-    } else if last < settlement.landed || (last < settlement.sequence && begun) {
-        Err(Settled::LostWrites)
+    if last > settlement.sequence || (last == settlement.sequence && !sequence_written) {
+        Err(SettlementReply::Stale)
+    } else if last < settlement.last_acknowledged || (last < settlement.sequence && sequence_written) {
+        Err(SettlementReply::LostWrites)
     } else {
         Ok(own)
     }
@@ -268,32 +283,42 @@ mod tests {
     use super::*;
     use crate::store::MemberId;
 
-    /// What becomes of the settlement 5, after 3 had landed, where the store knows `sequence`.
-    fn verdict(sequence: Option<u64>, replaced: bool, begun: bool) -> Option<Settled> {
+    /// Returns the reply to settlement 5 with last acknowledged sequence 3, in a store that has
+    /// `sequence`.
+    fn verdict(sequence: Option<u64>, replaced: bool, sequence_written: bool) -> Option<SettlementReply> {
         let id = MemberId::new("a", 1);
         let known = |sequence| {
-            let life = Duration::from_secs(1);
-            (id.clone(), Member { id: id.clone(), generation: 1, beats: 1, life, replaced, sequence })
+            let ttl = Duration::from_secs(1);
+            (id.clone(), MemberItem { id: id.clone(), generation: 1, heartbeats: 1, ttl, replaced, sequence })
         };
         let members: BTreeMap<_, _> = sequence.map(known).into_iter().collect();
-        let survey = Survey { generation: None, rebuild_left: Duration::ZERO, members };
-        let settlement =
-            Settlement { member: id, sequence: 5, landed: 3, pressure: Duration::ZERO, asks: Vec::new() };
-        standing(&survey, &settlement, begun).err()
+        let snapshot = NamespaceSnapshot { generation: None, rebuild_left: Duration::ZERO, members };
+        let settlement = Settlement {
+            member: id,
+            sequence: 5,
+            last_acknowledged: 3,
+            pressure: Duration::ZERO,
+            requests: Vec::new(),
+        };
+        check_own_member(&snapshot, &settlement, sequence_written).err()
     }
 
     #[test]
-    fn a_settlement_goes_on_only_from_where_it_may() {
-        for begun in [false, true] {
-            assert_eq!(verdict(None, false, begun), Some(Settled::Unknown));
-            assert_eq!(verdict(Some(3), true, begun), Some(Settled::Unknown));
-            assert_eq!(verdict(Some(2), false, begun), Some(Settled::LostWrites));
-            assert_eq!(verdict(Some(6), false, begun), Some(Settled::Stale));
+    fn a_settlement_is_applied_only_after_the_sequence_it_expects() {
+        for sequence_written in [false, true] {
+            assert_eq!(verdict(None, false, sequence_written), Some(SettlementReply::UnknownMember));
+            assert_eq!(verdict(Some(3), true, sequence_written), Some(SettlementReply::UnknownMember));
+            assert_eq!(verdict(Some(2), false, sequence_written), Some(SettlementReply::LostWrites));
+            assert_eq!(verdict(Some(6), false, sequence_written), Some(SettlementReply::Stale));
         }
         assert_eq!(verdict(Some(3), false, false), None);
-        assert_eq!(verdict(Some(4), false, false), None, "one that landed unheard");
-        assert_eq!(verdict(Some(5), false, false), Some(Settled::Stale));
-        assert_eq!(verdict(Some(5), false, true), None, "its first part has landed");
-        assert_eq!(verdict(Some(4), false, true), Some(Settled::LostWrites), "its first part was lost");
+        assert_eq!(verdict(Some(4), false, false), None, "applied, but its reply was lost");
+        assert_eq!(verdict(Some(5), false, false), Some(SettlementReply::Stale));
+        assert_eq!(verdict(Some(5), false, true), None, "its first part was applied");
+        assert_eq!(
+            verdict(Some(4), false, true),
+            Some(SettlementReply::LostWrites),
+            "its first part was lost"
+        );
     }
 }

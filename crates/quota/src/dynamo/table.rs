@@ -1,4 +1,4 @@
-//! The table: its keys, and how it is made.
+//! The table: its keys and its creation.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -11,16 +11,16 @@ use aws_sdk_dynamodb::types::{
 };
 use sha2::{Digest, Sha256};
 
-use super::fault::failed;
 use super::items::text;
-use super::{DynamoStore, Item};
+use super::outcome::failed;
+use super::{AttributeMap, DynamoStore};
 use crate::store::{MemberId, StoreError};
 
 pub(super) const GENERATION: &str = "generation";
 pub(super) const MEMBER: &str = "member#";
-const READY_WITHIN: Duration = Duration::from_secs(60);
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
 const READY_POLL: Duration = Duration::from_millis(200);
-/// DynamoDB takes 2,048 bytes in a key; users choose some of our names.
+/// DynamoDB allows 2,048 bytes in a key. Some names are chosen by users.
 const MAX_NAME_BYTES: usize = 1024;
 
 impl DynamoStore {
@@ -28,29 +28,29 @@ impl DynamoStore {
         format!("namespace#{}", self.namespace)
     }
 
-    pub(super) fn generation_key(&self) -> Item {
+    pub(super) fn generation_key(&self) -> AttributeMap {
         key(self.namespace_key(), GENERATION.to_string())
     }
 
-    pub(super) fn member_key(&self, id: &MemberId) -> Item {
+    pub(super) fn member_key(&self, id: &MemberId) -> AttributeMap {
         key(self.namespace_key(), format!("{MEMBER}{id}"))
     }
 
-    /// The namespace is a key of its own, so that no name of the one can be mistaken for a part of the other.
-    pub(super) fn account_key(&self, account: &str) -> Item {
+    /// The namespace is the sort key, so that no name can be mistaken for a part of it.
+    pub(super) fn account_key(&self, account: &str) -> AttributeMap {
         key(partition("account", account), format!("in#{}", self.namespace))
     }
 
-    pub(super) fn bucket_key(&self, bucket: &str) -> Item {
+    pub(super) fn bucket_key(&self, bucket: &str) -> AttributeMap {
         key(partition("bucket", bucket), format!("in#{}", self.namespace))
     }
 }
 
-fn key(partition: String, sort: String) -> Item {
+fn key(partition: String, sort: String) -> AttributeMap {
     [("pk".into(), text(partition)), ("sk".into(), text(sort))].into()
 }
 
-/// A name that is too long for a key stands there by its hash.
+/// Returns the partition key of a name. A name that is too long is replaced by its hash.
 pub(super) fn partition(kind: &str, name: &str) -> String {
     if name.len() <= MAX_NAME_BYTES {
         return format!("{kind}#{name}");
@@ -62,7 +62,7 @@ pub(super) fn partition(kind: &str, name: &str) -> String {
     partition
 }
 
-/// Makes the table if there is none, and waits until it can be used.
+/// Creates the table if it is missing, and waits until it is active.
 pub(super) async fn create(client: &Client, table: &str) -> Result<(), StoreError> {
     let attribute = |name| {
         AttributeDefinition::builder()
@@ -90,12 +90,12 @@ pub(super) async fn create(client: &Client, table: &str) -> Result<(), StoreErro
         .await;
     match created {
         Ok(_) => {}
-        Err(error) if error.code() == Some("ResourceInUseException") => {} // it is there, or somebody makes it
+        Err(error) if error.code() == Some("ResourceInUseException") => {} // it exists, or is being created
         Err(error) => return Err(failed(error)),
     }
-    tokio::time::timeout(READY_WITHIN, ready(client, table))
+    tokio::time::timeout(READY_TIMEOUT, ready(client, table))
         .await
-        .map_err(|_| StoreError::Timeout(READY_WITHIN))??;
+        .map_err(|_| StoreError::Timeout(READY_TIMEOUT))??;
     expire_by_ttl(client, table).await
 }
 
@@ -104,7 +104,7 @@ async fn ready(client: &Client, table: &str) -> Result<(), StoreError> {
         let described = client.describe_table().table_name(table).send().await;
         let status = match &described {
             Ok(described) => described.table().and_then(|table| table.table_status()),
-            // What was just made may not be known everywhere yet.
+            // DynamoDB may not find a new table yet.
             Err(error) if error.code() == Some("ResourceNotFoundException") => None,
             Err(_) => return described.map(drop).map_err(failed),
         };
@@ -126,7 +126,7 @@ async fn expire_by_ttl(client: &Client, table: &str) -> Result<(), StoreError> {
     let enabled = client.update_time_to_live().table_name(table).time_to_live_specification(by_ttl);
     match enabled.send().await {
         Ok(_) => Ok(()),
-        // Somebody else has just done it.
+        // Another process has enabled it meanwhile.
         Err(error) if error.code() == Some("ValidationException") => Ok(()),
         Err(error) => Err(failed(error)),
     }
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_of_any_length_makes_a_key_of_bounded_length_and_its_own() {
+    fn a_name_of_any_length_makes_a_unique_key_of_bounded_length() {
         assert_eq!(partition("account", "b:streams"), "account#b:streams");
         let long = partition("account", &"x".repeat(1 << 20));
         assert_eq!(long.len(), "account~".len() + 64);

@@ -1,12 +1,21 @@
-//! The store in Redis: one script for each call.
+//! `RedisStore`: keeps the counts in Redis, with one Lua script for each call.
 //!
-//! Invariant: all keys of a namespace share one hash tag, so that a script's keys lie in one slot; and no key that holds a
-//! count expires, because a server that may evict takes those first.
-//! Time is Redis's own; nothing here compares it with a clock of ours.
-//! Keys, after the tag: `:k` all exact accounts, a field each, and the sequences of the living; `:m` the members' expiries, the
-//! generation and where the sweep stands; `:x` those whose name was taken over; `:t` the TTLs of both; `:b:…` a budget each; `:r:…` a
-//! bucket each; the channel `:p` tells of pressure.
-//! Members of release 0.1 share the namespace: they use the same keys in the same way, except `:t` and a bucket's depth.
+//! Invariant: all keys of a namespace share one hash tag, so that a script's keys lie in one
+//! cluster slot. No key that holds a count expires, because a server under `volatile-*` evicts keys
+//! with an expiry first.
+//! Only Redis's clock is used; it is never compared with a local one.
+//!
+//! | key after the tag | content |
+//! |---|---|
+//! | `:k` | all exact accounts, one field each, and the sequences of live members |
+//! | `:m` | expiries of the members, the generation, the cursor of the sweep |
+//! | `:x` | members whose name was taken over |
+//! | `:t` | TTLs of both |
+//! | `:b:…` | one budget |
+//! | `:r:…` | one token bucket |
+//! | `:p` | channel on which pressure is published |
+//!
+//! Members of release 0.1 use the same keys in the same way, except `:t` and a bucket's depth.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,71 +24,75 @@ use std::time::Duration;
 use forebay_redis::{ArgWriter, Client, Command, ConnectError, ExecError, Script, Subscription, ToArgs};
 
 use crate::store::{
-    Answer, Ask, Beat, BeatKind, Calling, Draw, Drawn, Holdings, Life, MemberId, Pulse, Settled, Settlement,
-    Share, Shares, Standing, Store, StoreError,
+    AccountShares, Heartbeat, HeartbeatKind, HeartbeatReply, Holdings, MemberId, MemberLiveness, Membership,
+    Settlement, SettlementReply, Share, ShareReply, ShareRequest, Store, StoreError, StoreFuture, TokenReply,
+    TokenRequest,
 };
 
 /// Keeps the counts in Redis 5 or newer.
 #[derive(Debug, Clone)]
 pub struct RedisStore {
     client: Client,
-    keys: Arc<Keys>,
-    beat: Arc<Script>,
+    keys: Arc<NamespaceKeys>,
+    heartbeat: Arc<Script>,
     settle: Arc<Script>,
     draw: Arc<Script>,
-    look: Arc<Script>,
-    /// Made when somebody first listens; one listener at a time, which is the member.
+    holdings_script: Arc<Script>,
+    /// Created at the first wait for pressure. At most one waiter at a time: the member.
     pressure: Arc<tokio::sync::Mutex<Option<Subscription>>>,
 }
 
 #[derive(Debug)]
-struct Keys {
+struct NamespaceKeys {
     tag: String,
-    /// Exact accounts, members, replaced: those that scripts begin with.
+    /// Exact accounts, members, replaced: the first keys of the scripts.
     common: [String; 3],
     /// The TTLs of members.
-    lives: String,
-    /// The channel on which pressure is told.
+    ttls: String,
+    /// The channel on which pressure is published.
     pressure: String,
 }
 
-/// How many exact accounts a beat looks through for some that only the dead hold.
-const SWEEP: u32 = 64;
-/// How long to wait before subscribing again when it failed.
-const RESUBSCRIBE: Duration = Duration::from_secs(1);
+/// Number of exact accounts that a heartbeat checks for expired holders.
+const SWEEP_BATCH: u32 = 64;
+/// Delay before the next attempt to subscribe.
+const RESUBSCRIBE_DELAY: Duration = Duration::from_secs(1);
 
 impl RedisStore {
-    /// A store in the namespace of this name: members of one namespace share their counts.
+    /// Creates a store in `namespace`. Members of one namespace share their counts.
     ///
-    /// The server must not evict keys that don't expire (so `maxmemory-policy noeviction`, or `volatile-*`): what it forgets
-    /// has to be told anew. A namespace that nobody uses any more keeps a few small keys until they are deleted.
+    /// The server must not evict keys without an expiry: set `maxmemory-policy` to `noeviction` or
+    /// `volatile-*`. Evicted counts must be rebuilt. An unused namespace keeps a few small keys
+    /// until they are deleted.
     pub fn new(client: Client, namespace: &str) -> Self {
         // Braces would end the hash tag early.
         let tag = format!("{{{}}}", namespace.replace(['{', '}'], "_"));
         let key = |name| format!("{tag}:{name}");
-        let keys = Keys { common: ["k", "m", "x"].map(key), lives: key("t"), pressure: key("p"), tag };
+        let keys =
+            NamespaceKeys { common: ["k", "m", "x"].map(key), ttls: key("t"), pressure: key("p"), tag };
         let script = |source: &str| Arc::new(Script::new(source));
         RedisStore {
             client,
             keys: Arc::new(keys),
-            beat: script(include_str!("beat.lua")),
+            heartbeat: script(include_str!("heartbeat.lua")),
             settle: script(include_str!("settle.lua")),
             draw: script(include_str!("draw.lua")),
-            look: script(include_str!("look.lua")),
+            holdings_script: script(include_str!("holdings.lua")),
             pressure: Arc::default(),
         }
     }
 
-    /// A store on a connection of its own. A server that can't be reached yet is no error: the client goes on trying, and
-    /// the member does without it meanwhile.
+    /// Creates a store with its own connection.
+    /// A server that can't be reached is no error: the client keeps trying, and the member starts
+    /// without the store.
     pub fn open(url: &str, namespace: &str) -> Result<Self, ConnectError> {
         Ok(RedisStore::new(Client::open(url)?, namespace))
     }
 
-    async fn run_pressed(&self) {
+    async fn run_wait_for_pressure(&self) {
         let mut pressure = self.pressure.lock().await;
         loop {
-            // A gap is as good as a message: somebody may have been refused meanwhile.
+            // A gap counts as a message: it may have hidden one.
             if let Some(subscription) = &mut *pressure
                 && subscription.next().await.is_some()
             {
@@ -87,7 +100,7 @@ impl RedisStore {
             }
             match self.client.subscribe([&self.keys.pressure]).await {
                 Ok(subscription) => *pressure = Some(subscription),
-                Err(_) => tokio::time::sleep(RESUBSCRIBE).await,
+                Err(_) => tokio::time::sleep(RESUBSCRIBE_DELAY).await,
             }
         }
     }
@@ -96,72 +109,82 @@ impl RedisStore {
         format!("{}:{name}", self.keys.tag)
     }
 
-    async fn run_beat(&self, beat: Beat) -> Result<Pulse, StoreError> {
-        let kind = match beat.kind {
-            BeatKind::Join => "join",
-            BeatKind::TakeOver => "take_over",
-            BeatKind::Stay => "stay",
+    async fn run_heartbeat(&self, heartbeat: Heartbeat) -> Result<HeartbeatReply, StoreError> {
+        let kind = match heartbeat.kind {
+            HeartbeatKind::Join => "join",
+            HeartbeatKind::TakeOver => "take_over",
+            HeartbeatKind::Renew => "stay",
         };
-        let (member, ttl) = (&beat.member, millis(beat.ttl));
-        let args = Words((member.as_str(), member.name().len(), kind, ttl, beat.generation, SWEEP));
-        let keys = Words((&self.keys.common, &self.keys.lives));
+        let (member, ttl) = (&heartbeat.member, millis(heartbeat.ttl));
+        let args =
+            CommandArgs((member.as_str(), member.name().len(), kind, ttl, heartbeat.generation, SWEEP_BATCH));
+        let keys = CommandArgs((&self.keys.common, &self.keys.ttls));
         let reply: (String, u64, u64, u64, u32) =
-            self.beat.run(&self.client, keys, args).await.map_err(failed)?;
-        let (standing, sequence, generation, rebuild_left, members) = reply;
-        let standing = match standing.as_str() {
-            "alive" => Standing::Alive { sequence },
-            "joined" => Standing::Joined,
-            "unknown" => Standing::Unknown,
-            "replaced" => Standing::Replaced,
+            self.heartbeat.run(&self.client, keys, args).await.map_err(failed)?;
+        let (membership, sequence, generation, rebuild_left, members) = reply;
+        let membership = match membership.as_str() {
+            "alive" => Membership::Alive { sequence },
+            "joined" => Membership::Joined,
+            "unknown" => Membership::Unknown,
+            "replaced" => Membership::Replaced,
             other => return Err(StoreError::Unexpected(format!("the standing {other:?}"))),
         };
-        Ok(Pulse { standing, generation, rebuild_left: Duration::from_millis(rebuild_left), members })
+        Ok(HeartbeatReply {
+            membership,
+            generation,
+            rebuild_left: Duration::from_millis(rebuild_left),
+            members,
+        })
     }
 
-    async fn run_settle(&self, settlement: Settlement) -> Result<Settled, StoreError> {
-        let Settlement { member, sequence, landed, pressure, asks } = settlement;
+    async fn run_settle(&self, settlement: Settlement) -> Result<SettlementReply, StoreError> {
+        let Settlement { member, sequence, last_acknowledged, pressure, requests } = settlement;
         let own_field = ["#", member.as_str()].concat();
-        let Keys { tag, common, pressure: channel, .. } = &*self.keys;
-        let blocks = in_blocks(&asks).next().is_some();
+        let NamespaceKeys { tag, common, pressure: channel, .. } = &*self.keys;
+        let blocks = in_blocks(&requests).next().is_some();
         let for_blocks = blocks.then_some((millis(pressure), channel.as_str()));
-        let keys = SettleKeys { tag, common, asks: &asks };
-        let args = SettleArgs { start: (sequence, landed, &own_field), asks: &asks, for_blocks };
+        let keys = SettleKeys { tag, common, requests: &requests };
+        let args =
+            SettleArgs { start: (sequence, last_acknowledged, &own_field), requests: &requests, for_blocks };
         let reply: Vec<u32> = self.settle.run(&self.client, keys, args).await.map_err(failed)?;
         match reply.as_slice() {
-            [1] => Ok(Settled::Unknown),
-            [2] => Ok(Settled::Stale),
-            [3] => Ok(Settled::LostWrites),
-            [0, short, answers @ ..] => {
-                let answers = read_answers(&asks, *short as usize, answers);
-                let unexpected = || format!("{} numbers for {} accounts", reply.len(), asks.len());
-                answers.map(Settled::Landed).ok_or_else(|| StoreError::Unexpected(unexpected()))
+            [1] => Ok(SettlementReply::UnknownMember),
+            [2] => Ok(SettlementReply::Stale),
+            [3] => Ok(SettlementReply::LostWrites),
+            [0, short, replies @ ..] => {
+                let replies = read_share_replies(&requests, *short as usize, replies);
+                let unexpected = || format!("{} numbers for {} accounts", reply.len(), requests.len());
+                replies.map(SettlementReply::Applied).ok_or_else(|| StoreError::Unexpected(unexpected()))
             }
             _ => Err(StoreError::Unexpected(format!("{reply:?} instead of answers"))),
         }
     }
 
-    async fn run_look(&self, accounts: Vec<Arc<str>>) -> Result<Holdings, StoreError> {
+    async fn run_query_holdings(&self, accounts: Vec<Arc<str>>) -> Result<Holdings, StoreError> {
         let (exact, blocks): (Vec<_>, Vec<_>) =
             accounts.into_iter().partition(|account| account.starts_with("k:"));
-        let keys =
-            Words((&self.keys.common, blocks.iter().map(|account| self.key(account)).collect::<Vec<_>>()));
-        type Found = (u64, Vec<String>, Vec<String>, Vec<String>, Vec<Vec<String>>);
-        let found: Found = self.look.run(&self.client, keys, &exact).await.map_err(failed)?;
+        let keys = CommandArgs((
+            &self.keys.common,
+            blocks.iter().map(|account| self.key(account)).collect::<Vec<_>>(),
+        ));
+        type HoldingsReply = (u64, Vec<String>, Vec<String>, Vec<String>, Vec<Vec<String>>);
+        let found: HoldingsReply =
+            self.holdings_script.run(&self.client, keys, &exact).await.map_err(failed)?;
         let (now, members, replaced, in_exact, in_blocks) = found;
         let mut holdings = Holdings::default();
-        holdings.members.extend(read_lives(&members, now, false));
-        holdings.members.extend(read_lives(&replaced, now, true));
-        let exact = exact.into_iter().zip(in_exact.iter().map(|holders| read_exact(holders)));
-        let blocks = blocks.into_iter().zip(in_blocks.iter().map(|fields| read_blocks(fields)));
+        holdings.members.extend(read_liveness(&members, now, false));
+        holdings.members.extend(read_liveness(&replaced, now, true));
+        let exact = exact.into_iter().zip(in_exact.iter().map(|holders| read_exact_shares(holders)));
+        let blocks = blocks.into_iter().zip(in_blocks.iter().map(|fields| read_block_shares(fields)));
         for (account, mut shares) in exact.chain(blocks) {
-            // Of exact accounts, a replaced member's share counts for nothing.
+            // In exact accounts, a replaced member's share doesn't count.
             let exact = account.starts_with("k:");
-            let counts = |life: &Life| !(life.replaced && exact);
+            let counts = |liveness: &MemberLiveness| !(liveness.replaced && exact);
             shares.retain(|share| {
-                holdings.members.iter().any(|life| life.member == share.member && counts(life))
+                holdings.members.iter().any(|liveness| liveness.member == share.member && counts(liveness))
             });
             if !shares.is_empty() {
-                holdings.accounts.push(Shares { account, shares });
+                holdings.accounts.push(AccountShares { account, shares });
             }
         }
         Ok(holdings)
@@ -169,22 +192,23 @@ impl RedisStore {
 }
 
 impl Store for RedisStore {
-    fn beat(&self, beat: Beat) -> Calling<'_, Pulse> {
-        Box::pin(self.run_beat(beat))
+    fn heartbeat(&self, heartbeat: Heartbeat) -> StoreFuture<'_, HeartbeatReply> {
+        Box::pin(self.run_heartbeat(heartbeat))
     }
 
-    fn settle(&self, settlement: Settlement) -> Calling<'_, Settled> {
+    fn settle(&self, settlement: Settlement) -> StoreFuture<'_, SettlementReply> {
         Box::pin(self.run_settle(settlement))
     }
 
-    fn leave(&self, member: MemberId) -> Calling<'_, ()> {
+    fn leave(&self, member: MemberId) -> StoreFuture<'_, ()> {
         Box::pin(async move {
-            let (Keys { common: [exact, members, replaced], lives, .. }, id) = (&*self.keys, member.as_str());
+            let (NamespaceKeys { common: [exact, members, replaced], ttls, .. }, id) =
+                (&*self.keys, member.as_str());
             let removals = (
                 ("HDEL", exact, format!("#{id}")),
                 ("HDEL", members, id),
                 ("HDEL", replaced, id),
-                ("HDEL", lives, id),
+                ("HDEL", ttls, id),
             );
             let removed = self.client.transaction::<(i64, i64, i64, i64)>(removals).await.map_err(failed)?;
             let removed = removed.0.and(removed.1).and(removed.2).and(removed.3);
@@ -192,22 +216,23 @@ impl Store for RedisStore {
         })
     }
 
-    fn draw(&self, draw: Draw) -> Calling<'_, Drawn> {
+    fn draw(&self, draw: TokenRequest) -> StoreFuture<'_, TokenReply> {
         Box::pin(async move {
             let spacing_us = 1e6 / draw.per_second;
-            let (key, args) = ([self.key(&draw.bucket)], Words((spacing_us, draw.burst.max(1), draw.want)));
+            let (key, args) =
+                ([self.key(&draw.bucket)], CommandArgs((spacing_us, draw.burst.max(1), draw.want)));
             let (tokens, wait_us): (u32, u64) =
                 self.draw.run(&self.client, key, args).await.map_err(failed)?;
-            Ok(Drawn { tokens, wait: Duration::from_micros(wait_us) })
+            Ok(TokenReply { tokens, wait: Duration::from_micros(wait_us) })
         })
     }
 
-    fn look(&self, accounts: Vec<Arc<str>>) -> Calling<'_, Holdings> {
-        Box::pin(self.run_look(accounts))
+    fn query_holdings(&self, accounts: Vec<Arc<str>>) -> StoreFuture<'_, Holdings> {
+        Box::pin(self.run_query_holdings(accounts))
     }
 
-    fn pressed(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
-        Box::pin(self.run_pressed())
+    fn wait_for_pressure(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(self.run_wait_for_pressure())
     }
 
     fn kind(&self) -> &'static str {
@@ -215,10 +240,10 @@ impl Store for RedisStore {
     }
 }
 
-/// A script's arguments of several types: the words of a command.
-struct Words<C>(C);
+/// Passes a tuple of several types as the keys or arguments of a script.
+struct CommandArgs<C>(C);
 
-impl<C: Command> ToArgs for Words<C> {
+impl<C: Command> ToArgs for CommandArgs<C> {
     fn count(&self) -> usize {
         self.0.count()
     }
@@ -228,16 +253,16 @@ impl<C: Command> ToArgs for Words<C> {
     }
 }
 
-/// The keys of a settlement, as settle.lua tells.
+/// The keys of a settlement, in the order of `settle.lua`.
 struct SettleKeys<'a> {
     tag: &'a str,
     common: &'a [String; 3],
-    asks: &'a [Ask],
+    requests: &'a [ShareRequest],
 }
 
 impl ToArgs for SettleKeys<'_> {
     fn count(&self) -> usize {
-        match in_blocks(self.asks).count() {
+        match in_blocks(self.requests).count() {
             0 => 1,
             blocks => self.common.len() + blocks,
         }
@@ -246,80 +271,88 @@ impl ToArgs for SettleKeys<'_> {
     fn write(&self, out: &mut ArgWriter<'_>) {
         let [accounts, for_blocks @ ..] = self.common;
         accounts.write(out);
-        for (at, ask) in in_blocks(self.asks).enumerate() {
+        for (at, request) in in_blocks(self.requests).enumerate() {
             if at == 0 {
                 for_blocks.write(out);
             }
-            format!("{}:{}", self.tag, ask.account).write(out);
+            format!("{}:{}", self.tag, request.account).write(out);
         }
     }
 }
 
-/// The arguments of a settlement, as settle.lua tells. Redis takes a while for each word, so there are no more than it needs.
+/// The arguments of a settlement, in the order of `settle.lua`. Redis spends time on each argument,
+/// so there are few.
 struct SettleArgs<'a> {
     start: (u64, u64, &'a str),
-    asks: &'a [Ask],
+    requests: &'a [ShareRequest],
     for_blocks: Option<(u64, &'a str)>,
 }
 
 impl ToArgs for SettleArgs<'_> {
     fn count(&self) -> usize {
-        let (exact, blocks) = (exact(self.asks).count(), in_blocks(self.asks).count());
+        let (exact, blocks) = (exact(self.requests).count(), in_blocks(self.requests).count());
         3 + 4 * exact + 5 * blocks + if blocks > 0 { 2 } else { 0 } + 1
     }
 
     fn write(&self, out: &mut ArgWriter<'_>) {
         self.start.write(out);
-        exact(self.asks).for_each(|ask| ask.account.write(out));
-        exact(self.asks).for_each(|ask| [ask.limit, ask.floor, ask.want].write(out));
-        for ask in in_blocks(self.asks) {
-            let keeps_replaced = u32::from(ask.sharing.keeps_replaced());
-            [ask.limit, ask.floor, ask.want, ask.used, keeps_replaced].write(out);
+        exact(self.requests).for_each(|request| request.account.write(out));
+        exact(self.requests).for_each(|request| [request.limit, request.floor, request.want].write(out));
+        for request in in_blocks(self.requests) {
+            let keeps_replaced = u32::from(request.allocation.keeps_replaced());
+            [request.limit, request.floor, request.want, request.used, keeps_replaced].write(out);
         }
         self.for_blocks.iter().for_each(|for_blocks| for_blocks.write(out));
-        exact(self.asks).count().write(out);
+        exact(self.requests).count().write(out);
     }
 }
 
-fn exact(asks: &[Ask]) -> impl Iterator<Item = &Ask> {
-    asks.iter().filter(|ask| !ask.sharing.in_blocks())
+fn exact(requests: &[ShareRequest]) -> impl Iterator<Item = &ShareRequest> {
+    requests.iter().filter(|request| !request.allocation.in_blocks())
 }
 
-fn in_blocks(asks: &[Ask]) -> impl Iterator<Item = &Ask> {
-    asks.iter().filter(|ask| ask.sharing.in_blocks())
+fn in_blocks(requests: &[ShareRequest]) -> impl Iterator<Item = &ShareRequest> {
+    requests.iter().filter(|request| request.allocation.in_blocks())
 }
 
-/// Three numbers for each exact account that fell short, then four for each account in blocks. `None`: they don't fit.
-fn read_answers(asks: &[Ask], short: usize, numbers: &[u32]) -> Option<Vec<Answer>> {
+/// Reads three numbers for each exact account that was not fully granted, then four for each block
+/// account.
+/// Returns `None` if the numbers don't fit the requests.
+fn read_share_replies(requests: &[ShareRequest], short: usize, numbers: &[u32]) -> Option<Vec<ShareReply>> {
     let (in_exact, in_blocks) = numbers.split_at_checked(short.checked_mul(3)?)?;
     let (mut in_exact, mut in_blocks) = (in_exact.chunks_exact(3).peekable(), in_blocks.chunks_exact(4));
-    let mut place = 0;
-    let mut answer = |ask: &Ask| {
-        if ask.sharing.in_blocks() {
+    let mut position = 0;
+    let mut reply = |request: &ShareRequest| {
+        if request.allocation.in_blocks() {
             let numbers = in_blocks.next()?;
             let pressure = numbers[3] == 1;
-            return Some(Answer { count: numbers[0], total: numbers[1], used: numbers[2], pressure });
+            return Some(ShareReply { count: numbers[0], total: numbers[1], used: numbers[2], pressure });
         }
-        place += 1;
-        let fell_short = in_exact.next_if(|numbers| numbers[0] == place);
-        let (count, total) = fell_short.map_or((ask.want, ask.want), |numbers| (numbers[1], numbers[2]));
-        Some(Answer { count, total, used: total, pressure: false })
+        position += 1;
+        let fell_short = in_exact.next_if(|numbers| numbers[0] == position);
+        let (count, total) =
+            fell_short.map_or((request.want, request.want), |numbers| (numbers[1], numbers[2]));
+        Some(ShareReply { count, total, used: total, pressure: false })
     };
-    let answers = asks.iter().map(&mut answer).collect();
-    (in_exact.next().is_none() && in_blocks.next().is_none()).then_some(answers)?
+    let replies = requests.iter().map(&mut reply).collect();
+    (in_exact.next().is_none() && in_blocks.next().is_none()).then_some(replies)?
 }
 
-/// Pairs of a member and its expiry; and fields that are no members.
-fn read_lives(pairs: &[String], now: u64, replaced: bool) -> impl Iterator<Item = Life> {
+/// Reads pairs of a member and its expiry, and skips fields that aren't members.
+fn read_liveness(pairs: &[String], now: u64, replaced: bool) -> impl Iterator<Item = MemberLiveness> {
     pairs.chunks_exact(2).filter_map(move |pair| {
         let expires: u64 = pair[1].parse().ok()?;
         let expires_in_ms = expires.checked_sub(now).filter(|left| *left > 0)?;
-        Some(Life { member: MemberId::parse(&pair[0])?, expires_in_ms: Some(expires_in_ms), replaced })
+        Some(MemberLiveness {
+            member: MemberId::parse(&pair[0])?,
+            expires_in_ms: Some(expires_in_ms),
+            replaced,
+        })
     })
 }
 
-/// `member=count`, separated by spaces.
-fn read_exact(holders: &str) -> Vec<Share> {
+/// Reads `member=count` entries, separated by spaces.
+fn read_exact_shares(holders: &str) -> Vec<Share> {
     let share = |holder: &str| {
         let (member, count) = holder.rsplit_once('=')?;
         let count = count.parse().ok()?;
@@ -328,8 +361,8 @@ fn read_exact(holders: &str) -> Vec<Share> {
     holders.split(' ').filter_map(share).collect()
 }
 
-/// Pairs of a member and its `count:used`, and perhaps the mark of pressure.
-fn read_blocks(pairs: &[String]) -> Vec<Share> {
+/// Reads pairs of a member and its `count:used`, and skips the mark of pressure.
+fn read_block_shares(pairs: &[String]) -> Vec<Share> {
     let share = |pair: &[String]| {
         let (count, used) = pair[1].split_once(':')?;
         Some(Share {

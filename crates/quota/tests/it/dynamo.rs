@@ -1,7 +1,7 @@
-//! Members that share a DynamoDB.
+//! Members that share a DynamoDB table.
 
-mod life;
-mod storm;
+mod liveness;
+mod random_faults;
 mod tokens;
 
 use std::collections::HashMap;
@@ -11,8 +11,8 @@ use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::{Credentials, Region};
 use aws_sdk_dynamodb::types::AttributeValue;
 use forebay_quota::{
-    Answer, Ask, Beat, BeatKind, BudgetConfig, DynamoStore, MemberId, Quota, Refusal, Settled, Settlement,
-    Sharing, Store, StoreError,
+    Allocation, BudgetConfig, DynamoStore, Heartbeat, HeartbeatKind, MemberId, Quota, QuotaRefusal,
+    Settlement, SettlementReply, ShareReply, ShareRequest, Store, StoreError,
 };
 use forebay_sandbox::DynamoDb;
 use forebay_testkit::{Direction, Proxy};
@@ -21,7 +21,7 @@ use futures_util::future::join_all;
 use crate::support::{namespace, steady, until};
 
 const TABLE: &str = "quota";
-/// Long enough that no test sees it pass.
+/// Longer than any test.
 const LONG: Duration = Duration::from_secs(3600);
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -35,13 +35,13 @@ fn client(url: String) -> Client {
     Client::from_conf(config)
 }
 
-/// A handle of its own in a namespace of the shared server.
+/// Creates a handle in a namespace of the shared server.
 async fn handle(namespace: &str) -> DynamoStore {
     let client = client(DynamoDb::shared().url());
     DynamoStore::create_table(client, TABLE, namespace).await.unwrap()
 }
 
-/// A handle in a namespace that was used before: there is nothing to rebuild.
+/// Creates a handle in a namespace that needs no rebuild.
 async fn settled_handle(namespace: &str) -> DynamoStore {
     let store = handle(namespace).await;
     let generation = [
@@ -72,48 +72,53 @@ async fn delete(partition: String, sort: String) {
     delete.send().await.unwrap();
 }
 
-fn beat(member: &MemberId, kind: BeatKind, ttl: Duration) -> Beat {
-    Beat { member: member.clone(), ttl, kind, generation: 7 }
+fn heartbeat(member: &MemberId, kind: HeartbeatKind, ttl: Duration) -> Heartbeat {
+    Heartbeat { member: member.clone(), ttl, kind, generation: 7 }
 }
 
-fn exact(account: &str, limit: u32, floor: u32, want: u32) -> Ask {
-    Ask { account: account.into(), limit, floor, want, used: want, sharing: Sharing::Exact }
+fn exact(account: &str, limit: u32, floor: u32, want: u32) -> ShareRequest {
+    ShareRequest { account: account.into(), limit, floor, want, used: want, allocation: Allocation::Exact }
 }
 
-fn settlement(member: &MemberId, sequence: u64, asks: Vec<Ask>) -> Settlement {
-    Settlement { member: member.clone(), sequence, landed: 0, pressure: Duration::ZERO, asks }
+fn settlement(member: &MemberId, sequence: u64, requests: Vec<ShareRequest>) -> Settlement {
+    Settlement { member: member.clone(), sequence, last_acknowledged: 0, pressure: Duration::ZERO, requests }
 }
 
-async fn settle(store: &DynamoStore, member: &MemberId, sequence: u64, asks: Vec<Ask>) -> Vec<Answer> {
-    match store.settle(settlement(member, sequence, asks)).await.unwrap() {
-        Settled::Landed(answers) => answers,
+async fn settle(
+    store: &DynamoStore,
+    member: &MemberId,
+    sequence: u64,
+    requests: Vec<ShareRequest>,
+) -> Vec<ShareReply> {
+    match store.settle(settlement(member, sequence, requests)).await.unwrap() {
+        SettlementReply::Applied(replies) => replies,
         settled => panic!("{member} wasn't settled: {settled:?}"),
     }
 }
 
 async fn holders(store: &DynamoStore, account: &str) -> Vec<(MemberId, u32)> {
-    let holdings = store.look(vec![account.into()]).await.unwrap();
+    let holdings = store.query_holdings(vec![account.into()]).await.unwrap();
     let shares = holdings.accounts.into_iter().flat_map(|account| account.shares);
     shares.map(|share| (share.member, share.count)).collect()
 }
 
 #[test]
-fn dynamodb_answers_as_the_ledger_does() {
-    // Some two seconds on a quiet machine; FOREBAY_CASES asks for more.
+fn dynamodb_replies_as_the_ledger_does() {
+    // About two seconds on an idle machine; FOREBAY_CASES sets more.
     let cases = std::env::var("FOREBAY_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(8);
-    crate::agreement::check(cases, async || {
+    crate::store_conformance::check(cases, async || {
         let namespace = namespace("agreement");
         [settled_handle(&namespace).await, settled_handle(&namespace).await]
     });
 }
 
 #[tokio::test]
-async fn whoever_makes_the_table_it_is_there_for_all() {
+async fn handles_that_create_the_table_at_once_share_it() {
     let namespace = namespace("table");
     let stores = join_all((0..4).map(|_| handle(&namespace))).await;
     let member = MemberId::new("a", 1);
-    stores[0].beat(beat(&member, BeatKind::Join, LONG)).await.unwrap();
-    let seen = stores[3].look(Vec::new()).await.unwrap();
+    stores[0].heartbeat(heartbeat(&member, HeartbeatKind::Join, LONG)).await.unwrap();
+    let seen = stores[3].query_holdings(Vec::new()).await.unwrap();
     assert_eq!(seen.members.len(), 1);
     assert_eq!(stores[0].kind(), "dynamodb");
     assert_eq!(
@@ -123,94 +128,100 @@ async fn whoever_makes_the_table_it_is_there_for_all() {
 }
 
 #[tokio::test]
-async fn an_error_says_what_is_wrong() {
+async fn errors_name_their_cause_and_no_credentials() {
     let member = MemberId::new("a", 1);
     let nowhere = DynamoStore::new(client(DynamoDb::shared().url()), "no-such-table", "x");
-    let error = nowhere.beat(beat(&member, BeatKind::Join, LONG)).await.unwrap_err();
+    let error = nowhere.heartbeat(heartbeat(&member, HeartbeatKind::Join, LONG)).await.unwrap_err();
     assert!(matches!(error, StoreError::Unexpected(_)), "{error:?}");
     assert!(error.to_string().contains("ResourceNotFoundException"), "{error}");
 
     let silent =
         DynamoStore::new(client(format!("http://127.0.0.1:{}", forebay_sandbox::free_port())), TABLE, "x");
-    let error = silent.beat(beat(&member, BeatKind::Join, LONG)).await.unwrap_err();
+    let error = silent.heartbeat(heartbeat(&member, HeartbeatKind::Join, LONG)).await.unwrap_err();
     assert!(matches!(error, StoreError::Unreachable(_)), "{error:?}");
     assert!(error.to_string().contains("refused"), "{error}");
     assert!(!format!("{error:?}").contains("sandbox"), "credentials: {error:?}");
 }
 
-/// Every round, all ask at once for one unit of few: exactly those few are given, whoever got in whose way.
+/// In each round, all members request one unit at once. Exactly the limit is granted, despite the
+/// conflicts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_storm_of_conflicts_ends_with_the_right_count_and_nobody_falsely_refused() {
+async fn many_conflicts_end_with_the_right_count_and_no_false_refusal() {
     const HANDLES: usize = 10;
     const LIMIT: u32 = 4;
-    let namespace = namespace("storm");
+    let namespace = namespace("conflicts");
     settled_handle(&namespace).await;
     let members = join_all((0..HANDLES).map(async |number| {
         let (store, member) = (handle(&namespace).await, MemberId::new(&format!("m{number}"), 1));
-        store.beat(beat(&member, BeatKind::Join, LONG)).await.unwrap();
+        store.heartbeat(heartbeat(&member, HeartbeatKind::Join, LONG)).await.unwrap();
         (store, member)
     }))
     .await;
     for round in 0..4 {
-        let everybody = |want, sequence: u64| {
-            let budget = Ask { sharing: Sharing::Blocks, ..exact("b:all", 2 * LIMIT, 0, want) };
-            let asks = vec![exact("k:one", LIMIT, 0, want), budget];
-            join_all(members.iter().map(move |(store, member)| settle(store, member, sequence, asks.clone())))
+        let settle_all = |want, sequence: u64| {
+            let budget =
+                ShareRequest { allocation: Allocation::Blocks, ..exact("b:all", 2 * LIMIT, 0, want) };
+            let requests = vec![exact("k:one", LIMIT, 0, want), budget];
+            join_all(
+                members.iter().map(move |(store, member)| settle(store, member, sequence, requests.clone())),
+            )
         };
-        let answers = everybody(1, 2 * round + 1).await;
-        let held = |account: usize| answers.iter().map(|answers| answers[account].count).sum::<u32>();
-        assert_eq!((held(0), held(1)), (LIMIT, 2 * LIMIT), "round {round}: {answers:?}");
-        assert!(answers.iter().all(|answers| answers[0].total <= LIMIT && answers[1].total <= 2 * LIMIT));
+        let replies = settle_all(1, 2 * round + 1).await;
+        let held = |account: usize| replies.iter().map(|replies| replies[account].count).sum::<u32>();
+        assert_eq!((held(0), held(1)), (LIMIT, 2 * LIMIT), "round {round}: {replies:?}");
+        assert!(replies.iter().all(|replies| replies[0].total <= LIMIT && replies[1].total <= 2 * LIMIT));
         let written = holders(&members[0].0, "k:one").await;
         assert_eq!(written.iter().map(|(_, count)| count).sum::<u32>(), LIMIT);
-        everybody(0, 2 * round + 2).await;
+        settle_all(0, 2 * round + 2).await;
         assert_eq!(holders(&members[0].0, "k:one").await, []);
     }
 }
 
 #[tokio::test]
-async fn a_settlement_of_more_accounts_than_a_transaction_takes_is_answered_in_order() {
+async fn a_settlement_of_more_accounts_than_a_transaction_takes_is_replied_to_in_order() {
     let (store, member) = (settled_handle(&namespace("many")).await, MemberId::new("a", 1));
-    store.beat(beat(&member, BeatKind::Join, LONG)).await.unwrap();
-    let asks = |more: u32| (0..230).map(|key| exact(&format!("k:{key}"), 1000, 0, key + more)).collect();
+    store.heartbeat(heartbeat(&member, HeartbeatKind::Join, LONG)).await.unwrap();
+    let requests = |more: u32| (0..230).map(|key| exact(&format!("k:{key}"), 1000, 0, key + more)).collect();
     for (sequence, more) in [(1, 1), (2, 2)] {
-        let answers = settle(&store, &member, sequence, asks(more)).await;
-        assert!(answers.iter().zip(0..).all(|(answer, key)| answer.count == key + more), "{answers:?}");
+        let replies = settle(&store, &member, sequence, requests(more)).await;
+        assert!(replies.iter().zip(0..).all(|(reply, key)| reply.count == key + more), "{replies:?}");
     }
-    assert_eq!(store.settle(settlement(&member, 2, asks(3))).await.unwrap(), Settled::Stale);
+    assert_eq!(store.settle(settlement(&member, 2, requests(3))).await.unwrap(), SettlementReply::Stale);
     assert_eq!(settle(&store, &member, 3, Vec::new()).await, []);
 }
 
 #[tokio::test]
 async fn a_name_of_any_length_can_be_counted() {
     let (store, member) = (settled_handle(&namespace("long")).await, MemberId::new("a", 1));
-    store.beat(beat(&member, BeatKind::Join, LONG)).await.unwrap();
+    store.heartbeat(heartbeat(&member, HeartbeatKind::Join, LONG)).await.unwrap();
     let names = [1, 1024, 1025, 2048, 1 << 20].map(|length| "x".repeat(length));
-    let asks = names.iter().zip(1..).map(|(name, want)| exact(name, 9, 0, want)).collect();
-    settle(&store, &member, 1, asks).await;
+    let requests = names.iter().zip(1..).map(|(name, want)| exact(name, 9, 0, want)).collect();
+    settle(&store, &member, 1, requests).await;
     for (name, want) in names.iter().zip(1..) {
         assert_eq!(holders(&store, name).await, [(member.clone(), want)], "{} bytes", name.len());
     }
 }
 
-/// The first settlement's write is held up on the way, and its caller gives up; a later one lands; then it arrives.
+/// The first settlement's write is delayed and its caller times out. A later one is applied; then
+/// the first arrives.
 #[tokio::test]
 async fn a_settlement_that_arrives_after_a_later_one_changes_nothing() {
     let (namespace, member) = (namespace("late"), MemberId::new("a", 1));
     let direct = settled_handle(&namespace).await;
-    direct.beat(beat(&member, BeatKind::Join, LONG)).await.unwrap();
+    direct.heartbeat(heartbeat(&member, HeartbeatKind::Join, LONG)).await.unwrap();
     let proxy = Proxy::start(DynamoDb::shared().addr());
     let slow = DynamoStore::new(client(format!("http://{}", proxy.addr())), TABLE, &namespace);
     let mut late = slow.settle(settlement(&member, 1, vec![exact("k:x", 5, 0, 5)]));
     let mut wait_for = async |what: &str, direction| {
         until(what, PATIENCE, async || {
             let over = tokio::time::timeout(Duration::from_millis(5), &mut late).await;
-            assert!(over.is_err(), "its write must still be on its way");
+            assert!(over.is_err(), "its write must still be in flight");
             proxy.forwarded_bytes(direction) > 0
         })
         .await;
     };
-    // The way there is closed while what it reads is on the way back: what it then writes is held.
+    // Requests are blocked while the reads are still on their way back: the write that follows is
+    // held.
     proxy.stall(Direction::ToClient);
     wait_for("it asks", Direction::ToServer).await;
     proxy.stall(Direction::ToServer);
@@ -230,22 +241,22 @@ async fn a_settlement_that_arrives_after_a_later_one_changes_nothing() {
     }
 }
 
-/// A store that was set back to an earlier state says so.
+/// A store restored to an earlier state reports the lost writes.
 #[tokio::test]
-async fn lost_writes_are_noticed() {
+async fn a_restored_store_reports_lost_writes() {
     let namespace = namespace("lost");
     let (store, member) = (settled_handle(&namespace).await, MemberId::new("a", 1));
-    store.beat(beat(&member, BeatKind::Join, LONG)).await.unwrap();
+    store.heartbeat(heartbeat(&member, HeartbeatKind::Join, LONG)).await.unwrap();
     settle(&store, &member, 1, vec![exact("k:x", 5, 0, 1)]).await;
     let old = get(format!("namespace#{namespace}"), format!("member#{member}")).await.unwrap();
     settle(&store, &member, 2, vec![exact("k:x", 5, 1, 2)]).await;
     put(old).await;
 
-    let asks = vec![exact("k:x", 5, 2, 3)];
-    let next = Settlement { landed: 2, ..settlement(&member, 3, asks) };
-    assert_eq!(store.settle(next).await.unwrap(), Settled::LostWrites);
-    let pulse = store.beat(beat(&member, BeatKind::Stay, LONG)).await.unwrap();
-    assert_eq!(pulse.standing, forebay_quota::Standing::Alive { sequence: 1 });
+    let requests = vec![exact("k:x", 5, 2, 3)];
+    let next = Settlement { last_acknowledged: 2, ..settlement(&member, 3, requests) };
+    assert_eq!(store.settle(next).await.unwrap(), SettlementReply::LostWrites);
+    let reply = store.heartbeat(heartbeat(&member, HeartbeatKind::Renew, LONG)).await.unwrap();
+    assert_eq!(reply.membership, forebay_quota::Membership::Alive { sequence: 1 });
     assert_eq!(holders(&store, "k:x").await, [(member, 2)], "nothing was changed");
 }
 
@@ -256,7 +267,7 @@ async fn two_members_share_a_budget_and_a_keyed_limit() {
     let join = async |name: &str| Quota::join(handle(&namespace).await, steady(name)).await;
     let (a, b) = (join("a").await, join("b").await);
     let budgets = [&a, &b].map(|quota| quota.budget("streams", BudgetConfig::new(6)));
-    let keyed = [&a, &b].map(|quota| quota.keyed("user", 3));
+    let keyed = [&a, &b].map(|quota| quota.keyed_limit("user", 3));
     let (mut leases, mut units) = (Vec::new(), Vec::new());
     for turn in 0..6 {
         leases.push(budgets[turn % 2].take().await.unwrap());
@@ -265,19 +276,19 @@ async fn two_members_share_a_budget_and_a_keyed_limit() {
         units.push(keyed[turn % 2].take("alice").await.unwrap());
     }
     for turn in 0..2 {
-        // How many of a budget are lent is known as of each member's last word.
+        // The used units of a budget are those of each member's last report.
         let refusal = budgets[turn].take().await.unwrap_err();
-        assert!(matches!(refusal, Refusal::Full { used: 5..=6, limit: 6 }), "{refusal:?}");
-        assert_eq!(keyed[turn].take("alice").await.unwrap_err(), Refusal::Full { used: 3, limit: 3 });
+        assert!(matches!(refusal, QuotaRefusal::Full { used: 5..=6, limit: 6 }), "{refusal:?}");
+        assert_eq!(keyed[turn].take("alice").await.unwrap_err(), QuotaRefusal::Full { used: 3, limit: 3 });
     }
     assert!(keyed[0].take("bob").await.is_ok());
-    assert_eq!(a.look().await.unwrap().members.len(), 2);
+    assert_eq!(a.query_holdings().await.unwrap().members.len(), 2);
 
     drop((leases.remove(0), units.remove(0)));
-    until("what a gave back is b's to take", PATIENCE, async || budgets[1].take().await.is_ok()).await;
-    until("the key's unit, too", PATIENCE, async || keyed[1].take("alice").await.is_ok()).await;
+    until("b gets the unit that a returned", PATIENCE, async || budgets[1].take().await.is_ok()).await;
+    until("and the unit of the key", PATIENCE, async || keyed[1].take("alice").await.is_ok()).await;
     a.leave().await;
-    until("b alone has it all", PATIENCE, async || {
+    until("b alone can take everything", PATIENCE, async || {
         let mut all = Vec::new();
         while let Ok(lease) = budgets[1].take().await {
             all.push(lease);
@@ -285,7 +296,7 @@ async fn two_members_share_a_budget_and_a_keyed_limit() {
         all.len() == 3
     })
     .await;
-    let holdings = b.look().await.unwrap();
+    let holdings = b.query_holdings().await.unwrap();
     assert_eq!(holdings.members.len(), 1);
     let shares: Vec<_> = holdings.accounts.iter().flat_map(|account| &account.shares).collect();
     assert!(shares.iter().all(|share| share.count <= 6), "{shares:?}");
@@ -297,5 +308,5 @@ async fn no_two_limits_and_keys_share_a_count() {
     let namespace = namespace("names");
     settled_handle(&namespace).await;
     let join = async |name: &str| Quota::join(handle(&namespace).await, steady(name)).await;
-    crate::names::each_has_a_count_of_its_own(&join("a b").await, &join("b=a").await).await;
+    crate::names::assert_each_pair_has_its_own_count(&join("a b").await, &join("b=a").await).await;
 }

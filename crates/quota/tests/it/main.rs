@@ -1,20 +1,20 @@
-//! Counting against real stores, by real processes.
+//! Integration tests: members in real processes, with real stores.
 
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its assertion, in a helper too")]
-#![allow(clippy::print_stdout, reason = "figures for whoever runs a test by hand, and a child's answers")]
+#![allow(clippy::print_stdout, reason = "measurements for manual runs, and a child's replies")]
 
-mod agreement;
 mod clock;
-mod driving;
+mod driven_calls;
 #[cfg(feature = "dynamodb")]
 mod dynamo;
 mod faults;
+mod frozen_store;
 mod members;
 mod names;
 mod processes;
-mod refusals;
+mod random_faults;
+mod redis_errors;
 mod release_0_1;
-mod rolling;
-mod silence;
-mod storm;
+mod rolling_upgrade;
+mod store_conformance;
 mod support;

@@ -1,13 +1,14 @@
 //! Limits and keys of any name: no two of them share a count.
 
 use forebay_quota::{
-    Ask, Beat, BeatKind, MemberId, MemoryStore, Quota, Refusal, Settled, Settlement, Sharing, Store,
+    Allocation, Heartbeat, HeartbeatKind, MemberId, MemoryStore, Quota, QuotaRefusal, Settlement,
+    SettlementReply, ShareRequest, Store,
 };
 use forebay_sandbox::Redis;
 
 use crate::support::{PATIENCE, namespace, settled_store, steady};
 
-/// Pairs that a careless separator would mix up, and keys that a client may send.
+/// Pairs that an unencoded separator would mix up, and keys that a client may send.
 const NAMES: [(&str, &str); 16] = [
     ("user", "ip:1.2.3.4"),
     ("user:ip", "1.2.3.4"),
@@ -27,20 +28,20 @@ const NAMES: [(&str, &str); 16] = [
     ("user", "!"),
 ];
 
-/// Each pair has a limit of one, which one unit fills, whoever else holds something.
-pub(crate) async fn each_has_a_count_of_its_own(quota: &Quota, other: &Quota) {
+/// Asserts that each pair has its own limit of one, which one unit fills.
+pub(crate) async fn assert_each_pair_has_its_own_count(quota: &Quota, other: &Quota) {
     let long = "x".repeat(5000);
     let longer = format!("{long}y");
     let names = NAMES.iter().copied().chain([("user", long.as_str()), ("user", longer.as_str())]);
     let mut held = Vec::new();
     for (limit, key) in names.clone() {
-        let lease = quota.keyed(limit, 1).take(key).await;
+        let lease = quota.keyed_limit(limit, 1).take(key).await;
         held.push(lease.unwrap_or_else(|refusal| panic!("{limit:?}, {key:?}: {refusal}")));
     }
     for (limit, key) in names {
-        let refusal = other.keyed(limit, 1).take(key).await.unwrap_err();
-        assert_eq!(refusal, Refusal::Full { used: 1, limit: 1 }, "{limit:?}, {key:?}");
-        let holders = other.keyed(limit, 1).holders(key).await.unwrap();
+        let refusal = other.keyed_limit(limit, 1).take(key).await.unwrap_err();
+        assert_eq!(refusal, QuotaRefusal::Full { used: 1, limit: 1 }, "{limit:?}, {key:?}");
+        let holders = other.keyed_limit(limit, 1).holders(key).await.unwrap();
         assert_eq!(holders.iter().map(|share| share.count).collect::<Vec<_>>(), [1], "{limit:?}, {key:?}");
     }
 }
@@ -50,7 +51,7 @@ async fn no_two_limits_and_keys_share_a_count_in_memory() {
     let store = MemoryStore::new();
     let (quota, other) =
         (Quota::join(store.clone(), steady("a")).await, Quota::join(store, steady("b")).await);
-    each_has_a_count_of_its_own(&quota, &other).await;
+    assert_each_pair_has_its_own_count(&quota, &other).await;
 }
 
 #[tokio::test]
@@ -58,7 +59,7 @@ async fn no_two_limits_and_keys_share_a_count_in_redis() {
     let (server, namespace) = (Redis::shared(), namespace("names"));
     let quota = Quota::join(settled_store(server, &namespace).await, steady("a b=1\n")).await;
     let other = Quota::join(settled_store(server, &namespace).await, steady("a=1 b")).await;
-    each_has_a_count_of_its_own(&quota, &other).await;
+    assert_each_pair_has_its_own_count(&quota, &other).await;
 }
 
 #[tokio::test]
@@ -67,25 +68,32 @@ async fn a_member_of_any_name_is_counted_in_an_exact_account() {
     let names = ["a b", "a=7 b", "", "!", "?", "#", "a:b", "ü"];
     let members: Vec<_> = names.iter().zip(1..).map(|(name, epoch)| MemberId::new(name, epoch)).collect();
     for member in &members {
-        let beat = Beat { member: member.clone(), ttl: PATIENCE, kind: BeatKind::Join, generation: 1 };
-        store.beat(beat).await.unwrap();
+        let heartbeat =
+            Heartbeat { member: member.clone(), ttl: PATIENCE, kind: HeartbeatKind::Join, generation: 1 };
+        store.heartbeat(heartbeat).await.unwrap();
     }
     for (member, held) in members.iter().zip(1..) {
-        let ask =
-            Ask { account: "k:x".into(), limit: 8, floor: 0, want: 1, used: 1, sharing: Sharing::Exact };
+        let request = ShareRequest {
+            account: "k:x".into(),
+            limit: 8,
+            floor: 0,
+            want: 1,
+            used: 1,
+            allocation: Allocation::Exact,
+        };
         let settlement = Settlement {
             member: member.clone(),
             sequence: 1,
-            landed: 0,
+            last_acknowledged: 0,
             pressure: PATIENCE,
-            asks: vec![ask],
+            requests: vec![request],
         };
         let settled = store.settle(settlement).await.unwrap();
         assert!(
-            matches!(&settled, Settled::Landed(answers) if answers[0].count == 1),
+            matches!(&settled, SettlementReply::Applied(replies) if replies[0].count == 1),
             "{member}: {settled:?}"
         );
-        let holdings = store.look(vec!["k:x".into()]).await.unwrap();
+        let holdings = store.query_holdings(vec!["k:x".into()]).await.unwrap();
         assert_eq!(holdings.accounts[0].shares.len(), held, "{member}");
     }
 }

@@ -1,7 +1,7 @@
-//! Members in processes of their own, which can be killed, stopped and continued.
+//! Members in their own processes, which are killed, stopped and continued.
 //!
-//! A child is this test binary again, told by its environment to be a member; it reads orders from its standard input,
-//! one a line, and answers each with one line.
+//! A child is this test binary with an environment variable that makes it a member. It reads
+//! commands from its standard input, one per line, and answers each with one line.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -14,66 +14,66 @@ use forebay_testkit::PATIENCE;
 
 use crate::support::{namespace, quick, settled_store, steady, until};
 
-const ORDERS: &str = "FOREBAY_TEST_MEMBER";
+const MEMBER_VARIABLE: &str = "FOREBAY_TEST_MEMBER";
 const BUDGET: u32 = 30;
 const PER_USER: u32 = 3;
 
-/// A member in a process of its own.
-struct Process {
+/// A member in its own process.
+struct MemberProcess {
     child: Child,
-    orders: ChildStdin,
-    answers: BufReader<ChildStdout>,
+    commands: ChildStdin,
+    replies: BufReader<ChildStdout>,
 }
 
-impl Process {
-    /// One that lives for as long as a test does without a beat.
+impl MemberProcess {
+    /// Starts a member that outlives the test without heartbeats.
     fn start(server: &Redis, namespace: &str, name: &str) -> Self {
-        Process::start_as("steady", server, namespace, name)
+        MemberProcess::start_as("steady", server, namespace, name)
     }
 
-    /// One that is dead a second after its last beat.
-    fn start_mortal(server: &Redis, namespace: &str, name: &str) -> Self {
-        Process::start_as("quick", server, namespace, name)
+    /// Starts a member that expires a second after its last heartbeat.
+    fn start_with_short_ttl(server: &Redis, namespace: &str, name: &str) -> Self {
+        MemberProcess::start_as("quick", server, namespace, name)
     }
 
     fn start_as(kind: &str, server: &Redis, namespace: &str, name: &str) -> Self {
-        let orders = format!("{} {namespace} {name} {kind}", server.url());
+        let commands = format!("{} {namespace} {name} {kind}", server.url());
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["processes::a_member_obeys", "--exact", "--nocapture", "--test-threads=1"])
-            .env(ORDERS, orders)
+            .args(["processes::run_member_process", "--exact", "--nocapture", "--test-threads=1"])
+            .env(MEMBER_VARIABLE, commands)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let (orders, answers) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
-        let mut process = Process { child, orders, answers };
-        assert_eq!(process.answer(), "ready");
+        let (commands, replies) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        let mut process = MemberProcess { child, commands, replies };
+        assert_eq!(process.reply(), "ready");
         process
     }
 
-    fn tell(&mut self, order: &str) {
-        writeln!(self.orders, "{order}").unwrap();
+    fn send(&mut self, command: &str) {
+        writeln!(self.commands, "{command}").unwrap();
     }
 
-    fn answer(&mut self) -> String {
+    fn reply(&mut self) -> String {
         let mut line = String::new();
         loop {
             line.clear();
-            assert!(self.answers.read_line(&mut line).unwrap() > 0, "the member ended");
-            // The test harness has its own lines, and may not have ended the last one.
-            if let Some((_, answer)) = line.split_once('@') {
-                return answer.trim().to_string();
+            assert!(self.replies.read_line(&mut line).unwrap() > 0, "the member ended");
+            // The test harness prints its own lines, and may leave one unterminated.
+            if let Some((_, reply)) = line.split_once('@') {
+                return reply.trim().to_string();
             }
         }
     }
 
-    fn ask(&mut self, order: &str) -> String {
-        self.tell(order);
-        self.answer()
+    fn request(&mut self, command: &str) -> String {
+        self.send(command);
+        self.reply()
     }
 
-    fn number(&mut self, order: &str) -> u32 {
-        self.ask(order).parse().unwrap()
+    fn number(&mut self, command: &str) -> u32 {
+        self.request(command).parse().unwrap()
     }
 
     fn signal(&self, signal: &str) {
@@ -82,29 +82,30 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for MemberProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Does nothing unless it was started as a child by one of the tests below.
+/// Does nothing unless one of the tests below has started it as a child.
 #[test]
-fn a_member_obeys() {
-    let Ok(orders) = std::env::var(ORDERS) else { return };
-    let words: Vec<_> = orders.split(' ').collect();
+fn run_member_process() {
+    let Ok(commands) = std::env::var(MEMBER_VARIABLE) else { return };
+    let fields: Vec<_> = commands.split(' ').collect();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let config = if words[3] == "quick" { quick(words[2]) } else { steady(words[2]) };
-    runtime.block_on(obey(words[0], words[1], config));
+    let config = if fields[3] == "quick" { quick(fields[2]) } else { steady(fields[2]) };
+    runtime.block_on(run_commands(fields[0], fields[1], config));
 }
 
-async fn obey(url: &str, namespace: &str, config: MemberConfig) {
+async fn run_commands(url: &str, namespace: &str, config: MemberConfig) {
     let client = Client::connect(url).await.unwrap();
     let quota = Quota::join(forebay_quota::RedisStore::new(client, namespace), config).await;
-    let (budget, users) = (quota.budget("streams", BudgetConfig::new(BUDGET)), quota.keyed("user", PER_USER));
+    let (budget, users) =
+        (quota.budget("streams", BudgetConfig::new(BUDGET)), quota.keyed_limit("user", PER_USER));
     let (mut leases, mut held): (Vec<Lease>, Vec<KeyedLease>) = (Vec::new(), Vec::new());
-    let (sender, mut orders) = tokio::sync::mpsc::channel(16);
+    let (sender, mut commands) = tokio::sync::mpsc::channel(16);
     std::thread::spawn(move || {
         for line in std::io::stdin().lines().map_while(Result::ok) {
             if sender.blocking_send(line).is_err() {
@@ -113,8 +114,8 @@ async fn obey(url: &str, namespace: &str, config: MemberConfig) {
         }
     });
     println!("@ready");
-    while let Some(order) = orders.recv().await {
-        let answer = match order.split_once(' ').unwrap_or((&order, "")) {
+    while let Some(command) = commands.recv().await {
+        let reply = match command.split_once(' ').unwrap_or((&command, "")) {
             ("user", user) => match users.take(user).await {
                 Ok(lease) => {
                     held.push(lease);
@@ -143,10 +144,10 @@ async fn obey(url: &str, namespace: &str, config: MemberConfig) {
                 0
             }
             ("held", _) => leases.len() + held.len(),
-            ("rebirths", _) => quota.status().counters.rebirths as usize,
-            other => panic!("no such order: {other:?}"),
+            ("rejoins", _) => quota.status().counters.rejoins as usize,
+            other => panic!("unknown command: {other:?}"),
         };
-        println!("@{answer}");
+        println!("@{reply}");
     }
 }
 
@@ -155,30 +156,30 @@ async fn sixteen_processes_race_for_one_user_and_never_more_than_three_win() {
     let (server, namespace) = (Redis::shared(), namespace("race"));
     settled_store(server, &namespace).await;
     let mut processes: Vec<_> =
-        (0..16).map(|index| Process::start(server, &namespace, &format!("m{index}"))).collect();
-    let began = Instant::now();
+        (0..16).map(|index| MemberProcess::start(server, &namespace, &format!("m{index}"))).collect();
+    let started = Instant::now();
     for race in 0..1000 {
-        processes.iter_mut().for_each(|process| process.tell("user ann"));
-        let answers: Vec<_> = processes.iter_mut().map(Process::answer).collect();
-        let winners: Vec<_> = (0..16).filter(|at| answers[*at] == "1").collect();
+        processes.iter_mut().for_each(|process| process.send("user ann"));
+        let replies: Vec<_> = processes.iter_mut().map(MemberProcess::reply).collect();
+        let winners: Vec<_> = (0..16).filter(|at| replies[*at] == "1").collect();
         assert_eq!(winners.len(), PER_USER as usize, "race {race}: {winners:?}");
-        winners.iter().for_each(|at| processes[*at].tell("release ann"));
-        winners.iter().for_each(|at| assert_eq!(processes[*at].answer(), "0"));
+        winners.iter().for_each(|at| processes[*at].send("release ann"));
+        winners.iter().for_each(|at| assert_eq!(processes[*at].reply(), "0"));
     }
-    println!("1,000 races of 16 processes in {:?}", began.elapsed());
+    println!("1,000 races of 16 processes in {:?}", started.elapsed());
 }
 
 #[tokio::test]
-async fn what_a_killed_member_held_is_free_after_a_ttl_and_a_beat() {
+async fn units_of_a_killed_member_are_free_after_a_ttl_and_a_heartbeat() {
     let (server, namespace) = (Redis::shared(), namespace("killed"));
     settled_store(server, &namespace).await;
-    let mut victim = Process::start_mortal(server, &namespace, "victim");
-    let mut heir = Process::start(server, &namespace, "heir");
-    assert_eq!(victim.number("fill 100"), BUDGET);
-    (0..PER_USER).for_each(|_| assert_eq!(victim.number("user ann"), 1));
+    let mut killed = MemberProcess::start_with_short_ttl(server, &namespace, "victim");
+    let mut heir = MemberProcess::start(server, &namespace, "heir");
+    assert_eq!(killed.number("fill 100"), BUDGET);
+    (0..PER_USER).for_each(|_| assert_eq!(killed.number("user ann"), 1));
     assert_eq!((heir.number("fill 1"), heir.number("user ann")), (0, 0));
-    victim.signal("-KILL");
-    victim.child.wait().unwrap();
+    killed.signal("-KILL");
+    killed.child.wait().unwrap();
     let killed = Instant::now();
     let mut got = 0;
     until("all of it is free", PATIENCE, async || {
@@ -191,27 +192,27 @@ async fn what_a_killed_member_held_is_free_after_a_ttl_and_a_beat() {
 }
 
 #[tokio::test]
-async fn a_member_of_the_same_name_has_its_predecessors_units_at_once() {
+async fn a_member_of_the_same_name_gets_its_predecessors_units_at_once() {
     let (server, namespace) = (Redis::shared(), namespace("restart"));
     settled_store(server, &namespace).await;
-    let mut victim = Process::start(server, &namespace, "same");
-    assert_eq!(victim.number("fill 100"), BUDGET);
-    victim.signal("-KILL");
-    victim.child.wait().unwrap();
-    let mut heir = Process::start(server, &namespace, "same");
+    let mut killed = MemberProcess::start(server, &namespace, "same");
+    assert_eq!(killed.number("fill 100"), BUDGET);
+    killed.signal("-KILL");
+    killed.child.wait().unwrap();
+    let mut heir = MemberProcess::start(server, &namespace, "same");
     assert_eq!(heir.number("fill 100"), BUDGET, "without waiting for the TTL");
 }
 
 #[tokio::test]
-async fn a_member_that_slept_beyond_its_ttl_returns_in_debt() {
+async fn a_member_stopped_beyond_its_ttl_keeps_its_leases_as_debt() {
     let (server, namespace) = (Redis::shared(), namespace("asleep"));
     settled_store(server, &namespace).await;
-    let mut sleeper = Process::start_mortal(server, &namespace, "sleeper");
-    let mut other = Process::start(server, &namespace, "other");
+    let mut sleeper = MemberProcess::start_with_short_ttl(server, &namespace, "sleeper");
+    let mut other = MemberProcess::start(server, &namespace, "other");
     assert_eq!(sleeper.number("fill 10"), 10);
     assert_eq!((sleeper.number("user ann"), sleeper.number("user ann")), (1, 1));
     sleeper.signal("-STOP");
-    // Its whole slice goes to the other, once it is taken for dead.
+    // Once it has expired, its whole slice goes to the other member.
     let mut got = 0;
     until("the other gets everything", PATIENCE, async || {
         got += other.number("fill 100");
@@ -220,17 +221,17 @@ async fn a_member_that_slept_beyond_its_ttl_returns_in_debt() {
     .await;
     (0..PER_USER).for_each(|_| assert_eq!(other.number("user ann"), 1));
     sleeper.signal("-CONT");
-    until("the sleeper has a new incarnation", PATIENCE, async || sleeper.number("rebirths") == 1).await;
-    assert_eq!(sleeper.number("held"), 12, "its streams live on");
-    // 40 are lent of 30, five of three: nobody gets anything until the debt has drained.
+    until("the sleeper has a new incarnation", PATIENCE, async || sleeper.number("rejoins") == 1).await;
+    assert_eq!(sleeper.number("held"), 12, "its leases are kept");
+    // 40 of 30 and 5 of 3 are lent: nothing is granted until the debt is returned.
     assert_eq!((sleeper.number("fill 1"), other.number("fill 1")), (0, 0));
     assert_eq!((sleeper.number("user ann"), other.number("user ann")), (0, 0));
-    sleeper.ask("drain");
-    sleeper.ask("release ann");
-    until("the debt is paid", PATIENCE, async || {
-        other.ask("drain");
+    sleeper.request("drain");
+    sleeper.request("release ann");
+    until("the debt is returned", PATIENCE, async || {
+        other.request("drain");
         other.number("fill 100") == BUDGET
     })
     .await;
-    assert_eq!(sleeper.number("fill 1"), 0, "no double count the other way round, either");
+    assert_eq!(sleeper.number("fill 1"), 0, "nor is a unit counted twice in the other member");
 }

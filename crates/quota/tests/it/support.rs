@@ -1,4 +1,4 @@
-//! What the tests share.
+//! Configurations, namespaces and stores for the tests.
 
 use std::time::Duration;
 
@@ -7,30 +7,29 @@ use forebay_redis::Client;
 use forebay_sandbox::Redis;
 pub(crate) use forebay_testkit::PATIENCE;
 
-/// A member that beats often and lives long: the store is away for it only when the connection
-/// fails. A machine that
-/// stands still for a second makes no outage.
+/// A member with frequent heartbeats and a long TTL. The store is unavailable to it only if the
+/// connection fails: a machine that stalls for a second causes no outage.
 pub(crate) fn steady(name: &str) -> MemberConfig {
     MemberConfig::new(name)
-        .beat(Duration::from_millis(200))
+        .heartbeat_interval(Duration::from_millis(200))
         .ttl(2 * PATIENCE)
         .call_timeout(PATIENCE)
         .join_timeout(PATIENCE)
 }
 
-/// A member whose life is short, so that tests of its end are.
+/// A member with a short TTL, for tests of its expiry.
 pub(crate) fn quick(name: &str) -> MemberConfig {
     steady(name).ttl(Duration::from_secs(1))
 }
 
-/// A namespace nobody else has.
+/// Returns a namespace that no other test uses.
 pub(crate) fn namespace(test: &str) -> String {
     use std::sync::atomic::{AtomicU32, Ordering};
     static NEXT: AtomicU32 = AtomicU32::new(0);
     format!("{test}-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// A store in a namespace that was used before: there is nothing to rebuild.
+/// Creates a store in a namespace that needs no rebuild.
 pub(crate) async fn settled_store(server: &Redis, namespace: &str) -> RedisStore {
     let client = Client::connect(server.url()).await.unwrap();
     client.exec::<u64>(("HSETNX", format!("{{{namespace}}}:m"), "!", "1:0")).await.unwrap();
@@ -38,7 +37,8 @@ pub(crate) async fn settled_store(server: &Redis, namespace: &str) -> RedisStore
     RedisStore::new(client, namespace)
 }
 
-/// Polls until `condition` holds, and fails after `within`: events across processes have no other sign.
+/// Polls until `condition` holds; fails after `within`. Events in other processes send no
+/// notification.
 pub(crate) async fn until(what: &str, within: Duration, mut condition: impl AsyncFnMut() -> bool) {
     let deadline = std::time::Instant::now() + within;
     while !condition().await {

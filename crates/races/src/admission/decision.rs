@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use forebay_quota::{Budget, BudgetConfig, Keyed, MemberConfig, Mode, Quota, RedisStore};
+use forebay_quota::{Budget, BudgetConfig, KeyedLimit, MemberConfig, Quota, QuotaMode, RedisStore};
 use forebay_redis::Client;
 use forebay_sandbox::Redis;
 use tokio::runtime::Builder;
@@ -182,13 +182,13 @@ async fn per_core<F: Future<Output = Result<()>> + Send>(
 }
 
 /// A member in a namespace that is ready to grant.
-async fn join(url: &str) -> Result<(Quota, Budget, Keyed)> {
+async fn join(url: &str) -> Result<(Quota, Budget, KeyedLimit)> {
     let client = Client::connect(url).await?;
     client.exec::<u64>(("HSET", "{race}:m", ["!", "1:0", "?", "0"])).await?;
     let quota = Quota::join(RedisStore::new(client, "race"), MemberConfig::new("racer")).await;
-    anyhow::ensure!(quota.status().mode == Mode::Normal, "the member is {}", quota.status().mode);
+    anyhow::ensure!(quota.status().mode == QuotaMode::Normal, "the member is {}", quota.status().mode);
     let budget = quota.budget("streams", BudgetConfig::new(10_000));
-    let users = quota.keyed("user", 3);
+    let users = quota.keyed_limit("user", 3);
     drop(budget.take().await.context("a first unit")?);
     tokio::time::sleep(Duration::from_millis(20)).await;
     Ok((quota, budget, users))

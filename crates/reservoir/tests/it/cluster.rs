@@ -93,7 +93,8 @@ async fn keep(postgres: &str, store: &str, name: &str, per_second: f64) {
     let _guard = ::metrics::set_default_local_recorder(&recorder);
     let (kind, rest) = store.split_once('|').unwrap();
     let (address, namespace) = rest.split_once('|').unwrap();
-    let member = MemberConfig::new(name).ttl(TTL).beat(BEAT).call_timeout(TTL).join_timeout(PATIENCE);
+    let member =
+        MemberConfig::new(name).ttl(TTL).heartbeat_interval(BEAT).call_timeout(TTL).join_timeout(PATIENCE);
     let quota = match kind {
         "redis" => Quota::join(RedisStore::open(address, namespace).unwrap(), member).await,
         #[cfg(feature = "dynamodb")]

@@ -1,339 +1,363 @@
-//! Calls to the store and their answers.
+//! Calls to the store, and their replies.
 
 use std::time::Instant;
 
-use super::{AccountRef, Call, Member, OpenBeat, OpenSettlement};
-use crate::core::account::Waiter;
-use crate::error::Refusal;
-use crate::status::{Notice, Rebirth};
-use crate::store::{Answer, Beat, BeatKind, Pulse, Settled, Settlement, Standing};
+use super::{AccountId, MemberCall, PendingHeartbeat, PendingSettlement, QuotaMember};
+use crate::core::account::TakeWaiter;
+use crate::error::QuotaRefusal;
+use crate::status::{MemberNotice, RejoinReason};
+use crate::store::{
+    Heartbeat, HeartbeatKind, HeartbeatReply, Membership, Settlement, SettlementReply, ShareReply,
+};
 
-impl<W: Waiter> Member<W> {
-    /// The next call to make, if there is one. Ask until there is none.
-    pub(crate) fn poll(&mut self, now: Instant) -> Option<Call> {
-        if self.left {
+impl<W: TakeWaiter> QuotaMember<W> {
+    /// Returns the next call to make. Call it until it returns `None`.
+    pub(crate) fn poll(&mut self, now: Instant) -> Option<MemberCall> {
+        if self.has_left {
             return None;
         }
-        if self.beat_open.is_none() && now >= self.beat_due {
-            return Some(self.begin_beat(now));
+        if self.pending_heartbeat.is_none() && now >= self.heartbeat_due {
+            return Some(self.begin_heartbeat(now));
         }
-        if self.outage.is_some() || self.next_beat == BeatKind::Join || now >= self.until {
-            return None; // the next beat tells how things are
+        if self.outage.is_some() || self.next_heartbeat == HeartbeatKind::Join || now >= self.slice_deadline {
+            return None; // the next heartbeat shows whether the store is available
         }
-        if self.pushing == 0
-            && !self.leave_open
+        if self.pending_pushes == 0
+            && !self.leave_pending
             && let Some(predecessor) = self.predecessor.clone()
         {
-            self.leave_open = true;
-            return Some(Call::Leave(predecessor));
+            self.leave_pending = true;
+            return Some(MemberCall::Leave(predecessor));
         }
-        self.ask_again(now);
-        if self.settle_open.is_none() && !self.ready.is_empty() {
-            return self.begin_settlement().map(Call::Settle);
+        self.enqueue_due_retries(now);
+        if self.pending_settlement.is_none() && !self.request_queue.is_empty() {
+            return self.begin_settlement().map(MemberCall::Settle);
         }
         None
     }
 
-    /// Whether the end of the settlement that is on its way is waited for.
+    /// Returns whether accounts are queued behind the settlement in flight.
     pub(crate) fn has_more_to_settle(&self) -> bool {
-        self.settle_open.is_some() && !self.ready.is_empty()
+        self.pending_settlement.is_some() && !self.request_queue.is_empty()
     }
 
-    /// When to poll again though nothing happened: for the next beat, or because the mode changes by itself.
+    /// Returns when to poll again without another event: for the next heartbeat, a retry, or a
+    /// change of mode.
     pub(crate) fn wake_at(&self, now: Instant) -> Option<Instant> {
-        if self.left {
+        if self.has_left {
             return None;
         }
-        let beat = self.beat_open.is_none().then_some(self.beat_due);
-        let changes = [Some(self.until), self.rebuilt_at].into_iter().flatten().filter(|at| *at > now);
-        let again = self.budgets.iter().filter_map(|book| book.account.ask_again_at);
-        // Without the store they wait for the outage's end, not for a time.
-        let again = again.filter(|_| self.outage.is_none() && now < self.until);
-        changes.chain(beat).chain(again).min()
+        let heartbeat = self.pending_heartbeat.is_none().then_some(self.heartbeat_due);
+        let changes =
+            [Some(self.slice_deadline), self.rebuild_ends_at].into_iter().flatten().filter(|at| *at > now);
+        let again = self.budgets.iter().filter_map(|entry| entry.account.retry_at);
+        // During an outage, retries wait for its end.
+        let again = again.filter(|_| self.outage.is_none() && now < self.slice_deadline);
+        changes.chain(heartbeat).chain(again).min()
     }
 
-    pub(super) fn begin_beat(&mut self, now: Instant) -> Call {
-        self.counters.beats += 1;
-        self.beat_due = now + self.rules.beat;
-        self.beat_open = Some(OpenBeat { member: self.id.clone(), sent: now, landed: self.landed });
-        Call::Beat(Beat {
+    pub(super) fn begin_heartbeat(&mut self, now: Instant) -> MemberCall {
+        self.counters.heartbeats += 1;
+        self.heartbeat_due = now + self.rules.heartbeat_interval;
+        self.pending_heartbeat = Some(PendingHeartbeat {
+            member: self.id.clone(),
+            sent: now,
+            last_acknowledged: self.last_acknowledged,
+        });
+        MemberCall::Heartbeat(Heartbeat {
             member: self.id.clone(),
             ttl: self.rules.ttl,
-            kind: self.next_beat,
-            generation: self.dice.roll(),
+            kind: self.next_heartbeat,
+            generation: self.rng.next_u64(),
         })
     }
 
     pub(super) fn begin_settlement(&mut self) -> Option<Settlement> {
-        let (mut asks, mut accounts) = (Vec::new(), Vec::new());
-        while asks.len() < self.rules.batch {
-            let Some(of) = self.ready.pop_front() else { break };
-            let (terms, held_back) = (self.terms(&of), self.predecessor.is_some());
-            let Some(account) = self.find(&of) else { continue };
+        let (mut requests, mut accounts) = (Vec::new(), Vec::new());
+        while requests.len() < self.rules.batch {
+            let Some(account_id) = self.request_queue.pop_front() else { break };
+            let (terms, held_back) = (self.terms(&account_id), self.predecessor.is_some());
+            let Some(account) = self.find_account_mut(&account_id) else { continue };
             account.queued = false;
             let before = account.waiters.len();
-            account.waiters.retain(|waiter| !waiter.gone());
+            account.waiters.retain(|waiter| !waiter.is_cancelled());
             let gone = before - account.waiters.len();
-            // While the predecessor still counts, a wish for more would count what we have twice.
-            let asks_now = account.needs_ask(terms) && !account.is_asking() && (account.push || !held_back);
+            // While the predecessor still counts, a request for more would count our share twice.
+            let asks_now = account.needs_request(terms)
+                && !account.has_pending_request()
+                && (account.needs_push || !held_back);
             if asks_now {
-                let name = self.wire_name(&of);
-                asks.push(self.account(&of).ask(name, terms));
-                accounts.push(of);
+                let name = self.store_name(&account_id);
+                requests.push(self.account_or_default(&account_id).build_request(name, terms));
+                accounts.push(account_id);
             } else {
-                self.forget_if_blank(&of);
+                self.remove_if_unused(&account_id);
             }
             self.waiting -= gone;
         }
-        if asks.is_empty() {
+        if requests.is_empty() {
             return None;
         }
         self.sequence += 1;
         self.counters.settlements += 1;
-        self.counters.asks += asks.len() as u64;
+        self.counters.share_requests += requests.len() as u64;
         let (member, sequence) = (self.id.clone(), self.sequence);
-        self.settle_open = Some(OpenSettlement { member: member.clone(), sequence, accounts });
-        Some(Settlement { member, sequence, landed: self.landed, pressure: self.rules.beat * 2, asks })
+        self.pending_settlement = Some(PendingSettlement { member: member.clone(), sequence, accounts });
+        Some(Settlement {
+            member,
+            sequence,
+            last_acknowledged: self.last_acknowledged,
+            pressure: self.rules.heartbeat_interval * 2,
+            requests,
+        })
     }
 
-    pub(crate) fn on_pulse(&mut self, result: Result<Pulse, String>, now: Instant) {
-        let Some(open) = self.beat_open.take() else { return };
-        if self.left {
+    pub(crate) fn on_heartbeat_reply(&mut self, result: Result<HeartbeatReply, String>, now: Instant) {
+        let Some(pending) = self.pending_heartbeat.take() else { return };
+        if self.has_left {
             return;
         }
-        let pulse = match result {
-            Ok(pulse) => pulse,
+        let reply = match result {
+            Ok(reply) => reply,
             Err(why) => return self.on_outage(why, now),
         };
-        if open.member != self.id {
-            self.beat_due = now;
+        if pending.member != self.id {
+            self.heartbeat_due = now;
             return;
         }
-        self.on_answer();
-        self.members = pulse.members;
-        // However long the store says: the next beat asks again, and its clock may have been set right by then.
-        let rebuild_left = pulse.rebuild_left.min(self.rules.ttl);
-        self.rebuilt_at = (!rebuild_left.is_zero()).then(|| now + rebuild_left);
-        if let Some(rebuilt_at) = self.rebuilt_at {
-            self.beat_due = self.beat_due.min(rebuilt_at); // the store ends it with a beat
+        self.on_store_reply();
+        self.members = reply.members;
+        // The next heartbeat updates it; the store's clock may have been wrong.
+        let rebuild_left = reply.rebuild_left.min(self.rules.ttl);
+        self.rebuild_ends_at = (!rebuild_left.is_zero()).then(|| now + rebuild_left);
+        if let Some(rebuild_ends_at) = self.rebuild_ends_at {
+            self.heartbeat_due = self.heartbeat_due.min(rebuild_ends_at); // the store ends it with a heartbeat
         }
-        if self.generation.replace(pulse.generation).is_some_and(|before| before != pulse.generation) {
-            self.notices.push(Notice::StoreLostMemory);
+        if self.generation.replace(reply.generation).is_some_and(|before| before != reply.generation) {
+            self.notices.push(MemberNotice::StoreLostData);
         }
-        match pulse.standing {
-            Standing::Alive { sequence } => {
-                (self.next_beat, self.takes_over) = (BeatKind::Stay, false);
-                // Past the deadline it may have forgotten us, and know us anew by a join that we had given up on.
-                let knows_us_anew = now >= self.until && sequence < self.landed;
-                if !knows_us_anew {
-                    self.live_until(open.sent);
+        match reply.membership {
+            Membership::Alive { sequence } => {
+                (self.next_heartbeat, self.takes_over) = (HeartbeatKind::Renew, false);
+                // After the deadline, the store may have expired this member and applied an earlier
+                // join that had timed out.
+                let joined_again = now >= self.slice_deadline && sequence < self.last_acknowledged;
+                if !joined_again {
+                    self.extend_deadline(pending.sent);
                 }
-                if knows_us_anew || sequence < open.landed {
-                    self.be_reborn(Rebirth::StoreLostWrites, now);
+                if joined_again || sequence < pending.last_acknowledged {
+                    self.rejoin(RejoinReason::StoreLostWrites, now);
                 } else {
-                    self.review(now);
+                    self.refresh_accounts(now);
                 }
             }
-            Standing::Joined => {
-                self.next_beat = if self.takes_over { BeatKind::TakeOver } else { BeatKind::Stay };
+            Membership::Joined => {
+                self.next_heartbeat =
+                    if self.takes_over { HeartbeatKind::TakeOver } else { HeartbeatKind::Renew };
                 if self.takes_over {
-                    self.beat_due = now;
+                    self.heartbeat_due = now;
                 }
-                if now >= self.until {
-                    self.drop_slices();
+                if now >= self.slice_deadline {
+                    self.clear_slices();
                 }
-                self.live_until(open.sent);
-                self.notices.push(Notice::Joined { member: self.id.clone(), members: self.members });
-                self.push_everything();
+                self.extend_deadline(pending.sent);
+                self.notices.push(MemberNotice::Joined { member: self.id.clone(), members: self.members });
+                self.push_all_accounts();
             }
-            Standing::Unknown => self.be_reborn(Rebirth::StoreForgotUs, now),
-            Standing::Replaced => self.be_reborn(Rebirth::NameTaken, now),
+            Membership::Unknown => self.rejoin(RejoinReason::UnknownToStore, now),
+            Membership::Replaced => self.rejoin(RejoinReason::NameTaken, now),
         }
     }
 
-    pub(super) fn live_until(&mut self, sent: Instant) {
-        self.until = self.until.max(sent + (self.rules.ttl - self.rules.margin));
+    pub(super) fn extend_deadline(&mut self, sent: Instant) {
+        self.slice_deadline = self.slice_deadline.max(sent + (self.rules.ttl - self.rules.margin));
     }
 
-    pub(crate) fn on_settled(&mut self, result: Result<Settled, String>, now: Instant) {
-        let Some(open) = self.settle_open.take() else { return };
-        if open.member != self.id {
-            // It concerned an earlier incarnation; ours has told everything anew.
+    pub(crate) fn on_settlement_reply(&mut self, result: Result<SettlementReply, String>, now: Instant) {
+        let Some(pending) = self.pending_settlement.take() else { return };
+        if pending.member != self.id {
+            // It belongs to an earlier incarnation; the current one has pushed everything again.
             return result.err().into_iter().for_each(|why| self.on_outage(why, now));
         }
         match result {
-            Ok(Settled::Landed(answers)) if answers.len() != open.accounts.len() => {
-                let why = format!("the store gave {} answers to {} asks", answers.len(), open.accounts.len());
-                self.on_settling_failed(open.accounts, why, now);
+            Ok(SettlementReply::Applied(replies)) if replies.len() != pending.accounts.len() => {
+                let why =
+                    format!("the store gave {} answers to {} asks", replies.len(), pending.accounts.len());
+                self.on_settlement_failure(pending.accounts, why, now);
             }
-            Ok(Settled::Landed(answers)) => {
-                self.on_settling_works();
-                self.landed = self.landed.max(open.sequence);
-                for (of, answer) in open.accounts.iter().zip(answers) {
-                    self.on_account_answered(of, answer, now);
+            Ok(SettlementReply::Applied(replies)) => {
+                self.on_settlement_success();
+                self.last_acknowledged = self.last_acknowledged.max(pending.sequence);
+                for (account_id, reply) in pending.accounts.iter().zip(replies) {
+                    self.on_share_reply(account_id, reply, now);
                 }
-                let is_pushed = |of: &AccountRef| self.find_ref(of).is_none_or(|account| !account.push);
-                let pushed = open.accounts.iter().filter(|of| is_pushed(of)).count();
-                self.pushing = self.pushing.saturating_sub(pushed);
+                let is_pushed = |account_id: &AccountId| {
+                    self.find_account(account_id).is_none_or(|account| !account.needs_push)
+                };
+                let pushed = pending.accounts.iter().filter(|account_id| is_pushed(account_id)).count();
+                self.pending_pushes = self.pending_pushes.saturating_sub(pushed);
             }
-            Ok(Settled::Stale) => self.unanswered(open.accounts),
-            Ok(Settled::Unknown) => {
-                self.unanswered(open.accounts);
-                let is_newborn = self.landed == 0;
-                self.be_reborn(Rebirth::StoreForgotUs, now);
-                if is_newborn {
-                    // It may do so again and again; nobody should wait for the end of that.
+            Ok(SettlementReply::Stale) => self.mark_unacknowledged(pending.accounts),
+            Ok(SettlementReply::UnknownMember) => {
+                self.mark_unacknowledged(pending.accounts);
+                let is_new_incarnation = self.last_acknowledged == 0;
+                self.rejoin(RejoinReason::UnknownToStore, now);
+                if is_new_incarnation {
+                    // The store may repeat this without end; callers must not wait for it.
                     let why = "the store let this member in and forgot it at once";
-                    self.on_settling_failed(Vec::new(), why.into(), now);
-                    self.beat_due = now + self.rules.retry;
+                    self.on_settlement_failure(Vec::new(), why.into(), now);
+                    self.heartbeat_due = now + self.rules.retry;
                 }
             }
-            Ok(Settled::LostWrites) => {
-                self.unanswered(open.accounts);
-                self.be_reborn(Rebirth::StoreLostWrites, now);
+            Ok(SettlementReply::LostWrites) => {
+                self.mark_unacknowledged(pending.accounts);
+                self.rejoin(RejoinReason::StoreLostWrites, now);
             }
-            Err(why) => self.on_settling_failed(open.accounts, why, now),
+            Err(why) => self.on_settlement_failure(pending.accounts, why, now),
         }
     }
 
-    fn on_settling_failed(&mut self, accounts: Vec<AccountRef>, why: String, now: Instant) {
-        self.unanswered(accounts);
+    fn on_settlement_failure(&mut self, accounts: Vec<AccountId>, why: String, now: Instant) {
+        self.mark_unacknowledged(accounts);
         self.on_outage(why.clone(), now);
-        self.settling_fails = Some(why);
+        self.settlement_failure = Some(why);
     }
 
-    fn on_settling_works(&mut self) {
-        if self.settling_fails.take().is_some() && self.outage.is_none() {
-            self.notices.push(Notice::StoreIsBack);
+    fn on_settlement_success(&mut self) {
+        if self.settlement_failure.take().is_some() && self.outage.is_none() {
+            self.notices.push(MemberNotice::StoreAvailable);
         }
-        self.on_answer();
+        self.on_store_reply();
     }
 
-    pub(super) fn on_account_answered(&mut self, of: &AccountRef, answer: Answer, now: Instant) {
-        let (terms, within_deadline, left) = (self.terms(of), now < self.until, self.rebuild_left(now));
+    pub(super) fn on_share_reply(&mut self, account_id: &AccountId, reply: ShareReply, now: Instant) {
+        let (terms, within_deadline, left) =
+            (self.terms(account_id), now < self.slice_deadline, self.rebuild_left(now));
         let hold = self.rules.refusal_hold;
-        let Some(account) = self.find(of) else { return };
+        let Some(account) = self.find_account_mut(account_id) else { return };
         if !within_deadline {
-            // Too late to be sure that it is still ours: others may have been given it since.
-            account.unanswered();
-            return self.enqueue(of);
+            // The reply came after the deadline: the store may have granted the units to others
+            // since.
+            account.mark_unacknowledged();
+            return self.enqueue(account_id);
         }
-        let was_push = account.push;
-        let short = account.answered(answer);
-        self.serve_waiters(of);
-        let account = self.account(of);
-        // No ask is for more than the limit: with all of it lent here, whoever is left won't get anything from asking.
+        let was_push = account.needs_push;
+        let short = account.apply_reply(reply);
+        self.serve_waiters(account_id);
+        let account = self.account_or_default(account_id);
+        // A request never exceeds the limit. If all of it is lent here, another request can't help
+        // the remaining callers.
         let all_here = account.used >= terms.limit && !account.waiters.is_empty();
         let short = short || all_here;
-        let waits = terms.sharing.in_blocks()
+        let waits = terms.allocation.in_blocks()
             && left.is_none()
             && short
             && !all_here
-            && account.wait_for_idle_units(answer, terms.limit, now);
+            && account.wait_for_idle_units(reply, terms.limit, now);
         if short && !was_push && !waits {
             let refusal = match left {
-                None => Refusal::Full { used: answer.used.max(account.used), limit: terms.limit },
-                Some(left) => Refusal::Rebuilding { left },
+                None => QuotaRefusal::Full { used: reply.used.max(account.used), limit: terms.limit },
+                Some(left) => QuotaRefusal::Rebuilding { left },
             };
-            if terms.sharing.in_blocks() && left.is_none() {
-                account.remember_no(now + hold, answer.used.max(account.used));
+            if terms.allocation.in_blocks() && left.is_none() {
+                account.cache_refusal(now + hold, reply.used.max(account.used));
             }
             let refused = std::mem::take(&mut account.waiters);
             self.waiting -= refused.len();
             self.counters.refused += refused.len() as u64;
             self.verdicts.extend(refused.into_iter().map(|waiter| (waiter, Err(refusal.clone()))));
         }
-        if self.account(of).needs_ask(terms) {
-            self.enqueue(of);
+        if self.account_or_default(account_id).needs_request(terms) {
+            self.enqueue(account_id);
         }
-        self.forget_if_blank(of);
+        self.remove_if_unused(account_id);
     }
 
-    pub(crate) fn on_left(&mut self, result: Result<(), String>, now: Instant) {
-        self.leave_open = false;
+    pub(crate) fn on_leave_reply(&mut self, result: Result<(), String>, now: Instant) {
+        self.leave_pending = false;
         match result {
             Ok(()) => {
                 self.predecessor = None;
-                self.enqueue_all_that_need();
+                self.enqueue_accounts_in_need();
             }
             Err(why) => self.on_outage(why, now),
         }
     }
 
-    /// Somebody was refused: give back what lies idle.
-    pub(crate) fn on_pressed(&mut self) {
+    /// Returns all idle units, because a member was refused.
+    pub(crate) fn on_pressure(&mut self) {
         for index in 0..self.budgets.len() {
             let account = &mut self.budgets[index].account;
-            account.press();
+            account.raise_pressure();
             if account.idle() > 0 {
-                self.enqueue(&AccountRef::Budget(index));
+                self.enqueue(&AccountId::Budget(index));
             }
         }
     }
 
-    /// The store answered, whatever it said.
-    pub(super) fn on_answer(&mut self) {
+    /// The store has replied: an outage ends.
+    pub(super) fn on_store_reply(&mut self) {
         if self.outage.take().is_some() {
-            if self.settling_fails.is_none() {
-                self.notices.push(Notice::StoreIsBack);
+            if self.settlement_failure.is_none() {
+                self.notices.push(MemberNotice::StoreAvailable);
             }
-            self.enqueue_all_that_need();
+            self.enqueue_accounts_in_need();
         }
     }
 
     pub(super) fn on_outage(&mut self, why: String, now: Instant) {
         self.counters.failures += 1;
-        self.beat_due = self.beat_due.min(now + self.rules.retry);
+        self.heartbeat_due = self.heartbeat_due.min(now + self.rules.retry);
         if self.outage().is_none() {
-            self.notices.push(Notice::StoreIsGone { why: why.clone() });
+            self.notices.push(MemberNotice::StoreUnavailable { why: why.clone() });
         }
         self.outage = Some(why);
-        // Until the store is back nobody stands in line: whoever has something to tell it then is found then.
-        for of in std::mem::take(&mut self.ready) {
-            self.find(&of).into_iter().for_each(|account| account.queued = false);
-            self.forget_if_blank(&of);
+        // During an outage the queue is empty; it is filled again when the store replies.
+        for account_id in std::mem::take(&mut self.request_queue) {
+            self.find_account_mut(&account_id).into_iter().for_each(|account| account.queued = false);
+            self.remove_if_unused(&account_id);
         }
-        self.budgets.iter_mut().for_each(|book| book.account.ask_again_at = None);
-        // And nobody waits for it, except for an answer that may still come.
-        for of in self.awaited() {
-            if self.account(&of).is_asking() {
+        self.budgets.iter_mut().for_each(|entry| entry.account.retry_at = None);
+        // Callers wait only for replies that are still in flight.
+        for account_id in self.accounts_with_waiters() {
+            if self.account_or_default(&account_id).has_pending_request() {
                 continue;
             }
-            for waiter in self.dismiss_waiters(&of) {
-                let verdict = self.by_policy(&of, now).map(|()| of.clone());
+            for waiter in self.drain_waiters(&account_id) {
+                let verdict = self.take_by_policy(&account_id, now).map(|()| account_id.clone());
                 self.verdicts.push((waiter, verdict));
             }
-            self.forget_if_blank(&of);
+            self.remove_if_unused(&account_id);
         }
     }
 
-    /// Those who wait for units that lay idle with others.
-    pub(super) fn ask_again(&mut self, now: Instant) {
+    /// Queues the budgets whose retry for other members' idle units is due.
+    pub(super) fn enqueue_due_retries(&mut self, now: Instant) {
         for index in 0..self.budgets.len() {
             let account = &mut self.budgets[index].account;
-            if account.ask_again_at.is_some_and(|at| at <= now) {
-                account.ask_again_at = None;
-                self.enqueue(&AccountRef::Budget(index));
+            if account.retry_at.is_some_and(|at| at <= now) {
+                account.retry_at = None;
+                self.enqueue(&AccountId::Budget(index));
             }
         }
     }
 
-    pub(super) fn unanswered(&mut self, accounts: Vec<AccountRef>) {
-        for of in accounts {
-            self.account(&of).unanswered();
-            self.enqueue(&of);
+    pub(super) fn mark_unacknowledged(&mut self, accounts: Vec<AccountId>) {
+        for account_id in accounts {
+            self.account_or_default(&account_id).mark_unacknowledged();
+            self.enqueue(&account_id);
         }
     }
 
-    /// Lets an account stand in line for the next settlement.
-    pub(super) fn enqueue(&mut self, of: &AccountRef) {
+    /// Queues an account for the next settlement.
+    pub(super) fn enqueue(&mut self, account_id: &AccountId) {
         if self.outage.is_some() {
             return;
         }
-        let account = self.account(of);
+        let account = self.account_or_default(account_id);
         if !account.queued {
             account.queued = true;
-            self.ready.push_back(of.clone());
+            self.request_queue.push_back(account_id.clone());
         }
     }
 }

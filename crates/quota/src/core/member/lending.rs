@@ -1,124 +1,140 @@
-//! Taking and giving: what a member decides by itself, and when it has to ask.
+//! Taking and releasing units: what a member decides alone, and when it asks the store.
 
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use super::{AccountRef, Member, Take};
-use crate::config::Policy;
-use crate::core::account::{Account, Waiter};
-use crate::error::Refusal;
+use super::{AccountId, QuotaMember, TakeDecision};
+use crate::config::OutagePolicy;
+use crate::core::account::{MemberAccount, TakeWaiter};
+use crate::error::QuotaRefusal;
 
-impl<W: Waiter> Member<W> {
-    /// Takes a unit, or says no, or waits for the store.
-    pub(crate) fn take(&mut self, of: &AccountRef, now: Instant, waiter: impl FnOnce() -> W) -> Take {
-        match self.decide(of, now) {
-            Some(Ok(())) => Take::Granted,
+impl<W: TakeWaiter> QuotaMember<W> {
+    /// Grants a unit, refuses it, or queues the caller until the store replies.
+    pub(crate) fn take(
+        &mut self,
+        account_id: &AccountId,
+        now: Instant,
+        waiter: impl FnOnce() -> W,
+    ) -> TakeDecision {
+        match self.decide(account_id, now) {
+            Some(Ok(())) => TakeDecision::Granted,
             Some(Err(refusal)) => {
                 self.counters.refused += 1;
-                Take::Refused(refusal)
+                TakeDecision::Refused(refusal)
             }
             None if self.waiting >= self.rules.max_waiting => {
-                self.forget_if_blank(of);
+                self.remove_if_unused(account_id);
                 self.counters.refused += 1;
-                Take::Refused(Refusal::Busy { waiting: self.waiting })
+                TakeDecision::Refused(QuotaRefusal::Busy { waiting: self.waiting })
             }
             None => {
                 self.waiting += 1;
-                self.account(of).waiters.push_back(waiter());
-                self.enqueue(of);
-                Take::Waiting
+                self.account_or_default(account_id).waiters.push_back(waiter());
+                self.enqueue(account_id);
+                TakeDecision::Waiting
             }
         }
     }
 
-    /// Takes a unit if no question is needed for it.
-    pub(crate) fn try_take(&mut self, of: &AccountRef, now: Instant) -> Result<(), Refusal> {
-        self.decide(of, now).unwrap_or_else(|| {
-            let used = self.account(of).used;
-            Err(Refusal::Full { used, limit: self.terms(of).limit })
+    /// Grants a unit if no call to the store is needed.
+    pub(crate) fn try_take(&mut self, account_id: &AccountId, now: Instant) -> Result<(), QuotaRefusal> {
+        self.decide(account_id, now).unwrap_or_else(|| {
+            let used = self.account_or_default(account_id).used;
+            Err(QuotaRefusal::Full { used, limit: self.terms(account_id).limit })
         })
     }
 
-    /// `None`: only the store knows.
-    pub(super) fn decide(&mut self, of: &AccountRef, now: Instant) -> Option<Result<(), Refusal>> {
+    /// Decides without the store. Returns `None` if only the store can decide.
+    pub(super) fn decide(
+        &mut self,
+        account_id: &AccountId,
+        now: Instant,
+    ) -> Option<Result<(), QuotaRefusal>> {
         let (terms, within_deadline, rebuild_left) =
-            (self.terms(of), now < self.until, self.rebuild_left(now));
-        if self.left {
-            return Some(Err(Refusal::Unavailable { why: "this member has left".into() }));
+            (self.terms(account_id), now < self.slice_deadline, self.rebuild_left(now));
+        if self.has_left {
+            return Some(Err(QuotaRefusal::Unavailable { why: "this member has left".into() }));
         }
         if self.outage.is_some()
-            && (!within_deadline || self.find(of).is_none_or(|account| account.idle() == 0))
+            && (!within_deadline
+                || self.find_account_mut(account_id).is_none_or(|account| account.idle() == 0))
         {
-            return Some(self.by_policy(of, now));
+            return Some(self.take_by_policy(account_id, now));
         }
-        let account = self.account(of);
+        let account = self.account_or_default(account_id);
         if within_deadline && account.idle() > 0 && account.used < terms.limit {
             account.used += 1;
             return Some(Ok(()));
         }
         let refusal = if account.used >= terms.limit {
-            Refusal::Full { used: account.used, limit: terms.limit }
+            QuotaRefusal::Full { used: account.used, limit: terms.limit }
         } else if let Some(left) = rebuild_left {
-            Refusal::Rebuilding { left }
+            QuotaRefusal::Rebuilding { left }
         } else {
-            Refusal::Full { used: account.refused(now)?, limit: terms.limit }
+            QuotaRefusal::Full { used: account.cached_refusal(now)?, limit: terms.limit }
         };
-        self.forget_if_blank(of);
+        self.remove_if_unused(account_id);
         Some(Err(refusal))
     }
 
-    /// Without the store and beyond the slice.
-    pub(super) fn by_policy(&mut self, of: &AccountRef, now: Instant) -> Result<(), Refusal> {
-        let (terms, policy, members) = (self.terms(of), self.rules.policy, self.members.max(1));
+    /// Decides by the outage policy, beyond the slice.
+    pub(super) fn take_by_policy(
+        &mut self,
+        account_id: &AccountId,
+        now: Instant,
+    ) -> Result<(), QuotaRefusal> {
+        let (terms, policy, members) = (self.terms(account_id), self.rules.policy, self.members.max(1));
         let why = self.outage.clone().unwrap_or_default();
-        let in_slices = terms.sharing.in_blocks() && now < self.until;
-        let used = self.find(of).map_or(0, |account| account.used);
+        let in_slices = terms.allocation.in_blocks() && now < self.slice_deadline;
+        let used = self.find_account_mut(account_id).map_or(0, |account| account.used);
         let allowed = match policy {
             _ if in_slices => 0,
-            Policy::Closed => 0,
-            Policy::Open => u32::MAX,
-            Policy::Share if terms.sharing.in_blocks() => (terms.limit / members).max(1).min(terms.limit),
-            Policy::Share => terms.limit,
+            OutagePolicy::Closed => 0,
+            OutagePolicy::Open => u32::MAX,
+            OutagePolicy::Share if terms.allocation.in_blocks() => {
+                (terms.limit / members).max(1).min(terms.limit)
+            }
+            OutagePolicy::Share => terms.limit,
         };
         if used < allowed {
             self.counters.granted_by_policy += 1;
-            // The store hears of it when it is back.
-            self.account(of).used += 1;
+            // Reported to the store when it is available again.
+            self.account_or_default(account_id).used += 1;
             Ok(())
         } else if allowed == 0 {
-            Err(Refusal::Unavailable { why })
+            Err(QuotaRefusal::Unavailable { why })
         } else {
-            Err(Refusal::Full { used, limit: allowed })
+            Err(QuotaRefusal::Full { used, limit: allowed })
         }
     }
 
-    /// Takes a unit back: each that was taken, once.
-    pub(crate) fn give(&mut self, of: &AccountRef, now: Instant) {
-        let (terms, within_deadline) = (self.terms(of), now < self.until);
-        let account = self.account(of);
-        debug_assert!(account.used > 0, "a unit came back that was never lent");
+    /// Takes a unit back. Called once for each unit that was taken.
+    pub(crate) fn release(&mut self, account_id: &AccountId, now: Instant) {
+        let (terms, within_deadline) = (self.terms(account_id), now < self.slice_deadline);
+        let account = self.account_or_default(account_id);
+        debug_assert!(account.used > 0, "a unit was released that was never lent");
         account.used = account.used.saturating_sub(1);
-        account.forget_no();
+        account.clear_cached_refusal();
         if within_deadline {
-            self.serve_waiters(of);
+            self.serve_waiters(account_id);
         }
-        if self.account(of).needs_ask(terms) {
-            self.enqueue(of);
+        if self.account_or_default(account_id).needs_request(terms) {
+            self.enqueue(account_id);
         }
-        self.forget_if_blank(of);
+        self.remove_if_unused(account_id);
     }
 
-    /// Changes a limit; never takes back what is lent.
+    /// Changes a limit. Lent units stay lent.
     pub(crate) fn set_budget_limit(&mut self, index: usize, limit: u32) {
-        let (of, book) = (AccountRef::Budget(index), &mut self.budgets[index]);
-        let lowered = limit < book.limit;
-        book.limit = limit;
-        book.account.forget_no();
-        // Idle units go back at once, so that the new limit holds soon.
-        book.account.pressure |= lowered;
-        let terms = self.terms(&of);
-        if self.account(&of).needs_ask(terms) {
-            self.enqueue(&of);
+        let (account_id, entry) = (AccountId::Budget(index), &mut self.budgets[index]);
+        let lowered = limit < entry.limit;
+        entry.limit = limit;
+        entry.account.clear_cached_refusal();
+        // Idle units are returned at once, so that the new limit holds soon.
+        entry.account.pressure |= lowered;
+        let terms = self.terms(&account_id);
+        if self.account_or_default(&account_id).needs_request(terms) {
+            self.enqueue(&account_id);
         }
     }
 
@@ -126,44 +142,45 @@ impl<W: Waiter> Member<W> {
         self.keyed[index].limit = limit;
     }
 
-    pub(super) fn serve_waiters(&mut self, of: &AccountRef) {
+    pub(super) fn serve_waiters(&mut self, account_id: &AccountId) {
         let mut verdicts = std::mem::take(&mut self.verdicts);
-        let account = self.account(of);
+        let account = self.account_or_default(account_id);
         let before = account.waiters.len();
-        account.waiters.retain(|waiter| !waiter.gone());
+        account.waiters.retain(|waiter| !waiter.is_cancelled());
         while account.idle() > 0
             && let Some(waiter) = account.waiters.pop_front()
         {
             account.used += 1;
-            verdicts.push((waiter, Ok(of.clone())));
+            verdicts.push((waiter, Ok(account_id.clone())));
         }
         let left = account.waiters.len();
         self.waiting -= before - left;
         self.verdicts = verdicts;
     }
 
-    pub(super) fn forget_if_blank(&mut self, of: &AccountRef) {
-        if let AccountRef::Key(book, key) = of
-            && self.find_ref(of).is_some_and(Account::is_blank)
+    pub(super) fn remove_if_unused(&mut self, account_id: &AccountId) {
+        if let AccountId::Key(entry, key) = account_id
+            && self.find_account(account_id).is_some_and(MemberAccount::is_unused)
         {
-            self.keyed[*book].accounts.remove(key);
+            self.keyed[*entry].accounts.remove(key);
         }
     }
 
-    /// The end: no more calls, no more grants.
+    /// Ends the member: no more calls, no more grants.
     pub(crate) fn leave(&mut self) {
-        self.left = true;
-        for of in self.awaited() {
-            for waiter in self.dismiss_waiters(&of) {
-                let refusal = Refusal::Unavailable { why: "this member has left".into() };
+        self.has_left = true;
+        for account_id in self.accounts_with_waiters() {
+            for waiter in self.drain_waiters(&account_id) {
+                let refusal = QuotaRefusal::Unavailable { why: "this member has left".into() };
                 self.verdicts.push((waiter, Err(refusal)));
             }
         }
     }
 
-    /// Takes everybody out of an account's line; each is still owed a verdict.
-    pub(super) fn dismiss_waiters(&mut self, of: &AccountRef) -> VecDeque<W> {
-        let waiters = std::mem::take(&mut self.account(of).waiters);
+    /// Removes all waiting callers of an account. The caller of this function must send each a
+    /// verdict.
+    pub(super) fn drain_waiters(&mut self, account_id: &AccountId) -> VecDeque<W> {
+        let waiters = std::mem::take(&mut self.account_or_default(account_id).waiters);
         self.waiting -= waiters.len();
         waiters
     }

@@ -1,254 +1,271 @@
-//! A member: what it may lend and whom it must ask, as a machine without sockets or clocks.
+//! `QuotaMember`: the state machine of a member, without sockets or clocks. It decides what to lend
+//! and when to call the store.
 //!
-//! Invariants: units are lent out of a slice only before the deadline `until`, which lies before the instant at which the
-//! store forgets this member; every wait ends with one verdict; at most one beat and one settlement are on their way.
-//! When the store may have lost something of ours, we don't guess what: we begin a new incarnation, push all that we hold
-//! under it, and only then let the old one leave. Meanwhile our share counts twice, which errs on the safe side.
-//! Here: the books. Taking and giving is in `lending.rs`, calls to the store and their answers in `calls.rs`, telling the
-//! store everything in `rebirth.rs`. Not here: the store's side (`ledger.rs`), one account's arithmetic (`account.rs`),
-//! tasks and timers (`shared.rs`).
+//! Invariants:
+//! - Units are lent from a slice only before `slice_deadline`, which lies before the instant at
+//!   which the store expires this member.
+//! - Every wait ends with exactly one verdict.
+//! - At most one heartbeat and one settlement are in flight.
+//!
+//! If the store may have lost data of this member, the member begins a new incarnation, pushes all
+//! it holds under it, and only then lets the old one leave. Meanwhile its share counts twice, which
+//! is safe.
+//! This file has the state. Taking and releasing units is in `lending.rs`, calls and replies in
+//! `calls.rs`, new incarnations in `rejoin.rs`.
+//! Out of scope: the store's side (`ledger.rs`), the arithmetic of one account (`account.rs`),
+//! tasks and timers (`member_runtime.rs`).
 
+mod account_key;
 mod calls;
-mod key;
+mod inspect;
 mod lending;
-mod rebirth;
-mod view;
+mod rejoin;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use key::PreHashed;
-pub(crate) use key::{Key, KeyPrefix};
+use account_key::IdentityHashBuilder;
+pub(crate) use account_key::{AccountKey, KeyPrefix};
 
-use super::account::{Account, Terms, Waiter};
-use crate::config::Rules;
-use crate::error::Refusal;
-use crate::status::{Counters, Notice};
-use crate::store::{Beat, BeatKind, MemberId, Settlement, Sharing};
+use super::account::{AccountTerms, MemberAccount, TakeWaiter};
+use crate::config::MemberRules;
+use crate::error::QuotaRefusal;
+use crate::status::{MemberCounters, MemberNotice};
+use crate::store::{Allocation, Heartbeat, HeartbeatKind, MemberId, Settlement};
 
-/// One account of a member: a budget, or a key of a keyed limit.
+/// An account of a member: a budget, or a key of a keyed limit.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) enum AccountRef {
+pub(crate) enum AccountId {
     Budget(usize),
-    Key(usize, Key),
+    Key(usize, AccountKey),
 }
 
-/// What a member wants done.
+/// A call that a member wants to make.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Call {
-    Beat(Beat),
+pub(crate) enum MemberCall {
+    Heartbeat(Heartbeat),
     Settle(Settlement),
     Leave(MemberId),
 }
 
-/// What came of a try to take a unit.
+/// Decision on an attempt to take a unit.
 #[derive(Debug)]
-pub(crate) enum Take {
+pub(crate) enum TakeDecision {
     Granted,
-    Refused(Refusal),
-    /// The verdict will come to the waiter.
+    Refused(QuotaRefusal),
+    /// The verdict will be sent to the waiter.
     Waiting,
 }
 
-/// How a wait ends. `Ok`: the unit is lent; whoever can't use it gives it back.
-pub(crate) type Verdict = Result<AccountRef, Refusal>;
+/// How a wait ends. `Ok`: the unit is lent, and a receiver that can't use it must release it.
+pub(crate) type TakeVerdict = Result<AccountId, QuotaRefusal>;
 
-pub(crate) struct Member<W> {
-    rules: Rules,
+pub(crate) struct QuotaMember<W> {
+    rules: MemberRules,
     name: String,
-    dice: Dice,
+    rng: SplitMix64,
     id: MemberId,
-    /// What the next beat is: `Join` until the store knows `id`.
-    next_beat: BeatKind,
+    /// Kind of the next heartbeat: `Join` until the store knows `id`.
+    next_heartbeat: HeartbeatKind,
     /// Whether earlier processes of this name must still be replaced.
     takes_over: bool,
-    until: Instant,
-    /// An incarnation of ours that must leave once all is pushed.
+    slice_deadline: Instant,
+    /// The previous incarnation, which leaves once everything is pushed.
     predecessor: Option<MemberId>,
-    /// Accounts that the store must hear of before the predecessor leaves.
-    pushing: usize,
-    beat_due: Instant,
-    beat_open: Option<OpenBeat>,
-    settle_open: Option<OpenSettlement>,
-    leave_open: bool,
+    /// Accounts to push before the predecessor leaves.
+    pending_pushes: usize,
+    heartbeat_due: Instant,
+    pending_heartbeat: Option<PendingHeartbeat>,
+    pending_settlement: Option<PendingSettlement>,
+    leave_pending: bool,
     sequence: u64,
-    landed: u64,
-    /// Why the store isn't asked, until a beat says that it is back.
+    last_acknowledged: u64,
+    /// Why the store isn't called, until a heartbeat succeeds.
     outage: Option<String>,
-    /// Why the last settlement failed. Beats may go well all the same, and it stays an outage to those who look.
-    settling_fails: Option<String>,
+    /// Why the last settlement failed. It is reported as an outage even while heartbeats succeed.
+    settlement_failure: Option<String>,
     generation: Option<u64>,
-    rebuilt_at: Option<Instant>,
+    rebuild_ends_at: Option<Instant>,
     members: u32,
     refresh_due: Instant,
-    left: bool,
-    budgets: Vec<BudgetBook<W>>,
-    keyed: Vec<KeyedBook<W>>,
-    ready: VecDeque<AccountRef>,
+    has_left: bool,
+    budgets: Vec<BudgetEntry<W>>,
+    keyed: Vec<KeyedEntry<W>>,
+    request_queue: VecDeque<AccountId>,
     waiting: usize,
-    verdicts: Vec<(W, Verdict)>,
-    notices: Vec<Notice>,
-    counters: Counters,
+    verdicts: Vec<(W, TakeVerdict)>,
+    notices: Vec<MemberNotice>,
+    counters: MemberCounters,
 }
 
-struct OpenBeat {
+struct PendingHeartbeat {
     member: MemberId,
     sent: Instant,
-    landed: u64,
+    last_acknowledged: u64,
 }
 
-struct OpenSettlement {
+struct PendingSettlement {
     member: MemberId,
     sequence: u64,
-    accounts: Vec<AccountRef>,
+    accounts: Vec<AccountId>,
 }
 
-struct BudgetBook<W> {
+struct BudgetEntry<W> {
     name: Arc<str>,
     limit: u32,
-    sharing: Sharing,
-    account: Account<W>,
+    allocation: Allocation,
+    account: MemberAccount<W>,
 }
 
-struct KeyedBook<W> {
+struct KeyedEntry<W> {
     name: Arc<str>,
     limit: u32,
-    accounts: HashMap<Key, Account<W>, PreHashed>,
+    accounts: HashMap<AccountKey, MemberAccount<W>, IdentityHashBuilder>,
 }
 
-impl<W: Waiter> Member<W> {
-    pub(crate) fn new(name: String, rules: Rules, seed: u64, now: Instant) -> Self {
-        let mut dice = Dice(seed);
-        let id = MemberId::new(&name, dice.roll());
-        Member {
+impl<W: TakeWaiter> QuotaMember<W> {
+    pub(crate) fn new(name: String, rules: MemberRules, seed: u64, now: Instant) -> Self {
+        let mut rng = SplitMix64(seed);
+        let id = MemberId::new(&name, rng.next_u64());
+        QuotaMember {
             name,
             id,
-            dice,
-            next_beat: BeatKind::Join,
+            rng,
+            next_heartbeat: HeartbeatKind::Join,
             takes_over: true,
-            until: now,
+            slice_deadline: now,
             predecessor: None,
-            pushing: 0,
-            beat_due: now,
-            beat_open: None,
-            settle_open: None,
-            leave_open: false,
+            pending_pushes: 0,
+            heartbeat_due: now,
+            pending_heartbeat: None,
+            pending_settlement: None,
+            leave_pending: false,
             sequence: 0,
-            landed: 0,
+            last_acknowledged: 0,
             outage: None,
-            settling_fails: None,
+            settlement_failure: None,
             generation: None,
-            rebuilt_at: None,
+            rebuild_ends_at: None,
             members: 1,
             refresh_due: now + rules.key_refresh,
-            left: false,
+            has_left: false,
             budgets: Vec::new(),
             keyed: Vec::new(),
-            ready: VecDeque::new(),
+            request_queue: VecDeque::new(),
             waiting: 0,
             verdicts: Vec::new(),
             notices: Vec::new(),
-            counters: Counters::default(),
+            counters: MemberCounters::default(),
             rules,
         }
     }
 
-    /// The budget of this name; its limit is set anew.
-    pub(crate) fn budget(&mut self, name: &str, limit: u32, sharing: Sharing) -> usize {
-        if let Some(index) = self.budgets.iter().position(|book| &*book.name == name) {
+    /// Registers a budget, or updates its limit. Returns its index.
+    pub(crate) fn register_budget(&mut self, name: &str, limit: u32, allocation: Allocation) -> usize {
+        if let Some(index) = self.budgets.iter().position(|entry| &*entry.name == name) {
             self.set_budget_limit(index, limit);
             return index;
         }
-        self.budgets.push(BudgetBook { name: name.into(), limit, sharing, account: Account::default() });
+        self.budgets.push(BudgetEntry {
+            name: name.into(),
+            limit,
+            allocation,
+            account: MemberAccount::default(),
+        });
         self.budgets.len() - 1
     }
 
-    /// The keyed limit of this name; its limit is set anew.
-    pub(crate) fn keyed(&mut self, name: &str, limit: u32) -> usize {
-        if let Some(index) = self.keyed.iter().position(|book| &*book.name == name) {
+    /// Registers a keyed limit, or updates its limit. Returns its index.
+    pub(crate) fn register_keyed_limit(&mut self, name: &str, limit: u32) -> usize {
+        if let Some(index) = self.keyed.iter().position(|entry| &*entry.name == name) {
             self.set_keyed_limit(index, limit);
             return index;
         }
-        self.keyed.push(KeyedBook { name: name.into(), limit, accounts: HashMap::default() });
+        self.keyed.push(KeyedEntry { name: name.into(), limit, accounts: HashMap::default() });
         self.keyed.len() - 1
     }
 
-    fn terms(&self, of: &AccountRef) -> Terms {
-        let (limit, sharing) = match of {
-            AccountRef::Budget(index) => (self.budgets[*index].limit, self.budgets[*index].sharing),
-            AccountRef::Key(index, _) => (self.keyed[*index].limit, Sharing::Exact),
+    fn terms(&self, account_id: &AccountId) -> AccountTerms {
+        let (limit, allocation) = match account_id {
+            AccountId::Budget(index) => (self.budgets[*index].limit, self.budgets[*index].allocation),
+            AccountId::Key(index, _) => (self.keyed[*index].limit, Allocation::Exact),
         };
-        Terms { limit, sharing, members: self.members }
+        AccountTerms { limit, allocation, members: self.members }
     }
 
-    fn wire_name(&self, of: &AccountRef) -> Arc<str> {
-        match of {
-            AccountRef::Budget(index) => budget_name(&self.budgets[*index].name),
-            AccountRef::Key(_, key) => key.account().clone(),
+    fn store_name(&self, account_id: &AccountId) -> Arc<str> {
+        match account_id {
+            AccountId::Budget(index) => budget_account_name(&self.budgets[*index].name),
+            AccountId::Key(_, key) => key.account().clone(),
         }
     }
 
-    fn account(&mut self, of: &AccountRef) -> &mut Account<W> {
-        match of {
-            AccountRef::Budget(index) => &mut self.budgets[*index].account,
-            AccountRef::Key(index, key) => {
+    fn account_or_default(&mut self, account_id: &AccountId) -> &mut MemberAccount<W> {
+        match account_id {
+            AccountId::Budget(index) => &mut self.budgets[*index].account,
+            AccountId::Key(index, key) => {
                 let accounts = &mut self.keyed[*index].accounts;
-                // Nearly always it is there already, and its key needn't be cloned.
+                // The key is cloned only if the account is new.
                 if !accounts.contains_key(key) {
-                    accounts.insert(key.clone(), Account::default());
+                    accounts.insert(key.clone(), MemberAccount::default());
                 }
-                accounts.get_mut(key).expect("it is there now")
+                accounts.get_mut(key).expect("inserted above")
             }
         }
     }
 
-    fn find(&mut self, of: &AccountRef) -> Option<&mut Account<W>> {
-        match of {
-            AccountRef::Budget(index) => Some(&mut self.budgets[*index].account),
-            AccountRef::Key(index, key) => self.keyed[*index].accounts.get_mut(key),
+    fn find_account_mut(&mut self, account_id: &AccountId) -> Option<&mut MemberAccount<W>> {
+        match account_id {
+            AccountId::Budget(index) => Some(&mut self.budgets[*index].account),
+            AccountId::Key(index, key) => self.keyed[*index].accounts.get_mut(key),
         }
     }
 
-    /// All accounts that somebody waits for.
-    fn awaited(&self) -> Vec<AccountRef> {
+    /// Returns all accounts with waiting callers.
+    fn accounts_with_waiters(&self) -> Vec<AccountId> {
         if self.waiting == 0 {
             return Vec::new();
         }
-        self.all_accounts().filter(|(_, account)| !account.waiters.is_empty()).map(|(of, _)| of).collect()
+        self.all_accounts()
+            .filter(|(_, account)| !account.waiters.is_empty())
+            .map(|(account_id, _)| account_id)
+            .collect()
     }
 
-    fn all_accounts(&self) -> impl Iterator<Item = (AccountRef, &Account<W>)> {
+    fn all_accounts(&self) -> impl Iterator<Item = (AccountId, &MemberAccount<W>)> {
         let budgets = self.budgets.iter().enumerate();
-        let budgets = budgets.map(|(index, book)| (AccountRef::Budget(index), &book.account));
-        let keys = self.keyed.iter().enumerate().flat_map(|(index, book)| {
-            book.accounts.iter().map(move |(key, account)| (AccountRef::Key(index, key.clone()), account))
+        let budgets = budgets.map(|(index, entry)| (AccountId::Budget(index), &entry.account));
+        let keys = self.keyed.iter().enumerate().flat_map(|(index, entry)| {
+            entry.accounts.iter().map(move |(key, account)| (AccountId::Key(index, key.clone()), account))
         });
         budgets.chain(keys)
     }
 
-    fn find_ref(&self, of: &AccountRef) -> Option<&Account<W>> {
-        match of {
-            AccountRef::Budget(index) => Some(&self.budgets[*index].account),
-            AccountRef::Key(index, key) => self.keyed[*index].accounts.get(key),
+    fn find_account(&self, account_id: &AccountId) -> Option<&MemberAccount<W>> {
+        match account_id {
+            AccountId::Budget(index) => Some(&self.budgets[*index].account),
+            AccountId::Key(index, key) => self.keyed[*index].accounts.get(key),
         }
     }
 
-    /// While the store rebuilds: that is until a beat has ended it, for the store as for us.
+    /// Returns the time left while the store rebuilds. A rebuild lasts until a heartbeat has ended
+    /// it.
     pub(crate) fn rebuild_left(&self, now: Instant) -> Option<Duration> {
-        self.rebuilt_at.map(|at| at.saturating_duration_since(now))
+        self.rebuild_ends_at.map(|at| at.saturating_duration_since(now))
     }
 }
 
-pub(crate) fn budget_name(name: &str) -> Arc<str> {
+pub(crate) fn budget_account_name(name: &str) -> Arc<str> {
     format!("b:{name}").into()
 }
 
-/// Splitmix64: epochs need to differ, not to be secret, and tests need the same ones again.
-struct Dice(u64);
+/// SplitMix64 generator. Epochs must differ but need not be secret, and tests need reproducible
+/// ones.
+struct SplitMix64(u64);
 
-impl Dice {
-    fn roll(&mut self) -> u64 {
+impl SplitMix64 {
+    fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -258,6 +275,6 @@ impl Dice {
 }
 
 #[cfg(test)]
-mod histories;
+mod history_tests;
 #[cfg(test)]
-mod scenarios;
+mod scenario_tests;

@@ -1,8 +1,10 @@
--- A sign of life; and the only place where time passes. The rule is core/ledger.rs, `beat`.
--- KEYS: exact accounts, members, replaced. ARGV: member, length of its name, kind, ttl in ms, new generation, how many exact
--- accounts to look through.
--- Members are a hash: member -> expiry, '!' -> generation:end of its rebuilding, '?' -> where the sweep stands. Those who live
--- have their sequence beside the exact accounts, in '#member'; '#' tells whether the store rebuilds.
+-- Heartbeat of a member. Time advances only here: members expire and rebuilds end.
+-- KEYS: exact accounts, members, replaced.
+-- ARGV: member, length of its name, kind, TTL in ms, new generation, number of exact accounts to
+-- sweep.
+-- Members hash: member -> expiry, '!' -> generation:end of its rebuild, '?' -> cursor of the sweep.
+-- Exact accounts hash: '#member' -> sequence of a live member, '#' -> whether the store rebuilds (1
+-- or 0).
 local id, name_length, kind, ttl = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -19,7 +21,8 @@ end
 local rebuild_left = math.max(0, tonumber(rebuilt_at) - now)
 redis.call('HSET', KEYS[1], '#', rebuild_left > 0 and 1 or 0)
 
--- The living; those of the same name are a name, a colon, and an epoch of sixteen characters.
+-- Live members. Other incarnations of the sender have its name, a colon, and an epoch of sixteen
+-- characters.
 local members, living, sweep = {}, 0, '0'
 local name, namesakes = string.sub(id, 1, name_length) .. ':', {}
 local all = redis.call('HGETALL', KEYS[2])
@@ -61,13 +64,14 @@ elseif members[id] and redis.call('HEXISTS', KEYS[1], '#' .. id) == 1 then
 elseif kind == 'join' then
   standing, living = 'joined', living + (members[id] and 0 or 1)
   redis.call('HSET', KEYS[2], id, expires)
-  -- One long value makes Redis keep the hash as a table: a short hash is a list, which is searched from its beginning.
+  -- One long value makes Redis store the hash as a hash table. A short hash is a list with linear
+  -- search.
   redis.call('HSET', KEYS[1], '#' .. id, 0, '!', string.rep('-', 80))
 elseif #namesakes > 0 then
   standing = 'replaced'
 end
 
--- Exact accounts of which only the dead hold something are forgotten, a few with each beat.
+-- Deletes exact accounts that only expired members hold, a few with each heartbeat.
 if standing == 'alive' then
   local found = redis.call('HSCAN', KEYS[1], sweep, 'COUNT', ARGV[6])
   for i = 1, #found[2], 2 do

@@ -1,16 +1,20 @@
--- Sets what a member holds. The rule is core/ledger.rs, `settle` and `grant`.
--- KEYS: exact accounts; if there are accounts in blocks: members, replaced, then these accounts.
--- ARGV: sequence, landed, '#member'; then the names of the exact accounts; then for each of them: limit, floor, want; then
--- for each account in blocks: limit, floor, want, used, and whether shares outlive replacement (1 or 0); if there are any of
--- these: pressure in ms, and the channel for it; last, how many exact accounts there are.
--- Returns 0, how many exact accounts fell short, for each of those its place, count and total, and for each account in blocks
--- count, total, used, pressed. Or 1: the member is unknown, 2: the settlement is stale, 3: writes were lost.
+-- Sets what a member holds.
+-- KEYS: exact accounts; with block accounts also: members, replaced, then the block accounts.
+-- ARGV: sequence, last acknowledged sequence, '#member'; names of the exact accounts; limit, floor,
+-- want of each exact account;
+-- limit, floor, want, used, and whether shares outlive replacement (1 or 0) of each block account;
+-- with block accounts also: pressure in ms, its channel; last, the number of exact accounts.
+-- Returns 0, the number n of exact accounts not fully granted, then n times index, count, total,
+-- then count, total, used, pressed of each block account.
+-- Or returns 1: unknown member, 2: stale settlement, 3: lost writes.
 
--- All exact accounts are fields of one hash, so that a settlement reads and writes them in one command each. In the same hash,
--- '#' tells whether the store rebuilds (1 or 0), and '#member' the last sequence of everybody alive.
+-- All exact accounts are fields of one hash, so that a settlement reads and writes them with one
+-- command each.
+-- In the same hash, '#' says whether the store rebuilds (1 or 0), and '#member' is the last
+-- sequence of a live member.
 local found
--- Nearly always it is one account, of which nobody else holds anything, and all that was said before has landed. Each word that
--- is turned into a number, and each call, is a part of what Redis does for a decision; so there are few.
+-- Fast path: one exact account without other holders, and no settlement was lost. Conversions and
+-- calls dominate the cost of this script, so it has few.
 if #ARGV == 8 then
   local want = ARGV[7]
   found = redis.call('HMGET', KEYS[1], '#', ARGV[3], ARGV[4])
@@ -47,7 +51,7 @@ local answers, at, short = {0, 0}, 2, 0
 local set, sets, delete, deletes = {ARGV[3], ARGV[1]}, 2, {}, 0
 local arg, me_length = 4 + exact, #me
 for i = 1, exact do
-  -- Numbers stay text where they can: turning them into text again is what costs most here.
+  -- Numbers stay text where possible: converting them back to text is the largest cost here.
   local before, floor, want = found[2 + i], ARGV[arg + 1], ARGV[arg + 2]
   local others, rest, count = 0, '', floor
   local only_me = before and string.sub(before, 1, me_length) == me and not string.find(before, ' ', me_length, true)
@@ -90,13 +94,13 @@ if #KEYS == 1 then return answers end
 local pressure, channel = tonumber(ARGV[#ARGV - 2]), ARGV[#ARGV - 1]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
--- Two fields of the members' hash are not members.
+-- Two fields of the members hash are not members.
 local living = math.max(1, redis.call('HLEN', KEYS[2]) - 2)
 for i = 4, #KEYS do
   local key, limit, floor, want = KEYS[i], tonumber(ARGV[arg]), tonumber(ARGV[arg + 1]), tonumber(ARGV[arg + 2])
   local used, outlives = tonumber(ARGV[arg + 3]), ARGV[arg + 4] == '1'
   arg = arg + 5
-  -- member -> count:used, and '!' -> until when somebody's refusal presses.
+  -- member -> count:used, and '!' -> end of the pressure.
   local others, others_used, pressed_until = 0, 0, 0
   local shares = redis.call('HGETALL', key)
   for j = 1, #shares, 2 do

@@ -1,10 +1,12 @@
-//! A key of a keyed limit, as its account is named in the store, hashed once.
+//! `AccountKey`: a key of a keyed limit, with its account name and hash.
 //!
-//! Invariant: no two pairs of a limit and a key have the same account, whatever the key: keys come from clients. An
-//! account's name is `k:LIMIT:KEY`, where the limit's name has no colon: its colons and percent signs are percent-encoded. So
-//! the second colon ends it. Release 0.1 doesn't encode; names without these two signs are the same in both.
-//! A decision looks its account up a dozen times. Keys come from outside, so they are hashed by std's keyed hash; doing it
-//! once for each decision is what makes that cheap.
+//! Invariant: two different pairs of limit and key never share an account. Keys may come from
+//! clients.
+//! Enforced by: the account is `k:LIMIT:KEY`, and colons and percent signs of the limit's name are
+//! percent-encoded, so the second colon ends it. Release 0.1 doesn't encode; names without these
+//! characters are the same in both releases.
+//! The hash is computed once, with std's keyed hasher, because a decision looks up its account
+//! about twelve times.
 
 use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState};
 use std::sync::{Arc, LazyLock};
@@ -12,20 +14,20 @@ use std::sync::{Arc, LazyLock};
 static HASHES: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
 #[derive(Debug, Clone)]
-pub(crate) struct Key {
+pub(crate) struct AccountKey {
     account: Arc<str>,
     hash: u64,
 }
 
-/// The beginning of the names of a keyed limit's accounts.
+/// The common prefix of the account names of a keyed limit.
 #[derive(Debug, Clone)]
 pub(crate) struct KeyPrefix(Arc<str>);
 
 impl KeyPrefix {
-    pub(crate) fn of(limit: &str) -> Self {
+    pub(crate) fn for_limit(limit: &str) -> Self {
         let mut prefix = String::from("k:");
-        for letter in limit.chars() {
-            match letter {
+        for character in limit.chars() {
+            match character {
                 ':' => prefix.push_str("%3A"),
                 '%' => prefix.push_str("%25"),
                 plain => prefix.push(plain),
@@ -36,41 +38,41 @@ impl KeyPrefix {
     }
 }
 
-impl Key {
-    /// The key `key` of a limit.
+impl AccountKey {
+    /// Creates the key `key` of a limit.
     pub(crate) fn new(limit: &KeyPrefix, key: &str) -> Self {
         let account: Arc<str> = [&limit.0, key].concat().into();
-        Key { hash: HASHES.hash_one(&account), account }
+        AccountKey { hash: HASHES.hash_one(&account), account }
     }
 
-    /// The name of its account in the store.
+    /// Returns the name of its account in the store.
     pub(crate) fn account(&self) -> &Arc<str> {
         &self.account
     }
 }
 
-impl PartialEq for Key {
+impl PartialEq for AccountKey {
     fn eq(&self, other: &Self) -> bool {
         self.hash == other.hash
             && (Arc::ptr_eq(&self.account, &other.account) || self.account == other.account)
     }
 }
 
-impl Eq for Key {}
+impl Eq for AccountKey {}
 
-impl Hash for Key {
+impl Hash for AccountKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_u64(self.hash);
     }
 }
 
-/// Takes a [`Key`]'s hash as it is.
-pub(crate) type PreHashed = BuildHasherDefault<AsItIs>;
+/// Uses the hash that an [`AccountKey`] already has.
+pub(crate) type IdentityHashBuilder = BuildHasherDefault<IdentityHasher>;
 
 #[derive(Default)]
-pub(crate) struct AsItIs(u64);
+pub(crate) struct IdentityHasher(u64);
 
-impl Hasher for AsItIs {
+impl Hasher for IdentityHasher {
     fn write_u64(&mut self, hash: u64) {
         self.0 = hash;
     }
@@ -91,11 +93,11 @@ mod tests {
     use super::*;
 
     fn account(limit: &str, key: &str) -> String {
-        Key::new(&KeyPrefix::of(limit), key).account().to_string()
+        AccountKey::new(&KeyPrefix::for_limit(limit), key).account().to_string()
     }
 
     #[test]
-    fn a_name_that_was_unambiguous_stays_what_it_is() {
+    fn only_colons_and_percent_signs_of_the_limit_are_encoded() {
         assert_eq!(account("user", "ann"), "k:user:ann");
         assert_eq!(account("user", "ip:1.2.3.4"), "k:user:ip:1.2.3.4");
         assert_eq!(account("", ""), "k::");
@@ -114,7 +116,7 @@ mod tests {
         }
 
         #[test]
-        fn wherever_a_colon_stands_it_belongs_to_one_of_the_two(text in "[:%ab]{1,12}", at in 0_usize..12) {
+        fn moving_a_colon_between_limit_and_key_changes_the_account(text in "[:%ab]{1,12}", at in 0_usize..12) {
             let halves = |at: usize| text.split_at(at.min(text.len()));
             let ((limit, key), whole) = (halves(at), (text.as_str(), ""));
             prop_assert_eq!(account(limit, key) == account(whole.0, whole.1), (limit, key) == whole);

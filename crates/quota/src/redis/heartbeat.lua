@@ -1,17 +1,20 @@
--- A sign of life; and the only place where time passes. The rule is core/ledger.rs, `beat`.
--- KEYS: exact accounts, members, replaced, lives. ARGV: member, length of its name, kind, ttl in ms, new generation, how many
--- exact accounts to look through.
--- Members are a hash: member -> expiry, '!' -> generation:end of its rebuilding, '?' -> where the sweep stands. Those who live
--- have their sequence beside the exact accounts, in '#member'; '#' tells whether the store rebuilds. Lives are a hash:
--- member -> its ttl in ms, of the living and the replaced. Members of release 0.1 have
--- none there: their expiries are left as they are, and their TTL is taken to be ARGV's where their last beat is computed.
+-- Heartbeat of a member. Time advances only here: members expire and rebuilds end. Same rule as
+-- core/ledger.rs, `heartbeat`.
+-- KEYS: exact accounts, members, replaced, TTLs.
+-- ARGV: member, length of its name, kind, TTL in ms, new generation, number of exact accounts to
+-- sweep.
+-- Members hash: member -> expiry, '!' -> generation:end of its rebuild, '?' -> cursor of the sweep.
+-- Exact accounts hash: '#member' -> sequence of a live member, '#' -> whether the store rebuilds (1
+-- or 0).
+-- TTLs hash: member -> TTL in ms, of live and replaced members. Members of release 0.1 have no
+-- entry: their expiries are left as they are, and their TTL is taken to be ARGV's.
 local id, name_length, kind, ttl = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local function whole(number) return string.format('%.0f', number) end
 local expires = whole(now + ttl)
 
--- No member expires later than its life from now: an expiry beyond that was written while the clock was ahead.
+-- A member expires at most its TTL from now: a later expiry was written while the clock was ahead.
 local function expiry(key, member, value)
   local at = tonumber(value)
   if at > now + ttl then
@@ -24,7 +27,8 @@ local function expiry(key, member, value)
   return at, value
 end
 
--- The living; those of the same name are a name, a colon, and an epoch of sixteen characters.
+-- Live members. Other incarnations of the sender have its name, a colon, and an epoch of sixteen
+-- characters.
 local members, living, sweep, dead, generation = {}, 0, '0', {}, nil
 local name, namesakes = string.sub(id, 1, name_length) .. ':', {}
 local function is_namesake(other) return #other == #id and string.sub(other, 1, name_length + 1) == name end
@@ -47,8 +51,9 @@ for i = 1, #all, 2 do
   end
 end
 
--- Members that expired while no beat reached the store may be alive: `silenced` is the longest TTL among them. A rebuilding
--- without beats for half a TTL starts again.
+-- Members that expired while no heartbeat reached the store may be alive: `silenced` is the longest
+-- of their TTLs.
+-- A rebuild without heartbeats for half a TTL starts again.
 local silenced, last_beat, longest = 0, nil, ttl
 local was_rebuilding = redis.call('HGET', KEYS[1], '#') == '1'
 if #dead > 0 or was_rebuilding then
@@ -77,7 +82,7 @@ else
   number, rebuilt_at = ARGV[5], expires
   redis.call('HSET', KEYS[2], '?', 0)
 end
--- No rebuilding lasts longer than the longest life: an end beyond that was written while the clock was ahead.
+-- A rebuild lasts at most the longest TTL: a later end was written while the clock was ahead.
 local rebuild_left = math.max(silenced, math.min(longest, math.max(0, tonumber(rebuilt_at) - now)))
 if was_rebuilding and (not last_beat or last_beat + ttl / 2 <= now) then rebuild_left = longest end
 if rebuild_left > 0 then rebuilt_at = whole(now + rebuild_left) end
@@ -113,13 +118,14 @@ elseif kind == 'join' then
   standing, living = 'joined', living + (members[id] and 0 or 1)
   redis.call('HSET', KEYS[2], id, expires)
   redis.call('HSET', KEYS[4], id, whole(ttl))
-  -- One long value makes Redis keep the hash as a table: a short hash is a list, which is searched from its beginning.
+  -- One long value makes Redis store the hash as a hash table. A short hash is a list with linear
+  -- search.
   redis.call('HSET', KEYS[1], '#' .. id, 0, '!', string.rep('-', 80))
 elseif #namesakes > 0 then
   standing = 'replaced'
 end
 
--- Exact accounts of which only the dead hold something are forgotten, a few with each beat.
+-- Deletes exact accounts that only expired members hold, a few with each heartbeat.
 if standing == 'alive' then
   local found = redis.call('HSCAN', KEYS[1], sweep, 'COUNT', ARGV[6])
   for i = 1, #found[2], 2 do
@@ -131,7 +137,7 @@ if standing == 'alive' then
     end
   end
   if found[1] ~= sweep then redis.call('HSET', KEYS[2], '?', found[1]) end
-  -- Release 0.1 forgets members without their lives.
+  -- Release 0.1 removes members but not their TTLs.
   if redis.call('HLEN', KEYS[4]) > living + replaced_count then
     for _, other in ipairs(redis.call('HKEYS', KEYS[4])) do
       local gone = not members[other] and redis.call('HEXISTS', KEYS[3], other) == 0

@@ -1,4 +1,5 @@
--- Who lives, and who holds what. KEYS: exact accounts, members, replaced, then accounts in blocks. ARGV: exact accounts.
+-- Returns the members and their shares.
+-- KEYS: exact accounts, members, replaced, then the block accounts. ARGV: names of exact accounts.
 local time = redis.call('TIME')
 local exact, blocks = {}, {}
 for i = 1, #ARGV do exact[i] = redis.call('HGET', KEYS[1], ARGV[i]) or '' end
