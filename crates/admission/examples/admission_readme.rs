@@ -1,4 +1,4 @@
-//! The example of the README, compiled and run; `tests/readme.rs` makes sure that they are the same.
+//! The README's example, compiled and run. `tests/readme.rs` checks that both are equal.
 
 use axum::Router;
 use axum::body::Body;
@@ -11,16 +11,16 @@ use tower::ServiceExt;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let quota = Quota::local(); // or Quota::join(RedisStore::open(…)?, …).await, and it holds over all instances
+    let quota = Quota::local(); // or Quota::join(RedisStore::open(…)?, …).await for limits across instances
     let admission = Admission::builder()
-        .total(100) // streams in all; the next is answered with 503
-        .per_user(3) // streams of one user; the next is answered with 429
-        .class(Class::new("report"), 50) // stops at half of the total, and leaves the rest to others
+        .total(100) // streams in total; one more gets a 503
+        .per_user(3) // streams per user; one more gets a 429
+        .class(Class::new("report"), 50) // may use half of the total
         .build(quota);
 
     let identify = Identify::new().api_keys(ApiKeys::new().key("s3cr3t", "ada").key("t0p", "bob"));
     let layer = AdmissionLayer::new(admission.clone(), identify)
-        .streams(|parts| parts.uri.path() != "/about") // what is no stream needs no permit
+        .streams(|parts| parts.uri.path() != "/about") // other requests need no permit
         .class(|parts| parts.uri.path().starts_with("/report").then(|| Class::new("report")));
 
     let app = Router::new()
@@ -38,22 +38,22 @@ async fn events() -> Body {
 }
 
 async fn check(app: Router, admission: &Admission) -> Result<(), Box<dyn std::error::Error>> {
-    let ask = async |path: &str, key: &str| -> Result<Response<_>, Box<dyn std::error::Error>> {
+    let get = async |path: &str, key: &str| -> Result<Response<_>, Box<dyn std::error::Error>> {
         let request = Request::get(path).header("x-api-key", key).body(Body::empty())?;
         Ok(app.clone().oneshot(request).await?)
     };
     let mut open = Vec::new();
     for path in ["/chat", "/report", "/chat"] {
-        open.push(ask(path, "s3cr3t").await?);
+        open.push(get(path, "s3cr3t").await?);
     }
     assert!(open.iter().all(|stream| stream.status() == StatusCode::OK));
-    assert_eq!(ask("/chat", "s3cr3t").await?.status(), StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(ask("/about", "s3cr3t").await?.status(), StatusCode::OK);
-    assert_eq!(ask("/chat", "guessed").await?.status(), StatusCode::UNAUTHORIZED);
-    open.push(ask("/chat", "t0p").await?);
+    assert_eq!(get("/chat", "s3cr3t").await?.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(get("/about", "s3cr3t").await?.status(), StatusCode::OK);
+    assert_eq!(get("/chat", "guessed").await?.status(), StatusCode::UNAUTHORIZED);
+    open.push(get("/chat", "t0p").await?);
     assert_eq!(admission.statistics().total_connections, 4);
 
-    drop(open); // the permits are in the bodies
+    drop(open); // the bodies hold the permits
     assert_eq!(admission.statistics().total_connections, 0);
     Ok(())
 }

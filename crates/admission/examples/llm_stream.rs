@@ -1,4 +1,5 @@
-//! The seed's service in Rust: `POST /api/v1/stream` streams an answer token by token, under a global and a per-user limit.
+//! Example service: `POST /api/v1/stream` streams a reply token by token, with a total and a
+//! per-user limit.
 //!
 //! ```text
 //! cargo run -p forebay-admission --example llm_stream                      # counts in memory
@@ -18,7 +19,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router, body::Body};
 use clap::Parser;
-use forebay_admission::{Admission, AdmissionLayer, ForwardedBy, Identify, ThreadId, User};
+use forebay_admission::{Admission, AdmissionLayer, ForwardedBy, Identify, ThreadId, UserId};
 use forebay_quota::{MemberConfig, Quota, RedisStore};
 use futures_util::{Stream, StreamExt, stream};
 use serde::Deserialize;
@@ -27,22 +28,22 @@ use tokio::net::TcpListener;
 #[path = "llm_stream/check.rs"]
 mod check;
 
-type Failure = Box<dyn std::error::Error + Send + Sync>;
+type ExampleError = Box<dyn std::error::Error + Send + Sync>;
 
 #[derive(Parser)]
 struct Options {
     #[arg(long, default_value = "127.0.0.1:8000")]
     listen: SocketAddr,
-    /// Count in this Redis, together with all other instances.
+    /// Count in this Redis, shared with all other instances.
     #[arg(long)]
     redis: Option<String>,
-    /// Streams in all.
+    /// Streams in total.
     #[arg(long, default_value_t = 10_000)]
     total: u32,
-    /// Streams of one user.
+    /// Streams per user.
     #[arg(long, default_value_t = 3)]
     per_user: u32,
-    /// Serve on a free port, ask a few questions, and end.
+    /// Serve on a free port, send a few requests, and exit.
     #[arg(long)]
     check: bool,
 }
@@ -55,7 +56,7 @@ struct Question {
 }
 
 #[tokio::main]
-async fn main() -> Result<(), Failure> {
+async fn main() -> Result<(), ExampleError> {
     let options = Options::parse();
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let quota = match &options.redis {
@@ -68,7 +69,7 @@ async fn main() -> Result<(), Failure> {
     let address = listener.local_addr()?;
     println!("http://{address}/api/v1/stream");
     let service = app(admission.clone()).into_make_service_with_connect_info::<SocketAddr>();
-    let server = async move { axum::serve(listener, service).await.map_err(Failure::from) };
+    let server = async move { axum::serve(listener, service).await.map_err(ExampleError::from) };
     if options.check {
         tokio::spawn(server);
         return check::run(address, &admission).await;
@@ -77,7 +78,7 @@ async fn main() -> Result<(), Failure> {
 }
 
 fn app(admission: Admission) -> Router {
-    // A proxy on this machine says who the user is; whoever comes directly is known by address.
+    // A proxy on this machine reports the user; other clients are identified by address.
     let proxies = ["127.0.0.0/8", "::1"].map(|network| network.parse().expect("a network"));
     let identify =
         Identify::new().trusted_proxies(proxies).trusted_header().address(ForwardedBy::XForwardedFor);
@@ -85,15 +86,16 @@ fn app(admission: Admission) -> Router {
         |extensions: &Extensions| extensions.get().map(|ConnectInfo(peer): &ConnectInfo<SocketAddr>| *peer);
     let layer = AdmissionLayer::new(admission.clone(), identify).peer(peer);
     Router::new()
-        .route("/api/v1/stream", post(answer))
+        .route("/api/v1/stream", post(stream_reply))
         .layer(layer)
         .route("/api/v1/statistics", get(async move || Json(admission.statistics())))
 }
 
-/// The permit is in the response's body: it is given back when the stream ends, fails, or the client goes away.
-async fn answer(extensions: Extensions, Json(question): Json<Question>) -> Response {
-    let (thread, user) = (extensions.get::<ThreadId>(), extensions.get::<User>());
-    tracing::info!(thread = thread.map(tracing::field::display), known = user.is_some(), "a question");
+/// The permit is in the response body. It is released when the stream ends or fails, or the client
+/// disconnects.
+async fn stream_reply(extensions: Extensions, Json(question): Json<Question>) -> Response {
+    let (thread, user) = (extensions.get::<ThreadId>(), extensions.get::<UserId>());
+    tracing::info!(thread = thread.map(tracing::field::display), known = user.is_some(), "question received");
     let events = ask(question).map(|token| match token {
         Ok(Some(token)) => event(None, &serde_json::json!({ "token": token }).to_string()),
         Ok(None) => event(None, "[DONE]"),
@@ -116,8 +118,9 @@ fn event(name: Option<&str>, data: &str) -> String {
     format!("{name}data: {data}\n\n")
 }
 
-/// Stands for a model: it gives the words of the question back, one every 20 ms, then nothing; it fails at the word `fail`.
-fn ask(question: Question) -> impl Stream<Item = Result<Option<String>, Failure>> {
+/// Stands for a model: returns the words of the question, one every 20 ms; fails at the word
+/// `fail`.
+fn ask(question: Question) -> impl Stream<Item = Result<Option<String>, ExampleError>> {
     let model = question.model.unwrap_or_else(|| "echo".to_owned());
     let provider = question.provider.unwrap_or_else(|| "auto".to_owned());
     let words: Vec<_> = question.query.split_whitespace().map(|word| Some(word.to_owned())).collect();
@@ -126,7 +129,7 @@ fn ask(question: Question) -> impl Stream<Item = Result<Option<String>, Failure>
         tokio::time::sleep(Duration::from_millis(20)).await;
         if word.as_deref() == Some("fail") { Err("the provider hung up".into()) } else { Ok(word) }
     });
-    // Nothing follows an error.
+    // Ends the stream after an error.
     tokens.scan(false, |failed, token| {
         let item = (!*failed).then_some(token);
         *failed |= matches!(item, Some(Err(_)));

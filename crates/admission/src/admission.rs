@@ -1,4 +1,4 @@
-//! What callers hold: cloneable, no logic.
+//! Public handle of an admission: cheap to clone, no logic of its own.
 
 use std::pin::pin;
 use std::sync::atomic::Ordering;
@@ -7,75 +7,77 @@ use std::sync::{Arc, PoisonError};
 use forebay_quota::Quota;
 use tracing::info;
 
+use crate::client_identity::ClientIdentity;
 use crate::config::Builder;
+use crate::controller::AdmissionController;
 use crate::core::health::State;
-use crate::door::Door;
-use crate::identity::Unidentified;
+use crate::identity::IdentifyError;
 use crate::metrics;
 use crate::permit::Permit;
 use crate::rejection::Rejection;
 use crate::sampler;
-use crate::stage::{code, staged};
-use crate::statistics::{self, Limits, MAX_LISTED, MAX_USERS, OpenStream, Statistics, Status};
+use crate::statistics::{self, AdmissionStatistics, MAX_LISTED, MAX_USERS, OpenStream, Status, StreamLimits};
+use crate::stream_log::{code, log_stream};
 use crate::thread_id::ThreadId;
-use crate::visitor::Visitor;
 
-/// Admits streams under a limit for all and one for each user. Cheap to clone.
+/// Admits streams under a total limit and a per-user limit. Cheap to clone.
 #[derive(Clone)]
 pub struct Admission {
-    door: Arc<Door>,
+    controller: Arc<AdmissionController>,
 }
 
 impl Admission {
-    /// With the seed's defaults: 10,000 in all, 3 for each user.
+    /// Returns a builder with the defaults: 10,000 streams in total, 3 per user.
     pub fn builder() -> Builder {
         Builder::default()
     }
 
     pub(crate) fn new(config: Builder, quota: Quota) -> Self {
         let (total, per_user) = (config.total, config.per_user);
-        let door = Arc::new(Door::new(config, quota));
-        info!(stage = code::BUILT, total, per_user, "admission is ready");
-        sampler::start(&door);
-        Admission { door }
+        let controller = Arc::new(AdmissionController::new(config, quota));
+        info!(stage = code::BUILT, total, per_user, "admission started");
+        sampler::start(&controller);
+        Admission { controller }
     }
 
-    /// Admits one stream, or says why not. Dropping the future at any point leaves no trace.
-    pub async fn admit(&self, visitor: Visitor) -> Result<Permit, Rejection> {
-        let door = &self.door;
-        let class = door.class(&visitor);
-        let Visitor { user, thread, .. } = visitor;
+    /// Admits one stream, or returns the reason for the rejection.
+    ///
+    /// Cancel safe: dropping the future at any point releases everything it acquired.
+    pub async fn admit(&self, client: ClientIdentity) -> Result<Permit, Rejection> {
+        let controller = &self.controller;
+        let class = controller.class_index(&client);
+        let ClientIdentity { user, thread, .. } = client;
         let thread = thread.unwrap_or_else(ThreadId::random);
-        let hash = user.as_ref().map(|user| door.hasher.hash(user));
-        staged!(debug, code::ASKED, thread, hash, "a visitor asks for a stream");
-        let decision = door.decide(user.as_ref(), class, &thread, hash).await;
-        decision.inspect_err(|rejection| door.refuse(rejection, &thread, hash))
+        let hash = user.as_ref().map(|user| controller.hasher.hash(user));
+        log_stream!(debug, code::REQUESTED, thread, hash, "stream requested");
+        let decision = controller.admit(user.as_ref(), class, &thread, hash).await;
+        decision.inspect_err(|rejection| controller.record_rejection(rejection, &thread, hash))
     }
 
-    /// The seed's statistics.
-    pub fn statistics(&self) -> Statistics {
-        let door = &self.door;
-        let (usage, thresholds) = (door.budget.usage(), door.watch.thresholds());
-        Statistics {
+    /// Returns the counts and the health state.
+    pub fn statistics(&self) -> AdmissionStatistics {
+        let controller = &self.controller;
+        let (usage, thresholds) = (controller.budget.usage(), controller.health.thresholds());
+        AdmissionStatistics {
             total_connections: usage.used,
             max_connections: usage.limit,
             utilization_percent: statistics::percent(usage.used, usage.limit),
-            state: door.watch.state(),
-            degraded_threshold: thresholds.begins(State::Degraded, usage.limit),
-            critical_threshold: thresholds.begins(State::Critical, usage.limit),
-            redis_enabled: door.quota.store_kind() == "redis",
+            state: controller.health.state(),
+            degraded_threshold: thresholds.threshold(State::Degraded, usage.limit),
+            critical_threshold: thresholds.threshold(State::Critical, usage.limit),
+            redis_enabled: controller.quota.store_kind() == "redis",
         }
     }
 
-    /// Everything that there is to know, without asking anybody.
+    /// Returns the whole status from local state, without querying the store.
     pub fn status(&self) -> Status {
         self.status_listing(MAX_LISTED)
     }
 
-    /// The same, for somebody who looks often: lists no more streams than that.
+    /// Returns the status with at most `most` streams listed. Cheaper for frequent callers.
     pub fn status_listing(&self, most: usize) -> Status {
-        let door = &self.door;
-        let listed = if most == 0 { Vec::new() } else { door.registry.oldest(most.min(MAX_LISTED)) };
+        let controller = &self.controller;
+        let listed = if most == 0 { Vec::new() } else { controller.registry.oldest(most.min(MAX_LISTED)) };
         let listed = listed.into_iter().map(|entry| OpenStream {
             thread_id: entry.thread,
             user: entry.user,
@@ -83,61 +85,67 @@ impl Admission {
         });
         Status {
             statistics: self.statistics(),
-            health: door.watch.status(),
+            health: controller.health.status(),
             limits: self.limits(),
-            waiting: door.queue.len(),
-            shedding: door.strain(),
-            draining: door.is_closed(),
-            process: *door.process.lock().unwrap_or_else(PoisonError::into_inner),
-            open: door.registry.open(),
+            waiting: controller.queue.len(),
+            shedding: controller.shed_cause(),
+            draining: controller.is_closed(),
+            process: *controller.process.lock().unwrap_or_else(PoisonError::into_inner),
+            open: controller.registry.open(),
             streams: listed.collect(),
-            users: door.registry.busiest(MAX_USERS),
-            quota: door.quota.status(),
+            users: controller.registry.busiest(MAX_USERS),
+            quota: controller.quota.status(),
         }
     }
 
-    /// The limits that hold now.
-    pub fn limits(&self) -> Limits {
-        Limits { total: self.door.budget.limit(), per_user: self.door.keyed.limit() }
+    /// Returns the current limits.
+    pub fn limits(&self) -> StreamLimits {
+        StreamLimits { total: self.controller.budget.limit(), per_user: self.controller.keyed.limit() }
     }
 
-    /// Sets other limits. Lowering cuts nobody off: open streams go on, and new ones wait until enough have ended.
-    pub fn set_limits(&self, limits: Limits) {
-        let door = &self.door;
-        door.budget.set_limit(limits.total);
-        door.keyed.set_limit(limits.per_user);
-        door.total.store(limits.total, Ordering::Relaxed);
-        door.watch.recheck(door.budget.usage().used, limits.total, &door.meters);
-        info!(stage = code::HEALTH, total = limits.total, per_user = limits.per_user, "the limits were set");
+    /// Changes the limits. Open streams stay open; if there are more than the new limit, new ones
+    /// are refused until enough have ended.
+    pub fn set_limits(&self, limits: StreamLimits) {
+        let controller = &self.controller;
+        controller.budget.set_limit(limits.total);
+        controller.keyed.set_limit(limits.per_user);
+        controller.total.store(limits.total, Ordering::Relaxed);
+        controller.health.recheck(controller.budget.usage().used, limits.total, &controller.metrics);
+        info!(
+            stage = code::HEALTH,
+            total = limits.total,
+            per_user = limits.per_user,
+            "admission limits changed"
+        );
     }
 
-    /// Streams open in this process.
-    pub fn open(&self) -> usize {
-        self.door.registry.open()
+    /// Returns the number of streams open in this process.
+    pub fn open_streams(&self) -> usize {
+        self.controller.registry.open()
     }
 
-    /// Takes no new streams from now on, and sends home who waits. Open streams go on.
+    /// Refuses new streams from now on, including queued ones. Open streams stay open.
     pub fn close(&self) {
-        self.door.close();
+        self.controller.close();
     }
 
-    /// Resolves when no stream is open here. After [`close`](Self::close), that is for good.
-    pub async fn emptied(&self) {
+    /// Waits until no stream is open in this process. After [`close`](Self::close), it stays empty.
+    pub async fn wait_until_empty(&self) {
         loop {
-            let mut emptied = pin!(self.door.emptied.notified());
-            emptied.as_mut().enable(); // before looking, so that nothing is missed
-            if self.open() == 0 {
+            let mut emptied = pin!(self.controller.emptied.notified());
+            emptied.as_mut().enable(); // before the check, so that no notification is missed
+            if self.open_streams() == 0 {
                 return;
             }
             emptied.await;
         }
     }
 
-    /// Meters and logs one who couldn't be identified.
-    pub(crate) fn turned_away(&self, fault: Unidentified, thread: &ThreadId) -> Rejection {
+    /// Counts and logs a request that could not be identified, and returns its rejection.
+    pub(crate) fn reject_unidentified(&self, fault: IdentifyError, thread: &ThreadId) -> Rejection {
         metrics::bad_credentials(&fault);
         let rejection = Rejection::from(fault);
-        self.door.refuse(&rejection, thread, None);
+        self.controller.record_rejection(&rejection, thread, None);
         rejection
     }
 }

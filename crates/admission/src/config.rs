@@ -1,4 +1,4 @@
-//! How an admission behaves.
+//! Configuration of an admission.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,10 +6,10 @@ use std::time::Duration;
 use forebay_quota::Quota;
 
 use crate::admission::Admission;
+use crate::client_identity::Class;
 use crate::core::health::Thresholds;
-use crate::visitor::Class;
 
-/// How an [`Admission`] behaves. Made by [`Admission::builder`], with the seed's defaults.
+/// Configuration of an [`Admission`]; created by [`Admission::builder`].
 #[derive(Clone)]
 #[must_use]
 pub struct Builder {
@@ -27,14 +27,14 @@ pub struct Builder {
     pub(crate) salt: Option<Vec<u8>>,
 }
 
-/// How much memory this process may hold before it takes no new streams.
+/// Memory use above which this process refuses new streams.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum MemoryBound {
-    /// Any amount.
+    /// No bound.
     Off,
-    /// So many bytes of resident memory.
+    /// Resident memory in bytes.
     Bytes(u64),
-    /// This fraction of the limit of its control group, or of the machine's memory where there is none.
+    /// Fraction of the cgroup's memory limit, or of the machine's memory if there is none.
     Fraction(f64),
 }
 
@@ -58,91 +58,95 @@ impl Default for Builder {
 }
 
 impl Builder {
-    /// The name of the limits in the store: admissions of one name share them. Default `streams`.
+    /// Sets the name of the limits in the store. Admissions with the same name share their limits.
+    /// Default `streams`.
     pub fn name(mut self, name: &str) -> Self {
         self.name = name.to_owned();
         self
     }
 
-    /// Streams that may be open in the whole cluster. Default 10,000.
+    /// Sets the maximum number of open streams in the cluster. Default 10,000.
     pub fn total(mut self, limit: u32) -> Self {
         self.total = limit;
         self
     }
 
-    /// Streams that one user, or one address, may have open in the whole cluster. Default 3.
+    /// Sets the maximum number of open streams per user, or per address, in the cluster. Default 3.
     pub fn per_user(mut self, limit: u32) -> Self {
         self.per_user = limit;
         self
     }
 
-    /// From how many percent of the total on the state is `degraded`, and `critical`. Default 70 and 90. More than 100 is
-    /// 100; a critical below degraded is degraded.
+    /// Sets the percentages of the total at which the health state becomes `degraded` and
+    /// `critical`. Default 70 and 90. Values above 100 count as 100; a critical below degraded
+    /// counts as degraded.
     pub fn thresholds(mut self, degraded_percent: u8, critical_percent: u8) -> Self {
         self.thresholds = Thresholds::new(degraded_percent, critical_percent, HYSTERESIS_POINTS);
         self
     }
 
-    /// Visitors of a class are refused from so many percent of the total on, so that the rest is left for others; 0 refuses
-    /// them all. Default: `anonymous` 90, `user` 100.
+    /// Sets the share of the total, in percent, that a class may use; 0 refuses the class. The rest
+    /// is left for other classes. Default: `anonymous` 90, `user` 100.
     pub fn class(mut self, class: Class, percent: u8) -> Self {
-        self.classes.retain(|(known, _)| *known != class);
+        self.classes.retain(|(listed, _)| *listed != class);
         self.classes.push((class, percent.min(100)));
         self
     }
 
-    /// The classes that have a share by now.
+    /// Returns the configured classes.
     pub fn classes(&self) -> impl Iterator<Item = &Class> {
         self.classes.iter().map(|(class, _)| class)
     }
 
-    /// How long a visitor may wait for a stream to come free, before the 503. Default 0: not at all. Users take turns.
+    /// Sets how long a request may wait for a free stream before the 503. Default 0: no wait. Users
+    /// are served in turn.
     pub fn wait(mut self, at_most: Duration) -> Self {
         self.wait = at_most;
         self
     }
 
-    /// How many may wait at once, in all and of one user. Default 1,024 and 8; more are refused at once. The anonymous are
-    /// bounded by the first alone.
+    /// Sets how many requests may wait, in total and per user. Default 1,024 and 8. Further
+    /// requests are rejected immediately. Anonymous clients are bounded by the first only.
     pub fn max_waiting(mut self, in_all: usize, per_user: usize) -> Self {
         (self.max_waiting, self.max_waiting_per_user) = (in_all, per_user);
         self
     }
 
-    /// Beyond how much memory this process takes no new streams. Default: 95 % of what it may have.
+    /// Sets the memory use above which this process refuses new streams. Default: 95 % of its
+    /// limit.
     pub fn shed_by_memory(mut self, bound: MemoryBound) -> Self {
         self.memory = bound;
         self
     }
 
-    /// Beyond which fraction of the CPU that it may use, over a window of 5 s, this process takes no new streams. Default
-    /// none: a busy process is not yet one that can't keep up.
+    /// Sets the fraction of its CPUs, averaged over 5 s, above which this process refuses new
+    /// streams. Off by default: a busy process may still keep up.
     pub fn shed_by_cpu(mut self, fraction: f64) -> Self {
         self.cpu = Some(fraction);
         self
     }
 
-    /// The salt under which users are hashed in logs and status, so that a user has the same hash in every process. Default:
-    /// a random one for each process.
+    /// Sets the salt of user hashes in logs and status. With the same salt, all processes log the
+    /// same hash for a user. Default: random per process.
     pub fn log_salt(mut self, salt: &[u8]) -> Self {
         self.salt = Some(salt.to_vec());
         self
     }
 
-    /// Ready to admit, under limits that hold across all members of the quota. Metrics go to the recorder that is installed
-    /// by now.
+    /// Creates the admission. Its limits hold across all members of the quota. Metrics go to the
+    /// recorder that is installed at this point.
     ///
     /// # Panics
-    /// Outside a tokio runtime: a task looks after health and metrics once a second.
+    /// Panics outside a tokio runtime: a task samples health and metrics once per second.
     pub fn build(self, quota: Quota) -> Admission {
         Admission::new(self, quota)
     }
 }
 
-/// Without the salt: whoever has it can tell users by their hashes.
+/// Omits the salt: with it, users could be found by their hashes.
 impl fmt::Debug for Builder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Every field by name, so that the next one is thought about here, too.
+        // Exhaustive destructuring, so that a new field is considered here.
         let Builder {
             name,
             total,
@@ -174,7 +178,7 @@ impl fmt::Debug for Builder {
     }
 }
 
-/// How far below a threshold its state is left.
+/// Percentage points below a threshold at which its state is left.
 const HYSTERESIS_POINTS: u8 = 5;
 
 #[cfg(test)]
@@ -182,9 +186,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn debug_tells_no_salt() {
-        let text = format!("{:?}", Admission::builder().name("house").log_salt(b"~~~~"));
-        assert!(text.contains("house") && text.contains("salted: true"), "{text}");
+    fn debug_output_contains_no_salt() {
+        let text = format!("{:?}", Admission::builder().name("chat").log_salt(b"~~~~"));
+        assert!(text.contains("chat") && text.contains("salted: true"), "{text}");
         assert!(!text.contains("126") && !text.contains('~'), "{text}");
     }
 }

@@ -1,9 +1,10 @@
-//! Admission for any HTTP service, as a tower layer.
+//! Tower layer that requires a permit for each stream.
 //!
-//! Invariant: a request that is refused never reaches the service; one that is admitted holds its permit until the body of its
-//! response is gone, or the service failed, panicked or was dropped. Refusing happens in `call`; `poll_ready` is the inner
-//! service's own.
-//! Kept by: the permit is a local of the call's future, and moves into the [`StreamBody`] with the response.
+//! Invariant: a rejected request never reaches the inner service. An admitted one holds its permit
+//! until its response body is dropped or ends, or until the service fails, panics or is dropped.
+//! Enforced by: the permit is a local variable of the call's future, and moves into the
+//! [`StreamBody`] with the response.
+//! `poll_ready` is the inner service's own; rejections are returned by `call`.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -18,24 +19,25 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use crate::admission::Admission;
-use crate::body::StreamBody;
+use crate::client_identity::Class;
 use crate::identity::{Identify, PeerAddr};
 use crate::metrics;
 use crate::permit::Permit;
 use crate::rejection::Rejection;
-use crate::stage::{code, staged};
+use crate::stream_body::StreamBody;
+use crate::stream_log::{code, log_stream};
 use crate::thread_id::{ThreadId, X_THREAD_ID};
-use crate::visitor::Class;
 
 type Predicate = dyn Fn(&request::Parts) -> bool + Send + Sync;
 type FindClass = dyn Fn(&request::Parts) -> Option<Class> + Send + Sync;
 type FindPeer = dyn Fn(&Extensions) -> Option<SocketAddr> + Send + Sync;
 
-/// Puts an [`Admission`] before a service.
+/// Layer that puts an [`Admission`] in front of a service.
 ///
-/// Requests that are streams (all, unless [`streams`](Self::streams) says which) are identified and admitted, or answered with
-/// a problem. Every request gets a thread id: in its headers and extensions, and in the headers of the response. An admitted
-/// request has its [`User`](crate::User), if it has one, in its extensions.
+/// Stream requests are identified and admitted, or answered with a problem document. By default
+/// every request is a stream; see [`streams`](Self::streams). Every request gets a thread id, in
+/// its headers and extensions and in the response headers. An admitted request has its
+/// [`UserId`](crate::UserId), if any, in its extensions.
 #[derive(Clone)]
 pub struct AdmissionLayer {
     admission: Admission,
@@ -46,7 +48,8 @@ pub struct AdmissionLayer {
 }
 
 impl AdmissionLayer {
-    /// Every request is a stream; peers are found by the extension [`PeerAddr`].
+    /// Creates a layer that treats every request as a stream and reads the peer from the extension
+    /// [`PeerAddr`].
     pub fn new(admission: Admission, identify: Identify) -> Self {
         let peer = |extensions: &Extensions| extensions.get::<PeerAddr>().map(|peer| peer.0);
         AdmissionLayer {
@@ -58,21 +61,21 @@ impl AdmissionLayer {
         }
     }
 
-    /// Which requests are streams and need a permit. The others pass.
+    /// Sets which requests are streams and need a permit. Other requests pass.
     pub fn streams(mut self, are: impl Fn(&request::Parts) -> bool + Send + Sync + 'static) -> Self {
         self.streams = Arc::new(are);
         self
     }
 
-    /// The class of a stream whoever asks for it, by its route for one. Of this class and the visitor's own, the one with the
-    /// smaller share counts: a route can be made to stop earlier, and nobody gets further by it. Asked once the
-    /// [`User`](crate::User) is in the extensions; default none.
+    /// Sets a class per request, for example by route. Of this class and the client's own, the one
+    /// with the smaller share applies. The function runs when the [`UserId`](crate::UserId) is in
+    /// the extensions. Default: none.
     pub fn class(mut self, of: impl Fn(&request::Parts) -> Option<Class> + Send + Sync + 'static) -> Self {
         self.class = Arc::new(of);
         self
     }
 
-    /// Where the peer's address is, if not in [`PeerAddr`].
+    /// Sets how the peer's address is found, if not by [`PeerAddr`].
     pub fn peer(mut self, find: impl Fn(&Extensions) -> Option<SocketAddr> + Send + Sync + 'static) -> Self {
         self.peer = Arc::new(find);
         self
@@ -87,7 +90,7 @@ impl<S> Layer<S> for AdmissionLayer {
     }
 }
 
-/// A service behind an admission. Made by [`AdmissionLayer`].
+/// Service behind an admission; created by [`AdmissionLayer`].
 #[derive(Clone)]
 pub struct AdmissionService<S> {
     layer: Arc<AdmissionLayer>,
@@ -110,7 +113,7 @@ where
     }
 
     fn call(&mut self, request: Request<ReqBody>) -> Self::Future {
-        // The one that was made ready is the one to call; a fresh clone takes its place.
+        // Calls the instance that `poll_ready` made ready, and leaves a new clone in its place.
         let fresh = self.service.clone();
         let service = std::mem::replace(&mut self.service, fresh);
         let layer = Arc::clone(&self.layer);
@@ -129,14 +132,14 @@ impl AdmissionLayer {
         ResBody: Body<Data = Bytes>,
     {
         let (mut parts, body) = request.into_parts();
-        let thread = ThreadId::of(&parts.headers);
+        let thread = ThreadId::from_headers(&parts.headers);
         let permit = if (self.streams)(&parts) {
             match self.admit(&mut parts, &thread).await {
                 Ok(permit) => Some(permit),
-                Err(rejection) => return Ok(rejection.response(&thread).map(StreamBody::answer)),
+                Err(rejection) => return Ok(rejection.response(&thread).map(StreamBody::rejection)),
             }
         } else {
-            self.strip(&mut parts, &thread);
+            self.strip_untrusted(&mut parts, &thread);
             None
         };
         let header = thread.to_header();
@@ -146,31 +149,31 @@ impl AdmissionLayer {
         response.headers_mut().insert(X_THREAD_ID, header);
         Ok(response.map(|body| match permit {
             Some(permit) => StreamBody::new(body, permit),
-            None => StreamBody::free(body),
+            None => StreamBody::without_permit(body),
         }))
     }
 
     async fn admit(&self, parts: &mut request::Parts, thread: &ThreadId) -> Result<Permit, Rejection> {
-        self.strip(parts, thread);
+        self.strip_untrusted(parts, thread);
         let peer = (self.peer)(&parts.extensions).map(|peer| peer.ip());
         let identified = self.identify.identify(&parts.headers, peer).await;
-        let visitor = identified.map_err(|fault| self.admission.turned_away(fault, thread))?;
-        if let Some(user) = visitor.who() {
+        let client = identified.map_err(|fault| self.admission.reject_unidentified(fault, thread))?;
+        if let Some(user) = client.as_user() {
             parts.extensions.insert(user.clone());
         }
-        let visitor = match (self.class)(parts) {
-            Some(class) => visitor.within(class),
-            None => visitor,
+        let client = match (self.class)(parts) {
+            Some(class) => client.route_class(class),
+            None => client,
         };
-        self.admission.admit(visitor.thread_id(thread.clone())).await
+        self.admission.admit(client.thread_id(thread.clone())).await
     }
 
-    /// What only a trusted proxy may say goes no further if somebody else said it.
-    fn strip(&self, parts: &mut request::Parts, thread: &ThreadId) {
+    /// Removes headers that only a trusted proxy may set, unless the peer is one.
+    fn strip_untrusted(&self, parts: &mut request::Parts, thread: &ThreadId) {
         let peer = (self.peer)(&parts.extensions).map(|peer| peer.ip());
         for header in self.identify.strip_untrusted(&mut parts.headers, peer) {
             metrics::untrusted_header(&header);
-            staged!(debug, code::ASKED, thread, None, %header, "ignored: no trusted proxy sent it");
+            log_stream!(debug, code::REQUESTED, thread, None, %header, "header removed: peer is not a trusted proxy");
         }
     }
 }

@@ -1,16 +1,8 @@
-//! Permits for long-lived streams: a limit for all and one for each user, that hold across all instances.
+//! Admission control for long-lived streams (SSE, token streams, long polls).
 //!
-//! What always holds:
-//! - A stream holds one permit from the decision until its response's body is gone, however it goes: ended, cut, cancelled,
-//!   panicked. Nothing awaits to give it back, and nothing leaks.
-//! - Open streams go on. Only new ones are refused: 503 when the house is full, 429 when the user has enough, each with a
-//!   body that says so, and when to come again.
-//! - Nobody is believed on his word: a user is who a verified token, a known key or a trusted proxy says.
-//! - How counting works across machines is [`forebay_quota`]'s; with [`Quota::local`](forebay_quota::Quota::local) there is
-//!   just this process.
-//!
-//! What doesn't: an upgraded connection holds no permit. The body of a 101 ends at once while the WebSocket lives on elsewhere;
-//! hold a [`Permit`] from [`Admission::admit`] beside the socket instead.
+//! Each stream needs a permit. A total limit and a per-user limit apply, also across all instances
+//! that share a store. Use it as a tower layer ([`AdmissionLayer`]), or directly
+//! ([`Admission::admit`]).
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
@@ -22,7 +14,8 @@
 //!
 //! let admission = Admission::builder().total(10_000).per_user(1).build(Quota::local());
 //! let identify = Identify::new().api_keys(ApiKeys::new().key("s3cr3t", "ada"));
-//! let service = service_fn(async |_| Ok::<_, std::io::Error>(Response::new(String::from("data: hello\n\n"))));
+//! let hello = || Response::new(String::from("data: hello\n\n"));
+//! let service = service_fn(async move |_| Ok::<_, std::io::Error>(hello()));
 //! let service = AdmissionLayer::new(admission.clone(), identify).layer(service);
 //!
 //! let request = || Request::get("/").header("x-api-key", "s3cr3t").body(String::new());
@@ -33,45 +26,132 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! # Decision
+//! ```text
+//! request ─▶ layer.rs: remove untrusted headers, identify the client, find the route's class
+//!               │
+//!               ▼ controller.rs, in this order
+//!            closed?                        ─▶ 503 draining
+//!            memory or CPU above its bound? ─▶ 503 memory, cpu
+//!            share of the class used up?    ─▶ 503 headroom
+//!            unit of the budget             ─▶ 503 exhausted, after an optional wait
+//!            unit of the user's limit       ─▶ 429 user_limit; the budget's unit is released
+//!               │
+//!               ▼
+//!            registry entry + Permit ─▶ StreamBody ─▶ released when the body is dropped or ends
+//! ```
+//!
+//! A *class* may use a share of the total limit. The client's class comes with its identity, a
+//! route's class from [`AdmissionLayer::class`]. The smaller share applies.
+//!
+//! # Invariants
+//! | guarantee | tests |
+//! |---|---|
+//! | A stream holds one permit until its response body is dropped, ends or fails. | |
+//! | | `the_permit_lives_in_the_body_and_ends_with_it` |
+//! | | `a_service_that_fails_or_panics_releases_the_permit` |
+//! | | `dropping_the_layers_future_at_any_point_releases_everything` |
+//! | A cancelled request holds nothing. | |
+//! | | `many_requests_cancelled_at_random_points_release_everything` |
+//! | | `a_request_cancelled_before_the_decision_holds_no_unit` |
+//! | Open streams survive lower limits, memory or CPU pressure, and `close`. | |
+//! | | `changing_limits_closes_no_open_stream` |
+//! | | `memory_pressure_refuses_new_streams_and_keeps_open_ones` |
+//! | | `closing_rejects_queued_requests_and_keeps_open_streams` |
+//! | Rejections are problem documents: 503 above the total, 429 above the user's limit. | |
+//! | | `the_fourth_stream_of_a_user_is_429_and_the_one_above_the_total_503` |
+//! | | `every_rejection_is_a_problem_with_its_status_and_thread_id` |
+//! | A user is named by a verified token, a known API key or a trusted proxy. | |
+//! | | `invalid_tokens_are_401_and_take_no_permit` |
+//! | | `a_wrong_credential_is_refused_even_if_another_is_valid` |
+//! | | `an_untrusted_peer_cannot_claim_another_address` |
+//! | The key determines the allowed algorithms, never the token. | |
+//! | | `a_public_key_is_not_accepted_as_an_hmac_secret` |
+//! | | `a_key_with_an_algorithm_verifies_no_other_algorithm` |
+//! | Once closed and empty, an admission stays empty. | |
+//! | | `a_closed_and_empty_controller_registers_no_stream_that_was_being_admitted` |
+//! | Users take turns in the wait queue. | `users_take_turns_and_no_request_overtakes` |
+//! | | `every_item_leaves_exactly_once_and_in_order_within_a_lane` |
+//! | Logs and status contain hashes of users, never ids or credentials. | |
+//! | | `a_stream_is_logged_stage_by_stage` |
+//! | | `credentials_are_never_logged` |
+//!
+//! Out of scope: counting across instances ([`forebay_quota`];
+//! [`Quota::local`](forebay_quota::Quota::local) counts in this process). An upgraded connection
+//! (101) holds no permit, because its body ends immediately. Hold a [`Permit`] from
+//! [`Admission::admit`] beside the socket instead.
+//!
+//! # Where to look
+//! | topic | file |
+//! |---|---|
+//! | the decision, registration, release | `controller.rs` |
+//! | | `permit.rs` |
+//! | | `open_stream_registry.rs` |
+//! | identification: tokens, API keys, proxies | `identity/`: `jwt.rs` |
+//! | | `api_key.rs` |
+//! | | `forwarded.rs` |
+//! | health states | `core/health.rs`, reported by `health_monitor.rs` |
+//! | wait queue | `core/wait_queue.rs`, `admission_queue.rs` |
+//! | load shedding by memory and CPU | `core/pressure.rs`, `resource_usage.rs`, `sampler.rs` |
+//! | `Retry-After` | `core/release_rate.rs` |
+//! | HTTP responses of rejections | `rejection.rs`, `problem_details.rs` |
+//! | log lines and stage codes, user hashes | `stream_log.rs`, `user_hash.rs` |
+//! | status, metrics | `statistics.rs`, `metrics.rs` |
+//!
+//! # Decisions
+//! - The permit is in the response body, so every owner of the body owns the permit, also where the
+//!   server sends the body on another path.
+//! - The budget's unit is acquired before the user's: a 503 then needs no store call for the user.
+//! - Units above a share are checked one at a time. Otherwise two concurrent requests for the last
+//!   unit could both be refused.
+//! - Headers that only a trusted proxy may set are removed from other requests, so the service
+//!   behind cannot be misled either.
+//! - Signatures are verified by ring through an own provider. The library's backends bring aws-lc,
+//!   or an RSA crate with an open advisory.
+//! - Health does not refuse streams. The count does; the state is for operators.
 
 mod admission;
-mod body;
+mod admission_queue;
+mod client_identity;
 mod config;
+mod controller;
 mod core;
-mod door;
-mod health;
+mod health_monitor;
 mod identity;
 mod layer;
-mod machine;
 pub mod metrics;
+mod open_stream_registry;
 mod permit;
-mod problem;
+mod problem_details;
 mod problem_json;
-mod queue;
-mod registry;
 mod rejection;
-mod sampler;
+mod resource_usage;
 mod secret;
-mod stage;
+mod sampler;
 mod statistics;
+mod stream_body;
+mod stream_log;
 mod thread_id;
-mod visitor;
+mod user_hash;
 
 pub use admission::Admission;
-pub use body::StreamBody;
+pub use client_identity::{Class, ClientIdentity, InvalidUserId, MAX_ID_BYTES, UserId};
 pub use config::{Builder, MemoryBound};
 pub use core::health::State;
-pub use core::pressure::Strain;
-pub use health::HealthStatus;
+pub use core::pressure::ShedCause;
+pub use health_monitor::HealthStatus;
 pub use identity::{
-    ApiKeys, ForwardedBy, Identify, Jwt, KeyError, Network, NetworkError, PeerAddr, Token, TokenFault,
-    Unidentified,
+    ApiKeys, ForwardedBy, Identify, IdentifyError, Jwt, KeyError, Network, NetworkError, PeerAddr,
+    TokenFault, VerifiedToken,
 };
 pub use layer::{AdmissionLayer, AdmissionService};
 pub use permit::Permit;
 pub use problem_json::problem;
-pub use rejection::{Reason, Rejection};
+pub use rejection::{Rejection, RejectionReason};
 pub use secret::Secret;
-pub use statistics::{Limits, MAX_LISTED, MAX_USERS, OpenStream, Process, Statistics, Status, UserStreams};
+pub use statistics::{
+    AdmissionStatistics, MAX_LISTED, MAX_USERS, OpenStream, ProcessUsage, Status, StreamLimits, UserStreams,
+};
+pub use stream_body::StreamBody;
 pub use thread_id::{ThreadId, X_THREAD_ID};
-pub use visitor::{BadId, Class, MAX_ID_BYTES, User, Visitor};

@@ -1,8 +1,9 @@
-//! The right to hold one stream.
+//! Permit: the right to hold one stream.
 //!
-//! Invariant: exactly as long as the permit lives, its units are taken and its stream is in the registry.
-//! Kept by: the units and the seat are inside it and nowhere else; dropping it waits for nothing, whoever drops it: a body, a
-//! panic, a task that is cancelled.
+//! Invariant: while a permit exists, its units are taken and its stream is registered; afterwards
+//! neither is.
+//! Enforced by: the permit owns the units and the registration. Dropping it never waits, whether a
+//! body, a panic or a cancelled task drops it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,31 +11,36 @@ use std::sync::atomic::Ordering;
 
 use forebay_quota::{KeyedLease, Lease};
 
-use crate::door::Door;
-use crate::registry::Seat;
-use crate::stage::{code, staged};
+use crate::controller::AdmissionController;
+use crate::open_stream_registry::Registration;
+use crate::stream_log::{code, log_stream};
 
-/// The right to hold one stream. Dropping it gives the stream's place back at once.
-#[must_use = "dropping a permit gives its place back"]
+/// Right to hold one stream. Dropping it releases the stream's units immediately.
+#[must_use = "dropping a permit releases its stream"]
 pub struct Permit {
-    door: Arc<Door>,
+    controller: Arc<AdmissionController>,
     units: Option<(Lease, Option<KeyedLease>)>,
-    seat: Option<Seat>,
+    registration: Option<Registration>,
 }
 
 impl Permit {
-    pub(crate) fn new(door: Arc<Door>, lease: Lease, keyed: Option<KeyedLease>, seat: Seat) -> Self {
-        Permit { door, units: Some((lease, keyed)), seat: Some(seat) }
+    pub(crate) fn new(
+        controller: Arc<AdmissionController>,
+        lease: Lease,
+        keyed: Option<KeyedLease>,
+        registration: Registration,
+    ) -> Self {
+        Permit { controller, units: Some((lease, keyed)), registration: Some(registration) }
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let door = &*self.door;
-        let left = door.registry.leave(&mut self.seat);
+        let controller = &*self.controller;
+        let left = controller.registry.remove(&mut self.registration);
         if let Some((entry, open)) = &left {
             let lasted = entry.since.elapsed();
-            staged!(
+            log_stream!(
                 debug,
                 code::RELEASING,
                 entry.thread,
@@ -42,17 +48,24 @@ impl Drop for Permit {
                 seconds = lasted.as_secs_f64(),
                 "stream ended"
             );
-            door.meters.active.set(*open as f64);
-            door.meters.stream_seconds.record(lasted);
+            controller.metrics.active.set(*open as f64);
+            controller.metrics.stream_seconds.record(lasted);
         }
         drop(self.units.take());
-        door.released.fetch_add(1, Ordering::Relaxed);
-        door.meters.released.increment(1);
-        let about = door.given_back();
+        controller.released.fetch_add(1, Ordering::Relaxed);
+        controller.metrics.released.increment(1);
+        let approx_used = controller.after_release();
         if let Some((entry, open)) = left {
-            staged!(debug, code::RELEASED, entry.thread, entry.user, used = about, "permit given back");
+            log_stream!(
+                debug,
+                code::RELEASED,
+                entry.thread,
+                entry.user,
+                used = approx_used,
+                "permit released"
+            );
             if open == 0 {
-                door.emptied.notify_waiters();
+                controller.emptied.notify_waiters();
             }
         }
     }

@@ -1,176 +1,183 @@
-//! Why a stream is not admitted.
+//! Rejections: why a stream is not admitted.
 //!
-//! Invariant: every refusal has one [`Reason`], which decides its status, its metric and its log line alike; nobody else does.
-//! A rejection never shows a user's id but to that user, in the body of the answer.
+//! Invariant: every rejection has one [`RejectionReason`], which alone determines its HTTP status,
+//! metric label and log fields.
+//! A user's id appears only in the response body for that user.
 
 use std::fmt;
 
 use bytes::Bytes;
 use http::{Response, StatusCode};
 
-use crate::core::pressure::Strain;
-use crate::identity::Unidentified;
-use crate::problem;
+use crate::client_identity::{InvalidUserId, UserId};
+use crate::core::pressure::ShedCause;
+use crate::identity::IdentifyError;
+use crate::problem_details;
 use crate::thread_id::ThreadId;
-use crate::visitor::{BadId, User};
 
-/// Why, in one word.
+/// Reason of a rejection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Reason {
-    /// All streams of the whole cluster are taken.
+pub enum RejectionReason {
+    /// All streams of the cluster are in use.
     Exhausted,
-    /// The share of the limit that the class of the visitor, or of the route, may use is taken.
+    /// The share of the total limit for the client's or the route's class is in use.
     Headroom,
-    /// The user has as many streams as a user may.
+    /// The user has reached its limit.
     UserLimit,
-    /// Nothing came free while the visitor waited.
-    WaitedInVain,
-    /// Too many wait already.
+    /// No stream became free while the request waited.
+    WaitTimedOut,
+    /// The wait queue is full.
     WaitFull,
     /// This process is short of memory.
     Memory,
     /// This process is short of CPU.
     Cpu,
-    /// The store lost its memory, and who holds what is being counted anew.
+    /// The store lost its data, and the counts are being rebuilt.
     Rebuilding,
-    /// The store can't be reached, and the policy is to refuse then.
+    /// The store is unreachable, and the policy is to refuse then.
     StoreDown,
-    /// Too many wait for the store.
+    /// Too many requests wait for the store.
     StoreBusy,
-    /// This process is about to end.
+    /// This process is shutting down.
     Draining,
-    /// A token or key that doesn't hold.
+    /// The token or API key is invalid.
     Credentials,
-    /// A header that can't be understood.
+    /// A header is malformed.
     BadRequest,
-    /// An id, a key or a token that is longer than any is.
+    /// An id, key or token exceeds its maximum length.
     TooLong,
 }
 
-impl Reason {
-    /// All of them.
-    pub const ALL: [Reason; 14] = [
-        Reason::Exhausted,
-        Reason::Headroom,
-        Reason::UserLimit,
-        Reason::WaitedInVain,
-        Reason::WaitFull,
-        Reason::Memory,
-        Reason::Cpu,
-        Reason::Rebuilding,
-        Reason::StoreDown,
-        Reason::StoreBusy,
-        Reason::Draining,
-        Reason::Credentials,
-        Reason::BadRequest,
-        Reason::TooLong,
+impl RejectionReason {
+    /// All reasons, in declaration order.
+    pub const ALL: [RejectionReason; 14] = [
+        RejectionReason::Exhausted,
+        RejectionReason::Headroom,
+        RejectionReason::UserLimit,
+        RejectionReason::WaitTimedOut,
+        RejectionReason::WaitFull,
+        RejectionReason::Memory,
+        RejectionReason::Cpu,
+        RejectionReason::Rebuilding,
+        RejectionReason::StoreDown,
+        RejectionReason::StoreBusy,
+        RejectionReason::Draining,
+        RejectionReason::Credentials,
+        RejectionReason::BadRequest,
+        RejectionReason::TooLong,
     ];
 
-    /// The name in logs, metrics and answers.
+    /// Returns the name in logs, metrics and response bodies.
     pub fn as_str(self) -> &'static str {
         match self {
-            Reason::Exhausted => "exhausted",
-            Reason::Headroom => "headroom",
-            Reason::UserLimit => "user_limit",
-            Reason::WaitedInVain => "waited_in_vain",
-            Reason::WaitFull => "wait_full",
-            Reason::Memory => "memory",
-            Reason::Cpu => "cpu",
-            Reason::Rebuilding => "rebuilding",
-            Reason::StoreDown => "store_down",
-            Reason::StoreBusy => "store_busy",
-            Reason::Draining => "draining",
-            Reason::Credentials => "credentials",
-            Reason::BadRequest => "bad_request",
-            Reason::TooLong => "too_long",
+            RejectionReason::Exhausted => "exhausted",
+            RejectionReason::Headroom => "headroom",
+            RejectionReason::UserLimit => "user_limit",
+            RejectionReason::WaitTimedOut => "waited_in_vain",
+            RejectionReason::WaitFull => "wait_full",
+            RejectionReason::Memory => "memory",
+            RejectionReason::Cpu => "cpu",
+            RejectionReason::Rebuilding => "rebuilding",
+            RejectionReason::StoreDown => "store_down",
+            RejectionReason::StoreBusy => "store_busy",
+            RejectionReason::Draining => "draining",
+            RejectionReason::Credentials => "credentials",
+            RejectionReason::BadRequest => "bad_request",
+            RejectionReason::TooLong => "too_long",
         }
     }
 
-    /// The status of the answer.
+    /// Returns the HTTP status.
     pub fn status(self) -> StatusCode {
         match self {
-            Reason::Exhausted
-            | Reason::Headroom
-            | Reason::WaitedInVain
-            | Reason::WaitFull
-            | Reason::Memory
-            | Reason::Cpu
-            | Reason::Rebuilding
-            | Reason::StoreDown
-            | Reason::StoreBusy
-            | Reason::Draining => StatusCode::SERVICE_UNAVAILABLE,
-            Reason::UserLimit => StatusCode::TOO_MANY_REQUESTS,
-            Reason::Credentials => StatusCode::UNAUTHORIZED,
-            Reason::BadRequest => StatusCode::BAD_REQUEST,
-            Reason::TooLong => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            RejectionReason::Exhausted
+            | RejectionReason::Headroom
+            | RejectionReason::WaitTimedOut
+            | RejectionReason::WaitFull
+            | RejectionReason::Memory
+            | RejectionReason::Cpu
+            | RejectionReason::Rebuilding
+            | RejectionReason::StoreDown
+            | RejectionReason::StoreBusy
+            | RejectionReason::Draining => StatusCode::SERVICE_UNAVAILABLE,
+            RejectionReason::UserLimit => StatusCode::TOO_MANY_REQUESTS,
+            RejectionReason::Credentials => StatusCode::UNAUTHORIZED,
+            RejectionReason::BadRequest => StatusCode::BAD_REQUEST,
+            RejectionReason::TooLong => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
         }
     }
 
-    /// Whether the store or the whole cluster is the cause, and not the visitor.
-    pub(crate) fn is_ours(self) -> bool {
+    /// Returns whether the cluster, the process or the store is the cause, not the client.
+    pub(crate) fn is_server_side(self) -> bool {
         self.status() == StatusCode::SERVICE_UNAVAILABLE
     }
 }
 
-impl From<Strain> for Reason {
-    fn from(strain: Strain) -> Self {
-        match strain {
-            Strain::Memory => Reason::Memory,
-            Strain::Cpu => Reason::Cpu,
+impl From<ShedCause> for RejectionReason {
+    fn from(shed_cause: ShedCause) -> Self {
+        match shed_cause {
+            ShedCause::Memory => RejectionReason::Memory,
+            ShedCause::Cpu => RejectionReason::Cpu,
         }
     }
 }
 
-/// One refusal, with what its answer tells.
+/// A rejection and the contents of its response.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Rejection {
-    pub(crate) reason: Reason,
-    pub(crate) user: Option<User>,
-    /// In use, and how many may be. Of the user for [`Reason::UserLimit`], else of the whole cluster.
+    pub(crate) reason: RejectionReason,
+    pub(crate) user: Option<UserId>,
+    /// Used and maximum streams: the user's for [`RejectionReason::UserLimit`], otherwise the
+    /// cluster's.
     pub(crate) count: Option<(u32, u32)>,
     pub(crate) retry_after_seconds: Option<u32>,
-    pub(crate) fault: Option<Unidentified>,
+    pub(crate) fault: Option<IdentifyError>,
 }
 
 impl Rejection {
-    pub(crate) fn new(reason: Reason, user: Option<User>) -> Self {
+    pub(crate) fn new(reason: RejectionReason, user: Option<UserId>) -> Self {
         Rejection { reason, user, count: None, retry_after_seconds: None, fault: None }
     }
 
-    /// Why.
-    pub fn reason(&self) -> Reason {
+    /// Returns the reason.
+    pub fn reason(&self) -> RejectionReason {
         self.reason
     }
 
-    /// The status of the answer.
+    /// Returns the HTTP status.
     pub fn status(&self) -> StatusCode {
         self.reason.status()
     }
 
-    /// In how many seconds to try again, where that helps.
+    /// Returns the `Retry-After` in seconds, if a retry can succeed.
     pub fn retry_after_seconds(&self) -> Option<u32> {
         self.retry_after_seconds
     }
 
-    /// The whole answer: status, headers, and a body of `application/problem+json`. The layer sends it by itself.
+    /// Returns the HTTP response: status, headers and an `application/problem+json` body.
+    /// [`AdmissionLayer`](crate::AdmissionLayer) sends it itself.
     pub fn response(&self, thread: &ThreadId) -> Response<Bytes> {
-        problem::answer(self, thread)
+        problem_details::problem_response(self, thread)
     }
 
-    /// Whether the visitor may read how full the whole house is: only one who is known by more than an address.
-    pub(crate) fn tells_counts(&self) -> bool {
+    /// Returns whether the client may see the cluster's usage: only authenticated clients may.
+    pub(crate) fn may_see_counts(&self) -> bool {
         self.user.as_ref().is_some_and(|user| !user.is_address())
     }
 }
 
-impl From<Unidentified> for Rejection {
-    fn from(fault: Unidentified) -> Self {
+impl From<IdentifyError> for Rejection {
+    fn from(fault: IdentifyError) -> Self {
         let reason = match &fault {
-            Unidentified::Token(_) | Unidentified::ApiKey { .. } => Reason::Credentials,
-            Unidentified::TooLong { .. } | Unidentified::Id(BadId::TooLong { .. }) => Reason::TooLong,
-            Unidentified::Ambiguous { .. } | Unidentified::Unreadable { .. } => Reason::BadRequest,
-            Unidentified::Id(BadId::Empty | BadId::ControlCharacter) => Reason::BadRequest,
+            IdentifyError::Token(_) | IdentifyError::ApiKey { .. } => RejectionReason::Credentials,
+            IdentifyError::TooLong { .. } | IdentifyError::Id(InvalidUserId::TooLong { .. }) => {
+                RejectionReason::TooLong
+            }
+            IdentifyError::Ambiguous { .. } | IdentifyError::Unreadable { .. } => RejectionReason::BadRequest,
+            IdentifyError::Id(InvalidUserId::Empty | InvalidUserId::ControlCharacter) => {
+                RejectionReason::BadRequest
+            }
         };
         Rejection { fault: Some(fault), ..Rejection::new(reason, None) }
     }

@@ -1,8 +1,10 @@
-//! Once a second: what this process uses, how fast streams end, how the house is.
+//! Sampler task: once per second it updates load shedding, the release rate, the health state and
+//! the metrics.
 //!
-//! Invariant: no stream waits for it. Files are read on a blocking thread; what it finds is left in atomics and behind locks
-//! that are held for a copy. It ends with the last admission and the last permit.
-//! Not here: what follows from a sample; see `core/pressure.rs` and `core/release.rs`.
+//! Invariant: no stream waits for the sampler. Files are read on a blocking thread. Results go to
+//! atomics, and to locks that are held only to copy a value.
+//! The task ends when the last admission handle and the last permit are dropped.
+//! Out of scope: the decisions; see `core/pressure.rs` and `core/release_rate.rs`.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -12,101 +14,100 @@ use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval};
 use tracing::{info, warn};
 
-use crate::core::pressure::{Pressure, Strain};
-use crate::door::Door;
-use crate::machine::Reading;
-use crate::stage::code;
-use crate::statistics::Process;
+use crate::controller::AdmissionController;
+use crate::core::pressure::{ResourcePressure, ShedCause};
+use crate::resource_usage::ResourceUsage;
+use crate::statistics::ProcessUsage;
+use crate::stream_log::code;
 
 const PERIOD: Duration = Duration::from_secs(1);
 
-pub(crate) fn start(door: &Arc<Door>) {
-    let (weak, mut sampler) = (Arc::downgrade(door), Sampler::new(door));
+pub(crate) fn start(controller: &Arc<AdmissionController>) {
+    let (weak, mut sampler) = (Arc::downgrade(controller), Sampler::new(controller));
     tokio::spawn(async move {
         let mut ticks = interval(PERIOD);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            let Ok(reading) = spawn_blocking(Reading::take).await else { return }; // the runtime ends
-            let Some(door) = weak.upgrade() else { return };
-            sampler.step(&door, reading, Instant::now());
+            let Ok(usage) = spawn_blocking(ResourceUsage::read).await else { return }; // the runtime is shutting down
+            let Some(controller) = weak.upgrade() else { return };
+            sampler.step(&controller, usage, Instant::now());
         }
     });
 }
 
 struct Sampler {
-    pressure: Pressure,
+    pressure: ResourcePressure,
     last: Instant,
     released: u64,
     refused: u64,
 }
 
 impl Sampler {
-    fn new(door: &Door) -> Self {
-        Sampler { pressure: Pressure::new(door.bounds), last: door.begun, released: 0, refused: 0 }
-    }
-
-    fn step(&mut self, door: &Door, reading: Reading, now: Instant) {
-        self.strain(door, reading, now);
-        self.pace(door, now);
-        let usage = door.budget.usage();
-        door.watch.recheck(usage.used, usage.limit, &door.meters);
-        door.about.store(i64::from(usage.used), Ordering::Relaxed);
-        door.total.store(usage.limit, Ordering::Relaxed);
-        door.meters.used.set(f64::from(usage.used));
-        door.meters.limit_total.set(f64::from(usage.limit));
-        door.meters.limit_user.set(f64::from(door.keyed.limit()));
-        door.meters.utilization.set(f64::from(usage.used) / f64::from(usage.limit.max(1)));
-        door.meters.mode(door.quota.mode());
-        door.meters.members.set(f64::from(door.quota.members()));
-    }
-
-    fn strain(&mut self, door: &Door, reading: Reading, now: Instant) {
-        let before = self.pressure.strain();
-        if self.pressure.step(reading.sample(door.memory), now - door.begun) {
-            let strain = self.pressure.strain();
-            door.set_strain(strain);
-            door.meters.shedding(strain);
-            log(before, strain, reading, self.pressure.cpu());
+    fn new(controller: &AdmissionController) -> Self {
+        Sampler {
+            pressure: ResourcePressure::new(controller.bounds),
+            last: controller.started_at,
+            released: 0,
+            refused: 0,
         }
-        let process = Process {
-            resident_bytes: reading.resident_bytes,
-            memory_limit_bytes: reading.memory_limit_bytes,
+    }
+
+    fn step(&mut self, controller: &AdmissionController, usage: ResourceUsage, now: Instant) {
+        self.update_shedding(controller, usage, now);
+        self.update_release_rate(controller, now);
+        let usage = controller.budget.usage();
+        controller.health.recheck(usage.used, usage.limit, &controller.metrics);
+        controller.approx_used.store(i64::from(usage.used), Ordering::Relaxed);
+        controller.total.store(usage.limit, Ordering::Relaxed);
+        controller.metrics.used.set(f64::from(usage.used));
+        controller.metrics.limit_total.set(f64::from(usage.limit));
+        controller.metrics.limit_user.set(f64::from(controller.keyed.limit()));
+        controller.metrics.utilization.set(f64::from(usage.used) / f64::from(usage.limit.max(1)));
+        controller.metrics.mode(controller.quota.mode());
+        controller.metrics.members.set(f64::from(controller.quota.members()));
+    }
+
+    fn update_shedding(&mut self, controller: &AdmissionController, usage: ResourceUsage, now: Instant) {
+        let before = self.pressure.shed_cause();
+        if self.pressure.step(usage.sample(controller.memory), now - controller.started_at) {
+            let shed_cause = self.pressure.shed_cause();
+            controller.set_shed_cause(shed_cause);
+            controller.metrics.shedding(shed_cause);
+            log(before, shed_cause, usage, self.pressure.cpu());
+        }
+        let process = ProcessUsage {
+            resident_bytes: usage.resident_bytes,
+            memory_limit_bytes: usage.memory_limit_bytes,
             cpu_ratio: self.pressure.cpu(),
-            cpus: reading.cpus,
+            cpus: usage.cpus,
         };
-        *door.process.lock().unwrap_or_else(PoisonError::into_inner) = process;
+        *controller.process.lock().unwrap_or_else(PoisonError::into_inner) = process;
         if let Some(bytes) = process.resident_bytes {
-            door.meters.resident_bytes.set(bytes as f64);
+            controller.metrics.resident_bytes.set(bytes as f64);
         }
         if let Some(ratio) = process.cpu_ratio {
-            door.meters.cpu_ratio.set(ratio);
+            controller.metrics.cpu_ratio.set(ratio);
         }
     }
 
-    fn pace(&mut self, door: &Door, now: Instant) {
+    fn update_release_rate(&mut self, controller: &AdmissionController, now: Instant) {
         let (released, refused) =
-            (door.released.load(Ordering::Relaxed), door.refused.load(Ordering::Relaxed));
+            (controller.released.load(Ordering::Relaxed), controller.refused.load(Ordering::Relaxed));
         let (releases, refusals) = (released - self.released, refused - self.refused);
-        let mut pace = door.pace.lock().unwrap_or_else(PoisonError::into_inner);
-        pace.step(releases, refusals, now - self.last);
+        let mut release_rate = controller.release_rate.lock().unwrap_or_else(PoisonError::into_inner);
+        release_rate.step(releases, refusals, now - self.last);
         (self.released, self.refused, self.last) = (released, refused, now);
     }
 }
 
-fn log(from: Option<Strain>, to: Option<Strain>, reading: Reading, cpu: Option<f64>) {
-    let (stage, bytes) = (code::HEALTH, reading.resident_bytes);
+fn log(from: Option<ShedCause>, to: Option<ShedCause>, usage: ResourceUsage, cpu: Option<f64>) {
+    let (stage, bytes) = (code::HEALTH, usage.resident_bytes);
     match (from, to) {
-        (_, Some(strain)) => {
-            let strain = strain.as_str();
-            warn!(
-                stage,
-                strain,
-                resident_bytes = bytes,
-                cpu_ratio = cpu,
-                "no new streams: this process is strained"
-            );
+        (_, Some(shed_cause)) => {
+            let cause = shed_cause.as_str();
+            warn!(stage, cause, resident_bytes = bytes, cpu_ratio = cpu, "load shedding active");
         }
-        (_, None) => info!(stage, resident_bytes = bytes, cpu_ratio = cpu, "new streams are taken again"),
+        (_, None) => info!(stage, resident_bytes = bytes, cpu_ratio = cpu, "load shedding ended"),
     }
 }

@@ -1,123 +1,124 @@
-//! What can be read about an admission: the seed's statistics, and the whole status.
+//! Statistics and status of an admission.
 
 use serde::Serialize;
 
 use crate::core::health::State;
-use crate::core::pressure::Strain;
-use crate::health::HealthStatus;
-use crate::stage::UserHash;
+use crate::core::pressure::ShedCause;
+use crate::health_monitor::HealthStatus;
 use crate::thread_id::ThreadId;
+use crate::user_hash::UserHash;
 
-/// The seed's pool statistics, member for member.
+/// Counts and health state.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Statistics {
-    /// Streams open in the whole cluster, as far as this process knows.
+pub struct AdmissionStatistics {
+    /// Streams open in the cluster, as known to this process.
     pub total_connections: u32,
-    /// How many may be.
+    /// Limit of `total_connections`.
     pub max_connections: u32,
-    /// The first of these in percent of the second, to one decimal place.
+    /// `total_connections` in percent of `max_connections`, to one decimal place.
     pub utilization_percent: f64,
-    /// The state of health.
+    /// Health state.
     pub state: State,
-    /// From how many on it is `degraded`.
+    /// Number of streams at which the state becomes `degraded`.
     pub degraded_threshold: u32,
-    /// From how many on it is `critical`.
+    /// Number of streams at which the state becomes `critical`.
     pub critical_threshold: u32,
-    /// Whether Redis keeps the counts.
+    /// Whether the counts are in Redis.
     pub redis_enabled: bool,
 }
 
-/// Everything, for `/v1/status`.
+/// Complete status, for `/v1/status`.
 #[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
 pub struct Status {
-    /// The seed's statistics.
-    pub statistics: Statistics,
-    /// The state of health, since when and why.
+    /// Counts and health state.
+    pub statistics: AdmissionStatistics,
+    /// Health state with its age and cause.
     pub health: HealthStatus,
-    /// The limits.
-    pub limits: Limits,
-    /// Visitors that wait in the queue.
+    /// Current limits.
+    pub limits: StreamLimits,
+    /// Requests in the wait queue.
     pub waiting: usize,
-    /// Why this process takes no new streams, if it doesn't.
-    pub shedding: Option<Strain>,
-    /// Whether it takes none because it is about to end.
+    /// Why this process sheds load, if it does.
+    pub shedding: Option<ShedCause>,
+    /// Whether this process is shutting down and refuses new streams.
     pub draining: bool,
-    /// What it uses.
-    pub process: Process,
+    /// Resource usage of this process.
+    pub process: ProcessUsage,
     /// Streams open in this process.
     pub open: usize,
     /// The oldest of them, at most [`MAX_LISTED`].
     pub streams: Vec<OpenStream>,
-    /// Who has most of them here, at most [`MAX_USERS`]; the anonymous are not among them.
+    /// The users with the most streams in this process, at most [`MAX_USERS`]; without anonymous
+    /// clients.
     pub users: Vec<UserStreams>,
-    /// The quota underneath: mode, members, slices.
+    /// Status of the quota: mode, members, slices.
     pub quota: forebay_quota::Status,
 }
 
-/// How many streams a [`Status`] lists.
+/// Maximum number of streams in a [`Status`].
 pub const MAX_LISTED: usize = 1_000;
 
-/// How many users a [`Status`] lists.
+/// Maximum number of users in a [`Status`].
 pub const MAX_USERS: usize = 8;
 
-/// The limits that hold now.
+/// Limits of open streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Limits {
-    /// Streams in the whole cluster.
+pub struct StreamLimits {
+    /// Streams in the cluster.
     pub total: u32,
-    /// Streams of one user in the whole cluster.
+    /// Streams per user in the cluster.
     pub per_user: u32,
 }
 
-/// What this process uses, as last sampled.
+/// Resource usage of this process, as last sampled.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
-pub struct Process {
-    /// Resident memory.
+pub struct ProcessUsage {
+    /// Resident memory in bytes.
     pub resident_bytes: Option<u64>,
-    /// What it may hold: the limit of its control group, or the machine's memory.
+    /// Memory limit in bytes: the control group's, or the machine's memory.
     pub memory_limit_bytes: Option<u64>,
-    /// The part of its CPUs that it used over the window.
+    /// Fraction of its CPUs used over the window.
     pub cpu_ratio: Option<f64>,
-    /// The CPUs that it may use.
+    /// Usable CPUs.
     pub cpus: f64,
 }
 
-/// One stream.
+/// One open stream.
 #[derive(Debug, Clone, Serialize)]
 pub struct OpenStream {
-    /// Its id.
+    /// Thread id of its request.
     pub thread_id: ThreadId,
-    /// Its user, hashed. Nothing for the anonymous.
+    /// Hash of its user; `None` for anonymous clients.
     pub(crate) user: Option<UserHash>,
-    /// For how long it has been open.
+    /// Age in seconds.
     pub since_seconds: u64,
 }
 
-/// A user, and how many streams it has in this process.
+/// Number of streams of one user in this process.
 #[derive(Debug, Clone, Serialize)]
 pub struct UserStreams {
-    /// Hashed.
+    /// Hash of the user.
     pub(crate) user: UserHash,
-    /// How many.
+    /// Number of open streams.
     pub streams: usize,
 }
 
 impl UserStreams {
-    /// The hash under which logs show it, too.
+    /// Returns the hash of the user, as in logs.
     pub fn user(&self) -> String {
         self.user.to_string()
     }
 }
 
 impl OpenStream {
-    /// The hash under which logs show its user, too.
+    /// Returns the hash of the user, as in logs.
     pub fn user(&self) -> Option<String> {
         self.user.map(|hash| hash.to_string())
     }
 }
 
-/// In percent, to one decimal place.
+/// Returns the usage in percent, to one decimal place.
 pub(crate) fn percent(used: u32, limit: u32) -> f64 {
     if limit == 0 { 100.0 } else { (f64::from(used) * 1_000.0 / f64::from(limit)).round() / 10.0 }
 }
@@ -127,8 +128,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_statistics_are_the_seeds_member_for_member() {
-        let statistics = Statistics {
+    fn the_statistics_json_has_exactly_these_members() {
+        let statistics = AdmissionStatistics {
             total_connections: 150,
             max_connections: 10_000,
             utilization_percent: percent(150, 10_000),
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_house_without_room_is_full() {
+    fn a_limit_of_zero_is_100_percent_used() {
         assert_eq!(percent(0, 0), 100.0);
         assert_eq!(percent(1, 3), 33.3);
     }

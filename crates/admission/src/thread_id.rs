@@ -1,8 +1,9 @@
-//! The id of one request's journey: `X-Thread-ID`.
+//! Thread id: identifies one request in logs and headers (`X-Thread-ID`).
 //!
-//! Invariant: an id is 1 to 128 visible ASCII characters, so it can stand in any header and any log line as it is.
-//! Kept by: [`ThreadId::parse`], and ids made here are random UUIDs (version 4).
-//! Not here: secrecy. An id names a request in logs; it opens nothing.
+//! Invariant: an id has 1 to 128 visible ASCII characters, so it is safe in any header and log
+//! line.
+//! Enforced by: [`ThreadId::parse`]; generated ids are random UUIDs (version 4).
+//! Out of scope: secrecy. An id is not a credential.
 
 use std::cell::Cell;
 use std::fmt;
@@ -11,60 +12,60 @@ use std::sync::Arc;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// The header that carries it, both ways.
+/// Header of the id, in requests and responses.
 pub const X_THREAD_ID: HeaderName = HeaderName::from_static("x-thread-id");
 const MAX_BYTES: usize = 128;
 
-/// The id of one request, taken from its header or made.
+/// Id of one request, from its header or generated.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct ThreadId(Form);
+pub struct ThreadId(ThreadIdRepr);
 
 #[derive(Clone, PartialEq, Eq, Hash)]
-enum Form {
-    /// Written out only where it is shown: a stream costs no allocation for it.
-    Made(u128),
-    /// A copy: a header's value would keep the whole buffer alive that it was read into, as long as the stream lives.
-    Given(Arc<str>),
+enum ThreadIdRepr {
+    /// Formatted only when displayed, so a stream needs no allocation for it.
+    Random(u128),
+    /// A copy: the header value would keep the whole read buffer alive as long as the stream.
+    FromHeader(Arc<str>),
 }
 
 impl ThreadId {
-    /// A new one.
+    /// Generates an id.
     pub fn random() -> Self {
-        let (high, low) = (u128::from(roll()), u128::from(roll()));
+        let (high, low) = (u128::from(next_random()), u128::from(next_random()));
         let bits = (high << 64 | low) & !(0xf << 76) & !(0b11 << 62);
-        ThreadId(Form::Made(bits | 4 << 76 | 0b10 << 62))
+        ThreadId(ThreadIdRepr::Random(bits | 4 << 76 | 0b10 << 62))
     }
 
-    /// Nothing, unless it is 1 to 128 visible ASCII characters.
+    /// Returns `None` unless the text is 1 to 128 visible ASCII characters.
     pub fn parse(text: &str) -> Option<Self> {
-        let sane = (1..=MAX_BYTES).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic());
-        sane.then(|| ThreadId(Form::Given(text.into())))
+        let valid = (1..=MAX_BYTES).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic());
+        valid.then(|| ThreadId(ThreadIdRepr::FromHeader(text.into())))
     }
 
-    /// The request's own, if it is sane, or a new one.
-    pub fn of(headers: &HeaderMap) -> Self {
-        let given = headers.get(X_THREAD_ID).and_then(|value| Self::parse(value.to_str().ok()?));
-        given.unwrap_or_else(Self::random)
+    /// Returns the id in the headers if it is valid, otherwise a generated one.
+    pub fn from_headers(headers: &HeaderMap) -> Self {
+        let from_header = headers.get(X_THREAD_ID).and_then(|value| Self::parse(value.to_str().ok()?));
+        from_header.unwrap_or_else(Self::random)
     }
 
-    /// As a header's value.
+    /// Returns the id as a header value.
     pub fn to_header(&self) -> HeaderValue {
         let value = match &self.0 {
-            Form::Given(text) => HeaderValue::from_str(text),
-            Form::Made(bits) => HeaderValue::from_bytes(&written(*bits)),
+            ThreadIdRepr::FromHeader(text) => HeaderValue::from_str(text),
+            ThreadIdRepr::Random(bits) => HeaderValue::from_bytes(&format_uuid(*bits)),
         };
-        value.expect("an id is visible ASCII")
+        value.expect("a thread id is visible ASCII")
     }
 }
 
-/// As a UUID is written. By hand, since every request has one.
-fn written(bits: u128) -> [u8; 36] {
+/// Formats a UUID. Hand-written because every request needs one.
+fn format_uuid(bits: u128) -> [u8; 36] {
     let mut text = [b'-'; 36];
     let mut shift = 128;
-    for (at, place) in text.iter_mut().enumerate() {
+    for (at, digit) in text.iter_mut().enumerate() {
         if !matches!(at, 8 | 13 | 18 | 23) {
             shift -= 4;
-            *place = b"0123456789abcdef"[(bits >> shift & 0xf) as usize];
+            *digit = b"0123456789abcdef"[(bits >> shift & 0xf) as usize];
         }
     }
     text
@@ -73,8 +74,10 @@ fn written(bits: u128) -> [u8; 36] {
 impl fmt::Display for ThreadId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Form::Given(text) => f.write_str(text),
-            Form::Made(bits) => f.write_str(std::str::from_utf8(&written(*bits)).expect("digits are text")),
+            ThreadIdRepr::FromHeader(text) => f.write_str(text),
+            ThreadIdRepr::Random(bits) => {
+                f.write_str(std::str::from_utf8(&format_uuid(*bits)).expect("digits are text"))
+            }
         }
     }
 }
@@ -91,8 +94,8 @@ impl serde::Serialize for ThreadId {
     }
 }
 
-/// A generator for each thread (splitmix64), begun from the system's randomness.
-fn roll() -> u64 {
+/// Returns the next value of a thread-local splitmix64 generator, seeded by the system.
+fn next_random() -> u64 {
     thread_local! {
         static STATE: Cell<u64> = Cell::new(RandomState::new().hash_one(std::thread::current().id()));
     }
@@ -112,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_made_id_is_a_uuid_of_version_4_and_never_the_same() {
+    fn a_generated_id_is_a_unique_uuid_of_version_4() {
         let ids: HashSet<_> = (0..10_000).map(|_| ThreadId::random().to_string()).collect();
         assert_eq!(ids.len(), 10_000);
         for id in ids {
@@ -124,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_do_not_make_the_same_ids() {
+    fn threads_generate_different_ids() {
         let make = || (0..100).map(|_| ThreadId::random()).collect::<Vec<_>>();
         let threads: Vec<_> = (0..8).map(|_| std::thread::spawn(make)).collect();
         let ids: HashSet<_> = threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect();
@@ -132,22 +135,22 @@ mod tests {
     }
 
     #[test]
-    fn a_sane_id_is_kept_and_another_is_replaced() {
+    fn a_valid_id_is_kept_and_an_invalid_one_is_replaced() {
         let of = |value: &[u8]| {
             let mut headers = HeaderMap::new();
             headers.insert(X_THREAD_ID, HeaderValue::from_bytes(value).unwrap());
-            ThreadId::of(&headers).to_string()
+            ThreadId::from_headers(&headers).to_string()
         };
         assert_eq!(of(b"thread-42"), "thread-42");
         assert_eq!(of(&[b'x'; 128]), "x".repeat(128));
         for bad in [&b""[..], b"two words", &[b'x'; 129], &[b'x'; 60_000], "é".as_bytes(), b"tab\there"] {
             assert_eq!(of(bad).len(), 36, "{bad:?}");
         }
-        assert_eq!(ThreadId::of(&HeaderMap::new()).to_string().len(), 36);
+        assert_eq!(ThreadId::from_headers(&HeaderMap::new()).to_string().len(), 36);
     }
 
     #[test]
-    fn the_header_says_what_display_says() {
+    fn the_header_value_equals_the_display_text() {
         for id in [ThreadId::random(), ThreadId::parse("abc").unwrap()] {
             assert_eq!(id.to_header().to_str().unwrap(), id.to_string());
         }

@@ -16,7 +16,7 @@
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use forebay_admission::{Admission, Identify, Limits, Secret};
+use forebay_admission::{Admission, Identify, Secret, StreamLimits};
 use forebay_serve::protocol::Access;
 use http::HeaderName;
 use tracing::{error, info, warn};
@@ -29,7 +29,7 @@ use crate::tls::Tls;
 /// What of a command's settings may change.
 pub(crate) struct Fresh {
     said: Said,
-    limits: Limits,
+    limits: StreamLimits,
     identity: IdentityConfig,
     secret: Option<Secret>,
     admin_secret: Option<Secret>,

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use forebay_admission::{ForwardedBy, Identify, Network, User};
+use forebay_admission::{ForwardedBy, Identify, Network, UserId};
 use forebay_stream::{Incoming, LiveBody, Peer};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, TRANSFER_ENCODING};
 use http::request::Parts;
@@ -151,13 +151,13 @@ impl Proxy {
 
     /// Who asks, if the upstream is to be told. Admission knows for streams; for other requests nobody has asked yet, and
     /// a credential that doesn't hold is the upstream's to refuse.
-    async fn user(&self, parts: &Parts, kind: Kind, peer: IpAddr) -> Option<User> {
+    async fn user(&self, parts: &Parts, kind: Kind, peer: IpAddr) -> Option<UserId> {
         self.0.forward_user_header.as_ref()?;
         let user = if kind.takes_permit() {
-            parts.extensions.get::<User>().cloned()
+            parts.extensions.get::<UserId>().cloned()
         } else {
             let visitor = self.0.identify.identify(&parts.headers, Some(peer)).await.ok()?;
-            visitor.who().cloned()
+            visitor.as_user().cloned()
         };
         user.filter(|user| !user.is_address())
     }

@@ -1,11 +1,12 @@
-//! The example of the README, compiled and run; `tests/readme.rs` makes sure that they are the same.
+//! The README's example, compiled and run. `tests/readme.rs` checks that both are equal.
 
 #![allow(clippy::print_stdout, reason = "an example shows what it does")]
 
-use forebay_pgoutput::{Decoder, Frame, Lsn, Message, Relations, StandbyStatus, Value};
+use forebay_pgoutput::{
+    Frame, Lsn, PgOutputDecoder, PgOutputMessage, RelationCache, StandbyStatusUpdate, TupleValue,
+};
 
-/// The content of the CopyData messages in which Postgres 18 tells of
-/// `INSERT INTO users VALUES (1, 'ann', 'happy', 'short')`, and a keepalive.
+/// Payloads that PostgreSQL 18 sends for `INSERT INTO users VALUES (1, 'ann', 'happy', 'short')`.
 const MESSAGES: [&[u8]; 5] = [
     b"B\0\0\0\0\x01\x7A\x2B\x08\0\x03\x03\x5E\x26\x6B\x8B\x88\0\0\x03\x01",
     b"Y\0\0\x40\x02public\0mood\0",
@@ -21,38 +22,47 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut frames: Vec<Vec<u8>> = MESSAGES.iter().map(|message| [DATA, message].concat()).collect();
     frames.push(KEEPALIVE.to_vec());
     let frames = frames.iter().map(Vec::as_slice);
-    let mut answered = Vec::new();
-    let mut answer = |bytes: &[u8]| answered.extend_from_slice(bytes);
+    let mut sent = Vec::new();
+    let mut send = |bytes: &[u8]| sent.extend_from_slice(bytes);
 
-    let mut decoder = Decoder::new();
-    let mut relations = Relations::new();
-    let mut safe = Lsn::NONE; // what to acknowledge
+    let mut decoder = PgOutputDecoder::new();
+    let mut relations = RelationCache::new();
+    let mut durable = Lsn::INVALID; // the position to acknowledge
 
     for frame in frames {
         match Frame::decode(frame)? {
-            Frame::Data { payload, .. } => match decoder.decode(payload)? {
-                Message::Relation(relation) => drop(relations.apply(&relation)), // before a table's first change
-                Message::Insert(insert) => {
-                    let table = relations.get(insert.relation).ok_or("not announced")?;
+            Frame::XLogData { payload, .. } => match decoder.decode(payload)? {
+                PgOutputMessage::Relation(relation) => drop(relations.apply(&relation)), // precedes a table's first change
+                PgOutputMessage::Insert(insert) => {
+                    let table = relations.get(insert.relation).ok_or("unknown relation")?;
                     for (column, value) in table.columns.iter().zip(insert.new) {
                         match value {
-                            Value::Text(text) => println!("{} is {}", column.name, str::from_utf8(text)?),
-                            Value::Binary(bytes) => println!("{} has {} bytes", column.name, bytes.len()),
-                            Value::Null => println!("{} is NULL", column.name),
-                            Value::Unchanged => println!("{} is as it was", column.name),
+                            TupleValue::Text(text) => {
+                                println!("{} is {}", column.name, str::from_utf8(text)?)
+                            }
+                            TupleValue::Binary(bytes) => {
+                                println!("{} has {} bytes", column.name, bytes.len())
+                            }
+                            TupleValue::Null => println!("{} is NULL", column.name),
+                            TupleValue::Unchanged => println!("{} is unchanged", column.name),
                         }
                     }
                 }
-                Message::Commit(commit) => safe = commit.end, // never plus one
-                other => println!("{other:?}"),               // tells how long values are, not what they hold
+                PgOutputMessage::Commit(commit) => durable = commit.end_lsn, // never plus one
+                other => println!("{other:?}"),                              // prints lengths, not values
             },
-            Frame::Keepalive { reply, .. } => println!("the server lives, and waits for an answer: {reply}"),
+            Frame::Keepalive { reply_requested, .. } => println!("reply requested: {reply_requested}"),
         }
     }
 
-    let status = StandbyStatus { received: safe, flushed: safe, applied: safe, ..StandbyStatus::default() };
-    answer(&status.encode()); // in a CopyData message
-    assert_eq!(safe, "0/17A2B38".parse()?);
-    assert_eq!(answered.len(), StandbyStatus::LEN);
+    let status = StandbyStatusUpdate {
+        received: durable,
+        flushed: durable,
+        applied: durable,
+        ..StandbyStatusUpdate::default()
+    };
+    send(&status.encode()); // in a CopyData message
+    assert_eq!(durable, "0/17A2B38".parse()?);
+    assert_eq!(sent.len(), StandbyStatusUpdate::LEN);
     Ok(())
 }

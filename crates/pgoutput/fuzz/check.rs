@@ -1,27 +1,28 @@
-//! What holds for any bytes from a server.
+//! Properties that hold for any bytes from a server.
 //!
-//! Invariant: they are a message or an error, never a panic. A message that is written again is the same bytes, no byte more
-//! or less is one, and what it borrows can be walked to its end. The fuzz target checks it on whatever it invents, the
-//! ordinary tests on the corpus.
+//! Invariant: bytes decode to a message or an error, never a panic. Encoding a decoded message
+//! yields the same bytes. No prefix of it and no extension by a byte is a message. Its iterators
+//! reach their ends.
+//! The fuzz target checks them on generated input, the tests on the corpus.
 
 use forebay_pgoutput::{
-    DecodeError, Decoder, Frame, LogicalMessage, Message, OldTuple, PgTime, Prepare, Relation, Relations,
-    ReplicaIdentity, Table, Truncate, Tuple, Value,
+    CachedRelation, DecodeError, Frame, LogicalMessage, OldTuple, PgOutputDecoder, PgOutputMessage, PgTime,
+    Prepare, Relation, RelationCache, ReplicaIdentity, Truncate, Tuple, TupleValue,
 };
 
-/// Messages up to this many bytes are cut at every place.
+/// Messages up to this length are truncated at every offset.
 const CUT_LEN: usize = 512;
 
-/// Checks one input: as a frame, as a message outside of a stream, and as one inside.
+/// Checks one input: as a frame, as a message outside a stream segment, and as one within.
 pub(crate) fn check(input: &[u8]) {
     check_frame(input);
-    check_message(&Decoder::new(), input);
+    check_message(&PgOutputDecoder::new(), input);
     check_message(&streaming(), input);
 }
 
-/// A decoder between `StreamStart` and `StreamStop`.
-pub(crate) fn streaming() -> Decoder {
-    let mut decoder = Decoder::new();
+/// Returns a decoder between `StreamStart` and `StreamStop`.
+pub(crate) fn streaming() -> PgOutputDecoder {
+    let mut decoder = PgOutputDecoder::new();
     decoder.decode(b"S\0\0\x02\xF0\x01").expect("it is a StreamStart");
     decoder
 }
@@ -30,34 +31,34 @@ fn check_frame(input: &[u8]) {
     let mut written = Vec::new();
     match Frame::decode(input) {
         Err(error) => return check_error(input, &error),
-        Ok(Frame::Data { start, end, clock, payload }) => {
-            numbers(&mut written, b"w", &[start.0, end.0, micros(clock)]);
+        Ok(Frame::XLogData { wal_start, wal_end, clock, payload }) => {
+            numbers(&mut written, b"w", &[wal_start.0, wal_end.0, micros(clock)]);
             written.extend(payload);
-            check_message(&Decoder::new(), payload);
+            check_message(&PgOutputDecoder::new(), payload);
         }
-        Ok(Frame::Keepalive { end, clock, reply }) => {
-            numbers(&mut written, b"k", &[end.0, micros(clock)]);
-            written.push(reply.into());
+        Ok(Frame::Keepalive { wal_end, clock, reply_requested }) => {
+            numbers(&mut written, b"k", &[wal_end.0, micros(clock)]);
+            written.push(reply_requested.into());
         }
     }
-    assert_eq!(written, input, "a frame is another one when it is written again");
+    assert_eq!(written, input, "re-encoding a frame changed it");
 }
 
-fn check_message(decoder: &Decoder, input: &[u8]) {
+fn check_message(decoder: &PgOutputDecoder, input: &[u8]) {
     let decode = |input| decoder.clone().decode(input).map(drop);
     let message = match decoder.clone().decode(input) {
         Ok(message) => message,
         Err(error) => return check_error(input, &error),
     };
-    assert_eq!(encode(&message), input, "{message:?} is another one when it is written again");
+    assert_eq!(encode(&message), input, "re-encoding {message:?} changed it");
     check_parts(&message);
 
     let longer = [input, b"\0"].concat();
-    assert!(decode(&longer).is_err(), "{message:?} has room for one byte more");
-    // Its length tells of which protocol it is, so that the shorter one is the beginning of the longer.
-    if input.len() <= CUT_LEN && !matches!(message, Message::StreamAbort(_)) {
+    assert!(decode(&longer).is_err(), "{message:?} accepts a trailing byte");
+    // A protocol 2 abort is a prefix of a protocol 4 abort.
+    if input.len() <= CUT_LEN && !matches!(message, PgOutputMessage::StreamAbort(_)) {
         for length in 0..input.len() {
-            assert!(decode(&input[..length]).is_err(), "{message:?} needs only its first {length} bytes");
+            assert!(decode(&input[..length]).is_err(), "{message:?} is complete after {length} bytes");
         }
     }
 }
@@ -67,18 +68,18 @@ fn check_error(input: &[u8], error: &DecodeError) {
     assert!(error.at <= input.len(), "{error} is past the end, {}", input.len());
 }
 
-fn check_parts(message: &Message<'_>) {
+fn check_parts(message: &PgOutputMessage<'_>) {
     match message {
-        Message::Insert(insert) => check_tuple(&insert.new),
-        Message::Update(update) => {
+        PgOutputMessage::Insert(insert) => check_tuple(&insert.new),
+        PgOutputMessage::Update(update) => {
             update.old.iter().for_each(|old| check_tuple(&old.tuple()));
             check_tuple(&update.new);
         }
-        Message::Delete(delete) => check_tuple(&delete.old.tuple()),
-        Message::Truncate(truncate) => {
+        PgOutputMessage::Delete(delete) => check_tuple(&delete.old.tuple()),
+        PgOutputMessage::Truncate(truncate) => {
             assert_eq!(truncate.relations.iter().count(), truncate.relations.len());
         }
-        Message::Relation(relation) => check_relation(relation),
+        PgOutputMessage::Relation(relation) => check_relation(relation),
         other => assert!(!format!("{other:?}").is_empty()),
     }
 }
@@ -91,72 +92,75 @@ fn check_tuple(tuple: &Tuple<'_>) {
 
 fn check_relation(relation: &Relation<'_>) {
     assert_eq!(relation.columns.iter().count(), relation.columns.len());
-    let mut relations = Relations::new();
+    let mut relations = RelationCache::new();
     assert!(relations.apply(relation), "it is new");
     assert!(!relations.apply(relation), "it is known");
-    let table: &Table = relations.get(relation.oid).expect("it was announced");
+    let table: &CachedRelation = relations.get(relation.oid).expect("it was announced");
     assert_eq!(table.columns.len(), relation.columns.len());
 }
 
-/// Writes a message as a server would.
-pub(crate) fn encode(message: &Message<'_>) -> Vec<u8> {
+/// Encodes a message as a server does.
+pub(crate) fn encode(message: &PgOutputMessage<'_>) -> Vec<u8> {
     let mut out = Vec::new();
     match message {
-        Message::Begin(begin) => {
-            numbers(&mut out, b"B", &[begin.final_lsn.0, micros(begin.clock)]);
+        PgOutputMessage::Begin(begin) => {
+            numbers(&mut out, b"B", &[begin.final_lsn.0, micros(begin.commit_time)]);
             out.extend(begin.xid.to_be_bytes());
         }
-        Message::Commit(commit) => {
-            numbers(&mut out, b"C\0", &[commit.lsn.0, commit.end.0, micros(commit.clock)]);
+        PgOutputMessage::Commit(commit) => {
+            numbers(&mut out, b"C\0", &[commit.commit_lsn.0, commit.end_lsn.0, micros(commit.commit_time)]);
         }
-        Message::Origin(origin) => {
-            numbers(&mut out, b"O", &[origin.lsn.0]);
+        PgOutputMessage::Origin(origin) => {
+            numbers(&mut out, b"O", &[origin.commit_lsn.0]);
             text(&mut out, origin.name);
         }
-        Message::Relation(announced) => relation(&mut out, announced),
-        Message::Type(named) => {
+        PgOutputMessage::Relation(announced) => relation(&mut out, announced),
+        PgOutputMessage::Type(named) => {
             head(&mut out, b'Y', named.xid, &[named.oid]);
             text(&mut out, named.namespace);
             text(&mut out, named.name);
         }
-        Message::Insert(insert) => {
+        PgOutputMessage::Insert(insert) => {
             head(&mut out, b'I', insert.xid, &[insert.relation]);
             tuple(&mut out, b'N', &insert.new);
         }
-        Message::Update(update) => {
+        PgOutputMessage::Update(update) => {
             head(&mut out, b'U', update.xid, &[update.relation]);
             update.old.iter().for_each(|row| old(&mut out, row));
             tuple(&mut out, b'N', &update.new);
         }
-        Message::Delete(delete) => {
+        PgOutputMessage::Delete(delete) => {
             head(&mut out, b'D', delete.xid, &[delete.relation]);
             old(&mut out, &delete.old);
         }
-        Message::Truncate(emptied) => truncate(&mut out, emptied),
-        Message::Logical(written) => logical(&mut out, written),
-        Message::StreamStart(start) => {
+        PgOutputMessage::Truncate(emptied) => truncate(&mut out, emptied),
+        PgOutputMessage::Logical(written) => logical(&mut out, written),
+        PgOutputMessage::StreamStart(start) => {
             head(&mut out, b'S', None, &[start.xid]);
             out.push(start.first.into());
         }
-        Message::StreamStop => out.push(b'E'),
-        Message::StreamCommit(commit) => {
+        PgOutputMessage::StreamStop => out.push(b'E'),
+        PgOutputMessage::StreamCommit(commit) => {
             head(&mut out, b'c', None, &[commit.xid]);
-            numbers(&mut out, b"\0", &[commit.lsn.0, commit.end.0, micros(commit.clock)]);
+            numbers(&mut out, b"\0", &[commit.commit_lsn.0, commit.end_lsn.0, micros(commit.commit_time)]);
         }
-        Message::StreamAbort(abort) => {
+        PgOutputMessage::StreamAbort(abort) => {
             head(&mut out, b'A', None, &[abort.xid, abort.subxid]);
-            abort.abort.iter().for_each(|at| numbers(&mut out, b"", &[at.lsn.0, micros(at.clock)]));
+            abort
+                .abort
+                .iter()
+                .for_each(|at| numbers(&mut out, b"", &[at.abort_lsn.0, micros(at.abort_time)]));
         }
-        Message::BeginPrepare(begin) => prepare(&mut out, b"b", begin),
-        Message::Prepare(end) => prepare(&mut out, b"P\0", end),
-        Message::StreamPrepare(end) => prepare(&mut out, b"p\0", end),
-        Message::CommitPrepared(commit) => {
-            numbers(&mut out, b"K\0", &[commit.lsn.0, commit.end.0, micros(commit.clock)]);
+        PgOutputMessage::BeginPrepare(begin) => prepare(&mut out, b"b", begin),
+        PgOutputMessage::Prepare(end) => prepare(&mut out, b"P\0", end),
+        PgOutputMessage::StreamPrepare(end) => prepare(&mut out, b"p\0", end),
+        PgOutputMessage::CommitPrepared(commit) => {
+            numbers(&mut out, b"K\0", &[commit.commit_lsn.0, commit.end_lsn.0, micros(commit.commit_time)]);
             xid_and_gid(&mut out, commit.xid, commit.gid);
         }
-        Message::RollbackPrepared(rollback) => {
-            let clocks = [micros(rollback.prepare_clock), micros(rollback.clock)];
-            numbers(&mut out, b"r\0", &[rollback.prepare_end.0, rollback.end.0]);
+        PgOutputMessage::RollbackPrepared(rollback) => {
+            let clocks = [micros(rollback.prepare_time), micros(rollback.rollback_time)];
+            numbers(&mut out, b"r\0", &[rollback.prepare_end_lsn.0, rollback.rollback_end_lsn.0]);
             numbers(&mut out, b"", &clocks);
             xid_and_gid(&mut out, rollback.xid, rollback.gid);
         }
@@ -195,10 +199,10 @@ fn tuple(out: &mut Vec<u8>, kind: u8, tuple: &Tuple<'_>) {
     out.extend(u16::try_from(tuple.len()).expect("a count has 16 bits").to_be_bytes());
     for value in tuple {
         match value {
-            Value::Null => out.push(b'n'),
-            Value::Unchanged => out.push(b'u'),
-            Value::Text(bytes) => counted(out, b"t", bytes),
-            Value::Binary(bytes) => counted(out, b"b", bytes),
+            TupleValue::Null => out.push(b'n'),
+            TupleValue::Unchanged => out.push(b'u'),
+            TupleValue::Text(bytes) => counted(out, b"t", bytes),
+            TupleValue::Binary(bytes) => counted(out, b"b", bytes),
         }
     }
 }
@@ -218,7 +222,7 @@ fn logical(out: &mut Vec<u8>, logical: &LogicalMessage<'_>) {
 }
 
 fn prepare(out: &mut Vec<u8>, head: &[u8], prepare: &Prepare<'_>) {
-    numbers(out, head, &[prepare.lsn.0, prepare.end.0, micros(prepare.clock)]);
+    numbers(out, head, &[prepare.prepare_lsn.0, prepare.end_lsn.0, micros(prepare.prepare_time)]);
     xid_and_gid(out, prepare.xid, prepare.gid);
 }
 

@@ -1,42 +1,45 @@
-//! Reads messages one after the other.
+//! Decoder of the messages of one replication connection.
 //!
-//! Invariant: a message is read whole or not at all; one that can't be read changes nothing here.
-//! Kept state: whether a `StreamStart` is open, for only that says whether messages carry an xid. Nothing else.
+//! Invariant: a message is decoded completely or not at all. A failed decode does not change the
+//! decoder's state.
+//! State: `streaming`, whether a `StreamStart` is open. Messages carry an xid only then.
 
 use crate::error::DecodeError;
-use crate::message::Message;
-use crate::reader::Reader;
+use crate::message::PgOutputMessage;
+use crate::message_reader::MessageReader;
 
-/// Reads the messages of one connection, in the order in which they came. A new connection needs a new one.
+/// Decodes the messages of one connection, in the order received. A new connection needs a new
+/// decoder.
 #[derive(Debug, Clone, Default)]
-pub struct Decoder {
+pub struct PgOutputDecoder {
     streaming: bool,
 }
 
-impl Decoder {
-    /// For a stream that begins.
+impl PgOutputDecoder {
+    /// Creates a decoder for a new replication stream.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Whether the next message stands between `StreamStart` and `StreamStop`.
+    /// Returns whether the next message is between `StreamStart` and `StreamStop`.
     pub fn is_streaming(&self) -> bool {
         self.streaming
     }
 
-    /// Reads one message, the `payload` of a [`Frame::Data`](crate::Frame::Data), without copying or allocating.
-    pub fn decode<'a>(&mut self, bytes: &'a [u8]) -> Result<Message<'a>, DecodeError> {
-        let mut reader = Reader::new(bytes);
-        let decoded = Message::read(&mut reader, self.streaming);
+    /// Decodes one message: the `payload` of a [`Frame::XLogData`](crate::Frame::XLogData). Neither
+    /// copies nor allocates.
+    pub fn decode<'a>(&mut self, bytes: &'a [u8]) -> Result<PgOutputMessage<'a>, DecodeError> {
+        let mut reader = MessageReader::new(bytes);
+        let decoded = PgOutputMessage::read(&mut reader, self.streaming);
         if let Ok(message) = &decoded {
             reader.end()?;
             match message {
-                Message::StreamStart(_) => self.streaming = true,
-                Message::StreamStop => self.streaming = false,
-                _ => {} // all others leave it as it is
+                PgOutputMessage::StreamStart(_) => self.streaming = true,
+                PgOutputMessage::StreamStop => self.streaming = false,
+                _ => {}
             }
         }
-        decoded // as it came: it is long, and taking it apart would copy it once more
+        decoded // returned as is: rebuilding the `Result` would copy the message once more
     }
 }
 
@@ -51,7 +54,7 @@ mod tests {
 
     #[test]
     fn messages_carry_an_xid_from_stream_start_to_stream_stop() {
-        let mut decoder = Decoder::new();
+        let mut decoder = PgOutputDecoder::new();
         assert!(decoder.decode(TRUNCATE).is_ok() && decoder.decode(TRUNCATE_STREAMED).is_err());
         decoder.decode(START).unwrap();
         assert!(decoder.is_streaming());
@@ -62,8 +65,8 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_cannot_be_read_opens_and_ends_no_stream() {
-        let mut decoder = Decoder::new();
+    fn a_failed_decode_neither_starts_nor_stops_a_stream() {
+        let mut decoder = PgOutputDecoder::new();
         assert!(decoder.decode(&START[..5]).is_err());
         assert!(decoder.decode(&[START, b"\0"].concat()).is_err());
         assert!(!decoder.is_streaming());

@@ -1,22 +1,22 @@
-//! Why bytes are no message.
+//! Decode errors.
 //!
-//! Invariant: an error tells where and what, and holds nothing of a row: its text may be logged.
+//! Invariant: an error has a position and a static description, never row data. Its text may be
+//! logged.
 
 use std::fmt;
 
-/// Bytes that are not what the protocol says.
-///
-/// Either the server speaks a protocol that this crate doesn't know, or bytes were lost on the way. Both end the
-/// connection: what a message meant that could not be read, nobody can say.
+/// Error for bytes that are not a valid message.
+/// Either the server uses an unsupported protocol, or bytes were lost. Close the connection in both
+/// cases: the meaning of an unreadable message is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DecodeError {
-    /// The message's first byte; `None` if there was none.
+    /// First byte of the message; `None` if the message is empty.
     pub tag: Option<u8>,
-    /// Where the field begins, counted from the message's first byte.
+    /// Offset of the field from the first byte of the message.
     pub at: usize,
-    /// The field that could not be read.
+    /// Name of the field that could not be decoded.
     pub field: &'static str,
-    /// What is wrong with it.
+    /// What is wrong with the field.
     pub fault: Fault,
 }
 
@@ -27,36 +27,36 @@ pub enum Fault {
     /// The message ends before the field does.
     #[error("bytes needed: {needed}, left: {left}")]
     Ended {
-        /// How many bytes the field takes.
+        /// Size of the field in bytes.
         needed: usize,
-        /// How many there are.
+        /// Bytes remaining in the message.
         left: usize,
     },
-    /// The message goes on after its last field.
+    /// The message has bytes after its last field.
     #[error("bytes too many: {left}")]
     Trailing {
-        /// How many.
+        /// Number of trailing bytes.
         left: usize,
     },
-    /// The byte is none of those that may stand here.
+    /// The byte is not one of the allowed values.
     #[error("the byte is not one of {expected}")]
     Unexpected {
-        /// Those that may.
+        /// The allowed values.
         expected: &'static str,
     },
-    /// A text without the zero byte at its end.
+    /// A string without its terminating zero byte.
     #[error("no zero byte ends it")]
     Unterminated,
-    /// A text that is not UTF-8. Is `client_encoding` of the connection UTF8?
+    /// A string that is not UTF-8. Check the connection's `client_encoding`.
     #[error("it is not UTF-8")]
     NotUtf8,
-    /// A length below zero.
+    /// A negative length or count.
     #[error("it is negative")]
     Negative,
-    /// A message that never stands between `StreamStart` and `StreamStop`.
+    /// A message that is not allowed between `StreamStart` and `StreamStop`.
     #[error("it stands between StreamStart and StreamStop, where it may not")]
     Streaming,
-    /// A `StreamStop` without its `StreamStart`.
+    /// A `StreamStop` without a `StreamStart`.
     #[error("no StreamStart stands before it")]
     NotStreaming,
 }
@@ -77,11 +77,11 @@ impl fmt::Display for DecodeError {
 
 impl std::error::Error for DecodeError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        None // `fault` is part of the text already
+        None // `Display` already includes `fault`
     }
 }
 
-/// What the manual calls a message of this first byte.
+/// Returns the manual's name of the message with this first byte.
 fn name(tag: u8) -> Option<&'static str> {
     Some(match tag {
         b'w' => "XLogData",
@@ -114,14 +114,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_text_names_the_message_the_place_and_the_field() {
+    fn the_text_names_the_message_the_offset_and_the_field() {
         let fault = Fault::Ended { needed: 4, left: 3 };
         let error = DecodeError { tag: Some(b'I'), at: 8, field: "length of a value", fault };
         assert_eq!(error.to_string(), "Insert, byte 8, length of a value: bytes needed: 4, left: 3");
     }
 
     #[test]
-    fn a_message_without_a_name_is_told_by_its_first_byte() {
+    fn an_unknown_message_is_named_by_its_first_byte() {
         let fault = Fault::Unexpected { expected: "the protocol's" };
         let error = DecodeError { tag: Some(b'\n'), at: 0, field: "tag", fault };
         assert_eq!(

@@ -1,56 +1,59 @@
-//! What stands in the CopyData messages of a replication stream, around pgoutput's own.
+//! Frames of a replication stream: the contents of CopyData messages.
 //!
-//! Invariant: a frame is read whole or not at all, and its payload is borrowed.
-//! Not here: the CopyData message itself (its `d` and its length); whoever reads the socket takes it off.
+//! Invariant: a frame is decoded completely or not at all. Its payload is borrowed from the input.
+//! Out of scope: the CopyData header (`d` and the length). The socket's reader strips it.
 
 use crate::error::{DecodeError, Fault};
-use crate::reader::Reader;
+use crate::message_reader::MessageReader;
 use crate::{Lsn, PgTime};
 
-/// What a server sends: the content of one CopyData message.
+/// Frame sent by the server: the content of one CopyData message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Frame<'a> {
-    /// `w`, XLogData.
-    Data {
-        /// Where the payload stands in the log; [`Lsn::NONE`] if it stands nowhere, as a `Relation` does. Don't derive
-        /// what to acknowledge from it: only the end of a commit is safe.
-        start: Lsn,
-        /// The end of the log on the server by now, says the manual. For logical replication, servers repeat `start`.
-        end: Lsn,
-        /// The server's clock when it sent this.
+    /// `w`, XLogData: WAL data.
+    XLogData {
+        /// WAL position of the payload, or [`Lsn::INVALID`] if it has none, such as a `Relation`.
+        /// Never acknowledge this position; only a commit's end is safe.
+        wal_start: Lsn,
+        /// Current end of the server's WAL according to the manual. For logical replication,
+        /// servers repeat `wal_start`.
+        wal_end: Lsn,
+        /// Server's clock at transmission.
         clock: PgTime,
-        /// One message of pgoutput, for [`Decoder::decode`](crate::Decoder::decode).
+        /// One pgoutput message, for [`PgOutputDecoder::decode`](crate::PgOutputDecoder::decode).
         payload: &'a [u8],
     },
-    /// `k`: the server lives.
+    /// `k`, Primary keepalive message.
     Keepalive {
-        /// How far the server has read the log for this stream. Between transactions it may be acknowledged as soon as
-        /// everything received before it is safe, so that a log without changes for us is not kept forever.
-        end: Lsn,
-        /// The server's clock when it sent this.
+        /// WAL position up to which the server has read for this stream. Between transactions it
+        /// may be acknowledged once everything received is durable. That lets the server recycle
+        /// WAL without changes for this stream.
+        wal_end: Lsn,
+        /// Server's clock at transmission.
         clock: PgTime,
-        /// Whether it wants an answer now, lest it close the connection.
-        reply: bool,
+        /// Whether the server requests an immediate status update. It closes the connection if none
+        /// arrives.
+        reply_requested: bool,
     },
 }
 
 impl<'a> Frame<'a> {
-    /// Reads the content of one CopyData message.
+    /// Decodes the content of one CopyData message.
     pub fn decode(bytes: &'a [u8]) -> Result<Frame<'a>, DecodeError> {
-        let mut reader = Reader::new(bytes);
+        let mut reader = MessageReader::new(bytes);
         let before = reader;
         match reader.u8("tag")? {
-            b'w' => Ok(Frame::Data {
-                start: reader.lsn("start")?,
-                end: reader.lsn("end")?,
+            b'w' => Ok(Frame::XLogData {
+                wal_start: reader.lsn("start")?,
+                wal_end: reader.lsn("end")?,
                 clock: reader.clock("clock")?,
                 payload: reader.rest(),
             }),
             b'k' => {
                 let frame = Frame::Keepalive {
-                    end: reader.lsn("end")?,
+                    wal_end: reader.lsn("end")?,
                     clock: reader.clock("clock")?,
-                    reply: reader.bool("reply")?,
+                    reply_requested: reader.bool("reply")?,
                 };
                 reader.end()?;
                 Ok(frame)
@@ -60,26 +63,27 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// `r`, what we answer: how far we are. The server keeps the log from `flushed` on, and sends from there after a restart.
+/// `r`, Standby status update: the positions reported to the server. The server retains WAL from
+/// `flushed` on and resumes there after a restart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct StandbyStatus {
-    /// Everything before this place has arrived.
+pub struct StandbyStatusUpdate {
+    /// Everything before this position has been received.
     pub received: Lsn,
-    /// Everything before this place is safe with us: the `end` of the last commit that need not be sent again.
+    /// Everything before this position is durable: the `end_lsn` of the last durable commit.
     pub flushed: Lsn,
-    /// Everything before this place can be seen by our readers.
+    /// Everything before this position is visible to readers.
     pub applied: Lsn,
-    /// Our clock.
+    /// Client's clock.
     pub clock: PgTime,
-    /// Whether we want an answer now.
-    pub reply: bool,
+    /// Whether the client requests an immediate keepalive.
+    pub reply_requested: bool,
 }
 
-impl StandbyStatus {
-    /// Bytes of it on the wire.
+impl StandbyStatusUpdate {
+    /// Encoded size in bytes.
     pub const LEN: usize = 34;
 
-    /// The content of one CopyData message.
+    /// Encodes the content of one CopyData message.
     pub fn encode(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
         bytes[0] = b'r';
@@ -87,7 +91,7 @@ impl StandbyStatus {
         bytes[9..17].copy_from_slice(&self.flushed.0.to_be_bytes());
         bytes[17..25].copy_from_slice(&self.applied.0.to_be_bytes());
         bytes[25..33].copy_from_slice(&self.clock.0.to_be_bytes());
-        bytes[33] = u8::from(self.reply);
+        bytes[33] = u8::from(self.reply_requested);
         bytes
     }
 }
@@ -101,25 +105,34 @@ mod tests {
     const KEEPALIVE: &[u8] = b"k\0\0\0\0\x01\x50\x22\xA0\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFE\x01";
 
     #[test]
-    fn data_is_its_places_its_clock_and_the_payload() {
-        let start = Lsn(0x16_B374_D848);
-        let end = Lsn(0x16_B374_D900);
+    fn xlogdata_has_two_positions_a_clock_and_a_payload() {
+        let wal_start = Lsn(0x16_B374_D848);
+        let wal_end = Lsn(0x16_B374_D900);
         let clock = PgTime(0x0002_AC31_2F11_0540);
-        assert_eq!(Frame::decode(DATA), Ok(Frame::Data { start, end, clock, payload: b"payload" }));
+        assert_eq!(
+            Frame::decode(DATA),
+            Ok(Frame::XLogData { wal_start, wal_end, clock, payload: b"payload" })
+        );
     }
 
     #[test]
     fn a_payload_may_be_empty() {
-        let Ok(Frame::Data { payload, .. }) = Frame::decode(&DATA[..25]) else { panic!("it is data") };
+        let Ok(Frame::XLogData { payload, .. }) = Frame::decode(&DATA[..25]) else { panic!("it is data") };
         assert!(payload.is_empty());
     }
 
     #[test]
-    fn a_keepalive_may_ask_for_an_answer() {
-        let end = Lsn(0x0150_22A0);
-        assert_eq!(Frame::decode(KEEPALIVE), Ok(Frame::Keepalive { end, clock: PgTime(-2), reply: true }));
-        let calm = [&KEEPALIVE[..17], b"\0"].concat();
-        assert_eq!(Frame::decode(&calm), Ok(Frame::Keepalive { end, clock: PgTime(-2), reply: false }));
+    fn a_keepalive_may_request_a_reply() {
+        let wal_end = Lsn(0x0150_22A0);
+        assert_eq!(
+            Frame::decode(KEEPALIVE),
+            Ok(Frame::Keepalive { wal_end, clock: PgTime(-2), reply_requested: true })
+        );
+        let quiet = [&KEEPALIVE[..17], b"\0"].concat();
+        assert_eq!(
+            Frame::decode(&quiet),
+            Ok(Frame::Keepalive { wal_end, clock: PgTime(-2), reply_requested: false })
+        );
     }
 
     #[test]
@@ -135,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_keepalive_with_more_than_it_should_have_is_refused() {
+    fn a_keepalive_with_trailing_bytes_is_refused() {
         let long = [KEEPALIVE, b"\0"].concat();
         let error = Frame::decode(&long).unwrap_err();
         assert_eq!(error.to_string(), "Primary keepalive, byte 18, end: bytes too many: 1");
@@ -153,16 +166,16 @@ mod tests {
 
     #[test]
     fn a_status_is_34_bytes_in_the_order_of_the_manual() {
-        let status = StandbyStatus {
+        let status = StandbyStatusUpdate {
             received: Lsn(0x0102_0304_0506_0708),
             flushed: Lsn(0x1112_1314_1516_1718),
             applied: Lsn(0x2122_2324_2526_2728),
             clock: PgTime(-2),
-            reply: true,
+            reply_requested: true,
         };
         let expected = b"r\x01\x02\x03\x04\x05\x06\x07\x08\x11\x12\x13\x14\x15\x16\x17\x18\
             \x21\x22\x23\x24\x25\x26\x27\x28\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFE\x01";
         assert_eq!(&status.encode(), expected);
-        assert_eq!(StandbyStatus { reply: false, ..status }.encode()[33], 0);
+        assert_eq!(StandbyStatusUpdate { reply_requested: false, ..status }.encode()[33], 0);
     }
 }

@@ -1,117 +1,181 @@
-//! Postgres' logical replication messages (the plugin `pgoutput`, protocol versions 1 to 4), decoded without copying.
+//! Decoder for PostgreSQL logical replication messages: plugin `pgoutput`, protocol versions 1 to
+//! 4.
+//!
+//! The crate is pure: bytes in, messages out. It has no sockets, no async runtime and no `unsafe`
+//! code. Decoded messages borrow from the input.
 //!
 //! ```
-//! use forebay_pgoutput::{Decoder, Message};
+//! use forebay_pgoutput::{PgOutputDecoder, PgOutputMessage};
 //!
-//! let mut decoder = Decoder::new();
+//! let mut decoder = PgOutputDecoder::new();
 //! let bytes = b"I\0\0\x40\x07N\0\x02t\0\0\0\x011t\0\0\0\x03ann"; // as a server sends it
-//! if let Message::Insert(insert) = decoder.decode(bytes)? {
-//!     let row: Vec<_> = insert.new.iter().filter_map(|value| value.bytes()).map(str::from_utf8).collect();
+//! if let PgOutputMessage::Insert(insert) = decoder.decode(bytes)? {
+//!     let texts = insert.new.iter().filter_map(|value| value.bytes()).map(str::from_utf8);
+//!     let row: Vec<_> = texts.collect();
 //!     println!("table {}: {row:?}", insert.relation); // table 16391: [Ok("1"), Ok("ann")]
 //! #   assert_eq!((insert.relation, row), (16391, vec![Ok("1"), Ok("ann")]));
 //! }
 //! # Ok::<(), forebay_pgoutput::DecodeError>(())
 //! ```
 //!
-//! What always holds:
-//! - Bytes are a message or a [`DecodeError`]; no bytes make it panic. One byte more or less is an error.
-//! - Nothing is allocated but in [`Relations`], and there no more than a small multiple of what has arrived.
-//! - A message is checked whole when it is decoded; walking over its values or columns can't fail afterwards.
-//! - Neither an error nor the `Debug` of a message tells what a row holds: both may be logged.
+//! # Data flow
+//! ```text
+//! socket ─▶ CopyData ─▶ Frame::decode ─┬▶ Keepalive
+//!                                      └▶ XLogData ─▶ PgOutputDecoder::decode ─▶ PgOutputMessage
+//! socket ◀─ CopyData ◀─ StandbyStatusUpdate::encode         Relation ─▶ RelationCache ◀─┘
+//! ```
+//! Out of scope: sockets, timers, and the SQL that starts replication. `forebay-postgres` has
+//! those.
 //!
-//! Not here: sockets, timers, and the SQL that starts a stream. Pass the content of each CopyData message to
-//! [`Frame::decode`], the payload of [`Frame::Data`] to [`Decoder::decode`], and write [`StandbyStatus::encode`] back now and
-//! then.
+//! # Invariants
+//! Type and message names follow the PostgreSQL manual, chapters "Logical Replication Message
+//! Formats" and "Streaming Replication Protocol".
 //!
-//! # The life of a transaction
-//! A server sends a transaction after it has committed, whole, and one after the other in the order of their commits:
-//! [`Begin`], then for each table that it changes a [`Relation`] if need be and the changes, and at last [`Commit`]. What was
-//! rolled back doesn't come at all.
+//! | guarantee | tests |
+//! |---|---|
+//! | Any bytes decode to a message or a [`DecodeError`], never a panic. | |
+//! | | `any_bytes_are_a_message_or_an_error_and_never_a_panic` |
+//! | | `changed_bytes_are_a_message_or_an_error_and_never_a_panic` |
+//! | An error names the message, the byte offset, the field and the fault. | |
+//! | | `malformed_messages_are_refused_with_the_reason` |
+//! | A truncated message, or one with trailing bytes, is an error. | |
+//! | | `a_message_without_its_end_is_an_error_wherever_it_ends` |
+//! | Decoding allocates nothing. | |
+//! | | `decoding_allocates_nothing_wherever_a_message_ends_and_whatever_byte_is_wrong` |
+//! | [`RelationCache`] and [`Snapshot`] use a small multiple of the received bytes. | |
+//! | | `a_cached_relation_takes_a_small_multiple_of_its_relation_message` |
+//! | | `a_snapshot_takes_a_small_multiple_of_its_text` |
+//! | A message is validated when it is decoded; its iterators cannot fail later. | |
+//! | | `any_bytes_are_a_message_or_an_error_and_never_a_panic` |
+//! | Encoding a decoded message yields the same bytes. | |
+//! | | `any_message_encodes_back_to_the_same_bytes` |
+//! | Errors and `Debug` output contain no row values, so both may be logged. | |
+//! | | `debug_output_of_a_tuple_contains_no_value` |
+//! | | `debug_output_of_a_change_contains_no_value` |
+//! | | `debug_output_contains_no_content` |
+//! | | `debug_output_of_the_reader_contains_no_bytes` |
+//! | [`Commit::end_lsn`] is the position to acknowledge, never plus one. | |
+//! | | `the_end_of_a_commit_is_what_to_acknowledge_and_a_byte_more_loses_the_next` |
 //!
-//! Once everything in a transaction is safe, acknowledge [`Commit::end`] as [`StandbyStatus::flushed`]: neither less nor more.
-//! It is the place right after the commit, and `flushed` means that everything *before* a place is safe. After a
-//! restart the server sends the transactions whose commit begins at that place or later, so that
-//! - [`Commit::lsn`], where this commit begins, would have this transaction sent again;
-//! - `end` plus one would lose the next transaction, if its commit begins at `end`. `tests/it/server.rs` shows that it does.
+//! # Life of a transaction
+//! A server sends each transaction whole, after its commit, in commit order: [`Begin`], then a
+//! [`Relation`] and the changes for each table, then [`Commit`]. Rolled back transactions are not
+//! sent.
 //!
-//! A connection may be lost before the server has read an acknowledgement, so be ready for transactions that you have: pass
-//! over those whose `end` is not above the last one that is safe. [`Frame::Keepalive`] tells how far the server is; between
-//! transactions, with everything safe, acknowledge that too, or a server whose other databases are busy keeps its log
-//! forever.
+//! When the whole transaction is durable, acknowledge [`Commit::end_lsn`] as
+//! [`StandbyStatusUpdate::flushed`]. `flushed` means: everything *before* this position is durable.
+//! After a restart the server sends the transactions whose commit record starts at `flushed` or
+//! later. Therefore:
+//! - Acknowledging [`Commit::commit_lsn`] makes the server send this transaction again.
+//! - Acknowledging `end_lsn` plus one loses the next transaction if its commit record starts at
+//!   `end_lsn`. `tests/it/server.rs` demonstrates the loss.
 //!
-//! # Relations are repeated
-//! Changes name a table by its oid only. The [`Relation`] with its columns comes before the table's first change in each
-//! connection, and again whenever it may have changed: after `ALTER TABLE`, but also after many things that change
-//! nothing. [`Relations`] keeps the last one, and [`Relations::apply`] says whether it differs. Rows have one value per column
-//! of the last relation, in its order. Generated columns are missing in both, unless published (Postgres 18).
+//! A connection may break before the server reads an acknowledgement. Skip received transactions
+//! whose `end_lsn` is not above the last durable one.
 //!
-//! # Old rows, and the replica identity
-//! How an update or a delete tells which row it was is for the table to say, with `ALTER TABLE … REPLICA IDENTITY`:
+//! [`Frame::Keepalive`] carries the server's position. Between transactions, with everything
+//! durable, acknowledge it too. Otherwise a server with other busy databases retains its WAL
+//! indefinitely.
 //!
-//! | [`ReplicaIdentity`]      | [`Update::old`]                                      | [`Delete::old`]         |
-//! |--------------------------|------------------------------------------------------|-------------------------|
-//! | `Default` (primary key)  | `None`; [`OldTuple::Key`] if the key changed[^toast] | [`OldTuple::Key`]       |
-//! | `Index` (a unique index) | as above, with the index' columns                    | [`OldTuple::Key`]       |
-//! | `Full`                   | [`OldTuple::Full`], always                           | [`OldTuple::Full`]      |
-//! | `Nothing`                | the server refuses the update                        | and the delete          |
+//! # Relation messages repeat
+//! Changes name a table by OID only. A [`Relation`] with its columns precedes the table's first
+//! change in each connection. The server sends it again after `ALTER TABLE`, and also after
+//! invalidations that changed nothing. [`RelationCache`] holds the latest one, and
+//! [`RelationCache::apply`] reports whether it differs. Rows have one value per column of the
+//! latest relation, in its order. Generated columns are absent from both unless they are published
+//! (PostgreSQL 18).
 //!
-//! A table without primary key has `Default` like any other; the server refuses its updates, too, as long as they are
-//! published. In an [`OldTuple::Key`] every column outside of the key is [`Value::Null`], whatever it was: look at
-//! [`Column::is_key`].
+//! # Old rows and the replica identity
+//! `ALTER TABLE … REPLICA IDENTITY` selects what an update or a delete carries of the old row:
 //!
-//! [^toast]: or if a column of the key is stored out of line.
+//! | [`ReplicaIdentity`] | [`Update::old`] | [`Delete::old`] |
+//! |---|---|---|
+//! | `Default` (primary key) | `None`, or [`OldTuple::Key`] if it changed[^toast] | [`OldTuple::Key`] |
+//! | `Index` (a unique index) | as above, with the columns of the index | [`OldTuple::Key`] |
+//! | `Full` | [`OldTuple::Full`], always | [`OldTuple::Full`] |
+//! | `Nothing` | the server rejects the update | the server rejects the delete |
 //!
-//! # Values that did not change
-//! A long value (from about 2 kB) is stored out of line, in the table's TOAST relation. An update that leaves it as it is
-//! doesn't write it to the log, so the server can't send it: it is [`Value::Unchanged`] in [`Update::new`]. That is not NULL.
-//! The value is the one from before: in [`Update::old`] if that is an [`OldTuple::Full`] (or an [`OldTuple::Key`], and the
-//! column belongs to the key), else only in your own copy of the row or in the table.
+//! A table without a primary key has `Default` too; the server rejects its updates and deletes
+//! while they are published. In an [`OldTuple::Key`], every column outside the key is
+//! [`TupleValue::Null`]; check [`CachedColumn::is_key`].
 //!
-//! # Streams of transactions that still run
-//! A long transaction is kept by the server until it commits. With protocol 2 and `streaming`, it comes in parts instead
-//! while it still runs: [`StreamStart`], changes, [`Message::StreamStop`], and so on, with parts of others and whole
-//! transactions in between. Within a part, changes carry the id of the (sub)transaction that made them, which is why a
-//! [`Decoder`] must see every message of its connection. Keep them, for nothing of it has happened yet:
-//! - [`StreamAbort`] takes back what carries its `subxid`; all, if that is the transaction's own.
-//! - [`StreamCommit`] makes it happen; acknowledge its `end`. What is kept may be lost with the connection: all is sent again.
-//! - A [`Relation`] in a part is so for that transaction alone. Keep [`Relations`] for each, and [`Relations::adopt`] them
-//!   at the commit.
+//! [^toast]: or if a key column is stored out of line.
 //!
-//! With protocol 3 and a slot made for it, a transaction that is prepared for two-phase commit comes when it is
-//! prepared, between [`Message::BeginPrepare`] and [`Message::Prepare`] (or in parts, up to [`Message::StreamPrepare`]);
-//! whether it happened is told later, by [`CommitPrepared`] or [`RollbackPrepared`], with the name that was given to it.
-//! Protocol 4 adds only where and when to [`StreamAbort`].
+//! # Unchanged TOAST values
+//! PostgreSQL stores a long value (from about 2 kB) out of line, in the table's TOAST relation. An
+//! update that leaves the value alone does not write it to the WAL, so the server cannot send it.
+//! The column is then [`TupleValue::Unchanged`] in [`Update::new`], which is not NULL. The value is
+//! in [`Update::old`] if that is an [`OldTuple::Full`], or an [`OldTuple::Key`] and the column
+//! belongs to the key. Otherwise only the table, or a copy of the row, has it.
 //!
-//! # Joining a copy and the stream
-//! Rows that were copied by a query have the changes of some streamed transactions in them already. Which, its [`Snapshot`]
-//! tells: [`Snapshot::sees`] takes the `xid` of a [`Begin`].
+//! # Streaming of in-progress transactions
+//! With protocol 2 and `streaming`, the server sends a long transaction in segments while it still
+//! runs: [`StreamStart`], changes, [`PgOutputMessage::StreamStop`]. Segments of other transactions
+//! and whole transactions may come in between. Within a segment, each change carries the xid of the
+//! (sub)transaction that made it. A [`PgOutputDecoder`] must therefore see every message of its
+//! connection. Buffer the changes until the outcome is known:
+//! - [`StreamAbort`]: discard the changes that carry its `subxid`; all changes if that equals
+//!   `xid`.
+//! - [`StreamCommit`]: apply the changes and acknowledge its `end_lsn`. After a lost connection the
+//!   server sends everything again, so the buffer need not be durable.
+//! - A [`Relation`] within a segment holds for that transaction only. Use one [`RelationCache`] per
+//!   transaction and [`RelationCache::adopt`] it at the commit.
+//!
+//! With protocol 3 and a two-phase slot, the server sends a prepared transaction at `PREPARE
+//! TRANSACTION`, between [`PgOutputMessage::BeginPrepare`] and [`PgOutputMessage::Prepare`], or in
+//! segments up to [`PgOutputMessage::StreamPrepare`]. [`CommitPrepared`] or [`RollbackPrepared`]
+//! with the same `gid` follows later. Protocol 4 adds the abort LSN and time to [`StreamAbort`].
+//!
+//! # Joining a table copy and the stream
+//! A copied table already contains the changes of some streamed transactions. [`Snapshot::sees`]
+//! tells which: it takes the `xid` of a [`Begin`].
+//!
+//! # Where to look
+//! | topic | file |
+//! |---|---|
+//! | `XLogData`, keepalive, standby status update | `frame.rs` |
+//! | message types, one reader function each | `message/` |
+//! | rows and values | `tuple.rs` |
+//! | columns, replica identity; the cache of them | `relation.rs`, `relation_cache.rs` |
+//! | bounds-checked reads, error positions | `message_reader.rs`, `error.rs` |
+//! | snapshots and xid wraparound | `snapshot.rs`, `xid.rs` |
+//!
+//! # Decisions
+//! - Fault texts are static and numbers only. An error therefore never contains row data.
+//! - [`PgOutputDecoder`] keeps one bit of state: whether a stream segment is open. Everything else
+//!   is the caller's.
+//! - A wrong message ends the connection. The meaning of an unreadable message is unknown, so
+//!   skipping it could lose a change.
+//! - A message is at most 80 bytes and returned by value
+//!   (`a_message_is_small_enough_to_be_returned_by_value`).
 
 #![forbid(unsafe_code)]
 
-mod clock;
 mod decoder;
 mod error;
 mod frame;
 mod lsn;
 mod message;
-mod reader;
+mod message_reader;
+mod pg_time;
 mod relation;
-mod relations;
+mod relation_cache;
 mod snapshot;
 mod tuple;
 mod xid;
 
-pub use clock::PgTime;
-pub use decoder::Decoder;
+pub use decoder::PgOutputDecoder;
 pub use error::{DecodeError, Fault};
-pub use frame::{Frame, StandbyStatus};
+pub use frame::{Frame, StandbyStatusUpdate};
 pub use lsn::{Lsn, ParseLsnError};
 pub use message::{
-    Abort, Begin, Commit, CommitPrepared, Delete, Insert, LogicalMessage, Message, Oids, OidsIter, Origin,
-    Prepare, RollbackPrepared, StreamAbort, StreamCommit, StreamStart, Truncate, Type, Update,
+    AbortPoint, Begin, Commit, CommitPrepared, Delete, Insert, LogicalMessage, Origin, PgOutputMessage,
+    Prepare, RelationOids, RelationOidsIter, RollbackPrepared, StreamAbort, StreamCommit, StreamStart,
+    Truncate, Type, Update,
 };
-pub use relation::{ColumnRef, ColumnRefs, Columns, Relation, ReplicaIdentity};
-pub use relations::{Column, Relations, Table};
+pub use pg_time::PgTime;
+pub use relation::{Relation, RelationColumn, RelationColumns, RelationColumnsIter, ReplicaIdentity};
+pub use relation_cache::{CachedColumn, CachedRelation, RelationCache};
 pub use snapshot::{ParseSnapshotError, Snapshot};
-pub use tuple::{OldTuple, Tuple, Value, Values};
+pub use tuple::{OldTuple, Tuple, TupleValue, TupleValues};
 pub use xid::Xid;

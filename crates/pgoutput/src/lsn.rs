@@ -1,19 +1,20 @@
-//! Places in the write-ahead log.
+//! Log sequence numbers: positions in the write-ahead log.
 //!
-//! Invariant: an `Lsn` is a count of bytes, ordered as the log is. Text and number hold the same.
+//! Invariant: an [`Lsn`] is a byte count, ordered as the WAL is. Its text form round-trips.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A place in the write-ahead log: bytes since the log began. Written as Postgres writes it, `16/B374D848`.
+/// Position in the write-ahead log, in bytes since its start. Displayed as PostgreSQL does:
+/// `16/B374D848`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Lsn(pub u64);
 
 impl Lsn {
-    /// No place: what Postgres sends where it has none to tell.
-    pub const NONE: Lsn = Lsn(0);
+    /// `InvalidXLogRecPtr`: PostgreSQL sends it where it has no position.
+    pub const INVALID: Lsn = Lsn(0);
 
-    /// How many bytes of the log lie between an earlier place and this one; 0 if it is not earlier.
+    /// Returns the bytes of WAL from `earlier` to this position; 0 if `earlier` is not earlier.
     pub fn bytes_since(self, earlier: Lsn) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
@@ -52,13 +53,13 @@ impl From<Lsn> for u64 {
     }
 }
 
-/// A text that is no place in the log.
+/// Error for a text that is not an LSN.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not an LSN: two numbers of 1 to 8 hexadecimal digits, with a slash between them")]
 pub struct ParseLsnError;
 
 fn half(digits: &str) -> Result<u32, ParseLsnError> {
-    // `from_str_radix` would take a sign.
+    // `from_str_radix` accepts a sign, PostgreSQL does not.
     let strict = (1..=8).contains(&digits.len()) && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
     if !strict {
         return Err(ParseLsnError);
@@ -73,10 +74,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_written_as_postgres_does() {
+    fn it_is_displayed_as_postgres_does() {
         assert_eq!(Lsn(0x16_B374_D848).to_string(), "16/B374D848");
         assert_eq!(format!("{:?}", Lsn(0x1_0000_000A)), "1/A");
-        assert_eq!(Lsn::NONE.to_string(), "0/0");
+        assert_eq!(Lsn::INVALID.to_string(), "0/0");
         assert_eq!(Lsn(u64::MAX).to_string(), "FFFFFFFF/FFFFFFFF");
     }
 

@@ -1,60 +1,62 @@
-//! A table as a message announces it.
+//! The Relation message: a table's name, replica identity and columns.
 //!
-//! Invariant: `Columns` holds exactly as many whole columns as it says, with names in UTF-8, so walking it can't fail.
-//! Kept by: `Columns::read`, the only way to make one, walks it with the same function that `ColumnRefs` uses later.
-//! Not here: keeping them; see `relations.rs`.
+//! Invariant: [`RelationColumns`] holds exactly `len` complete columns with UTF-8 names, so
+//! iterating over it cannot fail.
+//! Enforced by: `RelationColumns::read`, the only constructor, reads every column with the function
+//! that [`RelationColumnsIter`] uses later.
+//! Out of scope: storing relations; see `relation_cache.rs`.
 
 use std::fmt;
 use std::iter::FusedIterator;
 
 use crate::error::{DecodeError, Fault};
-use crate::reader::Reader;
+use crate::message_reader::MessageReader;
 
-/// `R`: a table, as the changes that follow describe their rows.
+/// `R`: describes the rows of the changes that follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Relation<'a> {
-    /// The transaction that changes it, if it is streamed.
+    /// Transaction id, if the message is within a stream segment.
     pub xid: Option<u32>,
-    /// By what changes name it.
+    /// OID that changes refer to.
     pub oid: u32,
-    /// Its schema; "" means `pg_catalog`.
+    /// Schema name; empty for `pg_catalog`.
     pub namespace: &'a str,
-    /// Its name.
+    /// Table name.
     pub name: &'a str,
-    /// What it tells of rows that are updated or deleted.
+    /// Replica identity of the table.
     pub identity: ReplicaIdentity,
-    /// Its columns that are published, in the order of the values in tuples.
-    pub columns: Columns<'a>,
+    /// Published columns, in the order of the values in tuples.
+    pub columns: RelationColumns<'a>,
 }
 
 impl<'a> Relation<'a> {
-    pub(crate) fn read(xid: Option<u32>, reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+    pub(crate) fn read(xid: Option<u32>, reader: &mut MessageReader<'a>) -> Result<Self, DecodeError> {
         Ok(Relation {
             xid,
             oid: reader.u32("oid")?,
             namespace: reader.text("namespace")?,
             name: reader.text("name")?,
             identity: ReplicaIdentity::read(reader)?,
-            columns: Columns::read(reader)?,
+            columns: RelationColumns::read(reader)?,
         })
     }
 }
 
-/// What a table tells of rows that are updated or deleted: `ALTER TABLE … REPLICA IDENTITY`.
+/// Which columns identify an updated or deleted row: `ALTER TABLE … REPLICA IDENTITY`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ReplicaIdentity {
-    /// `d`: the primary key. A table without one can't be updated while updates of it are published.
+    /// `d`: the primary key. The server rejects published updates of a table without one.
     Default,
-    /// `n`: nothing. The table can't be updated while updates of it are published.
+    /// `n`: no columns. The server rejects published updates of the table.
     Nothing,
-    /// `f`: the whole row.
+    /// `f`: all columns.
     Full,
     /// `i`: the columns of a unique index.
     Index,
 }
 
 impl ReplicaIdentity {
-    fn read(reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
+    fn read(reader: &mut MessageReader<'_>) -> Result<Self, DecodeError> {
         let before = *reader;
         match reader.u8("replica identity")? {
             b'd' => Ok(ReplicaIdentity::Default),
@@ -66,76 +68,76 @@ impl ReplicaIdentity {
     }
 }
 
-/// The columns of a [`Relation`].
+/// Columns of a [`Relation`].
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
-pub struct Columns<'a> {
+pub struct RelationColumns<'a> {
     len: u16,
     columns: &'a [u8],
 }
 
-impl<'a> Columns<'a> {
-    /// How many there are.
+impl<'a> RelationColumns<'a> {
+    /// Returns the number of columns.
     pub fn len(&self) -> usize {
         usize::from(self.len)
     }
 
-    /// Whether there is none.
+    /// Returns whether the relation has no columns.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// All of them, in the order of the values in tuples.
-    pub fn iter(&self) -> ColumnRefs<'a> {
-        ColumnRefs { left: self.len, reader: Reader::new(self.columns) }
+    /// Returns an iterator over the columns, in the order of the values in tuples.
+    pub fn iter(&self) -> RelationColumnsIter<'a> {
+        RelationColumnsIter { left: self.len, reader: MessageReader::new(self.columns) }
     }
 
-    fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+    fn read(reader: &mut MessageReader<'a>) -> Result<Self, DecodeError> {
         let len = reader.u16("number of columns")?;
         let before = *reader;
         for _ in 0..len {
-            ColumnRef::read(reader)?;
+            RelationColumn::read(reader)?;
         }
-        Ok(Columns { len, columns: reader.since(&before) })
+        Ok(RelationColumns { len, columns: reader.since(&before) })
     }
 }
 
-impl<'a> IntoIterator for Columns<'a> {
-    type Item = ColumnRef<'a>;
-    type IntoIter = ColumnRefs<'a>;
+impl<'a> IntoIterator for RelationColumns<'a> {
+    type Item = RelationColumn<'a>;
+    type IntoIter = RelationColumnsIter<'a>;
 
-    fn into_iter(self) -> ColumnRefs<'a> {
+    fn into_iter(self) -> RelationColumnsIter<'a> {
         self.iter()
     }
 }
 
-impl<'a> IntoIterator for &Columns<'a> {
-    type Item = ColumnRef<'a>;
-    type IntoIter = ColumnRefs<'a>;
+impl<'a> IntoIterator for &RelationColumns<'a> {
+    type Item = RelationColumn<'a>;
+    type IntoIter = RelationColumnsIter<'a>;
 
-    fn into_iter(self) -> ColumnRefs<'a> {
+    fn into_iter(self) -> RelationColumnsIter<'a> {
         self.iter()
     }
 }
 
-impl fmt::Debug for Columns<'_> {
+impl fmt::Debug for RelationColumns<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self).finish()
     }
 }
 
-/// Walks over the columns of a [`Relation`].
+/// Iterator over the columns of a [`Relation`].
 #[derive(Debug, Clone)]
-pub struct ColumnRefs<'a> {
+pub struct RelationColumnsIter<'a> {
     left: u16,
-    reader: Reader<'a>,
+    reader: MessageReader<'a>,
 }
 
-impl<'a> Iterator for ColumnRefs<'a> {
-    type Item = ColumnRef<'a>;
+impl<'a> Iterator for RelationColumnsIter<'a> {
+    type Item = RelationColumn<'a>;
 
-    fn next(&mut self) -> Option<ColumnRef<'a>> {
+    fn next(&mut self) -> Option<RelationColumn<'a>> {
         self.left = self.left.checked_sub(1)?;
-        ColumnRef::read(&mut self.reader).ok() // it was read before
+        RelationColumn::read(&mut self.reader).ok() // validated by `RelationColumns::read`
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
@@ -143,26 +145,28 @@ impl<'a> Iterator for ColumnRefs<'a> {
     }
 }
 
-impl ExactSizeIterator for ColumnRefs<'_> {}
-impl FusedIterator for ColumnRefs<'_> {}
+impl ExactSizeIterator for RelationColumnsIter<'_> {}
+impl FusedIterator for RelationColumnsIter<'_> {}
 
-/// A column as a [`Relation`] announces it; [`Column`](crate::Column) is the same, owned.
+/// Column of a [`Relation`]. [`CachedColumn`](crate::CachedColumn) is the owned form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ColumnRef<'a> {
-    /// Its name.
+pub struct RelationColumn<'a> {
+    /// Column name.
     pub name: &'a str,
-    /// Its type, as in `pg_type`. Types that Postgres doesn't come with are announced by a `Type` before.
+    /// OID of the column's type, as in `pg_type`. A `Type` message precedes the relation for types
+    /// that are not built in.
     pub type_oid: u32,
-    /// The type's modifier, as in `pg_attribute.atttypmod`; -1 if there is none.
+    /// Type modifier, as in `pg_attribute.atttypmod`; -1 if there is none.
     pub type_modifier: i32,
-    /// Whether it belongs to the replica identity: all columns do, if that is [`ReplicaIdentity::Full`].
+    /// Whether the column belongs to the replica identity. True for all columns under
+    /// [`ReplicaIdentity::Full`].
     pub is_key: bool,
 }
 
-impl<'a> ColumnRef<'a> {
-    fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+impl<'a> RelationColumn<'a> {
+    fn read(reader: &mut MessageReader<'a>) -> Result<Self, DecodeError> {
         let is_key = reader.bool("flags of a column")?;
-        Ok(ColumnRef {
+        Ok(RelationColumn {
             name: reader.text("name of a column")?,
             type_oid: reader.u32("type of a column")?,
             type_modifier: reader.i32("type modifier of a column")?,
@@ -179,27 +183,27 @@ mod tests {
         b"\0\0\x40\x0Apublic\0users\0d\0\x02\x01id\0\0\0\0\x17\xFF\xFF\xFF\xFF\0name\0\0\0\x04\x13\0\0\0\x24";
 
     fn read(bytes: &[u8]) -> Result<Relation<'_>, DecodeError> {
-        let mut reader = Reader::new(bytes);
+        let mut reader = MessageReader::new(bytes);
         let relation = Relation::read(None, &mut reader)?;
         reader.end()?;
         Ok(relation)
     }
 
     #[test]
-    fn a_relation_is_its_names_its_identity_and_its_columns() {
+    fn a_relation_has_names_an_identity_and_columns() {
         let relation = read(USERS).unwrap();
         assert_eq!((relation.xid, relation.oid), (None, 16394));
         assert_eq!((relation.namespace, relation.name), ("public", "users"));
         assert_eq!(relation.identity, ReplicaIdentity::Default);
-        let id = ColumnRef { name: "id", type_oid: 23, type_modifier: -1, is_key: true };
-        let name = ColumnRef { name: "name", type_oid: 1043, type_modifier: 36, is_key: false };
+        let id = RelationColumn { name: "id", type_oid: 23, type_modifier: -1, is_key: true };
+        let name = RelationColumn { name: "name", type_oid: 1043, type_modifier: 36, is_key: false };
         assert!(relation.columns.iter().eq([id, name]));
         assert!((&relation.columns).into_iter().eq(relation.columns));
         assert_eq!((relation.columns.len(), relation.columns.iter().len()), (2, 2));
     }
 
     #[test]
-    fn a_schema_without_name_stays_without() {
+    fn an_empty_schema_name_stays_empty() {
         let relation = read(b"\0\0\0\x01\0t\0n\0\0").unwrap();
         assert_eq!((relation.namespace, relation.columns.is_empty()), ("", true));
     }
@@ -220,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_that_are_announced_but_not_there_are_refused() {
+    fn a_column_count_beyond_the_message_is_refused() {
         let error = read(b"\0\0\0\x01s\0t\0d\xFF\xFF\x01a\0").unwrap_err();
         assert_eq!((error.field, error.fault), ("type of a column", Fault::Ended { needed: 4, left: 0 }));
     }

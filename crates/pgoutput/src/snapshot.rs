@@ -1,32 +1,34 @@
-//! Which transactions a query has seen.
+//! Snapshots: which transactions a query sees.
 //!
-//! Invariant: `sees` answers as Postgres' `pg_visible_in_snapshot` does, for any top-level transaction whose full id lies
-//! within 2^31 of `xmax`.
-//! Not here: subtransactions, which a snapshot's text doesn't name, and whether a transaction that it sees committed.
+//! Invariant: [`Snapshot::sees`] equals PostgreSQL's `pg_visible_in_snapshot` for any top-level
+//! transaction whose full id is within 2^31 of `xmax`.
+//! Out of scope: subtransactions, which the text form does not list, and whether a finished
+//! transaction committed.
 
 use std::str::FromStr;
 
 use crate::xid::Xid;
 
-/// What `pg_current_snapshot()` returns: which transactions had ended when it was taken.
+/// Result of `pg_current_snapshot()`: which transactions had finished when it was taken.
 ///
-/// To join a copy of a table and the stream of its changes: take the snapshot in the transaction that copies, and pass over
-/// each streamed transaction that it [`sees`](Self::sees). Comparing LSNs instead would be wrong, for a transaction becomes
-/// visible some time after its commit was written to the log.
+/// To join a table copy and the stream of its changes, take the snapshot in the copying
+/// transaction. Then skip each streamed transaction that it [`sees`](Self::sees). Comparing LSNs is
+/// wrong: a transaction becomes visible some time after its commit record is written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Snapshot {
-    /// All transactions before this one had ended.
+    /// All transactions below this id had finished.
     pub xmin: u64,
-    /// None from this one on had.
+    /// No transaction at or above this id had finished.
     pub xmax: u64,
-    /// Those between that were still running.
+    /// Ids from `xmin` to below `xmax` that were in progress.
     pub xip: Vec<u64>,
 }
 
 impl Snapshot {
-    /// Whether this transaction had ended when the snapshot was taken, so that what it committed was visible.
+    /// Returns whether this transaction had finished when the snapshot was taken, so that its
+    /// commit was visible.
     ///
-    /// Takes the id of a whole transaction, as in `Begin`, not that of a subtransaction.
+    /// Takes the id of a top-level transaction, as in `Begin`, not of a subtransaction.
     pub fn sees(&self, xid: u32) -> bool {
         let full = Xid(xid).widen(self.xmax);
         full < self.xmin || full < self.xmax && !self.xip.contains(&full)
@@ -41,7 +43,7 @@ impl FromStr for Snapshot {
         let (Some(xmin), Some(xmax), Some(list), None) =
             (parts.next(), parts.next(), parts.next(), parts.next())
         else {
-            return Err(ParseSnapshotError::Shape);
+            return Err(ParseSnapshotError::Syntax);
         };
         let (xmin, xmax) = (number(xmin)?, number(xmax)?);
         let xip: Vec<u64> = match list {
@@ -51,29 +53,29 @@ impl FromStr for Snapshot {
         let ascending = xip.is_sorted_by(|earlier, later| earlier < later);
         let within = xip.iter().all(|xid| (xmin..xmax).contains(xid));
         if xmin == 0 || xmin > xmax || !ascending || !within {
-            return Err(ParseSnapshotError::Order);
+            return Err(ParseSnapshotError::Inconsistent);
         }
         Ok(Snapshot { xmin, xmax, xip })
     }
 }
 
-/// A text that is no snapshot.
+/// Error for a text that is not a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ParseSnapshotError {
-    /// It is not of the form `xmin:xmax:xid,xid,…`.
+    /// The text is not of the form `xmin:xmax:xid,xid,…`.
     #[error("not a snapshot: two numbers and a list of numbers expected, as in 10:20:10,14,15")]
-    Shape,
-    /// Its numbers contradict each other.
+    Syntax,
+    /// The numbers contradict each other.
     #[error("not a snapshot: xmin must not be above xmax, and the list must ascend from xmin to below xmax")]
-    Order,
+    Inconsistent,
 }
 
 fn number(digits: &str) -> Result<u64, ParseSnapshotError> {
-    // `parse` would take a sign.
+    // `parse` accepts a sign, PostgreSQL does not.
     if !digits.bytes().all(|digit| digit.is_ascii_digit()) {
-        return Err(ParseSnapshotError::Shape);
+        return Err(ParseSnapshotError::Syntax);
     }
-    digits.parse().map_err(|_| ParseSnapshotError::Shape)
+    digits.parse().map_err(|_| ParseSnapshotError::Syntax)
 }
 
 #[cfg(test)]
@@ -111,42 +113,42 @@ mod tests {
             "10:20:10, 14",
             "10:18446744073709551616:",
         ] {
-            assert_eq!(text.parse::<Snapshot>(), Err(ParseSnapshotError::Shape), "{text:?}");
+            assert_eq!(text.parse::<Snapshot>(), Err(ParseSnapshotError::Syntax), "{text:?}");
         }
     }
 
     #[test]
     fn numbers_that_contradict_each_other_are_refused() {
         for text in ["20:10:", "0:10:", "10:20:9", "10:20:20", "10:20:15,14", "10:20:14,14"] {
-            assert_eq!(text.parse::<Snapshot>(), Err(ParseSnapshotError::Order), "{text:?}");
+            assert_eq!(text.parse::<Snapshot>(), Err(ParseSnapshotError::Inconsistent), "{text:?}");
         }
     }
 
     #[test]
-    fn it_sees_what_had_ended_and_nothing_else() {
+    fn it_sees_exactly_the_finished_transactions() {
         let snapshot: Snapshot = "10:20:10,14,15".parse().unwrap();
         let seen: Vec<u32> = (3..25).filter(|xid| snapshot.sees(*xid)).collect();
         assert_eq!(seen, [3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 17, 18, 19]);
     }
 
     #[test]
-    fn it_sees_across_the_end_of_the_numbers() {
+    fn it_sees_across_wraparound() {
         let (xmin, xmax) = (3 * EPOCH - 10, 3 * EPOCH + 10);
         let snapshot = Snapshot { xmin, xmax, xip: vec![3 * EPOCH - 10, 3 * EPOCH + 5] };
         assert!(snapshot.sees(u32::MAX - 10) && snapshot.sees(u32::MAX), "in the epoch before");
-        assert!(!snapshot.sees(u32::MAX - 9), "runs still");
+        assert!(!snapshot.sees(u32::MAX - 9), "in progress");
         assert!(snapshot.sees(4) && !snapshot.sees(5) && snapshot.sees(9) && !snapshot.sees(10));
         assert!(snapshot.sees(10 + (1 << 31)), "2^31 before xmax is the past");
         assert!(!snapshot.sees(9 + (1 << 31)), "2^31 - 1 after xmax is the future");
     }
 
     #[test]
-    fn ids_that_no_transaction_gets_are_older_than_all() {
+    fn special_ids_are_always_seen() {
         let snapshot = Snapshot { xmin: 7 * EPOCH, xmax: 7 * EPOCH + 9, xip: vec![] };
         assert!((0..3).all(|xid| snapshot.sees(xid)));
     }
 
-    /// A snapshot of any time, with running transactions anywhere in it.
+    /// Any snapshot, with in-progress transactions anywhere in it.
     fn any_snapshot() -> impl Strategy<Value = Snapshot> {
         let near_wrap =
             (1..5_u64, -60..60_i64).prop_map(|(epoch, near)| (epoch * EPOCH).wrapping_add_signed(near));
@@ -177,7 +179,7 @@ mod tests {
             distance in prop_oneof![-100..100_i32, any::<i32>()],
         ) {
             let Some(full) = snapshot.xmax.checked_add_signed(distance.into()) else { return Ok(()) };
-            prop_assume!(full as u32 >= 3); // no transaction gets those
+            prop_assume!(full as u32 >= 3); // special ids are never assigned
             let ended = full < snapshot.xmax && !snapshot.xip.contains(&full);
             prop_assert_eq!(snapshot.sees(full as u32), ended);
         }

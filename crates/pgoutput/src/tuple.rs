@@ -1,16 +1,18 @@
-//! Rows, borrowed from the message that brought them.
+//! Rows, borrowed from the message that contains them.
 //!
-//! Invariant: a `Tuple` holds exactly as many whole values as it says, so walking it can't fail.
-//! Kept by: `Tuple::read`, the only way to make one, walks it with the same function that `Values` uses later.
-//! Not here: what a value means. Text is as the type's output function wrote it, in `client_encoding`.
+//! Invariant: a [`Tuple`] holds exactly `len` complete values, so iterating over it cannot fail.
+//! Enforced by: `Tuple::read`, the only constructor, reads every value with the function that
+//! [`TupleValues`] uses later.
+//! Out of scope: the meaning of a value. Text is the type's output function's result, in
+//! `client_encoding`.
 
 use std::fmt;
 use std::iter::FusedIterator;
 
 use crate::error::{DecodeError, Fault};
-use crate::reader::Reader;
+use crate::message_reader::MessageReader;
 
-/// The values of a row, one per column of its relation, in the same order.
+/// Values of a row (the manual's TupleData): one per column of the relation, in its order.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct Tuple<'a> {
     len: u16,
@@ -18,33 +20,33 @@ pub struct Tuple<'a> {
 }
 
 impl<'a> Tuple<'a> {
-    /// How many values there are.
+    /// Returns the number of values.
     pub fn len(&self) -> usize {
         usize::from(self.len)
     }
 
-    /// Whether there is none: a table may have no columns.
+    /// Returns whether the row has no values. A table may have no columns.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// All values, in the order of the relation's columns.
-    pub fn iter(&self) -> Values<'a> {
-        Values { left: self.len, reader: Reader::new(self.values) }
+    /// Returns an iterator over the values, in the order of the relation's columns.
+    pub fn iter(&self) -> TupleValues<'a> {
+        TupleValues { left: self.len, reader: MessageReader::new(self.values) }
     }
 
-    /// The value of one column. It walks past those before: for several columns, iterate.
-    pub fn get(&self, column: usize) -> Option<Value<'a>> {
+    /// Returns the value of one column. Cost is linear in `column`; iterate to read several.
+    pub fn get(&self, column: usize) -> Option<TupleValue<'a>> {
         self.iter().nth(column)
     }
 
     #[inline]
-    pub(crate) fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+    pub(crate) fn read(reader: &mut MessageReader<'a>) -> Result<Self, DecodeError> {
         let len = reader.u16("number of values")?;
         let before = *reader;
-        let mut walk = before; // a local one stays in registers
+        let mut walk = before; // a local copy stays in registers
         for _ in 0..len {
-            Value::read(&mut walk)?;
+            TupleValue::read(&mut walk)?;
         }
         *reader = walk;
         Ok(Tuple { len, values: walk.since(&before) })
@@ -52,44 +54,44 @@ impl<'a> Tuple<'a> {
 }
 
 impl<'a> IntoIterator for Tuple<'a> {
-    type Item = Value<'a>;
-    type IntoIter = Values<'a>;
+    type Item = TupleValue<'a>;
+    type IntoIter = TupleValues<'a>;
 
-    fn into_iter(self) -> Values<'a> {
+    fn into_iter(self) -> TupleValues<'a> {
         self.iter()
     }
 }
 
 impl<'a> IntoIterator for &Tuple<'a> {
-    type Item = Value<'a>;
-    type IntoIter = Values<'a>;
+    type Item = TupleValue<'a>;
+    type IntoIter = TupleValues<'a>;
 
-    fn into_iter(self) -> Values<'a> {
+    fn into_iter(self) -> TupleValues<'a> {
         self.iter()
     }
 }
 
-/// Tells of each value what [`Value`] does: never what it holds.
+/// Prints the kind and length of each value, never its content.
 impl fmt::Debug for Tuple<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self).finish()
     }
 }
 
-/// Walks over the values of a [`Tuple`].
+/// Iterator over the values of a [`Tuple`].
 #[derive(Debug, Clone)]
-pub struct Values<'a> {
+pub struct TupleValues<'a> {
     left: u16,
-    reader: Reader<'a>,
+    reader: MessageReader<'a>,
 }
 
-impl<'a> Iterator for Values<'a> {
-    type Item = Value<'a>;
+impl<'a> Iterator for TupleValues<'a> {
+    type Item = TupleValue<'a>;
 
     #[inline]
-    fn next(&mut self) -> Option<Value<'a>> {
+    fn next(&mut self) -> Option<TupleValue<'a>> {
         self.left = self.left.checked_sub(1)?;
-        Value::read(&mut self.reader).ok() // it was read before
+        TupleValue::read(&mut self.reader).ok() // validated by `Tuple::read`
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
@@ -97,69 +99,70 @@ impl<'a> Iterator for Values<'a> {
     }
 }
 
-impl ExactSizeIterator for Values<'_> {}
-impl FusedIterator for Values<'_> {}
+impl ExactSizeIterator for TupleValues<'_> {}
+impl FusedIterator for TupleValues<'_> {}
 
-/// What a message tells of one column of a row.
+/// Value of one column of a row.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Value<'a> {
-    /// NULL; in an [`OldTuple::Key`] also any column outside of the key.
+pub enum TupleValue<'a> {
+    /// `n`: NULL; in an [`OldTuple::Key`] also any column outside the key.
     Null,
-    /// Stored out of line (TOAST) and left as it was by this update, so the server didn't read it. Not NULL: the value is
-    /// what it was before; see the crate's documentation for where to find it.
+    /// `u`: an unchanged TOAST value, which the server did not send. It is not NULL; the crate
+    /// documentation says where to find the value.
     Unchanged,
-    /// As the type's output function writes it: what `SELECT column::text` shows, for almost all types.
+    /// `t`: output of the type's output function; `SELECT column::text` shows the same for almost
+    /// all types.
     Text(&'a [u8]),
-    /// As the type's send function writes it; only if the stream was started with `binary`.
+    /// `b`: output of the type's send function; only if the stream was started with `binary`.
     Binary(&'a [u8]),
 }
 
-impl<'a> Value<'a> {
-    /// The bytes of a text or binary value.
+impl<'a> TupleValue<'a> {
+    /// Returns the bytes of a text or binary value.
     pub fn bytes(self) -> Option<&'a [u8]> {
         match self {
-            Value::Text(bytes) | Value::Binary(bytes) => Some(bytes),
-            Value::Null | Value::Unchanged => None,
+            TupleValue::Text(bytes) | TupleValue::Binary(bytes) => Some(bytes),
+            TupleValue::Null | TupleValue::Unchanged => None,
         }
     }
 
     #[inline]
-    fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+    fn read(reader: &mut MessageReader<'a>) -> Result<Self, DecodeError> {
         let before = *reader;
         match reader.u8("kind of a value")? {
-            b't' => reader.counted("length of a value", "value").map(Value::Text),
-            b'n' => Ok(Value::Null),
-            b'u' => Ok(Value::Unchanged),
-            b'b' => reader.counted("length of a value", "value").map(Value::Binary),
+            b't' => reader.counted("length of a value", "value").map(TupleValue::Text),
+            b'n' => Ok(TupleValue::Null),
+            b'u' => Ok(TupleValue::Unchanged),
+            b'b' => reader.counted("length of a value", "value").map(TupleValue::Binary),
             _ => Err(before.fault("kind of a value", Fault::Unexpected { expected: "'n', 'u', 't', 'b'" })),
         }
     }
 }
 
-/// Tells what kind of value it is and how long, never what it holds: rows don't belong into logs.
-impl fmt::Debug for Value<'_> {
+/// Prints the kind and length of the value, never its content: row data must not reach logs.
+impl fmt::Debug for TupleValue<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Value::Null => f.write_str("Null"),
-            Value::Unchanged => f.write_str("Unchanged"),
-            Value::Text(bytes) => write!(f, "Text({} bytes)", bytes.len()),
-            Value::Binary(bytes) => write!(f, "Binary({} bytes)", bytes.len()),
+            TupleValue::Null => f.write_str("Null"),
+            TupleValue::Unchanged => f.write_str("Unchanged"),
+            TupleValue::Text(bytes) => write!(f, "Text({} bytes)", bytes.len()),
+            TupleValue::Binary(bytes) => write!(f, "Binary({} bytes)", bytes.len()),
         }
     }
 }
 
-/// A row as it was before an update or a delete; how much of it depends on the table's
-/// [`ReplicaIdentity`](crate::ReplicaIdentity).
+/// Row before an update or a delete. The table's [`ReplicaIdentity`](crate::ReplicaIdentity)
+/// decides how much of it is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OldTuple<'a> {
-    /// `K`: the columns of the key hold their old values, all others are [`Value::Null`], whatever they were.
+    /// `K`: key columns have their old values; all other columns are [`TupleValue::Null`].
     Key(Tuple<'a>),
-    /// `O`: all columns hold their old values, those stored out of line too.
+    /// `O`: all columns have their old values, including those stored out of line.
     Full(Tuple<'a>),
 }
 
 impl<'a> OldTuple<'a> {
-    /// The values, whichever they are.
+    /// Returns the values of either variant.
     pub fn tuple(&self) -> Tuple<'a> {
         match self {
             OldTuple::Key(tuple) | OldTuple::Full(tuple) => *tuple,
@@ -174,13 +177,18 @@ mod tests {
     const FOUR: &[u8] = b"\0\x04t\0\0\0\x03annnub\0\0\0\x02\x00\xFF";
 
     fn read(bytes: &[u8]) -> Result<Tuple<'_>, DecodeError> {
-        Tuple::read(&mut Reader::new(bytes))
+        Tuple::read(&mut MessageReader::new(bytes))
     }
 
     #[test]
     fn every_kind_of_value_is_read() {
         let tuple = read(FOUR).unwrap();
-        let expected = [Value::Text(b"ann"), Value::Null, Value::Unchanged, Value::Binary(b"\x00\xFF")];
+        let expected = [
+            TupleValue::Text(b"ann"),
+            TupleValue::Null,
+            TupleValue::Unchanged,
+            TupleValue::Binary(b"\x00\xFF"),
+        ];
         assert!(tuple.iter().eq(expected));
         assert!(tuple.into_iter().eq(expected));
         assert_eq!((tuple.len(), tuple.iter().len(), tuple.is_empty()), (4, 4, false));
@@ -189,16 +197,16 @@ mod tests {
     #[test]
     fn a_value_is_found_by_its_column() {
         let tuple = read(FOUR).unwrap();
-        assert_eq!(tuple.get(0), Some(Value::Text(b"ann")));
-        assert_eq!(tuple.get(3).and_then(Value::bytes), Some(&b"\x00\xFF"[..]));
-        assert_eq!(tuple.get(2).and_then(Value::bytes), None);
+        assert_eq!(tuple.get(0), Some(TupleValue::Text(b"ann")));
+        assert_eq!(tuple.get(3).and_then(TupleValue::bytes), Some(&b"\x00\xFF"[..]));
+        assert_eq!(tuple.get(2).and_then(TupleValue::bytes), None);
         assert_eq!(tuple.get(4), None);
     }
 
     #[test]
-    fn a_text_may_be_empty_and_is_not_null() {
+    fn an_empty_text_is_not_null() {
         let tuple = read(b"\0\x01t\0\0\0\0").unwrap();
-        assert_eq!(tuple.get(0), Some(Value::Text(b"")));
+        assert_eq!(tuple.get(0), Some(TupleValue::Text(b"")));
     }
 
     #[test]
@@ -210,7 +218,7 @@ mod tests {
     #[test]
     fn a_tuple_ends_where_its_last_value_does() {
         let bytes = [FOUR, b"N"].concat();
-        let mut reader = Reader::new(&bytes);
+        let mut reader = MessageReader::new(&bytes);
         Tuple::read(&mut reader).unwrap();
         assert_eq!(reader.rest(), b"N");
     }
@@ -224,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_that_are_announced_but_not_there_are_refused() {
+    fn a_value_count_beyond_the_message_is_refused() {
         let error = read(b"\xFF\xFFnun").unwrap_err();
         assert_eq!((error.at, error.fault), (5, Fault::Ended { needed: 1, left: 0 }));
     }
@@ -239,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_holds_no_row() {
+    fn debug_output_of_a_tuple_contains_no_value() {
         let tuple = read(FOUR).unwrap();
         assert_eq!(format!("{tuple:?}"), "[Text(3 bytes), Null, Unchanged, Binary(2 bytes)]");
         let printed = format!("{:?}", tuple.iter());

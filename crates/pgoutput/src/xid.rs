@@ -1,18 +1,19 @@
-//! Transaction ids, of which there are 2^32, over and over.
+//! Transaction ids, which wrap around after 2^32.
 //!
-//! Invariant: an id of 32 bits means the transaction of that number which is nearest to some known one of 64 bits. That is
-//! exact while both lie within 2^31, and Postgres stops before it lets two live ids lie further apart.
+//! Invariant: a 32-bit id denotes the transaction nearest to a reference 64-bit id. This is exact
+//! while both are within 2^31, and PostgreSQL prevents live ids from being further apart.
 
-/// A transaction's id as messages carry it: the low 32 bits.
+/// Transaction id as messages carry it: the low 32 bits of the full id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Xid(pub u32);
 
 impl Xid {
-    /// The first id that a transaction may get; those below stand for "none", and for what is older than all others.
+    /// First id that PostgreSQL assigns (`FirstNormalTransactionId`). Lower ids are special and
+    /// older than all others.
     pub const FIRST_NORMAL: Xid = Xid(3);
 
-    /// Whether this is the earlier one, going around: `Xid(u32::MAX)` precedes `Xid(3)`. No order for sorting, as there is
-    /// no earliest.
+    /// Returns whether this id is earlier than `other`, modulo 2^32: `Xid(u32::MAX)` precedes
+    /// `Xid(3)`. This is not a total order; do not sort by it.
     pub const fn precedes(self, other: Xid) -> bool {
         if self.is_normal() && other.is_normal() {
             self.0.wrapping_sub(other.0).cast_signed() < 0
@@ -21,16 +22,16 @@ impl Xid {
         }
     }
 
-    /// The full id, given one of about the same time, such as a snapshot's `xmax`: that of all ids with these low 32 bits
-    /// which lies from 2^31 before `near` to 2^31 - 1 after it.
+    /// Returns the full 64-bit id, given one from about the same time, such as a snapshot's `xmax`.
+    /// The result is between `near - 2^31` and `near + 2^31 - 1`.
     pub const fn widen(self, near: u64) -> u64 {
         if !self.is_normal() {
-            return self.0 as u64; // older than all, whatever the epoch
+            return self.0 as u64; // special ids have no epoch
         }
         let distance = self.0.wrapping_sub(near as u32).cast_signed();
         match near.checked_add_signed(distance as i64) {
             Some(full) => full,
-            None => self.0 as u64, // there is nothing before the first epoch
+            None => self.0 as u64, // no epoch precedes the first
         }
     }
 
@@ -48,7 +49,7 @@ mod tests {
     const EPOCH: u64 = 1 << 32;
 
     #[test]
-    fn the_earlier_one_precedes_across_the_end_of_the_numbers() {
+    fn the_earlier_id_precedes_across_wraparound() {
         assert!(Xid(7).precedes(Xid(8)) && !Xid(8).precedes(Xid(7)) && !Xid(8).precedes(Xid(8)));
         assert!(Xid(u32::MAX).precedes(Xid(3)) && !Xid(3).precedes(Xid(u32::MAX)));
         assert!(Xid(3).precedes(Xid(3 + (1 << 31) - 1)));
@@ -56,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_that_no_transaction_gets_precede_all_others() {
+    fn special_ids_precede_all_others() {
         for special in 0..3 {
             assert!(Xid(special).precedes(Xid(3)) && Xid(special).precedes(Xid(u32::MAX)));
             assert!(!Xid(u32::MAX).precedes(Xid(special)));
@@ -78,7 +79,7 @@ mod tests {
         assert_eq!(Xid(100).widen(u64::MAX), 100);
     }
 
-    /// An id that a transaction may get.
+    /// Ids that PostgreSQL assigns.
     fn assigned() -> impl Strategy<Value = u64> {
         (3..u64::MAX).prop_filter("no transaction gets it", |full| *full as u32 >= 3)
     }

@@ -1,15 +1,15 @@
-//! What a server announces costs nothing: decoding allocates not one byte, whatever counts and lengths a message names; what is kept of
-//! a table, or of a snapshot, is a small multiple of the bytes that have arrived.
+//! Allocation limits. Decoding allocates nothing, for any counts and lengths in a message.
+//! A cached relation or a snapshot uses a small multiple of the bytes received.
 //!
-//! A binary of its own, because its allocator counts what each thread holds.
+//! This is a separate binary because its global allocator counts each thread's bytes.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use forebay_pgoutput::{Decoder, Frame, Message, Relation, Relations, Snapshot};
+use forebay_pgoutput::{Frame, PgOutputDecoder, PgOutputMessage, Relation, RelationCache, Snapshot};
 
-/// The system's allocator, with a count of what the current thread holds.
-struct Counting;
+/// The system allocator, counting the current thread's allocated bytes.
+struct PeakCountingAllocator;
 
 thread_local! {
     static HELD: Cell<isize> = const { Cell::new(0) };
@@ -22,11 +22,12 @@ fn count(change: isize) {
     PEAK.set(PEAK.get().max(held));
 }
 
-// SAFETY: every call goes to the system's allocator as it came; counting touches two cells that need no allocation.
-unsafe impl GlobalAlloc for Counting {
+// SAFETY: every call is forwarded to the system allocator unchanged; counting uses two cells and
+// does not allocate.
+unsafe impl GlobalAlloc for PeakCountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
-        // SAFETY: the caller's promises are those that `System` asks for.
+        // SAFETY: the caller upholds the contract of `System`.
         unsafe { System.alloc(layout) }
     }
 
@@ -46,14 +47,14 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: PeakCountingAllocator = PeakCountingAllocator;
 
-/// Times the bytes that have arrived: a name of no letters is one byte on the wire, and a `String` here.
+/// Allowed bytes per received byte. An empty name is one byte on the wire and a `String` in memory.
 const MULTIPLE: usize = 20;
-/// For what is there before the first table.
+/// Allowed bytes independent of the input.
 const CONSTANT: usize = 1024;
 
-/// The most that is allocated at a time while it runs.
+/// Runs `work` and returns its result and the peak of allocated bytes.
 fn peak_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
     let before = HELD.get();
     PEAK.set(before);
@@ -61,24 +62,24 @@ fn peak_of<T>(work: impl FnOnce() -> T) -> (T, usize) {
     (done, (PEAK.get() - before) as usize)
 }
 
-/// Reads a message and walks over all that is in it; says whether it is one.
+/// Decodes a message and iterates over its contents. Returns whether it is valid.
 fn read(bytes: &[u8], streamed: bool) -> bool {
-    let mut decoder = Decoder::new();
+    let mut decoder = PgOutputDecoder::new();
     if streamed {
-        assert!(decoder.decode(b"S\0\0\x02\xF0\x01").is_ok(), "a stream begins");
+        assert!(decoder.decode(b"S\0\0\x02\xF0\x01").is_ok(), "a StreamStart is valid");
     }
     match decoder.decode(bytes) {
-        Ok(Message::Insert(insert)) => insert.new.iter().count() == insert.new.len(),
-        Ok(Message::Relation(relation)) => relation.columns.iter().count() == relation.columns.len(),
-        Ok(Message::Truncate(truncate)) => truncate.relations.iter().count() < usize::MAX,
+        Ok(PgOutputMessage::Insert(insert)) => insert.new.iter().count() == insert.new.len(),
+        Ok(PgOutputMessage::Relation(relation)) => relation.columns.iter().count() == relation.columns.len(),
+        Ok(PgOutputMessage::Truncate(truncate)) => truncate.relations.iter().count() < usize::MAX,
         other => other.is_ok(),
     }
 }
 
 #[track_caller]
-fn refused_for_nothing(bytes: &[u8]) {
+fn assert_refused_without_allocation(bytes: &[u8]) {
     let (is_read, peak) = peak_of(|| read(bytes, false));
-    assert!(!is_read, "{bytes:?} is no message");
+    assert!(!is_read, "{bytes:?} is not a message");
     assert_eq!(peak, 0, "bytes allocated for {bytes:?}");
 }
 
@@ -96,25 +97,25 @@ fn relation(oid: u32, columns: u16, name: &str) -> Vec<u8> {
 }
 
 fn decoded(bytes: &[u8]) -> Relation<'_> {
-    match Decoder::new().decode(bytes) {
-        Ok(Message::Relation(relation)) => relation,
+    match PgOutputDecoder::new().decode(bytes) {
+        Ok(PgOutputMessage::Relation(relation)) => relation,
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
 fn absurd_counts_and_lengths_are_refused_before_anything_is_allocated() {
-    refused_for_nothing(b"I\0\0\x40\x07N\xFF\xFF"); // 65,535 values
-    refused_for_nothing(b"I\0\0\x40\x07N\0\x01t\xFF\xFF\xFF\xFF"); // a value of 4 GiB
-    refused_for_nothing(b"U\0\0\x40\x07O\xFF\xFFn");
-    refused_for_nothing(b"D\0\0\x40\x07K\0\x01b\x7F\xFF\xFF\xFF");
-    refused_for_nothing(b"T\xFF\xFF\xFF\xFF\0"); // four thousand million tables
-    refused_for_nothing(b"R\0\0\x40\x07\0t\0d\xFF\xFF"); // 65,535 columns
-    refused_for_nothing(b"M\0\0\0\0\0\0\0\0\0p\0\xFF\xFF\xFF\xFF"); // a message of 4 GiB
+    assert_refused_without_allocation(b"I\0\0\x40\x07N\xFF\xFF"); // 65,535 values
+    assert_refused_without_allocation(b"I\0\0\x40\x07N\0\x01t\xFF\xFF\xFF\xFF"); // a value of 4 GiB
+    assert_refused_without_allocation(b"U\0\0\x40\x07O\xFF\xFFn");
+    assert_refused_without_allocation(b"D\0\0\x40\x07K\0\x01b\x7F\xFF\xFF\xFF");
+    assert_refused_without_allocation(b"T\xFF\xFF\xFF\xFF\0"); // 4,294,967,295 tables
+    assert_refused_without_allocation(b"R\0\0\x40\x07\0t\0d\xFF\xFF"); // 65,535 columns
+    assert_refused_without_allocation(b"M\0\0\0\0\0\0\0\0\0p\0\xFF\xFF\xFF\xFF"); // a message of 4 GiB
 }
 
 #[test]
-fn what_never_ends_is_refused_for_nothing() {
+fn an_unterminated_name_is_refused_without_allocation() {
     let name = [b"R\0\0\x40\x07".as_slice(), &[b'n'; 1 << 20]].concat();
     let (is_read, peak) = peak_of(|| read(&name, false));
     assert_eq!((is_read, peak), (false, 0));
@@ -149,36 +150,36 @@ fn decoding_allocates_nothing_wherever_a_message_ends_and_whatever_byte_is_wrong
 }
 
 #[test]
-fn a_table_takes_a_small_multiple_of_the_message_that_announced_it() {
+fn a_cached_relation_takes_a_small_multiple_of_its_relation_message() {
     for (columns, name) in [(0, ""), (1, ""), (1_600, ""), (u16::MAX, ""), (u16::MAX, "a_name_of_a_column")] {
         let bytes = relation(7, columns, name);
-        let mut relations = Relations::new();
+        let mut relations = RelationCache::new();
         let (is_new, peak) = peak_of(|| relations.apply(&decoded(&bytes)));
         assert!(is_new && peak <= MULTIPLE * bytes.len() + CONSTANT, "{peak} bytes for {}", bytes.len());
     }
 }
 
 #[test]
-fn a_table_that_is_announced_again_and_again_is_kept_once() {
+fn a_relation_that_is_announced_repeatedly_is_cached_once() {
     let (bytes, other) = (relation(7, 100, "name"), relation(7, 100, "other"));
-    let mut relations = Relations::new();
+    let mut relations = RelationCache::new();
     relations.apply(&decoded(&bytes));
     let (_, peak) = peak_of(|| (0..1_000).for_each(|_| _ = relations.apply(&decoded(&bytes))));
-    assert_eq!(peak, 0, "it is the same");
+    assert_eq!(peak, 0, "an equal relation allocates nothing");
     let (_, peak) = peak_of(|| {
         for announced in [&other, &bytes].into_iter().cycle().take(1_000) {
             relations.apply(&decoded(announced));
         }
     });
-    assert!(peak <= MULTIPLE * other.len() + CONSTANT, "{peak} bytes: the one before is gone");
+    assert!(peak <= MULTIPLE * other.len() + CONSTANT, "{peak} bytes: the replaced relation is freed");
     assert_eq!(relations.len(), 1);
 }
 
 #[test]
-fn many_tables_take_a_small_multiple_of_all_that_announced_them() {
+fn many_cached_relations_take_a_small_multiple_of_their_messages() {
     let messages: Vec<_> = (0..20_000).map(|oid| relation(oid, 1, "")).collect();
     let arrived: usize = messages.iter().map(Vec::len).sum();
-    let mut relations = Relations::new();
+    let mut relations = RelationCache::new();
     let (_, peak) = peak_of(|| messages.iter().for_each(|bytes| _ = relations.apply(&decoded(bytes))));
     assert_eq!(relations.len(), messages.len());
     assert!(peak <= MULTIPLE * arrived + CONSTANT, "{peak} bytes for {arrived}");

@@ -1,4 +1,4 @@
-//! The README shows only code that `examples/pgoutput_readme.rs` runs.
+//! Checks that `examples/pgoutput_readme.rs` contains every code block of the README.
 
 use forebay_testkit::readme_blocks_run;
 
@@ -6,5 +6,5 @@ use forebay_testkit::readme_blocks_run;
 fn every_example_of_the_readme_is_compiled_and_run() {
     let blocks =
         readme_blocks_run(include_str!("../README.md"), include_str!("../examples/pgoutput_readme.rs"), &[]);
-    assert!(blocks > 0, "does the README mark its code with ```rust?");
+    assert!(blocks > 0, "the README has no ```rust block");
 }

@@ -4,7 +4,7 @@
 
 use std::sync::mpsc::{SyncSender, sync_channel};
 
-use forebay_replication::pgoutput::{Lsn, Message};
+use forebay_replication::pgoutput::{Lsn, PgOutputMessage};
 use forebay_replication::reservoir::PostgresConnect;
 use forebay_replication::{
     Batch, Bookmark, Consumer, ConsumerError, Durable, Manager, ManagerConfig, ResetReason, TableName,
@@ -60,8 +60,8 @@ impl Consumer for Printer {
     async fn receive(&mut self, batch: &mut Batch<'_>) -> Result<(), ConsumerError> {
         while let Some(message) = batch.next() {
             match message {
-                Message::Commit(commit) => self.advance(commit.end).await?, // durable: the server may forget it
-                Message::Begin(_) | Message::Relation(_) => {} // where a transaction begins, and what its rows look like
+                PgOutputMessage::Commit(commit) => self.advance(commit.end_lsn).await?, // durable: the server may forget it
+                PgOutputMessage::Begin(_) | PgOutputMessage::Relation(_) => {} // where a transaction begins, and what its rows look like
                 change => self.seen.try_send(format!("{change:?}")).map_err(ConsumerError::retry)?,
             }
         }

@@ -29,7 +29,7 @@ pub(crate) struct Refiller<K: Connect> {
     connect: Arc<K>,
     driver: Arc<ReservoirDriver<K::Connection>>,
     /// Mode of the quota when it was last checked.
-    mode: Mode,
+    mode: QuotaMode,
 }
 
 impl<K: Connect> Refiller<K> {

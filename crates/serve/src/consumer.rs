@@ -1,6 +1,6 @@
 //! Between the manager and the shapes: takes the stream in, and says what is durable.
 
-use forebay_replication::pgoutput::{Lsn, Message};
+use forebay_replication::pgoutput::{Lsn, PgOutputMessage};
 use forebay_replication::{
     Batch, Bookmark, Consumer, ConsumerError, Durable, ResetReason, TableChange, TableName, Timeline,
 };
@@ -77,9 +77,9 @@ impl Consumer for ShapesConsumer {
         let mut is_compared = false;
         while let Some(message) = batch.next() {
             let changed = match &message {
-                Message::Insert(insert) => Some(insert.relation),
-                Message::Update(update) => Some(update.relation),
-                Message::Delete(delete) => Some(delete.relation),
+                PgOutputMessage::Insert(insert) => Some(insert.relation),
+                PgOutputMessage::Update(update) => Some(update.relation),
+                PgOutputMessage::Delete(delete) => Some(delete.relation),
                 _ => None,
             };
             if !is_compared && changed.is_some_and(|oid| self.follower.has_ancestors(oid)) {
@@ -87,8 +87,8 @@ impl Consumer for ShapesConsumer {
                 is_compared = true;
             }
             match &message {
-                Message::Begin(begin) => self.xid = Some(begin.xid),
-                Message::Relation(relation) => {
+                PgOutputMessage::Begin(begin) => self.xid = Some(begin.xid),
+                PgOutputMessage::Relation(relation) => {
                     // First: whoever starts over because of it must not begin with what was known before.
                     self.described.anew();
                     let fit = self.fitting.fit(relation, self.xid).await;

@@ -5,7 +5,7 @@
 //! Kept by: [`Tokens::bearer`] is the only way to make one outside of tests, and every wait on the way to an answer is [`while_valid`]. The leeway that
 //! admission grants to clocks doesn't hold here: whatever a token opens ends at its `exp`, and would be opened again and again until the leeway is over.
 
-use forebay_admission::{Identify, TokenFault, Unidentified};
+use forebay_admission::{Identify, IdentifyError, TokenFault};
 use http::HeaderMap;
 use tokio::time::{Instant, timeout_at};
 
@@ -29,7 +29,7 @@ impl Tokens {
         let token = token.ok_or(Refusal::TokenRequired)?;
         let grants = token.claim(&self.claim).map_or_else(|| Ok([].into()), of_claim);
         let grants = grants.map_err(|error| Refusal::BadGrant { message: error.to_string().into() })?;
-        let until = token.left().and_then(|left| Instant::now().checked_add(left));
+        let until = token.remaining().and_then(|left| Instant::now().checked_add(left));
         Ok(Bearer { grants, until })
     }
 }
@@ -42,10 +42,10 @@ pub(crate) async fn while_valid<F: Future>(
     let Some(until) = bearer.and_then(|bearer| bearer.until) else { return Ok(waiting.await) };
     let outcome = timeout_at(until, waiting).await.ok();
     let in_time = outcome.filter(|_| Instant::now() < until);
-    in_time.ok_or_else(|| refused(&Unidentified::Token(TokenFault::Expired)))
+    in_time.ok_or_else(|| refused(&IdentifyError::Token(TokenFault::Expired)))
 }
 
-fn refused(fault: &Unidentified) -> Refusal {
+fn refused(fault: &IdentifyError) -> Refusal {
     Refusal::BadToken { code: fault.as_str(), message: format!("Unauthorized - {fault}").into() }
 }
 

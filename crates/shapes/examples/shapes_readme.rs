@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use forebay_shapes::filter::{Collation, Column, Filter, Schema};
-use forebay_shapes::pgoutput::{Decoder, Snapshot};
+use forebay_shapes::pgoutput::{PgOutputDecoder, Snapshot};
 use forebay_shapes::{Choice, Definition, LogMode, Offset, Replica, Shapes, StoreConfig, Table};
 
 /// `INSERT INTO orders VALUES (2, 'open'), (3, 'paid')`, as Postgres' logical replication tells it.
@@ -48,7 +48,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
 
     // The stream: each change is matched, encoded once, and durable before anybody sees it.
-    let (mut decoder, mut follower) = (Decoder::new(), store.follower());
+    let (mut decoder, mut follower) = (PgOutputDecoder::new(), store.follower());
     for message in MESSAGES {
         follower.take(&decoder.decode(message)?)?;
     }

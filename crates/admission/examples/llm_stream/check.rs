@@ -1,4 +1,4 @@
-//! `--check`: what the service promises, asked of it over a socket.
+//! `--check`: sends requests to the service and checks its guarantees.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -7,14 +7,14 @@ use forebay_admission::Admission;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::Failure;
+use crate::ExampleError;
 
-/// One answer as it came: head, then body.
-struct Answer {
+/// A response as received: head, then body.
+struct CheckResponse {
     text: String,
 }
 
-impl Answer {
+impl CheckResponse {
     fn status(&self) -> &str {
         self.text.split(' ').nth(1).unwrap_or_default()
     }
@@ -24,25 +24,25 @@ impl Answer {
     }
 }
 
-pub(crate) async fn run(server: SocketAddr, admission: &Admission) -> Result<(), Failure> {
+pub(crate) async fn run(server: SocketAddr, admission: &Admission) -> Result<(), ExampleError> {
     until_ready(server).await?;
 
     let whole = read(send(server, "ada", "t-1", "why is the sky blue").await?).await?;
     assert_eq!(whole.status(), "200", "{}", whole.text);
     assert!(whole.has("x-thread-id: t-1") && whole.has("text/event-stream"), "{}", whole.text);
     assert!(whole.has("data: {\"token\":\"sky\"}\n\n") && whole.has("data: [DONE]\n\n"), "{}", whole.text);
-    empties(admission).await;
+    wait_until_released(admission).await;
 
     let failed = read(send(server, "ada", "t-2", "please fail now").await?).await?;
     assert!(failed.has("event: error\ndata: {\"error\":\"ProviderError\""), "{}", failed.text);
     assert!(!failed.has("now") && !failed.has("[DONE]"), "{}", failed.text);
-    empties(admission).await;
+    wait_until_released(admission).await;
 
     let long = "word ".repeat(100_000);
     let mut open = Vec::new();
     for n in 0..admission.limits().per_user {
         let mut stream = send(server, "greedy", &format!("g-{n}"), &long).await?;
-        stream.read_exact(&mut [0; 16]).await?; // its head: it is admitted
+        stream.read_exact(&mut [0; 16]).await?; // part of the head: the stream is admitted
         open.push(stream);
     }
     let refused = read(send(server, "greedy", "g-x", "one more").await?).await?;
@@ -52,28 +52,28 @@ pub(crate) async fn run(server: SocketAddr, admission: &Admission) -> Result<(),
     let other = read(send(server, "bob", "t-3", "hello").await?).await?;
     assert_eq!(other.status(), "200", "other users are unaffected");
 
-    drop(open); // in the midst of their answers
-    empties(admission).await;
+    drop(open); // before the replies are complete
+    wait_until_released(admission).await;
     assert_eq!(admission.statistics().total_connections, 0);
     println!("{}", serde_json::to_string(&admission.statistics())?);
-    println!("all as promised");
+    println!("all checks passed");
     Ok(())
 }
 
-/// A store that is new grants nothing for a while.
-async fn until_ready(server: SocketAddr) -> Result<(), Failure> {
+/// Waits until the service admits streams. A new store grants nothing for a while.
+async fn until_ready(server: SocketAddr) -> Result<(), ExampleError> {
     let begun = Instant::now();
     loop {
-        let answer = read(send(server, "first", "t-0", "hello").await?).await?;
-        if answer.status() == "200" {
+        let response = read(send(server, "first", "t-0", "hello").await?).await?;
+        if response.status() == "200" {
             return Ok(());
         }
-        assert!(begun.elapsed() < Duration::from_secs(30), "never ready: {}", answer.text);
+        assert!(begun.elapsed() < Duration::from_secs(30), "never ready: {}", response.text);
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
 
-async fn send(server: SocketAddr, user: &str, thread: &str, query: &str) -> Result<TcpStream, Failure> {
+async fn send(server: SocketAddr, user: &str, thread: &str, query: &str) -> Result<TcpStream, ExampleError> {
     let body = serde_json::json!({"query": query, "model": "small", "provider": "local"}).to_string();
     let head = format!(
         "POST /api/v1/stream HTTP/1.1\r\nhost: check\r\nconnection: close\r\ncontent-type: application/json\r\n\
@@ -85,13 +85,15 @@ async fn send(server: SocketAddr, user: &str, thread: &str, query: &str) -> Resu
     Ok(stream)
 }
 
-/// Until the server closes. Chunk sizes stay in the text; nothing that is looked for spans two chunks.
-async fn read(mut stream: TcpStream) -> Result<Answer, Failure> {
+/// Reads until the server closes. Chunk sizes stay in the text; no searched text spans two chunks.
+async fn read(mut stream: TcpStream) -> Result<CheckResponse, ExampleError> {
     let mut bytes = Vec::new();
     tokio::time::timeout(Duration::from_secs(30), stream.read_to_end(&mut bytes)).await??;
-    Ok(Answer { text: String::from_utf8_lossy(&bytes).into_owned() })
+    Ok(CheckResponse { text: String::from_utf8_lossy(&bytes).into_owned() })
 }
 
-async fn empties(admission: &Admission) {
-    tokio::time::timeout(Duration::from_secs(30), admission.emptied()).await.expect("all permits come back");
+async fn wait_until_released(admission: &Admission) {
+    tokio::time::timeout(Duration::from_secs(30), admission.wait_until_empty())
+        .await
+        .expect("all permits are released");
 }

@@ -1,32 +1,33 @@
-//! How full the house is, in four words.
+//! Health state of an admission, from its usage.
 //!
-//! Invariant: the state rises as soon as a threshold is reached, and falls only when the use is below that threshold by the
-//! hysteresis; so a count that trembles around a threshold changes the state once.
-//! Kept by: [`Health::step`] is the only function that changes a state, and it returns each change once.
-//! Not here: who counts, and whether somebody is admitted. `exhausted` is what an operator reads; a stream is refused by
-//! the count itself.
+//! Invariant: the state rises when a threshold is reached, and falls only when the usage is below
+//! the threshold by the hysteresis. A usage that oscillates around a threshold changes the state
+//! once.
+//! Enforced by: [`HealthTracker::step`] alone changes the state, and returns each change once.
+//! Out of scope: counting and admission. A stream is refused by the count, not by the state
+//! `exhausted`.
 
 use serde::Serialize;
 
-/// The four states of the seed, in rising order.
+/// Health states, in rising order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
     /// Below the first threshold (70 %).
     Healthy,
-    /// From the first threshold on: think of scaling.
+    /// At or above the first threshold: plan to scale.
     Degraded,
-    /// From the second threshold (90 %) on: scale now.
+    /// At or above the second threshold (90 %): scale now.
     Critical,
-    /// The limit is reached; new streams are refused, open ones go on.
+    /// At the limit: new streams are refused, open ones stay.
     Exhausted,
 }
 
 impl State {
-    /// All of them, in rising order.
+    /// All states, in rising order.
     pub const ALL: [State; 4] = [State::Healthy, State::Degraded, State::Critical, State::Exhausted];
 
-    /// The state's name in logs, metrics and JSON.
+    /// Returns the name in logs, metrics and JSON.
     pub fn as_str(self) -> &'static str {
         match self {
             State::Healthy => "healthy",
@@ -51,7 +52,7 @@ impl std::fmt::Display for State {
     }
 }
 
-/// Where the states begin, in percent of the limit. Always `degraded <= critical <= 100`.
+/// Thresholds in percent of the limit. Always `degraded <= critical <= 100`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Thresholds {
     degraded: u8,
@@ -60,24 +61,25 @@ pub(crate) struct Thresholds {
 }
 
 impl Thresholds {
-    /// Percentages above 100 are taken for 100, and a `critical` below `degraded` for `degraded`.
+    /// Clamps percentages to 100, and `critical` to at least `degraded`.
     pub(crate) fn new(degraded: u8, critical: u8, hysteresis: u8) -> Self {
         let degraded = degraded.min(100);
         Thresholds { degraded, critical: critical.clamp(degraded, 100), hysteresis: hysteresis.min(100) }
     }
 
-    /// The count at which `state` begins. Never 0 above `Healthy`, unless the limit is: an empty house is healthy.
-    pub(crate) fn begins(&self, state: State, limit: u32) -> u32 {
+    /// Returns the usage at which `state` begins. At least 1 above `Healthy` unless the limit is 0,
+    /// so that an empty admission is healthy.
+    pub(crate) fn threshold(&self, state: State, limit: u32) -> u32 {
         match state {
             State::Healthy => 0,
-            State::Degraded => share(limit, self.degraded).max(1).min(limit),
-            State::Critical => share(limit, self.critical).max(1).min(limit),
+            State::Degraded => percent_of(limit, self.degraded).max(1).min(limit),
+            State::Critical => percent_of(limit, self.critical).max(1).min(limit),
             State::Exhausted => limit,
         }
     }
 
-    /// The count below which `state` is left again.
-    fn ends(&self, state: State, limit: u32) -> u32 {
+    /// Returns the usage below which `state` is left.
+    fn exit_threshold(&self, state: State, limit: u32) -> u32 {
         let percent = match state {
             State::Healthy => return 0,
             State::Degraded => self.degraded,
@@ -86,11 +88,11 @@ impl Thresholds {
         };
         let left = percent.saturating_sub(self.hysteresis);
         let rounded_up = (u64::from(limit) * u64::from(left)).div_ceil(100);
-        u32::try_from(rounded_up).unwrap_or(u32::MAX).min(self.begins(state, limit))
+        u32::try_from(rounded_up).unwrap_or(u32::MAX).min(self.threshold(state, limit))
     }
 
-    fn reached(&self, used: u32, limit: u32) -> State {
-        let reached = |state: &State| used >= self.begins(*state, limit);
+    fn state_at(&self, used: u32, limit: u32) -> State {
+        let reached = |state: &State| used >= self.threshold(*state, limit);
         State::ALL.into_iter().rev().find(reached).unwrap_or(State::Healthy)
     }
 }
@@ -101,40 +103,40 @@ impl Default for Thresholds {
     }
 }
 
-/// So many percent of a limit, rounded down, as the seed's `int(max * 0.7)`.
-pub(crate) fn share(limit: u32, percent: u8) -> u32 {
+/// Returns `percent` of a limit, rounded down.
+pub(crate) fn percent_of(limit: u32, percent: u8) -> u32 {
     let part = u64::from(limit) * u64::from(percent.min(100)) / 100;
-    u32::try_from(part).expect("a part of a u32 is one")
+    u32::try_from(part).expect("at most 100 % of a u32")
 }
 
-/// The state now, and the counts between which nothing changes.
+/// Current state and its thresholds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Health {
+pub(crate) struct HealthTracker {
     state: State,
     thresholds: Thresholds,
 }
 
-/// One change of state.
+/// One state change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Change {
+pub(crate) struct HealthChange {
     pub(crate) from: State,
     pub(crate) to: State,
 }
 
-impl Health {
+impl HealthTracker {
     pub(crate) fn new(thresholds: Thresholds) -> Self {
-        Health { state: State::Healthy, thresholds }
+        HealthTracker { state: State::Healthy, thresholds }
     }
 
-    /// Takes the count in; gives the change that it makes, if it makes one.
-    pub(crate) fn step(&mut self, used: u32, limit: u32) -> Option<Change> {
+    /// Updates the state for this usage. Returns the change, if any.
+    pub(crate) fn step(&mut self, used: u32, limit: u32) -> Option<HealthChange> {
         let from = self.state;
-        let mut to = from.max(self.thresholds.reached(used, limit));
-        while to > State::Healthy && used < self.thresholds.ends(to, limit) {
+        let mut to = from.max(self.thresholds.state_at(used, limit));
+        while to > State::Healthy && used < self.thresholds.exit_threshold(to, limit) {
             to = to.lower();
         }
         self.state = to;
-        (from != to).then_some(Change { from, to })
+        (from != to).then_some(HealthChange { from, to })
     }
 
     pub(crate) fn state(&self) -> State {
@@ -145,15 +147,16 @@ impl Health {
         self.thresholds
     }
 
-    /// The counts for which [`step`](Self::step) changes nothing: from the first up to, not including, the second.
-    pub(crate) fn calm(&self, limit: u32) -> (u32, u32) {
+    /// Returns the usage range for which [`step`](Self::step) changes nothing: from the first value
+    /// to below the second.
+    pub(crate) fn stable_range(&self, limit: u32) -> (u32, u32) {
         let above = match self.state {
             State::Healthy => State::Degraded,
             State::Degraded => State::Critical,
             State::Critical => State::Exhausted,
-            State::Exhausted => return (self.thresholds.ends(State::Exhausted, limit), u32::MAX),
+            State::Exhausted => return (self.thresholds.exit_threshold(State::Exhausted, limit), u32::MAX),
         };
-        (self.thresholds.ends(self.state, limit), self.thresholds.begins(above, limit))
+        (self.thresholds.exit_threshold(self.state, limit), self.thresholds.threshold(above, limit))
     }
 }
 
@@ -163,25 +166,25 @@ mod tests {
 
     use super::*;
 
-    fn health() -> Health {
-        Health::new(Thresholds::default())
+    fn health() -> HealthTracker {
+        HealthTracker::new(Thresholds::default())
     }
 
-    fn state_after(health: &mut Health, used: u32, limit: u32) -> State {
+    fn state_after(health: &mut HealthTracker, used: u32, limit: u32) -> State {
         health.step(used, limit);
         health.state()
     }
 
     #[test]
-    fn the_seeds_thresholds_are_the_seeds_numbers() {
+    fn the_default_thresholds_are_70_90_and_100_percent() {
         let thresholds = Thresholds::default();
-        assert_eq!(thresholds.begins(State::Degraded, 10_000), 7_000);
-        assert_eq!(thresholds.begins(State::Critical, 10_000), 9_000);
-        assert_eq!(thresholds.begins(State::Exhausted, 10_000), 10_000);
+        assert_eq!(thresholds.threshold(State::Degraded, 10_000), 7_000);
+        assert_eq!(thresholds.threshold(State::Critical, 10_000), 9_000);
+        assert_eq!(thresholds.threshold(State::Exhausted, 10_000), 10_000);
     }
 
     #[test]
-    fn the_way_up_changes_at_each_threshold_once() {
+    fn rising_usage_changes_the_state_once_per_threshold() {
         let mut health = health();
         let changes: Vec<_> =
             (0..=10_000).filter_map(|used| Some((used, health.step(used, 10_000)?.to))).collect();
@@ -190,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn the_way_down_changes_five_points_lower() {
+    fn falling_usage_changes_the_state_five_points_below_each_threshold() {
         let mut health = health();
         health.step(10_000, 10_000);
         let downward = (0..=10_000).rev();
@@ -201,22 +204,22 @@ mod tests {
     }
 
     #[test]
-    fn a_count_that_trembles_around_a_threshold_changes_the_state_once() {
+    fn a_usage_that_oscillates_around_a_threshold_changes_the_state_once() {
         let mut health = health();
         let changes = (0..1000).filter(|turn| health.step(6_999 + turn % 2, 10_000).is_some()).count();
         assert_eq!((changes, health.state()), (1, State::Degraded));
     }
 
     #[test]
-    fn a_leap_is_one_change() {
+    fn a_jump_over_several_states_is_one_change() {
         let mut health = health();
-        let leap = Change { from: State::Healthy, to: State::Exhausted };
+        let leap = HealthChange { from: State::Healthy, to: State::Exhausted };
         assert_eq!(health.step(10, 10), Some(leap));
-        assert_eq!(health.step(0, 10), Some(Change { from: State::Exhausted, to: State::Healthy }));
+        assert_eq!(health.step(0, 10), Some(HealthChange { from: State::Exhausted, to: State::Healthy }));
     }
 
     #[test]
-    fn an_empty_house_is_healthy_and_a_full_one_exhausted_however_small_the_limit() {
+    fn zero_usage_is_healthy_and_full_usage_exhausted_for_any_limit() {
         for limit in 1..100 {
             let mut health = health();
             assert_eq!(state_after(&mut health, 0, limit), State::Healthy, "limit {limit}");
@@ -227,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn lowering_the_limit_below_the_use_exhausts_and_raising_it_heals() {
+    fn lowering_the_limit_below_the_usage_exhausts_and_raising_it_recovers() {
         let mut health = health();
         assert_eq!(state_after(&mut health, 50, 100), State::Healthy);
         assert_eq!(state_after(&mut health, 50, 40), State::Exhausted);
@@ -235,20 +238,20 @@ mod tests {
     }
 
     #[test]
-    fn odd_thresholds_are_put_in_order() {
+    fn thresholds_are_clamped_and_ordered() {
         assert_eq!(Thresholds::new(95, 80, 5), Thresholds::new(95, 95, 5));
         assert_eq!(Thresholds::new(200, 250, 200), Thresholds::new(100, 100, 100));
     }
 
     proptest! {
         #[test]
-        fn nothing_changes_between_the_calm_counts_and_nothing_is_left_to_change_after_a_step(
+        fn the_state_changes_only_outside_the_stable_range_and_once_per_step(
             counts in prop::collection::vec((0_u32..150, 0_u32..120), 1..60),
             (degraded, critical, hysteresis) in (0_u8..120, 0_u8..120, 0_u8..120),
         ) {
-            let mut health = Health::new(Thresholds::new(degraded, critical, hysteresis));
+            let mut health = HealthTracker::new(Thresholds::new(degraded, critical, hysteresis));
             for (used, limit) in counts {
-                let (low, high) = health.calm(limit);
+                let (low, high) = health.stable_range(limit);
                 let changed = health.step(used, limit).is_some();
                 prop_assert_eq!(changed, used < low || used >= high, "{} of {}", used, limit);
                 prop_assert_eq!(health.step(used, limit), None);

@@ -1,6 +1,6 @@
-//! Everything that decides: no tokio, no clock, no tracing.
+//! Decision logic: pure, without tokio, clock or tracing.
 
 pub(crate) mod health;
-pub(crate) mod line;
 pub(crate) mod pressure;
-pub(crate) mod release;
+pub(crate) mod release_rate;
+pub(crate) mod wait_queue;

@@ -1,114 +1,114 @@
-//! Whether this process has the strength for another stream.
+//! Load shedding by memory and CPU.
 //!
-//! Invariant: new streams are refused from the sample that passes a bound until the sample that is below it by the
-//! hysteresis; open streams are never touched.
-//! Kept by: [`Pressure::step`] is the only function that changes the answer. A value that can't be read counts as no
-//! pressure: not knowing is no reason to refuse.
-//! Not here: reading `/proc` and the control group; see `machine.rs`.
+//! Invariant: new streams are refused from the sample that reaches a bound until a sample below it
+//! by the hysteresis. Open streams are not affected.
+//! Enforced by: [`ResourcePressure::step`] alone changes the decision. An unreadable value counts
+//! as no pressure.
+//! Out of scope: reading `/proc` and control groups; see `resource_usage.rs`.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use serde::Serialize;
 
-/// Why new streams are refused before the limit.
+/// Why new streams are refused before the limit is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Strain {
-    /// This process holds more memory than its bound.
+pub enum ShedCause {
+    /// Memory use is above its bound.
     Memory,
-    /// This process used more CPU than its bound, over the window.
+    /// CPU use over the window is above its bound.
     Cpu,
 }
 
-impl Strain {
-    /// Both.
-    pub const ALL: [Strain; 2] = [Strain::Memory, Strain::Cpu];
+impl ShedCause {
+    /// All causes.
+    pub const ALL: [ShedCause; 2] = [ShedCause::Memory, ShedCause::Cpu];
 
-    /// The name in logs, metrics and JSON.
+    /// Returns the name in logs, metrics and JSON.
     pub fn as_str(self) -> &'static str {
         match self {
-            Strain::Memory => "memory",
-            Strain::Cpu => "cpu",
+            ShedCause::Memory => "memory",
+            ShedCause::Cpu => "cpu",
         }
     }
 }
 
-/// What is too much. Both are compared with a fraction, of the memory limit and of the CPUs that the process may use.
+/// Bounds, as fractions of the memory limit and of the usable CPUs.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Bounds {
+pub(crate) struct PressureBounds {
     pub(crate) memory: Option<f64>,
     pub(crate) cpu: Option<f64>,
-    /// CPU is averaged over so long.
+    /// Averaging window of CPU use.
     pub(crate) window: Duration,
-    /// A strain ends when it is so much below its bound.
+    /// How far below its bound a value must fall to end shedding.
     pub(crate) hysteresis: f64,
 }
 
-/// What was read, at one moment.
+/// Measurements at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub(crate) struct Sample {
-    /// Resident memory as a fraction of its bound's base.
+pub(crate) struct ResourceSample {
+    /// Resident memory as a fraction of the bound's base.
     pub(crate) memory: Option<f64>,
-    /// CPU time that the process has used since it began.
+    /// CPU time used since process start.
     pub(crate) cpu_time: Option<Duration>,
-    /// CPUs that it may use.
+    /// Usable CPUs.
     pub(crate) cpus: f64,
 }
 
-/// The samples of the window, and what follows from them.
+/// Samples of the window and the resulting decision.
 #[derive(Debug, Clone)]
-pub(crate) struct Pressure {
-    bounds: Bounds,
-    /// (since the process watched, CPU time used), oldest first; bounded by the window.
+pub(crate) struct ResourcePressure {
+    bounds: PressureBounds,
+    /// (time since start, CPU time used), oldest first; bounded by the window.
     history: VecDeque<(Duration, Duration)>,
     cpu: Option<f64>,
-    strain: Option<Strain>,
+    shed_cause: Option<ShedCause>,
 }
 
-impl Pressure {
-    pub(crate) fn new(bounds: Bounds) -> Self {
-        Pressure { bounds, history: VecDeque::new(), cpu: None, strain: None }
+impl ResourcePressure {
+    pub(crate) fn new(bounds: PressureBounds) -> Self {
+        ResourcePressure { bounds, history: VecDeque::new(), cpu: None, shed_cause: None }
     }
 
-    /// Takes a sample in, `now` since watching began. True if the answer changed.
-    pub(crate) fn step(&mut self, sample: Sample, now: Duration) -> bool {
+    /// Adds a sample; `now` is the time since start. Returns whether the decision changed.
+    pub(crate) fn step(&mut self, sample: ResourceSample, now: Duration) -> bool {
         self.cpu = self.average(sample, now);
-        let over = |strain, value: Option<f64>, bound: Option<f64>| {
+        let over = |shed_cause, value: Option<f64>, bound: Option<f64>| {
             let (Some(value), Some(bound)) = (value, bound) else { return false };
-            value >= if self.strain == Some(strain) { bound - self.bounds.hysteresis } else { bound }
+            value >= if self.shed_cause == Some(shed_cause) { bound - self.bounds.hysteresis } else { bound }
         };
-        let strain = if over(Strain::Memory, sample.memory, self.bounds.memory) {
-            Some(Strain::Memory)
-        } else if over(Strain::Cpu, self.cpu, self.bounds.cpu) {
-            Some(Strain::Cpu)
+        let shed_cause = if over(ShedCause::Memory, sample.memory, self.bounds.memory) {
+            Some(ShedCause::Memory)
+        } else if over(ShedCause::Cpu, self.cpu, self.bounds.cpu) {
+            Some(ShedCause::Cpu)
         } else {
             None
         };
-        let changed = strain != self.strain;
-        self.strain = strain;
+        let changed = shed_cause != self.shed_cause;
+        self.shed_cause = shed_cause;
         changed
     }
 
-    /// Why new streams are refused now.
-    pub(crate) fn strain(&self) -> Option<Strain> {
-        self.strain
+    /// Returns why new streams are refused, if they are.
+    pub(crate) fn shed_cause(&self) -> Option<ShedCause> {
+        self.shed_cause
     }
 
-    /// The share of its CPUs that the process used over the window.
+    /// Returns the share of its CPUs that the process used over the window.
     pub(crate) fn cpu(&self) -> Option<f64> {
         self.cpu
     }
 
-    fn average(&mut self, sample: Sample, now: Duration) -> Option<f64> {
+    fn average(&mut self, sample: ResourceSample, now: Duration) -> Option<f64> {
         let used = sample.cpu_time?;
         self.history.push_back((now, used));
-        // One sample from before the window stays: it is where the window begins.
+        // One sample before the window is kept: the window starts there.
         while self.history.get(1).is_some_and(|(at, _)| *at + self.bounds.window <= now) {
             self.history.pop_front();
         }
         let (begun, before) = *self.history.front()?;
-        // A young history says too little: a busy first second is no overload.
+        // A short history is not used: a busy first second is no overload.
         let passed = now.saturating_sub(begun);
         let full = passed >= self.bounds.window && sample.cpus > 0.0 && !passed.is_zero();
         full.then(|| used.saturating_sub(before).as_secs_f64() / passed.as_secs_f64() / sample.cpus)
@@ -119,81 +119,87 @@ impl Pressure {
 mod tests {
     use super::*;
 
-    const BOUNDS: Bounds =
-        Bounds { memory: Some(0.9), cpu: Some(0.8), window: Duration::from_secs(5), hysteresis: 0.05 };
+    const BOUNDS: PressureBounds = PressureBounds {
+        memory: Some(0.9),
+        cpu: Some(0.8),
+        window: Duration::from_secs(5),
+        hysteresis: 0.05,
+    };
 
-    fn memory(fraction: f64) -> Sample {
-        Sample { memory: Some(fraction), cpu_time: None, cpus: 2.0 }
+    fn memory(fraction: f64) -> ResourceSample {
+        ResourceSample { memory: Some(fraction), cpu_time: None, cpus: 2.0 }
     }
 
-    /// One sample in each second; the process used so many CPUs of two.
-    fn busy(pressure: &mut Pressure, from: u64, seconds: u64, spent: &mut f64, cpus: f64) {
+    /// Adds one sample per second; the process uses `cpus` of two CPUs.
+    fn busy(pressure: &mut ResourcePressure, from: u64, seconds: u64, spent: &mut f64, cpus: f64) {
         for second in from..from + seconds {
-            let sample = Sample { memory: None, cpu_time: Some(Duration::from_secs_f64(*spent)), cpus: 2.0 };
+            let sample =
+                ResourceSample { memory: None, cpu_time: Some(Duration::from_secs_f64(*spent)), cpus: 2.0 };
             pressure.step(sample, Duration::from_secs(second));
             *spent += cpus;
         }
     }
 
     #[test]
-    fn memory_beyond_its_bound_refuses_until_it_is_well_below() {
-        let mut pressure = Pressure::new(BOUNDS);
+    fn memory_above_its_bound_sheds_until_it_is_below_by_the_hysteresis() {
+        let mut pressure = ResourcePressure::new(BOUNDS);
         let mut at = |fraction| {
             let changed = pressure.step(memory(fraction), Duration::ZERO);
-            (changed, pressure.strain())
+            (changed, pressure.shed_cause())
         };
         assert_eq!(at(0.89), (false, None));
-        assert_eq!(at(0.90), (true, Some(Strain::Memory)));
-        assert_eq!(at(0.86), (false, Some(Strain::Memory)));
+        assert_eq!(at(0.90), (true, Some(ShedCause::Memory)));
+        assert_eq!(at(0.86), (false, Some(ShedCause::Memory)));
         assert_eq!(at(0.84), (true, None));
         assert_eq!(at(0.86), (false, None));
     }
 
     #[test]
-    fn cpu_is_averaged_over_the_window_so_a_burst_refuses_nobody() {
-        let (mut pressure, mut spent) = (Pressure::new(BOUNDS), 0.0);
+    fn cpu_is_averaged_over_the_window_so_a_short_burst_sheds_nothing() {
+        let (mut pressure, mut spent) = (ResourcePressure::new(BOUNDS), 0.0);
         busy(&mut pressure, 0, 20, &mut spent, 0.2);
         busy(&mut pressure, 20, 3, &mut spent, 2.0);
-        assert_eq!(pressure.strain(), None, "{pressure:?}");
+        assert_eq!(pressure.shed_cause(), None, "{pressure:?}");
         busy(&mut pressure, 23, 5, &mut spent, 2.0);
-        assert_eq!(pressure.strain(), Some(Strain::Cpu), "{pressure:?}");
+        assert_eq!(pressure.shed_cause(), Some(ShedCause::Cpu), "{pressure:?}");
         busy(&mut pressure, 28, 6, &mut spent, 0.2);
-        assert_eq!(pressure.strain(), None, "{pressure:?}");
+        assert_eq!(pressure.shed_cause(), None, "{pressure:?}");
         assert!((pressure.cpu().unwrap() - 0.1).abs() < 1e-6, "{pressure:?}");
     }
 
     #[test]
-    fn nothing_is_known_of_the_cpu_before_the_window_is_full() {
-        let (mut pressure, mut spent) = (Pressure::new(BOUNDS), 0.0);
+    fn cpu_use_is_unknown_before_the_window_is_full() {
+        let (mut pressure, mut spent) = (ResourcePressure::new(BOUNDS), 0.0);
         busy(&mut pressure, 0, 5, &mut spent, 2.0);
-        assert_eq!((pressure.cpu(), pressure.strain()), (None, None));
+        assert_eq!((pressure.cpu(), pressure.shed_cause()), (None, None));
         busy(&mut pressure, 5, 1, &mut spent, 2.0);
-        assert_eq!((pressure.cpu(), pressure.strain()), (Some(1.0), Some(Strain::Cpu)));
+        assert_eq!((pressure.cpu(), pressure.shed_cause()), (Some(1.0), Some(ShedCause::Cpu)));
     }
 
     #[test]
     fn the_history_is_bounded_by_the_window() {
-        let (mut pressure, mut spent) = (Pressure::new(BOUNDS), 0.0);
+        let (mut pressure, mut spent) = (ResourcePressure::new(BOUNDS), 0.0);
         busy(&mut pressure, 0, 1_000, &mut spent, 0.5);
         assert!(pressure.history.len() <= 7, "{}", pressure.history.len());
     }
 
     #[test]
-    fn what_cannot_be_read_refuses_nobody_and_without_bounds_nothing_does() {
-        let mut pressure = Pressure::new(BOUNDS);
-        assert!(!pressure.step(Sample::default(), Duration::ZERO));
-        let mut unbound = Pressure::new(Bounds { memory: None, cpu: None, ..BOUNDS });
+    fn unreadable_values_and_missing_bounds_shed_nothing() {
+        let mut pressure = ResourcePressure::new(BOUNDS);
+        assert!(!pressure.step(ResourceSample::default(), Duration::ZERO));
+        let mut unbound = ResourcePressure::new(PressureBounds { memory: None, cpu: None, ..BOUNDS });
         assert!(!unbound.step(memory(5.0), Duration::ZERO));
     }
 
     #[test]
-    fn memory_is_named_before_cpu_and_cpu_remains_when_memory_is_gone() {
-        let (mut pressure, mut spent) = (Pressure::new(BOUNDS), 0.0);
+    fn memory_is_reported_before_cpu_and_cpu_remains_when_memory_recovers() {
+        let (mut pressure, mut spent) = (ResourcePressure::new(BOUNDS), 0.0);
         busy(&mut pressure, 0, 6, &mut spent, 2.0);
-        let both = Sample { memory: Some(0.95), cpu_time: Some(Duration::from_secs_f64(spent)), cpus: 2.0 };
+        let both =
+            ResourceSample { memory: Some(0.95), cpu_time: Some(Duration::from_secs_f64(spent)), cpus: 2.0 };
         assert!(pressure.step(both, Duration::from_secs(6)));
-        assert_eq!(pressure.strain(), Some(Strain::Memory));
+        assert_eq!(pressure.shed_cause(), Some(ShedCause::Memory));
         busy(&mut pressure, 7, 1, &mut spent, 2.0);
-        assert_eq!(pressure.strain(), Some(Strain::Cpu));
+        assert_eq!(pressure.shed_cause(), Some(ShedCause::Cpu));
     }
 }

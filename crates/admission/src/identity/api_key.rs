@@ -1,9 +1,12 @@
-//! Users by API key.
+//! Identification by API key.
 //!
-//! Invariant: a key is never kept, only its hash; and how long a comparison takes says nothing about any key.
-//! Kept by: the table is indexed by an HMAC of the key's SHA-256 under a secret that only this process has, so what the lookup
-//! compares is nothing that a caller can choose, and the entry that was found is compared once more in constant time.
-//! And: a key that is known is a visitor who can be; an id that can't be is refused when the key is added, not when it is used.
+//! Invariant 1: only hashes of keys are stored, and the time of a lookup reveals nothing about any
+//! key.
+//! Enforced by: the table is indexed by an HMAC of the key's SHA-256 under a secret of this
+//! process. The compared values cannot be chosen by a client. A found entry is compared again in
+//! constant time.
+//! Invariant 2: every stored key has a valid user id.
+//! Enforced by: an invalid id is refused when the key is added.
 
 use std::collections::HashMap;
 
@@ -11,12 +14,12 @@ use http::HeaderName;
 use ring::rand::{SecureRandom, SystemRandom};
 use ring::{digest, hmac};
 
-use crate::visitor::{BadId, Class, Visitor};
+use crate::client_identity::{Class, ClientIdentity, InvalidUserId};
 
-/// The longest key that is looked at, in bytes.
+/// Maximum length of an API key in bytes.
 pub(super) const MAX_KEY_BYTES: usize = 1024;
 
-/// The keys that are known, and whose they are.
+/// API keys and their owners.
 ///
 /// ```
 /// use forebay_admission::ApiKeys;
@@ -28,11 +31,11 @@ pub(super) const MAX_KEY_BYTES: usize = 1024;
 pub struct ApiKeys {
     header: HeaderName,
     secret: hmac::Key,
-    owners: HashMap<[u8; 32], Visitor>,
+    owners: HashMap<[u8; 32], ClientIdentity>,
 }
 
 impl ApiKeys {
-    /// No keys yet; they will come in the header `X-API-Key`.
+    /// Creates an empty set. Keys are read from the header `X-API-Key`.
     pub fn new() -> Self {
         let mut secret = [0; 32];
         SystemRandom::new().fill(&mut secret).expect("the system has randomness");
@@ -43,51 +46,57 @@ impl ApiKeys {
         }
     }
 
-    /// The header that carries the key. In `Authorization`, `Bearer ` stands before it; where tokens are known too, what isn't a
-    /// key is one.
+    /// Sets the header of the key. In `Authorization` the key follows `Bearer `. If tokens use that
+    /// header too, an unknown key is treated as a token.
     pub fn header(mut self, name: HeaderName) -> Self {
         self.header = name;
         self
     }
 
-    /// A key, and the user whose it is.
+    /// Adds a key of a user.
     ///
     /// # Panics
-    /// If nobody can have this id; see [`try_sha256`](Self::try_sha256) for ids that come from elsewhere.
+    /// Panics if the user id is invalid. Use [`try_sha256`](Self::try_sha256) for ids from a file.
     pub fn key(self, key: &str, user: &str) -> Self {
         self.sha256(sha256(key), user, None)
     }
 
-    /// A key of a user of a class.
+    /// Adds a key of a user with a class.
     ///
     /// # Panics
-    /// If nobody can have this id.
+    /// Panics if the user id is invalid.
     pub fn key_of_class(self, key: &str, user: &str, class: Class) -> Self {
         self.sha256(sha256(key), user, Some(class))
     }
 
-    /// The SHA-256 of a key, so that no configuration need hold the key itself. `printf %s KEY | sha256sum` makes one.
+    /// Adds a key by its SHA-256, so that no configuration contains the key itself. `printf %s KEY
+    /// | sha256sum` prints it.
     ///
     /// # Panics
-    /// If nobody can have this id.
+    /// Panics if the user id is invalid.
     pub fn sha256(self, hash: [u8; 32], user: &str, class: Option<Class>) -> Self {
         self.try_sha256(hash, user, class).unwrap_or_else(|bad| panic!("the owner of an API key: {bad}"))
     }
 
-    /// As [`sha256`](Self::sha256), for ids that somebody else wrote, such as those in a file.
-    pub fn try_sha256(mut self, hash: [u8; 32], user: &str, class: Option<Class>) -> Result<Self, BadId> {
-        let visitor = Visitor::user(user)?;
-        let visitor = class.into_iter().fold(visitor, Visitor::class);
-        self.owners.insert(self.tag(&hash), visitor);
+    /// Adds a key by its SHA-256, as [`sha256`](Self::sha256). Fails if the user id is invalid.
+    pub fn try_sha256(
+        mut self,
+        hash: [u8; 32],
+        user: &str,
+        class: Option<Class>,
+    ) -> Result<Self, InvalidUserId> {
+        let client = ClientIdentity::user(user)?;
+        let client = class.into_iter().fold(client, ClientIdentity::class);
+        self.owners.insert(self.tag(&hash), client);
         Ok(self)
     }
 
-    /// How many there are.
+    /// Returns the number of keys.
     pub fn len(&self) -> usize {
         self.owners.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether there are no keys.
     pub fn is_empty(&self) -> bool {
         self.owners.is_empty()
     }
@@ -96,7 +105,7 @@ impl ApiKeys {
         &self.header
     }
 
-    pub(super) fn owner(&self, key: &[u8]) -> Option<&Visitor> {
+    pub(super) fn owner(&self, key: &[u8]) -> Option<&ClientIdentity> {
         let hash = sha256(key);
         let (known, owner) = self.owners.get_key_value(&self.tag(&hash))?;
         hmac::verify(&self.secret, &hash, known).ok()?;
@@ -131,11 +140,11 @@ mod tests {
     use super::*;
 
     fn user<'a>(keys: &'a ApiKeys, key: &str) -> Option<&'a str> {
-        keys.owner(key.as_bytes()).map(|owner| owner.who().unwrap().id())
+        keys.owner(key.as_bytes()).map(|owner| owner.as_user().unwrap().id())
     }
 
     #[test]
-    fn a_key_is_found_and_no_other_is() {
+    fn only_added_keys_are_found() {
         let keys = ApiKeys::new().key("of ada", "ada").key("of bob", "bob").key("of ada too", "ada");
         assert_eq!(user(&keys, "of ada"), Some("ada"));
         assert_eq!(user(&keys, "of ada too"), Some("ada"));
@@ -147,32 +156,32 @@ mod tests {
     }
 
     #[test]
-    fn a_hash_does_for_a_key() {
+    fn a_key_can_be_added_by_its_hash() {
         // printf %s of-ada | sha256sum
         let hash = sha256("of-ada");
         let keys = ApiKeys::new().sha256(hash, "ada", Some(Class::new("free")));
         assert_eq!(user(&keys, "of-ada"), Some("ada"));
         assert_eq!(keys.owner(b"of-ada").unwrap().class, Class::new("free"));
         let hex: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
-        assert_eq!(user(&keys, &hex), None, "a hash is no key");
+        assert_eq!(user(&keys, &hex), None, "a hash is not a key");
     }
 
     #[test]
-    fn a_user_who_cannot_be_is_refused_with_his_key() {
+    fn a_key_with_an_invalid_user_id_is_refused() {
         let error = |id: &str| ApiKeys::new().try_sha256(sha256("of ada"), id, None).map(drop).unwrap_err();
-        assert_eq!(error(""), BadId::Empty);
-        assert_eq!(error(&"x".repeat(300)), BadId::TooLong { bytes: 300 });
-        assert_eq!(error("a\tb"), BadId::ControlCharacter);
+        assert_eq!(error(""), InvalidUserId::Empty);
+        assert_eq!(error(&"x".repeat(300)), InvalidUserId::TooLong { bytes: 300 });
+        assert_eq!(error("a\tb"), InvalidUserId::ControlCharacter);
     }
 
     #[test]
     #[should_panic(expected = "the owner of an API key: the user's id is empty")]
-    fn a_user_in_the_program_who_cannot_be_is_a_mistake_in_the_program() {
-        drop(ApiKeys::new().key("of nobody", ""));
+    fn adding_a_key_with_an_invalid_user_id_panics() {
+        drop(ApiKeys::new().key("without owner", ""));
     }
 
     #[test]
-    fn debug_tells_no_key() {
+    fn debug_output_contains_no_key() {
         let text = format!("{:?}", ApiKeys::new().key("s3cr3t", "ada"));
         assert!(!text.contains("s3cr3t") && !text.contains("ada"), "{text}");
     }

@@ -1,9 +1,9 @@
-//! What a verified token says, and whether it holds now.
+//! Validation of a verified token's claims.
 //!
-//! Invariant: a token without `exp` is refused unless that was asked for; a claim of the wrong type is refused, never taken for
-//! missing; time is handed in.
-//! Kept by: [`Rules::check`], which is pure.
-//! Not here: signatures. Nothing in here may be believed before its signature is.
+//! Invariant: a token without `exp` is refused unless configured otherwise. A claim of the wrong
+//! type is refused, never treated as missing.
+//! Enforced by: [`ClaimRules::check`], a pure function that is passed the time.
+//! Out of scope: signatures. They are verified before.
 
 use std::time::Duration;
 
@@ -11,9 +11,9 @@ use serde_json::{Map, Value};
 
 use super::TokenFault;
 
-/// What is asked of a token besides its signature.
+/// Requirements on a token's claims.
 #[derive(Debug, Clone)]
-pub(super) struct Rules {
+pub(super) struct ClaimRules {
     pub(super) user_claim: String,
     pub(super) class_claim: Option<String>,
     pub(super) issuers: Vec<String>,
@@ -22,18 +22,19 @@ pub(super) struct Rules {
     pub(super) requires_exp: bool,
 }
 
-/// For whom a token must be meant.
+/// Requirement on the claim `aud`.
 #[derive(Debug, Clone)]
 pub(super) enum Audience {
-    /// For nobody in particular: RFC 7519 has a token refused that names an audience to somebody who isn't it.
-    Unnamed,
-    /// For one of these.
-    Us(Vec<String>),
-    /// For anybody.
+    /// The token must not name an audience. RFC 7519: a recipient that is not in `aud` must reject
+    /// the token.
+    Absent,
+    /// The token must name one of these audiences.
+    OneOf(Vec<String>),
+    /// Any audience, or none.
     Any,
 }
 
-/// What is used of a token that holds.
+/// Relevant claims of a valid token.
 #[derive(Debug, PartialEq)]
 pub(super) struct Subject {
     pub(super) user: String,
@@ -42,14 +43,14 @@ pub(super) struct Subject {
     pub(super) expires_at: Option<f64>,
 }
 
-impl Rules {
-    /// `now` is the time since 1970, as the claims have it.
+impl ClaimRules {
+    /// Checks the claims. `now` is the time since 1970.
     pub(super) fn check(&self, claims: &Map<String, Value>, now: Duration) -> Result<Subject, TokenFault> {
         let (now, leeway) = (now.as_secs_f64(), self.leeway.as_secs_f64());
         let expires_at = time(claims, "exp")?;
         match expires_at {
             None if self.requires_exp => return Err(TokenFault::NoExpiry),
-            // RFC 7519: on or after which it must not be accepted.
+            // RFC 7519: the token must not be accepted on or after `exp`.
             Some(exp) if now >= exp + leeway => return Err(TokenFault::Expired),
             None | Some(_) => {}
         }
@@ -61,8 +62,8 @@ impl Rules {
         }
         let for_us = match &self.audience {
             Audience::Any => true,
-            Audience::Unnamed => !claims.contains_key("aud"),
-            Audience::Us(us) => claims.get("aud").is_some_and(|aud| names_one_of(aud, us)),
+            Audience::Absent => !claims.contains_key("aud"),
+            Audience::OneOf(wanted) => claims.get("aud").is_some_and(|aud| names_one_of(aud, wanted)),
         };
         if !for_us {
             return Err(TokenFault::WrongAudience);
@@ -73,7 +74,7 @@ impl Rules {
     }
 }
 
-/// Seconds since 1970, whole or not.
+/// Returns a time claim in seconds since 1970.
 fn time(claims: &Map<String, Value>, name: &str) -> Result<Option<f64>, TokenFault> {
     match claims.get(name) {
         None => Ok(None),
@@ -81,7 +82,7 @@ fn time(claims: &Map<String, Value>, name: &str) -> Result<Option<f64>, TokenFau
     }
 }
 
-/// A name, or a number that stands for one.
+/// Returns a string, or an integer as text.
 fn text(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.clone()),
@@ -94,7 +95,7 @@ fn is_one_of(value: &Value, wanted: &[String]) -> bool {
     value.as_str().is_some_and(|value| wanted.iter().any(|wanted| wanted == value))
 }
 
-/// An audience may be a list; it is meant for us if we are in it.
+/// Returns whether an audience, which may be a list, contains one of `wanted`.
 fn names_one_of(value: &Value, wanted: &[String]) -> bool {
     match value {
         Value::Array(values) => values.iter().any(|value| is_one_of(value, wanted)),
@@ -112,24 +113,24 @@ mod tests {
 
     const NOW: Duration = Duration::from_secs(1_000_000);
 
-    fn rules() -> Rules {
-        Rules {
+    fn rules() -> ClaimRules {
+        ClaimRules {
             user_claim: "sub".into(),
             class_claim: None,
             issuers: Vec::new(),
-            audience: Audience::Unnamed,
+            audience: Audience::Absent,
             leeway: Duration::from_secs(30),
             requires_exp: true,
         }
     }
 
-    fn check(rules: &Rules, claims: Value) -> Result<String, TokenFault> {
+    fn check(rules: &ClaimRules, claims: Value) -> Result<String, TokenFault> {
         let Value::Object(claims) = claims else { panic!("claims are an object") };
         rules.check(&claims, NOW).map(|subject| subject.user)
     }
 
     #[test]
-    fn a_token_holds_until_its_expiry_and_the_leeway() {
+    fn a_token_is_valid_until_its_expiry_plus_the_leeway() {
         let check = |exp: Value| check(&rules(), json!({"sub": "ada", "exp": exp}));
         assert_eq!(check(json!(1_000_001)), Ok("ada".into()));
         assert_eq!(check(json!(999_971)), Ok("ada".into()));
@@ -140,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_without_expiry_is_refused_unless_that_is_wanted() {
+    fn a_token_without_expiry_is_refused_unless_allowed() {
         let mut rules = rules();
         assert_eq!(check(&rules, json!({"sub": "ada"})), Err(TokenFault::NoExpiry));
         rules.requires_exp = false;
@@ -149,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_of_the_wrong_type_is_not_taken_for_missing() {
+    fn a_time_of_the_wrong_type_is_malformed() {
         let mut rules = rules();
         rules.requires_exp = false;
         for claims in [
@@ -162,14 +163,14 @@ mod tests {
     }
 
     #[test]
-    fn a_token_of_tomorrow_is_refused_today() {
+    fn a_token_is_refused_before_its_nbf() {
         let check = |nbf: u64| check(&rules(), json!({"sub": "ada", "exp": 2_000_000, "nbf": nbf}));
         assert_eq!(check(1_000_030), Ok("ada".into()));
         assert_eq!(check(1_000_031), Err(TokenFault::NotYetValid));
     }
 
     #[test]
-    fn issuer_and_audience_are_asked_for_when_configured() {
+    fn issuer_and_audience_are_checked_when_configured() {
         let mut rules = rules();
         let token = |more: Value| {
             let mut claims = json!({"sub": "ada", "exp": 2_000_000});
@@ -184,7 +185,7 @@ mod tests {
         assert_eq!(check(&rules, token(json!({}))), Err(TokenFault::WrongIssuer));
         assert_eq!(check(&rules, token(json!({"iss": ["us"]}))), Err(TokenFault::WrongIssuer));
         assert_eq!(check(&rules, token(json!({"iss": "them"}))), Ok("ada".into()));
-        rules.audience = Audience::Us(vec!["streams".into()]);
+        rules.audience = Audience::OneOf(vec!["streams".into()]);
         assert_eq!(check(&rules, token(json!({"iss": "us"}))), Err(TokenFault::WrongAudience));
         assert_eq!(check(&rules, token(json!({"iss": "us", "aud": ["a", "streams"]}))), Ok("ada".into()));
         assert_eq!(check(&rules, token(json!({"iss": "us", "aud": "streams"}))), Ok("ada".into()));
@@ -195,12 +196,12 @@ mod tests {
     }
 
     #[test]
-    fn the_user_is_the_claim_that_was_chosen_a_name_or_a_number() {
+    fn the_user_is_a_string_or_integer_claim() {
         let mut rules = rules();
         rules.class_claim = Some("plan".into());
         let claims = |sub: Value| json!({"sub": sub, "uid": 7, "exp": 2_000_000, "plan": "free"});
-        for nobody in [json!(null), json!(1.5), json!(["ada"]), json!({}), json!(true)] {
-            assert_eq!(check(&rules, claims(nobody)), Err(TokenFault::NoUser));
+        for not_a_user in [json!(null), json!(1.5), json!(["ada"]), json!({}), json!(true)] {
+            assert_eq!(check(&rules, claims(not_a_user)), Err(TokenFault::NoUser));
         }
         rules.user_claim = "uid".into();
         let all = claims(json!("ada"));

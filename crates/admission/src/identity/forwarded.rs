@@ -1,31 +1,31 @@
-//! Whose request this is when proxies stand between: `X-Forwarded-For` and RFC 7239's `Forwarded`.
+//! Client address behind proxies: `X-Forwarded-For` and `Forwarded` (RFC 7239).
 //!
-//! Invariant: an address is believed only if a trusted proxy wrote it. Each proxy appends the peer that it saw, so the list is
-//! read from the right, and reading stops at the first address that isn't a trusted proxy: that is the client. What stands
-//! further left, the client may have written itself.
-//! Kept by: [`client`], which never looks past an entry that it can't read or doesn't trust, nor past [`MAX_HOPS`]; and how an
-//! entry is read depends on nothing to the left of it ([`split_from_the_right`]).
+//! Invariant: an address counts only if a trusted proxy wrote it. Each proxy appends its peer, so
+//! the list is read from the right. The first address that is not a trusted proxy is the client.
+//! The client may have forged everything to the left of it.
+//! Enforced by: [`client`] stops at the first entry that is unreadable or untrusted, and after
+//! [`MAX_HOPS`]. Parsing an entry does not depend on anything to its left ([`rsplit_list`]).
 
 use std::net::IpAddr;
 
 use http::HeaderMap;
 use http::header::{FORWARDED, HeaderName};
 
-use super::network::{Network, plain};
+use super::network::{Network, canonical};
 
 pub(crate) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-/// Proxies in a row that are believed. More is a loop or a lie.
+/// Maximum number of trusted proxies in a row.
 const MAX_HOPS: usize = 32;
 
-/// In which header the trusted proxies leave the address of their peer.
+/// Header in which trusted proxies report their peer's address.
 ///
-/// One of them, never both: a proxy that writes one passes the other on as the client wrote it.
+/// Only one is read: a proxy that writes one header passes the other one on as the client sent it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum ForwardedBy {
-    /// Only the peer itself counts; no header is read.
+    /// No header; the peer's address counts.
     #[default]
-    Nobody,
+    PeerOnly,
     /// `X-Forwarded-For: client, proxy1, proxy2`.
     XForwardedFor,
     /// `Forwarded: for=client;proto=https, for="[2001:db8::1]:4711"` (RFC 7239).
@@ -33,49 +33,49 @@ pub enum ForwardedBy {
 }
 
 impl ForwardedBy {
-    /// The header that is read.
+    /// Returns the header to read.
     pub(crate) fn header(self) -> Option<HeaderName> {
         match self {
-            ForwardedBy::Nobody => None,
+            ForwardedBy::PeerOnly => None,
             ForwardedBy::XForwardedFor => Some(X_FORWARDED_FOR),
             ForwardedBy::Forwarded => Some(FORWARDED),
         }
     }
 }
 
-/// The address of the client.
+/// Returns the address of the client.
 pub(crate) fn client(peer: IpAddr, by: ForwardedBy, headers: &HeaderMap, trusted: &[Network]) -> IpAddr {
     let trusts = |address| trusted.iter().any(|network| network.contains(address));
-    let Some(header) = by.header() else { return plain(peer) };
+    let Some(header) = by.header() else { return canonical(peer) };
     let last_comma: fn(&[u8]) -> Option<usize> = match by {
         ForwardedBy::Forwarded => |line| last_outside_quotes(line, b','),
-        ForwardedBy::XForwardedFor | ForwardedBy::Nobody => {
+        ForwardedBy::XForwardedFor | ForwardedBy::PeerOnly => {
             |line| line.iter().rposition(|byte| *byte == b',')
         }
     };
-    let mut client = plain(peer);
-    // All lines of the header are one list, the last line at its end.
+    let mut client = canonical(peer);
+    // All lines of the header form one list, in order.
     let lines = headers.get_all(header).into_iter().rev();
-    for entry in lines.flat_map(|line| split_from_the_right(line.as_bytes(), last_comma)).take(MAX_HOPS) {
+    for entry in lines.flat_map(|line| rsplit_list(line.as_bytes(), last_comma)).take(MAX_HOPS) {
         if !trusts(client) {
             break;
         }
         let node = match by {
             ForwardedBy::Forwarded => forwarded_for(entry),
-            ForwardedBy::XForwardedFor | ForwardedBy::Nobody => Some(entry),
+            ForwardedBy::XForwardedFor | ForwardedBy::PeerOnly => Some(entry),
         };
         match node.and_then(node_address) {
-            Some(address) => client = plain(address),
-            // `unknown`, an obfuscated name, or rubbish: the last proxy that we know stands for its client.
+            Some(address) => client = canonical(address),
+            // `unknown`, an obfuscated name or garbage: the last known proxy counts as the client.
             None => break,
         }
     }
     client
 }
 
-/// The value of `for` in one element of `Forwarded`.
+/// Returns the value of `for` in one element of `Forwarded`.
 fn forwarded_for(element: &[u8]) -> Option<&[u8]> {
-    let pairs = split_from_the_right(element, |rest| last_outside_quotes(rest, b';'));
+    let pairs = rsplit_list(element, |rest| last_outside_quotes(rest, b';'));
     let values = pairs.filter_map(|pair| {
         let (name, value) = pair.split_at(pair.iter().position(|byte| *byte == b'=')?);
         let value = value[1..].trim_ascii();
@@ -85,7 +85,7 @@ fn forwarded_for(element: &[u8]) -> Option<&[u8]> {
     values.last() // the leftmost
 }
 
-/// `1.2.3.4`, `1.2.3.4:5678`, `2001:db8::1`, `[2001:db8::1]` or `[2001:db8::1]:5678`.
+/// Parses `1.2.3.4`, `1.2.3.4:5678`, `2001:db8::1`, `[2001:db8::1]` or `[2001:db8::1]:5678`.
 fn node_address(node: &[u8]) -> Option<IpAddr> {
     let node = std::str::from_utf8(node.trim_ascii()).ok()?;
     if let Some(rest) = node.strip_prefix('[') {
@@ -103,12 +103,10 @@ fn is_port(text: &str) -> bool {
     text.parse::<u16>().is_ok()
 }
 
-/// The parts of a list, last one first. As bytes and from the right, because a proxy appends to the client's own line: nothing
-/// that stands there, be it no text or a quote that is never closed, may change how what follows is read.
-fn split_from_the_right(
-    list: &[u8],
-    last_separator: impl Fn(&[u8]) -> Option<usize>,
-) -> impl Iterator<Item = &[u8]> {
+/// Splits a list from the right, as bytes. A proxy appends to the client's own line. Nothing that
+/// the client wrote, such as invalid UTF-8 or an unclosed quote, may change how appended entries
+/// are parsed.
+fn rsplit_list(list: &[u8], last_separator: impl Fn(&[u8]) -> Option<usize>) -> impl Iterator<Item = &[u8]> {
     let mut rest = Some(list);
     std::iter::from_fn(move || {
         let list = rest?;
@@ -118,8 +116,8 @@ fn split_from_the_right(
     })
 }
 
-/// The last separator that isn't inside a quoted string. From the right, the first quote ends such a string, and the next one
-/// begins it unless a backslash escapes it.
+/// Returns the last separator outside a quoted string. From the right, the first quote closes a
+/// string; the next unescaped quote opens it.
 fn last_outside_quotes(text: &[u8], separator: u8) -> Option<usize> {
     let mut quoted = false;
     for (at, byte) in text.iter().enumerate().rev() {
@@ -162,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn an_untrusted_peer_is_the_client_whatever_it_writes() {
+    fn an_untrusted_peer_is_always_the_client() {
         assert_eq!(x_forwarded_for("203.0.113.9", &["198.51.100.1"]), "203.0.113.9");
         assert_eq!(x_forwarded_for("203.0.113.9", &["10.0.0.2, 10.0.0.3"]), "203.0.113.9");
     }
@@ -176,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_stops_the_walk_at_the_last_proxy_known() {
+    fn an_unreadable_entry_stops_at_the_last_known_proxy() {
         assert_eq!(x_forwarded_for("10.0.0.1", &["198.51.100.1, unknown, 10.0.0.9"]), "10.0.0.9");
         assert_eq!(x_forwarded_for("10.0.0.1", &["198.51.100.1, , 10.0.0.9"]), "10.0.0.9");
         assert_eq!(x_forwarded_for("10.0.0.1", &["198.51.100.1:99999"]), "10.0.0.1");
@@ -190,20 +188,20 @@ mod tests {
     }
 
     #[test]
-    fn a_port_belongs_to_no_client() {
+    fn a_port_is_ignored() {
         assert_eq!(x_forwarded_for("10.0.0.1", &["198.51.100.1:4711"]), "198.51.100.1");
         assert_eq!(x_forwarded_for("10.0.0.1", &["[2001:db8::1]:4711"]), "2001:db8::1");
         assert_eq!(x_forwarded_for("10.0.0.1", &["::ffff:198.51.100.1"]), "198.51.100.1");
     }
 
     #[test]
-    fn an_endless_list_is_read_only_so_far() {
+    fn a_long_list_is_read_up_to_the_maximum_number_of_hops() {
         let line = vec!["10.0.0.2"; 5_000].join(",");
         assert_eq!(x_forwarded_for("10.0.0.1", &[&format!("198.51.100.1,{line}")]), "10.0.0.2");
     }
 
     #[test]
-    fn rfc_7239_is_understood_with_its_quotes() {
+    fn rfc_7239_with_quoted_strings_is_parsed() {
         assert_eq!(forwarded(&["for=198.51.100.1"]), "198.51.100.1");
         assert_eq!(forwarded(&["For=\"[2001:db8::17]:4711\";proto=https;by=10.0.0.1"]), "2001:db8::17");
         assert_eq!(forwarded(&["for=1.1.1.1, for=198.51.100.1;host=\"a,b;for=2.2.2.2\""]), "198.51.100.1");
@@ -212,18 +210,18 @@ mod tests {
     }
 
     #[test]
-    fn the_other_header_is_not_looked_at() {
+    fn the_other_header_is_ignored() {
         let mut headers = HeaderMap::new();
         headers.append(FORWARDED, HeaderValue::from_static("for=198.51.100.1"));
         let (peer, trusted) = ("10.0.0.1".parse().unwrap(), ["10.0.0.0/8".parse().unwrap()]);
-        for by in [ForwardedBy::XForwardedFor, ForwardedBy::Nobody] {
+        for by in [ForwardedBy::XForwardedFor, ForwardedBy::PeerOnly] {
             assert_eq!(client(peer, by, &headers, &trusted), peer);
         }
     }
 
     /// nginx appends to the line that the client sent.
     #[test]
-    fn a_client_hides_nothing_behind_what_is_no_text() {
+    fn invalid_utf8_from_the_client_hides_no_appended_entry() {
         let line = |appended: &str| [&b"\xff, "[..], appended.as_bytes()].concat();
         assert_eq!(x_forwarded_for("10.0.0.1", &[line("198.51.100.1")]), "198.51.100.1");
         assert_eq!(forwarded(&[line("for=198.51.100.1;host=\"\u{e9}\"")]), "198.51.100.1");
@@ -231,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_hides_nothing_behind_a_quote_that_it_opened() {
+    fn an_unclosed_quote_from_the_client_hides_no_appended_entry() {
         for opened in ["\"", "for=1.1.1.1;host=\"", "\"\\", "\"\\\"", "a=\"b\"c\""] {
             for host in ["", ";host=\"a,b;for=2.2.2.2\"", ";host=\"a\\\"b, for=2.2.2.2\"", ";host=\"a\\\\\""]
             {
@@ -241,7 +239,7 @@ mod tests {
         }
     }
 
-    /// What may stand in a header, with more than its share of what has a meaning in a list.
+    /// Any header value, with many characters that have a meaning in a list.
     fn any_value() -> impl Strategy<Value = Vec<u8>> {
         let special = prop::sample::select(b"\",;=\\".as_slice());
         let byte = prop_oneof![3 => b' '..=b'~', 3 => 0x80..=0xff_u8, 2 => special, 1 => Just(b'\t')];
@@ -249,15 +247,15 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is written, the client is never one whom nobody trusted vouched for.
+        /// For any header value, only a trusted proxy's entry can be the client.
         #[test]
-        fn an_untrusted_peer_is_never_somebody_else(line in any_value()) {
+        fn an_untrusted_peer_cannot_claim_another_address(line in any_value()) {
             prop_assert_eq!(x_forwarded_for("203.0.113.9", &[&line]), "203.0.113.9");
             prop_assert_eq!(find("203.0.113.9", ForwardedBy::Forwarded, &[&line]), "203.0.113.9");
         }
 
         #[test]
-        fn what_the_client_wrote_itself_changes_nothing(forged in any_value()) {
+        fn entries_forged_by_the_client_have_no_effect(forged in any_value()) {
             let line = |appended: &str| [&forged, &b", "[..], appended.as_bytes()].concat();
             prop_assert_eq!(x_forwarded_for("10.0.0.1", &[line("198.51.100.1")]), "198.51.100.1");
             let elements = [

@@ -1,10 +1,11 @@
-//! A file of keys that may change while we run.
+//! JSON Web Key Set file that may change at runtime.
 //!
-//! Invariant: no token is checked with a set that is older than [`FRESH`] and one look at the file; tokens with an unknown key
-//! id make us look at most once in [`PATIENCE`], however many come. A file that can't be read leaves the last good set; one that can be is
-//! believed, also if there is no key left in it: so the last one is revoked.
-//! Kept by: one look at a time, behind a lock that everybody who needs the news waits for; the file is read on a blocking
-//! thread, bounded in size, and compared as a whole: two writes within one tick of the file system's clock are two.
+//! Invariant: a token is checked with keys whose file was read at most [`MAX_AGE`] ago. Unknown key
+//! ids cause at most one read per [`UNKNOWN_KEY_INTERVAL`]. An unreadable file leaves the last
+//! keys. A readable file replaces them even if it is empty, which revokes the last key.
+//! Enforced by: one reload at a time, behind `reload_lock`. The file is read on a blocking thread,
+//! bounded in size, and compared by content, because two writes may have the same modification
+//! time.
 
 use std::fs::File;
 use std::io::Read;
@@ -17,110 +18,112 @@ use tracing::{info, warn};
 use super::keys::{KeyError, KeySet};
 use crate::metrics;
 
-/// How long a look at the file is good for.
-const FRESH: Duration = Duration::from_secs(5);
-/// How long after a look an unknown key id has us look again.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Maximum age of the loaded keys.
+const MAX_AGE: Duration = Duration::from_secs(5);
+/// Minimum interval between reloads for unknown key ids.
+const UNKNOWN_KEY_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
 pub(super) struct JwksFile {
     path: PathBuf,
-    now: RwLock<Known>,
-    /// Held by whoever looks at the file.
-    looking: tokio::sync::Mutex<()>,
-    times: Times,
+    loaded: RwLock<LoadedKeys>,
+    /// Held while the file is read.
+    reload_lock: tokio::sync::Mutex<()>,
+    intervals: ReloadIntervals,
 }
 
-struct Known {
+struct LoadedKeys {
     keys: Arc<KeySet>,
     text: Arc<[u8]>,
-    looked: Instant,
+    checked_at: Instant,
     failed: bool,
 }
 
-/// How long a look at the file is good for: in general, and when a key is asked for that isn't in it.
+/// When the file is read again: after `max_age`, and after `unknown_key` if a token names an
+/// unknown key.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Times {
-    pub(super) fresh: Duration,
-    pub(super) patience: Duration,
+pub(super) struct ReloadIntervals {
+    pub(super) max_age: Duration,
+    pub(super) unknown_key: Duration,
 }
 
 impl JwksFile {
     pub(super) fn open(path: &Path) -> Result<Self, KeyError> {
-        Self::with_times(path, Times { fresh: FRESH, patience: PATIENCE })
+        Self::with_intervals(path, ReloadIntervals { max_age: MAX_AGE, unknown_key: UNKNOWN_KEY_INTERVAL })
     }
 
-    pub(super) fn with_times(path: &Path, times: Times) -> Result<Self, KeyError> {
+    pub(super) fn with_intervals(path: &Path, intervals: ReloadIntervals) -> Result<Self, KeyError> {
         let text = read(path)?;
         let name = path.display().to_string();
-        let keys = KeySet::parse(&text, &name)?.fit_to_begin_with(&name)?;
+        let keys = KeySet::parse(&text, &name)?.require_usable_key(&name)?;
         if keys.is_empty() {
-            warn!("there is no key in the file of keys: every token is refused");
+            warn!("JWKS file contains no usable key: all tokens rejected");
         }
-        let known = Known { keys: Arc::new(keys), text: text.into(), looked: Instant::now(), failed: false };
-        let looking = tokio::sync::Mutex::new(());
-        Ok(JwksFile { path: path.to_owned(), now: RwLock::new(known), looking, times })
+        let loaded =
+            LoadedKeys { keys: Arc::new(keys), text: text.into(), checked_at: Instant::now(), failed: false };
+        let reload_lock = tokio::sync::Mutex::new(());
+        Ok(JwksFile { path: path.to_owned(), loaded: RwLock::new(loaded), reload_lock, intervals })
     }
 
-    /// The keys for a token that names this key, or none.
+    /// Returns the keys for a token with this key id.
     pub(super) async fn keys(&self, id: Option<&str>) -> Arc<KeySet> {
-        let (keys, looked) = self.known();
-        let unknown = id.is_some_and(|id| !keys.knows(id));
-        let Times { fresh, patience } = self.times;
-        let allowed = if unknown { fresh.min(patience) } else { fresh };
-        if looked.elapsed() < allowed {
+        let (keys, checked_at) = self.current();
+        let unknown = id.is_some_and(|id| !keys.may_verify(id));
+        let ReloadIntervals { max_age, unknown_key } = self.intervals;
+        let allowed = if unknown { max_age.min(unknown_key) } else { max_age };
+        if checked_at.elapsed() < allowed {
             return keys;
         }
-        let _one_at_a_time = self.looking.lock().await;
-        if self.known().1 == looked {
-            self.look().await;
+        let _one_at_a_time = self.reload_lock.lock().await;
+        if self.current().1 == checked_at {
+            self.reload().await;
         }
-        self.known().0
+        self.current().0
     }
 
-    fn known(&self) -> (Arc<KeySet>, Instant) {
-        let known = self.now.read().unwrap_or_else(PoisonError::into_inner);
-        (known.keys.clone(), known.looked)
+    fn current(&self) -> (Arc<KeySet>, Instant) {
+        let loaded = self.loaded.read().unwrap_or_else(PoisonError::into_inner);
+        (loaded.keys.clone(), loaded.checked_at)
     }
 
-    async fn look(&self) {
-        let before = self.now.read().unwrap_or_else(PoisonError::into_inner).text.clone();
+    async fn reload(&self) {
+        let before = self.loaded.read().unwrap_or_else(PoisonError::into_inner).text.clone();
         let path = self.path.clone();
-        let news = tokio::task::spawn_blocking(move || {
+        let outcome = tokio::task::spawn_blocking(move || {
             let text = read(&path)?;
             let same = *text == *before;
             let keys = if same { None } else { Some(KeySet::parse(&text, &path.display().to_string())?) };
             Ok::<_, KeyError>(keys.map(|keys| (keys, text)))
         });
-        let Ok(news) = news.await else { return }; // the runtime ends
-        let mut known = self.now.write().unwrap_or_else(PoisonError::into_inner);
-        known.looked = Instant::now();
-        let failed = news.is_err();
-        match news {
+        let Ok(outcome) = outcome.await else { return }; // the runtime is shutting down
+        let mut loaded = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
+        loaded.checked_at = Instant::now();
+        let failed = outcome.is_err();
+        match outcome {
             Ok(None) => {}
             Ok(Some((keys, text))) => {
-                info!(keys = keys.len(), "the file of keys changed and was read again");
+                info!(keys = keys.len(), "JWKS file reloaded");
                 if keys.is_empty() {
-                    warn!("no key is left in the file of keys: every token is refused");
+                    warn!("JWKS file contains no usable key: all tokens rejected");
                 }
                 metrics::jwks_read(true);
-                (known.keys, known.text) = (Arc::new(keys), text.into());
+                (loaded.keys, loaded.text) = (Arc::new(keys), text.into());
             }
             Err(error) => {
                 metrics::jwks_read(false);
-                if !known.failed {
-                    warn!(%error, "the file of keys can't be read; the last good keys stay");
+                if !loaded.failed {
+                    warn!(%error, "JWKS reload failed: previous keys kept");
                 }
             }
         }
-        known.failed = failed;
+        loaded.failed = failed;
     }
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, KeyError> {
     let name = || path.display().to_string();
     let mut text = Vec::new();
-    // One byte more than allowed is enough to know; the file may grow while we read.
+    // One byte over the limit is read to detect a larger file; the file may grow meanwhile.
     let outcome = File::open(path).and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_end(&mut text));
     outcome.map_err(|source| KeyError::File { file: name(), source })?;
     if text.len() as u64 > MAX_FILE_BYTES {

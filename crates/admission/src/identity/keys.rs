@@ -1,109 +1,110 @@
-//! Keys that tokens are checked with.
+//! Keys that verify tokens.
 //!
-//! Invariant: which algorithms a key may be used with follows from the key alone, never from a token. A set has at most
-//! [`MAX_KEYS`] keys, and one token is tried against at most [`MAX_TRIES`] of them.
-//! Kept by: [`Key`] is made only here, with its algorithms; [`KeySet::candidates`] compares the token's with them.
+//! Invariant: a key's algorithms follow from the key alone, never from a token. A set has at most
+//! [`MAX_KEYS`] keys, and a token is checked against at most [`MAX_TRIES`] of them.
+//! Enforced by: [`VerificationKey`] is constructed only here, with its algorithms;
+//! [`KeySet::candidates`] filters by them.
 
 use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, JwkSet, KeyOperations, PublicKeyUse};
 use jsonwebtoken::{Algorithm, DecodingKey};
 
 const MAX_KEYS: usize = 256;
 const MAX_TRIES: usize = 8;
-/// RFC 7518: a secret for HS256 has at least the length of the hash.
+/// RFC 7518: a secret for HS256 is at least as long as the hash.
 const MIN_SECRET_BYTES: usize = 32;
 
-/// One key, and what it may be used for.
+/// One key and its allowed algorithms.
 #[derive(Clone)]
-pub(super) struct Key {
+pub(super) struct VerificationKey {
     pub(super) id: Option<String>,
     pub(super) algorithms: Vec<Algorithm>,
     pub(super) key: DecodingKey,
 }
 
-/// Several keys, as a JWKS file has them.
+/// The keys of a JWKS file.
 #[derive(Clone, Default)]
 pub(super) struct KeySet {
-    keys: Vec<Key>,
-    /// How many there are besides that can't check a signature.
-    others: usize,
+    keys: Vec<VerificationKey>,
+    /// Number of keys in the file that cannot verify signatures.
+    unusable: usize,
 }
 
-/// What can't be a key.
+/// Error for invalid key material.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
-    /// A short secret can be guessed from one token.
+    /// The secret is too short; a short secret can be guessed from one token.
     #[error("the secret has {bytes} bytes; a secret for HS256 needs at least {MIN_SECRET_BYTES} (RFC 7518)")]
     ShortSecret {
-        /// How many it has.
+        /// Its length in bytes.
         bytes: usize,
     },
-    /// Neither an RSA, an EC (P-256, P-384) nor an Ed25519 public key.
+    /// The PEM text has no RSA, EC (P-256, P-384) or Ed25519 public key.
     #[error("the PEM text holds no public key that is understood: RSA, P-256, P-384 or Ed25519")]
     Pem,
-    /// The file can't be read.
+    /// The file cannot be read.
     #[error("{file}: {source}")]
     File {
-        /// Which.
+        /// Path of the file.
         file: String,
-        /// Why.
+        /// The I/O error.
         source: std::io::Error,
     },
-    /// The file is larger than a set of keys ever is.
+    /// The file is too large.
     #[error("{file}: {bytes} bytes; a set of keys has at most {max}")]
     LargeFile {
-        /// Which.
+        /// Path of the file.
         file: String,
-        /// How large.
+        /// Its size in bytes.
         bytes: u64,
-        /// How large it may be.
+        /// The maximum size in bytes.
         max: u64,
     },
-    /// The file holds no JSON Web Key Set.
+    /// The file is not a JSON Web Key Set.
     #[error("{file}: no JSON Web Key Set: {source}")]
     Jwks {
-        /// Which.
+        /// Path of the file.
         file: String,
-        /// Why.
+        /// The JSON error.
         source: serde_json::Error,
     },
-    /// The file holds none that can check a signature.
+    /// No key in the file can verify signatures.
     #[error("{file}: none of its {found} keys can check a signature")]
     NoKeys {
-        /// Which.
+        /// Path of the file.
         file: String,
-        /// How many there are of other kinds.
+        /// Number of other keys in the file.
         found: usize,
     },
-    /// More than we look through.
+    /// The file has more keys than supported.
     #[error("{file}: {found} keys; at most {MAX_KEYS} are taken")]
     ManyKeys {
-        /// Which.
+        /// Path of the file.
         file: String,
-        /// How many there are.
+        /// Number of keys in the file.
         found: usize,
     },
 }
 
-impl Key {
+impl VerificationKey {
     pub(super) fn secret(secret: &[u8]) -> Result<Self, KeyError> {
         if secret.len() < MIN_SECRET_BYTES {
             return Err(KeyError::ShortSecret { bytes: secret.len() });
         }
         let algorithms = vec![Algorithm::HS256, Algorithm::HS384, Algorithm::HS512];
-        Ok(Key { id: None, algorithms, key: DecodingKey::from_secret(secret) })
+        Ok(VerificationKey { id: None, algorithms, key: DecodingKey::from_secret(secret) })
     }
 
     pub(super) fn pem(pem: &[u8]) -> Result<Self, KeyError> {
         let text = String::from_utf8_lossy(pem);
         if text.contains("PRIVATE KEY") {
-            return Err(KeyError::Pem); // a private key has no business here
+            return Err(KeyError::Pem); // private keys are refused
         }
         let rsa = || Some((RSA.to_vec(), DecodingKey::from_rsa_pem(pem).ok()?));
         let ed = || Some((vec![Algorithm::EdDSA], DecodingKey::from_ed_pem(pem).ok()?));
         let ec = || {
             let key = DecodingKey::from_ec_pem(pem).ok()?;
-            // An uncompressed point: 1 + 2 × 32 bytes on P-256, 1 + 2 × 48 on P-384.
+            // Length of an uncompressed point: 1 + 2 × 32 bytes on P-256, 1 + 2 × 48 on P-384.
             let algorithm = match key.try_get_as_bytes().ok()?.len() {
                 65 => Algorithm::ES256,
                 97 => Algorithm::ES384,
@@ -112,10 +113,10 @@ impl Key {
             Some((vec![algorithm], key))
         };
         let (algorithms, key) = rsa().or_else(ec).or_else(ed).ok_or(KeyError::Pem)?;
-        Ok(Key { id: None, algorithms, key })
+        Ok(VerificationKey { id: None, algorithms, key })
     }
 
-    /// Nothing for a key that is meant for something else, or of a kind that we don't know.
+    /// Returns `None` for a key with another purpose or of an unknown kind.
     fn jwk(jwk: &Jwk) -> Option<Self> {
         let common = &jwk.common;
         let signs = !matches!(&common.public_key_use, Some(usage) if *usage != PublicKeyUse::Signature)
@@ -131,7 +132,7 @@ impl Key {
                 vec![Algorithm::EdDSA]
             }
             AlgorithmParameters::OctetKey(_) => vec![Algorithm::HS256, Algorithm::HS384, Algorithm::HS512],
-            _ => return None, // another curve, or a kind that was invented since
+            _ => return None, // another curve, or a future kind
         };
         if let Some(named) = common.key_algorithm {
             let named = Algorithm::try_from(named).ok()?;
@@ -141,7 +142,7 @@ impl Key {
         let short = matches!(jwk.algorithm, AlgorithmParameters::OctetKey(_))
             && key.try_get_as_bytes().map_or(0, <[u8]>::len) < MIN_SECRET_BYTES;
         let usable = signs && !algorithms.is_empty() && !short;
-        usable.then(|| Key { id: common.key_id.clone(), algorithms, key })
+        usable.then(|| VerificationKey { id: common.key_id.clone(), algorithms, key })
     }
 }
 
@@ -155,11 +156,12 @@ const RSA: [Algorithm; 6] = [
 ];
 
 impl KeySet {
-    pub(super) fn one(key: Key) -> Self {
-        KeySet { keys: vec![key], others: 0 }
+    pub(super) fn single(key: VerificationKey) -> Self {
+        KeySet { keys: vec![key], unusable: 0 }
     }
 
-    /// Reads a JSON Web Key Set, which may be empty: then no token holds. `file` is for the errors.
+    /// Parses a JSON Web Key Set. It may be empty; then no token is valid. `file` is for error
+    /// texts.
     pub(super) fn parse(text: &[u8], file: &str) -> Result<Self, KeyError> {
         let file = || file.to_owned();
         let set: JwkSet =
@@ -168,22 +170,28 @@ impl KeySet {
         if found > MAX_KEYS {
             return Err(KeyError::ManyKeys { file: file(), found });
         }
-        let keys: Vec<_> = set.keys.iter().filter_map(Key::jwk).collect();
-        let others = found - keys.len();
-        Ok(KeySet { keys, others })
+        let keys: Vec<_> = set.keys.iter().filter_map(VerificationKey::jwk).collect();
+        let unusable = found - keys.len();
+        Ok(KeySet { keys, unusable })
     }
 
-    /// Unless all its keys are of other kinds: who names such a file for the first time has taken the wrong one.
-    pub(super) fn fit_to_begin_with(self, file: &str) -> Result<Self, KeyError> {
-        match (self.keys.is_empty(), self.others) {
+    /// Fails if the set has keys and none can verify signatures: the configured file is probably
+    /// the wrong one.
+    pub(super) fn require_usable_key(self, file: &str) -> Result<Self, KeyError> {
+        match (self.keys.is_empty(), self.unusable) {
             (true, found @ 1..) => Err(KeyError::NoKeys { file: file.to_owned(), found }),
             (true, 0) | (false, _) => Ok(self),
         }
     }
 
-    /// The keys that may have signed a token with this header. A key without an id may have signed any.
-    pub(super) fn candidates(&self, algorithm: Algorithm, id: Option<&str>) -> impl Iterator<Item = &Key> {
-        let fits = move |key: &&Key| {
+    /// Returns the keys that may have signed a token with this algorithm and key id. A key without
+    /// an id matches any.
+    pub(super) fn candidates(
+        &self,
+        algorithm: Algorithm,
+        id: Option<&str>,
+    ) -> impl Iterator<Item = &VerificationKey> {
+        let fits = move |key: &&VerificationKey| {
             let named = match (key.id.as_deref(), id) {
                 (Some(ours), Some(theirs)) => ours == theirs,
                 (None, _) | (_, None) => true,
@@ -193,8 +201,8 @@ impl KeySet {
         self.keys.iter().filter(fits).take(MAX_TRIES)
     }
 
-    /// Whether a token that names this key has any hope.
-    pub(super) fn knows(&self, id: &str) -> bool {
+    /// Returns whether a key may match a token with this key id.
+    pub(super) fn may_verify(&self, id: &str) -> bool {
         self.keys.iter().any(|key| key.id.as_deref().is_none_or(|ours| ours == id))
     }
 

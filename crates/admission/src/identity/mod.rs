@@ -1,11 +1,13 @@
-//! Who asks: ordered ways to find out, each of them opt-in.
+//! Client identification: several opt-in methods, tried in order.
 //!
-//! Invariant: nobody is believed on his word. A token is verified, a key is known, a header counts only from a peer in the
-//! list of trusted proxies, and an address is the peer's or one that a trusted proxy vouches for. A credential that is
-//! presented and wrong is refused ([`Unidentified`]); it never makes an anonymous visitor.
-//! Kept by: [`Identify::identify`] is the only way from a request to a [`Visitor`], and tries them in this order: token, API
-//! key, trusted header, address. Only where tokens and keys share a header does a key that is known come before the token.
-//! Not here: what the visitor may do then.
+//! Invariant: an identity is verified or vouched for. A token's signature is verified, an API key
+//! is known, a header counts only from a trusted proxy, and an address is the peer's or one
+//! reported by a trusted proxy. A wrong credential is an [`IdentifyError`], never an anonymous
+//! client.
+//! Enforced by: [`Identify::identify`] is the only way from a request to a [`ClientIdentity`].
+//! Order: token, API key, trusted header, address. If tokens and keys share a header, a known key
+//! comes before a token.
+//! Out of scope: what the client may do.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -13,8 +15,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 use http::header::{AUTHORIZATION, HeaderName};
 use http::{HeaderMap, HeaderValue};
 
+use crate::client_identity::{Class, ClientIdentity, InvalidUserId};
 use crate::metrics;
-use crate::visitor::{BadId, Class, Visitor};
 
 mod api_key;
 mod claims;
@@ -26,20 +28,21 @@ pub(crate) mod network;
 mod signature;
 #[cfg(test)]
 mod tests;
-mod token;
+mod verified_token;
 
 pub use api_key::ApiKeys;
 pub use forwarded::ForwardedBy;
 pub use jwt::{Jwt, TokenFault};
 pub use keys::KeyError;
 pub use network::{Network, NetworkError};
-pub use token::Token;
+pub use verified_token::VerifiedToken;
 
-/// The address of the peer. Whoever accepts connections puts it into the request's extensions.
+/// Address of the connection's peer. The server that accepts connections inserts it into the
+/// request's extensions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerAddr(pub SocketAddr);
 
-/// How a request is identified. Without any of its ways, everybody is anonymous.
+/// Identification of requests. Without any method, every client is anonymous.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -50,19 +53,19 @@ pub struct PeerAddr(pub SocketAddr);
 ///     .api_keys(ApiKeys::new().key("s3cr3t", "ada"))
 ///     .trusted_proxies(["10.0.0.0/8".parse()?])
 ///     .trusted_header() // X-User-ID, from these proxies only
-///     .address(ForwardedBy::XForwardedFor); // for everybody else
+///     .address(ForwardedBy::XForwardedFor); // for all other clients
 /// # drop(identify);
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Clone, Default)]
 pub struct Identify {
-    /// Clones share them, until one is built upon.
-    ways: Arc<RwLock<Arc<Ways>>>,
+    /// Shared by clones. A builder method creates an independent copy.
+    methods: Arc<RwLock<Arc<IdentityMethods>>>,
 }
 
 #[derive(Clone, Default)]
-struct Ways {
+struct IdentityMethods {
     jwt: Option<Jwt>,
     api_keys: Option<ApiKeys>,
     header: Option<HeaderName>,
@@ -72,265 +75,279 @@ struct Ways {
 }
 
 impl Identify {
-    /// Everybody is anonymous.
+    /// Creates an identification without methods: every client is anonymous.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Users by signed token in `Authorization: Bearer`.
+    /// Identifies users by a signed token in `Authorization: Bearer`.
     pub fn jwt(self, jwt: Jwt) -> Self {
-        self.with(|ways| ways.jwt = Some(jwt))
+        self.with_methods(|methods| methods.jwt = Some(jwt))
     }
 
-    /// Users by API key.
+    /// Identifies users by API key.
     pub fn api_keys(self, keys: ApiKeys) -> Self {
-        self.with(|ways| ways.api_keys = Some(keys))
+        self.with_methods(|methods| methods.api_keys = Some(keys))
     }
 
-    /// The peers whose headers are believed. Default none.
+    /// Sets the peers whose identity headers are accepted. Default: none.
     pub fn trusted_proxies(self, networks: impl IntoIterator<Item = Network>) -> Self {
-        self.with(|ways| ways.proxies = networks.into_iter().collect())
+        self.with_methods(|methods| methods.proxies = networks.into_iter().collect())
     }
 
-    /// Users by the header `X-User-ID` from a trusted proxy.
+    /// Identifies users by the header `X-User-ID` from a trusted proxy.
     pub fn trusted_header(self) -> Self {
         self.trusted_header_named(HeaderName::from_static("x-user-id"))
     }
 
-    /// Users by a header of this name from a trusted proxy.
+    /// Identifies users by this header from a trusted proxy.
     pub fn trusted_header_named(self, name: HeaderName) -> Self {
-        self.with(|ways| ways.header = Some(name))
+        self.with_methods(|methods| methods.header = Some(name))
     }
 
-    /// The class of such a user, by another header from a trusted proxy.
+    /// Reads the class of such a user from this header of a trusted proxy.
     pub fn trusted_class_header(self, name: HeaderName) -> Self {
-        self.with(|ways| ways.class_header = Some(name))
+        self.with_methods(|methods| methods.class_header = Some(name))
     }
 
-    /// Everybody else by address: the peer's, or the one that a trusted proxy tells.
+    /// Identifies all other clients by address: the peer's, or the one reported by a trusted proxy.
     pub fn address(self, by: ForwardedBy) -> Self {
-        self.with(|ways| ways.address = Some(by))
+        self.with_methods(|methods| methods.address = Some(by))
     }
 
-    /// Who sent these headers. `peer` is whom the connection is with.
-    pub async fn identify(&self, headers: &HeaderMap, peer: Option<IpAddr>) -> Result<Visitor, Unidentified> {
-        let ways = self.ways();
-        if let Some(visitor) = ways.by_token(headers).await? {
-            return Ok(visitor);
+    /// Identifies the client that sent these headers. `peer` is the other end of the connection.
+    pub async fn identify(
+        &self,
+        headers: &HeaderMap,
+        peer: Option<IpAddr>,
+    ) -> Result<ClientIdentity, IdentifyError> {
+        let methods = self.methods();
+        if let Some(client) = methods.by_token(headers).await? {
+            return Ok(client);
         }
-        if let Some(visitor) = ways.by_api_key(headers)? {
-            return Ok(visitor);
+        if let Some(client) = methods.by_api_key(headers)? {
+            return Ok(client);
         }
-        if ways.trusts(peer)
-            && let Some(visitor) = ways.by_header(headers)?
+        if methods.trusts(peer)
+            && let Some(client) = methods.by_header(headers)?
         {
-            return Ok(visitor);
+            return Ok(client);
         }
-        let visitor = ways.by_address(headers, peer);
-        // Room is kept from the anonymous for those who are known. Where nobody can be, it would be kept for nobody.
-        Ok(if ways.know_nobody() { visitor.class(Class::USER) } else { visitor })
+        let client = methods.by_address(headers, peer);
+        // The class `anonymous` leaves room for authenticated clients. If no method can
+        // authenticate, there are none.
+        Ok(if methods.are_anonymous_only() { client.class(Class::USER) } else { client })
     }
 
-    /// The token in these headers, with its claims, for those who let a token say more than who somebody is. `None`: there is
-    /// none, or tokens aren't known. There is no leeway for its `exp`, at which whatever it opens should end. One that is
-    /// refused is counted.
-    pub async fn token(&self, headers: &HeaderMap) -> Result<Option<Token>, Unidentified> {
+    /// Returns the verified token in these headers, with its claims. `None`: there is no token, or
+    /// tokens are not configured.
+    ///
+    /// There is no leeway for `exp`, because access granted by the token must end then. Invalid
+    /// tokens are counted in the metrics.
+    pub async fn token(&self, headers: &HeaderMap) -> Result<Option<VerifiedToken>, IdentifyError> {
         let read = async {
-            let ways = self.ways();
-            let Some((jwt, token)) = ways.shown_token(headers)? else { return Ok(None) };
-            jwt.token(token).await.map(Some).map_err(Unidentified::Token)
+            let methods = self.methods();
+            let Some((jwt, token)) = methods.bearer_token(headers)? else { return Ok(None) };
+            jwt.token(token).await.map(Some).map_err(IdentifyError::Token)
         };
         read.await.inspect_err(metrics::bad_credentials)
     }
 
-    /// Takes away the headers that only a trusted proxy may set, if they come from somebody else, before anybody behind
-    /// believes them; tells which they were.
+    /// Removes the headers that only a trusted proxy may set, unless the peer is one. Returns the
+    /// removed names. The service behind then cannot be misled by them.
     pub fn strip_untrusted(&self, headers: &mut HeaderMap, peer: Option<IpAddr>) -> Vec<HeaderName> {
-        let ways = self.ways();
-        if ways.trusts(peer) {
+        let methods = self.methods();
+        if methods.trusts(peer) {
             return Vec::new();
         }
-        let forwarded = ways.address.and_then(ForwardedBy::header);
-        let only_trusted = [ways.header.as_ref(), ways.class_header.as_ref(), forwarded.as_ref()];
+        let forwarded = methods.address.and_then(ForwardedBy::header);
+        let only_trusted = [methods.header.as_ref(), methods.class_header.as_ref(), forwarded.as_ref()];
         let stripped = only_trusted.into_iter().flatten().filter(|name| headers.remove(*name).is_some());
         stripped.cloned().collect()
     }
 
-    /// Puts other ways in place of these, for all clones: keys that were changed, say. What was decided before stays so.
+    /// Replaces all methods, for all clones. Earlier decisions stay.
     pub fn replace(&self, other: &Identify) {
-        let ways = other.ways();
-        *self.ways.write().unwrap_or_else(PoisonError::into_inner) = ways;
+        let methods = other.methods();
+        *self.methods.write().unwrap_or_else(PoisonError::into_inner) = methods;
     }
 
-    /// Takes over the keys of those ways that both have, for all clones; no way is added or taken away, and whose headers are believed stays as it is.
+    /// Takes over the keys of the methods that both have, for all clones. Methods and trusted
+    /// proxies stay as they are.
     pub fn renew_keys(&self, other: &Identify) {
-        let (fresh, mut ways) = (other.ways(), (*self.ways()).clone());
-        if ways.jwt.is_some() && fresh.jwt.is_some() {
-            ways.jwt.clone_from(&fresh.jwt);
+        let (fresh, mut methods) = (other.methods(), (*self.methods()).clone());
+        if methods.jwt.is_some() && fresh.jwt.is_some() {
+            methods.jwt.clone_from(&fresh.jwt);
         }
-        if ways.api_keys.is_some() && fresh.api_keys.is_some() {
-            ways.api_keys.clone_from(&fresh.api_keys);
+        if methods.api_keys.is_some() && fresh.api_keys.is_some() {
+            methods.api_keys.clone_from(&fresh.api_keys);
         }
-        *self.ways.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(ways);
+        *self.methods.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(methods);
     }
 
-    fn ways(&self) -> Arc<Ways> {
-        Arc::clone(&self.ways.read().unwrap_or_else(PoisonError::into_inner))
+    fn methods(&self) -> Arc<IdentityMethods> {
+        Arc::clone(&self.methods.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn with(self, change: impl FnOnce(&mut Ways)) -> Self {
-        let mut ways = (*self.ways()).clone();
-        change(&mut ways);
-        Identify { ways: Arc::new(RwLock::new(Arc::new(ways))) }
+    fn with_methods(self, change: impl FnOnce(&mut IdentityMethods)) -> Self {
+        let mut methods = (*self.methods()).clone();
+        change(&mut methods);
+        Identify { methods: Arc::new(RwLock::new(Arc::new(methods))) }
     }
 }
 
-impl Ways {
+impl IdentityMethods {
     fn trusts(&self, peer: Option<IpAddr>) -> bool {
         peer.is_some_and(|peer| self.proxies.iter().any(|network| network.contains(peer)))
     }
 
-    fn know_nobody(&self) -> bool {
+    fn are_anonymous_only(&self) -> bool {
         self.jwt.is_none() && self.api_keys.is_none() && self.header.is_none()
     }
 
-    async fn by_token(&self, headers: &HeaderMap) -> Result<Option<Visitor>, Unidentified> {
-        let Some((jwt, token)) = self.shown_token(headers)? else { return Ok(None) };
-        let subject = jwt.check(token).await.map_err(Unidentified::Token)?;
-        let visitor = Visitor::user(&subject.user).map_err(Unidentified::Id)?;
-        Ok(Some(of_class(visitor, subject.class.as_deref())))
+    async fn by_token(&self, headers: &HeaderMap) -> Result<Option<ClientIdentity>, IdentifyError> {
+        let Some((jwt, token)) = self.bearer_token(headers)? else { return Ok(None) };
+        let subject = jwt.check(token).await.map_err(IdentifyError::Token)?;
+        let client = ClientIdentity::user(&subject.user).map_err(IdentifyError::Id)?;
+        Ok(Some(with_class(client, subject.class.as_deref())))
     }
 
-    /// What looks like a token, and how it is checked.
-    fn shown_token<'a>(&'a self, headers: &'a HeaderMap) -> Result<Option<(&'a Jwt, &'a str)>, Unidentified> {
+    /// Returns the bearer token and its verifier, if there is one.
+    fn bearer_token<'a>(
+        &'a self,
+        headers: &'a HeaderMap,
+    ) -> Result<Option<(&'a Jwt, &'a str)>, IdentifyError> {
         let Some(jwt) = &self.jwt else { return Ok(None) };
         let Some(value) = single(headers, &AUTHORIZATION)? else { return Ok(None) };
         let Some(token) = bearer(value) else { return Ok(None) };
         if token.len() > jwt::MAX_TOKEN_BYTES {
-            return Err(Unidentified::too_long(&AUTHORIZATION, token.len(), jwt::MAX_TOKEN_BYTES));
+            return Err(IdentifyError::too_long(&AUTHORIZATION, token.len(), jwt::MAX_TOKEN_BYTES));
         }
-        // Keys may come in the same header; what is one of them is no token.
+        // API keys may use the same header; a known key is not a token.
         let keys = self.api_keys.as_ref().filter(|keys| *keys.header_name() == AUTHORIZATION);
         if keys.is_some_and(|keys| keys.owner(token).is_some()) {
             return Ok(None);
         }
-        let token = std::str::from_utf8(token).map_err(|_| Unidentified::Token(TokenFault::Malformed))?;
+        let token = std::str::from_utf8(token).map_err(|_| IdentifyError::Token(TokenFault::Malformed))?;
         Ok(Some((jwt, token)))
     }
 
-    fn by_api_key(&self, headers: &HeaderMap) -> Result<Option<Visitor>, Unidentified> {
+    fn by_api_key(&self, headers: &HeaderMap) -> Result<Option<ClientIdentity>, IdentifyError> {
         let Some(keys) = &self.api_keys else { return Ok(None) };
         let name = keys.header_name();
         let Some(value) = single(headers, name)? else { return Ok(None) };
         let key = if *name == AUTHORIZATION { bearer(value) } else { Some(value.as_bytes()) };
         let Some(key) = key else { return Ok(None) };
         if key.len() > api_key::MAX_KEY_BYTES {
-            return Err(Unidentified::too_long(name, key.len(), api_key::MAX_KEY_BYTES));
+            return Err(IdentifyError::too_long(name, key.len(), api_key::MAX_KEY_BYTES));
         }
-        let owner = keys.owner(key).ok_or_else(|| Unidentified::ApiKey { header: name.clone() })?;
+        let owner = keys.owner(key).ok_or_else(|| IdentifyError::ApiKey { header: name.clone() })?;
         Ok(Some(owner.clone()))
     }
 
-    /// Only for a trusted peer.
-    fn by_header(&self, headers: &HeaderMap) -> Result<Option<Visitor>, Unidentified> {
+    /// Identifies by the trusted header. Call only for a trusted peer.
+    fn by_header(&self, headers: &HeaderMap) -> Result<Option<ClientIdentity>, IdentifyError> {
         let Some(name) = &self.header else { return Ok(None) };
         let Some(value) = single(headers, name)? else { return Ok(None) };
         let id = value.to_str().or_else(|_| std::str::from_utf8(value.as_bytes()));
-        let id = id.map_err(|_| Unidentified::Unreadable { header: name.clone() })?.trim();
+        let id = id.map_err(|_| IdentifyError::Unreadable { header: name.clone() })?.trim();
         if id.is_empty() {
             return Ok(None);
         }
-        let visitor = Visitor::user(id).map_err(Unidentified::Id)?;
+        let client = ClientIdentity::user(id).map_err(IdentifyError::Id)?;
         let class = self.class_header.as_ref().and_then(|name| headers.get(name)?.to_str().ok());
-        Ok(Some(of_class(visitor, class)))
+        Ok(Some(with_class(client, class)))
     }
 
-    fn by_address(&self, headers: &HeaderMap, peer: Option<IpAddr>) -> Visitor {
+    fn by_address(&self, headers: &HeaderMap, peer: Option<IpAddr>) -> ClientIdentity {
         match (self.address, peer) {
-            (Some(by), Some(peer)) => Visitor::address(forwarded::client(peer, by, headers, &self.proxies)),
-            (None, _) | (_, None) => Visitor::anonymous(),
+            (Some(by), Some(peer)) => {
+                ClientIdentity::address(forwarded::client(peer, by, headers, &self.proxies))
+            }
+            (None, _) | (_, None) => ClientIdentity::anonymous(),
         }
     }
 }
 
-fn of_class(visitor: Visitor, class: Option<&str>) -> Visitor {
+fn with_class(client: ClientIdentity, class: Option<&str>) -> ClientIdentity {
     match class {
-        Some(class) => visitor.class(Class::new(class)),
-        None => visitor,
+        Some(class) => client.class(Class::new(class)),
+        None => client,
     }
 }
 
-/// One value. Of two, a proxy and we might each believe another.
-fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a HeaderValue>, Unidentified> {
+/// Returns the only value of a header. With two values, a proxy and this process might use
+/// different ones.
+fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a HeaderValue>, IdentifyError> {
     let mut values = headers.get_all(name).iter();
     let first = values.next();
     if values.next().is_some() {
-        return Err(Unidentified::Ambiguous { header: name.clone() });
+        return Err(IdentifyError::Ambiguous { header: name.clone() });
     }
     Ok(first)
 }
 
-/// What follows `Bearer`, in any case of letters; nothing may.
+/// Returns the part after `Bearer`, case-insensitively; it may be empty.
 fn bearer(value: &HeaderValue) -> Option<&[u8]> {
     let (scheme, token) = value.as_bytes().split_at_checked(6)?;
     let ends = token.first().is_none_or(|letter| *letter == b' ');
     (ends && scheme.eq_ignore_ascii_case(b"bearer")).then(|| token.trim_ascii())
 }
 
-/// Why a visitor who says who he is isn't let in.
+/// Why a client's credentials are rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Unidentified {
-    /// The token doesn't hold.
+pub enum IdentifyError {
+    /// The token is invalid.
     #[error("{0}")]
     Token(TokenFault),
-    /// Nobody has this key.
+    /// The API key is unknown.
     #[error("the API key is unknown")]
     ApiKey {
-        /// Where the key was.
+        /// Header of the key.
         header: HeaderName,
     },
-    /// The header is there more than once, and which to believe is nobody's guess.
+    /// The header occurs more than once, so its value is ambiguous.
     #[error("the header {header} is there more than once")]
     Ambiguous {
-        /// Which.
+        /// Name of the header.
         header: HeaderName,
     },
-    /// The header is no text.
+    /// The header is not UTF-8 text.
     #[error("the header {header} is no UTF-8 text")]
     Unreadable {
-        /// Which.
+        /// Name of the header.
         header: HeaderName,
     },
-    /// The header is longer than anything that belongs there.
+    /// The header exceeds its maximum length.
     #[error("the header {header} holds {bytes} bytes; at most {max} are taken")]
     TooLong {
-        /// Which.
+        /// Name of the header.
         header: HeaderName,
-        /// How long it is.
+        /// Its length in bytes.
         bytes: usize,
-        /// How long it may be.
+        /// The maximum length in bytes.
         max: usize,
     },
-    /// The id can't be one.
+    /// The user id is invalid.
     #[error("{0}")]
-    Id(BadId),
+    Id(InvalidUserId),
 }
 
-impl Unidentified {
-    /// The name in logs, metrics and answers.
+impl IdentifyError {
+    /// Returns the name in logs, metrics and response bodies.
     pub fn as_str(&self) -> &'static str {
         match self {
-            Unidentified::Token(fault) => fault.as_str(),
-            Unidentified::ApiKey { .. } => "unknown_api_key",
-            Unidentified::Ambiguous { .. } => "ambiguous_header",
-            Unidentified::Unreadable { .. } => "unreadable_header",
-            Unidentified::TooLong { .. } | Unidentified::Id(BadId::TooLong { .. }) => "too_long",
-            Unidentified::Id(BadId::Empty | BadId::ControlCharacter) => "bad_id",
+            IdentifyError::Token(fault) => fault.as_str(),
+            IdentifyError::ApiKey { .. } => "unknown_api_key",
+            IdentifyError::Ambiguous { .. } => "ambiguous_header",
+            IdentifyError::Unreadable { .. } => "unreadable_header",
+            IdentifyError::TooLong { .. } | IdentifyError::Id(InvalidUserId::TooLong { .. }) => "too_long",
+            IdentifyError::Id(InvalidUserId::Empty | InvalidUserId::ControlCharacter) => "bad_id",
         }
     }
 
     fn too_long(header: &HeaderName, bytes: usize, max: usize) -> Self {
-        Unidentified::TooLong { header: header.clone(), bytes, max }
+        IdentifyError::TooLong { header: header.clone(), bytes, max }
     }
 }

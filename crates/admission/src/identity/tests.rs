@@ -1,5 +1,5 @@
-//! Who is believed, and who isn't. The tokens and keys in `tests/fixtures` were made with OpenSSL; their private halves are
-//! gone. Other tokens are signed here, by hand.
+//! Tests of identification. The tokens and keys in `tests/fixtures` were made with OpenSSL, and
+//! their private keys are deleted. Other tokens are signed here.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use ring::hmac;
 use serde_json::{Value, json};
 
-use super::jwks::Times;
+use super::jwks::ReloadIntervals;
 use super::*;
 
 const SECRET: &[u8] = b"a secret that has more than thirty-two bytes";
@@ -29,7 +29,7 @@ fn pem(name: &str) -> Vec<u8> {
     fs::read(fixture(&format!("{name}.pem"))).unwrap()
 }
 
-/// Made by OpenSSL, for the user `ada`, by algorithm.
+/// Tokens made by OpenSSL for the user `ada`, by algorithm.
 fn openssl_tokens() -> BTreeMap<String, String> {
     serde_json::from_slice(&fs::read(fixture("tokens.json")).unwrap()).unwrap()
 }
@@ -65,13 +65,17 @@ fn headers(all: &[(&'static str, &str)]) -> HeaderMap {
     headers
 }
 
-async fn who(identify: &Identify, peer: &str, all: &[(&'static str, &str)]) -> Result<String, Unidentified> {
+async fn user_of(
+    identify: &Identify,
+    peer: &str,
+    all: &[(&'static str, &str)],
+) -> Result<String, IdentifyError> {
     let peer: Option<IpAddr> = Some(peer.parse().unwrap());
-    let visitor = identify.identify(&headers(all), peer).await?;
-    Ok(visitor.who().map_or("nobody", |user| user.id()).to_owned())
+    let client = identify.identify(&headers(all), peer).await?;
+    Ok(client.as_user().map_or("anonymous", |user| user.id()).to_owned())
 }
 
-fn everything() -> Identify {
+fn all_methods() -> Identify {
     Identify::new()
         .jwt(Jwt::secret(SECRET).unwrap())
         .api_keys(ApiKeys::new().key("key-of-bob", "bob"))
@@ -91,7 +95,7 @@ async fn a_token_signed_with_the_shared_secret_names_its_user() {
 }
 
 #[tokio::test]
-async fn tokens_that_openssl_signed_are_believed_and_changed_ones_are_not() {
+async fn tokens_signed_by_openssl_are_accepted_and_forged_ones_are_not() {
     let keys = [("R", "rsa"), ("P", "rsa"), ("ES256", "p256"), ("ES384", "p384"), ("Ed", "ed25519")];
     let mut seen = 0;
     for (alg, token) in openssl_tokens() {
@@ -112,7 +116,7 @@ async fn tokens_that_openssl_signed_are_believed_and_changed_ones_are_not() {
     assert_eq!(seen, 9);
 }
 
-/// The same token for another user.
+/// Returns the token with the claims of another user.
 fn forge(token: &str) -> String {
     let mut parts: Vec<String> = token.split('.').map(ToOwned::to_owned).collect();
     parts[1] = encoded(&json!({"sub": "eve", "exp": FAR}));
@@ -120,7 +124,7 @@ fn forge(token: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_token_without_a_signature_is_refused_however_it_is_spelled() {
+async fn an_unsigned_token_is_refused_in_any_spelling_of_none() {
     let jwt = Jwt::secret(SECRET).unwrap();
     let claims = encoded(&json!({"sub": "ada", "exp": FAR}));
     for alg in ["none", "None", "NONE", "nOnE", ""] {
@@ -137,9 +141,9 @@ async fn a_token_without_a_signature_is_refused_however_it_is_spelled() {
     assert_eq!(check(&jwt, &without).await, Err(TokenFault::Malformed));
 }
 
-/// The classic: signed by HMAC with the public key for a secret, which everybody has.
+/// Algorithm confusion: an HMAC with the public key as its secret.
 #[tokio::test]
-async fn a_public_key_is_no_secret() {
+async fn a_public_key_is_not_accepted_as_an_hmac_secret() {
     for name in ["rsa", "p256", "p384", "ed25519"] {
         let jwt = Jwt::public_key_pem(&pem(name)).unwrap();
         for alg in ["HS256", "HS384", "HS512"] {
@@ -154,7 +158,7 @@ async fn a_public_key_is_no_secret() {
 }
 
 #[tokio::test]
-async fn a_key_that_the_token_brings_along_is_not_used() {
+async fn a_key_inside_the_token_is_not_used() {
     let jwt = Jwt::secret(SECRET).unwrap();
     let own = b"a secret of the attacker, thirty-two bytes";
     let jwk = json!({"kty": "oct", "k": URL_SAFE_NO_PAD.encode(own), "alg": "HS256"});
@@ -164,7 +168,7 @@ async fn a_key_that_the_token_brings_along_is_not_used() {
 }
 
 #[tokio::test]
-async fn an_extension_that_must_be_understood_and_is_not_is_refused() {
+async fn a_critical_extension_is_refused() {
     let jwt = Jwt::secret(SECRET).unwrap();
     let header = json!({"alg": "HS256", "crit": ["b64"], "b64": false});
     let token = signed(&header, &json!({"sub": "ada", "exp": FAR}), SECRET);
@@ -172,7 +176,7 @@ async fn an_extension_that_must_be_understood_and_is_not_is_refused() {
 }
 
 #[tokio::test]
-async fn the_clock_on_the_wall_ends_a_token() {
+async fn a_token_expires_by_the_system_clock() {
     let jwt = Jwt::secret(SECRET).unwrap();
     let token = |exp: u64| signed(&json!({"alg": "HS256"}), &json!({"sub": "ada", "exp": exp}), SECRET);
     assert_eq!(check(&jwt, &token(1_700_000_000)).await, Err(TokenFault::Expired));
@@ -180,7 +184,7 @@ async fn the_clock_on_the_wall_ends_a_token() {
 }
 
 #[tokio::test]
-async fn what_is_no_token_is_malformed() {
+async fn invalid_text_is_a_malformed_token() {
     let jwt = Jwt::secret(SECRET).unwrap();
     let list = format!("{}.{}.AAAA", encoded(&json!({"alg": "HS256"})), encoded(&json!([1, 2])));
     let dots = ".".repeat(10_000);
@@ -193,15 +197,15 @@ async fn what_is_no_token_is_malformed() {
 }
 
 #[test]
-fn what_is_no_key_is_refused_when_it_is_configured() {
+fn invalid_keys_are_refused_at_configuration() {
     let text = |result: Result<Jwt, KeyError>| result.map(drop).unwrap_err().to_string();
     assert!(text(Jwt::secret(b"short")).contains("5 bytes"));
     assert!(text(Jwt::public_key_pem(b"rubbish")).contains("PEM"));
     let private = "-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEIA==\n-----END PRIVATE KEY-----\n";
     assert!(text(Jwt::public_key_pem(private.as_bytes())).contains("public key"));
     assert!(text(Jwt::jwks_file("/nowhere/jwks.json")).contains("/nowhere/jwks.json"));
-    let folder = Folder::new("bad");
-    let jwks = |content: &str| text(Jwt::jwks_file(folder.file(content)));
+    let dir = TempKeyDir::new("bad");
+    let jwks = |content: &str| text(Jwt::jwks_file(dir.file(content)));
     assert!(jwks("{}").contains("no JSON Web Key Set"));
     assert!(jwks("{\"keys\": [{\"kty\": \"magic\"}]}").contains("none of its 1 keys"));
     let short = json!({"keys": [{"kty": "oct", "k": "c2hvcnQ", "alg": "HS256"}]});
@@ -214,7 +218,7 @@ fn what_is_no_key_is_refused_when_it_is_configured() {
 }
 
 #[tokio::test]
-async fn a_file_of_keys_checks_tokens_by_the_key_that_they_name() {
+async fn a_jwks_file_verifies_tokens_by_their_key_id() {
     let jwt = Jwt::jwks_file(fixture("jwks.json")).unwrap();
     for (alg, token) in openssl_tokens() {
         assert_eq!(check(&jwt, &token).await, Ok("ada".into()), "{alg}");
@@ -223,11 +227,11 @@ async fn a_file_of_keys_checks_tokens_by_the_key_that_they_name() {
 }
 
 #[tokio::test]
-async fn a_key_that_is_named_for_one_algorithm_checks_no_other() {
-    let folder = Folder::new("algorithm");
+async fn a_key_with_an_algorithm_verifies_no_other_algorithm() {
+    let dir = TempKeyDir::new("algorithm");
     let mut set: Value = serde_json::from_slice(&fs::read(fixture("jwks.json")).unwrap()).unwrap();
     set["keys"][0]["alg"] = json!("RS512");
-    let jwt = Jwt::jwks_file(folder.file(&set.to_string())).unwrap();
+    let jwt = Jwt::jwks_file(dir.file(&set.to_string())).unwrap();
     let tokens = openssl_tokens();
     assert_eq!(check(&jwt, &tokens["RS512"]).await, Ok("ada".into()));
     assert_eq!(check(&jwt, &tokens["RS256"]).await, Err(TokenFault::NoKey));
@@ -245,16 +249,16 @@ const OLD: &[u8] = b"the old secret, which has thirty-two bytes";
 const NEW: &[u8] = b"the new secret, which has thirty-two bytes";
 
 #[tokio::test]
-async fn a_file_that_changes_is_read_again_and_an_old_key_is_forgotten() {
-    let folder = Folder::new("rotation");
-    let file = folder.file(&key_set("old", OLD));
-    let times = Times { fresh: Duration::ZERO, patience: NEVER };
+async fn a_changed_jwks_file_is_reloaded_and_old_keys_are_dropped() {
+    let dir = TempKeyDir::new("rotation");
+    let file = dir.file(&key_set("old", OLD));
+    let times = ReloadIntervals { max_age: Duration::ZERO, unknown_key: NEVER };
     let jwt = Jwt::jwks_file_with(&file, times).unwrap();
     assert_eq!(check(&jwt, &by_key("old", OLD)).await, Ok("ada".into()));
     fs::write(&file, key_set("new", NEW)).unwrap();
     assert_eq!(check(&jwt, &by_key("old", OLD)).await, Err(TokenFault::NoKey));
     assert_eq!(check(&jwt, &by_key("new", NEW)).await, Ok("ada".into()));
-    // Half a file, or none, leaves the last good one; a whole one is taken again.
+    // A truncated or missing file leaves the last keys; a valid one is loaded again.
     for broken in [Some("{\"keys\": ["), None] {
         match broken {
             Some(text) => fs::write(&file, text).unwrap(),
@@ -267,59 +271,61 @@ async fn a_file_that_changes_is_read_again_and_an_old_key_is_forgotten() {
 }
 
 #[tokio::test]
-async fn the_last_key_is_revoked_by_a_set_without_it() {
-    let folder = Folder::new("revoked");
-    let file = folder.file(&key_set("old", OLD));
-    let jwt = Jwt::jwks_file_with(&file, Times { fresh: Duration::ZERO, patience: NEVER }).unwrap();
+async fn an_empty_key_set_revokes_the_last_key() {
+    let dir = TempKeyDir::new("revoked");
+    let file = dir.file(&key_set("old", OLD));
+    let jwt =
+        Jwt::jwks_file_with(&file, ReloadIntervals { max_age: Duration::ZERO, unknown_key: NEVER }).unwrap();
     let for_encryption = json!({"keys": [{"kty": "OKP", "crv": "Ed25519", "x": "AAAA", "use": "enc"}]});
     for without in [json!({"keys": []}), for_encryption] {
         fs::write(&file, key_set("old", OLD)).unwrap();
         assert_eq!(check(&jwt, &by_key("old", OLD)).await, Ok("ada".into()));
         fs::write(&file, without.to_string()).unwrap();
         assert_eq!(check(&jwt, &by_key("old", OLD)).await, Err(TokenFault::NoKey), "{without}");
-        // What can't be read doesn't bring it back.
+        // An unreadable file does not restore the key.
         fs::remove_file(&file).unwrap();
         assert_eq!(check(&jwt, &by_key("old", OLD)).await, Err(TokenFault::NoKey), "{without}");
     }
-    // And a process that starts then refuses tokens, instead of not starting.
-    let jwt = Jwt::jwks_file(folder.file("{\"keys\": []}")).unwrap();
+    // A process that starts with it refuses tokens, but starts.
+    let jwt = Jwt::jwks_file(dir.file("{\"keys\": []}")).unwrap();
     assert_eq!(check(&jwt, &by_key("old", OLD)).await, Err(TokenFault::NoKey));
 }
 
 #[tokio::test]
-async fn an_unknown_key_has_the_file_looked_at_but_not_too_often() {
-    let folder = Folder::new("unknown");
-    let file = folder.file(&key_set("old", OLD));
-    let at_once = Jwt::jwks_file_with(&file, Times { fresh: NEVER, patience: Duration::ZERO }).unwrap();
-    let patient = Jwt::jwks_file_with(&file, Times { fresh: NEVER, patience: NEVER }).unwrap();
+async fn an_unknown_key_id_reloads_the_file_at_most_once_per_interval() {
+    let dir = TempKeyDir::new("unknown");
+    let file = dir.file(&key_set("old", OLD));
+    let at_once =
+        Jwt::jwks_file_with(&file, ReloadIntervals { max_age: NEVER, unknown_key: Duration::ZERO }).unwrap();
+    let delayed = Jwt::jwks_file_with(&file, ReloadIntervals { max_age: NEVER, unknown_key: NEVER }).unwrap();
     fs::write(&file, key_set("new", NEW)).unwrap();
-    assert_eq!(check(&at_once, &by_key("old", OLD)).await, Ok("ada".into()), "nothing asked for a look");
+    assert_eq!(check(&at_once, &by_key("old", OLD)).await, Ok("ada".into()), "known keys cause no reload");
     assert_eq!(check(&at_once, &by_key("new", NEW)).await, Ok("ada".into()));
-    assert_eq!(check(&patient, &by_key("new", NEW)).await, Err(TokenFault::NoKey));
-    let crowd = (0..1_000).map(|n| by_key(&format!("unknown-{n}"), NEW));
-    for token in crowd {
-        assert_eq!(check(&patient, &token).await, Err(TokenFault::NoKey));
+    assert_eq!(check(&delayed, &by_key("new", NEW)).await, Err(TokenFault::NoKey));
+    let many = (0..1_000).map(|n| by_key(&format!("unknown-{n}"), NEW));
+    for token in many {
+        assert_eq!(check(&delayed, &token).await, Err(TokenFault::NoKey));
     }
 }
 
 #[tokio::test]
-async fn the_ways_are_tried_in_order() {
-    let (identify, bearer) = (everything(), format!("Bearer {}", token("HS256")));
+async fn methods_are_tried_in_order() {
+    let (identify, bearer) = (all_methods(), format!("Bearer {}", token("HS256")));
     let all = [("authorization", &*bearer), ("x-api-key", "key-of-bob"), ("x-user-id", "eve")];
-    assert_eq!(who(&identify, "10.0.0.1", &all).await, Ok("ada".into()));
-    assert_eq!(who(&identify, "10.0.0.1", &all[1..]).await, Ok("bob".into()));
-    assert_eq!(who(&identify, "10.0.0.1", &all[2..]).await, Ok("eve".into()));
+    assert_eq!(user_of(&identify, "10.0.0.1", &all).await, Ok("ada".into()));
+    assert_eq!(user_of(&identify, "10.0.0.1", &all[1..]).await, Ok("bob".into()));
+    assert_eq!(user_of(&identify, "10.0.0.1", &all[2..]).await, Ok("eve".into()));
     let forwarded = [("x-forwarded-for", "198.51.100.7, 10.0.0.9")];
-    assert_eq!(who(&identify, "10.0.0.1", &forwarded).await, Ok("198.51.100.7".into()));
-    assert_eq!(who(&identify, "2001:db8:1:2::3", &[]).await, Ok("2001:db8:1:2::".into()));
-    assert_eq!(who(&Identify::new(), "10.0.0.1", &all).await, Ok("nobody".into()));
+    assert_eq!(user_of(&identify, "10.0.0.1", &forwarded).await, Ok("198.51.100.7".into()));
+    assert_eq!(user_of(&identify, "2001:db8:1:2::3", &[]).await, Ok("2001:db8:1:2::".into()));
+    assert_eq!(user_of(&Identify::new(), "10.0.0.1", &all).await, Ok("anonymous".into()));
 }
 
 #[tokio::test]
-async fn a_header_from_an_untrusted_peer_is_ignored_and_taken_away() {
-    let identify = everything();
+async fn a_header_from_an_untrusted_peer_is_ignored_and_removed() {
+    let identify = all_methods();
     let forged = [("x-user-id", "admin"), ("x-forwarded-for", "10.0.0.1"), ("accept", "*/*")];
-    assert_eq!(who(&identify, "203.0.113.9", &forged).await, Ok("203.0.113.9".into()));
+    assert_eq!(user_of(&identify, "203.0.113.9", &forged).await, Ok("203.0.113.9".into()));
     let mut left = headers(&forged);
     let stripped = identify.strip_untrusted(&mut left, Some("203.0.113.9".parse().unwrap()));
     assert_eq!(stripped, ["x-user-id", "x-forwarded-for"]);
@@ -327,74 +333,74 @@ async fn a_header_from_an_untrusted_peer_is_ignored_and_taken_away() {
     let mut left = headers(&forged);
     assert!(identify.strip_untrusted(&mut left, Some("10.1.1.1".parse().unwrap())).is_empty());
     assert_eq!(left.len(), 3);
-    // Without a peer, nobody is trusted.
+    // Without a peer address, no peer is trusted.
     assert_eq!(identify.strip_untrusted(&mut left, None).len(), 2);
 }
 
 #[tokio::test]
-async fn a_wrong_credential_is_refused_even_if_another_would_do() {
-    let identify = everything();
+async fn a_wrong_credential_is_refused_even_if_another_is_valid() {
+    let identify = all_methods();
     let bad = [("authorization", "Bearer nonsense"), ("x-api-key", "key-of-bob")];
-    assert_eq!(who(&identify, "10.0.0.1", &bad).await, Err(Unidentified::Token(TokenFault::Malformed)));
+    assert_eq!(user_of(&identify, "10.0.0.1", &bad).await, Err(IdentifyError::Token(TokenFault::Malformed)));
     let unknown = [("x-api-key", "guess"), ("x-user-id", "eve")];
-    let unknown_key = Unidentified::ApiKey { header: HeaderName::from_static("x-api-key") };
-    assert_eq!(who(&identify, "10.0.0.1", &unknown).await, Err(unknown_key.clone()));
-    assert_eq!(who(&identify, "10.0.0.1", &[("x-api-key", "")]).await, Err(unknown_key));
-    // Another scheme is none of ours.
+    let unknown_key = IdentifyError::ApiKey { header: HeaderName::from_static("x-api-key") };
+    assert_eq!(user_of(&identify, "10.0.0.1", &unknown).await, Err(unknown_key.clone()));
+    assert_eq!(user_of(&identify, "10.0.0.1", &[("x-api-key", "")]).await, Err(unknown_key));
+    // Other schemes are ignored.
     assert_eq!(
-        who(&identify, "203.0.113.9", &[("authorization", "Basic eDp5")]).await,
+        user_of(&identify, "203.0.113.9", &[("authorization", "Basic eDp5")]).await,
         Ok("203.0.113.9".into())
     );
 }
 
 #[tokio::test]
-async fn two_of_one_header_are_nobody() {
-    let identify = everything();
+async fn a_repeated_header_is_refused_as_ambiguous() {
+    let identify = all_methods();
     for name in ["authorization", "x-api-key", "x-user-id"] {
         let twice = [(name, "Bearer x"), (name, "Bearer y")];
-        let expected = Unidentified::Ambiguous { header: HeaderName::from_static(name) };
-        assert_eq!(who(&identify, "10.0.0.1", &twice).await, Err(expected));
+        let expected = IdentifyError::Ambiguous { header: HeaderName::from_static(name) };
+        assert_eq!(user_of(&identify, "10.0.0.1", &twice).await, Err(expected));
     }
 }
 
 #[tokio::test]
-async fn what_is_too_long_is_refused_for_that() {
-    let identify = everything();
+async fn too_long_credentials_are_refused_as_too_long() {
+    let identify = all_methods();
     let long = "x".repeat(1 << 20);
     let bearer = format!("Bearer {long}");
     for (name, value) in [("x-user-id", &long), ("x-api-key", &long), ("authorization", &bearer)] {
-        let fault = who(&identify, "10.0.0.1", &[(name, value)]).await.unwrap_err();
+        let fault = user_of(&identify, "10.0.0.1", &[(name, value)]).await.unwrap_err();
         assert_eq!(fault.as_str(), "too_long", "{name}");
     }
     let token = signed(&json!({"alg": "HS256"}), &json!({"sub": "x".repeat(300), "exp": FAR}), SECRET);
-    let fault = who(&identify, "10.0.0.1", &[("authorization", &format!("bearer {token}"))]).await;
-    assert_eq!(fault, Err(Unidentified::Id(BadId::TooLong { bytes: 300 })));
+    let fault = user_of(&identify, "10.0.0.1", &[("authorization", &format!("bearer {token}"))]).await;
+    assert_eq!(fault, Err(IdentifyError::Id(InvalidUserId::TooLong { bytes: 300 })));
     let padded = format!("Bearer   {}  ", self::token("HS256"));
-    assert_eq!(who(&identify, "10.0.0.1", &[("authorization", &padded)]).await, Ok("ada".into()));
+    assert_eq!(user_of(&identify, "10.0.0.1", &[("authorization", &padded)]).await, Ok("ada".into()));
 }
 
 #[tokio::test]
-async fn a_key_in_the_authorization_header_follows_the_word_bearer() {
+async fn a_key_in_the_authorization_header_follows_bearer() {
     let keys = ApiKeys::new().key("key-of-bob", "bob").header(AUTHORIZATION);
     let identify = Identify::new().api_keys(keys);
-    let who = |value: &'static str| {
+    let user_of = |value: &'static str| {
         let identify = identify.clone();
-        async move { who(&identify, "10.0.0.1", &[("authorization", value)]).await }
+        async move { user_of(&identify, "10.0.0.1", &[("authorization", value)]).await }
     };
-    assert_eq!(who("Bearer key-of-bob").await, Ok("bob".into()));
-    assert_eq!(who("Bearer key-of-eve").await, Err(Unidentified::ApiKey { header: AUTHORIZATION }));
-    assert_eq!(who("Basic key-of-bob").await, Ok("nobody".into()));
+    assert_eq!(user_of("Bearer key-of-bob").await, Ok("bob".into()));
+    assert_eq!(user_of("Bearer key-of-eve").await, Err(IdentifyError::ApiKey { header: AUTHORIZATION }));
+    assert_eq!(user_of("Basic key-of-bob").await, Ok("anonymous".into()));
 }
 
 #[tokio::test]
 async fn keys_and_tokens_may_share_the_authorization_header() {
     let keys = ApiKeys::new().key("key-of-bob", "bob").header(AUTHORIZATION);
     let identify = Identify::new().jwt(Jwt::secret(SECRET).unwrap()).api_keys(keys);
-    let who = async |value: &str| who(&identify, "10.0.0.1", &[("authorization", value)]).await;
-    assert_eq!(who(&format!("Bearer {}", token("HS256"))).await, Ok("ada".into()));
-    assert_eq!(who("Bearer key-of-bob").await, Ok("bob".into()));
-    assert_eq!(who("Bearer key-of-eve").await, Err(Unidentified::Token(TokenFault::Malformed)));
-    let too_long = who(&format!("Bearer {}", "x".repeat(1 << 20))).await.unwrap_err();
+    let user_of = async |value: &str| user_of(&identify, "10.0.0.1", &[("authorization", value)]).await;
+    assert_eq!(user_of(&format!("Bearer {}", token("HS256"))).await, Ok("ada".into()));
+    assert_eq!(user_of("Bearer key-of-bob").await, Ok("bob".into()));
+    assert_eq!(user_of("Bearer key-of-eve").await, Err(IdentifyError::Token(TokenFault::Malformed)));
+    let too_long = user_of(&format!("Bearer {}", "x".repeat(1 << 20))).await.unwrap_err();
     assert_eq!(too_long.as_str(), "too_long");
 }
 
@@ -407,8 +413,8 @@ async fn a_class_comes_from_the_token_the_key_or_the_proxy() {
         .trusted_header()
         .trusted_class_header(HeaderName::from_static("x-user-class"));
     let class = async |all: &[(&'static str, &str)]| {
-        let visitor = identify.identify(&headers(all), Some("10.0.0.1".parse().unwrap())).await.unwrap();
-        visitor.class.as_str().to_owned()
+        let client = identify.identify(&headers(all), Some("10.0.0.1".parse().unwrap())).await.unwrap();
+        client.class.as_str().to_owned()
     };
     let token = signed(&json!({"alg": "HS256"}), &json!({"sub": "ada", "exp": FAR, "plan": "free"}), SECRET);
     assert_eq!(class(&[("authorization", &format!("Bearer {token}"))]).await, "free");
@@ -419,23 +425,23 @@ async fn a_class_comes_from_the_token_the_key_or_the_proxy() {
 }
 
 #[tokio::test]
-async fn where_nobody_can_be_known_nothing_is_kept_from_the_anonymous() {
+async fn without_authentication_methods_clients_get_the_class_user() {
     let class = async |identify: Identify| {
         identify.identify(&HeaderMap::new(), Some("10.0.0.1".parse().unwrap())).await.unwrap().class
     };
     assert_eq!(class(Identify::new()).await, Class::USER);
-    assert_eq!(class(Identify::new().address(ForwardedBy::Nobody)).await, Class::USER);
-    assert_eq!(class(everything()).await, Class::ANONYMOUS);
+    assert_eq!(class(Identify::new().address(ForwardedBy::PeerOnly)).await, Class::USER);
+    assert_eq!(class(all_methods()).await, Class::ANONYMOUS);
 }
 
-/// A folder that goes away.
-struct Folder(PathBuf);
+/// Temporary directory that is removed on drop.
+struct TempKeyDir(PathBuf);
 
-impl Folder {
+impl TempKeyDir {
     fn new(name: &str) -> Self {
-        let folder = env::temp_dir().join(format!("forebay-keys-{}-{name}", process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        Folder(folder)
+        let dir = env::temp_dir().join(format!("forebay-keys-{}-{name}", process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        TempKeyDir(dir)
     }
 
     fn file(&self, content: &str) -> PathBuf {
@@ -445,55 +451,62 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for TempKeyDir {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
 #[tokio::test]
-async fn a_token_that_holds_tells_its_claims_and_one_that_does_not_tells_nothing() {
-    let identify = everything();
-    let asked = async |line: &str| identify.token(&headers(&[("authorization", line)])).await;
+async fn claims_are_returned_for_valid_tokens_only() {
+    let identify = all_methods();
+    let verify = async |line: &str| identify.token(&headers(&[("authorization", line)])).await;
     let claims = json!({"sub": "ada", "exp": FAR, "shapes": [1]});
     let good = signed(&json!({"alg": "HS256"}), &claims, SECRET);
-    let token = asked(&format!("Bearer {good}")).await.unwrap().unwrap();
+    let token = verify(&format!("Bearer {good}")).await.unwrap().unwrap();
     assert_eq!((token.claim("shapes"), token.claim("other")), (Some(&json!([1])), None));
-    assert!(token.left().is_some_and(|left| left > Duration::from_secs(1 << 20)));
-    assert_eq!(asked("Basic YTpi").await, Ok(None));
+    assert!(token.remaining().is_some_and(|left| left > Duration::from_secs(1 << 20)));
+    assert_eq!(verify("Basic YTpi").await, Ok(None));
     assert_eq!(identify.token(&HeaderMap::new()).await, Ok(None));
     assert_eq!(Identify::new().token(&headers(&[("authorization", "Bearer x")])).await, Ok(None));
-    let forged = asked(&format!("Bearer {}", forge(&good))).await;
-    assert_eq!(forged, Err(Unidentified::Token(TokenFault::BadSignature)));
+    let forged = verify(&format!("Bearer {}", forge(&good))).await;
+    assert_eq!(forged, Err(IdentifyError::Token(TokenFault::BadSignature)));
     let line = format!("Bearer {good}");
     let twice = headers(&[("authorization", &line), ("authorization", &line)]);
-    assert!(matches!(identify.token(&twice).await, Err(Unidentified::Ambiguous { .. })));
+    assert!(matches!(identify.token(&twice).await, Err(IdentifyError::Ambiguous { .. })));
 }
 
 #[tokio::test]
-async fn keys_are_renewed_though_nobody_else_is_trusted_and_no_way_is_opened() {
+async fn renewing_keys_adds_no_method_and_no_trusted_proxy() {
     let identify = Identify::new().api_keys(ApiKeys::new().key("old", "ada")).trusted_proxies([]);
-    let fresh = everything().api_keys(ApiKeys::new().key("new", "bob"));
+    let fresh = all_methods().api_keys(ApiKeys::new().key("new", "bob"));
     identify.clone().renew_keys(&fresh);
     let peer = "10.0.0.1";
-    assert!(matches!(who(&identify, peer, &[("x-api-key", "old")]).await, Err(Unidentified::ApiKey { .. })));
-    assert_eq!(who(&identify, peer, &[("x-api-key", "new")]).await, Ok("bob".into()));
+    assert!(matches!(
+        user_of(&identify, peer, &[("x-api-key", "old")]).await,
+        Err(IdentifyError::ApiKey { .. })
+    ));
+    assert_eq!(user_of(&identify, peer, &[("x-api-key", "new")]).await, Ok("bob".into()));
     let line = format!("Bearer {}", token("HS256"));
-    for other_way in [("authorization", &*line), ("x-user-id", "eve")] {
-        assert_eq!(who(&identify, peer, &[other_way]).await, Ok("nobody".into()), "{other_way:?}");
+    for other_method in [("authorization", &*line), ("x-user-id", "eve")] {
+        assert_eq!(
+            user_of(&identify, peer, &[other_method]).await,
+            Ok("anonymous".into()),
+            "{other_method:?}"
+        );
     }
 }
 
 #[tokio::test]
-async fn ways_that_were_replaced_hold_for_all_clones_and_for_nobody_who_was_built_apart() {
-    let identify = everything();
+async fn replaced_methods_apply_to_all_clones_but_not_to_derived_copies() {
+    let identify = all_methods();
     let (clone, apart) = (identify.clone(), identify.clone().trusted_proxies([]));
     let other = Jwt::secret(b"another secret, which has thirty-two bytes").unwrap();
     identify.replace(&Identify::new().jwt(other));
     let line = format!("Bearer {}", token("HS256"));
     let bearer = [("authorization", line.as_str())];
-    let refused = Err(Unidentified::Token(TokenFault::BadSignature));
-    assert_eq!(who(&identify, "203.0.113.9", &bearer).await, refused);
-    assert_eq!(who(&clone, "203.0.113.9", &bearer).await, refused);
-    assert_eq!(who(&apart, "203.0.113.9", &bearer).await, Ok("ada".into()));
+    let refused = Err(IdentifyError::Token(TokenFault::BadSignature));
+    assert_eq!(user_of(&identify, "203.0.113.9", &bearer).await, refused);
+    assert_eq!(user_of(&clone, "203.0.113.9", &bearer).await, refused);
+    assert_eq!(user_of(&apart, "203.0.113.9", &bearer).await, Ok("ada".into()));
 }

@@ -1,4 +1,4 @@
-//! Visitors that mean harm: refused clearly, bounded, and believed in nothing.
+//! Malicious clients: rejected with a clear reason, bounded, and never trusted.
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -6,7 +6,9 @@ use forebay_admission::{ForwardedBy, Identify, Jwt};
 use ring::hmac;
 use serde_json::json;
 
-use crate::support::{Client, by_header, by_key, empties, house, refusal, serve, within};
+use crate::support::{
+    RawHttpClient, admission_of, by_header, by_key, refusal, serve, wait_until_released, within,
+};
 
 const SECRET: &[u8] = b"a secret that has more than thirty-two bytes";
 
@@ -17,15 +19,15 @@ fn token(header: serde_json::Value, claims: serde_json::Value) -> String {
     format!("Bearer {message}.{}", URL_SAFE_NO_PAD.encode(tag))
 }
 
-/// The same token with other claims.
+/// Returns the token with other claims.
 fn forged(token: &str, claims: &serde_json::Value) -> String {
     let parts: Vec<_> = token.split('.').collect();
     format!("{}.{}.{}", parts[0], URL_SAFE_NO_PAD.encode(claims.to_string()), parts[2])
 }
 
 #[tokio::test]
-async fn tokens_that_do_not_hold_are_401_and_take_no_permit() {
-    let admission = house(10, 3);
+async fn invalid_tokens_are_401_and_take_no_permit() {
+    let admission = admission_of(10, 3);
     let server = serve(&admission, Identify::new().jwt(Jwt::secret(SECRET).unwrap())).await;
     let far = 4_102_444_800_u64;
     let good = token(json!({"alg": "HS256"}), json!({"sub": "ada", "exp": far}));
@@ -46,24 +48,24 @@ async fn tokens_that_do_not_hold_are_401_and_take_no_permit() {
         assert_eq!(head.header("www-authenticate"), Some("Bearer error=\"invalid_token\""));
         assert!(head.header("x-thread-id").is_some());
     }
-    assert_eq!(Client::get(server, "/short", &[("authorization", &good)]).await.0.status, 200);
-    empties(&admission).await;
+    assert_eq!(RawHttpClient::get(server, "/short", &[("authorization", &good)]).await.0.status, 200);
+    wait_until_released(&admission).await;
 }
 
 #[tokio::test]
 async fn an_unknown_key_is_401_and_not_anonymous() {
-    let admission = house(10, 3);
+    let admission = admission_of(10, 3);
     let server = serve(&admission, by_key(&["ada"])).await;
     let (head, body) = refusal(server, "/short", &[("x-api-key", "key-of-eve")]).await;
     assert_eq!((head.status, body["error"].as_str()), (401, Some("invalid_credentials")));
     assert_eq!(head.header("www-authenticate"), Some("ApiKey header=\"x-api-key\""));
-    assert_eq!(Client::get(server, "/short", &[]).await.0.status, 200);
+    assert_eq!(RawHttpClient::get(server, "/short", &[]).await.0.status, 200);
 }
 
-/// The peer is loopback, which nobody has told us to trust.
+/// The peer is loopback, which is not a trusted proxy here.
 #[tokio::test]
-async fn forged_headers_from_an_untrusted_peer_change_nothing_and_go_no_further() {
-    let admission = house(100, 2);
+async fn forged_headers_from_an_untrusted_peer_have_no_effect_and_are_removed() {
+    let admission = admission_of(100, 2);
     let identify = Identify::new()
         .trusted_proxies(["10.0.0.0/8".parse().unwrap()])
         .trusted_header()
@@ -73,17 +75,17 @@ async fn forged_headers_from_an_untrusted_peer_change_nothing_and_go_no_further(
     for n in 0..2 {
         let (id, address) = (format!("victim-{n}"), format!("198.51.100.{n}"));
         let forged = [("x-user-id", &*id), ("x-forwarded-for", &*address)];
-        let (head, client) = Client::get(server, "/endless", &forged).await;
+        let (head, client) = RawHttpClient::get(server, "/endless", &forged).await;
         assert_eq!(head.status, 200);
         open.push(client);
     }
-    // Whatever they call themselves, all of them are 127.0.0.1, which has its two streams.
-    let forged = [("x-user-id", "somebody-else"), ("x-forwarded-for", "198.51.100.77")];
+    // With any claimed name, all of them count as 127.0.0.1, which has its two streams.
+    let forged = [("x-user-id", "another-user"), ("x-forwarded-for", "198.51.100.77")];
     let (head, body) = refusal(server, "/endless", &forged).await;
     assert_eq!((head.status, body["details"]["user_id"].as_str()), (429, Some("127.0.0.1")));
 
     drop(open);
-    empties(&admission).await;
+    wait_until_released(&admission).await;
     let (head, echo) = refusal(server, "/echo", &forged).await;
     assert_eq!(head.status, 200);
     assert_eq!((&echo["user"], &echo["user_header"]), (&json!("127.0.0.1"), &json!(null)));
@@ -91,8 +93,8 @@ async fn forged_headers_from_an_untrusted_peer_change_nothing_and_go_no_further(
 }
 
 #[tokio::test]
-async fn a_trusted_proxy_is_believed_about_its_clients() {
-    let admission = house(100, 2);
+async fn addresses_reported_by_a_trusted_proxy_are_accepted() {
+    let admission = admission_of(100, 2);
     let server = serve(&admission, by_header().address(ForwardedBy::XForwardedFor)).await;
     let from = [("x-forwarded-for", "10.9.9.9, 198.51.100.77"), ("x-thread-id", "t")];
     let (_, echo) = refusal(server, "/echo", &from).await;
@@ -100,27 +102,28 @@ async fn a_trusted_proxy_is_believed_about_its_clients() {
 }
 
 #[tokio::test]
-async fn ids_that_are_too_long_are_refused_and_a_mebibyte_does_no_harm() {
-    let admission = house(10, 3);
+async fn too_long_ids_are_refused_even_at_one_mebibyte() {
+    let admission = admission_of(10, 3);
     let server = serve(&admission, by_header()).await;
     let long = "x".repeat(257);
     let (head, body) = refusal(server, "/short", &[("x-user-id", &long)]).await;
     assert_eq!((head.status, body["details"]["reason"].as_str()), (431, Some("too_long")));
     assert!(body["detail"].as_str().unwrap().contains("257 bytes"), "{body}");
-    assert_eq!(Client::get(server, "/short", &[("x-user-id", &long[..256])]).await.0.status, 200);
+    assert_eq!(RawHttpClient::get(server, "/short", &[("x-user-id", &long[..256])]).await.0.status, 200);
 
-    // The server's own bound on heads comes first; either way it is a 431, and nothing is held.
+    // The server's own bound on request heads applies first. Either way it is a 431 and no permit
+    // is held.
     let enormous = "x".repeat(1 << 20);
-    let mut client = Client::send(server, "/short", &[("x-user-id", &enormous)]).await;
-    assert_eq!(within("an answer", client.head()).await.status, 431);
+    let mut client = RawHttpClient::send(server, "/short", &[("x-user-id", &enormous)]).await;
+    assert_eq!(within("a response", client.head()).await.status, 431);
     let (head, body) = refusal(server, "/short", &[("x-user-id", "a"), ("x-user-id", "b")]).await;
     assert_eq!((head.status, body["error"].as_str()), (400, Some("bad_request")));
-    empties(&admission).await;
+    wait_until_released(&admission).await;
 }
 
 #[tokio::test]
-async fn a_thread_id_that_is_not_sane_is_replaced() {
-    let admission = house(10, 3);
+async fn an_invalid_thread_id_is_replaced() {
+    let admission = admission_of(10, 3);
     let server = serve(&admission, by_header()).await;
     for bad in ["two words", "", &"x".repeat(5_000), "caf\u{e9}"] {
         let (head, echo) = refusal(server, "/echo", &[("x-thread-id", bad)]).await;

@@ -1,4 +1,4 @@
-//! The layer before plain tower services and before axum.
+//! The layer in front of plain tower services and of axum.
 
 use std::convert::Infallible;
 use std::future::{pending, ready};
@@ -6,16 +6,20 @@ use std::io;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
-use forebay_admission::{Admission, AdmissionLayer, Class, Identify, PeerAddr, ThreadId, User, X_THREAD_ID};
+use forebay_admission::{
+    Admission, AdmissionLayer, Class, Identify, PeerAddr, ThreadId, UserId, X_THREAD_ID,
+};
 use forebay_quota::Quota;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Empty, Full};
 use serde_json::{Value, json};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
-use crate::support::{Client, by_header, by_key, empties, house, refusal, serve, within};
+use crate::support::{
+    RawHttpClient, admission_of, by_header, by_key, refusal, serve, wait_until_released, within,
+};
 
-type Body = Full<Bytes>;
+type TextBody = Full<Bytes>;
 
 fn request(headers: &[(&str, &str)]) -> Request<Empty<Bytes>> {
     request_to("/stream", headers)
@@ -27,38 +31,38 @@ fn request_to(path: &str, headers: &[(&str, &str)]) -> Request<Empty<Bytes>> {
     builder.body(Empty::new()).unwrap()
 }
 
-async fn hello(_: Request<Empty<Bytes>>) -> Result<Response<Body>, Infallible> {
+async fn hello(_: Request<Empty<Bytes>>) -> Result<Response<TextBody>, Infallible> {
     Ok(Response::new(Full::from("data: hello\n\n")))
 }
 
 #[tokio::test]
 async fn the_permit_lives_in_the_body_and_ends_with_it() {
-    let admission = house(10, 3);
+    let admission = admission_of(10, 3);
     let service = AdmissionLayer::new(admission.clone(), by_header()).layer(service_fn(hello));
     let response = service.clone().oneshot(request(&[("x-user-id", "ada")])).await.unwrap();
-    assert_eq!((response.status(), admission.open()), (StatusCode::OK, 1));
+    assert_eq!((response.status(), admission.open_streams()), (StatusCode::OK, 1));
     drop(response);
-    assert_eq!(admission.open(), 0);
+    assert_eq!(admission.open_streams(), 0);
 
-    // A body that is read to its end lets go even if somebody keeps it.
+    // A body that is read to its end releases the permit even before it is dropped.
     let mut body = service.oneshot(request(&[])).await.unwrap().into_body();
-    assert_eq!(admission.open(), 1);
+    assert_eq!(admission.open_streams(), 1);
     assert!(body.frame().await.unwrap().is_ok());
     assert!(body.frame().await.is_none());
-    assert_eq!((admission.open(), admission.statistics().total_connections), (0, 0));
+    assert_eq!((admission.open_streams(), admission.statistics().total_connections), (0, 0));
 }
 
 #[tokio::test]
 async fn the_fourth_stream_of_a_user_is_429_and_the_one_above_the_total_503() {
-    let admission = house(5, 3);
+    let admission = admission_of(5, 3);
     let service = AdmissionLayer::new(admission.clone(), by_header()).layer(service_fn(hello));
     let get = async |id: &str| service.clone().oneshot(request(&[("x-user-id", id)])).await.unwrap();
     let mut open = Vec::new();
     for _ in 0..3 {
         open.push(get("ada").await);
     }
-    let greedy = get("ada").await;
-    assert_eq!(greedy.status(), StatusCode::TOO_MANY_REQUESTS);
+    let over_limit = get("ada").await;
+    assert_eq!(over_limit.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(admission.statistics().total_connections, 3, "the budget was refunded");
     open.push(get("bob").await);
     open.push(get("eve").await);
@@ -73,7 +77,7 @@ async fn the_fourth_stream_of_a_user_is_429_and_the_one_above_the_total_503() {
     assert_eq!(body["error"], "service_unavailable");
     assert_eq!(body["details"], json!({"current": 5, "max": 5, "user_id": "bob"}));
     let body: Value =
-        serde_json::from_slice(&greedy.into_body().collect().await.unwrap().to_bytes()).unwrap();
+        serde_json::from_slice(&over_limit.into_body().collect().await.unwrap().to_bytes()).unwrap();
     assert_eq!(body["message"], "Too many concurrent connections. Maximum 3 allowed.");
     assert_eq!(body["details"], json!({"user_id": "ada", "current": 3, "limit": 3}));
 
@@ -82,10 +86,10 @@ async fn the_fourth_stream_of_a_user_is_429_and_the_one_above_the_total_503() {
     assert_eq!(get("ada").await.status(), StatusCode::OK);
 }
 
-/// Readiness is the inner service's own: a full house is still ready, to refuse.
+/// Readiness is the inner service's own: at the limit the service is ready and rejects in `call`.
 #[tokio::test]
-async fn a_full_house_is_ready_and_refuses_in_the_call() {
-    let admission = house(0, 3);
+async fn at_the_limit_the_service_is_ready_and_rejects_in_call() {
+    let admission = admission_of(0, 3);
     let mut service = AdmissionLayer::new(admission, Identify::new()).layer(service_fn(hello));
     let ready = service.poll_ready(&mut Context::from_waker(Waker::noop()));
     assert!(matches!(ready, Poll::Ready(Ok(()))));
@@ -93,26 +97,26 @@ async fn a_full_house_is_ready_and_refuses_in_the_call() {
 }
 
 #[tokio::test]
-async fn a_service_that_fails_or_panics_gives_the_permit_back() {
-    let admission = house(10, 3);
+async fn a_service_that_fails_or_panics_releases_the_permit() {
+    let admission = admission_of(10, 3);
     let layer = AdmissionLayer::new(admission.clone(), Identify::new());
     let failing = layer.layer(service_fn(|_: Request<Empty<Bytes>>| {
-        ready(Err::<Response<Body>, _>(io::Error::other("no upstream")))
+        ready(Err::<Response<TextBody>, _>(io::Error::other("no upstream")))
     }));
     assert_eq!(failing.oneshot(request(&[])).await.unwrap_err().to_string(), "no upstream");
-    assert_eq!(admission.open(), 0);
+    assert_eq!(admission.open_streams(), 0);
 
     let panicking =
-        layer.layer(service_fn(async |_: Request<Empty<Bytes>>| -> Result<Response<Body>, Infallible> {
+        layer.layer(service_fn(async |_: Request<Empty<Bytes>>| -> Result<Response<TextBody>, Infallible> {
             std::panic::resume_unwind(Box::new("without a backtrace on the terminal"))
         }));
     assert!(tokio::spawn(panicking.oneshot(request(&[]))).await.unwrap_err().is_panic());
-    assert_eq!((admission.open(), admission.statistics().total_connections), (0, 0));
+    assert_eq!((admission.open_streams(), admission.statistics().total_connections), (0, 0));
 }
 
 #[tokio::test]
-async fn only_what_is_a_stream_needs_a_permit() {
-    let admission = house(0, 3);
+async fn only_streams_need_a_permit() {
+    let admission = admission_of(0, 3);
     let layer = AdmissionLayer::new(admission, by_header()).streams(|parts| parts.uri.path() == "/stream");
     let service = layer.layer(service_fn(hello));
     let plain = request_to("/about", &[("x-user-id", "ada")]);
@@ -131,13 +135,13 @@ async fn a_route_of_a_lower_class_is_refused_where_others_are_still_admitted() {
         AdmissionLayer::new(admission.clone(), by_header()).class(move |parts| match parts.uri.path() {
             "/batch" => Some(batch.clone()),
             "/chat" => Some(chat.clone()),
-            "/unheard-of" => Some(Class::new("unheard-of")),
+            "/unknown" => Some(Class::new("unknown")),
             _ => None,
         });
     let service = layer.layer(service_fn(hello));
     let mut users = 0;
     let mut get = async |path: &str| {
-        users += 1; // each has room of his own
+        users += 1; // each user has its own limit
         let user = format!("user-{users}");
         service.clone().oneshot(request_to(path, &[("x-user-id", &user)])).await.unwrap()
     };
@@ -150,27 +154,27 @@ async fn a_route_of_a_lower_class_is_refused_where_others_are_still_admitted() {
     let body: Value =
         serde_json::from_slice(&refused.into_body().collect().await.unwrap().to_bytes()).unwrap();
     assert_eq!(body["details"]["current"], 5, "{body}");
-    for path in ["/chat", "/stream", "/unheard-of", "/chat"] {
+    for path in ["/chat", "/stream", "/unknown", "/chat"] {
         open.push(get(path).await);
     }
     assert!(open.iter().all(|response| response.status() == StatusCode::OK));
 
-    // Nine of ten: the anonymous get no further, whatever the route's class may.
+    // Nine of ten: anonymous clients stop at 90 %, even if the route's class may use more.
     let anonymous = service.clone().oneshot(request_to("/chat", &[])).await.unwrap();
     assert_eq!(anonymous.status(), StatusCode::SERVICE_UNAVAILABLE);
     open.push(get("/chat").await);
-    assert_eq!((open[9].status(), admission.open()), (StatusCode::OK, 10));
+    assert_eq!((open[9].status(), admission.open_streams()), (StatusCode::OK, 10));
     drop(open);
     assert_eq!(get("/batch").await.status(), StatusCode::OK);
 }
 
 #[tokio::test]
-async fn the_thread_id_goes_both_ways_and_the_user_goes_in() {
-    let admission = house(10, 3);
+async fn the_thread_id_is_in_request_and_response_and_the_user_in_the_request() {
+    let admission = admission_of(10, 3);
     let show = async |request: Request<Empty<Bytes>>| {
         let thread = request.extensions().get::<ThreadId>().unwrap().to_string();
         assert_eq!(request.headers()[X_THREAD_ID], thread);
-        let user = request.extensions().get::<User>().map(|user| user.id().to_owned());
+        let user = request.extensions().get::<UserId>().map(|user| user.id().to_owned());
         Ok::<_, Infallible>(Response::new(Full::<Bytes>::from(format!("{thread} {user:?}"))))
     };
     let service = AdmissionLayer::new(admission, by_header()).layer(service_fn(show));
@@ -187,14 +191,14 @@ async fn the_thread_id_goes_both_ways_and_the_user_goes_in() {
 }
 
 #[tokio::test]
-async fn a_future_of_the_layer_that_is_dropped_at_any_point_leaves_nothing() {
-    let admission = house(10, 3);
+async fn dropping_the_layers_future_at_any_point_releases_everything() {
+    let admission = admission_of(10, 3);
     let layer = AdmissionLayer::new(admission.clone(), by_header());
-    let stalled =
-        layer.layer(service_fn(|_: Request<Empty<Bytes>>| pending::<Result<Response<Body>, Infallible>>()));
+    let stalled = layer
+        .layer(service_fn(|_: Request<Empty<Bytes>>| pending::<Result<Response<TextBody>, Infallible>>()));
     let never_polled = stalled.clone().oneshot(request(&[("x-user-id", "ada")]));
     drop(never_polled);
-    assert_eq!(admission.open(), 0);
+    assert_eq!(admission.open_streams(), 0);
     for polls in 1..5 {
         let mut future = Box::pin(stalled.clone().oneshot(request(&[("x-user-id", "ada")])));
         for _ in 0..polls {
@@ -202,19 +206,19 @@ async fn a_future_of_the_layer_that_is_dropped_at_any_point_leaves_nothing() {
             tokio::task::yield_now().await;
         }
         drop(future);
-        empties(&admission).await;
+        wait_until_released(&admission).await;
     }
 }
 
 #[tokio::test]
 async fn axum_streams_through_the_layer_on_real_sockets() {
-    let admission = house(4, 2);
+    let admission = admission_of(4, 2);
     let server = serve(&admission, by_key(&["alice", "bob"])).await;
     let alice = [("x-api-key", "key-of-alice"), ("x-thread-id", "thread-1")];
-    let (head, mut first) = Client::get(server, "/endless", &alice).await;
+    let (head, mut first) = RawHttpClient::get(server, "/endless", &alice).await;
     assert_eq!((head.status, head.header("x-thread-id")), (200, Some("thread-1")));
     within("an event", first.until(b"data: hello\n\n")).await;
-    let (head, second) = Client::get(server, "/endless", &alice[..1]).await;
+    let (head, second) = RawHttpClient::get(server, "/endless", &alice[..1]).await;
     assert_eq!(head.status, 200);
 
     let (head, body) = refusal(server, "/endless", &alice).await;
@@ -223,17 +227,17 @@ async fn axum_streams_through_the_layer_on_real_sockets() {
     let policy = "\"user\";q=2;qu=\"concurrent-requests\"";
     assert_eq!(head.header("ratelimit-policy"), Some(policy));
 
-    let (head, _bob) = Client::get(server, "/endless", &[("x-api-key", "key-of-bob")]).await;
+    let (head, _bob) = RawHttpClient::get(server, "/endless", &[("x-api-key", "key-of-bob")]).await;
     assert_eq!(head.status, 200);
-    assert_eq!(admission.open(), 3);
+    assert_eq!(admission.open_streams(), 3);
     let status = serde_json::to_value(admission.status()).unwrap();
     assert_eq!(status["streams"][0]["thread_id"], "thread-1");
     assert_eq!(status["streams"][0]["user"], status["streams"][1]["user"], "the same user, the same hash");
     assert_ne!(status["streams"][0]["user"], status["streams"][2]["user"]);
-    // Neither name can occur in a hash or in a made-up thread id: those are hexadecimal.
+    // Hashes and generated thread ids are hexadecimal, so neither name can occur in them.
     for name in ["alice", "bob"] {
         assert!(!status.to_string().contains(name), "{status}");
     }
     drop((first, second, _bob));
-    empties(&admission).await;
+    wait_until_released(&admission).await;
 }

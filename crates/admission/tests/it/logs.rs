@@ -1,4 +1,4 @@
-//! What is written: the seed's stages, and nobody's name.
+//! Log lines: stage codes, hashed users, no credentials.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
@@ -13,11 +13,11 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use crate::support::{by_key, user};
 
-/// Lines that can be read again.
+/// Writer that captures log lines.
 #[derive(Clone, Default)]
-struct Paper(Arc<Mutex<Vec<u8>>>);
+struct CapturedLog(Arc<Mutex<Vec<u8>>>);
 
-impl Write for Paper {
+impl Write for CapturedLog {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.lock().unwrap().extend_from_slice(bytes);
         Ok(bytes.len())
@@ -28,20 +28,20 @@ impl Write for Paper {
     }
 }
 
-impl<'a> MakeWriter<'a> for Paper {
-    type Writer = Paper;
+impl<'a> MakeWriter<'a> for CapturedLog {
+    type Writer = CapturedLog;
 
-    fn make_writer(&'a self) -> Paper {
+    fn make_writer(&'a self) -> CapturedLog {
         self.clone()
     }
 }
 
-impl Paper {
+impl CapturedLog {
     fn text(&self) -> String {
         String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
     }
 
-    /// Fields of the lines that have a stage.
+    /// Returns the fields of the lines that have a stage.
     fn staged(&self) -> Vec<Value> {
         let lines = self.text();
         let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -59,16 +59,16 @@ impl Paper {
     }
 }
 
-fn listen() -> (Paper, tracing::subscriber::DefaultGuard) {
-    let paper = Paper::default();
+fn capture() -> (CapturedLog, tracing::subscriber::DefaultGuard) {
+    let log = CapturedLog::default();
     let subscriber =
-        tracing_subscriber::fmt().json().with_max_level(tracing::Level::DEBUG).with_writer(paper.clone());
-    (paper, set_default(subscriber.finish()))
+        tracing_subscriber::fmt().json().with_max_level(tracing::Level::DEBUG).with_writer(log.clone());
+    (log, set_default(subscriber.finish()))
 }
 
 #[tokio::test]
-async fn a_stream_is_written_stage_by_stage() {
-    let (paper, _guard) = listen();
+async fn a_stream_is_logged_stage_by_stage() {
+    let (log, _guard) = capture();
     let admission = Admission::builder().total(2).per_user(1).log_salt(b"salt").build(Quota::local());
     let thread = ThreadId::parse("thread-1").unwrap();
     let permit = admission.admit(user("alice").thread_id(thread.clone())).await.unwrap();
@@ -79,25 +79,25 @@ async fn a_stream_is_written_stage_by_stage() {
     drop(permit);
 
     let expected = [
-        "CP.0", "CP.1", "CP.1.1", "CP.1.4", // alice comes
-        "CP.1", "CP.1.3", // once too often
-        "CP.1", "CP.1.1", "CP.1.4", "CP.5", // bob fills the house
-        "CP.1", "CP.1.2", // carol finds it full
+        "CP.0", "CP.1", "CP.1.1", "CP.1.4", // alice is admitted
+        "CP.1", "CP.1.3", // alice exceeds her limit
+        "CP.1", "CP.1.1", "CP.1.4", "CP.5", // bob reaches the total
+        "CP.1", "CP.1.2", // carol is rejected
         "CP.4", "CP.4.1", "CP.4", "CP.4.1",
     ];
     let without_health =
         |stages: Vec<String>| stages.into_iter().filter(|stage| stage != "CP.5").collect::<Vec<_>>();
-    assert_eq!(without_health(paper.stages()), without_health(expected.map(ToOwned::to_owned).to_vec()));
-    assert!(paper.stages().contains(&"CP.5".to_owned()));
+    assert_eq!(without_health(log.stages()), without_health(expected.map(ToOwned::to_owned).to_vec()));
+    assert!(log.stages().contains(&"CP.5".to_owned()));
 
-    let lines = paper.staged();
+    let lines = log.staged();
     for line in &lines {
         let of_a_stream = !["CP.0", "CP.5"].contains(&line["stage"].as_str().unwrap());
         if of_a_stream {
             assert!(line["thread_id"].is_string() && line["user"].is_string(), "{line}");
         }
     }
-    // The hash of `alice` under this salt, in every process.
+    // The hash of `alice` with this salt is the same in every process.
     let of_alice = lines.iter().filter(|line| line["thread_id"] == "thread-1");
     assert!(of_alice.clone().count() >= 5);
     assert!(of_alice.clone().all(|line| line["user"] == "c30403fc6e1cf206"), "{lines:?}");
@@ -105,13 +105,13 @@ async fn a_stream_is_written_stage_by_stage() {
     assert_eq!((&refused[0]["reason"], &refused[0]["level"]), (&"user_limit".into(), &"WARN".into()));
     assert_eq!((&refused[1]["reason"], &refused[1]["level"]), (&"exhausted".into(), &"WARN".into()));
     for name in ["alice", "bob", "carol"] {
-        assert!(!paper.text().contains(name), "{name} is in the log");
+        assert!(!log.text().contains(name), "{name} is in the log");
     }
 }
 
 #[tokio::test]
-async fn a_change_of_health_is_written_once() {
-    let (paper, _guard) = listen();
+async fn a_health_change_is_logged_once() {
+    let (log, _guard) = capture();
     let admission = Admission::builder().total(10).build(Quota::local());
     let mut open = Vec::new();
     for n in 0..10 {
@@ -121,7 +121,7 @@ async fn a_change_of_health_is_written_once() {
         admission.admit(user("late")).await.unwrap_err();
     }
     drop(open);
-    let changes = paper.staged().into_iter().filter(|line| line["to"].is_string());
+    let changes = log.staged().into_iter().filter(|line| line["to"].is_string());
     let changes: Vec<_> =
         changes.map(|line| format!("{} {}", line["level"], line["to"]).replace('"', "")).collect();
     let expected = [
@@ -136,21 +136,21 @@ async fn a_change_of_health_is_written_once() {
 }
 
 #[tokio::test]
-async fn a_flood_of_refusals_is_not_a_flood_of_lines() {
-    let (paper, _guard) = listen();
+async fn the_log_rate_of_rejections_is_bounded() {
+    let (log, _guard) = capture();
     let admission = Admission::builder().total(0).build(Quota::local());
     let begun = std::time::Instant::now();
     for _ in 0..1_000 {
         admission.admit(user("ada")).await.unwrap_err();
     }
     let seconds = begun.elapsed().as_secs() as usize + 2;
-    let lines = paper.stages().iter().filter(|stage| *stage == "CP.1.2").count();
+    let lines = log.stages().iter().filter(|stage| *stage == "CP.1.2").count();
     assert!((1..=10 * seconds).contains(&lines), "{lines} lines");
 }
 
 #[tokio::test]
-async fn credentials_are_never_written() {
-    let (paper, _guard) = listen();
+async fn credentials_are_never_logged() {
+    let (log, _guard) = capture();
     let admission = Admission::builder().build(Quota::local());
     let service = AdmissionLayer::new(admission, by_key(&["ada"]))
         .layer(service_fn(async |_| Ok::<_, io::Error>(Response::new(String::new()))));
@@ -158,7 +158,7 @@ async fn credentials_are_never_written() {
         let request = Request::get("/").header("x-api-key", key).body(String::new()).unwrap();
         drop(service.clone().oneshot(request).await.unwrap());
     }
-    let text = paper.text();
+    let text = log.text();
     assert!(text.contains("unknown_api_key"), "{text}");
     assert!(!text.contains("key-of"), "{text}");
 }

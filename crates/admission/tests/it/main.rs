@@ -1,14 +1,15 @@
-//! The layer before real services, on memory and on Redis; clients on real sockets.
+//! The layer in front of real services, with counts in memory and in Redis; clients on real
+//! sockets.
 
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its assertion, in a helper too")]
 
+mod client_disconnects;
 mod cluster;
-mod crowd;
 mod hostile;
-mod house;
 mod layer;
-mod leaving;
+mod limits;
 mod logs;
+mod many_streams;
 mod metrics;
 mod support;
-mod waiting;
+mod wait_queue;

@@ -1,4 +1,4 @@
-//! Every metric is there, has its help text, and passes Prometheus's own check.
+//! Every metric is exported with its help text and passes `promtool check metrics`.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -37,7 +37,7 @@ const NAMES: [&str; 20] = [
 ];
 
 #[tokio::test]
-async fn all_of_them_are_counted_and_pass_promtool() {
+async fn every_metric_is_exported_and_passes_promtool() {
     let recorder = PrometheusBuilder::new().build_recorder();
     let page = recorder.handle();
     let _guard = set_default_local_recorder(&recorder);
@@ -47,12 +47,11 @@ async fn all_of_them_are_counted_and_pass_promtool() {
     let open = [admission.admit(user("ada")).await.unwrap(), admission.admit(user("ada")).await.unwrap()];
     admission.admit(user("ada")).await.unwrap_err();
     let last = admission.admit(user("bob")).await.unwrap();
-    admission.admit(user("eve")).await.unwrap_err(); // waits in vain
+    admission.admit(user("eve")).await.unwrap_err(); // times out in the queue
     drop(last);
     use_everything(&admission).await;
 
-    eventually("the sampler has looked", Some(2.0), async || value(&page.render(), metrics::USED_STREAMS))
-        .await;
+    eventually("the sampler has run", Some(2.0), async || value(&page.render(), metrics::USED_STREAMS)).await;
     let text = page.render();
     for name in NAMES {
         assert!(text.contains(&format!("# HELP {name} ")), "{name} has no help text:\n{text}");
@@ -85,7 +84,7 @@ async fn all_of_them_are_counted_and_pass_promtool() {
     drop(open);
 }
 
-/// A good key, a bad one, a bad token, forged headers.
+/// Sends a valid key, a wrong key, a bad token and forged headers.
 async fn use_everything(admission: &Admission) {
     let identify = by_key(&["carol"])
         .jwt(Jwt::secret(b"a secret that has more than thirty-two bytes").unwrap())
@@ -104,7 +103,7 @@ async fn use_everything(admission: &Admission) {
     assert_eq!(send(&[("authorization", "Bearer guess")]).await, 401);
 }
 
-/// The value of the first line that begins so.
+/// Returns the value of the first line with this start.
 fn value(page: &str, begin: &str) -> Option<f64> {
     let rest = page.lines().find_map(|line| line.strip_prefix(begin)?.strip_prefix(' '));
     rest.map(|value| value.parse().unwrap())
@@ -116,6 +115,6 @@ fn check_by_promtool(page: &str) {
     let mut promtool = promtool.spawn().expect("promtool is installed (Debian: prometheus)");
     promtool.stdin.take().unwrap().write_all(page.as_bytes()).unwrap();
     let output = promtool.wait_with_output().unwrap();
-    let said = [output.stdout, output.stderr].concat();
-    assert!(output.status.success(), "{}\n{page}", String::from_utf8_lossy(&said));
+    let output_text = [output.stdout, output.stderr].concat();
+    assert!(output.status.success(), "{}\n{page}", String::from_utf8_lossy(&output_text));
 }

@@ -5,7 +5,8 @@ use std::fmt;
 use std::time::Duration;
 
 use forebay_admission::{
-    Admission, ApiKeys, Builder, Class, ForwardedBy, Identify, Jwt, KeyError, Limits, MemoryBound, Network,
+    Admission, ApiKeys, Builder, Class, ForwardedBy, Identify, Jwt, KeyError, MemoryBound, Network,
+    StreamLimits,
 };
 use forebay_quota::OutagePolicy;
 use forebay_redis::{Config as RedisConfig, IntoConfig as _};
@@ -22,7 +23,7 @@ pub struct AdmissionConfig {
     /// Streams in all.
     pub total: u32,
     /// These and those of one user.
-    pub limits: Limits,
+    pub limits: StreamLimits,
     /// Streams of one user, as asked for; none if nobody asked.
     pub per_user: Option<u32>,
     /// The parts of the total at which classes stop, in percent.
@@ -75,7 +76,7 @@ impl AdmissionConfig {
         for (class, share) in &shares {
             builder = builder.class(Class::new(class), percent(check, "admission.class_percent", *share)?);
         }
-        let limits = Limits { total, per_user };
+        let limits = StreamLimits { total, per_user };
         Ok(AdmissionConfig { builder, total, limits, per_user: section.per_user, shares })
     }
 
@@ -173,7 +174,7 @@ impl IdentityConfig {
             user_headers.push(name);
         }
         if section.by_address == Some(true) {
-            let by = if proxies.is_empty() { ForwardedBy::Nobody } else { *forwarded_by };
+            let by = if proxies.is_empty() { ForwardedBy::PeerOnly } else { *forwarded_by };
             identify = identify.address(by);
             ways.push("address");
         }

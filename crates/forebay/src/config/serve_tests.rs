@@ -390,7 +390,7 @@ async fn only_trusted_proxies_tell_who_a_client_is() {
     let who = async |name: &'static str, value: &'static str, peer: &str| {
         let headers = HeaderMap::from_iter([(name.parse().unwrap(), HeaderValue::from_static(value))]);
         let visitor = config.identity.identify.identify(&headers, Some(peer.parse().unwrap())).await;
-        visitor.unwrap().who().unwrap().id().to_owned()
+        visitor.unwrap().as_user().unwrap().id().to_owned()
     };
     assert_eq!(who("x-user-id", "ada", "10.1.2.3").await, "ada");
     assert_eq!(who("x-user-id", "ada", "192.0.2.1").await, "ada");

@@ -60,7 +60,7 @@ impl Report for ServeReport {
         Sample {
             lag_bytes: positions.map(|positions| positions.lag_bytes),
             retained_bytes: positions.map(|positions| positions.retained_bytes),
-            streams: self.admission.open() as u64,
+            streams: self.admission.open_streams() as u64,
             requests: self.http.counts().requests,
         }
     }

@@ -1,4 +1,5 @@
-//! Any bytes, in a stream and outside: `cargo +nightly fuzz run decoder` in `crates/pgoutput`.
+//! Fuzz target: decodes any bytes, within a stream segment and outside. Run `cargo +nightly fuzz
+//! run decoder` in `crates/pgoutput`.
 
 #![no_main]
 

@@ -1,49 +1,54 @@
-//! Changes of rows and tables.
+//! Messages for changes of rows and tables: Insert, Update, Delete, Truncate.
 //!
-//! Invariant: their rows are whole, see `tuple.rs`. Whether they fit the relation, only who keeps relations can say.
+//! Invariant: their tuples are complete; see `tuple.rs`.
+//! Out of scope: whether a tuple has as many values as its relation has columns. The owner of a
+//! relation cache can check that.
 
 use std::fmt;
 use std::iter::FusedIterator;
 
 use crate::error::{DecodeError, Fault};
-use crate::reader::Reader;
+use crate::message_reader::MessageReader;
 use crate::tuple::{OldTuple, Tuple};
 
-/// `I`: a new row.
+/// `I`: a row was inserted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Insert<'a> {
-    /// The (sub)transaction, if it is streamed.
+    /// Id of the (sub)transaction, if the message is within a stream segment.
     pub xid: Option<u32>,
-    /// The table's oid.
+    /// OID of the table.
     pub relation: u32,
-    /// The row.
+    /// The inserted row.
     pub new: Tuple<'a>,
 }
 
 impl<'a> Insert<'a> {
     #[inline]
-    pub(super) fn read(xid: Option<u32>, reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+    pub(super) fn read(xid: Option<u32>, reader: &mut MessageReader<'a>) -> Result<Self, DecodeError> {
         Ok(Insert { xid, relation: reader.u32("relation")?, new: new_tuple(reader)? })
     }
 }
 
-/// `U`: a row that changed.
+/// `U`: a row was updated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Update<'a> {
-    /// The (sub)transaction, if it is streamed.
+    /// Id of the (sub)transaction, if the message is within a stream segment.
     pub xid: Option<u32>,
-    /// The table's oid.
+    /// OID of the table.
     pub relation: u32,
-    /// The row before. Under [`ReplicaIdentity::Full`](crate::ReplicaIdentity::Full) always there; under `Default` and
-    /// `Index` only if a column of the key changed or is stored out of line, so that `None` means: the key is as in `new`.
+    /// The row before the update. Always present under
+    /// [`ReplicaIdentity::Full`](crate::ReplicaIdentity::Full). Under `Default` and `Index` it is
+    /// present only if a key column changed or is stored out of line; `None` means that the key is
+    /// the one in `new`.
     pub old: Option<OldTuple<'a>>,
-    /// The row after. Columns that it doesn't tell are [`Value::Unchanged`](crate::Value::Unchanged).
+    /// The row after the update. Unsent columns are
+    /// [`TupleValue::Unchanged`](crate::TupleValue::Unchanged).
     pub new: Tuple<'a>,
 }
 
 impl<'a> Update<'a> {
     #[inline]
-    pub(super) fn read(xid: Option<u32>, reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+    pub(super) fn read(xid: Option<u32>, reader: &mut MessageReader<'a>) -> Result<Self, DecodeError> {
         let relation = reader.u32("relation")?;
         let before = *reader;
         let old = match reader.u8(KIND)? {
@@ -56,20 +61,20 @@ impl<'a> Update<'a> {
     }
 }
 
-/// `D`: a row that went away.
+/// `D`: a row was deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Delete<'a> {
-    /// The (sub)transaction, if it is streamed.
+    /// Id of the (sub)transaction, if the message is within a stream segment.
     pub xid: Option<u32>,
-    /// The table's oid.
+    /// OID of the table.
     pub relation: u32,
-    /// The row, or its key.
+    /// The deleted row, or its key.
     pub old: OldTuple<'a>,
 }
 
 impl<'a> Delete<'a> {
     #[inline]
-    pub(super) fn read(xid: Option<u32>, reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+    pub(super) fn read(xid: Option<u32>, reader: &mut MessageReader<'a>) -> Result<Self, DecodeError> {
         let relation = reader.u32("relation")?;
         let before = *reader;
         let old = match reader.u8(KIND)? {
@@ -81,21 +86,21 @@ impl<'a> Delete<'a> {
     }
 }
 
-/// `T`: tables that were emptied, all by one statement.
+/// `T`: tables were truncated, all by one statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Truncate<'a> {
-    /// The (sub)transaction, if it is streamed.
+    /// Id of the (sub)transaction, if the message is within a stream segment.
     pub xid: Option<u32>,
-    /// The tables' oids, those emptied by `CASCADE` included, if they are published.
-    pub relations: Oids<'a>,
-    /// Whether the statement said `CASCADE`.
+    /// OIDs of the tables. Published tables truncated by `CASCADE` are included.
+    pub relations: RelationOids<'a>,
+    /// Whether the statement had `CASCADE`.
     pub cascade: bool,
-    /// Whether the statement said `RESTART IDENTITY`.
+    /// Whether the statement had `RESTART IDENTITY`.
     pub restart_identity: bool,
 }
 
 impl<'a> Truncate<'a> {
-    pub(super) fn read(xid: Option<u32>, reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+    pub(super) fn read(xid: Option<u32>, reader: &mut MessageReader<'a>) -> Result<Self, DecodeError> {
         let before = *reader;
         let Ok(count) = usize::try_from(reader.i32("number of relations")?) else {
             return Err(before.fault("number of relations", Fault::Negative));
@@ -104,67 +109,67 @@ impl<'a> Truncate<'a> {
         let bytes = reader.bytes(count.saturating_mul(OID_LEN), "relations")?;
         Ok(Truncate {
             xid,
-            relations: Oids { bytes },
+            relations: RelationOids { bytes },
             cascade: flags & CASCADE != 0,
             restart_identity: flags & RESTART_IDENTITY != 0,
         })
     }
 }
 
-/// The tables of a [`Truncate`].
+/// OIDs of the tables of a [`Truncate`].
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
-pub struct Oids<'a> {
+pub struct RelationOids<'a> {
     bytes: &'a [u8],
 }
 
-impl<'a> Oids<'a> {
-    /// How many there are.
+impl<'a> RelationOids<'a> {
+    /// Returns the number of tables.
     pub fn len(&self) -> usize {
         self.bytes.len() / OID_LEN
     }
 
-    /// Whether there is none.
+    /// Returns whether there are no tables.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// All of them.
-    pub fn iter(&self) -> OidsIter<'a> {
-        OidsIter { bytes: self.bytes }
+    /// Returns an iterator over the OIDs.
+    pub fn iter(&self) -> RelationOidsIter<'a> {
+        RelationOidsIter { bytes: self.bytes }
     }
 }
 
-impl<'a> IntoIterator for Oids<'a> {
+impl<'a> IntoIterator for RelationOids<'a> {
     type Item = u32;
-    type IntoIter = OidsIter<'a>;
+    type IntoIter = RelationOidsIter<'a>;
 
-    fn into_iter(self) -> OidsIter<'a> {
+    fn into_iter(self) -> RelationOidsIter<'a> {
         self.iter()
     }
 }
 
-impl<'a> IntoIterator for &Oids<'a> {
+impl<'a> IntoIterator for &RelationOids<'a> {
     type Item = u32;
-    type IntoIter = OidsIter<'a>;
+    type IntoIter = RelationOidsIter<'a>;
 
-    fn into_iter(self) -> OidsIter<'a> {
+    fn into_iter(self) -> RelationOidsIter<'a> {
         self.iter()
     }
 }
 
-impl fmt::Debug for Oids<'_> {
+impl fmt::Debug for RelationOids<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self).finish()
     }
 }
 
-/// Walks over the tables of a [`Truncate`].
+/// Iterator over the OIDs of a [`Truncate`].
 #[derive(Debug, Clone)]
-pub struct OidsIter<'a> {
+pub struct RelationOidsIter<'a> {
     bytes: &'a [u8],
 }
 
-impl Iterator for OidsIter<'_> {
+impl Iterator for RelationOidsIter<'_> {
     type Item = u32;
 
     fn next(&mut self) -> Option<u32> {
@@ -179,8 +184,8 @@ impl Iterator for OidsIter<'_> {
     }
 }
 
-impl ExactSizeIterator for OidsIter<'_> {}
-impl FusedIterator for OidsIter<'_> {}
+impl ExactSizeIterator for RelationOidsIter<'_> {}
+impl FusedIterator for RelationOidsIter<'_> {}
 
 const KIND: &str = "kind of a tuple";
 const OID_LEN: usize = size_of::<u32>();
@@ -188,7 +193,7 @@ const CASCADE: u8 = 1;
 const RESTART_IDENTITY: u8 = 2;
 
 #[inline]
-fn new_tuple<'a>(reader: &mut Reader<'a>) -> Result<Tuple<'a>, DecodeError> {
+fn new_tuple<'a>(reader: &mut MessageReader<'a>) -> Result<Tuple<'a>, DecodeError> {
     let before = *reader;
     match reader.u8(KIND)? {
         b'N' => Tuple::read(reader),
@@ -199,8 +204,8 @@ fn new_tuple<'a>(reader: &mut Reader<'a>) -> Result<Tuple<'a>, DecodeError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::{Message, alone, assert_needs_all, streamed};
-    use crate::tuple::Value;
+    use crate::message::{PgOutputMessage, alone, assert_needs_all, streamed};
+    use crate::tuple::TupleValue;
 
     const INSERT: &[u8] = b"I\0\0\x40\x0AN\0\x02t\0\0\0\x011n";
     const UPDATE: &[u8] = b"U\0\0\x40\x0AN\0\x02t\0\0\0\x011u";
@@ -210,68 +215,70 @@ mod tests {
     const DELETE_IN_FULL: &[u8] = b"D\0\0\x40\x0AO\0\x02t\0\0\0\x011t\0\0\0\x01a";
     const TRUNCATE: &[u8] = b"T\0\0\0\x02\x03\0\0\x40\x0A\0\0\x40\x0B";
 
-    const ONE: Value<'_> = Value::Text(b"1");
-    const TWO: Value<'_> = Value::Text(b"2");
-    const A: Value<'_> = Value::Text(b"a");
+    const ONE: TupleValue<'_> = TupleValue::Text(b"1");
+    const TWO: TupleValue<'_> = TupleValue::Text(b"2");
+    const A: TupleValue<'_> = TupleValue::Text(b"a");
 
-    /// The same message within a stream, of transaction 752.
+    /// Returns the same message as within a stream segment of transaction 752.
     fn with_xid(bytes: &[u8]) -> Vec<u8> {
         [&bytes[..1], b"\0\0\x02\xF0", &bytes[1..]].concat()
     }
 
     fn update(bytes: &[u8]) -> Update<'_> {
         match alone(bytes) {
-            Ok(Message::Update(update)) => update,
+            Ok(PgOutputMessage::Update(update)) => update,
             other => panic!("{other:?}"),
         }
     }
 
     fn delete(bytes: &[u8]) -> Delete<'_> {
         match alone(bytes) {
-            Ok(Message::Delete(delete)) => delete,
+            Ok(PgOutputMessage::Delete(delete)) => delete,
             other => panic!("{other:?}"),
         }
     }
 
     #[test]
-    fn insert_tells_the_new_row() {
-        let Ok(Message::Insert(insert)) = alone(INSERT) else { panic!("it is an insert") };
+    fn insert_has_the_new_row() {
+        let Ok(PgOutputMessage::Insert(insert)) = alone(INSERT) else { panic!("it is an insert") };
         assert_eq!((insert.xid, insert.relation), (None, 16394));
-        assert!(insert.new.iter().eq([ONE, Value::Null]));
+        assert!(insert.new.iter().eq([ONE, TupleValue::Null]));
         assert_needs_all(INSERT, alone);
     }
 
     #[test]
-    fn update_tells_the_new_row_and_no_old_one_if_the_key_stayed() {
+    fn update_has_no_old_row_if_the_key_is_unchanged() {
         let update = update(UPDATE);
         assert_eq!((update.xid, update.relation, update.old), (None, 16394, None));
-        assert!(update.new.iter().eq([ONE, Value::Unchanged]));
+        assert!(update.new.iter().eq([ONE, TupleValue::Unchanged]));
         assert_needs_all(UPDATE, alone);
     }
 
     #[test]
-    fn update_tells_the_old_key_if_it_changed() {
+    fn update_has_the_old_key_if_it_changed() {
         let update = update(UPDATE_OF_KEY);
         let Some(OldTuple::Key(old)) = update.old else { panic!("there is a key") };
-        assert!(old.iter().eq([ONE, Value::Null]));
-        assert!(update.new.iter().eq([TWO, Value::Unchanged]));
+        assert!(old.iter().eq([ONE, TupleValue::Null]));
+        assert!(update.new.iter().eq([TWO, TupleValue::Unchanged]));
         assert_needs_all(UPDATE_OF_KEY, alone);
     }
 
     #[test]
-    fn update_tells_the_old_row_under_identity_full() {
+    fn update_has_the_old_row_under_identity_full() {
         let update = update(UPDATE_IN_FULL);
         let Some(OldTuple::Full(old)) = update.old else { panic!("there is a row") };
         assert!(old.iter().eq([ONE, A]));
-        assert!(update.new.iter().eq([TWO, Value::Unchanged]));
+        assert!(update.new.iter().eq([TWO, TupleValue::Unchanged]));
         assert_needs_all(UPDATE_IN_FULL, alone);
     }
 
     #[test]
-    fn delete_tells_the_old_key_or_the_old_row() {
+    fn delete_has_the_old_key_or_the_old_row() {
         let by_key = delete(DELETE_BY_KEY);
         assert_eq!((by_key.xid, by_key.relation), (None, 16394));
-        assert!(matches!(by_key.old, OldTuple::Key(_)) && by_key.old.tuple().iter().eq([ONE, Value::Null]));
+        assert!(
+            matches!(by_key.old, OldTuple::Key(_)) && by_key.old.tuple().iter().eq([ONE, TupleValue::Null])
+        );
         let in_full = delete(DELETE_IN_FULL);
         assert!(matches!(in_full.old, OldTuple::Full(_)) && in_full.old.tuple().iter().eq([ONE, A]));
         assert_needs_all(DELETE_BY_KEY, alone);
@@ -279,8 +286,8 @@ mod tests {
     }
 
     #[test]
-    fn a_tuple_of_a_kind_that_does_not_belong_there_is_refused() {
-        for (bytes, place, kind) in [
+    fn a_tuple_of_the_wrong_kind_is_refused() {
+        for (bytes, offset, kind) in [
             (INSERT, 5, b'K'),
             (INSERT, 5, b'O'),
             (UPDATE, 5, b'X'),
@@ -288,15 +295,15 @@ mod tests {
             (DELETE_BY_KEY, 5, b'N'),
         ] {
             let mut changed = bytes.to_vec();
-            changed[place] = kind;
+            changed[offset] = kind;
             let error = alone(&changed).unwrap_err();
-            assert_eq!((error.at, error.field), (place, "kind of a tuple"), "{error}");
+            assert_eq!((error.at, error.field), (offset, "kind of a tuple"), "{error}");
         }
     }
 
     #[test]
-    fn truncate_tells_its_tables_and_how() {
-        let Ok(Message::Truncate(truncate)) = alone(TRUNCATE) else { panic!("it is a truncate") };
+    fn truncate_has_its_tables_and_options() {
+        let Ok(PgOutputMessage::Truncate(truncate)) = alone(TRUNCATE) else { panic!("it is a truncate") };
         assert!(truncate.relations.iter().eq([16394, 16395]));
         assert!((&truncate.relations).into_iter().eq(truncate.relations));
         assert_eq!((truncate.relations.len(), truncate.relations.iter().len()), (2, 2));
@@ -309,7 +316,7 @@ mod tests {
     fn each_flag_of_truncate_has_its_bit() {
         for (flags, cascade, restart_identity) in [(0, false, false), (1, true, false), (2, false, true)] {
             let bytes = [b"T\0\0\0\0", &[flags][..]].concat();
-            let Ok(Message::Truncate(truncate)) = alone(&bytes) else { panic!("it is a truncate") };
+            let Ok(PgOutputMessage::Truncate(truncate)) = alone(&bytes) else { panic!("it is a truncate") };
             assert_eq!((truncate.cascade, truncate.restart_identity), (cascade, restart_identity));
             assert!(truncate.relations.is_empty());
         }
@@ -317,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_that_are_announced_but_not_there_are_refused() {
+    fn a_table_count_beyond_the_message_is_refused() {
         let error = alone(b"T\x7F\xFF\xFF\xFF\0\0\0\x40").unwrap_err();
         assert_eq!(error.fault, Fault::Ended { needed: 4 * 0x7FFF_FFFF, left: 3 });
         let error = alone(b"T\xFF\xFF\xFF\xFF\0").unwrap_err();
@@ -325,15 +332,15 @@ mod tests {
     }
 
     #[test]
-    fn every_change_within_a_stream_tells_its_transaction() {
+    fn every_change_within_a_stream_has_an_xid() {
         for bytes in [INSERT, UPDATE, UPDATE_OF_KEY, UPDATE_IN_FULL, DELETE_BY_KEY, DELETE_IN_FULL, TRUNCATE]
         {
             let bytes = with_xid(bytes);
             let xid = match streamed(&bytes) {
-                Ok(Message::Insert(insert)) => insert.xid,
-                Ok(Message::Update(update)) => update.xid,
-                Ok(Message::Delete(delete)) => delete.xid,
-                Ok(Message::Truncate(truncate)) => truncate.xid,
+                Ok(PgOutputMessage::Insert(insert)) => insert.xid,
+                Ok(PgOutputMessage::Update(update)) => update.xid,
+                Ok(PgOutputMessage::Delete(delete)) => delete.xid,
+                Ok(PgOutputMessage::Truncate(truncate)) => truncate.xid,
                 other => panic!("{other:?}"),
             };
             assert_eq!(xid, Some(752));
@@ -342,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_holds_no_row() {
+    fn debug_output_of_a_change_contains_no_value() {
         let printed = format!("{:?}", alone(UPDATE_IN_FULL).unwrap());
         assert_eq!(
             printed,

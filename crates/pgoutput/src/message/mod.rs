@@ -1,62 +1,63 @@
-//! One message of pgoutput.
+//! The pgoutput messages.
 //!
-//! Invariant: each kind of message is read by one function, which stands beside its type. What they are called here is what
-//! the manual calls them (chapter "Logical Replication Message Formats").
+//! Invariant: one function reads each message type, beside the type. Names follow the PostgreSQL
+//! manual, chapter "Logical Replication Message Formats".
 
 mod change;
-mod logical;
+mod data_type;
+mod logical_message;
 mod prepared;
 mod stream;
 mod transaction;
-mod type_name;
 
-pub use change::{Delete, Insert, Oids, OidsIter, Truncate, Update};
-pub use logical::LogicalMessage;
+pub use change::{Delete, Insert, RelationOids, RelationOidsIter, Truncate, Update};
+pub use data_type::Type;
+pub use logical_message::LogicalMessage;
 pub use prepared::{CommitPrepared, Prepare, RollbackPrepared};
-pub use stream::{Abort, StreamAbort, StreamCommit, StreamStart};
+pub use stream::{AbortPoint, StreamAbort, StreamCommit, StreamStart};
 pub use transaction::{Begin, Commit, Origin};
-pub use type_name::Type;
 
 use crate::error::{DecodeError, Fault};
-use crate::reader::Reader;
+use crate::message_reader::MessageReader;
 use crate::relation::Relation;
 
-/// One message of pgoutput, borrowed from its bytes.
+/// One pgoutput message, borrowed from its bytes.
 ///
-/// Its `Debug` may be logged: it tells what changed, and of values only how long they are.
+/// Its `Debug` output may be logged: it contains the lengths of values, not the values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Message<'a> {
-    /// A committed transaction begins.
+pub enum PgOutputMessage<'a> {
+    /// Starts a committed transaction.
     Begin(Begin),
-    /// The transaction ends; what follows belongs to another.
+    /// Ends the transaction.
     Commit(Commit),
-    /// The transaction came to this server by replication from another.
+    /// The transaction was replicated to this server from another one.
     Origin(Origin<'a>),
-    /// A table, as the changes after it describe their rows.
+    /// Describes the rows of the changes that follow.
     Relation(Relation<'a>),
-    /// A type that Postgres doesn't come with, used by the relation after it.
+    /// A type that is not built in, used by the next relation.
     Type(Type<'a>),
-    /// A new row.
+    /// A row was inserted.
     Insert(Insert<'a>),
-    /// A row that changed.
+    /// A row was updated.
     Update(Update<'a>),
-    /// A row that went away.
+    /// A row was deleted.
     Delete(Delete<'a>),
-    /// Tables that were emptied.
+    /// Tables were truncated.
     Truncate(Truncate<'a>),
-    /// What someone wrote with `pg_logical_emit_message`.
+    /// A logical decoding message, written by `pg_logical_emit_message`.
     Logical(LogicalMessage<'a>),
-    /// Protocol 2: a part of a transaction that still runs begins; the changes in it carry an xid.
+    /// Protocol 2: starts a segment of an in-progress transaction. Messages in it carry an xid.
     StreamStart(StreamStart),
-    /// Protocol 2: the part ends. Others, or whole transactions, may come before the next part.
+    /// Protocol 2: ends the segment. Other segments or whole transactions may precede the next
+    /// segment.
     StreamStop,
     /// Protocol 2: a streamed transaction committed.
     StreamCommit(StreamCommit),
-    /// Protocol 2: a streamed transaction, or a subtransaction of it, was rolled back.
+    /// Protocol 2: a streamed transaction, or one of its subtransactions, was rolled back.
     StreamAbort(StreamAbort),
-    /// Protocol 3: a transaction that was prepared, not yet committed, begins.
+    /// Protocol 3: starts a prepared transaction.
     BeginPrepare(Prepare<'a>),
-    /// Protocol 3: the prepared transaction's changes end.
+    /// Protocol 3: ends the changes of the prepared transaction.
     Prepare(Prepare<'a>),
     /// Protocol 3: a prepared transaction committed.
     CommitPrepared(CommitPrepared<'a>),
@@ -66,62 +67,62 @@ pub enum Message<'a> {
     StreamPrepare(Prepare<'a>),
 }
 
-impl<'a> Message<'a> {
-    pub(crate) fn read(reader: &mut Reader<'a>, streaming: bool) -> Result<Self, DecodeError> {
+impl<'a> PgOutputMessage<'a> {
+    pub(crate) fn read(reader: &mut MessageReader<'a>, streaming: bool) -> Result<Self, DecodeError> {
         let before = *reader;
         match reader.u8("tag")? {
-            b'I' => Insert::read(xid(reader, streaming)?, reader).map(Message::Insert),
-            b'U' => Update::read(xid(reader, streaming)?, reader).map(Message::Update),
-            b'D' => Delete::read(xid(reader, streaming)?, reader).map(Message::Delete),
-            b'T' => Truncate::read(xid(reader, streaming)?, reader).map(Message::Truncate),
-            b'R' => Relation::read(xid(reader, streaming)?, reader).map(Message::Relation),
-            b'Y' => Type::read(xid(reader, streaming)?, reader).map(Message::Type),
-            b'M' => LogicalMessage::read(xid(reader, streaming)?, reader).map(Message::Logical),
-            b'O' => Origin::read(reader).map(Message::Origin), // has no xid even in a stream
-            b'E' if streaming => Ok(Message::StreamStop),
+            b'I' => Insert::read(xid(reader, streaming)?, reader).map(PgOutputMessage::Insert),
+            b'U' => Update::read(xid(reader, streaming)?, reader).map(PgOutputMessage::Update),
+            b'D' => Delete::read(xid(reader, streaming)?, reader).map(PgOutputMessage::Delete),
+            b'T' => Truncate::read(xid(reader, streaming)?, reader).map(PgOutputMessage::Truncate),
+            b'R' => Relation::read(xid(reader, streaming)?, reader).map(PgOutputMessage::Relation),
+            b'Y' => Type::read(xid(reader, streaming)?, reader).map(PgOutputMessage::Type),
+            b'M' => LogicalMessage::read(xid(reader, streaming)?, reader).map(PgOutputMessage::Logical),
+            b'O' => Origin::read(reader).map(PgOutputMessage::Origin), // has no xid, even within a segment
+            b'E' if streaming => Ok(PgOutputMessage::StreamStop),
             b'E' => Err(before.fault("tag", Fault::NotStreaming)),
             b'B' | b'C' | b'S' | b'c' | b'A' | b'b' | b'P' | b'K' | b'r' | b'p' if streaming => {
                 Err(before.fault("tag", Fault::Streaming))
             }
-            b'B' => Begin::read(reader).map(Message::Begin),
-            b'C' => Commit::read(reader).map(Message::Commit),
-            b'S' => StreamStart::read(reader).map(Message::StreamStart),
-            b'c' => StreamCommit::read(reader).map(Message::StreamCommit),
-            b'A' => StreamAbort::read(reader).map(Message::StreamAbort),
-            b'b' => Prepare::read(reader).map(Message::BeginPrepare),
-            b'P' => Prepare::read_flagged(reader).map(Message::Prepare),
-            b'K' => CommitPrepared::read(reader).map(Message::CommitPrepared),
-            b'r' => RollbackPrepared::read(reader).map(Message::RollbackPrepared),
-            b'p' => Prepare::read_flagged(reader).map(Message::StreamPrepare),
+            b'B' => Begin::read(reader).map(PgOutputMessage::Begin),
+            b'C' => Commit::read(reader).map(PgOutputMessage::Commit),
+            b'S' => StreamStart::read(reader).map(PgOutputMessage::StreamStart),
+            b'c' => StreamCommit::read(reader).map(PgOutputMessage::StreamCommit),
+            b'A' => StreamAbort::read(reader).map(PgOutputMessage::StreamAbort),
+            b'b' => Prepare::read(reader).map(PgOutputMessage::BeginPrepare),
+            b'P' => Prepare::read_flagged(reader).map(PgOutputMessage::Prepare),
+            b'K' => CommitPrepared::read(reader).map(PgOutputMessage::CommitPrepared),
+            b'r' => RollbackPrepared::read(reader).map(PgOutputMessage::RollbackPrepared),
+            b'p' => Prepare::read_flagged(reader).map(PgOutputMessage::StreamPrepare),
             _ => Err(before.fault("tag", Fault::Unexpected { expected: "the protocol's, versions 1 to 4" })),
         }
     }
 }
 
-/// The transaction that a message belongs to, where messages of several may be mixed.
+/// Reads the xid that precedes the body of a message within a stream segment.
 #[inline]
-fn xid(reader: &mut Reader<'_>, streaming: bool) -> Result<Option<u32>, DecodeError> {
+fn xid(reader: &mut MessageReader<'_>, streaming: bool) -> Result<Option<u32>, DecodeError> {
     if streaming { reader.u32("xid").map(Some) } else { Ok(None) }
 }
 
-/// One message outside of a stream.
+/// Decodes one message outside a stream segment.
 #[cfg(test)]
-fn alone(bytes: &[u8]) -> Result<Message<'_>, DecodeError> {
-    crate::Decoder::new().decode(bytes)
+fn alone(bytes: &[u8]) -> Result<PgOutputMessage<'_>, DecodeError> {
+    crate::PgOutputDecoder::new().decode(bytes)
 }
 
-/// One message between `StreamStart` and `StreamStop`.
+/// Decodes one message between `StreamStart` and `StreamStop`.
 #[cfg(test)]
-fn streamed(bytes: &[u8]) -> Result<Message<'_>, DecodeError> {
-    let mut decoder = crate::Decoder::new();
+fn streamed(bytes: &[u8]) -> Result<PgOutputMessage<'_>, DecodeError> {
+    let mut decoder = crate::PgOutputDecoder::new();
     decoder.decode(b"S\0\0\x02\xF0\x01")?;
     decoder.decode(bytes)
 }
 
-/// That the message is refused wherever it ends before its end, and with a byte more.
+/// Asserts that every proper prefix of the message, and the message plus one byte, is refused.
 #[cfg(test)]
 #[track_caller]
-fn assert_needs_all(bytes: &[u8], decode: fn(&[u8]) -> Result<Message<'_>, DecodeError>) {
+fn assert_needs_all(bytes: &[u8], decode: fn(&[u8]) -> Result<PgOutputMessage<'_>, DecodeError>) {
     decode(bytes).unwrap();
     for length in 0..bytes.len() {
         let error = decode(&bytes[..length]).unwrap_err();
@@ -154,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_frames_a_transaction_never_stands_in_a_stream() {
+    fn transaction_framing_messages_are_refused_within_a_stream() {
         for tag in *b"BCScAbPKrp" {
             let error = streamed(&[tag]).unwrap_err();
             assert_eq!((error.tag, error.fault), (Some(tag), Fault::Streaming));
@@ -164,6 +165,6 @@ mod tests {
 
     #[test]
     fn a_message_is_small_enough_to_be_returned_by_value() {
-        assert!(size_of::<Message<'_>>() <= 80, "{}", size_of::<Message<'_>>());
+        assert!(size_of::<PgOutputMessage<'_>>() <= 80, "{}", size_of::<PgOutputMessage<'_>>());
     }
 }

@@ -1,64 +1,66 @@
-//! Protocol 3: transactions that are prepared first and committed later.
+//! Messages of two-phase commits (protocol 3): Begin Prepare, Prepare, Commit Prepared, Rollback
+//! Prepared, Stream Prepare.
 
 use crate::error::DecodeError;
-use crate::reader::Reader;
+use crate::message_reader::MessageReader;
 use crate::{Lsn, PgTime};
 
-/// `b`, `P` and `p`: a transaction that was prepared.
+/// `b`, `P` and `p`: a prepared transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Prepare<'a> {
-    /// Where `PREPARE TRANSACTION` begins in the log.
-    pub lsn: Lsn,
-    /// Where it ends.
-    pub end: Lsn,
-    /// When it was.
-    pub clock: PgTime,
-    /// The transaction's id.
+    /// WAL position where the prepare record starts.
+    pub prepare_lsn: Lsn,
+    /// WAL position where the prepare record ends.
+    pub end_lsn: Lsn,
+    /// Prepare timestamp.
+    pub prepare_time: PgTime,
+    /// Transaction id.
     pub xid: u32,
-    /// The name that was given to it.
+    /// Global transaction id given to `PREPARE TRANSACTION`.
     pub gid: &'a str,
 }
 
 impl<'a> Prepare<'a> {
-    pub(super) fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+    pub(super) fn read(reader: &mut MessageReader<'a>) -> Result<Self, DecodeError> {
         Ok(Prepare {
-            lsn: reader.lsn("LSN of the prepare")?,
-            end: reader.lsn("end LSN")?,
-            clock: reader.clock("prepare time")?,
+            prepare_lsn: reader.lsn("LSN of the prepare")?,
+            end_lsn: reader.lsn("end LSN")?,
+            prepare_time: reader.clock("prepare time")?,
             xid: reader.u32("xid")?,
             gid: reader.text("gid")?,
         })
     }
 
-    /// As all but `b` are.
-    pub(super) fn read_flagged(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+    /// Reads the variant with a flags byte: every message except `b`.
+    pub(super) fn read_flagged(reader: &mut MessageReader<'a>) -> Result<Self, DecodeError> {
         reader.flags(0, "flags")?;
         Self::read(reader)
     }
 }
 
-/// `K`: a prepared transaction committed. Its changes came before, maybe in another connection.
+/// `K`: a prepared transaction committed. Its changes were sent earlier, possibly in another
+/// connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CommitPrepared<'a> {
-    /// Where `COMMIT PREPARED` begins in the log.
-    pub lsn: Lsn,
-    /// Where it ends: what to acknowledge once the transaction is safe.
-    pub end: Lsn,
-    /// When it was.
-    pub clock: PgTime,
-    /// The transaction's id.
+    /// WAL position where the commit record starts.
+    pub commit_lsn: Lsn,
+    /// WAL position where the commit record ends. Acknowledge it once the transaction is durable.
+    pub end_lsn: Lsn,
+    /// Commit timestamp.
+    pub commit_time: PgTime,
+    /// Transaction id.
     pub xid: u32,
-    /// The name that was given to it.
+    /// Global transaction id given to `PREPARE TRANSACTION`.
     pub gid: &'a str,
 }
 
 impl<'a> CommitPrepared<'a> {
-    pub(super) fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+    pub(super) fn read(reader: &mut MessageReader<'a>) -> Result<Self, DecodeError> {
         reader.flags(0, "flags")?;
         Ok(CommitPrepared {
-            lsn: reader.lsn("LSN of the commit")?,
-            end: reader.lsn("end LSN")?,
-            clock: reader.clock("commit time")?,
+            commit_lsn: reader.lsn("LSN of the commit")?,
+            end_lsn: reader.lsn("end LSN")?,
+            commit_time: reader.clock("commit time")?,
             xid: reader.u32("xid")?,
             gid: reader.text("gid")?,
         })
@@ -68,28 +70,29 @@ impl<'a> CommitPrepared<'a> {
 /// `r`: a prepared transaction was rolled back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RollbackPrepared<'a> {
-    /// Where its `PREPARE TRANSACTION` ended in the log. A receiver that never got that far has nothing to roll back.
-    pub prepare_end: Lsn,
-    /// Where `ROLLBACK PREPARED` ends in the log: what to acknowledge.
-    pub end: Lsn,
-    /// When it was prepared.
-    pub prepare_clock: PgTime,
-    /// When it was rolled back.
-    pub clock: PgTime,
-    /// The transaction's id.
+    /// WAL position where the prepare record ends. A receiver that never reached it has nothing to
+    /// roll back.
+    pub prepare_end_lsn: Lsn,
+    /// WAL position where the rollback record ends. Acknowledge it.
+    pub rollback_end_lsn: Lsn,
+    /// Prepare timestamp.
+    pub prepare_time: PgTime,
+    /// Rollback timestamp.
+    pub rollback_time: PgTime,
+    /// Transaction id.
     pub xid: u32,
-    /// The name that was given to it.
+    /// Global transaction id given to `PREPARE TRANSACTION`.
     pub gid: &'a str,
 }
 
 impl<'a> RollbackPrepared<'a> {
-    pub(super) fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+    pub(super) fn read(reader: &mut MessageReader<'a>) -> Result<Self, DecodeError> {
         reader.flags(0, "flags")?;
         Ok(RollbackPrepared {
-            prepare_end: reader.lsn("end LSN of the prepare")?,
-            end: reader.lsn("end LSN")?,
-            prepare_clock: reader.clock("prepare time")?,
-            clock: reader.clock("rollback time")?,
+            prepare_end_lsn: reader.lsn("end LSN of the prepare")?,
+            rollback_end_lsn: reader.lsn("end LSN")?,
+            prepare_time: reader.clock("prepare time")?,
+            rollback_time: reader.clock("rollback time")?,
             xid: reader.u32("xid")?,
             gid: reader.text("gid")?,
         })
@@ -99,61 +102,76 @@ impl<'a> RollbackPrepared<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::{Message, alone, assert_needs_all};
+    use crate::message::{PgOutputMessage, alone, assert_needs_all};
 
     const BODY: &[u8] = b"\0\0\0\0\x01\x50\x22\xA0\0\0\0\0\x01\x50\x22\xD0\0\x02\xAC\x31\x2F\x11\x05\x40\
         \0\0\x02\xF0order-7\0";
     const ROLLBACK: &[u8] = b"r\0\0\0\0\0\x01\x50\x22\xA0\0\0\0\0\x01\x50\x22\xD0\
         \0\x02\xAC\x31\x2F\x11\x05\x40\0\x02\xAC\x31\x2F\x11\x05\x41\0\0\x02\xF0order-7\0";
     const PREPARE: Prepare<'_> = Prepare {
-        lsn: Lsn(0x0150_22A0),
-        end: Lsn(0x0150_22D0),
-        clock: PgTime(0x0002_AC31_2F11_0540),
+        prepare_lsn: Lsn(0x0150_22A0),
+        end_lsn: Lsn(0x0150_22D0),
+        prepare_time: PgTime(0x0002_AC31_2F11_0540),
         xid: 752,
         gid: "order-7",
     };
 
     #[test]
-    fn a_prepared_transaction_begins_without_flags() {
+    fn begin_prepare_has_no_flags() {
         let bytes = [b"b", BODY].concat();
-        assert_eq!(alone(&bytes), Ok(Message::BeginPrepare(PREPARE)));
+        assert_eq!(alone(&bytes), Ok(PgOutputMessage::BeginPrepare(PREPARE)));
         assert_needs_all(&bytes, alone);
     }
 
     #[test]
-    fn prepare_tells_the_same_at_the_end() {
+    fn prepare_has_the_fields_of_begin_prepare() {
         let bytes = [b"P\0", BODY].concat();
-        assert_eq!(alone(&bytes), Ok(Message::Prepare(PREPARE)));
+        assert_eq!(alone(&bytes), Ok(PgOutputMessage::Prepare(PREPARE)));
         assert_needs_all(&bytes, alone);
     }
 
     #[test]
-    fn a_streamed_transaction_may_be_prepared_too() {
+    fn a_streamed_transaction_may_be_prepared() {
         let bytes = [b"p\0", BODY].concat();
-        assert_eq!(alone(&bytes), Ok(Message::StreamPrepare(PREPARE)));
+        assert_eq!(alone(&bytes), Ok(PgOutputMessage::StreamPrepare(PREPARE)));
         assert_needs_all(&bytes, alone);
     }
 
     #[test]
-    fn commit_prepared_tells_where_it_ends() {
+    fn commit_prepared_has_its_end_position() {
         let bytes = [b"K\0", BODY].concat();
-        let Prepare { lsn, end, clock, xid, gid } = PREPARE;
-        assert_eq!(alone(&bytes), Ok(Message::CommitPrepared(CommitPrepared { lsn, end, clock, xid, gid })));
+        let Prepare { prepare_lsn, end_lsn, prepare_time, xid, gid } = PREPARE;
+        assert_eq!(
+            alone(&bytes),
+            Ok(PgOutputMessage::CommitPrepared(CommitPrepared {
+                commit_lsn: prepare_lsn,
+                end_lsn,
+                commit_time: prepare_time,
+                xid,
+                gid
+            }))
+        );
         assert_needs_all(&bytes, alone);
     }
 
     #[test]
-    fn rollback_prepared_tells_when_it_was_prepared_and_when_rolled_back() {
-        let Prepare { lsn, end, clock, xid, gid } = PREPARE;
-        let later = PgTime(clock.0 + 1);
-        let rollback =
-            RollbackPrepared { prepare_end: lsn, end, prepare_clock: clock, clock: later, xid, gid };
-        assert_eq!(alone(ROLLBACK), Ok(Message::RollbackPrepared(rollback)));
+    fn rollback_prepared_has_prepare_and_rollback_times() {
+        let Prepare { prepare_lsn, end_lsn, prepare_time, xid, gid } = PREPARE;
+        let later = PgTime(prepare_time.0 + 1);
+        let rollback = RollbackPrepared {
+            prepare_end_lsn: prepare_lsn,
+            rollback_end_lsn: end_lsn,
+            prepare_time,
+            rollback_time: later,
+            xid,
+            gid,
+        };
+        assert_eq!(alone(ROLLBACK), Ok(PgOutputMessage::RollbackPrepared(rollback)));
         assert_needs_all(ROLLBACK, alone);
     }
 
     #[test]
-    fn none_of_them_has_flags_yet() {
+    fn messages_with_flags_are_refused() {
         for tag in *b"PpKr" {
             let error = alone(&[&[tag, 1], BODY].concat()).unwrap_err();
             assert_eq!((error.at, error.field), (1, "flags"));

@@ -1,71 +1,72 @@
-//! The frame around a transaction that has committed.
+//! Messages that frame a committed transaction: Begin, Commit, Origin.
 
 use crate::error::DecodeError;
-use crate::reader::Reader;
+use crate::message_reader::MessageReader;
 use crate::{Lsn, PgTime};
 
-/// `B`: a committed transaction begins.
+/// `B`: starts a committed transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Begin {
-    /// Where its commit begins in the log: the `lsn` of its [`Commit`].
+    /// WAL position of the commit record: the `commit_lsn` of the [`Commit`].
     pub final_lsn: Lsn,
-    /// When it committed.
-    pub clock: PgTime,
-    /// Its id; wraps around, see [`Xid`](crate::Xid).
+    /// Commit timestamp.
+    pub commit_time: PgTime,
+    /// Transaction id. It wraps around, see [`Xid`](crate::Xid).
     pub xid: u32,
 }
 
 impl Begin {
-    pub(super) fn read(reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
+    pub(super) fn read(reader: &mut MessageReader<'_>) -> Result<Self, DecodeError> {
         Ok(Begin {
             final_lsn: reader.lsn("final LSN")?,
-            clock: reader.clock("commit time")?,
+            commit_time: reader.clock("commit time")?,
             xid: reader.u32("xid")?,
         })
     }
 }
 
-/// `C`: the transaction ends.
+/// `C`: ends the transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Commit {
-    /// Where its commit begins in the log.
-    pub lsn: Lsn,
-    /// Where its commit ends in the log: what to acknowledge once the transaction is safe, neither less nor more.
-    pub end: Lsn,
-    /// When it committed.
-    pub clock: PgTime,
+    /// WAL position where the commit record starts.
+    pub commit_lsn: Lsn,
+    /// WAL position where the commit record ends. Acknowledge exactly this position once the
+    /// transaction is durable.
+    pub end_lsn: Lsn,
+    /// Commit timestamp.
+    pub commit_time: PgTime,
 }
 
 impl Commit {
-    pub(super) fn read(reader: &mut Reader<'_>) -> Result<Self, DecodeError> {
+    pub(super) fn read(reader: &mut MessageReader<'_>) -> Result<Self, DecodeError> {
         reader.flags(0, "flags")?;
         Ok(Commit {
-            lsn: reader.lsn("LSN of the commit")?,
-            end: reader.lsn("end LSN")?,
-            clock: reader.clock("commit time")?,
+            commit_lsn: reader.lsn("LSN of the commit")?,
+            end_lsn: reader.lsn("end LSN")?,
+            commit_time: reader.clock("commit time")?,
         })
     }
 }
 
-/// `O`: the transaction came to this server by replication from another.
+/// `O`: the transaction was replicated to this server from another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Origin<'a> {
-    /// Where its commit is in the log of the other server; [`Lsn::NONE`] while it is streamed.
-    pub lsn: Lsn,
-    /// What this server calls the other.
+    /// WAL position of the commit on the origin server; [`Lsn::INVALID`] within a stream segment.
+    pub commit_lsn: Lsn,
+    /// Name of the origin, as configured on this server.
     pub name: &'a str,
 }
 
 impl<'a> Origin<'a> {
-    pub(super) fn read(reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
-        Ok(Origin { lsn: reader.lsn("LSN of the commit")?, name: reader.text("name")? })
+    pub(super) fn read(reader: &mut MessageReader<'a>) -> Result<Self, DecodeError> {
+        Ok(Origin { commit_lsn: reader.lsn("LSN of the commit")?, name: reader.text("name")? })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::{Message, alone, assert_needs_all, streamed};
+    use crate::message::{PgOutputMessage, alone, assert_needs_all, streamed};
 
     const CLOCK: PgTime = PgTime(0x0002_AC31_2F11_0540);
     const BEGIN: &[u8] = b"B\0\0\0\x16\xB3\x74\xD8\x48\0\x02\xAC\x31\x2F\x11\x05\x40\0\0\x02\xF0";
@@ -74,21 +75,22 @@ mod tests {
     const ORIGIN: &[u8] = b"O\0\0\0\0\x01\x50\x22\xA0upstream\0";
 
     #[test]
-    fn begin_tells_where_its_commit_is() {
-        let begin = Begin { final_lsn: Lsn(0x16_B374_D848), clock: CLOCK, xid: 752 };
-        assert_eq!(alone(BEGIN), Ok(Message::Begin(begin)));
+    fn begin_has_the_position_of_the_commit() {
+        let begin = Begin { final_lsn: Lsn(0x16_B374_D848), commit_time: CLOCK, xid: 752 };
+        assert_eq!(alone(BEGIN), Ok(PgOutputMessage::Begin(begin)));
         assert_needs_all(BEGIN, alone);
     }
 
     #[test]
-    fn commit_tells_where_it_is_and_where_it_ends() {
-        let commit = Commit { lsn: Lsn(0x16_B374_D848), end: Lsn(0x16_B374_D878), clock: CLOCK };
-        assert_eq!(alone(COMMIT), Ok(Message::Commit(commit)));
+    fn commit_has_its_start_and_end_positions() {
+        let commit =
+            Commit { commit_lsn: Lsn(0x16_B374_D848), end_lsn: Lsn(0x16_B374_D878), commit_time: CLOCK };
+        assert_eq!(alone(COMMIT), Ok(PgOutputMessage::Commit(commit)));
         assert_needs_all(COMMIT, alone);
     }
 
     #[test]
-    fn commit_has_no_flags_yet() {
+    fn commit_with_flags_is_refused() {
         let mut flagged = COMMIT.to_vec();
         flagged[1] = 1;
         let error = alone(&flagged).unwrap_err();
@@ -97,7 +99,7 @@ mod tests {
 
     #[test]
     fn origin_is_the_same_in_a_stream() {
-        let origin = Message::Origin(Origin { lsn: Lsn(0x0150_22A0), name: "upstream" });
+        let origin = PgOutputMessage::Origin(Origin { commit_lsn: Lsn(0x0150_22A0), name: "upstream" });
         assert_eq!((alone(ORIGIN), streamed(ORIGIN)), (Ok(origin), Ok(origin)));
         assert_needs_all(ORIGIN, alone);
     }

@@ -1,4 +1,4 @@
-//! Whatever a server could send comes out as it went in, and whatever else is an error.
+//! Valid messages re-encode to the same bytes, and all other bytes are errors.
 
 #[path = "../../fuzz/check.rs"]
 pub(crate) mod check;
@@ -9,17 +9,17 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 
-use forebay_pgoutput::{ColumnRef, Decoder, Message, Relations, Value};
+use forebay_pgoutput::{PgOutputDecoder, PgOutputMessage, RelationCache, RelationColumn, TupleValue};
 use proptest::prelude::*;
 
 use check::{check, encode, streaming};
 use malformed::MALFORMED;
-use messages::{Wire, almost_fields, any_message, any_values, column_name};
+use messages::{MessageBuilder, almost_fields, any_message, any_values, column_name};
 
 #[test]
 fn malformed_messages_are_refused_with_the_reason() {
     for (name, in_stream, bytes, expected) in MALFORMED {
-        let mut decoder = if *in_stream { streaming() } else { Decoder::new() };
+        let mut decoder = if *in_stream { streaming() } else { PgOutputDecoder::new() };
         match decoder.decode(bytes) {
             Ok(message) => panic!("{name}: {message:?}"),
             Err(error) => assert_eq!(error.to_string(), *expected, "{name}"),
@@ -28,14 +28,14 @@ fn malformed_messages_are_refused_with_the_reason() {
 }
 
 #[test]
-fn every_file_of_the_fuzz_corpus_passes_and_every_kind_of_message_is_among_them() {
+fn every_fuzz_corpus_file_passes_and_every_message_type_is_covered() {
     let corpus = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/decoder");
     let (mut alone, mut within) = (BTreeSet::<u8>::new(), BTreeSet::<u8>::new());
     for file in fs::read_dir(&corpus).unwrap() {
         let path = file.unwrap().path();
         let bytes = fs::read(&path).unwrap();
         assert!(std::panic::catch_unwind(|| check(&bytes)).is_ok(), "{}", path.display());
-        alone.extend(bytes.first().filter(|_| Decoder::new().decode(&bytes).is_ok()));
+        alone.extend(bytes.first().filter(|_| PgOutputDecoder::new().decode(&bytes).is_ok()));
         within.extend(bytes.first().filter(|_| streaming().decode(&bytes).is_ok()));
     }
     assert!(alone.iter().eq(b"ABCDIKMOPRSTUYbcpr"), "{alone:?}");
@@ -48,14 +48,16 @@ fn every_file_of_the_fuzz_corpus_passes_and_every_kind_of_message_is_among_them(
 }
 
 #[test]
-fn a_relation_of_as_many_columns_as_there_can_be_is_read() {
-    let mut wire = Wire::new(b'R', None).u32(1).text("s").text("t").u8(b'd').u16(u16::MAX);
+fn a_relation_with_the_maximum_number_of_columns_is_decoded() {
+    let mut wire = MessageBuilder::new(b'R', None).u32(1).text("s").text("t").u8(b'd').u16(u16::MAX);
     for _ in 0..u16::MAX {
         wire = wire.u8(0).text("").u32(23).u32(u32::MAX);
     }
     let bytes = wire.done();
-    let Ok(Message::Relation(relation)) = Decoder::new().decode(&bytes) else { panic!("it is a relation") };
-    let mut relations = Relations::new();
+    let Ok(PgOutputMessage::Relation(relation)) = PgOutputDecoder::new().decode(&bytes) else {
+        panic!("it is a relation")
+    };
+    let mut relations = RelationCache::new();
     relations.apply(&relation);
     assert_eq!(relations.get(1).unwrap().columns.len(), usize::from(u16::MAX));
 }
@@ -64,8 +66,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_message_comes_out_as_it_went_in((bytes, in_stream) in any_message()) {
-        let mut decoder = if in_stream { streaming() } else { Decoder::new() };
+    fn any_message_encodes_back_to_the_same_bytes((bytes, in_stream) in any_message()) {
+        let mut decoder = if in_stream { streaming() } else { PgOutputDecoder::new() };
         match decoder.decode(&bytes) {
             Ok(message) => prop_assert_eq!(encode(&message), bytes),
             Err(error) => prop_assert!(false, "{}", error),
@@ -73,15 +75,15 @@ proptest! {
     }
 
     #[test]
-    fn any_row_comes_out_as_it_went_in(values in any_values(), relation: u32) {
-        let bytes = Wire::new(b'I', None).u32(relation).tuple(b'N', &values).done();
-        let Ok(Message::Insert(insert)) = Decoder::new().decode(&bytes) else { panic!("it is an insert") };
+    fn any_row_decodes_to_its_values(values in any_values(), relation: u32) {
+        let bytes = MessageBuilder::new(b'I', None).u32(relation).tuple(b'N', &values).done();
+        let Ok(PgOutputMessage::Insert(insert)) = PgOutputDecoder::new().decode(&bytes) else { panic!("it is an insert") };
         prop_assert_eq!((insert.relation, insert.new.len()), (relation, values.len()));
         let expected = values.iter().map(|(kind, bytes)| match kind {
-            b'n' => Value::Null,
-            b'u' => Value::Unchanged,
-            b't' => Value::Text(bytes),
-            _ => Value::Binary(bytes),
+            b'n' => TupleValue::Null,
+            b'u' => TupleValue::Unchanged,
+            b't' => TupleValue::Text(bytes),
+            _ => TupleValue::Binary(bytes),
         });
         prop_assert!(insert.new.iter().eq(expected));
         for (column, value) in insert.new.iter().enumerate() {
@@ -90,17 +92,17 @@ proptest! {
     }
 
     #[test]
-    fn any_columns_come_out_as_they_went_in(
+    fn any_columns_decode_to_their_fields(
         columns in prop::collection::vec((column_name(), any::<u32>(), any::<i32>(), any::<bool>()), 0..20),
     ) {
         let count = u16::try_from(columns.len()).unwrap();
-        let mut wire = Wire::new(b'R', None).u32(7).text("s").text("t").u8(b'f').u16(count);
+        let mut wire = MessageBuilder::new(b'R', None).u32(7).text("s").text("t").u8(b'f').u16(count);
         for (name, type_oid, type_modifier, is_key) in &columns {
             wire = wire.u8((*is_key).into()).text(name).u32(*type_oid).u32(type_modifier.cast_unsigned());
         }
         let bytes = wire.done();
-        let Ok(Message::Relation(relation)) = Decoder::new().decode(&bytes) else { panic!("it is a relation") };
-        let expected = columns.iter().map(|(name, type_oid, type_modifier, is_key)| ColumnRef {
+        let Ok(PgOutputMessage::Relation(relation)) = PgOutputDecoder::new().decode(&bytes) else { panic!("it is a relation") };
+        let expected = columns.iter().map(|(name, type_oid, type_modifier, is_key)| RelationColumn {
             name,
             type_oid: *type_oid,
             type_modifier: *type_modifier,
@@ -111,9 +113,9 @@ proptest! {
 
     #[test]
     fn a_message_without_its_end_is_an_error_wherever_it_ends((bytes, in_stream) in any_message()) {
-        let decoder = if in_stream { streaming() } else { Decoder::new() };
+        let decoder = if in_stream { streaming() } else { PgOutputDecoder::new() };
         for length in 0..bytes.len() {
-            // The abort of protocol 2 is the beginning of that of protocol 4.
+            // A protocol 2 abort is a prefix of a protocol 4 abort.
             let decoded = decoder.clone().decode(&bytes[..length]).is_ok();
             prop_assert!(!decoded || bytes[0] == b'A' && length == 9, "{} of {:?}", length, bytes);
         }
@@ -124,14 +126,14 @@ proptest! {
         (mut bytes, _) in any_message(),
         changes in prop::collection::vec((any::<prop::sample::Index>(), 0..5, any::<u8>()), 1..6),
     ) {
-        for (place, change, byte) in changes {
-            let place = place.index(bytes.len());
+        for (index, change, byte) in changes {
+            let offset = index.index(bytes.len());
             match change {
-                0 => bytes[place] = byte,
-                1 => bytes[place] ^= 1 << (byte & 7),
-                2 => bytes.insert(place, byte),
-                3 if bytes.len() > 1 => drop(bytes.remove(place)),
-                _ => bytes.truncate(place + 1),
+                0 => bytes[offset] = byte,
+                1 => bytes[offset] ^= 1 << (byte & 7),
+                2 => bytes.insert(offset, byte),
+                3 if bytes.len() > 1 => drop(bytes.remove(offset)),
+                _ => bytes.truncate(offset + 1),
             }
         }
         check(&bytes);

@@ -1,4 +1,4 @@
-//! The decoder against itself, written the other way round, and against real servers.
+//! Decoder tests: against an independent encoder, and against real servers.
 
 mod decoder;
 mod server;

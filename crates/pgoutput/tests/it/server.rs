@@ -1,16 +1,17 @@
-//! What real servers send, read through SQL: `pg_logical_slot_peek_binary_changes` returns the very bytes of the stream.
+//! Messages of real servers, read through SQL: `pg_logical_slot_peek_binary_changes` returns the
+//! bytes of the stream.
 
 use std::collections::BTreeMap;
 
 use forebay_pgoutput::{
-    Begin, Commit, Decoder, Lsn, Message, OldTuple, Origin, Relations, ReplicaIdentity, Snapshot,
-    StreamAbort, Tuple, Value,
+    Begin, Commit, Lsn, OldTuple, Origin, PgOutputDecoder, PgOutputMessage, RelationCache, ReplicaIdentity,
+    Snapshot, StreamAbort, Tuple, TupleValue,
 };
 use forebay_sandbox::Postgres;
 
 use crate::decoder::check::encode;
 
-/// Debian's, and the newest.
+/// The oldest supported version, and the newest.
 const VERSIONS: [u32; 2] = [15, 18];
 const PLAIN: &str = "'proto_version', '1', 'messages', 'true'";
 const TABLES: &str = "
@@ -25,17 +26,18 @@ const TABLES: &str = "
     CREATE TABLE bare ();
     CREATE PUBLICATION everything FOR ALL TABLES";
 
-struct Source {
+/// A server with a database and publication, whose logical slots are read through SQL.
+struct SlotSource {
     postgres: Postgres,
     database: String,
 }
 
-impl Source {
+impl SlotSource {
     fn start(version: u32) -> Self {
         let builder = Postgres::builder().version(version).config("max_prepared_transactions", "10");
         let postgres = builder.config("logical_decoding_work_mem", "64kB").start().expect("a server starts");
         let database = postgres.create_database("pgoutput").expect("it is new");
-        let source = Source { postgres, database };
+        let source = SlotSource { postgres, database };
         source.run(TABLES);
         source
     }
@@ -50,7 +52,7 @@ impl Source {
         self.run(sql).into_iter().map(|mut row| row.swap_remove(0).expect("it is not NULL")).collect()
     }
 
-    /// From here on, changes are kept for this slot.
+    /// Creates a slot. It retains all later changes.
     fn create_slot(&self, name: &str, two_phase: bool) {
         self.run(&format!(
             "SELECT pg_create_logical_replication_slot('{name}', 'pgoutput', false, {two_phase})"
@@ -62,7 +64,7 @@ impl Source {
         self.column(micros)[0].parse().expect("it is a number")
     }
 
-    /// All messages from the place on that was last acknowledged.
+    /// Returns all messages after the slot's confirmed position.
     fn messages(&self, slot: &str, options: &str) -> Vec<Vec<u8>> {
         let sql = format!(
             "SELECT encode(data, 'hex') FROM pg_logical_slot_peek_binary_changes('{slot}', NULL, NULL,
@@ -75,11 +77,11 @@ impl Source {
         self.run(&format!("SELECT pg_replication_slot_advance('{slot}', pg_current_wal_insert_lsn())"));
     }
 
-    /// The commits that a slot would send.
+    /// Returns the commits that a slot would send.
     fn commits(&self, slot: &str) -> Vec<Commit> {
         let messages = self.messages(slot, PLAIN);
         let commits = decode_all(&messages).into_iter().filter_map(|message| match message {
-            Message::Commit(commit) => Some(commit),
+            PgOutputMessage::Commit(commit) => Some(commit),
             _ => None,
         });
         commits.collect()
@@ -91,23 +93,23 @@ fn from_hex(hex: &str) -> Vec<u8> {
     (0..hex.len()).step_by(2).map(byte).collect()
 }
 
-/// Decodes one connection's messages, and makes sure of what holds for each.
+/// Decodes the messages of one connection and checks each one's invariants.
 #[track_caller]
-fn decode_all(messages: &[Vec<u8>]) -> Vec<Message<'_>> {
-    let (mut decoder, mut relations) = (Decoder::new(), Relations::new());
+fn decode_all(messages: &[Vec<u8>]) -> Vec<PgOutputMessage<'_>> {
+    let (mut decoder, mut relations) = (PgOutputDecoder::new(), RelationCache::new());
     let mut decoded = Vec::new();
     for bytes in messages {
         let message = decoder.decode(bytes).unwrap_or_else(|error| panic!("{error} in {bytes:?}"));
         assert_eq!(encode(&message), *bytes, "{message:?}");
         match &message {
-            Message::Relation(relation) => drop(relations.apply(relation)),
-            Message::Insert(insert) => assert_fits(&relations, insert.relation, &insert.new),
-            Message::Update(update) => {
+            PgOutputMessage::Relation(relation) => drop(relations.apply(relation)),
+            PgOutputMessage::Insert(insert) => assert_fits(&relations, insert.relation, &insert.new),
+            PgOutputMessage::Update(update) => {
                 update.old.iter().for_each(|old| assert_fits(&relations, update.relation, &old.tuple()));
                 assert_fits(&relations, update.relation, &update.new);
             }
-            Message::Delete(delete) => assert_fits(&relations, delete.relation, &delete.old.tuple()),
-            Message::Truncate(truncate) => {
+            PgOutputMessage::Delete(delete) => assert_fits(&relations, delete.relation, &delete.old.tuple()),
+            PgOutputMessage::Truncate(truncate) => {
                 assert!(truncate.relations.iter().all(|oid| relations.get(oid).is_some()));
             }
             _ => {}
@@ -118,24 +120,24 @@ fn decode_all(messages: &[Vec<u8>]) -> Vec<Message<'_>> {
 }
 
 #[track_caller]
-fn assert_fits(relations: &Relations, oid: u32, tuple: &Tuple<'_>) {
+fn assert_fits(relations: &RelationCache, oid: u32, tuple: &Tuple<'_>) {
     let table = relations.get(oid).expect("a table is announced before its changes");
     assert_eq!(tuple.len(), table.columns.len(), "{}", table.name);
 }
 
 fn texts(tuple: Tuple<'_>) -> Vec<&str> {
     let text = |value| match value {
-        Value::Null => "NULL",
-        Value::Unchanged => "UNCHANGED",
-        Value::Text(text) => str::from_utf8(text).expect("client_encoding is UTF8"),
-        Value::Binary(_) => panic!("nobody asked for binary"),
+        TupleValue::Null => "NULL",
+        TupleValue::Unchanged => "UNCHANGED",
+        TupleValue::Text(text) => str::from_utf8(text).expect("client_encoding is UTF8"),
+        TupleValue::Binary(_) => panic!("binary was not requested"),
     };
     tuple.iter().map(text).collect()
 }
 
 #[test]
-fn a_transaction_is_read_as_it_was_made() {
-    for source in VERSIONS.map(Source::start) {
+fn a_transaction_is_decoded_as_executed() {
+    for source in VERSIONS.map(SlotSource::start) {
         source.create_slot("plain", false);
         let before = source.unix_micros();
         source.run("INSERT INTO users VALUES (1, 'Zoë', 'happy', NULL); INSERT INTO bare DEFAULT VALUES");
@@ -143,23 +145,23 @@ fn a_transaction_is_read_as_it_was_made() {
         let messages = source.messages("plain", PLAIN);
         let messages = decode_all(&messages);
         let [
-            Message::Begin(Begin { final_lsn, clock, xid }),
-            Message::Type(mood),
-            Message::Relation(users),
-            Message::Insert(ann),
-            Message::Relation(bare),
-            Message::Insert(nothing),
-            Message::Commit(commit),
-            Message::Begin(_),
+            PgOutputMessage::Begin(Begin { final_lsn, commit_time, xid }),
+            PgOutputMessage::Type(mood),
+            PgOutputMessage::Relation(users),
+            PgOutputMessage::Insert(ann),
+            PgOutputMessage::Relation(bare),
+            PgOutputMessage::Insert(nothing),
+            PgOutputMessage::Commit(commit),
+            PgOutputMessage::Begin(_),
             ..,
-            Message::Truncate(truncate),
-            Message::Commit(_),
+            PgOutputMessage::Truncate(truncate),
+            PgOutputMessage::Commit(_),
         ] = &messages[..]
         else {
             panic!("{messages:#?}")
         };
-        assert_eq!((*final_lsn, *clock), (commit.lsn, commit.clock));
-        assert!(commit.lsn < commit.end && *xid >= 3);
+        assert_eq!((*final_lsn, *commit_time), (commit.commit_lsn, commit.commit_time));
+        assert!(commit.commit_lsn < commit.end_lsn && *xid >= 3);
         assert_eq!((mood.namespace, mood.name), ("public", "mood"));
         assert_eq!(
             (users.namespace, users.name, users.identity),
@@ -184,13 +186,13 @@ fn a_transaction_is_read_as_it_was_made() {
                 && truncate.restart_identity
                 && truncate.relations.iter().next() == Some(users.oid)
         );
-        assert!((before..=source.unix_micros()).contains(&clock.to_unix_micros()), "{clock:?}");
+        assert!((before..=source.unix_micros()).contains(&commit_time.to_unix_micros()), "{commit_time:?}");
     }
 }
 
 #[test]
-fn what_is_told_of_old_rows_depends_on_the_replica_identity() {
-    for source in VERSIONS.map(Source::start) {
+fn old_rows_depend_on_the_replica_identity() {
+    for source in VERSIONS.map(SlotSource::start) {
         source.run("INSERT INTO users VALUES (1, 'ann', NULL, repeat('x', 5000))");
         source
             .run("INSERT INTO whole VALUES (1, repeat('y', 5000)); INSERT INTO indexed VALUES (1, 'b', 'c')");
@@ -201,9 +203,9 @@ fn what_is_told_of_old_rows_depends_on_the_replica_identity() {
              UPDATE indexed SET c = 'd'; UPDATE indexed SET b = 'e'; DELETE FROM indexed",
         );
         let messages = source.messages("old", PLAIN);
-        let told: Vec<_> = decode_all(&messages).iter().filter_map(told).collect();
+        let rows: Vec<_> = decode_all(&messages).iter().filter_map(rows).collect();
         let long = "y".repeat(5000);
-        let expected: [Told<'_>; 8] = [
+        let expected: [OldAndNewRow<'_>; 8] = [
             (None, Some(vec!["1", "anna", "NULL", "UNCHANGED"])),
             (Some(("key", vec!["1", "NULL", "NULL", "NULL"])), Some(vec!["2", "anna", "NULL", "UNCHANGED"])),
             (Some(("key", vec!["2", "NULL", "NULL", "NULL"])), None),
@@ -213,28 +215,28 @@ fn what_is_told_of_old_rows_depends_on_the_replica_identity() {
             (Some(("key", vec!["NULL", "b", "NULL"])), Some(vec!["1", "e", "d"])),
             (Some(("key", vec!["NULL", "e", "NULL"])), None),
         ];
-        assert_eq!(told, expected);
+        assert_eq!(rows, expected);
     }
 }
 
-/// The old row and the new one.
-type Told<'a> = (Option<(&'static str, Vec<&'a str>)>, Option<Vec<&'a str>>);
+/// The old row with its kind, and the new row.
+type OldAndNewRow<'a> = (Option<(&'static str, Vec<&'a str>)>, Option<Vec<&'a str>>);
 
-fn told<'a>(message: &Message<'a>) -> Option<Told<'a>> {
+fn rows<'a>(message: &PgOutputMessage<'a>) -> Option<OldAndNewRow<'a>> {
     let old = |old: OldTuple<'a>| match old {
         OldTuple::Key(key) => ("key", texts(key)),
         OldTuple::Full(full) => ("full", texts(full)),
     };
     match message {
-        Message::Update(update) => Some((update.old.map(old), Some(texts(update.new)))),
-        Message::Delete(delete) => Some((Some(old(delete.old)), None)),
+        PgOutputMessage::Update(update) => Some((update.old.map(old), Some(texts(update.new)))),
+        PgOutputMessage::Delete(delete) => Some((Some(old(delete.old)), None)),
         _ => None,
     }
 }
 
 #[test]
-fn messages_and_origins_are_read_as_they_were_made() {
-    for source in VERSIONS.map(Source::start) {
+fn logical_messages_and_origins_are_decoded_as_written() {
+    for source in VERSIONS.map(SlotSource::start) {
         source.create_slot("notes", false);
         source.run("SELECT pg_replication_origin_create('upstream')");
         source.run("SELECT pg_logical_emit_message(true, 'audit', 'within')");
@@ -247,15 +249,15 @@ fn messages_and_origins_are_read_as_they_were_made() {
         let messages = source.messages("notes", PLAIN);
         let messages = decode_all(&messages);
         let [
-            Message::Begin(_),
-            Message::Logical(within),
-            Message::Commit(_),
-            Message::Logical(outside),
-            Message::Begin(_),
-            Message::Origin(origin),
-            Message::Relation(_),
-            Message::Insert(_),
-            Message::Commit(_),
+            PgOutputMessage::Begin(_),
+            PgOutputMessage::Logical(within),
+            PgOutputMessage::Commit(_),
+            PgOutputMessage::Logical(outside),
+            PgOutputMessage::Begin(_),
+            PgOutputMessage::Origin(origin),
+            PgOutputMessage::Relation(_),
+            PgOutputMessage::Insert(_),
+            PgOutputMessage::Commit(_),
         ] = &messages[..]
         else {
             panic!("{messages:#?}")
@@ -265,16 +267,16 @@ fn messages_and_origins_are_read_as_they_were_made() {
             (outside.transactional, outside.prefix, outside.content),
             (false, "audit", &b"\x00\xFF"[..])
         );
-        assert_eq!(*origin, Origin { lsn: Lsn(0x16_B374_D848), name: "upstream" });
+        assert_eq!(*origin, Origin { commit_lsn: Lsn(0x16_B374_D848), name: "upstream" });
     }
 }
 
 #[test]
-fn streamed_parts_add_up_to_what_was_committed() {
+fn streamed_segments_add_up_to_the_committed_rows() {
     for (source, options) in [
-        (Source::start(15), "'proto_version', '2', 'streaming', 'on'"),
-        (Source::start(18), "'proto_version', '4', 'streaming', 'on'"),
-        (Source::start(18), "'proto_version', '4', 'streaming', 'parallel'"),
+        (SlotSource::start(15), "'proto_version', '2', 'streaming', 'on'"),
+        (SlotSource::start(18), "'proto_version', '4', 'streaming', 'on'"),
+        (SlotSource::start(18), "'proto_version', '4', 'streaming', 'parallel'"),
     ] {
         source.create_slot("streamed", false);
         source.run(
@@ -290,63 +292,63 @@ fn streamed_parts_add_up_to_what_was_committed() {
         decode_all(&messages).iter().for_each(|message| receiver.take(message));
         receiver.committed.sort_unstable();
         assert_eq!(receiver.committed, source.column("SELECT id FROM whole ORDER BY id::text COLLATE \"C\""));
-        assert!(receiver.parts.is_empty() && !receiver.aborts.is_empty());
+        assert!(receiver.segments.is_empty() && !receiver.aborts.is_empty());
         let parallel = options.contains("parallel");
-        let told = |abort: &StreamAbort| abort.abort.is_some() == parallel;
-        assert!(receiver.aborts.iter().all(told), "{:?}", receiver.aborts);
+        let rows = |abort: &StreamAbort| abort.abort.is_some() == parallel;
+        assert!(receiver.aborts.iter().all(rows), "{:?}", receiver.aborts);
     }
 }
 
-/// Whoever receives streamed parts and knows what to do with them.
+/// A receiver that buffers streamed segments until their transactions end.
 #[derive(Default)]
 struct Receiver {
-    /// The first column of the rows whose transaction committed.
+    /// First column of the rows of committed transactions.
     committed: Vec<String>,
-    /// The same of those that still run, with the subtransaction that made them.
-    parts: BTreeMap<u32, Vec<(u32, String)>>,
+    /// First column of the rows of in-progress transactions, with the subtransaction's xid.
+    segments: BTreeMap<u32, Vec<(u32, String)>>,
     current: Option<u32>,
     aborts: Vec<StreamAbort>,
 }
 
 impl Receiver {
-    fn take(&mut self, message: &Message<'_>) {
+    fn take(&mut self, message: &PgOutputMessage<'_>) {
         match message {
-            Message::StreamStart(start) => {
-                assert_eq!(start.first, !self.parts.contains_key(&start.xid));
-                self.parts.entry(start.xid).or_default();
+            PgOutputMessage::StreamStart(start) => {
+                assert_eq!(start.first, !self.segments.contains_key(&start.xid));
+                self.segments.entry(start.xid).or_default();
                 self.current = Some(start.xid);
             }
-            Message::StreamStop => self.current = None,
-            Message::Insert(insert) => {
+            PgOutputMessage::StreamStop => self.current = None,
+            PgOutputMessage::Insert(insert) => {
                 let row = texts(insert.new)[0].to_owned();
                 match (self.current, insert.xid) {
-                    (Some(xid), Some(subxid)) => self.parts.entry(xid).or_default().push((subxid, row)),
+                    (Some(xid), Some(subxid)) => self.segments.entry(xid).or_default().push((subxid, row)),
                     (None, None) => self.committed.push(row),
-                    other => panic!("an xid belongs to a part: {other:?}"),
+                    other => panic!("an xid is present exactly within a segment: {other:?}"),
                 }
             }
-            Message::StreamAbort(abort) => {
+            PgOutputMessage::StreamAbort(abort) => {
                 self.aborts.push(*abort);
                 if abort.subxid == abort.xid {
-                    self.parts.remove(&abort.xid);
+                    self.segments.remove(&abort.xid);
                 } else {
-                    let part = self.parts.get_mut(&abort.xid).expect("it was streamed");
+                    let part = self.segments.get_mut(&abort.xid).expect("it was streamed");
                     part.retain(|(subxid, _)| *subxid != abort.subxid);
                 }
             }
-            Message::StreamCommit(commit) => {
-                let rows = self.parts.remove(&commit.xid).expect("it was streamed");
+            PgOutputMessage::StreamCommit(commit) => {
+                let rows = self.segments.remove(&commit.xid).expect("it was streamed");
                 self.committed.extend(rows.into_iter().map(|(_, row)| row));
             }
-            Message::Relation(_) | Message::Begin(_) | Message::Commit(_) => {}
-            other => panic!("nobody did this: {other:?}"),
+            PgOutputMessage::Relation(_) | PgOutputMessage::Begin(_) | PgOutputMessage::Commit(_) => {}
+            other => panic!("unexpected message: {other:?}"),
         }
     }
 }
 
 #[test]
-fn prepared_transactions_come_when_they_are_prepared_and_tell_how_they_ended() {
-    for source in VERSIONS.map(Source::start) {
+fn prepared_transactions_are_sent_at_prepare_and_their_outcome_follows() {
+    for source in VERSIONS.map(SlotSource::start) {
         source.create_slot("prepared", true);
         source.run("BEGIN; INSERT INTO bare DEFAULT VALUES; PREPARE TRANSACTION 'kept'");
         source.run("COMMIT PREPARED 'kept'");
@@ -357,37 +359,45 @@ fn prepared_transactions_come_when_they_are_prepared_and_tell_how_they_ended() {
         let messages = source.messages("prepared", "'proto_version', '3', 'streaming', 'on'");
         let messages = decode_all(&messages);
         let [
-            Message::BeginPrepare(begin),
-            Message::Relation(_),
-            Message::Insert(_),
-            Message::Prepare(prepare),
-            Message::CommitPrepared(commit),
-            Message::BeginPrepare(_),
-            Message::Insert(_),
-            Message::Prepare(undone),
-            Message::RollbackPrepared(rollback),
-            Message::StreamStart(start),
+            PgOutputMessage::BeginPrepare(begin),
+            PgOutputMessage::Relation(_),
+            PgOutputMessage::Insert(_),
+            PgOutputMessage::Prepare(prepare),
+            PgOutputMessage::CommitPrepared(commit),
+            PgOutputMessage::BeginPrepare(_),
+            PgOutputMessage::Insert(_),
+            PgOutputMessage::Prepare(undone),
+            PgOutputMessage::RollbackPrepared(rollback),
+            PgOutputMessage::StreamStart(start),
             ..,
-            Message::StreamStop,
-            Message::StreamPrepare(long),
+            PgOutputMessage::StreamStop,
+            PgOutputMessage::StreamPrepare(long),
         ] = &messages[..]
         else {
             panic!("{messages:#?}")
         };
         assert_eq!((begin, prepare.gid, prepare.xid), (prepare, "kept", commit.xid));
-        assert!(prepare.lsn < prepare.end && prepare.end <= commit.lsn && commit.lsn < commit.end);
+        assert!(
+            prepare.prepare_lsn < prepare.end_lsn
+                && prepare.end_lsn <= commit.commit_lsn
+                && commit.commit_lsn < commit.end_lsn
+        );
         assert_eq!((commit.gid, rollback.gid), ("kept", "undone"));
-        assert_eq!((rollback.prepare_end, rollback.prepare_clock), (undone.end, undone.clock));
-        assert!(rollback.end > undone.end && rollback.clock >= undone.clock && rollback.xid == undone.xid);
+        assert_eq!((rollback.prepare_end_lsn, rollback.prepare_time), (undone.end_lsn, undone.prepare_time));
+        assert!(
+            rollback.rollback_end_lsn > undone.end_lsn
+                && rollback.rollback_time >= undone.prepare_time
+                && rollback.xid == undone.xid
+        );
         assert_eq!((long.gid, long.xid), ("long", start.xid));
     }
 }
 
 #[test]
 fn the_end_of_a_commit_is_what_to_acknowledge_and_a_byte_more_loses_the_next() {
-    let source = Source::start(18);
+    let source = SlotSource::start(18);
     source.create_slot("exact", false);
-    // Something else may be written between two commits, if rarely.
+    // A concurrent WAL record may come between the two commits; retry then.
     let (first, second) = (0..20)
         .find_map(|_| {
             source.acknowledge_all("exact");
@@ -397,24 +407,24 @@ fn the_end_of_a_commit_is_what_to_acknowledge_and_a_byte_more_loses_the_next() {
             source.run("COMMIT PREPARED 'first'");
             source.run("COMMIT PREPARED 'second'");
             let [first, second] = source.commits("exact")[..] else { panic!("there are two") };
-            (first.end == second.lsn).then_some((first, second))
+            (first.end_lsn == second.commit_lsn).then_some((first, second))
         })
         .expect("one commit follows the other at once");
 
-    // Three times the same place: a slot can be copied, so that none of them spoils the other.
-    let left_after = |name: &str, place: Lsn| {
+    // Copies of the slot start at the same position, so the three attempts are independent.
+    let left_after = |name: &str, position: Lsn| {
         source.run(&format!("SELECT pg_copy_logical_replication_slot('exact', '{name}')"));
-        source.run(&format!("SELECT pg_replication_slot_advance('{name}', '{place}')"));
+        source.run(&format!("SELECT pg_replication_slot_advance('{name}', '{position}')"));
         source.commits(name)
     };
-    assert_eq!(left_after("less", first.lsn), [first, second], "the first comes twice");
-    assert_eq!(left_after("equal", first.end), [second]);
-    assert_eq!(left_after("more", Lsn(first.end.0 + 1)), [], "the second is lost");
+    assert_eq!(left_after("less", first.commit_lsn), [first, second], "the first is sent again");
+    assert_eq!(left_after("equal", first.end_lsn), [second]);
+    assert_eq!(left_after("more", Lsn(first.end_lsn.0 + 1)), [], "the second is lost");
 }
 
 #[test]
 fn a_snapshot_sees_what_the_server_says_it_sees() {
-    let source = Source::start(18);
+    let source = SlotSource::start(18);
     let epoch = 1_u64 << 32;
     for (xmin, length) in [(795, 30), (epoch - 20, 40), (3 * epoch - 7, 20), (5 * epoch + 3, 0)] {
         let xmax = xmin + length;

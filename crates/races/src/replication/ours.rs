@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use forebay_replication::pgoutput::{Lsn, Message};
+use forebay_replication::pgoutput::{Lsn, PgOutputMessage};
 use forebay_replication::reservoir::PostgresConnect;
 use forebay_replication::{
     Batch, Bookmark, Consumer, ConsumerError, Durable, Manager, ManagerConfig, ResetReason, Timeline,
@@ -61,8 +61,8 @@ impl Consumer for Null {
         let mut last = None;
         while let Some(message) = batch.next() {
             match message {
-                Message::Insert(_) | Message::Update(_) => self.rows += 1,
-                Message::Commit(commit) => last = Some(commit.end),
+                PgOutputMessage::Insert(_) | PgOutputMessage::Update(_) => self.rows += 1,
+                PgOutputMessage::Commit(commit) => last = Some(commit.end_lsn),
                 _ => {}
             }
         }

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use forebay_pgoutput::{Lsn, PgTime, StandbyStatus};
+use forebay_pgoutput::{Lsn, PgTime, StandbyStatusUpdate};
 
 /// While something isn't acknowledged yet, the server hears of us this often.
 const NEWS: Duration = Duration::from_millis(500);
@@ -134,12 +134,18 @@ impl Feedback {
         now: Instant,
         clock: PgTime,
         reply: bool,
-    ) -> StandbyStatus {
+    ) -> StandbyStatusUpdate {
         self.told_at = now;
         position.reply_wanted = false;
         self.acknowledged = self.durable;
         let (flushed, applied) = (self.durable, self.durable);
-        StandbyStatus { received: position.received.max(self.durable), flushed, applied, clock, reply }
+        StandbyStatusUpdate {
+            received: position.received.max(self.durable),
+            flushed,
+            applied,
+            clock,
+            reply_requested: reply,
+        }
     }
 
     pub(crate) fn durable(&self) -> Lsn {
@@ -170,7 +176,7 @@ mod tests {
             Trial { position: Position::new(Lsn(100)), feedback, now }
         }
 
-        fn told(&mut self) -> StandbyStatus {
+        fn told(&mut self) -> StandbyStatusUpdate {
             self.feedback.tell(&mut self.position, self.now, PgTime(0), false)
         }
 

@@ -1,6 +1,6 @@
 //! What has come, for the consumer to read.
 
-use forebay_pgoutput::{Commit, Decoder, Frame, Lsn, Message};
+use forebay_pgoutput::{Commit, Frame, Lsn, PgOutputDecoder, PgOutputMessage};
 
 use crate::core::progress::Position;
 use crate::error::{Doing, Failure};
@@ -19,7 +19,7 @@ pub struct Batch<'a> {
 /// What is kept from one batch to the next.
 #[derive(Debug)]
 pub(crate) struct Reading {
-    pub(crate) decoder: Decoder,
+    pub(crate) decoder: PgOutputDecoder,
     pub(crate) position: Position,
     /// Transactions that were committed before this are durable already.
     from: Lsn,
@@ -30,7 +30,7 @@ pub(crate) struct Reading {
 impl Reading {
     pub(crate) fn new(from: Lsn) -> Self {
         Reading {
-            decoder: Decoder::new(),
+            decoder: PgOutputDecoder::new(),
             position: Position::new(from),
             from,
             is_skipping: false,
@@ -39,21 +39,21 @@ impl Reading {
     }
 
     /// Whether the consumer should see it.
-    fn take(&mut self, message: &Message<'_>) -> bool {
+    fn take(&mut self, message: &PgOutputMessage<'_>) -> bool {
         match message {
-            Message::Begin(begin) => {
-                self.position.on_begin(begin.final_lsn, begin.clock);
+            PgOutputMessage::Begin(begin) => {
+                self.position.on_begin(begin.final_lsn, begin.commit_time);
                 // The server skips these itself; one that doesn't must not make us deliver twice.
                 self.is_skipping = begin.final_lsn < self.from;
                 !self.is_skipping
             }
-            Message::Commit(Commit { end, .. }) => {
+            PgOutputMessage::Commit(Commit { end_lsn: end, .. }) => {
                 self.position.on_commit(*end);
                 self.transactions += 1;
                 !std::mem::take(&mut self.is_skipping)
             }
             // They are sent once for all that follows.
-            Message::Relation(_) | Message::Type(_) => true,
+            PgOutputMessage::Relation(_) | PgOutputMessage::Type(_) => true,
             _ => !self.is_skipping,
         }
     }
@@ -66,12 +66,12 @@ impl<'a> Batch<'a> {
 
     /// The next message. `None`: that was all for now.
     #[expect(clippy::should_implement_trait, reason = "an iterator could be put aside and outlive its turn")]
-    pub fn next(&mut self) -> Option<Message<'a>> {
+    pub fn next(&mut self) -> Option<PgOutputMessage<'a>> {
         loop {
             let payload = match self.frames.next()? {
-                Ok(Frame::Data { payload, .. }) => payload,
-                Ok(Frame::Keepalive { end, reply, .. }) => {
-                    self.state.position.on_keepalive(end, reply);
+                Ok(Frame::XLogData { payload, .. }) => payload,
+                Ok(Frame::Keepalive { wal_end, reply_requested, .. }) => {
+                    self.state.position.on_keepalive(wal_end, reply_requested);
                     continue;
                 }
                 Err(error) => return self.fail(Failure::wire(Doing::Streaming, error)),
@@ -84,7 +84,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    fn fail(&mut self, failure: Failure) -> Option<Message<'a>> {
+    fn fail(&mut self, failure: Failure) -> Option<PgOutputMessage<'a>> {
         self.failure.get_or_insert(failure);
         None
     }

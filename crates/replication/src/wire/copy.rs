@@ -7,7 +7,7 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use forebay_pgoutput::{Frame, StandbyStatus};
+use forebay_pgoutput::{Frame, StandbyStatusUpdate};
 use forebay_reservoir::PostgresStream;
 use postgres_protocol::message::backend;
 use tokio::io::AsyncWriteExt;
@@ -198,7 +198,7 @@ impl<'a> Frames<'a> {
             if message.tag == backend::COPY_DATA_TAG {
                 return Some(match Frame::decode(message.body) {
                     Ok(frame) => {
-                        if let Frame::Data { clock, payload, .. } = frame {
+                        if let Frame::XLogData { clock, payload, .. } = frame {
                             self.pace.saw(clock, payload);
                         }
                         self.messages.consume(message);
@@ -244,7 +244,7 @@ impl<S: Line> Answer<'_, S> {
     ///
     /// # Errors
     /// When the connection is lost.
-    pub(crate) async fn status(&mut self, status: StandbyStatus) -> Result<(), WireError> {
+    pub(crate) async fn status(&mut self, status: StandbyStatusUpdate) -> Result<(), WireError> {
         self.outbox.put(status);
         let sent = poll_fn(|cx| Poll::Ready(self.outbox.poll_send(self.stream, cx))).await;
         match sent {

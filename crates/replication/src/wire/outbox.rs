@@ -7,11 +7,11 @@ use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use forebay_pgoutput::StandbyStatus;
+use forebay_pgoutput::StandbyStatusUpdate;
 use tokio::io::AsyncWrite;
 
 /// CopyData: its tag, its length, a status.
-const FRAME_BYTES: usize = 5 + StandbyStatus::LEN;
+const FRAME_BYTES: usize = 5 + StandbyStatusUpdate::LEN;
 
 /// Statuses on their way out.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub(super) struct Outbox {
     frame: [u8; FRAME_BYTES],
     /// How much of the frame is written; all of it: there is none.
     written: usize,
-    next: Option<StandbyStatus>,
+    next: Option<StandbyStatusUpdate>,
     is_flushed: bool,
 }
 
@@ -29,9 +29,9 @@ impl Outbox {
     }
 
     /// To be written when there is room. It takes the place of what wasn't begun.
-    pub(super) fn put(&mut self, status: StandbyStatus) {
-        let reply = status.reply || self.next.is_some_and(|next| next.reply);
-        self.next = Some(StandbyStatus { reply, ..status });
+    pub(super) fn put(&mut self, status: StandbyStatusUpdate) {
+        let reply_requested = status.reply_requested || self.next.is_some_and(|next| next.reply_requested);
+        self.next = Some(StandbyStatusUpdate { reply_requested, ..status });
     }
 
     /// Writes what there is. Pending: the socket has no room now.
@@ -58,8 +58,8 @@ impl Outbox {
         Poll::Ready(Ok(()))
     }
 
-    fn begin(&mut self, status: StandbyStatus) {
-        let length = u32::try_from(4 + StandbyStatus::LEN).expect("it is 38");
+    fn begin(&mut self, status: StandbyStatusUpdate) {
+        let length = u32::try_from(4 + StandbyStatusUpdate::LEN).expect("it is 38");
         self.frame[0] = b'd';
         self.frame[1..5].copy_from_slice(&length.to_be_bytes());
         self.frame[5..].copy_from_slice(&status.encode());
@@ -76,11 +76,15 @@ mod tests {
 
     use super::*;
 
-    fn status(flushed: u64, reply: bool) -> StandbyStatus {
-        StandbyStatus { flushed: Lsn(flushed), reply, ..StandbyStatus::default() }
+    fn status(flushed: u64, reply: bool) -> StandbyStatusUpdate {
+        StandbyStatusUpdate {
+            flushed: Lsn(flushed),
+            reply_requested: reply,
+            ..StandbyStatusUpdate::default()
+        }
     }
 
-    fn framed(status: StandbyStatus) -> Vec<u8> {
+    fn framed(status: StandbyStatusUpdate) -> Vec<u8> {
         [&b"d\0\0\0\x26"[..], &status.encode()].concat()
     }
 

@@ -32,7 +32,7 @@ fn payloads<S: Line>(copy: &mut Copy<S>) -> Result<Vec<Vec<u8>>, WireError> {
     let mut payloads = Vec::new();
     while let Some(frame) = frames.next() {
         match frame? {
-            Frame::Data { payload, .. } => payloads.push(payload.to_vec()),
+            Frame::XLogData { payload, .. } => payloads.push(payload.to_vec()),
             Frame::Keepalive { .. } => {}
         }
     }

@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use forebay_replication::pgoutput::{Lsn, Message, OldTuple, Relations, Tuple, Value};
+use forebay_replication::pgoutput::{Lsn, OldTuple, PgOutputMessage, RelationCache, Tuple, TupleValue};
 use forebay_replication::{Batch, Bookmark, Consumer, ConsumerError, Durable, ResetReason, Timeline};
 use serde::{Deserialize, Serialize};
 
@@ -55,30 +55,32 @@ pub(crate) fn read(path: &Path) -> Vec<Line> {
 #[derive(Default)]
 pub(crate) struct Recorder {
     open: Transaction,
-    relations: Relations,
+    relations: RelationCache,
 }
 
 impl Recorder {
-    pub(crate) fn take(&mut self, message: &Message<'_>) -> Option<Transaction> {
+    pub(crate) fn take(&mut self, message: &PgOutputMessage<'_>) -> Option<Transaction> {
         match message {
-            Message::Begin(begin) => self.open = Transaction { xid: begin.xid, ..Transaction::default() },
-            Message::Relation(relation) => _ = self.relations.apply(relation),
-            Message::Insert(insert) => {
+            PgOutputMessage::Begin(begin) => {
+                self.open = Transaction { xid: begin.xid, ..Transaction::default() }
+            }
+            PgOutputMessage::Relation(relation) => _ = self.relations.apply(relation),
+            PgOutputMessage::Insert(insert) => {
                 self.record(Change::Insert(self.name(insert.relation), row(insert.new)))
             }
-            Message::Update(update) => {
+            PgOutputMessage::Update(update) => {
                 let name = self.name(update.relation);
                 self.record(Change::Update(name, update.old.map(old), row(update.new)));
             }
-            Message::Delete(delete) => {
+            PgOutputMessage::Delete(delete) => {
                 self.record(Change::Delete(self.name(delete.relation), old(delete.old)))
             }
-            Message::Truncate(truncate) => {
+            PgOutputMessage::Truncate(truncate) => {
                 let tables = truncate.relations.iter().map(|oid| self.name(oid)).collect();
                 self.record(Change::Truncate(tables));
             }
-            Message::Commit(commit) => {
-                self.open.end = commit.end.0;
+            PgOutputMessage::Commit(commit) => {
+                self.open.end = commit.end_lsn.0;
                 return Some(std::mem::take(&mut self.open));
             }
             _ => {}
@@ -208,10 +210,12 @@ fn old(tuple: OldTuple<'_>) -> Old {
 }
 
 fn row(tuple: Tuple<'_>) -> Vec<Option<String>> {
-    let column = |value: Value<'_>| match value {
-        Value::Null => None,
-        Value::Unchanged => Some("?".to_owned()),
-        Value::Text(bytes) | Value::Binary(bytes) => Some(String::from_utf8(bytes.to_vec()).unwrap()),
+    let column = |value: TupleValue<'_>| match value {
+        TupleValue::Null => None,
+        TupleValue::Unchanged => Some("?".to_owned()),
+        TupleValue::Text(bytes) | TupleValue::Binary(bytes) => {
+            Some(String::from_utf8(bytes.to_vec()).unwrap())
+        }
     };
     tuple.iter().map(column).collect()
 }

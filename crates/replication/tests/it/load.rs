@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use forebay_replication::pgoutput::{Lsn, Message};
+use forebay_replication::pgoutput::{Lsn, PgOutputMessage};
 use forebay_replication::reservoir::PostgresConnect;
 use forebay_replication::{
     Batch, Bookmark, Consumer, ConsumerError, Durable, Manager, ManagerConfig, ResetReason, StackEvent, Step,
@@ -53,11 +53,11 @@ impl Consumer for Counter {
         tokio::time::sleep(self.pause).await;
         while let Some(message) = batch.next() {
             match message {
-                Message::Begin(_) => self.open = 0,
-                Message::Insert(_) => self.open += 1,
-                Message::Commit(commit) => {
+                PgOutputMessage::Begin(_) => self.open = 0,
+                PgOutputMessage::Insert(_) => self.open += 1,
+                PgOutputMessage::Commit(commit) => {
                     self.counted.send_modify(|counted| *counted += self.open);
-                    self.durable.as_ref().expect("a stream has begun").advance(commit.end);
+                    self.durable.as_ref().expect("a stream has begun").advance(commit.end_lsn);
                 }
                 _ => {}
             }

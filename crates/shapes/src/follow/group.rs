@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::hash::BuildHasher;
 use std::sync::Arc;
 
-use forebay_pgoutput::{Relation, Tuple, Value};
+use forebay_pgoutput::{Relation, Tuple, TupleValue};
 
 use super::followed::Member;
 use super::transaction::{Effect, RowChangeKeys, Transaction, Values, Written};
@@ -298,13 +298,13 @@ impl Group {
     fn values<'a>(&self, tuple: Tuple<'a>, before: Option<Tuple<'a>>) -> Option<Values<'a>> {
         let told: Vec<_> = tuple.iter().collect();
         let before = |place: usize| match before?.get(place)? {
-            Value::Unchanged => None,
+            TupleValue::Unchanged => None,
             known => Some(known),
         };
         let value = |place: &Option<usize>| match *place {
             None => Some(None),
             Some(place) => match *told.get(place)? {
-                Value::Unchanged => before(place).map(Value::bytes),
+                TupleValue::Unchanged => before(place).map(TupleValue::bytes),
                 known => Some(known.bytes()),
             },
         };

@@ -22,7 +22,7 @@ mod transaction;
 use std::collections::HashMap;
 use std::sync::{Arc, MutexGuard};
 
-use forebay_pgoutput::{Message, OldTuple, Relation, Truncate};
+use forebay_pgoutput::{OldTuple, PgOutputMessage, Relation, Truncate};
 
 pub(crate) use self::followed::Followed;
 use self::group::{RowChange, Scratch};
@@ -88,7 +88,7 @@ impl Follower {
 
     /// Sets the place of a table in its tree of partitions, for the description of it that comes
     /// next, and in place of what was set before. To be called right before its
-    /// [`Relation`](Message::Relation) is taken.
+    /// [`Relation`](PgOutputMessage::Relation) is taken.
     pub fn relate(&mut self, oid: u32, relatives: Relatives) {
         self.inner.followed().relate(oid, &relatives.descendants);
         if relatives == Relatives::default() {
@@ -109,36 +109,36 @@ impl Follower {
     ///
     /// # Errors
     /// When the stream makes no sense: it has to begin again.
-    pub fn take(&mut self, message: &Message<'_>) -> Result<(), FollowError> {
+    pub fn take(&mut self, message: &PgOutputMessage<'_>) -> Result<(), FollowError> {
         match message {
-            Message::Begin(begin) => {
+            PgOutputMessage::Begin(begin) => {
                 let (lsn, xid) = (begin.final_lsn.0, begin.xid);
                 let is_known = !self.followed()?.begin(lsn, xid, &self.inner);
                 self.transaction = Some(Transaction::new(lsn, xid, is_known, &self.inner.config));
                 Ok(())
             }
-            Message::Commit(commit) => self.commit(commit.end.0),
-            Message::Relation(relation) => {
+            PgOutputMessage::Commit(commit) => self.commit(commit.end_lsn.0),
+            PgOutputMessage::Relation(relation) => {
                 self.describe(relation);
                 Ok(())
             }
-            Message::Insert(insert) => self.change(insert.relation, RowChange::Insert(insert.new)),
-            Message::Update(update) => {
+            PgOutputMessage::Insert(insert) => self.change(insert.relation, RowChange::Insert(insert.new)),
+            PgOutputMessage::Update(update) => {
                 let change = match update.old {
                     Some(OldTuple::Full(old)) => RowChange::Update(old, update.new),
                     Some(OldTuple::Key(_)) | None => RowChange::Untold,
                 };
                 self.change(update.relation, change)
             }
-            Message::Delete(delete) => {
+            PgOutputMessage::Delete(delete) => {
                 let change = match delete.old {
                     OldTuple::Full(old) => RowChange::Delete(old),
                     OldTuple::Key(_) => RowChange::Untold,
                 };
                 self.change(delete.relation, change)
             }
-            Message::Truncate(truncate) => self.truncate(truncate),
-            Message::Origin(_) | Message::Type(_) | Message::Logical(_) => Ok(()),
+            PgOutputMessage::Truncate(truncate) => self.truncate(truncate),
+            PgOutputMessage::Origin(_) | PgOutputMessage::Type(_) | PgOutputMessage::Logical(_) => Ok(()),
             _ => Err(FollowError::Unexpected),
         }
     }

@@ -1,6 +1,6 @@
 //! Messages of the stream, as their bytes: each written field by field, in the order of the manual.
 
-use forebay_pgoutput::Decoder;
+use forebay_pgoutput::PgOutputDecoder;
 
 use crate::definition::Table;
 use crate::follow::{FollowError, Follower};
@@ -75,7 +75,7 @@ impl Wire {
 
     /// Decodes it, and has it followed.
     pub(crate) fn send(&self, follower: &mut Follower) -> Result<(), FollowError> {
-        let mut decoder = Decoder::new();
+        let mut decoder = PgOutputDecoder::new();
         follower.take(&decoder.decode(&self.0).expect("it is a message"))
     }
 

@@ -1,7 +1,7 @@
-//! Messages with one thing wrong each, and what is said about it. Each has a file of the same name in the fuzz target's
-//! corpus.
+//! Messages with one defect each, and the expected error. The fuzz corpus has a file of the same
+//! name for each.
 
-/// Name, whether it comes in a stream, bytes, error.
+/// Name, whether it is within a stream segment, bytes, expected error.
 pub(super) const MALFORMED: &[(&str, bool, &[u8], &str)] = &[
     ("empty", false, b"", "an empty message, byte 0, tag: bytes needed: 1, left: 0"),
     (
@@ -129,7 +129,7 @@ pub(super) const MALFORMED: &[(&str, bool, &[u8], &str)] = &[
     ),
     ("stream-stop-alone", false, b"E", "Stream Stop, byte 0, tag: no StreamStart stands before it"),
     (
-        "stream-abort-of-half-a-place",
+        "stream-abort-without-its-time",
         false,
         b"A\0\0\x03\x01\0\0\x03\x02\0\0\0\0\x01\x7A\x2B\x08",
         "Stream Abort, byte 17, abort time: bytes needed: 8, left: 0",

@@ -4,7 +4,7 @@ use std::future::poll_fn;
 use std::task::Poll;
 use std::time::Duration;
 
-use forebay_pgoutput::{Frame, Lsn, StandbyStatus};
+use forebay_pgoutput::{Frame, Lsn, StandbyStatusUpdate};
 use forebay_reservoir::{ChannelBinding, PostgresError};
 use forebay_testkit::within;
 use proptest::prelude::*;
@@ -294,8 +294,8 @@ async fn the_server_is_answered_while_frames_are_held() {
     theirs.write_all(&data(b"held")).await.unwrap();
     copy.filled().await.unwrap();
     let (mut frames, mut answer) = copy.split();
-    let Frame::Data { payload: held, .. } = frames.next().unwrap().unwrap() else { panic!("it is data") };
-    let status = StandbyStatus { flushed: Lsn(9), ..StandbyStatus::default() };
+    let Frame::XLogData { payload: held, .. } = frames.next().unwrap().unwrap() else { panic!("it is data") };
+    let status = StandbyStatusUpdate { flushed: Lsn(9), ..StandbyStatusUpdate::default() };
     answer.status(status).await.unwrap();
     assert_eq!(hear(&mut theirs).await, (b'd', status.encode().to_vec()));
     assert_eq!(held, b"held");
@@ -317,7 +317,7 @@ async fn a_server_that_doesnt_read_is_still_read() {
     let (mut copy, ()) = tokio::join!(opening, welcoming);
     for number in 0..10 {
         let (_, mut answer) = copy.split();
-        let status = StandbyStatus { flushed: Lsn(number), ..StandbyStatus::default() };
+        let status = StandbyStatusUpdate { flushed: Lsn(number), ..StandbyStatusUpdate::default() };
         within("no answer waits", answer.status(status)).await.unwrap();
     }
     for payload in [&b"one"[..], b"two"] {
@@ -338,7 +338,7 @@ async fn a_server_that_doesnt_read_is_still_read() {
 #[tokio::test(start_paused = true)]
 async fn a_stream_is_closed_in_order_and_not_for_ever() {
     let (mut copy, mut theirs) = stream().await;
-    let status = StandbyStatus { flushed: Lsn(9), ..StandbyStatus::default() };
+    let status = StandbyStatusUpdate { flushed: Lsn(9), ..StandbyStatusUpdate::default() };
     copy.split().1.status(status).await.unwrap();
     let begun = tokio::time::Instant::now();
     copy.close().await;

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use forebay_pgoutput::{Decoder, Frame, Lsn, Message, PgTime, StandbyStatus, Value};
+use forebay_pgoutput::{
+    Frame, Lsn, PgOutputDecoder, PgOutputMessage, PgTime, StandbyStatusUpdate, TupleValue,
+};
 use forebay_reservoir::PostgresConnect;
 use forebay_testkit::sandbox::Postgres;
 use forebay_testkit::{Direction, Proxy, eventually, within};
@@ -12,7 +14,7 @@ use crate::wire::{Copy, Wire, WireError};
 /// A server with a table, a publication and a slot of its own, and what is streamed from it.
 struct Streamed {
     copy: Copy,
-    decoder: Decoder,
+    decoder: PgOutputDecoder,
     has_gathered: bool,
 }
 
@@ -38,7 +40,7 @@ async fn stream_by(words: &str, slot: &str) -> Streamed {
 async fn resume(wire: Wire, slot: &str) -> Result<Streamed, WireError> {
     let options = [("proto_version", "1"), ("publication_names", "\"all_things\"")];
     let copy = within("a stream", wire.start_replication(slot, Lsn(0), &options)).await?;
-    Ok(Streamed { copy, decoder: Decoder::new(), has_gathered: false })
+    Ok(Streamed { copy, decoder: PgOutputDecoder::new(), has_gathered: false })
 }
 
 impl Streamed {
@@ -50,13 +52,13 @@ impl Streamed {
             self.has_gathered |= self.copy.is_gathering();
             let (mut frames, _) = self.copy.split();
             while let Some(frame) = frames.next() {
-                let Frame::Data { payload, .. } = frame? else { continue };
+                let Frame::XLogData { payload, .. } = frame? else { continue };
                 match self.decoder.decode(payload).unwrap() {
-                    Message::Insert(insert) => match insert.new.get(1) {
-                        Some(Value::Text(name)) => names.push(String::from_utf8(name.to_vec()).unwrap()),
+                    PgOutputMessage::Insert(insert) => match insert.new.get(1) {
+                        Some(TupleValue::Text(name)) => names.push(String::from_utf8(name.to_vec()).unwrap()),
                         other => panic!("{other:?}"),
                     },
-                    Message::Commit(commit) => return Ok((names, commit.end)),
+                    PgOutputMessage::Commit(commit) => return Ok((names, commit.end_lsn)),
                     _ => {}
                 }
             }
@@ -72,8 +74,8 @@ impl Streamed {
             let (mut frames, mut answer) = self.copy.split();
             while let Some(frame) = frames.next() {
                 match frame {
-                    Ok(Frame::Keepalive { end, .. }) => answer.status(status(end)).await.unwrap(),
-                    Ok(Frame::Data { .. }) => {}
+                    Ok(Frame::Keepalive { wal_end, .. }) => answer.status(status(wal_end)).await.unwrap(),
+                    Ok(Frame::XLogData { .. }) => {}
                     Err(error) => return error,
                 }
             }
@@ -85,8 +87,14 @@ impl Streamed {
     }
 }
 
-fn status(lsn: Lsn) -> StandbyStatus {
-    StandbyStatus { received: lsn, flushed: lsn, applied: lsn, clock: PgTime(0), reply: false }
+fn status(lsn: Lsn) -> StandbyStatusUpdate {
+    StandbyStatusUpdate {
+        received: lsn,
+        flushed: lsn,
+        applied: lsn,
+        clock: PgTime(0),
+        reply_requested: false,
+    }
 }
 
 fn insert(postgres: &Postgres, from: u32, to: u32) {
@@ -295,10 +303,10 @@ async fn a_wait_that_is_given_up_all_the_time_loses_nothing() {
         }
         let (mut frames, _) = streamed.copy.split();
         while let Some(frame) = frames.next() {
-            let Frame::Data { payload, .. } = frame.unwrap() else { continue };
+            let Frame::XLogData { payload, .. } = frame.unwrap() else { continue };
             match streamed.decoder.decode(payload).unwrap() {
-                Message::Insert(_) => came += 1,
-                Message::Commit(_) => break 'reading,
+                PgOutputMessage::Insert(_) => came += 1,
+                PgOutputMessage::Commit(_) => break 'reading,
                 _ => {}
             }
         }

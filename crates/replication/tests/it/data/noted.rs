@@ -2,10 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use forebay_replication::pgoutput::{Lsn, Message, Relations, Value};
-use forebay_replication::{
-    Batch, Bookmark, Consumer, ConsumerError, Durable, Manager, ResetReason, Timeline,
-};
+use forebay_replication::pgoutput::{Lsn, PgOutputMessage, RelationCache, TupleValue};
+use forebay_replication::{Batch, Bookmark, Consumer, ConsumerError, Durable, Manager, ResetReason, Timeline};
 use forebay_testkit::{eventually, within};
 
 use super::both;
@@ -95,7 +93,7 @@ struct Notes(Arc<Mutex<Noted>>);
 #[derive(Default)]
 struct Noted {
     lines: Vec<String>,
-    relations: Relations,
+    relations: RelationCache,
     describes: bool,
     durable: Option<Durable>,
 }
@@ -125,9 +123,9 @@ impl Noted {
         self.relations.get(oid).expect("a relation comes before its changes").name.clone()
     }
 
-    fn take(&mut self, message: &Message<'_>) {
+    fn take(&mut self, message: &PgOutputMessage<'_>) {
         let line = match message {
-            Message::Relation(relation) => {
+            PgOutputMessage::Relation(relation) => {
                 // The server says it again now and then, without need.
                 if !self.relations.apply(relation) || !self.describes {
                     return;
@@ -143,21 +141,22 @@ impl Noted {
                 });
                 format!("relation {}{}", relation.name, columns.collect::<String>())
             }
-            Message::Insert(insert) => {
-                let word =
-                    |value: Value<'_>| String::from_utf8(value.bytes().unwrap_or(b"-").to_vec()).unwrap();
+            PgOutputMessage::Insert(insert) => {
+                let word = |value: TupleValue<'_>| {
+                    String::from_utf8(value.bytes().unwrap_or(b"-").to_vec()).unwrap()
+                };
                 let row: Vec<_> = insert.new.iter().map(word).collect();
                 format!("insert {} {}", self.name(insert.relation), row.join(" "))
             }
-            Message::Truncate(truncate) => {
+            PgOutputMessage::Truncate(truncate) => {
                 let mut tables: Vec<_> = truncate.relations.iter().map(|oid| self.name(oid)).collect();
                 tables.sort();
                 let cascade = if truncate.cascade { ", cascade" } else { "" };
                 let restart = if truncate.restart_identity { ", restart identity" } else { "" };
                 format!("truncate {}{cascade}{restart}", tables.join(" "))
             }
-            Message::Commit(commit) => {
-                return self.durable.as_ref().expect("a stream has begun").advance(commit.end);
+            PgOutputMessage::Commit(commit) => {
+                return self.durable.as_ref().expect("a stream has begun").advance(commit.end_lsn);
             }
             _ => return,
         };

@@ -1,7 +1,9 @@
-//! A body that holds its stream's permit.
+//! Response body that holds its stream's permit.
 //!
-//! Invariant: the permit lives as long as the body has more to give, and no longer: it is dropped with the body, or when the
-//! body ends or fails, whichever comes first. A 101's body ends at once; what becomes of its connection, no body tells.
+//! Invariant: the permit is released when the body is dropped, ends or fails, whichever comes
+//! first.
+//! Out of scope: upgraded connections. The body of a 101 ends immediately, so it releases its
+//! permit then.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -13,7 +15,8 @@ use pin_project_lite::pin_project;
 use crate::permit::Permit;
 
 pin_project! {
-    /// The body of a response that went through the door: a stream with its permit, or the answer to one who was refused.
+    /// Body of a response that passed the layer: a stream with its permit, or the body of a
+    /// rejection.
     #[derive(Debug)]
     pub struct StreamBody<B> {
         #[pin]
@@ -27,23 +30,24 @@ pin_project! {
     #[project = Projected]
     enum Content<B> {
         Stream { #[pin] body: B },
-        Answer { bytes: Bytes },
+        Rejection { bytes: Bytes },
     }
 }
 
 impl<B> StreamBody<B> {
-    /// A stream that holds its permit.
+    /// Creates the body of a stream that holds its permit.
     pub fn new(body: B, permit: Permit) -> Self {
         StreamBody { content: Content::Stream { body }, permit: Some(permit) }
     }
 
-    /// A body that needed no permit.
-    pub(crate) fn free(body: B) -> Self {
+    /// Creates the body of a request that needs no permit.
+    pub(crate) fn without_permit(body: B) -> Self {
         StreamBody { content: Content::Stream { body }, permit: None }
     }
 
-    pub(crate) fn answer(bytes: Bytes) -> Self {
-        StreamBody { content: Content::Answer { bytes }, permit: None }
+    /// Creates the body of a rejection.
+    pub(crate) fn rejection(bytes: Bytes) -> Self {
+        StreamBody { content: Content::Rejection { bytes }, permit: None }
     }
 }
 
@@ -64,7 +68,7 @@ impl<B: Body<Data = Bytes>> Body for StreamBody<B> {
                 }
                 Poll::Ready(frame)
             }
-            Projected::Answer { bytes } => {
+            Projected::Rejection { bytes } => {
                 let bytes = std::mem::take(bytes);
                 Poll::Ready((!bytes.is_empty()).then(|| Ok(Frame::data(bytes))))
             }
@@ -74,14 +78,14 @@ impl<B: Body<Data = Bytes>> Body for StreamBody<B> {
     fn is_end_stream(&self) -> bool {
         match &self.content {
             Content::Stream { body } => body.is_end_stream(),
-            Content::Answer { bytes } => bytes.is_empty(),
+            Content::Rejection { bytes } => bytes.is_empty(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.content {
             Content::Stream { body } => body.size_hint(),
-            Content::Answer { bytes } => SizeHint::with_exact(bytes.len() as u64),
+            Content::Rejection { bytes } => SizeHint::with_exact(bytes.len() as u64),
         }
     }
 }

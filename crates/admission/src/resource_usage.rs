@@ -1,9 +1,10 @@
-//! What this process uses and may use: resident memory, CPU time, and the bounds of its control group.
+//! Resource usage of this process: resident memory, CPU time, and the limits of its control group.
 //!
-//! Invariant: whatever can't be read is `None`, never a guess and never an error: a system without `/proc` or without control
-//! groups only sheds nothing.
-//! Kept by: every parser returns an `Option`; reading is bounded by the size of these small files.
-//! Not here: what is too much; see `core/pressure.rs`. Reading may block, so the sampler does it on a blocking thread.
+//! Invariant: an unreadable value is `None`, never a guess or an error. A system without `/proc` or
+//! control groups sheds no load.
+//! Enforced by: every parser returns an `Option`.
+//! Out of scope: the bounds; see `core/pressure.rs`. Reading may block, so the sampler does it on a
+//! blocking thread.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,24 +13,24 @@ use std::{fs, thread};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::config::MemoryBound;
-use crate::core::pressure::Sample;
+use crate::core::pressure::ResourceSample;
 
 const CONTROL_GROUPS: &str = "/sys/fs/cgroup";
 
-/// What was read, in plain units.
+/// Usage and limits at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub(crate) struct Reading {
+pub(crate) struct ResourceUsage {
     pub(crate) resident_bytes: Option<u64>,
     pub(crate) memory_limit_bytes: Option<u64>,
     pub(crate) cpu_time: Option<Duration>,
     pub(crate) cpus: f64,
 }
 
-impl Reading {
-    pub(crate) fn take() -> Self {
+impl ResourceUsage {
+    pub(crate) fn read() -> Self {
         let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         let limit = memory_limit(&groups, Path::new(CONTROL_GROUPS));
-        Reading {
+        ResourceUsage {
             resident_bytes: resident(&fs::read_to_string("/proc/self/status").unwrap_or_default()),
             memory_limit_bytes: limit
                 .or_else(|| kilobytes(&fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")),
@@ -38,15 +39,15 @@ impl Reading {
         }
     }
 
-    /// As the core wants it: memory as a fraction of what the bound is about.
-    pub(crate) fn sample(&self, bound: MemoryBound) -> Sample {
+    /// Converts to a sample with memory as a fraction of the bound's base.
+    pub(crate) fn sample(&self, bound: MemoryBound) -> ResourceSample {
         let base = match bound {
             MemoryBound::Off => None,
             MemoryBound::Bytes(bytes) => Some(bytes),
             MemoryBound::Fraction(_) => self.memory_limit_bytes,
         };
         let memory = self.resident_bytes.zip(base).map(|(held, base)| held as f64 / base.max(1) as f64);
-        Sample { memory, cpu_time: self.cpu_time, cpus: self.cpus }
+        ResourceSample { memory, cpu_time: self.cpu_time, cpus: self.cpus }
     }
 }
 
@@ -59,43 +60,43 @@ fn all_cpus() -> f64 {
     thread::available_parallelism().map_or(1.0, |cpus| cpus.get() as f64)
 }
 
-/// `VmRSS` of `/proc/self/status`.
+/// Returns `VmRSS` of `/proc/self/status` in bytes.
 fn resident(status: &str) -> Option<u64> {
     kilobytes(status, "VmRSS:")
 }
 
-/// The value of a line such as `VmRSS:      1234 kB`, in bytes.
+/// Returns the value of a line such as `VmRSS:      1234 kB`, in bytes.
 fn kilobytes(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.split_ascii_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// The strictest memory limit of the process's group and of those above it.
+/// Returns the smallest memory limit of the process's control group and its ancestors.
 fn memory_limit(groups: &str, root: &Path) -> Option<u64> {
     let unified = ancestors(root, group_path(groups, "")).into_iter();
-    let unified = unified.filter_map(|folder| bytes(&read(folder.join("memory.max"))?));
-    let old = ancestors(&root.join("memory"), group_path(groups, "memory")).into_iter();
-    let old = old.filter_map(|folder| bytes(&read(folder.join("memory.limit_in_bytes"))?));
-    unified.chain(old).min()
+    let unified = unified.filter_map(|dir| bytes(&read(dir.join("memory.max"))?));
+    let v1 = ancestors(&root.join("memory"), group_path(groups, "memory")).into_iter();
+    let v1 = v1.filter_map(|dir| bytes(&read(dir.join("memory.limit_in_bytes"))?));
+    unified.chain(v1).min()
 }
 
-/// How many CPUs the group and those above it leave.
+/// Returns the smallest CPU quota of the process's control group and its ancestors, in CPUs.
 fn cpu_quota(groups: &str, root: &Path) -> Option<f64> {
     let unified = ancestors(root, group_path(groups, "")).into_iter();
-    let unified = unified.filter_map(|folder| {
-        let text = read(folder.join("cpu.max"))?;
+    let unified = unified.filter_map(|dir| {
+        let text = read(dir.join("cpu.max"))?;
         let (quota, period) = text.trim().split_once(' ')?;
         cpus(quota, period)
     });
-    let old = ancestors(&root.join("cpu"), group_path(groups, "cpu")).into_iter();
-    let old = old.filter_map(|folder| {
-        cpus(&read(folder.join("cpu.cfs_quota_us"))?, &read(folder.join("cpu.cfs_period_us"))?)
-    });
-    unified.chain(old).min_by(f64::total_cmp)
+    let v1 = ancestors(&root.join("cpu"), group_path(groups, "cpu")).into_iter();
+    let v1 = v1
+        .filter_map(|dir| cpus(&read(dir.join("cpu.cfs_quota_us"))?, &read(dir.join("cpu.cfs_period_us"))?));
+    unified.chain(v1).min_by(f64::total_cmp)
 }
 
-/// The path of the group in a hierarchy. A line is `4:cpu,cpuacct:/path`; the unified hierarchy has no name in its line.
-/// Without a line there is still the root, as inside a container.
+/// Returns the path of the control group for a controller. A line is `4:cpu,cpuacct:/path`; the
+/// unified hierarchy (v2) has no controller name. Without a line, as in some containers, the path
+/// is the root.
 fn group_path<'a>(groups: &'a str, controller: &str) -> &'a str {
     let mut lines = groups.lines().filter_map(|line| {
         let mut parts = line.splitn(3, ':').skip(1);
@@ -105,7 +106,7 @@ fn group_path<'a>(groups: &'a str, controller: &str) -> &'a str {
     found.map_or("/", |(_, path)| path)
 }
 
-/// The folder of a group and every one above it, down to the root of the hierarchy.
+/// Returns the directory of a control group and all its ancestors, up to the root.
 fn ancestors(root: &Path, path: &str) -> Vec<PathBuf> {
     Path::new(path.trim_start_matches('/')).ancestors().map(|part| root.join(part)).collect()
 }
@@ -114,7 +115,7 @@ fn read(file: PathBuf) -> Option<String> {
     fs::read_to_string(file).ok()
 }
 
-/// A number, or `max`. The old hierarchy writes no limit as nearly 2⁶³.
+/// Parses a number of bytes. `max`, and the v1 value near 2⁶³, mean no limit.
 fn bytes(text: &str) -> Option<u64> {
     text.trim().parse().ok().filter(|bytes| *bytes < 1 << 62)
 }
@@ -128,10 +129,10 @@ fn cpus(quota: &str, period: &str) -> Option<f64> {
 mod tests {
     use super::*;
 
-    /// A folder that goes away.
-    struct Folder(PathBuf);
+    /// Temporary directory that is removed on drop.
+    struct TempCgroupDir(PathBuf);
 
-    impl Folder {
+    impl TempCgroupDir {
         fn new(name: &str, files: &[(&str, &str)]) -> Self {
             let root = std::env::temp_dir().join(format!("forebay-groups-{}-{name}", std::process::id()));
             for (file, text) in files {
@@ -139,26 +140,26 @@ mod tests {
                 fs::create_dir_all(file.parent().unwrap()).unwrap();
                 fs::write(file, text).unwrap();
             }
-            Folder(root)
+            TempCgroupDir(root)
         }
     }
 
-    impl Drop for Folder {
+    impl Drop for TempCgroupDir {
         fn drop(&mut self) {
             let _ = fs::remove_dir_all(&self.0);
         }
     }
 
     #[test]
-    fn this_process_has_memory_and_has_used_cpu() {
-        let reading = Reading::take();
-        assert!(reading.resident_bytes > Some(1 << 20), "{reading:?}");
-        assert!(reading.cpu_time.is_some() && reading.cpus > 0.0, "{reading:?}");
-        assert!(reading.memory_limit_bytes > reading.resident_bytes, "{reading:?}");
+    fn the_usage_of_this_process_is_read() {
+        let usage = ResourceUsage::read();
+        assert!(usage.resident_bytes > Some(1 << 20), "{usage:?}");
+        assert!(usage.cpu_time.is_some() && usage.cpus > 0.0, "{usage:?}");
+        assert!(usage.memory_limit_bytes > usage.resident_bytes, "{usage:?}");
     }
 
     #[test]
-    fn the_strictest_group_above_decides() {
+    fn the_smallest_limit_of_all_ancestors_applies() {
         let files = [
             ("a/b/memory.max", "max\n"),
             ("a/memory.max", "1000\n"),
@@ -166,13 +167,13 @@ mod tests {
             ("a/b/cpu.max", "150000 100000\n"),
             ("a/cpu.max", "max 100000\n"),
         ];
-        let folder = Folder::new("unified", &files);
-        assert_eq!(memory_limit("0::/a/b\n", &folder.0), Some(1000));
-        assert_eq!(cpu_quota("0::/a/b\n", &folder.0), Some(1.5));
+        let dir = TempCgroupDir::new("unified", &files);
+        assert_eq!(memory_limit("0::/a/b\n", &dir.0), Some(1000));
+        assert_eq!(cpu_quota("0::/a/b\n", &dir.0), Some(1.5));
     }
 
     #[test]
-    fn the_old_hierarchy_is_understood_too() {
+    fn the_v1_hierarchy_is_read() {
         let files = [
             ("memory/x/memory.limit_in_bytes", "2048\n"),
             ("memory/memory.limit_in_bytes", "9223372036854771712\n"),
@@ -181,27 +182,30 @@ mod tests {
             ("cpu/cpu.cfs_quota_us", "-1\n"),
             ("cpu/cpu.cfs_period_us", "100000\n"),
         ];
-        let folder = Folder::new("old", &files);
+        let dir = TempCgroupDir::new("old", &files);
         let groups = "4:memory:/x\n3:cpu,cpuacct:/x\n1:name=systemd:/y\n";
-        assert_eq!(memory_limit(groups, &folder.0), Some(2048));
-        assert_eq!(cpu_quota(groups, &folder.0), Some(0.5));
+        assert_eq!(memory_limit(groups, &dir.0), Some(2048));
+        assert_eq!(cpu_quota(groups, &dir.0), Some(0.5));
     }
 
     #[test]
-    fn what_is_missing_or_garbled_is_nothing() {
-        let folder = Folder::new("garbled", &[("memory.max", "much"), ("cpu.max", "100000")]);
-        assert_eq!(memory_limit("", &folder.0), None);
-        assert_eq!(cpu_quota("rubbish\n:::\n", &folder.0), None);
+    fn missing_or_invalid_values_are_none() {
+        let dir = TempCgroupDir::new("garbled", &[("memory.max", "much"), ("cpu.max", "100000")]);
+        assert_eq!(memory_limit("", &dir.0), None);
+        assert_eq!(cpu_quota("rubbish\n:::\n", &dir.0), None);
         assert_eq!(resident("VmRSS: many kB"), None);
         assert_eq!(resident("VmHWM:\t 10 kB\nVmRSS:\t 7 kB\n"), Some(7 * 1024));
     }
 
     #[test]
-    fn memory_is_a_fraction_of_what_the_bound_is_about() {
-        let reading =
-            Reading { resident_bytes: Some(500), memory_limit_bytes: Some(2_000), ..Reading::default() };
-        assert_eq!(reading.sample(MemoryBound::Off).memory, None);
-        assert_eq!(reading.sample(MemoryBound::Bytes(1_000)).memory, Some(0.5));
-        assert_eq!(reading.sample(MemoryBound::Fraction(0.9)).memory, Some(0.25));
+    fn memory_is_a_fraction_of_the_bounds_base() {
+        let usage = ResourceUsage {
+            resident_bytes: Some(500),
+            memory_limit_bytes: Some(2_000),
+            ..ResourceUsage::default()
+        };
+        assert_eq!(usage.sample(MemoryBound::Off).memory, None);
+        assert_eq!(usage.sample(MemoryBound::Bytes(1_000)).memory, Some(0.5));
+        assert_eq!(usage.sample(MemoryBound::Fraction(0.9)).memory, Some(0.25));
     }
 }

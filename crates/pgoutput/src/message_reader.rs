@@ -1,40 +1,41 @@
-//! A cursor over the bytes of one message.
+//! Bounds-checked reader over the bytes of one message.
 //!
-//! Invariant: it never reads past the end, never panics and never allocates; a failed read says which field it was.
-//! Kept by: the only ways on are slice methods that return an `Option`.
+//! Invariant: it never reads past the end, panics or allocates. A failed read names the field and
+//! consumes nothing.
+//! Enforced by: the reader advances only through slice methods that return an `Option`.
 
 use std::fmt;
 
 use crate::error::{DecodeError, Fault};
 use crate::{Lsn, PgTime};
 
-/// What is left of a message.
+/// Unread part of a message.
 #[derive(Clone, Copy)]
-pub(crate) struct Reader<'a> {
+pub(crate) struct MessageReader<'a> {
     tag: Option<u8>,
-    /// Bytes of the whole message, its tag included.
+    /// Length of the whole message in bytes, including its tag.
     whole: usize,
     rest: &'a [u8],
 }
 
-impl<'a> Reader<'a> {
-    /// At the first byte of a message, which is its tag.
+impl<'a> MessageReader<'a> {
+    /// Creates a reader at the first byte of a message, its tag.
     pub(crate) fn new(message: &'a [u8]) -> Self {
         Self { tag: message.first().copied(), whole: message.len(), rest: message }
     }
 
-    /// All that is left.
+    /// Returns the unread bytes.
     pub(crate) fn rest(&self) -> &'a [u8] {
         self.rest
     }
 
-    /// The bytes between an earlier state of this reader and now.
+    /// Returns the bytes between an earlier state of this reader and the current one.
     pub(crate) fn since(&self, before: &Self) -> &'a [u8] {
         let read = before.rest.len().saturating_sub(self.rest.len());
         before.rest.get(..read).unwrap_or_default()
     }
 
-    /// That the field which begins here is wrong.
+    /// Creates the error for the field that starts at the current position.
     #[cold]
     pub(crate) fn fault(self, field: &'static str, fault: Fault) -> DecodeError {
         DecodeError { tag: self.tag, at: self.whole.saturating_sub(self.rest.len()), field, fault }
@@ -70,13 +71,13 @@ impl<'a> Reader<'a> {
         self.array(field).map(|bytes| PgTime(i64::from_be_bytes(bytes)))
     }
 
-    /// 0 or 1.
+    /// Reads one byte that must be 0 or 1.
     #[inline]
     pub(crate) fn bool(&mut self, field: &'static str) -> Result<bool, DecodeError> {
         self.flags(1, field).map(|flag| flag != 0)
     }
 
-    /// A byte of flags of which only `known` may be set.
+    /// Reads one byte of flags. Fails if a flag outside `known` is set.
     #[inline]
     pub(crate) fn flags(&mut self, known: u8, field: &'static str) -> Result<u8, DecodeError> {
         let before = *self;
@@ -87,7 +88,7 @@ impl<'a> Reader<'a> {
         Ok(flags)
     }
 
-    /// A length of 32 bits, then as many bytes.
+    /// Reads a 32-bit length, then that many bytes.
     #[inline]
     pub(crate) fn counted(
         &mut self,
@@ -112,7 +113,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// UTF-8 up to a zero byte.
+    /// Reads a zero-terminated UTF-8 string.
     pub(crate) fn text(&mut self, field: &'static str) -> Result<&'a str, DecodeError> {
         let Some(length) = self.rest.iter().position(|byte| *byte == 0) else {
             return Err(self.fault(field, Fault::Unterminated));
@@ -123,7 +124,7 @@ impl<'a> Reader<'a> {
         Ok(text)
     }
 
-    /// That the message is at its end.
+    /// Fails if the message has unread bytes.
     #[inline]
     pub(crate) fn end(&self) -> Result<(), DecodeError> {
         match self.rest.len() {
@@ -144,10 +145,10 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Tells how much is left, never what: it may be a row.
-impl fmt::Debug for Reader<'_> {
+/// Prints the number of unread bytes, never the bytes: they may be row data.
+impl fmt::Debug for MessageReader<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Reader({} bytes left)", self.rest.len())
+        write!(f, "MessageReader({} bytes left)", self.rest.len())
     }
 }
 
@@ -155,15 +156,15 @@ impl fmt::Debug for Reader<'_> {
 mod tests {
     use super::*;
 
-    /// Past its first byte.
-    fn reader(message: &[u8]) -> Reader<'_> {
-        let mut reader = Reader::new(message);
+    /// Returns a reader after the tag.
+    fn reader(message: &[u8]) -> MessageReader<'_> {
+        let mut reader = MessageReader::new(message);
         reader.u8("tag").unwrap();
         reader
     }
 
     #[test]
-    fn numbers_are_read_with_the_highest_byte_first() {
+    fn numbers_are_big_endian() {
         let mut reader = reader(
             b"I\x01\x02\x03\x04\x05\x06\xFF\xFF\xFF\xFE\0\0\0\0\0\0\x01\x02\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF",
         );
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_past_the_end_tells_where_the_field_begins_and_takes_nothing() {
+    fn a_read_past_the_end_reports_the_fields_offset_and_consumes_nothing() {
         let mut reader = reader(b"I\x01\x02\x03");
         let fault = Fault::Ended { needed: 4, left: 3 };
         assert_eq!(reader.u32("oid"), Err(DecodeError { tag: Some(b'I'), at: 1, field: "oid", fault }));
@@ -211,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_that_nobody_knows_are_refused() {
+    fn unknown_flags_are_refused() {
         assert_eq!(reader(b"C\x02").flags(3, "flags"), Ok(2));
         let error = reader(b"C\x04").flags(3, "flags").unwrap_err();
         assert_eq!((error.at, error.fault), (1, Fault::Unexpected { expected: "the known flags" }));
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn its_debug_holds_no_row() {
-        assert_eq!(format!("{:?}", reader(b"Isecret")), "Reader(6 bytes left)");
+    fn debug_output_of_the_reader_contains_no_bytes() {
+        assert_eq!(format!("{:?}", reader(b"Isecret")), "MessageReader(6 bytes left)");
     }
 }

@@ -1,27 +1,28 @@
-//! Postgres' clock.
+//! Timestamps in PostgreSQL's wire format.
 //!
-//! Invariant: microseconds, counted from 2000-01-01 00:00 UTC; converting saturates, so nothing from the wire overflows.
-//! Not here: asking what time it is; whoever answers a server passes it.
+//! Invariant: a [`PgTime`] counts microseconds since 2000-01-01 00:00 UTC. Conversions saturate, so
+//! no value from the wire overflows.
+//! Out of scope: reading a clock. The caller passes the time.
 
-/// A time as Postgres sends it: microseconds since 2000-01-01 00:00 UTC.
+/// Timestamp as PostgreSQL sends it: microseconds since 2000-01-01 00:00 UTC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct PgTime(pub i64);
 
-/// From 1970 to 2000.
+/// Microseconds from 1970-01-01 to 2000-01-01.
 const UNIX_MICROS_OF_2000: i64 = 946_684_800_000_000;
 
 impl PgTime {
-    /// From microseconds since 1970-01-01 00:00 UTC.
+    /// Converts from microseconds since 1970-01-01 00:00 UTC.
     pub const fn from_unix_micros(micros: i64) -> Self {
         PgTime(micros.saturating_sub(UNIX_MICROS_OF_2000))
     }
 
-    /// Microseconds since 1970-01-01 00:00 UTC.
+    /// Converts to microseconds since 1970-01-01 00:00 UTC.
     pub const fn to_unix_micros(self) -> i64 {
         self.0.saturating_add(UNIX_MICROS_OF_2000)
     }
 
-    /// Microseconds from an earlier time to this one; negative if it is later.
+    /// Returns the microseconds from `earlier` to this time; negative if `earlier` is later.
     pub const fn micros_since(self, earlier: PgTime) -> i64 {
         self.0.saturating_sub(earlier.0)
     }
@@ -39,7 +40,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ends_of_time_do_not_overflow() {
+    fn conversions_at_the_limits_saturate() {
         assert_eq!(PgTime(i64::MAX).to_unix_micros(), i64::MAX);
         assert_eq!(PgTime::from_unix_micros(i64::MIN), PgTime(i64::MIN));
         assert_eq!(PgTime(i64::MAX).micros_since(PgTime(-1)), i64::MAX);

@@ -1,7 +1,8 @@
-//! What a token that holds says, for those who want to know more than who somebody is.
+//! Verified token with its claims.
 //!
-//! Invariant: there is one only of a token whose signature and claims were checked; and it is never printed.
-//! Kept by: only [`Identify::token`](super::Identify::token) gives one away.
+//! Invariant: exists only for a token whose signature and claims were checked. `Debug` never prints
+//! the claims.
+//! Enforced by: only [`Identify::token`](super::Identify::token) returns one.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,15 +12,15 @@ use serde_json::{Map, Value};
 use super::TokenFault;
 use super::claims::Subject;
 
-/// A token that holds.
+/// A token whose signature and claims are valid.
 #[derive(Clone, PartialEq)]
-pub struct Token {
+pub struct VerifiedToken {
     claims: Map<String, Value>,
-    left: Option<Duration>,
+    remaining: Option<Duration>,
 }
 
-impl Token {
-    /// `now` is the time since 1970.
+impl VerifiedToken {
+    /// Fails if the token has expired. `now` is the time since 1970.
     pub(super) fn new(
         subject: &Subject,
         claims: Map<String, Value>,
@@ -29,24 +30,24 @@ impl Token {
         if left.is_some_and(|left| left <= 0.0) {
             return Err(TokenFault::Expired);
         }
-        // What is too far to be counted never comes.
-        Ok(Token { claims, left: left.and_then(|left| Duration::try_from_secs_f64(left).ok()) })
+        // An expiry beyond the range of `Duration` counts as none.
+        Ok(VerifiedToken { claims, remaining: left.and_then(|left| Duration::try_from_secs_f64(left).ok()) })
     }
 
-    /// What it says under this name.
+    /// Returns a claim by name.
     pub fn claim(&self, name: &str) -> Option<&Value> {
         self.claims.get(name)
     }
 
-    /// How long it was until its `exp` when it was checked. `None`: it never expires.
-    pub fn left(&self) -> Option<Duration> {
-        self.left
+    /// Returns the time from the check until `exp`. `None`: the token does not expire.
+    pub fn remaining(&self) -> Option<Duration> {
+        self.remaining
     }
 }
 
-impl fmt::Debug for Token {
+impl fmt::Debug for VerifiedToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Token").field("left", &self.left).finish_non_exhaustive()
+        f.debug_struct("VerifiedToken").field("remaining", &self.remaining).finish_non_exhaustive()
     }
 }
 
@@ -56,22 +57,22 @@ mod tests {
 
     fn left(exp: Option<f64>) -> Result<Option<Duration>, TokenFault> {
         let subject = Subject { user: "ada".into(), class: None, expires_at: exp };
-        Token::new(&subject, Map::new(), Duration::from_secs(1_000)).map(|token| token.left())
+        VerifiedToken::new(&subject, Map::new(), Duration::from_secs(1_000)).map(|token| token.remaining())
     }
 
     #[test]
-    fn the_time_that_is_left_has_no_leeway() {
+    fn the_remaining_time_has_no_leeway() {
         assert_eq!(left(Some(1_007.5)), Ok(Some(Duration::from_millis(7_500))));
         assert_eq!(left(Some(1_000.0)), Err(TokenFault::Expired));
-        assert_eq!(left(Some(990.0)), Err(TokenFault::Expired), "elsewhere taken, because clocks differ");
+        assert_eq!(left(Some(990.0)), Err(TokenFault::Expired), "no leeway here");
         assert_eq!(left(Some(1e300)), Ok(None));
         assert_eq!(left(None), Ok(None));
     }
 
     #[test]
-    fn debug_tells_no_claim() {
+    fn debug_output_contains_no_claim() {
         let subject = Subject { user: "ada".into(), class: None, expires_at: None };
         let claims = Map::from_iter([("sub".to_owned(), Value::from("ada"))]);
-        assert!(!format!("{:?}", Token::new(&subject, claims, Duration::ZERO)).contains("ada"));
+        assert!(!format!("{:?}", VerifiedToken::new(&subject, claims, Duration::ZERO)).contains("ada"));
     }
 }

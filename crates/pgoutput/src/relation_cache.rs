@@ -1,114 +1,118 @@
-//! The tables that a server has announced.
+//! Cache of the relations announced in one connection.
 //!
-//! Invariant: at most one table per oid, as last announced; announcing the same again leaves it untouched, and whoever
-//! holds the old one keeps it.
-//! Bounds: a table takes a few times the bytes of the message that announced it. There are as many as the server has
-//! announced since the connection began, published partitions included; start anew with each connection.
+//! Invariant: at most one relation per OID: the latest. Applying an equal [`Relation`] keeps the
+//! existing [`Arc`].
+//! Bound: a cached relation uses a few times the bytes of its message. Their number is the number
+//! of tables announced in the connection, published partitions included. Use a new cache for each
+//! connection.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::relation::{ColumnRef, Relation, ReplicaIdentity};
+use crate::relation::{Relation, RelationColumn, ReplicaIdentity};
 
-/// The tables as last announced, by oid.
+/// Latest announced relations, by OID.
 #[derive(Debug, Clone, Default)]
-pub struct Relations {
-    tables: HashMap<u32, Arc<Table>>,
+pub struct RelationCache {
+    tables: HashMap<u32, Arc<CachedRelation>>,
 }
 
-impl Relations {
-    /// None so far: a server announces each table anew in each connection, before its first change.
+impl RelationCache {
+    /// Creates an empty cache. A server announces each table in each connection, before its first
+    /// change.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes note of a table. Returns whether that differs from what was known; if not, the same [`Arc`] stays.
+    /// Stores a relation. Returns whether it differs from the cached one; if not, the same [`Arc`]
+    /// stays.
     ///
-    /// A table that a streamed transaction announces (its `xid` is there) is so only for that transaction until it commits:
-    /// keep it in `Relations` of its own, and [`adopt`](Self::adopt) them at its `StreamCommit`.
+    /// A relation from a streamed transaction (with an `xid`) holds for that transaction only,
+    /// until it commits. Store it in a separate `RelationCache`, and [`adopt`](Self::adopt) that at
+    /// the `StreamCommit`.
     pub fn apply(&mut self, relation: &Relation<'_>) -> bool {
         if self.tables.get(&relation.oid).is_some_and(|table| **table == *relation) {
             return false;
         }
-        self.tables.insert(relation.oid, Arc::new(Table::from(relation)));
+        self.tables.insert(relation.oid, Arc::new(CachedRelation::from(relation)));
         true
     }
 
-    /// Takes over the tables that a streamed transaction announced, now that it has committed.
-    pub fn adopt(&mut self, streamed: Relations) {
+    /// Takes over the relations of a streamed transaction that has committed.
+    pub fn adopt(&mut self, streamed: RelationCache) {
         self.tables.extend(streamed.tables);
     }
 
-    /// The table of this oid.
+    /// Returns the relation with this OID.
     #[inline]
-    pub fn get(&self, oid: u32) -> Option<&Arc<Table>> {
+    pub fn get(&self, oid: u32) -> Option<&Arc<CachedRelation>> {
         self.tables.get(&oid)
     }
 
-    /// How many there are.
+    /// Returns the number of relations.
     pub fn len(&self) -> usize {
         self.tables.len()
     }
 
-    /// Whether none has been announced.
+    /// Returns whether the cache is empty.
     pub fn is_empty(&self) -> bool {
         self.tables.is_empty()
     }
 
-    /// All of them, in no order.
-    pub fn iter(&self) -> impl Iterator<Item = &Arc<Table>> {
+    /// Returns an iterator over the relations, in no particular order.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<CachedRelation>> {
         self.tables.values()
     }
 }
 
-/// A table: what a [`Relation`] says, owned.
+/// Owned copy of a [`Relation`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Table {
-    /// By what changes name it.
+pub struct CachedRelation {
+    /// OID that changes refer to.
     pub oid: u32,
-    /// Its schema, never empty.
+    /// Schema name, never empty.
     pub namespace: String,
-    /// Its name.
+    /// Table name.
     pub name: String,
-    /// What it tells of rows that are updated or deleted.
+    /// Replica identity of the table.
     pub identity: ReplicaIdentity,
-    /// Its columns that are published, in the order of the values in tuples.
-    pub columns: Vec<Column>,
+    /// Published columns, in the order of the values in tuples.
+    pub columns: Vec<CachedColumn>,
 }
 
-/// A column of a [`Table`].
+/// Column of a [`CachedRelation`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Column {
-    /// Its name.
+pub struct CachedColumn {
+    /// Column name.
     pub name: String,
-    /// Its type, as in `pg_type`.
+    /// OID of the column's type, as in `pg_type`.
     pub type_oid: u32,
-    /// The type's modifier, as in `pg_attribute.atttypmod`; -1 if there is none.
+    /// Type modifier, as in `pg_attribute.atttypmod`; -1 if there is none.
     pub type_modifier: i32,
-    /// Whether it belongs to the replica identity.
+    /// Whether the column belongs to the replica identity.
     pub is_key: bool,
 }
 
-impl From<&Relation<'_>> for Table {
+impl From<&Relation<'_>> for CachedRelation {
     fn from(relation: &Relation<'_>) -> Self {
-        Table {
+        CachedRelation {
             oid: relation.oid,
             namespace: schema(relation).to_owned(),
             name: relation.name.to_owned(),
             identity: relation.identity,
-            columns: relation.columns.iter().map(Column::from).collect(),
+            columns: relation.columns.iter().map(CachedColumn::from).collect(),
         }
     }
 }
 
-impl From<ColumnRef<'_>> for Column {
-    fn from(column: ColumnRef<'_>) -> Self {
-        let ColumnRef { name, type_oid, type_modifier, is_key } = column;
-        Column { name: name.to_owned(), type_oid, type_modifier, is_key }
+impl From<RelationColumn<'_>> for CachedColumn {
+    fn from(column: RelationColumn<'_>) -> Self {
+        let RelationColumn { name, type_oid, type_modifier, is_key } = column;
+        CachedColumn { name: name.to_owned(), type_oid, type_modifier, is_key }
     }
 }
 
-impl PartialEq<Relation<'_>> for Table {
+impl PartialEq<Relation<'_>> for CachedRelation {
     fn eq(&self, relation: &Relation<'_>) -> bool {
         self.oid == relation.oid
             && self.namespace == schema(relation)
@@ -119,9 +123,9 @@ impl PartialEq<Relation<'_>> for Table {
     }
 }
 
-impl PartialEq<ColumnRef<'_>> for Column {
-    fn eq(&self, announced: &ColumnRef<'_>) -> bool {
-        let ColumnRef { name, type_oid, type_modifier, is_key } = *announced;
+impl PartialEq<RelationColumn<'_>> for CachedColumn {
+    fn eq(&self, announced: &RelationColumn<'_>) -> bool {
+        let RelationColumn { name, type_oid, type_modifier, is_key } = *announced;
         self.name == name
             && self.type_oid == type_oid
             && self.type_modifier == type_modifier
@@ -136,26 +140,26 @@ fn schema<'a>(relation: &Relation<'a>) -> &'a str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Decoder, Message};
+    use crate::{PgOutputDecoder, PgOutputMessage};
 
     const USERS: &[u8] = b"R\0\0\0\x01public\0users\0d\0\x01\x01id\0\0\0\0\x17\xFF\xFF\xFF\xFF";
     const RENAMED: &[u8] = b"R\0\0\0\x01public\0people\0d\0\x01\x01id\0\0\0\0\x17\xFF\xFF\xFF\xFF";
     const IN_CATALOG: &[u8] = b"R\0\0\0\x02\0oddity\0n\0\0";
 
     fn relation(bytes: &[u8]) -> Relation<'_> {
-        match Decoder::new().decode(bytes) {
-            Ok(Message::Relation(relation)) => relation,
+        match PgOutputDecoder::new().decode(bytes) {
+            Ok(PgOutputMessage::Relation(relation)) => relation,
             other => panic!("{other:?}"),
         }
     }
 
     #[test]
     fn a_table_is_found_by_its_oid() {
-        let mut relations = Relations::new();
+        let mut relations = RelationCache::new();
         assert!(relations.is_empty() && relations.get(1).is_none());
         assert!(relations.apply(&relation(USERS)));
-        let id = Column { name: "id".into(), type_oid: 23, type_modifier: -1, is_key: true };
-        let users = Table {
+        let id = CachedColumn { name: "id".into(), type_oid: 23, type_modifier: -1, is_key: true };
+        let users = CachedRelation {
             oid: 1,
             namespace: "public".into(),
             name: "users".into(),
@@ -167,8 +171,8 @@ mod tests {
     }
 
     #[test]
-    fn announcing_the_same_again_changes_nothing() {
-        let mut relations = Relations::new();
+    fn applying_an_equal_relation_changes_nothing() {
+        let mut relations = RelationCache::new();
         relations.apply(&relation(USERS));
         let before = relations.get(1).unwrap().clone();
         assert!(!relations.apply(&relation(USERS)));
@@ -177,8 +181,8 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_table_takes_the_place_of_the_old_one_which_stays_for_its_holders() {
-        let mut relations = Relations::new();
+    fn a_changed_relation_replaces_the_old_one_and_old_arcs_stay_valid() {
+        let mut relations = RelationCache::new();
         relations.apply(&relation(USERS));
         let before = relations.get(1).unwrap().clone();
         assert!(relations.apply(&relation(RENAMED)));
@@ -187,27 +191,29 @@ mod tests {
     }
 
     #[test]
-    fn every_difference_is_seen() {
-        for place in 1..USERS.len() {
+    fn every_difference_is_detected() {
+        for offset in 1..USERS.len() {
             let mut changed = USERS.to_vec();
-            changed[place] ^= 1;
-            let Ok(Message::Relation(other)) = Decoder::new().decode(&changed) else { continue };
-            let (before, after) = (Table::from(&relation(USERS)), Table::from(&other));
-            assert!(before != other && after == other, "{place}");
+            changed[offset] ^= 1;
+            let Ok(PgOutputMessage::Relation(other)) = PgOutputDecoder::new().decode(&changed) else {
+                continue;
+            };
+            let (before, after) = (CachedRelation::from(&relation(USERS)), CachedRelation::from(&other));
+            assert!(before != other && after == other, "{offset}");
         }
     }
 
     #[test]
     fn a_schema_without_name_is_spelled_out() {
-        let mut relations = Relations::new();
+        let mut relations = RelationCache::new();
         assert!(relations.apply(&relation(IN_CATALOG)));
         assert!(!relations.apply(&relation(IN_CATALOG)));
         assert_eq!(relations.get(2).unwrap().namespace, "pg_catalog");
     }
 
     #[test]
-    fn what_a_streamed_transaction_announced_counts_for_all_once_it_committed() {
-        let (mut relations, mut streamed) = (Relations::new(), Relations::new());
+    fn relations_of_a_streamed_transaction_are_adopted_at_its_commit() {
+        let (mut relations, mut streamed) = (RelationCache::new(), RelationCache::new());
         relations.apply(&relation(USERS));
         relations.apply(&relation(IN_CATALOG));
         streamed.apply(&relation(RENAMED));

@@ -1,29 +1,30 @@
-//! What someone wrote into the log by hand.
+//! The Message message: written by `pg_logical_emit_message`.
 
 use std::fmt;
 
 use crate::Lsn;
 use crate::error::DecodeError;
-use crate::reader::Reader;
+use crate::message_reader::MessageReader;
 
-/// `M`: what someone wrote with `pg_logical_emit_message`; only if the stream was started with `messages`.
+/// `M`: a logical decoding message, written by `pg_logical_emit_message`. Sent only if the stream
+/// was started with `messages`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct LogicalMessage<'a> {
-    /// The (sub)transaction, if it is streamed.
+    /// Id of the (sub)transaction, if the message is within a stream segment.
     pub xid: Option<u32>,
-    /// Whether it belongs to the transaction around it. If not, it comes at once, outside of any transaction, and even if the
-    /// one that wrote it is rolled back.
+    /// Whether it belongs to the surrounding transaction. If not, it is sent immediately, outside
+    /// any transaction, even if its writer rolls back.
     pub transactional: bool,
-    /// Where it is in the log.
+    /// WAL position of the message.
     pub lsn: Lsn,
-    /// Whom it is for.
+    /// Prefix, which identifies the addressed application.
     pub prefix: &'a str,
-    /// What it says.
+    /// Content, any bytes.
     pub content: &'a [u8],
 }
 
 impl<'a> LogicalMessage<'a> {
-    pub(super) fn read(xid: Option<u32>, reader: &mut Reader<'a>) -> Result<Self, DecodeError> {
+    pub(super) fn read(xid: Option<u32>, reader: &mut MessageReader<'a>) -> Result<Self, DecodeError> {
         Ok(LogicalMessage {
             xid,
             transactional: reader.bool("flags")?,
@@ -34,7 +35,7 @@ impl<'a> LogicalMessage<'a> {
     }
 }
 
-/// Tells how long the content is, never what it says.
+/// Prints the length of the content, never the content.
 impl fmt::Debug for LogicalMessage<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { xid, transactional, lsn, prefix, content } = self;
@@ -52,12 +53,12 @@ impl fmt::Debug for LogicalMessage<'_> {
 mod tests {
     use super::*;
     use crate::error::Fault;
-    use crate::message::{Message, alone, assert_needs_all, streamed};
+    use crate::message::{PgOutputMessage, alone, assert_needs_all, streamed};
 
     const MESSAGE: &[u8] = b"M\x01\0\0\0\0\x01\x50\x22\xA0audit\0\0\0\0\x03a\0b";
 
     #[test]
-    fn a_message_is_for_a_prefix_and_says_any_bytes() {
+    fn a_message_has_a_prefix_and_any_bytes_as_content() {
         let expected = LogicalMessage {
             xid: None,
             transactional: true,
@@ -65,30 +66,30 @@ mod tests {
             prefix: "audit",
             content: b"a\0b",
         };
-        assert_eq!(alone(MESSAGE), Ok(Message::Logical(expected)));
+        assert_eq!(alone(MESSAGE), Ok(PgOutputMessage::Logical(expected)));
         assert_needs_all(MESSAGE, alone);
     }
 
     #[test]
-    fn a_message_may_belong_to_no_transaction() {
+    fn a_message_may_be_non_transactional() {
         let mut bytes = MESSAGE.to_vec();
         bytes[1] = 0;
-        let Ok(Message::Logical(message)) = alone(&bytes) else { panic!("it is a message") };
+        let Ok(PgOutputMessage::Logical(message)) = alone(&bytes) else { panic!("it is a message") };
         assert!(!message.transactional);
         bytes[1] = 2;
         assert_eq!(alone(&bytes).unwrap_err().field, "flags");
     }
 
     #[test]
-    fn a_message_in_a_stream_tells_its_transaction() {
+    fn a_message_in_a_stream_has_an_xid() {
         let bytes = [b"M\0\0\x02\xF0", &MESSAGE[1..]].concat();
-        let Ok(Message::Logical(message)) = streamed(&bytes) else { panic!("it is a message") };
+        let Ok(PgOutputMessage::Logical(message)) = streamed(&bytes) else { panic!("it is a message") };
         assert_eq!((message.xid, message.prefix), (Some(752), "audit"));
         assert_needs_all(&bytes, streamed);
     }
 
     #[test]
-    fn a_content_of_negative_length_is_refused() {
+    fn content_of_negative_length_is_refused() {
         let mut bytes = MESSAGE.to_vec();
         bytes[16] = 0xFF;
         let error = alone(&bytes).unwrap_err();
@@ -96,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_holds_no_content() {
+    fn debug_output_contains_no_content() {
         let printed = format!("{:?}", alone(MESSAGE).unwrap());
         assert!(
             printed.contains("audit") && printed.contains("3 bytes") && !printed.contains("97"),

@@ -1,0 +1,534 @@
+//! Admission controller: decides which streams open, and accounts for the open ones.
+//!
+//! Invariant 1: an admitted stream holds one unit of the budget from the decision until its
+//! [`Permit`] is dropped, and one unit of the user's limit if it has a user. A rejected or
+//! cancelled request holds nothing.
+//! Enforced by: units are RAII leases. The budget's lease is acquired first and released if the
+//! user's limit refuses.
+//! Invariant 2: once the controller is closed and empty, it stays empty.
+//! Enforced by: [`AdmissionController::register`] inserts the stream first and checks `draining`
+//! afterwards. The closing side sets `draining` first and checks the registry afterwards.
+//! Out of scope: HTTP (`layer.rs`); counting across instances (`forebay_quota`).
+
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use forebay_quota::{Budget, BudgetConfig, KeyedLimit, KeyedLease, Lease, Quota, QuotaRefusal, Usage};
+use tokio::sync::Notify;
+
+use crate::admission_queue::{AdmissionQueue, WaitError};
+use crate::client_identity::{Class, ClientIdentity, UserId};
+use crate::config::{Builder, MemoryBound};
+use crate::core::health::percent_of;
+use crate::core::pressure::{PressureBounds, ShedCause};
+use crate::core::release_rate::{RETRY_AFTER_SECONDS, ReleaseRate};
+use crate::health_monitor::HealthMonitor;
+use crate::metrics::AdmissionMetrics;
+use crate::open_stream_registry::{OpenStreamEntry, OpenStreamRegistry};
+use crate::permit::Permit;
+use crate::rejection::{Rejection, RejectionReason};
+use crate::statistics::ProcessUsage;
+use crate::stream_log::{LogRateLimiter, code, log_stream};
+use crate::thread_id::ThreadId;
+use crate::user_hash::{UserHash, UserHasher};
+
+/// Interval at which the queue retries the budget. Units released by other members send no
+/// notification.
+const LEASE_RETRY_INTERVAL: Duration = Duration::from_millis(50);
+/// `Retry-After` when this process or the store is overloaded. Both are sampled again within
+/// seconds.
+const OVERLOAD_RETRY_AFTER_SECONDS: u32 = 5;
+
+/// Shared state of all clones of an [`Admission`](crate::Admission) and of all permits.
+pub(crate) struct AdmissionController {
+    pub(crate) quota: Quota,
+    pub(crate) budget: Budget,
+    pub(crate) keyed: KeyedLimit,
+    pub(crate) health: HealthMonitor,
+    pub(crate) metrics: AdmissionMetrics,
+    pub(crate) registry: OpenStreamRegistry,
+    pub(crate) memory: MemoryBound,
+    pub(crate) bounds: PressureBounds,
+    pub(crate) release_rate: Mutex<ReleaseRate>,
+    pub(crate) process: Mutex<ProcessUsage>,
+    /// Approximate streams in the cluster: the last known usage minus later local releases. Only
+    /// decides when to query the quota again.
+    pub(crate) approx_used: AtomicI64,
+    pub(crate) released: AtomicU64,
+    pub(crate) refused: AtomicU64,
+    pub(crate) started_at: Instant,
+    /// Current [`ShedCause`]: its index in `ALL` plus one, or 0 for none.
+    shed_cause: AtomicU8,
+    /// The total limit, cached from the quota.
+    pub(crate) total: AtomicU32,
+    /// Classes and their share of the total limit in percent.
+    classes: Vec<(Class, u8)>,
+    /// Serializes the checks of units against the share of their class.
+    share_check: Mutex<()>,
+    wait: Duration,
+    pub(crate) queue: AdmissionQueue<Lease>,
+    draining: AtomicBool,
+    pub(crate) emptied: Notify,
+    pub(crate) hasher: UserHasher,
+    rejection_log_limit: LogRateLimiter,
+}
+
+impl AdmissionController {
+    pub(crate) fn new(config: Builder, quota: Quota) -> Self {
+        let budget = quota.budget(&config.name, BudgetConfig::new(config.total));
+        let keyed = quota.keyed_limit(&config.name, config.per_user);
+        let metrics = AdmissionMetrics::new(config.classes.iter().map(|(class, _)| class));
+        let memory = match config.memory {
+            MemoryBound::Off => None,
+            MemoryBound::Bytes(_) => Some(1.0),
+            MemoryBound::Fraction(fraction) => Some(fraction),
+        };
+        AdmissionController {
+            quota,
+            budget,
+            keyed,
+            health: HealthMonitor::new(config.thresholds, config.total, &metrics),
+            metrics,
+            registry: OpenStreamRegistry::default(),
+            memory: config.memory,
+            bounds: PressureBounds { memory, cpu: config.cpu, window: config.cpu_window, hysteresis: 0.05 },
+            release_rate: Mutex::default(),
+            process: Mutex::default(),
+            approx_used: AtomicI64::new(0),
+            released: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            started_at: Instant::now(),
+            shed_cause: AtomicU8::new(0),
+            total: AtomicU32::new(config.total),
+            classes: config.classes,
+            share_check: Mutex::default(),
+            wait: config.wait,
+            queue: AdmissionQueue::new(config.max_waiting, config.max_waiting_per_user),
+            draining: AtomicBool::new(false),
+            emptied: Notify::new(),
+            hasher: config.salt.as_deref().map_or_else(UserHasher::random, UserHasher::with_salt),
+            rejection_log_limit: LogRateLimiter::default(),
+        }
+    }
+
+    /// Returns a permit, or the reason for the rejection.
+    pub(crate) async fn admit(
+        self: &Arc<Self>,
+        user: Option<&UserId>,
+        class: usize,
+        thread: &ThreadId,
+        hash: Option<UserHash>,
+    ) -> Result<Permit, Rejection> {
+        let admitted = self.acquire(user, class).await?;
+        let permit = self.register(thread, hash, class, admitted);
+        permit.ok_or_else(|| self.rejection(RejectionReason::Draining, user))
+    }
+
+    /// Rejects all later requests, and the queued ones.
+    pub(crate) fn close(&self) {
+        self.draining.store(true, Ordering::SeqCst);
+        self.queue.close();
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.draining.load(Ordering::SeqCst)
+    }
+
+    /// Acquires a unit of the budget first, then one of the user's limit.
+    async fn acquire(
+        self: &Arc<Self>,
+        user: Option<&UserId>,
+        class: usize,
+    ) -> Result<AcquiredUnits, Rejection> {
+        if self.is_closed() {
+            return Err(self.rejection(RejectionReason::Draining, user));
+        }
+        if let Some(shed_cause) = self.shed_cause() {
+            return Err(self.rejection(shed_cause.into(), user));
+        }
+        let percent = self.classes[class].1;
+        // Checked before, so that a hopeless request costs no store call, and after, so that two
+        // concurrent requests are not both admitted.
+        if percent < 100 && self.may_exceed_share(percent) && exceeds_share(self.budget.usage(), percent, 1) {
+            return Err(self.rejection(RejectionReason::Headroom, user));
+        }
+        let lease = self.acquire_lease(user).await?;
+        let Some(lease) = self.keep_within_share(lease, percent) else {
+            return Err(self.rejection(RejectionReason::Headroom, user));
+        };
+        let Some(user) = user else {
+            return Ok(AcquiredUnits { lease, keyed: None, usage: self.budget.usage() });
+        };
+        match self.keyed.take(user.key()).await {
+            // The store call may have taken long, so the usage is read again.
+            Ok(keyed) => Ok(AcquiredUnits { lease, keyed: Some(keyed), usage: self.budget.usage() }),
+            Err(refusal) => {
+                drop(lease);
+                Err(self.refusal(refusal, Some(user), RejectionReason::UserLimit))
+            }
+        }
+    }
+
+    /// Returns the unit, or releases it if it exceeds the share of its class.
+    ///
+    /// Units are checked one at a time, and a refused unit is released before the next check.
+    /// Otherwise two concurrent requests for the last unit would refuse each other.
+    fn keep_within_share(&self, lease: Lease, percent: u8) -> Option<Lease> {
+        if percent >= 100 {
+            return Some(lease);
+        }
+        let _one_at_a_time = self.share_check.lock().unwrap_or_else(PoisonError::into_inner);
+        if exceeds_share(self.budget.usage(), percent, 0) {
+            drop(lease);
+            return None;
+        }
+        Some(lease)
+    }
+
+    /// Registers the stream and creates its permit. Returns `None` if the controller was closed
+    /// meanwhile.
+    fn register(
+        self: &Arc<Self>,
+        thread: &ThreadId,
+        hash: Option<UserHash>,
+        class: usize,
+        units: AcquiredUnits,
+    ) -> Option<Permit> {
+        let AcquiredUnits { lease, keyed, usage } = units;
+        let entry = OpenStreamEntry { thread: thread.clone(), user: hash, since: Instant::now() };
+        let (registration, open) = self.registry.insert(entry);
+        if self.is_closed() {
+            drop((lease, keyed));
+            // Other tasks may have observed this entry: the metrics, and waiters for an empty
+            // registry.
+            if let Some((_, open)) = self.registry.remove(&mut Some(registration)) {
+                self.metrics.active.set(open as f64);
+                if open == 0 {
+                    self.emptied.notify_waiters();
+                }
+            }
+            return None;
+        }
+        log_stream!(
+            debug,
+            code::COUNTED,
+            thread,
+            hash,
+            used = usage.used,
+            limit = usage.limit,
+            "stream counted"
+        );
+        log_stream!(debug, code::ADMITTED, thread, hash, "stream admitted");
+        self.metrics.active.set(open as f64);
+        self.metrics.admitted(class);
+        self.approx_used.store(i64::from(usage.used), Ordering::Relaxed);
+        self.health.observe(usage.used, usage.limit, &self.metrics);
+        Some(Permit::new(self.clone(), lease, keyed, registration))
+    }
+
+    /// Updates the health state after a permit was released. Returns the approximate usage. Queries
+    /// the quota only if the state may fall.
+    pub(crate) fn after_release(&self) -> i64 {
+        let approx_used = self.approx_used.fetch_sub(1, Ordering::Relaxed) - 1;
+        if approx_used < i64::from(self.health.lower_bound()) {
+            let usage = self.budget.usage();
+            self.approx_used.store(i64::from(usage.used), Ordering::Relaxed);
+            self.health.observe(usage.used, usage.limit, &self.metrics);
+        }
+        approx_used
+    }
+
+    /// Counts and logs a rejection.
+    pub(crate) fn record_rejection(&self, rejection: &Rejection, thread: &ThreadId, hash: Option<UserHash>) {
+        let reason = rejection.reason;
+        // For `Retry-After`: only these requests will be retried and compete for released units.
+        if reason.is_server_side() {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+        }
+        self.metrics.rejected(reason);
+        if reason == RejectionReason::Exhausted
+            && let Some((used, limit)) = rejection.count
+        {
+            self.health.observe(used, limit, &self.metrics);
+        }
+        let Some(withheld) = self.rejection_log_limit.allow(self.started_at.elapsed()) else { return };
+        let (why, stage) =
+            (reason.as_str(), if reason.is_server_side() { code::EXHAUSTED } else { code::USER_LIMIT });
+        let (current, max) = rejection.count.unwrap_or_default();
+        match reason {
+            RejectionReason::Credentials | RejectionReason::BadRequest | RejectionReason::TooLong => {
+                let why = rejection.fault.as_ref().map_or(why, |fault| fault.as_str());
+                log_stream!(
+                    warn,
+                    code::REQUESTED,
+                    thread,
+                    hash,
+                    reason = why,
+                    withheld,
+                    "stream rejected: client not identified"
+                );
+            }
+            _ => log_stream!(
+                warn,
+                stage,
+                thread,
+                hash,
+                reason = why,
+                current,
+                max,
+                withheld,
+                "stream rejected"
+            ),
+        }
+    }
+
+    /// Returns the index of the class that applies. An unknown class counts as `user`, or as
+    /// `anonymous` for clients without authentication.
+    pub(crate) fn class_index(&self, client: &ClientIdentity) -> usize {
+        let find = |class: &Class| self.classes.iter().position(|(listed, _)| listed == class);
+        let fallback = if client.is_authenticated() { Class::USER } else { Class::ANONYMOUS };
+        let own =
+            find(&client.class).or_else(|| find(&fallback)).expect("the builder always has both classes");
+        let percent = |class: usize| self.classes[class].1;
+        // A route's class never grants more than the client's own share.
+        let route = client.route_class.as_ref().and_then(find);
+        route.filter(|route| percent(*route) <= percent(own)).unwrap_or(own)
+    }
+
+    pub(crate) fn shed_cause(&self) -> Option<ShedCause> {
+        let code = usize::from(self.shed_cause.load(Ordering::Relaxed));
+        ShedCause::ALL.get(code.checked_sub(1)?).copied()
+    }
+
+    pub(crate) fn set_shed_cause(&self, shed_cause: Option<ShedCause>) {
+        let index = ShedCause::ALL.iter().position(|listed| Some(*listed) == shed_cause);
+        self.shed_cause.store(index.map_or(0, |index| index as u8 + 1), Ordering::Relaxed);
+    }
+
+    /// Returns whether the share may be exceeded, from cached values. Decides only whether the
+    /// exact check is made.
+    fn may_exceed_share(&self, percent: u8) -> bool {
+        let ceiling = i64::from(self.total.load(Ordering::Relaxed)) * i64::from(percent) / 100;
+        self.approx_used.load(Ordering::Relaxed) + 1 > ceiling
+    }
+
+    async fn acquire_lease(self: &Arc<Self>, user: Option<&UserId>) -> Result<Lease, Rejection> {
+        let refused = |refusal| self.refusal(refusal, user, RejectionReason::Exhausted);
+        if self.wait.is_zero() {
+            return self.budget.take().await.map_err(refused);
+        }
+        // New requests do not overtake queued ones.
+        if self.queue.len() == 0 {
+            match self.budget.take().await {
+                Ok(lease) => return Ok(lease),
+                Err(QuotaRefusal::Full { .. }) => {}
+                Err(refusal) => return Err(refused(refusal)),
+            }
+        }
+        self.wait_for_lease(user).await
+    }
+
+    async fn wait_for_lease(self: &Arc<Self>, user: Option<&UserId>) -> Result<Lease, Rejection> {
+        let begun = tokio::time::Instant::now();
+        let Ok((waiting, needs_server)) = self.queue.join(user.cloned()) else {
+            return Err(self.rejection(RejectionReason::WaitFull, user));
+        };
+        if needs_server {
+            tokio::spawn(serve_queue(QueueServer(self.clone())));
+        }
+        // The request may have joined after `close` emptied the queue; no later call would reject
+        // it.
+        if self.is_closed() {
+            return Err(self.rejection(RejectionReason::Draining, user));
+        }
+        self.metrics.waiting.set(self.queue.len() as f64);
+        let outcome = waiting.wait_until(begun + self.wait).await;
+        self.metrics.wait_seconds.record(begun.elapsed());
+        self.metrics.waiting.set(self.queue.len() as f64);
+        outcome.map_err(|error| match error {
+            WaitError::Deadline => self.rejection(RejectionReason::WaitTimedOut, user),
+            WaitError::Closed => self.rejection(RejectionReason::Draining, user),
+        })
+    }
+
+    /// Converts a refusal of the quota to a rejection; `full` is the reason if all units are taken.
+    fn refusal(&self, refusal: QuotaRefusal, user: Option<&UserId>, full: RejectionReason) -> Rejection {
+        let mut rejection = match &refusal {
+            QuotaRefusal::Full { .. } => self.rejection(full, user),
+            QuotaRefusal::Rebuilding { .. } => self.rejection(RejectionReason::Rebuilding, user),
+            QuotaRefusal::Busy { .. } => self.rejection(RejectionReason::StoreBusy, user),
+            // `Refusal` is non-exhaustive; any other refusal grants no unit either.
+            _ => self.rejection(RejectionReason::StoreDown, user),
+        };
+        if let QuotaRefusal::Full { used, limit } = refusal {
+            rejection.count = Some((used, limit));
+        }
+        if let QuotaRefusal::Rebuilding { left } = refusal {
+            let (least, most) = RETRY_AFTER_SECONDS;
+            let seconds = u32::try_from(left.as_millis().div_ceil(1_000)).unwrap_or(most);
+            rejection.retry_after_seconds = Some(seconds.clamp(least, most));
+        }
+        rejection
+    }
+
+    fn rejection(&self, reason: RejectionReason, user: Option<&UserId>) -> Rejection {
+        let release_rate = *self.release_rate.lock().unwrap_or_else(PoisonError::into_inner);
+        let seconds = match reason {
+            RejectionReason::Exhausted
+            | RejectionReason::Headroom
+            | RejectionReason::WaitTimedOut
+            | RejectionReason::WaitFull => release_rate.seconds_until_free(self.queue.len()),
+            RejectionReason::UserLimit => {
+                release_rate.seconds_until_own_release(self.registry.open(), self.keyed.limit())
+            }
+            RejectionReason::Memory
+            | RejectionReason::Cpu
+            | RejectionReason::StoreDown
+            | RejectionReason::Rebuilding => OVERLOAD_RETRY_AFTER_SECONDS,
+            RejectionReason::StoreBusy | RejectionReason::Draining => RETRY_AFTER_SECONDS.0,
+            RejectionReason::Credentials | RejectionReason::BadRequest | RejectionReason::TooLong => {
+                return Rejection::new(reason, user.cloned());
+            }
+        };
+        let usage = self.budget.usage();
+        let count = reason.is_server_side().then_some((usage.used, usage.limit));
+        Rejection { count, retry_after_seconds: Some(seconds), ..Rejection::new(reason, user.cloned()) }
+    }
+}
+
+/// Units of an admitted stream that is not registered yet.
+pub(crate) struct AcquiredUnits {
+    lease: Lease,
+    keyed: Option<KeyedLease>,
+    /// Usage after the last unit was acquired.
+    usage: Usage,
+}
+
+/// Returns whether `more` streams would exceed this share of the limit. A nonzero share is at least
+/// one stream.
+fn exceeds_share(usage: Usage, percent: u8, more: u32) -> bool {
+    let least = u32::from(percent > 0);
+    usage.used.saturating_add(more) > percent_of(usage.limit, percent).max(least)
+}
+
+/// Guard of the task that hands units to the queue. At most one exists while the queue is not
+/// empty.
+struct QueueServer(Arc<AdmissionController>);
+
+impl Drop for QueueServer {
+    fn drop(&mut self) {
+        // If a runtime shutdown drops the task, the next request to join the queue starts a new
+        // one.
+        self.0.queue.server_stopped();
+    }
+}
+
+async fn serve_queue(server: QueueServer) {
+    let controller = &server.0;
+    while controller.queue.keep_serving() {
+        let mut freed = pin!(controller.budget.freed());
+        freed.as_mut().enable(); // before acquiring, so that no notification is missed
+        match controller.budget.take().await {
+            // If the queue is empty by now, dropping the lease releases the unit.
+            Ok(lease) => drop(controller.queue.hand_over(lease)),
+            Err(_) => {
+                let _ = tokio::time::timeout(LEASE_RETRY_INTERVAL, freed).await;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+    use crate::admission::Admission;
+
+    fn controller(config: Builder) -> Arc<AdmissionController> {
+        Arc::new(AdmissionController::new(config, Quota::local()))
+    }
+
+    fn anonymous(controller: &AdmissionController) -> usize {
+        controller.class_index(&ClientIdentity::anonymous())
+    }
+
+    #[tokio::test]
+    async fn a_closed_and_empty_controller_registers_no_stream_that_was_being_admitted() {
+        let controller = controller(Admission::builder());
+        let class = anonymous(&controller);
+        let admitted = controller.acquire(None, class).await.unwrap();
+        controller.close();
+        assert_eq!(controller.registry.open(), 0, "the registry is empty");
+        assert!(controller.register(&ThreadId::random(), None, class, admitted).is_none());
+        assert_eq!((controller.registry.open(), controller.budget.usage().used), (0, 0));
+    }
+
+    /// A waiter for an empty registry may observe the entry that is removed again, so it must be
+    /// notified.
+    #[tokio::test]
+    async fn a_registration_that_is_undone_notifies_waiters_for_an_empty_registry() {
+        let controller = controller(Admission::builder());
+        let class = anonymous(&controller);
+        let admitted = controller.acquire(None, class).await.unwrap();
+        controller.close();
+        let mut emptied = pin!(controller.emptied.notified());
+        emptied.as_mut().enable();
+        drop(controller.register(&ThreadId::random(), None, class, admitted));
+        tokio::time::timeout(Duration::from_secs(1), emptied).await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_joins_the_queue_after_closing_is_rejected_immediately() {
+        let controller = controller(Admission::builder().wait(Duration::from_secs(3_600)));
+        controller.close();
+        let begun = tokio::time::Instant::now();
+        let rejection = controller.wait_for_lease(None).await.unwrap_err();
+        assert_eq!((rejection.reason, begun.elapsed()), (RejectionReason::Draining, Duration::ZERO));
+        assert_eq!(controller.queue.len(), 0);
+    }
+
+    /// Both requests acquired a unit before either was checked. One is being refused; the other is
+    /// checked when that unit is back.
+    #[tokio::test]
+    async fn of_two_concurrent_requests_for_the_last_unit_of_a_share_one_is_admitted() {
+        let controller = controller(Admission::builder().total(4));
+        let _open = controller.budget.take().await.unwrap();
+        let (one, two) = (controller.budget.take().await.unwrap(), controller.budget.take().await.unwrap());
+        let share_check = controller.share_check.lock().unwrap();
+        let kept = thread::scope(|scope| {
+            let other = scope.spawn(|| controller.keep_within_share(two, 50));
+            thread::sleep(Duration::from_millis(20)); // long enough for the check, if the lock did not block it
+            drop(one);
+            drop(share_check);
+            other.join().unwrap()
+        });
+        assert!(kept.is_some());
+        let third = controller.budget.take().await.unwrap();
+        assert!(controller.keep_within_share(third, 50).is_none());
+    }
+
+    #[tokio::test]
+    async fn only_server_side_rejections_count_as_competing_retries() {
+        let controller = controller(Admission::builder());
+        for reason in RejectionReason::ALL {
+            let before = controller.refused.load(Ordering::Relaxed);
+            controller.record_rejection(&Rejection::new(reason, None), &ThreadId::random(), None);
+            let counted = controller.refused.load(Ordering::Relaxed) - before;
+            assert_eq!(counted, u64::from(reason.status().is_server_error()), "{reason:?}");
+        }
+    }
+
+    #[test]
+    fn a_share_is_one_stream_at_least_unless_it_is_none() {
+        let exceeds_share = |used, percent| {
+            let usage = Usage { used_here: used, slice: 10, used, limit: 10, pressure: false };
+            super::exceeds_share(usage, percent, 1)
+        };
+        assert!(!exceeds_share(0, 1) && exceeds_share(1, 1));
+        assert!(!exceeds_share(4, 50) && exceeds_share(5, 50));
+        assert!(exceeds_share(0, 0));
+    }
+}
