@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU32, AtomicU64, O
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use forebay_quota::{Budget, BudgetConfig, KeyedLimit, KeyedLease, Lease, Quota, QuotaRefusal, Usage};
+use forebay_quota::{Budget, BudgetConfig, KeyedLease, KeyedLimit, Lease, Quota, QuotaRefusal, Usage};
 use tokio::sync::Notify;
 
 use crate::admission_queue::{AdmissionQueue, WaitError};

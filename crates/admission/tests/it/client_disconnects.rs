@@ -72,7 +72,8 @@ async fn a_request_cancelled_before_the_decision_holds_no_unit() {
     let store = RedisStore::open(&format!("redis://{}", proxy.addr()), "leaving").unwrap();
     // Long enough that no heartbeat is missed: a member that lost the store decides locally and
     // immediately.
-    let member = MemberConfig::new("one").ttl(Duration::from_secs(6)).heartbeat_interval(Duration::from_millis(100));
+    let member =
+        MemberConfig::new("one").ttl(Duration::from_secs(6)).heartbeat_interval(Duration::from_millis(100));
     let quota = Quota::join(store, member.call_timeout(PATIENCE).join_timeout(PATIENCE)).await;
     let admission = Admission::builder().total(10).per_user(1).build(quota);
     // A new store may grant nothing for one TTL.

@@ -15,7 +15,10 @@ const TTL: Duration = Duration::from_secs(6);
 
 async fn instance(redis: &Redis, name: &str) -> Admission {
     let store = RedisStore::open(&redis.url(), "cluster").unwrap();
-    let member = MemberConfig::new(name).ttl(TTL).heartbeat_interval(Duration::from_millis(200)).call_timeout(PATIENCE);
+    let member = MemberConfig::new(name)
+        .ttl(TTL)
+        .heartbeat_interval(Duration::from_millis(200))
+        .call_timeout(PATIENCE);
     Admission::builder().total(8).per_user(3).build(Quota::join(store, member.join_timeout(PATIENCE)).await)
 }
 

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use forebay_replication::ManagerOutline;
 use forebay_replication::reservoir::tokio_postgres::SimpleQueryMessage;
-use forebay_replication::reservoir::{Connect as _, PostgresClient, PostgresConnect, ReservoirConnection as _};
+use forebay_replication::reservoir::{
+    Connect as _, PostgresClient, PostgresConnect, ReservoirConnection as _,
+};
 use tokio::time::timeout;
 
 use super::finding::{Area, Finding};

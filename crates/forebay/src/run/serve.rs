@@ -6,9 +6,9 @@ use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 use forebay_admission::Admission;
+use forebay_quota::Quota;
 use forebay_replication::NotReady;
 use forebay_replication::reservoir::ConnectionLimits;
-use forebay_quota::Quota;
 use forebay_serve::protocol::Access;
 use forebay_serve::{Config, ServeService, ShapeBackend};
 use forebay_shapes::Shapes;

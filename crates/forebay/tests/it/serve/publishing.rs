@@ -99,7 +99,8 @@ async fn a_table_that_cannot_be_taken_out_yet_is_served_meanwhile() {
         [LIVE[0], ("FOREBAY_SERVE_ALLOW_DELETE", "true"), ("FOREBAY_DATABASE_UNPUBLISH_AFTER_MS", "500")];
     let serve = place.serve_with(&settings).await;
     let reader = serve.reader(&ITEMS).await;
-    let session = forebay_replication::reservoir::PostgresConnect::new(&postgres.url(&place.database)).unwrap();
+    let session =
+        forebay_replication::reservoir::PostgresConnect::new(&postgres.url(&place.database)).unwrap();
     let config = forebay_replication::reservoir::ReservoirConfig::new(1);
     let limits = forebay_replication::reservoir::ConnectionLimits::local();
     let sessions = forebay_replication::reservoir::Reservoir::start(session, config, limits).unwrap();

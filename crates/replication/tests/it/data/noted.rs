@@ -3,7 +3,9 @@
 use std::sync::{Arc, Mutex};
 
 use forebay_replication::pgoutput::{Lsn, PgOutputMessage, RelationCache, TupleValue};
-use forebay_replication::{Batch, Bookmark, Consumer, ConsumerError, Durable, Manager, ResetReason, Timeline};
+use forebay_replication::{
+    Batch, Bookmark, Consumer, ConsumerError, Durable, Manager, ResetReason, Timeline,
+};
 use forebay_testkit::{eventually, within};
 
 use super::both;
