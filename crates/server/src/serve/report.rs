@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use forebay_admission::Admission;
 use forebay_quota::Quota;
-use forebay_replication::Phase;
+use forebay_replication::ManagerPhase;
 use forebay_stream::Stats;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -57,7 +57,7 @@ impl Report for ServeReport {
     fn sample(&self) -> Sample {
         let manager = &self.answering.manager;
         // Without a stream nobody knows how far behind it is, and what was known last would look like all is well.
-        let positions = (manager.status().phase == Phase::Running).then(|| manager.positions());
+        let positions = (manager.status().phase == ManagerPhase::Running).then(|| manager.positions());
         Sample {
             lag_bytes: positions.map(|positions| positions.lag_bytes),
             retained_bytes: positions.map(|positions| positions.retained_bytes),

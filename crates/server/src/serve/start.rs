@@ -8,7 +8,7 @@ use std::time::Duration;
 use forebay_admission::{Admission, AdmissionLayer};
 use forebay_quota::Quota;
 use forebay_replication::reservoir::Limits;
-use forebay_replication::{Manager, NotReady, StackEvent};
+use forebay_replication::{Manager, ManagerEvent, NotReady};
 use forebay_shapes::Shapes;
 use forebay_stream::{Server, Wrap};
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -252,7 +252,7 @@ async fn republish(making: Arc<Making>, manager: Manager) {
     loop {
         tokio::select! {
             event = events.recv() => match event {
-                Ok(StackEvent::Ready) | Err(RecvError::Lagged(_)) => is_due = true,
+                Ok(ManagerEvent::Ready) | Err(RecvError::Lagged(_)) => is_due = true,
                 Ok(_) => {}
                 Err(RecvError::Closed) => return,
             },
