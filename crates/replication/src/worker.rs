@@ -232,7 +232,7 @@ impl<C: Consumer> ManagerWorker<C> {
             (ManagerStep::BackingOff, Some(FailureReport { reason, text, action, .. })) => {
                 let (tries, slot_is_dropped) =
                     (self.machine.backoff().tries(), *action == RecoveryAction::RecreateSlot);
-                tracing::warn!(%from, to = %step, reason, why = text, tries, slot_is_dropped, "replication connection lost: retrying");
+                tracing::warn!(%from, to = %step, reason, why = text, tries, slot_is_dropped, "replication failed: retrying");
             }
             _ => tracing::info!(%from, to = %step, "manager step changed"),
         }

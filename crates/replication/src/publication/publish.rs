@@ -22,22 +22,7 @@ impl Publication {
         table: &TableName,
     ) -> Result<TablePublication, PublishError> {
         let current = self.find(client, table).await?;
-        if !matches!(current.kind.as_str(), "r" | "p") || !current.is_logged {
-            return Err(PublishError::NotATable { table: table.clone() });
-        }
-        if current.publication_owner.is_none() {
-            return Err(PublishError::NoPublication);
-        }
-        if !current.has_all_changes {
-            return Err(PublishError::Narrowed { publication: self.name.clone() });
-        }
-        if current.is_filtered {
-            return Err(PublishError::Filtered { table: table.clone() });
-        }
-        if let Some(column) = current.virtual_column.clone() {
-            return Err(PublishError::VirtualColumn { table: table.clone(), column });
-        }
-        self.check_partition(&current, table)?;
+        self.check_publishable(&current, table)?;
         let mut statements = Vec::new();
         if !current.is_published {
             statements.extend(writer_lock(table, &current));
@@ -90,6 +75,26 @@ impl Publication {
             }
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Fails if the table can't be published completely.
+    fn check_publishable(&self, current: &CatalogTable, table: &TableName) -> Result<(), PublishError> {
+        if !matches!(current.kind.as_str(), "r" | "p") || !current.is_logged {
+            return Err(PublishError::NotATable { table: table.clone() });
+        }
+        if current.publication_owner.is_none() {
+            return Err(PublishError::NoPublication);
+        }
+        if !current.has_all_changes {
+            return Err(PublishError::Narrowed { publication: self.name.clone() });
+        }
+        if current.is_filtered {
+            return Err(PublishError::Filtered { table: table.clone() });
+        }
+        if let Some(column) = current.virtual_column.clone() {
+            return Err(PublishError::VirtualColumn { table: table.clone(), column });
+        }
+        self.check_partition(current, table)
     }
 
     /// Fails if changes of a partition carry, or may carry, the name of an ancestor.

@@ -62,7 +62,7 @@ impl<C: Consumer> ReplicationSource<C> {
             timeline_id: row.parsed(1, "a timeline")?,
         };
         let query = "SELECT current_setting('server_version_num'), current_setting('wal_level'), current_user, \
-             pg_is_in_recovery(), (SELECT context FROM pg_settings WHERE name = 'wal_sender_timeout'), \
+             pg_is_in_recovery(), (SELECT setting FROM pg_settings WHERE name = 'wal_sender_timeout'), \
              (SELECT (extract(epoch FROM backend_start) * 1000000)::bigint FROM pg_stat_activity WHERE pid = pg_backend_pid())";
         let rows = self.query(SourceOperation::InspectServer, query).await?;
         let row = FirstRow { operation: SourceOperation::InspectServer, rows: &rows };
