@@ -1,14 +1,14 @@
-//! The example of the README, compiled and run; `tests/readme.rs` makes sure that they are the same.
+//! The README's example as a program. `tests/readme.rs` checks that both are the same.
 
-#![allow(clippy::print_stdout, reason = "an example shows what it does")]
+#![allow(clippy::print_stdout, reason = "an example prints its result")]
 
 use std::sync::mpsc::{SyncSender, sync_channel};
 
-use forebay_replication::pgoutput::{Lsn, PgOutputMessage};
+use forebay_replication::pgoutput::{Lsn, Message};
 use forebay_replication::reservoir::PostgresConnect;
 use forebay_replication::{
-    Batch, Bookmark, Consumer, ConsumerError, Durable, Manager, ManagerConfig, ResetReason, TableName,
-    Timeline,
+    Bookmark, Consumer, ConsumerError, DurablePosition, Manager, ManagerConfig, MessageBatch, ResetReason,
+    TableName, Timeline,
 };
 
 #[tokio::main(flavor = "current_thread")]
@@ -31,20 +31,21 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Keeps its bookmark in memory, so every start is a first one; yours writes it to disk with the changes.
+/// A consumer that prints changes. It keeps its bookmark in memory, so every start is a first one.
+/// Yours writes it to disk together with the changes.
 struct Printer {
     seen: SyncSender<String>,
     bookmark: Option<Bookmark>,
-    durable: Option<Durable>,
+    durable: Option<DurablePosition>,
 }
 
 impl Consumer for Printer {
     async fn bookmark(&mut self) -> Result<Option<Bookmark>, ConsumerError> {
-        Ok(self.bookmark) // where to go on; `None`: a first start
+        Ok(self.bookmark) // where to continue; `None`: a first start
     }
 
     async fn reset(&mut self, _why: ResetReason, begin: Bookmark) -> Result<(), ConsumerError> {
-        self.bookmark = Some(begin); // what was before is void
+        self.bookmark = Some(begin); // earlier changes are discarded
         Ok(())
     }
 
@@ -53,15 +54,15 @@ impl Consumer for Printer {
         Ok(())
     }
 
-    fn start(&mut self, durable: Durable) {
+    fn start(&mut self, durable: DurablePosition) {
         self.durable = Some(durable);
     }
 
-    async fn receive(&mut self, batch: &mut Batch<'_>) -> Result<(), ConsumerError> {
+    async fn receive(&mut self, batch: &mut MessageBatch<'_>) -> Result<(), ConsumerError> {
         while let Some(message) = batch.next() {
             match message {
-                PgOutputMessage::Commit(commit) => self.advance(commit.end_lsn).await?, // durable: the server may forget it
-                PgOutputMessage::Begin(_) | PgOutputMessage::Relation(_) => {} // where a transaction begins, and what its rows look like
+                Message::Commit(commit) => self.advance(commit.end).await?, // durable: it is acknowledged
+                Message::Begin(_) | Message::Relation(_) => {} // start of a transaction, columns of a table
                 change => self.seen.try_send(format!("{change:?}")).map_err(ConsumerError::retry)?,
             }
         }

@@ -1,19 +1,21 @@
-//! What is followed, and how.
+//! Configuration of the manager.
 
 use std::time::Duration;
 
 use forebay_reservoir::{ConnectionLimits, PostgresConnect, ReservoirConfig, Reset};
 
-use crate::core::breaker::LockPatience;
+use crate::core::lock_breaker::LockTimeouts;
 
-/// The longest name that Postgres keeps.
+/// Maximum length of a Postgres name, in bytes.
 const MAX_NAME: usize = 63;
-const A_YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+/// Upper bound of all durations: longer ones could overflow the clock.
+const MAX_DURATION: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 const DEFAULT_POOL_SIZE: u32 = 20;
-/// Those who look more often than this would be a burden to the server that they wait for.
-const LEAST_LOCK_PATIENCE: Duration = Duration::from_millis(100);
+/// Lower bound of the lock timeouts: shorter ones would load the server.
+const MIN_LOCK_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// What is followed, and how.
+/// Configuration of a [`Manager`](crate::Manager): the database, the slot, the publication, the
+/// pools.
 #[derive(Debug, Clone)]
 pub struct ManagerConfig {
     pub(crate) connect: PostgresConnect,
@@ -27,66 +29,69 @@ pub struct ManagerConfig {
     pub(crate) pool_size: u32,
     pub(crate) limits: Option<ConnectionLimits>,
     pub(crate) idle_after: Option<Duration>,
-    pub(crate) lock_patience: LockPatience,
+    pub(crate) lock_timeouts: LockTimeouts,
 }
 
-/// What a configuration says of the database.
+/// The database settings of a configuration, for display and checks.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct ManagerOutline<'a> {
-    /// The server itself, for replication.
+    /// How replication connects: to the server itself.
     pub connect: &'a PostgresConnect,
-    /// Where the pools connect, if that is elsewhere.
+    /// How the pools connect, if not like replication.
     pub pooled: Option<&'a PostgresConnect>,
     /// The slot's name.
     pub slot: &'a str,
     /// The publication's name.
     pub publication: &'a str,
-    /// The publication is kept by somebody else.
+    /// The publication is managed outside the manager.
     pub manual_publication: bool,
-    /// Connections beside replication's.
+    /// Number of pooled connections, not counting replication's.
     pub pool_size: u32,
 }
 
-/// Why a configuration can't be used.
+/// Why a configuration is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ManagerConfigError {
-    /// Postgres takes no such name for a slot.
-    #[error("the slot's name {name:?} can't be used: 1 to 63 of a-z, 0-9 and _")]
+    /// The slot's name is invalid.
+    #[error("slot name {name:?} is invalid: use 1 to 63 of the characters a-z, 0-9 and _")]
     Slot {
         /// The name.
         name: String,
     },
-    /// Or for a publication.
-    #[error("the publication's name {name:?} can't be used: 1 to 63 bytes, none of them zero")]
+    /// The publication's name is invalid.
+    #[error("publication name {name:?} is invalid: use 1 to 63 bytes without a zero byte")]
     Publication {
         /// The name.
         name: String,
     },
-    /// No clock goes that far.
-    #[error("{what} is {long:?}: a year is the most")]
+    /// A duration is longer than a year.
+    #[error("{setting} is {value:?}, and a year is the maximum")]
     TooLong {
-        /// Which setting.
-        what: &'static str,
-        /// What was asked for.
-        long: Duration,
+        /// Name of the setting.
+        setting: &'static str,
+        /// The given value.
+        value: Duration,
     },
-    /// One pool needs a connection, and so does the other.
-    #[error("a pool of {size} can't be shared: it takes at least 2, one for metadata and one for snapshots")]
+    /// Each of the two pools needs a connection.
+    #[error(
+        "pool size {size} is too small: at least 2 connections are needed, one for metadata and one for snapshots"
+    )]
     PoolSize {
-        /// What was asked for.
+        /// The given value.
         size: u32,
     },
-    /// A holder of the lock must have a chance to speak.
-    #[error("a lock patience of {patience:?} can't be used: each of the two is at least 100 ms")]
-    LockPatience {
-        /// What was asked for.
-        patience: LockPatience,
+    /// A lock timeout is too short.
+    #[error("lock timeouts {timeouts:?} are too short: each must be at least 100 ms")]
+    LockTimeouts {
+        /// The given values.
+        timeouts: LockTimeouts,
     },
 }
 
 impl ManagerConfig {
-    /// Follows the database that `connect` names, through a slot `forebay` and a publication `forebay`.
+    /// Returns a configuration for the database that `connect` names. Slot and publication are
+    /// called `forebay`.
     pub fn new(connect: PostgresConnect) -> Self {
         ManagerConfig {
             connect,
@@ -100,91 +105,96 @@ impl ManagerConfig {
             pool_size: DEFAULT_POOL_SIZE,
             limits: None,
             idle_after: None,
-            lock_patience: LockPatience::default(),
+            lock_timeouts: LockTimeouts::default(),
         }
     }
 
-    /// Where the pools connect, if that is elsewhere: through PgBouncer in transaction mode, say. Replication
-    /// needs the server itself.
+    /// Sets another way for the pools to connect, such as PgBouncer in transaction mode.
+    /// Replication always connects to the server itself.
     #[must_use]
     pub fn pooled(mut self, connect: PostgresConnect) -> Self {
         self.pooled = Some(connect);
         self
     }
 
-    /// The slot's name, which is the lock's too: instances with the same name take turns.
+    /// Sets the slot's name. It is also the lock's name: of all instances with one name, one
+    /// streams.
     #[must_use]
     pub fn slot(mut self, name: impl Into<String>) -> Self {
         self.slot = name.into();
         self
     }
 
-    /// A slot that ends with its connection. It keeps no log while nobody is there, and each reconnection starts over.
+    /// Uses a temporary slot, which the server drops with its connection. It retains no WAL while
+    /// disconnected, and each reconnection resets the consumer.
     #[must_use]
     pub fn temporary_slot(mut self) -> Self {
         self.temporary_slot = true;
         self
     }
 
-    /// A slot that standbys keep in step, so that a promotion goes on where the primary was (PostgreSQL 17 and newer; elsewhere it is
-    /// an ordinary slot).
+    /// Uses a failover slot, which standbys synchronize: after a promotion the stream continues.
+    /// Needs PostgreSQL 17; older servers get an ordinary slot.
     #[must_use]
     pub fn failover_slot(mut self) -> Self {
         self.failover_slot = true;
         self
     }
 
-    /// The publication's name.
+    /// Sets the publication's name.
     #[must_use]
     pub fn publication(mut self, name: impl Into<String>) -> Self {
         self.publication = name.into();
         self
     }
 
-    /// A publication that is made here has the changes of partitions under their own names, and not
-    /// under that of their topmost published ancestor.
+    /// Creates the publication with `publish_via_partition_root = false`: changes of partitions
+    /// carry the partition's name, not that of the topmost published ancestor.
     #[must_use]
     pub fn publish_partitions(mut self) -> Self {
         self.publish_partitions = true;
         self
     }
 
-    /// The publication is made and kept by somebody who may; it is only checked. For users that own neither it nor the tables.
+    /// Leaves publication and tables unchanged and only checks them. For a role that owns neither.
     #[must_use]
     pub fn manual_publication(mut self) -> Self {
         self.manual_publication = true;
         self
     }
 
-    /// Connections beside replication's: a quarter, at least 1 and at most 4, for metadata, the rest for snapshots. 20 by default.
+    /// Sets the number of pooled connections, not counting replication's. A quarter of them, from 1
+    /// to 4, is for metadata, the rest for snapshots. Default: 20.
     #[must_use]
     pub fn pool_size(mut self, size: u32) -> Self {
         self.pool_size = size;
         self
     }
 
-    /// The rate and the budget of the pools' connections, which other processes may share. By default, a rate of this process alone.
+    /// Sets the rate and the budget of the pools' connections, which other processes may share.
+    /// Default: a rate limit of this process alone.
     #[must_use]
     pub fn limits(mut self, limits: ConnectionLimits) -> Self {
         self.limits = Some(limits);
         self
     }
 
-    /// Closes all connections when nobody has needed the database for so long. The slot keeps the log meanwhile.
+    /// Closes all connections when the database was unused for this long. The slot retains WAL
+    /// meanwhile.
     #[must_use]
     pub fn idle_after(mut self, idle_after: Duration) -> Self {
         self.idle_after = Some(idle_after);
         self
     }
 
-    /// How long a silent holder of the lock is believed in.
+    /// Sets the timeouts after which a silent holder of the lock is terminated.
     #[must_use]
-    pub fn lock_patience(mut self, patience: LockPatience) -> Self {
-        self.lock_patience = patience;
+    pub fn lock_timeouts(mut self, timeouts: LockTimeouts) -> Self {
+        self.lock_timeouts = timeouts;
         self
     }
 
-    /// What was chosen, for those who show or check it.
+    /// Returns the database settings, for display and checks.
     pub fn outline(&self) -> ManagerOutline<'_> {
         ManagerOutline {
             connect: &self.connect,
@@ -196,9 +206,10 @@ impl ManagerConfig {
         }
     }
 
+    /// Fails if a name or a duration is out of bounds.
     pub(crate) fn check(&self) -> Result<(), ManagerConfigError> {
-        let fits = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_');
-        if self.slot.is_empty() || self.slot.len() > MAX_NAME || !self.slot.bytes().all(fits) {
+        let is_allowed = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_');
+        if self.slot.is_empty() || self.slot.len() > MAX_NAME || !self.slot.bytes().all(is_allowed) {
             return Err(ManagerConfigError::Slot { name: self.slot.clone() });
         }
         if self.publication.is_empty() || self.publication.len() > MAX_NAME || self.publication.contains('\0')
@@ -208,17 +219,17 @@ impl ManagerConfig {
         if self.pool_size < 2 {
             return Err(ManagerConfigError::PoolSize { size: self.pool_size });
         }
-        let patience = self.lock_patience;
-        if patience.check_every.min(patience.silent_for) < LEAST_LOCK_PATIENCE {
-            return Err(ManagerConfigError::LockPatience { patience });
+        let timeouts = self.lock_timeouts;
+        if timeouts.check_interval.min(timeouts.silence_timeout) < MIN_LOCK_TIMEOUT {
+            return Err(ManagerConfigError::LockTimeouts { timeouts });
         }
-        let times = [
+        let durations = [
             ("idle_after", self.idle_after.unwrap_or_default()),
-            ("lock_patience.check_every", patience.check_every),
-            ("lock_patience.silent_for", patience.silent_for),
+            ("lock_timeouts.check_interval", timeouts.check_interval),
+            ("lock_timeouts.silence_timeout", timeouts.silence_timeout),
         ];
-        match times.into_iter().find(|(_, long)| *long > A_YEAR) {
-            Some((what, long)) => Err(ManagerConfigError::TooLong { what, long }),
+        match durations.into_iter().find(|(_, value)| *value > MAX_DURATION) {
+            Some((setting, value)) => Err(ManagerConfigError::TooLong { setting, value }),
             None => Ok(()),
         }
     }
@@ -232,14 +243,14 @@ impl ManagerConfig {
             .service("postgres")
             .low_watermark(self.pool_size.div_ceil(2));
         match self.pooled {
-            // A pooler hands each transaction to any server connection: there is no session to clean.
+            // A pooler runs each transaction on any server connection: there is no state to reset.
             Some(_) => config.reset(Reset::Custom("ROLLBACK".into())),
             None => config,
         }
     }
 }
 
-/// How many connections each view may have: the seed's sizes.
+/// Returns the sizes of the metadata and the snapshot pool.
 pub(crate) fn pool_sizes(total: u32) -> (u32, u32) {
     let admin = (total / 4).clamp(1, 4);
     (admin, total.saturating_sub(admin).max(admin))
@@ -250,13 +261,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_quarter_is_for_metadata_between_one_and_four() {
+    fn a_quarter_of_the_connections_is_for_metadata_between_one_and_four() {
         let sizes = [2, 4, 8, 20, 100].map(pool_sizes);
         assert_eq!(sizes, [(1, 1), (1, 3), (2, 6), (4, 16), (4, 96)]);
     }
 
     #[test]
-    fn names_that_postgres_refuses_are_refused_here() {
+    fn invalid_names_sizes_and_durations_are_refused() {
         let connect = PostgresConnect::new("postgres://app@localhost/shop").unwrap();
         let config = || ManagerConfig::new(connect.clone());
         assert_eq!(config().check(), Ok(()));
@@ -268,10 +279,10 @@ mod tests {
         assert!(config().publication("any \"name\" will do").check().is_ok());
         assert!(config().pool_size(1).check().is_err());
         assert!(config().idle_after(Duration::MAX).check().is_err());
-        let patience = LockPatience { check_every: Duration::ZERO, ..LockPatience::default() };
+        let timeouts = LockTimeouts { check_interval: Duration::ZERO, ..LockTimeouts::default() };
         assert_eq!(
-            config().lock_patience(patience).check(),
-            Err(ManagerConfigError::LockPatience { patience })
+            config().lock_timeouts(timeouts).check(),
+            Err(ManagerConfigError::LockTimeouts { timeouts })
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Who takes the changes.
+//! The consumer: the part of your program that stores the changes.
 
 use std::error::Error;
 use std::fmt;
@@ -9,116 +9,127 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use forebay_pgoutput::Lsn;
 
 use crate::core::continuity::{Bookmark, ResetReason, Timeline};
-use crate::core::machine::Verdict;
+use crate::core::machine::RecoveryAction;
 use crate::publication::{TableChange, TableName};
-use crate::source::Batch;
+use crate::source::MessageBatch;
 
-/// Takes every committed transaction once, in the order of the commits, and says what of it is durable.
+/// Receives every committed transaction exactly once, in commit order, and reports what is durable.
 ///
-/// One call is made at a time. None may block its thread: the connection is kept alive by the same runtime, though a call may
-/// await for as long as it likes, and nothing more is read from the server meanwhile. A call may be dropped where it awaits, when the
-/// connection is lost: what it had begun must then be as if it had not been, or be durable.
+/// The manager makes one call at a time. A call must not block its thread: the same runtime keeps
+/// the connection alive. It may await for any time, and nothing is read from the server meanwhile.
+/// When the connection is lost, the manager may drop a call at an await point; the call's work must
+/// then be either undone or durable.
 pub trait Consumer: Send + 'static {
-    /// What it has, from its durable store; `None`: nothing. Asked each time that the connection is set up, under the lock: from now on, and
-    /// until [`stop`](Self::stop), nobody else writes what it writes. What was handed over before and isn't in the answer must not become
-    /// durable later: it comes again.
+    /// Returns the durable position from the consumer's store; `None`: the store is empty.
+    ///
+    /// Called at each setup, while this instance holds the lock. No other instance writes the store
+    /// from here until [`stop`](Self::stop). Changes received earlier that aren't included must not
+    /// become durable later: the server sends them again.
     fn bookmark(&mut self) -> impl Future<Output = Result<Option<Bookmark>, ConsumerError>> + Send;
 
-    /// Starts over: what it has isn't what the database has. When this returns, the new bookmark is durable: `begin`, with
-    /// everything before it gone.
+    /// Discards the store's contents, because the stream can't continue from them. When this
+    /// returns, `begin` is the durable bookmark.
     fn reset(
         &mut self,
         reason: ResetReason,
         begin: Bookmark,
     ) -> impl Future<Output = Result<(), ConsumerError>> + Send;
 
-    /// The same history goes on under a new timeline (a promotion): from now on this is the one to remember.
+    /// Records a new timeline after a promotion. The history before it is the same.
     fn adopt(&mut self, timeline: Timeline) -> impl Future<Output = Result<(), ConsumerError>> + Send;
 
-    /// A stream begins: everything after what [`bookmark`](Self::bookmark) said comes, whether or not it was handed over before. Whenever more
-    /// has become durable, at any time and from any thread, `durable` is to hear of it.
-    fn start(&mut self, durable: Durable);
+    /// Called when a stream starts. It sends everything after the [`bookmark`](Self::bookmark),
+    /// also changes that were received before. Report each newly durable position to `durable`, at
+    /// any time and from any thread.
+    fn start(&mut self, durable: DurablePosition);
 
-    /// Takes what has come: reads `batch` to its end. A transaction may be spread over several, and one may hold many.
-    fn receive(&mut self, batch: &mut Batch<'_>) -> impl Future<Output = Result<(), ConsumerError>> + Send;
+    /// Receives messages: reads `batch` to its end. A transaction may span several batches, and a
+    /// batch may hold several transactions.
+    fn receive(
+        &mut self,
+        batch: &mut MessageBatch<'_>,
+    ) -> impl Future<Output = Result<(), ConsumerError>> + Send;
 
-    /// Nothing is pending, and nothing concerns this consumer up to `lsn`: once that is recorded, `durable` is to hear of it. An
-    /// idle database needs this, or its server keeps the log of its neighbours for ever.
+    /// Records the position `lsn`, and then reports it to the [`DurablePosition`]. Called when no
+    /// change is pending. Without it, an idle database would retain WAL that other databases write.
     fn advance(&mut self, lsn: Lsn) -> impl Future<Output = Result<(), ConsumerError>> + Send;
 
-    /// A table that is followed was changed behind our back: see [`TableChange`]. If this fails it is told again.
+    /// Called when a tracked table was changed outside the manager. If this fails, the call is
+    /// repeated.
     fn table_changed(
         &mut self,
         table: &TableName,
         change: TableChange,
     ) -> impl Future<Output = Result<(), ConsumerError>> + Send {
-        let _of_no_interest = (table, change);
+        let _unused = (table, change);
         async { Ok(()) }
     }
 
-    /// The connection is gone, or about to be, and the lock with it: writing ends before this returns. Called after every end,
-    /// and perhaps twice.
+    /// Stops writing before it returns. Called when the connection, and the lock with it, is lost
+    /// or about to be released. May be called twice for one connection.
     fn stop(&mut self) -> impl Future<Output = ()> + Send {
         async {}
     }
 
-    /// Saves what makes the next start quick. Asked while shutting down.
+    /// Saves state that makes the next start fast. Called during shutdown.
     fn checkpoint(&mut self) -> impl Future<Output = Result<(), ConsumerError>> + Send;
 }
 
-/// Where a consumer says what is durable: each position is the end of a transaction, or one that
-/// [`advance`](Consumer::advance) named. Cheap to clone.
+/// The consumer's durable position, which the manager acknowledges to the server. Cheap to clone.
+///
+/// Each position must be the end of a transaction or an argument of [`advance`](Consumer::advance).
 #[derive(Clone)]
-pub struct Durable(Arc<AtomicU64>);
+pub struct DurablePosition(Arc<AtomicU64>);
 
-impl Durable {
+impl DurablePosition {
     pub(crate) fn new(lsn: Lsn) -> Self {
-        Durable(Arc::new(AtomicU64::new(lsn.0)))
+        DurablePosition(Arc::new(AtomicU64::new(lsn.0)))
     }
 
-    /// Everything up to `lsn` is durable. One that is lower than the last changes nothing.
+    /// Reports that all changes up to `lsn` are durable. A lower position than before is ignored.
     pub fn advance(&self, lsn: Lsn) {
         self.0.fetch_max(lsn.0, Ordering::AcqRel);
     }
 
-    /// The last that was said.
+    /// Returns the last reported position.
     pub fn get(&self) -> Lsn {
         Lsn(self.0.load(Ordering::Acquire))
     }
 }
 
-impl fmt::Debug for Durable {
+impl fmt::Debug for DurablePosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Durable").field(&self.get()).finish()
+        f.debug_tuple("DurablePosition").field(&self.get()).finish()
     }
 }
 
-/// Why a consumer can't go on, and what to do about it. Its words reach the log: they must not hold a row's values.
+/// Why a consumer failed, and how the manager recovers. The text reaches the log and must not
+/// contain values of rows.
 #[derive(Debug)]
 pub struct ConsumerError {
-    verdict: Verdict,
+    action: RecoveryAction,
     source: Box<dyn Error + Send + Sync>,
 }
 
 impl ConsumerError {
-    /// Only a person can mend it.
+    /// An operator must act. See [`RecoveryAction::Halt`].
     pub fn fatal(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        ConsumerError { verdict: Verdict::Fatal, source: source.into() }
+        ConsumerError { action: RecoveryAction::Halt, source: source.into() }
     }
 
-    /// The stream is of no use to it: slot and consumer start over.
+    /// The stream is unusable: recreates the slot and resets the consumer.
     pub fn start_over(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        ConsumerError { verdict: Verdict::DropSlot, source: source.into() }
+        ConsumerError { action: RecoveryAction::RecreateSlot, source: source.into() }
     }
 
-    /// It may work the next time.
+    /// The failure may be temporary: retries.
     pub fn retry(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        ConsumerError { verdict: Verdict::Retry, source: source.into() }
+        ConsumerError { action: RecoveryAction::Retry, source: source.into() }
     }
 
-    /// What is done about it.
-    pub fn verdict(&self) -> Verdict {
-        self.verdict
+    /// Returns what the manager does about the failure.
+    pub fn action(&self) -> RecoveryAction {
+        self.action
     }
 }
 

@@ -1,7 +1,8 @@
-//! Why the connection side failed, and what to do about it.
+//! Errors of the replication connection, and what the manager does about them.
 //!
-//! Invariant: one table decides ([`Failure::verdict`]), by what happened and by SQLSTATE, never by words. Nothing here holds a password
-//! or a row's value.
+//! Invariant: the recovery depends on the error variant and the SQLSTATE, never on message texts.
+//! No error contains a password or a value of a row.
+//! Enforced by: one table, [`ReplicationError::action`]; messages about data are replaced.
 
 use std::time::Duration;
 
@@ -9,111 +10,111 @@ use forebay_pgoutput::DecodeError;
 use forebay_reservoir::{ConnectionErrorKind, PostgresError, PostgresServerError};
 
 use crate::consumer::ConsumerError;
-use crate::core::machine::Trouble;
-pub use crate::core::machine::Verdict;
+use crate::core::machine::FailureReport;
+pub use crate::core::machine::RecoveryAction;
 use crate::wire::WireError;
 
-/// What was being done on the replication connection.
+/// What the manager was doing on the replication connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Doing {
+pub enum SourceOperation {
     /// `IDENTIFY_SYSTEM`.
-    Identifying,
-    /// Asking for versions, rights and settings.
-    AskingAround,
-    /// Trying to take the lock.
-    Locking,
-    /// Making or checking the publication.
-    Publishing,
-    /// Dropping a slot that is of no use.
-    DroppingSlot,
-    /// Making the slot.
-    CreatingSlot,
-    /// Reading the slot's position.
-    ReadingSlot,
-    /// Choosing how values are written.
-    Configuring,
-    /// Waiting for the consumer to be ready.
-    Waiting,
-    /// Asking the server to stream.
-    Starting,
-    /// Streaming.
-    Streaming,
+    IdentifySystem,
+    /// Reads version, settings and rights.
+    InspectServer,
+    /// Tries to take the advisory lock.
+    AcquireLock,
+    /// Creates or checks the publication.
+    PreparePublication,
+    /// Drops an unusable slot.
+    DropSlot,
+    /// Creates the slot.
+    CreateSlot,
+    /// Reads the slot's position.
+    ReadSlot,
+    /// Sets the output format of values.
+    Configure,
+    /// Waits for pools and consumer.
+    WaitForConsumer,
+    /// `START_REPLICATION`.
+    StartStreaming,
+    /// Receives changes.
+    Stream,
 }
 
-impl Doing {
-    /// In errors and logs.
+impl SourceOperation {
+    /// Returns the text used in errors and logs.
     pub fn as_str(self) -> &'static str {
         match self {
-            Doing::Identifying => "identifying the system",
-            Doing::AskingAround => "asking what the server is",
-            Doing::Locking => "taking the lock",
-            Doing::Publishing => "preparing the publication",
-            Doing::DroppingSlot => "dropping the slot",
-            Doing::CreatingSlot => "creating the slot",
-            Doing::ReadingSlot => "reading the slot's position",
-            Doing::Configuring => "configuring the connection",
-            Doing::Waiting => "waiting for the consumer",
-            Doing::Starting => "starting to stream",
-            Doing::Streaming => "streaming",
+            SourceOperation::IdentifySystem => "identifying the system",
+            SourceOperation::InspectServer => "inspecting the server",
+            SourceOperation::AcquireLock => "taking the lock",
+            SourceOperation::PreparePublication => "preparing the publication",
+            SourceOperation::DropSlot => "dropping the slot",
+            SourceOperation::CreateSlot => "creating the slot",
+            SourceOperation::ReadSlot => "reading the slot's position",
+            SourceOperation::Configure => "configuring the connection",
+            SourceOperation::WaitForConsumer => "waiting for the consumer",
+            SourceOperation::StartStreaming => "starting to stream",
+            SourceOperation::Stream => "streaming",
         }
     }
 }
 
-/// Why the connection side failed.
+/// Why the replication connection, its setup, or the pools failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Failure {
-    /// There is no connection.
+pub enum ReplicationError {
+    /// The connection couldn't be opened.
     #[error("{0}")]
     Connect(#[from] PostgresError),
     /// The pools have no connection.
     #[error("the pools have no connection: {why}")]
     Pools {
-        /// What the last dial said.
+        /// Error of the last attempt.
         why: String,
-        /// What that means for the next.
+        /// Kind of that error.
         kind: Option<ConnectionErrorKind>,
     },
-    /// The server said no.
-    #[error("while {}: {}{}", doing.as_str(), words(said), advice(*doing, said.code()))]
+    /// The server returned an error.
+    #[error("while {}: {}{}", operation.as_str(), safe_text(error), advice(*operation, error.code()))]
     Server {
-        /// What was being done.
-        doing: Doing,
-        /// The server's words.
-        said: PostgresServerError,
+        /// What the manager was doing.
+        operation: SourceOperation,
+        /// The server's error.
+        error: PostgresServerError,
     },
-    /// The connection broke.
-    #[error("while {}: {why}", doing.as_str())]
+    /// The connection was lost.
+    #[error("while {}: {why}", operation.as_str())]
     Lost {
-        /// What was being done.
-        doing: Doing,
-        /// How.
+        /// What the manager was doing.
+        operation: SourceOperation,
+        /// Error of the connection.
         why: String,
     },
-    /// The server didn't answer.
-    #[error("while {}: no answer within {after:?}: the server hangs, or something in between does", doing.as_str())]
-    NoAnswer {
-        /// What was being done.
-        doing: Doing,
-        /// How long was waited.
-        after: Duration,
+    /// The server didn't reply in time.
+    #[error("while {}: no reply within {timeout:?}: check the server and the network in between", operation.as_str())]
+    NoReply {
+        /// What the manager was doing.
+        operation: SourceOperation,
+        /// The time limit.
+        timeout: Duration,
     },
-    /// The server was silent for too long.
+    /// The server sent nothing for too long while streaming.
     #[error(
-        "nothing came from the server for {silent:?}, though it was asked: the connection is taken for dead"
+        "the server sent nothing for {silence:?}, not even a requested keepalive: the connection counts as dead"
     )]
     Silent {
-        /// For how long.
-        silent: Duration,
+        /// Time since its last message.
+        silence: Duration,
     },
-    /// A message that makes no sense.
-    #[error("a replication message can't be read: {0}")]
+    /// A replication message couldn't be decoded.
+    #[error("a replication message couldn't be decoded: {0}")]
     Decode(#[from] DecodeError),
-    /// An older server than we can follow.
-    #[error("the server is version {version}, and at least 15 is needed: upgrade it")]
+    /// The server is older than PostgreSQL 15.
+    #[error("server_version_num is {version}, and PostgreSQL 15 or newer is needed: upgrade the server")]
     TooOld {
-        /// As `server_version_num` has it.
+        /// The server's `server_version_num`.
         version: u32,
     },
     /// `wal_level` isn't `logical`.
@@ -122,231 +123,234 @@ pub enum Failure {
          restart the server"
     )]
     WalLevel {
-        /// What it is.
+        /// The server's `wal_level`.
         found: String,
     },
-    /// The user may not replicate, or not connect.
+    /// The user lacks the right to replicate or to connect.
     #[error(
-        "the user {user} may not replicate or not connect ({said}): ALTER ROLE … REPLICATION as a superuser (on Amazon RDS: GRANT \
+        "the user {user} may not replicate or not connect ({error}): ALTER ROLE … REPLICATION as a superuser (on Amazon RDS: GRANT \
          rds_replication), and GRANT CONNECT on the database"
     )]
     NoReplicationRight {
-        /// Who.
+        /// The user.
         user: String,
-        /// The server's words.
-        said: PostgresServerError,
+        /// The server's error.
+        error: PostgresServerError,
     },
-    /// A standby.
+    /// The server is a standby.
     #[error(
         "the server is a standby: connect to the primary (target_session_attrs=primary finds it among several hosts)"
     )]
     Standby,
-    /// The publication isn't there, and we are told not to make it.
+    /// A manually managed publication doesn't exist.
     #[error(
-        "there is no publication {name}, and it isn't ours to make: CREATE PUBLICATION {name}, as its owner"
+        "there is no publication {name}, and it is managed manually: run CREATE PUBLICATION {name}, as the owner of its tables"
     )]
     NoPublication {
-        /// Its name.
+        /// Name of the publication.
         name: String,
     },
-    /// The publication leaves operations out.
+    /// A manually managed publication lacks operations.
     #[error(
         "the publication {name} doesn't publish {missing}: ALTER PUBLICATION {name} SET (publish = \
          'insert, update, delete, truncate'), as its owner"
     )]
     PublicationOperations {
-        /// Its name.
+        /// Name of the publication.
         name: String,
-        /// What it leaves out.
+        /// The missing operations.
         missing: String,
     },
-    /// The publication is somebody else's, and we were told to change it.
+    /// The publication has another owner, and isn't managed manually.
     #[error(
-        "the publication {name} belongs to {owner}, and {user} may not change it: give it to {user} (ALTER PUBLICATION … \
-         OWNER TO), or manage its tables yourself and say so (manual publication)"
+        "the publication {name} belongs to {owner}, and {user} may not change it: change its owner to {user} (ALTER PUBLICATION … \
+         OWNER TO), or manage its tables yourself and configure that (manual publication)"
     )]
     NotOwner {
-        /// Its name.
+        /// Name of the publication.
         name: String,
-        /// Whose it is.
+        /// Owner of the publication.
         owner: String,
-        /// Who we are.
+        /// User of the connection.
         user: String,
     },
-    /// The publication was dropped or replaced while the stream ran.
+    /// The publication was dropped, replaced or narrowed while streaming.
     #[error(
-        "the publication {name} was {what} while it was followed: changes may be missing, so everything starts over"
+        "the publication {name} was {what} while streaming: changes may be missing, so the slot is recreated and the consumer reset"
     )]
     PublicationLost {
-        /// Its name.
+        /// Name of the publication.
         name: String,
-        /// Dropped, replaced or narrowed.
+        /// `dropped`, `replaced` or `narrowed`.
         what: &'static str,
     },
-    /// A slot of that name is somebody else's.
-    #[error("there is a slot {slot} already, and it isn't ours ({what}): choose another name, or drop it")]
+    /// A slot of that name exists, for another use.
+    #[error("a slot {slot} exists already, for another use ({what}): choose another name, or drop it")]
     ForeignSlot {
-        /// Its name.
+        /// Name of the slot.
         slot: String,
-        /// What it is.
+        /// Its type, plugin and database.
         what: String,
     },
-    /// The server's answer lacks something.
-    #[error("while {}: the server's answer makes no sense: {what}", doing.as_str())]
-    Nonsense {
-        /// What was being done.
-        doing: Doing,
-        /// What is missing.
-        what: &'static str,
+    /// A query's result lacks a value.
+    #[error("while {}: the server's result lacks {missing}: check that no proxy is in between", operation.as_str())]
+    InvalidResult {
+        /// What the manager was doing.
+        operation: SourceOperation,
+        /// The missing value.
+        missing: &'static str,
     },
-    /// The consumer can't go on.
-    #[error("the consumer: {0}")]
+    /// The consumer failed.
+    #[error("the consumer failed: {0}")]
     Consumer(#[from] ConsumerError),
-    /// A bug of ours or the consumer's.
-    #[error("a bug: the task panicked: {what}")]
+    /// A task of the manager or the consumer panicked.
+    #[error("a bug: the task panicked: {message}")]
     Panicked {
-        /// The panic's words.
-        what: String,
+        /// The panic's message.
+        message: String,
     },
 }
 
-impl Failure {
-    pub(crate) fn wire(doing: Doing, error: WireError) -> Self {
+impl ReplicationError {
+    /// Returns the error of a failed operation on the replication connection.
+    pub(crate) fn wire(operation: SourceOperation, error: WireError) -> Self {
         match error {
-            WireError::Server(said) => Failure::Server { doing, said },
-            other => Failure::Lost { doing, why: other.to_string() },
+            WireError::Server(error) => ReplicationError::Server { operation, error },
+            other => ReplicationError::Lost { operation, why: other.to_string() },
         }
     }
 
-    /// What to do about it.
-    pub fn verdict(&self) -> Verdict {
+    /// Returns what the manager does about the error.
+    pub fn action(&self) -> RecoveryAction {
         match self {
-            Failure::Connect(error) => connect_verdict(error),
-            Failure::Pools { kind, .. } => match kind {
-                Some(ConnectionErrorKind::Refused) => Verdict::Fatal,
+            ReplicationError::Connect(error) => connect_action(error),
+            ReplicationError::Pools { kind, .. } => match kind {
+                Some(ConnectionErrorKind::Refused) => RecoveryAction::Halt,
                 Some(
                     ConnectionErrorKind::Credentials
                     | ConnectionErrorKind::Full
                     | ConnectionErrorKind::Unreachable
                     | ConnectionErrorKind::Other,
                 )
-                | None => Verdict::Retry,
+                | None => RecoveryAction::Retry,
             },
-            Failure::Server { doing, said } => server_verdict(*doing, said.code()),
-            Failure::TooOld { .. }
-            | Failure::WalLevel { .. }
-            | Failure::NoReplicationRight { .. }
-            | Failure::NoPublication { .. }
-            | Failure::PublicationOperations { .. }
-            | Failure::NotOwner { .. }
-            | Failure::ForeignSlot { .. } => Verdict::Fatal,
-            Failure::PublicationLost { .. } => Verdict::DropSlot,
-            Failure::Lost { .. }
-            | Failure::NoAnswer { .. }
-            | Failure::Silent { .. }
-            | Failure::Decode(_)
-            | Failure::Standby
-            | Failure::Nonsense { .. }
-            | Failure::Panicked { .. } => Verdict::Retry,
-            Failure::Consumer(error) => error.verdict(),
+            ReplicationError::Server { operation, error } => server_action(*operation, error.code()),
+            ReplicationError::TooOld { .. }
+            | ReplicationError::WalLevel { .. }
+            | ReplicationError::NoReplicationRight { .. }
+            | ReplicationError::NoPublication { .. }
+            | ReplicationError::PublicationOperations { .. }
+            | ReplicationError::NotOwner { .. }
+            | ReplicationError::ForeignSlot { .. } => RecoveryAction::Halt,
+            ReplicationError::PublicationLost { .. } => RecoveryAction::RecreateSlot,
+            ReplicationError::Lost { .. }
+            | ReplicationError::NoReply { .. }
+            | ReplicationError::Silent { .. }
+            | ReplicationError::Decode(_)
+            | ReplicationError::Standby
+            | ReplicationError::InvalidResult { .. }
+            | ReplicationError::Panicked { .. } => RecoveryAction::Retry,
+            ReplicationError::Consumer(error) => error.action(),
         }
     }
 
-    /// In metrics.
+    /// Returns the value of the `reason` label in metrics.
     pub fn reason(&self) -> &'static str {
         match self {
-            Failure::Connect(error) => error.kind().as_str(),
-            Failure::Pools { .. } => "pools",
-            Failure::Server { .. } => "server",
-            Failure::Lost { .. } => "lost",
-            Failure::NoAnswer { .. } => "no_answer",
-            Failure::Silent { .. } => "silent",
-            Failure::Decode(_) => "decode",
-            Failure::TooOld { .. } => "too_old",
-            Failure::WalLevel { .. } => "wal_level",
-            Failure::NoReplicationRight { .. } => "no_replication_right",
-            Failure::Standby => "standby",
-            Failure::NoPublication { .. } => "no_publication",
-            Failure::PublicationOperations { .. } => "publication_operations",
-            Failure::NotOwner { .. } => "not_owner",
-            Failure::PublicationLost { .. } => "publication_lost",
-            Failure::ForeignSlot { .. } => "foreign_slot",
-            Failure::Nonsense { .. } => "nonsense",
-            Failure::Consumer(_) => "consumer",
-            Failure::Panicked { .. } => "panic",
+            ReplicationError::Connect(error) => error.kind().as_str(),
+            ReplicationError::Pools { .. } => "pools",
+            ReplicationError::Server { .. } => "server",
+            ReplicationError::Lost { .. } => "lost",
+            ReplicationError::NoReply { .. } => "no_answer",
+            ReplicationError::Silent { .. } => "silent",
+            ReplicationError::Decode(_) => "decode",
+            ReplicationError::TooOld { .. } => "too_old",
+            ReplicationError::WalLevel { .. } => "wal_level",
+            ReplicationError::NoReplicationRight { .. } => "no_replication_right",
+            ReplicationError::Standby => "standby",
+            ReplicationError::NoPublication { .. } => "no_publication",
+            ReplicationError::PublicationOperations { .. } => "publication_operations",
+            ReplicationError::NotOwner { .. } => "not_owner",
+            ReplicationError::PublicationLost { .. } => "publication_lost",
+            ReplicationError::ForeignSlot { .. } => "foreign_slot",
+            ReplicationError::InvalidResult { .. } => "nonsense",
+            ReplicationError::Consumer(_) => "consumer",
+            ReplicationError::Panicked { .. } => "panic",
         }
     }
 }
 
-impl From<Failure> for Trouble {
-    fn from(failure: Failure) -> Self {
-        Trouble {
-            verdict: failure.verdict(),
-            reason: failure.reason(),
-            text: failure.to_string(),
-            panicked: matches!(failure, Failure::Panicked { .. }),
+impl From<ReplicationError> for FailureReport {
+    fn from(error: ReplicationError) -> Self {
+        FailureReport {
+            action: error.action(),
+            reason: error.reason(),
+            text: error.to_string(),
+            panicked: matches!(error, ReplicationError::Panicked { .. }),
         }
     }
 }
 
-/// What the server said, unless that is about data: those words quote values.
-fn words(said: &PostgresServerError) -> String {
-    match said.code().get(..2) {
+/// Returns the server's message, unless the SQLSTATE is about data: such messages quote values.
+fn safe_text(error: &PostgresServerError) -> String {
+    match error.code().get(..2) {
         Some("22" | "23") => {
-            format!("an error in the data [{}]: the server's log has the words", said.code())
+            format!("an error in the data [{}]: see the server's log", error.code())
         }
-        _ => said.to_string(),
+        _ => error.to_string(),
     }
 }
 
-fn connect_verdict(error: &PostgresError) -> Verdict {
+fn connect_action(error: &PostgresError) -> RecoveryAction {
     match error.kind() {
-        // A password, pg_hba.conf, a database that isn't there, our certificate.
-        ConnectionErrorKind::Refused => Verdict::Fatal,
+        // A password, pg_hba.conf, a missing database, a client certificate.
+        ConnectionErrorKind::Refused => RecoveryAction::Halt,
         ConnectionErrorKind::Credentials | ConnectionErrorKind::Full | ConnectionErrorKind::Unreachable => {
-            Verdict::Retry
+            RecoveryAction::Retry
         }
         ConnectionErrorKind::Other => match error {
-            // No TLS there, a certificate that isn't trusted, something that isn't Postgres.
+            // A server without TLS, an untrusted certificate, a server that isn't Postgres.
             PostgresError::NoTls { .. } | PostgresError::Tls { .. } | PostgresError::NotPostgres { .. } => {
-                Verdict::Fatal
+                RecoveryAction::Halt
             }
-            _ => Verdict::Retry,
+            _ => RecoveryAction::Retry,
         },
     }
 }
 
-fn server_verdict(doing: Doing, sqlstate: &str) -> Verdict {
-    match (sqlstate, doing) {
+fn server_action(operation: SourceOperation, sqlstate: &str) -> RecoveryAction {
+    match (sqlstate, operation) {
         // insufficient_privilege, invalid_authorization, invalid_catalog_name
-        ("42501" | "28000" | "28P01" | "3D000", _) => Verdict::Fatal,
-        // object_not_in_prerequisite_state: the log level where a slot is made, an invalidated slot where one is used.
-        ("55000", Doing::CreatingSlot) => Verdict::Fatal,
-        ("55000", Doing::Starting | Doing::Streaming) => Verdict::DropSlot,
+        ("42501" | "28000" | "28P01" | "3D000", _) => RecoveryAction::Halt,
+        // object_not_in_prerequisite_state: wal_level while creating a slot, an invalidated slot
+        // while streaming.
+        ("55000", SourceOperation::CreateSlot) => RecoveryAction::Halt,
+        ("55000", SourceOperation::StartStreaming | SourceOperation::Stream) => RecoveryAction::RecreateSlot,
         // configuration_limit_exceeded: no slot left.
-        ("53400", Doing::CreatingSlot) => Verdict::Fatal,
-        // undefined_object: the publication isn't there in the history that is decoded, and never will be.
-        ("42704", Doing::Streaming) => Verdict::DropSlot,
-        // undefined_file: the log that the slot needs was removed.
-        ("58P01", Doing::Starting | Doing::Streaming) => Verdict::DropSlot,
-        // Everything else, such as a slot in use (55006), no room (53300), an end of the server (57P01 to 57P03).
-        _ => Verdict::Retry,
+        ("53400", SourceOperation::CreateSlot) => RecoveryAction::Halt,
+        // undefined_object: the decoded part of the WAL has no such publication, and never will.
+        ("42704", SourceOperation::Stream) => RecoveryAction::RecreateSlot,
+        // undefined_file: WAL that the slot needs was removed.
+        ("58P01", SourceOperation::StartStreaming | SourceOperation::Stream) => RecoveryAction::RecreateSlot,
+        // All others, such as an active slot (55006), too many connections (53300), a server
+        // shutdown (57P01 to 57P03).
+        _ => RecoveryAction::Retry,
     }
 }
 
-fn advice(doing: Doing, sqlstate: &str) -> &'static str {
-    match (sqlstate, doing) {
-        ("42501", Doing::Publishing) => {
-            ": grant CREATE on the database, or make the publication yourself (manual publication)"
+fn advice(operation: SourceOperation, sqlstate: &str) -> &'static str {
+    match (sqlstate, operation) {
+        ("42501", SourceOperation::PreparePublication) => {
+            ": grant CREATE on the database, or create the publication yourself (manual publication)"
         }
-        ("42501", _) => ": the user lacks a right: it needs REPLICATION, and SELECT on the tables",
-        ("55000", Doing::CreatingSlot) => ": wal_level must be logical",
-        ("55000", Doing::Starting | Doing::Streaming) => {
-            ": the slot has lost its log, so everything starts over"
+        ("42501", _) => ": grant the user REPLICATION, and SELECT on the tables",
+        ("55000", SourceOperation::CreateSlot) => ": wal_level must be logical",
+        ("55000", SourceOperation::StartStreaming | SourceOperation::Stream) => {
+            ": the slot lost its WAL, so it is recreated and the consumer reset"
         }
-        ("53400", Doing::CreatingSlot) => ": raise max_replication_slots, or drop slots that nobody uses",
-        ("53300", _) => ": raise max_connections or max_wal_senders, or have fewer clients",
-        ("55006", _) => ": the slot is in use by another connection; it is tried again",
+        ("53400", SourceOperation::CreateSlot) => ": raise max_replication_slots, or drop unused slots",
+        ("53300", _) => ": raise max_connections or max_wal_senders, or reduce the number of clients",
+        ("55006", _) => ": the slot is in use by another connection; retrying",
         _ => "",
     }
 }
@@ -356,28 +360,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_sqlstate_means_another_thing_elsewhere() {
-        assert_eq!(server_verdict(Doing::CreatingSlot, "55000"), Verdict::Fatal);
-        assert_eq!(server_verdict(Doing::Starting, "55000"), Verdict::DropSlot);
-        assert_eq!(server_verdict(Doing::Starting, "42704"), Verdict::Retry);
-        assert_eq!(server_verdict(Doing::Streaming, "42704"), Verdict::DropSlot);
+    fn the_action_for_a_sqlstate_depends_on_the_operation() {
+        assert_eq!(server_action(SourceOperation::CreateSlot, "55000"), RecoveryAction::Halt);
+        assert_eq!(server_action(SourceOperation::StartStreaming, "55000"), RecoveryAction::RecreateSlot);
+        assert_eq!(server_action(SourceOperation::StartStreaming, "42704"), RecoveryAction::Retry);
+        assert_eq!(server_action(SourceOperation::Stream, "42704"), RecoveryAction::RecreateSlot);
     }
 
     #[test]
-    fn words_that_quote_values_are_left_to_the_servers_log() {
+    fn messages_that_quote_values_are_replaced() {
         let fields: [(u8, &[u8]); 2] =
             [(b'C', b"22P02"), (b'M', b"invalid input syntax for type integer: \"secret\"")];
-        let failure =
-            Failure::Server { doing: Doing::Streaming, said: PostgresServerError::from_fields(fields) };
-        assert!(
-            !failure.to_string().contains("secret") && failure.to_string().contains("22P02"),
-            "{failure}"
-        );
+        let error = ReplicationError::Server {
+            operation: SourceOperation::Stream,
+            error: PostgresServerError::from_fields(fields),
+        };
+        assert!(!error.to_string().contains("secret") && error.to_string().contains("22P02"), "{error}");
     }
 
     #[test]
-    fn what_nobody_has_thought_of_is_tried_again() {
-        assert_eq!(server_verdict(Doing::Streaming, "XX000"), Verdict::Retry);
-        assert_eq!(server_verdict(Doing::Locking, "57P01"), Verdict::Retry);
+    fn unlisted_sqlstates_are_retried() {
+        assert_eq!(server_action(SourceOperation::Stream, "XX000"), RecoveryAction::Retry);
+        assert_eq!(server_action(SourceOperation::AcquireLock, "57P01"), RecoveryAction::Retry);
     }
 }

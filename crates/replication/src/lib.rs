@@ -1,24 +1,136 @@
-//! Follows one Postgres: a replication connection that survives everything, and every committed transaction exactly once.
+//! Follows one Postgres database by logical replication, and passes every committed transaction to
+//! your program exactly once.
 //!
-//! Invariants: there is one replication connection at most, and one instance that has it; the consumer gets every committed transaction
-//! whole, once, in commit order; the server is told only of what the consumer made durable.
-//! Kept by: a pure machine that decides (`core/machine.rs`), an advisory lock that lives and dies with the connection (`source/lock.rs`), positions
-//! that are acknowledged only after they are durable (`core/progress.rs`), and a comparison of both sides' positions at each start
+//! A [`Manager`] holds one replication connection. It takes a lock, prepares a publication and a
+//! slot, streams changes to your [`Consumer`], and acknowledges only positions that the consumer
+//! has made durable. It reconnects by itself.
+//!
+//! ```
+//! use forebay_replication::reservoir::PostgresConnect;
+//! use forebay_replication::{Consumer, Manager, ManagerConfig, TableName};
+//!
+//! async fn follow(store: impl Consumer) -> Result<(), Box<dyn std::error::Error>> {
+//!     let connect = PostgresConnect::new("postgres://app@db.internal/shop")?;
+//!     let manager = Manager::start(ManagerConfig::new(connect), store)?;
+//!     manager.ready().await?;
+//!     // From here on, `store` receives every committed change of the table.
+//!     manager.add_table(&TableName::new("public", "orders")).await?;
+//!     tokio::signal::ctrl_c().await?;
+//!     manager.shutdown().await;
+//!     Ok(())
+//! }
+//! ```
+//!
+//! # Picture
+//!
+//! ```text
+//!  manager.rs: handle, cheap to clone
+//!      │ events (64)          ▲ status: step, seven conditions, last failure
+//!      ▼                      │
+//!  worker.rs ── event ──▶ core/machine ── effects ──▶ source/           one replication connection
+//!      ▲                  pure, gets now              pools.rs          two views of one reservoir
+//!      └───────────── results as events ◀──────────── manager_tasks.rs  SQL beside the stream
+//!
+//!  source/: connect ▶ inspect server ▶ lock ▶ publication, slot, settings
+//!           ▶ continue or reset the consumer (core/continuity)
+//!           ▶ stream: wire/ frames ▶ messages ▶ Consumer ▶ DurablePosition
+//!           ▶ core/progress ▶ status update
+//! ```
+//!
+//! # Invariants
+//!
+//! Invariant: at most one replication connection is open, and one instance holds the lock. The
+//! consumer receives every committed transaction completely, once, in commit order. The server
+//! receives only positions that the consumer has made durable.
+//! Enforced by: a pure state machine (`core/machine`), an advisory lock of the replication
+//! connection itself (`source/lock.rs`), acknowledgements of durable positions only
+//! (`core/progress.rs`), and a comparison of both sides' positions at each start
 //! (`core/continuity.rs`).
+//! Out of scope: decoding (`forebay_pgoutput`), dialing and TLS (`forebay_reservoir`), storage
+//! (your consumer).
+//!
+//! | guarantee | tests |
+//! |---|---|
+//! | Every committed transaction arrives completely, exactly once, in commit order. | `every_committed_change_arrives_once_seeds_1_to_5`, `interleaved_transactions_arrive_complete_in_commit_order` |
+//! | Rolled back changes never arrive. | `rolled_back_changes_never_arrive_not_even_as_an_empty_transaction` |
+//! | Only durable positions are acknowledged. | `only_durable_positions_are_acknowledged`, `acknowledgements_never_decrease_and_never_pass_the_received_position` |
+//! | One instance streams; another takes over when it ends or is lost. | `of_several_instances_one_streams_however_often_it_is_ended`, `random_histories_keep_one_connection_and_every_state_can_be_left` |
+//! | A live holder of the lock is never terminated. | `a_holder_that_runs_queries_or_is_in_another_database_is_never_terminated`, `a_silent_holder_with_an_active_slot_is_not_terminated` |
+//! | Another history resets the consumer; a promotion that kept the slot doesn't. | `a_recovery_to_a_point_before_the_bookmark_resets_the_consumer`, `a_promotion_that_kept_the_slot_continues_without_loss_or_repetition` |
+//! | Memory is bounded for any transaction size and any consumer speed. | `one_transaction_of_two_million_rows_takes_less_than_200_megabytes`, `memory_is_bounded_while_the_consumer_is_slow_or_stuck` |
+//! | Status updates are sent in time, however long the consumer takes. | `a_consumer_stuck_for_longer_than_the_servers_timeout_stays_connected` |
+//! | An idle database retains no WAL of other databases. | `an_idle_database_retains_no_wal_of_other_databases` |
+//! | A recent transaction is read without delay. | `a_recent_transaction_is_read_without_delay` |
+//! | A manually managed publication is never changed. | `a_manual_publication_is_not_changed_even_by_its_owner` |
+//!
+//! # Where to look
+//!
+//! | to find | look in |
+//! |---|---|
+//! | order of steps, timers, retries, sleep | `core/machine`, `core/step.rs` |
+//! | shutdown order and deadlines | `core/machine/shutdown.rs` |
+//! | whether the consumer continues or is reset | `core/continuity.rs` |
+//! | what is acknowledged, and when | `core/progress.rs` |
+//! | which lock holder may be terminated | `core/lock_breaker.rs`; the SQL in `source/lock.rs` |
+//! | every error, its recovery and its advice | `error.rs` |
+//! | startup, SCRAM | `wire/start.rs`, `wire/auth.rs` |
+//! | framing, `SO_RCVLOWAT` | `wire/read_buffer.rs`, `wire/pace.rs` |
+//! | publication, slot, output settings | `source/setup.rs` |
+//! | tables added, removed, reconciled | `publication/` |
+//! | exactly once, over kills, cuts and restarts | `tests/it/exactly_once.rs` |
+//!
+//! # Decisions
+//!
+//! - **Lock.** The replication connection takes the advisory lock itself, so both end together. It
+//!   polls once a second: a backend that waited in `pg_advisory_lock` would hold back vacuum. If
+//!   the network died silently, the previous backend of this instance may still hold the lock; it
+//!   is identified by process id and start time, and terminated.
+//! - **Abandoned holders.** A holder counts as abandoned after [`LockTimeouts`]. Check and
+//!   termination are one statement. A live holder runs a query six times within the silence
+//!   timeout.
+//! - **Failures.** A failure abandons the replication connection; pools and consumer stay. A
+//!   failure that needs an operator halts the manager only before its first success. Later it is
+//!   retried, since a rotated password or a restored server comes back.
+//! - **Reset.** The consumer records each position before it is acknowledged, so a slot ahead of
+//!   the consumer proves loss. The consumer is also reset by a new slot, another publication (by
+//!   oid), another cluster, or a timeline that branched off before the bookmark. A promotion after
+//!   the bookmark continues.
+//! - **New publication, new slot.** Decoding uses the catalog as of the decoded position, so a slot
+//!   never sees a younger publication. PostgreSQL 18 only warns if the publication is missing;
+//!   reconciliation detects it.
+//! - **Rights.** Managed databases grant replication by membership, so the right is not queried:
+//!   the connection attempt shows it.
+//! - **Blocked setup.** Slot creation waits for open transactions. The log and the condition
+//!   `replication_client_ready` name the blocking transaction.
+//! - **Backpressure.** Rows are borrowed from the read buffer. Nothing is read while the consumer
+//!   is busy; status updates continue.
+//! - **Coalescing.** Between transactions, reads are at least 1 ms apart, or 2 ms after a burst. A
+//!   single transaction never waits; thousands per second share one read, one sync and one write
+//!   per client.
+//! - **Stop before release.** The consumer stops writing while the lock is held, so the next
+//!   instance finds everything written. Nothing is saved or dropped without the lock.
+//! - **Gaps.** [`TablePublication::membership`] changes when a table is removed from the
+//!   publication and added again, even while no manager runs. The consumer is notified until it has
+//!   taken the change.
+//! - **Ready.** The manager is ready once the server has confirmed the stream. The backoff is reset
+//!   when a change became durable, or after 30 s.
+//! - **Not detected.** A server whose disk was restored to an earlier state on the same timeline,
+//!   once it has written past the bookmark. Two clusters promoted from one parent to the same
+//!   timeline number.
 
-mod chores;
 mod config;
 mod consumer;
 mod core;
 mod error;
 mod manager;
+mod manager_tasks;
 pub mod metrics;
 mod pools;
 mod publication;
 mod source;
 mod sql;
 mod status;
-mod uses;
+mod usage_gate;
 mod wire;
 mod worker;
 
@@ -26,19 +138,19 @@ pub use forebay_pgoutput as pgoutput;
 pub use forebay_reservoir as reservoir;
 
 pub use crate::config::{ManagerConfig, ManagerConfigError, ManagerOutline};
-pub use crate::consumer::{Consumer, ConsumerError, Durable};
-pub use crate::core::breaker::LockPatience;
+pub use crate::consumer::{Consumer, ConsumerError, DurablePosition};
 pub use crate::core::continuity::{Bookmark, ResetReason, Timeline};
-pub use crate::core::machine::StackEvent;
-pub use crate::error::{Doing, Failure, Verdict};
+pub use crate::core::lock_breaker::LockTimeouts;
+pub use crate::core::machine::ManagerEvent;
+pub use crate::error::{RecoveryAction, ReplicationError, SourceOperation};
 pub use crate::manager::{Manager, NotReady};
 pub use crate::pools::{PoolError, PoolStatus};
 pub use crate::publication::{
-    PublicationVersions, PublishError, Published, TableChange, TableName, decodes_with_stale_catalog,
+    PublicationVersions, PublishError, TableChange, TableName, TablePublication, decodes_with_stale_catalog,
 };
-pub use crate::source::{Batch, DISPLAY_SETTINGS};
+pub use crate::source::{DISPLAY_SETTINGS, MessageBatch};
 pub use crate::status::{
-    Condition, ConditionStatus, ConnectionStatus, ManagerStatus, Phase, Positions, ShapeStatus, Step,
-    StopStep,
+    ConditionStatus, ConnectionStatus, ManagerPhase, ManagerStatus, ManagerStep, Positions, ReadyCondition,
+    ShapeStatus, StopStep,
 };
-pub use crate::uses::Awake;
+pub use crate::usage_gate::AwakeGuard;

@@ -1,263 +1,277 @@
-//! What a program holds: the manager.
+//! The manager: public handle of this crate.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use forebay_reservoir::{ConnectionGuard, PostgresClient};
+use forebay_reservoir::{Guard, PostgresClient};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
-use crate::chores;
 use crate::config::{ManagerConfig, ManagerConfigError};
 use crate::consumer::Consumer;
-use crate::core::machine::{Event, StackEvent};
+use crate::core::machine::{Event, ManagerEvent};
+use crate::manager_tasks;
 use crate::pools::PoolError;
-use crate::publication::{PublicationVersions, PublishError, Published, TableName};
-use crate::source::{ANSWER, Gauges};
-use crate::status::{ManagerStatus, Phase, Positions, Step};
-use crate::uses::{Awake, Uses};
-use crate::worker::{self, Common};
+use crate::publication::{PublicationVersions, PublishError, TableName, TablePublication};
+use crate::source::{Gauges, REPLY_TIMEOUT};
+use crate::status::{ManagerPhase, ManagerStatus, ManagerStep, Positions};
+use crate::usage_gate::{AwakeGuard, UsageGate};
+use crate::worker::{self, ManagerContext};
 
-/// Owns everything between this process and one Postgres. Cheap to clone; when the last is gone, it shuts down.
+/// Handle of the replication connection and the pools of one database. Cheap to clone; dropping the
+/// last clone shuts the manager down.
 #[derive(Clone)]
 pub struct Manager {
-    inner: Arc<Inner>,
+    inner: Arc<ManagerInner>,
 }
 
-struct Inner {
-    common: Arc<Common>,
+struct ManagerInner {
+    context: Arc<ManagerContext>,
     status: watch::Receiver<ManagerStatus>,
     gauges: Arc<Gauges>,
-    /// Its end tells the worker that nobody is left.
+    /// Dropped with the last handle; the worker then shuts down.
     _alive: oneshot::Sender<()>,
 }
 
-/// Why what was waited for won't come by itself.
+/// Why waiting for the manager is futile.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotReady {
-    /// It has given up.
+    /// The manager halted.
     #[error("{why}")]
     Halted {
         /// What happened, and what to do.
         why: String,
     },
-    /// It is shut down, or about to.
+    /// The manager is shut down, or shutting down.
     #[error("the manager is shut down")]
     Stopped,
 }
 
 impl Manager {
-    /// Begins to follow a database. Needs a tokio runtime, on which it then lives.
+    /// Starts to follow a database, in tasks on the current tokio runtime.
     ///
     /// # Errors
-    /// If the configuration can't be used. What the database refuses shows in [`status`](Self::status).
+    /// Fails if the configuration is invalid. Errors of the database appear in
+    /// [`status`](Self::status).
     pub fn start<C: Consumer>(config: ManagerConfig, consumer: C) -> Result<Self, ManagerConfigError> {
         config.check()?;
         let (alive, gone) = oneshot::channel();
-        let (common, status, gauges) = worker::start(config, consumer, gone);
-        Ok(Manager { inner: Arc::new(Inner { common, status, gauges, _alive: alive }) })
+        let (context, status, gauges) = worker::start(config, consumer, gone);
+        Ok(Manager { inner: Arc::new(ManagerInner { context, status, gauges, _alive: alive }) })
     }
 
-    /// Everything that it knows of itself.
+    /// Returns the current status.
     pub fn status(&self) -> ManagerStatus {
         self.inner.status.borrow().clone()
     }
 
-    /// How far the stream has come.
+    /// Returns the positions of the stream.
     pub fn positions(&self) -> Positions {
         self.inner.gauges.positions()
     }
 
-    /// Sees every change of the status, at least the last one.
+    /// Returns a receiver of the status. A slow receiver sees only the latest change.
     pub fn watch(&self) -> watch::Receiver<ManagerStatus> {
         self.inner.status.clone()
     }
 
-    /// What happens to it from now on. Whoever is too slow misses some, and is told how many.
-    pub fn events(&self) -> broadcast::Receiver<StackEvent> {
-        self.inner.common.stack.subscribe()
+    /// Returns a receiver of all later events. A slow receiver misses the oldest, and gets their
+    /// number.
+    pub fn events(&self) -> broadcast::Receiver<ManagerEvent> {
+        self.inner.context.subscribers.subscribe()
     }
 
-    /// Waits until the status is as wanted.
+    /// Waits until the status matches `wanted`.
     ///
     /// # Errors
-    /// When it has given up or is shut down, and that isn't what was wanted.
+    /// Fails if the manager halted or is shut down, unless `wanted` matches that.
     pub async fn wait_until(
         &self,
         mut wanted: impl FnMut(&ManagerStatus) -> bool,
     ) -> Result<ManagerStatus, NotReady> {
         let mut status = self.inner.status.clone();
-        let settled = |status: &ManagerStatus| matches!(status.step, Step::Halted | Step::Stopped);
-        let found = status.wait_for(|status| wanted(status) || settled(status)).await;
-        // The worker ends with its last word.
+        let is_final =
+            |status: &ManagerStatus| matches!(status.step, ManagerStep::Halted | ManagerStep::Stopped);
+        let found = status.wait_for(|status| wanted(status) || is_final(status)).await;
         let found = found.map_err(|_| NotReady::Stopped)?.clone();
         match found.step {
             _ if wanted(&found) => Ok(found),
-            Step::Halted => Err(NotReady::Halted { why: found.trouble.unwrap_or_default() }),
+            ManagerStep::Halted => Err(NotReady::Halted { why: found.trouble.unwrap_or_default() }),
             _ => Err(NotReady::Stopped),
         }
     }
 
-    /// Waits until changes flow and snapshots can be taken.
+    /// Waits until changes arrive and snapshots can be taken.
     ///
     /// # Errors
-    /// When it has given up or is shut down.
+    /// Fails if the manager halted or is shut down.
     pub async fn ready(&self) -> Result<ManagerStatus, NotReady> {
-        self.wait_until(|status| status.is_ready() && status.phase == Phase::Running).await
+        self.wait_until(|status| status.is_ready() && status.phase == ManagerPhase::Running).await
     }
 
-    /// Wakes it if it sleeps, waits until it is ready, and keeps it awake for as long as the answer lives.
+    /// Wakes a sleeping manager, waits until it is ready, and keeps it awake while the guard
+    /// exists.
     ///
     /// # Errors
-    /// When it has given up or is shut down.
-    pub async fn awake(&self) -> Result<Awake, NotReady> {
-        let awake = loop {
-            if let Some(awake) = self.uses().begin() {
-                break awake;
+    /// Fails if the manager halted or is shut down.
+    pub async fn wake(&self) -> Result<AwakeGuard, NotReady> {
+        let guard = loop {
+            if let Some(guard) = self.usage().admit() {
+                break guard;
             }
-            self.tell(Event::Used).await?;
-            self.wait_until(|status| !matches!(status.step, Step::Sleeping | Step::FallingAsleep)).await?;
+            self.send(Event::UseRequested).await?;
+            self.wait_until(|status| {
+                !matches!(status.step, ManagerStep::Sleeping | ManagerStep::FallingAsleep)
+            })
+            .await?;
         };
         self.ready().await?;
-        Ok(awake)
+        Ok(guard)
     }
 
-    /// Keeps it awake without waiting for anything, if it is.
-    pub fn keep_awake(&self) -> Option<Awake> {
-        self.uses().begin()
+    /// Returns a guard that keeps the manager awake, without waiting; `None` if it sleeps.
+    pub fn keep_awake(&self) -> Option<AwakeGuard> {
+        self.usage().admit()
     }
 
-    /// How the reservoir under both pools is; `None`: it isn't open.
+    /// Returns the status of the reservoir behind both pools; `None` if it is closed.
     pub fn pool_status(&self) -> Option<forebay_reservoir::Status> {
-        self.inner.common.pools().ok().map(|pools| pools.status())
+        self.inner.context.pools().ok().map(|pools| pools.status())
     }
 
-    /// A connection for metadata.
+    /// Checks out a connection for metadata.
     ///
     /// # Errors
-    /// When the pools are closed, or none comes free in time.
-    pub async fn admin(&self) -> Result<ConnectionGuard<PostgresClient>, PoolError> {
-        self.inner.common.pools()?.admin().await
+    /// Fails if the pools are closed, or no connection becomes free within 5 s.
+    pub async fn admin(&self) -> Result<Guard<PostgresClient>, PoolError> {
+        self.inner.context.pools()?.admin().await
     }
 
-    /// A connection for a snapshot.
+    /// Checks out a connection for a snapshot.
     ///
     /// # Errors
-    /// When the pools are closed, or none comes free within 5 s.
-    pub async fn snapshot(&self) -> Result<ConnectionGuard<PostgresClient>, PoolError> {
-        self.inner.common.pools()?.snapshot().await
+    /// Fails if the pools are closed, or no connection becomes free within 5 s.
+    pub async fn snapshot(&self) -> Result<Guard<PostgresClient>, PoolError> {
+        self.inner.context.pools()?.snapshot().await
     }
 
-    /// Sees to it that the table's changes come, with old rows in full, from now on and until it is removed. Not to be
-    /// awaited by the consumer itself, which may have to hear of a change first.
+    /// Adds a table to the publication, with `REPLICA IDENTITY FULL`, and tracks it until it is
+    /// removed.
+    ///
+    /// The consumer must not await this: it may have to handle [`table_changed`] first.
+    ///
+    /// [`table_changed`]: Consumer::table_changed
     ///
     /// # Errors
-    /// When there is no such table, or it can't be published; says what to do.
-    pub async fn add_table(&self, table: &TableName) -> Result<Published, PublishError> {
-        let common = &self.inner.common;
-        let pools = common.pools()?;
-        let adding = common.publication.add(&pools, table, &*common.news);
-        tokio::time::timeout(ANSWER, adding).await.map_err(|_| PublishError::NoAnswer)?
+    /// Fails if the table doesn't exist or can't be published. The error says what to do.
+    pub async fn add_table(&self, table: &TableName) -> Result<TablePublication, PublishError> {
+        let context = &self.inner.context;
+        let pools = context.pools()?;
+        let adding = context.publication.add(&pools, table, &*context.observer);
+        tokio::time::timeout(REPLY_TIMEOUT, adding).await.map_err(|_| PublishError::Timeout)?
     }
 
-    /// Has the changes of partitions come under their own names, and no longer under that of their
-    /// topmost published ancestor, for the sake of this one: what [`PublishError::ViaRoot`] asks
-    /// for. Returns how the
-    /// publication's row in the catalog changed; `None`: nothing had to be changed.
+    /// Sets `publish_via_partition_root = false`, so that changes of the partition `table` carry
+    /// its own name. Needed after [`PublishError::ViaRoot`]. Returns the versions of the
+    /// publication's catalog row; `None` if the setting was `false` already.
     ///
     /// # Errors
-    /// When the server can't be asked, or the publication is not ours to change.
+    /// Fails if the server doesn't reply, or this role may not change the publication.
     pub async fn publish_partitions(
         &self,
         table: &TableName,
     ) -> Result<Option<PublicationVersions>, PublishError> {
-        let common = &self.inner.common;
-        let pools = common.pools()?;
-        let changing = common.publication.publish_partitions(&pools, table);
-        tokio::time::timeout(ANSWER, changing).await.map_err(|_| PublishError::NoAnswer)?
+        let context = &self.inner.context;
+        let pools = context.pools()?;
+        let changing = context.publication.publish_partitions(&pools, table);
+        tokio::time::timeout(REPLY_TIMEOUT, changing).await.map_err(|_| PublishError::Timeout)?
     }
 
-    /// Returns the tables of the publication that aren't needed, with their oids and the oids of
-    /// their entries in the publication. None if the publication is kept by hand, nor while the
-    /// database has another slot for pgoutput, which may read the same publication.
+    /// Returns the tables of the publication that aren't in `needed`, with their oids and the oids
+    /// of their entries in the publication. The result is empty if the publication is managed
+    /// manually, and while the database has another pgoutput slot, which may read the same
+    /// publication.
     ///
     /// # Errors
-    /// When the server can't be asked.
-    pub async fn tables_without(
+    /// Fails if the server doesn't reply, or refuses.
+    pub async fn unneeded_tables(
         &self,
         needed: &[u32],
     ) -> Result<BTreeMap<TableName, (u32, u32)>, PublishError> {
-        let common = &self.inner.common;
-        let pools = common.pools()?;
-        let asking = common.publication.tables_without(&pools, needed);
-        tokio::time::timeout(ANSWER, asking).await.map_err(|_| PublishError::NoAnswer)?
+        let context = &self.inner.context;
+        let pools = context.pools()?;
+        let querying = context.publication.unneeded_tables(&pools, needed);
+        tokio::time::timeout(REPLY_TIMEOUT, querying).await.map_err(|_| PublishError::Timeout)?
     }
 
-    /// Takes a table out of the publication.
+    /// Removes a table from the publication.
     ///
     /// # Errors
-    /// When the server can't be asked.
+    /// Fails if the server doesn't reply, or refuses.
     pub async fn remove_table(&self, table: &TableName) -> Result<(), PublishError> {
-        let common = &self.inner.common;
-        let pools = common.pools()?;
-        let removing = common.publication.remove(&pools, table);
-        tokio::time::timeout(ANSWER, removing).await.map_err(|_| PublishError::NoAnswer)?
+        let context = &self.inner.context;
+        let pools = context.pools()?;
+        let removing = context.publication.remove(&pools, table);
+        tokio::time::timeout(REPLY_TIMEOUT, removing).await.map_err(|_| PublishError::Timeout)?
     }
 
-    /// Compares the publication with what it should be now, and not within the next 60 s; returns when that is done. Tables that
-    /// were changed behind our back are mended where that can be and told as [events](Self::events); a publication that was
-    /// replaced has everything start over.
+    /// Reconciles the publication with the tracked tables now, instead of within 60 s.
+    ///
+    /// Tables that were changed outside the manager are repaired if possible, and reported as
+    /// [events](Self::events). A replaced publication recreates the slot and resets the consumer.
     ///
     /// # Errors
-    /// When the server can't be asked, or a table is in use and couldn't be changed.
+    /// Fails if the server doesn't reply, or a table is in use and couldn't be changed.
     pub async fn reconcile(&self) -> Result<(), PublishError> {
-        chores::reconcile(&self.inner.common, &self.inner.gauges).await
+        manager_tasks::reconcile(&self.inner.context, &self.inner.gauges).await
     }
 
-    /// Tries again at once, after somebody has mended what it gave up on.
+    /// Retries at once, without waiting for the backoff. Call it after the cause of a halt was
+    /// fixed.
     ///
     /// # Errors
-    /// When it is shut down.
+    /// Fails if the manager is shut down.
     pub async fn retry(&self) -> Result<(), NotReady> {
         let mut status = self.inner.status.clone();
-        let place = |status: &ManagerStatus| (status.step, status.step_since);
-        let before = place(&status.borrow());
-        self.tell(Event::Retry).await?;
-        if matches!(before.0, Step::Halted | Step::BackingOff) {
-            // Whoever waits for it to be ready from here on must not be told of what it gave up on before.
-            status.wait_for(|status| place(status) != before).await.map_err(|_| NotReady::Stopped)?;
+        let position = |status: &ManagerStatus| (status.step, status.step_since);
+        let before = position(&status.borrow());
+        self.send(Event::Retry).await?;
+        if matches!(before.0, ManagerStep::Halted | ManagerStep::BackingOff) {
+            // A later `ready()` must not see the old halt.
+            status.wait_for(|status| position(status) != before).await.map_err(|_| NotReady::Stopped)?;
         }
         Ok(())
     }
 
-    /// Shuts down in good order, each step within its deadline, and waits for the end.
+    /// Shuts down step by step, each step within its deadline, and waits for the end.
     pub async fn shutdown(&self) {
         self.stop(false).await;
     }
 
-    /// The same, and drops the slot and the publication: the server keeps nothing for us any more, and the next start is a first one.
+    /// Shuts down like [`shutdown`](Self::shutdown), and drops the slot and the publication. The
+    /// next start resets the consumer.
     pub async fn shutdown_and_drop(&self) {
         self.stop(true).await;
     }
 
     async fn stop(&self, drop_slot: bool) {
-        // Either it is told, or it has ended before.
-        let _ended = self.tell(Event::Shutdown { drop_slot }).await;
+        // An error means that the worker has ended already.
+        let _ended = self.send(Event::Shutdown { drop_slot }).await;
         let mut status = self.inner.status.clone();
-        let _ended = status.wait_for(|status| status.step == Step::Stopped).await;
+        let _ended = status.wait_for(|status| status.step == ManagerStep::Stopped).await;
     }
 
-    async fn tell(&self, event: Event) -> Result<(), NotReady> {
-        self.events_in().send(event).await.map_err(|_| NotReady::Stopped)
+    async fn send(&self, event: Event) -> Result<(), NotReady> {
+        self.sender().send(event).await.map_err(|_| NotReady::Stopped)
     }
 
-    fn events_in(&self) -> &mpsc::Sender<Event> {
-        &self.inner.common.events
+    fn sender(&self) -> &mpsc::Sender<Event> {
+        &self.inner.context.events
     }
 
-    fn uses(&self) -> &Arc<Uses> {
-        &self.inner.common.uses
+    fn usage(&self) -> &Arc<UsageGate> {
+        &self.inner.context.usage
     }
 }
 

@@ -1,50 +1,50 @@
-//! What is counted. Names are constants; the label is `reason` where there are several.
+//! Names of the metrics.
 
 use ::metrics::{Unit, counter, describe_counter, describe_gauge, gauge};
 
-/// 1 for the step that the manager is at, by `step`.
+/// 1 for the manager's current step, 0 for the previous one; by `step`.
 pub const STEP: &str = "forebay_postgres_step";
 /// 1 for each condition that holds, by `condition`.
 pub const CONDITION: &str = "forebay_postgres_condition";
-/// Times that the connection side was started again, by `reason`.
+/// Restarts of the replication connection, by `reason`.
 pub const RESTARTS: &str = "forebay_postgres_restarts_total";
-/// Times that the consumer started over, by `reason`.
+/// Resets of the consumer, by `reason`.
 pub const RESETS: &str = "forebay_postgres_resets_total";
-/// The last log position that the server told of.
+/// The last WAL position that the server sent.
 pub const RECEIVED: &str = "forebay_postgres_received_lsn_bytes";
-/// The log position up to which the consumer is durable; what the server is told is applied, too.
+/// The consumer's durable WAL position, which is acknowledged as flushed and applied.
 pub const DURABLE: &str = "forebay_postgres_durable_lsn_bytes";
-/// Log that the server has written and the consumer hasn't made durable.
+/// WAL that the server has written and the consumer hasn't made durable.
 pub const LAG_BYTES: &str = "forebay_postgres_lag_bytes";
-/// Since the commit of what has come and isn't durable; 0 when everything that has come is.
+/// Age of the received changes that aren't durable, since their commit; 0 if there are none.
 pub const LAG_SECONDS: &str = "forebay_postgres_lag_seconds";
-/// Log that the server keeps for the slot.
+/// WAL that the server retains for the slot.
 pub const RETAINED: &str = "forebay_postgres_slot_retained_bytes";
-/// Log that may still be written before the slot is invalidated; absent without a limit.
+/// WAL that can be written before the server invalidates the slot; absent without a limit.
 pub const SAFE: &str = "forebay_postgres_slot_safe_bytes";
-/// Transactions handed to the consumer by the connection that there is.
+/// Transactions received on the current replication connection.
 pub const TRANSACTIONS: &str = "forebay_postgres_connection_transactions";
 
 pub(crate) fn describe() {
-    describe_gauge!(STEP, "1 for the step that the manager is at.");
+    describe_gauge!(STEP, "1 for the manager's current step.");
     describe_gauge!(CONDITION, "1 for each condition of readiness that holds.");
-    describe_counter!(RESTARTS, "Times that the connection side was started again, by reason.");
-    describe_counter!(RESETS, "Times that the consumer started over, by reason.");
-    describe_gauge!(RECEIVED, Unit::Bytes, "The last log position that the server told of.");
-    describe_gauge!(DURABLE, Unit::Bytes, "The log position up to which the consumer is durable.");
+    describe_counter!(RESTARTS, "Restarts of the replication connection, by reason.");
+    describe_counter!(RESETS, "Resets of the consumer, by reason.");
+    describe_gauge!(RECEIVED, Unit::Bytes, "The last WAL position that the server sent.");
+    describe_gauge!(DURABLE, Unit::Bytes, "The consumer's durable WAL position.");
     describe_gauge!(
         LAG_BYTES,
         Unit::Bytes,
-        "Log that the server has written and the consumer has not made durable."
+        "WAL that the server has written and the consumer has not made durable."
     );
     describe_gauge!(
         LAG_SECONDS,
         Unit::Seconds,
-        "Age of what has come and the consumer has not made durable, since its commit; 0 when there is nothing."
+        "Age of the received changes that are not durable, since their commit; 0 if there are none."
     );
-    describe_gauge!(RETAINED, Unit::Bytes, "Log that the server keeps for the slot.");
-    describe_gauge!(SAFE, Unit::Bytes, "Log that may still be written before the slot is invalidated.");
-    describe_gauge!(TRANSACTIONS, "Transactions handed to the consumer by the connection that there is.");
+    describe_gauge!(RETAINED, Unit::Bytes, "WAL that the server retains for the slot.");
+    describe_gauge!(SAFE, Unit::Bytes, "WAL that can be written before the server invalidates the slot.");
+    describe_gauge!(TRANSACTIONS, "Transactions received on the current replication connection.");
 }
 
 pub(crate) fn entered(from: &'static str, to: &'static str) {

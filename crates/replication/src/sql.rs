@@ -1,24 +1,24 @@
-//! Names and values in SQL that can't be sent beside it: the replication protocol and DDL take no parameters. And what the server says
-//! of it.
+//! Quoting for SQL without parameters, which the replication protocol and DDL don't take, and texts
+//! of server errors.
 
 use std::error::Error as _;
 
 use forebay_reservoir::{PostgresServerError, tokio_postgres};
 
-/// As a name, whatever it holds.
+/// Quotes a string as an identifier.
 pub(crate) fn name(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
-/// As a value, whatever it holds and whatever `standard_conforming_strings` is.
+/// Quotes a string as a literal that doesn't depend on `standard_conforming_strings`.
 pub(crate) fn literal(value: &str) -> String {
     format!(" E'{}'", value.replace('\\', r"\\").replace('\'', "''"))
 }
 
-/// What happened, in the server's words: the error's own are "db error".
-pub(crate) fn words(error: &tokio_postgres::Error) -> String {
+/// Returns the server's message, instead of the "db error" of `tokio_postgres`.
+pub(crate) fn error_text(error: &tokio_postgres::Error) -> String {
     match (error.as_db_error(), error.source()) {
-        (Some(said), _) => PostgresServerError::from(said).to_string(),
+        (Some(error), _) => PostgresServerError::from(error).to_string(),
         (None, Some(source)) => format!("{error}: {source}"),
         (None, None) => error.to_string(),
     }
@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_gets_out_of_its_quotes() {
+    fn quotes_and_backslashes_are_escaped() {
         assert_eq!(name(r#"a"b"#), r#""a""b""#);
         assert_eq!(literal(r"it's \'; DROP"), r" E'it''s \\''; DROP'");
     }

@@ -1,143 +1,151 @@
-//! What the manager tells of itself.
+//! Status of the manager, for callers and the admin endpoint.
 
 use std::time::Duration;
 
 use serde::Serialize;
 use tokio::time::Instant;
 
-pub use crate::core::conditions::Condition;
-use crate::core::machine::Machine;
-pub use crate::core::step::{Phase, Step, StopStep};
+pub use crate::core::conditions::ReadyCondition;
+use crate::core::machine::ManagerMachine;
+pub use crate::core::step::{ManagerPhase, ManagerStep, StopStep};
 use crate::pools::PoolStatus;
 use crate::source::Gauges;
 
-/// Everything that the manager knows of itself, at one moment.
+/// Status of the manager at one moment.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ManagerStatus {
-    /// Where it is.
-    pub phase: Phase,
-    /// Where exactly.
-    pub step: Step,
-    /// Since when.
+    /// The current phase.
+    pub phase: ManagerPhase,
+    /// The current step.
+    pub step: ManagerStep,
+    /// When the current step was entered.
     #[serde(rename = "step_for_ms", serialize_with = "age")]
     pub step_since: Instant,
-    /// The connection side, in one word.
+    /// Summary of the connection's state.
     pub connection: ConnectionStatus,
-    /// The consumer's side, in one word.
+    /// Summary of the consumer's state.
     pub shapes: ShapeStatus,
-    /// The seven conditions.
+    /// The seven conditions of readiness.
     pub conditions: Vec<ConditionStatus>,
-    /// The pool for metadata.
+    /// State of the pool for metadata.
     pub admin_pool: PoolStatus,
-    /// The pool for snapshots.
+    /// State of the pool for snapshots.
     pub snapshot_pool: PoolStatus,
-    /// Failures since all was well, if it isn't.
+    /// Number of failures since the last success.
     pub retries: u32,
-    /// For how long it has been tried.
+    /// When the first of these failures happened.
     #[serde(rename = "retrying_for_ms", serialize_with = "optional_age")]
     pub retrying_since: Option<Instant>,
-    /// What failed last, until all is well again: what happened, and what to do.
+    /// The last failure: what happened, and what to do. `None` once the server streams again.
     pub trouble: Option<String>,
 }
 
-/// The connection side, in one word.
+/// Summary of the connection's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ConnectionStatus {
-    /// Another instance has the lock.
+    /// Waits for the lock, which another instance may hold.
     WaitingOnLock,
-    /// On the way up, the first time or again.
+    /// Connecting, for the first time or again.
     Starting,
-    /// Changes flow.
+    /// The server streams, or is asked to.
     Up,
-    /// Closed until somebody needs it.
+    /// The database is idle: no connection is open.
     Sleeping,
-    /// It has given up, or is shut down.
+    /// Halted or shut down.
     Down,
 }
 
-/// The consumer's side, in one word.
+/// Summary of the consumer's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ShapeStatus {
-    /// It hasn't loaded what it has.
+    /// The consumer has not loaded its state.
     Starting,
-    /// It can be read.
+    /// The consumer's data can be read.
     Up,
 }
 
-/// One condition, since when, and why.
+/// State of one condition.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ConditionStatus {
-    /// Which.
-    pub condition: Condition,
+    /// The condition.
+    pub condition: ReadyCondition,
     /// Whether it holds.
     pub holds: bool,
-    /// Since when it does, or doesn't.
+    /// When `holds` last changed.
     #[serde(rename = "for_ms", serialize_with = "age")]
     pub since: Instant,
-    /// Why.
+    /// The reason.
     pub why: String,
 }
 
-/// How far the stream has come.
+/// Positions of the stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Positions {
-    /// The last log position that the server told of, as a number.
+    /// The last WAL position that the server sent, as a number.
     pub received: u64,
-    /// Up to where the consumer is durable: what the server is told is flushed and applied.
+    /// The consumer's durable position, which is acknowledged as flushed and applied.
     pub durable: u64,
-    /// Between the two.
+    /// Bytes of WAL between the two.
     pub lag_bytes: u64,
-    /// The age of the oldest transaction known to have come that isn't durable; zero if there is none. Both machines' clocks count.
+    /// Age of a received transaction that isn't durable; zero if there is none. The difference of
+    /// both machines' clocks is included.
     pub lag: Duration,
-    /// Log that the server keeps for the slot, in bytes.
+    /// WAL that the server retains for the slot, in bytes.
     pub retained_bytes: u64,
-    /// The server's process of the replication connection, if there is one.
+    /// Process id of the replication connection's backend, if there is one.
     pub backend_pid: Option<i32>,
 }
 
 impl ManagerStatus {
-    pub(crate) fn of(machine: &Machine) -> Self {
+    pub(crate) fn of(machine: &ManagerMachine) -> Self {
         let (step, conditions) = (machine.step(), machine.conditions());
         let connection = match step.phase() {
-            Phase::Sleeping => ConnectionStatus::Sleeping,
-            Phase::Halted | Phase::Stopped => ConnectionStatus::Down,
-            Phase::ConnectionSetup if step == Step::AcquiringLock => ConnectionStatus::WaitingOnLock,
-            Phase::ConnectionSetup => ConnectionStatus::Starting,
-            Phase::Running => ConnectionStatus::Up,
+            ManagerPhase::Sleeping => ConnectionStatus::Sleeping,
+            ManagerPhase::Halted | ManagerPhase::Stopped => ConnectionStatus::Down,
+            ManagerPhase::ConnectionSetup if step == ManagerStep::AcquiringLock => {
+                ConnectionStatus::WaitingOnLock
+            }
+            ManagerPhase::ConnectionSetup => ConnectionStatus::Starting,
+            ManagerPhase::Running => ConnectionStatus::Up,
         };
-        let condition = |condition: Condition| {
-            let held = conditions.get(condition);
-            ConditionStatus { condition, holds: held.holds, since: held.since.into(), why: held.why.clone() }
+        let condition = |condition: ReadyCondition| {
+            let state = conditions.get(condition);
+            ConditionStatus {
+                condition,
+                holds: state.holds,
+                since: state.since.into(),
+                why: state.why.clone(),
+            }
         };
         ManagerStatus {
             phase: step.phase(),
             step,
             step_since: machine.step_since().into(),
             connection,
-            shapes: match conditions.holds(Condition::SupervisorProcessesReady) {
+            shapes: match conditions.holds(ReadyCondition::SupervisorProcessesReady) {
                 true => ShapeStatus::Up,
                 false => ShapeStatus::Starting,
             },
-            conditions: Condition::ALL.map(condition).to_vec(),
+            conditions: ReadyCondition::ALL.map(condition).to_vec(),
             admin_pool: machine.pools().admin,
             snapshot_pool: machine.pools().snapshot,
             retries: machine.backoff().tries(),
             retrying_since: machine.backoff().since().map(Into::into),
-            trouble: machine.trouble().map(|trouble| trouble.text.clone()),
+            trouble: machine.failure().map(|failure| failure.text.clone()),
         }
     }
 
-    /// Whether changes flow and snapshots can be taken: all seven conditions hold.
+    /// Returns whether all seven conditions hold: changes arrive and snapshots can be taken.
     pub fn is_ready(&self) -> bool {
         self.conditions.iter().all(|condition| condition.holds)
     }
 
-    /// One condition.
-    pub fn condition(&self, wanted: Condition) -> &ConditionStatus {
+    /// Returns the state of one condition.
+    pub fn condition(&self, wanted: ReadyCondition) -> &ConditionStatus {
         let found = self.conditions.iter().find(|condition| condition.condition == wanted);
-        found.expect("all seven are there")
+        found.expect("the status has all seven conditions")
     }
 }
 

@@ -1,7 +1,8 @@
-//! The manager's hands: one task that owns the machine and performs its effects.
+//! Worker of the manager: one task that owns the machine and performs its effects.
 //!
-//! Invariant: the machine alone decides; whatever takes time runs in a task of its own and comes back as an event, under the same
-//! queue, which is bounded: senders wait.
+//! Invariant: only the machine decides. Slow effects run in their own tasks and report back as
+//! events through one bounded queue.
+//! Out of scope: SQL; see `manager_tasks.rs` and `source/`.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,126 +11,130 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, JoinError, JoinHandle};
 use tokio::time::Instant;
 
-use crate::chores::Chores;
 use crate::config::ManagerConfig;
 use crate::consumer::Consumer;
-use crate::core::conditions::Condition;
-use crate::core::machine::{Attempt, Effect, Event, Machine, StackEvent, Trouble, Verdict};
-use crate::core::step::{Step, StopStep};
-use crate::error::Failure;
+use crate::core::conditions::ReadyCondition;
+use crate::core::machine::{
+    AttemptId, Effect, Event, FailureReport, ManagerEvent, ManagerMachine, RecoveryAction,
+};
+use crate::core::step::{ManagerStep, StopStep};
+use crate::error::ReplicationError;
+use crate::manager_tasks::ManagerTasks;
 use crate::metrics;
 use crate::pools::{PoolError, Pools};
-use crate::publication::{Publication, TableChange, TableName, TableNews, Telling};
-use crate::source::{Ended, Gauges, Order, Setting, Source};
+use crate::publication::{NotifyFuture, Publication, TableChange, TableName, TableObserver};
+use crate::source::{Gauges, ReplicationSource, SourceCommand, SourceContext, SourceEnd};
 use crate::status::ManagerStatus;
-use crate::uses::Uses;
+use crate::usage_gate::UsageGate;
 
-/// Events that wait for the worker. Full: whoever sends waits.
+/// Capacity of the worker's event queue. Senders wait while it is full.
 const EVENTS: usize = 64;
-/// Orders that a connection hasn't read. Full: it is stuck, and a deadline will end it.
-const ORDERS: usize = 8;
-/// Stack events that a subscriber hasn't read. Full: it misses the oldest.
-const STACK_EVENTS: usize = 64;
+/// Capacity of a connection's command queue. A full queue means a stuck connection, which a
+/// deadline ends.
+const COMMANDS: usize = 8;
+/// Capacity of a subscriber's queue. A slow subscriber misses the oldest events.
+const SUBSCRIBER_EVENTS: usize = 64;
 
-/// What the handle and the worker share.
-pub(crate) struct Common {
+/// State that the handles, the worker and its tasks share.
+pub(crate) struct ManagerContext {
     pub(crate) events: mpsc::Sender<Event>,
-    pub(crate) stack: broadcast::Sender<StackEvent>,
-    pub(crate) uses: Arc<Uses>,
+    pub(crate) subscribers: broadcast::Sender<ManagerEvent>,
+    pub(crate) usage: Arc<UsageGate>,
     pub(crate) publication: Publication,
-    pub(crate) news: Box<dyn TableNews>,
+    pub(crate) observer: Box<dyn TableObserver>,
     pools: Mutex<Option<Pools>>,
 }
 
-impl Common {
-    /// The pools, if they are open.
+impl ManagerContext {
+    /// Returns the pools; fails if they are closed.
     pub(crate) fn pools(&self) -> Result<Pools, PoolError> {
-        self.slot().clone().ok_or(PoolError::Closed)
+        self.lock_pools().clone().ok_or(PoolError::Closed)
     }
 
-    fn slot(&self) -> std::sync::MutexGuard<'_, Option<Pools>> {
+    fn lock_pools(&self) -> std::sync::MutexGuard<'_, Option<Pools>> {
         self.pools.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Tells the consumer of tables, and then whoever listens.
-struct Teller<C> {
+/// Notifies the consumer of changed tables, and then the subscribers.
+struct ConsumerNotifier<C> {
     consumer: Arc<tokio::sync::Mutex<C>>,
-    stack: broadcast::Sender<StackEvent>,
+    subscribers: broadcast::Sender<ManagerEvent>,
 }
 
-impl<C: Consumer> TableNews for Teller<C> {
-    fn tell<'a>(&'a self, table: &'a TableName, change: TableChange) -> Telling<'a> {
+impl<C: Consumer> TableObserver for ConsumerNotifier<C> {
+    fn notify<'a>(&'a self, table: &'a TableName, change: TableChange) -> NotifyFuture<'a> {
         Box::pin(async move {
-            let told = self.consumer.lock().await.table_changed(table, change).await;
-            match &told {
-                Ok(()) => _ = self.stack.send(StackEvent::Table { table: table.clone(), change }),
+            let result = self.consumer.lock().await.table_changed(table, change).await;
+            match &result {
+                Ok(()) => _ = self.subscribers.send(ManagerEvent::Table { table: table.clone(), change }),
                 Err(error) => {
-                    tracing::warn!(%table, ?change, %error, "the consumer didn't take the news of a table")
+                    tracing::warn!(%table, ?change, %error, "table change not handled by the consumer")
                 }
             }
-            told.is_ok()
+            result.is_ok()
         })
     }
 }
 
-struct Worker<C> {
-    machine: Machine,
-    common: Arc<Common>,
-    setting: Arc<Setting<C>>,
+struct ManagerWorker<C> {
+    machine: ManagerMachine,
+    context: Arc<ManagerContext>,
+    source_context: Arc<SourceContext<C>>,
     status: watch::Sender<ManagerStatus>,
     source: Option<RunningSource>,
-    /// Ends when the consumer of the last connection has stopped.
+    /// Task that stops the consumer after the last connection has ended.
     ending: Option<JoinHandle<()>>,
     checkpointing: Option<AbortHandle>,
-    step: Step,
-    chores: Chores,
+    step: ManagerStep,
+    tasks: ManagerTasks,
 }
 
 struct RunningSource {
-    attempt: Attempt,
-    orders: mpsc::Sender<Order>,
+    attempt: AttemptId,
+    commands: mpsc::Sender<SourceCommand>,
     task: AbortHandle,
 }
 
+/// Starts the worker's task. It shuts down when `gone` resolves.
 pub(crate) fn start<C: Consumer>(
     config: ManagerConfig,
     consumer: C,
     gone: oneshot::Receiver<()>,
-) -> (Arc<Common>, watch::Receiver<ManagerStatus>, Arc<Gauges>) {
+) -> (Arc<ManagerContext>, watch::Receiver<ManagerStatus>, Arc<Gauges>) {
     metrics::describe();
     let now = now();
     let (events, inbox) = mpsc::channel(EVENTS);
     let gauges = Arc::new(Gauges::default());
     let consumer = Arc::new(tokio::sync::Mutex::new(consumer));
-    let stack = broadcast::channel(STACK_EVENTS).0;
-    let common = Arc::new(Common {
+    let subscribers = broadcast::channel(SUBSCRIBER_EVENTS).0;
+    let context = Arc::new(ManagerContext {
         events: events.clone(),
-        news: Box::new(Teller { consumer: consumer.clone(), stack: stack.clone() }),
-        stack,
-        uses: Arc::new(Uses::new(now)),
+        observer: Box::new(ConsumerNotifier { consumer: consumer.clone(), subscribers: subscribers.clone() }),
+        subscribers,
+        usage: Arc::new(UsageGate::new(now)),
         publication: Publication::new(&config),
         pools: Mutex::default(),
     });
-    let machine = Machine::new(config.idle_after, config.lock_patience.check_every, seed(), now);
-    let (status, watching) = watch::channel(ManagerStatus::of(&machine));
-    let setting = Arc::new(Setting { config, consumer, events, gauges: gauges.clone() });
-    let worker = Worker {
-        chores: Chores::new(&setting, &common),
+    let machine = ManagerMachine::new(config.idle_after, config.lock_timeouts.check_interval, seed(), now);
+    let (status, status_receiver) = watch::channel(ManagerStatus::of(&machine));
+    let source_context = Arc::new(SourceContext { config, consumer, events, gauges: gauges.clone() });
+    let worker = ManagerWorker {
+        tasks: ManagerTasks::new(&source_context, &context),
         step: machine.step(),
         machine,
-        common: common.clone(),
-        setting,
+        context: context.clone(),
+        source_context,
         status,
         source: None,
         ending: None,
         checkpointing: None,
     };
     tokio::spawn(worker.run(inbox, gone));
-    (common, watching, gauges)
+    (context, status_receiver, gauges)
 }
 
-impl<C: Consumer> Worker<C> {
+impl<C: Consumer> ManagerWorker<C> {
     async fn run(mut self, mut inbox: mpsc::Receiver<Event>, mut gone: oneshot::Receiver<()>) {
         let mut effects = Vec::new();
         let mut event = Event::Start;
@@ -139,7 +144,7 @@ impl<C: Consumer> Worker<C> {
             for effect in effects.drain(..) {
                 self.perform(effect);
             }
-            if self.machine.step() == Step::Stopped {
+            if self.machine.step() == ManagerStep::Stopped {
                 return;
             }
             let wake_at = self.machine.wake_at();
@@ -162,31 +167,31 @@ impl<C: Consumer> Worker<C> {
 
     fn step_machine(&mut self, event: Event, effects: &mut Vec<Effect>) {
         let now = now();
-        let (last, busy) = self.common.uses.last();
+        let (last, busy) = self.context.usage.last_use();
         self.machine.set_use(if busy { now } else { last }, busy);
-        // Whoever got in since then keeps it open; once it is closed, nobody gets in.
-        if self.machine.is_sleep_due(now) && !self.common.uses.close() {
+        // A user admitted since then keeps the gate open. A closed gate admits none.
+        if self.machine.is_sleep_due(now) && !self.context.usage.close() {
             self.machine.set_use(now, true);
         }
         if matches!(event, Event::Tick) {
             self.machine.on(event, now, effects);
         } else {
-            // Whatever else is due comes first: it was due before.
+            // Timers that are due fire before the event.
             self.machine.on(Event::Tick, now, effects);
             self.machine.on(event, now, effects);
         }
-        if !matches!(self.machine.step(), Step::FallingAsleep | Step::Sleeping) {
-            self.common.uses.open();
+        if !matches!(self.machine.step(), ManagerStep::FallingAsleep | ManagerStep::Sleeping) {
+            self.context.usage.open();
         }
         let status = ManagerStatus::of(&self.machine);
-        for condition in Condition::ALL {
+        for condition in ReadyCondition::ALL {
             let holds = f64::from(u8::from(self.machine.conditions().holds(condition)));
             ::metrics::gauge!(metrics::CONDITION, "condition" => condition.as_str()).set(holds);
         }
         self.status.send_if_modified(|last| {
-            let is_news = *last != status;
+            let is_changed = *last != status;
             *last = status;
-            is_news
+            is_changed
         });
     }
 
@@ -194,187 +199,187 @@ impl<C: Consumer> Worker<C> {
         match effect {
             Effect::Entered(step) => self.entered(step),
             Effect::OpenSource { attempt, recreate_slot } => self.open_source(attempt, recreate_slot),
-            Effect::CheckLock(attempt) => self.order(attempt, Order::CheckLock),
-            Effect::PrepareConsumer(attempt) => self.order(attempt, Order::PrepareConsumer),
-            Effect::StartStreaming(attempt) => self.order(attempt, Order::StartStreaming),
-            Effect::CloseSource(attempt) => self.order(attempt, Order::Close),
+            Effect::CheckLock(attempt) => self.send_command(attempt, SourceCommand::CheckLock),
+            Effect::PrepareConsumer(attempt) => self.send_command(attempt, SourceCommand::PrepareConsumer),
+            Effect::StartStreaming(attempt) => self.send_command(attempt, SourceCommand::StartStreaming),
+            Effect::CloseSource(attempt) => self.send_command(attempt, SourceCommand::Close),
             Effect::AbandonSource(attempt) => {
                 if let Some(source) = self.source.take_if(|source| source.attempt == attempt) {
                     source.task.abort();
                 }
             }
-            Effect::ExplainSetup(attempt) => self.chores.explain_setup(attempt),
-            Effect::CheckAlive(attempt) => self.chores.check_alive(attempt),
-            Effect::Reconcile => self.chores.reconcile(),
-            Effect::Observe => self.chores.observe(),
+            Effect::DiagnoseSetup(attempt) => self.tasks.diagnose_setup(attempt),
+            Effect::CheckBackend(attempt) => self.tasks.check_backend(attempt),
+            Effect::Reconcile => self.tasks.reconcile(),
+            Effect::MeasureSlot => self.tasks.measure_slot(),
             Effect::StartPools => self.start_pools(),
-            Effect::ClosePools => self.chores.close_pools(self.common.slot().take()),
+            Effect::ClosePools => self.tasks.close_pools(self.context.lock_pools().take()),
             Effect::Stop(step) => self.stop(step),
-            Effect::Tell(event) => self.tell(event),
+            Effect::Notify(event) => self.notify(event),
         }
     }
 
-    fn entered(&mut self, step: Step) {
+    fn entered(&mut self, step: ManagerStep) {
         let from = std::mem::replace(&mut self.step, step);
         metrics::entered(from.as_str(), step.as_str());
-        if matches!(step, Step::Sleeping | Step::Stopped) {
-            self.setting.gauges.backend.store(0, Ordering::Release);
+        if matches!(step, ManagerStep::Sleeping | ManagerStep::Stopped) {
+            self.source_context.gauges.backend.store(0, Ordering::Release);
         }
-        match (step, self.machine.trouble()) {
-            (Step::Halted, Some(Trouble { reason, text, .. })) => {
-                tracing::error!(%from, to = %step, reason, why = text, "the manager has given up");
+        match (step, self.machine.failure()) {
+            (ManagerStep::Halted, Some(FailureReport { reason, text, .. })) => {
+                tracing::error!(%from, to = %step, reason, why = text, "manager halted");
             }
-            (Step::BackingOff, Some(Trouble { reason, text, verdict, .. })) => {
+            (ManagerStep::BackingOff, Some(FailureReport { reason, text, action, .. })) => {
                 let (tries, slot_is_dropped) =
-                    (self.machine.backoff().tries(), *verdict == Verdict::DropSlot);
-                tracing::warn!(%from, to = %step, reason, why = text, tries, slot_is_dropped, "the manager tries again");
+                    (self.machine.backoff().tries(), *action == RecoveryAction::RecreateSlot);
+                tracing::warn!(%from, to = %step, reason, why = text, tries, slot_is_dropped, "replication failed: retrying");
             }
-            _ => tracing::info!(%from, to = %step, "the manager changed its step"),
+            _ => tracing::info!(%from, to = %step, "manager step changed"),
         }
     }
 
-    fn open_source(&mut self, attempt: Attempt, recreate_slot: bool) {
-        let (orders, inbox) = mpsc::channel(ORDERS);
-        let (setting, last) = (self.setting.clone(), self.ending.take());
+    fn open_source(&mut self, attempt: AttemptId, recreate_slot: bool) {
+        let (commands, inbox) = mpsc::channel(COMMANDS);
+        let (source_context, last) = (self.source_context.clone(), self.ending.take());
         let running = tokio::spawn(async move {
             if let Some(last) = last {
                 let _stopped = last.await;
             }
-            Source::run(attempt, recreate_slot, setting, inbox).await
+            ReplicationSource::run(attempt, recreate_slot, source_context, inbox).await
         });
-        self.source = Some(RunningSource { attempt, orders, task: running.abort_handle() });
-        let (events, consumer) = (self.setting.events.clone(), self.setting.consumer.clone());
-        let gauges = self.setting.gauges.clone();
+        self.source = Some(RunningSource { attempt, commands, task: running.abort_handle() });
+        let (events, consumer) = (self.source_context.events.clone(), self.source_context.consumer.clone());
+        let gauges = self.source_context.gauges.clone();
         self.ending = Some(tokio::spawn(async move {
-            let trouble = trouble_of(running.await);
-            // Or whoever stands by for another instance would be late for ever.
-            gauges.catch_up();
+            let failure = failure_of(running.await);
+            // An instance that waits for the lock has no lag.
+            gauges.clear_lag();
             ::metrics::gauge!(metrics::LAG_SECONDS).set(0.0);
-            // In a task of its own: whatever it does, the manager hears of the end.
+            // In its own task, so that a panic of the consumer doesn't lose the event.
             let stopping = tokio::spawn(async move { consumer.lock().await.stop().await });
-            let trouble = trouble_of(stopping.await.map(Ok)).or(trouble);
-            let _no_manager = events.send(Event::SourceEnded(attempt, trouble)).await;
+            let failure = failure_of(stopping.await.map(Ok)).or(failure);
+            let _no_manager = events.send(Event::SourceEnded(attempt, failure)).await;
         }));
     }
 
-    fn order(&self, attempt: Attempt, order: Order) {
+    fn send_command(&self, attempt: AttemptId, command: SourceCommand) {
         if let Some(source) = self.source.as_ref().filter(|source| source.attempt == attempt)
-            && source.orders.try_send(order).is_err()
+            && source.commands.try_send(command).is_err()
         {
-            tracing::debug!(attempt, ?order, "the connection takes no orders: it has ended, or is stuck");
+            tracing::debug!(attempt, ?command, "command not delivered: connection ended or stuck");
         }
     }
 
     fn start_pools(&mut self) {
-        match Pools::start(&self.setting.config) {
+        match Pools::start(&self.source_context.config) {
             Ok(pools) => {
-                *self.common.slot() = Some(pools.clone());
-                tokio::spawn(pools.watch(self.setting.events.clone()));
+                *self.context.lock_pools() = Some(pools.clone());
+                tokio::spawn(pools.watch(self.source_context.events.clone()));
             }
             Err(error) => {
-                let trouble = Trouble {
-                    verdict: Verdict::Fatal,
+                let failure = FailureReport {
+                    action: RecoveryAction::Halt,
                     reason: "pools",
                     text: error.to_string(),
                     panicked: false,
                 };
-                self.chores.send(Event::PoolsFailed(trouble));
+                self.tasks.send(Event::PoolsFailed(failure));
             }
         }
     }
 
     fn stop(&mut self, step: StopStep) {
-        // One that took too long must not go on after the lock is gone.
+        // A late checkpoint must not continue without the lock.
         self.checkpointing.take().iter().for_each(AbortHandle::abort);
         match step {
             StopStep::ClosingSnapshotPool => {
-                if let Ok(pools) = self.common.pools() {
+                if let Ok(pools) = self.context.pools() {
                     pools.close_snapshots();
                 }
-                self.chores.send(Event::StopDone(step));
+                self.tasks.send(Event::StopDone(step));
             }
             StopStep::Checkpointing => {
-                let (consumer, events) = (self.setting.consumer.clone(), self.setting.events.clone());
+                let (consumer, events) =
+                    (self.source_context.consumer.clone(), self.source_context.events.clone());
                 let saving = tokio::spawn(async move { consumer.lock().await.checkpoint().await });
                 self.checkpointing = Some(saving.abort_handle());
                 tokio::spawn(async move {
                     match saving.await {
                         Ok(Ok(())) => {}
-                        Ok(Err(error)) => tracing::warn!(%error, "the consumer saved no checkpoint"),
+                        Ok(Err(error)) => tracing::warn!(%error, "checkpoint failed"),
                         Err(error) if error.is_panic() => {
-                            tracing::error!(%error, "the consumer saved no checkpoint: a bug")
+                            tracing::error!(%error, "checkpoint failed: consumer panicked")
                         }
-                        Err(_) => tracing::warn!("the consumer took too long to save a checkpoint"),
+                        Err(_) => tracing::warn!("checkpoint cancelled: deadline passed"),
                     }
                     let _no_manager = events.send(Event::StopDone(step)).await;
                 });
             }
-            // Its end is the news.
+            // `Event::SourceEnded` completes this step.
             StopStep::ClosingReplicationClient => {
                 let attempt = self.source.as_ref().map(|source| source.attempt);
-                attempt.into_iter().for_each(|attempt| self.order(attempt, Order::Close));
+                attempt.into_iter().for_each(|attempt| self.send_command(attempt, SourceCommand::Close));
             }
-            StopStep::DroppingPublication => self.chores.drop_publication(),
-            StopStep::EndingBackend => self.chores.end_backend(),
-            StopStep::DroppingSlot => self.chores.drop_slot(),
-            StopStep::ClosingAdminPool => self.chores.close_last_pool(self.common.slot().take()),
+            StopStep::DroppingPublication => self.tasks.drop_publication(),
+            StopStep::EndingBackend => self.tasks.end_backend(),
+            StopStep::DroppingSlot => self.tasks.drop_slot(),
+            StopStep::ClosingAdminPool => self.tasks.close_last_pool(self.context.lock_pools().take()),
         }
     }
 
-    fn tell(&self, event: StackEvent) {
+    fn notify(&self, event: ManagerEvent) {
         match &event {
-            StackEvent::Restarting { reason } => metrics::restarted(reason),
-            StackEvent::Reset(reason) => metrics::reset(reason.as_str()),
+            ManagerEvent::Restarting { reason } => metrics::restarted(reason),
+            ManagerEvent::Reset(reason) => metrics::reset(reason.as_str()),
             _ => {}
         }
-        // Nobody need listen.
-        let _nobody = self.common.stack.send(event);
+        let _no_subscriber = self.context.subscribers.send(event);
     }
 }
 
-/// What a connection's end means; `None`: it was told to, or was abandoned.
-fn trouble_of(ended: Result<Result<(), Ended>, JoinError>) -> Option<Trouble> {
+/// Returns the failure of a connection's task; `None` if the manager closed or abandoned it.
+fn failure_of(ended: Result<Result<(), SourceEnd>, JoinError>) -> Option<FailureReport> {
     match ended {
-        Ok(Ok(()) | Err(Ended::Told)) => None,
-        Ok(Err(Ended::Failed(failure))) => Some(failure.into()),
+        Ok(Ok(()) | Err(SourceEnd::Closed)) => None,
+        Ok(Err(SourceEnd::Failed(error))) => Some(error.into()),
         Err(error) if error.is_cancelled() => None,
         Err(error) => {
             let panic = error.into_panic();
-            let words = panic.downcast_ref::<&str>().map(|words| (*words).to_owned());
-            let what = words.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-            Some(Failure::Panicked { what }.into())
+            let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+            let message = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+            Some(ReplicationError::Panicked { message }.into())
         }
     }
 }
 
-impl<C> Drop for Worker<C> {
+impl<C> Drop for ManagerWorker<C> {
     fn drop(&mut self) {
         if let Some(source) = &self.source {
             source.task.abort();
         }
-        // However it ends: its last word must not be that all is well.
-        if self.machine.step() != Step::Stopped {
-            self.machine.has_died(now());
+        // A dropped worker must not leave a status that says ready.
+        if self.machine.step() != ManagerStep::Stopped {
+            self.machine.mark_dead(now());
             self.status.send_replace(ManagerStatus::of(&self.machine));
         }
     }
 }
 
-/// Follows tokio's clock, which tests can pause.
+/// Returns the time of tokio's clock, which tests can pause.
 fn now() -> std::time::Instant {
     Instant::now().into_std()
 }
 
-/// Of std's hasher keys, which the system seeds.
+/// Returns a random seed, from the system-seeded keys of std's hasher.
 fn seed() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     std::collections::hash_map::RandomState::new().build_hasher().finish()
 }
 
-/// A task that ends with its owner.
-pub(crate) struct Task(pub(crate) JoinHandle<()>);
+/// A task that is aborted when its owner is dropped.
+pub(crate) struct AbortOnDrop(pub(crate) JoinHandle<()>);
 
-impl Drop for Task {
+impl Drop for AbortOnDrop {
     fn drop(&mut self) {
         self.0.abort();
     }

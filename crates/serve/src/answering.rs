@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use forebay_replication::{Awake, Manager, Phase, Step};
+use forebay_replication::{AwakeGuard, Manager, ManagerPhase, ManagerStep};
 use forebay_shapes::{Gone, LogPage, Offset, Shape, Shapes, Since, SnapshotChunk};
 use forebay_stream::{LiveBody, spare_headers};
 use http::header::CONTENT_ENCODING;
@@ -83,9 +83,9 @@ impl Answering {
         let status = self.manager.status();
         match status.step {
             _ if self.shapes.unusable().is_some() => Health::Starting,
-            Step::Sleeping | Step::FallingAsleep => Health::Active,
-            Step::AcquiringLock => Health::Waiting,
-            _ if status.phase == Phase::Running && status.is_ready() => Health::Active,
+            ManagerStep::Sleeping | ManagerStep::FallingAsleep => Health::Active,
+            ManagerStep::AcquiringLock => Health::Waiting,
+            _ if status.phase == ManagerPhase::Running && status.is_ready() => Health::Active,
             _ => Health::Starting,
         }
     }
@@ -160,11 +160,11 @@ impl Answering {
     }
 
     /// What is asked for may have changed while everything slept; and while somebody waits, nothing falls asleep.
-    async fn wake(&self) -> Option<Awake> {
+    async fn wake(&self) -> Option<AwakeGuard> {
         match self.manager.keep_awake() {
             Some(awake) => Some(awake),
             // Without the database, what is there is served.
-            None => Box::pin(timeout(WAKING, self.manager.awake())).await.ok()?.ok(),
+            None => Box::pin(timeout(WAKING, self.manager.wake())).await.ok()?.ok(),
         }
     }
 
@@ -444,7 +444,7 @@ struct Asking<'a> {
     parts: &'a Parts,
     request: &'a ShapeRequest,
     /// Until it is answered.
-    _awake: Option<Awake>,
+    _awake: Option<AwakeGuard>,
 }
 
 impl Asking<'_> {

@@ -132,7 +132,7 @@ impl Making {
             }
             changed.map(drop)
         });
-        changing.await.unwrap_or(Err(PublishError::NoAnswer))
+        changing.await.unwrap_or(Err(PublishError::Timeout))
     }
 
     /// Looks at the tables that have shapes, and for tables that no shape needs, for as long as the
@@ -206,7 +206,7 @@ impl Making {
             return;
         }
         unneeded.looked = Some(now);
-        let Ok(tables) = self.manager.tables_without(&self.shapes.table_oids()).await else { return };
+        let Ok(tables) = self.manager.unneeded_tables(&self.shapes.table_oids()).await else { return };
         unneeded.since.retain(|table, _| tables.contains_key(table));
         for (table, place) in tables {
             let since = *unneeded.since.entry(table.clone()).or_insert(now);
@@ -272,7 +272,7 @@ async fn delete_partitions(manager: &Manager, shapes: &Shapes) -> Result<(), Pub
             Ok(relatives) if relatives.ancestors.is_empty() => {}
             Ok(_) => shapes.delete_table(oid),
             Err(CatalogError::Database(error)) => return Err(error.into()),
-            Err(CatalogError::NoAnswer) => return Err(PublishError::NoAnswer),
+            Err(CatalogError::NoAnswer) => return Err(PublishError::Timeout),
         }
     }
     Ok(())

@@ -2,7 +2,8 @@
 
 use forebay_replication::pgoutput::{Lsn, PgOutputMessage};
 use forebay_replication::{
-    Batch, Bookmark, Consumer, ConsumerError, Durable, ResetReason, TableChange, TableName, Timeline,
+    Bookmark, Consumer, ConsumerError, DurablePosition, MessageBatch, ResetReason, TableChange, TableName,
+    Timeline,
 };
 use forebay_shapes::{CreateError, Follower, Position, Shapes};
 use serde::{Deserialize, Serialize};
@@ -66,13 +67,13 @@ impl Consumer for ShapesConsumer {
         self.shapes.adopt(words(&Origin { timeline, ..origin })).await.map_err(ended)
     }
 
-    fn start(&mut self, durable: Durable) {
+    fn start(&mut self, durable: DurablePosition) {
         self.follower.restart();
         self.fitting.restart();
         self.shapes.on_durable(move |lsn| durable.advance(Lsn(lsn)));
     }
 
-    async fn receive(&mut self, batch: &mut Batch<'_>) -> Result<(), ConsumerError> {
+    async fn receive(&mut self, batch: &mut MessageBatch<'_>) -> Result<(), ConsumerError> {
         // Once for all that has come: what was done to a table before that is visible by now.
         let mut is_compared = false;
         while let Some(message) = batch.next() {

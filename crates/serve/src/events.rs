@@ -18,7 +18,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
-use forebay_replication::Awake;
+use forebay_replication::AwakeGuard;
 use forebay_shapes::{Listener, Offset, Shape, Shapes, Watching};
 use forebay_stream::{Tail, Topic};
 use http_body::Body as _;
@@ -143,7 +143,7 @@ pub(crate) struct Events {
     /// Not after the next keep-alive, nor the end. An event leaves it alone: most alarms would be put off before they ring.
     alarm: Pin<Box<Sleep>>,
     /// While somebody listens, the database is followed.
-    _awake: Option<Awake>,
+    _awake: Option<AwakeGuard>,
     _watching: Watching,
 }
 
@@ -161,7 +161,7 @@ impl Events {
         shapes: Shapes,
         after: Offset,
         times: Times,
-        awake: Option<Awake>,
+        awake: Option<AwakeGuard>,
     ) -> Option<Self> {
         let now = Instant::now();
         let Times { keep_alive, lasts, until: breaks } = times;

@@ -12,8 +12,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use forebay_replication::pgoutput::{Lsn, Snapshot};
-use forebay_replication::reservoir::{ConnectionGuard, PostgresClient};
-use forebay_replication::{Manager, NotReady, PoolError, PublishError, Published, Step, TableName};
+use forebay_replication::reservoir::{Guard, PostgresClient};
+use forebay_replication::{
+    Manager, ManagerStep, NotReady, PoolError, PublishError, TableName, TablePublication,
+};
 use forebay_shapes::filter::Filter;
 use forebay_shapes::{
     CatalogState, Choice, CreateError, Creation, Definition, Failure, Gone, LogMode, Shape, Shapes, Table,
@@ -178,9 +180,9 @@ impl Making {
     /// Why no shape can be made or deleted while nobody writes to the store here.
     pub(super) fn makes_none(&self) -> Refusal {
         match self.manager.status().step {
-            Step::BackingOff | Step::StartReplicationClient | Step::ReplicationClientConnecting => {
-                Refusal::DatabaseUnreachable
-            }
+            ManagerStep::BackingOff
+            | ManagerStep::StartReplicationClient
+            | ManagerStep::ReplicationClientConnecting => Refusal::DatabaseUnreachable,
             _ => waiting(),
         }
     }
@@ -273,7 +275,7 @@ impl Making {
             return Err(ReadError::Refused(refusal));
         };
         let _turn = self.snapshots.acquire().await;
-        let _awake = self.manager.awake().await.map_err(|error| ReadError::Refused(not_ready(&error)))?;
+        let _awake = self.manager.wake().await.map_err(|error| ReadError::Refused(not_ready(&error)))?;
         let client = self.manager.snapshot().await;
         let mut client = client.map_err(|error| ReadError::Refused(no_connection(&error)))?;
         database::snapshot(&mut client, query, sink).await.map_err(ReadError::Failed)?;
@@ -313,10 +315,11 @@ impl Making {
     }
 
     /// Shapes of a table of which changes may be missing start over. `None`: there is no such table.
-    pub(super) fn leave_stale(&self, name: &TableName, published: Option<Published>) {
+    pub(super) fn leave_stale(&self, name: &TableName, published: Option<TablePublication>) {
         let is_stale = |shape: &Arc<Shape>| {
             let Table { schema, name: of, oid, membership, .. } = &*shape.definition().table;
-            let is_whole = |now: Published| now.was_whole && (now.oid, now.membership) == (*oid, *membership);
+            let is_whole =
+                |now: TablePublication| now.was_whole && (now.oid, now.membership) == (*oid, *membership);
             (&**schema, &**of) == (&*name.schema, &*name.name) && !published.is_some_and(is_whole)
         };
         let stale: Vec<_> = self.shapes.all().into_iter().filter(is_stale).collect();
@@ -393,11 +396,11 @@ impl Making {
     }
 
     async fn ask(&self, name: &TableName, before: Option<Known>) -> Result<Known, Refusal> {
-        if self.manager.status().step == Step::AcquiringLock {
+        if self.manager.status().step == ManagerStep::AcquiringLock {
             return Err(waiting());
         }
         let times = self.described.times();
-        let _awake = self.manager.awake().await.map_err(|error| not_ready(&error))?;
+        let _awake = self.manager.wake().await.map_err(|error| not_ready(&error))?;
         let (described, state) = self.describe(name).await?;
         // The publication may be another though the table isn't: whoever told of that has counted, too.
         let is_same = |known: &&Known| {
@@ -432,7 +435,7 @@ impl Making {
         if let Some((_, builtins)) = known.as_ref().filter(|(version, _)| *version == server_version) {
             return Ok(Arc::clone(builtins));
         }
-        let _awake = self.manager.awake().await.map_err(|error| not_ready(&error))?;
+        let _awake = self.manager.wake().await.map_err(|error| not_ready(&error))?;
         let client = self.manager.admin().await.map_err(|error| no_connection(&error))?;
         let asked = Builtins::ask(&client).await.map_err(|error| undescribed(&error.into()))?;
         let builtins = Arc::new(asked);
@@ -486,7 +489,7 @@ impl Making {
 
     /// Adds a table to the publication. The first partition has all partitions published under their
     /// own names.
-    async fn publish(&self, name: &TableName) -> Result<Published, PublishError> {
+    async fn publish(&self, name: &TableName) -> Result<TablePublication, PublishError> {
         match self.manager.add_table(name).await {
             Err(PublishError::ViaRoot { .. }) => {
                 self.publish_partitions(name).await?;
@@ -544,7 +547,7 @@ impl Making {
         if let Some(gone) = creation.shape().gone() {
             return Err(gone.to_string());
         }
-        let _awake = match self.manager.awake().await {
+        let _awake = match self.manager.wake().await {
             Ok(awake) => awake,
             Err(error) => return fail(creation, false, error.to_string()),
         };
@@ -787,7 +790,7 @@ fn undescribed(error: &DescribeError) -> Refusal {
 fn unpublished(error: &PublishError) -> Refusal {
     warn!(%error, "a table can't be published");
     match error {
-        PublishError::Pool(_) | PublishError::NoAnswer => Refusal::DatabaseUnreachable,
+        PublishError::Pool(_) | PublishError::Timeout => Refusal::DatabaseUnreachable,
         // Without a code the connection was lost; 57 is a server that shuts down. Neither is the request's fault.
         PublishError::Server(error) if error.code().is_none_or(|code| code.code().starts_with("57")) => {
             Refusal::DatabaseUnreachable

@@ -1,7 +1,7 @@
 //! What the database's answers mean. Pure: rows in, findings out.
 
 use forebay_replication::reservoir::SslMode;
-use forebay_replication::{Failure, decodes_with_stale_catalog};
+use forebay_replication::{ReplicationError, decodes_with_stale_catalog};
 
 use super::finding::{Area, Finding};
 use super::postgres::Row;
@@ -52,7 +52,7 @@ pub(super) fn server(about: &Row, place: &str, wanted: &Wanted<'_>) -> Vec<Findi
     let version = number(about, "version_num").and_then(|version| u32::try_from(version).ok());
     findings.push(match version {
         Some(version) if version < OLDEST => {
-            Finding::fail(AREA, "version", Failure::TooOld { version }.to_string(), "upgrade the server")
+            Finding::fail(AREA, "version", ReplicationError::TooOld { version }.to_string(), "upgrade the server")
         }
         Some(version) if decodes_with_stale_catalog(version) => {
             let what = format!(
@@ -72,7 +72,7 @@ pub(super) fn server(about: &Row, place: &str, wanted: &Wanted<'_>) -> Vec<Findi
         findings.push(Finding::fail(
             AREA,
             "primary",
-            Failure::Standby.to_string(),
+            ReplicationError::Standby.to_string(),
             "name the primary in database.url",
         ));
     }
@@ -265,7 +265,7 @@ pub(super) fn slot(row: Option<&Row>, _: &Row, wanted: &Wanted<'_>) -> Vec<Findi
     };
     let kept = number(row, "kept").unwrap_or(0) as f64 / GI;
     vec![if !is_so(row, "is_ours") {
-        let foreign = Failure::ForeignSlot { slot: name.to_owned(), what: shown(text(row, "what")) };
+        let foreign = ReplicationError::ForeignSlot { slot: name.to_owned(), what: shown(text(row, "what")) };
         Finding::fail(AREA, CHECK, foreign.to_string(), "name another in database.slot")
     } else if text(row, "wal_status") == "lost" {
         let what = format!("the slot {name} is lost: the server dropped log that it needed");
@@ -332,10 +332,10 @@ pub(super) fn publication(row: Option<&Row>, about: &Row, wanted: &Wanted<'_>) -
         Some(row) => {
             let (owner, missing) = (shown(text(row, "owner")), shown(text(row, "missing")));
             if !wanted.manual_publication && !is_so(row, "is_ours") {
-                let failure = Failure::NotOwner { name, owner, user };
+                let failure = ReplicationError::NotOwner { name, owner, user };
                 Finding::fail(AREA, CHECK, failure.to_string(), "or name another in database.publication")
             } else if wanted.manual_publication && !missing.is_empty() {
-                let failure = Failure::PublicationOperations { name, missing };
+                let failure = ReplicationError::PublicationOperations { name, missing };
                 Finding::fail(AREA, CHECK, failure.to_string(), "all four are needed")
             } else {
                 let tables = number(row, "tables").unwrap_or(0);

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use forebay_replication::reservoir::{PasswordCommand, PasswordFile, PostgresConnect, PostgresTls};
-use forebay_replication::{LockPatience, ManagerConfig};
+use forebay_replication::{LockTimeouts, ManagerConfig};
 
 use super::check::{Check, ValueError};
 use super::hidden::Hidden;
@@ -31,7 +31,7 @@ pub(super) fn check_database(section: &DatabaseSection, check: &Check) -> Result
     let mut manager = ManagerConfig::new(connect("database.url", url)?)
         .publish_partitions()
         .pool_size(pool_size(section, check)?)
-        .lock_patience(patience(section, check)?);
+        .lock_timeouts(patience(section, check)?);
     if let Some(url) = &section.pooled_url {
         manager = manager.pooled(connect("database.pooled_url", url)?);
     }
@@ -155,7 +155,7 @@ fn check_publication<'a>(
     }
 }
 
-fn patience(section: &DatabaseSection, check: &Check) -> Result<LockPatience, ValueError> {
+fn patience(section: &DatabaseSection, check: &Check) -> Result<LockTimeouts, ValueError> {
     let duration = |key, given: Option<u64>, default| match given {
         Some(ms) if ms < LEAST_PATIENCE_MS => {
             let why = format!("must be at least {LEAST_PATIENCE_MS} milliseconds");
@@ -163,10 +163,10 @@ fn patience(section: &DatabaseSection, check: &Check) -> Result<LockPatience, Va
         }
         given => check.duration(key, given, default),
     };
-    let LockPatience { check_every, silent_for } = LockPatience::default();
-    Ok(LockPatience {
-        check_every: duration("database.lock_check_ms", section.lock_check_ms, check_every)?,
-        silent_for: duration("database.lock_silence_ms", section.lock_silence_ms, silent_for)?,
+    let LockTimeouts { check_interval, silence_timeout } = LockTimeouts::default();
+    Ok(LockTimeouts {
+        check_interval: duration("database.lock_check_ms", section.lock_check_ms, check_interval)?,
+        silence_timeout: duration("database.lock_silence_ms", section.lock_silence_ms, silence_timeout)?,
     })
 }
 

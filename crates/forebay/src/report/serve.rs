@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use forebay_admission::Admission;
 use forebay_quota::Quota;
-use forebay_replication::Phase;
+use forebay_replication::ManagerPhase;
 use forebay_serve::ShapeBackend;
 use forebay_serve::protocol::answers::Health;
 use forebay_stream::ServerStats;
@@ -56,7 +56,7 @@ impl Report for ServeReport {
     fn sample(&self) -> Sample {
         let manager = self.backend.manager();
         // Without a stream nobody knows how far behind it is, and what was known last would look like all is well.
-        let positions = (manager.status().phase == Phase::Running).then(|| manager.positions());
+        let positions = (manager.status().phase == ManagerPhase::Running).then(|| manager.positions());
         Sample {
             lag_bytes: positions.map(|positions| positions.lag_bytes),
             retained_bytes: positions.map(|positions| positions.retained_bytes),

@@ -6,7 +6,8 @@ use anyhow::Result;
 use forebay_replication::pgoutput::{Lsn, PgOutputMessage};
 use forebay_replication::reservoir::PostgresConnect;
 use forebay_replication::{
-    Batch, Bookmark, Consumer, ConsumerError, Durable, Manager, ManagerConfig, ResetReason, Timeline,
+    Bookmark, Consumer, ConsumerError, DurablePosition, Manager, ManagerConfig, MessageBatch, ResetReason,
+    Timeline,
 };
 use tokio::sync::oneshot;
 
@@ -33,7 +34,7 @@ pub(super) async fn drain(terms: &Terms) -> Result<Drained> {
 
 struct Null {
     end: Lsn,
-    durable: Option<Durable>,
+    durable: Option<DurablePosition>,
     began: (Instant, Duration),
     done: Option<oneshot::Sender<(Drained, u64)>>,
     rows: u64,
@@ -52,12 +53,12 @@ impl Consumer for Null {
         Ok(())
     }
 
-    fn start(&mut self, durable: Durable) {
+    fn start(&mut self, durable: DurablePosition) {
         self.began = (Instant::now(), machine::cpu_time());
         self.durable = Some(durable);
     }
 
-    async fn receive(&mut self, batch: &mut Batch<'_>) -> Result<(), ConsumerError> {
+    async fn receive(&mut self, batch: &mut MessageBatch<'_>) -> Result<(), ConsumerError> {
         let mut last = None;
         while let Some(message) = batch.next() {
             match message {

@@ -1,56 +1,56 @@
-//! How long to wait before the next try, and for how long there have been tries.
+//! Backoff between connection attempts.
 
 use std::time::{Duration, Instant};
 
-const FIRST: Duration = Duration::from_secs(1);
-const LONGEST: Duration = Duration::from_secs(10);
+const MIN_DELAY: Duration = Duration::from_secs(1);
+const MAX_DELAY: Duration = Duration::from_secs(10);
 
-/// Doubles from 1 s to 10 s. Each wait is shortened by up to a fifth, so that instances that lost the same server don't
-/// come back as one.
+/// Exponential backoff from 1 s to 10 s. Each delay is shortened by up to a fifth, so that
+/// instances that lost the same server don't reconnect at the same moment.
 #[derive(Debug)]
-pub(crate) struct Backoff {
+pub(crate) struct RestartBackoff {
     next: Duration,
     tries: u32,
     since: Option<Instant>,
-    dice: u64,
+    random_state: u64,
 }
 
-impl Backoff {
+impl RestartBackoff {
     pub(crate) fn new(seed: u64) -> Self {
-        Backoff { next: FIRST, tries: 0, since: None, dice: seed }
+        RestartBackoff { next: MIN_DELAY, tries: 0, since: None, random_state: seed }
     }
 
-    /// How long to wait after one more failure.
+    /// Records a failure and returns the delay before the next attempt.
     pub(crate) fn fail(&mut self, now: Instant) -> Duration {
         self.since.get_or_insert(now);
         self.tries += 1;
         let wait = self.next;
-        self.next = (self.next * 2).min(LONGEST);
-        wait.mul_f64(1.0 - 0.2 * self.roll())
+        self.next = (self.next * 2).min(MAX_DELAY);
+        wait.mul_f64(1.0 - 0.2 * self.random_fraction())
     }
 
-    /// How long the tries took, if there were any.
+    /// Resets the backoff. Returns the time since the first failure, if there was one.
     pub(crate) fn succeed(&mut self, now: Instant) -> Option<Duration> {
-        self.next = FIRST;
+        self.next = MIN_DELAY;
         self.tries = 0;
         self.since.take().map(|since| now.saturating_duration_since(since))
     }
 
-    /// Failures since the last success.
+    /// Returns the number of failures since the last success.
     pub(crate) fn tries(&self) -> u32 {
         self.tries
     }
 
-    /// When the first of them was.
+    /// Returns the time of the first failure since the last success.
     pub(crate) fn since(&self) -> Option<Instant> {
         self.since
     }
 
-    /// From 0 to 1.
-    fn roll(&mut self) -> f64 {
-        // Splitmix64: it spreads, and needn't be secret.
-        self.dice = self.dice.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.dice;
+    /// Returns a random number from 0 to 1.
+    fn random_fraction(&mut self) -> f64 {
+        // SplitMix64: well distributed; it needn't be unpredictable.
+        self.random_state = self.random_state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.random_state;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         ((mixed ^ (mixed >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
@@ -62,8 +62,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_double_up_to_ten_seconds_and_are_shortened_by_a_fifth_at_most() {
-        let (now, mut backoff) = (Instant::now(), Backoff::new(7));
+    fn delays_double_up_to_ten_seconds_and_are_shortened_by_a_fifth_at_most() {
+        let (now, mut backoff) = (Instant::now(), RestartBackoff::new(7));
         for longest in [1, 2, 4, 8, 10, 10, 10] {
             let longest = Duration::from_secs(longest);
             let wait = backoff.fail(now);
@@ -73,12 +73,12 @@ mod tests {
     }
 
     #[test]
-    fn a_success_tells_for_how_long_it_was_tried_and_starts_over() {
-        let (now, mut backoff) = (Instant::now(), Backoff::new(7));
+    fn a_success_returns_the_time_since_the_first_failure_and_resets_the_delay() {
+        let (now, mut backoff) = (Instant::now(), RestartBackoff::new(7));
         assert_eq!(backoff.succeed(now), None);
         backoff.fail(now);
         backoff.fail(now + Duration::from_secs(1));
         assert_eq!(backoff.succeed(now + Duration::from_secs(3)), Some(Duration::from_secs(3)));
-        assert!(backoff.fail(now) <= FIRST);
+        assert!(backoff.fail(now) <= MIN_DELAY);
     }
 }

@@ -1,51 +1,51 @@
-//! The seven conditions of readiness, each with since when, and why.
+//! The seven conditions of readiness, each with its time of change and its reason.
 
 use std::time::Instant;
 
 use serde::Serialize;
 
-/// What must hold before changes flow.
+/// A condition that must hold before the manager is ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Condition {
+pub enum ReadyCondition {
     /// This instance holds the lock of the slot.
     PgLockAcquired,
     /// The replication connection is open and set up.
     ReplicationClientReady,
-    /// There are connections for metadata.
+    /// The pool for metadata has connections.
     AdminConnectionPoolReady,
-    /// There are connections for snapshots.
+    /// The pool for snapshots has connections.
     SnapshotConnectionPoolReady,
     /// The consumer takes changes.
     ShapeLogCollectorReady,
-    /// The consumer has loaded what it has.
+    /// The consumer has loaded its state.
     SupervisorProcessesReady,
-    /// What it has goes on where the database is.
+    /// The consumer continues at its durable position, or was reset.
     IntegrityChecksPassed,
 }
 
-impl Condition {
-    /// In the order in which they come to hold.
-    pub const ALL: [Condition; 7] = [
-        Condition::PgLockAcquired,
-        Condition::ReplicationClientReady,
-        Condition::AdminConnectionPoolReady,
-        Condition::SnapshotConnectionPoolReady,
-        Condition::SupervisorProcessesReady,
-        Condition::IntegrityChecksPassed,
-        Condition::ShapeLogCollectorReady,
+impl ReadyCondition {
+    /// All conditions, in the order in which they become true.
+    pub const ALL: [ReadyCondition; 7] = [
+        ReadyCondition::PgLockAcquired,
+        ReadyCondition::ReplicationClientReady,
+        ReadyCondition::AdminConnectionPoolReady,
+        ReadyCondition::SnapshotConnectionPoolReady,
+        ReadyCondition::SupervisorProcessesReady,
+        ReadyCondition::IntegrityChecksPassed,
+        ReadyCondition::ShapeLogCollectorReady,
     ];
 
-    /// In status, metrics and logs.
+    /// Returns the name used in status, metrics and logs.
     pub fn as_str(self) -> &'static str {
         match self {
-            Condition::PgLockAcquired => "pg_lock_acquired",
-            Condition::ReplicationClientReady => "replication_client_ready",
-            Condition::AdminConnectionPoolReady => "admin_connection_pool_ready",
-            Condition::SnapshotConnectionPoolReady => "snapshot_connection_pool_ready",
-            Condition::ShapeLogCollectorReady => "shape_log_collector_ready",
-            Condition::SupervisorProcessesReady => "supervisor_processes_ready",
-            Condition::IntegrityChecksPassed => "integrity_checks_passed",
+            ReadyCondition::PgLockAcquired => "pg_lock_acquired",
+            ReadyCondition::ReplicationClientReady => "replication_client_ready",
+            ReadyCondition::AdminConnectionPoolReady => "admin_connection_pool_ready",
+            ReadyCondition::SnapshotConnectionPoolReady => "snapshot_connection_pool_ready",
+            ReadyCondition::ShapeLogCollectorReady => "shape_log_collector_ready",
+            ReadyCondition::SupervisorProcessesReady => "supervisor_processes_ready",
+            ReadyCondition::IntegrityChecksPassed => "integrity_checks_passed",
         }
     }
 
@@ -54,44 +54,49 @@ impl Condition {
     }
 }
 
-/// Whether a condition holds.
+/// State of one condition.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Held {
+pub(crate) struct ConditionState {
     pub(crate) holds: bool,
+    /// When `holds` last changed.
     pub(crate) since: Instant,
     pub(crate) why: String,
 }
 
-/// All of them.
+/// State of all conditions.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Conditions([Held; 7]);
+pub(crate) struct Conditions([ConditionState; 7]);
 
 impl Conditions {
     pub(crate) fn new(now: Instant) -> Self {
-        Conditions(std::array::from_fn(|_| Held { holds: false, since: now, why: "not tried yet".into() }))
+        Conditions(std::array::from_fn(|_| ConditionState {
+            holds: false,
+            since: now,
+            why: "not tried yet".into(),
+        }))
     }
 
-    pub(crate) fn get(&self, condition: Condition) -> &Held {
+    pub(crate) fn get(&self, condition: ReadyCondition) -> &ConditionState {
         &self.0[condition.index()]
     }
 
-    pub(crate) fn holds(&self, condition: Condition) -> bool {
+    pub(crate) fn holds(&self, condition: ReadyCondition) -> bool {
         self.get(condition).holds
     }
 
     #[cfg(test)]
     pub(crate) fn all_hold(&self) -> bool {
-        self.0.iter().all(|held| held.holds)
+        self.0.iter().all(|state| state.holds)
     }
 
-    /// `since` stays where it was unless it changes; the last reason is the one that counts.
-    pub(crate) fn set(&mut self, condition: Condition, holds: bool, why: &str, now: Instant) {
-        let held = &mut self.0[condition.index()];
-        if held.holds != holds {
-            (held.holds, held.since) = (holds, now);
+    /// Sets a condition and its reason. `since` changes only if `holds` does.
+    pub(crate) fn set(&mut self, condition: ReadyCondition, holds: bool, why: &str, now: Instant) {
+        let state = &mut self.0[condition.index()];
+        if state.holds != holds {
+            (state.holds, state.since) = (holds, now);
         }
-        if held.why != why {
-            why.clone_into(&mut held.why);
+        if state.why != why {
+            why.clone_into(&mut state.why);
         }
     }
 }

@@ -1,52 +1,53 @@
-//! Whether what the consumer has goes on where this Postgres is.
+//! Decides whether the stream can continue at the consumer's bookmark.
 //!
-//! Invariant: the stream continues only if every change after the consumer's durable position is still to come from this
-//! very history; in every doubt, the consumer starts over.
+//! Invariant: the stream continues only if this server, on this timeline, will still send every
+//! change after the bookmark. In all other cases the consumer is reset.
+//! Enforced by: [`continuity`] compares system id, timeline, slot, publication and positions.
 
 use forebay_pgoutput::Lsn;
 use serde::{Deserialize, Serialize};
 
-/// Which history of which Postgres.
+/// Identity of a cluster's history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Timeline {
-    /// Drawn when the cluster was made; copies of it have the same.
+    /// System identifier: random, chosen by `initdb`. Physical copies of the cluster share it.
     pub system_id: u64,
-    /// Counts up at each promotion and each recovery to a point in time.
+    /// Timeline id: increases at each promotion and each point-in-time recovery.
     pub timeline_id: u32,
 }
 
-/// What the consumer keeps, durably, of what it follows.
+/// The consumer's durable position, with the history that it belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bookmark {
-    /// The history that it follows.
+    /// The history that the consumer follows.
     pub timeline: Timeline,
-    /// The publication's oid: one that was dropped and made again left changes out.
+    /// The publication's oid. A recreated publication has another oid, and may have missed changes.
     pub publication: u32,
-    /// Everything up to here is durable.
+    /// All changes up to here are durable.
     #[serde(with = "as_number")]
     pub durable: Lsn,
 }
 
-/// Why the consumer has to start over.
+/// Why the consumer is reset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ResetReason {
-    /// It has followed nothing so far.
+    /// The consumer has no bookmark.
     First,
-    /// Another cluster stands where the old one was.
+    /// The server is another cluster.
     OtherDatabase,
-    /// The database was recovered to a point before what the consumer has, or nobody can tell.
+    /// The database was recovered to a point before the bookmark, or its history is unknown.
     TimelineChanged,
-    /// The slot is a new one.
+    /// The slot was just created.
     SlotCreated,
-    /// The publication is another one.
+    /// The publication has another oid.
     PublicationChanged,
-    /// The slot is ahead of the consumer: changes in between are gone.
+    /// The slot is ahead of the bookmark: the changes in between are lost.
     Behind,
 }
 
 impl ResetReason {
-    /// In metrics and logs.
+    /// Returns the name used in metrics and logs.
     pub fn as_str(self) -> &'static str {
         match self {
             ResetReason::First => "first",
@@ -59,46 +60,47 @@ impl ResetReason {
     }
 }
 
-/// What set-up found on the server.
+/// State of the server and the slot after setup.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct ServerState {
     pub(crate) timeline: Timeline,
     pub(crate) publication: u32,
     pub(crate) slot_created: bool,
     /// The slot's `confirmed_flush_lsn`.
     pub(crate) confirmed: Lsn,
-    /// Up to where the server has written its log. It was never behind what it has sent, unless a snapshot of its disk was put back.
-    pub(crate) written: Lsn,
-    /// Where each earlier timeline ended, from the server's history file. Empty on timeline 1.
-    pub(crate) history: Vec<Switch>,
+    /// End of the server's flushed WAL. It is behind the bookmark only if the server's disk was
+    /// restored from an older copy.
+    pub(crate) flushed: Lsn,
+    /// End of each earlier timeline, from the server's history file. Empty on timeline 1.
+    pub(crate) history: Vec<TimelineSwitch>,
 }
 
-/// A timeline, and where the next one branched off.
+/// End of a timeline: where the next one branched off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Switch {
+pub(crate) struct TimelineSwitch {
     pub(crate) timeline_id: u32,
     pub(crate) at: Lsn,
 }
 
-/// How the stream begins.
+/// Where the stream starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Continuity {
-    /// From the bookmark on. The timeline may be a later one.
+    /// At the bookmark. The timeline may be a later one.
     Continues { from: Lsn },
-    /// Anew, from the slot's position on.
+    /// At the slot's position, after a reset of the consumer.
     Reset { reason: ResetReason, from: Lsn },
 }
 
-/// Compares what the consumer has with what was found.
-pub(crate) fn continuity(bookmark: Option<&Bookmark>, found: &Found) -> Continuity {
+/// Compares the bookmark with the server's state.
+pub(crate) fn continuity(bookmark: Option<&Bookmark>, found: &ServerState) -> Continuity {
     let reset = |reason| Continuity::Reset { reason, from: found.confirmed };
     let Some(bookmark) = bookmark else { return reset(ResetReason::First) };
     if bookmark.timeline.system_id != found.timeline.system_id {
         return reset(ResetReason::OtherDatabase);
     }
-    // Before the slot: a recovery leaves none, and isn't told by that.
+    // Checked before the slot: a recovery also loses the slot, and needs its own reason.
     let is_same = bookmark.timeline.timeline_id == found.timeline.timeline_id;
-    if (!is_same && !is_promotion(bookmark, found)) || bookmark.durable > found.written {
+    if (!is_same && !is_promotion(bookmark, found)) || bookmark.durable > found.flushed {
         return reset(ResetReason::TimelineChanged);
     }
     if found.slot_created {
@@ -113,8 +115,8 @@ pub(crate) fn continuity(bookmark: Option<&Bookmark>, found: &Found) -> Continui
     Continuity::Continues { from: bookmark.durable }
 }
 
-/// Whether all that the consumer has happened before its timeline was left.
-fn is_promotion(bookmark: &Bookmark, found: &Found) -> bool {
+/// Returns whether the server left the bookmark's timeline at or after the bookmark.
+fn is_promotion(bookmark: &Bookmark, found: &ServerState) -> bool {
     found.timeline.timeline_id > bookmark.timeline.timeline_id
         && found
             .history
@@ -123,12 +125,12 @@ fn is_promotion(bookmark: &Bookmark, found: &Found) -> bool {
             .is_some_and(|switch| switch.at >= bookmark.durable)
 }
 
-/// Reads a timeline history file: a timeline, where it was left, and a remark on each line.
-pub(crate) fn parse_history(text: &str) -> Option<Vec<Switch>> {
+/// Parses a timeline history file: each line has a timeline id, its end, and a remark.
+pub(crate) fn parse_history(text: &str) -> Option<Vec<TimelineSwitch>> {
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     let switch = |line: &str| {
-        let mut words = line.split_whitespace();
-        Some(Switch { timeline_id: words.next()?.parse().ok()?, at: words.next()?.parse().ok()? })
+        let mut fields = line.split_whitespace();
+        Some(TimelineSwitch { timeline_id: fields.next()?.parse().ok()?, at: fields.next()?.parse().ok()? })
     };
     lines.map(switch).collect()
 }
@@ -157,14 +159,14 @@ mod tests {
         Bookmark { timeline: HERE, publication: 9, durable: Lsn(500) }
     }
 
-    fn found() -> Found {
-        let history = vec![Switch { timeline_id: 1, at: Lsn(100) }];
-        Found {
+    fn found() -> ServerState {
+        let history = vec![TimelineSwitch { timeline_id: 1, at: Lsn(100) }];
+        ServerState {
             timeline: HERE,
             publication: 9,
             slot_created: false,
             confirmed: Lsn(400),
-            written: Lsn(600),
+            flushed: Lsn(600),
             history,
         }
     }
@@ -174,68 +176,72 @@ mod tests {
     }
 
     #[test]
-    fn the_same_history_goes_on_where_the_consumer_is() {
+    fn the_same_history_continues_at_the_bookmark() {
         assert_eq!(continuity(Some(&bookmark()), &found()), Continuity::Continues { from: Lsn(500) });
     }
 
     #[test]
-    fn a_consumer_with_nothing_begins_where_the_slot_is() {
+    fn a_consumer_without_a_bookmark_starts_at_the_slots_position() {
         assert_eq!(continuity(None, &found()), reset(ResetReason::First));
     }
 
     #[test]
-    fn a_consumer_behind_the_slot_starts_over() {
-        let found = Found { confirmed: Lsn(501), ..found() };
+    fn a_consumer_behind_the_slot_is_reset() {
+        let found = ServerState { confirmed: Lsn(501), ..found() };
         let expected = Continuity::Reset { reason: ResetReason::Behind, from: Lsn(501) };
         assert_eq!(continuity(Some(&bookmark()), &found), expected);
     }
 
     #[test]
-    fn another_cluster_slot_or_publication_starts_over() {
+    fn another_cluster_slot_or_publication_resets_the_consumer() {
         let other = Timeline { system_id: 43, ..HERE };
-        let other = Found { timeline: other, ..found() };
+        let other = ServerState { timeline: other, ..found() };
         assert_eq!(continuity(Some(&bookmark()), &other), reset(ResetReason::OtherDatabase));
-        let created = Found { slot_created: true, ..found() };
+        let created = ServerState { slot_created: true, ..found() };
         assert_eq!(continuity(Some(&bookmark()), &created), reset(ResetReason::SlotCreated));
-        let publication = Found { publication: 10, ..found() };
+        let publication = ServerState { publication: 10, ..found() };
         assert_eq!(continuity(Some(&bookmark()), &publication), reset(ResetReason::PublicationChanged));
     }
 
     #[test]
-    fn a_promotion_goes_on_if_the_branch_is_at_or_after_what_is_durable() {
-        let promoted = |at| Found {
+    fn a_promotion_continues_if_the_branch_is_at_or_after_the_bookmark() {
+        let promoted = |at| ServerState {
             timeline: Timeline { timeline_id: 3, ..HERE },
-            history: vec![Switch { timeline_id: 1, at: Lsn(100) }, Switch { timeline_id: 2, at: Lsn(at) }],
+            history: vec![
+                TimelineSwitch { timeline_id: 1, at: Lsn(100) },
+                TimelineSwitch { timeline_id: 2, at: Lsn(at) },
+            ],
             ..found()
         };
-        let goes_on = Continuity::Continues { from: Lsn(500) };
-        assert_eq!(continuity(Some(&bookmark()), &promoted(500)), goes_on);
+        let continues = Continuity::Continues { from: Lsn(500) };
+        assert_eq!(continuity(Some(&bookmark()), &promoted(500)), continues);
         assert_eq!(continuity(Some(&bookmark()), &promoted(499)), reset(ResetReason::TimelineChanged));
     }
 
     #[test]
-    fn a_timeline_that_is_earlier_or_of_another_branch_starts_over() {
-        let earlier = Found { timeline: Timeline { timeline_id: 1, ..HERE }, history: vec![], ..found() };
+    fn an_earlier_timeline_or_another_branch_resets_the_consumer() {
+        let earlier =
+            ServerState { timeline: Timeline { timeline_id: 1, ..HERE }, history: vec![], ..found() };
         assert_eq!(continuity(Some(&bookmark()), &earlier), reset(ResetReason::TimelineChanged));
-        let branch = Found { timeline: Timeline { timeline_id: 3, ..HERE }, ..found() };
+        let branch = ServerState { timeline: Timeline { timeline_id: 3, ..HERE }, ..found() };
         assert_eq!(continuity(Some(&bookmark()), &branch), reset(ResetReason::TimelineChanged));
     }
 
     #[test]
-    fn a_server_whose_log_ends_before_what_the_consumer_has_starts_it_over() {
-        let put_back = Found { written: Lsn(499), ..found() };
-        assert_eq!(continuity(Some(&bookmark()), &put_back), reset(ResetReason::TimelineChanged));
-        let idle = Found { written: Lsn(500), ..found() };
+    fn a_server_whose_wal_ends_before_the_bookmark_resets_the_consumer() {
+        let restored = ServerState { flushed: Lsn(499), ..found() };
+        assert_eq!(continuity(Some(&bookmark()), &restored), reset(ResetReason::TimelineChanged));
+        let idle = ServerState { flushed: Lsn(500), ..found() };
         assert_eq!(continuity(Some(&bookmark()), &idle), Continuity::Continues { from: Lsn(500) });
     }
 
     #[test]
-    fn a_recovery_is_told_from_a_slot_that_was_lost_in_a_promotion() {
+    fn a_recovery_is_distinguished_from_a_slot_lost_in_a_promotion() {
         let timeline = Timeline { timeline_id: 3, ..HERE };
-        let left_at = |at| Found {
+        let left_at = |at| ServerState {
             timeline,
             slot_created: true,
-            history: vec![Switch { timeline_id: 2, at: Lsn(at) }],
+            history: vec![TimelineSwitch { timeline_id: 2, at: Lsn(at) }],
             ..found()
         };
         assert_eq!(continuity(Some(&bookmark()), &left_at(450)), reset(ResetReason::TimelineChanged));
@@ -243,10 +249,12 @@ mod tests {
     }
 
     #[test]
-    fn a_history_file_is_read_and_nonsense_is_not() {
+    fn a_history_file_is_parsed_and_malformed_lines_are_refused() {
         let text = "1\t0/3000148\tno recovery target specified\n\n# remark\n2\t1/0\tbefore 2000-01-01\n";
-        let switches =
-            [Switch { timeline_id: 1, at: Lsn(0x300_0148) }, Switch { timeline_id: 2, at: Lsn(1 << 32) }];
+        let switches = [
+            TimelineSwitch { timeline_id: 1, at: Lsn(0x300_0148) },
+            TimelineSwitch { timeline_id: 2, at: Lsn(1 << 32) },
+        ];
         assert_eq!(parse_history(text), Some(switches.to_vec()));
         assert_eq!(parse_history("one\t0/1\n"), None);
         assert_eq!(parse_history("1\n"), None);

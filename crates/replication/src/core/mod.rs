@@ -1,11 +1,9 @@
-//! Pure: no tokio, no clock, no log. The shell hands in `now`, and does what comes out.
+//! Pure core: no tokio, no clock, no tracing. Callers pass `now` and perform the returned effects.
 
 pub(crate) mod backoff;
-pub(crate) mod breaker;
 pub(crate) mod conditions;
 pub(crate) mod continuity;
+pub(crate) mod lock_breaker;
 pub(crate) mod machine;
-#[cfg(test)]
-mod machine_tests;
 pub(crate) mod progress;
 pub(crate) mod step;

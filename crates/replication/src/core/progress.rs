@@ -1,159 +1,160 @@
-//! How far the stream has come, and what may be acknowledged.
+//! Progress of the stream: received and durable positions, and the standby status updates.
 //!
-//! Invariant: what is acknowledged was made durable by the consumer first; it is never inside a transaction, never ahead of
-//! what the server has sent, and never falls. Nothing is late when everything that has come is durable.
+//! Invariant: an acknowledged position was made durable by the consumer first. It is never inside a
+//! transaction, never ahead of the server's last message, and never decreases. Lag is zero when all
+//! received changes are durable.
+//! Enforced by: only [`StandbyFeedback`] creates a `StandbyStatusUpdate`, from its own durable position.
 
 use std::time::{Duration, Instant};
 
 use forebay_pgoutput::{Lsn, PgTime, StandbyStatusUpdate};
 
-/// While something isn't acknowledged yet, the server hears of us this often.
-const NEWS: Duration = Duration::from_millis(500);
-/// How often a position between transactions is offered to the consumer: each costs it a write.
-const ADVANCE: Duration = Duration::from_secs(5);
-/// Or how much log may pile up.
-const ADVANCE_BYTES: u64 = 16 << 20;
-/// The server hears from us at least this often, whatever its timeout.
-const LONGEST_SILENCE: Duration = Duration::from_secs(15);
+/// Interval between status updates while received changes aren't acknowledged.
+const PENDING_INTERVAL: Duration = Duration::from_millis(500);
+/// Interval between two idle positions offered to the consumer, which writes each to disk.
+const IDLE_INTERVAL: Duration = Duration::from_secs(5);
+/// An idle position is offered earlier once it is this far ahead.
+const IDLE_BYTES: u64 = 16 << 20;
+/// Maximum interval between status updates, for any server timeout.
+const MAX_INTERVAL: Duration = Duration::from_secs(15);
 
-/// What was read from the stream.
+/// Positions read from the stream.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Position {
-    /// The last position that the server told of.
+pub(crate) struct ReceiveProgress {
+    /// The last position that the server sent.
     pub(crate) received: Lsn,
-    /// The end of the last transaction that was handed over whole.
+    /// End of the last transaction that was passed on completely.
     pub(crate) committed: Lsn,
     in_transaction: bool,
-    reply_wanted: bool,
-    /// Lag is measured by this one until it is durable, and then by the newest: remembering all that are pending would have no bound.
-    measured: Option<Begun>,
-    newest: Option<Begun>,
+    reply_requested: bool,
+    /// Lag is measured from this transaction until it is durable, then from `newest`. A list of all
+    /// pending ones would be unbounded.
+    measured: Option<PendingTransaction>,
+    newest: Option<PendingTransaction>,
 }
 
-/// A transaction that has begun to come.
+/// A transaction whose changes are arriving or not yet durable.
 #[derive(Debug, Clone, Copy)]
-struct Begun {
-    /// Where its commit begins in the log: whatever is durable beyond this has all of it.
+struct PendingTransaction {
+    /// Start of its commit record. A durable position beyond it includes the whole transaction.
     commit: Lsn,
-    /// In the server's time.
+    /// Commit time, by the server's clock.
     committed_at: PgTime,
 }
 
-impl Position {
+impl ReceiveProgress {
     pub(crate) fn new(from: Lsn) -> Self {
-        Position {
+        ReceiveProgress {
             received: from,
             committed: from,
             in_transaction: false,
-            reply_wanted: false,
+            reply_requested: false,
             measured: None,
             newest: None,
         }
     }
 
-    /// `commit`: where its commit begins.
+    /// Records a `Begin`. `commit` is the start of the commit record.
     pub(crate) fn on_begin(&mut self, commit: Lsn, committed_at: PgTime) {
         self.in_transaction = true;
-        self.newest = Some(Begun { commit, committed_at });
+        self.newest = Some(PendingTransaction { commit, committed_at });
         self.measured = self.measured.or(self.newest);
     }
 
-    /// `end`: the position after the commit.
+    /// Records a `Commit`. `end` is the position after it.
     pub(crate) fn on_commit(&mut self, end: Lsn) {
         self.in_transaction = false;
         self.committed = self.committed.max(end);
         self.received = self.received.max(end);
     }
 
-    /// When that was committed which has come and isn't durable: the consumer is behind since then. `None`: it has everything.
+    /// Returns the commit time from which lag is measured; `None`: all received changes are
+    /// durable.
     pub(crate) fn behind_since(&mut self, durable: Lsn) -> Option<PgTime> {
-        let is_pending = |begun: &Begun| durable <= begun.commit;
+        let is_pending = |transaction: &PendingTransaction| durable <= transaction.commit;
         self.measured = self.measured.filter(is_pending).or(self.newest.filter(is_pending));
-        self.measured.map(|begun| begun.committed_at)
+        self.measured.map(|transaction| transaction.committed_at)
     }
 
-    /// The server has sent all that there is up to `end`.
+    /// Records a keepalive: the server has sent all changes up to `end`.
     pub(crate) fn on_keepalive(&mut self, end: Lsn, reply: bool) {
         self.received = self.received.max(end);
-        self.reply_wanted |= reply;
+        self.reply_requested |= reply;
     }
 }
 
-/// What the server was told.
+/// Decides when to send a standby status update, and what it says.
 #[derive(Debug)]
-pub(crate) struct Feedback {
+pub(crate) struct StandbyFeedback {
     durable: Lsn,
     acknowledged: Lsn,
-    told_at: Instant,
+    sent_at: Instant,
+    /// When an idle position was last offered to the consumer.
     offered_at: Instant,
-    silence: Duration,
+    /// Maximum interval between status updates.
+    interval: Duration,
 }
 
-impl Feedback {
-    /// `sender_timeout`: the server's `wal_sender_timeout`; `None`: it waits for ever.
+impl StandbyFeedback {
+    /// `sender_timeout` is the server's `wal_sender_timeout`; `None` if it is disabled.
     pub(crate) fn new(from: Lsn, sender_timeout: Option<Duration>, now: Instant) -> Self {
-        let silence = sender_timeout.map_or(LONGEST_SILENCE, |timeout| (timeout / 3).min(LONGEST_SILENCE));
-        Feedback { durable: from, acknowledged: Lsn(0), told_at: now, offered_at: now, silence }
+        let interval = sender_timeout.map_or(MAX_INTERVAL, |timeout| (timeout / 3).min(MAX_INTERVAL));
+        StandbyFeedback { durable: from, acknowledged: Lsn(0), sent_at: now, offered_at: now, interval }
     }
 
-    /// The consumer has made everything up to here durable.
+    /// Records that the consumer has made all changes up to here durable.
     pub(crate) fn on_durable(&mut self, durable: Lsn) {
         self.durable = self.durable.max(durable);
     }
 
-    /// A position after all transactions so far, which the consumer should record since it has nothing else to do. Without it an
-    /// idle database would keep its log for ever while its neighbours write.
-    pub(crate) fn idle_position(&mut self, position: &Position, now: Instant) -> Option<Lsn> {
+    /// Returns a position after all received transactions for the consumer to record, if none is
+    /// pending. Without it, an idle database would retain WAL that other databases of the cluster
+    /// write.
+    pub(crate) fn idle_position(&mut self, position: &ReceiveProgress, now: Instant) -> Option<Lsn> {
         let is_pending = position.in_transaction || self.durable < position.committed;
         let ahead = position.received.0.saturating_sub(self.durable.0);
-        // A server that shuts down asks until it hears that we have everything.
-        let is_time = position.reply_wanted
-            || ahead > ADVANCE_BYTES
-            || now >= self.offered_at + ADVANCE.min(self.silence);
-        (!is_pending && ahead > 0 && is_time).then(|| {
+        // A server that shuts down requests replies until everything is acknowledged.
+        let is_due = position.reply_requested
+            || ahead > IDLE_BYTES
+            || now >= self.offered_at + IDLE_INTERVAL.min(self.interval);
+        (!is_pending && ahead > 0 && is_due).then(|| {
             self.offered_at = now;
             position.received
         })
     }
 
-    /// When the server must hear from us.
-    pub(crate) fn due(&self, position: &Position) -> Instant {
+    /// Returns when the next status update is due.
+    pub(crate) fn due(&self, position: &ReceiveProgress) -> Instant {
         match () {
-            () if position.reply_wanted => self.told_at,
+            () if position.reply_requested => self.sent_at,
             () if self.durable < position.received || self.durable > self.acknowledged => {
-                self.told_at + NEWS.min(self.silence)
+                self.sent_at + PENDING_INTERVAL.min(self.interval)
             }
-            () => self.told_at + self.silence,
+            () => self.sent_at + self.interval,
         }
     }
 
-    /// What the server is told now.
-    pub(crate) fn tell(
+    /// Returns the status update to send now. The caller sends it.
+    pub(crate) fn status(
         &mut self,
-        position: &mut Position,
+        position: &mut ReceiveProgress,
         now: Instant,
         clock: PgTime,
         reply: bool,
     ) -> StandbyStatusUpdate {
-        self.told_at = now;
-        position.reply_wanted = false;
+        self.sent_at = now;
+        position.reply_requested = false;
         self.acknowledged = self.durable;
         let (flushed, applied) = (self.durable, self.durable);
-        StandbyStatusUpdate {
-            received: position.received.max(self.durable),
-            flushed,
-            applied,
-            clock,
-            reply_requested: reply,
-        }
+        StandbyStatusUpdate { received: position.received.max(self.durable), flushed, applied, clock, reply }
     }
 
     pub(crate) fn durable(&self) -> Lsn {
         self.durable
     }
 
-    pub(crate) fn silence(&self) -> Duration {
-        self.silence
+    pub(crate) fn interval(&self) -> Duration {
+        self.interval
     }
 }
 
@@ -163,29 +164,29 @@ mod tests {
 
     use super::*;
 
-    struct Trial {
-        position: Position,
-        feedback: Feedback,
+    struct ProgressHarness {
+        position: ReceiveProgress,
+        feedback: StandbyFeedback,
         now: Instant,
     }
 
-    impl Trial {
+    impl ProgressHarness {
         fn new() -> Self {
             let now = Instant::now();
-            let feedback = Feedback::new(Lsn(100), Some(Duration::from_secs(60)), now);
-            Trial { position: Position::new(Lsn(100)), feedback, now }
+            let feedback = StandbyFeedback::new(Lsn(100), Some(Duration::from_secs(60)), now);
+            ProgressHarness { position: ReceiveProgress::new(Lsn(100)), feedback, now }
         }
 
-        fn told(&mut self) -> StandbyStatusUpdate {
-            self.feedback.tell(&mut self.position, self.now, PgTime(0), false)
+        fn status(&mut self) -> StandbyStatusUpdate {
+            self.feedback.status(&mut self.position, self.now, PgTime(0), false)
         }
 
         fn offered(&mut self) -> Option<u64> {
-            self.now += ADVANCE;
+            self.now += IDLE_INTERVAL;
             self.feedback.idle_position(&self.position, self.now).map(|lsn| lsn.0)
         }
 
-        /// Its commit takes ten bytes of the log.
+        /// The commit record takes ten bytes.
         fn begin(&mut self, end: u64, committed_at: i64) {
             self.position.on_begin(Lsn(end - 10), PgTime(committed_at));
         }
@@ -201,121 +202,125 @@ mod tests {
     }
 
     #[test]
-    fn the_consumer_is_behind_since_the_commit_of_what_is_not_durable() {
-        let mut trial = Trial::new();
-        assert_eq!(trial.behind_since(100), None, "nothing has come");
-        trial.begin(200, 7);
-        assert_eq!(trial.behind_since(100), Some(7), "it has begun to come");
-        trial.commit(200);
-        assert_eq!(trial.behind_since(100), Some(7), "it has come");
-        assert_eq!(trial.behind_since(200), None, "it is durable");
+    fn lag_is_measured_from_the_commit_of_a_transaction_that_is_not_durable() {
+        let mut harness = ProgressHarness::new();
+        assert_eq!(harness.behind_since(100), None, "nothing was received");
+        harness.begin(200, 7);
+        assert_eq!(harness.behind_since(100), Some(7), "its changes are arriving");
+        harness.commit(200);
+        assert_eq!(harness.behind_since(100), Some(7), "it was received");
+        assert_eq!(harness.behind_since(200), None, "it is durable");
     }
 
     #[test]
-    fn the_keepalives_of_an_idle_server_make_nobody_late() {
-        let mut trial = Trial::new();
-        trial.begin(200, 7);
-        trial.commit(200);
-        assert_eq!(trial.behind_since(200), None);
-        trial.position.on_keepalive(Lsn(900), false);
-        assert_eq!(trial.behind_since(200), None);
+    fn keepalives_of_an_idle_server_cause_no_lag() {
+        let mut harness = ProgressHarness::new();
+        harness.begin(200, 7);
+        harness.commit(200);
+        assert_eq!(harness.behind_since(200), None);
+        harness.position.on_keepalive(Lsn(900), false);
+        assert_eq!(harness.behind_since(200), None);
     }
 
     #[test]
     fn lag_is_measured_by_one_transaction_until_it_is_durable_and_then_by_the_newest() {
-        let mut trial = Trial::new();
+        let mut harness = ProgressHarness::new();
         for (end, committed_at) in [(200, 7), (300, 8), (400, 9)] {
-            trial.begin(end, committed_at);
-            trial.commit(end);
+            harness.begin(end, committed_at);
+            harness.commit(end);
         }
-        assert_eq!(trial.behind_since(100), Some(7));
-        assert_eq!(trial.behind_since(200), Some(9));
-        trial.begin(500, 10);
-        assert_eq!(trial.behind_since(300), Some(9), "a later one makes it no younger");
-        assert_eq!(trial.behind_since(400), Some(10));
+        assert_eq!(harness.behind_since(100), Some(7));
+        assert_eq!(harness.behind_since(200), Some(9));
+        harness.begin(500, 10);
+        assert_eq!(harness.behind_since(300), Some(9), "a later one makes it no younger");
+        assert_eq!(harness.behind_since(400), Some(10));
     }
 
     #[test]
-    fn what_comes_again_and_is_durable_already_makes_nobody_late() {
-        let mut trial = Trial::new();
-        trial.begin(90, 7);
-        assert_eq!(trial.behind_since(100), None);
+    fn a_repeated_transaction_that_is_durable_already_causes_no_lag() {
+        let mut harness = ProgressHarness::new();
+        harness.begin(90, 7);
+        assert_eq!(harness.behind_since(100), None);
     }
 
     #[test]
-    fn only_what_is_durable_is_acknowledged() {
-        let mut trial = Trial::new();
-        trial.begin(200, 0);
-        trial.commit(200);
-        assert_eq!(trial.told().flushed, Lsn(100));
-        trial.feedback.on_durable(Lsn(200));
-        assert_eq!(trial.told().flushed, Lsn(200));
+    fn only_durable_positions_are_acknowledged() {
+        let mut harness = ProgressHarness::new();
+        harness.begin(200, 0);
+        harness.commit(200);
+        assert_eq!(harness.status().flushed, Lsn(100));
+        harness.feedback.on_durable(Lsn(200));
+        assert_eq!(harness.status().flushed, Lsn(200));
     }
 
     #[test]
     fn an_idle_position_is_offered_only_when_nothing_is_pending() {
-        let mut trial = Trial::new();
-        assert_eq!(trial.offered(), None);
-        trial.position.on_keepalive(Lsn(300), false);
-        assert_eq!(trial.offered(), Some(300));
-        trial.begin(400, 0);
-        assert_eq!(trial.offered(), None, "inside a transaction");
-        trial.commit(400);
-        assert_eq!(trial.offered(), None, "not durable yet");
-        trial.feedback.on_durable(Lsn(400));
-        assert_eq!(trial.offered(), None, "nothing new");
-        trial.position.on_keepalive(Lsn(500), false);
-        assert_eq!(trial.offered(), Some(500));
+        let mut harness = ProgressHarness::new();
+        assert_eq!(harness.offered(), None);
+        harness.position.on_keepalive(Lsn(300), false);
+        assert_eq!(harness.offered(), Some(300));
+        harness.begin(400, 0);
+        assert_eq!(harness.offered(), None, "inside a transaction");
+        harness.commit(400);
+        assert_eq!(harness.offered(), None, "not durable yet");
+        harness.feedback.on_durable(Lsn(400));
+        assert_eq!(harness.offered(), None, "nothing new");
+        harness.position.on_keepalive(Lsn(500), false);
+        assert_eq!(harness.offered(), Some(500));
     }
 
     #[test]
-    fn an_idle_position_is_offered_now_and_then_and_at_once_when_much_log_is_behind_it() {
-        let mut trial = Trial::new();
-        trial.position.on_keepalive(Lsn(300), false);
-        assert_eq!(trial.feedback.idle_position(&trial.position, trial.now), None);
-        trial.position.on_keepalive(Lsn(300 + ADVANCE_BYTES), false);
-        let offered = trial.feedback.idle_position(&trial.position, trial.now);
-        assert_eq!(offered, Some(Lsn(300 + ADVANCE_BYTES)));
+    fn an_idle_position_is_offered_at_intervals_and_at_once_when_far_ahead() {
+        let mut harness = ProgressHarness::new();
+        harness.position.on_keepalive(Lsn(300), false);
+        assert_eq!(harness.feedback.idle_position(&harness.position, harness.now), None);
+        harness.position.on_keepalive(Lsn(300 + IDLE_BYTES), false);
+        let offered = harness.feedback.idle_position(&harness.position, harness.now);
+        assert_eq!(offered, Some(Lsn(300 + IDLE_BYTES)));
     }
 
     #[test]
-    fn the_server_hears_from_us_at_a_third_of_its_patience_and_at_once_when_it_asks() {
-        let (now, mut position) = (Instant::now(), Position::new(Lsn(0)));
-        let mut feedback = Feedback::new(Lsn(0), Some(Duration::from_secs(6)), now);
+    fn a_status_is_due_at_a_third_of_the_server_timeout_and_at_once_when_requested() {
+        let (now, mut position) = (Instant::now(), ReceiveProgress::new(Lsn(0)));
+        let mut feedback = StandbyFeedback::new(Lsn(0), Some(Duration::from_secs(6)), now);
         assert_eq!(feedback.due(&position), now + Duration::from_secs(2));
         feedback.on_durable(Lsn(7));
-        assert_eq!(feedback.due(&position), now + NEWS);
+        assert_eq!(feedback.due(&position), now + PENDING_INTERVAL);
         position.on_keepalive(Lsn(7), true);
         assert_eq!(feedback.due(&position), now);
-        feedback.tell(&mut position, now, PgTime(0), false);
+        feedback.status(&mut position, now, PgTime(0), false);
         assert_eq!(feedback.due(&position), now + Duration::from_secs(2));
-        assert_eq!(Feedback::new(Lsn(7), None, now).due(&position), now + NEWS, "the first word");
-        let mut patient = Feedback::new(Lsn(7), None, now);
-        patient.tell(&mut position, now, PgTime(0), false);
-        assert_eq!(patient.due(&position), now + LONGEST_SILENCE);
+        assert_eq!(
+            StandbyFeedback::new(Lsn(7), None, now).due(&position),
+            now + PENDING_INTERVAL,
+            "the first status"
+        );
+        let mut unlimited = StandbyFeedback::new(Lsn(7), None, now);
+        unlimited.status(&mut position, now, PgTime(0), false);
+        assert_eq!(unlimited.due(&position), now + MAX_INTERVAL);
     }
 
     proptest! {
         #[test]
-        fn acknowledgements_never_fall_and_never_pass_what_was_sent(
+        fn acknowledgements_never_decrease_and_never_pass_the_received_position(
             events in prop::collection::vec((0..4_u8, 1..50_u64), 0..200)
         ) {
-            let (mut trial, mut at, mut last, mut open) = (Trial::new(), 100, 0, false);
+            let (mut harness, mut at, mut last, mut open) = (ProgressHarness::new(), 100, 0, false);
             for (kind, by) in events {
                 at += by;
                 match kind {
-                    0 if !open => { open = true; trial.begin(at + 10, 0); }
-                    1 if open => { open = false; trial.commit(at); }
-                    2 if !open => trial.position.on_keepalive(Lsn(at), by % 2 == 0),
+                    0 if !open => { open = true; harness.begin(at + 10, 0); }
+                    1 if open => { open = false; harness.commit(at); }
+                    2 if !open => harness.position.on_keepalive(Lsn(at), by % 2 == 0),
                     3 => {
-                        let durable = trial.offered().map_or(trial.position.committed, Lsn);
-                        trial.feedback.on_durable(durable);
+                        let durable = harness.offered().map_or(harness.position.committed, Lsn);
+                        harness.feedback.on_durable(durable);
                     }
                     _ => {}
                 }
-                let status = trial.told();
+                let status = harness.status();
                 prop_assert!(status.flushed.0 >= last && status.flushed <= status.received && status.received.0 <= at);
-                prop_assert!(!open || status.flushed <= trial.position.committed.max(Lsn(last)));
+                prop_assert!(!open || status.flushed <= harness.position.committed.max(Lsn(last)));
                 last = status.flushed.0;
             }
         }

@@ -1,78 +1,78 @@
-//! Where the manager is.
+//! Phases and steps of the manager.
 
 use std::fmt;
 
 use serde::{Serialize, Serializer};
 
-/// The manager's two phases, and what comes before and after them.
+/// Phase of the manager.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Phase {
-    /// From nothing to streaming, and again after each loss.
+pub enum ManagerPhase {
+    /// Connects and configures, also after each lost connection.
     ConnectionSetup,
-    /// Changes arrive.
+    /// The server streams, or is asked to.
     Running,
-    /// No connection is open, and none is wanted.
+    /// The database is idle: no connection is open.
     Sleeping,
-    /// It has given up until it is told to try again.
+    /// Waits for an operator's retry.
     Halted,
-    /// On the way out, or out.
+    /// Shutting down, or shut down.
     Stopped,
 }
 
-/// One step of a phase.
+/// Step within a phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Step {
-    /// Waits to try again after a failure.
+pub enum ManagerStep {
+    /// Waits before the next attempt after a failure.
     BackingOff,
-    /// The replication connection is about to be opened.
+    /// Before the replication connection is opened.
     StartReplicationClient,
-    /// It is being opened.
+    /// The replication connection is being opened.
     ReplicationClientConnecting,
-    /// Another instance may hold the lock.
+    /// Waits for the lock, which another instance may hold.
     AcquiringLock,
-    /// Publication, slot, settings.
+    /// Prepares publication, slot and settings.
     ConfiguringConnection,
-    /// The pools are about to be started.
+    /// Before the pools are started.
     StartConnectionPool,
-    /// They are being filled.
+    /// The pools open their first connections.
     ConnectionPoolConnecting,
-    /// The consumer is asked what it has, and told to start over if that doesn't go on here.
+    /// The consumer returns its bookmark, and is reset if the server can't continue from there.
     StartShapes,
-    /// The server is asked to stream.
+    /// Before `START_REPLICATION` is sent.
     StartStreaming,
-    /// It hasn't confirmed yet.
+    /// Waits until the server confirms `START_REPLICATION`.
     WaitingForStreamingConfirmation,
-    /// Changes arrive.
+    /// The server streams changes.
     Streaming,
-    /// Connections are closed because nobody needs them.
+    /// Connections are being closed because the database is idle.
     FallingAsleep,
-    /// All are closed.
+    /// All connections are closed.
     Sleeping,
-    /// A failure that only a person can mend.
+    /// Waits for an operator after a failure that retrying can't fix.
     Halted,
     /// Shutting down; see [`StopStep`].
     Stopping(StopStep),
-    /// The end.
+    /// Shut down.
     Stopped,
 }
 
-/// One step of the way down, in this order.
+/// Step of the shutdown. The steps run in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum StopStep {
-    /// No more snapshots.
+    /// Refuses new snapshot connections.
     ClosingSnapshotPool,
-    /// If asked for.
+    /// Drops the publication, if requested.
     DroppingPublication,
-    /// The consumer saves what it knows.
+    /// The consumer saves a checkpoint.
     Checkpointing,
-    /// The stream says goodbye.
+    /// Sends the last status and closes the stream.
     ClosingReplicationClient,
-    /// Its backend must be gone, or the slot stays in use.
+    /// Terminates the stream's backend if it still exists: it keeps the slot active.
     EndingBackend,
-    /// If asked for.
+    /// Drops the slot, if requested.
     DroppingSlot,
-    /// The last, since the others needed it.
+    /// Closes the pools last, since earlier steps use them.
     ClosingAdminPool,
 }
 
@@ -93,76 +93,76 @@ impl StopStep {
     }
 }
 
-impl Step {
-    /// Every step of set-up and running, in the order in which they are passed when all goes well.
-    pub const WAY_UP: [Step; 10] = [
-        Step::StartReplicationClient,
-        Step::ReplicationClientConnecting,
-        Step::AcquiringLock,
-        Step::ConfiguringConnection,
-        Step::StartConnectionPool,
-        Step::ConnectionPoolConnecting,
-        Step::StartShapes,
-        Step::StartStreaming,
-        Step::WaitingForStreamingConfirmation,
-        Step::Streaming,
+impl ManagerStep {
+    /// Steps from the start to streaming, in the order without failures.
+    pub const STARTUP_ORDER: [ManagerStep; 10] = [
+        ManagerStep::StartReplicationClient,
+        ManagerStep::ReplicationClientConnecting,
+        ManagerStep::AcquiringLock,
+        ManagerStep::ConfiguringConnection,
+        ManagerStep::StartConnectionPool,
+        ManagerStep::ConnectionPoolConnecting,
+        ManagerStep::StartShapes,
+        ManagerStep::StartStreaming,
+        ManagerStep::WaitingForStreamingConfirmation,
+        ManagerStep::Streaming,
     ];
 
-    /// The phase that it is in.
-    pub fn phase(self) -> Phase {
+    /// Returns the step's phase.
+    pub fn phase(self) -> ManagerPhase {
         match self {
-            Step::BackingOff
-            | Step::StartReplicationClient
-            | Step::ReplicationClientConnecting
-            | Step::AcquiringLock
-            | Step::ConfiguringConnection
-            | Step::StartConnectionPool
-            | Step::ConnectionPoolConnecting
-            | Step::StartShapes
-            | Step::StartStreaming => Phase::ConnectionSetup,
-            Step::WaitingForStreamingConfirmation | Step::Streaming => Phase::Running,
-            Step::FallingAsleep | Step::Sleeping => Phase::Sleeping,
-            Step::Halted => Phase::Halted,
-            Step::Stopping(_) | Step::Stopped => Phase::Stopped,
+            ManagerStep::BackingOff
+            | ManagerStep::StartReplicationClient
+            | ManagerStep::ReplicationClientConnecting
+            | ManagerStep::AcquiringLock
+            | ManagerStep::ConfiguringConnection
+            | ManagerStep::StartConnectionPool
+            | ManagerStep::ConnectionPoolConnecting
+            | ManagerStep::StartShapes
+            | ManagerStep::StartStreaming => ManagerPhase::ConnectionSetup,
+            ManagerStep::WaitingForStreamingConfirmation | ManagerStep::Streaming => ManagerPhase::Running,
+            ManagerStep::FallingAsleep | ManagerStep::Sleeping => ManagerPhase::Sleeping,
+            ManagerStep::Halted => ManagerPhase::Halted,
+            ManagerStep::Stopping(_) | ManagerStep::Stopped => ManagerPhase::Stopped,
         }
     }
 
-    /// In status, metrics and logs.
+    /// Returns the name used in status, metrics and logs.
     pub fn as_str(self) -> &'static str {
         match self {
-            Step::BackingOff => "backing_off",
-            Step::StartReplicationClient => "start_replication_client",
-            Step::ReplicationClientConnecting => "replication_client_connecting",
-            Step::AcquiringLock => "acquiring_lock",
-            Step::ConfiguringConnection => "configuring_connection",
-            Step::StartConnectionPool => "start_connection_pool",
-            Step::ConnectionPoolConnecting => "connection_pool_connecting",
-            Step::StartShapes => "start_shapes",
-            Step::StartStreaming => "start_streaming",
-            Step::WaitingForStreamingConfirmation => "waiting_for_streaming_confirmation",
-            Step::Streaming => "streaming",
-            Step::FallingAsleep => "falling_asleep",
-            Step::Sleeping => "sleeping",
-            Step::Halted => "halted",
-            Step::Stopping(StopStep::ClosingSnapshotPool) => "closing_snapshot_pool",
-            Step::Stopping(StopStep::DroppingPublication) => "dropping_publication",
-            Step::Stopping(StopStep::Checkpointing) => "checkpointing",
-            Step::Stopping(StopStep::ClosingReplicationClient) => "closing_replication_client",
-            Step::Stopping(StopStep::EndingBackend) => "ending_backend",
-            Step::Stopping(StopStep::DroppingSlot) => "dropping_slot",
-            Step::Stopping(StopStep::ClosingAdminPool) => "closing_admin_pool",
-            Step::Stopped => "stopped",
+            ManagerStep::BackingOff => "backing_off",
+            ManagerStep::StartReplicationClient => "start_replication_client",
+            ManagerStep::ReplicationClientConnecting => "replication_client_connecting",
+            ManagerStep::AcquiringLock => "acquiring_lock",
+            ManagerStep::ConfiguringConnection => "configuring_connection",
+            ManagerStep::StartConnectionPool => "start_connection_pool",
+            ManagerStep::ConnectionPoolConnecting => "connection_pool_connecting",
+            ManagerStep::StartShapes => "start_shapes",
+            ManagerStep::StartStreaming => "start_streaming",
+            ManagerStep::WaitingForStreamingConfirmation => "waiting_for_streaming_confirmation",
+            ManagerStep::Streaming => "streaming",
+            ManagerStep::FallingAsleep => "falling_asleep",
+            ManagerStep::Sleeping => "sleeping",
+            ManagerStep::Halted => "halted",
+            ManagerStep::Stopping(StopStep::ClosingSnapshotPool) => "closing_snapshot_pool",
+            ManagerStep::Stopping(StopStep::DroppingPublication) => "dropping_publication",
+            ManagerStep::Stopping(StopStep::Checkpointing) => "checkpointing",
+            ManagerStep::Stopping(StopStep::ClosingReplicationClient) => "closing_replication_client",
+            ManagerStep::Stopping(StopStep::EndingBackend) => "ending_backend",
+            ManagerStep::Stopping(StopStep::DroppingSlot) => "dropping_slot",
+            ManagerStep::Stopping(StopStep::ClosingAdminPool) => "closing_admin_pool",
+            ManagerStep::Stopped => "stopped",
         }
     }
 }
 
-impl fmt::Display for Step {
+impl fmt::Display for ManagerStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
 }
 
-impl Serialize for Step {
+impl Serialize for ManagerStep {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(self.as_str())
     }

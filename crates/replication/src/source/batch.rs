@@ -1,96 +1,97 @@
-//! What has come, for the consumer to read.
+//! A batch of decoded messages, for the consumer.
 
-use forebay_pgoutput::{Commit, Frame, Lsn, PgOutputDecoder, PgOutputMessage};
+use forebay_pgoutput::{Commit, Decoder, Frame, Lsn, Message};
 
-use crate::core::progress::Position;
-use crate::error::{Doing, Failure};
+use crate::core::progress::ReceiveProgress;
+use crate::error::{ReplicationError, SourceOperation};
 use crate::wire::Frames;
 
-/// Messages in the order in which the server sent them, borrowed from what was read: nothing is copied.
+/// Messages in the order of the server, borrowed from the read buffer without copying.
 ///
-/// Every transaction is a `Begin`, its changes, and a `Commit`; a relation is described before its first change and whenever it has
-/// changed. What is here comes from committed transactions only. Transactions may be spread over several batches.
-pub struct Batch<'a> {
+/// A transaction consists of a `Begin`, its changes, and a `Commit`. A `Relation` precedes the
+/// first change of its table, and is repeated after the table was altered. All transactions are
+/// committed. A transaction may span several batches.
+pub struct MessageBatch<'a> {
     frames: Frames<'a>,
-    state: &'a mut Reading,
-    failure: Option<Failure>,
+    state: &'a mut DecodeState,
+    error: Option<ReplicationError>,
 }
 
-/// What is kept from one batch to the next.
+/// Decoder state that lasts from one batch to the next.
 #[derive(Debug)]
-pub(crate) struct Reading {
-    pub(crate) decoder: PgOutputDecoder,
-    pub(crate) position: Position,
-    /// Transactions that were committed before this are durable already.
+pub(crate) struct DecodeState {
+    pub(crate) decoder: Decoder,
+    pub(crate) progress: ReceiveProgress,
+    /// Start of the stream. Transactions committed before it are durable already.
     from: Lsn,
     is_skipping: bool,
     pub(crate) transactions: u64,
 }
 
-impl Reading {
+impl DecodeState {
     pub(crate) fn new(from: Lsn) -> Self {
-        Reading {
-            decoder: PgOutputDecoder::new(),
-            position: Position::new(from),
+        DecodeState {
+            decoder: Decoder::new(),
+            progress: ReceiveProgress::new(from),
             from,
             is_skipping: false,
             transactions: 0,
         }
     }
 
-    /// Whether the consumer should see it.
-    fn take(&mut self, message: &PgOutputMessage<'_>) -> bool {
+    /// Records a message, and returns whether the consumer receives it.
+    fn record(&mut self, message: &Message<'_>) -> bool {
         match message {
-            PgOutputMessage::Begin(begin) => {
-                self.position.on_begin(begin.final_lsn, begin.commit_time);
-                // The server skips these itself; one that doesn't must not make us deliver twice.
+            Message::Begin(begin) => {
+                self.progress.on_begin(begin.final_lsn, begin.clock);
+                // The server should skip these. If it doesn't, they must not be delivered twice.
                 self.is_skipping = begin.final_lsn < self.from;
                 !self.is_skipping
             }
-            PgOutputMessage::Commit(Commit { end_lsn: end, .. }) => {
-                self.position.on_commit(*end);
+            Message::Commit(Commit { end, .. }) => {
+                self.progress.on_commit(*end);
                 self.transactions += 1;
                 !std::mem::take(&mut self.is_skipping)
             }
-            // They are sent once for all that follows.
-            PgOutputMessage::Relation(_) | PgOutputMessage::Type(_) => true,
+            // The server sends them once, for later transactions, too.
+            Message::Relation(_) | Message::Type(_) => true,
             _ => !self.is_skipping,
         }
     }
 }
 
-impl<'a> Batch<'a> {
-    pub(crate) fn new(frames: Frames<'a>, state: &'a mut Reading) -> Self {
-        Batch { frames, state, failure: None }
+impl<'a> MessageBatch<'a> {
+    pub(crate) fn new(frames: Frames<'a>, state: &'a mut DecodeState) -> Self {
+        MessageBatch { frames, state, error: None }
     }
 
-    /// The next message. `None`: that was all for now.
-    #[expect(clippy::should_implement_trait, reason = "an iterator could be put aside and outlive its turn")]
-    pub fn next(&mut self) -> Option<PgOutputMessage<'a>> {
+    /// Returns the next message; `None` at the end of the batch.
+    #[expect(clippy::should_implement_trait, reason = "a message borrows the buffer of this call")]
+    pub fn next(&mut self) -> Option<Message<'a>> {
         loop {
             let payload = match self.frames.next()? {
-                Ok(Frame::XLogData { payload, .. }) => payload,
-                Ok(Frame::Keepalive { wal_end, reply_requested, .. }) => {
-                    self.state.position.on_keepalive(wal_end, reply_requested);
+                Ok(Frame::Data { payload, .. }) => payload,
+                Ok(Frame::Keepalive { end, reply, .. }) => {
+                    self.state.progress.on_keepalive(end, reply);
                     continue;
                 }
-                Err(error) => return self.fail(Failure::wire(Doing::Streaming, error)),
+                Err(error) => return self.fail(ReplicationError::wire(SourceOperation::Stream, error)),
             };
             match self.state.decoder.decode(payload) {
-                Ok(message) if self.state.take(&message) => return Some(message),
+                Ok(message) if self.state.record(&message) => return Some(message),
                 Ok(_) => {}
                 Err(error) => return self.fail(error.into()),
             }
         }
     }
 
-    fn fail(&mut self, failure: Failure) -> Option<PgOutputMessage<'a>> {
-        self.failure.get_or_insert(failure);
+    fn fail(&mut self, error: ReplicationError) -> Option<Message<'a>> {
+        self.error.get_or_insert(error);
         None
     }
 
-    /// Why it ended early, if it did.
-    pub(crate) fn end(self) -> Result<(), Failure> {
-        self.failure.map_or(Ok(()), Err)
+    /// Fails if the batch ended early.
+    pub(crate) fn finish(self) -> Result<(), ReplicationError> {
+        self.error.map_or(Ok(()), Err)
     }
 }

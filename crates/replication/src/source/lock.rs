@@ -1,59 +1,62 @@
-//! The lock: one instance at a time.
+//! The advisory lock of the slot's name, which one instance at a time holds.
 //!
-//! It is asked for again and again, never waited for in the server: a backend that waits holds back the vacuum of the whole database.
+//! The lock is polled with `pg_try_advisory_lock`. A backend that waited in `pg_advisory_lock`
+//! would hold back vacuum in the whole database.
 
 use std::time::Duration;
 
-use super::{Backend, Ended, Order, Source};
+use super::{BackendId, ReplicationSource, SourceCommand, SourceEnd};
 use crate::consumer::Consumer;
-use crate::core::breaker::{Breaker, Holder};
+use crate::core::lock_breaker::{LockBreaker, LockHolder};
 use crate::core::machine::Event;
-use crate::error::{Doing, Failure};
+use crate::error::{ReplicationError, SourceOperation};
 use crate::sql;
 
-/// How often the lock is asked for; each wait is shortened by up to 300 ms, so that instances don't ask in step.
-const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// Interval between two tries, shortened by up to 300 ms so that instances don't try at the same
+/// time.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 const JITTER_MILLIS: u64 = 300;
 
-impl<C: Consumer> Source<C> {
-    /// Waits until this connection holds the lock of the slot's name. `ghost`: the backend of our last connection, which the server may not
-    /// have noticed to be dead.
-    pub(super) async fn take_lock(&mut self, ghost: Option<Backend>) -> Result<(), Ended> {
-        let slot = sql::literal(&self.setting.config.slot);
-        let asking = format!("SELECT pg_try_advisory_lock(hashtext({slot}))");
-        let (mut breaker, mut told) = (Breaker::new(self.setting.config.lock_patience), false);
+impl<C: Consumer> ReplicationSource<C> {
+    /// Waits until this connection holds the lock. `previous` is the backend of this instance's
+    /// last connection: the server may not have noticed that its client is gone.
+    pub(super) async fn take_lock(&mut self, previous: Option<BackendId>) -> Result<(), SourceEnd> {
+        let slot = sql::literal(&self.context.config.slot);
+        let query = format!("SELECT pg_try_advisory_lock(hashtext({slot}))");
+        let (mut breaker, mut is_reported) = (LockBreaker::new(self.context.config.lock_timeouts), false);
         loop {
-            let answer = self.ask(Doing::Locking, &asking).await?;
-            if answer.first().and_then(|row| row.first()).is_some_and(|word| word.as_deref() == Some("t")) {
+            let rows = self.query(SourceOperation::AcquireLock, &query).await?;
+            if rows.first().and_then(|row| row.first()).is_some_and(|value| value.as_deref() == Some("t")) {
                 return Ok(());
             }
-            if !told {
-                told = true;
-                let why = format!("another instance holds the lock of the slot {}", self.setting.config.slot);
+            if !is_reported {
+                is_reported = true;
+                let why = format!("another instance holds the lock of the slot {}", self.context.config.slot);
                 tracing::info!(
-                    slot = self.setting.config.slot,
-                    "another instance holds the lock: waiting for it to end"
+                    slot = self.context.config.slot,
+                    "waiting for the lock: another instance holds it"
                 );
-                self.tell(Event::LockBusy(self.attempt, why)).await?;
-                if let Some(ghost) = ghost {
-                    self.end_backend(ghost, "true").await?;
+                self.notify(Event::LockBusy(self.attempt, why)).await?;
+                if let Some(previous) = previous {
+                    self.terminate_backend(previous, "true").await?;
                 }
             }
             tokio::select! {
-                order = self.orders.recv() => match order {
-                    Some(Order::CheckLock) => self.check_holder(&mut breaker, &slot).await?,
-                    Some(Order::Close) | None => return Err(Ended::Told),
-                    Some(Order::PrepareConsumer | Order::StartStreaming) => {}
+                command = self.commands.recv() => match command {
+                    Some(SourceCommand::CheckLock) => self.check_holder(&mut breaker, &slot).await?,
+                    Some(SourceCommand::Close) | None => return Err(SourceEnd::Closed),
+                    Some(SourceCommand::PrepareConsumer | SourceCommand::StartStreaming) => {}
                 },
-                () = tokio::time::sleep(ASK_AGAIN - jitter(self.attempt ^ self.wire.backend_pid() as u64)) => {}
+                () = tokio::time::sleep(RETRY_INTERVAL - jitter(self.attempt ^ self.connection.backend_pid() as u64)) => {}
             }
         }
     }
 
-    /// Ends a holder that is abandoned: see `core/breaker.rs`.
-    async fn check_holder(&mut self, breaker: &mut Breaker, slot: &str) -> Result<(), Ended> {
-        // Two connections may hold the number of a lock in one database; the database is a part of it.
-        let asking = format!(
+    /// Terminates an abandoned holder; see `core/lock_breaker.rs`.
+    async fn check_holder(&mut self, breaker: &mut LockBreaker, slot: &str) -> Result<(), SourceEnd> {
+        // Advisory locks are per database: a holder in another database is not a holder of this
+        // lock.
+        let query = format!(
             "SELECT l.pid, (extract(epoch FROM a.backend_start) * 1000000)::bigint, CASE WHEN a.state = 'idle' THEN \
                  floor(extract(epoch FROM clock_timestamp() - a.state_change) * 1000)::bigint END \
              FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid \
@@ -62,50 +65,52 @@ impl<C: Consumer> Source<C> {
              AND ((l.classid::bigint << 32) | l.objid::bigint) = hashtext({slot})::bigint \
              AND NOT EXISTS (SELECT FROM pg_replication_slots s WHERE s.slot_name = {slot} AND s.active)"
         );
-        let rows = self.ask(Doing::Locking, &asking).await?;
+        let rows = self.query(SourceOperation::AcquireLock, &query).await?;
         let holder = rows.first().and_then(|row| match row.as_slice() {
-            [Some(pid), Some(began), idle] => Some(Holder {
+            [Some(pid), Some(started_at), idle] => Some(LockHolder {
                 pid: pid.parse().ok()?,
-                began: began.parse().ok()?,
+                started_at: started_at.parse().ok()?,
                 idle: idle.as_ref().and_then(|millis| millis.parse().ok()).map(Duration::from_millis),
             }),
             _ => None,
         });
         if let Some(pid) = breaker.check(holder.as_ref()) {
-            let began = holder.map(|holder| holder.began).unwrap_or_default();
-            // In one statement: it may have begun to speak, or to stream, since it was looked at.
-            let still = format!(
+            let started_at = holder.map(|holder| holder.started_at).unwrap_or_default();
+            // Checked again in the same statement: the holder may have run a query or started to
+            // stream.
+            let condition = format!(
                 "state = 'idle' AND NOT EXISTS (SELECT FROM pg_replication_slots s WHERE s.slot_name = {slot} AND s.active)"
             );
-            self.end_backend(Backend { pid, began }, &still).await?;
+            self.terminate_backend(BackendId { pid, started_at }, &condition).await?;
         }
         Ok(())
     }
 
-    /// Ends this very backend, if that still holds.
-    async fn end_backend(&mut self, backend: Backend, still: &str) -> Result<(), Ended> {
-        let Backend { pid, began } = backend;
+    /// Terminates a backend if `condition`, an SQL expression on pg_stat_activity, holds.
+    async fn terminate_backend(&mut self, backend: BackendId, condition: &str) -> Result<(), SourceEnd> {
+        let BackendId { pid, started_at } = backend;
         tracing::warn!(
             pid,
-            slot = self.setting.config.slot,
-            "the lock's holder is abandoned: ending its backend"
+            slot = self.context.config.slot,
+            "lock holder abandoned: terminating its backend"
         );
-        let asking = format!(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = {pid} AND {still} \
-             AND (extract(epoch FROM backend_start) * 1000000)::bigint = {began}"
+        let query = format!(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = {pid} AND {condition} \
+             AND (extract(epoch FROM backend_start) * 1000000)::bigint = {started_at}"
         );
-        match self.ask(Doing::Locking, &asking).await {
-            // It is somebody's whom this user may not end: a person must, and until then there is nothing to do but wait.
-            Err(Ended::Failed(Failure::Server { said, .. })) => {
-                tracing::warn!(pid, %said, "the backend couldn't be ended")
+        match self.query(SourceOperation::AcquireLock, &query).await {
+            // This user may not terminate the backend. An operator must; until then, polling
+            // continues.
+            Err(SourceEnd::Failed(ReplicationError::Server { error, .. })) => {
+                tracing::warn!(pid, %error, "lock holder not terminated")
             }
-            ended => drop(ended?),
+            result => drop(result?),
         }
         Ok(())
     }
 }
 
-/// Between nothing and 300 ms, another for each connection and each moment.
+/// Returns a random duration below 300 ms.
 fn jitter(salt: u64) -> Duration {
     use std::hash::{BuildHasher, Hasher};
     let mut hasher = std::collections::hash_map::RandomState::new().build_hasher();

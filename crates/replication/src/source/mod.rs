@@ -1,7 +1,8 @@
-//! The one replication connection, from its opening to its end.
+//! Replication source: one replication connection, from opening to its end.
 //!
-//! Invariant: everything that happens to it is told to the machine under its number, and it does nothing without an order but set
-//! itself up. The lock is taken before anything on the server is changed, and lives and dies with the connection.
+//! Invariants: all events of a connection reach the machine with the connection's number. After
+//! setup, the connection acts only on commands. Nothing on the server is changed without the lock.
+//! Enforced by: an advisory lock of the same connection, so that lock and connection end together.
 
 mod batch;
 mod clock;
@@ -18,61 +19,63 @@ use forebay_pgoutput::{Lsn, PgTime};
 use forebay_reservoir::PostgresError;
 use tokio::sync::{Mutex, mpsc};
 
-pub use self::batch::Batch;
+pub use self::batch::MessageBatch;
 pub use self::setup::DISPLAY_SETTINGS;
-use self::setup::Server;
+use self::setup::ServerInfo;
 use crate::config::ManagerConfig;
 use crate::consumer::Consumer;
-use crate::core::continuity::{Bookmark, Continuity, Found, ResetReason, continuity};
-use crate::core::machine::{Attempt, Event};
-use crate::error::{Doing, Failure};
-use crate::wire::{Rows, Wire};
+use crate::core::continuity::{Bookmark, Continuity, ResetReason, ServerState, continuity};
+use crate::core::machine::{AttemptId, Event};
+use crate::error::{ReplicationError, SourceOperation};
+use crate::wire::{QueryRows, ReplicationConnection};
 
-/// How long the server may take to answer a question: longer, and it is taken for dead, and the next host is tried.
-pub(crate) const ANSWER: Duration = Duration::from_secs(30);
+/// Time limit for a reply of the server. After it, the connection counts as dead, and the next
+/// attempt tries the next host.
+pub(crate) const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What the manager may tell a connection to do.
+/// Command of the manager to its replication connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum SourceCommand {
     CheckLock,
     PrepareConsumer,
     StartStreaming,
     Close,
 }
 
-/// What outlives a connection, shared with the manager.
-pub(crate) struct Setting<C> {
+/// State that outlives a connection, shared with the manager.
+pub(crate) struct SourceContext<C> {
     pub(crate) config: ManagerConfig,
     pub(crate) consumer: Arc<Mutex<C>>,
     pub(crate) events: mpsc::Sender<Event>,
     pub(crate) gauges: Arc<Gauges>,
 }
 
-/// A server's process. A process id comes again, both together don't.
+/// Identity of a backend. Process ids are reused; the pair is unique.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Backend {
+pub(crate) struct BackendId {
     pub(crate) pid: i32,
-    /// When, in microseconds of the server's clock.
-    pub(crate) began: i64,
+    /// Start of the backend, in microseconds by the server's clock.
+    pub(crate) started_at: i64,
 }
 
 impl Gauges {
-    /// The backend of the last connection, even if that has ended: it may be there still, and hold the lock.
-    pub(crate) fn last_backend(&self) -> Option<Backend> {
+    /// Returns the backend of the last connection. It may still exist and hold the lock after the
+    /// connection has ended.
+    pub(crate) fn last_backend(&self) -> Option<BackendId> {
         *self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Remembers this connection's backend; returns the last one's.
-    fn replace_backend(&self, backend: Backend) -> Option<Backend> {
+    /// Records this connection's backend, and returns the previous one.
+    fn replace_backend(&self, backend: BackendId) -> Option<BackendId> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner).replace(backend)
     }
 
-    fn fall_behind(&self, since: PgTime) {
+    fn set_lag_start(&self, since: PgTime) {
         self.set_behind(Some(since));
     }
 
-    /// Everything that has come is durable; or there is no connection, which others tell of.
-    pub(crate) fn catch_up(&self) {
+    /// Sets the lag to zero: all received changes are durable, or there is no connection.
+    pub(crate) fn clear_lag(&self) {
         self.set_behind(None);
     }
 
@@ -80,7 +83,7 @@ impl Gauges {
         *self.behind_since.lock().unwrap_or_else(PoisonError::into_inner) = since;
     }
 
-    /// The clocks of both machines count.
+    /// Returns the lag. The difference of both machines' clocks is included.
     pub(crate) fn lag(&self) -> Duration {
         let since = *self.behind_since.lock().unwrap_or_else(PoisonError::into_inner);
         let micros = since.map_or(0, |since| clock::clock().micros_since(since));
@@ -88,132 +91,138 @@ impl Gauges {
     }
 }
 
-/// What the connection is and how far it has come, for whoever looks.
+/// Figures of the connection, for status and metrics.
 #[derive(Debug, Default)]
 pub(crate) struct Gauges {
-    /// The server's process, even after its connection has ended: it may still be there, and shutting down ends it. 0: there is none.
+    /// Process id of the backend; 0: none. It stays set after the connection has ended, since the
+    /// backend may still exist and is terminated during shutdown.
     pub(crate) backend: AtomicI32,
     pub(crate) server_version: AtomicU64,
     pub(crate) publication: AtomicU64,
     pub(crate) received: AtomicU64,
     pub(crate) durable: AtomicU64,
     pub(crate) transactions: AtomicU64,
-    /// Log that the server keeps for the slot.
+    /// Bytes of WAL that the server retains for the slot.
     pub(crate) retained: AtomicU64,
-    last: std::sync::Mutex<Option<Backend>>,
-    /// When that was committed which has come and isn't durable. It, and not the lag, so that lag grows while nothing happens.
+    last: std::sync::Mutex<Option<BackendId>>,
+    /// Commit time of a received change that isn't durable. Stored instead of the lag, so that the
+    /// lag grows without updates.
     behind_since: std::sync::Mutex<Option<PgTime>>,
 }
 
 /// Why a connection ended.
-pub(crate) enum Ended {
-    /// It was told to.
-    Told,
-    Failed(Failure),
+pub(crate) enum SourceEnd {
+    /// The manager closed it, or is gone.
+    Closed,
+    Failed(ReplicationError),
 }
 
-impl<T: Into<Failure>> From<T> for Ended {
-    fn from(failure: T) -> Self {
-        Ended::Failed(failure.into())
+impl<T: Into<ReplicationError>> From<T> for SourceEnd {
+    fn from(error: T) -> Self {
+        SourceEnd::Failed(error.into())
     }
 }
 
-/// A connection that is being set up.
-pub(crate) struct Source<C> {
-    attempt: Attempt,
-    setting: Arc<Setting<C>>,
-    orders: mpsc::Receiver<Order>,
-    wire: Wire,
+/// A replication connection that is being set up.
+pub(crate) struct ReplicationSource<C> {
+    attempt: AttemptId,
+    context: Arc<SourceContext<C>>,
+    commands: mpsc::Receiver<SourceCommand>,
+    connection: ReplicationConnection,
 }
 
-impl<C: Consumer> Source<C> {
-    /// Opens a connection, sets it up, and streams until it is told to close or fails.
+impl<C: Consumer> ReplicationSource<C> {
+    /// Opens a connection, sets it up, and streams until the manager closes it or it fails.
     pub(crate) async fn run(
-        attempt: Attempt,
+        attempt: AttemptId,
         recreate_slot: bool,
-        setting: Arc<Setting<C>>,
-        mut orders: mpsc::Receiver<Order>,
-    ) -> Result<(), Ended> {
-        let opening = Wire::open(&setting.config.connect);
-        let wire = tokio::select! {
-            opened = opening => opened.map_err(|error| why_not_open(error, &setting.config))?,
-            () = told_to_close(&mut orders) => return Err(Ended::Told),
+        context: Arc<SourceContext<C>>,
+        mut commands: mpsc::Receiver<SourceCommand>,
+    ) -> Result<(), SourceEnd> {
+        let opening = ReplicationConnection::open(&context.config.connect);
+        let connection = tokio::select! {
+            opened = opening => opened.map_err(|error| connect_error(error, &context.config))?,
+            () = close_requested(&mut commands) => return Err(SourceEnd::Closed),
         };
-        setting.gauges.backend.store(wire.backend_pid(), Ordering::Release);
-        let mut source = Source { attempt, setting, orders, wire };
+        context.gauges.backend.store(connection.backend_pid(), Ordering::Release);
+        let mut source = ReplicationSource { attempt, context, commands, connection };
         match source.set_up_and_wait(recreate_slot).await {
             Ok((server, from)) => {
-                let Source { setting, orders, wire, .. } = source;
-                stream::run(attempt, setting, orders, wire, &server, from).await
+                let ReplicationSource { context, commands, connection, .. } = source;
+                stream::run(attempt, context, commands, connection, &server, from).await
             }
-            Err(Ended::Told) => {
-                source.wire.close().await;
-                Err(Ended::Told)
+            Err(SourceEnd::Closed) => {
+                source.connection.close().await;
+                Err(SourceEnd::Closed)
             }
             Err(failed) => Err(failed),
         }
     }
 
-    async fn set_up_and_wait(&mut self, recreate_slot: bool) -> Result<(Server, Lsn), Ended> {
-        self.tell(Event::Connected(self.attempt)).await?;
-        let server = self.ask_around().await?;
-        self.setting.gauges.server_version.store(server.version.into(), Ordering::Relaxed);
-        let ghost = self.setting.gauges.replace_backend(server.backend);
-        self.take_lock(ghost).await?;
-        self.tell(Event::LockTaken(self.attempt)).await?;
-        let found = self.configure(&server, recreate_slot).await?;
-        self.setting.gauges.publication.store(found.publication.into(), Ordering::Release);
-        self.tell(Event::Configured(self.attempt)).await?;
-        self.wait_for(Order::PrepareConsumer).await?;
-        let (from, reset) = match self.prepare_consumer(&found).await? {
+    async fn set_up_and_wait(&mut self, recreate_slot: bool) -> Result<(ServerInfo, Lsn), SourceEnd> {
+        self.notify(Event::Connected(self.attempt)).await?;
+        let server = self.inspect_server().await?;
+        self.context.gauges.server_version.store(server.version.into(), Ordering::Relaxed);
+        let previous = self.context.gauges.replace_backend(server.backend);
+        self.take_lock(previous).await?;
+        self.notify(Event::LockTaken(self.attempt)).await?;
+        let state = self.configure(&server, recreate_slot).await?;
+        self.context.gauges.publication.store(state.publication.into(), Ordering::Release);
+        self.notify(Event::Configured(self.attempt)).await?;
+        self.wait_for(SourceCommand::PrepareConsumer).await?;
+        let (from, reset) = match self.prepare_consumer(&state).await? {
             Ok(prepared) => prepared,
-            Err(failure) => {
-                self.tell(Event::ConsumerFailed(self.attempt, failure.into())).await?;
-                return Err(Ended::Told);
+            Err(error) => {
+                self.notify(Event::ConsumerFailed(self.attempt, error.into())).await?;
+                return Err(SourceEnd::Closed);
             }
         };
-        self.tell(Event::ConsumerReady(self.attempt, reset)).await?;
-        self.wait_for(Order::StartStreaming).await?;
+        self.notify(Event::ConsumerReady(self.attempt, reset)).await?;
+        self.wait_for(SourceCommand::StartStreaming).await?;
         Ok((server, from))
     }
 
-    /// Shows signs of life while the consumer is asked what it has, and perhaps starts over: that may take its time.
+    /// Prepares the consumer, which may take long, and runs heartbeat queries meanwhile.
     async fn prepare_consumer(
         &mut self,
-        found: &Found,
-    ) -> Result<Result<(Lsn, Option<ResetReason>), Failure>, Ended> {
-        let setting = self.setting.clone();
-        let mut preparing = pin!(Self::prepare(&setting.consumer, found));
+        state: &ServerState,
+    ) -> Result<Result<(Lsn, Option<ResetReason>), ReplicationError>, SourceEnd> {
+        let context = self.context.clone();
+        let mut preparing = pin!(Self::prepare(&context.consumer, state));
         loop {
             tokio::select! {
                 biased;
                 prepared = &mut preparing => return Ok(prepared),
-                () = tokio::time::sleep(self.sign_of_life()) => drop(self.ask(Doing::Waiting, "SELECT 1").await?),
+                () = tokio::time::sleep(self.heartbeat_interval()) => drop(self.query(SourceOperation::WaitForConsumer, "SELECT 1").await?),
             }
         }
     }
 
-    /// Whether what the consumer has goes on here; if not, it starts over.
-    async fn prepare(consumer: &Mutex<C>, found: &Found) -> Result<(Lsn, Option<ResetReason>), Failure> {
+    /// Resets the consumer if the stream can't continue at its bookmark. Returns where the stream
+    /// starts.
+    async fn prepare(
+        consumer: &Mutex<C>,
+        state: &ServerState,
+    ) -> Result<(Lsn, Option<ResetReason>), ReplicationError> {
         let mut consumer = consumer.lock().await;
         let bookmark = consumer.bookmark().await?;
-        match continuity(bookmark.as_ref(), found) {
+        match continuity(bookmark.as_ref(), state) {
             Continuity::Continues { from } => {
-                if bookmark.is_some_and(|bookmark| bookmark.timeline != found.timeline) {
+                if bookmark.is_some_and(|bookmark| bookmark.timeline != state.timeline) {
                     tracing::info!(
-                        timeline = found.timeline.timeline_id,
-                        "a promotion: the same history goes on"
+                        timeline = state.timeline.timeline_id,
+                        "timeline changed by a promotion: stream continues"
                     );
-                    consumer.adopt(found.timeline).await?;
+                    consumer.adopt(state.timeline).await?;
                 }
                 Ok((from, None))
             }
             Continuity::Reset { reason, from } => {
                 let begin =
-                    Bookmark { timeline: found.timeline, publication: found.publication, durable: from };
+                    Bookmark { timeline: state.timeline, publication: state.publication, durable: from };
                 match reason {
-                    ResetReason::First => tracing::info!(%from, "the consumer begins"),
-                    _ => tracing::warn!(reason = reason.as_str(), %from, "the consumer starts over"),
+                    ResetReason::First => tracing::info!(%from, "consumer starts: no bookmark"),
+                    _ => tracing::warn!(reason = reason.as_str(), %from, "consumer reset"),
                 }
                 consumer.reset(reason, begin).await?;
                 Ok((from, Some(reason)))
@@ -221,67 +230,71 @@ impl<C: Consumer> Source<C> {
         }
     }
 
-    /// Shows signs of life until the order comes.
-    async fn wait_for(&mut self, wanted: Order) -> Result<(), Ended> {
-        let sign_of_life = self.sign_of_life();
+    /// Waits for a command, and runs heartbeat queries meanwhile.
+    async fn wait_for(&mut self, wanted: SourceCommand) -> Result<(), SourceEnd> {
+        let interval = self.heartbeat_interval();
         loop {
             tokio::select! {
-                order = self.orders.recv() => match order {
-                    Some(order) if order == wanted => return Ok(()),
-                    Some(Order::Close) | None => return Err(Ended::Told),
-                    Some(Order::CheckLock | Order::PrepareConsumer | Order::StartStreaming) => {}
+                command = self.commands.recv() => match command {
+                    Some(command) if command == wanted => return Ok(()),
+                    Some(SourceCommand::Close) | None => return Err(SourceEnd::Closed),
+                    Some(SourceCommand::CheckLock | SourceCommand::PrepareConsumer | SourceCommand::StartStreaming) => {}
                 },
-                // Not by `ask`, which would take the order that is waited for as one that is out of date.
-                () = tokio::time::sleep(sign_of_life) => {
-                    let spoken = tokio::time::timeout(ANSWER, self.wire.query("SELECT 1")).await;
-                    let spoken = spoken.map_err(|_| Failure::NoAnswer { doing: Doing::Waiting, after: ANSWER })?;
-                    drop(spoken.map_err(|error| Failure::wire(Doing::Waiting, error))?);
+                // Not `self.query`, which discards commands other than `Close`.
+                () = tokio::time::sleep(interval) => {
+                    let reply = tokio::time::timeout(REPLY_TIMEOUT, self.connection.query("SELECT 1")).await;
+                    let reply = reply.map_err(|_| ReplicationError::NoReply { operation: SourceOperation::WaitForConsumer, timeout: REPLY_TIMEOUT })?;
+                    drop(reply.map_err(|error| ReplicationError::wire(SourceOperation::WaitForConsumer, error))?);
                 }
             }
         }
     }
 
-    fn sign_of_life(&self) -> Duration {
-        self.setting.config.lock_patience.sign_of_life()
+    fn heartbeat_interval(&self) -> Duration {
+        self.context.config.lock_timeouts.heartbeat_interval()
     }
 
-    /// Asks, and expects an answer soon.
-    async fn ask(&mut self, doing: Doing, sql: &str) -> Result<Rows, Ended> {
-        match tokio::time::timeout(ANSWER, self.ask_patiently(doing, sql)).await {
-            Ok(answered) => answered,
-            Err(_) => Err(Failure::NoAnswer { doing, after: ANSWER }.into()),
+    /// Runs a query within the reply timeout.
+    async fn query(&mut self, operation: SourceOperation, sql: &str) -> Result<QueryRows, SourceEnd> {
+        match tokio::time::timeout(REPLY_TIMEOUT, self.query_without_timeout(operation, sql)).await {
+            Ok(result) => result,
+            Err(_) => Err(ReplicationError::NoReply { operation, timeout: REPLY_TIMEOUT }.into()),
         }
     }
 
-    /// Asks what may take as long as other people's transactions.
-    async fn ask_patiently(&mut self, doing: Doing, sql: &str) -> Result<Rows, Ended> {
+    /// Runs a query that may have to wait for other transactions.
+    async fn query_without_timeout(
+        &mut self,
+        operation: SourceOperation,
+        sql: &str,
+    ) -> Result<QueryRows, SourceEnd> {
         tokio::select! {
-            rows = self.wire.query(sql) => Ok(rows.map_err(|error| Failure::wire(doing, error))?),
-            () = told_to_close(&mut self.orders) => Err(Ended::Told),
+            rows = self.connection.query(sql) => Ok(rows.map_err(|error| ReplicationError::wire(operation, error))?),
+            () = close_requested(&mut self.commands) => Err(SourceEnd::Closed),
         }
     }
 
-    async fn tell(&self, event: Event) -> Result<(), Ended> {
-        // Without a manager there is nobody to stream for.
-        self.setting.events.send(event).await.map_err(|_| Ended::Told)
+    async fn notify(&self, event: Event) -> Result<(), SourceEnd> {
+        self.context.events.send(event).await.map_err(|_| SourceEnd::Closed)
     }
 }
 
-/// Resolves when the connection is to be closed; other orders that come meanwhile are out of date.
-async fn told_to_close(orders: &mut mpsc::Receiver<Order>) {
-    while let Some(order) = orders.recv().await {
-        if order == Order::Close {
+/// Waits until the manager closes the connection. Discards other commands, which are outdated.
+async fn close_requested(commands: &mut mpsc::Receiver<SourceCommand>) {
+    while let Some(command) = commands.recv().await {
+        if command == SourceCommand::Close {
             return;
         }
     }
 }
 
-/// The right to replicate is asked for while connecting.
-fn why_not_open(error: PostgresError, config: &ManagerConfig) -> Failure {
+/// Returns the error of a failed connection. Postgres checks the right to replicate while
+/// connecting.
+fn connect_error(error: PostgresError, config: &ManagerConfig) -> ReplicationError {
     match error {
-        PostgresError::Server { error: said, .. } if said.code() == "42501" => {
-            Failure::NoReplicationRight { user: config.connect.user().to_owned(), said }
+        PostgresError::Server { said, .. } if said.code() == "42501" => {
+            ReplicationError::NoReplicationRight { user: config.connect.user().to_owned(), error: said }
         }
-        error => Failure::Connect(error),
+        error => ReplicationError::Connect(error),
     }
 }

@@ -1,48 +1,50 @@
-//! What is asked and arranged before the stream: identity, rights, publication, slot, the way values are written.
+//! Setup before streaming: checks the server, and prepares publication, slot and output settings.
 
 use std::time::Duration;
 
 use forebay_pgoutput::Lsn;
 
-use super::{Backend, Ended, Source};
+use super::{BackendId, ReplicationSource, SourceEnd};
 use crate::consumer::Consumer;
-use crate::core::continuity::{Found, Switch, Timeline, parse_history};
-use crate::error::{Doing, Failure};
+use crate::core::continuity::{ServerState, Timeline, TimelineSwitch, parse_history};
+use crate::error::{ReplicationError, SourceOperation};
 use crate::sql;
-use crate::wire::Rows;
+use crate::wire::QueryRows;
 
-/// The oldest that its makers support.
-const OLDEST: u32 = 150_000;
-/// The first with slots that standbys keep in step.
+/// Oldest supported version.
+const MIN_VERSION: u32 = 150_000;
+/// First version with failover slots.
 const FAILOVER_SLOTS: u32 = 170_000;
-/// The first to publish generated columns.
+/// First version that publishes generated columns.
 const GENERATED_COLUMNS: u32 = 180_000;
 
-/// How values are written, on every connection whose values reach clients.
+/// Output settings of every connection whose values reach clients: one text form for each value.
 pub const DISPLAY_SETTINGS: &[(&str, &str)] = &[
     ("bytea_output", "hex"),
     ("DateStyle", "ISO, DMY"),
     ("TimeZone", "UTC"),
     ("extra_float_digits", "1"),
     ("IntervalStyle", "iso_8601"),
-    // Names of tables, types and functions are written with their schema.
+    // With it, names of tables, types and functions include their schema.
     ("search_path", "pg_catalog"),
 ];
 
-/// What the server is.
+/// Properties of the server and this connection.
 #[derive(Debug)]
-pub(crate) struct Server {
+pub(crate) struct ServerInfo {
     pub(crate) timeline: Timeline,
     pub(crate) version: u32,
     pub(crate) user: String,
-    /// `None`: it waits for ever.
+    /// `wal_sender_timeout`; `None` if it is disabled.
     pub(crate) sender_timeout: Option<Duration>,
-    pub(crate) backend: Backend,
+    pub(crate) backend: BackendId,
 }
 
-/// A slot as the server has it.
-struct Slot {
-    is_ours: bool,
+/// A slot in pg_replication_slots.
+struct SlotInfo {
+    /// A logical pgoutput slot of this database without two-phase commit.
+    is_usable: bool,
+    /// Type, plugin and database.
     what: String,
     is_temporary: bool,
     is_lost: bool,
@@ -50,145 +52,159 @@ struct Slot {
     confirmed: Option<Lsn>,
 }
 
-impl<C: Consumer> Source<C> {
-    pub(super) async fn ask_around(&mut self) -> Result<Server, Ended> {
-        let rows = self.ask(Doing::Identifying, "IDENTIFY_SYSTEM").await?;
-        let answer = Answer { doing: Doing::Identifying, rows: &rows };
+impl<C: Consumer> ReplicationSource<C> {
+    /// Fails if the server is too old, a standby, or not set up for logical replication.
+    pub(super) async fn inspect_server(&mut self) -> Result<ServerInfo, SourceEnd> {
+        let rows = self.query(SourceOperation::IdentifySystem, "IDENTIFY_SYSTEM").await?;
+        let row = FirstRow { operation: SourceOperation::IdentifySystem, rows: &rows };
         let timeline = Timeline {
-            system_id: answer.parsed(0, "a system identifier")?,
-            timeline_id: answer.parsed(1, "a timeline")?,
+            system_id: row.parsed(0, "a system identifier")?,
+            timeline_id: row.parsed(1, "a timeline")?,
         };
-        let asking = "SELECT current_setting('server_version_num'), current_setting('wal_level'), current_user, \
+        let query = "SELECT current_setting('server_version_num'), current_setting('wal_level'), current_user, \
              pg_is_in_recovery(), (SELECT setting FROM pg_settings WHERE name = 'wal_sender_timeout'), \
              (SELECT (extract(epoch FROM backend_start) * 1000000)::bigint FROM pg_stat_activity WHERE pid = pg_backend_pid())";
-        let rows = self.ask(Doing::AskingAround, asking).await?;
-        let answer = Answer { doing: Doing::AskingAround, rows: &rows };
-        let version = answer.parsed(0, "a version")?;
-        if version < OLDEST {
-            return Err(Failure::TooOld { version }.into());
+        let rows = self.query(SourceOperation::InspectServer, query).await?;
+        let row = FirstRow { operation: SourceOperation::InspectServer, rows: &rows };
+        let version = row.parsed(0, "a version")?;
+        if version < MIN_VERSION {
+            return Err(ReplicationError::TooOld { version }.into());
         }
-        if answer.is_true(3) {
-            return Err(Failure::Standby.into());
+        if row.is_true(3) {
+            return Err(ReplicationError::Standby.into());
         }
-        let wal_level = answer.word(1, "a wal_level")?;
+        let wal_level = row.text(1, "a wal_level")?;
         if wal_level != "logical" {
-            return Err(Failure::WalLevel { found: wal_level.to_owned() }.into());
+            return Err(ReplicationError::WalLevel { found: wal_level.to_owned() }.into());
         }
-        let timeout_ms: u64 = answer.parsed(4, "a wal_sender_timeout")?;
-        Ok(Server {
+        let timeout_ms: u64 = row.parsed(4, "a wal_sender_timeout")?;
+        Ok(ServerInfo {
             timeline,
             version,
-            user: answer.word(2, "a user")?.to_owned(),
+            user: row.text(2, "a user")?.to_owned(),
             sender_timeout: (timeout_ms > 0).then(|| Duration::from_millis(timeout_ms)),
-            backend: Backend {
-                pid: self.wire.backend_pid(),
-                began: answer.parsed(5, "when our backend began")?,
+            backend: BackendId {
+                pid: self.connection.backend_pid(),
+                started_at: row.parsed(5, "the start time of the backend")?,
             },
         })
     }
 
-    pub(super) async fn configure(&mut self, server: &Server, recreate_slot: bool) -> Result<Found, Ended> {
+    /// Prepares publication, slot and settings, and returns the server's state.
+    pub(super) async fn configure(
+        &mut self,
+        server: &ServerInfo,
+        recreate_slot: bool,
+    ) -> Result<ServerState, SourceEnd> {
         let (publication, is_new) = self.prepare_publication(server).await?;
-        // A slot decodes with the catalog as it was: it never sees a publication that is younger than its position.
+        // Decoding uses the catalog as of the decoded position, so a slot never sees a publication
+        // that is younger than its position.
         let (confirmed, slot_created) = self.prepare_slot(server, recreate_slot || is_new).await?;
         let history = self.history(server.timeline).await?;
         for (key, value) in DISPLAY_SETTINGS {
-            self.ask(Doing::Configuring, &format!("SET {key} ={}", sql::literal(value))).await?;
+            self.query(SourceOperation::Configure, &format!("SET {key} ={}", sql::literal(value))).await?;
         }
-        // With the lock: until then another instance streams.
-        let rows = self.ask(Doing::Identifying, "SELECT pg_current_wal_flush_lsn()").await?;
-        let written = Answer { doing: Doing::Identifying, rows: &rows }.parsed(0, "a log position")?;
-        Ok(Found { timeline: server.timeline, publication, slot_created, confirmed, written, history })
+        // Read while holding the lock: before that, another instance may stream.
+        let rows = self.query(SourceOperation::IdentifySystem, "SELECT pg_current_wal_flush_lsn()").await?;
+        let flushed = FirstRow { operation: SourceOperation::IdentifySystem, rows: &rows }
+            .parsed(0, "a log position")?;
+        Ok(ServerState { timeline: server.timeline, publication, slot_created, confirmed, flushed, history })
     }
 
-    /// Its oid, and whether it leaves out something that was committed before.
-    async fn prepare_publication(&mut self, server: &Server) -> Result<(u32, bool), Ended> {
-        let config = &self.setting.config;
+    /// Creates, repairs or checks the publication. Returns its oid, and whether the slot must be
+    /// recreated because earlier changes are missing.
+    async fn prepare_publication(&mut self, server: &ServerInfo) -> Result<(u32, bool), SourceEnd> {
+        let config = &self.context.config;
         let (name, is_manual) = (config.publication.clone(), config.manual_publication);
-        // Where it could publish them and doesn't, Postgres refuses to update tables that have some and old rows in full.
+        // From version 18, Postgres refuses updates of a table with generated columns and replica
+        // identity full if the publication doesn't publish these columns.
         let has_generated = server.version >= GENERATED_COLUMNS && !is_manual;
         let generated =
             if has_generated { ", CASE WHEN pubgencols = 'n' THEN 'generated columns' END" } else { "" };
-        let asking = format!(
+        let query = format!(
             "SELECT oid, pg_get_userbyid(pubowner), pg_has_role(pubowner, 'USAGE'), concat_ws(', ', \
              CASE WHEN NOT pubinsert THEN 'insert' END, CASE WHEN NOT pubupdate THEN 'update' END, \
              CASE WHEN NOT pubdelete THEN 'delete' END, CASE WHEN NOT pubtruncate THEN 'truncate' END{generated}) \
              FROM pg_publication WHERE pubname ={}",
             sql::literal(&name)
         );
-        let rows = self.ask(Doing::Publishing, &asking).await?;
+        let rows = self.query(SourceOperation::PreparePublication, &query).await?;
         if rows.is_empty() {
             if is_manual {
-                return Err(Failure::NoPublication { name }.into());
+                return Err(ReplicationError::NoPublication { name }.into());
             }
             let generated = if has_generated { ", publish_generated_columns = stored" } else { "" };
-            let via_root = !self.setting.config.publish_partitions;
+            let via_root = !self.context.config.publish_partitions;
             let with = format!("WITH (publish_via_partition_root = {via_root}{generated})");
-            self.ask(Doing::Publishing, &format!("CREATE PUBLICATION {} {with}", sql::name(&name))).await?;
-            tracing::info!(publication = name, "created the publication");
-            let rows = self.ask(Doing::Publishing, &asking).await?;
-            let oid =
-                Answer { doing: Doing::Publishing, rows: &rows }.parsed(0, "the publication it just made")?;
+            self.query(
+                SourceOperation::PreparePublication,
+                &format!("CREATE PUBLICATION {} {with}", sql::name(&name)),
+            )
+            .await?;
+            tracing::info!(publication = name, "publication created");
+            let rows = self.query(SourceOperation::PreparePublication, &query).await?;
+            let oid = FirstRow { operation: SourceOperation::PreparePublication, rows: &rows }
+                .parsed(0, "the created publication")?;
             return Ok((oid, true));
         }
-        let answer = Answer { doing: Doing::Publishing, rows: &rows };
-        let oid = answer.parsed(0, "an oid")?;
-        let (owner, is_ours) = (answer.word(1, "an owner")?.to_owned(), answer.is_true(2));
-        let missing = answer.word(3, "operations")?.to_owned();
+        let row = FirstRow { operation: SourceOperation::PreparePublication, rows: &rows };
+        let oid = row.parsed(0, "an oid")?;
+        let (owner, is_ours) = (row.text(1, "an owner")?.to_owned(), row.is_true(2));
+        let missing = row.text(3, "operations")?.to_owned();
         match (is_manual, is_ours) {
-            (false, false) => Err(Failure::NotOwner { name, owner, user: server.user.clone() }.into()),
+            (false, false) => {
+                Err(ReplicationError::NotOwner { name, owner, user: server.user.clone() }.into())
+            }
             _ if missing.is_empty() => Ok((oid, false)),
-            (true, _) => Err(Failure::PublicationOperations { name, missing }.into()),
+            (true, _) => Err(ReplicationError::PublicationOperations { name, missing }.into()),
             (false, true) => {
-                // First, so that whatever happens in between, nobody goes on with a slot that has missed something.
-                let slot = sql::literal(&self.setting.config.slot);
-                let asking = format!(
+                // Before ALTER PUBLICATION: after a failure in between, no slot with missing
+                // changes remains.
+                let slot = sql::literal(&self.context.config.slot);
+                let query = format!(
                     "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name ={slot} AND \
                      plugin = 'pgoutput' AND database = current_database()"
                 );
-                self.ask(Doing::DroppingSlot, &asking).await?;
+                self.query(SourceOperation::DropSlot, &query).await?;
                 let generated = if has_generated { ", publish_generated_columns = stored" } else { "" };
                 let all = format!("publish = 'insert, update, delete, truncate'{generated}");
-                self.ask(Doing::Publishing, &format!("ALTER PUBLICATION {} SET ({all})", sql::name(&name)))
-                    .await?;
-                tracing::warn!(
-                    publication = name,
-                    missing,
-                    "the publication left something out: it has it again"
-                );
+                self.query(
+                    SourceOperation::PreparePublication,
+                    &format!("ALTER PUBLICATION {} SET ({all})", sql::name(&name)),
+                )
+                .await?;
+                tracing::warn!(publication = name, missing, "publication repaired: it lacked operations");
                 Ok((oid, true))
             }
         }
     }
 
-    /// The slot's position, and whether it was made just now.
-    async fn prepare_slot(&mut self, server: &Server, recreate: bool) -> Result<(Lsn, bool), Ended> {
-        let config = self.setting.config.clone();
+    /// Finds or creates the slot. Returns its position, and whether it was created.
+    async fn prepare_slot(&mut self, server: &ServerInfo, recreate: bool) -> Result<(Lsn, bool), SourceEnd> {
+        let config = self.context.config.clone();
         let slot = self.find_slot(server).await?;
-        if let Some(Slot { is_ours: false, what, .. }) = slot {
-            return Err(Failure::ForeignSlot { slot: config.slot, what }.into());
+        if let Some(SlotInfo { is_usable: false, what, .. }) = slot {
+            return Err(ReplicationError::ForeignSlot { slot: config.slot, what }.into());
         }
-        let is_useless = |slot: &Slot| recreate || slot.is_lost || config.temporary_slot || slot.is_temporary;
+        let is_unusable =
+            |slot: &SlotInfo| recreate || slot.is_lost || config.temporary_slot || slot.is_temporary;
         match slot {
-            Some(slot) if !is_useless(&slot) => {
+            Some(slot) if !is_unusable(&slot) => {
                 if config.failover_slot && !slot.is_failover && server.version >= FAILOVER_SLOTS {
-                    let asking =
-                        format!("ALTER_REPLICATION_SLOT {} (FAILOVER true)", sql::name(&config.slot));
-                    self.ask(Doing::CreatingSlot, &asking).await?;
+                    let query = format!("ALTER_REPLICATION_SLOT {} (FAILOVER true)", sql::name(&config.slot));
+                    self.query(SourceOperation::CreateSlot, &query).await?;
                 }
-                let what = "a confirmed_flush_lsn";
-                let confirmed =
-                    slot.confirmed.ok_or(Failure::Nonsense { doing: Doing::ReadingSlot, what })?;
+                let missing = "a confirmed_flush_lsn";
+                let confirmed = slot.confirmed.ok_or(ReplicationError::InvalidResult {
+                    operation: SourceOperation::ReadSlot,
+                    missing,
+                })?;
                 return Ok((confirmed, false));
             }
             Some(slot) => {
-                tracing::warn!(
-                    slot = config.slot,
-                    invalidated = slot.is_lost,
-                    "dropping a slot that is of no use"
-                );
-                let asking = format!("SELECT pg_drop_replication_slot({})", sql::literal(&config.slot));
-                self.ask(Doing::DroppingSlot, &asking).await?;
+                tracing::warn!(slot = config.slot, invalidated = slot.is_lost, "dropping unusable slot");
+                let query = format!("SELECT pg_drop_replication_slot({})", sql::literal(&config.slot));
+                self.query(SourceOperation::DropSlot, &query).await?;
             }
             None => {}
         }
@@ -199,62 +215,67 @@ impl<C: Consumer> Source<C> {
             false => "NOEXPORT_SNAPSHOT",
         };
         let name = sql::name(&config.slot);
-        let asking = format!("CREATE_REPLICATION_SLOT {name}{temporary} LOGICAL pgoutput {options}");
-        let rows = self.ask_patiently(Doing::CreatingSlot, &asking).await?;
-        let answer = Answer { doing: Doing::CreatingSlot, rows: &rows };
-        let confirmed = answer.parsed(1, "a consistent point")?;
-        tracing::info!(slot = config.slot, %confirmed, "created the slot");
+        let query = format!("CREATE_REPLICATION_SLOT {name}{temporary} LOGICAL pgoutput {options}");
+        let rows = self.query_without_timeout(SourceOperation::CreateSlot, &query).await?;
+        let row = FirstRow { operation: SourceOperation::CreateSlot, rows: &rows };
+        let confirmed = row.parsed(1, "a consistent point")?;
+        tracing::info!(slot = config.slot, %confirmed, "slot created");
         Ok((confirmed, true))
     }
 
-    async fn find_slot(&mut self, server: &Server) -> Result<Option<Slot>, Ended> {
+    async fn find_slot(&mut self, server: &ServerInfo) -> Result<Option<SlotInfo>, SourceEnd> {
         let failover = if server.version >= FAILOVER_SLOTS { "failover" } else { "false" };
-        let asking = format!(
+        let query = format!(
             "SELECT plugin = 'pgoutput' AND database = current_database() AND NOT two_phase, concat_ws(' ', slot_type, \
              plugin, 'of ' || database, CASE WHEN two_phase THEN 'with two-phase commit' END), temporary, coalesce(wal_status = 'lost', false), {failover}, confirmed_flush_lsn \
              FROM pg_replication_slots WHERE slot_name ={}",
-            sql::literal(&self.setting.config.slot)
+            sql::literal(&self.context.config.slot)
         );
-        let rows = self.ask(Doing::ReadingSlot, &asking).await?;
+        let rows = self.query(SourceOperation::ReadSlot, &query).await?;
         if rows.is_empty() {
             return Ok(None);
         }
-        let answer = Answer { doing: Doing::ReadingSlot, rows: &rows };
-        Ok(Some(Slot {
-            is_ours: answer.is_true(0),
-            what: answer.word(1, "a kind of slot")?.to_owned(),
-            is_temporary: answer.is_true(2),
-            is_lost: answer.is_true(3),
-            is_failover: answer.is_true(4),
-            confirmed: answer.get(5).and_then(|lsn| lsn.parse().ok()),
+        let row = FirstRow { operation: SourceOperation::ReadSlot, rows: &rows };
+        Ok(Some(SlotInfo {
+            is_usable: row.is_true(0),
+            what: row.text(1, "a kind of slot")?.to_owned(),
+            is_temporary: row.is_true(2),
+            is_lost: row.is_true(3),
+            is_failover: row.is_true(4),
+            confirmed: row.get(5).and_then(|lsn| lsn.parse().ok()),
         }))
     }
 
-    /// Where earlier timelines ended, as far as the server knows. What isn't known goes on only on the same timeline.
-    async fn history(&mut self, timeline: Timeline) -> Result<Vec<Switch>, Ended> {
+    /// Returns the ends of earlier timelines. If they are unknown, the stream continues only on the
+    /// same timeline.
+    async fn history(&mut self, timeline: Timeline) -> Result<Vec<TimelineSwitch>, SourceEnd> {
         if timeline.timeline_id <= 1 {
             return Ok(Vec::new());
         }
-        let asked = self.ask(Doing::Identifying, &format!("TIMELINE_HISTORY {}", timeline.timeline_id)).await;
-        let rows = match asked {
-            Err(Ended::Failed(Failure::Server { said, .. })) => {
-                tracing::warn!(timeline = timeline.timeline_id, %said, "the server has no history of its timeline");
+        let result = self
+            .query(SourceOperation::IdentifySystem, &format!("TIMELINE_HISTORY {}", timeline.timeline_id))
+            .await;
+        let rows = match result {
+            Err(SourceEnd::Failed(ReplicationError::Server { error, .. })) => {
+                tracing::warn!(timeline = timeline.timeline_id, %error, "timeline history not available");
                 return Ok(Vec::new());
             }
             rows => rows?,
         };
-        let text = Answer { doing: Doing::Identifying, rows: &rows }.get(1).and_then(parse_history);
-        Ok(text.unwrap_or_default())
+        let history = FirstRow { operation: SourceOperation::IdentifySystem, rows: &rows }
+            .get(1)
+            .and_then(parse_history);
+        Ok(history.unwrap_or_default())
     }
 }
 
-/// The first row of an answer.
-struct Answer<'a> {
-    doing: Doing,
-    rows: &'a Rows,
+/// The first row of a query's result.
+struct FirstRow<'a> {
+    operation: SourceOperation,
+    rows: &'a QueryRows,
 }
 
-impl Answer<'_> {
+impl FirstRow<'_> {
     fn get(&self, column: usize) -> Option<&str> {
         self.rows.first()?.get(column)?.as_deref()
     }
@@ -263,11 +284,17 @@ impl Answer<'_> {
         self.get(column) == Some("t")
     }
 
-    fn word(&self, column: usize, what: &'static str) -> Result<&str, Failure> {
-        self.get(column).ok_or(Failure::Nonsense { doing: self.doing, what })
+    fn text(&self, column: usize, missing: &'static str) -> Result<&str, ReplicationError> {
+        self.get(column).ok_or(ReplicationError::InvalidResult { operation: self.operation, missing })
     }
 
-    fn parsed<T: std::str::FromStr>(&self, column: usize, what: &'static str) -> Result<T, Failure> {
-        self.word(column, what)?.parse().map_err(|_| Failure::Nonsense { doing: self.doing, what })
+    fn parsed<T: std::str::FromStr>(
+        &self,
+        column: usize,
+        missing: &'static str,
+    ) -> Result<T, ReplicationError> {
+        self.text(column, missing)?
+            .parse()
+            .map_err(|_| ReplicationError::InvalidResult { operation: self.operation, missing })
     }
 }

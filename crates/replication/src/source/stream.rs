@@ -1,6 +1,8 @@
-//! The stream: what comes goes to the consumer, what is durable goes back to the server.
+//! Streaming: passes messages to the consumer, and sends durable positions back to the server.
 //!
-//! Invariant: the server hears from us in time, whatever the consumer does; it is told only of what is durable.
+//! Invariant: status updates are sent in time, however long the consumer takes. They acknowledge
+//! only durable positions.
+//! Enforced by: [`send_statuses`] runs beside each call of the consumer; `core/progress.rs`.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -11,192 +13,205 @@ use forebay_pgoutput::Lsn;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
-use super::batch::{Batch, Reading};
+use super::batch::{DecodeState, MessageBatch};
 use super::clock::clock;
-use super::setup::Server;
-use super::{Ended, Gauges, Order, Setting};
-use crate::consumer::{Consumer, Durable};
-use crate::core::machine::{Attempt, Event};
-use crate::core::progress::{Feedback, Position};
-use crate::error::{Doing, Failure};
+use super::setup::ServerInfo;
+use super::{Gauges, SourceCommand, SourceContext, SourceEnd};
+use crate::consumer::{Consumer, DurablePosition};
+use crate::core::machine::{AttemptId, Event};
+use crate::core::progress::{ReceiveProgress, StandbyFeedback};
+use crate::error::{ReplicationError, SourceOperation};
 use crate::sql;
-use crate::wire::{Answer, Copy, Wire};
+use crate::wire::{ReplicationConnection, ReplicationStream, StatusSender};
 
-/// A server that says nothing for so long, though it is asked to, is gone; or longer, if its own timeout is.
-const LEAST_PATIENCE: Duration = Duration::from_secs(60);
-/// One without a timeout of its own may be busy for long, and doesn't say so.
-const MOST_PATIENCE: Duration = Duration::from_secs(600);
+/// Lower bound of the time after which a silent server counts as dead. Twice the server's own
+/// timeout, if that is longer.
+const MIN_SILENCE_TIMEOUT: Duration = Duration::from_secs(60);
+/// That time for a server without `wal_sender_timeout`, which may be busy for long.
+const DEFAULT_SILENCE_TIMEOUT: Duration = Duration::from_secs(600);
 
+/// Starts replication, and streams until the manager closes the connection or it fails.
 pub(super) async fn run<C: Consumer>(
-    attempt: Attempt,
-    setting: Arc<Setting<C>>,
-    mut orders: mpsc::Receiver<Order>,
-    wire: Wire,
-    server: &Server,
+    attempt: AttemptId,
+    context: Arc<SourceContext<C>>,
+    mut commands: mpsc::Receiver<SourceCommand>,
+    connection: ReplicationConnection,
+    server: &ServerInfo,
     from: Lsn,
-) -> Result<(), Ended> {
-    let config = &setting.config;
+) -> Result<(), SourceEnd> {
+    let config = &context.config;
     let publications = sql::name(&config.publication);
     let options = [("proto_version", "1"), ("publication_names", publications.as_str())];
-    let starting = wire.start_replication(&config.slot, from, &options);
-    let copy = tokio::select! {
-        started = tokio::time::timeout(super::ANSWER, starting) => {
-            let started = started.map_err(|_| Failure::NoAnswer { doing: Doing::Starting, after: super::ANSWER })?;
-            started.map_err(|error| Failure::wire(Doing::Starting, error))?
+    let starting = connection.start_replication(&config.slot, from, &options);
+    let stream = tokio::select! {
+        started = tokio::time::timeout(super::REPLY_TIMEOUT, starting) => {
+            let started = started.map_err(|_| ReplicationError::NoReply { operation: SourceOperation::StartStreaming, timeout: super::REPLY_TIMEOUT })?;
+            started.map_err(|error| ReplicationError::wire(SourceOperation::StartStreaming, error))?
         }
-        () = super::told_to_close(&mut orders) => return Err(Ended::Told),
+        () = super::close_requested(&mut commands) => return Err(SourceEnd::Closed),
     };
-    setting.events.send(Event::Confirmed(attempt)).await.map_err(|_| Ended::Told)?;
-    let durable = Durable::new(from);
-    setting.consumer.lock().await.start(durable.clone());
-    let mut stream = Stream {
-        copy,
-        reading: Reading::new(from),
-        feedback: Feedback::new(from, server.sender_timeout, Instant::now().into_std()),
+    context.events.send(Event::Confirmed(attempt)).await.map_err(|_| SourceEnd::Closed)?;
+    let durable = DurablePosition::new(from);
+    context.consumer.lock().await.start(durable.clone());
+    let mut driver = StreamDriver {
+        stream,
+        decoding: DecodeState::new(from),
+        feedback: StandbyFeedback::new(from, server.sender_timeout, Instant::now().into_std()),
         durable,
-        heard_at: Instant::now(),
-        patience: server.sender_timeout.map_or(MOST_PATIENCE, |timeout| (timeout * 2).max(LEAST_PATIENCE)),
+        received_at: Instant::now(),
+        silence_timeout: server
+            .sender_timeout
+            .map_or(DEFAULT_SILENCE_TIMEOUT, |timeout| (timeout * 2).max(MIN_SILENCE_TIMEOUT)),
         from,
-        is_flowing: false,
+        has_advanced: false,
         attempt,
     };
-    let ended = stream.follow(&setting, &mut orders).await;
-    if matches!(ended, Err(Ended::Told)) {
-        // While the lock is ours: whoever takes over finds what this one has written, and nothing comes after that.
-        setting.consumer.lock().await.stop().await;
-        stream.say_goodbye().await;
+    let ended = driver.stream(&context, &mut commands).await;
+    if matches!(ended, Err(SourceEnd::Closed)) {
+        // While the lock is held: the next instance finds everything written, and nothing is
+        // written after that.
+        context.consumer.lock().await.stop().await;
+        driver.close().await;
     }
     ended
 }
 
-struct Stream {
-    copy: Copy,
-    reading: Reading,
-    feedback: Feedback,
-    durable: Durable,
-    heard_at: Instant,
-    patience: Duration,
+/// A running stream.
+struct StreamDriver {
+    stream: ReplicationStream,
+    decoding: DecodeState,
+    feedback: StandbyFeedback,
+    durable: DurablePosition,
+    /// When the server last sent something.
+    received_at: Instant,
+    silence_timeout: Duration,
     from: Lsn,
-    /// Whether something has become durable, and the manager knows.
-    is_flowing: bool,
-    attempt: Attempt,
+    /// Whether `Event::DurableAdvanced` was sent.
+    has_advanced: bool,
+    attempt: AttemptId,
 }
 
-impl Stream {
-    async fn follow<C: Consumer>(
+impl StreamDriver {
+    async fn stream<C: Consumer>(
         &mut self,
-        setting: &Setting<C>,
-        orders: &mut mpsc::Receiver<Order>,
-    ) -> Result<(), Ended> {
+        context: &SourceContext<C>,
+        commands: &mut mpsc::Receiver<SourceCommand>,
+    ) -> Result<(), SourceEnd> {
         let mut timer = pin!(sleep_until(Instant::now()));
         loop {
             self.feedback.on_durable(self.durable.get());
-            if !self.is_flowing && self.feedback.durable() > self.from {
-                self.is_flowing = true;
-                setting.events.send(Event::Flowing(self.attempt)).await.map_err(|_| Ended::Told)?;
+            if !self.has_advanced && self.feedback.durable() > self.from {
+                self.has_advanced = true;
+                context
+                    .events
+                    .send(Event::DurableAdvanced(self.attempt))
+                    .await
+                    .map_err(|_| SourceEnd::Closed)?;
             }
-            let due = self.feedback.due(&self.reading.position).into();
+            let due = self.feedback.due(&self.decoding.progress).into();
             if timer.deadline() != due {
                 timer.as_mut().reset(due);
             }
             tokio::select! {
                 biased;
-                order = orders.recv() => match order {
-                    Some(Order::Close) | None => return Err(Ended::Told),
-                    Some(Order::CheckLock | Order::PrepareConsumer | Order::StartStreaming) => {}
+                command = commands.recv() => match command {
+                    Some(SourceCommand::Close) | None => return Err(SourceEnd::Closed),
+                    Some(SourceCommand::CheckLock | SourceCommand::PrepareConsumer | SourceCommand::StartStreaming) => {}
                 },
-                () = &mut timer => self.tell(setting).await?,
-                filled = self.copy.filled() => {
-                    filled.map_err(|error| Failure::wire(Doing::Streaming, error))?;
-                    self.heard_at = Instant::now();
-                    self.hand_over(setting).await?;
-                    // However long the consumer took, that wasn't the server's silence.
-                    self.heard_at = Instant::now();
+                () = &mut timer => self.send_status(context).await?,
+                readable = self.stream.readable() => {
+                    readable.map_err(|error| ReplicationError::wire(SourceOperation::Stream, error))?;
+                    self.received_at = Instant::now();
+                    self.deliver(context).await?;
+                    // The consumer's time doesn't count as silence of the server.
+                    self.received_at = Instant::now();
                 }
             }
         }
     }
 
-    /// Gives the consumer what has come, and keeps the server informed while it takes its time.
-    async fn hand_over<C: Consumer>(&mut self, setting: &Setting<C>) -> Result<(), Failure> {
-        let mut position = self.reading.position;
-        // What has come is unread until the consumer asks for it: it is late at least since now.
-        setting.gauges.fall_behind(position.behind_since(self.durable.get()).unwrap_or_else(clock));
-        let (frames, answer) = self.copy.split();
-        let mut batch = Batch::new(frames, &mut self.reading);
-        let receiving = async { setting.consumer.lock().await.receive(&mut batch).await };
+    /// Passes the received messages to the consumer, and sends status updates meanwhile.
+    async fn deliver<C: Consumer>(&mut self, context: &SourceContext<C>) -> Result<(), ReplicationError> {
+        let mut progress = self.decoding.progress;
+        // The received messages aren't decoded yet; their lag starts now at the latest.
+        context.gauges.set_lag_start(progress.behind_since(self.durable.get()).unwrap_or_else(clock));
+        let (frames, sender) = self.stream.split();
+        let mut batch = MessageBatch::new(frames, &mut self.decoding);
+        let receiving = async { context.consumer.lock().await.receive(&mut batch).await };
         tokio::select! {
             biased;
             received = receiving => received?,
-            failure = keep_telling(&mut self.feedback, &mut position, answer, &self.durable) => return Err(failure),
+            error = send_statuses(&mut self.feedback, &mut progress, sender, &self.durable) => return Err(error),
         }
-        batch.end()?;
-        self.show(&setting.gauges);
+        batch.finish()?;
+        self.update_gauges(&context.gauges);
         Ok(())
     }
 
-    fn show(&mut self, gauges: &Gauges) {
+    fn update_gauges(&mut self, gauges: &Gauges) {
         self.feedback.on_durable(self.durable.get());
         let durable = self.feedback.durable();
-        gauges.received.store(self.reading.position.received.0, Ordering::Relaxed);
+        gauges.received.store(self.decoding.progress.received.0, Ordering::Relaxed);
         gauges.durable.store(durable.0, Ordering::Relaxed);
-        gauges.transactions.store(self.reading.transactions, Ordering::Relaxed);
-        match self.reading.position.behind_since(durable) {
-            Some(since) => gauges.fall_behind(since),
-            None => gauges.catch_up(),
+        gauges.transactions.store(self.decoding.transactions, Ordering::Relaxed);
+        match self.decoding.progress.behind_since(durable) {
+            Some(since) => gauges.set_lag_start(since),
+            None => gauges.clear_lag(),
         }
     }
 
-    /// It is time that the server hears from us.
-    async fn tell<C: Consumer>(&mut self, setting: &Setting<C>) -> Result<(), Failure> {
-        let silent = self.heard_at.elapsed();
-        if silent > self.patience {
-            return Err(Failure::Silent { silent });
+    /// Sends a status update, and offers an idle position to the consumer before. Fails if the
+    /// server has been silent for too long.
+    async fn send_status<C: Consumer>(&mut self, context: &SourceContext<C>) -> Result<(), ReplicationError> {
+        let silence = self.received_at.elapsed();
+        if silence > self.silence_timeout {
+            return Err(ReplicationError::Silent { silence });
         }
-        if let Some(lsn) = self.feedback.idle_position(&self.reading.position, Instant::now().into_std()) {
-            let mut position = self.reading.position;
-            let (_, answer) = self.copy.split();
-            let advancing = async { setting.consumer.lock().await.advance(lsn).await };
+        if let Some(lsn) = self.feedback.idle_position(&self.decoding.progress, Instant::now().into_std()) {
+            let mut progress = self.decoding.progress;
+            let (_, sender) = self.stream.split();
+            let advancing = async { context.consumer.lock().await.advance(lsn).await };
             tokio::select! {
                 biased;
                 advanced = advancing => advanced?,
-                failure = keep_telling(&mut self.feedback, &mut position, answer, &self.durable) => return Err(failure),
+                error = send_statuses(&mut self.feedback, &mut progress, sender, &self.durable) => return Err(error),
             }
-            self.heard_at = Instant::now();
+            self.received_at = Instant::now();
         }
-        self.show(&setting.gauges);
-        let wants_reply = silent > self.feedback.silence();
+        self.update_gauges(&context.gauges);
+        let requests_reply = silence > self.feedback.interval();
         let now = Instant::now().into_std();
-        let status = self.feedback.tell(&mut self.reading.position, now, clock(), wants_reply);
-        let (_, mut answer) = self.copy.split();
-        answer.status(status).await.map_err(|error| Failure::wire(Doing::Streaming, error))
+        let status = self.feedback.status(&mut self.decoding.progress, now, clock(), requests_reply);
+        let (_, mut sender) = self.stream.split();
+        sender.send(status).await.map_err(|error| ReplicationError::wire(SourceOperation::Stream, error))
     }
 
-    /// What is durable by now needn't come again.
-    async fn say_goodbye(mut self) {
+    /// Sends a last status update, so that durable changes aren't sent again, and closes the
+    /// stream.
+    async fn close(mut self) {
         self.feedback.on_durable(self.durable.get());
         let now = Instant::now().into_std();
-        let status = self.feedback.tell(&mut self.reading.position, now, clock(), false);
-        let (_, mut answer) = self.copy.split();
-        if answer.status(status).await.is_ok() {
-            self.copy.close().await;
+        let status = self.feedback.status(&mut self.decoding.progress, now, clock(), false);
+        let (_, mut sender) = self.stream.split();
+        if sender.send(status).await.is_ok() {
+            self.stream.close().await;
         }
     }
 }
 
-/// Tells the server what is durable, again and again, until that fails.
-async fn keep_telling(
-    feedback: &mut Feedback,
-    position: &mut Position,
-    mut answer: Answer<'_>,
-    durable: &Durable,
-) -> Failure {
+/// Sends status updates whenever they are due, until that fails.
+async fn send_statuses(
+    feedback: &mut StandbyFeedback,
+    progress: &mut ReceiveProgress,
+    mut sender: StatusSender<'_>,
+    durable: &DurablePosition,
+) -> ReplicationError {
     loop {
-        sleep_until(feedback.due(position).into()).await;
+        sleep_until(feedback.due(progress).into()).await;
         feedback.on_durable(durable.get());
-        let status = feedback.tell(position, Instant::now().into_std(), clock(), false);
-        if let Err(error) = answer.status(status).await {
-            return Failure::wire(Doing::Streaming, error);
+        let status = feedback.status(progress, Instant::now().into_std(), clock(), false);
+        if let Err(error) = sender.send(status).await {
+            return ReplicationError::wire(SourceOperation::Stream, error);
         }
     }
 }

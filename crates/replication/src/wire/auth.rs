@@ -1,8 +1,10 @@
-//! Who we are, as the server asks for it: a password in clear, its MD5, or SCRAM-SHA-256 with channel binding.
+//! Authentication: cleartext password, MD5, or SCRAM-SHA-256 with channel binding.
 //!
-//! Invariants: with SCRAM we are let in only by a server that has proven that it knows the password, too; with
-//! `channel_binding=require` only by one that is bound to our TLS session. No error holds the password.
-//! Not here: sockets; messages come in, and what is to be sent goes out.
+//! Invariants: SCRAM succeeds only if the server has proven that it knows the password. With
+//! `channel_binding=require` it succeeds only if bound to the TLS connection. No error contains the
+//! password.
+//! Enforced by: [`Authentication::step`], which refuses messages out of order.
+//! Out of scope: sockets. The caller passes messages in and sends the returned bytes.
 
 use std::mem;
 
@@ -14,103 +16,105 @@ use postgres_protocol::authentication::sasl::{self, SCRAM_SHA_256, SCRAM_SHA_256
 use postgres_protocol::message::backend::{AuthenticationSaslBody, Message};
 use postgres_protocol::message::frontend;
 
-/// What we know.
+/// User, password and channel binding of the client.
 pub(super) struct Identity<'a> {
     pub(super) user: &'a str,
     pub(super) password: Option<&'a str>,
     pub(super) binding: ChannelBinding,
-    /// The hash that identifies the server's certificate; `None`: there is no TLS, or no such hash.
+    /// Hash of the server's certificate (`tls-server-end-point`); `None` without TLS, or if
+    /// undefined.
     pub(super) server_end_point: Option<Vec<u8>>,
 }
 
-/// Why we aren't in.
+/// Why authentication failed.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum AuthError {
-    #[error("the server asks for a password, and there is none")]
+    /// The server requests a password, and none is configured.
+    #[error("the server requests a password, and none is configured")]
     NoPassword,
-    /// Client and server don't agree how.
+    /// The methods of client and server don't match, or the server's proof is wrong.
     #[error("{0}")]
     Failed(String),
-    /// It isn't this message's turn.
-    #[error("it authenticates out of turn")]
-    OutOfTurn,
+    /// The server sent an authentication message out of order.
+    #[error("authentication message out of order")]
+    OutOfOrder,
 }
 
-/// What to do next.
+/// The next action of the caller.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Step {
-    /// Send this, and take the next message.
+pub(super) enum AuthStep {
+    /// Send these bytes, then read the next message.
     Send(BytesMut),
-    /// Take the next message.
+    /// Read the next message.
     Wait,
-    /// We are in.
+    /// Authentication succeeded.
     Done,
 }
 
-/// How far we are.
+/// State of the authentication.
 pub(super) enum Authentication {
-    Begun,
-    /// The server has the password, or its hash, and decides.
+    Started,
+    /// The password or its hash was sent; the server's result is pending.
     PasswordSent,
-    ScramBegun(ScramSha256),
-    ScramAnswered(ScramSha256),
+    ScramStarted(ScramSha256),
+    ScramResponded(ScramSha256),
     /// The server has proven that it knows the password.
-    ServerProven,
-    /// Of no use after an error.
-    Over,
+    ServerVerified,
+    /// Succeeded or failed; takes no more messages.
+    Finished,
 }
 
 impl Authentication {
-    /// What the server's next message leads to. Errors and notices of the server aren't for here.
-    pub(super) fn step(&mut self, message: Message, identity: &Identity<'_>) -> Result<Step, AuthError> {
-        let before = mem::replace(self, Authentication::Over);
+    /// Handles the server's next message. The caller handles `ErrorResponse` and `NoticeResponse`.
+    pub(super) fn step(&mut self, message: Message, identity: &Identity<'_>) -> Result<AuthStep, AuthError> {
+        let before = mem::replace(self, Authentication::Finished);
         let (after, step) = match before {
-            Authentication::Begun => begin(message, identity)?,
-            Authentication::PasswordSent | Authentication::ServerProven => match message {
-                Message::AuthenticationOk => (Authentication::Over, Step::Done),
-                _ => return Err(AuthError::OutOfTurn),
+            Authentication::Started => start(message, identity)?,
+            Authentication::PasswordSent | Authentication::ServerVerified => match message {
+                Message::AuthenticationOk => (Authentication::Finished, AuthStep::Done),
+                _ => return Err(AuthError::OutOfOrder),
             },
-            Authentication::ScramBegun(mut scram) => match message {
+            Authentication::ScramStarted(mut scram) => match message {
                 Message::AuthenticationSaslContinue(body) => {
                     scram.update(body.data()).map_err(failed)?;
                     let mut out = BytesMut::new();
                     frontend::sasl_response(scram.message(), &mut out).map_err(failed)?;
-                    (Authentication::ScramAnswered(scram), Step::Send(out))
+                    (Authentication::ScramResponded(scram), AuthStep::Send(out))
                 }
-                _ => return Err(AuthError::OutOfTurn),
+                _ => return Err(AuthError::OutOfOrder),
             },
-            Authentication::ScramAnswered(mut scram) => match message {
+            Authentication::ScramResponded(mut scram) => match message {
                 Message::AuthenticationSaslFinal(body) => {
                     scram.finish(body.data()).map_err(failed)?;
-                    (Authentication::ServerProven, Step::Wait)
+                    (Authentication::ServerVerified, AuthStep::Wait)
                 }
-                _ => return Err(AuthError::OutOfTurn),
+                _ => return Err(AuthError::OutOfOrder),
             },
-            Authentication::Over => return Err(AuthError::OutOfTurn),
+            Authentication::Finished => return Err(AuthError::OutOfOrder),
         };
         *self = after;
         Ok(step)
     }
 }
 
-fn begin(message: Message, identity: &Identity<'_>) -> Result<(Authentication, Step), AuthError> {
+fn start(message: Message, identity: &Identity<'_>) -> Result<(Authentication, AuthStep), AuthError> {
     let password = || identity.password.ok_or(AuthError::NoPassword);
     let send = |password: &[u8]| {
         let mut out = BytesMut::new();
         frontend::password_message(password, &mut out).map_err(failed)?;
-        Ok((Authentication::PasswordSent, Step::Send(out)))
+        Ok((Authentication::PasswordSent, AuthStep::Send(out)))
     };
     match message {
         Message::AuthenticationOk => {
-            identity.may_go_unbound()?;
-            Ok((Authentication::Over, Step::Done))
+            identity.check_unbound_allowed()?;
+            Ok((Authentication::Finished, AuthStep::Done))
         }
         Message::AuthenticationCleartextPassword => {
-            identity.may_go_unbound()?;
+            identity.check_unbound_allowed()?;
             send(password()?.as_bytes())
         }
         Message::AuthenticationMd5Password(body) => {
-            identity.may_go_unbound()?;
+            identity.check_unbound_allowed()?;
             send(md5_hash(identity.user.as_bytes(), password()?.as_bytes(), body.salt()).as_bytes())
         }
         Message::AuthenticationSasl(body) => {
@@ -118,32 +122,34 @@ fn begin(message: Message, identity: &Identity<'_>) -> Result<(Authentication, S
             let scram = ScramSha256::new(password()?.as_bytes(), binding);
             let mut out = BytesMut::new();
             frontend::sasl_initial_response(mechanism, scram.message(), &mut out).map_err(failed)?;
-            Ok((Authentication::ScramBegun(scram), Step::Send(out)))
+            Ok((Authentication::ScramStarted(scram), AuthStep::Send(out)))
         }
         Message::AuthenticationGss
         | Message::AuthenticationSspi
         | Message::AuthenticationKerberosV5
         | Message::AuthenticationScmCredential => Err(AuthError::Failed(
-            "the server asks for Kerberos, GSSAPI or SSPI, which isn't known here: give this user a password in \
-             pg_hba.conf (scram-sha-256)"
+            "the server requests Kerberos, GSSAPI or SSPI, which isn't supported: configure scram-sha-256 for this user in \
+             pg_hba.conf"
                 .to_owned(),
         )),
-        _ => Err(AuthError::OutOfTurn),
+        _ => Err(AuthError::OutOfOrder),
     }
 }
 
 impl Identity<'_> {
-    fn may_go_unbound(&self) -> Result<(), AuthError> {
+    /// Fails if channel binding is required.
+    fn check_unbound_allowed(&self) -> Result<(), AuthError> {
         match self.binding {
             ChannelBinding::Disable | ChannelBinding::Prefer => Ok(()),
             ChannelBinding::Require => Err(AuthError::Failed(
-                "the server didn't bind it to the TLS session, which channel_binding=require asks for: it needs TLS \
-                 and scram-sha-256 in pg_hba.conf"
+                "the server offers no channel binding, which channel_binding=require needs: enable TLS and configure \
+                 scram-sha-256 in pg_hba.conf"
                     .to_owned(),
             )),
         }
     }
 
+    /// Chooses the SASL mechanism and the channel binding.
     fn mechanism(
         &self,
         offered: &AuthenticationSaslBody,
@@ -162,17 +168,17 @@ impl Identity<'_> {
             Some(end_point) if has_plus => {
                 (sasl::ChannelBinding::tls_server_end_point(end_point), SCRAM_SHA_256_PLUS)
             }
-            // A server that offered it sees by this that somebody in between took it out.
+            // A server that offered SCRAM-SHA-256-PLUS detects by this that a man in the middle
+            // removed it.
             Some(_) => (sasl::ChannelBinding::unrequested(), SCRAM_SHA_256),
             None => (sasl::ChannelBinding::unsupported(), SCRAM_SHA_256),
         };
         if mechanism != SCRAM_SHA_256_PLUS {
             if !has_scram {
-                let problem =
-                    "the server offers neither SCRAM-SHA-256 nor a variant of it that can be used here";
+                let problem = "the server offers neither SCRAM-SHA-256 nor a usable variant of it";
                 return Err(AuthError::Failed(problem.to_owned()));
             }
-            self.may_go_unbound()?;
+            self.check_unbound_allowed()?;
         }
         Ok((binding, mechanism))
     }
@@ -207,46 +213,46 @@ mod tests {
         Identity { user: "me", password: Some("hunter2"), binding, server_end_point }
     }
 
-    fn sent(step: Step) -> String {
+    fn sent(step: AuthStep) -> String {
         match step {
-            Step::Send(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+            AuthStep::Send(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
             other => panic!("{other:?}"),
         }
     }
 
     #[test]
-    fn a_server_that_trusts_us_is_all_right_unless_it_must_be_bound() {
-        let mut trusting = Authentication::Begun;
-        assert_eq!(trusting.step(ok(), &identity(ChannelBinding::Prefer, None)), Ok(Step::Done));
+    fn trust_authentication_is_accepted_unless_channel_binding_is_required() {
+        let mut trusting = Authentication::Started;
+        assert_eq!(trusting.step(ok(), &identity(ChannelBinding::Prefer, None)), Ok(AuthStep::Done));
         for asked in [ok(), message(3, b""), message(5, b"salt"), offer(&[SCRAM_SHA_256])] {
             let bound = identity(ChannelBinding::Require, Some(b"hash"));
-            let error = Authentication::Begun.step(asked, &bound).unwrap_err();
+            let error = Authentication::Started.step(asked, &bound).unwrap_err();
             assert!(error.to_string().contains("channel_binding=require"), "{error}");
         }
     }
 
     #[test]
-    fn passwords_are_sent_as_they_are_asked_for() {
+    fn the_password_is_sent_in_the_requested_form() {
         let me = identity(ChannelBinding::Prefer, None);
-        let mut clear = Authentication::Begun;
+        let mut clear = Authentication::Started;
         assert_eq!(sent(clear.step(message(3, b""), &me).unwrap()), "p\0\0\0\x0chunter2\0");
-        assert_eq!(clear.step(ok(), &me), Ok(Step::Done));
-        let mut hashed = Authentication::Begun;
+        assert_eq!(clear.step(ok(), &me), Ok(AuthStep::Done));
+        let mut hashed = Authentication::Started;
         let hash = sent(hashed.step(message(5, b"salt"), &me).unwrap());
         assert!(hash.contains("md5") && !hash.contains("hunter2"), "{hash}");
-        assert_eq!(hashed.step(ok(), &me), Ok(Step::Done));
+        assert_eq!(hashed.step(ok(), &me), Ok(AuthStep::Done));
     }
 
     #[test]
-    fn without_a_password_there_is_nothing_to_send() {
-        let nobody = Identity { password: None, ..identity(ChannelBinding::Prefer, None) };
+    fn a_missing_password_is_an_error() {
+        let without_password = Identity { password: None, ..identity(ChannelBinding::Prefer, None) };
         for asked in [message(3, b""), message(5, b"salt"), offer(&[SCRAM_SHA_256])] {
-            assert_eq!(Authentication::Begun.step(asked, &nobody), Err(AuthError::NoPassword));
+            assert_eq!(Authentication::Started.step(asked, &without_password), Err(AuthError::NoPassword));
         }
     }
 
     #[test]
-    fn the_channel_is_bound_where_both_sides_can() {
+    fn the_channel_is_bound_if_both_sides_support_it() {
         let both = [SCRAM_SHA_256, SCRAM_SHA_256_PLUS];
         let cases = [
             (
@@ -262,52 +268,52 @@ mod tests {
             (ChannelBinding::Prefer, Some(b"hash"), &both[..1], "SCRAM-SHA-256\0", "y,,"),
         ];
         for (binding, end_point, offered, mechanism, header) in cases {
-            let step = Authentication::Begun.step(offer(offered), &identity(binding, end_point)).unwrap();
+            let step = Authentication::Started.step(offer(offered), &identity(binding, end_point)).unwrap();
             let sent = sent(step);
             assert!(sent.contains(mechanism) && sent.contains(header), "{sent:?}");
             assert!(!sent.contains("hunter2"));
         }
         let me = identity(ChannelBinding::Prefer, None);
         for offered in [&["SCRAM-SHA-512"][..], &[SCRAM_SHA_256_PLUS], &[]] {
-            let error = Authentication::Begun.step(offer(offered), &me).unwrap_err();
+            let error = Authentication::Started.step(offer(offered), &me).unwrap_err();
             assert!(error.to_string().contains("neither SCRAM-SHA-256"), "{error}");
         }
     }
 
     #[test]
-    fn a_server_that_skips_its_own_proof_isnt_believed() {
+    fn a_server_that_skips_its_proof_is_refused() {
         let me = identity(ChannelBinding::Prefer, None);
-        let mut scram = Authentication::Begun;
+        let mut scram = Authentication::Started;
         let first = sent(scram.step(offer(&[SCRAM_SHA_256]), &me).unwrap());
-        assert_eq!(scram.step(ok(), &me), Err(AuthError::OutOfTurn));
-        assert_eq!(scram.step(ok(), &me), Err(AuthError::OutOfTurn), "nor later");
+        assert_eq!(scram.step(ok(), &me), Err(AuthError::OutOfOrder));
+        assert_eq!(scram.step(ok(), &me), Err(AuthError::OutOfOrder), "nor later");
 
-        let mut scram = Authentication::Begun;
+        let mut scram = Authentication::Started;
         let again = sent(scram.step(offer(&[SCRAM_SHA_256]), &me).unwrap());
         assert_ne!(first, again, "nonces are used once");
         let nonce = again.split_once("r=").unwrap().1.to_owned();
         let challenge = format!("r={nonce}more,s=c2FsdA==,i=4096");
         let proof = sent(scram.step(message(11, challenge.as_bytes()), &me).unwrap());
         assert!(proof.contains(",p=") && !proof.contains("hunter2"), "{proof}");
-        assert_eq!(scram.step(ok(), &me), Err(AuthError::OutOfTurn));
+        assert_eq!(scram.step(ok(), &me), Err(AuthError::OutOfOrder));
 
-        let mut scram = Authentication::Begun;
+        let mut scram = Authentication::Started;
         let again = sent(scram.step(offer(&[SCRAM_SHA_256]), &me).unwrap());
         let nonce = again.split_once("r=").unwrap().1.to_owned();
         let challenge = format!("r={nonce}more,s=c2FsdA==,i=4096");
         scram.step(message(11, challenge.as_bytes()), &me).unwrap();
         let error = scram.step(message(12, b"v=AAAA"), &me).unwrap_err();
-        assert!(matches!(error, AuthError::Failed(_)), "it doesn't know the password: {error}");
+        assert!(matches!(error, AuthError::Failed(_)), "a wrong proof: {error}");
     }
 
     #[test]
-    fn what_isnt_known_here_is_said() {
+    fn unsupported_methods_are_named_in_the_error() {
         let me = identity(ChannelBinding::Prefer, None);
         for kind in [2, 7, 9] {
-            let error = Authentication::Begun.step(message(kind, b""), &me).unwrap_err();
+            let error = Authentication::Started.step(message(kind, b""), &me).unwrap_err();
             assert!(error.to_string().contains("GSSAPI"), "{error}");
         }
         let first = message(11, b"r=x");
-        assert_eq!(Authentication::Begun.step(first, &me), Err(AuthError::OutOfTurn));
+        assert_eq!(Authentication::Started.step(first, &me), Err(AuthError::OutOfOrder));
     }
 }

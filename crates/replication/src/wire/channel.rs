@@ -1,7 +1,9 @@
-//! A stream and what was read of it, before and between replication: messages in turn, as a conversation.
+//! Message channel: a transport and its read buffer, used before streaming starts.
 //!
-//! Invariant: what the server says beside the conversation (notices, parameters, notifications) is dealt with here and never
-//! taken for an answer. Notices are logged by severity and SQLSTATE alone, since their words may hold a row's values.
+//! Invariant: asynchronous messages (notices, parameters, notifications) are handled here and never
+//! returned as replies. Notices are logged with severity and SQLSTATE only, since their text may
+//! quote values of rows.
+//! Enforced by: [`Channel::reply`] is the only reader.
 
 use std::future::Future;
 use std::io;
@@ -9,61 +11,61 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::BytesMut;
-use forebay_reservoir::{PostgresServerError, PostgresStream};
+use forebay_reservoir::{PostgresStream, PostgresServerError};
 use postgres_protocol::message::backend::{self, Message};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 
 use super::error::WireError;
-use super::input::Input;
+use super::read_buffer::ReadBuffer;
 
-/// More than any server has; those beyond aren't kept.
+/// Maximum number of stored server parameters. Postgres reports fewer.
 const MAX_PARAMETERS: usize = 256;
 
-/// What a connection runs on.
-pub(crate) trait Line: AsyncRead + AsyncWrite + Unpin + Send {
-    /// As [`PostgresStream::set_receive_low_water`].
+/// Byte stream of a replication connection: a socket, or memory in tests.
+pub(crate) trait ReplicationTransport: AsyncRead + AsyncWrite + Unpin + Send {
+    /// Sets `SO_RCVLOWAT`; see [`PostgresStream::set_receive_low_water`].
     fn set_low_water(&self, bytes: usize) -> io::Result<()>;
 
-    /// As [`PostgresStream::shutdown_and_wait`].
-    fn hang_up(self) -> impl Future<Output = ()> + Send;
+    /// Closes the stream and waits for the server; see [`PostgresStream::shutdown_and_wait`].
+    fn shutdown_and_wait(self) -> impl Future<Output = ()> + Send;
 }
 
-impl Line for PostgresStream {
+impl ReplicationTransport for PostgresStream {
     fn set_low_water(&self, bytes: usize) -> io::Result<()> {
         self.set_receive_low_water(bytes)
     }
 
-    async fn hang_up(self) {
+    async fn shutdown_and_wait(self) {
         PostgresStream::shutdown_and_wait(self).await;
     }
 }
 
-/// A conversation.
+/// A transport with its read buffer.
 #[derive(Debug)]
 pub(super) struct Channel<S> {
     pub(super) stream: S,
-    pub(super) input: Input,
+    pub(super) input: ReadBuffer,
     pub(super) address: String,
     parameters: Vec<(String, String)>,
 }
 
-/// What the server answers.
-pub(super) enum Reply {
+/// A reply of the server.
+pub(super) enum BackendReply {
     Error(PostgresServerError),
-    /// `CopyBothResponse`: from now on both sides stream.
+    /// `CopyBothResponse`: both sides stream from now on.
     CopyBoth,
     Message(Message),
 }
 
-impl<S: Line> Channel<S> {
-    /// Messages may have `limit` bytes.
+impl<S: ReplicationTransport> Channel<S> {
+    /// Creates a channel for messages of up to `limit` bytes.
     pub(super) fn new(stream: S, address: String, limit: usize) -> Self {
-        Channel { stream, input: Input::new(limit), address, parameters: Vec::new() }
+        Channel { stream, input: ReadBuffer::new(limit), address, parameters: Vec::new() }
     }
 
-    /// What the server last said of a setting.
+    /// Returns the last reported value of a server parameter.
     pub(super) fn parameter(&self, name: &str) -> Option<&str> {
-        self.parameters.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
+        self.parameters.iter().find(|(stored, _)| stored == name).map(|(_, value)| value.as_str())
     }
 
     pub(super) async fn send(&mut self, bytes: &[u8]) -> Result<(), WireError> {
@@ -71,15 +73,15 @@ impl<S: Line> Channel<S> {
         self.stream.flush().await.map_err(WireError::Lost)
     }
 
-    /// The next answer.
-    pub(super) async fn reply(&mut self) -> Result<Reply, WireError> {
+    /// Returns the next reply.
+    pub(super) async fn reply(&mut self) -> Result<BackendReply, WireError> {
         loop {
             while let Some(message) = self.input.take()? {
                 match parse(message, &self.address)? {
-                    Some(Reply::Message(Message::ParameterStatus(body))) => {
+                    Some(BackendReply::Message(Message::ParameterStatus(body))) => {
                         let (name, value) = (body.name(), body.value());
                         let text = |text: io::Result<&str>| text.map(ToOwned::to_owned).map_err(malformed);
-                        keep(&mut self.parameters, text(name)?, text(value)?);
+                        store(&mut self.parameters, text(name)?, text(value)?);
                     }
                     Some(reply) => return Ok(reply),
                     None => {}
@@ -90,15 +92,15 @@ impl<S: Line> Channel<S> {
     }
 }
 
-/// Reads once; how much. The end of the stream is an error.
+/// Reads once and returns the number of bytes. The end of the stream is an error.
 pub(super) fn poll_fill<S: AsyncRead + Unpin>(
     stream: &mut S,
-    input: &mut Input,
+    input: &mut ReadBuffer,
     cx: &mut Context<'_>,
 ) -> Poll<Result<usize, WireError>> {
-    let mut room = ReadBuf::new(input.room());
-    ready!(Pin::new(stream).poll_read(cx, &mut room)).map_err(WireError::Lost)?;
-    let bytes = room.filled().len();
+    let mut free = ReadBuf::new(input.free_space());
+    ready!(Pin::new(stream).poll_read(cx, &mut free)).map_err(WireError::Lost)?;
+    let bytes = free.filled().len();
     if bytes == 0 {
         return Poll::Ready(Err(WireError::closed()));
     }
@@ -106,7 +108,7 @@ pub(super) fn poll_fill<S: AsyncRead + Unpin>(
     Poll::Ready(Ok(bytes))
 }
 
-/// What the fields of an `ErrorResponse` say.
+/// Parses the fields of an `ErrorResponse`.
 pub(super) fn server_error(body: &[u8]) -> PostgresServerError {
     PostgresServerError::from_fields(fields(body))
 }
@@ -115,15 +117,15 @@ pub(super) fn server_error(body: &[u8]) -> PostgresServerError {
 pub(super) fn log_notice(body: &[u8], address: &str) {
     let notice = server_error(body);
     let (severity, sqlstate) = (notice.severity(), notice.code());
-    tracing::debug!(address, severity, sqlstate, "the server sent a notice");
+    tracing::debug!(address, severity, sqlstate, "notice received");
 }
 
-/// `None`: it was said beside the conversation, and is dealt with.
-fn parse(message: &[u8], address: &str) -> Result<Option<Reply>, WireError> {
+/// Parses a message; `None` if it was asynchronous and is handled.
+fn parse(message: &[u8], address: &str) -> Result<Option<BackendReply>, WireError> {
     let body = &message[5..];
     match message[0] {
-        b'W' => Ok(Some(Reply::CopyBoth)),
-        backend::ERROR_RESPONSE_TAG => Ok(Some(Reply::Error(server_error(body)))),
+        b'W' => Ok(Some(BackendReply::CopyBoth)),
+        backend::ERROR_RESPONSE_TAG => Ok(Some(BackendReply::Error(server_error(body)))),
         backend::NOTICE_RESPONSE_TAG => {
             log_notice(body, address);
             Ok(None)
@@ -131,26 +133,26 @@ fn parse(message: &[u8], address: &str) -> Result<Option<Reply>, WireError> {
         backend::NOTIFICATION_RESPONSE_TAG => Ok(None),
         _ => {
             let parsed = Message::parse(&mut BytesMut::from(message)).map_err(malformed)?;
-            Ok(parsed.map(Reply::Message))
+            Ok(parsed.map(BackendReply::Message))
         }
     }
 }
 
-fn keep(parameters: &mut Vec<(String, String)>, name: String, value: String) {
-    match parameters.iter().position(|(known, _)| *known == name) {
-        Some(known) => parameters[known].1 = value,
+fn store(parameters: &mut Vec<(String, String)>, name: String, value: String) {
+    match parameters.iter().position(|(stored, _)| *stored == name) {
+        Some(index) => parameters[index].1 = value,
         None if parameters.len() < MAX_PARAMETERS => parameters.push((name, value)),
         None => {}
     }
 }
 
-/// The letter and the value of each field.
+/// Returns the type and the value of each field.
 fn fields(mut body: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
     std::iter::from_fn(move || {
-        let (&letter, rest) = body.split_first().filter(|(letter, _)| **letter != 0)?;
+        let (&kind, rest) = body.split_first().filter(|(kind, _)| **kind != 0)?;
         let end = rest.iter().position(|byte| *byte == 0)?;
         body = &rest[end + 1..];
-        Some((letter, &rest[..end]))
+        Some((kind, &rest[..end]))
     })
 }
 

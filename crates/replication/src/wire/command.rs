@@ -1,11 +1,11 @@
-//! Commands of the replication protocol, as text.
+//! Text of replication commands.
 //!
-//! Invariant: whatever names and values hold, a command is one command: they are quoted as the server's scanner of these
-//! commands reads them, which knows no backslashes.
+//! Invariant: names and values can't end their command. They are quoted for the scanner of
+//! replication commands, which has no backslash escapes.
 
 use forebay_pgoutput::Lsn;
 
-/// `START_REPLICATION` of a logical slot.
+/// Returns `START_REPLICATION` for a logical slot.
 pub(super) fn start_replication(slot: &str, from: Lsn, options: &[(&str, &str)]) -> String {
     let mut command = format!("START_REPLICATION SLOT {} LOGICAL {from}", quoted(slot, '"'));
     let options: Vec<_> = options
@@ -19,8 +19,8 @@ pub(super) fn start_replication(slot: &str, from: Lsn, options: &[(&str, &str)])
 }
 
 fn quoted(text: &str, quote: char) -> String {
-    let twice = [quote, quote].iter().collect::<String>();
-    format!("{quote}{}{quote}", text.replace(quote, &twice))
+    let doubled = [quote, quote].iter().collect::<String>();
+    format!("{quote}{}{quote}", text.replace(quote, &doubled))
 }
 
 #[cfg(test)]
@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stream_is_asked_for_by_slot_place_and_options() {
+    fn start_replication_has_slot_position_and_options() {
         let from = Lsn(0x16_B374_D848);
         assert_eq!(start_replication("s", from, &[]), r#"START_REPLICATION SLOT "s" LOGICAL 16/B374D848"#);
         let options = [("proto_version", "1"), ("publication_names", r#""it's""#)];

@@ -1,6 +1,7 @@
-//! Why a connection in replication mode can't go on.
+//! Errors of the wire client.
 //!
-//! Invariant: nothing here holds a password or what a row holds, apart from what the server itself says.
+//! Invariant: no error contains a password. Values of rows appear only in the server's own
+//! messages.
 
 use std::io;
 
@@ -9,38 +10,39 @@ use forebay_reservoir::PostgresServerError;
 /// Why a query or a stream failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WireError {
-    /// The server said no. After a query the connection is as good as before, unless the severity is `FATAL`.
+    /// The server returned an error. After a query the connection is usable, unless the severity is
+    /// `FATAL`.
     #[error("{0}")]
     Server(PostgresServerError),
-    /// The connection broke.
-    #[error("the connection was lost: {0}: the server's log may say why")]
+    /// The connection was lost.
+    #[error("the connection was lost: {0}: the server's log may have the reason")]
     Lost(#[source] io::Error),
-    /// The server ended the stream of its own accord.
-    #[error("the server ended the replication stream, as it does when it shuts down: connect anew")]
+    /// The server ended the stream.
+    #[error("the server ended the replication stream, as it does when it shuts down: reconnect")]
     Ended,
-    /// A message is longer than it may be.
-    #[error("a message {:?} of {bytes} bytes is over the limit of {limit}: raise it, or make the row smaller", char::from(*.tag))]
-    Long {
-        /// What kind of message.
+    /// A message exceeds the limit.
+    #[error("a message {:?} of {bytes} bytes is over the limit of {limit}: make the row smaller", char::from(*.tag))]
+    TooLong {
+        /// Type of the message.
         tag: u8,
-        /// How long it would be.
+        /// Length of the message.
         bytes: usize,
-        /// How long it may be.
+        /// Maximum length.
         limit: usize,
     },
-    /// The answer to a query is bigger than it may be.
-    #[error("the answer to a query is over the limit of {rows} rows and {bytes} bytes")]
-    Big {
-        /// How many rows there may be.
+    /// A query's result exceeds the limits.
+    #[error("a query's result is over the limit of {rows} rows and {bytes} bytes")]
+    TooBig {
+        /// Maximum number of rows.
         rows: usize,
-        /// How many bytes all of them may have.
+        /// Maximum size of all rows.
         bytes: usize,
     },
-    /// What came makes no sense.
-    #[error("the server sent what the protocol doesn't allow: {0}: check that nothing in between changes it")]
+    /// The server violated the protocol.
+    #[error("protocol violation by the server: {0}: check that no proxy is in between")]
     Protocol(String),
-    /// A query before this one was given up while the server answered.
-    #[error("an earlier query was given up before its answer was read: open another connection")]
+    /// An earlier query was cancelled before its result was read.
+    #[error("an earlier query was cancelled before its result was read: open another connection")]
     Broken,
 }
 
@@ -49,7 +51,7 @@ impl WireError {
         WireError::Protocol(what.into())
     }
 
-    /// The server is gone without a word.
+    /// Returns the error of a connection that the server closed without a message.
     pub(super) fn closed() -> Self {
         let closed = io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed the connection");
         WireError::Lost(closed)

@@ -1,22 +1,23 @@
-//! The wire client: one connection in replication mode.
+//! Wire client: one connection in replication mode.
 //!
-//! Invariants: nothing that the server sends makes it panic, wait for ever in its own code, or take memory beyond a stated
-//! bound; a row is never copied between the socket's buffer and whoever reads its frame; secrets are in no error.
-//! Kept by: one buffer with its own framing (`input.rs`), answers that never wait (`outbox.rs`), a start-up that is bounded
-//! by the reservoir's deadline (`start.rs`).
-//! Not here: hosts, addresses and TLS, which are the reservoir's; what the frames hold, which is pgoutput's; when to connect
-//! and what to acknowledge, which is the source's.
+//! Invariants: no message of the server causes a panic, an endless loop, or memory use beyond a
+//! stated bound. A row isn't copied between the read buffer and the reader of its frame. No error
+//! contains a secret.
+//! Enforced by: one buffer with framing (`read_buffer.rs`), status updates that never wait
+//! (`status_outbox.rs`), and the reservoir's deadline for the startup (`start.rs`).
+//! Out of scope: hosts, addresses and TLS (reservoir), the contents of frames (pgoutput), when to
+//! connect and what to acknowledge (`source/`).
 
 mod auth;
 mod channel;
 mod command;
-mod copy;
 mod error;
-mod input;
-mod outbox;
 mod pace;
 mod query;
+mod read_buffer;
+mod replication_stream;
 mod start;
+mod status_outbox;
 #[cfg(test)]
 mod tests;
 
@@ -25,118 +26,120 @@ use std::time::Duration;
 use forebay_pgoutput::Lsn;
 use forebay_reservoir::{PostgresConnect, PostgresError, PostgresStream};
 
-use self::channel::{Channel, Line, Reply};
-pub(crate) use self::copy::{Answer, Copy, Frames};
+use self::channel::{BackendReply, Channel, ReplicationTransport};
 pub(crate) use self::error::WireError;
-pub(crate) use self::query::Rows;
-use self::start::Replication;
+pub(crate) use self::query::QueryRows;
+pub(crate) use self::replication_stream::{Frames, ReplicationStream, StatusSender};
+use self::start::ReplicationStartup;
 
-/// How long the server may take to let go of a connection that is closed.
-const GOODBYE: Duration = Duration::from_secs(1);
-/// `Terminate`: its tag and its length.
+/// Time limit for the server to close the connection after `Terminate`.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+/// `Terminate`: tag and length.
 const TERMINATE: [u8; 5] = [b'X', 0, 0, 0, 4];
 
-/// A connection in replication mode, of a database: it takes SQL and commands of the replication protocol.
+/// A connection with `replication=database`: accepts SQL and replication commands.
 #[derive(Debug)]
-pub(crate) struct Wire<S = PostgresStream> {
+pub(crate) struct ReplicationConnection<S = PostgresStream> {
     channel: Channel<S>,
     backend_pid: i32,
     is_broken: bool,
 }
 
-impl Wire {
-    /// Opens a connection as `connect` says, with a password or token that is asked for anew.
+impl ReplicationConnection {
+    /// Opens a connection, with fresh credentials.
     ///
     /// # Errors
-    /// As for any connection of `connect`.
-    pub(crate) async fn open(connect: &PostgresConnect) -> Result<Wire, PostgresError> {
-        connect.open_with(&Replication).await
+    /// Fails like any connection of `connect`.
+    pub(crate) async fn open(connect: &PostgresConnect) -> Result<ReplicationConnection, PostgresError> {
+        connect.open_with(&ReplicationStartup).await
     }
 }
 
-impl<S: Line> Wire<S> {
-    fn ready(mut channel: Channel<S>, backend_pid: i32) -> Self {
+impl<S: ReplicationTransport> ReplicationConnection<S> {
+    fn new(mut channel: Channel<S>, backend_pid: i32) -> Self {
         channel.input.set_limit(query::MAX_BYTES);
-        Wire { channel, backend_pid, is_broken: false }
+        ReplicationConnection { channel, backend_pid, is_broken: false }
     }
 
-    /// What the server last said of one of the settings that it reports, such as `server_version`.
-    #[cfg_attr(not(test), expect(dead_code, reason = "agreed on, and not asked for yet"))]
+    /// Returns the last reported value of a server parameter, such as `server_version`.
+    #[cfg_attr(not(test), expect(dead_code, reason = "used by tests only"))]
     pub(crate) fn parameter(&self, name: &str) -> Option<&str> {
         self.channel.parameter(name)
     }
 
-    /// The server's process; 0 if it didn't say.
+    /// Returns the backend's process id; 0 if the server didn't send it.
     pub(crate) fn backend_pid(&self) -> i32 {
         self.backend_pid
     }
 
-    /// Where the server is, as errors and logs say it.
-    #[cfg_attr(not(test), expect(dead_code, reason = "agreed on, and not asked for yet"))]
+    /// Returns the server's address, for errors and logs.
+    #[cfg_attr(not(test), expect(dead_code, reason = "used by tests only"))]
     pub(crate) fn address(&self) -> &str {
         &self.channel.address
     }
 
-    /// Whether it is of no use any more: it was lost, or a query was given up.
-    #[cfg_attr(not(test), expect(dead_code, reason = "agreed on, and not asked for yet"))]
+    /// Returns whether the connection is unusable: it was lost, or a query was cancelled.
+    #[cfg_attr(not(test), expect(dead_code, reason = "used by tests only"))]
     pub(crate) fn is_broken(&self) -> bool {
         self.is_broken
     }
 
-    /// Runs a text of SQL, or a command of the replication protocol, and reads the rows of its last result. Dropping the
-    /// future breaks the connection.
+    /// Runs SQL or a replication command, and returns the rows of its last result. Dropping the
+    /// future makes the connection unusable.
     ///
     /// # Errors
-    /// When the server says no, after which the connection can still be used; for others, see [`Wire::is_broken`].
-    pub(crate) async fn query(&mut self, sql: &str) -> Result<Rows, WireError> {
+    /// Fails if the server returns an error, after which the connection is usable. For other
+    /// errors, see [`ReplicationConnection::is_broken`].
+    pub(crate) async fn query(&mut self, sql: &str) -> Result<QueryRows, WireError> {
         if self.is_broken {
             return Err(WireError::Broken);
         }
         self.is_broken = true;
-        self.channel.ask(sql).await?;
-        let answer = self.channel.answer().await;
-        self.is_broken = match &answer {
+        self.channel.send_query(sql).await?;
+        let result = self.channel.read_result().await;
+        self.is_broken = match &result {
             Ok(_) => false,
-            Err(WireError::Server(said)) => said.severity() != "ERROR",
+            Err(WireError::Server(error)) => error.severity() != "ERROR",
             Err(_) => true,
         };
-        answer
+        result
     }
 
-    /// Starts to stream a logical slot from a place on; the server may begin later, where it knows that we have been.
+    /// Starts to stream a logical slot at `from`, or at the slot's confirmed position if that is
+    /// later.
     ///
     /// # Errors
-    /// When the server says no; the connection is closed then.
+    /// Fails if the server returns an error. The connection is closed then.
     pub(crate) async fn start_replication(
         mut self,
         slot: &str,
         from: Lsn,
         options: &[(&str, &str)],
-    ) -> Result<Copy<S>, WireError> {
+    ) -> Result<ReplicationStream<S>, WireError> {
         if self.is_broken {
             return Err(WireError::Broken);
         }
-        self.channel.ask(&command::start_replication(slot, from, options)).await?;
+        self.channel.send_query(&command::start_replication(slot, from, options)).await?;
         match self.channel.reply().await? {
-            Reply::CopyBoth => Ok(Copy::new(self.channel)),
-            Reply::Error(said) => {
+            BackendReply::CopyBoth => Ok(ReplicationStream::new(self.channel)),
+            BackendReply::Error(error) => {
                 self.close().await;
-                Err(WireError::Server(said))
+                Err(WireError::Server(error))
             }
-            Reply::Message(_) => Err(WireError::protocol("something else than a stream that was asked for")),
+            BackendReply::Message(_) => Err(WireError::protocol("no CopyBothResponse to START_REPLICATION")),
         }
     }
 
-    /// Says goodbye, and waits for the server to let go; a second at most.
+    /// Sends `Terminate`, and waits up to a second for the server to close the connection.
     pub(crate) async fn close(self) {
         let Channel { stream, .. } = self.channel;
         let closing = async {
             let mut stream = stream;
             tokio::io::AsyncWriteExt::write_all(&mut stream, &TERMINATE).await?;
-            stream.hang_up().await;
+            stream.shutdown_and_wait().await;
             std::io::Result::Ok(())
         };
-        // Whoever is gone already needs no goodbye, and for others there is no more time.
-        let _late_or_gone = tokio::time::timeout(GOODBYE, closing).await;
+        // A late or lost server is ignored: the connection is dropped anyway.
+        let _late_or_lost = tokio::time::timeout(CLOSE_TIMEOUT, closing).await;
     }
 }

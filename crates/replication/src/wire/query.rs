@@ -1,62 +1,64 @@
-//! The simple query protocol: a text goes, rows of texts come.
+//! Simple query protocol: sends SQL, returns rows of texts.
 //!
-//! Invariant: a connection is asked again only when the answer before was read to its end (`ReadyForQuery`); one whose
-//! query was given up is broken and says so. What an answer may hold is bounded.
+//! Invariant: a query is sent only after the previous result was read up to `ReadyForQuery`. A
+//! connection with a cancelled query is marked as broken. Results are bounded.
 
 use bytes::BytesMut;
 use fallible_iterator::FallibleIterator;
 use postgres_protocol::message::backend::{DataRowBody, Message};
 use postgres_protocol::message::frontend;
 
-use super::channel::{Channel, Line, Reply, malformed};
+use super::channel::{BackendReply, Channel, ReplicationTransport, malformed};
 use super::error::WireError;
 
-/// The rows of an answer; `None` is NULL.
-pub(crate) type Rows = Vec<Vec<Option<String>>>;
+/// Rows of a result; `None` is NULL.
+pub(crate) type QueryRows = Vec<Vec<Option<String>>>;
 
-/// What the rows of an answer may have together, and so a message: a timeline's history is the longest we ask for.
+/// Maximum size of a result's rows, and of a message. A timeline history is the longest result.
 pub(super) const MAX_BYTES: usize = 16 * 1024 * 1024;
 const MAX_ROWS: usize = 10_000;
 
-impl<S: Line> Channel<S> {
-    /// Sends a text. What follows is up to the server.
-    pub(super) async fn ask(&mut self, sql: &str) -> Result<(), WireError> {
+impl<S: ReplicationTransport> Channel<S> {
+    /// Sends a query without reading its result.
+    pub(super) async fn send_query(&mut self, sql: &str) -> Result<(), WireError> {
         let mut out = BytesMut::new();
         frontend::query(sql, &mut out).map_err(malformed)?;
         self.send(&out).await
     }
 
-    /// Reads an answer to its end.
-    pub(super) async fn answer(&mut self) -> Result<Rows, WireError> {
-        let (mut rows, mut bytes, mut refused) = (Rows::new(), 0, None);
+    /// Reads a result up to `ReadyForQuery`.
+    pub(super) async fn read_result(&mut self) -> Result<QueryRows, WireError> {
+        let (mut rows, mut bytes, mut server_error) = (QueryRows::new(), 0, None);
         loop {
             let message = match self.reply().await {
-                Ok(Reply::Message(message)) => message,
-                Ok(Reply::Error(said)) => {
-                    refused.get_or_insert(said);
+                Ok(BackendReply::Message(message)) => message,
+                Ok(BackendReply::Error(error)) => {
+                    server_error.get_or_insert(error);
                     continue;
                 }
-                Ok(Reply::CopyBoth) => return Err(WireError::protocol("a stream that nobody asked for")),
-                // After its last word a server hangs up.
+                Ok(BackendReply::CopyBoth) => {
+                    return Err(WireError::protocol("an unexpected CopyBothResponse"));
+                }
+                // After a fatal error the server closes the connection.
                 Err(WireError::Lost(error)) => {
-                    return Err(refused.map_or(WireError::Lost(error), WireError::Server));
+                    return Err(server_error.map_or(WireError::Lost(error), WireError::Server));
                 }
                 Err(error) => return Err(error),
             };
             match message {
-                Message::RowDescription(_) => (rows, bytes) = (Rows::new(), 0),
+                Message::RowDescription(_) => (rows, bytes) = (QueryRows::new(), 0),
                 Message::DataRow(body) => {
                     bytes += body.buffer().len();
                     if rows.len() == MAX_ROWS || bytes > MAX_BYTES {
-                        return Err(WireError::Big { rows: MAX_ROWS, bytes: MAX_BYTES });
+                        return Err(WireError::TooBig { rows: MAX_ROWS, bytes: MAX_BYTES });
                     }
                     rows.push(row(&body)?);
                 }
                 Message::CommandComplete(_) | Message::EmptyQueryResponse => {}
                 Message::ReadyForQuery(_) => {
-                    return refused.map_or(Ok(rows), |said| Err(WireError::Server(said)));
+                    return server_error.map_or(Ok(rows), |error| Err(WireError::Server(error)));
                 }
-                _ => return Err(WireError::protocol("a message that has no place in an answer")),
+                _ => return Err(WireError::protocol("an unexpected message in a query result")),
             }
         }
     }

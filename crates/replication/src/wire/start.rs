@@ -1,33 +1,33 @@
-//! The start-up of a connection in replication mode.
+//! Startup of a connection in replication mode.
 //!
-//! Invariant: whatever the server answers, it leads to a [`Wire`] or an error that says where; nothing is read beyond small
-//! messages before the server has let us in.
+//! Invariant: the startup ends with a [`ReplicationConnection`] or an error with the server's
+//! address. Only small messages are read before authentication has succeeded.
 
 use bytes::BytesMut;
-use forebay_reservoir::{PostgresError, PostgresStartup, PostgresStartupParams, PostgresStream};
+use forebay_reservoir::{PostgresError, PostgresStartup, PostgresStream, PostgresStartupParams};
 use postgres_protocol::message::backend::{self, Message};
 use postgres_protocol::message::frontend;
 
-use super::Wire;
-use super::auth::{AuthError, Authentication, Identity, Step};
-use super::channel::{Channel, Line, Reply};
+use super::ReplicationConnection;
+use super::auth::{AuthError, AuthStep, Authentication, Identity};
+use super::channel::{BackendReply, Channel, ReplicationTransport};
 use super::error::WireError;
 
-/// What a message of the start-up may have. Postgres' own clients allow 30 000 bytes.
+/// Maximum size of a startup message. libpq allows 30,000 bytes.
 const MAX_MESSAGE_BYTES: usize = 64 * 1024;
 
-/// Starts connections in replication mode, of a database.
-pub(super) struct Replication;
+/// Starts connections with `replication=database`.
+pub(super) struct ReplicationStartup;
 
-impl PostgresStartup for Replication {
-    type Session = Wire;
+impl PostgresStartup for ReplicationStartup {
+    type Session = ReplicationConnection;
 
     async fn start(
         &self,
         stream: PostgresStream,
         terms: &PostgresStartupParams<'_>,
-    ) -> Result<Wire, PostgresError> {
-        let hello = Hello {
+    ) -> Result<ReplicationConnection, PostgresError> {
+        let request = StartupRequest {
             address: terms.address(),
             identity: Identity {
                 user: terms.user(),
@@ -39,23 +39,23 @@ impl PostgresStartup for Replication {
             application_name: terms.application_name(),
             options: terms.options(),
         };
-        let mut wire = hello.say(stream).await?;
-        let Some(check) = terms.session_check() else { return Ok(wire) };
-        let error = match terms.bound("asking what the server is", wire.query(check.sql)).await? {
-            Ok(rows) if rows.iter().flatten().any(|value| value.as_deref() == Some(check.expected)) => {
-                return Ok(wire);
+        let mut connection = request.open(stream).await?;
+        let Some(check) = terms.session_check() else { return Ok(connection) };
+        let error = match terms.bound("inspecting the server", connection.query(check.sql)).await? {
+            Ok(rows) if rows.iter().flatten().any(|value| value.as_deref() == Some(check.good)) => {
+                return Ok(connection);
             }
-            Ok(_) => PostgresError::WrongSession { address: terms.address(), wanted: check.required },
-            Err(error) => hello.failed(error),
+            Ok(_) => PostgresError::WrongSession { address: terms.address(), wanted: check.wanted },
+            Err(error) => request.failed(error),
         };
-        // Until it is gone it counts, and the next server's connection might be one too many.
-        wire.close().await;
+        // It counts against the connection limits until it is closed.
+        connection.close().await;
         Err(error)
     }
 }
 
-/// What we say first, and to whom.
-pub(super) struct Hello<'a> {
+/// Parameters of the startup message.
+pub(super) struct StartupRequest<'a> {
     pub(super) address: String,
     pub(super) identity: Identity<'a>,
     pub(super) database: Option<&'a str>,
@@ -63,56 +63,70 @@ pub(super) struct Hello<'a> {
     pub(super) options: Option<&'a str>,
 }
 
-impl Hello<'_> {
-    pub(super) async fn say<S: Line>(&self, stream: S) -> Result<Wire<S>, PostgresError> {
+impl StartupRequest<'_> {
+    /// Sends the startup message, authenticates, and waits for `ReadyForQuery`.
+    pub(super) async fn open<S: ReplicationTransport>(
+        &self,
+        stream: S,
+    ) -> Result<ReplicationConnection<S>, PostgresError> {
         let mut channel = Channel::new(stream, self.address.clone(), MAX_MESSAGE_BYTES);
         let mut out = BytesMut::new();
-        let given = [
+        let optional = [
             ("database", self.database),
             ("application_name", self.application_name),
             ("options", self.options),
         ];
-        let given = given.iter().filter_map(|(name, value)| Some((*name, (*value)?)));
-        let always = [("client_encoding", "UTF8"), ("user", self.identity.user), ("replication", "database")];
-        frontend::startup_message(always.into_iter().chain(given), &mut out)
+        let optional = optional.iter().filter_map(|(name, value)| Some((*name, (*value)?)));
+        let required =
+            [("client_encoding", "UTF8"), ("user", self.identity.user), ("replication", "database")];
+        frontend::startup_message(required.into_iter().chain(optional), &mut out)
             .map_err(|error| self.failed(WireError::Protocol(error.to_string())))?;
         channel.send(&out).await.map_err(|error| self.failed(error))?;
         self.authenticate(&mut channel).await?;
         let backend_pid = self.wait_until_ready(&mut channel).await?;
-        Ok(Wire::ready(channel, backend_pid))
+        Ok(ReplicationConnection::new(channel, backend_pid))
     }
 
-    async fn authenticate<S: Line>(&self, channel: &mut Channel<S>) -> Result<(), PostgresError> {
-        let mut authentication = Authentication::Begun;
+    async fn authenticate<S: ReplicationTransport>(
+        &self,
+        channel: &mut Channel<S>,
+    ) -> Result<(), PostgresError> {
+        let mut authentication = Authentication::Started;
         loop {
             let message = self.message(channel).await?;
             match authentication.step(message, &self.identity).map_err(|error| self.refused(error))? {
-                Step::Send(bytes) => channel.send(&bytes).await.map_err(|error| self.failed(error))?,
-                Step::Wait => {}
-                Step::Done => return Ok(()),
+                AuthStep::Send(bytes) => channel.send(&bytes).await.map_err(|error| self.failed(error))?,
+                AuthStep::Wait => {}
+                AuthStep::Done => return Ok(()),
             }
         }
     }
 
-    /// The server's process.
-    async fn wait_until_ready<S: Line>(&self, channel: &mut Channel<S>) -> Result<i32, PostgresError> {
+    /// Waits for `ReadyForQuery`, and returns the backend's process id.
+    async fn wait_until_ready<S: ReplicationTransport>(
+        &self,
+        channel: &mut Channel<S>,
+    ) -> Result<i32, PostgresError> {
         let mut backend_pid = 0;
         loop {
             match self.message(channel).await? {
                 Message::BackendKeyData(body) => backend_pid = body.process_id(),
                 Message::ReadyForQuery(_) => return Ok(backend_pid),
                 _ => {
-                    return Err(self.failed(WireError::protocol("a message that has no place in a start-up")));
+                    return Err(self.failed(WireError::protocol("an unexpected message during startup")));
                 }
             }
         }
     }
 
-    async fn message<S: Line>(&self, channel: &mut Channel<S>) -> Result<Message, PostgresError> {
+    async fn message<S: ReplicationTransport>(
+        &self,
+        channel: &mut Channel<S>,
+    ) -> Result<Message, PostgresError> {
         match channel.reply().await.map_err(|error| self.failed(error))? {
-            Reply::Message(message) => Ok(message),
-            Reply::Error(said) => Err(PostgresError::Server { address: self.address.clone(), error: said }),
-            Reply::CopyBoth => Err(self.failed(WireError::protocol("a stream that nobody asked for"))),
+            BackendReply::Message(message) => Ok(message),
+            BackendReply::Error(said) => Err(PostgresError::Server { address: self.address.clone(), said }),
+            BackendReply::CopyBoth => Err(self.failed(WireError::protocol("an unexpected CopyBothResponse"))),
         }
     }
 
@@ -121,23 +135,23 @@ impl Hello<'_> {
         match error {
             AuthError::NoPassword => PostgresError::NoPassword { address, user },
             AuthError::Failed(_) => PostgresError::Authentication { address, source: error.into() },
-            AuthError::OutOfTurn => PostgresError::NotPostgres { address, found: error.to_string() },
+            AuthError::OutOfOrder => PostgresError::NotPostgres { address, found: error.to_string() },
         }
     }
 
     fn failed(&self, error: WireError) -> PostgresError {
         let address = self.address.clone();
         match error {
-            WireError::Server(said) => PostgresError::Server { address, error: said },
+            WireError::Server(said) => PostgresError::Server { address, said },
             WireError::Lost(error) => PostgresError::from_io(&address, error),
-            // Not of the protocol, but what a server says that can't even start a process for us.
-            WireError::Long { tag: backend::ERROR_RESPONSE_TAG, .. } => {
-                let problem = "the server failed before it could say why; its log does";
+            // A server that can't start a backend sends a plain text that begins with `E`.
+            WireError::TooLong { tag: backend::ERROR_RESPONSE_TAG, .. } => {
+                let problem = "the server couldn't start a backend; see its log";
                 PostgresError::Dial { address, source: std::io::Error::other(problem) }
             }
             WireError::Ended
-            | WireError::Long { .. }
-            | WireError::Big { .. }
+            | WireError::TooLong { .. }
+            | WireError::TooBig { .. }
             | WireError::Protocol(_)
             | WireError::Broken => PostgresError::NotPostgres { address, found: error.to_string() },
         }

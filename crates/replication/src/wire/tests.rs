@@ -1,6 +1,7 @@
-//! The wire client against a server that is played (`played.rs`) and real ones (`servers.rs`, `streams.rs`).
+//! Tests of the wire client: with a scripted server in memory (`scripted_server.rs`), and with real
+//! servers (`servers.rs`, `streams.rs`).
 
-mod played;
+mod scripted_server;
 mod servers;
 mod streams;
 
@@ -9,26 +10,26 @@ use std::io;
 use forebay_pgoutput::Frame;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
-use super::channel::Line;
-use super::copy::Copy;
+use super::channel::ReplicationTransport;
 use super::error::WireError;
+use super::replication_stream::ReplicationStream;
 
-impl Line for DuplexStream {
-    /// It is told, and wakes for each byte all the same.
+impl ReplicationTransport for DuplexStream {
+    /// Accepted and ignored: each byte wakes the reader.
     fn set_low_water(&self, _bytes: usize) -> io::Result<()> {
         Ok(())
     }
 
-    async fn hang_up(mut self) {
+    async fn shutdown_and_wait(mut self) {
         let _gone = self.shutdown().await;
         let mut rest = Vec::new();
         let _reset = self.read_to_end(&mut rest).await;
     }
 }
 
-/// The payloads that have come, until the first error.
-fn payloads<S: Line>(copy: &mut Copy<S>) -> Result<Vec<Vec<u8>>, WireError> {
-    let (mut frames, _) = copy.split();
+/// Returns the payloads of the buffered frames; fails at the first error.
+fn payloads<S: ReplicationTransport>(stream: &mut ReplicationStream<S>) -> Result<Vec<Vec<u8>>, WireError> {
+    let (mut frames, _) = stream.split();
     let mut payloads = Vec::new();
     while let Some(frame) = frames.next() {
         match frame? {

@@ -1,9 +1,9 @@
-//! What arrives: every kind of change, of every kind of table, in the values' one way of being written.
+//! Changes of every kind, of every kind of table, in one text form.
 //!
-//! Transaction ids that wrap around are arithmetic, which is tested where it is (`xid.rs` and `snapshot.rs` of pgoutput): a server can't
-//! be brought there in the time of a test.
+//! Wraparound of transaction ids is tested in `xid.rs` and `snapshot.rs` of pgoutput: a server
+//! can't reach it within a test.
 
-mod noted;
+mod message_log;
 mod values;
 
 use forebay_replication::reservoir::tokio_postgres;
@@ -11,38 +11,38 @@ use forebay_replication::{Manager, PublishError, TableName};
 use forebay_sandbox::Postgres;
 use forebay_testkit::{eventually, within};
 
-use crate::journal::{Change, Old};
-use crate::support::{Followed, insert, row};
+use crate::followed_database::{FollowedDatabase, insert, row};
+use crate::journal::{JournalChange, OldRow};
 
-type Row = Vec<Option<String>>;
+type TextRow = Vec<Option<String>>;
 
-/// The oldest and the newest.
-fn both() -> [&'static Postgres; 2] {
+/// Returns servers of the oldest and the newest version.
+fn both_versions() -> [&'static Postgres; 2] {
     [Postgres::shared_version(15), Postgres::shared_version(18)]
 }
 
-/// `-` is NULL.
-fn values<const N: usize>(values: [&str; N]) -> Row {
+/// Returns a row; `-` is NULL.
+fn values<const N: usize>(values: [&str; N]) -> TextRow {
     values.map(|value| (value != "-").then(|| value.to_owned())).to_vec()
 }
 
-fn inserted<const N: usize>(table: &str, new: [&str; N]) -> Change {
-    Change::Insert(table.into(), values(new))
+fn inserted<const N: usize>(table: &str, new: [&str; N]) -> JournalChange {
+    JournalChange::Insert(table.into(), values(new))
 }
 
-fn updated<const N: usize>(table: &str, old: Option<Old>, new: [&str; N]) -> Change {
-    Change::Update(table.into(), old, values(new))
+fn updated<const N: usize>(table: &str, old: Option<OldRow>, new: [&str; N]) -> JournalChange {
+    JournalChange::Update(table.into(), old, values(new))
 }
 
-fn full<const N: usize>(old: [&str; N]) -> Old {
-    Old::Full(values(old))
+fn full<const N: usize>(old: [&str; N]) -> OldRow {
+    OldRow::Full(values(old))
 }
 
-fn key<const N: usize>(old: [&str; N]) -> Old {
-    Old::Key(values(old))
+fn key<const N: usize>(old: [&str; N]) -> OldRow {
+    OldRow::Key(values(old))
 }
 
-impl Followed<'_> {
+impl FollowedDatabase<'_> {
     async fn add(&self, manager: &Manager, schema: &str, name: &str) {
         within("the table is added", manager.add_table(&TableName::new(schema, name))).await.unwrap();
     }
@@ -53,9 +53,9 @@ impl Followed<'_> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_long_value_that_did_not_change_is_in_the_old_row_if_that_is_full_and_never_in_the_new_one() {
-    for server in both() {
-        let followed = Followed::new(server);
+async fn an_unchanged_toasted_value_is_in_a_full_old_row_and_never_in_the_new_row() {
+    for server in both_versions() {
+        let followed = FollowedDatabase::new(server);
         let manager = followed.running().await;
         followed.sql(
             "CREATE TABLE docs (id int PRIMARY KEY, note text, body text); \
@@ -77,7 +77,7 @@ async fn a_long_value_that_did_not_change_is_in_the_old_row_if_that_is_full_and_
             updated("public.docs", None, ["1", "c", "?"]),
             updated("public.docs", Some(key(["1", "-", "-"])), ["2", "c", "?"]),
             updated("public.docs", None, ["2", "c", &other]),
-            Change::Delete("public.docs".into(), full(["2", "c", &other])),
+            JournalChange::Delete("public.docs".into(), full(["2", "c", &other])),
         ];
         assert_eq!(followed.eventually_changes(expected.len()).await, expected);
         manager.shutdown().await;
@@ -85,14 +85,14 @@ async fn a_long_value_that_did_not_change_is_in_the_old_row_if_that_is_full_and_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn old_rows_hold_what_the_replica_identity_says() {
-    for server in both() {
-        let followed = Followed::new(server);
+async fn old_rows_have_the_columns_of_the_replica_identity() {
+    for server in both_versions() {
+        let followed = FollowedDatabase::new(server);
         let manager = followed.running().await;
         followed.sql("CREATE TABLE t (id int PRIMARY KEY, code text NOT NULL, note text); CREATE UNIQUE INDEX t_code ON t (code)");
         followed.add(&manager, "public", "t").await;
         assert_eq!(
-            followed.ask("SELECT relreplident FROM pg_class WHERE relname = 't'").as_deref(),
+            followed.query_value("SELECT relreplident FROM pg_class WHERE relname = 't'").as_deref(),
             Some("f")
         );
         let script = "INSERT INTO t VALUES (1, 'a', 'x'); UPDATE t SET note = 'y'; UPDATE t SET id = 2, code = 'b'; DELETE FROM t";
@@ -101,13 +101,13 @@ async fn old_rows_hold_what_the_replica_identity_says() {
         followed.sql(script);
         followed.sql("ALTER TABLE t REPLICA IDENTITY USING INDEX t_code");
         followed.sql(script);
-        let changes = |olds: [Option<Old>; 3]| {
+        let changes = |olds: [Option<OldRow>; 3]| {
             let [noted, moved, gone] = olds;
             [
                 inserted("public.t", ["1", "a", "x"]),
                 updated("public.t", noted, ["1", "a", "y"]),
                 updated("public.t", moved, ["2", "b", "y"]),
-                Change::Delete("public.t".into(), gone.unwrap()),
+                JournalChange::Delete("public.t".into(), gone.unwrap()),
             ]
         };
         let with_full = [full(["1", "a", "x"]), full(["1", "a", "y"]), full(["2", "b", "y"])].map(Some);
@@ -120,8 +120,8 @@ async fn old_rows_hold_what_the_replica_identity_says() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_a_replica_identity_postgres_itself_refuses_to_update_and_delete() {
-    let followed = Followed::new(Postgres::shared());
+async fn without_a_replica_identity_postgres_refuses_updates_and_deletes() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     let manager = followed.running().await;
     followed.table(&manager, "orders").await;
     followed.sql("ALTER TABLE orders REPLICA IDENTITY NOTHING");
@@ -131,24 +131,24 @@ async fn without_a_replica_identity_postgres_itself_refuses_to_update_and_delete
         assert!(error.contains("does not have a replica identity") && error.contains(word), "{error}");
     }
     followed.sql("TRUNCATE orders");
-    // Asking for the table again mends it.
+    // Adding the table again repairs it.
     followed.add(&manager, "public", "orders").await;
     followed.sql("INSERT INTO orders VALUES (2, 'new')");
     followed.sql("DELETE FROM orders");
     let expected = [
         insert("orders", 1, "new"),
-        Change::Truncate(vec!["public.orders".into()]),
+        JournalChange::Truncate(vec!["public.orders".into()]),
         insert("orders", 2, "new"),
-        Change::Delete("public.orders".into(), Old::Full(row(2, "new"))),
+        JournalChange::Delete("public.orders".into(), OldRow::Full(row(2, "new"))),
     ];
     assert_eq!(followed.eventually_changes(4).await, expected);
     manager.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn changes_of_a_partitioned_table_arrive_under_its_own_name() {
-    for server in both() {
-        let followed = Followed::new(server);
+async fn changes_of_partitions_arrive_under_the_name_of_the_partitioned_table() {
+    for server in both_versions() {
+        let followed = FollowedDatabase::new(server);
         let manager = followed.running().await;
         followed.sql(
             "CREATE SCHEMA parts; CREATE TABLE m (id int, at int, note text, PRIMARY KEY (id, at)) PARTITION BY RANGE (at); \
@@ -167,10 +167,10 @@ async fn changes_of_a_partitioned_table_arrive_under_its_own_name() {
             inserted("public.m", ["1", "5", "a"]),
             inserted("public.m", ["2", "15", "b"]),
             updated("public.m", Some(full(["1", "5", "a"])), ["1", "5", "c"]),
-            Change::Delete("public.m".into(), full(["1", "5", "c"])),
+            JournalChange::Delete("public.m".into(), full(["1", "5", "c"])),
             inserted("public.m", ["1", "16", "c"]),
-            Change::Delete("public.m".into(), full(["2", "15", "b"])),
-            Change::Truncate(vec!["public.m".into()]),
+            JournalChange::Delete("public.m".into(), full(["2", "15", "b"])),
+            JournalChange::Truncate(vec!["public.m".into()]),
         ];
         assert_eq!(followed.eventually_changes(expected.len()).await, expected);
         manager.shutdown().await;
@@ -178,9 +178,9 @@ async fn changes_of_a_partitioned_table_arrive_under_its_own_name() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_partition_that_comes_later_is_followed_from_then_on_and_one_that_goes_is_not() {
-    for server in both() {
-        let followed = Followed::new(server);
+async fn an_attached_partition_is_followed_and_a_detached_one_is_not() {
+    for server in both_versions() {
+        let followed = FollowedDatabase::new(server);
         let manager = followed.running().await;
         followed.sql(
             "CREATE TABLE m (id int PRIMARY KEY, note text) PARTITION BY RANGE (id); \
@@ -192,7 +192,7 @@ async fn a_partition_that_comes_later_is_followed_from_then_on_and_one_that_goes
         followed.sql("CREATE TABLE m_3 (LIKE m INCLUDING ALL); INSERT INTO m_3 VALUES (20, 'unseen')");
         followed.sql("ALTER TABLE m ATTACH PARTITION m_3 FOR VALUES FROM (20) TO (30)");
         followed.sql("INSERT INTO m VALUES (21, 'attached')");
-        // Its old rows are what Postgres gives it, until somebody looks.
+        // Without old rows, until the table is added again or reconciled.
         followed.sql("UPDATE m SET note = 'a' WHERE id = 21");
         followed.add(&manager, "public", "m").await;
         followed.sql("UPDATE m SET note = 'b' WHERE id = 21");
@@ -213,9 +213,9 @@ async fn a_partition_that_comes_later_is_followed_from_then_on_and_one_that_goes
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stored_generated_columns_arrive_from_18_on_and_are_left_out_before() {
-    for server in both() {
-        let followed = Followed::new(server);
-        // As one that an older version made.
+    for server in both_versions() {
+        let followed = FollowedDatabase::new(server);
+        // As an older version creates it.
         followed.sql("CREATE PUBLICATION forebay");
         let manager = followed.running().await;
         followed.sql(
@@ -230,9 +230,9 @@ async fn stored_generated_columns_arrive_from_18_on_and_are_left_out_before() {
             false => values([id, "a"]),
         };
         let expected = [
-            Change::Insert("public.g".into(), row("1", "2")),
-            Change::Update("public.g".into(), Some(Old::Full(row("1", "2"))), row("2", "4")),
-            Change::Delete("public.g".into(), Old::Full(row("2", "4"))),
+            JournalChange::Insert("public.g".into(), row("1", "2")),
+            JournalChange::Update("public.g".into(), Some(OldRow::Full(row("1", "2"))), row("2", "4")),
+            JournalChange::Delete("public.g".into(), OldRow::Full(row("2", "4"))),
         ];
         assert_eq!(followed.eventually_changes(3).await, expected);
         manager.shutdown().await;
@@ -240,8 +240,8 @@ async fn stored_generated_columns_arrive_from_18_on_and_are_left_out_before() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_table_with_a_virtual_generated_column_is_refused_rather_than_made_read_only() {
-    let followed = Followed::new(Postgres::shared_version(18));
+async fn a_table_with_a_virtual_generated_column_is_refused_and_stays_writable() {
+    let followed = FollowedDatabase::new(Postgres::shared_version(18));
     let manager = followed.running().await;
     followed.sql("CREATE TABLE g (id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) VIRTUAL)");
     let error = manager.add_table(&TableName::new("public", "g")).await.unwrap_err();
@@ -253,14 +253,14 @@ async fn a_table_with_a_virtual_generated_column_is_refused_rather_than_made_rea
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_rolled_back_leaves_nothing_not_even_an_empty_transaction() {
-    let followed = Followed::new(Postgres::shared());
+async fn rolled_back_changes_never_arrive_not_even_as_an_empty_transaction() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     let manager = followed.running().await;
     followed.table(&manager, "orders").await;
     followed.sql("BEGIN; INSERT INTO orders VALUES (1, 'undone'); ROLLBACK");
     let error = followed.refused("BEGIN; INSERT INTO orders VALUES (1, 'undone'); SELECT 1/0; COMMIT");
     assert!(error.contains("division by zero"), "{error}");
-    // More than the server keeps in memory for one transaction.
+    // More than logical_decoding_work_mem.
     let many = "INSERT INTO orders SELECT n, repeat('x', 200) FROM generate_series(1000, 6000) n";
     followed.sql(&format!("SET logical_decoding_work_mem = '64kB'; BEGIN; {many}; ROLLBACK"));
     followed.sql(&format!("BEGIN; SAVEPOINT s; {many}; ROLLBACK TO s; COMMIT"));
@@ -276,8 +276,8 @@ async fn what_was_rolled_back_leaves_nothing_not_even_an_empty_transaction() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn transactions_arrive_whole_in_the_order_of_their_commits_however_they_were_interleaved() {
-    let followed = Followed::new(Postgres::shared());
+async fn interleaved_transactions_arrive_complete_in_commit_order() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     let manager = followed.running().await;
     followed.table(&manager, "orders").await;
     let (first, second) = (manager.snapshot().await.unwrap(), manager.snapshot().await.unwrap());
@@ -300,9 +300,9 @@ async fn transactions_arrive_whole_in_the_order_of_their_commits_however_they_we
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_transaction_that_was_prepared_arrives_when_it_is_committed_like_any_other() {
+async fn a_prepared_transaction_arrives_when_it_is_committed() {
     let server = Postgres::builder().config("max_prepared_transactions", "5").start().unwrap();
-    let followed = Followed::new(&server);
+    let followed = FollowedDatabase::new(&server);
     let manager = followed.running().await;
     followed.table(&manager, "orders").await;
     followed.sql("BEGIN; INSERT INTO orders VALUES (1, 'prepared'); PREPARE TRANSACTION 'one'");
@@ -326,9 +326,9 @@ async fn a_transaction_that_was_prepared_arrives_when_it_is_committed_like_any_o
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tables_that_are_not_followed_and_transactions_without_changes_leave_no_trace_but_their_position() {
+async fn untracked_tables_and_empty_transactions_only_advance_the_position() {
     let server = Postgres::builder().config("wal_sender_timeout", "1s").start().unwrap();
-    let followed = Followed::new(&server);
+    let followed = FollowedDatabase::new(&server);
     let manager = followed.running().await;
     followed.table(&manager, "orders").await;
     followed.sql("CREATE TABLE unseen (id int PRIMARY KEY)");
@@ -337,15 +337,15 @@ async fn tables_that_are_not_followed_and_transactions_without_changes_leave_no_
     for id in 0..50 {
         followed.sql(&format!("INSERT INTO unseen VALUES ({id})"));
         followed.sql("SELECT pg_current_xact_id()");
-        followed.sql("SELECT pg_logical_emit_message(true, 'strange', 'words')");
+        followed.sql("SELECT pg_logical_emit_message(true, 'strange', 'text')");
     }
     let position: u64 =
-        followed.ask("SELECT (pg_current_wal_lsn() - '0/0')::bigint").unwrap().parse().unwrap();
+        followed.query_value("SELECT (pg_current_wal_lsn() - '0/0')::bigint").unwrap().parse().unwrap();
     let confirmed = format!(
         "SELECT confirmed_flush_lsn - '0/0' >= {position} FROM pg_replication_slots WHERE slot_name = '{}'",
         followed.slot
     );
-    eventually("the server may forget all that", Some("t".to_owned()), async || followed.ask(&confirmed))
+    eventually("the slot has advanced", Some("t".to_owned()), async || followed.query_value(&confirmed))
         .await;
     followed.sql("BEGIN; INSERT INTO unseen VALUES (99); INSERT INTO orders VALUES (2, 'seen'); COMMIT");
     assert_eq!(
@@ -357,8 +357,8 @@ async fn tables_that_are_not_followed_and_transactions_without_changes_leave_no_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tables_of_the_same_name_in_several_schemas_are_told_apart_whatever_their_names_are() {
-    let followed = Followed::new(Postgres::shared());
+async fn tables_of_the_same_name_in_several_schemas_are_distinguished() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     let manager = followed.running().await;
     let schemas = ["public", "Second", "it's \"the\" third.", "четвёртая"];
     let quoted = |name: &str| format!("\"{}\"", name.replace('"', "\"\""));
@@ -375,14 +375,14 @@ async fn tables_of_the_same_name_in_several_schemas_are_told_apart_whatever_thei
         followed.sql(&format!("INSERT INTO {}.\"Or;ders\" VALUES (1, 'new')", quoted(schema)));
     }
     let expected = ["public", "it's \"the\" third.", "четвёртая"]
-        .map(|schema| Change::Insert(format!("{schema}.Or;ders"), row(1, "new")));
+        .map(|schema| JournalChange::Insert(format!("{schema}.Or;ders"), row(1, "new")));
     assert_eq!(followed.eventually_changes(3).await, expected);
     manager.remove_table(&TableName::new(schemas[2], "Or;ders")).await.unwrap();
     for schema in schemas {
         followed.sql(&format!("DELETE FROM {}.\"Or;ders\"", quoted(schema)));
     }
     let gone = ["public", "четвёртая"]
-        .map(|schema| Change::Delete(format!("{schema}.Or;ders"), Old::Full(row(1, "new"))));
+        .map(|schema| JournalChange::Delete(format!("{schema}.Or;ders"), OldRow::Full(row(1, "new"))));
     assert_eq!(followed.eventually_changes(5).await[3..], gone);
     manager.shutdown().await;
 }

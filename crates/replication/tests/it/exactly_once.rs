@@ -1,20 +1,20 @@
-//! Every committed change once, in commit order, whatever happens: the service is killed, the network is cut, stalled and truncated, and
-//! Postgres is restarted, while several writers commit and roll back; and once more in the midst of a large transaction.
+//! Exactly once under faults: kills, network faults and server restarts while several writers
+//! commit and roll back, and during a large transaction.
 //!
-//! The oracle is a second slot that nobody reads until the end: what Postgres itself then says was committed must be what the
-//! journal has, transaction by transaction, to the last column and position.
+//! The oracle is a second slot that is read only at the end. Its transactions must equal the
+//! journal's, including every column and position.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use forebay_replication::Manager;
-use forebay_replication::pgoutput::PgOutputDecoder;
+use forebay_replication::pgoutput::Decoder;
 use forebay_sandbox::Postgres;
 use forebay_testkit::{Direction, Proxy, eventually, within};
 
-use crate::journal::{Journal, Recorder, Transaction};
-use crate::support::Followed;
+use crate::followed_database::FollowedDatabase;
+use crate::journal::{JournalConsumer, JournalTransaction, TransactionRecorder};
 
 const FOLLOW: &str = "FOREBAY_TEST_FOLLOW";
 const SEEDS: &str = "FOREBAY_SEEDS";
@@ -25,7 +25,7 @@ macro_rules! seeds {
     ($($name:ident: $version:expr, $seeds:expr;)*) => {$(
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn $name() {
-            trial($version, $seeds).await;
+            run_seeds($version, $seeds).await;
         }
     )*};
 }
@@ -45,47 +45,48 @@ async fn many_seeds() {
     let (first, last) = seeds.split_once("..=").expect("FOREBAY_SEEDS=FIRST..=LAST");
     let (first, last): (u64, u64) = (first.parse().unwrap(), last.parse().unwrap());
     let middle = first.midpoint(last);
-    trial(None, first..=middle).await;
-    trial(Some(18), middle + 1..=last).await;
+    run_seeds(None, first..=middle).await;
+    run_seeds(Some(18), middle + 1..=last).await;
 }
 
-/// The service in a process of its own: this test binary again, told by its environment to follow.
+/// The follower in its own process: this test binary again, configured by the environment.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_follower_follows() {
-    let Ok(orders) = std::env::var(FOLLOW) else { return };
-    let [url, slot, journal] = orders.split(' ').collect::<Vec<_>>().try_into().unwrap();
+async fn run_follower() {
+    let Ok(arguments) = std::env::var(FOLLOW) else { return };
+    let [url, slot, journal] = arguments.split(' ').collect::<Vec<_>>().try_into().unwrap();
     let connect = forebay_replication::reservoir::PostgresConnect::new(url).unwrap();
     let config = forebay_replication::ManagerConfig::new(connect).slot(slot).pool_size(2);
-    let manager = Manager::start(config, Journal::open(journal.as_ref())).unwrap();
+    let manager = Manager::start(config, JournalConsumer::open(journal.as_ref())).unwrap();
     manager.ready().await.unwrap();
     println!("@ready");
-    // Until it is killed, or whoever started it is gone.
+    // Until it is killed, or its parent has ended.
     let _end = tokio::task::spawn_blocking(|| std::io::stdin().read_line(&mut String::new())).await;
 }
 
-struct Follower(Child);
+/// A manager in a child process.
+struct FollowerProcess(Child);
 
-impl Follower {
-    fn start(followed: &Followed<'_>, proxy: &Proxy) -> Self {
+impl FollowerProcess {
+    fn start(followed: &FollowedDatabase<'_>, proxy: &Proxy) -> Self {
         let journal = followed.journal();
         let url = format!("postgres://postgres@{}/{}?connect_timeout=2", proxy.addr(), followed.database);
         let child = Command::new(std::env::current_exe().unwrap())
-            .args(["exactly_once::a_follower_follows", "--exact", "--nocapture", "--test-threads=1"])
+            .args(["exactly_once::run_follower", "--exact", "--nocapture", "--test-threads=1"])
             .env(FOLLOW, format!("{url} {} {}", followed.slot, journal.display()))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn();
-        Follower(child.unwrap())
+        FollowerProcess(child.unwrap())
     }
 
     async fn ready(&mut self) {
-        let mut answers = BufReader::new(self.0.stdout.take().unwrap());
+        let mut output = BufReader::new(self.0.stdout.take().unwrap());
         let waiting = tokio::task::spawn_blocking(move || {
             let mut line = String::new();
             while !line.contains("@ready") {
                 line.clear();
-                assert!(answers.read_line(&mut line).unwrap() > 0, "the follower ended");
+                assert!(output.read_line(&mut line).unwrap() > 0, "the follower ended");
             }
         });
         within("the follower is ready", waiting).await.unwrap();
@@ -97,15 +98,15 @@ impl Follower {
     }
 }
 
-impl Drop for Follower {
+impl Drop for FollowerProcess {
     fn drop(&mut self) {
         let _ended = self.0.kill();
         let _ended = self.0.wait();
     }
 }
 
-/// `version`: of Postgres; `None` is the one that is there.
-async fn trial(version: Option<u32>, seeds: std::ops::RangeInclusive<u64>) {
+/// Runs all seeds on one server. `version` of Postgres; `None`: the default one.
+async fn run_seeds(version: Option<u32>, seeds: std::ops::RangeInclusive<u64>) {
     let builder = Postgres::builder().config("wal_sender_timeout", "3s");
     let builder = version.into_iter().fold(builder, forebay_sandbox::PostgresBuilder::version);
     let server = builder.start().unwrap();
@@ -116,33 +117,33 @@ async fn trial(version: Option<u32>, seeds: std::ops::RangeInclusive<u64>) {
 }
 
 async fn one_seed(server: &Postgres, seed: u64) {
-    let mut dice = Dice(seed);
-    let followed = Followed::new(server);
+    let mut random = SplitMix64(seed);
+    let followed = FollowedDatabase::new(server);
     let proxy = Proxy::start(server.addr());
     followed.sql(
         "CREATE TABLE events (writer int, id int, note text, PRIMARY KEY (writer, id)); \
          ALTER TABLE events REPLICA IDENTITY FULL; CREATE PUBLICATION forebay FOR TABLE events",
     );
-    let mut follower = Follower::start(&followed, &proxy);
+    let mut follower = FollowerProcess::start(&followed, &proxy);
     follower.ready().await;
     followed.sql("SELECT pg_create_logical_replication_slot('oracle', 'pgoutput')");
 
     let (stop, stopped) = tokio::sync::watch::channel(false);
     let writers: Vec<_> = (0..WRITERS)
         .map(|writer| {
-            tokio::spawn(write(followed.url(), writer, Dice(seed * 1_000 + writer), stopped.clone()))
+            tokio::spawn(write(followed.url(), writer, SplitMix64(seed * 1_000 + writer), stopped.clone()))
         })
         .collect();
     for _ in 0..FAULTS {
-        tokio::time::sleep(Duration::from_millis(dice.up_to(400))).await;
-        fault(&mut dice, &followed, &proxy, &mut follower).await;
+        tokio::time::sleep(Duration::from_millis(random.up_to(400))).await;
+        fault(&mut random, &followed, &proxy, &mut follower).await;
     }
     stop.send(true).unwrap();
     for writer in writers {
         writer.await.unwrap();
     }
     arrived(&followed, seed).await;
-    fault_in_the_midst(&mut dice, &followed, &proxy, &mut follower).await;
+    fault_during_transaction(&mut random, &followed, &proxy, &mut follower).await;
     let expected = arrived(&followed, seed).await;
     follower.kill();
     let journal = followed.transactions();
@@ -159,8 +160,8 @@ async fn one_seed(server: &Postgres, seed: u64) {
     followed.sql("SELECT pg_drop_replication_slot('oracle')");
 }
 
-/// Waits until everything that was committed has arrived; says what that is.
-async fn arrived(followed: &Followed<'_>, seed: u64) -> Vec<Transaction> {
+/// Waits until all committed transactions have arrived, and returns them.
+async fn arrived(followed: &FollowedDatabase<'_>, seed: u64) -> Vec<JournalTransaction> {
     let expected = oracle(followed);
     let last = expected.last().expect("the writers have written").end;
     let arrived = async || followed.transactions().last().is_some_and(|transaction| transaction.end >= last);
@@ -168,28 +169,28 @@ async fn arrived(followed: &Followed<'_>, seed: u64) -> Vec<Transaction> {
     expected
 }
 
-/// Strikes when a part of a transaction has arrived, and not all of it. Nobody else writes.
-async fn fault_in_the_midst(
-    dice: &mut Dice,
-    followed: &Followed<'_>,
+/// Injects a fault while a large transaction is arriving. No other writer runs.
+async fn fault_during_transaction(
+    random: &mut SplitMix64,
+    followed: &FollowedDatabase<'_>,
     proxy: &Proxy,
-    follower: &mut Follower,
+    follower: &mut FollowerProcess,
 ) {
     const ROWS: u64 = 8_000;
     const ROW_BYTES: u64 = 250;
     let (before, forwarded) = (followed.transactions().len(), proxy.forwarded_bytes(Direction::ToClient));
-    // All of it takes two seconds.
+    // The transaction takes two seconds.
     proxy.throttle(ROWS * ROW_BYTES / 2);
     followed.sql(&format!(
         "INSERT INTO events SELECT {WRITERS}, n, repeat('x', {ROW_BYTES}) FROM generate_series(1, {ROWS}) n"
     ));
     let part = forwarded + ROWS * ROW_BYTES / 8;
     eventually("a part has arrived", true, async || proxy.forwarded_bytes(Direction::ToClient) >= part).await;
-    match dice.up_to(5) {
+    match random.up_to(5) {
         0 | 1 => {
             follower.kill();
             assert_eq!(followed.transactions().len(), before, "not all of it has arrived");
-            *follower = Follower::start(followed, proxy);
+            *follower = FollowerProcess::start(followed, proxy);
         }
         2 => proxy.cut(),
         3 => proxy.reset(),
@@ -198,36 +199,46 @@ async fn fault_in_the_midst(
     proxy.resume();
 }
 
-async fn fault(dice: &mut Dice, followed: &Followed<'_>, proxy: &Proxy, follower: &mut Follower) {
-    let direction = if dice.up_to(2) == 0 { Direction::ToClient } else { Direction::ToServer };
-    match dice.up_to(8) {
+async fn fault(
+    random: &mut SplitMix64,
+    followed: &FollowedDatabase<'_>,
+    proxy: &Proxy,
+    follower: &mut FollowerProcess,
+) {
+    let direction = if random.up_to(2) == 0 { Direction::ToClient } else { Direction::ToServer };
+    match random.up_to(8) {
         0 | 1 => {
             follower.kill();
-            *follower = Follower::start(followed, proxy);
+            *follower = FollowerProcess::start(followed, proxy);
         }
         2 => proxy.cut(),
         3 => proxy.reset(),
         4 => {
             proxy.stall(direction);
-            tokio::time::sleep(Duration::from_millis(dice.up_to(600))).await;
+            tokio::time::sleep(Duration::from_millis(random.up_to(600))).await;
             proxy.resume();
         }
-        5 => proxy.truncate_after(dice.up_to(4_000), direction),
+        5 => proxy.truncate_after(random.up_to(4_000), direction),
         6 => followed.server.restart_fast().unwrap(),
         _ => followed.server.restart_immediate().unwrap(),
     }
 }
 
-/// Commits and rolls back until it is told to stop; a server that goes away is waited for.
-async fn write(url: String, writer: u64, mut dice: Dice, stopped: tokio::sync::watch::Receiver<bool>) {
+/// Commits and rolls back until `stopped`. Reconnects when the server goes away.
+async fn write(
+    url: String,
+    writer: u64,
+    mut random: SplitMix64,
+    stopped: tokio::sync::watch::Receiver<bool>,
+) {
     let (mut client, mut next) = (None, 1);
     while !*stopped.borrow() {
         let Some(connected) = &client else {
             client = connect(&url).await;
             continue;
         };
-        let script = transaction(writer, &mut next, &mut dice);
-        // What became of a transaction whose server went away, the oracle knows.
+        let script = transaction(writer, &mut next, &mut random);
+        // Whether a transaction without a reply was committed, the oracle shows.
         if forebay_replication::reservoir::tokio_postgres::Client::batch_execute(connected, &script)
             .await
             .is_err()
@@ -251,12 +262,12 @@ async fn connect(url: &str) -> Option<forebay_replication::reservoir::tokio_post
     }
 }
 
-fn transaction(writer: u64, next: &mut u64, dice: &mut Dice) -> String {
+fn transaction(writer: u64, next: &mut u64, random: &mut SplitMix64) -> String {
     let mut script = String::from("BEGIN; ");
-    for _ in 0..=dice.up_to(4) {
-        let (id, note) = (*next, dice.up_to(1_000_000));
-        let any = 1 + dice.up_to(id);
-        script += &match dice.up_to(6) {
+    for _ in 0..=random.up_to(4) {
+        let (id, note) = (*next, random.up_to(1_000_000));
+        let any = 1 + random.up_to(id);
+        script += &match random.up_to(6) {
             0 => format!("UPDATE events SET note = '{note}' WHERE writer = {writer} AND id = {any}; "),
             1 => format!("DELETE FROM events WHERE writer = {writer} AND id = {any}; "),
             2 => {
@@ -264,20 +275,20 @@ fn transaction(writer: u64, next: &mut u64, dice: &mut Dice) -> String {
             }
             _ => {
                 *next += 1;
-                let long = "x".repeat(dice.up_to(2_000) as usize);
+                let long = "x".repeat(random.up_to(2_000) as usize);
                 format!("INSERT INTO events VALUES ({writer}, {id}, '{note}{long}'); ")
             }
         };
     }
-    script + if dice.up_to(4) == 0 { "ROLLBACK" } else { "COMMIT" }
+    script + if random.up_to(4) == 0 { "ROLLBACK" } else { "COMMIT" }
 }
 
-/// What Postgres says was committed.
-fn oracle(followed: &Followed<'_>) -> Vec<Transaction> {
-    let asking = "SELECT encode(data, 'hex') FROM pg_logical_slot_peek_binary_changes('oracle', NULL, NULL, \
+/// Returns the committed transactions, from the second slot.
+fn oracle(followed: &FollowedDatabase<'_>) -> Vec<JournalTransaction> {
+    let query = "SELECT encode(data, 'hex') FROM pg_logical_slot_peek_binary_changes('oracle', NULL, NULL, \
          'proto_version', '1', 'publication_names', 'forebay')";
-    let rows = followed.server.query(&followed.database, asking).unwrap();
-    let (mut decoder, mut recorder) = (PgOutputDecoder::new(), Recorder::default());
+    let rows = followed.server.query(&followed.database, query).unwrap();
+    let (mut decoder, mut recorder) = (Decoder::new(), TransactionRecorder::default());
     let mut transactions = Vec::new();
     for row in rows {
         let bytes = unhex(row[0].as_deref().unwrap());
@@ -291,10 +302,10 @@ fn unhex(text: &str) -> Vec<u8> {
     text.as_bytes().chunks(2).map(|pair| digit(pair[0]) << 4 | digit(pair[1])).collect()
 }
 
-/// The same again for the same seed.
-struct Dice(u64);
+/// Random numbers, reproducible by seed.
+struct SplitMix64(u64);
 
-impl Dice {
+impl SplitMix64 {
     fn up_to(&mut self, end: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;

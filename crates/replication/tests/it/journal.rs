@@ -1,86 +1,88 @@
-//! A consumer that writes a durable file, in the place of shapes: one line of JSON for each transaction, and for each position
-//! that it was told to record.
+//! A consumer that writes a durable file: one line of JSON for each transaction, reset, timeline
+//! and recorded position.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use forebay_replication::pgoutput::{Lsn, OldTuple, PgOutputMessage, RelationCache, Tuple, TupleValue};
-use forebay_replication::{Batch, Bookmark, Consumer, ConsumerError, Durable, ResetReason, Timeline};
+use forebay_replication::pgoutput::{Lsn, Message, OldTuple, RelationCache, Tuple, Value};
+use forebay_replication::{
+    Bookmark, Consumer, ConsumerError, DurablePosition, MessageBatch, ResetReason, Timeline,
+};
 use serde::{Deserialize, Serialize};
 
-/// One line of the file.
+/// A line of the journal.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) enum Line {
+pub(crate) enum JournalLine {
     Reset(String, Bookmark),
     Adopt(Timeline),
-    Transaction(Transaction),
+    Transaction(JournalTransaction),
     Advance(u64),
 }
 
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub(crate) struct Transaction {
+pub(crate) struct JournalTransaction {
     pub(crate) xid: u32,
     pub(crate) end: u64,
-    pub(crate) changes: Vec<Change>,
+    pub(crate) changes: Vec<JournalChange>,
 }
 
-/// Columns are text; `?` is one whose value didn't change and wasn't sent.
+/// A change of a row. Columns are text; `?` is an unchanged value that the server didn't send.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) enum Change {
+pub(crate) enum JournalChange {
     Insert(String, Vec<Option<String>>),
-    Update(String, Option<Old>, Vec<Option<String>>),
-    Delete(String, Old),
+    Update(String, Option<OldRow>, Vec<Option<String>>),
+    Delete(String, OldRow),
     Truncate(Vec<String>),
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) enum Old {
+pub(crate) enum OldRow {
     Key(Vec<Option<String>>),
     Full(Vec<Option<String>>),
 }
 
-/// What the file has, whole lines only.
-pub(crate) fn read(path: &Path) -> Vec<Line> {
+/// Reads the complete lines of a journal.
+pub(crate) fn read(path: &Path) -> Vec<JournalLine> {
     let mut text = String::new();
     if let Ok(mut file) = File::open(path) {
         file.read_to_string(&mut text).unwrap();
     }
     let whole = text.rfind('\n').map_or("", |end| &text[..=end]);
-    whole.lines().map(|line| serde_json::from_str(line).expect("a line that was written whole")).collect()
+    whole.lines().map(|line| serde_json::from_str(line).expect("a complete line is valid JSON")).collect()
 }
 
-/// Makes lines out of messages.
+/// Collects messages into transactions.
 #[derive(Default)]
-pub(crate) struct Recorder {
-    open: Transaction,
+pub(crate) struct TransactionRecorder {
+    open: JournalTransaction,
     relations: RelationCache,
 }
 
-impl Recorder {
-    pub(crate) fn take(&mut self, message: &PgOutputMessage<'_>) -> Option<Transaction> {
+impl TransactionRecorder {
+    pub(crate) fn take(&mut self, message: &Message<'_>) -> Option<JournalTransaction> {
         match message {
-            PgOutputMessage::Begin(begin) => {
-                self.open = Transaction { xid: begin.xid, ..Transaction::default() }
+            Message::Begin(begin) => {
+                self.open = JournalTransaction { xid: begin.xid, ..JournalTransaction::default() }
             }
-            PgOutputMessage::Relation(relation) => _ = self.relations.apply(relation),
-            PgOutputMessage::Insert(insert) => {
-                self.record(Change::Insert(self.name(insert.relation), row(insert.new)))
+            Message::Relation(relation) => _ = self.relations.apply(relation),
+            Message::Insert(insert) => {
+                self.record(JournalChange::Insert(self.name(insert.relation), row(insert.new)))
             }
-            PgOutputMessage::Update(update) => {
+            Message::Update(update) => {
                 let name = self.name(update.relation);
-                self.record(Change::Update(name, update.old.map(old), row(update.new)));
+                self.record(JournalChange::Update(name, update.old.map(old), row(update.new)));
             }
-            PgOutputMessage::Delete(delete) => {
-                self.record(Change::Delete(self.name(delete.relation), old(delete.old)))
+            Message::Delete(delete) => {
+                self.record(JournalChange::Delete(self.name(delete.relation), old(delete.old)))
             }
-            PgOutputMessage::Truncate(truncate) => {
+            Message::Truncate(truncate) => {
                 let tables = truncate.relations.iter().map(|oid| self.name(oid)).collect();
-                self.record(Change::Truncate(tables));
+                self.record(JournalChange::Truncate(tables));
             }
-            PgOutputMessage::Commit(commit) => {
-                self.open.end = commit.end_lsn.0;
+            Message::Commit(commit) => {
+                self.open.end = commit.end.0;
                 return Some(std::mem::take(&mut self.open));
             }
             _ => {}
@@ -88,7 +90,7 @@ impl Recorder {
         None
     }
 
-    fn record(&mut self, change: Change) {
+    fn record(&mut self, change: JournalChange) {
         self.open.changes.push(change);
     }
 
@@ -98,39 +100,39 @@ impl Recorder {
     }
 }
 
-/// Writes the file.
-pub(crate) struct Journal {
+/// Consumer that writes the journal.
+pub(crate) struct JournalConsumer {
     path: PathBuf,
     file: File,
-    recorder: Recorder,
-    durable: Option<Durable>,
-    /// While somebody holds this, nothing is taken.
+    recorder: TransactionRecorder,
+    durable: Option<DurablePosition>,
+    /// While a test holds this lock, `receive` waits.
     pub(crate) gate: Arc<tokio::sync::Mutex<()>>,
-    /// Panics at the next batch.
+    /// Number of batches to panic at.
     pub(crate) panics: Arc<Mutex<u32>>,
 }
 
-impl Journal {
+impl JournalConsumer {
     pub(crate) fn open(path: &Path) -> Self {
         let file = OpenOptions::new().create(true).append(true).open(path).unwrap();
-        // A line that was being written when the process was killed is not there.
+        // Removes the incomplete last line of a killed process.
         let whole =
             std::fs::read(path).unwrap().iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
         file.set_len(whole as u64).unwrap();
-        Journal {
+        JournalConsumer {
             path: path.to_owned(),
             file,
-            recorder: Recorder::default(),
+            recorder: TransactionRecorder::default(),
             durable: None,
             gate: Arc::default(),
             panics: Arc::default(),
         }
     }
 
-    fn write(&mut self, lines: &[Line]) -> Result<(), ConsumerError> {
+    fn write(&mut self, lines: &[JournalLine]) -> Result<(), ConsumerError> {
         let mut text = String::new();
         for line in lines {
-            text += &serde_json::to_string(line).expect("it is plain data");
+            text += &serde_json::to_string(line).expect("a line can be serialized");
             text.push('\n');
         }
         self.file
@@ -140,14 +142,17 @@ impl Journal {
     }
 }
 
-impl Consumer for Journal {
+impl Consumer for JournalConsumer {
     async fn bookmark(&mut self) -> Result<Option<Bookmark>, ConsumerError> {
         let mut bookmark = None;
         for line in read(&self.path) {
             match (line, &mut bookmark) {
-                (Line::Reset(_, begin), bookmark) => *bookmark = Some(begin),
-                (Line::Adopt(timeline), Some(bookmark)) => bookmark.timeline = timeline,
-                (Line::Transaction(Transaction { end, .. }) | Line::Advance(end), Some(bookmark)) => {
+                (JournalLine::Reset(_, begin), bookmark) => *bookmark = Some(begin),
+                (JournalLine::Adopt(timeline), Some(bookmark)) => bookmark.timeline = timeline,
+                (
+                    JournalLine::Transaction(JournalTransaction { end, .. }) | JournalLine::Advance(end),
+                    Some(bookmark),
+                ) => {
                     bookmark.durable = Lsn(end);
                 }
                 (line, None) => return Err(ConsumerError::fatal(format!("{line:?} before the beginning"))),
@@ -157,33 +162,33 @@ impl Consumer for Journal {
     }
 
     async fn reset(&mut self, reason: ResetReason, begin: Bookmark) -> Result<(), ConsumerError> {
-        self.write(&[Line::Reset(reason.as_str().into(), begin)])
+        self.write(&[JournalLine::Reset(reason.as_str().into(), begin)])
     }
 
     async fn adopt(&mut self, timeline: Timeline) -> Result<(), ConsumerError> {
-        self.write(&[Line::Adopt(timeline)])
+        self.write(&[JournalLine::Adopt(timeline)])
     }
 
-    fn start(&mut self, durable: Durable) {
-        self.recorder = Recorder::default();
+    fn start(&mut self, durable: DurablePosition) {
+        self.recorder = TransactionRecorder::default();
         self.durable = Some(durable);
     }
 
-    async fn receive(&mut self, batch: &mut Batch<'_>) -> Result<(), ConsumerError> {
+    async fn receive(&mut self, batch: &mut MessageBatch<'_>) -> Result<(), ConsumerError> {
         drop(self.gate.lock().await);
         {
             let mut panics = self.panics.lock().unwrap();
             if *panics > 0 {
                 *panics -= 1;
                 drop(panics);
-                panic!("the test asked for it");
+                panic!("requested by the test");
             }
         }
         let mut done = Vec::new();
         while let Some(message) = batch.next() {
-            done.extend(self.recorder.take(&message).map(Line::Transaction));
+            done.extend(self.recorder.take(&message).map(JournalLine::Transaction));
         }
-        if let Some(Line::Transaction(last)) = done.last() {
+        if let Some(JournalLine::Transaction(last)) = done.last() {
             let end = Lsn(last.end);
             self.write(&done)?;
             self.durable.as_ref().expect("a stream has begun").advance(end);
@@ -192,7 +197,7 @@ impl Consumer for Journal {
     }
 
     async fn advance(&mut self, lsn: Lsn) -> Result<(), ConsumerError> {
-        self.write(&[Line::Advance(lsn.0)])?;
+        self.write(&[JournalLine::Advance(lsn.0)])?;
         self.durable.as_ref().expect("a stream has begun").advance(lsn);
         Ok(())
     }
@@ -202,20 +207,18 @@ impl Consumer for Journal {
     }
 }
 
-fn old(tuple: OldTuple<'_>) -> Old {
+fn old(tuple: OldTuple<'_>) -> OldRow {
     match tuple {
-        OldTuple::Key(tuple) => Old::Key(row(tuple)),
-        OldTuple::Full(tuple) => Old::Full(row(tuple)),
+        OldTuple::Key(tuple) => OldRow::Key(row(tuple)),
+        OldTuple::Full(tuple) => OldRow::Full(row(tuple)),
     }
 }
 
 fn row(tuple: Tuple<'_>) -> Vec<Option<String>> {
-    let column = |value: TupleValue<'_>| match value {
-        TupleValue::Null => None,
-        TupleValue::Unchanged => Some("?".to_owned()),
-        TupleValue::Text(bytes) | TupleValue::Binary(bytes) => {
-            Some(String::from_utf8(bytes.to_vec()).unwrap())
-        }
+    let column = |value: Value<'_>| match value {
+        Value::Null => None,
+        Value::Unchanged => Some("?".to_owned()),
+        Value::Text(bytes) | Value::Binary(bytes) => Some(String::from_utf8(bytes.to_vec()).unwrap()),
     };
     tuple.iter().map(column).collect()
 }

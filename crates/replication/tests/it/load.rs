@@ -1,5 +1,5 @@
-//! Much at once, little for long, and a consumer that takes its time: memory stays bounded, the connection lives, and the server keeps no
-//! log that nobody needs.
+//! Load: large transactions, slow consumers and idle databases. Memory is bounded, the connection
+//! lives, and no unneeded WAL is retained.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -8,30 +8,30 @@ use std::time::{Duration, Instant};
 use forebay_replication::pgoutput::{Lsn, PgOutputMessage};
 use forebay_replication::reservoir::PostgresConnect;
 use forebay_replication::{
-    Batch, Bookmark, Consumer, ConsumerError, Durable, Manager, ManagerConfig, ResetReason, StackEvent, Step,
-    TableName, Timeline,
+    Bookmark, Consumer, ConsumerError, DurablePosition, Manager, ManagerConfig, ManagerEvent, ManagerStep,
+    MessageBatch, ResetReason, TableName, Timeline,
 };
 use forebay_sandbox::Postgres;
 use forebay_testkit::{PATIENCE, eventually, within};
 use tokio::sync::{broadcast::error::TryRecvError, watch};
 
-use crate::journal::Journal;
-use crate::supervision::{Call, Deed, Script, Scripted};
-use crate::support::{Followed, insert};
+use crate::followed_database::{FollowedDatabase, insert};
+use crate::journal::JournalConsumer;
+use crate::supervision::{ConsumerCall, ConsumerScript, ScriptedAction, ScriptedConsumer};
 
 const COUNT: &str = "FOREBAY_TEST_COUNT";
 
-/// Counts the rows of whole transactions, and keeps nothing.
-struct Counter {
-    /// Nothing is taken while it is false.
-    goes: watch::Receiver<bool>,
+/// A consumer that counts the rows of complete transactions.
+struct RowCounter {
+    /// `receive` waits while this is false.
+    is_running: watch::Receiver<bool>,
     pause: Duration,
     open: u64,
     counted: watch::Sender<u64>,
-    durable: Option<Durable>,
+    durable: Option<DurablePosition>,
 }
 
-impl Consumer for Counter {
+impl Consumer for RowCounter {
     async fn bookmark(&mut self) -> Result<Option<Bookmark>, ConsumerError> {
         Ok(None)
     }
@@ -44,12 +44,12 @@ impl Consumer for Counter {
         Ok(())
     }
 
-    fn start(&mut self, durable: Durable) {
+    fn start(&mut self, durable: DurablePosition) {
         self.durable = Some(durable);
     }
 
-    async fn receive(&mut self, batch: &mut Batch<'_>) -> Result<(), ConsumerError> {
-        self.goes.wait_for(|goes| *goes).await.map_err(ConsumerError::fatal)?;
+    async fn receive(&mut self, batch: &mut MessageBatch<'_>) -> Result<(), ConsumerError> {
+        self.is_running.wait_for(|is_running| *is_running).await.map_err(ConsumerError::fatal)?;
         tokio::time::sleep(self.pause).await;
         while let Some(message) = batch.next() {
             match message {
@@ -75,89 +75,89 @@ impl Consumer for Counter {
     }
 }
 
-/// A service in a process of its own, which follows a table `rows` and counts: this test binary again. It reads orders from its standard
-/// input, one a line, and answers each with one line.
-struct Service {
+/// A manager in a child process that counts the rows of a table `rows`: this test binary again. It
+/// reads commands from its standard input, and replies to each with one line.
+struct CountingProcess {
     child: Child,
-    orders: ChildStdin,
-    answers: BufReader<ChildStdout>,
+    commands: ChildStdin,
+    replies: BufReader<ChildStdout>,
 }
 
-impl Service {
-    /// `pause`: how long it takes for each batch.
-    fn start(followed: &Followed<'_>, pause: Duration) -> Self {
+impl CountingProcess {
+    /// `pause` is the consumer's delay per batch.
+    fn start(followed: &FollowedDatabase<'_>, pause: Duration) -> Self {
         followed.sql("CREATE TABLE rows (id int, note text)");
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["load::a_service_counts", "--exact", "--nocapture", "--test-threads=1"])
+            .args(["load::run_counting_process", "--exact", "--nocapture", "--test-threads=1"])
             .env(COUNT, format!("{} {} {}", followed.url(), followed.slot, pause.as_millis()))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let (orders, answers) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
-        let mut service = Service { child, orders, answers };
-        assert_eq!(service.answer(), "ready");
+        let (commands, replies) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        let mut service = CountingProcess { child, commands, replies };
+        assert_eq!(service.reply(), "ready");
         service
     }
 
-    fn ask(&mut self, order: &str) -> String {
-        writeln!(self.orders, "{order}").unwrap();
-        self.answer()
+    fn send(&mut self, command: &str) -> String {
+        writeln!(self.commands, "{command}").unwrap();
+        self.reply()
     }
 
-    fn answer(&mut self) -> String {
+    fn reply(&mut self) -> String {
         let mut line = String::new();
         loop {
             line.clear();
-            assert!(self.answers.read_line(&mut line).unwrap() > 0, "the service ended");
-            // The test harness has its own lines, and may not have ended the last one.
-            if let Some((_, answer)) = line.split_once('@') {
-                return answer.trim().to_owned();
+            assert!(self.replies.read_line(&mut line).unwrap() > 0, "the service ended");
+            // The test harness prints lines, too, and may not have ended the last one.
+            if let Some((_, reply)) = line.split_once('@') {
+                return reply.trim().to_owned();
             }
         }
     }
 
-    /// What it took of memory at most, in MB.
+    /// Returns the peak memory, in MB.
     fn peak_megabytes(&mut self) -> u64 {
-        self.ask("peak").parse::<u64>().unwrap() / 1_000
+        self.send("peak").parse::<u64>().unwrap() / 1_000
     }
 }
 
-impl Drop for Service {
+impl Drop for CountingProcess {
     fn drop(&mut self) {
         let _ended = self.child.kill();
         let _ended = self.child.wait();
     }
 }
 
-/// Does nothing unless it was started as a child by one of the tests below.
+/// Does nothing unless a test below started it as a child.
 #[test]
-fn a_service_counts() {
-    let Ok(orders) = std::env::var(COUNT) else { return };
-    let [url, slot, pause] = orders.split(' ').collect::<Vec<_>>().try_into().unwrap();
+fn run_counting_process() {
+    let Ok(arguments) = std::env::var(COUNT) else { return };
+    let [url, slot, pause] = arguments.split(' ').collect::<Vec<_>>().try_into().unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(serve(url, slot, Duration::from_millis(pause.parse().unwrap())));
 }
 
 async fn serve(url: &str, slot: &str, pause: Duration) {
-    let ((go, goes), (counted, mut counts)) = (watch::channel(true), watch::channel(0));
+    let ((run, is_running), (counted, mut counts)) = (watch::channel(true), watch::channel(0));
     let config = ManagerConfig::new(PostgresConnect::new(url).unwrap()).slot(slot).pool_size(2);
-    let counter = Counter { goes, pause, open: 0, counted, durable: None };
+    let counter = RowCounter { is_running, pause, open: 0, counted, durable: None };
     let manager = Manager::start(config, counter).unwrap();
     manager.ready().await.unwrap();
     manager.add_table(&TableName::new("public", "rows")).await.unwrap();
     let backend = manager.positions().backend_pid;
     println!("@ready");
     loop {
-        let order = tokio::task::spawn_blocking(|| {
+        let command = tokio::task::spawn_blocking(|| {
             let mut line = String::new();
             std::io::stdin().read_line(&mut line).map(|_| line)
         });
-        let order = order.await.unwrap().unwrap();
-        let answer = match order.trim().split_once(' ').unwrap_or((order.trim(), "")) {
-            ("stall", _) => u64::from(go.send_replace(false)),
-            ("go", _) => u64::from(go.send_replace(true)),
+        let command = command.await.unwrap().unwrap();
+        let reply = match command.trim().split_once(' ').unwrap_or((command.trim(), "")) {
+            ("stall", _) => u64::from(run.send_replace(false)),
+            ("go", _) => u64::from(run.send_replace(true)),
             ("count", wanted) => {
                 let wanted = wanted.parse().unwrap();
                 *counts.wait_for(|counted| *counted >= wanted).await.unwrap()
@@ -166,7 +166,7 @@ async fn serve(url: &str, slot: &str, pause: Duration) {
             ("same", _) => u64::from(manager.positions().backend_pid == backend),
             _ => return,
         };
-        println!("@{answer}");
+        println!("@{reply}");
     }
 }
 
@@ -178,30 +178,30 @@ fn peak_kilobytes() -> u64 {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_transaction_of_two_million_rows_takes_less_than_200_megabytes() {
-    let followed = Followed::new(Postgres::shared());
-    let mut service = Service::start(&followed, Duration::ZERO);
+    let followed = FollowedDatabase::new(Postgres::shared());
+    let mut service = CountingProcess::start(&followed, Duration::ZERO);
     let before = service.peak_megabytes();
     let began = Instant::now();
     followed.sql("INSERT INTO rows SELECT n, 'short' FROM generate_series(1, 2000000) n");
     let written = began.elapsed();
-    assert_eq!(service.ask("count 2000000"), "2000000");
+    assert_eq!(service.send("count 2000000"), "2000000");
     let peak = service.peak_megabytes();
     println!(
         "2 million rows: written in {written:?}, there after {:?}, {before} MB before, {peak} MB at most",
         began.elapsed()
     );
     assert!(peak < 200, "{peak} MB");
-    assert_eq!(service.ask("same"), "1", "it was connected all the time");
+    assert_eq!(service.send("same"), "1", "it was connected all the time");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn memory_is_bounded_while_the_consumer_is_slower_than_the_writer_or_stands_still() {
+async fn memory_is_bounded_while_the_consumer_is_slow_or_stuck() {
     const ROWS: u64 = 100_000;
     let server = Postgres::builder().config("wal_sender_timeout", "5s").start().unwrap();
-    let followed = Followed::new(&server);
-    let mut service = Service::start(&followed, Duration::from_millis(10));
+    let followed = FollowedDatabase::new(&server);
+    let mut service = CountingProcess::start(&followed, Duration::from_millis(10));
     let before = service.peak_megabytes();
-    assert_eq!(service.ask("stall"), "1");
+    assert_eq!(service.send("stall"), "1");
     // About 100 MB, in transactions of 1 MB.
     for _ in 0..100 {
         followed.sql(&format!(
@@ -209,23 +209,23 @@ async fn memory_is_bounded_while_the_consumer_is_slower_than_the_writer_or_stand
             ROWS / 100
         ));
     }
-    // The sockets' buffers are full by now, and the server waits for longer than its timeout.
+    // The socket buffers are full now, and the server blocks for longer than its timeout.
     tokio::time::sleep(Duration::from_secs(7)).await;
     let stalled = service.peak_megabytes();
-    assert_eq!(service.ask("go"), "0");
-    assert_eq!(service.ask(&format!("count {ROWS}")), ROWS.to_string());
+    assert_eq!(service.send("go"), "0");
+    assert_eq!(service.send(&format!("count {ROWS}")), ROWS.to_string());
     let peak = service.peak_megabytes();
-    println!("100 MB waiting: {before} MB before, {stalled} MB while it stood still, {peak} MB at most");
+    println!("100 MB waiting: {before} MB before, {stalled} MB while stalled, {peak} MB at most");
     assert!(peak < before + 20, "{before} MB, then {peak} MB");
-    assert_eq!(service.ask("same"), "1", "it was connected all the time");
+    assert_eq!(service.send("same"), "1", "it was connected all the time");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_consumer_that_stands_still_for_longer_than_the_servers_timeout_stays_connected() {
+async fn a_consumer_stuck_for_longer_than_the_servers_timeout_stays_connected() {
     let timeout = Duration::from_secs(5);
     let server = Postgres::builder().config("wal_sender_timeout", "5s").start().unwrap();
-    let followed = Followed::new(&server);
-    let journal = Journal::open(&followed.journal());
+    let followed = FollowedDatabase::new(&server);
+    let journal = JournalConsumer::open(&followed.journal());
     let gate = journal.gate.clone();
     let manager = Manager::start(followed.config(), journal).unwrap();
     within("the manager is ready", manager.ready()).await.unwrap();
@@ -235,37 +235,39 @@ async fn a_consumer_that_stands_still_for_longer_than_the_servers_timeout_stays_
     let (mut events, backend) = (manager.events(), manager.positions().backend_pid.unwrap());
     let held = gate.lock().await;
     let stalled = Instant::now();
-    // Changes and keepalives come meanwhile.
+    // Changes and keepalives arrive meanwhile.
     let mut id = 1;
     while stalled.elapsed() < 2 * timeout {
         id += 1;
         followed.sql(&format!("INSERT INTO orders VALUES ({id}, 'meanwhile')"));
-        server.execute("postgres", "SELECT pg_logical_emit_message(false, 'a neighbour', 'writes')").unwrap();
+        server
+            .execute("postgres", "SELECT pg_logical_emit_message(false, 'other database', 'writes')")
+            .unwrap();
         tokio::time::sleep(Duration::from_millis(250)).await;
     }
     assert_eq!(followed.changes(), [insert("orders", 1, "before")]);
-    assert_eq!(manager.status().step, Step::Streaming);
+    assert_eq!(manager.status().step, ManagerStep::Streaming);
     drop(held);
     let expected: Vec<_> =
         (1..=id).map(|id| insert("orders", id, if id == 1 { "before" } else { "meanwhile" })).collect();
     assert_eq!(followed.eventually_changes(expected.len()).await, expected);
     assert_eq!(manager.positions().backend_pid, Some(backend));
     let alive = format!("SELECT count(*) FROM pg_stat_replication WHERE pid = {backend}");
-    assert_eq!(followed.ask(&alive).as_deref(), Some("1"));
+    assert_eq!(followed.query_value(&alive).as_deref(), Some("1"));
     assert_eq!(events.try_recv(), Err(TryRecvError::Empty), "no restart");
     manager.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_consumer_that_takes_long_to_record_a_position_stays_connected_too() {
+async fn a_consumer_that_records_a_position_slowly_stays_connected() {
     let server = Postgres::builder().config("wal_sender_timeout", "4s").start().unwrap();
-    let (followed, script) = (Followed::new(&server), Script::default());
-    let manager = Manager::start(followed.config(), Scripted::new(&followed, &script)).unwrap();
+    let (followed, script) = (FollowedDatabase::new(&server), ConsumerScript::default());
+    let manager = Manager::start(followed.config(), ScriptedConsumer::new(&followed, &script)).unwrap();
     within("the manager is ready", manager.ready()).await.unwrap();
     followed.table(&manager, "orders").await;
     let (mut events, backend) = (manager.events(), manager.positions().backend_pid.unwrap());
-    script.then(Call::Advance, Deed::Wait(Duration::from_secs(9)));
-    server.execute("postgres", "SELECT pg_logical_emit_message(false, 'a neighbour', 'writes')").unwrap();
+    script.then(ConsumerCall::Advance, ScriptedAction::Wait(Duration::from_secs(9)));
+    server.execute("postgres", "SELECT pg_logical_emit_message(false, 'other database', 'writes')").unwrap();
     eventually("a position is recorded", true, async || script.is_done()).await;
     followed.sql("INSERT INTO orders VALUES (1, 'new')");
     assert_eq!(followed.eventually_changes(1).await, [insert("orders", 1, "new")]);
@@ -275,11 +277,11 @@ async fn a_consumer_that_takes_long_to_record_a_position_stays_connected_too() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lag_grows_while_the_consumer_stands_still_and_is_zero_on_an_idle_database() {
-    // A third of it is how often the server says that it lives.
+async fn lag_grows_while_the_consumer_is_stuck_and_is_zero_on_an_idle_database() {
+    // The server sends keepalives at a third of it.
     let server = Postgres::builder().config("wal_sender_timeout", "1500ms").start().unwrap();
-    let followed = Followed::new(&server);
-    let journal = Journal::open(&followed.journal());
+    let followed = FollowedDatabase::new(&server);
+    let journal = JournalConsumer::open(&followed.journal());
     let gate = journal.gate.clone();
     let manager = Manager::start(followed.config(), journal).unwrap();
     within("the manager is ready", manager.ready()).await.unwrap();
@@ -289,40 +291,41 @@ async fn lag_grows_while_the_consumer_stands_still_and_is_zero_on_an_idle_databa
     let held = gate.lock().await;
     followed.sql("INSERT INTO orders VALUES (1, 'held')");
     let behind = Duration::from_secs(2);
-    eventually("the lag grows though nothing comes", true, async || lag().await > behind).await;
+    eventually("the lag grows without messages", true, async || lag().await > behind).await;
     drop(held);
     followed.eventually_changes(1).await;
     eventually("everything is durable", Duration::ZERO, lag).await;
 
     for _ in 0..5 {
         let before = manager.positions().received;
-        server.execute("postgres", "SELECT pg_logical_emit_message(false, 'a neighbour', 'writes')").unwrap();
-        eventually("the server says how far it is", true, async || manager.positions().received > before)
-            .await;
-        eventually("nothing is late", Duration::ZERO, lag).await;
+        server
+            .execute("postgres", "SELECT pg_logical_emit_message(false, 'other database', 'writes')")
+            .unwrap();
+        eventually("a keepalive arrives", true, async || manager.positions().received > before).await;
+        eventually("no lag", Duration::ZERO, lag).await;
     }
     manager.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_ends_with_something_pending_leaves_no_lag_behind() {
+async fn a_connection_that_ends_with_pending_changes_leaves_no_lag() {
     let server = Postgres::builder().start().unwrap();
-    let (followed, script) = (Followed::new(&server), Script::default());
-    let manager = Manager::start(followed.config(), Scripted::new(&followed, &script)).unwrap();
+    let (followed, script) = (FollowedDatabase::new(&server), ConsumerScript::default());
+    let manager = Manager::start(followed.config(), ScriptedConsumer::new(&followed, &script)).unwrap();
     within("the manager is ready", manager.ready()).await.unwrap();
     followed.table(&manager, "orders").await;
-    script.then(Call::Receive, Deed::WaitForEver);
+    script.then(ConsumerCall::Receive, ScriptedAction::WaitForever);
     followed.sql("INSERT INTO orders VALUES (1, 'never taken')");
-    eventually("it is late", true, async || manager.positions().lag > Duration::ZERO).await;
+    eventually("the lag is positive", true, async || manager.positions().lag > Duration::ZERO).await;
     manager.shutdown().await;
     assert_eq!(manager.positions().lag, Duration::ZERO);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_idle_database_lets_the_server_forget_what_its_neighbours_write() {
-    // A third of it is how often a position is offered, instead of every 5 s.
+async fn an_idle_database_retains_no_wal_of_other_databases() {
+    // An idle position is offered at a third of it, instead of every 5 s.
     let server = Postgres::builder().config("wal_sender_timeout", "4s").start().unwrap();
-    let followed = Followed::new(&server);
+    let followed = FollowedDatabase::new(&server);
     let manager = followed.running().await;
     followed.table(&manager, "orders").await;
     let mut events = manager.events();
@@ -335,28 +338,30 @@ async fn an_idle_database_lets_the_server_forget_what_its_neighbours_write() {
     let mut most = 0;
     for _ in 0..5 {
         let begin: u64 =
-            followed.ask("SELECT (pg_current_wal_lsn() - '0/0')::bigint").unwrap().parse().unwrap();
+            followed.query_value("SELECT (pg_current_wal_lsn() - '0/0')::bigint").unwrap().parse().unwrap();
         let write = "INSERT INTO busy SELECT n, repeat('x', 1000) FROM generate_series(1, 5000) n";
         server.execute(&neighbour, write).unwrap();
         let confirmed = format!(
             "SELECT confirmed_flush_lsn - '0/0' > {begin} + 4000000 FROM pg_replication_slots WHERE slot_name = '{}'",
             followed.slot
         );
-        eventually("the position has moved", Some("t".to_owned()), async || followed.ask(&confirmed)).await;
-        // What is open is logged every 15 s, or by this; only then can a slot's beginning move.
+        eventually("the position has moved", Some("t".to_owned()), async || followed.query_value(&confirmed))
+            .await;
+        // The server logs running transactions every 15 s, or at a checkpoint. Only then
+        // restart_lsn advances.
         server.execute("postgres", "CHECKPOINT").unwrap();
         let begun = Instant::now();
-        while followed.ask(&retained).unwrap().parse::<u64>().unwrap() > 2_000_000 {
-            assert!(begun.elapsed() < PATIENCE, "the log piles up");
+        while followed.query_value(&retained).unwrap().parse::<u64>().unwrap() > 2_000_000 {
+            assert!(begun.elapsed() < PATIENCE, "WAL accumulates");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        most = most.max(followed.ask(&retained).unwrap().parse().unwrap());
+        most = most.max(followed.query_value(&retained).unwrap().parse().unwrap());
     }
     println!("after 5 times 5 MB from a neighbour, the slot holds {most} bytes at most");
-    // The consumer knows of every position that the server was told.
+    // The consumer has recorded every acknowledged position.
     followed.sql("INSERT INTO orders VALUES (1, 'new')");
     assert_eq!(followed.eventually_changes(1).await, [insert("orders", 1, "new")]);
-    assert!(!matches!(events.try_recv(), Ok(StackEvent::Restarting { .. })));
+    assert!(!matches!(events.try_recv(), Ok(ManagerEvent::Restarting { .. })));
     manager.shutdown().await;
     let manager = followed.running().await;
     assert_eq!(followed.resets(), ["first"]);

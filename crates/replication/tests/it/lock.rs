@@ -1,4 +1,4 @@
-//! One instance at a time: who waits, who takes over, and who is ended for holding the lock.
+//! The lock: waiting, taking over, and terminating an abandoned holder.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -6,33 +6,33 @@ use std::time::{Duration, Instant};
 use forebay_replication::pgoutput::Lsn;
 use forebay_replication::reservoir::{PostgresClient, PostgresConnect, ReservoirConnection as _};
 use forebay_replication::{
-    Batch, Bookmark, Condition, ConnectionStatus, Consumer, ConsumerError, Durable, LockPatience, Manager,
-    ResetReason, Step, Timeline,
+    Bookmark, ConnectionStatus, Consumer, ConsumerError, DurablePosition, LockTimeouts, Manager, ManagerStep,
+    MessageBatch, ReadyCondition, ResetReason, Timeline,
 };
 use forebay_sandbox::Postgres;
 use forebay_testkit::{Direction, Proxy, eventually, within};
 
-use crate::journal::Journal;
-use crate::stranger::{backend, is_there, occupy, session};
-use crate::support::{Followed, insert};
+use crate::followed_database::{FollowedDatabase, insert};
+use crate::journal::JournalConsumer;
+use crate::other_client::{backend, backend_exists, connect_client, occupy};
 
-/// As the default, but with milliseconds in the place of seconds.
-fn patience(check_every: u64, silent_for: u64) -> LockPatience {
-    LockPatience {
-        check_every: Duration::from_millis(check_every),
-        silent_for: Duration::from_millis(silent_for),
+/// Lock timeouts in milliseconds.
+fn timeouts(check_interval: u64, silence_timeout: u64) -> LockTimeouts {
+    LockTimeouts {
+        check_interval: Duration::from_millis(check_interval),
+        silence_timeout: Duration::from_millis(silence_timeout),
     }
 }
 
-async fn is_at(manager: &Manager, step: Step) {
+async fn is_at(manager: &Manager, step: ManagerStep) {
     within(&format!("the manager is at {step}"), manager.wait_until(|status| status.step == step))
         .await
         .unwrap();
 }
 
-async fn waits(manager: &Manager) {
+async fn waits_for_lock(manager: &Manager) {
     let waits = manager.wait_until(|status| {
-        let lock = status.condition(Condition::PgLockAcquired);
+        let lock = status.condition(ReadyCondition::PgLockAcquired);
         status.connection == ConnectionStatus::WaitingOnLock
             && lock.why.contains("another instance holds the lock")
     });
@@ -40,33 +40,33 @@ async fn waits(manager: &Manager) {
     assert!(!status.is_ready());
 }
 
-/// The backend that has the slot.
-fn active(followed: &Followed<'_>) -> Option<i32> {
-    let asking = format!("SELECT active_pid FROM pg_replication_slots WHERE slot_name = '{}'", followed.slot);
-    followed.ask(&asking).map(|pid| pid.parse().unwrap())
+/// Returns the backend that streams from the slot.
+fn active_pid(followed: &FollowedDatabase<'_>) -> Option<i32> {
+    let query = format!("SELECT active_pid FROM pg_replication_slots WHERE slot_name = '{}'", followed.slot);
+    followed.query_value(&query).map(|pid| pid.parse().unwrap())
 }
 
-/// A session that holds the lock, and its backend.
-async fn holder(followed: &Followed<'_>, database: &str) -> (PostgresClient, i32) {
-    let session = session(followed, database).await;
-    let pid = backend(&session).await;
-    session.batch_execute(&format!("SELECT pg_advisory_lock(hashtext('{}'))", followed.slot)).await.unwrap();
-    (session, pid)
+/// Opens a connection that holds the lock. Returns it with its backend.
+async fn lock_holder(followed: &FollowedDatabase<'_>, database: &str) -> (PostgresClient, i32) {
+    let client = connect_client(followed, database).await;
+    let pid = backend(&client).await;
+    client.batch_execute(&format!("SELECT pg_advisory_lock(hashtext('{}'))", followed.slot)).await.unwrap();
+    (client, pid)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_instance_that_waits_takes_over_when_the_other_shuts_down() {
-    let followed = Followed::new(Postgres::shared());
+    let followed = FollowedDatabase::new(Postgres::shared());
     let first = followed.running().await;
     followed.table(&first, "orders").await;
     let second = followed.start();
-    waits(&second).await;
+    waits_for_lock(&second).await;
     followed.sql("INSERT INTO orders VALUES (1, 'first')");
     followed.eventually_changes(1).await;
-    assert_eq!(active(&followed), first.positions().backend_pid);
+    assert_eq!(active_pid(&followed), first.positions().backend_pid);
     first.shutdown().await;
-    is_at(&second, Step::Streaming).await;
-    assert_eq!(active(&followed), second.positions().backend_pid);
+    is_at(&second, ManagerStep::Streaming).await;
+    assert_eq!(active_pid(&followed), second.positions().backend_pid);
     followed.sql("INSERT INTO orders VALUES (2, 'second')");
     assert_eq!(
         followed.eventually_changes(2).await,
@@ -78,25 +78,25 @@ async fn an_instance_that_waits_takes_over_when_the_other_shuts_down() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_instance_that_waits_takes_over_when_the_other_is_lost_and_that_one_waits_in_turn() {
-    let followed = Followed::new(Postgres::shared());
+    let followed = FollowedDatabase::new(Postgres::shared());
     let proxy = Proxy::start(followed.server.addr());
     let first = followed.start_with(followed.config_through(&proxy));
-    is_at(&first, Step::Streaming).await;
+    is_at(&first, ManagerStep::Streaming).await;
     followed.table(&first, "orders").await;
     followed.sql("INSERT INTO orders VALUES (1, 'first')");
     followed.eventually_changes(1).await;
     let second = followed.start();
-    waits(&second).await;
-    // What the server sees of a process that is killed.
+    waits_for_lock(&second).await;
+    // For the server, this is a killed process.
     proxy.refuse();
     proxy.cut();
-    is_at(&second, Step::Streaming).await;
+    is_at(&second, ManagerStep::Streaming).await;
     followed.sql("INSERT INTO orders VALUES (2, 'second')");
     followed.eventually_changes(2).await;
     proxy.accept();
-    waits(&first).await;
+    waits_for_lock(&first).await;
     second.shutdown().await;
-    is_at(&first, Step::Streaming).await;
+    is_at(&first, ManagerStep::Streaming).await;
     followed.sql("INSERT INTO orders VALUES (3, 'first')");
     let expected =
         [insert("orders", 1, "first"), insert("orders", 2, "second"), insert("orders", 3, "first")];
@@ -107,21 +107,23 @@ async fn an_instance_that_waits_takes_over_when_the_other_is_lost_and_that_one_w
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_several_instances_one_streams_however_often_it_is_ended() {
-    let followed = Followed::new(Postgres::shared());
+    let followed = FollowedDatabase::new(Postgres::shared());
     let managers = [followed.running().await, followed.start(), followed.start()];
     followed.table(&managers[0], "orders").await;
     for round in 1..=4 {
-        eventually("one has the slot, and knows it", true, async || {
-            let streaming = |manager: &&Manager| manager.status().step == Step::Streaming;
+        eventually("one instance streams and the others wait", true, async || {
+            let streaming = |manager: &&Manager| manager.status().step == ManagerStep::Streaming;
             let waiting = |manager: &&Manager| manager.status().connection == ConnectionStatus::WaitingOnLock;
             let pids: Vec<_> =
                 managers.iter().filter(streaming).map(|manager| manager.positions().backend_pid).collect();
-            pids.len() == 1 && pids[0] == active(&followed) && managers.iter().filter(waiting).count() == 2
+            pids.len() == 1
+                && pids[0] == active_pid(&followed)
+                && managers.iter().filter(waiting).count() == 2
         })
         .await;
         followed.sql(&format!("INSERT INTO orders VALUES ({round}, 'once')"));
         followed.eventually_changes(round).await;
-        followed.sql(&format!("SELECT pg_terminate_backend({})", active(&followed).unwrap()));
+        followed.sql(&format!("SELECT pg_terminate_backend({})", active_pid(&followed).unwrap()));
     }
     let expected: Vec<_> = (1..=4).map(|round| insert("orders", round, "once")).collect();
     assert_eq!((followed.changes(), followed.resets()), (expected, vec!["first".to_owned()]));
@@ -131,76 +133,77 @@ async fn of_several_instances_one_streams_however_often_it_is_ended() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_that_has_gone_silent_without_the_slot_is_ended_and_the_lock_taken() {
-    // A lock's number is signed, and the server shows it in two halves.
+async fn a_silent_holder_without_an_active_slot_is_terminated() {
+    // The lock's key is signed, and pg_locks shows it as two unsigned halves.
     for sign in ["<", ">"] {
-        let mut followed = Followed::new(Postgres::shared());
+        let mut followed = FollowedDatabase::new(Postgres::shared());
         let name = format!(
             "SELECT 'slot_' || n FROM generate_series(1, 100) n WHERE hashtext('slot_' || n) {sign} 0"
         );
-        followed.slot = followed.ask(&name).unwrap();
-        let (held, pid) = holder(&followed, &followed.database).await;
-        let manager = followed.start_with(followed.config().lock_patience(patience(200, 500)));
-        is_at(&manager, Step::Streaming).await;
-        assert!(!is_there(&followed, pid));
-        eventually("the holder knows", true, async || held.is_closed()).await;
+        followed.slot = followed.query_value(&name).unwrap();
+        let (held, pid) = lock_holder(&followed, &followed.database).await;
+        let manager = followed.start_with(followed.config().lock_timeouts(timeouts(200, 500)));
+        is_at(&manager, ManagerStep::Streaming).await;
+        assert!(!backend_exists(&followed, pid));
+        eventually("the holder's connection is closed", true, async || held.is_closed()).await;
         manager.shutdown_and_drop().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_that_speaks_or_is_elsewhere_is_never_ended() {
-    let followed = Followed::new(Postgres::shared());
-    // The server lists them in an order of its own: one before and one after, so that one comes first whatever that is.
+async fn a_holder_that_runs_queries_or_is_in_another_database_is_never_terminated() {
+    let followed = FollowedDatabase::new(Postgres::shared());
+    // One opened before and one after: pg_locks has no defined order.
     let others = ["before", "after"].map(|name| followed.server.create_database(name).unwrap());
-    let before = holder(&followed, &others[0]).await;
-    let (held, here) = holder(&followed, &followed.database).await;
-    let after = holder(&followed, &others[1]).await;
-    let manager = followed.start_with(followed.config().lock_patience(patience(100, 3_000)));
-    waits(&manager).await;
+    let before = lock_holder(&followed, &others[0]).await;
+    let (held, here) = lock_holder(&followed, &followed.database).await;
+    let after = lock_holder(&followed, &others[1]).await;
+    let manager = followed.start_with(followed.config().lock_timeouts(timeouts(100, 3_000)));
+    waits_for_lock(&manager).await;
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_secs(7) {
         held.batch_execute("SELECT 1").await.unwrap();
         assert_eq!(manager.status().connection, ConnectionStatus::WaitingOnLock);
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    // Now it falls silent, and that is noticed: so somebody did look. The others were silent from the beginning.
-    is_at(&manager, Step::Streaming).await;
-    assert!(!is_there(&followed, here));
-    assert!(is_there(&followed, before.1) && is_there(&followed, after.1));
+    // Now it is silent and gets terminated, so the checks do run. The others were silent all the
+    // time.
+    is_at(&manager, ManagerStep::Streaming).await;
+    assert!(!backend_exists(&followed, here));
+    assert!(backend_exists(&followed, before.1) && backend_exists(&followed, after.1));
     manager.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_silent_holder_whose_slot_is_in_use_is_not_ended() {
-    let followed = Followed::new(Postgres::shared());
+async fn a_silent_holder_with_an_active_slot_is_not_terminated() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     followed.running().await.shutdown().await;
-    let (_held, pid) = holder(&followed, &followed.database).await;
+    let (_held, pid) = lock_holder(&followed, &followed.database).await;
     let occupied = occupy(&followed).await;
-    let manager = followed.start_with(followed.config().lock_patience(patience(100, 300)));
-    waits(&manager).await;
+    let manager = followed.start_with(followed.config().lock_timeouts(timeouts(100, 300)));
+    waits_for_lock(&manager).await;
     let begun = Instant::now();
     while begun.elapsed() < Duration::from_secs(3) {
-        assert!(is_there(&followed, pid), "after {:?}", begun.elapsed());
+        assert!(backend_exists(&followed, pid), "after {:?}", begun.elapsed());
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     drop(occupied);
-    is_at(&manager, Step::Streaming).await;
-    assert!(!is_there(&followed, pid));
+    is_at(&manager, ManagerStep::Streaming).await;
+    assert!(!backend_exists(&followed, pid));
     assert_eq!(followed.resets(), ["first"]);
     manager.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_that_may_not_be_ended_is_waited_for() {
-    let followed = Followed::new(Postgres::shared());
+async fn a_holder_that_this_user_may_not_terminate_is_waited_for() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     followed.sql("CREATE ROLE waiter LOGIN REPLICATION; GRANT pg_read_all_stats TO waiter");
     followed.sql(&format!("GRANT CREATE ON DATABASE {} TO waiter", followed.database));
-    let (held, pid) = holder(&followed, &followed.database).await;
+    let (held, pid) = lock_holder(&followed, &followed.database).await;
     let url = followed.server.url_as("waiter", "", &followed.database);
-    let manager = followed.start_with(followed.config_at(&url).lock_patience(patience(100, 200)));
-    waits(&manager).await;
-    eventually("it is tried, and waited on", true, async || {
+    let manager = followed.start_with(followed.config_at(&url).lock_timeouts(timeouts(100, 200)));
+    waits_for_lock(&manager).await;
+    eventually("termination is tried and refused", true, async || {
         assert_eq!(manager.status().connection, ConnectionStatus::WaitingOnLock);
         followed.server.log().contains("must be a superuser to terminate")
     })
@@ -210,19 +213,19 @@ async fn a_holder_that_may_not_be_ended_is_waited_for() {
         assert_eq!(manager.status().connection, ConnectionStatus::WaitingOnLock);
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    assert!(is_there(&followed, pid));
+    assert!(backend_exists(&followed, pid));
     held.close().await;
-    is_at(&manager, Step::Streaming).await;
+    is_at(&manager, ManagerStep::Streaming).await;
     manager.shutdown().await;
 }
 
-/// A journal that takes its time to say what it has.
-struct Slow {
-    journal: Journal,
+/// A journal whose `bookmark` waits for a lock.
+struct SlowBookmark {
+    journal: JournalConsumer,
     gate: Arc<tokio::sync::Mutex<()>>,
 }
 
-impl Consumer for Slow {
+impl Consumer for SlowBookmark {
     async fn bookmark(&mut self) -> Result<Option<Bookmark>, ConsumerError> {
         drop(self.gate.lock().await);
         self.journal.bookmark().await
@@ -236,11 +239,11 @@ impl Consumer for Slow {
         self.journal.adopt(timeline).await
     }
 
-    fn start(&mut self, durable: Durable) {
+    fn start(&mut self, durable: DurablePosition) {
         self.journal.start(durable);
     }
 
-    async fn receive(&mut self, batch: &mut Batch<'_>) -> Result<(), ConsumerError> {
+    async fn receive(&mut self, batch: &mut MessageBatch<'_>) -> Result<(), ConsumerError> {
         self.journal.receive(batch).await
     }
 
@@ -253,8 +256,8 @@ impl Consumer for Slow {
     }
 }
 
-/// The first keeps the lock for much longer than the second's patience.
-async fn stays(first: &Manager, second: &Manager, step: Step) {
+/// Checks that the first keeps the lock for longer than the second's silence timeout.
+async fn keeps_lock(first: &Manager, second: &Manager, step: ManagerStep) {
     let (begun, backend) = (Instant::now(), first.positions().backend_pid);
     while begun.elapsed() < Duration::from_secs(5) {
         assert_eq!((first.status().step, first.positions().backend_pid), (step, backend));
@@ -264,73 +267,73 @@ async fn stays(first: &Manager, second: &Manager, step: Step) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_instance_that_is_slow_to_get_up_keeps_the_lock() {
-    let followed = Followed::new(Postgres::shared());
+async fn an_instance_with_a_slow_setup_keeps_the_lock() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     let pooler = Proxy::start(followed.server.addr());
     pooler.refuse();
     let pooled =
         PostgresConnect::new(&format!("postgres://postgres@{}/{}", pooler.addr(), followed.database))
             .unwrap();
-    let (journal, gate) = (Journal::open(&followed.journal()), Arc::default());
-    let slow = Slow { journal, gate: Arc::clone(&gate) };
+    let (journal, gate) = (JournalConsumer::open(&followed.journal()), Arc::default());
+    let slow = SlowBookmark { journal, gate: Arc::clone(&gate) };
     let closed = gate.lock().await;
-    let patience = patience(100, 2_000);
-    let first = Manager::start(followed.config().lock_patience(patience).pooled(pooled), slow).unwrap();
-    is_at(&first, Step::ConnectionPoolConnecting).await;
-    let second = followed.start_with(followed.config().lock_patience(patience));
-    waits(&second).await;
-    stays(&first, &second, Step::ConnectionPoolConnecting).await;
+    let timeouts = timeouts(100, 2_000);
+    let first = Manager::start(followed.config().lock_timeouts(timeouts).pooled(pooled), slow).unwrap();
+    is_at(&first, ManagerStep::ConnectionPoolConnecting).await;
+    let second = followed.start_with(followed.config().lock_timeouts(timeouts));
+    waits_for_lock(&second).await;
+    keeps_lock(&first, &second, ManagerStep::ConnectionPoolConnecting).await;
     pooler.accept();
-    is_at(&first, Step::StartShapes).await;
-    stays(&first, &second, Step::StartShapes).await;
+    is_at(&first, ManagerStep::StartShapes).await;
+    keeps_lock(&first, &second, ManagerStep::StartShapes).await;
     drop(closed);
-    is_at(&first, Step::Streaming).await;
+    is_at(&first, ManagerStep::Streaming).await;
     first.shutdown().await;
-    is_at(&second, Step::Streaming).await;
+    is_at(&second, ManagerStep::Streaming).await;
     second.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_instance_that_is_cut_off_before_it_streams_loses_the_lock() {
-    let followed = Followed::new(Postgres::shared());
+async fn an_instance_cut_off_during_setup_loses_the_lock() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     let (proxy, pooler) = (Proxy::start(followed.server.addr()), Proxy::start(followed.server.addr()));
     pooler.refuse();
     let pooled =
         PostgresConnect::new(&format!("postgres://postgres@{}/{}", pooler.addr(), followed.database))
             .unwrap();
-    let patience = patience(100, 2_000);
-    let first = followed.start_with(followed.config_through(&proxy).lock_patience(patience).pooled(pooled));
-    is_at(&first, Step::ConnectionPoolConnecting).await;
-    let second = followed.start_with(followed.config().lock_patience(patience));
-    waits(&second).await;
+    let timeouts = timeouts(100, 2_000);
+    let first = followed.start_with(followed.config_through(&proxy).lock_timeouts(timeouts).pooled(pooled));
+    is_at(&first, ManagerStep::ConnectionPoolConnecting).await;
+    let second = followed.start_with(followed.config().lock_timeouts(timeouts));
+    waits_for_lock(&second).await;
     proxy.stall(Direction::Both);
-    is_at(&second, Step::Streaming).await;
+    is_at(&second, ManagerStep::Streaming).await;
     proxy.resume();
-    waits(&first).await;
+    waits_for_lock(&first).await;
     second.shutdown().await;
     first.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_order_that_comes_while_a_sign_of_life_is_on_its_way_is_carried_out() {
-    let followed = Followed::new(Postgres::shared());
+async fn a_command_during_a_heartbeat_query_is_not_lost() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     let (proxy, pooler) = (Proxy::start(followed.server.addr()), Proxy::start(followed.server.addr()));
     pooler.refuse();
     let pooled =
         PostgresConnect::new(&format!("postgres://postgres@{}/{}", pooler.addr(), followed.database))
             .unwrap();
     let manager =
-        followed.start_with(followed.config_through(&proxy).lock_patience(patience(100, 600)).pooled(pooled));
-    is_at(&manager, Step::ConnectionPoolConnecting).await;
+        followed.start_with(followed.config_through(&proxy).lock_timeouts(timeouts(100, 600)).pooled(pooled));
+    is_at(&manager, ManagerStep::ConnectionPoolConnecting).await;
     proxy.stall(Direction::ToClient);
-    // It speaks ten times a second: by then it has asked something, and the answer is still to come when the pools are there, and
-    // with them the order.
+    // A heartbeat query runs every 100 ms. Its reply is still pending when the pools are ready and
+    // the command is sent.
     tokio::time::sleep(Duration::from_millis(500)).await;
     pooler.accept();
-    is_at(&manager, Step::StartShapes).await;
-    // The order comes right after the news of it.
+    is_at(&manager, ManagerStep::StartShapes).await;
+    // The command follows the status.
     tokio::time::sleep(Duration::from_millis(500)).await;
     proxy.resume();
-    is_at(&manager, Step::Streaming).await;
+    is_at(&manager, ManagerStep::Streaming).await;
     manager.shutdown().await;
 }

@@ -1,21 +1,21 @@
-//! The manager against real servers.
+//! Integration tests of the manager with real servers.
 
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its assertion, in a helper too")]
-#![allow(clippy::print_stdout, reason = "a child's answers, and figures")]
+#![allow(clippy::print_stdout, reason = "output of child processes, and figures")]
 
+mod connectivity;
 mod data;
 mod exactly_once;
+mod followed_database;
 mod journal;
-mod life;
+mod lifecycle;
 mod load;
 mod lock;
+mod other_client;
 mod publication;
-mod reaching;
 mod refusals;
 mod shutdown;
 mod sleep;
 mod slot;
-mod stranger;
 mod supervision;
-mod support;
 mod timeline;

@@ -1,28 +1,28 @@
-//! The publication and its tables, changed by us and behind our back.
+//! The publication and its tables, changed by the manager and by other clients.
 
-use forebay_replication::{Manager, PublishError, StackEvent, TableChange, TableName};
+use forebay_replication::{Manager, ManagerEvent, PublishError, TableChange, TableName};
 use forebay_sandbox::Postgres;
 use forebay_testkit::within;
 use futures_util::future::join_all;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::TryRecvError;
 
-use crate::journal::{Change, Old};
-use crate::stranger::session;
-use crate::support::{Followed, insert, row, streams, told};
+use crate::followed_database::{FollowedDatabase, insert, row, streams, table_event};
+use crate::journal::{JournalChange, OldRow};
+use crate::other_client::connect_client;
 
-/// What a look at the publication tells of tables.
-async fn reconciled(manager: &Manager, events: &mut Receiver<StackEvent>) -> Vec<(String, TableChange)> {
-    within("the publication is looked at", manager.reconcile()).await.unwrap();
-    news(events)
+/// Reconciles, and returns the table events.
+async fn reconciled(manager: &Manager, events: &mut Receiver<ManagerEvent>) -> Vec<(String, TableChange)> {
+    within("the reconciliation", manager.reconcile()).await.unwrap();
+    table_events(events)
 }
 
-/// What was told of tables so far.
-fn news(events: &mut Receiver<StackEvent>) -> Vec<(String, TableChange)> {
+/// Returns the table events so far.
+fn table_events(events: &mut Receiver<ManagerEvent>) -> Vec<(String, TableChange)> {
     let mut changes = Vec::new();
     loop {
         match events.try_recv() {
-            Ok(StackEvent::Table { table, change }) => changes.push((table.name, change)),
+            Ok(ManagerEvent::Table { table, change }) => changes.push((table.name, change)),
             Ok(_) => {}
             Err(TryRecvError::Empty) => return changes,
             Err(error) => panic!("{error}"),
@@ -34,20 +34,20 @@ async fn add(manager: &Manager, table: &TableName) -> u32 {
     within("the table is added", manager.add_table(table)).await.unwrap().oid
 }
 
-/// The tables of the publication, by name.
-fn published(followed: &Followed<'_>) -> Vec<String> {
-    let asking = "SELECT tablename FROM pg_publication_tables WHERE pubname = 'forebay' ORDER BY 1";
-    followed.server.query(&followed.database, asking).unwrap().into_iter().flatten().flatten().collect()
+/// Returns the tables of the publication, by name.
+fn published(followed: &FollowedDatabase<'_>) -> Vec<String> {
+    let query = "SELECT tablename FROM pg_publication_tables WHERE pubname = 'forebay' ORDER BY 1";
+    followed.server.query(&followed.database, query).unwrap().into_iter().flatten().flatten().collect()
 }
 
-fn oid(followed: &Followed<'_>) -> Option<String> {
-    followed.ask("SELECT oid FROM pg_publication WHERE pubname = 'forebay'")
+fn oid(followed: &FollowedDatabase<'_>) -> Option<String> {
+    followed.query_value("SELECT oid FROM pg_publication WHERE pubname = 'forebay'")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_publication_that_is_dropped_under_the_stream_is_made_anew_with_its_tables() {
+async fn a_publication_dropped_while_streaming_is_recreated_with_its_tables() {
     for version in [15, 18] {
-        let followed = Followed::new(Postgres::shared_version(version));
+        let followed = FollowedDatabase::new(Postgres::shared_version(version));
         let manager = followed.running().await;
         followed.table(&manager, "orders").await;
         let (mut events, before) = (manager.events(), oid(&followed));
@@ -55,12 +55,12 @@ async fn a_publication_that_is_dropped_under_the_stream_is_made_anew_with_its_ta
         match version {
             // The server ends the stream at the next change.
             15 => followed.sql("INSERT INTO orders VALUES (1, 'lost')"),
-            // It goes on, without a word.
+            // The server continues without an error.
             _ => within("it is noticed", manager.reconcile()).await.unwrap(),
         }
-        followed.started_over(&manager, &["first", "slot_created"]).await;
+        followed.was_reset(&manager, &["first", "slot_created"]).await;
         assert!(oid(&followed).is_some() && oid(&followed) != before);
-        told(&mut events, "orders", TableChange::Gap).await;
+        table_event(&mut events, "orders", TableChange::Gap).await;
         followed.sql("INSERT INTO orders VALUES (2, 'after')");
         assert_eq!(followed.eventually_changes(1).await, [insert("orders", 2, "after")]);
         manager.shutdown().await;
@@ -68,23 +68,23 @@ async fn a_publication_that_is_dropped_under_the_stream_is_made_anew_with_its_ta
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_publication_that_somebody_replaces_starts_over() {
+async fn a_replaced_publication_resets_the_consumer() {
     for version in [15, 18] {
-        let followed = Followed::new(Postgres::shared_version(version));
+        let followed = FollowedDatabase::new(Postgres::shared_version(version));
         let manager = followed.running().await;
         followed.table(&manager, "orders").await;
         let mut events = manager.events();
         followed.sql("DROP PUBLICATION forebay; CREATE PUBLICATION forebay");
         let replaced = oid(&followed);
         within("it is noticed", manager.reconcile()).await.unwrap();
-        followed.started_over(&manager, &["first", "slot_created"]).await;
+        followed.was_reset(&manager, &["first", "slot_created"]).await;
         assert_eq!(oid(&followed), replaced);
-        told(&mut events, "orders", TableChange::Gap).await;
+        table_event(&mut events, "orders", TableChange::Gap).await;
         followed.sql("INSERT INTO orders VALUES (1, 'after')");
         followed.eventually_changes(1).await;
         manager.shutdown().await;
 
-        // While nobody is there, with all that we publish, and with a change that neither of them has.
+        // While no manager runs, with the same options, and with a change that neither includes.
         let generated = if version < 18 { "" } else { ", publish_generated_columns = stored" };
         let with = format!(" WITH (publish_via_partition_root = true{generated})");
         followed.sql("DROP PUBLICATION forebay");
@@ -93,10 +93,10 @@ async fn a_publication_that_somebody_replaces_starts_over() {
         let manager = followed.running().await;
         let mut reasons = vec!["first", "slot_created", "publication_changed"];
         if version == 15 {
-            // The server can't even decode it.
+            // The server can't decode the change.
             reasons.push("slot_created");
         }
-        followed.started_over(&manager, &reasons).await;
+        followed.was_reset(&manager, &reasons).await;
         followed.sql("INSERT INTO orders VALUES (3, 'after that')");
         let expected = [insert("orders", 1, "after"), insert("orders", 3, "after that")];
         assert_eq!(followed.eventually_changes(2).await, expected);
@@ -105,30 +105,30 @@ async fn a_publication_that_somebody_replaces_starts_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_publication_that_somebody_narrows_is_widened_and_all_starts_over() {
+async fn a_narrowed_publication_is_repaired_and_resets_the_consumer() {
     for (version, narrowed) in [(15, "publish = 'insert'"), (18, "publish_generated_columns = none")] {
-        let followed = Followed::new(Postgres::shared_version(version));
+        let followed = FollowedDatabase::new(Postgres::shared_version(version));
         let manager = followed.running().await;
         followed
             .sql("CREATE TABLE orders (id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) STORED)");
         add(&manager, &TableName::new("public", "orders")).await;
         followed.sql(&format!("ALTER PUBLICATION forebay SET ({narrowed})"));
         within("it is noticed", manager.reconcile()).await.unwrap();
-        followed.started_over(&manager, &["first", "slot_created"]).await;
+        followed.was_reset(&manager, &["first", "slot_created"]).await;
         followed.sql("INSERT INTO orders VALUES (1)");
         followed.sql("DELETE FROM orders");
         let columns = ["1", "2"].iter().take(if version < 18 { 1 } else { 2 });
         let columns: Vec<_> = columns.map(|column| Some((*column).to_owned())).collect();
-        let inserted = Change::Insert("public.orders".into(), columns.clone());
-        let deleted = Change::Delete("public.orders".into(), Old::Full(columns));
+        let inserted = JournalChange::Insert("public.orders".into(), columns.clone());
+        let deleted = JournalChange::Delete("public.orders".into(), OldRow::Full(columns));
         assert_eq!(followed.eventually_changes(2).await, [inserted, deleted]);
         manager.shutdown().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_table_that_somebody_takes_out_or_strips_of_its_old_rows_is_mended_and_told() {
-    let followed = Followed::new(Postgres::shared());
+async fn a_table_removed_or_without_full_identity_is_repaired_and_reported() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     let manager = followed.running().await;
     let mut events = manager.events();
     for table in ["items", "notes", "orders"] {
@@ -140,10 +140,10 @@ async fn a_table_that_somebody_takes_out_or_strips_of_its_old_rows_is_mended_and
     let gaps = [("items".to_owned(), TableChange::Gap), ("notes".to_owned(), TableChange::Gap)];
     assert_eq!(reconciled(&manager, &mut events).await, gaps);
     assert_eq!(published(&followed), ["items", "notes", "orders"]);
-    assert_eq!(reconciled(&manager, &mut events).await, [], "told once");
+    assert_eq!(reconciled(&manager, &mut events).await, [], "reported once");
     followed
         .sql("INSERT INTO items VALUES (1, 'back'); INSERT INTO notes VALUES (1, 'back'); DELETE FROM notes");
-    let deleted = Change::Delete("public.notes".into(), Old::Full(row(1, "back")));
+    let deleted = JournalChange::Delete("public.notes".into(), OldRow::Full(row(1, "back")));
     let expected = [insert("items", 1, "back"), insert("notes", 1, "back"), deleted];
     assert_eq!(followed.eventually_changes(3).await, expected);
     assert_eq!(followed.resets(), ["first"]);
@@ -151,8 +151,8 @@ async fn a_table_that_somebody_takes_out_or_strips_of_its_old_rows_is_mended_and
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_table_that_is_renamed_dropped_or_replaced_is_gone() {
-    let followed = Followed::new(Postgres::shared());
+async fn a_renamed_dropped_or_replaced_table_is_reported_as_gone() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     let manager = followed.running().await;
     let mut events = manager.events();
     for table in ["dropped", "kept", "renamed", "replaced"] {
@@ -162,8 +162,8 @@ async fn a_table_that_is_renamed_dropped_or_replaced_is_gone() {
     followed.sql("DROP TABLE replaced; CREATE TABLE replaced (id int PRIMARY KEY, note text)");
     let gone = ["dropped", "renamed", "replaced"].map(|table| (table.to_owned(), TableChange::Gone));
     assert_eq!(reconciled(&manager, &mut events).await, gone);
-    assert_eq!(reconciled(&manager, &mut events).await, [], "told once");
-    // Whoever wants the new one asks for it.
+    assert_eq!(reconciled(&manager, &mut events).await, [], "reported once");
+    // The new table must be added.
     add(&manager, &TableName::new("public", "replaced")).await;
     followed.sql("INSERT INTO replaced VALUES (1, 'new'); INSERT INTO kept VALUES (1, 'old')");
     assert_eq!(
@@ -174,8 +174,8 @@ async fn a_table_that_is_renamed_dropped_or_replaced_is_gone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_adds_a_table_again_hears_what_has_become_of_it() {
-    let followed = Followed::new(Postgres::shared());
+async fn adding_a_changed_table_again_reports_the_change() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     let manager = followed.running().await;
     let mut events = manager.events();
     let (orders, notes) = (TableName::new("public", "orders"), TableName::new("public", "notes"));
@@ -188,15 +188,15 @@ async fn whoever_adds_a_table_again_hears_what_has_become_of_it() {
     followed.sql("DROP TABLE orders; CREATE TABLE orders (id int PRIMARY KEY, note text)");
     add(&manager, &notes).await;
     assert_ne!(add(&manager, &orders).await, before);
-    let told = [("notes".to_owned(), TableChange::Gap), ("orders".to_owned(), TableChange::Gone)];
-    assert_eq!(reconciled(&manager, &mut events).await, told);
+    let expected = [("notes".to_owned(), TableChange::Gap), ("orders".to_owned(), TableChange::Gone)];
+    assert_eq!(reconciled(&manager, &mut events).await, expected);
     assert_eq!(published(&followed), ["notes", "orders"]);
     manager.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_table_in_use_is_mended_later_and_no_other_waits_for_it() {
-    let followed = Followed::new(Postgres::shared());
+async fn a_locked_table_is_repaired_later_without_delaying_others() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     let manager = followed.running().await;
     let mut events = manager.events();
     for table in ["apples", "busy", "zebras"] {
@@ -204,12 +204,15 @@ async fn a_table_in_use_is_mended_later_and_no_other_waits_for_it() {
     }
     followed.sql("ALTER PUBLICATION forebay DROP TABLE apples, zebras");
     followed.sql("ALTER TABLE busy REPLICA IDENTITY DEFAULT");
-    // Whoever reads it only doesn't let go of it either.
-    let reader = session(&followed, &followed.database).await;
+    // A reader blocks the change, too.
+    let reader = connect_client(&followed, &followed.database).await;
     reader.batch_execute("BEGIN; SELECT FROM busy").await.unwrap();
-    let busy = within("it gives up on the one", manager.reconcile()).await;
+    let busy = within("the reconciliation", manager.reconcile()).await;
     assert!(matches!(&busy, Err(PublishError::Busy { table }) if table.name == "busy"), "{busy:?}");
-    assert_eq!(news(&mut events), ["apples", "zebras"].map(|table| (table.to_owned(), TableChange::Gap)));
+    assert_eq!(
+        table_events(&mut events),
+        ["apples", "zebras"].map(|table| (table.to_owned(), TableChange::Gap))
+    );
     assert_eq!(published(&followed), ["apples", "busy", "zebras"]);
     reader.batch_execute("COMMIT").await.unwrap();
     assert_eq!(reconciled(&manager, &mut events).await, [("busy".to_owned(), TableChange::Gap)]);
@@ -217,8 +220,8 @@ async fn a_table_in_use_is_mended_later_and_no_other_waits_for_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_partition_that_is_attached_gets_its_old_rows() {
-    let followed = Followed::new(Postgres::shared());
+async fn an_attached_partition_gets_replica_identity_full() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     let manager = followed.running().await;
     let mut events = manager.events();
     followed.sql("CREATE TABLE orders (id int PRIMARY KEY, note text) PARTITION BY RANGE (id)");
@@ -227,7 +230,7 @@ async fn a_partition_that_is_attached_gets_its_old_rows() {
     followed.sql("CREATE TABLE many PARTITION OF orders FOR VALUES FROM (10) TO (100)");
     assert_eq!(reconciled(&manager, &mut events).await, [("orders".to_owned(), TableChange::Gap)]);
     followed.sql("INSERT INTO orders VALUES (1, 'few'), (11, 'many'); DELETE FROM orders WHERE id = 11");
-    let deleted = Change::Delete("public.orders".into(), Old::Full(row(11, "many")));
+    let deleted = JournalChange::Delete("public.orders".into(), OldRow::Full(row(11, "many")));
     let expected = [insert("orders", 1, "few"), insert("orders", 11, "many"), deleted];
     assert_eq!(followed.eventually_changes(3).await, expected);
     manager.shutdown().await;
@@ -238,26 +241,27 @@ const PARTITIONED: &str = "CREATE TABLE orders (id int PRIMARY KEY, note text) P
      CREATE TABLE many PARTITION OF orders FOR VALUES FROM (10) TO (100)";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_partition_is_published_under_its_own_name_once_that_is_asked_for() {
+async fn a_partition_is_published_under_its_own_name_on_request() {
     for version in [15, 18] {
-        let followed = Followed::new(Postgres::shared_version(version));
+        let followed = FollowedDatabase::new(Postgres::shared_version(version));
         let manager = followed.running().await;
         followed.sql(PARTITIONED);
         let (orders, few) = (TableName::new("public", "orders"), TableName::new("public", "few"));
         add(&manager, &orders).await;
-        let error = within("an answer", manager.add_table(&few)).await.unwrap_err();
+        let error = within("a result", manager.add_table(&few)).await.unwrap_err();
         assert!(matches!(&error, PublishError::ViaRoot { table } if *table == few), "{error:?}");
-        let version = || followed.ask("SELECT xmin FROM pg_publication WHERE pubname = 'forebay'").unwrap();
+        let version =
+            || followed.query_value("SELECT xmin FROM pg_publication WHERE pubname = 'forebay'").unwrap();
         let before = version();
         let changed = within("it is changed", manager.publish_partitions(&few)).await.unwrap().unwrap();
         assert_eq!((changed.before.to_string(), changed.after.to_string()), (before, version()));
-        assert_eq!(within("it is so", manager.publish_partitions(&few)).await.unwrap(), None);
+        assert_eq!(within("no change", manager.publish_partitions(&few)).await.unwrap(), None);
         add(&manager, &few).await;
         add(&manager, &orders).await;
         followed.sql("INSERT INTO orders VALUES (1, 'few'), (11, 'many')");
         let expected = [insert("few", 1, "few"), insert("many", 11, "many")];
         assert_eq!(followed.eventually_changes(2).await, expected);
-        // The root goes, and its partition stays.
+        // The root is removed, its partition stays.
         within("it is removed", manager.remove_table(&orders)).await.unwrap();
         followed.sql("INSERT INTO orders VALUES (2, 'few'), (12, 'many')");
         followed.sql("INSERT INTO orders VALUES (3, 'few')");
@@ -266,17 +270,17 @@ async fn a_partition_is_published_under_its_own_name_once_that_is_asked_for() {
             [insert("few", 2, "few"), insert("few", 3, "few")]
         );
         manager.shutdown().await;
-        // The next start leaves the publication as it is.
+        // The next start doesn't change the publication.
         let manager = followed.running().await;
-        assert_eq!(within("it is so", manager.publish_partitions(&few)).await.unwrap(), None);
+        assert_eq!(within("no change", manager.publish_partitions(&few)).await.unwrap(), None);
         assert_eq!(followed.resets(), ["first"]);
         manager.shutdown().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_table_that_cannot_be_mended_keeps_no_other_from_being_reconciled() {
-    let followed = Followed::new(Postgres::shared());
+async fn a_table_that_cannot_be_repaired_does_not_block_others() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     let manager = followed.running().await;
     let mut events = manager.events();
     followed.sql(PARTITIONED);
@@ -288,21 +292,21 @@ async fn a_table_that_cannot_be_mended_keeps_no_other_from_being_reconciled() {
     followed.table(&manager, "zebras").await;
     followed.sql("ALTER PUBLICATION forebay SET (publish_via_partition_root = true)");
     followed.sql("ALTER PUBLICATION forebay DROP TABLE zebras");
-    let told = [("few".to_owned(), TableChange::Unpublished), ("zebras".to_owned(), TableChange::Gap)];
-    assert_eq!(reconciled(&manager, &mut events).await, told);
-    assert_eq!(reconciled(&manager, &mut events).await, told[..1], "until it is mended");
+    let expected = [("few".to_owned(), TableChange::Unpublished), ("zebras".to_owned(), TableChange::Gap)];
+    assert_eq!(reconciled(&manager, &mut events).await, expected);
+    assert_eq!(reconciled(&manager, &mut events).await, expected[..1], "until it is repaired");
     manager.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_error_of_one_table_keeps_no_other_from_being_reconciled() {
-    let followed = Followed::new(Postgres::shared());
+async fn an_error_of_one_table_does_not_block_others() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     let manager = followed.running().await;
     let mut events = manager.events();
     for table in ["apples", "zebras"] {
         followed.table(&manager, table).await;
     }
-    // The server refuses to change the one.
+    // The server refuses changes of one table.
     followed.sql(
         "CREATE FUNCTION refuse() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN \
          IF EXISTS (SELECT FROM pg_event_trigger_ddl_commands() WHERE object_identity LIKE '%apples%') \
@@ -310,17 +314,17 @@ async fn an_error_of_one_table_keeps_no_other_from_being_reconciled() {
          CREATE EVENT TRIGGER refusing ON ddl_command_end EXECUTE FUNCTION refuse()",
     );
     followed.sql("ALTER PUBLICATION forebay DROP TABLE apples, zebras");
-    let error = within("it looks at both", manager.reconcile()).await.unwrap_err();
+    let error = within("the reconciliation", manager.reconcile()).await.unwrap_err();
     assert!(error.to_string().contains("not this one"), "{error}");
-    assert_eq!(news(&mut events), [("zebras".to_owned(), TableChange::Gap)]);
+    assert_eq!(table_events(&mut events), [("zebras".to_owned(), TableChange::Gap)]);
     followed.sql("DROP EVENT TRIGGER refusing");
     assert_eq!(reconciled(&manager, &mut events).await, [("apples".to_owned(), TableChange::Gap)]);
     manager.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn removing_what_isnt_there_is_fine() {
-    let followed = Followed::new(Postgres::shared());
+async fn removing_a_missing_table_succeeds() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     let manager = followed.running().await;
     followed.table(&manager, "orders").await;
     followed.sql("CREATE TABLE never_added ()");
@@ -336,8 +340,8 @@ async fn removing_what_isnt_there_is_fine() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tables_can_be_added_and_removed_all_at_once() {
-    let followed = Followed::new(Postgres::shared());
+async fn tables_can_be_added_and_removed_concurrently() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     let manager = followed.running().await;
     let tables: Vec<_> = (0..20).map(|n| TableName::new("public", format!("table_{n:02}"))).collect();
     for table in &tables {
@@ -362,10 +366,10 @@ async fn tables_can_be_added_and_removed_all_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn any_name_will_do() {
+async fn any_table_schema_and_publication_name_is_supported() {
     const NAMES: [&str; 6] =
         ["Orders", "my orders", "say \"hi\"", "it's; DROP TABLE orders", "bestellungen_äöü_订单", "1"];
-    let followed = Followed::new(Postgres::shared());
+    let followed = FollowedDatabase::new(Postgres::shared());
     let publication = "Our \"own\", it's\\ 订单";
     let manager = followed.start_with(followed.config().publication(publication));
     streams(&manager).await;
@@ -377,13 +381,13 @@ async fn any_name_will_do() {
         add(&manager, table).await;
         followed.sql(&format!("INSERT INTO {table} VALUES (1, 'new')"));
     }
-    let expected = NAMES.map(|name| Change::Insert(format!("{schema}.{name}"), row(1, "new")));
+    let expected = NAMES.map(|name| JournalChange::Insert(format!("{schema}.{name}"), row(1, "new")));
     assert_eq!(followed.eventually_changes(NAMES.len()).await, expected);
-    within("it is looked at", manager.reconcile()).await.unwrap();
+    within("the reconciliation", manager.reconcile()).await.unwrap();
     for table in &tables {
         within("it is removed", manager.remove_table(table)).await.unwrap();
     }
-    assert_eq!(followed.ask("SELECT count(*) FROM pg_publication_rel").as_deref(), Some("0"));
+    assert_eq!(followed.query_value("SELECT count(*) FROM pg_publication_rel").as_deref(), Some("0"));
     manager.shutdown_and_drop().await;
-    assert_eq!(followed.ask("SELECT count(*) FROM pg_publication").as_deref(), Some("0"));
+    assert_eq!(followed.query_value("SELECT count(*) FROM pg_publication").as_deref(), Some("0"));
 }

@@ -1,6 +1,7 @@
-//! What the server refuses: each says what happened and what to do, halts at the first start, and goes on when it is mended.
+//! Refusals of the server: each error says what happened and what to do, halts the first start, and
+//! a retry succeeds after the fix.
 //!
-//! Not here: a server that is too old, since none is installed that old.
+//! Out of scope: a server that is too old, since none is installed.
 
 mod publication;
 
@@ -9,46 +10,47 @@ use std::path::Path;
 use forebay_replication::reservoir::tokio_postgres::SimpleQueryMessage;
 use forebay_replication::reservoir::{PasswordFile, PostgresConnect};
 use forebay_replication::{
-    ConnectionStatus, Manager, ManagerConfig, ManagerStatus, NotReady, Phase, StackEvent, Step,
+    ConnectionStatus, Manager, ManagerConfig, ManagerEvent, ManagerPhase, ManagerStatus, ManagerStep,
+    NotReady,
 };
 use forebay_sandbox::Postgres;
 use forebay_testkit::{eventually, within};
 
-use crate::support::{Followed, insert};
+use crate::followed_database::{FollowedDatabase, insert};
 
-/// Why it has given up; and it shows everywhere that it has.
+/// Waits until the manager is halted, checks its status, and returns the reason.
 pub(crate) async fn halted(manager: &Manager) -> String {
-    let error = within("the manager gives up", manager.ready()).await.unwrap_err();
+    let error = within("the manager halts", manager.ready()).await.unwrap_err();
     let NotReady::Halted { why } = error else { panic!("{error:?}") };
     let status = manager.status();
-    assert_eq!((status.phase, status.step), (Phase::Halted, Step::Halted));
+    assert_eq!((status.phase, status.step), (ManagerPhase::Halted, ManagerStep::Halted));
     assert_eq!(status.connection, ConnectionStatus::Down);
     assert_eq!(status.trouble.as_ref(), Some(&why));
     assert!(status.conditions.iter().all(|condition| !condition.holds), "{status:?}");
     why
 }
 
-/// It gives up, and what it says has all of these words.
-async fn halts(manager: &Manager, words: &[&str]) {
-    says(&halted(manager).await, words);
+/// Waits until the manager is halted with a reason that contains all texts.
+async fn halts(manager: &Manager, texts: &[&str]) {
+    contains_all(&halted(manager).await, texts);
 }
 
 #[track_caller]
-pub(crate) fn says(why: &str, words: &[&str]) {
-    for word in words {
-        assert!(why.contains(word), "{word:?} isn't in: {why}");
+pub(crate) fn contains_all(why: &str, texts: &[&str]) {
+    for text in texts {
+        assert!(why.contains(text), "{text:?} isn't in: {why}");
     }
 }
 
-/// Somebody has mended it.
-async fn retried(manager: &Manager) {
+/// Retries, and waits until the manager is ready.
+async fn retry_succeeds(manager: &Manager) {
     manager.retry().await.unwrap();
-    within("it is ready after all", manager.ready()).await.unwrap();
+    within("the manager is ready", manager.ready()).await.unwrap();
     assert_eq!(manager.status().trouble, None);
 }
 
-/// A role of this test's own.
-fn role(followed: &Followed<'_>, rights: &str) -> String {
+/// Creates a role for this test.
+fn role(followed: &FollowedDatabase<'_>, rights: &str) -> String {
     let role = format!("role_{}", followed.database);
     followed.sql(&format!(
         "CREATE ROLE {role} LOGIN {rights}; GRANT ALL ON DATABASE {} TO {role}",
@@ -57,15 +59,15 @@ fn role(followed: &Followed<'_>, rights: &str) -> String {
     role
 }
 
-/// A manager that follows as somebody else than the superuser.
-fn config_as(followed: &Followed<'_>, role: &str) -> ManagerConfig {
+/// Returns a configuration that connects as a role.
+fn config_as(followed: &FollowedDatabase<'_>, role: &str) -> ManagerConfig {
     followed.config_at(&followed.server.url_as(role, "", &followed.database))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_wal_level_that_isnt_logical_is_named_with_the_statement_that_changes_it() {
+async fn a_wrong_wal_level_is_reported_with_the_statement_that_changes_it() {
     let server = Postgres::builder().config("wal_level", "replica").start().unwrap();
-    let followed = Followed::new(&server);
+    let followed = FollowedDatabase::new(&server);
     let manager = followed.start();
     halts(
         &manager,
@@ -73,24 +75,24 @@ async fn a_wal_level_that_isnt_logical_is_named_with_the_statement_that_changes_
     )
     .await;
     assert_eq!(
-        followed.ask("SELECT 1 FROM pg_publication"),
+        followed.query_value("SELECT 1 FROM pg_publication"),
         None,
-        "nothing was changed before all was asked"
+        "nothing is changed before all checks"
     );
     server.set_config("wal_level", "logical").unwrap();
     server.restart_fast().unwrap();
-    retried(&manager).await;
+    retry_succeeds(&manager).await;
     manager.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_role_without_a_right_is_told_which_and_goes_on_when_it_has_it() {
+async fn a_missing_right_is_named_and_a_retry_succeeds_after_the_grant() {
     for version in [15, 18] {
-        rights_are_asked_for_one_by_one(&Followed::new(Postgres::shared_version(version))).await;
+        each_missing_right_is_named(&FollowedDatabase::new(Postgres::shared_version(version))).await;
     }
 }
 
-async fn rights_are_asked_for_one_by_one(followed: &Followed<'_>) {
+async fn each_missing_right_is_named(followed: &FollowedDatabase<'_>) {
     let (role, database) = (role(followed, ""), &followed.database);
     let manager = followed.start_with(config_as(followed, &role));
     let replicate = format!("the user {role} may not replicate");
@@ -109,32 +111,32 @@ async fn rights_are_asked_for_one_by_one(followed: &Followed<'_>) {
 
     followed.sql(&format!("GRANT CONNECT ON DATABASE {database} TO {role}"));
     manager.retry().await.unwrap();
-    let create = "grant CREATE on the database, or make the publication yourself (manual publication)";
+    let create = "grant CREATE on the database, or create the publication yourself (manual publication)";
     halts(&manager, &["while preparing the publication", "[42501]", create]).await;
 
     followed.sql(&format!("GRANT CREATE ON DATABASE {database} TO {role}"));
-    retried(&manager).await;
+    retry_succeeds(&manager).await;
     manager.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_isnt_let_in_is_told_why() {
+async fn a_refused_login_is_reported_with_its_reason() {
     const SECRET: &str = "hunter2hunter2";
     let server = Postgres::builder().password("right").start().unwrap();
-    let followed = Followed::new(&server);
-    let place = server.addr().to_string();
-    let refused = async |user: &str, password: &str, database: &str, words: &[&str]| {
+    let followed = FollowedDatabase::new(&server);
+    let address = server.addr().to_string();
+    let refused = async |user: &str, password: &str, database: &str, texts: &[&str]| {
         let manager = followed.start_with(followed.config_at(&server.url_as(user, password, database)));
         let why = halted(&manager).await;
-        says(&why, words);
-        says(&why, &[&place]);
+        contains_all(&why, texts);
+        contains_all(&why, &[&address]);
         assert!(!why.contains(SECRET), "{why}");
         manager.shutdown().await;
     };
     let database = followed.database.as_str();
     let password = ["password authentication failed", "[28P01]", "check the user, and its password or token"];
     refused("postgres", SECRET, database, &password).await;
-    refused("nobody", SECRET, database, &password).await;
+    refused("unknown", SECRET, database, &password).await;
     refused(
         "postgres",
         "",
@@ -160,7 +162,7 @@ async fn whoever_isnt_let_in_is_told_why() {
         &["pg_hba.conf rejects", "[28000]", "what pg_hba.conf says about it"],
     )
     .await;
-    server.set_hba(&["host all nobody 127.0.0.1/32 trust"]).unwrap();
+    server.set_hba(&["host all unknown 127.0.0.1/32 trust"]).unwrap();
     server.reload().unwrap();
     refused(
         "postgres",
@@ -174,34 +176,34 @@ async fn whoever_isnt_let_in_is_told_why() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_without_a_free_slot_is_refused_until_one_is_freed() {
     let server = Postgres::builder().config("max_replication_slots", "1").start().unwrap();
-    let followed = Followed::new(&server);
+    let followed = FollowedDatabase::new(&server);
     followed.sql("SELECT pg_create_physical_replication_slot('other')");
     let manager = followed.start();
-    let advice = "raise max_replication_slots, or drop slots that nobody uses";
+    let advice = "raise max_replication_slots, or drop unused slots";
     halts(&manager, &["while creating the slot", "all replication slots are in use", "[53400]", advice])
         .await;
     followed.sql("SELECT pg_drop_replication_slot('other')");
-    retried(&manager).await;
+    retry_succeeds(&manager).await;
     manager.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_without_room_for_another_stream_is_tried_again_and_again() {
+async fn a_server_without_free_wal_senders_is_retried() {
     let server = Postgres::builder().config("max_wal_senders", "0").start().unwrap();
-    let followed = Followed::new(&server);
+    let followed = FollowedDatabase::new(&server);
     let manager = followed.start();
-    let waits = manager.wait_until(|status| status.step == Step::BackingOff);
+    let waits = manager.wait_until(|status| status.step == ManagerStep::BackingOff);
     let status = within("the manager waits", waits).await.unwrap();
-    says(&status.trouble.unwrap(), &["max_wal_senders", "[53300]", "raise the limit of the server"]);
+    contains_all(&status.trouble.unwrap(), &["max_wal_senders", "[53300]", "raise the limit of the server"]);
     server.set_config("max_wal_senders", "5").unwrap();
     server.restart_fast().unwrap();
-    within("it heals by itself", manager.ready()).await.unwrap();
+    within("it reconnects by itself", manager.ready()).await.unwrap();
     manager.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slot_of_another_kind_or_database_under_our_name_is_left_alone() {
-    let followed = Followed::new(Postgres::shared());
+async fn a_slot_of_another_kind_or_database_with_this_name_is_not_dropped() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     let (slot, neighbour) = (&followed.slot, followed.server.create_database("neighbour").unwrap());
     let logical = |plugin: &str| format!("SELECT pg_create_logical_replication_slot('{slot}', '{plugin}')");
     let foreign = [
@@ -223,17 +225,17 @@ async fn a_slot_of_another_kind_or_database_under_our_name_is_left_alone() {
     for (database, create, what) in foreign {
         followed.server.execute(database, &create).unwrap();
         let manager = followed.start();
-        let there = format!("there is a slot {slot} already, and it isn't ours");
+        let there = format!("a slot {slot} exists already, for another use");
         halts(&manager, &[&there, &what, "choose another name, or drop it"]).await;
-        let asking = format!("SELECT 1 FROM pg_replication_slots WHERE slot_name = '{slot}'");
-        assert_eq!(followed.ask(&asking).as_deref(), Some("1"), "it isn't ours to drop");
+        let query = format!("SELECT 1 FROM pg_replication_slots WHERE slot_name = '{slot}'");
+        assert_eq!(followed.query_value(&query).as_deref(), Some("1"), "it isn't dropped");
         followed.sql(&format!("SELECT pg_drop_replication_slot('{slot}')"));
-        retried(&manager).await;
+        retry_succeeds(&manager).await;
         manager.shutdown_and_drop().await;
     }
 }
 
-/// A password in a file, replaced as a rotation does.
+/// Replaces a password file atomically, like a rotation.
 fn write_password(path: &Path, password: &str) {
     let next = path.with_extension("next");
     std::fs::write(&next, password).unwrap();
@@ -241,34 +243,34 @@ fn write_password(path: &Path, password: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_password_that_is_rotated_is_read_anew() {
+async fn a_rotated_password_is_read_again() {
     let server = Postgres::builder().password("old").start().unwrap();
-    let followed = Followed::new(&server);
+    let followed = FollowedDatabase::new(&server);
     let file = followed.journal().with_extension("password");
     write_password(&file, "wrong");
     let url = server.url_as("postgres", "", &followed.database);
     let connect =
         PostgresConnect::builder(&url).unwrap().password_from(PasswordFile::new(&file)).build().unwrap();
     let manager = followed.start_with(ManagerConfig::new(connect).slot(&followed.slot).pool_size(2));
-    // At the first start it is more likely that somebody has mistyped it.
+    // At the first start a wrong password halts the manager.
     halts(&manager, &["password authentication failed", "[28P01]"]).await;
     write_password(&file, "old");
-    retried(&manager).await;
+    retry_succeeds(&manager).await;
     followed.table(&manager, "orders").await;
     followed.sql("INSERT INTO orders VALUES (1, 'before')");
     followed.eventually_changes(1).await;
 
-    // What worked once will work again: it is tried until the file follows.
+    // After the first success it is retried until the file is updated.
     let mut events = manager.events();
     followed.sql("ALTER ROLE postgres PASSWORD 'new'");
     followed.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'walsender'");
     let refused =
         |status: &ManagerStatus| status.trouble.as_ref().is_some_and(|trouble| trouble.contains("[28P01]"));
     let status = within("it is refused", manager.wait_until(refused)).await.unwrap();
-    assert_eq!((status.step, status.phase), (Step::BackingOff, Phase::ConnectionSetup));
+    assert_eq!((status.step, status.phase), (ManagerStep::BackingOff, ManagerPhase::ConnectionSetup));
     followed.sql("INSERT INTO orders VALUES (2, 'meanwhile')");
     write_password(&file, "new");
-    within("it heals by itself", manager.ready()).await.unwrap();
+    within("it reconnects by itself", manager.ready()).await.unwrap();
     followed.sql("INSERT INTO orders VALUES (3, 'after')");
     let expected =
         [insert("orders", 1, "before"), insert("orders", 2, "meanwhile"), insert("orders", 3, "after")];
@@ -276,7 +278,7 @@ async fn a_password_that_is_rotated_is_read_anew() {
     assert_eq!(followed.resets(), ["first"]);
     let mut reasons = Vec::new();
     while let Ok(event) = events.try_recv() {
-        if let StackEvent::Restarting { reason } = event {
+        if let ManagerEvent::Restarting { reason } = event {
             reasons.push(reason);
         }
     }
@@ -286,8 +288,8 @@ async fn a_password_that_is_rotated_is_read_anew() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_halts_at_the_first_start_is_only_waited_for_after_it_has_run() {
-    let followed = Followed::new(Postgres::shared());
+async fn a_refusal_that_halts_the_first_start_is_retried_after_a_success() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     let role = role(&followed, "REPLICATION");
     let manager = followed.start_with(config_as(&followed, &role));
     within("the manager is ready", manager.ready()).await.unwrap();
@@ -297,17 +299,17 @@ async fn what_halts_at_the_first_start_is_only_waited_for_after_it_has_run() {
         status.trouble.as_ref().is_some_and(|trouble| trouble.contains("may not replicate"))
     };
     let status = within("it is refused", manager.wait_until(refused)).await.unwrap();
-    assert_eq!(status.step, Step::BackingOff);
+    assert_eq!(status.step, ManagerStep::BackingOff);
     assert!(status.retries > 1 && status.retrying_since.is_some(), "{status:?}");
     let client = within("a connection for metadata", manager.admin()).await.unwrap();
     let rows = client.simple_query("SELECT 1").await.unwrap();
-    assert!(rows.iter().any(|row| matches!(row, SimpleQueryMessage::Row(_))), "the pools live on");
+    assert!(rows.iter().any(|row| matches!(row, SimpleQueryMessage::Row(_))), "the pools stay open");
     drop(client);
     followed.sql(&format!("ALTER ROLE {role} REPLICATION"));
-    // Nobody need wait for the next try.
-    retried(&manager).await;
+    // Without waiting for the backoff.
+    retry_succeeds(&manager).await;
     assert_eq!(followed.resets(), ["first"]);
     let step = async || manager.status().retries;
-    eventually("all is forgotten", 0, step).await;
+    eventually("the backoff is reset", 0, step).await;
     manager.shutdown().await;
 }

@@ -1,7 +1,8 @@
-//! Shutting down at any moment: it ends in time, and leaves nothing on the server but what the next start needs, or nothing at all.
+//! Shutdown at every step: it ends in time, and leaves only the slot and the publication, or
+//! nothing.
 //!
-//! `start_connection_pool` and `start_streaming` are passed within one step of the machine: no status ever shows them, and no order comes
-//! between them and the steps that follow.
+//! `start_connection_pool` and `start_streaming` are left within one call of the machine: no status
+//! shows them, and no shutdown can start there.
 
 mod process;
 
@@ -9,307 +10,334 @@ use std::time::{Duration, Instant};
 
 use forebay_replication::reservoir::{PostgresConnect, tokio_postgres};
 use forebay_replication::{
-    ConsumerError, Manager, ManagerConfig, NotReady, Phase, PoolError, Step, TableName,
+    ConsumerError, Manager, ManagerConfig, ManagerPhase, ManagerStep, NotReady, PoolError, TableName,
 };
 use forebay_sandbox::Postgres;
 use forebay_testkit::{Direction, PATIENCE, Proxy, within};
 
-use crate::journal::Journal;
-use crate::supervision::{Call, Deed, Script, Scripted};
-use crate::support::{Followed, insert};
+use crate::followed_database::{FollowedDatabase, insert};
+use crate::journal::JournalConsumer;
+use crate::supervision::{ConsumerCall, ConsumerScript, ScriptedAction, ScriptedConsumer};
 
-/// All that the steps of the way down may take together: the snapshot pool 1 s, the checkpoint 10 s, the stream 1 s, its backend 1 s, the
-/// admin pool 2 s. And ten more for a busy machine.
+/// Sum of the deadlines: snapshot pool 1 s, checkpoint 10 s, stream 1 s, backend 1 s, admin pool 2
+/// s, and ten more for a busy machine.
 const DEADLINES: Duration = Duration::from_secs(25);
-/// And 5 s each for the publication and the slot.
-const DEADLINES_OF_DROPPING: Duration = Duration::from_secs(25);
-/// Where nothing is in the way, it takes no deadline at all: less than the checkpoint's, also on a
-/// busy machine.
-const SOON: Duration = Duration::from_secs(8);
+/// The same with 5 s each for the publication and the slot.
+const DROP_DEADLINES: Duration = Duration::from_secs(25);
+/// Without obstacles no deadline passes: less than the checkpoint's, also on a busy machine.
+const UNOBSTRUCTED: Duration = Duration::from_secs(8);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
-    Keeping,
-    Dropping,
+enum ShutdownKind {
+    Keep,
+    Drop,
 }
 
-impl End {
-    const BOTH: [End; 2] = [End::Keeping, End::Dropping];
+impl ShutdownKind {
+    const BOTH: [ShutdownKind; 2] = [ShutdownKind::Keep, ShutdownKind::Drop];
 
-    /// Ends a manager that is at a step, and looks at what is left.
-    async fn of(self, manager: &Manager, followed: &Followed<'_>, at: Step, most: Duration) {
+    /// Shuts down a manager at a step, and checks what is left.
+    async fn check(
+        self,
+        manager: &Manager,
+        followed: &FollowedDatabase<'_>,
+        at: ManagerStep,
+        most: Duration,
+    ) {
         assert_eq!(manager.status().step, at);
         let began = Instant::now();
         match self {
-            End::Keeping => within("it ends", manager.shutdown()).await,
-            End::Dropping => within("it ends", manager.shutdown_and_drop()).await,
+            ShutdownKind::Keep => within("it ends", manager.shutdown()).await,
+            ShutdownKind::Drop => within("it ends", manager.shutdown_and_drop()).await,
         }
         let took = began.elapsed();
         println!("{self:?} at {at}: {took:?}");
-        assert_eq!(manager.status().step, Step::Stopped);
+        assert_eq!(manager.status().step, ManagerStep::Stopped);
         assert!(took < most, "{self:?} at {at} took {took:?}");
-        self.leaves(followed).await;
+        self.check_server(followed).await;
     }
 
-    async fn leaves(self, followed: &Followed<'_>) {
+    /// Checks what is left on the server.
+    async fn check_server(self, followed: &FollowedDatabase<'_>) {
         let (database, slot) = (&followed.database, &followed.slot);
-        let ours =
-            format!("datname = '{database}' AND application_name <> 'holder' AND pid <> pg_backend_pid()");
-        soon("no backend", followed, &format!("SELECT count(*) = 0 FROM pg_stat_activity WHERE {ours}"))
-            .await;
+        let ours = format!(
+            "datname = '{database}' AND application_name <> 'other_client' AND pid <> pg_backend_pid()"
+        );
+        wait_until_true(
+            "no backend",
+            followed,
+            &format!("SELECT count(*) = 0 FROM pg_stat_activity WHERE {ours}"),
+        )
+        .await;
         let locks = "FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE locktype = 'advisory'";
-        soon("no lock", followed, &format!("SELECT count(*) = 0 {locks} AND {ours}")).await;
+        wait_until_true("no lock", followed, &format!("SELECT count(*) = 0 {locks} AND {ours}")).await;
         let slots = format!("FROM pg_replication_slots WHERE slot_name = '{slot}'");
         match self {
-            End::Keeping => {
-                soon("no active slot", followed, &format!("SELECT count(*) = 0 {slots} AND active")).await
+            ShutdownKind::Keep => {
+                wait_until_true(
+                    "no active slot",
+                    followed,
+                    &format!("SELECT count(*) = 0 {slots} AND active"),
+                )
+                .await
             }
-            End::Dropping => {
-                assert_eq!(followed.ask(&format!("SELECT count(*) {slots}")).as_deref(), Some("0"));
-                assert_eq!(followed.ask("SELECT count(*) FROM pg_publication").as_deref(), Some("0"));
+            ShutdownKind::Drop => {
+                assert_eq!(followed.query_value(&format!("SELECT count(*) {slots}")).as_deref(), Some("0"));
+                assert_eq!(followed.query_value("SELECT count(*) FROM pg_publication").as_deref(), Some("0"));
             }
         }
     }
 }
 
-/// A backend takes a moment to end after its connection has.
-async fn soon(what: &str, followed: &Followed<'_>, asking: &str) {
+/// Waits until a query returns true: a backend ends with a delay.
+async fn wait_until_true(what: &str, followed: &FollowedDatabase<'_>, query: &str) {
     let began = Instant::now();
-    while followed.ask(asking).as_deref() != Some("t") {
+    while followed.query_value(query).as_deref() != Some("t") {
         assert!(began.elapsed() < PATIENCE, "{what}: not {PATIENCE:?} after the end");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 
-/// A slot and a publication from an earlier life.
-async fn lived_before(followed: &Followed<'_>) {
+/// Creates slot and publication with an earlier manager.
+async fn run_once_before(followed: &FollowedDatabase<'_>) {
     let manager = followed.running().await;
     followed.table(&manager, "orders").await;
     manager.shutdown().await;
 }
 
-async fn reaches(manager: &Manager, step: Step) {
+async fn reaches(manager: &Manager, step: ManagerStep) {
     within(step.as_str(), manager.wait_until(|status| status.step == step)).await.unwrap();
 }
 
-/// A session of somebody else.
-async fn holder(followed: &Followed<'_>, sql: &str) -> tokio_postgres::Client {
-    let url = format!("{}?application_name=holder", followed.url());
+/// Opens a connection of another client and runs SQL on it.
+async fn other_client(followed: &FollowedDatabase<'_>, sql: &str) -> tokio_postgres::Client {
+    let url = format!("{}?application_name=other_client", followed.url());
     let (client, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await.unwrap();
     tokio::spawn(connection);
     client.batch_execute(sql).await.unwrap();
     client
 }
 
-fn through(proxy: &Proxy, followed: &Followed<'_>) -> String {
+fn url_through(proxy: &Proxy, followed: &FollowedDatabase<'_>) -> String {
     format!("postgres://postgres@{}/{}", proxy.addr(), followed.database)
 }
 
-/// Replication goes through the proxy, the rest doesn't.
-fn replication_through(proxy: &Proxy, followed: &Followed<'_>) -> ManagerConfig {
+/// Returns a configuration with only replication through the proxy.
+fn replication_through(proxy: &Proxy, followed: &FollowedDatabase<'_>) -> ManagerConfig {
     let direct = PostgresConnect::new(&followed.url()).unwrap();
-    followed.config_at(&through(proxy, followed)).pooled(direct)
+    followed.config_at(&url_through(proxy, followed)).pooled(direct)
 }
 
 #[tokio::test]
-async fn it_ends_in_time_before_it_has_begun() {
-    for end in End::BOTH {
-        let followed = Followed::new(Postgres::shared());
-        lived_before(&followed).await;
+async fn it_ends_in_time_before_it_connects() {
+    for end in ShutdownKind::BOTH {
+        let followed = FollowedDatabase::new(Postgres::shared());
+        run_once_before(&followed).await;
         let manager = followed.start();
-        end.of(&manager, &followed, Step::StartReplicationClient, SOON).await;
+        end.check(&manager, &followed, ManagerStep::StartReplicationClient, UNOBSTRUCTED).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_ends_in_time_while_the_server_takes_its_time_to_let_it_in() {
-    let followed = Followed::new(Postgres::shared());
-    lived_before(&followed).await;
+async fn it_ends_in_time_while_the_server_delays_the_login() {
+    let followed = FollowedDatabase::new(Postgres::shared());
+    run_once_before(&followed).await;
     let proxy = Proxy::start(followed.server.addr());
     proxy.stall(Direction::ToClient);
-    // It is let in, and doesn't hear of it.
-    let manager =
-        followed.start_with(followed.config_at(&format!("{}?sslmode=disable", through(&proxy, &followed))));
+    // The login succeeds, but the reply doesn't arrive.
+    let manager = followed
+        .start_with(followed.config_at(&format!("{}?sslmode=disable", url_through(&proxy, &followed))));
     within("it connects", proxy.wait_for_connections(1)).await;
-    soon(
+    wait_until_true(
         "a backend",
         &followed,
         "SELECT count(*) > 0 FROM pg_stat_activity WHERE backend_type = 'walsender'",
     )
     .await;
-    End::Keeping.of(&manager, &followed, Step::ReplicationClientConnecting, SOON).await;
+    ShutdownKind::Keep
+        .check(&manager, &followed, ManagerStep::ReplicationClientConnecting, UNOBSTRUCTED)
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_ends_in_time_while_the_network_is_away_and_drops_everything_if_that_comes_back() {
+async fn it_ends_in_time_without_a_network_and_drops_everything_if_it_comes_back() {
     let comes_back = async {
-        let followed = Followed::new(Postgres::shared());
-        lived_before(&followed).await;
+        let followed = FollowedDatabase::new(Postgres::shared());
+        run_once_before(&followed).await;
         let proxy = Proxy::start(followed.server.addr());
         proxy.stall(Direction::Both);
-        let manager = followed.start_with(followed.config_at(&through(&proxy, &followed)));
+        let manager = followed.start_with(followed.config_at(&url_through(&proxy, &followed)));
         within("it connects", proxy.wait_for_connections(1)).await;
         let mut status = manager.watch();
-        let mending = async {
-            status.wait_for(|status| status.phase == Phase::Stopped).await.unwrap();
+        let recovery = async {
+            status.wait_for(|status| status.phase == ManagerPhase::Stopped).await.unwrap();
             proxy.resume();
         };
-        let ending =
-            End::Dropping.of(&manager, &followed, Step::ReplicationClientConnecting, DEADLINES_OF_DROPPING);
-        tokio::join!(ending, mending);
+        let ending = ShutdownKind::Drop.check(
+            &manager,
+            &followed,
+            ManagerStep::ReplicationClientConnecting,
+            DROP_DEADLINES,
+        );
+        tokio::join!(ending, recovery);
     };
     let stays_away = async {
-        let followed = Followed::new(Postgres::shared());
+        let followed = FollowedDatabase::new(Postgres::shared());
         let proxy = Proxy::start(followed.server.addr());
         proxy.stall(Direction::Both);
-        let manager = followed.start_with(followed.config_at(&through(&proxy, &followed)));
+        let manager = followed.start_with(followed.config_at(&url_through(&proxy, &followed)));
         within("it connects", proxy.wait_for_connections(1)).await;
-        // There is nothing to drop, and nobody who could say so.
-        End::Dropping.of(&manager, &followed, Step::ReplicationClientConnecting, DEADLINES_OF_DROPPING).await;
+        // There is nothing to drop, and no connection to check that.
+        ShutdownKind::Drop
+            .check(&manager, &followed, ManagerStep::ReplicationClientConnecting, DROP_DEADLINES)
+            .await;
     };
     tokio::join!(comes_back, stays_away);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_ends_in_time_while_another_has_the_lock() {
-    for end in End::BOTH {
-        let followed = Followed::new(Postgres::shared());
-        lived_before(&followed).await;
+async fn it_ends_in_time_while_another_instance_holds_the_lock() {
+    for end in ShutdownKind::BOTH {
+        let followed = FollowedDatabase::new(Postgres::shared());
+        run_once_before(&followed).await;
         let lock = format!("SELECT pg_advisory_lock(hashtext('{}'))", followed.slot);
-        let other = holder(&followed, &lock).await;
+        let other = other_client(&followed, &lock).await;
         let manager = followed.start();
-        reaches(&manager, Step::AcquiringLock).await;
+        reaches(&manager, ManagerStep::AcquiringLock).await;
         let mut status = manager.watch();
         let leaving = async {
-            status.wait_for(|status| status.phase == Phase::Stopped).await.unwrap();
+            status.wait_for(|status| status.phase == ManagerPhase::Stopped).await.unwrap();
             // Without the lock, nothing is dropped.
-            if end == End::Dropping {
+            if end == ShutdownKind::Drop {
                 drop(other);
             }
         };
-        let ending = end.of(&manager, &followed, Step::AcquiringLock, SOON);
+        let ending = end.check(&manager, &followed, ManagerStep::AcquiringLock, UNOBSTRUCTED);
         tokio::join!(ending, leaving);
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_that_waits_for_another_drops_nothing_of_the_others() {
-    let followed = Followed::new(Postgres::shared());
+async fn an_instance_that_waits_for_the_lock_drops_nothing() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     let first = followed.running().await;
     followed.table(&first, "orders").await;
-    reaches(&first, Step::Streaming).await;
+    reaches(&first, ManagerStep::Streaming).await;
     let second =
-        Manager::start(followed.config(), Journal::open(&followed.journal().with_extension("other")))
+        Manager::start(followed.config(), JournalConsumer::open(&followed.journal().with_extension("other")))
             .unwrap();
-    reaches(&second, Step::AcquiringLock).await;
+    reaches(&second, ManagerStep::AcquiringLock).await;
     let began = Instant::now();
     within("it ends", second.shutdown_and_drop()).await;
-    assert!(began.elapsed() < DEADLINES_OF_DROPPING, "{:?}", began.elapsed());
+    assert!(began.elapsed() < DROP_DEADLINES, "{:?}", began.elapsed());
     followed.sql("INSERT INTO orders VALUES (1, 'new')");
     assert_eq!(followed.eventually_changes(1).await, [insert("orders", 1, "new")]);
-    assert_eq!((first.status().step, followed.resets()), (Step::Streaming, vec!["first".to_owned()]));
-    End::Dropping.of(&first, &followed, Step::Streaming, SOON).await;
+    assert_eq!((first.status().step, followed.resets()), (ManagerStep::Streaming, vec!["first".to_owned()]));
+    ShutdownKind::Drop.check(&first, &followed, ManagerStep::Streaming, UNOBSTRUCTED).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slot_of_that_name_and_a_publication_that_are_somebody_elses_are_not_dropped() {
-    let followed = Followed::new(Postgres::shared());
+async fn a_foreign_slot_and_a_manual_publication_are_not_dropped() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     let slot = &followed.slot;
     followed.sql("CREATE PUBLICATION forebay");
     followed.sql(&format!("SELECT pg_create_physical_replication_slot('{slot}')"));
     let manager = followed.start_with(followed.config().manual_publication());
-    reaches(&manager, Step::Halted).await;
+    reaches(&manager, ManagerStep::Halted).await;
     let began = Instant::now();
     within("it ends", manager.shutdown_and_drop()).await;
-    assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
+    assert!(began.elapsed() < UNOBSTRUCTED, "{:?}", began.elapsed());
     assert_eq!(
         followed
-            .ask(&format!("SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{slot}'"))
+            .query_value(&format!("SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{slot}'"))
             .as_deref(),
         Some("1")
     );
-    assert_eq!(followed.ask("SELECT count(*) FROM pg_publication").as_deref(), Some("1"));
+    assert_eq!(followed.query_value("SELECT count(*) FROM pg_publication").as_deref(), Some("1"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_ends_in_time_while_the_slots_creation_waits_for_an_open_transaction() {
-    for end in End::BOTH {
-        let followed = Followed::new(Postgres::shared());
-        let other = holder(&followed, "BEGIN; SELECT pg_current_xact_id()").await;
+async fn it_ends_in_time_while_slot_creation_waits_for_an_open_transaction() {
+    for end in ShutdownKind::BOTH {
+        let followed = FollowedDatabase::new(Postgres::shared());
+        let other = other_client(&followed, "BEGIN; SELECT pg_current_xact_id()").await;
         let manager = followed.start();
-        reaches(&manager, Step::ConfiguringConnection).await;
-        // There it doesn't hear that its client goes.
+        reaches(&manager, ManagerStep::ConfiguringConnection).await;
+        // There, the backend doesn't notice a closed connection.
         let waits = "SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'walsender' AND wait_event_type = 'Lock' \
              AND datname = current_database()";
-        soon("the server waits", &followed, waits).await;
-        end.of(&manager, &followed, Step::ConfiguringConnection, DEADLINES).await;
+        wait_until_true("the server waits", &followed, waits).await;
+        end.check(&manager, &followed, ManagerStep::ConfiguringConnection, DEADLINES).await;
         drop(other);
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_ends_in_time_while_the_pools_get_no_connection() {
-    let ending = async |end: End| {
-        let followed = Followed::new(Postgres::shared());
+    let ending = async |end: ShutdownKind| {
+        let followed = FollowedDatabase::new(Postgres::shared());
         let proxy = Proxy::start(followed.server.addr());
         proxy.stall(Direction::ToClient);
-        let pooled = PostgresConnect::new(&through(&proxy, &followed)).unwrap();
+        let pooled = PostgresConnect::new(&url_through(&proxy, &followed)).unwrap();
         let manager = followed.start_with(followed.config().pooled(pooled));
-        reaches(&manager, Step::ConnectionPoolConnecting).await;
+        reaches(&manager, ManagerStep::ConnectionPoolConnecting).await;
         within("the pools connect", proxy.wait_for_connections(1)).await;
-        end.of(&manager, &followed, Step::ConnectionPoolConnecting, DEADLINES).await;
+        end.check(&manager, &followed, ManagerStep::ConnectionPoolConnecting, DEADLINES).await;
     };
-    tokio::join!(ending(End::Keeping), ending(End::Dropping));
+    tokio::join!(ending(ShutdownKind::Keep), ending(ShutdownKind::Drop));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_ends_in_time_while_the_consumer_does_not_say_what_it_has() {
-    let ending = async |end: End| {
-        let (followed, script) = (Followed::new(Postgres::shared()), Script::default());
-        script.then(Call::Bookmark, Deed::WaitForEver);
-        let manager = Manager::start(followed.config(), Scripted::new(&followed, &script)).unwrap();
-        reaches(&manager, Step::StartShapes).await;
-        end.of(&manager, &followed, Step::StartShapes, DEADLINES).await;
+async fn it_ends_in_time_while_the_consumer_loads_its_bookmark() {
+    let ending = async |end: ShutdownKind| {
+        let (followed, script) = (FollowedDatabase::new(Postgres::shared()), ConsumerScript::default());
+        script.then(ConsumerCall::Bookmark, ScriptedAction::WaitForever);
+        let manager = Manager::start(followed.config(), ScriptedConsumer::new(&followed, &script)).unwrap();
+        reaches(&manager, ManagerStep::StartShapes).await;
+        end.check(&manager, &followed, ManagerStep::StartShapes, DEADLINES).await;
     };
-    tokio::join!(ending(End::Keeping), ending(End::Dropping));
+    tokio::join!(ending(ShutdownKind::Keep), ending(ShutdownKind::Drop));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_ends_in_time_while_the_server_does_not_confirm_that_it_streams() {
-    let ending = async |end: End| {
-        let (followed, script) = (Followed::new(Postgres::shared()), Script::default());
+async fn it_ends_in_time_while_the_server_does_not_confirm_the_stream() {
+    let ending = async |end: ShutdownKind| {
+        let (followed, script) = (FollowedDatabase::new(Postgres::shared()), ConsumerScript::default());
         let proxy = std::sync::Arc::new(Proxy::start(followed.server.addr()));
         let stalled = proxy.clone();
-        script.then(Call::Bookmark, Deed::Run(Box::new(move || stalled.stall(Direction::ToClient))));
+        script.then(
+            ConsumerCall::Bookmark,
+            ScriptedAction::Run(Box::new(move || stalled.stall(Direction::ToClient))),
+        );
         let config = replication_through(&proxy, &followed);
-        let manager = Manager::start(config, Scripted::new(&followed, &script)).unwrap();
-        let step = Step::WaitingForStreamingConfirmation;
+        let manager = Manager::start(config, ScriptedConsumer::new(&followed, &script)).unwrap();
+        let step = ManagerStep::WaitingForStreamingConfirmation;
         reaches(&manager, step).await;
         let mut status = manager.watch();
-        let mending = async {
-            status.wait_for(|status| status.phase == Phase::Stopped).await.unwrap();
-            // Nothing is dropped from a server that doesn't answer.
-            if end == End::Dropping {
+        let recovery = async {
+            status.wait_for(|status| status.phase == ManagerPhase::Stopped).await.unwrap();
+            // A server that doesn't reply drops nothing.
+            if end == ShutdownKind::Drop {
                 proxy.resume();
             }
         };
-        tokio::join!(end.of(&manager, &followed, step, DEADLINES), mending);
+        tokio::join!(end.check(&manager, &followed, step, DEADLINES), recovery);
     };
-    tokio::join!(ending(End::Keeping), ending(End::Dropping));
+    tokio::join!(ending(ShutdownKind::Keep), ending(ShutdownKind::Drop));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_ends_in_time_while_it_streams() {
-    for end in End::BOTH {
-        let followed = Followed::new(Postgres::shared());
+    for end in ShutdownKind::BOTH {
+        let followed = FollowedDatabase::new(Postgres::shared());
         let manager = followed.running().await;
         followed.table(&manager, "orders").await;
         followed.sql("INSERT INTO orders VALUES (1, 'new')");
         followed.eventually_changes(1).await;
-        reaches(&manager, Step::Streaming).await;
-        end.of(&manager, &followed, Step::Streaming, SOON).await;
-        // What was durable was acknowledged, and doesn't come again.
-        if end == End::Keeping {
+        reaches(&manager, ManagerStep::Streaming).await;
+        end.check(&manager, &followed, ManagerStep::Streaming, UNOBSTRUCTED).await;
+        // Durable changes were acknowledged and aren't sent again.
+        if end == ShutdownKind::Keep {
             let manager = followed.running().await;
             followed.sql("INSERT INTO orders VALUES (2, 'new')");
             assert_eq!(
@@ -322,66 +350,66 @@ async fn it_ends_in_time_while_it_streams() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_ends_in_time_while_the_consumer_stands_still_in_the_middle_of_the_stream() {
-    let ending = async |end: End| {
-        let followed = Followed::new(Postgres::shared());
-        let journal = Journal::open(&followed.journal());
+async fn it_ends_in_time_while_the_consumer_is_stuck() {
+    let ending = async |end: ShutdownKind| {
+        let followed = FollowedDatabase::new(Postgres::shared());
+        let journal = JournalConsumer::open(&followed.journal());
         let gate = journal.gate.clone();
         let manager = Manager::start(followed.config(), journal).unwrap();
         within("the manager is ready", manager.ready()).await.unwrap();
         followed.table(&manager, "orders").await;
         let held = gate.lock().await;
-        // More than the sockets hold: the server stands still, too.
+        // More than the socket buffers hold, so that the server blocks, too.
         followed.sql("INSERT INTO orders SELECT n, repeat('x', 1000) FROM generate_series(1, 20000) n");
         let stuck = "SELECT count(*) = 1 FROM pg_stat_activity WHERE backend_type = 'walsender' AND wait_event = 'WalSenderWriteData' \
              AND datname = current_database()";
-        soon("the server stands still", &followed, stuck).await;
-        end.of(&manager, &followed, Step::Streaming, DEADLINES).await;
+        wait_until_true("the server blocks", &followed, stuck).await;
+        end.check(&manager, &followed, ManagerStep::Streaming, DEADLINES).await;
         drop(held);
     };
-    tokio::join!(ending(End::Keeping), ending(End::Dropping));
+    tokio::join!(ending(ShutdownKind::Keep), ending(ShutdownKind::Drop));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_ends_in_time_while_it_waits_to_try_again_has_given_up_or_sleeps() {
-    let ending = async |end: End, error: ConsumerError, step: Step| {
-        let (followed, script) = (Followed::new(Postgres::shared()), Script::default());
-        script.then(Call::Bookmark, Deed::Fail(error));
-        let manager = Manager::start(followed.config(), Scripted::new(&followed, &script)).unwrap();
+async fn it_ends_in_time_while_it_backs_off_is_halted_or_sleeps() {
+    let ending = async |end: ShutdownKind, error: ConsumerError, step: ManagerStep| {
+        let (followed, script) = (FollowedDatabase::new(Postgres::shared()), ConsumerScript::default());
+        script.then(ConsumerCall::Bookmark, ScriptedAction::Fail(error));
+        let manager = Manager::start(followed.config(), ScriptedConsumer::new(&followed, &script)).unwrap();
         within("it fails", manager.wait_until(|status| status.step == step)).await.unwrap();
-        end.of(&manager, &followed, step, SOON).await;
+        end.check(&manager, &followed, step, UNOBSTRUCTED).await;
     };
-    for end in End::BOTH {
-        ending(end, ConsumerError::retry("not now"), Step::BackingOff).await;
-        ending(end, ConsumerError::fatal("never"), Step::Halted).await;
-        let followed = Followed::new(Postgres::shared());
+    for end in ShutdownKind::BOTH {
+        ending(end, ConsumerError::retry("not now"), ManagerStep::BackingOff).await;
+        ending(end, ConsumerError::fatal("never"), ManagerStep::Halted).await;
+        let followed = FollowedDatabase::new(Postgres::shared());
         let manager = followed.start_with(followed.config().idle_after(Duration::from_millis(10)));
-        reaches(&manager, Step::Sleeping).await;
-        end.of(&manager, &followed, Step::Sleeping, SOON).await;
+        reaches(&manager, ManagerStep::Sleeping).await;
+        end.check(&manager, &followed, ManagerStep::Sleeping, UNOBSTRUCTED).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_ends_in_time_while_it_falls_asleep_since_a_guard_is_still_held() {
-    let ending = async |end: End| {
-        let followed = Followed::new(Postgres::shared());
+async fn it_ends_in_time_while_a_held_connection_delays_falling_asleep() {
+    let ending = async |end: ShutdownKind| {
+        let followed = FollowedDatabase::new(Postgres::shared());
         let manager = followed.start_with(followed.config().idle_after(Duration::from_millis(100)));
         within("the manager is ready", manager.ready()).await.unwrap();
         let guard = manager.snapshot().await.unwrap();
-        reaches(&manager, Step::FallingAsleep).await;
+        reaches(&manager, ManagerStep::FallingAsleep).await;
         let ending = tokio::spawn(async move {
             tokio::time::sleep(Duration::from_millis(200)).await;
             drop(guard);
         });
-        end.of(&manager, &followed, Step::FallingAsleep, SOON).await;
+        end.check(&manager, &followed, ManagerStep::FallingAsleep, UNOBSTRUCTED).await;
         ending.await.unwrap();
     };
-    tokio::join!(ending(End::Keeping), ending(End::Dropping));
+    tokio::join!(ending(ShutdownKind::Keep), ending(ShutdownKind::Drop));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn twice_and_by_two_at_once_it_ends_once_and_then_takes_nothing_any_more() {
-    let followed = Followed::new(Postgres::shared());
+async fn concurrent_and_repeated_shutdowns_end_once_and_later_calls_fail() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     let manager = followed.running().await;
     let mut events = manager.events();
     let others: Vec<_> = (0..2)
@@ -394,15 +422,17 @@ async fn twice_and_by_two_at_once_it_ends_once_and_then_takes_nothing_any_more()
         })
         .collect();
     for other in others {
-        assert_eq!(within("it ends", other).await.unwrap(), Step::Stopped);
+        assert_eq!(within("it ends", other).await.unwrap(), ManagerStep::Stopped);
     }
     within("it has ended", manager.shutdown()).await;
     within("it has ended", manager.shutdown_and_drop()).await;
-    while within("it says so", events.recv()).await.unwrap() != forebay_replication::StackEvent::Stopped {}
+    while within("the event Stopped", events.recv()).await.unwrap()
+        != forebay_replication::ManagerEvent::Stopped
+    {}
     assert!(events.try_recv().is_err(), "once");
-    End::Keeping.leaves(&followed).await;
+    ShutdownKind::Keep.check_server(&followed).await;
     assert_eq!(manager.ready().await, Err(NotReady::Stopped));
-    assert!(matches!(manager.awake().await, Err(NotReady::Stopped)));
+    assert!(matches!(manager.wake().await, Err(NotReady::Stopped)));
     assert_eq!(manager.retry().await, Err(NotReady::Stopped));
     assert!(matches!(manager.snapshot().await, Err(PoolError::Closed)));
     assert!(manager.add_table(&TableName::new("public", "orders")).await.is_err());
@@ -411,37 +441,37 @@ async fn twice_and_by_two_at_once_it_ends_once_and_then_takes_nothing_any_more()
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_ends_in_time_while_the_server_is_down_or_frozen() {
     let server = Postgres::start().unwrap();
-    for (end, most) in [(End::Keeping, DEADLINES), (End::Dropping, DEADLINES_OF_DROPPING)] {
-        let followed = Followed::new(&server);
+    for (end, most) in [(ShutdownKind::Keep, DEADLINES), (ShutdownKind::Drop, DROP_DEADLINES)] {
+        let followed = FollowedDatabase::new(&server);
         let manager = followed.running().await;
         server.stop().unwrap();
-        reaches(&manager, Step::BackingOff).await;
+        reaches(&manager, ManagerStep::BackingOff).await;
         let began = Instant::now();
         match end {
-            End::Keeping => within("it ends", manager.shutdown()).await,
-            End::Dropping => within("it ends", manager.shutdown_and_drop()).await,
+            ShutdownKind::Keep => within("it ends", manager.shutdown()).await,
+            ShutdownKind::Drop => within("it ends", manager.shutdown_and_drop()).await,
         }
         println!("{end:?} while the server is down: {:?}", began.elapsed());
-        assert!(manager.status().step == Step::Stopped && began.elapsed() < most);
+        assert!(manager.status().step == ManagerStep::Stopped && began.elapsed() < most);
         server.revive().unwrap();
-        End::Keeping.leaves(&followed).await;
+        ShutdownKind::Keep.check_server(&followed).await;
     }
-    let followed = Followed::new(&server);
+    let followed = FollowedDatabase::new(&server);
     let manager = followed.running().await;
-    reaches(&manager, Step::Streaming).await;
+    reaches(&manager, ManagerStep::Streaming).await;
     server.freeze();
     let began = Instant::now();
     within("it ends", manager.shutdown()).await;
     println!("while the server is frozen: {:?}", began.elapsed());
-    assert!(manager.status().step == Step::Stopped && began.elapsed() < DEADLINES);
+    assert!(manager.status().step == ManagerStep::Stopped && began.elapsed() < DEADLINES);
     server.thaw();
-    End::Keeping.leaves(&followed).await;
+    ShutdownKind::Keep.check_server(&followed).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_guard_that_is_held_delays_the_end_by_two_seconds_at_most_and_can_be_used_to_its_own_end() {
-    let ending = async |end: End| {
-        let followed = Followed::new(Postgres::shared());
+async fn a_held_connection_delays_shutdown_by_two_seconds_at_most_and_stays_usable() {
+    let ending = async |end: ShutdownKind| {
+        let followed = FollowedDatabase::new(Postgres::shared());
         let manager = followed.running().await;
         let mut guards = Vec::new();
         for _ in 0..3 {
@@ -450,29 +480,29 @@ async fn a_guard_that_is_held_delays_the_end_by_two_seconds_at_most_and_can_be_u
         guards.push(manager.admin().await.unwrap());
         let began = Instant::now();
         match end {
-            End::Keeping => within("it ends", manager.shutdown()).await,
-            End::Dropping => within("it ends", manager.shutdown_and_drop()).await,
+            ShutdownKind::Keep => within("it ends", manager.shutdown()).await,
+            ShutdownKind::Drop => within("it ends", manager.shutdown_and_drop()).await,
         }
         let took = began.elapsed();
-        println!("{end:?} while all connections are lent: {took:?}");
-        assert!(manager.status().step == Step::Stopped && took < SOON, "{took:?}");
+        println!("{end:?} while all connections are checked out: {took:?}");
+        assert!(manager.status().step == ManagerStep::Stopped && took < UNOBSTRUCTED, "{took:?}");
         for guard in &guards {
             guard.batch_execute("SELECT 1").await.unwrap();
         }
         drop(guards);
-        end.leaves(&followed).await;
+        end.check_server(&followed).await;
     };
-    tokio::join!(ending(End::Keeping), ending(End::Dropping));
+    tokio::join!(ending(ShutdownKind::Keep), ending(ShutdownKind::Drop));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_consumer_that_fails_to_save_its_checkpoint_does_not_delay_the_end() {
-    for deed in [Deed::Fail(ConsumerError::retry("the disk is full")), Deed::Panic] {
-        let (followed, script) = (Followed::new(Postgres::shared()), Script::default());
-        let manager = Manager::start(followed.config(), Scripted::new(&followed, &script)).unwrap();
-        reaches(&manager, Step::Streaming).await;
-        script.then(Call::Checkpoint, deed);
-        End::Keeping.of(&manager, &followed, Step::Streaming, SOON).await;
+async fn a_failed_checkpoint_does_not_delay_shutdown() {
+    for action in [ScriptedAction::Fail(ConsumerError::retry("the disk is full")), ScriptedAction::Panic] {
+        let (followed, script) = (FollowedDatabase::new(Postgres::shared()), ConsumerScript::default());
+        let manager = Manager::start(followed.config(), ScriptedConsumer::new(&followed, &script)).unwrap();
+        reaches(&manager, ManagerStep::Streaming).await;
+        script.then(ConsumerCall::Checkpoint, action);
+        ShutdownKind::Keep.check(&manager, &followed, ManagerStep::Streaming, UNOBSTRUCTED).await;
         assert!(script.is_done());
     }
 }

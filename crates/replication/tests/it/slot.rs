@@ -1,18 +1,18 @@
-//! What becomes of the slot.
+//! Slots: lost, dropped, active, temporary, failover, blocked.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use forebay_replication::{Condition, Manager, Step};
+use forebay_replication::{Manager, ManagerStep, ReadyCondition};
 use forebay_sandbox::Postgres;
 use forebay_testkit::{eventually, within};
 
-use crate::journal::{Journal, Line};
-use crate::stranger::{backend, occupy, session};
-use crate::support::{Followed, insert, streams};
+use crate::followed_database::{FollowedDatabase, insert, streams};
+use crate::journal::{JournalConsumer, JournalLine};
+use crate::other_client::{backend, connect_client, occupy};
 
-/// A server that invalidates a slot as soon as it is two segments behind.
-fn forgetful(version: u32) -> Postgres {
+/// Starts a server that invalidates a slot two segments behind.
+fn small_wal_server(version: u32) -> Postgres {
     Postgres::builder()
         .version(version)
         .config("max_slot_wal_keep_size", "1MB")
@@ -23,8 +23,8 @@ fn forgetful(version: u32) -> Postgres {
         .unwrap()
 }
 
-/// Writes log until the slot is invalidated.
-async fn outrun(followed: &Followed<'_>) {
+/// Writes WAL until the slot is invalidated.
+async fn invalidate_slot(followed: &FollowedDatabase<'_>) {
     for _ in 0..4 {
         followed.sql("SELECT pg_logical_emit_message(false, 'log', 'goes on')");
         followed.sql("SELECT pg_switch_wal()");
@@ -33,22 +33,25 @@ async fn outrun(followed: &Followed<'_>) {
     eventually("the slot is lost", Some("lost".to_owned()), async || slot(followed, "wal_status")).await;
 }
 
-/// A column of the slot.
-fn slot(followed: &Followed<'_>, column: &str) -> Option<String> {
-    followed.ask(&format!("SELECT {column} FROM pg_replication_slots WHERE slot_name = '{}'", followed.slot))
+/// Returns a column of the slot.
+fn slot(followed: &FollowedDatabase<'_>, column: &str) -> Option<String> {
+    followed.query_value(&format!(
+        "SELECT {column} FROM pg_replication_slots WHERE slot_name = '{}'",
+        followed.slot
+    ))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slot_that_lost_its_log_while_nobody_was_there_is_made_anew() {
-    let server = forgetful(15);
-    let followed = Followed::new(&server);
+async fn a_slot_that_lost_its_wal_while_no_manager_ran_is_recreated() {
+    let server = small_wal_server(15);
+    let followed = FollowedDatabase::new(&server);
     let manager = followed.running().await;
     followed.table(&manager, "orders").await;
     followed.sql("INSERT INTO orders VALUES (1, 'before')");
     followed.eventually_changes(1).await;
     manager.shutdown().await;
     followed.sql("INSERT INTO orders VALUES (2, 'lost')");
-    outrun(&followed).await;
+    invalidate_slot(&followed).await;
     let manager = followed.running().await;
     assert_eq!(followed.resets(), ["first", "slot_created"]);
     assert_ne!(slot(&followed, "wal_status").as_deref(), Some("lost"));
@@ -61,18 +64,18 @@ async fn a_slot_that_lost_its_log_while_nobody_was_there_is_made_anew() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slot_that_loses_its_log_under_a_stalled_consumer_is_made_anew() {
-    let server = forgetful(18);
-    let followed = Followed::new(&server);
-    let journal = Journal::open(&followed.journal());
+async fn a_slot_that_loses_its_wal_under_a_stalled_consumer_is_recreated() {
+    let server = small_wal_server(18);
+    let followed = FollowedDatabase::new(&server);
+    let journal = JournalConsumer::open(&followed.journal());
     let gate = journal.gate.clone();
     let manager = Manager::start(followed.config(), journal).unwrap();
     streams(&manager).await;
     followed.table(&manager, "orders").await;
     let stalled = gate.lock().await;
     followed.sql("INSERT INTO orders VALUES (1, 'never taken')");
-    outrun(&followed).await;
-    followed.started_over(&manager, &["first", "slot_created"]).await;
+    invalidate_slot(&followed).await;
+    followed.was_reset(&manager, &["first", "slot_created"]).await;
     drop(stalled);
     followed.sql("INSERT INTO orders VALUES (2, 'after')");
     assert_eq!(followed.eventually_changes(1).await, [insert("orders", 2, "after")]);
@@ -80,11 +83,11 @@ async fn a_slot_that_loses_its_log_under_a_stalled_consumer_is_made_anew() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slot_that_somebody_drops_is_made_anew() {
-    let followed = Followed::new(Postgres::shared());
+async fn a_dropped_slot_is_recreated() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     let manager = followed.running().await;
     followed.table(&manager, "orders").await;
-    // Under a manager that streams, before it is back.
+    // While a manager streams, before it has reconnected.
     let name = &followed.slot;
     eventually("the slot is dropped", true, async || {
         let end = format!(
@@ -94,12 +97,12 @@ async fn a_slot_that_somebody_drops_is_made_anew() {
         followed.server.execute(&followed.database, &format!("SELECT pg_drop_replication_slot('{name}')")).is_ok()
     })
     .await;
-    followed.started_over(&manager, &["first", "slot_created"]).await;
+    followed.was_reset(&manager, &["first", "slot_created"]).await;
     followed.sql("INSERT INTO orders VALUES (1, 'new slot')");
     followed.eventually_changes(1).await;
     manager.shutdown().await;
 
-    // And while nobody is there.
+    // While no manager runs.
     followed.sql(&format!("SELECT pg_drop_replication_slot('{name}')"));
     followed.sql("INSERT INTO orders VALUES (2, 'lost')");
     let manager = followed.running().await;
@@ -111,8 +114,8 @@ async fn a_slot_that_somebody_drops_is_made_anew() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slot_in_use_is_waited_for_and_nothing_starts_over() {
-    let followed = Followed::new(Postgres::shared());
+async fn an_active_slot_is_retried_without_a_reset() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     let manager = followed.running().await;
     followed.table(&manager, "orders").await;
     followed.sql("INSERT INTO orders VALUES (1, 'before')");
@@ -121,10 +124,10 @@ async fn a_slot_in_use_is_waited_for_and_nothing_starts_over() {
     let occupied = occupy(&followed).await;
     followed.sql("INSERT INTO orders VALUES (2, 'meanwhile')");
     let manager = followed.start();
-    let told = |words: &str| words.contains("the slot is in use by another connection; it is tried again");
+    let is_in_use = |text: &str| text.contains("the slot is in use by another connection; retrying");
     let tried =
-        manager.wait_until(|status| status.retries >= 2 && status.trouble.as_deref().is_some_and(told));
-    within("it is tried again", tried).await.unwrap();
+        manager.wait_until(|status| status.retries >= 2 && status.trouble.as_deref().is_some_and(is_in_use));
+    within("it is retried", tried).await.unwrap();
     assert_eq!(followed.changes(), [insert("orders", 1, "before")]);
     drop(occupied);
     streams(&manager).await;
@@ -135,8 +138,8 @@ async fn a_slot_in_use_is_waited_for_and_nothing_starts_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_temporary_slot_goes_with_its_connection_and_each_one_starts_over() {
-    let followed = Followed::new(Postgres::shared());
+async fn a_temporary_slot_ends_with_its_connection_and_each_one_resets_the_consumer() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     let manager = followed.start_with(followed.config().temporary_slot());
     streams(&manager).await;
     assert_eq!(slot(&followed, "temporary").as_deref(), Some("t"));
@@ -144,14 +147,14 @@ async fn a_temporary_slot_goes_with_its_connection_and_each_one_starts_over() {
     followed.sql("INSERT INTO orders VALUES (1, 'first slot')");
     followed.eventually_changes(1).await;
     followed.sql(&format!("SELECT pg_terminate_backend({})", manager.positions().backend_pid.unwrap()));
-    followed.started_over(&manager, &["first", "slot_created"]).await;
+    followed.was_reset(&manager, &["first", "slot_created"]).await;
     followed.sql("INSERT INTO orders VALUES (2, 'second slot')");
     let expected = [insert("orders", 1, "first slot"), insert("orders", 2, "second slot")];
     assert_eq!(followed.eventually_changes(2).await, expected);
     manager.shutdown().await;
     assert_eq!(slot(&followed, "slot_name"), None);
 
-    // A permanent one after it, and a temporary one in the place of that.
+    // A permanent slot next, and a temporary one that replaces it.
     let manager = followed.running().await;
     assert_eq!(slot(&followed, "temporary").as_deref(), Some("f"));
     manager.shutdown().await;
@@ -163,20 +166,20 @@ async fn a_temporary_slot_goes_with_its_connection_and_each_one_starts_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_that_is_behind_the_slot_starts_over() {
-    let followed = Followed::new(Postgres::shared());
+async fn a_consumer_behind_the_slot_is_reset_at_start() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     let manager = followed.running().await;
     followed.table(&manager, "orders").await;
     followed.sql("INSERT INTO orders VALUES (1, 'before')");
     followed.eventually_changes(1).await;
     manager.shutdown().await;
-    followed.sql("INSERT INTO orders VALUES (2, 'taken by somebody else')");
+    followed.sql("INSERT INTO orders VALUES (2, 'taken by another client')");
     let name = &followed.slot;
     followed.sql(&format!("SELECT pg_replication_slot_advance('{name}', pg_current_wal_lsn())"));
     let confirmed = slot(&followed, "confirmed_flush_lsn - '0/0'").unwrap();
     let manager = followed.running().await;
     let begin = |line| match line {
-        Line::Reset(reason, begin) => Some((reason, begin.durable.0.to_string())),
+        JournalLine::Reset(reason, begin) => Some((reason, begin.durable.0.to_string())),
         _ => None,
     };
     assert_eq!(followed.lines().into_iter().rev().find_map(begin), Some(("behind".to_owned(), confirmed)));
@@ -188,45 +191,45 @@ async fn a_store_that_is_behind_the_slot_starts_over() {
     manager.shutdown().await;
 }
 
-/// What the manager says of a set-up that takes long.
-async fn says(manager: &Manager, words: &[&str]) {
-    let told = manager.wait_until(|status| {
-        let why = &status.condition(Condition::ReplicationClientReady).why;
-        words.iter().all(|word| why.contains(word))
+/// Waits until the reason of a blocked setup contains all texts.
+async fn is_blocked(manager: &Manager, texts: &[&str]) {
+    let blocked = manager.wait_until(|status| {
+        let why = &status.condition(ReadyCondition::ReplicationClientReady).why;
+        texts.iter().all(|text| why.contains(text))
     });
-    let status = within(&format!("the status says {words:?}"), told).await.unwrap();
-    assert_eq!(status.step, Step::ConfiguringConnection);
+    let status = within(&format!("the status contains {texts:?}"), blocked).await.unwrap();
+    assert_eq!(status.step, ManagerStep::ConfiguringConnection);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_open_transaction_that_holds_up_a_new_slot_is_named_until_it_ends() {
-    let followed = Followed::new(Postgres::shared());
-    let session = session(&followed, &followed.database).await;
-    session.batch_execute("BEGIN; SELECT pg_current_xact_id()").await.unwrap();
-    let pid = backend(&session).await.to_string();
+async fn an_open_transaction_that_blocks_slot_creation_is_named_in_the_status() {
+    let followed = FollowedDatabase::new(Postgres::shared());
+    let client = connect_client(&followed, &followed.database).await;
+    client.batch_execute("BEGIN; SELECT pg_current_xact_id()").await.unwrap();
+    let pid = backend(&client).await.to_string();
     let manager = followed.start();
-    says(&manager, &["backend", &pid, "\"stranger\"", "pg_terminate_backend", "open for"]).await;
-    session.batch_execute("COMMIT").await.unwrap();
+    is_blocked(&manager, &["backend", &pid, "\"other_client\"", "pg_terminate_backend", "open for"]).await;
+    client.batch_execute("COMMIT").await.unwrap();
     streams(&manager).await;
     assert_eq!(followed.resets(), ["first"]);
     manager.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_prepared_transaction_that_holds_up_a_new_slot_is_named_and_a_quiet_server_is_helped() {
+async fn a_prepared_transaction_that_blocks_slot_creation_is_named_and_an_idle_server_logs_a_snapshot() {
     let server = Postgres::builder().version(18).config("max_prepared_transactions", "2").start().unwrap();
-    let followed = Followed::new(&server);
-    // It counts in whichever database it is.
+    let followed = FollowedDatabase::new(&server);
+    // Transactions of other databases block, too.
     server
         .execute("postgres", "BEGIN; SELECT pg_current_xact_id(); PREPARE TRANSACTION 'forgotten'")
         .unwrap();
     let manager = followed.start();
-    says(&manager, &["\"forgotten\"", "database \"postgres\"", "ROLLBACK PREPARED"]).await;
-    // From now on nothing is in its way, and it doesn't move all the same.
+    is_blocked(&manager, &["\"forgotten\"", "database \"postgres\"", "ROLLBACK PREPARED"]).await;
+    // From here on no transaction blocks the walsender, which is stopped.
     let walsender = manager.positions().backend_pid.unwrap();
     signal("-STOP", walsender);
     server.execute("postgres", "ROLLBACK PREPARED 'forgotten'").unwrap();
-    says(&manager, &["it waits for the server to log which transactions are open: asked it to"]).await;
+    is_blocked(&manager, &["setup waits for the server to log its running transactions"]).await;
     signal("-CONT", walsender);
     streams(&manager).await;
     assert_eq!(followed.resets(), ["first"]);
@@ -238,14 +241,14 @@ fn signal(signal: &str, pid: i32) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_failover_slot_is_made_where_the_server_has_them_and_an_old_slot_becomes_one() {
-    let followed = Followed::new(Postgres::shared_version(18));
+async fn a_failover_slot_is_created_or_altered_if_the_server_supports_it() {
+    let followed = FollowedDatabase::new(Postgres::shared_version(18));
     let manager = followed.start_with(followed.config().failover_slot());
     streams(&manager).await;
     assert_eq!(slot(&followed, "failover").as_deref(), Some("t"));
     manager.shutdown_and_drop().await;
 
-    let followed = Followed::new(Postgres::shared_version(18));
+    let followed = FollowedDatabase::new(Postgres::shared_version(18));
     let manager = followed.running().await;
     assert_eq!(slot(&followed, "failover").as_deref(), Some("f"));
     manager.shutdown().await;
@@ -255,7 +258,7 @@ async fn a_failover_slot_is_made_where_the_server_has_them_and_an_old_slot_becom
     assert_eq!(followed.resets(), ["first"]);
     manager.shutdown().await;
 
-    let followed = Followed::new(Postgres::shared_version(15));
+    let followed = FollowedDatabase::new(Postgres::shared_version(15));
     let manager = followed.start_with(followed.config().failover_slot());
     streams(&manager).await;
     manager.shutdown().await;
@@ -263,18 +266,18 @@ async fn a_failover_slot_is_made_where_the_server_has_them_and_an_old_slot_becom
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn dropping_while_the_server_is_down_ends_in_time_and_drops_nothing_later() {
+async fn shutdown_and_drop_without_a_server_ends_in_time_and_drops_nothing_later() {
     let server = Postgres::start().unwrap();
-    let followed = Followed::new(&server);
+    let followed = FollowedDatabase::new(&server);
     let manager = followed.running().await;
     server.kill();
     let noticed = manager.wait_until(|status| status.retries > 0);
-    within("the manager knows", noticed).await.unwrap();
+    within("the manager notices", noticed).await.unwrap();
     let begun = Instant::now();
     within("the manager ends", manager.shutdown_and_drop()).await;
-    // What its steps may take, all together.
+    // The sum of all deadlines.
     assert!(begun.elapsed() < Duration::from_secs(25), "{:?}", begun.elapsed());
-    assert_eq!(manager.status().step, Step::Stopped);
+    assert_eq!(manager.status().step, ManagerStep::Stopped);
 
     server.revive().unwrap();
     let manager = followed.running().await;

@@ -1,4 +1,4 @@
-//! What fails on the connection side starts it again, and only that: what the consumer has lives on, and so do the pools.
+//! Failures restart only the replication connection: consumer and pools stay.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -6,19 +6,19 @@ use std::time::Duration;
 
 use forebay_replication::pgoutput::Lsn;
 use forebay_replication::{
-    Batch, Bookmark, Condition, Consumer, ConsumerError, Durable, Manager, NotReady, Phase, ResetReason,
-    StackEvent, Step, Timeline,
+    Bookmark, Consumer, ConsumerError, DurablePosition, Manager, ManagerEvent, ManagerPhase, ManagerStep,
+    MessageBatch, NotReady, ReadyCondition, ResetReason, Timeline,
 };
 use forebay_sandbox::Postgres;
 use forebay_testkit::{eventually, within};
 use tokio::sync::broadcast;
 
-use crate::journal::{Change, Journal};
-use crate::support::{Followed, insert};
+use crate::followed_database::{FollowedDatabase, insert};
+use crate::journal::{JournalChange, JournalConsumer};
 
-/// What a consumer is asked for.
+/// A method of the consumer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Call {
+pub(crate) enum ConsumerCall {
     Bookmark,
     Reset,
     Receive,
@@ -27,22 +27,22 @@ pub(crate) enum Call {
     Checkpoint,
 }
 
-/// What happens then, before the journal gets to work, or in its place.
-pub(crate) enum Deed {
+/// What happens before or instead of the journal's own method.
+pub(crate) enum ScriptedAction {
     Fail(ConsumerError),
     Panic,
     Run(Box<dyn FnOnce() + Send>),
     Wait(Duration),
-    WaitForEver,
+    WaitForever,
 }
 
-/// What is to happen at the next calls. Each deed is done once, in the order given.
+/// Actions for the next calls. Each runs once, in the given order.
 #[derive(Clone, Default)]
-pub(crate) struct Script(Arc<Mutex<VecDeque<(Call, Deed)>>>);
+pub(crate) struct ConsumerScript(Arc<Mutex<VecDeque<(ConsumerCall, ScriptedAction)>>>);
 
-impl Script {
-    pub(crate) fn then(&self, call: Call, deed: Deed) -> &Self {
-        self.0.lock().unwrap().push_back((call, deed));
+impl ConsumerScript {
+    pub(crate) fn then(&self, call: ConsumerCall, action: ScriptedAction) -> &Self {
+        self.0.lock().unwrap().push_back((call, action));
         self
     }
 
@@ -50,49 +50,49 @@ impl Script {
         self.0.lock().unwrap().is_empty()
     }
 
-    async fn play(&self, call: Call) -> Result<(), ConsumerError> {
-        let deed = {
+    async fn play(&self, call: ConsumerCall) -> Result<(), ConsumerError> {
+        let action = {
             let mut script = self.0.lock().unwrap();
             let at = script.iter().position(|(scripted, _)| *scripted == call);
             at.and_then(|at| script.remove(at))
         };
-        match deed {
+        match action {
             None => Ok(()),
-            Some((_, Deed::Fail(error))) => Err(error),
-            Some((_, Deed::Panic)) => panic!("the test asked for it"),
-            Some((_, Deed::Run(deed))) => {
-                deed();
+            Some((_, ScriptedAction::Fail(error))) => Err(error),
+            Some((_, ScriptedAction::Panic)) => panic!("requested by the test"),
+            Some((_, ScriptedAction::Run(run))) => {
+                run();
                 Ok(())
             }
-            Some((_, Deed::Wait(time))) => {
+            Some((_, ScriptedAction::Wait(time))) => {
                 tokio::time::sleep(time).await;
                 Ok(())
             }
-            Some((_, Deed::WaitForEver)) => std::future::pending().await,
+            Some((_, ScriptedAction::WaitForever)) => std::future::pending().await,
         }
     }
 }
 
-/// A journal to which things happen.
-pub(crate) struct Scripted {
-    journal: Journal,
-    script: Script,
+/// A journal whose calls follow a script.
+pub(crate) struct ScriptedConsumer {
+    journal: JournalConsumer,
+    script: ConsumerScript,
 }
 
-impl Scripted {
-    pub(crate) fn new(followed: &Followed<'_>, script: &Script) -> Self {
-        Scripted { journal: Journal::open(&followed.journal()), script: script.clone() }
+impl ScriptedConsumer {
+    pub(crate) fn new(followed: &FollowedDatabase<'_>, script: &ConsumerScript) -> Self {
+        ScriptedConsumer { journal: JournalConsumer::open(&followed.journal()), script: script.clone() }
     }
 }
 
-impl Consumer for Scripted {
+impl Consumer for ScriptedConsumer {
     async fn bookmark(&mut self) -> Result<Option<Bookmark>, ConsumerError> {
-        self.script.play(Call::Bookmark).await?;
+        self.script.play(ConsumerCall::Bookmark).await?;
         self.journal.bookmark().await
     }
 
     async fn reset(&mut self, reason: ResetReason, begin: Bookmark) -> Result<(), ConsumerError> {
-        self.script.play(Call::Reset).await?;
+        self.script.play(ConsumerCall::Reset).await?;
         self.journal.reset(reason, begin).await
     }
 
@@ -100,37 +100,37 @@ impl Consumer for Scripted {
         self.journal.adopt(timeline).await
     }
 
-    fn start(&mut self, durable: Durable) {
+    fn start(&mut self, durable: DurablePosition) {
         self.journal.start(durable);
     }
 
-    async fn receive(&mut self, batch: &mut Batch<'_>) -> Result<(), ConsumerError> {
-        self.script.play(Call::Receive).await?;
+    async fn receive(&mut self, batch: &mut MessageBatch<'_>) -> Result<(), ConsumerError> {
+        self.script.play(ConsumerCall::Receive).await?;
         self.journal.receive(batch).await
     }
 
     async fn advance(&mut self, lsn: Lsn) -> Result<(), ConsumerError> {
-        self.script.play(Call::Advance).await?;
+        self.script.play(ConsumerCall::Advance).await?;
         self.journal.advance(lsn).await
     }
 
     async fn stop(&mut self) {
-        let _it_cannot_fail = self.script.play(Call::Stop).await;
+        let _infallible = self.script.play(ConsumerCall::Stop).await;
         self.journal.stop().await;
     }
 
     async fn checkpoint(&mut self) -> Result<(), ConsumerError> {
-        self.script.play(Call::Checkpoint).await?;
+        self.script.play(ConsumerCall::Checkpoint).await?;
         self.journal.checkpoint().await
     }
 }
 
-fn start(followed: &Followed<'_>, script: &Script) -> Manager {
-    Manager::start(followed.config(), Scripted::new(followed, script)).unwrap()
+fn start(followed: &FollowedDatabase<'_>, script: &ConsumerScript) -> Manager {
+    Manager::start(followed.config(), ScriptedConsumer::new(followed, script)).unwrap()
 }
 
-/// One that runs, with a table `orders` that has one row.
-async fn running(followed: &Followed<'_>, script: &Script) -> Manager {
+/// Starts a manager with a table `orders` that has one row.
+async fn running(followed: &FollowedDatabase<'_>, script: &ConsumerScript) -> Manager {
     let manager = start(followed, script);
     within("the manager is ready", manager.ready()).await.unwrap();
     followed.table(&manager, "orders").await;
@@ -139,26 +139,26 @@ async fn running(followed: &Followed<'_>, script: &Script) -> Manager {
     manager
 }
 
-fn orders(ids: impl IntoIterator<Item = i32>) -> Vec<Change> {
+fn orders(ids: impl IntoIterator<Item = i32>) -> Vec<JournalChange> {
     ids.into_iter().map(|id| insert("orders", id, if id == 1 { "before" } else { "after" })).collect()
 }
 
-async fn next(events: &mut broadcast::Receiver<StackEvent>) -> StackEvent {
-    within("something happens", events.recv()).await.unwrap()
+async fn next(events: &mut broadcast::Receiver<ManagerEvent>) -> ManagerEvent {
+    within("an event", events.recv()).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_panic_of_the_consumer_restarts_the_connection_and_nothing_is_lost_or_twice() {
-    let (followed, script) = (Followed::new(Postgres::shared()), Script::default());
+async fn a_panic_of_the_consumer_restarts_the_connection_without_loss_or_repetition() {
+    let (followed, script) = (FollowedDatabase::new(Postgres::shared()), ConsumerScript::default());
     let manager = running(&followed, &script).await;
     let (mut events, before) = (manager.events(), manager.positions().backend_pid);
-    script.then(Call::Receive, Deed::Panic);
+    script.then(ConsumerCall::Receive, ScriptedAction::Panic);
     followed.sql("INSERT INTO orders VALUES (2, 'after'), (3, 'after')");
     followed.sql("INSERT INTO orders VALUES (4, 'after')");
-    assert_eq!(next(&mut events).await, StackEvent::Restarting { reason: "panic" });
+    assert_eq!(next(&mut events).await, ManagerEvent::Restarting { reason: "panic" });
     let status = manager.status();
-    assert!(status.trouble.is_some_and(|why| why.contains("a bug") && why.contains("the test asked for it")));
-    assert_eq!(next(&mut events).await, StackEvent::Ready);
+    assert!(status.trouble.is_some_and(|why| why.contains("a bug") && why.contains("requested by the test")));
+    assert_eq!(next(&mut events).await, ManagerEvent::Ready);
     assert_eq!(followed.eventually_changes(4).await, orders(1..=4));
     assert_ne!(manager.positions().backend_pid, before);
     followed.sql("INSERT INTO orders VALUES (5, 'after')");
@@ -169,18 +169,18 @@ async fn a_panic_of_the_consumer_restarts_the_connection_and_nothing_is_lost_or_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_panic_in_the_middle_of_a_long_transaction_makes_it_come_again_from_its_beginning() {
-    let (followed, script) = (Followed::new(Postgres::shared()), Script::default());
+async fn a_transaction_interrupted_by_a_panic_is_sent_again_from_its_start() {
+    let (followed, script) = (FollowedDatabase::new(Postgres::shared()), ConsumerScript::default());
     let manager = running(&followed, &script).await;
-    // More than is read at once, several times over.
+    // The transaction needs several reads.
     for _ in 0..3 {
-        script.then(Call::Receive, Deed::Run(Box::new(|| {})));
+        script.then(ConsumerCall::Receive, ScriptedAction::Run(Box::new(|| {})));
     }
-    script.then(Call::Receive, Deed::Panic);
+    script.then(ConsumerCall::Receive, ScriptedAction::Panic);
     followed.sql("INSERT INTO orders SELECT n, repeat('x', 1000) FROM generate_series(2, 3001) n");
     followed.sql("INSERT INTO orders VALUES (3002, 'after')");
     let changes = followed.eventually_changes(3002).await;
-    assert!(script.is_done(), "it panicked on the way");
+    assert!(script.is_done(), "the panic happened");
     let expected = (2..=3001).map(|id| insert("orders", id, &"x".repeat(1000)));
     assert!(changes[1..3001].iter().cloned().eq(expected));
     assert_eq!(changes[3001], insert("orders", 3002, "after"));
@@ -189,26 +189,28 @@ async fn a_panic_in_the_middle_of_a_long_transaction_makes_it_come_again_from_it
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn five_panics_within_a_minute_are_a_bug_that_it_halts_for_until_somebody_says_that_it_is_mended() {
-    let (followed, script) = (Followed::new(Postgres::shared()), Script::default());
+async fn five_panics_within_a_minute_halt_the_manager_until_an_operator_retries() {
+    let (followed, script) = (FollowedDatabase::new(Postgres::shared()), ConsumerScript::default());
     let manager = running(&followed, &script).await;
     let mut events = manager.events();
     for _ in 0..5 {
-        script.then(Call::Receive, Deed::Panic);
+        script.then(ConsumerCall::Receive, ScriptedAction::Panic);
     }
     followed.sql("INSERT INTO orders VALUES (2, 'after')");
     for _ in 0..4 {
-        assert_eq!(next(&mut events).await, StackEvent::Restarting { reason: "panic" });
-        // It would wait for 1, 2, 4 and 8 s.
+        assert_eq!(next(&mut events).await, ManagerEvent::Restarting { reason: "panic" });
+        // Instead of a backoff of 1, 2, 4 and 8 s.
         manager.retry().await.unwrap();
-        assert_eq!(next(&mut events).await, StackEvent::Ready);
+        assert_eq!(next(&mut events).await, ManagerEvent::Ready);
     }
-    let StackEvent::Halted { why } = next(&mut events).await else { panic!("the fifth is one too many") };
-    assert!(why.contains("a bug") && why.contains("the test asked for it"), "{why}");
-    assert_eq!(manager.status().phase, Phase::Halted);
+    let ManagerEvent::Halted { why } = next(&mut events).await else {
+        panic!("the fifth panic halts the manager")
+    };
+    assert!(why.contains("a bug") && why.contains("requested by the test"), "{why}");
+    assert_eq!(manager.status().phase, ManagerPhase::Halted);
     assert_eq!(manager.ready().await, Err(NotReady::Halted { why: why.clone() }));
     assert_eq!(manager.status().trouble, Some(why));
-    eventually("the server has no connection of it", false, async || followed.slot_is_active()).await;
+    eventually("the slot is inactive", false, async || followed.slot_is_active()).await;
     manager.retry().await.unwrap();
     assert_eq!(followed.eventually_changes(2).await, orders(1..=2));
     assert_eq!(followed.resets(), ["first"]);
@@ -216,13 +218,13 @@ async fn five_panics_within_a_minute_are_a_bug_that_it_halts_for_until_somebody_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_panic_on_the_way_up_is_a_reason_to_try_again() {
-    for call in [Call::Bookmark, Call::Reset] {
-        let (followed, script) = (Followed::new(Postgres::shared()), Script::default());
-        script.then(call, Deed::Panic);
+async fn a_panic_during_setup_is_retried() {
+    for call in [ConsumerCall::Bookmark, ConsumerCall::Reset] {
+        let (followed, script) = (FollowedDatabase::new(Postgres::shared()), ConsumerScript::default());
+        script.then(call, ScriptedAction::Panic);
         let manager = start(&followed, &script);
         let mut events = manager.events();
-        assert_eq!(next(&mut events).await, StackEvent::Restarting { reason: "panic" });
+        assert_eq!(next(&mut events).await, ManagerEvent::Restarting { reason: "panic" });
         within("the manager is ready", manager.ready()).await.unwrap();
         assert_eq!(followed.resets(), ["first"]);
         manager.shutdown().await;
@@ -230,34 +232,34 @@ async fn a_panic_on_the_way_up_is_a_reason_to_try_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_panic_while_the_consumer_stops_is_one_more_and_no_reason_to_stand_still() {
-    let (followed, script) = (Followed::new(Postgres::shared()), Script::default());
+async fn a_panic_while_the_consumer_stops_is_counted_and_does_not_block_the_restart() {
+    let (followed, script) = (FollowedDatabase::new(Postgres::shared()), ConsumerScript::default());
     let manager = running(&followed, &script).await;
     let mut events = manager.events();
     script
-        .then(Call::Receive, Deed::Fail(ConsumerError::retry("the disk is full")))
-        .then(Call::Stop, Deed::Panic);
+        .then(ConsumerCall::Receive, ScriptedAction::Fail(ConsumerError::retry("the disk is full")))
+        .then(ConsumerCall::Stop, ScriptedAction::Panic);
     followed.sql("INSERT INTO orders VALUES (2, 'after')");
-    assert!(matches!(next(&mut events).await, StackEvent::Restarting { .. }));
-    assert_eq!(next(&mut events).await, StackEvent::Ready);
+    assert!(matches!(next(&mut events).await, ManagerEvent::Restarting { .. }));
+    assert_eq!(next(&mut events).await, ManagerEvent::Ready);
     assert_eq!(followed.eventually_changes(2).await, orders(1..=2));
-    script.then(Call::Stop, Deed::Panic);
+    script.then(ConsumerCall::Stop, ScriptedAction::Panic);
     within("it ends", manager.shutdown()).await;
-    assert_eq!(manager.status().step, Step::Stopped);
+    assert_eq!(manager.status().step, ManagerStep::Stopped);
     assert!(script.is_done());
     eventually("the slot is free", false, async || followed.slot_is_active()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_consumer_that_asks_for_another_try_gets_the_same_again() {
-    let (followed, script) = (Followed::new(Postgres::shared()), Script::default());
+async fn a_retry_error_of_the_consumer_repeats_the_same_changes() {
+    let (followed, script) = (FollowedDatabase::new(Postgres::shared()), ConsumerScript::default());
     let manager = running(&followed, &script).await;
     let mut events = manager.events();
-    script.then(Call::Receive, Deed::Fail(ConsumerError::retry("the disk is full")));
+    script.then(ConsumerCall::Receive, ScriptedAction::Fail(ConsumerError::retry("the disk is full")));
     followed.sql("INSERT INTO orders VALUES (2, 'after')");
-    assert_eq!(next(&mut events).await, StackEvent::Restarting { reason: "consumer" });
-    assert_eq!(manager.status().trouble.as_deref(), Some("the consumer: the disk is full"));
-    assert_eq!(next(&mut events).await, StackEvent::Ready);
+    assert_eq!(next(&mut events).await, ManagerEvent::Restarting { reason: "consumer" });
+    assert_eq!(manager.status().trouble.as_deref(), Some("the consumer failed: the disk is full"));
+    assert_eq!(next(&mut events).await, ManagerEvent::Ready);
     followed.sql("INSERT INTO orders VALUES (3, 'after')");
     assert_eq!(followed.eventually_changes(3).await, orders(1..=3));
     assert_eq!(followed.resets(), ["first"]);
@@ -265,25 +267,26 @@ async fn a_consumer_that_asks_for_another_try_gets_the_same_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_consumer_that_wants_to_start_over_gets_a_new_slot_and_is_reset() {
-    let (followed, script) = (Followed::new(Postgres::shared()), Script::default());
+async fn a_start_over_error_of_the_consumer_recreates_the_slot_and_resets_the_consumer() {
+    let (followed, script) = (FollowedDatabase::new(Postgres::shared()), ConsumerScript::default());
     let manager = running(&followed, &script).await;
     let mut events = manager.events();
     let dropped: u64 =
-        followed.ask("SELECT (pg_current_wal_lsn() - '0/0')::bigint").unwrap().parse().unwrap();
-    script.then(Call::Receive, Deed::Fail(ConsumerError::start_over("what it has makes no sense")));
+        followed.query_value("SELECT (pg_current_wal_lsn() - '0/0')::bigint").unwrap().parse().unwrap();
+    script
+        .then(ConsumerCall::Receive, ScriptedAction::Fail(ConsumerError::start_over("the store is corrupt")));
     followed.sql("INSERT INTO orders VALUES (2, 'lost with the slot')");
-    assert_eq!(next(&mut events).await, StackEvent::Restarting { reason: "consumer" });
-    assert_eq!(next(&mut events).await, StackEvent::Reset(ResetReason::SlotCreated));
-    assert_eq!(next(&mut events).await, StackEvent::Ready);
+    assert_eq!(next(&mut events).await, ManagerEvent::Restarting { reason: "consumer" });
+    assert_eq!(next(&mut events).await, ManagerEvent::Reset(ResetReason::SlotCreated));
+    assert_eq!(next(&mut events).await, ManagerEvent::Ready);
     assert_eq!(followed.resets(), ["first", "slot_created"]);
     let restart = format!(
         "SELECT (restart_lsn - '0/0')::bigint FROM pg_replication_slots WHERE slot_name = '{}'",
         followed.slot
     );
-    assert!(followed.ask(&restart).unwrap().parse::<u64>().unwrap() > dropped, "it is another slot");
-    // The table is still published, and the next failure is no reason to start over.
-    script.then(Call::Receive, Deed::Fail(ConsumerError::retry("once more")));
+    assert!(followed.query_value(&restart).unwrap().parse::<u64>().unwrap() > dropped, "it is another slot");
+    // The table is still published, and the next failure doesn't reset the consumer.
+    script.then(ConsumerCall::Receive, ScriptedAction::Fail(ConsumerError::retry("once more")));
     followed.sql("INSERT INTO orders VALUES (3, 'after')");
     let changes = followed.eventually_changes(2).await;
     assert_eq!(changes, [insert("orders", 1, "before"), insert("orders", 3, "after")]);
@@ -292,42 +295,45 @@ async fn a_consumer_that_wants_to_start_over_gets_a_new_slot_and_is_reset() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_not_fatal_on_the_way_up_is_tried_again_with_another_slot_if_it_wants_one() {
+async fn an_error_of_the_consumer_during_setup_is_retried_with_a_new_slot_if_requested() {
     for (error, same_slot) in
         [(ConsumerError::retry("not now"), true), (ConsumerError::start_over("not this one"), false)]
     {
-        let (followed, script) = (Followed::new(Postgres::shared()), Script::default());
-        script.then(Call::Bookmark, Deed::Fail(error));
+        let (followed, script) = (FollowedDatabase::new(Postgres::shared()), ConsumerScript::default());
+        script.then(ConsumerCall::Bookmark, ScriptedAction::Fail(error));
         let manager = start(&followed, &script);
         let mut events = manager.events();
-        assert_eq!(next(&mut events).await, StackEvent::Restarting { reason: "consumer" });
+        assert_eq!(next(&mut events).await, ManagerEvent::Restarting { reason: "consumer" });
         let begin = format!(
             "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = '{}'",
             followed.slot
         );
-        let before = followed.ask(&begin);
+        let before = followed.query_value(&begin);
         within("the manager is ready", manager.ready()).await.unwrap();
         assert!(before.is_some());
-        // One that is made later begins later.
-        assert_eq!(followed.ask(&begin) == before, same_slot);
+        // A new slot has a later position.
+        assert_eq!(followed.query_value(&begin) == before, same_slot);
         assert_eq!(followed.resets(), ["first"]);
         manager.shutdown().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_fatal_at_first_halts_it_until_it_is_mended_and_leaves_no_connection() {
-    for call in [Call::Bookmark, Call::Reset] {
-        let (followed, script) = (Followed::new(Postgres::shared()), Script::default());
-        script.then(call, Deed::Fail(ConsumerError::fatal("the folder isn't ours")));
+async fn a_fatal_error_of_the_consumer_at_the_first_start_halts_and_leaves_no_connection() {
+    for call in [ConsumerCall::Bookmark, ConsumerCall::Reset] {
+        let (followed, script) = (FollowedDatabase::new(Postgres::shared()), ConsumerScript::default());
+        script.then(call, ScriptedAction::Fail(ConsumerError::fatal("the folder isn't writable")));
         let manager = start(&followed, &script);
-        let why = "the consumer: the folder isn't ours".to_owned();
-        assert_eq!(within("it gives up", manager.ready()).await, Err(NotReady::Halted { why: why.clone() }));
+        let why = "the consumer failed: the folder isn't writable".to_owned();
+        assert_eq!(
+            within("the manager halts", manager.ready()).await,
+            Err(NotReady::Halted { why: why.clone() })
+        );
         let status = manager.status();
-        assert_eq!((status.step, status.trouble.as_deref()), (Step::Halted, Some(why.as_str())));
-        assert_eq!(status.condition(Condition::IntegrityChecksPassed).why, why);
+        assert_eq!((status.step, status.trouble.as_deref()), (ManagerStep::Halted, Some(why.as_str())));
+        assert_eq!(status.condition(ReadyCondition::IntegrityChecksPassed).why, why);
         let locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'";
-        eventually("the lock is free", Some("0".to_owned()), async || followed.ask(locks)).await;
+        eventually("the lock is free", Some("0".to_owned()), async || followed.query_value(locks)).await;
         manager.retry().await.unwrap();
         within("it is ready", manager.wait_until(|status| status.is_ready())).await.unwrap();
         assert_eq!(followed.resets(), ["first"]);
@@ -336,20 +342,20 @@ async fn what_is_fatal_at_first_halts_it_until_it_is_mended_and_leaves_no_connec
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_fatal_later_is_tried_again_since_it_worked_once() {
-    let (followed, script) = (Followed::new(Postgres::shared()), Script::default());
+async fn a_fatal_error_of_the_consumer_after_the_first_success_is_retried() {
+    let (followed, script) = (FollowedDatabase::new(Postgres::shared()), ConsumerScript::default());
     let manager = running(&followed, &script).await;
     let mut events = manager.events();
-    script.then(Call::Receive, Deed::Fail(ConsumerError::fatal("the disk is broken")));
-    script.then(Call::Bookmark, Deed::Fail(ConsumerError::fatal("the disk is broken")));
+    script.then(ConsumerCall::Receive, ScriptedAction::Fail(ConsumerError::fatal("the disk is broken")));
+    script.then(ConsumerCall::Bookmark, ScriptedAction::Fail(ConsumerError::fatal("the disk is broken")));
     followed.sql("INSERT INTO orders VALUES (2, 'after')");
     for tries in 1..=2 {
-        assert_eq!(next(&mut events).await, StackEvent::Restarting { reason: "consumer" });
+        assert_eq!(next(&mut events).await, ManagerEvent::Restarting { reason: "consumer" });
         let status = manager.status();
-        assert_eq!((status.step, status.retries), (Step::BackingOff, tries));
+        assert_eq!((status.step, status.retries), (ManagerStep::BackingOff, tries));
         assert!(!status.is_ready() && status.trouble.is_some_and(|why| why.contains("the disk is broken")));
     }
-    assert_eq!(next(&mut events).await, StackEvent::Ready);
+    assert_eq!(next(&mut events).await, ManagerEvent::Ready);
     assert_eq!(followed.eventually_changes(2).await, orders(1..=2));
     assert_eq!(followed.resets(), ["first"]);
     manager.shutdown().await;
@@ -357,23 +363,23 @@ async fn what_is_fatal_later_is_tried_again_since_it_worked_once() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn restarts_do_not_close_the_pools() {
-    let (followed, script) = (Followed::new(Postgres::shared()), Script::default());
+    let (followed, script) = (FollowedDatabase::new(Postgres::shared()), ConsumerScript::default());
     let manager = running(&followed, &script).await;
     let mut events = manager.events();
     let guard = manager.snapshot().await.unwrap();
     guard.batch_execute("BEGIN; CREATE TEMP TABLE mine (id int); INSERT INTO mine VALUES (7)").await.unwrap();
-    script.then(Call::Receive, Deed::Panic);
+    script.then(ConsumerCall::Receive, ScriptedAction::Panic);
     followed.sql("INSERT INTO orders VALUES (2, 'after')");
-    assert_eq!(next(&mut events).await, StackEvent::Restarting { reason: "panic" });
+    assert_eq!(next(&mut events).await, ManagerEvent::Restarting { reason: "panic" });
     let status = manager.status();
-    assert_eq!(status.step, Step::BackingOff);
-    for condition in [Condition::AdminConnectionPoolReady, Condition::SnapshotConnectionPoolReady] {
-        assert!(status.condition(condition).holds, "{condition:?} while there is no replication connection");
+    assert_eq!(status.step, ManagerStep::BackingOff);
+    for condition in [ReadyCondition::AdminConnectionPoolReady, ReadyCondition::SnapshotConnectionPoolReady] {
+        assert!(status.condition(condition).holds, "{condition:?} without a replication connection");
     }
     assert!(guard.query_one("SELECT id FROM mine", &[]).await.is_ok());
     let another = manager.snapshot().await.unwrap();
     followed.table(&manager, "notes").await;
-    assert_eq!(next(&mut events).await, StackEvent::Ready);
+    assert_eq!(next(&mut events).await, ManagerEvent::Ready);
     let row = guard.query_one("SELECT id FROM mine", &[]).await.unwrap();
     assert_eq!(row.get::<_, i32>(0), 7);
     drop((guard, another));
@@ -384,8 +390,8 @@ async fn restarts_do_not_close_the_pools() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn handles_are_alike_and_the_last_one_ends_it_whatever_else_is_held() {
-    let followed = Followed::new(Postgres::shared());
+async fn dropping_the_last_handle_shuts_down_though_guards_and_receivers_exist() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     let manager = followed.running().await;
     let (clones, watch, mut events) = (vec![manager.clone(); 10], manager.watch(), manager.events());
     drop(manager);
@@ -398,17 +404,17 @@ async fn handles_are_alike_and_the_last_one_ends_it_whatever_else_is_held() {
     let (guard, awake) = (clone.snapshot().await.unwrap(), clone.keep_awake().unwrap());
     drop(clone);
     let mut ended = watch.clone();
-    within("it ends", ended.wait_for(|status| status.step == Step::Stopped)).await.unwrap();
-    while next(&mut events).await != StackEvent::Stopped {}
+    within("it ends", ended.wait_for(|status| status.step == ManagerStep::Stopped)).await.unwrap();
+    while next(&mut events).await != ManagerEvent::Stopped {}
     assert!(!followed.slot_is_active());
     drop((guard, awake));
     let backends = format!(
         "SELECT count(*) FROM pg_stat_activity WHERE datname = '{}' AND pid <> pg_backend_pid()",
         followed.database
     );
-    eventually("nobody is left", Some("0".to_owned()), async || followed.ask(&backends)).await;
-    // The worker is gone, too.
+    eventually("no backend is left", Some("0".to_owned()), async || followed.query_value(&backends)).await;
+    // The worker has ended, too.
     let closed = async || watch.has_changed().is_err();
-    eventually("nobody writes the status any more", true, closed).await;
+    eventually("the status sender is dropped", true, closed).await;
     within("the events end", async { assert!(events.recv().await.is_err()) }).await;
 }

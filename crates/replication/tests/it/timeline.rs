@@ -1,16 +1,16 @@
-//! Which history is followed: recoveries, promotions, and another server in the place of the old one.
+//! Timelines: recoveries, promotions, and another cluster at the same address.
 
 use forebay_replication::{TableChange, TableName};
 use forebay_sandbox::{Postgres, RecoveryTarget};
 use forebay_testkit::{Proxy, eventually, within};
 
-use crate::journal::{Change, Line};
-use crate::support::{Followed, insert, streams, told};
+use crate::followed_database::{FollowedDatabase, insert, streams, table_event};
+use crate::journal::{JournalChange, JournalLine};
 
 /// Waits until the standby has the slot of the manager.
 async fn synchronized(primary: &Postgres, standby: &Postgres) {
     eventually("the standby has the slot", Some("1".to_owned()), async || {
-        // It needs a list of what runs that is younger than the slot.
+        // Synchronization needs a snapshot record that is younger than the slot.
         primary.execute("postgres", "SELECT pg_log_standby_snapshot()").unwrap();
         let slots = "SELECT count(*) FROM pg_replication_slots WHERE synced AND NOT temporary";
         standby.query("postgres", slots).unwrap()[0][0].clone()
@@ -18,31 +18,31 @@ async fn synchronized(primary: &Postgres, standby: &Postgres) {
     .await;
 }
 
-/// The timelines that were adopted.
-fn adopted(followed: &Followed<'_>) -> Vec<u32> {
+/// Returns the adopted timelines.
+fn adopted(followed: &FollowedDatabase<'_>) -> Vec<u32> {
     let timeline = |line| match line {
-        Line::Adopt(timeline) => Some(timeline.timeline_id),
+        JournalLine::Adopt(timeline) => Some(timeline.timeline_id),
         _ => None,
     };
     followed.lines().into_iter().filter_map(timeline).collect()
 }
 
-/// What the journal has since it was last started over.
-fn since_the_reset(followed: &Followed<'_>) -> Vec<Change> {
+/// Returns the changes since the last reset.
+fn since_the_reset(followed: &FollowedDatabase<'_>) -> Vec<JournalChange> {
     let lines = followed.lines();
-    let reset = lines.iter().rposition(|line| matches!(line, Line::Reset(..))).unwrap();
-    let changes = |line: &Line| match line {
-        Line::Transaction(transaction) => transaction.changes.clone(),
+    let reset = lines.iter().rposition(|line| matches!(line, JournalLine::Reset(..))).unwrap();
+    let changes = |line: &JournalLine| match line {
+        JournalLine::Transaction(transaction) => transaction.changes.clone(),
         _ => vec![],
     };
     lines[reset..].iter().flat_map(changes).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_recovery_to_a_point_before_what_the_consumer_has_starts_it_over() {
+async fn a_recovery_to_a_point_before_the_bookmark_resets_the_consumer() {
     for version in [15, 18] {
         let server = Postgres::builder().version(version).archive().start().unwrap();
-        let followed = Followed::new(&server);
+        let followed = FollowedDatabase::new(&server);
         let proxy = Proxy::start(server.addr());
         let manager = followed.start_with(followed.config_through(&proxy));
         streams(&manager).await;
@@ -54,27 +54,27 @@ async fn a_recovery_to_a_point_before_what_the_consumer_has_starts_it_over() {
         followed.eventually_changes(2).await;
         let restored = server.restore_to(&backup, RecoveryTarget::Name("here")).unwrap();
 
-        // Under a manager that streams.
+        // While a manager streams.
         proxy.fail_over_to(restored.addr());
-        followed.started_over(&manager, &["first", "timeline_changed"]).await;
+        followed.was_reset(&manager, &["first", "timeline_changed"]).await;
         restored.execute(&followed.database, "INSERT INTO orders VALUES (3, 'anew')").unwrap();
         let after = async || since_the_reset(&followed);
         eventually("the new history comes", vec![insert("orders", 3, "anew")], after).await;
         assert_eq!(adopted(&followed), [0_u32; 0]);
 
-        // And while nobody is there: the first history again, which is another one by now.
+        // While no manager runs: back to the first server, whose history differs by now.
         manager.shutdown().await;
         proxy.fail_over_to(server.addr());
         let manager = followed.start_with(followed.config_through(&proxy));
-        followed.started_over(&manager, &["first", "timeline_changed", "timeline_changed"]).await;
+        followed.was_reset(&manager, &["first", "timeline_changed", "timeline_changed"]).await;
         manager.shutdown().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_recovery_of_everything_goes_on_in_the_same_history_but_without_its_slot() {
+async fn a_recovery_to_the_latest_point_has_no_slot_and_resets_the_consumer() {
     let server = Postgres::builder().archive().start().unwrap();
-    let followed = Followed::new(&server);
+    let followed = FollowedDatabase::new(&server);
     let manager = followed.running().await;
     followed.table(&manager, "orders").await;
     let backup = server.backup().unwrap();
@@ -83,13 +83,13 @@ async fn a_recovery_of_everything_goes_on_in_the_same_history_but_without_its_sl
     manager.shutdown().await;
     let restored = server.restore_to(&backup, RecoveryTarget::Latest).unwrap();
     let manager = followed.start_with(followed.config_at(&restored.url(&followed.database)));
-    followed.started_over(&manager, &["first", "slot_created"]).await;
+    followed.was_reset(&manager, &["first", "slot_created"]).await;
     manager.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn another_cluster_in_the_place_of_the_old_one_starts_over() {
-    let followed = Followed::new(Postgres::shared());
+async fn another_cluster_at_the_same_address_resets_the_consumer() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     let proxy = Proxy::start(followed.server.addr());
     let manager = followed.start_with(followed.config_through(&proxy));
     streams(&manager).await;
@@ -102,10 +102,10 @@ async fn another_cluster_in_the_place_of_the_old_one_starts_over() {
     other.execute(&followed.database, "CREATE TABLE notes (id int PRIMARY KEY, note text)").unwrap();
     let mut events = manager.events();
     proxy.fail_over_to(other.addr());
-    followed.started_over(&manager, &["first", "other_database"]).await;
-    // Whoever followed a table there hears that it isn't this one.
-    told(&mut events, "notes", TableChange::Gone).await;
-    told(&mut events, "orders", TableChange::Gone).await;
+    followed.was_reset(&manager, &["first", "other_database"]).await;
+    // Tables of the other cluster have other oids.
+    table_event(&mut events, "notes", TableChange::Gone).await;
+    table_event(&mut events, "orders", TableChange::Gone).await;
     within("the table is added", manager.add_table(&TableName::new("public", "notes"))).await.unwrap();
     other.execute(&followed.database, "INSERT INTO notes VALUES (1, 'of the second')").unwrap();
     let after = async || since_the_reset(&followed);
@@ -114,13 +114,13 @@ async fn another_cluster_in_the_place_of_the_old_one_starts_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_that_is_ahead_of_the_servers_log_starts_over() {
-    let followed = Followed::new(Postgres::shared());
+async fn a_consumer_ahead_of_the_servers_wal_is_reset() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     let manager = followed.running().await;
     followed.table(&manager, "orders").await;
     manager.shutdown().await;
-    // What it looks like when a snapshot of the server's disk was put back.
-    let ahead = serde_json::to_string(&Line::Advance(1 << 40)).unwrap();
+    // As if the server's disk was restored from an older copy.
+    let ahead = serde_json::to_string(&JournalLine::Advance(1 << 40)).unwrap();
     let written = std::fs::read_to_string(followed.journal()).unwrap();
     std::fs::write(followed.journal(), format!("{written}{ahead}\n")).unwrap();
     followed.sql("INSERT INTO orders VALUES (1, 'in the new history')");
@@ -131,9 +131,9 @@ async fn a_store_that_is_ahead_of_the_servers_log_starts_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_promotion_that_kept_the_slot_goes_on_without_a_loss_or_a_repetition() {
+async fn a_promotion_that_kept_the_slot_continues_without_loss_or_repetition() {
     let primary = Postgres::builder().version(18).start().unwrap();
-    let followed = Followed::new(&primary);
+    let followed = FollowedDatabase::new(&primary);
     let standby = primary.standby().failover_slots().start().unwrap();
     let proxy = Proxy::start(primary.addr());
     let manager = followed.start_with(followed.config_through(&proxy).failover_slot());
@@ -144,7 +144,7 @@ async fn a_promotion_that_kept_the_slot_goes_on_without_a_loss_or_a_repetition()
         followed.sql(&format!("INSERT INTO orders VALUES ({id}, 'before')"));
     }
     followed.eventually_changes(20).await;
-    // Some of these may be lost with the primary; none that the journal has.
+    // The primary may lose some of these, but none that the journal has.
     for id in 21..=40 {
         followed.sql(&format!("INSERT INTO orders VALUES ({id}, 'at the edge')"));
     }
@@ -156,23 +156,24 @@ async fn a_promotion_that_kept_the_slot_goes_on_without_a_loss_or_a_repetition()
         standby.execute(&followed.database, &format!("INSERT INTO orders VALUES ({id}, 'after')")).unwrap();
     }
     let kept = standby.query(&followed.database, "SELECT id, note FROM orders ORDER BY id").unwrap();
-    let kept: Vec<_> = kept.into_iter().map(|row| Change::Insert("public.orders".into(), row)).collect();
+    let kept: Vec<_> =
+        kept.into_iter().map(|row| JournalChange::Insert("public.orders".into(), row)).collect();
     eventually("the journal has what the database has", kept, async || followed.changes()).await;
     assert_eq!(followed.resets(), ["first"]);
     manager.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_promotion_of_a_standby_that_has_missed_something_starts_over() {
+async fn a_promotion_of_a_standby_with_missing_changes_resets_the_consumer() {
     let primary = Postgres::builder().version(18).start().unwrap();
-    let followed = Followed::new(&primary);
+    let followed = FollowedDatabase::new(&primary);
     let standby = primary.standby().failover_slots().start().unwrap();
     let proxy = Proxy::start(primary.addr());
     let manager = followed.start_with(followed.config_through(&proxy).failover_slot());
     streams(&manager).await;
     followed.table(&manager, "orders").await;
     synchronized(&primary, &standby).await;
-    // From now on the stream may get ahead of the standby.
+    // From here on the stream may be ahead of the standby.
     primary.set_config("synchronized_standby_slots", "").unwrap();
     primary.reload().unwrap();
     standby.stop().unwrap();
@@ -182,7 +183,7 @@ async fn a_promotion_of_a_standby_that_has_missed_something_starts_over() {
     standby.revive().unwrap();
     standby.promote().unwrap();
     proxy.fail_over_to(standby.addr());
-    followed.started_over(&manager, &["first", "timeline_changed"]).await;
+    followed.was_reset(&manager, &["first", "timeline_changed"]).await;
     standby.execute(&followed.database, "INSERT INTO orders VALUES (2, 'after')").unwrap();
     let after = async || since_the_reset(&followed);
     eventually("changes come", vec![insert("orders", 2, "after")], after).await;
@@ -191,10 +192,10 @@ async fn a_promotion_of_a_standby_that_has_missed_something_starts_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_promotion_that_lost_the_slot_starts_over_and_a_standby_is_waited_for() {
+async fn a_promotion_without_the_slot_resets_the_consumer_and_a_standby_is_retried() {
     for version in [15, 18] {
         let primary = Postgres::builder().version(version).start().unwrap();
-        let followed = Followed::new(&primary);
+        let followed = FollowedDatabase::new(&primary);
         let standby = primary.standby().start().unwrap();
         let proxy = Proxy::start(primary.addr());
         let manager = followed.start_with(followed.config_through(&proxy));
@@ -202,15 +203,15 @@ async fn a_promotion_that_lost_the_slot_starts_over_and_a_standby_is_waited_for(
         followed.table(&manager, "orders").await;
         followed.sql("INSERT INTO orders VALUES (1, 'before')");
         followed.eventually_changes(1).await;
-        // In good order, so that the standby has all of it.
+        // A clean stop, so that the standby has everything.
         primary.stop().unwrap();
         proxy.fail_over_to(standby.addr());
-        let told = |words: &str| words.contains("the server is a standby: connect to the primary");
-        let waits = manager.wait_until(|status| status.trouble.as_deref().is_some_and(told));
-        let status = within("the standby is found out", waits).await.unwrap();
+        let is_standby = |text: &str| text.contains("the server is a standby: connect to the primary");
+        let waits = manager.wait_until(|status| status.trouble.as_deref().is_some_and(is_standby));
+        let status = within("the standby is detected", waits).await.unwrap();
         assert!(!status.is_ready());
         standby.promote().unwrap();
-        followed.started_over(&manager, &["first", "slot_created"]).await;
+        followed.was_reset(&manager, &["first", "slot_created"]).await;
         standby.execute(&followed.database, "INSERT INTO orders VALUES (2, 'after')").unwrap();
         let after = async || since_the_reset(&followed);
         eventually("changes come", vec![insert("orders", 2, "after")], after).await;

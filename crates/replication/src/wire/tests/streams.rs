@@ -1,21 +1,19 @@
-//! Replication streams of real servers.
+//! Tests of replication streams of real servers.
 
 use std::time::Duration;
 
-use forebay_pgoutput::{
-    Frame, Lsn, PgOutputDecoder, PgOutputMessage, PgTime, StandbyStatusUpdate, TupleValue,
-};
+use forebay_pgoutput::{Decoder, Frame, Lsn, Message, PgTime, StandbyStatusUpdate, Value};
 use forebay_reservoir::PostgresConnect;
 use forebay_testkit::sandbox::Postgres;
 use forebay_testkit::{Direction, Proxy, eventually, within};
 
-use crate::wire::{Copy, Wire, WireError};
+use crate::wire::{ReplicationConnection, ReplicationStream, WireError};
 
-/// A server with a table, a publication and a slot of its own, and what is streamed from it.
-struct Streamed {
-    copy: Copy,
-    decoder: PgOutputDecoder,
-    has_gathered: bool,
+/// A replication stream of a test server, with a decoder.
+struct TestStream {
+    stream: ReplicationStream,
+    decoder: Decoder,
+    was_low_water_raised: bool,
 }
 
 fn prepare(postgres: &Postgres) {
@@ -25,76 +23,70 @@ fn prepare(postgres: &Postgres) {
     postgres.execute("postgres", setup).unwrap();
 }
 
-async fn open(words: &str) -> Wire {
-    let connect = PostgresConnect::new(words).unwrap();
-    within("a connection", Wire::open(&connect)).await.unwrap()
+async fn open(conninfo: &str) -> ReplicationConnection {
+    let connect = PostgresConnect::new(conninfo).unwrap();
+    within("a connection", ReplicationConnection::open(&connect)).await.unwrap()
 }
 
-async fn stream_by(words: &str, slot: &str) -> Streamed {
-    let mut wire = open(words).await;
+async fn start_stream(conninfo: &str, slot: &str) -> TestStream {
+    let mut connection = open(conninfo).await;
     let create = format!("CREATE_REPLICATION_SLOT {slot} LOGICAL pgoutput NOEXPORT_SNAPSHOT");
-    within("a slot", wire.query(&create)).await.unwrap();
-    resume(wire, slot).await.unwrap()
+    within("a slot", connection.query(&create)).await.unwrap();
+    resume(connection, slot).await.unwrap()
 }
 
-async fn resume(wire: Wire, slot: &str) -> Result<Streamed, WireError> {
+async fn resume(connection: ReplicationConnection, slot: &str) -> Result<TestStream, WireError> {
     let options = [("proto_version", "1"), ("publication_names", "\"all_things\"")];
-    let copy = within("a stream", wire.start_replication(slot, Lsn(0), &options)).await?;
-    Ok(Streamed { copy, decoder: PgOutputDecoder::new(), has_gathered: false })
+    let stream = within("a stream", connection.start_replication(slot, Lsn(0), &options)).await?;
+    Ok(TestStream { stream, decoder: Decoder::new(), was_low_water_raised: false })
 }
 
-impl Streamed {
-    /// Reads until a commit, and gives the names of what was inserted, and where the commit ends.
+impl TestStream {
+    /// Reads one transaction. Returns the inserted names, and the end of the commit.
     async fn transaction(&mut self) -> Result<(Vec<String>, Lsn), WireError> {
         let mut names = Vec::new();
         loop {
-            within("frames", self.copy.filled()).await?;
-            self.has_gathered |= self.copy.is_gathering();
-            let (mut frames, _) = self.copy.split();
+            within("frames", self.stream.readable()).await?;
+            self.was_low_water_raised |= self.stream.is_low_water_raised();
+            let (mut frames, _) = self.stream.split();
             while let Some(frame) = frames.next() {
-                let Frame::XLogData { payload, .. } = frame? else { continue };
+                let Frame::Data { payload, .. } = frame? else { continue };
                 match self.decoder.decode(payload).unwrap() {
-                    PgOutputMessage::Insert(insert) => match insert.new.get(1) {
-                        Some(TupleValue::Text(name)) => names.push(String::from_utf8(name.to_vec()).unwrap()),
+                    Message::Insert(insert) => match insert.new.get(1) {
+                        Some(Value::Text(name)) => names.push(String::from_utf8(name.to_vec()).unwrap()),
                         other => panic!("{other:?}"),
                     },
-                    PgOutputMessage::Commit(commit) => return Ok((names, commit.end_lsn)),
+                    Message::Commit(commit) => return Ok((names, commit.end)),
                     _ => {}
                 }
             }
         }
     }
 
-    /// Confirms whatever the server says: one that shuts down waits for that.
-    async fn agree_until_the_end(&mut self) -> WireError {
+    /// Acknowledges all keepalives until the end: a server that shuts down waits for that.
+    async fn acknowledge_until_the_end(&mut self) -> WireError {
         loop {
-            if let Err(error) = self.copy.filled().await {
+            if let Err(error) = self.stream.readable().await {
                 return error;
             }
-            let (mut frames, mut answer) = self.copy.split();
+            let (mut frames, mut sender) = self.stream.split();
             while let Some(frame) = frames.next() {
                 match frame {
-                    Ok(Frame::Keepalive { wal_end, .. }) => answer.status(status(wal_end)).await.unwrap(),
-                    Ok(Frame::XLogData { .. }) => {}
+                    Ok(Frame::Keepalive { end, .. }) => sender.send(status(end)).await.unwrap(),
+                    Ok(Frame::Data { .. }) => {}
                     Err(error) => return error,
                 }
             }
         }
     }
 
-    async fn tell(&mut self, lsn: Lsn) {
-        self.copy.split().1.status(status(lsn)).await.unwrap();
+    async fn acknowledge(&mut self, lsn: Lsn) {
+        self.stream.split().1.send(status(lsn)).await.unwrap();
     }
 }
 
 fn status(lsn: Lsn) -> StandbyStatusUpdate {
-    StandbyStatusUpdate {
-        received: lsn,
-        flushed: lsn,
-        applied: lsn,
-        clock: PgTime(0),
-        reply_requested: false,
-    }
+    StandbyStatusUpdate { received: lsn, flushed: lsn, applied: lsn, clock: PgTime(0), reply: false }
 }
 
 fn insert(postgres: &Postgres, from: u32, to: u32) {
@@ -111,7 +103,7 @@ fn one(postgres: &Postgres, sql: &str) -> String {
 }
 
 #[tokio::test]
-async fn every_insert_comes_once_in_order_whatever_it_comes_through() {
+async fn every_insert_arrives_once_in_order_over_tcp_tls_and_unix_sockets() {
     let postgres = Postgres::builder().tls().start().unwrap();
     prepare(&postgres);
     let socket = postgres.socket_dir().display().to_string();
@@ -119,123 +111,123 @@ async fn every_insert_comes_once_in_order_whatever_it_comes_through() {
     for (number, (host, mode)) in
         [("127.0.0.1", "disable"), ("127.0.0.1", "require"), (&socket, "disable")].into_iter().enumerate()
     {
-        let words = format!("user=postgres dbname=postgres host={host} port={}", postgres.port());
-        let mut streamed = stream_by(&format!("{words} sslmode={mode}"), &format!("slot_{number}")).await;
+        let conninfo = format!("user=postgres dbname=postgres host={host} port={}", postgres.port());
+        let mut test = start_stream(&format!("{conninfo} sslmode={mode}"), &format!("slot_{number}")).await;
         for size in [1, 3, 60_000, 1] {
             insert(&postgres, next, next + size - 1);
-            let (came, _) = streamed.transaction().await.unwrap();
+            let (came, _) = test.transaction().await.unwrap();
             assert!(came == names(next, next + size - 1), "{host} {mode} {size}: {} came", came.len());
             next += size;
         }
-        within("the server's goodbye", streamed.copy.close()).await;
+        within("the server closes the connection", test.stream.close()).await;
         assert_eq!(one(&postgres, "SELECT count(*) FROM pg_replication_slots WHERE active"), "0");
     }
 }
 
 #[tokio::test]
-async fn a_backlog_is_gathered_and_what_happens_now_is_not() {
+async fn a_backlog_is_read_in_large_parts_and_recent_changes_at_once() {
     let postgres = Postgres::builder().tls().start().unwrap();
     prepare(&postgres);
     for (number, mode) in ["disable", "require"].into_iter().enumerate() {
         let url = format!("{}?sslmode={mode}", postgres.url("postgres"));
         let slot = format!("slot_{number}");
-        stream_by(&url, &slot).await.copy.close().await;
+        start_stream(&url, &slot).await.stream.close().await;
         let first = 100_000 * u32::try_from(number).unwrap() + 1;
         for from in [first, first + 20_000, first + 40_000] {
             insert(&postgres, from, from + 19_999);
         }
         tokio::time::sleep(Duration::from_millis(700)).await;
 
-        let mut streamed = resume(open(&url).await, &slot).await.unwrap();
+        let mut test = resume(open(&url).await, &slot).await.unwrap();
         for from in [first, first + 20_000, first + 40_000] {
-            let (came, _) = streamed.transaction().await.unwrap();
+            let (came, _) = test.transaction().await.unwrap();
             assert!(came == names(from, from + 19_999), "{mode}: {} came", came.len());
         }
-        assert!(streamed.has_gathered, "{mode}");
+        assert!(test.was_low_water_raised, "{mode}");
 
-        // On a machine that is busy, even what happens now may be sent late.
+        // On a busy machine, the server may send even recent changes late.
         let mut is_read_at_once = async |id| {
-            streamed.has_gathered = false;
+            test.was_low_water_raised = false;
             insert(&postgres, id, id);
-            assert_eq!(streamed.transaction().await.unwrap().0, names(id, id));
-            !streamed.has_gathered
+            assert_eq!(test.transaction().await.unwrap().0, names(id, id));
+            !test.was_low_water_raised
         };
         let mut ids = first + 60_000..first + 61_000;
-        while !is_read_at_once(ids.next().expect("one of a thousand is in time")).await {}
+        while !is_read_at_once(ids.next().expect("one of a thousand is sent in time")).await {}
     }
 }
 
 #[tokio::test]
-async fn what_is_told_as_flushed_isnt_sent_again() {
+async fn acknowledged_transactions_arent_sent_again() {
     let postgres = Postgres::start().unwrap();
     prepare(&postgres);
-    let mut streamed = stream_by(&postgres.url("postgres"), "s").await;
+    let mut test = start_stream(&postgres.url("postgres"), "s").await;
     insert(&postgres, 1, 10);
-    let (_, first) = streamed.transaction().await.unwrap();
-    streamed.tell(first).await;
+    let (_, first) = test.transaction().await.unwrap();
+    test.acknowledge(first).await;
     let confirmed = "SELECT confirmed_flush_lsn FROM pg_replication_slots";
-    eventually("the server knows", first.to_string(), async || one(&postgres, confirmed)).await;
+    eventually("the slot has advanced", first.to_string(), async || one(&postgres, confirmed)).await;
 
     insert(&postgres, 11, 12);
-    let (_, second) = streamed.transaction().await.unwrap();
-    streamed.copy.close().await;
-    let mut streamed = resume(open(&postgres.url("postgres")).await, "s").await.unwrap();
-    let (came, again) = streamed.transaction().await.unwrap();
-    assert_eq!((came, again), (names(11, 12), second), "what wasn't told comes again");
-    streamed.tell(second).await;
-    // What is told last counts, though it is followed by the goodbye.
-    streamed.copy.close().await;
+    let (_, second) = test.transaction().await.unwrap();
+    test.stream.close().await;
+    let mut test = resume(open(&postgres.url("postgres")).await, "s").await.unwrap();
+    let (came, again) = test.transaction().await.unwrap();
+    assert_eq!((came, again), (names(11, 12), second), "the unacknowledged one is sent again");
+    test.acknowledge(second).await;
+    // The status before the close is processed.
+    test.stream.close().await;
     assert_eq!(one(&postgres, confirmed), second.to_string());
 }
 
 #[tokio::test]
-async fn a_huge_row_comes_whole_and_its_memory_goes() {
+async fn a_huge_row_arrives_complete_and_its_memory_is_freed() {
     let postgres = Postgres::start().unwrap();
     prepare(&postgres);
-    let mut streamed = stream_by(&postgres.url("postgres"), "s").await;
-    let before = streamed.copy.buffer_bytes();
+    let mut test = start_stream(&postgres.url("postgres"), "s").await;
+    let before = test.stream.buffer_bytes();
     postgres.execute("postgres", "INSERT INTO things VALUES (1, repeat('huge', 5000000))").unwrap();
-    let (came, _) = streamed.transaction().await.unwrap();
+    let (came, _) = test.transaction().await.unwrap();
     assert_eq!(came, ["huge".repeat(5_000_000)]);
-    assert!(streamed.copy.buffer_bytes() > 20_000_000);
+    assert!(test.stream.buffer_bytes() > 20_000_000);
     insert(&postgres, 2, 3);
-    let (came, _) = streamed.transaction().await.unwrap();
+    let (came, _) = test.transaction().await.unwrap();
     assert_eq!(came, names(2, 3));
-    assert_eq!(streamed.copy.buffer_bytes(), before);
+    assert_eq!(test.stream.buffer_bytes(), before);
 
-    let mut wire = open(&postgres.url("postgres")).await;
-    wire.query("CREATE_REPLICATION_SLOT small LOGICAL pgoutput NOEXPORT_SNAPSHOT").await.unwrap();
-    let mut streamed = resume(wire, "small").await.unwrap();
-    streamed.copy.limit_frames(1_000_000);
+    let mut connection = open(&postgres.url("postgres")).await;
+    connection.query("CREATE_REPLICATION_SLOT small LOGICAL pgoutput NOEXPORT_SNAPSHOT").await.unwrap();
+    let mut test = resume(connection, "small").await.unwrap();
+    test.stream.limit_frames(1_000_000);
     postgres.execute("postgres", "INSERT INTO things VALUES (4, repeat('huge', 5000000))").unwrap();
-    let error = streamed.transaction().await.unwrap_err();
-    assert!(matches!(error, WireError::Long { tag: b'd', .. }), "{error}");
+    let error = test.transaction().await.unwrap_err();
+    assert!(matches!(error, WireError::TooLong { tag: b'd', .. }), "{error}");
 }
 
 #[tokio::test]
-async fn a_server_that_ends_says_so_in_its_way() {
+async fn each_kind_of_server_end_has_its_error() {
     let postgres = Postgres::start().unwrap();
     prepare(&postgres);
-    let mut streamed = stream_by(&postgres.url("postgres"), "killed").await;
+    let mut test = start_stream(&postgres.url("postgres"), "killed").await;
     postgres.kill();
-    let error = streamed.transaction().await.unwrap_err();
+    let error = test.transaction().await.unwrap_err();
     assert!(matches!(error, WireError::Lost(_)), "{error}");
-    within("no goodbye", streamed.copy.close()).await;
+    within("the close", test.stream.close()).await;
     postgres.revive().unwrap();
 
-    let mut streamed = resume(open(&postgres.url("postgres")).await, "killed").await.unwrap();
+    let mut test = resume(open(&postgres.url("postgres")).await, "killed").await.unwrap();
     postgres
         .execute("postgres", "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots")
         .unwrap();
-    match streamed.transaction().await.unwrap_err() {
-        WireError::Server(said) => assert_eq!(said.code(), "57P01"),
+    match test.transaction().await.unwrap_err() {
+        WireError::Server(error) => assert_eq!(error.code(), "57P01"),
         other => panic!("{other}"),
     }
 
-    let mut streamed = resume(open(&postgres.url("postgres")).await, "killed").await.unwrap();
+    let mut test = resume(open(&postgres.url("postgres")).await, "killed").await.unwrap();
     let waiting = async {
-        let error = streamed.agree_until_the_end().await;
-        streamed.copy.close().await;
+        let error = test.acknowledge_until_the_end().await;
+        test.stream.close().await;
         error
     };
     let stopping = tokio::task::spawn_blocking(move || postgres.stop().map(|()| postgres));
@@ -245,71 +237,71 @@ async fn a_server_that_ends_says_so_in_its_way() {
 }
 
 #[tokio::test]
-async fn a_slot_that_is_in_use_or_missing_is_told_apart() {
+async fn an_active_slot_and_a_missing_slot_have_different_errors() {
     let postgres = Postgres::start().unwrap();
     prepare(&postgres);
-    let _streamed = stream_by(&postgres.url("postgres"), "taken").await;
+    let _test = start_stream(&postgres.url("postgres"), "taken").await;
     for (slot, code) in [("taken", "55006"), ("nowhere", "42704")] {
         match resume(open(&postgres.url("postgres")).await, slot).await.map(drop).unwrap_err() {
-            WireError::Server(said) => assert_eq!(said.code(), code, "{said}"),
+            WireError::Server(error) => assert_eq!(error.code(), code, "{error}"),
             other => panic!("{other}"),
         }
         let senders = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'walsender'";
-        assert_eq!(one(&postgres, senders), "1", "whoever wasn't served has gone");
+        assert_eq!(one(&postgres, senders), "1", "refused connections have ended");
     }
 }
 
 #[tokio::test]
-async fn a_stream_is_read_whatever_the_network_does_to_it() {
+async fn a_stream_is_read_over_slow_and_stalled_networks() {
     let postgres = Postgres::start().unwrap();
     prepare(&postgres);
     let proxy = Proxy::start(postgres.addr());
     let url = format!("postgres://postgres@{}/postgres?sslmode=disable", proxy.addr());
-    let mut streamed = stream_by(&url, "s").await;
+    let mut test = start_stream(&url, "s").await;
     insert(&postgres, 1, 20_000);
     proxy.throttle(2_000_000);
-    let (came, end) = streamed.transaction().await.unwrap();
+    let (came, end) = test.transaction().await.unwrap();
     assert!(came == names(1, 20_000), "{} came", came.len());
     proxy.resume();
 
-    // Whoever waits doesn't keep others from answering, nor the other way round.
+    // Reading doesn't wait for writes, and writing doesn't wait for reads.
     proxy.stall(Direction::ToServer);
     for _ in 0..1000 {
-        within("no answer waits", streamed.tell(end)).await;
+        within("a status is queued", test.acknowledge(end)).await;
     }
     insert(&postgres, 20_001, 20_001);
-    assert_eq!(streamed.transaction().await.unwrap().0, names(20_001, 20_001));
+    assert_eq!(test.transaction().await.unwrap().0, names(20_001, 20_001));
     proxy.resume();
     proxy.cut();
-    let error = streamed.transaction().await.unwrap_err();
+    let error = test.transaction().await.unwrap_err();
     assert!(matches!(error, WireError::Lost(_)), "{error}");
 }
 
 #[tokio::test]
-async fn a_wait_that_is_given_up_all_the_time_loses_nothing() {
+async fn a_wait_that_is_cancelled_repeatedly_loses_nothing() {
     let postgres = Postgres::start().unwrap();
     prepare(&postgres);
-    let mut streamed = stream_by(&postgres.url("postgres"), "s").await;
+    let mut test = start_stream(&postgres.url("postgres"), "s").await;
     insert(&postgres, 1, 100_000);
-    let (mut came, mut given_up) = (0, 0);
+    let (mut came, mut cancelled) = (0, 0);
     'reading: loop {
         tokio::select! {
             biased;
-            filled = streamed.copy.filled() => filled.unwrap(),
+            readable = test.stream.readable() => readable.unwrap(),
             () = tokio::time::sleep(Duration::from_micros(300)) => {
-                given_up += 1;
+                cancelled += 1;
                 continue;
             }
         }
-        let (mut frames, _) = streamed.copy.split();
+        let (mut frames, _) = test.stream.split();
         while let Some(frame) = frames.next() {
-            let Frame::XLogData { payload, .. } = frame.unwrap() else { continue };
-            match streamed.decoder.decode(payload).unwrap() {
-                PgOutputMessage::Insert(_) => came += 1,
-                PgOutputMessage::Commit(_) => break 'reading,
+            let Frame::Data { payload, .. } = frame.unwrap() else { continue };
+            match test.decoder.decode(payload).unwrap() {
+                Message::Insert(_) => came += 1,
+                Message::Commit(_) => break 'reading,
                 _ => {}
             }
         }
     }
-    assert_eq!(came, 100_000, "given up {given_up} times");
+    assert_eq!(came, 100_000, "cancelled {cancelled} times");
 }

@@ -1,17 +1,17 @@
-//! Values: written in one way, in one encoding, however long.
+//! Values: one text form, one encoding, any length.
 
 use forebay_replication::DISPLAY_SETTINGS;
 use forebay_sandbox::Postgres;
 use forebay_testkit::eventually;
 
-use super::both;
-use crate::journal::{Change, Old};
-use crate::support::{Followed, insert};
+use super::both_versions;
+use crate::followed_database::{FollowedDatabase, insert};
+use crate::journal::{JournalChange, OldRow};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn values_are_written_in_one_way_whatever_the_database_is_set_to() {
-    for server in both() {
-        let followed = Followed::new(server);
+async fn values_have_one_text_form_for_any_database_settings() {
+    for server in both_versions() {
+        let followed = FollowedDatabase::new(server);
         for setting in [
             "DateStyle = 'SQL, MDY'",
             "TimeZone = 'America/New_York'",
@@ -41,12 +41,13 @@ async fn values_are_written_in_one_way_whatever_the_database_is_set_to() {
              NULL, 'v')"#,
         );
         let changes = followed.eventually_changes(1).await;
-        let [Change::Insert(table, arrived)] = &changes[..] else { panic!("{changes:?}") };
-        // As whoever asks with these settings sees them. A cast to text would be another thing: it trims `padded`, and writes `yes` out.
+        let [JournalChange::Insert(table, arrived)] = &changes[..] else { panic!("{changes:?}") };
+        // Like the result of a query with these settings. A cast to text differs: it trims
+        // `padded`, and spells out `yes`.
         let set: String =
             DISPLAY_SETTINGS.iter().map(|(key, value)| format!("SET {key} = '{value}'; ")).collect();
-        let asked = server.query(&followed.database, &format!("{set} SELECT * FROM public.v")).unwrap();
-        assert_eq!((table.as_str(), arrived), ("public.v", &asked[0]));
+        let queried = server.query(&followed.database, &format!("{set} SELECT * FROM public.v")).unwrap();
+        assert_eq!((table.as_str(), arrived), ("public.v", &queried[0]));
         for (column, value) in [
             (6, "ab   "),
             (11, r"\x00ff6162"),
@@ -65,7 +66,7 @@ async fn values_are_written_in_one_way_whatever_the_database_is_set_to() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn values_of_a_database_in_another_encoding_arrive_in_utf_8() {
-    let mut followed = Followed::new(Postgres::shared());
+    let mut followed = FollowedDatabase::new(Postgres::shared());
     let latin = format!("{}_latin", followed.database);
     followed.sql(&format!("CREATE DATABASE {latin} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0"));
     followed.database = latin;
@@ -80,18 +81,19 @@ async fn values_of_a_database_in_another_encoding_arrive_in_utf_8() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_row_of_twenty_megabytes_arrives_whole() {
     const BYTES: usize = 20 << 20;
-    let followed = Followed::new(Postgres::shared());
+    let followed = FollowedDatabase::new(Postgres::shared());
     let manager = followed.running().await;
     followed.table(&manager, "orders").await;
     followed.sql(&format!("INSERT INTO orders VALUES (1, repeat('x', {BYTES}))"));
     followed.sql("DELETE FROM orders");
     followed.sql("INSERT INTO orders VALUES (2, 'short')");
-    // Each look at the journal takes a while.
+    // Reading the journal takes long, so its size is checked first.
     let written = async || std::fs::metadata(followed.journal()).unwrap().len() > 2 * BYTES as u64;
     eventually("the long ones are written", true, written).await;
     let changes = followed.eventually_changes(3).await;
-    let [Change::Insert(_, new), Change::Delete(_, Old::Full(old)), last] = &changes[..] else {
-        panic!("not these")
+    let [JournalChange::Insert(_, new), JournalChange::Delete(_, OldRow::Full(old)), last] = &changes[..]
+    else {
+        panic!("unexpected changes")
     };
     assert!(new == old && new[0].as_deref() == Some("1") && *last == insert("orders", 2, "short"));
     let long = new[1].as_deref().unwrap();

@@ -1,26 +1,26 @@
-//! A process that is told to terminate, as an orchestrator does.
+//! Shutdown of a process by SIGTERM.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
 use forebay_replication::reservoir::PostgresConnect;
-use forebay_replication::{Manager, ManagerConfig, Step};
+use forebay_replication::{Manager, ManagerConfig, ManagerStep};
 use forebay_sandbox::Postgres;
 use forebay_testkit::within;
 
-use super::{End, holder};
-use crate::journal::Journal;
-use crate::support::Followed;
+use super::{ShutdownKind, other_client};
+use crate::followed_database::FollowedDatabase;
+use crate::journal::JournalConsumer;
 
 const SERVE: &str = "FOREBAY_TEST_SERVE";
 
-/// A service in a process of its own: this test binary again. It says at which step it is.
-struct Service {
+/// A service in its own process: this test binary again. It prints its steps.
+struct ServiceProcess {
     child: Child,
 }
 
-impl Service {
-    async fn start(followed: &Followed<'_>, until: Step) -> Self {
+impl ServiceProcess {
+    async fn start(followed: &FollowedDatabase<'_>, until: ManagerStep) -> Self {
         let journal = followed.journal();
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args([
@@ -41,10 +41,10 @@ impl Service {
             assert!(found, "the service ended before {until}");
             lines
         });
-        let mut lines = within("the service gets there", waiting).await.unwrap();
-        // What it says later must have somewhere to go.
+        let mut lines = within("the step is reached", waiting).await.unwrap();
+        // Drains later output, so that the pipe doesn't fill up.
         tokio::task::spawn_blocking(move || lines.by_ref().map_while(Result::ok).for_each(drop));
-        Service { child }
+        ServiceProcess { child }
     }
 
     async fn terminate(mut self) {
@@ -56,15 +56,15 @@ impl Service {
     }
 }
 
-/// Does nothing unless it was started as a child by the test below.
+/// Does nothing unless the test below started it as a child.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_service_ends_on_sigterm() {
     use tokio::signal::unix::{SignalKind, signal};
-    let Ok(orders) = std::env::var(SERVE) else { return };
-    let [url, slot, journal] = orders.split(' ').collect::<Vec<_>>().try_into().unwrap();
+    let Ok(arguments) = std::env::var(SERVE) else { return };
+    let [url, slot, journal] = arguments.split(' ').collect::<Vec<_>>().try_into().unwrap();
     let mut terminated = signal(SignalKind::terminate()).unwrap();
     let config = ManagerConfig::new(PostgresConnect::new(url).unwrap()).slot(slot).pool_size(2);
-    let manager = Manager::start(config, Journal::open(journal.as_ref())).unwrap();
+    let manager = Manager::start(config, JournalConsumer::open(journal.as_ref())).unwrap();
     let mut status = manager.watch();
     loop {
         println!("@{}", status.borrow_and_update().step);
@@ -77,23 +77,24 @@ async fn a_service_ends_on_sigterm() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_that_is_told_to_terminate_ends_well_and_leaves_nothing() {
-    let followed = Followed::new(Postgres::shared());
-    let open = holder(&followed, "BEGIN; SELECT pg_current_xact_id()").await;
-    let service = Service::start(&followed, Step::ConfiguringConnection).await;
+async fn sigterm_ends_a_process_with_code_zero_and_leaves_no_backend_or_lock() {
+    let followed = FollowedDatabase::new(Postgres::shared());
+    let open = other_client(&followed, "BEGIN; SELECT pg_current_xact_id()").await;
+    let service = ServiceProcess::start(&followed, ManagerStep::ConfiguringConnection).await;
     service.terminate().await;
-    End::Keeping.leaves(&followed).await;
+    ShutdownKind::Keep.check_server(&followed).await;
     open.batch_execute("ROLLBACK").await.unwrap();
 
-    let lock = holder(&followed, &format!("SELECT pg_advisory_lock(hashtext('{}'))", followed.slot)).await;
-    let service = Service::start(&followed, Step::AcquiringLock).await;
+    let lock =
+        other_client(&followed, &format!("SELECT pg_advisory_lock(hashtext('{}'))", followed.slot)).await;
+    let service = ServiceProcess::start(&followed, ManagerStep::AcquiringLock).await;
     service.terminate().await;
-    End::Keeping.leaves(&followed).await;
+    ShutdownKind::Keep.check_server(&followed).await;
     lock.batch_execute("SELECT pg_advisory_unlock_all()").await.unwrap();
 
-    let service = Service::start(&followed, Step::Streaming).await;
+    let service = ServiceProcess::start(&followed, ManagerStep::Streaming).await;
     assert!(followed.slot_is_active());
     service.terminate().await;
-    End::Keeping.leaves(&followed).await;
+    ShutdownKind::Keep.check_server(&followed).await;
     assert_eq!(followed.resets(), ["first"]);
 }

@@ -1,7 +1,7 @@
-//! What we tell the server while it streams.
+//! Outbox of standby status updates.
 //!
-//! Invariants: at most two statuses wait, the one that is being written and the newest; a request for an answer isn't lost
-//! when a newer status takes an older one's place. Nothing here waits for the server.
+//! Invariants: at most two statuses are stored: the one being written, and the newest. A reply
+//! request is kept when a newer status replaces an older one. No method waits for the server.
 
 use std::io;
 use std::pin::Pin;
@@ -10,31 +10,31 @@ use std::task::{Context, Poll, ready};
 use forebay_pgoutput::StandbyStatusUpdate;
 use tokio::io::AsyncWrite;
 
-/// CopyData: its tag, its length, a status.
+/// `CopyData`: tag, length, status.
 const FRAME_BYTES: usize = 5 + StandbyStatusUpdate::LEN;
 
-/// Statuses on their way out.
+/// Status updates that aren't written yet.
 #[derive(Debug)]
-pub(super) struct Outbox {
+pub(super) struct StatusOutbox {
     frame: [u8; FRAME_BYTES],
-    /// How much of the frame is written; all of it: there is none.
+    /// Number of bytes of `frame` that are written; [`FRAME_BYTES`] if no frame is pending.
     written: usize,
     next: Option<StandbyStatusUpdate>,
     is_flushed: bool,
 }
 
-impl Outbox {
+impl StatusOutbox {
     pub(super) fn new() -> Self {
-        Outbox { frame: [0; FRAME_BYTES], written: FRAME_BYTES, next: None, is_flushed: true }
+        StatusOutbox { frame: [0; FRAME_BYTES], written: FRAME_BYTES, next: None, is_flushed: true }
     }
 
-    /// To be written when there is room. It takes the place of what wasn't begun.
+    /// Queues a status. It replaces one whose writing hasn't started.
     pub(super) fn put(&mut self, status: StandbyStatusUpdate) {
-        let reply_requested = status.reply_requested || self.next.is_some_and(|next| next.reply_requested);
-        self.next = Some(StandbyStatusUpdate { reply_requested, ..status });
+        let reply = status.reply || self.next.is_some_and(|next| next.reply);
+        self.next = Some(StandbyStatusUpdate { reply, ..status });
     }
 
-    /// Writes what there is. Pending: the socket has no room now.
+    /// Writes the queued statuses. Returns pending if the socket is full.
     pub(super) fn poll_send<S: AsyncWrite + Unpin>(
         &mut self,
         stream: &mut S,
@@ -43,7 +43,7 @@ impl Outbox {
         loop {
             if self.written == FRAME_BYTES {
                 let Some(status) = self.next.take() else { break };
-                self.begin(status);
+                self.start_frame(status);
             }
             match ready!(Pin::new(&mut *stream).poll_write(cx, &self.frame[self.written..]))? {
                 0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
@@ -58,8 +58,8 @@ impl Outbox {
         Poll::Ready(Ok(()))
     }
 
-    fn begin(&mut self, status: StandbyStatusUpdate) {
-        let length = u32::try_from(4 + StandbyStatusUpdate::LEN).expect("it is 38");
+    fn start_frame(&mut self, status: StandbyStatusUpdate) {
+        let length = u32::try_from(4 + StandbyStatusUpdate::LEN).expect("the length is 38");
         self.frame[0] = b'd';
         self.frame[1..5].copy_from_slice(&length.to_be_bytes());
         self.frame[5..].copy_from_slice(&status.encode());
@@ -77,11 +77,7 @@ mod tests {
     use super::*;
 
     fn status(flushed: u64, reply: bool) -> StandbyStatusUpdate {
-        StandbyStatusUpdate {
-            flushed: Lsn(flushed),
-            reply_requested: reply,
-            ..StandbyStatusUpdate::default()
-        }
+        StandbyStatusUpdate { flushed: Lsn(flushed), reply, ..StandbyStatusUpdate::default() }
     }
 
     fn framed(status: StandbyStatusUpdate) -> Vec<u8> {
@@ -89,9 +85,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_status_is_a_frame() {
+    async fn a_status_is_written_as_a_copy_data_frame() {
         let (mut ours, mut theirs) = duplex(1024);
-        let mut outbox = Outbox::new();
+        let mut outbox = StatusOutbox::new();
         outbox.put(status(7, false));
         std::future::poll_fn(|cx| outbox.poll_send(&mut ours, cx)).await.unwrap();
         let mut read = [0; FRAME_BYTES];
@@ -100,9 +96,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_that_doesnt_read_gets_the_newest_when_it_does() {
+    async fn a_server_that_resumes_reading_gets_the_newest_status() {
         let (mut ours, mut theirs) = duplex(10);
-        let mut outbox = Outbox::new();
+        let mut outbox = StatusOutbox::new();
         let mut cx = Context::from_waker(Waker::noop());
         for flushed in 1..100 {
             outbox.put(status(flushed, flushed == 50));
@@ -119,10 +115,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_that_is_gone_is_an_error() {
+    async fn a_closed_connection_is_an_error() {
         let (mut ours, theirs) = duplex(10);
         drop(theirs);
-        let mut outbox = Outbox::new();
+        let mut outbox = StatusOutbox::new();
         outbox.put(status(1, false));
         std::future::poll_fn(|cx| outbox.poll_send(&mut ours, cx)).await.unwrap_err();
     }

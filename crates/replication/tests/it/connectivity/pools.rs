@@ -1,27 +1,27 @@
-//! The pools' own way: a pooler, a password, connections that are lost.
+//! Connections of the pools: a pooler, wrong passwords, lost connections.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use forebay_replication::reservoir::tokio_postgres::types::Type;
 use forebay_replication::reservoir::{PasswordFile, PostgresConnect};
-use forebay_replication::{Condition, ManagerStatus, Phase, PoolStatus, Step};
+use forebay_replication::{ManagerPhase, ManagerStatus, ManagerStep, PoolStatus, ReadyCondition};
 use forebay_sandbox::{PgBouncer, Postgres};
 use forebay_testkit::{Proxy, eventually, within};
 
-use super::{ask, put_forward, seen, started};
-use crate::refusals::{halted, says};
-use crate::support::{Followed, insert};
+use super::{advance_clock, backend_column, query_value, started};
+use crate::followed_database::{FollowedDatabase, insert};
+use crate::refusals::{contains_all, halted};
 
-/// How long the pools wait for their first connection before they say why there is none.
-const FILL_PATIENCE: Duration = Duration::from_secs(5);
-/// After failures of this kind the pools dial again within this.
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// Time after which the pools report missing first connections.
+const FILL_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum delay before the pools dial again.
+const MAX_DIAL_DELAY: Duration = Duration::from_secs(10);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_pools_go_through_a_pooler_and_replication_goes_past_it() {
-    let followed = Followed::new(Postgres::shared());
-    // One connection to the server, so that whatever somebody leaves behind there, the next one finds.
+async fn the_pools_use_the_pooler_and_replication_connects_directly() {
+    let followed = FollowedDatabase::new(Postgres::shared());
+    // One server connection, so that each transaction sees the state that the last one left.
     let bouncer = PgBouncer::builder(followed.server)
         .transaction_mode()
         .config("default_pool_size", "1")
@@ -29,15 +29,15 @@ async fn the_pools_go_through_a_pooler_and_replication_goes_past_it() {
         .unwrap();
     let pooled = PostgresConnect::new(&bouncer.url(&followed.database)).unwrap();
     let manager = started(&followed, followed.config().pooled(pooled)).await;
-    assert_eq!(seen(&followed, &manager, "host(client_addr)").as_deref(), Some("127.0.0.1"));
+    assert_eq!(backend_column(&followed, &manager, "host(client_addr)").as_deref(), Some("127.0.0.1"));
     let past = format!(
         "SELECT count(*) FROM pg_stat_activity WHERE datname = '{}' AND backend_type = 'client backend' AND client_addr IS NOT NULL",
         followed.database
     );
     assert_eq!(
-        followed.ask(&past).as_deref(),
+        followed.query_value(&past).as_deref(),
         Some("0"),
-        "the pooler comes by the socket, and nobody else is there"
+        "the pooler uses the Unix socket, and there are no other clients"
     );
     followed.table(&manager, "orders").await;
     followed.sql("INSERT INTO orders VALUES (1, 'seen')");
@@ -52,44 +52,47 @@ async fn the_pools_go_through_a_pooler_and_replication_goes_past_it() {
         .batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SET LOCAL statement_timeout = '7s'")
         .await
         .unwrap();
-    assert_eq!(ask(&snapshot, "SHOW statement_timeout").await.as_deref(), Some("7s"));
+    assert_eq!(query_value(&snapshot, "SHOW statement_timeout").await.as_deref(), Some("7s"));
     let rows =
         snapshot.query_typed("SELECT note FROM orders WHERE id = $1", &[(&1_i32, Type::INT4)]).await.unwrap();
     assert_eq!(rows[0].get::<_, &str>(0), "seen");
     snapshot.batch_execute("COMMIT").await.unwrap();
-    assert_eq!(ask(&snapshot, "SHOW statement_timeout").await.as_deref(), Some("0"));
-    // Somebody goes away in the middle of a transaction.
+    assert_eq!(query_value(&snapshot, "SHOW statement_timeout").await.as_deref(), Some("0"));
+    // A guard is dropped inside a transaction.
     snapshot.batch_execute("BEGIN").await.unwrap();
     drop(snapshot);
     let admin = within("the server's connection is free again", manager.admin()).await.unwrap();
-    assert_eq!(ask(&admin, "SELECT count(*) FROM pg_prepared_statements").await.as_deref(), Some("0"));
-    assert_eq!(ask(&admin, "SHOW lock_timeout").await.as_deref(), Some("0"), "of adding the table");
+    assert_eq!(
+        query_value(&admin, "SELECT count(*) FROM pg_prepared_statements").await.as_deref(),
+        Some("0")
+    );
+    assert_eq!(query_value(&admin, "SHOW lock_timeout").await.as_deref(), Some("0"), "of adding the table");
     drop(admin);
     manager.shutdown_and_drop().await;
-    assert_eq!(followed.ask("SELECT 1 FROM pg_publication"), None);
-    assert_eq!(followed.ask("SELECT 1 FROM pg_replication_slots"), None);
+    assert_eq!(followed.query_value("SELECT 1 FROM pg_publication"), None);
+    assert_eq!(followed.query_value("SELECT 1 FROM pg_replication_slots"), None);
 }
 
-/// The pools' own way, with a password in a file that is wrong.
-fn with_wrong_password(followed: &Followed<'_>, url: &str) -> (PostgresConnect, PathBuf) {
+/// Returns a pool configuration with a wrong password in a file.
+fn with_wrong_password(followed: &FollowedDatabase<'_>, url: &str) -> (PostgresConnect, PathBuf) {
     let file = followed.journal().with_extension("password");
     std::fs::write(&file, "wrong").unwrap();
     let connect = PostgresConnect::builder(url).unwrap().password_from(PasswordFile::new(&file));
     (connect.build().unwrap(), file)
 }
 
-/// On one thread, so that its clock can be put forward.
+/// Single-threaded, so that its clock can be advanced.
 #[tokio::test]
-async fn pools_that_arent_let_in_halt_and_say_that_it_is_the_pools() {
+async fn pools_with_a_wrong_password_halt_and_the_error_names_the_pools() {
     let server = Postgres::builder().password("right").start().unwrap();
-    let followed = Followed::new(&server);
+    let followed = FollowedDatabase::new(&server);
     let (pooled, file) = with_wrong_password(&followed, &server.url_as("postgres", "", &followed.database));
     let manager = followed.start_with(followed.config().pooled(pooled));
     eventually("they are refused", true, async || server.log().contains("password authentication failed"))
         .await;
-    put_forward(FILL_PATIENCE).await;
+    advance_clock(FILL_TIMEOUT).await;
     let why = halted(&manager).await;
-    says(
+    contains_all(
         &why,
         &[
             "the pools have no connection",
@@ -104,46 +107,49 @@ async fn pools_that_arent_let_in_halt_and_say_that_it_is_the_pools() {
     manager.shutdown().await;
 }
 
-/// PgBouncer says 08P01 of a wrong password, and of no room for another client, too: by that alone nobody can tell what may pass.
+/// PgBouncer returns 08P01 for a wrong password and for too many clients, so it is retried.
 #[tokio::test]
-async fn a_pooler_that_refuses_the_password_is_tried_again_and_the_conditions_say_why() {
-    let followed = Followed::new(Postgres::shared());
+async fn a_pooler_that_refuses_the_password_is_retried_and_the_conditions_have_the_reason() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     let bouncer =
         PgBouncer::builder(followed.server).transaction_mode().user("postgres", "right").start().unwrap();
     let (pooled, file) = with_wrong_password(&followed, &bouncer.url_as("postgres", "", &followed.database));
     let manager = followed.start_with(followed.config().pooled(pooled));
     eventually("they are refused", true, async || bouncer.log().contains("authentication failed")).await;
-    put_forward(FILL_PATIENCE).await;
+    advance_clock(FILL_TIMEOUT).await;
     let address = bouncer.addr().to_string();
     let refused = |status: &ManagerStatus| {
-        let why = &status.condition(Condition::AdminConnectionPoolReady).why;
+        let why = &status.condition(ReadyCondition::AdminConnectionPoolReady).why;
         why.contains(&address) && why.contains("authentication failed")
     };
-    let status = within("it says why", manager.wait_until(refused)).await.unwrap();
-    assert_eq!((status.step, status.admin_pool), (Step::ConnectionPoolConnecting, PoolStatus::Starting));
+    let status = within("the reason", manager.wait_until(refused)).await.unwrap();
+    assert_eq!(
+        (status.step, status.admin_pool),
+        (ManagerStep::ConnectionPoolConnecting, PoolStatus::Starting)
+    );
     std::fs::write(&file, "right").unwrap();
-    put_forward(LONGEST_PAUSE).await;
+    advance_clock(MAX_DIAL_DELAY).await;
     within("they get in", manager.ready()).await.unwrap();
     manager.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_pools_tell_when_they_start_are_ready_and_have_lost_connections() {
-    let followed = Followed::new(Postgres::shared());
+async fn the_status_shows_starting_ready_and_repopulating_pools() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     let proxy = Proxy::start(followed.server.addr());
     let url = format!("postgres://postgres@{}/{}", proxy.addr(), followed.database);
     proxy.refuse();
     let manager = followed.start_with(followed.config().pooled(PostgresConnect::new(&url).unwrap()));
-    let until = async |what: &str, step: Step, pools: PoolStatus| {
+    let until = async |what: &str, step: ManagerStep, pools: PoolStatus| {
         let wanted = manager.wait_until(|status| {
             (status.step, status.admin_pool, status.snapshot_pool) == (step, pools, pools)
         });
         within(what, wanted).await.unwrap()
     };
-    let status = until("the pools start", Step::ConnectionPoolConnecting, PoolStatus::Starting).await;
-    assert!(!status.is_ready() && status.condition(Condition::ReplicationClientReady).holds);
+    let status = until("the pools start", ManagerStep::ConnectionPoolConnecting, PoolStatus::Starting).await;
+    assert!(!status.is_ready() && status.condition(ReadyCondition::ReplicationClientReady).holds);
     proxy.accept();
-    let status = until("they are ready", Step::Streaming, PoolStatus::Ready).await;
+    let status = until("they are ready", ManagerStep::Streaming, PoolStatus::Ready).await;
     assert!(status.is_ready());
     followed.table(&manager, "orders").await;
 
@@ -153,19 +159,20 @@ async fn the_pools_tell_when_they_start_are_ready_and_have_lost_connections() {
          AND backend_type = 'client backend' AND pid <> pg_backend_pid()",
     );
     let lost = |status: &ManagerStatus| {
-        let (admin, snapshot) = (Condition::AdminConnectionPoolReady, Condition::SnapshotConnectionPoolReady);
+        let (admin, snapshot) =
+            (ReadyCondition::AdminConnectionPoolReady, ReadyCondition::SnapshotConnectionPoolReady);
         let why = &status.condition(admin).why;
         status.admin_pool == PoolStatus::Repopulating
             && *why == status.condition(snapshot).why
             && why.contains("refused")
     };
     let status = within("they have lost connections", manager.wait_until(lost)).await.unwrap();
-    assert!(!status.is_ready() && status.phase == Phase::Running, "{status:?}");
+    assert!(!status.is_ready() && status.phase == ManagerPhase::Running, "{status:?}");
     // The stream needs none of them.
     followed.sql("INSERT INTO orders VALUES (1, 'seen')");
     assert_eq!(followed.eventually_changes(1).await, [insert("orders", 1, "seen")]);
     proxy.accept();
-    until("they are ready again", Step::Streaming, PoolStatus::Ready).await;
+    until("they are ready again", ManagerStep::Streaming, PoolStatus::Ready).await;
     assert!(manager.status().is_ready() && manager.status().retries == 0);
     manager.shutdown().await;
 }

@@ -1,4 +1,4 @@
-//! The way is cut, blocked, or the server goes away, while changes flow.
+//! Network faults and server restarts while streaming.
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};
@@ -6,26 +6,26 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use forebay_replication::reservoir::{Connect as _, PostgresConnect};
-use forebay_replication::{Condition, Manager, StackEvent, Step, metrics};
+use forebay_replication::{Manager, ManagerEvent, ManagerStep, ReadyCondition, metrics};
 use forebay_sandbox::Postgres;
 use forebay_testkit::{Direction, Proxy, eventually, within};
 use metrics_exporter_prometheus::PrometheusBuilder;
 use tokio::sync::broadcast;
 
-use super::{put_forward, started};
-use crate::journal::Change;
-use crate::refusals::says;
-use crate::support::{Followed, insert};
+use super::{advance_clock, started};
+use crate::followed_database::{FollowedDatabase, insert};
+use crate::journal::JournalChange;
+use crate::refusals::contains_all;
 
-/// Commits a row after the other until it is told to stop, whatever becomes of the server.
-async fn write(followed: &Followed<'_>, is_over: &AtomicBool) {
+/// Commits rows until `is_over`, and reconnects when the server goes away.
+async fn write(followed: &FollowedDatabase<'_>, is_over: &AtomicBool) {
     let connect = PostgresConnect::new(&followed.url()).unwrap();
     let mut id = 0;
     while !is_over.load(Ordering::Relaxed) {
         let Ok(client) = connect.connect(None).await else { continue };
         while !is_over.load(Ordering::Relaxed) {
             id += 1;
-            // Whether a row is there whose commit wasn't answered, the table tells.
+            // Whether a commit without a reply succeeded, the table shows.
             if client.batch_execute(&format!("INSERT INTO orders VALUES ({id}, 'row')")).await.is_err() {
                 break;
             }
@@ -33,8 +33,8 @@ async fn write(followed: &Followed<'_>, is_over: &AtomicBool) {
     }
 }
 
-/// What `during` does to the way or the server, while rows are written, costs nothing: the journal has each row of the table once.
-async fn nothing_is_lost_or_twice(followed: &Followed<'_>, during: impl AsyncFnOnce()) {
+/// Runs `during` while rows are written, and checks that the journal has each row once.
+async fn each_row_arrives_once(followed: &FollowedDatabase<'_>, during: impl AsyncFnOnce()) {
     let is_over = AtomicBool::new(false);
     let disturb = async {
         during().await;
@@ -49,22 +49,25 @@ async fn nothing_is_lost_or_twice(followed: &Followed<'_>, during: impl AsyncFnO
     assert_eq!(followed.resets(), ["first"]);
 }
 
-fn first_difference<'a>(found: &'a [Change], expected: &'a [Change]) -> Option<(&'a Change, &'a Change)> {
+fn first_difference<'a>(
+    found: &'a [JournalChange],
+    expected: &'a [JournalChange],
+) -> Option<(&'a JournalChange, &'a JournalChange)> {
     found.iter().zip(expected).find(|(found, expected)| found != expected)
 }
 
-/// Some more rows were committed.
-async fn more_rows(followed: &Followed<'_>) {
-    let count = || followed.ask("SELECT count(*) FROM orders").unwrap().parse::<u64>().unwrap();
+/// Waits until 50 more rows are committed.
+async fn more_rows(followed: &FollowedDatabase<'_>) {
+    let count = || followed.query_value("SELECT count(*) FROM orders").unwrap().parse::<u64>().unwrap();
     let wanted = count() + 50;
     eventually("rows are written", true, async || count() >= wanted).await;
 }
 
-/// The connection side fails and comes back by itself; tells what it failed for.
-async fn comes_back(manager: &Manager, events: &mut broadcast::Receiver<StackEvent>) -> &'static str {
+/// Waits until the connection has failed and is ready again. Returns the reason.
+async fn reconnects(manager: &Manager, events: &mut broadcast::Receiver<ManagerEvent>) -> &'static str {
     let reason = within("it notices", async {
         loop {
-            if let StackEvent::Restarting { reason } = events.recv().await.unwrap() {
+            if let ManagerEvent::Restarting { reason } = events.recv().await.unwrap() {
                 return reason;
             }
         }
@@ -75,18 +78,18 @@ async fn comes_back(manager: &Manager, events: &mut broadcast::Receiver<StackEve
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_way_that_is_cut_reset_or_blocked_for_a_while_costs_nothing() {
-    let followed = Followed::new(Postgres::shared());
+async fn short_network_faults_lose_and_repeat_nothing() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     let proxy = Proxy::start(followed.server.addr());
     let url = format!("postgres://postgres@{}/{}", proxy.addr(), followed.database);
     let manager = started(&followed, followed.config_at(&url)).await;
     followed.table(&manager, "orders").await;
-    nothing_is_lost_or_twice(&followed, async || {
+    each_row_arrives_once(&followed, async || {
         for fault in [Proxy::cut, Proxy::reset] {
             more_rows(&followed).await;
             let mut events = manager.events();
             fault(&proxy);
-            assert_eq!(comes_back(&manager, &mut events).await, "lost");
+            assert_eq!(reconnects(&manager, &mut events).await, "lost");
         }
         more_rows(&followed).await;
         let backend = manager.positions().backend_pid;
@@ -96,22 +99,18 @@ async fn a_way_that_is_cut_reset_or_blocked_for_a_while_costs_nothing() {
             proxy.resume();
             more_rows(&followed).await;
         }
-        assert_eq!(
-            manager.positions().backend_pid,
-            backend,
-            "a way that is only slow is no reason to start again"
-        );
+        assert_eq!(manager.positions().backend_pid, backend, "a slow network causes no restart");
     })
     .await;
     manager.shutdown().await;
 }
 
-/// On one thread, so that its clock can be put forward.
+/// Single-threaded, so that its clock can be advanced.
 #[tokio::test]
-async fn a_way_that_stays_blocked_is_given_up_and_costs_nothing() {
-    // So that the server gives up, too, and lets go of the lock.
+async fn a_stalled_connection_is_abandoned_and_nothing_is_lost() {
+    // The server ends its side, too, and releases the lock.
     let server = Postgres::builder().config("wal_sender_timeout", "4s").start().unwrap();
-    let followed = Followed::new(&server);
+    let followed = FollowedDatabase::new(&server);
     let proxy = Proxy::start(server.addr());
     let url = format!("postgres://postgres@{}/{}", proxy.addr(), followed.database);
     let pooled = PostgresConnect::new(&followed.url()).unwrap();
@@ -122,14 +121,14 @@ async fn a_way_that_stays_blocked_is_given_up_and_costs_nothing() {
     let mut events = manager.events();
     proxy.stall(Direction::Both);
     followed.sql("INSERT INTO orders VALUES (2, 'meanwhile')");
-    eventually("the server gives up", false, async || followed.slot_is_active()).await;
-    assert_eq!(manager.status().step, Step::Streaming, "from here it looks as if all were well");
-    put_forward(Duration::from_secs(61)).await;
-    let given_up = manager.wait_until(|status| status.step == Step::BackingOff);
-    let status = within("it gives up", given_up).await.unwrap();
-    says(&status.trouble.unwrap(), &["nothing came from the server for", "taken for dead"]);
+    eventually("the slot is inactive", false, async || followed.slot_is_active()).await;
+    assert_eq!(manager.status().step, ManagerStep::Streaming, "the client hasn't noticed");
+    advance_clock(Duration::from_secs(61)).await;
+    let abandoned = manager.wait_until(|status| status.step == ManagerStep::BackingOff);
+    let status = within("the connection is abandoned", abandoned).await.unwrap();
+    contains_all(&status.trouble.unwrap(), &["the server sent nothing for", "counts as dead"]);
     proxy.resume();
-    assert_eq!(comes_back(&manager, &mut events).await, "silent");
+    assert_eq!(reconnects(&manager, &mut events).await, "silent");
     let expected = [insert("orders", 1, "before"), insert("orders", 2, "meanwhile")];
     assert_eq!(followed.eventually_changes(2).await, expected);
     assert_eq!(followed.resets(), ["first"]);
@@ -137,17 +136,17 @@ async fn a_way_that_stays_blocked_is_given_up_and_costs_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_restarted_costs_nothing() {
+async fn server_restarts_lose_and_repeat_nothing() {
     let server = Postgres::start().unwrap();
-    let followed = Followed::new(&server);
+    let followed = FollowedDatabase::new(&server);
     let manager = followed.running().await;
     followed.table(&manager, "orders").await;
-    nothing_is_lost_or_twice(&followed, async || {
+    each_row_arrives_once(&followed, async || {
         for restart in [Postgres::restart_fast, Postgres::restart_immediate] {
             more_rows(&followed).await;
             let mut events = manager.events();
             tokio::task::block_in_place(|| restart(&server).unwrap());
-            comes_back(&manager, &mut events).await;
+            reconnects(&manager, &mut events).await;
         }
         more_rows(&followed).await;
     })
@@ -173,14 +172,14 @@ fn value(page: &str, series: &str) -> Option<f64> {
     page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
 }
 
-/// On one thread: a recorder of this test's own is its thread's.
+/// Single-threaded: the local recorder belongs to one thread.
 #[tokio::test]
 async fn restarts_are_counted_by_reason_and_all_metrics_pass_promtool() {
     let recorder = PrometheusBuilder::new().build_recorder();
     let page = recorder.handle();
     let _guard = ::metrics::set_default_local_recorder(&recorder);
     let server = Postgres::builder().config("max_slot_wal_keep_size", "1GB").start().unwrap();
-    let followed = Followed::new(&server);
+    let followed = FollowedDatabase::new(&server);
     let proxy = Proxy::start(server.addr());
     let url = format!("postgres://postgres@{}/{}", proxy.addr(), followed.database);
     let manager = started(&followed, followed.config_at(&url)).await;
@@ -188,17 +187,17 @@ async fn restarts_are_counted_by_reason_and_all_metrics_pass_promtool() {
     let mut events = manager.events();
     for _ in 0..2 {
         proxy.cut();
-        assert_eq!(comes_back(&manager, &mut events).await, "lost");
+        assert_eq!(reconnects(&manager, &mut events).await, "lost");
     }
     followed.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'walsender'");
-    assert_eq!(comes_back(&manager, &mut events).await, "server");
+    assert_eq!(reconnects(&manager, &mut events).await, "server");
     followed.sql("INSERT INTO orders VALUES (1, 'seen')");
     followed.eventually_changes(1).await;
     let end = followed.transactions()[0].end;
 
-    // Somebody looks every 10 s.
-    put_forward(Duration::from_secs(11)).await;
-    eventually("the server was asked", true, async || page.render().contains(metrics::SAFE)).await;
+    // The slot is measured every 10 s.
+    advance_clock(Duration::from_secs(11)).await;
+    eventually("the slot is measured", true, async || page.render().contains(metrics::SAFE)).await;
     let text = page.render();
     for name in NAMES {
         assert!(text.contains(&format!("# HELP {name} ")), "{name} has no help text:\n{text}");
@@ -214,7 +213,7 @@ async fn restarts_are_counted_by_reason_and_all_metrics_pass_promtool() {
     for (series, count) in expected {
         assert_eq!(value(&text, series), Some(count), "{series}\n{text}");
     }
-    for condition in Condition::ALL {
+    for condition in ReadyCondition::ALL {
         let series = format!("forebay_postgres_condition{{condition=\"{}\"}}", condition.as_str());
         assert_eq!(value(&text, &series), Some(1.0), "{series}");
     }
@@ -232,13 +231,13 @@ async fn restarts_are_counted_by_reason_and_all_metrics_pass_promtool() {
     check(&text);
 }
 
-/// `promtool check metrics`, as Debian's package prometheus has it.
+/// Runs `promtool check metrics` of Debian's package prometheus.
 fn check(page: &str) {
     let mut promtool = Command::new("promtool");
     promtool.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut promtool = promtool.spawn().expect("promtool is there: script/bootstrap installs it");
+    let mut promtool = promtool.spawn().expect("promtool is installed by script/bootstrap");
     promtool.stdin.take().unwrap().write_all(page.as_bytes()).unwrap();
     let output = promtool.wait_with_output().unwrap();
-    let said = [output.stdout, output.stderr].concat();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&said));
+    let text = [output.stdout, output.stderr].concat();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&text));
 }

@@ -1,21 +1,21 @@
-//! What a journal doesn't have: the columns' names, and how a table was truncated.
+//! Messages with details that the journal doesn't record: column names, and options of TRUNCATE.
 
 use std::sync::{Arc, Mutex};
 
-use forebay_replication::pgoutput::{Lsn, PgOutputMessage, RelationCache, TupleValue};
+use forebay_replication::pgoutput::{Lsn, Message, RelationCache, Value};
 use forebay_replication::{
-    Batch, Bookmark, Consumer, ConsumerError, Durable, Manager, ResetReason, Timeline,
+    Bookmark, Consumer, ConsumerError, DurablePosition, Manager, MessageBatch, ResetReason, Timeline,
 };
 use forebay_testkit::{eventually, within};
 
-use super::both;
-use crate::support::Followed;
+use super::both_versions;
+use crate::followed_database::FollowedDatabase;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_truncate_names_all_its_tables_that_are_followed_and_how_it_was_made() {
-    for server in both() {
-        let followed = Followed::new(server);
-        let (manager, notes) = Notes::follow(&followed).await;
+async fn a_truncate_lists_its_tracked_tables_and_options() {
+    for server in both_versions() {
+        let followed = FollowedDatabase::new(server);
+        let (manager, log) = MessageLog::follow(&followed).await;
         followed.sql(
             "CREATE TABLE a (id serial PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY REFERENCES a); \
              CREATE TABLE c (id int PRIMARY KEY); CREATE TABLE unseen (id int REFERENCES a)",
@@ -38,24 +38,24 @@ async fn a_truncate_names_all_its_tables_that_are_followed_and_how_it_was_made()
             "truncate a b c, cascade, restart identity",
             "insert c 1",
         ];
-        assert_eq!(notes.until("insert c 1").await, expected);
+        assert_eq!(log.until("insert c 1").await, expected);
         manager.shutdown().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_table_that_was_altered_is_described_anew_before_its_next_change() {
-    for server in both() {
-        let followed = Followed::new(server);
-        let (manager, notes) = Notes::follow(&followed).await;
-        notes.describe();
+async fn an_altered_table_is_described_again_before_its_next_change() {
+    for server in both_versions() {
+        let followed = FollowedDatabase::new(server);
+        let (manager, log) = MessageLog::follow(&followed).await;
+        log.describe();
         followed.table(&manager, "t").await;
         followed.sql("INSERT INTO t VALUES (1, 'a')");
         followed.sql("ALTER TABLE t ADD COLUMN price int DEFAULT 7");
         followed.sql("INSERT INTO t VALUES (2, 'b', 8)");
         followed.sql("ALTER TABLE t RENAME COLUMN price TO cost");
         followed.sql("INSERT INTO t VALUES (3, 'c', 9)");
-        // The table is written anew, and none of that is a change.
+        // The rewrite of the table is no change.
         followed.sql("ALTER TABLE t ALTER COLUMN cost TYPE numeric(10, 2)");
         followed.sql("INSERT INTO t VALUES (4, 'd', 9.5)");
         followed.sql("ALTER TABLE t DROP COLUMN note");
@@ -83,32 +83,33 @@ async fn a_table_that_was_altered_is_described_anew_before_its_next_change() {
             "relation u id:int4* cost:numeric* late:text*",
             "insert u 9 1.00 h",
         ];
-        assert_eq!(notes.until("insert u 9 1.00 h").await, expected);
+        assert_eq!(log.until("insert u 9 1.00 h").await, expected);
         manager.shutdown().await;
     }
 }
 
-/// Notes what comes in a few words, in memory.
+/// A consumer that logs messages as short texts, in memory.
 #[derive(Clone, Default)]
-struct Notes(Arc<Mutex<Noted>>);
+struct MessageLog(Arc<Mutex<LoggedMessages>>);
 
+/// The texts, and the state to format them.
 #[derive(Default)]
-struct Noted {
+struct LoggedMessages {
     lines: Vec<String>,
     relations: RelationCache,
     describes: bool,
-    durable: Option<Durable>,
+    durable: Option<DurablePosition>,
 }
 
-impl Notes {
-    async fn follow(followed: &Followed<'_>) -> (Manager, Notes) {
-        let notes = Notes::default();
-        let manager = Manager::start(followed.config(), notes.clone()).unwrap();
+impl MessageLog {
+    async fn follow(followed: &FollowedDatabase<'_>) -> (Manager, MessageLog) {
+        let log = MessageLog::default();
+        let manager = Manager::start(followed.config(), log.clone()).unwrap();
         within("the manager is ready", manager.ready()).await.unwrap();
-        (manager, notes)
+        (manager, log)
     }
 
-    /// Notes descriptions of tables, too.
+    /// Logs `Relation` messages, too.
     fn describe(&self) {
         self.0.lock().unwrap().describes = true;
     }
@@ -120,15 +121,15 @@ impl Notes {
     }
 }
 
-impl Noted {
+impl LoggedMessages {
     fn name(&self, oid: u32) -> String {
         self.relations.get(oid).expect("a relation comes before its changes").name.clone()
     }
 
-    fn take(&mut self, message: &PgOutputMessage<'_>) {
+    fn take(&mut self, message: &Message<'_>) {
         let line = match message {
-            PgOutputMessage::Relation(relation) => {
-                // The server says it again now and then, without need.
+            Message::Relation(relation) => {
+                // The server repeats some descriptions without a change.
                 if !self.relations.apply(relation) || !self.describes {
                     return;
                 }
@@ -143,22 +144,21 @@ impl Noted {
                 });
                 format!("relation {}{}", relation.name, columns.collect::<String>())
             }
-            PgOutputMessage::Insert(insert) => {
-                let word = |value: TupleValue<'_>| {
-                    String::from_utf8(value.bytes().unwrap_or(b"-").to_vec()).unwrap()
-                };
-                let row: Vec<_> = insert.new.iter().map(word).collect();
+            Message::Insert(insert) => {
+                let text =
+                    |value: Value<'_>| String::from_utf8(value.bytes().unwrap_or(b"-").to_vec()).unwrap();
+                let row: Vec<_> = insert.new.iter().map(text).collect();
                 format!("insert {} {}", self.name(insert.relation), row.join(" "))
             }
-            PgOutputMessage::Truncate(truncate) => {
+            Message::Truncate(truncate) => {
                 let mut tables: Vec<_> = truncate.relations.iter().map(|oid| self.name(oid)).collect();
                 tables.sort();
                 let cascade = if truncate.cascade { ", cascade" } else { "" };
                 let restart = if truncate.restart_identity { ", restart identity" } else { "" };
                 format!("truncate {}{cascade}{restart}", tables.join(" "))
             }
-            PgOutputMessage::Commit(commit) => {
-                return self.durable.as_ref().expect("a stream has begun").advance(commit.end_lsn);
+            Message::Commit(commit) => {
+                return self.durable.as_ref().expect("a stream has begun").advance(commit.end);
             }
             _ => return,
         };
@@ -166,7 +166,7 @@ impl Noted {
     }
 }
 
-impl Consumer for Notes {
+impl Consumer for MessageLog {
     async fn bookmark(&mut self) -> Result<Option<Bookmark>, ConsumerError> {
         Ok(None)
     }
@@ -179,14 +179,14 @@ impl Consumer for Notes {
         Ok(())
     }
 
-    fn start(&mut self, durable: Durable) {
+    fn start(&mut self, durable: DurablePosition) {
         self.0.lock().unwrap().durable = Some(durable);
     }
 
-    async fn receive(&mut self, batch: &mut Batch<'_>) -> Result<(), ConsumerError> {
-        let mut noted = self.0.lock().unwrap();
+    async fn receive(&mut self, batch: &mut MessageBatch<'_>) -> Result<(), ConsumerError> {
+        let mut logged = self.0.lock().unwrap();
         while let Some(message) = batch.next() {
-            noted.take(&message);
+            logged.take(&message);
         }
         Ok(())
     }

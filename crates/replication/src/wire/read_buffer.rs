@@ -1,59 +1,60 @@
-//! What was read and not yet consumed, and where messages begin and end in it.
+//! Read buffer: bytes that were read and not yet consumed, split into messages.
 //!
-//! Invariants: `start <= end <= bytes.len()`; a message that claims a length is believed only up to the limit, and the buffer
-//! grows with what has come, not with what was promised: at most to twice as much. It shrinks back once a long message is
-//! consumed.
-//! Not here: sockets, and what messages mean.
+//! Invariants: `start <= end <= bytes.len()`. A message longer than the limit is refused. The
+//! buffer grows with the bytes received, not with the announced length: at most to twice as much.
+//! It shrinks back after a long message.
+//! Enforced by: [`ReadBuffer::free_space`] and [`length`].
+//! Out of scope: sockets, and the meaning of messages.
 
 use super::error::WireError;
 
-/// What one read may bring, and what the buffer holds unless a message is longer.
+/// Maximum size of one read, and size of the buffer unless a message is longer.
 pub(super) const BASE_BYTES: usize = 256 * 1024;
-/// So much is moved to the front before a read: cheaper than a short read.
+/// Up to this many bytes are moved to the front before a read: cheaper than a short read.
 const MOVED_BYTES: usize = 16 * 1024;
-/// A message's tag and length.
+/// Size of a message's tag and length.
 const HEAD_BYTES: usize = 5;
 
-/// A buffer of messages.
+/// Buffer of received messages.
 #[derive(Debug)]
-pub(super) struct Input {
-    /// All of it can be read into; what is beyond `end` means nothing.
+pub(super) struct ReadBuffer {
+    /// Initialized in full; bytes beyond `end` are meaningless.
     bytes: Vec<u8>,
     start: usize,
     end: usize,
     limit: usize,
 }
 
-/// A whole message.
+/// A complete message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Message<'a> {
+pub(super) struct RawMessage<'a> {
     pub(super) tag: u8,
     pub(super) body: &'a [u8],
 }
 
-impl Input {
-    /// Messages may have `limit` bytes, tag and length included.
+impl ReadBuffer {
+    /// Creates a buffer for messages of up to `limit` bytes, tag and length included.
     pub(super) fn new(limit: usize) -> Self {
-        Input { bytes: vec![0; BASE_BYTES], start: 0, end: 0, limit }
+        ReadBuffer { bytes: vec![0; BASE_BYTES], start: 0, end: 0, limit }
     }
 
     pub(super) fn set_limit(&mut self, limit: usize) {
         self.limit = limit;
     }
 
-    /// Whether there is a whole message.
+    /// Returns whether the next message is complete.
     ///
     /// # Errors
-    /// When the length of the next one is impossible.
+    /// Fails if its length is invalid.
     pub(super) fn has_message(&self) -> Result<bool, WireError> {
         let waiting = &self.bytes[self.start..self.end];
         Ok(length(waiting, self.limit)?.is_some_and(|length| length <= waiting.len()))
     }
 
-    /// Takes the next message with its tag and length, if it is whole.
+    /// Consumes the next message, if it is complete. Returns it with its tag and length.
     ///
     /// # Errors
-    /// When its length is impossible.
+    /// Fails if its length is invalid.
     pub(super) fn take(&mut self) -> Result<Option<&[u8]>, WireError> {
         let waiting = &self.bytes[self.start..self.end];
         let Some(length) = length(waiting, self.limit)?.filter(|length| *length <= waiting.len()) else {
@@ -64,14 +65,14 @@ impl Input {
         Ok(Some(&self.bytes[taken]))
     }
 
-    /// All that waits, to be consumed message by message.
-    pub(super) fn messages(&mut self) -> Messages<'_> {
-        let Input { bytes, start, end, limit } = self;
-        Messages { waiting: &bytes[*start..*end], start, limit: *limit }
+    /// Returns the buffered messages, which are consumed one by one.
+    pub(super) fn messages(&mut self) -> BufferedMessages<'_> {
+        let ReadBuffer { bytes, start, end, limit } = self;
+        BufferedMessages { waiting: &bytes[*start..*end], start, limit: *limit }
     }
 
-    /// Where the next read goes: never empty.
-    pub(super) fn room(&mut self) -> &mut [u8] {
+    /// Returns the space for the next read. It is never empty.
+    pub(super) fn free_space(&mut self) -> &mut [u8] {
         let waiting = self.end - self.start;
         if self.bytes.len() > BASE_BYTES && waiting <= MOVED_BYTES {
             let mut base = vec![0; BASE_BYTES];
@@ -91,10 +92,10 @@ impl Input {
         &mut self.bytes[self.end..until]
     }
 
-    /// So many bytes were read into the room.
+    /// Records that `bytes` were read into the free space.
     pub(super) fn filled(&mut self, bytes: usize) {
         self.end += bytes;
-        assert!(self.end <= self.bytes.len(), "no more was read than there was room for");
+        assert!(self.end <= self.bytes.len(), "a read fits the free space");
     }
 
     fn moved_to_front(&mut self, bytes: Vec<u8>) {
@@ -107,23 +108,23 @@ impl Input {
     }
 }
 
-/// Messages that are whole, consumed as they are taken.
+/// Complete messages in the buffer.
 #[derive(Debug)]
-pub(super) struct Messages<'a> {
+pub(super) struct BufferedMessages<'a> {
     waiting: &'a [u8],
     start: &'a mut usize,
     limit: usize,
 }
 
-impl<'a> Messages<'a> {
-    /// The next message, without consuming it. `None`: that was all for now.
+impl<'a> BufferedMessages<'a> {
+    /// Returns the next message without consuming it; `None` if it isn't complete.
     #[inline]
-    pub(super) fn peek(&self) -> Result<Option<Message<'a>>, WireError> {
-        // The usual case, apart so that it is short: whole, and with a length that makes sense.
+    pub(super) fn peek(&self) -> Result<Option<RawMessage<'a>>, WireError> {
+        // Fast path: a complete message with a valid length.
         if let Some((&[tag, a, b, c, d], rest)) = self.waiting.split_first_chunk() {
             let body = (u32::from_be_bytes([a, b, c, d]) as usize).wrapping_sub(4);
             if body <= rest.len() && body + HEAD_BYTES <= self.limit {
-                return Ok(Some(Message { tag, body: &rest[..body] }));
+                return Ok(Some(RawMessage { tag, body: &rest[..body] }));
             }
         }
         match length(self.waiting, self.limit) {
@@ -132,24 +133,24 @@ impl<'a> Messages<'a> {
         }
     }
 
-    /// Consumes a message that was peeked.
+    /// Consumes a peeked message.
     #[inline]
-    pub(super) fn consume(&mut self, message: Message<'a>) {
+    pub(super) fn consume(&mut self, message: RawMessage<'a>) {
         let length = HEAD_BYTES + message.body.len();
         self.waiting = &self.waiting[length..];
         *self.start += length;
     }
 }
 
-/// How long the message at the start is, with its tag and length; `None`: not enough of it is there to know.
+/// Returns the length of the next message with its tag and length; `None` if these aren't complete.
 fn length(waiting: &[u8], limit: usize) -> Result<Option<usize>, WireError> {
     let Some((&[tag, a, b, c, d], _)) = waiting.split_first_chunk::<HEAD_BYTES>() else { return Ok(None) };
-    // As the server means it: what says its own length is signed.
-    let said = i32::from_be_bytes([a, b, c, d]);
-    match usize::try_from(said) {
+    // The protocol's length field is signed.
+    let announced = i32::from_be_bytes([a, b, c, d]);
+    match usize::try_from(announced) {
         Ok(bytes) if bytes >= 4 && bytes < limit => Ok(Some(1 + bytes)),
-        Ok(bytes) if bytes >= 4 => Err(WireError::Long { tag, bytes: 1 + bytes, limit }),
-        _ => Err(WireError::protocol(format!("a message 0x{tag:02x} whose length is {said}"))),
+        Ok(bytes) if bytes >= 4 => Err(WireError::TooLong { tag, bytes: 1 + bytes, limit }),
+        _ => Err(WireError::protocol(format!("a message 0x{tag:02x} whose length is {announced}"))),
     }
 }
 
@@ -164,17 +165,17 @@ mod tests {
         [&[tag][..], &length, body].concat()
     }
 
-    fn read(input: &mut Input, bytes: &[u8]) -> usize {
-        let room = input.room();
-        let taken = bytes.len().min(room.len());
-        room[..taken].copy_from_slice(&bytes[..taken]);
+    fn read(input: &mut ReadBuffer, bytes: &[u8]) -> usize {
+        let free = input.free_space();
+        let taken = bytes.len().min(free.len());
+        free[..taken].copy_from_slice(&bytes[..taken]);
         input.filled(taken);
         assert!(input.start <= input.end && input.end <= input.bytes.len());
         taken
     }
 
-    /// Everything that is whole, by the one way or the other.
-    fn drain(input: &mut Input, by_take: bool) -> Vec<(u8, Vec<u8>)> {
+    /// Returns all complete messages, read by `take` or by `peek` and `consume`.
+    fn drain(input: &mut ReadBuffer, by_take: bool) -> Vec<(u8, Vec<u8>)> {
         let mut drained = Vec::new();
         if by_take {
             while let Some(message) = input.take().unwrap() {
@@ -194,12 +195,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn messages_come_out_as_they_went_in_however_they_are_cut(
+        fn messages_are_split_correctly_for_any_read_sizes(
             bodies in prop::collection::vec((any::<u8>(), prop::collection::vec(any::<u8>(), 0..600)), 0..20),
             cuts in prop::collection::vec((1_usize..700, any::<bool>()), 1..40),
         ) {
             let mut wire: &[u8] = &bodies.iter().flat_map(|(tag, body)| message(*tag, body)).collect::<Vec<_>>();
-            let (mut input, mut seen) = (Input::new(1 << 20), Vec::new());
+            let (mut input, mut seen) = (ReadBuffer::new(1 << 20), Vec::new());
             for (cut, by_take) in cuts.iter().cycle() {
                 if wire.is_empty() {
                     break;
@@ -212,11 +213,11 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_make_it_panic_or_grow(
+        fn no_bytes_cause_a_panic_or_growth(
             bytes in prop::collection::vec(any::<u8>(), 0..300),
             limit in 5_usize..400,
         ) {
-            let mut input = Input::new(limit);
+            let mut input = ReadBuffer::new(limit);
             read(&mut input, &bytes);
             let mut messages = input.messages();
             while let Ok(Some(message)) = messages.peek() {
@@ -230,11 +231,11 @@ mod tests {
     }
 
     #[test]
-    fn a_message_with_an_impossible_length_is_refused() {
+    fn a_message_with_an_invalid_length_is_refused() {
         for (length, limit) in
             [(0_i32, 100), (3, 100), (-1, 100), (i32::MIN, 100), (100, 100), (i32::MAX, 100)]
         {
-            let mut input = Input::new(limit);
+            let mut input = ReadBuffer::new(limit);
             read(&mut input, &[&b"d"[..], &length.to_be_bytes()].concat());
             let errors = [
                 input.has_message().unwrap_err(),
@@ -242,39 +243,43 @@ mod tests {
                 input.messages().peek().unwrap_err(),
             ];
             for error in errors {
-                let is_long = matches!(error, WireError::Long { tag: b'd', .. });
+                let is_long = matches!(error, WireError::TooLong { tag: b'd', .. });
                 assert_eq!(is_long, length >= 100, "{length}: {error}");
             }
         }
-        let mut input = Input::new(100);
+        let mut input = ReadBuffer::new(100);
         read(&mut input, &message(b'd', &[7; 95]));
         assert_eq!(drain(&mut input, false), [(b'd', vec![7; 95])], "the limit itself is allowed");
     }
 
     #[test]
-    fn the_buffer_grows_with_what_comes_and_shrinks_back() {
+    fn the_buffer_grows_with_received_bytes_and_shrinks_back() {
         let long = message(b'd', &vec![7; 20_000_000]);
-        let mut input = Input::new(1 << 30);
+        let mut input = ReadBuffer::new(1 << 30);
         let (mut left, mut came) = (&long[..], 0);
         while !left.is_empty() {
             let taken = read(&mut input, left);
             assert!((1..=BASE_BYTES).contains(&taken));
             (left, came) = (&left[taken..], came + taken);
-            assert!(input.size() <= BASE_BYTES.max(came * 2), "{came} came, and it holds {}", input.size());
+            assert!(
+                input.size() <= BASE_BYTES.max(came * 2),
+                "{came} bytes received, {} allocated",
+                input.size()
+            );
         }
         read(&mut input, b"d\0\0");
         assert_eq!(drain(&mut input, false), [(b'd', vec![7; 20_000_000])]);
         read(&mut input, b"\0\x04");
         assert_eq!(input.size(), BASE_BYTES);
-        assert_eq!(drain(&mut input, false), [(b'd', vec![])], "what had come of the next one is kept");
+        assert_eq!(drain(&mut input, false), [(b'd', vec![])], "the start of the next message is kept");
     }
 
     #[test]
-    fn a_promise_of_much_takes_no_memory() {
-        let mut input = Input::new(1 << 30);
+    fn an_announced_length_allocates_no_memory() {
+        let mut input = ReadBuffer::new(1 << 30);
         read(&mut input, b"d\x3f\xff\xff\xff");
         assert!(!input.has_message().unwrap());
-        input.room();
+        input.free_space();
         assert_eq!(input.size(), BASE_BYTES);
     }
 }

@@ -1,18 +1,18 @@
-//! A database of its own for each test, and a manager that follows it into a journal.
+//! Fixture: a database of its own for each test, followed by a manager with a journal.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use forebay_replication::reservoir::PostgresConnect;
-use forebay_replication::{Manager, ManagerConfig, StackEvent, Step, TableChange, TableName};
+use forebay_replication::{Manager, ManagerConfig, ManagerEvent, ManagerStep, TableChange, TableName};
 use forebay_sandbox::Postgres;
 use forebay_testkit::{Proxy, eventually, within};
 use tokio::sync::broadcast::Receiver;
 
-use crate::journal::{self, Change, Journal, Line, Transaction};
+use crate::journal::{self, JournalChange, JournalConsumer, JournalLine, JournalTransaction};
 
-/// A database that is followed.
-pub(crate) struct Followed<'a> {
+/// A test database, with the journal of its manager.
+pub(crate) struct FollowedDatabase<'a> {
     pub(crate) server: &'a Postgres,
     pub(crate) database: String,
     /// A slot belongs to the whole server, so each test has its own.
@@ -20,15 +20,15 @@ pub(crate) struct Followed<'a> {
     folder: PathBuf,
 }
 
-impl<'a> Followed<'a> {
+impl<'a> FollowedDatabase<'a> {
     pub(crate) fn new(server: &'a Postgres) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let database = server.create_database("followed").unwrap();
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let folder = std::env::temp_dir().join(format!("forebay-journal-{}-{number}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&folder); // of a killed process that had our number
+        let _ = std::fs::remove_dir_all(&folder); // left by a killed process with this number
         std::fs::create_dir_all(&folder).unwrap();
-        Followed { slot: format!("slot_{database}"), server, database, folder }
+        FollowedDatabase { slot: format!("slot_{database}"), server, database, folder }
     }
 
     pub(crate) fn journal(&self) -> PathBuf {
@@ -56,17 +56,17 @@ impl<'a> Followed<'a> {
     }
 
     pub(crate) fn start_with(&self, config: ManagerConfig) -> Manager {
-        Manager::start(config, Journal::open(&self.journal())).unwrap()
+        Manager::start(config, JournalConsumer::open(&self.journal())).unwrap()
     }
 
-    /// Starts and waits until changes flow.
+    /// Starts a manager and waits until it is ready.
     pub(crate) async fn running(&self) -> Manager {
         let manager = self.start();
         within("the manager is ready", manager.ready()).await.unwrap();
         manager
     }
 
-    /// A table `id int primary key, note text` that is followed.
+    /// Creates a table `id int primary key, note text` and adds it to the manager.
     pub(crate) async fn table(&self, manager: &Manager, name: &str) {
         self.sql(&format!("CREATE TABLE {name} (id int PRIMARY KEY, note text)"));
         within("the table is added", manager.add_table(&TableName::new("public", name))).await.unwrap();
@@ -76,60 +76,61 @@ impl<'a> Followed<'a> {
         self.server.execute(&self.database, sql).unwrap();
     }
 
-    /// The first column of the first row.
-    pub(crate) fn ask(&self, sql: &str) -> Option<String> {
+    /// Returns the first column of the first row.
+    pub(crate) fn query_value(&self, sql: &str) -> Option<String> {
         self.server.query(&self.database, sql).unwrap().into_iter().next()?.into_iter().next()?
     }
 
-    pub(crate) fn lines(&self) -> Vec<Line> {
+    pub(crate) fn lines(&self) -> Vec<JournalLine> {
         journal::read(&self.journal())
     }
 
-    pub(crate) fn transactions(&self) -> Vec<Transaction> {
+    pub(crate) fn transactions(&self) -> Vec<JournalTransaction> {
         let transaction = |line| match line {
-            Line::Transaction(transaction) => Some(transaction),
+            JournalLine::Transaction(transaction) => Some(transaction),
             _ => None,
         };
         self.lines().into_iter().filter_map(transaction).collect()
     }
 
-    pub(crate) fn changes(&self) -> Vec<Change> {
+    pub(crate) fn changes(&self) -> Vec<JournalChange> {
         self.transactions().into_iter().flat_map(|transaction| transaction.changes).collect()
     }
 
-    /// Why the journal was started over, each time.
+    /// Returns the reasons of all resets.
     pub(crate) fn resets(&self) -> Vec<String> {
         let reason = |line| match line {
-            Line::Reset(reason, _) => Some(reason),
+            JournalLine::Reset(reason, _) => Some(reason),
             _ => None,
         };
         self.lines().into_iter().filter_map(reason).collect()
     }
 
-    pub(crate) async fn eventually_changes(&self, count: usize) -> Vec<Change> {
+    pub(crate) async fn eventually_changes(&self, count: usize) -> Vec<JournalChange> {
         eventually("the changes are in the journal", count, async || self.changes().len()).await;
         self.changes()
     }
 
-    /// Waits until the journal was started over for these reasons, and changes flow.
-    pub(crate) async fn started_over(&self, manager: &Manager, reasons: &[&str]) {
+    /// Waits until the journal was reset for these reasons, and the server streams.
+    pub(crate) async fn was_reset(&self, manager: &Manager, reasons: &[&str]) {
         let reasons: Vec<_> = reasons.iter().map(ToString::to_string).collect();
-        eventually("the journal starts over", reasons, async || self.resets()).await;
+        eventually("the journal is reset", reasons, async || self.resets()).await;
         streams(manager).await;
     }
 
-    /// Whether the server has a backend that replicates from this slot.
+    /// Returns whether the slot is active.
     pub(crate) fn slot_is_active(&self) -> bool {
         let slot = &self.slot;
-        self.ask(&format!("SELECT active FROM pg_replication_slots WHERE slot_name = '{slot}'")).as_deref()
+        self.query_value(&format!("SELECT active FROM pg_replication_slots WHERE slot_name = '{slot}'"))
+            .as_deref()
             == Some("t")
     }
 }
 
-impl Drop for Followed<'_> {
+impl Drop for FollowedDatabase<'_> {
     fn drop(&mut self) {
         let _gone = std::fs::remove_dir_all(&self.folder);
-        // The next test may need the place; what is still in use goes with the server.
+        // Frees the slot for other tests. An active one is dropped with the server.
         let slot = &self.slot;
         let drop = format!(
             "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = '{slot}' AND NOT active"
@@ -138,23 +139,23 @@ impl Drop for Followed<'_> {
     }
 }
 
-/// Waits until the server has confirmed that it streams.
+/// Waits until the server has confirmed the stream.
 pub(crate) async fn streams(manager: &Manager) {
-    let streaming = manager.wait_until(|status| status.is_ready() && status.step == Step::Streaming);
+    let streaming = manager.wait_until(|status| status.is_ready() && status.step == ManagerStep::Streaming);
     within("the manager streams", streaming).await.unwrap();
 }
 
-/// Waits for news of a table in `public`.
-pub(crate) async fn told(events: &mut Receiver<StackEvent>, table: &str, change: TableChange) {
-    let wanted = StackEvent::Table { table: TableName::new("public", table), change };
-    within("it is told", async { while events.recv().await.unwrap() != wanted {} }).await;
+/// Waits for an event of a table in `public`.
+pub(crate) async fn table_event(events: &mut Receiver<ManagerEvent>, table: &str, change: TableChange) {
+    let wanted = ManagerEvent::Table { table: TableName::new("public", table), change };
+    within("the table event", async { while events.recv().await.unwrap() != wanted {} }).await;
 }
 
-/// A row of `id, note` as the journal has it.
+/// Returns a row of `id, note` in the journal's form.
 pub(crate) fn row(id: i32, note: &str) -> Vec<Option<String>> {
     vec![Some(id.to_string()), Some(note.to_owned())]
 }
 
-pub(crate) fn insert(table: &str, id: i32, note: &str) -> Change {
-    Change::Insert(format!("public.{table}"), row(id, note))
+pub(crate) fn insert(table: &str, id: i32, note: &str) -> JournalChange {
+    JournalChange::Insert(format!("public.{table}"), row(id, note))
 }

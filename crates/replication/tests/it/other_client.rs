@@ -1,30 +1,30 @@
-//! Somebody else's connections, which hold what the manager wants.
+//! Connections of another client, which hold the lock, the slot or a table.
 
 use forebay_replication::reservoir::{Connect as _, PostgresClient, PostgresConnect};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use crate::support::Followed;
+use crate::followed_database::FollowedDatabase;
 
-/// A session of the superuser in a database of this server.
-pub(crate) async fn session(followed: &Followed<'_>, database: &str) -> PostgresClient {
-    let url = format!("{}?application_name=stranger", followed.server.url(database));
+/// Opens a connection of the superuser.
+pub(crate) async fn connect_client(followed: &FollowedDatabase<'_>, database: &str) -> PostgresClient {
+    let url = format!("{}?application_name=other_client", followed.server.url(database));
     let connect = PostgresConnect::new(&url).unwrap();
     connect.connect(connect.credentials().await.unwrap()).await.unwrap()
 }
 
-/// The server's process of a session.
-pub(crate) async fn backend(session: &PostgresClient) -> i32 {
-    session.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0)
+/// Returns the process id of a connection's backend.
+pub(crate) async fn backend(client: &PostgresClient) -> i32 {
+    client.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0)
 }
 
-/// Whether that process is there.
-pub(crate) fn is_there(followed: &Followed<'_>, backend: i32) -> bool {
-    followed.ask(&format!("SELECT pid FROM pg_stat_activity WHERE pid = {backend}")).is_some()
+/// Returns whether a backend exists.
+pub(crate) fn backend_exists(followed: &FollowedDatabase<'_>, backend: i32) -> bool {
+    followed.query_value(&format!("SELECT pid FROM pg_stat_activity WHERE pid = {backend}")).is_some()
 }
 
-/// Streams from the slot that is followed, and acknowledges nothing, until the answer is dropped.
-pub(crate) async fn occupy(followed: &Followed<'_>) -> TcpStream {
+/// Streams from the manager's slot without acknowledging, until the socket is dropped.
+pub(crate) async fn occupy(followed: &FollowedDatabase<'_>) -> TcpStream {
     let mut socket = TcpStream::connect(followed.server.addr()).await.unwrap();
     let settings = format!("user\0postgres\0database\0{}\0replication\0database\0\0", followed.database);
     send(&mut socket, None, &[&196_608_u32.to_be_bytes(), settings.as_bytes()].concat()).await;
@@ -44,7 +44,7 @@ async fn send(socket: &mut TcpStream, tag: Option<u8>, body: &[u8]) {
     socket.write_all(&message).await.unwrap();
 }
 
-/// Reads messages up to one of a kind.
+/// Reads messages up to one with the given tag.
 async fn until(socket: &mut TcpStream, wanted: u8) {
     loop {
         let tag = socket.read_u8().await.unwrap();

@@ -1,15 +1,15 @@
-//! From the start to the end, when all goes well.
+//! From start to shutdown, without failures.
 
-use forebay_replication::{Condition, Phase, ResetReason, StackEvent, Step, TableName};
+use forebay_replication::{ManagerEvent, ManagerPhase, ManagerStep, ReadyCondition, ResetReason, TableName};
 use forebay_sandbox::Postgres;
 use forebay_testkit::{eventually, within};
 
-use crate::journal::{Change, Old};
-use crate::support::{Followed, insert, row};
+use crate::followed_database::{FollowedDatabase, insert, row};
+use crate::journal::{JournalChange, OldRow};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn changes_of_a_table_that_was_added_arrive_in_commit_order() {
-    let followed = Followed::new(Postgres::shared());
+async fn changes_of_an_added_table_arrive_in_commit_order() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     let manager = followed.running().await;
     followed.table(&manager, "orders").await;
     followed.sql("INSERT INTO orders VALUES (1, 'new'), (2, 'new')");
@@ -19,8 +19,8 @@ async fn changes_of_a_table_that_was_added_arrive_in_commit_order() {
     let expected = [
         insert("orders", 1, "new"),
         insert("orders", 2, "new"),
-        Change::Update("public.orders".into(), Some(Old::Full(row(1, "new"))), row(1, "paid")),
-        Change::Delete("public.orders".into(), Old::Full(row(2, "new"))),
+        JournalChange::Update("public.orders".into(), Some(OldRow::Full(row(1, "new"))), row(1, "paid")),
+        JournalChange::Delete("public.orders".into(), OldRow::Full(row(2, "new"))),
     ];
     assert_eq!(changes, expected);
     assert_eq!(followed.resets(), ["first"]);
@@ -28,14 +28,14 @@ async fn changes_of_a_table_that_was_added_arrive_in_commit_order() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restart_goes_on_where_the_consumer_is() {
-    let followed = Followed::new(Postgres::shared());
+async fn a_restart_continues_at_the_bookmark() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     let manager = followed.running().await;
     followed.table(&manager, "orders").await;
     followed.sql("INSERT INTO orders VALUES (1, 'before')");
     followed.eventually_changes(1).await;
     manager.shutdown().await;
-    assert_eq!(manager.status().step, Step::Stopped);
+    assert_eq!(manager.status().step, ManagerStep::Stopped);
     assert!(!followed.slot_is_active());
     followed.sql("INSERT INTO orders VALUES (2, 'meanwhile')");
     let manager = followed.running().await;
@@ -49,38 +49,38 @@ async fn a_restart_goes_on_where_the_consumer_is() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn all_seven_conditions_hold_when_it_is_ready_and_events_tell_of_it() {
-    let followed = Followed::new(Postgres::shared());
+async fn all_seven_conditions_hold_when_it_is_ready_and_events_report_it() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     let manager = followed.start();
     let mut events = manager.events();
     let status = within("the manager is ready", manager.ready()).await.unwrap();
-    assert!(Condition::ALL.iter().all(|condition| status.condition(*condition).holds));
-    assert_eq!(status.phase, Phase::Running);
-    assert_eq!(events.recv().await.unwrap(), StackEvent::Reset(ResetReason::First));
-    assert_eq!(events.recv().await.unwrap(), StackEvent::Ready);
+    assert!(ReadyCondition::ALL.iter().all(|condition| status.condition(*condition).holds));
+    assert_eq!(status.phase, ManagerPhase::Running);
+    assert_eq!(events.recv().await.unwrap(), ManagerEvent::Reset(ResetReason::First));
+    assert_eq!(events.recv().await.unwrap(), ManagerEvent::Ready);
     manager.shutdown().await;
-    assert_eq!(events.recv().await.unwrap(), StackEvent::Stopped);
+    assert_eq!(events.recv().await.unwrap(), ManagerEvent::Stopped);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_durable_is_acknowledged() {
-    let followed = Followed::new(Postgres::shared());
+async fn durable_changes_are_acknowledged() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     let manager = followed.running().await;
     followed.table(&manager, "orders").await;
     followed.sql("INSERT INTO orders VALUES (1, 'new')");
     followed.eventually_changes(1).await;
     let end = followed.transactions().last().unwrap().end;
     let slot = &followed.slot;
-    let asking = format!(
+    let query = format!(
         "SELECT confirmed_flush_lsn - '0/0' >= {end} FROM pg_replication_slots WHERE slot_name = '{slot}'"
     );
-    eventually("the slot has moved", Some("t".to_owned()), async || followed.ask(&asking)).await;
+    eventually("the slot has moved", Some("t".to_owned()), async || followed.query_value(&query)).await;
     manager.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_table_that_was_removed_sends_nothing_any_more() {
-    let followed = Followed::new(Postgres::shared());
+async fn a_removed_table_sends_no_changes() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     let manager = followed.running().await;
     followed.table(&manager, "orders").await;
     followed.table(&manager, "notes").await;
@@ -92,24 +92,27 @@ async fn a_table_that_was_removed_sends_nothing_any_more() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn dropping_leaves_nothing_on_the_server() {
-    let followed = Followed::new(Postgres::shared());
+async fn shutdown_and_drop_leaves_nothing_on_the_server() {
+    let followed = FollowedDatabase::new(Postgres::shared());
     let manager = followed.running().await;
     manager.shutdown_and_drop().await;
     let slot = &followed.slot;
-    assert_eq!(followed.ask(&format!("SELECT 1 FROM pg_replication_slots WHERE slot_name = '{slot}'")), None);
-    assert_eq!(followed.ask("SELECT 1 FROM pg_publication"), None);
+    assert_eq!(
+        followed.query_value(&format!("SELECT 1 FROM pg_replication_slots WHERE slot_name = '{slot}'")),
+        None
+    );
+    assert_eq!(followed.query_value("SELECT 1 FROM pg_publication"), None);
     let backends = format!(
         "SELECT count(*) FROM pg_stat_activity WHERE datname = '{}' AND pid <> pg_backend_pid()",
         followed.database
     );
-    // Those of the questions before this one take a moment to end.
-    eventually("nobody is left", Some("0".to_owned()), async || followed.ask(&backends)).await;
+    // Backends of earlier test queries end with a delay.
+    eventually("no backend is left", Some("0".to_owned()), async || followed.query_value(&backends)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dropping_the_last_handle_shuts_it_down() {
-    let followed = Followed::new(Postgres::shared());
+    let followed = FollowedDatabase::new(Postgres::shared());
     let manager = followed.running().await;
     assert!(followed.slot_is_active());
     drop(manager);

@@ -1,0 +1,557 @@
+//! Tests of the machine without I/O: scenarios, and random histories.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+
+use super::super::conditions::ReadyCondition;
+use super::super::continuity::ResetReason;
+use super::super::step::{ManagerPhase, ManagerStep, StopStep};
+use super::{Effect, Event, FailureReport, ManagerEvent, ManagerMachine, PoolReport, RecoveryAction};
+use crate::pools::PoolStatus;
+
+struct MachineHarness {
+    machine: ManagerMachine,
+    now: Instant,
+    out: Vec<Effect>,
+}
+
+impl MachineHarness {
+    fn new(idle_after: Option<Duration>) -> Self {
+        let now = Instant::now();
+        MachineHarness {
+            machine: ManagerMachine::new(idle_after, Duration::from_secs(10), 1, now),
+            now,
+            out: Vec::new(),
+        }
+    }
+
+    fn on(&mut self, event: Event) -> &[Effect] {
+        self.out.clear();
+        self.machine.on(event, self.now, &mut self.out);
+        &self.out
+    }
+
+    fn after(&mut self, secs: u64) -> &[Effect] {
+        self.now += Duration::from_secs(secs);
+        self.on(Event::Tick)
+    }
+
+    fn attempt(&self) -> u64 {
+        self.machine.source().expect("a replication connection")
+    }
+
+    fn up_to(mut self, step: ManagerStep) -> Self {
+        let events: [fn(u64) -> Event; 6] = [
+            Event::Connected,
+            Event::LockTaken,
+            Event::Configured,
+            |_| Event::PoolsChanged(ready()),
+            |attempt| Event::ConsumerReady(attempt, None),
+            Event::Confirmed,
+        ];
+        self.on(Event::Start);
+        for event in events {
+            if self.machine.step() == step {
+                break;
+            }
+            let event = event(self.attempt());
+            self.on(event);
+        }
+        assert_eq!(self.machine.step(), step);
+        self
+    }
+}
+
+fn ready() -> PoolReport {
+    PoolReport { admin: PoolStatus::Ready, snapshot: PoolStatus::Ready, why: None }
+}
+
+fn failure(action: RecoveryAction) -> FailureReport {
+    FailureReport { action, reason: "test", text: "it broke".into(), panicked: false }
+}
+
+fn entered(effects: &[Effect]) -> Vec<ManagerStep> {
+    let step = |effect: &Effect| match effect {
+        Effect::Entered(step) => Some(*step),
+        _ => None,
+    };
+    effects.iter().filter_map(step).collect()
+}
+
+#[test]
+fn the_steps_up_to_streaming_are_entered_in_order() {
+    let mut harness = MachineHarness::new(None);
+    let mut passed = entered(harness.on(Event::Start));
+    for event in [
+        Event::Connected(1),
+        Event::LockTaken(1),
+        Event::Configured(1),
+        Event::PoolsChanged(ready()),
+        Event::ConsumerReady(1, Some(ResetReason::First)),
+        Event::Confirmed(1),
+    ] {
+        passed.extend(entered(harness.on(event)));
+    }
+    assert_eq!(passed, ManagerStep::STARTUP_ORDER);
+    assert!(harness.machine.conditions().all_hold());
+}
+
+#[test]
+fn the_pools_are_kept_when_the_stream_is_lost() {
+    let mut harness = MachineHarness::new(None).up_to(ManagerStep::Streaming);
+    harness.on(Event::SourceEnded(1, Some(failure(RecoveryAction::Retry))));
+    assert_eq!(harness.machine.step(), ManagerStep::BackingOff);
+    assert!(harness.machine.conditions().holds(ReadyCondition::AdminConnectionPoolReady));
+    assert!(!harness.machine.conditions().holds(ReadyCondition::ReplicationClientReady));
+    let opened = harness.after(1).to_vec();
+    assert!(opened.contains(&Effect::OpenSource { attempt: 2, recreate_slot: false }), "{opened:?}");
+    harness.on(Event::Connected(2));
+    harness.on(Event::LockTaken(2));
+    let configured = harness.on(Event::Configured(2));
+    assert!(!configured.contains(&Effect::StartPools) && configured.contains(&Effect::PrepareConsumer(2)));
+}
+
+#[test]
+fn events_of_an_earlier_connection_change_nothing() {
+    let mut harness = MachineHarness::new(None).up_to(ManagerStep::Streaming);
+    harness.on(Event::SourceEnded(1, Some(failure(RecoveryAction::Retry))));
+    harness.after(1);
+    for event in [
+        Event::Connected(1),
+        Event::SourceEnded(1, None),
+        Event::Confirmed(1),
+        Event::LockTaken(1),
+        Event::Configured(1),
+    ] {
+        assert_eq!(harness.on(event), []);
+        assert_eq!(harness.machine.step(), ManagerStep::ReplicationClientConnecting);
+    }
+}
+
+#[test]
+fn a_halt_failure_before_the_first_success_halts_until_an_operator_retries() {
+    let mut harness = MachineHarness::new(None).up_to(ManagerStep::ReplicationClientConnecting);
+    let halted = harness.on(Event::SourceEnded(1, Some(failure(RecoveryAction::Halt)))).to_vec();
+    assert!(halted.contains(&Effect::Notify(ManagerEvent::Halted { why: "it broke".into() })));
+    assert_eq!(harness.machine.wake_at(), None);
+    harness.on(Event::Retry);
+    assert_eq!(harness.machine.step(), ManagerStep::ReplicationClientConnecting);
+}
+
+#[test]
+fn a_halted_manager_closes_its_pools_and_starts_new_ones_on_retry() {
+    let mut harness = MachineHarness::new(None).up_to(ManagerStep::ConnectionPoolConnecting);
+    let halted = harness.on(Event::PoolsFailed(failure(RecoveryAction::Halt))).to_vec();
+    assert!(halted.contains(&Effect::ClosePools));
+    assert_eq!((harness.machine.step(), harness.machine.wake_at()), (ManagerStep::Halted, None));
+    harness.on(Event::PoolsChanged(ready()));
+    assert!(
+        !harness.machine.conditions().holds(ReadyCondition::AdminConnectionPoolReady),
+        "a report of the closed pools"
+    );
+    harness.on(Event::Retry);
+    for event in [Event::Connected, Event::LockTaken] {
+        harness.on(event(2));
+    }
+    assert!(harness.on(Event::Configured(2)).contains(&Effect::StartPools));
+    assert_eq!(harness.machine.step(), ManagerStep::ConnectionPoolConnecting);
+}
+
+#[test]
+fn a_halt_failure_after_the_first_success_is_retried() {
+    let mut harness = MachineHarness::new(None).up_to(ManagerStep::Streaming);
+    harness.on(Event::SourceEnded(1, Some(failure(RecoveryAction::Halt))));
+    assert_eq!(harness.machine.step(), ManagerStep::BackingOff);
+    assert_eq!(harness.machine.failure().map(|failure| failure.action), Some(RecoveryAction::Halt));
+}
+
+#[test]
+fn an_unusable_slot_is_recreated_until_setup_succeeds() {
+    let mut harness = MachineHarness::new(None).up_to(ManagerStep::Streaming);
+    harness.on(Event::SourceEnded(1, Some(failure(RecoveryAction::RecreateSlot))));
+    assert!(harness.after(1).contains(&Effect::OpenSource { attempt: 2, recreate_slot: true }));
+    harness.on(Event::SourceEnded(2, Some(failure(RecoveryAction::Retry))));
+    assert!(harness.after(2).contains(&Effect::OpenSource { attempt: 3, recreate_slot: true }));
+    harness.on(Event::Connected(3));
+    harness.on(Event::LockTaken(3));
+    harness.on(Event::Configured(3));
+    harness.on(Event::SourceEnded(3, None));
+    assert!(harness.after(4).contains(&Effect::OpenSource { attempt: 4, recreate_slot: false }));
+}
+
+#[test]
+fn the_lock_is_checked_every_ten_seconds_and_setup_and_backend_every_five() {
+    let mut harness = MachineHarness::new(None).up_to(ManagerStep::AcquiringLock);
+    for _ in 0..3 {
+        assert_eq!(harness.after(9), []);
+        assert_eq!(harness.after(1), [Effect::CheckLock(1)]);
+    }
+    let mut harness = MachineHarness::new(None).up_to(ManagerStep::ConfiguringConnection);
+    assert_eq!(harness.after(5), [Effect::DiagnoseSetup(1)]);
+    let mut harness = MachineHarness::new(None).up_to(ManagerStep::WaitingForStreamingConfirmation);
+    assert_eq!(harness.after(5), [Effect::CheckBackend(1)]);
+    harness.on(Event::BackendChecked(1, true));
+    assert_eq!(harness.machine.step(), ManagerStep::WaitingForStreamingConfirmation);
+    harness.on(Event::BackendChecked(1, false));
+    assert_eq!(harness.machine.step(), ManagerStep::BackingOff);
+}
+
+#[test]
+fn the_publication_is_reconciled_when_streaming_starts_and_every_minute() {
+    let mut harness = MachineHarness::new(None).up_to(ManagerStep::WaitingForStreamingConfirmation);
+    assert!(harness.on(Event::Confirmed(1)).contains(&Effect::Reconcile));
+    for _ in 0..2 {
+        assert!(!harness.after(59).contains(&Effect::Reconcile));
+        assert!(harness.after(1).contains(&Effect::Reconcile));
+    }
+}
+
+#[test]
+fn an_unused_database_sleeps_and_a_use_wakes_it() {
+    let mut harness = MachineHarness::new(Some(Duration::from_secs(30))).up_to(ManagerStep::Streaming);
+    let used = harness.now + Duration::from_secs(20);
+    harness.machine.set_use(used, true);
+    assert!(!harness.after(40).contains(&Effect::ClosePools), "the database is in use");
+    harness.machine.set_use(used, false);
+    let closing = harness.after(11).to_vec();
+    assert!(
+        closing.contains(&Effect::ClosePools) && closing.contains(&Effect::CloseSource(1)),
+        "{closing:?}"
+    );
+    harness.on(Event::SourceEnded(1, None));
+    assert_eq!(harness.machine.step(), ManagerStep::FallingAsleep);
+    assert!(harness.on(Event::PoolsClosed).contains(&Effect::Notify(ManagerEvent::ScaledDown)));
+    assert_eq!((harness.machine.step(), harness.machine.wake_at()), (ManagerStep::Sleeping, None));
+    harness.on(Event::UseRequested);
+    assert_eq!(harness.machine.step(), ManagerStep::ReplicationClientConnecting);
+}
+
+#[test]
+fn a_database_in_use_is_checked_for_idleness_at_every_interval() {
+    let mut harness = MachineHarness::new(Some(Duration::from_secs(3))).up_to(ManagerStep::Streaming);
+    for _ in 0..2 {
+        harness.machine.set_use(harness.now, true);
+        assert_eq!(harness.machine.wake_at(), Some(harness.now + Duration::from_secs(3)));
+        harness.after(3);
+        assert_eq!(harness.machine.step(), ManagerStep::Streaming);
+    }
+    let left = harness.now - Duration::from_secs(1);
+    harness.machine.set_use(left, false);
+    assert_eq!(harness.machine.wake_at(), Some(left + Duration::from_secs(3)));
+}
+
+#[test]
+fn a_use_while_falling_asleep_wakes_it_once_it_sleeps() {
+    let mut harness = MachineHarness::new(Some(Duration::from_secs(1))).up_to(ManagerStep::Streaming);
+    harness.after(2);
+    harness.on(Event::UseRequested);
+    harness.on(Event::PoolsClosed);
+    harness.on(Event::SourceEnded(1, None));
+    assert_eq!(harness.machine.step(), ManagerStep::ReplicationClientConnecting);
+}
+
+#[test]
+fn five_panics_in_a_minute_halt_it_and_four_do_not() {
+    let panic = || FailureReport { panicked: true, ..failure(RecoveryAction::Retry) };
+    let mut harness = MachineHarness::new(None).up_to(ManagerStep::Streaming);
+    for round in 1..=4 {
+        let attempt = harness.attempt();
+        harness.on(Event::SourceEnded(attempt, Some(panic())));
+        assert_eq!(harness.machine.step(), ManagerStep::BackingOff, "panic {round}");
+        harness.after(10);
+    }
+    let attempt = harness.attempt();
+    harness.on(Event::SourceEnded(attempt, Some(panic())));
+    assert_eq!(harness.machine.step(), ManagerStep::Halted);
+}
+
+#[test]
+fn shutdown_steps_run_in_order_and_drop_slot_and_publication_only_on_request() {
+    for drop_slot in [false, true] {
+        let mut harness = MachineHarness::new(None).up_to(ManagerStep::Streaming);
+        let mut effects = harness.on(Event::Shutdown { drop_slot }).to_vec();
+        let mut order = Vec::new();
+        while let ManagerStep::Stopping(step) = harness.machine.step() {
+            assert!(effects.contains(&Effect::Stop(step)));
+            order.push(step);
+            effects = harness.on(Event::StopDone(step)).to_vec();
+        }
+        let expected: Vec<_> = StopStep::ALL
+            .into_iter()
+            .filter(|step| {
+                drop_slot || !matches!(step, StopStep::DroppingPublication | StopStep::DroppingSlot)
+            })
+            .collect();
+        assert_eq!(order, expected);
+        assert_eq!(harness.machine.step(), ManagerStep::Stopped);
+        assert!(effects.contains(&Effect::Notify(ManagerEvent::Stopped)));
+    }
+}
+
+#[test]
+fn a_shutdown_step_that_exceeds_its_deadline_is_skipped() {
+    let mut harness = MachineHarness::new(None).up_to(ManagerStep::Streaming);
+    harness.on(Event::Shutdown { drop_slot: true });
+    let mut abandoned = false;
+    for _ in 0..40 {
+        abandoned |= harness.after(1).contains(&Effect::AbandonSource(1));
+    }
+    assert!(abandoned);
+    assert_eq!(harness.machine.step(), ManagerStep::Stopped);
+}
+
+#[test]
+fn it_is_ready_only_after_the_server_confirmed_the_stream() {
+    let mut harness = MachineHarness::new(None).up_to(ManagerStep::WaitingForStreamingConfirmation);
+    assert!(!harness.machine.conditions().all_hold());
+    assert!(harness.on(Event::Confirmed(1)).contains(&Effect::Notify(ManagerEvent::Ready)));
+    assert!(harness.machine.conditions().all_hold());
+}
+
+#[test]
+fn repeated_failures_of_a_stream_increase_the_backoff() {
+    let mut harness = MachineHarness::new(None);
+    harness.on(Event::Start);
+    for tries in 1..=3 {
+        for event in [
+            Event::Connected as fn(u64) -> Event,
+            Event::LockTaken,
+            Event::Configured,
+            |_| Event::PoolsChanged(ready()),
+            |attempt| Event::ConsumerReady(attempt, None),
+            Event::Confirmed,
+            |attempt| Event::SourceEnded(attempt, Some(failure(RecoveryAction::Retry))),
+        ] {
+            let attempt = harness.attempt();
+            harness.on(event(attempt));
+        }
+        assert_eq!(harness.machine.backoff().tries(), tries);
+        harness.after(10);
+    }
+}
+
+#[test]
+fn a_stream_that_makes_progress_or_lasts_resets_the_backoff() {
+    let mut harness = MachineHarness::new(None).up_to(ManagerStep::Streaming);
+    for is_flowing in [true, false] {
+        let attempt = harness.attempt();
+        harness.on(Event::SourceEnded(attempt, Some(failure(RecoveryAction::Retry))));
+        harness.after(10);
+        for event in [
+            Event::Connected as fn(u64) -> Event,
+            Event::LockTaken,
+            Event::Configured,
+            |attempt| Event::ConsumerReady(attempt, None),
+            Event::Confirmed,
+        ] {
+            let attempt = harness.attempt();
+            harness.on(event(attempt));
+        }
+        assert_eq!((harness.machine.step(), harness.machine.backoff().tries()), (ManagerStep::Streaming, 1));
+        match is_flowing {
+            true => _ = harness.on(Event::DurableAdvanced(2)),
+            false => _ = harness.after(30),
+        }
+        assert_eq!(harness.machine.backoff().tries(), 0);
+    }
+}
+
+#[test]
+fn without_the_lock_no_checkpoint_is_saved_and_no_publication_is_dropped() {
+    for step in [ManagerStep::AcquiringLock, ManagerStep::BackingOff] {
+        let mut harness = match step {
+            ManagerStep::BackingOff => {
+                let mut harness = MachineHarness::new(None).up_to(ManagerStep::Streaming);
+                harness.on(Event::SourceEnded(1, Some(failure(RecoveryAction::Retry))));
+                harness
+            }
+            step => MachineHarness::new(None).up_to(step),
+        };
+        let mut performed = harness.on(Event::Shutdown { drop_slot: true }).to_vec();
+        for _ in 0..40 {
+            performed.extend_from_slice(harness.after(1));
+        }
+        for stop in [StopStep::Checkpointing, StopStep::DroppingPublication] {
+            assert!(!performed.contains(&Effect::Stop(stop)), "{step}: {stop:?}");
+        }
+        assert!(performed.contains(&Effect::Stop(StopStep::DroppingSlot)));
+    }
+}
+
+fn any_event() -> impl Strategy<Value = (u8, u8, u8)> {
+    (0..23_u8, any::<u8>(), 0..15_u8)
+}
+
+fn event_of(kind: u8, detail: u8, attempt: u64) -> Event {
+    let action = match detail % 3 {
+        0 => RecoveryAction::Halt,
+        1 => RecoveryAction::RecreateSlot,
+        _ => RecoveryAction::Retry,
+    };
+    let failure =
+        FailureReport { action, reason: "test", text: "it broke".into(), panicked: detail.is_multiple_of(7) };
+    let status = |bits: u8| match bits % 4 {
+        0 => PoolStatus::Starting,
+        1 => PoolStatus::Repopulating,
+        _ => PoolStatus::Ready,
+    };
+    let report = PoolReport { admin: status(detail), snapshot: status(detail >> 2), why: None };
+    let stop = StopStep::ALL[usize::from(detail) % StopStep::ALL.len()];
+    match kind {
+        0 => Event::Start,
+        1 | 2 => Event::Connected(attempt),
+        3 => Event::LockBusy(attempt, "busy".into()),
+        4 | 5 => Event::LockTaken(attempt),
+        6 | 7 => Event::Configured(attempt),
+        8 => Event::Confirmed(attempt),
+        9 => Event::BackendChecked(attempt, detail.is_multiple_of(2)),
+        10 => Event::SourceEnded(attempt, (!detail.is_multiple_of(4)).then_some(failure)),
+        11 | 12 => Event::PoolsChanged(report),
+        13 => Event::PoolsFailed(failure),
+        14 => Event::PoolsClosed,
+        15 | 16 => Event::ConsumerReady(attempt, None),
+        17 => Event::ConsumerFailed(attempt, failure),
+        18 => Event::PublicationLost(failure),
+        19 => Event::UseRequested,
+        20 => Event::Retry,
+        21 if detail.is_multiple_of(2) => Event::DurableAdvanced(attempt),
+        21 => Event::SetupBlocked(attempt, "blocked".into()),
+        _ if detail < 8 => Event::Shutdown { drop_slot: detail.is_multiple_of(2) },
+        _ => Event::StopDone(stop),
+    }
+}
+
+/// The connections that a worker would have open.
+#[derive(Default)]
+struct OpenConnections {
+    sources: BTreeSet<u64>,
+    stopped: bool,
+}
+
+impl OpenConnections {
+    fn perform(&mut self, effects: &[Effect]) {
+        for effect in effects {
+            match effect {
+                Effect::OpenSource { attempt, .. } => {
+                    assert!(!self.stopped, "opened after the end");
+                    assert!(self.sources.is_empty(), "a second replication connection");
+                    self.sources.insert(*attempt);
+                }
+                Effect::AbandonSource(attempt) => {
+                    assert!(self.sources.remove(attempt), "abandoned a connection that isn't open");
+                }
+                Effect::CheckLock(attempt)
+                | Effect::DiagnoseSetup(attempt)
+                | Effect::PrepareConsumer(attempt)
+                | Effect::StartStreaming(attempt)
+                | Effect::CheckBackend(attempt)
+                | Effect::CloseSource(attempt) => {
+                    assert!(self.sources.contains(attempt), "a command for a connection that isn't open");
+                }
+                Effect::Notify(ManagerEvent::Stopped) => self.stopped = true,
+                Effect::Entered(_)
+                | Effect::StartPools
+                | Effect::Reconcile
+                | Effect::MeasureSlot
+                | Effect::ClosePools
+                | Effect::Stop(_)
+                | Effect::Notify(_) => {}
+            }
+        }
+    }
+}
+
+/// Returns whether the state can be left: by a timer, by an effect in progress, or by a caller.
+fn can_leave_state(machine: &ManagerMachine) -> bool {
+    match machine.step() {
+        ManagerStep::ReplicationClientConnecting
+        | ManagerStep::ConnectionPoolConnecting
+        | ManagerStep::StartShapes => machine.source().is_some(),
+        // A caller's event leaves the state.
+        ManagerStep::Sleeping
+        | ManagerStep::Halted
+        | ManagerStep::Stopped
+        | ManagerStep::StartReplicationClient => true,
+        ManagerStep::BackingOff
+        | ManagerStep::AcquiringLock
+        | ManagerStep::ConfiguringConnection
+        | ManagerStep::StartConnectionPool
+        | ManagerStep::StartStreaming
+        | ManagerStep::WaitingForStreamingConfirmation
+        | ManagerStep::Streaming
+        | ManagerStep::FallingAsleep
+        | ManagerStep::Stopping(_) => machine.wake_at().is_some(),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    #[test]
+    fn random_histories_keep_one_connection_and_every_state_can_be_left(
+        events in prop::collection::vec(any_event(), 0..120),
+        sleeps in any::<bool>(),
+    ) {
+        let mut harness = MachineHarness::new(sleeps.then_some(Duration::from_secs(20)));
+        let mut open = OpenConnections::default();
+        for (kind, detail, secs) in events {
+            // Some events belong to an earlier connection.
+            let current = harness.machine.source().unwrap_or(0);
+            let attempt = if detail % 16 == 15 { current.wrapping_sub(1) } else { current };
+            let event = event_of(kind, detail, attempt);
+            if matches!(event, Event::SourceEnded(..)) {
+                open.sources.remove(&attempt);
+            }
+            open.perform(harness.on(event));
+            open.perform(harness.after(secs.into()));
+            let machine = &harness.machine;
+            prop_assert_eq!(machine.source(), open.sources.iter().next().copied());
+            prop_assert!(can_leave_state(machine), "{:?}", machine);
+            let asleep = matches!(machine.step(), ManagerStep::Sleeping | ManagerStep::Halted | ManagerStep::Stopped);
+            prop_assert!(!asleep || open.sources.is_empty(), "{:?}", machine);
+            if machine.step() == ManagerStep::Streaming {
+                let wanted = [ReadyCondition::PgLockAcquired, ReadyCondition::ReplicationClientReady, ReadyCondition::IntegrityChecksPassed];
+                prop_assert!(wanted.iter().all(|condition| machine.conditions().holds(*condition)));
+            }
+        }
+        // In any state, shutdown ends.
+        open.perform(harness.on(Event::Shutdown { drop_slot: false }));
+        for _ in 0..60 {
+            open.perform(harness.after(1));
+        }
+        prop_assert_eq!(harness.machine.step(), ManagerStep::Stopped);
+        prop_assert!(open.stopped && open.sources.is_empty());
+    }
+
+    #[test]
+    fn from_every_history_streaming_can_be_reached(events in prop::collection::vec(any_event(), 0..60)) {
+        let mut harness = MachineHarness::new(None);
+        harness.on(Event::Start);
+        for (kind, detail, secs) in events {
+            let event = event_of(kind, detail, harness.machine.source().unwrap_or(0));
+            if !matches!(event, Event::Shutdown { .. }) {
+                harness.on(event);
+            }
+            harness.after(secs.into());
+        }
+        for _ in 0..3 {
+            harness.on(Event::Retry);
+            harness.on(Event::UseRequested);
+            harness.after(10);
+        }
+        for event in [
+            Event::Connected as fn(u64) -> Event,
+            Event::LockTaken,
+            Event::Configured,
+            |_| Event::PoolsChanged(ready()),
+            |attempt| Event::ConsumerReady(attempt, None),
+            Event::Confirmed,
+        ] {
+            let attempt = harness.attempt();
+            harness.on(event(attempt));
+        }
+        prop_assert_eq!(harness.machine.step().phase(), ManagerPhase::Running);
+    }
+}
