@@ -4,7 +4,7 @@
 
 use std::sync::mpsc::{SyncSender, sync_channel};
 
-use forebay_replication::pgoutput::{Lsn, Message};
+use forebay_replication::pgoutput::{Lsn, PgOutputMessage};
 use forebay_replication::reservoir::PostgresConnect;
 use forebay_replication::{
     Bookmark, Consumer, ConsumerError, DurablePosition, Manager, ManagerConfig, MessageBatch, ResetReason,
@@ -61,8 +61,8 @@ impl Consumer for Printer {
     async fn receive(&mut self, batch: &mut MessageBatch<'_>) -> Result<(), ConsumerError> {
         while let Some(message) = batch.next() {
             match message {
-                Message::Commit(commit) => self.advance(commit.end).await?, // durable: it is acknowledged
-                Message::Begin(_) | Message::Relation(_) => {} // start of a transaction, columns of a table
+                PgOutputMessage::Commit(commit) => self.advance(commit.end).await?, // durable: it is acknowledged
+                PgOutputMessage::Begin(_) | PgOutputMessage::Relation(_) => {} // start of a transaction, columns of a table
                 change => self.seen.try_send(format!("{change:?}")).map_err(ConsumerError::retry)?,
             }
         }

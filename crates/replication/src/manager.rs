@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use forebay_reservoir::{Guard, PostgresClient};
+use forebay_reservoir::{ConnectionGuard, PostgresClient};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use crate::config::{ManagerConfig, ManagerConfigError};
@@ -144,7 +144,7 @@ impl Manager {
     ///
     /// # Errors
     /// Fails if the pools are closed, or no connection becomes free within 5 s.
-    pub async fn admin(&self) -> Result<Guard<PostgresClient>, PoolError> {
+    pub async fn admin(&self) -> Result<ConnectionGuard<PostgresClient>, PoolError> {
         self.inner.context.pools()?.admin().await
     }
 
@@ -152,7 +152,7 @@ impl Manager {
     ///
     /// # Errors
     /// Fails if the pools are closed, or no connection becomes free within 5 s.
-    pub async fn snapshot(&self) -> Result<Guard<PostgresClient>, PoolError> {
+    pub async fn snapshot(&self) -> Result<ConnectionGuard<PostgresClient>, PoolError> {
         self.inner.context.pools()?.snapshot().await
     }
 

@@ -9,7 +9,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_reservoir::tokio_postgres::types::Type;
-use forebay_reservoir::{Connect as _, ConnectError, Connection as _, Guard, PostgresClient};
+use forebay_reservoir::{
+    Connect as _, ConnectionError, ConnectionGuard, PostgresClient, ReservoirConnection as _,
+};
 use tokio::sync::mpsc;
 
 use crate::config::ManagerConfig;
@@ -232,13 +234,13 @@ async fn close(pools: Option<Pools>) {
     }
 }
 
-async fn admin(context: &ManagerContext) -> Result<Guard<PostgresClient>, String> {
+async fn admin(context: &ManagerContext) -> Result<ConnectionGuard<PostgresClient>, String> {
     let pools = context.pools().map_err(|error| error.to_string())?;
     pools.admin().await.map_err(|error| error.to_string())
 }
 
 /// Opens a connection to the server itself, for when the pools are closed or use a pooler.
-async fn connect_directly(config: &ManagerConfig) -> Result<PostgresClient, ConnectError> {
+async fn connect_directly(config: &ManagerConfig) -> Result<PostgresClient, ConnectionError> {
     let credentials = config.connect.credentials().await?;
     config.connect.connect(credentials).await
 }

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use forebay_reservoir::{
-    CheckoutError, ConfigError, Guard, Limits, PostgresClient, Reservoir, Shortage, Status, View,
+    CheckoutError, ConnectionGuard, ConnectionLimits, PostgresClient, Reservoir, ReservoirConfigError,
+    ReservoirView, Shortage, Status,
 };
 use serde::Serialize;
 use tokio::sync::mpsc;
@@ -63,14 +64,14 @@ pub enum PoolError {
 #[derive(Clone)]
 pub(crate) struct Pools {
     reservoir: Reservoir<PostgresClient>,
-    admin: View<PostgresClient>,
-    snapshot: View<PostgresClient>,
+    admin: ReservoirView<PostgresClient>,
+    snapshot: ReservoirView<PostgresClient>,
     allows_snapshots: Arc<AtomicBool>,
 }
 
 impl Pools {
-    pub(crate) fn start(config: &ManagerConfig) -> Result<Self, ConfigError> {
-        let limits = config.limits.clone().unwrap_or_else(Limits::local);
+    pub(crate) fn start(config: &ManagerConfig) -> Result<Self, ReservoirConfigError> {
+        let limits = config.limits.clone().unwrap_or_else(ConnectionLimits::local);
         let reservoir = Reservoir::start(config.pool_connect().clone(), config.reservoir(), limits)?;
         let (admin, snapshot) = pool_sizes(config.pool_size);
         Ok(Pools {
@@ -82,12 +83,12 @@ impl Pools {
     }
 
     /// Checks out a connection for metadata and DDL.
-    pub(crate) async fn admin(&self) -> Result<Guard<PostgresClient>, PoolError> {
+    pub(crate) async fn admin(&self) -> Result<ConnectionGuard<PostgresClient>, PoolError> {
         Ok(self.admin.checkout_within(ADMIN_CHECKOUT_TIMEOUT).await?)
     }
 
     /// Checks out a connection for a snapshot.
-    pub(crate) async fn snapshot(&self) -> Result<Guard<PostgresClient>, PoolError> {
+    pub(crate) async fn snapshot(&self) -> Result<ConnectionGuard<PostgresClient>, PoolError> {
         if !self.allows_snapshots.load(Ordering::Acquire) {
             return Err(PoolError::Closed);
         }
@@ -124,7 +125,8 @@ impl Pools {
             let counts = &status.counts;
             let is_full = counts.ready + counts.lent + counts.resetting >= status.low_watermark;
             let now = if is_full { PoolStatus::Ready } else { PoolStatus::Repopulating };
-            let report = PoolReport { admin: now, snapshot: now, why: status.trouble.filter(|_| !is_full) };
+            let report =
+                PoolReport { admin: now, snapshot: now, why: status.last_failure.filter(|_| !is_full) };
             if last.as_ref() != Some(&report) {
                 last = Some(report.clone());
                 if events.send(Event::PoolsChanged(report)).await.is_err() {

@@ -8,7 +8,7 @@ use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 use forebay_admission::{Admission, AdmissionLayer, Identify};
-use forebay_replication::{Manager, ManagerConfig, ManagerConfigError, StackEvent};
+use forebay_replication::{Manager, ManagerConfig, ManagerConfigError, ManagerEvent};
 use forebay_shapes::Shapes;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::task::{AbortHandle, spawn_blocking};
@@ -159,7 +159,7 @@ async fn republish(making: Arc<Making>, manager: Manager) {
     loop {
         tokio::select! {
             event = events.recv() => match event {
-                Ok(StackEvent::Ready) | Err(RecvError::Lagged(_)) => is_due = true,
+                Ok(ManagerEvent::Ready) | Err(RecvError::Lagged(_)) => is_due = true,
                 Ok(_) => {}
                 Err(RecvError::Closed) => return,
             },

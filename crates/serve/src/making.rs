@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use forebay_replication::pgoutput::{Lsn, Snapshot};
-use forebay_replication::reservoir::{Guard, PostgresClient};
+use forebay_replication::reservoir::{ConnectionGuard, PostgresClient};
 use forebay_replication::{
     Manager, ManagerStep, NotReady, PoolError, PublishError, TableName, TablePublication,
 };

@@ -140,13 +140,19 @@ impl StandbyFeedback {
         position: &mut ReceiveProgress,
         now: Instant,
         clock: PgTime,
-        reply: bool,
+        reply_requested: bool,
     ) -> StandbyStatusUpdate {
         self.sent_at = now;
         position.reply_requested = false;
         self.acknowledged = self.durable;
         let (flushed, applied) = (self.durable, self.durable);
-        StandbyStatusUpdate { received: position.received.max(self.durable), flushed, applied, clock, reply }
+        StandbyStatusUpdate {
+            received: position.received.max(self.durable),
+            flushed,
+            applied,
+            clock,
+            reply_requested,
+        }
     }
 
     pub(crate) fn durable(&self) -> Lsn {

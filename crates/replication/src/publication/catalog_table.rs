@@ -2,7 +2,7 @@
 
 use forebay_reservoir::tokio_postgres::types::Type;
 use forebay_reservoir::tokio_postgres::{self, Row};
-use forebay_reservoir::{Guard, PostgresClient};
+use forebay_reservoir::{ConnectionGuard, PostgresClient};
 
 use super::{Publication, PublishError, TableName};
 
@@ -51,7 +51,7 @@ impl Publication {
     /// Reads a table and its publication from the catalog. Fails if the table doesn't exist.
     pub(super) async fn find(
         &self,
-        client: &Guard<PostgresClient>,
+        client: &ConnectionGuard<PostgresClient>,
         table: &TableName,
     ) -> Result<CatalogTable, PublishError> {
         // With publish_via_partition_root, Postgres ignores filters of partitions; without it,
@@ -107,7 +107,7 @@ impl Publication {
     /// it. The parent needs it, too: its `Relation` message describes the changes.
     pub(super) async fn without_full_rows(
         &self,
-        client: &Guard<PostgresClient>,
+        client: &ConnectionGuard<PostgresClient>,
         table: &TableName,
         current: &CatalogTable,
     ) -> Result<Vec<TableName>, PublishError> {

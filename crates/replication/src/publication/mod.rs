@@ -17,7 +17,7 @@ use std::sync::{Mutex, PoisonError};
 use forebay_reservoir::tokio_postgres::error::SqlState;
 use forebay_reservoir::tokio_postgres::types::Type;
 use forebay_reservoir::tokio_postgres::{self, Row};
-use forebay_reservoir::{Guard, PostgresClient};
+use forebay_reservoir::{ConnectionGuard, PostgresClient};
 use serde::Serialize;
 
 pub use self::catalog_table::decodes_with_stale_catalog;
@@ -255,7 +255,7 @@ impl Publication {
     /// Returns how the publication was changed, if it can't be repaired while streaming.
     async fn defect(
         &self,
-        client: &Guard<PostgresClient>,
+        client: &ConnectionGuard<PostgresClient>,
         oid: u32,
     ) -> Result<Option<&'static str>, PublishError> {
         // `pubgencols` exists since version 18. In manual mode the operator decides on generated

@@ -3,7 +3,7 @@
 use forebay_reservoir::tokio_postgres::SimpleQueryMessage;
 use forebay_reservoir::tokio_postgres::error::SqlState;
 use forebay_reservoir::tokio_postgres::types::Type;
-use forebay_reservoir::{Guard, PostgresClient};
+use forebay_reservoir::{ConnectionGuard, PostgresClient};
 
 use super::catalog_table::{CatalogTable, decodes_with_stale_catalog, writer_lock};
 use super::{
@@ -18,7 +18,7 @@ impl Publication {
     /// gap before it is repaired.
     pub(super) async fn ensure_published(
         &self,
-        client: &Guard<PostgresClient>,
+        client: &ConnectionGuard<PostgresClient>,
         table: &TableName,
     ) -> Result<TablePublication, PublishError> {
         let current = self.find(client, table).await?;

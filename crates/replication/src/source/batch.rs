@@ -1,6 +1,6 @@
 //! A batch of decoded messages, for the consumer.
 
-use forebay_pgoutput::{Commit, Decoder, Frame, Lsn, Message};
+use forebay_pgoutput::{Commit, Frame, Lsn, PgOutputDecoder, PgOutputMessage};
 
 use crate::core::progress::ReceiveProgress;
 use crate::error::{ReplicationError, SourceOperation};
@@ -17,10 +17,10 @@ pub struct MessageBatch<'a> {
     error: Option<ReplicationError>,
 }
 
-/// Decoder state that lasts from one batch to the next.
+/// PgOutputDecoder state that lasts from one batch to the next.
 #[derive(Debug)]
 pub(crate) struct DecodeState {
-    pub(crate) decoder: Decoder,
+    pub(crate) decoder: PgOutputDecoder,
     pub(crate) progress: ReceiveProgress,
     /// Start of the stream. Transactions committed before it are durable already.
     from: Lsn,
@@ -31,7 +31,7 @@ pub(crate) struct DecodeState {
 impl DecodeState {
     pub(crate) fn new(from: Lsn) -> Self {
         DecodeState {
-            decoder: Decoder::new(),
+            decoder: PgOutputDecoder::new(),
             progress: ReceiveProgress::new(from),
             from,
             is_skipping: false,
@@ -40,21 +40,21 @@ impl DecodeState {
     }
 
     /// Records a message, and returns whether the consumer receives it.
-    fn record(&mut self, message: &Message<'_>) -> bool {
+    fn record(&mut self, message: &PgOutputMessage<'_>) -> bool {
         match message {
-            Message::Begin(begin) => {
-                self.progress.on_begin(begin.final_lsn, begin.clock);
+            PgOutputMessage::Begin(begin) => {
+                self.progress.on_begin(begin.final_lsn, begin.commit_time);
                 // The server should skip these. If it doesn't, they must not be delivered twice.
                 self.is_skipping = begin.final_lsn < self.from;
                 !self.is_skipping
             }
-            Message::Commit(Commit { end, .. }) => {
-                self.progress.on_commit(*end);
+            PgOutputMessage::Commit(Commit { end_lsn, .. }) => {
+                self.progress.on_commit(*end_lsn);
                 self.transactions += 1;
                 !std::mem::take(&mut self.is_skipping)
             }
             // The server sends them once, for later transactions, too.
-            Message::Relation(_) | Message::Type(_) => true,
+            PgOutputMessage::Relation(_) | PgOutputMessage::Type(_) => true,
             _ => !self.is_skipping,
         }
     }
@@ -67,12 +67,12 @@ impl<'a> MessageBatch<'a> {
 
     /// Returns the next message; `None` at the end of the batch.
     #[expect(clippy::should_implement_trait, reason = "a message borrows the buffer of this call")]
-    pub fn next(&mut self) -> Option<Message<'a>> {
+    pub fn next(&mut self) -> Option<PgOutputMessage<'a>> {
         loop {
             let payload = match self.frames.next()? {
-                Ok(Frame::Data { payload, .. }) => payload,
-                Ok(Frame::Keepalive { end, reply, .. }) => {
-                    self.state.progress.on_keepalive(end, reply);
+                Ok(Frame::XLogData { payload, .. }) => payload,
+                Ok(Frame::Keepalive { wal_end, reply_requested, .. }) => {
+                    self.state.progress.on_keepalive(wal_end, reply_requested);
                     continue;
                 }
                 Err(error) => return self.fail(ReplicationError::wire(SourceOperation::Stream, error)),
@@ -85,7 +85,7 @@ impl<'a> MessageBatch<'a> {
         }
     }
 
-    fn fail(&mut self, error: ReplicationError) -> Option<Message<'a>> {
+    fn fail(&mut self, error: ReplicationError) -> Option<PgOutputMessage<'a>> {
         self.error.get_or_insert(error);
         None
     }

@@ -292,8 +292,8 @@ async fn close_requested(commands: &mut mpsc::Receiver<SourceCommand>) {
 /// connecting.
 fn connect_error(error: PostgresError, config: &ManagerConfig) -> ReplicationError {
     match error {
-        PostgresError::Server { said, .. } if said.code() == "42501" => {
-            ReplicationError::NoReplicationRight { user: config.connect.user().to_owned(), error: said }
+        PostgresError::Server { error, .. } if error.code() == "42501" => {
+            ReplicationError::NoReplicationRight { user: config.connect.user().to_owned(), error }
         }
         error => ReplicationError::Connect(error),
     }

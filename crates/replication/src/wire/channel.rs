@@ -11,7 +11,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::BytesMut;
-use forebay_reservoir::{PostgresStream, PostgresServerError};
+use forebay_reservoir::{PostgresServerError, PostgresStream};
 use postgres_protocol::message::backend::{self, Message};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 

@@ -204,7 +204,7 @@ impl<'a> Frames<'a> {
             if message.tag == backend::COPY_DATA_TAG {
                 return Some(match Frame::decode(message.body) {
                     Ok(frame) => {
-                        if let Frame::Data { clock, payload, .. } = frame {
+                        if let Frame::XLogData { clock, payload, .. } = frame {
                             self.pacer.record(clock, payload);
                         }
                         self.messages.consume(message);

@@ -4,7 +4,7 @@
 //! address. Only small messages are read before authentication has succeeded.
 
 use bytes::BytesMut;
-use forebay_reservoir::{PostgresError, PostgresStartup, PostgresStream, PostgresStartupParams};
+use forebay_reservoir::{PostgresError, PostgresStartup, PostgresStartupParams, PostgresStream};
 use postgres_protocol::message::backend::{self, Message};
 use postgres_protocol::message::frontend;
 
@@ -42,10 +42,10 @@ impl PostgresStartup for ReplicationStartup {
         let mut connection = request.open(stream).await?;
         let Some(check) = terms.session_check() else { return Ok(connection) };
         let error = match terms.bound("inspecting the server", connection.query(check.sql)).await? {
-            Ok(rows) if rows.iter().flatten().any(|value| value.as_deref() == Some(check.good)) => {
+            Ok(rows) if rows.iter().flatten().any(|value| value.as_deref() == Some(check.expected)) => {
                 return Ok(connection);
             }
-            Ok(_) => PostgresError::WrongSession { address: terms.address(), wanted: check.wanted },
+            Ok(_) => PostgresError::WrongSession { address: terms.address(), wanted: check.required },
             Err(error) => request.failed(error),
         };
         // It counts against the connection limits until it is closed.
@@ -125,7 +125,7 @@ impl StartupRequest<'_> {
     ) -> Result<Message, PostgresError> {
         match channel.reply().await.map_err(|error| self.failed(error))? {
             BackendReply::Message(message) => Ok(message),
-            BackendReply::Error(said) => Err(PostgresError::Server { address: self.address.clone(), said }),
+            BackendReply::Error(error) => Err(PostgresError::Server { address: self.address.clone(), error }),
             BackendReply::CopyBoth => Err(self.failed(WireError::protocol("an unexpected CopyBothResponse"))),
         }
     }
@@ -142,7 +142,7 @@ impl StartupRequest<'_> {
     fn failed(&self, error: WireError) -> PostgresError {
         let address = self.address.clone();
         match error {
-            WireError::Server(said) => PostgresError::Server { address, said },
+            WireError::Server(error) => PostgresError::Server { address, error },
             WireError::Lost(error) => PostgresError::from_io(&address, error),
             // A server that can't start a backend sends a plain text that begins with `E`.
             WireError::TooLong { tag: backend::ERROR_RESPONSE_TAG, .. } => {

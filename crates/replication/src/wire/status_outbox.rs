@@ -30,8 +30,8 @@ impl StatusOutbox {
 
     /// Queues a status. It replaces one whose writing hasn't started.
     pub(super) fn put(&mut self, status: StandbyStatusUpdate) {
-        let reply = status.reply || self.next.is_some_and(|next| next.reply);
-        self.next = Some(StandbyStatusUpdate { reply, ..status });
+        let reply_requested = status.reply_requested || self.next.is_some_and(|next| next.reply_requested);
+        self.next = Some(StandbyStatusUpdate { reply_requested, ..status });
     }
 
     /// Writes the queued statuses. Returns pending if the socket is full.
@@ -76,8 +76,8 @@ mod tests {
 
     use super::*;
 
-    fn status(flushed: u64, reply: bool) -> StandbyStatusUpdate {
-        StandbyStatusUpdate { flushed: Lsn(flushed), reply, ..StandbyStatusUpdate::default() }
+    fn status(flushed: u64, reply_requested: bool) -> StandbyStatusUpdate {
+        StandbyStatusUpdate { flushed: Lsn(flushed), reply_requested, ..StandbyStatusUpdate::default() }
     }
 
     fn framed(status: StandbyStatusUpdate) -> Vec<u8> {

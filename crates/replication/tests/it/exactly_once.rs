@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use forebay_replication::Manager;
-use forebay_replication::pgoutput::Decoder;
+use forebay_replication::pgoutput::PgOutputDecoder;
 use forebay_sandbox::Postgres;
 use forebay_testkit::{Direction, Proxy, eventually, within};
 
@@ -288,7 +288,7 @@ fn oracle(followed: &FollowedDatabase<'_>) -> Vec<JournalTransaction> {
     let query = "SELECT encode(data, 'hex') FROM pg_logical_slot_peek_binary_changes('oracle', NULL, NULL, \
          'proto_version', '1', 'publication_names', 'forebay')";
     let rows = followed.server.query(&followed.database, query).unwrap();
-    let (mut decoder, mut recorder) = (Decoder::new(), TransactionRecorder::default());
+    let (mut decoder, mut recorder) = (PgOutputDecoder::new(), TransactionRecorder::default());
     let mut transactions = Vec::new();
     for row in rows {
         let bytes = unhex(row[0].as_deref().unwrap());

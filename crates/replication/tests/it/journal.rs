@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use forebay_replication::pgoutput::{Lsn, Message, OldTuple, RelationCache, Tuple, Value};
+use forebay_replication::pgoutput::{Lsn, OldTuple, PgOutputMessage, RelationCache, Tuple, TupleValue};
 use forebay_replication::{
     Bookmark, Consumer, ConsumerError, DurablePosition, MessageBatch, ResetReason, Timeline,
 };
@@ -61,27 +61,27 @@ pub(crate) struct TransactionRecorder {
 }
 
 impl TransactionRecorder {
-    pub(crate) fn take(&mut self, message: &Message<'_>) -> Option<JournalTransaction> {
+    pub(crate) fn take(&mut self, message: &PgOutputMessage<'_>) -> Option<JournalTransaction> {
         match message {
-            Message::Begin(begin) => {
+            PgOutputMessage::Begin(begin) => {
                 self.open = JournalTransaction { xid: begin.xid, ..JournalTransaction::default() }
             }
-            Message::Relation(relation) => _ = self.relations.apply(relation),
-            Message::Insert(insert) => {
+            PgOutputMessage::Relation(relation) => _ = self.relations.apply(relation),
+            PgOutputMessage::Insert(insert) => {
                 self.record(JournalChange::Insert(self.name(insert.relation), row(insert.new)))
             }
-            Message::Update(update) => {
+            PgOutputMessage::Update(update) => {
                 let name = self.name(update.relation);
                 self.record(JournalChange::Update(name, update.old.map(old), row(update.new)));
             }
-            Message::Delete(delete) => {
+            PgOutputMessage::Delete(delete) => {
                 self.record(JournalChange::Delete(self.name(delete.relation), old(delete.old)))
             }
-            Message::Truncate(truncate) => {
+            PgOutputMessage::Truncate(truncate) => {
                 let tables = truncate.relations.iter().map(|oid| self.name(oid)).collect();
                 self.record(JournalChange::Truncate(tables));
             }
-            Message::Commit(commit) => {
+            PgOutputMessage::Commit(commit) => {
                 self.open.end = commit.end.0;
                 return Some(std::mem::take(&mut self.open));
             }
@@ -215,10 +215,12 @@ fn old(tuple: OldTuple<'_>) -> OldRow {
 }
 
 fn row(tuple: Tuple<'_>) -> Vec<Option<String>> {
-    let column = |value: Value<'_>| match value {
-        Value::Null => None,
-        Value::Unchanged => Some("?".to_owned()),
-        Value::Text(bytes) | Value::Binary(bytes) => Some(String::from_utf8(bytes.to_vec()).unwrap()),
+    let column = |value: TupleValue<'_>| match value {
+        TupleValue::Null => None,
+        TupleValue::Unchanged => Some("?".to_owned()),
+        TupleValue::Text(bytes) | TupleValue::Binary(bytes) => {
+            Some(String::from_utf8(bytes.to_vec()).unwrap())
+        }
     };
     tuple.iter().map(column).collect()
 }

@@ -129,8 +129,8 @@ async fn a_refusal_keeps_its_sqlstate() {
     let (ours, mut theirs) = duplex(CAPACITY);
     theirs.write_all(&message(b'E', b"SFATAL\0VFATAL\0C53300\0Mtoo many\0\0")).await.unwrap();
     match startup_request().open(ours).await.unwrap_err() {
-        PostgresError::Server { said, .. } => {
-            assert_eq!((said.code(), said.message()), ("53300", "too many"))
+        PostgresError::Server { error, .. } => {
+            assert_eq!((error.code(), error.message()), ("53300", "too many"))
         }
         other => panic!("{other}"),
     }
@@ -294,7 +294,7 @@ async fn statuses_are_sent_while_frames_are_borrowed() {
     theirs.write_all(&data(b"held")).await.unwrap();
     stream.readable().await.unwrap();
     let (mut frames, mut sender) = stream.split();
-    let Frame::Data { payload: held, .. } = frames.next().unwrap().unwrap() else { panic!("it is data") };
+    let Frame::XLogData { payload: held, .. } = frames.next().unwrap().unwrap() else { panic!("it is data") };
     let status = StandbyStatusUpdate { flushed: Lsn(9), ..StandbyStatusUpdate::default() };
     sender.send(status).await.unwrap();
     assert_eq!(receive(&mut theirs).await, (b'd', status.encode().to_vec()));

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use forebay_pgoutput::{Decoder, Frame, Lsn, Message, PgTime, StandbyStatusUpdate, Value};
+use forebay_pgoutput::{
+    Frame, Lsn, PgOutputDecoder, PgOutputMessage, PgTime, StandbyStatusUpdate, TupleValue,
+};
 use forebay_reservoir::PostgresConnect;
 use forebay_testkit::sandbox::Postgres;
 use forebay_testkit::{Direction, Proxy, eventually, within};
@@ -12,7 +14,7 @@ use crate::wire::{ReplicationConnection, ReplicationStream, WireError};
 /// A replication stream of a test server, with a decoder.
 struct TestStream {
     stream: ReplicationStream,
-    decoder: Decoder,
+    decoder: PgOutputDecoder,
     was_low_water_raised: bool,
 }
 
@@ -38,7 +40,7 @@ async fn start_stream(conninfo: &str, slot: &str) -> TestStream {
 async fn resume(connection: ReplicationConnection, slot: &str) -> Result<TestStream, WireError> {
     let options = [("proto_version", "1"), ("publication_names", "\"all_things\"")];
     let stream = within("a stream", connection.start_replication(slot, Lsn(0), &options)).await?;
-    Ok(TestStream { stream, decoder: Decoder::new(), was_low_water_raised: false })
+    Ok(TestStream { stream, decoder: PgOutputDecoder::new(), was_low_water_raised: false })
 }
 
 impl TestStream {
@@ -50,13 +52,13 @@ impl TestStream {
             self.was_low_water_raised |= self.stream.is_low_water_raised();
             let (mut frames, _) = self.stream.split();
             while let Some(frame) = frames.next() {
-                let Frame::Data { payload, .. } = frame? else { continue };
+                let Frame::XLogData { payload, .. } = frame? else { continue };
                 match self.decoder.decode(payload).unwrap() {
-                    Message::Insert(insert) => match insert.new.get(1) {
-                        Some(Value::Text(name)) => names.push(String::from_utf8(name.to_vec()).unwrap()),
+                    PgOutputMessage::Insert(insert) => match insert.new.get(1) {
+                        Some(TupleValue::Text(name)) => names.push(String::from_utf8(name.to_vec()).unwrap()),
                         other => panic!("{other:?}"),
                     },
-                    Message::Commit(commit) => return Ok((names, commit.end)),
+                    PgOutputMessage::Commit(commit) => return Ok((names, commit.end_lsn)),
                     _ => {}
                 }
             }
@@ -72,8 +74,8 @@ impl TestStream {
             let (mut frames, mut sender) = self.stream.split();
             while let Some(frame) = frames.next() {
                 match frame {
-                    Ok(Frame::Keepalive { end, .. }) => sender.send(status(end)).await.unwrap(),
-                    Ok(Frame::Data { .. }) => {}
+                    Ok(Frame::Keepalive { wal_end, .. }) => sender.send(status(wal_end)).await.unwrap(),
+                    Ok(Frame::XLogData { .. }) => {}
                     Err(error) => return error,
                 }
             }
@@ -86,7 +88,13 @@ impl TestStream {
 }
 
 fn status(lsn: Lsn) -> StandbyStatusUpdate {
-    StandbyStatusUpdate { received: lsn, flushed: lsn, applied: lsn, clock: PgTime(0), reply: false }
+    StandbyStatusUpdate {
+        received: lsn,
+        flushed: lsn,
+        applied: lsn,
+        clock: PgTime(0),
+        reply_requested: false,
+    }
 }
 
 fn insert(postgres: &Postgres, from: u32, to: u32) {
@@ -295,10 +303,10 @@ async fn a_wait_that_is_cancelled_repeatedly_loses_nothing() {
         }
         let (mut frames, _) = test.stream.split();
         while let Some(frame) = frames.next() {
-            let Frame::Data { payload, .. } = frame.unwrap() else { continue };
+            let Frame::XLogData { payload, .. } = frame.unwrap() else { continue };
             match test.decoder.decode(payload).unwrap() {
-                Message::Insert(_) => came += 1,
-                Message::Commit(_) => break 'reading,
+                PgOutputMessage::Insert(_) => came += 1,
+                PgOutputMessage::Commit(_) => break 'reading,
                 _ => {}
             }
         }

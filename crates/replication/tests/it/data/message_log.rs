@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use forebay_replication::pgoutput::{Lsn, Message, RelationCache, Value};
+use forebay_replication::pgoutput::{Lsn, PgOutputMessage, RelationCache, TupleValue};
 use forebay_replication::{
     Bookmark, Consumer, ConsumerError, DurablePosition, Manager, MessageBatch, ResetReason, Timeline,
 };
@@ -126,9 +126,9 @@ impl LoggedMessages {
         self.relations.get(oid).expect("a relation comes before its changes").name.clone()
     }
 
-    fn take(&mut self, message: &Message<'_>) {
+    fn take(&mut self, message: &PgOutputMessage<'_>) {
         let line = match message {
-            Message::Relation(relation) => {
+            PgOutputMessage::Relation(relation) => {
                 // The server repeats some descriptions without a change.
                 if !self.relations.apply(relation) || !self.describes {
                     return;
@@ -144,20 +144,21 @@ impl LoggedMessages {
                 });
                 format!("relation {}{}", relation.name, columns.collect::<String>())
             }
-            Message::Insert(insert) => {
-                let text =
-                    |value: Value<'_>| String::from_utf8(value.bytes().unwrap_or(b"-").to_vec()).unwrap();
+            PgOutputMessage::Insert(insert) => {
+                let text = |value: TupleValue<'_>| {
+                    String::from_utf8(value.bytes().unwrap_or(b"-").to_vec()).unwrap()
+                };
                 let row: Vec<_> = insert.new.iter().map(text).collect();
                 format!("insert {} {}", self.name(insert.relation), row.join(" "))
             }
-            Message::Truncate(truncate) => {
+            PgOutputMessage::Truncate(truncate) => {
                 let mut tables: Vec<_> = truncate.relations.iter().map(|oid| self.name(oid)).collect();
                 tables.sort();
                 let cascade = if truncate.cascade { ", cascade" } else { "" };
                 let restart = if truncate.restart_identity { ", restart identity" } else { "" };
                 format!("truncate {}{cascade}{restart}", tables.join(" "))
             }
-            Message::Commit(commit) => {
+            PgOutputMessage::Commit(commit) => {
                 return self.durable.as_ref().expect("a stream has begun").advance(commit.end);
             }
             _ => return,
