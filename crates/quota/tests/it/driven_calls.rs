@@ -16,13 +16,13 @@ use forebay_testkit::{PATIENCE, eventually};
 use futures_util::FutureExt;
 
 /// The call timeout.
-const CALL: Duration = Duration::from_millis(500);
+const CALL_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A store in memory with slow settlements.
 #[derive(Clone)]
 struct SlowStore {
     memory: MemoryStore,
-    way: SettleDelay,
+    delay: SettleDelay,
     /// The tasks in which settlements were applied.
     tasks: Arc<Mutex<Vec<Option<tokio::task::Id>>>>,
 }
@@ -30,20 +30,20 @@ struct SlowStore {
 #[derive(Clone)]
 enum SettleDelay {
     /// This time before and after the settlement is applied.
-    Takes(Duration),
+    Time(Duration),
     /// This number of polls before and after the settlement is applied.
     Polls(Arc<AtomicU32>),
     Never,
 }
 
 impl SlowStore {
-    fn new(way: SettleDelay) -> Self {
-        SlowStore { memory: MemoryStore::new(), way, tasks: Arc::default() }
+    fn new(delay: SettleDelay) -> Self {
+        SlowStore { memory: MemoryStore::new(), delay, tasks: Arc::default() }
     }
 
-    async fn go(&self) {
-        match &self.way {
-            SettleDelay::Takes(time) => tokio::time::sleep(*time).await,
+    async fn wait(&self) {
+        match &self.delay {
+            SettleDelay::Time(time) => tokio::time::sleep(*time).await,
             SettleDelay::Polls(polls) => {
                 for _ in 0..polls.load(Relaxed) {
                     tokio::task::yield_now().await;
@@ -54,11 +54,11 @@ impl SlowStore {
     }
 
     async fn member(&self) -> (Quota, KeyedLimit) {
-        self.member_that_waits(CALL).await
+        self.member_with_timeout(CALL_TIMEOUT).await
     }
 
-    async fn member_that_waits(&self, call: Duration) -> (Quota, KeyedLimit) {
-        let config = MemberConfig::new("a").call_timeout(call).policy(OutagePolicy::Closed);
+    async fn member_with_timeout(&self, timeout: Duration) -> (Quota, KeyedLimit) {
+        let config = MemberConfig::new("a").call_timeout(timeout).policy(OutagePolicy::Closed);
         let quota = Quota::join(self.clone(), config).await;
         let users = quota.keyed_limit("user", 2);
         (quota, users)
@@ -68,10 +68,10 @@ impl SlowStore {
 impl Store for SlowStore {
     fn settle(&self, settlement: Settlement) -> StoreFuture<'_, SettlementReply> {
         Box::pin(async move {
-            self.go().await;
+            self.wait().await;
             let settled = self.memory.settle(settlement).await;
             self.tasks.lock().unwrap().push(tokio::task::try_id());
-            self.go().await;
+            self.wait().await;
             settled
         })
     }
@@ -97,8 +97,8 @@ impl Store for SlowStore {
     }
 }
 
-fn takes_5_ms() -> SlowStore {
-    SlowStore::new(SettleDelay::Takes(Duration::from_millis(5)))
+fn with_5_ms_delay() -> SlowStore {
+    SlowStore::new(SettleDelay::Time(Duration::from_millis(5)))
 }
 
 /// Polls once, with a waker that does nothing.
@@ -110,7 +110,7 @@ fn poll<T>(future: Pin<&mut impl Future<Output = T>>) -> Poll<T> {
 /// the store.
 async fn assert_nothing_is_left(quota: &Quota, users: &KeyedLimit, keys: &[&str]) {
     tokio::time::sleep(Duration::from_millis(100)).await;
-    assert_eq!(left(quota, users, keys).await, NOTHING);
+    assert_eq!(left(quota, users, keys).await, NOTHING_LEFT);
 }
 
 /// Returns this member's keys, units and callers, the shares in the store, and the mode.
@@ -124,11 +124,11 @@ async fn left(quota: &Quota, users: &KeyedLimit, keys: &[&str]) -> ([usize; 4], 
     ([keyed.keys, keyed.held as usize, status.counters.waiting, shares], status.mode)
 }
 
-const NOTHING: ([usize; 4], QuotaMode) = ([0; 4], QuotaMode::Normal);
+const NOTHING_LEFT: ([usize; 4], QuotaMode) = ([0; 4], QuotaMode::Normal);
 
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_waits_alone_drives_its_settlement() {
-    let store = takes_5_ms();
+    let store = with_5_ms_delay();
     let (_quota, users) = store.member().await;
     let taking = tokio::spawn(async move { users.take("ann").await.map(|lease| (lease, tokio::task::id())) });
     let (_lease, caller) = taking.await.unwrap().unwrap();
@@ -137,7 +137,7 @@ async fn a_caller_that_waits_alone_drives_its_settlement() {
 
 #[tokio::test(start_paused = true)]
 async fn a_driver_that_is_not_polled_blocks_no_other_caller() {
-    let (_quota, users) = takes_5_ms().member().await;
+    let (_quota, users) = with_5_ms_delay().member().await;
     for (first, second) in [("ann", "ann"), ("bob", "cat")] {
         let started = tokio::time::Instant::now();
         let mut stalled = pin!(users.take(first));
@@ -151,7 +151,7 @@ async fn a_driver_that_is_not_polled_blocks_no_other_caller() {
 
 #[tokio::test(start_paused = true)]
 async fn returned_units_are_reported_although_a_driver_is_not_polled() {
-    let (_quota, users) = takes_5_ms().member().await;
+    let (_quota, users) = with_5_ms_delay().member().await;
     let lease = users.take("ann").await.unwrap();
     let mut stalled = pin!(users.take("bob"));
     assert!(poll(stalled.as_mut()).is_pending());
@@ -162,10 +162,10 @@ async fn returned_units_are_reported_although_a_driver_is_not_polled() {
 
 #[tokio::test(start_paused = true)]
 async fn a_driver_that_is_never_polled_again_causes_no_outage() {
-    let (quota, users) = takes_5_ms().member().await;
+    let (quota, users) = with_5_ms_delay().member().await;
     let mut stalled = Box::pin(users.take("ann"));
     assert!(poll(stalled.as_mut()).is_pending());
-    tokio::time::sleep(CALL * 3).await;
+    tokio::time::sleep(CALL_TIMEOUT * 3).await;
     assert_eq!((quota.status().mode, quota.status().counters.failures), (QuotaMode::Normal, 0));
     assert_eq!(users.holders("ann").await.unwrap()[0].count, 1, "it was applied");
     drop(stalled);
@@ -185,7 +185,7 @@ async fn a_settlement_without_a_reply_ends_at_its_deadline_with_and_without_a_dr
             let QuotaRefusal::Unavailable { why } = refusal else { panic!("{refusal:?}") };
             assert_eq!(why, "the store gave no answer within 500ms");
         }
-        assert_eq!((started.elapsed(), quota.status().counters.waiting), (CALL, 0));
+        assert_eq!((started.elapsed(), quota.status().counters.waiting), (CALL_TIMEOUT, 0));
     }
 }
 
@@ -193,23 +193,23 @@ async fn a_settlement_without_a_reply_ends_at_its_deadline_with_and_without_a_dr
 async fn a_caller_dropped_at_any_point_leaks_nothing() {
     let polls = Arc::new(AtomicU32::new(0));
     let (quota, users) = SlowStore::new(SettleDelay::Polls(polls.clone())).member().await;
-    for way in 1..4 {
-        polls.store(way, Relaxed);
-        for polled in 0..2 * way {
-            let mut going = Box::pin(users.take("ann"));
+    for delay in 1..4 {
+        polls.store(delay, Relaxed);
+        for polled in 0..2 * delay {
+            let mut dropped = Box::pin(users.take("ann"));
             for _ in 0..polled {
-                assert!(poll(going.as_mut()).is_pending());
+                assert!(poll(dropped.as_mut()).is_pending());
             }
-            drop(going);
+            drop(dropped);
             assert_nothing_is_left(&quota, &users, &["ann"]).await;
             // The same with two more callers that take all units.
-            let mut going = Box::pin(users.take("ann"));
+            let mut dropped = Box::pin(users.take("ann"));
             for _ in 0..polled {
-                assert!(poll(going.as_mut()).is_pending());
+                assert!(poll(dropped.as_mut()).is_pending());
             }
             let (next, last) = (users.take("ann"), users.take("ann"));
             let both = futures_util::future::join(next, last);
-            let ((next, last), ()) = futures_util::future::join(both, async { drop(going) }).await;
+            let ((next, last), ()) = futures_util::future::join(both, async { drop(dropped) }).await;
             drop((next.unwrap(), last.unwrap()));
             assert_nothing_is_left(&quota, &users, &["ann"]).await;
         }
@@ -218,7 +218,7 @@ async fn a_caller_dropped_at_any_point_leaks_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn a_settlement_continues_when_its_driver_gets_another_unit_first() {
-    let (quota, users) = takes_5_ms().member().await;
+    let (quota, users) = with_5_ms_delay().member().await;
     let held = (users.take("ann").await.unwrap(), users.take("bob").await.unwrap());
     let mut waiting = pin!(users.take("ann"));
     assert!(poll(waiting.as_mut()).is_pending());
@@ -232,7 +232,7 @@ async fn a_settlement_continues_when_its_driver_gets_another_unit_first() {
 fn a_caller_without_a_runtime_is_served() {
     let member_runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let (_quota, users) = member_runtime.block_on(takes_5_ms().member());
+    let (_quota, users) = member_runtime.block_on(with_5_ms_delay().member());
     let mut taking = pin!(users.take("ann"));
     let started = std::time::Instant::now();
     while poll(taking.as_mut()).is_pending() {
@@ -243,10 +243,10 @@ fn a_caller_without_a_runtime_is_served() {
 
 #[test]
 fn a_driver_is_answered_when_the_members_runtime_ends() {
-    for way in [SettleDelay::Never, SettleDelay::Takes(Duration::from_secs(3600))] {
+    for delay in [SettleDelay::Never, SettleDelay::Time(Duration::from_secs(3600))] {
         let member_runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let (_quota, users) = member_runtime.block_on(SlowStore::new(way).member());
+        let (_quota, users) = member_runtime.block_on(SlowStore::new(delay).member());
         let caller_runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let mut taking = pin!(users.take("ann"));
         assert!(caller_runtime.block_on(async { (&mut taking).now_or_never() }).is_none());
@@ -265,7 +265,7 @@ fn a_driver_is_answered_when_the_members_runtime_ends() {
 async fn callers_dropped_on_many_threads_leak_nothing() {
     let polls = Arc::new(AtomicU32::new(2));
     // The clock runs: a slow machine must not cause an outage.
-    let (quota, users) = SlowStore::new(SettleDelay::Polls(polls)).member_that_waits(PATIENCE).await;
+    let (quota, users) = SlowStore::new(SettleDelay::Polls(polls)).member_with_timeout(PATIENCE).await;
     let callers: Vec<_> = (0..8_u32)
         .map(|caller| {
             let users = users.clone();
@@ -290,5 +290,5 @@ async fn callers_dropped_on_many_threads_leak_nothing() {
         caller.await.unwrap();
     }
     let keys = ["ann", "bob", "cat"];
-    eventually("nothing is left", NOTHING, async || left(&quota, &users, &keys).await).await;
+    eventually("nothing is left", NOTHING_LEFT, async || left(&quota, &users, &keys).await).await;
 }

@@ -37,10 +37,10 @@ impl MemberProcess {
     }
 
     fn start_as(kind: &str, server: &Redis, namespace: &str, name: &str) -> Self {
-        let commands = format!("{} {namespace} {name} {kind}", server.url());
+        let arguments = format!("{} {namespace} {name} {kind}", server.url());
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["processes::run_member_process", "--exact", "--nocapture", "--test-threads=1"])
-            .env(MEMBER_VARIABLE, commands)
+            .env(MEMBER_VARIABLE, arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -92,8 +92,8 @@ impl Drop for MemberProcess {
 /// Does nothing unless one of the tests below has started it as a child.
 #[test]
 fn run_member_process() {
-    let Ok(commands) = std::env::var(MEMBER_VARIABLE) else { return };
-    let fields: Vec<_> = commands.split(' ').collect();
+    let Ok(arguments) = std::env::var(MEMBER_VARIABLE) else { return };
+    let fields: Vec<_> = arguments.split(' ').collect();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let config = if fields[3] == "quick" { quick(fields[2]) } else { steady(fields[2]) };
     runtime.block_on(run_commands(fields[0], fields[1], config));

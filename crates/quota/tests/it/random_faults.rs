@@ -132,7 +132,7 @@ pub(crate) async fn run_with_faults(
 ) {
     let seed = seed();
     println!("FOREBAY_SEED={seed}, {policy:?} for {span:?}");
-    let mut dice = Dice::of(seed, "faults", policy as usize);
+    let mut dice = Dice::of(seed, "storm", policy as usize);
     let (started, mut injected) = (Instant::now(), Vec::new());
     let faults = async {
         while started.elapsed() < span {
