@@ -100,8 +100,8 @@
 //! | status, metrics | `statistics.rs`, `metrics.rs` |
 //!
 //! # Decisions
-//! - The permit is in the response body, so every owner of the body owns the permit, also where the
-//!   server sends the body on another path.
+//! - The permit is in the response body, so the owner of the body owns the permit. This also holds
+//!   where a server sends the body on another path.
 //! - The budget's unit is acquired before the user's: a 503 then needs no store call for the user.
 //! - Units above a share are checked one at a time. Otherwise two concurrent requests for the last
 //!   unit could both be refused.

@@ -1,12 +1,12 @@
 //! Client identification: several opt-in methods, tried in order.
 //!
-//! Invariant: an identity is verified or vouched for. A token's signature is verified, an API key
-//! is known, a header counts only from a trusted proxy, and an address is the peer's or one
+//! Invariant: an identity is verified or vouched for. A token's signature is verified, and an API
+//! key is known. A header counts only from a trusted proxy. An address is the peer's, or one
 //! reported by a trusted proxy. A wrong credential is an [`IdentifyError`], never an anonymous
 //! client.
 //! Enforced by: [`Identify::identify`] is the only way from a request to a [`ClientIdentity`].
 //! Order: token, API key, trusted header, address. If tokens and keys share a header, a known key
-//! comes before a token.
+//! is tried before a token.
 //! Out of scope: what the client may do.
 
 use std::net::{IpAddr, SocketAddr};
