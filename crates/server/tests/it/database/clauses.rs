@@ -37,7 +37,7 @@ async fn a_clause_is_read_and_not_run() {
     let refusal = refused(&database, "true; DELETE FROM \"Items\"").await;
     assert_eq!(refusal.to_string(), "cannot insert multiple commands into a prepared statement");
     assert_eq!(database.ask("SELECT count(*) FROM \"Items\""), "1");
-    assert!(client.is_fit());
+    assert!(client.is_reusable());
 }
 
 #[tokio::test]

@@ -24,7 +24,7 @@ fn items(version: u32) -> Database {
 async fn failure(database: &Database, query: &SnapshotQuery<'_>) -> Failure {
     let mut client = database.client().await;
     let error = snapshot(&mut client, query, &mut Collected::default()).await.unwrap_err();
-    assert!(client.is_fit(), "{error}");
+    assert!(client.is_reusable(), "{error}");
     let state = client
         .query_one("SELECT 1 WHERE current_setting('transaction_isolation') = 'read committed'", &[])
         .await;
@@ -158,7 +158,7 @@ async fn a_connection_that_is_lost_is_not_lent_again() {
     let (outcome, ()) = tokio::join!(snapshot(&mut client, &slow, &mut sink), terminating);
     let error = outcome.unwrap_err();
     assert!(matches!(error, SnapshotError::Lost(_)) && error.is_temporary(), "{error:?}");
-    assert!(!client.is_fit());
+    assert!(!client.is_reusable());
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -213,7 +213,7 @@ async fn a_sink_that_fails_ends_the_snapshot_and_the_copy() {
         matches!(error, SnapshotError::Sink(Full)) && error.to_string() == "the disk is full",
         "{error:?}"
     );
-    assert!(!client.is_fit());
+    assert!(!client.is_reusable());
     drop(client);
     until("the server stops", async || database.run(COPYING).is_empty()).await;
 }
@@ -234,7 +234,7 @@ async fn a_slow_sink_slows_the_server_and_dropping_the_snapshot_stops_it() {
         outcome = snapshot(&mut client, &query, &mut sink) => panic!("{outcome:?}"),
         () = waiting => {}
     }
-    assert!(!client.is_fit(), "nobody else may have the rest of the rows");
+    assert!(!client.is_reusable(), "nobody else may have the rest of the rows");
     drop(client);
     let alive = format!("SELECT 1 FROM pg_stat_activity WHERE pid = {pid}");
     until("the server is rid of it", async || database.run(&alive).is_empty()).await;
@@ -250,7 +250,7 @@ async fn a_table_that_stays_locked_is_given_up_after_a_while() {
     let (query, mut sink) = (query(&table, &[0], None), Collected::default());
     let given_up = snapshot(&mut client, &query, &mut sink).await;
     assert!(matches!(given_up, Err(SnapshotError::Cancelled(_))), "{given_up:?}");
-    assert!(client.is_fit(), "others may have the connection");
+    assert!(client.is_reusable(), "others may have the connection");
     drop(client);
     blocker.batch_execute("ROLLBACK").await.unwrap();
     assert_eq!(database.rows("t", None).await.len(), 2);
@@ -273,7 +273,7 @@ async fn a_snapshot_dropped_before_its_rows_leaves_no_transaction_behind() {
             !database.run(waiting).is_empty()
         }) => {}
     }
-    assert!(!client.is_fit());
+    assert!(!client.is_reusable());
     drop(client);
     until("nobody waits any more", async || database.run(waiting).is_empty()).await;
     blocker.batch_execute("ROLLBACK").await.unwrap();
@@ -337,7 +337,7 @@ async fn a_partition_that_is_attached_or_truncated_after_the_snapshot_was_taken_
                     assert!(matches!(outcome, Err(Failure::Changed { .. })), "{version}: {sql}: {outcome:?}")
                 }
             }
-            assert!(client.is_fit(), "{version}: {sql}");
+            assert!(client.is_reusable(), "{version}: {sql}");
         }
         // Partitions that the clause has nothing to do with may be locked for long.
         let other = database.client().await;
