@@ -19,6 +19,12 @@ pub struct Limits {
     pub max_depth: usize,
 }
 
+impl Limits {
+    /// For bytes that were framed under real limits before.
+    pub(crate) const NONE: Limits =
+        Limits { max_reply_bytes: usize::MAX, max_elements: usize::MAX, max_depth: usize::MAX };
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Limits { max_reply_bytes: 1 << 30, max_elements: 1 << 24, max_depth: 64 }
@@ -83,6 +89,8 @@ pub(crate) enum Kind {
     Reply,
     /// Likewise, and it is an error.
     Error,
+    /// Likewise, and an element directly inside it is an error, as in the results of `EXEC`.
+    HasErrors,
     /// Nobody's answer: a message or an invalidation.
     Push,
 }
@@ -213,6 +221,9 @@ impl Framer {
                 b'-' | b'!' => Kind::Error,
                 _ => Kind::Reply,
             });
+        } else if matches!(tag, b'-' | b'!') && self.levels.len() == 1 && self.kind == Some(Kind::Reply) {
+            // Inside an attribute before the reply, `kind` is still `None`.
+            self.kind = Some(Kind::HasErrors);
         }
         match tag {
             b'$' | b'!' | b'=' | b';' => self.string_header(bytes, tag),

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 
 use super::frame::{Framer, Kind, Limits, ProtocolError, Step};
-use super::refusal::{Refusal, error_text};
+use super::refusal::{Refusal, error_text, errors_inside};
 use super::sentinel::{Judged, Sentinel};
 
 /// Where an answer goes. The pipeline knows nothing else of it.
@@ -247,7 +247,7 @@ impl<S: Sink> Pipeline<S> {
                 return Ok(Parsed::Some);
             }
             let step = match self.framer.next(&self.input)? {
-                Step::Frame(Kind::Reply, range)
+                Step::Frame(Kind::Reply | Kind::HasErrors, range)
                     if self.arrays_are_pushes && self.input[range.start] == b'*' =>
                 {
                     Step::Frame(Kind::Push, range)
@@ -271,7 +271,7 @@ impl<S: Sink> Pipeline<S> {
                     }
                     emit(Received::Push(push));
                 }
-                Step::Frame(kind @ (Kind::Reply | Kind::Error), range) => {
+                Step::Frame(kind @ (Kind::Reply | Kind::Error | Kind::HasErrors), range) => {
                     if self.count_reply(kind, range)? {
                         answers = answers.saturating_sub(1);
                         let replies = self.take_replies();
@@ -313,8 +313,8 @@ impl<S: Sink> Pipeline<S> {
             },
         };
         self.whole = range.end;
-        if kind == Kind::Error {
-            self.note_refusal(range);
+        if kind != Kind::Reply {
+            self.note_refusals(range);
         }
         if last && self.refused.is_some() {
             self.note_unfit();
@@ -323,12 +323,14 @@ impl<S: Sink> Pipeline<S> {
     }
 
     #[cold]
-    fn note_refusal(&mut self, range: Range<usize>) {
-        // Of several in one request, one that ends the connection counts.
-        if let Some(refusal) = error_text(&self.input[range]).and_then(Refusal::of)
-            && !self.refused.is_some_and(Refusal::ends_connection)
-        {
-            self.refused = Some(refusal);
+    fn note_refusals(&mut self, range: Range<usize>) {
+        let reply = &self.input[range];
+        let texts = error_text(reply).into_iter().chain(errors_inside(reply));
+        for refusal in texts.filter_map(Refusal::of) {
+            // Of several in one request, one that ends the connection counts.
+            if !self.refused.is_some_and(Refusal::ends_connection) {
+                self.refused = Some(refusal);
+            }
         }
     }
 

@@ -4,6 +4,7 @@
 //! and the README have no list of their own.
 //! Enforced by: `tests/it/refusals.rs` gets each error from a real server.
 
+use super::frame::{Framer, Kind, Limits, Step, header};
 use crate::error::Retry;
 
 /// An error with which a server refuses a command because of its own state, or because the command belongs elsewhere.
@@ -149,6 +150,24 @@ pub(crate) fn error_text(reply: &[u8]) -> Option<&[u8]> {
     rest.strip_suffix(b"\r\n")
 }
 
+/// Returns the texts of the errors directly inside a whole reply that is an array. `EXEC` answers with such an array: a
+/// command that was queued and then refused, such as a script that writes on a replica, has its error there.
+pub(crate) fn errors_inside(reply: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let header = if reply.starts_with(b"*") { header(reply, 0, b'*').ok().flatten() } else { None };
+    let mut elements = header.map_or(&[][..], |header| &reply[header.end..]);
+    std::iter::from_fn(move || {
+        loop {
+            // The end marker of a streamed array is no frame and ends the loop, too.
+            let Ok(Step::Frame(kind, range)) = Framer::new(Limits::NONE).next(elements) else { return None };
+            let (element, rest) = elements.split_at(range.end);
+            elements = rest;
+            if kind == Kind::Error {
+                return error_text(element);
+            }
+        }
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -193,5 +212,17 @@ mod tests {
         assert_eq!(error_text(b"-BUSY so\r\n"), Some(&b"BUSY so"[..]));
         assert_eq!(error_text(b"!7\r\nBUSY so\r\n"), Some(&b"BUSY so"[..]));
         assert_eq!((error_text(b"+OK\r\n"), error_text(b""), error_text(b"!")), (None, None, None));
+    }
+
+    #[test]
+    fn errors_are_found_directly_inside_an_array_and_nowhere_else() {
+        let found = |reply| errors_inside(reply).map(<[u8]>::to_vec).collect::<Vec<_>>();
+        assert_eq!(found(b"*3\r\n:1\r\n-READONLY no\r\n!3\r\nERR\r\n"), [&b"READONLY no"[..], b"ERR"]);
+        assert_eq!(found(b"*?\r\n-BUSY so\r\n.\r\n"), [b"BUSY so"]);
+        for reply in
+            [&b"*1\r\n*1\r\n-BUSY so\r\n"[..], b"*0\r\n", b"*-1\r\n", b"-BUSY so\r\n", b"$8\r\n-BUSY so\r\n"]
+        {
+            assert_eq!(found(reply), Vec::<Vec<u8>>::new());
+        }
     }
 }

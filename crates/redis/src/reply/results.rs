@@ -60,8 +60,7 @@ impl<'a> Cursor<'a> {
 }
 
 fn whole_frame(bytes: &[u8]) -> usize {
-    let no_limits = Limits { max_reply_bytes: usize::MAX, max_elements: usize::MAX, max_depth: usize::MAX };
-    match Framer::new(no_limits).next(bytes) {
+    match Framer::new(Limits::NONE).next(bytes) {
         Ok(Step::Frame(_, range)) => range.end,
         Ok(Step::Need(_)) | Err(_) => bytes.len(),
     }

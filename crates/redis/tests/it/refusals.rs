@@ -21,10 +21,10 @@ fn refusal(error: &ExecError) -> Option<Refusal> {
 }
 
 /// Sends `words`, which the server refuses, and checks that the connection stays and works.
-async fn is_kept(client: &Client, words: &[&str], expected: Refusal) {
+async fn is_kept(client: &Client, words: &[&str], expected: Refusal, retry: Retry) {
     let connections = client.stats().connections;
     let error = client.exec::<Value>((words,)).await.unwrap_err();
-    assert_eq!((refusal(&error), error.retry()), (Some(expected), expected.retry()), "{error}");
+    assert_eq!((refusal(&error), error.retry()), (Some(expected), retry), "{error}");
     assert!(!expected.ends_connection());
     assert_eq!((client.state(), client.stats().connections), (State::Open, connections), "{error}");
 }
@@ -73,6 +73,16 @@ async fn readonly_ends_the_connection_also_from_scripts_and_transactions() {
     let error = client.transaction::<(Value,)>((("INCR", "key"),)).await.unwrap_err();
     assert_eq!(refusal(&error), Some(Refusal::ReadOnly), "{error}");
     mends(&mut changes).await;
+    let mut changes = follow(&client).await;
+    // A replica queues a script. Its error stands among the results of EXEC, and the other commands have run.
+    let script = ("EVAL", "return redis.call('SET', KEYS[1], 1)", 1, "key");
+    let (set, get) = client.transaction::<(Value, String)>((script, ("GET", "key"))).await.unwrap();
+    let error = ExecError::Reply(set.unwrap_err());
+    assert_eq!((refusal(&error), error.retry()), (Some(Refusal::ReadOnly), Retry::Safe), "{error}");
+    assert_eq!(get.as_deref(), Ok("value"));
+    let failed = reaches(&mut changes, State::Failed).await;
+    assert!(matches!(failed.last_error, Some(Loss::Unfit(Refusal::ReadOnly))), "{failed:?}");
+    reaches(&mut changes, State::Open).await;
     let mut changes = follow(&client).await;
     let (get, set) = client.pipeline::<(String, Value)>((("GET", "key"), ("DEL", "key"))).await.unwrap();
     assert_eq!((get.as_deref(), set.unwrap_err().retry()), (Ok("value"), Retry::Safe));
@@ -215,8 +225,74 @@ async fn masterdown_ends_the_connection() {
 async fn clusterdown_keeps_the_connection() {
     let redis = Redis::builder().config("cluster-enabled", "yes").start().unwrap();
     let client = connect(redis.url()).await;
-    is_kept(&client, &["GET", "key"], Refusal::ClusterDown).await;
-    is_kept(&client, &["SET", "key", "value"], Refusal::ClusterDown).await;
+    is_kept(&client, &["GET", "key"], Refusal::ClusterDown, Retry::Safe).await;
+    is_kept(&client, &["SET", "key", "value"], Refusal::ClusterDown, Retry::Safe).await;
+}
+
+/// A node of a cluster, and a connection to it.
+async fn cluster_node() -> (Redis, Client, u16) {
+    let bus_port = forebay_sandbox::free_port();
+    let redis = Redis::builder()
+        .config("cluster-enabled", "yes")
+        .config("cluster-port", &bus_port.to_string())
+        .start()
+        .unwrap();
+    let client = connect(redis.url()).await;
+    (redis, client, bus_port)
+}
+
+/// Waits until the node knows both nodes and which of them has which slots.
+async fn sees_the_cluster(node: &Client) {
+    eventually("the node sees the cluster", true, async || {
+        let info: String = node.exec(("CLUSTER", "INFO")).await.unwrap();
+        let nodes: String = node.exec(("CLUSTER", "NODES")).await.unwrap();
+        info.contains("cluster_state:ok")
+            && info.contains("cluster_known_nodes:2")
+            && nodes
+                .lines()
+                .all(|line| line.contains(" connected 0-8191") || line.contains(" connected 8192-16383"))
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn moved_ask_and_tryagain_keep_the_connection() {
+    let (_first_server, first, _) = cluster_node().await;
+    let (second_server, second, second_bus_port) = cluster_node().await;
+    let nodes = [(&first, 1, 0, 8_191), (&second, 2, 8_192, 16_383)];
+    for (node, epoch, from, to) in nodes {
+        node.exec::<()>(("CLUSTER", "SET-CONFIG-EPOCH", epoch)).await.unwrap();
+        node.exec::<()>(("CLUSTER", "ADDSLOTSRANGE", from, to)).await.unwrap();
+    }
+    let meet = ("CLUSTER", "MEET", "127.0.0.1", second_server.port(), second_bus_port);
+    first.exec::<()>(meet).await.unwrap();
+    sees_the_cluster(&first).await;
+    sees_the_cluster(&second).await;
+
+    // `b` is in slot 3300, which the first node has; `a` is in slot 15495, which the second has.
+    assert_eq!(first.exec::<i64>(("CLUSTER", "KEYSLOT", "b")).await.unwrap(), 3_300);
+    is_kept(&first, &["GET", "a"], Refusal::Moved, Retry::Never).await;
+    is_kept(&second, &["SET", "b", "value"], Refusal::Moved, Retry::Never).await;
+    first.exec::<()>(("SET", "b", "value")).await.unwrap();
+
+    // The slot moves from the first node to the second; a key that isn't on the first any more is on the second.
+    let [first_id, second_id]: [String; 2] =
+        [first.exec(("CLUSTER", "MYID")).await.unwrap(), second.exec(("CLUSTER", "MYID")).await.unwrap()];
+    second.exec::<()>(("CLUSTER", "SETSLOT", 3_300, "IMPORTING", first_id)).await.unwrap();
+    first.exec::<()>(("CLUSTER", "SETSLOT", 3_300, "MIGRATING", second_id)).await.unwrap();
+    is_kept(&first, &["GET", "{b}other"], Refusal::Ask, Retry::Never).await;
+    assert_eq!(first.exec::<String>(("GET", "b")).await.unwrap(), "value");
+
+    // The second node can't tell yet whether it has all keys of one command.
+    let connections = second.stats().connections;
+    let request = (("ASKING",), ("MGET", "{b}one", "{b}two"));
+    let (asking, found) = second.pipeline::<((), Value)>(request).await.unwrap();
+    let error = ExecError::Reply(found.unwrap_err());
+    assert_eq!(asking, Ok(()));
+    assert_eq!((refusal(&error), error.retry()), (Some(Refusal::TryAgain), Retry::Safe), "{error}");
+    assert_eq!((second.state(), second.stats().connections), (State::Open, connections));
+    second.exec::<()>(("SET", "a", "value")).await.unwrap();
+    assert_eq!((second.state(), second.stats().connections), (State::Open, connections));
 }
 
 #[tokio::test]
@@ -235,9 +311,14 @@ async fn misconf_keeps_the_connection() {
         info.contains("rdb_last_bgsave_status:err")
     })
     .await;
-    is_kept(&client, &["SET", "key", "value"], Refusal::Misconfigured).await;
-    is_kept(&client, &["EVAL", "return redis.call('SET', KEYS[1], 1)", "1", "key"], Refusal::Misconfigured)
-        .await;
+    is_kept(&client, &["SET", "key", "value"], Refusal::Misconfigured, Retry::Safe).await;
+    is_kept(
+        &client,
+        &["EVAL", "return redis.call('SET', KEYS[1], 1)", "1", "key"],
+        Refusal::Misconfigured,
+        Retry::Safe,
+    )
+    .await;
     assert_eq!(client.exec::<Option<i64>>(("GET", "key")).await.unwrap(), None);
 }
 
@@ -246,14 +327,24 @@ async fn out_of_memory_and_missing_replicas_keep_the_connection() {
     let redis = start();
     let client = connect(redis.url()).await;
     client.exec::<()>(("CONFIG", "SET", "min-replicas-to-write", 1)).await.unwrap();
-    is_kept(&client, &["SET", "key", "value"], Refusal::NoReplicas).await;
-    is_kept(&client, &["EVAL", "return redis.call('SET', KEYS[1], 1)", "1", "key"], Refusal::NoReplicas)
-        .await;
+    is_kept(&client, &["SET", "key", "value"], Refusal::NoReplicas, Retry::Safe).await;
+    is_kept(
+        &client,
+        &["EVAL", "return redis.call('SET', KEYS[1], 1)", "1", "key"],
+        Refusal::NoReplicas,
+        Retry::Safe,
+    )
+    .await;
     client.exec::<()>(("CONFIG", "SET", "min-replicas-to-write", 0)).await.unwrap();
     client.exec::<()>(("CONFIG", "SET", "maxmemory", 1, "maxmemory-policy", "noeviction")).await.unwrap();
-    is_kept(&client, &["SET", "key", "value"], Refusal::OutOfMemory).await;
-    is_kept(&client, &["EVAL", "return redis.call('SET', KEYS[1], 1)", "1", "key"], Refusal::OutOfMemory)
-        .await;
+    is_kept(&client, &["SET", "key", "value"], Refusal::OutOfMemory, Retry::Safe).await;
+    is_kept(
+        &client,
+        &["EVAL", "return redis.call('SET', KEYS[1], 1)", "1", "key"],
+        Refusal::OutOfMemory,
+        Retry::Safe,
+    )
+    .await;
     assert_eq!(client.exec::<Option<i64>>(("GET", "key")).await.unwrap(), None);
 }
 
@@ -267,7 +358,7 @@ async fn busy_keeps_the_connection_and_a_subscription_waits_for_its_end() {
     let endless = submitted(client.exec::<()>(("EVAL", "while true do end", 0)).within(PATIENCE));
     let is_busy = async || matches!(admin.exec::<()>(("GET", "key")).await, Err(error) if refusal(&error) == Some(Refusal::Busy));
     eventually("the script is slow", true, is_busy).await;
-    is_kept(&admin, &["GET", "key"], Refusal::Busy).await;
+    is_kept(&admin, &["GET", "key"], Refusal::Busy, Retry::Safe).await;
     is_unknown(&admin).await;
 
     // The server refuses to subscribe a new connection, which ends no subscription.
@@ -298,11 +389,11 @@ async fn unblocked_noauth_and_noscript_say_whether_to_try_again() {
     become_replica(&admin, NOBODY).await;
     let error = within("the end of the wait", waiting).await.unwrap().unwrap_err();
     assert_eq!((refusal(&error), error.retry()), (Some(Refusal::Unblocked), Retry::Safe), "{error}");
-    is_kept(&admin, &["EVALSHA", &"0".repeat(40), "0"], Refusal::NoScript).await;
+    is_kept(&admin, &["EVALSHA", &"0".repeat(40), "0"], Refusal::NoScript, Retry::Never).await;
 
     let redis = Redis::builder().password("secret").start().unwrap();
     let client = connect(with(config(redis.url()), |config| config.protocol = Protocol::Resp2)).await;
-    is_kept(&client, &["GET", "key"], Refusal::NoAuth).await;
+    is_kept(&client, &["GET", "key"], Refusal::NoAuth, Retry::Never).await;
     is_unknown(&client).await;
 }
 
