@@ -1,6 +1,6 @@
 //! A Redis client whose connection is one actor.
 //!
-//! One task owns the socket; callers hold a [`Client`], which is cheap to clone and works from any thread and any tokio
+//! CommandSpec task owns the socket; callers hold a [`RedisClient`], which is cheap to clone and works from any thread and any tokio
 //! runtime. Requests of all callers share the connection and are pipelined by themselves.
 //!
 //! What always holds:
@@ -18,9 +18,9 @@
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let server = forebay_sandbox::Redis::start()?;
 //! # let url = server.url();
-//! use forebay_redis::Client;
+//! use forebay_redis::RedisClient;
 //!
-//! let client = Client::connect(url).await?;
+//! let client = RedisClient::connect(url).await?;
 //! client.exec::<()>(("SET", "greeting", "hello")).await?;
 //! let greeting: Option<String> = client.exec(("GET", "greeting")).await?;
 //! assert_eq!(greeting.as_deref(), Some("hello"));
@@ -31,50 +31,52 @@
 //! # }
 //! ```
 
+mod args;
 mod client;
 mod command;
 mod config;
 mod connect;
 mod core;
-mod dedicated;
+mod dedicated_connection;
 mod error;
-mod exec;
-mod guard;
+mod request_future;
+mod command_guard;
 mod hooks;
 mod inbox;
-mod known;
+mod command_table;
 mod reply;
 mod scan;
 mod script;
-mod slot;
+mod reply_slot;
 mod status;
 mod subscription;
 #[cfg(feature = "tls")]
 mod tls;
-mod topics;
+mod topic_registry;
 mod worker;
 
-pub use client::Client;
-pub use command::{ArgWriter, Batch, Cmd, Command, ToArgs, cmd};
-pub use config::{Address, Config, IntoConfig, Password, Protocol};
-pub use core::backoff::Backoff;
-pub use core::frame::Limits;
+pub use client::RedisClient;
+pub use args::{ArgWriter, ToArgs};
+pub use command::{Cmd, CommandBatch, RedisCommand, cmd};
+pub use config::{Address, Config, IntoConfig, RedisPassword, Protocol};
+pub use core::backoff::ReconnectBackoff;
+pub use core::frame::ReplyLimits;
 pub use core::link::State;
-pub use dedicated::Dedicated;
+pub use dedicated_connection::DedicatedConnection;
 pub use error::{
-    ConfigError, ConnectError, ExecError, Loss, Mismatch, PathStep, ProtocolError, Refusal, ReplyError,
-    RequestError, Retry, ServerError,
+    RedisConfigError, RedisConnectError, ExecError, ConnectionLoss, TypeMismatch, PathStep, ProtocolError, ServerRefusal, ReplyError,
+    RequestError, Retry, RedisServerError,
 };
-pub use exec::Exec;
-pub use hooks::{Hooks, Outcome, RequestReport};
+pub use request_future::RequestFuture;
+pub use hooks::{Hooks, RequestOutcome, RequestReport};
 #[cfg(feature = "serde")]
 pub use reply::Serde;
 pub use reply::{
-    Attributed, BigNumber, Decoder, FromReplies, FromReply, Items, Reader, Token, Value, Verbatim,
+    WithAttributes, BigNumber, RespDecoder, FromReplies, FromReply, RemainingItems, ReplyReader, ReplyToken, RespValue, VerbatimString,
 };
-pub use scan::{Scan, Scanning};
-pub use script::Script;
-pub use status::{Changes, Stats, Status};
-pub use subscription::{Event, Gap, Message, Pushes, Subscription};
+pub use scan::{ScanCommand, ScanStream};
+pub use script::LuaScript;
+pub use status::{StatusStream, ClientStats, Status};
+pub use subscription::{Event, Gap, PubSubMessage, PushStream, Subscription};
 #[cfg(feature = "tls")]
-pub use tls::Tls;
+pub use tls::RedisTls;

@@ -1,4 +1,4 @@
-//! The worker on in-memory streams under a paused clock: every time here is exact.
+//! The worker on in-memory streams with a paused clock: all times are exact.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -9,16 +9,17 @@ use tokio::io::{AsyncWriteExt, DuplexStream, duplex};
 use tokio::sync::mpsc;
 
 use super::*;
-use crate::client::Client;
+use crate::client::RedisClient;
 use crate::config::Config;
-use crate::error::{ConnectError, ExecError, RequestError};
+use crate::error::{RedisConnectError, ExecError, RequestError};
 
-/// A client whose dials end up here, one by one: `Some` is the server's end of a new connection.
+/// Returns a client and the server ends of its dials. `dials` says which dials succeed; further
+/// ones do.
 fn client_with(
     config: Config,
     buffer: usize,
     dials: impl IntoIterator<Item = bool>,
-) -> (Client, mpsc::Receiver<Dialed>) {
+) -> (RedisClient, mpsc::Receiver<Dialed>) {
     let (sender, receiver) = mpsc::channel(64);
     let dials = Mutex::new(dials.into_iter().collect::<VecDeque<bool>>());
     let dialer: Dialer = Arc::new(move || {
@@ -28,13 +29,13 @@ fn client_with(
         let told = sender.try_send(dialed).is_ok();
         Box::pin(async move {
             if works && told {
-                Ok(Connected { io: Box::new(ours), received: BytesMut::new(), resp3: true })
+                Ok(EstablishedConnection { io: Box::new(ours), received: BytesMut::new(), resp3: true })
             } else {
-                Err(ConnectError::Cancelled)
+                Err(RedisConnectError::Cancelled)
             }
         })
     });
-    let client = Client::with_dialer(Arc::new(config), dialer);
+    let client = RedisClient::with_dialer(Arc::new(config), dialer);
     client.start();
     (client, receiver)
 }
@@ -52,7 +53,7 @@ async fn expect_bytes(server: &mut DuplexStream, expected: &[u8]) {
     assert_eq!(String::from_utf8_lossy(&found), String::from_utf8_lossy(expected));
 }
 
-fn get(client: &Client) -> tokio::task::JoinHandle<Result<String, ExecError>> {
+fn get(client: &RedisClient) -> tokio::task::JoinHandle<Result<String, ExecError>> {
     let client = client.clone();
     tokio::spawn(async move { client.exec::<String>(("GET", "a")).await })
 }
@@ -99,14 +100,14 @@ async fn a_silent_server_is_taken_for_dead_after_the_stall_timeout() {
     let again = dials.recv().await.expect("it dials again");
     let waited = again.at - silent.at;
     assert!(waited >= Duration::from_secs(30) && waited < Duration::from_millis(30_100), "{waited:?}");
-    assert!(matches!(client.status().last_error, Some(Loss::Stalled(_))));
+    assert!(matches!(client.status().last_error, Some(ConnectionLoss::Stalled(_))));
 }
 
 #[tokio::test(start_paused = true)]
 async fn tries_follow_the_backoff_for_ever_and_the_first_success_ends_them() {
     let (client, mut dials) = client_with(Config::default(), 1024, std::iter::repeat_n(false, 30));
     let mut last = dials.recv().await.expect("it dials").at;
-    let backoff = crate::Backoff::default();
+    let backoff = crate::ReconnectBackoff::default();
     for attempt in 1..=30 {
         let at = dials.recv().await.expect("it dials again").at;
         let (least, most) = (backoff.delay(attempt, 0), backoff.delay(attempt, u64::MAX));
@@ -117,16 +118,16 @@ async fn tries_follow_the_backoff_for_ever_and_the_first_success_ends_them() {
         );
         last = at;
     }
-    client.changes().wait_for(State::Open).await;
+    client.status_changes().wait_for(State::Open).await;
     assert_eq!(client.status().reconnects, 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn while_it_waits_requests_are_rejected_and_told_when_it_tries_again() {
     let (client, _dials) = client_with(Config::default(), 1024, [false]);
-    let failed = client.changes().wait_for(State::Failed).await;
+    let failed = client.status_changes().wait_for(State::Failed).await;
     match client.exec::<String>(("GET", "a")).await {
-        Err(ExecError::Request(RequestError::Rejected { last_error: Loss::Connect(_), retry_at })) => {
+        Err(ExecError::Request(RequestError::Rejected { last_error: ConnectionLoss::Connect(_), retry_at })) => {
             assert_eq!(retry_at, failed.retry_at);
         }
         other => panic!("{other:?}"),
@@ -137,14 +138,14 @@ async fn while_it_waits_requests_are_rejected_and_told_when_it_tries_again() {
 async fn what_is_larger_than_every_buffer_goes_both_ways_at_once() {
     let (client, mut dials) = client_with(Config::default(), 64, []);
     let server = dials.recv().await.expect("it dials").server;
-    // It echoes each byte at once and waits for its reader, as a server does whose buffers are full.
+    // Echoes each byte at once and waits for its reader, like a server with full buffers.
     let echo = tokio::spawn(async move {
         let (mut from, mut to) = tokio::io::split(server);
         tokio::io::copy(&mut from, &mut to).await
     });
     let value = "x".repeat(100_000);
     let commands: Vec<_> = (0..20).map(|_| ("ECHO", &value)).collect();
-    // What comes back is the request itself, which is an array of two strings.
+    // The echo is the request itself: an array of two strings.
     let echoed = client.pipeline::<Vec<(String, String)>>(&commands).await.expect("no deadlock");
     assert!(echoed.into_iter().all(|result| result.expect("an array").1 == value));
     client.close().await;
@@ -198,7 +199,7 @@ async fn closing_lets_what_is_in_flight_finish_and_gives_up_at_its_deadline() {
             let client = client.clone();
             async move { client.close().await }
         });
-        client.changes().wait_for(State::Closing).await;
+        client.status_changes().wait_for(State::Closing).await;
         assert!(matches!(
             get(&client).await,
             Ok(Err(ExecError::Request(RequestError::Closed { last_error: None })))
@@ -248,7 +249,7 @@ async fn the_last_handle_takes_the_connection_along() {
 
 const READONLY: &[u8] = b"-READONLY You can't write against a read only replica.\r\n";
 
-/// Answers every request of a connection with this.
+/// Sends this reply to every request of a connection.
 fn answering(mut server: DuplexStream, reply: &'static [u8]) -> tokio::task::JoinHandle<()> {
     tokio::spawn(async move {
         let mut request = vec![0; GET_A.len()];
@@ -265,14 +266,14 @@ async fn a_server_that_stays_unfit_is_dialed_at_most_12_times_in_the_first_secon
  {
     let (client, mut dials) = client_with(Config::default(), 1024, []);
     let begun = Instant::now();
-    // Many callers who write whenever they may: the handshake and the answer cost no time.
+    // Calls as often as possible: the handshake and the reply take no time.
     let caller = tokio::spawn({
         let client = client.clone();
         async move {
             loop {
                 match client.exec::<String>(("GET", "a")).await {
                     Err(ExecError::Request(RequestError::Rejected {
-                        last_error: Loss::Unfit(_), ..
+                        last_error: ConnectionLoss::Unfit(_), ..
                     })) => {
                         tokio::time::sleep(Duration::from_millis(1)).await;
                     }
@@ -289,7 +290,7 @@ async fn a_server_that_stays_unfit_is_dialed_at_most_12_times_in_the_first_secon
         answering(dialed.server, READONLY);
     }
     let within = |from: u64| at.iter().filter(|at| at.as_secs() == from).count();
-    // The first dial of all is not a repetition.
+    // The first dial is not a reconnection.
     assert!(within(0) <= 13, "{at:?}");
     assert!((1..29).all(|second| (1..=2).contains(&within(second))), "{at:?}");
     caller.abort();
@@ -313,10 +314,10 @@ async fn an_unfit_server_is_left_once_what_it_sent_is_handed_out() {
     assert_eq!((before.as_str(), after.as_str()), ("before", "after"));
     assert_eq!(refused.server().map(|error| error.code()), Some("READONLY"));
     assert_eq!(refused.retry(), crate::Retry::Safe);
-    assert!(matches!(open, ExecError::Request(RequestError::Lost(Loss::Unfit(crate::Refusal::ReadOnly)))));
+    assert!(matches!(open, ExecError::Request(RequestError::Lost(ConnectionLoss::Unfit(crate::ServerRefusal::ReadOnly)))));
 
     let mut master = dials.recv().await.expect("it dials again").server;
-    client.changes().wait_for(State::Open).await;
+    client.status_changes().wait_for(State::Open).await;
     let request = get(&client);
     expect_bytes(&mut master, GET_A).await;
     master.write_all(b"+master\r\n").await.expect("the client reads");
@@ -364,13 +365,13 @@ async fn a_sentinel_follows_an_unknown_command_and_its_reply_is_nobodys() {
             None => {
                 for result in [call, later] {
                     let error = result.expect_err("nobody can tell the replies apart");
-                    let ExecError::Request(RequestError::Lost(Loss::Protocol(reason))) = error else {
+                    let ExecError::Request(RequestError::Lost(ConnectionLoss::Protocol(reason))) = error else {
                         panic!("{error:?}")
                     };
-                    assert_eq!(reason, crate::ProtocolError::OutOfStep);
+                    assert_eq!(reason, crate::ProtocolError::OutOfSync);
                 }
                 server = dials.recv().await.expect("it dials again").server;
-                client.changes().wait_for(State::Open).await;
+                client.status_changes().wait_for(State::Open).await;
             }
         }
     }

@@ -5,10 +5,10 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use forebay_redis::{Decoder, Limits, ProtocolError};
+use forebay_redis::{RespDecoder, ReplyLimits, ProtocolError};
 
 /// The system's allocator, with a count of what the current thread holds.
-struct Counting;
+struct ThreadCountingAllocator;
 
 thread_local! {
     static HELD: Cell<isize> = const { Cell::new(0) };
@@ -22,7 +22,7 @@ fn count(change: isize) {
 }
 
 // SAFETY: every call goes to the system's allocator as it came; counting touches two cells that need no allocation.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for ThreadCountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
         // SAFETY: the caller's promises are those that `System` asks for.
@@ -45,15 +45,15 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: ThreadCountingAllocator = ThreadCountingAllocator;
 
-/// Feeds `start` and then `again` for ever, until the decoder gives up. Returns the reason, the bytes fed, and the most that
+/// FeedTable `start` and then `again` for ever, until the decoder gives up. Returns the reason, the bytes fed, and the most that
 /// was allocated at a time.
 #[track_caller]
-fn refuse(limits: Limits, start: &[u8], again: &[u8]) -> (ProtocolError, usize, usize) {
+fn refuse(limits: ReplyLimits, start: &[u8], again: &[u8]) -> (ProtocolError, usize, usize) {
     let before = HELD.get();
     PEAK.set(before);
-    let mut decoder = Decoder::new(limits);
+    let mut decoder = RespDecoder::new(limits);
     let mut fed = 0;
     let mut piece = start;
     loop {
@@ -71,7 +71,7 @@ fn refuse(limits: Limits, start: &[u8], again: &[u8]) -> (ProtocolError, usize, 
 /// The error for bytes that must be refused for less than a kilobyte of memory.
 #[track_caller]
 fn refuse_at_once(bytes: &[u8]) -> ProtocolError {
-    let (error, _, peak) = refuse(Limits::default(), bytes, b"");
+    let (error, _, peak) = refuse(ReplyLimits::default(), bytes, b"");
     assert!(peak < 1024, "{peak} bytes allocated for {:?}", String::from_utf8_lossy(bytes));
     error
 }
@@ -80,7 +80,7 @@ const GIB: usize = 1 << 30;
 const ELEMENTS: usize = 1 << 24;
 
 /// Small enough to be reached.
-const SMALL: Limits = Limits { max_reply_bytes: 4096, max_elements: 100, max_depth: 8 };
+const SMALL: ReplyLimits = ReplyLimits { max_reply_bytes: 4096, max_elements: 100, max_depth: 8 };
 
 #[test]
 fn absurd_lengths_are_refused_before_anything_is_allocated() {
@@ -149,7 +149,7 @@ fn numbers_that_no_length_can_be_are_malformed() {
 
 #[test]
 fn a_length_without_end_is_refused_after_its_19th_digit() {
-    let (error, fed, peak) = refuse(Limits::default(), b"$", b"1");
+    let (error, fed, peak) = refuse(ReplyLimits::default(), b"$", b"1");
     assert_eq!((error, fed), (ProtocolError::Length(b'$'), 20));
     assert!(peak < 1024, "{peak} bytes allocated");
 }
@@ -170,13 +170,13 @@ fn depth_is_refused_where_it_begins_to_be_too_deep() {
         "*2\r\n:1\r\n",
     ];
     for level in levels.map(str::as_bytes) {
-        let (error, fed, peak) = refuse(Limits::default(), level, level);
+        let (error, fed, peak) = refuse(ReplyLimits::default(), level, level);
         assert_eq!((&error, fed), (&too_deep, 65 * level.len()), "{}", String::from_utf8_lossy(level));
         assert!(peak < 8192, "{peak} bytes allocated");
     }
     // However much of it comes at once: nothing is allocated but the bytes themselves.
     let nested = b"*1\r\n".repeat(100_000);
-    let (error, fed, peak) = refuse(Limits::default(), &nested, b"");
+    let (error, fed, peak) = refuse(ReplyLimits::default(), &nested, b"");
     assert_eq!(error, too_deep);
     assert!(peak < fed + 8192, "{peak} bytes allocated for {fed}");
 }
@@ -218,7 +218,7 @@ fn what_is_just_within_the_limits_is_a_value() {
         ("depth", [b"*1\r\n".repeat(8), b"_\r\n".to_vec()].concat()),
     ];
     for (what, bytes) in cases {
-        let mut decoder = Decoder::new(SMALL);
+        let mut decoder = RespDecoder::new(SMALL);
         // Each reply is measured by itself.
         for _ in 0..3 {
             decoder.feed(&bytes);
@@ -236,7 +236,7 @@ fn a_reply_is_too_long_however_it_comes() {
             let reply = format!("*2\r\n${length}\r\n{}\r\n{end}", "x".repeat(length));
             let too_long = reply.len() > SMALL.max_reply_bytes;
             for size in [1, 1000, reply.len()] {
-                let mut decoder = Decoder::new(SMALL);
+                let mut decoder = RespDecoder::new(SMALL);
                 let mut last = Ok(None);
                 for piece in reply.as_bytes().chunks(size) {
                     decoder.feed(piece);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use forebay_redis::{
-    Client, Config, ConnectError, ExecError, Loss, ProtocolError, RequestError, Retry, State,
+    RedisClient, Config, RedisConnectError, ExecError, ConnectionLoss, ProtocolError, RequestError, Retry, State,
 };
 use forebay_sandbox::Redis;
 use forebay_testkit::{Direction, Proxy};
@@ -30,13 +30,13 @@ fn is_deadline<T>(result: &Result<T, ExecError>) -> bool {
     matches!(result, Err(ExecError::Request(RequestError::Deadline { .. })))
 }
 
-async fn answers(client: &Client) {
+async fn assert_in_sync(client: &RedisClient) {
     let echo: String = client.exec(("ECHO", "still in step")).await.unwrap();
     assert_eq!(echo, "still in step");
 }
 
 /// Waits until the worker has written everything that is open.
-async fn sent(client: &Client, bytes: u64) {
+async fn wait_until_sent(client: &RedisClient, bytes: u64) {
     eventually("everything is sent", true, async || client.stats().bytes_sent >= bytes).await;
 }
 
@@ -74,12 +74,12 @@ async fn a_frozen_server_fails_1000_gets_at_their_deadline_and_goes_on_when_it_t
 async fn a_killed_server_fails_1000_increments_at_once_and_none_runs_later() {
     let redis = Redis::builder().config("appendonly", "yes").config("appendfsync", "always").start().unwrap();
     let client = connect(redis.url()).await;
-    let mut changes = follow(&client).await;
+    let mut changes = status_from_now(&client).await;
     redis.freeze();
     let before = client.stats().bytes_sent;
     let open: Vec<_> =
         (0..1000).map(|_| submitted(client.exec::<i64>(("INCR", "n")).within(2 * PATIENCE))).collect();
-    sent(&client, before + 1000 * "*2\r\n$4\r\nINCR\r\n$1\r\nn\r\n".len() as u64).await;
+    wait_until_sent(&client, before + 1000 * "*2\r\n$4\r\nINCR\r\n$1\r\nn\r\n".len() as u64).await;
 
     redis.kill();
     // By the loss, long before their deadline.
@@ -89,8 +89,8 @@ async fn a_killed_server_fails_1000_increments_at_once_and_none_runs_later() {
     }
 
     redis.revive().unwrap();
-    mends(&mut changes).await;
-    answers(&client).await;
+    wait_for_reconnect(&mut changes).await;
+    assert_in_sync(&client).await;
     let count: Option<i64> = client.exec(("GET", "n")).await.unwrap();
     assert_eq!(count, None, "a frozen server ran nothing, and nothing was sent again");
 }
@@ -100,7 +100,7 @@ async fn increments_that_ran_before_their_connection_was_cut_are_not_sent_again(
     let redis = start();
     let (proxy, url) = proxied(&redis);
     let (direct, client) = (connect(redis.url()).await, connect(url).await);
-    let mut changes = follow(&client).await;
+    let mut changes = status_from_now(&client).await;
     let count = async || direct.exec::<Option<i64>>(("GET", "n")).await.unwrap();
     proxy.stall(Direction::ToClient);
     let open: Vec<_> =
@@ -111,8 +111,8 @@ async fn increments_that_ran_before_their_connection_was_cut_are_not_sent_again(
     for result in within("an answer", join_all(open)).await {
         assert!(is_lost(&result), "{result:?}");
     }
-    mends(&mut changes).await;
-    answers(&client).await;
+    wait_for_reconnect(&mut changes).await;
+    assert_in_sync(&client).await;
     assert_eq!(direct.exec::<i64>(("GET", "n")).await.unwrap(), 1000);
 }
 
@@ -120,7 +120,7 @@ async fn increments_that_ran_before_their_connection_was_cut_are_not_sent_again(
 async fn a_server_killed_in_full_swing_has_run_each_increment_at_most_once() {
     let redis = Redis::builder().config("appendonly", "yes").config("appendfsync", "always").start().unwrap();
     let client = connect(redis.url()).await;
-    let mut changes = follow(&client).await;
+    let mut changes = status_from_now(&client).await;
     let acknowledged = Arc::new(AtomicU64::new(0));
     let tasks: Vec<_> = (0..64)
         .map(|_| {
@@ -142,11 +142,11 @@ async fn a_server_killed_in_full_swing_has_run_each_increment_at_most_once() {
         unknown += u64::from(within("an answer", task).await.unwrap());
     }
     redis.revive().unwrap();
-    mends(&mut changes).await;
+    wait_for_reconnect(&mut changes).await;
     let count: u64 = client.exec(("GET", "n")).await.unwrap();
     let acknowledged = acknowledged.load(Ordering::Relaxed);
     assert!(acknowledged <= count && count <= acknowledged + unknown, "{acknowledged} {count} {unknown}");
-    answers(&client).await;
+    assert_in_sync(&client).await;
     assert_eq!(
         client.exec::<u64>(("GET", "n")).await.unwrap(),
         count,
@@ -158,17 +158,17 @@ async fn a_server_killed_in_full_swing_has_run_each_increment_at_most_once() {
 async fn between_tries_a_request_is_rejected_at_once_with_the_reason_and_the_next_try() {
     let redis = start();
     let client = connect(redis.url()).await;
-    let mut changes = client.changes();
+    let mut changes = client.status_changes();
     redis.kill();
     let mut rejected = 0;
     while rejected < 5 {
-        let failed = reaches(&mut changes, State::Failed).await;
+        let failed = wait_for_state(&mut changes, State::Failed).await;
         // Ready at the first poll: it waits for nothing.
         match client.exec::<()>(("GET", "key")).now_or_never() {
             Some(Err(ExecError::Request(error))) => {
                 let RequestError::Rejected { last_error, retry_at } = &error else { panic!("{error:?}") };
                 assert!(
-                    matches!(last_error, Loss::Closed | Loss::Io(_) | Loss::Connect(_)),
+                    matches!(last_error, ConnectionLoss::Closed | ConnectionLoss::Io(_) | ConnectionLoss::Connect(_)),
                     "{last_error:?}"
                 );
                 assert!(*retry_at >= failed.retry_at && retry_at.is_some(), "{retry_at:?} {failed:?}");
@@ -188,16 +188,16 @@ async fn between_tries_a_request_is_rejected_at_once_with_the_reason_and_the_nex
 async fn service_is_back_soon_after_the_server_is() {
     let redis = start();
     let client = connect(redis.url()).await;
-    let mut changes = follow(&client).await;
+    let mut changes = status_from_now(&client).await;
     redis.kill();
-    // Several quick tries fail, and none leaves a long wait until the next.
+    // PipelineSpec quick tries fail, and none leaves a long wait until the next.
     for _ in 0..4 {
-        let failed = reaches(&mut changes, State::Failed).await;
+        let failed = wait_for_state(&mut changes, State::Failed).await;
         let next = failed.retry_at.unwrap().saturating_duration_since(Instant::now());
         assert!(next <= Duration::from_millis(50), "{next:?}");
     }
     let redis = tokio::task::spawn_blocking(move || redis.revive().map(|()| redis)).await.unwrap().unwrap();
-    reaches(&mut changes, State::Open).await;
+    wait_for_state(&mut changes, State::Open).await;
     client.exec::<()>(("PING",)).await.unwrap();
     assert_eq!((client.status().generation, client.stats().connections), (1, 2));
     drop(redis);
@@ -241,7 +241,7 @@ async fn dropped_requests_against_a_frozen_server_keep_memory_bounded() {
 
     redis.thaw();
     eventually("the queue drains", 0, async || client.stats().open_requests).await;
-    answers(&client).await;
+    assert_in_sync(&client).await;
 }
 
 #[tokio::test]
@@ -271,7 +271,7 @@ async fn unsent_bytes_are_bounded_too_and_the_error_says_so() {
     for result in join_all(open).await {
         result.unwrap();
     }
-    answers(&client).await;
+    assert_in_sync(&client).await;
 }
 
 #[tokio::test]
@@ -285,14 +285,14 @@ async fn dropping_a_third_of_100_000_futures_gives_nobody_a_wrong_reply() {
     for task in 0..100u64 {
         let client = client.clone();
         tasks.spawn(async move {
-            let mut dice = Dice(SEED + task);
+            let mut dice = XorShift64(SEED + task);
             let mut answered = 0;
             for n in 0..1_000 {
-                let value = format!("{task}:{n}:{}", "x".repeat(dice.roll() as usize % 200));
+                let value = format!("{task}:{n}:{}", "x".repeat(dice.next_u64() as usize % 200));
                 let request = client.exec::<String>(("ECHO", &value));
                 if dice.one_in(3) {
                     // Dropped after so many turns of the runtime: at once, in the queue, on the wire, or answered.
-                    let mut turns = dice.roll() % 6;
+                    let mut turns = dice.next_u64() % 6;
                     let mut request = std::pin::pin!(request);
                     let outcome = std::future::poll_fn(|cx| match request.as_mut().poll(cx) {
                         Poll::Ready(result) => Poll::Ready(Some(result)),
@@ -317,11 +317,11 @@ async fn dropping_a_third_of_100_000_futures_gives_nobody_a_wrong_reply() {
     let answered: u64 = tasks.join_all().await.into_iter().sum();
     assert!((60_000..73_000).contains(&answered), "{answered}");
     eventually("the rest is consumed", 0, async || client.stats().open_requests).await;
-    assert_eq!((client.stats().requests, client.stats().answers), (100_000, 100_000));
+    assert_eq!((client.stats().requests, client.stats().replies), (100_000, 100_000));
 }
 
 /// Sets and gets a large value twice in one pipeline.
-async fn large_both_ways(client: &Client, name: &str, fill: u8) {
+async fn large_both_ways(client: &RedisClient, name: &str, fill: u8) {
     let (a, b) = (vec![fill; 64 << 20], vec![fill + 1; 64 << 20]);
     let (key_a, key_b) = (format!("{name}-a"), format!("{name}-b"));
     let commands = (("SET", &key_a, &a), ("GET", &key_a), ("SET", &key_b, &b), ("GET", &key_b));
@@ -390,7 +390,7 @@ async fn a_killed_connection_fails_what_is_in_flight_and_is_made_again() {
     let redis = start();
     let (proxy, url) = proxied(&redis);
     let (admin, client) = (connect(redis.url()).await, connect(url).await);
-    let mut changes = follow(&client).await;
+    let mut changes = status_from_now(&client).await;
     let id = client_id(&client).await;
     let sent = client.stats().bytes_sent;
     // They leave, and get stuck on the way.
@@ -402,9 +402,9 @@ async fn a_killed_connection_fails_what_is_in_flight_and_is_made_again() {
     for result in within("an answer", join_all(requests)).await {
         assert!(is_lost(&result), "{result:?}");
     }
-    let status = mends(&mut changes).await;
+    let status = wait_for_reconnect(&mut changes).await;
     assert_eq!((status.generation, client.stats().connections), (1, 2));
-    answers(&client).await;
+    assert_in_sync(&client).await;
     assert_ne!(client_id(&client).await, id);
 }
 
@@ -413,7 +413,7 @@ async fn what_expires_before_its_first_byte_left_is_never_sent() {
     let redis = start();
     let (proxy, url) = proxied(&redis);
     proxy.stall(Direction::Both);
-    let client = Client::open(&url).unwrap();
+    let client = RedisClient::open(&url).unwrap();
     let brief = Duration::from_millis(50);
     let expired = submitted(client.exec::<i64>(("INCR", "expired")).within(brief));
     let kept = submitted(client.exec::<i64>(("INCR", "kept")));
@@ -463,44 +463,44 @@ async fn what_expires_on_its_way_fails_alone_and_its_reply_goes_to_nobody() {
 }
 
 /// Breaks a connection with requests in flight, whose replies are held back.
-async fn survives(fault: impl Fn(&Proxy)) {
+async fn assert_reconnects_after(fault: impl Fn(&Proxy)) {
     let redis = start();
     let (proxy, url) = proxied(&redis);
-    let client = connect(impatient(url)).await;
-    let mut changes = follow(&client).await;
+    let client = connect(fast_reconnect(url)).await;
+    let mut changes = status_from_now(&client).await;
     for connections in 1..=5 {
         proxy.stall(Direction::ToClient);
         let open: Vec<_> = (0..20).map(|n| submitted(client.exec::<u32>(("ECHO", n)))).collect();
-        sent(&client, client.stats().bytes_sent + 1).await;
+        wait_until_sent(&client, client.stats().bytes_sent + 1).await;
         fault(&proxy);
         proxy.resume();
         for (n, result) in within("an answer", join_all(open)).await.into_iter().enumerate() {
             assert!(is_lost(&result) || result.as_ref().is_ok_and(|echo| *echo == n as u32), "{result:?}");
         }
-        mends(&mut changes).await;
-        answers(&client).await;
+        wait_for_reconnect(&mut changes).await;
+        assert_in_sync(&client).await;
         assert_eq!(client.stats().connections, connections + 1);
     }
 }
 
 #[tokio::test]
 async fn a_cut_connection_is_made_again() {
-    survives(Proxy::cut).await;
+    assert_reconnects_after(Proxy::cut).await;
 }
 
 #[tokio::test]
 async fn a_reset_connection_is_made_again() {
-    survives(Proxy::reset).await;
+    assert_reconnects_after(Proxy::reset).await;
 }
 
 #[tokio::test]
 async fn a_connection_that_the_server_half_closes_is_made_again() {
-    survives(|proxy| proxy.half_close(Direction::ToClient)).await;
+    assert_reconnects_after(|proxy| proxy.half_close(Direction::ToClient)).await;
 }
 
 #[tokio::test]
 async fn a_connection_whose_requests_no_longer_arrive_is_made_again() {
-    survives(|proxy| proxy.half_close(Direction::ToServer)).await;
+    assert_reconnects_after(|proxy| proxy.half_close(Direction::ToServer)).await;
 }
 
 #[tokio::test]
@@ -511,7 +511,7 @@ async fn a_stall_that_ends_before_the_deadline_is_only_a_delay() {
     for direction in [Direction::ToServer, Direction::ToClient, Direction::Both] {
         proxy.stall(direction);
         let open: Vec<_> = (0..100).map(|n| submitted(client.exec::<u32>(("ECHO", n)))).collect();
-        sent(&client, client.stats().bytes_sent + 1).await;
+        wait_until_sent(&client, client.stats().bytes_sent + 1).await;
         assert_eq!(client.stats().open_requests, 100);
         proxy.resume();
         for (n, result) in within("an answer", join_all(open)).await.into_iter().enumerate() {
@@ -525,10 +525,10 @@ async fn a_stall_that_ends_before_the_deadline_is_only_a_delay() {
 async fn a_reply_cut_off_at_any_byte_is_nobodys_reply() {
     let redis = start();
     let (proxy, url) = proxied(&redis);
-    let client = connect(impatient(url)).await;
+    let client = connect(fast_reconnect(url)).await;
     client.exec::<()>(("RPUSH", "list", "first", "second")).await.unwrap();
     let reply = "*2\r\n$5\r\nfirst\r\n$6\r\nsecond\r\n".len() as u64;
-    let mut changes = follow(&client).await;
+    let mut changes = status_from_now(&client).await;
     for bytes in 1..reply {
         proxy.truncate_after(bytes, Direction::ToClient);
         let (cut, next) = tokio::join!(
@@ -536,7 +536,7 @@ async fn a_reply_cut_off_at_any_byte_is_nobodys_reply() {
             client.exec::<u32>(("ECHO", 7))
         );
         assert!(is_lost(&cut) && is_lost(&next), "{bytes}: {cut:?} {next:?}");
-        mends(&mut changes).await;
+        wait_for_reconnect(&mut changes).await;
         let list: Vec<String> = client.exec(("LRANGE", "list", 0, -1)).await.unwrap();
         assert_eq!(list, ["first", "second"], "{bytes}");
     }
@@ -546,12 +546,12 @@ async fn a_reply_cut_off_at_any_byte_is_nobodys_reply() {
 async fn a_request_cut_off_at_any_byte_does_not_run() {
     let redis = start();
     let (proxy, url) = proxied(&redis);
-    let client = connect(impatient(url)).await;
-    let mut changes = follow(&client).await;
+    let client = connect(fast_reconnect(url)).await;
+    let mut changes = status_from_now(&client).await;
     for bytes in 1.."*2\r\n$4\r\nINCR\r\n$1\r\nn\r\n".len() as u64 {
         proxy.truncate_after(bytes, Direction::ToServer);
         assert!(is_lost(&client.exec::<i64>(("INCR", "n")).await), "{bytes}");
-        mends(&mut changes).await;
+        wait_for_reconnect(&mut changes).await;
     }
     assert_eq!(client.exec::<Option<i64>>(("GET", "n")).await.unwrap(), None);
 }
@@ -579,21 +579,21 @@ async fn a_slow_network_delays_and_breaks_nothing() {
 async fn a_network_that_refuses_is_tried_until_it_accepts() {
     let redis = start();
     let (proxy, url) = proxied(&redis);
-    let client = connect(impatient(url)).await;
-    let mut changes = follow(&client).await;
+    let client = connect(fast_reconnect(url)).await;
+    let mut changes = status_from_now(&client).await;
     proxy.refuse();
     proxy.cut();
     let failed = loop {
-        let status = reaches(&mut changes, State::Failed).await;
+        let status = wait_for_state(&mut changes, State::Failed).await;
         if status.reconnects >= 20 {
             break status;
         }
     };
-    let Some(Loss::Connect(error)) = failed.last_error else { panic!("{failed:?}") };
-    assert!(matches!(*error, ConnectError::Dial { .. }), "{error:?}");
+    let Some(ConnectionLoss::Connect(error)) = failed.last_error else { panic!("{failed:?}") };
+    assert!(matches!(*error, RedisConnectError::Dial { .. }), "{error:?}");
     proxy.accept();
-    reaches(&mut changes, State::Open).await;
-    answers(&client).await;
+    wait_for_state(&mut changes, State::Open).await;
+    assert_in_sync(&client).await;
     assert_eq!(client.status().reconnects, 0);
 }
 
@@ -602,76 +602,76 @@ async fn a_reconnection_that_hangs_ends_at_the_connect_deadline() {
     let redis = start();
     let (proxy, url) = proxied(&redis);
     let client =
-        connect(with(impatient(url), |config| config.connect_timeout = Duration::from_secs(1))).await;
-    let mut changes = follow(&client).await;
+        connect(with(fast_reconnect(url), |config| config.connect_timeout = Duration::from_secs(1))).await;
+    let mut changes = status_from_now(&client).await;
     proxy.stall(Direction::Both);
     proxy.cut();
-    reaches(&mut changes, State::Reconnecting).await;
+    wait_for_state(&mut changes, State::Reconnecting).await;
     let queued = submitted(client.exec::<()>(("PING",)));
     let error = within("an answer", queued).await.unwrap_err();
     // Not a byte of it has left, so it is known not to have run.
-    let ExecError::Request(RequestError::Rejected { last_error: Loss::Connect(reason), .. }) = &error else {
+    let ExecError::Request(RequestError::Rejected { last_error: ConnectionLoss::Connect(reason), .. }) = &error else {
         panic!("{error:?}")
     };
     assert_eq!(error.retry(), Retry::Safe);
-    assert!(matches!(**reason, ConnectError::Timeout { step: "the handshake", .. }), "{reason:?}");
+    assert!(matches!(**reason, RedisConnectError::Timeout { step: "the handshake", .. }), "{reason:?}");
     proxy.resume();
-    reaches(&mut changes, State::Open).await;
-    answers(&client).await;
+    wait_for_state(&mut changes, State::Open).await;
+    assert_in_sync(&client).await;
 }
 
 #[tokio::test]
 async fn a_server_that_takes_requests_and_says_nothing_is_given_up() {
     let redis = start();
     let (proxy, url) = proxied(&redis);
-    let client = connect(stalling(url)).await;
-    gives_up_on_silence(&proxy, &client).await;
+    let client = connect(with_stall_timeout(url)).await;
+    assert_stall_ends_connection(&proxy, &client).await;
 }
 
 #[tokio::test]
 async fn an_unsubscription_that_nobody_waits_for_does_not_hide_the_silence() {
     let redis = start();
     let (proxy, url) = proxied(&redis);
-    let client = connect(stalling(url)).await;
+    let client = connect(with_stall_timeout(url)).await;
     let news = client.subscribe("news").await.unwrap();
     proxy.stall(Direction::ToClient);
     drop(news);
-    gives_up_on_silence(&proxy, &client).await;
+    assert_stall_ends_connection(&proxy, &client).await;
 }
 
 const STALL: Duration = Duration::from_secs(2);
 
-fn stalling(url: String) -> Config {
-    with(impatient(url), |config| config.stall_timeout = Some(STALL))
+fn with_stall_timeout(url: String) -> Config {
+    with(fast_reconnect(url), |config| config.stall_timeout = Some(STALL))
 }
 
-async fn gives_up_on_silence(proxy: &Proxy, client: &Client) {
-    let mut changes = follow(client).await;
+async fn assert_stall_ends_connection(proxy: &Proxy, client: &RedisClient) {
+    let mut changes = status_from_now(client).await;
     proxy.stall(Direction::ToClient);
     let begun = Instant::now();
     assert!(is_deadline(&client.exec::<()>(("PING",)).within(Duration::from_millis(50)).await));
     assert_eq!(client.state(), State::Open);
-    let status = reaches(&mut changes, State::Failed).await;
-    assert!(matches!(status.last_error, Some(Loss::Stalled(_))), "{status:?}");
+    let status = wait_for_state(&mut changes, State::Failed).await;
+    assert!(matches!(status.last_error, Some(ConnectionLoss::Stalled(_))), "{status:?}");
     assert!(begun.elapsed() >= STALL, "{:?}", begun.elapsed());
     proxy.resume();
-    reaches(&mut changes, State::Open).await;
-    answers(client).await;
+    wait_for_state(&mut changes, State::Open).await;
+    assert_in_sync(client).await;
 }
 
 #[tokio::test]
 async fn an_idle_connection_is_left_alone() {
     let redis = start();
-    let client = connect(stalling(redis.url())).await;
-    answers(&client).await;
+    let client = connect(with_stall_timeout(redis.url())).await;
+    assert_in_sync(&client).await;
     // Idle for twice the time after which silence would be a fault.
     tokio::time::sleep(2 * STALL).await;
-    answers(&client).await;
+    assert_in_sync(&client).await;
     assert_eq!(client.stats().connections, 1);
 }
 
 /// Sends what it is told to whatever comes, then hangs up.
-async fn babbler(bytes: Vec<u8>) -> std::net::SocketAddr {
+async fn canned_server(bytes: Vec<u8>) -> std::net::SocketAddr {
     let bytes = Arc::new(bytes);
     mock(move |mut socket| {
         let bytes = bytes.clone();
@@ -684,7 +684,7 @@ async fn babbler(bytes: Vec<u8>) -> std::net::SocketAddr {
 }
 
 const NOT_REDIS: [&[u8]; 5] = [
-    b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n",
+    b"HTTP/1.1 400 Bad PipelineRequest\r\nContent-AnnouncedLength: 0\r\n\r\n",
     b"\x15\x03\x01\x00\x02\x02\x0a",
     b"SSH-2.0-OpenSSH_9.6\r\n",
     b"\0\0\0\0",
@@ -694,9 +694,9 @@ const NOT_REDIS: [&[u8]; 5] = [
 #[tokio::test]
 async fn bytes_that_are_not_redis_are_refused_by_the_handshake() {
     for bytes in NOT_REDIS {
-        let addr = babbler(bytes.to_vec()).await;
-        let error = within("a refusal", Client::connect(format!("redis://{addr}"))).await.unwrap_err();
-        assert!(matches!(error, ConnectError::Handshake { .. }), "{error:?}");
+        let addr = canned_server(bytes.to_vec()).await;
+        let error = within("a refusal", RedisClient::connect(format!("redis://{addr}"))).await.unwrap_err();
+        assert!(matches!(error, RedisConnectError::Handshake { .. }), "{error:?}");
         let text = error.to_string();
         assert!(text.contains(&addr.to_string()) && text.contains("TLS"), "{text}");
     }
@@ -705,63 +705,63 @@ async fn bytes_that_are_not_redis_are_refused_by_the_handshake() {
 #[tokio::test]
 async fn bytes_that_are_not_redis_end_an_open_connection_with_the_reason() {
     for bytes in NOT_REDIS {
-        let addr = babbler(bytes.to_vec()).await;
+        let addr = canned_server(bytes.to_vec()).await;
         let client = connect(format!("redis://{addr}?protocol=2")).await;
         let error = within("an answer", client.exec::<()>(("PING",))).await.unwrap_err();
-        let ExecError::Request(RequestError::Lost(Loss::Protocol(_))) = error else { panic!("{error:?}") };
+        let ExecError::Request(RequestError::Lost(ConnectionLoss::Protocol(_))) = error else { panic!("{error:?}") };
     }
 }
 
 #[tokio::test]
 async fn a_reply_that_nobody_asked_for_ends_the_connection() {
-    let addr = babbler(b"+PONG\r\n+PONG\r\n".to_vec()).await;
+    let addr = canned_server(b"+PONG\r\n+PONG\r\n".to_vec()).await;
     let client = connect(format!("redis://{addr}?protocol=2")).await;
-    let mut changes = follow(&client).await;
+    let mut changes = status_from_now(&client).await;
     client.exec::<()>(("PING",)).await.unwrap();
-    let status = reaches(&mut changes, State::Failed).await;
-    assert!(matches!(status.last_error, Some(Loss::Protocol(ProtocolError::Unasked))), "{status:?}");
+    let status = wait_for_state(&mut changes, State::Failed).await;
+    assert!(matches!(status.last_error, Some(ConnectionLoss::Protocol(ProtocolError::UnexpectedReply))), "{status:?}");
 }
 
 #[tokio::test]
 async fn a_reply_over_the_limits_ends_the_connection_before_it_is_read() {
     let redis = start();
-    let client = connect(with(impatient(redis.url()), |config| config.limits.max_reply_bytes = 1000)).await;
-    let mut changes = follow(&client).await;
+    let client = connect(with(fast_reconnect(redis.url()), |config| config.limits.max_reply_bytes = 1000)).await;
+    let mut changes = status_from_now(&client).await;
     client.exec::<()>(("SETRANGE", "long", 5_000, "x")).await.unwrap();
     let error = client.exec::<()>(("GET", "long")).await.unwrap_err();
-    let ExecError::Request(RequestError::Lost(Loss::Protocol(ProtocolError::TooLong {
+    let ExecError::Request(RequestError::Lost(ConnectionLoss::Protocol(ProtocolError::TooLong {
         limit: 1000, ..
     }))) = error
     else {
         panic!("{error:?}")
     };
-    mends(&mut changes).await;
-    answers(&client).await;
+    wait_for_reconnect(&mut changes).await;
+    assert_in_sync(&client).await;
 }
 
 #[tokio::test]
 async fn random_bytes_hang_and_break_nothing() {
     const SEED: u64 = 0x5eed_0002;
-    let mut dice = Dice(SEED);
+    let mut dice = XorShift64(SEED);
     for round in 0..200 {
         let types = b"+-:$*_#,(!=%~>|.;\r\n0123456789tf";
-        let length = dice.roll() as usize % 64;
+        let length = dice.next_u64() as usize % 64;
         let bytes: Vec<u8> = (0..length)
             .map(|_| match dice.one_in(3) {
-                true => dice.roll() as u8,
-                false => types[dice.roll() as usize % types.len()],
+                true => dice.next_u64() as u8,
+                false => types[dice.next_u64() as usize % types.len()],
             })
             .collect();
         let shown = format!("seed {SEED:#x}, round {round}: {}", bytes.escape_ascii());
-        let addr = babbler(bytes).await;
+        let addr = canned_server(bytes).await;
         // Whatever they look like, both come to an end: the server hangs up.
-        let handshake = within(&shown, Client::connect(format!("redis://{addr}"))).await;
+        let handshake = within(&shown, RedisClient::connect(format!("redis://{addr}"))).await;
         drop(handshake);
         let client =
             connect(with(config(format!("redis://{addr}?protocol=2")), |config| config.reconnect = None))
                 .await;
-        let mut changes = client.changes();
+        let mut changes = client.status_changes();
         let _any = within(&shown, client.pipeline::<(i64, Vec<String>)>((("GET", 1), ("GET", 2)))).await;
-        reaches(&mut changes, State::Closed).await;
+        wait_for_state(&mut changes, State::Closed).await;
     }
 }

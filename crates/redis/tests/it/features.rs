@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use forebay_redis::{
-    ArgWriter, Client, ExecError, FromReply, Reader, ReplyError, RequestError, Retry, Scan, Script, ToArgs,
+    ArgWriter, RedisClient, ExecError, FromReply, ReplyReader, ReplyError, RequestError, Retry, ScanCommand, LuaScript, ToArgs,
     cmd,
 };
 use forebay_testkit::Direction;
@@ -20,7 +20,7 @@ fn code(error: &ExecError) -> Option<&str> {
 }
 
 /// Waits until so many connections are blocked.
-async fn blocked(admin: &Client, count: usize) {
+async fn blocked(admin: &RedisClient, count: usize) {
     eventually("connections are blocked", true, async || {
         let info: String = admin.exec(("INFO", "clients")).await.unwrap();
         info.contains(&format!("blocked_clients:{count}\r"))
@@ -160,17 +160,17 @@ async fn a_watched_key_that_was_changed_aborts_the_transaction() {
 async fn a_script_is_sent_once_and_again_when_the_server_forgot_it() {
     let redis = start();
     let client = connect(redis.url()).await;
-    let script = Script::new("return {KEYS[1], KEYS[2], ARGV[1], redis.call('INCRBY', KEYS[1], ARGV[1])}");
+    let script = LuaScript::new("return {KEYS[1], KEYS[2], ARGV[1], redis.call('INCRBY', KEYS[1], ARGV[1])}");
     for total in 1..=3 {
         let result: (String, String, i64, i64) = script.run(&client, ["a", "b"], [5]).await.unwrap();
         assert_eq!(result, ("a".into(), "b".into(), 5, 5 * total), "run once each time");
         client.exec::<()>(("SCRIPT", "FLUSH")).await.unwrap();
     }
     let none: [&str; 0] = [];
-    assert_eq!(Script::new("return #KEYS + #ARGV").run::<i64>(&client, none, none).await.unwrap(), 0);
+    assert_eq!(LuaScript::new("return #KEYS + #ARGV").run::<i64>(&client, none, none).await.unwrap(), 0);
 
     let before = client.stats().requests;
-    let again = Script::new("return 1");
+    let again = LuaScript::new("return 1");
     for _ in 0..3 {
         again.run::<i64>(&client, none, none).await.unwrap();
     }
@@ -188,7 +188,7 @@ async fn a_script_that_fails_says_why() {
         ("return redis.call('INCR')", "ERR"),
     ] {
         for _ in 0..2 {
-            let error = Script::new(source).run::<()>(&client, none, none).await.unwrap_err();
+            let error = LuaScript::new(source).run::<()>(&client, none, none).await.unwrap_err();
             assert_eq!(code(&error), Some(expected), "{error}");
         }
     }
@@ -291,7 +291,7 @@ async fn a_stream_can_be_read_as_it_grows() {
     assert_eq!(entries, BTreeMap::from([("events".to_owned(), vec![(id, fields)])]));
 }
 
-async fn scanned<T: FromReply + Ord + 'static>(client: &Client, scan: Scan) -> BTreeSet<T> {
+async fn scanned<T: FromReply + Ord + 'static>(client: &RedisClient, scan: ScanCommand) -> BTreeSet<T> {
     let (mut all, mut items) = (BTreeSet::new(), client.scan::<T>(scan));
     while let Some(item) = items.next().await {
         all.insert(item.unwrap());
@@ -308,13 +308,13 @@ async fn a_scan_sees_every_key_and_what_it_is_asked_for() {
     client.exec::<()>(("SADD", "set", "member")).await.unwrap();
     let mut all = names.clone();
     all.insert("set".into());
-    assert_eq!(scanned(&client, Scan::keys().count(1000)).await, all);
-    assert_eq!(scanned(&client, Scan::keys().matching("key:*").count(100)).await, names);
+    assert_eq!(scanned(&client, ScanCommand::keys().count(1000)).await, all);
+    assert_eq!(scanned(&client, ScanCommand::keys().matching("key:*").count(100)).await, names);
     assert_eq!(
-        scanned::<String>(&client, Scan::keys().of_type("set").count(1000)).await,
+        scanned::<String>(&client, ScanCommand::keys().of_type("set").count(1000)).await,
         ["set".into()].into()
     );
-    assert!(scanned::<String>(&client, Scan::keys().matching("none*").count(1000)).await.is_empty());
+    assert!(scanned::<String>(&client, ScanCommand::keys().matching("none*").count(1000)).await.is_empty());
 }
 
 #[tokio::test]
@@ -329,9 +329,9 @@ async fn hashes_sets_and_sorted_sets_are_scanned_too() {
     client.exec::<()>(zadd).await.unwrap();
 
     let expected: BTreeSet<(String, u32)> = pairs.clone().into_iter().collect();
-    assert_eq!(scanned::<(String, u32)>(&client, Scan::hash("hash")).await, expected);
-    assert_eq!(scanned::<(String, u32)>(&client, Scan::sorted_set("sorted")).await, expected);
-    assert_eq!(scanned::<String>(&client, Scan::set("set").count(77)).await, pairs.into_keys().collect());
+    assert_eq!(scanned::<(String, u32)>(&client, ScanCommand::hash("hash")).await, expected);
+    assert_eq!(scanned::<(String, u32)>(&client, ScanCommand::sorted_set("sorted")).await, expected);
+    assert_eq!(scanned::<String>(&client, ScanCommand::set("set").count(77)).await, pairs.into_keys().collect());
 }
 
 #[tokio::test]
@@ -339,7 +339,7 @@ async fn a_scan_that_fails_says_so_once_and_ends() {
     let redis = start();
     let client = connect(redis.url()).await;
     client.exec::<()>(("SET", "text", 1)).await.unwrap();
-    let mut items = client.scan::<String>(Scan::set("text"));
+    let mut items = client.scan::<String>(ScanCommand::set("text"));
     let error = items.next().await.unwrap().unwrap_err();
     assert_eq!(code(&error), Some("WRONGTYPE"));
     assert!(items.next().await.is_none());
@@ -421,15 +421,15 @@ async fn an_argument_that_panics_leaves_the_connection_in_step() {
 
 /// A type of one's own, on top of those that there are.
 #[derive(Debug, PartialEq)]
-struct Position {
+struct GeoPosition {
     longitude: f64,
     latitude: f64,
 }
 
-impl FromReply for Position {
-    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+impl FromReply for GeoPosition {
+    fn from_reply(reader: &mut ReplyReader<'_>) -> Result<Self, ReplyError> {
         let (longitude, latitude) = FromReply::from_reply(reader)?;
-        Ok(Position { longitude, latitude })
+        Ok(GeoPosition { longitude, latitude })
     }
 }
 
@@ -438,7 +438,7 @@ async fn a_reply_becomes_a_type_of_ones_own() {
     let redis = start();
     let client = connect(redis.url()).await;
     client.exec::<()>(("GEOADD", "places", 13.361, 38.115, "Palermo")).await.unwrap();
-    let found: Vec<Option<Position>> =
+    let found: Vec<Option<GeoPosition>> =
         client.exec(("GEOPOS", "places", "Palermo", "Atlantis")).await.unwrap();
     let [Some(palermo), None] = &found[..] else { panic!("{found:?}") };
     assert!(
@@ -446,7 +446,7 @@ async fn a_reply_becomes_a_type_of_ones_own() {
         "{palermo:?}"
     );
 
-    let error = client.exec::<Vec<Position>>(("MGET", "a", "b")).await.unwrap_err();
+    let error = client.exec::<Vec<GeoPosition>>(("MGET", "a", "b")).await.unwrap_err();
     assert!(error.to_string().contains("at reply[0]"), "{error}");
 }
 
@@ -455,7 +455,7 @@ async fn a_reply_becomes_a_type_of_ones_own() {
 struct Explosive;
 
 impl FromReply for Explosive {
-    fn from_reply(_: &mut Reader<'_>) -> Result<Self, ReplyError> {
+    fn from_reply(_: &mut ReplyReader<'_>) -> Result<Self, ReplyError> {
         panic!("this one is meant")
     }
 }
@@ -529,7 +529,7 @@ async fn what_would_upset_the_connection_is_refused_and_harms_nobody() {
         assert!(matches!(error, ExecError::Request(RequestError::Unsuitable { .. })), "{command:?}: {error}");
         assert_eq!(error.retry(), Retry::Never);
     }
-    // One of them in a pipeline refuses all of it, before anything is sent.
+    // CommandSpec of them in a pipeline refuses all of it, before anything is sent.
     let refused = client.pipeline::<Vec<i64>>([["INCR", "upset"], ["MULTI", ""]].map(|words| (words,))).await;
     assert!(matches!(refused, Err(RequestError::Unsuitable { .. })));
     let (echo, count): (String, Option<i64>) =

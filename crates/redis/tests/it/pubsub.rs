@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
-use forebay_redis::{Client, Event, Gap, Message, State, Subscription, Value};
+use forebay_redis::{RedisClient, Event, Gap, PubSubMessage, State, Subscription, RespValue};
 use forebay_sandbox::Redis;
 use forebay_testkit::Direction;
 use futures_util::{FutureExt, StreamExt};
@@ -15,7 +15,7 @@ async fn next(subscription: &mut Subscription) -> Option<Event> {
     within("an event", subscription.next()).await
 }
 
-async fn message(subscription: &mut Subscription) -> Message {
+async fn message(subscription: &mut Subscription) -> PubSubMessage {
     match next(subscription).await {
         Some(Event::Message(message)) => message,
         other => panic!("{other:?}"),
@@ -28,17 +28,17 @@ async fn text(subscription: &mut Subscription) -> String {
 }
 
 /// Publishes, and says how many received it.
-async fn publish(client: &Client, channel: &str, payload: &str) -> i64 {
+async fn publish(client: &RedisClient, channel: &str, payload: &str) -> i64 {
     client.exec(("PUBLISH", channel, payload)).await.unwrap()
 }
 
-async fn subscribers(admin: &Client, channel: &str) -> i64 {
+async fn subscribers(admin: &RedisClient, channel: &str) -> i64 {
     let (_, count): (String, i64) = admin.exec(("PUBSUB", "NUMSUB", channel)).await.unwrap();
     count
 }
 
 /// Waits until the client has received so many push messages, confirmations included.
-async fn received(client: &Client, pushes: u64) {
+async fn received(client: &RedisClient, pushes: u64) {
     eventually("the messages are here", true, async || client.stats().pushes >= pushes).await;
 }
 
@@ -55,7 +55,7 @@ async fn channels_patterns_and_shard_channels_bring_their_own_messages() {
     let reached: i64 = publisher.exec(("SPUBLISH", "news.rust", "to the shard")).await.unwrap();
     assert_eq!(reached, 1);
 
-    let expected = |channel: &'static str, pattern: Option<&'static str>, payload: &'static str| Message {
+    let expected = |channel: &'static str, pattern: Option<&'static str>, payload: &'static str| PubSubMessage {
         channel: Bytes::from(channel),
         pattern: pattern.map(Bytes::from),
         payload: Bytes::from(payload),
@@ -198,7 +198,7 @@ async fn a_subscriber_that_is_too_slow_is_told_how_many_it_missed_and_where() {
 async fn an_overflow_before_a_reconnection_is_told_before_it() {
     let redis = start();
     let (admin, client) = {
-        let client = connect(with(impatient(redis.url()), |config| config.max_queued_messages = 2)).await;
+        let client = connect(with(fast_reconnect(redis.url()), |config| config.max_queued_messages = 2)).await;
         (connect(redis.url()).await, client)
     };
     let mut news = client.subscribe("news").await.unwrap();
@@ -206,9 +206,9 @@ async fn an_overflow_before_a_reconnection_is_told_before_it() {
         publish(&admin, "news", &n.to_string()).await;
     }
     received(&client, 6).await;
-    let mut changes = follow(&client).await;
+    let mut changes = status_from_now(&client).await;
     kill_connection(&admin, client_id(&client).await).await;
-    mends(&mut changes).await;
+    wait_for_reconnect(&mut changes).await;
     eventually("subscribed again", 1, async || subscribers(&admin, "news").await).await;
     assert_eq!((text(&mut news).await, text(&mut news).await), ("0".into(), "1".into()));
     assert_eq!(next(&mut news).await, Some(Event::Gap(Gap::Overflow(3))));
@@ -227,12 +227,12 @@ async fn after_a_reconnection_there_is_a_gap_and_then_messages_again() {
         client.psubscribe("ne?s").await.unwrap(),
         client.ssubscribe("news").await.unwrap(),
     ];
-    let mut changes = follow(&client).await;
+    let mut changes = status_from_now(&client).await;
     publish(&admin, "news", "before").await;
     admin.exec::<()>(("SPUBLISH", "news", "before")).await.unwrap();
     received(&client, 5 + 3).await;
     kill_connection(&admin, client_id(&client).await).await;
-    mends(&mut changes).await;
+    wait_for_reconnect(&mut changes).await;
     eventually("subscribed again", (1, 1, 1, 1), async || {
         let patterns: i64 = admin.exec(("PUBSUB", "NUMPAT")).await.unwrap();
         let (_, shards): (String, i64) = admin.exec(("PUBSUB", "SHARDNUMSUB", "news")).await.unwrap();
@@ -254,12 +254,12 @@ async fn after_a_reconnection_there_is_a_gap_and_then_messages_again() {
 async fn more_channels_than_requests_may_be_open_are_all_subscribed_to_again() {
     let redis = start();
     let admin = connect(redis.url()).await;
-    let client = connect(with(impatient(redis.url()), |config| config.max_requests = 8)).await;
+    let client = connect(with(fast_reconnect(redis.url()), |config| config.max_requests = 8)).await;
     let names: BTreeMap<String, ()> = (0..50).map(|n| (format!("channel-{n}"), ())).collect();
     let mut all = client.subscribe(names.keys().collect::<Vec<_>>()).await.unwrap();
-    let mut changes = follow(&client).await;
+    let mut changes = status_from_now(&client).await;
     kill_connection(&admin, client_id(&client).await).await;
-    mends(&mut changes).await;
+    wait_for_reconnect(&mut changes).await;
     for name in names.keys() {
         eventually("subscribed again", 1, async || subscribers(&admin, name).await).await;
     }
@@ -271,9 +271,9 @@ async fn a_subscription_ends_with_the_server_only_until_it_is_back() {
     let redis = start();
     let client = connect(redis.url()).await;
     let mut news = client.subscribe("news").await.unwrap();
-    let mut changes = follow(&client).await;
+    let mut changes = status_from_now(&client).await;
     redis.restart().unwrap();
-    mends(&mut changes).await;
+    wait_for_reconnect(&mut changes).await;
     eventually("subscribed again", 1, async || subscribers(&client, "news").await).await;
     publish(&client, "news", "after").await;
     assert_eq!(next(&mut news).await, Some(Event::Gap(Gap::Reconnected)));
@@ -309,10 +309,10 @@ async fn a_channel_that_is_refused_after_a_reconnection_ends_its_stream_only() {
     let (admin, client) = (connect(redis.url()).await, connect(as_ada(&redis)).await);
     let mut first = client.subscribe("allowed-1").await.unwrap();
     let mut second = client.subscribe("allowed-2").await.unwrap();
-    let mut changes = follow(&client).await;
+    let mut changes = status_from_now(&client).await;
     // Redis ends the connections whose subscriptions are no longer allowed.
     admin.exec::<()>(("ACL", "SETUSER", "ada", "resetchannels", "&allowed-2")).await.unwrap();
-    mends(&mut changes).await;
+    wait_for_reconnect(&mut changes).await;
     assert_eq!(next(&mut first).await, Some(Event::Gap(Gap::Reconnected)));
     assert_eq!(next(&mut first).await, None);
     assert_eq!(next(&mut first).await, None, "and stays ended");
@@ -404,9 +404,9 @@ async fn with_resp2_a_subscription_asked_for_before_the_first_connection_has_its
     let redis = start();
     let (proxy, url) = proxied(&redis);
     proxy.refuse();
-    let client = Client::open(impatient(format!("{url}?protocol=2&db=1"))).unwrap();
-    let mut changes = client.changes();
-    reaches(&mut changes, State::Failed).await;
+    let client = RedisClient::open(fast_reconnect(format!("{url}?protocol=2&db=1"))).unwrap();
+    let mut changes = client.status_changes();
+    wait_for_state(&mut changes, State::Failed).await;
     proxy.stall(Direction::Both);
     proxy.accept();
     // A try that hangs; the one before may have been refused still.
@@ -475,12 +475,12 @@ async fn a_subscribe_that_misses_its_deadline_leaves_nothing_behind() {
 async fn a_subscribe_while_the_connection_is_down_is_rejected() {
     let redis = start();
     let client = connect(redis.url()).await;
-    let mut changes = follow(&client).await;
+    let mut changes = status_from_now(&client).await;
     redis.kill();
-    reaches(&mut changes, State::Failed).await;
+    wait_for_state(&mut changes, State::Failed).await;
     client.subscribe("news").await.unwrap_err();
     redis.revive().unwrap();
-    reaches(&mut changes, State::Open).await;
+    wait_for_state(&mut changes, State::Open).await;
     assert_eq!(subscribers(&client, "news").await, 0, "what was rejected isn't tried again");
 }
 
@@ -528,7 +528,7 @@ async fn messages_of_no_subscription_leave_by_their_own_door() {
     client.exec::<()>(("GET", "watched")).await.unwrap();
     admin.exec::<()>(("SET", "watched", 1)).await.unwrap();
     let push = within("the invalidation", pushes.next()).await.unwrap();
-    let (Value::Push(parts) | Value::Array(parts)) = &push else { panic!("{push:?}") };
+    let (RespValue::Push(parts) | RespValue::Array(parts)) = &push else { panic!("{push:?}") };
     assert_eq!(parts.len(), 2, "{push:?}");
     assert!(format!("{push:?}").contains("watched"), "{push:?}");
     client.close().await;

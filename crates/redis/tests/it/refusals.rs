@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use forebay_redis::{
-    Client, Event, ExecError, Gap, Loss, Protocol, Refusal, RequestError, Retry, Script, State, Value,
+    RedisClient, Event, ExecError, Gap, ConnectionLoss, Protocol, ServerRefusal, RequestError, Retry, LuaScript, State, RespValue,
 };
 use forebay_sandbox::Redis;
 use forebay_testkit::Direction;
@@ -16,39 +16,39 @@ use tokio::net::{TcpListener, TcpStream};
 use super::support::*;
 
 /// The refusal in an error of the server.
-fn refusal(error: &ExecError) -> Option<Refusal> {
+fn refusal(error: &ExecError) -> Option<ServerRefusal> {
     error.server().and_then(|error| error.refusal())
 }
 
 /// Sends `words`, which the server refuses, and checks that the connection stays and works.
-async fn is_kept(client: &Client, words: &[&str], expected: Refusal, retry: Retry) {
+async fn assert_connection_kept(client: &RedisClient, words: &[&str], expected: ServerRefusal, retry: Retry) {
     let connections = client.stats().connections;
-    let error = client.exec::<Value>((words,)).await.unwrap_err();
+    let error = client.exec::<RespValue>((words,)).await.unwrap_err();
     assert_eq!((refusal(&error), error.retry()), (Some(expected), retry), "{error}");
     assert!(!expected.ends_connection());
     assert_eq!((client.state(), client.stats().connections), (State::Open, connections), "{error}");
 }
 
 /// Sends `words`, which the server refuses, and checks that the connection ends and is made again.
-async fn is_left(client: &Client, words: &[&str], expected: Refusal) {
-    let mut changes = follow(client).await;
-    let error = client.exec::<Value>((words,)).await.unwrap_err();
+async fn assert_connection_ends(client: &RedisClient, words: &[&str], expected: ServerRefusal) {
+    let mut changes = status_from_now(client).await;
+    let error = client.exec::<RespValue>((words,)).await.unwrap_err();
     assert_eq!((refusal(&error), error.retry()), (Some(expected), Retry::Safe), "{error}");
     assert!(expected.ends_connection());
-    let failed = reaches(&mut changes, State::Failed).await;
-    assert!(matches!(failed.last_error, Some(Loss::Unfit(reason)) if reason == expected), "{failed:?}");
-    reaches(&mut changes, State::Open).await;
+    let failed = wait_for_state(&mut changes, State::Failed).await;
+    assert!(matches!(failed.last_error, Some(ConnectionLoss::Unfit(reason)) if reason == expected), "{failed:?}");
+    wait_for_state(&mut changes, State::Open).await;
 }
 
 /// Sends a command that neither end knows. Its sentinel may be refused for another reason, which ends nothing.
-async fn is_unknown(client: &Client) {
+async fn assert_unknown_command(client: &RedisClient) {
     let connections = client.stats().connections;
-    let error = client.exec::<Value>(("NO.SUCH", "key")).await.unwrap_err();
+    let error = client.exec::<RespValue>(("NO.SUCH", "key")).await.unwrap_err();
     assert_eq!(error.server().map(|error| error.code()), Some("ERR"), "{error}");
     assert_eq!((client.state(), client.stats().connections), (State::Open, connections), "{error}");
 }
 
-async fn become_replica(admin: &Client, of: SocketAddr) {
+async fn become_replica(admin: &RedisClient, of: SocketAddr) {
     admin.exec::<()>(("REPLICAOF", of.ip().to_string(), of.port())).await.unwrap();
 }
 
@@ -58,41 +58,41 @@ fn replicated() -> Redis {
 }
 
 /// An address at which nobody listens.
-const NOBODY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 1);
+const UNUSED_ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 1);
 
 #[tokio::test]
 async fn readonly_ends_the_connection_also_from_scripts_and_transactions() {
     let redis = start();
-    let (client, admin) = (connect(impatient(redis.url())).await, connect(redis.url()).await);
+    let (client, admin) = (connect(fast_reconnect(redis.url())).await, connect(redis.url()).await);
     client.exec::<()>(("SET", "key", "value")).await.unwrap();
-    become_replica(&admin, NOBODY).await;
-    is_left(&client, &["SET", "key", "other"], Refusal::ReadOnly).await;
-    is_left(&client, &["EVAL", "return redis.call('SET', KEYS[1], 1)", "1", "key"], Refusal::ReadOnly).await;
+    become_replica(&admin, UNUSED_ADDRESS).await;
+    assert_connection_ends(&client, &["SET", "key", "other"], ServerRefusal::ReadOnly).await;
+    assert_connection_ends(&client, &["EVAL", "return redis.call('SET', KEYS[1], 1)", "1", "key"], ServerRefusal::ReadOnly).await;
 
-    let mut changes = follow(&client).await;
-    let error = client.transaction::<(Value,)>((("INCR", "key"),)).await.unwrap_err();
-    assert_eq!(refusal(&error), Some(Refusal::ReadOnly), "{error}");
-    mends(&mut changes).await;
-    let mut changes = follow(&client).await;
+    let mut changes = status_from_now(&client).await;
+    let error = client.transaction::<(RespValue,)>((("INCR", "key"),)).await.unwrap_err();
+    assert_eq!(refusal(&error), Some(ServerRefusal::ReadOnly), "{error}");
+    wait_for_reconnect(&mut changes).await;
+    let mut changes = status_from_now(&client).await;
     // A replica queues a script. Its error stands among the results of EXEC, and the other commands have run.
     let script = ("EVAL", "return redis.call('SET', KEYS[1], 1)", 1, "key");
-    let (set, get) = client.transaction::<(Value, String)>((script, ("GET", "key"))).await.unwrap();
+    let (set, get) = client.transaction::<(RespValue, String)>((script, ("GET", "key"))).await.unwrap();
     let error = ExecError::Reply(set.unwrap_err());
-    assert_eq!((refusal(&error), error.retry()), (Some(Refusal::ReadOnly), Retry::Safe), "{error}");
+    assert_eq!((refusal(&error), error.retry()), (Some(ServerRefusal::ReadOnly), Retry::Safe), "{error}");
     assert_eq!(get.as_deref(), Ok("value"));
-    let failed = reaches(&mut changes, State::Failed).await;
-    assert!(matches!(failed.last_error, Some(Loss::Unfit(Refusal::ReadOnly))), "{failed:?}");
-    reaches(&mut changes, State::Open).await;
-    let mut changes = follow(&client).await;
-    let (get, set) = client.pipeline::<(String, Value)>((("GET", "key"), ("DEL", "key"))).await.unwrap();
+    let failed = wait_for_state(&mut changes, State::Failed).await;
+    assert!(matches!(failed.last_error, Some(ConnectionLoss::Unfit(ServerRefusal::ReadOnly))), "{failed:?}");
+    wait_for_state(&mut changes, State::Open).await;
+    let mut changes = status_from_now(&client).await;
+    let (get, set) = client.pipeline::<(String, RespValue)>((("GET", "key"), ("DEL", "key"))).await.unwrap();
     assert_eq!((get.as_deref(), set.unwrap_err().retry()), (Ok("value"), Retry::Safe));
-    mends(&mut changes).await;
+    wait_for_reconnect(&mut changes).await;
 
     // A connection of one's own is made again by its next call.
     let mut own = client.dedicated().await.unwrap();
     let first: i64 = own.exec(("CLIENT", "ID")).await.unwrap();
-    let error = own.exec::<Value>(("DEL", "key")).await.unwrap_err();
-    assert_eq!(refusal(&error), Some(Refusal::ReadOnly));
+    let error = own.exec::<RespValue>(("DEL", "key")).await.unwrap_err();
+    assert_eq!(refusal(&error), Some(ServerRefusal::ReadOnly));
     assert_ne!(own.exec::<i64>(("CLIENT", "ID")).await.unwrap(), first);
 }
 
@@ -104,7 +104,7 @@ async fn a_client_that_only_reads_from_a_replica_keeps_its_connection() {
     become_replica(&reader, master.addr()).await;
     writer.exec::<()>(("SET", "key", 1)).await.unwrap();
     eventually("the replica follows", Some(1), async || reader.exec(("GET", "key")).await.unwrap()).await;
-    let read = Script::new("return redis.call('GET', KEYS[1])");
+    let read = LuaScript::new("return redis.call('GET', KEYS[1])");
     for _ in 0..100 {
         assert_eq!(reader.exec::<i64>(("GET", "key")).await.unwrap(), 1);
         assert_eq!(read.run::<i64>(&reader, ["key"], [0; 0]).await.unwrap(), 1);
@@ -113,18 +113,18 @@ async fn a_client_that_only_reads_from_a_replica_keeps_its_connection() {
     let choosy = with(config(replica.url()), |config| config.leave_unfit_server = false);
     let choosy = connect(choosy).await;
     let error = choosy.exec::<()>(("SET", "key", 2)).await.unwrap_err();
-    assert_eq!((refusal(&error), error.retry()), (Some(Refusal::ReadOnly), Retry::Safe));
+    assert_eq!((refusal(&error), error.retry()), (Some(ServerRefusal::ReadOnly), Retry::Safe));
     assert_eq!((choosy.exec::<i64>(("GET", "key")).await.unwrap(), choosy.stats().connections), (1, 1));
 }
 
 /// A name that leads to one server and later to another, as that of a master does. Open connections stay where they are.
-struct Name {
+struct FailoverName {
     addr: SocketAddr,
     server: Arc<Mutex<SocketAddr>>,
 }
 
-impl Name {
-    async fn of(server: SocketAddr) -> Name {
+impl FailoverName {
+    async fn of(server: SocketAddr) -> FailoverName {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
         let server = Arc::new(Mutex::new(server));
@@ -139,14 +139,14 @@ impl Name {
                 });
             }
         });
-        Name { addr, server }
+        FailoverName { addr, server }
     }
 }
 
 #[tokio::test]
 async fn after_a_planned_failover_writes_and_subscriptions_find_the_new_master() {
     let (old, new) = (replicated(), start());
-    let name = Name::of(old.addr()).await;
+    let name = FailoverName::of(old.addr()).await;
     let client = connect(format!("redis://{}", name.addr)).await;
     let (on_old, on_new) = (connect(old.url()).await, connect(new.url()).await);
     let mut news = client.subscribe("news").await.unwrap();
@@ -180,7 +180,7 @@ async fn after_a_planned_failover_writes_and_subscriptions_find_the_new_master()
 #[tokio::test]
 async fn loading_ends_the_connection_and_service_is_back_when_it_is_loaded() {
     let redis = Redis::builder().debug_command().config("key-load-delay", "0").start().unwrap();
-    let (client, admin) = (connect(impatient(redis.url())).await, connect(redis.url()).await);
+    let (client, admin) = (connect(fast_reconnect(redis.url())).await, connect(redis.url()).await);
     let mender = connect(redis.url()).await;
     let filler = "x".repeat(2_000);
     let keys: Vec<_> = (0..5_000).map(|key| ("SET", key, &filler)).collect();
@@ -194,14 +194,14 @@ async fn loading_ends_the_connection_and_service_is_back_when_it_is_loaded() {
         match client.exec::<String>(("GET", 299)).await {
             Ok(value) if left > 0 => break assert_eq!(value, filler),
             Ok(_) => {}
-            Err(error) if refusal(&error) == Some(Refusal::Loading) => {
+            Err(error) if refusal(&error) == Some(ServerRefusal::Loading) => {
                 left += 1;
                 // It would take 25 s.
                 mender.exec::<()>(("CONFIG", "SET", "key-load-delay", 0)).await.unwrap();
             }
             // The next connection is on its way.
-            Err(ExecError::Request(RequestError::Rejected { last_error: Loss::Unfit(reason), .. })) => {
-                assert_eq!(reason, Refusal::Loading);
+            Err(ExecError::Request(RequestError::Rejected { last_error: ConnectionLoss::Unfit(reason), .. })) => {
+                assert_eq!(reason, ServerRefusal::Loading);
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
             Err(error) => panic!("{error}"),
@@ -214,23 +214,23 @@ async fn loading_ends_the_connection_and_service_is_back_when_it_is_loaded() {
 #[tokio::test]
 async fn masterdown_ends_the_connection() {
     let redis = Redis::builder().config("replica-serve-stale-data", "no").start().unwrap();
-    let (client, admin) = (connect(impatient(redis.url())).await, connect(redis.url()).await);
-    become_replica(&admin, NOBODY).await;
-    is_left(&client, &["GET", "key"], Refusal::MasterDown).await;
-    is_left(&client, &["EVAL", "return redis.call('GET', KEYS[1])", "1", "key"], Refusal::MasterDown).await;
-    is_unknown(&client).await;
+    let (client, admin) = (connect(fast_reconnect(redis.url())).await, connect(redis.url()).await);
+    become_replica(&admin, UNUSED_ADDRESS).await;
+    assert_connection_ends(&client, &["GET", "key"], ServerRefusal::MasterDown).await;
+    assert_connection_ends(&client, &["EVAL", "return redis.call('GET', KEYS[1])", "1", "key"], ServerRefusal::MasterDown).await;
+    assert_unknown_command(&client).await;
 }
 
 #[tokio::test]
 async fn clusterdown_keeps_the_connection() {
     let redis = Redis::builder().config("cluster-enabled", "yes").start().unwrap();
     let client = connect(redis.url()).await;
-    is_kept(&client, &["GET", "key"], Refusal::ClusterDown, Retry::Safe).await;
-    is_kept(&client, &["SET", "key", "value"], Refusal::ClusterDown, Retry::Safe).await;
+    assert_connection_kept(&client, &["GET", "key"], ServerRefusal::ClusterDown, Retry::Safe).await;
+    assert_connection_kept(&client, &["SET", "key", "value"], ServerRefusal::ClusterDown, Retry::Safe).await;
 }
 
 /// A node of a cluster, and a connection to it.
-async fn cluster_node() -> (Redis, Client, u16) {
+async fn cluster_node() -> (Redis, RedisClient, u16) {
     let bus_port = forebay_sandbox::free_port();
     let redis = Redis::builder()
         .config("cluster-enabled", "yes")
@@ -242,7 +242,7 @@ async fn cluster_node() -> (Redis, Client, u16) {
 }
 
 /// Waits until the node knows both nodes and which of them has which slots.
-async fn sees_the_cluster(node: &Client) {
+async fn sees_the_cluster(node: &RedisClient) {
     eventually("the node sees the cluster", true, async || {
         let info: String = node.exec(("CLUSTER", "INFO")).await.unwrap();
         let nodes: String = node.exec(("CLUSTER", "NODES")).await.unwrap();
@@ -271,8 +271,8 @@ async fn moved_ask_and_tryagain_keep_the_connection() {
 
     // `b` is in slot 3300, which the first node has; `a` is in slot 15495, which the second has.
     assert_eq!(first.exec::<i64>(("CLUSTER", "KEYSLOT", "b")).await.unwrap(), 3_300);
-    is_kept(&first, &["GET", "a"], Refusal::Moved, Retry::Never).await;
-    is_kept(&second, &["SET", "b", "value"], Refusal::Moved, Retry::Never).await;
+    assert_connection_kept(&first, &["GET", "a"], ServerRefusal::Moved, Retry::Never).await;
+    assert_connection_kept(&second, &["SET", "b", "value"], ServerRefusal::Moved, Retry::Never).await;
     first.exec::<()>(("SET", "b", "value")).await.unwrap();
 
     // The slot moves from the first node to the second; a key that isn't on the first any more is on the second.
@@ -280,16 +280,16 @@ async fn moved_ask_and_tryagain_keep_the_connection() {
         [first.exec(("CLUSTER", "MYID")).await.unwrap(), second.exec(("CLUSTER", "MYID")).await.unwrap()];
     second.exec::<()>(("CLUSTER", "SETSLOT", 3_300, "IMPORTING", first_id)).await.unwrap();
     first.exec::<()>(("CLUSTER", "SETSLOT", 3_300, "MIGRATING", second_id)).await.unwrap();
-    is_kept(&first, &["GET", "{b}other"], Refusal::Ask, Retry::Never).await;
+    assert_connection_kept(&first, &["GET", "{b}other"], ServerRefusal::Ask, Retry::Never).await;
     assert_eq!(first.exec::<String>(("GET", "b")).await.unwrap(), "value");
 
     // The second node can't tell yet whether it has all keys of one command.
     let connections = second.stats().connections;
     let request = (("ASKING",), ("MGET", "{b}one", "{b}two"));
-    let (asking, found) = second.pipeline::<((), Value)>(request).await.unwrap();
+    let (asking, found) = second.pipeline::<((), RespValue)>(request).await.unwrap();
     let error = ExecError::Reply(found.unwrap_err());
     assert_eq!(asking, Ok(()));
-    assert_eq!((refusal(&error), error.retry()), (Some(Refusal::TryAgain), Retry::Safe), "{error}");
+    assert_eq!((refusal(&error), error.retry()), (Some(ServerRefusal::TryAgain), Retry::Safe), "{error}");
     assert_eq!((second.state(), second.stats().connections), (State::Open, connections));
     second.exec::<()>(("SET", "a", "value")).await.unwrap();
     assert_eq!((second.state(), second.stats().connections), (State::Open, connections));
@@ -311,11 +311,11 @@ async fn misconf_keeps_the_connection() {
         info.contains("rdb_last_bgsave_status:err")
     })
     .await;
-    is_kept(&client, &["SET", "key", "value"], Refusal::Misconfigured, Retry::Safe).await;
-    is_kept(
+    assert_connection_kept(&client, &["SET", "key", "value"], ServerRefusal::Misconfigured, Retry::Safe).await;
+    assert_connection_kept(
         &client,
         &["EVAL", "return redis.call('SET', KEYS[1], 1)", "1", "key"],
-        Refusal::Misconfigured,
+        ServerRefusal::Misconfigured,
         Retry::Safe,
     )
     .await;
@@ -327,21 +327,21 @@ async fn out_of_memory_and_missing_replicas_keep_the_connection() {
     let redis = start();
     let client = connect(redis.url()).await;
     client.exec::<()>(("CONFIG", "SET", "min-replicas-to-write", 1)).await.unwrap();
-    is_kept(&client, &["SET", "key", "value"], Refusal::NoReplicas, Retry::Safe).await;
-    is_kept(
+    assert_connection_kept(&client, &["SET", "key", "value"], ServerRefusal::NoReplicas, Retry::Safe).await;
+    assert_connection_kept(
         &client,
         &["EVAL", "return redis.call('SET', KEYS[1], 1)", "1", "key"],
-        Refusal::NoReplicas,
+        ServerRefusal::NoReplicas,
         Retry::Safe,
     )
     .await;
     client.exec::<()>(("CONFIG", "SET", "min-replicas-to-write", 0)).await.unwrap();
     client.exec::<()>(("CONFIG", "SET", "maxmemory", 1, "maxmemory-policy", "noeviction")).await.unwrap();
-    is_kept(&client, &["SET", "key", "value"], Refusal::OutOfMemory, Retry::Safe).await;
-    is_kept(
+    assert_connection_kept(&client, &["SET", "key", "value"], ServerRefusal::OutOfMemory, Retry::Safe).await;
+    assert_connection_kept(
         &client,
         &["EVAL", "return redis.call('SET', KEYS[1], 1)", "1", "key"],
-        Refusal::OutOfMemory,
+        ServerRefusal::OutOfMemory,
         Retry::Safe,
     )
     .await;
@@ -353,21 +353,21 @@ async fn busy_keeps_the_connection_and_a_subscription_waits_for_its_end() {
     let redis = Redis::builder().config("busy-reply-threshold", "10").start().unwrap();
     let (proxy, url) = proxied(&redis);
     let (client, admin, subscriber) =
-        (connect(redis.url()).await, connect(redis.url()).await, connect(impatient(url)).await);
+        (connect(redis.url()).await, connect(redis.url()).await, connect(fast_reconnect(url)).await);
     let mut news = subscriber.subscribe("news").await.unwrap();
     let endless = submitted(client.exec::<()>(("EVAL", "while true do end", 0)).within(PATIENCE));
-    let is_busy = async || matches!(admin.exec::<()>(("GET", "key")).await, Err(error) if refusal(&error) == Some(Refusal::Busy));
+    let is_busy = async || matches!(admin.exec::<()>(("GET", "key")).await, Err(error) if refusal(&error) == Some(ServerRefusal::Busy));
     eventually("the script is slow", true, is_busy).await;
-    is_kept(&admin, &["GET", "key"], Refusal::Busy, Retry::Safe).await;
-    is_unknown(&admin).await;
+    assert_connection_kept(&admin, &["GET", "key"], ServerRefusal::Busy, Retry::Safe).await;
+    assert_unknown_command(&admin).await;
 
     // The server refuses to subscribe a new connection, which ends no subscription.
-    let mut changes = follow(&subscriber).await;
+    let mut changes = status_from_now(&subscriber).await;
     proxy.cut();
-    reaches(&mut changes, State::Failed).await;
+    wait_for_state(&mut changes, State::Failed).await;
     admin.exec::<()>(("SCRIPT", "KILL")).await.unwrap();
     assert!(endless.await.is_err());
-    reaches(&mut changes, State::Open).await;
+    wait_for_state(&mut changes, State::Open).await;
     assert_eq!(within("the gap", news.next()).await, Some(Event::Gap(Gap::Reconnected)));
     eventually("it is subscribed again", 1, async || {
         admin.exec::<i64>(("PUBLISH", "news", "free again")).await.unwrap()
@@ -381,24 +381,24 @@ async fn unblocked_noauth_and_noscript_say_whether_to_try_again() {
     let redis = start();
     let admin = connect(redis.url()).await;
     let mut own = admin.dedicated().await.unwrap();
-    let waiting = tokio::spawn(async move { own.exec::<Value>(("BLPOP", "list", 0)).await });
+    let waiting = tokio::spawn(async move { own.exec::<RespValue>(("BLPOP", "list", 0)).await });
     eventually("it blocks", true, async || {
         admin.exec::<String>(("INFO", "clients")).await.unwrap().contains("blocked_clients:1")
     })
     .await;
-    become_replica(&admin, NOBODY).await;
+    become_replica(&admin, UNUSED_ADDRESS).await;
     let error = within("the end of the wait", waiting).await.unwrap().unwrap_err();
-    assert_eq!((refusal(&error), error.retry()), (Some(Refusal::Unblocked), Retry::Safe), "{error}");
-    is_kept(&admin, &["EVALSHA", &"0".repeat(40), "0"], Refusal::NoScript, Retry::Never).await;
+    assert_eq!((refusal(&error), error.retry()), (Some(ServerRefusal::Unblocked), Retry::Safe), "{error}");
+    assert_connection_kept(&admin, &["EVALSHA", &"0".repeat(40), "0"], ServerRefusal::NoScript, Retry::Never).await;
 
     let redis = Redis::builder().password("secret").start().unwrap();
     let client = connect(with(config(redis.url()), |config| config.protocol = Protocol::Resp2)).await;
-    is_kept(&client, &["GET", "key"], Refusal::NoAuth, Retry::Never).await;
-    is_unknown(&client).await;
+    assert_connection_kept(&client, &["GET", "key"], ServerRefusal::NoAuth, Retry::Never).await;
+    assert_unknown_command(&client).await;
 }
 
 /// Each caller asks for its own number, and gets it or a reason.
-async fn ask_in_step(client: &Client, callers: usize, deadline: Duration) -> usize {
+async fn count_own_replies(client: &RedisClient, callers: usize, deadline: Duration) -> usize {
     let asked = (0..callers).map(|caller| client.exec::<usize>(("ECHO", caller)).within(deadline));
     let answers = within("an answer", join_all(asked)).await;
     let own = |(caller, answer): (usize, &Result<usize, ExecError>)| match answer {
@@ -416,10 +416,10 @@ async fn ask_in_step(client: &Client, callers: usize, deadline: Duration) -> usi
 async fn an_output_buffer_that_is_full_ends_a_normal_connection_and_shifts_nothing() {
     let redis = Redis::builder().config("client-output-buffer-limit", "normal 1mb 1mb 0").start().unwrap();
     let (proxy, url) = proxied(&redis);
-    let client = connect(impatient(url)).await;
+    let client = connect(fast_reconnect(url)).await;
     let large = "x".repeat(1 << 20);
     client.exec::<()>(("SET", "large", &large)).await.unwrap();
-    let mut changes = follow(&client).await;
+    let mut changes = status_from_now(&client).await;
     proxy.stall(Direction::ToClient);
     let reads = (0..50).map(|_| submitted(client.exec::<String>(("GET", "large")).within(PATIENCE)));
     let reads: Vec<_> = reads.collect();
@@ -437,8 +437,8 @@ async fn an_output_buffer_that_is_full_ends_a_normal_connection_and_shifts_nothi
         }
     }
     assert!(lost > 0, "the limit was reached");
-    reaches(&mut changes, State::Open).await;
-    assert_eq!(ask_in_step(&client, 100, PATIENCE).await, 100);
+    wait_for_state(&mut changes, State::Open).await;
+    assert_eq!(count_own_replies(&client, 100, PATIENCE).await, 100);
 }
 
 #[tokio::test]
@@ -446,7 +446,7 @@ async fn an_output_buffer_that_is_full_ends_a_subscribers_connection_and_the_gap
     let redis =
         Redis::builder().config("client-output-buffer-limit", "pubsub 256kb 256kb 0").start().unwrap();
     let (proxy, url) = proxied(&redis);
-    let (client, admin) = (connect(impatient(url)).await, connect(redis.url()).await);
+    let (client, admin) = (connect(fast_reconnect(url)).await, connect(redis.url()).await);
     let mut news = client.subscribe("news").await.unwrap();
     proxy.stall(Direction::ToClient);
     let large = "x".repeat(256 << 10);
@@ -467,7 +467,7 @@ async fn an_output_buffer_that_is_full_ends_a_subscribers_connection_and_the_gap
     })
     .await;
     assert_eq!(within("a message", news.next()).await.and_then(Event::message).unwrap().payload, "small");
-    assert_eq!(ask_in_step(&client, 100, PATIENCE).await, 100);
+    assert_eq!(count_own_replies(&client, 100, PATIENCE).await, 100);
 }
 
 #[tokio::test]
@@ -475,13 +475,13 @@ async fn five_seconds_of_latency_fail_requests_at_their_deadline_and_shift_nothi
     let redis = start();
     let (proxy, url) = proxied(&redis);
     let client = connect(url).await;
-    assert_eq!(ask_in_step(&client, 100, PATIENCE).await, 100);
+    assert_eq!(count_own_replies(&client, 100, PATIENCE).await, 100);
     proxy.delay(Duration::from_millis(2_500)); // each way
     let (late, patient) =
-        tokio::join!(ask_in_step(&client, 200, Duration::from_secs(1)), ask_in_step(&client, 200, PATIENCE));
+        tokio::join!(count_own_replies(&client, 200, Duration::from_secs(1)), count_own_replies(&client, 200, PATIENCE));
     assert_eq!((late, patient), (0, 200), "their replies come after their deadline, and are nobody's");
     assert_eq!((client.state(), client.stats().connections), (State::Open, 1));
     proxy.resume();
-    assert_eq!(ask_in_step(&client, 200, PATIENCE).await, 200);
+    assert_eq!(count_own_replies(&client, 200, PATIENCE).await, 200);
     assert_eq!(client.stats().deadlines, 200);
 }

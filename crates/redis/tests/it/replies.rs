@@ -1,4 +1,4 @@
-//! One command, one reply: every command of a real Redis 7, and commands that the client doesn't know.
+//! CommandSpec command, one reply: every command of a real Redis 7, and commands that the client doesn't know.
 //!
 //! The first tests ask the server itself for its commands (`COMMAND`), so that a command that the tables of `src/known.rs`
 //! lack, or that answers otherwise than they say, is found here.
@@ -9,7 +9,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use forebay_redis::{
-    Client, Decoder, ExecError, IntoConfig, Limits, Loss, ProtocolError, RequestError, State, Value,
+    RedisClient, RespDecoder, ExecError, IntoConfig, ReplyLimits, ConnectionLoss, ProtocolError, RequestError, State, RespValue,
 };
 use forebay_sandbox::Redis;
 use futures_util::future::join_all;
@@ -54,45 +54,45 @@ const LISTS: [&str; 12] = [
     "lolwut version 5",
 ];
 
-/// One command or subcommand of the server.
-struct Listed {
+/// CommandSpec command or subcommand of the server.
+struct ServerCommand {
     name: String,
-    /// Words that it needs, its name included.
+    /// EncodedArgs that it needs, its name included.
     least: usize,
     blocking: bool,
     /// Its second word is a subcommand; without one that is known it is verified.
     container: bool,
 }
 
-fn listed(entry: &Value) -> Vec<Listed> {
-    let Value::Array(fields) = entry else { panic!("{entry:?}") };
-    let [name, Value::Int(arity), flags, .., subcommands] = &fields[..] else { panic!("{entry:?}") };
-    let (Value::Set(flags) | Value::Array(flags)) = flags else { panic!("{flags:?}") };
-    let (Value::Set(subcommands) | Value::Array(subcommands)) = subcommands else {
+fn listed(entry: &RespValue) -> Vec<ServerCommand> {
+    let RespValue::Array(fields) = entry else { panic!("{entry:?}") };
+    let [name, RespValue::Int(arity), flags, .., subcommands] = &fields[..] else { panic!("{entry:?}") };
+    let (RespValue::Set(flags) | RespValue::Array(flags)) = flags else { panic!("{flags:?}") };
+    let (RespValue::Set(subcommands) | RespValue::Array(subcommands)) = subcommands else {
         panic!("{subcommands:?}")
     };
     let blocking = flags.iter().any(|flag| word(flag) == "blocking");
     let (least, container) = (arity.unsigned_abs() as usize, !subcommands.is_empty());
-    let own = Listed { name: word(name), least, blocking, container };
+    let own = ServerCommand { name: word(name), least, blocking, container };
     std::iter::once(own).chain(subcommands.iter().flat_map(listed)).collect()
 }
 
-fn word(value: &Value) -> String {
+fn word(value: &RespValue) -> String {
     match value {
-        Value::Bulk(bytes) | Value::Simple(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+        RespValue::Bulk(bytes) | RespValue::Simple(bytes) => String::from_utf8_lossy(bytes).into_owned(),
         other => panic!("{other:?}"),
     }
 }
 
-async fn commands_of(redis: &Redis) -> Vec<Listed> {
-    let entries: Vec<Value> = connect(redis.url()).await.exec(("COMMAND",)).await.unwrap();
-    let commands: Vec<Listed> = entries.iter().flat_map(listed).collect();
+async fn commands_of(redis: &Redis) -> Vec<ServerCommand> {
+    let entries: Vec<RespValue> = connect(redis.url()).await.exec(("COMMAND",)).await.unwrap();
+    let commands: Vec<ServerCommand> = entries.iter().flat_map(listed).collect();
     assert!(commands.len() > 350, "{} commands", commands.len());
     commands
 }
 
 /// The command with no arguments and with dummies of several kinds: the least number of them, and one more.
-fn calls(command: &Listed) -> Vec<Vec<String>> {
+fn calls(command: &ServerCommand) -> Vec<Vec<String>> {
     let name: Vec<&str> = command.name.split('|').collect();
     let with = |dummy: &str, more: usize| {
         let dummies = (command.least + more).saturating_sub(name.len());
@@ -126,16 +126,16 @@ fn encode(words: &[String]) -> Vec<u8> {
 }
 
 /// A plain socket.
-struct Raw {
+struct RawConnection {
     stream: TcpStream,
-    decoder: Decoder,
+    decoder: RespDecoder,
 }
 
-impl Raw {
-    fn connect(redis: &Redis, protocol: &str) -> Raw {
+impl RawConnection {
+    fn connect(redis: &Redis, protocol: &str) -> RawConnection {
         let stream = TcpStream::connect(redis.addr()).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let mut raw = Raw { stream, decoder: Decoder::new(Limits::default()) };
+        let mut raw = RawConnection { stream, decoder: RespDecoder::new(ReplyLimits::default()) };
         raw.send(&["HELLO".to_owned(), protocol.to_owned()]);
         assert!(raw.reply().is_some(), "HELLO is answered");
         raw
@@ -146,10 +146,10 @@ impl Raw {
     }
 
     /// The next reply; `None` if the server has closed the connection.
-    fn reply(&mut self) -> Option<Value> {
+    fn reply(&mut self) -> Option<RespValue> {
         loop {
             match self.decoder.next().unwrap() {
-                Some(Ok(Value::Push(_))) => continue,
+                Some(Ok(RespValue::Push(_))) => continue,
                 Some(reply) => return Some(reply.unwrap()),
                 None => {}
             }
@@ -174,13 +174,13 @@ async fn every_command_of_redis_7_that_the_client_sends_is_answered_once_on_the_
     {
         for protocol in ["2", "3"] {
             for call in calls(command) {
-                let mut raw = Raw::connect(&redis, protocol);
+                let mut raw = RawConnection::connect(&redis, protocol);
                 let nonce = format!("nonce {sent}");
                 raw.send(&call);
                 raw.send(&["PING".to_owned(), nonce.clone()]);
                 let first = raw.reply().unwrap_or_else(|| panic!("{call:?} closed the connection"));
                 let second = raw.reply().map(|reply| word(&reply));
-                let expected = if command.name == "multi" && first == Value::Simple("OK".into()) {
+                let expected = if command.name == "multi" && first == RespValue::Simple("OK".into()) {
                     "QUEUED".to_owned()
                 } else {
                     nonce
@@ -197,15 +197,15 @@ async fn every_command_of_redis_7_that_the_client_sends_is_answered_once_on_the_
 /// Makes the server a master that anybody may use again.
 fn undo(redis: &Redis, name: &str) {
     if let "replicaof" | "slaveof" | "client|pause" = name {
-        let mut raw = Raw::connect(redis, "2");
+        let mut raw = RawConnection::connect(redis, "2");
         for words in [&["REPLICAOF", "NO", "ONE"][..], &["CLIENT", "UNPAUSE"]] {
             raw.send(&words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>());
-            assert_eq!(raw.reply(), Some(Value::Simple("OK".into())));
+            assert_eq!(raw.reply(), Some(RespValue::Simple("OK".into())));
         }
     }
 }
 
-fn is_refused(result: &Result<Value, ExecError>) -> bool {
+fn is_refused(result: &Result<RespValue, ExecError>) -> bool {
     matches!(result, Err(ExecError::Request(RequestError::Unsuitable { .. })))
 }
 
@@ -220,7 +220,7 @@ async fn every_command_of_redis_7_through_the_client_leaves_replies_in_step() {
         for (number, call) in calls(command).into_iter().enumerate() {
             let nonce = format!("{call:?} {number}");
             let before = client.stats().bytes_sent;
-            let result = client.exec::<Value>((&call,)).await;
+            let result = client.exec::<RespValue>((&call,)).await;
             assert_eq!(client.exec::<String>(("ECHO", &nonce)).await.unwrap(), nonce, "{result:?}");
             let echo = encode(&["ECHO".to_owned(), nonce.clone()]).len() as u64;
             let sent = client.stats().bytes_sent - before - echo;
@@ -229,12 +229,12 @@ async fn every_command_of_redis_7_through_the_client_leaves_replies_in_step() {
             let verified = command.name == "debug" || command.container;
             assert!(sent == expected || verified, "{call:?}: {sent} bytes for {expected}");
 
-            let result = own.exec::<Value>((&call,)).await;
+            let result = own.exec::<RespValue>((&call,)).await;
             if is_refused(&result) {
                 refused.insert(command.name.clone());
             }
             if command.name == "multi" {
-                let _not_begun = own.exec::<Value>(("DISCARD",)).await;
+                let _not_begun = own.exec::<RespValue>(("DISCARD",)).await;
             }
             assert_eq!(own.exec::<String>(("ECHO", &nonce)).await.unwrap(), nonce, "{result:?}");
         }
@@ -249,12 +249,12 @@ async fn every_command_of_redis_7_through_the_client_leaves_replies_in_step() {
 async fn a_server_that_is_shut_down_leaves_nothing_behind() {
     let redis = start();
     let client = connect(redis.url()).await;
-    let mut changes = follow(&client).await;
-    let error = client.exec::<Value>(("SHUTDOWN", "NOSAVE")).await.unwrap_err();
+    let mut changes = status_from_now(&client).await;
+    let error = client.exec::<RespValue>(("SHUTDOWN", "NOSAVE")).await.unwrap_err();
     assert!(matches!(error, ExecError::Request(RequestError::Lost(_))), "{error}");
     redis.kill();
     redis.revive().unwrap();
-    reaches(&mut changes, State::Open).await;
+    wait_for_state(&mut changes, State::Open).await;
     assert_eq!(client.exec::<String>(("ECHO", "in step")).await.unwrap(), "in step");
 }
 
@@ -268,11 +268,11 @@ fn renamed() -> Redis {
 }
 
 fn is_out_of_step(error: &RequestError) -> bool {
-    matches!(error, RequestError::Lost(Loss::Protocol(ProtocolError::OutOfStep | ProtocolError::Unasked)))
+    matches!(error, RequestError::Lost(ConnectionLoss::Protocol(ProtocolError::OutOfSync | ProtocolError::UnexpectedReply)))
 }
 
 /// 50 callers who ask for their own number until told to stop, and fail the test if they get another.
-async fn with_other_callers(client: &Client, during: impl Future<Output = ()>) {
+async fn with_other_callers(client: &RedisClient, during: impl Future<Output = ()>) {
     let (stop, stopped) = tokio::sync::watch::channel(false);
     let callers = (0..50).map(|caller| {
         let (client, stopped) = (client.clone(), stopped.clone());
@@ -308,7 +308,7 @@ async fn replconf_is_refused_and_shifts_nobodys_replies() {
         for _ in 0..100 {
             for call in [["REPLCONF", "ACK", "0"], ["replconf", "GETACK", "*"]] {
                 assert!(is_refused(&client.exec((call,)).await), "{call:?}");
-                let batch = client.pipeline::<Vec<Value>>([(["PING"],), (["REPLCONF"],)]).await;
+                let batch = client.pipeline::<Vec<RespValue>>([(["PING"],), (["REPLCONF"],)]).await;
                 assert!(matches!(batch, Err(RequestError::Unsuitable { .. })));
                 assert_eq!(client.exec::<String>(("PING",)).await.unwrap(), "PONG");
             }
@@ -326,20 +326,20 @@ async fn a_command_that_nobody_knows_and_that_answers_otherwise_ends_the_connect
     let redis = renamed();
     for protocol in ["2", "3"] {
         let url = format!("{}?protocol={protocol}", redis.url());
-        let client = connect(impatient(url)).await;
+        let client = connect(fast_reconnect(url)).await;
         with_other_callers(&client, async {
             for call in [&["RC", "ACK", "0"][..], &["MY.SUBSCRIBE", "a", "b"], &["MY.MONITOR"]] {
                 for _ in 0..5 {
-                    let mut changes = follow(&client).await;
+                    let mut changes = status_from_now(&client).await;
                     let error = loop {
-                        match client.exec::<Value>((call,)).await.unwrap_err() {
+                        match client.exec::<RespValue>((call,)).await.unwrap_err() {
                             ExecError::Request(RequestError::Rejected { .. }) => continue,
                             ExecError::Request(error) => break error,
                             error => panic!("{call:?}: {error}"),
                         }
                     };
                     assert!(is_out_of_step(&error), "{call:?}: {error}");
-                    reaches(&mut changes, State::Open).await;
+                    wait_for_state(&mut changes, State::Open).await;
                 }
             }
         })
@@ -350,24 +350,24 @@ async fn a_command_that_nobody_knows_and_that_answers_otherwise_ends_the_connect
 #[tokio::test]
 async fn an_unknown_command_is_verified_in_pipelines_transactions_and_dedicated_connections() {
     let redis = renamed();
-    let client = connect(impatient(redis.url())).await;
+    let client = connect(fast_reconnect(redis.url())).await;
     client.exec::<()>(("SET", "key", "value")).await.unwrap();
     let get = ["MY.GET", "key", ""];
     let get = &get[..2];
     assert_eq!(client.exec::<String>((get,)).await.unwrap(), "value");
-    let missing = client.exec::<Value>(("NO.SUCH", "key")).await.unwrap_err();
+    let missing = client.exec::<RespValue>(("NO.SUCH", "key")).await.unwrap_err();
     assert_eq!(missing.server().map(|error| error.code()), Some("ERR"));
     let strlen = &["STRLEN", "key"][..];
-    let both = client.pipeline::<Vec<Value>>([(get,), (strlen,), (get,)]).await.unwrap();
-    let value = Value::Bulk("value".into());
-    assert_eq!(both, [Ok(value.clone()), Ok(Value::Int(5)), Ok(value.clone())]);
-    let both = client.transaction::<Vec<Value>>([(get,), (strlen,)]).await.unwrap();
-    assert_eq!(both, [Ok(value.clone()), Ok(Value::Int(5))]);
+    let both = client.pipeline::<Vec<RespValue>>([(get,), (strlen,), (get,)]).await.unwrap();
+    let value = RespValue::Bulk("value".into());
+    assert_eq!(both, [Ok(value.clone()), Ok(RespValue::Int(5)), Ok(value.clone())]);
+    let both = client.transaction::<Vec<RespValue>>([(get,), (strlen,)]).await.unwrap();
+    assert_eq!(both, [Ok(value.clone()), Ok(RespValue::Int(5))]);
 
     let mut own = client.dedicated().await.unwrap();
     assert_eq!(own.exec::<String>((get,)).await.unwrap(), "value");
     own.exec::<()>(("WATCH", "key")).await.unwrap();
-    assert_eq!(own.transaction::<Vec<Value>>([(get,)]).await.unwrap(), [Ok(value)]);
+    assert_eq!(own.transaction::<Vec<RespValue>>([(get,)]).await.unwrap(), [Ok(value)]);
     // After a MULTI of the caller's own a sentinel would be among the results.
     own.exec::<()>(("MULTI",)).await.unwrap();
     assert!(is_refused(&own.exec((get,)).await));
@@ -376,13 +376,13 @@ async fn an_unknown_command_is_verified_in_pipelines_transactions_and_dedicated_
     assert_eq!(own.exec::<String>((get,)).await.unwrap(), "value");
 
     let replconf = &["RC", "ACK", "0"][..];
-    let error = own.exec::<Value>((replconf,)).await.unwrap_err();
+    let error = own.exec::<RespValue>((replconf,)).await.unwrap_err();
     assert!(matches!(&error, ExecError::Request(error) if is_out_of_step(error)), "{error}");
     assert_eq!(own.exec::<String>(("ECHO", "again")).await.unwrap(), "again");
-    let mut changes = follow(&client).await;
-    let error = client.pipeline::<Vec<Value>>([(strlen,), (replconf,), (strlen,)]).await.unwrap_err();
+    let mut changes = status_from_now(&client).await;
+    let error = client.pipeline::<Vec<RespValue>>([(strlen,), (replconf,), (strlen,)]).await.unwrap_err();
     assert!(is_out_of_step(&error), "{error}");
-    mends(&mut changes).await;
+    wait_for_reconnect(&mut changes).await;
     assert_eq!(client.exec::<String>((get,)).await.unwrap(), "value");
 }
 
@@ -398,7 +398,7 @@ async fn a_user_who_may_not_run_the_sentinel_may_run_unknown_commands() {
     client.exec::<()>(("SET", "key", "value")).await.unwrap();
     for _ in 0..3 {
         assert_eq!(client.exec::<String>(("MY.GET", "key")).await.unwrap(), "value");
-        let denied = client.exec::<Value>(("MY.OWN",)).await.unwrap_err();
+        let denied = client.exec::<RespValue>(("MY.OWN",)).await.unwrap_err();
         assert_eq!(denied.server().map(|error| error.code()), Some("ERR"), "{denied}");
     }
     assert_eq!(client.stats().connections, 1);

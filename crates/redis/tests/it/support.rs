@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
-use forebay_redis::{Backoff, Changes, Client, Config, IntoConfig, State, Status};
+use forebay_redis::{ReconnectBackoff, StatusStream, RedisClient, Config, IntoConfig, State, Status};
 use forebay_sandbox::Redis;
 use forebay_testkit::Proxy;
 pub(crate) use forebay_testkit::{PATIENCE, eventually, within};
@@ -20,8 +20,8 @@ pub(crate) fn start() -> Redis {
     Redis::start().unwrap()
 }
 
-pub(crate) async fn connect(url: impl IntoConfig) -> Client {
-    Client::connect(url).await.unwrap()
+pub(crate) async fn connect(url: impl IntoConfig) -> RedisClient {
+    RedisClient::connect(url).await.unwrap()
 }
 
 /// A configuration to change.
@@ -34,11 +34,11 @@ pub(crate) fn with(mut config: Config, change: impl FnOnce(&mut Config)) -> Conf
     config
 }
 
-/// One that tries again after a millisecond, always.
-pub(crate) fn impatient(url: impl IntoConfig) -> Config {
+/// CommandSpec that tries again after a millisecond, always.
+pub(crate) fn fast_reconnect(url: impl IntoConfig) -> Config {
     let delay = Duration::from_millis(1);
     let backoff =
-        Backoff { quick_tries: u32::MAX - 1, quick_delay: delay, first_delay: delay, max_delay: delay };
+        ReconnectBackoff { quick_tries: u32::MAX - 1, quick_delay: delay, first_delay: delay, max_delay: delay };
     with(config(url), |config| config.reconnect = Some(backoff))
 }
 
@@ -50,20 +50,20 @@ pub(crate) fn proxied(redis: &Redis) -> (Proxy, String) {
 }
 
 /// Follows a client from now on, without the state that it is in.
-pub(crate) async fn follow(client: &Client) -> Changes {
-    let mut changes = client.changes();
+pub(crate) async fn status_from_now(client: &RedisClient) -> StatusStream {
+    let mut changes = client.status_changes();
     changes.next().await;
     changes
 }
 
-pub(crate) async fn reaches(changes: &mut Changes, state: State) -> Status {
+pub(crate) async fn wait_for_state(changes: &mut StatusStream, state: State) -> Status {
     within(&format!("{state}"), changes.wait_for(state)).await
 }
 
 /// Waits for the loss and for the end of it.
-pub(crate) async fn mends(changes: &mut Changes) -> Status {
-    reaches(changes, State::Failed).await;
-    reaches(changes, State::Open).await
+pub(crate) async fn wait_for_reconnect(changes: &mut StatusStream) -> Status {
+    wait_for_state(changes, State::Failed).await;
+    wait_for_state(changes, State::Open).await
 }
 
 /// Polls a future once, which submits a request, and gives it back.
@@ -77,17 +77,17 @@ where
 }
 
 /// How many connections of a name the server has.
-pub(crate) async fn connections_named(admin: &Client, name: &str) -> usize {
+pub(crate) async fn connections_named(admin: &RedisClient, name: &str) -> usize {
     let list: String = admin.exec(("CLIENT", "LIST")).await.unwrap();
     list.lines().filter(|line| line.contains(&format!(" name={name} "))).count()
 }
 
-pub(crate) async fn client_id(client: &Client) -> i64 {
+pub(crate) async fn client_id(client: &RedisClient) -> i64 {
     client.exec(("CLIENT", "ID")).await.unwrap()
 }
 
 /// Ends a connection from the server's side.
-pub(crate) async fn kill_connection(admin: &Client, id: i64) {
+pub(crate) async fn kill_connection(admin: &RedisClient, id: i64) {
     let killed: i64 = admin.exec(("CLIENT", "KILL", "ID", id)).await.unwrap();
     assert_eq!(killed, 1);
 }
@@ -111,10 +111,10 @@ pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
 }
 
 /// A small generator with a seed (xorshift64*), so that a failure can be had again.
-pub(crate) struct Dice(pub(crate) u64);
+pub(crate) struct XorShift64(pub(crate) u64);
 
-impl Dice {
-    pub(crate) fn roll(&mut self) -> u64 {
+impl XorShift64 {
+    pub(crate) fn next_u64(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
@@ -123,6 +123,6 @@ impl Dice {
 
     /// True once in `sides`, in the long run.
     pub(crate) fn one_in(&mut self, sides: u64) -> bool {
-        self.roll().is_multiple_of(sides)
+        self.next_u64().is_multiple_of(sides)
     }
 }

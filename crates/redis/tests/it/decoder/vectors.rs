@@ -1,12 +1,12 @@
 //! Every type of RESP2 and RESP3, well-formed and not. Each has a file of the same name in the fuzz target's corpus.
 
-use forebay_redis::{Attributed, BigNumber, ProtocolError, Value, Verbatim};
+use forebay_redis::{WithAttributes, BigNumber, ProtocolError, RespValue, VerbatimString};
 
 use super::error;
 
 /// Who else can say what a vector is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Oracle {
+pub(super) enum DecoderOracle {
     /// redis-protocol's decoders for RESP2 and RESP3, which must agree.
     Both,
     /// Its RESP2 decoder: nulls that RESP3 spells differently.
@@ -16,10 +16,10 @@ pub(super) enum Oracle {
     /// Nobody: redis-protocol deviates from the specification, as said there. See [`by_hand`].
     Deviates,
 }
-use Oracle::{Both, Deviates, Resp2, Resp3};
+use DecoderOracle::{Both, Deviates, Resp2, Resp3};
 
 /// Name, bytes, and who else can decode them.
-pub(super) const WELL_FORMED: &[(&str, &[u8], Oracle)] = &[
+pub(super) const WELL_FORMED: &[(&str, &[u8], DecoderOracle)] = &[
     ("simple", b"+OK\r\n", Both),
     ("simple-empty", b"+\r\n", Both),
     ("error", b"-ERR unknown command 'GTE'\r\n", Both),
@@ -99,21 +99,21 @@ pub(super) const WELL_FORMED: &[(&str, &[u8], Oracle)] = &[
 ];
 
 /// What some vectors are, written down: those without an oracle, and one of each type.
-pub(super) fn by_hand() -> Vec<(&'static str, Value)> {
-    use Value::{Array, Bool, Double, Int, Map, Null, Push, Set};
-    let simple = |text: &'static str| Value::Simple(text.into());
-    let bulk = |text: &'static str| Value::Bulk(text.into());
-    let attributed = |attributes: &[(&'static str, Value)], value| {
+pub(super) fn by_hand() -> Vec<(&'static str, RespValue)> {
+    use RespValue::{Array, Bool, Double, Int, Map, Null, Push, Set};
+    let simple = |text: &'static str| RespValue::Simple(text.into());
+    let bulk = |text: &'static str| RespValue::Bulk(text.into());
+    let attributed = |attributes: &[(&'static str, RespValue)], value| {
         let attributes = attributes.iter().map(|(key, value)| (simple(key), value.clone())).collect();
-        Value::Attributed(Box::new(Attributed { attributes, value }))
+        RespValue::Attributed(Box::new(WithAttributes { attributes, value }))
     };
     let verbatim =
-        |format: &str, text: &str| Value::Verbatim(Verbatim { format: format.into(), text: text.into() });
+        |format: &str, text: &str| RespValue::Verbatim(VerbatimString { format: format.into(), text: text.into() });
     vec![
         ("simple", simple("OK")),
         ("error", error("ERR unknown command 'GTE'")),
         ("int-least", Int(i64::MIN)),
-        ("bulk-binary", Value::Bulk(b"\r\n\0\xff$1*\r\n".as_slice().into())),
+        ("bulk-binary", RespValue::Bulk(b"\r\n\0\xff$1*\r\n".as_slice().into())),
         ("bulk-null", Null),
         (
             "array-nested",
@@ -128,7 +128,7 @@ pub(super) fn by_hand() -> Vec<(&'static str, Value)> {
         ("double-exponent", Double(1.5e-300)),
         ("double-inf", Double(f64::INFINITY)),
         ("double-negative-nan", Double(f64::NAN)),
-        ("big-number", Value::BigNumber(BigNumber("3492890328409238509324850943850943825024385".into()))),
+        ("big-number", RespValue::BigNumber(BigNumber("3492890328409238509324850943850943825024385".into()))),
         ("bulk-error-of-two-lines", error("ERR a\r\nb c")),
         ("verbatim-txt", verbatim("txt", "Some string")),
         ("verbatim-of-another-format", verbatim("htm", "<br>")),
@@ -154,7 +154,7 @@ pub(super) fn by_hand() -> Vec<(&'static str, Value)> {
 
 /// Name, bytes, and the error that ends the stream.
 pub(super) const MALFORMED: &[(&str, &[u8], ProtocolError)] = &[
-    ("not-resp", b"HTTP/1.1 400 Bad Request\r\n", ProtocolError::Type(b'H')),
+    ("not-resp", b"HTTP/1.1 400 Bad PipelineRequest\r\n", ProtocolError::Type(b'H')),
     ("not-resp-but-tls", b"\x15\x03\x03\x00\x02\x02\x46", ProtocolError::Type(0x15)),
     ("no-element-in-array", b"*1\r\n\r\n", ProtocolError::Type(b'\r')),
     ("line-without-cr", b"+OK\n", ProtocolError::Terminator("a line")),
