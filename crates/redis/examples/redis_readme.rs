@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use forebay_redis::RedisClient;
-use forebay_redis::{Event, IntoConfig, Retry, ScanCommand, LuaScript, cmd};
+use forebay_redis::{Event, IntoConfig, LuaScript, Retry, ScanCommand, cmd};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {

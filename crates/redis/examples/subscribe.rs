@@ -4,7 +4,7 @@
 
 #![allow(clippy::print_stdout, reason = "an example shows what it does")]
 
-use forebay_redis::{RedisClient, Event, Gap};
+use forebay_redis::{Event, Gap, RedisClient};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {

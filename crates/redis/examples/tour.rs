@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use forebay_redis::{RedisClient, ScanCommand, LuaScript, cmd};
+use forebay_redis::{LuaScript, RedisClient, ScanCommand, cmd};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -4,7 +4,7 @@
 //! can be encoded and decoded again. The fuzz target checks random inputs, the ordinary tests check
 //! the corpus.
 
-use forebay_redis::{RespDecoder, ReplyLimits, ProtocolError, ReplyError, RespValue};
+use forebay_redis::{ProtocolError, ReplyError, ReplyLimits, RespDecoder, RespValue};
 
 /// Checks one input.
 ///
@@ -41,7 +41,7 @@ pub(crate) struct DecodeOutcome {
 }
 
 /// Decodes a stream that arrives in these pieces.
-pub(crate) fn decode<'a>(limits: ReplyLimits, pieces: impl IntoIterator<FeedItem = &'a [u8]>) -> DecodeOutcome {
+pub(crate) fn decode<'a>(limits: ReplyLimits, pieces: impl IntoIterator<Item = &'a [u8]>) -> DecodeOutcome {
     let mut decoder = RespDecoder::new(limits);
     let mut values = Vec::new();
     for piece in pieces {
@@ -84,7 +84,10 @@ fn assert_round_trip(value: &RespValue) {
     for streamed in [false, true] {
         let mut bytes = Vec::new();
         encode(value, streamed, &mut bytes);
-        assert_same(&decode(limits, [&*bytes]), &DecodeOutcome { values: vec![Ok(value.clone())], end: None });
+        assert_same(
+            &decode(limits, [&*bytes]),
+            &DecodeOutcome { values: vec![Ok(value.clone())], end: None },
+        );
     }
 }
 
@@ -137,7 +140,7 @@ fn string(tag: u8, bytes: &[u8], out: &mut Vec<u8>) {
 fn aggregate<'a>(
     tag: u8,
     announced: usize,
-    items: impl IntoIterator<FeedItem = &'a RespValue>,
+    items: impl IntoIterator<Item = &'a RespValue>,
     streamed: bool,
     out: &mut Vec<u8>,
 ) {

@@ -5,15 +5,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::command::{CommandBatch, RedisCommand};
+use crate::command_guard::CommandGuard;
 use crate::config::{Config, IntoConfig, Protocol};
 use crate::connect::{Dialer, dialer};
 use crate::core::link::State;
-use crate::error::{RedisConnectError, ExecError, ConnectionLoss, RequestError};
-use crate::request_future::{TransactionSpec, RequestFuture, RequestSpec, CommandSpec, PipelineSpec};
-use crate::command_guard::CommandGuard;
-use crate::inbox::{InboxBounds, Inbox};
+use crate::error::{ConnectionLoss, ExecError, RedisConnectError, RequestError};
+use crate::inbox::{Inbox, InboxBounds};
 use crate::reply::{FromReplies, FromReply};
-use crate::status::{StatusStream, WorkerCounters, StatusJournal, ClientStats, Status};
+use crate::request_future::{CommandSpec, PipelineSpec, RequestFuture, RequestSpec, TransactionSpec};
+use crate::status::{ClientStats, Status, StatusJournal, StatusStream, WorkerCounters};
 use crate::topic_registry::TopicRegistry;
 use crate::worker::ConnectionWorker;
 
@@ -121,10 +121,11 @@ impl RedisClient {
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let server = forebay_sandbox::Redis::start()?;
     /// # let client = forebay_redis::RedisClient::connect(server.url()).await?;
-    /// let (count, name) = client.pipeline::<(i64, Option<String>)>((("INCR", "visits"), ("GET", "name"))).await?;
+    /// let commands = (("INCR", "visits"), ("GET", "name"));
+    /// let (count, name) = client.pipeline::<(i64, Option<String>)>(commands).await?;
     /// let keys = ["a", "b", "c"].map(|key| ("GET", key));
-    /// let values: Vec<Option<String>> = client.pipeline::<Vec<_>>(keys).await?.into_iter().collect::<Result<_, _>>()?;
-    /// assert_eq!((count?, name?, values), (1, None, vec![None, None, None]));
+    /// let values = client.pipeline::<Vec<Option<String>>>(keys).await?;
+    /// assert_eq!((count?, name?, values), (1, None, vec![Ok(None), Ok(None), Ok(None)]));
     /// # Ok(())
     /// # }
     /// ```
@@ -144,7 +145,8 @@ impl RedisClient {
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let server = forebay_sandbox::Redis::start()?;
     /// # let client = forebay_redis::RedisClient::connect(server.url()).await?;
-    /// let (left, right) = client.transaction::<(i64, i64)>((("DECR", "left"), ("INCR", "right"))).await?;
+    /// let commands = (("DECR", "left"), ("INCR", "right"));
+    /// let (left, right) = client.transaction::<(i64, i64)>(commands).await?;
     /// assert_eq!((left?, right?), (-1, 1));
     /// # Ok(())
     /// # }
@@ -236,7 +238,8 @@ impl RedisClient {
     }
 
     pub(crate) fn with_dialer(config: Arc<Config>, dialer: Dialer) -> RedisClient {
-        let bounds = InboxBounds { max_requests: config.max_requests, max_unsent_bytes: config.max_unsent_bytes };
+        let bounds =
+            InboxBounds { max_requests: config.max_requests, max_unsent_bytes: config.max_unsent_bytes };
         let resp3 = AtomicBool::new(config.protocol != Protocol::Resp2);
         let shared = Arc::new(ClientShared {
             config,

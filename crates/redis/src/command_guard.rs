@@ -8,9 +8,9 @@
 //! (of a module, renamed, or of a later version) are accepted and verified; see
 //! `core/echo_probe.rs`.
 
+use crate::command_table::{CommandClass, classify, subcommand_has_single_reply};
 use crate::core::frame::{AnnouncedLength, header};
 use crate::error::RequestError;
-use crate::command_table::{CommandClass, classify, subcommand_has_single_reply};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CommandGuard {
@@ -56,7 +56,9 @@ impl CommandGuard {
     fn check_guarded(self, name: &[u8], mut args: EncodedArgs<'_>) -> Result<GuardVerdict, RequestError> {
         let upper = name.to_ascii_uppercase();
         match (&*upper, self) {
-            (b"SUBSCRIBE" | b"PSUBSCRIBE" | b"SSUBSCRIBE", _) => reject("SUBSCRIBE", "RedisClient::subscribe"),
+            (b"SUBSCRIBE" | b"PSUBSCRIBE" | b"SSUBSCRIBE", _) => {
+                reject("SUBSCRIBE", "RedisClient::subscribe")
+            }
             (b"UNSUBSCRIBE" | b"PUNSUBSCRIBE" | b"SUNSUBSCRIBE", _) => {
                 reject("UNSUBSCRIBE", "drop the Subscription")
             }
@@ -71,8 +73,12 @@ impl CommandGuard {
                 reject("MULTI and EXEC", "RedisClient::transaction")
             }
             (b"WATCH" | b"UNWATCH", CommandGuard::Shared) => reject("WATCH", "RedisClient::dedicated"),
-            (b"XREAD" | b"XREADGROUP", CommandGuard::Shared) if !blocks(&mut args) => Ok(GuardVerdict::SingleReply),
-            (b"XREAD" | b"XREADGROUP", CommandGuard::Shared) => reject("XREAD BLOCK", "RedisClient::dedicated"),
+            (b"XREAD" | b"XREADGROUP", CommandGuard::Shared) if !blocks(&mut args) => {
+                Ok(GuardVerdict::SingleReply)
+            }
+            (b"XREAD" | b"XREADGROUP", CommandGuard::Shared) => {
+                reject("XREAD BLOCK", "RedisClient::dedicated")
+            }
             // BLPOP and other blocking commands.
             (_, CommandGuard::Shared) => reject("a blocking command", "RedisClient::dedicated"),
             (b"MULTI", CommandGuard::Dedicated { .. }) => Ok(GuardVerdict::BeginsQueuing),
@@ -88,7 +94,11 @@ impl CommandGuard {
         if name.eq_ignore_ascii_case(b"SCRIPT") && subcommand.eq_ignore_ascii_case(b"DEBUG") {
             return reject("SCRIPT DEBUG", "redis-cli --ldb");
         }
-        if subcommand_has_single_reply(name, subcommand) { Ok(GuardVerdict::SingleReply) } else { self.check_unknown() }
+        if subcommand_has_single_reply(name, subcommand) {
+            Ok(GuardVerdict::SingleReply)
+        } else {
+            self.check_unknown()
+        }
     }
 
     fn check_unknown(self) -> Result<GuardVerdict, RequestError> {
@@ -175,7 +185,8 @@ mod tests {
         }
         let read = ("XREAD", "COUNT", 1, "BLOCK", 0, "STREAMS", "s", "$");
         assert!(check(CommandGuard::Shared, read).is_err() && check(DEDICATED, read).is_ok());
-        let group_named_block = ("XREADGROUP", "GROUP", "block", "BLOCK", "COUNT", 1, "STREAMS", "block", ">");
+        let group_named_block =
+            ("XREADGROUP", "GROUP", "block", "BLOCK", "COUNT", 1, "STREAMS", "block", ">");
         assert!(check(CommandGuard::Shared, group_named_block).is_ok());
         let accepted = GUARDED.iter().filter(|name| check(CommandGuard::Shared, (**name, "x")).is_ok());
         assert_eq!(accepted.collect::<Vec<_>>(), [&"XREAD", &"XREADGROUP"]);
@@ -185,11 +196,19 @@ mod tests {
     fn other_commands_are_accepted_and_unknown_ones_need_a_probe() {
         for command in [("GET", "SUBSCRIBE"), ("CLIENT", "ID"), ("XREAD", "STREAMS"), ("publish", "MONITOR")]
         {
-            assert_eq!(check(CommandGuard::Shared, command).ok(), Some(GuardVerdict::SingleReply), "{command:?}");
+            assert_eq!(
+                check(CommandGuard::Shared, command).ok(),
+                Some(GuardVerdict::SingleReply),
+                "{command:?}"
+            );
         }
         for command in [("JSON.SET", "key"), ("CLIENT", "LATER"), ("DEBUG", "SLEEP"), ("RC", "ACK"), ("", "")]
         {
-            assert_eq!(check(CommandGuard::Shared, command).ok(), Some(GuardVerdict::NeedsProbe), "{command:?}");
+            assert_eq!(
+                check(CommandGuard::Shared, command).ok(),
+                Some(GuardVerdict::NeedsProbe),
+                "{command:?}"
+            );
             assert_eq!(check(DEDICATED, command).ok(), Some(GuardVerdict::NeedsProbe), "{command:?}");
             assert!(check(CommandGuard::Dedicated { queuing: true }, command).is_err(), "{command:?}");
         }

@@ -193,7 +193,8 @@ mod tests {
 
     #[test]
     fn every_name_is_found_in_either_case_and_no_other_name_is() {
-        for (names, expected) in [(&SINGLE_REPLY[..], SingleReply), (&CONTAINERS[..], BySubcommand), (&GUARDED[..], Guarded)]
+        for (names, expected) in
+            [(&SINGLE_REPLY[..], SingleReply), (&CONTAINERS[..], BySubcommand), (&GUARDED[..], Guarded)]
         {
             for name in names {
                 assert_eq!(classify(name.as_bytes()), Some(expected), "{name}");

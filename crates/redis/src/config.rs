@@ -239,7 +239,8 @@ fn parse_tcp(rest: &str, config: &mut Config) -> Result<(), RedisConfigError> {
         Some((user_info, host_port)) => {
             let (user, password) = user_info.split_once(':').unwrap_or((user_info, ""));
             config.username = Some(decode(user)?).filter(|user| !user.is_empty());
-            config.password = Some(decode(password)?).filter(|password| !password.is_empty()).map(RedisPassword);
+            config.password =
+                Some(decode(password)?).filter(|password| !password.is_empty()).map(RedisPassword);
             host_port
         }
     };

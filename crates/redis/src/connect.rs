@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::args::ArgWriter;
 use crate::command::{Cmd, cmd};
 use crate::config::{Address, Config, Protocol};
-use crate::core::frame::{Framer, FrameStep};
+use crate::core::frame::{FrameStep, Framer};
 use crate::error::{RedisConnectError, RedisServerError};
 use crate::reply::{ReplyReader, ReplyToken};
 
@@ -29,7 +29,8 @@ pub(crate) struct EstablishedConnection {
     pub(crate) resp3: bool,
 }
 
-pub(crate) type DialFuture = Pin<Box<dyn Future<Output = Result<EstablishedConnection, RedisConnectError>> + Send>>;
+pub(crate) type DialFuture =
+    Pin<Box<dyn Future<Output = Result<EstablishedConnection, RedisConnectError>> + Send>>;
 /// Creates connections. Tests supply their own.
 pub(crate) type Dialer = Arc<dyn Fn() -> DialFuture + Send + Sync>;
 
@@ -40,8 +41,10 @@ pub(crate) fn dialer(config: Arc<Config>) -> Dialer {
     Arc::new(move || {
         let config = config.clone();
         Box::pin(async move {
-            let deadline =
-                ConnectDeadline { at: Instant::now() + config.connect_timeout.min(MAX_CONNECT_TIMEOUT), config: &config };
+            let deadline = ConnectDeadline {
+                at: Instant::now() + config.connect_timeout.min(MAX_CONNECT_TIMEOUT),
+                config: &config,
+            };
             let io = dial(&deadline).await?;
             deadline.limit("the handshake", handshake(io, &config)).await?
         })
@@ -99,7 +102,11 @@ async fn dial(deadline: &ConnectDeadline<'_>) -> Result<Box<dyn ConnectionIo>, R
 }
 
 /// Tries every address of the host, each with an equal share of the remaining time.
-async fn dial_tcp(deadline: &ConnectDeadline<'_>, host: &str, port: u16) -> Result<TcpStream, RedisConnectError> {
+async fn dial_tcp(
+    deadline: &ConnectDeadline<'_>,
+    host: &str,
+    port: u16,
+) -> Result<TcpStream, RedisConnectError> {
     let resolved = deadline.limit("resolving the name", lookup_host((host, port))).await?;
     let failed = |source| RedisConnectError::Resolve { host: host.to_owned(), source: Arc::new(source) };
     let addresses: Vec<_> = resolved.map_err(failed)?.collect();
@@ -136,7 +143,10 @@ fn set_options(stream: &TcpStream, config: &Config) -> io::Result<()> {
 }
 
 /// Authenticates, negotiates the protocol version and selects the database.
-pub(crate) async fn handshake(io: Box<dyn ConnectionIo>, config: &Config) -> Result<EstablishedConnection, RedisConnectError> {
+pub(crate) async fn handshake(
+    io: Box<dyn ConnectionIo>,
+    config: &Config,
+) -> Result<EstablishedConnection, RedisConnectError> {
     let mut handshake = Handshake { io, input: BytesMut::new(), framer: Framer::new(config.limits), config };
     let resp3 = match config.protocol {
         Protocol::Resp2 => false,
@@ -225,8 +235,11 @@ impl Handshake<'_> {
                     return Ok(self.input.split_to(range.end).freeze());
                 }
                 FrameStep::Need(_) => {
-                    let count =
-                        self.io.read_buf(&mut self.input).await.map_err(|error| self.handshake_error(error))?;
+                    let count = self
+                        .io
+                        .read_buf(&mut self.input)
+                        .await
+                        .map_err(|error| self.handshake_error(error))?;
                     if count == 0 {
                         return Err(self.handshake_error("the server closed it"));
                     }
@@ -251,7 +264,9 @@ fn rejection_error(command: &'static str, error: RedisServerError) -> RedisConne
     match error.code() {
         "WRONGPASS" | "NOAUTH" => RedisConnectError::Auth(error),
         "NOPERM" => RedisConnectError::Permission { command, error },
-        _ if error.text().contains("AUTH") || error.text().contains("password") => RedisConnectError::Auth(error),
+        _ if error.text().contains("AUTH") || error.text().contains("password") => {
+            RedisConnectError::Auth(error)
+        }
         _ => RedisConnectError::Refused { command, error },
     }
 }

@@ -6,7 +6,7 @@ use crate::client::RedisClient;
 use crate::command::{CommandBatch, RedisCommand};
 use crate::config::Config;
 use crate::core::link::State;
-use crate::error::{RedisConnectError, ExecError};
+use crate::error::{ExecError, RedisConnectError};
 use crate::reply::{FromReplies, FromReply};
 
 /// A connection for one caller at a time: `BLPOP`, `XREAD BLOCK`, `WATCH`.

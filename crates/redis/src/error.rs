@@ -84,7 +84,7 @@ pub enum RequestError {
     },
     /// The connection does not accept this command: it may not get exactly one reply, or it would
     /// change or block the connection for other callers. Nothing was sent.
-    #[error("{command} would upset this connection; use {instead} instead")]
+    #[error("{command} is not supported on this connection; use {instead} instead")]
     Unsuitable {
         /// The rejected command.
         command: &'static str,
@@ -100,7 +100,7 @@ pub enum RequestError {
     },
     /// The connection was lost while the request was open. The request is not sent again.
     #[error(
-        "the connection was lost before the reply came: {0}; the command may have run, and is not sent again"
+        "the connection was lost before the reply arrived: {0}; the command may have run, and is not sent again"
     )]
     Lost(#[source] ConnectionLoss),
     /// The client is closed. A request still in flight when `close` timed out may have run.
@@ -145,8 +145,8 @@ struct NextAttempt(Option<Instant>);
 impl fmt::Display for NextAttempt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            Some(at) => write!(f, "next try in {:?}", at.saturating_duration_since(Instant::now())),
-            None => f.write_str("no further try"),
+            Some(at) => write!(f, "next attempt in {:?}", at.saturating_duration_since(Instant::now())),
+            None => f.write_str("no further attempt"),
         }
     }
 }
@@ -174,7 +174,7 @@ pub enum ReplyError {
     Mismatch(#[from] Box<TypeMismatch>),
     /// The transaction did not run, because a watched key was changed. Read the key again and
     /// retry.
-    #[error("the transaction did not run: a watched key was changed meanwhile")]
+    #[error("the transaction did not run: a watched key was changed")]
     Aborted,
 }
 
@@ -309,8 +309,8 @@ pub enum ConnectionLoss {
     /// The server cannot serve; see
     /// [`Config::leave_unfit_server`](crate::Config::leave_unfit_server).
     #[error(
-        "the server answered {0}; the connection was ended so that the next try finds a server that can serve: check that the \
-         address leads to the master"
+        "the server replied {0}; the connection was closed so that the next attempt can reach a server that \
+         serves: check that the address leads to the master"
     )]
     Unfit(ServerRefusal),
     /// Connecting failed.

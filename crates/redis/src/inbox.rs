@@ -111,9 +111,16 @@ impl Inbox {
     }
 
     /// Takes the requests that were submitted before the rejection was set.
-    pub(crate) fn take_remaining(&self, requests: &mut Vec<PipelineRequest<Arc<ReplySlot>>>, bytes: &mut Vec<u8>) {
+    pub(crate) fn take_remaining(
+        &self,
+        requests: &mut Vec<PipelineRequest<Arc<ReplySlot>>>,
+        bytes: &mut Vec<u8>,
+    ) {
         let mut contents = self.lock();
-        debug_assert!(contents.rejection.is_some(), "remaining requests are taken only after the rejection is set");
+        debug_assert!(
+            contents.rejection.is_some(),
+            "remaining requests are taken only after the rejection is set"
+        );
         requests.append(&mut contents.requests);
         bytes.append(&mut contents.bytes);
     }

@@ -11,15 +11,15 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use crate::client::ClientShared;
 use crate::args::{ArgWriter, EncodedRequest};
+use crate::client::ClientShared;
 use crate::command::{CommandBatch, RedisCommand};
-use crate::core::pipeline::{ExpectedReplies, Replies, PipelineRequest};
-use crate::error::{ExecError, ReplyError, RequestError};
 use crate::command_guard::EncodedArgs;
+use crate::core::pipeline::{ExpectedReplies, PipelineRequest, Replies};
+use crate::error::{ExecError, ReplyError, RequestError};
 use crate::hooks::{Hooks, RequestOutcome, RequestReport};
-use crate::reply::{ReplyCursor, FromReplies, FromReply, ReplyToken, single};
-use crate::reply_slot::{RequestResult, ReplySlot};
+use crate::reply::{FromReplies, FromReply, ReplyCursor, ReplyToken, single};
+use crate::reply_slot::{ReplySlot, RequestResult};
 
 /// What a request sends, and how its replies are decoded.
 #[doc(hidden)]
@@ -44,7 +44,14 @@ pub struct RequestFuture<'c, S: RequestSpec> {
 
 impl<'c, S: RequestSpec> RequestFuture<'c, S> {
     pub(crate) fn new(shared: &'c ClientShared, spec: S) -> Self {
-        RequestFuture { timeout: shared.config.response_timeout, shared, spec, slot: None, done: false, report: None }
+        RequestFuture {
+            timeout: shared.config.response_timeout,
+            shared,
+            spec,
+            slot: None,
+            done: false,
+            report: None,
+        }
     }
 
     /// Sets a deadline for this request, instead of
@@ -290,9 +297,9 @@ struct PendingReport {
 impl PendingReport {
     fn begin(hooks: Arc<dyn Hooks>, expect: ExpectedReplies) -> Self {
         let commands = match expect {
-            ExpectedReplies::Replies(count) | ExpectedReplies::Confirmations(count, _) | ExpectedReplies::Verified(count, _) => {
-                count as usize
-            }
+            ExpectedReplies::Replies(count)
+            | ExpectedReplies::Confirmations(count, _)
+            | ExpectedReplies::Verified(count, _) => count as usize,
         };
         PendingReport { hooks, command: String::new(), commands, started: Instant::now() }
     }

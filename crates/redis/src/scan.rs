@@ -7,8 +7,8 @@ use std::task::{Context, Poll, ready};
 
 use futures_core::Stream;
 
-use crate::client::RedisClient;
 use crate::args::ToArgs;
+use crate::client::RedisClient;
 use crate::command::{Cmd, cmd};
 use crate::error::ExecError;
 use crate::reply::FromReply;
@@ -91,7 +91,13 @@ impl RedisClient {
     /// As in Redis, an item that exists during the whole scan is returned at least once, and may be
     /// returned twice. The stream ends after an error.
     pub fn scan<T: FromReply>(&self, scan: ScanCommand) -> ScanStream<T> {
-        ScanStream { client: self.clone(), scan, items: VecDeque::new(), cursor: Some("0".into()), page: None }
+        ScanStream {
+            client: self.clone(),
+            scan,
+            items: VecDeque::new(),
+            cursor: Some("0".into()),
+            page: None,
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Lua scripts, called by their SHA-1 hash.
 
-use crate::client::RedisClient;
 use crate::args::ToArgs;
+use crate::client::RedisClient;
 use crate::error::ExecError;
 use crate::reply::FromReply;
 

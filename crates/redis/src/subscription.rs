@@ -9,16 +9,16 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_core::Stream;
 
-use crate::client::{RedisClient, ClientShared};
 use crate::args::{ArgWriter, ToArgs};
+use crate::client::{ClientShared, RedisClient};
 use crate::command::{Cmd, cmd};
 use crate::core::link::State;
 use crate::core::pipeline::PipelineRequest;
 use crate::error::{ExecError, RequestError, Retry};
-use crate::request_future::{SubscribeSpec, RequestFuture, RequestSpec};
 use crate::reply::{FromReply, ReplyReader, RespValue};
 use crate::reply_slot::ReplySlot;
-use crate::topic_registry::{SubscriberFeed, FeedItem, SubscriptionKind, TopicKey};
+use crate::request_future::{RequestFuture, RequestSpec, SubscribeSpec};
+use crate::topic_registry::{FeedItem, SubscriberFeed, SubscriptionKind, TopicKey};
 
 /// Delay before resubscribing while the request queue is full.
 const QUEUE_FULL_DELAY: Duration = Duration::from_millis(5);
@@ -86,7 +86,8 @@ impl RedisClient {
     /// # let client = forebay_redis::RedisClient::connect(server.url()).await?;
     /// let mut news = client.subscribe("news").await?;
     /// client.exec::<()>(("PUBLISH", "news", "good")).await?;
-    /// let message = news.next().await.and_then(|event| event.message()).expect("it was published");
+    /// let event = news.next().await.expect("the client is open");
+    /// let message = event.message().expect("no gap");
     /// assert_eq!(message.payload, "good");
     /// # Ok(())
     /// # }
@@ -116,7 +117,11 @@ impl RedisClient {
         PushStream { client: self.clone(), feed }
     }
 
-    async fn subscribe_to(&self, kind: SubscriptionKind, names: impl ToArgs) -> Result<Subscription, ExecError> {
+    async fn subscribe_to(
+        &self,
+        kind: SubscriptionKind,
+        names: impl ToArgs,
+    ) -> Result<Subscription, ExecError> {
         let client = self.subscriber().await;
         // A channel that is named twice would deliver every message twice.
         let mut seen = HashSet::new();

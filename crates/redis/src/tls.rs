@@ -35,10 +35,10 @@ impl RedisTls {
         let chain = certificates(certificate)?;
         let key = PrivateKeyDer::from_pem_slice(key)
             .map_err(|error| RedisConfigError(format!("no private key in the client's key PEM: {error}")))?;
-        let config = builder()
-            .with_root_certificates(parse_roots(ca)?)
-            .with_client_auth_cert(chain, key)
-            .map_err(|error| RedisConfigError(format!("the client certificate and key do not match: {error}")))?;
+        let config =
+            builder().with_root_certificates(parse_roots(ca)?).with_client_auth_cert(chain, key).map_err(
+                |error| RedisConfigError(format!("the client certificate and key do not match: {error}")),
+            )?;
         Ok(RedisTls::custom(Arc::new(config)))
     }
 
@@ -65,8 +65,9 @@ impl RedisTls {
         if self.config.get().is_none() {
             // Reads and parses files, which would block other tasks on this thread.
             let roots = tokio::task::spawn_blocking(system_roots).await;
-            let roots = roots
-                .map_err(|_| RedisConfigError("reading the system's certificates was interrupted".into()))??;
+            let roots = roots.map_err(|_| {
+                RedisConfigError("reading the system's certificates was interrupted".into())
+            })??;
             let _set_concurrently =
                 self.config.set(Arc::new(builder().with_root_certificates(roots).with_no_client_auth()));
         }
@@ -97,7 +98,9 @@ fn system_roots() -> Result<RootCertStore, RedisConfigError> {
 fn parse_roots(pem: &[u8]) -> Result<RootCertStore, RedisConfigError> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(pem)? {
-        roots.add(certificate).map_err(|error| RedisConfigError(format!("unusable CA certificate: {error}")))?;
+        roots
+            .add(certificate)
+            .map_err(|error| RedisConfigError(format!("unusable CA certificate: {error}")))?;
     }
     Ok(roots)
 }

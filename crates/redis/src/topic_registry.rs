@@ -28,7 +28,8 @@ pub(crate) enum SubscriptionKind {
 }
 
 impl SubscriptionKind {
-    pub(crate) const ALL: [SubscriptionKind; 3] = [SubscriptionKind::Channel, SubscriptionKind::Pattern, SubscriptionKind::Shard];
+    pub(crate) const ALL: [SubscriptionKind; 3] =
+        [SubscriptionKind::Channel, SubscriptionKind::Pattern, SubscriptionKind::Shard];
 
     /// Returns the command, and the kind of the push message that confirms it.
     pub(crate) fn subscribe(self) -> (&'static str, &'static str) {

@@ -17,14 +17,14 @@ use tokio::task::unconstrained;
 use tokio::time::{Instant, Sleep};
 
 use crate::client::ClientShared;
-use crate::connect::{EstablishedConnection, Dialer, DialFuture, ConnectionIo};
+use crate::connect::{ConnectionIo, DialFuture, Dialer, EstablishedConnection};
 use crate::core::backoff::SplitMix64;
 use crate::core::connection::{ConnectionCore, ConnectionSettings, EffectHandler};
 use crate::core::link::{LinkPolicy, State};
 use crate::core::pipeline::PipelineRequest;
 use crate::error::{ConnectionLoss, RequestError};
 use crate::inbox::WorkerLoad;
-use crate::reply_slot::{RequestResult, ReplySlot};
+use crate::reply_slot::{ReplySlot, RequestResult};
 use crate::status::Status;
 
 /// Rounds of writing and reading before the task yields to the runtime.
@@ -105,7 +105,8 @@ impl ConnectionWorker {
     /// callers are about to add requests.
     fn waits_for_batch(&mut self, now: Instant) -> bool {
         let small = self.connection.unsent().len() < MIN_BATCH_BYTES;
-        let may_grow = self.has_new_requests && small && self.connection.open_requests() > 1 && self.shell.io.is_some();
+        let may_grow =
+            self.has_new_requests && small && self.connection.open_requests() > 1 && self.shell.io.is_some();
         if may_grow && !self.yielded {
             self.yielded = true;
             return true;
@@ -120,8 +121,10 @@ impl ConnectionWorker {
     /// Takes submitted requests. Returns true if there were any. Otherwise stores `sleeper`, if
     /// given, for the next submission.
     fn take_submitted(&mut self, sleeper: Option<&Waker>, now: Instant) -> bool {
-        let load =
-            WorkerLoad { requests: self.connection.open_requests(), unsent_bytes: self.connection.unsent().len() };
+        let load = WorkerLoad {
+            requests: self.connection.open_requests(),
+            unsent_bytes: self.connection.unsent().len(),
+        };
         let shared = &self.shell.shared;
         let close = shared.inbox.take(load, &mut self.requests, &mut self.bytes, sleeper);
         let found = !self.requests.is_empty();

@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use super::*;
 use crate::client::RedisClient;
 use crate::config::Config;
-use crate::error::{RedisConnectError, ExecError, RequestError};
+use crate::error::{ExecError, RedisConnectError, RequestError};
 
 /// Returns a client and the server ends of its dials. `dials` says which dials succeed; further
 /// ones do.
@@ -26,9 +26,9 @@ fn client_with(
         let works = dials.lock().expect("no test panics while it dials").pop_front().unwrap_or(true);
         let (ours, theirs) = duplex(buffer);
         let dialed = Dialed { at: Instant::now(), server: theirs };
-        let told = sender.try_send(dialed).is_ok();
+        let reported = sender.try_send(dialed).is_ok();
         Box::pin(async move {
-            if works && told {
+            if works && reported {
                 Ok(EstablishedConnection { io: Box::new(ours), received: BytesMut::new(), resp3: true })
             } else {
                 Err(RedisConnectError::Cancelled)
@@ -59,11 +59,11 @@ fn get(client: &RedisClient) -> tokio::task::JoinHandle<Result<String, ExecError
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_fails_at_its_deadline_and_its_late_reply_is_nobody_elses() {
+async fn a_request_fails_at_its_deadline_and_its_late_reply_is_discarded() {
     let (client, mut dials) = client_with(Config::default(), 1024, []);
     let mut server = dials.recv().await.expect("it dials").server;
     let begun = Instant::now();
-    let error = client.exec::<String>(("GET", "a")).await.expect_err("nobody answers");
+    let error = client.exec::<String>(("GET", "a")).await.expect_err("the server does not reply");
     assert!(
         matches!(error, ExecError::Request(RequestError::Deadline { after }) if after == Duration::from_secs(5))
     );
@@ -93,7 +93,7 @@ async fn a_shorter_deadline_of_one_request_is_kept_among_longer_ones() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_server_is_taken_for_dead_after_the_stall_timeout() {
+async fn a_silent_server_is_disconnected_after_the_stall_timeout() {
     let (client, mut dials) = client_with(Config::default(), 1024, []);
     let silent = dials.recv().await.expect("it dials");
     assert!(client.exec::<String>(("GET", "a")).await.is_err());
@@ -104,7 +104,7 @@ async fn a_silent_server_is_taken_for_dead_after_the_stall_timeout() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tries_follow_the_backoff_for_ever_and_the_first_success_ends_them() {
+async fn attempts_follow_the_backoff_until_one_succeeds() {
     let (client, mut dials) = client_with(Config::default(), 1024, std::iter::repeat_n(false, 30));
     let mut last = dials.recv().await.expect("it dials").at;
     let backoff = crate::ReconnectBackoff::default();
@@ -123,11 +123,14 @@ async fn tries_follow_the_backoff_for_ever_and_the_first_success_ends_them() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn while_it_waits_requests_are_rejected_and_told_when_it_tries_again() {
+async fn rejected_requests_get_the_time_of_the_next_attempt() {
     let (client, _dials) = client_with(Config::default(), 1024, [false]);
     let failed = client.status_changes().wait_for(State::Failed).await;
     match client.exec::<String>(("GET", "a")).await {
-        Err(ExecError::Request(RequestError::Rejected { last_error: ConnectionLoss::Connect(_), retry_at })) => {
+        Err(ExecError::Request(RequestError::Rejected {
+            last_error: ConnectionLoss::Connect(_),
+            retry_at,
+        })) => {
             assert_eq!(retry_at, failed.retry_at);
         }
         other => panic!("{other:?}"),
@@ -135,7 +138,7 @@ async fn while_it_waits_requests_are_rejected_and_told_when_it_tries_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_larger_than_every_buffer_goes_both_ways_at_once() {
+async fn requests_and_replies_larger_than_all_buffers_do_not_deadlock() {
     let (client, mut dials) = client_with(Config::default(), 64, []);
     let server = dials.recv().await.expect("it dials").server;
     // Echoes each byte at once and waits for its reader, like a server with full buffers.
@@ -167,7 +170,7 @@ async fn a_reply_may_come_before_its_request_is_fully_written() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_failed_before_a_byte_had_left_is_never_sent() {
+async fn a_request_that_failed_before_its_first_byte_was_sent_is_never_sent() {
     let (client, mut dials) = client_with(Config::default(), 16, []);
     let mut server = dials.recv().await.expect("it dials").server;
     let blocking = tokio::spawn({
@@ -188,8 +191,8 @@ async fn a_request_that_failed_before_a_byte_had_left_is_never_sent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn closing_lets_what_is_in_flight_finish_and_gives_up_at_its_deadline() {
-    for answers in [true, false] {
+async fn closing_finishes_requests_in_flight_or_fails_them_at_its_deadline() {
+    for replies in [true, false] {
         let (client, mut dials) = client_with(Config::default(), 1024, []);
         let mut server = dials.recv().await.expect("it dials").server;
         let request = get(&client);
@@ -204,7 +207,7 @@ async fn closing_lets_what_is_in_flight_finish_and_gives_up_at_its_deadline() {
             get(&client).await,
             Ok(Err(ExecError::Request(RequestError::Closed { last_error: None })))
         ));
-        if answers {
+        if replies {
             server.write_all(b"+done\r\n").await.expect("the client reads");
             assert_eq!(request.await.expect("no panic").expect("a reply"), "done");
             assert!(begun.elapsed() < Duration::from_secs(1));
@@ -235,14 +238,14 @@ async fn a_closed_client_connects_again_as_the_next_generation() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_last_handle_takes_the_connection_along() {
+async fn dropping_the_last_client_closes_the_connection() {
     let (client, mut dials) = client_with(Config::default(), 1024, []);
     let mut server = dials.recv().await.expect("it dials").server;
     drop(client.clone());
     let request = get(&client);
     expect_bytes(&mut server, GET_A).await;
     server.write_all(b"+still here\r\n").await.expect("the client reads");
-    request.await.expect("no panic").expect("a clone's end ends nothing");
+    request.await.expect("no panic").expect("dropping a clone does not close the connection");
     drop(client);
     assert_eq!(server.read_buf(&mut BytesMut::new()).await.expect("a clean end"), 0);
 }
@@ -250,7 +253,7 @@ async fn the_last_handle_takes_the_connection_along() {
 const READONLY: &[u8] = b"-READONLY You can't write against a read only replica.\r\n";
 
 /// Sends this reply to every request of a connection.
-fn answering(mut server: DuplexStream, reply: &'static [u8]) -> tokio::task::JoinHandle<()> {
+fn reply_to_all(mut server: DuplexStream, reply: &'static [u8]) -> tokio::task::JoinHandle<()> {
     tokio::spawn(async move {
         let mut request = vec![0; GET_A.len()];
         while server.read_exact(&mut request).await.is_ok() {
@@ -273,7 +276,8 @@ async fn a_server_that_stays_unfit_is_dialed_at_most_12_times_in_the_first_secon
             loop {
                 match client.exec::<String>(("GET", "a")).await {
                     Err(ExecError::Request(RequestError::Rejected {
-                        last_error: ConnectionLoss::Unfit(_), ..
+                        last_error: ConnectionLoss::Unfit(_),
+                        ..
                     })) => {
                         tokio::time::sleep(Duration::from_millis(1)).await;
                     }
@@ -287,7 +291,7 @@ async fn a_server_that_stays_unfit_is_dialed_at_most_12_times_in_the_first_secon
     while begun.elapsed() < Duration::from_secs(30) {
         let dialed = dials.recv().await.expect("it dials again");
         at.push(dialed.at - begun);
-        answering(dialed.server, READONLY);
+        reply_to_all(dialed.server, READONLY);
     }
     let within = |from: u64| at.iter().filter(|at| at.as_secs() == from).count();
     // The first dial is not a reconnection.
@@ -297,7 +301,7 @@ async fn a_server_that_stays_unfit_is_dialed_at_most_12_times_in_the_first_secon
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_unfit_server_is_left_once_what_it_sent_is_handed_out() {
+async fn an_unfit_server_is_left_after_its_replies_are_dispatched() {
     let (client, mut dials) = client_with(Config::default(), 1024, []);
     let mut server = dials.recv().await.expect("it dials").server;
     let calls: Vec<_> = (0..4).map(|_| get(&client)).collect();
@@ -314,7 +318,10 @@ async fn an_unfit_server_is_left_once_what_it_sent_is_handed_out() {
     assert_eq!((before.as_str(), after.as_str()), ("before", "after"));
     assert_eq!(refused.server().map(|error| error.code()), Some("READONLY"));
     assert_eq!(refused.retry(), crate::Retry::Safe);
-    assert!(matches!(open, ExecError::Request(RequestError::Lost(ConnectionLoss::Unfit(crate::ServerRefusal::ReadOnly)))));
+    assert!(matches!(
+        open,
+        ExecError::Request(RequestError::Lost(ConnectionLoss::Unfit(crate::ServerRefusal::ReadOnly)))
+    ));
 
     let mut master = dials.recv().await.expect("it dials again").server;
     client.status_changes().wait_for(State::Open).await;
@@ -325,10 +332,10 @@ async fn an_unfit_server_is_left_once_what_it_sent_is_handed_out() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_unfit_server_is_kept_where_the_owner_wants_that() {
+async fn an_unfit_server_is_kept_if_configured() {
     let config = Config { leave_unfit_server: false, ..Config::default() };
     let (client, mut dials) = client_with(config, 1024, []);
-    answering(dials.recv().await.expect("it dials").server, READONLY);
+    reply_to_all(dials.recv().await.expect("it dials").server, READONLY);
     for _ in 0..3 {
         let error = get(&client).await.expect("no panic").expect_err("a replica");
         assert_eq!(error.server().map(|error| error.code()), Some("READONLY"));
@@ -337,10 +344,10 @@ async fn an_unfit_server_is_kept_where_the_owner_wants_that() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_sentinel_follows_an_unknown_command_and_its_reply_is_nobodys() {
+async fn an_echo_probe_follows_an_unknown_command_and_its_reply_is_discarded() {
     let (client, mut dials) = client_with(Config::default(), 1024, []);
     let mut server = dials.recv().await.expect("it dials").server;
-    for (replies, expected) in [(1, Some("x")), (0, None), (2, None)] {
+    for (count, expected) in [(1, Some("x")), (0, None), (2, None)] {
         let call = tokio::spawn({
             let client = client.clone();
             async move { client.exec::<String>(("MY.CMD",)).await }
@@ -354,8 +361,8 @@ async fn a_sentinel_follows_an_unknown_command_and_its_reply_is_nobodys() {
         let later = get(&client);
         expect_bytes(&mut server, GET_A).await;
         let echoed = &echo[b"*2\r\n$4\r\nECHO\r\n".len()..];
-        let answer = [&b"+x\r\n".repeat(replies)[..], echoed, echoed, b"+later\r\n"].concat();
-        server.write_all(&answer).await.expect("the client reads");
+        let replies = [&b"+x\r\n".repeat(count)[..], echoed, echoed, b"+later\r\n"].concat();
+        server.write_all(&replies).await.expect("the client reads");
         let (call, later) = (call.await.expect("no panic"), later.await.expect("no panic"));
         match expected {
             Some(expected) => {
@@ -364,8 +371,9 @@ async fn a_sentinel_follows_an_unknown_command_and_its_reply_is_nobodys() {
             }
             None => {
                 for result in [call, later] {
-                    let error = result.expect_err("nobody can tell the replies apart");
-                    let ExecError::Request(RequestError::Lost(ConnectionLoss::Protocol(reason))) = error else {
+                    let error = result.expect_err("replies cannot be matched to requests");
+                    let ExecError::Request(RequestError::Lost(ConnectionLoss::Protocol(reason))) = error
+                    else {
                         panic!("{error:?}")
                     };
                     assert_eq!(reason, crate::ProtocolError::OutOfSync);

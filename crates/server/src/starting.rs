@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use forebay_quota::{MemberConfig, Mode, Quota, RedisStore};
-use forebay_redis::Client;
+use forebay_redis::RedisClient;
 use forebay_stream::Stats;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::{TcpListener, TcpSocket};
@@ -39,7 +39,7 @@ pub enum StartError {
     },
     /// The Redis client can't be made.
     #[error("redis.url: {0}")]
-    Redis(#[from] forebay_redis::ConnectError),
+    Redis(#[from] forebay_redis::RedisConnectError),
     /// The storage directory can't be used.
     #[error("storage.dir {}: {source}", dir.display())]
     Store {
@@ -120,7 +120,7 @@ pub(crate) fn listen(key: &'static str, address: SocketAddr) -> Result<TcpListen
 pub(crate) async fn join(config: &QuotaConfig, address: SocketAddr) -> Result<Quota, StartError> {
     let Some(redis) = &config.redis else { return Ok(Quota::local()) };
     let at = redis.address.to_string();
-    let store = RedisStore::new(Client::open(redis.clone())?, &config.namespace);
+    let store = RedisStore::new(RedisClient::open(redis.clone())?, &config.namespace);
     let name = config.member.clone().unwrap_or_else(|| member_name(address));
     let member = MemberConfig::new(name).beat(config.beat).ttl(config.ttl).policy(config.policy);
     let quota = Quota::join(store, member).await;

@@ -12,7 +12,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_redis::{ArgWriter, Client, Command, ConnectError, ExecError, Script, Subscription, ToArgs};
+use forebay_redis::{
+    ArgWriter, ExecError, LuaScript, RedisClient, RedisCommand, RedisConnectError, Subscription, ToArgs,
+};
 
 use crate::store::{
     Answer, Ask, Beat, BeatKind, Calling, Draw, Drawn, Holdings, Life, MemberId, Pulse, Settled, Settlement,
@@ -22,12 +24,12 @@ use crate::store::{
 /// Keeps the counts in Redis 5 or newer.
 #[derive(Debug, Clone)]
 pub struct RedisStore {
-    client: Client,
+    client: RedisClient,
     keys: Arc<Keys>,
-    beat: Arc<Script>,
-    settle: Arc<Script>,
-    draw: Arc<Script>,
-    look: Arc<Script>,
+    beat: Arc<LuaScript>,
+    settle: Arc<LuaScript>,
+    draw: Arc<LuaScript>,
+    look: Arc<LuaScript>,
     /// Made when somebody first listens; one listener at a time, which is the member.
     pressure: Arc<tokio::sync::Mutex<Option<Subscription>>>,
 }
@@ -53,12 +55,12 @@ impl RedisStore {
     ///
     /// The server must not evict keys that don't expire (so `maxmemory-policy noeviction`, or `volatile-*`): what it forgets
     /// has to be told anew. A namespace that nobody uses any more keeps a few small keys until they are deleted.
-    pub fn new(client: Client, namespace: &str) -> Self {
+    pub fn new(client: RedisClient, namespace: &str) -> Self {
         // Braces would end the hash tag early.
         let tag = format!("{{{}}}", namespace.replace(['{', '}'], "_"));
         let key = |name| format!("{tag}:{name}");
         let keys = Keys { common: ["k", "m", "x"].map(key), lives: key("t"), pressure: key("p"), tag };
-        let script = |source: &str| Arc::new(Script::new(source));
+        let script = |source: &str| Arc::new(LuaScript::new(source));
         RedisStore {
             client,
             keys: Arc::new(keys),
@@ -72,8 +74,8 @@ impl RedisStore {
 
     /// A store on a connection of its own. A server that can't be reached yet is no error: the client goes on trying, and
     /// the member does without it meanwhile.
-    pub fn open(url: &str, namespace: &str) -> Result<Self, ConnectError> {
-        Ok(RedisStore::new(Client::open(url)?, namespace))
+    pub fn open(url: &str, namespace: &str) -> Result<Self, RedisConnectError> {
+        Ok(RedisStore::new(RedisClient::open(url)?, namespace))
     }
 
     async fn run_pressed(&self) {
@@ -218,7 +220,7 @@ impl Store for RedisStore {
 /// A script's arguments of several types: the words of a command.
 struct Words<C>(C);
 
-impl<C: Command> ToArgs for Words<C> {
+impl<C: RedisCommand> ToArgs for Words<C> {
     fn count(&self) -> usize {
         self.0.count()
     }

@@ -206,7 +206,7 @@ async fn whoever_waits_for_as_long_as_redis_says_gets_a_token() {
 #[tokio::test]
 async fn a_store_without_memory_rebuilds_for_one_ttl() {
     let store = {
-        let client = forebay_redis::Client::connect(Redis::shared().url()).await.unwrap();
+        let client = forebay_redis::RedisClient::connect(Redis::shared().url()).await.unwrap();
         RedisStore::new(client, &namespace("rebuild"))
     };
     let member = MemberId::new("a", 1);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use forebay_quota::{
     BudgetConfig, KeyedLease, Lease, MemberConfig, Mode, Policy, Quota, RedisStore, Refusal,
 };
-use forebay_redis::Client;
+use forebay_redis::RedisClient;
 use forebay_sandbox::Redis;
 use forebay_testkit::Proxy;
 use futures_util::FutureExt;
@@ -17,7 +17,7 @@ use crate::support::{namespace, quick, settled_store, steady, until};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn store_at(server: &Redis, namespace: &str) -> RedisStore {
-    RedisStore::new(Client::connect(server.url()).await.unwrap(), namespace)
+    RedisStore::new(RedisClient::connect(server.url()).await.unwrap(), namespace)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -43,7 +43,7 @@ async fn after_flushall_at_90_percent_nothing_exceeds_the_limits_and_all_is_know
     let lent = held.len() as u32;
     assert_eq!(lent, LIMIT / 10 * 9);
 
-    let admin = Client::connect(server.url()).await.unwrap();
+    let admin = RedisClient::connect(server.url()).await.unwrap();
     admin.exec::<()>(("FLUSHALL",)).await.unwrap();
     let flushed = Instant::now();
     until("the store knows everything again", PATIENCE, async || {
@@ -189,10 +189,12 @@ async fn a_replica_that_lost_the_last_writes_is_told_within_a_beat() {
     let replica =
         Redis::builder().config("replicaof", &format!("127.0.0.1 {}", primary.port())).start().unwrap();
     let proxy = Proxy::start(primary.addr());
-    let (to_primary, to_replica) =
-        (Client::connect(primary.url()).await.unwrap(), Client::connect(replica.url()).await.unwrap());
+    let (to_primary, to_replica) = (
+        RedisClient::connect(primary.url()).await.unwrap(),
+        RedisClient::connect(replica.url()).await.unwrap(),
+    );
     settled_store(&primary, "failover").await;
-    let client = Client::connect(format!("redis://{}", proxy.addr()).as_str()).await.unwrap();
+    let client = RedisClient::connect(format!("redis://{}", proxy.addr()).as_str()).await.unwrap();
     let config = steady("a").beat(beat);
     let quota = Quota::join(RedisStore::new(client, "failover"), config).await;
     let users = quota.keyed("user", 3);

@@ -8,7 +8,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
 use forebay_quota::{BudgetConfig, KeyedLease, Lease, MemberConfig, Quota};
-use forebay_redis::Client;
+use forebay_redis::RedisClient;
 use forebay_sandbox::Redis;
 use forebay_testkit::PATIENCE;
 
@@ -100,7 +100,7 @@ fn a_member_obeys() {
 }
 
 async fn obey(url: &str, namespace: &str, config: MemberConfig) {
-    let client = Client::connect(url).await.unwrap();
+    let client = RedisClient::connect(url).await.unwrap();
     let quota = Quota::join(forebay_quota::RedisStore::new(client, namespace), config).await;
     let (budget, users) = (quota.budget("streams", BudgetConfig::new(BUDGET)), quota.keyed("user", PER_USER));
     let (mut leases, mut held): (Vec<Lease>, Vec<KeyedLease>) = (Vec::new(), Vec::new());

@@ -9,7 +9,7 @@ use std::net::TcpStream;
 use std::path::Path;
 
 use forebay_quota::{BudgetConfig, Mode, Policy, Quota, Refusal};
-use forebay_redis::Client;
+use forebay_redis::RedisClient;
 use forebay_sandbox::{Redis, free_port};
 
 use crate::support::{PATIENCE, settled_store, steady, until};
@@ -19,7 +19,7 @@ const LIMIT: u32 = 5;
 /// Two members of a server that fails and is mended.
 struct Patient {
     server: Redis,
-    admin: Client,
+    admin: RedisClient,
     members: [Quota; 2],
 }
 
@@ -31,12 +31,17 @@ impl Patient {
         };
         let members = [join("a").await, join("b").await];
         // It stays on a server that refuses: it is to mend it.
-        let admin = Client::connect(format!("{}?leave_unfit_server=false", server.url())).await.unwrap();
+        let admin = RedisClient::connect(format!("{}?leave_unfit_server=false", server.url())).await.unwrap();
         Patient { admin, server, members }
     }
 
     /// While `fail` has its way, writes are refused with `code` and nothing is lent; after `mend`, all is as it was.
-    async fn recovers(&self, code: &str, fail: impl AsyncFnOnce(&Client), mend: impl AsyncFnOnce(&Client)) {
+    async fn recovers(
+        &self,
+        code: &str,
+        fail: impl AsyncFnOnce(&RedisClient),
+        mend: impl AsyncFnOnce(&RedisClient),
+    ) {
         let [a, b] = &self.members;
         let users = [a, b].map(|quota| quota.keyed("user", LIMIT));
         let streams = a.budget("streams", BudgetConfig::new(LIMIT));
@@ -103,16 +108,16 @@ impl Patient {
     }
 }
 
-async fn set(client: &Client, key: &str, value: &str) {
+async fn set(client: &RedisClient, key: &str, value: &str) {
     client.exec::<()>(("CONFIG", "SET", key, value)).await.unwrap();
 }
 
 /// Makes it the replica of a master that isn't there.
-async fn follow_nobody(admin: &Client) {
+async fn follow_nobody(admin: &RedisClient) {
     admin.exec::<()>(("REPLICAOF", "127.0.0.1", u32::from(free_port()))).await.unwrap();
 }
 
-async fn be_master(admin: &Client) {
+async fn be_master(admin: &RedisClient) {
     let promoted = async || admin.exec::<()>(("REPLICAOF", "NO", "ONE")).await.is_ok();
     until("it is a master", PATIENCE, promoted).await;
 }
@@ -123,11 +128,11 @@ async fn a_server_that_takes_no_writes_is_an_outage_that_ends_with_it() {
     patient.recovers("READONLY", follow_nobody, be_master).await;
     set(&patient.admin, "replica-serve-stale-data", "no").await;
     patient.recovers("MASTERDOWN", follow_nobody, be_master).await;
-    let needs_replicas = async |admin: &Client| set(admin, "min-replicas-to-write", "1").await;
-    let needs_none = async |admin: &Client| set(admin, "min-replicas-to-write", "0").await;
+    let needs_replicas = async |admin: &RedisClient| set(admin, "min-replicas-to-write", "1").await;
+    let needs_none = async |admin: &RedisClient| set(admin, "min-replicas-to-write", "0").await;
     patient.recovers("NOREPLICAS", needs_replicas, needs_none).await;
-    let small = async |admin: &Client| set(admin, "maxmemory", "1").await;
-    let large = async |admin: &Client| set(admin, "maxmemory", "0").await;
+    let small = async |admin: &RedisClient| set(admin, "maxmemory", "1").await;
+    let large = async |admin: &RedisClient| set(admin, "maxmemory", "0").await;
     patient.recovers("OOM", small, large).await;
 }
 
@@ -136,13 +141,13 @@ async fn a_server_that_cannot_save_is_an_outage_that_ends_with_it() {
     let patient = Patient::new(Redis::start().unwrap()).await;
     let settings: HashMap<String, String> = patient.admin.exec(("CONFIG", "GET", "dir")).await.unwrap();
     let in_the_way = Path::new(&settings["dir"]).join("dump.rdb");
-    let fail = async |admin: &Client| {
+    let fail = async |admin: &RedisClient| {
         std::fs::create_dir(&in_the_way).unwrap();
         set(admin, "save", "3600 1000000").await;
         admin.exec::<()>(("BGSAVE",)).await.unwrap();
         patient.info("rdb_last_bgsave_status:err").await;
     };
-    let mend = async |admin: &Client| {
+    let mend = async |admin: &RedisClient| {
         std::fs::remove_dir(&in_the_way).unwrap();
         admin.exec::<()>(("BGSAVE",)).await.unwrap();
         patient.info("rdb_last_bgsave_status:ok").await;
@@ -161,8 +166,8 @@ async fn a_server_that_is_busy_or_loads_is_an_outage_that_ends_with_it() {
         .unwrap();
     let patient = Patient::new(server).await;
     let mut open = None;
-    let busy = async |_: &Client| open = Some(patient.order(r#"EVAL "while true do end" 0"#));
-    let kill = async |_: &Client| drop(patient.order("SCRIPT KILL"));
+    let busy = async |_: &RedisClient| open = Some(patient.order(r#"EVAL "while true do end" 0"#));
+    let kill = async |_: &RedisClient| drop(patient.order("SCRIPT KILL"));
     patient.recovers("BUSY", busy, kill).await;
 
     let value = "x".repeat(4096);
@@ -171,8 +176,10 @@ async fn a_server_that_is_busy_or_loads_is_an_outage_that_ends_with_it() {
     }
     set(&patient.admin, "key-load-delay", "30000").await; // a minute in all
     let mut loading = None;
-    let reload = async |_: &Client| loading = Some(patient.order("DEBUG RELOAD"));
-    patient.recovers("LOADING", reload, async |admin: &Client| set(admin, "key-load-delay", "0").await).await;
+    let reload = async |_: &RedisClient| loading = Some(patient.order("DEBUG RELOAD"));
+    patient
+        .recovers("LOADING", reload, async |admin: &RedisClient| set(admin, "key-load-delay", "0").await)
+        .await;
 }
 
 #[tokio::test]
@@ -182,7 +189,7 @@ async fn a_cluster_that_is_down_is_an_outage_that_ends_with_it() {
         .config("cluster-port", &free_port().to_string())
         .start()
         .unwrap();
-    let admin = Client::connect(server.url()).await.unwrap();
+    let admin = RedisClient::connect(server.url()).await.unwrap();
     admin.exec::<()>(("CLUSTER", "ADDSLOTSRANGE", 0, 16383)).await.unwrap();
     until("the cluster is up", PATIENCE, async || {
         admin.exec::<()>(("SET", "{patient}:probe", 1)).await.is_ok()
@@ -190,7 +197,7 @@ async fn a_cluster_that_is_down_is_an_outage_that_ends_with_it() {
     .await;
     let patient = Patient::new(server).await;
     // A slot that nothing of ours is in; without it the whole cluster is down.
-    let fail = async |admin: &Client| admin.exec::<()>(("CLUSTER", "DELSLOTS", 1)).await.unwrap();
-    let mend = async |admin: &Client| admin.exec::<()>(("CLUSTER", "ADDSLOTS", 1)).await.unwrap();
+    let fail = async |admin: &RedisClient| admin.exec::<()>(("CLUSTER", "DELSLOTS", 1)).await.unwrap();
+    let mend = async |admin: &RedisClient| admin.exec::<()>(("CLUSTER", "ADDSLOTS", 1)).await.unwrap();
     patient.recovers("CLUSTERDOWN", fail, mend).await;
 }

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_quota::{BudgetConfig, MemberConfig, Mode, Policy, Quota, RedisStore};
-use forebay_redis::Client;
+use forebay_redis::RedisClient;
 use forebay_sandbox::Redis;
 use forebay_testkit::{Dice, Proxy, seed};
 
@@ -185,8 +185,8 @@ impl Sea {
         Sea { proxy: Proxy::start(server.addr()), server, delay }
     }
 
-    async fn client(&self) -> Client {
-        Client::connect(format!("redis://{}", self.proxy.addr()).as_str()).await.unwrap()
+    async fn client(&self) -> RedisClient {
+        RedisClient::connect(format!("redis://{}", self.proxy.addr()).as_str()).await.unwrap()
     }
 
     /// Everything that may befall a server, and the whole network.

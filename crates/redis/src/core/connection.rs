@@ -12,8 +12,8 @@ use bytes::{Bytes, BytesMut};
 
 use super::backoff::SplitMix64;
 use super::frame::ReplyLimits;
-use super::link::{Effect, Event, LinkState, LinkPolicy, State};
-use super::pipeline::{ParseProgress, Pipeline, PipelineOutput, Replies, PipelineRequest, ReplySink};
+use super::link::{Effect, Event, LinkPolicy, LinkState, State};
+use super::pipeline::{ParseProgress, Pipeline, PipelineOutput, PipelineRequest, Replies, ReplySink};
 use crate::error::{ConnectionLoss, RequestError};
 use crate::status::Status;
 
@@ -85,7 +85,12 @@ impl<S: ReplySink> ConnectionCore<S> {
     }
 
     /// Takes over requests and their bytes. Both lists are empty afterwards.
-    pub(crate) fn accept(&mut self, requests: &mut Vec<PipelineRequest<S>>, bytes: &mut Vec<u8>, now: Instant) {
+    pub(crate) fn accept(
+        &mut self,
+        requests: &mut Vec<PipelineRequest<S>>,
+        bytes: &mut Vec<u8>,
+        now: Instant,
+    ) {
         if let Some(timeout) = self.pipeline.accept(requests, bytes, now) {
             let stall = self.settings.stall_timeout.unwrap_or(timeout);
             self.wake_by(now.checked_add(timeout.min(stall)));
@@ -191,7 +196,8 @@ impl<S: ReplySink> ConnectionCore<S> {
             return;
         }
         self.resume(now, handler); // a reply that has arrived is in time
-        self.pipeline.expire(now, |sink, after| handler.complete(sink, Err(RequestError::Deadline { after })));
+        self.pipeline
+            .expire(now, |sink, after| handler.complete(sink, Err(RequestError::Deadline { after })));
         if self.stalled_at().is_some_and(|at| now >= at) {
             self.lost(ConnectionLoss::Stalled(now - self.last_read), now, handler);
         }
@@ -240,7 +246,9 @@ impl<S: ReplySink> ConnectionCore<S> {
                     let unsent = self.rejection().expect("a link that fails its requests lets none in");
                     self.fail_open_requests(RequestError::Lost(self.last_loss()), unsent, now, handler);
                 }
-                Effect::CancelOpen => self.fail_open_requests(self.closed_error(), self.closed_error(), now, handler),
+                Effect::CancelOpen => {
+                    self.fail_open_requests(self.closed_error(), self.closed_error(), now, handler)
+                }
                 Effect::GiveUp => give_up = true,
             }
         }

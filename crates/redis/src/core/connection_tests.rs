@@ -9,8 +9,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::core::backoff::ReconnectBackoff;
-use crate::core::pipeline::ExpectedReplies;
 use crate::core::echo_probe::EchoProbe;
+use crate::core::pipeline::ExpectedReplies;
 use crate::error::ReplyError;
 
 /// Identifies a request. A request consists of copies of its id, so every byte on the wire shows
@@ -227,7 +227,10 @@ struct ConnectionModel {
 
 fn settings(generation: u64) -> ConnectionSettings {
     ConnectionSettings {
-        policy: LinkPolicy { reconnect: Some(ReconnectBackoff::default()), close_timeout: Duration::from_millis(500) },
+        policy: LinkPolicy {
+            reconnect: Some(ReconnectBackoff::default()),
+            close_timeout: Duration::from_millis(500),
+        },
         limits: ReplyLimits::default(),
         stall_timeout: Some(Duration::from_secs(4)),
         arrays_are_pushes: false,
@@ -269,7 +272,8 @@ impl ConnectionModel {
             ExpectedReplies::Replies(replies) | ExpectedReplies::Confirmations(replies, _) => (replies, None),
             ExpectedReplies::Verified(replies, probe) => (replies, Some(probe)),
         };
-        self.submitted.insert(id, SubmittedRequest { replies, answers, probe, bytes, dropped: dropped.clone() });
+        self.submitted
+            .insert(id, SubmittedRequest { replies, answers, probe, bytes, dropped: dropped.clone() });
         self.handler.queued.push(PipelineRequest { sink: TestSink { id, dropped }, expect, bytes, timeout });
         self.handler.queued_bytes.extend(std::iter::repeat_n(id, bytes));
     }
@@ -327,7 +331,9 @@ impl ConnectionModel {
                     self.connection.lost(ConnectionLoss::Closed, self.now, &mut self.handler);
                 }
             }
-            Op::Lose if self.handler.connected => self.connection.lost(ConnectionLoss::Closed, self.now, &mut self.handler),
+            Op::Lose if self.handler.connected => {
+                self.connection.lost(ConnectionLoss::Closed, self.now, &mut self.handler)
+            }
             Op::LoseTwice if self.handler.connected => {
                 self.connection.lost(ConnectionLoss::Closed, self.now, &mut self.handler);
                 self.connection.lost(ConnectionLoss::Closed, self.now, &mut self.handler);
@@ -345,8 +351,11 @@ impl ConnectionModel {
             Op::Cancel => self.connection.cancel(self.now, &mut self.handler),
             Op::Restart if self.connection.is_closed() => {
                 self.generation += 1;
-                self.connection =
-                    ConnectionCore::new(settings(self.generation), SplitMix64::seeded(self.generation), self.now);
+                self.connection = ConnectionCore::new(
+                    settings(self.generation),
+                    SplitMix64::seeded(self.generation),
+                    self.now,
+                );
                 self.connection.start(self.now, &mut self.handler);
             }
             Op::Drop(_)
@@ -369,11 +378,17 @@ impl ConnectionModel {
             match answer {
                 Ok(replies) if self.server.refused.contains(&id) => {
                     left_unfit = true;
-                    assert_eq!(self.submitted[&id].answers, self.submitted[&id].replies, "{id} has a wrong number of replies");
+                    assert_eq!(
+                        self.submitted[&id].answers, self.submitted[&id].replies,
+                        "{id} has a wrong number of replies"
+                    );
                     check_refused(self.submitted[&id].replies, &replies);
                 }
                 Ok(replies) => {
-                    assert_eq!(self.submitted[&id].answers, self.submitted[&id].replies, "{id} has a wrong number of replies");
+                    assert_eq!(
+                        self.submitted[&id].answers, self.submitted[&id].replies,
+                        "{id} has a wrong number of replies"
+                    );
                     assert!(self.server.ran.contains(&id), "request {id} was answered before it ran");
                     assert!(self.last_ok < Some(id), "{id} was answered after {:?}", self.last_ok);
                     self.last_ok = Some(id);
@@ -409,7 +424,9 @@ impl ConnectionModel {
         for _ in 0..40 {
             self.apply(Op::Advance(1_000));
         }
-        let waiting = |model: &ConnectionModel, id: &Id| !model.submitted[id].dropped.get() && !model.answered.contains(id);
+        let waiting = |model: &ConnectionModel, id: &Id| {
+            !model.submitted[id].dropped.get() && !model.answered.contains(id)
+        };
         self.apply(Op::Close);
         self.apply(Op::Advance(1_000));
         assert!(self.connection.is_closed());
@@ -443,7 +460,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn everybody_is_answered_once_in_order_and_nothing_is_replayed(ops in ops()) {
+    fn every_request_completes_once_in_order_and_none_is_replayed(ops in ops()) {
         let mut model = ConnectionModel::new();
         for op in ops {
             model.apply(op);
@@ -454,7 +471,7 @@ proptest! {
 
 /// Checks that the random histories reach every state and every kind of result.
 #[test]
-fn random_histories_reach_every_state_and_every_kind_of_answer() {
+fn random_histories_reach_every_state_and_every_kind_of_result() {
     use proptest::strategy::ValueTree;
     use proptest::test_runner::TestRunner;
 

@@ -119,7 +119,11 @@ mod tests {
             assert_eq!(classify(0, second), ProbeVerdict::OutOfSync, "a command with two replies");
             let mut begun = probe;
             assert_eq!(begun.classify(0, ECHOED), ProbeVerdict::Probe);
-            assert_eq!(begun.classify(0, second), ProbeVerdict::OutOfSync, "a command whose replies never end");
+            assert_eq!(
+                begun.classify(0, second),
+                ProbeVerdict::OutOfSync,
+                "a command whose replies never end"
+            );
         }
         let mut probe = probe;
         assert_eq!(probe.classify(0, ECHOED), ProbeVerdict::Probe);
@@ -141,7 +145,10 @@ mod tests {
         assert_eq!(classify(0, denied), ProbeVerdict::Probe);
         assert_eq!(classify(1, denied), ProbeVerdict::Reply);
         let absent = b"-ERR unknown command 'ECHO', with args beginning with: '0000000000000001' \r\n";
-        assert_eq!((classify(0, absent), classify(1, absent)), (ProbeVerdict::Probe, ProbeVerdict::OutOfSync));
+        assert_eq!(
+            (classify(0, absent), classify(1, absent)),
+            (ProbeVerdict::Probe, ProbeVerdict::OutOfSync)
+        );
         assert_eq!(
             classify(0, b"-ERR unknown command 'ECHO', with args beginning with: '2' \r\n"),
             ProbeVerdict::OutOfSync

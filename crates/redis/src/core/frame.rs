@@ -226,7 +226,8 @@ impl Framer {
                 b'-' | b'!' => FrameKind::Error,
                 _ => FrameKind::Reply,
             });
-        } else if matches!(tag, b'-' | b'!') && self.levels.len() == 1 && self.kind == Some(FrameKind::Reply) {
+        } else if matches!(tag, b'-' | b'!') && self.levels.len() == 1 && self.kind == Some(FrameKind::Reply)
+        {
             // Inside an attribute before the reply, `kind` is still `None`.
             self.kind = Some(FrameKind::HasErrors);
         }
@@ -316,7 +317,9 @@ impl Framer {
             }
             AnnouncedLength::Null => return Err(ProtocolError::Length(tag)),
             AnnouncedLength::Streamed => NestingLevel::Streamed { pairs: width == 2, odd: false, attribute },
-            AnnouncedLength::Known(count) => NestingLevel::Counted { left: count.saturating_mul(width), attribute },
+            AnnouncedLength::Known(count) => {
+                NestingLevel::Counted { left: count.saturating_mul(width), attribute }
+            }
         };
         let announced = if let NestingLevel::Counted { left, .. } = level { left } else { 0 };
         self.count_elements(announced + 1)?;
@@ -331,7 +334,12 @@ impl Framer {
     fn end_of_stream(&mut self, bytes: &[u8]) -> Result<ElementScan, ProtocolError> {
         let attribute = match self.levels.last() {
             Some(NestingLevel::Streamed { odd: false, attribute, .. }) => *attribute,
-            Some(NestingLevel::Streamed { odd: true, .. } | NestingLevel::Counted { .. } | NestingLevel::Chunks) | None => {
+            Some(
+                NestingLevel::Streamed { odd: true, .. }
+                | NestingLevel::Counted { .. }
+                | NestingLevel::Chunks,
+            )
+            | None => {
                 return Err(ProtocolError::Misplaced(b'.'));
             }
         };

@@ -213,7 +213,11 @@ impl LinkState {
     pub(crate) fn attempt(&self) -> u32 {
         match self {
             LinkState::Failed { attempt, .. } | LinkState::Reconnecting { attempt } => *attempt,
-            LinkState::Init | LinkState::Connecting | LinkState::Open { .. } | LinkState::Closing { .. } | LinkState::Closed => 0,
+            LinkState::Init
+            | LinkState::Connecting
+            | LinkState::Open { .. }
+            | LinkState::Closing { .. }
+            | LinkState::Closed => 0,
         }
     }
 
@@ -222,9 +226,11 @@ impl LinkState {
         match self {
             LinkState::Failed { until, .. } => *until,
             LinkState::Closing { until } => Some(*until),
-            LinkState::Init | LinkState::Connecting | LinkState::Open { .. } | LinkState::Reconnecting { .. } | LinkState::Closed => {
-                None
-            }
+            LinkState::Init
+            | LinkState::Connecting
+            | LinkState::Open { .. }
+            | LinkState::Reconnecting { .. }
+            | LinkState::Closed => None,
         }
     }
 
@@ -390,14 +396,21 @@ mod tests {
         let now = Instant::now();
         let link = LinkState::Open { tries: 15, since: now };
         let almost = now + STEADY_AFTER - Duration::from_nanos(1);
-        assert!(matches!(step(link, Event::Unfit, almost, &policy()).0, LinkState::Failed { attempt: 16, .. }));
+        assert!(matches!(
+            step(link, Event::Unfit, almost, &policy()).0,
+            LinkState::Failed { attempt: 16, .. }
+        ));
         assert!(matches!(
             step(link, Event::Unfit, now + STEADY_AFTER, &policy()).0,
             LinkState::Failed { attempt: 1, .. }
         ));
         assert!(matches!(step(link, Event::Lost, now, &policy()).0, LinkState::Failed { attempt: 1, .. }));
         // A longer configured delay is respected.
-        let slow = ReconnectBackoff { quick_tries: 0, first_delay: Duration::from_secs(8), ..ReconnectBackoff::default() };
+        let slow = ReconnectBackoff {
+            quick_tries: 0,
+            first_delay: Duration::from_secs(8),
+            ..ReconnectBackoff::default()
+        };
         let slow = LinkPolicy { reconnect: Some(slow), ..policy() };
         let (link, _) = step(link, Event::Unfit, now, &slow);
         assert!(link.wakes_at().is_some_and(|at| at >= now + Duration::from_secs(4)), "{link:?}");

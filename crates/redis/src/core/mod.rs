@@ -8,8 +8,8 @@
 
 pub(crate) mod backoff;
 pub(crate) mod connection;
+pub(crate) mod echo_probe;
 pub(crate) mod frame;
 pub(crate) mod link;
 pub(crate) mod pipeline;
 pub(crate) mod refusal;
-pub(crate) mod echo_probe;

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 
-use super::frame::{Framer, FrameKind, ReplyLimits, ProtocolError, FrameStep};
+use super::echo_probe::{EchoProbe, ProbeVerdict};
+use super::frame::{FrameKind, FrameStep, Framer, ProtocolError, ReplyLimits};
 use super::refusal::{ServerRefusal, error_text, errors_inside};
-use super::echo_probe::{ProbeVerdict, EchoProbe};
 
 /// Destination of a request's result.
 pub(crate) trait ReplySink {
@@ -49,7 +49,12 @@ impl ExpectedReplies {
     pub(crate) fn verified_by(self, probe: Option<EchoProbe>) -> Self {
         match (self, probe) {
             (ExpectedReplies::Replies(count), Some(probe)) => ExpectedReplies::Verified(count, probe),
-            (ExpectedReplies::Replies(_) | ExpectedReplies::Confirmations(..) | ExpectedReplies::Verified(..), _) => self,
+            (
+                ExpectedReplies::Replies(_)
+                | ExpectedReplies::Confirmations(..)
+                | ExpectedReplies::Verified(..),
+                _,
+            ) => self,
         }
     }
 }
@@ -276,7 +281,10 @@ impl<S: ReplySink> Pipeline<S> {
                     }
                     emit(PipelineOutput::Push(push));
                 }
-                FrameStep::Frame(kind @ (FrameKind::Reply | FrameKind::Error | FrameKind::HasErrors), range) => {
+                FrameStep::Frame(
+                    kind @ (FrameKind::Reply | FrameKind::Error | FrameKind::HasErrors),
+                    range,
+                ) => {
                     if self.count_reply(kind, range)? {
                         max_completed = max_completed.saturating_sub(1);
                         let replies = self.take_replies();
@@ -300,7 +308,8 @@ impl<S: ReplySink> Pipeline<S> {
             }
             // Push messages confirm a subscription; a reply in their place is an error.
             ExpectedReplies::Replies(_) | ExpectedReplies::Confirmations(..) => true,
-            ExpectedReplies::Verified(left, probe) => match probe.classify(*left, &self.input[range.clone()]) {
+            ExpectedReplies::Verified(left, probe) => match probe.classify(*left, &self.input[range.clone()])
+            {
                 ProbeVerdict::Reply => {
                     *left -= 1;
                     false

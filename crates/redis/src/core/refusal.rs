@@ -4,7 +4,7 @@
 //! [`ReplyError::retry`](crate::ReplyError::retry) and the README have no list of their own.
 //! Enforced by: `tests/it/refusals.rs` gets each error from a real server.
 
-use super::frame::{Framer, FrameKind, ReplyLimits, FrameStep, header};
+use super::frame::{FrameKind, FrameStep, Framer, ReplyLimits, header};
 use crate::error::Retry;
 
 /// Server error that refuses a command because of the server's state, or because the key is on
@@ -80,7 +80,7 @@ impl ServerRefusal {
 
     /// Returns the table row. The README's section "Errors of the server" shows the same table.
     pub(crate) fn row(self) -> RefusalRow {
-        use ConnectionAction::{Keep, Close};
+        use ConnectionAction::{Close, Keep};
         use Retry::{Never, Safe};
         match self {
             ServerRefusal::ReadOnly => ("READONLY", Close, Safe),
@@ -166,7 +166,9 @@ pub(crate) fn errors_inside(reply: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
         loop {
             // The end marker of a streamed array is not a frame, so it ends the loop too.
-            let Ok(FrameStep::Frame(kind, range)) = Framer::new(ReplyLimits::NONE).next(elements) else { return None };
+            let Ok(FrameStep::Frame(kind, range)) = Framer::new(ReplyLimits::NONE).next(elements) else {
+                return None;
+            };
             let (element, rest) = elements.split_at(range.end);
             elements = rest;
             if kind == FrameKind::Error {
@@ -211,8 +213,14 @@ mod tests {
         let discarded =
             b"EXECABORT Transaction discarded because of: LOADING Redis is loading the dataset in memory";
         assert_eq!(ServerRefusal::parse(discarded), Some(ServerRefusal::Loading));
-        assert_eq!(ServerRefusal::parse(b"EXECABORT Transaction discarded because of previous errors."), None);
-        assert_eq!(ServerRefusal::parse(b"ERR Error running script (call to f_1): @user_script:1: no READONLY"), None);
+        assert_eq!(
+            ServerRefusal::parse(b"EXECABORT Transaction discarded because of previous errors."),
+            None
+        );
+        assert_eq!(
+            ServerRefusal::parse(b"ERR Error running script (call to f_1): @user_script:1: no READONLY"),
+            None
+        );
     }
 
     #[test]

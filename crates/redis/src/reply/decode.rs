@@ -7,7 +7,7 @@ use std::hash::{BuildHasher, Hash};
 use bytes::Bytes;
 
 use super::reader::{RemainingItems, ReplyReader, ReplyToken, double, parse};
-use crate::error::{PathStep, ReplyError, RedisServerError};
+use crate::error::{PathStep, RedisServerError, ReplyError};
 
 /// A type that a reply can be decoded into.
 ///
@@ -99,10 +99,15 @@ impl<T: FromReply> FromReply for Box<T> {
 }
 
 /// Reads the text of a string-like element.
-pub(super) fn text<'a>(reader: &mut ReplyReader<'a>, expected: &'static str) -> Result<Cow<'a, [u8]>, ReplyError> {
+pub(super) fn text<'a>(
+    reader: &mut ReplyReader<'a>,
+    expected: &'static str,
+) -> Result<Cow<'a, [u8]>, ReplyError> {
     match reader.token()? {
         ReplyToken::Bulk(text) => Ok(text),
-        ReplyToken::Simple(text) | ReplyToken::Verbatim(_, text) | ReplyToken::BigNumber(text) => Ok(Cow::Borrowed(text)),
+        ReplyToken::Simple(text) | ReplyToken::Verbatim(_, text) | ReplyToken::BigNumber(text) => {
+            Ok(Cow::Borrowed(text))
+        }
         other => Err(other.mismatch(expected)),
     }
 }
@@ -112,7 +117,9 @@ impl FromReply for String {
     fn from_reply(reader: &mut ReplyReader<'_>) -> Result<Self, ReplyError> {
         let text = match reader.token()? {
             ReplyToken::Bulk(text) => text,
-            ReplyToken::Simple(text) | ReplyToken::Verbatim(_, text) | ReplyToken::BigNumber(text) => Cow::Borrowed(text),
+            ReplyToken::Simple(text) | ReplyToken::Verbatim(_, text) | ReplyToken::BigNumber(text) => {
+                Cow::Borrowed(text)
+            }
             ReplyToken::Int(number) => return Ok(number.to_string()),
             ReplyToken::Double(number) => return Ok(number.to_string()),
             other => return Err(other.mismatch("a string")),
@@ -169,7 +176,9 @@ where
     };
     value.ok_or_else(|| match token {
         ReplyToken::Int(_) => mismatch(expected, "an integer out of its range"),
-        ReplyToken::Bulk(_) | ReplyToken::BigNumber(_) | ReplyToken::Simple(_) => mismatch(expected, "another string"),
+        ReplyToken::Bulk(_) | ReplyToken::BigNumber(_) | ReplyToken::Simple(_) => {
+            mismatch(expected, "another string")
+        }
         other => other.mismatch(expected),
     })
 }

@@ -4,7 +4,7 @@ use bytes::BytesMut;
 
 use super::reader::ReplyReader;
 use super::value::{RespValue, any};
-use crate::core::frame::{Framer, ReplyLimits, ProtocolError, FrameStep};
+use crate::core::frame::{FrameStep, Framer, ProtocolError, ReplyLimits};
 use crate::error::ReplyError;
 
 /// Decodes a RESP2 or RESP3 stream that arrives in pieces of any size. The connection uses the same
@@ -17,7 +17,8 @@ use crate::error::ReplyError;
 /// decoder.feed(b"*2\r\n:1\r\n$5\r\nhe");
 /// assert_eq!(decoder.next(), Ok(None));
 /// decoder.feed(b"llo\r\n");
-/// assert_eq!(decoder.next(), Ok(Some(Ok(RespValue::Array(vec![RespValue::Int(1), RespValue::Bulk("hello".into())])))));
+/// let items = vec![RespValue::Int(1), RespValue::Bulk("hello".into())];
+/// assert_eq!(decoder.next(), Ok(Some(Ok(RespValue::Array(items)))));
 /// ```
 #[derive(Debug)]
 pub struct RespDecoder {

@@ -18,4 +18,4 @@ pub use results::FromReplies;
 pub(crate) use results::{ReplyCursor, single};
 #[cfg(feature = "serde")]
 pub use serde::Serde;
-pub use value::{WithAttributes, BigNumber, RespValue, VerbatimString};
+pub use value::{BigNumber, RespValue, VerbatimString, WithAttributes};

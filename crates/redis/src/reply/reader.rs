@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use bytes::Bytes;
 
 use crate::core::frame::{AnnouncedLength, header};
-use crate::error::{TypeMismatch, ReplyError};
+use crate::error::{ReplyError, TypeMismatch};
 
 /// Slices shorter than this are copied, so that they do not keep the whole read buffer alive.
 const COPY_BELOW: usize = 1024;
@@ -152,9 +152,10 @@ impl<'a> ReplyReader<'a> {
     /// Skips the next element with everything nested in it.
     pub fn skip(&mut self) -> Result<(), ReplyError> {
         match self.token()? {
-            ReplyToken::Array(items) | ReplyToken::Set(items) | ReplyToken::Push(items) | ReplyToken::Map(items) => {
-                self.skip_items(items)
-            }
+            ReplyToken::Array(items)
+            | ReplyToken::Set(items)
+            | ReplyToken::Push(items)
+            | ReplyToken::Map(items) => self.skip_items(items),
             ReplyToken::Null
             | ReplyToken::Simple(_)
             | ReplyToken::Error(_)

@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use super::decode::FromReply;
 use super::reader::{ReplyReader, ReplyToken};
-use crate::core::frame::{Framer, ReplyLimits, FrameStep};
+use crate::core::frame::{FrameStep, Framer, ReplyLimits};
 use crate::core::pipeline::Replies;
 use crate::error::ReplyError;
 

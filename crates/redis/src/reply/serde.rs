@@ -8,7 +8,7 @@ use serde::de::{self, DeserializeOwned, DeserializeSeed, Expected, IntoDeseriali
 
 use super::decode::{FromReply, mismatch, text};
 use super::reader::{RemainingItems, ReplyReader, ReplyToken, double, parse};
-use crate::error::{TypeMismatch, ReplyError};
+use crate::error::{ReplyError, TypeMismatch};
 
 /// Decodes a reply with serde: a map into a struct, an array into a list or a tuple.
 ///
@@ -256,7 +256,8 @@ impl<'de> de::MapAccess<'de> for ReplyMap<'_, '_> {
             return Err(mismatch("a map", "an odd number of items"));
         }
         let field = self.field.take().unwrap_or_default();
-        seed.deserialize(ReplyDeserializer(self.reader)).map_err(|error| error.at(crate::PathStep::Field(field)))
+        seed.deserialize(ReplyDeserializer(self.reader))
+            .map_err(|error| error.at(crate::PathStep::Field(field)))
     }
 }
 

@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use super::decode::{FromReply, mismatch};
 use super::reader::{RemainingItems, ReplyReader, ReplyToken};
-use crate::error::{ReplyError, RedisServerError};
+use crate::error::{RedisServerError, ReplyError};
 
 /// A reply of any type, with everything nested in it.
 #[derive(Debug, Clone, PartialEq)]
@@ -130,7 +130,9 @@ fn utf8(text: &[u8]) -> Result<String, ReplyError> {
 impl FromReply for VerbatimString {
     fn from_reply(reader: &mut ReplyReader<'_>) -> Result<Self, ReplyError> {
         match reader.token()? {
-            ReplyToken::Verbatim(format, text) => Ok(VerbatimString { format: utf8(format)?, text: utf8(text)? }),
+            ReplyToken::Verbatim(format, text) => {
+                Ok(VerbatimString { format: utf8(format)?, text: utf8(text)? })
+            }
             // RESP2 has only plain strings.
             ReplyToken::Bulk(text) => Ok(VerbatimString { format: "txt".into(), text: utf8(&text)? }),
             other => Err(other.mismatch("a verbatim string")),

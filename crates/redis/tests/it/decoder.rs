@@ -1,4 +1,5 @@
-//! The decoder agrees with another one, with the specification, and with a real server, however the bytes are cut.
+//! The decoder agrees with another decoder, with the specification and with a real server, for any
+//! split into reads.
 
 #[path = "../../fuzz/check.rs"]
 mod check;
@@ -10,21 +11,21 @@ use std::path::Path;
 use std::time::Duration;
 
 use forebay_redis::{
-    WithAttributes, BigNumber, RedisClient, IntoConfig, ReplyLimits, ConnectionLoss, ProtocolError, ReplyError, RequestError, RespValue,
-    VerbatimString,
+    BigNumber, ConnectionLoss, IntoConfig, ProtocolError, RedisClient, ReplyError, ReplyLimits, RequestError,
+    RespValue, VerbatimString, WithAttributes,
 };
 use forebay_sandbox::Redis;
 use proptest::prelude::*;
 
 use check::{DecodeOutcome, assert_same, check, decode, encode, pieces};
-use vectors::{MALFORMED, DecoderOracle, UNREADABLE, WELL_FORMED, by_hand};
+use vectors::{DecoderOracle, MALFORMED, UNREADABLE, WELL_FORMED, by_hand};
 
-/// An error as a value; only a decoder can make one.
+/// Returns an error value; only a decoder can create one.
 fn error(text: &str) -> RespValue {
     one(format!("!{}\r\n{text}\r\n", text.len()).as_bytes())
 }
 
-/// The one value of a stream.
+/// Decodes a stream of exactly one value.
 #[track_caller]
 fn one(stream: &[u8]) -> RespValue {
     let outcome = decode(ReplyLimits::default(), [stream]);
@@ -34,7 +35,8 @@ fn one(stream: &[u8]) -> RespValue {
     }
 }
 
-/// Decodes at once, byte by byte, and cut in two at every place; all must give the same.
+/// Decodes a stream at once, byte by byte, and split in two at every position. All results must be
+/// equal.
 #[track_caller]
 fn decode_every_way(stream: &[u8]) -> DecodeOutcome {
     let whole = decode(ReplyLimits::default(), [stream]);
@@ -93,7 +95,7 @@ fn values_follow_each_other_in_one_stream() {
 }
 
 #[test]
-fn an_unfinished_value_is_not_yet_there() {
+fn an_incomplete_value_is_not_returned() {
     for (name, bytes, _) in WELL_FORMED {
         for end in 0..bytes.len() {
             let outcome = decode(ReplyLimits::default(), [&bytes[..end]]);
@@ -114,7 +116,7 @@ fn malformed_bytes_end_the_stream_with_the_reason() {
 }
 
 #[test]
-fn an_unreadable_value_spoils_no_other() {
+fn an_invalid_value_affects_no_other() {
     for (name, bytes) in UNREADABLE {
         let stream = [b"+before\r\n", *bytes, b"+after\r\n"].concat();
         let DecodeOutcome { values, end } = decode_every_way(&stream);
@@ -170,7 +172,7 @@ fn every_file_of_the_fuzz_corpus_passes_and_every_vector_is_among_them() {
     assert!(replayed >= vectors.len(), "only {replayed} files");
 }
 
-/// Any value that a server could send, some levels deep.
+/// Generates any value that a server could send, several levels deep.
 fn any_value() -> impl Strategy<Value = RespValue> {
     let leaf = prop_oneof![
         Just(RespValue::Null),
@@ -182,7 +184,8 @@ fn any_value() -> impl Strategy<Value = RespValue> {
         "-?[0-9]{1,60}".prop_map(|digits| RespValue::BigNumber(BigNumber(digits))),
         prop::collection::vec(any::<u8>(), 0..40).prop_map(|bytes| RespValue::Bulk(bytes.into())),
         (900..1200_usize).prop_map(|length| RespValue::Bulk(vec![b'\n'; length].into())),
-        ("[a-z]{3}", ".{0,20}").prop_map(|(format, text)| RespValue::Verbatim(VerbatimString { format, text })),
+        ("[a-z]{3}", ".{0,20}")
+            .prop_map(|(format, text)| RespValue::Verbatim(VerbatimString { format, text })),
     ];
     leaf.prop_recursive(4, 40, 6, |inner| {
         let list = prop::collection::vec(inner.clone(), 0..6);
@@ -193,7 +196,7 @@ fn any_value() -> impl Strategy<Value = RespValue> {
             list.prop_map(RespValue::Push),
             pairs.clone().prop_map(RespValue::Map),
             (pairs, inner).prop_map(|(mut attributes, value)| match value {
-                // Attributes in a row are read as one.
+                // Consecutive attributes are decoded as one.
                 RespValue::Attributed(inner) => {
                     attributes.extend(inner.attributes);
                     RespValue::Attributed(Box::new(WithAttributes { attributes, value: inner.value }))
@@ -210,7 +213,7 @@ fn encode_all(values: &[(RespValue, bool)]) -> Vec<u8> {
     stream
 }
 
-/// Bytes that a decoder takes for the beginning of something more often than not.
+/// Generates bytes that often look like the start of a RESP value.
 fn almost_resp() -> impl Strategy<Value = Vec<u8>> {
     let piece = prop_oneof![
         8 => prop::sample::select(b"+-:$*_#,(!=%~>|;.".as_slice()).prop_map(|tag| vec![tag]),
@@ -276,7 +279,7 @@ fn bulk(text: &'static str) -> RespValue {
     RespValue::Bulk(text.into())
 }
 
-/// What `DEBUG PROTOCOL attrib` comes with.
+/// The attributes of `DEBUG PROTOCOL attrib`.
 fn popularity() -> Vec<(RespValue, RespValue)> {
     vec![(bulk("key-popularity"), RespValue::Array(vec![bulk("key:123"), RespValue::Int(90)]))]
 }
@@ -400,7 +403,7 @@ async fn all_types_of_a_real_server_become_the_same_rust_types_in_both_protocols
 }
 
 #[tokio::test]
-async fn attributes_are_kept_where_asked_for_and_passed_over_elsewhere() {
+async fn attributes_are_kept_on_request_and_skipped_otherwise() {
     let server = debug_server();
     let client = RedisClient::connect(server.url()).await.unwrap();
     let command = ("DEBUG", "PROTOCOL", "attrib");
@@ -415,12 +418,12 @@ async fn attributes_are_kept_where_asked_for_and_passed_over_elsewhere() {
 }
 
 #[tokio::test]
-async fn pushes_and_attributes_between_replies_shift_none_of_them() {
+async fn pushes_and_attributes_between_replies_misroute_none_of_them() {
     let server = debug_server();
     let client = RedisClient::connect(server.url()).await.unwrap();
     let mut pushes = client.pushes();
     client.exec::<()>(("SET", "key", "value")).await.unwrap();
-    // This command is answered by a push message and, after it, by a reply of its own.
+    // The server sends a push message and then a reply to this command.
     let push = ("DEBUG", "PROTOCOL", "push");
     let get = ("GET", "key");
     for _ in 0..50 {
@@ -466,7 +469,7 @@ async fn a_reply_over_the_limits_ends_the_connection_and_says_why() {
             Err(RequestError::Lost(ConnectionLoss::Protocol(error))) => assert_eq!(error, expected),
             other => panic!("{other:?} in place of {expected}"),
         }
-        // A new connection follows, and what is within the limits still comes.
+        // The client reconnects, and replies within the limits still arrive.
         let again = async {
             while client.exec::<String>(("ECHO", "after")).await.ok().as_deref() != Some("after") {
                 tokio::time::sleep(Duration::from_millis(5)).await;

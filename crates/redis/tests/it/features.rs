@@ -1,4 +1,5 @@
-//! What callers do with a connection that works: commands, pipelines, transactions, scripts, scans, blocking calls.
+//! Features on a working connection: commands, pipelines, transactions, scripts, scans, blocking
+//! calls.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::AssertUnwindSafe;
@@ -6,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use forebay_redis::{
-    ArgWriter, RedisClient, ExecError, FromReply, ReplyReader, ReplyError, RequestError, Retry, ScanCommand, LuaScript, ToArgs,
-    cmd,
+    ArgWriter, ExecError, FromReply, LuaScript, RedisClient, ReplyError, ReplyReader, RequestError, Retry,
+    ScanCommand, ToArgs, cmd,
 };
 use forebay_testkit::Direction;
 use futures_util::FutureExt;
@@ -19,8 +20,8 @@ fn code(error: &ExecError) -> Option<&str> {
     error.server().map(|error| error.code())
 }
 
-/// Waits until so many connections are blocked.
-async fn blocked(admin: &RedisClient, count: usize) {
+/// Waits until this many connections are blocked.
+async fn wait_until_blocked(admin: &RedisClient, count: usize) {
     eventually("connections are blocked", true, async || {
         let info: String = admin.exec(("INFO", "clients")).await.unwrap();
         info.contains(&format!("blocked_clients:{count}\r"))
@@ -44,7 +45,7 @@ async fn a_command_is_a_tuple_or_built_at_run_time() {
 }
 
 #[tokio::test]
-async fn a_pipeline_is_a_tuple_or_a_list_and_each_slot_is_its_own() {
+async fn a_pipeline_is_a_tuple_or_a_list_and_each_result_is_separate() {
     let redis = start();
     let client = connect(redis.url()).await;
     client.exec::<()>(("SET", "text", "abc")).await.unwrap();
@@ -102,7 +103,7 @@ async fn a_transaction_gives_each_commands_result() {
         .transaction::<(i64, i64, i64)>((("DECR", "a"), ("INCR", "text"), ("INCR", "b")))
         .await
         .unwrap();
-    assert_eq!((left, right), (Ok(-1), Ok(1)), "an error while it runs stops nobody else");
+    assert_eq!((left, right), (Ok(-1), Ok(1)), "an error while it runs does not stop the other commands");
     assert!(wrong.unwrap_err().to_string().contains("not an integer"));
     let list = client.transaction::<Vec<i64>>(vec![("INCR", "a"); 3]).await.unwrap();
     assert_eq!(list, [Ok(0), Ok(1), Ok(2)]);
@@ -116,7 +117,7 @@ async fn a_transaction_that_is_refused_runs_nothing_and_gives_the_first_refusal(
     let error = client.transaction::<Vec<i64>>(commands).await.unwrap_err();
     assert!(error.server().unwrap().text().contains("NOSUCHCOMMAND"), "{error}");
     assert_eq!(client.exec::<Option<i64>>(("GET", "n")).await.unwrap(), None);
-    assert_eq!(client.transaction::<(i64,)>((("INCR", "n"),)).await.unwrap(), (Ok(1),), "still in step");
+    assert_eq!(client.transaction::<(i64,)>((("INCR", "n"),)).await.unwrap(), (Ok(1),), "still in sync");
 }
 
 #[tokio::test]
@@ -207,7 +208,7 @@ async fn a_blocking_call_waits_beyond_every_deadline_of_the_shared_connection() 
     let mut queue = client.dedicated().await.unwrap();
     let begun = Instant::now();
     let waiting = tokio::spawn(async move { queue.exec::<(String, String)>(("BLPOP", "jobs", 0)).await });
-    blocked(&admin, 1).await;
+    wait_until_blocked(&admin, 1).await;
     tokio::time::sleep_until((begun + 6 * brief).into()).await;
     admin.exec::<()>(("RPUSH", "jobs", "job")).await.unwrap();
     let item = within("the item", waiting).await.unwrap().unwrap();
@@ -222,9 +223,9 @@ async fn a_blocking_call_that_is_dropped_takes_no_item() {
     let mut queue = client.dedicated().await.unwrap();
     let mut call = Box::pin(queue.exec::<(String, String)>(("BLPOP", "jobs", 0)));
     assert!(futures_util::poll!(&mut call).is_pending());
-    blocked(&client, 1).await;
+    wait_until_blocked(&client, 1).await;
     drop(call);
-    blocked(&client, 0).await;
+    wait_until_blocked(&client, 0).await;
     client.exec::<()>(("RPUSH", "jobs", "kept")).await.unwrap();
     assert_eq!(client.exec::<i64>(("LLEN", "jobs")).await.unwrap(), 1);
     let item: (String, String) = queue.exec(("BLPOP", "jobs", 0)).await.unwrap();
@@ -245,7 +246,7 @@ async fn the_call_right_after_a_dropped_one_finds_a_connection() {
 }
 
 #[tokio::test]
-async fn a_connection_of_its_own_ends_with_its_handle() {
+async fn dropping_a_dedicated_connection_closes_it() {
     let redis = start();
     let admin = connect(redis.url()).await;
     let client = connect(format!("{}?client_name=pair", redis.url())).await;
@@ -256,7 +257,7 @@ async fn a_connection_of_its_own_ends_with_its_handle() {
 }
 
 #[tokio::test]
-async fn a_connection_of_its_own_is_made_again_after_a_restart() {
+async fn a_dedicated_connection_is_reopened_after_a_restart() {
     let redis = start();
     let client = connect(redis.url()).await;
     let mut own = client.dedicated().await.unwrap();
@@ -264,12 +265,12 @@ async fn a_connection_of_its_own_is_made_again_after_a_restart() {
     let blocked_call = {
         let mut call = Box::pin(own.exec::<Option<()>>(("BLPOP", "jobs", 0)));
         assert!(futures_util::poll!(&mut call).is_pending());
-        blocked(&client, 1).await;
+        wait_until_blocked(&client, 1).await;
         redis.kill();
-        within("an answer", call).await
+        within("a result", call).await
     };
     assert!(matches!(blocked_call, Err(ExecError::Request(RequestError::Lost(_)))), "{blocked_call:?}");
-    let down = within("an answer", own.exec::<()>(("PING",))).await.unwrap_err();
+    let down = within("a result", own.exec::<()>(("PING",))).await.unwrap_err();
     assert!(matches!(&down, ExecError::Request(RequestError::Closed { last_error: Some(_) })), "{down:?}");
     redis.revive().unwrap();
     own.exec::<()>(("PING",)).await.unwrap();
@@ -284,7 +285,7 @@ async fn a_stream_can_be_read_as_it_grows() {
         type Entries = Vec<(String, BTreeMap<String, String>)>;
         own.exec::<BTreeMap<String, Entries>>(("XREAD", "BLOCK", 0, "STREAMS", "events", "$")).await
     });
-    blocked(&client, 1).await;
+    wait_until_blocked(&client, 1).await;
     let id: String = client.exec(("XADD", "events", "*", "kind", "born")).await.unwrap();
     let entries = within("the entry", reading).await.unwrap().unwrap();
     let fields = BTreeMap::from([("kind".to_owned(), "born".to_owned())]);
@@ -331,7 +332,10 @@ async fn hashes_sets_and_sorted_sets_are_scanned_too() {
     let expected: BTreeSet<(String, u32)> = pairs.clone().into_iter().collect();
     assert_eq!(scanned::<(String, u32)>(&client, ScanCommand::hash("hash")).await, expected);
     assert_eq!(scanned::<(String, u32)>(&client, ScanCommand::sorted_set("sorted")).await, expected);
-    assert_eq!(scanned::<String>(&client, ScanCommand::set("set").count(77)).await, pairs.into_keys().collect());
+    assert_eq!(
+        scanned::<String>(&client, ScanCommand::set("set").count(77)).await,
+        pairs.into_keys().collect()
+    );
 }
 
 #[tokio::test]
@@ -384,17 +388,17 @@ async fn a_request_may_have_a_shorter_deadline_than_the_others() {
     assert!(matches!(error, RequestError::Deadline { .. }), "{error:?}");
 }
 
-/// An argument whose encoding is at fault.
+/// An argument whose encoding fails.
 enum Faulty {
     Panics,
-    MiscountsItself,
+    WrongCount,
 }
 
 impl ToArgs for Faulty {
     fn count(&self) -> usize {
         match self {
             Faulty::Panics => 1,
-            Faulty::MiscountsItself => 2,
+            Faulty::WrongCount => 2,
         }
     }
 
@@ -407,10 +411,10 @@ impl ToArgs for Faulty {
 }
 
 #[tokio::test]
-async fn an_argument_that_panics_leaves_the_connection_in_step() {
+async fn an_argument_that_panics_keeps_the_connection_in_sync() {
     let redis = start();
     let client = connect(redis.url()).await;
-    for fault in [Faulty::Panics, Faulty::MiscountsItself] {
+    for fault in [Faulty::Panics, Faulty::WrongCount] {
         let before = submitted(client.exec::<String>(("ECHO", "before")));
         AssertUnwindSafe(client.exec::<()>(("SET", "key", fault))).catch_unwind().await.unwrap_err();
         let after: String = client.exec(("ECHO", "after")).await.unwrap();
@@ -419,7 +423,7 @@ async fn an_argument_that_panics_leaves_the_connection_in_step() {
     assert_eq!(client.stats().connections, 1);
 }
 
-/// A type of one's own, on top of those that there are.
+/// A custom type that uses existing implementations of `FromReply`.
 #[derive(Debug, PartialEq)]
 struct GeoPosition {
     longitude: f64,
@@ -434,7 +438,7 @@ impl FromReply for GeoPosition {
 }
 
 #[tokio::test]
-async fn a_reply_becomes_a_type_of_ones_own() {
+async fn a_reply_decodes_into_a_custom_type() {
     let redis = start();
     let client = connect(redis.url()).await;
     client.exec::<()>(("GEOADD", "places", 13.361, 38.115, "Palermo")).await.unwrap();
@@ -461,7 +465,7 @@ impl FromReply for Explosive {
 }
 
 #[tokio::test]
-async fn a_type_that_panics_harms_only_its_caller() {
+async fn a_panic_while_decoding_affects_only_its_caller() {
     let redis = start();
     let client = connect(redis.url()).await;
     let task = tokio::spawn({
@@ -474,7 +478,7 @@ async fn a_type_that_panics_harms_only_its_caller() {
 }
 
 #[tokio::test]
-async fn errors_say_what_happened_and_whether_to_try_again() {
+async fn errors_say_what_happened_and_whether_to_retry() {
     let redis = start();
     let client = connect(redis.url()).await;
     client.exec::<()>(("SET", "text", "abc")).await.unwrap();
@@ -519,7 +523,7 @@ async fn many_tasks_share_one_connection_without_mixing_their_replies() {
 }
 
 #[tokio::test]
-async fn what_would_upset_the_connection_is_refused_and_harms_nobody() {
+async fn unsupported_commands_are_rejected_without_affecting_other_requests() {
     let redis = start();
     let client = connect(redis.url()).await;
     for command in
@@ -529,16 +533,17 @@ async fn what_would_upset_the_connection_is_refused_and_harms_nobody() {
         assert!(matches!(error, ExecError::Request(RequestError::Unsuitable { .. })), "{command:?}: {error}");
         assert_eq!(error.retry(), Retry::Never);
     }
-    // CommandSpec of them in a pipeline refuses all of it, before anything is sent.
-    let refused = client.pipeline::<Vec<i64>>([["INCR", "upset"], ["MULTI", ""]].map(|words| (words,))).await;
+    // One such command rejects the whole pipeline before anything is sent.
+    let refused =
+        client.pipeline::<Vec<i64>>([["INCR", "counter"], ["MULTI", ""]].map(|words| (words,))).await;
     assert!(matches!(refused, Err(RequestError::Unsuitable { .. })));
     let (echo, count): (String, Option<i64>) =
-        (client.exec(("ECHO", "in step")).await.unwrap(), client.exec(("GET", "upset")).await.unwrap());
+        (client.exec(("ECHO", "in step")).await.unwrap(), client.exec(("GET", "counter")).await.unwrap());
     assert_eq!((echo.as_str(), count), ("in step", None));
 }
 
 #[tokio::test]
-async fn a_command_without_a_word_is_refused() {
+async fn an_empty_command_is_rejected() {
     let redis = start();
     let client = connect(redis.url()).await;
     let empty = client.exec::<()>((Vec::<String>::new(),)).await.unwrap_err();
@@ -547,7 +552,7 @@ async fn a_command_without_a_word_is_refused() {
 }
 
 #[tokio::test]
-async fn the_longest_deadlines_of_all_harm_nobody() {
+async fn maximal_timeouts_do_not_overflow() {
     let redis = start();
     let longest = with(config(redis.url()), |config| {
         config.response_timeout = Some(Duration::MAX);
@@ -557,7 +562,7 @@ async fn the_longest_deadlines_of_all_harm_nobody() {
     });
     let client = connect(longest).await;
     let slow = submitted(client.exec::<String>(("ECHO", "slow")).within(Duration::MAX));
-    // Its deadline makes the worker look at all the others.
+    // Its deadline makes the worker check all deadlines.
     let brief = client.exec::<()>(("PING",)).within(Duration::ZERO).await;
     assert!(brief.is_ok() || matches!(brief, Err(ExecError::Request(RequestError::Deadline { .. }))));
     assert_eq!(slow.await.unwrap(), "slow");

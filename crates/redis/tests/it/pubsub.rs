@@ -1,10 +1,10 @@
-//! Subscriptions: what is published arrives, in order and once, or the subscriber is told of the gap.
+//! Subscriptions: published messages arrive once and in order, or the subscriber gets a gap.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
-use forebay_redis::{RedisClient, Event, Gap, PubSubMessage, State, Subscription, RespValue};
+use forebay_redis::{Event, Gap, PubSubMessage, RedisClient, RespValue, State, Subscription};
 use forebay_sandbox::Redis;
 use forebay_testkit::Direction;
 use futures_util::{FutureExt, StreamExt};
@@ -22,12 +22,12 @@ async fn message(subscription: &mut Subscription) -> PubSubMessage {
     }
 }
 
-/// The payload of the next message, as text.
+/// Returns the payload of the next message as text.
 async fn text(subscription: &mut Subscription) -> String {
     String::from_utf8(message(subscription).await.payload.to_vec()).unwrap()
 }
 
-/// Publishes, and says how many received it.
+/// Publishes a message and returns the number of receivers.
 async fn publish(client: &RedisClient, channel: &str, payload: &str) -> i64 {
     client.exec(("PUBLISH", channel, payload)).await.unwrap()
 }
@@ -37,13 +37,13 @@ async fn subscribers(admin: &RedisClient, channel: &str) -> i64 {
     count
 }
 
-/// Waits until the client has received so many push messages, confirmations included.
+/// Waits until the client has received this many push messages, including confirmations.
 async fn received(client: &RedisClient, pushes: u64) {
     eventually("the messages are here", true, async || client.stats().pushes >= pushes).await;
 }
 
 #[tokio::test]
-async fn channels_patterns_and_shard_channels_bring_their_own_messages() {
+async fn channels_patterns_and_shard_channels_deliver_their_own_messages() {
     let redis = start();
     let (client, publisher) = (connect(redis.url()).await, connect(redis.url()).await);
     let mut channel = client.subscribe("news.rust").await.unwrap();
@@ -55,11 +55,12 @@ async fn channels_patterns_and_shard_channels_bring_their_own_messages() {
     let reached: i64 = publisher.exec(("SPUBLISH", "news.rust", "to the shard")).await.unwrap();
     assert_eq!(reached, 1);
 
-    let expected = |channel: &'static str, pattern: Option<&'static str>, payload: &'static str| PubSubMessage {
-        channel: Bytes::from(channel),
-        pattern: pattern.map(Bytes::from),
-        payload: Bytes::from(payload),
-    };
+    let expected =
+        |channel: &'static str, pattern: Option<&'static str>, payload: &'static str| PubSubMessage {
+            channel: Bytes::from(channel),
+            pattern: pattern.map(Bytes::from),
+            payload: Bytes::from(payload),
+        };
     assert_eq!(message(&mut channel).await, expected("news.rust", None, "to both"));
     assert_eq!(message(&mut pattern).await, expected("news.rust", Some("news.*"), "to both"));
     assert_eq!(message(&mut pattern).await, expected("news.go", Some("news.*"), "to the pattern"));
@@ -87,7 +88,7 @@ async fn one_subscription_takes_several_channels() {
 }
 
 #[tokio::test]
-async fn a_channel_that_is_named_twice_brings_each_message_once() {
+async fn a_channel_that_is_named_twice_delivers_each_message_once() {
     let redis = start();
     let client = connect(redis.url()).await;
     let mut twice = client.subscribe(["news", "news"]).await.unwrap();
@@ -100,7 +101,7 @@ async fn a_channel_that_is_named_twice_brings_each_message_once() {
 }
 
 #[tokio::test]
-async fn two_subscriptions_to_one_channel_live_and_end_each_for_itself() {
+async fn two_subscriptions_to_one_channel_are_independent() {
     let redis = start();
     let client = connect(redis.url()).await;
     let mut first = client.subscribe("news").await.unwrap();
@@ -127,7 +128,7 @@ async fn a_subscription_replaced_by_another_misses_nothing_that_comes_after() {
     let client = connect(redis.url()).await;
     let mut news = client.subscribe("news").await.unwrap();
     for n in 0..200 {
-        // The old one unsubscribes, the new one subscribes, in this order for the server too.
+        // The server must get the old unsubscription before the new subscription.
         drop(news);
         news = client.subscribe("news").await.unwrap();
         assert_eq!(publish(&client, "news", &n.to_string()).await, 1);
@@ -175,7 +176,7 @@ async fn a_message_may_be_any_bytes_on_any_channel() {
 }
 
 #[tokio::test]
-async fn a_subscriber_that_is_too_slow_is_told_how_many_it_missed_and_where() {
+async fn a_slow_subscriber_gets_a_gap_with_the_number_of_dropped_messages() {
     let redis = start();
     let client = connect(with(config(redis.url()), |config| config.max_queued_messages = 4)).await;
     let mut news = client.subscribe("news").await.unwrap();
@@ -195,10 +196,11 @@ async fn a_subscriber_that_is_too_slow_is_told_how_many_it_missed_and_where() {
 }
 
 #[tokio::test]
-async fn an_overflow_before_a_reconnection_is_told_before_it() {
+async fn an_overflow_before_a_reconnection_is_reported_first() {
     let redis = start();
     let (admin, client) = {
-        let client = connect(with(fast_reconnect(redis.url()), |config| config.max_queued_messages = 2)).await;
+        let client =
+            connect(with(fast_reconnect(redis.url()), |config| config.max_queued_messages = 2)).await;
         (connect(redis.url()).await, client)
     };
     let mut news = client.subscribe("news").await.unwrap();
@@ -267,7 +269,7 @@ async fn more_channels_than_requests_may_be_open_are_all_subscribed_to_again() {
 }
 
 #[tokio::test]
-async fn a_subscription_ends_with_the_server_only_until_it_is_back() {
+async fn a_subscription_continues_after_a_server_restart() {
     let redis = start();
     let client = connect(redis.url()).await;
     let mut news = client.subscribe("news").await.unwrap();
@@ -310,7 +312,7 @@ async fn a_channel_that_is_refused_after_a_reconnection_ends_its_stream_only() {
     let mut first = client.subscribe("allowed-1").await.unwrap();
     let mut second = client.subscribe("allowed-2").await.unwrap();
     let mut changes = status_from_now(&client).await;
-    // Redis ends the connections whose subscriptions are no longer allowed.
+    // Redis closes connections whose subscriptions are no longer permitted.
     admin.exec::<()>(("ACL", "SETUSER", "ada", "resetchannels", "&allowed-2")).await.unwrap();
     wait_for_reconnect(&mut changes).await;
     assert_eq!(next(&mut first).await, Some(Event::Gap(Gap::Reconnected)));
@@ -323,7 +325,7 @@ async fn a_channel_that_is_refused_after_a_reconnection_ends_its_stream_only() {
 }
 
 #[tokio::test]
-async fn closing_ends_the_stream_after_what_has_come() {
+async fn closing_ends_the_stream_after_the_received_messages() {
     let redis = start();
     for protocol in [2, 3] {
         let client = connect(format!("{}?protocol={protocol}&client_name=closes", redis.url())).await;
@@ -409,7 +411,7 @@ async fn with_resp2_a_subscription_asked_for_before_the_first_connection_has_its
     wait_for_state(&mut changes, State::Failed).await;
     proxy.stall(Direction::Both);
     proxy.accept();
-    // A try that hangs; the one before may have been refused still.
+    // This attempt hangs; the one before may still have been refused.
     proxy.wait_for_connections(1).await;
     eventually("a try is under way", State::Reconnecting, async || client.state()).await;
     let subscribing = tokio::spawn({
@@ -520,7 +522,7 @@ async fn a_subscription_is_a_stream() {
 }
 
 #[tokio::test]
-async fn messages_of_no_subscription_leave_by_their_own_door() {
+async fn push_messages_without_a_subscription_have_their_own_stream() {
     let redis = start();
     let (admin, client) = (connect(redis.url()).await, connect(redis.url()).await);
     let mut pushes = client.pushes();

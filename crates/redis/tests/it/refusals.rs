@@ -1,12 +1,15 @@
-//! Errors that say "not here" or "not now", each from a real server that gives it: what becomes of the connection, and what
-//! the caller gets. The table is `src/core/refusal.rs`, and in the README.
+//! Refusals: every row of the table in `src/core/refusal.rs`, from a real server that sends the
+//! error.
+//!
+//! Each test checks the connection, the caller's error and `retry()`.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use forebay_redis::{
-    RedisClient, Event, ExecError, Gap, ConnectionLoss, Protocol, ServerRefusal, RequestError, Retry, LuaScript, State, RespValue,
+    ConnectionLoss, Event, ExecError, Gap, LuaScript, Protocol, RedisClient, RequestError, RespValue, Retry,
+    ServerRefusal, State,
 };
 use forebay_sandbox::Redis;
 use forebay_testkit::Direction;
@@ -15,12 +18,12 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::support::*;
 
-/// The refusal in an error of the server.
+/// Returns the refusal in a server error.
 fn refusal(error: &ExecError) -> Option<ServerRefusal> {
     error.server().and_then(|error| error.refusal())
 }
 
-/// Sends `words`, which the server refuses, and checks that the connection stays and works.
+/// Sends `words`, which the server refuses. Checks the error, and that the connection stays open.
 async fn assert_connection_kept(client: &RedisClient, words: &[&str], expected: ServerRefusal, retry: Retry) {
     let connections = client.stats().connections;
     let error = client.exec::<RespValue>((words,)).await.unwrap_err();
@@ -29,18 +32,22 @@ async fn assert_connection_kept(client: &RedisClient, words: &[&str], expected: 
     assert_eq!((client.state(), client.stats().connections), (State::Open, connections), "{error}");
 }
 
-/// Sends `words`, which the server refuses, and checks that the connection ends and is made again.
+/// Sends `words`, which the server refuses. Checks the error, and that the client reconnects.
 async fn assert_connection_ends(client: &RedisClient, words: &[&str], expected: ServerRefusal) {
     let mut changes = status_from_now(client).await;
     let error = client.exec::<RespValue>((words,)).await.unwrap_err();
     assert_eq!((refusal(&error), error.retry()), (Some(expected), Retry::Safe), "{error}");
     assert!(expected.ends_connection());
     let failed = wait_for_state(&mut changes, State::Failed).await;
-    assert!(matches!(failed.last_error, Some(ConnectionLoss::Unfit(reason)) if reason == expected), "{failed:?}");
+    assert!(
+        matches!(failed.last_error, Some(ConnectionLoss::Unfit(reason)) if reason == expected),
+        "{failed:?}"
+    );
     wait_for_state(&mut changes, State::Open).await;
 }
 
-/// Sends a command that neither end knows. Its sentinel may be refused for another reason, which ends nothing.
+/// Sends a command that neither the client nor the server knows. A refused probe must not end the
+/// connection.
 async fn assert_unknown_command(client: &RedisClient) {
     let connections = client.stats().connections;
     let error = client.exec::<RespValue>(("NO.SUCH", "key")).await.unwrap_err();
@@ -52,12 +59,12 @@ async fn become_replica(admin: &RedisClient, of: SocketAddr) {
     admin.exec::<()>(("REPLICAOF", of.ip().to_string(), of.port())).await.unwrap();
 }
 
-/// A master that lets a replica in at once.
+/// Starts a master that replicates without delay.
 fn replicated() -> Redis {
     Redis::builder().config("repl-diskless-sync-delay", "0").start().unwrap()
 }
 
-/// An address at which nobody listens.
+/// An address without a listener.
 const UNUSED_ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 1);
 
 #[tokio::test]
@@ -67,14 +74,20 @@ async fn readonly_ends_the_connection_also_from_scripts_and_transactions() {
     client.exec::<()>(("SET", "key", "value")).await.unwrap();
     become_replica(&admin, UNUSED_ADDRESS).await;
     assert_connection_ends(&client, &["SET", "key", "other"], ServerRefusal::ReadOnly).await;
-    assert_connection_ends(&client, &["EVAL", "return redis.call('SET', KEYS[1], 1)", "1", "key"], ServerRefusal::ReadOnly).await;
+    assert_connection_ends(
+        &client,
+        &["EVAL", "return redis.call('SET', KEYS[1], 1)", "1", "key"],
+        ServerRefusal::ReadOnly,
+    )
+    .await;
 
     let mut changes = status_from_now(&client).await;
     let error = client.transaction::<(RespValue,)>((("INCR", "key"),)).await.unwrap_err();
     assert_eq!(refusal(&error), Some(ServerRefusal::ReadOnly), "{error}");
     wait_for_reconnect(&mut changes).await;
     let mut changes = status_from_now(&client).await;
-    // A replica queues a script. Its error stands among the results of EXEC, and the other commands have run.
+    // A replica queues a script. Its error is among the results of EXEC, and the other commands
+    // have run.
     let script = ("EVAL", "return redis.call('SET', KEYS[1], 1)", 1, "key");
     let (set, get) = client.transaction::<(RespValue, String)>((script, ("GET", "key"))).await.unwrap();
     let error = ExecError::Reply(set.unwrap_err());
@@ -88,7 +101,7 @@ async fn readonly_ends_the_connection_also_from_scripts_and_transactions() {
     assert_eq!((get.as_deref(), set.unwrap_err().retry()), (Ok("value"), Retry::Safe));
     wait_for_reconnect(&mut changes).await;
 
-    // A connection of one's own is made again by its next call.
+    // A dedicated connection reconnects at its next call.
     let mut own = client.dedicated().await.unwrap();
     let first: i64 = own.exec(("CLIENT", "ID")).await.unwrap();
     let error = own.exec::<RespValue>(("DEL", "key")).await.unwrap_err();
@@ -103,21 +116,25 @@ async fn a_client_that_only_reads_from_a_replica_keeps_its_connection() {
     let reader = connect(replica.url()).await;
     become_replica(&reader, master.addr()).await;
     writer.exec::<()>(("SET", "key", 1)).await.unwrap();
-    eventually("the replica follows", Some(1), async || reader.exec(("GET", "key")).await.unwrap()).await;
+    eventually("the replica has the key", Some(1), async || reader.exec(("GET", "key")).await.unwrap()).await;
     let read = LuaScript::new("return redis.call('GET', KEYS[1])");
     for _ in 0..100 {
         assert_eq!(reader.exec::<i64>(("GET", "key")).await.unwrap(), 1);
         assert_eq!(read.run::<i64>(&reader, ["key"], [0; 0]).await.unwrap(), 1);
     }
     assert_eq!((reader.state(), reader.stats().connections), (State::Open, 1));
-    let choosy = with(config(replica.url()), |config| config.leave_unfit_server = false);
-    let choosy = connect(choosy).await;
-    let error = choosy.exec::<()>(("SET", "key", 2)).await.unwrap_err();
+    let writer_to_replica = with(config(replica.url()), |config| config.leave_unfit_server = false);
+    let writer_to_replica = connect(writer_to_replica).await;
+    let error = writer_to_replica.exec::<()>(("SET", "key", 2)).await.unwrap_err();
     assert_eq!((refusal(&error), error.retry()), (Some(ServerRefusal::ReadOnly), Retry::Safe));
-    assert_eq!((choosy.exec::<i64>(("GET", "key")).await.unwrap(), choosy.stats().connections), (1, 1));
+    assert_eq!(
+        (writer_to_replica.exec::<i64>(("GET", "key")).await.unwrap(), writer_to_replica.stats().connections),
+        (1, 1)
+    );
 }
 
-/// A name that leads to one server and later to another, as that of a master does. Open connections stay where they are.
+/// A name that leads to one server and later to another, like a master's name. Open connections
+/// stay at their server.
 struct FailoverName {
     addr: SocketAddr,
     server: Arc<Mutex<SocketAddr>>,
@@ -152,7 +169,7 @@ async fn after_a_planned_failover_writes_and_subscriptions_find_the_new_master()
     let mut news = client.subscribe("news").await.unwrap();
     client.exec::<()>(("SET", "key", 1)).await.unwrap();
     become_replica(&on_new, old.addr()).await;
-    eventually("the replica follows", Some(1), async || on_new.exec(("GET", "key")).await.unwrap()).await;
+    eventually("the replica has the key", Some(1), async || on_new.exec(("GET", "key")).await.unwrap()).await;
 
     on_new.exec::<()>(("REPLICAOF", "NO", "ONE")).await.unwrap();
     become_replica(&on_old, new.addr()).await;
@@ -178,10 +195,10 @@ async fn after_a_planned_failover_writes_and_subscriptions_find_the_new_master()
 }
 
 #[tokio::test]
-async fn loading_ends_the_connection_and_service_is_back_when_it_is_loaded() {
+async fn loading_ends_the_connection_until_the_data_is_loaded() {
     let redis = Redis::builder().debug_command().config("key-load-delay", "0").start().unwrap();
     let (client, admin) = (connect(fast_reconnect(redis.url())).await, connect(redis.url()).await);
-    let mender = connect(redis.url()).await;
+    let admin_2 = connect(redis.url()).await;
     let filler = "x".repeat(2_000);
     let keys: Vec<_> = (0..5_000).map(|key| ("SET", key, &filler)).collect();
     client.pipeline::<Vec<()>>(&keys).await.unwrap();
@@ -196,11 +213,14 @@ async fn loading_ends_the_connection_and_service_is_back_when_it_is_loaded() {
             Ok(_) => {}
             Err(error) if refusal(&error) == Some(ServerRefusal::Loading) => {
                 left += 1;
-                // It would take 25 s.
-                mender.exec::<()>(("CONFIG", "SET", "key-load-delay", 0)).await.unwrap();
+                // Loading would take 25 s.
+                admin_2.exec::<()>(("CONFIG", "SET", "key-load-delay", 0)).await.unwrap();
             }
-            // The next connection is on its way.
-            Err(ExecError::Request(RequestError::Rejected { last_error: ConnectionLoss::Unfit(reason), .. })) => {
+            // The client is about to reconnect.
+            Err(ExecError::Request(RequestError::Rejected {
+                last_error: ConnectionLoss::Unfit(reason),
+                ..
+            })) => {
                 assert_eq!(reason, ServerRefusal::Loading);
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
@@ -217,7 +237,12 @@ async fn masterdown_ends_the_connection() {
     let (client, admin) = (connect(fast_reconnect(redis.url())).await, connect(redis.url()).await);
     become_replica(&admin, UNUSED_ADDRESS).await;
     assert_connection_ends(&client, &["GET", "key"], ServerRefusal::MasterDown).await;
-    assert_connection_ends(&client, &["EVAL", "return redis.call('GET', KEYS[1])", "1", "key"], ServerRefusal::MasterDown).await;
+    assert_connection_ends(
+        &client,
+        &["EVAL", "return redis.call('GET', KEYS[1])", "1", "key"],
+        ServerRefusal::MasterDown,
+    )
+    .await;
     assert_unknown_command(&client).await;
 }
 
@@ -229,7 +254,7 @@ async fn clusterdown_keeps_the_connection() {
     assert_connection_kept(&client, &["SET", "key", "value"], ServerRefusal::ClusterDown, Retry::Safe).await;
 }
 
-/// A node of a cluster, and a connection to it.
+/// Starts a cluster node. Returns it with a client and its bus port.
 async fn cluster_node() -> (Redis, RedisClient, u16) {
     let bus_port = forebay_sandbox::free_port();
     let redis = Redis::builder()
@@ -241,8 +266,8 @@ async fn cluster_node() -> (Redis, RedisClient, u16) {
     (redis, client, bus_port)
 }
 
-/// Waits until the node knows both nodes and which of them has which slots.
-async fn sees_the_cluster(node: &RedisClient) {
+/// Waits until the node sees both nodes and the owner of every slot.
+async fn wait_until_node_sees_cluster(node: &RedisClient) {
     eventually("the node sees the cluster", true, async || {
         let info: String = node.exec(("CLUSTER", "INFO")).await.unwrap();
         let nodes: String = node.exec(("CLUSTER", "NODES")).await.unwrap();
@@ -266,16 +291,17 @@ async fn moved_ask_and_tryagain_keep_the_connection() {
     }
     let meet = ("CLUSTER", "MEET", "127.0.0.1", second_server.port(), second_bus_port);
     first.exec::<()>(meet).await.unwrap();
-    sees_the_cluster(&first).await;
-    sees_the_cluster(&second).await;
+    wait_until_node_sees_cluster(&first).await;
+    wait_until_node_sees_cluster(&second).await;
 
-    // `b` is in slot 3300, which the first node has; `a` is in slot 15495, which the second has.
+    // The first node owns slot 3300 of `b`; the second node owns slot 15495 of `a`.
     assert_eq!(first.exec::<i64>(("CLUSTER", "KEYSLOT", "b")).await.unwrap(), 3_300);
     assert_connection_kept(&first, &["GET", "a"], ServerRefusal::Moved, Retry::Never).await;
     assert_connection_kept(&second, &["SET", "b", "value"], ServerRefusal::Moved, Retry::Never).await;
     first.exec::<()>(("SET", "b", "value")).await.unwrap();
 
-    // The slot moves from the first node to the second; a key that isn't on the first any more is on the second.
+    // The slot migrates from the first node to the second. A key that the first node lacks may be
+    // on the second.
     let [first_id, second_id]: [String; 2] =
         [first.exec(("CLUSTER", "MYID")).await.unwrap(), second.exec(("CLUSTER", "MYID")).await.unwrap()];
     second.exec::<()>(("CLUSTER", "SETSLOT", 3_300, "IMPORTING", first_id)).await.unwrap();
@@ -283,7 +309,7 @@ async fn moved_ask_and_tryagain_keep_the_connection() {
     assert_connection_kept(&first, &["GET", "{b}other"], ServerRefusal::Ask, Retry::Never).await;
     assert_eq!(first.exec::<String>(("GET", "b")).await.unwrap(), "value");
 
-    // The second node can't tell yet whether it has all keys of one command.
+    // The second node cannot serve a command whose keys may still be on the first node.
     let connections = second.stats().connections;
     let request = (("ASKING",), ("MGET", "{b}one", "{b}two"));
     let (asking, found) = second.pipeline::<((), RespValue)>(request).await.unwrap();
@@ -304,14 +330,15 @@ async fn misconf_keeps_the_connection() {
     let dumps = folder.path().join("dumps");
     std::fs::create_dir(&dumps).unwrap();
     client.exec::<()>(("CONFIG", "SET", "dir", dumps.to_str().unwrap())).await.unwrap();
-    std::fs::remove_dir(&dumps).unwrap(); // the server can't write to where it stands
+    std::fs::remove_dir(&dumps).unwrap(); // the server's working directory is gone
     client.exec::<()>(("BGSAVE",)).await.unwrap();
     eventually("the save fails", true, async || {
         let info: String = client.exec(("INFO", "persistence")).await.unwrap();
         info.contains("rdb_last_bgsave_status:err")
     })
     .await;
-    assert_connection_kept(&client, &["SET", "key", "value"], ServerRefusal::Misconfigured, Retry::Safe).await;
+    assert_connection_kept(&client, &["SET", "key", "value"], ServerRefusal::Misconfigured, Retry::Safe)
+        .await;
     assert_connection_kept(
         &client,
         &["EVAL", "return redis.call('SET', KEYS[1], 1)", "1", "key"],
@@ -361,7 +388,7 @@ async fn busy_keeps_the_connection_and_a_subscription_waits_for_its_end() {
     assert_connection_kept(&admin, &["GET", "key"], ServerRefusal::Busy, Retry::Safe).await;
     assert_unknown_command(&admin).await;
 
-    // The server refuses to subscribe a new connection, which ends no subscription.
+    // The server refuses to subscribe the new connection. That must not end the subscription.
     let mut changes = status_from_now(&subscriber).await;
     proxy.cut();
     wait_for_state(&mut changes, State::Failed).await;
@@ -377,7 +404,7 @@ async fn busy_keeps_the_connection_and_a_subscription_waits_for_its_end() {
 }
 
 #[tokio::test]
-async fn unblocked_noauth_and_noscript_say_whether_to_try_again() {
+async fn unblocked_noauth_and_noscript_say_whether_to_retry() {
     let redis = start();
     let admin = connect(redis.url()).await;
     let mut own = admin.dedicated().await.unwrap();
@@ -389,7 +416,8 @@ async fn unblocked_noauth_and_noscript_say_whether_to_try_again() {
     become_replica(&admin, UNUSED_ADDRESS).await;
     let error = within("the end of the wait", waiting).await.unwrap().unwrap_err();
     assert_eq!((refusal(&error), error.retry()), (Some(ServerRefusal::Unblocked), Retry::Safe), "{error}");
-    assert_connection_kept(&admin, &["EVALSHA", &"0".repeat(40), "0"], ServerRefusal::NoScript, Retry::Never).await;
+    assert_connection_kept(&admin, &["EVALSHA", &"0".repeat(40), "0"], ServerRefusal::NoScript, Retry::Never)
+        .await;
 
     let redis = Redis::builder().password("secret").start().unwrap();
     let client = connect(with(config(redis.url()), |config| config.protocol = Protocol::Resp2)).await;
@@ -397,23 +425,23 @@ async fn unblocked_noauth_and_noscript_say_whether_to_try_again() {
     assert_unknown_command(&client).await;
 }
 
-/// Each caller asks for its own number, and gets it or a reason.
+/// Lets each caller request its own number. Returns how many got it; the others must get an error.
 async fn count_own_replies(client: &RedisClient, callers: usize, deadline: Duration) -> usize {
     let asked = (0..callers).map(|caller| client.exec::<usize>(("ECHO", caller)).within(deadline));
-    let answers = within("an answer", join_all(asked)).await;
+    let answers = within("a result", join_all(asked)).await;
     let own = |(caller, answer): (usize, &Result<usize, ExecError>)| match answer {
         Ok(number) => {
-            assert_eq!(*number, caller, "somebody else's reply");
+            assert_eq!(*number, caller, "reply of another request");
             true
         }
         Err(ExecError::Request(_)) => false,
-        Err(error) => panic!("somebody else's reply: {error}"),
+        Err(error) => panic!("reply of another request: {error}"),
     };
     answers.iter().enumerate().filter(|&answer| own(answer)).count()
 }
 
 #[tokio::test]
-async fn an_output_buffer_that_is_full_ends_a_normal_connection_and_shifts_nothing() {
+async fn a_full_output_buffer_ends_a_normal_connection_and_misroutes_no_reply() {
     let redis = Redis::builder().config("client-output-buffer-limit", "normal 1mb 1mb 0").start().unwrap();
     let (proxy, url) = proxied(&redis);
     let client = connect(fast_reconnect(url)).await;
@@ -429,7 +457,7 @@ async fn an_output_buffer_that_is_full_ends_a_normal_connection_and_shifts_nothi
     .await;
     proxy.resume();
     let mut lost = 0;
-    for read in within("an answer", join_all(reads)).await {
+    for read in within("a result", join_all(reads)).await {
         match read {
             Ok(value) => assert_eq!(value, large),
             Err(ExecError::Request(RequestError::Lost(_))) => lost += 1,
@@ -442,7 +470,7 @@ async fn an_output_buffer_that_is_full_ends_a_normal_connection_and_shifts_nothi
 }
 
 #[tokio::test]
-async fn an_output_buffer_that_is_full_ends_a_subscribers_connection_and_the_gap_is_told() {
+async fn a_full_output_buffer_ends_a_subscriber_connection_and_reports_a_gap() {
     let redis =
         Redis::builder().config("client-output-buffer-limit", "pubsub 256kb 256kb 0").start().unwrap();
     let (proxy, url) = proxied(&redis);
@@ -471,15 +499,17 @@ async fn an_output_buffer_that_is_full_ends_a_subscribers_connection_and_the_gap
 }
 
 #[tokio::test]
-async fn five_seconds_of_latency_fail_requests_at_their_deadline_and_shift_nothing() {
+async fn five_seconds_of_latency_fail_requests_at_their_deadline_and_misroute_no_reply() {
     let redis = start();
     let (proxy, url) = proxied(&redis);
     let client = connect(url).await;
     assert_eq!(count_own_replies(&client, 100, PATIENCE).await, 100);
-    proxy.delay(Duration::from_millis(2_500)); // each way
-    let (late, patient) =
-        tokio::join!(count_own_replies(&client, 200, Duration::from_secs(1)), count_own_replies(&client, 200, PATIENCE));
-    assert_eq!((late, patient), (0, 200), "their replies come after their deadline, and are nobody's");
+    proxy.delay(Duration::from_millis(2_500)); // in each direction
+    let (late, in_time) = tokio::join!(
+        count_own_replies(&client, 200, Duration::from_secs(1)),
+        count_own_replies(&client, 200, PATIENCE)
+    );
+    assert_eq!((late, in_time), (0, 200), "their replies arrive after their deadline and are discarded");
     assert_eq!((client.state(), client.stats().connections), (State::Open, 1));
     proxy.resume();
     assert_eq!(count_own_replies(&client, 200, PATIENCE).await, 200);

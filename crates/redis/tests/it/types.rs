@@ -1,27 +1,30 @@
-//! Replies of a real server become Rust types, in RESP3 and RESP2 alike, or an error that says what was where.
+//! Decoding of real replies into Rust types, in RESP3 and RESP2, and the errors of mismatches.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt::Debug;
 
 use bytes::Bytes;
 use forebay_redis::{
-    BigNumber, RedisClient, RedisCommand, ExecError, FromReply, PathStep, ReplyReader, ReplyError, RedisServerError, ReplyToken,
-    RespValue, VerbatimString,
+    BigNumber, ExecError, FromReply, PathStep, RedisClient, RedisCommand, RedisServerError, ReplyError,
+    ReplyReader, ReplyToken, RespValue, VerbatimString,
 };
 use forebay_sandbox::Redis;
 
-/// A client for each protocol: what holds for one holds for the other.
+/// Returns a RESP3 client and a RESP2 client. Both must give the same values.
 async fn both() -> [RedisClient; 2] {
     let url = Redis::shared().url();
-    [RedisClient::connect(url.clone()).await.unwrap(), RedisClient::connect(format!("{url}?protocol=2")).await.unwrap()]
+    [
+        RedisClient::connect(url.clone()).await.unwrap(),
+        RedisClient::connect(format!("{url}?protocol=2")).await.unwrap(),
+    ]
 }
 
-/// A script's result, and so any reply we like.
+/// Returns a command whose reply is the script's result.
 fn lua(script: &str) -> (&'static str, &str, u8) {
     ("EVAL", script, 0)
 }
 
-/// The message of the error that this command must end in.
+/// Returns the message of the type mismatch that this result must be.
 #[track_caller]
 fn message<T: Debug>(result: Result<T, ExecError>) -> String {
     match result.expect_err("this type doesn't fit") {
@@ -177,7 +180,7 @@ async fn maps_come_from_hashes() {
             .await;
         is(&client, ("HGETALL", "map:h"), vec![("a".to_owned(), 1), ("b".to_owned(), 2)]).await;
         is(&client, ("HGETALL", "map:none"), HashMap::<String, String>::new()).await;
-        // Arrays of pairs are maps as well.
+        // Arrays of pairs also decode into maps.
         is(
             &client,
             lua("return {{'a', 1}, {'b', 2}}"),
@@ -301,16 +304,18 @@ async fn an_error_inside_a_reply_is_a_value_where_asked_for() {
     for client in both().await {
         let script = "return {1, {err = 'MY own'}, {ok = 'FINE'}}";
         let items: Vec<Result<RespValue, RedisServerError>> = client.exec(lua(script)).await.unwrap();
-        let [Ok(RespValue::Int(1)), Err(error), Ok(RespValue::Simple(_))] = &items[..] else { panic!("{items:?}") };
+        let [Ok(RespValue::Int(1)), Err(error), Ok(RespValue::Simple(_))] = &items[..] else {
+            panic!("{items:?}")
+        };
         assert_eq!((error.code(), error.text()), ("MY", "MY own"));
-        let whole: Value = client.exec(lua(script)).await.unwrap();
+        let whole: RespValue = client.exec(lua(script)).await.unwrap();
         assert!(
             matches!(&whole, RespValue::Array(items) if items[1] == RespValue::Error(error.clone())),
             "{whole:?}"
         );
-        // Elsewhere it is the error of the whole.
-        let spoilt = client.exec::<Vec<Option<String>>>(lua(script)).await.unwrap_err();
-        assert_eq!(spoilt.server(), Some(error));
+        // Any other type fails with the error.
+        let error_of_array = client.exec::<Vec<Option<String>>>(lua(script)).await.unwrap_err();
+        assert_eq!(error_of_array.server(), Some(error));
 
         client.exec::<()>(("SET", "error:text", "no number")).await.unwrap();
         let mut own = client.dedicated().await.unwrap();
@@ -323,7 +328,7 @@ async fn an_error_inside_a_reply_is_a_value_where_asked_for() {
 }
 
 #[tokio::test]
-async fn the_path_leads_to_what_does_not_fit() {
+async fn the_path_points_to_the_mismatch() {
     for client in both().await {
         let script = "return {{1}, {2}, {'three', {'x'}}}";
         let error = message(client.exec::<Vec<Vec<i64>>>(lua(script)).await);
@@ -336,7 +341,7 @@ async fn the_path_leads_to_what_does_not_fit() {
 }
 
 #[tokio::test]
-async fn one_bad_slot_of_a_pipeline_spoils_no_other() {
+async fn one_bad_result_of_a_pipeline_affects_no_other() {
     for client in both().await {
         client.exec::<()>(("DEL", "slot:list", "slot:hash")).await.unwrap();
         client.exec::<()>(("RPUSH", "slot:list", "a", "b", "c")).await.unwrap();
@@ -373,7 +378,7 @@ async fn one_bad_slot_of_a_pipeline_spoils_no_other() {
 }
 
 #[tokio::test]
-async fn one_bad_slot_of_a_transaction_spoils_no_other() {
+async fn one_bad_result_of_a_transaction_affects_no_other() {
     for client in both().await {
         client.exec::<()>(("SET", "slots:text", "word")).await.unwrap();
         let (a, b, c, d) = client
@@ -415,12 +420,12 @@ async fn messages_of_mismatches_hold_no_values() {
     }
 }
 
-/// A type of one's own that reads tokens.
+/// A custom type that reads tokens.
 #[derive(Debug, PartialEq)]
 enum CustomReply {
     Number(i64),
     Text(String),
-    PipelineSpec(Vec<CustomReply>),
+    Several(Vec<CustomReply>),
 }
 
 impl FromReply for CustomReply {
@@ -435,16 +440,18 @@ impl FromReply for CustomReply {
                 }
                 Ok(CustomReply::Several(answers))
             }
-            other => Err(other.mismatch("an answer")),
+            other => Err(other.mismatch("a result")),
         }
     }
 }
 
 #[tokio::test]
-async fn types_of_ones_own_read_any_reply() {
+async fn custom_types_decode_any_reply() {
     for client in both().await {
-        let expected =
-            CustomReply::Several(vec![CustomReply::Number(1), CustomReply::Several(vec![CustomReply::Text("two".into())])]);
+        let expected = CustomReply::Several(vec![
+            CustomReply::Number(1),
+            CustomReply::Several(vec![CustomReply::Text("two".into())]),
+        ]);
         is(&client, lua("return {1, {'two'}}"), expected).await;
         let error = message(client.exec::<CustomReply>(lua("return {1, {{ok = 'OK'}}}")).await);
         assert_eq!(error, "expected an answer, found a status at reply[1][0]");

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_redis::{ArgWriter, Client, Command, ExecError, Script, Subscription, ToArgs};
+use forebay_redis::{ArgWriter, ExecError, LuaScript, RedisClient, RedisCommand, Subscription, ToArgs};
 
 use forebay_quota::{
     Answer, Ask, Beat, BeatKind, Calling, Draw, Drawn, Holdings, Life, MemberId, Pulse, Settled, Settlement,
@@ -15,12 +15,12 @@ use forebay_quota::{
 /// Keeps the counts in Redis 5 or newer.
 #[derive(Debug, Clone)]
 pub(crate) struct Release01Store {
-    client: Client,
+    client: RedisClient,
     keys: Arc<Keys>,
-    beat: Arc<Script>,
-    settle: Arc<Script>,
-    draw: Arc<Script>,
-    look: Arc<Script>,
+    beat: Arc<LuaScript>,
+    settle: Arc<LuaScript>,
+    draw: Arc<LuaScript>,
+    look: Arc<LuaScript>,
     /// Made when somebody first listens; one listener at a time, which is the member.
     pressure: Arc<tokio::sync::Mutex<Option<Subscription>>>,
 }
@@ -44,12 +44,12 @@ impl Release01Store {
     ///
     /// The server must not evict keys that don't expire (so `maxmemory-policy noeviction`, or `volatile-*`): what it forgets
     /// has to be told anew. A namespace that nobody uses any more keeps a few small keys until they are deleted.
-    pub(crate) fn new(client: Client, namespace: &str) -> Self {
+    pub(crate) fn new(client: RedisClient, namespace: &str) -> Self {
         // Braces would end the hash tag early.
         let tag = format!("{{{}}}", namespace.replace(['{', '}'], "_"));
         let key = |name| format!("{tag}:{name}");
         let keys = Keys { common: ["k", "m", "x"].map(key), pressure: key("p"), tag };
-        let script = |source: &str| Arc::new(Script::new(source));
+        let script = |source: &str| Arc::new(LuaScript::new(source));
         Release01Store {
             client,
             keys: Arc::new(keys),
@@ -197,7 +197,7 @@ impl Store for Release01Store {
 /// A script's arguments of several types: the words of a command.
 struct Words<C>(C);
 
-impl<C: Command> ToArgs for Words<C> {
+impl<C: RedisCommand> ToArgs for Words<C> {
     fn count(&self) -> usize {
         self.0.count()
     }

@@ -1,22 +1,24 @@
-//! What the redis-protocol crate makes of the same bytes, as our values.
+//! The redis-protocol crate as an oracle: its values for the same bytes, converted to
+//! [`RespValue`].
 //!
-//! Its maps and sets have no order; ours is compared only after [`canonical`], too.
+//! Its maps and sets are unordered, so both sides are compared in [`canonical`] form.
 
 use bytes::Bytes;
-use forebay_redis::{WithAttributes, BigNumber, RespValue, VerbatimString};
+use forebay_redis::{BigNumber, RespValue, VerbatimString, WithAttributes};
 use redis_protocol::resp2::types::OwnedFrame as Frame2;
 use redis_protocol::resp3::decode::{complete, streaming};
 use redis_protocol::resp3::types::{DecodedFrame, OwnedFrame as Frame3, VerbatimStringFormat};
 
 use super::error;
 
-/// CommandSpec whole RESP2 value, if it takes it for one.
+/// Decodes one whole RESP2 value, or returns `None` if it rejects the bytes.
 pub(super) fn resp2(bytes: &[u8]) -> Option<RespValue> {
     let (frame, used) = redis_protocol::resp2::decode::decode(bytes).ok()??;
     (used == bytes.len()).then(|| canonical(from_resp2(frame)))
 }
 
-/// CommandSpec whole RESP3 value, if it takes it for one; one that is streamed is put together of its parts.
+/// Decodes one whole RESP3 value, or returns `None` if it rejects the bytes. Parts of a streamed
+/// value are joined.
 pub(super) fn resp3(bytes: &[u8]) -> Option<RespValue> {
     let (first, mut used) = streaming::decode(bytes).ok()??;
     let frame = match first {
@@ -72,16 +74,18 @@ fn from_resp3(frame: Frame3) -> RespValue {
         Frame3::Hello { .. } => panic!("HELLO is no reply"),
     };
     match attributes {
-        Some(attributes) => RespValue::Attributed(Box::new(WithAttributes { attributes: pairs(attributes), value })),
+        Some(attributes) => {
+            RespValue::Attributed(Box::new(WithAttributes { attributes: pairs(attributes), value }))
+        }
         None => value,
     }
 }
 
-fn pairs(map: impl IntoIterator<FeedItem = (Frame3, Frame3)>) -> Vec<(RespValue, RespValue)> {
+fn pairs(map: impl IntoIterator<Item = (Frame3, Frame3)>) -> Vec<(RespValue, RespValue)> {
     map.into_iter().map(|(key, value)| (from_resp3(key), from_resp3(value))).collect()
 }
 
-/// The same value with maps, sets and attributes in a fixed order.
+/// Returns the same value with maps, sets and attributes in a fixed order.
 pub(super) fn canonical(value: RespValue) -> RespValue {
     let list = |items: Vec<RespValue>| items.into_iter().map(canonical).collect::<Vec<_>>();
     let sorted = |pairs: Vec<(RespValue, RespValue)>| {
