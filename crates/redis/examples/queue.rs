@@ -1,17 +1,18 @@
-//! A job queue: one task waits with BLPOP on a connection of its own while others push.
+//! A job queue: one task waits with BLPOP on a dedicated connection while others push.
 //!
 //! `cargo run -p forebay-redis --example queue`
 
 #![allow(clippy::print_stdout, reason = "an example shows what it does")]
 
-use forebay_redis::Client;
+use forebay_redis::RedisClient;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let server = forebay_sandbox::Redis::start()?; // a throwaway one; yours has a URL already
-    let client = Client::connect(server.url()).await?;
+    let server = forebay_sandbox::Redis::start()?; // starts a throwaway server; use your own URL
+    let client = RedisClient::connect(server.url()).await?;
 
-    // BLPOP would hold up everybody else on a shared connection, so it gets one of its own, without a deadline.
+    // BLPOP would block other callers on a shared connection, so it uses a dedicated one without a
+    // deadline.
     let mut queue = client.dedicated().await?;
     let worker = tokio::spawn(async move {
         for _ in 0..3 {

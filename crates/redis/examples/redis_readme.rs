@@ -1,17 +1,17 @@
-//! Every example of the READMEs, compiled and run; `tests/it/readme.rs` makes sure that they are the same.
+//! All examples of the READMEs, compiled and run. `tests/readme.rs` checks that they are the same.
 
 #![allow(clippy::print_stdout, reason = "an example shows what it does")]
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use forebay_redis::Client;
-use forebay_redis::{Event, IntoConfig, Retry, Scan, Script, cmd};
+use forebay_redis::RedisClient;
+use forebay_redis::{Event, IntoConfig, LuaScript, Retry, ScanCommand, cmd};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let server = forebay_sandbox::Redis::start()?;
-    let client = Client::connect(server.url()).await?;
+    let client = RedisClient::connect(server.url()).await?;
     client.exec::<()>(("SET", "greeting", "hello")).await?;
     let greeting: Option<String> = client.exec(("GET", "greeting")).await?;
     assert_eq!(greeting.as_deref(), Some("hello"));
@@ -32,21 +32,21 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     client.exec::<()>(("SET", "user:1", "ada")).await?;
     client.exec::<()>(("RPUSH", "jobs", "job")).await?;
-    let add = Script::new("return redis.call('INCRBY', KEYS[1], ARGV[1])");
+    let add = LuaScript::new("return redis.call('INCRBY', KEYS[1], ARGV[1])");
     let total: i64 = add.run(&client, ["total"], [5]).await?;
 
-    let mut users = client.scan::<String>(Scan::keys().matching("user:*").count(1000));
+    let mut users = client.scan::<String>(ScanCommand::keys().matching("user:*").count(1000));
     while let Some(key) = users.next().await {
         println!("{}", key?);
     }
 
-    let mut queue = client.dedicated().await?; // a connection of its own, without a deadline
+    let mut queue = client.dedicated().await?; // a dedicated connection, without a deadline
     let (list, job): (String, String) = queue.exec(("BLPOP", "jobs", 0)).await?;
     assert_eq!((total, list.as_str(), job.as_str()), (5, "jobs", "job"));
 
     let publisher = client.clone();
     let published = tokio::spawn(async move {
-        // Until somebody hears it.
+        // Until the subscriber receives it.
         while publisher.exec::<u64>(("PUBLISH", "news", "good")).await? == 0 {
             tokio::task::yield_now().await;
         }
@@ -69,7 +69,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut config = server.url().into_config()?;
     config.response_timeout = Some(Duration::from_millis(500));
     config.max_requests = 10_000;
-    let strict = Client::connect(config).await?;
+    let strict = RedisClient::connect(config).await?;
     strict.close().await;
     Ok(())
 }

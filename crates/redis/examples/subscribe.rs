@@ -1,23 +1,23 @@
-//! Messages as a stream that says when it may have missed some.
+//! Messages as a stream that reports possible gaps.
 //!
 //! `cargo run -p forebay-redis --example subscribe`
 
 #![allow(clippy::print_stdout, reason = "an example shows what it does")]
 
-use forebay_redis::{Client, Event, Gap};
+use forebay_redis::{Event, Gap, RedisClient};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let server = forebay_sandbox::Redis::start()?; // a throwaway one; yours has a URL already
-    let client = Client::connect(server.url()).await?;
+    let server = forebay_sandbox::Redis::start()?; // starts a throwaway server; use your own URL
+    let client = RedisClient::connect(server.url()).await?;
     let mut news = client.subscribe("example:news").await?;
 
     client.exec::<()>(("PUBLISH", "example:news", "before")).await?;
-    // The server ends every connection that subscribes; this one comes back by itself.
-    let killer = Client::connect(server.url()).await?;
+    // The server closes every subscribed connection; this one reconnects by itself.
+    let killer = RedisClient::connect(server.url()).await?;
     killer.exec::<()>(("CLIENT", "KILL", "TYPE", "pubsub")).await?;
     let publisher = tokio::spawn(async move {
-        // Until somebody hears it: the subscriber is back when the server counts one.
+        // Until the server counts a receiver: the subscriber has reconnected.
         while killer.exec::<u64>(("PUBLISH", "example:news", "after")).await? == 0 {
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;
         }

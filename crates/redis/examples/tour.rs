@@ -1,4 +1,4 @@
-//! Commands, pipelines, transactions, scripts and scans, in one sitting.
+//! Commands, pipelines, transactions, scripts and scans.
 //!
 //! `cargo run -p forebay-redis --example tour`
 
@@ -6,24 +6,24 @@
 
 use std::collections::HashMap;
 
-use forebay_redis::{Client, Scan, Script, cmd};
+use forebay_redis::{LuaScript, RedisClient, ScanCommand, cmd};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let server = forebay_sandbox::Redis::start()?; // a throwaway one; yours has a URL already
-    let client = Client::connect(server.url()).await?;
+    let server = forebay_sandbox::Redis::start()?; // starts a throwaway server; use your own URL
+    let client = RedisClient::connect(server.url()).await?;
 
-    // A tuple is a command; the type on the left says what to make of the reply.
+    // A tuple is a command; the result type decides how the reply is decoded.
     client.exec::<()>(("HSET", "tour:ada", "name", "Ada", "born", 1815)).await?;
     let ada: HashMap<String, String> = client.exec(("HGETALL", "tour:ada")).await?;
     println!("a hash: {} was born in {}", ada["name"], ada["born"]);
 
-    // A tuple of commands is one request; each has its own result.
+    // A tuple of commands is one request; each command has its own result.
     let (visits, wrong) =
         client.pipeline::<(i64, i64)>((("INCR", "tour:visits"), ("GET", "tour:ada"))).await?;
     println!("a pipeline: visit {}, and separately: {}", visits?, wrong.expect_err("a hash is not a number"));
 
-    // So is a list.
+    // A list of commands is one request too.
     let commands: Vec<_> =
         (1..=5).map(|n| cmd("ZADD").arg("tour:scores").arg(n * 10).arg(format!("player{n}"))).collect();
     let added = client.pipeline::<Vec<u64>>(&commands).await?;
@@ -31,16 +31,16 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let best: Vec<(String, f64)> = client.exec(("ZRANGE", "tour:scores", 0, 1, "REV", "WITHSCORES")).await?;
     println!("the best: {best:?}");
 
-    // All or nothing.
+    // All commands run, or none.
     let (left, right) =
         client.transaction::<(i64, i64)>((("DECR", "tour:left"), ("INCR", "tour:right"))).await?;
     println!("a transaction: {} and {}", left?, right?);
 
-    // Scripts go by their hash.
-    let add = Script::new("return redis.call('INCRBY', KEYS[1], ARGV[1])");
+    // Scripts are called by their hash.
+    let add = LuaScript::new("return redis.call('INCRBY', KEYS[1], ARGV[1])");
     println!("a script: {}", add.run::<i64>(&client, ["tour:total"], [5]).await?);
 
-    let mut keys = client.scan::<String>(Scan::keys().matching("tour:*").count(100));
+    let mut keys = client.scan::<String>(ScanCommand::keys().matching("tour:*").count(100));
     let mut found = Vec::new();
     while let Some(key) = keys.next().await {
         found.push(key?);

@@ -1,100 +1,103 @@
-//! What callers hold: a cheap handle that can be cloned, sent anywhere and used from any runtime.
+//! Client handle: cheap to clone, usable from any thread and any tokio runtime.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::command::{Batch, Command};
+use crate::command::{CommandBatch, RedisCommand};
+use crate::command_guard::CommandGuard;
 use crate::config::{Config, IntoConfig, Protocol};
 use crate::connect::{Dialer, dialer};
 use crate::core::link::State;
-use crate::error::{ConnectError, ExecError, Loss, RequestError};
-use crate::exec::{Atomic, Exec, Job, One, Several};
-use crate::guard::Guard;
-use crate::inbox::{Bounds, Inbox};
+use crate::error::{ConnectionLoss, ExecError, RedisConnectError, RequestError};
+use crate::inbox::{Inbox, InboxBounds};
 use crate::reply::{FromReplies, FromReply};
-use crate::status::{Changes, Counters, Journal, Stats, Status};
-use crate::topics::Topics;
-use crate::worker::Worker;
+use crate::request_future::{CommandSpec, PipelineSpec, RequestFuture, RequestSpec, TransactionSpec};
+use crate::status::{ClientStats, Status, StatusJournal, StatusStream, WorkerCounters};
+use crate::topic_registry::TopicRegistry;
+use crate::worker::ConnectionWorker;
 
-/// A Redis client: one connection, shared by all its clones.
+/// Redis client: one connection, shared by all clones.
 ///
-/// Requests from any number of tasks, threads and runtimes are answered in the order in which they were submitted. When
-/// the last clone is dropped, the connection closes.
+/// Requests from any number of tasks, threads and runtimes are completed in the order of
+/// submission. Dropping the last clone closes the connection.
 #[derive(Clone)]
-pub struct Client {
-    handle: Arc<Handle>,
+pub struct RedisClient {
+    handle: Arc<ClientHandle>,
 }
 
-/// Dropped with the last clone; the worker holds only what is shared.
-struct Handle {
-    shared: Arc<Shared>,
+/// Shared by all clones and dropped with the last one. The worker holds only [`ClientShared`].
+struct ClientHandle {
+    shared: Arc<ClientShared>,
     dialer: Dialer,
-    /// Where the server speaks RESP2, a connection that only subscribes: there it can't do anything else.
-    subscriber: Mutex<Option<Client>>,
+    /// Subscriber connection for RESP2, where a subscribed connection cannot run other commands.
+    subscriber: Mutex<Option<RedisClient>>,
 }
 
-pub(crate) struct Shared {
+pub(crate) struct ClientShared {
     pub(crate) config: Arc<Config>,
     pub(crate) inbox: Inbox,
-    pub(crate) journal: Arc<Journal>,
-    pub(crate) counters: Counters,
-    pub(crate) topics: Topics,
+    pub(crate) journal: Arc<StatusJournal>,
+    pub(crate) counters: WorkerCounters,
+    pub(crate) topics: TopicRegistry,
     resp3: AtomicBool,
-    /// On a connection of one's own: its caller has sent `MULTI` and not yet `EXEC`.
+    /// Dedicated connections only: true between `MULTI` and `EXEC`.
     queuing: AtomicBool,
-    life: Mutex<Life>,
+    lifecycle: Mutex<LinkLifecycle>,
 }
 
 #[derive(Default)]
-struct Life {
+struct LinkLifecycle {
     generation: u64,
     running: bool,
 }
 
-impl Client {
-    /// Connects, and fails if the first try does. After that the connection mends itself.
+impl RedisClient {
+    /// Connects. Fails if the first attempt fails; after that, lost connections are reopened
+    /// automatically.
     ///
-    /// The connection lives on the tokio runtime that this is called on.
+    /// The connection runs on the tokio runtime that this is called on.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let server = forebay_sandbox::Redis::start()?;
     /// # let url = server.url();
-    /// use forebay_redis::Client;
+    /// use forebay_redis::RedisClient;
     ///
-    /// let client = Client::connect(url).await?; // such as redis://127.0.0.1:6379
+    /// let client = RedisClient::connect(url).await?; // such as redis://127.0.0.1:6379
     /// let greeting: String = client.exec(("ECHO", "hello")).await?;
     /// assert_eq!(greeting, "hello");
     /// # Ok(())
     /// # }
     /// ```
-    pub async fn connect(to: impl IntoConfig) -> Result<Client, ConnectError> {
-        let client = Client::unconnected(to.into_config()?);
-        client.first_try().await?;
+    pub async fn connect(to: impl IntoConfig) -> Result<RedisClient, RedisConnectError> {
+        let client = RedisClient::new(to.into_config()?);
+        client.connect_once().await?;
         Ok(client)
     }
 
-    /// Starts to connect and returns at once. Requests queue while a try is under way and are rejected between tries.
-    pub fn open(to: impl IntoConfig) -> Result<Client, ConnectError> {
-        let client = Client::unconnected(to.into_config()?);
+    /// Starts to connect and returns immediately. Requests are queued during an attempt and
+    /// rejected between attempts.
+    pub fn open(to: impl IntoConfig) -> Result<RedisClient, RedisConnectError> {
+        let client = RedisClient::new(to.into_config()?);
         client.start();
         Ok(client)
     }
 
-    /// Connects a closed client again: a new link, the next generation. Does nothing if it isn't closed.
-    pub async fn reopen(&self) -> Result<(), ConnectError> {
-        self.first_try().await
+    /// Connects a closed client again, with a new link and the next generation. Does nothing if the
+    /// client is not closed.
+    pub async fn reopen(&self) -> Result<(), RedisConnectError> {
+        self.connect_once().await
     }
 
-    /// Runs one command and turns its reply into a `T`.
+    /// Runs one command and decodes its reply as `T`.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let server = forebay_sandbox::Redis::start()?;
-    /// # let client = forebay_redis::Client::connect(server.url()).await?;
+    /// # let client = forebay_redis::RedisClient::connect(server.url()).await?;
     /// client.exec::<()>(("SET", "answer", 42)).await?;
     /// let answer: i64 = client.exec(("GET", "answer")).await?;
     /// assert_eq!(answer, 42);
@@ -103,81 +106,87 @@ impl Client {
     /// ```
     pub fn exec<T: FromReply>(
         &self,
-        command: impl Command,
-    ) -> Exec<'_, impl Job<Output = Result<T, ExecError>>> {
-        Exec::new(self.shared(), One::new(command))
+        command: impl RedisCommand,
+    ) -> RequestFuture<'_, impl RequestSpec<Output = Result<T, ExecError>>> {
+        RequestFuture::new(self.shared(), CommandSpec::new(command))
     }
 
-    /// Sends several commands as one request. A tuple of commands gives a tuple of results, a list gives a `Vec`; each is
-    /// its value or its own error.
+    /// Sends several commands as one request.
+    ///
+    /// A tuple of commands gives a tuple of results; a list gives a `Vec`. Each result is a value
+    /// or an error.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let server = forebay_sandbox::Redis::start()?;
-    /// # let client = forebay_redis::Client::connect(server.url()).await?;
-    /// let (count, name) = client.pipeline::<(i64, Option<String>)>((("INCR", "visits"), ("GET", "name"))).await?;
+    /// # let client = forebay_redis::RedisClient::connect(server.url()).await?;
+    /// let commands = (("INCR", "visits"), ("GET", "name"));
+    /// let (count, name) = client.pipeline::<(i64, Option<String>)>(commands).await?;
     /// let keys = ["a", "b", "c"].map(|key| ("GET", key));
-    /// let values: Vec<Option<String>> = client.pipeline::<Vec<_>>(keys).await?.into_iter().collect::<Result<_, _>>()?;
-    /// assert_eq!((count?, name?, values), (1, None, vec![None, None, None]));
+    /// let values = client.pipeline::<Vec<Option<String>>>(keys).await?;
+    /// assert_eq!((count?, name?, values), (1, None, vec![Ok(None), Ok(None), Ok(None)]));
     /// # Ok(())
     /// # }
     /// ```
     pub fn pipeline<R: FromReplies>(
         &self,
-        batch: impl Batch<R>,
-    ) -> Exec<'_, impl Job<Output = Result<R::Results, RequestError>>> {
-        Exec::new(self.shared(), Several::new(batch))
+        batch: impl CommandBatch<R>,
+    ) -> RequestFuture<'_, impl RequestSpec<Output = Result<R::Results, RequestError>>> {
+        RequestFuture::new(self.shared(), PipelineSpec::new(batch))
     }
 
-    /// Runs several commands as one unit: `MULTI`, the commands, `EXEC`, in one request. Either all of them run, with
-    /// nothing of anybody else in between, or none does.
+    /// Runs several commands atomically: `MULTI`, the commands and `EXEC` in one request.
+    ///
+    /// Either all commands run, without commands of other clients in between, or none does.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let server = forebay_sandbox::Redis::start()?;
-    /// # let client = forebay_redis::Client::connect(server.url()).await?;
-    /// let (left, right) = client.transaction::<(i64, i64)>((("DECR", "left"), ("INCR", "right"))).await?;
+    /// # let client = forebay_redis::RedisClient::connect(server.url()).await?;
+    /// let commands = (("DECR", "left"), ("INCR", "right"));
+    /// let (left, right) = client.transaction::<(i64, i64)>(commands).await?;
     /// assert_eq!((left?, right?), (-1, 1));
     /// # Ok(())
     /// # }
     /// ```
     pub fn transaction<R: FromReplies>(
         &self,
-        batch: impl Batch<R>,
-    ) -> Exec<'_, impl Job<Output = Result<R::Results, ExecError>>> {
-        Exec::new(self.shared(), Atomic::new(batch))
+        batch: impl CommandBatch<R>,
+    ) -> RequestFuture<'_, impl RequestSpec<Output = Result<R::Results, ExecError>>> {
+        RequestFuture::new(self.shared(), TransactionSpec::new(batch))
     }
 
-    /// Lets what is in flight finish, up to [`Config::close_timeout`], then closes. Later requests fail.
+    /// Closes the connection after requests in flight have finished, or after
+    /// [`Config::close_timeout`]. Later requests fail.
     pub async fn close(&self) {
         let subscriber = self.handle.subscriber.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(subscriber) = subscriber {
             Box::pin(subscriber.close()).await;
         }
-        let mut changes = self.changes();
-        self.handle.shared.inbox.wish_close();
+        let mut changes = self.status_changes();
+        self.handle.shared.inbox.request_close();
         while !matches!(changes.next().await.state, State::Closed | State::Init) {}
     }
 
-    /// Where the connection is now.
+    /// Returns the state of the connection.
     pub fn state(&self) -> State {
         self.status().state
     }
 
-    /// Where the connection is now, and how it got there.
+    /// Returns the state of the connection with its generation, attempts and last error.
     pub fn status(&self) -> Status {
         self.handle.shared.journal.current()
     }
 
-    /// Follows the connection: its state now, then every change.
-    pub fn changes(&self) -> Changes {
+    /// Returns a stream of the connection's status: the current one, then every change.
+    pub fn status_changes(&self) -> StatusStream {
         self.handle.shared.journal.follow()
     }
 
-    /// Counts since the client was made.
-    pub fn stats(&self) -> Stats {
+    /// Returns counters since the client was created.
+    pub fn stats(&self) -> ClientStats {
         let shared = &self.handle.shared;
         shared.counters.stats(shared.inbox.open_requests())
     }
@@ -186,28 +195,28 @@ impl Client {
         &self.handle.shared.config
     }
 
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn shared(&self) -> &Arc<ClientShared> {
         &self.handle.shared
     }
 
-    /// The client whose connection can subscribe: this one, or with RESP2 one of its own.
-    pub(crate) async fn subscriber(&self) -> Client {
-        // Which protocol it is, is known once a try has succeeded.
-        self.tried().await;
-        let closed = matches!(self.state(), State::Closing | State::Closed); // its own inbox will say so
+    /// Returns the client whose connection can subscribe: this one, or a separate one with RESP2.
+    pub(crate) async fn subscriber(&self) -> RedisClient {
+        // The protocol is known after a successful attempt.
+        self.wait_for_attempt().await;
+        let closed = matches!(self.state(), State::Closing | State::Closed); // its inbox rejects the request
         if closed || self.handle.shared.resp3.load(Ordering::Relaxed) || self.config().subscriber_only {
             return self.clone();
         }
-        let client = self.own_subscriber();
-        // A subscription to a connection that is still to come would begin with a gap.
-        client.tried().await;
+        let client = self.resp2_subscriber();
+        // A subscription made before the connection exists would begin with a gap.
+        client.wait_for_attempt().await;
         client
     }
 
-    fn own_subscriber(&self) -> Client {
+    fn resp2_subscriber(&self) -> RedisClient {
         let mut subscriber = self.handle.subscriber.lock().unwrap_or_else(PoisonError::into_inner);
         let client = subscriber.get_or_insert_with(|| {
-            Client::unconnected(Config {
+            RedisClient::new(Config {
                 subscriber_only: true,
                 protocol: Protocol::Resp2,
                 ..(**self.config()).clone()
@@ -217,59 +226,61 @@ impl Client {
         client.clone()
     }
 
-    /// Waits until no try to connect is under way.
-    async fn tried(&self) {
-        let mut changes = self.changes();
+    /// Waits until no attempt to connect is in progress.
+    async fn wait_for_attempt(&self) {
+        let mut changes = self.status_changes();
         while matches!(changes.next().await.state, State::Connecting | State::Reconnecting) {}
     }
 
-    pub(crate) fn unconnected(config: Config) -> Client {
+    pub(crate) fn new(config: Config) -> RedisClient {
         let config = Arc::new(config);
-        Client::with_dialer(config.clone(), dialer(config))
+        RedisClient::with_dialer(config.clone(), dialer(config))
     }
 
-    pub(crate) fn with_dialer(config: Arc<Config>, dialer: Dialer) -> Client {
-        let bounds = Bounds { max_requests: config.max_requests, max_unsent_bytes: config.max_unsent_bytes };
+    pub(crate) fn with_dialer(config: Arc<Config>, dialer: Dialer) -> RedisClient {
+        let bounds =
+            InboxBounds { max_requests: config.max_requests, max_unsent_bytes: config.max_unsent_bytes };
         let resp3 = AtomicBool::new(config.protocol != Protocol::Resp2);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ClientShared {
             config,
             inbox: Inbox::new(bounds, RequestError::Closed { last_error: None }),
-            journal: Arc::new(Journal::new()),
-            counters: Counters::default(),
-            topics: Topics::default(),
+            journal: Arc::new(StatusJournal::new()),
+            counters: WorkerCounters::default(),
+            topics: TopicRegistry::default(),
             resp3,
             queuing: AtomicBool::new(false),
-            life: Mutex::default(),
+            lifecycle: Mutex::default(),
         });
-        Client { handle: Arc::new(Handle { shared, dialer, subscriber: Mutex::default() }) }
+        RedisClient { handle: Arc::new(ClientHandle { shared, dialer, subscriber: Mutex::default() }) }
     }
 
-    /// Begins a new link, unless one runs; gives its generation if it did.
+    /// Starts a new link and returns its generation. Returns `None` if a link is already running.
     pub(crate) fn start(&self) -> Option<u64> {
         let shared = &self.handle.shared;
-        let runtime = tokio::runtime::Handle::current(); // panics here, before anything has changed, outside of tokio
-        let mut life = shared.life.lock().unwrap_or_else(PoisonError::into_inner);
-        if life.running {
+        let runtime = tokio::runtime::Handle::current(); // panics outside of tokio, before any state has changed
+        let mut lifecycle = shared.lifecycle.lock().unwrap_or_else(PoisonError::into_inner);
+        if lifecycle.running {
             return None;
         }
-        life.running = true;
-        life.generation += 1;
-        let generation = life.generation;
+        lifecycle.running = true;
+        lifecycle.generation += 1;
+        let generation = lifecycle.generation;
         shared.inbox.reset();
         let mut changes = shared.journal.follow();
-        let worker = Worker::new(shared.clone(), self.handle.dialer.clone(), generation);
-        // A runtime that shuts down drops the worker at once, and that wants the lock.
-        drop(life);
+        let worker = ConnectionWorker::new(shared.clone(), self.handle.dialer.clone(), generation);
+        // A runtime that is shutting down drops the worker at once, and its drop takes this lock.
+        drop(lifecycle);
         runtime.spawn(worker);
         if let Some(hooks) = shared.config.hooks.clone() {
             tokio::spawn(async move {
                 let _before = changes.next().await;
                 loop {
                     let (hooks, status) = (hooks.clone(), changes.next().await);
-                    let over = status.state == State::Closed;
-                    // On a thread that may block: a task that does can keep the whole runtime from its sockets.
+                    let is_last = status.state == State::Closed;
+                    // Runs on a blocking thread: a blocking hook in a task could stall the
+                    // runtime's I/O.
                     let _panicked = tokio::task::spawn_blocking(move || hooks.connection(&status)).await;
-                    if over {
+                    if is_last {
                         break;
                     }
                 }
@@ -278,13 +289,13 @@ impl Client {
         Some(generation)
     }
 
-    /// Starts, and waits for the end of the first try. If that fails there is no second one.
-    async fn first_try(&self) -> Result<(), ConnectError> {
-        let mut changes = self.changes();
+    /// Starts a link and waits for its first attempt. A failed attempt is not repeated.
+    async fn connect_once(&self) -> Result<(), RedisConnectError> {
+        let mut changes = self.status_changes();
         let Some(generation) = self.start() else { return Ok(()) };
         loop {
             let status = changes.next().await;
-            // The end of the link before this one may still be on its way to us.
+            // The stream may still deliver the end of the previous link.
             if status.generation != generation {
                 continue;
             }
@@ -295,8 +306,8 @@ impl Client {
                         self.close().await;
                     }
                     return Err(match status.last_error {
-                        Some(Loss::Connect(error)) => (*error).clone(),
-                        Some(_) | None => ConnectError::Cancelled,
+                        Some(ConnectionLoss::Connect(error)) => (*error).clone(),
+                        Some(_) | None => RedisConnectError::Cancelled,
                     });
                 }
                 State::Init | State::Connecting | State::Reconnecting | State::Closing => {}
@@ -305,51 +316,54 @@ impl Client {
     }
 }
 
-impl Shared {
-    /// What its connection can take.
-    pub(crate) fn guard(&self) -> Guard {
+impl ClientShared {
+    /// Returns the guard for commands on this connection.
+    pub(crate) fn guard(&self) -> CommandGuard {
         if self.config.dedicated {
-            Guard::Dedicated { queuing: self.queuing.load(Ordering::Relaxed) }
+            CommandGuard::Dedicated { queuing: self.queuing.load(Ordering::Relaxed) }
         } else {
-            Guard::Shared
+            CommandGuard::Shared
         }
     }
 
-    /// Keeps what the commands of a request leave behind on the connection. One caller at a time sends them.
-    pub(crate) fn note_guard(&self, guard: Guard) {
+    /// Stores the guard's state after a request. Only one caller at a time sends requests on a
+    /// dedicated connection.
+    pub(crate) fn store_guard(&self, guard: CommandGuard) {
         match guard {
-            Guard::Shared => {}
-            Guard::Dedicated { queuing } => self.queuing.store(queuing, Ordering::Relaxed),
+            CommandGuard::Shared => {}
+            CommandGuard::Dedicated { queuing } => self.queuing.store(queuing, Ordering::Relaxed),
         }
     }
 
-    /// A connection is made. Whoever is subscribed has missed what came meanwhile, and must be subscribed again.
-    pub(crate) fn connected(self: &Arc<Self>, resp3: bool) {
+    /// Handles a new connection. Subscribers missed the messages of the meantime; their topics are
+    /// subscribed again.
+    pub(crate) fn on_connected(self: &Arc<Self>, resp3: bool) {
         self.resp3.store(resp3, Ordering::Relaxed);
         self.queuing.store(false, Ordering::Relaxed);
-        if self.topics.mark_gap() {
+        if self.topics.push_gap_to_all() {
             tokio::spawn(crate::subscription::resubscribe(self.clone()));
         }
     }
 
-    /// The link is over. Whoever reads of it may begin the next one, and nobody can before it is written down.
-    pub(crate) fn ended(&self, status: Status) {
+    /// Handles the end of the link. A new link can start only after the status is recorded, because
+    /// both need the lock.
+    pub(crate) fn on_closed(&self, status: Status) {
         self.topics.end_all();
-        let mut life = self.life.lock().unwrap_or_else(PoisonError::into_inner);
-        life.running = false;
+        let mut lifecycle = self.lifecycle.lock().unwrap_or_else(PoisonError::into_inner);
+        lifecycle.running = false;
         self.journal.record(status);
     }
 }
 
-impl Drop for Handle {
+impl Drop for ClientHandle {
     fn drop(&mut self) {
-        self.shared.inbox.wish_close();
+        self.shared.inbox.request_close();
     }
 }
 
-impl fmt::Debug for Client {
+impl fmt::Debug for RedisClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Client")
+        f.debug_struct("RedisClient")
             .field("config", self.config())
             .field("status", &self.status())
             .finish_non_exhaustive()

@@ -1,68 +1,78 @@
-//! What a client is told, and how a URL says it.
+//! Client configuration and Redis URLs.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::core::backoff::Backoff;
-use crate::core::frame::Limits;
-use crate::error::ConfigError;
+use crate::core::backoff::ReconnectBackoff;
+use crate::core::frame::ReplyLimits;
+use crate::error::RedisConfigError;
 use crate::hooks::Hooks;
 use std::sync::Arc;
 
-/// How to connect, and the bounds of the connection. `Config::default()` is `redis://127.0.0.1:6379/0`.
+/// How to connect, and the bounds of the connection. `Config::default()` is
+/// `redis://127.0.0.1:6379/0`.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Config {
-    /// Where the server is.
+    /// Address of the server.
     pub address: Address,
-    /// TLS, where it is wanted. `rediss://` turns it on with the system's certificates.
+    /// TLS settings, if TLS is used. `rediss://` enables TLS with the system's certificates.
     #[cfg(feature = "tls")]
-    pub tls: Option<crate::tls::Tls>,
-    /// The ACL user. Default none: with a password alone, the server's `default` user.
+    pub tls: Option<crate::tls::RedisTls>,
+    /// ACL user. Default none: with only a password, the server's `default` user.
     pub username: Option<String>,
-    /// The password. Never shown by `Debug`, never logged.
-    pub password: Option<Password>,
-    /// The database to select. Default 0.
+    /// Password. Omitted from `Debug` output and logs.
+    pub password: Option<RedisPassword>,
+    /// Database to select. Default 0.
     pub db: u32,
-    /// Shown by `CLIENT LIST`. Default none.
+    /// Connection name in `CLIENT LIST`. Default none.
     pub client_name: Option<String>,
-    /// Default [`Protocol::Auto`].
+    /// RESP version. Default [`Protocol::Auto`].
     pub protocol: Protocol,
-    /// For one try to connect: name, dial, TLS and handshake together. Default 5 s.
+    /// Deadline of one attempt to connect: name resolution, dial, TLS and handshake together.
+    /// Default 5 s.
     pub connect_timeout: Duration,
-    /// From the submission of a request to its reply, the time in the queue included. Default 5 s. `None`: for ever.
+    /// Deadline from the submission of a request to its reply, including the time in the queue.
+    /// Default 5 s. `None` disables it.
     pub response_timeout: Option<Duration>,
-    /// A server that takes requests and sends nothing for so long is taken for dead, and the connection is made anew.
-    /// Default 30 s, well beyond the response timeout, so that a pause fails requests and not the connection.
+    /// A connection on which requests wait while the server sends nothing for this long is
+    /// replaced. Default 30 s, well above the response timeout, so that a short pause fails
+    /// requests and not the connection.
     pub stall_timeout: Option<Duration>,
-    /// How long [`close`](crate::Client::close) lets what is in flight finish. Default 5 s.
+    /// How long [`close`](crate::RedisClient::close) waits for requests in flight. Default 5 s.
     pub close_timeout: Duration,
-    /// When to connect again after a loss. `None`: never; the client is then closed and keeps the reason.
-    pub reconnect: Option<Backoff>,
-    /// Whether `READONLY`, `LOADING` and `MASTERDOWN` end the connection, so that the next dial resolves the name again and
-    /// finds the server that can serve. Default true. Reads on a replica get no such error. Turn it off for a client that
-    /// reads from a replica and whose writes may fail. Without [`reconnect`](Self::reconnect) it has no effect.
+    /// Delays between attempts to reconnect. `None` disables reconnection: a lost connection closes
+    /// the client, which keeps the reason.
+    pub reconnect: Option<ReconnectBackoff>,
+    /// Whether `READONLY`, `LOADING` and `MASTERDOWN` end the connection. The next dial then
+    /// resolves the name again and can reach a server that serves.
+    ///
+    /// Default true. Reads on a replica do not get these errors. Turn it off for a client that
+    /// reads from a replica and whose writes may fail. It has no effect without
+    /// [`reconnect`](Self::reconnect).
     pub leave_unfit_server: bool,
-    /// Requests that may be open at once, those that nobody waits for any more included. Default 65,536.
+    /// Maximum open requests, including abandoned ones. Default 65,536.
     pub max_requests: usize,
-    /// Bytes that may wait to be sent; the request that crosses this is the last one let in. Default 256 MiB, so that a
-    /// value of 64 MiB on its way keeps nobody else out.
+    /// Maximum unsent bytes. The request that crosses it is still accepted. Default 256 MiB, so
+    /// that one value of 64 MiB does not block other callers.
     pub max_unsent_bytes: usize,
-    /// Messages that may wait in one subscription; then it loses messages and says so. Default 4,096.
+    /// Maximum queued messages of one subscription. Further messages are dropped and reported as a
+    /// gap. Default 4,096.
     pub max_queued_messages: usize,
-    /// What the server may send.
-    pub limits: Limits,
-    /// Keep-alive probes after so long without traffic. Default 15 s.
+    /// Limits on replies.
+    pub limits: ReplyLimits,
+    /// Idle time before TCP keep-alive probes are sent. Default 15 s.
     pub tcp_keepalive: Option<Duration>,
-    /// Sent data that nobody acknowledges, or a peer that takes nothing more, for so long ends the connection (Linux).
-    /// Default 10 s.
+    /// Ends the connection if sent data stays unacknowledged, or the peer's window stays closed,
+    /// for this long (Linux only). Default 10 s.
     pub tcp_user_timeout: Option<Duration>,
-    /// Told about every request and every change of the connection.
+    /// Callbacks for every request and every state change.
     pub hooks: Option<Arc<dyn Hooks>>,
-    /// A RESP2 connection that only subscribes: every array is a push message.
+    /// True for a RESP2 connection that only subscribes: every array is a push message.
     pub(crate) subscriber_only: bool,
-    /// One caller at a time.
+    /// True for a [`DedicatedConnection`](crate::DedicatedConnection), which has one caller at a
+    /// time.
     pub(crate) dedicated: bool,
 }
 
@@ -81,12 +91,12 @@ impl Default for Config {
             response_timeout: Some(Duration::from_secs(5)),
             stall_timeout: Some(Duration::from_secs(30)),
             close_timeout: Duration::from_secs(5),
-            reconnect: Some(Backoff::default()),
+            reconnect: Some(ReconnectBackoff::default()),
             leave_unfit_server: true,
             max_requests: 65_536,
             max_unsent_bytes: 256 << 20,
             max_queued_messages: 4_096,
-            limits: Limits::default(),
+            limits: ReplyLimits::default(),
             tcp_keepalive: Some(Duration::from_secs(15)),
             tcp_user_timeout: Some(Duration::from_secs(10)),
             hooks: None,
@@ -107,14 +117,14 @@ impl fmt::Debug for Config {
     }
 }
 
-/// Where a server listens.
+/// Address of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
     /// A host name or IP address, and a port.
     Tcp {
-        /// Resolved at each try to connect; all its addresses are tried in turn.
+        /// Resolved at each attempt; all its addresses are tried in turn.
         host: String,
-        /// 6379 unless the URL says otherwise.
+        /// Default 6379.
         port: u16,
     },
     /// A Unix socket.
@@ -131,71 +141,71 @@ impl fmt::Display for Address {
     }
 }
 
-/// Which protocol to speak.
+/// RESP version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Protocol {
-    /// RESP3, or RESP2 where the server doesn't know RESP3.
+    /// RESP3, or RESP2 if the server does not support RESP3.
     #[default]
     Auto,
-    /// RESP2 always.
+    /// Always RESP2.
     Resp2,
-    /// RESP3, or no connection.
+    /// RESP3; connecting fails if the server does not support it.
     Resp3,
 }
 
-/// A password. It shows itself to nobody.
+/// A password. `Debug` output omits it.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Password(pub(crate) String);
+pub struct RedisPassword(pub(crate) String);
 
-impl<S: Into<String>> From<S> for Password {
+impl<S: Into<String>> From<S> for RedisPassword {
     fn from(password: S) -> Self {
-        Password(password.into())
+        RedisPassword(password.into())
     }
 }
 
-impl fmt::Debug for Password {
+impl fmt::Debug for RedisPassword {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Password(…)")
+        f.write_str("RedisPassword(…)")
     }
 }
 
-/// Something that says how to connect: a URL or a [`Config`].
+/// Conversion into a [`Config`], from a URL or from a `Config` itself.
 ///
 /// - `redis://[user[:password]@]host[:port][/db]`, `rediss://…` for TLS
 /// - `unix:///path/to/socket`, with `?db=`, `?user=`, `?password=`
-/// - with `?client_name=`, `?protocol=2|3`, `?response_timeout_ms=`, `?connect_timeout_ms=`,
-///   `?leave_unfit_server=true|false` on any of them
+/// - any of them with `?client_name=`, `?protocol=2|3`, `?response_timeout_ms=`,
+///   `?connect_timeout_ms=`, `?leave_unfit_server=true|false`
 pub trait IntoConfig {
-    /// Reads it.
-    fn into_config(self) -> Result<Config, ConfigError>;
+    /// Returns the configuration, or an error that says which part of the URL is invalid.
+    fn into_config(self) -> Result<Config, RedisConfigError>;
 }
 
 impl IntoConfig for Config {
-    fn into_config(self) -> Result<Config, ConfigError> {
+    fn into_config(self) -> Result<Config, RedisConfigError> {
         Ok(self)
     }
 }
 
 impl IntoConfig for &str {
-    fn into_config(self) -> Result<Config, ConfigError> {
+    fn into_config(self) -> Result<Config, RedisConfigError> {
         parse_url(self)
     }
 }
 
 impl IntoConfig for String {
-    fn into_config(self) -> Result<Config, ConfigError> {
+    fn into_config(self) -> Result<Config, RedisConfigError> {
         parse_url(&self)
     }
 }
 
 impl IntoConfig for &String {
-    fn into_config(self) -> Result<Config, ConfigError> {
+    fn into_config(self) -> Result<Config, RedisConfigError> {
         parse_url(self)
     }
 }
 
-/// Errors never repeat the URL: it may hold a password.
-fn parse_url(url: &str) -> Result<Config, ConfigError> {
+/// Parses a Redis URL. Errors never repeat the URL, because it may contain a password.
+fn parse_url(url: &str) -> Result<Config, RedisConfigError> {
     let (scheme, rest) = url.split_once("://").ok_or_else(|| {
         error("a Redis URL begins with redis://, rediss:// or unix://; this one has no scheme")
     })?;
@@ -222,14 +232,15 @@ fn parse_url(url: &str) -> Result<Config, ConfigError> {
     Ok(config)
 }
 
-fn parse_tcp(rest: &str, config: &mut Config) -> Result<(), ConfigError> {
+fn parse_tcp(rest: &str, config: &mut Config) -> Result<(), RedisConfigError> {
     let (authority, db) = rest.split_once('/').unwrap_or((rest, ""));
     let host_port = match authority.rsplit_once('@') {
         None => authority,
         Some((user_info, host_port)) => {
             let (user, password) = user_info.split_once(':').unwrap_or((user_info, ""));
             config.username = Some(decode(user)?).filter(|user| !user.is_empty());
-            config.password = Some(decode(password)?).filter(|password| !password.is_empty()).map(Password);
+            config.password =
+                Some(decode(password)?).filter(|password| !password.is_empty()).map(RedisPassword);
             host_port
         }
     };
@@ -253,7 +264,7 @@ fn parse_tcp(rest: &str, config: &mut Config) -> Result<(), ConfigError> {
     Ok(())
 }
 
-fn parse_option(key: &str, value: &str, config: &mut Config) -> Result<(), ConfigError> {
+fn parse_option(key: &str, value: &str, config: &mut Config) -> Result<(), RedisConfigError> {
     let number =
         || value.parse::<u64>().map_err(|_| error(&format!("{key} in the URL is not a whole number")));
     match key {
@@ -277,7 +288,8 @@ fn parse_option(key: &str, value: &str, config: &mut Config) -> Result<(), Confi
         }
         "connect_timeout_ms" => config.connect_timeout = Duration::from_millis(number()?),
         _ => {
-            // The option isn't named: it may be the end of a password with a ? in it.
+            // The error does not name the option: it may be the end of a password that contains a
+            // `?`.
             return Err(error(
                 "unknown option in the Redis URL; known: db, user, password, client_name, protocol, \
                  response_timeout_ms, connect_timeout_ms, leave_unfit_server (write a ? in a password as %3F)",
@@ -288,17 +300,17 @@ fn parse_option(key: &str, value: &str, config: &mut Config) -> Result<(), Confi
 }
 
 #[cfg(feature = "tls")]
-fn enable_tls(config: &mut Config) -> Result<(), ConfigError> {
-    config.tls = Some(crate::tls::Tls::system());
+fn enable_tls(config: &mut Config) -> Result<(), RedisConfigError> {
+    config.tls = Some(crate::tls::RedisTls::system());
     Ok(())
 }
 
 #[cfg(not(feature = "tls"))]
-fn enable_tls(_: &mut Config) -> Result<(), ConfigError> {
+fn enable_tls(_: &mut Config) -> Result<(), RedisConfigError> {
     Err(error("rediss:// needs the crate's feature `tls`"))
 }
 
-fn decode(text: &str) -> Result<String, ConfigError> {
+fn decode(text: &str) -> Result<String, RedisConfigError> {
     let mut out = Vec::with_capacity(text.len());
     let mut bytes = text.bytes();
     while let Some(byte) = bytes.next() {
@@ -319,8 +331,8 @@ fn decode(text: &str) -> Result<String, ConfigError> {
     String::from_utf8(out).map_err(|_| error("the URL's %-escapes are not UTF-8"))
 }
 
-fn error(text: &str) -> ConfigError {
-    ConfigError(text.into())
+fn error(text: &str) -> RedisConfigError {
+    RedisConfigError(text.into())
 }
 
 #[cfg(test)]
@@ -332,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_says_where_who_and_which_database() {
+    fn a_url_has_address_user_and_database() {
         let config = parse("redis://ada:p%40ss%3A@redis.example:7000/3?client_name=app&protocol=2");
         assert_eq!(config.address, Address::Tcp { host: "redis.example".into(), port: 7000 });
         assert_eq!(config.username.as_deref(), Some("ada"));
@@ -344,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_url_leaves_out_has_defaults() {
+    fn missing_parts_of_a_url_have_defaults() {
         assert_eq!(parse("redis://").address, Address::Tcp { host: "127.0.0.1".into(), port: 6379 });
         assert_eq!(parse("redis://[::1]").address, Address::Tcp { host: "::1".into(), port: 6379 });
         assert_eq!(parse("redis://[::1]:7").address.to_string(), "[::1]:7");

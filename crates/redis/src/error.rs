@@ -1,7 +1,7 @@
-//! What can go wrong, by operation: connecting, a request as a whole, one reply of it.
+//! Errors of each operation: connecting, a whole request, one reply.
 //!
-//! Each error says what happened and what to do. [`ExecError::retry`] is the one place that decides whether trying again is
-//! safe: this client never repeats a request by itself.
+//! Each error says what happened and what to do. The client never repeats a request by itself;
+//! [`ExecError::retry`] says whether repeating it is safe.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,30 +10,30 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use crate::core::frame::ProtocolError;
-pub use crate::core::refusal::Refusal;
+pub use crate::core::refusal::ServerRefusal;
 
-/// Why [`Client::exec`](crate::Client::exec) has no value to give.
+/// Error of [`RedisClient::exec`](crate::RedisClient::exec).
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExecError {
-    /// There was no reply.
+    /// No reply arrived.
     #[error(transparent)]
     Request(#[from] RequestError),
-    /// There was a reply, but not of the kind that was asked for.
+    /// The reply is an error, or cannot be decoded as the requested type.
     #[error(transparent)]
     Reply(#[from] ReplyError),
 }
 
 impl ExecError {
-    /// The server's error, if that is what it is.
-    pub fn server(&self) -> Option<&ServerError> {
+    /// Returns the server's error, if the server replied with one.
+    pub fn server(&self) -> Option<&RedisServerError> {
         match self {
             ExecError::Reply(ReplyError::Server(error)) => Some(error),
             ExecError::Reply(ReplyError::Mismatch(_) | ReplyError::Aborted) | ExecError::Request(_) => None,
         }
     }
 
-    /// Whether to try again.
+    /// Returns whether to retry.
     pub fn retry(&self) -> Retry {
         match self {
             ExecError::Request(error) => error.retry(),
@@ -42,78 +42,80 @@ impl ExecError {
     }
 }
 
-/// Whether a failed request may be tried again.
+/// Whether a failed request may be retried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Retry {
-    /// The server did not run it; the same request may succeed later.
+    /// The server did not run the request; the same request may succeed later.
     Safe,
-    /// The server may have run it, or may still: only a request that does no harm twice should be repeated.
+    /// The server may have run the request, or may still run it. Retry only idempotent requests.
     Unknown,
     /// The same request will fail again.
     Never,
 }
 
-/// Why a request as a whole got no reply.
+/// Why a whole request got no reply.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum RequestError {
-    /// The link waits before its next try to connect, and rejects what comes meanwhile, and what was queued when the last
-    /// try failed. Nothing of it was sent.
-    #[error("rejected: the connection is down ({last_error}); {}", Next(*.retry_at))]
+    /// The link is waiting for its next attempt to connect. Rejects new requests, and requests that
+    /// were queued when the last attempt failed. Nothing was sent.
+    #[error("rejected: the connection is down ({last_error}); {}", NextAttempt(*.retry_at))]
     Rejected {
-        /// What ended the connection, or the last try to make one.
-        last_error: Loss,
-        /// When the next try starts.
+        /// What ended the connection, or the last attempt to connect.
+        last_error: ConnectionLoss,
+        /// When the next attempt starts.
         retry_at: Option<Instant>,
     },
-    /// Too much is open already. Slow down, or raise the bounds in [`Config`](crate::Config).
+    /// Too many requests are open, or too many bytes are unsent. Slow down, or raise the bounds in
+    /// [`Config`](crate::Config).
     #[error(
         "queue full: {requests} of {max_requests} requests open, {unsent_bytes} of {max_unsent_bytes} bytes unsent; \
          the server is slower than its callers"
     )]
     QueueFull {
-        /// Requests that are open.
+        /// Open requests.
         requests: usize,
-        /// How many may be.
+        /// Maximum open requests.
         max_requests: usize,
-        /// Bytes that wait to be sent.
+        /// Unsent bytes.
         unsent_bytes: usize,
-        /// How many may.
+        /// Maximum unsent bytes.
         max_unsent_bytes: usize,
     },
-    /// The connection can't take this command: it would answer otherwise than with one reply, or change or block the
-    /// connection for everybody else. Nothing was sent.
-    #[error("{command} would upset this connection; use {instead} instead")]
+    /// The connection does not accept this command: it may not get exactly one reply, or it would
+    /// change or block the connection for other callers. Nothing was sent.
+    #[error("{command} is not supported on this connection; use {instead} instead")]
     Unsuitable {
-        /// What was refused.
+        /// The rejected command.
         command: &'static str,
-        /// What to use.
+        /// What to use instead.
         instead: &'static str,
     },
-    /// No reply in time. The server may still run it, unless no byte of it had left.
+    /// No reply arrived in time. The server may still run the command, unless none of its bytes was
+    /// sent.
     #[error("no reply within {after:?}; the server may still run the command")]
     Deadline {
-        /// The deadline, counted from when the connection's task took the request over, which it does at once.
+        /// The deadline, measured from when the worker took the request. It takes requests at once.
         after: Duration,
     },
-    /// The connection was lost while the request was open. It is not sent again.
+    /// The connection was lost while the request was open. The request is not sent again.
     #[error(
-        "the connection was lost before the reply came: {0}; the command may have run, and is not sent again"
+        "the connection was lost before the reply arrived: {0}; the command may have run, and is not sent again"
     )]
-    Lost(#[source] Loss),
-    /// The client was closed. A request that was in flight when `close` ran out of time may have run.
-    #[error("the client is closed{}", Because(.last_error))]
+    Lost(#[source] ConnectionLoss),
+    /// The client is closed. A request still in flight when `close` timed out may have run.
+    #[error("the client is closed{}", ClosedCause(.last_error))]
     Closed {
-        /// What ended the link, if it wasn't `close`.
-        last_error: Option<Loss>,
+        /// What ended the link, unless `close` did.
+        last_error: Option<ConnectionLoss>,
     },
-    /// The runtime that ran the connection has shut down, and the connection with it. What was in flight may have run.
+    /// The runtime of the connection has shut down. Requests in flight may have run.
     #[error("the runtime that ran this connection is gone; connect again on a live one")]
     Cancelled,
 }
 
 impl RequestError {
-    /// Whether to try again.
+    /// Returns whether to retry.
     pub fn retry(&self) -> Retry {
         match self {
             RequestError::Rejected { .. } | RequestError::QueueFull { .. } => Retry::Safe,
@@ -124,7 +126,7 @@ impl RequestError {
         }
     }
 
-    /// The variant's name in logs and metrics.
+    /// Returns the variant's name in logs and metrics.
     pub fn as_str(&self) -> &'static str {
         match self {
             RequestError::Rejected { .. } => "rejected",
@@ -138,20 +140,20 @@ impl RequestError {
     }
 }
 
-struct Next(Option<Instant>);
+struct NextAttempt(Option<Instant>);
 
-impl fmt::Display for Next {
+impl fmt::Display for NextAttempt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            Some(at) => write!(f, "next try in {:?}", at.saturating_duration_since(Instant::now())),
-            None => f.write_str("no further try"),
+            Some(at) => write!(f, "next attempt in {:?}", at.saturating_duration_since(Instant::now())),
+            None => f.write_str("no further attempt"),
         }
     }
 }
 
-struct Because<'a>(&'a Option<Loss>);
+struct ClosedCause<'a>(&'a Option<ConnectionLoss>);
 
-impl fmt::Display for Because<'_> {
+impl fmt::Display for ClosedCause<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Some(loss) => write!(f, " after a failure: {loss}"),
@@ -160,32 +162,33 @@ impl fmt::Display for Because<'_> {
     }
 }
 
-/// Why one reply is not the value that was asked for.
+/// Why a reply is not a value of the requested type.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReplyError {
-    /// The server answered with an error.
+    /// The server replied with an error.
     #[error(transparent)]
-    Server(#[from] ServerError),
-    /// The server answered with another type.
+    Server(#[from] RedisServerError),
+    /// The reply has another type.
     #[error(transparent)]
-    Mismatch(#[from] Box<Mismatch>),
-    /// The transaction did not run, because a watched key was changed. Read it again and try again.
-    #[error("the transaction did not run: a watched key was changed meanwhile")]
+    Mismatch(#[from] Box<TypeMismatch>),
+    /// The transaction did not run, because a watched key was changed. Read the key again and
+    /// retry.
+    #[error("the transaction did not run: a watched key was changed")]
     Aborted,
 }
 
 impl ReplyError {
-    /// Whether to try again.
+    /// Returns whether to retry.
     pub fn retry(&self) -> Retry {
         match self {
-            ReplyError::Server(error) => error.refusal().map_or(Retry::Never, Refusal::retry),
+            ReplyError::Server(error) => error.refusal().map_or(Retry::Never, ServerRefusal::retry),
             ReplyError::Aborted => Retry::Safe,
             ReplyError::Mismatch(_) => Retry::Never,
         }
     }
 
-    /// Notes that the error happened at `step` of the reply.
+    /// Prepends `step` to the path of a type mismatch.
     #[must_use]
     pub fn at(self, step: impl Into<PathStep>) -> Self {
         match self {
@@ -198,52 +201,53 @@ impl ReplyError {
     }
 }
 
-/// An error that the server answered with.
+/// An error reply of the server.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("server error: {text}")]
-pub struct ServerError {
+pub struct RedisServerError {
     text: Box<str>,
 }
 
-impl ServerError {
+impl RedisServerError {
     pub(crate) fn new(text: &[u8]) -> Self {
-        ServerError { text: String::from_utf8_lossy(text).into() }
+        RedisServerError { text: String::from_utf8_lossy(text).into() }
     }
 
-    /// Its first word: `WRONGTYPE`, `NOAUTH`, `ERR` …
+    /// Returns the first word of the error: `WRONGTYPE`, `NOAUTH`, `ERR` …
     pub fn code(&self) -> &str {
         self.text.split_once(' ').map_or(&self.text, |(code, _)| code)
     }
 
-    /// What it says about the server, if it says that the command can't run here or now. Found inside a script's error, too.
-    pub fn refusal(&self) -> Option<Refusal> {
-        Refusal::of(self.text.as_bytes())
+    /// Returns the refusal, if the error means that the command cannot run here or now. Also finds
+    /// one inside a script's error.
+    pub fn refusal(&self) -> Option<ServerRefusal> {
+        ServerRefusal::parse(self.text.as_bytes())
     }
 
-    /// All of it, as the server wrote it.
+    /// Returns the whole text, as the server sent it.
     pub fn text(&self) -> &str {
         &self.text
     }
 }
 
-impl fmt::Debug for ServerError {
+impl fmt::Debug for RedisServerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ServerError({:?})", self.text)
+        write!(f, "RedisServerError({:?})", self.text)
     }
 }
 
-/// A reply of another type than the one asked for, and where in the reply.
+/// A reply of another type than requested, with the position inside the reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mismatch {
-    /// What was asked for.
+pub struct TypeMismatch {
+    /// The requested type.
     pub expected: &'static str,
-    /// What came. Never the value itself.
+    /// The type of the reply. Never the value itself.
     pub found: Cow<'static, str>,
-    /// The way to it through arrays and maps; empty for the reply itself.
+    /// Path through arrays and maps; empty for the reply itself.
     pub path: Vec<PathStep>,
 }
 
-impl fmt::Display for Mismatch {
+impl fmt::Display for TypeMismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "expected {}, found {}", self.expected, self.found)?;
         if !self.path.is_empty() {
@@ -254,18 +258,18 @@ impl fmt::Display for Mismatch {
     }
 }
 
-impl std::error::Error for Mismatch {}
+impl std::error::Error for TypeMismatch {}
 
-/// One step into a reply.
+/// One step of a path into a reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PathStep {
-    /// Into an array or a set.
+    /// An item of an array or a set.
     Index(usize),
-    /// To the key of a map's entry.
+    /// The key of a map entry.
     Key(usize),
-    /// To the value of a map's entry.
+    /// The value of a map entry.
     Value(usize),
-    /// To a field by its name.
+    /// A field, by name.
     Field(Box<str>),
 }
 
@@ -286,58 +290,59 @@ impl fmt::Display for PathStep {
     }
 }
 
-/// Why a connection ended, or wasn't made.
+/// Why a connection ended or could not be opened.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
-pub enum Loss {
-    /// The server closed it: a restart, `CLIENT KILL`, an idle timeout.
+pub enum ConnectionLoss {
+    /// The server closed the connection: a restart, `CLIENT KILL`, an idle timeout.
     #[error("the server closed the connection")]
     Closed,
     /// Reading or writing failed.
     #[error("{0}")]
     Io(#[source] Arc<io::Error>),
-    /// What the server sent is not RESP, or over the limits.
+    /// The server sent bytes that are not RESP, or that exceed the limits.
     #[error("{0}")]
     Protocol(#[source] ProtocolError),
-    /// The server took requests and sent nothing for too long.
+    /// Requests waited while the server sent nothing for too long.
     #[error("the server sent nothing for {0:?} while requests were open")]
     Stalled(Duration),
-    /// The server can't serve now; see [`Config::leave_unfit_server`](crate::Config::leave_unfit_server).
+    /// The server cannot serve; see
+    /// [`Config::leave_unfit_server`](crate::Config::leave_unfit_server).
     #[error(
-        "the server answered {0}; the connection was ended so that the next try finds a server that can serve: check that the \
-         address leads to the master"
+        "the server replied {0}; the connection was closed so that the next attempt can reach a server that \
+         serves: check that the address leads to the master"
     )]
-    Unfit(Refusal),
-    /// The connection couldn't be made.
+    Unfit(ServerRefusal),
+    /// Connecting failed.
     #[error("{0}")]
-    Connect(#[source] Arc<ConnectError>),
+    Connect(#[source] Arc<RedisConnectError>),
 }
 
-impl Loss {
-    /// The variant's name in logs and metrics.
+impl ConnectionLoss {
+    /// Returns the variant's name in logs and metrics.
     pub fn as_str(&self) -> &'static str {
         match self {
-            Loss::Closed => "closed",
-            Loss::Io(_) => "io",
-            Loss::Protocol(_) => "protocol",
-            Loss::Stalled(_) => "stalled",
-            Loss::Unfit(_) => "unfit",
-            Loss::Connect(_) => "connect",
+            ConnectionLoss::Closed => "closed",
+            ConnectionLoss::Io(_) => "io",
+            ConnectionLoss::Protocol(_) => "protocol",
+            ConnectionLoss::Stalled(_) => "stalled",
+            ConnectionLoss::Unfit(_) => "unfit",
+            ConnectionLoss::Connect(_) => "connect",
         }
     }
 }
 
-/// Why a connection couldn't be made.
+/// Why a connection could not be opened.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
-pub enum ConnectError {
-    /// The URL or the configuration can't be used.
+pub enum RedisConnectError {
+    /// The URL or the configuration is invalid.
     #[error(transparent)]
-    Config(#[from] ConfigError),
+    Config(#[from] RedisConfigError),
     /// The host name has no address.
     #[error("cannot resolve {host}: {source}; check the name and the resolver")]
     Resolve {
-        /// The name.
+        /// The host name.
         host: String,
         /// The resolver's error.
         source: Arc<io::Error>,
@@ -347,17 +352,17 @@ pub enum ConnectError {
     Dial {
         /// The last address tried.
         address: String,
-        /// The error of that try.
+        /// The error of that address.
         source: Arc<io::Error>,
     },
-    /// Not connected in time.
+    /// Connecting took too long.
     #[error("not connected to {address} within {after:?}: {step} took too long")]
     Timeout {
-        /// Where to.
+        /// Address of the server.
         address: String,
-        /// [`Config::connect_timeout`](crate::Config::connect_timeout).
+        /// The value of [`Config::connect_timeout`](crate::Config::connect_timeout).
         after: Duration,
-        /// What was under way.
+        /// The step in progress at the deadline.
         step: &'static str,
     },
     /// The TLS handshake failed.
@@ -365,54 +370,54 @@ pub enum ConnectError {
         "TLS with {address} failed: {source}; check that the server speaks TLS there and that its certificate is trusted"
     )]
     Tls {
-        /// Where to.
+        /// Address of the server.
         address: String,
         /// The reason.
         source: Arc<io::Error>,
     },
-    /// The server refused the name or the password.
+    /// The server rejected the user name or the password.
     #[error("authentication failed: {0}; check the user name and the password")]
-    Auth(#[source] ServerError),
-    /// The user may not do what connecting needs.
+    Auth(#[source] RedisServerError),
+    /// The user lacks permission for a command of the handshake.
     #[error("the user may not run {command}: {error}; extend its ACL")]
     Permission {
-        /// The command that was refused.
+        /// The rejected command.
         command: &'static str,
         /// The server's error.
-        error: ServerError,
+        error: RedisServerError,
     },
-    /// The database can't be selected.
+    /// The database cannot be selected.
     #[error("cannot select database {db}: {error}")]
     Database {
-        /// Its number.
+        /// The database number.
         db: u32,
         /// The server's error.
-        error: ServerError,
+        error: RedisServerError,
     },
-    /// The server refused another command of the handshake.
+    /// The server rejected a command of the handshake.
     #[error("the server refused {command}: {error}")]
     Refused {
-        /// The command that was refused.
+        /// The rejected command.
         command: &'static str,
         /// The server's error.
-        error: ServerError,
+        error: RedisServerError,
     },
-    /// The connection broke before the handshake was done.
+    /// The connection broke during the handshake.
     #[error(
         "the connection to {address} ended during the handshake: {reason}; does the server expect TLS there?"
     )]
     Handshake {
-        /// Where to.
+        /// Address of the server.
         address: String,
         /// How it ended.
         reason: String,
     },
-    /// The client was closed meanwhile.
+    /// The client was closed while it was connecting.
     #[error("the client was closed while it was connecting")]
     Cancelled,
 }
 
-/// A URL or configuration that can't be used.
+/// A URL or configuration that is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct ConfigError(pub(crate) String);
+pub struct RedisConfigError(pub(crate) String);

@@ -1,44 +1,46 @@
-//! What tracing and metrics hang on.
+//! Hooks for tracing and metrics.
 
 use std::time::Duration;
 
 use crate::error::RequestError;
 use crate::status::Status;
 
-/// Told about every request and every change of the connection. Nothing here runs in the connection's worker: requests are
-/// reported from their caller's task, changes from a thread that may block.
+/// Callbacks for every request and every state change of the connection.
+///
+/// No callback runs in the worker. Requests are reported in their caller's task, state changes on a
+/// blocking thread.
 pub trait Hooks: Send + Sync + 'static {
-    /// A request is over.
+    /// Called when a request has ended.
     fn request(&self, report: &RequestReport<'_>) {
         let _ = report;
     }
 
-    /// The connection changed its state.
+    /// Called after the connection changed its state.
     fn connection(&self, status: &Status) {
         let _ = status;
     }
 }
 
-/// One request, when it is over.
+/// A request that has ended.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct RequestReport<'a> {
-    /// The first command's name, as it was written.
+    /// Name of the first command, as the caller wrote it.
     pub command: &'a str,
-    /// How many commands the request had.
+    /// Number of commands in the request.
     pub commands: usize,
-    /// From the submission until the caller got the answer.
+    /// Time from the submission until the caller got the result.
     pub took: Duration,
-    /// How it ended. Errors of single replies are not looked at here.
-    pub outcome: Outcome<'a>,
+    /// How the request ended. Error replies count as replies.
+    pub outcome: RequestOutcome<'a>,
 }
 
 /// How a request ended.
 #[derive(Debug)]
-pub enum Outcome<'a> {
-    /// The replies came.
+pub enum RequestOutcome<'a> {
+    /// The replies arrived.
     Replied,
-    /// They did not.
+    /// The request failed.
     Failed(&'a RequestError),
     /// The caller dropped the future first.
     Dropped,

@@ -1,160 +1,169 @@
-//! Where callers leave requests for the worker.
+//! Inbox: the queue through which callers submit requests to the worker.
 //!
-//! Invariant: a request that was left is either taken by the worker or answered by it with a reason; and a worker that
-//! sleeps while there is work has its waker called.
-//! Kept by: the worker decides to sleep and leaves its waker under the same lock under which callers leave requests, so
-//! there is no moment between looking and sleeping. It is woken only when it sleeps.
-//! Bounds: `max_requests` open ones, those already with the worker included, and `max_unsent_bytes`, beyond which only the
-//! request that crosses it is let in. Full: the caller gets [`RequestError::QueueFull`] at once.
-//! Unsubscriptions go beyond them: each ends a subscription, and those are bounded by their holders.
+//! Invariant: a submitted request is taken and completed by the worker. A worker that sleeps while
+//! there is work is woken.
+//! Enforced by: the worker checks for work and stores its waker under the same lock under which
+//! callers submit, so no submission can be missed. Only a worker_waker worker is woken.
+//! Bounds: `max_requests` open requests, including those that the worker has taken, and
+//! `max_unsent_bytes`. The request that crosses `max_unsent_bytes` is still accepted. Beyond that
+//! the caller gets [`RequestError::QueueFull`] at once. Unsubscriptions may exceed the bounds: each
+//! ends a subscription, so they are bounded by the number of subscriptions.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
-use crate::core::pipeline::{Expect, Request};
+use crate::core::pipeline::{ExpectedReplies, PipelineRequest};
 use crate::error::RequestError;
-use crate::slot::Slot;
+use crate::reply_slot::ReplySlot;
 
 #[derive(Debug)]
-pub(crate) struct Inbox(Mutex<Contents>);
+pub(crate) struct Inbox(Mutex<InboxContents>);
 
 #[derive(Debug)]
-pub(crate) struct Contents {
-    /// `Some`: why nothing is let in.
-    shut: Option<RequestError>,
+pub(crate) struct InboxContents {
+    /// Error for new requests; `None` while requests are accepted.
+    rejection: Option<RequestError>,
     bytes: Vec<u8>,
-    requests: Vec<Request<Arc<Slot>>>,
-    /// What the worker holds, as of its last visit.
-    held: Held,
-    bounds: Bounds,
-    sleeping: Option<Waker>,
-    close_wished: bool,
+    requests: Vec<PipelineRequest<Arc<ReplySlot>>>,
+    /// Load of the worker when it last took requests.
+    worker_load: WorkerLoad,
+    bounds: InboxBounds,
+    worker_waker: Option<Waker>,
+    close_requested: bool,
 }
 
-/// How much of the bounds the worker has in its own hands.
+/// Requests and bytes that the worker has taken and not completed.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Held {
+pub(crate) struct WorkerLoad {
     pub(crate) requests: usize,
     pub(crate) unsent_bytes: usize,
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Bounds {
+pub(crate) struct InboxBounds {
     pub(crate) max_requests: usize,
     pub(crate) max_unsent_bytes: usize,
 }
 
 impl Inbox {
-    pub(crate) fn new(bounds: Bounds, shut: RequestError) -> Self {
-        Inbox(Mutex::new(Contents {
-            shut: Some(shut),
+    pub(crate) fn new(bounds: InboxBounds, rejection: RequestError) -> Self {
+        Inbox(Mutex::new(InboxContents {
+            rejection: Some(rejection),
             bytes: Vec::new(),
             requests: Vec::new(),
-            held: Held::default(),
+            worker_load: WorkerLoad::default(),
             bounds,
-            sleeping: None,
-            close_wished: false,
+            worker_waker: None,
+            close_requested: false,
         }))
     }
 
-    /// Leaves one request; `encode` writes its bytes into the shared buffer and says what answers them.
+    /// Submits one request. `encode` writes its bytes into the shared buffer and returns the
+    /// expected replies.
     #[inline]
-    pub(crate) fn leave(
+    pub(crate) fn submit(
         &self,
-        encode: impl FnOnce(&mut Vec<u8>) -> Result<Expect, RequestError>,
-        request: impl FnOnce(Expect, usize) -> Request<Arc<Slot>>,
+        encode: impl FnOnce(&mut Vec<u8>) -> Result<ExpectedReplies, RequestError>,
+        request: impl FnOnce(ExpectedReplies, usize) -> PipelineRequest<Arc<ReplySlot>>,
     ) -> Result<(), RequestError> {
         let contents = self.lock();
         contents.check()?;
         put(contents, encode, request)
     }
 
-    /// Leaves a request that can't be told to come back later, such as the end of a subscription. These are bounded by
-    /// what they end, so they may go beyond the bounds.
-    pub(crate) fn leave_anyway(
+    /// Submits a request that must not fail with `QueueFull`, such as an unsubscription. The number
+    /// of subscriptions bounds these requests.
+    pub(crate) fn submit_unbounded(
         &self,
-        encode: impl FnOnce(&mut Vec<u8>) -> Expect,
-        request: impl FnOnce(Expect, usize) -> Request<Arc<Slot>>,
+        encode: impl FnOnce(&mut Vec<u8>) -> ExpectedReplies,
+        request: impl FnOnce(ExpectedReplies, usize) -> PipelineRequest<Arc<ReplySlot>>,
     ) {
         let contents = self.lock();
-        if contents.shut.is_none() {
-            let _never_refused = put(contents, |out| Ok(encode(out)), request);
+        if contents.rejection.is_none() {
+            let _infallible = put(contents, |out| Ok(encode(out)), request);
         }
     }
 
-    /// The worker's visit: it says what it holds and takes everything; true if it is to close. With nothing to take it leaves
-    /// `sleeper`'s waker.
+    /// Takes all submitted requests and records the worker's load. Returns true if the client must
+    /// close. If there is nothing to take, stores the waker.
     pub(crate) fn take(
         &self,
-        held: Held,
-        requests: &mut Vec<Request<Arc<Slot>>>,
+        worker_load: WorkerLoad,
+        requests: &mut Vec<PipelineRequest<Arc<ReplySlot>>>,
         bytes: &mut Vec<u8>,
         sleeper: Option<&Waker>,
     ) -> bool {
         let mut contents = self.lock();
-        contents.held = held;
+        contents.worker_load = worker_load;
         std::mem::swap(&mut contents.requests, requests);
         std::mem::swap(&mut contents.bytes, bytes);
-        let close = std::mem::take(&mut contents.close_wished);
+        let close = std::mem::take(&mut contents.close_requested);
         let nothing = requests.is_empty() && !close;
-        contents.sleeping = sleeper.filter(|_| nothing).cloned();
-        contents.held.requests += requests.len();
-        contents.held.unsent_bytes += bytes.len();
+        contents.worker_waker = sleeper.filter(|_| nothing).cloned();
+        contents.worker_load.requests += requests.len();
+        contents.worker_load.unsent_bytes += bytes.len();
         close
     }
 
-    /// Lets requests in, or from now on nothing, because of `shut`.
-    pub(crate) fn gate(&self, shut: Option<RequestError>) {
-        self.lock().shut = shut;
+    /// Rejects new requests with this error, or accepts requests if it is `None`.
+    pub(crate) fn set_rejection(&self, rejection: Option<RequestError>) {
+        self.lock().rejection = rejection;
     }
 
-    /// Takes what was left before the gate was shut.
-    pub(crate) fn take_late(&self, requests: &mut Vec<Request<Arc<Slot>>>, bytes: &mut Vec<u8>) {
+    /// Takes the requests that were submitted before the rejection was set.
+    pub(crate) fn take_remaining(
+        &self,
+        requests: &mut Vec<PipelineRequest<Arc<ReplySlot>>>,
+        bytes: &mut Vec<u8>,
+    ) {
         let mut contents = self.lock();
-        debug_assert!(contents.shut.is_some(), "with the gate open there is no last one");
+        debug_assert!(
+            contents.rejection.is_some(),
+            "remaining requests are taken only after the rejection is set"
+        );
         requests.append(&mut contents.requests);
         bytes.append(&mut contents.bytes);
     }
 
-    pub(crate) fn wish_close(&self) {
+    pub(crate) fn request_close(&self) {
         let mut contents = self.lock();
-        contents.close_wished = true;
-        let waker = contents.sleeping.take();
+        contents.close_requested = true;
+        let waker = contents.worker_waker.take();
         drop(contents);
         if let Some(waker) = waker {
             waker.wake();
         }
     }
 
-    /// A new link begins with nothing left over from the one before.
+    /// Clears the state of the previous link.
     pub(crate) fn reset(&self) {
         let mut contents = self.lock();
-        debug_assert!(contents.requests.is_empty(), "a closed link has answered everybody");
-        contents.held = Held::default();
-        contents.close_wished = false;
-        contents.sleeping = None;
+        debug_assert!(contents.requests.is_empty(), "a closed link has completed every request");
+        contents.worker_load = WorkerLoad::default();
+        contents.close_requested = false;
+        contents.worker_waker = None;
     }
 
-    /// Requests that wait here or with the worker.
+    /// Returns the number of open requests, submitted or taken by the worker.
     pub(crate) fn open_requests(&self) -> usize {
         let contents = self.lock();
-        contents.requests.len() + contents.held.requests
+        contents.requests.len() + contents.worker_load.requests
     }
 
-    fn lock(&self) -> MutexGuard<'_, Contents> {
+    fn lock(&self) -> MutexGuard<'_, InboxContents> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 #[inline]
 fn put(
-    mut contents: MutexGuard<'_, Contents>,
-    encode: impl FnOnce(&mut Vec<u8>) -> Result<Expect, RequestError>,
-    request: impl FnOnce(Expect, usize) -> Request<Arc<Slot>>,
+    mut contents: MutexGuard<'_, InboxContents>,
+    encode: impl FnOnce(&mut Vec<u8>) -> Result<ExpectedReplies, RequestError>,
+    request: impl FnOnce(ExpectedReplies, usize) -> PipelineRequest<Arc<ReplySlot>>,
 ) -> Result<(), RequestError> {
     let (expect, bytes) = append(&mut contents.bytes, encode)?;
     contents.requests.push(request(expect, bytes));
-    let waker = contents.sleeping.take();
+    let waker = contents.worker_waker.take();
     drop(contents);
     if let Some(waker) = waker {
         waker.wake();
@@ -162,8 +171,8 @@ fn put(
     Ok(())
 }
 
-/// Runs `encode` on the end of `bytes` and says how much it wrote. If it refuses or panics, what it wrote is taken back:
-/// half a command would put every later reply out of step.
+/// Appends with `encode` to `bytes` and returns how many bytes it wrote. If `encode` fails or
+/// panics, the partial command is removed; it would break the framing of all later requests.
 #[inline]
 fn append<T, E>(
     bytes: &mut Vec<u8>,
@@ -182,14 +191,14 @@ fn append<T, E>(
     Ok((encoded, undo.1 - before))
 }
 
-impl Contents {
+impl InboxContents {
     #[inline]
     fn check(&self) -> Result<(), RequestError> {
-        if let Some(reason) = &self.shut {
+        if let Some(reason) = &self.rejection {
             return Err(reason.clone());
         }
-        let requests = self.requests.len() + self.held.requests;
-        let unsent_bytes = self.bytes.len() + self.held.unsent_bytes;
+        let requests = self.requests.len() + self.worker_load.requests;
+        let unsent_bytes = self.bytes.len() + self.worker_load.unsent_bytes;
         if requests >= self.bounds.max_requests || unsent_bytes >= self.bounds.max_unsent_bytes {
             return Err(RequestError::QueueFull {
                 requests,

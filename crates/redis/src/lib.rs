@@ -1,80 +1,182 @@
-//! A Redis client whose connection is one actor.
+//! Redis client whose connection is owned by one task.
 //!
-//! One task owns the socket; callers hold a [`Client`], which is cheap to clone and works from any thread and any tokio
-//! runtime. Requests of all callers share the connection and are pipelined by themselves.
-//!
-//! What always holds:
-//! - Requests are answered in the order in which they were submitted, each exactly once: by its reply or by a reason. A
-//!   command that Redis may not answer with one reply is refused; one that Redis 7 doesn't have is verified.
-//! - Nothing is ever sent twice. What was open when the connection was lost fails; whether to repeat it is up to you, and
-//!   [`ExecError::retry`] tells what is known.
-//! - Nothing waits for ever: a request has a deadline unless you take it away, every queue has a bound, and while the
-//!   connection is down requests are rejected at once.
-//! - No code of yours runs in the connection's task: replies are decoded where they are awaited.
-//! - A server that can't serve (`READONLY`, `LOADING`, `MASTERDOWN`) is left, unless [`Config::leave_unfit_server`] is off.
+//! The worker task owns the socket. Callers hold a [`RedisClient`], which is cheap to clone and
+//! works from any thread and any tokio runtime. Requests of all callers share the connection and
+//! are pipelined automatically.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let server = forebay_sandbox::Redis::start()?;
 //! # let url = server.url();
-//! use forebay_redis::Client;
+//! use forebay_redis::RedisClient;
 //!
-//! let client = Client::connect(url).await?;
+//! let client = RedisClient::connect(url).await?; // such as redis://127.0.0.1:6379
 //! client.exec::<()>(("SET", "greeting", "hello")).await?;
 //! let greeting: Option<String> = client.exec(("GET", "greeting")).await?;
 //! assert_eq!(greeting.as_deref(), Some("hello"));
 //!
-//! let (visits, missing) = client.pipeline::<(i64, Option<String>)>((("INCR", "visits"), ("GET", "none"))).await?;
+//! let commands = (("INCR", "visits"), ("GET", "none"));
+//! let (visits, missing) = client.pipeline::<(i64, Option<String>)>(commands).await?;
 //! assert_eq!((visits?, missing?), (1, None));
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! # The path of a request
+//!
+//! ```text
+//!  caller's task                     worker task                          server
+//!  request_future.rs ─ submit ─▶ inbox.rs ─ take ─▶ worker.rs ─ write / read ─▶ socket
+//!     ▲   encodes into             one lock          │ owns
+//!     │   the send buffer                            ▼
+//!  reply_slot.rs ◀── complete ──────────── core/connection.rs (link + pipeline + framer)
+//!     │                                              │ push messages
+//!     ▼                                              ▼
+//!  reply/ decodes, in the caller's task        topic_registry.rs ─▶ subscription.rs
+//! ```
+//!
+//! # States of the connection
+//!
+//! ```text
+//!  Init ─▶ Connecting ─▶ Open ──────▶ Closing ─▶ Closed
+//!               │          │                       ▲
+//!               ▼          ▼                       │ close from every other state, cancel from all
+//!             Failed ◀─────┘   Failed: waits for the next attempt, rejects requests at once
+//!               │  ▲
+//!               ▼  │ failed    Connecting, Reconnecting: requests are queued
+//!          Reconnecting ─▶ Open
+//! ```
+//!
+//! - Requests in flight when the link is lost fail once, with the reason. One loss starts one
+//!   reconnection, even if reading and writing both report it.
+//! - The first 8 attempts follow after 50 ms each. Then the delay doubles from 100 ms to 30 s. All
+//!   delays are jittered, and attempts never end.
+//! - `READONLY`, `LOADING` and `MASTERDOWN` show that the server is unfit. The client dispatches
+//!   the received replies and closes the connection, unless [`Config::leave_unfit_server`] is off.
+//!   The attempt counter is kept, so an unfit server is dialed at most 12 times in the first second
+//!   and twice in each later second.
+//! - Without [`Config::reconnect`], `Failed` leads to `Closed`, which keeps the error. Reopening a
+//!   closed client creates a new link with the next generation.
+//!
+//! # Invariants
+//!
+//! | guarantee | test |
+//! |---|---|
+//! | Each request completes once, in order, with its own reply or an error. No request is sent twice. | `every_request_completes_once_in_order_and_none_is_replayed` (random histories, including refusals and commands without exactly one reply), `increments_that_ran_before_their_connection_was_cut_are_not_sent_again` |
+//! | One command gets one reply: every command of Redis 7. | `every_command_of_redis_7_gets_one_reply_on_the_wire`, `every_command_of_redis_7_through_the_client_keeps_replies_in_sync` |
+//! | One command gets one reply: any other command. | `an_unknown_command_without_exactly_one_reply_ends_the_connection_and_misroutes_no_reply` |
+//! | With default settings no request waits forever. | `a_frozen_server_fails_1000_gets_at_their_deadline_and_goes_on_when_it_thaws`, `between_attempts_a_request_is_rejected_at_once_with_the_reason_and_the_next_attempt` |
+//! | No caller's code runs in the worker. | `hooks_report_requests_in_the_task_that_awaits_them` |
+//! | After a planned failover the client connects to the new master. | `after_a_planned_failover_writes_and_subscriptions_find_the_new_master` |
+//! | Dials to an unfit server are bounded. | `a_server_that_stays_unfit_is_dialed_at_most_12_times_in_the_first_second_and_twice_in_each_later_one` |
+//!
+//! # Where to look
+//!
+//! | topic | file |
+//! |---|---|
+//! | states and transitions | `core/link.rs`, one `step` function |
+//! | matching replies to requests | `core/pipeline.rs` |
+//! | where a reply ends; limits on replies | `core/frame.rs` |
+//! | deadlines, losses, closing | `core/connection.rs`, random histories: `connection_tests.rs` |
+//! | sockets, timer, batching | `worker.rs` |
+//! | submitting requests, waking callers | `inbox.rs`, `reply_slot.rs`, `request_future.rs` |
+//! | dial, TLS, HELLO, RESP2 | `connect.rs`, `tls.rs`; URLs in `config.rs` |
+//! | commands and their arguments | `command.rs`, `args.rs` |
+//! | decoding of replies | `reply/`: `reader.rs`, `decode.rs`, `value.rs`, `results.rs` |
+//! | subscriptions, gaps, resubscribing | `topic_registry.rs`, `subscription.rs` |
+//! | blocking commands, WATCH | `dedicated_connection.rs` |
+//! | rejected commands | `command_guard.rs` |
+//! | commands with one reply; probing others | `command_table.rs`, `core/echo_probe.rs` |
+//! | server errors that mean "not here" or "not now" | `core/refusal.rs`, one table |
+//! | all errors, and whether to retry | `error.rs`, one `retry()` for each enum |
+//!
+//! # Decisions
+//!
+//! Performance:
+//!
+//! - Callers encode into one shared buffer under a short lock; the worker swaps the whole buffer.
+//!   The worker stores its waker under the same lock before it sleeps, so no request is missed.
+//! - With several open requests, the worker yields once before it writes a small batch, so that the
+//!   batch can grow. With one open request, or with a kilobyte to send, it writes at once.
+//! - With several open requests, replies are dispatched in two halves. The server gets new requests
+//!   from the first half while the second half is dispatched.
+//! - Reads are up to 64 KiB, into two alternating buffers. The worker only finds where replies end.
+//!   Each request gets a slice of the buffer and decodes it in its own task, directly into the
+//!   caller's type.
+//! - A deadline costs nothing until it passes: one timer per connection, set once for each
+//!   deadline.
+//! - A GET into a `String` allocates once, for the string: reply slots are reused.
+//! - A `Bytes` reply below 1 KiB is copied, so that it does not keep a 64 KiB buffer alive.
+//!
+//! Behavior:
+//!
+//! - The worker counts a deadline from when it took the request. It takes requests at once unless
+//!   its runtime is blocked.
+//! - Requests that were queued when an attempt to connect failed are `Rejected`, which is safe to
+//!   retry, and not `Lost`.
+//! - A request that expires or is dropped before its first byte was sent is removed and never sent.
+//! - A connection on which requests with a deadline wait while the server sends nothing for 30 s is
+//!   closed (`stall_timeout`). A paused server costs deadlines; a dead one costs a reconnection.
+//! - Commands that do not get exactly one reply (`SUBSCRIBE`, `MONITOR`, `CLIENT REPLY`) are
+//!   rejected before they are sent. So are commands that change or block a shared connection
+//!   (`MULTI`, `WATCH`, `SELECT`, `BLPOP`). The error says what to use instead.
+//! - With RESP2, subscriptions use a separate connection.
+//!
+//! # Shutdown
+//!
+//! [`RedisClient::close`] rejects new requests, waits for requests in flight up to `close_timeout`,
+//! fails the remaining ones with `Closed`, closes the socket and ends all streams. Dropping the
+//! last client does the same without waiting. A runtime that shuts down drops the worker, which
+//! fails every open request with `Cancelled`.
 
+mod args;
 mod client;
 mod command;
+mod command_guard;
+mod command_table;
 mod config;
 mod connect;
 mod core;
-mod dedicated;
+mod dedicated_connection;
 mod error;
-mod exec;
-mod guard;
 mod hooks;
 mod inbox;
-mod known;
 mod reply;
+mod reply_slot;
+mod request_future;
 mod scan;
 mod script;
-mod slot;
 mod status;
 mod subscription;
 #[cfg(feature = "tls")]
 mod tls;
-mod topics;
+mod topic_registry;
 mod worker;
 
-pub use client::Client;
-pub use command::{ArgWriter, Batch, Cmd, Command, ToArgs, cmd};
-pub use config::{Address, Config, IntoConfig, Password, Protocol};
-pub use core::backoff::Backoff;
-pub use core::frame::Limits;
+pub use args::{ArgWriter, ToArgs};
+pub use client::RedisClient;
+pub use command::{Cmd, CommandBatch, RedisCommand, cmd};
+pub use config::{Address, Config, IntoConfig, Protocol, RedisPassword};
+pub use core::backoff::ReconnectBackoff;
+pub use core::frame::ReplyLimits;
 pub use core::link::State;
-pub use dedicated::Dedicated;
+pub use dedicated_connection::DedicatedConnection;
 pub use error::{
-    ConfigError, ConnectError, ExecError, Loss, Mismatch, PathStep, ProtocolError, Refusal, ReplyError,
-    RequestError, Retry, ServerError,
+    ConnectionLoss, ExecError, PathStep, ProtocolError, RedisConfigError, RedisConnectError,
+    RedisServerError, ReplyError, RequestError, Retry, ServerRefusal, TypeMismatch,
 };
-pub use exec::Exec;
-pub use hooks::{Hooks, Outcome, RequestReport};
+pub use hooks::{Hooks, RequestOutcome, RequestReport};
 #[cfg(feature = "serde")]
 pub use reply::Serde;
 pub use reply::{
-    Attributed, BigNumber, Decoder, FromReplies, FromReply, Items, Reader, Token, Value, Verbatim,
+    BigNumber, FromReplies, FromReply, RemainingItems, ReplyReader, ReplyToken, RespDecoder, RespValue,
+    VerbatimString, WithAttributes,
 };
-pub use scan::{Scan, Scanning};
-pub use script::Script;
-pub use status::{Changes, Stats, Status};
-pub use subscription::{Event, Gap, Message, Pushes, Subscription};
+pub use request_future::RequestFuture;
+pub use scan::{ScanCommand, ScanStream};
+pub use script::LuaScript;
+pub use status::{ClientStats, Status, StatusStream};
+pub use subscription::{Event, Gap, PubSubMessage, PushStream, Subscription};
 #[cfg(feature = "tls")]
-pub use tls::Tls;
+pub use tls::RedisTls;

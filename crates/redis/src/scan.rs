@@ -1,4 +1,4 @@
-//! SCAN and its kin as streams.
+//! SCAN, HSCAN, SSCAN and ZSCAN as streams.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -7,22 +7,23 @@ use std::task::{Context, Poll, ready};
 
 use futures_core::Stream;
 
-use crate::client::Client;
-use crate::command::{Cmd, ToArgs, cmd};
+use crate::args::ToArgs;
+use crate::client::RedisClient;
+use crate::command::{Cmd, cmd};
 use crate::error::ExecError;
 use crate::reply::FromReply;
 
-/// What to go through, and how.
+/// A scan: what to iterate over, and its options.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let server = forebay_sandbox::Redis::start()?;
-/// # let client = forebay_redis::Client::connect(server.url()).await?;
+/// # let client = forebay_redis::RedisClient::connect(server.url()).await?;
 /// # client.exec::<()>(("SET", "user:1", "ada")).await?;
-/// use forebay_redis::Scan;
+/// use forebay_redis::ScanCommand;
 ///
-/// let mut users = client.scan::<String>(Scan::keys().matching("user:*").count(1000));
+/// let mut users = client.scan::<String>(ScanCommand::keys().matching("user:*").count(1000));
 /// while let Some(key) = users.next().await {
 ///     assert_eq!(key?, "user:1");
 /// }
@@ -30,48 +31,48 @@ use crate::reply::FromReply;
 /// # }
 /// ```
 #[derive(Debug, Clone)]
-pub struct Scan {
+pub struct ScanCommand {
     /// The command up to its cursor.
     command: Cmd,
     options: Vec<(&'static str, String)>,
 }
 
-impl Scan {
-    /// The keys of the database: `SCAN`.
+impl ScanCommand {
+    /// Scans the keys of the database: `SCAN`.
     pub fn keys() -> Self {
-        Scan { command: cmd("SCAN"), options: Vec::new() }
+        ScanCommand { command: cmd("SCAN"), options: Vec::new() }
     }
 
-    /// The fields and values of a hash: `HSCAN`. Its items are pairs.
+    /// Scans the fields and values of a hash: `HSCAN`. Its items are pairs.
     pub fn hash(key: impl ToArgs) -> Self {
-        Scan { command: cmd("HSCAN").arg(key), options: Vec::new() }
+        ScanCommand { command: cmd("HSCAN").arg(key), options: Vec::new() }
     }
 
-    /// The members of a set: `SSCAN`.
+    /// Scans the members of a set: `SSCAN`.
     pub fn set(key: impl ToArgs) -> Self {
-        Scan { command: cmd("SSCAN").arg(key), options: Vec::new() }
+        ScanCommand { command: cmd("SSCAN").arg(key), options: Vec::new() }
     }
 
-    /// The members and scores of a sorted set: `ZSCAN`. Its items are pairs.
+    /// Scans the members and scores of a sorted set: `ZSCAN`. Its items are pairs.
     pub fn sorted_set(key: impl ToArgs) -> Self {
-        Scan { command: cmd("ZSCAN").arg(key), options: Vec::new() }
+        ScanCommand { command: cmd("ZSCAN").arg(key), options: Vec::new() }
     }
 
-    /// Only what matches a glob pattern.
+    /// Returns only items that match a glob pattern.
     #[must_use]
     pub fn matching(mut self, pattern: impl Into<String>) -> Self {
         self.options.push(("MATCH", pattern.into()));
         self
     }
 
-    /// About how many items the server looks at for one reply; 10 unless told.
+    /// Sets the approximate number of items that the server examines for one reply. Default 10.
     #[must_use]
     pub fn count(mut self, count: u32) -> Self {
         self.options.push(("COUNT", count.to_string()));
         self
     }
 
-    /// Only keys of a type, for [`Scan::keys`].
+    /// Returns only keys of this type; for [`ScanCommand::keys`].
     #[must_use]
     pub fn of_type(mut self, name: impl Into<String>) -> Self {
         self.options.push(("TYPE", name.into()));
@@ -84,31 +85,39 @@ impl Scan {
     }
 }
 
-impl Client {
-    /// Goes through keys, fields or members, page by page. As the server has it: everything that is there from beginning to
-    /// end is seen at least once, and may be seen twice. After an error the stream ends.
-    pub fn scan<T: FromReply>(&self, scan: Scan) -> Scanning<T> {
-        Scanning { client: self.clone(), scan, items: VecDeque::new(), cursor: Some("0".into()), page: None }
+impl RedisClient {
+    /// Iterates over keys, fields or members, page by page.
+    ///
+    /// As in Redis, an item that exists during the whole scan is returned at least once, and may be
+    /// returned twice. The stream ends after an error.
+    pub fn scan<T: FromReply>(&self, scan: ScanCommand) -> ScanStream<T> {
+        ScanStream {
+            client: self.clone(),
+            scan,
+            items: VecDeque::new(),
+            cursor: Some("0".into()),
+            page: None,
+        }
     }
 }
 
-type Page<T> = Pin<Box<dyn Future<Output = Result<(String, Vec<T>), ExecError>> + Send>>;
+type ScanPage<T> = Pin<Box<dyn Future<Output = Result<(String, Vec<T>), ExecError>> + Send>>;
 
-/// The items of a [`Scan`].
-pub struct Scanning<T> {
-    client: Client,
-    scan: Scan,
+/// Stream of the items of a [`ScanCommand`].
+pub struct ScanStream<T> {
+    client: RedisClient,
+    scan: ScanCommand,
     items: VecDeque<T>,
-    /// Where the next page begins; `None` after the last.
+    /// Cursor of the next page; `None` after the last page.
     cursor: Option<String>,
-    page: Option<Page<T>>,
+    page: Option<ScanPage<T>>,
 }
 
-// Nothing in it is pinned but the page, which is boxed.
-impl<T> Unpin for Scanning<T> {}
+// Nothing is structurally pinned: the page is boxed.
+impl<T> Unpin for ScanStream<T> {}
 
-impl<T: FromReply + 'static> Scanning<T> {
-    /// The next item; `None` after the last.
+impl<T: FromReply + 'static> ScanStream<T> {
+    /// Returns the next item, or `None` after the last one.
     pub async fn next(&mut self) -> Option<Result<T, ExecError>> {
         std::future::poll_fn(|cx| self.poll(cx)).await
     }
@@ -137,7 +146,7 @@ impl<T: FromReply + 'static> Scanning<T> {
     }
 }
 
-impl<T: FromReply + 'static> Stream for Scanning<T> {
+impl<T: FromReply + 'static> Stream for ScanStream<T> {
     type Item = Result<T, ExecError>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -145,9 +154,9 @@ impl<T: FromReply + 'static> Stream for Scanning<T> {
     }
 }
 
-impl<T> std::fmt::Debug for Scanning<T> {
+impl<T> std::fmt::Debug for ScanStream<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Scanning")
+        f.debug_struct("ScanStream")
             .field("scan", &self.scan)
             .field("cursor", &self.cursor)
             .finish_non_exhaustive()

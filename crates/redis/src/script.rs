@@ -1,43 +1,45 @@
-//! Lua scripts, sent by their hash.
+//! Lua scripts, called by their SHA-1 hash.
 
-use crate::client::Client;
-use crate::command::ToArgs;
+use crate::args::ToArgs;
+use crate::client::RedisClient;
 use crate::error::ExecError;
 use crate::reply::FromReply;
 
-/// A Lua script. The server is sent its hash; only a server that doesn't know it yet is sent the source.
+/// A Lua script. The client sends its hash; it sends the source only to a server that does not have
+/// the script.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let server = forebay_sandbox::Redis::start()?;
-/// # let client = forebay_redis::Client::connect(server.url()).await?;
-/// use forebay_redis::Script;
+/// # let client = forebay_redis::RedisClient::connect(server.url()).await?;
+/// use forebay_redis::LuaScript;
 ///
-/// let add = Script::new("return redis.call('INCRBY', KEYS[1], ARGV[1])");
+/// let add = LuaScript::new("return redis.call('INCRBY', KEYS[1], ARGV[1])");
 /// let total: i64 = add.run(&client, ["total"], [5]).await?;
 /// assert_eq!(total, 5);
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Debug, Clone)]
-pub struct Script {
+pub struct LuaScript {
     source: String,
     sha1: String,
 }
 
-impl Script {
-    /// A script with this source.
+impl LuaScript {
+    /// Creates a script with this source.
     pub fn new(source: impl Into<String>) -> Self {
         let source = source.into();
         let sha1 = sha1_smol::Sha1::from(&source).digest().to_string();
-        Script { source, sha1 }
+        LuaScript { source, sha1 }
     }
 
-    /// Runs it. Asking again with the source after `NOSCRIPT` repeats nothing: the server has run nothing.
+    /// Runs the script. After `NOSCRIPT` it is sent again with its source; the server did not run
+    /// it before.
     pub async fn run<T: FromReply>(
         &self,
-        client: &Client,
+        client: &RedisClient,
         keys: impl ToArgs,
         args: impl ToArgs,
     ) -> Result<T, ExecError> {

@@ -1,7 +1,7 @@
-//! What the connection is doing, for whoever wants to watch.
+//! Status of a connection, for watchers and metrics.
 //!
-//! Bounds: the journal keeps the last 64 changes. A watcher that falls behind further misses the oldest ones and goes on
-//! with those that are kept; the newest is never lost.
+//! Bounds: the journal keeps the last 64 changes. A watcher that falls further behind misses the
+//! oldest ones, but never the newest.
 
 use std::collections::{HashMap, VecDeque};
 use std::pin::Pin;
@@ -12,44 +12,45 @@ use std::time::Instant;
 use futures_core::Stream;
 
 use crate::core::link::State;
-use crate::error::Loss;
+use crate::error::ConnectionLoss;
 
-/// The state of a client's connection.
+/// Status of a client's connection.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Status {
-    /// Where it is.
+    /// The state.
     pub state: State,
-    /// Which link this is: 1 after the first connect, one more each time a closed client connects again.
+    /// Number of the link: 1 after the first connect, one more each time a closed client connects
+    /// again.
     pub generation: u64,
-    /// Tries since the connection was last open.
+    /// Attempts since the connection was last open.
     pub reconnects: u32,
-    /// What ended the connection, or the last try, most recently; kept after it was mended.
-    pub last_error: Option<Loss>,
-    /// In [`State::Failed`]: when the next try starts.
+    /// What most recently ended the connection or an attempt. Kept after a reconnection.
+    pub last_error: Option<ConnectionLoss>,
+    /// In [`State::Failed`]: when the next attempt starts.
     pub retry_at: Option<Instant>,
 }
 
 #[derive(Debug)]
-pub(crate) struct Journal(Mutex<Entries>);
+pub(crate) struct StatusJournal(Mutex<JournalEntries>);
 
 #[derive(Debug)]
-struct Entries {
+struct JournalEntries {
     changes: VecDeque<Status>,
-    /// Number of the first entry that is kept.
+    /// Number of the oldest kept entry.
     first: u64,
-    /// Of the watchers that wait, by their number.
+    /// Wakers of waiting watchers, by watcher number.
     wakers: HashMap<u64, Waker>,
     watchers: u64,
 }
 
-const KEPT: usize = 64;
+const KEPT_CHANGES: usize = 64;
 
-impl Journal {
+impl StatusJournal {
     pub(crate) fn new() -> Self {
         let initial =
             Status { state: State::Init, generation: 0, reconnects: 0, last_error: None, retry_at: None };
-        Journal(Mutex::new(Entries {
+        StatusJournal(Mutex::new(JournalEntries {
             changes: VecDeque::from([initial]),
             first: 0,
             wakers: HashMap::new(),
@@ -63,7 +64,7 @@ impl Journal {
 
     pub(crate) fn record(&self, status: Status) {
         let mut entries = self.lock();
-        if entries.changes.len() == KEPT {
+        if entries.changes.len() == KEPT_CHANGES {
             entries.changes.pop_front();
             entries.first += 1;
         }
@@ -73,34 +74,35 @@ impl Journal {
         wakers.into_values().for_each(Waker::wake);
     }
 
-    /// Follows the changes, the current state first.
-    pub(crate) fn follow(self: &Arc<Self>) -> Changes {
+    /// Returns a stream that starts with the current status.
+    pub(crate) fn follow(self: &Arc<Self>) -> StatusStream {
         let mut entries = self.lock();
         entries.watchers += 1;
         let next = entries.first + entries.changes.len() as u64 - 1;
-        Changes { journal: self.clone(), watcher: entries.watchers, next }
+        StatusStream { journal: self.clone(), watcher: entries.watchers, next }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Entries> {
+    fn lock(&self) -> MutexGuard<'_, JournalEntries> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The states of a connection, the current one first, then each change. Never ends: a closed client can connect again.
+/// Stream of a connection's status: the current one, then each change. Never ends, because a closed
+/// client can connect again.
 #[derive(Debug)]
-pub struct Changes {
-    journal: Arc<Journal>,
+pub struct StatusStream {
+    journal: Arc<StatusJournal>,
     watcher: u64,
     next: u64,
 }
 
-impl Changes {
+impl StatusStream {
     /// Waits for the next change.
     pub async fn next(&mut self) -> Status {
         std::future::poll_fn(|cx| self.poll(cx)).await
     }
 
-    /// Waits until the connection is in `state`, and says how it got there.
+    /// Waits until the connection is in `state` and returns that status.
     pub async fn wait_for(&mut self, state: State) -> Status {
         loop {
             let status = self.next().await;
@@ -123,13 +125,13 @@ impl Changes {
     }
 }
 
-impl Drop for Changes {
+impl Drop for StatusStream {
     fn drop(&mut self) {
         self.journal.lock().wakers.remove(&self.watcher);
     }
 }
 
-impl Stream for Changes {
+impl Stream for StatusStream {
     type Item = Status;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Status>> {
@@ -137,47 +139,47 @@ impl Stream for Changes {
     }
 }
 
-/// Counts since the client was made, over all its links.
+/// Counters since the client was created, over all its links.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
-pub struct Stats {
-    /// Requests handed to the worker.
+pub struct ClientStats {
+    /// Requests taken by the worker.
     pub requests: u64,
-    /// Answers handed to callers or dropped because nobody waited.
-    pub answers: u64,
+    /// Requests whose replies arrived, including abandoned requests.
+    pub replies: u64,
     /// Push messages received.
     pub pushes: u64,
-    /// Requests that ran into their deadline.
+    /// Requests that missed their deadline.
     pub deadlines: u64,
     /// Requests that failed because the connection was lost or closed.
     pub failures: u64,
-    /// Bytes written.
+    /// Bytes sent.
     pub bytes_sent: u64,
-    /// Bytes read.
+    /// Bytes received.
     pub bytes_received: u64,
-    /// Connections made.
+    /// Connections opened.
     pub connections: u64,
-    /// Requests open now.
+    /// Open requests.
     pub open_requests: usize,
 }
 
-/// The counters behind [`Stats`]; only the worker writes them, once per batch.
+/// The counters behind [`ClientStats`]. Only the worker updates them, once for each batch.
 #[derive(Debug, Default)]
-pub(crate) struct Counters {
-    pub(crate) requests: Counter,
-    pub(crate) answers: Counter,
-    pub(crate) pushes: Counter,
-    pub(crate) deadlines: Counter,
-    pub(crate) failures: Counter,
-    pub(crate) bytes_sent: Counter,
-    pub(crate) bytes_received: Counter,
-    pub(crate) connections: Counter,
+pub(crate) struct WorkerCounters {
+    pub(crate) requests: WorkerCounter,
+    pub(crate) replies: WorkerCounter,
+    pub(crate) pushes: WorkerCounter,
+    pub(crate) deadlines: WorkerCounter,
+    pub(crate) failures: WorkerCounter,
+    pub(crate) bytes_sent: WorkerCounter,
+    pub(crate) bytes_received: WorkerCounter,
+    pub(crate) connections: WorkerCounter,
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Counter(std::sync::atomic::AtomicU64);
+pub(crate) struct WorkerCounter(std::sync::atomic::AtomicU64);
 
-impl Counter {
+impl WorkerCounter {
     pub(crate) fn add(&self, more: u64) {
         self.0.fetch_add(more, std::sync::atomic::Ordering::Relaxed);
     }
@@ -187,11 +189,11 @@ impl Counter {
     }
 }
 
-impl Counters {
-    pub(crate) fn stats(&self, open_requests: usize) -> Stats {
-        Stats {
+impl WorkerCounters {
+    pub(crate) fn stats(&self, open_requests: usize) -> ClientStats {
+        ClientStats {
             requests: self.requests.get(),
-            answers: self.answers.get(),
+            replies: self.replies.get(),
             pushes: self.pushes.get(),
             deadlines: self.deadlines.get(),
             failures: self.failures.get(),

@@ -1,9 +1,10 @@
-//! The actor: one task that owns the socket of one link.
+//! Connection worker: the task that owns the socket of one link.
 //!
-//! Invariant: reading and writing go on at the same time, and no caller's code runs here.
-//! Kept by: the rules are [`Connection`]'s; this polls the socket, the inbox and the timer, and carries out what it says.
-//! Dropping the worker, as a runtime does when it shuts down, answers everybody with `Cancelled`.
-//! Not here: what replies mean, who waits and where.
+//! Invariant: the worker reads and writes concurrently, and runs no caller's code.
+//! Enforced by: [`ConnectionCore`] decides; the worker only polls the socket, the inbox and the
+//! timer, and performs the core's effects. Dropping the worker, as a runtime does on shutdown,
+//! fails every open request with `Cancelled`.
+//! Out of scope: decoding of replies; see `reply/`.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -15,197 +16,206 @@ use tokio::io::AsyncReadExt;
 use tokio::task::unconstrained;
 use tokio::time::{Instant, Sleep};
 
-use crate::client::Shared;
-use crate::connect::{Connected, Dialer, Dialing, Io};
-use crate::core::backoff::Dice;
-use crate::core::connection::{Connection, Rules, Shell};
-use crate::core::link::{Policy, State};
-use crate::core::pipeline::Request;
-use crate::error::{Loss, RequestError};
-use crate::inbox::Held;
-use crate::slot::{Answer, Slot};
+use crate::client::ClientShared;
+use crate::connect::{ConnectionIo, DialFuture, Dialer, EstablishedConnection};
+use crate::core::backoff::SplitMix64;
+use crate::core::connection::{ConnectionCore, ConnectionSettings, EffectHandler};
+use crate::core::link::{LinkPolicy, State};
+use crate::core::pipeline::PipelineRequest;
+use crate::error::{ConnectionLoss, RequestError};
+use crate::inbox::WorkerLoad;
+use crate::reply_slot::{ReplySlot, RequestResult};
 use crate::status::Status;
 
-/// Rounds of writing and reading before others in the runtime get their turn.
-const ROUNDS: usize = 4;
-/// Bytes that need not wait for more: the system call is a small part of what they cost.
-const WORTH_WRITING: usize = 1024;
-/// Reads in one round.
-const READS: usize = 8;
+/// Rounds of writing and reading before the task yields to the runtime.
+const ROUNDS_PER_POLL: usize = 4;
+/// Bytes that are written without waiting for more. The system call is then a small part of the
+/// cost.
+const MIN_BATCH_BYTES: usize = 1024;
+/// Maximum reads in one round.
+const READS_PER_ROUND: usize = 8;
 
-pub(crate) struct Worker {
-    connection: Connection<Arc<Slot>>,
-    outside: Outside,
+pub(crate) struct ConnectionWorker {
+    connection: ConnectionCore<Arc<ReplySlot>>,
+    shell: WorkerShell,
     timer: Pin<Box<Sleep>>,
-    /// When `timer` will wake us, at the latest when the connection's time is due.
+    /// When `timer` fires; never later than the core's `due`.
     armed: Option<Instant>,
-    /// Requests were taken that are not written yet.
-    fresh: bool,
-    /// They have had their chance to become more.
+    /// True if taken requests are not written yet.
+    has_new_requests: bool,
+    /// True if the task has already yielded once to let the batch grow.
     yielded: bool,
     unflushed: bool,
-    requests: Vec<Request<Arc<Slot>>>,
+    requests: Vec<PipelineRequest<Arc<ReplySlot>>>,
     bytes: Vec<u8>,
 }
 
-/// Everything around the rules.
-struct Outside {
-    shared: Arc<Shared>,
+/// The I/O side of the worker.
+struct WorkerShell {
+    shared: Arc<ClientShared>,
     dialer: Dialer,
-    dialing: Option<Dialing>,
-    io: Option<Box<dyn Io>>,
-    answers: u64,
+    dialing: Option<DialFuture>,
+    io: Option<Box<dyn ConnectionIo>>,
+    replies: u64,
     deadlines: u64,
     failures: u64,
     pushes: u64,
 }
 
-impl Worker {
-    pub(crate) fn new(shared: Arc<Shared>, dialer: Dialer, generation: u64) -> Self {
+impl ConnectionWorker {
+    pub(crate) fn new(shared: Arc<ClientShared>, dialer: Dialer, generation: u64) -> Self {
         let (config, now) = (&shared.config, Instant::now());
-        let rules = Rules {
-            policy: Policy { reconnect: config.reconnect.clone(), close_timeout: config.close_timeout },
+        let settings = ConnectionSettings {
+            policy: LinkPolicy { reconnect: config.reconnect.clone(), close_timeout: config.close_timeout },
             limits: config.limits,
             stall_timeout: config.stall_timeout,
             arrays_are_pushes: config.subscriber_only,
-            // A client that doesn't reconnect would be closed by it; a dedicated connection is made again by its next call.
+            // A client without reconnection would be closed by it. A dedicated connection
+            // reconnects at its next call.
             leave_unfit_server: config.leave_unfit_server && (config.reconnect.is_some() || config.dedicated),
             generation,
         };
-        let mut worker = Worker {
-            connection: Connection::new(rules, Dice::random(), now.into_std()),
-            outside: Outside {
+        let mut worker = ConnectionWorker {
+            connection: ConnectionCore::new(settings, SplitMix64::random(), now.into_std()),
+            shell: WorkerShell {
                 shared,
                 dialer,
                 dialing: None,
                 io: None,
-                answers: 0,
+                replies: 0,
                 deadlines: 0,
                 failures: 0,
                 pushes: 0,
             },
             timer: Box::pin(tokio::time::sleep_until(now)),
             armed: None,
-            fresh: false,
+            has_new_requests: false,
             yielded: false,
             unflushed: false,
             requests: Vec::new(),
             bytes: Vec::new(),
         };
-        worker.connection.start(now.into_std(), &mut worker.outside);
+        worker.connection.start(now.into_std(), &mut worker.shell);
         worker
     }
 
-    /// With one request open its caller waits, so it is written at once. With more of them, others are about to add to a
-    /// small batch: true, once, to let them.
-    fn lets_batch_grow(&mut self, now: Instant) -> bool {
-        let small = self.connection.unsent().len() < WORTH_WRITING;
-        let crowded = self.fresh && small && self.connection.open_requests() > 1 && self.outside.io.is_some();
-        if crowded && !self.yielded {
+    /// Returns true, once, if a small batch should wait for more requests.
+    ///
+    /// With one open request its caller waits, so it is written at once. With several, other
+    /// callers are about to add requests.
+    fn waits_for_batch(&mut self, now: Instant) -> bool {
+        let small = self.connection.unsent().len() < MIN_BATCH_BYTES;
+        let may_grow =
+            self.has_new_requests && small && self.connection.open_requests() > 1 && self.shell.io.is_some();
+        if may_grow && !self.yielded {
             self.yielded = true;
             return true;
         }
-        if crowded {
-            self.visit(None, now);
+        if may_grow {
+            self.take_submitted(None, now);
         }
-        (self.fresh, self.yielded) = (false, false);
+        (self.has_new_requests, self.yielded) = (false, false);
         false
     }
 
-    /// Takes what callers left; true if there was anything. With `sleeper`, prepares to sleep if there wasn't.
-    fn visit(&mut self, sleeper: Option<&Waker>, now: Instant) -> bool {
-        let held =
-            Held { requests: self.connection.open_requests(), unsent_bytes: self.connection.unsent().len() };
-        let shared = &self.outside.shared;
-        let close = shared.inbox.take(held, &mut self.requests, &mut self.bytes, sleeper);
+    /// Takes submitted requests. Returns true if there were any. Otherwise stores `sleeper`, if
+    /// given, for the next submission.
+    fn take_submitted(&mut self, sleeper: Option<&Waker>, now: Instant) -> bool {
+        let load = WorkerLoad {
+            requests: self.connection.open_requests(),
+            unsent_bytes: self.connection.unsent().len(),
+        };
+        let shared = &self.shell.shared;
+        let close = shared.inbox.take(load, &mut self.requests, &mut self.bytes, sleeper);
         let found = !self.requests.is_empty();
         if found {
-            self.fresh = true;
+            self.has_new_requests = true;
             shared.counters.requests.add(self.requests.len() as u64);
             self.connection.accept(&mut self.requests, &mut self.bytes, now.into_std());
         }
         if close {
-            self.connection.close(now.into_std(), &mut self.outside);
+            self.connection.close(now.into_std(), &mut self.shell);
         }
         found | close
     }
 
     fn poll_dial(&mut self, cx: &mut Context<'_>, now: Instant) {
-        let Some(dialing) = &mut self.outside.dialing else { return };
+        let Some(dialing) = &mut self.shell.dialing else { return };
         let Poll::Ready(result) = dialing.as_mut().poll(cx) else { return };
-        self.outside.dialing = None;
+        self.shell.dialing = None;
         match result {
-            Ok(Connected { io, received, resp3 }) => {
-                self.outside.io = Some(io);
+            Ok(EstablishedConnection { io, received, resp3 }) => {
+                self.shell.io = Some(io);
                 self.unflushed = false;
-                self.outside.shared.counters.connections.add(1);
-                self.outside.shared.connected(resp3);
-                self.connection.connected(&received, now.into_std(), &mut self.outside);
+                self.shell.shared.counters.connections.add(1);
+                self.shell.shared.on_connected(resp3);
+                self.connection.connected(&received, now.into_std(), &mut self.shell);
             }
-            Err(error) => self.lost(Loss::Connect(Arc::new(error)), now),
+            Err(error) => self.lost(ConnectionLoss::Connect(Arc::new(error)), now),
         }
     }
 
-    /// Writes what there is, until the socket is full.
+    /// Writes until everything is sent or the socket is full.
     fn write(&mut self, cx: &mut Context<'_>, now: Instant) {
-        while let Some(io) = &mut self.outside.io
+        while let Some(io) = &mut self.shell.io
             && !self.connection.unsent().is_empty()
             && let Poll::Ready(written) = Pin::new(&mut **io).poll_write(cx, self.connection.unsent())
         {
             match written {
-                Ok(0) => self.lost(Loss::Closed, now),
+                Ok(0) => self.lost(ConnectionLoss::Closed, now),
                 Ok(count) => {
                     self.connection.wrote(count);
-                    self.outside.shared.counters.bytes_sent.add(count as u64);
+                    self.shell.shared.counters.bytes_sent.add(count as u64);
                     self.unflushed = true;
                 }
-                Err(error) => self.lost(Loss::Io(Arc::new(error)), now),
+                Err(error) => self.lost(ConnectionLoss::Io(Arc::new(error)), now),
             }
         }
         if self.unflushed
-            && let Some(io) = &mut self.outside.io
+            && let Some(io) = &mut self.shell.io
             && let Poll::Ready(flushed) = Pin::new(&mut **io).poll_flush(cx)
         {
             self.unflushed = false;
             if let Err(error) = flushed {
-                self.lost(Loss::Io(Arc::new(error)), now);
+                self.lost(ConnectionLoss::Io(Arc::new(error)), now);
             }
         }
     }
 
-    /// Reads and hands out what is whole, until the socket is empty; false if there may be more.
+    /// Reads and dispatches replies until the socket is empty. Returns false if there may be more
+    /// to read.
     fn read(&mut self, cx: &mut Context<'_>, now: Instant) -> bool {
-        self.connection.resume(now.into_std(), &mut self.outside);
-        for _ in 0..READS {
-            let Some(io) = &mut self.outside.io else { return true };
+        self.connection.resume(now.into_std(), &mut self.shell);
+        for _ in 0..READS_PER_ROUND {
+            let Some(io) = &mut self.shell.io else { return true };
             let Poll::Ready(read) = pin!(io.read_buf(self.connection.input())).poll(cx) else { return true };
             match read {
-                Ok(0) => self.lost(Loss::Closed, now),
+                Ok(0) => self.lost(ConnectionLoss::Closed, now),
                 Ok(count) => {
-                    self.outside.shared.counters.bytes_received.add(count as u64);
-                    self.connection.received(now.into_std(), &mut self.outside);
+                    self.shell.shared.counters.bytes_received.add(count as u64);
+                    self.connection.received(now.into_std(), &mut self.shell);
                     if self.connection.is_paused() {
                         return false;
                     }
                 }
-                Err(error) => self.lost(Loss::Io(Arc::new(error)), now),
+                Err(error) => self.lost(ConnectionLoss::Io(Arc::new(error)), now),
             }
         }
         false
     }
 
-    fn lost(&mut self, loss: Loss, now: Instant) {
-        self.connection.lost(loss, now.into_std(), &mut self.outside);
+    fn lost(&mut self, loss: ConnectionLoss, now: Instant) {
+        self.connection.lost(loss, now.into_std(), &mut self.shell);
     }
 
-    /// Sets the timer. While requests come and go it stays where it is and may wake us for nothing, so it is set once per
-    /// deadline and not once per request.
-    fn arm(&mut self, cx: &mut Context<'_>, now: Instant) {
+    /// Sets the timer to the core's `due`. An earlier timer is kept and may fire for nothing, so
+    /// the timer is set once for each deadline and not for each request.
+    fn arm_timer(&mut self, cx: &mut Context<'_>, now: Instant) {
         let Some(due) = self.connection.due().map(Instant::from_std) else { return };
         if self.armed.is_none_or(|armed| due < armed || armed <= now) {
             self.armed = Some(due);
             self.timer.as_mut().reset(due);
-            // Polled once to leave our waker, which must not fail because the task has used up its budget.
+            // Polled once to register the waker, shell of the task's cooperative budget.
             if pin!(unconstrained(self.timer.as_mut())).poll(cx).is_ready() {
                 cx.waker().wake_by_ref();
             }
@@ -213,19 +223,19 @@ impl Worker {
     }
 }
 
-impl Future for Worker {
+impl Future for ConnectionWorker {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         let worker = &mut *self;
         let now = Instant::now();
         if worker.connection.is_paused() {
-            worker.visit(None, now); // what the callers of the first half left meanwhile
+            worker.take_submitted(None, now); // requests that callers of the first half submitted meanwhile
         }
-        for _ in 0..ROUNDS {
-            worker.connection.tick(now.into_std(), &mut worker.outside);
+        for _ in 0..ROUNDS_PER_POLL {
+            worker.connection.tick(now.into_std(), &mut worker.shell);
             worker.poll_dial(cx, now);
-            if worker.lets_batch_grow(now) {
+            if worker.waits_for_batch(now) {
                 break;
             }
             worker.write(cx, now);
@@ -233,43 +243,43 @@ impl Future for Worker {
             if worker.connection.is_closed() {
                 return Poll::Ready(());
             }
-            worker.arm(cx, now);
+            worker.arm_timer(cx, now);
             if worker.connection.is_paused() {
-                worker.yielded = true; // the batch grows while we are away
+                worker.yielded = true; // the batch grows until the next poll
                 break;
             }
-            // Only with nothing to read and nothing left by callers does it sleep.
-            if drained && !worker.visit(Some(cx.waker()), now) {
-                worker.outside.count();
+            // Sleeps only if there is nothing to read and nothing was submitted.
+            if drained && !worker.take_submitted(Some(cx.waker()), now) {
+                worker.shell.count();
                 return Poll::Pending;
             }
         }
-        worker.outside.count();
+        worker.shell.count();
         cx.waker().wake_by_ref();
         Poll::Pending
     }
 }
 
-impl Drop for Worker {
+impl Drop for ConnectionWorker {
     fn drop(&mut self) {
-        // The clock of the runtime may be gone already, and nothing here depends on it.
-        self.connection.cancel(std::time::Instant::now(), &mut self.outside);
-        self.outside.count();
+        // The runtime's clock may be gone; cancelling does not depend on the time.
+        self.connection.cancel(std::time::Instant::now(), &mut self.shell);
+        self.shell.count();
     }
 }
 
-impl Outside {
-    /// Adds up what this poll did.
+impl WorkerShell {
+    /// Adds this poll's counts to the shared counters.
     fn count(&mut self) {
         let counters = &self.shared.counters;
-        counters.answers.add(std::mem::take(&mut self.answers));
+        counters.replies.add(std::mem::take(&mut self.replies));
         counters.deadlines.add(std::mem::take(&mut self.deadlines));
         counters.failures.add(std::mem::take(&mut self.failures));
         counters.pushes.add(std::mem::take(&mut self.pushes));
     }
 }
 
-impl Shell<Arc<Slot>> for Outside {
+impl EffectHandler<Arc<ReplySlot>> for WorkerShell {
     fn dial(&mut self) {
         self.dialing = Some((self.dialer)());
     }
@@ -278,22 +288,22 @@ impl Shell<Arc<Slot>> for Outside {
         (self.dialing, self.io) = (None, None);
     }
 
-    fn gate(&mut self, shut: Option<RequestError>) {
-        self.shared.inbox.gate(shut);
+    fn set_rejection(&mut self, rejection: Option<RequestError>) {
+        self.shared.inbox.set_rejection(rejection);
     }
 
-    fn take_late(&mut self, requests: &mut Vec<Request<Arc<Slot>>>, bytes: &mut Vec<u8>) {
-        self.shared.inbox.take_late(requests, bytes);
+    fn take_remaining(&mut self, requests: &mut Vec<PipelineRequest<Arc<ReplySlot>>>, bytes: &mut Vec<u8>) {
+        self.shared.inbox.take_remaining(requests, bytes);
         self.shared.counters.requests.add(requests.len() as u64);
     }
 
-    fn answer(&mut self, slot: Arc<Slot>, answer: Answer) {
-        match &answer {
-            Ok(_) => self.answers += 1,
+    fn complete(&mut self, slot: Arc<ReplySlot>, result: RequestResult) {
+        match &result {
+            Ok(_) => self.replies += 1,
             Err(RequestError::Deadline { .. }) => self.deadlines += 1,
             Err(_) => self.failures += 1,
         }
-        slot.answer(answer);
+        slot.complete(result);
     }
 
     fn push(&mut self, push: Bytes) {
@@ -301,8 +311,8 @@ impl Shell<Arc<Slot>> for Outside {
         self.shared.topics.deliver(push);
     }
 
-    /// The one place that logs and publishes transitions.
-    fn announce(&mut self, from: State, status: Status) {
+    /// Logs and publishes a transition. No other code does.
+    fn publish_status(&mut self, from: State, status: Status) {
         let to = status.state;
         match (to, &status.last_error) {
             (State::Failed, Some(error)) => {
@@ -312,7 +322,7 @@ impl Shell<Arc<Slot>> for Outside {
             _ => tracing::info!(%from, %to, "link changed state"),
         }
         match to {
-            State::Closed => self.shared.ended(status),
+            State::Closed => self.shared.on_closed(status),
             _ => self.shared.journal.record(status),
         }
     }

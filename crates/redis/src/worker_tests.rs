@@ -1,4 +1,4 @@
-//! The worker on in-memory streams under a paused clock: every time here is exact.
+//! The worker on in-memory streams with a paused clock: all times are exact.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -9,32 +9,33 @@ use tokio::io::{AsyncWriteExt, DuplexStream, duplex};
 use tokio::sync::mpsc;
 
 use super::*;
-use crate::client::Client;
+use crate::client::RedisClient;
 use crate::config::Config;
-use crate::error::{ConnectError, ExecError, RequestError};
+use crate::error::{ExecError, RedisConnectError, RequestError};
 
-/// A client whose dials end up here, one by one: `Some` is the server's end of a new connection.
+/// Returns a client and the server ends of its dials. `dials` says which dials succeed; further
+/// ones do.
 fn client_with(
     config: Config,
     buffer: usize,
     dials: impl IntoIterator<Item = bool>,
-) -> (Client, mpsc::Receiver<Dialed>) {
+) -> (RedisClient, mpsc::Receiver<Dialed>) {
     let (sender, receiver) = mpsc::channel(64);
     let dials = Mutex::new(dials.into_iter().collect::<VecDeque<bool>>());
     let dialer: Dialer = Arc::new(move || {
         let works = dials.lock().expect("no test panics while it dials").pop_front().unwrap_or(true);
         let (ours, theirs) = duplex(buffer);
         let dialed = Dialed { at: Instant::now(), server: theirs };
-        let told = sender.try_send(dialed).is_ok();
+        let reported = sender.try_send(dialed).is_ok();
         Box::pin(async move {
-            if works && told {
-                Ok(Connected { io: Box::new(ours), received: BytesMut::new(), resp3: true })
+            if works && reported {
+                Ok(EstablishedConnection { io: Box::new(ours), received: BytesMut::new(), resp3: true })
             } else {
-                Err(ConnectError::Cancelled)
+                Err(RedisConnectError::Cancelled)
             }
         })
     });
-    let client = Client::with_dialer(Arc::new(config), dialer);
+    let client = RedisClient::with_dialer(Arc::new(config), dialer);
     client.start();
     (client, receiver)
 }
@@ -52,17 +53,17 @@ async fn expect_bytes(server: &mut DuplexStream, expected: &[u8]) {
     assert_eq!(String::from_utf8_lossy(&found), String::from_utf8_lossy(expected));
 }
 
-fn get(client: &Client) -> tokio::task::JoinHandle<Result<String, ExecError>> {
+fn get(client: &RedisClient) -> tokio::task::JoinHandle<Result<String, ExecError>> {
     let client = client.clone();
     tokio::spawn(async move { client.exec::<String>(("GET", "a")).await })
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_fails_at_its_deadline_and_its_late_reply_is_nobody_elses() {
+async fn a_request_fails_at_its_deadline_and_its_late_reply_is_discarded() {
     let (client, mut dials) = client_with(Config::default(), 1024, []);
     let mut server = dials.recv().await.expect("it dials").server;
     let begun = Instant::now();
-    let error = client.exec::<String>(("GET", "a")).await.expect_err("nobody answers");
+    let error = client.exec::<String>(("GET", "a")).await.expect_err("the server does not reply");
     assert!(
         matches!(error, ExecError::Request(RequestError::Deadline { after }) if after == Duration::from_secs(5))
     );
@@ -92,21 +93,21 @@ async fn a_shorter_deadline_of_one_request_is_kept_among_longer_ones() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_server_is_taken_for_dead_after_the_stall_timeout() {
+async fn a_silent_server_is_disconnected_after_the_stall_timeout() {
     let (client, mut dials) = client_with(Config::default(), 1024, []);
     let silent = dials.recv().await.expect("it dials");
     assert!(client.exec::<String>(("GET", "a")).await.is_err());
     let again = dials.recv().await.expect("it dials again");
     let waited = again.at - silent.at;
     assert!(waited >= Duration::from_secs(30) && waited < Duration::from_millis(30_100), "{waited:?}");
-    assert!(matches!(client.status().last_error, Some(Loss::Stalled(_))));
+    assert!(matches!(client.status().last_error, Some(ConnectionLoss::Stalled(_))));
 }
 
 #[tokio::test(start_paused = true)]
-async fn tries_follow_the_backoff_for_ever_and_the_first_success_ends_them() {
+async fn attempts_follow_the_backoff_until_one_succeeds() {
     let (client, mut dials) = client_with(Config::default(), 1024, std::iter::repeat_n(false, 30));
     let mut last = dials.recv().await.expect("it dials").at;
-    let backoff = crate::Backoff::default();
+    let backoff = crate::ReconnectBackoff::default();
     for attempt in 1..=30 {
         let at = dials.recv().await.expect("it dials again").at;
         let (least, most) = (backoff.delay(attempt, 0), backoff.delay(attempt, u64::MAX));
@@ -117,16 +118,19 @@ async fn tries_follow_the_backoff_for_ever_and_the_first_success_ends_them() {
         );
         last = at;
     }
-    client.changes().wait_for(State::Open).await;
+    client.status_changes().wait_for(State::Open).await;
     assert_eq!(client.status().reconnects, 0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn while_it_waits_requests_are_rejected_and_told_when_it_tries_again() {
+async fn rejected_requests_get_the_time_of_the_next_attempt() {
     let (client, _dials) = client_with(Config::default(), 1024, [false]);
-    let failed = client.changes().wait_for(State::Failed).await;
+    let failed = client.status_changes().wait_for(State::Failed).await;
     match client.exec::<String>(("GET", "a")).await {
-        Err(ExecError::Request(RequestError::Rejected { last_error: Loss::Connect(_), retry_at })) => {
+        Err(ExecError::Request(RequestError::Rejected {
+            last_error: ConnectionLoss::Connect(_),
+            retry_at,
+        })) => {
             assert_eq!(retry_at, failed.retry_at);
         }
         other => panic!("{other:?}"),
@@ -134,17 +138,17 @@ async fn while_it_waits_requests_are_rejected_and_told_when_it_tries_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_larger_than_every_buffer_goes_both_ways_at_once() {
+async fn requests_and_replies_larger_than_all_buffers_do_not_deadlock() {
     let (client, mut dials) = client_with(Config::default(), 64, []);
     let server = dials.recv().await.expect("it dials").server;
-    // It echoes each byte at once and waits for its reader, as a server does whose buffers are full.
+    // Echoes each byte at once and waits for its reader, like a server with full buffers.
     let echo = tokio::spawn(async move {
         let (mut from, mut to) = tokio::io::split(server);
         tokio::io::copy(&mut from, &mut to).await
     });
     let value = "x".repeat(100_000);
     let commands: Vec<_> = (0..20).map(|_| ("ECHO", &value)).collect();
-    // What comes back is the request itself, which is an array of two strings.
+    // The echo is the request itself: an array of two strings.
     let echoed = client.pipeline::<Vec<(String, String)>>(&commands).await.expect("no deadlock");
     assert!(echoed.into_iter().all(|result| result.expect("an array").1 == value));
     client.close().await;
@@ -166,7 +170,7 @@ async fn a_reply_may_come_before_its_request_is_fully_written() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_failed_before_a_byte_had_left_is_never_sent() {
+async fn a_request_that_failed_before_its_first_byte_was_sent_is_never_sent() {
     let (client, mut dials) = client_with(Config::default(), 16, []);
     let mut server = dials.recv().await.expect("it dials").server;
     let blocking = tokio::spawn({
@@ -187,8 +191,8 @@ async fn a_request_that_failed_before_a_byte_had_left_is_never_sent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn closing_lets_what_is_in_flight_finish_and_gives_up_at_its_deadline() {
-    for answers in [true, false] {
+async fn closing_finishes_requests_in_flight_or_fails_them_at_its_deadline() {
+    for replies in [true, false] {
         let (client, mut dials) = client_with(Config::default(), 1024, []);
         let mut server = dials.recv().await.expect("it dials").server;
         let request = get(&client);
@@ -198,12 +202,12 @@ async fn closing_lets_what_is_in_flight_finish_and_gives_up_at_its_deadline() {
             let client = client.clone();
             async move { client.close().await }
         });
-        client.changes().wait_for(State::Closing).await;
+        client.status_changes().wait_for(State::Closing).await;
         assert!(matches!(
             get(&client).await,
             Ok(Err(ExecError::Request(RequestError::Closed { last_error: None })))
         ));
-        if answers {
+        if replies {
             server.write_all(b"+done\r\n").await.expect("the client reads");
             assert_eq!(request.await.expect("no panic").expect("a reply"), "done");
             assert!(begun.elapsed() < Duration::from_secs(1));
@@ -234,22 +238,22 @@ async fn a_closed_client_connects_again_as_the_next_generation() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_last_handle_takes_the_connection_along() {
+async fn dropping_the_last_client_closes_the_connection() {
     let (client, mut dials) = client_with(Config::default(), 1024, []);
     let mut server = dials.recv().await.expect("it dials").server;
     drop(client.clone());
     let request = get(&client);
     expect_bytes(&mut server, GET_A).await;
     server.write_all(b"+still here\r\n").await.expect("the client reads");
-    request.await.expect("no panic").expect("a clone's end ends nothing");
+    request.await.expect("no panic").expect("dropping a clone does not close the connection");
     drop(client);
     assert_eq!(server.read_buf(&mut BytesMut::new()).await.expect("a clean end"), 0);
 }
 
 const READONLY: &[u8] = b"-READONLY You can't write against a read only replica.\r\n";
 
-/// Answers every request of a connection with this.
-fn answering(mut server: DuplexStream, reply: &'static [u8]) -> tokio::task::JoinHandle<()> {
+/// Sends this reply to every request of a connection.
+fn reply_to_all(mut server: DuplexStream, reply: &'static [u8]) -> tokio::task::JoinHandle<()> {
     tokio::spawn(async move {
         let mut request = vec![0; GET_A.len()];
         while server.read_exact(&mut request).await.is_ok() {
@@ -265,14 +269,15 @@ async fn a_server_that_stays_unfit_is_dialed_at_most_12_times_in_the_first_secon
  {
     let (client, mut dials) = client_with(Config::default(), 1024, []);
     let begun = Instant::now();
-    // Many callers who write whenever they may: the handshake and the answer cost no time.
+    // Calls as often as possible: the handshake and the reply take no time.
     let caller = tokio::spawn({
         let client = client.clone();
         async move {
             loop {
                 match client.exec::<String>(("GET", "a")).await {
                     Err(ExecError::Request(RequestError::Rejected {
-                        last_error: Loss::Unfit(_), ..
+                        last_error: ConnectionLoss::Unfit(_),
+                        ..
                     })) => {
                         tokio::time::sleep(Duration::from_millis(1)).await;
                     }
@@ -286,17 +291,17 @@ async fn a_server_that_stays_unfit_is_dialed_at_most_12_times_in_the_first_secon
     while begun.elapsed() < Duration::from_secs(30) {
         let dialed = dials.recv().await.expect("it dials again");
         at.push(dialed.at - begun);
-        answering(dialed.server, READONLY);
+        reply_to_all(dialed.server, READONLY);
     }
     let within = |from: u64| at.iter().filter(|at| at.as_secs() == from).count();
-    // The first dial of all is not a repetition.
+    // The first dial is not a reconnection.
     assert!(within(0) <= 13, "{at:?}");
     assert!((1..29).all(|second| (1..=2).contains(&within(second))), "{at:?}");
     caller.abort();
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_unfit_server_is_left_once_what_it_sent_is_handed_out() {
+async fn an_unfit_server_is_left_after_its_replies_are_dispatched() {
     let (client, mut dials) = client_with(Config::default(), 1024, []);
     let mut server = dials.recv().await.expect("it dials").server;
     let calls: Vec<_> = (0..4).map(|_| get(&client)).collect();
@@ -313,10 +318,13 @@ async fn an_unfit_server_is_left_once_what_it_sent_is_handed_out() {
     assert_eq!((before.as_str(), after.as_str()), ("before", "after"));
     assert_eq!(refused.server().map(|error| error.code()), Some("READONLY"));
     assert_eq!(refused.retry(), crate::Retry::Safe);
-    assert!(matches!(open, ExecError::Request(RequestError::Lost(Loss::Unfit(crate::Refusal::ReadOnly)))));
+    assert!(matches!(
+        open,
+        ExecError::Request(RequestError::Lost(ConnectionLoss::Unfit(crate::ServerRefusal::ReadOnly)))
+    ));
 
     let mut master = dials.recv().await.expect("it dials again").server;
-    client.changes().wait_for(State::Open).await;
+    client.status_changes().wait_for(State::Open).await;
     let request = get(&client);
     expect_bytes(&mut master, GET_A).await;
     master.write_all(b"+master\r\n").await.expect("the client reads");
@@ -324,10 +332,10 @@ async fn an_unfit_server_is_left_once_what_it_sent_is_handed_out() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_unfit_server_is_kept_where_the_owner_wants_that() {
+async fn an_unfit_server_is_kept_if_configured() {
     let config = Config { leave_unfit_server: false, ..Config::default() };
     let (client, mut dials) = client_with(config, 1024, []);
-    answering(dials.recv().await.expect("it dials").server, READONLY);
+    reply_to_all(dials.recv().await.expect("it dials").server, READONLY);
     for _ in 0..3 {
         let error = get(&client).await.expect("no panic").expect_err("a replica");
         assert_eq!(error.server().map(|error| error.code()), Some("READONLY"));
@@ -336,10 +344,10 @@ async fn an_unfit_server_is_kept_where_the_owner_wants_that() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_sentinel_follows_an_unknown_command_and_its_reply_is_nobodys() {
+async fn an_echo_probe_follows_an_unknown_command_and_its_reply_is_discarded() {
     let (client, mut dials) = client_with(Config::default(), 1024, []);
     let mut server = dials.recv().await.expect("it dials").server;
-    for (replies, expected) in [(1, Some("x")), (0, None), (2, None)] {
+    for (count, expected) in [(1, Some("x")), (0, None), (2, None)] {
         let call = tokio::spawn({
             let client = client.clone();
             async move { client.exec::<String>(("MY.CMD",)).await }
@@ -353,8 +361,8 @@ async fn a_sentinel_follows_an_unknown_command_and_its_reply_is_nobodys() {
         let later = get(&client);
         expect_bytes(&mut server, GET_A).await;
         let echoed = &echo[b"*2\r\n$4\r\nECHO\r\n".len()..];
-        let answer = [&b"+x\r\n".repeat(replies)[..], echoed, echoed, b"+later\r\n"].concat();
-        server.write_all(&answer).await.expect("the client reads");
+        let replies = [&b"+x\r\n".repeat(count)[..], echoed, echoed, b"+later\r\n"].concat();
+        server.write_all(&replies).await.expect("the client reads");
         let (call, later) = (call.await.expect("no panic"), later.await.expect("no panic"));
         match expected {
             Some(expected) => {
@@ -363,14 +371,15 @@ async fn a_sentinel_follows_an_unknown_command_and_its_reply_is_nobodys() {
             }
             None => {
                 for result in [call, later] {
-                    let error = result.expect_err("nobody can tell the replies apart");
-                    let ExecError::Request(RequestError::Lost(Loss::Protocol(reason))) = error else {
+                    let error = result.expect_err("replies cannot be matched to requests");
+                    let ExecError::Request(RequestError::Lost(ConnectionLoss::Protocol(reason))) = error
+                    else {
                         panic!("{error:?}")
                     };
-                    assert_eq!(reason, crate::ProtocolError::OutOfStep);
+                    assert_eq!(reason, crate::ProtocolError::OutOfSync);
                 }
                 server = dials.recv().await.expect("it dials again").server;
-                client.changes().wait_for(State::Open).await;
+                client.status_changes().wait_for(State::Open).await;
             }
         }
     }

@@ -1,14 +1,15 @@
-//! What a server announces costs nothing until it is there: absurd lengths, counts and depths are refused at once.
+//! Memory of the decoder: absurd lengths, counts and depths are rejected before anything is
+//! allocated for them.
 //!
-//! A binary of its own, because its allocator counts what each thread holds.
+//! A separate binary, because its allocator counts the bytes that each thread holds.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use forebay_redis::{Decoder, Limits, ProtocolError};
+use forebay_redis::{ProtocolError, ReplyLimits, RespDecoder};
 
-/// The system's allocator, with a count of what the current thread holds.
-struct Counting;
+/// The system's allocator, which counts the bytes that the current thread holds.
+struct ThreadCountingAllocator;
 
 thread_local! {
     static HELD: Cell<isize> = const { Cell::new(0) };
@@ -21,11 +22,12 @@ fn count(change: isize) {
     PEAK.set(PEAK.get().max(held));
 }
 
-// SAFETY: every call goes to the system's allocator as it came; counting touches two cells that need no allocation.
-unsafe impl GlobalAlloc for Counting {
+// SAFETY: every call is passed on to the system's allocator unchanged. Counting uses two
+// thread-local cells that need no allocation.
+unsafe impl GlobalAlloc for ThreadCountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
-        // SAFETY: the caller's promises are those that `System` asks for.
+        // SAFETY: the caller upholds the contract of `System.alloc`.
         unsafe { System.alloc(layout) }
     }
 
@@ -45,15 +47,15 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: ThreadCountingAllocator = ThreadCountingAllocator;
 
-/// Feeds `start` and then `again` for ever, until the decoder gives up. Returns the reason, the bytes fed, and the most that
-/// was allocated at a time.
+/// Feeds `start`, then `again` repeatedly, until the decoder fails. Returns the error, the number
+/// of bytes fed, and the peak of allocated bytes.
 #[track_caller]
-fn refuse(limits: Limits, start: &[u8], again: &[u8]) -> (ProtocolError, usize, usize) {
+fn feed_until_error(limits: ReplyLimits, start: &[u8], again: &[u8]) -> (ProtocolError, usize, usize) {
     let before = HELD.get();
     PEAK.set(before);
-    let mut decoder = Decoder::new(limits);
+    let mut decoder = RespDecoder::new(limits);
     let mut fed = 0;
     let mut piece = start;
     loop {
@@ -68,10 +70,10 @@ fn refuse(limits: Limits, start: &[u8], again: &[u8]) -> (ProtocolError, usize, 
     }
 }
 
-/// The error for bytes that must be refused for less than a kilobyte of memory.
+/// Returns the error for bytes that must be rejected with less than a kilobyte of memory.
 #[track_caller]
-fn refuse_at_once(bytes: &[u8]) -> ProtocolError {
-    let (error, _, peak) = refuse(Limits::default(), bytes, b"");
+fn reject_without_allocation(bytes: &[u8]) -> ProtocolError {
+    let (error, _, peak) = feed_until_error(ReplyLimits::default(), bytes, b"");
     assert!(peak < 1024, "{peak} bytes allocated for {:?}", String::from_utf8_lossy(bytes));
     error
 }
@@ -79,60 +81,60 @@ fn refuse_at_once(bytes: &[u8]) -> ProtocolError {
 const GIB: usize = 1 << 30;
 const ELEMENTS: usize = 1 << 24;
 
-/// Small enough to be reached.
-const SMALL: Limits = Limits { max_reply_bytes: 4096, max_elements: 100, max_depth: 8 };
+/// Limits that a test can reach.
+const SMALL: ReplyLimits = ReplyLimits { max_reply_bytes: 4096, max_elements: 100, max_depth: 8 };
 
 #[test]
 fn absurd_lengths_are_refused_before_anything_is_allocated() {
     assert_eq!(
-        refuse_at_once(b"$9999999999\r\n"),
+        reject_without_allocation(b"$9999999999\r\n"),
         ProtocolError::TooLong { found: 10_000_000_014, limit: GIB }
     );
     assert_eq!(
-        refuse_at_once(b"!1073741824\r\n"),
+        reject_without_allocation(b"!1073741824\r\n"),
         ProtocolError::TooLong { found: 1_073_741_839, limit: GIB }
     );
     assert_eq!(
-        refuse_at_once(b"=4294967296\r\n"),
+        reject_without_allocation(b"=4294967296\r\n"),
         ProtocolError::TooLong { found: 4_294_967_311, limit: GIB }
     );
-    let chunk = refuse_at_once(b"$?\r\n;999999999999999999\r\n");
+    let chunk = reject_without_allocation(b"$?\r\n;999999999999999999\r\n");
     assert_eq!(chunk, ProtocolError::TooLong { found: 1_000_000_000_000_000_026, limit: GIB });
     // All strings of a reply count together.
-    let second = refuse_at_once(b"*2\r\n$3\r\nabc\r\n$1073741810\r\n");
+    let second = reject_without_allocation(b"*2\r\n$3\r\nabc\r\n$1073741810\r\n");
     assert_eq!(second, ProtocolError::TooLong { found: 1_073_741_838, limit: GIB });
 }
 
 #[test]
 fn absurd_counts_are_refused_before_anything_is_allocated() {
     assert_eq!(
-        refuse_at_once(b"*2147483647\r\n"),
+        reject_without_allocation(b"*2147483647\r\n"),
         ProtocolError::TooMany { found: 2_147_483_648, limit: ELEMENTS }
     );
     assert_eq!(
-        refuse_at_once(b"~16777216\r\n"),
+        reject_without_allocation(b"~16777216\r\n"),
         ProtocolError::TooMany { found: 16_777_217, limit: ELEMENTS }
     );
     assert_eq!(
-        refuse_at_once(b">99999999\r\n"),
+        reject_without_allocation(b">99999999\r\n"),
         ProtocolError::TooMany { found: 100_000_000, limit: ELEMENTS }
     );
     // A map's entry is two elements.
     assert_eq!(
-        refuse_at_once(b"%8388608\r\n"),
+        reject_without_allocation(b"%8388608\r\n"),
         ProtocolError::TooMany { found: 16_777_217, limit: ELEMENTS }
     );
     assert_eq!(
-        refuse_at_once(b"|8388608\r\n"),
+        reject_without_allocation(b"|8388608\r\n"),
         ProtocolError::TooMany { found: 16_777_217, limit: ELEMENTS }
     );
     // All aggregates of a reply count together.
-    let second = refuse_at_once(b"*2\r\n*16777213\r\n");
+    let second = reject_without_allocation(b"*2\r\n*16777213\r\n");
     assert_eq!(second, ProtocolError::TooMany { found: 16_777_217, limit: ELEMENTS });
 }
 
 #[test]
-fn numbers_that_no_length_can_be_are_malformed() {
+fn out_of_range_lengths_are_malformed() {
     for (bytes, tag) in [
         (b"%9223372036854775807\r\n".as_slice(), b'%'), // doubled it would overflow
         (b"*18446744073709551615\r\n", b'*'),
@@ -143,19 +145,24 @@ fn numbers_that_no_length_can_be_are_malformed() {
         (b"!-1\r\n", b'!'),
         (b"~-1\r\n", b'~'),
     ] {
-        assert_eq!(refuse_at_once(bytes), ProtocolError::Length(tag), "{:?}", String::from_utf8_lossy(bytes));
+        assert_eq!(
+            reject_without_allocation(bytes),
+            ProtocolError::Length(tag),
+            "{:?}",
+            String::from_utf8_lossy(bytes)
+        );
     }
 }
 
 #[test]
 fn a_length_without_end_is_refused_after_its_19th_digit() {
-    let (error, fed, peak) = refuse(Limits::default(), b"$", b"1");
+    let (error, fed, peak) = feed_until_error(ReplyLimits::default(), b"$", b"1");
     assert_eq!((error, fed), (ProtocolError::Length(b'$'), 20));
     assert!(peak < 1024, "{peak} bytes allocated");
 }
 
 #[test]
-fn depth_is_refused_where_it_begins_to_be_too_deep() {
+fn nesting_is_rejected_at_the_first_level_beyond_the_limit() {
     let too_deep = ProtocolError::TooDeep { limit: 64 };
     let levels = [
         "*1\r\n",
@@ -170,19 +177,19 @@ fn depth_is_refused_where_it_begins_to_be_too_deep() {
         "*2\r\n:1\r\n",
     ];
     for level in levels.map(str::as_bytes) {
-        let (error, fed, peak) = refuse(Limits::default(), level, level);
+        let (error, fed, peak) = feed_until_error(ReplyLimits::default(), level, level);
         assert_eq!((&error, fed), (&too_deep, 65 * level.len()), "{}", String::from_utf8_lossy(level));
         assert!(peak < 8192, "{peak} bytes allocated");
     }
-    // However much of it comes at once: nothing is allocated but the bytes themselves.
+    // The same holds for one large read: only the bytes themselves are allocated.
     let nested = b"*1\r\n".repeat(100_000);
-    let (error, fed, peak) = refuse(Limits::default(), &nested, b"");
+    let (error, fed, peak) = feed_until_error(ReplyLimits::default(), &nested, b"");
     assert_eq!(error, too_deep);
     assert!(peak < fed + 8192, "{peak} bytes allocated for {fed}");
 }
 
 #[test]
-fn what_never_ends_is_refused_at_the_limit() {
+fn endless_input_is_rejected_at_the_limit() {
     let cases: [(&str, &[u8], &[u8], bool); 9] = [
         ("a line", b"+", b"0123456789", false),
         ("a line in an array", b"*1\r\n-", b"0123456789", false),
@@ -195,7 +202,7 @@ fn what_never_ends_is_refused_at_the_limit() {
         ("aggregates in a streamed set", b"~?\r\n", b"*2\r\n:1\r\n:2\r\n", true),
     ];
     for (what, start, again, many) in cases {
-        let (error, fed, peak) = refuse(SMALL, start, again);
+        let (error, fed, peak) = feed_until_error(SMALL, start, again);
         match error {
             ProtocolError::TooMany { found, limit: 100 } if many => {
                 assert!((101..105).contains(&found), "{what}: {found}")
@@ -205,21 +212,21 @@ fn what_never_ends_is_refused_at_the_limit() {
             }
             other => panic!("{what}: {other:?}"),
         }
-        // The input itself, in a buffer that doubles.
+        // Only the input is allocated, in a buffer that doubles.
         assert!(fed <= 4200 && peak < 4 * 4200, "{what}: {peak} bytes allocated for {fed}");
     }
 }
 
 #[test]
-fn what_is_just_within_the_limits_is_a_value() {
+fn input_just_within_the_limits_is_decoded() {
     let cases: [(&str, Vec<u8>); 3] = [
         ("length", [b"$4087\r\n", &*vec![b'x'; 4087], b"\r\n"].concat()),
         ("count", [b"*99\r\n".to_vec(), b"_\r\n".repeat(99)].concat()),
         ("depth", [b"*1\r\n".repeat(8), b"_\r\n".to_vec()].concat()),
     ];
     for (what, bytes) in cases {
-        let mut decoder = Decoder::new(SMALL);
-        // Each reply is measured by itself.
+        let mut decoder = RespDecoder::new(SMALL);
+        // Each reply is measured separately.
         for _ in 0..3 {
             decoder.feed(&bytes);
             assert!(matches!(decoder.next(), Ok(Some(Ok(_)))), "{what}");
@@ -229,14 +236,14 @@ fn what_is_just_within_the_limits_is_a_value() {
 }
 
 #[test]
-fn a_reply_is_too_long_however_it_comes() {
+fn a_reply_is_too_long_however_it_is_split_into_reads() {
     for (end, what) in [("*0\r\n", "an array"), ("$-1\r\n", "null"), ("*?\r\n.\r\n", "an end marker")] {
         let rest = 4096 - "*2\r\n$4000\r\n\r\n".len() - end.len();
         for length in [rest, rest + 1] {
             let reply = format!("*2\r\n${length}\r\n{}\r\n{end}", "x".repeat(length));
             let too_long = reply.len() > SMALL.max_reply_bytes;
             for size in [1, 1000, reply.len()] {
-                let mut decoder = Decoder::new(SMALL);
+                let mut decoder = RespDecoder::new(SMALL);
                 let mut last = Ok(None);
                 for piece in reply.as_bytes().chunks(size) {
                     decoder.feed(piece);

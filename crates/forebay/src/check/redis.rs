@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use forebay_redis::{Client, Config, ExecError};
+use forebay_redis::{Config, ExecError, RedisClient};
 use tokio::time::timeout;
 
 use super::finding::{Area, Finding};
@@ -25,7 +25,7 @@ pub(super) async fn check(config: Option<&Config>) -> Vec<Finding> {
     let at = config.address.to_string();
     let mut config = config.clone();
     (config.reconnect, config.connect_timeout) = (None, PATIENCE);
-    let client = match timeout(PATIENCE, Client::connect(config)).await {
+    let client = match timeout(PATIENCE, RedisClient::connect(config)).await {
         Ok(Ok(client)) => client,
         Ok(Err(error)) => return vec![unreachable(&at, &error.to_string())],
         Err(_) => return vec![unreachable(&at, &format!("no answer within {PATIENCE:?}"))],
@@ -76,7 +76,7 @@ fn about(info: &str) -> Vec<Finding> {
     findings
 }
 
-async fn trips(client: &Client) -> Vec<Finding> {
+async fn trips(client: &RedisClient) -> Vec<Finding> {
     let now_ms = async || {
         let (seconds, micros) = client.exec::<(String, String)>(("TIME",)).await?;
         let (seconds, micros) = (seconds.parse::<i128>(), micros.parse::<i128>());

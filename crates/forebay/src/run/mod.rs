@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use forebay_quota::{MemberConfig, Quota, QuotaMode, RedisStore};
-use forebay_redis::Client;
+use forebay_redis::RedisClient;
 use forebay_stream::ServerStats;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::{TcpListener, TcpSocket};
@@ -44,7 +44,7 @@ pub enum StartError {
     },
     /// The Redis client can't be made.
     #[error("redis.url: {0}")]
-    Redis(#[from] forebay_redis::ConnectError),
+    Redis(#[from] forebay_redis::RedisConnectError),
     /// The storage directory can't be used.
     #[error("storage.dir {}: {source}", dir.display())]
     Store {
@@ -125,7 +125,7 @@ pub(crate) fn listen(key: &'static str, address: SocketAddr) -> Result<TcpListen
 pub(crate) async fn join(config: &QuotaConfig, address: SocketAddr) -> Result<Quota, StartError> {
     let Some(redis) = &config.redis else { return Ok(Quota::local()) };
     let at = redis.address.to_string();
-    let store = RedisStore::new(Client::open(redis.clone())?, &config.namespace);
+    let store = RedisStore::new(RedisClient::open(redis.clone())?, &config.namespace);
     let name = config.member.clone().unwrap_or_else(|| member_name(address));
     let member =
         MemberConfig::new(name).heartbeat_interval(config.beat).ttl(config.ttl).policy(config.policy);

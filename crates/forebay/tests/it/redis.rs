@@ -165,7 +165,7 @@ async fn a_gate_is_ready_when_it_first_admits_and_stays_so() {
     assert_eq!(second.admin("/readyz").await.head.status, 200, "the second in a namespace waits for nobody");
 
     // All gates lose the store's memory at once: to send nobody to any of them would help nobody, either.
-    let client = forebay_redis::Client::connect(redis.url()).await.unwrap();
+    let client = forebay_redis::RedisClient::connect(redis.url()).await.unwrap();
     client.exec::<()>(("FLUSHALL",)).await.unwrap();
     until("it rebuilds again", async || mode(&gate).await == "rebuilding").await;
     assert_eq!(gate.admin("/readyz").await.head.status, 200);

@@ -21,7 +21,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_redis::{ArgWriter, Client, Command, ConnectError, ExecError, Script, Subscription, ToArgs};
+use forebay_redis::{
+    ArgWriter, ExecError, LuaScript, RedisClient, RedisCommand, RedisConnectError, Subscription, ToArgs,
+};
 
 use crate::store::{
     AccountShares, Heartbeat, HeartbeatKind, HeartbeatReply, Holdings, MemberId, MemberLiveness, Membership,
@@ -32,12 +34,12 @@ use crate::store::{
 /// Keeps the counts in Redis 5 or newer.
 #[derive(Debug, Clone)]
 pub struct RedisStore {
-    client: Client,
+    client: RedisClient,
     keys: Arc<NamespaceKeys>,
-    heartbeat: Arc<Script>,
-    settle: Arc<Script>,
-    draw: Arc<Script>,
-    holdings_script: Arc<Script>,
+    heartbeat: Arc<LuaScript>,
+    settle: Arc<LuaScript>,
+    draw: Arc<LuaScript>,
+    holdings_script: Arc<LuaScript>,
     /// Created at the first wait for pressure. At most one waiter at a time: the member.
     pressure: Arc<tokio::sync::Mutex<Option<Subscription>>>,
 }
@@ -64,13 +66,13 @@ impl RedisStore {
     /// The server must not evict keys without an expiry: set `maxmemory-policy` to `noeviction` or
     /// `volatile-*`. Evicted counts must be rebuilt. An unused namespace keeps a few small keys
     /// until they are deleted.
-    pub fn new(client: Client, namespace: &str) -> Self {
+    pub fn new(client: RedisClient, namespace: &str) -> Self {
         // Braces would end the hash tag early.
         let tag = format!("{{{}}}", namespace.replace(['{', '}'], "_"));
         let key = |name| format!("{tag}:{name}");
         let keys =
             NamespaceKeys { common: ["k", "m", "x"].map(key), ttls: key("t"), pressure: key("p"), tag };
-        let script = |source: &str| Arc::new(Script::new(source));
+        let script = |source: &str| Arc::new(LuaScript::new(source));
         RedisStore {
             client,
             keys: Arc::new(keys),
@@ -85,8 +87,8 @@ impl RedisStore {
     /// Creates a store with its own connection.
     /// A server that can't be reached is no error: the client keeps trying, and the member starts
     /// without the store.
-    pub fn open(url: &str, namespace: &str) -> Result<Self, ConnectError> {
-        Ok(RedisStore::new(Client::open(url)?, namespace))
+    pub fn open(url: &str, namespace: &str) -> Result<Self, RedisConnectError> {
+        Ok(RedisStore::new(RedisClient::open(url)?, namespace))
     }
 
     async fn run_wait_for_pressure(&self) {
@@ -243,7 +245,7 @@ impl Store for RedisStore {
 /// Passes a tuple of several types as the keys or arguments of a script.
 struct CommandArgs<C>(C);
 
-impl<C: Command> ToArgs for CommandArgs<C> {
+impl<C: RedisCommand> ToArgs for CommandArgs<C> {
     fn count(&self) -> usize {
         self.0.count()
     }

@@ -11,7 +11,7 @@ use forebay_quota::{
     Heartbeat, HeartbeatKind, HeartbeatReply, Holdings, MemberConfig, MemberId, Membership, MemoryStore,
     Quota, RateConfig, RedisStore, Settlement, SettlementReply, Store, StoreFuture, TokenReply, TokenRequest,
 };
-use forebay_redis::Client;
+use forebay_redis::RedisClient;
 use forebay_sandbox::Redis;
 
 use crate::support::{PATIENCE, namespace, settled_store, until};
@@ -20,13 +20,13 @@ const STEP_MS: u64 = 600_000;
 const TTL: Duration = Duration::from_secs(2);
 
 /// Returns Redis's time in ms.
-async fn redis_now(client: &Client) -> u64 {
+async fn redis_now(client: &RedisClient) -> u64 {
     let (seconds, micros): (String, String) = client.exec(("TIME",)).await.unwrap();
     seconds.parse::<u64>().unwrap() * 1000 + micros.parse::<u64>().unwrap() / 1000
 }
 
-async fn client() -> Client {
-    Client::connect(Redis::shared().url()).await.unwrap()
+async fn client() -> RedisClient {
+    RedisClient::connect(Redis::shared().url()).await.unwrap()
 }
 
 async fn heartbeat(store: &RedisStore, member: &MemberId, kind: HeartbeatKind) -> HeartbeatReply {

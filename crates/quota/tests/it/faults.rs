@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use forebay_quota::{
     BudgetConfig, KeyedLease, Lease, MemberConfig, OutagePolicy, Quota, QuotaMode, QuotaRefusal, RedisStore,
 };
-use forebay_redis::Client;
+use forebay_redis::RedisClient;
 use forebay_sandbox::Redis;
 use forebay_testkit::Proxy;
 use futures_util::FutureExt;
@@ -17,7 +17,7 @@ use crate::support::{namespace, quick, settled_store, steady, until};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn store_at(server: &Redis, namespace: &str) -> RedisStore {
-    RedisStore::new(Client::connect(server.url()).await.unwrap(), namespace)
+    RedisStore::new(RedisClient::connect(server.url()).await.unwrap(), namespace)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -44,7 +44,7 @@ async fn after_flushall_at_90_percent_the_limits_hold_and_all_units_are_known_ag
     let lent = held.len() as u32;
     assert_eq!(lent, LIMIT / 10 * 9);
 
-    let admin = Client::connect(server.url()).await.unwrap();
+    let admin = RedisClient::connect(server.url()).await.unwrap();
     admin.exec::<()>(("FLUSHALL",)).await.unwrap();
     let flushed = Instant::now();
     until("the store knows everything again", PATIENCE, async || {
@@ -201,10 +201,12 @@ async fn a_replica_that_lost_the_last_writes_is_corrected_within_a_heartbeat() {
     let replica =
         Redis::builder().config("replicaof", &format!("127.0.0.1 {}", primary.port())).start().unwrap();
     let proxy = Proxy::start(primary.addr());
-    let (to_primary, to_replica) =
-        (Client::connect(primary.url()).await.unwrap(), Client::connect(replica.url()).await.unwrap());
+    let (to_primary, to_replica) = (
+        RedisClient::connect(primary.url()).await.unwrap(),
+        RedisClient::connect(replica.url()).await.unwrap(),
+    );
     settled_store(&primary, "failover").await;
-    let client = Client::connect(format!("redis://{}", proxy.addr()).as_str()).await.unwrap();
+    let client = RedisClient::connect(format!("redis://{}", proxy.addr()).as_str()).await.unwrap();
     let config = steady("a").heartbeat_interval(heartbeat);
     let quota = Quota::join(RedisStore::new(client, "failover"), config).await;
     let users = quota.keyed_limit("user", 3);

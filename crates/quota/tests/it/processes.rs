@@ -8,7 +8,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
 use forebay_quota::{BudgetConfig, KeyedLease, Lease, MemberConfig, Quota};
-use forebay_redis::Client;
+use forebay_redis::RedisClient;
 use forebay_sandbox::Redis;
 use forebay_testkit::PATIENCE;
 
@@ -100,7 +100,7 @@ fn run_member_process() {
 }
 
 async fn run_commands(url: &str, namespace: &str, config: MemberConfig) {
-    let client = Client::connect(url).await.unwrap();
+    let client = RedisClient::connect(url).await.unwrap();
     let quota = Quota::join(forebay_quota::RedisStore::new(client, namespace), config).await;
     let (budget, users) =
         (quota.budget("streams", BudgetConfig::new(BUDGET)), quota.keyed_limit("user", PER_USER));

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_quota::{BudgetConfig, MemberConfig, OutagePolicy, Quota, QuotaMode, RedisStore};
-use forebay_redis::Client;
+use forebay_redis::RedisClient;
 use forebay_sandbox::Redis;
 use forebay_testkit::{Dice, Proxy, seed};
 
@@ -187,8 +187,8 @@ impl FaultyRedis {
         FaultyRedis { proxy: Proxy::start(server.addr()), server, delay }
     }
 
-    async fn client(&self) -> Client {
-        Client::connect(format!("redis://{}", self.proxy.addr()).as_str()).await.unwrap()
+    async fn client(&self) -> RedisClient {
+        RedisClient::connect(format!("redis://{}", self.proxy.addr()).as_str()).await.unwrap()
     }
 
     /// Injects a random fault of the server or of the whole network.

@@ -11,7 +11,7 @@ use std::net::TcpStream;
 use std::path::Path;
 
 use forebay_quota::{BudgetConfig, OutagePolicy, Quota, QuotaMode, QuotaRefusal};
-use forebay_redis::Client;
+use forebay_redis::RedisClient;
 use forebay_sandbox::{Redis, free_port};
 
 use crate::support::{PATIENCE, settled_store, steady, until};
@@ -21,7 +21,7 @@ const LIMIT: u32 = 5;
 /// Two members of a server that fails and recovers.
 struct FaultyServer {
     server: Redis,
-    admin: Client,
+    admin: RedisClient,
     members: [Quota; 2],
 }
 
@@ -33,13 +33,18 @@ impl FaultyServer {
         };
         let members = [join("a").await, join("b").await];
         // This client must stay connected to the failing server, which it repairs.
-        let admin = Client::connect(format!("{}?leave_unfit_server=false", server.url())).await.unwrap();
+        let admin = RedisClient::connect(format!("{}?leave_unfit_server=false", server.url())).await.unwrap();
         FaultyServer { admin, server, members }
     }
 
     /// After `fail`, writes are refused with `code` and nothing is lent. After `mend`, all counts
     /// are as before.
-    async fn recovers(&self, code: &str, fail: impl AsyncFnOnce(&Client), mend: impl AsyncFnOnce(&Client)) {
+    async fn recovers(
+        &self,
+        code: &str,
+        fail: impl AsyncFnOnce(&RedisClient),
+        mend: impl AsyncFnOnce(&RedisClient),
+    ) {
         let [a, b] = &self.members;
         let users = [a, b].map(|quota| quota.keyed_limit("user", LIMIT));
         let streams = a.budget("streams", BudgetConfig::new(LIMIT));
@@ -106,16 +111,16 @@ impl FaultyServer {
     }
 }
 
-async fn set(client: &Client, key: &str, value: &str) {
+async fn set(client: &RedisClient, key: &str, value: &str) {
     client.exec::<()>(("CONFIG", "SET", key, value)).await.unwrap();
 }
 
 /// Makes the server a replica of a primary that doesn't exist.
-async fn follow_missing_primary(admin: &Client) {
+async fn follow_missing_primary(admin: &RedisClient) {
     admin.exec::<()>(("REPLICAOF", "127.0.0.1", u32::from(free_port()))).await.unwrap();
 }
 
-async fn become_primary(admin: &Client) {
+async fn become_primary(admin: &RedisClient) {
     let promoted = async || admin.exec::<()>(("REPLICAOF", "NO", "ONE")).await.is_ok();
     until("it is a primary", PATIENCE, promoted).await;
 }
@@ -126,11 +131,11 @@ async fn a_server_that_refuses_writes_is_an_outage_until_it_recovers() {
     faulty.recovers("READONLY", follow_missing_primary, become_primary).await;
     set(&faulty.admin, "replica-serve-stale-data", "no").await;
     faulty.recovers("MASTERDOWN", follow_missing_primary, become_primary).await;
-    let needs_replicas = async |admin: &Client| set(admin, "min-replicas-to-write", "1").await;
-    let needs_none = async |admin: &Client| set(admin, "min-replicas-to-write", "0").await;
+    let needs_replicas = async |admin: &RedisClient| set(admin, "min-replicas-to-write", "1").await;
+    let needs_none = async |admin: &RedisClient| set(admin, "min-replicas-to-write", "0").await;
     faulty.recovers("NOREPLICAS", needs_replicas, needs_none).await;
-    let small = async |admin: &Client| set(admin, "maxmemory", "1").await;
-    let large = async |admin: &Client| set(admin, "maxmemory", "0").await;
+    let small = async |admin: &RedisClient| set(admin, "maxmemory", "1").await;
+    let large = async |admin: &RedisClient| set(admin, "maxmemory", "0").await;
     faulty.recovers("OOM", small, large).await;
 }
 
@@ -139,13 +144,13 @@ async fn a_server_that_cannot_save_is_an_outage_until_it_recovers() {
     let faulty = FaultyServer::new(Redis::start().unwrap()).await;
     let settings: HashMap<String, String> = faulty.admin.exec(("CONFIG", "GET", "dir")).await.unwrap();
     let in_the_way = Path::new(&settings["dir"]).join("dump.rdb");
-    let fail = async |admin: &Client| {
+    let fail = async |admin: &RedisClient| {
         std::fs::create_dir(&in_the_way).unwrap();
         set(admin, "save", "3600 1000000").await;
         admin.exec::<()>(("BGSAVE",)).await.unwrap();
         faulty.info("rdb_last_bgsave_status:err").await;
     };
-    let mend = async |admin: &Client| {
+    let mend = async |admin: &RedisClient| {
         std::fs::remove_dir(&in_the_way).unwrap();
         admin.exec::<()>(("BGSAVE",)).await.unwrap();
         faulty.info("rdb_last_bgsave_status:ok").await;
@@ -164,8 +169,8 @@ async fn a_server_that_is_busy_or_loading_is_an_outage_until_it_recovers() {
         .unwrap();
     let faulty = FaultyServer::new(server).await;
     let mut open = None;
-    let busy = async |_: &Client| open = Some(faulty.send_command(r#"EVAL "while true do end" 0"#));
-    let kill = async |_: &Client| drop(faulty.send_command("SCRIPT KILL"));
+    let busy = async |_: &RedisClient| open = Some(faulty.send_command(r#"EVAL "while true do end" 0"#));
+    let kill = async |_: &RedisClient| drop(faulty.send_command("SCRIPT KILL"));
     faulty.recovers("BUSY", busy, kill).await;
 
     let value = "x".repeat(4096);
@@ -174,8 +179,10 @@ async fn a_server_that_is_busy_or_loading_is_an_outage_until_it_recovers() {
     }
     set(&faulty.admin, "key-load-delay", "30000").await; // a minute in all
     let mut loading = None;
-    let reload = async |_: &Client| loading = Some(faulty.send_command("DEBUG RELOAD"));
-    faulty.recovers("LOADING", reload, async |admin: &Client| set(admin, "key-load-delay", "0").await).await;
+    let reload = async |_: &RedisClient| loading = Some(faulty.send_command("DEBUG RELOAD"));
+    faulty
+        .recovers("LOADING", reload, async |admin: &RedisClient| set(admin, "key-load-delay", "0").await)
+        .await;
 }
 
 #[tokio::test]
@@ -185,7 +192,7 @@ async fn a_cluster_that_is_down_is_an_outage_until_it_recovers() {
         .config("cluster-port", &free_port().to_string())
         .start()
         .unwrap();
-    let admin = Client::connect(server.url()).await.unwrap();
+    let admin = RedisClient::connect(server.url()).await.unwrap();
     admin.exec::<()>(("CLUSTER", "ADDSLOTSRANGE", 0, 16383)).await.unwrap();
     until("the cluster is up", PATIENCE, async || {
         admin.exec::<()>(("SET", "{faulty}:probe", 1)).await.is_ok()
@@ -193,7 +200,7 @@ async fn a_cluster_that_is_down_is_an_outage_until_it_recovers() {
     .await;
     let faulty = FaultyServer::new(server).await;
     // A slot without our keys; without it the whole cluster is down.
-    let fail = async |admin: &Client| admin.exec::<()>(("CLUSTER", "DELSLOTS", 1)).await.unwrap();
-    let mend = async |admin: &Client| admin.exec::<()>(("CLUSTER", "ADDSLOTS", 1)).await.unwrap();
+    let fail = async |admin: &RedisClient| admin.exec::<()>(("CLUSTER", "DELSLOTS", 1)).await.unwrap();
+    let mend = async |admin: &RedisClient| admin.exec::<()>(("CLUSTER", "ADDSLOTS", 1)).await.unwrap();
     faulty.recovers("CLUSTERDOWN", fail, mend).await;
 }

@@ -7,7 +7,7 @@ use forebay_quota::{
     BudgetConfig, Heartbeat, HeartbeatReply, Holdings, MemberId, Quota, QuotaRefusal, RedisStore, Settlement,
     SettlementReply, Store, StoreFuture, TokenReply, TokenRequest,
 };
-use forebay_redis::Client;
+use forebay_redis::RedisClient;
 use forebay_sandbox::Redis;
 use proptest::prelude::*;
 
@@ -23,7 +23,7 @@ pub(crate) enum AnyRelease {
 impl AnyRelease {
     pub(crate) async fn old(server: &Redis, namespace: &str) -> Self {
         settled_store(server, namespace).await;
-        AnyRelease::Old(Release01Store::new(Client::connect(server.url()).await.unwrap(), namespace))
+        AnyRelease::Old(Release01Store::new(RedisClient::connect(server.url()).await.unwrap(), namespace))
     }
 
     pub(crate) async fn new(server: &Redis, namespace: &str) -> Self {

@@ -212,7 +212,7 @@ async fn a_draw_after_the_wait_that_redis_returned_gets_a_token() {
 #[tokio::test]
 async fn a_new_redis_namespace_rebuilds_for_one_ttl() {
     let store = {
-        let client = forebay_redis::Client::connect(Redis::shared().url()).await.unwrap();
+        let client = forebay_redis::RedisClient::connect(Redis::shared().url()).await.unwrap();
         RedisStore::new(client, &namespace("rebuild"))
     };
     let member = MemberId::new("a", 1);

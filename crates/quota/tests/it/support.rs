@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use forebay_quota::{MemberConfig, RedisStore};
-use forebay_redis::Client;
+use forebay_redis::RedisClient;
 use forebay_sandbox::Redis;
 pub(crate) use forebay_testkit::PATIENCE;
 
@@ -31,7 +31,7 @@ pub(crate) fn namespace(test: &str) -> String {
 
 /// Creates a store in a namespace that needs no rebuild.
 pub(crate) async fn settled_store(server: &Redis, namespace: &str) -> RedisStore {
-    let client = Client::connect(server.url()).await.unwrap();
+    let client = RedisClient::connect(server.url()).await.unwrap();
     client.exec::<u64>(("HSETNX", format!("{{{namespace}}}:m"), "!", "1:0")).await.unwrap();
     client.exec::<u64>(("HSETNX", format!("{{{namespace}}}:m"), "?", "0")).await.unwrap();
     RedisStore::new(client, namespace)

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use forebay_quota::{Budget, BudgetConfig, KeyedLimit, MemberConfig, Quota, QuotaMode, RedisStore};
-use forebay_redis::Client;
+use forebay_redis::RedisClient;
 use forebay_sandbox::Redis;
 use tokio::runtime::Builder;
 
@@ -65,7 +65,7 @@ fn ours(server: &Redis, decisions: u64) -> Result<f64> {
 fn ping(server: &Redis, decisions: u64) -> Result<f64> {
     let url = server.url();
     in_a_task(async move {
-        let client = Client::connect(url.as_str()).await?;
+        let client = RedisClient::connect(url.as_str()).await?;
         let mut latencies_us = Vec::with_capacity(decisions as usize);
         for _ in 0..decisions {
             let began = Instant::now();
@@ -80,7 +80,7 @@ fn ping(server: &Redis, decisions: u64) -> Result<f64> {
 fn seed(server: &Redis, decisions: u64, watches: bool) -> Result<f64> {
     let url = server.url();
     in_a_task(async move {
-        let client = Client::connect(url.as_str()).await?;
+        let client = RedisClient::connect(url.as_str()).await?;
         let pool = Pool { client: &client };
         let mut latencies_us = Vec::with_capacity(decisions as usize);
         for at in 0..decisions {
@@ -142,7 +142,7 @@ fn ours_per_core(server: &Redis, decisions: u64) -> Result<f64> {
 fn leases_per_core(server: &Redis, decisions: u64) -> Result<f64> {
     let (url, pid) = (server.url(), server.pid());
     runtime()?.block_on(async move {
-        let leases = Arc::new(Leases::new(Client::connect(url.as_str()).await?));
+        let leases = Arc::new(Leases::new(RedisClient::connect(url.as_str()).await?));
         let decide = move |user: String, id: String| {
             let leases = leases.clone();
             async move {
@@ -183,7 +183,7 @@ async fn per_core<F: Future<Output = Result<()>> + Send>(
 
 /// A member in a namespace that is ready to grant.
 async fn join(url: &str) -> Result<(Quota, Budget, KeyedLimit)> {
-    let client = Client::connect(url).await?;
+    let client = RedisClient::connect(url).await?;
     client.exec::<u64>(("HSET", "{race}:m", ["!", "1:0", "?", "0"])).await?;
     let quota = Quota::join(RedisStore::new(client, "race"), MemberConfig::new("racer")).await;
     anyhow::ensure!(quota.status().mode == QuotaMode::Normal, "the member is {}", quota.status().mode);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use forebay_redis::{Client, Script};
+use forebay_redis::{LuaScript, RedisClient};
 
 const LEASE: Duration = Duration::from_secs(60);
 const LIMIT: u32 = 3;
@@ -20,13 +20,13 @@ return 1
 ";
 
 pub(crate) struct Leases {
-    client: Client,
-    acquire: Script,
+    client: RedisClient,
+    acquire: LuaScript,
 }
 
 impl Leases {
-    pub(crate) fn new(client: Client) -> Self {
-        Leases { client, acquire: Script::new(ACQUIRE) }
+    pub(crate) fn new(client: RedisClient) -> Self {
+        Leases { client, acquire: LuaScript::new(ACQUIRE) }
     }
 
     pub(crate) async fn acquire(&self, user: &str, id: &str) -> Result<()> {

@@ -1,13 +1,13 @@
 //! The seed's connection pool, command by command as it is written down: read, then count, then list.
 
 use anyhow::{Result, ensure};
-use forebay_redis::Client;
+use forebay_redis::RedisClient;
 
 const MAX_CONNECTIONS: u64 = 10_000;
 const MAX_PER_USER: u64 = 3;
 
 pub(crate) struct Pool<'a> {
-    pub(crate) client: &'a Client,
+    pub(crate) client: &'a RedisClient,
 }
 
 impl Pool<'_> {

@@ -1,18 +1,18 @@
 //! Ours, as it comes: its default deadlines are on.
 
 use anyhow::Result;
-use forebay_redis::Client;
+use forebay_redis::RedisClient;
 
 use super::contestant::Contestant;
 
 #[derive(Clone)]
-pub(crate) struct Ours(Client);
+pub(crate) struct Ours(RedisClient);
 
 impl Contestant for Ours {
     const NAME: &'static str = "forebay";
 
     async fn connect(url: &str) -> Result<Self> {
-        Ok(Self(Client::connect(url).await?))
+        Ok(Self(RedisClient::connect(url).await?))
     }
 
     async fn get(&mut self, key: &str) -> Result<String> {

@@ -1,4 +1,5 @@
-//! Any bytes, cut anywhere: `cargo +nightly fuzz run decoder` in `crates/redis`.
+//! Fuzz target for arbitrary bytes in arbitrary reads: `cargo +nightly fuzz run decoder` in
+//! `crates/redis`.
 
 #![no_main]
 

@@ -1,26 +1,28 @@
-//! How long to wait before the next try to connect.
+//! Reconnect backoff: how long to wait before the next attempt to connect.
 //!
-//! A few quick tries bridge a restart; after those the wait doubles, so that a server that is down for an hour isn't
-//! hammered. Every wait is jittered, so that a thousand clients don't come back in one instant.
+//! A few quick attempts bridge a server restart. After those the delay doubles, so that a server
+//! that is down for an hour is not flooded. Every delay is jittered, so that a thousand clients do
+//! not reconnect at the same instant.
 
 use std::time::Duration;
 
-/// When to try again after a lost connection. The defaults suit a server that restarts within a second.
+/// Delays between attempts to reconnect. The defaults suit a server that restarts within a second.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Backoff {
-    /// How many tries come quickly. Default 8.
+pub struct ReconnectBackoff {
+    /// Number of quick attempts. Default 8.
     pub quick_tries: u32,
-    /// The wait before each quick try. Default 50 ms: eight of them bridge a restart.
+    /// Delay before each quick attempt. Default 50 ms: eight of them bridge a restart.
     pub quick_delay: Duration,
-    /// The wait after the quick tries; it doubles with each try. Default 100 ms.
+    /// Delay before the first attempt after the quick ones; it doubles with each attempt. Default
+    /// 100 ms.
     pub first_delay: Duration,
-    /// The longest wait. Default 30 s.
+    /// Maximum delay. Default 30 s.
     pub max_delay: Duration,
 }
 
-impl Default for Backoff {
+impl Default for ReconnectBackoff {
     fn default() -> Self {
-        Backoff {
+        ReconnectBackoff {
             quick_tries: 8,
             quick_delay: Duration::from_millis(50),
             first_delay: Duration::from_millis(100),
@@ -29,14 +31,16 @@ impl Default for Backoff {
     }
 }
 
-impl Backoff {
-    /// Likewise, with no wait longer than `longest`, unless the owner begins with longer ones.
-    pub(crate) fn capped(&self, longest: Duration) -> Backoff {
-        Backoff { max_delay: self.max_delay.min(longest.max(self.first_delay)), ..self.clone() }
+impl ReconnectBackoff {
+    /// Returns a backoff whose delays are at most `longest`, or at most `first_delay` if that is
+    /// longer.
+    pub(crate) fn capped(&self, longest: Duration) -> ReconnectBackoff {
+        ReconnectBackoff { max_delay: self.max_delay.min(longest.max(self.first_delay)), ..self.clone() }
     }
 
-    /// The wait before try number `attempt` (from 1), between half of the full delay and all of it, as `dice` falls.
-    pub(crate) fn delay(&self, attempt: u32, dice: u64) -> Duration {
+    /// Returns the delay before attempt number `attempt` (from 1). `random` picks a value between
+    /// half of the full delay and all of it.
+    pub(crate) fn delay(&self, attempt: u32, random: u64) -> Duration {
         let full = match attempt.saturating_sub(1).checked_sub(self.quick_tries) {
             None => self.quick_delay,
             Some(doublings) => self
@@ -45,27 +49,27 @@ impl Backoff {
                 .min(self.max_delay),
         };
         let half = full / 2;
-        half + half.mul_f64(dice as f64 / u64::MAX as f64)
+        half + half.mul_f64(random as f64 / u64::MAX as f64)
     }
 }
 
-/// A small random generator (SplitMix64) whose seed a test can choose.
+/// Small random number generator (SplitMix64). Tests choose its seed.
 #[derive(Debug, Clone)]
-pub(crate) struct Dice(u64);
+pub(crate) struct SplitMix64(u64);
 
-impl Dice {
+impl SplitMix64 {
     #[cfg(test)]
     pub(crate) fn seeded(seed: u64) -> Self {
-        Dice(seed)
+        SplitMix64(seed)
     }
 
-    /// Seeded from the standard library's own source of hash keys.
+    /// Creates a generator seeded from the standard library's random hash keys.
     pub(crate) fn random() -> Self {
         use std::hash::{BuildHasher, RandomState};
-        Dice(RandomState::new().hash_one(0u8))
+        SplitMix64(RandomState::new().hash_one(0u8))
     }
 
-    pub(crate) fn roll(&mut self) -> u64 {
+    pub(crate) fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -79,8 +83,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quick_tries_come_first_then_the_wait_doubles_up_to_its_bound() {
-        let backoff = Backoff::default();
+    fn quick_attempts_come_first_then_the_delay_doubles_up_to_its_maximum() {
+        let backoff = ReconnectBackoff::default();
         let full: Vec<u128> = (1..=20).map(|attempt| backoff.delay(attempt, u64::MAX).as_millis()).collect();
         assert_eq!(full[..8], [50; 8]);
         assert_eq!(full[8..17], [100, 200, 400, 800, 1600, 3200, 6400, 12800, 25600]);
@@ -88,19 +92,19 @@ mod tests {
     }
 
     #[test]
-    fn there_may_be_nothing_but_quick_tries() {
-        let backoff = Backoff { quick_tries: u32::MAX, ..Backoff::default() };
+    fn all_attempts_may_be_quick() {
+        let backoff = ReconnectBackoff { quick_tries: u32::MAX, ..ReconnectBackoff::default() };
         assert_eq!(backoff.delay(u32::MAX, u64::MAX), backoff.quick_delay);
     }
 
     #[test]
-    fn jitter_takes_away_at_most_half() {
-        let backoff = Backoff::default();
-        let mut dice = Dice::seeded(7);
+    fn jitter_shortens_a_delay_by_at_most_half() {
+        let backoff = ReconnectBackoff::default();
+        let mut rng = SplitMix64::seeded(7);
         for attempt in [0, 1, 9, 12, 100, u32::MAX] {
             let full = backoff.delay(attempt, u64::MAX);
             for _ in 0..100 {
-                let delay = backoff.delay(attempt, dice.roll());
+                let delay = backoff.delay(attempt, rng.next_u64());
                 assert!(delay >= full / 2 && delay <= full, "{delay:?} of {full:?}");
             }
         }

@@ -1,74 +1,76 @@
-//! The whole life of a connection: which state it is in, who is open, what is due.
+//! Connection core: link state, open requests and timers of one connection, without any I/O.
 //!
-//! Invariant: everybody who is let in is answered exactly once; when the link leaves the states in which requests may be
-//! open, everybody is answered with the reason before anyone reads of the change.
-//! Kept by: [`Connection::apply`] is the only way from one state to the next: it shuts the gate, carries out the effects,
-//! answers those who slipped in before the gate was shut, and announces the new state last.
-//! Not here: the socket and the inbox, which stand behind [`Shell`].
+//! Invariant: every accepted request is completed exactly once. When the link enters a state that
+//! rejects requests, every open request fails before the new state is published.
+//! Enforced by: [`ConnectionCore::apply`] is the only transition. It rejects new requests, performs
+//! the effects, fails requests that arrived before the rejection, and publishes the new state last.
+//! Out of scope: the socket and the inbox; see [`EffectHandler`].
 
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 
-use super::backoff::Dice;
-use super::frame::Limits;
-use super::link::{Effect, Event, Link, Policy, State};
-use super::pipeline::{Parsed, Pipeline, Received, Replies, Request, Sink};
-use crate::error::{Loss, RequestError};
+use super::backoff::SplitMix64;
+use super::frame::ReplyLimits;
+use super::link::{Effect, Event, LinkPolicy, LinkState, State};
+use super::pipeline::{ParseProgress, Pipeline, PipelineOutput, PipelineRequest, Replies, ReplySink};
+use crate::error::{ConnectionLoss, RequestError};
 use crate::status::Status;
 
-/// What the rules need done. The worker does it; tests write it down.
-pub(crate) trait Shell<S> {
-    /// Start to connect.
+/// I/O that the core asks for. The worker performs it; tests record it.
+pub(crate) trait EffectHandler<S> {
+    /// Starts to connect.
     fn dial(&mut self);
-    /// Let go of the socket, or of the dial under way.
+    /// Drops the socket, or the dial in progress.
     fn hangup(&mut self);
-    /// Let requests in, or from now on reject them with this error.
-    fn gate(&mut self, shut: Option<RequestError>);
-    /// Take what was let in before the gate was shut.
-    fn take_late(&mut self, requests: &mut Vec<Request<S>>, bytes: &mut Vec<u8>);
-    fn answer(&mut self, sink: S, answer: Result<Replies, RequestError>);
+    /// Rejects new requests with this error, or accepts requests again if it is `None`.
+    fn set_rejection(&mut self, rejection: Option<RequestError>);
+    /// Takes the requests that were submitted before the rejection was set.
+    fn take_remaining(&mut self, requests: &mut Vec<PipelineRequest<S>>, bytes: &mut Vec<u8>);
+    fn complete(&mut self, sink: S, result: Result<Replies, RequestError>);
     fn push(&mut self, push: Bytes);
-    /// Tell everybody who watches.
-    fn announce(&mut self, from: State, status: Status);
+    /// Publishes a transition to watchers and to the log.
+    fn publish_status(&mut self, from: State, status: Status);
 }
 
-/// What a connection is told once.
+/// Settings of a connection that never change.
 #[derive(Debug, Clone)]
-pub(crate) struct Rules {
-    pub(crate) policy: Policy,
-    pub(crate) limits: Limits,
+pub(crate) struct ConnectionSettings {
+    pub(crate) policy: LinkPolicy,
+    pub(crate) limits: ReplyLimits,
     pub(crate) stall_timeout: Option<Duration>,
     pub(crate) arrays_are_pushes: bool,
-    /// A refusal that says so ends the connection.
+    /// True if a refusal may end the connection; see
+    /// [`ServerRefusal::ends_connection`](super::refusal::ServerRefusal::ends_connection).
     pub(crate) leave_unfit_server: bool,
     pub(crate) generation: u64,
 }
 
-/// With fewer requests open than this there is little to overlap.
-const WORTH_HALVING: usize = 4;
+/// Minimum number of open requests for which replies are dispatched in two halves.
+const MIN_OPEN_TO_SPLIT: usize = 4;
 
-pub(crate) struct Connection<S> {
-    rules: Rules,
-    dice: Dice,
-    link: Link,
+pub(crate) struct ConnectionCore<S> {
+    settings: ConnectionSettings,
+    rng: SplitMix64,
+    link: LinkState,
     pipeline: Pipeline<S>,
-    /// What the last parse asked for, so that a large reply gets a large buffer.
+    /// Missing bytes that the last parse reported, so that a large reply gets a large buffer.
     need: usize,
-    /// Part of what came is handed out; see [`received`](Self::received).
+    /// True while a part of the received replies is not dispatched; see
+    /// [`received`](Self::received).
     paused: bool,
-    last_error: Option<Loss>,
+    last_error: Option<ConnectionLoss>,
     last_read: Instant,
     due: Option<Instant>,
 }
 
-impl<S: Sink> Connection<S> {
-    pub(crate) fn new(rules: Rules, dice: Dice, now: Instant) -> Self {
-        let pipeline = Pipeline::new(rules.limits, rules.arrays_are_pushes);
-        Connection {
-            rules,
-            dice,
-            link: Link::Init,
+impl<S: ReplySink> ConnectionCore<S> {
+    pub(crate) fn new(settings: ConnectionSettings, rng: SplitMix64, now: Instant) -> Self {
+        let pipeline = Pipeline::new(settings.limits, settings.arrays_are_pushes);
+        ConnectionCore {
+            settings,
+            rng,
+            link: LinkState::Init,
             pipeline,
             need: 0,
             paused: false,
@@ -78,37 +80,44 @@ impl<S: Sink> Connection<S> {
         }
     }
 
-    pub(crate) fn start(&mut self, now: Instant, shell: &mut impl Shell<S>) {
-        self.apply(Event::Start, now, shell);
+    pub(crate) fn start(&mut self, now: Instant, handler: &mut impl EffectHandler<S>) {
+        self.apply(Event::Start, now, handler);
     }
 
-    /// Takes requests and their bytes over; both lists come back empty.
-    pub(crate) fn accept(&mut self, requests: &mut Vec<Request<S>>, bytes: &mut Vec<u8>, now: Instant) {
+    /// Takes over requests and their bytes. Both lists are empty afterwards.
+    pub(crate) fn accept(
+        &mut self,
+        requests: &mut Vec<PipelineRequest<S>>,
+        bytes: &mut Vec<u8>,
+        now: Instant,
+    ) {
         if let Some(timeout) = self.pipeline.accept(requests, bytes, now) {
-            let stall = self.rules.stall_timeout.unwrap_or(timeout);
-            self.want(now.checked_add(timeout.min(stall)));
+            let stall = self.settings.stall_timeout.unwrap_or(timeout);
+            self.wake_by(now.checked_add(timeout.min(stall)));
         }
     }
 
-    /// Dial and handshake are done; `received` is what the server sent beyond them.
-    pub(crate) fn connected(&mut self, received: &[u8], now: Instant, shell: &mut impl Shell<S>) {
-        self.pipeline.forget_unsent();
+    /// Handles a completed dial and handshake. `received` holds the bytes that followed the
+    /// handshake.
+    pub(crate) fn connected(&mut self, received: &[u8], now: Instant, handler: &mut impl EffectHandler<S>) {
+        self.pipeline.remove_abandoned_unsent();
         self.pipeline.input(0).extend_from_slice(received);
-        self.apply(Event::Connected, now, shell);
-        self.received(now, shell);
+        self.apply(Event::Connected, now, handler);
+        self.received(now, handler);
     }
 
-    /// The dial failed, or the connection broke. Only the first report of a loss tells its reason.
-    pub(crate) fn lost(&mut self, loss: Loss, now: Instant, shell: &mut impl Shell<S>) {
-        self.resume(now, shell); // what has come is still worth something
-        if !matches!(self.link, Link::Failed { .. } | Link::Closed) {
-            let event = if let Loss::Unfit(_) = loss { Event::Unfit } else { Event::Lost };
+    /// Handles a failed dial or a broken connection. Only the first report of a loss sets the
+    /// reason.
+    pub(crate) fn lost(&mut self, loss: ConnectionLoss, now: Instant, handler: &mut impl EffectHandler<S>) {
+        self.resume(now, handler); // replies that have arrived are still valid
+        if !matches!(self.link, LinkState::Failed { .. } | LinkState::Closed) {
+            let event = if let ConnectionLoss::Unfit(_) = loss { Event::Unfit } else { Event::Lost };
             self.last_error = Some(loss);
-            self.apply(event, now, shell);
+            self.apply(event, now, handler);
         }
     }
 
-    /// What may be written now.
+    /// Returns the bytes to write.
     pub(crate) fn unsent(&self) -> &[u8] {
         self.pipeline.unsent()
     }
@@ -117,24 +126,26 @@ impl<S: Sink> Connection<S> {
         self.pipeline.wrote(count);
     }
 
-    /// Where to read into.
+    /// Returns the buffer to read into.
     pub(crate) fn input(&mut self) -> &mut BytesMut {
         self.pipeline.input(self.need)
     }
 
-    /// Bytes were read into [`input`](Self::input). With many requests open, half as many answers are handed out at first, so
-    /// that the server has work again from their callers while the rest is handed out; until then it
+    /// Handles bytes that were read into [`input`](Self::input).
+    ///
+    /// With many requests open, this dispatches half as many replies first. Their callers can then
+    /// send new requests while the second half is dispatched. Until then the core
     /// [`is_paused`](Self::is_paused).
-    pub(crate) fn received(&mut self, now: Instant, shell: &mut impl Shell<S>) {
+    pub(crate) fn received(&mut self, now: Instant, handler: &mut impl EffectHandler<S>) {
         self.last_read = now;
         let open = self.pipeline.len();
-        self.hand_out(if open < WORTH_HALVING { usize::MAX } else { open / 2 }, now, shell);
+        self.dispatch(if open < MIN_OPEN_TO_SPLIT { usize::MAX } else { open / 2 }, now, handler);
     }
 
-    /// Hands out the second half, if there is one.
-    pub(crate) fn resume(&mut self, now: Instant, shell: &mut impl Shell<S>) {
+    /// Dispatches the second half of the replies, if there is one.
+    pub(crate) fn resume(&mut self, now: Instant, handler: &mut impl EffectHandler<S>) {
         if self.paused {
-            self.hand_out(usize::MAX, now, shell);
+            self.dispatch(usize::MAX, now, handler);
         }
     }
 
@@ -142,54 +153,56 @@ impl<S: Sink> Connection<S> {
         self.paused
     }
 
-    fn hand_out(&mut self, answers: usize, now: Instant, shell: &mut impl Shell<S>) {
+    fn dispatch(&mut self, answers: usize, now: Instant, handler: &mut impl EffectHandler<S>) {
         let parsed = self.pipeline.receive(answers, |received| match received {
-            Received::Answer(sink, replies) => shell.answer(sink, Ok(replies)),
-            Received::Push(push) => shell.push(push),
+            PipelineOutput::Completed(sink, replies) => handler.complete(sink, Ok(replies)),
+            PipelineOutput::Push(push) => handler.push(push),
         });
-        self.paused = parsed == Ok(Parsed::Some);
+        self.paused = parsed == Ok(ParseProgress::Some);
         match parsed {
-            Ok(Parsed::Some) => {}
-            Ok(Parsed::All { need }) => self.need = need,
-            Err(error) => self.lost(Loss::Protocol(error), now, shell),
+            Ok(ParseProgress::Some) => {}
+            Ok(ParseProgress::All { need }) => self.need = need,
+            Err(error) => self.lost(ConnectionLoss::Protocol(error), now, handler),
         }
-        self.leave_unfit(now, shell);
-        self.finish_closing(now, shell);
+        self.leave_unfit(now, handler);
+        self.finish_closing(now, handler);
     }
 
-    /// Ends the connection if the server has shown that it can't serve. What has come from it is handed out first; while
-    /// the owner closes, what is in flight may finish.
-    fn leave_unfit(&mut self, now: Instant, shell: &mut impl Shell<S>) {
+    /// Ends the connection if a refusal has shown that the server is unfit. Received replies are
+    /// dispatched first. A client that is closing keeps the connection, so that requests in flight
+    /// can finish.
+    fn leave_unfit(&mut self, now: Instant, handler: &mut impl EffectHandler<S>) {
         if let Some(refusal) = self.pipeline.take_unfit()
-            && self.rules.leave_unfit_server
-            && let Link::Open { .. } = self.link
+            && self.settings.leave_unfit_server
+            && let LinkState::Open { .. } = self.link
         {
-            self.lost(Loss::Unfit(refusal), now, shell);
+            self.lost(ConnectionLoss::Unfit(refusal), now, handler);
         }
     }
 
-    pub(crate) fn close(&mut self, now: Instant, shell: &mut impl Shell<S>) {
-        self.apply(Event::Close, now, shell);
-        self.finish_closing(now, shell);
+    pub(crate) fn close(&mut self, now: Instant, handler: &mut impl EffectHandler<S>) {
+        self.apply(Event::Close, now, handler);
+        self.finish_closing(now, handler);
     }
 
-    /// When [`tick`](Self::tick) must be called.
+    /// Returns the time at which [`tick`](Self::tick) must be called.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.due
     }
 
-    /// Does what the time asks for, if it is time for anything.
-    pub(crate) fn tick(&mut self, now: Instant, shell: &mut impl Shell<S>) {
+    /// Expires deadlines, detects a stalled server and advances the link, if `due` has passed.
+    pub(crate) fn tick(&mut self, now: Instant, handler: &mut impl EffectHandler<S>) {
         if self.due.is_none_or(|due| now < due) {
             return;
         }
-        self.resume(now, shell); // an answer that has come is in time
-        self.pipeline.expire(now, |sink, after| shell.answer(sink, Err(RequestError::Deadline { after })));
+        self.resume(now, handler); // a reply that has arrived is in time
+        self.pipeline
+            .expire(now, |sink, after| handler.complete(sink, Err(RequestError::Deadline { after })));
         if self.stalled_at().is_some_and(|at| now >= at) {
-            self.lost(Loss::Stalled(now - self.last_read), now, shell);
+            self.lost(ConnectionLoss::Stalled(now - self.last_read), now, handler);
         }
-        self.apply(Event::Tick, now, shell);
-        self.finish_closing(now, shell);
+        self.apply(Event::Tick, now, handler);
+        self.finish_closing(now, handler);
         self.due = [self.pipeline.next_deadline(), self.link.wakes_at(), self.stalled_at()]
             .into_iter()
             .flatten()
@@ -201,109 +214,113 @@ impl<S: Sink> Connection<S> {
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.link == Link::Closed
+        self.link == LinkState::Closed
     }
 
-    /// The owner is going away: everybody is told, now.
-    pub(crate) fn cancel(&mut self, now: Instant, shell: &mut impl Shell<S>) {
+    /// Closes the link at once because its worker is dropped. Every open request fails with
+    /// `Cancelled`.
+    pub(crate) fn cancel(&mut self, now: Instant, handler: &mut impl EffectHandler<S>) {
         if !self.is_closed() {
-            let before = std::mem::replace(&mut self.link, Link::Closed);
-            shell.gate(Some(RequestError::Cancelled));
-            shell.hangup();
-            self.fail_open(RequestError::Cancelled, RequestError::Cancelled, now, shell);
-            shell.announce(before.state(), self.status());
+            let before = std::mem::replace(&mut self.link, LinkState::Closed);
+            handler.set_rejection(Some(RequestError::Cancelled));
+            handler.hangup();
+            self.fail_open_requests(RequestError::Cancelled, RequestError::Cancelled, now, handler);
+            handler.publish_status(before.state(), self.status());
         }
     }
 
-    fn apply(&mut self, event: Event, now: Instant, shell: &mut impl Shell<S>) {
+    fn apply(&mut self, event: Event, now: Instant, handler: &mut impl EffectHandler<S>) {
         let before = self.link;
         let mut effects = Vec::new();
-        self.link = before.step(event, now, &self.rules.policy, &mut self.dice, &mut effects);
+        self.link = before.step(event, now, &self.settings.policy, &mut self.rng, &mut effects);
         if self.link == before {
             return;
         }
-        shell.gate(self.shut());
+        handler.set_rejection(self.rejection());
         let mut give_up = false;
         for effect in effects {
             match effect {
-                Effect::Dial => shell.dial(),
-                Effect::Hangup => shell.hangup(),
+                Effect::Dial => handler.dial(),
+                Effect::Hangup => handler.hangup(),
                 Effect::FailOpen => {
-                    let unsent = self.shut().expect("a link that fails its requests lets none in");
-                    self.fail_open(RequestError::Lost(self.last_loss()), unsent, now, shell);
+                    let unsent = self.rejection().expect("a link that fails its requests lets none in");
+                    self.fail_open_requests(RequestError::Lost(self.last_loss()), unsent, now, handler);
                 }
-                Effect::CancelOpen => self.fail_open(self.closed(), self.closed(), now, shell),
+                Effect::CancelOpen => {
+                    self.fail_open_requests(self.closed_error(), self.closed_error(), now, handler)
+                }
                 Effect::GiveUp => give_up = true,
             }
         }
-        self.want(self.link.wakes_at());
-        shell.announce(before.state(), self.status());
+        self.wake_by(self.link.wakes_at());
+        handler.publish_status(before.state(), self.status());
         if give_up {
-            self.apply(Event::Close, now, shell);
+            self.apply(Event::Close, now, handler);
         }
     }
 
-    /// Why the gate is shut in this state, if it is.
-    fn shut(&self) -> Option<RequestError> {
+    /// Returns the error for requests that are rejected in this state, or `None` if requests are
+    /// accepted.
+    fn rejection(&self) -> Option<RequestError> {
         match self.link {
-            Link::Connecting | Link::Open { .. } | Link::Reconnecting { .. } => None,
-            Link::Failed { until, .. } => {
+            LinkState::Connecting | LinkState::Open { .. } | LinkState::Reconnecting { .. } => None,
+            LinkState::Failed { until, .. } => {
                 Some(RequestError::Rejected { last_error: self.last_loss(), retry_at: until })
             }
-            Link::Init | Link::Closing { .. } | Link::Closed => Some(self.closed()),
+            LinkState::Init | LinkState::Closing { .. } | LinkState::Closed => Some(self.closed_error()),
         }
     }
 
-    fn finish_closing(&mut self, now: Instant, shell: &mut impl Shell<S>) {
-        if let Link::Closing { .. } = self.link
+    fn finish_closing(&mut self, now: Instant, handler: &mut impl EffectHandler<S>) {
+        if let LinkState::Closing { .. } = self.link
             && self.pipeline.is_empty()
         {
-            self.apply(Event::Drained, now, shell);
+            self.apply(Event::Drained, now, handler);
         }
     }
 
-    /// Answers everybody, those included who got in just before the gate was shut: with `begun` if a byte of the request
-    /// has left, with `unsent` if not.
-    fn fail_open(
+    /// Fails every open request, including those submitted just before the rejection was set.
+    /// Requests of which a byte was sent get `begun`, the others get `unsent`.
+    fn fail_open_requests(
         &mut self,
         begun: RequestError,
         unsent: RequestError,
         now: Instant,
-        shell: &mut impl Shell<S>,
+        handler: &mut impl EffectHandler<S>,
     ) {
         let (mut requests, mut bytes) = (Vec::new(), Vec::new());
-        shell.take_late(&mut requests, &mut bytes);
+        handler.take_remaining(&mut requests, &mut bytes);
         self.pipeline.accept(&mut requests, &mut bytes, now);
         self.pipeline
-            .fail_all(|sink, left| shell.answer(sink, Err(if left { &begun } else { &unsent }.clone())));
+            .fail_all(|sink, left| handler.complete(sink, Err(if left { &begun } else { &unsent }.clone())));
         (self.need, self.paused) = (0, false);
     }
 
-    /// When the silence of the server will have lasted too long.
+    /// Returns the time at which the server counts as stalled.
     fn stalled_at(&self) -> Option<Instant> {
-        self.last_read.max(self.pipeline.oldest_sent()?).checked_add(self.rules.stall_timeout?)
+        self.last_read.max(self.pipeline.oldest_sent()?).checked_add(self.settings.stall_timeout?)
     }
 
-    /// Notes that something depends on the time at `at`.
-    fn want(&mut self, at: Option<Instant>) {
+    /// Schedules a [`tick`](Self::tick) at `at` or earlier.
+    fn wake_by(&mut self, at: Option<Instant>) {
         self.due = [self.due, at].into_iter().flatten().min();
     }
 
-    fn closed(&self) -> RequestError {
+    fn closed_error(&self) -> RequestError {
         RequestError::Closed { last_error: self.last_error.clone() }
     }
 
-    fn last_loss(&self) -> Loss {
-        self.last_error.clone().unwrap_or(Loss::Closed)
+    fn last_loss(&self) -> ConnectionLoss {
+        self.last_error.clone().unwrap_or(ConnectionLoss::Closed)
     }
 
     fn status(&self) -> Status {
         Status {
             state: self.link.state(),
-            generation: self.rules.generation,
+            generation: self.settings.generation,
             reconnects: self.link.attempt(),
             last_error: self.last_error.clone(),
-            retry_at: if let Link::Failed { until, .. } = self.link { until } else { None },
+            retry_at: if let LinkState::Failed { until, .. } = self.link { until } else { None },
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Random histories of a connection, against a model of the server that knows what it ran.
+//! Random histories of a connection, checked against a model of the server that records what it
+//! ran.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -7,21 +8,22 @@ use std::rc::Rc;
 use proptest::prelude::*;
 
 use super::*;
-use crate::core::backoff::Backoff;
-use crate::core::pipeline::Expect;
-use crate::core::sentinel::Sentinel;
+use crate::core::backoff::ReconnectBackoff;
+use crate::core::echo_probe::EchoProbe;
+use crate::core::pipeline::ExpectedReplies;
 use crate::error::ReplyError;
 
-/// Requests are named by a byte and consist of copies of it, so that every byte on the wire tells whose it is.
+/// Identifies a request. A request consists of copies of its id, so every byte on the wire shows
+/// its owner.
 type Id = u8;
 
-struct Ticket {
+struct TestSink {
     id: Id,
     dropped: Rc<Cell<bool>>,
 }
 
-impl Sink for Ticket {
-    fn abandoned(&self) -> bool {
+impl ReplySink for TestSink {
+    fn is_abandoned(&self) -> bool {
         self.dropped.get()
     }
 }
@@ -33,19 +35,19 @@ enum Op {
         bytes: usize,
         timeout_ms: Option<u64>,
     },
-    /// Like `Submit`, but the worker hasn't come by yet when the next thing happens.
+    /// Like `Submit`, but the next operation runs before the worker takes the request.
     SubmitLate {
         replies: u32,
     },
-    /// A command that the client doesn't know: the server answers it `answers` times instead of once.
+    /// A command that the client does not know; the server sends `answers` replies instead of one.
     SubmitUnknown {
         answers: u32,
     },
     Drop(usize),
     Write(usize),
-    /// The server answers what it has received.
+    /// The server replies to everything that it has received.
     Serve,
-    /// The server refuses what it has received: it has become a replica.
+    /// The server refuses everything that it has received: it has become a replica.
     Refuse,
     Push,
     /// This many bytes arrive from the server.
@@ -83,21 +85,21 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(op, 1..120)
 }
 
-/// What the rules asked for.
+/// Effects that the core asked for.
 #[derive(Default)]
-struct Recorder {
+struct RecordingHandler {
     dialing: bool,
     connected: bool,
-    shut: bool,
-    left: Vec<Request<Ticket>>,
-    left_bytes: Vec<u8>,
+    rejecting: bool,
+    queued: Vec<PipelineRequest<TestSink>>,
+    queued_bytes: Vec<u8>,
     answers: Vec<(Id, Result<Replies, RequestError>)>,
     pushes: usize,
     states: Vec<State>,
     losses: BTreeSet<&'static str>,
 }
 
-impl Shell<Ticket> for Recorder {
+impl EffectHandler<TestSink> for RecordingHandler {
     fn dial(&mut self) {
         assert!(!self.dialing && !self.connected, "one loss starts one reconnection");
         self.dialing = true;
@@ -107,74 +109,74 @@ impl Shell<Ticket> for Recorder {
         (self.dialing, self.connected) = (false, false);
     }
 
-    fn gate(&mut self, shut: Option<RequestError>) {
-        self.shut = shut.is_some();
+    fn set_rejection(&mut self, rejection: Option<RequestError>) {
+        self.rejecting = rejection.is_some();
     }
 
-    fn take_late(&mut self, requests: &mut Vec<Request<Ticket>>, bytes: &mut Vec<u8>) {
-        assert!(self.shut, "nobody may come in after the last one was taken");
-        requests.append(&mut self.left);
-        bytes.append(&mut self.left_bytes);
+    fn take_remaining(&mut self, requests: &mut Vec<PipelineRequest<TestSink>>, bytes: &mut Vec<u8>) {
+        assert!(self.rejecting, "no request may arrive after the remaining ones were taken");
+        requests.append(&mut self.queued);
+        bytes.append(&mut self.queued_bytes);
     }
 
-    fn answer(&mut self, ticket: Ticket, answer: Result<Replies, RequestError>) {
-        self.answers.push((ticket.id, answer));
+    fn complete(&mut self, sink: TestSink, result: Result<Replies, RequestError>) {
+        self.answers.push((sink.id, result));
     }
 
     fn push(&mut self, _: Bytes) {
         self.pushes += 1;
     }
 
-    fn announce(&mut self, from: State, status: Status) {
-        assert!(Link::may_become(from, status.state), "{from} to {}", status.state);
+    fn publish_status(&mut self, from: State, status: Status) {
+        assert!(LinkState::may_become(from, status.state), "{from} to {}", status.state);
         self.states.push(status.state);
         self.losses.extend(status.last_error.map(|loss| loss.as_str()));
     }
 }
 
-/// One request, as the test knows it.
-struct Known {
+/// A request as the test submitted it.
+struct SubmittedRequest {
     replies: u32,
-    /// How often the server answers it.
+    /// Number of replies that the model server sends.
     answers: u32,
-    sentinel: Option<Sentinel>,
+    probe: Option<EchoProbe>,
     bytes: usize,
     dropped: Rc<Cell<bool>>,
 }
 
-/// The server: runs what has arrived in full, in order.
+/// Model of the server: runs requests that have arrived completely, in order.
 #[derive(Default)]
-struct Server {
+struct ModelServer {
     arriving: Option<(Id, usize)>,
     arrived: VecDeque<Id>,
-    /// Everything that was ever run, over all connections.
+    /// Every request that ran, over all connections.
     ran: Vec<Id>,
     refused: BTreeSet<Id>,
-    /// Of these at least one byte arrived.
+    /// Requests of which at least one byte arrived.
     begun: BTreeSet<Id>,
     sending: Vec<u8>,
     pushes: usize,
 }
 
-impl Server {
-    fn receive(&mut self, bytes: &[u8], known: &BTreeMap<Id, Known>) {
+impl ModelServer {
+    fn receive(&mut self, bytes: &[u8], submitted: &BTreeMap<Id, SubmittedRequest>) {
         for &id in bytes {
             self.begun.insert(id);
             let (current, count) = self.arriving.unwrap_or((id, 0));
             assert_eq!(current, id, "one request's bytes are never inside another's");
             self.arriving = Some((id, count + 1));
-            if count + 1 == known[&id].bytes {
+            if count + 1 == submitted[&id].bytes {
                 self.arrived.push_back(id);
                 self.arriving = None;
             }
         }
     }
 
-    fn serve(&mut self, known: &BTreeMap<Id, Known>) {
+    fn serve(&mut self, submitted: &BTreeMap<Id, SubmittedRequest>) {
         for id in self.arrived.drain(..) {
             assert!(!self.ran.contains(&id), "request {id} was replayed");
             self.ran.push(id);
-            for reply in 0..known[&id].answers {
+            for reply in 0..submitted[&id].answers {
                 let text = match reply {
                     0 => format!(":{id}\r\n"),
                     1 => format!("$3\r\n{id:03}\r\n"),
@@ -182,17 +184,17 @@ impl Server {
                 };
                 self.sending.extend_from_slice(text.as_bytes());
             }
-            self.sending.extend(echoes(known[&id].sentinel));
+            self.sending.extend(echoes(submitted[&id].probe));
         }
     }
 
-    fn refuse(&mut self, known: &BTreeMap<Id, Known>) {
+    fn refuse(&mut self, submitted: &BTreeMap<Id, SubmittedRequest>) {
         for id in self.arrived.drain(..) {
             self.refused.insert(id);
-            for _ in 0..known[&id].answers {
+            for _ in 0..submitted[&id].answers {
                 self.sending.extend_from_slice(b"-READONLY You can't write against a read only replica.\r\n");
             }
-            self.sending.extend(echoes(known[&id].sentinel));
+            self.sending.extend(echoes(submitted[&id].probe));
         }
     }
 
@@ -202,31 +204,34 @@ impl Server {
     }
 }
 
-/// What the server answers to a sentinel.
-fn echoes(sentinel: Option<Sentinel>) -> Vec<u8> {
-    let echo = sentinel.map_or(String::new(), |sentinel| format!("$16\r\n{}\r\n", sentinel.argument()));
-    echo.repeat(Sentinel::TIMES.into()).into_bytes()
+/// Returns the server's replies to a probe.
+fn echoes(probe: Option<EchoProbe>) -> Vec<u8> {
+    let echo = probe.map_or(String::new(), |probe| format!("$16\r\n{}\r\n", probe.argument()));
+    echo.repeat(EchoProbe::ECHO_COUNT.into()).into_bytes()
 }
 
-/// The connection, the server and the callers together.
-struct World {
+/// The connection core, the model server and the callers.
+struct ConnectionModel {
     now: Instant,
-    connection: Connection<Ticket>,
-    shell: Recorder,
-    server: Server,
-    known: BTreeMap<Id, Known>,
+    connection: ConnectionCore<TestSink>,
+    handler: RecordingHandler,
+    server: ModelServer,
+    submitted: BTreeMap<Id, SubmittedRequest>,
     answered: BTreeSet<Id>,
     last_ok: Option<Id>,
-    /// Failed before a byte of them had left.
+    /// Requests that failed before any of their bytes was sent.
     must_not_run: BTreeSet<Id>,
     outcomes: Vec<&'static str>,
     generation: u64,
 }
 
-fn rules(generation: u64) -> Rules {
-    Rules {
-        policy: Policy { reconnect: Some(Backoff::default()), close_timeout: Duration::from_millis(500) },
-        limits: Limits::default(),
+fn settings(generation: u64) -> ConnectionSettings {
+    ConnectionSettings {
+        policy: LinkPolicy {
+            reconnect: Some(ReconnectBackoff::default()),
+            close_timeout: Duration::from_millis(500),
+        },
+        limits: ReplyLimits::default(),
         stall_timeout: Some(Duration::from_secs(4)),
         arrays_are_pushes: false,
         leave_unfit_server: true,
@@ -234,48 +239,49 @@ fn rules(generation: u64) -> Rules {
     }
 }
 
-impl World {
+impl ConnectionModel {
     fn new() -> Self {
         let now = Instant::now();
-        let mut world = World {
+        let mut model = ConnectionModel {
             now,
-            connection: Connection::new(rules(1), Dice::seeded(1), now),
-            shell: Recorder::default(),
-            server: Server::default(),
-            known: BTreeMap::new(),
+            connection: ConnectionCore::new(settings(1), SplitMix64::seeded(1), now),
+            handler: RecordingHandler::default(),
+            server: ModelServer::default(),
+            submitted: BTreeMap::new(),
             answered: BTreeSet::new(),
             last_ok: None,
             must_not_run: BTreeSet::new(),
             outcomes: Vec::new(),
             generation: 1,
         };
-        world.connection.start(now, &mut world.shell);
-        world
+        model.connection.start(now, &mut model.handler);
+        model
     }
 
     fn submit(&mut self, replies: u32, bytes: usize, timeout: Option<Duration>) {
-        self.submit_as(Expect::Replies(replies), replies, bytes, timeout);
+        self.submit_as(ExpectedReplies::Replies(replies), replies, bytes, timeout);
     }
 
-    fn submit_as(&mut self, expect: Expect, answers: u32, bytes: usize, timeout: Option<Duration>) {
-        let id = self.known.len() as Id;
-        if self.shell.shut || self.known.len() >= usize::from(Id::MAX) {
+    fn submit_as(&mut self, expect: ExpectedReplies, answers: u32, bytes: usize, timeout: Option<Duration>) {
+        let id = self.submitted.len() as Id;
+        if self.handler.rejecting || self.submitted.len() >= usize::from(Id::MAX) {
             return; // the inbox rejects it
         }
         let dropped = Rc::new(Cell::new(false));
-        let (replies, sentinel) = match expect {
-            Expect::Replies(replies) | Expect::Confirmations(replies, _) => (replies, None),
-            Expect::Verified(replies, sentinel) => (replies, Some(sentinel)),
+        let (replies, probe) = match expect {
+            ExpectedReplies::Replies(replies) | ExpectedReplies::Confirmations(replies, _) => (replies, None),
+            ExpectedReplies::Verified(replies, probe) => (replies, Some(probe)),
         };
-        self.known.insert(id, Known { replies, answers, sentinel, bytes, dropped: dropped.clone() });
-        self.shell.left.push(Request { sink: Ticket { id, dropped }, expect, bytes, timeout });
-        self.shell.left_bytes.extend(std::iter::repeat_n(id, bytes));
+        self.submitted
+            .insert(id, SubmittedRequest { replies, answers, probe, bytes, dropped: dropped.clone() });
+        self.handler.queued.push(PipelineRequest { sink: TestSink { id, dropped }, expect, bytes, timeout });
+        self.handler.queued_bytes.extend(std::iter::repeat_n(id, bytes));
     }
 
-    fn visit(&mut self) {
+    fn take_submitted(&mut self) {
         let (mut requests, mut bytes) = Default::default();
-        std::mem::swap(&mut requests, &mut self.shell.left);
-        std::mem::swap(&mut bytes, &mut self.shell.left_bytes);
+        std::mem::swap(&mut requests, &mut self.handler.queued);
+        std::mem::swap(&mut bytes, &mut self.handler.queued_bytes);
         self.connection.accept(&mut requests, &mut bytes, self.now);
         assert!(requests.is_empty() && bytes.is_empty());
     }
@@ -284,68 +290,73 @@ impl World {
         match op {
             Op::Submit { replies, bytes, timeout_ms } => {
                 self.submit(replies, bytes, timeout_ms.map(Duration::from_millis));
-                self.visit();
+                self.take_submitted();
             }
             Op::SubmitLate { replies } => self.submit(replies, 5, Some(Duration::from_secs(1))),
             Op::SubmitUnknown { answers } => {
-                let expect = Expect::Verified(1, Sentinel::of(self.known.len() as u64));
+                let expect = ExpectedReplies::Verified(1, EchoProbe::of(self.submitted.len() as u64));
                 self.submit_as(expect, answers, 5, Some(Duration::from_secs(1)));
-                self.visit();
+                self.take_submitted();
             }
-            Op::Drop(pick) if !self.known.is_empty() => {
-                self.known[&((pick % self.known.len()) as Id)].dropped.set(true);
+            Op::Drop(pick) if !self.submitted.is_empty() => {
+                self.submitted[&((pick % self.submitted.len()) as Id)].dropped.set(true);
             }
-            Op::Write(count) if self.shell.connected => {
-                self.connection.resume(self.now, &mut self.shell);
-                self.visit();
+            Op::Write(count) if self.handler.connected => {
+                self.connection.resume(self.now, &mut self.handler);
+                self.take_submitted();
                 let count = count.min(self.connection.unsent().len());
-                self.server.receive(&self.connection.unsent()[..count], &self.known);
+                self.server.receive(&self.connection.unsent()[..count], &self.submitted);
                 self.connection.wrote(count);
             }
-            Op::Serve => self.server.serve(&self.known),
-            Op::Refuse => self.server.refuse(&self.known),
-            Op::Push if self.shell.connected => {
+            Op::Serve => self.server.serve(&self.submitted),
+            Op::Refuse => self.server.refuse(&self.submitted),
+            Op::Push if self.handler.connected => {
                 self.server.sending.extend_from_slice(b">2\r\n+hello\r\n:1\r\n");
                 self.server.pushes += 1;
             }
-            Op::Read(count) if self.shell.connected => {
-                self.connection.resume(self.now, &mut self.shell);
+            Op::Read(count) if self.handler.connected => {
+                self.connection.resume(self.now, &mut self.handler);
                 let count = count.min(self.server.sending.len());
                 let bytes: Vec<u8> = self.server.sending.drain(..count).collect();
                 self.connection.input().extend_from_slice(&bytes);
-                self.connection.received(self.now, &mut self.shell);
+                self.connection.received(self.now, &mut self.handler);
             }
-            Op::Dialed(success) if self.shell.dialing => {
-                self.shell.dialing = false;
+            Op::Dialed(success) if self.handler.dialing => {
+                self.handler.dialing = false;
                 if success {
                     self.server.hang_up();
-                    self.shell.connected = true;
-                    self.connection.connected(b"", self.now, &mut self.shell);
+                    self.handler.connected = true;
+                    self.connection.connected(b"", self.now, &mut self.handler);
                 } else {
-                    self.connection.lost(Loss::Closed, self.now, &mut self.shell);
+                    self.connection.lost(ConnectionLoss::Closed, self.now, &mut self.handler);
                 }
             }
-            Op::Lose if self.shell.connected => self.connection.lost(Loss::Closed, self.now, &mut self.shell),
-            Op::LoseTwice if self.shell.connected => {
-                self.connection.lost(Loss::Closed, self.now, &mut self.shell);
-                self.connection.lost(Loss::Closed, self.now, &mut self.shell);
+            Op::Lose if self.handler.connected => {
+                self.connection.lost(ConnectionLoss::Closed, self.now, &mut self.handler)
+            }
+            Op::LoseTwice if self.handler.connected => {
+                self.connection.lost(ConnectionLoss::Closed, self.now, &mut self.handler);
+                self.connection.lost(ConnectionLoss::Closed, self.now, &mut self.handler);
             }
             Op::Advance(ms) => {
-                self.connection.resume(self.now, &mut self.shell);
-                self.visit();
+                self.connection.resume(self.now, &mut self.handler);
+                self.take_submitted();
                 self.now += Duration::from_millis(ms);
-                self.connection.tick(self.now, &mut self.shell);
+                self.connection.tick(self.now, &mut self.handler);
             }
             Op::Close => {
-                self.visit();
-                self.connection.close(self.now, &mut self.shell);
+                self.take_submitted();
+                self.connection.close(self.now, &mut self.handler);
             }
-            Op::Cancel => self.connection.cancel(self.now, &mut self.shell),
+            Op::Cancel => self.connection.cancel(self.now, &mut self.handler),
             Op::Restart if self.connection.is_closed() => {
                 self.generation += 1;
-                self.connection =
-                    Connection::new(rules(self.generation), Dice::seeded(self.generation), self.now);
-                self.connection.start(self.now, &mut self.shell);
+                self.connection = ConnectionCore::new(
+                    settings(self.generation),
+                    SplitMix64::seeded(self.generation),
+                    self.now,
+                );
+                self.connection.start(self.now, &mut self.handler);
             }
             Op::Drop(_)
             | Op::Write(_)
@@ -361,21 +372,27 @@ impl World {
 
     fn check(&mut self) {
         let mut left_unfit = false;
-        for (id, answer) in self.shell.answers.drain(..) {
+        for (id, answer) in self.handler.answers.drain(..) {
             assert!(self.answered.insert(id), "request {id} was answered twice");
             self.outcomes.push(answer.as_ref().map_or_else(RequestError::as_str, |_| "ok"));
             match answer {
                 Ok(replies) if self.server.refused.contains(&id) => {
                     left_unfit = true;
-                    assert_eq!(self.known[&id].answers, self.known[&id].replies, "{id} is out of step");
-                    check_refused(self.known[&id].replies, &replies);
+                    assert_eq!(
+                        self.submitted[&id].answers, self.submitted[&id].replies,
+                        "{id} has a wrong number of replies"
+                    );
+                    check_refused(self.submitted[&id].replies, &replies);
                 }
                 Ok(replies) => {
-                    assert_eq!(self.known[&id].answers, self.known[&id].replies, "{id} is out of step");
+                    assert_eq!(
+                        self.submitted[&id].answers, self.submitted[&id].replies,
+                        "{id} has a wrong number of replies"
+                    );
                     assert!(self.server.ran.contains(&id), "request {id} was answered before it ran");
                     assert!(self.last_ok < Some(id), "{id} was answered after {:?}", self.last_ok);
                     self.last_ok = Some(id);
-                    check_replies(id, self.known[&id].replies, &replies);
+                    check_replies(id, self.submitted[&id].replies, &replies);
                 }
                 Err(error) => {
                     let begun = self.server.begun.contains(&id);
@@ -390,35 +407,37 @@ impl World {
                 }
             }
         }
-        let state = *self.shell.states.last().expect("it has started");
+        let state = *self.handler.states.last().expect("it has started");
         assert!(!left_unfit || state != State::Open, "a server that refuses is left");
         let lets_in = matches!(state, State::Connecting | State::Open | State::Reconnecting);
-        assert_eq!(self.shell.shut, !lets_in, "{state}");
+        assert_eq!(self.handler.rejecting, !lets_in, "{state}");
         if let State::Failed | State::Closed = state {
-            assert_eq!(self.connection.open_requests(), 0, "nobody is open in {state}");
-            assert!(!self.shell.connected && self.shell.left.is_empty());
+            assert_eq!(self.connection.open_requests(), 0, "requests are open in {state}");
+            assert!(!self.handler.connected && self.handler.queued.is_empty());
         }
         let run: BTreeSet<Id> = self.server.ran.iter().copied().collect();
         assert!(run.is_disjoint(&self.must_not_run), "a request ran after it had failed unsent");
     }
 
-    /// However it stands, time and a close answer everybody.
+    /// Lets all deadlines pass, closes the connection, and checks that no request is left open.
     fn finish(mut self) {
         for _ in 0..40 {
             self.apply(Op::Advance(1_000));
         }
-        let waiting = |world: &World, id: &Id| !world.known[id].dropped.get() && !world.answered.contains(id);
+        let waiting = |model: &ConnectionModel, id: &Id| {
+            !model.submitted[id].dropped.get() && !model.answered.contains(id)
+        };
         self.apply(Op::Close);
         self.apply(Op::Advance(1_000));
         assert!(self.connection.is_closed());
-        for id in self.known.keys() {
+        for id in self.submitted.keys() {
             assert!(!waiting(&self, id), "request {id} hangs");
         }
     }
 }
 
 fn check_refused(count: u32, replies: &Replies) {
-    let mut cursor = crate::reply::Cursor::new(replies);
+    let mut cursor = crate::reply::ReplyCursor::new(replies);
     for _ in 0..=count {
         let error = cursor.next::<u8>().expect_err("refused, or no reply");
         assert!(matches!(error, ReplyError::Server(_) | ReplyError::Mismatch(_)), "{error}");
@@ -426,13 +445,13 @@ fn check_refused(count: u32, replies: &Replies) {
 }
 
 fn check_replies(id: Id, count: u32, replies: &Replies) {
-    let mut cursor = crate::reply::Cursor::new(replies);
+    let mut cursor = crate::reply::ReplyCursor::new(replies);
     for reply in 0..count {
         let found = match reply {
             0 | 1 => cursor.next::<u8>().expect("an integer"),
             _ => cursor.next::<(u8,)>().expect("an array of one").0,
         };
-        assert_eq!(found, id, "somebody else's reply");
+        assert_eq!(found, id, "reply of another request");
     }
     assert!(cursor.next::<()>().is_err(), "more replies than were asked for");
 }
@@ -441,18 +460,18 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn everybody_is_answered_once_in_order_and_nothing_is_replayed(ops in ops()) {
-        let mut world = World::new();
+    fn every_request_completes_once_in_order_and_none_is_replayed(ops in ops()) {
+        let mut model = ConnectionModel::new();
         for op in ops {
-            world.apply(op);
+            model.apply(op);
         }
-        world.finish();
+        model.finish();
     }
 }
 
-/// The random test is worth something only if it gets everywhere.
+/// Checks that the random histories reach every state and every kind of result.
 #[test]
-fn random_histories_reach_every_state_and_every_kind_of_answer() {
+fn random_histories_reach_every_state_and_every_kind_of_result() {
     use proptest::strategy::ValueTree;
     use proptest::test_runner::TestRunner;
 
@@ -462,15 +481,15 @@ fn random_histories_reach_every_state_and_every_kind_of_answer() {
     let mut errors: BTreeSet<&str> = BTreeSet::new();
     for _ in 0..500 {
         let ops = ops().new_tree(&mut runner).expect("the strategy never rejects").current();
-        let mut world = World::new();
+        let mut model = ConnectionModel::new();
         for op in ops {
-            world.apply(op);
+            model.apply(op);
         }
-        oks += world.outcomes.iter().filter(|outcome| **outcome == "ok").count();
-        errors.extend(world.outcomes.iter().filter(|outcome| **outcome != "ok"));
-        states.extend(world.shell.states.iter().map(|state| state.as_str()));
-        losses.append(&mut world.shell.losses);
-        restarts += world.generation - 1;
+        oks += model.outcomes.iter().filter(|outcome| **outcome == "ok").count();
+        errors.extend(model.outcomes.iter().filter(|outcome| **outcome != "ok"));
+        states.extend(model.handler.states.iter().map(|state| state.as_str()));
+        losses.append(&mut model.handler.losses);
+        restarts += model.generation - 1;
     }
     let reached: Vec<_> = states.into_iter().collect();
     assert_eq!(reached, ["closed", "closing", "connecting", "failed", "open", "reconnecting"]);

@@ -1,131 +1,141 @@
-//! Where each reply ends.
+//! RESP framer: finds where each reply ends in a growing buffer.
 //!
-//! Invariant: a byte is looked at once, however the stream is cut into reads; only a length header, which is at most 24
-//! bytes long, may be read again when it was cut in two. A header that announces more than [`Limits`] allow is refused
-//! before anything is allocated for it.
-//!
-//! Not here: what a reply means. Callers find that out in their own task, see `reply/`.
+//! Invariant: every byte is scanned once, however the stream is split into reads. Only a length
+//! header (at most 24 bytes) may be scanned again if a read ended inside it. A header that
+//! announces more than [`ReplyLimits`] allow is rejected before anything is allocated for it.
+//! Out of scope: decoding. Callers decode replies in their own task; see `reply/`.
 
 use std::ops::Range;
 
-/// What a server may send in one reply; beyond that the connection is given up.
+/// Limits on one reply of the server. A reply beyond them ends the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
-    /// Bytes of one whole reply with everything in it. Default 1 GiB: twice the longest string that Redis stores.
+pub struct ReplyLimits {
+    /// Maximum bytes of one reply, including everything nested in it. Default 1 GiB: twice the
+    /// longest string that Redis stores.
     pub max_reply_bytes: usize,
-    /// Elements of one reply over all levels, attributes included. Default 16 Mi.
+    /// Maximum elements of one reply over all nesting levels, including attributes. Default 16 Mi.
     pub max_elements: usize,
-    /// Levels of arrays, maps and sets inside each other. Default 64: replies are decoded recursively.
+    /// Maximum nesting depth of arrays, maps and sets. Default 64: replies are decoded recursively.
     pub max_depth: usize,
 }
 
-impl Default for Limits {
+impl ReplyLimits {
+    /// No limits, for bytes that were framed under real limits before.
+    pub(crate) const NONE: ReplyLimits =
+        ReplyLimits { max_reply_bytes: usize::MAX, max_elements: usize::MAX, max_depth: usize::MAX };
+}
+
+impl Default for ReplyLimits {
     fn default() -> Self {
-        Limits { max_reply_bytes: 1 << 30, max_elements: 1 << 24, max_depth: 64 }
+        ReplyLimits { max_reply_bytes: 1 << 30, max_elements: 1 << 24, max_depth: 64 }
     }
 }
 
-/// The bytes from a server are not RESP, or more than the limits allow. The connection can't go on.
+/// The bytes from the server are not RESP, or exceed the limits. The connection ends.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProtocolError {
-    /// A reply must begin with one of the type bytes of RESP2 or RESP3.
+    /// The first byte is not a RESP2 or RESP3 type byte.
     #[error(
         "expected a RESP type byte, found {0:#04x}: is this a Redis server, and is TLS on at both ends or neither?"
     )]
     Type(u8),
-    /// A length or count isn't a number.
+    /// A length or count is not a number.
     #[error("malformed length after {:?}", char::from(*.0))]
     Length(u8),
-    /// A line or a string doesn't end in CR LF.
+    /// A line or a string does not end in CR LF.
     #[error("missing CR LF after {0}")]
     Terminator(&'static str),
-    /// A chunk, an end marker or a map's value stands where it can't.
+    /// A chunk, an end marker or a map value is in an invalid position.
     #[error("misplaced {:?} in a streamed reply", char::from(*.0))]
     Misplaced(u8),
-    /// [`Limits::max_reply_bytes`].
+    /// The reply exceeds [`ReplyLimits::max_reply_bytes`].
     #[error("a reply of at least {found} bytes is over the limit of {limit}")]
     TooLong {
         /// Bytes announced or received so far.
         found: u64,
-        /// What is allowed.
+        /// The configured limit.
         limit: usize,
     },
-    /// [`Limits::max_elements`].
+    /// The reply exceeds [`ReplyLimits::max_elements`].
     #[error("a reply of at least {found} elements is over the limit of {limit}")]
     TooMany {
         /// Elements announced so far.
         found: u64,
-        /// What is allowed.
+        /// The configured limit.
         limit: usize,
     },
-    /// [`Limits::max_depth`].
+    /// The reply exceeds [`ReplyLimits::max_depth`].
     #[error("a reply nested deeper than the limit of {limit}")]
     TooDeep {
-        /// What is allowed.
+        /// The configured limit.
         limit: usize,
     },
-    /// A reply arrived although no request waits for one.
-    #[error("a reply came although no request is open")]
-    Unasked,
-    /// A command that Redis 7 doesn't have was answered with no reply or with several, as a sentinel after it showed.
+    /// A reply arrived while no request was open.
+    #[error("a reply arrived while no request was open")]
+    UnexpectedReply,
+    /// A command that Redis 7 does not have got no reply or several. The echo probe after it showed
+    /// that.
     #[error(
-        "a command was not answered with exactly one reply, so that no later reply can be told apart; \
-         don't send this command through this client"
+        "a command did not get exactly one reply, so later replies cannot be matched to requests; \
+         do not send this command through this client"
     )]
-    OutOfStep,
+    OutOfSync,
 }
 
-/// Whom a frame is for.
+/// Kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// The answer to the oldest open request.
+pub(crate) enum FrameKind {
+    /// A reply to the oldest open request.
     Reply,
-    /// Likewise, and it is an error.
+    /// An error reply to the oldest open request.
     Error,
-    /// Nobody's answer: a message or an invalidation.
+    /// A reply to the oldest open request with an error directly inside it, as in the results of
+    /// `EXEC`.
+    HasErrors,
+    /// A push message, such as a published message or an invalidation; not a reply.
     Push,
 }
 
-/// What [`Framer::next`] found.
+/// Result of [`Framer::next`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Step {
-    /// One whole frame, at this place in the bytes.
-    Frame(Kind, Range<usize>),
-    /// The frame isn't whole; at least this many more bytes belong to it.
+pub(crate) enum FrameStep {
+    /// One whole frame, and its position in the buffer.
+    Frame(FrameKind, Range<usize>),
+    /// The frame is incomplete; at least this many more bytes belong to it.
     Need(usize),
 }
 
-/// A resumable scanner over a growing buffer.
+/// Resumable scanner over a growing buffer.
 #[derive(Debug)]
 pub(crate) struct Framer {
-    limits: Limits,
-    /// Where the current frame begins in the buffer.
+    limits: ReplyLimits,
+    /// Start of the current frame in the buffer.
     start: usize,
-    /// Everything before this place is scanned.
+    /// Position up to which the buffer is scanned.
     at: usize,
-    /// How far a line without an end has been searched.
+    /// Position up to which an unterminated line was searched for its end.
     searched: usize,
-    /// End of the string whose header is scanned, its CR LF included.
+    /// End of the current string, including its CR LF. Its header is already scanned.
     string_end: Option<usize>,
-    kind: Option<Kind>,
+    kind: Option<FrameKind>,
     elements: u64,
-    levels: Vec<Level>,
+    levels: Vec<NestingLevel>,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Level {
-    /// An aggregate that announced its size.
+enum NestingLevel {
+    /// An aggregate with an announced size.
     Counted { left: u64, attribute: bool },
-    /// An aggregate that ends with `.`; a map may not end between key and value.
+    /// An aggregate that ends with `.`; a map must not end between key and value.
     Streamed { pairs: bool, odd: bool, attribute: bool },
-    /// A string that comes in `;` chunks.
+    /// A string that arrives in `;` chunks.
     Chunks,
 }
 
 impl Framer {
-    /// A framer at the beginning of a connection's bytes.
-    pub(crate) fn new(limits: Limits) -> Self {
+    /// Creates a framer for the start of a stream.
+    pub(crate) fn new(limits: ReplyLimits) -> Self {
         Framer {
             limits,
             start: 0,
@@ -138,16 +148,18 @@ impl Framer {
         }
     }
 
-    /// Goes on with `bytes`: what the last call saw, less what was [`consumed`](Self::consumed), plus what came since.
+    /// Scans on. `bytes` is the buffer of the last call, without [`consumed`](Self::consumed)
+    /// bytes, plus newly received bytes.
     #[inline]
-    pub(crate) fn next(&mut self, bytes: &[u8]) -> Result<Step, ProtocolError> {
+    pub(crate) fn next(&mut self, bytes: &[u8]) -> Result<FrameStep, ProtocolError> {
         match self.whole_string(bytes) {
-            Some(frame) => Ok(Step::Frame(Kind::Reply, frame)),
+            Some(frame) => Ok(FrameStep::Frame(FrameKind::Reply, frame)),
             None => self.scan(bytes),
         }
     }
 
-    /// The commonest frame of all: a string that is there in full. Everything else, errors included, is `scan`'s.
+    /// Fast path for the most common frame: a complete string. Everything else, errors included, is
+    /// left to `scan`.
     #[inline]
     fn whole_string(&mut self, bytes: &[u8]) -> Option<Range<usize>> {
         let (start, fresh) = (self.start, self.at == self.start);
@@ -155,7 +167,7 @@ impl Framer {
             return None;
         }
         let header = header(bytes, start, b'$').ok()??;
-        let Length::Known(length) = header.length else { return None };
+        let AnnouncedLength::Known(length) = header.length else { return None };
         let end = header.end.checked_add(usize::try_from(length).ok()?)?.checked_add(2)?;
         if end - start > self.limits.max_reply_bytes || bytes.get(end - 2..end) != Some(b"\r\n") {
             return None;
@@ -164,35 +176,36 @@ impl Framer {
         Some(start..end)
     }
 
-    fn scan(&mut self, bytes: &[u8]) -> Result<Step, ProtocolError> {
+    fn scan(&mut self, bytes: &[u8]) -> Result<FrameStep, ProtocolError> {
         loop {
             let scanned = match self.string_end {
                 Some(end) => self.string(bytes, end)?,
                 None => self.element(bytes)?,
             };
             match scanned {
-                Scanned::More(need) => {
+                ElementScan::More(need) => {
                     let held = bytes.len() - self.start;
                     self.check_bytes(held as u64 + need as u64)?;
-                    return Ok(Step::Need(need));
+                    return Ok(FrameStep::Need(need));
                 }
-                Scanned::Inside => {}
-                Scanned::Element => {
+                ElementScan::Inside => {}
+                ElementScan::Element => {
                     if self.close_levels()? {
                         let frame = self.start..self.at;
-                        // As if it had come in pieces: a reply is over the limit however it is cut.
+                        // A reply over the limit must fail in the same way whether or not it
+                        // arrived in several reads.
                         self.check_bytes(frame.len() as u64)?;
                         self.start = self.at;
                         self.elements = 0;
                         let kind = self.kind.take().expect("a whole frame has had its type byte");
-                        return Ok(Step::Frame(kind, frame));
+                        return Ok(FrameStep::Frame(kind, frame));
                     }
                 }
             }
         }
     }
 
-    /// The first `count` bytes of the buffer are gone; they must be whole frames.
+    /// Notes that the first `count` bytes were removed from the buffer. They must be whole frames.
     pub(crate) fn consumed(&mut self, count: usize) {
         debug_assert!(count <= self.start, "only whole frames can be consumed");
         self.start -= count;
@@ -201,18 +214,22 @@ impl Framer {
         self.string_end = self.string_end.map(|end| end - count);
     }
 
-    fn element(&mut self, bytes: &[u8]) -> Result<Scanned, ProtocolError> {
-        let Some(&tag) = bytes.get(self.at) else { return Ok(Scanned::More(1)) };
-        let in_chunks = matches!(self.levels.last(), Some(Level::Chunks));
+    fn element(&mut self, bytes: &[u8]) -> Result<ElementScan, ProtocolError> {
+        let Some(&tag) = bytes.get(self.at) else { return Ok(ElementScan::More(1)) };
+        let in_chunks = matches!(self.levels.last(), Some(NestingLevel::Chunks));
         if in_chunks != (tag == b';') {
             return Err(ProtocolError::Misplaced(tag));
         }
         if self.levels.is_empty() && tag != b'|' {
             self.kind = Some(match tag {
-                b'>' => Kind::Push,
-                b'-' | b'!' => Kind::Error,
-                _ => Kind::Reply,
+                b'>' => FrameKind::Push,
+                b'-' | b'!' => FrameKind::Error,
+                _ => FrameKind::Reply,
             });
+        } else if matches!(tag, b'-' | b'!') && self.levels.len() == 1 && self.kind == Some(FrameKind::Reply)
+        {
+            // Inside an attribute before the reply, `kind` is still `None`.
+            self.kind = Some(FrameKind::HasErrors);
         }
         match tag {
             b'$' | b'!' | b'=' | b';' => self.string_header(bytes, tag),
@@ -224,7 +241,7 @@ impl Framer {
         }
     }
 
-    fn line(&mut self, bytes: &[u8]) -> Result<Scanned, ProtocolError> {
+    fn line(&mut self, bytes: &[u8]) -> Result<ElementScan, ProtocolError> {
         let from = self.searched.max(self.at + 1);
         match memchr::memchr(b'\n', &bytes[from..]) {
             Some(offset) => {
@@ -234,47 +251,47 @@ impl Framer {
                 }
                 self.at = newline + 1;
                 self.check_bytes((self.at - self.start) as u64)?;
-                Ok(Scanned::Element)
+                Ok(ElementScan::Element)
             }
             None => {
                 self.searched = bytes.len();
-                Ok(Scanned::More(1))
+                Ok(ElementScan::More(1))
             }
         }
     }
 
-    fn string_header(&mut self, bytes: &[u8], tag: u8) -> Result<Scanned, ProtocolError> {
+    fn string_header(&mut self, bytes: &[u8], tag: u8) -> Result<ElementScan, ProtocolError> {
         let header = match header(bytes, self.at, tag)? {
             Some(header) => header,
-            None => return Ok(Scanned::More(1)),
+            None => return Ok(ElementScan::More(1)),
         };
         match header.length {
-            Length::Null if tag == b'$' => {
+            AnnouncedLength::Null if tag == b'$' => {
                 self.at = header.end;
-                Ok(Scanned::Element)
+                Ok(ElementScan::Element)
             }
-            Length::Streamed if tag == b'$' => {
+            AnnouncedLength::Streamed if tag == b'$' => {
                 self.at = header.end;
-                self.open(Level::Chunks)
+                self.open(NestingLevel::Chunks)
             }
-            Length::Null | Length::Streamed => Err(ProtocolError::Length(tag)),
-            Length::Known(0) if tag == b';' => {
+            AnnouncedLength::Null | AnnouncedLength::Streamed => Err(ProtocolError::Length(tag)),
+            AnnouncedLength::Known(0) if tag == b';' => {
                 self.at = header.end;
                 self.levels.pop();
-                Ok(Scanned::Element)
+                Ok(ElementScan::Element)
             }
-            Length::Known(length) => {
+            AnnouncedLength::Known(length) => {
                 self.check_bytes((header.end - self.start) as u64 + length + 2)?;
                 self.string(bytes, header.end + length as usize + 2)
             }
         }
     }
 
-    /// Passes over a string that ends, with its CR LF, at `end`.
-    fn string(&mut self, bytes: &[u8], end: usize) -> Result<Scanned, ProtocolError> {
+    /// Skips a string that ends, including its CR LF, at `end`.
+    fn string(&mut self, bytes: &[u8], end: usize) -> Result<ElementScan, ProtocolError> {
         if bytes.len() < end {
             self.string_end = Some(end);
-            return Ok(Scanned::More(end - bytes.len()));
+            return Ok(ElementScan::More(end - bytes.len()));
         }
         if &bytes[end - 2..end] != b"\r\n" {
             return Err(ProtocolError::Terminator("a string"));
@@ -282,68 +299,76 @@ impl Framer {
         self.string_end = None;
         self.at = end;
         Ok(match self.levels.last() {
-            Some(Level::Chunks) => Scanned::Inside,
-            _ => Scanned::Element,
+            Some(NestingLevel::Chunks) => ElementScan::Inside,
+            _ => ElementScan::Element,
         })
     }
 
-    fn aggregate_header(&mut self, bytes: &[u8], tag: u8, width: u64) -> Result<Scanned, ProtocolError> {
+    fn aggregate_header(&mut self, bytes: &[u8], tag: u8, width: u64) -> Result<ElementScan, ProtocolError> {
         let header = match header(bytes, self.at, tag)? {
             Some(header) => header,
-            None => return Ok(Scanned::More(1)),
+            None => return Ok(ElementScan::More(1)),
         };
         let attribute = tag == b'|';
         let level = match header.length {
-            Length::Null if tag == b'*' => {
+            AnnouncedLength::Null if tag == b'*' => {
                 self.at = header.end;
-                return Ok(Scanned::Element);
+                return Ok(ElementScan::Element);
             }
-            Length::Null => return Err(ProtocolError::Length(tag)),
-            Length::Streamed => Level::Streamed { pairs: width == 2, odd: false, attribute },
-            Length::Known(count) => Level::Counted { left: count.saturating_mul(width), attribute },
+            AnnouncedLength::Null => return Err(ProtocolError::Length(tag)),
+            AnnouncedLength::Streamed => NestingLevel::Streamed { pairs: width == 2, odd: false, attribute },
+            AnnouncedLength::Known(count) => {
+                NestingLevel::Counted { left: count.saturating_mul(width), attribute }
+            }
         };
-        let announced = if let Level::Counted { left, .. } = level { left } else { 0 };
+        let announced = if let NestingLevel::Counted { left, .. } = level { left } else { 0 };
         self.count_elements(announced + 1)?;
         self.at = header.end;
         match level {
-            Level::Counted { left: 0, attribute: false } => Ok(Scanned::Element),
-            Level::Counted { left: 0, attribute: true } => Ok(Scanned::Inside),
+            NestingLevel::Counted { left: 0, attribute: false } => Ok(ElementScan::Element),
+            NestingLevel::Counted { left: 0, attribute: true } => Ok(ElementScan::Inside),
             level => self.open(level),
         }
     }
 
-    fn end_of_stream(&mut self, bytes: &[u8]) -> Result<Scanned, ProtocolError> {
+    fn end_of_stream(&mut self, bytes: &[u8]) -> Result<ElementScan, ProtocolError> {
         let attribute = match self.levels.last() {
-            Some(Level::Streamed { odd: false, attribute, .. }) => *attribute,
-            Some(Level::Streamed { odd: true, .. } | Level::Counted { .. } | Level::Chunks) | None => {
+            Some(NestingLevel::Streamed { odd: false, attribute, .. }) => *attribute,
+            Some(
+                NestingLevel::Streamed { odd: true, .. }
+                | NestingLevel::Counted { .. }
+                | NestingLevel::Chunks,
+            )
+            | None => {
                 return Err(ProtocolError::Misplaced(b'.'));
             }
         };
         let end = self.at + 3;
         if bytes.len() < end {
-            return Ok(Scanned::More(end - bytes.len()));
+            return Ok(ElementScan::More(end - bytes.len()));
         }
         if &bytes[self.at + 1..end] != b"\r\n" {
             return Err(ProtocolError::Terminator("an end marker"));
         }
         self.at = end;
         self.levels.pop();
-        Ok(if attribute { Scanned::Inside } else { Scanned::Element })
+        Ok(if attribute { ElementScan::Inside } else { ElementScan::Element })
     }
 
-    fn open(&mut self, level: Level) -> Result<Scanned, ProtocolError> {
+    fn open(&mut self, level: NestingLevel) -> Result<ElementScan, ProtocolError> {
         if self.levels.len() >= self.limits.max_depth {
             return Err(ProtocolError::TooDeep { limit: self.limits.max_depth });
         }
         self.levels.push(level);
-        Ok(Scanned::Inside)
+        Ok(ElementScan::Inside)
     }
 
-    /// An element is whole: so may be what it stands in. True if the whole frame is.
+    /// Completes an element and every aggregate that it completes. Returns true if the frame is
+    /// complete.
     fn close_levels(&mut self) -> Result<bool, ProtocolError> {
         while let Some(level) = self.levels.last_mut() {
             match level {
-                Level::Counted { left, attribute } => {
+                NestingLevel::Counted { left, attribute } => {
                     *left -= 1;
                     if *left > 0 {
                         return Ok(false);
@@ -351,16 +376,17 @@ impl Framer {
                     let attribute = *attribute;
                     self.levels.pop();
                     if attribute {
-                        return Ok(false); // it only announces the element that follows
+                        return Ok(false); // an attribute precedes the element that it belongs to
                     }
                 }
-                Level::Streamed { pairs, odd, .. } => {
+                NestingLevel::Streamed { pairs, odd, .. } => {
                     *odd = *pairs && !*odd;
-                    // Nothing announced these, so they are counted as they come.
+                    // A streamed aggregate announces no count, so its elements are counted one by
+                    // one.
                     self.count_elements(1)?;
                     return Ok(false);
                 }
-                Level::Chunks => return Ok(false),
+                NestingLevel::Chunks => return Ok(false),
             }
         }
         Ok(true)
@@ -382,43 +408,43 @@ impl Framer {
     }
 }
 
-enum Scanned {
+enum ElementScan {
     /// The buffer ends here; at least this many more bytes are needed.
     More(usize),
-    /// A header, an attribute or a chunk: the element goes on.
+    /// A header, an attribute or a chunk; the element is not complete.
     Inside,
-    /// A whole element.
+    /// A complete element.
     Element,
 }
 
-/// The length that a header announces.
+/// Length that a header announces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Length {
+pub(crate) enum AnnouncedLength {
     Known(u64),
-    /// `-1`, as RESP2 writes null.
+    /// `-1`: null in RESP2.
     Null,
-    /// `?`: the end is marked.
+    /// `?`: an end marker follows the elements.
     Streamed,
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Header {
-    pub(crate) length: Length,
-    /// Just behind the header's CR LF.
+pub(crate) struct LengthHeader {
+    pub(crate) length: AnnouncedLength,
+    /// Position after the header's CR LF.
     pub(crate) end: usize,
 }
 
-/// Reads `<tag><length>\r\n` at `at`; `None` if the bytes end inside it.
+/// Parses `<tag><length>\r\n` at `at`. Returns `None` if the bytes end inside the header.
 #[inline]
-pub(crate) fn header(bytes: &[u8], at: usize, tag: u8) -> Result<Option<Header>, ProtocolError> {
+pub(crate) fn header(bytes: &[u8], at: usize, tag: u8) -> Result<Option<LengthHeader>, ProtocolError> {
     let malformed = Err(ProtocolError::Length(tag));
     let rest = bytes.get(at + 1..).unwrap_or_default();
     let (length, digits) = match rest.first() {
         None => return Ok(None),
-        Some(b'?') => (Length::Streamed, 1),
+        Some(b'?') => (AnnouncedLength::Streamed, 1),
         Some(b'-') => match rest.get(1) {
             None => return Ok(None),
-            Some(b'1') => (Length::Null, 2),
+            Some(b'1') => (AnnouncedLength::Null, 2),
             Some(_) => return malformed,
         },
         Some(_) => {
@@ -426,7 +452,7 @@ pub(crate) fn header(bytes: &[u8], at: usize, tag: u8) -> Result<Option<Header>,
             let mut digits = 0;
             while let Some(digit @ b'0'..=b'9') = rest.get(digits) {
                 if digits == 18 {
-                    return malformed; // far beyond any limit, and the sum below can't overflow
+                    return malformed; // far beyond any limit; also prevents overflow below
                 }
                 value = value * 10 + u64::from(digit - b'0');
                 digits += 1;
@@ -434,11 +460,11 @@ pub(crate) fn header(bytes: &[u8], at: usize, tag: u8) -> Result<Option<Header>,
             if digits == 0 {
                 return malformed;
             }
-            (Length::Known(value), digits)
+            (AnnouncedLength::Known(value), digits)
         }
     };
     match (rest.get(digits), rest.get(digits + 1)) {
-        (Some(b'\r'), Some(b'\n')) => Ok(Some(Header { length, end: at + 1 + digits + 2 })),
+        (Some(b'\r'), Some(b'\n')) => Ok(Some(LengthHeader { length, end: at + 1 + digits + 2 })),
         (None, _) | (Some(b'\r'), None) => Ok(None),
         (Some(_), _) => malformed,
     }

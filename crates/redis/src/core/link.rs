@@ -1,35 +1,36 @@
-//! The state of one connection, from the first dial to the end.
+//! Link state machine: the states of one connection, from the first dial to its end.
 //!
-//! Invariant: the seven states move only along the edges of [`Link::may_become`]. `Failed` and `Closed` hold no request;
-//! whoever was open when they were entered has been told why, once.
-//! Kept by: [`Link::step`] is the only function that makes a state, and it returns what must be done as [`Effect`]s.
-//! Not here: sockets, timers, requests; see `worker.rs`.
+//! Invariant: transitions follow the edges of [`LinkState::may_become`]. `Failed` and `Closed` have
+//! no open requests: each was failed once, with the reason.
+//! Enforced by: [`LinkState::step`] is the only function that creates a state. It returns the
+//! required actions as [`Effect`]s.
+//! Out of scope: sockets, timers and requests; see `worker.rs`.
 
 use std::time::{Duration, Instant};
 
-use super::backoff::{Backoff, Dice};
+use super::backoff::{ReconnectBackoff, SplitMix64};
 
 /// The seven states of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum State {
-    /// Made, not yet told to connect.
+    /// Created; no connection was requested yet.
     Init,
-    /// The first dial and handshake; requests queue.
+    /// The first dial and handshake are in progress; requests are queued.
     Connecting,
-    /// Connected; requests are written.
+    /// Connected; requests are sent.
     Open,
-    /// The wait before the next try; requests are rejected at once.
+    /// Waiting for the next attempt to connect; requests are rejected at once.
     Failed,
-    /// A further dial and handshake; requests queue.
+    /// Another dial and handshake are in progress; requests are queued.
     Reconnecting,
-    /// What is in flight may finish, nothing new comes in.
+    /// Requests in flight may finish; new requests are rejected.
     Closing,
-    /// The end of this link. Connecting again makes a new one.
+    /// This link has ended. Reopening the client creates a new link.
     Closed,
 }
 
 impl State {
-    /// The state's name in logs and metrics.
+    /// Returns the state's name in logs and metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             State::Init => "init",
@@ -49,17 +50,17 @@ impl std::fmt::Display for State {
     }
 }
 
-/// A state with what belongs to it.
+/// A [`State`] with its data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Link {
+pub(crate) enum LinkState {
     Init,
     Connecting,
-    /// `tries`: dials before it opened. `since`: the time at which it opened.
+    /// `tries`: failed attempts before it opened. `since`: when it opened.
     Open {
         tries: u32,
         since: Instant,
     },
-    /// `until` is when the next try starts; `None` when there won't be one.
+    /// `until`: start of the next attempt; `None` if there is none.
     Failed {
         attempt: u32,
         until: Option<Instant>,
@@ -75,92 +76,93 @@ pub(crate) enum Link {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// The owner wants a connection.
+    /// The owner requests a connection.
     Start,
-    /// Dial and handshake succeeded.
+    /// The dial and the handshake succeeded.
     Connected,
-    /// The dial failed, or the connection broke. Comes once or more for one loss.
+    /// The dial failed, or the connection broke. One loss may be reported several times.
     Lost,
-    /// The server can't serve now, and the next dial may find one that can.
+    /// The server cannot serve; the next dial may reach a server that can.
     Unfit,
     /// Time passed.
     Tick,
-    /// The owner wants no connection any more.
+    /// The owner requests the end of the connection.
     Close,
-    /// Every open request is answered.
+    /// Every open request is completed.
     Drained,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// Start to dial.
+    /// Start a dial.
     Dial,
-    /// Let go of the socket or the dial under way.
+    /// Drop the socket or the dial in progress.
     Hangup,
-    /// Fail every open request with the reason of this loss.
+    /// Fail every open request with the reason of the loss.
     FailOpen,
-    /// Fail every open request because the owner closed.
+    /// Fail every open request because the owner closed the client.
     CancelOpen,
-    /// No try will follow: close, keeping the last error.
+    /// Close the link and keep the last error: there will be no further attempt.
     GiveUp,
 }
 
-/// Longest wait after an [`Event::Unfit`]: a server is there, and is asked whether it can serve again. With the default
-/// backoff this makes at most 12 dials in the first second and 2 in each second after that.
+/// Maximum delay after [`Event::Unfit`]. The server is reachable, so it is checked often. The
+/// default backoff gives at most 12 dials in the first second and 2 in each later second.
 pub(crate) const MAX_UNFIT_DELAY: Duration = Duration::from_secs(1);
-/// A connection that was open for so long before an [`Event::Unfit`] had found a server that could serve.
-pub(crate) const STEADY: Duration = Duration::from_secs(10);
+/// A connection that was open for this long before [`Event::Unfit`] resets the attempt counter.
+pub(crate) const STEADY_AFTER: Duration = Duration::from_secs(10);
 
-/// What the owner configured.
+/// Settings of the link.
 #[derive(Debug, Clone)]
-pub(crate) struct Policy {
-    /// `None`: a lost connection is not made again.
-    pub(crate) reconnect: Option<Backoff>,
-    /// How long `close` lets what is in flight finish.
+pub(crate) struct LinkPolicy {
+    /// Backoff between attempts; `None` disables reconnection.
+    pub(crate) reconnect: Option<ReconnectBackoff>,
+    /// How long `close` waits for requests in flight.
     pub(crate) close_timeout: Duration,
 }
 
-impl Link {
+impl LinkState {
     pub(crate) fn step(
         self,
         event: Event,
         now: Instant,
-        policy: &Policy,
-        dice: &mut Dice,
+        policy: &LinkPolicy,
+        rng: &mut SplitMix64,
         out: &mut Vec<Effect>,
-    ) -> Link {
+    ) -> LinkState {
         match self {
-            Link::Init => match event {
+            LinkState::Init => match event {
                 Event::Start => {
                     out.push(Effect::Dial);
-                    Link::Connecting
+                    LinkState::Connecting
                 }
-                Event::Close => Link::Closed,
+                Event::Close => LinkState::Closed,
                 Event::Connected | Event::Lost | Event::Unfit | Event::Tick | Event::Drained => self,
             },
-            Link::Connecting => match event {
-                Event::Connected => Link::Open { tries: 0, since: now },
-                Event::Lost => fail(0, None, now, policy, dice, out),
+            LinkState::Connecting => match event {
+                Event::Connected => LinkState::Open { tries: 0, since: now },
+                Event::Lost => fail(0, None, now, policy, rng, out),
                 Event::Close => close(out),
                 Event::Start | Event::Unfit | Event::Tick | Event::Drained => self,
             },
-            Link::Open { tries, since } => match event {
-                Event::Lost => fail(0, None, now, policy, dice, out),
+            LinkState::Open { tries, since } => match event {
+                Event::Lost => fail(0, None, now, policy, rng, out),
                 Event::Unfit => {
-                    // A handshake says nothing about whether the server can serve, and neither does another's reply.
-                    let steady = now.saturating_duration_since(since) >= STEADY;
-                    fail(if steady { 0 } else { tries }, Some(MAX_UNFIT_DELAY), now, policy, dice, out)
+                    // Neither a handshake nor a reply to another request shows that the server can
+                    // serve.
+                    let steady = now.saturating_duration_since(since) >= STEADY_AFTER;
+                    fail(if steady { 0 } else { tries }, Some(MAX_UNFIT_DELAY), now, policy, rng, out)
                 }
-                Event::Close => Link::Closing { until: later(now, policy.close_timeout) },
+                Event::Close => LinkState::Closing { until: later(now, policy.close_timeout) },
                 Event::Start | Event::Connected | Event::Tick | Event::Drained => self,
             },
-            Link::Failed { attempt, until } => match event {
+            LinkState::Failed { attempt, until } => match event {
                 Event::Tick if until.is_some_and(|until| now >= until) => {
                     out.push(Effect::Dial);
-                    Link::Reconnecting { attempt }
+                    LinkState::Reconnecting { attempt }
                 }
                 Event::Close => close(out),
-                // The second report of the same loss changes nothing.
+                // A second report of the same loss changes nothing.
                 Event::Lost
                 | Event::Unfit
                 | Event::Tick
@@ -168,22 +170,22 @@ impl Link {
                 | Event::Connected
                 | Event::Drained => self,
             },
-            Link::Reconnecting { attempt } => match event {
-                Event::Connected => Link::Open { tries: attempt, since: now },
-                Event::Lost => fail(attempt, None, now, policy, dice, out),
+            LinkState::Reconnecting { attempt } => match event {
+                Event::Connected => LinkState::Open { tries: attempt, since: now },
+                Event::Lost => fail(attempt, None, now, policy, rng, out),
                 Event::Close => close(out),
                 Event::Start | Event::Unfit | Event::Tick | Event::Drained => self,
             },
-            Link::Closing { until } => match event {
+            LinkState::Closing { until } => match event {
                 Event::Drained => close(out),
                 Event::Tick if now >= until => close(out),
                 Event::Lost => {
                     out.extend([Effect::Hangup, Effect::FailOpen]);
-                    Link::Closed
+                    LinkState::Closed
                 }
                 Event::Tick | Event::Unfit | Event::Start | Event::Connected | Event::Close => self,
             },
-            Link::Closed => match event {
+            LinkState::Closed => match event {
                 Event::Start
                 | Event::Connected
                 | Event::Lost
@@ -197,36 +199,43 @@ impl Link {
 
     pub(crate) fn state(&self) -> State {
         match self {
-            Link::Init => State::Init,
-            Link::Connecting => State::Connecting,
-            Link::Open { .. } => State::Open,
-            Link::Failed { .. } => State::Failed,
-            Link::Reconnecting { .. } => State::Reconnecting,
-            Link::Closing { .. } => State::Closing,
-            Link::Closed => State::Closed,
+            LinkState::Init => State::Init,
+            LinkState::Connecting => State::Connecting,
+            LinkState::Open { .. } => State::Open,
+            LinkState::Failed { .. } => State::Failed,
+            LinkState::Reconnecting { .. } => State::Reconnecting,
+            LinkState::Closing { .. } => State::Closing,
+            LinkState::Closed => State::Closed,
         }
     }
 
-    /// Tries since the connection was last open.
+    /// Returns the number of attempts since the connection was last open.
     pub(crate) fn attempt(&self) -> u32 {
         match self {
-            Link::Failed { attempt, .. } | Link::Reconnecting { attempt } => *attempt,
-            Link::Init | Link::Connecting | Link::Open { .. } | Link::Closing { .. } | Link::Closed => 0,
+            LinkState::Failed { attempt, .. } | LinkState::Reconnecting { attempt } => *attempt,
+            LinkState::Init
+            | LinkState::Connecting
+            | LinkState::Open { .. }
+            | LinkState::Closing { .. }
+            | LinkState::Closed => 0,
         }
     }
 
-    /// When `Tick` will change something.
+    /// Returns the time at which `Tick` causes a transition.
     pub(crate) fn wakes_at(&self) -> Option<Instant> {
         match self {
-            Link::Failed { until, .. } => *until,
-            Link::Closing { until } => Some(*until),
-            Link::Init | Link::Connecting | Link::Open { .. } | Link::Reconnecting { .. } | Link::Closed => {
-                None
-            }
+            LinkState::Failed { until, .. } => *until,
+            LinkState::Closing { until } => Some(*until),
+            LinkState::Init
+            | LinkState::Connecting
+            | LinkState::Open { .. }
+            | LinkState::Reconnecting { .. }
+            | LinkState::Closed => None,
         }
     }
 
-    /// The edges of the picture in ARCHITECTURE.md. A worker that is cancelled goes to `Closed` from everywhere.
+    /// Returns true for the transitions in the diagram of `lib.rs`. A cancelled worker enters
+    /// `Closed` from every state.
     #[cfg(test)]
     pub(crate) fn may_become(from: State, to: State) -> bool {
         use State::*;
@@ -246,85 +255,85 @@ fn fail(
     tries: u32,
     longest: Option<Duration>,
     now: Instant,
-    policy: &Policy,
-    dice: &mut Dice,
+    policy: &LinkPolicy,
+    rng: &mut SplitMix64,
     out: &mut Vec<Effect>,
-) -> Link {
+) -> LinkState {
     out.extend([Effect::Hangup, Effect::FailOpen]);
     let attempt = tries.saturating_add(1);
     match &policy.reconnect {
         Some(backoff) => {
             let backoff = longest.map_or_else(|| backoff.clone(), |longest| backoff.capped(longest));
-            Link::Failed { attempt, until: Some(later(now, backoff.delay(attempt, dice.roll()))) }
+            LinkState::Failed { attempt, until: Some(later(now, backoff.delay(attempt, rng.next_u64()))) }
         }
         None => {
             out.push(Effect::GiveUp);
-            Link::Failed { attempt, until: None }
+            LinkState::Failed { attempt, until: None }
         }
     }
 }
 
-/// `now + wait`, or so late that nobody will notice, where the clock ends before that.
+/// Returns `now + wait`, capped so that the addition cannot overflow.
 fn later(now: Instant, wait: Duration) -> Instant {
-    const AN_AGE: Duration = Duration::from_secs(1 << 30);
-    now + wait.min(AN_AGE)
+    const MAX_WAIT: Duration = Duration::from_secs(1 << 30);
+    now + wait.min(MAX_WAIT)
 }
 
-fn close(out: &mut Vec<Effect>) -> Link {
+fn close(out: &mut Vec<Effect>) -> LinkState {
     out.extend([Effect::Hangup, Effect::CancelOpen]);
-    Link::Closed
+    LinkState::Closed
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn policy() -> Policy {
-        Policy { reconnect: Some(Backoff::default()), close_timeout: Duration::from_secs(5) }
+    fn policy() -> LinkPolicy {
+        LinkPolicy { reconnect: Some(ReconnectBackoff::default()), close_timeout: Duration::from_secs(5) }
     }
 
-    fn open(since: Instant) -> Link {
-        Link::Open { tries: 0, since }
+    fn open(since: Instant) -> LinkState {
+        LinkState::Open { tries: 0, since }
     }
 
-    fn step(link: Link, event: Event, now: Instant, policy: &Policy) -> (Link, Vec<Effect>) {
+    fn step(link: LinkState, event: Event, now: Instant, policy: &LinkPolicy) -> (LinkState, Vec<Effect>) {
         let mut out = Vec::new();
-        let link = link.step(event, now, policy, &mut Dice::seeded(1), &mut out);
+        let link = link.step(event, now, policy, &mut SplitMix64::seeded(1), &mut out);
         (link, out)
     }
 
     #[test]
-    fn losing_an_open_link_fails_what_is_open_and_waits() {
+    fn losing_an_open_link_fails_open_requests_and_waits() {
         let now = Instant::now();
         let (link, out) = step(open(now), Event::Lost, now, &policy());
         assert_eq!(out, [Effect::Hangup, Effect::FailOpen]);
-        let Link::Failed { attempt: 1, until: Some(until) } = link else { panic!("{link:?}") };
+        let LinkState::Failed { attempt: 1, until: Some(until) } = link else { panic!("{link:?}") };
         assert!(until > now && until <= now + Duration::from_millis(50));
     }
 
     #[test]
-    fn a_second_report_of_one_loss_starts_nothing() {
+    fn a_second_report_of_one_loss_changes_nothing() {
         let now = Instant::now();
         let (failed, _) = step(open(now), Event::Lost, now, &policy());
         assert_eq!(step(failed, Event::Lost, now, &policy()), (failed, vec![]));
     }
 
     #[test]
-    fn the_wait_ends_in_one_dial_and_each_failure_counts() {
+    fn each_wait_ends_in_one_dial_and_each_failure_counts() {
         let now = Instant::now();
-        let (mut link, _) = step(Link::Connecting, Event::Lost, now, &policy());
+        let (mut link, _) = step(LinkState::Connecting, Event::Lost, now, &policy());
         for expected in 1..=20 {
             let until = link.wakes_at().expect("a failed link waits");
             assert_eq!(step(link, Event::Tick, until - Duration::from_nanos(1), &policy()), (link, vec![]));
             let (dialing, out) = step(link, Event::Tick, until, &policy());
-            assert_eq!((dialing, out), (Link::Reconnecting { attempt: expected }, vec![Effect::Dial]));
+            assert_eq!((dialing, out), (LinkState::Reconnecting { attempt: expected }, vec![Effect::Dial]));
             (link, _) = step(dialing, Event::Lost, until, &policy());
         }
         let until = link.wakes_at().expect("a failed link waits");
         let (dialing, _) = step(link, Event::Tick, until, &policy());
         assert_eq!(
             step(dialing, Event::Connected, until, &policy()),
-            (Link::Open { tries: 21, since: until }, vec![])
+            (LinkState::Open { tries: 21, since: until }, vec![])
         );
         assert_eq!(open(now).attempt(), 0);
     }
@@ -332,34 +341,34 @@ mod tests {
     #[test]
     fn without_reconnection_a_loss_gives_up() {
         let now = Instant::now();
-        let policy = Policy { reconnect: None, ..policy() };
+        let policy = LinkPolicy { reconnect: None, ..policy() };
         let (link, out) = step(open(now), Event::Lost, now, &policy);
-        assert_eq!(link, Link::Failed { attempt: 1, until: None });
+        assert_eq!(link, LinkState::Failed { attempt: 1, until: None });
         assert_eq!(out, [Effect::Hangup, Effect::FailOpen, Effect::GiveUp]);
-        assert_eq!(step(link, Event::Close, now, &policy).0, Link::Closed);
+        assert_eq!(step(link, Event::Close, now, &policy).0, LinkState::Closed);
     }
 
     #[test]
-    fn closing_waits_for_what_is_in_flight_up_to_its_deadline() {
+    fn closing_waits_for_requests_in_flight_up_to_its_deadline() {
         let now = Instant::now();
         let (closing, out) = step(open(now), Event::Close, now, &policy());
-        assert_eq!((closing, out), (Link::Closing { until: now + Duration::from_secs(5) }, vec![]));
+        assert_eq!((closing, out), (LinkState::Closing { until: now + Duration::from_secs(5) }, vec![]));
         assert_eq!(step(closing, Event::Tick, now, &policy()).0, closing);
-        assert_eq!(step(closing, Event::Drained, now, &policy()).0, Link::Closed);
+        assert_eq!(step(closing, Event::Drained, now, &policy()).0, LinkState::Closed);
         let (closed, out) = step(closing, Event::Tick, now + Duration::from_secs(5), &policy());
-        assert_eq!((closed, out), (Link::Closed, vec![Effect::Hangup, Effect::CancelOpen]));
+        assert_eq!((closed, out), (LinkState::Closed, vec![Effect::Hangup, Effect::CancelOpen]));
     }
 
-    /// Dials at once whenever it may, and finds a server that can't serve each time.
-    fn dials_of_an_unfit_server(policy: &Policy, seed: u64, lives: Duration) -> Vec<Duration> {
-        let (begun, mut dice, mut out) = (Instant::now(), Dice::seeded(seed), Vec::new());
+    /// Returns the times of all dials to a server that is unfit after every handshake.
+    fn dials_of_an_unfit_server(policy: &LinkPolicy, seed: u64, lifetime: Duration) -> Vec<Duration> {
+        let (begun, mut rng, mut out) = (Instant::now(), SplitMix64::seeded(seed), Vec::new());
         let (mut now, mut link, mut dials) = (begun, open(begun), Vec::new());
         while now < begun + Duration::from_secs(60) {
-            now += lives;
-            link = link.step(Event::Unfit, now, policy, &mut dice, &mut out);
+            now += lifetime;
+            link = link.step(Event::Unfit, now, policy, &mut rng, &mut out);
             now = link.wakes_at().expect("a failed link waits");
             for event in [Event::Tick, Event::Connected] {
-                link = link.step(event, now, policy, &mut dice, &mut out);
+                link = link.step(event, now, policy, &mut rng, &mut out);
             }
             dials.push(now - begun);
         }
@@ -383,19 +392,26 @@ mod tests {
     }
 
     #[test]
-    fn only_a_server_that_served_for_a_while_is_tried_quickly_again() {
+    fn only_a_server_that_was_fit_for_a_while_is_dialed_quickly_again() {
         let now = Instant::now();
-        let link = Link::Open { tries: 15, since: now };
-        let almost = now + STEADY - Duration::from_nanos(1);
-        assert!(matches!(step(link, Event::Unfit, almost, &policy()).0, Link::Failed { attempt: 16, .. }));
+        let link = LinkState::Open { tries: 15, since: now };
+        let almost = now + STEADY_AFTER - Duration::from_nanos(1);
         assert!(matches!(
-            step(link, Event::Unfit, now + STEADY, &policy()).0,
-            Link::Failed { attempt: 1, .. }
+            step(link, Event::Unfit, almost, &policy()).0,
+            LinkState::Failed { attempt: 16, .. }
         ));
-        assert!(matches!(step(link, Event::Lost, now, &policy()).0, Link::Failed { attempt: 1, .. }));
-        // An owner who wants to wait for longer does.
-        let slow = Backoff { quick_tries: 0, first_delay: Duration::from_secs(8), ..Backoff::default() };
-        let slow = Policy { reconnect: Some(slow), ..policy() };
+        assert!(matches!(
+            step(link, Event::Unfit, now + STEADY_AFTER, &policy()).0,
+            LinkState::Failed { attempt: 1, .. }
+        ));
+        assert!(matches!(step(link, Event::Lost, now, &policy()).0, LinkState::Failed { attempt: 1, .. }));
+        // A longer configured delay is respected.
+        let slow = ReconnectBackoff {
+            quick_tries: 0,
+            first_delay: Duration::from_secs(8),
+            ..ReconnectBackoff::default()
+        };
+        let slow = LinkPolicy { reconnect: Some(slow), ..policy() };
         let (link, _) = step(link, Event::Unfit, now, &slow);
         assert!(link.wakes_at().is_some_and(|at| at >= now + Duration::from_secs(4)), "{link:?}");
     }

@@ -1,14 +1,15 @@
-//! The client's rules, without a socket, a clock or a runtime.
+//! Pure protocol core: no socket, no clock, no runtime.
 //!
-//! [`frame`] finds where replies end, [`pipeline`] knows whose reply comes next, [`link`] knows which state the
-//! connection is in, [`backoff`] how long to wait before the next try, [`refusal`] which errors say that the server can't
-//! serve now, [`sentinel`] whether a command had exactly one reply, and [`connection`] puts them together. `worker.rs`
-//! owns a connection, feeds it what happens and does what it says.
+//! [`frame`] finds where replies end. [`pipeline`] matches replies to requests. [`link`] is the
+//! state machine of the connection. [`backoff`] computes reconnect delays. [`refusal`] lists the
+//! errors that mean that a server cannot serve. [`echo_probe`] checks that a command had exactly
+//! one reply. [`connection`] combines them. `worker.rs` owns a [`connection::ConnectionCore`],
+//! reports events to it and performs its effects.
 
 pub(crate) mod backoff;
 pub(crate) mod connection;
+pub(crate) mod echo_probe;
 pub(crate) mod frame;
 pub(crate) mod link;
 pub(crate) mod pipeline;
 pub(crate) mod refusal;
-pub(crate) mod sentinel;

@@ -1,11 +1,11 @@
-//! Whose reply comes next.
+//! Pipeline: matches replies to requests in FIFO order.
 //!
-//! Invariant: requests are answered in the order in which they were accepted, each exactly once, and their bytes leave in
-//! that order. A request nobody waits for any more still takes its reply off the stream, so the one behind it can't get
-//! it; one that died before its first byte left is never sent.
-//! Kept by: `open` is the only record of requests, and only [`Pipeline::receive`], [`Pipeline::expire`] and
-//! [`Pipeline::fail_all`] give a sink away, by value.
-//! Not here: sockets, wakers, the meaning of replies.
+//! Invariant: requests are completed in the order in which they were accepted, each exactly once,
+//! and their bytes are sent in that order. An abandoned request still consumes its reply, so the
+//! next request cannot get it. A request abandoned before its first byte was sent is never sent.
+//! Enforced by: `open` is the only record of requests. Only [`Pipeline::receive`],
+//! [`Pipeline::expire`] and [`Pipeline::fail_all`] hand out a sink, by value.
+//! Out of scope: sockets, wakers and the meaning of replies.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -13,84 +13,91 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 
-use super::frame::{Framer, Kind, Limits, ProtocolError, Step};
-use super::refusal::{Refusal, error_text};
-use super::sentinel::{Judged, Sentinel};
+use super::echo_probe::{EchoProbe, ProbeVerdict};
+use super::frame::{FrameKind, FrameStep, Framer, ProtocolError, ReplyLimits};
+use super::refusal::{ServerRefusal, error_text, errors_inside};
 
-/// Where an answer goes. The pipeline knows nothing else of it.
-pub(crate) trait Sink {
-    /// True when nobody waits for the answer any more.
-    fn abandoned(&self) -> bool;
+/// Destination of a request's result.
+pub(crate) trait ReplySink {
+    /// Returns true if no caller waits for the result.
+    fn is_abandoned(&self) -> bool;
 }
 
-/// A request as its caller submits it; its bytes travel beside it.
+/// A submitted request. Its encoded bytes are passed separately.
 #[derive(Debug)]
-pub(crate) struct Request<S> {
+pub(crate) struct PipelineRequest<S> {
     pub(crate) sink: S,
-    pub(crate) expect: Expect,
+    pub(crate) expect: ExpectedReplies,
     pub(crate) bytes: usize,
     pub(crate) timeout: Option<Duration>,
 }
 
-/// What answers a request.
+/// Replies that complete a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Expect {
+pub enum ExpectedReplies {
     /// This many replies; at least one.
     Replies(u32),
-    /// This many push messages of a kind, as SUBSCRIBE gets them, or one error reply.
+    /// This many push messages of this kind (for SUBSCRIBE and similar commands), or one error
+    /// reply.
     Confirmations(u32, &'static str),
-    /// This many replies, and after them that of a sentinel, which the caller doesn't get.
-    Verified(u32, Sentinel),
+    /// This many replies, followed by those of an echo probe, which the caller does not get.
+    Verified(u32, EchoProbe),
 }
 
-impl Expect {
-    /// Likewise, with a sentinel after it, if there is one.
-    pub(crate) fn verified_by(self, sentinel: Option<Sentinel>) -> Self {
-        match (self, sentinel) {
-            (Expect::Replies(count), Some(sentinel)) => Expect::Verified(count, sentinel),
-            (Expect::Replies(_) | Expect::Confirmations(..) | Expect::Verified(..), _) => self,
+impl ExpectedReplies {
+    /// Returns the same expectation, followed by the probe if there is one.
+    pub(crate) fn verified_by(self, probe: Option<EchoProbe>) -> Self {
+        match (self, probe) {
+            (ExpectedReplies::Replies(count), Some(probe)) => ExpectedReplies::Verified(count, probe),
+            (
+                ExpectedReplies::Replies(_)
+                | ExpectedReplies::Confirmations(..)
+                | ExpectedReplies::Verified(..),
+                _,
+            ) => self,
         }
     }
 }
 
-/// The replies to one request. Each part holds whole replies, so a reply is always one piece of memory.
+/// The replies to one request. Each part holds whole replies, so every reply is contiguous in
+/// memory.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Replies {
     pub(crate) first: Bytes,
     pub(crate) rest: Vec<Bytes>,
 }
 
-/// What [`Pipeline::receive`] found in the bytes.
+/// Output of [`Pipeline::receive`].
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Received<S> {
-    Answer(S, Replies),
+pub(crate) enum PipelineOutput<S> {
+    Completed(S, Replies),
     Push(Bytes),
 }
 
-/// How far [`Pipeline::receive`] got.
+/// How far [`Pipeline::receive`] parsed the received bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Parsed {
-    /// As many answers as were asked for; there may be more.
+pub(crate) enum ParseProgress {
+    /// The requested number of requests was completed; the buffer may hold more replies.
     Some,
-    /// Everything that is whole; at least `need` bytes are missing.
+    /// All complete replies are parsed; at least `need` more bytes are missing.
     All { need: usize },
 }
 
 #[derive(Debug)]
-struct Open<S> {
-    /// `None` once the deadline has answered it.
+struct OpenRequest<S> {
+    /// `None` after the deadline has passed.
     sink: Option<S>,
-    expect: Expect,
-    /// Place of its first byte in everything that was ever accepted.
+    expect: ExpectedReplies,
+    /// Position of the request's first byte in the stream of all accepted bytes.
     start: u64,
     bytes: usize,
     since: Instant,
     timeout: Option<Duration>,
 }
 
-impl<S: Sink> Open<S> {
-    fn dead(&self) -> bool {
-        self.sink.as_ref().is_none_or(S::abandoned)
+impl<S: ReplySink> OpenRequest<S> {
+    fn is_abandoned(&self) -> bool {
+        self.sink.as_ref().is_none_or(S::is_abandoned)
     }
 
     fn deadline(&self) -> Option<Instant> {
@@ -99,42 +106,43 @@ impl<S: Sink> Open<S> {
 }
 
 pub(crate) struct Pipeline<S> {
-    open: VecDeque<Open<S>>,
+    open: VecDeque<OpenRequest<S>>,
     /// Bytes to send; those before `out_at` are sent.
     out: Vec<u8>,
     out_at: usize,
-    /// Bytes accepted and sent since the beginning; their difference is what `out` still holds.
+    /// Total bytes accepted and sent. Their difference is the unsent part of `out`.
     accepted: u64,
     sent: u64,
-    /// Bytes received; the first `whole` of them are whole replies to the oldest request.
+    /// Received bytes. The first `whole` bytes are complete replies to the oldest request.
     input: BytesMut,
-    /// The buffer before `input`: callers may still hold slices of it.
+    /// The previous input buffer. Callers may still hold slices of it.
     spare: BytesMut,
     whole: usize,
-    /// A large reply was cut off `input`, whose buffer would otherwise come back to us once the caller is done with it.
+    /// True if a large reply was split off `input`. The buffer is then replaced, so that its memory
+    /// is freed with the reply.
     oversized: bool,
-    /// Replies to the oldest request that were cut off `input` already.
+    /// Replies to the oldest request that were already split off `input`.
     parts: Vec<Bytes>,
-    /// Why the server refused the last command of the oldest request that it refused.
-    refused: Option<Refusal>,
-    /// An answered request was refused in a way that ends the connection.
-    unfit: Option<Refusal>,
+    /// Refusal among the replies to the oldest request so far.
+    refusal: Option<ServerRefusal>,
+    /// Refusal of a completed request that ends the connection.
+    unfit: Option<ServerRefusal>,
     framer: Framer,
-    limits: Limits,
-    /// RESP2 sends a subscriber its messages as arrays.
+    limits: ReplyLimits,
+    /// True for RESP2 subscribers, whose messages arrive as arrays.
     arrays_are_pushes: bool,
 }
 
-// In tests these are small, so that random histories get around every corner.
-/// Beyond this an emptied buffer is given back instead of kept for the next batch.
+// Small in tests, so that random histories reach every branch.
+/// Maximum capacity that an emptied buffer keeps for the next batch.
 const KEEP_BYTES: usize = if cfg!(test) { 200 } else { 1 << 20 };
-/// One read asks for this much.
+/// Capacity requested for one read.
 pub(crate) const READ_BYTES: usize = if cfg!(test) { 64 } else { 64 << 10 };
-/// With less room than this left in the buffer, the next read gets a new one.
+/// Minimum free space for a read; below it the next read uses a new buffer.
 const MIN_READ_BYTES: usize = if cfg!(test) { 16 } else { 4 << 10 };
 
-impl<S: Sink> Pipeline<S> {
-    pub(crate) fn new(limits: Limits, arrays_are_pushes: bool) -> Self {
+impl<S: ReplySink> Pipeline<S> {
+    pub(crate) fn new(limits: ReplyLimits, arrays_are_pushes: bool) -> Self {
         Pipeline {
             open: VecDeque::new(),
             out: Vec::new(),
@@ -146,7 +154,7 @@ impl<S: Sink> Pipeline<S> {
             whole: 0,
             oversized: false,
             parts: Vec::new(),
-            refused: None,
+            refusal: None,
             unfit: None,
             framer: Framer::new(limits),
             limits,
@@ -154,19 +162,20 @@ impl<S: Sink> Pipeline<S> {
         }
     }
 
-    /// Takes requests and their bytes over; both lists come back empty. Gives the shortest timeout among them.
+    /// Takes over requests and their bytes. Both lists are empty afterwards. Returns the shortest
+    /// timeout among the requests.
     pub(crate) fn accept(
         &mut self,
-        requests: &mut Vec<Request<S>>,
+        requests: &mut Vec<PipelineRequest<S>>,
         bytes: &mut Vec<u8>,
         now: Instant,
     ) -> Option<Duration> {
         let mut shortest: Option<Duration> = None;
-        for Request { sink, expect, bytes, timeout } in requests.drain(..) {
+        for PipelineRequest { sink, expect, bytes, timeout } in requests.drain(..) {
             if let Some(timeout) = timeout {
                 shortest = Some(shortest.map_or(timeout, |shortest| shortest.min(timeout)));
             }
-            self.open.push_back(Open {
+            self.open.push_back(OpenRequest {
                 sink: Some(sink),
                 expect,
                 start: self.accepted,
@@ -187,7 +196,7 @@ impl<S: Sink> Pipeline<S> {
         shortest
     }
 
-    /// Requests that are not answered yet, those that nobody waits for included.
+    /// Returns the number of open requests, including abandoned ones.
     pub(crate) fn len(&self) -> usize {
         self.open.len()
     }
@@ -211,22 +220,23 @@ impl<S: Sink> Pipeline<S> {
         self.check_invariants();
     }
 
-    /// The buffer to read into, with room for a read. `need` is what the last [`receive`](Self::receive) asked for; the
-    /// buffer at most doubles, so that it follows what came and not what was announced.
+    /// Returns the buffer to read into, with room for a read. `need` is what the last
+    /// [`receive`](Self::receive) reported. The buffer at most doubles: its size follows received
+    /// bytes, not announced lengths.
     pub(crate) fn input(&mut self, need: usize) -> &mut BytesMut {
         let (held, room) = (self.input.len(), self.input.capacity() - self.input.len());
         if room < MIN_READ_BYTES {
             if held > MIN_READ_BYTES {
                 self.input.reserve(need.clamp(READ_BYTES, held.max(READ_BYTES)));
             } else {
-                self.turn_over();
+                self.swap_buffers();
             }
         }
         &mut self.input
     }
 
-    /// Goes on in the buffer before this one, which the callers are done with by now, or else in a new one.
-    fn turn_over(&mut self) {
+    /// Continues in the previous buffer if callers have released it, otherwise in a new one.
+    fn swap_buffers(&mut self) {
         if !self.spare.try_reclaim(READ_BYTES) {
             self.spare = BytesMut::with_capacity(READ_BYTES);
         }
@@ -235,48 +245,51 @@ impl<S: Sink> Pipeline<S> {
         self.spare.clear();
     }
 
-    /// Gives out every answer and push message that is whole, but at most so many answers.
+    /// Emits every complete result and push message, but at most `max_completed` results.
     pub(crate) fn receive(
         &mut self,
-        mut answers: usize,
-        mut emit: impl FnMut(Received<S>),
-    ) -> Result<Parsed, ProtocolError> {
+        mut max_completed: usize,
+        mut emit: impl FnMut(PipelineOutput<S>),
+    ) -> Result<ParseProgress, ProtocolError> {
         loop {
-            if answers == 0 && !self.input.is_empty() {
-                self.cut_part();
-                return Ok(Parsed::Some);
+            if max_completed == 0 && !self.input.is_empty() {
+                self.stash_whole_replies();
+                return Ok(ParseProgress::Some);
             }
             let step = match self.framer.next(&self.input)? {
-                Step::Frame(Kind::Reply, range)
+                FrameStep::Frame(FrameKind::Reply | FrameKind::HasErrors, range)
                     if self.arrays_are_pushes && self.input[range.start] == b'*' =>
                 {
-                    Step::Frame(Kind::Push, range)
+                    FrameStep::Frame(FrameKind::Push, range)
                 }
                 step => step,
             };
             match step {
-                Step::Need(need) => {
-                    self.cut_part();
+                FrameStep::Need(need) => {
+                    self.stash_whole_replies();
                     if std::mem::take(&mut self.oversized) {
                         self.input = BytesMut::from(&self.input[..]);
                     }
                     self.check_invariants();
-                    return Ok(Parsed::All { need });
+                    return Ok(ParseProgress::All { need });
                 }
-                Step::Frame(Kind::Push, range) => {
-                    self.cut_part();
-                    let push = self.cut(range.len());
+                FrameStep::Frame(FrameKind::Push, range) => {
+                    self.stash_whole_replies();
+                    let push = self.split_front(range.len());
                     if let Some(sink) = self.confirm(&push) {
-                        emit(Received::Answer(sink, Replies::default()));
+                        emit(PipelineOutput::Completed(sink, Replies::default()));
                     }
-                    emit(Received::Push(push));
+                    emit(PipelineOutput::Push(push));
                 }
-                Step::Frame(kind @ (Kind::Reply | Kind::Error), range) => {
+                FrameStep::Frame(
+                    kind @ (FrameKind::Reply | FrameKind::Error | FrameKind::HasErrors),
+                    range,
+                ) => {
                     if self.count_reply(kind, range)? {
-                        answers = answers.saturating_sub(1);
+                        max_completed = max_completed.saturating_sub(1);
                         let replies = self.take_replies();
                         if let Some(sink) = self.open.pop_front().and_then(|front| front.sink) {
-                            emit(Received::Answer(sink, replies));
+                            emit(PipelineOutput::Completed(sink, replies));
                         }
                     }
                 }
@@ -284,67 +297,72 @@ impl<S: Sink> Pipeline<S> {
         }
     }
 
-    /// Counts a reply towards the oldest request; true when that was its last.
+    /// Counts a reply towards the oldest request. Returns true if it was the last one.
     #[inline]
-    fn count_reply(&mut self, kind: Kind, range: Range<usize>) -> Result<bool, ProtocolError> {
-        let front = self.open.front_mut().ok_or(ProtocolError::Unasked)?;
+    fn count_reply(&mut self, kind: FrameKind, range: Range<usize>) -> Result<bool, ProtocolError> {
+        let front = self.open.front_mut().ok_or(ProtocolError::UnexpectedReply)?;
         let last = match &mut front.expect {
-            Expect::Replies(left) if *left > 1 => {
+            ExpectedReplies::Replies(left) if *left > 1 => {
                 *left -= 1;
                 false
             }
-            // A subscription is confirmed by push messages; a reply in their place is its refusal.
-            Expect::Replies(_) | Expect::Confirmations(..) => true,
-            Expect::Verified(left, sentinel) => match sentinel.judge(*left, &self.input[range.clone()]) {
-                Judged::Reply => {
+            // Push messages confirm a subscription; a reply in their place is an error.
+            ExpectedReplies::Replies(_) | ExpectedReplies::Confirmations(..) => true,
+            ExpectedReplies::Verified(left, probe) => match probe.classify(*left, &self.input[range.clone()])
+            {
+                ProbeVerdict::Reply => {
                     *left -= 1;
                     false
                 }
-                judged @ (Judged::Sentinel | Judged::Verified) => {
-                    self.cut_part();
-                    self.cut(range.len());
-                    let last = judged == Judged::Verified;
+                verdict @ (ProbeVerdict::Probe | ProbeVerdict::Verified) => {
+                    self.stash_whole_replies();
+                    self.split_front(range.len());
+                    let last = verdict == ProbeVerdict::Verified;
                     if last {
-                        self.note_unfit();
+                        self.record_unfit();
                     }
                     return Ok(last);
                 }
-                Judged::OutOfStep => return Err(ProtocolError::OutOfStep),
+                ProbeVerdict::OutOfSync => return Err(ProtocolError::OutOfSync),
             },
         };
         self.whole = range.end;
-        if kind == Kind::Error {
-            self.note_refusal(range);
+        if kind != FrameKind::Reply {
+            self.record_refusals(range);
         }
-        if last && self.refused.is_some() {
-            self.note_unfit();
+        if last && self.refusal.is_some() {
+            self.record_unfit();
         }
         Ok(last)
     }
 
     #[cold]
-    fn note_refusal(&mut self, range: Range<usize>) {
-        // Of several in one request, one that ends the connection counts.
-        if let Some(refusal) = error_text(&self.input[range]).and_then(Refusal::of)
-            && !self.refused.is_some_and(Refusal::ends_connection)
-        {
-            self.refused = Some(refusal);
+    fn record_refusals(&mut self, range: Range<usize>) {
+        let reply = &self.input[range];
+        let texts = error_text(reply).into_iter().chain(errors_inside(reply));
+        for refusal in texts.filter_map(ServerRefusal::parse) {
+            // Among several refusals of one request, one that ends the connection takes precedence.
+            if !self.refusal.is_some_and(ServerRefusal::ends_connection) {
+                self.refusal = Some(refusal);
+            }
         }
     }
 
-    /// The oldest request has all its replies.
-    fn note_unfit(&mut self) {
-        if let Some(refusal) = self.refused.take().filter(|refusal| refusal.ends_connection()) {
+    /// Records a refusal that ends the connection. Called when the oldest request has all its
+    /// replies.
+    fn record_unfit(&mut self) {
+        if let Some(refusal) = self.refusal.take().filter(|refusal| refusal.ends_connection()) {
             self.unfit = Some(refusal);
         }
     }
 
-    /// Why the server can't serve this connection, if a request that is answered by now has shown that.
-    pub(crate) fn take_unfit(&mut self) -> Option<Refusal> {
+    /// Returns the refusal of a completed request that ends the connection, if there was one.
+    pub(crate) fn take_unfit(&mut self) -> Option<ServerRefusal> {
         self.unfit.take()
     }
 
-    /// Gives out the sinks of requests whose deadline has passed, each with its timeout; their replies will be dropped.
+    /// Emits the sinks of requests whose deadline has passed, with their timeouts. Their replies
+    /// will be discarded.
     pub(crate) fn expire(&mut self, now: Instant, mut emit: impl FnMut(S, Duration)) {
         for open in &mut self.open {
             if let (Some(deadline), Some(timeout)) = (open.deadline(), open.timeout)
@@ -354,63 +372,64 @@ impl<S: Sink> Pipeline<S> {
                 emit(sink, timeout);
             }
         }
-        self.forget_unsent();
+        self.remove_abandoned_unsent();
     }
 
-    /// The next moment at which [`expire`](Self::expire) has something to do. Walks all open requests.
+    /// Returns the earliest deadline. Iterates over all open requests.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        self.open.iter().filter_map(Open::deadline).min()
+        self.open.iter().filter_map(OpenRequest::deadline).min()
     }
 
-    /// Since when the oldest request with a deadline has waited with all its bytes sent.
+    /// Returns when the oldest request with a deadline was accepted, if all its bytes are sent.
     pub(crate) fn oldest_sent(&self) -> Option<Instant> {
         let oldest = self.open.iter().find(|open| open.timeout.is_some())?;
         let all_sent = oldest.start + oldest.bytes as u64 <= self.sent;
         all_sent.then_some(oldest.since)
     }
 
-    /// Takes back requests that nobody waits for and of which no byte has left.
-    pub(crate) fn forget_unsent(&mut self) {
+    /// Removes abandoned requests of which no byte was sent.
+    pub(crate) fn remove_abandoned_unsent(&mut self) {
         let first = self.open.partition_point(|open| open.start < self.sent);
-        if !self.open.range(first..).any(Open::dead) {
+        if !self.open.range(first..).any(OpenRequest::is_abandoned) {
             return;
         }
-        let base = self.sent - self.out_at as u64; // place of out[0] in everything accepted
+        let base = self.sent - self.out_at as u64; // position of out[0] in the stream of accepted bytes
         let begun = (self.open[first].start - base) as usize;
         let mut kept = Vec::with_capacity(self.out.len() - self.out_at);
         kept.extend_from_slice(&self.out[self.out_at..begun]);
-        let mut place = self.open[first].start;
+        let mut start = self.open[first].start;
         for mut open in self.open.split_off(first) {
             let from = (open.start - base) as usize;
-            if !open.dead() {
+            if !open.is_abandoned() {
                 kept.extend_from_slice(&self.out[from..from + open.bytes]);
-                open.start = place;
-                place += open.bytes as u64;
+                open.start = start;
+                start += open.bytes as u64;
                 self.open.push_back(open);
             }
         }
         self.out = kept;
         self.out_at = 0;
-        self.accepted = place;
+        self.accepted = start;
         self.check_invariants();
     }
 
-    /// The connection is gone: gives out everybody who waits, with whether a byte of the request had left, and starts
-    /// afresh.
+    /// Emits the sink of every open request and resets the pipeline. The flag is true if a byte of
+    /// the request was sent.
     pub(crate) fn fail_all(&mut self, mut emit: impl FnMut(S, bool)) {
         let (open, sent) = (std::mem::take(&mut self.open), self.sent);
         *self = Pipeline::new(self.limits, self.arrays_are_pushes);
-        for Open { sink, start, .. } in open {
+        for OpenRequest { sink, start, .. } in open {
             if let Some(sink) = sink {
                 emit(sink, start < sent);
             }
         }
     }
 
-    /// Counts a push message towards the oldest request, if it waits for this kind; its sink when that was the last.
+    /// Counts a push message towards the oldest request if that waits for this kind. Returns its
+    /// sink if it was the last one.
     fn confirm(&mut self, push: &[u8]) -> Option<S> {
         let front = self.open.front_mut()?;
-        let Expect::Confirmations(left, kind) = &mut front.expect else { return None };
+        let ExpectedReplies::Confirmations(left, kind) = &mut front.expect else { return None };
         if push_kind(push) != Some(kind.as_bytes()) {
             return None;
         }
@@ -421,30 +440,30 @@ impl<S: Sink> Pipeline<S> {
         self.open.pop_front().and_then(|front| front.sink)
     }
 
-    fn cut(&mut self, count: usize) -> Bytes {
+    fn split_front(&mut self, count: usize) -> Bytes {
         self.oversized |= count > KEEP_BYTES;
         self.framer.consumed(count);
         self.input.split_to(count).freeze()
     }
 
-    fn cut_whole(&mut self) -> Bytes {
+    fn split_whole(&mut self) -> Bytes {
         let count = std::mem::take(&mut self.whole);
-        self.cut(count)
+        self.split_front(count)
     }
 
-    /// Moves the whole replies to an unfinished request out of the way, so that they are never copied.
-    fn cut_part(&mut self) {
+    /// Splits complete replies of an unfinished request off `input`, so that they are never copied.
+    fn stash_whole_replies(&mut self) {
         if self.whole > 0 {
-            let part = self.cut_whole();
+            let part = self.split_whole();
             self.parts.push(part);
         }
     }
 
     fn take_replies(&mut self) -> Replies {
         if self.parts.is_empty() {
-            return Replies { first: self.cut_whole(), rest: Vec::new() };
+            return Replies { first: self.split_whole(), rest: Vec::new() };
         }
-        self.cut_part();
+        self.stash_whole_replies();
         let mut parts = std::mem::take(&mut self.parts);
         Replies { first: parts.remove(0), rest: parts }
     }
@@ -459,14 +478,14 @@ impl<S: Sink> Pipeline<S> {
     }
 }
 
-/// The first word of a push message: `message`, `subscribe`, `invalidate` …
+/// Returns the first element of a push message: `message`, `subscribe`, `invalidate` …
 pub(crate) fn push_kind(push: &[u8]) -> Option<&[u8]> {
-    use super::frame::{Length, header};
+    use super::frame::{AnnouncedLength, header};
     let start = push.iter().position(|&byte| byte == b'\n')? + 1;
     match push.get(start)? {
         b'$' => {
             let header = header(push, start, b'$').ok()??;
-            let Length::Known(length) = header.length else { return None };
+            let AnnouncedLength::Known(length) = header.length else { return None };
             push.get(header.end..header.end + length as usize)
         }
         b'+' => {

@@ -1,4 +1,4 @@
-//! The standard types.
+//! Decoding of replies into standard types.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -6,32 +6,33 @@ use std::hash::{BuildHasher, Hash};
 
 use bytes::Bytes;
 
-use super::reader::{Items, Reader, Token, double, parse};
-use crate::error::{PathStep, ReplyError, ServerError};
+use super::reader::{RemainingItems, ReplyReader, ReplyToken, double, parse};
+use crate::error::{PathStep, RedisServerError, ReplyError};
 
-/// A type that a reply can become.
+/// A type that a reply can be decoded into.
 ///
-/// Implement it for your own types on top of those that have it already:
+/// Implement it for your own types on top of the existing implementations:
 ///
 /// ```
-/// use forebay_redis::{FromReply, Reader, ReplyError};
+/// use forebay_redis::{FromReply, ReplyReader, ReplyError};
 ///
 /// struct Position { longitude: f64, latitude: f64 }
 ///
 /// impl FromReply for Position {
-///     fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+///     fn from_reply(reader: &mut ReplyReader<'_>) -> Result<Self, ReplyError> {
 ///         let (longitude, latitude) = FromReply::from_reply(reader)?;
 ///         Ok(Position { longitude, latitude })
 ///     }
 /// }
 /// ```
 pub trait FromReply: Sized {
-    /// Reads one element, with everything in it.
-    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError>;
+    /// Reads one element with everything nested in it.
+    fn from_reply(reader: &mut ReplyReader<'_>) -> Result<Self, ReplyError>;
 
-    /// Reads a list of these; bytes and pairs override it, since they come in other forms too.
+    /// Reads a list of these values. Bytes and pairs override it, because they also arrive in other
+    /// forms.
     #[doc(hidden)]
-    fn list_from_reply(reader: &mut Reader<'_>) -> Result<Vec<Self>, ReplyError> {
+    fn list_from_reply(reader: &mut ReplyReader<'_>) -> Result<Vec<Self>, ReplyError> {
         let mut items = list(reader, "an array")?;
         let mut list = Vec::with_capacity(items.announced().unwrap_or(0));
         while items.next(reader) {
@@ -41,23 +42,23 @@ pub trait FromReply: Sized {
     }
 }
 
-/// The items of an array, a set or a push message.
-fn list(reader: &mut Reader<'_>, expected: &'static str) -> Result<Items, ReplyError> {
+/// Reads the header of an array, a set or a push message.
+fn list(reader: &mut ReplyReader<'_>, expected: &'static str) -> Result<RemainingItems, ReplyError> {
     match reader.token()? {
-        Token::Array(items) | Token::Set(items) | Token::Push(items) => Ok(items),
+        ReplyToken::Array(items) | ReplyToken::Set(items) | ReplyToken::Push(items) => Ok(items),
         other => Err(other.mismatch(expected)),
     }
 }
 
-/// Anything but an error; what it is doesn't matter.
+/// Accepts any reply except an error.
 impl FromReply for () {
-    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+    fn from_reply(reader: &mut ReplyReader<'_>) -> Result<Self, ReplyError> {
         match reader.token()? {
-            error @ Token::Error(_) => Err(error.mismatch("any value")),
-            Token::Array(mut items)
-            | Token::Set(mut items)
-            | Token::Push(mut items)
-            | Token::Map(mut items) => {
+            error @ ReplyToken::Error(_) => Err(error.mismatch("any value")),
+            ReplyToken::Array(mut items)
+            | ReplyToken::Set(mut items)
+            | ReplyToken::Push(mut items)
+            | ReplyToken::Map(mut items) => {
                 while items.next(reader) {
                     reader.skip()?;
                 }
@@ -69,7 +70,7 @@ impl FromReply for () {
 }
 
 impl<T: FromReply> FromReply for Option<T> {
-    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+    fn from_reply(reader: &mut ReplyReader<'_>) -> Result<Self, ReplyError> {
         if reader.at_null() {
             reader.skip()?;
             return Ok(None);
@@ -78,42 +79,49 @@ impl<T: FromReply> FromReply for Option<T> {
     }
 }
 
-/// An error inside a reply, as in the results of EXEC, kept as a value.
-impl<T: FromReply> FromReply for Result<T, ServerError> {
-    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+/// Keeps an error inside a reply, as in the results of EXEC, as a value.
+impl<T: FromReply> FromReply for Result<T, RedisServerError> {
+    fn from_reply(reader: &mut ReplyReader<'_>) -> Result<Self, ReplyError> {
         if !reader.at_error() {
             return T::from_reply(reader).map(Ok);
         }
         match reader.token()? {
-            Token::Error(text) => Ok(Err(ServerError::new(text))),
+            ReplyToken::Error(text) => Ok(Err(RedisServerError::new(text))),
             other => Err(other.mismatch("an error")),
         }
     }
 }
 
 impl<T: FromReply> FromReply for Box<T> {
-    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+    fn from_reply(reader: &mut ReplyReader<'_>) -> Result<Self, ReplyError> {
         T::from_reply(reader).map(Box::new)
     }
 }
 
-/// The text of an element that has one, as it stands in the reply.
-pub(super) fn text<'a>(reader: &mut Reader<'a>, expected: &'static str) -> Result<Cow<'a, [u8]>, ReplyError> {
+/// Reads the text of a string-like element.
+pub(super) fn text<'a>(
+    reader: &mut ReplyReader<'a>,
+    expected: &'static str,
+) -> Result<Cow<'a, [u8]>, ReplyError> {
     match reader.token()? {
-        Token::Bulk(text) => Ok(text),
-        Token::Simple(text) | Token::Verbatim(_, text) | Token::BigNumber(text) => Ok(Cow::Borrowed(text)),
+        ReplyToken::Bulk(text) => Ok(text),
+        ReplyToken::Simple(text) | ReplyToken::Verbatim(_, text) | ReplyToken::BigNumber(text) => {
+            Ok(Cow::Borrowed(text))
+        }
         other => Err(other.mismatch(expected)),
     }
 }
 
 impl FromReply for String {
     #[inline]
-    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+    fn from_reply(reader: &mut ReplyReader<'_>) -> Result<Self, ReplyError> {
         let text = match reader.token()? {
-            Token::Bulk(text) => text,
-            Token::Simple(text) | Token::Verbatim(_, text) | Token::BigNumber(text) => Cow::Borrowed(text),
-            Token::Int(number) => return Ok(number.to_string()),
-            Token::Double(number) => return Ok(number.to_string()),
+            ReplyToken::Bulk(text) => text,
+            ReplyToken::Simple(text) | ReplyToken::Verbatim(_, text) | ReplyToken::BigNumber(text) => {
+                Cow::Borrowed(text)
+            }
+            ReplyToken::Int(number) => return Ok(number.to_string()),
+            ReplyToken::Double(number) => return Ok(number.to_string()),
             other => return Err(other.mismatch("a string")),
         };
         match std::str::from_utf8(&text) {
@@ -124,51 +132,53 @@ impl FromReply for String {
 }
 
 impl FromReply for Bytes {
-    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+    fn from_reply(reader: &mut ReplyReader<'_>) -> Result<Self, ReplyError> {
         match text(reader, "a string")? {
-            Cow::Borrowed(text) => Ok(reader.share(text)),
+            Cow::Borrowed(text) => Ok(reader.to_bytes(text)),
             Cow::Owned(text) => Ok(text.into()),
         }
     }
 }
 
 impl FromReply for bool {
-    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+    fn from_reply(reader: &mut ReplyReader<'_>) -> Result<Self, ReplyError> {
         match reader.token()? {
-            Token::Bool(value) => Ok(value),
-            Token::Int(0) => Ok(false),
-            Token::Int(1) => Ok(true),
-            Token::Bulk(text) if *text == *b"0" => Ok(false),
-            Token::Bulk(text) if *text == *b"1" => Ok(true),
+            ReplyToken::Bool(value) => Ok(value),
+            ReplyToken::Int(0) => Ok(false),
+            ReplyToken::Int(1) => Ok(true),
+            ReplyToken::Bulk(text) if *text == *b"0" => Ok(false),
+            ReplyToken::Bulk(text) if *text == *b"1" => Ok(true),
             other => Err(other.mismatch("a boolean, 0 or 1")),
         }
     }
 }
 
 impl FromReply for u8 {
-    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+    fn from_reply(reader: &mut ReplyReader<'_>) -> Result<Self, ReplyError> {
         integer(reader, "an integer that fits u8")
     }
 
-    fn list_from_reply(reader: &mut Reader<'_>) -> Result<Vec<Self>, ReplyError> {
+    fn list_from_reply(reader: &mut ReplyReader<'_>) -> Result<Vec<Self>, ReplyError> {
         text(reader, "a string").map(Cow::into_owned)
     }
 }
 
-fn integer<T>(reader: &mut Reader<'_>, expected: &'static str) -> Result<T, ReplyError>
+fn integer<T>(reader: &mut ReplyReader<'_>, expected: &'static str) -> Result<T, ReplyError>
 where
     T: TryFrom<i64> + std::str::FromStr,
 {
     let token = reader.token()?;
     let value = match &token {
-        Token::Int(value) => T::try_from(*value).ok(),
-        Token::Bulk(text) => parse(text),
-        Token::BigNumber(text) | Token::Simple(text) => parse(text),
+        ReplyToken::Int(value) => T::try_from(*value).ok(),
+        ReplyToken::Bulk(text) => parse(text),
+        ReplyToken::BigNumber(text) | ReplyToken::Simple(text) => parse(text),
         _ => None,
     };
     value.ok_or_else(|| match token {
-        Token::Int(_) => mismatch(expected, "an integer out of its range"),
-        Token::Bulk(_) | Token::BigNumber(_) | Token::Simple(_) => mismatch(expected, "another string"),
+        ReplyToken::Int(_) => mismatch(expected, "an integer out of its range"),
+        ReplyToken::Bulk(_) | ReplyToken::BigNumber(_) | ReplyToken::Simple(_) => {
+            mismatch(expected, "another string")
+        }
         other => other.mismatch(expected),
     })
 }
@@ -177,7 +187,7 @@ macro_rules! integers {
     ($($type:ty)*) => {$(
         impl FromReply for $type {
             #[inline]
-            fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+            fn from_reply(reader: &mut ReplyReader<'_>) -> Result<Self, ReplyError> {
                 integer(reader, concat!("an integer that fits ", stringify!($type)))
             }
         }
@@ -186,13 +196,13 @@ macro_rules! integers {
 integers!(i8 i16 u16 i32 u32 i64 u64 i128 u128 isize usize);
 
 impl FromReply for f64 {
-    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+    fn from_reply(reader: &mut ReplyReader<'_>) -> Result<Self, ReplyError> {
         const EXPECTED: &str = "a number";
         match reader.token()? {
-            Token::Double(value) => Ok(value),
-            Token::Int(value) => Ok(value as f64),
-            Token::Bulk(text) => double(&text).ok_or_else(|| mismatch(EXPECTED, "another string")),
-            Token::Simple(text) | Token::BigNumber(text) => {
+            ReplyToken::Double(value) => Ok(value),
+            ReplyToken::Int(value) => Ok(value as f64),
+            ReplyToken::Bulk(text) => double(&text).ok_or_else(|| mismatch(EXPECTED, "another string")),
+            ReplyToken::Simple(text) | ReplyToken::BigNumber(text) => {
                 double(text).ok_or_else(|| mismatch(EXPECTED, "another string"))
             }
             other => Err(other.mismatch(EXPECTED)),
@@ -201,20 +211,20 @@ impl FromReply for f64 {
 }
 
 impl FromReply for f32 {
-    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+    fn from_reply(reader: &mut ReplyReader<'_>) -> Result<Self, ReplyError> {
         f64::from_reply(reader).map(|value| value as f32)
     }
 }
 
 impl<T: FromReply> FromReply for Vec<T> {
     #[inline]
-    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+    fn from_reply(reader: &mut ReplyReader<'_>) -> Result<Self, ReplyError> {
         T::list_from_reply(reader)
     }
 }
 
 impl<T: FromReply + Eq + Hash, H: BuildHasher + Default> FromReply for HashSet<T, H> {
-    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+    fn from_reply(reader: &mut ReplyReader<'_>) -> Result<Self, ReplyError> {
         let mut items = list(reader, "a set")?;
         let mut set = HashSet::with_capacity_and_hasher(items.announced().unwrap_or(0), H::default());
         let mut index = 0;
@@ -227,7 +237,7 @@ impl<T: FromReply + Eq + Hash, H: BuildHasher + Default> FromReply for HashSet<T
 }
 
 impl<T: FromReply + Ord> FromReply for BTreeSet<T> {
-    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+    fn from_reply(reader: &mut ReplyReader<'_>) -> Result<Self, ReplyError> {
         let mut items = list(reader, "a set")?;
         let mut set = BTreeSet::new();
         let mut index = 0;
@@ -240,7 +250,7 @@ impl<T: FromReply + Ord> FromReply for BTreeSet<T> {
 }
 
 impl<K: FromReply + Eq + Hash, V: FromReply, H: BuildHasher + Default> FromReply for HashMap<K, V, H> {
-    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+    fn from_reply(reader: &mut ReplyReader<'_>) -> Result<Self, ReplyError> {
         let mut map = HashMap::default();
         pairs(reader, "a map", |key, value| {
             map.insert(key, value);
@@ -250,7 +260,7 @@ impl<K: FromReply + Eq + Hash, V: FromReply, H: BuildHasher + Default> FromReply
 }
 
 impl<K: FromReply + Ord, V: FromReply> FromReply for BTreeMap<K, V> {
-    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+    fn from_reply(reader: &mut ReplyReader<'_>) -> Result<Self, ReplyError> {
         let mut map = BTreeMap::new();
         pairs(reader, "a map", |key, value| {
             map.insert(key, value);
@@ -259,15 +269,16 @@ impl<K: FromReply + Ord, V: FromReply> FromReply for BTreeMap<K, V> {
     }
 }
 
-/// Reads pairs from a map, from an array of two-element arrays, or, as RESP2 has it, from keys and values in turn.
+/// Reads pairs from a map, from an array of two-element arrays, or from alternating keys and values
+/// (RESP2).
 fn pairs<K: FromReply, V: FromReply>(
-    reader: &mut Reader<'_>,
+    reader: &mut ReplyReader<'_>,
     expected: &'static str,
     mut each: impl FnMut(K, V),
 ) -> Result<(), ReplyError> {
     let (mut items, nested) = match reader.token()? {
-        Token::Map(items) => (items, false),
-        Token::Array(items) | Token::Set(items) => (items, reader.at_array()),
+        ReplyToken::Map(items) => (items, false),
+        ReplyToken::Array(items) | ReplyToken::Set(items) => (items, reader.at_array()),
         other => return Err(other.mismatch(expected)),
     };
     let mut index = 0;
@@ -290,7 +301,7 @@ fn pairs<K: FromReply, V: FromReply>(
 macro_rules! tuples {
     ($count:literal: $($name:ident)+; $($list:tt)*) => {
         impl<$($name: FromReply),+> FromReply for ($($name,)+) {
-            fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+            fn from_reply(reader: &mut ReplyReader<'_>) -> Result<Self, ReplyError> {
                 const EXPECTED: &str = concat!("an array of ", $count, " items");
                 let mut items = list(reader, EXPECTED)?;
                 let mut index = 0;
@@ -313,7 +324,7 @@ macro_rules! tuples {
 }
 tuples!(1: A;);
 tuples!(2: A B;
-    fn list_from_reply(reader: &mut Reader<'_>) -> Result<Vec<Self>, ReplyError> {
+    fn list_from_reply(reader: &mut ReplyReader<'_>) -> Result<Vec<Self>, ReplyError> {
         let mut list = Vec::new();
         pairs(reader, "a list of pairs", |a, b| list.push((a, b)))?;
         Ok(list)
@@ -331,7 +342,7 @@ tuples!(11: A B C D E F G H I J K;);
 tuples!(12: A B C D E F G H I J K L;);
 
 pub(super) fn mismatch(expected: &'static str, found: &'static str) -> ReplyError {
-    Box::new(crate::Mismatch { expected, found: found.into(), path: Vec::new() }).into()
+    Box::new(crate::TypeMismatch { expected, found: found.into(), path: Vec::new() }).into()
 }
 
 #[cfg(test)]
@@ -339,26 +350,26 @@ mod tests {
     use super::*;
 
     fn read<T: FromReply>(reply: &'static [u8]) -> Result<T, ReplyError> {
-        T::from_reply(&mut Reader::new(&Bytes::from_static(reply), 0))
+        T::from_reply(&mut ReplyReader::new(&Bytes::from_static(reply), 0))
     }
 
     #[test]
-    fn attributes_are_passed_over_before_anything() {
+    fn attributes_before_any_element_are_skipped() {
         assert_eq!(read::<Option<i64>>(b"|1\r\n+a\r\n:1\r\n_\r\n"), Ok(None));
         assert_eq!(read::<Option<i64>>(b"|1\r\n+a\r\n:1\r\n|0\r\n:2\r\n"), Ok(Some(2)));
-        let error = ServerError::new(b"ERR no");
+        let error = RedisServerError::new(b"ERR no");
         assert_eq!(
-            read::<Result<i64, ServerError>>(b"|?\r\n+a\r\n:1\r\n.\r\n-ERR no\r\n"),
+            read::<Result<i64, RedisServerError>>(b"|?\r\n+a\r\n:1\r\n.\r\n-ERR no\r\n"),
             Ok(Err(error.clone()))
         );
-        assert_eq!(read::<crate::Value>(b"|1\r\n+a\r\n:1\r\n-ERR no\r\n"), Err(error.into()));
+        assert_eq!(read::<crate::RespValue>(b"|1\r\n+a\r\n:1\r\n-ERR no\r\n"), Err(error.into()));
         let pairs = b"*1\r\n|1\r\n+a\r\n:1\r\n*2\r\n:1\r\n:2\r\n";
         assert_eq!(read::<Vec<(i64, i64)>>(pairs), Ok(vec![(1, 2)]));
         assert_eq!(read::<Vec<i64>>(b"|1\r\n+a\r\n:1\r\n*1\r\n|1\r\n+a\r\n:1\r\n:7\r\n"), Ok(vec![7]));
     }
 
     #[test]
-    fn streamed_replies_become_the_same_types() {
+    fn streamed_replies_decode_to_the_same_types() {
         assert_eq!(read::<String>(b"$?\r\n;2\r\nab\r\n;1\r\nc\r\n;0\r\n").as_deref(), Ok("abc"));
         assert_eq!(read::<(i64, Vec<i64>)>(b"*?\r\n:1\r\n~?\r\n:2\r\n.\r\n.\r\n"), Ok((1, vec![2])));
         assert_eq!(read::<BTreeMap<i64, i64>>(b"%?\r\n:1\r\n:2\r\n.\r\n"), Ok(BTreeMap::from([(1, 2)])));

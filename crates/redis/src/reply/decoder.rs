@@ -1,50 +1,54 @@
-//! A RESP decoder for whoever has bytes and no connection.
+//! Stand-alone RESP decoder, for bytes that do not come from a client's connection.
 
 use bytes::BytesMut;
 
-use super::reader::Reader;
-use super::value::{Value, any};
-use crate::core::frame::{Framer, Limits, ProtocolError, Step};
+use super::reader::ReplyReader;
+use super::value::{RespValue, any};
+use crate::core::frame::{FrameStep, Framer, ProtocolError, ReplyLimits};
 use crate::error::ReplyError;
 
-/// Decodes a stream of RESP2 or RESP3 that comes in pieces of any size, with the decoder that the connection uses.
+/// Decodes a RESP2 or RESP3 stream that arrives in pieces of any size. The connection uses the same
+/// framer and reader.
 ///
 /// ```
-/// use forebay_redis::{Decoder, Limits, Value};
+/// use forebay_redis::{RespDecoder, ReplyLimits, RespValue};
 ///
-/// let mut decoder = Decoder::new(Limits::default());
+/// let mut decoder = RespDecoder::new(ReplyLimits::default());
 /// decoder.feed(b"*2\r\n:1\r\n$5\r\nhe");
 /// assert_eq!(decoder.next(), Ok(None));
 /// decoder.feed(b"llo\r\n");
-/// assert_eq!(decoder.next(), Ok(Some(Ok(Value::Array(vec![Value::Int(1), Value::Bulk("hello".into())])))));
+/// let items = vec![RespValue::Int(1), RespValue::Bulk("hello".into())];
+/// assert_eq!(decoder.next(), Ok(Some(Ok(RespValue::Array(items)))));
 /// ```
 #[derive(Debug)]
-pub struct Decoder {
+pub struct RespDecoder {
     framer: Framer,
     input: BytesMut,
 }
 
-impl Decoder {
-    /// A decoder at the beginning of a stream.
-    pub fn new(limits: Limits) -> Self {
-        Decoder { framer: Framer::new(limits), input: BytesMut::new() }
+impl RespDecoder {
+    /// Creates a decoder for the start of a stream.
+    pub fn new(limits: ReplyLimits) -> Self {
+        RespDecoder { framer: Framer::new(limits), input: BytesMut::new() }
     }
 
-    /// Adds bytes to the end.
+    /// Appends received bytes.
     pub fn feed(&mut self, bytes: &[u8]) {
         self.input.extend_from_slice(bytes);
     }
 
-    /// Takes the next value off the beginning; `None` if it isn't whole yet. The outer error ends the stream; the inner one
-    /// spoils only this value. Errors that the server sent are values here.
+    /// Removes and returns the next value, or `None` if it is incomplete.
+    ///
+    /// The outer error ends the stream. The inner error concerns only this value. Errors that the
+    /// server sent are values.
     #[expect(clippy::should_implement_trait, reason = "None means not yet, not the end")]
-    pub fn next(&mut self) -> Result<Option<Result<Value, ReplyError>>, ProtocolError> {
+    pub fn next(&mut self) -> Result<Option<Result<RespValue, ReplyError>>, ProtocolError> {
         match self.framer.next(&self.input)? {
-            Step::Need(_) => Ok(None),
-            Step::Frame(_, range) => {
+            FrameStep::Need(_) => Ok(None),
+            FrameStep::Frame(_, range) => {
                 self.framer.consumed(range.end);
                 let frame = self.input.split_to(range.end).freeze();
-                Ok(Some(any(&mut Reader::new(&frame, 0))))
+                Ok(Some(any(&mut ReplyReader::new(&frame, 0))))
             }
         }
     }

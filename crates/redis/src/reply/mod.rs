@@ -1,7 +1,7 @@
-//! From a reply's bytes to a caller's type, in the caller's task.
+//! Decoding of replies into the caller's types, in the caller's task.
 //!
-//! [`reader`] walks the bytes, [`decode`] makes the standard types of them, [`value`] keeps any reply as it is,
-//! [`results`] handles the several replies of a pipeline, and [`serde`] leads to every other type.
+//! [`reader`] reads elements, [`decode`] decodes standard types, [`value`] holds any reply,
+//! [`results`] decodes the replies of a pipeline, and [`serde`] supports every `Deserialize` type.
 
 mod decode;
 mod decoder;
@@ -12,10 +12,10 @@ mod serde;
 mod value;
 
 pub use decode::FromReply;
-pub use decoder::Decoder;
-pub use reader::{Items, Reader, Token};
+pub use decoder::RespDecoder;
+pub use reader::{RemainingItems, ReplyReader, ReplyToken};
 pub use results::FromReplies;
-pub(crate) use results::{Cursor, single};
+pub(crate) use results::{ReplyCursor, single};
 #[cfg(feature = "serde")]
 pub use serde::Serde;
-pub use value::{Attributed, BigNumber, Value, Verbatim};
+pub use value::{BigNumber, RespValue, VerbatimString, WithAttributes};

@@ -1,80 +1,80 @@
-//! The replies of a pipeline: each slot its value or its own error.
+//! Replies of a pipeline: each command's result is a value or an error.
 
 use bytes::Bytes;
 
 use super::decode::FromReply;
-use super::reader::{Reader, Token};
-use crate::core::frame::{Framer, Limits, Step};
+use super::reader::{ReplyReader, ReplyToken};
+use crate::core::frame::{FrameStep, Framer, ReplyLimits};
 use crate::core::pipeline::Replies;
 use crate::error::ReplyError;
 
-/// What a pipeline's replies become: a tuple of types for a tuple of commands, a `Vec` for a list.
+/// Types that the replies of a pipeline are decoded into: a tuple for a tuple of commands, a `Vec`
+/// for a list.
 pub trait FromReplies {
-    /// A tuple, or a `Vec`, of `Result<_, ReplyError>`.
+    /// A tuple or a `Vec` of `Result<_, ReplyError>`.
     type Results;
 
     #[doc(hidden)]
-    fn from_replies(replies: &mut Cursor<'_>, count: usize) -> Self::Results;
+    fn from_replies(replies: &mut ReplyCursor<'_>, count: usize) -> Self::Results;
 }
 
-/// Hands out one reply after another. One that can't be read spoils no other: the next begins where the framer said.
+/// Decodes one reply after another. A reply that cannot be decoded does not affect the next one.
 #[derive(Debug)]
-pub struct Cursor<'a> {
+pub struct ReplyCursor<'a> {
     bytes: &'a Bytes,
     rest: std::slice::Iter<'a, Bytes>,
     at: usize,
 }
 
-impl<'a> Cursor<'a> {
+impl<'a> ReplyCursor<'a> {
     pub(crate) fn new(replies: &'a Replies) -> Self {
-        Cursor { bytes: &replies.first, rest: replies.rest.iter(), at: 0 }
+        ReplyCursor { bytes: &replies.first, rest: replies.rest.iter(), at: 0 }
     }
 
     pub(crate) fn next<T: FromReply>(&mut self) -> Result<T, ReplyError> {
         let mut reader = self.reader();
         let result = T::from_reply(&mut reader);
         if result.is_err() {
-            // It stopped somewhere inside; the framer, which passed over this reply before, knows where it ends.
-            self.at += whole_frame(&self.bytes[self.at..]);
+            // Decoding stopped inside the reply; the framer finds where it ends.
+            self.at += frame_length(&self.bytes[self.at..]);
         } else {
             self.at = reader.at();
         }
         result
     }
 
-    /// Goes into the next reply: its items are handed out next.
-    pub(crate) fn enter(&mut self) -> Result<Token<'a>, ReplyError> {
+    /// Reads the header of the next reply, so that its items are decoded next.
+    pub(crate) fn enter(&mut self) -> Result<ReplyToken<'a>, ReplyError> {
         let mut reader = self.reader();
         let token = reader.token()?;
         self.at = reader.at();
         Ok(token)
     }
 
-    fn reader(&mut self) -> Reader<'a> {
+    fn reader(&mut self) -> ReplyReader<'a> {
         while self.at >= self.bytes.len() {
             let Some(part) = self.rest.next() else { break };
             (self.bytes, self.at) = (part, 0);
         }
-        Reader::new(self.bytes, self.at)
+        ReplyReader::new(self.bytes, self.at)
     }
 }
 
-fn whole_frame(bytes: &[u8]) -> usize {
-    let no_limits = Limits { max_reply_bytes: usize::MAX, max_elements: usize::MAX, max_depth: usize::MAX };
-    match Framer::new(no_limits).next(bytes) {
-        Ok(Step::Frame(_, range)) => range.end,
-        Ok(Step::Need(_)) | Err(_) => bytes.len(),
+fn frame_length(bytes: &[u8]) -> usize {
+    match Framer::new(ReplyLimits::NONE).next(bytes) {
+        Ok(FrameStep::Frame(_, range)) => range.end,
+        Ok(FrameStep::Need(_)) | Err(_) => bytes.len(),
     }
 }
 
 pub(crate) fn single<T: FromReply>(replies: &Replies) -> Result<T, ReplyError> {
-    T::from_reply(&mut Reader::new(&replies.first, 0))
+    T::from_reply(&mut ReplyReader::new(&replies.first, 0))
 }
 
 impl<T: FromReply> FromReplies for Vec<T> {
     type Results = Vec<Result<T, ReplyError>>;
 
-    fn from_replies(replies: &mut Cursor<'_>, count: usize) -> Self::Results {
+    fn from_replies(replies: &mut ReplyCursor<'_>, count: usize) -> Self::Results {
         (0..count).map(|_| replies.next()).collect()
     }
 }
@@ -84,7 +84,7 @@ macro_rules! tuples {
         impl<$($name: FromReply),+> FromReplies for ($($name,)+) {
             type Results = ($(Result<$name, ReplyError>,)+);
 
-            fn from_replies(replies: &mut Cursor<'_>, _: usize) -> Self::Results {
+            fn from_replies(replies: &mut ReplyCursor<'_>, _: usize) -> Self::Results {
                 ($(replies.next::<$name>(),)+)
             }
         }

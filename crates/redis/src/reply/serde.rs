@@ -1,4 +1,4 @@
-//! Replies into any `Deserialize` type: HGETALL into a struct, without a derive of ours.
+//! Decoding of replies into any `Deserialize` type, such as HGETALL into a struct.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -7,17 +7,19 @@ use serde::de::value::StrDeserializer;
 use serde::de::{self, DeserializeOwned, DeserializeSeed, Expected, IntoDeserializer, Unexpected, Visitor};
 
 use super::decode::{FromReply, mismatch, text};
-use super::reader::{Items, Reader, Token, double, parse};
-use crate::error::{Mismatch, ReplyError};
+use super::reader::{RemainingItems, ReplyReader, ReplyToken, double, parse};
+use crate::error::{ReplyError, TypeMismatch};
 
-/// A reply read through serde: a map into a struct, field by field; an array into a list or a tuple. Strings become
-/// numbers and booleans where the type asks for them, since hashes hold only strings.
+/// Decodes a reply with serde: a map into a struct, an array into a list or a tuple.
+///
+/// Strings are parsed as numbers and booleans if the type requires it, because hashes hold only
+/// strings.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let server = forebay_sandbox::Redis::start()?;
-/// # let client = forebay_redis::Client::connect(server.url()).await?;
+/// # let client = forebay_redis::RedisClient::connect(server.url()).await?;
 /// # client.exec::<()>(("HSET", "player:1", "name", "Ada", "score", 7)).await?;
 /// use forebay_redis::Serde;
 ///
@@ -33,16 +35,16 @@ use crate::error::{Mismatch, ReplyError};
 pub struct Serde<T>(pub T);
 
 impl<T: DeserializeOwned> FromReply for Serde<T> {
-    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
-        T::deserialize(Element(reader)).map(Serde)
+    fn from_reply(reader: &mut ReplyReader<'_>) -> Result<Self, ReplyError> {
+        T::deserialize(ReplyDeserializer(reader)).map(Serde)
     }
 }
 
-/// Serde's own messages quote values, which must not reach a log; ours say only what kind of thing was there.
+/// Serde's own messages quote values, which must not be logged. These messages name only the type.
 impl de::Error for ReplyError {
     fn custom<T: fmt::Display>(message: T) -> Self {
         let found = Cow::Owned(message.to_string());
-        Box::new(Mismatch { expected: "a value of the given type", found, path: Vec::new() }).into()
+        Box::new(TypeMismatch { expected: "a value of the given type", found, path: Vec::new() }).into()
     }
 
     fn invalid_type(unexpected: Unexpected<'_>, expected: &dyn Expected) -> Self {
@@ -68,7 +70,7 @@ impl de::Error for ReplyError {
     }
 }
 
-struct Element<'r, 'a>(&'r mut Reader<'a>);
+struct ReplyDeserializer<'r, 'a>(&'r mut ReplyReader<'a>);
 
 macro_rules! numbers {
     ($($method:ident $visit:ident $type:ty)*) => {$(
@@ -78,24 +80,24 @@ macro_rules! numbers {
     )*};
 }
 
-impl<'de> de::Deserializer<'de> for Element<'_, '_> {
+impl<'de> de::Deserializer<'de> for ReplyDeserializer<'_, '_> {
     type Error = ReplyError;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReplyError> {
         match self.0.token()? {
-            Token::Null => visitor.visit_unit(),
-            Token::Int(value) => visitor.visit_i64(value),
-            Token::Double(value) => visitor.visit_f64(value),
-            Token::Bool(value) => visitor.visit_bool(value),
-            Token::Simple(text) | Token::BigNumber(text) | Token::Verbatim(_, text) => {
+            ReplyToken::Null => visitor.visit_unit(),
+            ReplyToken::Int(value) => visitor.visit_i64(value),
+            ReplyToken::Double(value) => visitor.visit_f64(value),
+            ReplyToken::Bool(value) => visitor.visit_bool(value),
+            ReplyToken::Simple(text) | ReplyToken::BigNumber(text) | ReplyToken::Verbatim(_, text) => {
                 visit_text(text, visitor)
             }
-            Token::Bulk(text) => visit_text(&text, visitor),
-            Token::Array(items) | Token::Set(items) | Token::Push(items) => {
+            ReplyToken::Bulk(text) => visit_text(&text, visitor),
+            ReplyToken::Array(items) | ReplyToken::Set(items) | ReplyToken::Push(items) => {
                 visit_list(self.0, items, visitor)
             }
-            Token::Map(items) => visitor.visit_map(Entries { reader: self.0, items, field: None }),
-            error @ Token::Error(_) => Err(error.mismatch("a value")),
+            ReplyToken::Map(items) => visitor.visit_map(ReplyMap { reader: self.0, items, field: None }),
+            error @ ReplyToken::Error(_) => Err(error.mismatch("a value")),
         }
     }
 
@@ -109,9 +111,9 @@ impl<'de> de::Deserializer<'de> for Element<'_, '_> {
 
     fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReplyError> {
         match self.0.token()? {
-            Token::Bool(value) => visitor.visit_bool(value),
-            Token::Int(value @ (0 | 1)) => visitor.visit_bool(value == 1),
-            Token::Bulk(text) => match &*text {
+            ReplyToken::Bool(value) => visitor.visit_bool(value),
+            ReplyToken::Int(value @ (0 | 1)) => visitor.visit_bool(value == 1),
+            ReplyToken::Bulk(text) => match &*text {
                 b"0" | b"false" => visitor.visit_bool(false),
                 b"1" | b"true" => visitor.visit_bool(true),
                 _ => Err(mismatch("a boolean", "another string")),
@@ -138,9 +140,9 @@ impl<'de> de::Deserializer<'de> for Element<'_, '_> {
 
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReplyError> {
         match self.0.token()? {
-            // RESP2 has no maps: keys and values come in turn.
-            Token::Map(items) | Token::Array(items) => {
-                visitor.visit_map(Entries { reader: self.0, items, field: None })
+            // RESP2 has no maps: keys and values alternate.
+            ReplyToken::Map(items) | ReplyToken::Array(items) => {
+                visitor.visit_map(ReplyMap { reader: self.0, items, field: None })
             }
             other => Err(other.mismatch("a map")),
         }
@@ -192,11 +194,11 @@ fn visit_text<'de, V: Visitor<'de>>(text: &[u8], visitor: V) -> Result<V::Value,
 }
 
 fn visit_list<'de, V: Visitor<'de>>(
-    reader: &mut Reader<'_>,
-    items: Items,
+    reader: &mut ReplyReader<'_>,
+    items: RemainingItems,
     visitor: V,
 ) -> Result<V::Value, ReplyError> {
-    let mut list = List { reader, items, index: 0 };
+    let mut list = ReplySeq { reader, items, index: 0 };
     let value = visitor.visit_seq(&mut list)?;
     if list.items.next(list.reader) {
         return Err(mismatch("a shorter array", "further items"));
@@ -204,13 +206,13 @@ fn visit_list<'de, V: Visitor<'de>>(
     Ok(value)
 }
 
-struct List<'r, 'a> {
-    reader: &'r mut Reader<'a>,
-    items: Items,
+struct ReplySeq<'r, 'a> {
+    reader: &'r mut ReplyReader<'a>,
+    items: RemainingItems,
     index: usize,
 }
 
-impl<'de> de::SeqAccess<'de> for &mut List<'_, '_> {
+impl<'de> de::SeqAccess<'de> for &mut ReplySeq<'_, '_> {
     type Error = ReplyError;
 
     fn next_element_seed<T: DeserializeSeed<'de>>(
@@ -221,7 +223,7 @@ impl<'de> de::SeqAccess<'de> for &mut List<'_, '_> {
             return Ok(None);
         }
         self.index += 1;
-        seed.deserialize(Element(self.reader)).map(Some).map_err(|error| error.at(self.index - 1))
+        seed.deserialize(ReplyDeserializer(self.reader)).map(Some).map_err(|error| error.at(self.index - 1))
     }
 
     fn size_hint(&self) -> Option<usize> {
@@ -229,14 +231,14 @@ impl<'de> de::SeqAccess<'de> for &mut List<'_, '_> {
     }
 }
 
-struct Entries<'r, 'a> {
-    reader: &'r mut Reader<'a>,
-    items: Items,
-    /// The key whose value comes next, for the error's path.
+struct ReplyMap<'r, 'a> {
+    reader: &'r mut ReplyReader<'a>,
+    items: RemainingItems,
+    /// Key whose value comes next, for the error's path.
     field: Option<Box<str>>,
 }
 
-impl<'de> de::MapAccess<'de> for Entries<'_, '_> {
+impl<'de> de::MapAccess<'de> for ReplyMap<'_, '_> {
     type Error = ReplyError;
 
     fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, ReplyError> {
@@ -244,7 +246,7 @@ impl<'de> de::MapAccess<'de> for Entries<'_, '_> {
             return Ok(None);
         }
         let key = String::from_reply(self.reader)?;
-        let value = seed.deserialize(Key(&key))?;
+        let value = seed.deserialize(MapKeyDeserializer(&key))?;
         self.field = Some(key.into());
         Ok(Some(value))
     }
@@ -254,12 +256,13 @@ impl<'de> de::MapAccess<'de> for Entries<'_, '_> {
             return Err(mismatch("a map", "an odd number of items"));
         }
         let field = self.field.take().unwrap_or_default();
-        seed.deserialize(Element(self.reader)).map_err(|error| error.at(crate::PathStep::Field(field)))
+        seed.deserialize(ReplyDeserializer(self.reader))
+            .map_err(|error| error.at(crate::PathStep::Field(field)))
     }
 }
 
-/// A map's key: a string that may be asked for as a number.
-struct Key<'k>(&'k str);
+/// Deserializes a map key: a string that may be requested as a number.
+struct MapKeyDeserializer<'k>(&'k str);
 
 macro_rules! key_numbers {
     ($($method:ident $visit:ident)*) => {$(
@@ -269,7 +272,7 @@ macro_rules! key_numbers {
     )*};
 }
 
-impl<'de> de::Deserializer<'de> for Key<'_> {
+impl<'de> de::Deserializer<'de> for MapKeyDeserializer<'_> {
     type Error = ReplyError;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, ReplyError> {

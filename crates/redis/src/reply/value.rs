@@ -1,21 +1,21 @@
-//! Any reply, kept as it is, and the few RESP3 types that Rust has no word for.
+//! Dynamically typed replies, and the RESP3 types that have no Rust equivalent.
 
 use bytes::Bytes;
 
 use super::decode::{FromReply, mismatch};
-use super::reader::{Items, Reader, Token};
-use crate::error::{ReplyError, ServerError};
+use super::reader::{RemainingItems, ReplyReader, ReplyToken};
+use crate::error::{RedisServerError, ReplyError};
 
-/// A reply of any type, with everything in it.
+/// A reply of any type, with everything nested in it.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
-pub enum Value {
-    /// Null, in any of its three spellings.
+pub enum RespValue {
+    /// Null, in any of its three encodings.
     Null,
     /// A status such as `OK`.
     Simple(Bytes),
-    /// An error inside a reply; at the top it is an `Err` instead.
-    Error(ServerError),
+    /// An error inside a reply. A top-level error is returned as `Err` instead.
+    Error(RedisServerError),
     /// An integer.
     Int(i64),
     /// A floating point number.
@@ -27,44 +27,44 @@ pub enum Value {
     /// A string.
     Bulk(Bytes),
     /// A string with its format.
-    Verbatim(Verbatim),
+    Verbatim(VerbatimString),
     /// An array.
-    Array(Vec<Value>),
+    Array(Vec<RespValue>),
     /// A set, in the server's order.
-    Set(Vec<Value>),
+    Set(Vec<RespValue>),
     /// A map, in the server's order.
-    Map(Vec<(Value, Value)>),
+    Map(Vec<(RespValue, RespValue)>),
     /// A push message.
-    Push(Vec<Value>),
+    Push(Vec<RespValue>),
     /// A value with attributes.
-    Attributed(Box<Attributed<Value>>),
+    Attributed(Box<WithAttributes<RespValue>>),
 }
 
 /// An integer of any length, in decimal.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct BigNumber(pub String);
 
-/// A string that says how it is formatted.
+/// A string with its format.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Verbatim {
+pub struct VerbatimString {
     /// `txt` for plain text, `mkd` for Markdown.
     pub format: String,
     /// The text.
     pub text: String,
 }
 
-/// A value and the attributes that the server sent with it; other types pass over attributes.
+/// A value with the attributes that the server sent before it. Other types skip attributes.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Attributed<T> {
+pub struct WithAttributes<T> {
     /// Keys and values.
-    pub attributes: Vec<(Value, Value)>,
-    /// What they belong to.
+    pub attributes: Vec<(RespValue, RespValue)>,
+    /// The value that the attributes belong to.
     pub value: T,
 }
 
-impl FromReply for Value {
-    /// An error at the top of a reply is an `Err`, as for every other type.
-    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+impl FromReply for RespValue {
+    /// Fails for a top-level error, as every other type does.
+    fn from_reply(reader: &mut ReplyReader<'_>) -> Result<Self, ReplyError> {
         if reader.at_error() {
             return Err(reader.token()?.mismatch("any value"));
         }
@@ -72,33 +72,33 @@ impl FromReply for Value {
     }
 }
 
-pub(super) fn any(reader: &mut Reader<'_>) -> Result<Value, ReplyError> {
+pub(super) fn any(reader: &mut ReplyReader<'_>) -> Result<RespValue, ReplyError> {
     if let Some(attributes) = attributes(reader)? {
-        return Ok(Value::Attributed(Box::new(Attributed { attributes, value: any(reader)? })));
+        return Ok(RespValue::Attributed(Box::new(WithAttributes { attributes, value: any(reader)? })));
     }
     Ok(match reader.token()? {
-        Token::Null => Value::Null,
-        Token::Simple(text) => Value::Simple(reader.share(text)),
-        Token::Error(text) => Value::Error(ServerError::new(text)),
-        Token::Int(value) => Value::Int(value),
-        Token::Double(value) => Value::Double(value),
-        Token::Bool(value) => Value::Bool(value),
-        Token::BigNumber(digits) => Value::BigNumber(BigNumber(utf8(digits)?)),
-        Token::Bulk(std::borrow::Cow::Borrowed(text)) => Value::Bulk(reader.share(text)),
-        Token::Bulk(std::borrow::Cow::Owned(text)) => Value::Bulk(text.into()),
-        Token::Verbatim(format, text) => {
-            Value::Verbatim(Verbatim { format: utf8(format)?, text: utf8(text)? })
+        ReplyToken::Null => RespValue::Null,
+        ReplyToken::Simple(text) => RespValue::Simple(reader.to_bytes(text)),
+        ReplyToken::Error(text) => RespValue::Error(RedisServerError::new(text)),
+        ReplyToken::Int(value) => RespValue::Int(value),
+        ReplyToken::Double(value) => RespValue::Double(value),
+        ReplyToken::Bool(value) => RespValue::Bool(value),
+        ReplyToken::BigNumber(digits) => RespValue::BigNumber(BigNumber(utf8(digits)?)),
+        ReplyToken::Bulk(std::borrow::Cow::Borrowed(text)) => RespValue::Bulk(reader.to_bytes(text)),
+        ReplyToken::Bulk(std::borrow::Cow::Owned(text)) => RespValue::Bulk(text.into()),
+        ReplyToken::Verbatim(format, text) => {
+            RespValue::Verbatim(VerbatimString { format: utf8(format)?, text: utf8(text)? })
         }
-        Token::Array(items) => Value::Array(values(reader, items)?),
-        Token::Set(items) => Value::Set(values(reader, items)?),
-        Token::Push(items) => Value::Push(values(reader, items)?),
-        Token::Map(items) => Value::Map(into_pairs(values(reader, items)?)?),
+        ReplyToken::Array(items) => RespValue::Array(values(reader, items)?),
+        ReplyToken::Set(items) => RespValue::Set(values(reader, items)?),
+        ReplyToken::Push(items) => RespValue::Push(values(reader, items)?),
+        ReplyToken::Map(items) => RespValue::Map(into_pairs(values(reader, items)?)?),
     })
 }
 
-/// The attributes before the next element. Several in a row are one: they say the same, and nothing bounds how many there
-/// are but the limit on elements, which is no limit for a recursion.
-fn attributes(reader: &mut Reader<'_>) -> Result<Option<Vec<(Value, Value)>>, ReplyError> {
+/// Reads the attributes before the next element and merges consecutive ones. A loop, not a
+/// recursion: only the limit on elements bounds their number.
+fn attributes(reader: &mut ReplyReader<'_>) -> Result<Option<Vec<(RespValue, RespValue)>>, ReplyError> {
     let mut all = None;
     while let Some(items) = reader.attributes()? {
         all.get_or_insert_with(Vec::new).append(&mut into_pairs(values(reader, items)?)?);
@@ -106,7 +106,7 @@ fn attributes(reader: &mut Reader<'_>) -> Result<Option<Vec<(Value, Value)>>, Re
     Ok(all)
 }
 
-fn values(reader: &mut Reader<'_>, mut items: Items) -> Result<Vec<Value>, ReplyError> {
+fn values(reader: &mut ReplyReader<'_>, mut items: RemainingItems) -> Result<Vec<RespValue>, ReplyError> {
     let mut values = Vec::with_capacity(items.announced().unwrap_or(0));
     while items.next(reader) {
         values.push(any(reader).map_err(|error| error.at(values.len()))?);
@@ -114,7 +114,7 @@ fn values(reader: &mut Reader<'_>, mut items: Items) -> Result<Vec<Value>, Reply
     Ok(values)
 }
 
-fn into_pairs(values: Vec<Value>) -> Result<Vec<(Value, Value)>, ReplyError> {
+fn into_pairs(values: Vec<RespValue>) -> Result<Vec<(RespValue, RespValue)>, ReplyError> {
     let mut pairs = Vec::with_capacity(values.len() / 2);
     let mut values = values.into_iter();
     while let Some(key) = values.next() {
@@ -127,31 +127,33 @@ fn utf8(text: &[u8]) -> Result<String, ReplyError> {
     String::from_utf8(text.into()).map_err(|_| mismatch("a UTF-8 string", "a string of other bytes"))
 }
 
-impl FromReply for Verbatim {
-    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+impl FromReply for VerbatimString {
+    fn from_reply(reader: &mut ReplyReader<'_>) -> Result<Self, ReplyError> {
         match reader.token()? {
-            Token::Verbatim(format, text) => Ok(Verbatim { format: utf8(format)?, text: utf8(text)? }),
+            ReplyToken::Verbatim(format, text) => {
+                Ok(VerbatimString { format: utf8(format)?, text: utf8(text)? })
+            }
             // RESP2 has only plain strings.
-            Token::Bulk(text) => Ok(Verbatim { format: "txt".into(), text: utf8(&text)? }),
+            ReplyToken::Bulk(text) => Ok(VerbatimString { format: "txt".into(), text: utf8(&text)? }),
             other => Err(other.mismatch("a verbatim string")),
         }
     }
 }
 
 impl FromReply for BigNumber {
-    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+    fn from_reply(reader: &mut ReplyReader<'_>) -> Result<Self, ReplyError> {
         match reader.token()? {
-            Token::BigNumber(digits) => utf8(digits).map(BigNumber),
-            Token::Int(value) => Ok(BigNumber(value.to_string())),
-            Token::Bulk(digits) => utf8(&digits).map(BigNumber),
+            ReplyToken::BigNumber(digits) => utf8(digits).map(BigNumber),
+            ReplyToken::Int(value) => Ok(BigNumber(value.to_string())),
+            ReplyToken::Bulk(digits) => utf8(&digits).map(BigNumber),
             other => Err(other.mismatch("a big number")),
         }
     }
 }
 
-impl<T: FromReply> FromReply for Attributed<T> {
-    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+impl<T: FromReply> FromReply for WithAttributes<T> {
+    fn from_reply(reader: &mut ReplyReader<'_>) -> Result<Self, ReplyError> {
         let attributes = attributes(reader)?.unwrap_or_default();
-        Ok(Attributed { attributes, value: T::from_reply(reader)? })
+        Ok(WithAttributes { attributes, value: T::from_reply(reader)? })
     }
 }

@@ -1,4 +1,4 @@
-//! From a URL to a connection, through its states, to its end.
+//! Connecting: URLs, authentication, TLS, states, closing, hooks.
 
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,8 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use forebay_redis::{
-    Client, Config, ConnectError, ExecError, Hooks, Loss, Outcome, Protocol, RequestError, RequestReport,
-    Retry, State, Status,
+    Config, ConnectionLoss, ExecError, Hooks, Protocol, RedisClient, RedisConnectError, RequestError,
+    RequestOutcome, RequestReport, Retry, State, Status,
 };
 use forebay_sandbox::{Redis, free_port};
 use forebay_testkit::Direction;
@@ -20,15 +20,16 @@ use super::support::*;
 
 const SECRET: &str = "hunter2-sesame";
 
-/// The error of a connection that must fail; its text never holds the password.
-async fn refused(config: Config) -> ConnectError {
-    let error = within("a refusal", Client::connect(config)).await.expect_err("this can't connect");
+/// Returns the error of a connection that must fail, and checks that its text does not contain the
+/// password.
+async fn connect_error(config: Config) -> RedisConnectError {
+    let error = within("a refusal", RedisClient::connect(config)).await.expect_err("this can't connect");
     let shown = format!("{error} {error:?}");
     assert!(!shown.contains(SECRET), "{shown}");
     error
 }
 
-fn quick(url: &str) -> Config {
+fn short_timeout(url: &str) -> Config {
     with(config(url), |config| config.connect_timeout = Duration::from_millis(300))
 }
 
@@ -75,12 +76,12 @@ async fn a_wrong_password_or_user_is_an_error_of_authentication() {
     for url in [
         format!("redis://:{SECRET}@{addr}"),
         format!("redis://ada:{SECRET}@{addr}"),
-        format!("redis://nobody:{SECRET}@{addr}"),
+        format!("redis://unknown:{SECRET}@{addr}"),
         format!("redis://ada:{SECRET}@{addr}?protocol=2"),
         format!("redis://{addr}"),
     ] {
-        let error = refused(config(&url)).await;
-        assert!(matches!(error, ConnectError::Auth(_)), "{error:?}");
+        let error = connect_error(config(&url)).await;
+        assert!(matches!(error, RedisConnectError::Auth(_)), "{error:?}");
         assert!(error.to_string().contains("check the user name and the password"), "{error}");
     }
 }
@@ -88,26 +89,27 @@ async fn a_wrong_password_or_user_is_an_error_of_authentication() {
 #[tokio::test]
 async fn a_password_for_a_server_that_wants_none_is_an_error_of_authentication() {
     let redis = start();
-    let error = refused(config(format!("redis://:{SECRET}@{}?protocol=2", redis.addr()))).await;
-    assert!(matches!(error, ConnectError::Auth(_)), "{error:?}");
+    let error = connect_error(config(format!("redis://:{SECRET}@{}?protocol=2", redis.addr()))).await;
+    assert!(matches!(error, RedisConnectError::Auth(_)), "{error:?}");
 }
 
 #[tokio::test]
-async fn a_server_that_repeats_its_arguments_does_not_make_us_repeat_the_password() {
+async fn errors_that_repeat_arguments_do_not_reveal_the_password() {
     let redis = Redis::builder()
         .config("rename-command", "HELLO \"\"")
         .config("rename-command", "AUTH \"\"")
         .start()
         .unwrap();
     for (protocol, command) in [(3, "HELLO"), (2, "AUTH")] {
-        let error = refused(config(format!("redis://:{SECRET}@{}?protocol={protocol}", redis.addr()))).await;
+        let error =
+            connect_error(config(format!("redis://:{SECRET}@{}?protocol={protocol}", redis.addr()))).await;
         let text = error.to_string();
         assert!(text.contains("unknown command") && text.contains(command), "{text}");
     }
 }
 
 #[tokio::test]
-async fn a_server_without_hello_is_spoken_to_in_resp2() {
+async fn a_server_without_hello_gets_resp2() {
     let redis = Redis::builder().password(SECRET).config("rename-command", "HELLO \"\"").start().unwrap();
     let client = connect(format!("redis://:{SECRET}@{}/2?client_name=old", redis.addr())).await;
     let fields: Vec<String> = {
@@ -117,22 +119,22 @@ async fn a_server_without_hello_is_spoken_to_in_resp2() {
     assert_eq!(fields, ["field", "value"], "RESP2 has no maps");
     assert_eq!(connections_named(&client, "old").await, 1);
 
-    let error = refused(config(format!("redis://:{SECRET}@{}?protocol=3", redis.addr()))).await;
-    assert!(matches!(error, ConnectError::Refused { command: "HELLO", .. }), "{error:?}");
+    let error = connect_error(config(format!("redis://:{SECRET}@{}?protocol=3", redis.addr()))).await;
+    assert!(matches!(error, RedisConnectError::Refused { command: "HELLO", .. }), "{error:?}");
 }
 
 #[tokio::test]
-async fn a_user_who_may_not_do_what_connecting_needs_is_told_which_command() {
+async fn a_missing_permission_names_the_command() {
     let redis = Redis::builder().acl_user("ada", &format!("on >{SECRET} ~* +get +ping")).start().unwrap();
     let url = format!("redis://ada:{SECRET}@{}", redis.addr());
-    let error = refused(config(format!("{url}/3"))).await;
-    assert!(matches!(error, ConnectError::Permission { command: "SELECT", .. }), "{error:?}");
+    let error = connect_error(config(format!("{url}/3"))).await;
+    assert!(matches!(error, RedisConnectError::Permission { command: "SELECT", .. }), "{error:?}");
     assert!(error.to_string().contains("ACL"), "{error}");
 
-    let error = refused(config(format!("{url}?protocol=2&client_name=me"))).await;
-    assert!(matches!(error, ConnectError::Permission { command: "CLIENT SETNAME", .. }), "{error:?}");
+    let error = connect_error(config(format!("{url}?protocol=2&client_name=me"))).await;
+    assert!(matches!(error, RedisConnectError::Permission { command: "CLIENT SETNAME", .. }), "{error:?}");
 
-    // HELLO and AUTH can't be taken from anybody.
+    // An ACL cannot forbid HELLO and AUTH.
     let client = connect(&url).await;
     client.exec::<()>(("PING",)).await.unwrap();
     let error = client.exec::<()>(("SET", "key", 1)).await.unwrap_err();
@@ -143,8 +145,8 @@ async fn a_user_who_may_not_do_what_connecting_needs_is_told_which_command() {
 async fn a_database_that_does_not_exist_is_named() {
     let redis = start();
     for protocol in [2, 3] {
-        let error = refused(config(format!("{}/99?protocol={protocol}", redis.url()))).await;
-        assert!(matches!(error, ConnectError::Database { db: 99, .. }), "{error:?}");
+        let error = connect_error(config(format!("{}/99?protocol={protocol}", redis.url()))).await;
+        assert!(matches!(error, RedisConnectError::Database { db: 99, .. }), "{error:?}");
         assert!(error.to_string().contains("database 99"), "{error}");
     }
 }
@@ -156,8 +158,8 @@ async fn a_name_for_the_connection_is_shown_by_the_server_in_either_protocol() {
         let client = connect(format!("{}?client_name=mine{protocol}&protocol={protocol}", redis.url())).await;
         assert_eq!(connections_named(&client, &format!("mine{protocol}")).await, 1);
     }
-    let error = refused(config(format!("{}?client_name=two%20words", redis.url()))).await;
-    assert!(matches!(error, ConnectError::Refused { .. }), "{error:?}");
+    let error = connect_error(config(format!("{}?client_name=two%20words", redis.url()))).await;
+    assert!(matches!(error, RedisConnectError::Refused { .. }), "{error:?}");
 }
 
 #[tokio::test]
@@ -185,12 +187,12 @@ async fn resp2_gives_the_same_values() {
 #[cfg(feature = "tls")]
 mod tls {
     use super::*;
-    use forebay_redis::Tls;
+    use forebay_redis::RedisTls;
 
     fn trusting(url: &str, pem: &str) -> Config {
-        let mut config = quick(url);
+        let mut config = short_timeout(url);
         config.connect_timeout = Duration::from_secs(5);
-        config.tls = Some(Tls::ca_pem(pem.as_bytes()).unwrap());
+        config.tls = Some(RedisTls::ca_pem(pem.as_bytes()).unwrap());
         config
     }
 
@@ -212,9 +214,12 @@ mod tls {
         let redis = Redis::builder().tls().start().unwrap();
         let other = Redis::builder().tls().start().unwrap();
         for config in [trusting(&redis.tls_url(), other.ca_pem()), config(redis.tls_url())] {
-            let error = refused(config).await;
-            // A system without any certificates says so before it dials.
-            assert!(matches!(error, ConnectError::Tls { .. } | ConnectError::Config(_)), "{error:?}");
+            let error = connect_error(config).await;
+            // A system without certificates fails before it dials.
+            assert!(
+                matches!(error, RedisConnectError::Tls { .. } | RedisConnectError::Config(_)),
+                "{error:?}"
+            );
             assert!(error.to_string().contains("certificate"), "{error}");
         }
     }
@@ -223,9 +228,9 @@ mod tls {
     async fn a_certificate_for_another_name_is_refused() {
         let redis = Redis::builder().tls().start().unwrap();
         let mut config = trusting(&redis.tls_url(), redis.ca_pem());
-        config.tls = Some(Tls::ca_pem(redis.ca_pem().as_bytes()).unwrap().server_name("redis.example"));
-        let error = refused(config).await;
-        assert!(matches!(error, ConnectError::Tls { .. }), "{error:?}");
+        config.tls = Some(RedisTls::ca_pem(redis.ca_pem().as_bytes()).unwrap().server_name("redis.example"));
+        let error = connect_error(config).await;
+        assert!(matches!(error, RedisConnectError::Tls { .. }), "{error:?}");
     }
 
     #[tokio::test]
@@ -234,13 +239,16 @@ mod tls {
         let mut to_plain =
             trusting(&format!("rediss://:{SECRET}@127.0.0.1:{}", redis.port()), redis.ca_pem());
         to_plain.connect_timeout = Duration::from_millis(300);
-        // A plain Redis waits for the end of a line, which our first message may or may not hold.
-        let error = refused(to_plain).await;
-        assert!(matches!(error, ConnectError::Tls { .. } | ConnectError::Timeout { .. }), "{error:?}");
+        // A plain Redis waits for the end of a line, which the TLS hello may or may not contain.
+        let error = connect_error(to_plain).await;
+        assert!(
+            matches!(error, RedisConnectError::Tls { .. } | RedisConnectError::Timeout { .. }),
+            "{error:?}"
+        );
         assert!(error.to_string().contains("TLS"), "{error}");
 
-        let error = refused(config(format!("redis://:{SECRET}@127.0.0.1:{}", redis.tls_port()))).await;
-        assert!(matches!(error, ConnectError::Handshake { .. }), "{error:?}");
+        let error = connect_error(config(format!("redis://:{SECRET}@127.0.0.1:{}", redis.tls_port()))).await;
+        assert!(matches!(error, RedisConnectError::Handshake { .. }), "{error:?}");
         assert!(error.to_string().contains("TLS"), "{error}");
     }
 
@@ -249,9 +257,9 @@ mod tls {
         let redis = Redis::builder().tls().start().unwrap();
         let (admin, client) =
             (connect(redis.url()).await, connect(trusting(&redis.tls_url(), redis.ca_pem())).await);
-        let mut changes = follow(&client).await;
+        let mut changes = status_from_now(&client).await;
         kill_connection(&admin, client_id(&client).await).await;
-        mends(&mut changes).await;
+        wait_for_reconnect(&mut changes).await;
         let echo: String = client.exec(("ECHO", "again")).await.unwrap();
         assert_eq!(echo, "again");
     }
@@ -259,9 +267,12 @@ mod tls {
 
 #[tokio::test]
 async fn a_host_that_does_not_resolve_is_named() {
-    let error = refused(config(format!("redis://:{SECRET}@no-such-host.invalid"))).await;
-    assert!(matches!(error, ConnectError::Resolve { .. } | ConnectError::Timeout { .. }), "{error:?}");
-    if let ConnectError::Resolve { .. } = error {
+    let error = connect_error(config(format!("redis://:{SECRET}@no-such-host.invalid"))).await;
+    assert!(
+        matches!(error, RedisConnectError::Resolve { .. } | RedisConnectError::Timeout { .. }),
+        "{error:?}"
+    );
+    if let RedisConnectError::Resolve { .. } = error {
         assert!(error.to_string().contains("no-such-host.invalid"), "{error}");
     }
 }
@@ -269,13 +280,13 @@ async fn a_host_that_does_not_resolve_is_named() {
 #[tokio::test]
 async fn a_port_that_refuses_is_named() {
     let addr = SocketAddr::from(([127, 0, 0, 1], free_port()));
-    let error = refused(config(format!("redis://:{SECRET}@{addr}"))).await;
-    assert!(matches!(error, ConnectError::Dial { .. }), "{error:?}");
+    let error = connect_error(config(format!("redis://:{SECRET}@{addr}"))).await;
+    assert!(matches!(error, RedisConnectError::Dial { .. }), "{error:?}");
     assert!(error.to_string().contains(&addr.to_string()), "{error}");
 
-    let error = refused(config("unix:///nowhere/redis.sock")).await;
+    let error = connect_error(config("unix:///nowhere/redis.sock")).await;
     assert!(
-        matches!(&error, ConnectError::Dial { address, .. } if address == "/nowhere/redis.sock"),
+        matches!(&error, RedisConnectError::Dial { address, .. } if address == "/nowhere/redis.sock"),
         "{error:?}"
     );
 }
@@ -284,8 +295,9 @@ async fn a_port_that_refuses_is_named() {
 async fn a_server_that_accepts_and_says_nothing_runs_into_the_connect_deadline() {
     let silent = StdListener::bind("127.0.0.1:0").unwrap();
     let begun = Instant::now();
-    let error = refused(quick(&format!("redis://:{SECRET}@{}", silent.local_addr().unwrap()))).await;
-    assert!(matches!(error, ConnectError::Timeout { step: "the handshake", .. }), "{error:?}");
+    let error =
+        connect_error(short_timeout(&format!("redis://:{SECRET}@{}", silent.local_addr().unwrap()))).await;
+    assert!(matches!(error, RedisConnectError::Timeout { step: "the handshake", .. }), "{error:?}");
     assert!(begun.elapsed() >= Duration::from_millis(300), "{:?}", begun.elapsed());
 }
 
@@ -293,13 +305,13 @@ async fn a_server_that_accepts_and_says_nothing_runs_into_the_connect_deadline()
 async fn a_client_opened_before_its_server_rejects_and_then_works() {
     let redis = start();
     redis.kill();
-    let client = Client::open(redis.url()).unwrap();
+    let client = RedisClient::open(redis.url()).unwrap();
     assert_eq!(client.state(), State::Connecting);
-    let mut changes = client.changes();
-    let status = reaches(&mut changes, State::Failed).await;
-    assert!(matches!(status.last_error, Some(Loss::Connect(_))), "{status:?}");
+    let mut changes = client.status_changes();
+    let status = wait_for_state(&mut changes, State::Failed).await;
+    assert!(matches!(status.last_error, Some(ConnectionLoss::Connect(_))), "{status:?}");
     redis.revive().unwrap();
-    let status = reaches(&mut changes, State::Open).await;
+    let status = wait_for_state(&mut changes, State::Open).await;
     assert_eq!(status.generation, 1);
     client.exec::<()>(("PING",)).await.unwrap();
 }
@@ -309,7 +321,7 @@ async fn requests_queue_while_the_first_connection_is_made() {
     let redis = start();
     let (proxy, url) = proxied(&redis);
     proxy.stall(Direction::Both);
-    let client = Client::open(url).unwrap();
+    let client = RedisClient::open(url).unwrap();
     let queued: Vec<_> = (1..=3).map(|n| submitted(client.exec::<i64>(("INCRBY", "n", n)))).collect();
     assert_eq!((client.state(), client.stats().open_requests), (State::Connecting, 3));
     proxy.resume();
@@ -318,28 +330,28 @@ async fn requests_queue_while_the_first_connection_is_made() {
 }
 
 #[tokio::test]
-async fn a_first_try_that_fails_is_the_only_one() {
+async fn a_failed_first_attempt_is_not_repeated() {
     let addr = SocketAddr::from(([127, 0, 0, 1], free_port()));
-    let reports = Reports::default();
-    let config = reports.hooked(config(format!("redis://{addr}")));
-    Client::connect(config).await.expect_err("nobody listens");
-    eventually("the link is closed", Some(State::Closed), async || reports.states().last().copied()).await;
-    assert_eq!(reports.states(), [State::Connecting, State::Failed, State::Closed]);
+    let hooks = RecordingHooks::default();
+    let config = hooks.hooked(config(format!("redis://{addr}")));
+    RedisClient::connect(config).await.expect_err("no server listens");
+    eventually("the link is closed", Some(State::Closed), async || hooks.states().last().copied()).await;
+    assert_eq!(hooks.states(), [State::Connecting, State::Failed, State::Closed]);
 }
 
 #[tokio::test]
 async fn without_reconnection_a_loss_closes_the_client_and_keeps_the_reason() {
     let redis = start();
     let client = connect(with(config(redis.url()), |config| config.reconnect = None)).await;
-    let mut changes = client.changes();
+    let mut changes = client.status_changes();
     redis.kill();
-    let status = reaches(&mut changes, State::Closed).await;
+    let status = wait_for_state(&mut changes, State::Closed).await;
     assert!(status.last_error.is_some(), "{status:?}");
     let error = client.exec::<()>(("PING",)).await.unwrap_err();
     let ExecError::Request(RequestError::Closed { last_error: Some(loss) }) = &error else {
         panic!("{error:?}")
     };
-    assert!(matches!(loss, Loss::Closed | Loss::Io(_)), "{loss:?}");
+    assert!(matches!(loss, ConnectionLoss::Closed | ConnectionLoss::Io(_)), "{loss:?}");
     assert!(error.to_string().contains(&loss.to_string()), "{error}");
     assert_eq!(error.retry(), Retry::Never);
 
@@ -350,18 +362,18 @@ async fn without_reconnection_a_loss_closes_the_client_and_keeps_the_reason() {
 }
 
 #[tokio::test]
-async fn closing_lets_what_is_in_flight_finish_and_nothing_new_in() {
+async fn closing_finishes_requests_in_flight_and_rejects_new_ones() {
     let redis = start();
     let (proxy, url) = proxied(&redis);
     let client = connect(url).await;
-    let mut changes = follow(&client).await;
+    let mut changes = status_from_now(&client).await;
     proxy.stall(Direction::ToClient);
     let replies: Vec<_> = (0..100).map(|n| submitted(client.exec::<i64>(("INCRBY", "n", n)))).collect();
     let closing = tokio::spawn({
         let client = client.clone();
         async move { client.close().await }
     });
-    reaches(&mut changes, State::Closing).await;
+    wait_for_state(&mut changes, State::Closing).await;
     let late = client.exec::<()>(("PING",)).now_or_never().expect("refused at once").unwrap_err();
     assert!(matches!(late, ExecError::Request(RequestError::Closed { last_error: None })), "{late:?}");
     assert!(!closing.is_finished());
@@ -381,22 +393,22 @@ async fn closing_gives_up_at_its_deadline() {
     let (proxy, url) = proxied(&redis);
     let client = connect(with(config(url), |config| config.close_timeout = Duration::from_millis(100))).await;
     proxy.stall(Direction::ToClient);
-    // Its own deadline comes too late to end the wait.
+    // The request's own deadline is later than the close timeout.
     let open = submitted(client.exec::<()>(("PING",)).within(2 * PATIENCE));
     let begun = Instant::now();
     within("the end", client.close()).await;
     assert!(begun.elapsed() >= Duration::from_millis(100), "{:?}", begun.elapsed());
-    let error = within("an answer", open).await.unwrap_err();
+    let error = within("a result", open).await.unwrap_err();
     assert!(matches!(error, ExecError::Request(RequestError::Closed { .. })), "{error:?}");
 }
 
 #[tokio::test]
-async fn closing_ends_a_try_to_connect() {
+async fn closing_ends_an_attempt_to_connect() {
     let silent = StdListener::bind("127.0.0.1:0").unwrap();
-    let client = Client::open(format!("redis://{}", silent.local_addr().unwrap())).unwrap();
+    let client = RedisClient::open(format!("redis://{}", silent.local_addr().unwrap())).unwrap();
     let queued = submitted(client.exec::<()>(("PING",)));
     within("the end", client.close()).await;
-    let error = within("an answer", queued).await.unwrap_err();
+    let error = within("a result", queued).await.unwrap_err();
     assert!(matches!(error, ExecError::Request(RequestError::Closed { last_error: None })), "{error:?}");
 }
 
@@ -404,9 +416,9 @@ async fn closing_ends_a_try_to_connect() {
 async fn opening_again_makes_the_next_generation() {
     let redis = start();
     let client = connect(redis.url()).await;
-    let mut changes = client.changes();
+    let mut changes = client.status_changes();
     for generation in 1..=3 {
-        let status = reaches(&mut changes, State::Open).await;
+        let status = wait_for_state(&mut changes, State::Open).await;
         assert_eq!((status.generation, status.reconnects), (generation, 0));
         client.exec::<()>(("INCR", "lives")).await.unwrap();
         client.reopen().await.unwrap();
@@ -425,7 +437,7 @@ async fn opening_again_can_fail_and_be_tried_again() {
     client.close().await;
     redis.kill();
     let error = client.reopen().await.unwrap_err();
-    assert!(matches!(error, ConnectError::Dial { .. }), "{error:?}");
+    assert!(matches!(error, RedisConnectError::Dial { .. }), "{error:?}");
     assert_eq!(client.state(), State::Closed);
     redis.revive().unwrap();
     client.reopen().await.unwrap();
@@ -434,7 +446,7 @@ async fn opening_again_can_fail_and_be_tried_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn closing_and_opening_from_all_sides_leaves_a_client_that_works() {
+async fn concurrent_closing_and_opening_leaves_a_working_client() {
     let redis = start();
     let client = connect(redis.url()).await;
     let tasks: Vec<_> = (0..4)
@@ -444,7 +456,7 @@ async fn closing_and_opening_from_all_sides_leaves_a_client_that_works() {
                 for _ in 0..200 {
                     match task % 2 {
                         0 => client.close().await,
-                        // Somebody else's close may come in between.
+                        // Another task may close the client concurrently.
                         _ => drop(client.reopen().await),
                     }
                 }
@@ -478,9 +490,9 @@ async fn opening_again_while_it_closes_never_fails() {
             })
         })
         .collect();
-    let mut changes = client.changes();
+    let mut changes = client.status_changes();
     for generation in 1..=500 {
-        let status = reaches(&mut changes, State::Open).await;
+        let status = wait_for_state(&mut changes, State::Open).await;
         assert_eq!(status.generation, generation);
         within("the end", client.close()).await;
     }
@@ -519,7 +531,7 @@ fn a_runtime_that_shuts_down_cancels_its_requests_wherever_they_are_awaited() {
     });
     other.block_on(eventually("it is open", 1, async || client.stats().open_requests));
     home.shutdown_background();
-    let error = other.block_on(within("an answer", waiting)).unwrap().unwrap_err();
+    let error = other.block_on(within("a result", waiting)).unwrap().unwrap_err();
     assert!(matches!(error, ExecError::Request(RequestError::Cancelled)), "{error:?}");
     let error = other.block_on(async { client.exec::<()>(("PING",)).await }).unwrap_err();
     assert!(matches!(error, ExecError::Request(RequestError::Cancelled)), "{error:?}");
@@ -559,7 +571,7 @@ fn opening_on_a_runtime_that_is_gone_is_an_error_and_not_a_deadlock() {
         }
     });
     let error = result.recv_timeout(PATIENCE).expect("it returns").unwrap_err();
-    assert!(matches!(error, ConnectError::Cancelled), "{error:?}");
+    assert!(matches!(error, RedisConnectError::Cancelled), "{error:?}");
     assert_eq!(client.state(), State::Closed);
 }
 
@@ -592,10 +604,10 @@ fn a_handle_works_from_any_thread_any_runtime_and_any_executor() {
 }
 
 #[tokio::test]
-async fn a_request_goes_with_its_future_to_another_task() {
+async fn a_request_future_can_move_to_another_task() {
     let redis = start();
     let (proxy, url) = proxied(&redis);
-    let client: &'static Client = Box::leak(Box::new(connect(url).await));
+    let client: &'static RedisClient = Box::leak(Box::new(connect(url).await));
     proxy.stall(Direction::ToClient);
     let request = submitted(client.exec::<String>(("ECHO", "moved")));
     let moved = tokio::spawn(request);
@@ -606,10 +618,10 @@ async fn a_request_goes_with_its_future_to_another_task() {
 }
 
 #[tokio::test]
-async fn the_states_come_in_order_with_their_numbers() {
+async fn states_are_reported_in_order_with_their_counters() {
     let redis = start();
     let client = connect(redis.url()).await;
-    let mut changes = client.changes();
+    let mut changes = client.status_changes();
     let mut seen = Vec::new();
     let mut next = async || {
         let status: Status = within("a change", changes.next()).await;
@@ -618,7 +630,7 @@ async fn the_states_come_in_order_with_their_numbers() {
     };
     assert_eq!(next().await.state, State::Open);
     redis.kill();
-    // At least two tries fail.
+    // At least two attempts fail.
     while next().await.reconnects < 3 {}
     redis.revive().unwrap();
     while next().await.state != State::Open {}
@@ -639,30 +651,34 @@ async fn the_states_come_in_order_with_their_numbers() {
         tries += u32::from(to.state == State::Failed);
         let expected = if matches!(to.state, State::Failed | State::Reconnecting) { tries } else { 0 };
         assert_eq!((to.reconnects, to.generation), (expected, 1), "{to:?}");
-        assert!(to.last_error.is_some(), "kept after it was mended: {to:?}");
+        assert!(to.last_error.is_some(), "kept after the reconnection: {to:?}");
         assert_eq!(to.retry_at.is_some(), to.state == State::Failed, "{to:?}");
     }
-    assert!(matches!(seen[1].last_error, Some(Loss::Closed | Loss::Io(_))), "{:?}", seen[1]);
-    assert!(matches!(seen[3].last_error, Some(Loss::Connect(_))), "{:?}", seen[3]);
+    assert!(
+        matches!(seen[1].last_error, Some(ConnectionLoss::Closed | ConnectionLoss::Io(_))),
+        "{:?}",
+        seen[1]
+    );
+    assert!(matches!(seen[3].last_error, Some(ConnectionLoss::Connect(_))), "{:?}", seen[3]);
 }
 
 #[tokio::test]
 async fn a_name_with_a_dead_address_leads_to_the_live_one() {
-    // `localhost` may be ::1 first, where the sandbox doesn't listen.
+    // `localhost` may resolve to ::1 first, where the sandbox does not listen.
     let redis = start();
     let client = connect(format!("redis://localhost:{}", redis.port())).await;
     client.exec::<()>(("PING",)).await.unwrap();
 }
 
 #[tokio::test]
-async fn the_numbers_add_up() {
+async fn counters_add_up() {
     let redis = start();
     let (proxy, url) = proxied(&redis);
-    let client = connect(impatient(url)).await;
+    let client = connect(fast_reconnect(url)).await;
     for _ in 0..10 {
         client.exec::<()>(("PING",)).await.unwrap();
     }
-    assert_eq!(client.stats().answers, 10);
+    assert_eq!(client.stats().replies, 10);
 
     proxy.stall(Direction::ToClient);
     let late = (0..5).map(|_| submitted(client.exec::<()>(("PING",)).within(Duration::from_millis(50))));
@@ -673,36 +689,36 @@ async fn the_numbers_add_up() {
     assert_eq!(client.stats().deadlines, 5);
 
     let lost: Vec<_> = (0..3).map(|_| submitted(client.exec::<()>(("PING",)).within(PATIENCE))).collect();
-    let mut changes = follow(&client).await;
+    let mut changes = status_from_now(&client).await;
     eventually("they are with the worker", 18, async || client.stats().requests).await;
     proxy.resume();
     proxy.reset();
     for lost in lost {
-        // The reset may come before or after the replies that were held back.
-        drop(within("an answer", lost).await);
+        // The reset may arrive before or after the delayed replies.
+        drop(within("a result", lost).await);
     }
-    mends(&mut changes).await;
+    wait_for_reconnect(&mut changes).await;
     client.exec::<()>(("PING",)).await.unwrap();
 
     let stats = client.stats();
     assert_eq!(stats.requests, 19);
-    assert_eq!(stats.requests, stats.answers + stats.deadlines + stats.failures, "{stats:?}");
+    assert_eq!(stats.requests, stats.replies + stats.deadlines + stats.failures, "{stats:?}");
     assert_eq!((stats.connections, stats.open_requests), (2, 0));
     assert!(stats.bytes_sent >= 19 * "*1\r\n$4\r\nPING\r\n".len() as u64, "{stats:?}");
     assert!(stats.bytes_received >= 11 * "+PONG\r\n".len() as u64, "{stats:?}");
 }
 
-/// A command, how many there were, how they ended, and where that was told.
-type Heard = (String, usize, String, thread::ThreadId);
+/// Command name, number of commands, outcome, and the thread of the callback.
+type ReportedRequest = (String, usize, String, thread::ThreadId);
 
-/// Keeps what it is told.
+/// Hooks that record their calls.
 #[derive(Clone, Default)]
-struct Reports {
-    requests: Arc<Mutex<Vec<Heard>>>,
+struct RecordingHooks {
+    requests: Arc<Mutex<Vec<ReportedRequest>>>,
     states: Arc<Mutex<Vec<State>>>,
 }
 
-impl Reports {
+impl RecordingHooks {
     fn hooked(&self, config: Config) -> Config {
         with(config, |config| config.hooks = Some(Arc::new(self.clone())))
     }
@@ -719,12 +735,12 @@ impl Reports {
     }
 }
 
-impl Hooks for Reports {
+impl Hooks for RecordingHooks {
     fn request(&self, report: &RequestReport<'_>) {
         let outcome = match report.outcome {
-            Outcome::Replied => "replied".to_owned(),
-            Outcome::Failed(error) => error.as_str().to_owned(),
-            Outcome::Dropped => "dropped".to_owned(),
+            RequestOutcome::Replied => "replied".to_owned(),
+            RequestOutcome::Failed(error) => error.as_str().to_owned(),
+            RequestOutcome::Dropped => "dropped".to_owned(),
         };
         let entry = (report.command.to_owned(), report.commands, outcome, thread::current().id());
         self.requests.lock().unwrap().push(entry);
@@ -736,11 +752,11 @@ impl Hooks for Reports {
 }
 
 #[tokio::test]
-async fn hooks_hear_of_every_request_and_every_change() {
+async fn hooks_get_every_request_and_every_state_change() {
     let redis = start();
     let (proxy, url) = proxied(&redis);
-    let reports = Reports::default();
-    let client = connect(reports.hooked(impatient(url))).await;
+    let hooks = RecordingHooks::default();
+    let client = connect(hooks.hooked(fast_reconnect(url))).await;
     client.exec::<()>(("SET", "key", "value")).await.unwrap();
     client.exec::<i64>(("INCR", "key")).await.unwrap_err();
     let _both = client.pipeline::<(String, i64)>((("GET", "key"), ("STRLEN", "key"))).await.unwrap();
@@ -750,9 +766,9 @@ async fn hooks_hear_of_every_request_and_every_change() {
     drop(submitted(client.exec::<()>(("PING",))));
     client.exec::<()>(("ECHO", "slow")).within(Duration::from_millis(20)).await.unwrap_err();
     proxy.resume();
-    let mut changes = follow(&client).await;
+    let mut changes = status_from_now(&client).await;
     proxy.cut();
-    mends(&mut changes).await;
+    wait_for_reconnect(&mut changes).await;
     client.close().await;
     client.exec::<()>(("PING",)).await.unwrap_err();
 
@@ -765,39 +781,37 @@ async fn hooks_hear_of_every_request_and_every_change() {
         ("ECHO", 1, "deadline"),
         ("PING", 1, "closed"),
     ];
-    assert_eq!(
-        reports.requests(),
-        expected.map(|(name, count, end)| (name.to_owned(), count, end.to_owned()))
-    );
-    eventually("the last change", Some(State::Closed), async || reports.states().last().copied()).await;
+    assert_eq!(hooks.requests(), expected.map(|(name, count, end)| (name.to_owned(), count, end.to_owned())));
+    eventually("the last change", Some(State::Closed), async || hooks.states().last().copied()).await;
     use State::*;
-    assert_eq!(reports.states(), [Connecting, Open, Failed, Reconnecting, Open, Closing, Closed]);
+    assert_eq!(hooks.states(), [Connecting, Open, Failed, Reconnecting, Open, Closing, Closed]);
 }
 
 #[test]
-fn requests_are_reported_where_they_are_awaited() {
+fn hooks_report_requests_in_the_task_that_awaits_them() {
     let redis = start();
     let home = Runtime::new().unwrap();
-    let reports = Reports::default();
-    let client = home.block_on(connect(reports.hooked(config(redis.url()))));
+    let hooks = RecordingHooks::default();
+    let client = home.block_on(connect(hooks.hooked(config(redis.url()))));
     block_on(async { client.exec::<()>(("PING",)).await }).unwrap();
-    assert_eq!(reports.requests.lock().unwrap()[0].3, thread::current().id());
+    assert_eq!(hooks.requests.lock().unwrap()[0].3, thread::current().id());
 }
 
-/// Blocks its thread at the first request and at the first loss until the test lets it go.
-struct Blocking {
+/// Hooks that block their thread, at one request and at the first loss, until the test releases
+/// them.
+struct BlockingHooks {
     entered: mpsc::SyncSender<&'static str>,
     release: Mutex<mpsc::Receiver<()>>,
 }
 
-impl Blocking {
+impl BlockingHooks {
     fn block(&self, what: &'static str) {
         self.entered.send(what).unwrap();
         self.release.lock().unwrap().recv_timeout(PATIENCE).unwrap();
     }
 }
 
-impl Hooks for Blocking {
+impl Hooks for BlockingHooks {
     fn request(&self, report: &RequestReport<'_>) {
         if report.command == "BLOCK-HERE" {
             self.block("request");
@@ -812,12 +826,12 @@ impl Hooks for Blocking {
 }
 
 #[test]
-fn a_hook_that_blocks_stops_nobody_else() {
+fn a_blocking_hook_does_not_stop_other_requests() {
     let redis = start();
     let home = tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build().unwrap();
     let (entered, entries) = mpsc::sync_channel(2);
     let (free, release) = mpsc::sync_channel(2);
-    let hooks = Arc::new(Blocking { entered, release: Mutex::new(release) });
+    let hooks = Arc::new(BlockingHooks { entered, release: Mutex::new(release) });
     let admin = home.block_on(connect(redis.url()));
     let client = home.block_on(connect(with(config(redis.url()), |config| config.hooks = Some(hooks))));
 
@@ -847,14 +861,14 @@ fn a_hook_that_blocks_stops_nobody_else() {
 #[tokio::test]
 async fn dropping_a_connect_midway_leaves_no_connection_behind() {
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let mut connecting = Box::pin(Client::connect(format!("redis://{}", silent.local_addr().unwrap())));
+    let mut connecting = Box::pin(RedisClient::connect(format!("redis://{}", silent.local_addr().unwrap())));
     let mut socket = tokio::select! {
         result = &mut connecting => panic!("{result:?}"),
         accepted = silent.accept() => accepted.unwrap().0,
     };
     drop(connecting);
-    let mut said = Vec::new();
-    within("the end of the stream", tokio::io::AsyncReadExt::read_to_end(&mut socket, &mut said))
+    let mut received = Vec::new();
+    within("the end of the stream", tokio::io::AsyncReadExt::read_to_end(&mut socket, &mut received))
         .await
         .unwrap();
 }

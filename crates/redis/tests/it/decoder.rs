@@ -1,4 +1,5 @@
-//! The decoder agrees with another one, with the specification, and with a real server, however the bytes are cut.
+//! The decoder agrees with another decoder, with the specification and with a real server, for any
+//! split into reads.
 
 #[path = "../../fuzz/check.rs"]
 mod check;
@@ -10,38 +11,39 @@ use std::path::Path;
 use std::time::Duration;
 
 use forebay_redis::{
-    Attributed, BigNumber, Client, IntoConfig, Limits, Loss, ProtocolError, ReplyError, RequestError, Value,
-    Verbatim,
+    BigNumber, ConnectionLoss, IntoConfig, ProtocolError, RedisClient, ReplyError, ReplyLimits, RequestError,
+    RespValue, VerbatimString, WithAttributes,
 };
 use forebay_sandbox::Redis;
 use proptest::prelude::*;
 
-use check::{Outcome, assert_same, check, decode, encode, pieces};
-use vectors::{MALFORMED, Oracle, UNREADABLE, WELL_FORMED, by_hand};
+use check::{DecodeOutcome, assert_same, check, decode, encode, pieces};
+use vectors::{DecoderOracle, MALFORMED, UNREADABLE, WELL_FORMED, by_hand};
 
-/// An error as a value; only a decoder can make one.
-fn error(text: &str) -> Value {
+/// Returns an error value; only a decoder can create one.
+fn error(text: &str) -> RespValue {
     one(format!("!{}\r\n{text}\r\n", text.len()).as_bytes())
 }
 
-/// The one value of a stream.
+/// Decodes a stream of exactly one value.
 #[track_caller]
-fn one(stream: &[u8]) -> Value {
-    let outcome = decode(Limits::default(), [stream]);
+fn one(stream: &[u8]) -> RespValue {
+    let outcome = decode(ReplyLimits::default(), [stream]);
     match <[_; 1]>::try_from(outcome.values) {
         Ok([Ok(value)]) => value,
         other => panic!("expected one value, found {other:?}, {:?}", outcome.end),
     }
 }
 
-/// Decodes at once, byte by byte, and cut in two at every place; all must give the same.
+/// Decodes a stream at once, byte by byte, and split in two at every position. All results must be
+/// equal.
 #[track_caller]
-fn decode_every_way(stream: &[u8]) -> Outcome {
-    let whole = decode(Limits::default(), [stream]);
-    assert_same(&whole, &decode(Limits::default(), stream.chunks(1)));
+fn decode_every_way(stream: &[u8]) -> DecodeOutcome {
+    let whole = decode(ReplyLimits::default(), [stream]);
+    assert_same(&whole, &decode(ReplyLimits::default(), stream.chunks(1)));
     for cut in 1..stream.len() {
         let (left, right) = stream.split_at(cut);
-        assert_same(&whole, &decode(Limits::default(), [left, right]));
+        assert_same(&whole, &decode(ReplyLimits::default(), [left, right]));
     }
     whole
 }
@@ -55,13 +57,13 @@ fn every_type_is_decoded_as_the_oracle_does_however_it_is_cut() {
             panic!("{name} is no value")
         };
         let value = Some(oracle::canonical(value));
-        if matches!(oracle, Oracle::Both | Oracle::Resp2) {
+        if matches!(oracle, DecoderOracle::Both | DecoderOracle::Resp2) {
             assert_same(&(name, &oracle::resp2(bytes)), &(name, &value));
         }
-        if matches!(oracle, Oracle::Both | Oracle::Resp3) {
+        if matches!(oracle, DecoderOracle::Both | DecoderOracle::Resp3) {
             assert_same(&(name, &oracle::resp3(bytes)), &(name, &value));
         }
-        if *oracle == Oracle::Deviates {
+        if *oracle == DecoderOracle::Deviates {
             assert_ne!(
                 (name, oracle::resp3(bytes)),
                 (name, value),
@@ -79,7 +81,7 @@ fn every_type_is_decoded_as_the_specification_says() {
         assert_same(&(name, &one(bytes)), &(name, expected));
     }
     for (name, _, oracle) in WELL_FORMED {
-        let checked = *oracle != Oracle::Deviates || expected.iter().any(|(named, _)| named == name);
+        let checked = *oracle != DecoderOracle::Deviates || expected.iter().any(|(named, _)| named == name);
         assert!(checked, "{name} has neither an oracle nor a value written by hand");
     }
 }
@@ -89,15 +91,15 @@ fn values_follow_each_other_in_one_stream() {
     let stream: Vec<u8> = WELL_FORMED.iter().flat_map(|(_, bytes, _)| bytes.iter().copied()).collect();
     let expected: Vec<_> = WELL_FORMED.iter().map(|(_, bytes, _)| Ok(one(bytes))).collect();
     let outcome = decode_every_way(&stream);
-    assert_same(&outcome, &Outcome { values: expected, end: None });
+    assert_same(&outcome, &DecodeOutcome { values: expected, end: None });
 }
 
 #[test]
-fn an_unfinished_value_is_not_yet_there() {
+fn an_incomplete_value_is_not_returned() {
     for (name, bytes, _) in WELL_FORMED {
         for end in 0..bytes.len() {
-            let outcome = decode(Limits::default(), [&bytes[..end]]);
-            assert_eq!(outcome, Outcome { values: vec![], end: None }, "{name}, its first {end} bytes");
+            let outcome = decode(ReplyLimits::default(), [&bytes[..end]]);
+            assert_eq!(outcome, DecodeOutcome { values: vec![], end: None }, "{name}, its first {end} bytes");
         }
     }
 }
@@ -107,23 +109,23 @@ fn malformed_bytes_end_the_stream_with_the_reason() {
     for (name, bytes, expected) in MALFORMED {
         let mut stream = b"+before\r\n".to_vec();
         stream.extend(*bytes);
-        let Outcome { values, end } = decode_every_way(&stream);
-        assert_eq!(values, [Ok(Value::Simple("before".into()))], "{name}");
+        let DecodeOutcome { values, end } = decode_every_way(&stream);
+        assert_eq!(values, [Ok(RespValue::Simple("before".into()))], "{name}");
         assert_eq!(end.as_ref(), Some(expected), "{name}");
     }
 }
 
 #[test]
-fn an_unreadable_value_spoils_no_other() {
+fn an_invalid_value_affects_no_other() {
     for (name, bytes) in UNREADABLE {
         let stream = [b"+before\r\n", *bytes, b"+after\r\n"].concat();
-        let Outcome { values, end } = decode_every_way(&stream);
+        let DecodeOutcome { values, end } = decode_every_way(&stream);
         assert_eq!(end, None, "{name}");
         match &values[..] {
             [Ok(before), Err(ReplyError::Mismatch(_)), Ok(after)] => {
                 assert_eq!(
                     (before, after),
-                    (&Value::Simple("before".into()), &Value::Simple("after".into()))
+                    (&RespValue::Simple("before".into()), &RespValue::Simple("after".into()))
                 );
             }
             other => panic!("{name}: {other:?}"),
@@ -135,18 +137,18 @@ fn an_unreadable_value_spoils_no_other() {
 fn a_long_string_is_whole_wherever_it_is_cut() {
     let text: Vec<u8> = (0..100_000_u32).map(|i| i as u8).collect();
     let stream = [b"*2\r\n$100000\r\n", &*text, b"\r\n:1\r\n"].concat();
-    let expected = Value::Array(vec![Value::Bulk(text.into()), Value::Int(1)]);
+    let expected = RespValue::Array(vec![RespValue::Bulk(text.into()), RespValue::Int(1)]);
     for size in [1000, 4096, 65_536] {
-        let outcome = decode(Limits::default(), stream.chunks(size));
-        assert_eq!(outcome, Outcome { values: vec![Ok(expected.clone())], end: None });
+        let outcome = decode(ReplyLimits::default(), stream.chunks(size));
+        assert_eq!(outcome, DecodeOutcome { values: vec![Ok(expected.clone())], end: None });
     }
 }
 
 #[test]
 fn any_number_of_attributes_in_a_row_is_one() {
     let stream = [b"|1\r\n+a\r\n:1\r\n".repeat(100_000), b":2\r\n".to_vec()].concat();
-    let Value::Attributed(inner) = one(&stream) else { panic!("the value has attributes") };
-    assert_eq!((inner.attributes.len(), inner.value), (100_000, Value::Int(2)));
+    let RespValue::Attributed(inner) = one(&stream) else { panic!("the value has attributes") };
+    assert_eq!((inner.attributes.len(), inner.value), (100_000, RespValue::Int(2)));
 }
 
 #[test]
@@ -170,47 +172,48 @@ fn every_file_of_the_fuzz_corpus_passes_and_every_vector_is_among_them() {
     assert!(replayed >= vectors.len(), "only {replayed} files");
 }
 
-/// Any value that a server could send, some levels deep.
-fn any_value() -> impl Strategy<Value = Value> {
+/// Generates any value that a server could send, several levels deep.
+fn any_value() -> impl Strategy<Value = RespValue> {
     let leaf = prop_oneof![
-        Just(Value::Null),
-        "[^\r\n]{0,20}".prop_map(|text| Value::Simple(text.into())),
+        Just(RespValue::Null),
+        "[^\r\n]{0,20}".prop_map(|text| RespValue::Simple(text.into())),
         "[A-Z]{1,9}( [^\r\n]{0,20})?".prop_map(|text| error(&text)),
-        any::<i64>().prop_map(Value::Int),
-        any::<f64>().prop_map(Value::Double),
-        any::<bool>().prop_map(Value::Bool),
-        "-?[0-9]{1,60}".prop_map(|digits| Value::BigNumber(BigNumber(digits))),
-        prop::collection::vec(any::<u8>(), 0..40).prop_map(|bytes| Value::Bulk(bytes.into())),
-        (900..1200_usize).prop_map(|length| Value::Bulk(vec![b'\n'; length].into())),
-        ("[a-z]{3}", ".{0,20}").prop_map(|(format, text)| Value::Verbatim(Verbatim { format, text })),
+        any::<i64>().prop_map(RespValue::Int),
+        any::<f64>().prop_map(RespValue::Double),
+        any::<bool>().prop_map(RespValue::Bool),
+        "-?[0-9]{1,60}".prop_map(|digits| RespValue::BigNumber(BigNumber(digits))),
+        prop::collection::vec(any::<u8>(), 0..40).prop_map(|bytes| RespValue::Bulk(bytes.into())),
+        (900..1200_usize).prop_map(|length| RespValue::Bulk(vec![b'\n'; length].into())),
+        ("[a-z]{3}", ".{0,20}")
+            .prop_map(|(format, text)| RespValue::Verbatim(VerbatimString { format, text })),
     ];
     leaf.prop_recursive(4, 40, 6, |inner| {
         let list = prop::collection::vec(inner.clone(), 0..6);
         let pairs = prop::collection::vec((inner.clone(), inner.clone()), 0..4);
         prop_oneof![
-            list.clone().prop_map(Value::Array),
-            list.clone().prop_map(Value::Set),
-            list.prop_map(Value::Push),
-            pairs.clone().prop_map(Value::Map),
+            list.clone().prop_map(RespValue::Array),
+            list.clone().prop_map(RespValue::Set),
+            list.prop_map(RespValue::Push),
+            pairs.clone().prop_map(RespValue::Map),
             (pairs, inner).prop_map(|(mut attributes, value)| match value {
-                // Attributes in a row are read as one.
-                Value::Attributed(inner) => {
+                // Consecutive attributes are decoded as one.
+                RespValue::Attributed(inner) => {
                     attributes.extend(inner.attributes);
-                    Value::Attributed(Box::new(Attributed { attributes, value: inner.value }))
+                    RespValue::Attributed(Box::new(WithAttributes { attributes, value: inner.value }))
                 }
-                value => Value::Attributed(Box::new(Attributed { attributes, value })),
+                value => RespValue::Attributed(Box::new(WithAttributes { attributes, value })),
             }),
         ]
     })
 }
 
-fn encode_all(values: &[(Value, bool)]) -> Vec<u8> {
+fn encode_all(values: &[(RespValue, bool)]) -> Vec<u8> {
     let mut stream = Vec::new();
     values.iter().for_each(|(value, streamed)| encode(value, *streamed, &mut stream));
     stream
 }
 
-/// Bytes that a decoder takes for the beginning of something more often than not.
+/// Generates bytes that often look like the start of a RESP value.
 fn almost_resp() -> impl Strategy<Value = Vec<u8>> {
     let piece = prop_oneof![
         8 => prop::sample::select(b"+-:$*_#,(!=%~>|;.".as_slice()).prop_map(|tag| vec![tag]),
@@ -230,9 +233,9 @@ proptest! {
         sizes in prop::collection::vec(1..40_usize, 1..10),
     ) {
         let stream = encode_all(&values);
-        let expected = Outcome { values: values.into_iter().map(|(value, _)| Ok(value)).collect(), end: None };
-        assert_same(&expected, &decode(Limits::default(), pieces(&stream, &sizes)));
-        assert_same(&expected, &decode(Limits::default(), [&*stream]));
+        let expected = DecodeOutcome { values: values.into_iter().map(|(value, _)| Ok(value)).collect(), end: None };
+        assert_same(&expected, &decode(ReplyLimits::default(), pieces(&stream, &sizes)));
+        assert_same(&expected, &decode(ReplyLimits::default(), [&*stream]));
     }
 
     #[test]
@@ -272,47 +275,47 @@ const PUSHED: &str = "Some real reply following the push reply";
 const BIG_NUMBER: &str = "1234567999999999999999999999999999999";
 const VERBATIM: &str = "This is a verbatim\nstring";
 
-fn bulk(text: &'static str) -> Value {
-    Value::Bulk(text.into())
+fn bulk(text: &'static str) -> RespValue {
+    RespValue::Bulk(text.into())
 }
 
-/// What `DEBUG PROTOCOL attrib` comes with.
-fn popularity() -> Vec<(Value, Value)> {
-    vec![(bulk("key-popularity"), Value::Array(vec![bulk("key:123"), Value::Int(90)]))]
+/// The attributes of `DEBUG PROTOCOL attrib`.
+fn popularity() -> Vec<(RespValue, RespValue)> {
+    vec![(bulk("key-popularity"), RespValue::Array(vec![bulk("key:123"), RespValue::Int(90)]))]
 }
 
 #[tokio::test]
 async fn all_types_of_a_real_server_keep_their_kind_in_resp3() {
     let server = debug_server();
-    let client = Client::connect(server.url()).await.unwrap();
-    let verbatim = Verbatim { format: "txt".into(), text: VERBATIM.into() };
-    let numbers = || (0..3).map(Value::Int).collect::<Vec<_>>();
+    let client = RedisClient::connect(server.url()).await.unwrap();
+    let verbatim = VerbatimString { format: "txt".into(), text: VERBATIM.into() };
+    let numbers = || (0..3).map(RespValue::Int).collect::<Vec<_>>();
     let map = vec![
-        (Value::Int(0), Value::Bool(false)),
-        (Value::Int(1), Value::Bool(true)),
-        (Value::Int(2), Value::Bool(false)),
+        (RespValue::Int(0), RespValue::Bool(false)),
+        (RespValue::Int(1), RespValue::Bool(true)),
+        (RespValue::Int(2), RespValue::Bool(false)),
     ];
-    let attributed = Attributed { attributes: popularity(), value: bulk(ATTRIBUTED) };
+    let attributed = WithAttributes { attributes: popularity(), value: bulk(ATTRIBUTED) };
     let expected = [
         ("string", bulk("Hello World")),
-        ("integer", Value::Int(12345)),
-        ("double", Value::Double(DOUBLE)),
-        ("null", Value::Null),
-        ("array", Value::Array(numbers())),
-        ("set", Value::Set(numbers())),
-        ("map", Value::Map(map)),
-        ("attrib", Value::Attributed(Box::new(attributed))),
+        ("integer", RespValue::Int(12345)),
+        ("double", RespValue::Double(DOUBLE)),
+        ("null", RespValue::Null),
+        ("array", RespValue::Array(numbers())),
+        ("set", RespValue::Set(numbers())),
+        ("map", RespValue::Map(map)),
+        ("attrib", RespValue::Attributed(Box::new(attributed))),
         ("push", bulk(PUSHED)),
-        ("verbatim", Value::Verbatim(verbatim)),
-        ("true", Value::Bool(true)),
-        ("false", Value::Bool(false)),
-        ("bignum", Value::BigNumber(BigNumber(BIG_NUMBER.into()))),
+        ("verbatim", RespValue::Verbatim(verbatim)),
+        ("true", RespValue::Bool(true)),
+        ("false", RespValue::Bool(false)),
+        ("bignum", RespValue::BigNumber(BigNumber(BIG_NUMBER.into()))),
     ];
     for (kind, expected) in &expected {
-        assert_eq!(&client.exec::<Value>(("DEBUG", "PROTOCOL", kind)).await.unwrap(), expected, "{kind}");
+        assert_eq!(&client.exec::<RespValue>(("DEBUG", "PROTOCOL", kind)).await.unwrap(), expected, "{kind}");
     }
     let all = client
-        .pipeline::<Vec<Value>>(expected.each_ref().map(|(kind, _)| ("DEBUG", "PROTOCOL", kind)))
+        .pipeline::<Vec<RespValue>>(expected.each_ref().map(|(kind, _)| ("DEBUG", "PROTOCOL", kind)))
         .await
         .unwrap();
     for (result, (kind, expected)) in all.into_iter().zip(&expected) {
@@ -323,25 +326,25 @@ async fn all_types_of_a_real_server_keep_their_kind_in_resp3() {
 #[tokio::test]
 async fn all_types_of_a_real_server_in_resp2_are_what_resp2_has() {
     let server = debug_server();
-    let client = Client::connect(format!("{}?protocol=2", server.url())).await.unwrap();
-    let numbers = |numbers: &[i64]| Value::Array(numbers.iter().copied().map(Value::Int).collect());
+    let client = RedisClient::connect(format!("{}?protocol=2", server.url())).await.unwrap();
+    let numbers = |numbers: &[i64]| RespValue::Array(numbers.iter().copied().map(RespValue::Int).collect());
     for (kind, expected) in [
         ("string", bulk("Hello World")),
-        ("integer", Value::Int(12345)),
+        ("integer", RespValue::Int(12345)),
         ("double", bulk("3.141")),
-        ("null", Value::Null),
+        ("null", RespValue::Null),
         ("array", numbers(&[0, 1, 2])),
         ("set", numbers(&[0, 1, 2])),
         ("map", numbers(&[0, 0, 1, 1, 2, 0])),
         ("attrib", bulk(ATTRIBUTED)),
         ("verbatim", bulk(VERBATIM)),
-        ("true", Value::Int(1)),
-        ("false", Value::Int(0)),
+        ("true", RespValue::Int(1)),
+        ("false", RespValue::Int(0)),
         ("bignum", bulk(BIG_NUMBER)),
     ] {
-        assert_eq!(client.exec::<Value>(("DEBUG", "PROTOCOL", kind)).await.unwrap(), expected, "{kind}");
+        assert_eq!(client.exec::<RespValue>(("DEBUG", "PROTOCOL", kind)).await.unwrap(), expected, "{kind}");
     }
-    let refused = client.exec::<Value>(("DEBUG", "PROTOCOL", "push")).await.unwrap_err();
+    let refused = client.exec::<RespValue>(("DEBUG", "PROTOCOL", "push")).await.unwrap_err();
     assert_eq!(
         refused.server().expect("the server refuses").text(),
         "ERR RESP2 is not supported by this command"
@@ -352,7 +355,7 @@ async fn all_types_of_a_real_server_in_resp2_are_what_resp2_has() {
 async fn all_types_of_a_real_server_become_the_same_rust_types_in_both_protocols() {
     let server = debug_server();
     for protocol in [2, 3] {
-        let client = Client::connect(format!("{}?protocol={protocol}", server.url())).await.unwrap();
+        let client = RedisClient::connect(format!("{}?protocol={protocol}", server.url())).await.unwrap();
         let (string, integer, double, null, array, set, map, attrib, verbatim, yes, no, bignum) = client
             .pipeline::<(
                 String,
@@ -363,7 +366,7 @@ async fn all_types_of_a_real_server_become_the_same_rust_types_in_both_protocols
                 HashSet<u8>,
                 BTreeMap<i64, bool>,
                 String,
-                Verbatim,
+                VerbatimString,
                 bool,
                 bool,
                 u128,
@@ -387,7 +390,7 @@ async fn all_types_of_a_real_server_become_the_same_rust_types_in_both_protocols
         assert_eq!((null, array, set), (Ok(None), Ok(vec![0, 1, 2]), Ok(HashSet::from([0, 1, 2]))));
         assert_eq!(map, Ok(BTreeMap::from([(0, false), (1, true), (2, false)])));
         assert_eq!(attrib.as_deref(), Ok(ATTRIBUTED));
-        assert_eq!(verbatim, Ok(Verbatim { format: "txt".into(), text: VERBATIM.into() }));
+        assert_eq!(verbatim, Ok(VerbatimString { format: "txt".into(), text: VERBATIM.into() }));
         assert_eq!(
             (yes, no, bignum),
             (Ok(true), Ok(false), Ok(1_234_567_999_999_999_999_999_999_999_999_999_999))
@@ -400,32 +403,32 @@ async fn all_types_of_a_real_server_become_the_same_rust_types_in_both_protocols
 }
 
 #[tokio::test]
-async fn attributes_are_kept_where_asked_for_and_passed_over_elsewhere() {
+async fn attributes_are_kept_on_request_and_skipped_otherwise() {
     let server = debug_server();
-    let client = Client::connect(server.url()).await.unwrap();
+    let client = RedisClient::connect(server.url()).await.unwrap();
     let command = ("DEBUG", "PROTOCOL", "attrib");
-    let kept: Attributed<String> = client.exec(command).await.unwrap();
-    assert_eq!(kept, Attributed { attributes: popularity(), value: ATTRIBUTED.into() });
-    let kept: Option<Attributed<Value>> = client.exec(command).await.unwrap();
-    assert_eq!(kept, Some(Attributed { attributes: popularity(), value: bulk(ATTRIBUTED) }));
+    let kept: WithAttributes<String> = client.exec(command).await.unwrap();
+    assert_eq!(kept, WithAttributes { attributes: popularity(), value: ATTRIBUTED.into() });
+    let kept: Option<WithAttributes<RespValue>> = client.exec(command).await.unwrap();
+    assert_eq!(kept, Some(WithAttributes { attributes: popularity(), value: bulk(ATTRIBUTED) }));
     let passed_over: Option<String> = client.exec(command).await.unwrap();
     assert_eq!(passed_over.as_deref(), Some(ATTRIBUTED));
-    let none: Attributed<i64> = client.exec(("DEBUG", "PROTOCOL", "integer")).await.unwrap();
-    assert_eq!(none, Attributed { attributes: vec![], value: 12345 });
+    let none: WithAttributes<i64> = client.exec(("DEBUG", "PROTOCOL", "integer")).await.unwrap();
+    assert_eq!(none, WithAttributes { attributes: vec![], value: 12345 });
 }
 
 #[tokio::test]
-async fn pushes_and_attributes_between_replies_shift_none_of_them() {
+async fn pushes_and_attributes_between_replies_misroute_none_of_them() {
     let server = debug_server();
-    let client = Client::connect(server.url()).await.unwrap();
+    let client = RedisClient::connect(server.url()).await.unwrap();
     let mut pushes = client.pushes();
     client.exec::<()>(("SET", "key", "value")).await.unwrap();
-    // This command is answered by a push message and, after it, by a reply of its own.
+    // The server sends a push message and then a reply to this command.
     let push = ("DEBUG", "PROTOCOL", "push");
     let get = ("GET", "key");
     for _ in 0..50 {
         let (a, b, c, d, e, f) = client
-            .pipeline::<(String, String, Option<String>, Attributed<String>, String, String)>((
+            .pipeline::<(String, String, Option<String>, WithAttributes<String>, String, String)>((
                 get,
                 push,
                 get,
@@ -437,13 +440,13 @@ async fn pushes_and_attributes_between_replies_shift_none_of_them() {
             .unwrap();
         assert_eq!((a.as_deref(), b.as_deref()), (Ok("value"), Ok(PUSHED)));
         assert_eq!(c, Ok(Some("value".to_owned())));
-        assert_eq!(d, Ok(Attributed { attributes: popularity(), value: ATTRIBUTED.into() }));
+        assert_eq!(d, Ok(WithAttributes { attributes: popularity(), value: ATTRIBUTED.into() }));
         assert_eq!((e.as_deref(), f.as_deref()), (Ok("value"), Ok(PUSHED)));
     }
     for _ in 0..100 {
         let push =
             tokio::time::timeout(Duration::from_secs(10), pushes.next()).await.expect("every push arrives");
-        assert_eq!(push, Some(Value::Push(vec![bulk("server-cpu-usage"), Value::Int(42)])));
+        assert_eq!(push, Some(RespValue::Push(vec![bulk("server-cpu-usage"), RespValue::Int(42)])));
     }
     let more = tokio::time::timeout(Duration::from_millis(50), pushes.next()).await;
     assert!(more.is_err(), "nothing else is a push: {more:?}");
@@ -452,8 +455,8 @@ async fn pushes_and_attributes_between_replies_shift_none_of_them() {
 #[tokio::test]
 async fn a_reply_over_the_limits_ends_the_connection_and_says_why() {
     let mut config = Redis::shared().url().into_config().unwrap();
-    config.limits = Limits { max_reply_bytes: 10_000, max_elements: 1000, max_depth: 8 };
-    let client = Client::connect(config).await.unwrap();
+    config.limits = ReplyLimits { max_reply_bytes: 10_000, max_elements: 1000, max_depth: 8 };
+    let client = RedisClient::connect(config).await.unwrap();
     let nested = "local t = {} for i = 1, 9 do t = {t, 1} end return t";
     let many = "local t = {} for i = 1, 1000 do t[i] = i end return t";
     let long = "return string.rep('x', 10000)";
@@ -462,11 +465,11 @@ async fn a_reply_over_the_limits_ends_the_connection_and_says_why() {
         (many, ProtocolError::TooMany { found: 1001, limit: 1000 }),
         (nested, ProtocolError::TooDeep { limit: 8 }),
     ] {
-        match client.pipeline::<(String, Value)>((("ECHO", "before"), ("EVAL", script, 0))).await {
-            Err(RequestError::Lost(Loss::Protocol(error))) => assert_eq!(error, expected),
+        match client.pipeline::<(String, RespValue)>((("ECHO", "before"), ("EVAL", script, 0))).await {
+            Err(RequestError::Lost(ConnectionLoss::Protocol(error))) => assert_eq!(error, expected),
             other => panic!("{other:?} in place of {expected}"),
         }
-        // A new connection follows, and what is within the limits still comes.
+        // The client reconnects, and replies within the limits still arrive.
         let again = async {
             while client.exec::<String>(("ECHO", "after")).await.ok().as_deref() != Some("after") {
                 tokio::time::sleep(Duration::from_millis(5)).await;

@@ -1,7 +1,8 @@
-//! Real faults: servers that freeze, die and talk nonsense, and networks that cut, stall and crawl.
+//! Faults of real servers and networks: frozen and killed servers, invalid bytes, cut, stalled and
+//! slow connections.
 //!
-//! What must hold through all of them: every request is answered once, by its own reply or by a reason; none is sent
-//! twice; and the connection mends itself.
+//! After each of them: every request completes once, with its own reply or an error; no request is
+//! sent twice; the client reconnects.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -11,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use forebay_redis::{
-    Client, Config, ConnectError, ExecError, Loss, ProtocolError, RequestError, Retry, State,
+    Config, ConnectionLoss, ExecError, ProtocolError, RedisClient, RedisConnectError, RequestError, Retry,
+    State,
 };
 use forebay_sandbox::Redis;
 use forebay_testkit::{Direction, Proxy};
@@ -30,13 +32,13 @@ fn is_deadline<T>(result: &Result<T, ExecError>) -> bool {
     matches!(result, Err(ExecError::Request(RequestError::Deadline { .. })))
 }
 
-async fn answers(client: &Client) {
-    let echo: String = client.exec(("ECHO", "still in step")).await.unwrap();
-    assert_eq!(echo, "still in step");
+async fn assert_in_sync(client: &RedisClient) {
+    let echo: String = client.exec(("ECHO", "still in sync")).await.unwrap();
+    assert_eq!(echo, "still in sync");
 }
 
-/// Waits until the worker has written everything that is open.
-async fn sent(client: &Client, bytes: u64) {
+/// Waits until the worker has sent this many bytes in total.
+async fn wait_until_sent(client: &RedisClient, bytes: u64) {
     eventually("everything is sent", true, async || client.stats().bytes_sent >= bytes).await;
 }
 
@@ -74,23 +76,23 @@ async fn a_frozen_server_fails_1000_gets_at_their_deadline_and_goes_on_when_it_t
 async fn a_killed_server_fails_1000_increments_at_once_and_none_runs_later() {
     let redis = Redis::builder().config("appendonly", "yes").config("appendfsync", "always").start().unwrap();
     let client = connect(redis.url()).await;
-    let mut changes = follow(&client).await;
+    let mut changes = status_from_now(&client).await;
     redis.freeze();
     let before = client.stats().bytes_sent;
     let open: Vec<_> =
         (0..1000).map(|_| submitted(client.exec::<i64>(("INCR", "n")).within(2 * PATIENCE))).collect();
-    sent(&client, before + 1000 * "*2\r\n$4\r\nINCR\r\n$1\r\nn\r\n".len() as u64).await;
+    wait_until_sent(&client, before + 1000 * "*2\r\n$4\r\nINCR\r\n$1\r\nn\r\n".len() as u64).await;
 
     redis.kill();
-    // By the loss, long before their deadline.
-    for result in within("an answer", join_all(open)).await {
+    // They fail because of the loss, long before their deadline.
+    for result in within("a result", join_all(open)).await {
         assert!(is_lost(&result), "{result:?}");
         assert_eq!(result.unwrap_err().retry(), Retry::Unknown);
     }
 
     redis.revive().unwrap();
-    mends(&mut changes).await;
-    answers(&client).await;
+    wait_for_reconnect(&mut changes).await;
+    assert_in_sync(&client).await;
     let count: Option<i64> = client.exec(("GET", "n")).await.unwrap();
     assert_eq!(count, None, "a frozen server ran nothing, and nothing was sent again");
 }
@@ -100,7 +102,7 @@ async fn increments_that_ran_before_their_connection_was_cut_are_not_sent_again(
     let redis = start();
     let (proxy, url) = proxied(&redis);
     let (direct, client) = (connect(redis.url()).await, connect(url).await);
-    let mut changes = follow(&client).await;
+    let mut changes = status_from_now(&client).await;
     let count = async || direct.exec::<Option<i64>>(("GET", "n")).await.unwrap();
     proxy.stall(Direction::ToClient);
     let open: Vec<_> =
@@ -108,19 +110,19 @@ async fn increments_that_ran_before_their_connection_was_cut_are_not_sent_again(
     eventually("all have run", Some(1000), count).await;
     proxy.cut();
     proxy.resume();
-    for result in within("an answer", join_all(open)).await {
+    for result in within("a result", join_all(open)).await {
         assert!(is_lost(&result), "{result:?}");
     }
-    mends(&mut changes).await;
-    answers(&client).await;
+    wait_for_reconnect(&mut changes).await;
+    assert_in_sync(&client).await;
     assert_eq!(direct.exec::<i64>(("GET", "n")).await.unwrap(), 1000);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_killed_in_full_swing_has_run_each_increment_at_most_once() {
+async fn a_server_killed_under_load_has_run_each_increment_at_most_once() {
     let redis = Redis::builder().config("appendonly", "yes").config("appendfsync", "always").start().unwrap();
     let client = connect(redis.url()).await;
-    let mut changes = follow(&client).await;
+    let mut changes = status_from_now(&client).await;
     let acknowledged = Arc::new(AtomicU64::new(0));
     let tasks: Vec<_> = (0..64)
         .map(|_| {
@@ -139,14 +141,14 @@ async fn a_server_killed_in_full_swing_has_run_each_increment_at_most_once() {
     redis.kill();
     let mut unknown = 0;
     for task in tasks {
-        unknown += u64::from(within("an answer", task).await.unwrap());
+        unknown += u64::from(within("a result", task).await.unwrap());
     }
     redis.revive().unwrap();
-    mends(&mut changes).await;
+    wait_for_reconnect(&mut changes).await;
     let count: u64 = client.exec(("GET", "n")).await.unwrap();
     let acknowledged = acknowledged.load(Ordering::Relaxed);
     assert!(acknowledged <= count && count <= acknowledged + unknown, "{acknowledged} {count} {unknown}");
-    answers(&client).await;
+    assert_in_sync(&client).await;
     assert_eq!(
         client.exec::<u64>(("GET", "n")).await.unwrap(),
         count,
@@ -155,29 +157,32 @@ async fn a_server_killed_in_full_swing_has_run_each_increment_at_most_once() {
 }
 
 #[tokio::test]
-async fn between_tries_a_request_is_rejected_at_once_with_the_reason_and_the_next_try() {
+async fn between_attempts_a_request_is_rejected_at_once_with_the_reason_and_the_next_attempt() {
     let redis = start();
     let client = connect(redis.url()).await;
-    let mut changes = client.changes();
+    let mut changes = client.status_changes();
     redis.kill();
     let mut rejected = 0;
     while rejected < 5 {
-        let failed = reaches(&mut changes, State::Failed).await;
-        // Ready at the first poll: it waits for nothing.
+        let failed = wait_for_state(&mut changes, State::Failed).await;
+        // It completes at the first poll, without waiting.
         match client.exec::<()>(("GET", "key")).now_or_never() {
             Some(Err(ExecError::Request(error))) => {
                 let RequestError::Rejected { last_error, retry_at } = &error else { panic!("{error:?}") };
                 assert!(
-                    matches!(last_error, Loss::Closed | Loss::Io(_) | Loss::Connect(_)),
+                    matches!(
+                        last_error,
+                        ConnectionLoss::Closed | ConnectionLoss::Io(_) | ConnectionLoss::Connect(_)
+                    ),
                     "{last_error:?}"
                 );
                 assert!(*retry_at >= failed.retry_at && retry_at.is_some(), "{retry_at:?} {failed:?}");
                 let text = error.to_string();
-                assert!(text.contains(&last_error.to_string()) && text.contains("next try in"), "{text}");
+                assert!(text.contains(&last_error.to_string()) && text.contains("next attempt in"), "{text}");
                 assert_eq!(error.retry(), Retry::Safe);
                 rejected += 1;
             }
-            // The wait was over before we looked, and the next try is under way.
+            // The next attempt has already started.
             None => continue,
             Some(other) => panic!("{other:?}"),
         }
@@ -185,25 +190,25 @@ async fn between_tries_a_request_is_rejected_at_once_with_the_reason_and_the_nex
 }
 
 #[tokio::test]
-async fn service_is_back_soon_after_the_server_is() {
+async fn the_client_reconnects_soon_after_the_server_is_back() {
     let redis = start();
     let client = connect(redis.url()).await;
-    let mut changes = follow(&client).await;
+    let mut changes = status_from_now(&client).await;
     redis.kill();
-    // Several quick tries fail, and none leaves a long wait until the next.
+    // Several quick attempts fail, and the delay before the next stays short.
     for _ in 0..4 {
-        let failed = reaches(&mut changes, State::Failed).await;
+        let failed = wait_for_state(&mut changes, State::Failed).await;
         let next = failed.retry_at.unwrap().saturating_duration_since(Instant::now());
         assert!(next <= Duration::from_millis(50), "{next:?}");
     }
     let redis = tokio::task::spawn_blocking(move || redis.revive().map(|()| redis)).await.unwrap().unwrap();
-    reaches(&mut changes, State::Open).await;
+    wait_for_state(&mut changes, State::Open).await;
     client.exec::<()>(("PING",)).await.unwrap();
     assert_eq!((client.status().generation, client.stats().connections), (1, 2));
     drop(redis);
 }
 
-/// What this process holds in memory.
+/// Returns the resident memory of this process.
 fn resident_bytes() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
@@ -213,7 +218,7 @@ fn resident_bytes() -> usize {
 #[tokio::test]
 async fn dropped_requests_against_a_frozen_server_keep_memory_bounded() {
     let redis = start();
-    // Nothing ends the connection, however long the loop below takes.
+    // No timeout ends the connection, however long the loop below takes.
     let client = connect(with(config(redis.url()), |config| {
         (config.response_timeout, config.stall_timeout, config.tcp_user_timeout) = (None, None, None);
     }))
@@ -241,7 +246,7 @@ async fn dropped_requests_against_a_frozen_server_keep_memory_bounded() {
 
     redis.thaw();
     eventually("the queue drains", 0, async || client.stats().open_requests).await;
-    answers(&client).await;
+    assert_in_sync(&client).await;
 }
 
 #[tokio::test]
@@ -271,28 +276,29 @@ async fn unsent_bytes_are_bounded_too_and_the_error_says_so() {
     for result in join_all(open).await {
         result.unwrap();
     }
-    answers(&client).await;
+    assert_in_sync(&client).await;
 }
 
 #[tokio::test]
-async fn dropping_a_third_of_100_000_futures_gives_nobody_a_wrong_reply() {
+async fn dropping_a_third_of_100_000_futures_misroutes_no_reply() {
     const SEED: u64 = 0x5eed_0001;
     let redis = start();
-    // A deadline has requests taken back that were dropped before they were sent; without one, all
-    // of them are answered.
+    // An expiring deadline removes dropped requests that are still unsent. Without deadlines all
+    // requests are sent.
     let client = connect(with(config(redis.url()), |config| config.response_timeout = None)).await;
     let mut tasks = tokio::task::JoinSet::new();
     for task in 0..100u64 {
         let client = client.clone();
         tasks.spawn(async move {
-            let mut dice = Dice(SEED + task);
+            let mut rng = XorShift64(SEED + task);
             let mut answered = 0;
             for n in 0..1_000 {
-                let value = format!("{task}:{n}:{}", "x".repeat(dice.roll() as usize % 200));
+                let value = format!("{task}:{n}:{}", "x".repeat(rng.next_u64() as usize % 200));
                 let request = client.exec::<String>(("ECHO", &value));
-                if dice.one_in(3) {
-                    // Dropped after so many turns of the runtime: at once, in the queue, on the wire, or answered.
-                    let mut turns = dice.roll() % 6;
+                if rng.one_in(3) {
+                    // Dropped after this many polls: at once, in the queue, in flight, or after
+                    // completion.
+                    let mut turns = rng.next_u64() % 6;
                     let mut request = std::pin::pin!(request);
                     let outcome = std::future::poll_fn(|cx| match request.as_mut().poll(cx) {
                         Poll::Ready(result) => Poll::Ready(Some(result)),
@@ -317,11 +323,11 @@ async fn dropping_a_third_of_100_000_futures_gives_nobody_a_wrong_reply() {
     let answered: u64 = tasks.join_all().await.into_iter().sum();
     assert!((60_000..73_000).contains(&answered), "{answered}");
     eventually("the rest is consumed", 0, async || client.stats().open_requests).await;
-    assert_eq!((client.stats().requests, client.stats().answers), (100_000, 100_000));
+    assert_eq!((client.stats().requests, client.stats().replies), (100_000, 100_000));
 }
 
-/// Sets and gets a large value twice in one pipeline.
-async fn large_both_ways(client: &Client, name: &str, fill: u8) {
+/// Sets and gets two large values in one pipeline.
+async fn set_and_get_large_values(client: &RedisClient, name: &str, fill: u8) {
     let (a, b) = (vec![fill; 64 << 20], vec![fill + 1; 64 << 20]);
     let (key_a, key_b) = (format!("{name}-a"), format!("{name}-b"));
     let commands = (("SET", &key_a, &a), ("GET", &key_a), ("SET", &key_b, &b), ("GET", &key_b));
@@ -333,7 +339,7 @@ async fn large_both_ways(client: &Client, name: &str, fill: u8) {
 #[tokio::test]
 async fn values_of_64_mib_go_both_ways_in_one_pipeline() {
     let redis = start();
-    large_both_ways(&connect(redis.url()).await, "alone", 0).await;
+    set_and_get_large_values(&connect(redis.url()).await, "alone", 0).await;
 }
 
 #[tokio::test]
@@ -346,11 +352,16 @@ async fn values_of_64_mib_go_both_ways_beside_small_ones() {
             assert_eq!(echo, n);
         }
     };
-    tokio::join!(large_both_ways(&client, "first", 1), small, large_both_ways(&client, "second", 3));
+    tokio::join!(
+        set_and_get_large_values(&client, "first", 1),
+        small,
+        set_and_get_large_values(&client, "second", 3)
+    );
 }
 
-/// A server of ours: hands each connection to `serve`. With `?protocol=2` a client shakes no hands.
-async fn mock<F: Future<Output = ()> + Send + 'static>(
+/// Starts a server that passes each connection to `serve`. With `?protocol=2` the client sends no
+/// handshake.
+async fn mock_server<F: Future<Output = ()> + Send + 'static>(
     serve: impl Fn(TcpStream) -> F + Send + 'static,
 ) -> std::net::SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -364,12 +375,12 @@ async fn mock<F: Future<Output = ()> + Send + 'static>(
 }
 
 #[tokio::test]
-async fn a_server_that_reads_no_further_until_its_reply_is_taken_does_not_deadlock() {
+async fn a_server_that_waits_for_its_replies_to_be_read_does_not_deadlock() {
     const SIZE: usize = 64 << 10;
     let value = vec![b'x'; SIZE];
     let request = format!("*2\r\n$4\r\nECHO\r\n${SIZE}\r\n").len() + SIZE + 2;
     let reply: Arc<Vec<u8>> = Arc::new([format!("${SIZE}\r\n").as_bytes(), &value, b"\r\n"].concat());
-    let addr = mock(move |mut socket| {
+    let addr = mock_server(move |mut socket| {
         let reply = reply.clone();
         async move {
             let mut buffer = vec![0; request];
@@ -390,30 +401,30 @@ async fn a_killed_connection_fails_what_is_in_flight_and_is_made_again() {
     let redis = start();
     let (proxy, url) = proxied(&redis);
     let (admin, client) = (connect(redis.url()).await, connect(url).await);
-    let mut changes = follow(&client).await;
+    let mut changes = status_from_now(&client).await;
     let id = client_id(&client).await;
     let sent = client.stats().bytes_sent;
-    // They leave, and get stuck on the way.
+    // The requests are sent, but do not reach the server.
     proxy.stall(Direction::ToServer);
     let requests: Vec<_> = (0..100).map(|n| submitted(client.exec::<u32>(("ECHO", n)))).collect();
     eventually("they have left", true, async || client.stats().bytes_sent > sent + 100 * 20).await;
     kill_connection(&admin, id).await;
     proxy.resume();
-    for result in within("an answer", join_all(requests)).await {
+    for result in within("a result", join_all(requests)).await {
         assert!(is_lost(&result), "{result:?}");
     }
-    let status = mends(&mut changes).await;
+    let status = wait_for_reconnect(&mut changes).await;
     assert_eq!((status.generation, client.stats().connections), (1, 2));
-    answers(&client).await;
+    assert_in_sync(&client).await;
     assert_ne!(client_id(&client).await, id);
 }
 
 #[tokio::test]
-async fn what_expires_before_its_first_byte_left_is_never_sent() {
+async fn a_request_that_expires_before_its_first_byte_is_sent_is_never_sent() {
     let redis = start();
     let (proxy, url) = proxied(&redis);
     proxy.stall(Direction::Both);
-    let client = Client::open(&url).unwrap();
+    let client = RedisClient::open(&url).unwrap();
     let brief = Duration::from_millis(50);
     let expired = submitted(client.exec::<i64>(("INCR", "expired")).within(brief));
     let kept = submitted(client.exec::<i64>(("INCR", "kept")));
@@ -427,7 +438,7 @@ async fn what_expires_before_its_first_byte_left_is_never_sent() {
 }
 
 #[tokio::test]
-async fn what_expires_behind_a_full_socket_is_never_sent() {
+async fn a_request_that_expires_behind_a_full_socket_is_never_sent() {
     let redis = start();
     let (proxy, url) = proxied(&redis);
     let client = connect(url).await;
@@ -449,58 +460,58 @@ async fn what_expires_behind_a_full_socket_is_never_sent() {
 }
 
 #[tokio::test]
-async fn what_expires_on_its_way_fails_alone_and_its_reply_goes_to_nobody() {
+async fn a_request_that_expires_in_flight_fails_alone_and_its_reply_is_discarded() {
     let redis = start();
     let (proxy, url) = proxied(&redis);
     let client = connect(url).await;
     proxy.stall(Direction::ToClient);
     let brief = submitted(client.exec::<String>(("ECHO", "brief")).within(Duration::from_millis(50)));
-    let patient = submitted(client.exec::<String>(("ECHO", "patient")));
+    let other = submitted(client.exec::<String>(("ECHO", "other")));
     assert!(is_deadline(&within("the deadline", brief).await));
     proxy.resume();
-    assert_eq!(within("the reply", patient).await.unwrap(), "patient");
+    assert_eq!(within("the reply", other).await.unwrap(), "other");
     assert_eq!((client.state(), client.stats().connections), (State::Open, 1));
 }
 
-/// Breaks a connection with requests in flight, whose replies are held back.
-async fn survives(fault: impl Fn(&Proxy)) {
+/// Breaks a connection while replies of requests in flight are delayed.
+async fn assert_reconnects_after(fault: impl Fn(&Proxy)) {
     let redis = start();
     let (proxy, url) = proxied(&redis);
-    let client = connect(impatient(url)).await;
-    let mut changes = follow(&client).await;
+    let client = connect(fast_reconnect(url)).await;
+    let mut changes = status_from_now(&client).await;
     for connections in 1..=5 {
         proxy.stall(Direction::ToClient);
         let open: Vec<_> = (0..20).map(|n| submitted(client.exec::<u32>(("ECHO", n)))).collect();
-        sent(&client, client.stats().bytes_sent + 1).await;
+        wait_until_sent(&client, client.stats().bytes_sent + 1).await;
         fault(&proxy);
         proxy.resume();
-        for (n, result) in within("an answer", join_all(open)).await.into_iter().enumerate() {
+        for (n, result) in within("a result", join_all(open)).await.into_iter().enumerate() {
             assert!(is_lost(&result) || result.as_ref().is_ok_and(|echo| *echo == n as u32), "{result:?}");
         }
-        mends(&mut changes).await;
-        answers(&client).await;
+        wait_for_reconnect(&mut changes).await;
+        assert_in_sync(&client).await;
         assert_eq!(client.stats().connections, connections + 1);
     }
 }
 
 #[tokio::test]
 async fn a_cut_connection_is_made_again() {
-    survives(Proxy::cut).await;
+    assert_reconnects_after(Proxy::cut).await;
 }
 
 #[tokio::test]
 async fn a_reset_connection_is_made_again() {
-    survives(Proxy::reset).await;
+    assert_reconnects_after(Proxy::reset).await;
 }
 
 #[tokio::test]
 async fn a_connection_that_the_server_half_closes_is_made_again() {
-    survives(|proxy| proxy.half_close(Direction::ToClient)).await;
+    assert_reconnects_after(|proxy| proxy.half_close(Direction::ToClient)).await;
 }
 
 #[tokio::test]
 async fn a_connection_whose_requests_no_longer_arrive_is_made_again() {
-    survives(|proxy| proxy.half_close(Direction::ToServer)).await;
+    assert_reconnects_after(|proxy| proxy.half_close(Direction::ToServer)).await;
 }
 
 #[tokio::test]
@@ -511,10 +522,10 @@ async fn a_stall_that_ends_before_the_deadline_is_only_a_delay() {
     for direction in [Direction::ToServer, Direction::ToClient, Direction::Both] {
         proxy.stall(direction);
         let open: Vec<_> = (0..100).map(|n| submitted(client.exec::<u32>(("ECHO", n)))).collect();
-        sent(&client, client.stats().bytes_sent + 1).await;
+        wait_until_sent(&client, client.stats().bytes_sent + 1).await;
         assert_eq!(client.stats().open_requests, 100);
         proxy.resume();
-        for (n, result) in within("an answer", join_all(open)).await.into_iter().enumerate() {
+        for (n, result) in within("a result", join_all(open)).await.into_iter().enumerate() {
             assert_eq!(result.unwrap(), n as u32);
         }
     }
@@ -522,13 +533,13 @@ async fn a_stall_that_ends_before_the_deadline_is_only_a_delay() {
 }
 
 #[tokio::test]
-async fn a_reply_cut_off_at_any_byte_is_nobodys_reply() {
+async fn a_reply_truncated_at_any_byte_completes_no_request() {
     let redis = start();
     let (proxy, url) = proxied(&redis);
-    let client = connect(impatient(url)).await;
+    let client = connect(fast_reconnect(url)).await;
     client.exec::<()>(("RPUSH", "list", "first", "second")).await.unwrap();
     let reply = "*2\r\n$5\r\nfirst\r\n$6\r\nsecond\r\n".len() as u64;
-    let mut changes = follow(&client).await;
+    let mut changes = status_from_now(&client).await;
     for bytes in 1..reply {
         proxy.truncate_after(bytes, Direction::ToClient);
         let (cut, next) = tokio::join!(
@@ -536,22 +547,22 @@ async fn a_reply_cut_off_at_any_byte_is_nobodys_reply() {
             client.exec::<u32>(("ECHO", 7))
         );
         assert!(is_lost(&cut) && is_lost(&next), "{bytes}: {cut:?} {next:?}");
-        mends(&mut changes).await;
+        wait_for_reconnect(&mut changes).await;
         let list: Vec<String> = client.exec(("LRANGE", "list", 0, -1)).await.unwrap();
         assert_eq!(list, ["first", "second"], "{bytes}");
     }
 }
 
 #[tokio::test]
-async fn a_request_cut_off_at_any_byte_does_not_run() {
+async fn a_request_truncated_at_any_byte_does_not_run() {
     let redis = start();
     let (proxy, url) = proxied(&redis);
-    let client = connect(impatient(url)).await;
-    let mut changes = follow(&client).await;
+    let client = connect(fast_reconnect(url)).await;
+    let mut changes = status_from_now(&client).await;
     for bytes in 1.."*2\r\n$4\r\nINCR\r\n$1\r\nn\r\n".len() as u64 {
         proxy.truncate_after(bytes, Direction::ToServer);
         assert!(is_lost(&client.exec::<i64>(("INCR", "n")).await), "{bytes}");
-        mends(&mut changes).await;
+        wait_for_reconnect(&mut changes).await;
     }
     assert_eq!(client.exec::<Option<i64>>(("GET", "n")).await.unwrap(), None);
 }
@@ -579,21 +590,21 @@ async fn a_slow_network_delays_and_breaks_nothing() {
 async fn a_network_that_refuses_is_tried_until_it_accepts() {
     let redis = start();
     let (proxy, url) = proxied(&redis);
-    let client = connect(impatient(url)).await;
-    let mut changes = follow(&client).await;
+    let client = connect(fast_reconnect(url)).await;
+    let mut changes = status_from_now(&client).await;
     proxy.refuse();
     proxy.cut();
     let failed = loop {
-        let status = reaches(&mut changes, State::Failed).await;
+        let status = wait_for_state(&mut changes, State::Failed).await;
         if status.reconnects >= 20 {
             break status;
         }
     };
-    let Some(Loss::Connect(error)) = failed.last_error else { panic!("{failed:?}") };
-    assert!(matches!(*error, ConnectError::Dial { .. }), "{error:?}");
+    let Some(ConnectionLoss::Connect(error)) = failed.last_error else { panic!("{failed:?}") };
+    assert!(matches!(*error, RedisConnectError::Dial { .. }), "{error:?}");
     proxy.accept();
-    reaches(&mut changes, State::Open).await;
-    answers(&client).await;
+    wait_for_state(&mut changes, State::Open).await;
+    assert_in_sync(&client).await;
     assert_eq!(client.status().reconnects, 0);
 }
 
@@ -602,78 +613,80 @@ async fn a_reconnection_that_hangs_ends_at_the_connect_deadline() {
     let redis = start();
     let (proxy, url) = proxied(&redis);
     let client =
-        connect(with(impatient(url), |config| config.connect_timeout = Duration::from_secs(1))).await;
-    let mut changes = follow(&client).await;
+        connect(with(fast_reconnect(url), |config| config.connect_timeout = Duration::from_secs(1))).await;
+    let mut changes = status_from_now(&client).await;
     proxy.stall(Direction::Both);
     proxy.cut();
-    reaches(&mut changes, State::Reconnecting).await;
+    wait_for_state(&mut changes, State::Reconnecting).await;
     let queued = submitted(client.exec::<()>(("PING",)));
-    let error = within("an answer", queued).await.unwrap_err();
-    // Not a byte of it has left, so it is known not to have run.
-    let ExecError::Request(RequestError::Rejected { last_error: Loss::Connect(reason), .. }) = &error else {
+    let error = within("a result", queued).await.unwrap_err();
+    // None of its bytes was sent, so it did not run.
+    let ExecError::Request(RequestError::Rejected { last_error: ConnectionLoss::Connect(reason), .. }) =
+        &error
+    else {
         panic!("{error:?}")
     };
     assert_eq!(error.retry(), Retry::Safe);
-    assert!(matches!(**reason, ConnectError::Timeout { step: "the handshake", .. }), "{reason:?}");
+    assert!(matches!(**reason, RedisConnectError::Timeout { step: "the handshake", .. }), "{reason:?}");
     proxy.resume();
-    reaches(&mut changes, State::Open).await;
-    answers(&client).await;
+    wait_for_state(&mut changes, State::Open).await;
+    assert_in_sync(&client).await;
 }
 
 #[tokio::test]
-async fn a_server_that_takes_requests_and_says_nothing_is_given_up() {
+async fn a_server_that_sends_nothing_while_requests_wait_is_disconnected() {
     let redis = start();
     let (proxy, url) = proxied(&redis);
-    let client = connect(stalling(url)).await;
-    gives_up_on_silence(&proxy, &client).await;
+    let client = connect(with_stall_timeout(url)).await;
+    assert_stall_ends_connection(&proxy, &client).await;
 }
 
 #[tokio::test]
-async fn an_unsubscription_that_nobody_waits_for_does_not_hide_the_silence() {
+async fn an_unsubscription_without_a_caller_does_not_hide_a_stall() {
     let redis = start();
     let (proxy, url) = proxied(&redis);
-    let client = connect(stalling(url)).await;
+    let client = connect(with_stall_timeout(url)).await;
     let news = client.subscribe("news").await.unwrap();
     proxy.stall(Direction::ToClient);
     drop(news);
-    gives_up_on_silence(&proxy, &client).await;
+    assert_stall_ends_connection(&proxy, &client).await;
 }
 
 const STALL: Duration = Duration::from_secs(2);
 
-fn stalling(url: String) -> Config {
-    with(impatient(url), |config| config.stall_timeout = Some(STALL))
+fn with_stall_timeout(url: String) -> Config {
+    with(fast_reconnect(url), |config| config.stall_timeout = Some(STALL))
 }
 
-async fn gives_up_on_silence(proxy: &Proxy, client: &Client) {
-    let mut changes = follow(client).await;
+async fn assert_stall_ends_connection(proxy: &Proxy, client: &RedisClient) {
+    let mut changes = status_from_now(client).await;
     proxy.stall(Direction::ToClient);
     let begun = Instant::now();
     assert!(is_deadline(&client.exec::<()>(("PING",)).within(Duration::from_millis(50)).await));
     assert_eq!(client.state(), State::Open);
-    let status = reaches(&mut changes, State::Failed).await;
-    assert!(matches!(status.last_error, Some(Loss::Stalled(_))), "{status:?}");
+    let status = wait_for_state(&mut changes, State::Failed).await;
+    assert!(matches!(status.last_error, Some(ConnectionLoss::Stalled(_))), "{status:?}");
     assert!(begun.elapsed() >= STALL, "{:?}", begun.elapsed());
     proxy.resume();
-    reaches(&mut changes, State::Open).await;
-    answers(client).await;
+    wait_for_state(&mut changes, State::Open).await;
+    assert_in_sync(client).await;
 }
 
 #[tokio::test]
 async fn an_idle_connection_is_left_alone() {
     let redis = start();
-    let client = connect(stalling(redis.url())).await;
-    answers(&client).await;
-    // Idle for twice the time after which silence would be a fault.
+    let client = connect(with_stall_timeout(redis.url())).await;
+    assert_in_sync(&client).await;
+    // Idle for twice the stall timeout.
     tokio::time::sleep(2 * STALL).await;
-    answers(&client).await;
+    assert_in_sync(&client).await;
     assert_eq!(client.stats().connections, 1);
 }
 
-/// Sends what it is told to whatever comes, then hangs up.
-async fn babbler(bytes: Vec<u8>) -> std::net::SocketAddr {
+/// Starts a server that sends these bytes after the first read, then closes the connection.
+async fn canned_server(bytes: Vec<u8>) -> std::net::SocketAddr {
     let bytes = Arc::new(bytes);
-    mock(move |mut socket| {
+    mock_server(move |mut socket| {
         let bytes = bytes.clone();
         async move {
             let _request = socket.read(&mut [0; 1024]).await;
@@ -684,7 +697,7 @@ async fn babbler(bytes: Vec<u8>) -> std::net::SocketAddr {
 }
 
 const NOT_REDIS: [&[u8]; 5] = [
-    b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n",
+    b"HTTP/1.1 400 Bad PipelineRequest\r\nContent-AnnouncedLength: 0\r\n\r\n",
     b"\x15\x03\x01\x00\x02\x02\x0a",
     b"SSH-2.0-OpenSSH_9.6\r\n",
     b"\0\0\0\0",
@@ -694,9 +707,9 @@ const NOT_REDIS: [&[u8]; 5] = [
 #[tokio::test]
 async fn bytes_that_are_not_redis_are_refused_by_the_handshake() {
     for bytes in NOT_REDIS {
-        let addr = babbler(bytes.to_vec()).await;
-        let error = within("a refusal", Client::connect(format!("redis://{addr}"))).await.unwrap_err();
-        assert!(matches!(error, ConnectError::Handshake { .. }), "{error:?}");
+        let addr = canned_server(bytes.to_vec()).await;
+        let error = within("a refusal", RedisClient::connect(format!("redis://{addr}"))).await.unwrap_err();
+        assert!(matches!(error, RedisConnectError::Handshake { .. }), "{error:?}");
         let text = error.to_string();
         assert!(text.contains(&addr.to_string()) && text.contains("TLS"), "{text}");
     }
@@ -705,63 +718,70 @@ async fn bytes_that_are_not_redis_are_refused_by_the_handshake() {
 #[tokio::test]
 async fn bytes_that_are_not_redis_end_an_open_connection_with_the_reason() {
     for bytes in NOT_REDIS {
-        let addr = babbler(bytes.to_vec()).await;
+        let addr = canned_server(bytes.to_vec()).await;
         let client = connect(format!("redis://{addr}?protocol=2")).await;
-        let error = within("an answer", client.exec::<()>(("PING",))).await.unwrap_err();
-        let ExecError::Request(RequestError::Lost(Loss::Protocol(_))) = error else { panic!("{error:?}") };
+        let error = within("a result", client.exec::<()>(("PING",))).await.unwrap_err();
+        let ExecError::Request(RequestError::Lost(ConnectionLoss::Protocol(_))) = error else {
+            panic!("{error:?}")
+        };
     }
 }
 
 #[tokio::test]
-async fn a_reply_that_nobody_asked_for_ends_the_connection() {
-    let addr = babbler(b"+PONG\r\n+PONG\r\n".to_vec()).await;
+async fn an_unexpected_reply_ends_the_connection() {
+    let addr = canned_server(b"+PONG\r\n+PONG\r\n".to_vec()).await;
     let client = connect(format!("redis://{addr}?protocol=2")).await;
-    let mut changes = follow(&client).await;
+    let mut changes = status_from_now(&client).await;
     client.exec::<()>(("PING",)).await.unwrap();
-    let status = reaches(&mut changes, State::Failed).await;
-    assert!(matches!(status.last_error, Some(Loss::Protocol(ProtocolError::Unasked))), "{status:?}");
+    let status = wait_for_state(&mut changes, State::Failed).await;
+    assert!(
+        matches!(status.last_error, Some(ConnectionLoss::Protocol(ProtocolError::UnexpectedReply))),
+        "{status:?}"
+    );
 }
 
 #[tokio::test]
 async fn a_reply_over_the_limits_ends_the_connection_before_it_is_read() {
     let redis = start();
-    let client = connect(with(impatient(redis.url()), |config| config.limits.max_reply_bytes = 1000)).await;
-    let mut changes = follow(&client).await;
+    let client =
+        connect(with(fast_reconnect(redis.url()), |config| config.limits.max_reply_bytes = 1000)).await;
+    let mut changes = status_from_now(&client).await;
     client.exec::<()>(("SETRANGE", "long", 5_000, "x")).await.unwrap();
     let error = client.exec::<()>(("GET", "long")).await.unwrap_err();
-    let ExecError::Request(RequestError::Lost(Loss::Protocol(ProtocolError::TooLong {
-        limit: 1000, ..
+    let ExecError::Request(RequestError::Lost(ConnectionLoss::Protocol(ProtocolError::TooLong {
+        limit: 1000,
+        ..
     }))) = error
     else {
         panic!("{error:?}")
     };
-    mends(&mut changes).await;
-    answers(&client).await;
+    wait_for_reconnect(&mut changes).await;
+    assert_in_sync(&client).await;
 }
 
 #[tokio::test]
-async fn random_bytes_hang_and_break_nothing() {
+async fn random_bytes_cause_neither_hangs_nor_panics() {
     const SEED: u64 = 0x5eed_0002;
-    let mut dice = Dice(SEED);
+    let mut rng = XorShift64(SEED);
     for round in 0..200 {
         let types = b"+-:$*_#,(!=%~>|.;\r\n0123456789tf";
-        let length = dice.roll() as usize % 64;
+        let length = rng.next_u64() as usize % 64;
         let bytes: Vec<u8> = (0..length)
-            .map(|_| match dice.one_in(3) {
-                true => dice.roll() as u8,
-                false => types[dice.roll() as usize % types.len()],
+            .map(|_| match rng.one_in(3) {
+                true => rng.next_u64() as u8,
+                false => types[rng.next_u64() as usize % types.len()],
             })
             .collect();
         let shown = format!("seed {SEED:#x}, round {round}: {}", bytes.escape_ascii());
-        let addr = babbler(bytes).await;
-        // Whatever they look like, both come to an end: the server hangs up.
-        let handshake = within(&shown, Client::connect(format!("redis://{addr}"))).await;
+        let addr = canned_server(bytes).await;
+        // Both calls must end, because the server closes the connection.
+        let handshake = within(&shown, RedisClient::connect(format!("redis://{addr}"))).await;
         drop(handshake);
         let client =
             connect(with(config(format!("redis://{addr}?protocol=2")), |config| config.reconnect = None))
                 .await;
-        let mut changes = client.changes();
+        let mut changes = client.status_changes();
         let _any = within(&shown, client.pipeline::<(i64, Vec<String>)>((("GET", 1), ("GET", 2)))).await;
-        reaches(&mut changes, State::Closed).await;
+        wait_for_state(&mut changes, State::Closed).await;
     }
 }

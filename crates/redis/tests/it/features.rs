@@ -1,4 +1,5 @@
-//! What callers do with a connection that works: commands, pipelines, transactions, scripts, scans, blocking calls.
+//! Features on a working connection: commands, pipelines, transactions, scripts, scans, blocking
+//! calls.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::AssertUnwindSafe;
@@ -6,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use forebay_redis::{
-    ArgWriter, Client, ExecError, FromReply, Reader, ReplyError, RequestError, Retry, Scan, Script, ToArgs,
-    cmd,
+    ArgWriter, ExecError, FromReply, LuaScript, RedisClient, ReplyError, ReplyReader, RequestError, Retry,
+    ScanCommand, ToArgs, cmd,
 };
 use forebay_testkit::Direction;
 use futures_util::FutureExt;
@@ -19,8 +20,8 @@ fn code(error: &ExecError) -> Option<&str> {
     error.server().map(|error| error.code())
 }
 
-/// Waits until so many connections are blocked.
-async fn blocked(admin: &Client, count: usize) {
+/// Waits until this many connections are blocked.
+async fn wait_until_blocked(admin: &RedisClient, count: usize) {
     eventually("connections are blocked", true, async || {
         let info: String = admin.exec(("INFO", "clients")).await.unwrap();
         info.contains(&format!("blocked_clients:{count}\r"))
@@ -44,7 +45,7 @@ async fn a_command_is_a_tuple_or_built_at_run_time() {
 }
 
 #[tokio::test]
-async fn a_pipeline_is_a_tuple_or_a_list_and_each_slot_is_its_own() {
+async fn a_pipeline_is_a_tuple_or_a_list_and_each_result_is_separate() {
     let redis = start();
     let client = connect(redis.url()).await;
     client.exec::<()>(("SET", "text", "abc")).await.unwrap();
@@ -102,7 +103,7 @@ async fn a_transaction_gives_each_commands_result() {
         .transaction::<(i64, i64, i64)>((("DECR", "a"), ("INCR", "text"), ("INCR", "b")))
         .await
         .unwrap();
-    assert_eq!((left, right), (Ok(-1), Ok(1)), "an error while it runs stops nobody else");
+    assert_eq!((left, right), (Ok(-1), Ok(1)), "an error while it runs does not stop the other commands");
     assert!(wrong.unwrap_err().to_string().contains("not an integer"));
     let list = client.transaction::<Vec<i64>>(vec![("INCR", "a"); 3]).await.unwrap();
     assert_eq!(list, [Ok(0), Ok(1), Ok(2)]);
@@ -116,7 +117,7 @@ async fn a_transaction_that_is_refused_runs_nothing_and_gives_the_first_refusal(
     let error = client.transaction::<Vec<i64>>(commands).await.unwrap_err();
     assert!(error.server().unwrap().text().contains("NOSUCHCOMMAND"), "{error}");
     assert_eq!(client.exec::<Option<i64>>(("GET", "n")).await.unwrap(), None);
-    assert_eq!(client.transaction::<(i64,)>((("INCR", "n"),)).await.unwrap(), (Ok(1),), "still in step");
+    assert_eq!(client.transaction::<(i64,)>((("INCR", "n"),)).await.unwrap(), (Ok(1),), "still in sync");
 }
 
 #[tokio::test]
@@ -160,17 +161,17 @@ async fn a_watched_key_that_was_changed_aborts_the_transaction() {
 async fn a_script_is_sent_once_and_again_when_the_server_forgot_it() {
     let redis = start();
     let client = connect(redis.url()).await;
-    let script = Script::new("return {KEYS[1], KEYS[2], ARGV[1], redis.call('INCRBY', KEYS[1], ARGV[1])}");
+    let script = LuaScript::new("return {KEYS[1], KEYS[2], ARGV[1], redis.call('INCRBY', KEYS[1], ARGV[1])}");
     for total in 1..=3 {
         let result: (String, String, i64, i64) = script.run(&client, ["a", "b"], [5]).await.unwrap();
         assert_eq!(result, ("a".into(), "b".into(), 5, 5 * total), "run once each time");
         client.exec::<()>(("SCRIPT", "FLUSH")).await.unwrap();
     }
     let none: [&str; 0] = [];
-    assert_eq!(Script::new("return #KEYS + #ARGV").run::<i64>(&client, none, none).await.unwrap(), 0);
+    assert_eq!(LuaScript::new("return #KEYS + #ARGV").run::<i64>(&client, none, none).await.unwrap(), 0);
 
     let before = client.stats().requests;
-    let again = Script::new("return 1");
+    let again = LuaScript::new("return 1");
     for _ in 0..3 {
         again.run::<i64>(&client, none, none).await.unwrap();
     }
@@ -188,7 +189,7 @@ async fn a_script_that_fails_says_why() {
         ("return redis.call('INCR')", "ERR"),
     ] {
         for _ in 0..2 {
-            let error = Script::new(source).run::<()>(&client, none, none).await.unwrap_err();
+            let error = LuaScript::new(source).run::<()>(&client, none, none).await.unwrap_err();
             assert_eq!(code(&error), Some(expected), "{error}");
         }
     }
@@ -207,7 +208,7 @@ async fn a_blocking_call_waits_beyond_every_deadline_of_the_shared_connection() 
     let mut queue = client.dedicated().await.unwrap();
     let begun = Instant::now();
     let waiting = tokio::spawn(async move { queue.exec::<(String, String)>(("BLPOP", "jobs", 0)).await });
-    blocked(&admin, 1).await;
+    wait_until_blocked(&admin, 1).await;
     tokio::time::sleep_until((begun + 6 * brief).into()).await;
     admin.exec::<()>(("RPUSH", "jobs", "job")).await.unwrap();
     let item = within("the item", waiting).await.unwrap().unwrap();
@@ -222,9 +223,9 @@ async fn a_blocking_call_that_is_dropped_takes_no_item() {
     let mut queue = client.dedicated().await.unwrap();
     let mut call = Box::pin(queue.exec::<(String, String)>(("BLPOP", "jobs", 0)));
     assert!(futures_util::poll!(&mut call).is_pending());
-    blocked(&client, 1).await;
+    wait_until_blocked(&client, 1).await;
     drop(call);
-    blocked(&client, 0).await;
+    wait_until_blocked(&client, 0).await;
     client.exec::<()>(("RPUSH", "jobs", "kept")).await.unwrap();
     assert_eq!(client.exec::<i64>(("LLEN", "jobs")).await.unwrap(), 1);
     let item: (String, String) = queue.exec(("BLPOP", "jobs", 0)).await.unwrap();
@@ -245,7 +246,7 @@ async fn the_call_right_after_a_dropped_one_finds_a_connection() {
 }
 
 #[tokio::test]
-async fn a_connection_of_its_own_ends_with_its_handle() {
+async fn dropping_a_dedicated_connection_closes_it() {
     let redis = start();
     let admin = connect(redis.url()).await;
     let client = connect(format!("{}?client_name=pair", redis.url())).await;
@@ -256,7 +257,7 @@ async fn a_connection_of_its_own_ends_with_its_handle() {
 }
 
 #[tokio::test]
-async fn a_connection_of_its_own_is_made_again_after_a_restart() {
+async fn a_dedicated_connection_is_reopened_after_a_restart() {
     let redis = start();
     let client = connect(redis.url()).await;
     let mut own = client.dedicated().await.unwrap();
@@ -264,12 +265,12 @@ async fn a_connection_of_its_own_is_made_again_after_a_restart() {
     let blocked_call = {
         let mut call = Box::pin(own.exec::<Option<()>>(("BLPOP", "jobs", 0)));
         assert!(futures_util::poll!(&mut call).is_pending());
-        blocked(&client, 1).await;
+        wait_until_blocked(&client, 1).await;
         redis.kill();
-        within("an answer", call).await
+        within("a result", call).await
     };
     assert!(matches!(blocked_call, Err(ExecError::Request(RequestError::Lost(_)))), "{blocked_call:?}");
-    let down = within("an answer", own.exec::<()>(("PING",))).await.unwrap_err();
+    let down = within("a result", own.exec::<()>(("PING",))).await.unwrap_err();
     assert!(matches!(&down, ExecError::Request(RequestError::Closed { last_error: Some(_) })), "{down:?}");
     redis.revive().unwrap();
     own.exec::<()>(("PING",)).await.unwrap();
@@ -284,14 +285,14 @@ async fn a_stream_can_be_read_as_it_grows() {
         type Entries = Vec<(String, BTreeMap<String, String>)>;
         own.exec::<BTreeMap<String, Entries>>(("XREAD", "BLOCK", 0, "STREAMS", "events", "$")).await
     });
-    blocked(&client, 1).await;
+    wait_until_blocked(&client, 1).await;
     let id: String = client.exec(("XADD", "events", "*", "kind", "born")).await.unwrap();
     let entries = within("the entry", reading).await.unwrap().unwrap();
     let fields = BTreeMap::from([("kind".to_owned(), "born".to_owned())]);
     assert_eq!(entries, BTreeMap::from([("events".to_owned(), vec![(id, fields)])]));
 }
 
-async fn scanned<T: FromReply + Ord + 'static>(client: &Client, scan: Scan) -> BTreeSet<T> {
+async fn scanned<T: FromReply + Ord + 'static>(client: &RedisClient, scan: ScanCommand) -> BTreeSet<T> {
     let (mut all, mut items) = (BTreeSet::new(), client.scan::<T>(scan));
     while let Some(item) = items.next().await {
         all.insert(item.unwrap());
@@ -308,13 +309,13 @@ async fn a_scan_sees_every_key_and_what_it_is_asked_for() {
     client.exec::<()>(("SADD", "set", "member")).await.unwrap();
     let mut all = names.clone();
     all.insert("set".into());
-    assert_eq!(scanned(&client, Scan::keys().count(1000)).await, all);
-    assert_eq!(scanned(&client, Scan::keys().matching("key:*").count(100)).await, names);
+    assert_eq!(scanned(&client, ScanCommand::keys().count(1000)).await, all);
+    assert_eq!(scanned(&client, ScanCommand::keys().matching("key:*").count(100)).await, names);
     assert_eq!(
-        scanned::<String>(&client, Scan::keys().of_type("set").count(1000)).await,
+        scanned::<String>(&client, ScanCommand::keys().of_type("set").count(1000)).await,
         ["set".into()].into()
     );
-    assert!(scanned::<String>(&client, Scan::keys().matching("none*").count(1000)).await.is_empty());
+    assert!(scanned::<String>(&client, ScanCommand::keys().matching("none*").count(1000)).await.is_empty());
 }
 
 #[tokio::test]
@@ -329,9 +330,12 @@ async fn hashes_sets_and_sorted_sets_are_scanned_too() {
     client.exec::<()>(zadd).await.unwrap();
 
     let expected: BTreeSet<(String, u32)> = pairs.clone().into_iter().collect();
-    assert_eq!(scanned::<(String, u32)>(&client, Scan::hash("hash")).await, expected);
-    assert_eq!(scanned::<(String, u32)>(&client, Scan::sorted_set("sorted")).await, expected);
-    assert_eq!(scanned::<String>(&client, Scan::set("set").count(77)).await, pairs.into_keys().collect());
+    assert_eq!(scanned::<(String, u32)>(&client, ScanCommand::hash("hash")).await, expected);
+    assert_eq!(scanned::<(String, u32)>(&client, ScanCommand::sorted_set("sorted")).await, expected);
+    assert_eq!(
+        scanned::<String>(&client, ScanCommand::set("set").count(77)).await,
+        pairs.into_keys().collect()
+    );
 }
 
 #[tokio::test]
@@ -339,7 +343,7 @@ async fn a_scan_that_fails_says_so_once_and_ends() {
     let redis = start();
     let client = connect(redis.url()).await;
     client.exec::<()>(("SET", "text", 1)).await.unwrap();
-    let mut items = client.scan::<String>(Scan::set("text"));
+    let mut items = client.scan::<String>(ScanCommand::set("text"));
     let error = items.next().await.unwrap().unwrap_err();
     assert_eq!(code(&error), Some("WRONGTYPE"));
     assert!(items.next().await.is_none());
@@ -384,17 +388,17 @@ async fn a_request_may_have_a_shorter_deadline_than_the_others() {
     assert!(matches!(error, RequestError::Deadline { .. }), "{error:?}");
 }
 
-/// An argument whose encoding is at fault.
+/// An argument whose encoding fails.
 enum Faulty {
     Panics,
-    MiscountsItself,
+    WrongCount,
 }
 
 impl ToArgs for Faulty {
     fn count(&self) -> usize {
         match self {
             Faulty::Panics => 1,
-            Faulty::MiscountsItself => 2,
+            Faulty::WrongCount => 2,
         }
     }
 
@@ -407,10 +411,10 @@ impl ToArgs for Faulty {
 }
 
 #[tokio::test]
-async fn an_argument_that_panics_leaves_the_connection_in_step() {
+async fn an_argument_that_panics_keeps_the_connection_in_sync() {
     let redis = start();
     let client = connect(redis.url()).await;
-    for fault in [Faulty::Panics, Faulty::MiscountsItself] {
+    for fault in [Faulty::Panics, Faulty::WrongCount] {
         let before = submitted(client.exec::<String>(("ECHO", "before")));
         AssertUnwindSafe(client.exec::<()>(("SET", "key", fault))).catch_unwind().await.unwrap_err();
         let after: String = client.exec(("ECHO", "after")).await.unwrap();
@@ -419,26 +423,26 @@ async fn an_argument_that_panics_leaves_the_connection_in_step() {
     assert_eq!(client.stats().connections, 1);
 }
 
-/// A type of one's own, on top of those that there are.
+/// A custom type that uses existing implementations of `FromReply`.
 #[derive(Debug, PartialEq)]
-struct Position {
+struct GeoPosition {
     longitude: f64,
     latitude: f64,
 }
 
-impl FromReply for Position {
-    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+impl FromReply for GeoPosition {
+    fn from_reply(reader: &mut ReplyReader<'_>) -> Result<Self, ReplyError> {
         let (longitude, latitude) = FromReply::from_reply(reader)?;
-        Ok(Position { longitude, latitude })
+        Ok(GeoPosition { longitude, latitude })
     }
 }
 
 #[tokio::test]
-async fn a_reply_becomes_a_type_of_ones_own() {
+async fn a_reply_decodes_into_a_custom_type() {
     let redis = start();
     let client = connect(redis.url()).await;
     client.exec::<()>(("GEOADD", "places", 13.361, 38.115, "Palermo")).await.unwrap();
-    let found: Vec<Option<Position>> =
+    let found: Vec<Option<GeoPosition>> =
         client.exec(("GEOPOS", "places", "Palermo", "Atlantis")).await.unwrap();
     let [Some(palermo), None] = &found[..] else { panic!("{found:?}") };
     assert!(
@@ -446,7 +450,7 @@ async fn a_reply_becomes_a_type_of_ones_own() {
         "{palermo:?}"
     );
 
-    let error = client.exec::<Vec<Position>>(("MGET", "a", "b")).await.unwrap_err();
+    let error = client.exec::<Vec<GeoPosition>>(("MGET", "a", "b")).await.unwrap_err();
     assert!(error.to_string().contains("at reply[0]"), "{error}");
 }
 
@@ -455,13 +459,13 @@ async fn a_reply_becomes_a_type_of_ones_own() {
 struct Explosive;
 
 impl FromReply for Explosive {
-    fn from_reply(_: &mut Reader<'_>) -> Result<Self, ReplyError> {
+    fn from_reply(_: &mut ReplyReader<'_>) -> Result<Self, ReplyError> {
         panic!("this one is meant")
     }
 }
 
 #[tokio::test]
-async fn a_type_that_panics_harms_only_its_caller() {
+async fn a_panic_while_decoding_affects_only_its_caller() {
     let redis = start();
     let client = connect(redis.url()).await;
     let task = tokio::spawn({
@@ -474,7 +478,7 @@ async fn a_type_that_panics_harms_only_its_caller() {
 }
 
 #[tokio::test]
-async fn errors_say_what_happened_and_whether_to_try_again() {
+async fn errors_say_what_happened_and_whether_to_retry() {
     let redis = start();
     let client = connect(redis.url()).await;
     client.exec::<()>(("SET", "text", "abc")).await.unwrap();
@@ -519,7 +523,7 @@ async fn many_tasks_share_one_connection_without_mixing_their_replies() {
 }
 
 #[tokio::test]
-async fn what_would_upset_the_connection_is_refused_and_harms_nobody() {
+async fn unsupported_commands_are_rejected_without_affecting_other_requests() {
     let redis = start();
     let client = connect(redis.url()).await;
     for command in
@@ -529,16 +533,17 @@ async fn what_would_upset_the_connection_is_refused_and_harms_nobody() {
         assert!(matches!(error, ExecError::Request(RequestError::Unsuitable { .. })), "{command:?}: {error}");
         assert_eq!(error.retry(), Retry::Never);
     }
-    // One of them in a pipeline refuses all of it, before anything is sent.
-    let refused = client.pipeline::<Vec<i64>>([["INCR", "upset"], ["MULTI", ""]].map(|words| (words,))).await;
+    // One such command rejects the whole pipeline before anything is sent.
+    let refused =
+        client.pipeline::<Vec<i64>>([["INCR", "counter"], ["MULTI", ""]].map(|words| (words,))).await;
     assert!(matches!(refused, Err(RequestError::Unsuitable { .. })));
     let (echo, count): (String, Option<i64>) =
-        (client.exec(("ECHO", "in step")).await.unwrap(), client.exec(("GET", "upset")).await.unwrap());
+        (client.exec(("ECHO", "in step")).await.unwrap(), client.exec(("GET", "counter")).await.unwrap());
     assert_eq!((echo.as_str(), count), ("in step", None));
 }
 
 #[tokio::test]
-async fn a_command_without_a_word_is_refused() {
+async fn an_empty_command_is_rejected() {
     let redis = start();
     let client = connect(redis.url()).await;
     let empty = client.exec::<()>((Vec::<String>::new(),)).await.unwrap_err();
@@ -547,7 +552,7 @@ async fn a_command_without_a_word_is_refused() {
 }
 
 #[tokio::test]
-async fn the_longest_deadlines_of_all_harm_nobody() {
+async fn maximal_timeouts_do_not_overflow() {
     let redis = start();
     let longest = with(config(redis.url()), |config| {
         config.response_timeout = Some(Duration::MAX);
@@ -557,7 +562,7 @@ async fn the_longest_deadlines_of_all_harm_nobody() {
     });
     let client = connect(longest).await;
     let slow = submitted(client.exec::<String>(("ECHO", "slow")).within(Duration::MAX));
-    // Its deadline makes the worker look at all the others.
+    // Its deadline makes the worker check all deadlines.
     let brief = client.exec::<()>(("PING",)).within(Duration::ZERO).await;
     assert!(brief.is_ok() || matches!(brief, Err(ExecError::Request(RequestError::Deadline { .. }))));
     assert_eq!(slow.await.unwrap(), "slow");

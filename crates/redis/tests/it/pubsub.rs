@@ -1,10 +1,10 @@
-//! Subscriptions: what is published arrives, in order and once, or the subscriber is told of the gap.
+//! Subscriptions: published messages arrive once and in order, or the subscriber gets a gap.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
-use forebay_redis::{Client, Event, Gap, Message, State, Subscription, Value};
+use forebay_redis::{Event, Gap, PubSubMessage, RedisClient, RespValue, State, Subscription};
 use forebay_sandbox::Redis;
 use forebay_testkit::Direction;
 use futures_util::{FutureExt, StreamExt};
@@ -15,35 +15,35 @@ async fn next(subscription: &mut Subscription) -> Option<Event> {
     within("an event", subscription.next()).await
 }
 
-async fn message(subscription: &mut Subscription) -> Message {
+async fn message(subscription: &mut Subscription) -> PubSubMessage {
     match next(subscription).await {
         Some(Event::Message(message)) => message,
         other => panic!("{other:?}"),
     }
 }
 
-/// The payload of the next message, as text.
+/// Returns the payload of the next message as text.
 async fn text(subscription: &mut Subscription) -> String {
     String::from_utf8(message(subscription).await.payload.to_vec()).unwrap()
 }
 
-/// Publishes, and says how many received it.
-async fn publish(client: &Client, channel: &str, payload: &str) -> i64 {
+/// Publishes a message and returns the number of receivers.
+async fn publish(client: &RedisClient, channel: &str, payload: &str) -> i64 {
     client.exec(("PUBLISH", channel, payload)).await.unwrap()
 }
 
-async fn subscribers(admin: &Client, channel: &str) -> i64 {
+async fn subscribers(admin: &RedisClient, channel: &str) -> i64 {
     let (_, count): (String, i64) = admin.exec(("PUBSUB", "NUMSUB", channel)).await.unwrap();
     count
 }
 
-/// Waits until the client has received so many push messages, confirmations included.
-async fn received(client: &Client, pushes: u64) {
+/// Waits until the client has received this many push messages, including confirmations.
+async fn received(client: &RedisClient, pushes: u64) {
     eventually("the messages are here", true, async || client.stats().pushes >= pushes).await;
 }
 
 #[tokio::test]
-async fn channels_patterns_and_shard_channels_bring_their_own_messages() {
+async fn channels_patterns_and_shard_channels_deliver_their_own_messages() {
     let redis = start();
     let (client, publisher) = (connect(redis.url()).await, connect(redis.url()).await);
     let mut channel = client.subscribe("news.rust").await.unwrap();
@@ -55,11 +55,12 @@ async fn channels_patterns_and_shard_channels_bring_their_own_messages() {
     let reached: i64 = publisher.exec(("SPUBLISH", "news.rust", "to the shard")).await.unwrap();
     assert_eq!(reached, 1);
 
-    let expected = |channel: &'static str, pattern: Option<&'static str>, payload: &'static str| Message {
-        channel: Bytes::from(channel),
-        pattern: pattern.map(Bytes::from),
-        payload: Bytes::from(payload),
-    };
+    let expected =
+        |channel: &'static str, pattern: Option<&'static str>, payload: &'static str| PubSubMessage {
+            channel: Bytes::from(channel),
+            pattern: pattern.map(Bytes::from),
+            payload: Bytes::from(payload),
+        };
     assert_eq!(message(&mut channel).await, expected("news.rust", None, "to both"));
     assert_eq!(message(&mut pattern).await, expected("news.rust", Some("news.*"), "to both"));
     assert_eq!(message(&mut pattern).await, expected("news.go", Some("news.*"), "to the pattern"));
@@ -87,7 +88,7 @@ async fn one_subscription_takes_several_channels() {
 }
 
 #[tokio::test]
-async fn a_channel_that_is_named_twice_brings_each_message_once() {
+async fn a_channel_that_is_named_twice_delivers_each_message_once() {
     let redis = start();
     let client = connect(redis.url()).await;
     let mut twice = client.subscribe(["news", "news"]).await.unwrap();
@@ -100,7 +101,7 @@ async fn a_channel_that_is_named_twice_brings_each_message_once() {
 }
 
 #[tokio::test]
-async fn two_subscriptions_to_one_channel_live_and_end_each_for_itself() {
+async fn two_subscriptions_to_one_channel_are_independent() {
     let redis = start();
     let client = connect(redis.url()).await;
     let mut first = client.subscribe("news").await.unwrap();
@@ -127,7 +128,7 @@ async fn a_subscription_replaced_by_another_misses_nothing_that_comes_after() {
     let client = connect(redis.url()).await;
     let mut news = client.subscribe("news").await.unwrap();
     for n in 0..200 {
-        // The old one unsubscribes, the new one subscribes, in this order for the server too.
+        // The server must get the old unsubscription before the new subscription.
         drop(news);
         news = client.subscribe("news").await.unwrap();
         assert_eq!(publish(&client, "news", &n.to_string()).await, 1);
@@ -175,7 +176,7 @@ async fn a_message_may_be_any_bytes_on_any_channel() {
 }
 
 #[tokio::test]
-async fn a_subscriber_that_is_too_slow_is_told_how_many_it_missed_and_where() {
+async fn a_slow_subscriber_gets_a_gap_with_the_number_of_dropped_messages() {
     let redis = start();
     let client = connect(with(config(redis.url()), |config| config.max_queued_messages = 4)).await;
     let mut news = client.subscribe("news").await.unwrap();
@@ -195,10 +196,11 @@ async fn a_subscriber_that_is_too_slow_is_told_how_many_it_missed_and_where() {
 }
 
 #[tokio::test]
-async fn an_overflow_before_a_reconnection_is_told_before_it() {
+async fn an_overflow_before_a_reconnection_is_reported_first() {
     let redis = start();
     let (admin, client) = {
-        let client = connect(with(impatient(redis.url()), |config| config.max_queued_messages = 2)).await;
+        let client =
+            connect(with(fast_reconnect(redis.url()), |config| config.max_queued_messages = 2)).await;
         (connect(redis.url()).await, client)
     };
     let mut news = client.subscribe("news").await.unwrap();
@@ -206,9 +208,9 @@ async fn an_overflow_before_a_reconnection_is_told_before_it() {
         publish(&admin, "news", &n.to_string()).await;
     }
     received(&client, 6).await;
-    let mut changes = follow(&client).await;
+    let mut changes = status_from_now(&client).await;
     kill_connection(&admin, client_id(&client).await).await;
-    mends(&mut changes).await;
+    wait_for_reconnect(&mut changes).await;
     eventually("subscribed again", 1, async || subscribers(&admin, "news").await).await;
     assert_eq!((text(&mut news).await, text(&mut news).await), ("0".into(), "1".into()));
     assert_eq!(next(&mut news).await, Some(Event::Gap(Gap::Overflow(3))));
@@ -227,12 +229,12 @@ async fn after_a_reconnection_there_is_a_gap_and_then_messages_again() {
         client.psubscribe("ne?s").await.unwrap(),
         client.ssubscribe("news").await.unwrap(),
     ];
-    let mut changes = follow(&client).await;
+    let mut changes = status_from_now(&client).await;
     publish(&admin, "news", "before").await;
     admin.exec::<()>(("SPUBLISH", "news", "before")).await.unwrap();
     received(&client, 5 + 3).await;
     kill_connection(&admin, client_id(&client).await).await;
-    mends(&mut changes).await;
+    wait_for_reconnect(&mut changes).await;
     eventually("subscribed again", (1, 1, 1, 1), async || {
         let patterns: i64 = admin.exec(("PUBSUB", "NUMPAT")).await.unwrap();
         let (_, shards): (String, i64) = admin.exec(("PUBSUB", "SHARDNUMSUB", "news")).await.unwrap();
@@ -254,12 +256,12 @@ async fn after_a_reconnection_there_is_a_gap_and_then_messages_again() {
 async fn more_channels_than_requests_may_be_open_are_all_subscribed_to_again() {
     let redis = start();
     let admin = connect(redis.url()).await;
-    let client = connect(with(impatient(redis.url()), |config| config.max_requests = 8)).await;
+    let client = connect(with(fast_reconnect(redis.url()), |config| config.max_requests = 8)).await;
     let names: BTreeMap<String, ()> = (0..50).map(|n| (format!("channel-{n}"), ())).collect();
     let mut all = client.subscribe(names.keys().collect::<Vec<_>>()).await.unwrap();
-    let mut changes = follow(&client).await;
+    let mut changes = status_from_now(&client).await;
     kill_connection(&admin, client_id(&client).await).await;
-    mends(&mut changes).await;
+    wait_for_reconnect(&mut changes).await;
     for name in names.keys() {
         eventually("subscribed again", 1, async || subscribers(&admin, name).await).await;
     }
@@ -267,13 +269,13 @@ async fn more_channels_than_requests_may_be_open_are_all_subscribed_to_again() {
 }
 
 #[tokio::test]
-async fn a_subscription_ends_with_the_server_only_until_it_is_back() {
+async fn a_subscription_continues_after_a_server_restart() {
     let redis = start();
     let client = connect(redis.url()).await;
     let mut news = client.subscribe("news").await.unwrap();
-    let mut changes = follow(&client).await;
+    let mut changes = status_from_now(&client).await;
     redis.restart().unwrap();
-    mends(&mut changes).await;
+    wait_for_reconnect(&mut changes).await;
     eventually("subscribed again", 1, async || subscribers(&client, "news").await).await;
     publish(&client, "news", "after").await;
     assert_eq!(next(&mut news).await, Some(Event::Gap(Gap::Reconnected)));
@@ -309,10 +311,10 @@ async fn a_channel_that_is_refused_after_a_reconnection_ends_its_stream_only() {
     let (admin, client) = (connect(redis.url()).await, connect(as_ada(&redis)).await);
     let mut first = client.subscribe("allowed-1").await.unwrap();
     let mut second = client.subscribe("allowed-2").await.unwrap();
-    let mut changes = follow(&client).await;
-    // Redis ends the connections whose subscriptions are no longer allowed.
+    let mut changes = status_from_now(&client).await;
+    // Redis closes connections whose subscriptions are no longer permitted.
     admin.exec::<()>(("ACL", "SETUSER", "ada", "resetchannels", "&allowed-2")).await.unwrap();
-    mends(&mut changes).await;
+    wait_for_reconnect(&mut changes).await;
     assert_eq!(next(&mut first).await, Some(Event::Gap(Gap::Reconnected)));
     assert_eq!(next(&mut first).await, None);
     assert_eq!(next(&mut first).await, None, "and stays ended");
@@ -323,7 +325,7 @@ async fn a_channel_that_is_refused_after_a_reconnection_ends_its_stream_only() {
 }
 
 #[tokio::test]
-async fn closing_ends_the_stream_after_what_has_come() {
+async fn closing_ends_the_stream_after_the_received_messages() {
     let redis = start();
     for protocol in [2, 3] {
         let client = connect(format!("{}?protocol={protocol}&client_name=closes", redis.url())).await;
@@ -404,12 +406,12 @@ async fn with_resp2_a_subscription_asked_for_before_the_first_connection_has_its
     let redis = start();
     let (proxy, url) = proxied(&redis);
     proxy.refuse();
-    let client = Client::open(impatient(format!("{url}?protocol=2&db=1"))).unwrap();
-    let mut changes = client.changes();
-    reaches(&mut changes, State::Failed).await;
+    let client = RedisClient::open(fast_reconnect(format!("{url}?protocol=2&db=1"))).unwrap();
+    let mut changes = client.status_changes();
+    wait_for_state(&mut changes, State::Failed).await;
     proxy.stall(Direction::Both);
     proxy.accept();
-    // A try that hangs; the one before may have been refused still.
+    // This attempt hangs; the one before may still have been refused.
     proxy.wait_for_connections(1).await;
     eventually("a try is under way", State::Reconnecting, async || client.state()).await;
     let subscribing = tokio::spawn({
@@ -475,12 +477,12 @@ async fn a_subscribe_that_misses_its_deadline_leaves_nothing_behind() {
 async fn a_subscribe_while_the_connection_is_down_is_rejected() {
     let redis = start();
     let client = connect(redis.url()).await;
-    let mut changes = follow(&client).await;
+    let mut changes = status_from_now(&client).await;
     redis.kill();
-    reaches(&mut changes, State::Failed).await;
+    wait_for_state(&mut changes, State::Failed).await;
     client.subscribe("news").await.unwrap_err();
     redis.revive().unwrap();
-    reaches(&mut changes, State::Open).await;
+    wait_for_state(&mut changes, State::Open).await;
     assert_eq!(subscribers(&client, "news").await, 0, "what was rejected isn't tried again");
 }
 
@@ -520,7 +522,7 @@ async fn a_subscription_is_a_stream() {
 }
 
 #[tokio::test]
-async fn messages_of_no_subscription_leave_by_their_own_door() {
+async fn push_messages_without_a_subscription_have_their_own_stream() {
     let redis = start();
     let (admin, client) = (connect(redis.url()).await, connect(redis.url()).await);
     let mut pushes = client.pushes();
@@ -528,7 +530,7 @@ async fn messages_of_no_subscription_leave_by_their_own_door() {
     client.exec::<()>(("GET", "watched")).await.unwrap();
     admin.exec::<()>(("SET", "watched", 1)).await.unwrap();
     let push = within("the invalidation", pushes.next()).await.unwrap();
-    let (Value::Push(parts) | Value::Array(parts)) = &push else { panic!("{push:?}") };
+    let (RespValue::Push(parts) | RespValue::Array(parts)) = &push else { panic!("{push:?}") };
     assert_eq!(parts.len(), 2, "{push:?}");
     assert!(format!("{push:?}").contains("watched"), "{push:?}");
     client.close().await;

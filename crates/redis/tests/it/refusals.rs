@@ -1,12 +1,15 @@
-//! Errors that say "not here" or "not now", each from a real server that gives it: what becomes of the connection, and what
-//! the caller gets. The table is `src/core/refusal.rs`, and in the README.
+//! Refusals: every row of the table in `src/core/refusal.rs`, from a real server that sends the
+//! error.
+//!
+//! Each test checks the connection, the caller's error and `retry()`.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use forebay_redis::{
-    Client, Event, ExecError, Gap, Loss, Protocol, Refusal, RequestError, Retry, Script, State, Value,
+    ConnectionLoss, Event, ExecError, Gap, LuaScript, Protocol, RedisClient, RequestError, RespValue, Retry,
+    ServerRefusal, State,
 };
 use forebay_sandbox::Redis;
 use forebay_testkit::Direction;
@@ -15,74 +18,94 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::support::*;
 
-/// The refusal in an error of the server.
-fn refusal(error: &ExecError) -> Option<Refusal> {
+/// Returns the refusal in a server error.
+fn refusal(error: &ExecError) -> Option<ServerRefusal> {
     error.server().and_then(|error| error.refusal())
 }
 
-/// Sends `words`, which the server refuses, and checks that the connection stays and works.
-async fn is_kept(client: &Client, words: &[&str], expected: Refusal) {
+/// Sends `words`, which the server refuses. Checks the error, and that the connection stays open.
+async fn assert_connection_kept(client: &RedisClient, words: &[&str], expected: ServerRefusal, retry: Retry) {
     let connections = client.stats().connections;
-    let error = client.exec::<Value>((words,)).await.unwrap_err();
-    assert_eq!((refusal(&error), error.retry()), (Some(expected), expected.retry()), "{error}");
+    let error = client.exec::<RespValue>((words,)).await.unwrap_err();
+    assert_eq!((refusal(&error), error.retry()), (Some(expected), retry), "{error}");
     assert!(!expected.ends_connection());
     assert_eq!((client.state(), client.stats().connections), (State::Open, connections), "{error}");
 }
 
-/// Sends `words`, which the server refuses, and checks that the connection ends and is made again.
-async fn is_left(client: &Client, words: &[&str], expected: Refusal) {
-    let mut changes = follow(client).await;
-    let error = client.exec::<Value>((words,)).await.unwrap_err();
+/// Sends `words`, which the server refuses. Checks the error, and that the client reconnects.
+async fn assert_connection_ends(client: &RedisClient, words: &[&str], expected: ServerRefusal) {
+    let mut changes = status_from_now(client).await;
+    let error = client.exec::<RespValue>((words,)).await.unwrap_err();
     assert_eq!((refusal(&error), error.retry()), (Some(expected), Retry::Safe), "{error}");
     assert!(expected.ends_connection());
-    let failed = reaches(&mut changes, State::Failed).await;
-    assert!(matches!(failed.last_error, Some(Loss::Unfit(reason)) if reason == expected), "{failed:?}");
-    reaches(&mut changes, State::Open).await;
+    let failed = wait_for_state(&mut changes, State::Failed).await;
+    assert!(
+        matches!(failed.last_error, Some(ConnectionLoss::Unfit(reason)) if reason == expected),
+        "{failed:?}"
+    );
+    wait_for_state(&mut changes, State::Open).await;
 }
 
-/// Sends a command that neither end knows. Its sentinel may be refused for another reason, which ends nothing.
-async fn is_unknown(client: &Client) {
+/// Sends a command that neither the client nor the server knows. A refused probe must not end the
+/// connection.
+async fn assert_unknown_command(client: &RedisClient) {
     let connections = client.stats().connections;
-    let error = client.exec::<Value>(("NO.SUCH", "key")).await.unwrap_err();
+    let error = client.exec::<RespValue>(("NO.SUCH", "key")).await.unwrap_err();
     assert_eq!(error.server().map(|error| error.code()), Some("ERR"), "{error}");
     assert_eq!((client.state(), client.stats().connections), (State::Open, connections), "{error}");
 }
 
-async fn become_replica(admin: &Client, of: SocketAddr) {
+async fn become_replica(admin: &RedisClient, of: SocketAddr) {
     admin.exec::<()>(("REPLICAOF", of.ip().to_string(), of.port())).await.unwrap();
 }
 
-/// A master that lets a replica in at once.
+/// Starts a master that replicates without delay.
 fn replicated() -> Redis {
     Redis::builder().config("repl-diskless-sync-delay", "0").start().unwrap()
 }
 
-/// An address at which nobody listens.
-const NOBODY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 1);
+/// An address without a listener.
+const UNUSED_ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 1);
 
 #[tokio::test]
 async fn readonly_ends_the_connection_also_from_scripts_and_transactions() {
     let redis = start();
-    let (client, admin) = (connect(impatient(redis.url())).await, connect(redis.url()).await);
+    let (client, admin) = (connect(fast_reconnect(redis.url())).await, connect(redis.url()).await);
     client.exec::<()>(("SET", "key", "value")).await.unwrap();
-    become_replica(&admin, NOBODY).await;
-    is_left(&client, &["SET", "key", "other"], Refusal::ReadOnly).await;
-    is_left(&client, &["EVAL", "return redis.call('SET', KEYS[1], 1)", "1", "key"], Refusal::ReadOnly).await;
+    become_replica(&admin, UNUSED_ADDRESS).await;
+    assert_connection_ends(&client, &["SET", "key", "other"], ServerRefusal::ReadOnly).await;
+    assert_connection_ends(
+        &client,
+        &["EVAL", "return redis.call('SET', KEYS[1], 1)", "1", "key"],
+        ServerRefusal::ReadOnly,
+    )
+    .await;
 
-    let mut changes = follow(&client).await;
-    let error = client.transaction::<(Value,)>((("INCR", "key"),)).await.unwrap_err();
-    assert_eq!(refusal(&error), Some(Refusal::ReadOnly), "{error}");
-    mends(&mut changes).await;
-    let mut changes = follow(&client).await;
-    let (get, set) = client.pipeline::<(String, Value)>((("GET", "key"), ("DEL", "key"))).await.unwrap();
+    let mut changes = status_from_now(&client).await;
+    let error = client.transaction::<(RespValue,)>((("INCR", "key"),)).await.unwrap_err();
+    assert_eq!(refusal(&error), Some(ServerRefusal::ReadOnly), "{error}");
+    wait_for_reconnect(&mut changes).await;
+    let mut changes = status_from_now(&client).await;
+    // A replica queues a script. Its error is among the results of EXEC, and the other commands
+    // have run.
+    let script = ("EVAL", "return redis.call('SET', KEYS[1], 1)", 1, "key");
+    let (set, get) = client.transaction::<(RespValue, String)>((script, ("GET", "key"))).await.unwrap();
+    let error = ExecError::Reply(set.unwrap_err());
+    assert_eq!((refusal(&error), error.retry()), (Some(ServerRefusal::ReadOnly), Retry::Safe), "{error}");
+    assert_eq!(get.as_deref(), Ok("value"));
+    let failed = wait_for_state(&mut changes, State::Failed).await;
+    assert!(matches!(failed.last_error, Some(ConnectionLoss::Unfit(ServerRefusal::ReadOnly))), "{failed:?}");
+    wait_for_state(&mut changes, State::Open).await;
+    let mut changes = status_from_now(&client).await;
+    let (get, set) = client.pipeline::<(String, RespValue)>((("GET", "key"), ("DEL", "key"))).await.unwrap();
     assert_eq!((get.as_deref(), set.unwrap_err().retry()), (Ok("value"), Retry::Safe));
-    mends(&mut changes).await;
+    wait_for_reconnect(&mut changes).await;
 
-    // A connection of one's own is made again by its next call.
+    // A dedicated connection reconnects at its next call.
     let mut own = client.dedicated().await.unwrap();
     let first: i64 = own.exec(("CLIENT", "ID")).await.unwrap();
-    let error = own.exec::<Value>(("DEL", "key")).await.unwrap_err();
-    assert_eq!(refusal(&error), Some(Refusal::ReadOnly));
+    let error = own.exec::<RespValue>(("DEL", "key")).await.unwrap_err();
+    assert_eq!(refusal(&error), Some(ServerRefusal::ReadOnly));
     assert_ne!(own.exec::<i64>(("CLIENT", "ID")).await.unwrap(), first);
 }
 
@@ -93,28 +116,32 @@ async fn a_client_that_only_reads_from_a_replica_keeps_its_connection() {
     let reader = connect(replica.url()).await;
     become_replica(&reader, master.addr()).await;
     writer.exec::<()>(("SET", "key", 1)).await.unwrap();
-    eventually("the replica follows", Some(1), async || reader.exec(("GET", "key")).await.unwrap()).await;
-    let read = Script::new("return redis.call('GET', KEYS[1])");
+    eventually("the replica has the key", Some(1), async || reader.exec(("GET", "key")).await.unwrap()).await;
+    let read = LuaScript::new("return redis.call('GET', KEYS[1])");
     for _ in 0..100 {
         assert_eq!(reader.exec::<i64>(("GET", "key")).await.unwrap(), 1);
         assert_eq!(read.run::<i64>(&reader, ["key"], [0; 0]).await.unwrap(), 1);
     }
     assert_eq!((reader.state(), reader.stats().connections), (State::Open, 1));
-    let choosy = with(config(replica.url()), |config| config.leave_unfit_server = false);
-    let choosy = connect(choosy).await;
-    let error = choosy.exec::<()>(("SET", "key", 2)).await.unwrap_err();
-    assert_eq!((refusal(&error), error.retry()), (Some(Refusal::ReadOnly), Retry::Safe));
-    assert_eq!((choosy.exec::<i64>(("GET", "key")).await.unwrap(), choosy.stats().connections), (1, 1));
+    let writer_to_replica = with(config(replica.url()), |config| config.leave_unfit_server = false);
+    let writer_to_replica = connect(writer_to_replica).await;
+    let error = writer_to_replica.exec::<()>(("SET", "key", 2)).await.unwrap_err();
+    assert_eq!((refusal(&error), error.retry()), (Some(ServerRefusal::ReadOnly), Retry::Safe));
+    assert_eq!(
+        (writer_to_replica.exec::<i64>(("GET", "key")).await.unwrap(), writer_to_replica.stats().connections),
+        (1, 1)
+    );
 }
 
-/// A name that leads to one server and later to another, as that of a master does. Open connections stay where they are.
-struct Name {
+/// A name that leads to one server and later to another, like a master's name. Open connections
+/// stay at their server.
+struct FailoverName {
     addr: SocketAddr,
     server: Arc<Mutex<SocketAddr>>,
 }
 
-impl Name {
-    async fn of(server: SocketAddr) -> Name {
+impl FailoverName {
+    async fn of(server: SocketAddr) -> FailoverName {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
         let server = Arc::new(Mutex::new(server));
@@ -129,20 +156,20 @@ impl Name {
                 });
             }
         });
-        Name { addr, server }
+        FailoverName { addr, server }
     }
 }
 
 #[tokio::test]
 async fn after_a_planned_failover_writes_and_subscriptions_find_the_new_master() {
     let (old, new) = (replicated(), start());
-    let name = Name::of(old.addr()).await;
+    let name = FailoverName::of(old.addr()).await;
     let client = connect(format!("redis://{}", name.addr)).await;
     let (on_old, on_new) = (connect(old.url()).await, connect(new.url()).await);
     let mut news = client.subscribe("news").await.unwrap();
     client.exec::<()>(("SET", "key", 1)).await.unwrap();
     become_replica(&on_new, old.addr()).await;
-    eventually("the replica follows", Some(1), async || on_new.exec(("GET", "key")).await.unwrap()).await;
+    eventually("the replica has the key", Some(1), async || on_new.exec(("GET", "key")).await.unwrap()).await;
 
     on_new.exec::<()>(("REPLICAOF", "NO", "ONE")).await.unwrap();
     become_replica(&on_old, new.addr()).await;
@@ -168,10 +195,10 @@ async fn after_a_planned_failover_writes_and_subscriptions_find_the_new_master()
 }
 
 #[tokio::test]
-async fn loading_ends_the_connection_and_service_is_back_when_it_is_loaded() {
+async fn loading_ends_the_connection_until_the_data_is_loaded() {
     let redis = Redis::builder().debug_command().config("key-load-delay", "0").start().unwrap();
-    let (client, admin) = (connect(impatient(redis.url())).await, connect(redis.url()).await);
-    let mender = connect(redis.url()).await;
+    let (client, admin) = (connect(fast_reconnect(redis.url())).await, connect(redis.url()).await);
+    let admin_2 = connect(redis.url()).await;
     let filler = "x".repeat(2_000);
     let keys: Vec<_> = (0..5_000).map(|key| ("SET", key, &filler)).collect();
     client.pipeline::<Vec<()>>(&keys).await.unwrap();
@@ -184,14 +211,17 @@ async fn loading_ends_the_connection_and_service_is_back_when_it_is_loaded() {
         match client.exec::<String>(("GET", 299)).await {
             Ok(value) if left > 0 => break assert_eq!(value, filler),
             Ok(_) => {}
-            Err(error) if refusal(&error) == Some(Refusal::Loading) => {
+            Err(error) if refusal(&error) == Some(ServerRefusal::Loading) => {
                 left += 1;
-                // It would take 25 s.
-                mender.exec::<()>(("CONFIG", "SET", "key-load-delay", 0)).await.unwrap();
+                // Loading would take 25 s.
+                admin_2.exec::<()>(("CONFIG", "SET", "key-load-delay", 0)).await.unwrap();
             }
-            // The next connection is on its way.
-            Err(ExecError::Request(RequestError::Rejected { last_error: Loss::Unfit(reason), .. })) => {
-                assert_eq!(reason, Refusal::Loading);
+            // The client is about to reconnect.
+            Err(ExecError::Request(RequestError::Rejected {
+                last_error: ConnectionLoss::Unfit(reason),
+                ..
+            })) => {
+                assert_eq!(reason, ServerRefusal::Loading);
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
             Err(error) => panic!("{error}"),
@@ -204,19 +234,91 @@ async fn loading_ends_the_connection_and_service_is_back_when_it_is_loaded() {
 #[tokio::test]
 async fn masterdown_ends_the_connection() {
     let redis = Redis::builder().config("replica-serve-stale-data", "no").start().unwrap();
-    let (client, admin) = (connect(impatient(redis.url())).await, connect(redis.url()).await);
-    become_replica(&admin, NOBODY).await;
-    is_left(&client, &["GET", "key"], Refusal::MasterDown).await;
-    is_left(&client, &["EVAL", "return redis.call('GET', KEYS[1])", "1", "key"], Refusal::MasterDown).await;
-    is_unknown(&client).await;
+    let (client, admin) = (connect(fast_reconnect(redis.url())).await, connect(redis.url()).await);
+    become_replica(&admin, UNUSED_ADDRESS).await;
+    assert_connection_ends(&client, &["GET", "key"], ServerRefusal::MasterDown).await;
+    assert_connection_ends(
+        &client,
+        &["EVAL", "return redis.call('GET', KEYS[1])", "1", "key"],
+        ServerRefusal::MasterDown,
+    )
+    .await;
+    assert_unknown_command(&client).await;
 }
 
 #[tokio::test]
 async fn clusterdown_keeps_the_connection() {
     let redis = Redis::builder().config("cluster-enabled", "yes").start().unwrap();
     let client = connect(redis.url()).await;
-    is_kept(&client, &["GET", "key"], Refusal::ClusterDown).await;
-    is_kept(&client, &["SET", "key", "value"], Refusal::ClusterDown).await;
+    assert_connection_kept(&client, &["GET", "key"], ServerRefusal::ClusterDown, Retry::Safe).await;
+    assert_connection_kept(&client, &["SET", "key", "value"], ServerRefusal::ClusterDown, Retry::Safe).await;
+}
+
+/// Starts a cluster node. Returns it with a client and its bus port.
+async fn cluster_node() -> (Redis, RedisClient, u16) {
+    let bus_port = forebay_sandbox::free_port();
+    let redis = Redis::builder()
+        .config("cluster-enabled", "yes")
+        .config("cluster-port", &bus_port.to_string())
+        .start()
+        .unwrap();
+    let client = connect(redis.url()).await;
+    (redis, client, bus_port)
+}
+
+/// Waits until the node sees both nodes and the owner of every slot.
+async fn wait_until_node_sees_cluster(node: &RedisClient) {
+    eventually("the node sees the cluster", true, async || {
+        let info: String = node.exec(("CLUSTER", "INFO")).await.unwrap();
+        let nodes: String = node.exec(("CLUSTER", "NODES")).await.unwrap();
+        info.contains("cluster_state:ok")
+            && info.contains("cluster_known_nodes:2")
+            && nodes
+                .lines()
+                .all(|line| line.contains(" connected 0-8191") || line.contains(" connected 8192-16383"))
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn moved_ask_and_tryagain_keep_the_connection() {
+    let (_first_server, first, _) = cluster_node().await;
+    let (second_server, second, second_bus_port) = cluster_node().await;
+    let nodes = [(&first, 1, 0, 8_191), (&second, 2, 8_192, 16_383)];
+    for (node, epoch, from, to) in nodes {
+        node.exec::<()>(("CLUSTER", "SET-CONFIG-EPOCH", epoch)).await.unwrap();
+        node.exec::<()>(("CLUSTER", "ADDSLOTSRANGE", from, to)).await.unwrap();
+    }
+    let meet = ("CLUSTER", "MEET", "127.0.0.1", second_server.port(), second_bus_port);
+    first.exec::<()>(meet).await.unwrap();
+    wait_until_node_sees_cluster(&first).await;
+    wait_until_node_sees_cluster(&second).await;
+
+    // The first node owns slot 3300 of `b`; the second node owns slot 15495 of `a`.
+    assert_eq!(first.exec::<i64>(("CLUSTER", "KEYSLOT", "b")).await.unwrap(), 3_300);
+    assert_connection_kept(&first, &["GET", "a"], ServerRefusal::Moved, Retry::Never).await;
+    assert_connection_kept(&second, &["SET", "b", "value"], ServerRefusal::Moved, Retry::Never).await;
+    first.exec::<()>(("SET", "b", "value")).await.unwrap();
+
+    // The slot migrates from the first node to the second. A key that the first node lacks may be
+    // on the second.
+    let [first_id, second_id]: [String; 2] =
+        [first.exec(("CLUSTER", "MYID")).await.unwrap(), second.exec(("CLUSTER", "MYID")).await.unwrap()];
+    second.exec::<()>(("CLUSTER", "SETSLOT", 3_300, "IMPORTING", first_id)).await.unwrap();
+    first.exec::<()>(("CLUSTER", "SETSLOT", 3_300, "MIGRATING", second_id)).await.unwrap();
+    assert_connection_kept(&first, &["GET", "{b}other"], ServerRefusal::Ask, Retry::Never).await;
+    assert_eq!(first.exec::<String>(("GET", "b")).await.unwrap(), "value");
+
+    // The second node cannot serve a command whose keys may still be on the first node.
+    let connections = second.stats().connections;
+    let request = (("ASKING",), ("MGET", "{b}one", "{b}two"));
+    let (asking, found) = second.pipeline::<((), RespValue)>(request).await.unwrap();
+    let error = ExecError::Reply(found.unwrap_err());
+    assert_eq!(asking, Ok(()));
+    assert_eq!((refusal(&error), error.retry()), (Some(ServerRefusal::TryAgain), Retry::Safe), "{error}");
+    assert_eq!((second.state(), second.stats().connections), (State::Open, connections));
+    second.exec::<()>(("SET", "a", "value")).await.unwrap();
+    assert_eq!((second.state(), second.stats().connections), (State::Open, connections));
 }
 
 #[tokio::test]
@@ -228,16 +330,22 @@ async fn misconf_keeps_the_connection() {
     let dumps = folder.path().join("dumps");
     std::fs::create_dir(&dumps).unwrap();
     client.exec::<()>(("CONFIG", "SET", "dir", dumps.to_str().unwrap())).await.unwrap();
-    std::fs::remove_dir(&dumps).unwrap(); // the server can't write to where it stands
+    std::fs::remove_dir(&dumps).unwrap(); // the server's working directory is gone
     client.exec::<()>(("BGSAVE",)).await.unwrap();
     eventually("the save fails", true, async || {
         let info: String = client.exec(("INFO", "persistence")).await.unwrap();
         info.contains("rdb_last_bgsave_status:err")
     })
     .await;
-    is_kept(&client, &["SET", "key", "value"], Refusal::Misconfigured).await;
-    is_kept(&client, &["EVAL", "return redis.call('SET', KEYS[1], 1)", "1", "key"], Refusal::Misconfigured)
+    assert_connection_kept(&client, &["SET", "key", "value"], ServerRefusal::Misconfigured, Retry::Safe)
         .await;
+    assert_connection_kept(
+        &client,
+        &["EVAL", "return redis.call('SET', KEYS[1], 1)", "1", "key"],
+        ServerRefusal::Misconfigured,
+        Retry::Safe,
+    )
+    .await;
     assert_eq!(client.exec::<Option<i64>>(("GET", "key")).await.unwrap(), None);
 }
 
@@ -246,14 +354,24 @@ async fn out_of_memory_and_missing_replicas_keep_the_connection() {
     let redis = start();
     let client = connect(redis.url()).await;
     client.exec::<()>(("CONFIG", "SET", "min-replicas-to-write", 1)).await.unwrap();
-    is_kept(&client, &["SET", "key", "value"], Refusal::NoReplicas).await;
-    is_kept(&client, &["EVAL", "return redis.call('SET', KEYS[1], 1)", "1", "key"], Refusal::NoReplicas)
-        .await;
+    assert_connection_kept(&client, &["SET", "key", "value"], ServerRefusal::NoReplicas, Retry::Safe).await;
+    assert_connection_kept(
+        &client,
+        &["EVAL", "return redis.call('SET', KEYS[1], 1)", "1", "key"],
+        ServerRefusal::NoReplicas,
+        Retry::Safe,
+    )
+    .await;
     client.exec::<()>(("CONFIG", "SET", "min-replicas-to-write", 0)).await.unwrap();
     client.exec::<()>(("CONFIG", "SET", "maxmemory", 1, "maxmemory-policy", "noeviction")).await.unwrap();
-    is_kept(&client, &["SET", "key", "value"], Refusal::OutOfMemory).await;
-    is_kept(&client, &["EVAL", "return redis.call('SET', KEYS[1], 1)", "1", "key"], Refusal::OutOfMemory)
-        .await;
+    assert_connection_kept(&client, &["SET", "key", "value"], ServerRefusal::OutOfMemory, Retry::Safe).await;
+    assert_connection_kept(
+        &client,
+        &["EVAL", "return redis.call('SET', KEYS[1], 1)", "1", "key"],
+        ServerRefusal::OutOfMemory,
+        Retry::Safe,
+    )
+    .await;
     assert_eq!(client.exec::<Option<i64>>(("GET", "key")).await.unwrap(), None);
 }
 
@@ -262,21 +380,21 @@ async fn busy_keeps_the_connection_and_a_subscription_waits_for_its_end() {
     let redis = Redis::builder().config("busy-reply-threshold", "10").start().unwrap();
     let (proxy, url) = proxied(&redis);
     let (client, admin, subscriber) =
-        (connect(redis.url()).await, connect(redis.url()).await, connect(impatient(url)).await);
+        (connect(redis.url()).await, connect(redis.url()).await, connect(fast_reconnect(url)).await);
     let mut news = subscriber.subscribe("news").await.unwrap();
     let endless = submitted(client.exec::<()>(("EVAL", "while true do end", 0)).within(PATIENCE));
-    let is_busy = async || matches!(admin.exec::<()>(("GET", "key")).await, Err(error) if refusal(&error) == Some(Refusal::Busy));
+    let is_busy = async || matches!(admin.exec::<()>(("GET", "key")).await, Err(error) if refusal(&error) == Some(ServerRefusal::Busy));
     eventually("the script is slow", true, is_busy).await;
-    is_kept(&admin, &["GET", "key"], Refusal::Busy).await;
-    is_unknown(&admin).await;
+    assert_connection_kept(&admin, &["GET", "key"], ServerRefusal::Busy, Retry::Safe).await;
+    assert_unknown_command(&admin).await;
 
-    // The server refuses to subscribe a new connection, which ends no subscription.
-    let mut changes = follow(&subscriber).await;
+    // The server refuses to subscribe the new connection. That must not end the subscription.
+    let mut changes = status_from_now(&subscriber).await;
     proxy.cut();
-    reaches(&mut changes, State::Failed).await;
+    wait_for_state(&mut changes, State::Failed).await;
     admin.exec::<()>(("SCRIPT", "KILL")).await.unwrap();
     assert!(endless.await.is_err());
-    reaches(&mut changes, State::Open).await;
+    wait_for_state(&mut changes, State::Open).await;
     assert_eq!(within("the gap", news.next()).await, Some(Event::Gap(Gap::Reconnected)));
     eventually("it is subscribed again", 1, async || {
         admin.exec::<i64>(("PUBLISH", "news", "free again")).await.unwrap()
@@ -286,49 +404,50 @@ async fn busy_keeps_the_connection_and_a_subscription_waits_for_its_end() {
 }
 
 #[tokio::test]
-async fn unblocked_noauth_and_noscript_say_whether_to_try_again() {
+async fn unblocked_noauth_and_noscript_say_whether_to_retry() {
     let redis = start();
     let admin = connect(redis.url()).await;
     let mut own = admin.dedicated().await.unwrap();
-    let waiting = tokio::spawn(async move { own.exec::<Value>(("BLPOP", "list", 0)).await });
+    let waiting = tokio::spawn(async move { own.exec::<RespValue>(("BLPOP", "list", 0)).await });
     eventually("it blocks", true, async || {
         admin.exec::<String>(("INFO", "clients")).await.unwrap().contains("blocked_clients:1")
     })
     .await;
-    become_replica(&admin, NOBODY).await;
+    become_replica(&admin, UNUSED_ADDRESS).await;
     let error = within("the end of the wait", waiting).await.unwrap().unwrap_err();
-    assert_eq!((refusal(&error), error.retry()), (Some(Refusal::Unblocked), Retry::Safe), "{error}");
-    is_kept(&admin, &["EVALSHA", &"0".repeat(40), "0"], Refusal::NoScript).await;
+    assert_eq!((refusal(&error), error.retry()), (Some(ServerRefusal::Unblocked), Retry::Safe), "{error}");
+    assert_connection_kept(&admin, &["EVALSHA", &"0".repeat(40), "0"], ServerRefusal::NoScript, Retry::Never)
+        .await;
 
     let redis = Redis::builder().password("secret").start().unwrap();
     let client = connect(with(config(redis.url()), |config| config.protocol = Protocol::Resp2)).await;
-    is_kept(&client, &["GET", "key"], Refusal::NoAuth).await;
-    is_unknown(&client).await;
+    assert_connection_kept(&client, &["GET", "key"], ServerRefusal::NoAuth, Retry::Never).await;
+    assert_unknown_command(&client).await;
 }
 
-/// Each caller asks for its own number, and gets it or a reason.
-async fn ask_in_step(client: &Client, callers: usize, deadline: Duration) -> usize {
+/// Lets each caller request its own number. Returns how many got it; the others must get an error.
+async fn count_own_replies(client: &RedisClient, callers: usize, deadline: Duration) -> usize {
     let asked = (0..callers).map(|caller| client.exec::<usize>(("ECHO", caller)).within(deadline));
-    let answers = within("an answer", join_all(asked)).await;
+    let answers = within("a result", join_all(asked)).await;
     let own = |(caller, answer): (usize, &Result<usize, ExecError>)| match answer {
         Ok(number) => {
-            assert_eq!(*number, caller, "somebody else's reply");
+            assert_eq!(*number, caller, "reply of another request");
             true
         }
         Err(ExecError::Request(_)) => false,
-        Err(error) => panic!("somebody else's reply: {error}"),
+        Err(error) => panic!("reply of another request: {error}"),
     };
     answers.iter().enumerate().filter(|&answer| own(answer)).count()
 }
 
 #[tokio::test]
-async fn an_output_buffer_that_is_full_ends_a_normal_connection_and_shifts_nothing() {
+async fn a_full_output_buffer_ends_a_normal_connection_and_misroutes_no_reply() {
     let redis = Redis::builder().config("client-output-buffer-limit", "normal 1mb 1mb 0").start().unwrap();
     let (proxy, url) = proxied(&redis);
-    let client = connect(impatient(url)).await;
+    let client = connect(fast_reconnect(url)).await;
     let large = "x".repeat(1 << 20);
     client.exec::<()>(("SET", "large", &large)).await.unwrap();
-    let mut changes = follow(&client).await;
+    let mut changes = status_from_now(&client).await;
     proxy.stall(Direction::ToClient);
     let reads = (0..50).map(|_| submitted(client.exec::<String>(("GET", "large")).within(PATIENCE)));
     let reads: Vec<_> = reads.collect();
@@ -338,7 +457,7 @@ async fn an_output_buffer_that_is_full_ends_a_normal_connection_and_shifts_nothi
     .await;
     proxy.resume();
     let mut lost = 0;
-    for read in within("an answer", join_all(reads)).await {
+    for read in within("a result", join_all(reads)).await {
         match read {
             Ok(value) => assert_eq!(value, large),
             Err(ExecError::Request(RequestError::Lost(_))) => lost += 1,
@@ -346,16 +465,16 @@ async fn an_output_buffer_that_is_full_ends_a_normal_connection_and_shifts_nothi
         }
     }
     assert!(lost > 0, "the limit was reached");
-    reaches(&mut changes, State::Open).await;
-    assert_eq!(ask_in_step(&client, 100, PATIENCE).await, 100);
+    wait_for_state(&mut changes, State::Open).await;
+    assert_eq!(count_own_replies(&client, 100, PATIENCE).await, 100);
 }
 
 #[tokio::test]
-async fn an_output_buffer_that_is_full_ends_a_subscribers_connection_and_the_gap_is_told() {
+async fn a_full_output_buffer_ends_a_subscriber_connection_and_reports_a_gap() {
     let redis =
         Redis::builder().config("client-output-buffer-limit", "pubsub 256kb 256kb 0").start().unwrap();
     let (proxy, url) = proxied(&redis);
-    let (client, admin) = (connect(impatient(url)).await, connect(redis.url()).await);
+    let (client, admin) = (connect(fast_reconnect(url)).await, connect(redis.url()).await);
     let mut news = client.subscribe("news").await.unwrap();
     proxy.stall(Direction::ToClient);
     let large = "x".repeat(256 << 10);
@@ -376,21 +495,23 @@ async fn an_output_buffer_that_is_full_ends_a_subscribers_connection_and_the_gap
     })
     .await;
     assert_eq!(within("a message", news.next()).await.and_then(Event::message).unwrap().payload, "small");
-    assert_eq!(ask_in_step(&client, 100, PATIENCE).await, 100);
+    assert_eq!(count_own_replies(&client, 100, PATIENCE).await, 100);
 }
 
 #[tokio::test]
-async fn five_seconds_of_latency_fail_requests_at_their_deadline_and_shift_nothing() {
+async fn five_seconds_of_latency_fail_requests_at_their_deadline_and_misroute_no_reply() {
     let redis = start();
     let (proxy, url) = proxied(&redis);
     let client = connect(url).await;
-    assert_eq!(ask_in_step(&client, 100, PATIENCE).await, 100);
-    proxy.delay(Duration::from_millis(2_500)); // each way
-    let (late, patient) =
-        tokio::join!(ask_in_step(&client, 200, Duration::from_secs(1)), ask_in_step(&client, 200, PATIENCE));
-    assert_eq!((late, patient), (0, 200), "their replies come after their deadline, and are nobody's");
+    assert_eq!(count_own_replies(&client, 100, PATIENCE).await, 100);
+    proxy.delay(Duration::from_millis(2_500)); // in each direction
+    let (late, in_time) = tokio::join!(
+        count_own_replies(&client, 200, Duration::from_secs(1)),
+        count_own_replies(&client, 200, PATIENCE)
+    );
+    assert_eq!((late, in_time), (0, 200), "their replies arrive after their deadline and are discarded");
     assert_eq!((client.state(), client.stats().connections), (State::Open, 1));
     proxy.resume();
-    assert_eq!(ask_in_step(&client, 200, PATIENCE).await, 200);
+    assert_eq!(count_own_replies(&client, 200, PATIENCE).await, 200);
     assert_eq!(client.stats().deadlines, 200);
 }

@@ -1,7 +1,7 @@
-//! What these tests share.
+//! Clients, proxies and waiting for the tests of this binary.
 //!
-//! Nothing waits for a time that should be long enough: a test follows the client's own states, or asks the server until
-//! it says so, and gives up loudly after [`PATIENCE`].
+//! No test waits for a fixed time. It waits for a state of the client or of the server, and fails
+//! after [`PATIENCE`].
 
 use std::fmt::Debug;
 use std::future::Future;
@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
-use forebay_redis::{Backoff, Changes, Client, Config, IntoConfig, State, Status};
+use forebay_redis::{Config, IntoConfig, ReconnectBackoff, RedisClient, State, Status, StatusStream};
 use forebay_sandbox::Redis;
 use forebay_testkit::Proxy;
 pub(crate) use forebay_testkit::{PATIENCE, eventually, within};
@@ -20,11 +20,11 @@ pub(crate) fn start() -> Redis {
     Redis::start().unwrap()
 }
 
-pub(crate) async fn connect(url: impl IntoConfig) -> Client {
-    Client::connect(url).await.unwrap()
+pub(crate) async fn connect(url: impl IntoConfig) -> RedisClient {
+    RedisClient::connect(url).await.unwrap()
 }
 
-/// A configuration to change.
+/// Returns a configuration that a test can change.
 pub(crate) fn config(url: impl IntoConfig) -> Config {
     url.into_config().unwrap()
 }
@@ -34,39 +34,43 @@ pub(crate) fn with(mut config: Config, change: impl FnOnce(&mut Config)) -> Conf
     config
 }
 
-/// One that tries again after a millisecond, always.
-pub(crate) fn impatient(url: impl IntoConfig) -> Config {
+/// Returns a configuration that reconnects after a millisecond.
+pub(crate) fn fast_reconnect(url: impl IntoConfig) -> Config {
     let delay = Duration::from_millis(1);
-    let backoff =
-        Backoff { quick_tries: u32::MAX - 1, quick_delay: delay, first_delay: delay, max_delay: delay };
+    let backoff = ReconnectBackoff {
+        quick_tries: u32::MAX - 1,
+        quick_delay: delay,
+        first_delay: delay,
+        max_delay: delay,
+    };
     with(config(url), |config| config.reconnect = Some(backoff))
 }
 
-/// A proxy before a server, and the URL through it.
+/// Starts a proxy in front of a server and returns the URL through it.
 pub(crate) fn proxied(redis: &Redis) -> (Proxy, String) {
     let proxy = Proxy::start(redis.addr());
     let url = format!("redis://{}", proxy.addr());
     (proxy, url)
 }
 
-/// Follows a client from now on, without the state that it is in.
-pub(crate) async fn follow(client: &Client) -> Changes {
-    let mut changes = client.changes();
+/// Returns the status stream without the current status.
+pub(crate) async fn status_from_now(client: &RedisClient) -> StatusStream {
+    let mut changes = client.status_changes();
     changes.next().await;
     changes
 }
 
-pub(crate) async fn reaches(changes: &mut Changes, state: State) -> Status {
+pub(crate) async fn wait_for_state(changes: &mut StatusStream, state: State) -> Status {
     within(&format!("{state}"), changes.wait_for(state)).await
 }
 
-/// Waits for the loss and for the end of it.
-pub(crate) async fn mends(changes: &mut Changes) -> Status {
-    reaches(changes, State::Failed).await;
-    reaches(changes, State::Open).await
+/// Waits until the connection is lost and open again.
+pub(crate) async fn wait_for_reconnect(changes: &mut StatusStream) -> Status {
+    wait_for_state(changes, State::Failed).await;
+    wait_for_state(changes, State::Open).await
 }
 
-/// Polls a future once, which submits a request, and gives it back.
+/// Polls a request once, which submits it, and returns it.
 pub(crate) fn submitted<F: Future + Unpin>(mut future: F) -> F
 where
     F::Output: Debug,
@@ -76,23 +80,23 @@ where
     future
 }
 
-/// How many connections of a name the server has.
-pub(crate) async fn connections_named(admin: &Client, name: &str) -> usize {
+/// Returns the number of connections with this name.
+pub(crate) async fn connections_named(admin: &RedisClient, name: &str) -> usize {
     let list: String = admin.exec(("CLIENT", "LIST")).await.unwrap();
     list.lines().filter(|line| line.contains(&format!(" name={name} "))).count()
 }
 
-pub(crate) async fn client_id(client: &Client) -> i64 {
+pub(crate) async fn client_id(client: &RedisClient) -> i64 {
     client.exec(("CLIENT", "ID")).await.unwrap()
 }
 
-/// Ends a connection from the server's side.
-pub(crate) async fn kill_connection(admin: &Client, id: i64) {
+/// Closes a connection on the server.
+pub(crate) async fn kill_connection(admin: &RedisClient, id: i64) {
     let killed: i64 = admin.exec(("CLIENT", "KILL", "ID", id)).await.unwrap();
     assert_eq!(killed, 1);
 }
 
-/// An executor that knows nothing of tokio.
+/// A minimal executor without tokio.
 pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
     struct Unpark(Thread);
     impl Wake for Unpark {
@@ -110,19 +114,19 @@ pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
     }
 }
 
-/// A small generator with a seed (xorshift64*), so that a failure can be had again.
-pub(crate) struct Dice(pub(crate) u64);
+/// Seeded random number generator (xorshift64*), so that failures are reproducible.
+pub(crate) struct XorShift64(pub(crate) u64);
 
-impl Dice {
-    pub(crate) fn roll(&mut self) -> u64 {
+impl XorShift64 {
+    pub(crate) fn next_u64(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 16
     }
 
-    /// True once in `sides`, in the long run.
-    pub(crate) fn one_in(&mut self, sides: u64) -> bool {
-        self.roll().is_multiple_of(sides)
+    /// Returns true with probability `1 / n`.
+    pub(crate) fn one_in(&mut self, n: u64) -> bool {
+        self.next_u64().is_multiple_of(n)
     }
 }

@@ -1,27 +1,30 @@
-//! Replies of a real server become Rust types, in RESP3 and RESP2 alike, or an error that says what was where.
+//! Decoding of real replies into Rust types, in RESP3 and RESP2, and the errors of mismatches.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt::Debug;
 
 use bytes::Bytes;
 use forebay_redis::{
-    BigNumber, Client, Command, ExecError, FromReply, PathStep, Reader, ReplyError, ServerError, Token,
-    Value, Verbatim,
+    BigNumber, ExecError, FromReply, PathStep, RedisClient, RedisCommand, RedisServerError, ReplyError,
+    ReplyReader, ReplyToken, RespValue, VerbatimString,
 };
 use forebay_sandbox::Redis;
 
-/// A client for each protocol: what holds for one holds for the other.
-async fn both() -> [Client; 2] {
+/// Returns a RESP3 client and a RESP2 client. Both must give the same values.
+async fn both() -> [RedisClient; 2] {
     let url = Redis::shared().url();
-    [Client::connect(url.clone()).await.unwrap(), Client::connect(format!("{url}?protocol=2")).await.unwrap()]
+    [
+        RedisClient::connect(url.clone()).await.unwrap(),
+        RedisClient::connect(format!("{url}?protocol=2")).await.unwrap(),
+    ]
 }
 
-/// A script's result, and so any reply we like.
+/// Returns a command whose reply is the script's result.
 fn lua(script: &str) -> (&'static str, &str, u8) {
     ("EVAL", script, 0)
 }
 
-/// The message of the error that this command must end in.
+/// Returns the message of the type mismatch that this result must be.
 #[track_caller]
 fn message<T: Debug>(result: Result<T, ExecError>) -> String {
     match result.expect_err("this type doesn't fit") {
@@ -30,7 +33,7 @@ fn message<T: Debug>(result: Result<T, ExecError>) -> String {
     }
 }
 
-async fn is<T: FromReply + PartialEq + Debug>(client: &Client, command: impl Command, expected: T) {
+async fn is<T: FromReply + PartialEq + Debug>(client: &RedisClient, command: impl RedisCommand, expected: T) {
     assert_eq!(client.exec::<T>(command).await.unwrap(), expected);
 }
 
@@ -135,7 +138,7 @@ async fn strings_are_text_and_bytes_are_bytes() {
         is(&client, ("GET", "str:long"), Bytes::from("x".repeat(5000))).await;
         is(&client, ("GET", "str:binary"), Bytes::from_static(binary)).await;
         is(&client, ("GET", "str:binary"), binary.to_vec()).await;
-        is(&client, ("GET", "str:binary"), Value::Bulk(Bytes::from_static(binary))).await;
+        is(&client, ("GET", "str:binary"), RespValue::Bulk(Bytes::from_static(binary))).await;
         is(&client, ("MGET", "str:text", "str:none"), vec![Some("grüß".to_owned().into_bytes()), None]).await;
         is(&client, ("GET", "str:text"), Box::new("grüß".to_owned())).await;
         is(&client, ("PING",), "PONG".to_owned()).await;
@@ -151,7 +154,7 @@ async fn strings_are_text_and_bytes_are_bytes() {
 async fn null_is_none_and_fits_nothing_else() {
     for client in both().await {
         is(&client, ("GET", "null:none"), None::<String>).await;
-        is(&client, ("GET", "null:none"), Value::Null).await;
+        is(&client, ("GET", "null:none"), RespValue::Null).await;
         is(&client, ("GET", "null:none"), ()).await;
         is(&client, ("LPOP", "null:none", 2), None::<Vec<String>>).await;
         is(&client, ("MGET", "null:none", "null:none"), vec![None::<i64>, None]).await;
@@ -177,7 +180,7 @@ async fn maps_come_from_hashes() {
             .await;
         is(&client, ("HGETALL", "map:h"), vec![("a".to_owned(), 1), ("b".to_owned(), 2)]).await;
         is(&client, ("HGETALL", "map:none"), HashMap::<String, String>::new()).await;
-        // Arrays of pairs are maps as well.
+        // Arrays of pairs also decode into maps.
         is(
             &client,
             lua("return {{'a', 1}, {'b', 2}}"),
@@ -273,11 +276,11 @@ async fn verbatim_strings_are_strings_with_a_format() {
     for client in both().await {
         let info: String = client.exec(("INFO", "server")).await.unwrap();
         assert!(info.starts_with("# Server\r\n"), "the format is no part of the text");
-        let info: Verbatim = client.exec(("INFO", "server")).await.unwrap();
+        let info: VerbatimString = client.exec(("INFO", "server")).await.unwrap();
         assert_eq!((&*info.format, info.text.starts_with("# Server\r\n")), ("txt", true));
         let info: Bytes = client.exec(("INFO", "server")).await.unwrap();
         assert!(info.starts_with(b"# Server\r\n"));
-        let error = message(client.exec::<Verbatim>(lua("return 1")).await);
+        let error = message(client.exec::<VerbatimString>(lua("return 1")).await);
         assert_eq!(error, "expected a verbatim string, found an integer");
     }
 }
@@ -300,35 +303,37 @@ async fn big_numbers_are_text_or_integers_that_are_wide_enough() {
 async fn an_error_inside_a_reply_is_a_value_where_asked_for() {
     for client in both().await {
         let script = "return {1, {err = 'MY own'}, {ok = 'FINE'}}";
-        let items: Vec<Result<Value, ServerError>> = client.exec(lua(script)).await.unwrap();
-        let [Ok(Value::Int(1)), Err(error), Ok(Value::Simple(_))] = &items[..] else { panic!("{items:?}") };
+        let items: Vec<Result<RespValue, RedisServerError>> = client.exec(lua(script)).await.unwrap();
+        let [Ok(RespValue::Int(1)), Err(error), Ok(RespValue::Simple(_))] = &items[..] else {
+            panic!("{items:?}")
+        };
         assert_eq!((error.code(), error.text()), ("MY", "MY own"));
-        let whole: Value = client.exec(lua(script)).await.unwrap();
+        let whole: RespValue = client.exec(lua(script)).await.unwrap();
         assert!(
-            matches!(&whole, Value::Array(items) if items[1] == Value::Error(error.clone())),
+            matches!(&whole, RespValue::Array(items) if items[1] == RespValue::Error(error.clone())),
             "{whole:?}"
         );
-        // Elsewhere it is the error of the whole.
-        let spoilt = client.exec::<Vec<Option<String>>>(lua(script)).await.unwrap_err();
-        assert_eq!(spoilt.server(), Some(error));
+        // Any other type fails with the error.
+        let error_of_array = client.exec::<Vec<Option<String>>>(lua(script)).await.unwrap_err();
+        assert_eq!(error_of_array.server(), Some(error));
 
         client.exec::<()>(("SET", "error:text", "no number")).await.unwrap();
         let mut own = client.dedicated().await.unwrap();
         for command in [&["MULTI"][..], &["STRLEN", "error:text"], &["INCR", "error:text"]] {
             own.exec::<()>((command,)).await.unwrap();
         }
-        let results: Vec<Result<i64, ServerError>> = own.exec(("EXEC",)).await.unwrap();
+        let results: Vec<Result<i64, RedisServerError>> = own.exec(("EXEC",)).await.unwrap();
         assert!(matches!(&results[..], [Ok(9), Err(error)] if error.code() == "ERR"), "{results:?}");
     }
 }
 
 #[tokio::test]
-async fn the_path_leads_to_what_does_not_fit() {
+async fn the_path_points_to_the_mismatch() {
     for client in both().await {
         let script = "return {{1}, {2}, {'three', {'x'}}}";
         let error = message(client.exec::<Vec<Vec<i64>>>(lua(script)).await);
         assert_eq!(error, "expected an integer that fits i64, found another string at reply[2][0]");
-        let error = client.exec::<(Value, Vec<String>, (String, (i64,)))>(lua(script)).await.unwrap_err();
+        let error = client.exec::<(RespValue, Vec<String>, (String, (i64,)))>(lua(script)).await.unwrap_err();
         let ExecError::Reply(ReplyError::Mismatch(mismatch)) = error else { panic!("{error:?}") };
         assert_eq!(mismatch.path, [PathStep::Index(2), PathStep::Index(1), PathStep::Index(0)]);
         assert_eq!((mismatch.expected, &*mismatch.found), ("an integer that fits i64", "another string"));
@@ -336,7 +341,7 @@ async fn the_path_leads_to_what_does_not_fit() {
 }
 
 #[tokio::test]
-async fn one_bad_slot_of_a_pipeline_spoils_no_other() {
+async fn one_bad_result_of_a_pipeline_affects_no_other() {
     for client in both().await {
         client.exec::<()>(("DEL", "slot:list", "slot:hash")).await.unwrap();
         client.exec::<()>(("RPUSH", "slot:list", "a", "b", "c")).await.unwrap();
@@ -373,11 +378,11 @@ async fn one_bad_slot_of_a_pipeline_spoils_no_other() {
 }
 
 #[tokio::test]
-async fn one_bad_slot_of_a_transaction_spoils_no_other() {
+async fn one_bad_result_of_a_transaction_affects_no_other() {
     for client in both().await {
         client.exec::<()>(("SET", "slots:text", "word")).await.unwrap();
         let (a, b, c, d) = client
-            .transaction::<(String, i64, i64, Result<i64, ServerError>)>((
+            .transaction::<(String, i64, i64, Result<i64, RedisServerError>)>((
                 ("GET", "slots:text"),
                 ("GET", "slots:text"),
                 ("STRLEN", "slots:text"),
@@ -415,38 +420,40 @@ async fn messages_of_mismatches_hold_no_values() {
     }
 }
 
-/// A type of one's own that reads tokens.
+/// A custom type that reads tokens.
 #[derive(Debug, PartialEq)]
-enum Answer {
+enum CustomReply {
     Number(i64),
     Text(String),
-    Several(Vec<Answer>),
+    Several(Vec<CustomReply>),
 }
 
-impl FromReply for Answer {
-    fn from_reply(reader: &mut Reader<'_>) -> Result<Self, ReplyError> {
+impl FromReply for CustomReply {
+    fn from_reply(reader: &mut ReplyReader<'_>) -> Result<Self, ReplyError> {
         match reader.token()? {
-            Token::Int(number) => Ok(Answer::Number(number)),
-            Token::Bulk(text) => Ok(Answer::Text(String::from_utf8_lossy(&text).into_owned())),
-            Token::Array(mut items) => {
+            ReplyToken::Int(number) => Ok(CustomReply::Number(number)),
+            ReplyToken::Bulk(text) => Ok(CustomReply::Text(String::from_utf8_lossy(&text).into_owned())),
+            ReplyToken::Array(mut items) => {
                 let mut answers = Vec::new();
                 while items.next(reader) {
-                    answers.push(Answer::from_reply(reader).map_err(|error| error.at(answers.len()))?);
+                    answers.push(CustomReply::from_reply(reader).map_err(|error| error.at(answers.len()))?);
                 }
-                Ok(Answer::Several(answers))
+                Ok(CustomReply::Several(answers))
             }
-            other => Err(other.mismatch("an answer")),
+            other => Err(other.mismatch("a result")),
         }
     }
 }
 
 #[tokio::test]
-async fn types_of_ones_own_read_any_reply() {
+async fn custom_types_decode_any_reply() {
     for client in both().await {
-        let expected =
-            Answer::Several(vec![Answer::Number(1), Answer::Several(vec![Answer::Text("two".into())])]);
+        let expected = CustomReply::Several(vec![
+            CustomReply::Number(1),
+            CustomReply::Several(vec![CustomReply::Text("two".into())]),
+        ]);
         is(&client, lua("return {1, {'two'}}"), expected).await;
-        let error = message(client.exec::<Answer>(lua("return {1, {{ok = 'OK'}}}")).await);
+        let error = message(client.exec::<CustomReply>(lua("return {1, {{ok = 'OK'}}}")).await);
         assert_eq!(error, "expected an answer, found a status at reply[1][0]");
     }
 }
@@ -466,12 +473,12 @@ mod through_serde {
         active: bool,
         nick: Option<String>,
         #[serde(default)]
-        level: Level,
+        level: PlayerLevel,
     }
 
     #[derive(Debug, PartialEq, Default, Deserialize)]
     #[serde(rename_all = "lowercase")]
-    enum Level {
+    enum PlayerLevel {
         #[default]
         Low,
         High,
@@ -489,7 +496,7 @@ mod through_serde {
                 ratio: 0.5,
                 active: true,
                 nick: None,
-                level: Level::High,
+                level: PlayerLevel::High,
             };
             is(&client, ("HGETALL", "serde:1"), Serde(expected)).await;
             let Serde(map) =
@@ -505,7 +512,7 @@ mod through_serde {
                 .await;
             is(&client, lua("return {1, 2, 3}"), Serde(vec![1_u8, 2, 3])).await;
             is(&client, ("GET", "serde:none"), Serde(None::<Player>)).await;
-            is(&client, ("ECHO", "high"), Serde(Level::High)).await;
+            is(&client, ("ECHO", "high"), Serde(PlayerLevel::High)).await;
         }
     }
 
@@ -523,7 +530,7 @@ mod through_serde {
 
             let get = ("HGET", "serde:2", "score");
             let errors = [
-                message(client.exec::<Serde<Level>>(get).await),
+                message(client.exec::<Serde<PlayerLevel>>(get).await),
                 message(client.exec::<Serde<Vec<String>>>(get).await),
                 message(client.exec::<Serde<u64>>(get).await),
                 message(client.exec::<Serde<bool>>(get).await),

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_redis::{ArgWriter, Client, Command, ExecError, Script, Subscription, ToArgs};
+use forebay_redis::{ArgWriter, ExecError, LuaScript, RedisClient, RedisCommand, Subscription, ToArgs};
 
 use forebay_quota::{
     AccountShares, Heartbeat, HeartbeatKind, HeartbeatReply, Holdings, MemberId, MemberLiveness, Membership,
@@ -17,12 +17,12 @@ use forebay_quota::{
 /// Keeps the counts in Redis 5 or newer.
 #[derive(Debug, Clone)]
 pub(crate) struct Release01Store {
-    client: Client,
+    client: RedisClient,
     keys: Arc<Release01Keys>,
-    heartbeat: Arc<Script>,
-    settle: Arc<Script>,
-    draw: Arc<Script>,
-    look: Arc<Script>,
+    heartbeat: Arc<LuaScript>,
+    settle: Arc<LuaScript>,
+    draw: Arc<LuaScript>,
+    look: Arc<LuaScript>,
     /// Created at the first wait for pressure. At most one waiter at a time: the member.
     pressure: Arc<tokio::sync::Mutex<Option<Subscription>>>,
 }
@@ -47,12 +47,12 @@ impl Release01Store {
     /// The server must not evict keys without an expiry: set `maxmemory-policy` to `noeviction` or
     /// `volatile-*`. Evicted counts must be rebuilt. An unused namespace keeps a few small keys
     /// until they are deleted.
-    pub(crate) fn new(client: Client, namespace: &str) -> Self {
+    pub(crate) fn new(client: RedisClient, namespace: &str) -> Self {
         // Braces would end the hash tag early.
         let tag = format!("{{{}}}", namespace.replace(['{', '}'], "_"));
         let key = |name| format!("{tag}:{name}");
         let keys = Release01Keys { common: ["k", "m", "x"].map(key), pressure: key("p"), tag };
-        let script = |source: &str| Arc::new(Script::new(source));
+        let script = |source: &str| Arc::new(LuaScript::new(source));
         Release01Store {
             client,
             keys: Arc::new(keys),
@@ -219,7 +219,7 @@ impl Store for Release01Store {
 /// Passes a tuple of several types as the keys or arguments of a script.
 struct Release01Args<C>(C);
 
-impl<C: Command> ToArgs for Release01Args<C> {
+impl<C: RedisCommand> ToArgs for Release01Args<C> {
     fn count(&self) -> usize {
         self.0.count()
     }

@@ -1,25 +1,27 @@
-//! Every type of RESP2 and RESP3, well-formed and not. Each has a file of the same name in the fuzz target's corpus.
+//! Test vectors: every type of RESP2 and RESP3, valid and invalid. Each vector is also a file in
+//! the fuzz corpus.
 
-use forebay_redis::{Attributed, BigNumber, ProtocolError, Value, Verbatim};
+use forebay_redis::{BigNumber, ProtocolError, RespValue, VerbatimString, WithAttributes};
 
 use super::error;
 
-/// Who else can say what a vector is.
+/// Which decoder of redis-protocol agrees on a vector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Oracle {
-    /// redis-protocol's decoders for RESP2 and RESP3, which must agree.
+pub(super) enum DecoderOracle {
+    /// Its RESP2 and RESP3 decoders, which must agree.
     Both,
-    /// Its RESP2 decoder: nulls that RESP3 spells differently.
+    /// Its RESP2 decoder: nulls have another encoding in RESP3.
     Resp2,
     /// Its RESP3 decoder.
     Resp3,
-    /// Nobody: redis-protocol deviates from the specification, as said there. See [`by_hand`].
+    /// None: redis-protocol deviates from the specification, as the vector's comment says. See
+    /// [`by_hand`].
     Deviates,
 }
-use Oracle::{Both, Deviates, Resp2, Resp3};
+use DecoderOracle::{Both, Deviates, Resp2, Resp3};
 
-/// Name, bytes, and who else can decode them.
-pub(super) const WELL_FORMED: &[(&str, &[u8], Oracle)] = &[
+/// Name, bytes, and the decoder that agrees.
+pub(super) const WELL_FORMED: &[(&str, &[u8], DecoderOracle)] = &[
     ("simple", b"+OK\r\n", Both),
     ("simple-empty", b"+\r\n", Both),
     ("error", b"-ERR unknown command 'GTE'\r\n", Both),
@@ -50,7 +52,7 @@ pub(super) const WELL_FORMED: &[(&str, &[u8], Oracle)] = &[
     ("double-inf", b",inf\r\n", Resp3),
     ("double-negative-inf", b",-inf\r\n", Resp3),
     ("double-nan", b",nan\r\n", Resp3),
-    // Servers before 7.2 write what their C library prints.
+    // Servers before 7.2 send what their C library prints.
     ("double-negative-nan", b",-nan\r\n", Resp3),
     ("big-number", b"(3492890328409238509324850943850943825024385\r\n", Resp3),
     ("big-number-negative", b"(-12345678901234567890\r\n", Resp3),
@@ -59,11 +61,11 @@ pub(super) const WELL_FORMED: &[(&str, &[u8], Oracle)] = &[
     ("verbatim-txt", b"=15\r\ntxt:Some string\r\n", Resp3),
     ("verbatim-mkd", b"=10\r\nmkd:# Head\r\n", Resp3),
     ("verbatim-empty", b"=4\r\ntxt:\r\n", Resp3),
-    // The specification leaves room for other formats; redis-protocol knows two.
+    // The specification allows other formats; redis-protocol supports two.
     ("verbatim-of-another-format", b"=8\r\nhtm:<br>\r\n", Deviates),
     ("set", b"~5\r\n+orange\r\n+apple\r\n#t\r\n:100\r\n:999\r\n", Resp3),
     ("set-empty", b"~0\r\n", Resp3),
-    // redis-protocol hashes members and keys, and so refuses aggregates there and drops what comes twice.
+    // redis-protocol hashes members and keys. It rejects aggregates there and drops duplicates.
     ("set-of-arrays", b"~2\r\n*1\r\n:1\r\n*0\r\n", Deviates),
     ("map", b"%2\r\n+first\r\n:1\r\n+second\r\n*2\r\n:2\r\n#f\r\n", Resp3),
     ("map-empty", b"%0\r\n", Resp3),
@@ -80,10 +82,11 @@ pub(super) const WELL_FORMED: &[(&str, &[u8], Oracle)] = &[
     ("attribute-inside-attribute", b"|1\r\n+a\r\n|1\r\n+b\r\n:1\r\n:2\r\n:3\r\n", Resp3),
     ("attribute-of-push", b"|1\r\n+a\r\n+b\r\n>1\r\n+hi\r\n", Resp3),
     ("attribute-of-error", b"|1\r\n+a\r\n+b\r\n-ERR no\r\n", Resp3),
-    // redis-protocol has no place for a null's attributes, and refuses a second attribute.
+    // redis-protocol cannot represent attributes of null, and rejects a second attribute.
     ("attribute-of-null", b"|1\r\n+a\r\n+b\r\n_\r\n", Deviates),
     ("attributes-in-a-row", b"|1\r\n+a\r\n:1\r\n|0\r\n|1\r\n+b\r\n:2\r\n:3\r\n", Deviates),
-    // redis-protocol reads a length of -1 as a streamed one in RESP3, and an attribute's must be known.
+    // redis-protocol treats a length of -1 in RESP3 as streamed, and requires an attribute's
+    // length.
     ("null-in-three-spellings", b"*3\r\n_\r\n$-1\r\n*-1\r\n", Deviates),
     ("attribute-streamed", b"|?\r\n+a\r\n:1\r\n.\r\n:2\r\n", Deviates),
     ("streamed-string", b"$?\r\n;4\r\nHell\r\n;6\r\no worl\r\n;1\r\nd\r\n;0\r\n", Resp3),
@@ -93,27 +96,28 @@ pub(super) const WELL_FORMED: &[(&str, &[u8], Oracle)] = &[
     ("streamed-set", b"~?\r\n+a\r\n:1\r\n#t\r\n.\r\n", Resp3),
     ("streamed-map", b"%?\r\n+a\r\n:1\r\n+b\r\n:2\r\n.\r\n", Resp3),
     ("streamed-array-with-attribute", b"|1\r\n+ttl\r\n:9\r\n*?\r\n:1\r\n.\r\n", Resp3),
-    // redis-protocol streams only what stands at the top.
+    // redis-protocol supports streaming only at the top level.
     ("streamed-inside-streamed", b"*?\r\n%?\r\n+a\r\n~?\r\n.\r\n.\r\n:1\r\n.\r\n", Deviates),
     ("streamed-string-inside-array", b"*2\r\n$?\r\n;1\r\na\r\n;2\r\nbc\r\n;0\r\n:1\r\n", Deviates),
 ];
 
-/// What some vectors are, written down: those without an oracle, and one of each type.
-pub(super) fn by_hand() -> Vec<(&'static str, Value)> {
-    use Value::{Array, Bool, Double, Int, Map, Null, Push, Set};
-    let simple = |text: &'static str| Value::Simple(text.into());
-    let bulk = |text: &'static str| Value::Bulk(text.into());
-    let attributed = |attributes: &[(&'static str, Value)], value| {
+/// Expected values, written by hand: vectors without an oracle, and one of each type.
+pub(super) fn by_hand() -> Vec<(&'static str, RespValue)> {
+    use RespValue::{Array, Bool, Double, Int, Map, Null, Push, Set};
+    let simple = |text: &'static str| RespValue::Simple(text.into());
+    let bulk = |text: &'static str| RespValue::Bulk(text.into());
+    let attributed = |attributes: &[(&'static str, RespValue)], value| {
         let attributes = attributes.iter().map(|(key, value)| (simple(key), value.clone())).collect();
-        Value::Attributed(Box::new(Attributed { attributes, value }))
+        RespValue::Attributed(Box::new(WithAttributes { attributes, value }))
     };
-    let verbatim =
-        |format: &str, text: &str| Value::Verbatim(Verbatim { format: format.into(), text: text.into() });
+    let verbatim = |format: &str, text: &str| {
+        RespValue::Verbatim(VerbatimString { format: format.into(), text: text.into() })
+    };
     vec![
         ("simple", simple("OK")),
         ("error", error("ERR unknown command 'GTE'")),
         ("int-least", Int(i64::MIN)),
-        ("bulk-binary", Value::Bulk(b"\r\n\0\xff$1*\r\n".as_slice().into())),
+        ("bulk-binary", RespValue::Bulk(b"\r\n\0\xff$1*\r\n".as_slice().into())),
         ("bulk-null", Null),
         (
             "array-nested",
@@ -128,7 +132,7 @@ pub(super) fn by_hand() -> Vec<(&'static str, Value)> {
         ("double-exponent", Double(1.5e-300)),
         ("double-inf", Double(f64::INFINITY)),
         ("double-negative-nan", Double(f64::NAN)),
-        ("big-number", Value::BigNumber(BigNumber("3492890328409238509324850943850943825024385".into()))),
+        ("big-number", RespValue::BigNumber(BigNumber("3492890328409238509324850943850943825024385".into()))),
         ("bulk-error-of-two-lines", error("ERR a\r\nb c")),
         ("verbatim-txt", verbatim("txt", "Some string")),
         ("verbatim-of-another-format", verbatim("htm", "<br>")),
@@ -154,7 +158,7 @@ pub(super) fn by_hand() -> Vec<(&'static str, Value)> {
 
 /// Name, bytes, and the error that ends the stream.
 pub(super) const MALFORMED: &[(&str, &[u8], ProtocolError)] = &[
-    ("not-resp", b"HTTP/1.1 400 Bad Request\r\n", ProtocolError::Type(b'H')),
+    ("not-resp", b"HTTP/1.1 400 Bad PipelineRequest\r\n", ProtocolError::Type(b'H')),
     ("not-resp-but-tls", b"\x15\x03\x03\x00\x02\x02\x46", ProtocolError::Type(0x15)),
     ("no-element-in-array", b"*1\r\n\r\n", ProtocolError::Type(b'\r')),
     ("line-without-cr", b"+OK\n", ProtocolError::Terminator("a line")),
@@ -182,7 +186,7 @@ pub(super) const MALFORMED: &[(&str, &[u8], ProtocolError)] = &[
     ("end-without-crlf", b"*?\r\n.\n\n", ProtocolError::Terminator("an end marker")),
 ];
 
-/// Name and bytes: framed right, but no value. Only that one is lost.
+/// Name and bytes of frames that are valid but hold no valid value. Only that value is lost.
 pub(super) const UNREADABLE: &[(&str, &[u8])] = &[
     ("int-with-letters", b":12a\r\n"),
     ("int-empty", b":\r\n"),

@@ -1,40 +1,42 @@
-//! Commands that are known to answer with exactly one reply.
+//! Command table: the commands of Redis 7, and which of them get exactly one reply.
 //!
-//! Invariant: a name in [`ONCE`] or [`SUBCOMMANDS`] is answered by one reply whatever its arguments are, or the connection
-//! ends (`SHUTDOWN`). A name that is in none of the tables is unknown: the request is verified, see `core/sentinel.rs`.
-//! Enforced by: `tests/it/replies.rs` sends every command of a real Redis 7 and compares the tables with its `COMMAND`.
-//! Out of scope: which of these suit a connection; see `guard.rs`.
+//! Invariant: a command in [`SINGLE_REPLY`] or [`SUBCOMMANDS`] gets one reply for any arguments, or
+//! the connection ends (`SHUTDOWN`). A command in none of the tables is unknown; its request gets
+//! an echo probe, see `core/echo_probe.rs`.
+//! Enforced by: `tests/it/replies.rs` sends every command of a real Redis 7 and compares the tables
+//! with its `COMMAND`.
+//! Out of scope: which commands a connection accepts; see `command_guard.rs`.
 
-use Answers::{BySubcommand, Guarded, Once};
+use CommandClass::{BySubcommand, Guarded, SingleReply};
 
-/// How a command of Redis 7 answers.
+/// How a command of Redis 7 replies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Answers {
-    /// With one reply, on any connection.
-    Once,
-    /// As its subcommand does.
+pub(crate) enum CommandClass {
+    /// One reply, on any connection.
+    SingleReply,
+    /// Depends on the subcommand.
     BySubcommand,
-    /// `guard.rs` decides.
+    /// Decided by `command_guard.rs`.
     Guarded,
 }
 
-/// Returns how a command answers, or `None` if its name is unknown. Upper and lower case are the same.
+/// Returns the class of a command, or `None` if its name is unknown. Names are case-insensitive.
 ///
-/// One multiplication and, nearly always, one comparison: every request passes here.
+/// Every request runs this. It costs one multiplication and usually one comparison.
 #[inline]
-pub(crate) fn answers(name: &[u8]) -> Option<Answers> {
-    let mut place = place(name);
+pub(crate) fn classify(name: &[u8]) -> Option<CommandClass> {
+    let mut slot = first_slot(name);
     loop {
-        let (known, answers) = TABLE[place]?;
+        let (known, class) = TABLE[slot]?;
         if known.as_bytes().eq_ignore_ascii_case(name) {
-            return Some(answers);
+            return Some(class);
         }
-        place = (place + 1) % PLACES;
+        slot = (slot + 1) % SLOTS;
     }
 }
 
-/// Whether a subcommand of one of the [`CONTAINERS`] is known to answer with one reply.
-pub(crate) fn subcommand_answers_once(container: &[u8], subcommand: &[u8]) -> bool {
+/// Returns true if a subcommand of one of the [`CONTAINERS`] is known to get one reply.
+pub(crate) fn subcommand_has_single_reply(container: &[u8], subcommand: &[u8]) -> bool {
     let known = |name: &&str| {
         name.split_once('|').is_some_and(|(first, second)| {
             first.as_bytes().eq_ignore_ascii_case(container)
@@ -44,9 +46,9 @@ pub(crate) fn subcommand_answers_once(container: &[u8], subcommand: &[u8]) -> bo
     SUBCOMMANDS.iter().any(known)
 }
 
-/// Commands that answer with one reply on any connection. `SHUTDOWN` answers with an error or ends the connection.
+/// Commands that get one reply on any connection. `SHUTDOWN` gets an error or ends the connection.
 #[rustfmt::skip]
-pub(crate) const ONCE: [&str; 193] = [
+pub(crate) const SINGLE_REPLY: [&str; 193] = [
     "APPEND", "ASKING", "BGREWRITEAOF", "BGSAVE", "BITCOUNT", "BITFIELD", "BITFIELD_RO", "BITOP",
     "BITPOS", "COPY", "DBSIZE", "DECR", "DECRBY", "DEL", "DUMP", "ECHO", "EVAL", "EVALSHA",
     "EVALSHA_RO", "EVAL_RO", "EXISTS", "EXPIRE", "EXPIREAT", "EXPIRETIME", "FAILOVER", "FCALL",
@@ -79,7 +81,8 @@ pub(crate) const CONTAINERS: [&str; 15] = [
     "OBJECT", "PUBSUB", "SCRIPT", "SLOWLOG", "XGROUP", "XINFO",
 ];
 
-/// Their subcommands that answer with one reply: all of Redis 7 but `CLIENT REPLY` and `SCRIPT DEBUG`, which are refused.
+/// Subcommands that get one reply: all of Redis 7 except `CLIENT REPLY` and `SCRIPT DEBUG`, which
+/// are rejected.
 #[rustfmt::skip]
 pub(crate) const SUBCOMMANDS: [&str; 124] = [
     "ACL|CAT", "ACL|DELUSER", "ACL|DRYRUN", "ACL|GENPASS", "ACL|GETUSER", "ACL|HELP", "ACL|LIST",
@@ -108,7 +111,7 @@ pub(crate) const SUBCOMMANDS: [&str; 124] = [
     "XGROUP|HELP", "XGROUP|SETID", "XINFO|CONSUMERS", "XINFO|GROUPS", "XINFO|HELP", "XINFO|STREAM",
 ];
 
-/// Commands that are refused on some connections or on all; see `guard.rs`.
+/// Commands that are rejected on some or all connections; see `command_guard.rs`.
 #[rustfmt::skip]
 pub(crate) const GUARDED: [&str; 32] = [
     "AUTH", "BLMOVE", "BLMPOP", "BLPOP", "BRPOP", "BRPOPLPUSH", "BZMPOP", "BZPOPMAX", "BZPOPMIN",
@@ -117,37 +120,39 @@ pub(crate) const GUARDED: [&str; 32] = [
     "UNWATCH", "WAIT", "WAITAOF", "WATCH", "XREAD", "XREADGROUP",
 ];
 
-/// A hash table with open addressing, built by the compiler. A third of it is used.
-const PLACES: usize = 1024;
+/// Number of slots of the hash table. It uses open addressing, is built at compile time, and is one
+/// third full.
+const SLOTS: usize = 1024;
 
-static TABLE: [Option<(&str, Answers)>; PLACES] = {
-    assert!(sorted(&ONCE) && sorted(&CONTAINERS) && sorted(&SUBCOMMANDS) && sorted(&GUARDED));
-    let mut table = [None; PLACES];
-    insert(&mut table, &ONCE, Once);
+static TABLE: [Option<(&str, CommandClass)>; SLOTS] = {
+    assert!(sorted(&SINGLE_REPLY) && sorted(&CONTAINERS) && sorted(&SUBCOMMANDS) && sorted(&GUARDED));
+    let mut table = [None; SLOTS];
+    insert(&mut table, &SINGLE_REPLY, SingleReply);
     insert(&mut table, &CONTAINERS, BySubcommand);
     insert(&mut table, &GUARDED, Guarded);
     table
 };
 
 const fn insert(
-    table: &mut [Option<(&'static str, Answers)>; PLACES],
+    table: &mut [Option<(&'static str, CommandClass)>; SLOTS],
     names: &[&'static str],
-    answers: Answers,
+    class: CommandClass,
 ) {
     let mut index = 0;
     while index < names.len() {
-        let mut place = place(names[index].as_bytes());
-        while table[place].is_some() {
-            place = (place + 1) % PLACES;
+        let mut slot = first_slot(names[index].as_bytes());
+        while table[slot].is_some() {
+            slot = (slot + 1) % SLOTS;
         }
-        table[place] = Some((names[index], answers));
+        table[slot] = Some((names[index], class));
         index += 1;
     }
 }
 
-/// Where the search for a name begins: its length and its first eight letters, in either case, decide.
+/// Returns the first slot to probe for a name. The hash covers the length and the first eight
+/// letters, case-insensitively.
 #[inline]
-const fn place(name: &[u8]) -> usize {
+const fn first_slot(name: &[u8]) -> usize {
     const EITHER_CASE: u64 = 0xdfdf_dfdf_dfdf_dfdf;
     let mut head = 0;
     let mut index = 0;
@@ -156,10 +161,10 @@ const fn place(name: &[u8]) -> usize {
         index += 1;
     }
     let mixed = ((head & EITHER_CASE) ^ name.len() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (mixed >> (64 - PLACES.ilog2())) as usize
+    (mixed >> (64 - SLOTS.ilog2())) as usize
 }
 
-/// Whether names are in ascending order, each once.
+/// Returns true if the names are in ascending order without duplicates.
 const fn sorted(names: &[&str]) -> bool {
     let mut index = 1;
     while index < names.len() {
@@ -187,29 +192,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_name_is_found_in_either_case_and_no_other_is() {
-        for (names, expected) in [(&ONCE[..], Once), (&CONTAINERS[..], BySubcommand), (&GUARDED[..], Guarded)]
+    fn every_name_is_found_in_either_case_and_no_other_name_is() {
+        for (names, expected) in
+            [(&SINGLE_REPLY[..], SingleReply), (&CONTAINERS[..], BySubcommand), (&GUARDED[..], Guarded)]
         {
             for name in names {
-                assert_eq!(answers(name.as_bytes()), Some(expected), "{name}");
-                assert_eq!(answers(name.to_lowercase().as_bytes()), Some(expected), "{name}");
+                assert_eq!(classify(name.as_bytes()), Some(expected), "{name}");
+                assert_eq!(classify(name.to_lowercase().as_bytes()), Some(expected), "{name}");
                 for other in [&name[1..], &format!("{name}X"), &format!("\x07{}", &name[1..])] {
-                    let known = [&ONCE[..], &CONTAINERS, &GUARDED].concat().contains(&other);
-                    assert_eq!(answers(other.as_bytes()).is_some(), known, "{other}");
+                    let known = [&SINGLE_REPLY[..], &CONTAINERS, &GUARDED].concat().contains(&other);
+                    assert_eq!(classify(other.as_bytes()).is_some(), known, "{other}");
                 }
             }
         }
-        assert_eq!((answers(b""), answers(b"JSON.SET"), answers(&[0xff; 40])), (None, None, None));
+        assert_eq!((classify(b""), classify(b"JSON.SET"), classify(&[0xff; 40])), (None, None, None));
     }
 
     #[test]
-    fn a_search_is_short() {
-        let distances = ONCE.iter().map(|name| {
-            let from = place(name.as_bytes());
-            (0..PLACES).find(|step| TABLE[(from + step) % PLACES].is_some_and(|(known, _)| known == *name))
+    fn a_lookup_probes_few_slots() {
+        let distances = SINGLE_REPLY.iter().map(|name| {
+            let from = first_slot(name.as_bytes());
+            (0..SLOTS).find(|step| TABLE[(from + step) % SLOTS].is_some_and(|(known, _)| known == *name))
         });
         let longest = distances.max().flatten().expect("the table has every name");
         assert!(longest < 8, "{longest} steps");
-        assert_eq!(TABLE[place(b"EVALSHA")].map(|(name, _)| name), Some("EVALSHA"));
+        assert_eq!(TABLE[first_slot(b"EVALSHA")].map(|(name, _)| name), Some("EVALSHA"));
     }
 }

@@ -1,0 +1,97 @@
+//! Reply slot: where one caller waits for the result of one request.
+//!
+//! Invariant: a slot is completed at most once, and only the caller's task takes the result. The
+//! worker only wakes the caller.
+//! Bounds: at most [`MAX_SPARE_SLOTS`] spare slots for each thread. Slots are reused, because a new
+//! one for each request would double its allocations.
+
+use std::cell::RefCell;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use crate::core::pipeline::{Replies, ReplySink};
+use crate::error::RequestError;
+
+pub(crate) type RequestResult = Result<Replies, RequestError>;
+
+const MAX_SPARE_SLOTS: usize = 1024;
+
+thread_local! {
+    static SPARE_SLOTS: RefCell<Vec<Arc<ReplySlot>>> = const { RefCell::new(Vec::new()) };
+}
+
+#[derive(Debug)]
+pub(crate) struct ReplySlot(Mutex<State>);
+
+#[derive(Debug)]
+enum State {
+    Waiting(Waker),
+    Completed(RequestResult),
+    /// The result was taken, or the caller dropped the future.
+    Done,
+}
+
+impl ReplySlot {
+    pub(crate) fn waiting(waker: Waker) -> Arc<ReplySlot> {
+        // Thread-local storage is gone while a thread is ending.
+        let spare = SPARE_SLOTS.try_with(|spares| spares.borrow_mut().pop()).ok().flatten();
+        let mut slot = spare.unwrap_or_else(|| Arc::new(ReplySlot(Mutex::new(State::Done))));
+        let exclusive = Arc::get_mut(&mut slot).expect("a spare slot has one owner");
+        *exclusive.0.get_mut().unwrap_or_else(PoisonError::into_inner) = State::Waiting(waker);
+        slot
+    }
+
+    /// Keeps a slot for reuse, if the worker has released it.
+    pub(crate) fn recycle(mut slot: Arc<ReplySlot>) {
+        if Arc::get_mut(&mut slot).is_some() {
+            let _ending = SPARE_SLOTS.try_with(|spares| {
+                let mut spares = spares.borrow_mut();
+                if spares.len() < MAX_SPARE_SLOTS {
+                    spares.push(slot);
+                }
+            });
+        }
+    }
+
+    pub(crate) fn complete(&self, result: RequestResult) {
+        let mut state = self.lock();
+        if let State::Waiting(_) = *state {
+            let State::Waiting(waker) = std::mem::replace(&mut *state, State::Completed(result)) else {
+                unreachable!("matched above, under the same lock")
+            };
+            drop(state);
+            waker.wake();
+        }
+    }
+
+    pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<RequestResult> {
+        let mut state = self.lock();
+        match &mut *state {
+            State::Waiting(waker) => {
+                waker.clone_from(cx.waker());
+                Poll::Pending
+            }
+            State::Completed(_) => match std::mem::replace(&mut *state, State::Done) {
+                State::Completed(result) => Poll::Ready(result),
+                State::Waiting(_) | State::Done => unreachable!("matched above, under the same lock"),
+            },
+            State::Done => unreachable!("a completed request is not polled again"),
+        }
+    }
+
+    pub(crate) fn abandon(&self) {
+        // Drops the previous state after the lock is released, because dropping a waker may run
+        // arbitrary code.
+        let _previous = std::mem::replace(&mut *self.lock(), State::Done);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ReplySink for Arc<ReplySlot> {
+    fn is_abandoned(&self) -> bool {
+        matches!(*self.lock(), State::Done)
+    }
+}

@@ -1,0 +1,318 @@
+//! Request future: submits a request at its first poll and completes with the result.
+//!
+//! Dropping it affects no other request. A late reply is discarded, and a request of which no byte
+//! was sent may not be sent at all.
+
+use std::fmt;
+use std::future::Future;
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use crate::args::{ArgWriter, EncodedRequest};
+use crate::client::ClientShared;
+use crate::command::{CommandBatch, RedisCommand};
+use crate::command_guard::EncodedArgs;
+use crate::core::pipeline::{ExpectedReplies, PipelineRequest, Replies};
+use crate::error::{ExecError, ReplyError, RequestError};
+use crate::hooks::{Hooks, RequestOutcome, RequestReport};
+use crate::reply::{FromReplies, FromReply, ReplyCursor, ReplyToken, single};
+use crate::reply_slot::{ReplySlot, RequestResult};
+
+/// What a request sends, and how its replies are decoded.
+#[doc(hidden)]
+pub trait RequestSpec {
+    /// Output of the future.
+    type Output;
+    fn expect(&self) -> ExpectedReplies;
+    fn encode(&self, out: &mut ArgWriter<'_>);
+    fn finish(&self, result: RequestResult) -> Self::Output;
+}
+
+/// Future of one request; await it.
+#[must_use = "a request is sent when it is first polled"]
+pub struct RequestFuture<'c, S: RequestSpec> {
+    shared: &'c ClientShared,
+    spec: S,
+    timeout: Option<Duration>,
+    slot: Option<Arc<ReplySlot>>,
+    done: bool,
+    report: Option<Box<PendingReport>>,
+}
+
+impl<'c, S: RequestSpec> RequestFuture<'c, S> {
+    pub(crate) fn new(shared: &'c ClientShared, spec: S) -> Self {
+        RequestFuture {
+            timeout: shared.config.response_timeout,
+            shared,
+            spec,
+            slot: None,
+            done: false,
+            report: None,
+        }
+    }
+
+    /// Sets a deadline for this request, instead of
+    /// [`Config::response_timeout`](crate::Config::response_timeout).
+    pub fn within(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Removes the deadline: the request ends with its reply or with the connection.
+    pub(crate) fn without_timeout(mut self) -> Self {
+        self.timeout = None;
+        self
+    }
+
+    /// Submits the request to the worker.
+    pub(crate) fn submit(&mut self, cx: &mut Context<'_>) -> Result<(), RequestError> {
+        let expect = self.spec.expect();
+        let (timeout, slot) = (self.timeout, ReplySlot::waiting(cx.waker().clone()));
+        if let Some(hooks) = &self.shared.config.hooks {
+            self.report = Some(Box::new(PendingReport::begin(hooks.clone(), expect)));
+        }
+        let submitted = self.shared.inbox.submit(
+            |out| {
+                let before = out.len();
+                let mut writer = ArgWriter::guarded(out, self.shared.guard());
+                self.spec.encode(&mut writer);
+                let encoded = writer.finish();
+                if let Ok(EncodedRequest { guard: Some(guard), .. }) = encoded {
+                    self.shared.store_guard(guard);
+                }
+                if let Some(report) = &mut self.report {
+                    report.command = first_command_name(&out[before..]);
+                }
+                encoded.map(|encoded| expect.verified_by(encoded.probe))
+            },
+            |expect, bytes| PipelineRequest { sink: slot.clone(), expect, bytes, timeout },
+        );
+        if let (Err(_), Some(report)) = (&submitted, &mut self.report) {
+            // The request was rejected before it was encoded, so it is encoded here for its name.
+            let mut encoded = Vec::new();
+            self.spec.encode(&mut ArgWriter::new(&mut encoded));
+            report.command = first_command_name(&encoded);
+        }
+        submitted?;
+        self.slot = Some(slot);
+        Ok(())
+    }
+
+    /// Completes the request with its result, or with the error of a failed submission.
+    pub(crate) fn finish(&mut self, result: RequestResult) -> S::Output {
+        self.done = true;
+        if let Some(slot) = self.slot.take() {
+            ReplySlot::recycle(slot);
+        }
+        if let Some(report) = self.report.take() {
+            report.end(match &result {
+                Ok(_) => RequestOutcome::Replied,
+                Err(error) => RequestOutcome::Failed(error),
+            });
+        }
+        self.spec.finish(result)
+    }
+}
+
+// Nothing is structurally pinned: the spec is used only by reference.
+impl<S: RequestSpec> Unpin for RequestFuture<'_, S> {}
+
+impl<S: RequestSpec> Future for RequestFuture<'_, S> {
+    type Output = S::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<S::Output> {
+        let request = &mut *self;
+        assert!(!request.done, "polled after completion");
+        match &request.slot {
+            Some(slot) => slot.poll(cx).map(|result| request.finish(result)),
+            None if request.spec.expect() == ExpectedReplies::Replies(0) => {
+                Poll::Ready(request.finish(Ok(Replies::default())))
+            }
+            None => match request.submit(cx) {
+                Ok(()) => Poll::Pending,
+                Err(error) => Poll::Ready(request.finish(Err(error))),
+            },
+        }
+    }
+}
+
+impl<S: RequestSpec> Drop for RequestFuture<'_, S> {
+    fn drop(&mut self) {
+        if let Some(slot) = &self.slot {
+            slot.abandon();
+            if let Some(report) = self.report.take() {
+                report.end(RequestOutcome::Dropped);
+            }
+        }
+    }
+}
+
+impl<S: RequestSpec> fmt::Debug for RequestFuture<'_, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RequestFuture").field("submitted", &self.slot.is_some()).finish_non_exhaustive()
+    }
+}
+
+/// One command.
+pub(crate) struct CommandSpec<C, T> {
+    command: C,
+    reply: PhantomData<fn() -> T>,
+}
+
+impl<C, T> CommandSpec<C, T> {
+    pub(crate) fn new(command: C) -> Self {
+        CommandSpec { command, reply: PhantomData }
+    }
+}
+
+impl<C: RedisCommand, T: FromReply> RequestSpec for CommandSpec<C, T> {
+    type Output = Result<T, ExecError>;
+
+    #[inline]
+    fn expect(&self) -> ExpectedReplies {
+        ExpectedReplies::Replies(1)
+    }
+
+    #[inline]
+    fn encode(&self, out: &mut ArgWriter<'_>) {
+        out.command(&self.command);
+    }
+
+    #[inline]
+    fn finish(&self, result: RequestResult) -> Self::Output {
+        Ok(single(&result?)?)
+    }
+}
+
+/// A pipeline.
+pub(crate) struct PipelineSpec<B, R> {
+    batch: B,
+    replies: PhantomData<fn() -> R>,
+}
+
+impl<B, R> PipelineSpec<B, R> {
+    pub(crate) fn new(batch: B) -> Self {
+        PipelineSpec { batch, replies: PhantomData }
+    }
+}
+
+impl<B: CommandBatch<R>, R: FromReplies> RequestSpec for PipelineSpec<B, R> {
+    type Output = Result<R::Results, RequestError>;
+
+    fn expect(&self) -> ExpectedReplies {
+        ExpectedReplies::Replies(self.batch.len() as u32)
+    }
+
+    fn encode(&self, out: &mut ArgWriter<'_>) {
+        self.batch.write(out);
+    }
+
+    fn finish(&self, result: RequestResult) -> Self::Output {
+        Ok(R::from_replies(&mut ReplyCursor::new(&result?), self.batch.len()))
+    }
+}
+
+/// A transaction.
+pub(crate) struct TransactionSpec<B, R>(PipelineSpec<B, R>);
+
+impl<B, R> TransactionSpec<B, R> {
+    pub(crate) fn new(batch: B) -> Self {
+        TransactionSpec(PipelineSpec::new(batch))
+    }
+}
+
+impl<B: CommandBatch<R>, R: FromReplies> RequestSpec for TransactionSpec<B, R> {
+    type Output = Result<R::Results, ExecError>;
+
+    fn expect(&self) -> ExpectedReplies {
+        match self.0.batch.len() {
+            0 => ExpectedReplies::Replies(0),
+            commands => ExpectedReplies::Replies(commands as u32 + 2),
+        }
+    }
+
+    fn encode(&self, out: &mut ArgWriter<'_>) {
+        out.unguarded_command(&("MULTI",));
+        self.0.encode(out);
+        out.end_transaction();
+    }
+
+    fn finish(&self, result: RequestResult) -> Self::Output {
+        let (replies, commands) = (result?, self.0.batch.len());
+        let mut cursor = ReplyCursor::new(&replies);
+        if commands == 0 {
+            return Ok(R::from_replies(&mut cursor, 0));
+        }
+        // MULTI and each command are acknowledged; the first error is the reason for which EXEC
+        // fails.
+        let mut first_error = None;
+        for _ in 0..=commands {
+            if let Err(error) = cursor.next::<()>() {
+                first_error.get_or_insert(error);
+            }
+        }
+        match cursor.enter()? {
+            ReplyToken::Array(_) => Ok(R::from_replies(&mut cursor, commands)),
+            ReplyToken::Null => Err(ReplyError::Aborted.into()),
+            other => Err(first_error.unwrap_or_else(|| other.mismatch("the results of EXEC")).into()),
+        }
+    }
+}
+
+/// A SUBSCRIBE or UNSUBSCRIBE command, which push messages confirm.
+pub(crate) struct SubscribeSpec<C> {
+    pub(crate) command: C,
+    pub(crate) count: u32,
+    pub(crate) kind: &'static str,
+}
+
+impl<C: RedisCommand> RequestSpec for SubscribeSpec<C> {
+    type Output = Result<(), ExecError>;
+
+    fn expect(&self) -> ExpectedReplies {
+        ExpectedReplies::Confirmations(self.count, self.kind)
+    }
+
+    fn encode(&self, out: &mut ArgWriter<'_>) {
+        out.unguarded_command(&self.command);
+    }
+
+    fn finish(&self, result: RequestResult) -> Self::Output {
+        let replies = result?;
+        if replies.first.is_empty() { Ok(()) } else { Ok(single(&replies)?) }
+    }
+}
+
+/// Report for the hooks, before the request has ended.
+struct PendingReport {
+    hooks: Arc<dyn Hooks>,
+    command: String,
+    commands: usize,
+    started: Instant,
+}
+
+impl PendingReport {
+    fn begin(hooks: Arc<dyn Hooks>, expect: ExpectedReplies) -> Self {
+        let commands = match expect {
+            ExpectedReplies::Replies(count)
+            | ExpectedReplies::Confirmations(count, _)
+            | ExpectedReplies::Verified(count, _) => count as usize,
+        };
+        PendingReport { hooks, command: String::new(), commands, started: Instant::now() }
+    }
+
+    fn end(self, outcome: RequestOutcome<'_>) {
+        let PendingReport { hooks, command, commands, started } = self;
+        hooks.request(&RequestReport { command: &command, commands, took: started.elapsed(), outcome });
+    }
+}
+
+/// Returns the name of the first command.
+fn first_command_name(encoded: &[u8]) -> String {
+    let arguments = memchr::memchr(b'\n', encoded).map_or(0, |end| end + 1);
+    let name = EncodedArgs(&encoded[arguments..]).next().unwrap_or_default();
+    String::from_utf8_lossy(name).into_owned()
+}

@@ -1,0 +1,267 @@
+//! Topic registry: delivers push messages to the feeds of their subscribers.
+//!
+//! Invariant: a message reaches every feed of its topic in the order of arrival, or the feed
+//! reports a gap.
+//! Enforced by: the worker delivers into bounded queues and never waits. Messages that do not fit
+//! are counted, and the count takes their position in the queue. A new connection adds a gap to
+//! every feed before its first message.
+//! Bounds: `max_queued_messages` and [`MAX_QUEUED_BYTES`] for each feed.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+
+use crate::core::pipeline::{READ_BYTES, push_kind};
+use crate::reply::{ReplyReader, ReplyToken};
+
+/// Maximum bytes of queued messages in one feed. The message that crosses it is still accepted.
+const MAX_QUEUED_BYTES: usize = 64 << 20;
+
+/// Kind of a subscription.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum SubscriptionKind {
+    Channel,
+    Pattern,
+    Shard,
+}
+
+impl SubscriptionKind {
+    pub(crate) const ALL: [SubscriptionKind; 3] =
+        [SubscriptionKind::Channel, SubscriptionKind::Pattern, SubscriptionKind::Shard];
+
+    /// Returns the command, and the kind of the push message that confirms it.
+    pub(crate) fn subscribe(self) -> (&'static str, &'static str) {
+        match self {
+            SubscriptionKind::Channel => ("SUBSCRIBE", "subscribe"),
+            SubscriptionKind::Pattern => ("PSUBSCRIBE", "psubscribe"),
+            SubscriptionKind::Shard => ("SSUBSCRIBE", "ssubscribe"),
+        }
+    }
+
+    pub(crate) fn unsubscribe(self) -> (&'static str, &'static str) {
+        match self {
+            SubscriptionKind::Channel => ("UNSUBSCRIBE", "unsubscribe"),
+            SubscriptionKind::Pattern => ("PUNSUBSCRIBE", "punsubscribe"),
+            SubscriptionKind::Shard => ("SUNSUBSCRIBE", "sunsubscribe"),
+        }
+    }
+
+    /// Returns the kind whose messages begin with `word`.
+    fn from_message(word: &[u8]) -> Option<SubscriptionKind> {
+        match word {
+            b"message" => Some(SubscriptionKind::Channel),
+            b"pmessage" => Some(SubscriptionKind::Pattern),
+            b"smessage" => Some(SubscriptionKind::Shard),
+            _ => None,
+        }
+    }
+}
+
+pub(crate) type TopicKey = (SubscriptionKind, Bytes);
+
+/// All feeds of a client.
+#[derive(Debug, Default)]
+pub(crate) struct TopicRegistry(Mutex<FeedTable>);
+
+#[derive(Debug, Default)]
+pub(crate) struct FeedTable {
+    by_topic: HashMap<TopicKey, Vec<Arc<SubscriberFeed>>>,
+    /// Feeds of push messages that belong to no topic.
+    push_feeds: Vec<Arc<SubscriberFeed>>,
+}
+
+impl TopicRegistry {
+    /// Locks the feeds. Held while a subscription changes and its command is submitted, so that
+    /// both happen in the same order.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, FeedTable> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Delivers a push message to its feeds. Confirmations are dropped: the pipeline has counted
+    /// them.
+    pub(crate) fn deliver(&self, push: Bytes) {
+        // Copied, because a queued message would otherwise keep the whole read buffer alive.
+        let push = if push.len() < READ_BYTES { Bytes::copy_from_slice(&push) } else { push };
+        let Some(word) = push_kind(&push) else { return };
+        let feeds = self.lock();
+        match SubscriptionKind::from_message(word) {
+            Some(kind) => {
+                let Some(name) = topic_name(&push) else { return };
+                if let Some(wanted) = feeds.by_topic.get(&(kind, name)) {
+                    wanted.iter().for_each(|feed| feed.push(push.clone()));
+                }
+            }
+            None if word.ends_with(b"subscribe") => {}
+            None => feeds.push_feeds.iter().for_each(|feed| feed.push(push.clone())),
+        }
+    }
+
+    /// Adds a gap to every feed, because a new connection has started. Returns true if there are
+    /// subscriptions.
+    pub(crate) fn push_gap_to_all(&self) -> bool {
+        let feeds = self.lock();
+        feeds.all().for_each(|feed| feed.push_gap());
+        !feeds.by_topic.is_empty()
+    }
+
+    /// Ends all feeds with the link.
+    pub(crate) fn end_all(&self) {
+        let feeds = std::mem::take(&mut *self.lock());
+        feeds.all().for_each(|feed| feed.end());
+    }
+}
+
+impl FeedTable {
+    pub(crate) fn add(&mut self, topics: &[TopicKey], feed: &Arc<SubscriberFeed>) {
+        for topic in topics {
+            self.by_topic.entry(topic.clone()).or_default().push(feed.clone());
+        }
+    }
+
+    pub(crate) fn add_push_feed(&mut self, feed: &Arc<SubscriberFeed>) {
+        self.push_feeds.push(feed.clone());
+    }
+
+    /// Removes a feed. Returns the topics that have no feeds left.
+    pub(crate) fn remove(&mut self, topics: &[TopicKey], feed: &Arc<SubscriberFeed>) -> Vec<TopicKey> {
+        self.push_feeds.retain(|other| !Arc::ptr_eq(other, feed));
+        let mut unused = Vec::new();
+        for topic in topics {
+            if let Some(feeds) = self.by_topic.get_mut(topic) {
+                feeds.retain(|other| !Arc::ptr_eq(other, feed));
+                if feeds.is_empty() {
+                    self.by_topic.remove(topic);
+                    unused.push(topic.clone());
+                }
+            }
+        }
+        unused
+    }
+
+    pub(crate) fn has_feeds(&self, topic: &TopicKey) -> bool {
+        self.by_topic.contains_key(topic)
+    }
+
+    pub(crate) fn topics(&self) -> Vec<TopicKey> {
+        self.by_topic.keys().cloned().collect()
+    }
+
+    /// Ends the feeds of a topic that the server rejected.
+    pub(crate) fn end_topic(&mut self, topic: &TopicKey) {
+        for feed in self.by_topic.remove(topic).unwrap_or_default() {
+            feed.end();
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Arc<SubscriberFeed>> {
+        self.by_topic.values().flatten().chain(&self.push_feeds)
+    }
+}
+
+fn topic_name(push: &Bytes) -> Option<Bytes> {
+    let mut reader = ReplyReader::new(push, 0);
+    match reader.token().ok()? {
+        ReplyToken::Push(_) | ReplyToken::Array(_) => {}
+        _ => return None,
+    }
+    reader.skip().ok()?;
+    match reader.token().ok()? {
+        ReplyToken::Bulk(name) => Some(Bytes::copy_from_slice(&name)),
+        _ => None,
+    }
+}
+
+/// Queue of one subscriber.
+#[derive(Debug)]
+pub(crate) struct SubscriberFeed {
+    max_messages: usize,
+    queue: Mutex<FeedQueue>,
+}
+
+#[derive(Debug, Default)]
+struct FeedQueue {
+    items: VecDeque<FeedItem>,
+    bytes: usize,
+    /// Messages that did not fit since the last item.
+    dropped: u64,
+    waker: Option<Waker>,
+    ended: bool,
+}
+
+#[derive(Debug)]
+pub(crate) enum FeedItem {
+    Push(Bytes),
+    Dropped(u64),
+    Reconnected,
+}
+
+impl SubscriberFeed {
+    pub(crate) fn new(max_messages: usize) -> Arc<SubscriberFeed> {
+        Arc::new(SubscriberFeed { max_messages: max_messages.max(1), queue: Mutex::default() })
+    }
+
+    fn push(&self, push: Bytes) {
+        self.update(|queue| {
+            if queue.items.len() >= self.max_messages || queue.bytes >= MAX_QUEUED_BYTES {
+                queue.dropped += 1;
+                return;
+            }
+            if queue.dropped > 0 {
+                queue.items.push_back(FeedItem::Dropped(std::mem::take(&mut queue.dropped)));
+            }
+            queue.bytes += push.len();
+            queue.items.push_back(FeedItem::Push(push));
+        });
+    }
+
+    fn push_gap(&self) {
+        self.update(|queue| {
+            // Merges consecutive gaps, so that an unread feed does not grow with each reconnection.
+            if matches!(queue.items.back(), Some(FeedItem::Reconnected)) {
+                return;
+            }
+            if queue.dropped > 0 {
+                queue.items.push_back(FeedItem::Dropped(std::mem::take(&mut queue.dropped)));
+            }
+            queue.items.push_back(FeedItem::Reconnected);
+        });
+    }
+
+    pub(crate) fn end(&self) {
+        self.update(|queue| queue.ended = true);
+    }
+
+    pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<Option<FeedItem>> {
+        let mut queue = self.lock();
+        if let Some(item) = queue.items.pop_front() {
+            if let FeedItem::Push(push) = &item {
+                queue.bytes -= push.len();
+            }
+            return Poll::Ready(Some(item));
+        }
+        if queue.dropped > 0 {
+            return Poll::Ready(Some(FeedItem::Dropped(std::mem::take(&mut queue.dropped))));
+        }
+        if queue.ended {
+            return Poll::Ready(None);
+        }
+        queue.waker = Some(cx.waker().clone());
+        Poll::Pending
+    }
+
+    fn update(&self, update: impl FnOnce(&mut FeedQueue)) {
+        let mut queue = self.lock();
+        update(&mut queue);
+        let waker = queue.waker.take();
+        drop(queue);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, FeedQueue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
