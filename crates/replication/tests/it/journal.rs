@@ -82,7 +82,7 @@ impl TransactionRecorder {
                 self.record(JournalChange::Truncate(tables));
             }
             PgOutputMessage::Commit(commit) => {
-                self.open.end = commit.end.0;
+                self.open.end = commit.end_lsn.0;
                 return Some(std::mem::take(&mut self.open));
             }
             _ => {}

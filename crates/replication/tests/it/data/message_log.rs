@@ -159,7 +159,7 @@ impl LoggedMessages {
                 format!("truncate {}{cascade}{restart}", tables.join(" "))
             }
             PgOutputMessage::Commit(commit) => {
-                return self.durable.as_ref().expect("a stream has begun").advance(commit.end);
+                return self.durable.as_ref().expect("a stream has begun").advance(commit.end_lsn);
             }
             _ => return,
         };
