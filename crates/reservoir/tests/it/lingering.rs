@@ -35,13 +35,20 @@ const STUBBORN: &str = "CREATE FUNCTION stubborn(seconds float8) RETURNS void LA
         END LOOP;
     END $$;
     CREATE TABLE released (at timestamptz);
-    -- Runs until there is a row in `released`, and ignores cancellation.
+    -- Runs until there is a row in `released`, and ignores cancellation. The outer block catches a
+    -- cancellation that arrives between two turns of the inner loop.
     CREATE FUNCTION stubborn() RETURNS void LANGUAGE plpgsql AS $$
+    DECLARE done boolean := false;
     BEGIN
-        LOOP
+        WHILE NOT done LOOP
             BEGIN
-                EXIT WHEN EXISTS (SELECT FROM released);
-                PERFORM pg_sleep(0.02);
+                WHILE NOT done LOOP
+                    BEGIN
+                        done := EXISTS (SELECT FROM released);
+                        PERFORM pg_sleep(0.02);
+                    EXCEPTION WHEN query_canceled THEN NULL;
+                    END;
+                END LOOP;
             EXCEPTION WHEN query_canceled THEN NULL;
             END;
         END LOOP;
@@ -147,6 +154,15 @@ async fn abandon(client: &PostgresClient, sql: &str) {
     assert!(answered.is_err(), "{sql}: {answered:?}");
 }
 
+/// Abandons a query once its backend executes `pg_sleep`: from then on it ignores cancellation.
+async fn abandon_stubborn(server: &Postgres, client: &ConnectionGuard<PostgresClient>) {
+    let pid = pid(client).await;
+    abandon(client, "SELECT stubborn()").await;
+    let sql = format!("SELECT wait_event = 'PgSleep' FROM pg_stat_activity WHERE pid = {pid}");
+    let asleep = vec![vec![Some("t".to_owned())]];
+    eventually("the query sleeps", asleep, async || server.query("postgres", &sql).unwrap()).await;
+}
+
 /// Runs more callers than connections for `span`. Returns whether a checkout failed with
 /// `Lingering`.
 async fn run_callers(reservoir: &PostgresReservoir, span: Duration) -> bool {
@@ -185,7 +201,7 @@ async fn queries_that_catch_their_cancellation_keep_their_slots_until_they_end()
     let (reservoir, monitor) = test_db.filled("").await;
     for number in 0..MAX {
         let mut client = reservoir.checkout_within(PATIENCE).await.unwrap();
-        abandon(&client, "SELECT stubborn()").await;
+        abandon_stubborn(test_db.server, &client).await;
         // A reset that times out retires the connection, too.
         if number % 2 == 0 {
             client.mark_bad();
