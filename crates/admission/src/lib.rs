@@ -14,9 +14,10 @@
 //!
 //! let admission = Admission::builder().total(10_000).per_user(1).build(Quota::local());
 //! let identify = Identify::new().api_keys(ApiKeys::new().key("s3cr3t", "ada"));
-//! let hello = || Response::new(String::from("data: hello\n\n"));
-//! let service = service_fn(async move |_| Ok::<_, std::io::Error>(hello()));
-//! let service = AdmissionLayer::new(admission.clone(), identify).layer(service);
+//! async fn hello(_: Request<String>) -> Result<Response<String>, std::io::Error> {
+//!     Ok(Response::new(String::from("data: hello\n\n")))
+//! }
+//! let service = AdmissionLayer::new(admission.clone(), identify).layer(service_fn(hello));
 //!
 //! let request = || Request::get("/").header("x-api-key", "s3cr3t").body(String::new());
 //! let stream = service.clone().oneshot(request()?).await?; // its body holds the permit
