@@ -74,7 +74,8 @@ pub(super) fn of(expr: &Expr) -> Vec<Alternative> {
                 return vec![Alternative { conditions: Vec::new(), rest: true }];
             }
             if alternatives.len() < operands.len() || !is_of_one_column(&alternatives) {
-                // Postgres also evaluates the operands before the one that is true, and they may fail.
+                // Postgres also evaluates the operands before the one that is true, and they may
+                // fail.
                 alternatives.iter_mut().for_each(|alternative| alternative.rest = true);
             }
             alternatives

@@ -116,8 +116,8 @@ impl EvalError {
         EvalError::new("22012", "division by zero")
     }
 
-    /// Returns Postgres' SQLSTATE, such as `22012` for a division by zero. `0A000`: Postgres has a result,
-    /// but it differs between versions or collation providers.
+    /// Returns Postgres' SQLSTATE, such as `22012` for a division by zero. `0A000`: Postgres has a
+    /// result, but it differs between versions or collation providers.
     pub fn sqlstate(&self) -> &'static str {
         self.sqlstate
     }

@@ -1,18 +1,20 @@
 //! Clauses that Postgres evaluates: parsed into a syntax tree and written again as SQL.
 //!
-//! Invariant: text from a client never reaches Postgres verbatim. [`Expression::sql`] is written from
-//! the tree: names in double quotes, texts in single quotes (for `standard_conforming_strings = on`),
-//! operands in parentheses. The tree cannot hold subqueries, aggregates, window functions, rows or `*`.
-//! Invariant: every column is a column of the schema. Other names are refused with Postgres' message.
+//! Invariant: text from a client never reaches Postgres verbatim. [`Expression::sql`] is written
+//! from the tree: names in double quotes, texts in single quotes, operands in parentheses. Texts
+//! are quoted for `standard_conforming_strings = on`. The tree cannot hold subqueries, aggregates,
+//! window functions, rows or `*`.
+//! Invariant: every column is a column of the schema. Other names are refused with Postgres'
+//! message.
 //! Enforced by: `parsing_sql_again_gives_the_same_tree` (below).
 //! Out of scope: which functions, operators and types are allowed. The caller checks
 //! [`Expression::calls`], [`Expression::operators`] and [`Expression::types`].
 //!
 //! Bounds: length and depth as for [`Filter`](super::Filter). At most [`MAX_CALLS`] calls: Postgres
 //! checks statement_timeout only between rows and frees no memory within a row. At most
-//! [`MAX_NESTED`] nested calls, casts and arrays: each may multiply the length of its value. Counted as
-//! calls: operators that add the lengths of their operands, casts, and each copy of a column in an
-//! array or an argument list.
+//! [`MAX_NESTED`] nested calls, casts and arrays: each may multiply the length of its value.
+//! Counted as calls: operators that add the lengths of their operands, casts, and each copy of a
+//! column in an array or an argument list.
 
 use std::collections::BTreeSet;
 
@@ -25,8 +27,8 @@ use super::{check_length, typing};
 const MAX_CALLS: usize = 32;
 /// Deepest nesting of calls, casts, arrays and [`LENGTHENING`] operators.
 const MAX_NESTED: usize = 8;
-/// Operators whose result may be as long as both operands together, and whose time may be the product
-/// of both lengths. They are operators of text, arrays, jsonb, tsquery, numeric and path.
+/// Operators whose result may be as long as both operands together, and whose time may be the
+/// product of both lengths. They are operators of text, arrays, jsonb, tsquery, numeric and path.
 const LENGTHENING: &[&str] = &["||", "&&", "<->", "^", "+", "*", "/", "%"];
 /// [`LENGTHENING`] operators whose result has a fixed length if both operands are [`FIXED_LENGTH`].
 const ARITHMETIC: &[&str] = &["+", "*", "/", "%"];
@@ -103,7 +105,8 @@ impl Expression {
         Ok(reader.found)
     }
 
-    /// Returns the clause as SQL: one expression, which may be embedded in another without parentheses.
+    /// Returns the clause as SQL: one expression, which may be embedded in another without
+    /// parentheses.
     pub fn sql(&self) -> &str {
         &self.sql
     }
@@ -230,8 +233,8 @@ impl ExpressionReader<'_> {
         }
     }
 
-    /// Returns whether the type is known to be [`FIXED_LENGTH`]. A constant in quotes takes the type of
-    /// the other operand.
+    /// Returns whether the type is known to be [`FIXED_LENGTH`]. A constant in quotes takes the
+    /// type of the other operand.
     fn is_fixed_length(&self, tree: &SyntaxTree) -> bool {
         let is_fixed = |name: &str| FIXED_LENGTH.contains(&name);
         match &tree.kind {

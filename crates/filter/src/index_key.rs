@@ -1,7 +1,7 @@
 //! Index keys: values in a form that can be hashed and ordered.
 //!
-//! Invariant: two values of a column have the same key exactly if Postgres' `=` holds, and keys have
-//! the order of Postgres' `<`.
+//! Invariant: two values of a column have the same key exactly if Postgres' `=` holds, and keys
+//! have the order of Postgres' `<`.
 //! Enforced by: `tests/it/agreement.rs` compares lookups by key with real servers.
 
 use std::cmp::Ordering;
@@ -73,8 +73,8 @@ impl IndexKey {
         Ok(IndexKey::of(&read(text, kind)?, scalar))
     }
 
-    /// Returns the keys of an array column's elements that are not NULL; `None` if the element type has
-    /// no keys.
+    /// Returns the keys of an array column's elements that are not NULL; `None` if the element type
+    /// has no keys.
     ///
     /// # Errors
     /// Fails if the text is not a value of the type.

@@ -17,8 +17,8 @@
 //! # Ok::<(), forebay_filter::FilterError>(())
 //! ```
 //!
-//! [`Filter`] evaluates a clause. [`Index`] finds the filters that may match a row. [`Expression`] is a
-//! clause that only Postgres can evaluate: it is parsed, checked and written again as SQL.
+//! [`Filter`] evaluates a clause. [`Index`] finds the filters that may match a row. [`Expression`]
+//! is a clause that only Postgres can evaluate: it is parsed, checked and written again as SQL.
 //!
 //! ```text
 //! clause ──▶ syntax/ ──▶ SyntaxTree ──▶ typing/ ──▶ Expr ──▶ eval/ ◀── row (text values)
@@ -30,11 +30,11 @@
 //!
 //! # Invariants
 //!
-//! Invariant: for every row, [`Filter::matches`] returns what Postgres returns for `SELECT (clause)`:
-//! true, false, NULL or an error. A clause for which this can't be guaranteed is refused by
-//! [`Filter::parse`]. In rare cases only the row shows it, and [`Filter::matches`] returns an error.
-//! Enforced by: types, operators, casts and constants follow Postgres' rules (`typing/`), and values
-//! follow its formats (`value/`).
+//! Invariant: for every row, [`Filter::matches`] returns what Postgres returns for
+//! `SELECT (clause)`: true, false, NULL or an error. [`Filter::parse`] refuses a clause for which
+//! this can't be guaranteed. If only the row shows it, which is rare, [`Filter::matches`] fails.
+//! Enforced by: types, operators, casts and constants follow Postgres' rules (`typing/`), and
+//! values follow its formats (`value/`).
 //! Out of scope: I/O, clocks and randomness. A [`Filter`] is immutable and may be shared between
 //! threads.
 //!
@@ -161,21 +161,21 @@ impl Filter {
         eval::truth(&self.expr, row)
     }
 
-    /// Returns the clause as canonical SQL, with parameters replaced. Clauses that differ only in spelling
-    /// have the same text.
+    /// Returns the clause as canonical SQL, with parameters replaced. Clauses that differ only in
+    /// spelling have the same text.
     pub fn canonical(&self) -> &str {
         &self.canonical
     }
 
-    /// Returns what an index can look up: a row that satisfies the clause satisfies all conditions of one
-    /// alternative. Empty: the clause is never true.
+    /// Returns what an index can look up: a row that satisfies the clause satisfies all conditions
+    /// of one alternative. Empty: the clause is never true.
     #[doc(hidden)]
     pub fn conditions(&self) -> Vec<Alternative> {
         conditions::of(&self.expr)
     }
 
-    /// Returns whether evaluation may fail on a row: in a cast, arithmetic or a pattern. Comparisons never
-    /// fail.
+    /// Returns whether evaluation may fail on a row: in a cast, arithmetic or a pattern.
+    /// Comparisons never fail.
     pub fn may_fail(&self) -> bool {
         let mut may_fail = false;
         typing::each(&self.expr, &mut |expr| may_fail |= !typing::never_fails(expr));

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::typing::SqlType;
 
-/// The columns of a table, and the server's settings that decide comparisons. The database's encoding
-/// is UTF8.
+/// The columns of a table, and the server's settings that decide comparisons. The database's
+/// encoding is UTF8.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Schema {
     /// The table's name. With it, a clause may write `table.column`.
@@ -98,7 +98,8 @@ impl ColumnType {
 }
 
 impl Collation {
-    /// Returns the collation of a row of pg_collation or pg_database. `provider` is `c`, `i` or `b`.
+    /// Returns the collation of a row of pg_collation or pg_database. `provider` is `c`, `i` or
+    /// `b`.
     pub fn of_catalog(provider: char, locale: &str, deterministic: bool) -> Self {
         match provider {
             _ if !deterministic => Collation::Nondeterministic,

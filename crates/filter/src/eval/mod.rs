@@ -1,9 +1,11 @@
 //! Evaluation: computes an expression's value for a row, or Postgres' error.
 //!
-//! Invariant: what fails in Postgres fails here. Operands are evaluated from left to right. A strict
-//! operator evaluates all operands first. AND, OR, CASE and COALESCE stop where Postgres stops.
+//! Invariant: what fails in Postgres fails here. Operands are evaluated from left to right. A
+//! strict operator evaluates all operands first. AND, OR, CASE and COALESCE stop where Postgres
+//! stops.
 //! Enforced by: `tests/it/agreement.rs`.
-//! Out of scope: caches. A column is parsed where it is used, and most clauses use each column once.
+//! Out of scope: caches. A column is parsed where it is used, and most clauses use each column
+//! once.
 
 mod arithmetic;
 mod cast;

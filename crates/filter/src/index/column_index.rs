@@ -37,7 +37,8 @@ impl ColumnIndex {
         self.by_key.entry(key).or_default().insert(id, mark)
     }
 
-    /// Adds a filter under an interval. Returns the interval's node, or `None` if the filter was there.
+    /// Adds a filter under an interval. Returns the interval's node, or `None` if the filter was
+    /// there.
     pub(super) fn insert_interval(
         &mut self,
         interval: KeyInterval,
@@ -69,7 +70,8 @@ impl ColumnIndex {
             elements.dedup();
             elements.iter().for_each(|key| self.look_up(key, hits));
         } else {
-            // A text that is no value of the type may make any of the clauses fail. Evaluation decides.
+            // A text that is no value of the type may make any of the clauses fail. Evaluation
+            // decides.
             self.by_key.values().for_each(|filters| hits.add_unchecked(filters));
             self.by_interval.for_each(&mut |filters| hits.add_unchecked(filters));
         }

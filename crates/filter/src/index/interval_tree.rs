@@ -1,7 +1,7 @@
 //! Interval tree: finds the intervals that contain a key.
 //!
-//! An AVL tree ordered by [`KeyInterval::cmp_by_bounds`]. Each node also holds which interval of its
-//! subtree has the greatest upper bound. A search without a hit visits one path.
+//! An AVL tree ordered by [`KeyInterval::cmp_by_bounds`]. Each node also holds which interval of
+//! its subtree has the greatest upper bound. A search without a hit visits one path.
 //!
 //! Invariant: each interval has one node; the heights of a node's children differ by at most one;
 //! each node has filters.
@@ -187,8 +187,8 @@ impl IntervalTree {
         (first, self.rebalanced(root))
     }
 
-    /// Rotates a subtree whose children are balanced and differ by at most two in height. Returns its
-    /// root.
+    /// Rotates a subtree whose children are balanced and differ by at most two in height. Returns
+    /// its root.
     fn rebalanced(&mut self, root: NodeId) -> NodeId {
         let &IntervalNode { left, right, .. } = self.node(root);
         let (left_height, right_height) = (self.node(left).height, self.node(right).height);

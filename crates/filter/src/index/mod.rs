@@ -1,17 +1,18 @@
 //! Index over filters: finds the filters that may match a row without evaluating each.
 //!
-//! Invariant: a filter whose clause is true of a row is among the row's candidates, once. A candidate
-//! that is `certain` has a clause that is true of the row. A filter whose clause fails on the row is
-//! among the candidates, too, unless one of its conditions can be read from the row and does not hold.
-//! Then the clause is not true, and Postgres need not evaluate the rest.
+//! Invariant: a filter whose clause is true of a row is among the row's candidates, once. A
+//! candidate that is `certain` has a clause that is true of the row. A filter whose clause fails on
+//! the row is among the candidates, too, unless one of its conditions can be read from the row and
+//! does not hold. Then the clause is not true, and Postgres need not evaluate the rest.
 //! Enforced by: each alternative of a clause is entered under one of its conditions;
 //! `tests/it/index.rs` compares searches with the evaluation of every filter.
 //! Out of scope: evaluation, and what a filter is for. A filter is an id.
 //!
-//! Cost of a search: one hash lookup for each key of the row, one path down the interval tree of each
-//! indexed column, and one step for each candidate. It does not depend on filters that are not found.
-//! Memory: 180 to 350 bytes for a filter with one equality, more for long texts; about the same for a
-//! range.
+//! Cost of a search: one hash lookup for each key of the row, one path down the interval tree of
+//! each indexed column, and one step for each candidate. It does not depend on filters that are not
+//! found.
+//! Memory: 180 to 350 bytes for a filter with one equality, more for long texts; about the same for
+//! a range.
 //!
 //! ```
 //! use forebay_filter::{Candidate, Collation, Column, Filter, Index, Schema};
@@ -165,8 +166,8 @@ impl Index {
 
     /// Estimates how many candidates a condition finds needlessly. The lowest cost is looked up.
     ///
-    /// The first number ranks kinds of conditions. The second prefers keys with few filters: with many
-    /// clauses `active AND owner = 7`, most are entered under their owner.
+    /// The first number ranks kinds of conditions. The second prefers keys with few filters: with
+    /// many clauses `active AND owner = 7`, most are entered under their owner.
     fn cost(&self, condition: &IndexCondition) -> (u8, usize) {
         let filters_under = |key: &IndexKey| {
             self.columns.get(&condition.column()).map_or(0, |column| column.filters_under(key))

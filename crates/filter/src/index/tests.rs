@@ -205,7 +205,8 @@ fn a_search_among_ten_thousand_intervals_visits_one_path() {
     ];
     for clause in clauses {
         let (few, many) = (visits(10, &ROW, clause), visits(10_000, &ROW, clause));
-        // An AVL tree of ten thousand is at most 19 high. Each node of a path may have a sibling visited.
+        // An AVL tree of ten thousand is at most 19 high. Each node of a path may have a sibling
+        // visited.
         assert!(few <= 10 && many <= 38, "{few} and {many}: {}", clause(0));
     }
 }

@@ -1,7 +1,7 @@
 //! Canonical text of a syntax tree: SQL with every name quoted and every operand in parentheses.
 //!
-//! Invariant: parsing the text gives the same tree. Clauses have the same text if they differ only in
-//! blanks, comments, case, quotes, redundant parentheses, or in parameters instead of constants.
+//! Invariant: parsing the text gives the same tree. Clauses have the same text if they differ only
+//! in blanks, comments, case, quotes, redundant parentheses, or in parameters instead of constants.
 //! Enforced by: `tests/it/robustness.rs`.
 
 use std::fmt::{self, Display, Formatter};

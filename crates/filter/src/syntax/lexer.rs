@@ -181,8 +181,8 @@ impl Lexer<'_> {
         Ok(SqlTokenKind::Text(text))
     }
 
-    /// Skips to the continuation of a string constant: a quote after blanks with a line break. Returns
-    /// whether there is one.
+    /// Skips to the continuation of a string constant: a quote after blanks with a line break.
+    /// Returns whether there is one.
     fn continues(&mut self) -> Result<bool, FilterError> {
         let before = self.at;
         let newline = self.skip_blanks()?;

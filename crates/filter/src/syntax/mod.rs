@@ -1,12 +1,12 @@
 //! Syntax trees of where clauses, before typing.
 //!
-//! Invariant: a tree is at most [`MAX_DEPTH`] levels high, so code that walks it may recurse. A chain
-//! of AND or OR is one level.
+//! Invariant: a tree is at most [`MAX_DEPTH`] levels high, so code that walks it may recurse. A
+//! chain of AND or OR is one level.
 //! Enforced by: `parser.rs` counts its recursion and the height of each node.
 //!
 //! Decision: the parser is our own, because precedence and error locations must be Postgres'.
-//! sqlparser 0.63 parses `-2 ^ 2` as `-(2 ^ 2)` and `@ a + b` as `(@ a) + b`, unlike Postgres, and has
-//! no location for most errors.
+//! sqlparser 0.63 parses `-2 ^ 2` as `-(2 ^ 2)` and `@ a + b` as `(@ a) + b`, unlike Postgres, and
+//! has no location for most errors.
 
 mod canonical;
 mod keywords;

@@ -1,8 +1,9 @@
-//! Parser: builds a syntax tree by Postgres' grammar of expressions (gram.y: a_expr, b_expr, c_expr).
+//! Parser: builds a syntax tree by Postgres' grammar of expressions (gram.y: a_expr, b_expr,
+//! c_expr).
 //!
-//! Precedence climbing with the grammar's own table. Non-associative operators that end in an operand
-//! (`=`, LIKE, BETWEEN, IS DISTINCT FROM) may not follow one another. Those that end in a closed form
-//! (`IS NULL`, `IN (…)`) may.
+//! Precedence climbing with the grammar's own table. Non-associative operators that end in an
+//! operand (`=`, LIKE, BETWEEN, IS DISTINCT FROM) may not follow one another. Those that end in a
+//! closed form (`IS NULL`, `IN (…)`) may.
 
 use super::lexer::{SqlToken, SqlTokenKind, tokens};
 use super::{MAX_DEPTH, SyntaxKind, SyntaxTree};
@@ -49,8 +50,8 @@ impl Binding {
     }
 }
 
-/// Parses a clause. Parameters become constants. Types in `enums` get their schema if the clause names
-/// none.
+/// Parses a clause. Parameters become constants. Types in `enums` get their schema if the clause
+/// names none.
 pub(crate) fn parse(
     text: &str,
     params: &[&str],
@@ -295,8 +296,8 @@ impl Parser<'_> {
         self.follows(1, "distinct") || (self.follows(1, "not") && self.follows(2, "distinct"))
     }
 
-    /// Parses one operator after `left`, and its right operand. Also returns its precedence if the same
-    /// may not follow.
+    /// Parses one operator after `left`, and its right operand. Also returns its precedence if the
+    /// same may not follow.
     fn suffixed(
         &mut self,
         left: SyntaxTree,

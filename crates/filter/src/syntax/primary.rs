@@ -263,7 +263,8 @@ impl Parser<'_> {
         self.node(SyntaxKind::Case { operand, arms, otherwise }, at)
     }
 
-    /// Parses all subscripts after `base`: `[1][2:3]`. Columns, parameters and parentheses may have them.
+    /// Parses all subscripts after `base`: `[1][2:3]`. Columns, parameters and parentheses may have
+    /// them.
     fn subscripts(&mut self, base: SyntaxTree) -> Result<SyntaxTree, FilterError> {
         let at = self.here();
         if self.peek() != &SqlTokenKind::Mark("[") {

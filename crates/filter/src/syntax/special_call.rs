@@ -1,5 +1,5 @@
-//! Calls with a special syntax: EXTRACT, POSITION, SUBSTRING and TRIM (func_expr_common_subexpr). They
-//! become calls of the functions that Postgres calls for them.
+//! Calls with a special syntax: EXTRACT, POSITION, SUBSTRING and TRIM (func_expr_common_subexpr).
+//! They become calls of the functions that Postgres calls for them.
 
 use super::lexer::SqlTokenKind;
 use super::parser::Parser;

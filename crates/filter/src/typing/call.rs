@@ -192,8 +192,8 @@ impl Typer<'_> {
         Ok(Some(TypedExpr::new(Expr::unary(unary, moment.expr), SqlType::Scalar(result))))
     }
 
-    /// Returns a zone's seconds east of Greenwich. Zones with rules are refused: the server's tzdata may
-    /// have another version than ours would.
+    /// Returns a zone's seconds east of Greenwich. Zones with rules are refused: the server's
+    /// tzdata may have another version than ours would.
     fn named_zone(&self, name: &str, at: usize) -> Result<i64, FilterError> {
         match name.to_ascii_lowercase().as_str() {
             "utc" | "gmt" | "z" | "zulu" | "uct" | "etc/utc" | "etc/gmt" => Ok(0),

@@ -64,7 +64,8 @@ impl Typer<'_> {
         Ok(Expr::unary(Unary::Cast { from, to, modern: self.modern() }, expr))
     }
 
-    /// Refuses casts of a row's text to a date or time: Postgres accepts many more forms than we parse.
+    /// Refuses casts of a row's text to a date or time: Postgres accepts many more forms than we
+    /// parse.
     fn refuse_loose_texts(&self, from: SqlType, to: SqlType, at: usize) -> Result<(), FilterError> {
         use Scalar::*;
         let element = |kind: SqlType| match kind {

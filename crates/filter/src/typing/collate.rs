@@ -83,7 +83,8 @@ impl Typer<'_> {
         })
     }
 
-    /// Refuses collations under which texts do not order by bytes, or are equal with different bytes.
+    /// Refuses collations under which texts do not order by bytes, or are equal with different
+    /// bytes.
     pub(super) fn check_comparison(
         &self,
         collation: CollationSource,

@@ -219,7 +219,8 @@ fn case(operand: Option<Box<Expr>>, arms: Vec<(Expr, Expr)>, otherwise: Expr) ->
     })
 }
 
-/// Replaces the operand in a comparison of a CASE by its value. Only casts can stand between the two.
+/// Replaces the operand in a comparison of a CASE by its value. Only casts can stand between the
+/// two.
 fn with_operand(expr: Expr, value: &Expr) -> Expr {
     match expr {
         Expr::CaseOperand => value.clone(),

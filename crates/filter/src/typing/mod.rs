@@ -235,8 +235,8 @@ impl<'s> Typer<'s> {
         Ok(TypedExpr::boolean(expr))
     }
 
-    /// Types IN. Constants that share a type with the operand become one array; other items are compared
-    /// one by one.
+    /// Types IN. Constants that share a type with the operand become one array; other items are
+    /// compared one by one.
     fn in_list(
         &self,
         negated: bool,

@@ -144,8 +144,8 @@ impl Typer<'_> {
         })
     }
 
-    /// Types `=` and `<>` on an enum as comparisons of labels. The order of labels is not known here.
-    /// Postgres itself refuses a label that does not exist.
+    /// Types `=` and `<>` on an enum as comparisons of labels. The order of labels is not known
+    /// here. Postgres itself refuses a label that does not exist.
     fn enum_equality(
         &self,
         name: &str,
@@ -185,7 +185,8 @@ impl Typer<'_> {
         self.refuse_unknown_operator(name, at)?;
         self.refuse_opaque(left.kind, at)?;
         self.refuse_opaque(right.kind, at)?;
-        // The operator is resolved for the left operand and the array's element (make_scalar_array_op).
+        // The operator is resolved for the left operand and the array's element
+        // (make_scalar_array_op).
         let element = match right.kind {
             SqlType::Unknown => SqlType::Unknown,
             SqlType::Array(element) => SqlType::Scalar(element),

@@ -64,8 +64,8 @@ fn found(operator: Operator, left: SqlType, right: SqlType) -> OperatorResolutio
     }
 }
 
-/// Returns the row for exactly these types. An untyped constant is taken to have the other operand's
-/// type.
+/// Returns the row for exactly these types. An untyped constant is taken to have the other
+/// operand's type.
 fn exact(rows: &[Operator], left: SqlType, right: SqlType) -> Option<Operator> {
     let (left, right) = match (left, right) {
         (SqlType::Unknown, right) => (right, right),

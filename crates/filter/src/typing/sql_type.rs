@@ -31,7 +31,8 @@ pub(crate) enum SqlType {
     Unknown,
     Scalar(Scalar),
     Array(Scalar),
-    /// The type of a column, by its position, that supports only IS NULL and, for an enum, `::text`.
+    /// The type of a column, by its position, that supports only IS NULL and, for an enum,
+    /// `::text`.
     Opaque(usize),
 }
 

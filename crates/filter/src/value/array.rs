@@ -77,7 +77,8 @@ impl Array {
         self.compare_dimensions(other)
     }
 
-    /// Orders by number of elements, number of dimensions, each length, then each bound (array_cmp).
+    /// Orders by number of elements, number of dimensions, each length, then each bound
+    /// (array_cmp).
     fn compare_dimensions(&self, other: &Array) -> Ordering {
         let lengths =
             |array: &Array| array.dimensions.iter().map(|dimension| dimension.length).collect::<Vec<_>>();
@@ -169,8 +170,8 @@ impl Array {
         self.items.get(place)?.as_ref()
     }
 
-    /// Returns `array[a:b][c:d]`, with lower bounds 1; empty if the bounds do not overlap the array.
-    /// A bound of `None` is the array's own.
+    /// Returns `array[a:b][c:d]`, with lower bounds 1; empty if the bounds do not overlap the
+    /// array. A bound of `None` is the array's own.
     pub(crate) fn slice(&self, bounds: &[(Option<i32>, Option<i32>)]) -> Self {
         if self.dimensions.is_empty() || bounds.len() > self.dimensions.len() {
             return Array::EMPTY;

@@ -1,5 +1,5 @@
-//! Dates and times. Parses ISO 8601 forms, including all that Postgres writes with DateStyle ISO. The
-//! time zone is UTC.
+//! Dates and times. Parses ISO 8601 forms, including all that Postgres writes with DateStyle ISO.
+//! The time zone is UTC.
 
 use std::cmp::Ordering;
 use std::fmt::{self, Display, Formatter};

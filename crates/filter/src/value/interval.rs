@@ -54,8 +54,8 @@ impl Interval {
         Interval::checked(-i64::from(self.months), -i64::from(self.days), -i128::from(self.micros))
     }
 
-    /// Multiplies or divides (interval_mul, interval_div). Fractions of months become days, fractions of
-    /// days become time.
+    /// Multiplies or divides (interval_mul, interval_div). Fractions of months become days,
+    /// fractions of days become time.
     pub(crate) fn scaled(self, by: impl Fn(f64) -> f64) -> Result<Self, EvalError> {
         let whole = |value: f64| {
             let fits = value >= f64::from(i32::MIN) && value < -f64::from(i32::MIN);
@@ -108,8 +108,8 @@ impl Interval {
 
     pub(crate) fn justify(self) -> Result<Self, EvalError> {
         let (mut months, mut days, mut micros) = (i64::from(self.months), i64::from(self.days), self.micros);
-        // interval_justify_interval: days are moved into months first where the signs agree, so that the
-        // next step does not overflow.
+        // interval_justify_interval: days are moved into months first where the signs agree, so
+        // that the next step does not overflow.
         if (days > 0 && micros > 0) || (days < 0 && micros < 0) {
             months += days / 30;
             days %= 30;

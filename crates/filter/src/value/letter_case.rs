@@ -1,11 +1,11 @@
 //! lower() and upper(), restricted to letters on which all collation providers agree.
 //!
-//! Under `C`, only ASCII letters change. Other providers have tables of their own. The C library maps
-//! character by character. ICU depends on context (`Σ`) and may return more characters (`ß`). Each
-//! implements its own version of Unicode.
+//! Under `C`, only ASCII letters change. Other providers have tables of their own. The C library
+//! maps character by character. ICU depends on context (`Σ`) and may return more characters (`ß`).
+//! Each implements its own version of Unicode.
 //!
-//! Invariant: a letter is mapped only if all providers map it alike ([`is_settled`]). Any other letter
-//! in a row is an error.
+//! Invariant: a letter is mapped only if all providers map it alike ([`is_settled`]). Any other
+//! letter in a row is an error.
 //! Enforced by: `tests/it/letters.rs` tries every character on real servers.
 
 use std::borrow::Cow;
@@ -81,8 +81,8 @@ fn map(char: char, case: LetterCase) -> char {
 
 /// Returns whether all providers agree on the other case of this character.
 ///
-/// True of characters without case, and of Latin, Greek and Cyrillic letters whose other case is one
-/// letter that does not depend on context.
+/// True of characters without case, and of Latin, Greek and Cyrillic letters whose other case is
+/// one letter that does not depend on context.
 pub(crate) fn is_settled(char: char) -> bool {
     let single = |mut chars: Box<dyn Iterator<Item = char>>| chars.next().is_some() && chars.next().is_none();
     let caseless = char.to_lowercase().eq([char]) && char.to_uppercase().eq([char]);

@@ -212,7 +212,8 @@ fn texts_agree_under_other_collations() {
     }
 }
 
-/// `FOREBAY_PAIRS=2000000 FOREBAY_SEED=7 cargo test -p forebay-filter --release -- --ignored --nocapture millions`
+/// Set `FOREBAY_PAIRS=2000000 FOREBAY_SEED=7`, and run
+/// `cargo test -p forebay-filter --release -- --ignored --nocapture millions`.
 #[test]
 #[ignore = "as long as one likes: FOREBAY_PAIRS"]
 fn millions_of_random_clauses_agree_with_postgres() {

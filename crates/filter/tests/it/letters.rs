@@ -1,4 +1,5 @@
-//! lower() and upper() of every Unicode character agree with every collation provider, or are refused.
+//! lower() and upper() of every Unicode character agree with every collation provider, or are
+//! refused.
 
 use forebay_filter::{Collation, Column, Filter, Schema};
 

@@ -1,4 +1,5 @@
-//! Time to evaluate a row: `cargo test -p forebay-filter --release -- --ignored --nocapture nanoseconds`.
+//! Time to evaluate a row:
+//! `cargo test -p forebay-filter --release -- --ignored --nocapture nanoseconds`.
 
 use std::hint::black_box;
 use std::time::Instant;

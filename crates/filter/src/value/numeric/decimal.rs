@@ -17,7 +17,8 @@ const MAX_DISPLAY_SCALE: i32 = 1_000;
 /// Least number of significant digits of a quotient (NUMERIC_MIN_SIG_DIGITS).
 const MIN_DIGITS: i32 = 16;
 
-/// `digits[0] * BASE ^ weight + digits[1] * BASE ^ (weight - 1) + …`, displayed with `scale` decimals.
+/// `digits[0] * BASE ^ weight + digits[1] * BASE ^ (weight - 1) + …`, displayed with `scale`
+/// decimals.
 ///
 /// Neither the first nor the last digit is 0. Zero has no digits.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -35,8 +35,8 @@ impl Numeric {
         Numeric::Finite(Decimal { negative: number < 0, weight, scale: 0, digits }.stripped())
     }
 
-    /// Converts through a text of `digits` significant digits, as Postgres does: 15 for float8, 6 for
-    /// float4.
+    /// Converts through a text of `digits` significant digits, as Postgres does: 15 for float8, 6
+    /// for float4.
     pub(crate) fn from_f64(number: f64, digits: usize) -> Self {
         if number.is_nan() {
             return Numeric::NaN;
