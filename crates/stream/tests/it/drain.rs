@@ -73,7 +73,7 @@ fn running_requests_and_streams_may_finish() {
 }
 
 #[test]
-fn a_request_that_is_responseed_during_the_drain_may_still_stream() {
+fn a_request_that_is_answered_during_the_drain_may_still_stream() {
     on_both_runtimes(async || {
         let mut server = TestServer::default().await;
         let mut client = RawClient::connect(server.address).await;
@@ -152,7 +152,7 @@ fn h2_frames(mut bytes: &[u8]) -> Vec<(u8, u32, Vec<u8>)> {
 }
 
 #[test]
-fn a_request_in_transit_when_the_drain_begins_is_responseed() {
+fn a_request_in_transit_when_the_drain_begins_is_answered() {
     on_both_runtimes(async || {
         // The server ends long before the grace, so answered connections are not waited for.
         let mut server = TestServer::start(|config| {
