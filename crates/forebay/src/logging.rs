@@ -1,21 +1,28 @@
-//! The log, on standard error: text for people, JSON for machines.
+//! Log output on standard error: text for people, JSON for machines.
 //!
-//! Invariant: a filter that can't be read never takes the place of one that can; and a change is told in the log by whichever
-//! of the two filters lets it through.
-//! Kept by: the filter is checked with the settings, and [`set_filter`] is the only one who changes it.
+//! Invariant: an invalid filter never replaces a valid one. The log line about a new filter is
+//! written after the new filter is in force, if the old or the new filter lets it through.
+//! Enforced by: the filter is checked with the settings, and only [`set_filter`] replaces it.
 
 use std::io::{IsTerminal, stderr};
 use std::sync::OnceLock;
 
-use tracing::{Level, info};
-use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
+use tracing::{Level, Subscriber, info};
+use tracing_subscriber::layer::{Layer, SubscriberExt as _};
+use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::{SubscriberInitExt as _, TryInitError};
 use tracing_subscriber::{EnvFilter, Registry, fmt, reload};
 
-/// The log is the whole process's, and so is its filter.
-static FILTER: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
+/// The log of this process. It is global, as tracing's default subscriber is.
+static LOG: OnceLock<LogHandle> = OnceLock::new();
 
-/// How lines look.
+#[derive(Debug)]
+struct LogHandle {
+    filter: reload::Handle<EnvFilter, Registry>,
+    format: LogFormat,
+}
+
+/// Format of log lines.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum LogFormat {
     /// One line each, coloured on a terminal.
@@ -25,52 +32,61 @@ pub enum LogFormat {
     Json,
 }
 
-/// What is logged, and how.
+/// Settings of the log.
 #[derive(Debug, Clone)]
 pub struct LogConfig {
-    /// How lines look.
+    /// Format of the lines.
     pub format: LogFormat,
-    /// What is let through.
+    /// Filter directives, as [`EnvFilter`] parses them.
     pub filter: String,
 }
 
-/// Starts to log.
+/// Installs the global subscriber.
 ///
 /// # Errors
-/// When this process logs already.
+/// Fails if the process already has one.
 pub fn init(config: &LogConfig) -> Result<(), TryInitError> {
     let (filter, handle) = reload::Layer::new(EnvFilter::new(&config.filter));
-    let lines = fmt::layer().with_writer(stderr);
-    let lines = match config.format {
-        LogFormat::Text => lines.with_ansi(stderr().is_terminal()).boxed(),
-        LogFormat::Json => lines.json().flatten_event(true).boxed(),
-    };
-    tracing_subscriber::registry().with(filter).with(lines).try_init()?;
-    let first = FILTER.set(handle);
-    debug_assert!(first.is_ok(), "a process starts to log once");
+    tracing_subscriber::registry().with(filter).with(lines(config.format)).try_init()?;
+    let first = LOG.set(LogHandle { filter: handle, format: config.format });
+    debug_assert!(first.is_ok(), "a process installs its subscriber once");
     Ok(())
 }
 
-/// Lets through what this filter says from now on. Nothing happens in a process that doesn't log.
+/// Replaces the filter. Does nothing in a process without a log.
 ///
 /// # Errors
-/// When the filter can't be read; the one before stays.
+/// Fails if the filter is invalid; the old one stays in force.
 pub fn set_filter(filter: &str) -> Result<(), String> {
     let filter = EnvFilter::builder().parse(filter).map_err(|error| error.to_string())?;
-    let Some(held) = FILTER.get() else { return Ok(()) };
-    let is_heard = tracing::enabled!(Level::INFO);
-    let tell = || info!("the log's filter has changed");
-    if is_heard {
-        tell();
-    }
-    held.reload(filter).map_err(|error| error.to_string())?;
-    if !is_heard {
-        tell();
+    let Some(log) = LOG.get() else { return Ok(()) };
+    let was_enabled = tracing::enabled!(Level::INFO);
+    log.filter.reload(filter).map_err(|error| error.to_string())?;
+    let report = || info!("the log's filter has changed");
+    if was_enabled && !tracing::enabled!(Level::INFO) {
+        // Only the old filter lets the line through: it is written past the new one.
+        tracing::subscriber::with_default(Registry::default().with(lines(log.format)), report);
+        // The unfiltered subscriber has enabled every call site.
+        tracing::callsite::rebuild_interest_cache();
+    } else {
+        report();
     }
     Ok(())
 }
 
-/// Whether a filter can be read.
+/// Returns the layer that writes lines to standard error.
+fn lines<S>(format: LogFormat) -> Box<dyn Layer<S> + Send + Sync>
+where
+    S: Subscriber + for<'span> LookupSpan<'span>,
+{
+    let lines = fmt::layer().with_writer(stderr);
+    match format {
+        LogFormat::Text => lines.with_ansi(stderr().is_terminal()).boxed(),
+        LogFormat::Json => lines.json().flatten_event(true).boxed(),
+    }
+}
+
+/// Fails if a filter is invalid.
 pub(crate) fn check_filter(filter: &str) -> Result<(), String> {
     EnvFilter::builder().parse(filter).map(drop).map_err(|error| error.to_string())
 }
