@@ -114,7 +114,7 @@ async fn attempts_follow_the_backoff_until_one_succeeds() {
         let waited = at - last;
         assert!(
             waited >= least && waited <= most + Duration::from_millis(2),
-            "try {attempt} after {waited:?}"
+            "attempt {attempt} after {waited:?}"
         );
         last = at;
     }

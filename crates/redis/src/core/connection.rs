@@ -153,8 +153,8 @@ impl<S: ReplySink> ConnectionCore<S> {
         self.paused
     }
 
-    fn dispatch(&mut self, answers: usize, now: Instant, handler: &mut impl EffectHandler<S>) {
-        let parsed = self.pipeline.receive(answers, |received| match received {
+    fn dispatch(&mut self, max_completed: usize, now: Instant, handler: &mut impl EffectHandler<S>) {
+        let parsed = self.pipeline.receive(max_completed, |received| match received {
             PipelineOutput::Completed(sink, replies) => handler.complete(sink, Ok(replies)),
             PipelineOutput::Push(push) => handler.push(push),
         });

@@ -39,9 +39,9 @@ enum Op {
     SubmitLate {
         replies: u32,
     },
-    /// A command that the client does not know; the server sends `answers` replies instead of one.
+    /// A command that the client does not know; the server sends `server_replies` replies instead of one.
     SubmitUnknown {
-        answers: u32,
+        server_replies: u32,
     },
     Drop(usize),
     Write(usize),
@@ -67,7 +67,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         8 => (1..4u32, 1..20usize, prop::option::weighted(0.9, 1..2000u64))
             .prop_map(|(replies, bytes, timeout_ms)| Op::Submit { replies, bytes, timeout_ms }),
         2 => (1..4u32).prop_map(|replies| Op::SubmitLate { replies }),
-        1 => prop::sample::select(vec![1, 1, 1, 1, 1, 1, 0, 2]).prop_map(|answers| Op::SubmitUnknown { answers }),
+        1 => prop::sample::select(vec![1, 1, 1, 1, 1, 1, 0, 2]).prop_map(|server_replies| Op::SubmitUnknown { server_replies }),
         3 => any::<usize>().prop_map(Op::Drop),
         8 => (1..40usize).prop_map(Op::Write),
         6 => Just(Op::Serve),
@@ -93,7 +93,7 @@ struct RecordingHandler {
     rejecting: bool,
     queued: Vec<PipelineRequest<TestSink>>,
     queued_bytes: Vec<u8>,
-    answers: Vec<(Id, Result<Replies, RequestError>)>,
+    results: Vec<(Id, Result<Replies, RequestError>)>,
     pushes: usize,
     states: Vec<State>,
     losses: BTreeSet<&'static str>,
@@ -120,7 +120,7 @@ impl EffectHandler<TestSink> for RecordingHandler {
     }
 
     fn complete(&mut self, sink: TestSink, result: Result<Replies, RequestError>) {
-        self.answers.push((sink.id, result));
+        self.results.push((sink.id, result));
     }
 
     fn push(&mut self, _: Bytes) {
@@ -138,7 +138,7 @@ impl EffectHandler<TestSink> for RecordingHandler {
 struct SubmittedRequest {
     replies: u32,
     /// Number of replies that the model server sends.
-    answers: u32,
+    server_replies: u32,
     probe: Option<EchoProbe>,
     bytes: usize,
     dropped: Rc<Cell<bool>>,
@@ -176,7 +176,7 @@ impl ModelServer {
         for id in self.arrived.drain(..) {
             assert!(!self.ran.contains(&id), "request {id} was replayed");
             self.ran.push(id);
-            for reply in 0..submitted[&id].answers {
+            for reply in 0..submitted[&id].server_replies {
                 let text = match reply {
                     0 => format!(":{id}\r\n"),
                     1 => format!("$3\r\n{id:03}\r\n"),
@@ -191,7 +191,7 @@ impl ModelServer {
     fn refuse(&mut self, submitted: &BTreeMap<Id, SubmittedRequest>) {
         for id in self.arrived.drain(..) {
             self.refused.insert(id);
-            for _ in 0..submitted[&id].answers {
+            for _ in 0..submitted[&id].server_replies {
                 self.sending.extend_from_slice(b"-READONLY You can't write against a read only replica.\r\n");
             }
             self.sending.extend(echoes(submitted[&id].probe));
@@ -217,7 +217,7 @@ struct ConnectionModel {
     handler: RecordingHandler,
     server: ModelServer,
     submitted: BTreeMap<Id, SubmittedRequest>,
-    answered: BTreeSet<Id>,
+    completed: BTreeSet<Id>,
     last_ok: Option<Id>,
     /// Requests that failed before any of their bytes was sent.
     must_not_run: BTreeSet<Id>,
@@ -248,7 +248,7 @@ impl ConnectionModel {
             handler: RecordingHandler::default(),
             server: ModelServer::default(),
             submitted: BTreeMap::new(),
-            answered: BTreeSet::new(),
+            completed: BTreeSet::new(),
             last_ok: None,
             must_not_run: BTreeSet::new(),
             outcomes: Vec::new(),
@@ -262,7 +262,13 @@ impl ConnectionModel {
         self.submit_as(ExpectedReplies::Replies(replies), replies, bytes, timeout);
     }
 
-    fn submit_as(&mut self, expect: ExpectedReplies, answers: u32, bytes: usize, timeout: Option<Duration>) {
+    fn submit_as(
+        &mut self,
+        expect: ExpectedReplies,
+        server_replies: u32,
+        bytes: usize,
+        timeout: Option<Duration>,
+    ) {
         let id = self.submitted.len() as Id;
         if self.handler.rejecting || self.submitted.len() >= usize::from(Id::MAX) {
             return; // the inbox rejects it
@@ -273,7 +279,7 @@ impl ConnectionModel {
             ExpectedReplies::Verified(replies, probe) => (replies, Some(probe)),
         };
         self.submitted
-            .insert(id, SubmittedRequest { replies, answers, probe, bytes, dropped: dropped.clone() });
+            .insert(id, SubmittedRequest { replies, server_replies, probe, bytes, dropped: dropped.clone() });
         self.handler.queued.push(PipelineRequest { sink: TestSink { id, dropped }, expect, bytes, timeout });
         self.handler.queued_bytes.extend(std::iter::repeat_n(id, bytes));
     }
@@ -293,9 +299,9 @@ impl ConnectionModel {
                 self.take_submitted();
             }
             Op::SubmitLate { replies } => self.submit(replies, 5, Some(Duration::from_secs(1))),
-            Op::SubmitUnknown { answers } => {
+            Op::SubmitUnknown { server_replies } => {
                 let expect = ExpectedReplies::Verified(1, EchoProbe::of(self.submitted.len() as u64));
-                self.submit_as(expect, answers, 5, Some(Duration::from_secs(1)));
+                self.submit_as(expect, server_replies, 5, Some(Duration::from_secs(1)));
                 self.take_submitted();
             }
             Op::Drop(pick) if !self.submitted.is_empty() => {
@@ -372,25 +378,25 @@ impl ConnectionModel {
 
     fn check(&mut self) {
         let mut left_unfit = false;
-        for (id, answer) in self.handler.answers.drain(..) {
-            assert!(self.answered.insert(id), "request {id} was answered twice");
-            self.outcomes.push(answer.as_ref().map_or_else(RequestError::as_str, |_| "ok"));
-            match answer {
+        for (id, result) in self.handler.results.drain(..) {
+            assert!(self.completed.insert(id), "request {id} completed twice");
+            self.outcomes.push(result.as_ref().map_or_else(RequestError::as_str, |_| "ok"));
+            match result {
                 Ok(replies) if self.server.refused.contains(&id) => {
                     left_unfit = true;
                     assert_eq!(
-                        self.submitted[&id].answers, self.submitted[&id].replies,
+                        self.submitted[&id].server_replies, self.submitted[&id].replies,
                         "{id} has a wrong number of replies"
                     );
                     check_refused(self.submitted[&id].replies, &replies);
                 }
                 Ok(replies) => {
                     assert_eq!(
-                        self.submitted[&id].answers, self.submitted[&id].replies,
+                        self.submitted[&id].server_replies, self.submitted[&id].replies,
                         "{id} has a wrong number of replies"
                     );
-                    assert!(self.server.ran.contains(&id), "request {id} was answered before it ran");
-                    assert!(self.last_ok < Some(id), "{id} was answered after {:?}", self.last_ok);
+                    assert!(self.server.ran.contains(&id), "request {id} completed before it ran");
+                    assert!(self.last_ok < Some(id), "{id} completed after {:?}", self.last_ok);
                     self.last_ok = Some(id);
                     check_replies(id, self.submitted[&id].replies, &replies);
                 }
@@ -425,7 +431,7 @@ impl ConnectionModel {
             self.apply(Op::Advance(1_000));
         }
         let waiting = |model: &ConnectionModel, id: &Id| {
-            !model.submitted[id].dropped.get() && !model.answered.contains(id)
+            !model.submitted[id].dropped.get() && !model.completed.contains(id)
         };
         self.apply(Op::Close);
         self.apply(Op::Advance(1_000));
@@ -498,5 +504,5 @@ fn random_histories_reach_every_state_and_every_kind_of_result() {
         ["cancelled", "closed", "deadline", "lost", "rejected"]
     );
     assert_eq!(losses.into_iter().collect::<Vec<_>>(), ["closed", "protocol", "stalled", "unfit"]);
-    assert!(oks > 100 && restarts > 100, "{oks} answers, {restarts} restarts");
+    assert!(oks > 100 && restarts > 100, "{oks} successes, {restarts} restarts");
 }

@@ -246,13 +246,13 @@ proptest! {
     ) {
         let mut input = head.into_bytes();
         input.extend(encode_all(&values));
-        for (place, change, byte) in changes {
-            let place = place.index(input.len());
+        for (index, change, byte) in changes {
+            let index = index.index(input.len());
             match change {
-                0 => input[place] = byte,
-                1 => input.insert(place, byte),
-                2 if input.len() > 1 => drop(input.remove(place)),
-                _ => input.truncate(place + 1),
+                0 => input[index] = byte,
+                1 => input.insert(index, byte),
+                2 if input.len() > 1 => drop(input.remove(index)),
+                _ => input.truncate(index + 1),
             }
         }
         check(&input);
@@ -467,7 +467,7 @@ async fn a_reply_over_the_limits_ends_the_connection_and_says_why() {
     ] {
         match client.pipeline::<(String, RespValue)>((("ECHO", "before"), ("EVAL", script, 0))).await {
             Err(RequestError::Lost(ConnectionLoss::Protocol(error))) => assert_eq!(error, expected),
-            other => panic!("{other:?} in place of {expected}"),
+            other => panic!("{other:?} in index of {expected}"),
         }
         // The client reconnects, and replies within the limits still arrive.
         let again = async {

@@ -298,13 +298,13 @@ async fn dropping_a_third_of_100_000_futures_misroutes_no_reply() {
                 if rng.one_in(3) {
                     // Dropped after this many polls: at once, in the queue, in flight, or after
                     // completion.
-                    let mut turns = rng.next_u64() % 6;
+                    let mut polls = rng.next_u64() % 6;
                     let mut request = std::pin::pin!(request);
                     let outcome = std::future::poll_fn(|cx| match request.as_mut().poll(cx) {
                         Poll::Ready(result) => Poll::Ready(Some(result)),
-                        Poll::Pending if turns == 0 => Poll::Ready(None),
+                        Poll::Pending if polls == 0 => Poll::Ready(None),
                         Poll::Pending => {
-                            turns -= 1;
+                            polls -= 1;
                             cx.waker().wake_by_ref();
                             Poll::Pending
                         }
@@ -697,7 +697,7 @@ async fn canned_server(bytes: Vec<u8>) -> std::net::SocketAddr {
 }
 
 const NOT_REDIS: [&[u8]; 5] = [
-    b"HTTP/1.1 400 Bad PipelineRequest\r\nContent-AnnouncedLength: 0\r\n\r\n",
+    b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n",
     b"\x15\x03\x01\x00\x02\x02\x0a",
     b"SSH-2.0-OpenSSH_9.6\r\n",
     b"\0\0\0\0",

@@ -86,7 +86,7 @@ async fn an_empty_pipeline_sends_nothing() {
 }
 
 #[tokio::test]
-async fn a_pipeline_of_100_000_commands_is_answered_in_order() {
+async fn a_pipeline_of_100_000_commands_gets_its_replies_in_order() {
     let redis = start();
     let client = connect(redis.url()).await;
     let commands: Vec<_> = (0..100_000).map(|n| ("ECHO", n)).collect();
@@ -538,8 +538,8 @@ async fn unsupported_commands_are_rejected_without_affecting_other_requests() {
         client.pipeline::<Vec<i64>>([["INCR", "counter"], ["MULTI", ""]].map(|words| (words,))).await;
     assert!(matches!(refused, Err(RequestError::Unsuitable { .. })));
     let (echo, count): (String, Option<i64>) =
-        (client.exec(("ECHO", "in step")).await.unwrap(), client.exec(("GET", "counter")).await.unwrap());
-    assert_eq!((echo.as_str(), count), ("in step", None));
+        (client.exec(("ECHO", "in sync")).await.unwrap(), client.exec(("GET", "counter")).await.unwrap());
+    assert_eq!((echo.as_str(), count), ("in sync", None));
 }
 
 #[tokio::test]
@@ -548,7 +548,7 @@ async fn an_empty_command_is_rejected() {
     let client = connect(redis.url()).await;
     let empty = client.exec::<()>((Vec::<String>::new(),)).await.unwrap_err();
     assert!(matches!(empty, ExecError::Request(RequestError::Unsuitable { .. })), "{empty}");
-    assert_eq!(client.exec::<String>(("ECHO", "in step")).await.unwrap(), "in step");
+    assert_eq!(client.exec::<String>(("ECHO", "in sync")).await.unwrap(), "in sync");
 }
 
 #[tokio::test]

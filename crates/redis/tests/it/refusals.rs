@@ -198,7 +198,7 @@ async fn after_a_planned_failover_writes_and_subscriptions_find_the_new_master()
 async fn loading_ends_the_connection_until_the_data_is_loaded() {
     let redis = Redis::builder().debug_command().config("key-load-delay", "0").start().unwrap();
     let (client, admin) = (connect(fast_reconnect(redis.url())).await, connect(redis.url()).await);
-    let admin_2 = connect(redis.url()).await;
+    let second_admin = connect(redis.url()).await;
     let filler = "x".repeat(2_000);
     let keys: Vec<_> = (0..5_000).map(|key| ("SET", key, &filler)).collect();
     client.pipeline::<Vec<()>>(&keys).await.unwrap();
@@ -214,7 +214,7 @@ async fn loading_ends_the_connection_until_the_data_is_loaded() {
             Err(error) if refusal(&error) == Some(ServerRefusal::Loading) => {
                 left += 1;
                 // Loading would take 25 s.
-                admin_2.exec::<()>(("CONFIG", "SET", "key-load-delay", 0)).await.unwrap();
+                second_admin.exec::<()>(("CONFIG", "SET", "key-load-delay", 0)).await.unwrap();
             }
             // The client is about to reconnect.
             Err(ExecError::Request(RequestError::Rejected {
@@ -428,8 +428,8 @@ async fn unblocked_noauth_and_noscript_say_whether_to_retry() {
 /// Lets each caller request its own number. Returns how many got it; the others must get an error.
 async fn count_own_replies(client: &RedisClient, callers: usize, deadline: Duration) -> usize {
     let asked = (0..callers).map(|caller| client.exec::<usize>(("ECHO", caller)).within(deadline));
-    let answers = within("a result", join_all(asked)).await;
-    let own = |(caller, answer): (usize, &Result<usize, ExecError>)| match answer {
+    let results = within("a result", join_all(asked)).await;
+    let own = |(caller, result): (usize, &Result<usize, ExecError>)| match result {
         Ok(number) => {
             assert_eq!(*number, caller, "reply of another request");
             true
@@ -437,7 +437,7 @@ async fn count_own_replies(client: &RedisClient, callers: usize, deadline: Durat
         Err(ExecError::Request(_)) => false,
         Err(error) => panic!("reply of another request: {error}"),
     };
-    answers.iter().enumerate().filter(|&answer| own(answer)).count()
+    results.iter().enumerate().filter(|&result| own(result)).count()
 }
 
 #[tokio::test]

@@ -434,13 +434,14 @@ impl FromReply for CustomReply {
             ReplyToken::Int(number) => Ok(CustomReply::Number(number)),
             ReplyToken::Bulk(text) => Ok(CustomReply::Text(String::from_utf8_lossy(&text).into_owned())),
             ReplyToken::Array(mut items) => {
-                let mut answers = Vec::new();
+                let mut items_read = Vec::new();
                 while items.next(reader) {
-                    answers.push(CustomReply::from_reply(reader).map_err(|error| error.at(answers.len()))?);
+                    items_read
+                        .push(CustomReply::from_reply(reader).map_err(|error| error.at(items_read.len()))?);
                 }
-                Ok(CustomReply::Several(answers))
+                Ok(CustomReply::Several(items_read))
             }
-            other => Err(other.mismatch("a result")),
+            other => Err(other.mismatch("an answer")),
         }
     }
 }

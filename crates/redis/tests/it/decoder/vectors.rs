@@ -158,7 +158,7 @@ pub(super) fn by_hand() -> Vec<(&'static str, RespValue)> {
 
 /// Name, bytes, and the error that ends the stream.
 pub(super) const MALFORMED: &[(&str, &[u8], ProtocolError)] = &[
-    ("not-resp", b"HTTP/1.1 400 Bad PipelineRequest\r\n", ProtocolError::Type(b'H')),
+    ("not-resp", b"HTTP/1.1 400 Bad Request\r\n", ProtocolError::Type(b'H')),
     ("not-resp-but-tls", b"\x15\x03\x03\x00\x02\x02\x46", ProtocolError::Type(0x15)),
     ("no-element-in-array", b"*1\r\n\r\n", ProtocolError::Type(b'\r')),
     ("line-without-cr", b"+OK\n", ProtocolError::Terminator("a line")),
