@@ -90,7 +90,7 @@
 //!
 //! | [`ReplicaIdentity`] | [`Update::old`] | [`Delete::old`] |
 //! |---|---|---|
-//! | `Default` (primary key) | `None`, or [`OldTuple::Key`] if it changed[^toast] | [`OldTuple::Key`] |
+//! | `Default` (primary key) | `None`, or `OldTuple::Key` if it changed[^toast] | `OldTuple::Key` |
 //! | `Index` (a unique index) | as above, with the columns of the index | [`OldTuple::Key`] |
 //! | `Full` | [`OldTuple::Full`], always | [`OldTuple::Full`] |
 //! | `Nothing` | the server rejects the update | the server rejects the delete |
