@@ -52,7 +52,7 @@ fn errors_of_tokens_admission_gate_and_admin_are_documented_as_clients_read_them
     faults.extend(arms("crates/admission/src/identity/mod.rs", "pub fn as_str(&self)"));
     assert_eq!(named(of_token), faults);
 
-    let of_admission = arms("crates/admission/src/problem.rs", "fn error(reason: Reason)");
+    let of_admission = arms("crates/admission/src/problem_details.rs", "fn error(reason: RejectionReason)");
     assert_eq!(named(section(&page, "### Of admission\n")), of_admission);
 
     let mut of_gate = arms("crates/gate/src/refusal.rs", "fn as_str(&self)");
