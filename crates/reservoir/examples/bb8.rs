@@ -17,7 +17,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let builder = bb8::Pool::builder().max_size(6).max_lifetime(None).idle_timeout(None);
     let pool = builder.build(reservoir.view("web", 6)).await?;
     let client = pool.get().await?;
-    let answer: i32 = client.query_one("SELECT 6 * 7", &[]).await?.get(0);
-    println!("the answer is {answer}; {:?}", reservoir.status().counts);
+    let result: i32 = client.query_one("SELECT 6 * 7", &[]).await?.get(0);
+    println!("result: {result}; {:?}", reservoir.status().counts);
     Ok(())
 }

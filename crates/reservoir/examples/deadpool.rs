@@ -19,7 +19,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let pool: Pool<ReservoirView<PostgresClient>> =
         Pool::builder(reservoir.view("web", 6)).max_size(6).build()?;
     let client = pool.get().await?;
-    let answer: i32 = client.query_one("SELECT 6 * 7", &[]).await?.get(0);
-    println!("the answer is {answer}; {:?}", reservoir.status().counts);
+    let result: i32 = client.query_one("SELECT 6 * 7", &[]).await?.get(0);
+    println!("result: {result}; {:?}", reservoir.status().counts);
     Ok(())
 }

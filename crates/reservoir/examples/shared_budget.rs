@@ -15,8 +15,8 @@ use forebay_reservoir::{ConnectionLimits, PostgresConnect, Reservoir, ReservoirC
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> Result<()> {
-    let words: Vec<_> = std::env::args().skip(1).collect();
-    match words.as_slice() {
+    let args: Vec<_> = std::env::args().skip(1).collect();
+    match args.as_slice() {
         [postgres, redis, name] => {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime.block_on(one_of_two(postgres, redis, name))

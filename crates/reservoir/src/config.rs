@@ -30,7 +30,7 @@ pub struct ReservoirConfig {
     pub(crate) close_timeout: Duration,
 }
 
-/// What the reservoir runs on a returned connection before it lends it again.
+/// Statements that run on a returned connection before it is lent again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reset {
     /// Runs nothing. A transaction that one caller leaves open is open for the next caller, too.
@@ -168,8 +168,9 @@ impl ReservoirConfig {
         self
     }
 
-    /// Sets after which time a held connection is logged, with the source location of its checkout.
-    /// Default: 60 s.
+    /// Sets how long a caller may hold a connection before a warning is logged. Default: 60 s.
+    ///
+    /// The warning contains the source location of the checkout.
     pub fn leak_after(mut self, leak_after: Duration) -> Self {
         self.leak_after = leak_after;
         self
@@ -187,8 +188,8 @@ impl ReservoirConfig {
         self
     }
 
-    /// Sets the timeout of each of the two steps of a dial: credentials and connection. Default: 30
-    /// s.
+    /// Sets the timeout of each of the two steps of a dial: credentials and connection.
+    /// Default: 30 s.
     pub fn dial_timeout(mut self, timeout: Duration) -> Self {
         self.dial_timeout = timeout;
         self
@@ -200,8 +201,8 @@ impl ReservoirConfig {
     /// Until then the slot and the lease stay in use. After it they are released with a warning,
     /// and the server may have more than [`max`](Self::max) connections.
     ///
-    /// A server takes that long for a query that can't be cancelled, a stopped backend, or a slow
-    /// authentication. [`Reservoir::close`](crate::Reservoir::close) has its own timeout.
+    /// A close takes long if a query can't be cancelled, a backend is stopped, or authentication is
+    /// slow. [`Reservoir::close`](crate::Reservoir::close) has its own timeout.
     pub fn close_timeout(mut self, timeout: Duration) -> Self {
         self.close_timeout = timeout;
         self
@@ -327,8 +328,8 @@ impl ConnectionLimits {
 
     /// Sets the maximum number of open connections of all processes together.
     ///
-    /// Units of a killed process are free after its membership has expired, because the server may
-    /// not have noticed earlier that it is gone.
+    /// The units of a killed process are freed when its membership expires. Until then the server
+    /// may still have its connections.
     pub fn connections(mut self, limit: u32) -> Self {
         self.connections = Some(limit);
         self

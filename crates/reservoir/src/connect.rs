@@ -10,15 +10,15 @@ use tokio::sync::mpsc;
 /// Opens connections.
 ///
 /// A dial has two steps: credentials, then the connection. The rate limit is checked between them,
-/// so a dial without credentials uses up no token.
+/// so a dial without credentials uses no rate token.
 pub trait Connect: Send + Sync + 'static {
     /// Type of the connections.
     type Connection: ReservoirConnection;
-    /// What a connection is opened with.
+    /// Password, token or other credentials of a connection.
     type Credentials: Send;
 
-    /// Returns the name of the server. Reservoirs of one quota share budget and rate if it is the
-    /// same.
+    /// Returns the name of the server. Reservoirs of one quota share budget and rate if their
+    /// endpoints are equal.
     fn endpoint(&self) -> String {
         "default".into()
     }
@@ -36,8 +36,8 @@ pub trait Connect: Send + Sync + 'static {
     ///
     /// After a failed or dropped dial, the server may still have a backend, for example one that is
     /// authenticating. A connector keeps a clone of `slot` until the server has closed that
-    /// backend; until then the dial counts. The returned connection needs no clone. By default
-    /// `slot` is dropped with the dial.
+    /// backend; until then the dial counts against `max`. The returned connection needs no clone.
+    /// By default `slot` is dropped with the dial.
     fn connect_in_slot(
         &self,
         credentials: Self::Credentials,
@@ -101,7 +101,7 @@ pub trait ReservoirConnection: Send + 'static {
     fn reset(&mut self, script: &str) -> impl Future<Output = Result<(), ConnectionError>> + Send;
 
     /// Closes the connection and waits until the server has closed its end; until then the
-    /// connection counts. The reservoir drops the future after
+    /// connection counts against `max`. The reservoir drops the future after
     /// [`close_timeout`](crate::ReservoirConfig::close_timeout); the socket must be closed then.
     fn close(self) -> impl Future<Output = ()> + Send;
 }
@@ -140,8 +140,8 @@ impl ConnectionErrorKind {
         }
     }
 
-    /// Returns whether early retries make it worse: a full server, or a wrong password that locks
-    /// an account.
+    /// Returns whether early retries do harm: they load a full server, or lock an account after
+    /// wrong passwords.
     pub(crate) fn needs_long_backoff(self) -> bool {
         matches!(self, ConnectionErrorKind::Full | ConnectionErrorKind::Refused)
     }

@@ -171,7 +171,7 @@ impl<C: ReservoirConnection> ReservoirDriver<C> {
         self.with_ledger(|ledger| ledger.is_reusable(entry, now))
     }
 
-    /// Returns what the refiller does next; reports leaks and updates the gauges.
+    /// Returns the refiller's next plan; reports leaks and updates the gauges.
     pub(crate) fn plan(self: &Arc<Self>) -> RefillPlan {
         let now = now();
         let mut state = self.lock();
@@ -205,7 +205,7 @@ impl<C: ReservoirConnection> ReservoirDriver<C> {
         inspect(&self.lock().ledger)
     }
 
-    /// Returns what keeps the reservoir below its target.
+    /// Returns why the reservoir has no free connection.
     pub(crate) fn shortage(&self) -> Shortage {
         let (state, now) = (self.lock(), now());
         let (counts, backs_off) = (state.ledger.counts(), state.ledger.next_dial_at().is_some());
@@ -289,7 +289,7 @@ impl<C: ReservoirConnection> ReservoirDriver<C> {
 
     fn hand_over(self: &Arc<Self>, (caller, view, entry): HandOver<LeasedConnection<C>, WaitingCaller<C>>) {
         self.metrics.checkouts.increment(1);
-        // If the caller has gone, the guard is dropped here and the next waiter is served.
+        // If the caller has stopped waiting, the guard is dropped here. The next waiter is served.
         drop(caller.sender.send(Some(ConnectionGuard::new(self.clone(), view, entry))));
     }
 

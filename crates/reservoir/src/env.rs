@@ -30,8 +30,8 @@ use crate::config::{ConnectionLimits, DEFAULT_RATE, ReservoirConfig, ReservoirCo
 /// | `FOREBAY_CONN_LEASE_ENABLED` | `false` | limit the connections of all processes |
 /// | `FOREBAY_CONN_LEASE_LIMIT` | `10000` | maximum number of connections of all processes |
 /// | `FOREBAY_CONN_LEASE_TTL` | `10s` | time after which the units of a killed process are free |
-/// | `FOREBAY_CONN_LEASE_REDIS_URL` | | Redis server in which they are counted |
-/// | `FOREBAY_CONN_LEASE_TABLE` | | or DynamoDB table |
+/// | `FOREBAY_CONN_LEASE_REDIS_URL` | | URL of the Redis server that counts the connections |
+/// | `FOREBAY_CONN_LEASE_TABLE` | | DynamoDB table that counts them, instead of Redis |
 /// | `FOREBAY_CONN_LEASE_NAMESPACE` | `forebay` | name that the processes share |
 ///
 /// Durations are written like `500ms`, `45s`, `11m` or `1h30m`.
@@ -206,7 +206,7 @@ impl Environment {
     }
 }
 
-/// With a shorter TTL, busy members would count as dead.
+/// Minimum TTL. With a shorter one, the membership of a busy process would expire.
 const SHORTEST_TTL: Duration = Duration::from_secs(1);
 
 struct Variables<L>(L);

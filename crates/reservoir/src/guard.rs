@@ -53,9 +53,8 @@ impl<C: ReservoirConnection> ConnectionGuard<C> {
 
     /// Returns the connection without a reset.
     ///
-    /// The caller guarantees that no transaction is open and that the session is unchanged. Takes
-    /// the guard, so that the connection isn't used afterwards. A connection that is marked bad is
-    /// still closed.
+    /// The caller guarantees that no transaction is open and that the session is unchanged. A
+    /// connection that is marked bad is still closed.
     pub fn give_back_clean(mut self) {
         if self.return_state == ReturnState::Used {
             self.return_state = ReturnState::Clean;

@@ -37,7 +37,7 @@
 //! | order of waiting callers over all views | `core/checkout_queue.rs` |
 //! | lock, hand-over, reasons of a shortage | `driver.rs`, `pending_checkout.rs` |
 //! | reset between two callers | `reset_task.rs` |
-//! | steps of a dial; what is released when one fails | `refill.rs`, `pending_dial.rs` |
+//! | steps of a dial; release of slot and lease when one fails | `refill.rs`, `pending_dial.rs` |
 //! | waiting for the server's close | `retiring_slot.rs`, `postgres/starting_socket.rs` |
 //! | tokio-postgres, addresses, TLS modes, channel binding | `postgres/` |
 //! | passwords and tokens | `credentials/` |
@@ -48,7 +48,8 @@
 //!
 //! Invariant: `ready + dialing + lent + resetting + retiring <= max`. A connection counts until the
 //! server has closed its end, or [`close_timeout`](ReservoirConfig::close_timeout) has passed.
-//! Invariant: a lent connection is open, reset, and outside of the guard window of its expiry.
+//! Invariant: a connection is lent only after its reset, outside of the guard window of its expiry,
+//! and if no close was detected.
 //! Invariant: callers are served in the order of arrival.
 //! Invariant: every slot, lease and connection is released exactly once.
 //! Enforced by: one pure ledger, one lock around it, and guards that report to it on drop.
@@ -56,11 +57,11 @@
 //! | guarantee | test |
 //! |---|---|
 //! | The ledger never exceeds `max`, including connections that are being opened and closed. | `every_connection_is_in_one_state_and_the_total_stays_within_max` |
-//! | The server never has more than `max` connections while it closes within `close_timeout`. | `a_server_that_closes_within_the_timeout_never_has_more_backends_than_max`, `queries_that_catch_their_cancellation_keep_their_slots_until_they_end`, `frozen_backends_keep_their_slots_until_they_end_with_tls_and_without`, `frozen_backends_keep_their_slots_under_bb8_and_deadpool`, `random_faults_never_lead_to_more_backends_than_max` |
+//! | If the server closes each connection within `close_timeout`, it never has more than `max`. | `a_server_that_closes_within_the_timeout_never_has_more_backends_than_max`, `queries_that_catch_their_cancellation_keep_their_slots_until_they_end`, `frozen_backends_keep_their_slots_until_they_end_with_tls_and_without`, `frozen_backends_keep_their_slots_under_bb8_and_deadpool`, `random_faults_never_lead_to_more_backends_than_max` |
 //! | An abandoned dial counts until the server has closed it. | `an_abandoned_dial_counts_until_the_server_has_closed_it`, `backends_that_authenticate_after_a_dial_timed_out_keep_its_slot` |
-//! | With a shared budget, all processes together never exceed it while the store keeps its writes. | `four_processes_share_a_budget_through_redis_while_one_is_killed`, `four_processes_share_a_budget_through_dynamodb_while_one_is_killed` |
+//! | With a shared budget, all processes together never exceed it, as long as the store loses no writes. | `four_processes_share_a_budget_through_redis_while_one_is_killed`, `four_processes_share_a_budget_through_dynamodb_while_one_is_killed` |
 //! | Callers are served in the order of arrival. | `waiting_callers_get_returned_connections_in_order` |
-//! | A lent connection is not within the guard window and not known to be closed. | `nothing_within_the_guard_window_is_lent_and_a_steady_reservoir_never_dips`, `connections_that_the_server_ends_are_replaced` |
+//! | A connection is not lent within the guard window of its expiry, or after its close was detected. | `nothing_within_the_guard_window_is_lent_and_a_steady_reservoir_never_dips`, `connections_that_the_server_ends_are_replaced` |
 //! | Session state doesn't pass from one caller to the next; prepared statements stay. | `session_state_of_one_caller_is_reset_for_the_next` |
 //! | A dropped checkout leaks no connection; a failed dial releases its slot and lease. | `a_dropped_checkout_leaks_no_connection`, `a_dial_that_panics_hangs_or_fails_releases_its_slot_and_lease` |
 //! | Connections are replaced before they expire, and expiries are spread. | `connections_are_replaced_before_they_expire_and_the_count_never_dips`, `jitter_spreads_the_expiries` |
@@ -71,13 +72,15 @@
 //!
 //! # Decisions
 //!
-//! - A connection is replaced while it is still in use. The dial begins one guard window before the
-//!   guard window; the eighth of `max` beyond the target is the room for it. Without that room, a
-//!   connection that expires soon is retired first.
-//! - Credentials are requested before the rate token. A token counts at the moment it is taken, so
-//!   tokens that wait for slow credentials would be spent in a burst.
+//! - A connection is replaced while it is still in use. By default its replacement is dialed one
+//!   guard window before its guard window begins. The dial uses a slot beyond the target: by
+//!   default `max` is the target plus an eighth. If no slot is free, the connection that expires
+//!   soonest is retired before the dial.
+//! - Credentials are requested before the rate token, because the rate limit counts a token when it
+//!   is taken. Dials that held tokens while they waited for slow credentials would start in a
+//!   burst.
 //! - Budget and rate are counted per endpoint: two servers on one quota don't share them.
-//! - A FIN or RST is the server's close; the socket is watched, so this holds under TLS, too.
+//! - A FIN or RST counts as the server's close. It is detected on the socket below TLS.
 //!   Connections that take longer than a second to close are *lingering* in status and metrics.
 //! - A local TCP timeout counts as a close only if the host was silent, as after a failover. A host
 //!   that acknowledges while its process doesn't read still has the backend (`postgres/socket.rs`).
@@ -85,8 +88,8 @@
 //!   `pg_terminate_backend` isn't used: it needs a connection while all slots are in use.
 //! - The refiller's timer covers the deadlines of all waiting callers. A timer per caller would
 //!   cost more than a checkout.
-//! - While the budget's store is unavailable, the quota's policy applies (`Share`: equal parts).
-//!   Excess connections after its return are a debt: no dial begins until it is paid.
+//! - While the budget's store is unavailable, the quota's policy applies (`Share`: equal parts). If
+//!   the budget is exceeded when the store returns, no dial begins until the excess is closed.
 //! - TLS is negotiated here: tokio-postgres supports neither `verify-*` nor the retry of `prefer`.
 
 #[cfg(any(feature = "bb8", feature = "deadpool"))]

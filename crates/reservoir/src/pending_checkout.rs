@@ -1,8 +1,8 @@
 //! Pending checkout: a caller that waits in the checkout queue.
 //!
-//! Invariant: a caller that stops waiting takes no connection along.
+//! Invariant: a caller that stops waiting leaks no connection.
 //! Enforced by: dropping a [`PendingCheckout`] removes the caller from the queue. If a connection
-//! was already sent, its guard is dropped with the receiver and returns to the reservoir.
+//! was already sent, its guard is dropped with the receiver, which returns the connection.
 
 use std::panic::Location;
 use std::sync::Arc;
@@ -16,9 +16,9 @@ use crate::driver::{ReservoirDriver, now};
 use crate::error::CheckoutError;
 use crate::guard::ConnectionGuard;
 
-/// The queue's side of a waiting caller.
+/// Queue entry of a waiting caller.
 pub(crate) struct WaitingCaller<C: ReservoirConnection> {
-    /// Receives the connection, or `None` when the deadline has passed.
+    /// Sends the connection, or `None` when the deadline has passed.
     pub(crate) sender: oneshot::Sender<Option<ConnectionGuard<C>>>,
     pub(crate) location: Option<&'static Location<'static>>,
     pub(crate) deadline: Instant,
@@ -34,7 +34,7 @@ impl<C: ReservoirConnection> CheckoutWaiter for WaitingCaller<C> {
     }
 }
 
-/// The caller's side. Dropping it leaves the queue.
+/// The caller's side of a waiting checkout. Dropping it removes the caller from the queue.
 pub(crate) struct PendingCheckout<C: ReservoirConnection> {
     driver: Arc<ReservoirDriver<C>>,
     view: usize,

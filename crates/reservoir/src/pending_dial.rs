@@ -63,7 +63,7 @@ impl<C: ReservoirConnection> PendingDial<C> {
         let abandoned = self.take_holders();
         let leased = LeasedConnection { connection, lease: self.lease.take(), abandoned };
         self.end(|state, now| {
-            // A success doesn't mean that other dials get a lease.
+            // Other dials may still be denied a lease, so that reason is kept.
             state.last_failure.take_if(|failure| !matches!(failure, Shortage::LeaseDenied { .. }));
             state.ledger.dial_succeeded(leased, now);
         });

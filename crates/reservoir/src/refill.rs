@@ -2,12 +2,12 @@
 //!
 //! Invariant: a dial takes, in this order, a slot in the ledger, a lease of the budget, credentials
 //! and a token of the rate limit. If a later step fails, slot and lease are released once the
-//! server has closed what the dial opened.
+//! server has closed all sockets of the dial.
 //! Enforced by: [`PendingDial`] owns slot and lease.
 //! Out of scope: how many dials to begin; see `core/ledger.rs`.
 //!
-//! The token comes last because the rate limit counts it at that moment. Tokens that wait for slow
-//! credentials would be spent in a burst.
+//! The token comes last because the rate limit counts it when it is taken. Dials that held tokens
+//! while they waited for slow credentials would start in a burst.
 
 use std::sync::Arc;
 use std::time::Duration;

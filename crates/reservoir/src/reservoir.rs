@@ -58,7 +58,7 @@ impl<C: ReservoirConnection> Reservoir<C> {
     /// Starts a reservoir, which begins to fill. Needs a tokio runtime.
     ///
     /// The reservoir's tasks run on that runtime: while it isn't driven, no connection is opened
-    /// and no deadline is kept.
+    /// and no timeout fires.
     ///
     /// # Errors
     /// Fails if no connection would ever be lent: see [`ReservoirConfigError`].
@@ -105,7 +105,7 @@ impl<C: ReservoirConnection> Reservoir<C> {
         self.whole.checkout_within(timeout)
     }
 
-    /// Waits up to `timeout` until as many connections are open as the low watermark says.
+    /// Waits up to `timeout` until the number of open connections reaches the low watermark.
     ///
     /// Returns the number of open connections if there are fewer, and fails if there is none.
     pub async fn initial_fill(&self, timeout: Duration) -> Result<FillProgress, FillError> {

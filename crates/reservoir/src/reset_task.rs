@@ -33,16 +33,16 @@ pub(crate) async fn reset<C: ReservoirConnection>(config: &ReservoirConfig, conn
             false
         }
         Err(_) => {
-            debug!(service = config.service, within = ?config.reset_timeout, "connection reset timed out");
+            debug!(service = config.service, timeout = ?config.reset_timeout, "connection reset timed out");
             false
         }
     }
 }
 
-/// A connection that is being reset.
+/// Guard of a connection that is being reset. Dropping it reports a failed reset.
 pub(crate) struct ResetTask<C: ReservoirConnection> {
     driver: Arc<ReservoirDriver<C>>,
-    /// `None` once the end was reported.
+    /// `None` once the result was reported to the ledger.
     entry: Option<LedgerEntry<LeasedConnection<C>>>,
 }
 

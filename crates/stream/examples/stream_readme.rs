@@ -18,7 +18,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let service = service_fn(move |_request: Request<Incoming>| {
         let mut response = Response::new(topic.subscribe());
         response.headers_mut().insert("content-type", HeaderValue::from_static("text/event-stream"));
-        response.extensions_mut().insert(LiveBody); // becomes one small task
+        response.extensions_mut().insert(LiveBody); // served by one small task
         std::future::ready(response)
     });
 

@@ -20,7 +20,7 @@ use crate::live::stream::LiveStreamParts;
 use crate::protocol::{ClientProtocol, FirstBytes, detect, is_http2_prefix};
 use crate::server::ServerContext;
 use crate::service::{HttpService, ResponseBody};
-use crate::socket::{REQUEST_TIMEOUT, SHUTTING_DOWN, linger, respond_and_linger};
+use crate::socket::{REQUEST_TIMEOUT_RESPONSE, SHUTTING_DOWN_RESPONSE, linger, respond_and_linger};
 
 /// Serves a connection until it ends; returns the parts of a live stream that takes the socket.
 pub(crate) async fn serve<S, B>(
@@ -100,9 +100,9 @@ async fn detect_protocol(
             ready = stream.readable() => ready.ok()?,
             () = &mut late => {
                 context.stats.counters().header_timeouts.increment();
-                break REQUEST_TIMEOUT;
+                break REQUEST_TIMEOUT_RESPONSE;
             }
-            () = &mut drain_grace_elapsed => break SHUTTING_DOWN,
+            () = &mut drain_grace_elapsed => break SHUTTING_DOWN_RESPONSE,
         }
         match first.fill(stream) {
             Ok(0) => return None,

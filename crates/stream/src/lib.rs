@@ -1,9 +1,9 @@
 //! HTTP server for thousands of live streams that are idle most of the time.
 //!
-//! A response marked [`LiveBody`] takes over its socket: what remains of the connection is one
-//! small task with the socket and the response body. Ten thousand such streams need about ten
-//! megabytes. HTTP/1.1 requests without a body are parsed and answered here; hyper serves all
-//! others.
+//! A response marked [`LiveBody`] takes over its socket: from then on the connection is one small
+//! task that owns the socket and the response body. Ten thousand such streams need about ten
+//! megabytes. GET and HEAD requests without a body over plain HTTP/1.1 are parsed and answered
+//! here; hyper serves all others.
 //!
 //! ```
 //! # use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -54,8 +54,8 @@
 //!   first request of another kind the connection stays with hyper.
 //! - **Live path** (`live/`): a response marked [`LiveBody`] over plain HTTP/1.1, if the request's
 //!   body has been read and the method isn't HEAD. The connection closes with the stream.
-//! - **hyper** (`hyper/`): everything else. A live response over HTTP/2 or TLS also ends with its
-//!   client; it only needs more memory.
+//! - **hyper** (`hyper/`): everything else. A live response over HTTP/2 or TLS also ends when its
+//!   client disconnects, but it needs more memory.
 //!
 //! The fast path and the live path send no trailers.
 //!
@@ -63,12 +63,12 @@
 //! | guarantee | test |
 //! |---|---|
 //! | A stream's body is dropped as soon as its client disconnects, with all that it owns (a permit, a subscription). | `a_client_that_closes_half_closes_or_resets_drops_the_body_of_an_idle_stream`, `a_client_that_leaves_while_a_write_is_blocked_drops_the_body_at_once` |
-//! | A body that fails or panics never looks complete: the connection closes without the last chunk; HTTP/2 resets the stream, HTTP/1.0 the connection. | `a_body_that_fails_or_panics_ends_without_the_last_chunk`, `a_body_that_fails_resets_its_stream_only`, `over_http_1_0_a_body_that_fails_or_panics_or_is_cut_ends_with_a_reset` |
+//! | A body that fails or panics never looks complete: the connection closes without the last chunk; over HTTP/2 the stream is reset, over HTTP/1.0 the connection. | `a_body_that_fails_or_panics_ends_without_the_last_chunk`, `a_body_that_fails_resets_its_stream_only`, `over_http_1_0_a_body_that_fails_or_panics_or_is_cut_ends_with_a_reset` |
 //! | Every wait for a client has a deadline ([`HttpServerConfig`]). | `half_a_head_and_then_nothing_gets_a_408`, `a_client_that_accepts_no_bytes_loses_the_stream_and_not_the_connection` |
 //! | Every buffer has a bound. | `a_client_that_never_reads_is_closed_and_nothing_is_buffered_beyond_the_bound`, `heads_beyond_the_limits_get_a_431` |
 //! | Data is written as soon as it is available, with other available data, up to a batch. | `a_live_stream_is_a_head_its_chunks_as_they_come_and_the_last_chunk` |
 //! | A client that falls behind its topic gets a broken stream, never one with a gap. | `every_tail_yields_every_event_in_order_or_ends_with_lagged`, `a_client_that_falls_behind_its_topic_sees_a_broken_stream` |
-//! | A drain answers requests in transit, also those of connections in the listener's backlog. | `a_request_in_transit_when_the_drain_begins_is_answered`, `connections_in_the_backlog_are_answered` |
+//! | During a drain, the server answers requests in transit, also on connections in the listener's backlog. | `a_request_in_transit_when_the_drain_begins_is_answered`, `connections_in_the_backlog_are_answered` |
 //!
 //! # Where to look
 //! | topic | file |
@@ -80,24 +80,26 @@
 //! | chunked framing and writes | `h1/write_batch.rs`, `h1/socket_writer.rs` |
 //! | a live stream that owns its socket | `live/stream.rs` |
 //! | topics, and events written without waking tasks | `live/topic.rs`, `live/delivery.rs`, `live/direct_socket.rs` |
-//! | how a live response leaves hyper | `hyper/service_adapter.rs`, `hyper/http1.rs` |
+//! | how a live response takes the socket from hyper | `hyper/service_adapter.rs`, `hyper/http1.rs` |
 //! | deadlines of HTTP/2 requests | `hyper/h2_exchange.rs` |
 //! | TLS | `hyper/transport.rs`, `hyper/transport_connection.rs` |
 //! | limits, counters | `config.rs`, `stats.rs` |
 //!
 //! # Decisions
-//! - The fast path exists for long-polls: with hyper they took a sixth more CPU and two buffers of
-//!   8 KiB each while they waited. A request's head is copied out of hyper's buffer for the same
-//!   reason (`hyper/copy_head.rs`).
-//! - A live response leaves hyper by a future that stays pending: the adapter keeps the response,
-//!   and the connection's task takes the socket out of hyper and frees hyper's state.
-//! - On an HTTP/2 connection a client with a closed window never blocks the socket. So each
-//!   exchange has its own deadlines, and response bytes are counted until h2 has written them.
+//! - The fast path exists for long-polls. With hyper a long-poll took a sixth more CPU, and held
+//!   two buffers of 8 KiB while it waited. A request's head is copied out of hyper's buffer to free
+//!   that buffer (`hyper/copy_head.rs`).
+//! - hyper never gets a live response: the service future that it polls stays pending. The adapter
+//!   stores the response. The connection's task takes the socket out of hyper and frees hyper's
+//!   state.
+//! - An HTTP/2 client with a closed flow-control window doesn't block the socket, so the socket's
+//!   write timeout can't detect it. Each exchange has its own deadlines instead, and response bytes
+//!   are counted until h2 has written them.
 //! - With four or more direct tails, a topic writes an event to their sockets from a few tasks.
 //!   Waking the task of each stream costs more.
 //! - During a drain a connection without a request stays open for `drain_grace`, and its next
-//!   response has `connection: close`. An incomplete head gets a 503 then. HTTP/2 gets a GOAWAY
-//!   at once.
+//!   response has `connection: close`. A head that is incomplete at the end of that time gets a
+//!   503. HTTP/2 connections get a GOAWAY at once.
 //!
 //! Out of scope: TLS itself (see [`Handshake`]), routing, counting and limiting streams.
 
@@ -134,8 +136,8 @@ pub use self::hyper::transport::{Handshake, HandshakeFuture, NegotiatedTransport
 
 /// Marks a response whose body is a live stream: insert it into the response's extensions.
 ///
-/// Over plain HTTP/1.1 the response becomes one small task that owns the socket. Over HTTP/2 or
-/// with a [`Handshake`] hyper writes it.
+/// Over plain HTTP/1.1 one small task owns the socket and writes the response. Over HTTP/2 or with
+/// a [`Handshake`] hyper writes it.
 #[derive(Debug, Clone, Copy)]
 pub struct LiveBody;
 

@@ -43,7 +43,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Time for the runtime to drop aborted tasks.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 
-const TOO_MANY_CONNECTIONS: &[u8] =
+const TOO_MANY_CONNECTIONS_RESPONSE: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\n\
                           connection: close\r\n\r\n";
 
@@ -90,7 +90,7 @@ where
 {
     /// Creates a server for the connections that `listener` accepts.
     ///
-    /// Every request goes to a clone of `service`, with [`Peer`] in the request's extensions.
+    /// A clone of `service` handles every request, with [`Peer`] in the request's extensions.
     pub fn new(listener: TcpListener, service: S, config: HttpServerConfig) -> HttpServer<S> {
         HttpServer { listener, service, context: Arc::new(ServerContext::new(config)) }
     }
@@ -202,7 +202,7 @@ fn refuse(stream: &TcpStream) {
     // Closing with unread bytes would reset the connection, so pending input is read first.
     let mut discarded = [const { std::mem::MaybeUninit::uninit() }; 4096];
     let _ = socket.recv(&mut discarded);
-    let _ = socket.send(TOO_MANY_CONNECTIONS);
+    let _ = socket.send(TOO_MANY_CONNECTIONS_RESPONSE);
     let _ = socket.shutdown(std::net::Shutdown::Write);
 }
 

@@ -13,13 +13,15 @@ use tokio::time::timeout;
 use crate::config::HttpServerConfig;
 
 /// Maximum duration of a lingering close.
-pub(crate) const LINGER: Duration = Duration::from_secs(1);
+pub(crate) const LINGER_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum bytes discarded in a lingering close.
-const LINGER_BYTES: usize = 256 * 1024;
+const MAX_LINGER_BYTES: usize = 256 * 1024;
 
-pub(crate) const REQUEST_TIMEOUT: &[u8] =
+/// Response to a client that didn't send a complete head in time.
+pub(crate) const REQUEST_TIMEOUT_RESPONSE: &[u8] =
     b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
-pub(crate) const SHUTTING_DOWN: &[u8] =
+/// Response to a request whose head is incomplete at the end of `drain_grace`.
+pub(crate) const SHUTTING_DOWN_RESPONSE: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-type: text/plain\r\n\
       content-length: 29\r\nconnection: close\r\n\r\nThis server is shutting down.";
 
@@ -37,20 +39,20 @@ pub(crate) fn set_socket_options(stream: &TcpStream, config: &HttpServerConfig) 
 
 /// Reads the bytes that are available now.
 ///
-/// A short read means that the socket is drained, so its readiness is cleared at once. That
-/// saves hyper's extra read after each request. A FIN still makes the socket readable.
+/// A short read means that the socket is empty, so its readiness is cleared at once. Otherwise
+/// hyper would read once more after each request. A FIN still makes the socket readable.
 pub(crate) fn read_available(stream: &TcpStream, room: &mut [MaybeUninit<u8>]) -> io::Result<usize> {
-    let mut complete = None;
+    let mut short_read = None;
     let read = stream.try_io(Interest::READABLE, || {
         let count = SockRef::from(stream).recv(room)?;
-        complete = Some(count).filter(|count| (1..room.len()).contains(count));
+        short_read = Some(count).filter(|count| (1..room.len()).contains(count));
         // `WouldBlock` makes `try_io` clear the readiness.
-        if complete.is_some() { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(count) }
+        if short_read.is_some() { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(count) }
     });
-    complete.map_or(read, Ok)
+    short_read.map_or(read, Ok)
 }
 
-/// Sends a final response to an incomplete request head, then closes with a linger.
+/// Sends a final response to an incomplete request head, then does a lingering close.
 pub(crate) async fn respond_and_linger(stream: &TcpStream, response: &[u8]) {
     let _ = stream.try_write(response); // fails if the client has disconnected
     linger(stream).await;
@@ -61,9 +63,9 @@ pub(crate) async fn respond_and_linger(stream: &TcpStream, response: &[u8]) {
 /// Closing with unread bytes resets the connection, and the client could lose the response.
 pub(crate) async fn linger(stream: &TcpStream) {
     let discard = async {
-        let (mut discarded, mut total) = ([0; 1024], 0);
-        while total < LINGER_BYTES && stream.readable().await.is_ok() {
-            match stream.try_read(&mut discarded) {
+        let (mut buffer, mut total) = ([0; 1024], 0);
+        while total < MAX_LINGER_BYTES && stream.readable().await.is_ok() {
+            match stream.try_read(&mut buffer) {
                 Ok(0) => return,
                 Ok(count) => total += count,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -72,7 +74,7 @@ pub(crate) async fn linger(stream: &TcpStream) {
         }
     };
     let _ = SockRef::from(stream).shutdown(Shutdown::Write); // fails only after a disconnect
-    let _ = timeout(LINGER, discard).await;
+    let _ = timeout(LINGER_TIMEOUT, discard).await;
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! Task registry: one entry for each task that the server has spawned.
 //!
 //! Invariant: an entry exists exactly as long as its task's future.
-//! Enforced by: the future holds its [`TaskEntry`], whose drop removes it. If the task ends before
-//! its abort handle is registered, the handle is discarded.
+//! Enforced by: the future holds its [`TaskEntry`]; dropping the entry frees its slot. If the task
+//! ends before its abort handle is registered, `set_handle` discards the handle and frees the slot.
 //!
 //! An entry costs 16 bytes. Live streams are not notified of a drain; those left at its end are
 //! aborted.
@@ -37,7 +37,7 @@ enum TaskSlot {
     Running(AbortHandle),
 }
 
-/// A task's hold on its registry slot.
+/// Guard of a task's registry slot. Dropping it frees the slot.
 #[derive(Debug)]
 pub(crate) struct TaskEntry {
     registry: Arc<TaskRegistry>,
@@ -45,7 +45,7 @@ pub(crate) struct TaskEntry {
 }
 
 impl TaskRegistry {
-    /// Returns a new entry, or `None` if there are `max`.
+    /// Returns a new entry, or `None` if `max` slots are in use.
     pub(crate) fn register(self: &Arc<Self>, max: usize) -> Option<TaskEntry> {
         let mut state = self.lock();
         if state.len() >= max {
@@ -63,7 +63,7 @@ impl TaskRegistry {
     pub(crate) fn set_handle(&self, slot: u32, handle: AbortHandle) {
         let mut state = self.lock();
         match &mut state.slots[slot as usize] {
-            slot @ TaskSlot::Starting => *slot = TaskSlot::Running(handle),
+            starting @ TaskSlot::Starting => *starting = TaskSlot::Running(handle),
             TaskSlot::Ended => self.release(state, slot),
             TaskSlot::Free | TaskSlot::Running(_) => unreachable!("a slot's handle is registered once"),
         }
@@ -73,7 +73,7 @@ impl TaskRegistry {
         self.lock().len()
     }
 
-    /// Aborts every registered task and returns their number.
+    /// Aborts every task whose abort handle is registered; returns their number.
     pub(crate) fn abort_all(&self) -> usize {
         let state = self.lock();
         let running = state.slots.iter().filter_map(|slot| match slot {
@@ -98,14 +98,14 @@ impl TaskRegistry {
     }
 
     fn release(&self, mut state: MutexGuard<'_, State>, slot: u32) {
-        let left = std::mem::replace(&mut state.slots[slot as usize], TaskSlot::Free);
+        let released = std::mem::replace(&mut state.slots[slot as usize], TaskSlot::Free);
         state.free.push(slot);
         let empty = state.len() == 0;
         if empty {
             *state = State::default();
         }
         drop(state);
-        drop(left); // may drop the task, outside the lock
+        drop(released); // may drop the task, outside the lock
         if empty {
             self.emptied.notify_waiters();
         }
@@ -132,7 +132,7 @@ impl Drop for TaskEntry {
     fn drop(&mut self) {
         let mut state = self.registry.lock();
         match &mut state.slots[self.slot as usize] {
-            slot @ TaskSlot::Starting => *slot = TaskSlot::Ended,
+            starting @ TaskSlot::Starting => *starting = TaskSlot::Ended,
             TaskSlot::Running(_) => self.registry.release(state, self.slot),
             TaskSlot::Free | TaskSlot::Ended => unreachable!("a slot has one entry"),
         }

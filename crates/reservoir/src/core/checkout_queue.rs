@@ -9,7 +9,7 @@ use std::time::Instant;
 
 /// A caller that waits for a connection.
 pub(crate) trait CheckoutWaiter {
-    /// Returns where the caller asked for the connection; `None` disables leak reports.
+    /// Returns the source location of the checkout; `None` disables leak reports.
     fn location(&self) -> Option<&'static Location<'static>>;
     /// Returns when the caller stops waiting.
     fn deadline(&self) -> Instant;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// SplitMix64 generator. Its output spreads evenly and is not a secret.
+/// SplitMix64 generator. Its output is uniform and predictable: unfit for secrets.
 #[derive(Debug)]
 pub(crate) struct JitterRng(u64);
 

@@ -6,7 +6,7 @@
 //! Invariant: no caller waits while a connection is ready and the caller's view is below its quota.
 //! Enforced by: a connection is a [`LedgerEntry`], which is moved and never cloned. Methods only
 //! record [`LedgerEffects`]; the driver performs them after it has released the lock.
-//! Out of scope: dials (`refill.rs`), resets (`driver.rs`), waiting for the server to close
+//! Out of scope: dials (`refill.rs`), resets (`reset_task.rs`), waiting for the server to close
 //! (`retiring_slot.rs`), the order of waiting callers (`checkout_queue.rs`).
 //!
 //! A connection is `retiring` until the server has closed its end of the socket, or the close
@@ -57,7 +57,7 @@ pub(crate) struct ConnectionLedger<C, W> {
     rules: LedgerRules,
     ready: VecDeque<LedgerEntry<C>>,
     table: ConnectionTable,
-    /// Only `lent`, `dialing` and `resetting` are kept here.
+    /// Only `lent`, `dialing` and `resetting` are used; `counts()` computes the others.
     counts: ConnectionCounts,
     retirements: Retirements,
     pub(crate) queue: CheckoutQueue<W>,
@@ -252,7 +252,8 @@ impl<C: Liveness, W: CheckoutWaiter> ConnectionLedger<C, W> {
     /// Adds the connection that a dial has opened.
     pub(crate) fn dial_succeeded(&mut self, content: C, now: Instant) {
         self.counts.dialing -= 1;
-        // No dial begins during a back-off, so this one began before another failed: keep it.
+        // A dial that succeeds during a back-off began before another one failed, because no dial
+        // begins during a back-off. The back-off stays in effect.
         if self.dial_retry_at.is_none_or(|at| at <= now) {
             (self.failures, self.dial_retry_at) = (0, None);
         }
@@ -312,7 +313,7 @@ impl<C: Liveness, W: CheckoutWaiter> ConnectionLedger<C, W> {
         }
         let expiring = self.table.expiring_by(now + self.rules.guard_window + self.rules.lead);
         let ConnectionCounts { ready, dialing, lent, resetting, retiring } = self.counts();
-        // Lingering connections may keep their slots for minutes: they don't close soon.
+        // Lingering connections may keep their slots for minutes, so they aren't included.
         let closing_soon = retiring - self.lingering(now).count;
         let staying = (ready + lent + resetting).saturating_sub(expiring);
         let wanted = self.rules.target.saturating_sub(staying + dialing);
@@ -326,7 +327,7 @@ impl<C: Liveness, W: CheckoutWaiter> ConnectionLedger<C, W> {
             None => wanted.min(room).min(concurrency.saturating_sub(dialing)),
         };
         if wanted > 0 && room == 0 && dialing + closing_soon == 0 {
-            // There is no slot to dial before retiring, so one that expires soon is retired first.
+            // No slot is free for a replacement, so the connection that expires soonest is retired.
             self.retire_soonest_expiring(now);
         }
         (0..dials).for_each(|_| self.begin_dial());

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Tells the ledger whether a connection is closed.
+/// Lets the ledger check whether a connection is closed.
 pub(crate) trait Liveness {
     fn is_closed(&self) -> bool;
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Sizes and durations that the ledger decides by.
+/// Sizes and durations of a ledger.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LedgerRules {
     pub(crate) target: u32,

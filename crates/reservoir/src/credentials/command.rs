@@ -1,7 +1,7 @@
 //! Password from the output of a program.
 //!
-//! Invariant: once the result is there or the future is dropped, the program and its children have
-//! ended or are killed.
+//! Invariant: when the future has resolved or is dropped, the program and its children have ended
+//! or are killed.
 //! Enforced by: the program leads its own process group, and dropping a `ChildProcess` kills the
 //! group unless the program was waited for.
 
@@ -17,7 +17,7 @@ use tokio::process::{Child, Command};
 
 use super::{AuthToken, MAX_SECRET_BYTES, TOO_LONG, TokenError, TokenFuture, TokenProvider, parse_secret};
 
-/// Long enough for a program that calls a remote service, short enough for a dial.
+/// Default timeout: long enough for a program that calls a remote service, short enough for a dial.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum length of the program's standard error in an error text.
 const MAX_STDERR_BYTES: usize = 256;
@@ -48,7 +48,7 @@ pub struct PasswordCommand {
 }
 
 impl PasswordCommand {
-    /// Runs this program: a path, or a name that is looked up in `PATH`.
+    /// Creates a provider that runs this program: a path, or a name that is looked up in `PATH`.
     pub fn new(program: impl Into<OsString>) -> Self {
         PasswordCommand {
             program: program.into(),
@@ -134,7 +134,8 @@ enum PasswordCommandError {
     Output(&'static str),
 }
 
-/// A running program that was not waited for yet.
+/// Guard of a started program. Dropping it kills the process group, unless the program was waited
+/// for.
 struct ChildProcess(Child);
 
 struct CommandOutput {
@@ -161,7 +162,7 @@ impl ChildProcess {
 
 impl Drop for ChildProcess {
     fn drop(&mut self) {
-        // The process id is ours until the process was waited for; after that `id` returns `None`.
+        // The process id isn't reused before the process is waited for; then `id` returns `None`.
         let id = self.0.id().and_then(|id| Pid::from_raw(id.try_into().ok()?));
         if let Some(group) = id {
             let _ = kill_process_group(group, Signal::KILL);

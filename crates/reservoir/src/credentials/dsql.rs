@@ -24,9 +24,9 @@ use tokio::sync::OnceCell;
 
 use super::{AuthSecret, AuthToken, TokenError, TokenFuture, TokenProvider};
 
-/// Default of AWS's own tools.
+/// Default validity, as in AWS's own tools.
 const DEFAULT_EXPIRES: Duration = Duration::from_secs(15 * 60);
-/// Maximum that the signature algorithm allows.
+/// Maximum validity that the signature algorithm allows.
 const MAX_EXPIRES: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// Timeout for the credentials. The SDK tries several sources in order; not all have a timeout.
 const CREDENTIALS_TIMEOUT: Duration = Duration::from_secs(20);
@@ -172,7 +172,7 @@ fn presign(
 
     let mut token = format!("{host}/?Action={action}");
     for (name, value) in params {
-        write!(token, "&{name}={}", PercentEncoded(&value)).expect("a string takes everything");
+        write!(token, "&{name}={}", PercentEncoded(&value)).expect("writing to a String never fails");
     }
     Ok(token)
 }
@@ -219,7 +219,7 @@ impl fmt::Display for PercentEncoded<'_> {
     }
 }
 
-/// Returns the error and its sources in one line of bounded length; outer SDK errors say little.
+/// Returns the error and its sources in one line of bounded length; outer SDK errors are generic.
 fn causes(error: &(dyn Error + 'static)) -> String {
     let mut texts: Vec<String> = Vec::new();
     for cause in iter::successors(Some(error), |&cause| cause.source()) {

@@ -23,7 +23,7 @@ pub struct PasswordEnv {
 }
 
 impl PasswordEnv {
-    /// Reads this variable.
+    /// Creates a provider that reads this variable.
     pub fn new(name: impl Into<String>) -> Self {
         PasswordEnv { name: name.into() }
     }

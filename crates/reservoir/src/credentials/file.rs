@@ -11,8 +11,8 @@ use super::{AuthSecret, AuthToken, MAX_SECRET_BYTES, TokenError, TokenFuture, To
 /// One trailing newline is removed. The file must be a regular file, or a link to one, of at most
 /// 64 KiB.
 ///
-/// Replace the file by renaming a new one over it: a file that is written in place can be read half
-/// written. An empty file is an error.
+/// Replace the file by renaming a new one over it: a file that is written in place can be read
+/// while it is incomplete. An empty file is an error.
 ///
 /// ```no_run
 /// use forebay_reservoir::{PasswordFile, TokenProvider};
@@ -28,14 +28,14 @@ pub struct PasswordFile {
 }
 
 impl PasswordFile {
-    /// Reads this path. The file is opened only when a token is requested.
+    /// Creates a provider that reads this path. The file is opened only when a token is requested.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         PasswordFile { path: path.into() }
     }
 
     async fn read_token(&self) -> Result<AuthToken, TokenError> {
         let path = self.path.clone();
-        // A read may block, as on a network file system: not on the runtime's threads.
+        // Reads may block, for example on a network file system, so they run on a blocking thread.
         let read = tokio::task::spawn_blocking(move || read(&path)).await;
         let secret = read.unwrap_or(Err(PasswordFileError::Other("reading it broke off")));
         let secret =

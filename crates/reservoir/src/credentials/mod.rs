@@ -36,7 +36,7 @@ const TOO_LONG: &str = "is longer than 64 KiB";
 pub struct AuthSecret(String);
 
 impl AuthSecret {
-    /// Wraps this text.
+    /// Creates a secret from this text.
     pub fn new(text: impl Into<String>) -> Self {
         AuthSecret(text.into())
     }
@@ -112,7 +112,7 @@ fn parse_secret(mut bytes: Vec<u8>) -> Result<AuthSecret, &'static str> {
             bytes.pop();
         }
     }
-    // The error type would contain the bytes: drop it.
+    // `FromUtf8Error` contains the secret's bytes, so it is dropped.
     check_secret(String::from_utf8(bytes).map_err(|_| "isn't UTF-8")?)
 }
 

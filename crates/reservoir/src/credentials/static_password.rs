@@ -1,8 +1,8 @@
-//! Password that doesn't change.
+//! Token provider for a password that doesn't change.
 
 use super::{AuthSecret, AuthToken, TokenFuture, TokenProvider};
 
-/// Returns the same password for each token.
+/// Provides the same password for every dial.
 ///
 /// ```
 /// use forebay_reservoir::{StaticPassword, TokenProvider};
@@ -19,7 +19,7 @@ use super::{AuthSecret, AuthToken, TokenFuture, TokenProvider};
 pub struct StaticPassword(AuthSecret);
 
 impl StaticPassword {
-    /// Uses this password.
+    /// Creates a provider of this password.
     pub fn new(password: impl Into<String>) -> Self {
         StaticPassword(AuthSecret::new(password))
     }

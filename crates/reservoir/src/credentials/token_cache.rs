@@ -3,7 +3,7 @@
 //! Invariant: at most one request to the provider is in flight. It ends with a token, an error, or
 //! its timeout. Concurrent callers share its result.
 //! Enforced by: a request runs in its own task, so a caller that is dropped doesn't cancel it.
-//! Dropping its `TokenRequest` makes room for the next, also after a panic and when the runtime
+//! Dropping its `TokenRequest` allows the next request, also after a panic and when the runtime
 //! ends.
 //! Invariant: only tokens with a known validity are cached.
 
@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::{AuthToken, TokenError, TokenFuture, TokenProvider};
 
-/// Longer than the timeouts of the providers in this crate.
+/// Default timeout of a request; longer than the timeouts of the providers in this crate.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Caches the tokens of another provider for 80 % of their validity. Concurrent callers share one
@@ -45,7 +45,7 @@ pub struct TokenCache<P> {
 }
 
 impl<P: TokenProvider> TokenCache<P> {
-    /// Caches the tokens of this provider.
+    /// Creates a cache for the tokens of this provider.
     pub fn new(provider: P) -> Self {
         TokenCache { provider: Arc::new(provider), state: Arc::default(), timeout: DEFAULT_TIMEOUT }
     }
@@ -99,7 +99,7 @@ struct TokenCacheState {
     request: Option<watch::Receiver<TokenResult>>,
 }
 
-/// What a caller does next.
+/// Next step of a caller.
 #[derive(Debug)]
 enum CacheLookup {
     Hit(AuthToken),
@@ -147,7 +147,7 @@ impl CachedToken {
     }
 }
 
-/// A request to the provider. Dropping it makes room for the next.
+/// A request to the provider. Dropping it allows the next request.
 struct TokenRequest {
     state: Arc<Mutex<TokenCacheState>>,
     result: watch::Sender<TokenResult>,

@@ -41,8 +41,8 @@ fn url_pairs(rest: &str) -> Result<Vec<ConninfoPair>, PostgresConfigError> {
     };
     let (location, query) = split(rest, '?');
     let (hosts, database) = split(location, '/');
-    // This is probably part of a password; it must not become a host or database name that errors
-    // show.
+    // Such text is probably part of a password. It must not become a host or database name, because
+    // errors show those.
     if hosts.contains('@') || database.is_some_and(|database| database.contains(['@', '/'])) {
         return Err(broken("an '@' or '/' in the user, the password or the name must be written %40 or %2F"));
     }

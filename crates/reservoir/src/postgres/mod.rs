@@ -248,7 +248,7 @@ impl PostgresConnectBuilder {
     pub fn build(self) -> Result<PostgresConnect, PostgresConfigError> {
         let PostgresConnectBuilder { mut settings, tls, provider } = self;
         settings.tls = tls.or(settings.tls);
-        // With a CA and no mode, libpq uses `prefer`, which protects nothing.
+        // With a CA and no mode, libpq uses `prefer`, which doesn't stop an active attacker.
         let default_mode =
             if settings.tls.authority.is_some() { SslMode::VerifyFull } else { SslMode::Prefer };
         let mode = settings.ssl_mode.unwrap_or(default_mode);

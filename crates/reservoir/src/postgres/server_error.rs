@@ -79,7 +79,7 @@ impl PostgresServerError {
         }
     }
 
-    /// Returns what to do, for errors of connecting.
+    /// Returns the advice that follows the text of a connection error; empty if there is none.
     pub(super) fn advice(&self) -> &'static str {
         match self.code() {
             "28P01" => ": check the user, and its password or token",
@@ -125,7 +125,7 @@ impl From<&DbError> for PostgresServerError {
     fn from(error: &DbError) -> Self {
         // `severity` is localized; `parsed_severity` isn't.
         let severity =
-            error.parsed_severity().map_or_else(|| error.severity().to_owned(), |it| it.to_string());
+            error.parsed_severity().map_or_else(|| error.severity().to_owned(), |parsed| parsed.to_string());
         PostgresServerError(Box::new(ServerErrorFields {
             severity,
             code: error.code().code().to_owned(),

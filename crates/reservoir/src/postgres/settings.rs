@@ -169,7 +169,7 @@ impl ConnectSettings {
                 let millis = number(key, value, 0, A_DAY_SECS * 1000, "milliseconds, 0 for the system's")?;
                 self.tcp.user_timeout = (millis > 0).then(|| Duration::from_millis(millis));
             }
-            // Only our fixed behaviour is accepted for these keys. The values are libpq's.
+            // For these keys only the values that match this client's behaviour are accepted.
             "client_encoding" => {
                 let all = [("UTF8", ()), ("utf8", ()), ("UTF-8", ()), ("utf-8", ())];
                 choice(key, value, &all)?;
@@ -319,12 +319,12 @@ mod tests {
             "postgres://me:pw@db.test:5433/shop?sslmode=verify-full&sslrootcert=/ca.pem&sslnegotiation=direct\
              &application_name=gate&connect_timeout=3&channel_binding=require&options=-c%20jit%3Doff",
         );
-        let words = parse(
+        let keywords = parse(
             "user=me password=pw host=db.test port=5433 dbname=shop sslmode=verify-full sslrootcert=/ca.pem \
              sslnegotiation=direct application_name=gate connect_timeout=3 channel_binding=require \
              options='-c jit=off'",
         );
-        for settings in [url, words] {
+        for settings in [url, keywords] {
             assert_eq!(settings.hosts, [tcp("db.test", None, 5433)]);
             assert_eq!((settings.user.as_str(), settings.database.as_deref()), ("me", Some("shop")));
             assert_eq!(settings.password, Some(AuthSecret::new("pw")));

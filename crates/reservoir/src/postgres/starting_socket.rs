@@ -1,7 +1,7 @@
 //! Starting socket: holds the dial's slot while a session starts, and after an abandoned start.
 //!
 //! Invariant: a connected socket holds a clone of the dial's slot until the server has closed its
-//! end, or until its session has started and counts itself.
+//! end, or until its session has started; then the ledger counts the connection.
 //! Enforced by: on drop, [`StartingSocket`] passes the slot to a task that waits for the server's
 //! close.
 
@@ -31,7 +31,7 @@ impl StartingSocket {
         StartingSocket { socket: socket.clone(), slot: slot.cloned() }
     }
 
-    /// Drops the slot: the started session counts from now on.
+    /// Drops the clone of the slot: from now on the ledger counts the connection.
     pub(super) fn started(&mut self) {
         self.slot = None;
     }

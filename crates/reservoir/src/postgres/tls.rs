@@ -197,8 +197,8 @@ impl TlsContext {
     pub(super) async fn config(self: &Arc<Self>) -> Arc<ClientConfig> {
         if self.tls.files().next().is_some() {
             let this = Arc::clone(self);
-            // Reads may block: not on the runtime's threads. After a panic the old configuration
-            // stays.
+            // Reads may block, so they run on a blocking thread. After a panic the old
+            // configuration stays.
             let _refreshed = tokio::task::spawn_blocking(move || this.refresh()).await;
         }
         Arc::clone(&self.current().config)
@@ -246,7 +246,8 @@ fn load(mode: SslMode, tls: &PostgresTls) -> Result<LoadedTls, PostgresConfigErr
             CertificateTrust::chain(system_roots()?, Vec::new(), true)
         }
         (_, Some(PemSource::System)) => {
-            let problem = "system needs sslmode=verify-full, since it has a certificate for anybody";
+            let problem =
+                "system needs sslmode=verify-full, because its authorities sign certificates for any host";
             return Err(PostgresConfigError::new("sslrootcert", problem));
         }
         (SslMode::VerifyCa, None) => {

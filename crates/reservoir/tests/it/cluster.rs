@@ -82,9 +82,9 @@ impl Drop for ReservoirProcess {
 #[test]
 fn a_child_keeps_a_reservoir() {
     let Ok(requests) = std::env::var(CHILD) else { return };
-    let words: Vec<_> = requests.split(' ').collect();
+    let args: Vec<_> = requests.split(' ').collect();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(keep(words[0], words[1], words[2], words[3].parse().unwrap()));
+    runtime.block_on(keep(args[0], args[1], args[2], args[3].parse().unwrap()));
 }
 
 async fn keep(postgres: &str, store: &str, name: &str, per_second: f64) {

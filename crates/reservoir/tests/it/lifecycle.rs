@@ -474,9 +474,8 @@ async fn each_slot_released_unclosed_logs_one_warning() {
     let warnings = warnings.0.lock().unwrap();
     assert_eq!(warnings.len(), 2, "{warnings:?}");
     for warning in &*warnings {
-        for words in ["connection slot released unclosed", "waited=600s", "max=2", "open=", "reason=\"bad\""]
-        {
-            assert!(warning.contains(words), "{warning}");
+        for text in ["connection slot released unclosed", "waited=600s", "max=2", "open=", "reason=\"bad\""] {
+            assert!(warning.contains(text), "{warning}");
         }
     }
 }

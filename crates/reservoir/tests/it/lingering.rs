@@ -150,8 +150,8 @@ async fn pid(client: &ConnectionGuard<PostgresClient>) -> u32 {
 
 /// Sends a query and drops its future.
 async fn abandon(client: &PostgresClient, sql: &str) {
-    let answered = tokio::time::timeout(Duration::from_millis(50), client.simple_query(sql)).await;
-    assert!(answered.is_err(), "{sql}: {answered:?}");
+    let result = tokio::time::timeout(Duration::from_millis(50), client.simple_query(sql)).await;
+    assert!(result.is_err(), "{sql}: {result:?}");
 }
 
 /// Abandons a query once its backend executes `pg_sleep`: from then on it ignores cancellation.
@@ -265,7 +265,7 @@ async fn backends_that_authenticate_after_a_dial_timed_out_keep_its_slot() {
     let monitor = Monitor::of_processes(server, "slow_auth");
     let reservoir = test_db.start(connect.build().unwrap(), config());
     eventually("a dial has failed", true, async || reservoir.status().last_failure.is_some()).await;
-    // A frozen backend can't notice that its client has gone.
+    // A frozen backend can't notice that its client has disconnected.
     let frozen = server.backends("slow_auth")[0];
     server.freeze_backend(frozen);
     tokio::time::sleep(Duration::from_millis(3_000)).await;

@@ -1,7 +1,7 @@
 //! The reservoir against real servers, files and programs.
 
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its assertion, in a helper too")]
-#![allow(clippy::print_stdout, reason = "a child's answers")]
+#![allow(clippy::print_stdout, reason = "output of a child process")]
 
 #[cfg(all(feature = "postgres", feature = "deadpool", feature = "bb8"))]
 mod adapters;

@@ -27,9 +27,9 @@ async fn open(connection_string: &str) -> Result<PostgresClient, ConnectionError
 
 /// Returns the first field of the last row.
 async fn ask(client: &PostgresClient, sql: &str) -> String {
-    let answers =
+    let messages =
         within(sql, client.simple_query(sql)).await.unwrap_or_else(|error| panic!("{sql}: {error:?}"));
-    let field = answers.iter().rev().find_map(|answer| match answer {
+    let field = messages.iter().rev().find_map(|message| match message {
         SimpleQueryMessage::Row(row) => Some(row.get(0).unwrap_or("NULL").to_owned()),
         _ => None,
     });

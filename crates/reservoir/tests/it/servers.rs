@@ -112,9 +112,12 @@ async fn session_state_of_one_caller_is_reset_for_the_next() {
     for (what, sql) in left {
         assert_eq!(number(&next, sql).await, 0, "{what} is still there");
     }
-    let answer: i32 = next.query_one(&statement, &[&1]).await.unwrap().get(0);
-    assert_eq!(answer, 42, "statements stay prepared");
-    assert!(next.query_one("SELECT currval('counter')", &[]).await.is_err(), "the sequence's cache is gone");
+    let result: i32 = next.query_one(&statement, &[&1]).await.unwrap().get(0);
+    assert_eq!(result, 42, "statements stay prepared");
+    assert!(
+        next.query_one("SELECT currval('counter')", &[]).await.is_err(),
+        "the sequence's cache is discarded"
+    );
     // A failed transaction is rolled back, too.
     next.batch_execute("BEGIN").await.unwrap();
     assert!(next.batch_execute("SELECT 1 / 0").await.is_err());
@@ -153,8 +156,8 @@ async fn connections_that_the_server_ends_are_replaced() {
     // Until the client notices the close, a closed connection may be lent; afterwards none is.
     eventually("four new connections", 4, async || {
         let counts = reservoir.status().counts;
-        let alive = number(&other, BACKENDS).await;
-        if counts.total() == 4 { alive.min(i64::from(counts.ready)) } else { -1 }
+        let backends = number(&other, BACKENDS).await;
+        if counts.total() == 4 { backends.min(i64::from(counts.ready)) } else { -1 }
     })
     .await;
     let client = reservoir.checkout().await.unwrap();
@@ -218,7 +221,7 @@ async fn a_restart_of_the_server_is_survived() {
     let server = Postgres::start().unwrap();
     let reservoir = start(&server.url("postgres"), ReservoirConfig::new(3).low_watermark(3));
     reservoir.initial_fill(PATIENCE).await.unwrap();
-    let born = number(&reservoir.checkout().await.unwrap(), "SELECT pg_backend_pid()::int8").await;
+    let first_pid = number(&reservoir.checkout().await.unwrap(), "SELECT pg_backend_pid()::int8").await;
     tokio::task::spawn_blocking(move || {
         server.restart().unwrap();
         server
@@ -228,7 +231,7 @@ async fn a_restart_of_the_server_is_survived() {
         eventually("a new connection works", true, async || {
             let Ok(client) = reservoir.checkout().await else { return false };
             let row = client.query_one("SELECT pg_backend_pid()::int8", &[]).await;
-            row.is_ok_and(|row| row.get::<_, i64>(0) != born)
+            row.is_ok_and(|row| row.get::<_, i64>(0) != first_pid)
         })
         .await;
         drop(server);

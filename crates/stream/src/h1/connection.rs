@@ -1,8 +1,8 @@
 //! HTTP/1.1 connection on the fast path: requests without a body, one after another.
 //!
 //! Most requests are of this kind, and all long-polls. With hyper a long-poll took a sixth more
-//! CPU, and two buffers of 8 KiB while it waited. Any other request goes to hyper with all bytes
-//! that were received, and the connection stays with hyper.
+//! CPU, and held two buffers of 8 KiB while it waited. Any other request goes to hyper with all
+//! bytes that were received, and the connection stays with hyper.
 //!
 //! Invariant: a request is either answered here or passed to hyper whole, never both.
 //! Enforced by: `parser.rs`, which accepts only complete, simple requests.
@@ -47,7 +47,7 @@ const READ_SIZE: usize = 8 * 1024;
 pub(crate) enum H1Outcome<B> {
     /// The connection is closed or must be dropped.
     Closed,
-    /// The last response is written; close with a linger.
+    /// The last response is written; a lingering close follows.
     Linger(TcpStream),
     /// A live response takes the socket.
     Live(LiveStreamParts<B>),
@@ -150,7 +150,7 @@ async fn wait_readable(
     .await
 }
 
-/// Ready at `due`. The timer may be set earlier; it is only moved when it fires, to save resets.
+/// Resolves at `due`. The timer may be set earlier; it is only moved when it fires, to save resets.
 fn poll_deadline(mut timer: Pin<&mut Sleep>, due: Instant, cx: &mut Context<'_>) -> Poll<()> {
     loop {
         ready!(timer.as_mut().poll(cx));
@@ -189,26 +189,26 @@ pub(super) enum ResponseWriteError {
 impl H1Connection {
     /// Parses a request from the buffered bytes; if that fails, reads once and parses again.
     fn read_request(&mut self, config: &HttpServerConfig) -> io::Result<ReadOutcome> {
-        let kept = std::mem::take(&mut self.received);
-        if let Some(request) = parse_request(&kept, config) {
+        let buffered = std::mem::take(&mut self.received);
+        if let Some(request) = parse_request(&buffered, config) {
             return Ok(ReadOutcome::Request(request));
         }
         let mut room = [MaybeUninit::uninit(); READ_SIZE];
-        let Some((before, room_left)) = room.split_at_mut_checked(kept.len()) else {
-            return Ok(ReadOutcome::Unparsed(kept.into()));
+        let Some((before, room_left)) = room.split_at_mut_checked(buffered.len()) else {
+            return Ok(ReadOutcome::Unparsed(buffered.into()));
         };
-        before.write_copy_of_slice(&kept);
+        before.write_copy_of_slice(&buffered);
         let count = match read_available(&self.stream, room_left) {
-            Ok(0) if kept.is_empty() => return Ok(ReadOutcome::Eof),
+            Ok(0) if buffered.is_empty() => return Ok(ReadOutcome::Eof),
             Ok(count) => count,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock && kept.is_empty() => {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && buffered.is_empty() => {
                 return Ok(ReadOutcome::WouldBlock);
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
             Err(error) => return Err(error),
         };
         // SAFETY: the copy and the socket have initialised all of these bytes.
-        let text = unsafe { room[..kept.len() + count].assume_init_ref() };
+        let text = unsafe { room[..buffered.len() + count].assume_init_ref() };
         let request = parse_request(text, config);
         Ok(request.map_or_else(|| ReadOutcome::Unparsed(Bytes::copy_from_slice(text)), ReadOutcome::Request))
     }
@@ -230,7 +230,7 @@ impl H1Connection {
         .await
     }
 
-    /// Ready when the client has disconnected. Input is buffered; a full buffer stops the check.
+    /// Resolves when the client has disconnected. Input is buffered; a full buffer stops the check.
     fn poll_closed(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         while self.received.len() < READ_SIZE {
             let Ok(()) = ready!(self.stream.poll_read_ready(cx)) else { return Poll::Ready(()) };

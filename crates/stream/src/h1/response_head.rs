@@ -30,7 +30,7 @@ fn has_body(method: &Method, status: StatusCode) -> bool {
     !matches!(*method, Method::HEAD | Method::CONNECT) && !has_no_body
 }
 
-/// How the client finds the end of a response body on a connection that is kept.
+/// How the client finds the end of a response body on a connection that stays open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Framing {
     /// No body. The length is that of the body a GET would have.

@@ -32,20 +32,20 @@ pub(crate) struct ConnectionActivity {
     awaiting_body: AtomicBool,
     /// Increases with each request and each part of a request's body.
     generation: AtomicU32,
-    /// Task of an HTTP/2 connection.
+    /// Waker of an HTTP/2 connection's task.
     driver: Mutex<Option<Waker>>,
 }
 
-/// What the connection waits for from the client.
+/// Input that a connection waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ClientWait {
-    /// For a next request, or for nothing.
+    /// The first byte of the next request.
     Idle,
-    /// For the rest of a head.
+    /// The rest of a request's head.
     Head,
-    /// For more of a request's body.
+    /// More of a request's body.
     Body,
-    /// For nothing: the service is busy, or a response is being written (`hyper_socket.rs`).
+    /// None: the service is busy, or a response is being written (`hyper_socket.rs`).
     Busy,
 }
 
@@ -113,9 +113,9 @@ impl ConnectionActivity {
 
     /// Sets the task to wake when the last request ends. Call it before `client_wait`.
     pub(crate) fn set_driver(&self, driver: &Waker) {
-        let mut kept = self.driver.lock().unwrap_or_else(PoisonError::into_inner);
-        match &mut *kept {
-            Some(kept) => kept.clone_from(driver),
+        let mut current = self.driver.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *current {
+            Some(waker) => waker.clone_from(driver),
             none => *none = Some(driver.clone()),
         }
     }

@@ -1,4 +1,4 @@
-//! Deadlines for what the client of a hyper connection must do next.
+//! Client deadlines of a hyper connection: for a head, for more of a body, and for idle time.
 
 use std::future::Future;
 use std::io;
@@ -10,29 +10,30 @@ use tokio::time::{Instant, Sleep};
 use crate::config::HttpServerConfig;
 use crate::hyper::activity::{ClientWait, ConnectionActivity};
 use crate::server::ServerContext;
-use crate::socket::LINGER;
+use crate::socket::LINGER_TIMEOUT;
 
 /// Deadline for the current wait.
 pub(crate) struct ClientDeadline {
-    /// Wait that the deadline was set for.
+    /// Wait for which the timer was set, and its generation.
     current: (ClientWait, u32),
-    /// HTTP/2: only idle connections are bounded here; requests have their own deadlines.
+    /// HTTP/2: only idle time is limited here; each request has its own deadlines.
     only_idle: bool,
-    /// A graceful shutdown has begun; the idle limit is [`LINGER`].
+    /// A graceful shutdown has begun; the idle limit is [`LINGER_TIMEOUT`].
     pub(crate) shutting_down: bool,
 }
 
 impl ClientDeadline {
-    /// Creates the deadline of an HTTP/1 connection, which waits for a head since its accept.
+    /// Creates the deadline of an HTTP/1 connection. The time for its first head starts at accept.
     pub(crate) fn for_first_head() -> ClientDeadline {
         ClientDeadline { current: (ClientWait::Head, 0), only_idle: false, shutting_down: false }
     }
 
+    /// Creates the deadline of an HTTP/2 connection.
     pub(crate) fn for_idle() -> ClientDeadline {
         ClientDeadline { current: (ClientWait::Busy, 0), only_idle: true, shutting_down: false }
     }
 
-    /// Ready, with the current wait, when it has exceeded its limit.
+    /// Resolves to the current wait when it has exceeded its limit.
     pub(crate) fn poll(
         &mut self,
         activity: &ConnectionActivity,
@@ -43,12 +44,12 @@ impl ClientDeadline {
         let (wait, generation) = activity.client_wait();
         let (wait, limit) = match wait {
             ClientWait::Head if !self.only_idle => (wait, config.header_read_timeout),
-            // A TLS connection may be idle here before its first head, which has its own limit.
+            // Before its first head a TLS connection may be idle: the limit of a head applies.
             ClientWait::Idle if !self.only_idle && generation == 0 => {
                 (ClientWait::Head, config.header_read_timeout)
             }
             ClientWait::Body if !self.only_idle => (wait, config.body_read_timeout),
-            ClientWait::Idle | ClientWait::Head if self.shutting_down => (ClientWait::Idle, LINGER),
+            ClientWait::Idle | ClientWait::Head if self.shutting_down => (ClientWait::Idle, LINGER_TIMEOUT),
             ClientWait::Idle | ClientWait::Head => (ClientWait::Idle, config.idle_timeout),
             ClientWait::Body | ClientWait::Busy => {
                 self.current = (ClientWait::Busy, generation);

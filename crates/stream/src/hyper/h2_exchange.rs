@@ -100,7 +100,7 @@ impl H2Exchange {
         task.into_iter().for_each(Waker::wake);
     }
 
-    /// Returns true if the response's end must wait; the task is woken when it may follow.
+    /// Returns true if the response's end must wait; the task is woken when the end may be sent.
     pub(crate) fn hold_end(&self) -> bool {
         let mut state = self.lock();
         state.hold_end = state.exceeds_end_bound();
@@ -114,7 +114,7 @@ impl H2Exchange {
     fn set_task(&self, task: &Waker) {
         let mut state = self.lock();
         match &mut state.task {
-            Some(kept) => kept.clone_from(task),
+            Some(waker) => waker.clone_from(task),
             none => *none = Some(task.clone()),
         }
     }

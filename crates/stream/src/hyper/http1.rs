@@ -24,7 +24,7 @@ use crate::hyper::service_adapter::{LiveResponseSlot, ServiceAdapter};
 use crate::live::stream::LiveStreamParts;
 use crate::server::ServerContext;
 use crate::service::{HttpService, ResponseBody};
-use crate::socket::{REQUEST_TIMEOUT, SHUTTING_DOWN, linger, respond_and_linger};
+use crate::socket::{REQUEST_TIMEOUT_RESPONSE, SHUTTING_DOWN_RESPONSE, linger, respond_and_linger};
 
 /// Connection of hyper for HTTP/1.
 type Http1<S, B> = http1::Connection<HyperSocket, ServiceAdapter<S, B>>;
@@ -89,12 +89,12 @@ where
             count_timeout(wait, context);
             // In this state no bytes of an earlier response are unwritten.
             if wait == ClientWait::Head {
-                respond_and_linger(&stream, REQUEST_TIMEOUT).await;
+                respond_and_linger(&stream, REQUEST_TIMEOUT_RESPONSE).await;
             }
             None
         }
         Http1End::DrainExpired => {
-            respond_and_linger(&stream, SHUTTING_DOWN).await;
+            respond_and_linger(&stream, SHUTTING_DOWN_RESPONSE).await;
             None
         }
         Http1End::Done(done) => {

@@ -47,7 +47,7 @@ impl<'a> Http1Drain<'a> {
         }
     }
 
-    /// Ready once, with the decision how the connection ends. Call it after polling hyper.
+    /// Resolves once, to the decision how the connection ends. Call it after polling hyper.
     pub(crate) fn poll_decision(
         &mut self,
         activity: &ConnectionActivity,

@@ -21,7 +21,7 @@ use crate::hyper::h2_exchange::{self, ExchangeTimeout};
 use crate::hyper::service_adapter::ServiceAdapter;
 use crate::server::ServerContext;
 use crate::service::{HttpService, ResponseBody};
-use crate::socket::LINGER;
+use crate::socket::LINGER_TIMEOUT;
 use crate::stats::ServerStats;
 use crate::task_registry::TaskRegistry;
 
@@ -53,7 +53,7 @@ where
         }
         if idle || (!client_deadline.shutting_down && draining.as_mut().poll(cx).is_ready()) {
             client_deadline.shutting_down = true;
-            deadline.as_mut().reset(Instant::now() + LINGER);
+            deadline.as_mut().reset(Instant::now() + LINGER_TIMEOUT);
             Pin::new(&mut *conn).graceful_shutdown();
             cx.waker().wake_by_ref();
         }

@@ -1,4 +1,4 @@
-//! Adapter between hyper and the service; the point where a live response leaves hyper.
+//! Adapter between hyper and the service. It keeps live responses from hyper.
 //!
 //! Invariant: a response goes either to hyper or to the [`LiveResponseSlot`], never both. It goes
 //! to the slot only if the socket can be taken: HTTP/1.1, a response with a body, and a request
@@ -45,7 +45,7 @@ pub(crate) struct ServiceAdapter<S, B> {
     pub(crate) handoff: Option<Http1Handoff<B>>,
 }
 
-/// What a live response needs: the slot to leave hyper, or the socket to watch for a disconnect.
+/// Slot for a live response, and the socket, which a body watches for the client's disconnect.
 pub(crate) struct Http1Handoff<B> {
     pub(crate) slot: Arc<LiveResponseSlot<B>>,
     pub(crate) stream: Arc<TcpStream>,

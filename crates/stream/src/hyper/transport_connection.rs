@@ -21,7 +21,7 @@ use crate::hyper::service_adapter::ServiceAdapter;
 use crate::hyper::transport::{HandshakeFuture, NegotiatedTransport, TransportIo};
 use crate::server::ServerContext;
 use crate::service::{HttpService, ResponseBody};
-use crate::socket::{LINGER, SHUTTING_DOWN};
+use crate::socket::{LINGER_TIMEOUT, SHUTTING_DOWN_RESPONSE};
 
 /// Performs the handshake and serves HTTP over it until the connection ends.
 pub(crate) async fn serve_transport<S, B>(
@@ -98,10 +98,10 @@ async fn serve_transport_http1<S, B>(
         Http1End::DrainExpired => {
             let mut io = conn.into_parts().io.into_transport();
             let responding = async {
-                io.write_all(SHUTTING_DOWN).await?;
+                io.write_all(SHUTTING_DOWN_RESPONSE).await?;
                 io.shutdown().await
             };
-            let _ = timeout(LINGER, responding).await; // fails if the client has disconnected
+            let _ = timeout(LINGER_TIMEOUT, responding).await; // fails if the client has disconnected
         }
     }
 }

@@ -31,7 +31,7 @@ use crate::stall_timer::StallTimer;
 use crate::stats::{ServerCounters, ServerStats};
 
 /// Time for the client to close its side after the last chunk.
-const LINGER: Duration = Duration::from_secs(1);
+const LINGER_TIMEOUT: Duration = Duration::from_secs(1);
 
 pin_project! {
     /// Future of a live stream.
@@ -70,7 +70,7 @@ enum State {
     Streaming,
     /// The body is dropped. Unsent bytes are written, then the stream ends in this way.
     Ending(StreamEnd),
-    /// Everything is written; waits until the client closes or `LINGER` has passed.
+    /// Everything is written; waits until the client closes or `LINGER_TIMEOUT` has passed.
     Lingering,
     Ended,
 }
@@ -180,7 +180,7 @@ fn poll_stream<B: ResponseBody>(
                 lifecycle.shut_down_writes(stream);
             }
             State::Lingering => {
-                ready!(lifecycle.lingering.poll(cx, LINGER));
+                ready!(lifecycle.lingering.poll(cx, LINGER_TIMEOUT));
                 return Poll::Ready(StreamEnd::Completed);
             }
             State::Ended => unreachable!("a stream is not polled after its end"),
@@ -218,7 +218,7 @@ fn fill_batch<B: ResponseBody>(
 }
 
 impl StreamLifecycle {
-    /// Ready when the client has closed or sent too much. Input is discarded.
+    /// Resolves when the client has closed or sent too much. Input is discarded.
     fn poll_client(&mut self, stream: &TcpStream, cx: &mut Context<'_>) -> Poll<StreamEnd> {
         while let Poll::Ready(ready) = stream.poll_read_ready(cx) {
             if let Some(end) = ready.map_or(Some(self.client_closed()), |()| self.discard_input(stream)) {

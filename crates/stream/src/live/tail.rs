@@ -40,7 +40,7 @@ pub(crate) struct TailProgress {
     pub(super) last: Option<LastEvent>,
 }
 
-/// The tail fell behind: events that it hasn't yielded are gone from the ring.
+/// The tail fell behind: the ring no longer holds the next event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("fell {behind} events behind a topic that keeps {capacity}")]
 pub struct Lagged {

@@ -59,8 +59,8 @@ fn running_requests_and_streams_may_finish() {
         streaming.head().await;
         asking.head().await;
         server.begin_shutdown();
-        stream.send("goes on").await;
-        streaming.until("goes on\r\n").await;
+        stream.send("still open").await;
+        streaming.until("still open\r\n").await;
         stream.end();
         request.send("this too").await;
         request.end();

@@ -28,9 +28,9 @@ async fn a_closed_connection_doesnt_count_any_more() {
     let port = postgres.port();
     let socket = postgres.socket_dir().to_str().unwrap();
     for (host, mode) in [("127.0.0.1", "disable"), ("127.0.0.1", "require"), (socket, "disable")] {
-        let words =
+        let conninfo =
             format!("user=once dbname=postgres host={host} port={port} password='{PASSWORD}' sslmode={mode}");
-        open_and_close_in_turn(&PostgresConnect::new(&words).unwrap()).await;
+        open_and_close_in_turn(&PostgresConnect::new(&conninfo).unwrap()).await;
     }
 }
 
@@ -62,7 +62,7 @@ async fn the_server_doesnt_list_a_connection_whose_close_has_resolved() {
 }
 
 #[tokio::test]
-async fn closing_a_busy_connection_cancels_what_it_does() {
+async fn closing_a_busy_connection_cancels_its_query() {
     let postgres = start(&Authority::new().server(&["localhost"]));
     let watcher = open(&postgres.url("postgres")).await.unwrap();
     for mode in ["disable", "require"] {
@@ -104,7 +104,7 @@ async fn dropping_a_client_sends_terminate() {
     let postgres = Postgres::start().unwrap();
     let watcher = open(&postgres.url("postgres")).await.unwrap();
     drop(open(&format!("{}?application_name=dropped", postgres.url("postgres"))).await.unwrap());
-    eventually("it is gone", "0".to_owned(), async || count(&watcher, "dropped").await).await;
+    eventually("the backend has ended", "0".to_owned(), async || count(&watcher, "dropped").await).await;
     assert!(!postgres.log().contains("unexpected EOF on client connection"), "{}", postgres.log());
 }
 
@@ -113,7 +113,7 @@ async fn a_connection_that_the_server_ends_is_closed() {
     let postgres = Postgres::start().unwrap();
     let ended = |client: PostgresClient| async move {
         eventually("the client detects the close", true, async || client.is_closed()).await;
-        within("closing what is closed", client.close()).await;
+        within("closing a closed connection", client.close()).await;
     };
     let (first, second) =
         (open(&postgres.url("postgres")).await.unwrap(), open(&postgres.url("postgres")).await);

@@ -114,25 +114,25 @@ async fn a_server_that_is_gone_is_unreachable() {
 
 /// Sends this error to each start-up message, and counts clients after they have closed.
 async fn refusing(sqlstate: &str) -> (u16, Arc<AtomicU32>) {
-    let gone = Arc::new(AtomicU32::new(0));
-    let counting = Arc::clone(&gone);
+    let closed = Arc::new(AtomicU32::new(0));
+    let counting = Arc::clone(&closed);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let fields = format!("SFATAL\0VFATAL\0C{sqlstate}\0Mnot now\0\0");
-    let mut answer = vec![b'E'];
-    answer.extend_from_slice(&u32::try_from(fields.len() + 4).unwrap().to_be_bytes());
-    answer.extend_from_slice(fields.as_bytes());
+    let mut response = vec![b'E'];
+    response.extend_from_slice(&u32::try_from(fields.len() + 4).unwrap().to_be_bytes());
+    response.extend_from_slice(fields.as_bytes());
     tokio::spawn(async move {
         while let Ok((mut socket, _)) = listener.accept().await {
             let length = socket.read_u32().await.unwrap();
             let mut startup = vec![0; length as usize - 4];
             socket.read_exact(&mut startup).await.unwrap();
-            socket.write_all(&answer).await.unwrap();
+            socket.write_all(&response).await.unwrap();
             let _end = socket.read(&mut startup).await;
             counting.fetch_add(1, Ordering::SeqCst);
         }
     });
-    (port, gone)
+    (port, closed)
 }
 
 #[tokio::test]
@@ -148,11 +148,11 @@ async fn only_a_starting_server_is_skipped_for_the_next_host() {
         ("XX000", ConnectionErrorKind::Other),
     ];
     for (sqlstate, kind) in cases {
-        let (port, gone) = refusing(sqlstate).await;
+        let (port, closed) = refusing(sqlstate).await;
         let first = format!("127.0.0.1:{port}");
         let error = open(&format!("postgres://postgres@{first}/postgres?sslmode=disable")).await.unwrap_err();
         check(&error, kind, &[&first, "not now", sqlstate]);
-        assert_eq!(gone.load(Ordering::SeqCst), 1, "an error is returned after the server has closed");
+        assert_eq!(closed.load(Ordering::SeqCst), 1, "an error is returned after the server has closed");
         let both = format!("{first},127.0.0.1:{}", postgres.port());
         let outcome = open(&format!("postgres://postgres@{both}/postgres?sslmode=disable")).await;
         assert_eq!(outcome.is_ok(), kind == ConnectionErrorKind::Unreachable, "{sqlstate}: {outcome:?}");

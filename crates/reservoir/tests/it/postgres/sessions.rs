@@ -46,7 +46,7 @@ async fn connection_string_settings_are_applied() {
 }
 
 #[tokio::test]
-async fn hosts_are_tried_in_order_until_one_is_what_is_asked_for() {
+async fn hosts_are_tried_in_order_until_one_matches_target_session_attrs() {
     let postgres = Postgres::shared();
     let (port, dead) = (postgres.port(), free_port());
     let to = |rest: &str| {
@@ -94,7 +94,7 @@ async fn a_reset_works_outside_inside_and_after_a_failed_transaction() {
         let lastval = client.simple_query("SELECT lastval()").await.unwrap_err();
         assert_eq!(lastval.code().unwrap().code(), "55000", "the sequence's last value is forgotten");
         let row = client.query_one(&prepared, &[&41_i32]).await.unwrap();
-        assert_eq!(row.get::<_, i32>(0), 42, "what was prepared stays prepared");
+        assert_eq!(row.get::<_, i32>(0), 42, "prepared statements stay");
         // VACUUM fails inside a transaction.
         client.batch_execute("VACUUM things").await.unwrap();
     }
@@ -124,8 +124,8 @@ async fn reset_all_keeps_a_role_that_was_set() {
 async fn a_query_is_cancelled_over_a_second_connection() {
     let postgres = Postgres::shared();
     for host in ["127.0.0.1", postgres.socket_dir().to_str().unwrap()] {
-        let words = format!("user=postgres dbname=postgres host={host} port={}", postgres.port());
-        let (client, watcher) = (open(&words).await.unwrap(), open(&words).await.unwrap());
+        let conninfo = format!("user=postgres dbname=postgres host={host} port={}", postgres.port());
+        let (client, watcher) = (open(&conninfo).await.unwrap(), open(&conninfo).await.unwrap());
         let pid = ask(&client, "SELECT pg_backend_pid()").await;
         let running =
             format!("SELECT count(*) FROM pg_stat_activity WHERE pid = {pid} AND wait_event = 'PgSleep'");

@@ -65,8 +65,8 @@ async fn a_start_up_gets_the_settings_of_the_connection_string() {
     within("the server's close", stream.shutdown_and_wait()).await;
 
     let socket = postgres.socket_dir().to_str().unwrap();
-    let words = format!("user=me host={socket} port={} channel_binding=prefer", postgres.port());
-    let unix = PostgresConnect::new(&words).unwrap();
+    let conninfo = format!("user=me host={socket} port={} channel_binding=prefer", postgres.port());
+    let unix = PostgresConnect::new(&conninfo).unwrap();
     let stream = within("a session", unix.open_with(&startup)).await.unwrap();
     assert_eq!(startup.seen()[1], "me None None None plain");
     assert_eq!(stream.tls_server_end_point(), None);

@@ -17,7 +17,7 @@ use super::{TempFile, ask, open, open_by, run};
 const IS_ENCRYPTED: &str = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()";
 
 /// Returns a keyword connection string.
-fn words(postgres: &Postgres, host: &str, rest: &str) -> String {
+fn conninfo(postgres: &Postgres, host: &str, rest: &str) -> String {
     let port = postgres.port();
     format!("user=postgres dbname=postgres host={host} port={port} password='{PASSWORD}' {rest}")
 }
@@ -43,22 +43,22 @@ async fn every_sslmode_works_with_a_tls_server() {
     ];
     for (rest, host) in encrypted {
         let client =
-            open(&words(&postgres, host, rest)).await.unwrap_or_else(|error| panic!("{rest}: {error}"));
+            open(&conninfo(&postgres, host, rest)).await.unwrap_or_else(|error| panic!("{rest}: {error}"));
         assert_eq!(ask(&client, IS_ENCRYPTED).await, "t", "{rest} at {host}");
     }
     // After a failed handshake, `prefer` connects without TLS.
     for rest in ["sslmode=disable", &format!("sslmode=prefer {wrong_ca}")] {
-        let client = open(&words(&postgres, "127.0.0.1", rest)).await.unwrap();
+        let client = open(&conninfo(&postgres, "127.0.0.1", rest)).await.unwrap();
         assert_eq!(ask(&client, IS_ENCRYPTED).await, "f", "{rest}");
     }
     for mode in ["require", "verify-ca", "verify-full"] {
         let rest = format!("sslmode={mode} {wrong_ca}");
-        let error = open(&words(&postgres, "127.0.0.1", &rest)).await.unwrap_err();
+        let error = open(&conninfo(&postgres, "127.0.0.1", &rest)).await.unwrap_err();
         assert_eq!(error.kind(), ConnectionErrorKind::Other, "{mode}: {error}");
         assert!(error.to_string().contains("check sslrootcert"), "{mode}: {error}");
     }
     // The system's CAs have not signed this certificate.
-    let error = open(&words(&postgres, "127.0.0.1", "sslmode=verify-full")).await.unwrap_err();
+    let error = open(&conninfo(&postgres, "127.0.0.1", "sslmode=verify-full")).await.unwrap_err();
     assert!(error.to_string().contains("check sslrootcert"), "{error}");
 }
 
@@ -68,12 +68,13 @@ async fn every_sslmode_works_with_a_plain_server() {
     let ca = TempFile::new(&Authority::new().pem());
     let ca = format!("sslrootcert={}", ca.text());
     for rest in ["", "sslmode=disable", "sslmode=prefer", &format!("sslmode=prefer {ca}")] {
-        let client = open(&words(&postgres, "127.0.0.1", rest)).await.unwrap();
+        let client = open(&conninfo(&postgres, "127.0.0.1", rest)).await.unwrap();
         assert_eq!(ask(&client, IS_ENCRYPTED).await, "f", "{rest}");
     }
     let refused = [("require", "require"), ("verify-ca", "verify-ca"), ("verify-full", "verify-full")];
     for (mode, message) in refused {
-        let error = open(&words(&postgres, "127.0.0.1", &format!("sslmode={mode} {ca}"))).await.unwrap_err();
+        let error =
+            open(&conninfo(&postgres, "127.0.0.1", &format!("sslmode={mode} {ca}"))).await.unwrap_err();
         assert_eq!(error.kind(), ConnectionErrorKind::Other);
         assert!(
             error.to_string().contains(&format!("the server has no TLS, and sslmode={message}")),
@@ -82,7 +83,7 @@ async fn every_sslmode_works_with_a_plain_server() {
     }
     // As in libpq, a Unix socket is never encrypted.
     let socket = postgres.socket_dir().to_str().unwrap();
-    let client = open(&words(&postgres, socket, &format!("sslmode=verify-full {ca}"))).await.unwrap();
+    let client = open(&conninfo(&postgres, socket, &format!("sslmode=verify-full {ca}"))).await.unwrap();
     assert_eq!(ask(&client, IS_ENCRYPTED).await, "f");
 }
 
@@ -93,16 +94,16 @@ async fn only_verify_full_refuses_a_certificate_for_another_name() {
     let ca = TempFile::new(&authority.pem());
     let ca = format!("sslrootcert={}", ca.text());
     for mode in ["require", "verify-ca"] {
-        open(&words(&postgres, "127.0.0.1", &format!("sslmode={mode} {ca}"))).await.unwrap();
+        open(&conninfo(&postgres, "127.0.0.1", &format!("sslmode={mode} {ca}"))).await.unwrap();
     }
     for host in ["127.0.0.1", "localhost"] {
-        let error = open(&words(&postgres, host, &format!("sslmode=verify-full {ca}"))).await.unwrap_err();
+        let error = open(&conninfo(&postgres, host, &format!("sslmode=verify-full {ca}"))).await.unwrap_err();
         assert_eq!(error.kind(), ConnectionErrorKind::Other);
         assert!(error.to_string().contains("connect by a name that the certificate is for"), "{error}");
     }
     let by_address = format!("sslmode=verify-full hostaddr=127.0.0.1 {ca}");
-    open(&words(&postgres, "db.test", &by_address)).await.unwrap();
-    let renamed = PostgresConnect::builder(&words(&postgres, "127.0.0.1", "sslmode=verify-full"))
+    open(&conninfo(&postgres, "db.test", &by_address)).await.unwrap();
+    let renamed = PostgresConnect::builder(&conninfo(&postgres, "127.0.0.1", "sslmode=verify-full"))
         .unwrap()
         .tls(PostgresTls::new().ca_pem(authority.pem()).server_name("db.test"))
         .build()
@@ -116,8 +117,8 @@ async fn a_self_signed_certificate_is_trusted_if_it_is_given_as_ca() {
     let postgres = start(&certificate);
     for mode in ["verify-ca", "verify-full"] {
         let given = |certificate: &Certificate| {
-            let words = words(&postgres, "localhost", &format!("sslmode={mode}"));
-            let builder = PostgresConnect::builder(&words).unwrap();
+            let conninfo = conninfo(&postgres, "localhost", &format!("sslmode={mode}"));
+            let builder = PostgresConnect::builder(&conninfo).unwrap();
             builder.tls(PostgresTls::new().ca_pem(certificate.pem.as_str())).build().unwrap()
         };
         open_by(&given(&certificate)).await.unwrap_or_else(|error| panic!("{mode}: {error}"));
@@ -167,7 +168,7 @@ async fn changed_certificate_files_are_reloaded() {
     let postgres = start(&authority.server(&["localhost"]));
     let ca = TempFile::new(&other.pem());
     let rest = format!("sslmode=verify-full sslrootcert={}", ca.text());
-    let connect = PostgresConnect::new(&words(&postgres, "localhost", &rest)).unwrap();
+    let connect = PostgresConnect::new(&conninfo(&postgres, "localhost", &rest)).unwrap();
     let error = open_by(&connect).await.unwrap_err();
     assert!(error.to_string().contains("check sslrootcert"), "{error}");
     std::fs::write(ca.path(), authority.pem()).unwrap();
@@ -186,9 +187,9 @@ async fn prefer_retries_without_tls_if_pg_hba_requires_it() {
     let postgres = start(&Authority::new().server(&["localhost"]));
     write(&postgres, "pg_hba.conf", "local all all trust\nhostnossl all all all scram-sha-256\n");
     postgres.restart().unwrap();
-    let client = open(&words(&postgres, "127.0.0.1", "sslmode=prefer")).await.unwrap();
+    let client = open(&conninfo(&postgres, "127.0.0.1", "sslmode=prefer")).await.unwrap();
     assert_eq!(ask(&client, IS_ENCRYPTED).await, "f");
-    let error = open(&words(&postgres, "127.0.0.1", "sslmode=require")).await.unwrap_err();
+    let error = open(&conninfo(&postgres, "127.0.0.1", "sslmode=require")).await.unwrap_err();
     assert_eq!(error.kind(), ConnectionErrorKind::Refused, "{error}");
     assert!(error.to_string().contains("pg_hba.conf"), "{error}");
 }
@@ -197,26 +198,26 @@ async fn prefer_retries_without_tls_if_pg_hba_requires_it() {
 async fn authentication_uses_channel_binding() {
     let bound = "sslmode=require channel_binding=require";
     let postgres = Postgres::builder().password(PASSWORD).start().unwrap();
-    let error = open(&words(&postgres, "127.0.0.1", "channel_binding=require")).await.unwrap_err();
+    let error = open(&conninfo(&postgres, "127.0.0.1", "channel_binding=require")).await.unwrap_err();
     assert_eq!(error.kind(), ConnectionErrorKind::Refused, "there is no channel to bind to: {error}");
     assert!(error.to_string().contains("channel binding"), "{error}");
 
     for algorithm in [&rcgen::PKCS_ECDSA_P256_SHA256, &rcgen::PKCS_ECDSA_P384_SHA384] {
         encrypt(&postgres, &Authority::with(algorithm).server(&["localhost"]));
-        open(&words(&postgres, "127.0.0.1", bound))
+        open(&conninfo(&postgres, "127.0.0.1", bound))
             .await
             .unwrap_or_else(|error| panic!("{algorithm:?}: {error}"));
     }
     run(&postgres, &["ALTER SYSTEM SET ssl_max_protocol_version = 'TLSv1.2'"]);
     postgres.restart().unwrap();
-    let client = open(&words(&postgres, "127.0.0.1", bound)).await.unwrap();
+    let client = open(&conninfo(&postgres, "127.0.0.1", bound)).await.unwrap();
     let version = ask(&client, "SELECT version FROM pg_stat_ssl WHERE pid = pg_backend_pid()").await;
     assert_eq!(version, "TLSv1.2");
 
     // No hash is defined for Ed25519 signatures.
     encrypt(&postgres, &Authority::with(&rcgen::PKCS_ED25519).server(&["localhost"]));
-    open(&words(&postgres, "127.0.0.1", "sslmode=require")).await.unwrap();
-    let error = open(&words(&postgres, "127.0.0.1", bound)).await.unwrap_err();
+    open(&conninfo(&postgres, "127.0.0.1", "sslmode=require")).await.unwrap();
+    let error = open(&conninfo(&postgres, "127.0.0.1", bound)).await.unwrap_err();
     assert_eq!(error.kind(), ConnectionErrorKind::Refused, "{error}");
 }
 
@@ -224,10 +225,10 @@ async fn authentication_uses_channel_binding() {
 async fn direct_tls_with_an_older_server_is_a_clear_error() {
     let postgres = start(&Authority::new().server(&["localhost"]));
     let version: u32 = {
-        let client = open(&words(&postgres, "127.0.0.1", "sslmode=require")).await.unwrap();
+        let client = open(&conninfo(&postgres, "127.0.0.1", "sslmode=require")).await.unwrap();
         ask(&client, "SHOW server_version_num").await.parse().unwrap()
     };
-    let direct = open(&words(&postgres, "127.0.0.1", "sslmode=require sslnegotiation=direct")).await;
+    let direct = open(&conninfo(&postgres, "127.0.0.1", "sslmode=require sslnegotiation=direct")).await;
     if version >= 170_000 {
         assert_eq!(ask(&direct.unwrap(), IS_ENCRYPTED).await, "t");
         return;
