@@ -394,8 +394,10 @@ async fn it_ends_in_time_while_a_held_connection_delays_falling_asleep() {
     let ending = async |end: ShutdownKind| {
         let followed = FollowedDatabase::new(Postgres::shared());
         let manager = followed.start_with(followed.config().idle_after(Duration::from_millis(100)));
-        within("the manager is ready", manager.ready()).await.unwrap();
+        // Awake until the connection is checked out: on a busy machine it would fall asleep before.
+        let awake = within("the manager is ready", manager.wake()).await.unwrap();
         let guard = manager.snapshot().await.unwrap();
+        drop(awake);
         reaches(&manager, ManagerStep::FallingAsleep).await;
         let ending = tokio::spawn(async move {
             tokio::time::sleep(Duration::from_millis(200)).await;
