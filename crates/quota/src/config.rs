@@ -43,7 +43,7 @@ impl MemberRules {
 
 /// A store may delete a key after this time without writes. Members rewrite their keys in half that
 /// time.
-/// It only removes keys whose last holder has died; liveness doesn't depend on it.
+/// It only removes keys whose last holder has ended; liveness doesn't depend on it.
 pub(crate) const KEY_TTL: Duration = Duration::from_secs(3600);
 
 impl MemberConfig {

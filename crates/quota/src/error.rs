@@ -9,13 +9,13 @@ pub enum QuotaRefusal {
     /// All units are lent.
     #[error("{used} of {limit} units are lent")]
     Full {
-        /// Units lent by all members, as far as this member knows.
+        /// Units lent by all members; those of other members as of the store's last reply.
         used: u32,
         /// The limit that was checked.
         limit: u32,
     },
-    /// The store doesn't know all holders, so it grants nothing new until its members have reported
-    /// what they hold.
+    /// The store may lack the shares of some members, so it grants nothing new until its members
+    /// have reported what they hold.
     /// This happens after data loss, and after an outage in which members expired.
     #[error("the quota store is being rebuilt from its members: nothing is granted for another {left:?}")]
     Rebuilding {

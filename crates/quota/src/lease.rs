@@ -18,8 +18,8 @@ pub struct KeyedLease {
     pub(crate) _unit: UnitGuard,
 }
 
-/// Guard of one lent unit. Created only after the core has lent the unit; its drop is the only way
-/// back.
+/// Guard of one lent unit. Created only after the core has lent the unit. Dropping it is the only
+/// way to return the unit.
 pub(crate) struct UnitGuard {
     runtime: Arc<MemberRuntime>,
     account_id: AccountId,

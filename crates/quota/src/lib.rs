@@ -50,17 +50,17 @@
 //! - A *settlement* reports what a member holds (the *floor*) and requests what it wants to hold.
 //!   At most one is in flight. It carries all accounts that need one, so a burst of decisions costs
 //!   Redis one script.
-//! - A slice shrinks before its settlement is sent and grows with the reply. So the store has
-//!   recorded at least what is lent, even if a message is lost.
+//! - A slice shrinks before its settlement is sent and grows with the reply. So the
+//!   recorded share is never below the lent units, even if a message is lost.
 //! - A member lends from its slices until its *slice deadline*: the time at which its last
-//!   acknowledged heartbeat was sent, plus the TTL, minus a margin. It lies before the store's
-//!   expiry.
+//!   acknowledged heartbeat was sent, plus the TTL, minus a margin. The store expires the
+//!   member only after it.
 //! - A refusal raises *pressure*. The store notifies all members, which return idle units. The
 //!   refused member retries for up to 50 ms while others have idle units. Under pressure, no extra
 //!   block is granted.
 //! - A *rebuild* follows data loss, and an outage in which members expired. The store grants
 //!   nothing new for one TTL, in which the members report what they hold. A new namespace looks
-//!   like a lost one, so it starts with a rebuild. [`Quota::status`] shows it, and
+//!   like one that lost its data, so it starts with a rebuild. [`Quota::status`] shows it, and
 //!   [`QuotaRefusal::Rebuilding`] has the time left.
 //!
 //! # Invariants and their tests
@@ -70,8 +70,8 @@
 //!   `sixteen_processes_race_for_one_user_and_never_more_than_three_win`,
 //!   `members_join_and_leave_under_load_and_the_limit_holds`,
 //!   `random_faults_never_lend_more_than_the_limit_by_the_closed_policy`
-//! - Otherwise the excess is at most the lost writes, the units of members that expired while they
-//!   were alive, and what the [`OutagePolicy`] allows.
+//! - Otherwise the excess is at most the lost writes, the units of members that the store expired
+//!   although their processes were running, and what the [`OutagePolicy`] allows.
 //!   `leases_stay_within_the_limits_and_all_units_are_returned`,
 //!   `after_flushall_at_90_percent_the_limits_hold_and_all_units_are_known_again_soon`,
 //!   `random_faults_lend_no_more_than_each_members_limit_by_the_share_policy`,
@@ -86,8 +86,8 @@
 //! - Every unit is returned exactly once, when its lease is dropped, without blocking.
 //!   `leases_stay_within_the_limits_and_all_units_are_returned`,
 //!   `a_caller_dropped_at_any_point_leaks_nothing`, `callers_dropped_on_many_threads_leak_nothing`
-//! - The units of a killed process are free after a TTL and a heartbeat. A process of the same name
-//!   has them at once.
+//! - The units of a killed process are free after a TTL and a heartbeat. A new process with the
+//!   same name takes them over at once.
 //!   `units_of_a_killed_member_are_free_after_a_ttl_and_a_heartbeat`,
 //!   `a_member_of_the_same_name_gets_its_predecessors_units_at_once`
 //! - A unit from the slice needs no round trip. A budget isn't refused while other members have
@@ -107,7 +107,7 @@
 //!   `members_of_both_releases_keep_the_limit_through_short_faults`,
 //!   `members_of_both_releases_share_budgets_limits_and_the_names_of_keys`
 //!
-//! By how much a limit may be exceeded, and when, is a table in the README.
+//! The README lists the events in which a limit may be exceeded, and by how much.
 //!
 //! # Where to look
 //!
@@ -131,10 +131,10 @@
 //!
 //! # Decisions
 //!
-//! - One sequence for each member, not for each key. With one settlement in flight it is as strong,
-//!   and cheaper.
-//! - A settlement names the highest acknowledged sequence. Otherwise a write after a failover would
-//!   hide a lost one before it: the next heartbeat would see a high sequence again.
+//! - Each member has one sequence, not one for each key. At most one settlement is in flight, so
+//!   the guarantee is the same and the cost is lower.
+//! - A settlement carries the highest acknowledged sequence. Otherwise a write after a failover
+//!   would hide an earlier lost write, because it raises the store's sequence again.
 //! - Lost data is never patched. A new incarnation pushes everything, and only then the old one
 //!   leaves. Meanwhile the share counts twice, which is safe.
 //! - A new process joins first and replaces its predecessor with its next call. Otherwise a join
@@ -149,15 +149,18 @@
 //!   settlement of exact accounts needs no clock.
 //! - In Redis, no key with a count has an expiry, because a server under `volatile-*` evicts such
 //!   keys. An unused namespace keeps a few small keys.
-//! - In Redis, members may expire only because the store was unreachable. A member sends at least
-//!   three heartbeats in a TTL, so a member whose last one is within half a TTL of the newest
-//!   expired for that reason. The heartbeat that finds such members starts a rebuild for the
-//!   longest of their TTLs. Earlier incarnations of the sender don't count.
-//! - Redis's clock may be wrong for a while. Times further ahead than possible are lowered to the
-//!   latest valid time: expiries, the end of a rebuild, pressure, and the level of a bucket.
+//! - In Redis, a live member can expire because the store was unreachable. A member sends at least
+//!   three heartbeats in a TTL. So this is the cause if the expired member's last heartbeat is
+//!   within half a TTL of the newest heartbeat of all members. The heartbeat that finds such
+//!   members starts a rebuild for the longest of their TTLs. Earlier incarnations of the sender
+//!   don't count.
+//! - Redis's clock may be wrong for a while. Stored times that a correct clock can't have written
+//!   are lowered to the latest valid time: expiries, the end of a rebuild, pressure, and the level
+//!   of a bucket.
 //! - DynamoDB has no clock. Each handle measures how long a heartbeat counter is unchanged. Time in
 //!   which DynamoDB couldn't be read counts for at most half a TTL, so an outage expires no member.
-//! - Settlements that fail while heartbeats succeed are one outage until a settlement is applied.
+//! - If settlements fail while heartbeats succeed, the member reports one outage until a settlement
+//!   is applied.
 //!
 //! # Errors of Redis
 //!

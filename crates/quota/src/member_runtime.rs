@@ -254,7 +254,7 @@ impl MemberRuntime {
             }
         }
         for (caller, verdict) in verdicts {
-            // If the caller is gone, the unit is dropped here, which returns it.
+            // If the caller's future was dropped, the unit is dropped here, which returns it.
             caller.send(verdict.map(|account_id| UnitGuard::new(self.clone(), account_id)));
         }
     }
@@ -321,7 +321,7 @@ impl Drop for MemberRuntime {
     }
 }
 
-/// Timer task: performs what becomes due without a call or a caller.
+/// Runs the timer task: performs what becomes due without a call or a caller.
 async fn run_timer(runtime: Weak<MemberRuntime>, timer: Arc<Notify>) {
     let guard = TimerGuard(runtime);
     loop {
@@ -349,7 +349,7 @@ impl Drop for TimerGuard {
     }
 }
 
-/// Pressure task: returns idle units when another member is refused.
+/// Runs the pressure task: returns idle units when another member is refused.
 async fn run_pressure_listener(runtime: Weak<MemberRuntime>, store: Arc<dyn Store>) {
     loop {
         store.wait_for_pressure().await;
@@ -375,7 +375,7 @@ pub(crate) fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 
-/// Random number from std's hasher keys. Epochs must differ; they need not be secret.
+/// Returns a random number from std's hasher keys. Epochs must differ; they need not be secret.
 fn random() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     let mut hasher = std::collections::hash_map::RandomState::new().build_hasher();

@@ -25,9 +25,9 @@ pub struct Quota {
 
 impl Quota {
     /// Joins the namespace of `store` and waits up to the join timeout.
-    /// It never fails: without the store, the member starts by its
+    /// It never fails: without the store, the member starts with its
     /// [`OutagePolicy`](crate::OutagePolicy) and joins when the store is available. Needs a tokio
-    /// runtime, which then runs its heartbeats.
+    /// runtime, which then runs the member's heartbeats.
     pub async fn join(store: impl Store, config: MemberConfig) -> Quota {
         let join_timeout = config.join_timeout;
         let runtime = MemberRuntime::start(Arc::new(store), config);

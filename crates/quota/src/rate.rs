@@ -2,10 +2,10 @@
 //!
 //! Invariant: over any span of time, the cluster gets at most one burst plus the rate's tokens for
 //! that span.
-//! Enforced by: each token comes from the shared bucket. An unused token goes to the next caller of
-//! the same member, or is lost after `TOKEN_TTL`.
-//! While the store is unavailable, a member uses a local bucket with its part of the rate; none by
-//! the policy `closed`.
+//! Enforced by: each token comes from the shared bucket. An unused token passes to the next caller
+//! of the same member, or is lost after `TOKEN_TTL`.
+//! While the store is unavailable, a member uses a local bucket with its part of the rate. With the
+//! policy `closed` it gives no tokens.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -126,7 +126,7 @@ impl SpareTokens {
         Some(self.expires_at)
     }
 
-    /// All unused tokens expire with the oldest.
+    /// Adds unused tokens. All of them expire with the oldest.
     fn add(&mut self, tokens: u32, expires: Instant) {
         self.forget_expired();
         self.expires_at = if self.tokens == 0 { expires } else { self.expires_at.min(expires) };
@@ -147,8 +147,8 @@ impl SpareTokens {
     }
 }
 
-/// Permission to do one thing now. [Spend](RateToken::spend) it when you begin. A token that is
-/// dropped unspent goes to the next caller.
+/// Permission for one operation. [Spend](RateToken::spend) the token when the operation begins. A
+/// token that is dropped unspent passes to the next caller.
 #[must_use = "a token that is dropped goes to the next caller"]
 pub struct RateToken {
     rate: Option<Arc<RateState>>,

@@ -124,7 +124,7 @@ pub enum HeartbeatKind {
 /// The reply to a heartbeat.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeartbeatReply {
-    /// Whether the store knows the member.
+    /// State of the sender in the store.
     pub membership: Membership,
     /// The store's generation. A change means that the store has lost its data.
     pub generation: u64,
@@ -134,7 +134,7 @@ pub struct HeartbeatReply {
     pub members: u32,
 }
 
-/// Whether a store knows the sender of a heartbeat.
+/// State of a heartbeat's sender in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Membership {
     /// The member is alive.
@@ -222,7 +222,7 @@ pub enum SettlementReply {
     Applied(Vec<ShareReply>),
     /// A later settlement of the member was applied before. Nothing was changed.
     Stale,
-    /// The store doesn't know the member. Nothing was changed.
+    /// The member is not in the store. Nothing was changed.
     UnknownMember,
     /// The store has lost an acknowledged settlement. Nothing was changed.
     LostWrites,

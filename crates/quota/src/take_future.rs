@@ -1,4 +1,5 @@
-//! The wait for a unit: `TakeFuture` is the caller's half, `TakeSender` the core's half.
+//! One-shot channel for the verdict on one unit: `TakeFuture` receives it in the caller's task,
+//! `TakeSender` sends it from the core.
 //!
 //! Invariant: a wait ends with exactly one verdict, and a unit that can't be delivered is returned.
 //! A caller that drives the settlement isn't woken by its own verdict: it is being polled already.
@@ -14,7 +15,7 @@ use crate::error::QuotaRefusal;
 use crate::lease::UnitGuard;
 use crate::member_runtime::MemberRuntime;
 
-/// The caller's half.
+/// Future that resolves to the verdict.
 pub(crate) struct TakeFuture {
     runtime: Arc<MemberRuntime>,
     slot: Arc<VerdictSlot>,
@@ -24,7 +25,7 @@ pub(crate) struct TakeFuture {
     call: Option<InFlightCall>,
 }
 
-/// The core's half.
+/// Sends the verdict to a [`TakeFuture`].
 pub(crate) struct TakeSender(Arc<VerdictSlot>);
 
 impl TakeSender {
@@ -32,7 +33,7 @@ impl TakeSender {
         TakeSender(slot.clone())
     }
 
-    /// Delivers the verdict. If the caller is gone, the unit is dropped, which returns it.
+    /// Delivers the verdict. If the future was dropped, the unit is dropped too, which returns it.
     pub(crate) fn send(self, verdict: Result<UnitGuard, QuotaRefusal>) {
         self.0.send(verdict);
     }
@@ -69,7 +70,7 @@ impl TakeFuture {
     fn drive(&mut self, id: u64, cx: &mut Context<'_>) {
         let stored = || self.runtime.with_driven(|driven| driven.take_for_poll(id));
         let Some(mut call) = self.call.take().or_else(stored) else {
-            return self.hand_over(); // it continues in a task
+            return self.hand_over(); // the call runs in a task now
         };
         self.slot.mute();
         match self.runtime.enter_runtime(|| call.future.as_mut().poll(cx)) {
@@ -111,7 +112,7 @@ impl Drop for TakeFuture {
     }
 }
 
-/// Holds the verdict between the two halves.
+/// Holds the verdict between the sender and the future.
 #[derive(Default)]
 pub(crate) struct VerdictSlot(Mutex<State>);
 
@@ -138,7 +139,7 @@ impl VerdictSlot {
             drop(state);
             waker.into_iter().for_each(Waker::wake);
         } else {
-            drop(state); // before the unit is dropped, which takes another lock
+            drop(state); // released first: dropping the unit takes another lock
         }
     }
 
@@ -166,7 +167,7 @@ impl VerdictSlot {
 
     fn close(&self) {
         // Drops the unit and the waker outside the lock.
-        let _left = std::mem::replace(&mut *self.lock(), State::Closed);
+        let _previous = std::mem::replace(&mut *self.lock(), State::Closed);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

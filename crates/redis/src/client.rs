@@ -335,8 +335,8 @@ impl ClientShared {
         }
     }
 
-    /// Handles a new connection. Subscribers missed the messages of the meantime; their topics are
-    /// subscribed again.
+    /// Handles a new connection. Adds a gap to every subscription, because messages may have been
+    /// missed, and subscribes to all topics again.
     pub(crate) fn on_connected(self: &Arc<Self>, resp3: bool) {
         self.resp3.store(resp3, Ordering::Relaxed);
         self.queuing.store(false, Ordering::Relaxed);

@@ -46,10 +46,10 @@ pub struct Config {
     /// the client, which keeps the reason.
     pub reconnect: Option<ReconnectBackoff>,
     /// Whether `READONLY`, `LOADING` and `MASTERDOWN` end the connection. The next dial then
-    /// resolves the name again and can reach a server that serves.
+    /// resolves the name again and can reach a server that runs the commands.
     ///
-    /// Default true. Reads on a replica do not get these errors. Turn it off for a client that
-    /// reads from a replica and whose writes may fail. It has no effect without
+    /// Default true. Turn it off for a client that reads from a replica and tolerates failed
+    /// writes; reads on a replica do not get these errors. It has no effect without
     /// [`reconnect`](Self::reconnect).
     pub leave_unfit_server: bool,
     /// Maximum open requests, including abandoned ones. Default 65,536.

@@ -12,7 +12,7 @@ use crate::reply::{FromReplies, FromReply};
 /// A connection for one caller at a time: `BLPOP`, `XREAD BLOCK`, `WATCH`.
 ///
 /// It has no response deadline: a blocking command waits as long as its own timeout says. Dropping
-/// a call ends the connection, so that the server does not send an item to a caller that is gone.
+/// a call ends the connection, so that the server does not send an item to a dropped call.
 /// The next call connects again. Connection state, such as watched keys, is lost with the
 /// connection.
 #[derive(Debug)]

@@ -57,8 +57,8 @@ pub enum Retry {
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum RequestError {
-    /// The link is waiting for its next attempt to connect. Rejects new requests, and requests that
-    /// were queued when the last attempt failed. Nothing was sent.
+    /// The link is waiting for its next attempt to connect. New requests get this error, and so do
+    /// requests that were queued when the last attempt failed. Nothing was sent.
     #[error("rejected: the connection is down ({last_error}); {}", NextAttempt(*.retry_at))]
     Rejected {
         /// What ended the connection, or the last attempt to connect.

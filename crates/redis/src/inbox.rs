@@ -3,7 +3,8 @@
 //! Invariant: a submitted request is taken and completed by the worker. A worker that sleeps while
 //! there is work is woken.
 //! Enforced by: the worker checks for work and stores its waker under the same lock under which
-//! callers submit, so no submission can be missed. Only a worker_waker worker is woken.
+//! callers submit, so no submission can be missed. Callers wake the worker only if
+//! it has stored its waker.
 //! Bounds: `max_requests` open requests, including those that the worker has taken, and
 //! `max_unsent_bytes`. The request that crosses `max_unsent_bytes` is still accepted. Beyond that
 //! the caller gets [`RequestError::QueueFull`] at once. Unsubscriptions may exceed the bounds: each

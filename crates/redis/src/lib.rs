@@ -41,7 +41,7 @@
 //! ```text
 //!  Init ─▶ Connecting ─▶ Open ──────▶ Closing ─▶ Closed
 //!               │          │                       ▲
-//!               ▼          ▼                       │ close from every other state, cancel from all
+//!               ▼          ▼                       │ close: any other state; cancel: any
 //!             Failed ◀─────┘   Failed: waits for the next attempt, rejects requests at once
 //!               │  ▲
 //!               ▼  │ failed    Connecting, Reconnecting: requests are queued
@@ -50,8 +50,8 @@
 //!
 //! - Requests in flight when the link is lost fail once, with the reason. One loss starts one
 //!   reconnection, even if reading and writing both report it.
-//! - The first 8 attempts follow after 50 ms each. Then the delay doubles from 100 ms to 30 s. All
-//!   delays are jittered, and attempts never end.
+//! - The delay before each of the first 8 attempts is 50 ms. Then it doubles from 100 ms to 30 s.
+//!   All delays are jittered. Attempts continue until the client is closed.
 //! - `READONLY`, `LOADING` and `MASTERDOWN` show that the server is unfit. The client dispatches
 //!   the received replies and closes the connection, unless [`Config::leave_unfit_server`] is off.
 //!   The attempt counter is kept, so an unfit server is dialed at most 12 times in the first second
@@ -61,15 +61,28 @@
 //!
 //! # Invariants
 //!
-//! | guarantee | test |
-//! |---|---|
-//! | Each request completes once, in order, with its own reply or an error. No request is sent twice. | `every_request_completes_once_in_order_and_none_is_replayed` (random histories, including refusals and commands without exactly one reply), `increments_that_ran_before_their_connection_was_cut_are_not_sent_again` |
-//! | One command gets one reply: every command of Redis 7. | `every_command_of_redis_7_gets_one_reply_on_the_wire`, `every_command_of_redis_7_through_the_client_keeps_replies_in_sync` |
-//! | One command gets one reply: any other command. | `an_unknown_command_without_exactly_one_reply_ends_the_connection_and_misroutes_no_reply` |
-//! | With default settings no request waits forever. | `a_frozen_server_fails_1000_gets_at_their_deadline_and_goes_on_when_it_thaws`, `between_attempts_a_request_is_rejected_at_once_with_the_reason_and_the_next_attempt` |
-//! | No caller's code runs in the worker. | `hooks_report_requests_in_the_task_that_awaits_them` |
-//! | After a planned failover the client connects to the new master. | `after_a_planned_failover_writes_and_subscriptions_find_the_new_master` |
-//! | Dials to an unfit server are bounded. | `a_server_that_stays_unfit_is_dialed_at_most_12_times_in_the_first_second_and_twice_in_each_later_one` |
+//! Each guarantee with its tests:
+//!
+//! - Each request completes once, in order, with its own reply or an error. No request is sent
+//!   twice.
+//!   `every_request_completes_once_in_order_and_none_is_replayed` (random histories, including
+//!   refusals and commands without exactly one reply),
+//!   `increments_that_ran_before_their_connection_was_cut_are_not_sent_again`
+//! - Every command of Redis 7 gets exactly one reply.
+//!   `every_command_of_redis_7_gets_one_reply_on_the_wire`,
+//!   `every_command_of_redis_7_through_the_client_keeps_replies_in_sync`
+//! - If any other command does not get exactly one reply, the connection ends and no later request
+//!   gets a wrong reply.
+//!   `an_unknown_command_without_exactly_one_reply_ends_the_connection_and_misroutes_no_reply`
+//! - With default settings no request waits forever.
+//!   `a_frozen_server_fails_1000_gets_at_their_deadline_and_goes_on_when_it_thaws`,
+//!   `between_attempts_a_request_is_rejected_at_once_with_the_reason_and_the_next_attempt`
+//! - No caller's code runs in the worker.
+//!   `hooks_report_requests_in_the_task_that_awaits_them`
+//! - After a planned failover the client connects to the new master.
+//!   `after_a_planned_failover_writes_and_subscriptions_find_the_new_master`
+//! - Dials to an unfit server are bounded.
+//!   `a_server_that_stays_unfit_is_dialed_at_most_12_times_in_the_first_second_and_twice_in_each_later_one`
 //!
 //! # Where to look
 //!
@@ -88,7 +101,7 @@
 //! | blocking commands, WATCH | `dedicated_connection.rs` |
 //! | rejected commands | `command_guard.rs` |
 //! | commands with one reply; probing others | `command_table.rs`, `core/echo_probe.rs` |
-//! | server errors that mean "not here" or "not now" | `core/refusal.rs`, one table |
+//! | refusals: server errors after which the command did not run | `core/refusal.rs`, one table |
 //! | all errors, and whether to retry | `error.rs`, one `retry()` for each enum |
 //!
 //! # Decisions
@@ -99,13 +112,13 @@
 //!   The worker stores its waker under the same lock before it sleeps, so no request is missed.
 //! - With several open requests, the worker yields once before it writes a small batch, so that the
 //!   batch can grow. With one open request, or with a kilobyte to send, it writes at once.
-//! - With several open requests, replies are dispatched in two halves. The server gets new requests
-//!   from the first half while the second half is dispatched.
+//! - With several open requests, replies are dispatched in two halves. The callers of the first
+//!   half can send new requests while the second half is dispatched.
 //! - Reads are up to 64 KiB, into two alternating buffers. The worker only finds where replies end.
 //!   Each request gets a slice of the buffer and decodes it in its own task, directly into the
 //!   caller's type.
-//! - A deadline costs nothing until it passes: one timer per connection, set once for each
-//!   deadline.
+//! - A deadline that does not pass costs almost nothing. Each connection has one timer. The timer
+//!   is set again after it fires, or for an earlier deadline, but not for each request.
 //! - A GET into a `String` allocates once, for the string: reply slots are reused.
 //! - A `Bytes` reply below 1 KiB is copied, so that it does not keep a 64 KiB buffer alive.
 //!
@@ -117,7 +130,8 @@
 //!   retry, and not `Lost`.
 //! - A request that expires or is dropped before its first byte was sent is removed and never sent.
 //! - A connection on which requests with a deadline wait while the server sends nothing for 30 s is
-//!   closed (`stall_timeout`). A paused server costs deadlines; a dead one costs a reconnection.
+//!   closed (`stall_timeout`). During a shorter pause, only requests whose deadline passes
+//!   fail.
 //! - Commands that do not get exactly one reply (`SUBSCRIBE`, `MONITOR`, `CLIENT REPLY`) are
 //!   rejected before they are sent. So are commands that change or block a shared connection
 //!   (`MULTI`, `WATCH`, `SELECT`, `BLPOP`). The error says what to use instead.

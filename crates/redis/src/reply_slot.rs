@@ -33,7 +33,7 @@ enum State {
 
 impl ReplySlot {
     pub(crate) fn waiting(waker: Waker) -> Arc<ReplySlot> {
-        // Thread-local storage is gone while a thread is ending.
+        // Thread-local storage is not accessible while a thread is ending.
         let spare = SPARE_SLOTS.try_with(|spares| spares.borrow_mut().pop()).ok().flatten();
         let mut slot = spare.unwrap_or_else(|| Arc::new(ReplySlot(Mutex::new(State::Done))));
         let exclusive = Arc::get_mut(&mut slot).expect("a spare slot has one owner");

@@ -1,7 +1,7 @@
 //! Request future: submits a request at its first poll and completes with the result.
 //!
-//! Dropping it affects no other request. A late reply is discarded, and a request of which no byte
-//! was sent may not be sent at all.
+//! Dropping the future affects no other request. A late reply is discarded. If no byte of the
+//! request was sent yet, the worker may remove it unsent.
 
 use std::fmt;
 use std::future::Future;
@@ -31,7 +31,7 @@ pub trait RequestSpec {
     fn finish(&self, result: RequestResult) -> Self::Output;
 }
 
-/// Future of one request; await it.
+/// Future of one request. The first poll submits the request.
 #[must_use = "a request is sent when it is first polled"]
 pub struct RequestFuture<'c, S: RequestSpec> {
     shared: &'c ClientShared,
@@ -91,7 +91,7 @@ impl<'c, S: RequestSpec> RequestFuture<'c, S> {
             |expect, bytes| PipelineRequest { sink: slot.clone(), expect, bytes, timeout },
         );
         if let (Err(_), Some(report)) = (&submitted, &mut self.report) {
-            // The request was rejected before it was encoded, so it is encoded here for its name.
+            // A rejected request may not have been encoded. The report needs its command name.
             let mut encoded = Vec::new();
             self.spec.encode(&mut ArgWriter::new(&mut encoded));
             report.command = first_command_name(&encoded);
@@ -156,7 +156,7 @@ impl<S: RequestSpec> fmt::Debug for RequestFuture<'_, S> {
     }
 }
 
-/// One command.
+/// [`RequestSpec`] of one command.
 pub(crate) struct CommandSpec<C, T> {
     command: C,
     reply: PhantomData<fn() -> T>,
@@ -187,7 +187,7 @@ impl<C: RedisCommand, T: FromReply> RequestSpec for CommandSpec<C, T> {
     }
 }
 
-/// A pipeline.
+/// [`RequestSpec`] of a pipeline.
 pub(crate) struct PipelineSpec<B, R> {
     batch: B,
     replies: PhantomData<fn() -> R>,
@@ -215,7 +215,7 @@ impl<B: CommandBatch<R>, R: FromReplies> RequestSpec for PipelineSpec<B, R> {
     }
 }
 
-/// A transaction.
+/// [`RequestSpec`] of a transaction.
 pub(crate) struct TransactionSpec<B, R>(PipelineSpec<B, R>);
 
 impl<B, R> TransactionSpec<B, R> {
@@ -246,8 +246,8 @@ impl<B: CommandBatch<R>, R: FromReplies> RequestSpec for TransactionSpec<B, R> {
         if commands == 0 {
             return Ok(R::from_replies(&mut cursor, 0));
         }
-        // MULTI and each command are acknowledged; the first error is the reason for which EXEC
-        // fails.
+        // The server acknowledges MULTI and each command. The first error among these replies is
+        // the reason if EXEC fails.
         let mut first_error = None;
         for _ in 0..=commands {
             if let Err(error) = cursor.next::<()>() {
@@ -262,7 +262,7 @@ impl<B: CommandBatch<R>, R: FromReplies> RequestSpec for TransactionSpec<B, R> {
     }
 }
 
-/// A SUBSCRIBE or UNSUBSCRIBE command, which push messages confirm.
+/// [`RequestSpec`] of a SUBSCRIBE or UNSUBSCRIBE command, which push messages confirm.
 pub(crate) struct SubscribeSpec<C> {
     pub(crate) command: C,
     pub(crate) count: u32,
@@ -286,7 +286,7 @@ impl<C: RedisCommand> RequestSpec for SubscribeSpec<C> {
     }
 }
 
-/// Report for the hooks, before the request has ended.
+/// Data of a [`RequestReport`], kept until the request ends.
 struct PendingReport {
     hooks: Arc<dyn Hooks>,
     command: String,

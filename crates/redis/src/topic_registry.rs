@@ -2,9 +2,9 @@
 //!
 //! Invariant: a message reaches every feed of its topic in the order of arrival, or the feed
 //! reports a gap.
-//! Enforced by: the worker delivers into bounded queues and never waits. Messages that do not fit
-//! are counted, and the count takes their position in the queue. A new connection adds a gap to
-//! every feed before its first message.
+//! Enforced by: the worker delivers into bounded queues and never waits. It drops and counts
+//! messages that do not fit, and queues the count in their position. When a new connection starts,
+//! the worker adds a gap to every feed before it delivers a message of that connection.
 //! Bounds: `max_queued_messages` and [`MAX_QUEUED_BYTES`] for each feed.
 
 use std::collections::{HashMap, VecDeque};
@@ -48,9 +48,9 @@ impl SubscriptionKind {
         }
     }
 
-    /// Returns the kind whose messages begin with `word`.
-    fn from_message(word: &[u8]) -> Option<SubscriptionKind> {
-        match word {
+    /// Returns the kind whose messages begin with `kind_name`.
+    fn from_message(kind_name: &[u8]) -> Option<SubscriptionKind> {
+        match kind_name {
             b"message" => Some(SubscriptionKind::Channel),
             b"pmessage" => Some(SubscriptionKind::Pattern),
             b"smessage" => Some(SubscriptionKind::Shard),
@@ -65,6 +65,7 @@ pub(crate) type TopicKey = (SubscriptionKind, Bytes);
 #[derive(Debug, Default)]
 pub(crate) struct TopicRegistry(Mutex<FeedTable>);
 
+/// Feeds by topic, and the feeds of other push messages.
 #[derive(Debug, Default)]
 pub(crate) struct FeedTable {
     by_topic: HashMap<TopicKey, Vec<Arc<SubscriberFeed>>>,
@@ -73,8 +74,8 @@ pub(crate) struct FeedTable {
 }
 
 impl TopicRegistry {
-    /// Locks the feeds. Held while a subscription changes and its command is submitted, so that
-    /// both happen in the same order.
+    /// Locks the feeds. Callers hold the lock while they change a subscription and submit its
+    /// command, so that the server gets the commands in the order of the changes.
     pub(crate) fn lock(&self) -> MutexGuard<'_, FeedTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -84,16 +85,16 @@ impl TopicRegistry {
     pub(crate) fn deliver(&self, push: Bytes) {
         // Copied, because a queued message would otherwise keep the whole read buffer alive.
         let push = if push.len() < READ_BYTES { Bytes::copy_from_slice(&push) } else { push };
-        let Some(word) = push_kind(&push) else { return };
+        let Some(kind_name) = push_kind(&push) else { return };
         let feeds = self.lock();
-        match SubscriptionKind::from_message(word) {
+        match SubscriptionKind::from_message(kind_name) {
             Some(kind) => {
                 let Some(name) = topic_name(&push) else { return };
-                if let Some(wanted) = feeds.by_topic.get(&(kind, name)) {
-                    wanted.iter().for_each(|feed| feed.push(push.clone()));
+                if let Some(subscribers) = feeds.by_topic.get(&(kind, name)) {
+                    subscribers.iter().for_each(|feed| feed.push(push.clone()));
                 }
             }
-            None if word.ends_with(b"subscribe") => {}
+            None if kind_name.ends_with(b"subscribe") => {}
             None => feeds.push_feeds.iter().for_each(|feed| feed.push(push.clone())),
         }
     }
@@ -106,7 +107,7 @@ impl TopicRegistry {
         !feeds.by_topic.is_empty()
     }
 
-    /// Ends all feeds with the link.
+    /// Ends all feeds, because the link has ended.
     pub(crate) fn end_all(&self) {
         let feeds = std::mem::take(&mut *self.lock());
         feeds.all().for_each(|feed| feed.end());
@@ -184,7 +185,7 @@ pub(crate) struct SubscriberFeed {
 struct FeedQueue {
     items: VecDeque<FeedItem>,
     bytes: usize,
-    /// Messages that did not fit since the last item.
+    /// Messages dropped since the last queued item.
     dropped: u64,
     waker: Option<Waker>,
     ended: bool,

@@ -70,8 +70,8 @@ impl ConnectionWorker {
             limits: config.limits,
             stall_timeout: config.stall_timeout,
             arrays_are_pushes: config.subscriber_only,
-            // A client without reconnection would be closed by it. A dedicated connection
-            // reconnects at its next call.
+            // Without reconnection, leaving the server would close the client. A dedicated
+            // connection reconnects at its next call.
             leave_unfit_server: config.leave_unfit_server && (config.reconnect.is_some() || config.dedicated),
             generation,
         };
@@ -208,14 +208,14 @@ impl ConnectionWorker {
         self.connection.lost(loss, now.into_std(), &mut self.shell);
     }
 
-    /// Sets the timer to the core's `due`. An earlier timer is kept and may fire for nothing, so
-    /// the timer is set once for each deadline and not for each request.
+    /// Sets the timer to the core's `due`. A timer that fires earlier is kept, although it may find
+    /// nothing due. So the timer is not set again for each request.
     fn arm_timer(&mut self, cx: &mut Context<'_>, now: Instant) {
         let Some(due) = self.connection.due().map(Instant::from_std) else { return };
         if self.armed.is_none_or(|armed| due < armed || armed <= now) {
             self.armed = Some(due);
             self.timer.as_mut().reset(due);
-            // Polled once to register the waker, shell of the task's cooperative budget.
+            // Polled once to register the waker, outside the task's cooperative budget.
             if pin!(unconstrained(self.timer.as_mut())).poll(cx).is_ready() {
                 cx.waker().wake_by_ref();
             }
@@ -262,7 +262,7 @@ impl Future for ConnectionWorker {
 
 impl Drop for ConnectionWorker {
     fn drop(&mut self) {
-        // The runtime's clock may be gone; cancelling does not depend on the time.
+        // The runtime may have dropped its clock; cancelling does not depend on the time.
         self.connection.cancel(std::time::Instant::now(), &mut self.shell);
         self.shell.count();
     }

@@ -26,9 +26,9 @@ pub(crate) trait TakeWaiter {
 pub(crate) struct MemberAccount<W> {
     pub(crate) slice: u32,
     pub(crate) used: u32,
-    /// Units that the other members had lent at the last reply. `total` is the sum of all slices
-    /// then.
+    /// Units that the other members had lent at the last reply.
     pub(crate) others_used: u32,
+    /// Sum of all members' slices at the last reply.
     total: u32,
     pub(crate) pressure: bool,
     pub(crate) waiters: VecDeque<W>,
@@ -36,7 +36,8 @@ pub(crate) struct MemberAccount<W> {
     pending: Option<PendingRequest>,
     /// Whether the account is in the queue for the next settlement.
     pub(crate) queued: bool,
-    /// Whether a store that doesn't know this incarnation's share must receive it.
+    /// Whether the share must be pushed, because the store has no record of it for this
+    /// incarnation.
     pub(crate) needs_push: bool,
     /// Whether a request was lost: the store may have recorded more than the slice.
     unacknowledged: bool,
@@ -44,7 +45,7 @@ pub(crate) struct MemberAccount<W> {
     pub(crate) needs_refresh: bool,
     /// The store's last refusal: when it expires, and the units used.
     cached_refusal: Option<(Instant, u32)>,
-    /// When to retry because other members have idle units that they were asked to return.
+    /// When to retry because other members were notified to return their idle units.
     /// `retries` counts the attempts.
     pub(crate) retry_at: Option<Instant>,
     retries: u32,
@@ -86,8 +87,8 @@ pub(crate) struct AccountTerms {
     pub(crate) members: u32,
 }
 
-/// Delays between retries for other members' idle units, which are returned within a round trip of
-/// the request.
+/// Delays between retries for other members' idle units. Members return them within a round trip
+/// after they were notified.
 const RETRY_DELAYS: [Duration; 4] = [
     Duration::from_millis(3),
     Duration::from_millis(7),
@@ -136,12 +137,12 @@ impl<W: TakeWaiter> MemberAccount<W> {
         self.cached_refusal.filter(|(until, _)| now < *until).map(|(_, used)| used)
     }
 
-    /// Another request may succeed: a unit was returned, or the limit has changed.
+    /// Clears the cached refusal, because a unit was returned or the limit has changed.
     pub(crate) fn clear_cached_refusal(&mut self) {
         self.cached_refusal = None;
     }
 
-    /// Builds the next request. Until the reply, at most the slice as it is now is lent.
+    /// Builds the next request. Until the reply, the member lends no more than its current slice.
     pub(crate) fn build_request(&mut self, name: Arc<str>, terms: AccountTerms) -> ShareRequest {
         if !self.needs_push {
             self.slice = self.slice.min(self.used + self.idle_to_keep(terms));
@@ -210,17 +211,18 @@ impl<W: TakeWaiter> MemberAccount<W> {
         waits
     }
 
-    /// Refuses further requests until `until` without asking the store.
+    /// Refuses further requests until `until` without a call to the store.
     pub(crate) fn cache_refusal(&mut self, until: Instant, used: u32) {
         self.cached_refusal = Some((until, used));
     }
 
-    /// The request was lost, or its effect is unknown.
+    /// Marks the request in flight as lost: its effect is unknown.
     pub(crate) fn mark_unacknowledged(&mut self) {
         self.unacknowledged = self.pending.take().is_some() || self.unacknowledged;
     }
 
-    /// Forgets all requests of the previous incarnation, and marks what is held to be pushed.
+    /// Discards all requests of the previous incarnation. Marks the account to be pushed if the
+    /// member holds units of it.
     pub(crate) fn reset_for_rejoin(&mut self, slices_hold: bool) {
         (self.pending, self.unacknowledged, self.queued, self.needs_refresh) = (None, false, false, false);
         (self.retry_at, self.retries) = (None, 0);

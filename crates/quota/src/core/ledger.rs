@@ -115,7 +115,7 @@ impl LedgerMember {
 }
 
 impl StoreLedger {
-    /// Creates a ledger that needs no rebuild, for stores that live and die with their members.
+    /// Creates a ledger that needs no rebuild, for stores that exist only as long as their members.
     pub(crate) fn established() -> Self {
         StoreLedger {
             generation: Some(LedgerGeneration { number: 1, rebuild_ends_at: None }),
@@ -152,7 +152,7 @@ impl StoreLedger {
         }
     }
 
-    /// Expiries may have been written while the clock was ahead.
+    /// Lowers expiries that were written while the clock was ahead.
     fn clamp_expiries(&mut self, now: Duration) {
         for member in self.members.values_mut() {
             member.expires = member.expires.min(now + member.ttl);

@@ -1,4 +1,5 @@
-//! Members: reading the namespace, heartbeats, expiry, and leaving.
+//! Members in DynamoDB: reads the namespace, applies heartbeats, and removes members that expire or
+//! leave.
 //!
 //! Invariant: a member is known while its item exists and has the current generation. Joining,
 //! renewing, replacing and expiring are each one conditional write of that item.
@@ -21,7 +22,7 @@ const MAX_REMOVALS: usize = 16;
 /// Writes per transaction; DynamoDB allows 100.
 const PER_TRANSACTION: usize = 90;
 
-/// A namespace as it was read.
+/// The generation and the members of a namespace, read by one query.
 #[derive(Debug)]
 pub(super) struct NamespaceSnapshot {
     pub(super) generation: Option<GenerationItem>,
@@ -55,7 +56,7 @@ impl DynamoStore {
             if let Some(rebuilt) = rebuilt
                 && self.end_rebuild(rebuilt).await? != WriteOutcome::Done
             {
-                backoff.wait().await?; // another member ended it, or the generation was lost
+                backoff.wait().await?; // another member ended the rebuild, or the generation was lost
                 continue;
             }
             let removed = self.remove_expired(expired).await?;
@@ -95,11 +96,12 @@ impl DynamoStore {
                 .await
                 .map_err(failed)?;
             for item in page.items() {
-                let sort = item.get("sk").and_then(|sort| sort.as_s().ok());
-                let sort = sort.ok_or_else(|| StoreError::Unexpected("an item without a sort key".into()))?;
-                if sort == GENERATION {
+                let sort_key = item.get("sk").and_then(|value| value.as_s().ok());
+                let sort_key =
+                    sort_key.ok_or_else(|| StoreError::Unexpected("an item without a sort key".into()))?;
+                if sort_key == GENERATION {
                     generation = Some(GenerationItem::read(item)?);
-                } else if let Some(id) = sort.strip_prefix(MEMBER) {
+                } else if let Some(id) = sort_key.strip_prefix(MEMBER) {
                     members.push(MemberItem::read(id, item)?);
                 }
             }
@@ -125,8 +127,8 @@ impl DynamoStore {
         self.apply(change).await
     }
 
-    /// Deletes members whose heartbeats were unchanged for their TTL, unless they have changed
-    /// since.
+    /// Deletes expired members and returns the deleted ones. A member that has sent a heartbeat
+    /// since the read is kept.
     async fn remove_expired(&self, expired: Vec<MemberItem>) -> Result<Vec<MemberId>, StoreError> {
         let mut removals = JoinSet::new();
         for member in expired {
@@ -176,7 +178,8 @@ impl DynamoStore {
         }
     }
 
-    /// The first writer starts the generation; the others find it at their next read.
+    /// Starts a generation. If several members try, the first write wins, and the others find it at
+    /// their next read.
     async fn begin_generation(&self, heartbeat: &Heartbeat) -> Result<(), StoreError> {
         let mut item = self.generation_key();
         GenerationItem { number: heartbeat.generation, rebuilding: true, ttl: heartbeat.ttl }
@@ -185,8 +188,8 @@ impl DynamoStore {
         write_outcome(put.condition_expression("attribute_not_exists(pk)").send().await).map(drop)
     }
 
-    /// Applies the heartbeat by the ledger's rule. Returns `None` if another writer interfered: the
-    /// caller must read again.
+    /// Applies the heartbeat as `StoreLedger::heartbeat` does. Returns `None` if a concurrent write
+    /// or throttling prevented it: the caller must read again.
     async fn renew_membership(
         &self,
         heartbeat: &Heartbeat,
@@ -213,7 +216,11 @@ impl DynamoStore {
             }
             (HeartbeatKind::TakeOver, Some((false, sequence))) => {
                 let outcome = self.take_over(heartbeat, generation, &others).await?;
-                snapshot.members.values_mut().filter(|member| others.contains(&member.id)).for_each(replace);
+                snapshot
+                    .members
+                    .values_mut()
+                    .filter(|member| others.contains(&member.id))
+                    .for_each(mark_replaced);
                 (outcome, Membership::Alive { sequence })
             }
             (HeartbeatKind::TakeOver | HeartbeatKind::Renew, None) if !others.is_empty() => {
@@ -229,7 +236,7 @@ impl DynamoStore {
     async fn insert_member(&self, new_member: &MemberItem) -> Result<WriteOutcome, StoreError> {
         let mut item = self.member_key(&new_member.id);
         new_member.write(&mut item);
-        let _turn = self.own.lock().await;
+        let _guard = self.own_item_lock.lock().await;
         let put = self
             .client
             .put_item()
@@ -256,8 +263,8 @@ impl DynamoStore {
         }
     }
 
-    /// Replaces the other incarnations in one transaction with the own renewal: of two members that
-    /// replace each other, one must find itself replaced.
+    /// Marks the other incarnations as replaced, and renews our own member in the same transaction.
+    /// If two members replace each other, only one transaction succeeds.
     async fn take_over(
         &self,
         heartbeat: &Heartbeat,
@@ -295,7 +302,7 @@ impl DynamoStore {
             let delete = self.client.delete_item().table_name(&self.table);
             let delete = delete.set_key(Some(self.member_key(&member)));
             let outcome = {
-                let _turn = self.own.lock().await;
+                let _guard = self.own_item_lock.lock().await;
                 write_outcome(delete.send().await)?
             };
             match outcome {
@@ -316,7 +323,7 @@ impl DynamoStore {
             .condition_expression(change.only_if)
             .set_expression_attribute_names(names)
             .set_expression_attribute_values(Some(change.values));
-        let _turn = self.own.lock().await;
+        let _guard = self.own_item_lock.lock().await;
         write_outcome(update.send().await)
     }
 
@@ -325,16 +332,17 @@ impl DynamoStore {
         &self,
         writes: Vec<TransactWriteItem>,
     ) -> Result<TransactionOutcome, StoreError> {
-        let _turn = self.own.lock().await;
+        let _guard = self.own_item_lock.lock().await;
         transaction_outcome(self.client.transact_write_items().set_transact_items(Some(writes)).send().await)
     }
 }
 
-fn replace(member: &mut MemberItem) {
+fn mark_replaced(member: &mut MemberItem) {
     member.replaced = true;
 }
 
-/// Its heartbeats start at a random number: a member that comes back must not look unchanged.
+/// Creates the item of a new member. Its heartbeat counter starts at a random number, so that a
+/// member that was deleted and joins again does not look unchanged.
 fn new_member(heartbeat: &Heartbeat, generation: GenerationItem) -> MemberItem {
     MemberItem {
         id: heartbeat.member.clone(),
@@ -355,12 +363,12 @@ pub(super) struct ConditionalUpdate {
 }
 
 impl ConditionalUpdate {
-    /// `ttl` is a reserved word.
+    /// Returns the placeholder for `ttl`, which is a reserved word of DynamoDB.
     fn names(&self) -> Option<HashMap<String, String>> {
         self.set.contains("#ttl").then(|| [("#ttl".into(), "ttl".into())].into())
     }
 
-    /// Converts it to a part of a transaction.
+    /// Converts the update to an item of a transaction.
     pub(super) fn transactional(self, table: &str) -> TransactWriteItem {
         let update = Update::builder()
             .table_name(table)

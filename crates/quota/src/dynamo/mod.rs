@@ -87,7 +87,7 @@ pub struct DynamoStore {
     liveness: Mutex<LivenessTracker>,
     /// Serializes writes to our own member's item: a concurrent heartbeat and settlement would
     /// cancel each other.
-    own: tokio::sync::Mutex<()>,
+    own_item_lock: tokio::sync::Mutex<()>,
 }
 
 impl DynamoStore {
@@ -100,12 +100,12 @@ impl DynamoStore {
             namespace: namespace.into(),
             stamps: StampGenerator::new(),
             liveness: Mutex::default(),
-            own: tokio::sync::Mutex::default(),
+            own_item_lock: tokio::sync::Mutex::default(),
         }
     }
 
-    /// Like [`DynamoStore::new`], but creates the table if it is missing (on demand, with expiry by
-    /// `ttl`) and waits until it is active.
+    /// Creates a store, and its table if that is missing. The table is billed on demand and expires
+    /// items by `ttl`. Waits until the table is active.
     ///
     /// # Errors
     /// Fails if DynamoDB returns an error, or if the table isn't active in time.

@@ -38,7 +38,7 @@ fn fraction() -> f64 {
     (random() >> 11) as f64 / (1_u64 << 53) as f64
 }
 
-/// Random number from std's hasher keys. It must be well spread; it need not be secret.
+/// Returns a random number from std's hasher keys. It must be well spread; it need not be secret.
 pub(super) fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }

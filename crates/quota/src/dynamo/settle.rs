@@ -85,7 +85,7 @@ impl DynamoStore {
         let (mut accounts, mut snapshot) = (accounts?, snapshot?);
         if accounts.values().any(|account| has_unknown_holder(&account.content, &snapshot)) {
             // It may have joined between the two reads. A member that is missing in a read after
-            // the account's is gone.
+            // the account's has expired or left.
             snapshot = self.read_snapshot().await?;
         }
         let own = match check_own_member(&snapshot, settlement, sequence_written) {

@@ -36,7 +36,8 @@ impl DynamoStore {
         key(self.namespace_key(), format!("{MEMBER}{id}"))
     }
 
-    /// The namespace is the sort key, so that no name can be mistaken for a part of it.
+    /// Returns the key of an account. The namespace is the sort key, so that no account name can be
+    /// read as a part of the namespace.
     pub(super) fn account_key(&self, account: &str) -> AttributeMap {
         key(partition("account", account), format!("in#{}", self.namespace))
     }

@@ -47,7 +47,7 @@ async fn after_flushall_at_90_percent_the_limits_hold_and_all_units_are_known_ag
     let admin = RedisClient::connect(server.url()).await.unwrap();
     admin.exec::<()>(("FLUSHALL",)).await.unwrap();
     let flushed = Instant::now();
-    until("the store knows everything again", PATIENCE, async || {
+    until("the store has recorded everything again", PATIENCE, async || {
         let known: u32 = a
             .query_holdings()
             .await
@@ -153,7 +153,7 @@ async fn redis_is_gone_for(span: Duration, config: fn(&str) -> MemberConfig) {
         quota.status().mode == QuotaMode::Normal && other.status().mode == QuotaMode::Normal
     })
     .await;
-    until("the store knows all units", PATIENCE, async || {
+    until("the store has recorded all units", PATIENCE, async || {
         let shares = users.holders("ann").await.unwrap();
         shares.iter().map(|share| share.count).sum::<u32>() == 3
     })
@@ -186,7 +186,7 @@ async fn a_frozen_redis_costs_one_timeout_then_the_policy_decides_at_once() {
     let _second = users.take("ann").now_or_never().expect("it doesn't wait again").unwrap();
     server.thaw();
     until("all is normal", PATIENCE, async || quota.status().mode == QuotaMode::Normal).await;
-    until("the store knows", PATIENCE, async || {
+    until("the store has recorded the units", PATIENCE, async || {
         users
             .holders("ann")
             .await
@@ -222,7 +222,10 @@ async fn a_replica_that_lost_the_last_writes_is_corrected_within_a_heartbeat() {
     held.push(users.take("ann").await.unwrap());
     held.push(users.take("carl").await.unwrap());
     drop(early);
-    until("the primary knows", PATIENCE, async || users.holders("bob").await.unwrap().is_empty()).await;
+    until("the primary has recorded the release", PATIENCE, async || {
+        users.holders("bob").await.unwrap().is_empty()
+    })
+    .await;
     proxy.fail_over_to(replica.addr());
     let failed_over = Instant::now();
     until("the replica is corrected", PATIENCE, async || {
@@ -260,7 +263,7 @@ async fn members_join_and_leave_under_load_and_the_limit_holds() {
     for index in 2..20 {
         members.push(join(index).await);
     }
-    until("all members know each other", PATIENCE, async || {
+    until("all members count each other", PATIENCE, async || {
         members.iter().all(|(quota, ..)| quota.status().members == 20)
     })
     .await;

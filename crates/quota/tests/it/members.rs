@@ -139,7 +139,7 @@ async fn a_store_that_loses_its_data_is_rebuilt_and_grants_nothing_for_one_ttl()
     let (budget, users) = (quota.budget("streams", BudgetConfig::new(10)), quota.keyed_limit("user", 3));
     let _held = (budget.take().await.unwrap(), users.take("ann").await.unwrap());
     store.lose_everything();
-    assert!(users.take("ann").await.is_err(), "the store doesn't know how much others hold");
+    assert!(users.take("ann").await.is_err(), "the store may lack the shares of other members");
     tokio::time::sleep(Duration::from_millis(2100)).await; // one heartbeat
     assert_eq!(quota.status().mode, QuotaMode::Rebuilding);
     assert!(quota.status().why.is_some());

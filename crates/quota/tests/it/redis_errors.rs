@@ -74,7 +74,7 @@ impl FaultyServer {
             self.members.iter().all(|quota| quota.mode() == QuotaMode::Normal)
         })
         .await;
-        until("the store knows all units", PATIENCE, async || {
+        until("the store has recorded all units", PATIENCE, async || {
             let shares = users[1].holders("ann").await.unwrap_or_default();
             shares.iter().map(|share| share.count).sum::<u32>() == 2
         })

@@ -92,7 +92,8 @@ async fn members_of_both_releases_share_budgets_limits_and_the_names_of_keys() {
     let (server, namespace) = (Redis::shared(), namespace("rolling-members"));
     let old = Quota::join(AnyRelease::old(server, &namespace).await, steady("old")).await;
     let new = Quota::join(AnyRelease::new(server, &namespace).await, steady("new")).await;
-    until("both members know each other", PATIENCE, async || old.members() == 2 && new.members() == 2).await;
+    until("both members count two members", PATIENCE, async || old.members() == 2 && new.members() == 2)
+        .await;
     let budgets = [&old, &new].map(|quota| quota.budget("streams", BudgetConfig::new(LIMIT)));
     let keyed = [&old, &new].map(|quota| quota.keyed_limit("user", LIMIT));
     let (mut streams, mut units) = (Vec::new(), Vec::new());

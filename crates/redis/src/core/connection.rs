@@ -17,7 +17,7 @@ use super::pipeline::{ParseProgress, Pipeline, PipelineOutput, PipelineRequest, 
 use crate::error::{ConnectionLoss, RequestError};
 use crate::status::Status;
 
-/// I/O that the core asks for. The worker performs it; tests record it.
+/// I/O that the core requests. The worker performs it; tests record it.
 pub(crate) trait EffectHandler<S> {
     /// Starts to connect.
     fn dial(&mut self);
@@ -33,7 +33,7 @@ pub(crate) trait EffectHandler<S> {
     fn publish_status(&mut self, from: State, status: Status);
 }
 
-/// Settings of a connection that never change.
+/// Immutable settings of a connection.
 #[derive(Debug, Clone)]
 pub(crate) struct ConnectionSettings {
     pub(crate) policy: LinkPolicy,
@@ -60,7 +60,9 @@ pub(crate) struct ConnectionCore<S> {
     /// [`received`](Self::received).
     paused: bool,
     last_error: Option<ConnectionLoss>,
+    /// When bytes were last received.
     last_read: Instant,
+    /// When [`tick`](Self::tick) must be called next.
     due: Option<Instant>,
 }
 
@@ -84,7 +86,7 @@ impl<S: ReplySink> ConnectionCore<S> {
         self.apply(Event::Start, now, handler);
     }
 
-    /// Takes over requests and their bytes. Both lists are empty afterwards.
+    /// Moves the requests and their bytes into the pipeline. Leaves both vectors empty.
     pub(crate) fn accept(
         &mut self,
         requests: &mut Vec<PipelineRequest<S>>,
@@ -158,9 +160,9 @@ impl<S: ReplySink> ConnectionCore<S> {
             PipelineOutput::Completed(sink, replies) => handler.complete(sink, Ok(replies)),
             PipelineOutput::Push(push) => handler.push(push),
         });
-        self.paused = parsed == Ok(ParseProgress::Some);
+        self.paused = parsed == Ok(ParseProgress::LimitReached);
         match parsed {
-            Ok(ParseProgress::Some) => {}
+            Ok(ParseProgress::LimitReached) => {}
             Ok(ParseProgress::All { need }) => self.need = need,
             Err(error) => self.lost(ConnectionLoss::Protocol(error), now, handler),
         }
@@ -243,8 +245,9 @@ impl<S: ReplySink> ConnectionCore<S> {
                 Effect::Dial => handler.dial(),
                 Effect::Hangup => handler.hangup(),
                 Effect::FailOpen => {
-                    let unsent = self.rejection().expect("a link that fails its requests lets none in");
-                    self.fail_open_requests(RequestError::Lost(self.last_loss()), unsent, now, handler);
+                    let unsent_error =
+                        self.rejection().expect("a link that fails its open requests rejects new ones");
+                    self.fail_open_requests(RequestError::Lost(self.last_loss()), unsent_error, now, handler);
                 }
                 Effect::CancelOpen => {
                     self.fail_open_requests(self.closed_error(), self.closed_error(), now, handler)
@@ -280,19 +283,20 @@ impl<S: ReplySink> ConnectionCore<S> {
     }
 
     /// Fails every open request, including those submitted just before the rejection was set.
-    /// Requests of which a byte was sent get `begun`, the others get `unsent`.
+    /// Requests of which a byte was sent get `sent_error`, the others get `unsent_error`.
     fn fail_open_requests(
         &mut self,
-        begun: RequestError,
-        unsent: RequestError,
+        sent_error: RequestError,
+        unsent_error: RequestError,
         now: Instant,
         handler: &mut impl EffectHandler<S>,
     ) {
         let (mut requests, mut bytes) = (Vec::new(), Vec::new());
         handler.take_remaining(&mut requests, &mut bytes);
         self.pipeline.accept(&mut requests, &mut bytes, now);
-        self.pipeline
-            .fail_all(|sink, left| handler.complete(sink, Err(if left { &begun } else { &unsent }.clone())));
+        self.pipeline.fail_all(|sink, was_sent| {
+            handler.complete(sink, Err(if was_sent { &sent_error } else { &unsent_error }.clone()))
+        });
         (self.need, self.paused) = (0, false);
     }
 

@@ -39,7 +39,8 @@ enum Op {
     SubmitLate {
         replies: u32,
     },
-    /// A command that the client does not know; the server sends `server_replies` replies instead of one.
+    /// A command that is not in the client's command table. The server sends `server_replies`
+    /// replies instead of one.
     SubmitUnknown {
         server_replies: u32,
     },
@@ -85,7 +86,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     prop::collection::vec(op, 1..120)
 }
 
-/// Effects that the core asked for.
+/// Effects that the core requested.
 #[derive(Default)]
 struct RecordingHandler {
     dialing: bool,
@@ -459,7 +460,7 @@ fn check_replies(id: Id, count: u32, replies: &Replies) {
         };
         assert_eq!(found, id, "reply of another request");
     }
-    assert!(cursor.next::<()>().is_err(), "more replies than were asked for");
+    assert!(cursor.next::<()>().is_err(), "more replies than were requested");
 }
 
 proptest! {

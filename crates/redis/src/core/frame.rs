@@ -148,8 +148,8 @@ impl Framer {
         }
     }
 
-    /// Scans on. `bytes` is the buffer of the last call, without [`consumed`](Self::consumed)
-    /// bytes, plus newly received bytes.
+    /// Continues the scan. `bytes` is the buffer of the last call, without
+    /// [`consumed`](Self::consumed) bytes, plus newly received bytes.
     #[inline]
     pub(crate) fn next(&mut self, bytes: &[u8]) -> Result<FrameStep, ProtocolError> {
         match self.whole_string(bytes) {

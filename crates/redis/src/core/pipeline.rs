@@ -77,8 +77,8 @@ pub(crate) enum PipelineOutput<S> {
 /// How far [`Pipeline::receive`] parsed the received bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ParseProgress {
-    /// The requested number of requests was completed; the buffer may hold more replies.
-    Some,
+    /// The maximum number of requests was completed; the buffer may hold more replies.
+    LimitReached,
     /// All complete replies are parsed; at least `need` more bytes are missing.
     All { need: usize },
 }
@@ -91,6 +91,7 @@ struct OpenRequest<S> {
     /// Position of the request's first byte in the stream of all accepted bytes.
     start: u64,
     bytes: usize,
+    /// When the request was accepted.
     since: Instant,
     timeout: Option<Duration>,
 }
@@ -113,11 +114,11 @@ pub(crate) struct Pipeline<S> {
     /// Total bytes accepted and sent. Their difference is the unsent part of `out`.
     accepted: u64,
     sent: u64,
-    /// Received bytes. The first `whole` bytes are complete replies to the oldest request.
+    /// Received bytes. The first `complete_len` bytes are complete replies to the oldest request.
     input: BytesMut,
     /// The previous input buffer. Callers may still hold slices of it.
     spare: BytesMut,
-    whole: usize,
+    complete_len: usize,
     /// True if a large reply was split off `input`. The buffer is then replaced, so that its memory
     /// is freed with the reply.
     oversized: bool,
@@ -125,7 +126,7 @@ pub(crate) struct Pipeline<S> {
     parts: Vec<Bytes>,
     /// Refusal among the replies to the oldest request so far.
     refusal: Option<ServerRefusal>,
-    /// Refusal of a completed request that ends the connection.
+    /// Refusal that ends the connection, if a completed request got one.
     unfit: Option<ServerRefusal>,
     framer: Framer,
     limits: ReplyLimits,
@@ -133,12 +134,13 @@ pub(crate) struct Pipeline<S> {
     arrays_are_pushes: bool,
 }
 
-// Small in tests, so that random histories reach every branch.
+// In tests these bounds are small, so that random histories reach every branch.
+
 /// Maximum capacity that an emptied buffer keeps for the next batch.
 const KEEP_BYTES: usize = if cfg!(test) { 200 } else { 1 << 20 };
 /// Capacity requested for one read.
 pub(crate) const READ_BYTES: usize = if cfg!(test) { 64 } else { 64 << 10 };
-/// Minimum free space for a read; below it the next read uses a new buffer.
+/// Minimum free space for a read; below it the buffer is grown or swapped before the next read.
 const MIN_READ_BYTES: usize = if cfg!(test) { 16 } else { 4 << 10 };
 
 impl<S: ReplySink> Pipeline<S> {
@@ -151,7 +153,7 @@ impl<S: ReplySink> Pipeline<S> {
             sent: 0,
             input: BytesMut::new(),
             spare: BytesMut::new(),
-            whole: 0,
+            complete_len: 0,
             oversized: false,
             parts: Vec::new(),
             refusal: None,
@@ -162,8 +164,8 @@ impl<S: ReplySink> Pipeline<S> {
         }
     }
 
-    /// Takes over requests and their bytes. Both lists are empty afterwards. Returns the shortest
-    /// timeout among the requests.
+    /// Moves the requests and their bytes into the pipeline. Leaves both vectors empty. Returns the
+    /// shortest timeout among the requests.
     pub(crate) fn accept(
         &mut self,
         requests: &mut Vec<PipelineRequest<S>>,
@@ -253,8 +255,8 @@ impl<S: ReplySink> Pipeline<S> {
     ) -> Result<ParseProgress, ProtocolError> {
         loop {
             if max_completed == 0 && !self.input.is_empty() {
-                self.stash_whole_replies();
-                return Ok(ParseProgress::Some);
+                self.stash_complete_replies();
+                return Ok(ParseProgress::LimitReached);
             }
             let step = match self.framer.next(&self.input)? {
                 FrameStep::Frame(FrameKind::Reply | FrameKind::HasErrors, range)
@@ -266,7 +268,7 @@ impl<S: ReplySink> Pipeline<S> {
             };
             match step {
                 FrameStep::Need(need) => {
-                    self.stash_whole_replies();
+                    self.stash_complete_replies();
                     if std::mem::take(&mut self.oversized) {
                         self.input = BytesMut::from(&self.input[..]);
                     }
@@ -274,7 +276,7 @@ impl<S: ReplySink> Pipeline<S> {
                     return Ok(ParseProgress::All { need });
                 }
                 FrameStep::Frame(FrameKind::Push, range) => {
-                    self.stash_whole_replies();
+                    self.stash_complete_replies();
                     let push = self.split_front(range.len());
                     if let Some(sink) = self.confirm(&push) {
                         emit(PipelineOutput::Completed(sink, Replies::default()));
@@ -297,7 +299,8 @@ impl<S: ReplySink> Pipeline<S> {
         }
     }
 
-    /// Counts a reply towards the oldest request. Returns true if it was the last one.
+    /// Counts a reply towards the oldest request. Returns true if that request now has all its
+    /// replies.
     #[inline]
     fn count_reply(&mut self, kind: FrameKind, range: Range<usize>) -> Result<bool, ProtocolError> {
         let front = self.open.front_mut().ok_or(ProtocolError::UnexpectedReply)?;
@@ -315,7 +318,7 @@ impl<S: ReplySink> Pipeline<S> {
                     false
                 }
                 verdict @ (ProbeVerdict::Probe | ProbeVerdict::Verified) => {
-                    self.stash_whole_replies();
+                    self.stash_complete_replies();
                     self.split_front(range.len());
                     let last = verdict == ProbeVerdict::Verified;
                     if last {
@@ -326,7 +329,7 @@ impl<S: ReplySink> Pipeline<S> {
                 ProbeVerdict::OutOfSync => return Err(ProtocolError::OutOfSync),
             },
         };
-        self.whole = range.end;
+        self.complete_len = range.end;
         if kind != FrameKind::Reply {
             self.record_refusals(range);
         }
@@ -356,7 +359,7 @@ impl<S: ReplySink> Pipeline<S> {
         }
     }
 
-    /// Returns the refusal of a completed request that ends the connection, if there was one.
+    /// Removes and returns the refusal that ends the connection, if a completed request got one.
     pub(crate) fn take_unfit(&mut self) -> Option<ServerRefusal> {
         self.unfit.take()
     }
@@ -394,9 +397,9 @@ impl<S: ReplySink> Pipeline<S> {
             return;
         }
         let base = self.sent - self.out_at as u64; // position of out[0] in the stream of accepted bytes
-        let begun = (self.open[first].start - base) as usize;
+        let removable_from = (self.open[first].start - base) as usize;
         let mut kept = Vec::with_capacity(self.out.len() - self.out_at);
-        kept.extend_from_slice(&self.out[self.out_at..begun]);
+        kept.extend_from_slice(&self.out[self.out_at..removable_from]);
         let mut start = self.open[first].start;
         for mut open in self.open.split_off(first) {
             let from = (open.start - base) as usize;
@@ -425,8 +428,8 @@ impl<S: ReplySink> Pipeline<S> {
         }
     }
 
-    /// Counts a push message towards the oldest request if that waits for this kind. Returns its
-    /// sink if it was the last one.
+    /// Counts a push message towards the oldest request, if that request waits for this kind.
+    /// Returns the request's sink if this was its last confirmation.
     fn confirm(&mut self, push: &[u8]) -> Option<S> {
         let front = self.open.front_mut()?;
         let ExpectedReplies::Confirmations(left, kind) = &mut front.expect else { return None };
@@ -446,24 +449,24 @@ impl<S: ReplySink> Pipeline<S> {
         self.input.split_to(count).freeze()
     }
 
-    fn split_whole(&mut self) -> Bytes {
-        let count = std::mem::take(&mut self.whole);
+    fn split_complete(&mut self) -> Bytes {
+        let count = std::mem::take(&mut self.complete_len);
         self.split_front(count)
     }
 
     /// Splits complete replies of an unfinished request off `input`, so that they are never copied.
-    fn stash_whole_replies(&mut self) {
-        if self.whole > 0 {
-            let part = self.split_whole();
+    fn stash_complete_replies(&mut self) {
+        if self.complete_len > 0 {
+            let part = self.split_complete();
             self.parts.push(part);
         }
     }
 
     fn take_replies(&mut self) -> Replies {
         if self.parts.is_empty() {
-            return Replies { first: self.split_whole(), rest: Vec::new() };
+            return Replies { first: self.split_complete(), rest: Vec::new() };
         }
-        self.stash_whole_replies();
+        self.stash_complete_replies();
         let mut parts = std::mem::take(&mut self.parts);
         Replies { first: parts.remove(0), rest: parts }
     }
@@ -472,7 +475,7 @@ impl<S: ReplySink> Pipeline<S> {
         debug_assert_eq!(
             self.accepted - self.sent,
             self.unsent().len() as u64,
-            "unsent bytes are those accepted, not sent"
+            "unsent bytes are the accepted bytes that were not sent"
         );
         debug_assert!(self.open.back().is_none_or(|last| last.start + last.bytes as u64 == self.accepted));
     }

@@ -1,4 +1,4 @@
-//! Refusals: server errors that mean "not here" or "not now", and what the client does about each.
+//! Refusals: server errors after which the command did not run, and what the client does for each.
 //!
 //! Invariant: every such error has one row in [`ServerRefusal::row`]. The connection,
 //! [`ReplyError::retry`](crate::ReplyError::retry) and the README have no list of their own.

@@ -29,11 +29,11 @@ pub trait FromReply: Sized {
     /// Reads one element with everything nested in it.
     fn from_reply(reader: &mut ReplyReader<'_>) -> Result<Self, ReplyError>;
 
-    /// Reads a list of these values. Bytes and pairs override it, because they also arrive in other
-    /// forms.
+    /// Reads a list of values of this type. `u8` overrides it to read a string, and pairs
+    /// override it to read a map or a flat array.
     #[doc(hidden)]
     fn list_from_reply(reader: &mut ReplyReader<'_>) -> Result<Vec<Self>, ReplyError> {
-        let mut items = list(reader, "an array")?;
+        let mut items = list_header(reader, "an array")?;
         let mut list = Vec::with_capacity(items.announced().unwrap_or(0));
         while items.next(reader) {
             list.push(Self::from_reply(reader).map_err(|error| error.at(list.len()))?);
@@ -43,7 +43,7 @@ pub trait FromReply: Sized {
 }
 
 /// Reads the header of an array, a set or a push message.
-fn list(reader: &mut ReplyReader<'_>, expected: &'static str) -> Result<RemainingItems, ReplyError> {
+fn list_header(reader: &mut ReplyReader<'_>, expected: &'static str) -> Result<RemainingItems, ReplyError> {
     match reader.token()? {
         ReplyToken::Array(items) | ReplyToken::Set(items) | ReplyToken::Push(items) => Ok(items),
         other => Err(other.mismatch(expected)),
@@ -79,7 +79,7 @@ impl<T: FromReply> FromReply for Option<T> {
     }
 }
 
-/// Keeps an error inside a reply, as in the results of EXEC, as a value.
+/// Decodes an error inside a reply, such as in the results of EXEC, as `Err`.
 impl<T: FromReply> FromReply for Result<T, RedisServerError> {
     fn from_reply(reader: &mut ReplyReader<'_>) -> Result<Self, ReplyError> {
         if !reader.at_error() {
@@ -225,7 +225,7 @@ impl<T: FromReply> FromReply for Vec<T> {
 
 impl<T: FromReply + Eq + Hash, H: BuildHasher + Default> FromReply for HashSet<T, H> {
     fn from_reply(reader: &mut ReplyReader<'_>) -> Result<Self, ReplyError> {
-        let mut items = list(reader, "a set")?;
+        let mut items = list_header(reader, "a set")?;
         let mut set = HashSet::with_capacity_and_hasher(items.announced().unwrap_or(0), H::default());
         let mut index = 0;
         while items.next(reader) {
@@ -238,7 +238,7 @@ impl<T: FromReply + Eq + Hash, H: BuildHasher + Default> FromReply for HashSet<T
 
 impl<T: FromReply + Ord> FromReply for BTreeSet<T> {
     fn from_reply(reader: &mut ReplyReader<'_>) -> Result<Self, ReplyError> {
-        let mut items = list(reader, "a set")?;
+        let mut items = list_header(reader, "a set")?;
         let mut set = BTreeSet::new();
         let mut index = 0;
         while items.next(reader) {
@@ -252,7 +252,7 @@ impl<T: FromReply + Ord> FromReply for BTreeSet<T> {
 impl<K: FromReply + Eq + Hash, V: FromReply, H: BuildHasher + Default> FromReply for HashMap<K, V, H> {
     fn from_reply(reader: &mut ReplyReader<'_>) -> Result<Self, ReplyError> {
         let mut map = HashMap::default();
-        pairs(reader, "a map", |key, value| {
+        read_pairs(reader, "a map", |key, value| {
             map.insert(key, value);
         })?;
         Ok(map)
@@ -262,7 +262,7 @@ impl<K: FromReply + Eq + Hash, V: FromReply, H: BuildHasher + Default> FromReply
 impl<K: FromReply + Ord, V: FromReply> FromReply for BTreeMap<K, V> {
     fn from_reply(reader: &mut ReplyReader<'_>) -> Result<Self, ReplyError> {
         let mut map = BTreeMap::new();
-        pairs(reader, "a map", |key, value| {
+        read_pairs(reader, "a map", |key, value| {
             map.insert(key, value);
         })?;
         Ok(map)
@@ -271,7 +271,7 @@ impl<K: FromReply + Ord, V: FromReply> FromReply for BTreeMap<K, V> {
 
 /// Reads pairs from a map, from an array of two-element arrays, or from alternating keys and values
 /// (RESP2).
-fn pairs<K: FromReply, V: FromReply>(
+fn read_pairs<K: FromReply, V: FromReply>(
     reader: &mut ReplyReader<'_>,
     expected: &'static str,
     mut each: impl FnMut(K, V),
@@ -299,11 +299,11 @@ fn pairs<K: FromReply, V: FromReply>(
 }
 
 macro_rules! tuples {
-    ($count:literal: $($name:ident)+; $($list:tt)*) => {
+    ($count:literal: $($name:ident)+; $($overrides:tt)*) => {
         impl<$($name: FromReply),+> FromReply for ($($name,)+) {
             fn from_reply(reader: &mut ReplyReader<'_>) -> Result<Self, ReplyError> {
                 const EXPECTED: &str = concat!("an array of ", $count, " items");
-                let mut items = list(reader, EXPECTED)?;
+                let mut items = list_header(reader, EXPECTED)?;
                 let mut index = 0;
                 let tuple = ($({
                     if !items.next(reader) {
@@ -318,7 +318,7 @@ macro_rules! tuples {
                 Ok(tuple)
             }
 
-            $($list)*
+            $($overrides)*
         }
     };
 }
@@ -326,7 +326,7 @@ tuples!(1: A;);
 tuples!(2: A B;
     fn list_from_reply(reader: &mut ReplyReader<'_>) -> Result<Vec<Self>, ReplyError> {
         let mut list = Vec::new();
-        pairs(reader, "a list of pairs", |a, b| list.push((a, b)))?;
+        read_pairs(reader, "a list of pairs", |a, b| list.push((a, b)))?;
         Ok(list)
     }
 );

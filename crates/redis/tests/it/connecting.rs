@@ -838,7 +838,7 @@ fn a_blocking_hook_does_not_stop_other_requests() {
     thread::scope(|scope| {
         let blocked = scope.spawn(|| block_on(async { client.exec::<()>(("BLOCK-HERE",)).await }));
         assert_eq!(entries.recv_timeout(PATIENCE), Ok("request"));
-        home.block_on(within("others go on", async {
+        home.block_on(within("other requests complete", async {
             for _ in 0..100 {
                 client.exec::<()>(("PING",)).await.unwrap();
             }
@@ -849,7 +849,7 @@ fn a_blocking_hook_does_not_stop_other_requests() {
 
     home.block_on(async { kill_connection(&admin, client_id(&client).await).await });
     assert_eq!(entries.recv_timeout(PATIENCE), Ok("connection"));
-    home.block_on(within("the link goes on", async {
+    home.block_on(within("the link reconnects", async {
         eventually("it is open", State::Open, async || client.state()).await;
         for _ in 0..100 {
             client.exec::<()>(("PING",)).await.unwrap();

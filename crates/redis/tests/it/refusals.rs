@@ -46,8 +46,8 @@ async fn assert_connection_ends(client: &RedisClient, words: &[&str], expected: 
     wait_for_state(&mut changes, State::Open).await;
 }
 
-/// Sends a command that neither the client nor the server knows. A refused probe must not end the
-/// connection.
+/// Sends a command that is unknown to the client and to the server. A refused probe must not end
+/// the connection.
 async fn assert_unknown_command(client: &RedisClient) {
     let connections = client.stats().connections;
     let error = client.exec::<RespValue>(("NO.SUCH", "key")).await.unwrap_err();

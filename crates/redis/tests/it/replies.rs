@@ -1,5 +1,5 @@
-//! One command gets one reply: every command of a real Redis 7, and commands that the client does
-//! not know.
+//! One command gets one reply: every command of a real Redis 7, and commands that are not in the
+//! client's table.
 //!
 //! The first tests get the list of commands from the server (`COMMAND`). They fail if a command is
 //! missing in `src/command_table.rs`, or replies differently than the table says.

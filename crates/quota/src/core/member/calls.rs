@@ -295,7 +295,7 @@ impl<W: TakeWaiter> QuotaMember<W> {
         }
     }
 
-    /// The store has replied: an outage ends.
+    /// Ends an outage, because the store has replied.
     pub(super) fn on_store_reply(&mut self) {
         if self.outage.take().is_some() {
             if self.settlement_failure.is_none() {

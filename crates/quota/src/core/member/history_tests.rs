@@ -1,7 +1,7 @@
 //! Random histories of a cluster: members of every policy, a store, and a network that delays,
 //! reorders and drops calls but never repeats them.
-//! Members are killed, paused, and leave. Limits change, for all members or for one. The store is
-//! unavailable for longer than the TTL, loses its data, or its last writes.
+//! Members are killed, are paused, or leave. Limits change, for all members or for one. The store
+//! is unavailable for longer than the TTL, loses all its data, or loses its last writes.
 //!
 //! Checked after every step:
 //! - each member's accounts agree with the leases of its process;
@@ -9,8 +9,8 @@
 //! - units lent without the store are within the policy;
 //! - the leases of an account exceed its limit by no more than `allowance.rs` permits.
 //!
-//! At the end the network works again. One heartbeat later, the store knows all lent units. Then
-//! all units are returned, and the store must be empty.
+//! At the end the network works again. One heartbeat later, the store must have recorded all lent
+//! units. Then all units are returned, and the store must be empty.
 
 mod allowance;
 
@@ -51,7 +51,8 @@ const KEYS: [&str; 2] = ["ann", "bob"];
 struct SimulatedCaller {
     process: u64,
     cancelled: Rc<Cell<bool>>,
-    answered: Rc<Cell<u32>>,
+    /// Number of verdicts received; at most one.
+    verdicts: Rc<Cell<u32>>,
 }
 
 impl TakeWaiter for SimulatedCaller {
@@ -104,7 +105,7 @@ struct SimulatedCluster {
     unreported: HashSet<u64>,
     /// Processes whose slice deadline is after their expiry in the store, because the store lost
     /// one of their heartbeats.
-    overtrusting: HashSet<u64>,
+    deadline_after_expiry: HashSet<u64>,
     /// Whether the store has kept its writes.
     keeps_writes: bool,
     coverage: Coverage,
@@ -112,7 +113,7 @@ struct SimulatedCluster {
     history: Vec<String>,
 }
 
-/// What the histories reached. A test asserts that every counter is reached.
+/// Counts the outcomes that the histories reached. A test asserts that no count is zero.
 #[derive(Debug, Default, Clone)]
 struct Coverage {
     grants: u32,
@@ -147,7 +148,7 @@ impl SimulatedCluster {
             limits: (BUDGET_LIMIT, KEY_LIMIT),
             policy,
             unreported: HashSet::new(),
-            overtrusting: HashSet::new(),
+            deadline_after_expiry: HashSet::new(),
             keeps_writes: true,
             coverage: Coverage::default(),
             history: Vec::new(),
@@ -198,7 +199,7 @@ impl SimulatedCluster {
             6..=8 => self.release(index, b),
             9..=13 => self.apply(a),
             14..=18 => self.deliver(a),
-            19..=21 => self.pass(MS(1 + b as u64 % 12)),
+            19..=21 => self.advance(MS(1 + b as u64 % 12)),
             22 => self.time_out(a),
             23 if !self.network.is_empty() => self.drop_request(a),
             24 => self.processes[index].paused = b % 3 == 0,
@@ -215,7 +216,7 @@ impl SimulatedCluster {
             31 | 32 => self.change_limit(index, b),
             33 if b % 4 == 0 => self.leave(index),
             34 if b % 4 == 0 => self.store_outage(b),
-            _ => self.pass(MS(3)),
+            _ => self.advance(MS(3)),
         }
         self.run_processes();
         self.excuse_falsely_expired();
@@ -259,7 +260,7 @@ impl SimulatedCluster {
         let process = &self.processes[index];
         assert!(
             process.callers.iter().all(SimulatedCaller::is_cancelled),
-            "every caller that still waits was answered"
+            "every caller that still waits got a verdict"
         );
         assert!(process.leases.is_empty(), "nothing is lent by a member that has left");
         self.network.push(CallInTransit { process: number, call, reply: None, timed_out: true });
@@ -280,7 +281,7 @@ impl SimulatedCluster {
             return;
         }
         let caller =
-            SimulatedCaller { process: process.number, cancelled: Rc::default(), answered: Rc::default() };
+            SimulatedCaller { process: process.number, cancelled: Rc::default(), verdicts: Rc::default() };
         match process.member.take(account_id, now, || caller.clone()) {
             TakeDecision::Granted => {
                 self.history.push(format!("{:?}: {} takes {account_id:?}", self.time, process.number));
@@ -346,10 +347,10 @@ impl SimulatedCluster {
     fn deliver(&mut self, choice: usize) {
         let running =
             |number: u64| self.processes.iter().any(|process| process.number == number && !process.paused);
-        let answered: Vec<_> = (0..self.network.len())
+        let replied: Vec<_> = (0..self.network.len())
             .filter(|at| self.network[*at].reply.is_some() && running(self.network[*at].process))
             .collect();
-        let Some(&at) = answered.get(choice % answered.len().max(1)) else { return };
+        let Some(&at) = replied.get(choice % replied.len().max(1)) else { return };
         let CallInTransit { process, reply, .. } = self.network.swap_remove(at);
         let now = self.now();
         let Some(process) = self.processes.iter_mut().find(|candidate| candidate.number == process) else {
@@ -364,7 +365,7 @@ impl SimulatedCluster {
         }
     }
 
-    /// The sender times out; the call may be applied later.
+    /// Lets the sender of a call time out. The store may apply the call later.
     fn time_out(&mut self, choice: usize) {
         let open: Vec<_> = (0..self.network.len()).filter(|at| !self.network[*at].timed_out).collect();
         let Some(&at) = open.get(choice % open.len().max(1)) else { return };
@@ -389,7 +390,7 @@ impl SimulatedCluster {
         }
     }
 
-    /// The call is never applied, and its sender gets an error.
+    /// Drops a call before the store applies it. Its sender gets an error.
     fn drop_request(&mut self, choice: usize) {
         let at = choice % self.network.len();
         if self.network[at].reply.is_none() && !self.network[at].timed_out {
@@ -411,13 +412,13 @@ impl SimulatedCluster {
         }
     }
 
-    /// The store is unavailable for half a TTL to two TTLs while the processes run. Their calls are
-    /// lost, or applied in order afterwards.
+    /// Makes the store unavailable for half a TTL to two TTLs while the processes run. Their calls
+    /// are lost, or applied in order afterwards.
     fn store_outage(&mut self, choice: usize) {
         self.history.push(format!("{:?}: the store is unavailable", self.time));
         let end = self.time + RULES.ttl * (2 + choice as u32 / 8 % 7) / 4;
         while self.time < end {
-            self.pass(RULES.retry);
+            self.advance(RULES.retry);
             self.run_processes();
             for index in 0..self.network.len() {
                 self.time_out(index);
@@ -439,7 +440,7 @@ impl SimulatedCluster {
         self.coverage.outages += 1;
     }
 
-    fn pass(&mut self, time: Duration) {
+    fn advance(&mut self, time: Duration) {
         self.time += time;
     }
 
@@ -452,8 +453,8 @@ impl SimulatedCluster {
         let name = self.processes[index].name.clone();
         let number = self.processes[index].number;
         self.allowance.forget(number);
-        // Its take-over can't be applied after its successor's, because a store reads its sockets
-        // in order.
+        // Removes the take-over of the old process: a store reads its sockets in order, so it can't
+        // apply that call after the successor's take-over.
         let takes_over = |call: &MemberCall| matches!(call, MemberCall::Heartbeat(heartbeat) if heartbeat.kind == HeartbeatKind::TakeOver);
         self.network.retain(|transit| transit.process != number || !takes_over(&transit.call));
         let process = self.start(name);
@@ -470,7 +471,7 @@ impl SimulatedCluster {
         self.unreported = self.processes.iter().map(|process| process.number).collect();
     }
 
-    /// A replica takes over that has lost the last writes.
+    /// Fails over to a replica that lacks the last writes.
     fn roll_back(&mut self, choice: usize) {
         if self.snapshots.is_empty() {
             return;
@@ -497,12 +498,12 @@ impl SimulatedCluster {
             }
             while self.run_member(index) {}
             let process = &mut self.processes[index];
-            assert!(process.callers.iter().all(|caller| caller.answered.get() <= 1), "answered twice");
-            process.callers.retain(|caller| caller.answered.get() == 0);
+            assert!(process.callers.iter().all(|caller| caller.verdicts.get() <= 1), "two verdicts");
+            process.callers.retain(|caller| caller.verdicts.get() == 0);
         }
     }
 
-    /// Returns whether there were verdicts. Then there may be more.
+    /// Runs a member once. Returns true if there were verdicts: releasing a unit may cause more.
     fn run_member(&mut self, index: usize) -> bool {
         let now = self.now();
         let process = &mut self.processes[index];
@@ -517,12 +518,15 @@ impl SimulatedCluster {
         let verdicts = process.member.take_verdicts();
         let (lent, by_policy) =
             (verdicts.iter().filter(|(_, verdict)| verdict.is_ok()).count(), process.take_policy_grants());
-        assert!(by_policy == 0 || by_policy == lent as u64, "in an outage the policy answers all callers");
-        let is_over = verdicts.is_empty();
+        assert!(
+            by_policy == 0 || by_policy == lent as u64,
+            "in an outage the policy decides for all callers"
+        );
+        let had_verdicts = !verdicts.is_empty();
         for (caller, verdict) in verdicts {
             let process = &mut self.processes[index];
             assert_eq!(caller.process, process.number);
-            caller.answered.set(caller.answered.get() + 1);
+            caller.verdicts.set(caller.verdicts.get() + 1);
             match verdict {
                 Ok(account_id) if caller.is_cancelled() => process.member.release(&account_id, now),
                 Ok(account_id) => {
@@ -536,7 +540,7 @@ impl SimulatedCluster {
                 Err(refusal) => self.coverage.refuse(&refusal),
             }
         }
-        !is_over
+        had_verdicts
     }
 
     /// Checks that the policy allows a unit that was lent without the store.
@@ -563,10 +567,10 @@ impl SimulatedCluster {
         self.allowance.excuse_one(process.number, account_id, claim);
     }
 
-    /// Returns the processes that the store knows.
+    /// Returns the processes whose members are alive in the store.
     fn alive(&self) -> HashSet<u64> {
-        let known = self.processes.iter().filter(|process| self.ledger.is_alive(process.member.id()));
-        known.map(|process| process.number).collect()
+        let alive = self.processes.iter().filter(|process| self.ledger.is_alive(process.member.id()));
+        alive.map(|process| process.number).collect()
     }
 
     /// Returns whether the store has recorded all that a process holds.
@@ -639,36 +643,37 @@ impl SimulatedCluster {
         own.chain(sent.map(|request| request.limit)).max().unwrap_or(0)
     }
 
-    /// A process is falsely expired if it is alive and the store has removed it: after its own
-    /// deadline, or because the store lost one of its heartbeats.
-    /// It also counts as such if it couldn't report to a store that lost data in time: before the
-    /// rebuild ended, or before its predecessor was removed. This lasts until it has reported
-    /// again.
+    /// Allows the excess of falsely expired processes: running processes that the store has
+    /// removed, after their own deadline or because the store lost one of their heartbeats.
+    /// After the store lost data, a process also counts as falsely expired if it didn't report
+    /// before the rebuild ended, or before its predecessor was removed. This lasts until it has
+    /// reported again.
     fn excuse_falsely_expired(&mut self) {
         let now = self.now();
         for process in &self.processes {
             let alive = self.ledger.is_alive(process.member.id());
-            let lapsed = now >= process.member.slice_deadline;
+            let deadline_passed = now >= process.member.slice_deadline;
             if let Some(expires) = self.ledger.expires(process.member.id()) {
-                let trusts = process.member.slice_deadline > self.origin + expires;
+                let lends_after_expiry = process.member.slice_deadline > self.origin + expires;
                 assert!(
-                    !(trusts && self.keeps_writes),
+                    !(lends_after_expiry && self.keeps_writes),
                     "{} lends after its expiry in the store",
                     process.number
                 );
-                self.overtrusting.remove(&process.number);
-                self.overtrusting.extend(trusts.then_some(process.number));
+                self.deadline_after_expiry.remove(&process.number);
+                self.deadline_after_expiry.extend(lends_after_expiry.then_some(process.number));
             }
             if alive && self.has_pushed_all(process) {
                 self.unreported.remove(&process.number);
             }
-            let forgot = |old: &MemberId| !self.ledger.is_alive(old);
+            let is_removed = |old: &MemberId| !self.ledger.is_alive(old);
             let too_late = (self.unreported.contains(&process.number) && !self.ledger.is_rebuilding())
-                || (process.member.predecessor.as_ref().is_some_and(forgot) && !self.has_pushed_all(process));
+                || (process.member.predecessor.as_ref().is_some_and(is_removed)
+                    && !self.has_pushed_all(process));
             // During a rebuild, the store grants none of their units to others.
-            let may_still_tell = self.unreported.contains(&process.number) && self.ledger.is_rebuilding();
-            let forgotten_alone = lapsed || self.overtrusting.contains(&process.number);
-            if (!alive && forgotten_alone && !may_still_tell) || too_late {
+            let may_still_report = self.unreported.contains(&process.number) && self.ledger.is_rebuilding();
+            let expired_alone = deadline_passed || self.deadline_after_expiry.contains(&process.number);
+            if (!alive && expired_alone && !may_still_report) || too_late {
                 for account in Self::accounts() {
                     let claim = self.claim(process, &account);
                     self.allowance.excuse(process.number, &account, claim);
@@ -713,10 +718,10 @@ impl SimulatedCluster {
                 );
             }
             let waiting = process.member.counters().waiting;
-            let listening = process.callers.iter().filter(|caller| !caller.is_cancelled()).count();
+            let active_callers = process.callers.iter().filter(|caller| !caller.is_cancelled()).count();
             assert!(
-                (listening..=process.callers.len()).contains(&waiting),
-                "{waiting} counted, {listening} waiting"
+                (active_callers..=process.callers.len()).contains(&waiting),
+                "{waiting} counted, {active_callers} waiting"
             );
         }
     }
@@ -731,29 +736,30 @@ impl SimulatedCluster {
         for _ in 0..600 {
             self.complete_all_calls();
             (0..self.processes.len()).for_each(|index| self.release_all(index));
-            self.pass(MS(1));
+            self.advance(MS(1));
         }
         self.complete_all_calls();
         self.check();
         self.check_nothing_is_held();
     }
 
-    /// Within one heartbeat interval, the store must know all lent units.
+    /// Completes all calls for one heartbeat interval. Then the store must have recorded all lent
+    /// units.
     fn heal(&mut self) {
         let healed = self.time + RULES.heartbeat_interval + RULES.retry;
         while self.time < healed {
             self.complete_all_calls();
             self.excuse_falsely_expired();
             self.check();
-            self.pass(MS(1));
+            self.advance(MS(1));
         }
         self.complete_all_calls();
         self.check();
         for process in &self.processes {
-            let is_known = self.ledger.is_alive(process.member.id()) && self.has_pushed_all(process);
+            let is_recorded = self.ledger.is_alive(process.member.id()) && self.has_pushed_all(process);
             assert!(
-                is_known,
-                "{} isn't known one heartbeat later\n{}",
+                is_recorded,
+                "the store has not recorded all units of {} one heartbeat later\n{}",
                 process.number,
                 self.history.join("\n")
             );
@@ -793,7 +799,7 @@ impl SimulatedCluster {
             assert_eq!(process.member.mode(self.now()), QuotaMode::Normal);
             assert!(
                 process.callers.iter().all(SimulatedCaller::is_cancelled),
-                "every caller that still waits was answered"
+                "every caller that still waits got a verdict"
             );
             assert_eq!(process.member.counters().waiting, 0);
             assert_eq!(process.member.keyed_limits().map(|(.., keys, _)| keys).sum::<usize>(), 0);
@@ -848,7 +854,7 @@ fn limit_of(process: &SimulatedProcess, account_id: &AccountId) -> u32 {
     }
 }
 
-/// Returns what a store counts for a process that it knows.
+/// Returns the share that the store counts for a process; zero if the process has expired there.
 fn counted(ledger: &StoreLedger, process: &SimulatedProcess, account: &AccountId) -> u32 {
     let id = process.member.id();
     let shares = ledger.held(&store_name(account));

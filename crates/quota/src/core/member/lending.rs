@@ -1,4 +1,4 @@
-//! Taking and releasing units: what a member decides alone, and when it asks the store.
+//! Taking and releasing units: what a member decides locally, and when it calls the store.
 
 use std::collections::VecDeque;
 use std::time::Instant;

@@ -66,7 +66,7 @@ pub(crate) struct QuotaMember<W> {
     name: String,
     rng: SplitMix64,
     id: MemberId,
-    /// Kind of the next heartbeat: `Join` until the store knows `id`.
+    /// Kind of the next heartbeat: `Join` until the store has registered `id`.
     next_heartbeat: HeartbeatKind,
     /// Whether earlier processes of this name must still be replaced.
     takes_over: bool,

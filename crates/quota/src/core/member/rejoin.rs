@@ -32,8 +32,8 @@ impl<W: TakeWaiter> QuotaMember<W> {
         self.notices.push(MemberNotice::Rejoined { why, member: self.id.clone() });
     }
 
-    /// The deadline passed before this member joined again: others may hold its slices by now, and
-    /// what is still lent is debt.
+    /// Sets all slices to zero, because the deadline passed before this member joined again. Others
+    /// may hold its slices by now, so the units that it still lends are debt.
     pub(super) fn clear_slices(&mut self) {
         let keyed = self.keyed.iter_mut().flat_map(|entry| entry.accounts.values_mut());
         for account in self.budgets.iter_mut().map(|entry| &mut entry.account).chain(keyed) {
@@ -51,8 +51,8 @@ impl<W: TakeWaiter> QuotaMember<W> {
             .count();
     }
 
-    /// After each heartbeat, budgets fetch the others' usage and return what they don't need. Keys
-    /// are rewritten before they expire.
+    /// Queues accounts after each heartbeat. Budgets fetch the others' usage and return units that
+    /// they don't need. Keys are rewritten before they expire.
     pub(super) fn refresh_accounts(&mut self, now: Instant) {
         for index in 0..self.budgets.len() {
             self.budgets[index].account.needs_refresh = true;

@@ -1,4 +1,4 @@
-//! Scenarios of members and a ledger that random histories reach too seldom.
+//! Scenarios of members and a ledger that random histories rarely reach.
 
 use super::*;
 use crate::config::OutagePolicy;
@@ -28,6 +28,7 @@ impl TakeWaiter for NamedCaller {
     }
 }
 
+/// A ledger and a clock that the test moves.
 struct LocalCluster {
     origin: Instant,
     time: Duration,
@@ -47,7 +48,7 @@ impl LocalCluster {
         self.origin + self.time
     }
 
-    fn pass(&mut self, ms: u64) {
+    fn advance(&mut self, ms: u64) {
         self.time += Duration::from_millis(ms);
     }
 
@@ -132,12 +133,15 @@ fn a_grant_that_arrives_after_the_deadline_is_not_used() {
     let granted = cluster.ledger.settle(&settlement, cluster.time);
     assert!(matches!(&granted, SettlementReply::Applied(replies) if replies[0].count == 1));
     // The reply arrives after the slice deadline.
-    cluster.pass(95);
+    cluster.advance(95);
     member.on_settlement_reply(Ok(granted), cluster.now());
-    assert!(member.take_verdicts().is_empty(), "it waits for a heartbeat that shows whether it is alive");
+    assert!(
+        member.take_verdicts().is_empty(),
+        "the caller waits until a heartbeat shows whether the member is alive"
+    );
     cluster.serve(&mut member);
     let verdicts = member.take_verdicts();
-    assert_eq!(verdicts, [(NamedCaller("late"), Ok(ann()))], "and is granted again");
+    assert_eq!(verdicts, [(NamedCaller("late"), Ok(ann()))], "the unit is granted after the heartbeat");
 }
 
 #[test]
@@ -147,18 +151,18 @@ fn while_a_request_is_in_flight_no_more_than_its_floor_is_lent() {
     cluster.take(&mut a, &streams()).unwrap();
     let before = a.usage(0);
     assert!(before.slice > 2, "it has idle units: {before:?}");
-    // A member is refused: the idle units are returned.
+    // Another member is refused, so a returns its idle units.
     a.on_pressure();
     let settlement = cluster.settlement(&mut a);
     assert_eq!((settlement.requests[0].floor, settlement.requests[0].want), (1, 1));
     assert!(a.try_take(&streams(), cluster.now()).is_err(), "units that are being returned are not lent");
     cluster.execute(&mut a, MemberCall::Settle(settlement));
-    // The others may get everything that a hasn't lent, and a lends nothing beyond its slice.
-    let mut theirs = 0;
+    // b may get everything that a hasn't lent, and a lends nothing beyond its slice.
+    let mut taken_by_b = 0;
     while cluster.take(&mut b, &streams()).is_ok() {
-        theirs += 1;
+        taken_by_b += 1;
     }
-    assert_eq!((theirs, a.usage(0).slice), (9, 1));
+    assert_eq!((taken_by_b, a.usage(0).slice), (9, 1));
 }
 
 #[test]
@@ -178,7 +182,7 @@ fn idle_units_that_stay_in_the_slice_are_part_of_the_floor() {
     let mut cluster = LocalCluster::new();
     let mut member = cluster.join("a", 1);
     cluster.take(&mut member, &streams()).unwrap();
-    cluster.pass(20);
+    cluster.advance(20);
     let Some(heartbeat) = member.poll(cluster.now()) else { panic!("a heartbeat is due") };
     cluster.execute(&mut member, heartbeat);
     let review = cluster.settlement(&mut member);
@@ -197,7 +201,7 @@ fn units_that_the_store_does_not_know_are_not_lent_again() {
     cluster.take(&mut a, &ann()).unwrap();
     // a is disconnected until it expires, and both units are granted to b.
     for _ in 0..6 {
-        cluster.pass(20);
+        cluster.advance(20);
         cluster.serve(&mut b);
     }
     cluster.take(&mut b, &ann()).unwrap();
@@ -207,18 +211,17 @@ fn units_that_the_store_does_not_know_are_not_lent_again() {
         cluster.execute(&mut a, heartbeat);
     }
     assert!(cluster.ledger.is_alive(a.id()) && a.counters().rejoins == 1);
-    // Its units are debt: a returned unit isn't lent again before the store knows the
-    // rest,
+    // Its units are debt: a returned unit isn't lent again before the store has recorded the rest.
     a.release(&ann(), cluster.now());
     assert!(a.try_take(&ann(), cluster.now()).is_err());
     let push = cluster.settlement(&mut a);
     assert_eq!((push.requests[0].floor, push.requests[0].want), (1, 1));
-    // nor while that report is in flight, nor when its effect is unknown.
+    // A returned unit also isn't lent while that report is in flight, or after its reply was lost.
     a.release(&ann(), cluster.now());
     assert!(a.try_take(&ann(), cluster.now()).is_err());
     a.on_settlement_reply(Err("no reply".into()), cluster.now());
     assert!(a.try_take(&ann(), cluster.now()).is_err());
-    cluster.pass(5);
+    cluster.advance(5);
     cluster.serve(&mut a);
     assert!(matches!(cluster.take(&mut a, &ann()), Err(QuotaRefusal::Full { used: 2, limit: 2 })));
     assert_eq!(cluster.ledger.held(ann_key().account()).into_values().collect::<Vec<_>>(), [2]);
@@ -230,14 +233,14 @@ fn a_rebuild_lasts_until_a_heartbeat_has_ended_it() {
     let mut a = cluster.join("a", 1);
     cluster.ledger = StoreLedger::default(); // it has lost all data
     while a.mode(cluster.now()) != QuotaMode::Rebuilding {
-        cluster.pass(1);
+        cluster.advance(1);
         cluster.serve(&mut a);
     }
     while a.rebuild_left(cluster.now()).is_some_and(|left| left > Duration::from_millis(1)) {
-        cluster.pass(1);
+        cluster.advance(1);
         cluster.serve(&mut a);
     }
-    cluster.pass(1);
+    cluster.advance(1);
     // The store would refuse: no heartbeat has ended the rebuild yet.
     assert_eq!(a.mode(cluster.now()), QuotaMode::Rebuilding);
     assert!(matches!(a.try_take(&ann(), cluster.now()), Err(QuotaRefusal::Rebuilding { .. })));
@@ -248,21 +251,21 @@ fn a_rebuild_lasts_until_a_heartbeat_has_ended_it() {
 
 #[test]
 fn a_join_applied_after_its_member_expired_restores_no_units() {
-    // Whether the heartbeat that finds it alive again was sent before or after the reply with its
-    // grant.
+    // `early`: a sends the heartbeat that finds it alive again before it receives its grant.
+    // Otherwise it sends that heartbeat afterwards.
     for early in [true, false] {
         let mut cluster = LocalCluster::new();
-        // c heartbeats all the time, so that a alone expires.
+        // c keeps sending heartbeats, so that only a expires.
         let mut c = cluster.join("c", 3);
         let mut a: QuotaMember<NamedCaller> = QuotaMember::new("a".into(), RULES, 1, cluster.now());
         a.register_keyed_limit("user", 2);
         let Some(MemberCall::Heartbeat(late)) = a.poll(cluster.now()) else { panic!("it joins") };
         a.on_heartbeat_reply(Err("no reply".into()), cluster.now());
-        cluster.pass(5);
+        cluster.advance(5);
         cluster.serve(&mut a);
         assert!(matches!(a.take(&ann(), cluster.now(), || NamedCaller("a")), TakeDecision::Waiting));
         let grant = cluster.settlement(&mut a);
-        cluster.pass(60);
+        cluster.advance(60);
         cluster.serve(&mut c);
         let sent_early = a.poll(cluster.now()).expect("a heartbeat is due");
         cluster.execute(&mut a, MemberCall::Settle(grant));
@@ -271,12 +274,12 @@ fn a_join_applied_after_its_member_expired_restores_no_units() {
             sent_early
         } else {
             cluster.execute(&mut a, sent_early);
-            cluster.pass(60);
+            cluster.advance(60);
             cluster.serve(&mut c);
             a.poll(cluster.now()).expect("a heartbeat is due")
         };
         // The store expires a, and grants both units to b. Then the first join is applied.
-        cluster.pass(45);
+        cluster.advance(45);
         let mut b = cluster.join("b", 2);
         cluster.take(&mut b, &ann()).unwrap();
         cluster.take(&mut b, &ann()).unwrap();
@@ -297,12 +300,12 @@ fn units_lent_in_an_outage_are_not_lent_again_before_they_are_reported() {
         QuotaMember::new("a".into(), MemberRules { policy: OutagePolicy::Share, ..RULES }, 1, cluster.now());
     a.register_keyed_limit("user", 2);
     a.poll(cluster.now());
-    a.on_heartbeat_reply(Err("away".into()), cluster.now());
+    a.on_heartbeat_reply(Err("store unavailable".into()), cluster.now());
     assert!(matches!(a.take(&ann(), cluster.now(), || NamedCaller("a")), TakeDecision::Granted));
     let mut b = cluster.join("b", 2);
     cluster.take(&mut b, &ann()).unwrap();
     cluster.take(&mut b, &ann()).unwrap();
-    cluster.pass(5);
+    cluster.advance(5);
     let report = loop {
         match a.poll(cluster.now()).expect("it reports what it has lent") {
             MemberCall::Settle(settlement) => break settlement,
@@ -312,7 +315,7 @@ fn units_lent_in_an_outage_are_not_lent_again_before_they_are_reported() {
     assert_eq!((report.requests[0].floor, report.requests[0].used), (1, 1));
     a.release(&ann(), cluster.now());
     assert!(a.try_take(&ann(), cluster.now()).is_err(), "both are lent elsewhere");
-    // Nor after the store has recorded the outdated report.
+    // The unit also isn't lent after the store has recorded the outdated report.
     let reply = cluster.ledger.settle(&report, cluster.time);
     a.on_settlement_reply(Ok(reply), cluster.now());
     assert_eq!(cluster.ledger.held(ann_key().account()).into_values().sum::<u32>(), 3);
@@ -353,7 +356,7 @@ fn after_a_lost_request_the_store_has_at_least_what_is_lent() {
         [(NamedCaller("second"), Err(QuotaRefusal::Unavailable { .. }))]
     ));
     member.release(&ann(), cluster.now());
-    cluster.pass(5);
+    cluster.advance(5);
     cluster.serve(&mut member);
     assert_eq!(cluster.ledger.held("k:user:ann").len(), 0, "the store has the report");
     // Now the lost request is applied after all.
@@ -404,7 +407,7 @@ fn a_lowered_limit_ends_no_lease_and_holds_from_then_on() {
     assert!(cluster.take(&mut b, &streams()).is_err());
     a.release(&streams(), cluster.now());
     cluster.serve(&mut a);
-    cluster.pass(3);
+    cluster.advance(3);
     assert!(cluster.take(&mut b, &streams()).is_ok());
 }
 
@@ -415,7 +418,7 @@ fn a_limit_lowered_while_a_request_is_in_flight_holds() {
     cluster.take(&mut a, &streams()).unwrap();
     cluster.take(&mut b, &streams()).unwrap();
     assert!(a.usage(0).slice + b.usage(0).slice > 4, "the slices exceed the later limit");
-    cluster.pass(20);
+    cluster.advance(20);
     for member in [&mut a, &mut b] {
         let heartbeat = member.poll(cluster.now()).unwrap();
         cluster.execute(member, heartbeat);
@@ -448,7 +451,7 @@ fn an_old_incarnation_leaves_only_when_everything_is_pushed() {
     }
     let old = member.id().clone();
     cluster.ledger.forget_last_settlement(&old);
-    cluster.pass(20);
+    cluster.advance(20);
     let mut settlements = 0;
     while let Some(call) = member.poll(cluster.now()) {
         settlements += u32::from(matches!(call, MemberCall::Settle(_)));
@@ -492,7 +495,7 @@ fn with_bob_waiting_for_the_predecessor() -> (LocalCluster, QuotaMember<NamedCal
     let mut member = cluster.join("a", 1);
     cluster.take(&mut member, &ann()).unwrap();
     cluster.ledger.forget_last_settlement(&member.id().clone());
-    cluster.pass(20);
+    cluster.advance(20);
     loop {
         match member.poll(cluster.now()).expect("the predecessor leaves") {
             MemberCall::Leave(_) => break,
@@ -506,7 +509,7 @@ fn with_bob_waiting_for_the_predecessor() -> (LocalCluster, QuotaMember<NamedCal
 }
 
 #[test]
-fn an_outage_answers_callers_that_wait_for_a_predecessor_to_leave() {
+fn an_outage_refuses_callers_that_wait_for_a_predecessor_to_leave() {
     let (cluster, mut member) = with_bob_waiting_for_the_predecessor();
     member.on_leave_reply(Err("no reply".into()), cluster.now());
     let verdicts = member.take_verdicts();
@@ -517,7 +520,7 @@ fn an_outage_answers_callers_that_wait_for_a_predecessor_to_leave() {
 }
 
 #[test]
-fn leaving_answers_callers_that_wait_for_a_predecessor_to_leave() {
+fn leaving_refuses_callers_that_wait_for_a_predecessor_to_leave() {
     let (cluster, mut member) = with_bob_waiting_for_the_predecessor();
     member.leave();
     let verdicts = member.take_verdicts();
@@ -535,7 +538,7 @@ fn keys_used_only_during_an_outage_are_removed() {
         QuotaMember::new("a".into(), MemberRules { policy: OutagePolicy::Share, ..RULES }, 1, cluster.now());
     member.register_keyed_limit("user", 2);
     member.poll(cluster.now());
-    member.on_heartbeat_reply(Err("away".into()), cluster.now());
+    member.on_heartbeat_reply(Err("store unavailable".into()), cluster.now());
     let keys = |member: &QuotaMember<NamedCaller>| member.keyed_limits().next().unwrap().2;
     for key in 0..100 {
         let account_id = AccountId::Key(0, AccountKey::new(&KeyPrefix::for_limit("user"), &key.to_string()));
@@ -548,7 +551,7 @@ fn keys_used_only_during_an_outage_are_removed() {
     assert_eq!(keys(&member), 0);
     // A unit that is still held is reported when the store is available again.
     assert!(matches!(member.take(&ann(), cluster.now(), || NamedCaller("stays")), TakeDecision::Granted));
-    cluster.pass(20);
+    cluster.advance(20);
     cluster.serve(&mut member);
     assert_eq!((keys(&member), cluster.ledger.held(ann_key().account()).len()), (1, 1));
 }
@@ -558,7 +561,7 @@ fn retries_that_succeeded_do_not_count_for_the_next_shortage() {
     let mut cluster = LocalCluster::new();
     let (mut a, mut b) = (cluster.join("a", 1), cluster.join("b", 2));
     for _ in 0..6 {
-        // b has all idle units, and gets the pressure only after a has asked.
+        // b has all idle units, and is notified of the pressure only after a's request.
         while a.usage(0).slice + b.usage(0).slice < 10 {
             cluster.take(&mut b, &streams()).unwrap();
         }
@@ -574,14 +577,14 @@ fn retries_that_succeeded_do_not_count_for_the_next_shortage() {
         cluster.serve(&mut a);
         b.on_pressure();
         cluster.serve(&mut b);
-        cluster.pass(30);
+        cluster.advance(30);
         cluster.serve(&mut a);
         let verdicts = a.take_verdicts();
         assert!(matches!(&verdicts[..], [(_, Ok(_))]), "{verdicts:?}");
         (0..=taken).for_each(|_| a.release(&streams(), cluster.now()));
-        // Long enough that pressure has ended and idle units are returned.
+        // Waits until pressure has ended and idle units are returned.
         for _ in 0..4 {
-            cluster.pass(25);
+            cluster.advance(25);
             cluster.serve(&mut a);
             cluster.serve(&mut b);
         }
@@ -607,11 +610,11 @@ fn settlements_that_fail_while_heartbeats_succeed_are_one_outage() {
         if failed > 0 {
             assert_eq!(member.mode(cluster.now()), QuotaMode::WithinSlices);
         }
-        cluster.pass(5);
+        cluster.advance(5);
     }
     assert!(failed > 2, "it keeps trying");
     assert!(matches!(&member.take_notices()[..], [MemberNotice::StoreUnavailable { .. }]));
-    cluster.pass(20);
+    cluster.advance(20);
     cluster.serve(&mut member);
     assert_eq!(
         (member.mode(cluster.now()), &member.take_notices()[..]),

@@ -43,7 +43,7 @@ async fn the_rate_holds_for_concurrent_draws() {
     assert!(f64::from(given) <= allowed, "{given} of {allowed}");
 }
 
-/// A machine whose clock was an hour ahead has drawn tokens and is gone.
+/// A machine whose clock was an hour ahead has drawn tokens and has ended.
 #[tokio::test]
 async fn a_clock_that_was_ahead_costs_one_burst_at_most_and_blocks_no_caller() {
     let namespace = namespace("ahead");

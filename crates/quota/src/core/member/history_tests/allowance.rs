@@ -2,8 +2,8 @@
 //!
 //! Invariant: every excess has a cause: a write that the store lost, a member that it expired too
 //! early, a unit lent by policy, or a limit that was lowered.
-//! A store that doesn't know some units grants them a second time, but no more than those. So a
-//! process is excused for what it holds and the store doesn't count, or won't count once it has
+//! A store that has no record of some units grants them a second time, but no more than those. So a
+//! process is excused for the units it holds that the store doesn't count, now or after it has
 //! applied the calls in flight.
 //! When the process reports them, the units granted meanwhile become debt. Debt is at most the
 //! excess of all claims over the limit.
@@ -33,14 +33,14 @@ pub(super) struct Claim {
 }
 
 impl Allowance {
-    /// The store may not know `unknown` units of a process.
+    /// Allows the excess of `unknown` units of a process, of which the store may have no record.
     pub(super) fn excuse(&mut self, process: u64, account: &AccountId, unknown: u32) {
         let excused = self.excused.entry((process, account.clone())).or_default();
         *excused = unknown.max(*excused);
     }
 
-    /// A unit was lent without the store; `claim` is the new total. If the store still counts that
-    /// many, of units returned meanwhile, it is debt at once.
+    /// Allows the excess of one unit that was lent without the store; `claim` is the new total. If
+    /// the store still counts that many, from units returned meanwhile, the unit is debt at once.
     pub(super) fn excuse_one(&mut self, process: u64, account: &AccountId, claim: u32) {
         let account_id = (process, account.clone());
         if self.counted.get(&account_id).is_some_and(|counted| claim <= *counted) {
@@ -50,7 +50,7 @@ impl Allowance {
         }
     }
 
-    /// A process has ended, and its leases with it.
+    /// Removes a process that has ended, with its leases.
     pub(super) fn forget(&mut self, process: u64) {
         self.excused.retain(|(number, _), _| *number != process);
         self.counted.retain(|(number, _), _| *number != process);
