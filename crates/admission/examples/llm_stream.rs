@@ -118,7 +118,7 @@ fn event(name: Option<&str>, data: &str) -> String {
     format!("{name}data: {data}\n\n")
 }
 
-/// Stands for a model: returns the words of the question, one every 20 ms; fails at the word
+/// Simulates a model: returns the words of the question, one every 20 ms; fails at the word
 /// `fail`.
 fn ask(question: Question) -> impl Stream<Item = Result<Option<String>, ExampleError>> {
     let model = question.model.unwrap_or_else(|| "echo".to_owned());

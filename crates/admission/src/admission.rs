@@ -1,4 +1,4 @@
-//! Public handle of an admission: cheap to clone, no logic of its own.
+//! Public handle of an admission controller: cheap to clone, without logic.
 
 use std::pin::pin;
 use std::sync::atomic::Ordering;
@@ -74,10 +74,10 @@ impl Admission {
         self.status_listing(MAX_LISTED)
     }
 
-    /// Returns the status with at most `most` streams listed. Cheaper for frequent callers.
-    pub fn status_listing(&self, most: usize) -> Status {
+    /// Returns the status with at most `max` streams listed. A small `max` is cheaper.
+    pub fn status_listing(&self, max: usize) -> Status {
         let controller = &self.controller;
-        let listed = if most == 0 { Vec::new() } else { controller.registry.oldest(most.min(MAX_LISTED)) };
+        let listed = if max == 0 { Vec::new() } else { controller.registry.oldest(max.min(MAX_LISTED)) };
         let listed = listed.into_iter().map(|entry| OpenStream {
             thread_id: entry.thread,
             user: entry.user,

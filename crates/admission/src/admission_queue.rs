@@ -2,8 +2,8 @@
 //!
 //! Invariant: a unit that is handed over is owned by exactly one request, or released. A request
 //! that is cancelled at any point leaves the queue and owns no unit.
-//! Enforced by: a unit is sent through a oneshot channel, which drops it if the receiver is gone.
-//! [`WaitGuard`] leaves the queue on drop.
+//! Enforced by: a unit is sent through a oneshot channel, which drops it if the receiver was
+//! dropped. [`WaitGuard`] leaves the queue on drop.
 //! Out of scope: the order ([`WaitQueue`]), and the source of units; see `serve_queue` in
 //! `controller.rs`.
 
@@ -69,15 +69,15 @@ impl<U> AdmissionQueue<U> {
         }
     }
 
-    /// Returns whether the serving task must go on. After `false`, the next request to join must
-    /// start a new task.
+    /// Returns whether the serving task must continue. After `false`, the next request that joins
+    /// must start a new task.
     pub(crate) fn keep_serving(&self) -> bool {
         let mut state = self.lock();
         state.has_server = state.waiters.len() > 0;
         state.has_server
     }
 
-    /// Records that the serving task is gone.
+    /// Records that the serving task has ended.
     pub(crate) fn server_stopped(&self) {
         self.lock().has_server = false;
     }
@@ -115,8 +115,8 @@ impl<U> WaitGuard<'_, U> {
 
 impl<U> Drop for WaitGuard<'_, U> {
     fn drop(&mut self) {
-        let left = self.queue.lock().waiters.remove(&self.position);
-        drop(left); // outside the lock
+        let sender = self.queue.lock().waiters.remove(&self.position);
+        drop(sender); // outside the lock
     }
 }
 
@@ -154,10 +154,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_wait_ends_at_its_deadline_and_leaves_no_trace() {
         let queue = AdmissionQueue::<u32>::new(10, 10);
-        let begun = Instant::now();
+        let started = Instant::now();
         let (ada, _) = queue.join(user("ada")).unwrap();
-        assert_eq!(ada.wait_until(begun + SOON).await, Err(WaitError::Deadline));
-        assert_eq!((begun.elapsed(), queue.len()), (SOON, 0));
+        assert_eq!(ada.wait_until(started + SOON).await, Err(WaitError::Deadline));
+        assert_eq!((started.elapsed(), queue.len()), (SOON, 0));
         assert_eq!(queue.hand_over(1), Err(1));
     }
 
@@ -165,9 +165,9 @@ mod tests {
     async fn a_cancelled_wait_leaves_the_queue_and_the_unit() {
         let queue = AdmissionQueue::new(10, 10);
         let unit = Arc::new(());
-        let (gone, _) = queue.join(user("ada")).unwrap();
+        let (cancelled, _) = queue.join(user("ada")).unwrap();
         let (late, _) = queue.join(user("bob")).unwrap();
-        drop(gone);
+        drop(cancelled);
         queue.hand_over(unit.clone()).unwrap();
         drop(late); // after the unit was sent
         assert_eq!((Arc::strong_count(&unit), queue.len()), (1, 0));
@@ -178,9 +178,9 @@ mod tests {
         let queue = AdmissionQueue::<u32>::new(10, 10);
         let (ada, _) = queue.join(user("ada")).unwrap();
         queue.close();
-        let begun = Instant::now();
-        assert_eq!(ada.wait_until(begun + SOON).await, Err(WaitError::Closed));
-        assert_eq!(begun.elapsed(), Duration::ZERO);
+        let started = Instant::now();
+        assert_eq!(ada.wait_until(started + SOON).await, Err(WaitError::Closed));
+        assert_eq!(started.elapsed(), Duration::ZERO);
     }
 
     #[test]

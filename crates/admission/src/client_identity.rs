@@ -2,7 +2,7 @@
 //!
 //! Invariant: a user id has at most [`MAX_ID_BYTES`] bytes and no control characters. `Debug` never
 //! prints it; logs contain its hash. A user and an address never share a key in the store.
-//! Enforced by: [`UserId`] is constructed only here, and its key starts with its kind.
+//! Enforced by: only this module constructs a [`UserId`]. Its key starts with its kind.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -101,7 +101,7 @@ impl UserId {
         UserId { key: format!("a:{}", address_group(address)).into() }
     }
 
-    /// Returns the id as the client knows it; for an IPv6 address its network.
+    /// Returns the user id or the address. An IPv6 address is shown as its /64 network.
     pub fn id(&self) -> &str {
         &self.key[2..]
     }
@@ -122,7 +122,7 @@ impl fmt::Debug for UserId {
     }
 }
 
-/// Class of clients with its own share of the limit; see [`Builder::class`](crate::Builder::class).
+/// Class of clients with a share of the total limit; see [`Builder::class`](crate::Builder::class).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Class(Cow<'static, str>);
 

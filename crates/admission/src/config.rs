@@ -143,10 +143,10 @@ impl Builder {
     }
 }
 
-/// Omits the salt: with it, users could be found by their hashes.
+/// Omits the salt: with it, an attacker could find users by their hashes.
 impl fmt::Debug for Builder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Exhaustive destructuring, so that a new field is considered here.
+        // Exhaustive destructuring: a new field does not compile until it is listed.
         let Builder {
             name,
             total,

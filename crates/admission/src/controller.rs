@@ -148,8 +148,9 @@ impl AdmissionController {
             return Err(self.rejection(shed_cause.into(), user));
         }
         let percent = self.classes[class].1;
-        // Checked before, so that a hopeless request costs no store call, and after, so that two
-        // concurrent requests are not both admitted.
+        // The share is checked twice. This check saves the store call of a request that would be
+        // refused. The check after the call refuses all but one of several concurrent requests for
+        // the last unit.
         if percent < 100 && self.may_exceed_share(percent) && exceeds_share(self.budget.usage(), percent, 1) {
             return Err(self.rejection(RejectionReason::Headroom, user));
         }
@@ -178,7 +179,7 @@ impl AdmissionController {
         if percent >= 100 {
             return Some(lease);
         }
-        let _one_at_a_time = self.share_check.lock().unwrap_or_else(PoisonError::into_inner);
+        let _guard = self.share_check.lock().unwrap_or_else(PoisonError::into_inner);
         if exceeds_share(self.budget.usage(), percent, 0) {
             drop(lease);
             return None;
@@ -291,7 +292,7 @@ impl AdmissionController {
         let own =
             find(&client.class).or_else(|| find(&fallback)).expect("the builder always has both classes");
         let percent = |class: usize| self.classes[class].1;
-        // A route's class never grants more than the client's own share.
+        // A route's class never raises the share of the client's class.
         let route = client.route_class.as_ref().and_then(find);
         route.filter(|route| percent(*route) <= percent(own)).unwrap_or(own)
     }
@@ -330,7 +331,7 @@ impl AdmissionController {
     }
 
     async fn wait_for_lease(self: &Arc<Self>, user: Option<&UserId>) -> Result<Lease, Rejection> {
-        let begun = tokio::time::Instant::now();
+        let started = tokio::time::Instant::now();
         let Ok((waiting, needs_server)) = self.queue.join(user.cloned()) else {
             return Err(self.rejection(RejectionReason::WaitFull, user));
         };
@@ -343,8 +344,8 @@ impl AdmissionController {
             return Err(self.rejection(RejectionReason::Draining, user));
         }
         self.metrics.waiting.set(self.queue.len() as f64);
-        let outcome = waiting.wait_until(begun + self.wait).await;
-        self.metrics.wait_seconds.record(begun.elapsed());
+        let outcome = waiting.wait_until(started + self.wait).await;
+        self.metrics.wait_seconds.record(started.elapsed());
         self.metrics.waiting.set(self.queue.len() as f64);
         outcome.map_err(|error| match error {
             WaitError::Deadline => self.rejection(RejectionReason::WaitTimedOut, user),

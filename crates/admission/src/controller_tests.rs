@@ -42,14 +42,14 @@ async fn a_registration_that_is_undone_notifies_waiters_for_an_empty_registry() 
 async fn a_request_that_joins_the_queue_after_closing_is_rejected_immediately() {
     let controller = controller(Admission::builder().wait(Duration::from_secs(3_600)));
     controller.close();
-    let begun = tokio::time::Instant::now();
+    let started = tokio::time::Instant::now();
     let rejection = controller.wait_for_lease(None).await.unwrap_err();
-    assert_eq!((rejection.reason, begun.elapsed()), (RejectionReason::Draining, Duration::ZERO));
+    assert_eq!((rejection.reason, started.elapsed()), (RejectionReason::Draining, Duration::ZERO));
     assert_eq!(controller.queue.len(), 0);
 }
 
-/// Both requests acquired a unit before either was checked. One is being refused; the other is
-/// checked when that unit is back.
+/// Both requests acquired a unit before either was checked. One is refused. The other one is
+/// checked after that unit is released.
 #[tokio::test]
 async fn of_two_concurrent_requests_for_the_last_unit_of_a_share_one_is_admitted() {
     let controller = controller(Admission::builder().total(4));
@@ -80,7 +80,7 @@ async fn only_server_side_rejections_count_as_competing_retries() {
 }
 
 #[test]
-fn a_share_is_one_stream_at_least_unless_it_is_none() {
+fn a_nonzero_share_is_at_least_one_stream() {
     let exceeds_share = |used, percent| {
         let usage = Usage { used_here: used, slice: 10, used, limit: 10, pressure: false };
         super::exceeds_share(usage, percent, 1)

@@ -4,7 +4,7 @@
 //! until its response body is dropped or ends, or until the service fails, panics or is dropped.
 //! Enforced by: the permit is a local variable of the call's future, and moves into the
 //! [`StreamBody`] with the response.
-//! `poll_ready` is the inner service's own; rejections are returned by `call`.
+//! `poll_ready` polls the inner service only; `call` returns rejections.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -34,7 +34,7 @@ type FindPeer = dyn Fn(&Extensions) -> Option<SocketAddr> + Send + Sync;
 
 /// Layer that puts an [`Admission`] in front of a service.
 ///
-/// Stream requests are identified and admitted, or answered with a problem document. By default
+/// Stream requests are identified and admitted, or rejected with a problem document. By default
 /// every request is a stream; see [`streams`](Self::streams). Every request gets a thread id, in
 /// its headers and extensions and in the response headers. An admitted request has its
 /// [`UserId`](crate::UserId), if any, in its extensions.
@@ -67,9 +67,9 @@ impl AdmissionLayer {
         self
     }
 
-    /// Sets a class per request, for example by route. Of this class and the client's own, the one
-    /// with the smaller share applies. The function runs when the [`UserId`](crate::UserId) is in
-    /// the extensions. Default: none.
+    /// Sets a class per request, for example by route. Of this class and the client's class, the
+    /// one with the smaller share applies. The function runs when the [`UserId`](crate::UserId) is
+    /// in the extensions. Default: none.
     pub fn class(mut self, of: impl Fn(&request::Parts) -> Option<Class> + Send + Sync + 'static) -> Self {
         self.class = Arc::new(of);
         self
@@ -113,7 +113,7 @@ where
     }
 
     fn call(&mut self, request: Request<ReqBody>) -> Self::Future {
-        // Calls the instance that `poll_ready` made ready, and leaves a new clone in its place.
+        // Calls the instance that `poll_ready` made ready, and replaces it by a new clone.
         let fresh = self.service.clone();
         let service = std::mem::replace(&mut self.service, fresh);
         let layer = Arc::clone(&self.layer);

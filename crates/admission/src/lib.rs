@@ -43,8 +43,9 @@
 //!            registry entry + Permit ─▶ StreamBody ─▶ released when the body is dropped or ends
 //! ```
 //!
-//! A *class* may use a share of the total limit. The client's class comes with its identity, a
-//! route's class from [`AdmissionLayer::class`]. The smaller share applies.
+//! A *class* of clients may use a share of the total limit. A client's class comes from its token,
+//! its API key or a trusted proxy; a route's class comes from [`AdmissionLayer::class`]. If both
+//! are set, the smaller share applies.
 //!
 //! # Invariants
 //! | guarantee | tests |
@@ -63,14 +64,14 @@
 //! | Rejections are problem documents: 503 above the total, 429 above the user's limit. | |
 //! | | `the_fourth_stream_of_a_user_is_429_and_the_one_above_the_total_503` |
 //! | | `every_rejection_is_a_problem_with_its_status_and_thread_id` |
-//! | A user is named by a verified token, a known API key or a trusted proxy. | |
+//! | A user is identified by a verified token, a known API key or a trusted proxy. | |
 //! | | `invalid_tokens_are_401_and_take_no_permit` |
 //! | | `a_wrong_credential_is_refused_even_if_another_is_valid` |
 //! | | `an_untrusted_peer_cannot_claim_another_address` |
 //! | The key determines the allowed algorithms, never the token. | |
 //! | | `a_public_key_is_not_accepted_as_an_hmac_secret` |
 //! | | `a_key_with_an_algorithm_verifies_no_other_algorithm` |
-//! | Once closed and empty, an admission stays empty. | |
+//! | Once an [`Admission`] is closed and empty, it stays empty. | |
 //! | | `a_closed_and_empty_controller_registers_no_stream_that_was_being_admitted` |
 //! | Users take turns in the wait queue. | `users_take_turns_and_no_request_overtakes` |
 //! | | `every_item_leaves_exactly_once_and_in_order_within_a_lane` |
@@ -102,15 +103,15 @@
 //!
 //! # Decisions
 //! - The permit is in the response body, so the owner of the body owns the permit. This also holds
-//!   where a server sends the body on another path.
+//!   if the server moves the body to another task.
 //! - The budget's unit is acquired before the user's: a 503 then needs no store call for the user.
-//! - Units above a share are checked one at a time. Otherwise two concurrent requests for the last
-//!   unit could both be refused.
-//! - Headers that only a trusted proxy may set are removed from other requests, so the service
-//!   behind cannot be misled either.
-//! - Signatures are verified by ring through an own provider. The library's backends bring aws-lc,
-//!   or an RSA crate with an open advisory.
-//! - Health does not refuse streams. The count does; the state is for operators.
+//! - Acquired units are checked against the share of their class one at a time. Otherwise two
+//!   concurrent requests for the last unit could both be refused.
+//! - Headers that only a trusted proxy may set are removed from other requests, so a client cannot
+//!   forge them for the inner service either.
+//! - ring verifies token signatures, through a `jsonwebtoken` provider in `identity/signature.rs`.
+//!   The providers of `jsonwebtoken` depend on aws-lc, or on an RSA crate with an open advisory.
+//! - The health state refuses no streams; it informs operators. Only the counts refuse streams.
 
 mod admission;
 mod admission_queue;

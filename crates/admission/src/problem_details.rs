@@ -2,7 +2,7 @@
 //!
 //! Invariant: the body also has the members `error`, `message` and `details`. It shows the
 //! cluster's usage only to authenticated clients, and a user id only to that user.
-//! Enforced by: [`problem_response`] alone builds responses, from a [`Rejection`] only.
+//! Enforced by: only [`problem_response`] builds responses, from a [`Rejection`] only.
 //! Limits are sent in `RateLimit` and `RateLimit-Policy` (draft-ietf-httpapi-ratelimit-headers), in
 //! the unit `concurrent-requests`.
 
@@ -76,7 +76,7 @@ fn challenge(fault: &IdentifyError) -> Option<HeaderValue> {
     match fault {
         IdentifyError::Token(_) => Some(bearer()),
         IdentifyError::ApiKey { header } if *header == AUTHORIZATION => Some(bearer()),
-        // No scheme is registered for keys in a header of their own.
+        // No authentication scheme is registered for keys outside `Authorization`.
         IdentifyError::ApiKey { header } => {
             let challenge = format!("ApiKey header=\"{header}\"");
             Some(HeaderValue::try_from(challenge).expect("a header's name is ASCII"))
@@ -314,8 +314,8 @@ mod tests {
     fn a_wrong_key_is_challenged_with_the_scheme_of_its_header() {
         let wrong = |header| Rejection::from(IdentifyError::ApiKey { header });
         let challenge = |header| self::header(&wrong(header), "www-authenticate");
-        let own = HeaderName::from_static("x-api-key");
-        assert_eq!(challenge(own).as_deref(), Some("ApiKey header=\"x-api-key\""));
+        let key_header = HeaderName::from_static("x-api-key");
+        assert_eq!(challenge(key_header).as_deref(), Some("ApiKey header=\"x-api-key\""));
         assert_eq!(challenge(AUTHORIZATION).as_deref(), Some("Bearer error=\"invalid_token\""));
         let ambiguous = Rejection::from(IdentifyError::Ambiguous { header: AUTHORIZATION });
         assert_eq!(header(&ambiguous, "www-authenticate"), None, "a 400 has no challenge");

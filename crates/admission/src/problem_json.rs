@@ -1,5 +1,7 @@
-//! Refusals, as `application/problem+json` (RFC 9457) with the members that the streaming service's clients know:
-//! `error`, a name for programs, and `message`, for people.
+//! Error responses as `application/problem+json` (RFC 9457).
+//!
+//! The body also has two members that clients of the streaming service expect: `error`, an error
+//! code for programs, and `message`, a text for people.
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderValue};
@@ -16,7 +18,7 @@ struct Problem<'a> {
     message: &'a str,
 }
 
-/// A refusal.
+/// Builds an error response. `error` is the error code, `message` the text for people.
 pub fn problem(status: StatusCode, error: &'static str, message: &str) -> Response<Bytes> {
     let title = status.canonical_reason().unwrap_or_default();
     let body =

@@ -39,14 +39,15 @@ impl ResourceUsage {
         }
     }
 
-    /// Converts to a sample with memory as a fraction of the bound's base.
+    /// Converts to a sample. Memory is divided by `bound` in bytes, or by the memory limit.
     pub(crate) fn sample(&self, bound: MemoryBound) -> ResourceSample {
         let base = match bound {
             MemoryBound::Off => None,
             MemoryBound::Bytes(bytes) => Some(bytes),
             MemoryBound::Fraction(_) => self.memory_limit_bytes,
         };
-        let memory = self.resident_bytes.zip(base).map(|(held, base)| held as f64 / base.max(1) as f64);
+        let memory =
+            self.resident_bytes.zip(base).map(|(resident, base)| resident as f64 / base.max(1) as f64);
         ResourceSample { memory, cpu_time: self.cpu_time, cpus: self.cpus }
     }
 }

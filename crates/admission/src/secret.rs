@@ -1,23 +1,24 @@
-//! What clients show to be let in.
+//! Shared secret, such as a password that a client sends.
 //!
-//! Invariant: a secret is in no output, and how long a comparison takes depends on nothing but how much a client showed.
+//! Invariant: `Debug` never prints a secret. The time of a comparison depends only on the length of
+//! the secret that the client sent.
 
 use std::fmt;
 use std::hint::black_box;
 
-/// A secret: ours, or one that a client showed.
+/// A secret: the configured one, or the one that a client sent. Never empty.
 #[derive(Clone)]
 pub struct Secret(String);
 
 impl Secret {
-    /// `None`: it is empty, and would keep nobody out.
+    /// Creates a secret. Returns `None` if the text is empty: an empty secret protects nothing.
     pub fn new(text: impl Into<String>) -> Option<Self> {
         Some(text.into()).filter(|text| !text.is_empty()).map(Secret)
     }
 
-    /// Whether that is what was shown.
-    pub fn is(&self, shown: Option<&Secret>) -> bool {
-        shown.is_some_and(|shown| equal(self.0.as_bytes(), shown.0.as_bytes()))
+    /// Returns whether the client sent this secret. `None`: the client sent no secret.
+    pub fn is(&self, sent: Option<&Secret>) -> bool {
+        sent.is_some_and(|sent| constant_time_eq(self.0.as_bytes(), sent.0.as_bytes()))
     }
 }
 
@@ -27,12 +28,13 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Looks at every byte of `shown`, whichever of them differ. `ours` isn't empty.
-fn equal(ours: &[u8], shown: &[u8]) -> bool {
-    let mut difference = ours.len() ^ shown.len();
-    for (shown, ours) in shown.iter().zip(ours.iter().cycle()) {
-        // Without the black box, a compiler may stop at the first difference.
-        difference = black_box(difference | usize::from(shown ^ ours));
+/// Compares in constant time: reads every byte of `sent`, even after a difference. `expected` must
+/// not be empty.
+fn constant_time_eq(expected: &[u8], sent: &[u8]) -> bool {
+    let mut difference = expected.len() ^ sent.len();
+    for (sent, expected) in sent.iter().zip(expected.iter().cycle()) {
+        // Without `black_box`, the compiler may stop at the first difference.
+        difference = black_box(difference | usize::from(sent ^ expected));
     }
     difference == 0
 }
@@ -43,14 +45,13 @@ mod tests {
 
     #[test]
     fn only_the_same_secret_opens() {
-        let ours = Secret::new("s3cret").unwrap();
-        let opens = |shown: &str| ours.is(Secret::new(shown).as_ref());
+        let secret = Secret::new("s3cret").unwrap();
+        let opens = |sent: &str| secret.is(Secret::new(sent).as_ref());
         assert!(opens("s3cret"));
-        for shown in ["", "s", "s3cre", "s3cret ", "S3cret", "s3creT", "s3crets3cret", "s3cret\0", "tercs3s"]
-        {
-            assert!(!opens(shown), "{shown:?}");
+        for sent in ["", "s", "s3cre", "s3cret ", "S3cret", "s3creT", "s3crets3cret", "s3cret\0", "tercs3s"] {
+            assert!(!opens(sent), "{sent:?}");
         }
-        assert!(!ours.is(None));
+        assert!(!secret.is(None));
     }
 
     #[test]
@@ -59,8 +60,8 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_never_shown() {
-        let shown = format!("{:?} {:#?}", Secret::new("s3cret"), Secret::new("s3cret"));
-        assert!(!shown.contains("s3cret"), "{shown}");
+    fn debug_output_contains_no_secret() {
+        let printed = format!("{:?} {:#?}", Secret::new("s3cret"), Secret::new("s3cret"));
+        assert!(!printed.contains("s3cret"), "{printed}");
     }
 }

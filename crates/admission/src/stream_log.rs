@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::user_hash::UserHash;
 
-/// Stage codes of a stream's life. `CP` stands for connection pool.
+/// Codes of the stages of a stream. `CP` means connection pool.
 pub(crate) mod code {
     /// The admission was built.
     pub(crate) const BUILT: &str = "CP.0";

@@ -1,7 +1,8 @@
 //! Keyed hashes of users, for logs and status.
 //!
 //! Invariant: logs and status contain hashes of users, never their ids.
-//! Enforced by: only [`UserHasher`] creates a [`UserHash`], with a random or configured key.
+//! Enforced by: only [`UserHasher`] creates a [`UserHash`]. Its HMAC key is the configured salt, or
+//! random.
 
 use std::fmt;
 
@@ -34,12 +35,13 @@ impl Serialize for UserHash {
     }
 }
 
-/// Hashes users with a keyed hash (HMAC-SHA-256).
+/// Hashes users with HMAC-SHA-256.
 #[derive(Clone)]
 pub(crate) struct UserHasher(hmac::Key);
 
 impl UserHasher {
-    /// Creates a hasher with a fixed salt. Equal salts give equal hashes in every process.
+    /// Creates a hasher with the salt as its HMAC key. Equal salts give equal hashes in every
+    /// process.
     pub(crate) fn with_salt(salt: &[u8]) -> Self {
         UserHasher(hmac::Key::new(hmac::HMAC_SHA256, salt))
     }
@@ -51,6 +53,7 @@ impl UserHasher {
         Self::with_salt(&key)
     }
 
+    /// Returns the first 8 bytes of the HMAC.
     pub(crate) fn hash(&self, user: &UserId) -> UserHash {
         let tag = hmac::sign(&self.0, user.key().as_bytes());
         let (first, _) = tag.as_ref().split_first_chunk().expect("an HMAC has more than 8 bytes");
@@ -74,7 +77,7 @@ mod tests {
         assert_ne!(hash, UserHasher::with_salt(b"salt").hash(&user("bob")));
         assert_ne!(hash, UserHasher::with_salt(b"pepper").hash(&user("alice")));
         assert_ne!(hash, UserHasher::random().hash(&user("alice")));
-        // The first half of: printf %s u:alice | openssl dgst -sha256 -hmac salt
+        // The first 8 bytes of: printf %s u:alice | openssl dgst -sha256 -hmac salt
         assert_eq!(hash.to_string(), "c30403fc6e1cf206");
     }
 }

@@ -1,4 +1,4 @@
-//! The example of the README, compiled and run; `tests/readme.rs` checks that they are the same.
+//! The README's example, compiled and run. `tests/readme.rs` checks that both are equal.
 
 #![allow(clippy::print_stdout, reason = "an example shows what it does")]
 
@@ -18,11 +18,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     assert_eq!(filter.matches(&[Some("7"), Some("sent")])?, Some(false));
     assert_eq!(filter.matches(&[Some("7"), None])?, None);
 
-    // What is not supported is named.
+    // The error names the unsupported construct.
     let refused = Filter::parse("state = (SELECT 'open')", &[], &schema).expect_err("a subquery");
     println!("{refused}"); // subqueries are not supported in where clauses
 
-    // The index finds the filters that may match a row, without trying each.
+    // The index finds the filters that may match a row, without evaluating each.
     let mut index = Index::new();
     for number in 0..10_000 {
         let one_order = Filter::parse("id = $1", &[&number.to_string()], &schema)?;

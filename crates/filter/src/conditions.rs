@@ -3,8 +3,8 @@
 //! Invariant: if the clause is true of a row, the row satisfies every condition of at least one
 //! alternative. If a row satisfies every condition of an alternative without `rest`, the clause is
 //! true of it.
-//! Enforced by: a condition is derived only from what the clause requires. Everything else, and
-//! everything that could fail, is `rest`.
+//! Enforced by: conditions come only from operands that the clause requires to be true. If other
+//! operands remain, or one could fail, `rest` is set.
 
 use super::index_key::IndexKey;
 use super::typing::expr::{Binary, Comparison, Expr};
@@ -17,11 +17,11 @@ use super::value::{SqlValue, like};
 pub struct Alternative {
     /// Conditions that all hold if the clause is true in this way. Empty: any row may satisfy it.
     pub conditions: Vec<IndexCondition>,
-    /// The conditions are not the whole clause: rows that satisfy them must still be evaluated.
+    /// The clause has further parts: rows that satisfy the conditions must still be evaluated.
     pub rest: bool,
 }
 
-/// What an index can look up. Columns are positions in the schema.
+/// A condition that an index can look up. Columns are positions in the schema.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum IndexCondition {
     /// The column's key is one of these: `=`, IN.
@@ -133,7 +133,7 @@ impl IndexCondition {
     }
 }
 
-/// What one operand of an AND requires of a row.
+/// Requirement of one operand of an AND on a row.
 enum OperandNeed {
     Never,
     Always,
@@ -153,40 +153,40 @@ fn simple(expr: &Expr) -> OperandNeed {
             }
             _ => OperandNeed::Other,
         },
-        Expr::Distinct { negated: true, blank, operands } => match column_and_constant(operands) {
-            Some((column, SqlType::Scalar(scalar), value, _)) if has_keys_for(scalar, *blank) => {
+        Expr::Distinct { negated: true, ignore_blanks, operands } => match column_and_constant(operands) {
+            Some((column, SqlType::Scalar(scalar), value, _)) if has_keys_for(scalar, *ignore_blanks) => {
                 equals(column, scalar, std::slice::from_ref(value))
             }
             _ => OperandNeed::Other,
         },
-        Expr::Binary(Binary::Compare { comparison, blank }, operands) => {
-            compare(*comparison, *blank, operands)
+        Expr::Binary(Binary::Compare { comparison, ignore_blanks }, operands) => {
+            compare(*comparison, *ignore_blanks, operands)
         }
         Expr::Binary(Binary::Like { negated: false, casing: None }, operands) => prefix(operands),
-        Expr::Binary(Binary::Contains { turned, blank }, operands) => {
-            let (whole, part) = if *turned { (1, 0) } else { (0, 1) };
+        Expr::Binary(Binary::Contains { swapped, ignore_blanks }, operands) => {
+            let (whole, part) = if *swapped { (1, 0) } else { (0, 1) };
             match (&operands[whole], &operands[part]) {
                 (
                     Expr::Column { index, kind: SqlType::Array(scalar) },
                     Expr::Const(Some(SqlValue::Array(array))),
-                ) if has_keys_for(*scalar, *blank) => elements(*index, *scalar, array),
+                ) if has_keys_for(*scalar, *ignore_blanks) => elements(*index, *scalar, array),
                 _ => OperandNeed::Other,
             }
         }
         Expr::Quantified {
-            operator: Binary::Compare { comparison: Comparison::Equal, blank },
+            operator: Binary::Compare { comparison: Comparison::Equal, ignore_blanks },
             all: false,
             operands,
-        } => any(*blank, operands),
+        } => any(*ignore_blanks, operands),
         _ => OperandNeed::Other,
     }
 }
 
 /// Returns whether keys of the column's type are equal exactly if the comparison holds.
 ///
-/// Not so for a text column that is compared as a bpchar: its key has the trailing blanks.
-fn has_keys_for(scalar: Scalar, blank: bool) -> bool {
-    blank == (scalar == Scalar::Bpchar)
+/// False for a text column that is compared as a bpchar: its key includes trailing blanks.
+fn has_keys_for(scalar: Scalar, ignore_blanks: bool) -> bool {
+    ignore_blanks == (scalar == Scalar::Bpchar)
 }
 
 /// Returns the column, its type, the constant, and whether the constant is the left operand.
@@ -198,14 +198,14 @@ fn column_and_constant(operands: &[Expr; 2]) -> Option<(usize, SqlType, &SqlValu
     }
 }
 
-fn compare(comparison: Comparison, blank: bool, operands: &[Expr; 2]) -> OperandNeed {
-    let Some((column, SqlType::Scalar(scalar), value, turned)) = column_and_constant(operands) else {
+fn compare(comparison: Comparison, ignore_blanks: bool, operands: &[Expr; 2]) -> OperandNeed {
+    let Some((column, SqlType::Scalar(scalar), value, swapped)) = column_and_constant(operands) else {
         return OperandNeed::Other;
     };
-    if !has_keys_for(scalar, blank) {
+    if !has_keys_for(scalar, ignore_blanks) {
         return OperandNeed::Other;
     }
-    let comparison = if turned { comparison.turned() } else { comparison };
+    let comparison = if swapped { comparison.swapped() } else { comparison };
     let bound = |inclusive| IndexKey::of(value, scalar).map(|key| Bound { key, inclusive });
     let (lower, upper) = match comparison {
         Comparison::Equal => return equals(column, scalar, std::slice::from_ref(value)),
@@ -237,7 +237,7 @@ fn prefix(operands: &[Expr; 2]) -> OperandNeed {
         return OperandNeed::Other;
     };
     let (prefix, whole) = like::prefix(pattern);
-    // LIKE sees the padding of a bpchar, and the key does not have it.
+    // LIKE compares the padding of a bpchar, which the key does not contain.
     if *scalar == Scalar::Bpchar || prefix.is_empty() {
         return OperandNeed::Other;
     }
@@ -246,17 +246,17 @@ fn prefix(operands: &[Expr; 2]) -> OperandNeed {
 }
 
 /// Handles `column = ANY (constant)` and `constant = ANY (column)`.
-fn any(blank: bool, operands: &[Expr; 2]) -> OperandNeed {
+fn any(ignore_blanks: bool, operands: &[Expr; 2]) -> OperandNeed {
     match operands {
         [
             Expr::Column { index, kind: SqlType::Scalar(scalar) },
             Expr::Const(Some(SqlValue::Array(array))),
-        ] if has_keys_for(*scalar, blank) => {
+        ] if has_keys_for(*scalar, ignore_blanks) => {
             let values: Vec<_> = array.items.iter().flatten().cloned().collect();
             equals(*index, *scalar, &values)
         }
         [Expr::Const(Some(value)), Expr::Column { index, kind: SqlType::Array(scalar) }]
-            if has_keys_for(*scalar, blank) =>
+            if has_keys_for(*scalar, ignore_blanks) =>
         {
             elements(*index, *scalar, &Array::list(vec![Some(value.clone())]))
         }

@@ -1,6 +1,6 @@
 //! Errors: why a where clause is refused, and why a clause fails on a row.
 //!
-//! The texts are sent to clients and follow Postgres' own. They must not change.
+//! The texts are sent to clients and follow those of Postgres. They must not change.
 
 use std::borrow::Cow;
 
@@ -18,16 +18,16 @@ pub enum FilterError {
     TooLong {
         /// Their length, in bytes.
         bytes: usize,
-        /// Greatest length, in bytes.
+        /// Maximum length, in bytes.
         limit: usize,
     },
     /// The clause is nested deeper than allowed.
     #[error("the where clause is nested more than {limit} levels deep")]
     TooDeep {
-        /// Greatest depth.
+        /// Maximum depth.
         limit: usize,
     },
-    /// The clause is not valid SQL syntax. The message is Postgres' own.
+    /// The clause is not valid SQL syntax. The message is that of Postgres.
     #[error("At location {location}: {message}")]
     Syntax {
         /// Position in `SELECT 1 WHERE …`, in characters from 0, as libpg_query counts.
@@ -35,7 +35,7 @@ pub enum FilterError {
         /// For example `syntax error at or near "x"`.
         message: String,
     },
-    /// Postgres refuses the clause. The message is Postgres' own.
+    /// Postgres refuses the clause. The message is that of Postgres.
     #[error("{message}")]
     Invalid {
         /// Postgres' SQLSTATE.

@@ -1,4 +1,4 @@
-//! Clauses that Postgres evaluates: parsed into a syntax tree and written again as SQL.
+//! Clauses that Postgres evaluates: parsed into a syntax tree and formatted as SQL again.
 //!
 //! Invariant: text from a client never reaches Postgres verbatim. [`Expression::sql`] is written
 //! from the tree: names in double quotes, texts in single quotes, operands in parentheses. Texts
@@ -23,9 +23,9 @@ use super::schema::Schema;
 use super::syntax::{self, SyntaxKind, SyntaxTree, TypeName};
 use super::{check_length, typing};
 
-/// Most function calls and other operations that create a value from a row's value.
+/// Maximum number of function calls and other operations that create a value from a row's value.
 const MAX_CALLS: usize = 32;
-/// Deepest nesting of calls, casts, arrays and [`LENGTHENING`] operators.
+/// Maximum nesting of calls, casts, arrays and [`LENGTHENING`] operators.
 const MAX_NESTED: usize = 8;
 /// Operators whose result may be as long as both operands together, and whose time may be the
 /// product of both lengths. They are operators of text, arrays, jsonb, tsquery, numeric and path.
@@ -47,7 +47,7 @@ const FIXED_LENGTH: &[&str] = &[
     "timestamptz",
     "interval",
 ];
-/// Greatest type modifier: `char(n)` and `bit(n)` pad to it.
+/// Maximum type modifier: `char(n)` and `bit(n)` pad to it.
 const MAX_MODIFIER: i32 = 1024;
 
 /// An enum that a clause may name as a type.

@@ -132,7 +132,7 @@ fn read(text: &[u8], kind: SqlType) -> Result<SqlValue<'_>, EvalError> {
     input::read(text, kind, false).map_err(|error| error.of_row(kind))
 }
 
-/// Maps floats to integers of the same order. NaN is the greatest, and -0 equals 0.
+/// Maps floats to integers of the same order. NaN is above all other values, and -0 equals 0.
 fn bits(value: f64) -> u64 {
     if value.is_nan() {
         return u64::MAX;

@@ -1,4 +1,4 @@
-//! The README shows only code that `examples/filter_readme.rs` runs.
+//! Checks that `examples/filter_readme.rs` contains every code block of the README.
 
 use forebay_testkit::readme_blocks_run;
 

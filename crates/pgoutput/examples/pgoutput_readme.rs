@@ -48,7 +48,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                         }
                     }
                 }
-                PgOutputMessage::Commit(commit) => durable = commit.end_lsn, // never plus one
+                PgOutputMessage::Commit(commit) => durable = commit.end_lsn, // exactly, not `end_lsn + 1`
                 other => println!("{other:?}"),                              // prints lengths, not values
             },
             Frame::Keepalive { reply_requested, .. } => println!("reply requested: {reply_requested}"),

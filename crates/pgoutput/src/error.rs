@@ -6,6 +6,7 @@
 use std::fmt;
 
 /// Error for bytes that are not a valid message.
+///
 /// Either the server uses an unsupported protocol, or bytes were lost. Close the connection in both
 /// cases: the meaning of an unreadable message is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,11 +17,11 @@ pub struct DecodeError {
     pub at: usize,
     /// Name of the field that could not be decoded.
     pub field: &'static str,
-    /// What is wrong with the field.
+    /// Defect of the field.
     pub fault: Fault,
 }
 
-/// What is wrong with a field.
+/// Defect of a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Fault {

@@ -24,13 +24,9 @@
 //!                                      └▶ XLogData ─▶ PgOutputDecoder::decode ─▶ PgOutputMessage
 //! socket ◀─ CopyData ◀─ StandbyStatusUpdate::encode         Relation ─▶ RelationCache ◀─┘
 //! ```
-//! Out of scope: sockets, timers, and the SQL that starts replication. `forebay-postgres` has
-//! those.
+//! Out of scope: sockets, timers, and the SQL that starts replication; see `forebay-replication`.
 //!
 //! # Invariants
-//! Type and message names follow the PostgreSQL manual, chapters "Logical Replication Message
-//! Formats" and "Streaming Replication Protocol".
-//!
 //! | guarantee | tests |
 //! |---|---|
 //! | Any bytes decode to a message or a [`DecodeError`], never a panic. | |
@@ -40,9 +36,9 @@
 //! | | `malformed_messages_are_refused_with_the_reason` |
 //! | A truncated message, or one with trailing bytes, is an error. | |
 //! | | `a_message_without_its_end_is_an_error_wherever_it_ends` |
-//! | Decoding allocates nothing. | |
+//! | Decoding allocates no memory. | |
 //! | | `decoding_allocates_nothing_wherever_a_message_ends_and_whatever_byte_is_wrong` |
-//! | [`RelationCache`] and [`Snapshot`] use a small multiple of the received bytes. | |
+//! | [`RelationCache`] and [`Snapshot`] use at most a small multiple of the received bytes. | |
 //! | | `a_cached_relation_takes_a_small_multiple_of_its_relation_message` |
 //! | | `a_snapshot_takes_a_small_multiple_of_its_text` |
 //! | A message is validated when it is decoded; its iterators cannot fail later. | |
@@ -54,7 +50,7 @@
 //! | | `debug_output_of_a_change_contains_no_value` |
 //! | | `debug_output_contains_no_content` |
 //! | | `debug_output_of_the_reader_contains_no_bytes` |
-//! | [`Commit::end_lsn`] is the position to acknowledge, never plus one. | |
+//! | The position to acknowledge is [`Commit::end_lsn`], not `end_lsn + 1`. | |
 //! | | `the_end_of_a_commit_is_what_to_acknowledge_and_a_byte_more_loses_the_next` |
 //!
 //! # Life of a transaction
@@ -70,12 +66,12 @@
 //! - Acknowledging `end_lsn` plus one loses the next transaction if its commit record starts at
 //!   `end_lsn`. `tests/it/server.rs` demonstrates the loss.
 //!
-//! A connection may break before the server reads an acknowledgement. Skip received transactions
-//! whose `end_lsn` is not above the last durable one.
+//! A connection may break before the server reads an acknowledgement. The next connection then
+//! repeats transactions: skip each one whose `end_lsn` is at or below the last durable `end_lsn`.
 //!
-//! [`Frame::Keepalive`] carries the server's position. Between transactions, with everything
-//! durable, acknowledge it too. Otherwise a server with other busy databases retains its WAL
-//! indefinitely.
+//! [`Frame::Keepalive`] carries the server's position. Acknowledge it too, between transactions and
+//! when everything received is durable. Otherwise the server retains WAL indefinitely while only
+//! its other databases change.
 //!
 //! # Relation messages repeat
 //! Changes name a table by OID only. A [`Relation`] with its columns precedes the table's first
@@ -95,8 +91,8 @@
 //! | `Full` | [`OldTuple::Full`], always | [`OldTuple::Full`] |
 //! | `Nothing` | the server rejects the update | the server rejects the delete |
 //!
-//! A table without a primary key has `Default` too; the server rejects its updates and deletes
-//! while they are published. In an [`OldTuple::Key`], every column outside the key is
+//! A table without a primary key has `Default` too; the server rejects its updates and deletes if
+//! the publication includes them. In an [`OldTuple::Key`], every column outside the key is
 //! [`TupleValue::Null`]; check [`CachedColumn::is_key`].
 //!
 //! [^toast]: or if a key column is stored out of line.
@@ -104,22 +100,22 @@
 //! # Unchanged TOAST values
 //! PostgreSQL stores a long value (from about 2 kB) out of line, in the table's TOAST relation. An
 //! update that leaves the value alone does not write it to the WAL, so the server cannot send it.
-//! The column is then [`TupleValue::Unchanged`] in [`Update::new`], which is not NULL. The value is
-//! in [`Update::old`] if that is an [`OldTuple::Full`], or an [`OldTuple::Key`] and the column
-//! belongs to the key. Otherwise only the table, or a copy of the row, has it.
+//! The column is then [`TupleValue::Unchanged`] in [`Update::new`], which is not NULL. Take the
+//! value from [`Update::old`]: an [`OldTuple::Full`] has it, an [`OldTuple::Key`] has it for key
+//! columns. Otherwise read it from the table, or from a copy of the row.
 //!
 //! # Streaming of in-progress transactions
 //! With protocol 2 and `streaming`, the server sends a long transaction in segments while it still
 //! runs: [`StreamStart`], changes, [`PgOutputMessage::StreamStop`]. Segments of other transactions
 //! and whole transactions may come in between. Within a segment, each change carries the xid of the
-//! (sub)transaction that made it. A [`PgOutputDecoder`] must therefore see every message of its
+//! (sub)transaction that made it. A [`PgOutputDecoder`] must therefore decode every message of its
 //! connection. Buffer the changes until the outcome is known:
 //! - [`StreamAbort`]: discard the changes that carry its `subxid`; all changes if that equals
 //!   `xid`.
 //! - [`StreamCommit`]: apply the changes and acknowledge its `end_lsn`. After a lost connection the
 //!   server sends everything again, so the buffer need not be durable.
-//! - A [`Relation`] within a segment holds for that transaction only. Use one [`RelationCache`] per
-//!   transaction and [`RelationCache::adopt`] it at the commit.
+//! - A [`Relation`] within a segment applies to that transaction only. Use one [`RelationCache`]
+//!   per transaction and [`RelationCache::adopt`] it at the commit.
 //!
 //! With protocol 3 and a two-phase slot, the server sends a prepared transaction at `PREPARE
 //! TRANSACTION`, between [`PgOutputMessage::BeginPrepare`] and [`PgOutputMessage::Prepare`], or in
@@ -128,7 +124,7 @@
 //!
 //! # Joining a table copy and the stream
 //! A copied table already contains the changes of some streamed transactions. [`Snapshot::sees`]
-//! tells which: it takes the `xid` of a [`Begin`].
+//! returns whether it contains those of one transaction, by the `xid` of its [`Begin`].
 //!
 //! # Where to look
 //! | topic | file |
@@ -141,11 +137,13 @@
 //! | snapshots and xid wraparound | `snapshot.rs`, `xid.rs` |
 //!
 //! # Decisions
-//! - Fault texts are static and numbers only. An error therefore never contains row data.
-//! - [`PgOutputDecoder`] keeps one bit of state: whether a stream segment is open. Everything else
-//!   is the caller's.
-//! - A wrong message ends the connection. The meaning of an unreadable message is unknown, so
-//!   skipping it could lose a change.
+//! - Type and message names follow the PostgreSQL manual, chapters "Logical Replication Message
+//!   Formats" and "Streaming Replication Protocol".
+//! - Fault texts consist of static text and numbers. An error therefore never contains row data.
+//! - [`PgOutputDecoder`] keeps one bit of state: whether a stream segment is open. The caller keeps
+//!   all other state, such as relations and positions.
+//! - After a malformed message the caller must close the connection. The meaning of an unreadable
+//!   message is unknown, so skipping it could lose a change.
 //! - A message is at most 80 bytes and returned by value
 //!   (`a_message_is_small_enough_to_be_returned_by_value`).
 

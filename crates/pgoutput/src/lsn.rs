@@ -1,6 +1,7 @@
 //! Log sequence numbers: positions in the write-ahead log.
 //!
-//! Invariant: an [`Lsn`] is a byte count, ordered as the WAL is. Its text form round-trips.
+//! Invariant: an [`Lsn`] is a byte position in the WAL; later positions are greater. Parsing its
+//! text returns the same LSN.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,10 +12,11 @@ use std::str::FromStr;
 pub struct Lsn(pub u64);
 
 impl Lsn {
-    /// `InvalidXLogRecPtr`: PostgreSQL sends it where it has no position.
+    /// `InvalidXLogRecPtr`: PostgreSQL sends this value if there is no position.
     pub const INVALID: Lsn = Lsn(0);
 
-    /// Returns the bytes of WAL from `earlier` to this position; 0 if `earlier` is not earlier.
+    /// Returns the bytes of WAL from `earlier` to this position; 0 if `earlier` is a later
+    /// position.
     pub fn bytes_since(self, earlier: Lsn) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
@@ -37,7 +39,7 @@ impl FromStr for Lsn {
 
     fn from_str(text: &str) -> Result<Self, ParseLsnError> {
         let (high, low) = text.split_once('/').ok_or(ParseLsnError)?;
-        Ok(Lsn(u64::from(half(high)?) << 32 | u64::from(half(low)?)))
+        Ok(Lsn(u64::from(parse_half(high)?) << 32 | u64::from(parse_half(low)?)))
     }
 }
 
@@ -58,10 +60,12 @@ impl From<Lsn> for u64 {
 #[error("not an LSN: two numbers of 1 to 8 hexadecimal digits, with a slash between them")]
 pub struct ParseLsnError;
 
-fn half(digits: &str) -> Result<u32, ParseLsnError> {
+/// Parses the part before or after the slash.
+fn parse_half(digits: &str) -> Result<u32, ParseLsnError> {
     // `from_str_radix` accepts a sign, PostgreSQL does not.
-    let strict = (1..=8).contains(&digits.len()) && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
-    if !strict {
+    let is_hexadecimal =
+        (1..=8).contains(&digits.len()) && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    if !is_hexadecimal {
         return Err(ParseLsnError);
     }
     u32::from_str_radix(digits, 16).map_err(|_| ParseLsnError)
@@ -74,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_displayed_as_postgres_does() {
+    fn an_lsn_is_displayed_as_in_postgres() {
         assert_eq!(Lsn(0x16_B374_D848).to_string(), "16/B374D848");
         assert_eq!(format!("{:?}", Lsn(0x1_0000_000A)), "1/A");
         assert_eq!(Lsn::INVALID.to_string(), "0/0");
@@ -82,13 +86,13 @@ mod tests {
     }
 
     #[test]
-    fn leading_zeros_and_small_letters_are_read_too() {
+    fn leading_zeros_and_lower_case_digits_are_parsed() {
         assert_eq!("0/0000000a".parse(), Ok(Lsn(10)));
         assert_eq!("00000016/b374d848".parse(), Ok(Lsn(0x16_B374_D848)));
     }
 
     #[test]
-    fn anything_else_is_refused() {
+    fn other_texts_are_refused() {
         for text in [
             "",
             "/",
@@ -120,7 +124,7 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn any_lsn_is_read_back_from_its_text(bytes: u64) {
+        fn parsing_the_text_of_any_lsn_returns_the_lsn(bytes: u64) {
             prop_assert_eq!(Lsn(bytes).to_string().parse(), Ok(Lsn(bytes)));
             prop_assert_eq!(u64::from(Lsn::from(bytes)), bytes);
         }

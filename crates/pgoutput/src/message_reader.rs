@@ -77,7 +77,7 @@ impl<'a> MessageReader<'a> {
         self.flags(1, field).map(|flag| flag != 0)
     }
 
-    /// Reads one byte of flags. Fails if a flag outside `known` is set.
+    /// Reads one byte of flags. Fails if it sets a bit outside `known`.
     #[inline]
     pub(crate) fn flags(&mut self, known: u8, field: &'static str) -> Result<u8, DecodeError> {
         let before = *self;
@@ -90,7 +90,7 @@ impl<'a> MessageReader<'a> {
 
     /// Reads a 32-bit length, then that many bytes.
     #[inline]
-    pub(crate) fn counted(
+    pub(crate) fn length_prefixed(
         &mut self,
         length: &'static str,
         field: &'static str,
@@ -203,12 +203,12 @@ mod tests {
 
     #[test]
     fn a_length_below_zero_or_past_the_end_is_refused() {
-        let error = reader(b"M\xFF\xFF\xFF\xFF").counted("length", "content").unwrap_err();
+        let error = reader(b"M\xFF\xFF\xFF\xFF").length_prefixed("length", "content").unwrap_err();
         assert_eq!((error.at, error.field, error.fault), (1, "length", Fault::Negative));
-        let error = reader(b"M\x7F\xFF\xFF\xFFx").counted("length", "content").unwrap_err();
+        let error = reader(b"M\x7F\xFF\xFF\xFFx").length_prefixed("length", "content").unwrap_err();
         let fault = Fault::Ended { needed: 0x7FFF_FFFF, left: 1 };
         assert_eq!((error.at, error.field, error.fault), (5, "content", fault));
-        assert_eq!(reader(b"M\0\0\0\0").counted("length", "content"), Ok(&b""[..]));
+        assert_eq!(reader(b"M\0\0\0\0").length_prefixed("length", "content"), Ok(&b""[..]));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::iter::FusedIterator;
 use crate::error::{DecodeError, Fault};
 use crate::message_reader::MessageReader;
 
-/// `R`: describes the rows of the changes that follow.
+/// `R`: describes a table: the columns of the rows in later changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Relation<'a> {
     /// Transaction id, if the message is within a stream segment.

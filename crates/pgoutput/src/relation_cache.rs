@@ -27,7 +27,7 @@ impl RelationCache {
     /// Stores a relation. Returns whether it differs from the cached one; if not, the same [`Arc`]
     /// stays.
     ///
-    /// A relation from a streamed transaction (with an `xid`) holds for that transaction only,
+    /// A relation from a streamed transaction (with an `xid`) applies to that transaction only,
     /// until it commits. Store it in a separate `RelationCache`, and [`adopt`](Self::adopt) that at
     /// the `StreamCommit`.
     pub fn apply(&mut self, relation: &Relation<'_>) -> bool {
@@ -38,7 +38,7 @@ impl RelationCache {
         true
     }
 
-    /// Takes over the relations of a streamed transaction that has committed.
+    /// Moves the relations of a committed streamed transaction into this cache.
     pub fn adopt(&mut self, streamed: RelationCache) {
         self.tables.extend(streamed.tables);
     }

@@ -1,4 +1,4 @@
-//! Snapshots: which transactions a query sees.
+//! Snapshots: the transactions whose changes are visible to a query.
 //!
 //! Invariant: [`Snapshot::sees`] equals PostgreSQL's `pg_visible_in_snapshot` for any top-level
 //! transaction whose full id is within 2^31 of `xmax`.
@@ -87,7 +87,7 @@ mod tests {
     const EPOCH: u64 = 1 << 32;
 
     #[test]
-    fn the_text_of_postgres_is_read() {
+    fn the_text_from_postgres_is_parsed() {
         assert_eq!("10:20:10,14,15".parse(), Ok(Snapshot { xmin: 10, xmax: 20, xip: vec![10, 14, 15] }));
         assert_eq!("795:795:".parse(), Ok(Snapshot { xmin: 795, xmax: 795, xip: vec![] }));
         let high = "18446744073709551614:18446744073709551615:18446744073709551614";
@@ -125,14 +125,14 @@ mod tests {
     }
 
     #[test]
-    fn it_sees_exactly_the_finished_transactions() {
+    fn a_snapshot_sees_exactly_the_finished_transactions() {
         let snapshot: Snapshot = "10:20:10,14,15".parse().unwrap();
         let seen: Vec<u32> = (3..25).filter(|xid| snapshot.sees(*xid)).collect();
         assert_eq!(seen, [3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 16, 17, 18, 19]);
     }
 
     #[test]
-    fn it_sees_across_wraparound() {
+    fn a_snapshot_sees_across_wraparound() {
         let (xmin, xmax) = (3 * EPOCH - 10, 3 * EPOCH + 10);
         let snapshot = Snapshot { xmin, xmax, xip: vec![3 * EPOCH - 10, 3 * EPOCH + 5] };
         assert!(snapshot.sees(u32::MAX - 10) && snapshot.sees(u32::MAX), "in the epoch before");
@@ -167,7 +167,7 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn any_snapshot_is_read_back_from_its_text(snapshot in any_snapshot()) {
+        fn parsing_the_text_of_any_snapshot_returns_the_snapshot(snapshot in any_snapshot()) {
             let xip: Vec<String> = snapshot.xip.iter().map(u64::to_string).collect();
             let text = format!("{}:{}:{}", snapshot.xmin, snapshot.xmax, xip.join(","));
             prop_assert_eq!(text.parse(), Ok(snapshot));

@@ -3,8 +3,8 @@
 //! Invariant: a [`Tuple`] holds exactly `len` complete values, so iterating over it cannot fail.
 //! Enforced by: `Tuple::read`, the only constructor, reads every value with the function that
 //! [`TupleValues`] uses later.
-//! Out of scope: the meaning of a value. Text is the type's output function's result, in
-//! `client_encoding`.
+//! Out of scope: the meaning of a value. A text value is what the output function of its type
+//! returns, in `client_encoding`.
 
 use std::fmt;
 use std::iter::FusedIterator;
@@ -44,12 +44,12 @@ impl<'a> Tuple<'a> {
     pub(crate) fn read(reader: &mut MessageReader<'a>) -> Result<Self, DecodeError> {
         let len = reader.u16("number of values")?;
         let before = *reader;
-        let mut walk = before; // a local copy stays in registers
+        let mut local = before; // unlike `*reader`, a local variable stays in registers
         for _ in 0..len {
-            TupleValue::read(&mut walk)?;
+            TupleValue::read(&mut local)?;
         }
-        *reader = walk;
-        Ok(Tuple { len, values: walk.since(&before) })
+        *reader = local;
+        Ok(Tuple { len, values: local.since(&before) })
     }
 }
 
@@ -110,10 +110,10 @@ pub enum TupleValue<'a> {
     /// `u`: an unchanged TOAST value, which the server did not send. It is not NULL; the crate
     /// documentation says where to find the value.
     Unchanged,
-    /// `t`: output of the type's output function; `SELECT column::text` shows the same for almost
-    /// all types.
+    /// `t`: result of the type's output function. For almost all types, `SELECT column::text`
+    /// returns the same.
     Text(&'a [u8]),
-    /// `b`: output of the type's send function; only if the stream was started with `binary`.
+    /// `b`: result of the type's send function; only if the stream was started with `binary`.
     Binary(&'a [u8]),
 }
 
@@ -130,10 +130,10 @@ impl<'a> TupleValue<'a> {
     fn read(reader: &mut MessageReader<'a>) -> Result<Self, DecodeError> {
         let before = *reader;
         match reader.u8("kind of a value")? {
-            b't' => reader.counted("length of a value", "value").map(TupleValue::Text),
+            b't' => reader.length_prefixed("length of a value", "value").map(TupleValue::Text),
             b'n' => Ok(TupleValue::Null),
             b'u' => Ok(TupleValue::Unchanged),
-            b'b' => reader.counted("length of a value", "value").map(TupleValue::Binary),
+            b'b' => reader.length_prefixed("length of a value", "value").map(TupleValue::Binary),
             _ => Err(before.fault("kind of a value", Fault::Unexpected { expected: "'n', 'u', 't', 'b'" })),
         }
     }
@@ -174,7 +174,7 @@ impl<'a> OldTuple<'a> {
 mod tests {
     use super::*;
 
-    const FOUR: &[u8] = b"\0\x04t\0\0\0\x03annnub\0\0\0\x02\x00\xFF";
+    const FOUR_VALUES: &[u8] = b"\0\x04t\0\0\0\x03annnub\0\0\0\x02\x00\xFF";
 
     fn read(bytes: &[u8]) -> Result<Tuple<'_>, DecodeError> {
         Tuple::read(&mut MessageReader::new(bytes))
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn every_kind_of_value_is_read() {
-        let tuple = read(FOUR).unwrap();
+        let tuple = read(FOUR_VALUES).unwrap();
         let expected = [
             TupleValue::Text(b"ann"),
             TupleValue::Null,
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn a_value_is_found_by_its_column() {
-        let tuple = read(FOUR).unwrap();
+        let tuple = read(FOUR_VALUES).unwrap();
         assert_eq!(tuple.get(0), Some(TupleValue::Text(b"ann")));
         assert_eq!(tuple.get(3).and_then(TupleValue::bytes), Some(&b"\x00\xFF"[..]));
         assert_eq!(tuple.get(2).and_then(TupleValue::bytes), None);
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn a_tuple_ends_where_its_last_value_does() {
-        let bytes = [FOUR, b"N"].concat();
+        let bytes = [FOUR_VALUES, b"N"].concat();
         let mut reader = MessageReader::new(&bytes);
         Tuple::read(&mut reader).unwrap();
         assert_eq!(reader.rest(), b"N");
@@ -225,8 +225,8 @@ mod tests {
 
     #[test]
     fn a_tuple_that_ends_early_is_refused_wherever_it_ends() {
-        for length in 0..FOUR.len() {
-            let error = read(&FOUR[..length]).unwrap_err();
+        for length in 0..FOUR_VALUES.len() {
+            let error = read(&FOUR_VALUES[..length]).unwrap_err();
             assert!(matches!(error.fault, Fault::Ended { .. }), "{length}: {error}");
         }
     }
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn debug_output_of_a_tuple_contains_no_value() {
-        let tuple = read(FOUR).unwrap();
+        let tuple = read(FOUR_VALUES).unwrap();
         assert_eq!(format!("{tuple:?}"), "[Text(3 bytes), Null, Unchanged, Binary(2 bytes)]");
         let printed = format!("{:?}", tuple.iter());
         assert!(printed.contains("bytes left") && !printed.contains("97"), "{printed}");

@@ -1,7 +1,7 @@
 //! Transaction ids, which wrap around after 2^32.
 //!
-//! Invariant: a 32-bit id denotes the transaction nearest to a reference 64-bit id. This is exact
-//! while both are within 2^31, and PostgreSQL prevents live ids from being further apart.
+//! Invariant: a 32-bit id denotes the transaction nearest to a reference 64-bit id. This is correct
+//! if both are within 2^31 of each other. PostgreSQL never has ids in use that are further apart.
 
 /// Transaction id as messages carry it: the low 32 bits of the full id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -22,7 +22,7 @@ impl Xid {
         }
     }
 
-    /// Returns the full 64-bit id, given one from about the same time, such as a snapshot's `xmax`.
+    /// Returns the full 64-bit id nearest to `near`, such as the `xmax` of a recent snapshot.
     /// The result is between `near - 2^31` and `near + 2^31 - 1`.
     pub const fn widen(self, near: u64) -> u64 {
         if !self.is_normal() {

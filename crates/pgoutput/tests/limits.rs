@@ -38,7 +38,7 @@ unsafe impl GlobalAlloc for PeakCountingAllocator {
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // The old block may live until the new one is filled.
+        // The allocator may keep the old block until the new one is filled.
         count(size as isize);
         count(-(layout.size() as isize));
         // SAFETY: as above.

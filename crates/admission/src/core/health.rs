@@ -3,7 +3,7 @@
 //! Invariant: the state rises when a threshold is reached, and falls only when the usage is below
 //! the threshold by the hysteresis. A usage that oscillates around a threshold changes the state
 //! once.
-//! Enforced by: [`HealthTracker::step`] alone changes the state, and returns each change once.
+//! Enforced by: only [`HealthTracker::step`] changes the state. It returns each change once.
 //! Out of scope: counting and admission. A stream is refused by the count, not by the state
 //! `exhausted`.
 

@@ -1,9 +1,9 @@
 //! Load shedding by memory and CPU.
 //!
-//! Invariant: new streams are refused from the sample that reaches a bound until a sample below it
-//! by the hysteresis. Open streams are not affected.
-//! Enforced by: [`ResourcePressure::step`] alone changes the decision. An unreadable value counts
-//! as no pressure.
+//! Invariant: shedding starts with a sample at or above a bound. It ends with a sample below the
+//! bound minus the hysteresis. While shedding, new streams are refused; open streams stay open.
+//! Enforced by: only [`ResourcePressure::step`] changes the decision. An unreadable value never
+//! causes shedding.
 //! Out of scope: reading `/proc` and control groups; see `resource_usage.rs`.
 
 use std::collections::VecDeque;
@@ -15,9 +15,9 @@ use serde::Serialize;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ShedCause {
-    /// Memory use is above its bound.
+    /// Memory use has reached its bound.
     Memory,
-    /// CPU use over the window is above its bound.
+    /// Average CPU use over the window has reached its bound.
     Cpu,
 }
 
@@ -34,10 +34,12 @@ impl ShedCause {
     }
 }
 
-/// Bounds, as fractions of the memory limit and of the usable CPUs.
+/// Bounds at which shedding starts; `None` is no bound.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct PressureBounds {
+    /// In the unit of [`ResourceSample::memory`].
     pub(crate) memory: Option<f64>,
+    /// Fraction of the usable CPUs.
     pub(crate) cpu: Option<f64>,
     /// Averaging window of CPU use.
     pub(crate) window: Duration,
@@ -48,7 +50,7 @@ pub(crate) struct PressureBounds {
 /// Measurements at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct ResourceSample {
-    /// Resident memory as a fraction of the bound's base.
+    /// Resident memory, divided by the configured bound in bytes or by the memory limit.
     pub(crate) memory: Option<f64>,
     /// CPU time used since process start.
     pub(crate) cpu_time: Option<Duration>,
@@ -62,6 +64,7 @@ pub(crate) struct ResourcePressure {
     bounds: PressureBounds,
     /// (time since start, CPU time used), oldest first; bounded by the window.
     history: VecDeque<(Duration, Duration)>,
+    /// Fraction of the usable CPUs that was used over the window; `None` until the window is full.
     cpu: Option<f64>,
     shed_cause: Option<ShedCause>,
 }
@@ -73,7 +76,7 @@ impl ResourcePressure {
 
     /// Adds a sample; `now` is the time since start. Returns whether the decision changed.
     pub(crate) fn step(&mut self, sample: ResourceSample, now: Duration) -> bool {
-        self.cpu = self.average(sample, now);
+        self.cpu = self.average_cpu(sample, now);
         let over = |shed_cause, value: Option<f64>, bound: Option<f64>| {
             let (Some(value), Some(bound)) = (value, bound) else { return false };
             value >= if self.shed_cause == Some(shed_cause) { bound - self.bounds.hysteresis } else { bound }
@@ -95,23 +98,24 @@ impl ResourcePressure {
         self.shed_cause
     }
 
-    /// Returns the share of its CPUs that the process used over the window.
+    /// Returns the fraction of the usable CPUs that the process used over the window.
     pub(crate) fn cpu(&self) -> Option<f64> {
         self.cpu
     }
 
-    fn average(&mut self, sample: ResourceSample, now: Duration) -> Option<f64> {
+    /// Returns the average CPU use over the window; `None` until the window is full.
+    fn average_cpu(&mut self, sample: ResourceSample, now: Duration) -> Option<f64> {
         let used = sample.cpu_time?;
         self.history.push_back((now, used));
-        // One sample before the window is kept: the window starts there.
+        // The latest sample at or before the start of the window is kept.
         while self.history.get(1).is_some_and(|(at, _)| *at + self.bounds.window <= now) {
             self.history.pop_front();
         }
-        let (begun, before) = *self.history.front()?;
-        // A short history is not used: a busy first second is no overload.
-        let passed = now.saturating_sub(begun);
-        let full = passed >= self.bounds.window && sample.cpus > 0.0 && !passed.is_zero();
-        full.then(|| used.saturating_sub(before).as_secs_f64() / passed.as_secs_f64() / sample.cpus)
+        let (window_start, used_before) = *self.history.front()?;
+        // There is no average before the window is full: a busy first second is not an overload.
+        let elapsed = now.saturating_sub(window_start);
+        let is_full = elapsed >= self.bounds.window && sample.cpus > 0.0 && !elapsed.is_zero();
+        is_full.then(|| used.saturating_sub(used_before).as_secs_f64() / elapsed.as_secs_f64() / sample.cpus)
     }
 }
 

@@ -44,7 +44,7 @@ impl ReleaseRate {
         bounded((waiting as f64 + self.refusals + 1.0) / self.releases)
     }
 
-    /// Returns the wait for one of the user's own `held` streams to end. A stream lasts `open /
+    /// Returns the wait for one of the user's `held` streams to end. A stream lasts `open /
     /// releases` on average, and the first of `held` ends after a fraction of that.
     pub(crate) fn seconds_until_own_release(&self, open: usize, held: u32) -> u32 {
         bounded(open as f64 / self.releases / f64::from(held.max(1)))

@@ -1,10 +1,10 @@
 //! Client address behind proxies: `X-Forwarded-For` and `Forwarded` (RFC 7239).
 //!
-//! Invariant: an address counts only if a trusted proxy wrote it. Each proxy appends its peer, so
-//! the list is read from the right. The first address that is not a trusted proxy is the client.
-//! The client may have forged everything to the left of it.
-//! Enforced by: [`client`] stops at the first entry that is unreadable or untrusted, and after
-//! [`MAX_HOPS`]. Parsing an entry does not depend on anything to its left ([`rsplit_list`]).
+//! Invariant: an address is used only if a trusted proxy wrote it. Each proxy appends its peer's
+//! address, so the list is read from the right. The first address that is not a trusted proxy is
+//! the client's. The client may have forged everything to the left of it.
+//! Enforced by: [`client_address`] stops at the first entry that is unreadable or untrusted, and
+//! after [`MAX_HOPS`]. Parsing an entry does not depend on anything to its left ([`rsplit_list`]).
 
 use std::net::IpAddr;
 
@@ -19,11 +19,12 @@ const MAX_HOPS: usize = 32;
 
 /// Header in which trusted proxies report their peer's address.
 ///
-/// Only one is read: a proxy that writes one header passes the other one on as the client sent it.
+/// Only this header is read. A proxy that writes one of the two headers forwards the other one
+/// unchanged, so the client may have forged it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum ForwardedBy {
-    /// No header; the peer's address counts.
+    /// No header: the peer's address is the client's.
     #[default]
     PeerOnly,
     /// `X-Forwarded-For: client, proxy1, proxy2`.
@@ -44,7 +45,12 @@ impl ForwardedBy {
 }
 
 /// Returns the address of the client.
-pub(crate) fn client(peer: IpAddr, by: ForwardedBy, headers: &HeaderMap, trusted: &[Network]) -> IpAddr {
+pub(crate) fn client_address(
+    peer: IpAddr,
+    by: ForwardedBy,
+    headers: &HeaderMap,
+    trusted: &[Network],
+) -> IpAddr {
     let trusts = |address| trusted.iter().any(|network| network.contains(address));
     let Some(header) = by.header() else { return canonical(peer) };
     let last_comma: fn(&[u8]) -> Option<usize> = match by {
@@ -66,7 +72,7 @@ pub(crate) fn client(peer: IpAddr, by: ForwardedBy, headers: &HeaderMap, trusted
         };
         match node.and_then(node_address) {
             Some(address) => client = canonical(address),
-            // `unknown`, an obfuscated name or garbage: the last known proxy counts as the client.
+            // `unknown`, an obfuscated name or garbage: the last readable address is the client's.
             None => break,
         }
     }
@@ -82,7 +88,7 @@ fn forwarded_for(element: &[u8]) -> Option<&[u8]> {
         let unquoted = value.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\""));
         name.trim_ascii().eq_ignore_ascii_case(b"for").then(|| unquoted.unwrap_or(value))
     });
-    values.last() // the leftmost
+    values.last() // the leftmost, because the list is read from the right
 }
 
 /// Parses `1.2.3.4`, `1.2.3.4:5678`, `2001:db8::1`, `[2001:db8::1]` or `[2001:db8::1]:5678`.
@@ -90,8 +96,8 @@ fn node_address(node: &[u8]) -> Option<IpAddr> {
     let node = std::str::from_utf8(node.trim_ascii()).ok()?;
     if let Some(rest) = node.strip_prefix('[') {
         let (address, port) = rest.split_once(']')?;
-        let fine = port.is_empty() || port.strip_prefix(':').is_some_and(is_port);
-        return fine.then(|| address.parse::<std::net::Ipv6Addr>().ok())?.map(IpAddr::V6);
+        let has_valid_port = port.is_empty() || port.strip_prefix(':').is_some_and(is_port);
+        return has_valid_port.then(|| address.parse::<std::net::Ipv6Addr>().ok())?.map(IpAddr::V6);
     }
     node.parse().ok().or_else(|| {
         let (address, port) = node.split_once(':')?;
@@ -103,9 +109,10 @@ fn is_port(text: &str) -> bool {
     text.parse::<u16>().is_ok()
 }
 
-/// Splits a list from the right, as bytes. A proxy appends to the client's own line. Nothing that
-/// the client wrote, such as invalid UTF-8 or an unclosed quote, may change how appended entries
-/// are parsed.
+/// Splits a list from the right, as bytes.
+///
+/// A proxy appends to the line that the client sent. The client's part may have invalid UTF-8 or an
+/// unclosed quote; neither may change how appended entries are parsed.
 fn rsplit_list(list: &[u8], last_separator: impl Fn(&[u8]) -> Option<usize>) -> impl Iterator<Item = &[u8]> {
     let mut rest = Some(list);
     std::iter::from_fn(move || {
@@ -116,8 +123,8 @@ fn rsplit_list(list: &[u8], last_separator: impl Fn(&[u8]) -> Option<usize>) -> 
     })
 }
 
-/// Returns the last separator outside a quoted string. From the right, the first quote closes a
-/// string; the next unescaped quote opens it.
+/// Returns the position of the last separator outside a quoted string. From the right, the first
+/// quote closes a string; the next unescaped quote opens it.
 fn last_outside_quotes(text: &[u8], separator: u8) -> Option<usize> {
     let mut quoted = false;
     for (at, byte) in text.iter().enumerate().rev() {
@@ -142,21 +149,21 @@ mod tests {
 
     use super::*;
 
-    fn find(peer: &str, by: ForwardedBy, lines: &[impl AsRef<[u8]>]) -> String {
+    fn client_of(peer: &str, by: ForwardedBy, lines: &[impl AsRef<[u8]>]) -> String {
         let mut headers = HeaderMap::new();
         for line in lines {
             headers.append(by.header().unwrap(), HeaderValue::from_bytes(line.as_ref()).unwrap());
         }
         let trusted = ["10.0.0.0/8", "2001:db8:ffff::/48"].map(|network| network.parse().unwrap());
-        client(peer.parse().unwrap(), by, &headers, &trusted).to_string()
+        client_address(peer.parse().unwrap(), by, &headers, &trusted).to_string()
     }
 
     fn x_forwarded_for(peer: &str, lines: &[impl AsRef<[u8]>]) -> String {
-        find(peer, ForwardedBy::XForwardedFor, lines)
+        client_of(peer, ForwardedBy::XForwardedFor, lines)
     }
 
     fn forwarded(lines: &[impl AsRef<[u8]>]) -> String {
-        find("10.0.0.1", ForwardedBy::Forwarded, lines)
+        client_of("10.0.0.1", ForwardedBy::Forwarded, lines)
     }
 
     #[test]
@@ -174,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unreadable_entry_stops_at_the_last_known_proxy() {
+    fn an_unreadable_entry_stops_at_the_last_readable_address() {
         assert_eq!(x_forwarded_for("10.0.0.1", &["198.51.100.1, unknown, 10.0.0.9"]), "10.0.0.9");
         assert_eq!(x_forwarded_for("10.0.0.1", &["198.51.100.1, , 10.0.0.9"]), "10.0.0.9");
         assert_eq!(x_forwarded_for("10.0.0.1", &["198.51.100.1:99999"]), "10.0.0.1");
@@ -215,7 +222,7 @@ mod tests {
         headers.append(FORWARDED, HeaderValue::from_static("for=198.51.100.1"));
         let (peer, trusted) = ("10.0.0.1".parse().unwrap(), ["10.0.0.0/8".parse().unwrap()]);
         for by in [ForwardedBy::XForwardedFor, ForwardedBy::PeerOnly] {
-            assert_eq!(client(peer, by, &headers, &trusted), peer);
+            assert_eq!(client_address(peer, by, &headers, &trusted), peer);
         }
     }
 
@@ -247,11 +254,11 @@ mod tests {
     }
 
     proptest! {
-        /// For any header value, only a trusted proxy's entry can be the client.
+        /// For any header value, an untrusted peer is the client.
         #[test]
         fn an_untrusted_peer_cannot_claim_another_address(line in any_value()) {
             prop_assert_eq!(x_forwarded_for("203.0.113.9", &[&line]), "203.0.113.9");
-            prop_assert_eq!(find("203.0.113.9", ForwardedBy::Forwarded, &[&line]), "203.0.113.9");
+            prop_assert_eq!(client_of("203.0.113.9", ForwardedBy::Forwarded, &[&line]), "203.0.113.9");
         }
 
         #[test]

@@ -179,7 +179,7 @@ fn verify_signature(token: &str, key: &VerificationKey) -> Result<Map<String, Va
     })
 }
 
-/// Returns the time since 1970. The only use of the system clock here: claims are dates.
+/// Returns the time since 1970 by the system clock, because claims are dates.
 fn unix_time() -> Duration {
     #[allow(clippy::disallowed_methods, reason = "a token's expiry is a date")]
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()

@@ -2,7 +2,7 @@
 //!
 //! Invariant: a key's algorithms follow from the key alone, never from a token. A set has at most
 //! [`MAX_KEYS`] keys, and a token is checked against at most [`MAX_TRIES`] of them.
-//! Enforced by: [`VerificationKey`] is constructed only here, with its algorithms;
+//! Enforced by: only this module constructs a [`VerificationKey`], with its algorithms;
 //! [`KeySet::candidates`] filters by them.
 
 use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, JwkSet, KeyOperations, PublicKeyUse};

@@ -1,13 +1,13 @@
 //! Client identification: several opt-in methods, tried in order.
 //!
-//! Invariant: an identity is verified or vouched for. A token's signature is verified, and an API
-//! key is known. A header counts only from a trusted proxy. An address is the peer's, or one
-//! reported by a trusted proxy. A wrong credential is an [`IdentifyError`], never an anonymous
-//! client.
+//! Invariant: every identity is verified here or reported by a trusted proxy. Tokens have a valid
+//! signature, and API keys are configured. Identity headers are read only from a trusted proxy. An
+//! address is the peer's, or one that a trusted proxy reports. A wrong credential is an
+//! [`IdentifyError`], never an anonymous client.
 //! Enforced by: [`Identify::identify`] is the only way from a request to a [`ClientIdentity`].
 //! Order: token, API key, trusted header, address. If tokens and keys share a header, a known key
 //! is tried before a token.
-//! Out of scope: what the client may do.
+//! Out of scope: authorization.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -105,7 +105,7 @@ impl Identify {
         self.with_methods(|methods| methods.header = Some(name))
     }
 
-    /// Reads the class of such a user from this header of a trusted proxy.
+    /// Reads the class of a user that a trusted proxy reports from this header.
     pub fn trusted_class_header(self, name: HeaderName) -> Self {
         self.with_methods(|methods| methods.class_header = Some(name))
     }
@@ -154,7 +154,7 @@ impl Identify {
     }
 
     /// Removes the headers that only a trusted proxy may set, unless the peer is one. Returns the
-    /// removed names. The service behind then cannot be misled by them.
+    /// removed names. A client therefore cannot forge them for the inner service.
     pub fn strip_untrusted(&self, headers: &mut HeaderMap, peer: Option<IpAddr>) -> Vec<HeaderName> {
         let methods = self.methods();
         if methods.trusts(peer) {
@@ -166,14 +166,14 @@ impl Identify {
         stripped.cloned().collect()
     }
 
-    /// Replaces all methods, for all clones. Earlier decisions stay.
+    /// Replaces all methods, for all clones. Clients that are already identified are not affected.
     pub fn replace(&self, other: &Identify) {
         let methods = other.methods();
         *self.methods.write().unwrap_or_else(PoisonError::into_inner) = methods;
     }
 
-    /// Takes over the keys of the methods that both have, for all clones. Methods and trusted
-    /// proxies stay as they are.
+    /// Copies the token and API keys of `other`, for all clones. Only methods that both have get
+    /// new keys. No method and no trusted proxy is added or removed.
     pub fn renew_keys(&self, other: &Identify) {
         let (fresh, mut methods) = (other.methods(), (*self.methods()).clone());
         if methods.jwt.is_some() && fresh.jwt.is_some() {
@@ -262,7 +262,7 @@ impl IdentityMethods {
     fn by_address(&self, headers: &HeaderMap, peer: Option<IpAddr>) -> ClientIdentity {
         match (self.address, peer) {
             (Some(by), Some(peer)) => {
-                ClientIdentity::address(forwarded::client(peer, by, headers, &self.proxies))
+                ClientIdentity::address(forwarded::client_address(peer, by, headers, &self.proxies))
             }
             (None, _) | (_, None) => ClientIdentity::anonymous(),
         }

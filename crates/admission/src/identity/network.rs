@@ -72,7 +72,7 @@ pub(crate) fn canonical(address: IpAddr) -> IpAddr {
 }
 
 /// Returns the address that a per-user limit counts: an IPv4 address, or the /64 of an IPv6
-/// address, the smallest network that a customer gets.
+/// address, the smallest network that providers assign to a customer.
 pub(crate) fn address_group(address: IpAddr) -> IpAddr {
     match canonical(address) {
         v4 @ IpAddr::V4(_) => v4,

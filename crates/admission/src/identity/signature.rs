@@ -1,12 +1,12 @@
 //! Verification of token signatures with ring.
 //!
 //! Invariant: a signature is verified with an algorithm that the key allows. A key of another
-//! family is refused before any comparison (algorithm confusion). The algorithm `none` does not
-//! exist here.
+//! family is refused before any comparison (algorithm confusion). The algorithm `none` is not
+//! supported.
 //! Enforced by: [`verifier`] compares the families and lists every algorithm by name.
-//! Reason for an own provider: of the library's backends, one is a second C library, and the other
-//! brings twenty crates, among them `rsa` with an open advisory (RUSTSEC-2023-0071). ring is
-//! already a dependency.
+//! Decision: this module is the provider of `jsonwebtoken`. Of the library's two providers, one is
+//! a second C library. The other has twenty dependencies, among them `rsa` with an open advisory
+//! (RUSTSEC-2023-0071). ring is already a dependency.
 //! Out of scope: signing. No private key is used.
 
 use jsonwebtoken::crypto::{CryptoProvider, JwtSigner, JwtVerifier, KeyUtils};
@@ -22,7 +22,7 @@ pub(super) fn install() {
         verifier_factory: verifier,
         key_utils: KeyUtils::new_unimplemented(),
     };
-    // Fails if a provider is already installed: the program's choice, or this one.
+    // Fails if a provider is already installed: the program's, or this one.
     let _ = RING.install_default();
 }
 

@@ -1,5 +1,5 @@
 //! Tests of identification. The tokens and keys in `tests/fixtures` were made with OpenSSL, and
-//! their private keys are deleted. Other tokens are signed here.
+//! their private keys are deleted. The tests sign all other tokens.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -17,8 +17,8 @@ use super::jwks::ReloadIntervals;
 use super::*;
 
 const SECRET: &[u8] = b"a secret that has more than thirty-two bytes";
-/// 2100-01-01.
-const FAR: u64 = 4_102_444_800;
+/// Expiry in the far future: 2100-01-01.
+const FAR_FUTURE: u64 = 4_102_444_800;
 const NEVER: Duration = Duration::from_secs(1 << 30);
 
 fn fixture(name: &str) -> PathBuf {
@@ -50,7 +50,7 @@ fn signed(header: &Value, claims: &Value, key: &[u8]) -> String {
 }
 
 fn token(alg: &str) -> String {
-    signed(&json!({"alg": alg}), &json!({"sub": "ada", "exp": FAR}), SECRET)
+    signed(&json!({"alg": alg}), &json!({"sub": "ada", "exp": FAR_FUTURE}), SECRET)
 }
 
 async fn check(jwt: &Jwt, token: &str) -> Result<String, TokenFault> {
@@ -97,7 +97,7 @@ async fn a_token_signed_with_the_shared_secret_names_its_user() {
 #[tokio::test]
 async fn tokens_signed_by_openssl_are_accepted_and_forged_ones_are_not() {
     let keys = [("R", "rsa"), ("P", "rsa"), ("ES256", "p256"), ("ES384", "p384"), ("Ed", "ed25519")];
-    let mut seen = 0;
+    let mut verified = 0;
     for (alg, token) in openssl_tokens() {
         for (prefix, name) in keys {
             let jwt = Jwt::public_key_pem(&pem(name)).unwrap();
@@ -107,26 +107,26 @@ async fn tokens_signed_by_openssl_are_accepted_and_forged_ones_are_not() {
                 assert_eq!(check(&jwt, &token).await, expected, "{alg} by {name}");
             }
             if expected.is_ok() {
-                seen += 1;
+                verified += 1;
                 let forged = forge(&token);
                 assert_eq!(check(&jwt, &forged).await, Err(TokenFault::BadSignature), "{alg}");
             }
         }
     }
-    assert_eq!(seen, 9);
+    assert_eq!(verified, 9);
 }
 
 /// Returns the token with the claims of another user.
 fn forge(token: &str) -> String {
     let mut parts: Vec<String> = token.split('.').map(ToOwned::to_owned).collect();
-    parts[1] = encoded(&json!({"sub": "eve", "exp": FAR}));
+    parts[1] = encoded(&json!({"sub": "eve", "exp": FAR_FUTURE}));
     parts.join(".")
 }
 
 #[tokio::test]
 async fn an_unsigned_token_is_refused_in_any_spelling_of_none() {
     let jwt = Jwt::secret(SECRET).unwrap();
-    let claims = encoded(&json!({"sub": "ada", "exp": FAR}));
+    let claims = encoded(&json!({"sub": "ada", "exp": FAR_FUTURE}));
     for alg in ["none", "None", "NONE", "nOnE", ""] {
         let header = encoded(&json!({"alg": alg, "typ": "JWT"}));
         for token in
@@ -137,8 +137,8 @@ async fn an_unsigned_token_is_refused_in_any_spelling_of_none() {
     }
     let unsigned = format!("{}.{claims}.", encoded(&json!({"alg": "HS256"})));
     assert_eq!(check(&jwt, &unsigned).await, Err(TokenFault::BadSignature));
-    let without = format!("{}.{claims}.AAAA", encoded(&json!({"typ": "JWT"})));
-    assert_eq!(check(&jwt, &without).await, Err(TokenFault::Malformed));
+    let without_algorithm = format!("{}.{claims}.AAAA", encoded(&json!({"typ": "JWT"})));
+    assert_eq!(check(&jwt, &without_algorithm).await, Err(TokenFault::Malformed));
 }
 
 /// Algorithm confusion: an HMAC with the public key as its secret.
@@ -147,23 +147,26 @@ async fn a_public_key_is_not_accepted_as_an_hmac_secret() {
     for name in ["rsa", "p256", "p384", "ed25519"] {
         let jwt = Jwt::public_key_pem(&pem(name)).unwrap();
         for alg in ["HS256", "HS384", "HS512"] {
-            let forged = signed(&json!({"alg": alg}), &json!({"sub": "eve", "exp": FAR}), &pem(name));
+            let forged = signed(&json!({"alg": alg}), &json!({"sub": "eve", "exp": FAR_FUTURE}), &pem(name));
             assert_eq!(check(&jwt, &forged).await, Err(TokenFault::NoKey), "{alg} by {name}");
         }
     }
     let jwks = Jwt::jwks_file(fixture("jwks.json")).unwrap();
-    let forged =
-        signed(&json!({"alg": "HS256", "kid": "rsa"}), &json!({"sub": "eve", "exp": FAR}), &pem("rsa"));
+    let forged = signed(
+        &json!({"alg": "HS256", "kid": "rsa"}),
+        &json!({"sub": "eve", "exp": FAR_FUTURE}),
+        &pem("rsa"),
+    );
     assert_eq!(check(&jwks, &forged).await, Err(TokenFault::NoKey));
 }
 
 #[tokio::test]
 async fn a_key_inside_the_token_is_not_used() {
     let jwt = Jwt::secret(SECRET).unwrap();
-    let own = b"a secret of the attacker, thirty-two bytes";
-    let jwk = json!({"kty": "oct", "k": URL_SAFE_NO_PAD.encode(own), "alg": "HS256"});
+    let attacker_secret = b"a secret of the attacker, thirty-two bytes";
+    let jwk = json!({"kty": "oct", "k": URL_SAFE_NO_PAD.encode(attacker_secret), "alg": "HS256"});
     let header = json!({"alg": "HS256", "jwk": jwk, "jku": "https://evil.example/jwks", "kid": "mine"});
-    let forged = signed(&header, &json!({"sub": "eve", "exp": FAR}), own);
+    let forged = signed(&header, &json!({"sub": "eve", "exp": FAR_FUTURE}), attacker_secret);
     assert_eq!(check(&jwt, &forged).await, Err(TokenFault::BadSignature));
 }
 
@@ -171,7 +174,7 @@ async fn a_key_inside_the_token_is_not_used() {
 async fn a_critical_extension_is_refused() {
     let jwt = Jwt::secret(SECRET).unwrap();
     let header = json!({"alg": "HS256", "crit": ["b64"], "b64": false});
-    let token = signed(&header, &json!({"sub": "ada", "exp": FAR}), SECRET);
+    let token = signed(&header, &json!({"sub": "ada", "exp": FAR_FUTURE}), SECRET);
     assert_eq!(check(&jwt, &token).await, Err(TokenFault::Malformed));
 }
 
@@ -180,7 +183,7 @@ async fn a_token_expires_by_the_system_clock() {
     let jwt = Jwt::secret(SECRET).unwrap();
     let token = |exp: u64| signed(&json!({"alg": "HS256"}), &json!({"sub": "ada", "exp": exp}), SECRET);
     assert_eq!(check(&jwt, &token(1_700_000_000)).await, Err(TokenFault::Expired));
-    assert_eq!(check(&jwt, &token(FAR)).await, Ok("ada".into()));
+    assert_eq!(check(&jwt, &token(FAR_FUTURE)).await, Ok("ada".into()));
 }
 
 #[tokio::test]
@@ -198,14 +201,14 @@ async fn invalid_text_is_a_malformed_token() {
 
 #[test]
 fn invalid_keys_are_refused_at_configuration() {
-    let text = |result: Result<Jwt, KeyError>| result.map(drop).unwrap_err().to_string();
-    assert!(text(Jwt::secret(b"short")).contains("5 bytes"));
-    assert!(text(Jwt::public_key_pem(b"rubbish")).contains("PEM"));
+    let error_text = |result: Result<Jwt, KeyError>| result.map(drop).unwrap_err().to_string();
+    assert!(error_text(Jwt::secret(b"short")).contains("5 bytes"));
+    assert!(error_text(Jwt::public_key_pem(b"rubbish")).contains("PEM"));
     let private = "-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEIA==\n-----END PRIVATE KEY-----\n";
-    assert!(text(Jwt::public_key_pem(private.as_bytes())).contains("public key"));
-    assert!(text(Jwt::jwks_file("/nowhere/jwks.json")).contains("/nowhere/jwks.json"));
+    assert!(error_text(Jwt::public_key_pem(private.as_bytes())).contains("public key"));
+    assert!(error_text(Jwt::jwks_file("/nowhere/jwks.json")).contains("/nowhere/jwks.json"));
     let dir = TempKeyDir::new("bad");
-    let jwks = |content: &str| text(Jwt::jwks_file(dir.file(content)));
+    let jwks = |content: &str| error_text(Jwt::jwks_file(dir.file(content)));
     assert!(jwks("{}").contains("no JSON Web Key Set"));
     assert!(jwks("{\"keys\": [{\"kty\": \"magic\"}]}").contains("none of its 1 keys"));
     let short = json!({"keys": [{"kty": "oct", "k": "c2hvcnQ", "alg": "HS256"}]});
@@ -241,8 +244,8 @@ fn key_set(id: &str, secret: &[u8]) -> String {
     json!({"keys": [{"kty": "oct", "kid": id, "k": URL_SAFE_NO_PAD.encode(secret)}]}).to_string()
 }
 
-fn by_key(id: &str, secret: &[u8]) -> String {
-    signed(&json!({"alg": "HS256", "kid": id}), &json!({"sub": "ada", "exp": FAR}), secret)
+fn token_signed_with(id: &str, secret: &[u8]) -> String {
+    signed(&json!({"alg": "HS256", "kid": id}), &json!({"sub": "ada", "exp": FAR_FUTURE}), secret)
 }
 
 const OLD: &[u8] = b"the old secret, which has thirty-two bytes";
@@ -252,22 +255,22 @@ const NEW: &[u8] = b"the new secret, which has thirty-two bytes";
 async fn a_changed_jwks_file_is_reloaded_and_old_keys_are_dropped() {
     let dir = TempKeyDir::new("rotation");
     let file = dir.file(&key_set("old", OLD));
-    let times = ReloadIntervals { max_age: Duration::ZERO, unknown_key: NEVER };
-    let jwt = Jwt::jwks_file_with(&file, times).unwrap();
-    assert_eq!(check(&jwt, &by_key("old", OLD)).await, Ok("ada".into()));
+    let intervals = ReloadIntervals { max_age: Duration::ZERO, unknown_key: NEVER };
+    let jwt = Jwt::jwks_file_with(&file, intervals).unwrap();
+    assert_eq!(check(&jwt, &token_signed_with("old", OLD)).await, Ok("ada".into()));
     fs::write(&file, key_set("new", NEW)).unwrap();
-    assert_eq!(check(&jwt, &by_key("old", OLD)).await, Err(TokenFault::NoKey));
-    assert_eq!(check(&jwt, &by_key("new", NEW)).await, Ok("ada".into()));
-    // A truncated or missing file leaves the last keys; a valid one is loaded again.
+    assert_eq!(check(&jwt, &token_signed_with("old", OLD)).await, Err(TokenFault::NoKey));
+    assert_eq!(check(&jwt, &token_signed_with("new", NEW)).await, Ok("ada".into()));
+    // If the file is truncated or missing, the last keys stay. A valid file is loaded again.
     for broken in [Some("{\"keys\": ["), None] {
         match broken {
             Some(text) => fs::write(&file, text).unwrap(),
             None => fs::remove_file(&file).unwrap(),
         }
-        assert_eq!(check(&jwt, &by_key("new", NEW)).await, Ok("ada".into()), "{broken:?}");
+        assert_eq!(check(&jwt, &token_signed_with("new", NEW)).await, Ok("ada".into()), "{broken:?}");
     }
     fs::write(&file, key_set("old", OLD)).unwrap();
-    assert_eq!(check(&jwt, &by_key("old", OLD)).await, Ok("ada".into()));
+    assert_eq!(check(&jwt, &token_signed_with("old", OLD)).await, Ok("ada".into()));
 }
 
 #[tokio::test]
@@ -277,34 +280,38 @@ async fn an_empty_key_set_revokes_the_last_key() {
     let jwt =
         Jwt::jwks_file_with(&file, ReloadIntervals { max_age: Duration::ZERO, unknown_key: NEVER }).unwrap();
     let for_encryption = json!({"keys": [{"kty": "OKP", "crv": "Ed25519", "x": "AAAA", "use": "enc"}]});
-    for without in [json!({"keys": []}), for_encryption] {
+    for unusable in [json!({"keys": []}), for_encryption] {
         fs::write(&file, key_set("old", OLD)).unwrap();
-        assert_eq!(check(&jwt, &by_key("old", OLD)).await, Ok("ada".into()));
-        fs::write(&file, without.to_string()).unwrap();
-        assert_eq!(check(&jwt, &by_key("old", OLD)).await, Err(TokenFault::NoKey), "{without}");
+        assert_eq!(check(&jwt, &token_signed_with("old", OLD)).await, Ok("ada".into()));
+        fs::write(&file, unusable.to_string()).unwrap();
+        assert_eq!(check(&jwt, &token_signed_with("old", OLD)).await, Err(TokenFault::NoKey), "{unusable}");
         // An unreadable file does not restore the key.
         fs::remove_file(&file).unwrap();
-        assert_eq!(check(&jwt, &by_key("old", OLD)).await, Err(TokenFault::NoKey), "{without}");
+        assert_eq!(check(&jwt, &token_signed_with("old", OLD)).await, Err(TokenFault::NoKey), "{unusable}");
     }
-    // A process that starts with it refuses tokens, but starts.
+    // With an empty set, a process starts and refuses all tokens.
     let jwt = Jwt::jwks_file(dir.file("{\"keys\": []}")).unwrap();
-    assert_eq!(check(&jwt, &by_key("old", OLD)).await, Err(TokenFault::NoKey));
+    assert_eq!(check(&jwt, &token_signed_with("old", OLD)).await, Err(TokenFault::NoKey));
 }
 
 #[tokio::test]
 async fn an_unknown_key_id_reloads_the_file_at_most_once_per_interval() {
     let dir = TempKeyDir::new("unknown");
     let file = dir.file(&key_set("old", OLD));
-    let at_once =
+    let unlimited =
         Jwt::jwks_file_with(&file, ReloadIntervals { max_age: NEVER, unknown_key: Duration::ZERO }).unwrap();
-    let delayed = Jwt::jwks_file_with(&file, ReloadIntervals { max_age: NEVER, unknown_key: NEVER }).unwrap();
+    let limited = Jwt::jwks_file_with(&file, ReloadIntervals { max_age: NEVER, unknown_key: NEVER }).unwrap();
     fs::write(&file, key_set("new", NEW)).unwrap();
-    assert_eq!(check(&at_once, &by_key("old", OLD)).await, Ok("ada".into()), "known keys cause no reload");
-    assert_eq!(check(&at_once, &by_key("new", NEW)).await, Ok("ada".into()));
-    assert_eq!(check(&delayed, &by_key("new", NEW)).await, Err(TokenFault::NoKey));
-    let many = (0..1_000).map(|n| by_key(&format!("unknown-{n}"), NEW));
+    assert_eq!(
+        check(&unlimited, &token_signed_with("old", OLD)).await,
+        Ok("ada".into()),
+        "known keys cause no reload"
+    );
+    assert_eq!(check(&unlimited, &token_signed_with("new", NEW)).await, Ok("ada".into()));
+    assert_eq!(check(&limited, &token_signed_with("new", NEW)).await, Err(TokenFault::NoKey));
+    let many = (0..1_000).map(|n| token_signed_with(&format!("unknown-{n}"), NEW));
     for token in many {
-        assert_eq!(check(&delayed, &token).await, Err(TokenFault::NoKey));
+        assert_eq!(check(&limited, &token).await, Err(TokenFault::NoKey));
     }
 }
 
@@ -326,15 +333,15 @@ async fn a_header_from_an_untrusted_peer_is_ignored_and_removed() {
     let identify = all_methods();
     let forged = [("x-user-id", "admin"), ("x-forwarded-for", "10.0.0.1"), ("accept", "*/*")];
     assert_eq!(user_of(&identify, "203.0.113.9", &forged).await, Ok("203.0.113.9".into()));
-    let mut left = headers(&forged);
-    let stripped = identify.strip_untrusted(&mut left, Some("203.0.113.9".parse().unwrap()));
+    let mut remaining = headers(&forged);
+    let stripped = identify.strip_untrusted(&mut remaining, Some("203.0.113.9".parse().unwrap()));
     assert_eq!(stripped, ["x-user-id", "x-forwarded-for"]);
-    assert_eq!(left.keys().collect::<Vec<_>>(), ["accept"]);
-    let mut left = headers(&forged);
-    assert!(identify.strip_untrusted(&mut left, Some("10.1.1.1".parse().unwrap())).is_empty());
-    assert_eq!(left.len(), 3);
+    assert_eq!(remaining.keys().collect::<Vec<_>>(), ["accept"]);
+    let mut remaining = headers(&forged);
+    assert!(identify.strip_untrusted(&mut remaining, Some("10.1.1.1".parse().unwrap())).is_empty());
+    assert_eq!(remaining.len(), 3);
     // Without a peer address, no peer is trusted.
-    assert_eq!(identify.strip_untrusted(&mut left, None).len(), 2);
+    assert_eq!(identify.strip_untrusted(&mut remaining, None).len(), 2);
 }
 
 #[tokio::test]
@@ -372,7 +379,7 @@ async fn too_long_credentials_are_refused_as_too_long() {
         let fault = user_of(&identify, "10.0.0.1", &[(name, value)]).await.unwrap_err();
         assert_eq!(fault.as_str(), "too_long", "{name}");
     }
-    let token = signed(&json!({"alg": "HS256"}), &json!({"sub": "x".repeat(300), "exp": FAR}), SECRET);
+    let token = signed(&json!({"alg": "HS256"}), &json!({"sub": "x".repeat(300), "exp": FAR_FUTURE}), SECRET);
     let fault = user_of(&identify, "10.0.0.1", &[("authorization", &format!("bearer {token}"))]).await;
     assert_eq!(fault, Err(IdentifyError::Id(InvalidUserId::TooLong { bytes: 300 })));
     let padded = format!("Bearer   {}  ", self::token("HS256"));
@@ -416,7 +423,8 @@ async fn a_class_comes_from_the_token_the_key_or_the_proxy() {
         let client = identify.identify(&headers(all), Some("10.0.0.1".parse().unwrap())).await.unwrap();
         client.class.as_str().to_owned()
     };
-    let token = signed(&json!({"alg": "HS256"}), &json!({"sub": "ada", "exp": FAR, "plan": "free"}), SECRET);
+    let token =
+        signed(&json!({"alg": "HS256"}), &json!({"sub": "ada", "exp": FAR_FUTURE, "plan": "free"}), SECRET);
     assert_eq!(class(&[("authorization", &format!("Bearer {token}"))]).await, "free");
     assert_eq!(class(&[("x-api-key", "key")]).await, "gold");
     assert_eq!(class(&[("x-user-id", "eve"), ("x-user-class", "silver")]).await, "silver");
@@ -461,7 +469,7 @@ impl Drop for TempKeyDir {
 async fn claims_are_returned_for_valid_tokens_only() {
     let identify = all_methods();
     let verify = async |line: &str| identify.token(&headers(&[("authorization", line)])).await;
-    let claims = json!({"sub": "ada", "exp": FAR, "shapes": [1]});
+    let claims = json!({"sub": "ada", "exp": FAR_FUTURE, "shapes": [1]});
     let good = signed(&json!({"alg": "HS256"}), &claims, SECRET);
     let token = verify(&format!("Bearer {good}")).await.unwrap().unwrap();
     assert_eq!((token.claim("shapes"), token.claim("other")), (Some(&json!([1])), None));
@@ -500,7 +508,7 @@ async fn renewing_keys_adds_no_method_and_no_trusted_proxy() {
 #[tokio::test]
 async fn replaced_methods_apply_to_all_clones_but_not_to_derived_copies() {
     let identify = all_methods();
-    let (clone, apart) = (identify.clone(), identify.clone().trusted_proxies([]));
+    let (clone, derived) = (identify.clone(), identify.clone().trusted_proxies([]));
     let other = Jwt::secret(b"another secret, which has thirty-two bytes").unwrap();
     identify.replace(&Identify::new().jwt(other));
     let line = format!("Bearer {}", token("HS256"));
@@ -508,5 +516,5 @@ async fn replaced_methods_apply_to_all_clones_but_not_to_derived_copies() {
     let refused = Err(IdentifyError::Token(TokenFault::BadSignature));
     assert_eq!(user_of(&identify, "203.0.113.9", &bearer).await, refused);
     assert_eq!(user_of(&clone, "203.0.113.9", &bearer).await, refused);
-    assert_eq!(user_of(&apart, "203.0.113.9", &bearer).await, Ok("ada".into()));
+    assert_eq!(user_of(&derived, "203.0.113.9", &bearer).await, Ok("ada".into()));
 }

@@ -79,7 +79,8 @@ async fn forged_headers_from_an_untrusted_peer_have_no_effect_and_are_removed() 
         assert_eq!(head.status, 200);
         open.push(client);
     }
-    // With any claimed name, all of them count as 127.0.0.1, which has its two streams.
+    // Forged names and addresses are ignored: every request is from 127.0.0.1, which has reached
+    // its limit of two streams.
     let forged = [("x-user-id", "another-user"), ("x-forwarded-for", "198.51.100.77")];
     let (head, body) = refusal(server, "/endless", &forged).await;
     assert_eq!((head.status, body["details"]["user_id"].as_str()), (429, Some("127.0.0.1")));
@@ -111,7 +112,7 @@ async fn too_long_ids_are_refused_even_at_one_mebibyte() {
     assert!(body["detail"].as_str().unwrap().contains("257 bytes"), "{body}");
     assert_eq!(RawHttpClient::get(server, "/short", &[("x-user-id", &long[..256])]).await.0.status, 200);
 
-    // The server's own bound on request heads applies first. Either way it is a 431 and no permit
+    // The HTTP server's limit on request heads applies first. Either way it is a 431 and no permit
     // is held.
     let enormous = "x".repeat(1 << 20);
     let mut client = RawHttpClient::send(server, "/short", &[("x-user-id", &enormous)]).await;

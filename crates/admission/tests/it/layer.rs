@@ -86,7 +86,7 @@ async fn the_fourth_stream_of_a_user_is_429_and_the_one_above_the_total_503() {
     assert_eq!(get("ada").await.status(), StatusCode::OK);
 }
 
-/// Readiness is the inner service's own: at the limit the service is ready and rejects in `call`.
+/// Readiness is that of the inner service: at the limit the service is ready and rejects in `call`.
 #[tokio::test]
 async fn at_the_limit_the_service_is_ready_and_rejects_in_call() {
     let admission = admission_of(0, 3);
@@ -141,7 +141,7 @@ async fn a_route_of_a_lower_class_is_refused_where_others_are_still_admitted() {
     let service = layer.layer(service_fn(hello));
     let mut users = 0;
     let mut get = async |path: &str| {
-        users += 1; // each user has its own limit
+        users += 1; // a new user for each request, because limits are per user
         let user = format!("user-{users}");
         service.clone().oneshot(request_to(path, &[("x-user-id", &user)])).await.unwrap()
     };

@@ -55,7 +55,7 @@ async fn fill(admission: &Admission, server: SocketAddr) -> (f64, ClientProcess)
     let mut clients = ClientProcess::start(server);
     assert_eq!(clients.next_line(), format!("{} of {0} served", USERS * 3));
     assert_eq!(admission.statistics().total_connections as usize, USERS * 3);
-    clients.send_command("go on"); // the next stream must not open before the check above
+    clients.send_command("continue"); // the next stream must not open before the check above
     assert_eq!(clients.next_line(), "the fourth of a user: 429");
     assert_eq!(clients.next_line(), "another user: 200");
     let statistics = admission.statistics();
@@ -68,7 +68,7 @@ async fn fill(admission: &Admission, server: SocketAddr) -> (f64, ClientProcess)
 /// The client process.
 struct ClientProcess {
     process: Child,
-    orders: Option<ChildStdin>,
+    commands: Option<ChildStdin>,
     lines: Lines<BufReader<ChildStdout>>,
 }
 
@@ -79,17 +79,17 @@ impl ClientProcess {
         command.args(["--exact", name, "--nocapture"]).env(ROLE, server.to_string());
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(process.stdout.take().unwrap()).lines();
-        ClientProcess { orders: process.stdin.take(), process, lines }
+        ClientProcess { commands: process.stdin.take(), process, lines }
     }
 
-    /// Returns its next line; the test harness in it prints, too.
+    /// Returns the next line with the prefix `clients: `. Lines of the test harness are skipped.
     fn next_line(&mut self) -> String {
         let line_text = self.lines.find_map(|line| Some(line.unwrap().strip_prefix("clients: ")?.to_owned()));
         line_text.expect("the client process prints a line")
     }
 
-    fn send_command(&mut self, order: &str) {
-        writeln!(self.orders.as_mut().unwrap(), "{order}").unwrap();
+    fn send_command(&mut self, command: &str) {
+        writeln!(self.commands.as_mut().unwrap(), "{command}").unwrap();
     }
 
     fn wait_for_exit(mut self) {
@@ -114,7 +114,7 @@ async fn clients(server: SocketAddr) {
     let all = stream::iter(0..USERS * 3).map(|n| open(format!("user-{}", n / 3)));
     let mut streams: Vec<_> = all.buffer_unordered(AT_ONCE).collect().await;
     report(&format!("{} of {} served", streams.len(), USERS * 3));
-    wait_for_order();
+    wait_for_command();
     let (head, body) = refusal(server, "/endless", &[("x-user-id", "user-7")]).await;
     assert_eq!(body["error"], "too_many_connections");
     report(&format!("the fourth of a user: {}", head.status));
@@ -123,14 +123,14 @@ async fn clients(server: SocketAddr) {
     let (head, body) = refusal(server, "/endless", &[("x-user-id", "late")]).await;
     assert_eq!(body["details"]["current"], TOTAL);
     report(&format!("one more: {}", head.status));
-    wait_for_order();
+    wait_for_command();
 }
 
-fn wait_for_order() {
-    io::stdin().lines().next().expect("an order").unwrap();
+fn wait_for_command() {
+    io::stdin().lines().next().expect("a command").unwrap();
 }
 
-/// On a line of its own: the test harness may have begun one.
+/// Prints a line break first, because the test harness may have printed a partial line.
 fn report(line_text: &str) {
     println!("\nclients: {line_text}");
 }

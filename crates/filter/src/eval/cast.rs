@@ -97,7 +97,7 @@ fn from_integer(value: i64, to: Scalar) -> Result<SqlValue<'static>, EvalError> 
 /// Rounds to the nearest integer, half to even.
 fn whole(value: f64, to: Scalar) -> Result<SqlValue<'static>, EvalError> {
     let rounded = value.round_ties_even();
-    // -2^63 is a float. 2^63 is the least float that does not fit.
+    // -2^63 is a float. 2^63 is the smallest float that does not fit.
     if rounded.is_nan() || rounded < i64::MIN as f64 || rounded >= -(i64::MIN as f64) {
         return Err(EvalError::out_of_range(to.name()));
     }
@@ -157,13 +157,13 @@ fn clock(value: SqlValue<'_>, to: Scalar) -> EvalResult<'_> {
     }))
 }
 
-/// Cuts, pads or rounds a value to a type's length or precision.
+/// Truncates, pads or rounds a value to a type's length or precision.
 pub(super) fn fit(value: SqlValue<'_>, fit: TypeModifier) -> Result<SqlValue<'_>, EvalError> {
     match value {
         SqlValue::Array(array) => {
             let array = array.into_owned();
             let one = |item: SqlValue<'static>| Ok(Some(self::fit(item, fit)?));
-            Ok(each(array, one)?.expect("an array stays one"))
+            Ok(each(array, one)?.expect("a cast of an array returns an array"))
         }
         value => fit_scalar(value, fit),
     }
@@ -171,9 +171,9 @@ pub(super) fn fit(value: SqlValue<'_>, fit: TypeModifier) -> Result<SqlValue<'_>
 
 fn fit_scalar(value: SqlValue<'_>, fit: TypeModifier) -> Result<SqlValue<'_>, EvalError> {
     Ok(match (value, fit) {
-        (SqlValue::Text(text), TypeModifier::Length(length)) => SqlValue::Text(cut(text, length)),
+        (SqlValue::Text(text), TypeModifier::Length(length)) => SqlValue::Text(truncate(text, length)),
         (SqlValue::Text(text), TypeModifier::Padded(length)) => {
-            let mut text = cut(text, length).into_owned();
+            let mut text = truncate(text, length).into_owned();
             let missing = length - text.chars().count();
             text.extend(std::iter::repeat_n(' ', missing));
             SqlValue::Text(Cow::Owned(text))
@@ -192,7 +192,7 @@ fn fit_scalar(value: SqlValue<'_>, fit: TypeModifier) -> Result<SqlValue<'_>, Ev
     })
 }
 
-fn cut(text: Cow<'_, str>, length: usize) -> Cow<'_, str> {
+fn truncate(text: Cow<'_, str>, length: usize) -> Cow<'_, str> {
     match text.char_indices().nth(length) {
         Some((end, _)) => Cow::Owned(text[..end].to_owned()),
         None => text,

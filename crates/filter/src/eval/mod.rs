@@ -1,6 +1,6 @@
 //! Evaluation: computes an expression's value for a row, or Postgres' error.
 //!
-//! Invariant: what fails in Postgres fails here. Operands are evaluated from left to right. A
+//! Invariant: evaluation fails if Postgres fails. Operands are evaluated from left to right. A
 //! strict operator evaluates all operands first. AND, OR, CASE and COALESCE stop where Postgres
 //! stops.
 //! Enforced by: `tests/it/agreement.rs`.
@@ -36,7 +36,7 @@ pub(crate) fn truth(expr: &Expr, row: &dyn TextRow) -> Result<Option<bool>, Eval
     Scope { row, operand: None }.truth(expr)
 }
 
-/// What an expression refers to: the row, and the operand of the enclosing CASE.
+/// Evaluation context: the row, and the operand of the enclosing CASE.
 struct Scope<'v, 'o> {
     row: &'v dyn TextRow,
     /// The operand's value of the innermost CASE.
@@ -78,15 +78,15 @@ impl<'v> Scope<'v, '_> {
                 };
                 Ok(Some(holds != *negated))
             }
-            Expr::Distinct { negated, blank, operands } => {
+            Expr::Distinct { negated, ignore_blanks, operands } => {
                 let distinct = match self.pair(operands)? {
-                    (Some(left), Some(right)) => left.compare(&right, *blank) != Ordering::Equal,
+                    (Some(left), Some(right)) => left.compare(&right, *ignore_blanks) != Ordering::Equal,
                     (left, right) => left.is_some() != right.is_some(),
                 };
                 Ok(Some(distinct != *negated))
             }
-            Expr::Binary(Binary::Compare { comparison, blank }, operands) => {
-                self.comparison(*comparison, *blank, operands)
+            Expr::Binary(Binary::Compare { comparison, ignore_blanks }, operands) => {
+                self.comparison(*comparison, *ignore_blanks, operands)
             }
             _ => match self.value(expr)? {
                 None => Ok(None),
@@ -99,18 +99,18 @@ impl<'v> Scope<'v, '_> {
     fn comparison(
         &self,
         comparison: Comparison,
-        blank: bool,
+        ignore_blanks: bool,
         operands: &'v [Expr; 2],
     ) -> Result<Option<bool>, EvalError> {
         if let [Expr::Column { index, kind: SqlType::Scalar(scalar) }, Expr::Const(Some(constant))] = operands
         {
             let Some(bytes) = self.row.text(*index) else { return Ok(None) };
-            if let Some(holds) = compare_bytes(comparison, blank, *scalar, bytes, constant) {
+            if let Some(holds) = compare_bytes(comparison, ignore_blanks, *scalar, bytes, constant) {
                 return Ok(Some(holds));
             }
         }
         match self.pair(operands)? {
-            (Some(left), Some(right)) => Ok(Some(holds(comparison, &left, &right, blank))),
+            (Some(left), Some(right)) => Ok(Some(holds(comparison, &left, &right, ignore_blanks))),
             _ => Ok(None),
         }
     }
@@ -130,7 +130,9 @@ impl<'v> Scope<'v, '_> {
                 }
                 Ok(None)
             }
-            Expr::Extreme { greatest, blank, items } => self.extreme(*greatest, *blank, items),
+            Expr::Extreme { greatest, ignore_blanks, items } => {
+                self.extreme(*greatest, *ignore_blanks, items)
+            }
             Expr::Concat(items) => self.concat(items),
             Expr::Case { operand, arms, otherwise } => self.case(operand.as_deref(), arms, otherwise),
             Expr::CaseOperand => Ok(self.operand.cloned()),
@@ -153,7 +155,7 @@ impl<'v> Scope<'v, '_> {
         let Some(bytes) = self.row.text(index) else { return Ok(None) };
         let text = std::str::from_utf8(bytes)
             .map_err(|_| EvalError::new("22021", "invalid byte sequence for encoding \"UTF8\""))?;
-        // The server writes rows in forms that every version reads.
+        // `false`: a server formats rows so that every version can parse them.
         input::read(text, kind, false).map(Some).map_err(|error| error.of_row(kind))
     }
 
@@ -191,7 +193,9 @@ impl<'v> Scope<'v, '_> {
                 continue;
             };
             let holds = match operator {
-                Binary::Compare { comparison, blank } => holds(comparison, &left, item, blank),
+                Binary::Compare { comparison, ignore_blanks } => {
+                    holds(comparison, &left, item, ignore_blanks)
+                }
                 _ => apply(operator, left.borrowed(), item.borrowed())? == SqlValue::Bool(true),
             };
             if holds != all {
@@ -215,14 +219,14 @@ impl<'v> Scope<'v, '_> {
 
     fn index(&self, base: &'v Expr, indexes: &'v [Expr]) -> EvalResult<'v> {
         let Some(array) = self.value(base)?.map(as_array) else { return Ok(None) };
-        let mut places = Vec::with_capacity(indexes.len());
+        let mut positions = Vec::with_capacity(indexes.len());
         for index in indexes {
             match self.bound(index)? {
-                Some(place) => places.push(place),
+                Some(position) => positions.push(position),
                 None => return Ok(None),
             }
         }
-        Ok(array.at(&places).cloned())
+        Ok(array.at(&positions).cloned())
     }
 
     fn slice(&self, base: &'v Expr, ranges: &'v [(Option<Expr>, Option<Expr>)]) -> EvalResult<'v> {
@@ -233,7 +237,7 @@ impl<'v> Scope<'v, '_> {
             for (end, bound) in ends.iter_mut().zip([from, to]) {
                 if let Some(bound) = bound {
                     match self.bound(bound)? {
-                        Some(place) => *end = Some(place),
+                        Some(position) => *end = Some(position),
                         None => return Ok(None),
                     }
                 }
@@ -254,12 +258,12 @@ impl<'v> Scope<'v, '_> {
     }
 
     /// Evaluates GREATEST or LEAST: NULLs are ignored, and the first of equal values is taken.
-    fn extreme(&self, greatest: bool, blank: bool, items: &'v [Expr]) -> EvalResult<'v> {
+    fn extreme(&self, greatest: bool, ignore_blanks: bool, items: &'v [Expr]) -> EvalResult<'v> {
         let wanted = if greatest { Ordering::Greater } else { Ordering::Less };
         let mut best: Option<SqlValue<'v>> = None;
         for item in items {
             let Some(value) = self.value(item)? else { continue };
-            if best.as_ref().is_none_or(|best| value.compare(best, blank) == wanted) {
+            if best.as_ref().is_none_or(|best| value.compare(best, ignore_blanks) == wanted) {
                 best = Some(value);
             }
         }
@@ -347,7 +351,9 @@ fn apply_unary(unary: Unary, value: SqlValue<'_>) -> EvalResult<'_> {
 
 fn apply<'v>(binary: Binary, left: SqlValue<'v>, right: SqlValue<'v>) -> Result<SqlValue<'v>, EvalError> {
     Ok(match binary {
-        Binary::Compare { comparison, blank } => SqlValue::Bool(holds(comparison, &left, &right, blank)),
+        Binary::Compare { comparison, ignore_blanks } => {
+            SqlValue::Bool(holds(comparison, &left, &right, ignore_blanks))
+        }
         Binary::Arithmetic(arithmetic, result) => return arithmetic::apply(arithmetic, result, left, right),
         Binary::Concat => {
             let mut text = as_text(left).into_owned();
@@ -364,12 +370,14 @@ fn apply<'v>(binary: Binary, left: SqlValue<'v>, right: SqlValue<'v>) -> Result<
             SqlValue::Bool(like::matches(&text, &pattern)? != negated)
         }
         Binary::LikeEscape => SqlValue::Text(Cow::Owned(like::with_escape(&as_text(left), &as_text(right))?)),
-        Binary::Contains { blank, turned } => {
+        Binary::Contains { ignore_blanks, swapped } => {
             let (left, right) = (as_array(left), as_array(right));
-            let (whole, part) = if turned { (right, left) } else { (left, right) };
-            SqlValue::Bool(whole.contains(&part, blank))
+            let (whole, part) = if swapped { (right, left) } else { (left, right) };
+            SqlValue::Bool(whole.contains(&part, ignore_blanks))
         }
-        Binary::Overlaps { blank } => SqlValue::Bool(as_array(left).overlaps(&as_array(right), blank)),
+        Binary::Overlaps { ignore_blanks } => {
+            SqlValue::Bool(as_array(left).overlaps(&as_array(right), ignore_blanks))
+        }
     })
 }
 
@@ -377,7 +385,7 @@ fn apply<'v>(binary: Binary, left: SqlValue<'v>, right: SqlValue<'v>) -> Result<
 /// texts. `None`: the bytes must be parsed.
 fn compare_bytes(
     comparison: Comparison,
-    blank: bool,
+    ignore_blanks: bool,
     scalar: Scalar,
     bytes: &[u8],
     constant: &SqlValue<'_>,
@@ -386,21 +394,21 @@ fn compare_bytes(
         SqlValue::Int(constant) if scalar.is_integer() => {
             Some(satisfies(comparison, input::short_integer(bytes)?.cmp(constant)))
         }
-        SqlValue::Text(constant) if comparison.is_equality() && !blank => {
+        SqlValue::Text(constant) if comparison.is_equality() && !ignore_blanks => {
             Some((bytes == constant.as_bytes()) == (comparison == Comparison::Equal))
         }
         _ => None,
     }
 }
 
-fn holds(comparison: Comparison, left: &SqlValue<'_>, right: &SqlValue<'_>, blank: bool) -> bool {
+fn holds(comparison: Comparison, left: &SqlValue<'_>, right: &SqlValue<'_>, ignore_blanks: bool) -> bool {
     // Equality is cheaper than ordering: most texts differ in length.
     if let (true, false, SqlValue::Text(left), SqlValue::Text(right)) =
-        (comparison.is_equality(), blank, left, right)
+        (comparison.is_equality(), ignore_blanks, left, right)
     {
         return (left == right) == (comparison == Comparison::Equal);
     }
-    satisfies(comparison, left.compare(right, blank))
+    satisfies(comparison, left.compare(right, ignore_blanks))
 }
 
 fn satisfies(comparison: Comparison, order: Ordering) -> bool {

@@ -32,13 +32,13 @@ impl ColumnIndex {
         self.by_key.get(key).map_or(0, FilterSet::len)
     }
 
-    /// Adds a filter under a key. Returns `false` if it was there.
+    /// Adds a filter under a key. Returns `false` if it was already there.
     pub(super) fn insert_key(&mut self, key: IndexKey, id: u64, mark: FilterMark) -> bool {
         self.by_key.entry(key).or_default().insert(id, mark)
     }
 
     /// Adds a filter under an interval. Returns the interval's node, or `None` if the filter was
-    /// there.
+    /// already there.
     pub(super) fn insert_interval(
         &mut self,
         interval: KeyInterval,
@@ -70,8 +70,8 @@ impl ColumnIndex {
             elements.dedup();
             elements.iter().for_each(|key| self.look_up(key, hits));
         } else {
-            // A text that is no value of the type may make any of the clauses fail. Evaluation
-            // decides.
+            // If the text is not a value of the type, any of these clauses may fail on the row. All
+            // of them are candidates; evaluation decides.
             self.by_key.values().for_each(|filters| hits.add_unchecked(filters));
             self.by_interval.for_each(&mut |filters| hits.add_unchecked(filters));
         }

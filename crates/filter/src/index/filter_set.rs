@@ -12,10 +12,10 @@ pub(super) enum FilterSet {
     Many(BTreeMap<u64, FilterMark>),
 }
 
-/// What the condition says about one filter.
+/// How one filter depends on the condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FilterMark {
-    /// The condition is the whole clause: where it holds, the clause is true.
+    /// The condition is the whole clause: if it holds, the clause is true.
     pub(super) certain: bool,
     /// Another condition may find the filter, too.
     pub(super) shared: bool,
@@ -28,7 +28,7 @@ impl Default for FilterSet {
 }
 
 impl FilterSet {
-    /// Adds a filter. Returns `false` if it was in the set.
+    /// Adds a filter. Returns `false` if it was already in the set.
     pub(super) fn insert(&mut self, id: u64, mark: FilterMark) -> bool {
         match self {
             FilterSet::Many(all) if all.is_empty() => {
@@ -50,7 +50,8 @@ impl FilterSet {
                 }
             },
         };
-        // Two alternatives of one clause have this condition: one of them may make it certain.
+        // Two alternatives of one clause have this condition. The filter is certain if one of them
+        // is.
         known.certain |= mark.certain;
         false
     }

@@ -143,7 +143,7 @@ impl IntervalTree {
             return id;
         }
         self.nodes.push(IntervalNode::new(interval));
-        NodeId::try_from(self.nodes.len() - 1).expect("memory ends before four thousand million intervals")
+        NodeId::try_from(self.nodes.len() - 1).expect("memory holds fewer than 2^32 intervals")
     }
 
     /// Inserts a node into a subtree. Returns the subtree's root.

@@ -63,7 +63,7 @@ impl KeyInterval {
     }
 }
 
-/// Returns the least text that is greater than all texts with this prefix. UTF-8 bytes have the
+/// Returns the smallest text that is greater than all texts with this prefix. UTF-8 bytes have the
 /// order of their characters.
 fn next_text(prefix: &str) -> Option<String> {
     let kept = prefix.trim_end_matches(char::MAX);
@@ -117,14 +117,14 @@ mod tests {
         let bound = |inclusive| Some(Bound { key: IndexKey::of_text("m"), inclusive });
         let from = |lower| KeyInterval { lower, upper: None };
         let to = |upper| KeyInterval { lower: None, upper };
-        let begun = [from(None), from(bound(true)), from(bound(false))];
-        let ended = [to(bound(false)), to(bound(true)), to(None)];
-        for (place, other) in [(0, 1), (1, 2), (0, 2)] {
-            assert_eq!(begun[place].cmp_by_bounds(&begun[other]), Ordering::Less);
-            assert_eq!(begun[other].cmp_by_bounds(&begun[place]), Ordering::Greater);
-            assert_eq!(ended[place].cmp_by_upper(&ended[other]), Ordering::Less);
-            assert_eq!(ended[place].cmp_by_bounds(&ended[other]), Ordering::Less);
+        let by_lower = [from(None), from(bound(true)), from(bound(false))];
+        let by_upper = [to(bound(false)), to(bound(true)), to(None)];
+        for (position, other) in [(0, 1), (1, 2), (0, 2)] {
+            assert_eq!(by_lower[position].cmp_by_bounds(&by_lower[other]), Ordering::Less);
+            assert_eq!(by_lower[other].cmp_by_bounds(&by_lower[position]), Ordering::Greater);
+            assert_eq!(by_upper[position].cmp_by_upper(&by_upper[other]), Ordering::Less);
+            assert_eq!(by_upper[position].cmp_by_bounds(&by_upper[other]), Ordering::Less);
         }
-        assert_eq!(begun[1].cmp_by_bounds(&begun[1]), Ordering::Equal);
+        assert_eq!(by_lower[1].cmp_by_bounds(&by_lower[1]), Ordering::Equal);
     }
 }

@@ -1,12 +1,12 @@
 //! Index over filters: finds the filters that may match a row without evaluating each.
 //!
-//! Invariant: a filter whose clause is true of a row is among the row's candidates, once. A
-//! candidate that is `certain` has a clause that is true of the row. A filter whose clause fails on
-//! the row is among the candidates, too, unless one of its conditions can be read from the row and
+//! Invariant: a filter whose clause is true of a row is among the row's candidates, exactly once.
+//! If a candidate is `certain`, its clause is true of the row. A filter whose clause fails on the
+//! row is a candidate too, with one exception: one of its conditions can be read from the row and
 //! does not hold. Then the clause is not true, and Postgres need not evaluate the rest.
 //! Enforced by: each alternative of a clause is entered under one of its conditions;
 //! `tests/it/index.rs` compares searches with the evaluation of every filter.
-//! Out of scope: evaluation, and what a filter is for. A filter is an id.
+//! Out of scope: evaluation. The caller identifies each filter by an id.
 //!
 //! Cost of a search: one hash lookup for each key of the row, one path down the interval tree of
 //! each indexed column, and one step for each candidate. It does not depend on filters that are not
@@ -164,10 +164,11 @@ impl Index {
         }
     }
 
-    /// Estimates how many candidates a condition finds needlessly. The lowest cost is looked up.
+    /// Estimates how many candidates that do not match a condition finds. A filter is entered under
+    /// its condition with the lowest cost.
     ///
     /// The first number ranks kinds of conditions. The second prefers keys with few filters: with
-    /// many clauses `active AND owner = 7`, most are entered under their owner.
+    /// many clauses `active AND owner = 7`, most are entered under `owner`.
     fn cost(&self, condition: &IndexCondition) -> (u8, usize) {
         let filters_under = |key: &IndexKey| {
             self.columns.get(&condition.column()).map_or(0, |column| column.filters_under(key))

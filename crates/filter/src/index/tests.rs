@@ -173,7 +173,7 @@ fn visits(count: u64, row: &IndexRow<'_>, clause: impl Fn(u64) -> String) -> usi
     }
     (0..count).for_each(|id| index.remove(count + id));
     let mut found = Vec::new();
-    let visits = visits::during(|| index.candidates(row, &mut found));
+    let visits = visits::count_during(|| index.candidates(row, &mut found));
     assert_eq!(found, [Candidate { id: 5, certain: true }], "of {}", clause(5));
     visits
 }

@@ -1,20 +1,20 @@
-//! Counter of search steps for tests: unlike times, steps do not depend on the machine.
+//! Counter of search steps, for tests. Unlike durations, steps do not depend on the machine.
 
 #[cfg(test)]
 thread_local! {
-    static VISITS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+    static STEPS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
-/// Counts one hash lookup, one tree node or one filter.
+/// Counts one step: a hash lookup, a visited tree node or a visited filter.
 pub(super) fn count() {
     #[cfg(test)]
-    VISITS.set(VISITS.get() + 1);
+    STEPS.set(STEPS.get() + 1);
 }
 
 /// Returns the number of steps that `search` takes.
 #[cfg(test)]
-pub(super) fn during(search: impl FnOnce()) -> usize {
-    VISITS.set(0);
+pub(super) fn count_during(search: impl FnOnce()) -> usize {
+    STEPS.set(0);
     search();
-    VISITS.get()
+    STEPS.get()
 }

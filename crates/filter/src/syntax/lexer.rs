@@ -1,7 +1,7 @@
 //! Lexer: splits a clause into tokens by the rules of Postgres' lexer (scan.l).
 //!
 //! Invariant: tokens are in the order of the text, and each holds its start and end in bytes.
-//! Out of scope: keywords, which are words here; see `keywords.rs`.
+//! Out of scope: keywords. The lexer returns them as [`SqlTokenKind::Word`]; see `keywords.rs`.
 
 use crate::error::FilterError;
 
@@ -14,25 +14,26 @@ pub(crate) struct SqlToken {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum SqlTokenKind {
-    /// Folded to lower case, and cut at 63 bytes.
+    /// An unquoted name or keyword, folded to lower case and truncated to 63 bytes.
     Word(String),
-    /// A name in double quotes, without the quotes.
+    /// A name in double quotes, without the quotes, truncated to 63 bytes.
     Quoted(String),
     /// The value of a string constant of any form.
     Text(String),
-    /// Digits only.
+    /// A number of digits only.
     Integer(String),
-    /// With a point or an exponent.
+    /// A number with a point or an exponent.
     Decimal(String),
     Parameter(usize),
     /// An operator of one or more characters.
     Operator(String),
-    /// `( ) [ ] , ; : . ::` and the like.
+    /// Punctuation, such as `(`, `]`, `,` or `::`.
     Mark(&'static str),
     End,
 }
 
-/// Longest name (NAMEDATALEN - 1). Postgres cuts longer ones with a notice.
+/// Maximum length of a name in bytes (NAMEDATALEN - 1). Postgres truncates longer names with a
+/// notice.
 const MAX_NAME_BYTES: usize = 63;
 const OPERATOR_BYTES: &[u8] = b"~!@#^&|`?+-*/%<>=";
 /// An operator may end in `+` or `-` only if it contains one of these.
@@ -51,12 +52,12 @@ pub(crate) fn tokens(text: &str, version: u32) -> Result<Vec<SqlToken>, FilterEr
     }
 }
 
-/// Folds and cuts an unquoted name as Postgres does.
+/// Folds and truncates an unquoted name as Postgres does.
 fn fold(name: &str) -> String {
-    cut(name.to_ascii_lowercase())
+    truncate_name(name.to_ascii_lowercase())
 }
 
-fn cut(mut name: String) -> String {
+fn truncate_name(mut name: String) -> String {
     if name.len() > MAX_NAME_BYTES {
         let end = (0..=MAX_NAME_BYTES).rev().find(|end| name.is_char_boundary(*end)).unwrap_or(0);
         name.truncate(end);
@@ -78,7 +79,7 @@ impl Lexer<'_> {
         let kind = match self.peek(0) {
             0 if self.at >= self.bytes.len() => SqlTokenKind::End,
             b'\'' => self.quoted_text(start)?,
-            b'"' => SqlTokenKind::Quoted(cut(self.quoted_name(start)?)),
+            b'"' => SqlTokenKind::Quoted(truncate_name(self.quoted_name(start)?)),
             b'$' => self.dollar(start)?,
             b'0'..=b'9' => self.number(start)?,
             b'.' if self.peek(1).is_ascii_digit() => self.number(start)?,
@@ -150,7 +151,8 @@ impl Lexer<'_> {
                 Some(byte) if *byte == quote => {
                     self.at += 1;
                     if self.peek(0) != quote {
-                        return Ok(String::from_utf8(out).expect("cut at quotes only"));
+                        return Ok(String::from_utf8(out)
+                            .expect("the text is UTF-8 and is split only at ASCII quotes"));
                     }
                     out.push(quote);
                     self.at += 1;
@@ -201,7 +203,7 @@ impl Lexer<'_> {
             if is_word_start(self.peek(0)) {
                 return Err(self.junk("trailing junk after parameter", start));
             }
-            // There is no value for a number that does not fit.
+            // A number above `usize::MAX` has no parameter value either.
             return Ok(SqlTokenKind::Parameter(digits.parse().unwrap_or(usize::MAX)));
         }
         let rest = &self.text[self.at + 1..];

@@ -4,9 +4,9 @@
 //! chain of AND or OR is one level.
 //! Enforced by: `parser.rs` counts its recursion and the height of each node.
 //!
-//! Decision: the parser is our own, because precedence and error locations must be Postgres'.
-//! sqlparser 0.63 parses `-2 ^ 2` as `-(2 ^ 2)` and `@ a + b` as `(@ a) + b`, unlike Postgres, and
-//! has no location for most errors.
+//! Decision: this crate has its own parser, because precedence and error locations must be those of
+//! Postgres. sqlparser 0.63 parses `-2 ^ 2` as `-(2 ^ 2)` and `@ a + b` as `(@ a) + b`, which
+//! Postgres does not. It reports no location for most errors.
 
 mod canonical;
 mod keywords;
@@ -20,10 +20,10 @@ mod type_name;
 pub(crate) use parser::parse;
 pub(crate) use type_name::TypeName;
 
-/// Greatest height of a tree.
+/// Maximum height of a tree.
 pub(crate) const MAX_DEPTH: usize = 64;
 
-/// A node. `at` is the byte position in the clause that Postgres would report.
+/// Node of a syntax tree. `at` is the byte position in the clause that Postgres reports in errors.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SyntaxTree {
     pub(crate) kind: SyntaxKind,
@@ -31,13 +31,14 @@ pub(crate) struct SyntaxTree {
     pub(crate) height: usize,
 }
 
+/// Kind of a node, with its children.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum SyntaxKind {
     /// The parts of a dotted name.
     Name(Vec<String>),
     /// A string constant or a parameter, not typed yet.
     Text(String),
-    /// As written, including a minus sign directly before it.
+    /// A number as written, including a minus sign directly before it.
     Number(String),
     Bool(bool),
     Null,
@@ -45,7 +46,7 @@ pub(crate) enum SyntaxKind {
     Or(Vec<SyntaxTree>),
     Not(Box<SyntaxTree>),
     Unary(String, Box<SyntaxTree>),
-    /// LIKE is `~~`, as in Postgres.
+    /// An operator and its operands. LIKE is the operator `~~`, as in Postgres.
     Binary(String, Box<[SyntaxTree; 2]>),
     Between {
         negated: bool,
@@ -117,6 +118,7 @@ impl SyntaxTree {
 }
 
 impl SyntaxKind {
+    /// Calls `visit` for each child.
     pub(crate) fn each_child(&self, visit: &mut impl FnMut(&SyntaxTree)) {
         match self {
             SyntaxKind::Name(_)

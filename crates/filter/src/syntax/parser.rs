@@ -1,9 +1,9 @@
 //! Parser: builds a syntax tree by Postgres' grammar of expressions (gram.y: a_expr, b_expr,
 //! c_expr).
 //!
-//! Precedence climbing with the grammar's own table. Non-associative operators that end in an
-//! operand (`=`, LIKE, BETWEEN, IS DISTINCT FROM) may not follow one another. Those that end in a
-//! closed form (`IS NULL`, `IN (…)`) may.
+//! Precedence climbing with the precedence table of that grammar. Non-associative operators that
+//! end in an operand (`=`, LIKE, BETWEEN, IS DISTINCT FROM) may not follow one another. Those that
+//! end in a closed form (`IS NULL`, `IN (…)`) may.
 
 use super::lexer::{SqlToken, SqlTokenKind, tokens};
 use super::{MAX_DEPTH, SyntaxKind, SyntaxTree};
@@ -11,11 +11,11 @@ use crate::MAX_CLAUSE_BYTES;
 use crate::error::{FilterError, location};
 use crate::expression::EnumType;
 
-/// Deepest recursion of the parser. It must be able to parse canonical text, which has parentheses
+/// Maximum recursion of the parser. It must suffice for canonical text, which has parentheses
 /// around each level.
 const MAX_RECURSION: usize = 2 * MAX_DEPTH + 10;
 
-/// Most bytes of parameters in a clause, each counted as often as it is named.
+/// Maximum bytes of parameters in a clause. A parameter counts once per use.
 const MAX_INLINED_BYTES: usize = 16 * MAX_CLAUSE_BYTES;
 
 /// Precedence of an operator, loosest first.
@@ -79,7 +79,7 @@ pub(super) struct Parser<'t> {
     text: &'t str,
     params: &'t [&'t str],
     enums: &'t [EnumType],
-    /// Bytes of parameters so far, each counted as often as it is named.
+    /// Bytes of parameters so far. A parameter counts once per use.
     inlined_bytes: usize,
     tokens: Vec<SqlToken>,
     next: usize,

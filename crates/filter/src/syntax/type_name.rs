@@ -67,7 +67,8 @@ impl Parser<'_> {
         self.named_type(word)
     }
 
-    /// Parses a type that is a keyword of the grammar. `None`: the word is none.
+    /// Parses a type that is a keyword of the grammar. `None`: the word is not such a
+    /// keyword.
     pub(super) fn special_type(&mut self, word: &str) -> Result<Option<TypeName>, FilterError> {
         let fixed = match word {
             "int" | "integer" => "int4",

@@ -10,7 +10,7 @@ use crate::syntax::{Subscript, SyntaxKind, SyntaxTree};
 const MAX_DIMENSIONS: usize = 6;
 
 impl Typer<'_> {
-    /// Types `ARRAY[…]`. `target` is the element type that a cast gives, if any.
+    /// Types `ARRAY[…]`. `target` is the element type of an enclosing cast, if any.
     pub(super) fn array(
         &self,
         items: &[SyntaxTree],
@@ -38,7 +38,7 @@ impl Typer<'_> {
         let (element, nested) = match wanted {
             SqlType::Array(element) => (element, true),
             SqlType::Scalar(element) => (element, false),
-            SqlType::Unknown | SqlType::Opaque(_) => unreachable!("a common type is known"),
+            SqlType::Unknown | SqlType::Opaque(_) => unreachable!("a common type is a scalar or an array"),
         };
         let collation = self.merge(&typed, at)?;
         let convert = |item: TypedExpr| match target {
@@ -161,16 +161,16 @@ impl Typer<'_> {
             _ => return Err(missing()),
         };
         let (left, right) = (self.coerce(left, kind, at)?, self.coerce(right, kind, at)?);
-        let blank = kind == SqlType::Array(Scalar::Bpchar);
+        let ignore_blanks = kind == SqlType::Array(Scalar::Bpchar);
         let collation = self.merge([&left, &right], at)?;
         if kind.is_collatable() {
             self.check_comparison(collation, comparison.is_none_or(Comparison::is_equality), at)?;
         }
         let binary = match (comparison, name) {
-            (Some(comparison), _) => Binary::Compare { comparison, blank },
-            (None, "@>") => Binary::Contains { blank, turned: false },
-            (None, "<@") => Binary::Contains { blank, turned: true },
-            (None, _) => Binary::Overlaps { blank },
+            (Some(comparison), _) => Binary::Compare { comparison, ignore_blanks },
+            (None, "@>") => Binary::Contains { ignore_blanks, swapped: false },
+            (None, "<@") => Binary::Contains { ignore_blanks, swapped: true },
+            (None, _) => Binary::Overlaps { ignore_blanks },
         };
         Ok(TypedExpr::boolean(Expr::Binary(binary, Box::new([left.expr, right.expr]))))
     }

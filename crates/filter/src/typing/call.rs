@@ -38,7 +38,7 @@ impl Typer<'_> {
     ) -> Result<Option<TypedExpr>, FilterError> {
         let count = arguments.len();
         let mut arguments = arguments.into_iter();
-        let mut next = || arguments.next().expect("they were counted");
+        let mut next = || arguments.next().expect("the number of arguments was checked");
         match (name, count) {
             ("lower", 1) => self.letters(next(), LetterCase::Lower, at),
             ("upper", 1) => self.letters(next(), LetterCase::Upper, at),
@@ -192,8 +192,8 @@ impl Typer<'_> {
         Ok(Some(TypedExpr::new(Expr::unary(unary, moment.expr), SqlType::Scalar(result))))
     }
 
-    /// Returns a zone's seconds east of Greenwich. Zones with rules are refused: the server's
-    /// tzdata may have another version than ours would.
+    /// Returns a zone's seconds east of Greenwich. Zones with rules are refused: a tzdata in this
+    /// crate could differ from the server's version.
     fn named_zone(&self, name: &str, at: usize) -> Result<i64, FilterError> {
         match name.to_ascii_lowercase().as_str() {
             "utc" | "gmt" | "z" | "zulu" | "uct" | "etc/utc" | "etc/gmt" => Ok(0),
@@ -225,8 +225,9 @@ impl Typer<'_> {
                 if kind.is_collatable() {
                     self.check_comparison(collation, false, at)?;
                 }
-                let blank = matches!(kind, SqlType::Scalar(Scalar::Bpchar) | SqlType::Array(Scalar::Bpchar));
-                Expr::Extreme { greatest: choice == ChoiceFunction::Greatest, blank, items }
+                let ignore_blanks =
+                    matches!(kind, SqlType::Scalar(Scalar::Bpchar) | SqlType::Array(Scalar::Bpchar));
+                Expr::Extreme { greatest: choice == ChoiceFunction::Greatest, ignore_blanks, items }
             }
         };
         Ok(TypedExpr { expr, kind, collation })

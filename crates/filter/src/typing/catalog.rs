@@ -3,10 +3,10 @@
 
 use super::sql_type::Scalar::{self, *};
 
-/// What an operator accepts as an operand.
+/// Operand type of an operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OperandType {
-    Is(Scalar),
+    Scalar(Scalar),
     /// `anynonarray`: any type that is not an array.
     NonArray,
 }
@@ -19,7 +19,7 @@ pub(crate) struct Operator {
     pub(crate) result: Scalar,
 }
 
-/// Returns the rows of a binary operator; none if it is not supported.
+/// Returns the rows of a binary operator; none if the operator is not supported.
 pub(crate) fn binary(name: &str) -> Vec<Operator> {
     match name {
         "=" | "<>" | "<" | ">" | "<=" | ">=" => comparisons(),
@@ -27,13 +27,13 @@ pub(crate) fn binary(name: &str) -> Vec<Operator> {
         "-" => [numbers(), rows(&MINUS)].concat(),
         "*" => [numbers(), rows(&TIMES)].concat(),
         "/" => [numbers(), rows(&[(Interval, Float8, Interval)])].concat(),
-        "%" => [same(&INTEGERS), same(&[Numeric])].concat(),
-        "^" => same(&[Float8, Numeric]),
-        "&" | "|" | "#" => same(&INTEGERS),
+        "%" => [same_type(&INTEGERS), same_type(&[Numeric])].concat(),
+        "^" => same_type(&[Float8, Numeric]),
+        "&" | "|" | "#" => same_type(&INTEGERS),
         "||" => vec![
-            Operator { left: OperandType::Is(Text), right: OperandType::Is(Text), result: Text },
-            Operator { left: OperandType::Is(Text), right: OperandType::NonArray, result: Text },
-            Operator { left: OperandType::NonArray, right: OperandType::Is(Text), result: Text },
+            Operator { left: OperandType::Scalar(Text), right: OperandType::Scalar(Text), result: Text },
+            Operator { left: OperandType::Scalar(Text), right: OperandType::NonArray, result: Text },
+            Operator { left: OperandType::NonArray, right: OperandType::Scalar(Text), result: Text },
         ],
         "~~" | "!~~" | "~~*" | "!~~*" => rows(&[(Bpchar, Text, Bool), (Text, Text, Bool)]),
         _ => Vec::new(),
@@ -87,29 +87,31 @@ const MINUS: [(Scalar, Scalar, Scalar); 11] = [
 ];
 const TIMES: [(Scalar, Scalar, Scalar); 2] = [(Interval, Float8, Interval), (Float8, Interval, Interval)];
 
+/// Converts from tuples of left operand, right operand and result.
 fn rows(rows: &[(Scalar, Scalar, Scalar)]) -> Vec<Operator> {
     let row = |&(left, right, result): &(Scalar, Scalar, Scalar)| Operator {
-        left: OperandType::Is(left),
-        right: OperandType::Is(right),
+        left: OperandType::Scalar(left),
+        right: OperandType::Scalar(right),
         result,
     };
     rows.iter().map(row).collect()
 }
 
-fn same(types: &[Scalar]) -> Vec<Operator> {
+/// Returns the rows whose operands and result all have one type, for each of the types.
+fn same_type(types: &[Scalar]) -> Vec<Operator> {
     rows(&types.iter().map(|&scalar| (scalar, scalar, scalar)).collect::<Vec<_>>())
 }
 
-/// Returns every pair of the list, with the later type of each pair as the result.
+/// Returns every pair of types. The result is the one that is later in the list.
 fn pairs(types: &[Scalar]) -> Vec<(Scalar, Scalar, Scalar)> {
-    let place = |scalar: Scalar| types.iter().position(|other| *other == scalar);
-    let wider = |left: Scalar, right: Scalar| if place(left) > place(right) { left } else { right };
+    let position = |scalar: Scalar| types.iter().position(|other| *other == scalar);
+    let wider = |left: Scalar, right: Scalar| if position(left) > position(right) { left } else { right };
     types.iter().flat_map(|&l| types.iter().map(move |&r| (l, r, wider(l, r)))).collect()
 }
 
 /// Returns the rows of `+ - * /` on two numbers.
 fn numbers() -> Vec<Operator> {
-    [rows(&pairs(&INTEGERS)), rows(&pairs(&FLOATS)), same(&[Numeric])].concat()
+    [rows(&pairs(&INTEGERS)), rows(&pairs(&FLOATS)), same_type(&[Numeric])].concat()
 }
 
 fn comparisons() -> Vec<Operator> {
@@ -117,7 +119,7 @@ fn comparisons() -> Vec<Operator> {
         rows(&pairs(&INTEGERS)),
         rows(&pairs(&FLOATS)),
         rows(&pairs(&[Date, Timestamp, Timestamptz])),
-        same(&[Numeric, Bool, Text, Bpchar, Uuid, Time, Timetz, Interval]),
+        same_type(&[Numeric, Bool, Text, Bpchar, Uuid, Time, Timetz, Interval]),
     ];
     all.concat().into_iter().map(|operator| Operator { result: Bool, ..operator }).collect()
 }

@@ -8,9 +8,9 @@ use crate::syntax::{SyntaxKind, SyntaxTree, TypeName};
 use crate::value::SqlValue;
 use crate::value::input::{self, InputError};
 
-/// Greatest `n` of varchar(n) and char(n), in characters.
+/// Maximum `n` of varchar(n) and char(n), in characters.
 const MAX_LENGTH: i32 = 10_485_760;
-/// Greatest `n` of a cast to char(n), in characters: a short clause must not make values large.
+/// Maximum `n` of a cast to char(n), in characters: a short clause must not create large values.
 const MAX_PADDING: i32 = 1024;
 
 impl Typer<'_> {
@@ -64,8 +64,8 @@ impl Typer<'_> {
         Ok(Expr::unary(Unary::Cast { from, to, modern: self.modern() }, expr))
     }
 
-    /// Refuses casts of a row's text to a date or time: Postgres accepts many more forms than we
-    /// parse.
+    /// Refuses casts of a row's text to a date or time: Postgres accepts many more forms than this
+    /// crate.
     fn refuse_loose_texts(&self, from: SqlType, to: SqlType, at: usize) -> Result<(), FilterError> {
         use Scalar::*;
         let element = |kind: SqlType| match kind {

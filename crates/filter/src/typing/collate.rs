@@ -12,7 +12,7 @@ pub(crate) enum CollationSource {
     /// The database's default, or a type without collation.
     #[default]
     Default,
-    /// A column's own collation, by the column's position.
+    /// The collation of the column at this position.
     Column(usize),
     /// `COLLATE "C"`.
     ExplicitC,
@@ -83,8 +83,7 @@ impl Typer<'_> {
         })
     }
 
-    /// Refuses collations under which texts do not order by bytes, or are equal with different
-    /// bytes.
+    /// Refuses collations that do not order texts by bytes, or that treat different bytes as equal.
     pub(super) fn check_comparison(
         &self,
         collation: CollationSource,

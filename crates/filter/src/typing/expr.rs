@@ -1,11 +1,11 @@
-//! Typed expression: what is evaluated.
+//! Typed expressions, which `eval/` evaluates.
 
 use super::sql_type::{Scalar, SqlType};
 use crate::syntax::IsTest;
 use crate::value::SqlValue;
 use crate::value::letter_case::{Casing, LetterCase};
 
-/// A typed expression. Operands have the operator's types: a cast is a node of its own.
+/// A typed expression. Operands have the operator's types: implicit casts are separate nodes.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Expr {
     Const(Option<SqlValue<'static>>),
@@ -23,7 +23,7 @@ pub(crate) enum Expr {
     },
     Distinct {
         negated: bool,
-        blank: bool,
+        ignore_blanks: bool,
         operands: Box<[Expr; 2]>,
     },
     /// NULL if the operand is NULL.
@@ -46,7 +46,7 @@ pub(crate) enum Expr {
     Coalesce(Vec<Expr>),
     Extreme {
         greatest: bool,
-        blank: bool,
+        ignore_blanks: bool,
         items: Vec<Expr>,
     },
     /// concat(): the texts of all arguments that are not NULL.
@@ -95,9 +95,9 @@ pub(crate) enum Unary {
 /// Length or precision of a type (pg_attribute.atttypmod).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TypeModifier {
-    /// varchar(n): longer texts are cut.
+    /// varchar(n): longer texts are truncated.
     Length(usize),
-    /// char(n): texts are cut or padded.
+    /// char(n): texts are truncated or padded.
     Padded(usize),
     /// numeric(p, s).
     Digits { precision: i32, scale: i32 },
@@ -130,10 +130,10 @@ pub(crate) enum Arithmetic {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Binary {
-    /// `blank`: trailing blanks of texts are ignored (bpchar).
+    /// `ignore_blanks`: trailing blanks are ignored, as for bpchar.
     Compare {
         comparison: Comparison,
-        blank: bool,
+        ignore_blanks: bool,
     },
     /// The operator, and the type of its result.
     Arithmetic(Arithmetic, Scalar),
@@ -144,13 +144,13 @@ pub(crate) enum Binary {
         casing: Option<Casing>,
     },
     LikeEscape,
-    /// `@>`, or `<@` (`turned`).
+    /// `@>`. With `swapped`: `<@`.
     Contains {
-        blank: bool,
-        turned: bool,
+        ignore_blanks: bool,
+        swapped: bool,
     },
     Overlaps {
-        blank: bool,
+        ignore_blanks: bool,
     },
 }
 
@@ -173,7 +173,7 @@ impl Comparison {
     }
 
     /// Returns the comparison with swapped operands.
-    pub(crate) fn turned(self) -> Self {
+    pub(crate) fn swapped(self) -> Self {
         match self {
             Comparison::Less => Comparison::Greater,
             Comparison::LessOrEqual => Comparison::GreaterOrEqual,

@@ -1,8 +1,9 @@
 //! Constant folding: constant parts are evaluated once, as by Postgres' planner
 //! (eval_const_expressions).
 //!
-//! The order is Postgres' own: operands of AND after a FALSE are not evaluated, operands before it
-//! are. A constant part that fails makes the whole clause fail, as it would make every query fail.
+//! The order is that of Postgres: operands of AND after a FALSE are not evaluated, operands before
+//! it are. A constant part that fails makes the whole clause fail, as it would make every query
+//! fail.
 //! Exception: Postgres does not fold parts that depend on the session's settings ("stable").
 
 use super::expr::{Binary, Expr, Unary};
@@ -14,58 +15,58 @@ use crate::value::SqlValue;
 pub(super) fn fold(expr: Expr) -> Result<Expr, EvalError> {
     let mut stable = false;
     each(&expr, &mut |part| stable |= is_stable(part));
-    let known = |expr: Expr| known(expr, stable);
+    let fold_constant = |expr: Expr| fold_constant(expr, stable);
     Ok(match expr {
         Expr::Const(_) | Expr::Column { .. } | Expr::CaseOperand => expr,
         Expr::And(operands) => chain(operands, false)?,
         Expr::Or(operands) => chain(operands, true)?,
         Expr::Not(operand) => match fold(*operand)? {
-            Expr::Const(value) => known(Expr::Not(Box::new(Expr::Const(value))))?,
+            Expr::Const(value) => fold_constant(Expr::Not(Box::new(Expr::Const(value))))?,
             // NOT (NOT x) is x.
             Expr::Not(inner) => *inner,
             operand => Expr::Not(Box::new(operand)),
         },
         Expr::Is { negated, test, operand } => {
-            known(Expr::Is { negated, test, operand: Box::new(fold(*operand)?) })?
+            fold_constant(Expr::Is { negated, test, operand: Box::new(fold(*operand)?) })?
         }
-        Expr::Distinct { negated, blank, operands } => {
-            known(Expr::Distinct { negated, blank, operands: pair(*operands)? })?
+        Expr::Distinct { negated, ignore_blanks, operands } => {
+            fold_constant(Expr::Distinct { negated, ignore_blanks, operands: pair(*operands)? })?
         }
         Expr::Unary(unary, operand) => match fold(*operand)? {
             Expr::Const(None) => Expr::NULL,
-            operand => known(Expr::unary(unary, operand))?,
+            operand => fold_constant(Expr::unary(unary, operand))?,
         },
         Expr::Binary(binary, operands) => {
             let operands = pair(*operands)?;
             if operands.contains(&Expr::NULL) {
                 return Ok(Expr::NULL);
             }
-            known(Expr::Binary(binary, operands))?
+            fold_constant(Expr::Binary(binary, operands))?
         }
         Expr::Quantified { operator, all, operands } => {
             // Postgres does not fold it for a NULL array alone: the left operand may still fail.
-            known(Expr::Quantified { operator, all, operands: pair(*operands)? })?
+            fold_constant(Expr::Quantified { operator, all, operands: pair(*operands)? })?
         }
-        Expr::Array { nested, items } => known(Expr::Array { nested, items: list(items)? })?,
-        Expr::Index(base, indexes) => known(Expr::Index(Box::new(fold(*base)?), list(indexes)?))?,
+        Expr::Array { nested, items } => fold_constant(Expr::Array { nested, items: list(items)? })?,
+        Expr::Index(base, indexes) => fold_constant(Expr::Index(Box::new(fold(*base)?), list(indexes)?))?,
         Expr::Slice(base, ranges) => {
             let bound = |bound: Option<Expr>| bound.map(fold).transpose();
             let range = |(from, to)| Ok((bound(from)?, bound(to)?));
             let ranges = ranges.into_iter().map(range).collect::<Result<_, EvalError>>()?;
-            known(Expr::Slice(Box::new(fold(*base)?), ranges))?
+            fold_constant(Expr::Slice(Box::new(fold(*base)?), ranges))?
         }
         Expr::Coalesce(items) => coalesce(items)?,
-        Expr::Extreme { greatest, blank, items } => {
-            known(Expr::Extreme { greatest, blank, items: list(items)? })?
+        Expr::Extreme { greatest, ignore_blanks, items } => {
+            fold_constant(Expr::Extreme { greatest, ignore_blanks, items: list(items)? })?
         }
         Expr::Concat(items) => {
             let items = items.into_iter().map(|(item, kind)| Ok((fold(item)?, kind)));
-            known(Expr::Concat(items.collect::<Result<_, EvalError>>()?))?
+            fold_constant(Expr::Concat(items.collect::<Result<_, EvalError>>()?))?
         }
         Expr::Case { operand, arms, otherwise } => case(operand, arms, *otherwise)?,
-        Expr::ArrayCat(operands) => known(Expr::ArrayCat(pair(*operands)?))?,
+        Expr::ArrayCat(operands) => fold_constant(Expr::ArrayCat(pair(*operands)?))?,
         Expr::ArrayPush { at_end, operands } => {
-            known(Expr::ArrayPush { at_end, operands: pair(*operands)? })?
+            fold_constant(Expr::ArrayPush { at_end, operands: pair(*operands)? })?
         }
     })
 }
@@ -116,7 +117,7 @@ fn pair(operands: [Expr; 2]) -> Result<Box<[Expr; 2]>, EvalError> {
     Ok(Box::new([fold(left)?, fold(right)?]))
 }
 
-/// Returns whether Postgres holds that a part depends on the session's settings.
+/// Returns whether Postgres classifies the part as dependent on the session's settings.
 fn is_stable(expr: &Expr) -> bool {
     use Scalar::*;
     match expr {
@@ -136,7 +137,7 @@ fn is_stable(expr: &Expr) -> bool {
 }
 
 /// Replaces the expression by its value if all of its parts are constants.
-fn known(expr: Expr, stable: bool) -> Result<Expr, EvalError> {
+fn fold_constant(expr: Expr, stable: bool) -> Result<Expr, EvalError> {
     let mut constant = true;
     children(&expr, &mut |child| constant &= child.is_const());
     if !constant {
@@ -219,7 +220,7 @@ fn case(operand: Option<Box<Expr>>, arms: Vec<(Expr, Expr)>, otherwise: Expr) ->
     })
 }
 
-/// Replaces the operand in a comparison of a CASE by its value. Only casts can stand between the
+/// Replaces the operand in a comparison of a CASE by its value. Only casts can be between the
 /// two.
 fn with_operand(expr: Expr, value: &Expr) -> Expr {
     match expr {

@@ -301,8 +301,8 @@ impl<'s> Typer<'s> {
         }
         let equal = self.binary("=", left, right, at)?;
         match equal.expr {
-            Expr::Binary(Binary::Compare { comparison: Comparison::Equal, blank }, operands) => {
-                Ok(TypedExpr::boolean(Expr::Distinct { negated, blank, operands }))
+            Expr::Binary(Binary::Compare { comparison: Comparison::Equal, ignore_blanks }, operands) => {
+                Ok(TypedExpr::boolean(Expr::Distinct { negated, ignore_blanks, operands }))
             }
             other => unreachable!("= is a comparison: {other:?}"),
         }

@@ -88,8 +88,8 @@ impl Typer<'_> {
             if left.kind.is_collatable() {
                 self.check_comparison(collation, comparison.is_equality(), at)?;
             }
-            let blank = left.kind == SqlType::Scalar(Scalar::Bpchar);
-            return Ok(self.join(Binary::Compare { comparison, blank }, left, right, result_kind));
+            let ignore_blanks = left.kind == SqlType::Scalar(Scalar::Bpchar);
+            return Ok(self.join(Binary::Compare { comparison, ignore_blanks }, left, right, result_kind));
         }
         let arithmetic = match name {
             "+" => Arithmetic::Add,
@@ -144,8 +144,8 @@ impl Typer<'_> {
         })
     }
 
-    /// Types `=` and `<>` on an enum as comparisons of labels. The order of labels is not known
-    /// here. Postgres itself refuses a label that does not exist.
+    /// Types `=` and `<>` on an enum as comparisons of labels. The schema has no order of
+    /// labels. Postgres refuses a label that does not exist.
     fn enum_equality(
         &self,
         name: &str,
@@ -170,7 +170,7 @@ impl Typer<'_> {
             return Ok(None);
         }
         let text = |typed: &TypedExpr| self.enum_text(typed.clone(), at);
-        let binary = Binary::Compare { comparison, blank: false };
+        let binary = Binary::Compare { comparison, ignore_blanks: false };
         Ok(Some(self.join(binary, text(left)?, text(right)?, SqlType::BOOL)))
     }
 
@@ -216,7 +216,7 @@ impl Typer<'_> {
                 if left.kind.is_collatable() {
                     self.check_comparison(collation, comparison.is_equality(), at)?;
                 }
-                Binary::Compare { comparison, blank: left.kind == SqlType::Scalar(Scalar::Bpchar) }
+                Binary::Compare { comparison, ignore_blanks: left.kind == SqlType::Scalar(Scalar::Bpchar) }
             }
             None => match self.like(name, left.clone(), right.clone(), at)?.expr {
                 Expr::Binary(binary, _) => binary,

@@ -33,8 +33,8 @@ pub(crate) fn binary(name: &str, left: SqlType, right: SqlType) -> OperatorResol
 pub(crate) fn prefix(name: &str, operand: SqlType) -> OperatorResolution {
     let rows = catalog::prefix(name).iter();
     let rows = rows.map(|&scalar| Operator {
-        left: OperandType::Is(scalar),
-        right: OperandType::Is(scalar),
+        left: OperandType::Scalar(scalar),
+        right: OperandType::Scalar(scalar),
         result: scalar,
     });
     let fits: Vec<_> = rows.filter(|row| accepts(row.right, operand)).collect();
@@ -54,7 +54,7 @@ pub(crate) fn prefix(name: &str, operand: SqlType) -> OperatorResolution {
 
 fn found(operator: Operator, left: SqlType, right: SqlType) -> OperatorResolution {
     let actual = |slot: OperandType, given: SqlType| match slot {
-        OperandType::Is(scalar) => SqlType::Scalar(scalar),
+        OperandType::Scalar(scalar) => SqlType::Scalar(scalar),
         OperandType::NonArray => given,
     };
     OperatorResolution::Found {
@@ -72,21 +72,21 @@ fn exact(rows: &[Operator], left: SqlType, right: SqlType) -> Option<Operator> {
         (left, SqlType::Unknown) => (left, left),
         both => both,
     };
-    let is = |slot: OperandType, given: SqlType| matches!((slot, given), (OperandType::Is(slot), SqlType::Scalar(given)) if slot == given);
+    let is = |slot: OperandType, given: SqlType| matches!((slot, given), (OperandType::Scalar(slot), SqlType::Scalar(given)) if slot == given);
     rows.iter().find(|row| is(row.left, left) && is(row.right, right)).copied()
 }
 
 fn accepts(slot: OperandType, given: SqlType) -> bool {
     match slot {
-        OperandType::Is(scalar) => given.casts_implicitly_to(SqlType::Scalar(scalar)),
+        OperandType::Scalar(scalar) => given.casts_implicitly_to(SqlType::Scalar(scalar)),
         OperandType::NonArray => !matches!(given, SqlType::Array(_)),
     }
 }
 
 fn select(mut candidates: Vec<Operator>, given: [SqlType; 2]) -> Option<Operator> {
     let slots = |operator: &Operator| [operator.left, operator.right];
-    let is = |slot: OperandType, given: SqlType| matches!((slot, given), (OperandType::Is(slot), SqlType::Scalar(given)) if slot == given);
-    let preferred = |slot: OperandType, category: Category| matches!(slot, OperandType::Is(scalar) if scalar.is_preferred() && scalar.category() == category);
+    let is = |slot: OperandType, given: SqlType| matches!((slot, given), (OperandType::Scalar(slot), SqlType::Scalar(given)) if slot == given);
+    let preferred = |slot: OperandType, category: Category| matches!(slot, OperandType::Scalar(scalar) if scalar.is_preferred() && scalar.category() == category);
 
     keep_best(&mut candidates, |row| {
         slots(row).into_iter().zip(given).filter(|&(slot, given)| is(slot, given)).count()
@@ -127,13 +127,14 @@ fn keep_best(candidates: &mut Vec<Operator>, score: impl Fn(&Operator) -> usize)
 /// otherwise all candidates must share one category.
 fn by_category(candidates: &mut Vec<Operator>, given: [SqlType; 2]) {
     let category = |slot: OperandType| match slot {
-        OperandType::Is(scalar) => scalar.category(),
+        OperandType::Scalar(scalar) => scalar.category(),
         OperandType::NonArray => Category::Pseudo,
     };
-    let is_preferred = |slot: OperandType| matches!(slot, OperandType::Is(scalar) if scalar.is_preferred());
+    let is_preferred =
+        |slot: OperandType| matches!(slot, OperandType::Scalar(scalar) if scalar.is_preferred());
     let mut demands = Vec::new();
-    for place in (0..2).filter(|&place| given[place] == SqlType::Unknown) {
-        let slot = |row: &Operator| [row.left, row.right][place];
+    for position in (0..2).filter(|&position| given[position] == SqlType::Unknown) {
+        let slot = |row: &Operator| [row.left, row.right][position];
         let all: Vec<_> = candidates.iter().map(slot).collect();
         let strings = all.iter().any(|slot| category(*slot) == Category::String);
         let wanted = if strings { Category::String } else { category(all[0]) };
@@ -141,11 +142,11 @@ fn by_category(candidates: &mut Vec<Operator>, given: [SqlType; 2]) {
             return;
         }
         let has_preferred = all.iter().any(|slot| category(*slot) == wanted && is_preferred(*slot));
-        demands.push((place, wanted, has_preferred));
+        demands.push((position, wanted, has_preferred));
     }
     let fits = |row: &Operator| {
-        demands.iter().all(|&(place, wanted, has_preferred)| {
-            let slot = [row.left, row.right][place];
+        demands.iter().all(|&(position, wanted, has_preferred)| {
+            let slot = [row.left, row.right][position];
             category(slot) == wanted && (!has_preferred || is_preferred(slot))
         })
     };

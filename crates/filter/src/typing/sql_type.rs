@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Display, Formatter};
 
-/// A scalar type whose values are parsed.
+/// A supported scalar type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Scalar {
     Bool,
@@ -31,8 +31,8 @@ pub(crate) enum SqlType {
     Unknown,
     Scalar(Scalar),
     Array(Scalar),
-    /// The type of a column, by its position, that supports only IS NULL and, for an enum,
-    /// `::text`.
+    /// An unsupported type: the type of the column at this position. It allows only IS NULL. An
+    /// enum also allows `=`, `<>` and `::text`.
     Opaque(usize),
 }
 
@@ -50,8 +50,9 @@ pub(crate) enum Category {
     Pseudo,
 }
 
-/// pg_type: name in the catalog, name in messages, oid, oid of the array type.
-const NAMES: [(Scalar, &str, &str, u32, u32); 17] = [
+/// Rows of pg_type, in the order of [`Scalar`]: name in the catalog, name in messages, oid, oid of
+/// the array type.
+const PG_TYPES: [(Scalar, &str, &str, u32, u32); 17] = [
     (Scalar::Bool, "bool", "boolean", 16, 1000),
     (Scalar::Int2, "int2", "smallint", 21, 1005),
     (Scalar::Int4, "int4", "integer", 23, 1007),
@@ -72,18 +73,18 @@ const NAMES: [(Scalar, &str, &str, u32, u32); 17] = [
 ];
 
 impl Scalar {
-    fn names(self) -> &'static (Scalar, &'static str, &'static str, u32, u32) {
-        &NAMES[self as usize]
+    fn pg_type(self) -> &'static (Scalar, &'static str, &'static str, u32, u32) {
+        &PG_TYPES[self as usize]
     }
 
     /// Returns the type with this name in the catalog.
     pub(crate) fn by_name(name: &str) -> Option<Scalar> {
-        NAMES.iter().find(|names| names.1 == name).map(|names| names.0)
+        PG_TYPES.iter().find(|row| row.1 == name).map(|row| row.0)
     }
 
     /// Returns the name in messages.
     pub(crate) fn name(self) -> &'static str {
-        self.names().2
+        self.pg_type().2
     }
 
     pub(crate) fn is_text(self) -> bool {
@@ -106,12 +107,12 @@ impl Scalar {
         }
     }
 
-    /// Returns whether it is a preferred type of its category.
+    /// Returns whether the type is preferred in its category (pg_type.typispreferred).
     pub(crate) fn is_preferred(self) -> bool {
         matches!(self, Scalar::Bool | Scalar::Float8 | Scalar::Text | Scalar::Timestamptz | Scalar::Interval)
     }
 
-    /// Returns whether Postgres casts it to `target` implicitly (pg_cast, context `i`).
+    /// Returns whether Postgres casts the type to `target` implicitly (pg_cast, context `i`).
     pub(crate) fn casts_implicitly_to(self, target: Scalar) -> bool {
         use Scalar::*;
         self == target
@@ -153,9 +154,9 @@ impl SqlType {
 
     /// Returns the type with this oid in pg_type.
     pub(crate) fn by_oid(oid: u32) -> Option<SqlType> {
-        NAMES.iter().find_map(|(scalar, _, _, own, array)| match oid {
-            _ if oid == *own => Some(SqlType::Scalar(*scalar)),
-            _ if oid == *array => Some(SqlType::Array(*scalar)),
+        PG_TYPES.iter().find_map(|(scalar, _, _, scalar_oid, array_oid)| match oid {
+            _ if oid == *scalar_oid => Some(SqlType::Scalar(*scalar)),
+            _ if oid == *array_oid => Some(SqlType::Array(*scalar)),
             _ => None,
         })
     }
@@ -173,7 +174,7 @@ impl SqlType {
         matches!(self, SqlType::Scalar(scalar) | SqlType::Array(scalar) if scalar.is_text())
     }
 
-    /// Returns whether Postgres casts it to `target` implicitly.
+    /// Returns whether Postgres casts the type to `target` implicitly.
     pub(crate) fn casts_implicitly_to(self, target: SqlType) -> bool {
         match (self, target) {
             (SqlType::Unknown, _) => true,

@@ -7,7 +7,7 @@ use super::input::{InputError, read_scalar};
 use crate::error::EvalError;
 use crate::typing::Scalar;
 
-/// Most dimensions of an array (MAXDIM).
+/// Maximum number of dimensions of an array (MAXDIM).
 const MAX_DIMENSIONS: usize = 6;
 
 /// An array. An empty array has no dimensions.
@@ -62,10 +62,10 @@ impl Array {
         Ok(Array { dimensions, items: arrays.into_iter().flat_map(|array| array.items).collect() })
     }
 
-    pub(crate) fn compare(&self, other: &Array, blank: bool) -> Ordering {
+    pub(crate) fn compare(&self, other: &Array, ignore_blanks: bool) -> Ordering {
         for pair in self.items.iter().zip(&other.items) {
             let order = match pair {
-                (Some(left), Some(right)) => left.compare(right, blank),
+                (Some(left), Some(right)) => left.compare(right, ignore_blanks),
                 (None, None) => Ordering::Equal,
                 // Here NULL equals NULL and is greater than any value.
                 (left, right) => left.is_none().cmp(&right.is_none()),
@@ -93,16 +93,16 @@ impl Array {
     }
 
     /// Returns whether each element of `other` equals one of `self`. NULL equals none.
-    pub(crate) fn contains(&self, other: &Array, blank: bool) -> bool {
-        other.items.iter().all(|wanted| wanted.as_ref().is_some_and(|wanted| self.has(wanted, blank)))
+    pub(crate) fn contains(&self, other: &Array, ignore_blanks: bool) -> bool {
+        other.items.iter().all(|wanted| wanted.as_ref().is_some_and(|wanted| self.has(wanted, ignore_blanks)))
     }
 
-    pub(crate) fn overlaps(&self, other: &Array, blank: bool) -> bool {
-        other.items.iter().flatten().any(|wanted| self.has(wanted, blank))
+    pub(crate) fn overlaps(&self, other: &Array, ignore_blanks: bool) -> bool {
+        other.items.iter().flatten().any(|wanted| self.has(wanted, ignore_blanks))
     }
 
-    fn has(&self, wanted: &SqlValue<'_>, blank: bool) -> bool {
-        self.items.iter().flatten().any(|item| item.compare(wanted, blank) == Ordering::Equal)
+    fn has(&self, wanted: &SqlValue<'_>, ignore_blanks: bool) -> bool {
+        self.items.iter().flatten().any(|item| item.compare(wanted, ignore_blanks) == Ordering::Equal)
     }
 
     /// Concatenates (array_cat).
@@ -159,26 +159,26 @@ impl Array {
         if indexes.len() != self.dimensions.len() {
             return None;
         }
-        let mut place = 0;
+        let mut position = 0;
         for (index, dimension) in indexes.iter().zip(&self.dimensions) {
             let offset = usize::try_from(i64::from(*index) - i64::from(dimension.lower)).ok()?;
             if offset >= dimension.length {
                 return None;
             }
-            place = place * dimension.length + offset;
+            position = position * dimension.length + offset;
         }
-        self.items.get(place)?.as_ref()
+        self.items.get(position)?.as_ref()
     }
 
     /// Returns `array[a:b][c:d]`, with lower bounds 1; empty if the bounds do not overlap the
-    /// array. A bound of `None` is the array's own.
+    /// array. A bound of `None` is that of the array.
     pub(crate) fn slice(&self, bounds: &[(Option<i32>, Option<i32>)]) -> Self {
         if self.dimensions.is_empty() || bounds.len() > self.dimensions.len() {
             return Array::EMPTY;
         }
         let mut ranges = Vec::new();
-        for (place, dimension) in self.dimensions.iter().enumerate() {
-            let (from, to) = bounds.get(place).copied().unwrap_or((None, None));
+        for (position, dimension) in self.dimensions.iter().enumerate() {
+            let (from, to) = bounds.get(position).copied().unwrap_or((None, None));
             let first = i64::from(dimension.lower);
             let last = first + dimension.length as i64 - 1;
             let from = from.map_or(first, i64::from).max(first);
@@ -188,16 +188,19 @@ impl Array {
             }
             ranges.push((from - first) as usize..=(to - first) as usize);
         }
-        let mut places = vec![0];
+        let mut positions = vec![0];
         for (range, dimension) in ranges.iter().zip(&self.dimensions) {
-            let step = |place: &usize| {
-                range.clone().map(|offset| place * dimension.length + offset).collect::<Vec<_>>()
+            let step = |position: &usize| {
+                range.clone().map(|offset| position * dimension.length + offset).collect::<Vec<_>>()
             };
-            places = places.iter().flat_map(step).collect();
+            positions = positions.iter().flat_map(step).collect();
         }
         let dimensions = ranges.iter().map(|range| Dimension { length: range.clone().count(), lower: 1 });
         let dimensions = dimensions.collect();
-        Array { dimensions, items: places.into_iter().map(|place| self.items[place].clone()).collect() }
+        Array {
+            dimensions,
+            items: positions.into_iter().map(|position| self.items[position].clone()).collect(),
+        }
     }
 
     /// Parses an array's text, such as `{1,NULL,"a b"}` or `[0:1]={1,2}`.
@@ -283,7 +286,7 @@ impl ArrayParser<'_> {
             return Err(InputError::Array("more than six dimensions"));
         }
         if self.lengths.len() == depth {
-            // Elements and arrays must not stand at the same level.
+            // Elements and arrays must not be mixed at one level.
             if !self.items.is_empty() {
                 return Err(InputError::Array("sub-arrays must have matching dimensions"));
             }

@@ -180,10 +180,10 @@ impl Moment {
 struct DateTimeScanner<'t>(&'t str);
 
 impl DateTimeScanner<'_> {
-    /// Parses a number of `least` to `most` digits.
-    fn number(&mut self, least: usize, most: usize) -> Result<i64, InputError> {
+    /// Parses a number of `min` to `max` digits.
+    fn number(&mut self, min: usize, max: usize) -> Result<i64, InputError> {
         let length = self.0.bytes().take_while(u8::is_ascii_digit).count();
-        if length < least || length > most {
+        if length < min || length > max {
             return Err(OTHER_FORMS);
         }
         let (digits, rest) = self.0.split_at(length);

@@ -196,11 +196,12 @@ fn uuid(text: &str) -> Result<[u8; 16], InputError> {
         None => text,
     };
     let (bytes, mut at, mut uuid) = (inner.as_bytes(), 0, [0; 16]);
-    for (place, byte) in uuid.iter_mut().enumerate() {
-        let [high, low] = [at, at + 1].map(|place| bytes.get(place).and_then(|digit| hexadecimal(*digit)));
+    for (position, byte) in uuid.iter_mut().enumerate() {
+        let [high, low] =
+            [at, at + 1].map(|position| bytes.get(position).and_then(|digit| hexadecimal(*digit)));
         *byte = high.zip(low).map(|(high, low)| high << 4 | low).ok_or(InputError::Syntax)?;
         at += 2;
-        if place % 2 == 1 && place < 15 && bytes.get(at) == Some(&b'-') {
+        if position % 2 == 1 && position < 15 && bytes.get(at) == Some(&b'-') {
             at += 1;
         }
     }

@@ -11,7 +11,7 @@ use crate::error::EvalError;
 const OTHER_FORMS: InputError =
     InputError::Unsupported("intervals in other forms than ISO 8601 or whole quantities with units");
 
-/// A span of time. Months, days and time are kept apart, as in Postgres.
+/// A span of time. Months, days and time are separate, as in Postgres.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Interval {
     pub(crate) months: i32,

@@ -1,8 +1,8 @@
 //! lower() and upper(), restricted to letters on which all collation providers agree.
 //!
-//! Under `C`, only ASCII letters change. Other providers have tables of their own. The C library
-//! maps character by character. ICU depends on context (`Σ`) and may return more characters (`ß`).
-//! Each implements its own version of Unicode.
+//! Under `C`, only ASCII letters change. Each other provider has its own table, for its own version
+//! of Unicode. The C library maps character by character. ICU depends on context (`Σ`) and may
+//! return more characters (`ß`).
 //!
 //! Invariant: a letter is mapped only if all providers map it alike ([`is_settled`]). Any other
 //! letter in a row is an error.

@@ -73,7 +73,7 @@ impl<'a> SqlValue<'a> {
         }
     }
 
-    /// Copies what is borrowed.
+    /// Returns an owned copy.
     pub(crate) fn into_owned(self) -> SqlValue<'static> {
         match self {
             SqlValue::Text(text) => SqlValue::Text(Cow::Owned(text.into_owned())),
@@ -93,11 +93,13 @@ impl<'a> SqlValue<'a> {
     }
 
     /// Compares as Postgres does two values of one type, or of two types that it compares without a
-    /// cast. Texts compare by bytes. `blank`: trailing blanks are ignored.
-    pub(crate) fn compare(&self, other: &SqlValue<'_>, blank: bool) -> Ordering {
+    /// cast. Texts compare by bytes. `ignore_blanks`: trailing blanks are ignored.
+    pub(crate) fn compare(&self, other: &SqlValue<'_>, ignore_blanks: bool) -> Ordering {
         match (self, other) {
             (SqlValue::Int(left), SqlValue::Int(right)) => left.cmp(right),
-            (SqlValue::Text(left), SqlValue::Text(right)) if blank => unpadded(left).cmp(unpadded(right)),
+            (SqlValue::Text(left), SqlValue::Text(right)) if ignore_blanks => {
+                unpadded(left).cmp(unpadded(right))
+            }
             (SqlValue::Text(left), SqlValue::Text(right)) => left.cmp(right),
             (SqlValue::Bool(left), SqlValue::Bool(right)) => left.cmp(right),
             (SqlValue::Uuid(left), SqlValue::Uuid(right)) => left.cmp(right),
@@ -115,7 +117,7 @@ impl<'a> SqlValue<'a> {
             (SqlValue::Time(left), SqlValue::Time(right)) => left.cmp(right),
             (SqlValue::Timetz(left), SqlValue::Timetz(right)) => left.cmp(right),
             (SqlValue::Interval(left), SqlValue::Interval(right)) => left.cmp(right),
-            (SqlValue::Array(left), SqlValue::Array(right)) => left.compare(right, blank),
+            (SqlValue::Array(left), SqlValue::Array(right)) => left.compare(right, ignore_blanks),
             _ => unreachable!("the types of a comparison were checked: {self:?}, {other:?}"),
         }
     }

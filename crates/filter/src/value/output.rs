@@ -14,7 +14,7 @@ pub(crate) fn write<'a>(value: SqlValue<'a>, kind: SqlType) -> Cow<'a, str> {
         (SqlValue::Text(text), _) => text,
         (SqlValue::Array(array), SqlType::Array(element)) => Cow::Owned(write_array(&array, element)),
         (value, SqlType::Scalar(scalar)) => Cow::Owned(write_scalar(&value, scalar)),
-        (value, _) => unreachable!("the type of a value is known: {value:?} of {kind:?}"),
+        (value, _) => unreachable!("a value has its type: {value:?} of {kind:?}"),
     }
 }
 
@@ -32,7 +32,7 @@ fn write_scalar(value: &SqlValue<'_>, scalar: Scalar) -> String {
         SqlValue::Timetz(value) => value.to_string(),
         SqlValue::Timestamp(value) => value.write(scalar == Scalar::Timestamptz),
         SqlValue::Interval(value) => value.to_string(),
-        SqlValue::Array(_) => unreachable!("an array is no scalar"),
+        SqlValue::Array(_) => unreachable!("an array is not a scalar"),
     }
 }
 
@@ -72,11 +72,11 @@ fn float(value: f64, shortest: &str, fixed_below: i32) -> String {
 
 fn uuid(bytes: &[u8; 16]) -> String {
     let mut text = String::with_capacity(36);
-    for (place, byte) in bytes.iter().enumerate() {
-        if matches!(place, 4 | 6 | 8 | 10) {
+    for (position, byte) in bytes.iter().enumerate() {
+        if matches!(position, 4 | 6 | 8 | 10) {
             text.push('-');
         }
-        write!(text, "{byte:02x}").expect("a String takes every write");
+        write!(text, "{byte:02x}").expect("writing to a String never fails");
     }
     text
 }
@@ -89,7 +89,7 @@ fn write_array(array: &Array, element: Scalar) -> String {
     if array.dimensions.iter().any(|dimension| dimension.lower != 1) {
         for dimension in &array.dimensions {
             let upper = i64::from(dimension.lower) + dimension.length as i64 - 1;
-            write!(out, "[{}:{upper}]", dimension.lower).expect("a String takes every write");
+            write!(out, "[{}:{upper}]", dimension.lower).expect("writing to a String never fails");
         }
         out.push('=');
     }
@@ -111,8 +111,8 @@ fn nest(out: &mut String, items: &mut impl Iterator<Item = String>, lengths: &[u
         return;
     };
     out.push('{');
-    for place in 0..*length {
-        if place > 0 {
+    for position in 0..*length {
+        if position > 0 {
             out.push(',');
         }
         nest(out, items, inner);

@@ -215,7 +215,7 @@ fn texts_agree_under_other_collations() {
 /// Set `FOREBAY_PAIRS=2000000 FOREBAY_SEED=7`, and run
 /// `cargo test -p forebay-filter --release -- --ignored --nocapture millions`.
 #[test]
-#[ignore = "as long as one likes: FOREBAY_PAIRS"]
+#[ignore = "long: FOREBAY_PAIRS sets the number of pairs"]
 fn millions_of_random_clauses_agree_with_postgres() {
     let pairs = std::env::var("FOREBAY_PAIRS").map_or(1_000_000, |pairs| pairs.parse().expect("a number"));
     for (offset, version) in [(10, 15), (11, 18)] {

@@ -103,7 +103,7 @@ fn check(
         {
             tally.exact += 1;
             let expected = is_true.then_some(&true);
-            assert_eq!(found.get(id), expected, "one condition says it all: {}", context());
+            assert_eq!(found.get(id), expected, "the condition is the whole clause: {}", context());
         }
     }
 }
@@ -136,7 +136,7 @@ fn may_hold(condition: &IndexCondition, cells: &RowCells, schema: &Schema) -> bo
             lower.as_ref().is_none_or(above) && upper.as_ref().is_none_or(below)
         }
         IndexCondition::Prefix { prefix, .. } => text.starts_with(prefix.as_bytes()),
-        IndexCondition::Elements { .. } => unreachable!("seen above"),
+        IndexCondition::Elements { .. } => unreachable!("handled above"),
     }
 }
 

@@ -7,12 +7,12 @@ use crate::server::ReferenceServer;
 
 #[test]
 fn every_character_changes_case_as_the_server_changes_it_or_is_refused() {
-    check(0x1_ffff); // No letter beyond has two cases.
+    check(0x1_ffff); // No letter above has two cases.
 }
 
 #[test]
-#[ignore = "two minutes: the planes beyond are Chinese characters and private use"]
-fn every_character_of_every_plane_does() {
+#[ignore = "two minutes: the higher planes have only Chinese characters and private use"]
+fn every_character_of_every_plane_changes_case_as_the_server_changes_it_or_is_refused() {
     check(0x10_ffff);
 }
 

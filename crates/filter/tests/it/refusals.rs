@@ -1,4 +1,4 @@
-//! Refused clauses and their messages, which are Postgres' own if it refuses them, too.
+//! Refused clauses and their messages. If Postgres refuses the clause too, the message is the same.
 
 use std::time::{Duration, Instant};
 
@@ -160,7 +160,7 @@ fn unsupported_constructs_are_named() {
 }
 
 #[test]
-fn ordering_is_refused_but_under_c_and_equality_under_nondeterministic_collations() {
+fn only_c_allows_ordering_and_nondeterministic_collations_do_not_allow_equality() {
     let parse = |clause: &str, collation: Collation| {
         Filter::parse(clause, &[], &table::schema(&collation, 15)).map(drop)
     };
@@ -189,13 +189,13 @@ fn ordering_is_refused_but_under_c_and_equality_under_nondeterministic_collation
 #[test]
 fn columns_with_other_collations_conflict_as_in_postgres() {
     let mut schema = table::schema(&Collation::C, 15);
-    let place = |name: &str, schema: &forebay_filter::Schema| {
+    let position = |name: &str, schema: &forebay_filter::Schema| {
         schema.columns.iter().position(|column| column.name == name).unwrap()
     };
-    let (t, u) = (place("t", &schema), place("u", &schema));
+    let (t, u) = (position("t", &schema), position("u", &schema));
     schema.columns[t].column_type.collation = Some(Collation::Icu("en".to_owned()));
     assert!(Filter::parse("t = u", &[], &schema).is_ok());
-    assert!(Filter::parse("t < u", &[], &schema).is_err(), "the column's own collation wins");
+    assert!(Filter::parse("t < u", &[], &schema).is_err(), "the column's collation overrides the database's");
     schema.columns[u].column_type.collation = Some(Collation::Icu("de".to_owned()));
     let error = Filter::parse("t = u", &[], &schema).unwrap_err();
     assert_eq!(error.to_string(), "could not determine which collation to use for string comparison");

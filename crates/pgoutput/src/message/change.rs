@@ -204,7 +204,9 @@ fn new_tuple<'a>(reader: &mut MessageReader<'a>) -> Result<Tuple<'a>, DecodeErro
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::{PgOutputMessage, alone, assert_needs_all, streamed};
+    use crate::message::{
+        PgOutputMessage, assert_rejects_other_lengths, decode_in_stream, decode_outside_stream,
+    };
     use crate::tuple::TupleValue;
 
     const INSERT: &[u8] = b"I\0\0\x40\x0AN\0\x02t\0\0\0\x011n";
@@ -225,14 +227,14 @@ mod tests {
     }
 
     fn update(bytes: &[u8]) -> Update<'_> {
-        match alone(bytes) {
+        match decode_outside_stream(bytes) {
             Ok(PgOutputMessage::Update(update)) => update,
             other => panic!("{other:?}"),
         }
     }
 
     fn delete(bytes: &[u8]) -> Delete<'_> {
-        match alone(bytes) {
+        match decode_outside_stream(bytes) {
             Ok(PgOutputMessage::Delete(delete)) => delete,
             other => panic!("{other:?}"),
         }
@@ -240,10 +242,12 @@ mod tests {
 
     #[test]
     fn insert_has_the_new_row() {
-        let Ok(PgOutputMessage::Insert(insert)) = alone(INSERT) else { panic!("it is an insert") };
+        let Ok(PgOutputMessage::Insert(insert)) = decode_outside_stream(INSERT) else {
+            panic!("it is an insert")
+        };
         assert_eq!((insert.xid, insert.relation), (None, 16394));
         assert!(insert.new.iter().eq([ONE, TupleValue::Null]));
-        assert_needs_all(INSERT, alone);
+        assert_rejects_other_lengths(INSERT, decode_outside_stream);
     }
 
     #[test]
@@ -251,7 +255,7 @@ mod tests {
         let update = update(UPDATE);
         assert_eq!((update.xid, update.relation, update.old), (None, 16394, None));
         assert!(update.new.iter().eq([ONE, TupleValue::Unchanged]));
-        assert_needs_all(UPDATE, alone);
+        assert_rejects_other_lengths(UPDATE, decode_outside_stream);
     }
 
     #[test]
@@ -260,7 +264,7 @@ mod tests {
         let Some(OldTuple::Key(old)) = update.old else { panic!("there is a key") };
         assert!(old.iter().eq([ONE, TupleValue::Null]));
         assert!(update.new.iter().eq([TWO, TupleValue::Unchanged]));
-        assert_needs_all(UPDATE_OF_KEY, alone);
+        assert_rejects_other_lengths(UPDATE_OF_KEY, decode_outside_stream);
     }
 
     #[test]
@@ -269,7 +273,7 @@ mod tests {
         let Some(OldTuple::Full(old)) = update.old else { panic!("there is a row") };
         assert!(old.iter().eq([ONE, A]));
         assert!(update.new.iter().eq([TWO, TupleValue::Unchanged]));
-        assert_needs_all(UPDATE_IN_FULL, alone);
+        assert_rejects_other_lengths(UPDATE_IN_FULL, decode_outside_stream);
     }
 
     #[test]
@@ -281,8 +285,8 @@ mod tests {
         );
         let in_full = delete(DELETE_IN_FULL);
         assert!(matches!(in_full.old, OldTuple::Full(_)) && in_full.old.tuple().iter().eq([ONE, A]));
-        assert_needs_all(DELETE_BY_KEY, alone);
-        assert_needs_all(DELETE_IN_FULL, alone);
+        assert_rejects_other_lengths(DELETE_BY_KEY, decode_outside_stream);
+        assert_rejects_other_lengths(DELETE_IN_FULL, decode_outside_stream);
     }
 
     #[test]
@@ -296,38 +300,42 @@ mod tests {
         ] {
             let mut changed = bytes.to_vec();
             changed[offset] = kind;
-            let error = alone(&changed).unwrap_err();
+            let error = decode_outside_stream(&changed).unwrap_err();
             assert_eq!((error.at, error.field), (offset, "kind of a tuple"), "{error}");
         }
     }
 
     #[test]
     fn truncate_has_its_tables_and_options() {
-        let Ok(PgOutputMessage::Truncate(truncate)) = alone(TRUNCATE) else { panic!("it is a truncate") };
+        let Ok(PgOutputMessage::Truncate(truncate)) = decode_outside_stream(TRUNCATE) else {
+            panic!("it is a truncate")
+        };
         assert!(truncate.relations.iter().eq([16394, 16395]));
         assert!((&truncate.relations).into_iter().eq(truncate.relations));
         assert_eq!((truncate.relations.len(), truncate.relations.iter().len()), (2, 2));
         assert!(truncate.cascade && truncate.restart_identity && truncate.xid.is_none());
         assert_eq!(format!("{:?}", truncate.relations), "[16394, 16395]");
-        assert_needs_all(TRUNCATE, alone);
+        assert_rejects_other_lengths(TRUNCATE, decode_outside_stream);
     }
 
     #[test]
     fn each_flag_of_truncate_has_its_bit() {
         for (flags, cascade, restart_identity) in [(0, false, false), (1, true, false), (2, false, true)] {
             let bytes = [b"T\0\0\0\0", &[flags][..]].concat();
-            let Ok(PgOutputMessage::Truncate(truncate)) = alone(&bytes) else { panic!("it is a truncate") };
+            let Ok(PgOutputMessage::Truncate(truncate)) = decode_outside_stream(&bytes) else {
+                panic!("it is a truncate")
+            };
             assert_eq!((truncate.cascade, truncate.restart_identity), (cascade, restart_identity));
             assert!(truncate.relations.is_empty());
         }
-        assert_eq!(alone(b"T\0\0\0\0\x04").unwrap_err().field, "flags");
+        assert_eq!(decode_outside_stream(b"T\0\0\0\0\x04").unwrap_err().field, "flags");
     }
 
     #[test]
     fn a_table_count_beyond_the_message_is_refused() {
-        let error = alone(b"T\x7F\xFF\xFF\xFF\0\0\0\x40").unwrap_err();
+        let error = decode_outside_stream(b"T\x7F\xFF\xFF\xFF\0\0\0\x40").unwrap_err();
         assert_eq!(error.fault, Fault::Ended { needed: 4 * 0x7FFF_FFFF, left: 3 });
-        let error = alone(b"T\xFF\xFF\xFF\xFF\0").unwrap_err();
+        let error = decode_outside_stream(b"T\xFF\xFF\xFF\xFF\0").unwrap_err();
         assert_eq!((error.at, error.fault), (1, Fault::Negative));
     }
 
@@ -336,7 +344,7 @@ mod tests {
         for bytes in [INSERT, UPDATE, UPDATE_OF_KEY, UPDATE_IN_FULL, DELETE_BY_KEY, DELETE_IN_FULL, TRUNCATE]
         {
             let bytes = with_xid(bytes);
-            let xid = match streamed(&bytes) {
+            let xid = match decode_in_stream(&bytes) {
                 Ok(PgOutputMessage::Insert(insert)) => insert.xid,
                 Ok(PgOutputMessage::Update(update)) => update.xid,
                 Ok(PgOutputMessage::Delete(delete)) => delete.xid,
@@ -344,13 +352,13 @@ mod tests {
                 other => panic!("{other:?}"),
             };
             assert_eq!(xid, Some(752));
-            assert_needs_all(&bytes, streamed);
+            assert_rejects_other_lengths(&bytes, decode_in_stream);
         }
     }
 
     #[test]
     fn debug_output_of_a_change_contains_no_value() {
-        let printed = format!("{:?}", alone(UPDATE_IN_FULL).unwrap());
+        let printed = format!("{:?}", decode_outside_stream(UPDATE_IN_FULL).unwrap());
         assert_eq!(
             printed,
             "Update(Update { xid: None, relation: 16394, old: Some(Full([Text(1 bytes), Text(1 bytes)])), \

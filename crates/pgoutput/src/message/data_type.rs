@@ -30,22 +30,24 @@ impl<'a> Type<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::{PgOutputMessage, alone, assert_needs_all, streamed};
+    use crate::message::{
+        PgOutputMessage, assert_rejects_other_lengths, decode_in_stream, decode_outside_stream,
+    };
 
     const MOOD: &[u8] = b"Y\0\0\x40\x11public\0mood\0";
 
     #[test]
     fn a_type_has_an_oid_and_names() {
         let mood = Type { xid: None, oid: 16401, namespace: "public", name: "mood" };
-        assert_eq!(alone(MOOD), Ok(PgOutputMessage::Type(mood)));
-        assert_needs_all(MOOD, alone);
+        assert_eq!(decode_outside_stream(MOOD), Ok(PgOutputMessage::Type(mood)));
+        assert_rejects_other_lengths(MOOD, decode_outside_stream);
     }
 
     #[test]
     fn a_type_in_a_stream_has_an_xid() {
         let bytes = [b"Y\0\0\x02\xF0", &MOOD[1..]].concat();
         let mood = Type { xid: Some(752), oid: 16401, namespace: "public", name: "mood" };
-        assert_eq!(streamed(&bytes), Ok(PgOutputMessage::Type(mood)));
-        assert_needs_all(&bytes, streamed);
+        assert_eq!(decode_in_stream(&bytes), Ok(PgOutputMessage::Type(mood)));
+        assert_rejects_other_lengths(&bytes, decode_in_stream);
     }
 }

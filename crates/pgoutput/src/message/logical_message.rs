@@ -30,7 +30,7 @@ impl<'a> LogicalMessage<'a> {
             transactional: reader.bool("flags")?,
             lsn: reader.lsn("LSN")?,
             prefix: reader.text("prefix")?,
-            content: reader.counted("length of the content", "content")?,
+            content: reader.length_prefixed("length of the content", "content")?,
         })
     }
 }
@@ -53,7 +53,9 @@ impl fmt::Debug for LogicalMessage<'_> {
 mod tests {
     use super::*;
     use crate::error::Fault;
-    use crate::message::{PgOutputMessage, alone, assert_needs_all, streamed};
+    use crate::message::{
+        PgOutputMessage, assert_rejects_other_lengths, decode_in_stream, decode_outside_stream,
+    };
 
     const MESSAGE: &[u8] = b"M\x01\0\0\0\0\x01\x50\x22\xA0audit\0\0\0\0\x03a\0b";
 
@@ -66,39 +68,43 @@ mod tests {
             prefix: "audit",
             content: b"a\0b",
         };
-        assert_eq!(alone(MESSAGE), Ok(PgOutputMessage::Logical(expected)));
-        assert_needs_all(MESSAGE, alone);
+        assert_eq!(decode_outside_stream(MESSAGE), Ok(PgOutputMessage::Logical(expected)));
+        assert_rejects_other_lengths(MESSAGE, decode_outside_stream);
     }
 
     #[test]
     fn a_message_may_be_non_transactional() {
         let mut bytes = MESSAGE.to_vec();
         bytes[1] = 0;
-        let Ok(PgOutputMessage::Logical(message)) = alone(&bytes) else { panic!("it is a message") };
+        let Ok(PgOutputMessage::Logical(message)) = decode_outside_stream(&bytes) else {
+            panic!("it is a message")
+        };
         assert!(!message.transactional);
         bytes[1] = 2;
-        assert_eq!(alone(&bytes).unwrap_err().field, "flags");
+        assert_eq!(decode_outside_stream(&bytes).unwrap_err().field, "flags");
     }
 
     #[test]
     fn a_message_in_a_stream_has_an_xid() {
         let bytes = [b"M\0\0\x02\xF0", &MESSAGE[1..]].concat();
-        let Ok(PgOutputMessage::Logical(message)) = streamed(&bytes) else { panic!("it is a message") };
+        let Ok(PgOutputMessage::Logical(message)) = decode_in_stream(&bytes) else {
+            panic!("it is a message")
+        };
         assert_eq!((message.xid, message.prefix), (Some(752), "audit"));
-        assert_needs_all(&bytes, streamed);
+        assert_rejects_other_lengths(&bytes, decode_in_stream);
     }
 
     #[test]
     fn content_of_negative_length_is_refused() {
         let mut bytes = MESSAGE.to_vec();
         bytes[16] = 0xFF;
-        let error = alone(&bytes).unwrap_err();
+        let error = decode_outside_stream(&bytes).unwrap_err();
         assert_eq!((error.at, error.fault), (16, Fault::Negative));
     }
 
     #[test]
     fn debug_output_contains_no_content() {
-        let printed = format!("{:?}", alone(MESSAGE).unwrap());
+        let printed = format!("{:?}", decode_outside_stream(MESSAGE).unwrap());
         assert!(
             printed.contains("audit") && printed.contains("3 bytes") && !printed.contains("97"),
             "{printed}"

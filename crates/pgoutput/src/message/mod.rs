@@ -1,7 +1,7 @@
 //! The pgoutput messages.
 //!
-//! Invariant: one function reads each message type, beside the type. Names follow the PostgreSQL
-//! manual, chapter "Logical Replication Message Formats".
+//! Each message type has one `read` function, in the same file. Names follow the PostgreSQL manual,
+//! chapter "Logical Replication Message Formats".
 
 mod change;
 mod data_type;
@@ -32,9 +32,9 @@ pub enum PgOutputMessage<'a> {
     Commit(Commit),
     /// The transaction was replicated to this server from another one.
     Origin(Origin<'a>),
-    /// Describes the rows of the changes that follow.
+    /// Describes a table: the columns of the rows in later changes.
     Relation(Relation<'a>),
-    /// A type that is not built in, used by the next relation.
+    /// Names a type that is not built in; the next relation uses it.
     Type(Type<'a>),
     /// A row was inserted.
     Insert(Insert<'a>),
@@ -68,6 +68,7 @@ pub enum PgOutputMessage<'a> {
 }
 
 impl<'a> PgOutputMessage<'a> {
+    /// Reads one message. `streaming`: it is between `StreamStart` and `StreamStop`.
     pub(crate) fn read(reader: &mut MessageReader<'a>, streaming: bool) -> Result<Self, DecodeError> {
         let before = *reader;
         match reader.u8("tag")? {
@@ -90,10 +91,10 @@ impl<'a> PgOutputMessage<'a> {
             b'c' => StreamCommit::read(reader).map(PgOutputMessage::StreamCommit),
             b'A' => StreamAbort::read(reader).map(PgOutputMessage::StreamAbort),
             b'b' => Prepare::read(reader).map(PgOutputMessage::BeginPrepare),
-            b'P' => Prepare::read_flagged(reader).map(PgOutputMessage::Prepare),
+            b'P' => Prepare::read_with_flags(reader).map(PgOutputMessage::Prepare),
             b'K' => CommitPrepared::read(reader).map(PgOutputMessage::CommitPrepared),
             b'r' => RollbackPrepared::read(reader).map(PgOutputMessage::RollbackPrepared),
-            b'p' => Prepare::read_flagged(reader).map(PgOutputMessage::StreamPrepare),
+            b'p' => Prepare::read_with_flags(reader).map(PgOutputMessage::StreamPrepare),
             _ => Err(before.fault("tag", Fault::Unexpected { expected: "the protocol's, versions 1 to 4" })),
         }
     }
@@ -107,13 +108,13 @@ fn xid(reader: &mut MessageReader<'_>, streaming: bool) -> Result<Option<u32>, D
 
 /// Decodes one message outside a stream segment.
 #[cfg(test)]
-fn alone(bytes: &[u8]) -> Result<PgOutputMessage<'_>, DecodeError> {
+fn decode_outside_stream(bytes: &[u8]) -> Result<PgOutputMessage<'_>, DecodeError> {
     crate::PgOutputDecoder::new().decode(bytes)
 }
 
 /// Decodes one message between `StreamStart` and `StreamStop`.
 #[cfg(test)]
-fn streamed(bytes: &[u8]) -> Result<PgOutputMessage<'_>, DecodeError> {
+fn decode_in_stream(bytes: &[u8]) -> Result<PgOutputMessage<'_>, DecodeError> {
     let mut decoder = crate::PgOutputDecoder::new();
     decoder.decode(b"S\0\0\x02\xF0\x01")?;
     decoder.decode(bytes)
@@ -122,7 +123,7 @@ fn streamed(bytes: &[u8]) -> Result<PgOutputMessage<'_>, DecodeError> {
 /// Asserts that every proper prefix of the message, and the message plus one byte, is refused.
 #[cfg(test)]
 #[track_caller]
-fn assert_needs_all(bytes: &[u8], decode: fn(&[u8]) -> Result<PgOutputMessage<'_>, DecodeError>) {
+fn assert_rejects_other_lengths(bytes: &[u8], decode: fn(&[u8]) -> Result<PgOutputMessage<'_>, DecodeError>) {
     decode(bytes).unwrap();
     for length in 0..bytes.len() {
         let error = decode(&bytes[..length]).unwrap_err();
@@ -139,9 +140,12 @@ mod tests {
 
     #[test]
     fn an_unknown_tag_is_refused_in_a_stream_and_outside() {
-        let known = b"IUDTRYMOEBCScAbPKrp";
-        for tag in (0..=u8::MAX).filter(|tag| !known.contains(tag)) {
-            for error in [alone(&[tag, 0, 0]).unwrap_err(), streamed(&[tag, 0, 0]).unwrap_err()] {
+        let defined = b"IUDTRYMOEBCScAbPKrp";
+        for tag in (0..=u8::MAX).filter(|tag| !defined.contains(tag)) {
+            for error in [
+                decode_outside_stream(&[tag, 0, 0]).unwrap_err(),
+                decode_in_stream(&[tag, 0, 0]).unwrap_err(),
+            ] {
                 assert_eq!((error.tag, error.at, error.field), (Some(tag), 0, "tag"));
                 assert!(matches!(error.fault, Fault::Unexpected { .. }), "{error}");
             }
@@ -150,17 +154,17 @@ mod tests {
 
     #[test]
     fn an_empty_message_is_refused() {
-        let error = alone(b"").unwrap_err();
+        let error = decode_outside_stream(b"").unwrap_err();
         assert_eq!((error.tag, error.fault), (None, Fault::Ended { needed: 1, left: 0 }));
     }
 
     #[test]
     fn transaction_framing_messages_are_refused_within_a_stream() {
         for tag in *b"BCScAbPKrp" {
-            let error = streamed(&[tag]).unwrap_err();
+            let error = decode_in_stream(&[tag]).unwrap_err();
             assert_eq!((error.tag, error.fault), (Some(tag), Fault::Streaming));
         }
-        assert_eq!(alone(b"E").unwrap_err().fault, Fault::NotStreaming);
+        assert_eq!(decode_outside_stream(b"E").unwrap_err().fault, Fault::NotStreaming);
     }
 
     #[test]

@@ -32,7 +32,7 @@ impl<'a> Prepare<'a> {
     }
 
     /// Reads the variant with a flags byte: every message except `b`.
-    pub(super) fn read_flagged(reader: &mut MessageReader<'a>) -> Result<Self, DecodeError> {
+    pub(super) fn read_with_flags(reader: &mut MessageReader<'a>) -> Result<Self, DecodeError> {
         reader.flags(0, "flags")?;
         Self::read(reader)
     }
@@ -102,7 +102,7 @@ impl<'a> RollbackPrepared<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::{PgOutputMessage, alone, assert_needs_all};
+    use crate::message::{PgOutputMessage, assert_rejects_other_lengths, decode_outside_stream};
 
     const BODY: &[u8] = b"\0\0\0\0\x01\x50\x22\xA0\0\0\0\0\x01\x50\x22\xD0\0\x02\xAC\x31\x2F\x11\x05\x40\
         \0\0\x02\xF0order-7\0";
@@ -119,22 +119,22 @@ mod tests {
     #[test]
     fn begin_prepare_has_no_flags() {
         let bytes = [b"b", BODY].concat();
-        assert_eq!(alone(&bytes), Ok(PgOutputMessage::BeginPrepare(PREPARE)));
-        assert_needs_all(&bytes, alone);
+        assert_eq!(decode_outside_stream(&bytes), Ok(PgOutputMessage::BeginPrepare(PREPARE)));
+        assert_rejects_other_lengths(&bytes, decode_outside_stream);
     }
 
     #[test]
     fn prepare_has_the_fields_of_begin_prepare() {
         let bytes = [b"P\0", BODY].concat();
-        assert_eq!(alone(&bytes), Ok(PgOutputMessage::Prepare(PREPARE)));
-        assert_needs_all(&bytes, alone);
+        assert_eq!(decode_outside_stream(&bytes), Ok(PgOutputMessage::Prepare(PREPARE)));
+        assert_rejects_other_lengths(&bytes, decode_outside_stream);
     }
 
     #[test]
     fn a_streamed_transaction_may_be_prepared() {
         let bytes = [b"p\0", BODY].concat();
-        assert_eq!(alone(&bytes), Ok(PgOutputMessage::StreamPrepare(PREPARE)));
-        assert_needs_all(&bytes, alone);
+        assert_eq!(decode_outside_stream(&bytes), Ok(PgOutputMessage::StreamPrepare(PREPARE)));
+        assert_rejects_other_lengths(&bytes, decode_outside_stream);
     }
 
     #[test]
@@ -142,7 +142,7 @@ mod tests {
         let bytes = [b"K\0", BODY].concat();
         let Prepare { prepare_lsn, end_lsn, prepare_time, xid, gid } = PREPARE;
         assert_eq!(
-            alone(&bytes),
+            decode_outside_stream(&bytes),
             Ok(PgOutputMessage::CommitPrepared(CommitPrepared {
                 commit_lsn: prepare_lsn,
                 end_lsn,
@@ -151,7 +151,7 @@ mod tests {
                 gid
             }))
         );
-        assert_needs_all(&bytes, alone);
+        assert_rejects_other_lengths(&bytes, decode_outside_stream);
     }
 
     #[test]
@@ -166,14 +166,14 @@ mod tests {
             xid,
             gid,
         };
-        assert_eq!(alone(ROLLBACK), Ok(PgOutputMessage::RollbackPrepared(rollback)));
-        assert_needs_all(ROLLBACK, alone);
+        assert_eq!(decode_outside_stream(ROLLBACK), Ok(PgOutputMessage::RollbackPrepared(rollback)));
+        assert_rejects_other_lengths(ROLLBACK, decode_outside_stream);
     }
 
     #[test]
     fn messages_with_flags_are_refused() {
         for tag in *b"PpKr" {
-            let error = alone(&[&[tag, 1], BODY].concat()).unwrap_err();
+            let error = decode_outside_stream(&[&[tag, 1], BODY].concat()).unwrap_err();
             assert_eq!((error.at, error.field), (1, "flags"));
         }
     }

@@ -51,8 +51,8 @@ impl StreamCommit {
 pub struct StreamAbort {
     /// Id of the top-level transaction.
     pub xid: u32,
-    /// Id of what was rolled back; discard the changes that carry it. Equal to `xid` for the whole
-    /// transaction.
+    /// Id of the (sub)transaction that was rolled back; discard the changes that carry it. Equal to
+    /// `xid` if the whole transaction was rolled back.
     pub subxid: u32,
     /// Position and time of the abort. Present only in protocol 4 with `streaming 'parallel'`.
     pub abort: Option<AbortPoint>,
@@ -70,7 +70,7 @@ pub struct AbortPoint {
 impl StreamAbort {
     pub(super) fn read(reader: &mut MessageReader<'_>) -> Result<Self, DecodeError> {
         let (xid, subxid) = (reader.u32("xid")?, reader.u32("xid of the subtransaction")?);
-        // Only the message's length shows whether these fields are present.
+        // The message has no version: only its length determines whether these fields are present.
         let abort = match reader.rest() {
             [] => None,
             _ => Some(AbortPoint {
@@ -86,7 +86,9 @@ impl StreamAbort {
 mod tests {
     use super::*;
     use crate::error::Fault;
-    use crate::message::{PgOutputMessage, alone, assert_needs_all, streamed};
+    use crate::message::{
+        PgOutputMessage, assert_rejects_other_lengths, decode_in_stream, decode_outside_stream,
+    };
 
     const START: &[u8] = b"S\0\0\x02\xF0\x01";
     const COMMIT: &[u8] =
@@ -97,16 +99,22 @@ mod tests {
 
     #[test]
     fn stream_start_has_an_xid_and_whether_it_is_the_first_segment() {
-        assert_eq!(alone(START), Ok(PgOutputMessage::StreamStart(StreamStart { xid: 752, first: true })));
+        assert_eq!(
+            decode_outside_stream(START),
+            Ok(PgOutputMessage::StreamStart(StreamStart { xid: 752, first: true }))
+        );
         let again = [&START[..5], b"\0"].concat();
-        assert_eq!(alone(&again), Ok(PgOutputMessage::StreamStart(StreamStart { xid: 752, first: false })));
-        assert_needs_all(START, alone);
+        assert_eq!(
+            decode_outside_stream(&again),
+            Ok(PgOutputMessage::StreamStart(StreamStart { xid: 752, first: false }))
+        );
+        assert_rejects_other_lengths(START, decode_outside_stream);
     }
 
     #[test]
     fn stream_stop_is_one_byte() {
-        assert_eq!(streamed(b"E"), Ok(PgOutputMessage::StreamStop));
-        assert_needs_all(b"E", streamed);
+        assert_eq!(decode_in_stream(b"E"), Ok(PgOutputMessage::StreamStop));
+        assert_rejects_other_lengths(b"E", decode_in_stream);
     }
 
     #[test]
@@ -117,33 +125,33 @@ mod tests {
             end_lsn: Lsn(0x0150_22D0),
             commit_time: PgTime(0x0002_AC31_2F11_0540),
         };
-        assert_eq!(alone(COMMIT), Ok(PgOutputMessage::StreamCommit(commit)));
-        assert_needs_all(COMMIT, alone);
+        assert_eq!(decode_outside_stream(COMMIT), Ok(PgOutputMessage::StreamCommit(commit)));
+        assert_rejects_other_lengths(COMMIT, decode_outside_stream);
         let mut flagged = COMMIT.to_vec();
         flagged[5] = 1;
-        assert_eq!(alone(&flagged).unwrap_err().field, "flags");
+        assert_eq!(decode_outside_stream(&flagged).unwrap_err().field, "flags");
     }
 
     #[test]
     fn stream_abort_has_the_aborted_xid() {
         let abort = StreamAbort { xid: 752, subxid: 754, abort: None };
-        assert_eq!(alone(ABORT), Ok(PgOutputMessage::StreamAbort(abort)));
+        assert_eq!(decode_outside_stream(ABORT), Ok(PgOutputMessage::StreamAbort(abort)));
     }
 
     #[test]
     fn stream_abort_has_position_and_time_in_parallel_streams() {
         let at = AbortPoint { abort_lsn: Lsn(0x0150_22A0), abort_time: PgTime(0x0002_AC31_2F11_0540) };
         let abort = StreamAbort { xid: 752, subxid: 754, abort: Some(at) };
-        assert_eq!(alone(ABORT_IN_PARALLEL), Ok(PgOutputMessage::StreamAbort(abort)));
+        assert_eq!(decode_outside_stream(ABORT_IN_PARALLEL), Ok(PgOutputMessage::StreamAbort(abort)));
     }
 
     #[test]
     fn stream_abort_has_one_of_two_lengths() {
         for length in 0..ABORT_IN_PARALLEL.len() {
-            let decoded = alone(&ABORT_IN_PARALLEL[..length]);
+            let decoded = decode_outside_stream(&ABORT_IN_PARALLEL[..length]);
             assert_eq!(decoded.is_ok(), length == ABORT.len(), "{length}: {decoded:?}");
         }
-        let error = alone(&[ABORT_IN_PARALLEL, b"\0"].concat()).unwrap_err();
+        let error = decode_outside_stream(&[ABORT_IN_PARALLEL, b"\0"].concat()).unwrap_err();
         assert_eq!(error.fault, Fault::Trailing { left: 1 });
     }
 }

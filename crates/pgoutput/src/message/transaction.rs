@@ -66,7 +66,9 @@ impl<'a> Origin<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::{PgOutputMessage, alone, assert_needs_all, streamed};
+    use crate::message::{
+        PgOutputMessage, assert_rejects_other_lengths, decode_in_stream, decode_outside_stream,
+    };
 
     const CLOCK: PgTime = PgTime(0x0002_AC31_2F11_0540);
     const BEGIN: &[u8] = b"B\0\0\0\x16\xB3\x74\xD8\x48\0\x02\xAC\x31\x2F\x11\x05\x40\0\0\x02\xF0";
@@ -77,30 +79,30 @@ mod tests {
     #[test]
     fn begin_has_the_position_of_the_commit() {
         let begin = Begin { final_lsn: Lsn(0x16_B374_D848), commit_time: CLOCK, xid: 752 };
-        assert_eq!(alone(BEGIN), Ok(PgOutputMessage::Begin(begin)));
-        assert_needs_all(BEGIN, alone);
+        assert_eq!(decode_outside_stream(BEGIN), Ok(PgOutputMessage::Begin(begin)));
+        assert_rejects_other_lengths(BEGIN, decode_outside_stream);
     }
 
     #[test]
     fn commit_has_its_start_and_end_positions() {
         let commit =
             Commit { commit_lsn: Lsn(0x16_B374_D848), end_lsn: Lsn(0x16_B374_D878), commit_time: CLOCK };
-        assert_eq!(alone(COMMIT), Ok(PgOutputMessage::Commit(commit)));
-        assert_needs_all(COMMIT, alone);
+        assert_eq!(decode_outside_stream(COMMIT), Ok(PgOutputMessage::Commit(commit)));
+        assert_rejects_other_lengths(COMMIT, decode_outside_stream);
     }
 
     #[test]
     fn commit_with_flags_is_refused() {
         let mut flagged = COMMIT.to_vec();
         flagged[1] = 1;
-        let error = alone(&flagged).unwrap_err();
+        let error = decode_outside_stream(&flagged).unwrap_err();
         assert_eq!((error.at, error.field), (1, "flags"));
     }
 
     #[test]
     fn origin_is_the_same_in_a_stream() {
         let origin = PgOutputMessage::Origin(Origin { commit_lsn: Lsn(0x0150_22A0), name: "upstream" });
-        assert_eq!((alone(ORIGIN), streamed(ORIGIN)), (Ok(origin), Ok(origin)));
-        assert_needs_all(ORIGIN, alone);
+        assert_eq!((decode_outside_stream(ORIGIN), decode_in_stream(ORIGIN)), (Ok(origin), Ok(origin)));
+        assert_rejects_other_lengths(ORIGIN, decode_outside_stream);
     }
 }

@@ -423,7 +423,7 @@ fn the_end_of_a_commit_is_what_to_acknowledge_and_a_byte_more_loses_the_next() {
 }
 
 #[test]
-fn a_snapshot_sees_what_the_server_says_it_sees() {
+fn a_snapshot_agrees_with_pg_visible_in_snapshot() {
     let source = SlotSource::start(18);
     let epoch = 1_u64 << 32;
     for (xmin, length) in [(795, 30), (epoch - 20, 40), (3 * epoch - 7, 20), (5 * epoch + 3, 0)] {

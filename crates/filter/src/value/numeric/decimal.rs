@@ -11,16 +11,19 @@ use crate::value::input::InputError;
 pub(super) const BASE: i32 = 10_000;
 /// Decimal digits per digit of base `BASE` (DEC_DIGITS).
 pub(super) const WIDTH: i32 = 4;
+/// Maximum number of decimals of a value (NUMERIC_DSCALE_MAX).
 const MAX_SCALE: i32 = 16_383;
+/// Maximum weight of the first digit (NUMERIC_WEIGHT_MAX).
 const MAX_WEIGHT: i32 = 32_767;
+/// Maximum number of decimals of a quotient (NUMERIC_MAX_DISPLAY_SCALE).
 const MAX_DISPLAY_SCALE: i32 = 1_000;
-/// Least number of significant digits of a quotient (NUMERIC_MIN_SIG_DIGITS).
+/// Minimum number of significant digits of a quotient (NUMERIC_MIN_SIG_DIGITS).
 const MIN_DIGITS: i32 = 16;
 
-/// `digits[0] * BASE ^ weight + digits[1] * BASE ^ (weight - 1) + …`, displayed with `scale`
-/// decimals.
+/// A decimal: `digits[0] * BASE ^ weight + digits[1] * BASE ^ (weight - 1) + …`, displayed with
+/// `scale` decimals.
 ///
-/// Neither the first nor the last digit is 0. Zero has no digits.
+/// Invariant: neither the first nor the last digit is 0. Zero has no digits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Decimal {
     pub(super) negative: bool,
@@ -30,7 +33,7 @@ pub(crate) struct Decimal {
 }
 
 impl Decimal {
-    /// Parses digits with at most one point, and an exponent.
+    /// Parses an optional sign, digits with at most one point, and an optional exponent.
     pub(super) fn parse(text: &str) -> Result<Self, InputError> {
         let negative = text.starts_with('-');
         let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
@@ -48,18 +51,20 @@ impl Decimal {
         Ok(Decimal::from_digits(negative, whole_digits, scale, digits.as_bytes()))
     }
 
-    /// Returns `0.DIGITS * 10 ^ whole_digits`.
+    /// Converts ASCII decimal digits. The point is after the first `whole_digits`, which may be
+    /// negative.
     fn from_digits(negative: bool, whole_digits: i32, scale: i32, decimal: &[u8]) -> Self {
         let weight = (whole_digits + WIDTH - 1).div_euclid(WIDTH) - 1;
         let zeros = ((weight + 1) * WIDTH - whole_digits) as usize;
         let mut digits = vec![0; (zeros + decimal.len()).div_ceil(WIDTH as usize)];
-        for (place, byte) in decimal.iter().enumerate() {
-            let place = place + zeros;
-            digits[place / 4] += i32::from(byte - b'0') * [1000, 100, 10, 1][place % 4];
+        for (position, byte) in decimal.iter().enumerate() {
+            let position = position + zeros;
+            digits[position / 4] += i32::from(byte - b'0') * [1000, 100, 10, 1][position % 4];
         }
         Decimal { negative, weight, scale, digits }.stripped()
     }
 
+    /// Removes zeros from both ends of the digits.
     pub(super) fn stripped(mut self) -> Self {
         let zeros = self.digits.iter().take_while(|digit| **digit == 0).count();
         self.digits.drain(..zeros);
@@ -73,6 +78,7 @@ impl Decimal {
         self
     }
 
+    /// Fails if the value is out of the range of numeric.
     pub(super) fn checked(self) -> Result<Numeric, EvalError> {
         if self.weight > MAX_WEIGHT || self.scale > MAX_SCALE {
             return Err(EvalError::new("22003", "value overflows numeric format"));
@@ -84,11 +90,11 @@ impl Decimal {
         Decimal { negative: !self.negative && !self.digits.is_empty(), ..self.clone() }
     }
 
-    /// Returns the digit at `BASE ^ weight`.
+    /// Returns the digit that `BASE ^ weight` is multiplied by; 0 outside the stored digits.
     fn digit(&self, weight: i32) -> i32 {
         usize::try_from(self.weight - weight)
             .ok()
-            .and_then(|place| self.digits.get(place))
+            .and_then(|index| self.digits.get(index))
             .copied()
             .unwrap_or(0)
     }
@@ -102,12 +108,12 @@ impl Decimal {
         match (self.negative, other.negative) {
             (false, true) => Ordering::Greater,
             (true, false) => Ordering::Less,
-            (false, false) => self.compare_size(other),
-            (true, true) => other.compare_size(self),
+            (false, false) => self.compare_magnitude(other),
+            (true, true) => other.compare_magnitude(self),
         }
     }
 
-    fn compare_size(&self, other: &Self) -> Ordering {
+    fn compare_magnitude(&self, other: &Self) -> Ordering {
         match (self.digits.is_empty(), other.digits.is_empty()) {
             (false, false) => self.weight.cmp(&other.weight).then_with(|| self.digits.cmp(&other.digits)),
             (left, right) => right.cmp(&left),
@@ -117,7 +123,7 @@ impl Decimal {
     pub(super) fn add(&self, other: &Self) -> Self {
         let scale = self.scale.max(other.scale);
         let (larger, smaller) =
-            if self.compare_size(other) == Ordering::Less { (other, self) } else { (self, other) };
+            if self.compare_magnitude(other) == Ordering::Less { (other, self) } else { (self, other) };
         if smaller.digits.is_empty() {
             return Decimal { scale, ..larger.clone() };
         }
@@ -156,7 +162,7 @@ impl Decimal {
 
     pub(super) fn divide(&self, other: &Self) -> Result<Self, EvalError> {
         let Some(divisor) = other.digits.first() else { return Err(EvalError::division_by_zero()) };
-        // select_div_scale: zero has weight 0 and first digit 0.
+        // The scale is computed as in select_div_scale, where zero has weight 0 and first digit 0.
         let first = self.digits.first().copied().unwrap_or(0);
         let weight = if self.digits.is_empty() { 0 } else { self.weight } - other.weight;
         let weight = if first <= *divisor { weight - 1 } else { weight };
@@ -165,16 +171,16 @@ impl Decimal {
         Ok(self.quotient(other, (scale + WIDTH - 1) / WIDTH + 1).rounded(scale))
     }
 
-    /// Divides. The quotient is cut after `places` digits of base `BASE` behind the point.
-    fn quotient(&self, other: &Self, places: i32) -> Self {
-        let shift = places + self.last_weight() - other.last_weight();
+    /// Divides. Truncates the quotient to `fraction_digits` digits of base `BASE` after the point.
+    fn quotient(&self, other: &Self, fraction_digits: i32) -> Self {
+        let shift = fraction_digits + self.last_weight() - other.last_weight();
         let mut numerator = self.digits.clone();
         let length = (numerator.len() as i32 + if numerator.is_empty() { 0 } else { shift }).max(0);
         numerator.resize(length as usize, 0);
         let digits = divide_digits(&numerator, &other.digits);
-        let weight = digits.len() as i32 - 1 - places;
+        let weight = digits.len() as i32 - 1 - fraction_digits;
         let negative = self.negative != other.negative;
-        Decimal { negative, weight, scale: places * WIDTH, digits }.stripped()
+        Decimal { negative, weight, scale: fraction_digits * WIDTH, digits }.stripped()
     }
 
     pub(super) fn remainder(&self, other: &Self) -> Result<Self, EvalError> {
@@ -186,33 +192,33 @@ impl Decimal {
         Ok(Decimal { scale: self.scale.max(other.scale), ..remainder })
     }
 
-    /// Rounds half away from zero.
+    /// Rounds to `scale` decimals, half away from zero. A negative `scale` rounds before the point.
     pub(super) fn rounded(&self, scale: i32) -> Self {
-        let shown = scale.max(0);
-        let cut = scale.saturating_add((self.weight + 1) * WIDTH); // decimal digits that are kept
-        if cut < 0 || self.digits.is_empty() {
-            return Decimal { negative: false, weight: 0, scale: shown, digits: Vec::new() };
+        let display_scale = scale.max(0);
+        let kept_digits = scale.saturating_add((self.weight + 1) * WIDTH); // decimal digits
+        if kept_digits < 0 || self.digits.is_empty() {
+            return Decimal { negative: false, weight: 0, scale: display_scale, digits: Vec::new() };
         }
-        if cut as usize >= self.digits.len() * WIDTH as usize {
-            return Decimal { scale: shown, ..self.clone() };
+        if kept_digits as usize >= self.digits.len() * WIDTH as usize {
+            return Decimal { scale: display_scale, ..self.clone() };
         }
-        let (place, within) = ((cut / WIDTH) as usize, (cut % WIDTH) as usize);
-        let unit = [BASE, 1000, 100, 10][within]; // value of the first decimal digit that is dropped
-        let last = self.digits[place];
-        let (kept, gone) = (last - last % unit, last % unit);
-        let mut digits = self.digits[..place].to_vec();
-        digits.push(if within == 0 { 0 } else { kept });
-        let gone = if within == 0 { last } else { gone };
+        let (index, kept_in_last) = ((kept_digits / WIDTH) as usize, (kept_digits % WIDTH) as usize);
+        let unit = [BASE, 1000, 100, 10][kept_in_last]; // 1 in the last kept decimal digit
+        let last = self.digits[index];
+        let (kept, dropped) = (last - last % unit, last % unit);
+        let mut digits = self.digits[..index].to_vec();
+        digits.push(if kept_in_last == 0 { 0 } else { kept });
+        let dropped = if kept_in_last == 0 { last } else { dropped };
         digits.insert(0, 0);
-        if gone * 2 >= unit {
-            let mut carry = if within == 0 { BASE } else { unit };
+        if dropped * 2 >= unit {
+            let mut carry = if kept_in_last == 0 { BASE } else { unit };
             for digit in digits.iter_mut().rev() {
                 *digit += carry;
                 carry = *digit / BASE;
                 *digit %= BASE;
             }
         }
-        Decimal { negative: self.negative, weight: self.weight + 1, scale: shown, digits }.stripped()
+        Decimal { negative: self.negative, weight: self.weight + 1, scale: display_scale, digits }.stripped()
     }
 }
 
@@ -231,8 +237,9 @@ impl Display for Decimal {
         }
         if self.scale > 0 {
             text.push('.');
-            let places = (self.scale + WIDTH - 1) / WIDTH;
-            let fraction: String = (1..=places).map(|place| format!("{:04}", self.digit(-place))).collect();
+            let fraction_digits = (self.scale + WIDTH - 1) / WIDTH;
+            let fraction: String =
+                (1..=fraction_digits).map(|position| format!("{:04}", self.digit(-position))).collect();
             text.push_str(&fraction[..self.scale as usize]);
         }
         f.write_str(&text)
@@ -245,6 +252,7 @@ fn exponent(text: &str) -> Result<i32, InputError> {
         return Err(InputError::Syntax);
     }
     let exponent: i32 = text.parse().map_err(|_| InputError::Overflow)?;
-    // Far beyond numeric's range, and small enough for the computations here.
+    // This bound is far above the range of numeric, and small enough for the `i32` arithmetic of
+    // `Decimal::parse`.
     if exponent.abs() > 1_000_000 { Err(InputError::Overflow) } else { Ok(exponent) }
 }

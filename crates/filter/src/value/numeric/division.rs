@@ -2,7 +2,7 @@
 
 use super::decimal::BASE;
 
-/// Divides (Knuth's algorithm D). The quotient is cut to an integer.
+/// Divides (Knuth's algorithm D). Truncates the quotient to an integer.
 pub(super) fn divide_digits(numerator: &[i32], divisor: &[i32]) -> Vec<i32> {
     if numerator.len() < divisor.len() {
         return Vec::new();
@@ -45,9 +45,9 @@ pub(super) fn divide_digits(numerator: &[i32], divisor: &[i32]) -> Vec<i32> {
 fn times(digits: &[i32], factor: i64, room: usize) -> Vec<i64> {
     let mut out = vec![0; digits.len() + room];
     let mut carry = 0;
-    for (place, digit) in digits.iter().enumerate().rev() {
+    for (position, digit) in digits.iter().enumerate().rev() {
         let product = i64::from(*digit) * factor + carry;
-        out[place + room] = product % i64::from(BASE);
+        out[position + room] = product % i64::from(BASE);
         carry = product / i64::from(BASE);
     }
     if room > 0 {
@@ -60,10 +60,10 @@ fn times(digits: &[i32], factor: i64, room: usize) -> Vec<i64> {
 fn take(rest: &mut [i64], divisor: &[i64], guess: i64) -> bool {
     let base = i64::from(BASE);
     let mut borrow = 0;
-    for place in (0..rest.len()).rev() {
-        let product = if place == 0 { 0 } else { divisor[place - 1] * guess };
-        let value = rest[place] - product + borrow;
-        rest[place] = value.rem_euclid(base);
+    for position in (0..rest.len()).rev() {
+        let product = if position == 0 { 0 } else { divisor[position - 1] * guess };
+        let value = rest[position] - product + borrow;
+        rest[position] = value.rem_euclid(base);
         borrow = value.div_euclid(base);
     }
     borrow < 0
@@ -72,9 +72,9 @@ fn take(rest: &mut [i64], divisor: &[i64], guess: i64) -> bool {
 fn give_back(rest: &mut [i64], divisor: &[i64]) {
     let base = i64::from(BASE);
     let mut carry = 0;
-    for place in (0..rest.len()).rev() {
-        let value = rest[place] + if place == 0 { 0 } else { divisor[place - 1] } + carry;
-        rest[place] = value % base;
+    for position in (0..rest.len()).rev() {
+        let value = rest[position] + if position == 0 { 0 } else { divisor[position - 1] } + carry;
+        rest[position] = value % base;
         carry = value / base;
     }
 }

@@ -70,8 +70,8 @@ impl Numeric {
         };
         let out_of_range = || EvalError::out_of_range(target);
         let mut number = 0_i128;
-        for place in 0..=decimal.weight {
-            let digit = decimal.digits.get(place as usize).copied().unwrap_or(0);
+        for position in 0..=decimal.weight {
+            let digit = decimal.digits.get(position as usize).copied().unwrap_or(0);
             number = number * i128::from(BASE) + i128::from(digit);
             if number > i128::from(u64::MAX) {
                 return Err(out_of_range());
