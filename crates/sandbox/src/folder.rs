@@ -17,8 +17,8 @@ use crate::error::StartError;
 use crate::proc;
 
 const PREFIX: &str = "forebay-sandbox-";
-/// File system in memory. Creating the thousand files of a Postgres takes 0.1 s here, and up to 1 s
-/// on a busy disk.
+/// File system in memory. Creating the thousand files of a Postgres takes 0.1 s in it, and up to
+/// 1 s on a busy disk.
 const MEMORY_FOLDER: &str = "/dev/shm";
 /// Minimum free bytes of [`MEMORY_FOLDER`]; with less, the folder is on disk. Containers often have
 /// only 64 MiB there.

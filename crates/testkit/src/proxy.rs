@@ -52,10 +52,9 @@ impl Direction {
 
 /// Fault-injecting TCP proxy on 127.0.0.1.
 ///
-/// A fault applies once its function has returned. It applies to every connection that was open to
-/// the client by then, accepted or not, and to later ones unless stated otherwise. Each direction
-/// of a connection buffers at most 256 KiB, then stops reading. Dropping the proxy closes
-/// everything.
+/// A fault applies once its function has returned. It applies to every connection that a client had
+/// opened by then, accepted or not, and to later ones unless stated otherwise. Each direction of a
+/// connection buffers at most 256 KiB, then stops reading. Dropping the proxy closes everything.
 #[derive(Debug)]
 pub struct Proxy {
     addr: SocketAddr,

@@ -135,10 +135,10 @@ impl<C: Consumer> ReplicationSource<C> {
             }
             let generated = if supports_generated { ", publish_generated_columns = stored" } else { "" };
             let via_root = !self.context.config.publish_partitions;
-            let with = format!("WITH (publish_via_partition_root = {via_root}{generated})");
+            let options = format!("WITH (publish_via_partition_root = {via_root}{generated})");
             self.query(
                 SourceOperation::PreparePublication,
-                &format!("CREATE PUBLICATION {} {with}", sql::name(&name)),
+                &format!("CREATE PUBLICATION {} {options}", sql::name(&name)),
             )
             .await?;
             tracing::info!(publication = name, "publication created");
