@@ -61,7 +61,7 @@ impl Consumer for Printer {
     async fn receive(&mut self, batch: &mut MessageBatch<'_>) -> Result<(), ConsumerError> {
         while let Some(message) = batch.next() {
             match message {
-                PgOutputMessage::Commit(commit) => self.advance(commit.end_lsn).await?, // durable: it is acknowledged
+                PgOutputMessage::Commit(commit) => self.advance(commit.end_lsn).await?, // now durable, so the manager acknowledges it
                 PgOutputMessage::Begin(_) | PgOutputMessage::Relation(_) => {} // start of a transaction, columns of a table
                 change => self.seen.try_send(format!("{change:?}")).map_err(ConsumerError::retry)?,
             }

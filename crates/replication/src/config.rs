@@ -36,7 +36,7 @@ pub struct ManagerConfig {
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct ManagerOutline<'a> {
-    /// How replication connects: to the server itself.
+    /// How replication connects: directly to the server.
     pub connect: &'a PostgresConnect,
     /// How the pools connect, if not like replication.
     pub pooled: Option<&'a PostgresConnect>,
@@ -110,7 +110,7 @@ impl ManagerConfig {
     }
 
     /// Sets another way for the pools to connect, such as PgBouncer in transaction mode.
-    /// Replication always connects to the server itself.
+    /// Replication always connects directly to the server.
     #[must_use]
     pub fn pooled(mut self, connect: PostgresConnect) -> Self {
         self.pooled = Some(connect);
@@ -156,7 +156,7 @@ impl ManagerConfig {
         self
     }
 
-    /// Leaves publication and tables unchanged and only checks them. For a role that owns neither.
+    /// Never changes the publication or its tables, only checks them. For a role that owns neither.
     #[must_use]
     pub fn manual_publication(mut self) -> Self {
         self.manual_publication = true;
@@ -180,7 +180,7 @@ impl ManagerConfig {
     }
 
     /// Closes all connections when the database was unused for this long. The slot retains WAL
-    /// meanwhile.
+    /// while they are closed.
     #[must_use]
     pub fn idle_after(mut self, idle_after: Duration) -> Self {
         self.idle_after = Some(idle_after);

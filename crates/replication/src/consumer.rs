@@ -13,7 +13,8 @@ use crate::core::machine::RecoveryAction;
 use crate::publication::{TableChange, TableName};
 use crate::source::MessageBatch;
 
-/// Receives every committed transaction exactly once, in commit order, and reports what is durable.
+/// Receives every committed transaction exactly once, in commit order, and reports its durable
+/// position.
 ///
 /// The manager makes one call at a time. A call must not block its thread: the same runtime keeps
 /// the connection alive. It may await for any time, and nothing is read from the server meanwhile.
@@ -112,17 +113,17 @@ pub struct ConsumerError {
 }
 
 impl ConsumerError {
-    /// An operator must act. See [`RecoveryAction::Halt`].
+    /// Creates an error that needs an operator. See [`RecoveryAction::Halt`].
     pub fn fatal(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         ConsumerError { action: RecoveryAction::Halt, source: source.into() }
     }
 
-    /// The stream is unusable: recreates the slot and resets the consumer.
+    /// Creates an error of an unusable stream: the manager recreates the slot and resets the consumer.
     pub fn start_over(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         ConsumerError { action: RecoveryAction::RecreateSlot, source: source.into() }
     }
 
-    /// The failure may be temporary: retries.
+    /// Creates an error that may be temporary: the manager retries.
     pub fn retry(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         ConsumerError { action: RecoveryAction::Retry, source: source.into() }
     }

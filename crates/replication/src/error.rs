@@ -2,7 +2,8 @@
 //!
 //! Invariant: the recovery depends on the error variant and the SQLSTATE, never on message texts.
 //! No error contains a password or a value of a row.
-//! Enforced by: one table, [`ReplicationError::action`]; messages about data are replaced.
+//! Enforced by: [`ReplicationError::action`] is the only place that decides. [`safe_text`] replaces
+//! the server's messages about data.
 
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use crate::core::machine::FailureReport;
 pub use crate::core::machine::RecoveryAction;
 use crate::wire::WireError;
 
-/// What the manager was doing on the replication connection.
+/// Operation of the manager on the replication connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum SourceOperation {
@@ -79,7 +80,7 @@ pub enum ReplicationError {
     /// The server returned an error.
     #[error("while {}: {}{}", operation.as_str(), safe_text(error), advice(*operation, error.code()))]
     Server {
-        /// What the manager was doing.
+        /// The manager's operation.
         operation: SourceOperation,
         /// The server's error.
         error: PostgresServerError,
@@ -87,7 +88,7 @@ pub enum ReplicationError {
     /// The connection was lost.
     #[error("while {}: {why}", operation.as_str())]
     Lost {
-        /// What the manager was doing.
+        /// The manager's operation.
         operation: SourceOperation,
         /// Error of the connection.
         why: String,
@@ -95,7 +96,7 @@ pub enum ReplicationError {
     /// The server didn't reply in time.
     #[error("while {}: no reply within {timeout:?}: check the server and the network in between", operation.as_str())]
     NoReply {
-        /// What the manager was doing.
+        /// The manager's operation.
         operation: SourceOperation,
         /// The time limit.
         timeout: Duration,
@@ -105,7 +106,7 @@ pub enum ReplicationError {
         "the server sent nothing for {silence:?}, not even a requested keepalive: the connection counts as dead"
     )]
     Silent {
-        /// Time since its last message.
+        /// Time since the server's last message.
         silence: Duration,
     },
     /// A replication message couldn't be decoded.
@@ -195,7 +196,7 @@ pub enum ReplicationError {
     /// A query's result lacks a value.
     #[error("while {}: the server's result lacks {missing}: check that no proxy is in between", operation.as_str())]
     InvalidResult {
-        /// What the manager was doing.
+        /// The manager's operation.
         operation: SourceOperation,
         /// The missing value.
         missing: &'static str,
@@ -291,7 +292,8 @@ impl From<ReplicationError> for FailureReport {
     }
 }
 
-/// Returns the server's message, unless the SQLSTATE is about data: such messages quote values.
+/// Returns the server's message. If the SQLSTATE is about data, returns a fixed text instead: such
+/// messages quote values.
 fn safe_text(error: &PostgresServerError) -> String {
     match error.code().get(..2) {
         Some("22" | "23") => {
@@ -303,13 +305,13 @@ fn safe_text(error: &PostgresServerError) -> String {
 
 fn connect_action(error: &PostgresError) -> RecoveryAction {
     match error.kind() {
-        // A password, pg_hba.conf, a missing database, a client certificate.
+        // Causes: password, pg_hba.conf, missing database, client certificate.
         ConnectionErrorKind::Refused => RecoveryAction::Halt,
         ConnectionErrorKind::Credentials | ConnectionErrorKind::Full | ConnectionErrorKind::Unreachable => {
             RecoveryAction::Retry
         }
         ConnectionErrorKind::Other => match error {
-            // A server without TLS, an untrusted certificate, a server that isn't Postgres.
+            // Causes: server without TLS, untrusted certificate, server that isn't Postgres.
             PostgresError::NoTls { .. } | PostgresError::Tls { .. } | PostgresError::NotPostgres { .. } => {
                 RecoveryAction::Halt
             }
@@ -338,6 +340,7 @@ fn server_action(operation: SourceOperation, sqlstate: &str) -> RecoveryAction {
     }
 }
 
+/// Returns what an operator can do about an SQLSTATE, as the end of an error text; may be empty.
 fn advice(operation: SourceOperation, sqlstate: &str) -> &'static str {
     match (sqlstate, operation) {
         ("42501", SourceOperation::PreparePublication) => {

@@ -3,7 +3,7 @@
 //!
 //! A [`Manager`] holds one replication connection. It takes a lock, prepares a publication and a
 //! slot, streams changes to your [`Consumer`], and acknowledges only positions that the consumer
-//! has made durable. It reconnects by itself.
+//! has made durable. It reconnects automatically.
 //!
 //! ```
 //! use forebay_replication::reservoir::PostgresConnect;
@@ -28,8 +28,8 @@
 //!      │ events (64)          ▲ status: step, seven conditions, last failure
 //!      ▼                      │
 //!  worker.rs ── event ──▶ core/machine ── effects ──▶ source/           one replication connection
-//!      ▲                  pure, gets now              pools.rs          two views of one reservoir
-//!      └───────────── results as events ◀──────────── manager_tasks.rs  SQL beside the stream
+//!      ▲                  pure, takes now             pools.rs          two views of one reservoir
+//!      └───────────── results as events ◀──────────── manager_tasks.rs  SQL outside the stream
 //!
 //!  source/: connect ▶ inspect server ▶ lock ▶ publication, slot, settings
 //!           ▶ continue or reset the consumer (core/continuity)
@@ -39,12 +39,12 @@
 //!
 //! # Invariants
 //!
-//! Invariant: at most one replication connection is open, and one instance holds the lock. The
-//! consumer receives every committed transaction completely, once, in commit order. The server
+//! Invariant: at most one replication connection is open, and at most one instance holds the lock.
+//! The consumer receives every committed transaction completely, once, in commit order. The server
 //! receives only positions that the consumer has made durable.
-//! Enforced by: a pure state machine (`core/machine`), an advisory lock of the replication
-//! connection itself (`source/lock.rs`), acknowledgements of durable positions only
-//! (`core/progress.rs`), and a comparison of both sides' positions at each start
+//! Enforced by: a pure state machine (`core/machine`), an advisory lock taken on the replication
+//! connection (`source/lock.rs`), acknowledgements of durable positions only (`core/progress.rs`),
+//! and a comparison of the server's and the consumer's positions at each start
 //! (`core/continuity.rs`).
 //! Out of scope: decoding (`forebay_pgoutput`), dialing and TLS (`forebay_reservoir`), storage
 //! (your consumer).
@@ -54,12 +54,12 @@
 //! | Every committed transaction arrives completely, exactly once, in commit order. | `every_committed_change_arrives_once_seeds_1_to_5`, `interleaved_transactions_arrive_complete_in_commit_order` |
 //! | Rolled back changes never arrive. | `rolled_back_changes_never_arrive_not_even_as_an_empty_transaction` |
 //! | Only durable positions are acknowledged. | `only_durable_positions_are_acknowledged`, `acknowledgements_never_decrease_and_never_pass_the_received_position` |
-//! | One instance streams; another takes over when it ends or is lost. | `of_several_instances_one_streams_however_often_it_is_ended`, `random_histories_keep_one_connection_and_every_state_can_be_left` |
+//! | One instance streams. When it ends or is lost, another takes over. | `of_several_instances_one_streams_however_often_it_is_ended`, `random_histories_keep_one_connection_and_every_state_can_be_left` |
 //! | A live holder of the lock is never terminated. | `a_holder_that_runs_queries_or_is_in_another_database_is_never_terminated`, `a_silent_holder_with_an_active_slot_is_not_terminated` |
-//! | Another history resets the consumer; a promotion that kept the slot doesn't. | `a_recovery_to_a_point_before_the_bookmark_resets_the_consumer`, `a_promotion_that_kept_the_slot_continues_without_loss_or_repetition` |
+//! | A changed server history resets the consumer; a promotion that kept the slot doesn't. | `a_recovery_to_a_point_before_the_bookmark_resets_the_consumer`, `a_promotion_that_kept_the_slot_continues_without_loss_or_repetition` |
 //! | Memory is bounded for any transaction size and any consumer speed. | `one_transaction_of_two_million_rows_takes_less_than_200_megabytes`, `memory_is_bounded_while_the_consumer_is_slow_or_stuck` |
-//! | Status updates are sent in time, however long the consumer takes. | `a_consumer_stuck_for_longer_than_the_servers_timeout_stays_connected` |
-//! | An idle database retains no WAL of other databases. | `an_idle_database_retains_no_wal_of_other_databases` |
+//! | Status updates are sent before the server's timeout, however long the consumer takes. | `a_consumer_stuck_for_longer_than_the_servers_timeout_stays_connected` |
+//! | The slot of an idle database doesn't retain the WAL of other databases. | `an_idle_database_retains_no_wal_of_other_databases` |
 //! | A recent transaction is read without delay. | `a_recent_transaction_is_read_without_delay` |
 //! | A manually managed publication is never changed. | `a_manual_publication_is_not_changed_even_by_its_owner` |
 //!
@@ -70,7 +70,7 @@
 //! | order of steps, timers, retries, sleep | `core/machine`, `core/step.rs` |
 //! | shutdown order and deadlines | `core/machine/shutdown.rs` |
 //! | whether the consumer continues or is reset | `core/continuity.rs` |
-//! | what is acknowledged, and when | `core/progress.rs` |
+//! | which positions are acknowledged, and when | `core/progress.rs` |
 //! | which lock holder may be terminated | `core/lock_breaker.rs`; the SQL in `source/lock.rs` |
 //! | every error, its recovery and its advice | `error.rs` |
 //! | startup, SCRAM | `wire/start.rs`, `wire/auth.rs` |
@@ -81,42 +81,44 @@
 //!
 //! # Decisions
 //!
-//! - **Lock.** The replication connection takes the advisory lock itself, so both end together. It
-//!   polls once a second: a backend that waited in `pg_advisory_lock` would hold back vacuum. If
-//!   the network died silently, the previous backend of this instance may still hold the lock; it
-//!   is identified by process id and start time, and terminated.
-//! - **Abandoned holders.** A holder counts as abandoned after [`LockTimeouts`]. Check and
-//!   termination are one statement. A live holder runs a query six times within the silence
-//!   timeout.
-//! - **Failures.** A failure abandons the replication connection; pools and consumer stay. A
-//!   failure that needs an operator halts the manager only before its first success. Later it is
-//!   retried, since a rotated password or a restored server comes back.
-//! - **Reset.** The consumer records each position before it is acknowledged, so a slot ahead of
-//!   the consumer proves loss. The consumer is also reset by a new slot, another publication (by
-//!   oid), another cluster, or a timeline that branched off before the bookmark. A promotion after
-//!   the bookmark continues.
+//! - **Lock.** The replication connection holds the advisory lock, so the server releases the lock
+//!   when the connection ends. The manager polls the lock once a second: a backend that waited in
+//!   `pg_advisory_lock` would hold back vacuum. After a silent network failure, the previous
+//!   backend of this instance may still hold the lock. The manager identifies it by process id and
+//!   start time, and terminates it.
+//! - **Abandoned holders.** A holder counts as abandoned after [`LockTimeouts`]. One SQL statement
+//!   checks the holder again and terminates it. A live holder runs a query six times within the
+//!   silence timeout.
+//! - **Failures.** After a failure the manager drops the replication connection, and keeps the
+//!   pools and the consumer. A failure that needs an operator halts the manager only before its
+//!   first success. Later the manager retries it, since the cause may be temporary, such as a
+//!   password rotation.
+//! - **Reset.** The consumer records each position before the manager acknowledges it. So if the
+//!   slot is ahead of the consumer, changes are lost. The consumer is also reset by a new slot,
+//!   another publication (by oid), another cluster, or a timeline that branched off before the
+//!   bookmark. If the promotion was at or after the bookmark, the stream continues.
 //! - **New publication, new slot.** Decoding uses the catalog as of the decoded position, so a slot
-//!   never sees a younger publication. PostgreSQL 18 only warns if the publication is missing;
-//!   reconciliation detects it.
-//! - **Rights.** Managed databases grant replication by membership, so the right is not queried:
-//!   the connection attempt shows it.
+//!   can't use a publication that was created after that position. PostgreSQL 18 only warns if the
+//!   publication is missing; reconciliation detects it.
+//! - **Rights.** Managed databases grant replication by role membership, so the manager doesn't
+//!   query the right. If it is missing, the server refuses the connection.
 //! - **Blocked setup.** Slot creation waits for open transactions. The log and the condition
 //!   `replication_client_ready` name the blocking transaction.
 //! - **Backpressure.** Rows are borrowed from the read buffer. Nothing is read while the consumer
 //!   is busy; status updates continue.
 //! - **Coalescing.** Between transactions, reads are at least 1 ms apart, or 2 ms after a burst. A
-//!   single transaction never waits; thousands per second share one read, one sync and one write
-//!   per client.
-//! - **Stop before release.** The consumer stops writing while the lock is held, so the next
-//!   instance finds everything written. Nothing is saved or dropped without the lock.
+//!   single transaction never waits. At thousands per second, all transactions of one read share
+//!   one sync and one write per client.
+//! - **Stop before release.** The consumer stops writing before the lock is released, so the next
+//!   instance reads a complete store. Nothing is saved or dropped without the lock.
 //! - **Gaps.** [`TablePublication::membership`] changes when a table is removed from the
-//!   publication and added again, even while no manager runs. The consumer is notified until it has
-//!   taken the change.
+//!   publication and added again, even while no manager runs. The manager repeats the notification
+//!   until the consumer accepts it.
 //! - **Ready.** The manager is ready once the server has confirmed the stream. The backoff is reset
 //!   when a change became durable, or after 30 s.
-//! - **Not detected.** A server whose disk was restored to an earlier state on the same timeline,
-//!   once it has written past the bookmark. Two clusters promoted from one parent to the same
-//!   timeline number.
+//! - **Not detected.** First: a server whose disk was restored to an earlier state on the same
+//!   timeline, once that server has written past the bookmark. Second: two clusters promoted from
+//!   one parent to the same timeline number.
 
 mod config;
 mod consumer;

@@ -33,7 +33,7 @@ struct ManagerInner {
     _alive: oneshot::Sender<()>,
 }
 
-/// Why waiting for the manager is futile.
+/// Why the manager will not become ready.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotReady {
@@ -56,8 +56,8 @@ impl Manager {
     /// [`status`](Self::status).
     pub fn start<C: Consumer>(config: ManagerConfig, consumer: C) -> Result<Self, ManagerConfigError> {
         config.check()?;
-        let (alive, gone) = oneshot::channel();
-        let (context, status, gauges) = worker::start(config, consumer, gone);
+        let (alive, handles_dropped) = oneshot::channel();
+        let (context, status, gauges) = worker::start(config, consumer, handles_dropped);
         Ok(Manager { inner: Arc::new(ManagerInner { context, status, gauges, _alive: alive }) })
     }
 
@@ -71,7 +71,7 @@ impl Manager {
         self.inner.gauges.positions()
     }
 
-    /// Returns a receiver of the status. A slow receiver sees only the latest change.
+    /// Returns a receiver of the status. A slow receiver gets only the latest one.
     pub fn watch(&self) -> watch::Receiver<ManagerStatus> {
         self.inner.status.clone()
     }
@@ -238,13 +238,13 @@ impl Manager {
         let before = position(&status.borrow());
         self.send(Event::Retry).await?;
         if matches!(before.0, ManagerStep::Halted | ManagerStep::BackingOff) {
-            // A later `ready()` must not see the old halt.
+            // A later `ready()` must not read the old halt.
             status.wait_for(|status| position(status) != before).await.map_err(|_| NotReady::Stopped)?;
         }
         Ok(())
     }
 
-    /// Shuts down step by step, each step within its deadline, and waits for the end.
+    /// Shuts down step by step, each step within its deadline. Returns when the manager has ended.
     pub async fn shutdown(&self) {
         self.stop(false).await;
     }

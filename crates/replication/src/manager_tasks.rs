@@ -1,8 +1,8 @@
-//! SQL tasks of the manager beside the stream: diagnosis, measurement, reconciliation, cleanup.
+//! SQL tasks of the manager outside the stream: diagnosis, measurement, reconciliation, cleanup.
 //!
 //! Invariant: tasks make no decisions. They report to the machine as events, and at most one task
 //! of a kind runs at a time.
-//! Enforced by: [`run_once`].
+//! Enforced by: [`run_unless_running`].
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -33,7 +33,7 @@ const DROP_TIMEOUT: Duration = Duration::from_millis(4_500);
 /// Delay before an active slot is dropped again.
 const DROP_RETRY_DELAY: Duration = Duration::from_millis(100);
 /// First version with `pg_log_standby_snapshot()`.
-const STANDBY_SNAPSHOT: u64 = 160_000;
+const STANDBY_SNAPSHOT_VERSION: u64 = 160_000;
 
 /// Starts the tasks, and aborts them when dropped.
 pub(crate) struct ManagerTasks {
@@ -72,7 +72,7 @@ impl ManagerTasks {
     /// Reports what blocks the setup, and asks an idle server to log a snapshot.
     pub(crate) fn diagnose_setup(&mut self, attempt: AttemptId) {
         let (config, gauges, events) = (self.config.clone(), self.gauges.clone(), self.events.clone());
-        run_once(&mut self.diagnosis, async move {
+        run_unless_running(&mut self.diagnosis, async move {
             let Ok(client) = connect_directly(&config).await else { return };
             let why = match blocking_reason(&client, &gauges).await {
                 Ok(why) => why,
@@ -102,7 +102,7 @@ impl ManagerTasks {
     /// Reconciles the publication with the tracked tables.
     pub(crate) fn reconcile(&mut self) {
         let (context, gauges) = (self.context.clone(), self.gauges.clone());
-        run_once(&mut self.reconciliation, async move {
+        run_unless_running(&mut self.reconciliation, async move {
             if let Err(error) = reconcile(&context, &gauges).await {
                 tracing::warn!(%error, "reconciliation failed");
             }
@@ -112,7 +112,7 @@ impl ManagerTasks {
     /// Updates the metrics of the stream and the slot.
     pub(crate) fn measure_slot(&mut self) {
         let (context, gauges, slot) = (self.context.clone(), self.gauges.clone(), self.config.slot.clone());
-        run_once(&mut self.measurement, async move {
+        run_unless_running(&mut self.measurement, async move {
             let positions = gauges.positions();
             ::metrics::gauge!(metrics::RECEIVED).set(positions.received as f64);
             ::metrics::gauge!(metrics::DURABLE).set(positions.durable as f64);
@@ -171,7 +171,8 @@ impl ManagerTasks {
         });
     }
 
-    /// Drops slot and publication while holding the lock: another holder still needs them.
+    /// Drops slot and publication while holding the lock: if another instance holds it, that
+    /// instance needs them.
     pub(crate) fn drop_slot(&mut self) {
         let (context, config) = (self.context.clone(), self.config.clone());
         self.stop_step(StopStep::DroppingSlot, async move {
@@ -194,7 +195,7 @@ impl ManagerTasks {
     fn stop_step(&mut self, step: StopStep, work: impl Future<Output = ()> + Send + 'static) {
         let events = self.events.clone();
         let task = tokio::spawn(async move {
-            // Longer than the machine's deadline of any step here; ends a step that the machine has
+            // Longer than the machine's deadline of any step here. Ends a step that the machine has
             // skipped.
             if tokio::time::timeout(Duration::from_secs(10), work).await.is_err() {
                 tracing::warn!(step = %crate::core::step::ManagerStep::Stopping(step), "shutdown step timed out");
@@ -222,7 +223,7 @@ pub(crate) async fn reconcile(context: &ManagerContext, gauges: &Gauges) -> Resu
 }
 
 /// Starts a task unless the last one of its kind is still running.
-fn run_once(last: &mut Option<AbortOnDrop>, work: impl Future<Output = ()> + Send + 'static) {
+fn run_unless_running(last: &mut Option<AbortOnDrop>, work: impl Future<Output = ()> + Send + 'static) {
     if last.as_ref().is_none_or(|task| task.0.is_finished()) {
         *last = Some(AbortOnDrop(tokio::spawn(work)));
     }
@@ -239,7 +240,7 @@ async fn admin(context: &ManagerContext) -> Result<ConnectionGuard<PostgresClien
     pools.admin().await.map_err(|error| error.to_string())
 }
 
-/// Opens a connection to the server itself, for when the pools are closed or use a pooler.
+/// Opens a connection directly to the server. Needed if the pools are closed or use a pooler.
 async fn connect_directly(config: &ManagerConfig) -> Result<PostgresClient, ConnectionError> {
     let credentials = config.connect.credentials().await?;
     config.connect.connect(credentials).await
@@ -254,8 +255,8 @@ enum ServerCleanup {
 }
 
 impl ServerCleanup {
-    /// Runs on a pooled connection, or else on a direct one: the pools may be closed, busy, or lack
-    /// the right.
+    /// Runs on a pooled connection. If that fails, runs on a direct one: the pools may be closed or
+    /// busy, or their role may lack the right.
     async fn run(self, context: &ManagerContext, config: &ManagerConfig) -> Result<(), String> {
         if let Ok(Ok(client)) = tokio::time::timeout(CHECKOUT_TIMEOUT, admin(context)).await
             && self.run_on(&client, config).await.is_ok()
@@ -357,7 +358,7 @@ async fn blocking_reason(
              PREPARED or ROLLBACK PREPARED in that database"
         ));
     }
-    if gauges.server_version.load(Ordering::Relaxed) >= STANDBY_SNAPSHOT {
+    if gauges.server_version.load(Ordering::Relaxed) >= STANDBY_SNAPSHOT_VERSION {
         // A slot starts at a record of the running transactions, which an idle server rarely
         // writes.
         match client.simple_query("SELECT pg_log_standby_snapshot()").await {

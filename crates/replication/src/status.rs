@@ -48,7 +48,7 @@ pub enum ConnectionStatus {
     WaitingOnLock,
     /// Connecting, for the first time or again.
     Starting,
-    /// The server streams, or is asked to.
+    /// The server streams, or was sent `START_REPLICATION`.
     Up,
     /// The database is idle: no connection is open.
     Sleeping,

@@ -96,11 +96,14 @@ struct RunningSource {
     task: AbortHandle,
 }
 
-/// Starts the worker's task. It shuts down when `gone` resolves.
+/// Starts the worker's task. It shuts down when `handles_dropped` resolves: the last [`Manager`]
+/// handle was dropped.
+///
+/// [`Manager`]: crate::Manager
 pub(crate) fn start<C: Consumer>(
     config: ManagerConfig,
     consumer: C,
-    gone: oneshot::Receiver<()>,
+    handles_dropped: oneshot::Receiver<()>,
 ) -> (Arc<ManagerContext>, watch::Receiver<ManagerStatus>, Arc<Gauges>) {
     metrics::describe();
     let now = now();
@@ -130,15 +133,15 @@ pub(crate) fn start<C: Consumer>(
         ending: None,
         checkpointing: None,
     };
-    tokio::spawn(worker.run(inbox, gone));
+    tokio::spawn(worker.run(inbox, handles_dropped));
     (context, status_receiver, gauges)
 }
 
 impl<C: Consumer> ManagerWorker<C> {
-    async fn run(mut self, mut inbox: mpsc::Receiver<Event>, mut gone: oneshot::Receiver<()>) {
+    async fn run(mut self, mut inbox: mpsc::Receiver<Event>, mut handles_dropped: oneshot::Receiver<()>) {
         let mut effects = Vec::new();
         let mut event = Event::Start;
-        let mut has_owner = true;
+        let mut has_handles = true;
         loop {
             self.step_machine(event, &mut effects);
             for effect in effects.drain(..) {
@@ -157,8 +160,8 @@ impl<C: Consumer> ManagerWorker<C> {
             event = tokio::select! {
                 Some(event) = inbox.recv() => event,
                 () = timer => Event::Tick,
-                _ = &mut gone, if has_owner => {
-                    has_owner = false;
+                _ = &mut handles_dropped, if has_handles => {
+                    has_handles = false;
                     Event::Shutdown { drop_slot: false }
                 }
             };
@@ -169,7 +172,8 @@ impl<C: Consumer> ManagerWorker<C> {
         let now = now();
         let (last, busy) = self.context.usage.last_use();
         self.machine.set_use(if busy { now } else { last }, busy);
-        // A user admitted since then keeps the gate open. A closed gate admits none.
+        // If a user was admitted after `last_use`, `close` fails and the machine stays awake. A
+        // closed gate admits no user.
         if self.machine.is_sleep_due(now) && !self.context.usage.close() {
             self.machine.set_use(now, true);
         }
@@ -357,7 +361,7 @@ impl<C> Drop for ManagerWorker<C> {
         if let Some(source) = &self.source {
             source.task.abort();
         }
-        // A dropped worker must not leave a status that says ready.
+        // A dropped worker must not leave a status in which the manager is ready.
         if self.machine.step() != ManagerStep::Stopped {
             self.machine.mark_dead(now());
             self.status.send_replace(ManagerStatus::of(&self.machine));

@@ -20,14 +20,14 @@ use crate::server_process::{LaunchSpec, ServerProcess, server_controls};
 
 const PROGRAM: &str = "ministack";
 const SERVER: &str = "hypercorn";
-const DEADLINE: Duration = Duration::from_secs(60);
+const START_STOP_TIMEOUT: Duration = Duration::from_secs(60);
 const PORT_TRIES: u32 = 10;
 /// Virtual environment that script/bootstrap creates.
 const WORKSPACE_VENV: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/venv");
 
 /// DynamoDB endpoint on 127.0.0.1; stopped when dropped.
 ///
-/// It accepts all credentials and regions. All data is in memory: [`DynamoDb::kill`] loses it.
+/// It accepts all credentials and regions. All data is in memory and is lost by [`DynamoDb::kill`].
 #[derive(Debug)]
 pub struct DynamoDb {
     port: u16,
@@ -56,7 +56,7 @@ impl DynamoDb {
     /// Use your own table in it. Don't use the control functions on it.
     ///
     /// # Panics
-    /// If it can't be started.
+    /// Panics if it can't be started.
     pub fn shared() -> &'static DynamoDb {
         static SHARED: OnceLock<DynamoDb> = OnceLock::new();
         extern "C" fn discard() {
@@ -91,13 +91,14 @@ impl DynamoDb {
 
 server_controls!(DynamoDb);
 
-/// Finds hypercorn beside ministack: in `FOREBAY_VENV`, in the workspace's environment, or on the
-/// PATH.
+/// Finds hypercorn in the folder of ministack: in `FOREBAY_VENV`, in the workspace's environment,
+/// or on the PATH.
 fn find() -> Result<PathBuf, StartError> {
-    let named = env::var_os("FOREBAY_VENV").map(PathBuf::from);
-    let folders: Vec<_> = named.into_iter().chain([PathBuf::from(WORKSPACE_VENV)]).collect();
-    let beside = folders.iter().map(|folder| folder.join("bin").join(PROGRAM)).find(|file| is_program(file));
-    let ministack = match beside {
+    let configured = env::var_os("FOREBAY_VENV").map(PathBuf::from);
+    let folders: Vec<_> = configured.into_iter().chain([PathBuf::from(WORKSPACE_VENV)]).collect();
+    let installed =
+        folders.iter().map(|folder| folder.join("bin").join(PROGRAM)).find(|file| is_program(file));
+    let ministack = match installed {
         Some(file) => file,
         None => program::find(PROGRAM).map_err(|error| match error {
             StartError::NotFound { program, searched } => {
@@ -111,7 +112,7 @@ fn find() -> Result<PathBuf, StartError> {
     if is_program(&server) {
         return Ok(server);
     }
-    let searched = format!("beside {}", ministack.display());
+    let searched = format!("next to {}", ministack.display());
     Err(StartError::NotFound { program: SERVER.to_owned(), searched })
 }
 
@@ -145,24 +146,24 @@ fn start_on(port: u16, program: &Path, folder: &Arc<Folder>) -> Result<DynamoDb,
         user: None,
         death_signal: libc::SIGKILL,
         stop_signal: libc::SIGTERM,
-        deadline: DEADLINE,
+        timeout: START_STOP_TIMEOUT,
         socket,
         is_ready,
     };
     Ok(DynamoDb { port, server: ServerProcess::start(launch, Arc::clone(folder))? })
 }
 
-/// Sends a first request, which also loads the service.
+/// Returns true if the server responds to a first request, which also loads the service.
 fn is_ready(socket: &Path) -> bool {
-    const ASK: &str = "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-amz-json-1.0\r\n\
+    const REQUEST: &str = "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-amz-json-1.0\r\n\
         X-Amz-Target: DynamoDB_20120810.ListTables\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}";
-    let ask = || {
+    let list_tables = || {
         let mut stream = UnixStream::connect(socket)?;
         stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-        stream.write_all(ASK.as_bytes())?;
+        stream.write_all(REQUEST.as_bytes())?;
         let mut head = [0; 12];
         stream.read_exact(&mut head)?;
         Ok::<_, io::Error>(str::from_utf8(&head).is_ok_and(|head| head.ends_with(" 200")))
     };
-    ask().unwrap_or(false)
+    list_tables().unwrap_or(false)
 }

@@ -1,4 +1,4 @@
-//! Errors of a server's start. Each message says what to do next or shows the server's log.
+//! Errors of starting a server. Each text has the next action or the end of the server's log.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
@@ -17,7 +17,7 @@ pub enum StartError {
     NotFound {
         /// Program that was searched for.
         program: String,
-        /// Searched places.
+        /// Locations that were searched.
         searched: String,
     },
     /// A file or folder of the server could not be created.
@@ -72,7 +72,7 @@ pub enum StartError {
         log: String,
     },
     /// The server runs, but was not ready in time.
-    #[error("{name} did not answer within {waited:?}; the end of its log:\n{log}")]
+    #[error("{name} was not ready within {waited:?}; the end of its log:\n{log}")]
     Silent {
         /// Program.
         name: &'static str,
@@ -95,10 +95,11 @@ pub enum StartError {
 
 impl StartError {
     /// Returns a function for `map_err` that adds the path.
-    pub(crate) fn at(path: &Path) -> impl FnOnce(io::Error) -> StartError {
+    pub(crate) fn with_path(path: &Path) -> impl FnOnce(io::Error) -> StartError {
         |source| StartError::Folder { path: path.to_owned(), source }
     }
 
+    /// Returns the error of a copy that failed.
     pub(crate) fn original(source: io::Error) -> StartError {
         StartError::Original { source }
     }

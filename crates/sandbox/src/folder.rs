@@ -1,9 +1,9 @@
-//! Temporary folders, one per server, in memory if enough is free.
+//! Temporary folders, one per server; in memory if enough memory is free.
 //!
 //! Invariant: a folder is removed with its server or, if its owner was killed, by the next start of
 //! any sandbox.
-//! Enforced by: the folder's name contains the owner's pid and start time, so the sweep detects
-//! dead owners even if a pid was reused.
+//! Enforced by: the folder's name contains the owner's pid and start time, so [`sweep`] detects an
+//! ended owner even if its pid was reused.
 
 use std::ffi::CString;
 use std::mem::MaybeUninit;
@@ -17,34 +17,37 @@ use crate::error::StartError;
 use crate::proc;
 
 const PREFIX: &str = "forebay-sandbox-";
-/// A Postgres has a thousand files: 0.1 s here, up to 1 s on a busy disk.
-const MEMORY: &str = "/dev/shm";
-/// Minimum free memory; with less, the folder is on disk. Containers often have 64 MiB.
-const PLENTY_BYTES: u64 = 4 << 30;
+/// File system in memory. Creating the thousand files of a Postgres takes 0.1 s in it, and up to
+/// 1 s on a busy disk.
+const MEMORY_FOLDER: &str = "/dev/shm";
+/// Minimum free bytes of [`MEMORY_FOLDER`]; with less, the folder is on disk. Containers often have
+/// only 64 MiB there.
+const MIN_FREE_BYTES: u64 = 4 << 30;
 
-/// Private folder; dropping it kills all processes in it and removes it.
+/// Private folder. Dropping it kills all processes whose working directory is in it, and removes
+/// it.
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
 }
 
 impl Folder {
-    /// Creates a folder and removes those of dead owners.
+    /// Creates a folder, and removes the folders of owners that have ended.
     ///
     /// The folder is below `TMPDIR` if that is set, else in memory, else in the default temporary
     /// folder.
     ///
     /// # Errors
-    /// If it can't be created.
+    /// Fails if it can't be created.
     pub fn create() -> Result<Folder, StartError> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let (memory, base) = (Path::new(MEMORY), env::temp_dir());
+        let (memory, base) = (Path::new(MEMORY_FOLDER), env::temp_dir());
         sweep(memory);
         sweep(&base);
-        let in_memory = env::var_os("TMPDIR").is_none() && free_bytes(memory) >= PLENTY_BYTES;
+        let in_memory = env::var_os("TMPDIR").is_none() && free_bytes(memory) >= MIN_FREE_BYTES;
         let base = if in_memory { memory.to_owned() } else { base };
         // `/proc` shows resolved paths, by which a server's processes are found.
-        let base = base.canonicalize().map_err(StartError::at(&base))?;
+        let base = base.canonicalize().map_err(StartError::with_path(&base))?;
 
         let started = proc::stat(process::id()).map_or(0, |stat| stat.started);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -69,7 +72,7 @@ impl Folder {
         }
     }
 
-    /// Kills the processes in the folder and removes it; does nothing the second time.
+    /// Kills the processes in the folder and removes it. A second call does nothing.
     pub(crate) fn remove(&self) {
         remove(&self.path);
     }
@@ -90,8 +93,8 @@ fn remove(folder: &Path) {
 
 /// Removes the System V segment of a killed Postgres.
 ///
-/// Otherwise only the next start on the same data would free it, and a system has 4096 segments.
-/// The lock file, which a killed Postgres also leaves, contains the segment's id.
+/// Otherwise only the next start on the same data would free it. A system has at most 4096
+/// segments. The lock file, which a killed Postgres also leaves, contains the segment's id.
 fn release_shared_memory(folder: &Path) {
     let Ok(lock) = fs::read_to_string(folder.join("data/postmaster.pid")) else { return };
     let id = lock.lines().nth(6).and_then(|line| line.split_ascii_whitespace().nth(1));
@@ -101,7 +104,7 @@ fn release_shared_memory(folder: &Path) {
     }
 }
 
-/// Returns the bytes that may be written in the folder; 0 if it doesn't exist.
+/// Returns the free bytes of the folder's file system; 0 if the folder doesn't exist.
 fn free_bytes(folder: &Path) -> u64 {
     let Ok(path) = CString::new(folder.as_os_str().as_bytes()) else { return 0 };
     let mut stat = MaybeUninit::<libc::statvfs>::uninit();
@@ -115,6 +118,7 @@ fn free_bytes(folder: &Path) -> u64 {
     stat.f_bavail.saturating_mul(stat.f_frsize)
 }
 
+/// Removes the folders below `base` whose owner has ended.
 fn sweep(base: &Path) {
     let Ok(entries) = fs::read_dir(base) else { return };
     for entry in entries.flatten() {
@@ -154,16 +158,16 @@ mod tests {
     fn a_folder_is_removed_on_drop_and_a_dead_owners_folder_by_the_next_start() {
         let mut ended = process::Command::new("true").spawn().expect("true runs");
         ended.wait().expect("it can be waited for");
-        let dead = env::temp_dir().join(format!("{PREFIX}{}-1-0", ended.id()));
-        fs::create_dir_all(dead.join("data")).expect("the temporary folder is writable");
+        let abandoned = env::temp_dir().join(format!("{PREFIX}{}-1-0", ended.id()));
+        fs::create_dir_all(abandoned.join("data")).expect("the temporary folder is writable");
 
         let folder = Folder::create().expect("a folder");
         let path = folder.path().to_owned();
         assert!(path.is_dir());
-        assert!(!dead.exists());
+        assert!(!abandoned.exists());
 
         let other = Folder::create().expect("another folder");
-        assert!(path.is_dir(), "the folder of a living owner stays");
+        assert!(path.is_dir(), "the folder of a running owner stays");
         drop((folder, other));
         assert!(!path.exists());
     }

@@ -6,15 +6,15 @@
 //! Enforced by: dropping the handle kills and reaps the server and removes its folder. The kernel
 //! signals the server when the process ends (`spawn.rs`). The next start removes the folders of
 //! killed processes (`folder.rs`).
-//! Out of scope: tokio, clients, test fixtures. Linux only: the crate reads `/proc` and uses the
-//! parent-death signal.
+//! Out of scope: tokio, clients, test fixtures. The crate is for Linux only: it reads `/proc` and
+//! uses the parent-death signal.
 //!
 //! ```
 //! use forebay_sandbox::{Postgres, Redis};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let redis = Redis::builder().password("secret").tls().start()?;
-//! let url = redis.tls_url(); // rediss://localhost:PORT, signed by redis.ca_pem()
+//! let url = redis.tls_url(); // rediss://localhost:PORT; its authority: redis.ca_pem()
 //!
 //! redis.kill(); // like a crash
 //! redis.revive()?; // with the same ports and files
@@ -35,13 +35,13 @@
 //! | guarantee | test |
 //! |---|---|
 //! | Dropping a handle ends the server and removes its folder. | `dropping_a_handle_ends_the_process_and_removes_the_folder` |
-//! | A killed process takes its servers with it. | `servers_end_with_a_killed_owner_and_the_next_start_removes_its_folders` |
-//! | No port is given to two servers. | `no_port_is_returned_twice` |
+//! | When a process is killed, its servers end. | `servers_end_with_a_killed_owner_and_the_next_start_removes_its_folders` |
+//! | No port is returned twice. | `no_port_is_returned_twice` |
 //!
 //! | topic | file |
 //! |---|---|
 //! | start, stop, kill, freeze, restart of any server | `server_process.rs` |
-//! | processes that end with this one | `spawn.rs` |
+//! | spawning servers that end with this process | `spawn.rs` |
 //! | temporary folders, ports, users | `folder.rs`, `port.rs`, `system_user.rs` |
 //! | Postgres: versions, clusters, settings | `postgres/programs.rs`, `postgres/cluster.rs`, `postgres/builder.rs` |
 //! | Postgres: standbys, backups, point-in-time recovery | `postgres/standby.rs`, `postgres/backup.rs`, `postgres/recovery.rs` |

@@ -18,9 +18,9 @@ use crate::system_user::{SystemUser, change_owner, unprivileged_user};
 
 const PROGRAM: &str = "pgbouncer";
 /// Path of Debian's package, which may not be on the PATH.
-const DISTRIBUTION: &str = "/usr/sbin/pgbouncer";
+const DISTRIBUTION_PROGRAM: &str = "/usr/sbin/pgbouncer";
 const SUPERUSER: &str = "postgres";
-const DEADLINE: Duration = Duration::from_secs(15);
+const START_STOP_TIMEOUT: Duration = Duration::from_secs(15);
 const PORT_TRIES: u32 = 10;
 
 /// PgBouncer on 127.0.0.1; stopped when dropped.
@@ -34,7 +34,7 @@ pub struct PgBouncer {
 }
 
 impl PgBouncer {
-    /// Returns a builder. By default PgBouncer runs in session mode and asks for no password.
+    /// Returns a builder. By default PgBouncer runs in session mode and requires no password.
     pub fn builder(postgres: &Postgres) -> PgBouncerBuilder {
         let target = format!("* = host={} port={}", postgres.socket_dir().display(), postgres.port());
         PgBouncerBuilder { target, settings: Vec::new(), users: BTreeMap::new() }
@@ -88,7 +88,7 @@ impl PgBouncerBuilder {
     /// Adds a setting to the section `pgbouncer` of pgbouncer.ini. It overrides the defaults.
     ///
     /// # Panics
-    /// If the setting contains a line break.
+    /// Panics if the setting contains a line break.
     pub fn config(mut self, key: &str, value: &str) -> Self {
         let line = format!("{key} = {value}");
         assert!(!line.contains(['\n', '\r']), "a setting is one line: {line:?}");
@@ -101,13 +101,13 @@ impl PgBouncerBuilder {
     /// # Errors
     /// See [`StartError`].
     pub fn start(self) -> Result<PgBouncer, StartError> {
-        let distribution = PathBuf::from(DISTRIBUTION);
+        let distribution = PathBuf::from(DISTRIBUTION_PROGRAM);
         let program = match program::find(PROGRAM) {
             Err(_) if is_program(&distribution) => distribution,
             found => found?,
         };
         let (user, folder) = (unprivileged_user(), Arc::new(Folder::create()?));
-        change_owner(folder.path(), user).map_err(StartError::at(folder.path()))?;
+        change_owner(folder.path(), user).map_err(StartError::with_path(folder.path()))?;
         let mut tries = 1;
         loop {
             match self.start_on(free_port(), &program, user, &folder) {
@@ -128,7 +128,7 @@ impl PgBouncerBuilder {
             [("pgbouncer.ini", self.ini(port)), ("users", self.user_list()), ("hba", self.hba_text())];
         for (name, text) in files {
             let path = folder.write(name, &text)?;
-            change_owner(&path, user).map_err(StartError::at(&path))?;
+            change_owner(&path, user).map_err(StartError::with_path(&path))?;
         }
         let launch = LaunchSpec {
             name: PROGRAM,
@@ -138,7 +138,7 @@ impl PgBouncerBuilder {
             death_signal: libc::SIGKILL,
             // Stops without waiting for clients.
             stop_signal: libc::SIGTERM,
-            deadline: DEADLINE,
+            timeout: START_STOP_TIMEOUT,
             socket: folder.path().join(format!(".s.PGSQL.{port}")),
             is_ready: |socket| PgConnection::open(socket, "pgbouncer").is_ok(),
         };
@@ -167,7 +167,7 @@ impl PgBouncerBuilder {
 
     /// Returns the user list. It always contains the superuser, for the readiness check.
     fn user_list(&self) -> String {
-        let quote = |word: &str| format!("\"{}\"", word.replace('"', "\"\""));
+        let quote = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
         let mut users = self.users.clone();
         users.entry(SUPERUSER.to_owned()).or_default();
         users.iter().fold(String::new(), |mut text, (name, password)| {

@@ -9,9 +9,9 @@ use std::{fs, thread};
 
 use libc::c_int;
 
-const POLL: Duration = Duration::from_millis(2);
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// Timeout for SIGKILL and SIGSTOP to take effect, in case a process hangs in the kernel.
-const SIGNAL_DEADLINE: Duration = Duration::from_secs(5);
+const SIGNAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Fields of `/proc/PID/stat`.
 #[derive(Debug, PartialEq, Eq)]
@@ -72,13 +72,13 @@ fn signal_until_none(list: impl Fn() -> Vec<u32>, number: c_int) {
     let started_at = Instant::now();
     loop {
         let pids = list();
-        if pids.is_empty() || started_at.elapsed() > SIGNAL_DEADLINE {
+        if pids.is_empty() || started_at.elapsed() > SIGNAL_TIMEOUT {
             return;
         }
         for pid in pids {
             signal(pid, number);
         }
-        thread::sleep(POLL);
+        thread::sleep(POLL_INTERVAL);
     }
 }
 

@@ -15,7 +15,7 @@ use crate::server_process::{LaunchSpec, ServerProcess, server_controls};
 use crate::{certificate, program};
 
 const PROGRAM: &str = "redis-server";
-const DEADLINE: Duration = Duration::from_secs(15);
+const START_STOP_TIMEOUT: Duration = Duration::from_secs(15);
 const PORT_TRIES: u32 = 10;
 
 /// Redis server on 127.0.0.1 and on a Unix socket; stopped when dropped.
@@ -57,7 +57,7 @@ impl Redis {
     /// Use your own keys in it. Don't use the control functions on it.
     ///
     /// # Panics
-    /// If it can't be started.
+    /// Panics if it can't be started.
     pub fn shared() -> &'static Redis {
         static SHARED: OnceLock<Redis> = OnceLock::new();
         extern "C" fn discard() {
@@ -92,7 +92,7 @@ impl Redis {
     /// Returns the TLS port.
     ///
     /// # Panics
-    /// If built without [`RedisBuilder::tls`]; so do the three functions below.
+    /// Panics if built without [`RedisBuilder::tls`]. The three functions below do, too.
     pub fn tls_port(&self) -> u16 {
         self.tls().port
     }
@@ -163,7 +163,7 @@ impl RedisBuilder {
     /// Adds a line to redis.conf. `value` is not quoted, so it may contain several arguments.
     ///
     /// # Panics
-    /// If the setting contains a line break.
+    /// Panics if the setting contains a line break.
     pub fn config(self, key: &str, value: &str) -> Self {
         let value = if value.is_empty() { r#""""# } else { value };
         self.setting(format!("{key} {value}"))
@@ -204,7 +204,7 @@ impl RedisBuilder {
             user: None,
             death_signal: libc::SIGKILL,
             stop_signal: libc::SIGTERM,
-            deadline: DEADLINE,
+            timeout: START_STOP_TIMEOUT,
             socket: socket.clone(),
             is_ready,
         };
@@ -234,7 +234,7 @@ fn prepare_tls(folder: &Folder, lines: &mut Vec<String>) -> Result<RedisTls, Sta
     Ok(RedisTls { port, ca_pem: certificates.authority, ca_path })
 }
 
-/// Returns true if the server replies, also with an error, unless it is loading its files.
+/// Returns true if the server replies. An error reply counts too, except while files are loading.
 fn is_ready(socket: &Path) -> bool {
     let ping = || {
         let mut stream = UnixStream::connect(socket)?;
@@ -248,6 +248,6 @@ fn is_ready(socket: &Path) -> bool {
 }
 
 /// Quotes an argument of redis.conf.
-fn quote(word: &str) -> String {
-    format!(r#""{}""#, word.replace('\\', r"\\").replace('"', r#"\""#))
+fn quote(text: &str) -> String {
+    format!(r#""{}""#, text.replace('\\', r"\\").replace('"', r#"\""#))
 }

@@ -1,8 +1,9 @@
-//! Process of a server: start, control, stop.
+//! Process of a server: starts, controls and stops it.
 //!
 //! Invariant: at most one process tree of a server runs at a time, in its own folder and on its
 //! own ports.
-//! Enforced by: one mutex around the child; a new one starts only when no process uses the folder.
+//! Enforced by: one mutex around the child; a new child starts only when no process uses the
+//! folder.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -20,11 +21,14 @@ use crate::folder::Folder;
 use crate::system_user::SystemUser;
 use crate::{proc, spawn};
 
-const POLL: Duration = Duration::from_millis(5);
-const LOG: &str = "log";
-const LOG_LINES: usize = 25;
+/// Interval between two checks of the process.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// File with the server's output, in its folder.
+const LOG_FILE: &str = "log";
+/// Number of log lines in an error.
+const ERROR_LOG_LINES: usize = 25;
 
-/// How to start a server; the same for every restart.
+/// Program, arguments and signals of a server. Every restart uses the same ones.
 #[derive(Debug)]
 pub(crate) struct LaunchSpec {
     /// Name in errors.
@@ -33,14 +37,15 @@ pub(crate) struct LaunchSpec {
     pub(crate) args: Vec<OsString>,
     /// User of the process, if not the current one.
     pub(crate) user: Option<SystemUser>,
-    /// Signal that the kernel sends when this process ends.
+    /// Signal that the kernel sends to the server when this process ends.
     pub(crate) death_signal: c_int,
     /// Signal of a graceful stop.
     pub(crate) stop_signal: c_int,
     /// Timeout of a start, and of a stop.
-    pub(crate) deadline: Duration,
-    /// Unix socket for the readiness check; a TCP port might belong to another server.
+    pub(crate) timeout: Duration,
+    /// Unix socket for the readiness check. A TCP port could belong to another server.
     pub(crate) socket: PathBuf,
+    /// Readiness check; takes `socket`.
     pub(crate) is_ready: fn(&Path) -> bool,
 }
 
@@ -97,9 +102,10 @@ impl ServerProcess {
                     *child = new;
                     return Ok(());
                 }
-                // Another process uses the port for a moment. The port must not change, so wait.
-                Err(StartError::PortTaken { .. }) if started_at.elapsed() < self.launch.deadline => {
-                    thread::sleep(POLL)
+                // Another process uses the port temporarily. The port must not change, so this
+                // waits.
+                Err(StartError::PortTaken { .. }) if started_at.elapsed() < self.launch.timeout => {
+                    thread::sleep(POLL_INTERVAL)
                 }
                 Err(error) => return Err(error),
             }
@@ -115,13 +121,13 @@ impl ServerProcess {
         self.revive()
     }
 
-    /// Kills the server and removes its folder now: for statics, which are never dropped.
+    /// Kills the server and removes its folder. For servers in statics, which are never dropped.
     pub(crate) fn discard(&self) {
         self.kill();
         self.folder.remove();
     }
 
-    /// Stops the server with another signal than its usual one.
+    /// Stops the server with `signal` instead of its `stop_signal`.
     pub(crate) fn stop_by(&self, signal: c_int) -> Result<(), StartError> {
         let mut child = self.child();
         if has_ended(&mut child) {
@@ -132,22 +138,23 @@ impl ServerProcess {
         let started_at = Instant::now();
         while !has_ended(&mut child) {
             let waited = started_at.elapsed();
-            if waited > self.launch.deadline {
+            if waited > self.launch.timeout {
                 let log = last_lines(&read_log(&self.folder, 0));
                 return Err(StartError::Stuck { name: self.launch.name, waited, log });
             }
-            thread::sleep(POLL);
+            thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }
 
+    /// Sends SIGCONT to every process of the server.
     fn continue_all(&self) {
         for pid in proc::processes_in(self.folder.path()) {
             proc::signal(pid, libc::SIGCONT);
         }
     }
 
-    /// Locks the child. A poisoned lock is fine: each call checks the child's state itself.
+    /// Locks the child. A poisoned lock is usable: each call checks the child's state first.
     fn child(&self) -> MutexGuard<'_, Child> {
         self.child.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -186,23 +193,24 @@ fn start_and_wait(launch: &LaunchSpec, folder: &Folder) -> Result<Child, StartEr
             };
         }
         let waited = started_at.elapsed();
-        if waited > launch.deadline {
+        if waited > launch.timeout {
             kill_and_reap(&mut child, folder);
             let log = last_lines(&read_log(folder, log_start));
             return Err(StartError::Silent { name: launch.name, waited, log });
         }
-        thread::sleep(POLL);
+        thread::sleep(POLL_INTERVAL);
     }
 }
 
+/// Returns an error if the log shows that another process uses the port.
 fn port_taken(launch: &LaunchSpec, log: &str) -> Option<StartError> {
-    let taken = log.contains("Address already in use");
-    taken.then(|| StartError::PortTaken { name: launch.name, log: last_lines(log) })
+    let is_taken = log.contains("Address already in use");
+    is_taken.then(|| StartError::PortTaken { name: launch.name, log: last_lines(log) })
 }
 
 /// Returns the command, which appends to the log, and the log's current length.
 fn command(launch: &LaunchSpec, folder: &Folder) -> Result<(Command, usize), StartError> {
-    let path = folder.path().join(LOG);
+    let path = folder.path().join(LOG_FILE);
     let open = || {
         let log = File::options().create(true).append(true).open(&path)?;
         let length = log.metadata()?.len();
@@ -220,7 +228,7 @@ fn command(launch: &LaunchSpec, folder: &Folder) -> Result<(Command, usize), Sta
 }
 
 fn kill_and_reap(child: &mut Child, folder: &Folder) {
-    // Both fail only if the child was reaped before.
+    // Both calls fail only if the child was already reaped.
     let _ = child.kill();
     let _ = child.wait();
     proc::kill_processes_in(folder.path());
@@ -230,22 +238,24 @@ fn has_ended(child: &mut Child) -> bool {
     !matches!(child.try_wait(), Ok(None))
 }
 
+/// Returns the log from the byte offset `start`.
 fn read_log(folder: &Folder, start: usize) -> String {
-    let bytes = fs::read(folder.path().join(LOG)).unwrap_or_default();
+    let bytes = fs::read(folder.path().join(LOG_FILE)).unwrap_or_default();
     String::from_utf8_lossy(bytes.get(start..).unwrap_or_default()).into_owned()
 }
 
 /// Returns the last lines of a log.
 pub(crate) fn last_lines(log: &str) -> String {
     let lines: Vec<_> = log.lines().collect();
-    lines[lines.len().saturating_sub(LOG_LINES)..].join("\n")
+    lines[lines.len().saturating_sub(ERROR_LOG_LINES)..].join("\n")
 }
 
 /// Implements the control functions for a type with a field `server`.
 macro_rules! server_controls {
     ($kind:ident) => {
         impl $kind {
-            /// Returns the pid of the server's main process; of the last one after a kill.
+            /// Returns the pid of the server's main process. After a kill, it is the pid of the
+            /// killed process.
             pub fn pid(&self) -> u32 {
                 self.server.pid()
             }
@@ -271,10 +281,11 @@ macro_rules! server_controls {
                 self.server.kill();
             }
 
-            /// Starts a server that has ended again, with the same ports, files and settings, and
-            /// waits until it is ready. Does nothing while it runs.
+            /// Restarts a server that has ended, with the same ports, files and settings, and waits
+            /// until it is ready. Does nothing if the server runs.
             ///
-            /// # Errors See the first start.
+            /// # Errors
+            /// Fails like the first start.
             pub fn revive(&self) -> Result<(), StartError> {
                 self.server.revive()
             }
@@ -282,7 +293,7 @@ macro_rules! server_controls {
             /// Stops the server gracefully and waits until it has ended.
             ///
             /// # Errors
-            /// If it doesn't stop in time.
+            /// Fails if it doesn't stop in time.
             pub fn stop(&self) -> Result<(), StartError> {
                 self.server.stop()
             }
@@ -290,7 +301,7 @@ macro_rules! server_controls {
             /// Stops the server gracefully, then starts it again.
             ///
             /// # Errors
-            /// See the first start; also if the server doesn't stop in time.
+            /// Fails like the first start, or if the server doesn't stop in time.
             pub fn restart(&self) -> Result<(), StartError> {
                 self.server.restart()
             }

@@ -29,20 +29,20 @@ pub(crate) fn spawn(mut command: Command, death_signal: c_int) -> io::Result<Chi
     response.recv().expect("the spawner replies to every job")
 }
 
-/// Waits for a program; kills it at the deadline and then returns `None`.
-pub(crate) fn wait_with_deadline(child: &mut Child, deadline: Duration) -> io::Result<Option<ExitStatus>> {
-    const POLL: Duration = Duration::from_millis(5);
+/// Waits until a program ends. After the timeout, kills it and returns `None`.
+pub(crate) fn wait_with_timeout(child: &mut Child, timeout: Duration) -> io::Result<Option<ExitStatus>> {
+    const POLL_INTERVAL: Duration = Duration::from_millis(5);
     let started_at = Instant::now();
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(Some(status));
         }
-        if started_at.elapsed() > deadline {
+        if started_at.elapsed() > timeout {
             child.kill()?;
             child.wait()?;
             return Ok(None);
         }
-        thread::sleep(POLL);
+        thread::sleep(POLL_INTERVAL);
     }
 }
 

@@ -2,15 +2,16 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// Returns `FOREBAY_SEED`, or a constant. A random test should print it.
+/// Returns the environment variable `FOREBAY_SEED`, or else a constant. Tests that use it should
+/// print it, so that a failure can be repeated.
 ///
 /// # Panics
-/// If `FOREBAY_SEED` is not a number.
+/// Panics if `FOREBAY_SEED` is not a number.
 pub fn seed() -> u64 {
     std::env::var("FOREBAY_SEED").map_or(20_261_116, |seed| seed.parse().expect("FOREBAY_SEED is a number"))
 }
 
-/// Random number generator (SplitMix64); not secure.
+/// Random number generator (SplitMix64). Not for cryptography.
 #[derive(Debug, Clone)]
 pub struct Dice(u64);
 
@@ -20,14 +21,14 @@ impl Dice {
         Dice(seed)
     }
 
-    /// Creates an independent generator for a task, from the same seed and the task's name.
+    /// Creates an independent generator for a task, from the seed and the task's name and number.
     pub fn of(seed: u64, name: &str, number: usize) -> Self {
         let mut hasher = DefaultHasher::new();
         (seed, name, number).hash(&mut hasher);
         Dice(hasher.finish())
     }
 
-    /// Returns any number.
+    /// Returns a random `u64`.
     pub fn roll(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -36,22 +37,22 @@ impl Dice {
         mixed ^ (mixed >> 31)
     }
 
-    /// Returns a number less than `end`.
+    /// Returns a random number less than `end`.
     pub fn below(&mut self, end: usize) -> usize {
         (self.roll() % end as u64) as usize
     }
 
-    /// Returns a number from `least` to `most`, both included.
+    /// Returns a random number from `least` to `most`, both included.
     pub fn between(&mut self, least: usize, most: usize) -> usize {
         least + self.below(most - least + 1)
     }
 
-    /// Returns true with this probability in percent.
+    /// Returns true with a probability of `chance` percent.
     pub fn percent(&mut self, chance: usize) -> bool {
         self.below(100) < chance
     }
 
-    /// Returns one of the values.
+    /// Returns a random one of the values.
     pub fn pick<T: Copy>(&mut self, all: &[T]) -> T {
         all[self.below(all.len())]
     }

@@ -1,9 +1,9 @@
-//! Test support: a TCP proxy with faults on command, throwaway servers, timeouts, Python, READMEs.
+//! Test support: a fault-injecting TCP proxy, throwaway servers, timeouts, and README checks.
 //!
-//! Invariant: when a call that sets a fault returns, the fault applies to every connection made
+//! Invariant: when a call that sets a fault returns, the fault applies to every connection opened
 //! before. The proxy does nothing at random.
 //! Enforced by: bytes are moved and faults are set under one lock (`proxy.rs`).
-//! Out of scope: product code. Only dev-dependencies may name this crate (`tests/arrows.rs`).
+//! Out of scope: product code. Only dev-dependencies may use this crate (`tests/arrows.rs`).
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")]
@@ -15,7 +15,7 @@
 //! let client = TcpStream::connect(proxy.addr()).await?;
 //! proxy.stall(Direction::ToClient); // requests pass, replies don't
 //! proxy.resume();
-//! proxy.reset(); // the client sees ECONNRESET
+//! proxy.reset(); // the client's next read fails with ECONNRESET
 //! # drop(client);
 //! # Ok(())
 //! # }
@@ -23,8 +23,8 @@
 //!
 //! | topic | file |
 //! |---|---|
-//! | faults on command: cut, reset, stall, delay, throttle, truncate, refuse | `proxy.rs` |
-//! | when a byte may pass | `proxy/lane.rs` |
+//! | faults: cut, reset, stall, delay, throttle, truncate, refuse | `proxy.rs` |
+//! | when a byte may be forwarded | `proxy/lane.rs` |
 //! | throwaway servers | the crate `forebay-sandbox` |
 //! | timeouts and polling in tests | `waiting.rs` |
 //! | reproducible random numbers | `dice.rs` |

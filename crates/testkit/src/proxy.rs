@@ -1,9 +1,9 @@
-//! Fault-injecting TCP proxy: the handle of the tests, and the state of its tasks.
+//! Fault-injecting TCP proxy: the handle that tests use, and the state of the proxy's tasks.
 //!
 //! Invariant: no byte is forwarded that the current faults forbid.
-//! Enforced by: the sockets are inside the lock. A task takes it to move bytes, without waiting; a
-//! control function takes it to change faults or to close sockets.
-//! Out of scope: when a byte may pass (`lane.rs`), moving bytes (`connection.rs`).
+//! Enforced by: one mutex guards the sockets and the faults. A task locks it to forward bytes,
+//! without waiting for a socket. A control function locks it to change faults or to close sockets.
+//! Out of scope: when a byte may be forwarded (`lane.rs`), forwarding (`connection.rs`).
 
 mod connection;
 mod lane;
@@ -23,7 +23,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use self::connection::{ProxiedConnection, PumpResult};
+use self::connection::{ForwardResult, ProxiedConnection};
 use self::lane::DirectionFaults;
 
 const BIND_TRIES: u32 = 10;
@@ -40,7 +40,7 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// Returns the indexes of the lanes; a connection's two lanes are in this order.
+    /// Returns the indexes of the lanes: 0 to the server, 1 to the client.
     fn lanes(self) -> &'static [usize] {
         match self {
             Direction::ToServer => &[0],
@@ -50,10 +50,10 @@ impl Direction {
     }
 }
 
-/// TCP proxy on 127.0.0.1 with faults on command.
+/// Fault-injecting TCP proxy on 127.0.0.1.
 ///
-/// A fault applies when its function returns: to every connection whose connect had returned
-/// before, accepted or not, and to later ones unless stated otherwise. Each direction of a
+/// A fault applies once its function has returned. It applies to every connection that a client had
+/// opened by then, accepted or not, and to later ones unless stated otherwise. Each direction of a
 /// connection buffers at most 256 KiB, then stops reading. Dropping the proxy closes everything.
 #[derive(Debug)]
 pub struct Proxy {
@@ -64,6 +64,7 @@ pub struct Proxy {
 /// State shared by the handle and the tasks of a proxy.
 #[derive(Debug)]
 struct ProxyShared {
+    /// Number of connections accepted since the start.
     accepted: watch::Sender<u64>,
     runtime: Handle,
     state: Mutex<State>,
@@ -75,10 +76,14 @@ struct State {
     upstream: SocketAddr,
     /// None while the proxy refuses connections.
     listener: Option<TcpListener>,
+    /// Waker of the task that accepts connections.
     acceptor: Option<Waker>,
+    /// Whether the handle was dropped.
     ended: bool,
     connections: BTreeMap<u64, ProxiedConnection>,
+    /// By lane; see [`Direction::lanes`].
     faults: [DirectionFaults; 2],
+    /// By lane.
     forwarded_bytes: [u64; 2],
 }
 
@@ -93,7 +98,7 @@ impl Proxy {
     /// Listens on a free port and forwards every connection to `upstream`.
     ///
     /// # Panics
-    /// Outside a tokio runtime, or if loopback has no free port.
+    /// Panics outside a tokio runtime, or if loopback has no free port.
     pub fn start(upstream: SocketAddr) -> Proxy {
         let listener =
             (0..BIND_TRIES).find_map(|_| listen(free_port()).ok()).expect("loopback has a free port");
@@ -125,21 +130,21 @@ impl Proxy {
         self.addr
     }
 
-    /// Closes all connections with FIN, like a server that ends. Forwarded bytes still arrive;
-    /// others are lost. New connections are not affected.
+    /// Closes all connections with FIN, like a server that ends. Forwarded bytes still arrive; held
+    /// bytes are lost. New connections are not affected.
     pub fn cut(&self) {
-        self.shared.end_all(CloseKind::Fin);
+        self.shared.close_all(CloseKind::Fin);
     }
 
     /// Closes all connections with RST, which may overtake forwarded bytes. New connections are not
     /// affected.
     pub fn reset(&self) {
-        self.shared.end_all(CloseKind::Rst);
+        self.shared.close_all(CloseKind::Rst);
     }
 
-    /// Ends one direction of all connections with FIN: the receiver sees the end of the stream, and
-    /// the sender's bytes are discarded. The other direction continues. New connections are not
-    /// affected.
+    /// Ends one direction of all connections with FIN. The receiver reads the end of the stream,
+    /// and the proxy discards the sender's bytes. The other direction continues. New connections
+    /// are not affected.
     ///
     /// Call [`Proxy::wait_for_connections`] first: connections not yet accepted are not affected.
     pub fn half_close(&self, direction: Direction) {
@@ -152,13 +157,14 @@ impl Proxy {
         state.wake_all();
     }
 
-    /// Stops all bytes in one direction, like a network that drops every packet; adds to earlier
-    /// stalls. Connections stay open, and new ones are accepted. Neither FIN nor RST passes.
+    /// Stops all bytes in one direction, like a network that drops every packet. A stall of the
+    /// other direction stays. Connections stay open, and new ones are accepted. FIN and RST are
+    /// held back, too.
     pub fn stall(&self, direction: Direction) {
         self.change(direction, |faults| faults.stalled = true);
     }
 
-    /// Ends the stall of one direction; the held bytes follow in order.
+    /// Ends the stall of one direction, and forwards the held bytes in order.
     pub fn unstall(&self, direction: Direction) {
         self.change(direction, |faults| faults.stalled = false);
     }
@@ -171,13 +177,13 @@ impl Proxy {
     /// Limits each direction of each connection to this rate.
     ///
     /// # Panics
-    /// If the rate is 0; use [`Proxy::stall`].
+    /// Panics if the rate is 0; use [`Proxy::stall`].
     pub fn throttle(&self, bytes_per_second: u64) {
         let rate = NonZeroU64::new(bytes_per_second).expect("a rate above 0");
         self.change(Direction::Both, |faults| faults.rate = Some(rate));
     }
 
-    /// Ends stalls, delay and throttle; the held bytes follow in order.
+    /// Ends stalls, delay and throttle, and forwards the held bytes in order.
     pub fn resume(&self) {
         self.change(Direction::Both, |faults| {
             *faults = DirectionFaults { truncate_after: faults.truncate_after, ..DirectionFaults::default() };
@@ -203,7 +209,7 @@ impl Proxy {
     /// Accepts new connections again, on the same port.
     ///
     /// # Panics
-    /// If another process listens on the port.
+    /// Panics if another process listens on the port.
     pub fn accept(&self) {
         let mut state = self.shared.state();
         if state.listener.is_none() {
@@ -246,7 +252,7 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        self.shared.end_all(CloseKind::Fin);
+        self.shared.close_all(CloseKind::Fin);
         let mut state = self.shared.state();
         state.ended = true;
         state.listener = None;
@@ -259,11 +265,11 @@ impl ProxyShared {
         self.state.lock().expect("no task of the proxy panicked")
     }
 
-    fn end_all(&self, end: CloseKind) {
+    fn close_all(&self, kind: CloseKind) {
         let mut state = self.state();
-        let backlog = state.listener.as_ref().map_or(0, |listener| end_backlog(listener, end));
+        let backlog = state.listener.as_ref().map_or(0, |listener| close_backlog(listener, kind));
         self.accepted.send_modify(|accepted| *accepted += backlog);
-        state.end_all(end);
+        state.close_all(kind);
     }
 
     fn poll_accept(self: &Arc<Self>, cx: &mut Context<'_>) -> Poll<()> {
@@ -298,29 +304,29 @@ impl ProxyShared {
 impl State {
     fn poll_connection(&mut self, id: u64, cx: &mut Context<'_>) -> Poll<()> {
         let Some(connection) = self.connections.get_mut(&id) else { return Poll::Ready(()) };
-        match connection.pump(&mut self.faults, &mut self.forwarded_bytes, cx) {
-            PumpResult::Pending => return Poll::Pending,
-            PumpResult::Truncated => {
+        match connection.forward(&mut self.faults, &mut self.forwarded_bytes, cx) {
+            ForwardResult::Pending => return Poll::Pending,
+            ForwardResult::Truncated => {
                 for faults in &mut self.faults {
                     faults.truncate_after = None;
                 }
-                self.end_all(CloseKind::Fin);
+                self.close_all(CloseKind::Fin);
             }
-            PumpResult::Broken => self.end(id, CloseKind::Rst),
-            PumpResult::Finished => self.end(id, CloseKind::Fin),
+            ForwardResult::Broken => self.close(id, CloseKind::Rst),
+            ForwardResult::Finished => self.close(id, CloseKind::Fin),
         }
         Poll::Ready(())
     }
 
-    fn end_all(&mut self, end: CloseKind) {
+    fn close_all(&mut self, kind: CloseKind) {
         while let Some((_, connection)) = self.connections.pop_first() {
-            connection.end(end);
+            connection.close(kind);
         }
     }
 
-    fn end(&mut self, id: u64, end: CloseKind) {
+    fn close(&mut self, id: u64, kind: CloseKind) {
         if let Some(connection) = self.connections.remove(&id) {
-            connection.end(end);
+            connection.close(kind);
         }
     }
 
@@ -337,7 +343,8 @@ fn listen(port: u16) -> io::Result<TcpListener> {
     TcpListener::from_std(listener)
 }
 
-/// Starts to connect. A later failure is reported by the socket; until then faults can close it.
+/// Starts to connect without waiting, so that faults can close the socket meanwhile. The socket
+/// reports a later failure.
 fn dial(upstream: SocketAddr) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(upstream), Type::STREAM.nonblocking(), None)?;
     match socket.connect(&upstream.into()) {
@@ -347,13 +354,13 @@ fn dial(upstream: SocketAddr) -> io::Result<TcpStream> {
 }
 
 /// Closes the connections in the listener's backlog and returns their number.
-fn end_backlog(listener: &TcpListener, end: CloseKind) -> u64 {
+fn close_backlog(listener: &TcpListener, kind: CloseKind) -> u64 {
     let listener = SockRef::from(listener);
-    let mut ended = 0;
+    let mut closed = 0;
     while let Ok((client, _)) = listener.accept() {
         client.set_nonblocking(true).expect("a socket can be non-blocking");
-        connection::close(&SockRef::from(&client), end);
-        ended += 1;
+        connection::close(&SockRef::from(&client), kind);
+        closed += 1;
     }
-    ended
+    closed
 }

@@ -2,16 +2,16 @@
 
 /// Panics unless every Rust block of `readme` is in `example`; returns the number of blocks.
 ///
-/// Paragraphs are compared one by one. `instead` lists replacements for what only a reader has,
-/// such as a server's address.
+/// Paragraphs are compared one by one. `instead` lists replacements, from the README's text to the
+/// example's, such as a server's address.
 #[track_caller]
 pub fn readme_blocks_run(readme: &str, example: &str, instead: &[(&str, &str)]) -> usize {
-    let example = squeeze(example);
+    let example = without_whitespace(example);
     let blocks = readme_blocks(readme, "rust");
     for block in &blocks {
         let code = instead.iter().fold((*block).to_owned(), |code, (shown, run)| code.replace(shown, run));
         for part in code.split("\n\n") {
-            assert!(example.contains(&squeeze(part)), "not in the example:\n{part}");
+            assert!(example.contains(&without_whitespace(part)), "not in the example:\n{part}");
         }
     }
     blocks.len()
@@ -23,8 +23,8 @@ pub fn readme_blocks<'a>(readme: &'a str, language: &str) -> Vec<&'a str> {
     readme.split(&fence).skip(1).filter_map(|block| block.split("```").next()).collect()
 }
 
-/// Removes white space, so that line breaks don't matter.
-fn squeeze(code: &str) -> String {
+/// Removes white space and trailing commas, so that line breaks don't matter.
+fn without_whitespace(code: &str) -> String {
     let code: String = code.chars().filter(|letter| !letter.is_whitespace()).collect();
     code.replace(",)", ")")
 }

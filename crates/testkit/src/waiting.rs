@@ -1,4 +1,4 @@
-//! Timeouts of tests.
+//! Timeouts and polling in tests.
 
 use std::fmt::Debug;
 use std::time::{Duration, Instant};
@@ -12,15 +12,15 @@ pub async fn within<F: Future>(what: &str, future: F) -> F::Output {
     outcome.unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"))
 }
 
-/// Polls until `ask` returns `wanted`; panics after [`PATIENCE`].
-pub async fn eventually<T: PartialEq + Debug>(what: &str, wanted: T, mut ask: impl AsyncFnMut() -> T) {
-    let begun = Instant::now();
+/// Calls `query` until it returns `wanted`; panics with `what` after [`PATIENCE`].
+pub async fn eventually<T: PartialEq + Debug>(what: &str, wanted: T, mut query: impl AsyncFnMut() -> T) {
+    let started_at = Instant::now();
     loop {
-        let found = ask().await;
+        let found = query().await;
         if found == wanted {
             return;
         }
-        assert!(begun.elapsed() < PATIENCE, "{what}: wanted {wanted:?}, still {found:?}");
+        assert!(started_at.elapsed() < PATIENCE, "{what}: wanted {wanted:?}, still {found:?}");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }

@@ -1,4 +1,4 @@
-//! The arrows between the crates are those of ARCHITECTURE.md, and no others.
+//! Checks that the crates depend on each other only as ARCHITECTURE.md allows.
 
 use std::path::Path;
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// Each crate, by its folder under `crates/`, and the crates that it may depend on.
-const ARROWS: &[(&str, &[&str])] = &[
+const ALLOWED_DEPENDENCIES: &[(&str, &[&str])] = &[
     ("redis", &[]),
     ("quota", &["redis"]),
     ("admission", &["quota"]),
@@ -38,30 +38,30 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
     ("testkit", &["sandbox"]),
 ];
-/// What tests of any crate may use besides.
+/// Crates that the tests of any crate may also use.
 const FOR_TESTS: &[&str] = &["sandbox", "testkit"];
-/// Depends on whatever it measures; nothing depends on it.
-const UNBOUND: &[&str] = &["races"];
+/// Crates that may depend on any other crate. No crate may depend on them.
+const UNRESTRICTED: &[&str] = &["races"];
 
 #[derive(Debug)]
-struct Arrow {
+struct CrateDependency {
     from: String,
     to: String,
     for_tests: bool,
 }
 
-/// Every broken rule, in words.
-fn violations(crates: &[String], arrows: &[Arrow]) -> Vec<String> {
-    let row = |name: &str| ARROWS.iter().find(|(from, _)| *from == name).map(|(_, to)| *to);
-    let unbound = |name: &str| UNBOUND.contains(&name);
-    let unknown = crates.iter().filter(|name| row(name).is_none() && !unbound(name));
-    let unknown = unknown.map(|name| format!("crates/{name} has no row in the table of arrows"));
-    let forbidden = arrows.iter().filter(|arrow| {
-        let allowed = row(&arrow.from).unwrap_or_default().contains(&arrow.to.as_str());
-        let in_tests = arrow.for_tests && FOR_TESTS.contains(&arrow.to.as_str());
-        !(allowed || in_tests || unbound(&arrow.from))
+/// Returns a text for each dependency that isn't allowed, and for each crate without a row.
+fn violations(crates: &[String], dependencies: &[CrateDependency]) -> Vec<String> {
+    let row = |name: &str| ALLOWED_DEPENDENCIES.iter().find(|(from, _)| *from == name).map(|(_, to)| *to);
+    let unrestricted = |name: &str| UNRESTRICTED.contains(&name);
+    let unknown = crates.iter().filter(|name| row(name).is_none() && !unrestricted(name));
+    let unknown = unknown.map(|name| format!("crates/{name} has no row in the table of dependencies"));
+    let forbidden = dependencies.iter().filter(|dependency| {
+        let allowed = row(&dependency.from).unwrap_or_default().contains(&dependency.to.as_str());
+        let in_tests = dependency.for_tests && FOR_TESTS.contains(&dependency.to.as_str());
+        !(allowed || in_tests || unrestricted(&dependency.from))
     });
-    let forbidden = forbidden.map(|Arrow { from, to, for_tests }| {
+    let forbidden = forbidden.map(|CrateDependency { from, to, for_tests }| {
         let kind = if *for_tests { "tests of " } else { "" };
         format!("{kind}crates/{from} may not depend on crates/{to}")
     });
@@ -69,48 +69,53 @@ fn violations(crates: &[String], arrows: &[Arrow]) -> Vec<String> {
 }
 
 #[test]
-fn every_dependency_between_our_crates_is_an_arrow_of_the_design() {
-    let (crates, arrows) = read_workspace();
+fn every_dependency_between_crates_is_in_the_table() {
+    let (crates, dependencies) = read_workspace();
     assert!(crates.iter().any(|name| name == "testkit"), "found {crates:?}");
-    let violations = violations(&crates, &arrows);
+    let violations = violations(&crates, &dependencies);
     assert!(violations.is_empty(), "\n{}", violations.join("\n"));
 }
 
 #[test]
-fn a_bad_arrow_is_caught() {
-    let arrow = |from: &str, to: &str, for_tests| Arrow { from: from.into(), to: to.into(), for_tests };
-    let check = |crates: &[&str], arrows: &[Arrow]| {
+fn a_forbidden_dependency_is_reported() {
+    let dependency =
+        |from: &str, to: &str, for_tests| CrateDependency { from: from.into(), to: to.into(), for_tests };
+    let check = |crates: &[&str], dependencies: &[CrateDependency]| {
         let crates: Vec<_> = crates.iter().map(ToString::to_string).collect();
-        violations(&crates, arrows)
+        violations(&crates, dependencies)
     };
     assert_eq!(
-        check(&["redis"], &[arrow("redis", "quota", false)]),
+        check(&["redis"], &[dependency("redis", "quota", false)]),
         ["crates/redis may not depend on crates/quota"]
     );
     assert_eq!(
-        check(&["quota"], &[arrow("quota", "testkit", false)]),
+        check(&["quota"], &[dependency("quota", "testkit", false)]),
         ["crates/quota may not depend on crates/testkit"]
     );
     assert_eq!(
-        check(&["shapes"], &[arrow("shapes", "redis", true)]),
+        check(&["shapes"], &[dependency("shapes", "redis", true)]),
         ["tests of crates/shapes may not depend on crates/redis"]
     );
     assert_eq!(
-        check(&["forebay"], &[arrow("forebay", "races", false)]),
+        check(&["forebay"], &[dependency("forebay", "races", false)]),
         ["crates/forebay may not depend on crates/races"]
     );
     assert_eq!(
-        check(&["gate"], &[arrow("gate", "serve", false)]),
+        check(&["gate"], &[dependency("gate", "serve", false)]),
         ["crates/gate may not depend on crates/serve"]
     );
-    assert_eq!(check(&["novelty"], &[]), ["crates/novelty has no row in the table of arrows"]);
+    assert_eq!(check(&["unknown"], &[]), ["crates/unknown has no row in the table of dependencies"]);
 
-    let fine =
-        [arrow("quota", "redis", false), arrow("quota", "testkit", true), arrow("races", "redis", false)];
-    assert!(check(&["quota", "redis", "races"], &fine).is_empty());
+    let allowed = [
+        dependency("quota", "redis", false),
+        dependency("quota", "testkit", true),
+        dependency("races", "redis", false),
+    ];
+    assert!(check(&["quota", "redis", "races"], &allowed).is_empty());
 }
 
-fn read_workspace() -> (Vec<String>, Vec<Arrow>) {
+/// Returns the folders of all crates, and the dependencies between them.
+fn read_workspace() -> (Vec<String>, Vec<CrateDependency>) {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.toml");
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["metadata", "--format-version", "1", "--no-deps", "--manifest-path"]).arg(manifest);
@@ -118,19 +123,23 @@ fn read_workspace() -> (Vec<String>, Vec<Arrow>) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let metadata: Value = serde_json::from_slice(&output.stdout).expect("cargo prints JSON");
 
-    let (mut crates, mut arrows) = (Vec::new(), Vec::new());
+    let (mut crates, mut dependencies) = (Vec::new(), Vec::new());
     for package in list(&metadata["packages"]) {
         let manifest = Path::new(package["manifest_path"].as_str().expect("a package has a manifest"));
         let from = folder(manifest.parent().expect("a manifest is in a folder"));
-        for dependency in list(&package["dependencies"]) {
-            if let Some(path) = dependency["path"].as_str() {
-                let for_tests = dependency["kind"] == "dev";
-                arrows.push(Arrow { from: from.clone(), to: folder(Path::new(path)), for_tests });
+        for entry in list(&package["dependencies"]) {
+            if let Some(path) = entry["path"].as_str() {
+                let for_tests = entry["kind"] == "dev";
+                dependencies.push(CrateDependency {
+                    from: from.clone(),
+                    to: folder(Path::new(path)),
+                    for_tests,
+                });
             }
         }
         crates.push(from);
     }
-    (crates, arrows)
+    (crates, dependencies)
 }
 
 fn list(value: &Value) -> &[Value] {

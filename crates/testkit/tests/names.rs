@@ -1,10 +1,10 @@
-//! House rules for names and comments, checked over the whole repository.
+//! Rules for names and comments, checked over the whole repository.
 //!
 //! A type name is defined in at most two files. Comments, texts and pages name the actor. Comments
 //! are at most 100 columns wide. Source files have at most 500 lines.
 //!
-//! Each rule has a budget: the number of violations that there are today. A test fails when there
-//! are more. When there are fewer, lower the budget to the number that the test prints.
+//! Each rule has a budget: the current number of violations. A test fails when there are more. When
+//! there are fewer, lower the budget to the number that the test prints.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -29,7 +29,7 @@ const LOG_MACROS: &[&str] = &["error", "warn", "info", "debug", "trace", "event"
 const MAX_COLUMNS: usize = 100;
 /// Longest source file outside tests, in lines.
 const MAX_LINES: usize = 500;
-/// This file, which has to spell the pronouns.
+/// This file is skipped: it must contain the pronouns.
 const THIS_FILE: &str = "crates/testkit/tests/names.rs";
 
 // Budgets. The goal of each is 0; of `PRONOUNS_ELSEWHERE`, 9.
@@ -90,7 +90,7 @@ fn check_budget(rule: &str, budget: usize, violations: &[String]) {
 
 /// A file of the repository.
 struct SourceFile {
-    /// From the root, with slashes.
+    /// Path from the root, with slashes.
     path: String,
     text: String,
 }
@@ -107,7 +107,7 @@ fn markdown_files() -> Vec<SourceFile> {
     files
 }
 
-/// Returns the files below a folder of the root, in order. Hidden and generated folders are skipped.
+/// Returns the files below a folder of the root, in order. Skips hidden and generated folders.
 fn read_files(folder: &str, extension: &str) -> Vec<SourceFile> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let (mut files, mut folders) = (Vec::new(), vec![folder.to_owned()]);
@@ -146,11 +146,11 @@ fn repeated_type_names(files: &[SourceFile]) -> Vec<String> {
     places.into_iter().map(violation).collect()
 }
 
-/// Returns the names and lines of all structs, enums, traits and unions, and of the type aliases that
-/// are not inside an impl, a trait or a function.
+/// Returns the names and lines of all structs, enums, traits and unions, and of the type aliases
+/// that are not inside an impl, a trait or a function.
 fn type_definitions(source: &str) -> Vec<(&str, usize)> {
     let mut code = tokens(source);
-    code.retain(|token| token.part == Part::Code);
+    code.retain(|token| token.kind == TokenKind::Code);
     let (mut found, mut enclosing_is_mod) = (Vec::new(), Vec::new());
     for (index, token) in code.iter().enumerate() {
         let before = |distance: usize| index.checked_sub(distance).map_or("", |at| code[at].text);
@@ -169,7 +169,7 @@ fn type_definitions(source: &str) -> Vec<(&str, usize)> {
     found
 }
 
-/// Where pronouns were found.
+/// Violations, by where the pronoun is.
 #[derive(Debug, Default)]
 struct PronounUses {
     markdown: Vec<String>,
@@ -188,11 +188,11 @@ fn pronouns(files: &[SourceFile]) -> PronounUses {
         let (tokens, mut brackets_of_log) = (tokens(&file.text), 0_usize);
         for (index, token) in tokens.iter().enumerate() {
             let uses = || pronouns_of(&file.path, token.line, token.text);
-            match token.part {
-                Part::Rustdoc => found.rustdoc.extend(uses()),
-                Part::Text if brackets_of_log > 0 => found.log_texts.extend(uses()),
-                Part::Text | Part::Comment => found.elsewhere.extend(uses()),
-                Part::Code => match token.text {
+            match token.kind {
+                TokenKind::Rustdoc => found.rustdoc.extend(uses()),
+                TokenKind::Text if brackets_of_log > 0 => found.log_texts.extend(uses()),
+                TokenKind::Text | TokenKind::Comment => found.elsewhere.extend(uses()),
+                TokenKind::Code => match token.text {
                     "(" | "[" | "{" if brackets_of_log > 0 || is_log_macro(&tokens[..index]) => {
                         brackets_of_log += 1;
                     }
@@ -227,7 +227,7 @@ fn wide_comments(files: &[SourceFile]) -> Vec<String> {
     for file in files {
         let lines: Vec<&str> = file.text.lines().collect();
         for token in tokens(&file.text) {
-            if !matches!(token.part, Part::Comment | Part::Rustdoc) {
+            if !matches!(token.kind, TokenKind::Comment | TokenKind::Rustdoc) {
                 continue;
             }
             for number in token.line..token.line + token.text.lines().count() {
@@ -255,9 +255,9 @@ fn long_files(files: &[SourceFile]) -> Vec<String> {
     long.map(|file| format!("{0}:{1}: a file of {1} lines", file.path, count(file))).collect()
 }
 
-/// What a token of Rust source belongs to.
+/// Kind of a token of Rust source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
+enum TokenKind {
     Code,
     Comment,
     Rustdoc,
@@ -267,9 +267,9 @@ enum Part {
 /// A word or a sign of code, a whole comment, or a whole string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Token<'s> {
-    part: Part,
+    kind: TokenKind,
     text: &'s str,
-    /// Of its first character, from 1.
+    /// Line of the first character, from 1.
     line: usize,
 }
 
@@ -277,10 +277,10 @@ struct Token<'s> {
 fn tokens(source: &str) -> Vec<Token<'_>> {
     let (mut found, mut rest, mut line) = (Vec::new(), source, 1);
     while let Some(first) = rest.chars().next() {
-        let (part, length) = next_token(rest, first);
+        let (kind, length) = next_token(rest, first);
         let (text, after) = rest.split_at(length);
-        if let Some(part) = part {
-            found.push(Token { part, text, line });
+        if let Some(kind) = kind {
+            found.push(Token { kind, text, line });
         }
         line += text.matches('\n').count();
         rest = after;
@@ -288,28 +288,31 @@ fn tokens(source: &str) -> Vec<Token<'_>> {
     found
 }
 
-/// Returns the part and the length of what `rest` begins with. `None`: no token.
-fn next_token(rest: &str, first: char) -> (Option<Part>, usize) {
+/// Returns the kind and the length of the token at the start of `rest`. `None`: no token.
+fn next_token(rest: &str, first: char) -> (Option<TokenKind>, usize) {
     let is_word = |letter: char| letter.is_alphanumeric() || letter == '_';
     if rest.starts_with("//") {
         let is_doc = rest.starts_with("//!") || (rest.starts_with("///") && !rest.starts_with("////"));
-        (Some(if is_doc { Part::Rustdoc } else { Part::Comment }), rest.find('\n').unwrap_or(rest.len()))
+        (
+            Some(if is_doc { TokenKind::Rustdoc } else { TokenKind::Comment }),
+            rest.find('\n').unwrap_or(rest.len()),
+        )
     } else if rest.starts_with("/*") {
         let is_doc = rest.starts_with("/*!")
             || (rest.starts_with("/**") && !rest.starts_with("/***") && !rest.starts_with("/**/"));
-        (Some(if is_doc { Part::Rustdoc } else { Part::Comment }), block_comment(rest))
+        (Some(if is_doc { TokenKind::Rustdoc } else { TokenKind::Comment }), block_comment(rest))
     } else if let Some(length) = raw_string(rest) {
-        (Some(Part::Text), length)
+        (Some(TokenKind::Text), length)
     } else if first == '"' {
-        (Some(Part::Text), quoted(rest, '"'))
+        (Some(TokenKind::Text), quoted(rest, '"'))
     } else if first == '\'' {
         // A lifetime has no closing quote: only the sign is skipped.
         let is_literal = rest[1..].starts_with('\\') || rest.chars().nth(2) == Some('\'');
         (None, if is_literal { quoted(rest, '\'') } else { 1 })
     } else if is_word(first) {
-        (Some(Part::Code), rest.find(|letter| !is_word(letter)).unwrap_or(rest.len()))
+        (Some(TokenKind::Code), rest.find(|letter| !is_word(letter)).unwrap_or(rest.len()))
     } else {
-        ((!first.is_whitespace()).then_some(Part::Code), first.len_utf8())
+        ((!first.is_whitespace()).then_some(TokenKind::Code), first.len_utf8())
     }
 }
 
@@ -333,7 +336,7 @@ fn raw_string(rest: &str) -> Option<usize> {
     Some(body.find(&end).map_or(rest.len(), |at| rest.len() - body.len() + at + end.len()))
 }
 
-/// Returns the length of a block comment, with those inside it.
+/// Returns the length of a block comment, including nested ones.
 fn block_comment(rest: &str) -> usize {
     let (mut depth, mut at) = (0, 0);
     while at < rest.len() {
@@ -391,7 +394,7 @@ fn a_type_name_in_three_files_is_caught() {
 }
 
 #[test]
-fn a_pronoun_is_caught_where_it_stands() {
+fn a_pronoun_is_reported_with_its_kind_and_line() {
     let text = "/// Somebody.\n//! a\n/* b\n nobody's */\nfn nobody_asks() { // whoever\n    \
         tracing::warn!(reason = %(a), \"nobody\");\n    print(\"nobody\", r#\"x \"nobody\" \"#);\n}\n";
     let found = pronouns(&[source("a.rs", text), source("a.md", "Ask\nsomebody, not `nobody_asks`.")]);
@@ -435,19 +438,19 @@ fn a_long_file_is_caught_outside_tests() {
 }
 
 #[test]
-fn comments_strings_and_code_are_told_apart() {
+fn comments_strings_and_code_are_distinguished() {
     let parts = |text: &str| {
-        let parts = tokens(text).into_iter().filter(|token| token.part != Part::Code);
-        parts.map(|token| (token.part, token.text.to_owned(), token.line)).collect::<Vec<_>>()
+        let parts = tokens(text).into_iter().filter(|token| token.kind != TokenKind::Code);
+        parts.map(|token| (token.kind, token.text.to_owned(), token.line)).collect::<Vec<_>>()
     };
-    let one = |part, text: &str, line| vec![(part, text.to_owned(), line)];
-    assert_eq!(parts("a / b // c\n"), one(Part::Comment, "// c", 1));
-    assert_eq!(parts("//// c"), one(Part::Comment, "//// c", 1));
-    assert_eq!(parts("\n//! c"), one(Part::Rustdoc, "//! c", 2));
-    assert_eq!(parts("/** a /* b */ */ d"), one(Part::Rustdoc, "/** a /* b */ */", 1));
-    assert_eq!(parts(r#"f('"', '\'', b'\\', "\"//")"#), one(Part::Text, r#""\"//""#, 1));
-    assert_eq!(parts("br##\"a\"#b\"## /"), one(Part::Text, "br##\"a\"#b\"##", 1));
-    assert_eq!(parts("fn f<'a>(a: &'a str) { r#type('é', \"\n\") }"), one(Part::Text, "\"\n\"", 1));
+    let one = |kind, text: &str, line| vec![(kind, text.to_owned(), line)];
+    assert_eq!(parts("a / b // c\n"), one(TokenKind::Comment, "// c", 1));
+    assert_eq!(parts("//// c"), one(TokenKind::Comment, "//// c", 1));
+    assert_eq!(parts("\n//! c"), one(TokenKind::Rustdoc, "//! c", 2));
+    assert_eq!(parts("/** a /* b */ */ d"), one(TokenKind::Rustdoc, "/** a /* b */ */", 1));
+    assert_eq!(parts(r#"f('"', '\'', b'\\', "\"//")"#), one(TokenKind::Text, r#""\"//""#, 1));
+    assert_eq!(parts("br##\"a\"#b\"## /"), one(TokenKind::Text, "br##\"a\"#b\"##", 1));
+    assert_eq!(parts("fn f<'a>(a: &'a str) { r#type('é', \"\n\") }"), one(TokenKind::Text, "\"\n\"", 1));
 }
 
 #[test]

@@ -16,7 +16,7 @@ pub enum ReadyCondition {
     AdminConnectionPoolReady,
     /// The pool for snapshots has connections.
     SnapshotConnectionPoolReady,
-    /// The consumer takes changes.
+    /// The consumer receives changes.
     ShapeLogCollectorReady,
     /// The consumer has loaded its state.
     SupervisorProcessesReady,

@@ -3,7 +3,8 @@
 //! Invariant: an acknowledged position was made durable by the consumer first. It is never inside a
 //! transaction, never ahead of the server's last message, and never decreases. Lag is zero when all
 //! received changes are durable.
-//! Enforced by: only [`StandbyFeedback`] creates a `StandbyStatusUpdate`, from its own durable position.
+//! Enforced by: only [`StandbyFeedback`] creates a `StandbyStatusUpdate`, from its own durable
+//! position.
 
 use std::time::{Duration, Instant};
 
@@ -83,7 +84,7 @@ impl ReceiveProgress {
     }
 }
 
-/// Decides when to send a standby status update, and what it says.
+/// Decides when to send a standby status update, and which positions it contains.
 #[derive(Debug)]
 pub(crate) struct StandbyFeedback {
     durable: Lsn,

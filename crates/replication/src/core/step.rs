@@ -10,7 +10,7 @@ use serde::{Serialize, Serializer};
 pub enum ManagerPhase {
     /// Connects and configures, also after each lost connection.
     ConnectionSetup,
-    /// The server streams, or is asked to.
+    /// The server streams, or was sent `START_REPLICATION`.
     Running,
     /// The database is idle: no connection is open.
     Sleeping,

@@ -24,15 +24,15 @@ pub enum PublishError {
         /// The table.
         table: TableName,
     },
-    /// The table or the publication needs a change that this role may not make, or that is left to
-    /// an operator.
+    /// The table or the publication needs a change. Either this role may not make it, or the
+    /// publication is managed manually.
     #[error("{table} {problem}, and that can't be changed from here: {statement}, as {owner}")]
     NotPermitted {
         /// The table.
         table: TableName,
-        /// What is wrong with the table.
+        /// The defect, as a phrase that follows the table's name.
         problem: &'static str,
-        /// The statement that repairs it.
+        /// The SQL statement that repairs it.
         statement: String,
         /// The role that may run it.
         owner: String,
@@ -58,7 +58,7 @@ pub enum PublishError {
         column: String,
     },
     /// The table is a partition, and the publication has `publish_via_partition_root = true`.
-    /// [`Manager::publish_partitions`](crate::Manager::publish_partitions) changes that.
+    /// [`Manager::publish_partitions`](crate::Manager::publish_partitions) sets it to `false`.
     #[error("{table} is a partition, and the publication has publish_via_partition_root = true")]
     ViaRoot {
         /// The table.

@@ -2,8 +2,7 @@
 //!
 //! Invariant: a tracked table is published completely, with replica identity full, or the consumer
 //! is notified. A manually managed publication is checked and never changed.
-//! Enforced by: [`Publication::reconcile`] repeats each notification until the consumer has taken
-//! it.
+//! Enforced by: [`Publication::reconcile`] repeats each notification until the consumer accepts it.
 
 mod catalog_table;
 mod error;
@@ -239,7 +238,7 @@ impl Publication {
         failed.map_or(Ok(None), Err)
     }
 
-    /// Records the membership, and returns whether the table has a gap that the consumer isn't
+    /// Records the membership. Returns whether the table has a gap that the consumer wasn't
     /// notified of.
     fn has_gap(&self, table: &TableName, membership: u32) -> bool {
         self.tracked().get_mut(table).is_some_and(|tracked| {

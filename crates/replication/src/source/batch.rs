@@ -17,7 +17,7 @@ pub struct MessageBatch<'a> {
     error: Option<ReplicationError>,
 }
 
-/// PgOutputDecoder state that lasts from one batch to the next.
+/// Decoder, progress and counters, kept from one batch to the next.
 #[derive(Debug)]
 pub(crate) struct DecodeState {
     pub(crate) decoder: PgOutputDecoder,
@@ -44,7 +44,8 @@ impl DecodeState {
         match message {
             PgOutputMessage::Begin(begin) => {
                 self.progress.on_begin(begin.final_lsn, begin.commit_time);
-                // The server should skip these. If it doesn't, they must not be delivered twice.
+                // The server should skip these. If it doesn't, the consumer must not receive them
+                // twice.
                 self.is_skipping = begin.final_lsn < self.from;
                 !self.is_skipping
             }

@@ -19,7 +19,7 @@ const JITTER_MILLIS: u64 = 300;
 
 impl<C: Consumer> ReplicationSource<C> {
     /// Waits until this connection holds the lock. `previous` is the backend of this instance's
-    /// last connection: the server may not have noticed that its client is gone.
+    /// last connection. It may still hold the lock if the server hasn't detected the lost client.
     pub(super) async fn take_lock(&mut self, previous: Option<BackendId>) -> Result<(), SourceEnd> {
         let slot = sql::literal(&self.context.config.slot);
         let query = format!("SELECT pg_try_advisory_lock(hashtext({slot}))");
@@ -99,8 +99,8 @@ impl<C: Consumer> ReplicationSource<C> {
              AND (extract(epoch FROM backend_start) * 1000000)::bigint = {started_at}"
         );
         match self.query(SourceOperation::AcquireLock, &query).await {
-            // This user may not terminate the backend. An operator must; until then, polling
-            // continues.
+            // This user may not terminate the backend, so an operator must. Polling continues
+            // until then.
             Err(SourceEnd::Failed(ReplicationError::Server { error, .. })) => {
                 tracing::warn!(pid, %error, "lock holder not terminated")
             }

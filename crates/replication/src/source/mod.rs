@@ -112,7 +112,7 @@ pub(crate) struct Gauges {
 
 /// Why a connection ended.
 pub(crate) enum SourceEnd {
-    /// The manager closed it, or is gone.
+    /// The manager closed the connection, or the manager was dropped.
     Closed,
     Failed(ReplicationError),
 }

@@ -14,18 +14,18 @@ use crate::wire::QueryRows;
 /// Oldest supported version.
 const MIN_VERSION: u32 = 150_000;
 /// First version with failover slots.
-const FAILOVER_SLOTS: u32 = 170_000;
+const FAILOVER_SLOTS_VERSION: u32 = 170_000;
 /// First version that publishes generated columns.
-const GENERATED_COLUMNS: u32 = 180_000;
+const GENERATED_COLUMNS_VERSION: u32 = 180_000;
 
-/// Output settings of every connection whose values reach clients: one text form for each value.
+/// Output settings of every connection whose values reach clients. Each value has one text form.
 pub const DISPLAY_SETTINGS: &[(&str, &str)] = &[
     ("bytea_output", "hex"),
     ("DateStyle", "ISO, DMY"),
     ("TimeZone", "UTC"),
     ("extra_float_digits", "1"),
     ("IntervalStyle", "iso_8601"),
-    // With it, names of tables, types and functions include their schema.
+    // With this path, names of tables, types and functions include their schema.
     ("search_path", "pg_catalog"),
 ];
 
@@ -45,7 +45,7 @@ struct SlotInfo {
     /// A logical pgoutput slot of this database without two-phase commit.
     is_usable: bool,
     /// Type, plugin and database.
-    what: String,
+    description: String,
     is_temporary: bool,
     is_lost: bool,
     is_failover: bool,
@@ -96,15 +96,15 @@ impl<C: Consumer> ReplicationSource<C> {
         server: &ServerInfo,
         recreate_slot: bool,
     ) -> Result<ServerState, SourceEnd> {
-        let (publication, is_new) = self.prepare_publication(server).await?;
-        // Decoding uses the catalog as of the decoded position, so a slot never sees a publication
-        // that is younger than its position.
-        let (confirmed, slot_created) = self.prepare_slot(server, recreate_slot || is_new).await?;
+        let (publication, needs_new_slot) = self.prepare_publication(server).await?;
+        // Decoding uses the catalog as of the decoded position, so a slot can't use a publication
+        // that was created after its position.
+        let (confirmed, slot_created) = self.prepare_slot(server, recreate_slot || needs_new_slot).await?;
         let history = self.history(server.timeline).await?;
         for (key, value) in DISPLAY_SETTINGS {
             self.query(SourceOperation::Configure, &format!("SET {key} ={}", sql::literal(value))).await?;
         }
-        // Read while holding the lock: before that, another instance may stream.
+        // Read only while this instance holds the lock: before, another instance may have streamed.
         let rows = self.query(SourceOperation::IdentifySystem, "SELECT pg_current_wal_flush_lsn()").await?;
         let flushed = FirstRow { operation: SourceOperation::IdentifySystem, rows: &rows }
             .parsed(0, "a log position")?;
@@ -112,15 +112,15 @@ impl<C: Consumer> ReplicationSource<C> {
     }
 
     /// Creates, repairs or checks the publication. Returns its oid, and whether the slot must be
-    /// recreated because earlier changes are missing.
+    /// recreated: it would miss earlier changes.
     async fn prepare_publication(&mut self, server: &ServerInfo) -> Result<(u32, bool), SourceEnd> {
         let config = &self.context.config;
         let (name, is_manual) = (config.publication.clone(), config.manual_publication);
         // From version 18, Postgres refuses updates of a table with generated columns and replica
         // identity full if the publication doesn't publish these columns.
-        let has_generated = server.version >= GENERATED_COLUMNS && !is_manual;
+        let supports_generated = server.version >= GENERATED_COLUMNS_VERSION && !is_manual;
         let generated =
-            if has_generated { ", CASE WHEN pubgencols = 'n' THEN 'generated columns' END" } else { "" };
+            if supports_generated { ", CASE WHEN pubgencols = 'n' THEN 'generated columns' END" } else { "" };
         let query = format!(
             "SELECT oid, pg_get_userbyid(pubowner), pg_has_role(pubowner, 'USAGE'), concat_ws(', ', \
              CASE WHEN NOT pubinsert THEN 'insert' END, CASE WHEN NOT pubupdate THEN 'update' END, \
@@ -133,12 +133,12 @@ impl<C: Consumer> ReplicationSource<C> {
             if is_manual {
                 return Err(ReplicationError::NoPublication { name }.into());
             }
-            let generated = if has_generated { ", publish_generated_columns = stored" } else { "" };
+            let generated = if supports_generated { ", publish_generated_columns = stored" } else { "" };
             let via_root = !self.context.config.publish_partitions;
-            let with = format!("WITH (publish_via_partition_root = {via_root}{generated})");
+            let options = format!("WITH (publish_via_partition_root = {via_root}{generated})");
             self.query(
                 SourceOperation::PreparePublication,
-                &format!("CREATE PUBLICATION {} {with}", sql::name(&name)),
+                &format!("CREATE PUBLICATION {} {options}", sql::name(&name)),
             )
             .await?;
             tracing::info!(publication = name, "publication created");
@@ -158,7 +158,7 @@ impl<C: Consumer> ReplicationSource<C> {
             _ if missing.is_empty() => Ok((oid, false)),
             (true, _) => Err(ReplicationError::PublicationOperations { name, missing }.into()),
             (false, true) => {
-                // Before ALTER PUBLICATION: after a failure in between, no slot with missing
+                // The slot is dropped first. If ALTER PUBLICATION then fails, no slot that misses
                 // changes remains.
                 let slot = sql::literal(&self.context.config.slot);
                 let query = format!(
@@ -166,11 +166,11 @@ impl<C: Consumer> ReplicationSource<C> {
                      plugin = 'pgoutput' AND database = current_database()"
                 );
                 self.query(SourceOperation::DropSlot, &query).await?;
-                let generated = if has_generated { ", publish_generated_columns = stored" } else { "" };
-                let all = format!("publish = 'insert, update, delete, truncate'{generated}");
+                let generated = if supports_generated { ", publish_generated_columns = stored" } else { "" };
+                let options = format!("publish = 'insert, update, delete, truncate'{generated}");
                 self.query(
                     SourceOperation::PreparePublication,
-                    &format!("ALTER PUBLICATION {} SET ({all})", sql::name(&name)),
+                    &format!("ALTER PUBLICATION {} SET ({options})", sql::name(&name)),
                 )
                 .await?;
                 tracing::warn!(publication = name, missing, "publication repaired: it lacked operations");
@@ -183,14 +183,14 @@ impl<C: Consumer> ReplicationSource<C> {
     async fn prepare_slot(&mut self, server: &ServerInfo, recreate: bool) -> Result<(Lsn, bool), SourceEnd> {
         let config = self.context.config.clone();
         let slot = self.find_slot(server).await?;
-        if let Some(SlotInfo { is_usable: false, what, .. }) = slot {
-            return Err(ReplicationError::ForeignSlot { slot: config.slot, what }.into());
+        if let Some(SlotInfo { is_usable: false, description, .. }) = slot {
+            return Err(ReplicationError::ForeignSlot { slot: config.slot, what: description }.into());
         }
-        let is_unusable =
+        let must_recreate =
             |slot: &SlotInfo| recreate || slot.is_lost || config.temporary_slot || slot.is_temporary;
         match slot {
-            Some(slot) if !is_unusable(&slot) => {
-                if config.failover_slot && !slot.is_failover && server.version >= FAILOVER_SLOTS {
+            Some(slot) if !must_recreate(&slot) => {
+                if config.failover_slot && !slot.is_failover && server.version >= FAILOVER_SLOTS_VERSION {
                     let query = format!("ALTER_REPLICATION_SLOT {} (FAILOVER true)", sql::name(&config.slot));
                     self.query(SourceOperation::CreateSlot, &query).await?;
                 }
@@ -202,14 +202,16 @@ impl<C: Consumer> ReplicationSource<C> {
                 return Ok((confirmed, false));
             }
             Some(slot) => {
-                tracing::warn!(slot = config.slot, invalidated = slot.is_lost, "dropping unusable slot");
+                tracing::warn!(slot = config.slot, invalidated = slot.is_lost, "slot unusable: dropping it");
                 let query = format!("SELECT pg_drop_replication_slot({})", sql::literal(&config.slot));
                 self.query(SourceOperation::DropSlot, &query).await?;
             }
             None => {}
         }
         let temporary = if config.temporary_slot { " TEMPORARY" } else { "" };
-        let options = match config.failover_slot && !config.temporary_slot && server.version >= FAILOVER_SLOTS
+        let options = match config.failover_slot
+            && !config.temporary_slot
+            && server.version >= FAILOVER_SLOTS_VERSION
         {
             true => "(SNAPSHOT 'nothing', FAILOVER)",
             false => "NOEXPORT_SNAPSHOT",
@@ -223,8 +225,9 @@ impl<C: Consumer> ReplicationSource<C> {
         Ok((confirmed, true))
     }
 
+    /// Returns the configured slot; `None` if it doesn't exist.
     async fn find_slot(&mut self, server: &ServerInfo) -> Result<Option<SlotInfo>, SourceEnd> {
-        let failover = if server.version >= FAILOVER_SLOTS { "failover" } else { "false" };
+        let failover = if server.version >= FAILOVER_SLOTS_VERSION { "failover" } else { "false" };
         let query = format!(
             "SELECT plugin = 'pgoutput' AND database = current_database() AND NOT two_phase, concat_ws(' ', slot_type, \
              plugin, 'of ' || database, CASE WHEN two_phase THEN 'with two-phase commit' END), temporary, coalesce(wal_status = 'lost', false), {failover}, confirmed_flush_lsn \
@@ -238,7 +241,7 @@ impl<C: Consumer> ReplicationSource<C> {
         let row = FirstRow { operation: SourceOperation::ReadSlot, rows: &rows };
         Ok(Some(SlotInfo {
             is_usable: row.is_true(0),
-            what: row.text(1, "a kind of slot")?.to_owned(),
+            description: row.text(1, "a kind of slot")?.to_owned(),
             is_temporary: row.is_true(2),
             is_lost: row.is_true(3),
             is_failover: row.is_true(4),
@@ -246,8 +249,8 @@ impl<C: Consumer> ReplicationSource<C> {
         }))
     }
 
-    /// Returns the ends of earlier timelines. If they are unknown, the stream continues only on the
-    /// same timeline.
+    /// Returns the ends of earlier timelines; empty if the server doesn't have them. The stream
+    /// then continues only on the same timeline.
     async fn history(&mut self, timeline: Timeline) -> Result<Vec<TimelineSwitch>, SourceEnd> {
         if timeline.timeline_id <= 1 {
             return Ok(Vec::new());

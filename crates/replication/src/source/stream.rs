@@ -1,8 +1,9 @@
 //! Streaming: passes messages to the consumer, and sends durable positions back to the server.
 //!
-//! Invariant: status updates are sent in time, however long the consumer takes. They acknowledge
-//! only durable positions.
-//! Enforced by: [`send_statuses`] runs beside each call of the consumer; `core/progress.rs`.
+//! Invariant: status updates are sent before the server's timeout, however long the consumer takes.
+//! They acknowledge only durable positions.
+//! Enforced by: [`send_statuses`] runs concurrently with each call of the consumer;
+//! `core/progress.rs` chooses the positions.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -24,10 +25,11 @@ use crate::error::{ReplicationError, SourceOperation};
 use crate::sql;
 use crate::wire::{ReplicationConnection, ReplicationStream, StatusSender};
 
-/// Lower bound of the time after which a silent server counts as dead. Twice the server's own
-/// timeout, if that is longer.
+/// Minimum time after which a silent server counts as dead. If twice `wal_sender_timeout` is
+/// longer, that is used.
 const MIN_SILENCE_TIMEOUT: Duration = Duration::from_secs(60);
-/// That time for a server without `wal_sender_timeout`, which may be busy for long.
+/// Time after which a silent server without `wal_sender_timeout` counts as dead. It may be busy for
+/// long.
 const DEFAULT_SILENCE_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Starts replication, and streams until the manager closes the connection or it fails.
@@ -68,8 +70,8 @@ pub(super) async fn run<C: Consumer>(
     };
     let ended = driver.stream(&context, &mut commands).await;
     if matches!(ended, Err(SourceEnd::Closed)) {
-        // While the lock is held: the next instance finds everything written, and nothing is
-        // written after that.
+        // The consumer stops writing before the close releases the lock, so that the next instance
+        // reads a complete store.
         context.consumer.lock().await.stop().await;
         driver.close().await;
     }
@@ -160,8 +162,8 @@ impl StreamDriver {
         }
     }
 
-    /// Sends a status update, and offers an idle position to the consumer before. Fails if the
-    /// server has been silent for too long.
+    /// Offers an idle position to the consumer if one is due, then sends a status update. Fails if
+    /// the server has been silent for too long.
     async fn send_status<C: Consumer>(&mut self, context: &SourceContext<C>) -> Result<(), ReplicationError> {
         let silence = self.received_at.elapsed();
         if silence > self.silence_timeout {

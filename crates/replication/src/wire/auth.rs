@@ -1,8 +1,8 @@
 //! Authentication: cleartext password, MD5, or SCRAM-SHA-256 with channel binding.
 //!
-//! Invariants: SCRAM succeeds only if the server has proven that it knows the password. With
-//! `channel_binding=require` it succeeds only if bound to the TLS connection. No error contains the
-//! password.
+//! Invariants: SCRAM succeeds only after the server's signature was verified, which proves that it
+//! has the password's verifier. With `channel_binding=require`, authentication succeeds only if it
+//! is bound to the TLS connection. No error contains the password.
 //! Enforced by: [`Authentication::step`], which refuses messages out of order.
 //! Out of scope: sockets. The caller passes messages in and sends the returned bytes.
 
@@ -58,7 +58,7 @@ pub(super) enum Authentication {
     PasswordSent,
     ScramStarted(ScramSha256),
     ScramResponded(ScramSha256),
-    /// The server has proven that it knows the password.
+    /// The server's SCRAM signature was verified.
     ServerVerified,
     /// Succeeded or failed; takes no more messages.
     Finished,

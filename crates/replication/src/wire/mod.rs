@@ -1,7 +1,7 @@
 //! Wire client: one connection in replication mode.
 //!
 //! Invariants: no message of the server causes a panic, an endless loop, or memory use beyond a
-//! stated bound. A row isn't copied between the read buffer and the reader of its frame. No error
+//! stated bound. Readers of frames borrow rows from the read buffer, without a copy. No error
 //! contains a secret.
 //! Enforced by: one buffer with framing (`read_buffer.rs`), status updates that never wait
 //! (`status_outbox.rs`), and the reservoir's deadline for the startup (`start.rs`).
@@ -49,7 +49,7 @@ impl ReplicationConnection {
     /// Opens a connection, with fresh credentials.
     ///
     /// # Errors
-    /// Fails like any connection of `connect`.
+    /// Fails if no server accepts the connection; see [`PostgresConnect`].
     pub(crate) async fn open(connect: &PostgresConnect) -> Result<ReplicationConnection, PostgresError> {
         connect.open_with(&ReplicationStartup).await
     }
@@ -88,8 +88,8 @@ impl<S: ReplicationTransport> ReplicationConnection<S> {
     /// future makes the connection unusable.
     ///
     /// # Errors
-    /// Fails if the server returns an error, after which the connection is usable. For other
-    /// errors, see [`ReplicationConnection::is_broken`].
+    /// Fails if the server returns an error; the connection stays usable. After any other error it
+    /// may be unusable; see [`ReplicationConnection::is_broken`].
     pub(crate) async fn query(&mut self, sql: &str) -> Result<QueryRows, WireError> {
         if self.is_broken {
             return Err(WireError::Broken);
@@ -109,7 +109,7 @@ impl<S: ReplicationTransport> ReplicationConnection<S> {
     /// later.
     ///
     /// # Errors
-    /// Fails if the server returns an error. The connection is closed then.
+    /// Fails if the server returns an error, and closes the connection.
     pub(crate) async fn start_replication(
         mut self,
         slot: &str,
@@ -139,7 +139,7 @@ impl<S: ReplicationTransport> ReplicationConnection<S> {
             stream.shutdown_and_wait().await;
             std::io::Result::Ok(())
         };
-        // A late or lost server is ignored: the connection is dropped anyway.
-        let _late_or_lost = tokio::time::timeout(CLOSE_TIMEOUT, closing).await;
+        // A timeout and a lost connection are ignored: the socket is dropped anyway.
+        let _timeout_or_lost = tokio::time::timeout(CLOSE_TIMEOUT, closing).await;
     }
 }

@@ -1,6 +1,6 @@
 //! Read pacing: decides whether a stream is read at once, or many rows together.
 //!
-//! The server sends each row by itself. A reader that keeps up is woken for every few rows, which
+//! The server sends each row separately. A reader that keeps up is woken for every few rows, which
 //! is most of the cost of reading. Two mechanisms reduce it:
 //!
 //! - Backlog: while the server sends old transactions, `SO_RCVLOWAT` delays the wakeup until
@@ -26,9 +26,9 @@ use forebay_pgoutput::PgTime;
 
 /// `SO_RCVLOWAT` during a backlog. The kernel's receive buffer is at least twice as big.
 pub(super) const LOW_WATER_BYTES: usize = 64 * 1024;
-/// Shorter backlog delays aren't worth it.
+/// Minimum backlog delay. Shorter ones cost more CPU than they save.
 const MIN_DELAY: Duration = Duration::from_millis(10);
-/// Longer backlog delays save nothing more.
+/// Maximum backlog delay. Longer ones save no more CPU.
 const MAX_DELAY: Duration = Duration::from_millis(32);
 /// Minimum time between two reads, between transactions.
 pub(super) const COALESCE_WINDOW: Duration = Duration::from_millis(1);

@@ -256,14 +256,14 @@ mod tests {
     fn the_buffer_grows_with_received_bytes_and_shrinks_back() {
         let long = message(b'd', &vec![7; 20_000_000]);
         let mut input = ReadBuffer::new(1 << 30);
-        let (mut left, mut came) = (&long[..], 0);
-        while !left.is_empty() {
-            let taken = read(&mut input, left);
+        let (mut rest, mut received) = (&long[..], 0);
+        while !rest.is_empty() {
+            let taken = read(&mut input, rest);
             assert!((1..=BASE_BYTES).contains(&taken));
-            (left, came) = (&left[taken..], came + taken);
+            (rest, received) = (&rest[taken..], received + taken);
             assert!(
-                input.size() <= BASE_BYTES.max(came * 2),
-                "{came} bytes received, {} allocated",
+                input.size() <= BASE_BYTES.max(received * 2),
+                "{received} bytes received, {} allocated",
                 input.size()
             );
         }

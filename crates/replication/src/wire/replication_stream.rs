@@ -2,7 +2,7 @@
 //!
 //! Invariants: a frame is borrowed from the read buffer and returned once. Reading never waits for
 //! a write, and writing never waits for a read. All futures are cancel safe.
-//! Enforced by: state lives in the buffer, the outbox and the timer, not in futures.
+//! Enforced by: the buffer, the outbox and the timer hold all state; futures hold none.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -106,8 +106,8 @@ impl<S: ReplicationTransport> ReplicationStream<S> {
             stream.shutdown_and_wait().await;
             std::io::Result::Ok(())
         };
-        // A late or lost server is ignored: the connection is dropped anyway.
-        let _late_or_lost = tokio::time::timeout(CLOSE_TIMEOUT, closing).await;
+        // A timeout and a lost connection are ignored: the socket is dropped anyway.
+        let _timeout_or_lost = tokio::time::timeout(CLOSE_TIMEOUT, closing).await;
     }
 
     #[cfg(test)]

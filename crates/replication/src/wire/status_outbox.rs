@@ -86,40 +86,40 @@ mod tests {
 
     #[tokio::test]
     async fn a_status_is_written_as_a_copy_data_frame() {
-        let (mut ours, mut theirs) = duplex(1024);
+        let (mut client, mut server) = duplex(1024);
         let mut outbox = StatusOutbox::new();
         outbox.put(status(7, false));
-        std::future::poll_fn(|cx| outbox.poll_send(&mut ours, cx)).await.unwrap();
+        std::future::poll_fn(|cx| outbox.poll_send(&mut client, cx)).await.unwrap();
         let mut read = [0; FRAME_BYTES];
-        theirs.read_exact(&mut read).await.unwrap();
+        server.read_exact(&mut read).await.unwrap();
         assert_eq!(read.to_vec(), framed(status(7, false)));
     }
 
     #[tokio::test]
     async fn a_server_that_resumes_reading_gets_the_newest_status() {
-        let (mut ours, mut theirs) = duplex(10);
+        let (mut client, mut server) = duplex(10);
         let mut outbox = StatusOutbox::new();
         let mut cx = Context::from_waker(Waker::noop());
         for flushed in 1..100 {
             outbox.put(status(flushed, flushed == 50));
-            assert!(outbox.poll_send(&mut ours, &mut cx).is_pending());
+            assert!(outbox.poll_send(&mut client, &mut cx).is_pending());
         }
         let sending = async {
-            std::future::poll_fn(|cx| outbox.poll_send(&mut ours, cx)).await.unwrap();
-            drop(ours);
+            std::future::poll_fn(|cx| outbox.poll_send(&mut client, cx)).await.unwrap();
+            drop(client);
         };
         let mut read = Vec::new();
-        let (_, all) = tokio::join!(sending, theirs.read_to_end(&mut read));
+        let (_, all) = tokio::join!(sending, server.read_to_end(&mut read));
         all.unwrap();
         assert_eq!(read, [framed(status(1, false)), framed(status(99, true))].concat());
     }
 
     #[tokio::test]
     async fn a_closed_connection_is_an_error() {
-        let (mut ours, theirs) = duplex(10);
-        drop(theirs);
+        let (mut client, server) = duplex(10);
+        drop(server);
         let mut outbox = StatusOutbox::new();
         outbox.put(status(1, false));
-        std::future::poll_fn(|cx| outbox.poll_send(&mut ours, cx)).await.unwrap_err();
+        std::future::poll_fn(|cx| outbox.poll_send(&mut client, cx)).await.unwrap_err();
     }
 }

@@ -238,7 +238,7 @@ async fn write(
             continue;
         };
         let script = transaction(writer, &mut next, &mut random);
-        // Whether a transaction without a reply was committed, the oracle shows.
+        // The oracle shows whether a transaction without a reply was committed.
         if forebay_replication::reservoir::tokio_postgres::Client::batch_execute(connected, &script)
             .await
             .is_err()

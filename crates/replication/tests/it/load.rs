@@ -1,5 +1,5 @@
 //! Load: large transactions, slow consumers and idle databases. Memory is bounded, the connection
-//! lives, and no unneeded WAL is retained.
+//! stays open, and no unneeded WAL is retained.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -57,7 +57,7 @@ impl Consumer for RowCounter {
                 PgOutputMessage::Insert(_) => self.open += 1,
                 PgOutputMessage::Commit(commit) => {
                     self.counted.send_modify(|counted| *counted += self.open);
-                    self.durable.as_ref().expect("a stream has begun").advance(commit.end_lsn);
+                    self.durable.as_ref().expect("a stream has started_at").advance(commit.end_lsn);
                 }
                 _ => {}
             }
@@ -66,7 +66,7 @@ impl Consumer for RowCounter {
     }
 
     async fn advance(&mut self, lsn: Lsn) -> Result<(), ConsumerError> {
-        self.durable.as_ref().expect("a stream has begun").advance(lsn);
+        self.durable.as_ref().expect("a stream has started_at").advance(lsn);
         Ok(())
     }
 
@@ -278,7 +278,7 @@ async fn a_consumer_that_records_a_position_slowly_stays_connected() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lag_grows_while_the_consumer_is_stuck_and_is_zero_on_an_idle_database() {
-    // The server sends keepalives at a third of it.
+    // The server sends keepalives at a third of this timeout.
     let server = Postgres::builder().config("wal_sender_timeout", "1500ms").start().unwrap();
     let followed = FollowedDatabase::new(&server);
     let journal = JournalConsumer::open(&followed.journal());
@@ -323,7 +323,7 @@ async fn a_connection_that_ends_with_pending_changes_leaves_no_lag() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_database_retains_no_wal_of_other_databases() {
-    // An idle position is offered at a third of it, instead of every 5 s.
+    // An idle position is offered at a third of this timeout, instead of every 5 s.
     let server = Postgres::builder().config("wal_sender_timeout", "4s").start().unwrap();
     let followed = FollowedDatabase::new(&server);
     let manager = followed.running().await;
@@ -350,9 +350,9 @@ async fn an_idle_database_retains_no_wal_of_other_databases() {
         // The server logs running transactions every 15 s, or at a checkpoint. Only then
         // restart_lsn advances.
         server.execute("postgres", "CHECKPOINT").unwrap();
-        let begun = Instant::now();
+        let started_at = Instant::now();
         while followed.query_value(&retained).unwrap().parse::<u64>().unwrap() > 2_000_000 {
-            assert!(begun.elapsed() < PATIENCE, "WAL accumulates");
+            assert!(started_at.elapsed() < PATIENCE, "WAL accumulates");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         most = most.max(followed.query_value(&retained).unwrap().parse().unwrap());

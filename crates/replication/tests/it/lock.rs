@@ -160,8 +160,8 @@ async fn a_holder_that_runs_queries_or_is_in_another_database_is_never_terminate
     let after = lock_holder(&followed, &others[1]).await;
     let manager = followed.start_with(followed.config().lock_timeouts(timeouts(100, 3_000)));
     waits_for_lock(&manager).await;
-    let begun = Instant::now();
-    while begun.elapsed() < Duration::from_secs(7) {
+    let started_at = Instant::now();
+    while started_at.elapsed() < Duration::from_secs(7) {
         held.batch_execute("SELECT 1").await.unwrap();
         assert_eq!(manager.status().connection, ConnectionStatus::WaitingOnLock);
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -182,9 +182,9 @@ async fn a_silent_holder_with_an_active_slot_is_not_terminated() {
     let occupied = occupy(&followed).await;
     let manager = followed.start_with(followed.config().lock_timeouts(timeouts(100, 300)));
     waits_for_lock(&manager).await;
-    let begun = Instant::now();
-    while begun.elapsed() < Duration::from_secs(3) {
-        assert!(backend_exists(&followed, pid), "after {:?}", begun.elapsed());
+    let started_at = Instant::now();
+    while started_at.elapsed() < Duration::from_secs(3) {
+        assert!(backend_exists(&followed, pid), "after {:?}", started_at.elapsed());
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     drop(occupied);
@@ -208,8 +208,8 @@ async fn a_holder_that_this_user_may_not_terminate_is_waited_for() {
         followed.server.log().contains("must be a superuser to terminate")
     })
     .await;
-    let begun = Instant::now();
-    while begun.elapsed() < Duration::from_secs(1) {
+    let started_at = Instant::now();
+    while started_at.elapsed() < Duration::from_secs(1) {
         assert_eq!(manager.status().connection, ConnectionStatus::WaitingOnLock);
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -258,8 +258,8 @@ impl Consumer for SlowBookmark {
 
 /// Checks that the first keeps the lock for longer than the second's silence timeout.
 async fn keeps_lock(first: &Manager, second: &Manager, step: ManagerStep) {
-    let (begun, backend) = (Instant::now(), first.positions().backend_pid);
-    while begun.elapsed() < Duration::from_secs(5) {
+    let (started_at, backend) = (Instant::now(), first.positions().backend_pid);
+    while started_at.elapsed() < Duration::from_secs(5) {
         assert_eq!((first.status().step, first.positions().backend_pid), (step, backend));
         assert_eq!(second.status().connection, ConnectionStatus::WaitingOnLock);
         tokio::time::sleep(Duration::from_millis(50)).await;

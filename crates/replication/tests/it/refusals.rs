@@ -197,7 +197,7 @@ async fn a_server_without_free_wal_senders_is_retried() {
     contains_all(&status.trouble.unwrap(), &["max_wal_senders", "[53300]", "raise the limit of the server"]);
     server.set_config("max_wal_senders", "5").unwrap();
     server.restart_fast().unwrap();
-    within("it reconnects by itself", manager.ready()).await.unwrap();
+    within("it reconnects automatically", manager.ready()).await.unwrap();
     manager.shutdown().await;
 }
 
@@ -270,7 +270,7 @@ async fn a_rotated_password_is_read_again() {
     assert_eq!((status.step, status.phase), (ManagerStep::BackingOff, ManagerPhase::ConnectionSetup));
     followed.sql("INSERT INTO orders VALUES (2, 'meanwhile')");
     write_password(&file, "new");
-    within("it reconnects by itself", manager.ready()).await.unwrap();
+    within("it reconnects automatically", manager.ready()).await.unwrap();
     followed.sql("INSERT INTO orders VALUES (3, 'after')");
     let expected =
         [insert("orders", 1, "before"), insert("orders", 2, "meanwhile"), insert("orders", 3, "after")];

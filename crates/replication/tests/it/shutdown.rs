@@ -19,12 +19,12 @@ use crate::followed_database::{FollowedDatabase, insert};
 use crate::journal::JournalConsumer;
 use crate::supervision::{ConsumerCall, ConsumerScript, ScriptedAction, ScriptedConsumer};
 
-/// Sum of the deadlines: snapshot pool 1 s, checkpoint 10 s, stream 1 s, backend 1 s, admin pool 2
-/// s, and ten more for a busy machine.
+/// Sum of the deadlines, and 10 s more for a busy machine. Snapshot pool 1 s, checkpoint 10 s,
+/// stream 1 s, backend 1 s, admin pool 2 s.
 const DEADLINES: Duration = Duration::from_secs(25);
-/// The same with 5 s each for the publication and the slot.
+/// Sum of the deadlines with 5 s each for the publication and the slot, without a margin.
 const DROP_DEADLINES: Duration = Duration::from_secs(25);
-/// Without obstacles no deadline passes: less than the checkpoint's, also on a busy machine.
+/// Time limit if nothing delays the shutdown: shorter than the checkpoint's deadline.
 const UNOBSTRUCTED: Duration = Duration::from_secs(8);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +36,7 @@ enum ShutdownKind {
 impl ShutdownKind {
     const BOTH: [ShutdownKind; 2] = [ShutdownKind::Keep, ShutdownKind::Drop];
 
-    /// Shuts down a manager at a step, and checks what is left.
+    /// Shuts down a manager at a step, and checks its status and the server.
     async fn check(
         self,
         manager: &Manager,
@@ -45,19 +45,19 @@ impl ShutdownKind {
         most: Duration,
     ) {
         assert_eq!(manager.status().step, at);
-        let began = Instant::now();
+        let started_at = Instant::now();
         match self {
             ShutdownKind::Keep => within("it ends", manager.shutdown()).await,
             ShutdownKind::Drop => within("it ends", manager.shutdown_and_drop()).await,
         }
-        let took = began.elapsed();
+        let took = started_at.elapsed();
         println!("{self:?} at {at}: {took:?}");
         assert_eq!(manager.status().step, ManagerStep::Stopped);
         assert!(took < most, "{self:?} at {at} took {took:?}");
         self.check_server(followed).await;
     }
 
-    /// Checks what is left on the server.
+    /// Checks which slot, publication and backends remain on the server.
     async fn check_server(self, followed: &FollowedDatabase<'_>) {
         let (database, slot) = (&followed.database, &followed.slot);
         let ours = format!(
@@ -91,9 +91,9 @@ impl ShutdownKind {
 
 /// Waits until a query returns true: a backend ends with a delay.
 async fn wait_until_true(what: &str, followed: &FollowedDatabase<'_>, query: &str) {
-    let began = Instant::now();
+    let started_at = Instant::now();
     while followed.query_value(query).as_deref() != Some("t") {
-        assert!(began.elapsed() < PATIENCE, "{what}: not {PATIENCE:?} after the end");
+        assert!(started_at.elapsed() < PATIENCE, "{what}: not {PATIENCE:?} after the end");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
@@ -227,9 +227,9 @@ async fn an_instance_that_waits_for_the_lock_drops_nothing() {
         Manager::start(followed.config(), JournalConsumer::open(&followed.journal().with_extension("other")))
             .unwrap();
     reaches(&second, ManagerStep::AcquiringLock).await;
-    let began = Instant::now();
+    let started_at = Instant::now();
     within("it ends", second.shutdown_and_drop()).await;
-    assert!(began.elapsed() < DROP_DEADLINES, "{:?}", began.elapsed());
+    assert!(started_at.elapsed() < DROP_DEADLINES, "{:?}", started_at.elapsed());
     followed.sql("INSERT INTO orders VALUES (1, 'new')");
     assert_eq!(followed.eventually_changes(1).await, [insert("orders", 1, "new")]);
     assert_eq!((first.status().step, followed.resets()), (ManagerStep::Streaming, vec!["first".to_owned()]));
@@ -244,9 +244,9 @@ async fn a_foreign_slot_and_a_manual_publication_are_not_dropped() {
     followed.sql(&format!("SELECT pg_create_physical_replication_slot('{slot}')"));
     let manager = followed.start_with(followed.config().manual_publication());
     reaches(&manager, ManagerStep::Halted).await;
-    let began = Instant::now();
+    let started_at = Instant::now();
     within("it ends", manager.shutdown_and_drop()).await;
-    assert!(began.elapsed() < UNOBSTRUCTED, "{:?}", began.elapsed());
+    assert!(started_at.elapsed() < UNOBSTRUCTED, "{:?}", started_at.elapsed());
     assert_eq!(
         followed
             .query_value(&format!("SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{slot}'"))
@@ -448,13 +448,13 @@ async fn it_ends_in_time_while_the_server_is_down_or_frozen() {
         let manager = followed.running().await;
         server.stop().unwrap();
         reaches(&manager, ManagerStep::BackingOff).await;
-        let began = Instant::now();
+        let started_at = Instant::now();
         match end {
             ShutdownKind::Keep => within("it ends", manager.shutdown()).await,
             ShutdownKind::Drop => within("it ends", manager.shutdown_and_drop()).await,
         }
-        println!("{end:?} while the server is down: {:?}", began.elapsed());
-        assert!(manager.status().step == ManagerStep::Stopped && began.elapsed() < most);
+        println!("{end:?} while the server is down: {:?}", started_at.elapsed());
+        assert!(manager.status().step == ManagerStep::Stopped && started_at.elapsed() < most);
         server.revive().unwrap();
         ShutdownKind::Keep.check_server(&followed).await;
     }
@@ -462,10 +462,10 @@ async fn it_ends_in_time_while_the_server_is_down_or_frozen() {
     let manager = followed.running().await;
     reaches(&manager, ManagerStep::Streaming).await;
     server.freeze();
-    let began = Instant::now();
+    let started_at = Instant::now();
     within("it ends", manager.shutdown()).await;
-    println!("while the server is frozen: {:?}", began.elapsed());
-    assert!(manager.status().step == ManagerStep::Stopped && began.elapsed() < DEADLINES);
+    println!("while the server is frozen: {:?}", started_at.elapsed());
+    assert!(manager.status().step == ManagerStep::Stopped && started_at.elapsed() < DEADLINES);
     server.thaw();
     ShutdownKind::Keep.check_server(&followed).await;
 }
@@ -480,12 +480,12 @@ async fn a_held_connection_delays_shutdown_by_two_seconds_at_most_and_stays_usab
             guards.push(manager.snapshot().await.unwrap());
         }
         guards.push(manager.admin().await.unwrap());
-        let began = Instant::now();
+        let started_at = Instant::now();
         match end {
             ShutdownKind::Keep => within("it ends", manager.shutdown()).await,
             ShutdownKind::Drop => within("it ends", manager.shutdown_and_drop()).await,
         }
-        let took = began.elapsed();
+        let took = started_at.elapsed();
         println!("{end:?} while all connections are checked out: {took:?}");
         assert!(manager.status().step == ManagerStep::Stopped && took < UNOBSTRUCTED, "{took:?}");
         for guard in &guards {

@@ -54,7 +54,7 @@ async fn an_unused_database_has_no_connections_and_keeps_its_slot() {
     assert!(matches!(manager.admin().await, Err(PoolError::Closed)));
     let slot = format!("SELECT active FROM pg_replication_slots WHERE slot_name = '{}'", followed.slot);
     assert_eq!(followed.query_value(&slot).as_deref(), Some("f"));
-    // Nothing wakes it by itself.
+    // It doesn't wake without a use.
     let woke = manager.wait_until(|status| status.step != ManagerStep::Sleeping);
     assert!(tokio::time::timeout(5 * IDLE, woke).await.is_err());
     assert_eq!(events.try_recv(), Err(TryRecvError::Empty));

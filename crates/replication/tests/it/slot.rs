@@ -26,7 +26,7 @@ fn small_wal_server(version: u32) -> Postgres {
 /// Writes WAL until the slot is invalidated.
 async fn invalidate_slot(followed: &FollowedDatabase<'_>) {
     for _ in 0..4 {
-        followed.sql("SELECT pg_logical_emit_message(false, 'log', 'goes on')");
+        followed.sql("SELECT pg_logical_emit_message(false, 'log', 'filler')");
         followed.sql("SELECT pg_switch_wal()");
     }
     followed.sql("CHECKPOINT");
@@ -273,10 +273,10 @@ async fn shutdown_and_drop_without_a_server_ends_in_time_and_drops_nothing_later
     server.kill();
     let noticed = manager.wait_until(|status| status.retries > 0);
     within("the manager notices", noticed).await.unwrap();
-    let begun = Instant::now();
+    let started_at = Instant::now();
     within("the manager ends", manager.shutdown_and_drop()).await;
     // The sum of all deadlines.
-    assert!(begun.elapsed() < Duration::from_secs(25), "{:?}", begun.elapsed());
+    assert!(started_at.elapsed() < Duration::from_secs(25), "{:?}", started_at.elapsed());
     assert_eq!(manager.status().step, ManagerStep::Stopped);
 
     server.revive().unwrap();

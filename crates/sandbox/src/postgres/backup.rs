@@ -13,7 +13,7 @@ use crate::copy_folder::copy_folder;
 use crate::error::StartError;
 use crate::system_user::change_owner;
 
-/// Copied last: it says up to where the copy must be replayed.
+/// Copied last: it contains the position up to which WAL must be replayed.
 const CONTROL: &str = "global/pg_control";
 /// Folders copied without their files. The copy fetches WAL when it starts.
 const EMPTY_FOLDERS: &[&str] = &[
@@ -43,10 +43,10 @@ pub(super) fn copy_running(original: &Postgres) -> Result<PostgresCluster, Start
     let mut session = original.session("postgres").map_err(StartError::original)?;
     // `true`: a checkpoint at once, not spread over time.
     session.run("SELECT pg_backup_start('sandbox', true)").map_err(StartError::original)?;
-    copy_folder(&from, &data, cluster.user, &is_included).map_err(StartError::at(&data))?;
+    copy_folder(&from, &data, cluster.user, &is_included).map_err(StartError::with_path(&data))?;
     let control = data.join(CONTROL);
     let copied = fs::copy(from.join(CONTROL), &control).and_then(|_| change_owner(&control, cluster.user));
-    copied.map_err(StartError::at(&control))?;
+    copied.map_err(StartError::with_path(&control))?;
     let rows = session.run("SELECT labelfile FROM pg_backup_stop(false)").map_err(StartError::original)?;
     let label: String = rows.into_iter().flatten().flatten().collect();
     cluster.write("data/backup_label", &label)?;

@@ -35,8 +35,8 @@ pub struct PostgresBuilder {
 impl PostgresBuilder {
     /// Selects a major version, such as 15 or 18, instead of the first one found.
     ///
-    /// Searched places: the folder in `FOREBAY_PG18_BIN`, the PATH, the distribution's folders, and
-    /// the folder of script/bootstrap.
+    /// Searched locations: the folder in `FOREBAY_PG18_BIN`, the PATH, the distribution's folders,
+    /// and the folder of script/bootstrap.
     pub fn version(mut self, version: u32) -> Self {
         self.version = Some(version);
         self
@@ -53,7 +53,7 @@ impl PostgresBuilder {
     /// The first line replaces the defaults for TCP. The Unix socket still trusts all users.
     ///
     /// # Panics
-    /// If `line` contains a line break.
+    /// Panics if `line` contains a line break.
     pub fn hba(mut self, line: &str) -> Self {
         assert!(!line.contains(['\n', '\r']), "one line at a time: {line:?}");
         self.hba.push(line.to_owned());
@@ -126,7 +126,7 @@ impl PostgresBuilder {
 /// Turns on archiving. Files are moved into the archive only when complete.
 fn use_archive(cluster: &mut PostgresCluster) -> Result<(), StartError> {
     let archive = Arc::new(Folder::create()?);
-    change_owner(archive.path(), cluster.user).map_err(StartError::at(archive.path()))?;
+    change_owner(archive.path(), cluster.user).map_err(StartError::with_path(archive.path()))?;
     let file = format!("\"{}/%f\"", archive.path().display());
     let command = format!("cp %p {file}.part && mv {file}.part {file}");
     cluster.configure(&[("archive_mode", "on"), ("archive_command", &command)])?;

@@ -22,7 +22,7 @@ use crate::server_process::{LaunchSpec, ServerProcess, last_lines};
 use crate::system_user::{SystemUser, change_owner, unprivileged_user};
 use crate::{certificate, spawn};
 
-const DEADLINE: Duration = Duration::from_secs(60);
+const START_STOP_TIMEOUT: Duration = Duration::from_secs(60);
 const PORT_TRIES: u32 = 10;
 const INITDB: &[&str] = &[
     "--username=postgres",
@@ -35,7 +35,7 @@ const INITDB: &[&str] = &[
 /// Version of [`INITDB`]: other arguments need other templates.
 const TEMPLATE_VERSION: u32 = 1;
 
-/// Database cluster: a data folder and what is needed to run it.
+/// Database cluster: a data folder, and the programs and settings to run it.
 #[derive(Clone, Debug)]
 pub(super) struct PostgresCluster {
     pub(super) programs: Programs,
@@ -77,7 +77,7 @@ impl PostgresCluster {
     /// Creates a cluster without data.
     pub(super) fn empty(programs: Programs) -> Result<PostgresCluster, StartError> {
         let (user, folder) = (unprivileged_user(), Arc::new(Folder::create()?));
-        change_owner(folder.path(), user).map_err(StartError::at(folder.path()))?;
+        change_owner(folder.path(), user).map_err(StartError::with_path(folder.path()))?;
         Ok(PostgresCluster { programs, user, folder, password: None, tls: None, archive: None })
     }
 
@@ -101,7 +101,7 @@ impl PostgresCluster {
             text
         });
         let append = || File::options().append(true).open(&path)?.write_all(text.as_bytes());
-        append().map_err(StartError::at(&path))
+        append().map_err(StartError::with_path(&path))
     }
 
     /// Writes pg_hba.conf with `lines` for TCP; the Unix socket trusts all users.
@@ -155,7 +155,7 @@ impl PostgresCluster {
             file.write_all(text.as_bytes())?;
             change_owner(&path, self.user)
         };
-        write().map_err(StartError::at(&path))?;
+        write().map_err(StartError::with_path(&path))?;
         Ok(path)
     }
 
@@ -165,11 +165,11 @@ impl PostgresCluster {
             program: self.programs.postgres(),
             args: vec!["-D".into(), "data".into(), "-p".into(), port.to_string().into()],
             user: self.user,
-            // Immediate shutdown: the children end with it.
+            // Immediate shutdown: the server ends its child processes.
             death_signal: libc::SIGQUIT,
             // Fast shutdown: sessions are ended and a checkpoint is written.
             stop_signal: libc::SIGINT,
-            deadline: DEADLINE,
+            timeout: START_STOP_TIMEOUT,
             socket: self.socket(port),
             is_ready,
         }
@@ -179,7 +179,7 @@ impl PostgresCluster {
         let program = self.programs.initdb();
         let path = self.folder.path().join("initdb.log");
         let open = || File::create(&path).and_then(|log| Ok((log.try_clone()?, log)));
-        let (out, err) = open().map_err(StartError::at(&path))?;
+        let (out, err) = open().map_err(StartError::with_path(&path))?;
         let mut command = Command::new(&program);
         command.current_dir(self.folder.path()).arg("--pgdata=data").args(INITDB);
         command.stdin(Stdio::null()).stdout(out).stderr(err);
@@ -187,20 +187,20 @@ impl PostgresCluster {
             command.uid(user.uid).gid(user.gid);
         }
         let spawned = spawn::spawn(command, libc::SIGKILL);
-        let status = spawned.and_then(|mut child| spawn::wait_with_deadline(&mut child, DEADLINE));
+        let status = spawned.and_then(|mut child| spawn::wait_with_timeout(&mut child, START_STOP_TIMEOUT));
         let log = || last_lines(&fs::read_to_string(&path).unwrap_or_default());
         match status.map_err(|source| StartError::Spawn { program, source })? {
             Some(status) if status.success() => Ok(()),
             Some(status) => Err(StartError::Exited { name: "initdb", status, log: log() }),
-            None => Err(StartError::Silent { name: "initdb", waited: DEADLINE, log: log() }),
+            None => Err(StartError::Silent { name: "initdb", waited: START_STOP_TIMEOUT, log: log() }),
         }
     }
 }
 
-/// Returns true if the lock file says so and a connection succeeds.
+/// Returns true if the status in the lock file is `ready` or `standby`, and a connection succeeds.
 ///
-/// The lock file is read first, because a connection costs a process, and a refusal a log line.
-/// It alone isn't enough: a killed server leaves it behind.
+/// The lock file is read first: each connection starts a process, and each refusal writes a log
+/// line. The lock file alone isn't enough: a killed server leaves it behind.
 fn is_ready(socket: &Path) -> bool {
     let lock = fs::read_to_string(socket.with_file_name("data/postmaster.pid")).unwrap_or_default();
     let status = lock.lines().nth(7).unwrap_or_default().trim_end();
@@ -213,7 +213,7 @@ fn template_path(programs: &Programs) -> PathBuf {
     Path::new(WORKSPACE_TARGET).join(format!("postgres-templates/{release}-{TEMPLATE_VERSION}"))
 }
 
-/// Saves a template of a cluster that never ran; the first process does it for all.
+/// Saves a cluster that never ran as a template. The first process saves it for all others.
 fn save_template(data: &Path, template: &Path) -> io::Result<()> {
     let new = template.with_added_extension(std::process::id().to_string());
     if let Some(templates) = template.parent().filter(|templates| !templates.exists()) {

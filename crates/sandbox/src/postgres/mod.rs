@@ -32,8 +32,9 @@ use crate::pg_connection::PgConnection;
 use crate::proc;
 use crate::server_process::{ServerProcess, server_controls};
 
-const POLL: Duration = Duration::from_millis(5);
-const DEADLINE: Duration = Duration::from_secs(60);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// Timeout of [`until`].
+const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Postgres server on 127.0.0.1 and on a Unix socket; stopped when dropped.
 ///
@@ -42,7 +43,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 /// with UTF-8 (see also [`Postgres::create_icu_database`]). Buffers are small.
 #[derive(Debug)]
 pub struct Postgres {
-    // Dropped first, because nothing may write to a folder that is being removed.
+    // Dropped first: no process may write to a folder that is being removed.
     server: ServerProcess,
     port: u16,
     cluster: PostgresCluster,
@@ -68,7 +69,7 @@ impl Postgres {
     /// on it.
     ///
     /// # Panics
-    /// If it can't be started.
+    /// Panics if it can't be started.
     pub fn shared() -> &'static Postgres {
         shared(None)
     }
@@ -76,7 +77,7 @@ impl Postgres {
     /// Returns the shared server of a major version.
     ///
     /// # Panics
-    /// If it can't be started.
+    /// Panics if it can't be started.
     pub fn shared_version(version: u32) -> &'static Postgres {
         shared(Some(version))
     }
@@ -114,7 +115,7 @@ impl Postgres {
     /// Returns the certificate of the authority that signed the server's, in PEM.
     ///
     /// # Panics
-    /// If built without [`PostgresBuilder::tls`]; so do the three functions below.
+    /// Panics if built without [`PostgresBuilder::tls`]. The three functions below do, too.
     pub fn ca_pem(&self) -> &str {
         &self.tls().ca_pem
     }
@@ -137,7 +138,7 @@ impl Postgres {
     /// Creates a database with a new name that starts with `prefix`, and returns the name.
     ///
     /// # Errors
-    /// If the server doesn't run or rejects the name.
+    /// Fails if the server doesn't run or rejects the name.
     pub fn create_database(&self, prefix: &str) -> io::Result<String> {
         self.create_database_with(prefix, "")
     }
@@ -146,7 +147,7 @@ impl Postgres {
     /// by their bytes.
     ///
     /// # Errors
-    /// If the server doesn't run, was built without ICU, or doesn't have the locale.
+    /// Fails if the server doesn't run, was built without ICU, or doesn't have the locale.
     pub fn create_icu_database(&self, prefix: &str, locale: &str) -> io::Result<String> {
         let locale = locale.replace('\'', "''");
         let options = format!(
@@ -166,7 +167,7 @@ impl Postgres {
     /// Runs SQL as the superuser over the Unix socket, and discards any rows.
     ///
     /// # Errors
-    /// If the server doesn't run; else its message and SQLSTATE.
+    /// Fails if the server doesn't run, or with the server's message and SQLSTATE.
     pub fn execute(&self, database: &str, sql: &str) -> io::Result<()> {
         self.query(database, sql).map(drop)
     }
@@ -174,7 +175,7 @@ impl Postgres {
     /// Runs SQL as the superuser; returns the rows of all statements, in order, as text.
     ///
     /// # Errors
-    /// If the server doesn't run; else its message and SQLSTATE.
+    /// Fails if the server doesn't run, or with the server's message and SQLSTATE.
     pub fn query(&self, database: &str, sql: &str) -> io::Result<Vec<Vec<Option<String>>>> {
         self.session(database)?.run(sql)
     }
@@ -183,7 +184,7 @@ impl Postgres {
     /// [`Postgres::reload`] or the next start.
     ///
     /// # Errors
-    /// If the file can't be written.
+    /// Fails if the file can't be written.
     pub fn set_config(&self, key: &str, value: &str) -> Result<(), StartError> {
         self.cluster.configure(&[(key, value)])
     }
@@ -191,17 +192,18 @@ impl Postgres {
     /// Replaces the lines of pg_hba.conf for TCP; see [`PostgresBuilder::hba`]. They take effect
     /// with [`Postgres::reload`].
     ///
-    /// # Errors If the file can't be written.
+    /// # Errors
+    /// Fails if the file can't be written.
     pub fn set_hba(&self, lines: &[&str]) -> Result<(), StartError> {
         self.cluster.write_hba(lines)
     }
 
     /// Reloads the settings and waits until every new session has them.
     ///
-    /// Open sessions get them with their next statement. Settings that need a restart don't change.
+    /// Open sessions apply them at their next statement. Settings that need a restart don't change.
     ///
     /// # Errors
-    /// If the server doesn't run, or reports an error in the files.
+    /// Fails if the server doesn't run, or reports an error in the files.
     pub fn reload(&self) -> io::Result<()> {
         const ERRORS: &str = "SELECT f.name || ': ' || f.error FROM pg_file_settings f \
             LEFT JOIN pg_settings s ON s.name = lower(f.name) \
@@ -220,7 +222,7 @@ impl Postgres {
     /// Restarts by a fast shutdown, like [`Postgres::stop`]: sessions end, no recovery is needed.
     ///
     /// # Errors
-    /// See the first start; also if the server doesn't stop in time.
+    /// Fails like the first start, or if the server doesn't stop in time.
     pub fn restart_fast(&self) -> Result<(), StartError> {
         self.server.restart()
     }
@@ -228,7 +230,7 @@ impl Postgres {
     /// Restarts by an immediate shutdown: sessions are cut, and WAL is replayed.
     ///
     /// # Errors
-    /// See the first start; also if the server doesn't stop in time.
+    /// Fails like the first start, or if the server doesn't stop in time.
     pub fn restart_immediate(&self) -> Result<(), StartError> {
         self.server.stop_by(libc::SIGQUIT)?;
         self.server.revive()
@@ -271,14 +273,17 @@ fn shared(version: Option<u32>) -> &'static Postgres {
     start().unwrap_or_else(|error: StartError| panic!("no shared Postgres: {error:?}"))
 }
 
-/// Polls until the condition holds.
+/// Polls until the condition holds. Fails after [`WAIT_TIMEOUT`], with `what` in the error.
 fn until(what: &str, mut holds: impl FnMut() -> io::Result<bool>) -> io::Result<()> {
     let started_at = Instant::now();
     while !holds()? {
-        if started_at.elapsed() > DEADLINE {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, format!("not within {DEADLINE:?}: {what}")));
+        if started_at.elapsed() > WAIT_TIMEOUT {
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                format!("not within {WAIT_TIMEOUT:?}: {what}"),
+            ));
         }
-        thread::sleep(POLL);
+        thread::sleep(POLL_INTERVAL);
     }
     Ok(())
 }
@@ -290,8 +295,8 @@ pub(crate) fn url(user: &str, password: &str, port: u16, database: &str) -> Stri
     format!("postgres://{user}{password}@127.0.0.1:{port}/{database}")
 }
 
-fn percent_encode(word: &str) -> String {
-    word.bytes().fold(String::new(), |mut encoded, byte| {
+fn percent_encode(text: &str) -> String {
+    text.bytes().fold(String::new(), |mut encoded, byte| {
         match byte {
             b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
                 encoded.push(char::from(byte))

@@ -1,6 +1,6 @@
 //! Programs of the installed Postgres versions.
 //!
-//! The version is that of `postgres --version`, not of a folder's name.
+//! The version comes from `postgres --version`, not from a folder's name.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,8 @@ use std::{env, fs};
 use crate::error::StartError;
 use crate::program::is_program;
 
-const DISTRIBUTION: &str = "/usr/lib/postgresql";
+/// Folder below which Debian's packages install each version.
+const DISTRIBUTION_FOLDER: &str = "/usr/lib/postgresql";
 /// Folder below which script/bootstrap installs versions that Debian doesn't have.
 pub(super) const WORKSPACE_TARGET: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target");
 
@@ -26,8 +27,8 @@ pub(super) struct Programs {
 }
 
 impl Programs {
-    /// Finds a major version; or else the first on the PATH, then the distribution's newest. Each
-    /// process searches once.
+    /// Returns the programs of a major version. Without a version, returns the first programs found
+    /// in `FOREBAY_PG_BIN`, on the PATH, or in the distribution's folders. Caches the result.
     pub(super) fn find(version: Option<u32>) -> Result<Programs, StartError> {
         static CACHE: Mutex<BTreeMap<Option<u32>, Programs>> = Mutex::new(BTreeMap::new());
         let mut cache = CACHE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -51,27 +52,28 @@ impl Programs {
 fn search(version: Option<u32>) -> Result<Programs, StartError> {
     let variable = version.map_or("FOREBAY_PG_BIN".to_owned(), |version| format!("FOREBAY_PG{version}_BIN"));
     let path = env::var_os("PATH").unwrap_or_default();
-    let mut searched = format!("{variable}, PATH={}, {DISTRIBUTION}/*/bin", path.to_string_lossy());
-    let general = env::var_os("FOREBAY_PG_BIN").map(PathBuf::from);
+    let mut searched = format!("{variable}, PATH={}, {DISTRIBUTION_FOLDER}/*/bin", path.to_string_lossy());
+    let configured = env::var_os("FOREBAY_PG_BIN").map(PathBuf::from);
     let mut folders: Vec<_> =
-        general.into_iter().chain(env::split_paths(&path)).chain(distribution_folders()).collect();
+        configured.into_iter().chain(env::split_paths(&path)).chain(distribution_folders()).collect();
     if let Some(version) = version {
-        let ours = Path::new(WORKSPACE_TARGET).join(format!("postgres-{version}/bin"));
-        searched = format!("{searched}, {}", ours.display());
-        folders.push(ours);
+        let bootstrapped = Path::new(WORKSPACE_TARGET).join(format!("postgres-{version}/bin"));
+        searched = format!("{searched}, {}", bootstrapped.display());
+        folders.push(bootstrapped);
     }
     if let Some(chosen) = env::var_os(&variable) {
         searched = format!("{variable}={}", chosen.to_string_lossy());
         folders = vec![PathBuf::from(chosen)];
     }
-    let mut all = folders.iter().filter_map(|folder| programs_in(folder));
-    let found = all.find(|programs| version.is_none_or(|version| version == programs.version));
+    let mut candidates = folders.iter().filter_map(|folder| programs_in(folder));
+    let found = candidates.find(|programs| version.is_none_or(|version| version == programs.version));
     found.ok_or_else(|| StartError::NotFound {
         program: version.map_or("Postgres".to_owned(), |version| format!("Postgres {version}")),
         searched,
     })
 }
 
+/// Returns the programs in a folder; `None` if one is missing or the version is unknown.
 fn programs_in(folder: &Path) -> Option<Programs> {
     let postgres = folder.join("postgres");
     if !(is_program(&folder.join("initdb")) && is_program(&postgres)) {
@@ -90,7 +92,7 @@ fn major_version(release: &str) -> Option<u32> {
 
 /// Returns Debian's folders, which are not on the PATH, the newest version first.
 fn distribution_folders() -> Vec<PathBuf> {
-    let entries = fs::read_dir(DISTRIBUTION).into_iter().flatten().flatten();
+    let entries = fs::read_dir(DISTRIBUTION_FOLDER).into_iter().flatten().flatten();
     let version =
         |entry: fs::DirEntry| Some((entry.file_name().to_str()?.parse().ok()?, entry.path().join("bin")));
     let mut versions: Vec<(u32, PathBuf)> = entries.filter_map(version).collect();

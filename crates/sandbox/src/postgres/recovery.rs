@@ -65,20 +65,20 @@ impl Postgres {
         let cluster = backup::empty_copy(&backup.cluster)?;
         let data = cluster.data();
         let copied = copy_folder(&backup.cluster.data(), &data, cluster.user, &|_| true);
-        copied.map_err(StartError::at(&data))?;
+        copied.map_err(StartError::with_path(&data))?;
         let fetch = format!("cp \"{}/%f\" %p", archive.path().display());
         cluster.configure(NO_TARGET)?;
         cluster.configure(&[
             ("unix_socket_directories", cluster.folder.path().to_string_lossy().as_ref()),
             ("restore_command", &fetch),
-            // On the original's timeline, not on that of another restored server.
+            // Follows the original's timeline, not that of another restored server.
             ("recovery_target_timeline", "current"),
             ("recovery_target_action", "promote"),
         ])?;
         cluster.configure(&target.setting())?;
         cluster.write("data/recovery.signal", "")?;
         let restored = cluster.start()?;
-        let ready = until("the restored server takes writes", || Ok(!restored.is_in_recovery()?));
+        let ready = until("the restored server accepts writes", || Ok(!restored.is_in_recovery()?));
         let ready = ready.and_then(|()| restored.archive_all());
         ready.map_err(|source| StartError::Unready { source, log: last_lines(&restored.log()) })?;
         Ok(restored)
@@ -94,7 +94,7 @@ impl Postgres {
         let file: String = session.run(FILE)?.into_iter().flatten().flatten().collect();
         session.run("SELECT pg_switch_wal()")?;
         let path = archive.path().join(file);
-        until("the log is archived", || Ok(path.exists()))
+        until("the WAL is archived", || Ok(path.exists()))
     }
 }
 

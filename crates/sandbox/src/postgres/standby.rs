@@ -18,7 +18,7 @@ impl Postgres {
     /// Returns true if the server is a standby or is being restored, and so rejects writes.
     ///
     /// # Errors
-    /// If the server doesn't run.
+    /// Fails if the server doesn't run.
     pub fn is_in_recovery(&self) -> io::Result<bool> {
         let rows = self.query("postgres", "SELECT pg_is_in_recovery()")?;
         Ok(rows.into_iter().flatten().flatten().any(|answer| answer == "t"))
@@ -27,10 +27,10 @@ impl Postgres {
     /// Promotes a standby to a primary on a new timeline, and waits until it accepts writes.
     ///
     /// # Errors
-    /// If the server is no standby, or doesn't run.
+    /// Fails if the server is no standby, or doesn't run.
     pub fn promote(&self) -> io::Result<()> {
         self.execute("postgres", "SELECT pg_promote(false)")?;
-        until("the standby takes writes", || Ok(!self.is_in_recovery()?))
+        until("the standby accepts writes", || Ok(!self.is_in_recovery()?))
     }
 }
 

@@ -1,8 +1,8 @@
 //! New system identifier for a copy of a cluster that never ran.
 //!
-//! Replication clients take two clusters with the same identifier for one, so a copy of a template
-//! needs its own. The identifier is in two places: the first field of `pg_control`, which has a
-//! checksum, and the head of each WAL file.
+//! Replication clients treat two clusters with the same identifier as one, so a copy of a template
+//! needs its own. The identifier is stored twice: in the first field of `pg_control`, which has a
+//! checksum, and in the header of each WAL file.
 
 use std::collections::hash_map::RandomState;
 use std::fs::{self, File};
@@ -15,7 +15,7 @@ const ID_BYTES: usize = 8;
 /// Upper bound of the struct in `pg_control`, which has about 300 bytes.
 const MAX_CONTROL_BYTES: usize = 512;
 /// Offset in `XLogLongPageHeaderData`, which starts each WAL file.
-const ID_IN_LOG: u64 = 24;
+const ID_IN_WAL: u64 = 24;
 
 /// Replaces the identifier of the cluster in a data folder.
 pub(super) fn renew(data: &Path) -> io::Result<()> {
@@ -30,11 +30,11 @@ pub(super) fn renew(data: &Path) -> io::Result<()> {
         }
         let log = File::options().read(true).write(true).open(entry.path())?;
         let mut id = [0; ID_BYTES];
-        log.read_exact_at(&mut id, ID_IN_LOG)?;
+        log.read_exact_at(&mut id, ID_IN_WAL)?;
         if id != old {
             return Err(io::Error::other("WAL file has an unknown format"));
         }
-        log.write_all_at(&new, ID_IN_LOG)?;
+        log.write_all_at(&new, ID_IN_WAL)?;
     }
     fs::write(control_path, control)
 }
@@ -52,7 +52,7 @@ fn renew_control(control: &mut [u8]) -> Option<([u8; ID_BYTES], [u8; ID_BYTES])>
     Some((old, new))
 }
 
-/// Finds the checksum, whose offset differs between versions: the only place where it matches.
+/// Returns the offset of the checksum, which differs between versions: the only one that matches.
 fn checksum_offset(control: &[u8]) -> Option<usize> {
     let matches = |end: &usize| {
         let sum = control.get(*end..).and_then(|tail| tail.first_chunk());

@@ -24,9 +24,9 @@ fn folder_of(pid: u32) -> PathBuf {
 
 /// Polls until the condition holds; panics after 60 s.
 fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    let begun = Instant::now();
+    let started_at = Instant::now();
     while !holds() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "not in time: {what}");
+        assert!(started_at.elapsed() < Duration::from_secs(60), "not in time: {what}");
         thread::sleep(Duration::from_millis(5));
     }
 }

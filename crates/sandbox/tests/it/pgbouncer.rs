@@ -20,7 +20,7 @@ impl BouncerClient {
     }
 
     /// Returns the first value of the result.
-    fn ask(&mut self, sql: &str) -> Option<String> {
+    fn query(&mut self, sql: &str) -> Option<String> {
         let length = u32::try_from(sql.len() + 5).expect("a short statement").to_be_bytes();
         self.0.write_all(&[b"Q", &length[..], sql.as_bytes(), b"\0"].concat()).expect("the server reads");
         self.until_ready()
@@ -46,21 +46,21 @@ fn in_transaction_mode_two_clients_share_one_server_connection() {
     let bouncer = PgBouncer::builder(&postgres).transaction_mode().start().unwrap();
     assert_eq!(bouncer.url("x"), format!("postgres://postgres@127.0.0.1:{}/x", bouncer.port()));
     let (mut one, mut two) = (BouncerClient::connect(&bouncer), BouncerClient::connect(&bouncer));
-    let backend = one.ask(BACKEND);
-    assert_eq!(two.ask(BACKEND), backend);
-    one.ask("BEGIN");
-    assert_eq!(one.ask(BACKEND), backend);
-    assert_ne!(two.ask(BACKEND), backend, "the first connection is in use");
+    let backend = one.query(BACKEND);
+    assert_eq!(two.query(BACKEND), backend);
+    one.query("BEGIN");
+    assert_eq!(one.query(BACKEND), backend);
+    assert_ne!(two.query(BACKEND), backend, "the first connection is in use");
 
     postgres.restart_fast().unwrap();
-    assert!(BouncerClient::connect(&bouncer).ask(BACKEND).is_some(), "the same port again");
+    assert!(BouncerClient::connect(&bouncer).query(BACKEND).is_some(), "the same port again");
 }
 
 #[test]
 fn in_session_mode_each_client_has_its_own_server_connection() {
     let bouncer = PgBouncer::builder(Postgres::shared()).config("default_pool_size", "3").start().unwrap();
     let (mut one, mut two) = (BouncerClient::connect(&bouncer), BouncerClient::connect(&bouncer));
-    assert_ne!(one.ask("SELECT pg_backend_pid()"), two.ask("SELECT pg_backend_pid()"));
+    assert_ne!(one.query("SELECT pg_backend_pid()"), two.query("SELECT pg_backend_pid()"));
 }
 
 #[test]

@@ -24,7 +24,7 @@ impl<S: Read + Write> RedisClient<S> {
         RedisClient(BufReader::new(stream))
     }
 
-    fn ask(&mut self, command: &str) -> String {
+    fn send(&mut self, command: &str) -> String {
         self.0.get_mut().write_all(format!("{command}\r\n").as_bytes()).expect("the server reads");
         let mut line = String::new();
         self.0.read_line(&mut line).expect("the server replies");
@@ -36,28 +36,28 @@ impl<S: Read + Write> RedisClient<S> {
 fn a_plain_server_replies_on_its_port_and_on_its_socket() {
     let redis = Redis::start().unwrap();
     assert_eq!(redis.url(), format!("redis://127.0.0.1:{}", redis.port()));
-    assert_eq!(RedisClient::connect(&redis).ask("PING"), "+PONG");
+    assert_eq!(RedisClient::connect(&redis).send("PING"), "+PONG");
 
     assert_eq!(redis.unix_url(), format!("unix://{}", redis.unix_path().display()));
-    assert_eq!(RedisClient::new(UnixStream::connect(redis.unix_path()).unwrap()).ask("PING"), "+PONG");
+    assert_eq!(RedisClient::new(UnixStream::connect(redis.unix_path()).unwrap()).send("PING"), "+PONG");
 }
 
 #[test]
 fn a_password_may_contain_quotes_and_backslashes() {
     let redis = Redis::builder().password(r#"a "quoted\" word"#).start().unwrap();
     let mut client = RedisClient::connect(&redis);
-    assert!(client.ask("PING").starts_with("-NOAUTH"));
-    assert_eq!(client.ask(r#"AUTH "a \"quoted\\\" word""#), "+OK");
-    assert_eq!(client.ask("PING"), "+PONG");
+    assert!(client.send("PING").starts_with("-NOAUTH"));
+    assert_eq!(client.send(r#"AUTH "a \"quoted\\\" word""#), "+OK");
+    assert_eq!(client.send("PING"), "+PONG");
 }
 
 #[test]
 fn an_acl_user_has_its_own_rights() {
     let redis = Redis::builder().acl_user("reader", "on >pw ~* +get").start().unwrap();
     let mut client = RedisClient::connect(&redis);
-    assert_eq!(client.ask("AUTH reader pw"), "+OK");
-    assert_eq!(client.ask("GET nothing"), "$-1");
-    assert!(client.ask("SET a 1").starts_with("-NOPERM"));
+    assert_eq!(client.send("AUTH reader pw"), "+OK");
+    assert_eq!(client.send("GET nothing"), "$-1");
+    assert!(client.send("SET a 1").starts_with("-NOPERM"));
 }
 
 #[test]
@@ -71,17 +71,17 @@ fn tls_is_verified_by_name_and_by_address_against_the_throwaway_authority() {
     for name in ["localhost", "127.0.0.1"] {
         let tls = ClientConnection::new(Arc::clone(&config), ServerName::try_from(name).unwrap()).unwrap();
         let tcp = TcpStream::connect(("127.0.0.1", redis.tls_port())).unwrap();
-        assert_eq!(RedisClient::new(StreamOwned::new(tls, tcp)).ask("PING"), "+PONG", "{name}");
+        assert_eq!(RedisClient::new(StreamOwned::new(tls, tcp)).send("PING"), "+PONG", "{name}");
     }
-    assert_eq!(RedisClient::connect(&redis).ask("PING"), "+PONG", "the plain port works too");
+    assert_eq!(RedisClient::connect(&redis).send("PING"), "+PONG", "the plain port works too");
 }
 
 #[test]
 fn the_debug_command_and_other_settings_can_be_enabled() {
     let redis = Redis::builder().debug_command().config("maxclients", "7").start().unwrap();
     let mut client = RedisClient::connect(&redis);
-    assert_eq!(client.ask("DEBUG SLEEP 0"), "+OK");
-    assert_eq!(client.ask("CONFIG GET maxclients"), "*2");
+    assert_eq!(client.send("DEBUG SLEEP 0"), "+OK");
+    assert_eq!(client.send("CONFIG GET maxclients"), "*2");
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn a_killed_server_is_revived_on_its_port_with_its_data() {
     let redis = builder.start().unwrap();
     let before = (redis.port(), redis.pid());
     let mut client = RedisClient::connect(&redis);
-    assert_eq!(client.ask("SET kept 1"), "+OK");
+    assert_eq!(client.send("SET kept 1"), "+OK");
 
     redis.kill();
     assert!(!super::runs(before.1));
@@ -113,7 +113,7 @@ fn a_killed_server_is_revived_on_its_port_with_its_data() {
     redis.revive().unwrap();
     assert_eq!(redis.port(), before.0);
     assert_ne!(redis.pid(), before.1);
-    assert_eq!(RedisClient::connect(&redis).ask("GET kept"), "$1");
+    assert_eq!(RedisClient::connect(&redis).send("GET kept"), "$1");
     let pid = redis.pid();
     redis.revive().unwrap();
     assert_eq!(redis.pid(), pid, "a running server is not restarted");
@@ -130,16 +130,16 @@ fn a_revival_waits_for_its_port() {
         drop(squatter);
         revival.join().unwrap().unwrap();
     });
-    assert_eq!(RedisClient::connect(&redis).ask("PING"), "+PONG");
+    assert_eq!(RedisClient::connect(&redis).send("PING"), "+PONG");
 }
 
 #[test]
 fn a_restart_stops_gracefully() {
     let redis = Redis::builder().config("appendonly", "yes").config("appendfsync", "no").start().unwrap();
-    assert_eq!(RedisClient::connect(&redis).ask("SET kept 1"), "+OK");
+    assert_eq!(RedisClient::connect(&redis).send("SET kept 1"), "+OK");
     redis.freeze();
     redis.restart().unwrap();
-    assert_eq!(RedisClient::connect(&redis).ask("GET kept"), "$1");
+    assert_eq!(RedisClient::connect(&redis).send("GET kept"), "$1");
     assert!(redis.log().contains("Redis is now ready to exit"), "{}", redis.log());
 }
 
@@ -147,7 +147,7 @@ fn a_restart_stops_gracefully() {
 fn a_frozen_server_replies_only_after_it_is_thawed() {
     let redis = Redis::start().unwrap();
     let mut client = RedisClient::connect(&redis);
-    assert_eq!(client.ask("PING"), "+PONG");
+    assert_eq!(client.send("PING"), "+PONG");
 
     redis.freeze();
     let stream = client.0.get_mut();
@@ -165,5 +165,5 @@ fn a_frozen_server_replies_only_after_it_is_thawed() {
 #[test]
 fn there_is_one_shared_server() {
     assert_eq!(Redis::shared().pid(), Redis::shared().pid());
-    assert_eq!(RedisClient::connect(Redis::shared()).ask("PING"), "+PONG");
+    assert_eq!(RedisClient::connect(Redis::shared()).send("PING"), "+PONG");
 }

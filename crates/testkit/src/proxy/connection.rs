@@ -1,7 +1,7 @@
 //! Proxied connection: two sockets, two lanes, and the forwarding of bytes.
 //!
-//! Invariant: nothing here waits, so it can run under the proxy's lock; blocked operations register
-//! their waker.
+//! Invariant: no function here waits, so all can run under the proxy's lock. An operation that
+//! would block registers the task's waker.
 
 use std::io::{self, Read};
 use std::net::Shutdown;
@@ -17,7 +17,7 @@ use super::CloseKind;
 use super::lane::{DirectionFaults, Lane, LaneAction};
 
 const READ_BYTES: usize = 16 * 1024;
-/// Maximum reads of a closing socket.
+/// Maximum number of reads that empty a socket before it is closed.
 const MAX_DRAINED_READS: usize = 256;
 
 /// Connection through the proxy.
@@ -27,12 +27,13 @@ pub(super) struct ProxiedConnection {
     server: TcpStream,
     lanes: [Lane; 2],
     timers: [Option<Pin<Box<Sleep>>>; 2],
-    task: Option<Waker>,
+    /// Waker of the connection's task.
+    waker: Option<Waker>,
 }
 
-/// Result of forwarding.
+/// Result of [`ProxiedConnection::forward`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PumpResult {
+pub(super) enum ForwardResult {
     /// Nothing can be forwarded now; the task will be woken.
     Pending,
     /// The last byte before a truncation has been forwarded.
@@ -45,10 +46,10 @@ pub(super) enum PumpResult {
 
 impl ProxiedConnection {
     pub(super) fn new(client: TcpStream, server: TcpStream) -> ProxiedConnection {
-        // Without delays by Nagle's algorithm, since tests check times and byte counts.
+        // Disables Nagle's algorithm: tests check times and byte counts.
         let _ = client.set_nodelay(true);
         let _ = server.set_nodelay(true);
-        ProxiedConnection { client, server, lanes: Default::default(), timers: [None, None], task: None }
+        ProxiedConnection { client, server, lanes: Default::default(), timers: [None, None], waker: None }
     }
 
     pub(super) fn half_close(&mut self, lane: usize) {
@@ -58,50 +59,55 @@ impl ProxiedConnection {
         }
     }
 
-    pub(super) fn end(self, end: CloseKind) {
+    /// Closes both sockets and wakes the task.
+    pub(super) fn close(self, kind: CloseKind) {
         for stream in [&self.client, &self.server] {
-            close(&SockRef::from(stream), end);
+            close(&SockRef::from(stream), kind);
         }
-        if let Some(task) = self.task {
-            task.wake();
+        if let Some(waker) = self.waker {
+            waker.wake();
         }
     }
 
     pub(super) fn wake(&self) {
-        self.task.iter().for_each(Waker::wake_by_ref);
+        self.waker.iter().for_each(Waker::wake_by_ref);
     }
 
-    /// Forwards all bytes that may pass, in both directions.
-    pub(super) fn pump(
+    /// Forwards all bytes that the faults allow, in both directions.
+    pub(super) fn forward(
         &mut self,
         faults: &mut [DirectionFaults; 2],
         forwarded_bytes: &mut [u64; 2],
         cx: &mut Context<'_>,
-    ) -> PumpResult {
-        self.task = Some(cx.waker().clone());
+    ) -> ForwardResult {
+        self.waker = Some(cx.waker().clone());
         let sockets = [(&self.client, &self.server), (&self.server, &self.client)];
         for (lane, (from, to)) in sockets.into_iter().enumerate() {
-            let mut pump = Pump {
+            let mut forwarder = LaneForwarder {
                 lane: &mut self.lanes[lane],
                 faults: &mut faults[lane],
                 timer: &mut self.timers[lane],
                 forwarded_bytes: &mut forwarded_bytes[lane],
             };
-            match pump.run(from, to, cx) {
+            match forwarder.run(from, to, cx) {
                 Poll::Pending => {}
-                Poll::Ready(Ok(())) => return PumpResult::Truncated,
-                Poll::Ready(Err(_)) => return PumpResult::Broken,
+                Poll::Ready(Ok(())) => return ForwardResult::Truncated,
+                Poll::Ready(Err(_)) => return ForwardResult::Broken,
             }
         }
-        if self.lanes.iter().all(Lane::is_finished) { PumpResult::Finished } else { PumpResult::Pending }
+        if self.lanes.iter().all(Lane::is_finished) {
+            ForwardResult::Finished
+        } else {
+            ForwardResult::Pending
+        }
     }
 }
 
-/// Closes a socket that is dropped next.
+/// Closes a socket. The caller drops it afterwards.
 ///
-/// For FIN, unread bytes are discarded, because closing a socket with unread bytes sends RST.
-pub(super) fn close(socket: &SockRef<'_>, end: CloseKind) {
-    match end {
+/// For FIN, unread bytes are discarded first: dropping a socket with unread bytes sends RST.
+pub(super) fn close(socket: &SockRef<'_>, kind: CloseKind) {
+    match kind {
         CloseKind::Rst => {
             let _ = socket.set_linger(Some(Duration::ZERO));
         }
@@ -122,16 +128,16 @@ fn shutdown_write(stream: &TcpStream) {
     let _ = SockRef::from(stream).shutdown(Shutdown::Write);
 }
 
-/// One lane with its sockets' state.
-struct Pump<'a> {
+/// Forwards the bytes of one lane.
+struct LaneForwarder<'a> {
     lane: &'a mut Lane,
     faults: &'a mut DirectionFaults,
     timer: &'a mut Option<Pin<Box<Sleep>>>,
     forwarded_bytes: &'a mut u64,
 }
 
-impl Pump<'_> {
-    /// Ready when a truncation is due, or when a socket failed.
+impl LaneForwarder<'_> {
+    /// Returns ready if a truncation is due, or if a socket failed.
     fn run(&mut self, from: &TcpStream, to: &TcpStream, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
             let read = self.read(from, cx)?;
@@ -145,10 +151,10 @@ impl Pump<'_> {
         }
     }
 
-    /// Pending if there is nothing to read, or the lane wants no input.
+    /// Returns pending if there is nothing to read, or the lane takes no input.
     fn read(&mut self, from: &TcpStream, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut buffer = [0; READ_BYTES];
-        while self.lane.wants_input(self.faults) {
+        while self.lane.takes_input(self.faults) {
             std::task::ready!(from.poll_read_ready(cx))?;
             match from.try_read(&mut buffer) {
                 Ok(0) => self.lane.record_end(Instant::now()),
@@ -161,7 +167,7 @@ impl Pump<'_> {
         Poll::Pending
     }
 
-    /// Pending if there is nothing to write, or nothing may pass yet.
+    /// Returns pending if there is nothing to write, or nothing may be forwarded yet.
     fn write(&mut self, to: &TcpStream, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
             let now = Instant::now();

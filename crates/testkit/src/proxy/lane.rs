@@ -1,6 +1,6 @@
-//! Lane: one direction of a connection, with its held bytes and the rules when they may pass.
+//! Lane: one direction of a connection. Buffers bytes and decides when they may be forwarded.
 //!
-//! Invariant: bytes leave in order and once; the end of the stream leaves last.
+//! Invariant: each byte is forwarded once, in order; the end of the stream is forwarded last.
 //! Enforced by: one queue, from which only [`Lane::record_written`] removes.
 //! Out of scope: sockets, clocks.
 
@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+/// Bytes held at which a lane stops reading.
 const MAX_HELD_BYTES: usize = 256 * 1024;
-/// Steps of a throttled lane: it writes one step's bytes, then waits for the step's time.
+/// A throttled lane writes at most this many times per second, each time an equal part of its rate.
 const THROTTLE_STEPS_PER_SECOND: u64 = 100;
 
 /// Faults of one direction, for all connections.
@@ -21,7 +22,7 @@ pub(super) struct DirectionFaults {
     pub(super) delay: Duration,
     /// Maximum rate in bytes per second.
     pub(super) rate: Option<NonZeroU64>,
-    /// Bytes that may still pass; at 0 all connections are closed.
+    /// Bytes that may still be forwarded; at 0 all connections are closed.
     pub(super) truncate_after: Option<u64>,
 }
 
@@ -32,10 +33,10 @@ pub(super) struct Lane {
     held_bytes: usize,
     /// Time at which the sender ended the stream.
     ended: Option<Instant>,
-    /// The receiver has been sent the end of the stream.
+    /// Whether the end of the stream was sent to the receiver.
     closed: bool,
-    /// Time until which a throttled lane has used its rate.
-    spent_until: Option<Instant>,
+    /// Time before which a throttled lane writes nothing, because its rate is used up.
+    throttled_until: Option<Instant>,
 }
 
 /// Bytes of one read.
@@ -58,22 +59,25 @@ pub(super) enum LaneAction<'a> {
 
 impl Lane {
     /// Returns true if bytes should be read from the sender.
-    pub(super) fn wants_input(&self, faults: &DirectionFaults) -> bool {
+    pub(super) fn takes_input(&self, faults: &DirectionFaults) -> bool {
         !faults.stalled && self.ended.is_none() && self.held_bytes < MAX_HELD_BYTES
     }
 
+    /// Appends bytes of the sender; discards them if the lane is closed.
     pub(super) fn push(&mut self, bytes: &[u8], now: Instant) {
         if self.closed {
-            return; // half closed: the receiver reads nothing more
+            return; // half closed: the receiver already got the end of the stream
         }
         self.held_bytes += bytes.len();
         self.held.push_back(HeldChunk { received_at: now, bytes: bytes.to_vec(), written: 0 });
     }
 
+    /// Records that the sender ended the stream.
     pub(super) fn record_end(&mut self, now: Instant) {
         self.ended = Some(now);
     }
 
+    /// Returns the next action under these faults.
     pub(super) fn next(&self, faults: &DirectionFaults, now: Instant) -> LaneAction<'_> {
         if faults.stalled {
             return LaneAction::Nothing;
@@ -89,7 +93,7 @@ impl Lane {
         let mut due = chunk.received_at + faults.delay;
         if let Some(rate) = faults.rate {
             limit = limit.min((rate.get() / THROTTLE_STEPS_PER_SECOND).max(1));
-            due = self.spent_until.map_or(due, |spent| spent.max(due));
+            due = self.throttled_until.map_or(due, |until| until.max(due));
         }
         if now < due {
             return LaneAction::Wait(due);
@@ -108,13 +112,14 @@ impl Lane {
         }
         let count = u64::try_from(count).expect("a usize fits in a u64");
         if let Some(rate) = faults.rate {
-            let start = self.spent_until.map_or(now, |spent| spent.max(now));
-            self.spent_until = Some(start + Duration::from_nanos(count.saturating_mul(1_000_000_000) / rate));
+            let start = self.throttled_until.map_or(now, |until| until.max(now));
+            self.throttled_until =
+                Some(start + Duration::from_nanos(count.saturating_mul(1_000_000_000) / rate));
         }
         faults.truncate_after = faults.truncate_after.map(|left| left.saturating_sub(count));
     }
 
-    /// Discards held and later bytes, since the receiver has been sent the end.
+    /// Records that the end of the stream was sent to the receiver. Discards held and later bytes.
     pub(super) fn close(&mut self) {
         self.closed = true;
         self.held.clear();
@@ -125,7 +130,7 @@ impl Lane {
         self.closed
     }
 
-    /// Returns true if both sides have ended.
+    /// Returns true if the sender ended the stream and the receiver was sent its end.
     pub(super) fn is_finished(&self) -> bool {
         self.closed && self.ended.is_some()
     }
@@ -165,7 +170,7 @@ mod tests {
         let now = Instant::now();
         let lane = lane(&[b"one"], now);
         let stalled = DirectionFaults { stalled: true, ..DirectionFaults::default() };
-        assert!(!lane.wants_input(&stalled));
+        assert!(!lane.takes_input(&stalled));
         assert_eq!(lane.next(&stalled, now), LaneAction::Nothing);
         assert_eq!(lane.next(&DirectionFaults::default(), now), LaneAction::Write(b"one"));
     }
@@ -210,9 +215,9 @@ mod tests {
     fn held_bytes_are_bounded() {
         let now = Instant::now();
         let mut lane = lane(&[&[0; MAX_HELD_BYTES - 1]], now);
-        assert!(lane.wants_input(&DirectionFaults::default()));
+        assert!(lane.takes_input(&DirectionFaults::default()));
         lane.push(&[0], now);
-        assert!(!lane.wants_input(&DirectionFaults::default()));
+        assert!(!lane.takes_input(&DirectionFaults::default()));
     }
 
     #[test]
@@ -220,7 +225,7 @@ mod tests {
         let (now, faults) = (Instant::now(), DirectionFaults::default());
         let mut lane = lane(&[b"held"], now);
         lane.close();
-        assert!(lane.wants_input(&faults));
+        assert!(lane.takes_input(&faults));
         lane.push(b"more", now);
         assert_eq!(lane.next(&faults, now), LaneAction::Nothing);
         assert!(!lane.is_finished());

@@ -216,13 +216,13 @@ async fn a_delay_keeps_the_order_and_the_time() {
     const DELAY: Duration = Duration::from_millis(80);
     let (fixture, mut client, mut server) = ProxyFixture::with_connection().await;
     fixture.proxy.delay(DELAY);
-    let begun = Instant::now();
+    let started_at = Instant::now();
     for byte in 0..100 {
         client.write_u8(byte).await.unwrap();
         tokio::task::yield_now().await;
     }
     assert_eq!(read(&mut server, 100).await, (0..100).collect::<Vec<u8>>());
-    assert!(begun.elapsed() >= DELAY, "{:?}", begun.elapsed());
+    assert!(started_at.elapsed() >= DELAY, "{:?}", started_at.elapsed());
 
     fixture.proxy.delay(Duration::from_secs(3600));
     client.write_all(b"in an hour").await.unwrap();
@@ -235,11 +235,11 @@ async fn a_delay_keeps_the_order_and_the_time() {
 async fn a_throttle_bounds_the_rate() {
     let (fixture, mut client, mut server) = ProxyFixture::with_connection().await;
     fixture.proxy.throttle(10_000);
-    let begun = Instant::now();
+    let started_at = Instant::now();
     server.write_all(&[7; 2_000]).await.unwrap();
     assert_eq!(read(&mut client, 2_000).await, [7; 2_000]);
     // All bytes but the last hundred take their time.
-    assert!(begun.elapsed() >= Duration::from_millis(190), "{:?}", begun.elapsed());
+    assert!(started_at.elapsed() >= Duration::from_millis(190), "{:?}", started_at.elapsed());
 }
 
 #[tokio::test]

@@ -45,7 +45,7 @@ pub(crate) enum Event {
     /// A timer fired.
     Tick,
     Connected(AttemptId),
-    /// Another connection holds the lock; the text says which slot.
+    /// Another connection holds the lock. The text names the slot.
     LockBusy(AttemptId, String),
     LockTaken(AttemptId),
     Configured(AttemptId),
@@ -53,7 +53,7 @@ pub(crate) enum Event {
     Confirmed(AttemptId),
     /// The consumer made a change of this stream durable for the first time.
     DurableAdvanced(AttemptId),
-    /// Setup is blocked; the text says by what.
+    /// Setup is blocked. The text names the cause.
     SetupBlocked(AttemptId, String),
     /// Whether the backend of an unconfirmed stream still exists.
     BackendChecked(AttemptId, bool),
@@ -68,7 +68,7 @@ pub(crate) enum Event {
     PublicationLost(FailureReport),
     /// A caller needs the database.
     UseRequested,
-    /// An operator asks for a retry.
+    /// An operator requested a retry.
     Retry,
     Shutdown {
         drop_slot: bool,
@@ -96,7 +96,7 @@ pub(crate) enum Effect {
     },
     /// Checks whether the lock's holder is abandoned.
     CheckLock(AttemptId),
-    /// Finds out what blocks the setup.
+    /// Queries what blocks the setup.
     DiagnoseSetup(AttemptId),
     StartPools,
     PrepareConsumer(AttemptId),
@@ -105,11 +105,11 @@ pub(crate) enum Effect {
     CheckBackend(AttemptId),
     /// Compares the publication with the tracked tables.
     Reconcile,
-    /// Reads how much log the slot retains.
+    /// Measures how much WAL the slot retains.
     MeasureSlot,
-    /// Drops the connection without closing it in order.
+    /// Drops the connection without a protocol shutdown.
     AbandonSource(AttemptId),
-    /// Closes the connection in order.
+    /// Closes the connection with a protocol shutdown.
     CloseSource(AttemptId),
     ClosePools,
     Stop(StopStep),

@@ -237,9 +237,9 @@ fn a_database_in_use_is_checked_for_idleness_at_every_interval() {
         harness.after(3);
         assert_eq!(harness.machine.step(), ManagerStep::Streaming);
     }
-    let left = harness.now - Duration::from_secs(1);
-    harness.machine.set_use(left, false);
-    assert_eq!(harness.machine.wake_at(), Some(left + Duration::from_secs(3)));
+    let last_use = harness.now - Duration::from_secs(1);
+    harness.machine.set_use(last_use, false);
+    assert_eq!(harness.machine.wake_at(), Some(last_use + Duration::from_secs(3)));
 }
 
 #[test]

@@ -56,28 +56,28 @@ fn startup_request() -> StartupRequest<'static> {
 }
 
 async fn open() -> (ReplicationConnection<DuplexStream>, DuplexStream) {
-    let (ours, mut theirs) = duplex(CAPACITY);
-    theirs.write_all(&welcome_messages()).await.unwrap();
-    let connection = startup_request().open(ours).await.unwrap();
-    let length = theirs.read_u32().await.unwrap();
+    let (client, mut server) = duplex(CAPACITY);
+    server.write_all(&welcome_messages()).await.unwrap();
+    let connection = startup_request().open(client).await.unwrap();
+    let length = server.read_u32().await.unwrap();
     let mut sent = vec![0; length as usize - 4];
-    theirs.read_exact(&mut sent).await.unwrap();
-    (connection, theirs)
+    server.read_exact(&mut sent).await.unwrap();
+    (connection, server)
 }
 
 async fn stream() -> (ReplicationStream<DuplexStream>, DuplexStream) {
-    let (connection, mut theirs) = open().await;
-    theirs.write_all(&message(b'W', &[0, 0, 0])).await.unwrap();
+    let (connection, mut server) = open().await;
+    server.write_all(&message(b'W', &[0, 0, 0])).await.unwrap();
     let stream = connection.start_replication("slot", Lsn(0), &[]).await.unwrap();
-    assert_eq!(receive(&mut theirs).await, (b'Q', b"START_REPLICATION SLOT \"slot\" LOGICAL 0/0\0".to_vec()));
-    (stream, theirs)
+    assert_eq!(receive(&mut server).await, (b'Q', b"START_REPLICATION SLOT \"slot\" LOGICAL 0/0\0".to_vec()));
+    (stream, server)
 }
 
 /// Reads the client's next message.
-async fn receive(theirs: &mut DuplexStream) -> (u8, Vec<u8>) {
-    let tag = theirs.read_u8().await.unwrap();
-    let mut body = vec![0; theirs.read_u32().await.unwrap() as usize - 4];
-    theirs.read_exact(&mut body).await.unwrap();
+async fn receive(server: &mut DuplexStream) -> (u8, Vec<u8>) {
+    let tag = server.read_u8().await.unwrap();
+    let mut body = vec![0; server.read_u32().await.unwrap() as usize - 4];
+    server.read_exact(&mut body).await.unwrap();
     (tag, body)
 }
 
@@ -93,13 +93,13 @@ async fn poll_once<F: Future>(future: F) -> Option<F::Output> {
 
 #[tokio::test]
 async fn a_startup_sends_user_and_database_and_stores_the_servers_parameters() {
-    let (ours, mut theirs) = duplex(CAPACITY);
-    theirs.write_all(&welcome_messages()).await.unwrap();
-    let connection = startup_request().open(ours).await.unwrap();
+    let (client, mut server) = duplex(CAPACITY);
+    server.write_all(&welcome_messages()).await.unwrap();
+    let connection = startup_request().open(client).await.unwrap();
     assert_eq!((connection.backend_pid(), connection.address()), (0x0102, "test server"));
     assert_eq!((connection.parameter("server_version"), connection.parameter("x")), (Some("15.1"), None));
-    let mut sent = vec![0; theirs.read_u32().await.unwrap() as usize - 4];
-    theirs.read_exact(&mut sent).await.unwrap();
+    let mut sent = vec![0; server.read_u32().await.unwrap() as usize - 4];
+    server.read_exact(&mut sent).await.unwrap();
     assert_eq!(sent, b"\0\x03\0\0client_encoding\0UTF8\0user\0me\0replication\0database\0database\0db\0\0");
 }
 
@@ -115,10 +115,10 @@ async fn a_server_that_isnt_postgres_is_detected() {
         (b"R\0\0\0\x08\0\0\0\0W\0\0\0\x04", "isn't Postgres"),
     ];
     for (bytes, wanted) in cases {
-        let (ours, mut theirs) = duplex(CAPACITY);
-        theirs.write_all(bytes).await.unwrap();
-        theirs.shutdown().await.unwrap();
-        let error = within("an error", startup_request().open(ours)).await.unwrap_err();
+        let (client, mut server) = duplex(CAPACITY);
+        server.write_all(bytes).await.unwrap();
+        server.shutdown().await.unwrap();
+        let error = within("an error", startup_request().open(client)).await.unwrap_err();
         assert!(error.to_string().contains(wanted), "{:?}: {error}", String::from_utf8_lossy(bytes));
         assert!(error.to_string().starts_with("test server: "), "{error}");
     }
@@ -126,9 +126,9 @@ async fn a_server_that_isnt_postgres_is_detected() {
 
 #[tokio::test]
 async fn a_refusal_keeps_its_sqlstate() {
-    let (ours, mut theirs) = duplex(CAPACITY);
-    theirs.write_all(&message(b'E', b"SFATAL\0VFATAL\0C53300\0Mtoo many\0\0")).await.unwrap();
-    match startup_request().open(ours).await.unwrap_err() {
+    let (client, mut server) = duplex(CAPACITY);
+    server.write_all(&message(b'E', b"SFATAL\0VFATAL\0C53300\0Mtoo many\0\0")).await.unwrap();
+    match startup_request().open(client).await.unwrap_err() {
         PostgresError::Server { error, .. } => {
             assert_eq!((error.code(), error.message()), ("53300", "too many"))
         }
@@ -138,7 +138,7 @@ async fn a_refusal_keeps_its_sqlstate() {
 
 #[tokio::test]
 async fn a_result_has_the_rows_of_the_last_statement() {
-    let (mut connection, mut theirs) = open().await;
+    let (mut connection, mut server) = open().await;
     let row = |values: &[u8]| message(b'D', &[&[0, 2][..], values].concat());
     let messages = [
         message(b'T', &[0, 0]),
@@ -155,31 +155,31 @@ async fn a_result_has_the_rows_of_the_last_statement() {
     // One byte at a time.
     let cut = async {
         for byte in messages.concat() {
-            theirs.write_all(&[byte]).await.unwrap();
+            server.write_all(&[byte]).await.unwrap();
             tokio::task::yield_now().await;
         }
     };
     let (rows, ()) = tokio::join!(connection.query("SELECT"), cut);
     assert_eq!(rows.unwrap(), [[Some("hi".to_owned()), None]]);
     assert_eq!(connection.parameter("TimeZone"), Some("UTC"));
-    assert_eq!(receive(&mut theirs).await, (b'Q', b"SELECT\0".to_vec()));
+    assert_eq!(receive(&mut server).await, (b'Q', b"SELECT\0".to_vec()));
 }
 
 #[tokio::test]
 async fn after_an_error_the_connection_is_usable_unless_it_was_fatal() {
-    let (mut connection, mut theirs) = open().await;
+    let (mut connection, mut server) = open().await;
     let error = message(b'E', b"SERROR\0VERROR\0C42601\0Mwhat?\0\0");
-    theirs.write_all(&[error, message(b'Z', b"I")].concat()).await.unwrap();
+    server.write_all(&[error, message(b'Z', b"I")].concat()).await.unwrap();
     match connection.query("SELCT").await.unwrap_err() {
         WireError::Server(error) => assert_eq!(error.code(), "42601"),
         other => panic!("{other}"),
     }
     assert!(!connection.is_broken());
-    theirs.write_all(&message(b'Z', b"I")).await.unwrap();
+    server.write_all(&message(b'Z', b"I")).await.unwrap();
     assert!(connection.query("").await.unwrap().is_empty());
 
-    theirs.write_all(&message(b'E', b"SFATAL\0VFATAL\0C57P01\0Mgoing down\0\0")).await.unwrap();
-    theirs.shutdown().await.unwrap();
+    server.write_all(&message(b'E', b"SFATAL\0VFATAL\0C57P01\0Mgoing down\0\0")).await.unwrap();
+    server.shutdown().await.unwrap();
     let error = connection.query("SELECT 1").await.unwrap_err();
     assert_eq!(error.to_string(), "going down [57P01]", "the error, not that the connection was closed");
     assert!(connection.is_broken());
@@ -188,9 +188,9 @@ async fn after_an_error_the_connection_is_usable_unless_it_was_fatal() {
 
 #[tokio::test]
 async fn a_cancelled_query_makes_the_connection_unusable() {
-    let (mut connection, mut theirs) = open().await;
+    let (mut connection, mut server) = open().await;
     assert!(poll_once(connection.query("SELECT 1")).await.is_none());
-    theirs.write_all(&message(b'Z', b"I")).await.unwrap();
+    server.write_all(&message(b'Z', b"I")).await.unwrap();
     assert!(connection.is_broken());
     assert!(matches!(connection.query("SELECT 2").await, Err(WireError::Broken)));
     assert!(matches!(connection.start_replication("s", Lsn(0), &[]).await, Err(WireError::Broken)));
@@ -199,21 +199,21 @@ async fn a_cancelled_query_makes_the_connection_unusable() {
 #[tokio::test]
 async fn a_result_is_bounded() {
     let one = message(b'D', b"\0\x01\xff\xff\xff\xff");
-    let (mut connection, mut theirs) = open().await;
-    let sending = async { theirs.write_all(&one.repeat(20_000)).await };
+    let (mut connection, mut server) = open().await;
+    let sending = async { server.write_all(&one.repeat(20_000)).await };
     let (error, _) = tokio::join!(connection.query("SELECT"), sending);
     assert!(matches!(error, Err(WireError::TooBig { rows: 10_000, .. })), "{error:?}");
     assert!(connection.is_broken());
 
-    let (mut connection, mut theirs) = open().await;
-    theirs.write_all(b"D\x7f\0\0\0").await.unwrap();
+    let (mut connection, mut server) = open().await;
+    server.write_all(b"D\x7f\0\0\0").await.unwrap();
     let error = connection.query("SELECT").await.unwrap_err();
     assert!(error.to_string().contains("a message 'D' of 2130706433 bytes is over the limit"), "{error}");
 }
 
 #[tokio::test]
 async fn frames_are_read_between_other_messages() {
-    let (mut stream, mut theirs) = stream().await;
+    let (mut stream, mut server) = stream().await;
     let messages = [
         data(b"one"),
         message(b'N', b"SNOTICE\0C00000\0Mrow values\0\0"),
@@ -222,22 +222,22 @@ async fn frames_are_read_between_other_messages() {
         data(b"two"),
         data(b"cut")[..9].to_vec(),
     ];
-    theirs.write_all(&messages.concat()).await.unwrap();
+    server.write_all(&messages.concat()).await.unwrap();
     stream.readable().await.unwrap();
     assert_eq!(payloads(&mut stream).unwrap(), [b"one", b"two"]);
     assert!(
         poll_once(stream.readable()).await.is_none(),
         "the incomplete frame isn't returned, and cancelling the wait loses nothing"
     );
-    theirs.write_all(&data(b"cut")[9..]).await.unwrap();
+    server.write_all(&data(b"cut")[9..]).await.unwrap();
     stream.readable().await.unwrap();
     assert_eq!(payloads(&mut stream).unwrap(), [b"cut"]);
 }
 
 #[tokio::test]
 async fn frames_that_were_read_are_consumed_and_others_are_not() {
-    let (mut stream, mut theirs) = stream().await;
-    theirs.write_all(&[data(b"one"), data(b"two"), data(b"six")].concat()).await.unwrap();
+    let (mut stream, mut server) = stream().await;
+    server.write_all(&[data(b"one"), data(b"two"), data(b"six")].concat()).await.unwrap();
     stream.readable().await.unwrap();
     let (mut frames, _) = stream.split();
     frames.next().unwrap().unwrap();
@@ -257,8 +257,8 @@ async fn every_read_after_the_end_returns_the_reason() {
         (b"d\x7f\xff\xff\xff".to_vec(), "a message 'd' of 2147483648 bytes is over the limit"),
     ];
     for (bytes, wanted) in cases {
-        let (mut stream, mut theirs) = stream().await;
-        theirs.write_all(&[data(b"one"), bytes].concat()).await.unwrap();
+        let (mut stream, mut server) = stream().await;
+        server.write_all(&[data(b"one"), bytes].concat()).await.unwrap();
         stream.readable().await.unwrap();
         let (mut frames, _) = stream.split();
         frames.next().unwrap().unwrap();
@@ -268,9 +268,9 @@ async fn every_read_after_the_end_returns_the_reason() {
         }
     }
     for bytes in [data(b"one"), data(b"one")[..20].to_vec()] {
-        let (mut stream, mut theirs) = stream().await;
-        theirs.write_all(&bytes).await.unwrap();
-        theirs.shutdown().await.unwrap();
+        let (mut stream, mut server) = stream().await;
+        server.write_all(&bytes).await.unwrap();
+        server.shutdown().await.unwrap();
         let _until_the_end = stream.readable().await;
         let _whole = payloads(&mut stream).unwrap();
         let error = stream.readable().await.unwrap_err();
@@ -281,38 +281,38 @@ async fn every_read_after_the_end_returns_the_reason() {
 
 #[tokio::test]
 async fn a_frame_over_the_limit_is_refused() {
-    let (mut stream, mut theirs) = stream().await;
+    let (mut stream, mut server) = stream().await;
     stream.limit_frames(100);
-    theirs.write_all(&data(&[7; 100])).await.unwrap();
+    server.write_all(&data(&[7; 100])).await.unwrap();
     let error = stream.readable().await.unwrap_err();
     assert!(matches!(error, WireError::TooLong { tag: b'd', bytes: 130, limit: 100 }), "{error}");
 }
 
 #[tokio::test]
 async fn statuses_are_sent_while_frames_are_borrowed() {
-    let (mut stream, mut theirs) = stream().await;
-    theirs.write_all(&data(b"held")).await.unwrap();
+    let (mut stream, mut server) = stream().await;
+    server.write_all(&data(b"held")).await.unwrap();
     stream.readable().await.unwrap();
     let (mut frames, mut sender) = stream.split();
     let Frame::XLogData { payload: held, .. } = frames.next().unwrap().unwrap() else { panic!("it is data") };
     let status = StandbyStatusUpdate { flushed: Lsn(9), ..StandbyStatusUpdate::default() };
     sender.send(status).await.unwrap();
-    assert_eq!(receive(&mut theirs).await, (b'd', status.encode().to_vec()));
+    assert_eq!(receive(&mut server).await, (b'd', status.encode().to_vec()));
     assert_eq!(held, b"held");
 }
 
 #[tokio::test]
 async fn frames_are_read_while_the_server_doesnt_read() {
-    let (ours, mut theirs) = duplex(64);
+    let (client, mut server) = duplex(64);
     let opening = async {
-        let connection = startup_request().open(ours).await.unwrap();
+        let connection = startup_request().open(client).await.unwrap();
         connection.start_replication("slot", Lsn(0), &[]).await.unwrap()
     };
     let welcoming = async {
-        let mut sent = vec![0; theirs.read_u32().await.unwrap() as usize - 4];
-        theirs.read_exact(&mut sent).await.unwrap();
-        theirs.write_all(&[welcome_messages(), message(b'W', &[0, 0, 0])].concat()).await.unwrap();
-        receive(&mut theirs).await;
+        let mut sent = vec![0; server.read_u32().await.unwrap() as usize - 4];
+        server.read_exact(&mut sent).await.unwrap();
+        server.write_all(&[welcome_messages(), message(b'W', &[0, 0, 0])].concat()).await.unwrap();
+        receive(&mut server).await;
     };
     let (mut stream, ()) = tokio::join!(opening, welcoming);
     for number in 0..10 {
@@ -321,13 +321,13 @@ async fn frames_are_read_while_the_server_doesnt_read() {
         within("a status is queued", sender.send(status)).await.unwrap();
     }
     for payload in [&b"one"[..], b"two"] {
-        theirs.write_all(&data(payload)).await.unwrap();
+        server.write_all(&data(payload)).await.unwrap();
         within("a frame", stream.readable()).await.unwrap();
         assert_eq!(payloads(&mut stream).unwrap(), [payload]);
     }
     // When the server reads again, it gets the newest status, while the client waits for frames.
     let receiving =
-        async { [receive(&mut theirs).await, receive(&mut theirs).await, receive(&mut theirs).await] };
+        async { [receive(&mut server).await, receive(&mut server).await, receive(&mut server).await] };
     let received = tokio::select! {
         received = within("the newest", receiving) => received,
         more = stream.readable() => panic!("nothing more comes: {more:?}"),
@@ -338,35 +338,35 @@ async fn frames_are_read_while_the_server_doesnt_read() {
 
 #[tokio::test(start_paused = true)]
 async fn closing_a_stream_sends_pending_messages_and_waits_a_second_at_most() {
-    let (mut stream, mut theirs) = stream().await;
+    let (mut stream, mut server) = stream().await;
     let status = StandbyStatusUpdate { flushed: Lsn(9), ..StandbyStatusUpdate::default() };
     stream.split().1.send(status).await.unwrap();
-    let begun = tokio::time::Instant::now();
+    let started_at = tokio::time::Instant::now();
     stream.close().await;
-    assert_eq!(begun.elapsed(), Duration::from_secs(1), "this server never closes the connection");
+    assert_eq!(started_at.elapsed(), Duration::from_secs(1), "this server never closes the connection");
     let mut sent = Vec::new();
-    theirs.read_to_end(&mut sent).await.unwrap();
+    server.read_to_end(&mut sent).await.unwrap();
     assert_eq!(sent, [message(b'd', &status.encode()), message(b'c', b""), message(b'X', b"")].concat());
 
-    let (connection, mut theirs) = open().await;
+    let (connection, mut server) = open().await;
     let closing = async {
-        let received = receive(&mut theirs).await;
-        drop(theirs);
+        let received = receive(&mut server).await;
+        drop(server);
         received
     };
-    let begun = tokio::time::Instant::now();
+    let started_at = tokio::time::Instant::now();
     let ((), received) = tokio::join!(connection.close(), closing);
-    assert_eq!((received, begun.elapsed()), ((b'X', vec![]), Duration::ZERO));
+    assert_eq!((received, started_at.elapsed()), ((b'X', vec![]), Duration::ZERO));
 }
 
 #[tokio::test]
 async fn a_refused_slot_is_an_error_and_closes_the_connection() {
-    let (connection, mut theirs) = open().await;
+    let (connection, mut server) = open().await;
     let error = message(b'E', b"SERROR\0VERROR\0C55006\0Mslot is active\0\0");
-    theirs.write_all(&[error, message(b'Z', b"I")].concat()).await.unwrap();
+    server.write_all(&[error, message(b'Z', b"I")].concat()).await.unwrap();
     let receiving = async {
-        let received = [receive(&mut theirs).await.0, receive(&mut theirs).await.0];
-        drop(theirs);
+        let received = [receive(&mut server).await.0, receive(&mut server).await.0];
+        drop(server);
         received
     };
     let (started, received) = tokio::join!(connection.start_replication("slot", Lsn(0), &[]), receiving);
@@ -396,12 +396,12 @@ proptest! {
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(within("an end", async {
-            let (ours, mut theirs) = duplex(CAPACITY);
+            let (client, mut server) = duplex(CAPACITY);
             let begin = if welcomes { welcome_messages() } else { first.clone() };
             let then = if streams { message(b'W', &[0, 0, 0]) } else { Vec::new() };
-            theirs.write_all(&[begin, then, second].concat()).await.unwrap();
-            theirs.shutdown().await.unwrap();
-            let Ok(mut connection) = startup_request().open(ours).await else { return };
+            server.write_all(&[begin, then, second].concat()).await.unwrap();
+            server.shutdown().await.unwrap();
+            let Ok(mut connection) = startup_request().open(client).await else { return };
             if !streams {
                 let _error = connection.query("SELECT 1").await;
                 return;
@@ -414,16 +414,16 @@ proptest! {
 
 #[tokio::test(start_paused = true)]
 async fn only_after_a_burst_is_the_low_water_mark_raised() {
-    let (mut stream, mut theirs) = stream().await;
+    let (mut stream, mut server) = stream().await;
     let transaction = [data(&[&b"B"[..], &[0; 20]].concat()), data(&[&b"C"[..], &[0; 25]].concat())].concat();
     for (count, is_burst, window) in
         [(1, false, COALESCE_WINDOW), (4, true, LONG_COALESCE_WINDOW), (1, false, COALESCE_WINDOW)]
     {
-        theirs.write_all(&transaction.repeat(count)).await.unwrap();
+        server.write_all(&transaction.repeat(count)).await.unwrap();
         stream.readable().await.unwrap();
         assert_eq!(payloads(&mut stream).unwrap().len(), 2 * count);
         let read_at = Instant::now();
-        theirs.write_all(&transaction).await.unwrap();
+        server.write_all(&transaction).await.unwrap();
         assert!(poll_once(stream.readable()).await.is_none(), "{count}: read at once");
         assert_eq!(stream.is_low_water_raised(), is_burst, "{count}");
         stream.readable().await.unwrap();

@@ -33,21 +33,23 @@ async fn a_connection_has_the_parameters_of_its_string() {
     let socket = postgres.socket_dir().display();
     let rest = "application_name=wired options='-c statement_timeout=7s'";
     for host in ["127.0.0.1".to_owned(), socket.to_string()] {
-        let words = format!("user=postgres dbname=postgres host={host} port={} {rest}", postgres.port());
-        let mut connection = open(&words).await.unwrap_or_else(|error| panic!("{host}: {error}"));
+        let parameters = format!("user=postgres dbname=postgres host={host} port={} {rest}", postgres.port());
+        let mut connection = open(&parameters).await.unwrap_or_else(|error| panic!("{host}: {error}"));
         assert!(connection.address().contains(&postgres.port().to_string()), "{}", connection.address());
         assert_eq!(connection.parameter("client_encoding"), Some("UTF8"));
         assert!(connection.parameter("server_version").unwrap().starts_with(&postgres.version().to_string()));
         let pid = connection.backend_pid().to_string();
         assert_eq!(query(&mut connection, "SELECT pg_backend_pid()").await, pid);
         assert_eq!(query(&mut connection, "SHOW statement_timeout").await, "7s");
-        let mode = format!("SELECT backend_type || application_name FROM pg_stat_activity WHERE pid = {pid}");
-        assert_eq!(query(&mut connection, &mode).await, "walsenderwired");
+        let backend_query =
+            format!("SELECT backend_type || application_name FROM pg_stat_activity WHERE pid = {pid}");
+        assert_eq!(query(&mut connection, &backend_query).await, "walsenderwired");
         let identity = connection.query("IDENTIFY_SYSTEM").await.unwrap();
         assert_eq!(identity[0][3].as_deref(), Some("postgres"), "{identity:?}");
         within("the server closes the connection", connection.close()).await;
-        let left = postgres.query("postgres", &format!("SELECT 1 FROM pg_stat_activity WHERE pid = {pid}"));
-        assert!(left.unwrap().is_empty(), "the backend has ended");
+        let backends =
+            postgres.query("postgres", &format!("SELECT 1 FROM pg_stat_activity WHERE pid = {pid}"));
+        assert!(backends.unwrap().is_empty(), "the backend has ended");
     }
 }
 
@@ -56,22 +58,22 @@ async fn scram_succeeds_with_and_without_channel_binding() {
     let postgres = Postgres::builder().password(PASSWORD).tls().start().unwrap();
     let ca = postgres.ca_path().display();
     let password = format!("password='{PASSWORD}'");
-    let good = [
+    let accepted = [
         ("sslmode=disable".to_owned(), "f"),
         ("sslmode=prefer".to_owned(), "t"),
         ("sslmode=require channel_binding=disable".to_owned(), "t"),
         ("sslmode=require channel_binding=require".to_owned(), "t"),
         (format!("sslmode=verify-full sslrootcert={ca} channel_binding=require"), "t"),
     ];
-    for (rest, encrypted) in good {
+    for (rest, encrypted) in accepted {
         let mut connection = open(&conninfo(&postgres, &format!("{password} {rest}"))).await.unwrap();
         assert_eq!(query(&mut connection, IS_ENCRYPTED).await, encrypted, "{rest}");
         within("the server closes the connection", connection.close()).await;
     }
-    let plain = conninfo(&postgres, &format!("{password} sslmode=prefer channel_binding=require"));
+    let binding_required = conninfo(&postgres, &format!("{password} sslmode=prefer channel_binding=require"));
     postgres.set_config("ssl", "off").unwrap();
     postgres.reload().unwrap();
-    let error = open(&plain).await.unwrap_err();
+    let error = open(&binding_required).await.unwrap_err();
     assert_eq!(error.kind(), ConnectionErrorKind::Refused, "{error}");
     assert!(error.to_string().contains("channel_binding=require"), "{error}");
 }
@@ -110,8 +112,8 @@ async fn md5_and_cleartext_passwords_are_supported() {
         assert_eq!(query(&mut connection, "SELECT 1").await, "1", "{method}");
         let error = open(&postgres.url_as("postgres", "wrong", "postgres")).await.unwrap_err();
         assert!(error.to_string().contains("[28P01]"), "{method}: {error}");
-        let bound = format!("{}?channel_binding=require", postgres.url("postgres"));
-        let error = open(&bound).await.unwrap_err();
+        let binding_required = format!("{}?channel_binding=require", postgres.url("postgres"));
+        let error = open(&binding_required).await.unwrap_err();
         assert!(matches!(error, PostgresError::Authentication { .. }), "{method}: {error}");
     }
 }
@@ -119,8 +121,8 @@ async fn md5_and_cleartext_passwords_are_supported() {
 #[tokio::test]
 async fn tls_follows_sslmode() {
     let postgres = Postgres::builder().tls().hba("hostssl all all 127.0.0.1/32 trust").start().unwrap();
-    let wrong = format!("sslmode=verify-full sslrootcert={}", postgres.wrong_ca_path().display());
-    let error = open(&conninfo(&postgres, &wrong)).await.unwrap_err();
+    let wrong_ca = format!("sslmode=verify-full sslrootcert={}", postgres.wrong_ca_path().display());
+    let error = open(&conninfo(&postgres, &wrong_ca)).await.unwrap_err();
     assert!(error.to_string().contains("check sslrootcert"), "{error}");
     let error = open(&conninfo(&postgres, "sslmode=disable")).await.unwrap_err();
     assert!(error.to_string().contains("[28000]"), "{error}");
@@ -134,16 +136,16 @@ async fn tls_follows_sslmode() {
         "prefer falls back to a connection without TLS"
     );
 
-    let plain = Postgres::shared();
-    let error = open(&conninfo(plain, "sslmode=require")).await.unwrap_err();
+    let without_tls = Postgres::shared();
+    let error = open(&conninfo(without_tls, "sslmode=require")).await.unwrap_err();
     assert!(error.to_string().contains("the server has no TLS"), "{error}");
-    open(&conninfo(plain, "sslmode=prefer")).await.unwrap();
+    open(&conninfo(without_tls, "sslmode=prefer")).await.unwrap();
 }
 
 #[tokio::test]
 async fn the_first_host_that_matches_target_session_attrs_is_used() {
-    let (dead, postgres) = (free_port(), Postgres::shared());
-    let hosts = format!("127.0.0.1:{dead},127.0.0.1:{}", postgres.port());
+    let (closed_port, postgres) = (free_port(), Postgres::shared());
+    let hosts = format!("127.0.0.1:{closed_port},127.0.0.1:{}", postgres.port());
     open(&format!("postgres://postgres@{hosts}/postgres?target_session_attrs=primary")).await.unwrap();
     let error = open(&format!("postgres://postgres@{hosts}/postgres?target_session_attrs=standby"))
         .await
@@ -176,16 +178,17 @@ async fn a_failed_query_returns_its_sqlstate_and_leaves_the_connection_usable() 
     assert!(matches!(connection.query("SELECT '\0'").await, Err(WireError::Protocol(_))));
 
     let mut connection = open(&postgres.url("postgres")).await.unwrap();
-    let long = connection.query("SELECT repeat('x', 20000000)").await;
-    assert!(matches!(long, Err(WireError::TooLong { tag: b'D', .. })), "{long:?}");
+    let too_long = connection.query("SELECT repeat('x', 20000000)").await;
+    assert!(matches!(too_long, Err(WireError::TooLong { tag: b'D', .. })), "{too_long:?}");
     let mut connection = open(&postgres.url("postgres")).await.unwrap();
-    let many = connection.query("SELECT generate_series(1, 20000)").await;
-    assert!(matches!(many, Err(WireError::TooBig { .. })), "{many:?}");
+    let too_big = connection.query("SELECT generate_series(1, 20000)").await;
+    assert!(matches!(too_big, Err(WireError::TooBig { .. })), "{too_big:?}");
     let pid = connection.backend_pid();
     connection.close().await;
     let count = format!("SELECT count(*) FROM pg_stat_activity WHERE pid = {pid}");
-    let gone = vec![vec![Some("0".to_owned())]];
-    eventually("the backend has ended", gone, async || postgres.query("postgres", &count).unwrap()).await;
+    let no_backend = vec![vec![Some("0".to_owned())]];
+    eventually("the backend has ended", no_backend, async || postgres.query("postgres", &count).unwrap())
+        .await;
 }
 
 #[tokio::test]
@@ -201,12 +204,12 @@ async fn the_connect_timeout_includes_the_startup() {
     proxy.resume();
 
     let connection = open(&url).await.unwrap();
-    let whole = proxy.forwarded_bytes(Direction::ToClient);
+    let total = proxy.forwarded_bytes(Direction::ToClient);
     connection.close().await;
-    for bytes in (1..whole).step_by(29) {
+    for bytes in (1..total).step_by(29) {
         proxy.truncate_after(bytes, Direction::ToClient);
         let error = open(&url).await.unwrap_err();
-        assert_eq!(error.kind(), ConnectionErrorKind::Unreachable, "after {bytes} of {whole} bytes: {error}");
+        assert_eq!(error.kind(), ConnectionErrorKind::Unreachable, "after {bytes} of {total} bytes: {error}");
         proxy.resume();
     }
 }

@@ -25,7 +25,7 @@ async fn write(followed: &FollowedDatabase<'_>, is_over: &AtomicBool) {
         let Ok(client) = connect.connect(None).await else { continue };
         while !is_over.load(Ordering::Relaxed) {
             id += 1;
-            // Whether a commit without a reply succeeded, the table shows.
+            // The table shows whether a commit without a reply succeeded.
             if client.batch_execute(&format!("INSERT INTO orders VALUES ({id}, 'row')")).await.is_err() {
                 break;
             }

@@ -21,7 +21,7 @@ const MAX_DIAL_DELAY: Duration = Duration::from_secs(10);
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_pools_use_the_pooler_and_replication_connects_directly() {
     let followed = FollowedDatabase::new(Postgres::shared());
-    // One server connection, so that each transaction sees the state that the last one left.
+    // One server connection, so that each transaction gets the state that the last one left.
     let bouncer = PgBouncer::builder(followed.server)
         .transaction_mode()
         .config("default_pool_size", "1")
