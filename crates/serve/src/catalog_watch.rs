@@ -42,14 +42,25 @@ pub(crate) struct CatalogWatch {
     publication: String,
     /// How long a table stays in the publication after its last shape; `None`: for ever.
     unpublish_after: Option<Duration>,
-    /// The last look at each table that has shapes, which fit it.
-    looks: Mutex<HashMap<u32, Look>>,
+    /// The last look at each table that has shapes.
+    looks: Mutex<HashMap<u32, ComparedLook>>,
     /// Changes of the publication as a whole by this process: how many are under way, and how many
     /// have ended.
     changing: AtomicU64,
     changed: AtomicU64,
     /// Entries of the publication, as (table, entry), that this process removes, or has removed.
     retired: Mutex<HashMap<(u32, u32), Removal>>,
+}
+
+/// A look at a table that its shapes were compared with, and fit.
+///
+/// A table may change and change back between two looks, such as by ATTACH and DETACH. A shape that
+/// was made in between doesn't fit, though the looks are equal.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ComparedLook {
+    pub(super) look: Look,
+    /// Id of the table's newest shape before the look. Shapes that are newer weren't compared.
+    pub(super) newest_shape: Option<u64>,
 }
 
 /// How far the removal of a table from the publication is.
@@ -176,6 +187,8 @@ impl Making {
     }
 
     async fn look_at(&self, oids: &[u32]) -> Result<(), LookError> {
+        // Before the look: a shape that comes later is compared with the next one.
+        let newest = self.shapes.newest_shapes();
         let (tables, partitioned) = (self.shapes.tables(), &[]);
         let looked = {
             let client = self.connection().await?;
@@ -187,14 +200,15 @@ impl Making {
         let looks: HashMap<u32, &Look> = looked.looks.iter().map(|look| (look.oid, look)).collect();
         let oids: HashSet<u32> = oids.iter().copied().collect();
         for table in tables.iter().filter(|table| oids.contains(&table.oid)) {
-            let look = looks.get(&table.oid).copied();
-            if look.is_some() && lock(&self.watch.looks).get(&table.oid) == look {
+            let newest_shape = newest.get(&table.oid).copied();
+            let look = looks.get(&table.oid).map(|look| ComparedLook { look: (*look).clone(), newest_shape });
+            if look.is_some() && lock(&self.watch.looks).get(&table.oid) == look.as_ref() {
                 continue;
             }
             let is_compared = self.check(table.oid, &TableName::new(&table.schema, &table.name)).await;
             // Should it have changed in between, the next look differs.
             if let Some(look) = look.filter(|_| looked.is_settled && is_compared) {
-                lock(&self.watch.looks).insert(table.oid, look.clone());
+                lock(&self.watch.looks).insert(table.oid, look);
             }
         }
         Ok(())

@@ -28,7 +28,7 @@ use forebay_shapes::{Relatives, Shapes, Table};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::warn;
 
-use super::catalog_watch::CatalogLook;
+use super::catalog_watch::{CatalogLook, ComparedLook};
 use super::database::{self, DescribeError, Look, Tables};
 use super::making::{EARLY, Making, followed};
 
@@ -72,8 +72,8 @@ impl Described {
 pub(crate) struct Fitting {
     shapes: Shapes,
     described: Described,
-    /// The look at a table that all its shapes fit.
-    looks: HashMap<u32, Look>,
+    /// The last look at each table that has shapes.
+    looks: HashMap<u32, ComparedLook>,
 }
 
 pub(crate) type Failure = Box<dyn Error + Send + Sync>;
@@ -156,23 +156,29 @@ impl Fitting {
             self.described.0.making.get().and_then(Weak::upgrade).ok_or("the server starts or ends")?;
         let client = making.connection().await?;
         let tables = Tables::Listed { all: &[], partitioned: &oids };
+        let newest = self.shapes.newest_shapes();
         let CatalogLook { looks, is_settled, .. } = making.look(&client, tables).await?;
-        self.compare_all(&client, &looks, is_settled).await
+        self.compare_all(&client, &looks, &newest, is_settled).await
     }
 
+    /// Compares shapes with looks, except where both are as they were at the last comparison.
+    /// `newest`: the newest shape of each table before the looks.
     async fn compare_all(
         &mut self,
         client: &PostgresClient,
         looks: &[Look],
+        newest: &HashMap<u32, u64>,
         is_settled: bool,
     ) -> Result<(), Failure> {
         for look in looks {
-            if self.looks.get(&look.oid) == Some(look) {
+            let newest_shape = newest.get(&look.oid).copied();
+            let compared = ComparedLook { look: look.clone(), newest_shape };
+            if self.looks.get(&look.oid) == Some(&compared) {
                 continue;
             }
             let fits = self.compare(client, look).await?;
             if fits && is_settled {
-                self.looks.insert(look.oid, look.clone());
+                self.looks.insert(look.oid, compared);
             }
         }
         Ok(())
@@ -193,6 +199,7 @@ impl Fitting {
         let partitioned = self.shapes.table_oids();
         self.looks.retain(|oid, _| partitioned.contains(oid));
         let tables = Tables::Listed { all: &[oid], partitioned: &partitioned };
+        let newest = self.shapes.newest_shapes();
         let CatalogLook { seen, looks, is_settled } = making.look(&client, tables).await?;
         if let Some(xid) = xid.filter(|xid| !seen.sees(*xid))
             && !changes_rows_only(&client, oid, xid).await?
@@ -200,7 +207,7 @@ impl Fitting {
             return Ok(None);
         }
         let is_there = looks.iter().any(|look| look.oid == oid);
-        self.compare_all(&client, &looks, is_settled).await?;
+        self.compare_all(&client, &looks, &newest, is_settled).await?;
         if !is_there {
             self.shapes.delete_table(oid);
         }
@@ -211,8 +218,9 @@ impl Fitting {
         // A partition that was detached since the first look is one of its ancestor's no more, and its next change may be
         // from before that: the second look comes after the relatives were read, and finds the ancestor changed.
         let tables = Tables::Listed { all: &[], partitioned: &partitioned };
+        let newest = self.shapes.newest_shapes();
         let CatalogLook { looks, is_settled, .. } = making.look(&client, tables).await?;
-        self.compare_all(&client, &looks, is_settled).await?;
+        self.compare_all(&client, &looks, &newest, is_settled).await?;
         Ok(Some(relatives))
     }
 

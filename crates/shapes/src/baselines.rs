@@ -17,8 +17,10 @@ pub(crate) struct Baselines(HashMap<u32, Baseline>);
 
 #[derive(Debug, Default)]
 struct Baseline {
-    /// How many shapes the table has.
+    /// Number of shapes of the table.
     shapes: usize,
+    /// Id of the newest shape of the table. Ids only increase.
+    newest_shape: u64,
     state: Option<CatalogState>,
     /// The last one that the log has. Behind `state` while its record is queued.
     logged: Option<CatalogState>,
@@ -34,14 +36,21 @@ impl Baselines {
         self.0.iter().filter(|(_, baseline)| baseline.shapes > 0).map(|(oid, _)| *oid)
     }
 
+    /// Returns the id of the newest shape of each table that has shapes.
+    pub(crate) fn newest_shapes(&self) -> impl Iterator<Item = (u32, u64)> {
+        let with_shapes = self.0.iter().filter(|(_, baseline)| baseline.shapes > 0);
+        with_shapes.map(|(oid, baseline)| (*oid, baseline.newest_shape))
+    }
+
     pub(crate) fn has_shapes(&self, oid: u32) -> bool {
         self.0.get(&oid).is_some_and(|baseline| baseline.shapes > 0)
     }
 
     /// Counts a shape. The state that its table has becomes the baseline if there is none.
-    pub(crate) fn add_shape(&mut self, oid: u32, state: Option<&CatalogState>) {
+    pub(crate) fn add_shape(&mut self, oid: u32, id: u64, state: Option<&CatalogState>) {
         let baseline = self.0.entry(oid).or_default();
         baseline.shapes += 1;
+        baseline.newest_shape = baseline.newest_shape.max(id);
         if baseline.state.is_none() {
             baseline.state = state.cloned();
         }

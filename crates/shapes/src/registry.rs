@@ -397,7 +397,7 @@ impl Registry {
 
     pub(crate) fn add(&mut self, shape: Arc<Shape>) {
         let table = Arc::clone(&shape.definition().table);
-        self.baselines.add_shape(table.oid, table.state.as_ref());
+        self.baselines.add_shape(table.oid, shape.id, table.state.as_ref());
         self.tables.entry(table.fingerprint()).or_insert(table);
         self.by_handle.insert(shape.handle().to_owned(), shape.id);
         self.by_definition.entry(shape.definition().fingerprint()).or_default().push(shape.id);

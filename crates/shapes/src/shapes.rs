@@ -299,6 +299,12 @@ impl Shapes {
         self.inner.registry().baselines.oids().collect()
     }
 
+    /// Returns the id of the newest shape of each table that has shapes, by the table's oid. It
+    /// differs from an earlier one if the table got a shape since.
+    pub fn newest_shapes(&self) -> HashMap<u32, u64> {
+        self.inner.registry().baselines.newest_shapes().collect()
+    }
+
     /// Returns the tables that have shapes, each oid once.
     pub fn tables(&self) -> Vec<Arc<Table>> {
         let tables: HashMap<u32, Arc<Table>> = {

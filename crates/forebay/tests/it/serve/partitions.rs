@@ -1,6 +1,7 @@
 //! Shapes of partitioned tables and of their partitions, side by side.
 
 use super::support::{Place, Reader, Serve, column, short};
+use crate::wire::until;
 
 const PARTITIONED: &str =
     "CREATE TABLE m (id int, at int, note text, PRIMARY KEY (id, at)) PARTITION BY RANGE (at);
@@ -99,6 +100,26 @@ async fn a_followed_table_that_is_attached_and_detached_is_never_frozen() {
     serve.has_column(&mut extra, &shape("extra"), "id", &["10", "7", "8", "9"]).await;
     root.starts_over(&serve).await;
     assert_eq!(column(&serve, &shape("m"), "id").await, ["1", "2"]);
+}
+
+#[tokio::test]
+async fn a_shape_made_between_an_attach_and_a_detach_is_replaced() {
+    let place = Place::new(PARTITIONED);
+    place.sql("CREATE TABLE extra (id int, at int, note text, PRIMARY KEY (id, at)); INSERT INTO extra VALUES (7, 25, 'x')");
+    let serve = place.serve_with(&LIVE).await;
+    // The table is as it was at the last comparison of shapes and catalog, and the shape isn't.
+    for clause in ["id > 0", "id > -1", "id > -2"] {
+        let shape = [("table", "m"), ("where", clause)];
+        place.sql("ALTER TABLE m ATTACH PARTITION extra FOR VALUES FROM (20) TO (30)");
+        // 503 while the server's description of the table is the one from before.
+        let first = [&shape[..], &[("offset", "-1")]].concat();
+        until("the shape is made", async || serve.get(&first).await.head.status == 200).await;
+        let mut reader = serve.reader(&shape).await;
+        place.sql("ALTER TABLE m DETACH PARTITION extra");
+        reader.starts_over(&serve).await;
+        until("the shape is made again", async || serve.get(&first).await.head.status == 200).await;
+        assert_eq!(column(&serve, &shape, "id").await, ["1", "2"]);
+    }
 }
 
 #[tokio::test]
