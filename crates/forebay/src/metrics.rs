@@ -111,7 +111,7 @@ pub(crate) fn http_events(counts: &ServerCounts) -> [(&'static str, u64); 16] {
     ]
 }
 
-/// Sets what is measured only when somebody looks.
+/// Sets the gauges whose values are read on request.
 pub(crate) fn measure_process(uptime: Duration) {
     gauge!(UPTIME).set(uptime.as_secs_f64());
     if let Ok(open) = std::fs::read_dir("/proc/self/fd") {

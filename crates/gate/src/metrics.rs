@@ -57,7 +57,7 @@ pub fn describe() {
     );
 }
 
-/// Sets what is measured only when somebody looks.
+/// Sets the gauges whose values are read on request.
 pub(crate) fn measure(upstream: UpstreamStats, stream: Kind, drain: &Drain) {
     gauge!(UPSTREAM_OPEN).set(upstream.open as f64);
     gauge!(UPSTREAM_IDLE).set(upstream.idle as f64);

@@ -56,11 +56,18 @@ pub(crate) struct CatalogWatch {
 ///
 /// A table may change and change back between two looks, such as by ATTACH and DETACH. A shape that
 /// was made in between doesn't fit, though the looks are equal.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(super) struct ComparedLook {
     pub(super) look: Look,
     /// Id of the table's newest shape before the look. Shapes that are newer weren't compared.
     pub(super) newest_shape: Option<u64>,
+}
+
+impl ComparedLook {
+    /// Returns whether neither the table nor its shapes have changed since the comparison.
+    pub(super) fn equals(&self, look: &Look, newest_shape: Option<u64>) -> bool {
+        self.newest_shape == newest_shape && self.look == *look
+    }
 }
 
 /// How far the removal of a table from the publication is.
@@ -76,6 +83,8 @@ pub(super) enum Removal {
 pub(super) struct CatalogLook {
     pub(super) seen: Snapshot,
     pub(super) looks: Vec<Look>,
+    /// Id of the newest shape of each table before the look. Newer ones are compared with the next.
+    pub(super) newest_shapes: HashMap<u32, u64>,
     /// Whether this process didn't change the publication meanwhile. If it did, the looks have the
     /// publication as the shapes' baselines have it.
     pub(super) is_settled: bool,
@@ -114,7 +123,7 @@ impl Making {
         client: &PostgresClient,
         tables: Tables<'_>,
     ) -> Result<CatalogLook, CatalogError> {
-        let before = self.watch.settled();
+        let (before, newest_shapes) = (self.watch.settled(), self.shapes.newest_shapes());
         let (seen, mut looks) = database::look(client, &self.watch.publication, tables).await?;
         let is_settled = before.is_some() && before == self.watch.settled();
         for look in looks.iter_mut().filter(|_| !is_settled) {
@@ -122,7 +131,7 @@ impl Making {
                 look.state.publication = publication;
             }
         }
-        Ok(CatalogLook { seen, looks, is_settled })
+        Ok(CatalogLook { seen, looks, newest_shapes, is_settled })
     }
 
     /// Has partitions published under their own names, which changes the publication's row: the
@@ -187,8 +196,6 @@ impl Making {
     }
 
     async fn look_at(&self, oids: &[u32]) -> Result<(), LookError> {
-        // Before the look: a shape that comes later is compared with the next one.
-        let newest = self.shapes.newest_shapes();
         let (tables, partitioned) = (self.shapes.tables(), &[]);
         let looked = {
             let client = self.connection().await?;
@@ -200,15 +207,17 @@ impl Making {
         let looks: HashMap<u32, &Look> = looked.looks.iter().map(|look| (look.oid, look)).collect();
         let oids: HashSet<u32> = oids.iter().copied().collect();
         for table in tables.iter().filter(|table| oids.contains(&table.oid)) {
-            let newest_shape = newest.get(&table.oid).copied();
-            let look = looks.get(&table.oid).map(|look| ComparedLook { look: (*look).clone(), newest_shape });
-            if look.is_some() && lock(&self.watch.looks).get(&table.oid) == look.as_ref() {
+            let look = looks.get(&table.oid).copied();
+            let newest_shape = looked.newest_shapes.get(&table.oid).copied();
+            let last = lock(&self.watch.looks).get(&table.oid).cloned();
+            if look.zip(last).is_some_and(|(look, last)| last.equals(look, newest_shape)) {
                 continue;
             }
             let is_compared = self.check(table.oid, &TableName::new(&table.schema, &table.name)).await;
             // Should it have changed in between, the next look differs.
             if let Some(look) = look.filter(|_| looked.is_settled && is_compared) {
-                lock(&self.watch.looks).insert(table.oid, look);
+                let compared = ComparedLook { look: look.clone(), newest_shape };
+                lock(&self.watch.looks).insert(table.oid, compared);
             }
         }
         Ok(())

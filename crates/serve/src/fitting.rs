@@ -156,29 +156,20 @@ impl Fitting {
             self.described.0.making.get().and_then(Weak::upgrade).ok_or("the server starts or ends")?;
         let client = making.connection().await?;
         let tables = Tables::Listed { all: &[], partitioned: &oids };
-        let newest = self.shapes.newest_shapes();
-        let CatalogLook { looks, is_settled, .. } = making.look(&client, tables).await?;
-        self.compare_all(&client, &looks, &newest, is_settled).await
+        let looked = making.look(&client, tables).await?;
+        self.compare_all(&client, &looked).await
     }
 
     /// Compares shapes with looks, except where both are as they were at the last comparison.
-    /// `newest`: the newest shape of each table before the looks.
-    async fn compare_all(
-        &mut self,
-        client: &PostgresClient,
-        looks: &[Look],
-        newest: &HashMap<u32, u64>,
-        is_settled: bool,
-    ) -> Result<(), Failure> {
-        for look in looks {
-            let newest_shape = newest.get(&look.oid).copied();
-            let compared = ComparedLook { look: look.clone(), newest_shape };
-            if self.looks.get(&look.oid) == Some(&compared) {
+    async fn compare_all(&mut self, client: &PostgresClient, looked: &CatalogLook) -> Result<(), Failure> {
+        for look in &looked.looks {
+            let newest_shape = looked.newest_shapes.get(&look.oid).copied();
+            if self.looks.get(&look.oid).is_some_and(|last| last.equals(look, newest_shape)) {
                 continue;
             }
             let fits = self.compare(client, look).await?;
-            if fits && is_settled {
-                self.looks.insert(look.oid, compared);
+            if fits && looked.is_settled {
+                self.looks.insert(look.oid, ComparedLook { look: look.clone(), newest_shape });
             }
         }
         Ok(())
@@ -199,28 +190,26 @@ impl Fitting {
         let partitioned = self.shapes.table_oids();
         self.looks.retain(|oid, _| partitioned.contains(oid));
         let tables = Tables::Listed { all: &[oid], partitioned: &partitioned };
-        let newest = self.shapes.newest_shapes();
-        let CatalogLook { seen, looks, is_settled } = making.look(&client, tables).await?;
-        if let Some(xid) = xid.filter(|xid| !seen.sees(*xid))
+        let looked = making.look(&client, tables).await?;
+        if let Some(xid) = xid.filter(|xid| !looked.seen.sees(*xid))
             && !changes_rows_only(&client, oid, xid).await?
         {
             return Ok(None);
         }
-        let is_there = looks.iter().any(|look| look.oid == oid);
-        self.compare_all(&client, &looks, &newest, is_settled).await?;
+        let is_there = looked.looks.iter().any(|look| look.oid == oid);
+        self.compare_all(&client, &looked).await?;
         if !is_there {
             self.shapes.delete_table(oid);
         }
-        if !looks.iter().any(|look| look.oid == oid && look.has_relatives) {
+        if !looked.looks.iter().any(|look| look.oid == oid && look.has_relatives) {
             return Ok(Some(Relatives::default()));
         }
         let relatives = database::relatives(&client, oid).await?;
         // A partition that was detached since the first look is one of its ancestor's no more, and its next change may be
         // from before that: the second look comes after the relatives were read, and finds the ancestor changed.
         let tables = Tables::Listed { all: &[], partitioned: &partitioned };
-        let newest = self.shapes.newest_shapes();
-        let CatalogLook { looks, is_settled, .. } = making.look(&client, tables).await?;
-        self.compare_all(&client, &looks, &newest, is_settled).await?;
+        let looked = making.look(&client, tables).await?;
+        self.compare_all(&client, &looked).await?;
         Ok(Some(relatives))
     }
 

@@ -107,7 +107,7 @@ pub(crate) fn snapshot_ended(ended: Ended, after: Duration) {
     }
 }
 
-/// Sets what is measured only when somebody looks.
+/// Sets the gauges whose values are read on request.
 pub(crate) fn measure(shapes: &Shapes, running: usize, waiting: usize) {
     let all = shapes.all();
     gauge!(SHAPES).set(all.len() as f64);
