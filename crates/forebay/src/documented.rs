@@ -1,5 +1,6 @@
-//! Whether `docs/protocol.md` and `docs/config.md` say what the code does: every endpoint with its methods, every error that a
-//! client can read, every variable that is no setting; and nothing that isn't so. Parameters and refusals of shapes: `protocol/documented.rs` of `crates/serve`.
+//! Whether `docs/protocol.md` and `docs/config.md` say what the code does: every endpoint with its
+//! methods, every error that a client can read, every variable that is no setting; and nothing that
+//! isn't so. Parameters and refusals of shapes: `protocol/documented.rs` of `crates/serve`.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -1,7 +1,9 @@
-//! The program `forebay`: command line, settings, admin address, dashboard, and the start and end of its servers.
+//! The program `forebay`: command line, settings, admin address, dashboard, and the start and end
+//! of its servers.
 //!
-//! The parts that answer clients are libraries: `forebay-serve` has the shape protocol, `forebay-gate` the reverse proxy.
-//! This crate fills their settings, listens, and ends them in order.
+//! The parts that answer clients are libraries: `forebay-serve` has the shape protocol,
+//! `forebay-gate` the reverse proxy. This crate fills their settings, listens, and ends them in
+//! order.
 //!
 //! | to find | look in |
 //! |---|---|

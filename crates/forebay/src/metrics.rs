@@ -1,7 +1,8 @@
 //! The metrics of the program, and their text for Prometheus.
 //!
-//! Names are constants with the prefix `forebay_`, base units, `_total` on counters; labels come from enums. Those of
-//! admission, of the gate and of shapes are described and set by their own crates, through the same facade.
+//! Names are constants with the prefix `forebay_`, base units, `_total` on counters; labels come
+//! from enums. Those of admission, of the gate and of shapes are described and set by their own
+//! crates, through the same facade.
 
 use std::time::Duration;
 
@@ -36,7 +37,8 @@ const STREAM_BUCKETS: [f64; 10] = [0.1, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_60
 /// # Errors
 /// When this process collects already.
 pub fn install() -> Result<PrometheusHandle, BuildError> {
-    // Every histogram has buckets: unlike quantiles they can be summed over gates, and they keep no samples.
+    // Every histogram has buckets: unlike quantiles they can be summed over gates, and they keep no
+    // samples.
     let mut builder = PrometheusBuilder::new();
     for (name, buckets) in [
         (gate::HEAD_SECONDS, &HEAD_BUCKETS[..]),

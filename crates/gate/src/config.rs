@@ -14,7 +14,8 @@ use super::upstream::UpstreamConfig;
 pub struct Config {
     /// The service behind.
     pub upstream: UpstreamConfig,
-    /// Requests that take a permit, each with the share of its class in percent (100 without a class); none: all do.
+    /// Requests that take a permit, each with the share of its class in percent (100 without a
+    /// class); none: all do.
     pub stream_routes: Vec<(Route, u8)>,
     /// The upstream sees the client's `Host`, not its own.
     pub preserve_host: bool,
@@ -33,7 +34,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// Settings with the defaults of `forebay gate`: every request takes a permit, and no proxy is trusted.
+    /// Settings with the defaults of `forebay gate`: every request takes a permit, and no proxy is
+    /// trusted.
     pub fn new(upstream: UpstreamConfig) -> Config {
         Config {
             upstream,

@@ -1,9 +1,10 @@
-//! A streaming reverse proxy with admission, before one HTTP service: a tower service for [`forebay_stream::HttpServer`].
+//! A streaming reverse proxy with admission, before one HTTP service: a tower service for
+//! [`forebay_stream::HttpServer`].
 //!
-//! Invariant: a stream holds a permit from before the upstream hears of it until its body is gone; nothing that takes a
-//! permit reaches the upstream without one.
-//! Kept by: `service.rs` is the only caller of `proxy.rs`, and sends everything on a stream's route through admission's
-//! layer, whose permit travels in the response's body.
+//! Invariant: a stream holds a permit from before the upstream hears of it until its body is gone;
+//! nothing that takes a permit reaches the upstream without one.
+//! Kept by: `service.rs` is the only caller of `proxy.rs`, and sends everything on a stream's route
+//! through admission's layer, whose permit travels in the response's body.
 //!
 //! | to find | look in |
 //! |---|---|

@@ -23,7 +23,8 @@ pub struct ReverseProxy {
 }
 
 impl ReverseProxy {
-    /// Dials nothing yet. Needs a tokio runtime: a task closes connections that were idle for too long.
+    /// Dials nothing yet. Needs a tokio runtime: a task closes connections that were idle for too
+    /// long.
     pub fn new(config: Config, identify: Identify) -> ReverseProxy {
         let mut user_headers = config.user_headers;
         user_headers.extend(config.forward_user_header.clone());
@@ -44,7 +45,8 @@ impl ReverseProxy {
         ReverseProxy { proxy, routes: Arc::new(Routes::new(config.stream_routes)), identify }
     }
 
-    /// Returns the service for [`forebay_stream::HttpServer`]. Streams take a permit of `admission`.
+    /// Returns the service for [`forebay_stream::HttpServer`]. Streams take a permit of
+    /// `admission`.
     pub fn service(&self, admission: Admission) -> GateService {
         let layer = AdmissionLayer::new(admission, self.identify.clone());
         GateService::new(layer, self.proxy.clone(), Arc::clone(&self.routes))

@@ -1,6 +1,7 @@
 //! Shape backend: a store of shapes that follows one database, and the tasks beside it.
 //!
-//! The tasks publish tables again after each reconnection, watch the catalog, and read what another instance writes.
+//! The tasks publish tables again after each reconnection, watch the catalog, and read what another
+//! instance writes.
 //! Out of scope: sockets, signals, settings files; whoever mounts [`ServeService`] has those.
 
 use std::fmt;
@@ -32,7 +33,8 @@ use super::tokens::Tokens;
 /// How often an instance that waits looks what the other has written.
 pub(super) const REFRESH: Duration = Duration::from_millis(50);
 
-/// Shapes of one database, ready to be served; cheap to clone. Dropping it ends nothing: see [`ShapeBackend::shutdown`].
+/// Shapes of one database, ready to be served; cheap to clone. Dropping it ends nothing: see
+/// [`ShapeBackend::shutdown`].
 #[derive(Clone)]
 pub struct ShapeBackend {
     answering: Arc<Answering>,
@@ -86,7 +88,8 @@ impl ShapeBackend {
         })
     }
 
-    /// Returns the service that serves these shapes. Live requests take a permit of `admission`; `access` may be changed later.
+    /// Returns the service that serves these shapes. Live requests take a permit of `admission`;
+    /// `access` may be changed later.
     pub fn service(
         &self,
         admission: Admission,
@@ -98,7 +101,8 @@ impl ShapeBackend {
         ServeService::new(layer, Arc::clone(&self.answering), access, tokens)
     }
 
-    /// Returns the store. After [`Shapes::failed`] has returned, the process must end: nothing more is written.
+    /// Returns the store. After [`Shapes::failed`] has returned, the process must end: nothing more
+    /// is written.
     pub fn shapes(&self) -> &Shapes {
         &self.answering.shapes
     }
@@ -124,15 +128,16 @@ impl ShapeBackend {
         self.tasks.iter().for_each(AbortHandle::abort);
     }
 
-    /// Ends the tasks, then the manager, which acknowledges what is durable, then the store's writer. Call it after the HTTP
-    /// server has ended.
+    /// Ends the tasks, then the manager, which acknowledges what is durable, then the store's
+    /// writer. Call it after the HTTP server has ended.
     pub async fn shutdown(&self) {
         self.end_tasks();
         self.answering.manager.shutdown().await;
         self.end_writing().await;
     }
 
-    /// Does the same, and drops the slot and the publication: what the store holds is of no use after that.
+    /// Does the same, and drops the slot and the publication: what the store holds is of no use
+    /// after that.
     pub async fn shutdown_and_drop(&self) {
         self.end_tasks();
         self.answering.manager.shutdown_and_drop().await;
@@ -152,7 +157,8 @@ impl fmt::Debug for ShapeBackend {
     }
 }
 
-/// Each time that the database is followed anew, the tables of all shapes are published, or their shapes start over.
+/// Each time that the database is followed anew, the tables of all shapes are published, or their
+/// shapes start over.
 async fn republish(making: Arc<Making>, manager: Manager) {
     let mut events = manager.events();
     let mut is_due = manager.status().is_ready();

@@ -11,7 +11,8 @@ use http::Response;
 pub struct Config {
     /// Snapshots taken at once: fewer than the manager's pool has connections. 16.
     pub snapshots: usize,
-    /// How long a table stays in the publication after its last shape; `None`: for ever. 10 minutes.
+    /// How long a table stays in the publication after its last shape; `None`: for ever. 10
+    /// minutes.
     pub unpublish_after: Option<Duration>,
     /// How long a live request waits for a change. 20 s.
     pub long_poll: Duration,
@@ -25,7 +26,8 @@ pub struct Config {
     pub stale_age_s: u32,
     /// How long the whole body of a request may take. 2 minutes.
     pub body_timeout: Duration,
-    /// The claim with the grants of a token, if [`Access::tokens`](crate::protocol::Access::tokens) is set.
+    /// The claim with the grants of a token, if [`Access::tokens`](crate::protocol::Access::tokens)
+    /// is set.
     pub tokens_claim: Option<String>,
     /// Makes the response at `/`; `None`: an empty one.
     pub home: Option<fn() -> Response<Bytes>>,

@@ -1,4 +1,5 @@
-//! The shape protocol: shapes of a Postgres database over HTTP, as a tower service that an axum app can mount.
+//! The shape protocol: shapes of a Postgres database over HTTP, as a tower service that an axum app
+//! can mount.
 //!
 //! | to find | look in |
 //! |---|---|

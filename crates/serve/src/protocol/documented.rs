@@ -1,4 +1,5 @@
-//! Whether `docs/protocol.md` says what the code does: every parameter, every refusal of shapes; and nothing that isn't so.
+//! Whether `docs/protocol.md` says what the code does: every parameter, every refusal of shapes;
+//! and nothing that isn't so.
 
 use std::collections::BTreeSet;
 
