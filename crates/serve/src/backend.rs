@@ -16,18 +16,18 @@ use tokio::task::{AbortHandle, spawn_blocking};
 use tokio::time::{Instant, interval};
 use tracing::{error, warn};
 
-use super::answering::Answering;
 use super::catalog_watch::CatalogWatch;
 use super::config::Config;
 use super::consumer::ShapesConsumer;
-use super::fitting::Described;
-use super::making::Making;
 use super::metrics;
 use super::protocol::Access;
 use super::protocol::answers::Health;
 use super::protocol::caching::CacheTimes;
 use super::recent::Recent;
+use super::schema_monitor::SchemaEpoch;
 use super::service::ServeService;
+use super::shape_factory::ShapeFactory;
+use super::shape_handler::ShapeHandler;
 use super::tokens::Tokens;
 
 /// How often an instance that waits looks what the other has written.
@@ -37,7 +37,7 @@ pub(super) const REFRESH: Duration = Duration::from_millis(50);
 /// [`ShapeBackend::shutdown`].
 #[derive(Clone)]
 pub struct ShapeBackend {
-    answering: Arc<Answering>,
+    answering: Arc<ShapeHandler>,
     tasks: Arc<[AbortHandle]>,
     tokens_claim: Option<Arc<str>>,
 }
@@ -55,9 +55,9 @@ impl ShapeBackend {
         config: Config,
     ) -> Result<ShapeBackend, ManagerConfigError> {
         let watch = CatalogWatch::new(following.outline().publication, config.unpublish_after);
-        let described = Described::default();
+        let described = SchemaEpoch::default();
         let manager = Manager::start(following, ShapesConsumer::new(shapes.clone(), described.clone()))?;
-        let making = Making::new(shapes.clone(), manager.clone(), described, watch, config.snapshots);
+        let making = ShapeFactory::new(shapes.clone(), manager.clone(), described, watch, config.snapshots);
         let times = CacheTimes {
             max_age_s: config.max_age_s,
             stale_age_s: config.stale_age_s,
@@ -68,7 +68,7 @@ impl ShapeBackend {
             tokio::spawn(Arc::clone(&making).watch_catalog()),
             tokio::spawn(refresh(shapes.clone())),
         ];
-        let answering = Answering {
+        let answering = ShapeHandler {
             shapes,
             making,
             manager,
@@ -159,7 +159,7 @@ impl fmt::Debug for ShapeBackend {
 
 /// Each time that the database is followed anew, the tables of all shapes are published, or their
 /// shapes start over.
-async fn republish(making: Arc<Making>, manager: Manager) {
+async fn republish(making: Arc<ShapeFactory>, manager: Manager) {
     let mut events = manager.events();
     let mut is_due = manager.status().is_ready();
     loop {

@@ -6,7 +6,7 @@
 //! Enforced by: every [`INTERVAL`], the instance that writes looks at the tables that have shapes,
 //! with one query: streams of a shape may be open on other instances. A look that differs from the
 //! last one has the table described, and its shapes compared. With more than [`MAX_TABLES`] tables
-//! it takes longer, except for shapes that are asked for here: see `Making::look_again`.
+//! it takes longer, except for shapes that are asked for here: see `ShapeFactory::look_again`.
 //! Out of scope: changes of tables that the replication stream describes; see `fitting.rs`.
 
 use std::collections::{HashMap, HashSet};
@@ -17,12 +17,12 @@ use std::time::Duration;
 use forebay_replication::pgoutput::Snapshot;
 use forebay_replication::reservoir::PostgresClient;
 use forebay_replication::{Manager, PublicationVersions, PublishError, TableName};
-use forebay_shapes::{CatalogState, Shapes, Table};
+use forebay_shapes::{CatalogState, Shapes, TableSchema};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use tracing::{debug, info, warn};
 
-use super::database::{self, CatalogError, Look, Tables};
-use super::making::{Making, lock};
+use super::database::{self, CatalogEntry, CatalogError, TableSelection};
+use super::shape_factory::{ShapeFactory, lock};
 
 /// Time between two looks. Twice this, and what it takes to describe a table, is below 5 s.
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -58,14 +58,14 @@ pub(crate) struct CatalogWatch {
 /// was made in between doesn't fit, though the looks are equal.
 #[derive(Debug, Clone)]
 pub(super) struct ComparedLook {
-    pub(super) look: Look,
+    pub(super) look: CatalogEntry,
     /// Id of the table's newest shape before the look. Shapes that are newer weren't compared.
     pub(super) newest_shape: Option<u64>,
 }
 
 impl ComparedLook {
     /// Returns whether neither the table nor its shapes have changed since the comparison.
-    pub(super) fn equals(&self, look: &Look, newest_shape: Option<u64>) -> bool {
+    pub(super) fn equals(&self, look: &CatalogEntry, newest_shape: Option<u64>) -> bool {
         self.newest_shape == newest_shape && self.look == *look
     }
 }
@@ -82,7 +82,7 @@ pub(super) enum Removal {
 #[derive(Debug)]
 pub(super) struct CatalogLook {
     pub(super) seen: Snapshot,
-    pub(super) looks: Vec<Look>,
+    pub(super) looks: Vec<CatalogEntry>,
     /// Id of the newest shape of each table before the look. Newer ones are compared with the next.
     pub(super) newest_shapes: HashMap<u32, u64>,
     /// Whether this process didn't change the publication meanwhile. If it did, the looks have the
@@ -98,7 +98,7 @@ impl CatalogWatch {
 
     /// Waits for the end of the removal of a table's entry in the publication, if one is under way.
     /// Returns whether the entry is gone.
-    pub(super) async fn is_retired(&self, table: &Table) -> bool {
+    pub(super) async fn is_retired(&self, table: &TableSchema) -> bool {
         loop {
             let removal = lock(&self.retired).get(&(table.oid, table.membership)).copied();
             match removal {
@@ -116,12 +116,12 @@ impl CatalogWatch {
     }
 }
 
-impl Making {
+impl ShapeFactory {
     /// Looks at tables, as the returned snapshot sees them.
     pub(super) async fn look(
         &self,
         client: &PostgresClient,
-        tables: Tables<'_>,
+        tables: TableSelection<'_>,
     ) -> Result<CatalogLook, CatalogError> {
         let (before, newest_shapes) = (self.watch.settled(), self.shapes.newest_shapes());
         let (seen, mut looks) = database::look(client, &self.watch.publication, tables).await?;
@@ -199,12 +199,12 @@ impl Making {
         let (tables, partitioned) = (self.shapes.tables(), &[]);
         let looked = {
             let client = self.connection().await?;
-            self.look(&client, Tables::Listed { all: oids, partitioned }).await?
+            self.look(&client, TableSelection::Listed { all: oids, partitioned }).await?
         };
         self.shapes.forget_visible(&looked.seen);
         let current = self.shapes.table_oids();
         lock(&self.watch.looks).retain(|oid, _| current.contains(oid));
-        let looks: HashMap<u32, &Look> = looked.looks.iter().map(|look| (look.oid, look)).collect();
+        let looks: HashMap<u32, &CatalogEntry> = looked.looks.iter().map(|look| (look.oid, look)).collect();
         let oids: HashSet<u32> = oids.iter().copied().collect();
         for table in tables.iter().filter(|table| oids.contains(&table.oid)) {
             let look = looks.get(&table.oid).copied();
@@ -241,7 +241,7 @@ impl Making {
     }
 
     /// Takes a table out of the publication that no shape needs. A shape that is made meanwhile with
-    /// the entry that goes is deleted here or given up in [`Making::fill`], whichever comes last.
+    /// the entry that goes is deleted here or given up in [`ShapeFactory::fill`], whichever comes last.
     async fn unpublish_one(&self, table: &TableName, place: (u32, u32)) {
         lock(&self.watch.retired).insert(place, Removal::UnderWay);
         self.forget_known(table);

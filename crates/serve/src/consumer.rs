@@ -5,19 +5,19 @@ use forebay_replication::{
     Bookmark, Consumer, ConsumerError, DurablePosition, MessageBatch, ResetReason, TableChange, TableName,
     Timeline,
 };
-use forebay_shapes::{CreateError, Follower, Position, Shapes};
+use forebay_shapes::{CreateError, Follower, Shapes, StorePosition};
 use serde::{Deserialize, Serialize};
 use tokio::task::spawn_blocking;
 use tracing::{info, warn};
 
-use super::fitting::{Described, Fitting};
+use super::schema_monitor::{SchemaEpoch, SchemaMonitor};
 
 /// The shapes, as the manager sees them.
 pub(crate) struct ShapesConsumer {
     shapes: Shapes,
     follower: Follower,
-    described: Described,
-    fitting: Fitting,
+    described: SchemaEpoch,
+    fitting: SchemaMonitor,
     /// The transaction that comes.
     xid: Option<u32>,
 }
@@ -30,9 +30,9 @@ struct Origin {
 }
 
 impl ShapesConsumer {
-    pub(crate) fn new(shapes: Shapes, described: Described) -> Self {
+    pub(crate) fn new(shapes: Shapes, described: SchemaEpoch) -> Self {
         let follower = shapes.follower();
-        let fitting = Fitting::new(shapes.clone(), described.clone());
+        let fitting = SchemaMonitor::new(shapes.clone(), described.clone());
         ShapesConsumer { shapes, follower, described, fitting, xid: None }
     }
 }
@@ -45,7 +45,7 @@ impl Consumer for ShapesConsumer {
             Some(_) => ConsumerError::fatal(error),
             None => ConsumerError::retry(error),
         })?;
-        let Some(Position { origin, lsn }) = position else { return Ok(None) };
+        let Some(StorePosition { origin, lsn }) = position else { return Ok(None) };
         let Origin { timeline, publication } = serde_json::from_str(&origin).map_err(ConsumerError::fatal)?;
         Ok(Some(Bookmark { timeline, publication, durable: Lsn(lsn) }))
     }
@@ -62,7 +62,7 @@ impl Consumer for ShapesConsumer {
     }
 
     async fn adopt(&mut self, timeline: Timeline) -> Result<(), ConsumerError> {
-        let Some(Position { origin, .. }) = self.shapes.position() else { return Ok(()) };
+        let Some(StorePosition { origin, .. }) = self.shapes.position() else { return Ok(()) };
         let origin: Origin = serde_json::from_str(&origin).map_err(ConsumerError::fatal)?;
         self.shapes.adopt(words(&Origin { timeline, ..origin })).await.map_err(ended)
     }

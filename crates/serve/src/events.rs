@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use forebay_replication::AwakeGuard;
-use forebay_shapes::{Listener, Offset, Shape, Shapes, Watching};
+use forebay_shapes::{LogListener, Offset, Shape, ShapeStreamGuard, Shapes};
 use forebay_stream::{Tail, Topic};
 use http_body::Body as _;
 use memchr::memchr;
@@ -53,7 +53,7 @@ impl Live {
     }
 }
 
-impl Listener for Live {
+impl LogListener for Live {
     fn published(&self, messages: &[Bytes], _last: Offset, seen: u64) -> bool {
         let bytes: usize = messages.iter().map(Bytes::len).sum();
         if self.topic.subscribers() == 0 || bytes > LARGEST || counted::total() + bytes > counted::MAX_BYTES {
@@ -144,7 +144,7 @@ pub(crate) struct Events {
     alarm: Pin<Box<Sleep>>,
     /// While somebody listens, the database is followed.
     _awake: Option<AwakeGuard>,
-    _watching: Watching,
+    _watching: ShapeStreamGuard,
 }
 
 enum State {

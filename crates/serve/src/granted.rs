@@ -9,7 +9,7 @@
 
 use std::borrow::Cow;
 
-use forebay_shapes::Table;
+use forebay_shapes::TableSchema;
 use forebay_shapes::filter::{Filter, FilterError, Schema};
 
 use super::protocol::{Grant, Refusal, ShapeRequest};
@@ -18,7 +18,7 @@ use super::protocol::{Grant, Refusal, ShapeRequest};
 ///
 /// # Errors
 /// [`Refusal::NotGranted`].
-pub(super) fn find<'r>(request: &'r ShapeRequest, table: &Table) -> Result<Option<&'r Grant>, Refusal> {
+pub(super) fn find<'r>(request: &'r ShapeRequest, table: &TableSchema) -> Result<Option<&'r Grant>, Refusal> {
     let Some(bearer) = &request.bearer else { return Ok(None) };
     let is_of_table =
         |grant: &&Grant| (&*grant.table.schema, &*grant.table.name) == (&*table.schema, &*table.name);
@@ -31,14 +31,14 @@ pub(super) fn find<'r>(request: &'r ShapeRequest, table: &Table) -> Result<Optio
 }
 
 /// The columns that a client sees that names none; `None`: all.
-pub(super) fn columns(grant: Option<&Grant>, table: &Table) -> Option<Vec<String>> {
+pub(super) fn columns(grant: Option<&Grant>, table: &TableSchema) -> Option<Vec<String>> {
     let grant = grant.filter(|grant| grant.columns.is_some())?;
     let names = table.types.columns.iter().map(|column| &column.name);
     Some(names.filter(|name| shows(grant, table, name)).cloned().collect())
 }
 
 /// The table as a client's clauses may name it.
-pub(super) fn visible<'t>(grant: Option<&Grant>, table: &'t Table) -> Cow<'t, Schema> {
+pub(super) fn visible<'t>(grant: Option<&Grant>, table: &'t TableSchema) -> Cow<'t, Schema> {
     let Some(grant) = grant.filter(|grant| grant.columns.is_some()) else {
         return Cow::Borrowed(&table.types);
     };
@@ -51,7 +51,7 @@ pub(super) fn visible<'t>(grant: Option<&Grant>, table: &'t Table) -> Cow<'t, Sc
 ///
 /// # Errors
 /// If it isn't one for this table.
-pub(super) fn clause(grant: Option<&Grant>, table: &Table) -> Result<Option<String>, Refusal> {
+pub(super) fn clause(grant: Option<&Grant>, table: &TableSchema) -> Result<Option<String>, Refusal> {
     let Some(grant) = grant else { return Ok(None) };
     let params: Vec<&str> = grant.params.iter().map(String::as_str).collect();
     let parse = |clause: &String| Filter::parse(clause, &params, &table.types);
@@ -77,7 +77,7 @@ pub(super) fn filter_within(outer: &str, inner: &str, types: &Schema) -> Result<
     Ok(Filter::parse(&within(outer, inner), &[], types)?.canonical().to_owned())
 }
 
-fn shows(grant: &Grant, table: &Table, name: &str) -> bool {
+fn shows(grant: &Grant, table: &TableSchema, name: &str) -> bool {
     let is_granted = grant.columns.iter().flatten().any(|granted| granted == name);
     is_granted
         || table.key.iter().any(|index| table.types.columns.get(*index).is_some_and(|key| key.name == name))

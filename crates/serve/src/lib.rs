@@ -13,7 +13,6 @@
 //! | what operators see | `metrics.rs`, `failures.rs` |
 //! | by which name this machine was asked | `host.rs` |
 
-mod answering;
 mod backend;
 mod body;
 mod catalog_watch;
@@ -24,14 +23,15 @@ mod counted;
 pub mod database;
 mod events;
 mod failures;
-mod fitting;
 mod granted;
 pub mod host;
-mod making;
 pub mod metrics;
 pub mod protocol;
 mod recent;
+mod schema_monitor;
 mod service;
+mod shape_factory;
+mod shape_handler;
 mod subset;
 mod tokens;
 

@@ -17,15 +17,15 @@ use pin_project_lite::pin_project;
 use tower_layer::Layer as _;
 use tower_service::Service;
 
-use super::answering::Answering;
 use super::body::{Answer, BoxError, ShapeBody};
 use super::failures::{Failures, Reason};
-use super::making::chance;
 use super::metrics;
 use super::protocol::caching::{keep_nowhere, keep_private};
 use super::protocol::{
     Access, Bearer, Invalid, MAX_QUERY_BYTES, Pass, Query, Refusal, Route, ShapeRequest, cors,
 };
+use super::shape_factory::chance;
+use super::shape_handler::ShapeHandler;
 use super::tokens::Tokens;
 use crate::host::is_local;
 
@@ -49,7 +49,7 @@ struct Door {
 /// What is behind admission.
 #[derive(Clone)]
 pub(crate) struct Handler {
-    answering: Arc<Answering>,
+    answering: Arc<ShapeHandler>,
 }
 
 /// What was seen of a request at the door.
@@ -82,7 +82,7 @@ impl Sight {
 impl ServeService {
     pub(crate) fn new(
         layer: AdmissionLayer,
-        answering: Arc<Answering>,
+        answering: Arc<ShapeHandler>,
         access: Arc<RwLock<Access>>,
         tokens: Tokens,
     ) -> Self {

@@ -7,17 +7,19 @@ use std::time::Duration;
 use bytes::{BufMut as _, Bytes, BytesMut};
 use forebay_replication::pgoutput::{Lsn, Snapshot};
 use forebay_shapes::filter::{EnumType, Expression, Filter, FilterError, Schema};
-use forebay_shapes::{Definition, Offset, Since};
+use forebay_shapes::{Offset, ShapeDefinition, StartOffset};
 use http::Response;
 
-use super::answering::Answering;
 use super::body::Answer;
-use super::database::{Builtins, ElementType, NotAllowed, Page, Sink, SnapshotError, SnapshotQuery, Table};
+use super::database::{
+    Builtins, ElementType, NotAllowed, RowSink, SnapshotError, SnapshotQuery, SubsetPage, TableDescription,
+};
 use super::granted;
-use super::making::{ReadError, chance};
 use super::protocol::caching::Caching;
 use super::protocol::headers::{AnswerHead, Body, visible};
 use super::protocol::{Invalid, OrderKey, Refusal, ShapeRequest, Subset};
+use super::shape_factory::{ReadError, chance};
+use super::shape_handler::ShapeHandler;
 use super::tokens::while_valid;
 
 /// A subset is held whole, and no larger: whoever wants more asks for it in parts.
@@ -27,7 +29,7 @@ const FOREIGN_CLAUSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// All that are being read, or written to clients who may be slow. Beyond it, whoever asks comes back later.
 const MAX_HELD_BYTES: usize = 256 << 20;
 
-impl Answering {
+impl ShapeHandler {
     pub(crate) async fn subset(&self, request: &ShapeRequest) -> Result<Response<Answer>, Refusal> {
         let Some(subset) = &request.subset else { return Err(Refusal::NoShape) };
         let shape = self.making.shape(request).await?;
@@ -52,7 +54,7 @@ impl Answering {
         let order_by =
             order_by.transpose().map_err(|error| Refusal::from(Invalid::in_subset("order_by", error)))?;
         let Subset { limit, offset, .. } = *subset;
-        let page = order_by.as_deref().map(|order_by| Page { order_by, limit, offset });
+        let page = order_by.as_deref().map(|order_by| SubsetPage { order_by, limit, offset });
         let mark = chance() % (1 << 31);
         let mut rows = Rows::new(mark);
         let query = SnapshotQuery {
@@ -69,15 +71,15 @@ impl Answering {
         let mut response = Response::new(Answer::Pieces(rows.finish()));
         // The client goes on from here: beyond what it has, it would miss something.
         let offset = match request.since {
-            Since::After(offset) => offset,
-            Since::Beginning | Since::Now => Offset::FIRST,
+            StartOffset::After(offset) => offset,
+            StartOffset::Beginning | StartOffset::Now => Offset::FIRST,
         };
         let head = AnswerHead {
             handle: visible(shape.handle()),
             offset: visible(offset.to_string()),
             up_to_date: false,
             has_data: None,
-            schema: Some(super::making::schema_header(&shape)),
+            schema: Some(super::shape_factory::schema_header(&shape)),
             cursor: None,
             etag: None,
             body: Body::Subset,
@@ -97,15 +99,15 @@ struct Clause {
     is_foreign: bool,
 }
 
-impl Answering {
+impl ShapeHandler {
     /// The shape's clause and the subset's, which may name the columns of `types`.
     async fn clause(
         &self,
         request: &ShapeRequest,
         subset: &Subset,
         types: &Schema,
-        definition: &Definition,
-        table: &Table,
+        definition: &ShapeDefinition,
+        table: &TableDescription,
     ) -> Result<Clause, Refusal> {
         let of_shape = &definition.choice.clause;
         let Some(text) = &subset.clause else {
@@ -153,7 +155,7 @@ fn foreign(
     text: &str,
     params: &[&str],
     types: &Schema,
-    table: &Table,
+    table: &TableDescription,
     builtins: &Builtins,
 ) -> Result<Expression, Refusal> {
     let of_column = |name: &str| table.columns.iter().find(|column| column.name == name);
@@ -203,7 +205,7 @@ impl Rows {
     }
 }
 
-impl Sink for Rows {
+impl RowSink for Rows {
     type Error = TooLarge;
 
     async fn begun(&mut self, snapshot: &Snapshot, lsn: Lsn) -> Result<(), TooLarge> {

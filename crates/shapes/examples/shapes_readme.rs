@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use forebay_shapes::filter::{Collation, Column, Filter, Schema};
 use forebay_shapes::pgoutput::{PgOutputDecoder, Snapshot};
-use forebay_shapes::{Choice, Definition, LogMode, Offset, Replica, Shapes, StoreConfig, Table};
+use forebay_shapes::{
+    LogMode, Offset, ReplicaMode, ShapeDefinition, ShapeOptions, Shapes, StoreConfig, TableSchema,
+};
 
 /// `INSERT INTO orders VALUES (2, 'open'), (3, 'paid')`, as Postgres' logical replication tells it.
 const MESSAGES: [&[u8]; 5] = [
@@ -29,13 +31,13 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // A shape: the rows that are open, and whatever becomes of them.
     let clause = Filter::parse("state = $1", &["open"], &table.types)?;
-    let choice = Choice {
+    let choice = ShapeOptions {
         clause: Some(clause.canonical().to_owned()),
         columns: None,
-        replica: Replica::Default,
+        replica: ReplicaMode::Default,
         log: LogMode::Full,
     };
-    let (shape, creation) = store.find_or_create(Definition { table, choice }, 1)?;
+    let (shape, creation) = store.find_or_create(ShapeDefinition { table, choice }, 1)?;
     if let Some(mut creation) = creation {
         creation.follow(); // from before its snapshot is taken, so that nothing falls between
         let snapshot: Snapshot = "700:701:".parse()?; // pg_current_snapshot()
@@ -67,7 +69,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 /// `CREATE TABLE orders (id int PRIMARY KEY, state text)`, as the catalog has it.
-fn orders() -> Arc<Table> {
+fn orders() -> Arc<TableSchema> {
     let columns = vec![Column::new("id", 23, "int4"), Column::new("state", 25, "text")];
     let types = Schema {
         table: Some("orders".into()),
@@ -75,7 +77,7 @@ fn orders() -> Arc<Table> {
         database_collation: Collation::C,
         server_version: 18,
     };
-    Arc::new(Table {
+    Arc::new(TableSchema {
         oid: 0x4000,
         schema: "public".into(),
         name: "orders".into(),

@@ -7,9 +7,9 @@ use bytes::Bytes;
 use forebay_pgoutput::Snapshot;
 
 use crate::encode::SEPARATOR;
-use crate::registry::Inner;
+use crate::registry::StoreInner;
 use crate::row_keys::KeyCounts;
-use crate::shape::{Failure, Gone, Shape};
+use crate::shape::{Shape, ShapeGone, SnapshotFailure};
 use crate::store::disk::DiskFile;
 use crate::store::files::{DIR, Kind};
 use crate::store::record::{Completed, MAX_TEXT, Note, Record, Seen};
@@ -17,8 +17,8 @@ use crate::store::record::{Completed, MAX_TEXT, Note, Record, Seen};
 /// The duty to fill a shape. Dropped before its time, the shape is gone.
 #[derive(Debug)]
 #[must_use = "dropped, the shape is gone"]
-pub struct Creation {
-    inner: Arc<Inner>,
+pub struct ShapeCreation {
+    inner: Arc<StoreInner>,
     shape: Arc<Shape>,
     /// When it was begun.
     turn: u64,
@@ -31,11 +31,11 @@ pub struct Creation {
     keys: Option<KeyCounts>,
 }
 
-impl Creation {
-    pub(crate) fn new(inner: Arc<Inner>, shape: Arc<Shape>, turn: u64) -> Self {
+impl ShapeCreation {
+    pub(crate) fn new(inner: Arc<StoreInner>, shape: Arc<Shape>, turn: u64) -> Self {
         let has_no_key = shape.definition().table.key.is_empty();
         let keys = has_no_key.then(|| KeyCounts::begin(&shape, &inner.key_budget));
-        Creation { inner, shape, turn, seen: None, file: None, is_sealed: false, is_over: false, keys }
+        ShapeCreation { inner, shape, turn, seen: None, file: None, is_sealed: false, is_over: false, keys }
     }
 
     /// The shape.
@@ -149,7 +149,7 @@ impl Creation {
     }
 
     /// While this is held, the files are this process's to write.
-    fn writes<'a>(&self, inner: &'a Inner) -> io::Result<RwLockReadGuard<'a, u64>> {
+    fn writes<'a>(&self, inner: &'a StoreInner) -> io::Result<RwLockReadGuard<'a, u64>> {
         let turn = inner.turn().filter(|turn| **turn == self.turn);
         turn.ok_or_else(|| io::Error::other("this process doesn't write to the store any more"))
     }
@@ -158,8 +158,8 @@ impl Creation {
     ///
     /// # Errors
     /// When it went meanwhile.
-    pub async fn complete(mut self) -> Result<(), Gone> {
-        let Some(seen) = self.seen.clone().filter(|_| self.is_sealed) else { return Err(Gone::Deleted) };
+    pub async fn complete(mut self) -> Result<(), ShapeGone> {
+        let Some(seen) = self.seen.clone().filter(|_| self.is_sealed) else { return Err(ShapeGone::Deleted) };
         self.shape.until_settled().await?;
         if let Some(keys) = self.keys.take()
             && let Ok(_turn) = self.writes(&self.inner)
@@ -177,7 +177,7 @@ impl Creation {
             (Completed { id: self.shape.id, seen, len, chunks }, Bytes::from(bytes))
         };
         let durable = self.inner.submit(Record::Note(Note::Complete(completed), bytes), false);
-        let Ok(()) = durable.await else { return Err(Gone::Deleted) };
+        let Ok(()) = durable.await else { return Err(ShapeGone::Deleted) };
         self.is_over = true;
         self.make_room();
         match self.shape.gone() {
@@ -197,13 +197,13 @@ impl Creation {
     }
 
     /// The snapshot failed: the shape is gone, and whoever waits for it is told why.
-    pub fn fail(mut self, failure: Failure) {
+    pub fn fail(mut self, failure: SnapshotFailure) {
         self.give_up(failure);
     }
 
-    fn give_up(&mut self, failure: Failure) {
+    fn give_up(&mut self, failure: SnapshotFailure) {
         self.is_over = true;
-        self.shape.end(Gone::Failed(failure));
+        self.shape.end(ShapeGone::Failed(failure));
         if self.writes(&self.inner).is_ok() {
             self.inner.followed().delete(self.shape.id, &self.inner);
         } else {
@@ -223,10 +223,10 @@ pub(crate) fn snapshot_end(seen: &Seen) -> Vec<u8> {
     [message.to_string().as_bytes(), SEPARATOR].concat()
 }
 
-impl Drop for Creation {
+impl Drop for ShapeCreation {
     fn drop(&mut self) {
         if !self.is_over {
-            self.give_up(Failure { is_refusal: false, message: "it was given up".into() });
+            self.give_up(SnapshotFailure { is_refusal: false, message: "it was given up".into() });
         }
         if self.file.is_some()
             && self.shape.gone().is_some()

@@ -9,14 +9,14 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::state::is_newer;
 pub use self::state::{CatalogChange, CatalogState};
-use crate::encode::{self, Layout};
+use crate::encode::{self, RowEncoder};
 use crate::filter::{Filter, FilterError, Schema};
 
 /// A table, as shapes depend on it.
 ///
 /// Tables that differ only in `state` are equal.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Table {
+pub struct TableSchema {
     /// pg_class.oid.
     pub oid: u32,
     /// Its schema's name.
@@ -48,17 +48,17 @@ pub struct Table {
     pub state: Option<CatalogState>,
 }
 
-impl PartialEq for Table {
+impl PartialEq for TableSchema {
     fn eq(&self, other: &Self) -> bool {
         self.identity() == other.identity() && self.key_is_deferrable == other.key_is_deferrable
     }
 }
 
-impl Eq for Table {}
+impl Eq for TableSchema {}
 
 /// Stays what it is from version to version: the log names tables by it, and instances of two
 /// versions read one log.
-impl Hash for Table {
+impl Hash for TableSchema {
     fn hash<H: Hasher>(&self, hasher: &mut H) {
         self.identity().hash(hasher);
         if self.key_is_deferrable {
@@ -69,16 +69,16 @@ impl Hash for Table {
 
 /// A view of a table that clients can follow.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Definition {
+pub struct ShapeDefinition {
     /// Of which table.
-    pub table: Arc<Table>,
+    pub table: Arc<TableSchema>,
     /// What of it.
-    pub choice: Choice,
+    pub choice: ShapeOptions,
 }
 
 /// What a shape takes of its table, and how it tells it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Choice {
+pub struct ShapeOptions {
     /// Which rows: a where clause in its one form ([`Filter::canonical`]); `None`: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clause: Option<String>,
@@ -86,7 +86,7 @@ pub struct Choice {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub columns: Option<Vec<String>>,
     /// How much of a row a change shows.
-    pub replica: Replica,
+    pub replica: ReplicaMode,
     /// Whether the log begins with what is there already.
     pub log: LogMode,
 }
@@ -94,7 +94,7 @@ pub struct Choice {
 /// How much of a row a change shows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Replica {
+pub enum ReplicaMode {
     /// The key, and what changed.
     #[default]
     Default,
@@ -113,20 +113,33 @@ pub enum LogMode {
     ChangesOnly,
 }
 
-impl Table {
+impl TableSchema {
     /// The columns, as they are encoded.
-    pub fn columns(&self) -> Vec<encode::Column> {
+    pub fn columns(&self) -> Vec<encode::ColumnSchema> {
         let place = |index: usize| self.key.iter().position(|key| *key == index);
         let columns = self.types.columns.iter().enumerate();
         columns
-            .map(|(index, column)| encode::Column { name: column.name.clone(), key_index: place(index) })
+            .map(|(index, column)| encode::ColumnSchema {
+                name: column.name.clone(),
+                key_index: place(index),
+            })
             .collect()
     }
 
     /// Everything but the state.
     fn identity(&self) -> impl Hash + PartialEq {
-        let Table {
-            oid, schema, name, types, membership, stream_types, numbers, key, lineage, notes, ..
+        let TableSchema {
+            oid,
+            schema,
+            name,
+            types,
+            membership,
+            stream_types,
+            numbers,
+            key,
+            lineage,
+            notes,
+            ..
         } = self;
         (oid, schema, name, types, membership, stream_types, numbers, key, lineage, notes)
     }
@@ -143,7 +156,7 @@ impl Table {
     }
 }
 
-impl Definition {
+impl ShapeDefinition {
     /// The first part of a handle.
     pub(crate) fn fingerprint(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
@@ -170,9 +183,9 @@ impl Definition {
     }
 
     /// How its rows are written. Shapes with equal ones share what is written.
-    pub(crate) fn layout(&self) -> Layout {
-        let Table { schema, name, .. } = &*self.table;
-        let is_full = self.choice.replica == Replica::Full;
-        Layout::new(schema, name, &self.table.columns(), &self.selected(), is_full)
+    pub(crate) fn layout(&self) -> RowEncoder {
+        let TableSchema { schema, name, .. } = &*self.table;
+        let is_full = self.choice.replica == ReplicaMode::Full;
+        RowEncoder::new(schema, name, &self.table.columns(), &self.selected(), is_full)
     }
 }

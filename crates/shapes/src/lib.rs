@@ -1,6 +1,6 @@
 //! Shapes: filtered views of Postgres tables.
 //!
-//! A shape is a table, a where clause and a choice of columns. [`Shapes`] keeps a durable log for each: a [`Creation`] fills it with a snapshot,
+//! A shape is a table, a where clause and a choice of columns. [`Shapes`] keeps a durable log for each: a [`ShapeCreation`] fills it with a snapshot,
 //! the [`Follower`] matches every committed transaction against all of them and writes what it means for each, once, in exactly the bytes that
 //! clients get; whoever serves clients reads them from a [`Shape`]. A clause is a predicate by itself, too:
 //!
@@ -38,10 +38,14 @@ pub use forebay_filter as filter;
 pub use forebay_pgoutput as pgoutput;
 
 pub use crate::config::StoreConfig;
-pub use crate::creation::Creation;
-pub use crate::definition::{CatalogChange, CatalogState, Choice, Definition, LogMode, Replica, Table};
-pub use crate::follow::{FollowError, Follower, Relatives};
-pub use crate::offset::{Offset, OffsetError, Since};
-pub use crate::shape::{Failure, Gone, Listener, LogPage, Shape, SnapshotChunk, Watching};
-pub use crate::shapes::{CreateError, Position, Shapes, StoreFailure};
-pub use crate::store::{Glance, OpenError, Unusable};
+pub use crate::creation::ShapeCreation;
+pub use crate::definition::{
+    CatalogChange, CatalogState, LogMode, ReplicaMode, ShapeDefinition, ShapeOptions, TableSchema,
+};
+pub use crate::follow::{FollowError, Follower, PartitionTree};
+pub use crate::offset::{Offset, OffsetError, StartOffset};
+pub use crate::shape::{
+    LogListener, LogPage, Shape, ShapeGone, ShapeStreamGuard, SnapshotChunk, SnapshotFailure,
+};
+pub use crate::shapes::{CreateError, Shapes, StoreFailure, StorePosition};
+pub use crate::store::{OpenError, StoreSummary, StoreUnusable};

@@ -18,7 +18,7 @@ pub struct Offset {
 
 /// What a request asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Since {
+pub enum StartOffset {
     /// `-1`: from the beginning.
     Beginning,
     /// `now`: only what is yet to come.
@@ -69,14 +69,14 @@ impl FromStr for Offset {
     }
 }
 
-impl FromStr for Since {
+impl FromStr for StartOffset {
     type Err = OffsetError;
 
     fn from_str(text: &str) -> Result<Self, OffsetError> {
         match text {
-            "-1" => Ok(Since::Beginning),
-            "now" => Ok(Since::Now),
-            text => text.parse().map(Since::After),
+            "-1" => Ok(StartOffset::Beginning),
+            "now" => Ok(StartOffset::Now),
+            text => text.parse().map(StartOffset::After),
         }
     }
 }
@@ -101,9 +101,9 @@ mod tests {
         for text in ["0_0", "0_7", "26800584_4", "26800584_inf"] {
             assert_eq!(text.parse::<Offset>().unwrap().to_string(), text);
         }
-        assert_eq!("-1".parse(), Ok(Since::Beginning));
-        assert_eq!("now".parse(), Ok(Since::Now));
-        assert_eq!("5_2".parse(), Ok(Since::After(Offset::new(5, 2))));
+        assert_eq!("-1".parse(), Ok(StartOffset::Beginning));
+        assert_eq!("now".parse(), Ok(StartOffset::Now));
+        assert_eq!("5_2".parse(), Ok(StartOffset::After(Offset::new(5, 2))));
     }
 
     #[test]
@@ -111,7 +111,7 @@ mod tests {
         for text in
             ["", "_", "1", "1_", "_1", "-2", "1_-1", "+1_0", "1_0_0", "1_INF", "a_b", " 1_0", "now ", "１_0"]
         {
-            assert_eq!(text.parse::<Since>(), Err(OffsetError), "{text:?}");
+            assert_eq!(text.parse::<StartOffset>(), Err(OffsetError), "{text:?}");
         }
     }
 

@@ -13,20 +13,20 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::baselines::Baselines;
 use crate::config::StoreConfig;
-use crate::creation::Creation;
-use crate::definition::{Definition, Replica, Table};
-use crate::encode::Layout;
+use crate::creation::ShapeCreation;
+use crate::definition::{ReplicaMode, ShapeDefinition, TableSchema};
+use crate::encode::RowEncoder;
 use crate::filter::Filter;
 use crate::follow::Followed;
 use crate::row_keys::{self, KeyBudget, KeyCounts};
-use crate::shape::{Gone, Phase, Shape};
+use crate::shape::{Phase, Shape, ShapeGone};
 use crate::shapes::{CreateError, StoreFailure};
 use crate::store::disk::Disk;
 use crate::store::files::{Files, Kind};
 use crate::store::queue::{Job, Queue};
 use crate::store::record::{Note, Record};
 use crate::store::writer::Mode;
-use crate::store::{OpenError, Unusable};
+use crate::store::{OpenError, StoreUnusable};
 
 type OnDurable = Box<dyn Fn(u64) + Send + Sync>;
 
@@ -34,13 +34,13 @@ type OnDurable = Box<dyn Fn(u64) + Send + Sync>;
 type LayoutKey = (u64, Vec<usize>, bool);
 
 /// What all who have to do with a store share.
-pub(crate) struct Inner {
+pub(crate) struct StoreInner {
     pub(crate) config: StoreConfig,
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) files: Arc<Files>,
     registry: RwLock<Registry>,
     followed: Mutex<Followed>,
-    layouts: Mutex<HashMap<LayoutKey, Weak<Layout>>>,
+    layouts: Mutex<HashMap<LayoutKey, Weak<RowEncoder>>>,
     /// Where the writer takes from; closed while nobody writes.
     pub(crate) queue: RwLock<Arc<Queue>>,
     pub(crate) mode: Mutex<Mode>,
@@ -71,7 +71,7 @@ pub(crate) struct Inner {
     clock: AtomicU64,
 }
 
-const UNUSABLE: [Unusable; 2] = [Unusable::OtherVersion, Unusable::Damaged];
+const UNUSABLE: [StoreUnusable; 2] = [StoreUnusable::OtherVersion, StoreUnusable::Damaged];
 
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
@@ -80,7 +80,7 @@ pub(crate) struct Registry {
     /// By the fingerprints of their definitions, the newest last.
     by_definition: HashMap<u64, Vec<u64>>,
     /// Tables, as the log names them.
-    pub(crate) tables: HashMap<u64, Arc<Table>>,
+    pub(crate) tables: HashMap<u64, Arc<TableSchema>>,
     pub(crate) baselines: Baselines,
     pub(crate) origin: Option<String>,
     pub(crate) next_id: u64,
@@ -88,10 +88,10 @@ pub(crate) struct Registry {
     pub(crate) last_handle: u64,
 }
 
-impl Inner {
+impl StoreInner {
     pub(crate) fn new(disk: Arc<dyn Disk>, config: StoreConfig) -> Self {
         let files = Arc::new(Files::new(Arc::clone(&disk), config.open_files));
-        Inner {
+        StoreInner {
             config,
             disk,
             files,
@@ -153,7 +153,7 @@ impl Inner {
         self.failed.notify_waiters();
     }
 
-    pub(crate) fn unusable(&self) -> Option<Unusable> {
+    pub(crate) fn unusable(&self) -> Option<StoreUnusable> {
         let which = usize::from(self.unusable.load(Ordering::Acquire)).checked_sub(1)?;
         UNUSABLE.get(which).copied()
     }
@@ -179,9 +179,9 @@ impl Inner {
 
     pub(crate) fn create(
         self: &Arc<Self>,
-        definition: Definition,
+        definition: ShapeDefinition,
         micros: u64,
-    ) -> Result<(Arc<Shape>, Option<Creation>), CreateError> {
+    ) -> Result<(Arc<Shape>, Option<ShapeCreation>), CreateError> {
         let turn = *self.turn().ok_or(CreateError::ReadOnly)?;
         let filter = definition.filter()?;
         // Held until the shape is there: its table's state stays the baseline.
@@ -209,11 +209,11 @@ impl Inner {
         drop((registry, followed));
         // After it is there: of several that come at once, the last sees them all.
         self.evict(self.config.max_shapes.max(1));
-        Ok((Arc::clone(&shape), Some(Creation::new(Arc::clone(self), shape, turn))))
+        Ok((Arc::clone(&shape), Some(ShapeCreation::new(Arc::clone(self), shape, turn))))
     }
 
     /// A table's state becomes its baseline, if it has shapes: all of them are right as of it.
-    pub(crate) fn set_baseline(&self, table: &Table) {
+    pub(crate) fn set_baseline(&self, table: &TableSchema) {
         let mut registry = self.registry_mut();
         if let Some(state) = &table.state
             && registry.baselines.has_shapes(table.oid)
@@ -224,7 +224,7 @@ impl Inner {
         }
     }
 
-    fn log_table(&self, table: &Table) {
+    fn log_table(&self, table: &TableSchema) {
         let note = Note::Table { id: table.fingerprint(), table: Box::new(table.clone()) };
         self.enqueue(Record::Note(note, Bytes::new()));
     }
@@ -234,10 +234,10 @@ impl Inner {
         &self,
         id: u64,
         handle: String,
-        definition: Definition,
+        definition: ShapeDefinition,
         filter: Option<Filter>,
     ) -> Shape {
-        let is_full = definition.choice.replica == Replica::Full;
+        let is_full = definition.choice.replica == ReplicaMode::Full;
         let key = (definition.table.fingerprint(), definition.selected(), is_full);
         let mut layouts = lock(&self.layouts);
         let layout = layouts.get(&key).and_then(Weak::upgrade).unwrap_or_else(|| {
@@ -323,7 +323,7 @@ impl Inner {
         let shape = self.registry_mut().remove(id);
         if let Some(shape) = shape {
             self.files.close(id);
-            shape.end(Gone::Deleted);
+            shape.end(ShapeGone::Deleted);
         }
     }
 
@@ -389,7 +389,7 @@ impl Registry {
     }
 
     /// Returns the shape with this definition. One whose snapshot failed is gone before it is removed: it is left out.
-    pub(crate) fn same(&self, definition: &Definition) -> Option<Arc<Shape>> {
+    pub(crate) fn same(&self, definition: &ShapeDefinition) -> Option<Arc<Shape>> {
         let same = self.by_definition.get(&definition.fingerprint())?;
         let mut shapes = same.iter().rev().filter_map(|id| self.by_id.get(id));
         shapes.find(|shape| shape.definition() == definition && shape.gone().is_none()).cloned()
@@ -435,7 +435,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl fmt::Debug for Inner {
+impl fmt::Debug for StoreInner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Inner").field("dir", &self.config.dir).finish_non_exhaustive()
     }

@@ -15,8 +15,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 use tokio::sync::Notify;
 
-use crate::definition::Definition;
-use crate::encode::Layout;
+use crate::definition::ShapeDefinition;
+use crate::encode::RowEncoder;
 use crate::filter::Filter;
 use crate::offset::Offset;
 use crate::store::files::{self, Files, Kind};
@@ -27,9 +27,9 @@ use crate::store::strand::{Chunk, Found, Sought, Strand};
 pub struct Shape {
     pub(crate) id: u64,
     handle: String,
-    definition: Definition,
+    definition: ShapeDefinition,
     pub(crate) filter: Option<Filter>,
-    pub(crate) layout: Arc<Layout>,
+    pub(crate) layout: Arc<RowEncoder>,
     files: Arc<Files>,
     state: Mutex<State>,
     changed: Notify,
@@ -41,9 +41,9 @@ pub struct Shape {
 
 /// A stream of a shape, which counts until it is dropped.
 #[derive(Debug)]
-pub struct Watching(Arc<Shape>);
+pub struct ShapeStreamGuard(Arc<Shape>);
 
-impl Drop for Watching {
+impl Drop for ShapeStreamGuard {
     fn drop(&mut self) {
         self.0.streams.fetch_sub(1, Ordering::Relaxed);
     }
@@ -61,7 +61,7 @@ pub(crate) struct State {
     pub(crate) rows_end: Option<u64>,
     /// Whether it is decided what of the stream its snapshot has seen.
     is_settled: bool,
-    pub(crate) listener: Option<Arc<dyn Listener>>,
+    pub(crate) listener: Option<Arc<dyn LogListener>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,30 +69,30 @@ pub(crate) enum Phase {
     /// Its snapshot isn't complete.
     Filling,
     Complete,
-    Gone(Gone),
+    Gone(ShapeGone),
 }
 
 /// Why a shape can't be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Gone {
+pub enum ShapeGone {
     /// It was deleted, or rotated: clients start over with another.
     #[error("the shape was deleted")]
     Deleted,
     /// Its snapshot failed.
     #[error("its snapshot failed: {0}")]
-    Failed(Failure),
+    Failed(SnapshotFailure),
 }
 
 /// What happened to a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Failure {
+pub struct SnapshotFailure {
     /// Whether it would fail again: the clause is to blame.
     pub is_refusal: bool,
     /// In words for whoever asked.
     pub message: Arc<str>,
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for SnapshotFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
     }
@@ -147,7 +147,7 @@ impl LogPage {
 
 /// Hears of what becomes visible in a log, in order and without a gap, until it is told that it has ended. Called under the shape's lock: it
 /// must be quick.
-pub trait Listener: Any + Send + Sync + fmt::Debug {
+pub trait LogListener: Any + Send + Sync + fmt::Debug {
     /// Whole transactions. `seen`: the offset `<seen>_0` is after all of them, and before whatever comes. Returns whether it wants to hear more.
     fn published(&self, messages: &[Bytes], last: Offset, seen: u64) -> bool;
 
@@ -159,9 +159,9 @@ impl Shape {
     pub(crate) fn new(
         id: u64,
         handle: String,
-        definition: Definition,
+        definition: ShapeDefinition,
         filter: Option<Filter>,
-        layout: Arc<Layout>,
+        layout: Arc<RowEncoder>,
         files: Arc<Files>,
     ) -> Self {
         let state = State {
@@ -185,17 +185,17 @@ impl Shape {
     }
 
     /// What it is.
-    pub fn definition(&self) -> &Definition {
+    pub fn definition(&self) -> &ShapeDefinition {
         &self.definition
     }
 
     /// How its rows are written.
-    pub fn layout(&self) -> &Layout {
+    pub fn layout(&self) -> &RowEncoder {
         &self.layout
     }
 
     /// Why it can't be read, if so.
-    pub fn gone(&self) -> Option<Gone> {
+    pub fn gone(&self) -> Option<ShapeGone> {
         match &self.lock().phase {
             Phase::Filling | Phase::Complete => None,
             Phase::Gone(gone) => Some(gone.clone()),
@@ -206,7 +206,7 @@ impl Shape {
     ///
     /// # Errors
     /// When the shape is gone.
-    pub async fn snapshot_chunk(&self, index: u64) -> Result<SnapshotChunk, Gone> {
+    pub async fn snapshot_chunk(&self, index: u64) -> Result<SnapshotChunk, ShapeGone> {
         self.wait(|state| {
             let chunks = state.snapshot.chunks();
             let index = usize::try_from(index).unwrap_or(usize::MAX);
@@ -233,7 +233,7 @@ impl Shape {
     ///
     /// # Errors
     /// When the shape is gone.
-    pub async fn snapshot_grown(&self, beyond: u64) -> Result<(), Gone> {
+    pub async fn snapshot_grown(&self, beyond: u64) -> Result<(), ShapeGone> {
         self.wait(|state| (state.snapshot.len() > beyond || state.phase == Phase::Complete).then_some(()))
             .await
     }
@@ -242,7 +242,7 @@ impl Shape {
     ///
     /// # Errors
     /// When the shape is gone.
-    pub async fn complete(&self) -> Result<(), Gone> {
+    pub async fn complete(&self) -> Result<(), ShapeGone> {
         self.wait(|state| (state.phase == Phase::Complete).then_some(())).await
     }
 
@@ -321,7 +321,7 @@ impl Shape {
     ///
     /// # Errors
     /// When the shape is gone.
-    pub async fn log_beyond(&self, offset: Offset) -> Result<(), Gone> {
+    pub async fn log_beyond(&self, offset: Offset) -> Result<(), ShapeGone> {
         self.wait(|state| (state.log.last() > offset).then_some(())).await
     }
 
@@ -363,7 +363,7 @@ impl Shape {
 
     /// Attaches a listener: makes it unless there is one, and calls `with` on it. It hears of all
     /// that comes after the end of the log, which is returned. `None`: the shape is gone.
-    pub fn attach<L: Listener, R>(
+    pub fn attach<L: LogListener, R>(
         &self,
         make: impl FnOnce() -> L,
         with: impl FnOnce(&L) -> R,
@@ -377,7 +377,7 @@ impl Shape {
             Some(Ok(listener)) => listener,
             Some(Err(_)) | None => {
                 let listener = Arc::new(make());
-                state.listener = Some(Arc::clone(&listener) as Arc<dyn Listener>);
+                state.listener = Some(Arc::clone(&listener) as Arc<dyn LogListener>);
                 listener
             }
         };
@@ -388,9 +388,9 @@ impl Shape {
     }
 
     /// Counts one that waits for its changes, for as long as the answer lives.
-    pub fn watch(self: &Arc<Self>) -> Watching {
+    pub fn watch(self: &Arc<Self>) -> ShapeStreamGuard {
         self.streams.fetch_add(1, Ordering::Relaxed);
-        Watching(Arc::clone(self))
+        ShapeStreamGuard(Arc::clone(self))
     }
 
     /// How many wait for its changes.
@@ -415,7 +415,7 @@ impl Shape {
         Ok(bytes)
     }
 
-    async fn wait<T>(&self, mut ready: impl FnMut(&State) -> Option<T>) -> Result<T, Gone> {
+    async fn wait<T>(&self, mut ready: impl FnMut(&State) -> Option<T>) -> Result<T, ShapeGone> {
         let mut look = || {
             let state = self.lock();
             match &state.phase {

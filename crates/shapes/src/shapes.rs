@@ -13,26 +13,26 @@ use bytes::Bytes;
 use forebay_pgoutput::Snapshot;
 
 use crate::config::StoreConfig;
-use crate::creation::Creation;
-use crate::definition::{CatalogState, Definition, Table};
+use crate::creation::ShapeCreation;
+use crate::definition::{CatalogState, ShapeDefinition, TableSchema};
 use crate::filter::FilterError;
 use crate::follow::Follower;
 use crate::offset::Offset;
-use crate::registry::{Inner, lock, time_of};
+use crate::registry::{StoreInner, lock, time_of};
 use crate::shape::Shape;
 use crate::store::disk::{Disk, RealDisk};
 use crate::store::record::{Note, Record};
-use crate::store::{OpenError, Unusable, reading, writer};
+use crate::store::{OpenError, StoreUnusable, reading, writer};
 
 /// All shapes of a store. Cheap to clone.
 #[derive(Clone)]
 pub struct Shapes {
-    pub(crate) inner: Arc<Inner>,
+    pub(crate) inner: Arc<StoreInner>,
 }
 
 /// What a store follows, and how far it has come.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Position {
+pub struct StorePosition {
     /// As it was given to [`Shapes::reset`] or [`Shapes::adopt`].
     pub origin: String,
     /// Everything up to here is durable.
@@ -67,7 +67,7 @@ impl Shapes {
     }
 
     pub(crate) fn on(disk: Arc<dyn Disk>, config: StoreConfig) -> Result<Self, OpenError> {
-        let inner = Arc::new(Inner::new(disk, config));
+        let inner = Arc::new(StoreInner::new(disk, config));
         reading::open(&inner)?;
         Ok(Shapes { inner })
     }
@@ -78,7 +78,7 @@ impl Shapes {
     /// # Errors
     /// When another process writes, the disk fails, or the directory is [unusable](Self::unusable).
     /// An unusable directory isn't changed.
-    pub fn begin_writing(&self) -> Result<Option<Position>, OpenError> {
+    pub fn begin_writing(&self) -> Result<Option<StorePosition>, OpenError> {
         writer::begin(&self.inner).inspect_err(|error| self.inner.judge(error))?;
         self.inner.usable_again();
         self.inner.delete_inexact();
@@ -100,14 +100,14 @@ impl Shapes {
 
     /// Why nothing of the store may be served: what this process has read is old, and it can't read
     /// on. Holds until the process begins to write.
-    pub fn unusable(&self) -> Option<Unusable> {
+    pub fn unusable(&self) -> Option<StoreUnusable> {
         self.inner.unusable()
     }
 
     /// How far it has come.
-    pub fn position(&self) -> Option<Position> {
+    pub fn position(&self) -> Option<StorePosition> {
         let origin = self.inner.registry().origin.clone()?;
-        Some(Position { origin, lsn: self.inner.durable.load(Ordering::Acquire) })
+        Some(StorePosition { origin, lsn: self.inner.durable.load(Ordering::Acquire) })
     }
 
     /// The offset `<seen>_0` is after everything that can be read, and before whatever comes.
@@ -193,7 +193,7 @@ impl Shapes {
     }
 
     /// The shape that is defined so.
-    pub fn find_same(&self, definition: &Definition) -> Option<Arc<Shape>> {
+    pub fn find_same(&self, definition: &ShapeDefinition) -> Option<Arc<Shape>> {
         let shape = self.inner.registry().same(definition)?;
         self.inner.touch(&shape);
         Some(shape)
@@ -205,9 +205,9 @@ impl Shapes {
     /// When it can't be made.
     pub fn find_or_create(
         &self,
-        definition: Definition,
+        definition: ShapeDefinition,
         micros: u64,
-    ) -> Result<(Arc<Shape>, Option<Creation>), CreateError> {
+    ) -> Result<(Arc<Shape>, Option<ShapeCreation>), CreateError> {
         let now = definition.table.state.as_ref();
         // In another catalog state, the shape may have to go first.
         let is_known = now.is_none_or(|now| self.state(definition.table.oid).as_ref() == Some(now));
@@ -253,7 +253,7 @@ impl Shapes {
     /// If the table has a [`state`](Table::state), it is compared with the one as of which all its
     /// shapes are right ([`CatalogState::change_since`]), and takes its place. A table without such
     /// a state adopts it.
-    pub fn refit(&self, table: &Table) {
+    pub fn refit(&self, table: &TableSchema) {
         if self.is_writing() {
             self.inner.followed().refit(table, &self.inner);
         }
@@ -266,7 +266,7 @@ impl Shapes {
 
     /// Forgets the recent transactions that a snapshot of the database sees, which was taken just
     /// now. To be called every few seconds: a shape that is made meanwhile must be told if its own
-    /// snapshot is too early ([`Creation::begun`]), and what is remembered for that takes memory.
+    /// snapshot is too early ([`ShapeCreation::begun`]), and what is remembered for that takes memory.
     pub fn forget_visible(&self, snapshot: &Snapshot) {
         self.inner.followed().forget_visible(snapshot);
     }
@@ -289,7 +289,7 @@ impl Shapes {
             let mut state = before.clone();
             update(&mut state);
             if state != before {
-                self.inner.set_baseline(&Table { state: Some(state), ..Table::clone(&table) });
+                self.inner.set_baseline(&TableSchema { state: Some(state), ..TableSchema::clone(&table) });
             }
         }
     }
@@ -306,8 +306,8 @@ impl Shapes {
     }
 
     /// Returns the tables that have shapes, each oid once.
-    pub fn tables(&self) -> Vec<Arc<Table>> {
-        let tables: HashMap<u32, Arc<Table>> = {
+    pub fn tables(&self) -> Vec<Arc<TableSchema>> {
+        let tables: HashMap<u32, Arc<TableSchema>> = {
             let registry = self.inner.registry();
             let tables = registry.shapes().map(|shape| &shape.definition().table);
             tables.map(|table| (table.oid, Arc::clone(table))).collect()

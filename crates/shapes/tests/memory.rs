@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use forebay_pgoutput::Snapshot;
 use forebay_shapes::filter::{Collation, Column, Schema};
-use forebay_shapes::{Choice, Creation, Definition, LogMode, Replica, Shapes, StoreConfig, Table};
+use forebay_shapes::{
+    LogMode, ReplicaMode, ShapeCreation, ShapeDefinition, ShapeOptions, Shapes, StoreConfig, TableSchema,
+};
 
 /// What the process has of the system.
 static HELD: AtomicUsize = AtomicUsize::new(0);
@@ -42,7 +44,7 @@ fn a_shape_takes_less_than_five_kilobytes() {
     store.begin_writing().unwrap();
     runtime.block_on(store.reset("here".into(), 1000)).unwrap();
     let columns: Vec<_> = (0..12).map(|index| Column::new(&format!("column_{index}"), 23, "int4")).collect();
-    let table = Table {
+    let table = TableSchema {
         oid: 100,
         membership: 1,
         schema: "public".into(),
@@ -59,8 +61,9 @@ fn a_shape_takes_less_than_five_kilobytes() {
     let table = Arc::new(table);
     let make = |number: usize| {
         let clause = Some(format!("column_3 = {number} AND column_4 > 17"));
-        let choice = Choice { clause, columns: None, replica: Replica::Default, log: LogMode::Full };
-        let definition = Definition { table: Arc::clone(&table), choice };
+        let choice =
+            ShapeOptions { clause, columns: None, replica: ReplicaMode::Default, log: LogMode::Full };
+        let definition = ShapeDefinition { table: Arc::clone(&table), choice };
         let (_, creation) = store.find_or_create(definition, 1).unwrap();
         let mut creation = creation.unwrap();
         creation.follow();
@@ -68,7 +71,7 @@ fn a_shape_takes_less_than_five_kilobytes() {
         creation.seal().unwrap();
         creation
     };
-    let complete = |creations: Vec<Creation>| {
+    let complete = |creations: Vec<ShapeCreation>| {
         runtime.block_on(async {
             for completed in
                 creations.into_iter().map(|creation| tokio::spawn(creation.complete())).collect::<Vec<_>>()

@@ -6,7 +6,7 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use forebay_shapes::Glance;
+use forebay_shapes::StoreSummary;
 use rustix::fs::{Access, access, statvfs};
 
 use super::finding::{Area, Finding};
@@ -93,7 +93,7 @@ fn writes(dir: &Path) -> Finding {
 }
 
 fn holds(dir: &Path) -> Finding {
-    match Glance::at(dir) {
+    match StoreSummary::at(dir) {
         Ok(None) => Finding::ok(AREA, "store", "there is no store in it yet"),
         Ok(Some(glance)) => {
             let what = format!("a store that this version reads, with {} shapes", glance.shapes);

@@ -15,7 +15,7 @@ const PREFIX: &str = "SELECT 1 WHERE ";
 
 /// Postgres doesn't accept a clause.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub struct Refusal {
+pub struct ClauseRejection {
     /// Postgres' code.
     pub sqlstate: String,
     /// Postgres' words. If the clause failed on a row, they may hold its values, and are for neither clients nor logs.
@@ -26,9 +26,9 @@ pub struct Refusal {
     pub is_about_rows: bool,
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for ClauseRejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Refusal { sqlstate, message, location, is_about_rows } = self;
+        let ClauseRejection { sqlstate, message, location, is_about_rows } = self;
         match location {
             _ if *is_about_rows => write!(f, "the where clause fails on a row of the table ({sqlstate})"),
             Some(location) if sqlstate == SqlState::SYNTAX_ERROR.code() => {
@@ -45,7 +45,7 @@ impl fmt::Display for Refusal {
 pub enum ValidateError {
     /// It is none.
     #[error("{0}")]
-    Refused(Refusal),
+    Refused(ClauseRejection),
     /// There is no such table.
     #[error("there is no table {table}")]
     NotFound {
@@ -66,7 +66,7 @@ pub enum ValidateError {
 /// When it isn't a clause for this table, or nobody answers.
 pub async fn validate(client: &Client, table: &TableName, clause: &str) -> Result<(), ValidateError> {
     if clause.contains('\0') {
-        return Err(ValidateError::Refused(Refusal {
+        return Err(ValidateError::Refused(ClauseRejection {
             sqlstate: SqlState::CHARACTER_NOT_IN_REPERTOIRE.code().to_owned(),
             message: "invalid byte sequence for encoding \"UTF8\": 0x00".to_owned(),
             location: None,
@@ -76,7 +76,7 @@ pub async fn validate(client: &Client, table: &TableName, clause: &str) -> Resul
     let before = format!("SELECT 1 FROM ONLY {table} WHERE ");
     let Err(error) = client.prepare(&format!("{before}{clause}")).await else { return Ok(()) };
     let Some(said) = error.as_db_error() else { return Err(ValidateError::Database(error)) };
-    let refusal = Refusal::new(said, &before, clause, false);
+    let refusal = ClauseRejection::new(said, &before, clause, false);
     Err(match said.code() {
         // A clause may name a table that isn't there, too.
         code if is_gone(code) && refusal.location.is_none() => {
@@ -103,7 +103,7 @@ pub(super) fn is_about_values(code: &SqlState) -> bool {
     code.code().starts_with("22")
 }
 
-impl Refusal {
+impl ClauseRejection {
     /// `before`: what stood before the clause in the statement.
     pub(super) fn new(said: &DbError, before: &str, clause: &str, is_about_rows: bool) -> Self {
         let position = match said.position() {
@@ -111,7 +111,7 @@ impl Refusal {
             // In the body of a function.
             Some(ErrorPosition::Internal { .. }) | None => None,
         };
-        Refusal {
+        ClauseRejection {
             sqlstate: said.code().code().to_owned(),
             message: said.message().to_owned(),
             location: position.and_then(|position| location(position, before, clause)),
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn only_syntax_errors_begin_with_their_place_and_values_of_rows_are_not_shown() {
-        let refusal = |sqlstate: &str, is_about_rows| Refusal {
+        let refusal = |sqlstate: &str, is_about_rows| ClauseRejection {
             sqlstate: sqlstate.to_owned(),
             message: "no \"x\"".to_owned(),
             location: Some(17),

@@ -8,7 +8,7 @@ use forebay_replication::reservoir::tokio_postgres::{self, Client, Row};
 use forebay_shapes::filter::{ColumnType, TypeKind};
 
 use super::collation::Locale;
-use super::table::{ElementType, ReplicaIdentity, Table, TableColumn, TypeShown};
+use super::table::{ColumnDescription, ElementType, ReplicaIdentity, TableDescription, TypeShown};
 use super::{quoted, words};
 
 /// The first to publish stored generated columns.
@@ -145,7 +145,7 @@ pub enum DescribeError {
 ///
 /// # Errors
 /// When there is no such table, or it can't be followed.
-pub async fn describe(client: &Client, table: &TableName) -> Result<Table, DescribeError> {
+pub async fn describe(client: &Client, table: &TableName) -> Result<TableDescription, DescribeError> {
     let rows = ask(client, table).await?;
     if let Some(remedy) = rows.first().map(|first| remedy(first, table)).transpose()?.flatten() {
         return Err(DescribeError::NoPermission { table: table.clone(), remedy });
@@ -157,7 +157,7 @@ pub async fn describe(client: &Client, table: &TableName) -> Result<Table, Descr
 ///
 /// # Errors
 /// When there is no such table, or the stream can't tell its rows apart.
-pub async fn describe_unread(client: &Client, table: &TableName) -> Result<Table, DescribeError> {
+pub async fn describe_unread(client: &Client, table: &TableName) -> Result<TableDescription, DescribeError> {
     read(&ask(client, table).await?, table)
 }
 
@@ -179,7 +179,7 @@ async fn ask(client: &Client, table: &TableName) -> Result<Vec<Row>, DescribeErr
     }
 }
 
-fn read(rows: &[Row], table: &TableName) -> Result<Table, DescribeError> {
+fn read(rows: &[Row], table: &TableName) -> Result<TableDescription, DescribeError> {
     let Some(first) = rows.first() else { return Err(DescribeError::NotFound { table: table.clone() }) };
     let server_version = first.try_get::<_, i32>("server_version")?.cast_unsigned();
     let (mut columns, mut left_out) = (Vec::new(), Vec::new());
@@ -203,7 +203,7 @@ fn read(rows: &[Row], table: &TableName) -> Result<Table, DescribeError> {
         locale: first.try_get("database_locale")?,
         is_deterministic: true,
     };
-    Ok(Table {
+    Ok(TableDescription {
         name: table.clone(),
         oid: first.try_get("oid")?,
         is_partitioned: first.try_get::<_, &str>("relkind")? == "p",
@@ -257,7 +257,7 @@ fn remedy(row: &Row, table: &TableName) -> Result<Option<String>, tokio_postgres
     })
 }
 
-fn column(row: &Row, name: String) -> Result<TableColumn, tokio_postgres::Error> {
+fn column(row: &Row, name: String) -> Result<ColumnDescription, tokio_postgres::Error> {
     let dimensions = row.try_get::<_, i32>("attndims")?.max(0).cast_unsigned();
     let is_array: bool = row.try_get("is_array")?;
     // Columns that an index only includes come after those of its key.
@@ -300,7 +300,7 @@ fn column(row: &Row, name: String) -> Result<TableColumn, tokio_postgres::Error>
         is_enum: row.try_get::<_, &str>("element_kind")? == "e",
         has_casts: row.try_get("element_has_casts")?,
     };
-    Ok(TableColumn {
+    Ok(ColumnDescription {
         name,
         number: row.try_get("attnum")?,
         shown,

@@ -8,7 +8,7 @@ use forebay_replication::reservoir::tokio_postgres;
 use forebay_replication::reservoir::tokio_postgres::error::{DbError, Severity, SqlState};
 use forebay_shapes::encode::CopyError;
 
-use super::clause::{Refusal, is_about_clauses, is_about_values, is_gone};
+use super::clause::{ClauseRejection, is_about_clauses, is_about_values, is_gone};
 use super::describe::DescribeError;
 use super::words;
 
@@ -18,7 +18,7 @@ use super::words;
 pub enum SnapshotError<E: Error + 'static> {
     /// Postgres doesn't accept the clause, or it fails on a row.
     #[error("{0}")]
-    Refused(Refusal),
+    Refused(ClauseRejection),
     /// The table is gone.
     #[error("there is no table {table}")]
     NotFound {
@@ -166,7 +166,12 @@ impl<E: Error> SnapshotError<E> {
             }
             None if is_gone(code) => SnapshotError::NotFound { table },
             Some((before, clause)) if is_about_clauses(code) || is_about_values(code) => {
-                SnapshotError::Refused(Refusal::new(said, before, clause, attempt.stage.is_about_rows(code)))
+                SnapshotError::Refused(ClauseRejection::new(
+                    said,
+                    before,
+                    clause,
+                    attempt.stage.is_about_rows(code),
+                ))
             }
             None | Some(_) => SnapshotError::Database(error),
         }

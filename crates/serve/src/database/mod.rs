@@ -7,22 +7,24 @@
 //! Not here: the publication and the stream; see `forebay_replication`.
 
 mod builtins;
+mod catalog_entry;
 mod clause;
 mod collation;
 mod describe;
 mod error;
-mod look;
 mod snapshot;
 mod table;
 mod writers;
 
 pub use self::builtins::{Builtins, NotAllowed};
-pub use self::clause::{Refusal, ValidateError, validate};
+pub use self::catalog_entry::{CatalogEntry, TableSelection, current_snapshot, look, relatives};
+pub use self::clause::{ClauseRejection, ValidateError, validate};
 pub use self::describe::{CatalogError, DescribeError, describe, describe_unread};
 pub use self::error::SnapshotError;
-pub use self::look::{Look, Tables, current_snapshot, look, relatives};
-pub use self::snapshot::{Page, Sink, SnapshotQuery, Summary, snapshot};
-pub use self::table::{ChoiceError, ElementType, ReplicaIdentity, Table, TableColumn, TypeShown};
+pub use self::snapshot::{RowSink, SnapshotQuery, SnapshotSummary, SubsetPage, snapshot};
+pub use self::table::{
+    ChoiceError, ColumnDescription, ElementType, ReplicaIdentity, TableDescription, TypeShown,
+};
 pub use self::writers::{WritersError, is_changing, wait_for_writers};
 
 use std::error::Error as _;

@@ -23,13 +23,13 @@ use forebay_replication::reservoir::tokio_postgres::{
     self, Client, CopyOutStream, SimpleQueryMessage, SimpleQueryStream,
 };
 use forebay_replication::reservoir::{ConnectionGuard, PostgresClient};
-use forebay_shapes::encode::{CopyRows, Layout};
+use forebay_shapes::encode::{CopyRows, RowEncoder};
 use futures_core::Stream;
 
 use super::describe::{PARTITIONS, describe, edition_of};
 use super::error::{Attempt, SnapshotError, Stage};
 use super::quoted;
-use super::table::Table;
+use super::table::TableDescription;
 
 /// A sink is handed so much at a time, or a little more: rows are never cut.
 const PIECE_BYTES: usize = 128 * 1024;
@@ -53,7 +53,7 @@ const FIRST_SETTINGS: &[&str] = &["lock_timeout", "search_path"];
 #[derive(Debug, Clone, Copy)]
 pub struct SnapshotQuery<'a> {
     /// Of this table, as it was described.
-    pub table: &'a Table,
+    pub table: &'a TableDescription,
     /// The columns that are shown, in the table's order. Others are read only if they are the key's.
     pub selected: &'a [usize],
     /// The rows of which this is true: SQL that names nothing but columns, such as `Filter::canonical`. `None`: all.
@@ -64,14 +64,14 @@ pub struct SnapshotQuery<'a> {
     /// None of those: the clause is only read.
     pub is_empty: bool,
     /// Only some of those.
-    pub page: Option<Page<'a>>,
+    pub page: Option<SubsetPage<'a>>,
     /// How long the server may take, in place of its own statement_timeout; zero: for ever.
     pub timeout: Option<Duration>,
 }
 
 /// Some of the rows, in an order.
 #[derive(Debug, Clone, Copy)]
-pub struct Page<'a> {
+pub struct SubsetPage<'a> {
     /// SQL of the form `"a" DESC, "b"`: it must be safe.
     pub order_by: &'a str,
     /// Not more than these.
@@ -81,7 +81,7 @@ pub struct Page<'a> {
 }
 
 /// Where the rows go.
-pub trait Sink: Send {
+pub trait RowSink: Send {
     /// What may go wrong there. It ends the snapshot.
     type Error: Error + Send + 'static;
 
@@ -103,7 +103,7 @@ pub trait Sink: Send {
 
 /// What was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Summary {
+pub struct SnapshotSummary {
     /// Which transactions the rows are from.
     pub snapshot: Snapshot,
     /// How far the log was.
@@ -119,11 +119,11 @@ pub struct Summary {
 ///
 /// # Errors
 /// See [`SnapshotError`].
-pub async fn snapshot<S: Sink>(
+pub async fn snapshot<S: RowSink>(
     client: &mut ConnectionGuard<PostgresClient>,
     query: &SnapshotQuery<'_>,
     sink: &mut S,
-) -> Result<Summary, SnapshotError<S::Error>> {
+) -> Result<SnapshotSummary, SnapshotError<S::Error>> {
     let mut lent = Lent { client, is_clean: false };
     let mut commit = None;
     let outcome = read(lent.client, query, sink, &mut commit).await;
@@ -155,12 +155,12 @@ impl Drop for Lent<'_> {
     }
 }
 
-async fn read<S: Sink>(
+async fn read<S: RowSink>(
     client: &Client,
     query: &SnapshotQuery<'_>,
     sink: &mut S,
     commit: &mut Option<SimpleQueryStream>,
-) -> Result<Summary, SnapshotError<S::Error>> {
+) -> Result<SnapshotSummary, SnapshotError<S::Error>> {
     let name = &query.table.name;
     let (script, statement) = (script(query), Statement::new(query));
     let beginning = Attempt { table: name, clause: None, timeout: query.timeout, stage: Stage::Unanalysed };
@@ -221,7 +221,7 @@ async fn read<S: Sink>(
         return Err(SnapshotError::Changed { table: name.clone() });
     }
     sink.ended().await.map_err(SnapshotError::Sink)?;
-    Ok(Summary { snapshot, lsn, rows, bytes })
+    Ok(SnapshotSummary { snapshot, lsn, rows, bytes })
 }
 
 /// An expression for the partitions of a table, and their files, as a statement's snapshot sees them.
@@ -247,7 +247,7 @@ async fn first_value(answers: SimpleQueryStream) -> Result<Option<String>, tokio
 }
 
 /// How many rows and bytes were handed over.
-async fn copy<S: Sink>(
+async fn copy<S: RowSink>(
     stream: CopyOutStream,
     query: &SnapshotQuery<'_>,
     sink: &mut S,
@@ -255,7 +255,7 @@ async fn copy<S: Sink>(
 ) -> Result<(u64, u64), SnapshotError<S::Error>> {
     let columns = query.table.columns();
     let layout =
-        Layout::new(&query.table.name.schema, &query.table.name.name, &columns, query.selected, false);
+        RowEncoder::new(&query.table.name.schema, &query.table.name.name, &columns, query.selected, false);
     let mut lines = CopyRows::new(columns.len());
     let mut stream = pin!(stream);
     let (mut rows, mut bytes) = (0, 0);
@@ -296,7 +296,7 @@ fn script(query: &SnapshotQuery<'_>) -> String {
         let timeout_ms = i32::try_from(timeout.as_millis()).unwrap_or(0);
         write(format_args!("; SET LOCAL statement_timeout = {timeout_ms}"));
     }
-    let Table { name, oid, is_partitioned, .. } = query.table;
+    let TableDescription { name, oid, is_partitioned, .. } = query.table;
     let edition = edition_of(*oid, *is_partitioned);
     let partitions = if *is_partitioned { partitions_of(*oid) } else { "NULL".to_owned() };
     write(format_args!(
@@ -386,7 +386,7 @@ impl Statement {
         let before = text.clone();
         text.push_str(query.clause.unwrap_or_default());
         text.push_str(closing);
-        if let Some(Page { order_by, limit, offset }) = query.page {
+        if let Some(SubsetPage { order_by, limit, offset }) = query.page {
             write!(text, " ORDER BY {order_by}").expect("a String takes every write");
             let mut bound = |word, count: Option<u64>| {
                 count.into_iter().try_for_each(|count| write!(text, " {word} {count}"))

@@ -10,7 +10,7 @@ use crate::protocol::schema::ColumnShown;
 
 /// A table. Columns are named by their places in [`columns`](Self::columns).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Table {
+pub struct TableDescription {
     /// Its name.
     pub name: TableName,
     /// pg_class.oid.
@@ -22,7 +22,7 @@ pub struct Table {
     /// Whether the primary key is DEFERRABLE: within a transaction, two rows may have one key.
     pub key_is_deferrable: bool,
     /// The columns that can be followed, in the table's order.
-    pub columns: Vec<TableColumn>,
+    pub columns: Vec<ColumnDescription>,
     /// Generated columns that can't: the stream has stored ones since Postgres 18, and never those that aren't stored.
     pub left_out: Vec<String>,
     /// The server's major version.
@@ -50,7 +50,7 @@ pub enum ReplicaIdentity {
 
 /// A column.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TableColumn {
+pub struct ColumnDescription {
     /// Its name.
     pub name: String,
     /// pg_attribute.attnum.
@@ -118,10 +118,10 @@ pub enum ChoiceError {
     KeyMissing(String),
 }
 
-impl Table {
+impl TableDescription {
     /// What filters need to know.
     pub fn schema(&self) -> Schema {
-        let column = |column: &TableColumn| filter::Column {
+        let column = |column: &ColumnDescription| filter::Column {
             name: column.name.clone(),
             column_type: column.filtered.clone(),
         };
@@ -134,16 +134,18 @@ impl Table {
     }
 
     /// What messages need to know.
-    pub fn columns(&self) -> Vec<encode::Column> {
-        let column =
-            |column: &TableColumn| encode::Column { name: column.name.clone(), key_index: column.key_index };
+    pub fn columns(&self) -> Vec<encode::ColumnSchema> {
+        let column = |column: &ColumnDescription| encode::ColumnSchema {
+            name: column.name.clone(),
+            key_index: column.key_index,
+        };
         self.columns.iter().map(column).collect()
     }
 
     /// What the schema's header shows of these columns.
     pub fn shown(&self, selected: &[usize]) -> Vec<ColumnShown> {
         let columns = selected.iter().filter_map(|index| self.columns.get(*index));
-        let shown = |column: &TableColumn| ColumnShown {
+        let shown = |column: &ColumnDescription| ColumnShown {
             name: column.name.clone(),
             type_name: column.shown.name.clone(),
             dims: column.shown.dimensions,
@@ -200,7 +202,7 @@ impl Table {
         hash.text(&self.name.schema).text(&self.name.name).number(self.oid).flag(self.is_partitioned);
         hash.text(&self.lineage).number(self.server_version).collation(Some(&self.database_collation));
         for column in &self.columns {
-            let TableColumn { shown, filtered, .. } = column;
+            let ColumnDescription { shown, filtered, .. } = column;
             hash.text(&column.name).number(column.number.cast_unsigned());
             hash.flag(column.is_not_null).flag(column.is_generated);
             hash.number(column.key_index.map_or(0, |index| index as u32 + 1));
@@ -266,7 +268,7 @@ impl Fnv {
 mod tests {
     use super::*;
 
-    fn column(name: &str, number: i32, key_index: Option<usize>) -> TableColumn {
+    fn column(name: &str, number: i32, key_index: Option<usize>) -> ColumnDescription {
         let filtered = filter::Column::new(name, 23, "int4").column_type;
         let shown = TypeShown { oid: 23, name: "int4".to_owned(), modifier: -1, dimensions: 0 };
         let name = name.to_owned();
@@ -277,7 +279,7 @@ mod tests {
             is_enum: false,
             has_casts: false,
         };
-        TableColumn {
+        ColumnDescription {
             name,
             number,
             shown,
@@ -290,8 +292,8 @@ mod tests {
         }
     }
 
-    fn orders() -> Table {
-        Table {
+    fn orders() -> TableDescription {
+        TableDescription {
             name: TableName::new("public", "orders"),
             oid: 16_400,
             is_partitioned: false,
@@ -321,7 +323,7 @@ mod tests {
 
     #[test]
     fn the_fingerprint_tells_whatever_a_shape_depends_on() {
-        let change = |change: fn(&mut Table)| {
+        let change = |change: fn(&mut TableDescription)| {
             let mut table = orders();
             change(&mut table);
             table.fingerprint()
@@ -332,7 +334,7 @@ mod tests {
         assert_eq!(same, 3_616_383_484_321_217_685);
         // Who sees to old rows is somebody else.
         assert_eq!(change(|table| table.replica_identity = ReplicaIdentity::Default), same);
-        let changes: [fn(&mut Table); 20] = [
+        let changes: [fn(&mut TableDescription); 20] = [
             |table| table.key_is_deferrable = true,
             |table| table.oid += 1,
             |table| table.name = TableName::new("public", "order"),

@@ -3,7 +3,7 @@
 //! Invariant: whatever a cache may answer in our place, we would have answered the same way; and of many clients that wait for the same thing,
 //! one asks.
 
-use forebay_shapes::Since;
+use forebay_shapes::StartOffset;
 use http::Method;
 use http::header::{CACHE_CONTROL, HeaderMap, HeaderName, HeaderValue, VARY};
 
@@ -59,10 +59,10 @@ impl Caching {
             return Caching::Own;
         }
         match (request.since, request.live, request.sse) {
-            (Since::Beginning, ..) => Caching::Beginning,
-            (Since::Now | Since::After(_), true, true) => Caching::Events,
-            (Since::Now | Since::After(_), true, false) => Caching::LongPoll,
-            (Since::Now | Since::After(_), false, _) => Caching::CatchUp,
+            (StartOffset::Beginning, ..) => Caching::Beginning,
+            (StartOffset::Now | StartOffset::After(_), true, true) => Caching::Events,
+            (StartOffset::Now | StartOffset::After(_), true, false) => Caching::LongPoll,
+            (StartOffset::Now | StartOffset::After(_), false, _) => Caching::CatchUp,
         }
     }
 

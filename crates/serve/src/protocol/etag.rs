@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use forebay_shapes::{Offset, Since};
+use forebay_shapes::{Offset, StartOffset};
 use http::header::{HeaderMap, HeaderValue, IF_NONE_MATCH};
 
 use super::headers::visible;
@@ -14,11 +14,11 @@ use super::headers::visible;
 /// Returns the tag of an answer. `unchanged_at`, any clock that doesn't go back, keeps a live answer
 /// without changes from being confirmed: a request that waits must not be answered from a cache. A
 /// catch-up answer without changes holds until there are some.
-pub fn of(handle: &str, requested: Since, answered: Offset, unchanged_at: Option<u64>) -> HeaderValue {
+pub fn of(handle: &str, requested: StartOffset, answered: Offset, unchanged_at: Option<u64>) -> HeaderValue {
     let requested: &dyn fmt::Display = match &requested {
-        Since::Beginning => &"-1",
-        Since::Now => &"now",
-        Since::After(offset) => offset,
+        StartOffset::Beginning => &"-1",
+        StartOffset::Now => &"now",
+        StartOffset::After(offset) => offset,
     };
     visible(match unchanged_at {
         None => format!("\"{handle}:{requested}:{answered}\""),
@@ -49,21 +49,21 @@ fn bare(tag: &[u8]) -> &[u8] {
 mod tests {
     use super::*;
 
-    fn tag(since: Since, unchanged_at: Option<u64>) -> HeaderValue {
+    fn tag(since: StartOffset, unchanged_at: Option<u64>) -> HeaderValue {
         of("1-2", since, Offset::new(5, 2), unchanged_at)
     }
 
     #[test]
     fn a_tag_is_what_was_asked_and_answered() {
-        assert_eq!(tag(Since::Beginning, None), "\"1-2:-1:5_2\"");
-        assert_eq!(tag(Since::Now, None), "\"1-2:now:5_2\"");
-        assert_eq!(tag(Since::After(Offset::new(5, u64::MAX)), None), "\"1-2:5_inf:5_2\"");
-        assert_eq!(tag(Since::After(Offset::FIRST), Some(99)), "\"1-2:0_0:5_2:99\"");
+        assert_eq!(tag(StartOffset::Beginning, None), "\"1-2:-1:5_2\"");
+        assert_eq!(tag(StartOffset::Now, None), "\"1-2:now:5_2\"");
+        assert_eq!(tag(StartOffset::After(Offset::new(5, u64::MAX)), None), "\"1-2:5_inf:5_2\"");
+        assert_eq!(tag(StartOffset::After(Offset::FIRST), Some(99)), "\"1-2:0_0:5_2:99\"");
     }
 
     #[test]
     fn a_client_that_has_it_is_known() {
-        let etag = tag(Since::Beginning, None);
+        let etag = tag(StartOffset::Beginning, None);
         let known = |values: &[&str]| {
             let mut headers = HeaderMap::new();
             for value in values {

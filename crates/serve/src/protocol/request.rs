@@ -5,7 +5,7 @@
 //! Not here: whether there are such a table and columns, what the where clause says, and whether the client may ask.
 
 use forebay_replication::TableName;
-use forebay_shapes::{LogMode, Replica, Since};
+use forebay_shapes::{LogMode, ReplicaMode, StartOffset};
 use http::Method;
 
 use super::grants::Bearer;
@@ -24,8 +24,8 @@ pub struct ShapeRequest {
     /// Of which table. There is one, but for a deletion by handle alone.
     pub table: Option<TableName>,
     /// From where on.
-    pub since: Since,
-    /// The shape that the client knows. There is one for [`Since::After`]; where the log is asked for from elsewhere, it says nothing, and
+    pub since: StartOffset,
+    /// The shape that the client knows. There is one for [`StartOffset::After`]; where the log is asked for from elsewhere, it says nothing, and
     /// isn't here.
     pub handle: Option<String>,
     /// Whether to wait for changes. A subset never waits.
@@ -41,7 +41,7 @@ pub struct ShapeRequest {
     /// What `$1`, `$2` … stand for in it.
     pub params: Vec<String>,
     /// How much of a row a change shows.
-    pub replica: Replica,
+    pub replica: ReplicaMode,
     /// Whether the log begins with what is there already.
     pub log: LogMode,
     /// The only columns that `columns` and the subset may name. Of the subset's clause, that is still to be checked.
@@ -69,7 +69,7 @@ impl ShapeRequest {
 
     /// Whether it says more of a shape's definition than the table.
     pub fn has_choice(&self) -> bool {
-        let is_default = self.replica == Replica::Default && self.log == LogMode::Full;
+        let is_default = self.replica == ReplicaMode::Default && self.log == LogMode::Full;
         let names_none = self.columns.is_none() && self.queryable_columns.is_none();
         !(is_default && names_none && self.clause.is_none() && self.params.is_empty())
     }
@@ -85,8 +85,8 @@ impl<'a> Fields<'a> {
     fn request(&mut self, body: &[u8]) -> ShapeRequest {
         let since = self.since();
         let handle = match since {
-            Some(Since::After(_)) => self.required("handle", "can't be blank when offset != -1"),
-            Some(Since::Beginning | Since::Now) | None => None,
+            Some(StartOffset::After(_)) => self.required("handle", "can't be blank when offset != -1"),
+            Some(StartOffset::Beginning | StartOffset::Now) | None => None,
         };
         let (live, sse) = self.live(since);
         let definition = self.definition();
@@ -94,7 +94,7 @@ impl<'a> Fields<'a> {
         let live = live && subset.is_none();
         ShapeRequest {
             // Where it is wrong, nobody gets to see what stands here.
-            since: since.unwrap_or(Since::Beginning),
+            since: since.unwrap_or(StartOffset::Beginning),
             handle: handle.map(str::to_owned),
             live,
             sse: sse && live,
@@ -124,8 +124,8 @@ impl<'a> Fields<'a> {
             self.invalid.add("columns", problem);
         }
         let replica = match self.text("replica") {
-            None | Some("default") => Ok(Replica::Default),
-            Some("full") => Ok(Replica::Full),
+            None | Some("default") => Ok(ReplicaMode::Default),
+            Some("full") => Ok(ReplicaMode::Full),
             Some(_) => Err(INVALID),
         };
         let log = match self.text("log") {
@@ -146,18 +146,20 @@ impl<'a> Fields<'a> {
     }
 
     /// `None`: it is wrong, and what depends on it can't be checked.
-    fn since(&mut self) -> Option<Since> {
+    fn since(&mut self) -> Option<StartOffset> {
         let text = self.required("offset", BLANK)?;
         self.checked("offset", text.parse())
     }
 
-    fn live(&mut self, since: Option<Since>) -> (bool, bool) {
+    fn live(&mut self, since: Option<StartOffset>) -> (bool, bool) {
         let live = self.flag("live");
         let sse = self.flag("live_sse") || self.flag("experimental_live_sse");
         match since {
-            Some(Since::Beginning) if live => self.invalid.add("live", "can't be true when offset == -1"),
-            Some(Since::Now) if live => self.invalid.add("live", "can't be true when offset is 'now'"),
-            Some(Since::Beginning | Since::Now | Since::After(_)) | None => {}
+            Some(StartOffset::Beginning) if live => {
+                self.invalid.add("live", "can't be true when offset == -1")
+            }
+            Some(StartOffset::Now) if live => self.invalid.add("live", "can't be true when offset is 'now'"),
+            Some(StartOffset::Beginning | StartOffset::Now | StartOffset::After(_)) | None => {}
         }
         if sse && !live {
             self.invalid.add("live_sse", "can't be true unless live is also true");
@@ -223,7 +225,7 @@ impl<'a> Fields<'a> {
 pub(super) fn nothing() -> ShapeRequest {
     ShapeRequest {
         table: None,
-        since: Since::Beginning,
+        since: StartOffset::Beginning,
         handle: None,
         live: false,
         sse: false,
@@ -231,7 +233,7 @@ pub(super) fn nothing() -> ShapeRequest {
         columns: None,
         clause: None,
         params: Vec::new(),
-        replica: Replica::Default,
+        replica: ReplicaMode::Default,
         log: LogMode::Full,
         queryable_columns: None,
         subset: None,

@@ -1,7 +1,7 @@
 //! What requests are understood, and how the others are refused.
 
 use forebay_replication::TableName;
-use forebay_shapes::{LogMode, Offset, Replica, Since};
+use forebay_shapes::{LogMode, Offset, ReplicaMode, StartOffset};
 use http::Method;
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -24,8 +24,8 @@ fn items() -> ShapeRequest {
     ShapeRequest { table: Some(TableName::new("public", "items")), ..nothing() }
 }
 
-fn after(lsn: u64, op: u64) -> Since {
-    Since::After(Offset::new(lsn, op))
+fn after(lsn: u64, op: u64) -> StartOffset {
+    StartOffset::After(Offset::new(lsn, op))
 }
 
 #[test]
@@ -43,7 +43,7 @@ fn a_request_is_read_in_full() {
         columns: Some(vec!["id".into(), "Na me".into()]),
         clause: Some("id>$1 AND x=$2".into()),
         params: vec!["5".into(), "a+b".into()],
-        replica: Replica::Full,
+        replica: ReplicaMode::Full,
         log: LogMode::ChangesOnly,
         queryable_columns: Some(vec!["id".into(), "Na me".into(), "x".into()]),
         subset: None,
@@ -59,8 +59,8 @@ fn a_request_is_read_in_full() {
 #[test]
 fn offsets_need_a_handle_or_none() {
     for (raw, since, handle) in [
-        ("offset=-1&handle=h", Since::Beginning, None),
-        ("offset=now&handle=h", Since::Now, None),
+        ("offset=-1&handle=h", StartOffset::Beginning, None),
+        ("offset=now&handle=h", StartOffset::Now, None),
         ("offset=0_0&handle=h", after(0, 0), Some("h".to_owned())),
         ("offset=5_inf&handle=h", after(5, u64::MAX), Some("h".to_owned())),
     ] {
@@ -290,7 +290,7 @@ proptest! {
         let pairs: Vec<_> = pairs.iter().map(|(name, value)| format!("{}={}", NAMES[*name], VALUES[*value])).collect();
         let raw = format!("table=t&offset=-1&{}", pairs.join("&"));
         if let Ok(request) = get(&raw) {
-            let is_after = matches!(request.since, Since::After(_));
+            let is_after = matches!(request.since, StartOffset::After(_));
             prop_assert!(request.table.is_some(), "{}", raw);
             prop_assert_eq!(request.handle.is_some(), is_after, "{}", raw);
             prop_assert!(!request.live || is_after, "{}", raw);

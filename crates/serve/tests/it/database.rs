@@ -18,7 +18,9 @@ use forebay_replication::reservoir::{
     ConnectionGuard, ConnectionLimits, PostgresClient, PostgresConnect, Reservoir, ReservoirConfig,
 };
 use forebay_sandbox::Postgres;
-use forebay_serve::database::{Sink, SnapshotError, SnapshotQuery, Summary, Table, describe, snapshot};
+use forebay_serve::database::{
+    RowSink, SnapshotError, SnapshotQuery, SnapshotSummary, TableDescription, describe, snapshot,
+};
 use serde_json::Value;
 
 use crate::deadline::within;
@@ -80,13 +82,13 @@ impl Database {
         within("a connection", self.reservoir.checkout()).await.unwrap()
     }
 
-    pub(crate) async fn describe(&self, table: &str) -> Table {
+    pub(crate) async fn describe(&self, table: &str) -> TableDescription {
         let client = self.client().await;
         within("a description", describe(&client, &name(table))).await.unwrap()
     }
 
     /// The same, by a connection that one has.
-    pub(crate) async fn describe_by(&self, client: &PostgresClient, table: &str) -> Table {
+    pub(crate) async fn describe_by(&self, client: &PostgresClient, table: &str) -> TableDescription {
         within("a description", describe(client, &name(table))).await.unwrap()
     }
 
@@ -99,11 +101,11 @@ impl Database {
         sink.messages()
     }
 
-    pub(crate) async fn read<S: Sink>(
+    pub(crate) async fn read<S: RowSink>(
         &self,
         query: &SnapshotQuery<'_>,
         sink: &mut S,
-    ) -> Result<Summary, SnapshotError<S::Error>> {
+    ) -> Result<SnapshotSummary, SnapshotError<S::Error>> {
         let mut client = self.client().await;
         within("a snapshot", snapshot(&mut client, query, sink)).await
     }
@@ -123,7 +125,7 @@ pub(crate) fn name(table: &str) -> TableName {
 }
 
 pub(crate) fn query<'a>(
-    table: &'a Table,
+    table: &'a TableDescription,
     selected: &'a [usize],
     clause: Option<&'a str>,
 ) -> SnapshotQuery<'a> {
@@ -148,7 +150,7 @@ impl Collected {
     }
 }
 
-impl Sink for Collected {
+impl RowSink for Collected {
     type Error = Infallible;
 
     async fn begun(&mut self, snapshot: &Snapshot, lsn: Lsn) -> Result<(), Infallible> {

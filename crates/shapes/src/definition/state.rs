@@ -1,6 +1,6 @@
 //! Catalog state of a table: detects changes that the replication stream doesn't describe.
 //!
-//! Out of scope: names, types, key and columns of a table. Those are in [`Table`](super::Table) and
+//! Out of scope: names, types, key and columns of a table. Those are in [`TableSchema`](super::TableSchema) and
 //! compared one by one.
 
 use std::fmt;

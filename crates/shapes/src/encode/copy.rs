@@ -9,7 +9,7 @@ use std::mem;
 
 use memchr::{memchr, memchr3_iter};
 
-use super::Row;
+use super::RowValues;
 
 /// Reads rows, one line after the other.
 #[derive(Debug)]
@@ -52,7 +52,7 @@ impl CopyRows {
     ///
     /// # Errors
     /// When it isn't a row of as many columns.
-    pub fn read<T>(&mut self, line: &[u8], lend: impl FnOnce(&Row<'_>) -> T) -> Result<T, CopyError> {
+    pub fn read<T>(&mut self, line: &[u8], lend: impl FnOnce(&RowValues<'_>) -> T) -> Result<T, CopyError> {
         let line = line.strip_suffix(b"\n").unwrap_or(line);
         let mut fields = emptied(mem::take(&mut self.fields));
         self.split(line, &mut fields)?;

@@ -174,7 +174,7 @@ mod tests {
     use serde_json::{Map, Value};
 
     use super::*;
-    use crate::encode::{Change, Column, Layout, Place, place_of};
+    use crate::encode::{ColumnSchema, LogPosition, RowEncoder, ShapeChange, place_of};
     use crate::offset::Offset;
 
     type Rows = BTreeMap<String, Map<String, Value>>;
@@ -203,13 +203,14 @@ mod tests {
 
     /// A log of random changes of few rows, with odd names and values.
     fn log(steps: &[(u8, u8, Option<String>)], is_full: bool) -> Vec<u8> {
-        let column = |name: &str, key_index| Column { name: name.into(), key_index };
+        let column = |name: &str, key_index| ColumnSchema { name: name.into(), key_index };
         let columns = [column("id", Some(0)), column("a\"}", None), column("b\\", None)];
-        let layout = Layout::new("public", "t", &columns, &[0, 1, 2], is_full);
+        let layout = RowEncoder::new("public", "t", &columns, &[0, 1, 2], is_full);
         let mut rows: BTreeMap<u8, [Option<String>; 3]> = BTreeMap::new();
         let mut out = Vec::new();
         for (index, (id, kind, text)) in steps.iter().enumerate() {
-            let (id, place) = (id % 4, Place { lsn: 1 + index as u64 / 3, op: index as u64 % 3 * 2, xid: 7 });
+            let (id, place) =
+                (id % 4, LogPosition { lsn: 1 + index as u64 / 3, op: index as u64 % 3 * 2, xid: 7 });
             let new = |old: Option<&[Option<String>; 3]>| {
                 let mut row = old.cloned().unwrap_or([Some(format!("{id}/\"")), None, None]);
                 row[1 + usize::from(kind % 2)] = text.clone();
@@ -232,9 +233,9 @@ mod tests {
             let old_row: Vec<_> = old_row.iter().map(Option::as_deref).collect();
             let new_row: Vec<_> = new_row.iter().map(Option::as_deref).collect();
             let change = match (old, new) {
-                (None, _) => Change::Insert { row: &new_row, from: None },
-                (Some(_), Some(_)) => Change::Update { old: &old_row, new: &new_row },
-                (Some(_), None) => Change::Delete { row: &old_row, to: None },
+                (None, _) => ShapeChange::Insert { row: &new_row, from: None },
+                (Some(_), Some(_)) => ShapeChange::Update { old: &old_row, new: &new_row },
+                (Some(_), None) => ShapeChange::Delete { row: &old_row, to: None },
             };
             layout.change(&mut out, change, place);
         }

@@ -5,10 +5,13 @@
 
 mod copy;
 mod json;
-mod layout;
 mod merge;
+mod row_encoder;
 
 pub use self::copy::{CopyError, CopyRows};
-pub(crate) use self::layout::place_of;
-pub use self::layout::{Change, Column, LAST, Layout, MORE, Place, Row, SEPARATOR, last_commit, last_offset};
 pub(crate) use self::merge::{Operation, key_change, merge, row_key};
+pub(crate) use self::row_encoder::place_of;
+pub use self::row_encoder::{
+    ColumnSchema, LAST, LogPosition, MORE, RowEncoder, RowValues, SEPARATOR, ShapeChange, last_commit,
+    last_offset,
+};

@@ -13,8 +13,8 @@ use forebay_pgoutput::{Snapshot, Xid};
 use super::group::{Described, Group};
 use super::recent::RecentTransactions;
 use super::transaction::Transaction;
-use crate::definition::Table;
-use crate::registry::Inner;
+use crate::definition::TableSchema;
+use crate::registry::StoreInner;
 use crate::row_keys::{KeyChange, KeyCounts, RowKeys, WaitingChanges};
 use crate::shape::Shape;
 use crate::store::record::{Changes, Commit, MAX_TEXT, Range, Record, Seen, Touch};
@@ -104,7 +104,7 @@ impl Followed {
     }
 
     /// A transaction begins; `false`: the store was given it before.
-    pub(super) fn begin(&mut self, lsn: u64, xid: u32, inner: &Inner) -> bool {
+    pub(super) fn begin(&mut self, lsn: u64, xid: u32, inner: &StoreInner) -> bool {
         self.abandon(inner);
         let is_new = lsn >= self.taken;
         self.transaction = is_new.then_some((lsn, xid));
@@ -112,7 +112,7 @@ impl Followed {
     }
 
     /// The transaction goes no further.
-    pub(super) fn abandon(&mut self, inner: &Inner) {
+    pub(super) fn abandon(&mut self, inner: &StoreInner) {
         if let Some((lsn, _)) = self.transaction.take() {
             let unknown: Vec<_> = self.unknown.keys().copied().collect();
             for shape in unknown {
@@ -126,7 +126,7 @@ impl Followed {
     }
 
     /// The transaction was given to the store.
-    pub(super) fn commit(&mut self, transaction: &Transaction, end: u64, inner: &Inner) {
+    pub(super) fn commit(&mut self, transaction: &Transaction, end: u64, inner: &StoreInner) {
         self.transaction = None;
         for oid in &transaction.oids {
             self.recent.push(*oid, transaction.lsn, transaction.xid);
@@ -165,7 +165,7 @@ impl Followed {
     /// It is known what a shape's snapshot sees. If a transaction is just being taken in, it is settled after it. `false`: the snapshot was
     /// taken too early, and doesn't see something that came before the shape was followed. Postgres writes a commit to its log, and shows it
     /// only then, or when its standbys have it.
-    pub(crate) fn begun(&mut self, shape: u64, seen: Seen, inner: &Inner) -> bool {
+    pub(crate) fn begun(&mut self, shape: u64, seen: Seen, inner: &StoreInner) -> bool {
         let oid = self.oids.get(&shape).copied();
         let is_early = self.is_early(shape, &seen);
         if !is_early {
@@ -204,7 +204,7 @@ impl Followed {
     }
 
     /// Decides on what was held.
-    fn settle(&mut self, inner: &Inner) {
+    fn settle(&mut self, inner: &StoreInner) {
         for (shape, seen) in mem::take(&mut self.unsettled) {
             self.unknown.remove(&shape);
             let Some(member) = self.member(shape) else { continue };
@@ -228,7 +228,7 @@ impl Followed {
     }
 
     /// What is held is bounded: a shape whose snapshot doesn't begin is given up.
-    pub(super) fn fail_overfull(&mut self, inner: &Inner) {
+    pub(super) fn fail_overfull(&mut self, inner: &StoreInner) {
         if self.unknown.is_empty() {
             return;
         }
@@ -242,7 +242,7 @@ impl Followed {
     }
 
     /// A shape can't be told what a transaction does.
-    pub(super) fn unfit(&mut self, shape: u64, transaction: &Transaction, inner: &Inner) {
+    pub(super) fn unfit(&mut self, shape: u64, transaction: &Transaction, inner: &StoreInner) {
         let Some(member) = self.member(shape) else { return };
         if member.has_seen(transaction) {
             return;
@@ -255,7 +255,7 @@ impl Followed {
 
     /// Counts the keys of rows that a transaction brings to shapes, or takes. Shapes that can't be
     /// told go.
-    pub(super) fn count_keys(&mut self, transaction: &mut Transaction, inner: &Inner) {
+    pub(super) fn count_keys(&mut self, transaction: &mut Transaction, inner: &StoreInner) {
         for (shape, changes) in transaction.take_key_changes() {
             let Some(Member { visibility, keys: Some(keys), .. }) = self.member(shape) else { continue };
             let is_exact = match visibility {
@@ -272,7 +272,7 @@ impl Followed {
     }
 
     /// All rows of a shape's snapshot are counted. The shape goes if what came since can't be told.
-    pub(crate) fn counted(&mut self, shape: u64, counts: KeyCounts, inner: &Inner) {
+    pub(crate) fn counted(&mut self, shape: u64, counts: KeyCounts, inner: &StoreInner) {
         let Some(Member { keys: Some(keys), .. }) = self.member(shape) else { return };
         if !keys.complete(counts) {
             self.delete(shape, inner);
@@ -296,14 +296,14 @@ impl Followed {
     }
 
     /// The shape goes, for everybody, and for good.
-    pub(crate) fn delete(&mut self, shape: u64, inner: &Inner) {
+    pub(crate) fn delete(&mut self, shape: u64, inner: &StoreInner) {
         self.remove(shape);
         // Queued under the lock: what comes after it in the store's log doesn't concern the shape.
         inner.delete(shape);
     }
 
     /// A table is so now: shapes that can't go on with it are deleted.
-    pub(crate) fn refit(&mut self, table: &Table, inner: &Inner) {
+    pub(crate) fn refit(&mut self, table: &TableSchema, inner: &StoreInner) {
         let described = Described::of(table);
         let groups = self.groups.get(&table.oid).into_iter().flatten();
         let unfit: Vec<_> = groups.flat_map(|group| group.unfit(&described)).collect();
@@ -313,7 +313,7 @@ impl Followed {
 
     /// The catalog says this of a table: its shapes go if they aren't right as of that state, which
     /// becomes the baseline.
-    pub(crate) fn rebase(&mut self, table: &Table, inner: &Inner) {
+    pub(crate) fn rebase(&mut self, table: &TableSchema, inner: &StoreInner) {
         let Some(now) = &table.state else { return };
         let change = match inner.registry().baselines.get(table.oid) {
             Some(before) if before == now => return,
@@ -321,7 +321,7 @@ impl Followed {
             None => None,
         };
         if let Some(change) = change {
-            let Table { schema, name, oid, .. } = table;
+            let TableSchema { schema, name, oid, .. } = table;
             tracing::info!(schema, name, oid, %change, "shapes of a table deleted");
             inner.shapes_of(*oid).into_iter().for_each(|shape| self.delete(shape, inner));
         }

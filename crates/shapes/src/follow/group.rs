@@ -8,7 +8,7 @@ use forebay_pgoutput::{Relation, Tuple, TupleValue};
 
 use super::followed::Member;
 use super::transaction::{Effect, RowChangeKeys, Transaction, Values, Written};
-use crate::definition::Table;
+use crate::definition::TableSchema;
 use crate::filter::{Candidate, ColumnType, EvalError, Index};
 use crate::row_keys::{self, HASHES};
 use crate::shape::Shape;
@@ -16,7 +16,7 @@ use crate::shape::Shape;
 /// The shapes of one table, as it was when they were made.
 #[derive(Debug)]
 pub(super) struct Group {
-    table: Arc<Table>,
+    table: Arc<TableSchema>,
     index: Index,
     members: HashMap<u64, Member>,
     /// The version of the relation that changed last, and where each column of the table is in its
@@ -80,7 +80,7 @@ pub(super) struct Scratch {
 
 impl Described {
     /// A table that isn't described by the stream.
-    pub(super) fn of(table: &Table) -> Self {
+    pub(super) fn of(table: &TableSchema) -> Self {
         let columns = table.types.columns.iter().zip(&table.stream_types);
         let columns = columns.map(|(column, kind)| (column.name.clone(), *kind)).collect();
         let types = table.types.columns.iter().map(|column| column.column_type.clone()).collect();
@@ -106,7 +106,7 @@ impl Described {
     }
 
     /// Whether it has a table's column under its name, with its type, and, as far as that is known, the same one that compares the same.
-    fn has(&self, table: &Table, index: usize) -> bool {
+    fn has(&self, table: &TableSchema, index: usize) -> bool {
         let (column, kind) = (&table.types.columns[index], table.stream_types.get(index));
         let Some(place) =
             self.columns.iter().position(|(name, other)| *name == column.name && Some(other) == kind)
@@ -121,7 +121,7 @@ impl Described {
     }
 
     /// Whether it is this table, and rows are told apart in the same way, as far as that is known.
-    fn is_of(&self, table: &Table) -> bool {
+    fn is_of(&self, table: &TableSchema) -> bool {
         let is_kept = |catalog: &Catalog| {
             (&catalog.key, catalog.key_is_deferrable) == (&key(table), table.key_is_deferrable)
                 && catalog.lineage == table.lineage
@@ -131,17 +131,17 @@ impl Described {
     }
 }
 
-fn key(table: &Table) -> Vec<String> {
+fn key(table: &TableSchema) -> Vec<String> {
     table.key.iter().map(|index| table.types.columns[*index].name.clone()).collect()
 }
 
 impl Group {
-    pub(super) fn new(table: Arc<Table>) -> Self {
+    pub(super) fn new(table: Arc<TableSchema>) -> Self {
         let (index, members) = (Index::new(), HashMap::new());
         Group { table, index, members, columns: (0, Arc::default()), known: HashMap::new() }
     }
 
-    pub(super) fn is_of(&self, table: &Table) -> bool {
+    pub(super) fn is_of(&self, table: &TableSchema) -> bool {
         *self.table == *table
     }
 

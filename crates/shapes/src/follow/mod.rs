@@ -26,11 +26,11 @@ use forebay_pgoutput::{OldTuple, PgOutputMessage, Relation, Truncate};
 
 pub(crate) use self::followed::Followed;
 use self::group::{RowChange, Scratch};
-pub use self::relation::Relatives;
+pub use self::relation::PartitionTree;
 use self::relation::StreamRelation;
 
 use self::transaction::Transaction;
-use crate::registry::Inner;
+use crate::registry::StoreInner;
 use crate::store::record::{Commit, Record};
 
 /// The stream makes no sense.
@@ -57,19 +57,19 @@ pub enum FollowError {
 /// Takes the stream in, message by message.
 #[derive(Debug)]
 pub struct Follower {
-    inner: Arc<Inner>,
+    inner: Arc<StoreInner>,
     /// Since when: see [`Followed::clear`].
     generation: u64,
     relations: HashMap<u32, StreamRelation>,
     /// Of tables that have any.
-    relatives: HashMap<u32, Relatives>,
+    relatives: HashMap<u32, PartitionTree>,
     versions: u64,
     transaction: Option<Transaction>,
     scratch: Scratch,
 }
 
 impl Follower {
-    pub(crate) fn new(inner: Arc<Inner>) -> Self {
+    pub(crate) fn new(inner: Arc<StoreInner>) -> Self {
         let generation = inner.followed().generation();
         let (relations, relatives) = (HashMap::new(), HashMap::new());
         let (transaction, scratch) = (None, Scratch::default());
@@ -89,9 +89,9 @@ impl Follower {
     /// Sets the place of a table in its tree of partitions, for the description of it that comes
     /// next, and in place of what was set before. To be called right before its
     /// [`Relation`](PgOutputMessage::Relation) is taken.
-    pub fn relate(&mut self, oid: u32, relatives: Relatives) {
+    pub fn relate(&mut self, oid: u32, relatives: PartitionTree) {
         self.inner.followed().relate(oid, &relatives.descendants);
-        if relatives == Relatives::default() {
+        if relatives == PartitionTree::default() {
             self.relatives.remove(&oid);
         } else {
             self.relatives.insert(oid, relatives);
@@ -240,7 +240,7 @@ fn change_relatives(
 }
 
 /// What is followed, if it is what the stream began with.
-fn current(inner: &Inner, generation: u64) -> Result<MutexGuard<'_, Followed>, FollowError> {
+fn current(inner: &StoreInner, generation: u64) -> Result<MutexGuard<'_, Followed>, FollowError> {
     let followed = inner.followed();
     if followed.generation() == generation { Ok(followed) } else { Err(FollowError::Stale) }
 }

@@ -8,7 +8,7 @@ use super::group::Described;
 /// Where a table stands in a tree of partitions. Empty for one that isn't partitioned and no
 /// partition.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Relatives {
+pub struct PartitionTree {
     /// The oids of the partitioned tables that it is a part of.
     pub ancestors: Vec<u32>,
     /// The oids of all tables below it.
@@ -29,9 +29,9 @@ pub(super) struct StreamRelation {
 
 impl StreamRelation {
     /// `version`: above those of all before.
-    pub(super) fn new(relation: &Relation<'_>, relatives: Option<&Relatives>, version: u64) -> Self {
+    pub(super) fn new(relation: &Relation<'_>, relatives: Option<&PartitionTree>, version: u64) -> Self {
         let described = Described::new(relation, version);
-        let Relatives { ancestors, mut descendants } = relatives.cloned().unwrap_or_default();
+        let PartitionTree { ancestors, mut descendants } = relatives.cloned().unwrap_or_default();
         descendants.sort_unstable();
         StreamRelation { unnamed: described.unnamed(), described, ancestors, descendants }
     }

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use super::followed::Followed;
 use super::relation::StreamRelation;
 use crate::config::StoreConfig;
-use crate::encode::{Change, Layout, Place};
+use crate::encode::{LogPosition, RowEncoder, ShapeChange};
 use crate::row_keys::KeyChange;
 use crate::shape::Shape;
 use crate::store::record::{Changes, MAX_TEXT, Range, Touch};
@@ -145,7 +145,7 @@ impl Transaction {
 
     fn encode(
         &mut self,
-        layout: &Layout,
+        layout: &RowEncoder,
         effect: Effect,
         rows: (Option<&Values<'_>>, Option<&Values<'_>>),
     ) -> Encoded {
@@ -153,19 +153,23 @@ impl Transaction {
         if values.map(|value| value.len()).sum::<usize>() > self.message_bytes {
             return Encoded::TooLarge;
         }
-        let place = |op: u64| Place { lsn: self.lsn, op, xid: self.xid };
+        let place = |op: u64| LogPosition { lsn: self.lsn, op, xid: self.xid };
         let (here, next) = (place(self.op), place(self.op + 1));
         let from = self.text.len();
         let text = &mut self.text;
         let wrote = match (effect, rows) {
-            (Effect::Insert, (_, Some(row))) => layout.change(text, Change::Insert { row, from: None }, here),
-            (Effect::Update, (Some(old), Some(new))) => {
-                layout.change(text, Change::Update { old, new }, here)
+            (Effect::Insert, (_, Some(row))) => {
+                layout.change(text, ShapeChange::Insert { row, from: None }, here)
             }
-            (Effect::Delete, (Some(row), _)) => layout.change(text, Change::Delete { row, to: None }, here),
+            (Effect::Update, (Some(old), Some(new))) => {
+                layout.change(text, ShapeChange::Update { old, new }, here)
+            }
+            (Effect::Delete, (Some(row), _)) => {
+                layout.change(text, ShapeChange::Delete { row, to: None }, here)
+            }
             (Effect::Rekey, (Some(old), Some(new))) => {
-                layout.change(text, Change::Delete { row: old, to: Some(new) }, here)
-                    && layout.change(text, Change::Insert { row: new, from: Some(old) }, next)
+                layout.change(text, ShapeChange::Delete { row: old, to: Some(new) }, here)
+                    && layout.change(text, ShapeChange::Insert { row: new, from: Some(old) }, next)
             }
             _ => false,
         };

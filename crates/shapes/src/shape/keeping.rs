@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
-use super::{Gone, LogPage, Phase, Shape, State};
+use super::{LogPage, Phase, Shape, ShapeGone, State};
 use crate::creation::snapshot_end;
 use crate::store::files::Kind;
 use crate::store::record::{Completed, Kept, KeptLog};
@@ -134,7 +134,7 @@ impl Shape {
         self.notify();
     }
 
-    pub(crate) async fn until_settled(&self) -> Result<(), Gone> {
+    pub(crate) async fn until_settled(&self) -> Result<(), ShapeGone> {
         self.wait(|state| state.is_settled.then_some(())).await
     }
 
@@ -156,7 +156,7 @@ impl Shape {
         self.notify();
     }
 
-    pub(crate) fn end(&self, gone: Gone) {
+    pub(crate) fn end(&self, gone: ShapeGone) {
         let listener = self.change(|state| {
             if !matches!(state.phase, Phase::Gone(_)) {
                 state.phase = Phase::Gone(gone);

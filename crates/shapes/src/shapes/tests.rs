@@ -5,8 +5,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::*;
-use crate::definition::Choice;
-use crate::shape::{Failure, Gone, Listener, SnapshotChunk};
+use crate::definition::ShapeOptions;
+use crate::shape::{LogListener, ShapeGone, SnapshotChunk, SnapshotFailure};
 use crate::simulation::bench::{Bench, ITEMS, choice, row, snapshot_before};
 use crate::simulation::database::table;
 use crate::simulation::wire::Wire;
@@ -14,8 +14,8 @@ use crate::store::disk::Disk;
 use crate::store::record::{Note, Record};
 use crate::store::wal::{self, Records};
 
-fn definition(choice: Choice) -> Definition {
-    Definition { table: Arc::new(table(ITEMS, "items", vec![0])), choice }
+fn definition(choice: ShapeOptions) -> ShapeDefinition {
+    ShapeDefinition { table: Arc::new(table(ITEMS, "items", vec![0])), choice }
 }
 
 /// The files of shapes.
@@ -67,7 +67,7 @@ fn who_only_reads_neither_makes_nor_deletes() {
     bench.store.begin_writing().unwrap();
     assert!(bench.store.delete(shape.handle()));
     assert!(!bench.store.delete(shape.handle()));
-    assert_eq!(shape.gone(), Some(Gone::Deleted));
+    assert_eq!(shape.gone(), Some(ShapeGone::Deleted));
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn what_takes_too_much_of_the_disk_goes_at_a_checkpoint() {
     bench.transact(&[Wire::insert(ITEMS, &row(["1", "0", &"a".repeat(4000)]))]);
     assert_eq!(large.gone(), None);
     bench.runtime.block_on(bench.store.checkpoint()).unwrap();
-    assert_eq!((large.gone(), small.gone()), (Some(Gone::Deleted), None));
+    assert_eq!((large.gone(), small.gone()), (Some(ShapeGone::Deleted), None));
     bench.store.inner.queue().release();
     assert!(files(&bench).iter().all(|name| name.starts_with(&format!("{:016x}.", small.id))));
 }
@@ -110,7 +110,7 @@ fn what_takes_too_much_of_the_disk_goes_when_a_snapshot_is_complete() {
     bench.store.find(first.handle()).unwrap();
     assert_eq!((first.gone(), second.gone()), (None, None));
     let third = large(&mut bench, "qty = 3");
-    assert_eq!((first.gone(), second.gone(), third.gone()), (None, Some(Gone::Deleted), None));
+    assert_eq!((first.gone(), second.gone(), third.gone()), (None, Some(ShapeGone::Deleted), None));
 }
 
 #[test]
@@ -169,15 +169,15 @@ fn whoever_waits_for_a_snapshot_that_fails_is_told_why() {
     let mut bench = Bench::new();
     let creation = bench.create(choice(None));
     let shape = Arc::clone(creation.shape());
-    let failure = Failure { is_refusal: true, message: "division by zero".into() };
+    let failure = SnapshotFailure { is_refusal: true, message: "division by zero".into() };
     creation.fail(failure.clone());
-    assert_eq!(bench.runtime.block_on(shape.snapshot_chunk(0)), Err(Gone::Failed(failure.clone())));
-    assert_eq!(bench.runtime.block_on(shape.complete()), Err(Gone::Failed(failure)));
+    assert_eq!(bench.runtime.block_on(shape.snapshot_chunk(0)), Err(ShapeGone::Failed(failure.clone())));
+    assert_eq!(bench.runtime.block_on(shape.complete()), Err(ShapeGone::Failed(failure)));
     assert!(bench.store.find(shape.handle()).is_none());
     let creation = bench.create(choice(None));
     let shape = Arc::clone(creation.shape());
     drop(creation);
-    assert!(matches!(shape.gone(), Some(Gone::Failed(Failure { is_refusal: false, .. }))));
+    assert!(matches!(shape.gone(), Some(ShapeGone::Failed(SnapshotFailure { is_refusal: false, .. }))));
 }
 
 #[test]
@@ -187,7 +187,7 @@ fn a_shape_whose_snapshot_failed_is_not_found_by_its_definition_while_it_is_stil
     let shape = Arc::clone(creation.shape());
     assert!(bench.store.find_same(shape.definition()).is_some());
     // What `fail` does first: the failure is known to those who wait before the shape is removed.
-    shape.end(Gone::Failed(Failure { is_refusal: false, message: "it was given up".into() }));
+    shape.end(ShapeGone::Failed(SnapshotFailure { is_refusal: false, message: "it was given up".into() }));
     assert!(bench.store.find(shape.handle()).is_some());
     assert!(bench.store.find_same(shape.definition()).is_none());
     let next = bench.create(choice(None));
@@ -200,7 +200,7 @@ fn a_shape_that_is_deleted_before_its_creation_is_in_the_log_does_not_come_back(
     bench.store.inner.queue().hold();
     let creation = bench.create(choice(None));
     let shape = Arc::clone(creation.shape());
-    let Definition { table, choice } = shape.definition().clone();
+    let ShapeDefinition { table, choice } = shape.definition().clone();
     let (id, handle) = (shape.id, shape.handle().to_owned());
     assert!(bench.store.delete(&handle));
     // The writer applies the creation, and has yet to apply the deletion.
@@ -236,7 +236,7 @@ fn a_shape_that_is_deleted_while_it_is_made_leaves_no_file() {
     bench.store.inner.queue().release();
     creation.rows(Bytes::from_static(b"a row that comes late,\n")).unwrap();
     creation.seal().unwrap();
-    assert_eq!(bench.runtime.block_on(creation.complete()), Err(Gone::Deleted));
+    assert_eq!(bench.runtime.block_on(creation.complete()), Err(ShapeGone::Deleted));
     bench.store.inner.queue().release();
     assert_eq!(files(&bench), [""; 0]);
 }
@@ -245,7 +245,7 @@ fn a_shape_that_is_deleted_while_it_is_made_leaves_no_file() {
 #[derive(Debug, Default)]
 struct Counting(std::sync::Mutex<(usize, usize)>);
 
-impl Listener for Counting {
+impl LogListener for Counting {
     fn published(&self, messages: &[Bytes], _: Offset, _: u64) -> bool {
         lock(&self.0).0 += messages.iter().map(Bytes::len).sum::<usize>();
         lock(&self.0).0 < 500
@@ -289,18 +289,18 @@ fn progress_is_heard_of() {
         reset.unwrap();
         bench.store.reset("there".into(), 10).await.unwrap();
     });
-    assert_eq!(bench.store.position(), Some(Position { origin: "there".into(), lsn: 10 }));
+    assert_eq!(bench.store.position(), Some(StorePosition { origin: "there".into(), lsn: 10 }));
     assert!(bench.store.is_beyond(Offset::new(11, 0)) && !bench.store.is_beyond(Offset::new(10, 0)));
 }
 
 /// A table as the catalog has it after so many VACUUM FULL, and in this publication.
-fn in_state(filenode: u32, publication: &str) -> Table {
+fn in_state(filenode: u32, publication: &str) -> TableSchema {
     let publication = publication.to_owned();
     let state = CatalogState { filenode, publication, ..CatalogState::default() };
-    Table { state: Some(state), ..table(ITEMS, "items", vec![0]) }
+    TableSchema { state: Some(state), ..table(ITEMS, "items", vec![0]) }
 }
 
-fn shape_in(bench: &mut Bench, table: &Table, choice: Choice) -> Arc<Shape> {
+fn shape_in(bench: &mut Bench, table: &TableSchema, choice: ShapeOptions) -> Arc<Shape> {
     let creation = bench.create_of(table.clone(), choice);
     creation.follow();
     bench.complete(creation, &snapshot_before(bench.xid + 1), bench.lsn + 8)
@@ -310,7 +310,7 @@ fn shape_in(bench: &mut Bench, table: &Table, choice: Choice) -> Arc<Shape> {
 fn a_table_that_differs_only_in_its_state_is_the_same() {
     assert_eq!(in_state(1, "a"), in_state(2, "b"));
     assert_eq!(in_state(1, "a").fingerprint(), table(ITEMS, "items", vec![0]).fingerprint());
-    let deferrable = Table { key_is_deferrable: true, ..in_state(1, "a") };
+    let deferrable = TableSchema { key_is_deferrable: true, ..in_state(1, "a") };
     assert_ne!(deferrable, in_state(1, "a"));
     assert_ne!(deferrable.fingerprint(), in_state(1, "a").fingerprint());
 }
@@ -331,7 +331,7 @@ fn shapes_end_with_a_state_in_which_they_arent_right() {
     // One that isn't followed yet goes as well.
     let creation = bench.create_of(in_state(2, "a"), choice(Some("qty > 5")));
     bench.store.refit(&in_state(2, "b"));
-    assert_eq!((shape.gone(), creation.shape().gone()), (Some(Gone::Deleted), Some(Gone::Deleted)));
+    assert_eq!((shape.gone(), creation.shape().gone()), (Some(ShapeGone::Deleted), Some(ShapeGone::Deleted)));
     assert_eq!((bench.store.state(ITEMS), other.shape().gone()), (None, None));
     // Without shapes there is nothing to be right.
     bench.store.refit(&in_state(2, "b"));
@@ -342,12 +342,13 @@ fn shapes_end_with_a_state_in_which_they_arent_right() {
 fn a_shape_that_is_made_in_another_state_ends_those_before() {
     let mut bench = Bench::new();
     let first = shape_in(&mut bench, &in_state(1, "a"), choice(None));
-    let found =
-        bench.store.find_or_create(Definition { table: in_state(2, "a").into(), choice: choice(None) }, 9);
+    let found = bench
+        .store
+        .find_or_create(ShapeDefinition { table: in_state(2, "a").into(), choice: choice(None) }, 9);
     assert!(Arc::ptr_eq(&found.unwrap().0, &first));
     assert_eq!(bench.store.state(ITEMS), in_state(2, "a").state);
     let second = shape_in(&mut bench, &in_state(2, "b"), choice(None));
-    assert_eq!((first.gone(), second.gone()), (Some(Gone::Deleted), None));
+    assert_eq!((first.gone(), second.gone()), (Some(ShapeGone::Deleted), None));
     assert_eq!(bench.store.state(ITEMS), in_state(2, "b").state);
     let third = shape_in(&mut bench, &in_state(2, "b"), choice(Some("qty > 5")));
     assert!(bench.store.delete(second.handle()));

@@ -9,8 +9,8 @@ use tokio::runtime::{Builder, Runtime};
 use super::database::table;
 use super::wire::{Row, Wire};
 use crate::config::StoreConfig;
-use crate::creation::Creation;
-use crate::definition::{Choice, Definition, LogMode, Replica, Table};
+use crate::creation::ShapeCreation;
+use crate::definition::{LogMode, ReplicaMode, ShapeDefinition, ShapeOptions, TableSchema};
 use crate::follow::Follower;
 use crate::offset::Offset;
 use crate::shape::Shape;
@@ -33,12 +33,17 @@ pub(crate) fn row(values: [&str; 3]) -> Row {
     values.iter().map(|value| (*value != "NULL").then(|| (*value).to_owned())).collect()
 }
 
-pub(crate) fn choice(clause: Option<&str>) -> Choice {
-    Choice { clause: clause.map(str::to_owned), columns: None, replica: Replica::Default, log: LogMode::Full }
+pub(crate) fn choice(clause: Option<&str>) -> ShapeOptions {
+    ShapeOptions {
+        clause: clause.map(str::to_owned),
+        columns: None,
+        replica: ReplicaMode::Default,
+        log: LogMode::Full,
+    }
 }
 
-pub(crate) fn of_columns(clause: Option<&str>, columns: &[&str]) -> Choice {
-    Choice { columns: Some(columns.iter().map(|&name| name.to_owned()).collect()), ..choice(clause) }
+pub(crate) fn of_columns(clause: Option<&str>, columns: &[&str]) -> ShapeOptions {
+    ShapeOptions { columns: Some(columns.iter().map(|&name| name.to_owned()).collect()), ..choice(clause) }
 }
 
 /// Sees everything before this transaction and nothing else.
@@ -87,23 +92,28 @@ impl Bench {
         self.store.inner.queue().release();
     }
 
-    pub(crate) fn create_of(&mut self, table: Table, choice: Choice) -> Creation {
-        let definition = Definition { table: Arc::new(table), choice };
+    pub(crate) fn create_of(&mut self, table: TableSchema, choice: ShapeOptions) -> ShapeCreation {
+        let definition = ShapeDefinition { table: Arc::new(table), choice };
         self.store.find_or_create(definition, 1).unwrap().1.expect("it is new")
     }
 
-    pub(crate) fn create(&mut self, choice: Choice) -> Creation {
+    pub(crate) fn create(&mut self, choice: ShapeOptions) -> ShapeCreation {
         self.create_of(table(ITEMS, "items", vec![0]), choice)
     }
 
     /// A shape whose snapshot has seen nothing and has no rows.
-    pub(crate) fn shape(&mut self, choice: Choice) -> Arc<Shape> {
+    pub(crate) fn shape(&mut self, choice: ShapeOptions) -> Arc<Shape> {
         let creation = self.create(choice);
         creation.follow();
         self.complete(creation, &snapshot_before(self.xid + 1), self.lsn + 8)
     }
 
-    pub(crate) fn complete(&mut self, mut creation: Creation, snapshot: &Snapshot, lsn: u64) -> Arc<Shape> {
+    pub(crate) fn complete(
+        &mut self,
+        mut creation: ShapeCreation,
+        snapshot: &Snapshot,
+        lsn: u64,
+    ) -> Arc<Shape> {
         let shape = Arc::clone(creation.shape());
         assert!(creation.begun(snapshot, lsn));
         creation.seal().unwrap();

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use forebay_pgoutput::Snapshot;
 
 use super::wire::{Row, Wire};
-use crate::definition::{Choice, Definition, LogMode, Replica, Table};
-use crate::encode::{Change as Encoded, LAST, MORE, Place};
+use crate::definition::{LogMode, ReplicaMode, ShapeDefinition, ShapeOptions, TableSchema};
+use crate::encode::{LAST, LogPosition, MORE, ShapeChange as Encoded};
 use crate::filter::{Collation, Column, Schema};
 use crate::store::disk::Dice;
 
@@ -15,7 +15,7 @@ use crate::store::disk::Dice;
 pub(crate) const MESSAGE_BYTES: usize = 4000;
 
 pub(crate) struct Database {
-    pub(crate) tables: Vec<Arc<Table>>,
+    pub(crate) tables: Vec<Arc<TableSchema>>,
     pub(crate) log: Vec<Transaction>,
     /// Rows by a number that never changes, whatever their columns do.
     rows: Vec<BTreeMap<u64, Row>>,
@@ -59,10 +59,10 @@ fn quantity(row: &Row) -> Option<i64> {
 }
 
 /// A table with the columns id, qty and note.
-pub(crate) fn table(oid: u32, name: &str, key: Vec<usize>) -> Table {
+pub(crate) fn table(oid: u32, name: &str, key: Vec<usize>) -> TableSchema {
     let columns =
         vec![Column::new("id", 23, "int4"), Column::new("qty", 23, "int4"), Column::new("note", 25, "text")];
-    Table {
+    TableSchema {
         oid,
         membership: 1,
         schema: "public".into(),
@@ -84,14 +84,14 @@ pub(crate) fn table(oid: u32, name: &str, key: Vec<usize>) -> Table {
 }
 
 /// Any definition.
-pub(crate) fn definition(tables: &[Arc<Table>], dice: &mut Dice) -> (usize, usize, Definition) {
+pub(crate) fn definition(tables: &[Arc<TableSchema>], dice: &mut Dice) -> (usize, usize, ShapeDefinition) {
     let (table, clause) = (dice.between(0, tables.len() - 1), dice.between(0, CLAUSES.len() - 1));
     // Without a key, all columns are needed.
     let columns = (table == 0 && dice.coin()).then(|| vec!["id".to_owned(), "qty".to_owned()]);
-    let replica = if dice.coin() { Replica::Default } else { Replica::Full };
+    let replica = if dice.coin() { ReplicaMode::Default } else { ReplicaMode::Full };
     let choice =
-        Choice { clause: CLAUSES[clause].0.map(str::to_owned), columns, replica, log: LogMode::Full };
-    (table, clause, Definition { table: Arc::clone(&tables[table]), choice })
+        ShapeOptions { clause: CLAUSES[clause].0.map(str::to_owned), columns, replica, log: LogMode::Full };
+    (table, clause, ShapeDefinition { table: Arc::clone(&tables[table]), choice })
 }
 
 impl Database {
@@ -212,7 +212,7 @@ impl Database {
         index: usize,
         table: usize,
         clause: usize,
-        definition: &Definition,
+        definition: &ShapeDefinition,
     ) -> Option<Vec<u8>> {
         let (mut out, mut op, layout) = (Vec::new(), 0, definition.layout());
         let transaction = &self.log[index];
@@ -230,7 +230,7 @@ impl Database {
                 continue;
             }
             let within = |row: Option<&Row>| row.map_or(Some(false), CLAUSES[clause].1);
-            let place = |op: u64| Place { lsn: transaction.lsn, op, xid: transaction.xid };
+            let place = |op: u64| LogPosition { lsn: transaction.lsn, op, xid: transaction.xid };
             let (here, next) = (place(op - 2), place(op - 1));
             let (old, new) = (old.map(values), new.map(values));
             let (was, is) = (within(change.before())?, within(change.after())?);

@@ -4,12 +4,12 @@ use bytes::Bytes;
 
 use super::database::{CLAUSES, definition, values};
 use super::world::{Promised, Step, World};
-use crate::creation::Creation;
+use crate::creation::ShapeCreation;
 
 /// A shape whose snapshot isn't complete.
 pub(super) struct Filling {
     handle: String,
-    creation: Creation,
+    creation: ShapeCreation,
     /// What had come when it began to be followed; the snapshot sees at least that.
     followed: Option<usize>,
     rows: Option<Vec<Bytes>>,

@@ -9,7 +9,7 @@ use tokio::runtime::Builder;
 use super::database::table;
 use super::wire::Wire;
 use crate::config::StoreConfig;
-use crate::definition::{Choice, Definition, LogMode, Replica};
+use crate::definition::{LogMode, ReplicaMode, ShapeDefinition, ShapeOptions};
 use crate::shapes::Shapes;
 
 const SHAPES: usize = 10_000;
@@ -26,8 +26,9 @@ fn ten_thousand_shapes_are_there_again() {
     let mut creations = Vec::new();
     for number in 0..SHAPES {
         let clause = Some(format!("qty = {number} OR qty < 0"));
-        let choice = Choice { clause, columns: None, replica: Replica::Default, log: LogMode::Full };
-        let definition = Definition { table: Arc::clone(&items), choice };
+        let choice =
+            ShapeOptions { clause, columns: None, replica: ReplicaMode::Default, log: LogMode::Full };
+        let definition = ShapeDefinition { table: Arc::clone(&items), choice };
         let (_, creation) = store.find_or_create(definition, 1).expect("it can be made");
         let mut creation = creation.expect("it is new");
         creation.follow();

@@ -11,10 +11,10 @@ use tokio::runtime::Builder;
 use super::verdict::{self, visible};
 use super::world::{World, config};
 use super::{bench, seeds};
-use crate::definition::Definition;
+use crate::definition::ShapeDefinition;
 use crate::offset::Offset;
 use crate::registry::lock;
-use crate::shape::{Listener, Shape};
+use crate::shape::{LogListener, Shape};
 use crate::shapes::Shapes;
 use crate::store::disk::{Dice, Disk, DiskFile, SimulatedDisk};
 
@@ -127,7 +127,7 @@ impl DiskFile for MortalFile {
 #[derive(Debug, Default)]
 struct Heard(Mutex<Vec<u8>>);
 
-impl Listener for Heard {
+impl LogListener for Heard {
     fn published(&self, messages: &[Bytes], last: Offset, seen: u64) -> bool {
         let bytes = messages.concat();
         let line = bytes.split_inclusive(|byte| *byte == b'\n').next_back().expect("there is a message");
@@ -279,7 +279,7 @@ fn who_still_makes_a_shape_after_another_took_over_does_no_harm() {
     let (one, two) = (one.expect("it can be read"), two.expect("it can be read"));
     let create = |store: &Shapes, clause: &str| {
         let table = Arc::new(super::database::table(100, "items", vec![0]));
-        let definition = Definition { table, choice: bench::choice(Some(clause)) };
+        let definition = ShapeDefinition { table, choice: bench::choice(Some(clause)) };
         let creation = store.find_or_create(definition, 5).expect("it writes").1.expect("it is new");
         creation.follow();
         creation

@@ -9,10 +9,10 @@ use super::bench::{Bench, ITEMS, choice, row, snapshot_before};
 use super::database::table;
 use super::wire::Wire;
 use crate::config::StoreConfig;
-use crate::definition::Definition;
+use crate::definition::ShapeDefinition;
 use crate::offset::Offset;
 use crate::registry::lock;
-use crate::shape::{Gone, Shape};
+use crate::shape::{Shape, ShapeGone};
 use crate::shapes::Shapes;
 use crate::store::disk::{Disk, SimulatedDisk};
 use crate::store::files;
@@ -181,7 +181,8 @@ fn a_table_is_named_again_in_the_log_when_nobody_knows_whether_it_is_there() {
     bench.runtime.block_on(bench.store.checkpoint()).unwrap();
     bench.store.end_writing();
     other.begin_writing().unwrap();
-    let definition = Definition { table: Arc::new(table(ITEMS, "items", vec![0])), choice: choice(None) };
+    let definition =
+        ShapeDefinition { table: Arc::new(table(ITEMS, "items", vec![0])), choice: choice(None) };
     let (made, creation) = other.find_or_create(definition, 9).unwrap();
     let mut creation = creation.unwrap();
     creation.follow();
@@ -215,5 +216,5 @@ fn a_shape_whose_file_is_lost_makes_room_for_another() {
     bench.disk.remove(&name).unwrap();
     let error = shape.read_snapshot(0, shape.snapshot_end()).unwrap_err();
     bench.store.heal(&shape, &error);
-    assert_eq!((shape.gone(), other.gone()), (Some(Gone::Deleted), None));
+    assert_eq!((shape.gone(), other.gone()), (Some(ShapeGone::Deleted), None));
 }

@@ -2,7 +2,7 @@
 
 use forebay_pgoutput::PgOutputDecoder;
 
-use crate::definition::Table;
+use crate::definition::TableSchema;
 use crate::follow::{FollowError, Follower};
 
 /// A row; `None` is NULL.
@@ -29,7 +29,7 @@ impl Wire {
         Wire(vec![b'C', 0]).u64(lsn).u64(end).u64(0)
     }
 
-    pub(crate) fn relation(table: &Table) -> Self {
+    pub(crate) fn relation(table: &TableSchema) -> Self {
         let columns = table.types.columns.iter().zip(&table.stream_types);
         let columns: Vec<_> = columns.map(|(column, kind)| (column.name.as_str(), *kind)).collect();
         Wire::described(table.oid, &table.schema, &table.name, &columns)

@@ -13,7 +13,7 @@ use super::database::{Database, MESSAGE_BYTES};
 use super::making::Filling;
 use super::wire::Wire;
 use crate::config::StoreConfig;
-use crate::definition::Definition;
+use crate::definition::ShapeDefinition;
 use crate::follow::Follower;
 use crate::registry::lock;
 use crate::shapes::Shapes;
@@ -65,7 +65,7 @@ pub(super) struct Model {
 pub(super) struct Promised {
     pub(super) table: usize,
     pub(super) clause: usize,
-    pub(super) definition: Definition,
+    pub(super) definition: ShapeDefinition,
     /// Its snapshot sees so many transactions, once it has begun, and these are its rows.
     pub(super) seen: usize,
     pub(super) rows: Vec<u8>,

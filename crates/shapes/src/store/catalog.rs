@@ -11,7 +11,7 @@ use super::OpenError;
 use super::disk::Disk;
 use super::files;
 use super::record::{self, CatalogHead, Kept, Note, Record, UnknownRecord};
-use crate::definition::Table;
+use crate::definition::TableSchema;
 
 /// Of the files that this program writes, and the only one that it reads. The docs of the store's
 /// module say when it is raised.
@@ -23,7 +23,7 @@ const DRAFT: &str = "catalog.new";
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Catalog {
     pub(crate) head: CatalogHead,
-    pub(crate) tables: Vec<(u64, Arc<Table>)>,
+    pub(crate) tables: Vec<(u64, Arc<TableSchema>)>,
     pub(crate) shapes: Vec<Kept>,
 }
 
@@ -34,7 +34,7 @@ impl Catalog {
         put(Note::Catalog(CatalogHead { format: FORMAT, ..self.head.clone() }));
         self.tables
             .iter()
-            .for_each(|(id, table)| put(Note::Table { id: *id, table: Box::new(Table::clone(table)) }));
+            .for_each(|(id, table)| put(Note::Table { id: *id, table: Box::new(TableSchema::clone(table)) }));
         self.shapes.iter().for_each(|shape| put(Note::Shape(Box::new(shape.clone()))));
         put(Note::End { shapes: self.shapes.len() });
         let file = disk.create(DRAFT)?;
@@ -81,17 +81,17 @@ impl Catalog {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::definition::{CatalogState, Choice, LogMode, Replica};
+    use crate::definition::{CatalogState, LogMode, ReplicaMode, ShapeOptions};
     use crate::simulation::database::table;
     use crate::store::disk::SimulatedDisk;
     use crate::store::record::{Completed, KeptLog, Seen};
 
     fn some() -> Catalog {
         let table = Arc::new(table(100, "items", vec![0]));
-        let choice = Choice {
+        let choice = ShapeOptions {
             clause: Some("qty > 5".into()),
             columns: Some(vec!["id".into()]),
-            replica: Replica::Full,
+            replica: ReplicaMode::Full,
             log: LogMode::ChangesOnly,
         };
         let seen = Seen { xmin: 1, xmax: 5, xip: vec![3], lsn: 7 };
@@ -128,7 +128,7 @@ mod tests {
         assert_eq!(read, CatalogHead { states: Vec::new(), ..some().head });
         let mut before = serde_json::to_value(table(100, "items", vec![0])).unwrap();
         before.as_object_mut().unwrap().retain(|field, _| field != "state" && field != "key_is_deferrable");
-        assert_eq!(serde_json::from_value::<Table>(before).unwrap(), table(100, "items", vec![0]));
+        assert_eq!(serde_json::from_value::<TableSchema>(before).unwrap(), table(100, "items", vec![0]));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use super::compaction::{self, Compacted};
 use super::files;
 use super::record::{CatalogHead, Kept};
 use super::wal;
-use crate::registry::{Inner, lock};
+use crate::registry::{StoreInner, lock};
 use crate::shape::keeping::Part;
 use crate::shape::{Phase, Shape};
 
@@ -25,7 +25,7 @@ pub(crate) struct Checkpoint {
 
 impl Checkpoint {
     /// Not inside of a transaction: what is staged isn't in it.
-    pub(crate) fn capture(inner: &Inner, segment: u64) -> Self {
+    pub(crate) fn capture(inner: &StoreInner, segment: u64) -> Self {
         let mut registry = inner.registry_mut();
         let shapes: Vec<_> = registry.shapes().cloned().collect();
         let kept: Vec<Kept> = shapes.iter().map(|shape| shape.keep()).collect();
@@ -44,7 +44,7 @@ impl Checkpoint {
         Checkpoint { catalog: Catalog { head, tables, shapes: kept }, shapes }
     }
 
-    pub(crate) fn write(mut self, inner: &Inner) -> io::Result<()> {
+    pub(crate) fn write(mut self, inner: &StoreInner) -> io::Result<()> {
         for (shape, kept) in self.shapes.iter().zip(&self.catalog.shapes) {
             spill(inner, shape, kept.snapshot.as_ref().map_or(0, |snapshot| snapshot.len), kept.log.len)?;
         }
@@ -71,20 +71,20 @@ impl Checkpoint {
     }
 
     /// All that takes room. After an error the catalog is the one from before.
-    fn publish(&self, inner: &Inner, compacted: &[Compacted]) -> io::Result<()> {
+    fn publish(&self, inner: &StoreInner, compacted: &[Compacted]) -> io::Result<()> {
         compacted.iter().try_for_each(|compacted| compacted.catch_up(inner))?;
         inner.disk.sync_everything()?;
         self.write_catalog(inner)
     }
 
     /// All that there is to write of a store without shapes.
-    pub(crate) fn write_catalog(&self, inner: &Inner) -> io::Result<()> {
+    pub(crate) fn write_catalog(&self, inner: &StoreInner) -> io::Result<()> {
         self.catalog.write(&*inner.disk)
     }
 }
 
 /// Files that nobody knows: they were being made, merged or deleted when the process ended. Those of some shapes stay for now.
-pub(crate) fn remove_orphans(inner: &Inner, but: &HashSet<u64>) -> io::Result<()> {
+pub(crate) fn remove_orphans(inner: &StoreInner, but: &HashSet<u64>) -> io::Result<()> {
     let names = |shape: &Arc<Shape>| {
         let (id, base) = (shape.id, shape.lock().log.base());
         files::kinds(base).map(|kind| files::name(id, kind))
@@ -99,7 +99,7 @@ pub(crate) fn remove_orphans(inner: &Inner, but: &HashSet<u64>) -> io::Result<()
 }
 
 /// Memory has too much that isn't in files. Who may write writes it; who may not finds what another has written.
-pub(crate) fn relieve(inner: &Inner, may_write: bool) -> io::Result<()> {
+pub(crate) fn relieve(inner: &StoreInner, may_write: bool) -> io::Result<()> {
     let shapes: Vec<_> = inner.registry().shapes().cloned().collect();
     let _files_stay = lock(&inner.relieving);
     for shape in shapes {
@@ -115,7 +115,7 @@ pub(crate) fn relieve(inner: &Inner, may_write: bool) -> io::Result<()> {
 const PARTS: [Part; 2] = [Part::Snapshot, Part::Log];
 
 /// Writes what a shape has in memory to its files, up to these lengths.
-fn spill(inner: &Inner, shape: &Shape, snapshot: u64, log: u64) -> io::Result<()> {
+fn spill(inner: &StoreInner, shape: &Shape, snapshot: u64, log: u64) -> io::Result<()> {
     for (part, up_to) in PARTS.into_iter().zip([snapshot, log]) {
         let (kind, base, (from, pieces)) = {
             let state = shape.lock();
@@ -146,7 +146,7 @@ fn spill(inner: &Inner, shape: &Shape, snapshot: u64, log: u64) -> io::Result<()
 }
 
 /// Lets go of what is in a file, byte for byte.
-fn find_written(inner: &Inner, shape: &Shape, part: Part) {
+fn find_written(inner: &StoreInner, shape: &Shape, part: Part) {
     let (kind, base, (mut at, pieces)) = {
         let state = shape.lock();
         let strand = state.strand(part);

@@ -18,7 +18,7 @@ use super::strand::Chunk;
 use crate::config::StoreConfig;
 use crate::encode::{LAST, MORE, merge, place_of};
 use crate::offset::Offset;
-use crate::registry::{Inner, lock};
+use crate::registry::{StoreInner, lock};
 use crate::shape::Shape;
 
 /// Changes are merged that are less than this apart.
@@ -36,7 +36,7 @@ pub(crate) struct Compacted {
 }
 
 /// Writes new files if the log is long, and says so in `kept`. Without them, everything stays as it is.
-pub(crate) fn compact(inner: &Inner, shape: &Arc<Shape>, kept: &mut Kept) -> Option<Compacted> {
+pub(crate) fn compact(inner: &StoreInner, shape: &Arc<Shape>, kept: &mut Kept) -> Option<Compacted> {
     let base = due(&kept.log, &inner.config)?;
     match write(inner, shape.id, &kept.log, base) {
         Ok(log) => {
@@ -67,7 +67,7 @@ fn new_files(base: u64) -> [Kind; 2] {
     [Kind::Log(base), Kind::Past(base)]
 }
 
-fn write(inner: &Inner, shape: u64, log: &KeptLog, base: u64) -> io::Result<KeptLog> {
+fn write(inner: &StoreInner, shape: u64, log: &KeptLog, base: u64) -> io::Result<KeptLog> {
     let old = inner.files.open(shape, Kind::Log(log.base))?;
     let mut past = Past::new(inner.files.create(shape, Kind::Past(base))?, inner.config.chunk_bytes);
     let mut window = Vec::new();
@@ -113,7 +113,7 @@ fn copy(from: &dyn DiskFile, at: u64, to: &dyn DiskFile, target: u64, len: u64) 
 
 impl Compacted {
     /// What was written to the old file meanwhile is written to the new one, too. From here on nobody may write to it.
-    pub(crate) fn catch_up(&self, inner: &Inner) -> io::Result<()> {
+    pub(crate) fn catch_up(&self, inner: &StoreInner) -> io::Result<()> {
         let Compacted { shape, base: before, log } = self;
         let copied = || {
             let old = inner.files.open(shape.id, Kind::Log(*before))?;
@@ -128,7 +128,7 @@ impl Compacted {
     }
 
     /// The catalog names the new files.
-    pub(crate) fn take_effect(self, inner: &Inner) {
+    pub(crate) fn take_effect(self, inner: &StoreInner) {
         self.shape.merged(&self.log);
         lock(&inner.garbage).extend(new_files(self.base).map(|kind| (self.shape.id, kind)));
         if self.shape.gone().is_some() {
@@ -138,7 +138,7 @@ impl Compacted {
     }
 
     /// Nobody will name the new files.
-    pub(crate) fn give_up(self, inner: &Inner) {
+    pub(crate) fn give_up(self, inner: &StoreInner) {
         new_files(self.log.base).into_iter().for_each(|kind| inner.files.remove_one(self.shape.id, kind));
     }
 }

@@ -1,6 +1,6 @@
 //! The store's history takes effect.
 //!
-//! Invariant: what can be read is what the log says, applied in its order. Kept by: [`Inner::apply`] is the only way in, for the writer, for
+//! Invariant: what can be read is what the log says, applied in its order. Kept by: [`StoreInner::apply`] is the only way in, for the writer, for
 //! recovery, and for those who read beside a writer.
 
 use std::collections::HashSet;
@@ -11,11 +11,11 @@ use bytes::Bytes;
 
 use super::catalog::Catalog;
 use super::record::{Changes, Commit, Kept, Note, Record};
-use crate::definition::{Definition, Table};
+use crate::definition::{ShapeDefinition, TableSchema};
 use crate::offset::Offset;
-use crate::registry::{Inner, lock, time_of};
+use crate::registry::{StoreInner, lock, time_of};
 
-impl Inner {
+impl StoreInner {
     /// A record of the log takes effect: it is durable.
     pub(crate) fn apply(&self, record: &Record) {
         match record {
@@ -79,7 +79,7 @@ impl Inner {
                 if let Some(state) = &table.state {
                     registry.baselines.log(table.oid, state, is_writing);
                 }
-                registry.tables.insert(*id, Arc::new(Table::clone(table)));
+                registry.tables.insert(*id, Arc::new(TableSchema::clone(table)));
             }
             Note::Create { id, handle, table, choice } => {
                 // Lock order: `deleted`, then the registry. A shape that this process deleted before its creation came to
@@ -91,7 +91,7 @@ impl Inner {
                 registry.last_handle = registry.last_handle.max(time_of(handle).unwrap_or(0));
                 let Some(table) = registry.tables.get(table).cloned() else { return };
                 if !is_deleted && registry.by_id(*id).is_none_or(|known| known.handle() != handle) {
-                    let definition = Definition { table, choice: choice.clone() };
+                    let definition = ShapeDefinition { table, choice: choice.clone() };
                     if let Ok(filter) = definition.filter() {
                         registry.add(Arc::new(self.make(*id, handle.clone(), definition, filter)));
                     }
@@ -175,7 +175,7 @@ impl Inner {
         }
         let mut registry = self.registry_mut();
         let Some(table) = registry.tables.get(&kept.table).cloned() else { return };
-        let definition = Definition { table, choice: kept.choice.clone() };
+        let definition = ShapeDefinition { table, choice: kept.choice.clone() };
         let Ok(filter) = definition.filter() else { return };
         let shape = self.make(kept.id, kept.handle.clone(), definition, filter);
         shape.load(kept);

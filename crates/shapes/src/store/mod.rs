@@ -32,13 +32,13 @@ pub(crate) mod checkpoint;
 mod compaction;
 pub(crate) mod disk;
 pub(crate) mod files;
-mod glance;
 pub(crate) mod head;
 mod history;
 pub(crate) mod queue;
 pub(crate) mod reading;
 pub(crate) mod record;
 pub(crate) mod strand;
+mod summary;
 #[cfg(test)]
 mod upgrade_tests;
 pub(crate) mod wal;
@@ -46,7 +46,7 @@ pub(crate) mod writer;
 
 use std::io;
 
-pub use self::glance::Glance;
+pub use self::summary::StoreSummary;
 
 use crate::shapes::StoreFailure;
 
@@ -96,31 +96,31 @@ pub enum OpenError {
 /// Why what is in the storage directory can't be served, as clients and probes are told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Unusable {
+pub enum StoreUnusable {
     /// Another version wrote it.
     OtherVersion,
     /// It isn't what was written.
     Damaged,
 }
 
-impl Unusable {
+impl StoreUnusable {
     /// One sentence, without details: those are in the log.
     pub fn as_str(self) -> &'static str {
         match self {
-            Unusable::OtherVersion => {
+            StoreUnusable::OtherVersion => {
                 "the storage was written by a newer version of Forebay, which this instance can't read"
             }
-            Unusable::Damaged => "the storage is damaged",
+            StoreUnusable::Damaged => "the storage is damaged",
         }
     }
 }
 
 impl OpenError {
     /// What is wrong with the directory itself; `None`: it may be used later.
-    pub fn unusable(&self) -> Option<Unusable> {
+    pub fn unusable(&self) -> Option<StoreUnusable> {
         match self {
-            OpenError::Format { .. } | OpenError::Unreadable { .. } => Some(Unusable::OtherVersion),
-            OpenError::Damaged { .. } => Some(Unusable::Damaged),
+            OpenError::Format { .. } | OpenError::Unreadable { .. } => Some(StoreUnusable::OtherVersion),
+            OpenError::Damaged { .. } => Some(StoreUnusable::Damaged),
             OpenError::Locked | OpenError::Failed(_) | OpenError::Io(_) => None,
         }
     }

@@ -14,7 +14,7 @@ use super::checkpoint;
 use super::head::Head;
 use super::wal::{self, Place, Records};
 use super::writer::Mode;
-use crate::registry::{Inner, lock};
+use crate::registry::{StoreInner, lock};
 
 /// How far a process has read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,14 +27,14 @@ pub(crate) struct Reading {
 
 /// Reads what is there at the start. Fails also if the log has a record that this version can't
 /// read after what is known to be durable: the next writer has to read it.
-pub(crate) fn open(inner: &Arc<Inner>) -> Result<(), OpenError> {
+pub(crate) fn open(inner: &Arc<StoreInner>) -> Result<(), OpenError> {
     refresh(inner)?;
     let durable = Head::read(&*inner.disk).unwrap_or_default().durable;
     wal::check_readable(&*inner.disk, durable)
 }
 
 /// Reads what is durable, up to where the writer says.
-pub(crate) fn refresh(inner: &Arc<Inner>) -> Result<(), OpenError> {
+pub(crate) fn refresh(inner: &Arc<StoreInner>) -> Result<(), OpenError> {
     let mut mode = lock(&inner.mode);
     let Mode::Reading(reading) = &mut *mode else { return Ok(()) };
     match Head::read(&*inner.disk) {
@@ -47,7 +47,7 @@ pub(crate) fn refresh(inner: &Arc<Inner>) -> Result<(), OpenError> {
 
 /// Applies the log from where we are, to what is durable, or without a head to its end.
 pub(crate) fn advance(
-    inner: &Inner,
+    inner: &StoreInner,
     reading: &mut Option<Reading>,
     head: Option<Head>,
 ) -> Result<(), OpenError> {
@@ -94,7 +94,7 @@ pub(crate) fn advance(
 }
 
 /// Reads the catalog, and goes on from there if it is ahead.
-fn load(inner: &Inner, reading: &mut Option<Reading>) -> Result<(), OpenError> {
+fn load(inner: &StoreInner, reading: &mut Option<Reading>) -> Result<(), OpenError> {
     let Some(catalog) = Catalog::read(&*inner.disk)? else {
         return no_catalog(inner);
     };
@@ -113,7 +113,7 @@ fn load(inner: &Inner, reading: &mut Option<Reading>) -> Result<(), OpenError> {
 }
 
 /// A store has one before it has anything else.
-fn no_catalog(inner: &Inner) -> Result<(), OpenError> {
+fn no_catalog(inner: &StoreInner) -> Result<(), OpenError> {
     let disk = &*inner.disk;
     match wal::segments(disk) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
-use crate::definition::{CatalogState, Choice, Table};
+use crate::definition::{CatalogState, ShapeOptions, TableSchema};
 
 /// Length and checksum.
 pub(crate) const HEAD: usize = 8;
@@ -79,9 +79,9 @@ pub(crate) enum Note {
     Advance { lsn: u64 },
     /// A table that shapes after it refer to. Its state is the one as of which all shapes of its
     /// oid are right.
-    Table { id: u64, table: Box<Table> },
+    Table { id: u64, table: Box<TableSchema> },
     /// A shape begins; its snapshot is yet to come.
-    Create { id: u64, handle: String, table: u64, choice: Choice },
+    Create { id: u64, handle: String, table: u64, choice: ShapeOptions },
     /// Its snapshot is complete. The bytes are the snapshot's, if it has no file of its own.
     Complete(Completed),
     /// It is gone.
@@ -139,7 +139,7 @@ pub(crate) struct Kept {
     pub(crate) id: u64,
     pub(crate) handle: String,
     pub(crate) table: u64,
-    pub(crate) choice: Choice,
+    pub(crate) choice: ShapeOptions,
     /// `None`: the snapshot wasn't complete.
     pub(crate) snapshot: Option<Completed>,
     pub(crate) log: KeptLog,

@@ -22,7 +22,7 @@ use super::queue::{Job, Queue};
 use super::reading::{self, Reading};
 use super::record::{self, Note, Record};
 use super::wal::{self, Place, Wal};
-use crate::registry::{Inner, lock};
+use crate::registry::{StoreInner, lock};
 
 /// What this process does with the store.
 pub(crate) enum Mode {
@@ -50,7 +50,7 @@ const FULL_PAUSE: Duration = if cfg!(test) { Duration::from_millis(2) } else { D
 const PATIENCE: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_millis(5) };
 
 /// Recovers, and starts the writer.
-pub(crate) fn begin(inner: &Arc<Inner>) -> Result<(), OpenError> {
+pub(crate) fn begin(inner: &Arc<StoreInner>) -> Result<(), OpenError> {
     let mut mode = lock(&inner.mode);
     if let Some(failure) = lock(&inner.failure).clone() {
         return Err(failure.into());
@@ -120,7 +120,7 @@ pub(crate) fn begin(inner: &Arc<Inner>) -> Result<(), OpenError> {
 }
 
 /// Ends the writer, once it has written everything, and gives the lock back.
-pub(crate) fn end(inner: &Arc<Inner>) {
+pub(crate) fn end(inner: &Arc<StoreInner>) {
     let mut mode = lock(&inner.mode);
     {
         let _nobody_writes = inner.turn.write().unwrap_or_else(PoisonError::into_inner);
@@ -139,7 +139,7 @@ pub(crate) fn end(inner: &Arc<Inner>) {
 }
 
 struct Writer {
-    inner: Arc<Inner>,
+    inner: Arc<StoreInner>,
     queue: Arc<Queue>,
     wal: Wal,
     head_file: Arc<dyn DiskFile>,
@@ -285,7 +285,7 @@ impl Drop for Writer {
 
 /// Tries until the disk isn't full; `false`: it is closed before that.
 fn when_there_is_room(
-    inner: &Inner,
+    inner: &StoreInner,
     queue: &Queue,
     mut attempt: impl FnMut() -> io::Result<()>,
 ) -> io::Result<bool> {
@@ -316,7 +316,7 @@ fn unless_full(error: io::Error) -> io::Result<()> {
 
 /// However the writer ends: nobody waits for it any longer.
 struct Alarm {
-    inner: Arc<Inner>,
+    inner: Arc<StoreInner>,
     queue: Arc<Queue>,
 }
 

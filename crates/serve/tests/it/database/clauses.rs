@@ -1,10 +1,10 @@
 //! What Postgres says of where clauses.
 
-use forebay_serve::database::{Refusal, ValidateError, validate};
+use forebay_serve::database::{ClauseRejection, ValidateError, validate};
 
 use super::{Database, name};
 
-async fn refused(database: &Database, clause: &str) -> Refusal {
+async fn refused(database: &Database, clause: &str) -> ClauseRejection {
     let client = database.client().await;
     match validate(&client, &name("Items"), clause).await {
         Err(ValidateError::Refused(refusal)) => refusal,

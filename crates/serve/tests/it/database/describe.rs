@@ -1,7 +1,7 @@
 //! Tables as the catalog has them.
 
 use forebay_replication::TableName;
-use forebay_serve::database::{ChoiceError, DescribeError, ReplicaIdentity, TableColumn, describe};
+use forebay_serve::database::{ChoiceError, ColumnDescription, DescribeError, ReplicaIdentity, describe};
 use forebay_shapes::filter::{Collation, Filter, TypeKind};
 
 use super::{Database, name};
@@ -77,7 +77,7 @@ async fn a_table_is_described_as_the_catalog_has_it() {
         assert_eq!(filtered, expected);
         let keys: Vec<_> = table.columns().into_iter().map(|column| column.key_index).take(3).collect();
         assert_eq!((keys, table.key()), (vec![Some(0), None, Some(1)], vec![0, 2]));
-        let not_null = |column: &&TableColumn| column.is_not_null;
+        let not_null = |column: &&ColumnDescription| column.is_not_null;
         assert_eq!(table.columns.iter().filter(not_null).count(), 2, "the key's");
         assert_eq!(table.shown(&[0, 2])[1].pk_index, Some(1));
         assert_eq!(database.describe("made").await.shown(&[0])[0].dims, 1);

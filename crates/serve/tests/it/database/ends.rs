@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use forebay_replication::pgoutput::{Lsn, Snapshot};
-use forebay_serve::database::{Sink, SnapshotError, SnapshotQuery, snapshot};
+use forebay_serve::database::{RowSink, SnapshotError, SnapshotQuery, snapshot};
 
 use super::{Collected, Database, query};
 use crate::deadline::until;
@@ -171,7 +171,7 @@ struct Stubborn {
     fails: bool,
 }
 
-impl Sink for Stubborn {
+impl RowSink for Stubborn {
     type Error = Full;
 
     async fn begun(&mut self, _snapshot: &Snapshot, _lsn: Lsn) -> Result<(), Full> {
@@ -287,7 +287,7 @@ struct Intruder<'a> {
     rows: usize,
 }
 
-impl Sink for Intruder<'_> {
+impl RowSink for Intruder<'_> {
     type Error = Infallible;
 
     async fn begun(&mut self, _: &Snapshot, _: Lsn) -> Result<(), Infallible> {

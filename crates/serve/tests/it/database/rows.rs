@@ -4,7 +4,7 @@ use std::convert::Infallible;
 
 use bytes::Bytes;
 use forebay_replication::pgoutput::{Lsn, Snapshot};
-use forebay_serve::database::{Page, Sink, SnapshotError, SnapshotQuery};
+use forebay_serve::database::{RowSink, SnapshotError, SnapshotQuery, SubsetPage};
 use serde_json::{Value, json};
 
 use super::{Collected, Database, query};
@@ -170,7 +170,7 @@ async fn a_clause_and_a_page_choose_rows() {
     let clause = r#"(("T"."note" = 'it''s \') AND ("id" > 4))"#;
     assert_eq!(database.rows("T", Some(clause)).await.len(), 8);
     let table = database.describe("T").await;
-    let page = Some(Page { order_by: "\"id\" DESC", limit: Some(2), offset: Some(1) });
+    let page = Some(SubsetPage { order_by: "\"id\" DESC", limit: Some(2), offset: Some(1) });
     let mut sink = Collected::default();
     let query = SnapshotQuery { page, ..query(&table, &[0], Some(clause)) };
     database.read(&query, &mut sink).await.unwrap();
@@ -205,7 +205,7 @@ struct Meddler<'d> {
     after: u32,
 }
 
-impl Sink for Meddler<'_> {
+impl RowSink for Meddler<'_> {
     type Error = Infallible;
 
     async fn begun(&mut self, snapshot: &Snapshot, lsn: Lsn) -> Result<(), Infallible> {

@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use forebay_replication::pgoutput::{Lsn, Snapshot};
-use forebay_serve::database::{Sink, snapshot};
+use forebay_serve::database::{RowSink, snapshot};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::{Database, query};
 
 struct Counter(u64);
 
-impl Sink for Counter {
+impl RowSink for Counter {
     type Error = Infallible;
 
     async fn begun(&mut self, _snapshot: &Snapshot, _lsn: Lsn) -> Result<(), Infallible> {

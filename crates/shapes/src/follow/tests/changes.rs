@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use crate::offset::Offset;
-use crate::shape::Gone;
+use crate::shape::ShapeGone;
 use crate::simulation::bench::{Bench, ITEMS, brief, choice, log, of_columns, row, snapshot_before, told};
 use crate::simulation::database::table;
 use crate::simulation::wire::{Told, Wire};
@@ -87,7 +87,7 @@ fn a_value_that_isnt_told_again_is_the_old_one() {
     // Nor was it told before: nobody knows.
     let old = [Told::Text("1"), Told::Text("4"), Told::Unchanged];
     bench.transact(&[Wire::update_of(ITEMS, Some((b'O', &old)), &new)]);
-    assert_eq!(shape.gone(), Some(Gone::Deleted));
+    assert_eq!(shape.gone(), Some(ShapeGone::Deleted));
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn an_old_row_that_isnt_told_ends_the_tables_shapes() {
         other.follow();
         let other = bench.complete(other, &snapshot_before(bench.xid + 1), bench.lsn);
         bench.transact(&[untold]);
-        assert_eq!((shape.gone(), other.gone()), (Some(Gone::Deleted), None));
+        assert_eq!((shape.gone(), other.gone()), (Some(ShapeGone::Deleted), None));
     }
 }
 
@@ -139,7 +139,7 @@ fn a_clause_that_fails_on_a_row_ends_its_shape() {
     let mut bench = Bench::new();
     let (failing, other) = (bench.shape(choice(Some("10 / qty > 1"))), bench.shape(choice(Some("qty >= 0"))));
     bench.transact(&[Wire::insert(ITEMS, &row(["1", "5", "a"])), Wire::insert(ITEMS, &row(["2", "0", "a"]))]);
-    assert_eq!(failing.gone(), Some(Gone::Deleted));
+    assert_eq!(failing.gone(), Some(ShapeGone::Deleted));
     assert_eq!(brief(&other).len(), 2);
 }
 

@@ -5,23 +5,23 @@ use std::sync::Arc;
 use forebay_pgoutput::Snapshot;
 use serde_json::json;
 
-use crate::definition::{Choice, LogMode, Table};
-use crate::encode::{Change, Place};
+use crate::definition::{LogMode, ShapeOptions, TableSchema};
+use crate::encode::{LogPosition, ShapeChange};
 use crate::offset::Offset;
-use crate::shape::{Gone, Shape};
+use crate::shape::{Shape, ShapeGone};
 use crate::simulation::bench::{Bench, ITEMS, brief, choice, row, snapshot_before, told};
 use crate::simulation::database::table;
 use crate::simulation::wire::Wire;
 use crate::store::record::{Changes, Commit, Range, Record, Touch};
 
-fn shape_of(bench: &mut Bench, table: &Table, choice: Choice) -> Arc<Shape> {
+fn shape_of(bench: &mut Bench, table: &TableSchema, choice: ShapeOptions) -> Arc<Shape> {
     let creation = bench.create_of(table.clone(), choice);
     creation.follow();
     bench.complete(creation, &snapshot_before(bench.xid + 1), bench.lsn + 8)
 }
 
-fn deferrable() -> Table {
-    Table { key_is_deferrable: true, ..table(ITEMS, "items", vec![0]) }
+fn deferrable() -> TableSchema {
+    TableSchema { key_is_deferrable: true, ..table(ITEMS, "items", vec![0]) }
 }
 
 fn rekey(from: &str, to: &str) -> Wire {
@@ -85,14 +85,14 @@ fn a_deferrable_key_of_a_snapshot_that_begins_later_counts_if_it_doesnt_see_it()
         creation.follow();
         bench.transact(&[rekey("1", "2"), rekey("2", "3")]);
         assert!(creation.begun(&snapshot_before(bench.xid + u32::from(sees_it)), bench.lsn + 8));
-        let gone = if sees_it { None } else { Some(Gone::Deleted) };
+        let gone = if sees_it { None } else { Some(ShapeGone::Deleted) };
         assert_eq!(creation.shape().gone(), gone);
     }
 }
 
 const LOG: u32 = 300;
 
-fn keyless() -> Table {
+fn keyless() -> TableSchema {
     table(LOG, "log", Vec::new())
 }
 
@@ -103,7 +103,7 @@ fn message(shape: &Shape, values: [&str; 3]) -> Vec<u8> {
 }
 
 /// A shape of a table without a key, with these rows in its snapshot, that has seen nothing else.
-fn keyless_shape(bench: &mut Bench, choice: Choice, rows: &[[&str; 3]]) -> Arc<Shape> {
+fn keyless_shape(bench: &mut Bench, choice: ShapeOptions, rows: &[[&str; 3]]) -> Arc<Shape> {
     bench.send(&[Wire::relation(&keyless())]);
     let mut creation = bench.create_of(keyless(), choice);
     creation.follow();
@@ -189,7 +189,7 @@ fn what_comes_before_the_snapshot_is_complete_counts_after_its_rows() {
             rows.iter().for_each(|values| creation.rows(message(&shape, *values).into()).unwrap());
             creation.seal().unwrap();
             let done = bench.runtime.block_on(creation.complete());
-            assert_eq!(done, if ends { Err(Gone::Deleted) } else { Ok(()) }, "case {index}");
+            assert_eq!(done, if ends { Err(ShapeGone::Deleted) } else { Ok(()) }, "case {index}");
             assert_eq!(shape.gone().is_some(), ends, "case {index}");
         }
     }
@@ -259,8 +259,8 @@ fn a_shape_of_a_release_that_didnt_count_goes_when_its_log_took_one_of_two() {
     let mut bench = Bench::new();
     let shapes =
         [choice(None), choice(Some("qty > 5"))].map(|choice| keyless_shape(&mut bench, choice, &[A, A]));
-    let (mut text, place) = (Vec::new(), Place { lsn: bench.lsn + 100, op: 0, xid: 900 });
-    let gone = Change::Delete { row: &A.map(|value| Some(value.as_bytes())), to: None };
+    let (mut text, place) = (Vec::new(), LogPosition { lsn: bench.lsn + 100, op: 0, xid: 900 });
+    let gone = ShapeChange::Delete { row: &A.map(|value| Some(value.as_bytes())), to: None };
     assert!(shapes[0].layout().change(&mut text, gone, place));
     let ranges = vec![Range { from: 0, to: text.len() as u32, last_op: 0 }];
     let touches = vec![Touch { shape: shapes[0].id, ranges }];
@@ -291,7 +291,7 @@ fn a_change_that_changes_nothing_isnt_held_for_a_snapshot() {
 
 #[test]
 fn rows_of_subsets_arent_counted_so_any_row_that_leaves_ends_a_shape_of_changes_only() {
-    let changes_only = || Choice { log: LogMode::ChangesOnly, ..choice(None) };
+    let changes_only = || ShapeOptions { log: LogMode::ChangesOnly, ..choice(None) };
     for is_rebuilt in [false, true] {
         let mut bench = Bench::new();
         let handle = keyless_shape(&mut bench, changes_only(), &[]).handle().to_owned();
@@ -306,6 +306,6 @@ fn rows_of_subsets_arent_counted_so_any_row_that_leaves_ends_a_shape_of_changes_
         assert_eq!(shape.gone(), None);
         // A client may have two of these from subsets.
         bench.transact(&[delete(A)]);
-        assert_eq!(shape.gone(), Some(Gone::Deleted), "rebuilt: {is_rebuilt}");
+        assert_eq!(shape.gone(), Some(ShapeGone::Deleted), "rebuilt: {is_rebuilt}");
     }
 }

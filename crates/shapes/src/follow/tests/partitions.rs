@@ -5,9 +5,9 @@ use std::sync::Arc;
 use forebay_pgoutput::Snapshot;
 use serde_json::json;
 
-use crate::definition::{Choice, Table};
-use crate::follow::relation::Relatives;
-use crate::shape::{Gone, Shape};
+use crate::definition::{ShapeOptions, TableSchema};
+use crate::follow::relation::PartitionTree;
+use crate::shape::{Shape, ShapeGone};
 use crate::simulation::bench::{Bench, ITEMS, brief, choice, row, snapshot_before, told};
 use crate::simulation::database::table;
 use crate::simulation::wire::{Row, Wire};
@@ -15,24 +15,24 @@ use crate::simulation::wire::{Row, Wire};
 const LEAF: u32 = 101;
 const OTHER: u32 = 102;
 
-fn leaf() -> Table {
+fn leaf() -> TableSchema {
     table(LEAF, "items_1", vec![0])
 }
 
-fn shape_of(bench: &mut Bench, table: Table, choice: Choice) -> Arc<Shape> {
+fn shape_of(bench: &mut Bench, table: TableSchema, choice: ShapeOptions) -> Arc<Shape> {
     let creation = bench.create_of(table, choice);
     creation.follow();
     bench.complete(creation, &snapshot_before(bench.xid + 1), bench.lsn + 8)
 }
 
 /// A partition of items.
-fn below_items() -> Relatives {
-    Relatives { ancestors: vec![ITEMS], descendants: Vec::new() }
+fn below_items() -> PartitionTree {
+    PartitionTree { ancestors: vec![ITEMS], descendants: Vec::new() }
 }
 
 /// Items, with its partitions.
-fn above_leaves() -> Relatives {
-    Relatives { ancestors: Vec::new(), descendants: vec![OTHER, LEAF] }
+fn above_leaves() -> PartitionTree {
+    PartitionTree { ancestors: Vec::new(), descendants: vec![OTHER, LEAF] }
 }
 
 /// Describes one partition with the columns of items, and one with others first.
@@ -80,7 +80,7 @@ fn a_partition_of_another_form_ends_the_shapes_of_the_partitioned_table() {
     let columns = [("id", (23, -1)), ("qty", (20, -1)), ("note", (25, -1))];
     bench.send(&[Wire::described(OTHER, "public", "items_2", &columns)]);
     bench.transact(&[Wire::insert(LEAF, &row(["2", "7", "a"])), Wire::insert(OTHER, &row(["3", "7", "a"]))]);
-    assert_eq!((whole.gone(), part.gone()), (Some(Gone::Deleted), None));
+    assert_eq!((whole.gone(), part.gone()), (Some(ShapeGone::Deleted), None));
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn a_partition_that_was_detached_concerns_the_partitioned_table_no_more() {
     let whole = bench.shape(choice(None));
     describe_leaves(&mut bench);
     bench.transact(&[Wire::insert(LEAF, &row(["1", "7", "a"]))]);
-    bench.follower.relate(LEAF, Relatives::default());
+    bench.follower.relate(LEAF, PartitionTree::default());
     bench.send(&[Wire::relation(&leaf())]);
     bench.transact(&[Wire::insert(LEAF, &row(["2", "7", "a"]))]);
     assert_eq!(brief(&whole).len(), 1);
@@ -112,9 +112,9 @@ fn a_truncated_partition_ends_the_shapes_of_the_partitioned_table_and_no_others(
     let (whole, part) = (bench.shape(choice(None)), shape_of(&mut bench, leaf(), choice(None)));
     describe_leaves(&mut bench);
     bench.transact(&[Wire::truncate(&[OTHER])]);
-    assert_eq!((whole.gone(), part.gone()), (Some(Gone::Deleted), None));
+    assert_eq!((whole.gone(), part.gone()), (Some(ShapeGone::Deleted), None));
     bench.transact(&[Wire::truncate(&[LEAF])]);
-    assert_eq!(part.gone(), Some(Gone::Deleted));
+    assert_eq!(part.gone(), Some(ShapeGone::Deleted));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use forebay_pgoutput::Snapshot;
 
-use crate::shape::Gone;
+use crate::shape::ShapeGone;
 use crate::simulation::bench::{Bench, ITEMS, brief, choice, log, row, snapshot_before};
 use crate::simulation::database::table;
 use crate::simulation::wire::Wire;
@@ -114,7 +114,7 @@ fn what_is_held_is_bounded_within_a_transaction_and_over_many() {
         } else {
             (0..20).for_each(|_| bench.transact(std::slice::from_ref(&insert)));
         }
-        assert_eq!(creation.shape().gone(), Some(Gone::Deleted));
+        assert_eq!(creation.shape().gone(), Some(ShapeGone::Deleted));
     }
 }
 

@@ -3,9 +3,9 @@
 use forebay_pgoutput::Snapshot;
 use serde_json::json;
 
-use crate::definition::Table;
+use crate::definition::TableSchema;
 use crate::filter::{Collation, Column};
-use crate::shape::Gone;
+use crate::shape::ShapeGone;
 use crate::simulation::bench::{Bench, ITEMS, brief, choice, of_columns, row, snapshot_before, told};
 use crate::simulation::database::table;
 use crate::simulation::wire::Wire;
@@ -19,7 +19,7 @@ fn a_truncated_table_has_no_shapes_but_those_that_have_seen_it_so() {
     let seen = Snapshot { xmin: u64::from(bench.xid) + 2, xmax: u64::from(bench.xid) + 2, xip: Vec::new() };
     let after = bench.complete(creation, &seen, bench.lsn + 50);
     bench.transact(&[Wire::truncate(&[5, ITEMS])]);
-    assert_eq!(before.gone(), Some(Gone::Deleted));
+    assert_eq!(before.gone(), Some(ShapeGone::Deleted));
     assert_eq!(after.gone(), None);
     bench.transact(&[Wire::insert(ITEMS, &row(["1", "7", "a"]))]);
     assert_eq!(brief(&after).len(), 1);
@@ -32,7 +32,7 @@ fn a_table_with_another_column_ends_the_shapes_that_show_all() {
     let columns = [("extra", (23, -1)), ("id", (23, -1)), ("qty", (23, -1)), ("note", (25, -1))];
     let insert = Wire::insert(ITEMS, &["0", "1", "7", "a"].map(|text| Some(text.to_owned())).to_vec());
     bench.transact(&[Wire::described(ITEMS, "public", "items", &columns), insert]);
-    assert_eq!(all.gone(), Some(Gone::Deleted));
+    assert_eq!(all.gone(), Some(ShapeGone::Deleted));
     assert_eq!(brief(&some), [told("insert", 0, json!({"id": "1", "note": "a"}))]);
     // One that was made of the table as it was, and too late, doesn't go on either.
     let late = bench.shape(choice(None));
@@ -40,7 +40,7 @@ fn a_table_with_another_column_ends_the_shapes_that_show_all() {
     assert_eq!(late.gone(), None);
     let insert = Wire::insert(ITEMS, &["0", "2", "7", "a"].map(|text| Some(text.to_owned())).to_vec());
     bench.transact(&[insert]);
-    assert_eq!(late.gone(), Some(Gone::Deleted));
+    assert_eq!(late.gone(), Some(ShapeGone::Deleted));
     assert_eq!(brief(&some).len(), 2);
 }
 
@@ -80,7 +80,7 @@ fn a_table_without_a_key_goes_on_only_as_it_is() {
     let columns = [("id", (23, -1)), ("qty", (23, -1))];
     let insert = Wire::insert(300, &vec![Some("1".to_owned()); 2]);
     bench.transact(&[Wire::described(300, "public", "log", &columns), insert]);
-    assert_eq!(shape.gone(), Some(Gone::Deleted));
+    assert_eq!(shape.gone(), Some(ShapeGone::Deleted));
 }
 
 #[test]
@@ -111,13 +111,13 @@ fn a_table_that_was_changed_without_a_word_of_the_stream_is_fitted_to() {
     now.types.columns.pop();
     now.stream_types.pop();
     bench.store.refit(&now);
-    assert_eq!((all.gone(), some.gone()), (Some(Gone::Deleted), None));
+    assert_eq!((all.gone(), some.gone()), (Some(ShapeGone::Deleted), None));
 }
 
 #[test]
 fn a_table_with_another_key_another_order_or_another_past_ends_the_shapes_that_depend_on_it() {
     // Whether shapes go on: all columns, id only, id where note > 'b'.
-    type Change = fn(&mut Table);
+    type Change = fn(&mut TableSchema);
     let cases: [(Change, [bool; 3]); 5] = [
         (|now| now.key = vec![0, 1], [false, false, false]),
         (|now| now.key.clear(), [false, false, false]),

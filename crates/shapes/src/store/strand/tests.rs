@@ -6,15 +6,21 @@ use bytes::Bytes;
 use proptest::prelude::*;
 
 use super::*;
-use crate::encode::{Change, Column, Layout, Place};
+use crate::encode::{ColumnSchema, LogPosition, RowEncoder, ShapeChange};
 use crate::store::disk::{Disk, DiskFile, SimulatedDisk};
 use crate::store::files;
 
 /// A message of a log, with the end that all but the last of a transaction have.
 pub(crate) fn message(offset: Offset, width: usize) -> Vec<u8> {
-    let layout = Layout::new("public", "t", &[Column { name: "id".into(), key_index: Some(0) }], &[0], false);
-    let (place, mut out) = (Place { lsn: offset.lsn, op: offset.op, xid: 7 }, Vec::new());
-    assert!(layout.change(&mut out, Change::Insert { row: &[Some(b"")], from: None }, place));
+    let layout = RowEncoder::new(
+        "public",
+        "t",
+        &[ColumnSchema { name: "id".into(), key_index: Some(0) }],
+        &[0],
+        false,
+    );
+    let (place, mut out) = (LogPosition { lsn: offset.lsn, op: offset.op, xid: 7 }, Vec::new());
+    assert!(layout.change(&mut out, ShapeChange::Insert { row: &[Some(b"")], from: None }, place));
     // Escaping so much is slow, where nothing is optimized.
     let value = memchr::memmem::find(&out, b"\"id\":\"").expect("there is a value") + b"\"id\":\"".len();
     out.splice(value..value, std::iter::repeat_n(b'x', width));

@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use tokio::runtime::Builder;
 
 use crate::config::StoreConfig;
-use crate::creation::Creation;
-use crate::definition::{Choice, LogMode, Replica, Table};
+use crate::creation::ShapeCreation;
+use crate::definition::{LogMode, ReplicaMode, ShapeOptions, TableSchema};
 use crate::offset::Offset;
 use crate::shape::Shape;
 use crate::shapes::Shapes;
@@ -22,7 +22,7 @@ use crate::simulation::database::table;
 use crate::simulation::wire::Wire;
 use crate::store::disk::{Disk, SimulatedDisk};
 use crate::store::record::framed_payload;
-use crate::store::{Glance, OpenError, files};
+use crate::store::{OpenError, StoreSummary, files};
 
 const EVENTS: u32 = 200;
 const ORIGIN: &str = "{\"timeline\":1,\"publication\":16401}";
@@ -45,7 +45,7 @@ struct Expected {
 struct ExpectedShape {
     handle: String,
     table: String,
-    choice: Choice,
+    choice: ShapeOptions,
     snapshot: String,
     /// The offset after which each page of the log was asked for, and its text.
     log: Vec<(String, String)>,
@@ -59,9 +59,9 @@ fn small(config: &mut StoreConfig) {
     (config.small_snapshot_bytes, config.part_bytes) = (300, 400);
 }
 
-fn described(oid: u32, name: &str, key: Vec<usize>) -> Table {
+fn described(oid: u32, name: &str, key: Vec<usize>) -> TableSchema {
     let notes = ["int4", "int4", "text"].map(|kind| format!("{{\"type\":\"{kind}\"}}"));
-    Table {
+    TableSchema {
         numbers: vec![1, 2, 4],
         lineage: "16404".to_owned(),
         notes: notes.to_vec(),
@@ -69,11 +69,11 @@ fn described(oid: u32, name: &str, key: Vec<usize>) -> Table {
     }
 }
 
-fn items() -> Table {
+fn items() -> TableSchema {
     described(ITEMS, "items", vec![0])
 }
 
-fn events() -> Table {
+fn events() -> TableSchema {
     described(EVENTS, "events", vec![])
 }
 
@@ -89,14 +89,14 @@ fn rows(name: &str, ids: std::ops::Range<u32>) -> Bytes {
 }
 
 /// A shape whose snapshot has these rows.
-fn filled(bench: &mut Bench, table: Table, choice: Choice, rows: Bytes) -> Arc<Shape> {
+fn filled(bench: &mut Bench, table: TableSchema, choice: ShapeOptions, rows: Bytes) -> Arc<Shape> {
     let creation = bench.create_of(table, choice);
     creation.follow();
     complete(bench, creation, rows, bench.xid + 1)
 }
 
 /// `unseen`: the first transaction that the snapshot doesn't see.
-fn complete(bench: &Bench, mut creation: Creation, rows: Bytes, unseen: u32) -> Arc<Shape> {
+fn complete(bench: &Bench, mut creation: ShapeCreation, rows: Bytes, unseen: u32) -> Arc<Shape> {
     assert!(creation.begun(&snapshot_before(unseen), bench.lsn + 8));
     if !rows.is_empty() {
         creation.rows(rows).unwrap();
@@ -147,12 +147,12 @@ fn served(shape: &Shape) -> ExpectedShape {
 
 /// Writes everything that a folder may have. Returns what clients were served, and the creations
 /// that must not be dropped before the folder was copied.
-fn write_everything() -> (Bench, Expected, Vec<Creation>) {
+fn write_everything() -> (Bench, Expected, Vec<ShapeCreation>) {
     let mut bench = Bench::with(small);
     bench.runtime.block_on(bench.store.adopt(ORIGIN.to_owned())).unwrap();
     bench.send(&[Wire::relation(&items()), Wire::relation(&events())]);
-    let changes_only = Choice { log: LogMode::ChangesOnly, ..choice(None) };
-    let full = Choice { replica: Replica::Full, ..choice(Some("note LIKE 'a%'")) };
+    let changes_only = ShapeOptions { log: LogMode::ChangesOnly, ..choice(None) };
+    let full = ShapeOptions { replica: ReplicaMode::Full, ..choice(Some("note LIKE 'a%'")) };
     let mut shapes = vec![
         filled(&mut bench, items(), choice(None), rows("items", 1..6)),
         filled(&mut bench, items(), choice(Some("qty > 5")), rows("items", 1..2)),
@@ -334,11 +334,11 @@ fn a_folder_of_an_earlier_version_is_read_and_written_on() {
 fn looking_at_a_folder_of_a_newer_version_says_so() {
     for fixture in fixtures().into_iter().filter(|fixture| fixture.ends_with("store-1")) {
         let folder = Copied::of(&fixture, "newer");
-        assert_eq!(Glance::at(&folder.0).unwrap().unwrap().shapes, 8);
+        assert_eq!(StoreSummary::at(&folder.0).unwrap().unwrap().shapes, 8);
         let log = folder.0.join("wal/0000000000000001");
         let bytes = [fs::read(&log).unwrap(), framed_payload(&[9])].concat();
         fs::write(&log, &bytes).unwrap();
-        assert!(matches!(Glance::at(&folder.0), Err(OpenError::Unreadable { .. })));
+        assert!(matches!(StoreSummary::at(&folder.0), Err(OpenError::Unreadable { .. })));
         assert!(matches!(folder.open(), Err(OpenError::Unreadable { .. })));
         assert_eq!(fs::read(&log).unwrap(), bytes);
     }

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use crate::config::StoreConfig;
 use crate::offset::Offset;
 use crate::registry::lock;
-use crate::shape::Listener;
+use crate::shape::LogListener;
 use crate::shapes::Shapes;
 use crate::simulation::bench::{Bench, ITEMS, choice, row};
 use crate::simulation::wire::Wire;
@@ -18,7 +18,7 @@ use crate::store::disk::{Disk, SimulatedDisk};
 use crate::store::head::Head;
 use crate::store::record::{self, CatalogHead, Note, Record, framed_payload};
 use crate::store::wal::{self, Place};
-use crate::store::{OpenError, Unusable, files};
+use crate::store::{OpenError, StoreUnusable, files};
 
 /// A store with a shape, a checkpoint, and three records of changes after it.
 fn written() -> SimulatedDisk {
@@ -82,7 +82,11 @@ fn framed(note: Note) -> Vec<u8> {
 /// Changes a folder as another process does; then neither an instance that starts, nor one that was
 /// reading, uses it or changes it.
 #[track_caller]
-fn is_refused(change: impl Fn(&SimulatedDisk), expected: Unusable, is_expected: impl Fn(&OpenError) -> bool) {
+fn is_refused(
+    change: impl Fn(&SimulatedDisk),
+    expected: StoreUnusable,
+    is_expected: impl Fn(&OpenError) -> bool,
+) {
     let disk = written();
     let beside = open(&disk).unwrap();
     assert_eq!(beside.unusable(), None);
@@ -104,7 +108,7 @@ fn is_refused(change: impl Fn(&SimulatedDisk), expected: Unusable, is_expected: 
 #[track_caller]
 fn is_refused_beside(
     change: impl Fn(&SimulatedDisk),
-    expected: Unusable,
+    expected: StoreUnusable,
     is_expected: impl Fn(&OpenError) -> bool,
 ) {
     let disk = written();
@@ -138,7 +142,7 @@ fn an_unknown_record_in_the_middle_of_the_log_is_refused() {
             append(disk, &framed(Note::Advance { lsn: 9000 }));
             tell(disk, 1);
         };
-        is_refused_beside(change, Unusable::OtherVersion, in_the_log);
+        is_refused_beside(change, StoreUnusable::OtherVersion, in_the_log);
     }
 }
 
@@ -146,18 +150,18 @@ fn an_unknown_record_in_the_middle_of_the_log_is_refused() {
 fn an_unknown_record_at_the_end_of_the_log_is_refused_whether_it_is_known_to_be_durable_or_not() {
     for payload in unknown_payloads() {
         let change = |disk: &SimulatedDisk| append(disk, &framed_payload(&payload));
-        is_refused(change, Unusable::OtherVersion, in_the_log);
+        is_refused(change, StoreUnusable::OtherVersion, in_the_log);
         let told = |disk: &SimulatedDisk| {
             change(disk);
             tell(disk, 1);
         };
-        is_refused_beside(told, Unusable::OtherVersion, in_the_log);
+        is_refused_beside(told, StoreUnusable::OtherVersion, in_the_log);
         // After a power failure, the head may be gone.
         let headless = |disk: &SimulatedDisk| {
             change(disk);
             disk.remove("head").unwrap();
         };
-        is_refused(headless, Unusable::OtherVersion, in_the_log);
+        is_refused(headless, StoreUnusable::OtherVersion, in_the_log);
     }
 }
 
@@ -167,7 +171,7 @@ fn an_unknown_record_after_a_whole_one_beyond_the_head_is_refused() {
         append(disk, &framed(Note::Advance { lsn: 9000 }));
         append(disk, &framed_payload(&[9]));
     };
-    is_refused(change, Unusable::OtherVersion, in_the_log);
+    is_refused(change, StoreUnusable::OtherVersion, in_the_log);
 }
 
 /// The catalog, with its first record replaced, and one more after it.
@@ -185,7 +189,7 @@ fn a_catalog_with_an_unknown_record_is_refused() {
         let change = |disk: &SimulatedDisk| recatalog(disk, None, &framed_payload(&payload));
         let in_the_catalog =
             |error: &OpenError| matches!(error, OpenError::Unreadable { file, .. } if file == "catalog");
-        is_refused_beside(change, Unusable::OtherVersion, in_the_catalog);
+        is_refused_beside(change, StoreUnusable::OtherVersion, in_the_catalog);
     }
 }
 
@@ -195,7 +199,7 @@ fn a_catalog_of_a_newer_format_is_refused() {
     let change = |disk: &SimulatedDisk| recatalog(disk, Some(&newer), &[]);
     let is_format =
         |error: &OpenError| matches!(error, OpenError::Format { found, .. } if *found == FORMAT + 1);
-    is_refused_beside(change, Unusable::OtherVersion, is_format);
+    is_refused_beside(change, StoreUnusable::OtherVersion, is_format);
 }
 
 #[test]
@@ -205,9 +209,9 @@ fn a_segment_of_another_version_is_refused_though_nothing_is_in_it() {
         let last = disk.open(&wal::path(end(disk).segment)).unwrap();
         last.write_all_at(magic, 0).unwrap();
     };
-    is_refused_beside(all, Unusable::OtherVersion, in_the_log);
+    is_refused_beside(all, StoreUnusable::OtherVersion, in_the_log);
     let next = |disk: &SimulatedDisk| write(disk, &wal::path(end(disk).segment + 1), magic);
-    is_refused(next, Unusable::OtherVersion, in_the_log);
+    is_refused(next, StoreUnusable::OtherVersion, in_the_log);
 }
 
 fn is_damaged(error: &OpenError) -> bool {
@@ -236,14 +240,14 @@ fn damage_before_what_is_durable_is_refused_and_never_cut() {
         append(disk, &framed(Note::Advance { lsn: 9001 }));
         tell(disk, 1);
     };
-    is_refused_beside(damaged, Unusable::Damaged, is_damaged);
+    is_refused_beside(damaged, StoreUnusable::Damaged, is_damaged);
     let shorter = |disk: &SimulatedDisk| {
         append(disk, &framed(Note::Advance { lsn: 9000 }));
         tell(disk, 1);
         let Place { segment, at } = end(disk);
         disk.open(&wal::path(segment)).unwrap().set_len(at - 1).unwrap();
     };
-    is_refused_beside(shorter, Unusable::Damaged, is_damaged);
+    is_refused_beside(shorter, StoreUnusable::Damaged, is_damaged);
 }
 
 #[test]
@@ -290,7 +294,7 @@ fn a_torn_end_that_was_never_durable_is_cut() {
 #[derive(Debug, Default)]
 struct Ends(std::sync::Mutex<usize>);
 
-impl Listener for Ends {
+impl LogListener for Ends {
     fn published(&self, _: &[Bytes], _: Offset, _: u64) -> bool {
         true
     }
@@ -306,7 +310,7 @@ fn listeners_to_a_store_that_cant_be_read_on_are_ended() {
     let store = open(&disk).unwrap();
     let shape = store.all().remove(0);
     let listener = Arc::new(Ends::default());
-    shape.lock().listener = Some(Arc::clone(&listener) as Arc<dyn Listener>);
+    shape.lock().listener = Some(Arc::clone(&listener) as Arc<dyn LogListener>);
     store.refresh().unwrap();
     assert_eq!(*lock(&listener.0), 0);
     append(&disk, &framed_payload(&[9]));

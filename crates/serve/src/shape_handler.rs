@@ -2,11 +2,11 @@
 //!
 //! | asked | answered by |
 //! |---|---|
-//! | `offset=-1`, `0_k` | [`Answering::snapshot`], then the log |
-//! | another offset | [`Answering::log`] |
-//! | `now` | [`Answering::now`] |
-//! | `live` | [`Answering::long_poll`], [`Answering::events`] |
-//! | a subset | [`Answering::subset`] |
+//! | `offset=-1`, `0_k` | [`ShapeHandler::snapshot`], then the log |
+//! | another offset | [`ShapeHandler::log`] |
+//! | `now` | [`ShapeHandler::now`] |
+//! | `live` | [`ShapeHandler::long_poll`], [`ShapeHandler::events`] |
+//! | a subset | [`ShapeHandler::subset`] |
 
 use std::io;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use forebay_replication::{AwakeGuard, Manager, ManagerPhase, ManagerStep};
-use forebay_shapes::{Gone, LogPage, Offset, Shape, Shapes, Since, SnapshotChunk};
+use forebay_shapes::{LogPage, Offset, Shape, ShapeGone, Shapes, SnapshotChunk, StartOffset};
 use forebay_stream::{LiveBody, spare_headers};
 use http::header::CONTENT_ENCODING;
 use http::request::Parts;
@@ -26,7 +26,6 @@ use tracing::error;
 use super::backend::REFRESH;
 use super::body::{Answer, Source};
 use super::events::{Events, Times, seen_with, up_to_date};
-use super::making::{Making, chance, failed};
 use super::protocol::answers::{self, Health};
 use super::protocol::caching::{CacheTimes, Caching};
 use super::protocol::headers::{AnswerHead, Body, visible};
@@ -35,13 +34,14 @@ use super::protocol::{
 };
 use super::recent::{self, Recent};
 use super::service::{RequestBody, whole};
+use super::shape_factory::{ShapeFactory, chance, failed};
 use super::tokens::while_valid;
 
 /// Answers.
 #[derive(Debug)]
-pub(crate) struct Answering {
+pub(crate) struct ShapeHandler {
     pub(crate) shapes: Shapes,
-    pub(crate) making: Arc<Making>,
+    pub(crate) making: Arc<ShapeFactory>,
     pub(crate) manager: Manager,
     pub(crate) times: CacheTimes,
     pub(crate) long_poll: Duration,
@@ -66,7 +66,7 @@ const HEADERS: usize = 16;
 
 type Answered = Result<Response<Answer>, Refusal>;
 
-impl Answering {
+impl ShapeHandler {
     /// What isn't about a shape.
     pub(crate) fn other(&self, route: Route, parts: &Parts) -> Response<Answer> {
         if parts.method == Method::OPTIONS {
@@ -120,15 +120,15 @@ impl Answering {
         }
         let asking = Asking { parts, request: &request, _awake: awake };
         match request.since {
-            Since::Beginning => {
+            StartOffset::Beginning => {
                 let shape = Box::pin(self.making.shape(&request)).await?;
                 Box::pin(self.snapshot(&asking, &shape, 0)).await
             }
-            Since::Now => {
+            StartOffset::Now => {
                 let shape = Box::pin(self.making.shape(&request)).await?;
                 Box::pin(self.now(&asking, &shape)).await
             }
-            Since::After(offset) => {
+            StartOffset::After(offset) => {
                 let shape = self.known(&request).await?;
                 let is_in_snapshot = offset.is_snapshot() && offset != Offset::SNAPSHOT_END;
                 let answered = match is_in_snapshot && !request.live {
@@ -215,7 +215,7 @@ impl Answering {
         }
     }
 
-    async fn gone(&self, gone: Gone, request: &ShapeRequest) -> Refusal {
+    async fn gone(&self, gone: ShapeGone, request: &ShapeRequest) -> Refusal {
         match failed(&gone) {
             Some(refusal) => refusal,
             None => self.moved(request).await,
@@ -299,7 +299,7 @@ impl Answering {
         let events = Events::new(Arc::clone(shape), self.shapes.clone(), offset, times, awake);
         let Some(events) = events else {
             self.usable()?;
-            return Err(self.gone(Gone::Deleted, asking.request).await);
+            return Err(self.gone(ShapeGone::Deleted, asking.request).await);
         };
         // The published client resumes here if the stream breaks before its first up-to-date.
         let mut head = asking.head(shape, offset, false, None);
@@ -374,7 +374,7 @@ impl Answering {
     ) -> Answered {
         let told = self.recent.tell(shape.handle(), which, || {
             let body = Answer::log_bytes(&self.source(shape), page, which.up_to_date.map(up_to_date))?;
-            let etag = etag::of(shape.handle(), Since::After(which.asked), end, None);
+            let etag = etag::of(shape.handle(), StartOffset::After(which.asked), end, None);
             let (handle, offset) = (visible(shape.handle()), visible(end.to_string()));
             Ok(recent::Told { which, handle, offset, etag, body })
         });
@@ -460,7 +460,7 @@ impl Asking<'_> {
 
     fn head(&self, shape: &Shape, offset: Offset, up_to_date: bool, has_data: Option<bool>) -> AnswerHead {
         let request = self.request;
-        let schema = (!request.live).then(|| super::making::schema_header(shape));
+        let schema = (!request.live).then(|| super::shape_factory::schema_header(shape));
         let etag = Some(etag::of(shape.handle(), request.since, offset, None));
         let (handle, offset) = (visible(shape.handle()), visible(offset.to_string()));
         let (cursor, body) = (None, Body::Log);

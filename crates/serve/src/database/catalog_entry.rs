@@ -6,16 +6,16 @@
 use forebay_replication::pgoutput::Snapshot;
 use forebay_replication::reservoir::tokio_postgres::types::{ToSql, Type};
 use forebay_replication::reservoir::tokio_postgres::{self, Client, Row};
-use forebay_shapes::{CatalogState, Relatives};
+use forebay_shapes::{CatalogState, PartitionTree};
 
 use super::describe::{CatalogError, EDITION, PARTITIONS};
 
 /// A table in the catalog.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Look {
+pub struct CatalogEntry {
     /// pg_class.oid.
     pub oid: u32,
-    /// Which rows of the catalog the table is made of; see [`Table::edition`](super::Table::edition).
+    /// Which rows of the catalog the table is made of; see [`TableDescription::edition`](super::TableDescription::edition).
     pub edition: String,
     /// What must stay as it is for its shapes to go on.
     pub state: CatalogState,
@@ -25,7 +25,7 @@ pub struct Look {
 
 /// Which tables to look at.
 #[derive(Debug, Clone, Copy)]
-pub enum Tables<'a> {
+pub enum TableSelection<'a> {
     /// The table of this schema and name.
     Named(&'a str, &'a str),
     /// Those of `all`, and of `partitioned` those that have partitions.
@@ -37,7 +37,7 @@ pub enum Tables<'a> {
     },
 }
 
-/// The columns of [`Look`], for each pg_class row `c` that `TABLES` selects; one row without a table
+/// The columns of [`CatalogEntry`], for each pg_class row `c` that `TABLES` selects; one row without a table
 /// if there is none, for the snapshot.
 const LOOK: &str = "
 SELECT pg_current_snapshot()::text AS snapshot, c.oid, EDITION AS edition, c.relfilenode,
@@ -84,16 +84,16 @@ FROM pg_publication p WHERE p.pubname = $1)";
 pub async fn look(
     client: &Client,
     publication: &str,
-    tables: Tables<'_>,
-) -> Result<(Snapshot, Vec<Look>), CatalogError> {
+    tables: TableSelection<'_>,
+) -> Result<(Snapshot, Vec<CatalogEntry>), CatalogError> {
     type Param<'a> = (&'a (dyn ToSql + Sync), Type);
     let name: Param<'_> = (&publication, Type::TEXT);
     let (selected, params): (_, [Param<'_>; 3]) = match &tables {
-        Tables::Named(schema, table) => (
+        TableSelection::Named(schema, table) => (
             "c.relname = $3 AND c.relnamespace = (SELECT n.oid FROM pg_namespace n WHERE n.nspname = $2)",
             [name, (schema, Type::TEXT), (table, Type::TEXT)],
         ),
-        Tables::Listed { all, partitioned } => (
+        TableSelection::Listed { all, partitioned } => (
             "c.oid = ANY($2) OR c.oid = ANY($3) AND c.relkind = 'p'",
             [name, (all, Type::OID_ARRAY), (partitioned, Type::OID_ARRAY)],
         ),
@@ -107,7 +107,7 @@ pub async fn look(
     Ok((snapshot, looks))
 }
 
-fn read(row: &Row) -> Result<Option<Look>, tokio_postgres::Error> {
+fn read(row: &Row) -> Result<Option<CatalogEntry>, tokio_postgres::Error> {
     let Some(oid) = row.try_get::<_, Option<u32>>("oid")? else { return Ok(None) };
     let xid = |xid: i64| u32::try_from(xid).unwrap_or_default();
     let numbers: Vec<i32> = row.try_get("numbers")?;
@@ -119,7 +119,7 @@ fn read(row: &Row) -> Result<Option<Look>, tokio_postgres::Error> {
         publication: row.try_get::<_, Option<String>>("publication")?.unwrap_or_default(),
     };
     let has_relatives = row.try_get("has_relatives")?;
-    Ok(Some(Look { oid, edition: row.try_get("edition")?, state, has_relatives }))
+    Ok(Some(CatalogEntry { oid, edition: row.try_get("edition")?, state, has_relatives }))
 }
 
 /// Returns a current snapshot.
@@ -152,8 +152,8 @@ SELECT true, up.oid FROM up UNION ALL SELECT false, down.oid FROM down";
 ///
 /// # Errors
 /// When the database can't be asked.
-pub async fn relatives(client: &Client, oid: u32) -> Result<Relatives, CatalogError> {
-    let mut relatives = Relatives::default();
+pub async fn relatives(client: &Client, oid: u32) -> Result<PartitionTree, CatalogError> {
+    let mut relatives = PartitionTree::default();
     for row in client.query_typed(RELATIVES, &[(&oid, Type::OID)]).await? {
         let relative: u32 = row.try_get(1)?;
         match row.try_get(0)? {

@@ -13,17 +13,17 @@ use super::wal::{self, Place};
 /// What a store's directory holds, as of its last checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Glance {
+pub struct StoreSummary {
     /// How many shapes.
     pub shapes: usize,
 }
 
-impl Glance {
+impl StoreSummary {
     /// Looks at a directory; `None` if there is no store in it.
     ///
     /// # Errors
     /// When this version can't read what is there.
-    pub fn at(dir: &Path) -> Result<Option<Glance>, OpenError> {
+    pub fn at(dir: &Path) -> Result<Option<StoreSummary>, OpenError> {
         let disk = match RealDisk::open(dir.to_owned(), true) {
             Ok(disk) => disk,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -31,6 +31,6 @@ impl Glance {
         };
         let Some(catalog) = Catalog::read(&disk)? else { return Ok(None) };
         wal::check_readable(&disk, Place::start(catalog.head.segment))?;
-        Ok(Some(Glance { shapes: catalog.shapes.len() }))
+        Ok(Some(StoreSummary { shapes: catalog.shapes.len() }))
     }
 }

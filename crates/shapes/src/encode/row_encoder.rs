@@ -4,11 +4,11 @@ use super::json;
 use crate::offset::Offset;
 
 /// A row as Postgres wrote it, one value for each column of the table; `None` is NULL.
-pub type Row<'a> = [Option<&'a [u8]>];
+pub type RowValues<'a> = [Option<&'a [u8]>];
 
 /// A column of a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Column {
+pub struct ColumnSchema {
     /// Its name.
     pub name: String,
     /// Its place in the primary key, if it is in there.
@@ -17,7 +17,7 @@ pub struct Column {
 
 /// Where a change stands in the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct LogPosition {
     /// The commit's position.
     pub lsn: u64,
     /// The change in the transaction.
@@ -37,33 +37,33 @@ pub const LAST: &[u8] = b"],\"last\":true}},\n";
 
 /// What happened to a row of a shape.
 #[derive(Debug, Clone, Copy)]
-pub enum Change<'a> {
+pub enum ShapeChange<'a> {
     /// It is new to the shape.
     Insert {
         /// The row.
-        row: &'a Row<'a>,
+        row: &'a RowValues<'a>,
         /// The row under its old key, if that is what changed.
-        from: Option<&'a Row<'a>>,
+        from: Option<&'a RowValues<'a>>,
     },
     /// It has other values, and the same key.
     Update {
         /// Before.
-        old: &'a Row<'a>,
+        old: &'a RowValues<'a>,
         /// After.
-        new: &'a Row<'a>,
+        new: &'a RowValues<'a>,
     },
     /// It left the shape.
     Delete {
         /// The row.
-        row: &'a Row<'a>,
+        row: &'a RowValues<'a>,
         /// The row under its new key, if that is what changed.
-        to: Option<&'a Row<'a>>,
+        to: Option<&'a RowValues<'a>>,
     },
 }
 
 /// Writes rows of one table with one choice of columns.
 #[derive(Debug, Clone)]
-pub struct Layout {
+pub struct RowEncoder {
     /// `{"key":"` and the table's name, escaped.
     prefix: Vec<u8>,
     /// Columns of the key, in its order: all columns where the table has no primary key.
@@ -82,9 +82,15 @@ struct Selected {
     is_key: bool,
 }
 
-impl Layout {
+impl RowEncoder {
     /// `selected`: which columns are shown, in the table's order. `is_full`: whether updates and deletes show the whole row.
-    pub fn new(schema: &str, table: &str, columns: &[Column], selected: &[usize], is_full: bool) -> Self {
+    pub fn new(
+        schema: &str,
+        table: &str,
+        columns: &[ColumnSchema],
+        selected: &[usize],
+        is_full: bool,
+    ) -> Self {
         let mut key: Vec<usize> =
             (0..columns.len()).filter(|index| columns[*index].key_index.is_some()).collect();
         key.sort_by_key(|index| columns[*index].key_index);
@@ -105,11 +111,11 @@ impl Layout {
             name.push(b':');
             Selected { index: *index, name, is_key: key.contains(index) }
         };
-        Layout { columns: selected.iter().map(column).collect(), prefix, key, relation, is_full }
+        RowEncoder { columns: selected.iter().map(column).collect(), prefix, key, relation, is_full }
     }
 
     /// A row of the initial snapshot, with the separator.
-    pub fn snapshot_row(&self, out: &mut Vec<u8>, row: &Row<'_>) {
+    pub fn snapshot_row(&self, out: &mut Vec<u8>, row: &RowValues<'_>) {
         self.begin(out, row);
         self.values(out, row, |_| true);
         out.extend_from_slice(b"},\"headers\":{\"operation\":\"insert\",");
@@ -119,14 +125,14 @@ impl Layout {
     }
 
     /// A change of the log; it ends with [`MORE`]. `false`: nothing that is shown has changed, and nothing was written.
-    pub fn change(&self, out: &mut Vec<u8>, change: Change<'_>, place: Place) -> bool {
+    pub fn change(&self, out: &mut Vec<u8>, change: ShapeChange<'_>, place: LogPosition) -> bool {
         match change {
-            Change::Insert { row, from } => {
+            ShapeChange::Insert { row, from } => {
                 self.begin(out, row);
                 self.values(out, row, |_| true);
                 self.end(out, "insert", place, from.map(|from| ("key_change_from", from)));
             }
-            Change::Update { old, new } => {
+            ShapeChange::Update { old, new } => {
                 if !self.columns.iter().any(|column| old[column.index] != new[column.index]) {
                     return false;
                 }
@@ -141,7 +147,7 @@ impl Layout {
                 }
                 self.end(out, "update", place, None);
             }
-            Change::Delete { row, to } => {
+            ShapeChange::Delete { row, to } => {
                 self.begin(out, row);
                 self.values(out, row, |column| self.is_full || column.is_key);
                 self.end(out, "delete", place, to.map(|to| ("key_change_to", to)));
@@ -151,25 +157,25 @@ impl Layout {
     }
 
     /// Whether two rows are the same one.
-    pub fn has_same_key(&self, a: &Row<'_>, b: &Row<'_>) -> bool {
+    pub fn has_same_key(&self, a: &RowValues<'_>, b: &RowValues<'_>) -> bool {
         self.key.iter().all(|index| a[*index] == b[*index])
     }
 
     /// Writes the key of a row, as it stands in its messages.
-    pub(crate) fn key(&self, out: &mut Vec<u8>, row: &Row<'_>) {
+    pub(crate) fn key(&self, out: &mut Vec<u8>, row: &RowValues<'_>) {
         // The table's name, without what opens a message.
         out.extend_from_slice(&self.prefix[b"{\"key\":\"".len()..]);
         self.key_values(out, row);
     }
 
-    fn begin(&self, out: &mut Vec<u8>, row: &Row<'_>) {
+    fn begin(&self, out: &mut Vec<u8>, row: &RowValues<'_>) {
         out.extend_from_slice(&self.prefix);
         self.key_values(out, row);
         out.extend_from_slice(b"\",\"value\":{");
     }
 
     /// The key's values, inside a JSON string: `/"1"/_/"a//b"`.
-    fn key_values(&self, out: &mut Vec<u8>, row: &Row<'_>) {
+    fn key_values(&self, out: &mut Vec<u8>, row: &RowValues<'_>) {
         for index in &self.key {
             let Some(value) = row[*index] else {
                 out.extend_from_slice(b"/_");
@@ -186,7 +192,7 @@ impl Layout {
         }
     }
 
-    fn values(&self, out: &mut Vec<u8>, row: &Row<'_>, is_shown: impl Fn(&Selected) -> bool) {
+    fn values(&self, out: &mut Vec<u8>, row: &RowValues<'_>, is_shown: impl Fn(&Selected) -> bool) {
         let mut separator: &[u8] = b"";
         for column in self.columns.iter().filter(|column| is_shown(column)) {
             out.extend_from_slice(separator);
@@ -196,7 +202,13 @@ impl Layout {
         }
     }
 
-    fn end(&self, out: &mut Vec<u8>, operation: &str, place: Place, key_change: Option<(&str, &Row<'_>)>) {
+    fn end(
+        &self,
+        out: &mut Vec<u8>,
+        operation: &str,
+        place: LogPosition,
+        key_change: Option<(&str, &RowValues<'_>)>,
+    ) {
         out.extend_from_slice(b"},\"headers\":{\"operation\":\"");
         out.extend_from_slice(operation.as_bytes());
         out.extend_from_slice(b"\",");
@@ -256,22 +268,22 @@ mod tests {
 
     use super::*;
 
-    const PLACE: Place = Place { lsn: 26_800_584, op: 4, xid: 751 };
+    const PLACE: LogPosition = LogPosition { lsn: 26_800_584, op: 4, xid: 751 };
 
-    fn columns(names: &[(&str, Option<usize>)]) -> Vec<Column> {
-        names.iter().map(|(name, key)| Column { name: (*name).into(), key_index: *key }).collect()
+    fn columns(names: &[(&str, Option<usize>)]) -> Vec<ColumnSchema> {
+        names.iter().map(|(name, key)| ColumnSchema { name: (*name).into(), key_index: *key }).collect()
     }
 
-    fn orders(is_full: bool) -> Layout {
+    fn orders(is_full: bool) -> RowEncoder {
         let columns = columns(&[("id", Some(0)), ("note", None), ("qty", None)]);
-        Layout::new("public", "orders", &columns, &[0, 1, 2], is_full)
+        RowEncoder::new("public", "orders", &columns, &[0, 1, 2], is_full)
     }
 
     fn row<'a>(values: &[Option<&'a str>]) -> Vec<Option<&'a [u8]>> {
         values.iter().map(|value| value.map(str::as_bytes)).collect()
     }
 
-    fn written(layout: &Layout, change: Change<'_>) -> Value {
+    fn written(layout: &RowEncoder, change: ShapeChange<'_>) -> Value {
         let mut out = Vec::new();
         assert!(layout.change(&mut out, change, PLACE));
         assert_eq!(place_of(&out), Some(Offset::new(PLACE.lsn, PLACE.op)));
@@ -305,7 +317,11 @@ mod tests {
         let (layout, row) = (orders(false), row(&[Some("1"), Some("],\"last\":true}},"), None]));
         let message = |lsn: u64, op: u64, is_last: bool| {
             let mut out = Vec::new();
-            layout.change(&mut out, Change::Insert { row: &row, from: None }, Place { lsn, op, xid: 7 });
+            layout.change(
+                &mut out,
+                ShapeChange::Insert { row: &row, from: None },
+                LogPosition { lsn, op, xid: 7 },
+            );
             if is_last {
                 out.truncate(out.len() - MORE.len());
                 out.extend_from_slice(LAST);
@@ -326,7 +342,7 @@ mod tests {
     #[test]
     fn an_update_shows_the_key_and_what_changed() {
         let (old, new) = (row(&[Some("1"), Some("a"), Some("2")]), row(&[Some("1"), Some("b"), Some("2")]));
-        let message = written(&orders(false), Change::Update { old: &old, new: &new });
+        let message = written(&orders(false), ShapeChange::Update { old: &old, new: &new });
         assert_eq!(message["value"], json!({"id": "1", "note": "b"}));
         assert_eq!(message["headers"], headers("update"));
         assert_eq!(message.get("old_value"), None);
@@ -335,7 +351,7 @@ mod tests {
     #[test]
     fn a_full_update_shows_the_row_and_the_old_values_of_what_changed() {
         let (old, new) = (row(&[Some("1"), Some("a"), Some("2")]), row(&[Some("1"), None, Some("2")]));
-        let message = written(&orders(true), Change::Update { old: &old, new: &new });
+        let message = written(&orders(true), ShapeChange::Update { old: &old, new: &new });
         assert_eq!(message["value"], json!({"id": "1", "note": null, "qty": "2"}));
         assert_eq!(message["old_value"], json!({"note": "a"}));
     }
@@ -343,18 +359,20 @@ mod tests {
     #[test]
     fn an_update_of_what_isnt_shown_is_no_change() {
         let columns = columns(&[("id", Some(0)), ("note", None), ("qty", None)]);
-        let layout = Layout::new("public", "orders", &columns, &[0, 2], false);
+        let layout = RowEncoder::new("public", "orders", &columns, &[0, 2], false);
         let (old, new) = (row(&[Some("1"), Some("a"), Some("2")]), row(&[Some("1"), Some("b"), Some("2")]));
         let mut out = Vec::new();
-        assert!(!layout.change(&mut out, Change::Update { old: &old, new: &new }, PLACE) && out.is_empty());
+        assert!(
+            !layout.change(&mut out, ShapeChange::Update { old: &old, new: &new }, PLACE) && out.is_empty()
+        );
     }
 
     #[test]
     fn a_delete_shows_the_key_or_the_row() {
         let gone = row(&[Some("1"), Some("a"), None]);
-        let message = written(&orders(false), Change::Delete { row: &gone, to: None });
+        let message = written(&orders(false), ShapeChange::Delete { row: &gone, to: None });
         assert_eq!((&message["value"], &message["headers"]), (&json!({"id": "1"}), &headers("delete")));
-        let message = written(&orders(true), Change::Delete { row: &gone, to: None });
+        let message = written(&orders(true), ShapeChange::Delete { row: &gone, to: None });
         assert_eq!(message["value"], json!({"id": "1", "note": "a", "qty": null}));
     }
 
@@ -363,18 +381,18 @@ mod tests {
         let (old, new) = (row(&[Some("1"), Some("a"), None]), row(&[Some("2"), Some("a"), None]));
         let layout = orders(false);
         assert!(!layout.has_same_key(&old, &new) && layout.has_same_key(&old, &old));
-        let message = written(&layout, Change::Delete { row: &old, to: Some(&new) });
+        let message = written(&layout, ShapeChange::Delete { row: &old, to: Some(&new) });
         assert_eq!(message["headers"]["key_change_to"], "\"public\".\"orders\"/\"2\"");
-        let message = written(&layout, Change::Insert { row: &new, from: Some(&old) });
+        let message = written(&layout, ShapeChange::Insert { row: &new, from: Some(&old) });
         assert_eq!(message["headers"]["key_change_from"], "\"public\".\"orders\"/\"1\"");
     }
 
     #[test]
     fn keys_double_what_separates_their_parts() {
         let columns = columns(&[("a/b", Some(1)), ("c", Some(0)), ("d", None)]);
-        let layout = Layout::new("my.schema", "a/table", &columns, &[0, 1, 2], false);
+        let layout = RowEncoder::new("my.schema", "a/table", &columns, &[0, 1, 2], false);
         let odd = row(&[Some("x/y\"z\""), None, Some("d")]);
-        let message = written(&layout, Change::Insert { row: &odd, from: None });
+        let message = written(&layout, ShapeChange::Insert { row: &odd, from: None });
         assert_eq!(message["key"], "\"my..schema\".\"a//table\"/_/\"x//y\"z\"\"");
         assert_eq!(message["value"]["a/b"], "x/y\"z\"");
     }
@@ -382,9 +400,9 @@ mod tests {
     #[test]
     fn without_a_primary_key_all_columns_are_the_key() {
         let columns = columns(&[("a", None), ("b", None)]);
-        let layout = Layout::new("public", "logs", &columns, &[0, 1], false);
+        let layout = RowEncoder::new("public", "logs", &columns, &[0, 1], false);
         let gone = row(&[Some("1"), None]);
-        let message = written(&layout, Change::Delete { row: &gone, to: None });
+        let message = written(&layout, ShapeChange::Delete { row: &gone, to: None });
         assert_eq!(message["key"], "\"public\".\"logs\"/\"1\"/_");
         assert_eq!(message["value"], json!({"a": "1", "b": null}));
     }
@@ -393,7 +411,7 @@ mod tests {
     fn the_last_change_of_a_transaction_says_so() {
         let new = row(&[Some("1"), None, None]);
         let mut out = Vec::new();
-        orders(false).change(&mut out, Change::Insert { row: &new, from: None }, PLACE);
+        orders(false).change(&mut out, ShapeChange::Insert { row: &new, from: None }, PLACE);
         assert_eq!(parsed(&out)["headers"].get("last"), None);
         out.truncate(out.len() - MORE.len());
         out.extend_from_slice(LAST);

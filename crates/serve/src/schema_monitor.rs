@@ -7,7 +7,7 @@
 //! the table. Shapes that don't fit are deleted.
 //!
 //! Partitions: with `publish_via_partition_root = false` a partition's changes come under its own
-//! name, and concern the shapes of its ancestors, too. [`Fitting::fit`] returns which they are. A
+//! name, and concern the shapes of its ancestors, too. [`SchemaMonitor::fit`] returns which they are. A
 //! partition that was attached or detached since the change replaces the shapes of its ancestors,
 //! because their lineage has the list of partitions: so what the catalog says now is right for
 //! every shape that is left.
@@ -24,13 +24,13 @@ use std::time::Duration;
 use forebay_replication::TableName;
 use forebay_replication::pgoutput::Relation;
 use forebay_replication::reservoir::PostgresClient;
-use forebay_shapes::{Relatives, Shapes, Table};
+use forebay_shapes::{PartitionTree, Shapes, TableSchema};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::warn;
 
 use super::catalog_watch::{CatalogLook, ComparedLook};
-use super::database::{self, DescribeError, Look, Tables};
-use super::making::{EARLY, Making, followed};
+use super::database::{self, CatalogEntry, DescribeError, TableSelection};
+use super::shape_factory::{EARLY, ShapeFactory, followed};
 
 /// How long the database may say nothing: more than both pools take to say that they have no connection, and less than whoever stops a server
 /// waits for that.
@@ -42,16 +42,16 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 /// How many times the stream has described a table. What was known before may be wrong then.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Described(Arc<State>);
+pub(crate) struct SchemaEpoch(Arc<State>);
 
 #[derive(Debug, Default)]
 struct State {
     times: AtomicU64,
     /// Who has connections. It has the manager, whose end the stream's own hold on it would prevent.
-    making: OnceLock<Weak<Making>>,
+    making: OnceLock<Weak<ShapeFactory>>,
 }
 
-impl Described {
+impl SchemaEpoch {
     pub(crate) fn anew(&self) {
         self.0.times.fetch_add(1, Ordering::AcqRel);
     }
@@ -60,7 +60,7 @@ impl Described {
         self.0.times.load(Ordering::Acquire)
     }
 
-    pub(super) fn asks(&self, making: &Arc<Making>) {
+    pub(super) fn asks(&self, making: &Arc<ShapeFactory>) {
         // It is made once.
         let _first = self.0.making.set(Arc::downgrade(making));
     }
@@ -69,18 +69,18 @@ impl Described {
 /// Compares the tables that the replication stream describes with what their shapes were made of,
 /// in the stream's order.
 #[derive(Debug)]
-pub(crate) struct Fitting {
+pub(crate) struct SchemaMonitor {
     shapes: Shapes,
-    described: Described,
+    described: SchemaEpoch,
     /// The last look at each table that has shapes.
     looks: HashMap<u32, ComparedLook>,
 }
 
-pub(crate) type Failure = Box<dyn Error + Send + Sync>;
+pub(crate) type CompareError = Box<dyn Error + Send + Sync>;
 
-impl Fitting {
-    pub(crate) fn new(shapes: Shapes, described: Described) -> Self {
-        Fitting { shapes, described, looks: HashMap::new() }
+impl SchemaMonitor {
+    pub(crate) fn new(shapes: Shapes, described: SchemaEpoch) -> Self {
+        SchemaMonitor { shapes, described, looks: HashMap::new() }
     }
 
     /// Another stream begins. Another process may have written in between, and made other shapes.
@@ -98,7 +98,7 @@ impl Fitting {
         &mut self,
         relation: &Relation<'_>,
         xid: Option<u32>,
-    ) -> Result<Relatives, Failure> {
+    ) -> Result<PartitionTree, CompareError> {
         let table = TableName::new(relation.namespace, relation.name);
         if !self.concerns_shapes(relation.oid) {
             // Shapes of partitioned tables that come later want to know of whom it is a part, but
@@ -132,7 +132,7 @@ impl Fitting {
     ///
     /// # Errors
     /// When the catalog can't be read for [`PATIENCE`].
-    pub(crate) async fn fit_partitioned(&mut self) -> Result<(), Failure> {
+    pub(crate) async fn fit_partitioned(&mut self) -> Result<(), CompareError> {
         let until = Instant::now() + PATIENCE;
         loop {
             match timeout_at(until, self.try_fit_partitioned()).await {
@@ -147,7 +147,7 @@ impl Fitting {
         }
     }
 
-    async fn try_fit_partitioned(&mut self) -> Result<(), Failure> {
+    async fn try_fit_partitioned(&mut self) -> Result<(), CompareError> {
         let oids = self.shapes.table_oids();
         if oids.is_empty() {
             return Ok(());
@@ -155,13 +155,17 @@ impl Fitting {
         let making =
             self.described.0.making.get().and_then(Weak::upgrade).ok_or("the server starts or ends")?;
         let client = making.connection().await?;
-        let tables = Tables::Listed { all: &[], partitioned: &oids };
+        let tables = TableSelection::Listed { all: &[], partitioned: &oids };
         let looked = making.look(&client, tables).await?;
         self.compare_all(&client, &looked).await
     }
 
     /// Compares shapes with looks, except where both are as they were at the last comparison.
-    async fn compare_all(&mut self, client: &PostgresClient, looked: &CatalogLook) -> Result<(), Failure> {
+    async fn compare_all(
+        &mut self,
+        client: &PostgresClient,
+        looked: &CatalogLook,
+    ) -> Result<(), CompareError> {
         for look in &looked.looks {
             let newest_shape = looked.newest_shapes.get(&look.oid).copied();
             if self.looks.get(&look.oid).is_some_and(|last| last.equals(look, newest_shape)) {
@@ -181,7 +185,7 @@ impl Fitting {
     }
 
     /// Returns `None` while what the transaction did to the table isn't visible.
-    async fn try_fit(&mut self, oid: u32, xid: Option<u32>) -> Result<Option<Relatives>, Failure> {
+    async fn try_fit(&mut self, oid: u32, xid: Option<u32>) -> Result<Option<PartitionTree>, CompareError> {
         let making =
             self.described.0.making.get().and_then(Weak::upgrade).ok_or("the server starts or ends")?;
         let client = making.connection().await?;
@@ -189,7 +193,7 @@ impl Fitting {
         // has no more: whichever shapes of partitioned tables there are must fit, too.
         let partitioned = self.shapes.table_oids();
         self.looks.retain(|oid, _| partitioned.contains(oid));
-        let tables = Tables::Listed { all: &[oid], partitioned: &partitioned };
+        let tables = TableSelection::Listed { all: &[oid], partitioned: &partitioned };
         let looked = making.look(&client, tables).await?;
         if let Some(xid) = xid.filter(|xid| !looked.seen.sees(*xid))
             && !changes_rows_only(&client, oid, xid).await?
@@ -202,12 +206,12 @@ impl Fitting {
             self.shapes.delete_table(oid);
         }
         if !looked.looks.iter().any(|look| look.oid == oid && look.has_relatives) {
-            return Ok(Some(Relatives::default()));
+            return Ok(Some(PartitionTree::default()));
         }
         let relatives = database::relatives(&client, oid).await?;
         // A partition that was detached since the first look is one of its ancestor's no more, and its next change may be
         // from before that: the second look comes after the relatives were read, and finds the ancestor changed.
-        let tables = Tables::Listed { all: &[], partitioned: &partitioned };
+        let tables = TableSelection::Listed { all: &[], partitioned: &partitioned };
         let looked = making.look(&client, tables).await?;
         self.compare_all(&client, &looked).await?;
         Ok(Some(relatives))
@@ -215,7 +219,7 @@ impl Fitting {
 
     /// Deletes the shapes of a table that don't fit it any more. Returns whether all that are left
     /// fit the look.
-    async fn compare(&self, client: &PostgresClient, look: &Look) -> Result<bool, Failure> {
+    async fn compare(&self, client: &PostgresClient, look: &CatalogEntry) -> Result<bool, CompareError> {
         let Some(table) = self.shapes.tables().into_iter().find(|table| table.oid == look.oid) else {
             return Ok(false);
         };
@@ -237,14 +241,14 @@ impl Fitting {
 
 /// The lineage of a table has its primary key's constraint, if it has one, and then a hash of its
 /// partitions, if it has any.
-fn has_partitions(table: &Table) -> bool {
+fn has_partitions(table: &TableSchema) -> bool {
     let words = table.lineage.split_whitespace().count();
     words > usize::from(!table.key.is_empty())
 }
 
 /// Postgres writes a commit to its log, and shows it only then, or when its standbys have it. Until then the transaction has its locks, which tell
 /// what it did; `false`: it may have changed the table, or has ended by now.
-async fn changes_rows_only(client: &PostgresClient, oid: u32, xid: u32) -> Result<bool, Failure> {
+async fn changes_rows_only(client: &PostgresClient, oid: u32, xid: u32) -> Result<bool, CompareError> {
     let is_changing = database::is_changing(client, oid, xid).await?;
     // Only of one that is still open do its locks tell anything.
     let seen = database::current_snapshot(client).await?;

@@ -2,7 +2,7 @@
 //!
 //! Invariant: a shape's snapshot and its log meet without a gap and without an overlap.
 //! Kept by: the table is in the publication, and writers from before that have ended, before the store begins to hold changes for the
-//! shape; only then is the snapshot taken. The order is in [`Making::fill`].
+//! shape; only then is the snapshot taken. The order is in [`ShapeFactory::fill`].
 //! Bounds: `snapshots` are taken at once, and `MAX_WAITING` wait for their turn; who comes then is refused.
 
 use std::collections::{HashMap, HashSet};
@@ -18,7 +18,8 @@ use forebay_replication::{
 };
 use forebay_shapes::filter::Filter;
 use forebay_shapes::{
-    CatalogState, Choice, CreateError, Creation, Definition, Failure, Gone, LogMode, Shape, Shapes, Table,
+    CatalogState, CreateError, LogMode, Shape, ShapeCreation, ShapeDefinition, ShapeGone, ShapeOptions,
+    Shapes, SnapshotFailure, TableSchema,
 };
 use http::HeaderValue;
 use tokio::sync::{OnceCell, Semaphore};
@@ -27,16 +28,16 @@ use tokio::time::{Instant, timeout};
 use tracing::{debug, info, warn};
 
 use super::catalog_watch::CatalogWatch;
-use super::database::{self, Builtins, DescribeError, SnapshotError, SnapshotQuery, Tables};
-use super::fitting::Described;
+use super::database::{self, Builtins, DescribeError, SnapshotError, SnapshotQuery, TableSelection};
 use super::granted;
 use super::metrics::{self, Ended};
 use super::protocol::{Invalid, Refusal, ShapeRequest, schema};
+use super::schema_monitor::SchemaEpoch;
 use super::tokens::while_valid;
 
 /// How many shapes may wait for their snapshot.
 const MAX_WAITING: usize = 1000;
-/// How long what is known of a table is believed without a look at the database, unless [`Described`] says otherwise.
+/// How long what is known of a table is believed without a look at the database, unless [`SchemaEpoch`] says otherwise.
 const KNOWN_FOR: Duration = Duration::from_secs(5);
 /// How long the database may take to tell.
 const ASKING: Duration = Duration::from_secs(10);
@@ -52,12 +53,12 @@ pub(super) const EARLY: Duration = Duration::from_millis(5);
 
 /// Finds shapes, and makes them.
 #[derive(Debug)]
-pub(crate) struct Making {
+pub(crate) struct ShapeFactory {
     pub(super) shapes: Shapes,
     pub(super) manager: Manager,
     known: Mutex<HashMap<TableName, Known>>,
     asking: Mutex<HashMap<TableName, Weak<Asking>>>,
-    pub(super) described: Described,
+    pub(super) described: SchemaEpoch,
     pub(super) watch: Arc<CatalogWatch>,
     /// What clauses may use of Postgres itself, by its major version.
     builtins: tokio::sync::Mutex<Option<(u32, Arc<Builtins>)>>,
@@ -77,8 +78,8 @@ struct Known {
     /// How many times tables had been described when it was asked for.
     times: u64,
     /// As the database has it; `None`: it couldn't be asked, and this is what shapes were made of.
-    described: Option<Arc<database::Table>>,
-    table: Arc<Table>,
+    described: Option<Arc<database::TableDescription>>,
+    table: Arc<TableSchema>,
     at: Instant,
 }
 
@@ -91,12 +92,12 @@ struct SettledTables {
 }
 
 impl SettledTables {
-    fn contains(&self, turn: u64, table: &Table) -> bool {
+    fn contains(&self, turn: u64, table: &TableSchema) -> bool {
         let publication = table.state.as_ref().map(|state| &state.publication);
         self.turn == turn && publication.is_some() && self.tables.get(&table.oid) == publication
     }
 
-    fn insert(&mut self, turn: u64, table: &Table) {
+    fn insert(&mut self, turn: u64, table: &TableSchema) {
         if self.turn < turn {
             *self = SettledTables { turn, tables: HashMap::new() };
         }
@@ -109,15 +110,15 @@ impl SettledTables {
 /// A question to the database, and its answer for all who wait for it.
 type Asking = OnceCell<Result<Known, Refusal>>;
 
-impl Making {
+impl ShapeFactory {
     pub(crate) fn new(
         shapes: Shapes,
         manager: Manager,
-        described: Described,
+        described: SchemaEpoch,
         watch: Arc<CatalogWatch>,
         snapshots: usize,
     ) -> Arc<Self> {
-        let making = Arc::new(Making {
+        let making = Arc::new(ShapeFactory {
             shapes,
             manager,
             watch,
@@ -138,7 +139,7 @@ impl Making {
     pub(crate) async fn definition(
         &self,
         request: &ShapeRequest,
-    ) -> Result<(Definition, Option<Arc<database::Table>>), Refusal> {
+    ) -> Result<(ShapeDefinition, Option<Arc<database::TableDescription>>), Refusal> {
         let Some(name) = &request.table else { return Err(Invalid::field("table", "can't be blank").into()) };
         let known = while_valid(request.bearer.as_ref(), self.know(name)).await??;
         let definition = define(request, &known)?;
@@ -265,7 +266,7 @@ impl Making {
     }
 
     /// Reads rows as they are right now, beside all logs.
-    pub(crate) async fn read<S: database::Sink>(
+    pub(crate) async fn read<S: database::RowSink>(
         &self,
         query: &SnapshotQuery<'_>,
         sink: &mut S,
@@ -317,7 +318,7 @@ impl Making {
     /// Shapes of a table of which changes may be missing start over. `None`: there is no such table.
     pub(super) fn leave_stale(&self, name: &TableName, published: Option<TablePublication>) {
         let is_stale = |shape: &Arc<Shape>| {
-            let Table { schema, name: of, oid, membership, .. } = &*shape.definition().table;
+            let TableSchema { schema, name: of, oid, membership, .. } = &*shape.definition().table;
             let is_whole =
                 |now: TablePublication| now.was_whole && (now.oid, now.membership) == (*oid, *membership);
             (&**schema, &**of) == (&*name.schema, &*name.name) && !published.is_some_and(is_whole)
@@ -365,7 +366,8 @@ impl Making {
     }
 
     fn remember(&self, name: &TableName) -> Option<Known> {
-        let of_name = |table: &&Arc<Table>| (&*table.schema, &*table.name) == (&*name.schema, &*name.name);
+        let of_name =
+            |table: &&Arc<TableSchema>| (&*table.schema, &*table.name) == (&*name.schema, &*name.name);
         let shapes = self.shapes.all();
         let tables = shapes.iter().map(|shape| &shape.definition().table);
         // Handles end with the time: the newest shape has the newest table.
@@ -448,8 +450,8 @@ impl Making {
     async fn publish_as_described(
         &self,
         name: &TableName,
-        (mut described, mut state): (database::Table, CatalogState),
-    ) -> Result<(database::Table, Table), Refusal> {
+        (mut described, mut state): (database::TableDescription, CatalogState),
+    ) -> Result<(database::TableDescription, TableSchema), Refusal> {
         for _ in 0..MAX_LOOKS {
             let published = self.publish(name).await.map_err(|error| unpublished(&error))?;
             self.leave_stale(name, Some(published));
@@ -467,9 +469,12 @@ impl Making {
     }
 
     /// The look comes first: should the table change in between, the next look tells.
-    async fn describe(&self, name: &TableName) -> Result<(database::Table, CatalogState), Refusal> {
+    async fn describe(
+        &self,
+        name: &TableName,
+    ) -> Result<(database::TableDescription, CatalogState), Refusal> {
         let client = self.manager.admin().await.map_err(|error| no_connection(&error))?;
-        let tables = Tables::Named(&name.schema, &name.name);
+        let tables = TableSelection::Named(&name.schema, &name.name);
         let (looked, described) = tokio::join!(
             biased;
             self.look(&client, tables),
@@ -501,7 +506,7 @@ impl Making {
 
     /// Whoever was writing when the table was published has to end before its first snapshot: the stream doesn't have what it wrote. When
     /// that was isn't known after a restart, nor when somebody else published it.
-    async fn wait_for_writers(&self, table: &Table) -> Result<(), String> {
+    async fn wait_for_writers(&self, table: &TableSchema) -> Result<(), String> {
         let turn = self.shapes.turn().unwrap_or_default();
         if lock(&self.settled).contains(turn, table) {
             return Ok(());
@@ -513,13 +518,13 @@ impl Making {
         Ok(())
     }
 
-    async fn fill(&self, creation: Creation, table: &database::Table) {
+    async fn fill(&self, creation: ShapeCreation, table: &database::TableDescription) {
         let begun = Instant::now();
         let shape = Arc::clone(creation.shape());
         let filled = self.try_fill(creation, table).await;
         let ended = match (&filled, shape.gone()) {
             (Ok(_), _) => Ended::Complete,
-            (Err(_), Some(Gone::Deleted)) => Ended::Gone,
+            (Err(_), Some(ShapeGone::Deleted)) => Ended::Gone,
             (Err(_), _) => Ended::Failed,
         };
         metrics::snapshot_ended(ended, begun.elapsed());
@@ -538,9 +543,13 @@ impl Making {
         }
     }
 
-    async fn try_fill(&self, creation: Creation, table: &database::Table) -> Result<u64, String> {
-        let fail = |creation: Creation, is_refusal: bool, message: String| {
-            creation.fail(Failure { is_refusal, message: message.as_str().into() });
+    async fn try_fill(
+        &self,
+        creation: ShapeCreation,
+        table: &database::TableDescription,
+    ) -> Result<u64, String> {
+        let fail = |creation: ShapeCreation, is_refusal: bool, message: String| {
+            creation.fail(SnapshotFailure { is_refusal, message: message.as_str().into() });
             Err(message)
         };
         let turn = self.snapshots.acquire().await;
@@ -624,12 +633,12 @@ pub(crate) enum ReadError<E: std::error::Error + 'static> {
 
 /// Where a snapshot's rows go. The creation is away while it writes.
 struct Filling {
-    creation: Option<Creation>,
+    creation: Option<ShapeCreation>,
     /// The snapshot doesn't see what the stream has brought already.
     is_early: bool,
 }
 
-impl database::Sink for Filling {
+impl database::RowSink for Filling {
     type Error = io::Error;
 
     async fn begun(&mut self, snapshot: &Snapshot, lsn: Lsn) -> io::Result<()> {
@@ -666,14 +675,14 @@ impl database::Sink for Filling {
 }
 
 /// All of it is there, on the disk if it is large.
-async fn sealed(mut creation: Creation) -> Result<(io::Result<()>, Creation), JoinError> {
+async fn sealed(mut creation: ShapeCreation) -> Result<(io::Result<()>, ShapeCreation), JoinError> {
     match creation.is_sealed() {
         true => Ok((Ok(()), creation)),
         false => spawn_blocking(move || (creation.seal(), creation)).await,
     }
 }
 
-fn define(request: &ShapeRequest, known: &Known) -> Result<Definition, Refusal> {
+fn define(request: &ShapeRequest, known: &Known) -> Result<ShapeDefinition, Refusal> {
     // First: whoever may not see a column doesn't learn whether there is one.
     granted::find(request, &known.table)?;
     for (field, names) in [("columns", &request.columns), ("queryable_columns", &request.queryable_columns)] {
@@ -681,11 +690,11 @@ fn define(request: &ShapeRequest, known: &Known) -> Result<Definition, Refusal> 
             described.choose(names).map_err(|error| Refusal::from(Invalid::field(field, error)))?;
         }
     }
-    Ok(Definition { table: Arc::clone(&known.table), choice: choose(request, &known.table)? })
+    Ok(ShapeDefinition { table: Arc::clone(&known.table), choice: choose(request, &known.table)? })
 }
 
 /// What is asked for of a table, and of that only what is granted.
-fn choose(request: &ShapeRequest, table: &Table) -> Result<Choice, Refusal> {
+fn choose(request: &ShapeRequest, table: &TableSchema) -> Result<ShapeOptions, Refusal> {
     let grant = granted::find(request, table)?;
     let wrong = |error| Refusal::from(Invalid::field("where", error));
     let params: Vec<&str> = request.params.iter().map(String::as_str).collect();
@@ -705,18 +714,22 @@ fn choose(request: &ShapeRequest, table: &Table) -> Result<Choice, Refusal> {
         let of_table = table.types.columns.iter().map(|column| &column.name);
         of_table.filter(|name| names.contains(name)).cloned().collect()
     });
-    Ok(Choice { clause, columns, replica: request.replica, log: request.log })
+    Ok(ShapeOptions { clause, columns, replica: request.replica, log: request.log })
 }
 
 /// A table, as its shapes depend on it and as their clients are told of it.
-pub(super) fn followed(described: &database::Table, membership: u32, state: Option<CatalogState>) -> Table {
+pub(super) fn followed(
+    described: &database::TableDescription,
+    membership: u32,
+    state: Option<CatalogState>,
+) -> TableSchema {
     // `{"name":{…}}` of each column, without what is around it.
     let note = |index: usize| {
         let header = schema::header(&described.shown(&[index]));
         header.to_str().unwrap_or_default().trim_start_matches('{').to_owned()
     };
     let strip = |note: String| note.strip_suffix('}').map(str::to_owned).unwrap_or(note);
-    Table {
+    TableSchema {
         oid: described.oid,
         schema: described.name.schema.clone(),
         name: described.name.name.clone(),
@@ -755,11 +768,13 @@ fn waiting() -> Refusal {
 }
 
 /// Why a shape that is gone can't be served, if it isn't simply another one now.
-pub(crate) fn failed(gone: &Gone) -> Option<Refusal> {
+pub(crate) fn failed(gone: &ShapeGone) -> Option<Refusal> {
     match gone {
-        Gone::Deleted => None,
-        Gone::Failed(failure) if failure.is_refusal => Some(Invalid::field("where", &failure.message).into()),
-        Gone::Failed(failure) => {
+        ShapeGone::Deleted => None,
+        ShapeGone::Failed(failure) if failure.is_refusal => {
+            Some(Invalid::field("where", &failure.message).into())
+        }
+        ShapeGone::Failed(failure) => {
             Some(Refusal::SnapshotFailed { message: failure.message.to_string().into() })
         }
     }
