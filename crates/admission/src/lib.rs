@@ -47,37 +47,43 @@
 //! its API key or a trusted proxy; a route's class comes from [`AdmissionLayer::class`]. If both
 //! are set, the smaller share applies.
 //!
-//! # Invariants
-//! | guarantee | tests |
-//! |---|---|
-//! | A stream holds one permit until its response body is dropped, ends or fails. | |
-//! | | `the_permit_lives_in_the_body_and_ends_with_it` |
-//! | | `a_service_that_fails_or_panics_releases_the_permit` |
-//! | | `dropping_the_layers_future_at_any_point_releases_everything` |
-//! | A cancelled request holds nothing. | |
-//! | | `many_requests_cancelled_at_random_points_release_everything` |
-//! | | `a_request_cancelled_before_the_decision_holds_no_unit` |
-//! | Open streams survive lower limits, memory or CPU pressure, and `close`. | |
-//! | | `changing_limits_closes_no_open_stream` |
-//! | | `memory_pressure_refuses_new_streams_and_keeps_open_ones` |
-//! | | `closing_rejects_queued_requests_and_keeps_open_streams` |
-//! | Rejections are problem documents: 503 above the total, 429 above the user's limit. | |
-//! | | `the_fourth_stream_of_a_user_is_429_and_the_one_above_the_total_503` |
-//! | | `every_rejection_is_a_problem_with_its_status_and_thread_id` |
-//! | A user is identified by a verified token, a known API key or a trusted proxy. | |
-//! | | `invalid_tokens_are_401_and_take_no_permit` |
-//! | | `a_wrong_credential_is_refused_even_if_another_is_valid` |
-//! | | `an_untrusted_peer_cannot_claim_another_address` |
-//! | The key determines the allowed algorithms, never the token. | |
-//! | | `a_public_key_is_not_accepted_as_an_hmac_secret` |
-//! | | `a_key_with_an_algorithm_verifies_no_other_algorithm` |
-//! | Once an [`Admission`] is closed and empty, it stays empty. | |
-//! | | `a_closed_and_empty_controller_registers_no_stream_that_was_being_admitted` |
-//! | Users take turns in the wait queue. | `users_take_turns_and_no_request_overtakes` |
-//! | | `every_item_leaves_exactly_once_and_in_order_within_a_lane` |
-//! | Logs and status contain hashes of users, never ids or credentials. | |
-//! | | `a_stream_is_logged_stage_by_stage` |
-//! | | `credentials_are_never_logged` |
+//! # Invariants and their tests
+//!
+//! - A stream holds one permit until its response body is dropped, ends or fails.
+//!   `the_permit_lives_in_the_body_and_ends_with_it`,
+//!   `a_service_that_fails_or_panics_releases_the_permit`,
+//!   `dropping_the_layers_future_at_any_point_releases_everything`,
+//!   `a_client_that_disconnects_from_an_unread_body_releases_its_permit`
+//! - A cancelled request holds nothing.
+//!   `many_requests_cancelled_at_random_points_release_everything`,
+//!   `a_request_cancelled_before_the_decision_holds_no_unit`
+//! - Open streams survive lower limits, memory or CPU pressure, and `close`.
+//!   `changing_limits_closes_no_open_stream`,
+//!   `memory_pressure_refuses_new_streams_and_keeps_open_ones`,
+//!   `closing_rejects_queued_requests_and_keeps_open_streams`
+//! - Rejections are problem documents: 503 above the total, 429 above the user's limit.
+//!   `the_fourth_stream_of_a_user_is_429_and_the_one_above_the_total_503`,
+//!   `every_rejection_is_a_problem_with_its_status_and_thread_id`,
+//!   `only_those_who_wait_need_a_permit`
+//! - A user is identified by a verified token, a known API key or a trusted proxy.
+//!   `invalid_tokens_are_401_and_take_no_permit`,
+//!   `a_wrong_credential_is_refused_even_if_another_is_valid`,
+//!   `an_untrusted_peer_cannot_claim_another_address`,
+//!   `forged_headers_from_an_untrusted_peer_have_no_effect_and_are_removed`,
+//!   `an_unknown_key_is_401_and_not_anonymous`
+//! - The key determines the allowed algorithms, never the token.
+//!   `a_public_key_is_not_accepted_as_an_hmac_secret`,
+//!   `a_key_with_an_algorithm_verifies_no_other_algorithm`,
+//!   `an_unsigned_token_is_refused_in_any_spelling_of_none`
+//! - Only the configured one of the two forwarding headers is read.
+//!   `the_other_header_is_ignored`, `a_proxy_that_writes_forwarded_is_believed_in_that_only`
+//! - Once an [`Admission`] is closed and empty, it stays empty.
+//!   `a_closed_and_empty_controller_registers_no_stream_that_was_being_admitted`
+//! - Users take turns in the wait queue.
+//!   `users_take_turns_and_no_request_overtakes`,
+//!   `every_item_leaves_exactly_once_and_in_order_within_a_lane`
+//! - Logs and status contain hashes of users, never ids or credentials.
+//!   `a_stream_is_logged_stage_by_stage`, `credentials_are_never_logged`
 //!
 //! Out of scope: counting across instances ([`forebay_quota`];
 //! [`Quota::local`](forebay_quota::Quota::local) counts in this process). An upgraded connection

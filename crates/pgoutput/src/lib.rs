@@ -26,32 +26,29 @@
 //! ```
 //! Out of scope: sockets, timers, and the SQL that starts replication; see `forebay-replication`.
 //!
-//! # Invariants
-//! | guarantee | tests |
-//! |---|---|
-//! | Any bytes decode to a message or a [`DecodeError`], never a panic. | |
-//! | | `any_bytes_are_a_message_or_an_error_and_never_a_panic` |
-//! | | `changed_bytes_are_a_message_or_an_error_and_never_a_panic` |
-//! | An error names the message, the byte offset, the field and the fault. | |
-//! | | `malformed_messages_are_refused_with_the_reason` |
-//! | A truncated message, or one with trailing bytes, is an error. | |
-//! | | `a_message_without_its_end_is_an_error_wherever_it_ends` |
-//! | Decoding allocates no memory. | |
-//! | | `decoding_allocates_nothing_wherever_a_message_ends_and_whatever_byte_is_wrong` |
-//! | [`RelationCache`] and [`Snapshot`] use at most a small multiple of the received bytes. | |
-//! | | `a_cached_relation_takes_a_small_multiple_of_its_relation_message` |
-//! | | `a_snapshot_takes_a_small_multiple_of_its_text` |
-//! | A message is validated when it is decoded; its iterators cannot fail later. | |
-//! | | `any_bytes_are_a_message_or_an_error_and_never_a_panic` |
-//! | Encoding a decoded message yields the same bytes. | |
-//! | | `any_message_encodes_back_to_the_same_bytes` |
-//! | Errors and `Debug` output contain no row values, so both may be logged. | |
-//! | | `debug_output_of_a_tuple_contains_no_value` |
-//! | | `debug_output_of_a_change_contains_no_value` |
-//! | | `debug_output_contains_no_content` |
-//! | | `debug_output_of_the_reader_contains_no_bytes` |
-//! | The position to acknowledge is [`Commit::end_lsn`], not `end_lsn + 1`. | |
-//! | | `the_end_of_a_commit_is_what_to_acknowledge_and_a_byte_more_loses_the_next` |
+//! # Invariants and their tests
+//!
+//! - Any bytes decode to a message or a [`DecodeError`], never a panic.
+//!   `any_bytes_are_a_message_or_an_error_and_never_a_panic`,
+//!   `changed_bytes_are_a_message_or_an_error_and_never_a_panic`
+//! - An error names the message, the byte offset, the field and the fault.
+//!   `malformed_messages_are_refused_with_the_reason`
+//! - A truncated message, or one with trailing bytes, is an error.
+//!   `a_message_without_its_end_is_an_error_wherever_it_ends`
+//! - Decoding allocates no memory.
+//!   `decoding_allocates_nothing_wherever_a_message_ends_and_whatever_byte_is_wrong`
+//! - [`RelationCache`] and [`Snapshot`] use at most a small multiple of the received bytes.
+//!   `a_cached_relation_takes_a_small_multiple_of_its_relation_message`,
+//!   `a_snapshot_takes_a_small_multiple_of_its_text`
+//! - A message is validated when it is decoded; its iterators cannot fail later.
+//!   `any_bytes_are_a_message_or_an_error_and_never_a_panic`
+//! - Encoding a decoded message yields the same bytes.
+//!   `any_message_encodes_back_to_the_same_bytes`
+//! - Errors and `Debug` output contain no row values, so both may be logged.
+//!   `debug_output_of_a_tuple_contains_no_value`, `debug_output_of_a_change_contains_no_value`,
+//!   `debug_output_contains_no_content`, `debug_output_of_the_reader_contains_no_bytes`
+//! - The position to acknowledge is [`Commit::end_lsn`], not `end_lsn + 1`.
+//!   `the_end_of_a_commit_is_what_to_acknowledge_and_a_byte_more_loses_the_next`
 //!
 //! # Life of a transaction
 //! A server sends each transaction whole, after its commit, in commit order: [`Begin`], then a

@@ -59,7 +59,7 @@
 //! - Without [`Config::reconnect`], `Failed` leads to `Closed`, which keeps the error. Reopening a
 //!   closed client creates a new link with the next generation.
 //!
-//! # Invariants
+//! # Invariants and their tests
 //!
 //! Each guarantee with its tests:
 //!
@@ -67,22 +67,36 @@
 //!   twice.
 //!   `every_request_completes_once_in_order_and_none_is_replayed` (random histories, including
 //!   refusals and commands without exactly one reply),
-//!   `increments_that_ran_before_their_connection_was_cut_are_not_sent_again`
+//!   `increments_that_ran_before_their_connection_was_cut_are_not_sent_again`,
+//!   `dropping_a_third_of_100_000_futures_misroutes_no_reply`,
+//!   `each_tasks_requests_run_in_the_order_in_which_it_sent_them`,
+//!   `a_server_killed_under_load_has_run_each_increment_at_most_once`
+//! - A request that expires or is dropped before its first byte is sent is never sent.
+//!   `a_request_that_expires_before_its_first_byte_is_sent_is_never_sent`,
+//!   `a_request_that_failed_before_its_first_byte_was_sent_is_never_sent`
 //! - Every command of Redis 7 gets exactly one reply.
 //!   `every_command_of_redis_7_gets_one_reply_on_the_wire`,
 //!   `every_command_of_redis_7_through_the_client_keeps_replies_in_sync`
 //! - If any other command does not get exactly one reply, the connection ends and no later request
 //!   gets a wrong reply.
-//!   `an_unknown_command_without_exactly_one_reply_ends_the_connection_and_misroutes_no_reply`
+//!   `an_unknown_command_without_exactly_one_reply_ends_the_connection_and_misroutes_no_reply`,
+//!   `replconf_is_rejected_and_misroutes_no_reply`
 //! - With default settings no request waits forever.
 //!   `a_frozen_server_fails_1000_gets_at_their_deadline_and_goes_on_when_it_thaws`,
 //!   `between_attempts_a_request_is_rejected_at_once_with_the_reason_and_the_next_attempt`
 //! - No caller's code runs in the worker.
-//!   `hooks_report_requests_in_the_task_that_awaits_them`
+//!   `hooks_report_requests_in_the_task_that_awaits_them`,
+//!   `a_panic_while_decoding_affects_only_its_caller`,
+//!   `a_blocking_hook_does_not_stop_other_requests`
+//! - Every queue is bounded.
+//!   `dropped_requests_against_a_frozen_server_keep_memory_bounded`,
+//!   `unsent_bytes_are_bounded_too_and_the_error_says_so`
 //! - After a planned failover the client connects to the new master.
-//!   `after_a_planned_failover_writes_and_subscriptions_find_the_new_master`
+//!   `after_a_planned_failover_writes_and_subscriptions_find_the_new_master`,
+//!   `readonly_ends_the_connection_also_from_scripts_and_transactions`,
+//!   `loading_ends_the_connection_until_the_data_is_loaded`
 //! - Dials to an unfit server are bounded.
-//!   `a_server_that_stays_unfit_is_dialed_at_most_12_times_in_the_first_second_and_twice_in_each_later_one`
+//!   `an_unfit_server_is_dialed_at_most_12_times_in_the_first_second_then_twice_per_second`
 //!
 //! # Where to look
 //!

@@ -265,8 +265,7 @@ fn reply_to_all(mut server: DuplexStream, reply: &'static [u8]) -> tokio::task::
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_stays_unfit_is_dialed_at_most_12_times_in_the_first_second_and_twice_in_each_later_one()
- {
+async fn an_unfit_server_is_dialed_at_most_12_times_in_the_first_second_then_twice_per_second() {
     let (client, mut dials) = client_with(Config::default(), 1024, []);
     let begun = Instant::now();
     // Calls as often as possible: the handshake and the reply take no time.

@@ -37,7 +37,7 @@
 //!           ▶ core/progress ▶ status update
 //! ```
 //!
-//! # Invariants
+//! # Invariants and their tests
 //!
 //! Invariant: at most one replication connection is open, and at most one instance holds the lock.
 //! The consumer receives every committed transaction completely, once, in commit order. The server
@@ -49,19 +49,53 @@
 //! Out of scope: decoding (`forebay_pgoutput`), dialing and TLS (`forebay_reservoir`), storage
 //! (your consumer).
 //!
-//! | guarantee | tests |
-//! |---|---|
-//! | Every committed transaction arrives completely, exactly once, in commit order. | `every_committed_change_arrives_once_seeds_1_to_5`, `interleaved_transactions_arrive_complete_in_commit_order` |
-//! | Rolled back changes never arrive. | `rolled_back_changes_never_arrive_not_even_as_an_empty_transaction` |
-//! | Only durable positions are acknowledged. | `only_durable_positions_are_acknowledged`, `acknowledgements_never_decrease_and_never_pass_the_received_position` |
-//! | One instance streams. When it ends or is lost, another takes over. | `of_several_instances_one_streams_however_often_it_is_ended`, `random_histories_keep_one_connection_and_every_state_can_be_left` |
-//! | A live holder of the lock is never terminated. | `a_holder_that_runs_queries_or_is_in_another_database_is_never_terminated`, `a_silent_holder_with_an_active_slot_is_not_terminated` |
-//! | A changed server history resets the consumer; a promotion that kept the slot doesn't. | `a_recovery_to_a_point_before_the_bookmark_resets_the_consumer`, `a_promotion_that_kept_the_slot_continues_without_loss_or_repetition` |
-//! | Memory is bounded for any transaction size and any consumer speed. | `one_transaction_of_two_million_rows_takes_less_than_200_megabytes`, `memory_is_bounded_while_the_consumer_is_slow_or_stuck` |
-//! | Status updates are sent before the server's timeout, however long the consumer takes. | `a_consumer_stuck_for_longer_than_the_servers_timeout_stays_connected` |
-//! | The slot of an idle database doesn't retain the WAL of other databases. | `an_idle_database_retains_no_wal_of_other_databases` |
-//! | A recent transaction is read without delay. | `a_recent_transaction_is_read_without_delay` |
-//! | A manually managed publication is never changed. | `a_manual_publication_is_not_changed_even_by_its_owner` |
+//! - Every committed transaction arrives completely, exactly once, in commit order.
+//!   `every_committed_change_arrives_once_seeds_1_to_5`,
+//!   `interleaved_transactions_arrive_complete_in_commit_order`,
+//!   `every_committed_change_arrives_once_on_18_seeds_6_to_10`
+//! - Rolled back changes never arrive.
+//!   `rolled_back_changes_never_arrive_not_even_as_an_empty_transaction`
+//! - Only durable positions are acknowledged.
+//!   `only_durable_positions_are_acknowledged`,
+//!   `acknowledgements_never_decrease_and_never_pass_the_received_position`,
+//!   `every_committed_change_arrives_once_seeds_11_to_15`
+//! - One instance streams. When it ends or is lost, another takes over.
+//!   `of_several_instances_one_streams_however_often_it_is_ended`,
+//!   `random_histories_keep_one_connection_and_every_state_can_be_left`,
+//!   `an_instance_that_waits_takes_over_when_the_other_shuts_down`,
+//!   `an_instance_that_waits_takes_over_when_the_other_is_lost_and_that_one_waits_in_turn`
+//! - A live holder of the lock is never terminated.
+//!   `a_holder_that_runs_queries_or_is_in_another_database_is_never_terminated`,
+//!   `a_silent_holder_with_an_active_slot_is_not_terminated`
+//! - A changed server history resets the consumer; a promotion that kept the slot doesn't.
+//!   `a_recovery_to_a_point_before_the_bookmark_resets_the_consumer`,
+//!   `a_promotion_that_kept_the_slot_continues_without_loss_or_repetition`,
+//!   `another_cluster_at_the_same_address_resets_the_consumer`, `a_dropped_slot_is_recreated`,
+//!   `a_slot_that_lost_its_wal_while_no_manager_ran_is_recreated`,
+//!   `a_replaced_publication_resets_the_consumer`
+//! - Memory is bounded for any transaction size and any consumer speed.
+//!   `one_transaction_of_two_million_rows_takes_less_than_200_megabytes`,
+//!   `memory_is_bounded_while_the_consumer_is_slow_or_stuck`
+//! - Status updates are sent before the server's timeout, however long the consumer takes.
+//!   `a_consumer_stuck_for_longer_than_the_servers_timeout_stays_connected`,
+//!   `a_consumer_that_records_a_position_slowly_stays_connected`
+//! - The slot of an idle database doesn't retain the WAL of other databases.
+//!   `an_idle_database_retains_no_wal_of_other_databases`
+//! - A recent transaction is read without delay.
+//!   `a_recent_transaction_is_read_without_delay`,
+//!   `a_backlog_is_read_in_large_parts_and_recent_changes_at_once`
+//! - A failure that needs an operator halts the manager at its first start, and is retried later.
+//!   Other failures are retried after at most 10 s.
+//!   `a_wrong_wal_level_is_reported_with_the_statement_that_changes_it`,
+//!   `a_refusal_that_halts_the_first_start_is_retried_after_a_success`,
+//!   `unlisted_sqlstates_are_retried`,
+//!   `delays_double_up_to_ten_seconds_and_are_shortened_by_a_fifth_at_most`,
+//!   `five_panics_in_a_minute_halt_it_and_four_do_not`
+//! - A manually managed publication is never changed.
+//!   `a_manual_publication_is_not_changed_even_by_its_owner`,
+//!   `a_manual_publication_must_exist_and_have_all_operations`,
+//!   `a_manual_publication_must_include_the_table_completely`,
+//!   `where_the_publication_is_kept_by_hand_a_partition_is_refused_by_name`
 //!
 //! # Where to look
 //!

@@ -44,7 +44,7 @@
 //! | settings, from the program and from the environment | `config.rs`, `env.rs` |
 //! | adapters for bb8 and deadpool | `adapters/` |
 //!
-//! # Invariants
+//! # Invariants and their tests
 //!
 //! Invariant: `ready + dialing + lent + resetting + retiring <= max`. A connection counts until the
 //! server has closed its end, or [`close_timeout`](ReservoirConfig::close_timeout) has passed.
@@ -54,21 +54,44 @@
 //! Invariant: every slot, lease and connection is released exactly once.
 //! Enforced by: one pure ledger, one lock around it, and guards that report to it on drop.
 //!
-//! | guarantee | test |
-//! |---|---|
-//! | The ledger never exceeds `max`, including connections that are being opened and closed. | `every_connection_is_in_one_state_and_the_total_stays_within_max` |
-//! | If the server closes each connection within `close_timeout`, it never has more than `max`. | `a_server_that_closes_within_the_timeout_never_has_more_backends_than_max`, `queries_that_catch_their_cancellation_keep_their_slots_until_they_end`, `frozen_backends_keep_their_slots_until_they_end_with_tls_and_without`, `frozen_backends_keep_their_slots_under_bb8_and_deadpool`, `random_faults_never_lead_to_more_backends_than_max` |
-//! | An abandoned dial counts until the server has closed it. | `an_abandoned_dial_counts_until_the_server_has_closed_it`, `backends_that_authenticate_after_a_dial_timed_out_keep_its_slot` |
-//! | With a shared budget, all processes together never exceed it, as long as the store loses no writes. | `four_processes_share_a_budget_through_redis_while_one_is_killed`, `four_processes_share_a_budget_through_dynamodb_while_one_is_killed` |
-//! | Callers are served in the order of arrival. | `waiting_callers_get_returned_connections_in_order` |
-//! | A connection is not lent within the guard window of its expiry, or after its close was detected. | `nothing_within_the_guard_window_is_lent_and_a_steady_reservoir_never_dips`, `connections_that_the_server_ends_are_replaced` |
-//! | Session state doesn't pass from one caller to the next; prepared statements stay. | `session_state_of_one_caller_is_reset_for_the_next` |
-//! | A dropped checkout leaks no connection; a failed dial releases its slot and lease. | `a_dropped_checkout_leaks_no_connection`, `a_dial_that_panics_hangs_or_fails_releases_its_slot_and_lease` |
-//! | Connections are replaced before they expire, and expiries are spread. | `connections_are_replaced_before_they_expire_and_the_count_never_dips`, `jitter_spreads_the_expiries` |
-//! | At most half of the ready connections are retired at once. | `no_more_than_half_are_retired_at_once` |
-//! | A checkout that fails says why. | `a_checkout_that_times_out_says_why` |
-//! | A view never exceeds its quota. | `a_view_never_exceeds_its_quota` |
-//! | Dials keep to the rate limit; a full server is retried after a back-off. | `no_more_connections_are_opened_per_second_than_the_rate_allows`, `a_full_server_is_reported_and_retried_after_a_backoff` |
+//! - The ledger never exceeds `max`, including connections that are being opened and closed.
+//!   `every_connection_is_in_one_state_and_the_total_stays_within_max`
+//! - If the server closes each connection within `close_timeout`, it never has more than `max`.
+//!   `a_server_that_closes_within_the_timeout_never_has_more_backends_than_max`,
+//!   `queries_that_catch_their_cancellation_keep_their_slots_until_they_end`,
+//!   `frozen_backends_keep_their_slots_until_they_end_with_tls_and_without`,
+//!   `frozen_backends_keep_their_slots_under_bb8_and_deadpool`,
+//!   `random_faults_never_lead_to_more_backends_than_max`
+//! - An abandoned dial counts until the server has closed it.
+//!   `an_abandoned_dial_counts_until_the_server_has_closed_it`,
+//!   `backends_that_authenticate_after_a_dial_timed_out_keep_its_slot`
+//! - With a shared budget, all processes together never exceed it, as long as the store loses no
+//!   writes.
+//!   `four_processes_share_a_budget_through_redis_while_one_is_killed`,
+//!   `four_processes_share_a_budget_through_dynamodb_while_one_is_killed`
+//! - Callers are served in the order of arrival.
+//!   `waiting_callers_get_returned_connections_in_order`
+//! - A connection is not lent within the guard window of its expiry, or after its close was
+//!   detected.
+//!   `nothing_within_the_guard_window_is_lent_and_a_steady_reservoir_never_dips`,
+//!   `connections_that_the_server_ends_are_replaced`
+//! - Session state doesn't pass from one caller to the next; prepared statements stay.
+//!   `session_state_of_one_caller_is_reset_for_the_next`
+//! - A dropped checkout leaks no connection; a failed dial releases its slot and lease.
+//!   `a_dropped_checkout_leaks_no_connection`,
+//!   `a_dial_that_panics_hangs_or_fails_releases_its_slot_and_lease`
+//! - Connections are replaced before they expire, and expiries are spread.
+//!   `connections_are_replaced_before_they_expire_and_the_count_never_dips`,
+//!   `jitter_spreads_the_expiries`
+//! - At most half of the ready connections are retired at once.
+//!   `no_more_than_half_are_retired_at_once`
+//! - A checkout that fails says why.
+//!   `a_checkout_that_times_out_says_why`
+//! - A view never exceeds its quota.
+//!   `a_view_never_exceeds_its_quota`
+//! - Dials keep to the rate limit; a full server is retried after a back-off.
+//!   `no_more_connections_are_opened_per_second_than_the_rate_allows`,
+//!   `a_full_server_is_reported_and_retried_after_a_backoff`
 //!
 //! # Decisions
 //!

@@ -59,16 +59,39 @@
 //!
 //! The fast path and the live path send no trailers.
 //!
-//! # Invariants
-//! | guarantee | test |
-//! |---|---|
-//! | A stream's body is dropped as soon as its client disconnects, with all that it owns (a permit, a subscription). | `a_client_that_closes_half_closes_or_resets_drops_the_body_of_an_idle_stream`, `a_client_that_leaves_while_a_write_is_blocked_drops_the_body_at_once` |
-//! | A body that fails or panics never looks complete: the connection closes without the last chunk; over HTTP/2 the stream is reset, over HTTP/1.0 the connection. | `a_body_that_fails_or_panics_ends_without_the_last_chunk`, `a_body_that_fails_resets_its_stream_only`, `over_http_1_0_a_body_that_fails_or_panics_or_is_cut_ends_with_a_reset` |
-//! | Every wait for a client has a deadline ([`HttpServerConfig`]). | `half_a_head_and_then_nothing_gets_a_408`, `a_client_that_accepts_no_bytes_loses_the_stream_and_not_the_connection` |
-//! | Every buffer has a bound. | `a_client_that_never_reads_is_closed_and_nothing_is_buffered_beyond_the_bound`, `heads_beyond_the_limits_get_a_431` |
-//! | Data is written as soon as it is available, with other available data, up to a batch. | `a_live_stream_is_a_head_its_chunks_as_they_come_and_the_last_chunk` |
-//! | A client that falls behind its topic gets a broken stream, never one with a gap. | `every_tail_yields_every_event_in_order_or_ends_with_lagged`, `a_client_that_falls_behind_its_topic_sees_a_broken_stream` |
-//! | During a drain, the server answers requests in transit, also on connections in the listener's backlog. | `a_request_in_transit_when_the_drain_begins_is_answered`, `connections_in_the_backlog_are_answered` |
+//! # Invariants and their tests
+//!
+//! - A stream's body is dropped as soon as its client disconnects, with all that it owns (a permit,
+//!   a subscription).
+//!   `a_client_that_closes_half_closes_or_resets_drops_the_body_of_an_idle_stream`,
+//!   `a_client_that_leaves_while_a_write_is_blocked_drops_the_body_at_once`,
+//!   `a_client_that_resets_a_stream_or_disconnects_drops_the_body`,
+//!   `a_stream_with_a_handshake_stays_with_hyper_and_ends_with_its_client`
+//! - A body that fails or panics never looks complete: the connection closes without the last
+//!   chunk; over HTTP/2 the stream is reset, over HTTP/1.0 the connection.
+//!   `a_body_that_fails_or_panics_ends_without_the_last_chunk`,
+//!   `a_body_that_fails_resets_its_stream_only`,
+//!   `over_http_1_0_a_body_that_fails_or_panics_or_is_cut_ends_with_a_reset`
+//! - Every wait for a client has a deadline ([`HttpServerConfig`]).
+//!   `half_a_head_and_then_nothing_gets_a_408`,
+//!   `a_client_that_accepts_no_bytes_loses_the_stream_and_not_the_connection`,
+//!   `a_silent_connection_is_closed`, `a_body_that_stops_arriving_ends_the_connection`,
+//!   `a_client_that_does_not_read_its_response_is_closed`
+//! - Every buffer has a bound.
+//!   `a_client_that_never_reads_is_closed_and_nothing_is_buffered_beyond_the_bound`,
+//!   `heads_beyond_the_limits_get_a_431`,
+//!   `bytes_from_the_client_are_discarded_up_to_a_bound`,
+//!   `a_connection_beyond_the_limit_is_refused_and_open_ones_continue`
+//! - Data is written as soon as it is available, with other available data, up to a batch.
+//!   `a_live_stream_is_a_head_its_chunks_as_they_come_and_the_last_chunk`
+//! - A client that falls behind its topic gets a broken stream, never one with a gap.
+//!   `every_tail_yields_every_event_in_order_or_ends_with_lagged`,
+//!   `a_client_that_falls_behind_its_topic_sees_a_broken_stream`
+//! - During a drain, the server answers requests in transit, also on connections in the listener's
+//!   backlog.
+//!   `a_request_in_transit_when_the_drain_begins_is_answered`,
+//!   `connections_in_the_backlog_are_answered`,
+//!   `a_request_in_transit_after_a_handshake_is_answered_when_the_drain_begins`
 //!
 //! # Where to look
 //! | topic | file |
