@@ -27,22 +27,22 @@
 //!   (`forebay wal `, a version, a line break), and the first 28 bytes of `head`.
 //! - A whole record that this version doesn't understand is refused under any format.
 
+mod apply;
 pub(crate) mod catalog;
 pub(crate) mod checkpoint;
 mod compaction;
 pub(crate) mod disk;
-pub(crate) mod files;
-pub(crate) mod head;
-mod history;
-pub(crate) mod queue;
-pub(crate) mod reading;
+pub(crate) mod message_sequence;
 pub(crate) mod record;
-pub(crate) mod strand;
+pub(crate) mod replay;
+pub(crate) mod shape_files;
 mod summary;
 #[cfg(test)]
 mod upgrade_tests;
 pub(crate) mod wal;
+pub(crate) mod write_queue;
 pub(crate) mod writer;
+pub(crate) mod writer_head;
 
 use std::io;
 

@@ -6,9 +6,9 @@ use std::io;
 use std::path::Path;
 
 use super::OpenError;
-use super::catalog::Catalog;
+use super::catalog::StoreCatalog;
 use super::disk::RealDisk;
-use super::wal::{self, Place};
+use super::wal::{self, WalPosition};
 
 /// What a store's directory holds, as of its last checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,8 +29,8 @@ impl StoreSummary {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        let Some(catalog) = Catalog::read(&disk)? else { return Ok(None) };
-        wal::check_readable(&disk, Place::start(catalog.head.segment))?;
+        let Some(catalog) = StoreCatalog::read(&disk)? else { return Ok(None) };
+        wal::check_readable(&disk, WalPosition::start(catalog.header.segment))?;
         Ok(Some(StoreSummary { shapes: catalog.shapes.len() }))
     }
 }

@@ -20,8 +20,8 @@ use bytes::Bytes;
 
 use super::OpenError;
 use super::disk::{Disk, DiskFile};
-use super::files;
 use super::record::{self, Record};
+use super::shape_files;
 
 pub(crate) const DIR: &str = "wal";
 
@@ -34,35 +34,35 @@ const ANY_MAGIC: &[u8] = b"forebay wal ";
 /// How much of a segment is read at once, unless a record is larger.
 const WINDOW_BYTES: usize = 1 << 20;
 
-pub(crate) fn path(segment: u64) -> String {
+pub(crate) fn segment_path(segment: u64) -> String {
     format!("{DIR}/{segment:016x}")
 }
 
 /// A place in the log.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Place {
+pub(crate) struct WalPosition {
     pub(crate) segment: u64,
     pub(crate) at: u64,
 }
 
-impl Place {
+impl WalPosition {
     /// Before everything in a segment.
     pub(crate) fn start(segment: u64) -> Self {
-        Place { segment, at: MAGIC.len() as u64 }
+        WalPosition { segment, at: MAGIC.len() as u64 }
     }
 }
 
 /// The segment that is written.
 #[derive(Debug)]
-pub(crate) struct Wal {
+pub(crate) struct WalWriter {
     disk: Arc<dyn Disk>,
     file: Arc<dyn DiskFile>,
-    place: Place,
+    position: WalPosition,
 }
 
-impl Wal {
-    pub(crate) fn begin(disk: Arc<dyn Disk>, segment: u64) -> io::Result<Self> {
-        let path = path(segment);
+impl WalWriter {
+    pub(crate) fn create(disk: Arc<dyn Disk>, segment: u64) -> io::Result<Self> {
+        let path = segment_path(segment);
         let begin = |file: &dyn DiskFile| {
             file.write_all_at(MAGIC, 0)?;
             file.sync_data()?;
@@ -74,24 +74,24 @@ impl Wal {
             let _removed = disk.remove(&path);
             return Err(error);
         }
-        Ok(Wal { disk, file, place: Place::start(segment) })
+        Ok(WalWriter { disk, file, position: WalPosition::start(segment) })
     }
 
     /// Goes on in the next segment. May be tried again after an error.
     pub(crate) fn rotate(&mut self) -> io::Result<()> {
-        *self = Wal::begin(Arc::clone(&self.disk), self.place.segment + 1)?;
+        *self = WalWriter::create(Arc::clone(&self.disk), self.position.segment + 1)?;
         Ok(())
     }
 
     /// Where the next record goes.
-    pub(crate) fn place(&self) -> Place {
-        self.place
+    pub(crate) fn position(&self) -> WalPosition {
+        self.position
     }
 
     /// May be tried again after an error: it begins where it began before.
     pub(crate) fn append(&mut self, parts: &[IoSlice<'_>]) -> io::Result<()> {
-        self.file.write_all_vectored_at(parts, self.place.at)?;
-        self.place.at += parts.iter().map(|part| part.len() as u64).sum::<u64>();
+        self.file.write_all_vectored_at(parts, self.position.at)?;
+        self.position.at += parts.iter().map(|part| part.len() as u64).sum::<u64>();
         Ok(())
     }
 
@@ -109,7 +109,7 @@ pub(crate) fn segments(disk: &dyn Disk) -> io::Result<Vec<u64>> {
 /// Whether some segment from this one on has a record.
 pub(crate) fn has_records(disk: &dyn Disk, from: u64) -> Result<bool, OpenError> {
     for segment in segments(disk)?.into_iter().filter(|segment| *segment >= from) {
-        let records = Records::open(disk, Place::start(segment), None)?;
+        let records = WalRecords::open(disk, WalPosition::start(segment), None)?;
         if let Some(mut records) = records
             && records.next()?.is_some()
         {
@@ -121,7 +121,7 @@ pub(crate) fn has_records(disk: &dyn Disk, from: u64) -> Result<bool, OpenError>
 
 /// The records of a segment, read a window at a time.
 #[derive(Debug)]
-pub(crate) struct Records {
+pub(crate) struct WalRecords {
     file: Arc<dyn DiskFile>,
     segment: u64,
     at: u64,
@@ -129,35 +129,39 @@ pub(crate) struct Records {
     window: Bytes,
 }
 
-impl Records {
+impl WalRecords {
     /// From a place on, up to `to`; `None`: there is no such segment.
-    pub(crate) fn open(disk: &dyn Disk, from: Place, to: Option<u64>) -> Result<Option<Self>, OpenError> {
-        let file = match disk.open(&path(from.segment)) {
+    pub(crate) fn open(
+        disk: &dyn Disk,
+        from: WalPosition,
+        to: Option<u64>,
+    ) -> Result<Option<Self>, OpenError> {
+        let file = match disk.open(&segment_path(from.segment)) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error.into()),
         };
         let len = file.len()?;
-        let magic = files::read(&*file, 0, len.min(MAGIC.len() as u64))?;
+        let magic = shape_files::read_range(&*file, 0, len.min(MAGIC.len() as u64))?;
         let begins_well = magic == MAGIC;
         if !begins_well && magic.len() == MAGIC.len() && magic.starts_with(ANY_MAGIC) {
             let what = format!("it begins with {:?}", String::from_utf8_lossy(&magic));
-            return Err(OpenError::Unreadable { file: path(from.segment), what });
+            return Err(OpenError::Unreadable { file: segment_path(from.segment), what });
         }
         // It was there, and synced, before anything else was.
         if !begins_well && len > MAGIC.len() as u64 {
             return Err(OpenError::Damaged { file: "the log" });
         }
         let end = if begins_well { to.map_or(len, |to| to.min(len)) } else { 0 };
-        Ok(Some(Records { file, segment: from.segment, at: from.at, end, window: Bytes::new() }))
+        Ok(Some(WalRecords { file, segment: from.segment, at: from.at, end, window: Bytes::new() }))
     }
 
     /// Returns the next one; `None`: there is no other whole one. Fails if this version doesn't
     /// understand it.
     pub(crate) fn next(&mut self) -> Result<Option<Record>, OpenError> {
         loop {
-            let next = record::next(&self.window).map_err(|unknown| OpenError::Unreadable {
-                file: path(self.segment),
+            let next = record::read_frame(&self.window).map_err(|unknown| OpenError::Unreadable {
+                file: segment_path(self.segment),
                 what: format!("{unknown} at byte {}", self.at),
             })?;
             if let Some((record, length)) = next {
@@ -166,12 +170,12 @@ impl Records {
                 return Ok(Some(record));
             }
             let (missing, left) =
-                (record::length(&self.window) > self.window.len(), self.end.saturating_sub(self.at));
-            let wanted = left.min(record::length(&self.window).max(WINDOW_BYTES) as u64);
+                (record::framed_length(&self.window) > self.window.len(), self.end.saturating_sub(self.at));
+            let wanted = left.min(record::framed_length(&self.window).max(WINDOW_BYTES) as u64);
             if !missing || wanted <= self.window.len() as u64 {
                 return Ok(None);
             }
-            self.window = files::read(&*self.file, self.at, self.at + wanted)?.into();
+            self.window = shape_files::read_range(&*self.file, self.at, self.at + wanted)?.into();
         }
     }
 
@@ -187,8 +191,8 @@ impl Records {
 }
 
 /// Takes away what follows the last whole record of the last segment: a segment that isn't the last one is whole.
-pub(crate) fn cut(disk: &dyn Disk, end: Place) -> io::Result<()> {
-    match disk.open(&path(end.segment)) {
+pub(crate) fn truncate_after(disk: &dyn Disk, end: WalPosition) -> io::Result<()> {
+    match disk.open(&segment_path(end.segment)) {
         Ok(file) if file.len()? > end.at => {
             file.set_len(end.at)?;
             file.sync_data()
@@ -204,12 +208,16 @@ pub(crate) fn cut(disk: &dyn Disk, end: Place) -> io::Result<()> {
 /// has started since, and what can be read is on the disk. Returns where the log ends.
 ///
 /// Writes nothing if the log is damaged, or has a record that this version can't read.
-pub(crate) fn secure(disk: &dyn Disk, from: Option<Place>) -> Result<Option<Place>, OpenError> {
+pub(crate) fn rewrite_unsynced(
+    disk: &dyn Disk,
+    from: Option<WalPosition>,
+) -> Result<Option<WalPosition>, OpenError> {
     let passed = read_through(disk, from.unwrap_or_default())?;
     for (start, records) in passed.iter().filter(|_| from.is_some()) {
         let mut at = start.at;
         while at < records.at() {
-            let bytes = files::read(&*records.file, at, records.at().min(at + WINDOW_BYTES as u64))?;
+            let bytes =
+                shape_files::read_range(&*records.file, at, records.at().min(at + WINDOW_BYTES as u64))?;
             records.file.write_all_at(&bytes, at)?;
             at += bytes.len() as u64;
         }
@@ -217,12 +225,12 @@ pub(crate) fn secure(disk: &dyn Disk, from: Option<Place>) -> Result<Option<Plac
             records.file.sync_data()?;
         }
     }
-    Ok(passed.last().map(|(start, records)| Place { segment: start.segment, at: records.at() }))
+    Ok(passed.last().map(|(start, records)| WalPosition { segment: start.segment, at: records.at() }))
 }
 
 /// Fails if the log has something from a place on that this version can't read. All other errors
 /// are left to recovery: there may be no log yet, or another process is writing there.
-pub(crate) fn check_readable(disk: &dyn Disk, from: Place) -> Result<(), OpenError> {
+pub(crate) fn check_readable(disk: &dyn Disk, from: WalPosition) -> Result<(), OpenError> {
     match read_through(disk, from) {
         Err(error @ OpenError::Unreadable { .. }) => Err(error),
         Ok(_) | Err(_) => Ok(()),
@@ -231,11 +239,11 @@ pub(crate) fn check_readable(disk: &dyn Disk, from: Place) -> Result<(), OpenErr
 
 /// Reads the log from a place on. Returns the segments: where reading began, and the records, all
 /// of them passed. Fails if one that has a successor isn't whole.
-fn read_through(disk: &dyn Disk, from: Place) -> Result<Vec<(Place, Records)>, OpenError> {
-    let mut passed: Vec<(Place, Records)> = Vec::new();
+fn read_through(disk: &dyn Disk, from: WalPosition) -> Result<Vec<(WalPosition, WalRecords)>, OpenError> {
+    let mut passed: Vec<(WalPosition, WalRecords)> = Vec::new();
     for segment in segments(disk)?.into_iter().filter(|segment| *segment >= from.segment) {
-        let start = Place::start(segment).max(from);
-        if let Some(mut records) = Records::open(disk, start, None)? {
+        let start = WalPosition::start(segment).max(from);
+        if let Some(mut records) = WalRecords::open(disk, start, None)? {
             if passed.last().is_some_and(|(_, before)| !before.is_at_end()) {
                 return Err(OpenError::Damaged { file: "the log" });
             }

@@ -14,40 +14,40 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::OpenError;
-use super::checkpoint::{self, Checkpoint};
+use super::checkpoint::{self, StoreCheckpoint};
 use super::disk::DiskFile;
-use super::files;
-use super::head::Head;
-use super::queue::{Job, Queue};
-use super::reading::{self, Reading};
 use super::record::{self, Note, Record};
-use super::wal::{self, Place, Wal};
+use super::replay::{self, ReplayPosition};
+use super::shape_files;
+use super::wal::{self, WalPosition, WalWriter};
+use super::write_queue::{WriteJob, WriteQueue};
+use super::writer_head::WriterHead;
 use crate::registry::{StoreInner, lock};
 
 /// What this process does with the store.
-pub(crate) enum Mode {
+pub(crate) enum StoreMode {
     /// It reads what another writes, and has come this far.
-    Reading(Option<Reading>),
+    Reading(Option<ReplayPosition>),
     Writing {
-        thread: JoinHandle<Option<Reading>>,
+        thread: JoinHandle<Option<ReplayPosition>>,
         _lock: Box<dyn Any + Send>,
     },
     /// It couldn't write, and doesn't know what is on the disk.
     Failed,
 }
 
-impl Default for Mode {
+impl Default for StoreMode {
     fn default() -> Self {
-        Mode::Reading(None)
+        StoreMode::Reading(None)
     }
 }
 
 /// How long to wait for room on a full disk.
-const FULL_PAUSE: Duration = if cfg!(test) { Duration::from_millis(2) } else { Duration::from_secs(1) };
+const DISK_FULL_RETRY: Duration = if cfg!(test) { Duration::from_millis(2) } else { Duration::from_secs(1) };
 
 /// Where several shapes are made at a time, how long one waits for others to be synced with it: that takes longer, and more, than the rest of
 /// making it. One alone never waits, and neither do changes.
-const PATIENCE: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_millis(5) };
+const BATCH_WINDOW: Duration = if cfg!(test) { Duration::ZERO } else { Duration::from_millis(5) };
 
 /// Recovers, and starts the writer.
 pub(crate) fn begin(inner: &Arc<StoreInner>) -> Result<(), OpenError> {
@@ -55,65 +55,65 @@ pub(crate) fn begin(inner: &Arc<StoreInner>) -> Result<(), OpenError> {
     if let Some(failure) = lock(&inner.failure).clone() {
         return Err(failure.into());
     }
-    let Mode::Reading(reading) = &mut *mode else { return Ok(()) };
+    let StoreMode::Reading(reading) = &mut *mode else { return Ok(()) };
     let disk = &*inner.disk;
     disk.make_dir(wal::DIR)?;
-    disk.make_dir(files::DIR)?;
+    disk.make_dir(shape_files::DIR)?;
     disk.sync_dir("")?;
-    let right = disk.try_lock()?.ok_or(OpenError::Locked)?;
-    let head = Head::read(disk);
+    let directory_lock = disk.try_lock()?.ok_or(OpenError::Locked)?;
+    let head = WriterHead::read(disk);
     // First what is known to be durable, and then the rest of the log: what this version can't read
     // is refused before anything is written.
     if head.is_some() {
-        reading::advance(inner, reading, head)?;
+        replay::advance(inner, reading, head)?;
     }
     // What is read can be seen: it has to be durable, and whoever comes after a kill in the middle
     // of this has to see it, too.
-    if let Some(durable) = wal::secure(disk, head.map(|head| head.durable))? {
-        let head = Head { durable, ..head.unwrap_or_default() };
-        head.write(&*Head::file(disk)?).or_else(unless_full)?;
+    if let Some(durable) = wal::rewrite_unsynced(disk, head.map(|head| head.durable))? {
+        let head = WriterHead { durable, ..head.unwrap_or_default() };
+        head.write(&*WriterHead::open_or_create(disk)?).or_else(ignore_full)?;
     }
-    reading::advance(inner, reading, None)?;
-    inner.abandon();
+    replay::advance(inner, reading, None)?;
+    inner.abandon_staged();
     let incomplete = inner.forget_incomplete();
     inner.registry_mut().forget_unused_tables();
     let deleted = inner.left_to_delete();
     if let Some(reading) = reading {
-        wal::cut(disk, reading.place)?;
+        wal::truncate_after(disk, reading.position)?;
     }
     let segment = wal::segments(disk)?.last().map_or(0, |last| last + 1);
-    let wal = Wal::begin(Arc::clone(&inner.disk), segment)?;
+    let wal = WalWriter::create(Arc::clone(&inner.disk), segment)?;
     let is_new = reading.is_none();
-    let has_news = reading.is_some_and(|reading| reading.place > Place::start(reading.catalog));
-    let reading = reading.get_or_insert(Reading { place: wal.place(), catalog: segment });
+    let has_records = reading.is_some_and(|reading| reading.position > WalPosition::start(reading.catalog));
+    let reading = reading.get_or_insert(ReplayPosition { position: wal.position(), catalog: segment });
     // The catalog has the format. A version that raises it writes a whole checkpoint here, also if
     // there is a catalog: before the first record of a new kind can be in the log.
     if is_new {
-        Checkpoint::capture(inner, segment).write_catalog(inner)?;
+        StoreCheckpoint::capture(inner, segment).write_catalog(inner)?;
     }
-    reading.place = wal.place();
+    reading.position = wal.position();
     // A crash before their deletion is in the log would bring them back, and they would need their files.
     checkpoint::remove_orphans(inner, &deleted)?;
     inner.follow_all();
-    let queue = Arc::new(Queue::default());
+    let queue = Arc::new(WriteQueue::default());
     for id in deleted.into_iter().chain(incomplete) {
         let record = Record::Note(Note::Delete { id }, Bytes::new());
-        queue.push(Job { record, done: None, checkpoint: false });
+        queue.push(WriteJob { record, done: None, checkpoint: false });
     }
-    let (head_file, catalog) = (Head::file(disk)?, reading.catalog);
-    let mut writer = Writer {
+    let (head_file, catalog_segment) = (WriterHead::open_or_create(disk)?, reading.catalog);
+    let mut writer = StoreWriter {
         inner: Arc::clone(inner),
         queue: Arc::clone(&queue),
         wal,
         head_file,
-        catalog,
+        catalog_segment,
         checkpoint: None,
     };
-    writer.tell_head()?;
-    let run = move || writer.run(has_news);
+    writer.write_head()?;
+    let run = move || writer.run(has_records);
     let thread = thread::Builder::new().name("forebay-store".into()).spawn(run)?;
     *inner.queue.write().unwrap_or_else(PoisonError::into_inner) = queue;
-    *mode = Mode::Writing { thread, _lock: right };
+    *mode = StoreMode::Writing { thread, _lock: directory_lock };
     *inner.turn.write().unwrap_or_else(PoisonError::into_inner) += 1;
     inner.is_writing.store(true, Ordering::Release);
     Ok(())
@@ -123,14 +123,14 @@ pub(crate) fn begin(inner: &Arc<StoreInner>) -> Result<(), OpenError> {
 pub(crate) fn end(inner: &Arc<StoreInner>) {
     let mut mode = lock(&inner.mode);
     {
-        let _nobody_writes = inner.turn.write().unwrap_or_else(PoisonError::into_inner);
+        let _no_writes = inner.turn.write().unwrap_or_else(PoisonError::into_inner);
         inner.is_writing.store(false, Ordering::Release);
     }
     inner.queue().close();
     *mode = match mem::take(&mut *mode) {
-        Mode::Writing { thread, _lock } => match thread.join() {
-            Ok(Some(reading)) => Mode::Reading(Some(reading)),
-            Ok(None) | Err(_) => Mode::Failed,
+        StoreMode::Writing { thread, _lock } => match thread.join() {
+            Ok(Some(reading)) => StoreMode::Reading(Some(reading)),
+            Ok(None) | Err(_) => StoreMode::Failed,
         },
         other => other,
     };
@@ -138,27 +138,27 @@ pub(crate) fn end(inner: &Arc<StoreInner>) {
     inner.forget_incomplete();
 }
 
-struct Writer {
+struct StoreWriter {
     inner: Arc<StoreInner>,
-    queue: Arc<Queue>,
-    wal: Wal,
+    queue: Arc<WriteQueue>,
+    wal: WalWriter,
     head_file: Arc<dyn DiskFile>,
     /// The first segment that the catalog doesn't cover.
-    catalog: u64,
+    catalog_segment: u64,
     checkpoint: Option<(u64, JoinHandle<io::Result<()>>)>,
 }
 
-impl Writer {
+impl StoreWriter {
     /// Begins with a checkpoint, if it is worth it. Returns where it ended, unless it failed.
-    fn run(mut self, with_checkpoint: bool) -> Option<Reading> {
-        let alarm = Alarm { inner: Arc::clone(&self.inner), queue: Arc::clone(&self.queue) };
+    fn run(mut self, with_checkpoint: bool) -> Option<ReplayPosition> {
+        let exit_guard = WriterExitGuard { inner: Arc::clone(&self.inner), queue: Arc::clone(&self.queue) };
         let mut done = if with_checkpoint { self.spawn_checkpoint().map(|()| true) } else { Ok(true) };
-        let mut patience = Duration::ZERO;
+        let mut batch_window = Duration::ZERO;
         while let Ok(true) = done
-            && let Some(jobs) = self.queue.take(patience)
+            && let Some(jobs) = self.queue.take_batch(batch_window)
         {
-            let is_crowd = jobs.iter().filter(|job| job.done.is_some()).count() > 1;
-            patience = if is_crowd { PATIENCE } else { Duration::ZERO };
+            let has_several_waiters = jobs.iter().filter(|job| job.done.is_some()).count() > 1;
+            batch_window = if has_several_waiters { BATCH_WINDOW } else { Duration::ZERO };
             done = self.write(jobs);
         }
         let last = self.end_checkpoint(true);
@@ -166,28 +166,28 @@ impl Writer {
         if let Err(error) = &ended {
             self.inner.fail(&error.to_string());
         }
-        drop(alarm);
-        ended.ok().map(|()| Reading { place: self.wal.place(), catalog: self.catalog })
+        drop(exit_guard);
+        ended.ok().map(|()| ReplayPosition { position: self.wal.position(), catalog: self.catalog_segment })
     }
 
     /// `false`: there was no room, and it is closed.
-    fn write(&mut self, jobs: Vec<Job>) -> io::Result<bool> {
+    fn write(&mut self, jobs: Vec<WriteJob>) -> io::Result<bool> {
         let mut heads = Vec::new();
         let mut frames = Vec::with_capacity(jobs.len());
         for job in &jobs {
             let from = heads.len();
-            let text = record::frame(&job.record, &mut heads);
+            let text = record::write_frame(&job.record, &mut heads);
             frames.push((from, heads.len(), text));
         }
         let parts = frames.iter().flat_map(|(from, to, text)| [&heads[*from..*to], &text[..]]);
         let parts: Vec<_> = parts.filter(|part| !part.is_empty()).map(IoSlice::new).collect();
-        if !when_there_is_room(&self.inner, &self.queue, || self.wal.append(&parts))? {
+        if !retry_while_full(&self.inner, &self.queue, || self.wal.append(&parts))? {
             // Nobody was told that it is durable, and it comes again.
             return Ok(false);
         }
         self.wal.sync()?;
-        self.tell_head()?;
-        let wants_checkpoint = jobs.iter().any(|job| job.checkpoint);
+        self.write_head()?;
+        let needs_checkpoint = jobs.iter().any(|job| job.checkpoint);
         let mut done = Vec::new();
         for job in jobs {
             self.inner.apply(&job.record);
@@ -196,56 +196,56 @@ impl Writer {
         if let Some(tell) = &*lock(&self.inner.on_durable) {
             tell(self.inner.durable.load(Ordering::Acquire));
         }
-        if wants_checkpoint {
+        if needs_checkpoint {
             self.end_checkpoint(true)?;
             self.begin_checkpoint()?;
             self.end_checkpoint(true)?;
         }
         for done in done {
             // Whoever asked may have gone.
-            let _told = done.send(());
+            let _sent = done.send(());
         }
-        self.make_room()?;
+        self.free_memory_and_wal()?;
         Ok(true)
     }
 
     /// In memory, and in the log.
-    fn make_room(&mut self) -> io::Result<()> {
+    fn free_memory_and_wal(&mut self) -> io::Result<()> {
         if self.inner.files.unwritten() > self.inner.config.unwritten_bytes {
-            let relieve = || checkpoint::relieve(&self.inner, true);
-            let _has_room = when_there_is_room(&self.inner, &self.queue, relieve)?;
+            let free_memory = || checkpoint::free_memory(&self.inner, true);
+            let _has_room = retry_while_full(&self.inner, &self.queue, free_memory)?;
         }
         self.end_checkpoint(false)?;
-        if self.wal.place().at > self.inner.config.wal_bytes {
+        if self.wal.position().at > self.inner.config.wal_bytes {
             self.begin_checkpoint()?;
         }
         Ok(())
     }
 
     /// Not having told is no loss: readers come later.
-    fn tell_head(&mut self) -> io::Result<()> {
-        let head = Head { durable: self.wal.place(), catalog: self.catalog };
-        head.write(&*self.head_file).or_else(unless_full)
+    fn write_head(&mut self) -> io::Result<()> {
+        let head = WriterHead { durable: self.wal.position(), catalog: self.catalog_segment };
+        head.write(&*self.head_file).or_else(ignore_full)
     }
 
     fn begin_checkpoint(&mut self) -> io::Result<()> {
         // The parts of a transaction stay in one segment with its commit.
-        if self.inner.is_inside() || self.checkpoint.is_some() {
+        if self.inner.is_inside_transaction() || self.checkpoint.is_some() {
             return Ok(());
         }
-        let before = self.wal.place();
-        self.wal.rotate().or_else(unless_full)?;
-        if self.wal.place().segment == before.segment {
+        let before = self.wal.position();
+        self.wal.rotate().or_else(ignore_full)?;
+        if self.wal.position().segment == before.segment {
             return Ok(());
         }
         self.spawn_checkpoint()?;
-        self.tell_head()
+        self.write_head()
     }
 
     /// Of everything before the segment, in which nothing is.
     fn spawn_checkpoint(&mut self) -> io::Result<()> {
-        let segment = self.wal.place().segment;
-        let checkpoint = Checkpoint::capture(&self.inner, segment);
+        let segment = self.wal.position().segment;
+        let checkpoint = StoreCheckpoint::capture(&self.inner, segment);
         let inner = Arc::clone(&self.inner);
         let write = move || checkpoint.write(&inner);
         let thread = thread::Builder::new().name("forebay-checkpoint".into()).spawn(write)?;
@@ -258,12 +258,12 @@ impl Writer {
         let ended = self.checkpoint.take_if(|(_, thread)| wait || thread.is_finished());
         let Some((segment, thread)) = ended else { return Ok(()) };
         match thread.join() {
-            Ok(Ok(())) => self.catalog = segment,
+            Ok(Ok(())) => self.catalog_segment = segment,
             // Without room the log only grows; the next one may have some.
-            Ok(Err(error)) => unless_full(error)?,
+            Ok(Err(error)) => ignore_full(error)?,
             Err(_) => return Err(io::Error::other("a checkpoint panicked")),
         }
-        self.tell_head()?;
+        self.write_head()?;
         // After the end nothing can be deleted.
         if let Some(limit) =
             self.inner.config.max_bytes.filter(|_| self.inner.is_writing.load(Ordering::Acquire))
@@ -274,7 +274,7 @@ impl Writer {
     }
 }
 
-impl Drop for Writer {
+impl Drop for StoreWriter {
     /// After it, another may write: a checkpoint that is under way has to end first.
     fn drop(&mut self) {
         if let Some((_, thread)) = self.checkpoint.take() {
@@ -284,9 +284,9 @@ impl Drop for Writer {
 }
 
 /// Tries until the disk isn't full; `false`: it is closed before that.
-fn when_there_is_room(
+fn retry_while_full(
     inner: &StoreInner,
-    queue: &Queue,
+    queue: &WriteQueue,
     mut attempt: impl FnMut() -> io::Result<()>,
 ) -> io::Result<bool> {
     loop {
@@ -301,7 +301,7 @@ fn when_there_is_room(
                         "the disk is full: nothing is taken from the database until there is room"
                     );
                 }
-                if queue.pause(FULL_PAUSE) {
+                if queue.wait_closed(DISK_FULL_RETRY) {
                     return Ok(false);
                 }
             }
@@ -310,17 +310,17 @@ fn when_there_is_room(
     }
 }
 
-fn unless_full(error: io::Error) -> io::Result<()> {
+fn ignore_full(error: io::Error) -> io::Result<()> {
     if error.kind() == ErrorKind::StorageFull { Ok(()) } else { Err(error) }
 }
 
 /// However the writer ends: nobody waits for it any longer.
-struct Alarm {
+struct WriterExitGuard {
     inner: Arc<StoreInner>,
-    queue: Arc<Queue>,
+    queue: Arc<WriteQueue>,
 }
 
-impl Drop for Alarm {
+impl Drop for WriterExitGuard {
     fn drop(&mut self) {
         if thread::panicking() {
             self.inner.fail("its writer panicked");

@@ -20,10 +20,10 @@ use std::sync::Arc;
 pub(crate) use self::real::RealDisk;
 #[cfg(test)]
 #[cfg_attr(not(test), allow(unused_imports, reason = "for the tests of those who ask for the feature"))]
-pub(crate) use self::simulated::{Dice, SimulatedDisk};
+pub(crate) use self::simulated::{SimulatedDisk, SimulatedRng};
 
 /// The file whose lock says who may write. It is never listed.
-const LOCK: &str = "lock";
+const LOCK_FILE: &str = "lock";
 
 /// What the store does to files. A path is relative to the store's directory: `wal/0000000000000003`, `catalog`; the
 /// empty one is that directory itself.
@@ -92,7 +92,7 @@ pub(crate) trait DiskFile: Send + Sync + fmt::Debug {
 }
 
 /// Refuses a path that isn't plain names with slashes between them, or empty.
-fn check(path: &str) -> io::Result<&str> {
+fn check_path(path: &str) -> io::Result<&str> {
     let plain = |name: &str| !matches!(name, "" | "." | "..") && !name.contains('\0');
     if path.is_empty() || path.split('/').all(plain) {
         return Ok(path);
@@ -105,7 +105,7 @@ fn check_name(path: &str) -> io::Result<&str> {
     if path.is_empty() {
         return Err(io::Error::new(ErrorKind::InvalidInput, "the store's directory itself stays as it is"));
     }
-    check(path)
+    check_path(path)
 }
 
 /// What every call that would change something says on a read-only disk.

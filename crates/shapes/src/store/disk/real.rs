@@ -12,14 +12,14 @@ use std::sync::Arc;
 
 use rustix::fs::FlockOperation;
 
-use super::{Disk, DiskFile, LOCK, check, check_name, read_only_error};
+use super::{Disk, DiskFile, LOCK_FILE, check_name, check_path, read_only_error};
 
 /// Rows are nobody else's business: as Postgres keeps its own.
 const FILE_MODE: u32 = 0o600;
 const DIR_MODE: u32 = 0o700;
 /// The most parts that Linux takes in one call.
 #[cfg(target_os = "linux")]
-const MOST_PARTS: usize = 1024;
+const MAX_PARTS: usize = 1024;
 
 /// A directory of the filesystem.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ impl RealDisk {
 
     fn path(&self, path: &str) -> io::Result<PathBuf> {
         // Joining the empty path would add a slash.
-        Ok(if check(path)?.is_empty() { self.dir.clone() } else { self.dir.join(path) })
+        Ok(if check_path(path)?.is_empty() { self.dir.clone() } else { self.dir.join(path) })
     }
 
     /// The same, for calls that change something.
@@ -97,7 +97,7 @@ impl Disk for RealDisk {
         for entry in fs::read_dir(self.path(dir)?)? {
             // A name that isn't UTF-8 is none of ours, and neither has a path here.
             if let Ok(name) = entry?.file_name().into_string()
-                && !(dir.is_empty() && name == LOCK)
+                && !(dir.is_empty() && name == LOCK_FILE)
             {
                 names.push(name);
             }
@@ -125,10 +125,10 @@ impl Disk for RealDisk {
     fn try_lock(&self) -> io::Result<Option<Box<dyn Any + Send>>> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(FILE_MODE);
-        let file = options.open(self.writable(LOCK)?)?;
+        let file = options.open(self.writable(LOCK_FILE)?)?;
         // Of this opening of the file, not of the process: a second one here is refused, too.
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(Box::new(Lock(file)))),
+            Ok(()) => Ok(Some(Box::new(DirectoryLock(file)))),
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
             Err(error) => Err(error.into()),
         }
@@ -136,9 +136,9 @@ impl Disk for RealDisk {
 }
 
 /// The right to write.
-struct Lock(File);
+struct DirectoryLock(File);
 
-impl Drop for Lock {
+impl Drop for DirectoryLock {
     fn drop(&mut self) {
         // Closing would do, but for a child that was forked and hasn't come to its exec: it has the file open as well.
         let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
@@ -166,7 +166,7 @@ impl DiskFile for RealFile {
     fn write_all_vectored_at(&self, parts: &[IoSlice<'_>], at: u64) -> io::Result<()> {
         let (mut rest, mut at) = (parts, at);
         while !rest.is_empty() {
-            let written = match rustix::io::pwritev(&self.0, &rest[..rest.len().min(MOST_PARTS)], at) {
+            let written = match rustix::io::pwritev(&self.0, &rest[..rest.len().min(MAX_PARTS)], at) {
                 Err(rustix::io::Errno::INTR) => continue,
                 written => written?,
             };

@@ -22,14 +22,14 @@ use crate::simulation::database::table;
 use crate::simulation::wire::Wire;
 use crate::store::disk::{Disk, SimulatedDisk};
 use crate::store::record::framed_payload;
-use crate::store::{OpenError, StoreSummary, files};
+use crate::store::{OpenError, StoreSummary, shape_files};
 
 const EVENTS: u32 = 200;
 const ORIGIN: &str = "{\"timeline\":1,\"publication\":16401}";
 
 /// What clients of the folder's shapes had been served when it was written.
 #[derive(Debug, Serialize, Deserialize)]
-struct Expected {
+struct ExpectedStore {
     origin: String,
     durable: u64,
     seen: u64,
@@ -59,7 +59,7 @@ fn small(config: &mut StoreConfig) {
     (config.small_snapshot_bytes, config.part_bytes) = (300, 400);
 }
 
-fn described(oid: u32, name: &str, key: Vec<usize>) -> TableSchema {
+fn table_schema(oid: u32, name: &str, key: Vec<usize>) -> TableSchema {
     let notes = ["int4", "int4", "text"].map(|kind| format!("{{\"type\":\"{kind}\"}}"));
     TableSchema {
         numbers: vec![1, 2, 4],
@@ -70,11 +70,11 @@ fn described(oid: u32, name: &str, key: Vec<usize>) -> TableSchema {
 }
 
 fn items() -> TableSchema {
-    described(ITEMS, "items", vec![0])
+    table_schema(ITEMS, "items", vec![0])
 }
 
 fn events() -> TableSchema {
-    described(EVENTS, "events", vec![])
+    table_schema(EVENTS, "events", vec![])
 }
 
 fn rows(name: &str, ids: std::ops::Range<u32>) -> Bytes {
@@ -147,7 +147,7 @@ fn served(shape: &Shape) -> ExpectedShape {
 
 /// Writes everything that a folder may have. Returns what clients were served, and the creations
 /// that must not be dropped before the folder was copied.
-fn write_everything() -> (Bench, Expected, Vec<ShapeCreation>) {
+fn write_everything() -> (Bench, ExpectedStore, Vec<ShapeCreation>) {
     let mut bench = Bench::with(small);
     bench.runtime.block_on(bench.store.adopt(ORIGIN.to_owned())).unwrap();
     bench.send(&[Wire::relation(&items()), Wire::relation(&events())]);
@@ -184,7 +184,7 @@ fn write_everything() -> (Bench, Expected, Vec<ShapeCreation>) {
     incomplete_later.follow();
     bench.store.inner.queue().release();
     let gone = [&deleted_first, &deleted_later, incomplete_first.shape(), incomplete_later.shape()];
-    let expected = Expected {
+    let expected = ExpectedStore {
         origin: ORIGIN.to_owned(),
         durable: bench.store.position().unwrap().lsn,
         seen: bench.store.seen(),
@@ -206,7 +206,7 @@ fn copy_out(disk: &SimulatedDisk, to: &Path) {
         for name in disk.list(dir).unwrap() {
             let path = if dir.is_empty() { name } else { format!("{dir}/{name}") };
             if let Ok(file) = disk.open(&path) {
-                let bytes = files::read(&*file, 0, file.len().unwrap()).unwrap();
+                let bytes = shape_files::read_range(&*file, 0, file.len().unwrap()).unwrap();
                 fs::write(to.join(path), bytes).unwrap();
             }
         }
@@ -232,9 +232,9 @@ fn fixtures() -> Vec<PathBuf> {
 }
 
 /// A copy of a fixture's folder, removed when it is dropped.
-struct Copied(PathBuf);
+struct FixtureCopy(PathBuf);
 
-impl Copied {
+impl FixtureCopy {
     fn of(fixture: &Path, test: &str) -> Self {
         let name =
             format!("forebay-{test}-{}-{}", fixture.file_name().unwrap().display(), std::process::id());
@@ -248,7 +248,7 @@ impl Copied {
                 }
             }
         }
-        Copied(to)
+        FixtureCopy(to)
     }
 
     fn open(&self) -> Result<Shapes, OpenError> {
@@ -260,13 +260,13 @@ impl Copied {
     }
 }
 
-impl Drop for Copied {
+impl Drop for FixtureCopy {
     fn drop(&mut self) {
         fs::remove_dir_all(&self.0).unwrap();
     }
 }
 
-fn check(store: &Shapes, expected: &Expected) {
+fn check(store: &Shapes, expected: &ExpectedStore) {
     let position = store.position().unwrap();
     assert_eq!((&position.origin, position.lsn), (&expected.origin, expected.durable));
     assert_eq!(store.seen(), expected.seen);
@@ -283,7 +283,7 @@ fn check(store: &Shapes, expected: &Expected) {
 }
 
 /// A bench that goes on with the stream after the last transaction that the folder has.
-fn go_on(store: Shapes, expected: &Expected) -> Bench {
+fn continue_stream(store: Shapes, expected: &ExpectedStore) -> Bench {
     let (follower, runtime) = (store.follower(), Builder::new_current_thread().build().unwrap());
     let (lsn, xid) = (expected.lsn, expected.xid);
     let mut bench = Bench { disk: SimulatedDisk::new(0), store, follower, runtime, lsn, xid };
@@ -295,8 +295,8 @@ fn go_on(store: Shapes, expected: &Expected) -> Bench {
 fn a_folder_of_an_earlier_version_is_read_and_written_on() {
     for fixture in fixtures() {
         let expected = fs::read(fixture.join("expected.json")).unwrap();
-        let expected: Expected = serde_json::from_slice(&expected).unwrap();
-        let folder = Copied::of(&fixture, "earlier");
+        let expected: ExpectedStore = serde_json::from_slice(&expected).unwrap();
+        let folder = FixtureCopy::of(&fixture, "earlier");
         let store = folder.open().unwrap();
         check(&store, &expected);
         store.begin_writing().unwrap();
@@ -306,7 +306,7 @@ fn a_folder_of_an_earlier_version_is_read_and_written_on() {
         assert!(expected.gone.iter().all(|handle| store.find(handle).is_none()));
 
         // The transaction of which the log has parts comes again, and another one after it.
-        let mut bench = go_on(store.clone(), &expected);
+        let mut bench = continue_stream(store.clone(), &expected);
         bench.transact(&unfinished());
         bench.transact(&inserts(ITEMS, 400..401));
         let find = |index: usize| store.find(&expected.complete[index].handle).unwrap();
@@ -333,7 +333,7 @@ fn a_folder_of_an_earlier_version_is_read_and_written_on() {
 #[test]
 fn looking_at_a_folder_of_a_newer_version_says_so() {
     for fixture in fixtures().into_iter().filter(|fixture| fixture.ends_with("store-1")) {
-        let folder = Copied::of(&fixture, "newer");
+        let folder = FixtureCopy::of(&fixture, "newer");
         assert_eq!(StoreSummary::at(&folder.0).unwrap().unwrap().shapes, 8);
         let log = folder.0.join("wal/0000000000000001");
         let bytes = [fs::read(&log).unwrap(), framed_payload(&[9])].concat();

@@ -15,10 +15,10 @@ use crate::simulation::bench::{Bench, ITEMS, choice, row};
 use crate::simulation::wire::Wire;
 use crate::store::catalog::{self, FORMAT};
 use crate::store::disk::{Disk, SimulatedDisk};
-use crate::store::head::Head;
-use crate::store::record::{self, CatalogHead, Note, Record, framed_payload};
-use crate::store::wal::{self, Place};
-use crate::store::{OpenError, StoreUnusable, files};
+use crate::store::record::{self, CatalogHeader, Note, Record, framed_payload};
+use crate::store::wal::{self, WalPosition};
+use crate::store::writer_head::WriterHead;
+use crate::store::{OpenError, StoreUnusable, shape_files};
 
 /// A store with a shape, a checkpoint, and three records of changes after it.
 fn written() -> SimulatedDisk {
@@ -38,7 +38,7 @@ fn open(disk: &SimulatedDisk) -> Result<Shapes, OpenError> {
 
 fn read(disk: &SimulatedDisk, path: &str) -> Vec<u8> {
     let file = disk.open(path).unwrap();
-    files::read(&*file, 0, file.len().unwrap()).unwrap()
+    shape_files::read_range(&*file, 0, file.len().unwrap()).unwrap()
 }
 
 fn write(disk: &SimulatedDisk, path: &str, bytes: &[u8]) {
@@ -57,32 +57,32 @@ fn contents(disk: &SimulatedDisk) -> BTreeMap<String, Vec<u8>> {
 }
 
 /// Where the log ends.
-fn end(disk: &SimulatedDisk) -> Place {
+fn end(disk: &SimulatedDisk) -> WalPosition {
     let segment = *wal::segments(disk).unwrap().last().unwrap();
-    Place { segment, at: read(disk, &wal::path(segment)).len() as u64 }
+    WalPosition { segment, at: read(disk, &wal::segment_path(segment)).len() as u64 }
 }
 
 fn append(disk: &SimulatedDisk, bytes: &[u8]) {
-    let Place { segment, at } = end(disk);
-    disk.open(&wal::path(segment)).unwrap().write_all_at(bytes, at).unwrap();
+    let WalPosition { segment, at } = end(disk);
+    disk.open(&wal::segment_path(segment)).unwrap().write_all_at(bytes, at).unwrap();
 }
 
 /// Says that everything is durable that the log has.
-fn tell(disk: &SimulatedDisk, catalog: u64) {
-    let head = Head { durable: end(disk), catalog };
-    head.write(&*Head::file(disk).unwrap()).unwrap();
+fn write_head(disk: &SimulatedDisk, catalog: u64) {
+    let head = WriterHead { durable: end(disk), catalog };
+    head.write(&*WriterHead::open_or_create(disk).unwrap()).unwrap();
 }
 
 fn framed(note: Note) -> Vec<u8> {
     let mut bytes = Vec::new();
-    let _nothing = record::frame(&Record::Note(note, Bytes::new()), &mut bytes);
+    let _nothing = record::write_frame(&Record::Note(note, Bytes::new()), &mut bytes);
     bytes
 }
 
 /// Changes a folder as another process does; then neither an instance that starts, nor one that was
 /// reading, uses it or changes it.
 #[track_caller]
-fn is_refused(
+fn assert_refused(
     change: impl Fn(&SimulatedDisk),
     expected: StoreUnusable,
     is_expected: impl Fn(&OpenError) -> bool,
@@ -106,7 +106,7 @@ fn is_refused(
 
 /// The same, and an instance that reads beside the writer finds out by itself.
 #[track_caller]
-fn is_refused_beside(
+fn assert_refused_beside(
     change: impl Fn(&SimulatedDisk),
     expected: StoreUnusable,
     is_expected: impl Fn(&OpenError) -> bool,
@@ -122,7 +122,7 @@ fn is_refused_beside(
         assert_eq!(beside.unusable(), Some(expected));
     }
     assert_eq!(contents(&disk), before);
-    is_refused(change, expected, is_expected);
+    assert_refused(change, expected, is_expected);
 }
 
 fn unknown_payloads() -> [Vec<u8>; 3] {
@@ -140,9 +140,9 @@ fn an_unknown_record_in_the_middle_of_the_log_is_refused() {
         let change = |disk: &SimulatedDisk| {
             append(disk, &framed_payload(&payload));
             append(disk, &framed(Note::Advance { lsn: 9000 }));
-            tell(disk, 1);
+            write_head(disk, 1);
         };
-        is_refused_beside(change, StoreUnusable::OtherVersion, in_the_log);
+        assert_refused_beside(change, StoreUnusable::OtherVersion, in_the_log);
     }
 }
 
@@ -150,18 +150,18 @@ fn an_unknown_record_in_the_middle_of_the_log_is_refused() {
 fn an_unknown_record_at_the_end_of_the_log_is_refused_whether_it_is_known_to_be_durable_or_not() {
     for payload in unknown_payloads() {
         let change = |disk: &SimulatedDisk| append(disk, &framed_payload(&payload));
-        is_refused(change, StoreUnusable::OtherVersion, in_the_log);
-        let told = |disk: &SimulatedDisk| {
+        assert_refused(change, StoreUnusable::OtherVersion, in_the_log);
+        let durable = |disk: &SimulatedDisk| {
             change(disk);
-            tell(disk, 1);
+            write_head(disk, 1);
         };
-        is_refused_beside(told, StoreUnusable::OtherVersion, in_the_log);
+        assert_refused_beside(durable, StoreUnusable::OtherVersion, in_the_log);
         // After a power failure, the head may be gone.
         let headless = |disk: &SimulatedDisk| {
             change(disk);
             disk.remove("head").unwrap();
         };
-        is_refused(headless, StoreUnusable::OtherVersion, in_the_log);
+        assert_refused(headless, StoreUnusable::OtherVersion, in_the_log);
     }
 }
 
@@ -171,47 +171,47 @@ fn an_unknown_record_after_a_whole_one_beyond_the_head_is_refused() {
         append(disk, &framed(Note::Advance { lsn: 9000 }));
         append(disk, &framed_payload(&[9]));
     };
-    is_refused(change, StoreUnusable::OtherVersion, in_the_log);
+    assert_refused(change, StoreUnusable::OtherVersion, in_the_log);
 }
 
 /// The catalog, with its first record replaced, and one more after it.
-fn recatalog(disk: &SimulatedDisk, first: Option<&[u8]>, second: &[u8]) {
-    let bytes = read(disk, catalog::NAME);
-    let (old, rest) = bytes.split_at(record::length(&bytes));
-    write(disk, catalog::NAME, &[first.unwrap_or(old), second, rest].concat());
+fn rewrite_catalog(disk: &SimulatedDisk, first: Option<&[u8]>, second: &[u8]) {
+    let bytes = read(disk, catalog::FILE_NAME);
+    let (old, rest) = bytes.split_at(record::framed_length(&bytes));
+    write(disk, catalog::FILE_NAME, &[first.unwrap_or(old), second, rest].concat());
     // The writer says that there is another catalog.
-    tell(disk, 2);
+    write_head(disk, 2);
 }
 
 #[test]
 fn a_catalog_with_an_unknown_record_is_refused() {
     for payload in unknown_payloads() {
-        let change = |disk: &SimulatedDisk| recatalog(disk, None, &framed_payload(&payload));
+        let change = |disk: &SimulatedDisk| rewrite_catalog(disk, None, &framed_payload(&payload));
         let in_the_catalog =
             |error: &OpenError| matches!(error, OpenError::Unreadable { file, .. } if file == "catalog");
-        is_refused_beside(change, StoreUnusable::OtherVersion, in_the_catalog);
+        assert_refused_beside(change, StoreUnusable::OtherVersion, in_the_catalog);
     }
 }
 
 #[test]
 fn a_catalog_of_a_newer_format_is_refused() {
-    let newer = framed(Note::Catalog(CatalogHead { format: FORMAT + 1, ..CatalogHead::default() }));
-    let change = |disk: &SimulatedDisk| recatalog(disk, Some(&newer), &[]);
+    let newer = framed(Note::Catalog(CatalogHeader { format: FORMAT + 1, ..CatalogHeader::default() }));
+    let change = |disk: &SimulatedDisk| rewrite_catalog(disk, Some(&newer), &[]);
     let is_format =
         |error: &OpenError| matches!(error, OpenError::Format { found, .. } if *found == FORMAT + 1);
-    is_refused_beside(change, StoreUnusable::OtherVersion, is_format);
+    assert_refused_beside(change, StoreUnusable::OtherVersion, is_format);
 }
 
 #[test]
 fn a_segment_of_another_version_is_refused_though_nothing_is_in_it() {
     let magic = b"forebay wal 002\n";
     let all = |disk: &SimulatedDisk| {
-        let last = disk.open(&wal::path(end(disk).segment)).unwrap();
+        let last = disk.open(&wal::segment_path(end(disk).segment)).unwrap();
         last.write_all_at(magic, 0).unwrap();
     };
-    is_refused_beside(all, StoreUnusable::OtherVersion, in_the_log);
-    let next = |disk: &SimulatedDisk| write(disk, &wal::path(end(disk).segment + 1), magic);
-    is_refused(next, StoreUnusable::OtherVersion, in_the_log);
+    assert_refused_beside(all, StoreUnusable::OtherVersion, in_the_log);
+    let next = |disk: &SimulatedDisk| write(disk, &wal::segment_path(end(disk).segment + 1), magic);
+    assert_refused(next, StoreUnusable::OtherVersion, in_the_log);
 }
 
 fn is_damaged(error: &OpenError) -> bool {
@@ -222,9 +222,9 @@ fn is_damaged(error: &OpenError) -> bool {
 fn damage_before_what_is_durable_is_refused_and_never_cut() {
     // In the record before the last, of which an instance that was reading has heard.
     let flip = |disk: &SimulatedDisk| {
-        let Place { segment, at } = end(disk);
-        let byte = read(disk, &wal::path(segment))[at as usize - 300] ^ 1;
-        disk.open(&wal::path(segment)).unwrap().write_all_at(&[byte], at - 300).unwrap();
+        let WalPosition { segment, at } = end(disk);
+        let byte = read(disk, &wal::segment_path(segment))[at as usize - 300] ^ 1;
+        disk.open(&wal::segment_path(segment)).unwrap().write_all_at(&[byte], at - 300).unwrap();
     };
     let disk = written();
     flip(&disk);
@@ -238,25 +238,27 @@ fn damage_before_what_is_durable_is_refused_and_never_cut() {
         *bytes.last_mut().unwrap() ^= 1;
         append(disk, &bytes);
         append(disk, &framed(Note::Advance { lsn: 9001 }));
-        tell(disk, 1);
+        write_head(disk, 1);
     };
-    is_refused_beside(damaged, StoreUnusable::Damaged, is_damaged);
+    assert_refused_beside(damaged, StoreUnusable::Damaged, is_damaged);
     let shorter = |disk: &SimulatedDisk| {
         append(disk, &framed(Note::Advance { lsn: 9000 }));
-        tell(disk, 1);
-        let Place { segment, at } = end(disk);
-        disk.open(&wal::path(segment)).unwrap().set_len(at - 1).unwrap();
+        write_head(disk, 1);
+        let WalPosition { segment, at } = end(disk);
+        disk.open(&wal::segment_path(segment)).unwrap().set_len(at - 1).unwrap();
     };
-    is_refused_beside(shorter, StoreUnusable::Damaged, is_damaged);
+    assert_refused_beside(shorter, StoreUnusable::Damaged, is_damaged);
 }
 
 #[test]
 fn a_segment_that_another_follows_is_never_cut() {
     let change = |disk: &SimulatedDisk| {
-        let Place { segment, at } = end(disk);
+        let WalPosition { segment, at } = end(disk);
         append(disk, b"torn");
-        write(disk, &wal::path(segment + 1), b"forebay wal 001\n");
-        Head { durable: Place { segment, at }, catalog: 1 }.write(&*Head::file(disk).unwrap()).unwrap();
+        write(disk, &wal::segment_path(segment + 1), b"forebay wal 001\n");
+        WriterHead { durable: WalPosition { segment, at }, catalog: 1 }
+            .write(&*WriterHead::open_or_create(disk).unwrap())
+            .unwrap();
     };
     let disk = written();
     change(&disk);
@@ -268,7 +270,7 @@ fn a_segment_that_another_follows_is_never_cut() {
 #[test]
 fn a_log_without_the_segment_that_its_catalog_names_is_damaged() {
     let disk = written();
-    disk.remove(&wal::path(end(&disk).segment)).unwrap();
+    disk.remove(&wal::segment_path(end(&disk).segment)).unwrap();
     assert!(is_damaged(&open(&disk).map(drop).unwrap_err()));
 }
 
@@ -285,16 +287,16 @@ fn a_torn_end_that_was_never_durable_is_cut() {
     again.begin_writing().unwrap();
     again.end_writing();
     assert_eq!(store.position(), again.position());
-    if let Ok(file) = disk.open(&wal::path(last)) {
+    if let Ok(file) = disk.open(&wal::segment_path(last)) {
         assert_eq!(file.len().unwrap(), whole.at);
     }
     assert_eq!(again.unusable(), None);
 }
 
 #[derive(Debug, Default)]
-struct Ends(std::sync::Mutex<usize>);
+struct CountingListener(std::sync::Mutex<usize>);
 
-impl LogListener for Ends {
+impl LogListener for CountingListener {
     fn published(&self, _: &[Bytes], _: Offset, _: u64) -> bool {
         true
     }
@@ -309,12 +311,12 @@ fn listeners_to_a_store_that_cant_be_read_on_are_ended() {
     let disk = written();
     let store = open(&disk).unwrap();
     let shape = store.all().remove(0);
-    let listener = Arc::new(Ends::default());
+    let listener = Arc::new(CountingListener::default());
     shape.lock().listener = Some(Arc::clone(&listener) as Arc<dyn LogListener>);
     store.refresh().unwrap();
     assert_eq!(*lock(&listener.0), 0);
     append(&disk, &framed_payload(&[9]));
-    tell(&disk, 1);
+    write_head(&disk, 1);
     store.refresh().unwrap_err();
     assert_eq!(*lock(&listener.0), 1);
     assert_eq!(shape.gone(), None);

@@ -235,7 +235,7 @@ fn syncs_and_bytes_are_counted() {
     put(&disk, "file", b"de");
     disk.sync_dir("").unwrap();
     disk.sync_everything().unwrap();
-    let expected = Statistics { data_syncs: 2, dir_syncs: 1, full_syncs: 1, bytes_written: 5 };
+    let expected = DiskStatistics { data_syncs: 2, dir_syncs: 1, full_syncs: 1, bytes_written: 5 };
     assert_eq!(disk.statistics(), expected);
     assert_eq!(disk.ops(), 8);
 }

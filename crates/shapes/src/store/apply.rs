@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
-use super::catalog::Catalog;
-use super::record::{Changes, Commit, Kept, Note, Record};
+use super::catalog::StoreCatalog;
+use super::record::{CatalogShape, CommitRecord, Note, Record, TransactionPart};
 use crate::definition::{ShapeDefinition, TableSchema};
 use crate::offset::Offset;
 use crate::registry::{StoreInner, lock, time_of};
@@ -21,17 +21,17 @@ impl StoreInner {
         match record {
             Record::Part(changes) => {
                 if changes.is_first {
-                    self.abandon();
+                    self.abandon_staged();
                 }
-                self.stage(changes);
+                self.stage_changes(changes);
                 lock(&self.staged).extend(changes.touches.iter().map(|touch| touch.shape));
             }
-            Record::Commit(changes, commit) => self.commit(changes, commit),
+            Record::Commit(changes, commit) => self.apply_commit(changes, commit),
             Record::Note(note, bytes) => self.apply_note(note, bytes),
         }
     }
 
-    fn stage(&self, changes: &Changes) {
+    fn stage_changes(&self, changes: &TransactionPart) {
         let registry = self.registry();
         for touch in &changes.touches {
             let Some(shape) = registry.by_id(touch.shape) else { continue };
@@ -44,13 +44,13 @@ impl StoreInner {
         }
     }
 
-    fn commit(&self, changes: &Changes, commit: &Commit) {
+    fn apply_commit(&self, changes: &TransactionPart, commit: &CommitRecord) {
         // One that comes late isn't in the order of the others, and leaves alone what is staged.
         let is_late = commit.end == 0;
         if changes.is_first && !is_late {
-            self.abandon();
+            self.abandon_staged();
         }
-        self.stage(changes);
+        self.stage_changes(changes);
         if !is_late {
             lock(&self.staged).clear();
         }
@@ -108,7 +108,7 @@ impl StoreInner {
                 self.is_deleted(*id);
             }
             Note::Reset { origin, lsn, below } => {
-                self.abandon();
+                self.abandon_staged();
                 self.followed().forget_recent();
                 let ids: Vec<_> =
                     self.registry().shapes().map(|shape| shape.id).filter(|id| id < below).collect();
@@ -133,12 +133,12 @@ impl StoreInner {
     }
 
     /// Whether some shape has parts of a transaction that isn't committed.
-    pub(crate) fn is_inside(&self) -> bool {
+    pub(crate) fn is_inside_transaction(&self) -> bool {
         !lock(&self.staged).is_empty()
     }
 
     /// What was staged is no transaction.
-    pub(crate) fn abandon(&self) {
+    pub(crate) fn abandon_staged(&self) {
         let staged = std::mem::take(&mut *lock(&self.staged));
         let registry = self.registry();
         let shapes = staged.iter().filter_map(|id| registry.by_id(*id));
@@ -146,57 +146,57 @@ impl StoreInner {
     }
 
     /// Everything is as a catalog has it, which was made after all that was read.
-    pub(crate) fn load(&self, catalog: &Catalog) {
-        self.abandon();
+    pub(crate) fn load_catalog(&self, catalog: &StoreCatalog) {
+        self.abandon_staged();
         self.followed().forget_recent();
         {
             let mut registry = self.registry_mut();
             registry.tables.extend(catalog.tables.iter().cloned());
-            registry.origin = catalog.head.origin.clone();
-            registry.next_id = registry.next_id.max(catalog.head.next_id);
-            registry.last_handle = registry.last_handle.max(catalog.head.last_handle);
+            registry.origin = catalog.header.origin.clone();
+            registry.next_id = registry.next_id.max(catalog.header.next_id);
+            registry.last_handle = registry.last_handle.max(catalog.header.last_handle);
         }
         self.forget_missing(catalog, u64::MAX);
-        catalog.shapes.iter().for_each(|kept| self.load_shape(kept));
-        self.registry_mut().baselines.load(&catalog.head.states);
-        self.durable.store(catalog.head.lsn, Ordering::Release);
-        self.seen.store(catalog.head.seen, Ordering::Release);
+        catalog.shapes.iter().for_each(|shape| self.load_shape(shape));
+        self.registry_mut().baselines.load(&catalog.header.states);
+        self.durable.store(catalog.header.lsn, Ordering::Release);
+        self.seen.store(catalog.header.seen, Ordering::Release);
         self.progressed.notify_waiters();
     }
 
-    fn load_shape(&self, kept: &Kept) {
-        let known = self.registry().by_id(kept.id).cloned();
+    fn load_shape(&self, catalog_shape: &CatalogShape) {
+        let known = self.registry().by_id(catalog_shape.id).cloned();
         if let Some(shape) = known {
-            if shape.handle() == kept.handle && shape.skip_to(kept) {
+            if shape.handle() == catalog_shape.handle && shape.skip_to(catalog_shape) {
                 return;
             }
             // Somebody put other files there.
-            self.forget(kept.id);
+            self.forget(catalog_shape.id);
         }
         let mut registry = self.registry_mut();
-        let Some(table) = registry.tables.get(&kept.table).cloned() else { return };
-        let definition = ShapeDefinition { table, choice: kept.choice.clone() };
+        let Some(table) = registry.tables.get(&catalog_shape.table).cloned() else { return };
+        let definition = ShapeDefinition { table, choice: catalog_shape.choice.clone() };
         let Ok(filter) = definition.filter() else { return };
-        let shape = self.make(kept.id, kept.handle.clone(), definition, filter);
-        shape.load(kept);
+        let shape = self.make(catalog_shape.id, catalog_shape.handle.clone(), definition, filter);
+        shape.load(catalog_shape);
         registry.add(Arc::new(shape));
     }
 
     /// Everything is known already; what the catalog covers is in files by now, or gone.
-    pub(crate) fn release(&self, catalog: &Catalog) {
-        self.forget_missing(catalog, catalog.head.next_id);
+    pub(crate) fn release_covered(&self, catalog: &StoreCatalog) {
+        self.forget_missing(catalog, catalog.header.next_id);
         let registry = self.registry();
-        for kept in &catalog.shapes {
-            if let Some(shape) = registry.by_id(kept.id) {
-                shape.wrote(kept);
+        for catalog_shape in &catalog.shapes {
+            if let Some(shape) = registry.by_id(catalog_shape.id) {
+                shape.wrote(catalog_shape);
             }
         }
     }
 
     /// Of the shapes before this one, those that a catalog hasn't.
-    fn forget_missing(&self, catalog: &Catalog, below: u64) {
-        let kept: HashSet<u64> = catalog.shapes.iter().map(|kept| kept.id).collect();
-        let is_missing = |id: &u64| *id < below && !kept.contains(id);
+    fn forget_missing(&self, catalog: &StoreCatalog, below: u64) {
+        let present: HashSet<u64> = catalog.shapes.iter().map(|shape| shape.id).collect();
+        let is_missing = |id: &u64| *id < below && !present.contains(id);
         let missing: Vec<_> = self.registry().shapes().map(|shape| shape.id).filter(is_missing).collect();
         missing.into_iter().for_each(|id| self.forget(id));
     }

@@ -12,28 +12,28 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
-use super::record::{Completed, KeptLog};
+use super::record::{CatalogLog, CompletedSnapshot};
 use crate::encode::{LAST, MORE, place_of};
 use crate::offset::Offset;
 
 #[derive(Debug, Default)]
-pub(crate) struct Strand {
+pub(crate) struct MessageSequence {
     /// What was before this position isn't here any more. The file begins with it.
     base: u64,
     written: u64,
     /// The last message of which the file has something.
     written_last: Offset,
-    tail: VecDeque<Piece>,
+    tail: VecDeque<TailPiece>,
     /// The end of what is staged, and its last message.
     end: u64,
     end_last: Offset,
     len: u64,
     last: Offset,
-    chunks: Vec<Chunk>,
+    chunks: Vec<ClosedChunk>,
 }
 
 #[derive(Debug)]
-struct Piece {
+struct TailPiece {
     bytes: Bytes,
     end: u64,
     last: Offset,
@@ -41,49 +41,49 @@ struct Piece {
 
 /// A closed chunk: the same for every client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Chunk {
+pub(crate) struct ClosedChunk {
     pub(crate) end: u64,
     pub(crate) last: Offset,
 }
 
-impl Chunk {
-    pub(crate) fn keep(self) -> (u64, u64, u64) {
+impl ClosedChunk {
+    pub(crate) fn to_catalog(self) -> (u64, u64, u64) {
         (self.end, self.last.lsn, self.last.op)
     }
 }
 
-impl From<(u64, u64, u64)> for Chunk {
+impl From<(u64, u64, u64)> for ClosedChunk {
     fn from((end, lsn, op): (u64, u64, u64)) -> Self {
-        Chunk { end, last: Offset::new(lsn, op) }
+        ClosedChunk { end, last: Offset::new(lsn, op) }
     }
 }
 
 /// Where to find some bytes: first in the file, up to a position, then here.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct ByteLocation {
     pub(crate) file: Option<(u64, u64)>,
     pub(crate) pieces: Vec<Bytes>,
 }
 
 /// Where a message is to be looked for.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Sought {
+pub(crate) enum SeekResult {
     At(u64),
     /// In the file, between these positions.
     InFile(u64, u64),
 }
 
-impl Strand {
+impl MessageSequence {
     /// A log without messages: it ends where every snapshot does.
-    pub(crate) fn log() -> Self {
+    pub(crate) fn empty_log() -> Self {
         let last = Offset::SNAPSHOT_END;
-        Strand { last, end_last: last, ..Strand::default() }
+        MessageSequence { last, end_last: last, ..MessageSequence::default() }
     }
 
     /// A log, as a catalog has it.
-    pub(crate) fn kept(log: &KeptLog) -> Self {
+    pub(crate) fn from_catalog(log: &CatalogLog) -> Self {
         let last = Offset::new(log.last.0, log.last.1);
-        Strand {
+        MessageSequence {
             base: log.base,
             written: log.len,
             written_last: last,
@@ -91,24 +91,27 @@ impl Strand {
             end_last: last,
             len: log.len,
             last,
-            chunks: log.chunks.iter().copied().map(Chunk::from).collect(),
+            chunks: log.chunks.iter().copied().map(ClosedChunk::from).collect(),
             tail: VecDeque::new(),
         }
     }
 
     /// A snapshot that is complete; its bytes, if it has no file.
-    pub(crate) fn completed(snapshot: &Completed, bytes: Bytes) -> Self {
+    pub(crate) fn from_snapshot(snapshot: &CompletedSnapshot, bytes: Bytes) -> Self {
         let last = |chunk: usize| Offset::new(0, chunk as u64);
-        let chunks =
-            snapshot.chunks.iter().enumerate().map(|(index, end)| Chunk { end: *end, last: last(index) });
-        let mut strand = Strand { chunks: chunks.collect(), ..Strand::default() };
-        (strand.end, strand.len) = (snapshot.len, snapshot.len);
+        let chunks = snapshot
+            .chunks
+            .iter()
+            .enumerate()
+            .map(|(index, end)| ClosedChunk { end: *end, last: last(index) });
+        let mut sequence = MessageSequence { chunks: chunks.collect(), ..MessageSequence::default() };
+        (sequence.end, sequence.len) = (snapshot.len, snapshot.len);
         if bytes.len() as u64 == snapshot.len && !bytes.is_empty() {
-            strand.tail.push_back(Piece { bytes, end: snapshot.len, last: Offset::FIRST });
+            sequence.tail.push_back(TailPiece { bytes, end: snapshot.len, last: Offset::FIRST });
         } else {
-            strand.written = snapshot.len;
+            sequence.written = snapshot.len;
         }
-        strand
+        sequence
     }
 
     pub(crate) fn len(&self) -> u64 {
@@ -137,14 +140,14 @@ impl Strand {
     }
 
     /// The chunks that are closed and visible.
-    pub(crate) fn chunks(&self) -> &[Chunk] {
+    pub(crate) fn chunks(&self) -> &[ClosedChunk] {
         &self.chunks[..self.chunks.partition_point(|chunk| chunk.end <= self.len)]
     }
 
-    pub(crate) fn keep(&self) -> KeptLog {
-        let chunks = self.chunks().iter().copied().map(Chunk::keep).collect();
+    pub(crate) fn to_catalog(&self) -> CatalogLog {
+        let chunks = self.chunks().iter().copied().map(ClosedChunk::to_catalog).collect();
         let last = (self.last.lsn, self.last.op);
-        KeptLog { len: self.len, last, chunks, base: self.base, past: Vec::new() }
+        CatalogLog { len: self.len, last, chunks, base: self.base, past: Vec::new() }
     }
 
     /// Whole messages of a log; `last` is the offset of the last of them.
@@ -154,12 +157,12 @@ impl Strand {
         while let Some(end) = self.chunk_end(start, &bytes, chunk_bytes) {
             let line_start = memchr::memrchr(b'\n', &bytes[..end - 1]).map_or(0, |at| at + 1);
             let place = place_of(&bytes[line_start..end]).unwrap_or(last);
-            self.chunks.push(Chunk { end: start + end as u64, last: place });
+            self.chunks.push(ClosedChunk { end: start + end as u64, last: place });
         }
     }
 
     /// The last staged message is the last of its transaction, and says so from now on.
-    pub(crate) fn finish(&mut self, chunk_bytes: u64) {
+    pub(crate) fn finish_transaction(&mut self, chunk_bytes: u64) {
         if self.end == self.len {
             return;
         }
@@ -170,7 +173,7 @@ impl Strand {
         if closed {
             self.chunks.last_mut().into_iter().for_each(|chunk| chunk.end = end);
         } else if end - self.chunk_start() >= chunk_bytes {
-            self.chunks.push(Chunk { end, last });
+            self.chunks.push(ClosedChunk { end, last });
         }
     }
 
@@ -193,10 +196,10 @@ impl Strand {
         self.push(bytes.clone(), Offset::FIRST);
         while let Some(end) = self.chunk_end(start, &bytes, chunk_bytes) {
             let last = Offset::new(0, self.chunks.len() as u64);
-            self.chunks.push(Chunk { end: start + end as u64, last });
+            self.chunks.push(ClosedChunk { end: start + end as u64, last });
         }
         if in_file {
-            self.wrote(self.end);
+            self.mark_written(self.end);
         }
         self.len = self.end;
     }
@@ -205,47 +208,47 @@ impl Strand {
     pub(crate) fn close_chunk(&mut self) {
         let last = Offset::new(0, self.chunks.len() as u64);
         if self.end > self.chunk_start() {
-            self.chunks.push(Chunk { end: self.end, last });
+            self.chunks.push(ClosedChunk { end: self.end, last });
         }
     }
 
     /// The bytes between two positions, which must be visible.
-    pub(crate) fn find(&self, from: u64, to: u64) -> Found {
+    pub(crate) fn locate(&self, from: u64, to: u64) -> ByteLocation {
         debug_assert!(from <= to && to <= self.len, "{from}..{to} of {}", self.len);
         let file = (from < self.written.min(to)).then(|| (from, self.written.min(to)));
         let from = from.max(self.written);
         let first = self.tail.partition_point(|piece| piece.end <= from);
         let pieces = self.tail.range(first..).take_while(|piece| piece.end - (piece.bytes.len() as u64) < to);
-        let cut = |piece: &Piece| {
+        let cut = |piece: &TailPiece| {
             let start = piece.end - piece.bytes.len() as u64;
             let (from, to) = (from.max(start) - start, to.min(piece.end) - start);
             piece.bytes.slice(from as usize..to as usize)
         };
-        Found { file, pieces: pieces.map(cut).filter(|piece| !piece.is_empty()).collect() }
+        ByteLocation { file, pieces: pieces.map(cut).filter(|piece| !piece.is_empty()).collect() }
     }
 
     /// Where the first message after `offset` begins.
-    pub(crate) fn seek(&self, offset: Offset) -> Sought {
+    pub(crate) fn seek(&self, offset: Offset) -> SeekResult {
         if offset >= self.last {
-            return Sought::At(self.len);
+            return SeekResult::At(self.len);
         }
         if offset <= Offset::SNAPSHOT_END {
-            return Sought::At(self.base);
+            return SeekResult::At(self.base);
         }
         if self.written == 0 || self.written_last <= offset {
             let after = self.tail.partition_point(|piece| piece.last <= offset);
             // Former versions may have logged a transaction without a message as the last one.
-            let Some(piece) = self.tail.get(after) else { return Sought::At(self.len) };
+            let Some(piece) = self.tail.get(after) else { return SeekResult::At(self.len) };
             let start = piece.end - piece.bytes.len() as u64;
-            return Sought::At(start + skip(&piece.bytes, offset) as u64);
+            return SeekResult::At(start + skip(&piece.bytes, offset) as u64);
         }
         // What is staged may be written over while the file is read.
         let (chunks, written) = (self.chunks(), self.written.min(self.len));
         let after = chunks.partition_point(|chunk| chunk.last <= offset);
         let to = chunks.get(after).map_or(written, |chunk| chunk.end.min(written));
         match after.checked_sub(1).map(|before| chunks[before]) {
-            Some(chunk) if chunk.last == offset => Sought::At(chunk.end),
-            before => Sought::InFile(before.map_or(self.base, |chunk| chunk.end), to),
+            Some(chunk) if chunk.last == offset => SeekResult::At(chunk.end),
+            before => SeekResult::InFile(before.map_or(self.base, |chunk| chunk.end), to),
         }
     }
 
@@ -256,7 +259,7 @@ impl Strand {
     }
 
     /// The file has everything up to here.
-    pub(crate) fn wrote(&mut self, up_to: u64) {
+    pub(crate) fn mark_written(&mut self, up_to: u64) {
         while let Some(piece) = self.tail.pop_front_if(|piece| piece.end <= up_to) {
             (self.written, self.written_last) = (piece.end, piece.last);
         }
@@ -266,7 +269,7 @@ impl Strand {
     }
 
     /// How many bytes wait to be written.
-    pub(crate) fn waiting(&self) -> u64 {
+    pub(crate) fn unwritten_bytes(&self) -> u64 {
         self.end - self.written
     }
 
@@ -285,7 +288,7 @@ impl Strand {
         self.end += bytes.len() as u64;
         self.end_last = last;
         if !bytes.is_empty() {
-            self.tail.push_back(Piece { bytes, end: self.end, last });
+            self.tail.push_back(TailPiece { bytes, end: self.end, last });
         }
     }
 

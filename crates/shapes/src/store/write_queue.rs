@@ -10,10 +10,10 @@ use tokio::sync::{Notify, oneshot};
 use super::record::Record;
 
 /// So many bytes wait for no more: whoever waits for room may have changes.
-const MUCH: usize = 1 << 20;
+const URGENT_BYTES: usize = 1 << 20;
 
 #[derive(Debug)]
-pub(crate) struct Job {
+pub(crate) struct WriteJob {
     pub(crate) record: Record,
     /// Told when it is durable and applied; dropped if that will never be.
     pub(crate) done: Option<oneshot::Sender<()>>,
@@ -22,73 +22,73 @@ pub(crate) struct Job {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Queue {
-    state: Mutex<State>,
-    filled: Condvar,
+pub(crate) struct WriteQueue {
+    state: Mutex<QueueState>,
+    changed: Condvar,
     drained: Notify,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    jobs: Vec<Job>,
+struct QueueState {
+    jobs: Vec<WriteJob>,
     /// One of them can't wait for more.
     is_urgent: bool,
     bytes: usize,
-    closed: bool,
+    is_closed: bool,
     /// Nothing is taken for now: tests decide what is written together.
-    held: bool,
+    is_held: bool,
     /// Whether somebody waits to take.
-    idle: bool,
+    is_idle: bool,
     /// Somebody waits for that: a test.
     idle_is_awaited: bool,
 }
 
-impl Queue {
+impl WriteQueue {
     /// One that takes nothing.
-    pub(crate) fn closed() -> Self {
-        let queue = Queue::default();
+    pub(crate) fn new_closed() -> Self {
+        let queue = WriteQueue::default();
         queue.close();
         queue
     }
 
     /// After the end it is dropped.
-    pub(crate) fn push(&self, job: Job) {
+    pub(crate) fn push(&self, job: WriteJob) {
         let mut state = self.lock();
-        if state.closed {
+        if state.is_closed {
             return;
         }
         state.bytes += job.record.bytes();
-        let is_urgent = job.is_urgent() || state.bytes > MUCH;
-        let is_news = is_urgent && !std::mem::replace(&mut state.is_urgent, true);
+        let is_urgent = job.is_urgent() || state.bytes > URGENT_BYTES;
+        let became_urgent = is_urgent && !std::mem::replace(&mut state.is_urgent, true);
         state.jobs.push(job);
-        let is_awaited = state.jobs.len() == 1 || is_news;
+        let wakes_writer = state.jobs.len() == 1 || became_urgent;
         // Whoever is woken needs the lock at once.
         drop(state);
-        if is_awaited {
-            self.filled.notify_all();
+        if wakes_writer {
+            self.changed.notify_all();
         }
     }
 
     /// Everything that is there, once there is something, and what comes in so much time after that; changes end that time. `None`: it is
     /// closed, and nothing is left.
-    pub(crate) fn take(&self, patience: Duration) -> Option<Vec<Job>> {
+    pub(crate) fn take_batch(&self, window: Duration) -> Option<Vec<WriteJob>> {
         let mut state = self.lock();
-        while state.jobs.is_empty() || (state.held && !state.closed) {
-            if state.closed {
+        while state.jobs.is_empty() || (state.is_held && !state.is_closed) {
+            if state.is_closed {
                 return None;
             }
-            state.idle = true;
+            state.is_idle = true;
             if std::mem::take(&mut state.idle_is_awaited) {
-                self.filled.notify_all();
+                self.changed.notify_all();
             }
-            state = self.filled.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        if !patience.is_zero() {
+        if !window.is_zero() {
             let waited =
-                self.filled.wait_timeout_while(state, patience, |state| !state.is_urgent && !state.closed);
+                self.changed.wait_timeout_while(state, window, |state| !state.is_urgent && !state.is_closed);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        state.idle = false;
+        state.is_idle = false;
         state.is_urgent = false;
         state.bytes = 0;
         let jobs = std::mem::take(&mut state.jobs);
@@ -98,14 +98,14 @@ impl Queue {
     }
 
     /// Waits until less than `limit` bytes wait.
-    pub(crate) async fn room(&self, limit: usize) {
+    pub(crate) async fn wait_for_room(&self, limit: usize) {
         loop {
             let drained = self.drained.notified();
             tokio::pin!(drained);
             drained.as_mut().enable();
             {
                 let state = self.lock();
-                if state.bytes < limit || state.closed {
+                if state.bytes < limit || state.is_closed {
                     return;
                 }
             }
@@ -115,8 +115,8 @@ impl Queue {
 
     /// What is there is still taken; nothing more is.
     pub(crate) fn close(&self) {
-        self.lock().closed = true;
-        self.filled.notify_all();
+        self.lock().is_closed = true;
+        self.changed.notify_all();
         self.drained.notify_waiters();
     }
 
@@ -124,46 +124,46 @@ impl Queue {
     pub(crate) fn abandon(&self) {
         let jobs = {
             let mut state = self.lock();
-            state.closed = true;
+            state.is_closed = true;
             std::mem::take(&mut state.jobs)
         };
         drop(jobs);
-        self.filled.notify_all();
+        self.changed.notify_all();
         self.drained.notify_waiters();
     }
 
     /// Waits a while, or until it is closed; returns whether it is.
-    pub(crate) fn pause(&self, time: Duration) -> bool {
+    pub(crate) fn wait_closed(&self, timeout: Duration) -> bool {
         let state = self.lock();
-        let waited = self.filled.wait_timeout_while(state, time, |state| !state.closed);
-        waited.unwrap_or_else(PoisonError::into_inner).0.closed
+        let waited = self.changed.wait_timeout_while(state, timeout, |state| !state.is_closed);
+        waited.unwrap_or_else(PoisonError::into_inner).0.is_closed
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 #[cfg(test)]
-impl Queue {
+impl WriteQueue {
     /// From now on nothing is taken.
     pub(crate) fn hold(&self) {
-        self.lock().held = true;
+        self.lock().is_held = true;
     }
 
     /// Lets everything be taken, and waits until all of it is done.
     pub(crate) fn release(&self) {
         let mut state = self.lock();
-        state.held = false;
-        self.filled.notify_all();
-        while !(state.closed || state.idle && state.jobs.is_empty()) {
+        state.is_held = false;
+        self.changed.notify_all();
+        while !(state.is_closed || state.is_idle && state.jobs.is_empty()) {
             state.idle_is_awaited = true;
-            state = self.filled.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
 
-impl Job {
+impl WriteJob {
     /// Clients wait for changes as soon as they are committed.
     fn is_urgent(&self) -> bool {
         matches!(self.record, Record::Part(_) | Record::Commit(..))
@@ -190,12 +190,12 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::store::record::{Changes, Commit, Note};
+    use crate::store::record::{CommitRecord, Note, TransactionPart};
 
-    fn job(bytes: usize) -> (Job, oneshot::Receiver<()>) {
-        let (done, told) = oneshot::channel();
+    fn job(bytes: usize) -> (WriteJob, oneshot::Receiver<()>) {
+        let (done, durable) = oneshot::channel();
         let record = Record::Note(Note::Advance { lsn: 1 }, Bytes::from(vec![0; bytes]));
-        (Job { record, done: Some(done), checkpoint: false }, told)
+        (WriteJob { record, done: Some(done), checkpoint: false }, durable)
     }
 
     fn is_ready(future: &mut (impl Future + Unpin)) -> bool {
@@ -204,64 +204,64 @@ mod tests {
 
     #[test]
     fn there_is_room_until_too_much_waits_and_again_when_it_was_taken() {
-        let queue = Queue::default();
+        let queue = WriteQueue::default();
         queue.push(job(500).0);
-        assert!(is_ready(&mut pin!(queue.room(1000))));
+        assert!(is_ready(&mut pin!(queue.wait_for_room(1000))));
         queue.push(job(500).0);
-        let mut room = pin!(queue.room(1000));
+        let mut room = pin!(queue.wait_for_room(1000));
         assert!(!is_ready(&mut room));
-        assert_eq!(queue.take(Duration::ZERO).unwrap().len(), 2);
+        assert_eq!(queue.take_batch(Duration::ZERO).unwrap().len(), 2);
         assert!(is_ready(&mut room));
     }
 
     #[test]
     fn what_waits_when_it_is_closed_is_taken_and_what_comes_then_is_dropped() {
-        let queue = Queue::default();
+        let queue = WriteQueue::default();
         queue.push(job(1).0);
         queue.close();
-        let (late, mut told) = job(1);
+        let (late, mut durable) = job(1);
         queue.push(late);
-        assert!(told.try_recv().is_err());
-        assert_eq!(queue.take(Duration::ZERO).unwrap().len(), 1);
-        assert!(queue.take(Duration::ZERO).is_none());
-        assert!(queue.pause(Duration::from_secs(3600)));
+        assert!(durable.try_recv().is_err());
+        assert_eq!(queue.take_batch(Duration::ZERO).unwrap().len(), 1);
+        assert!(queue.take_batch(Duration::ZERO).is_none());
+        assert!(queue.wait_closed(Duration::from_secs(3600)));
     }
 
     #[test]
     fn notes_wait_for_one_another_and_changes_for_nobody() {
         let for_ever = Duration::from_secs(3600);
-        let queue = Queue::default();
-        let commit = || Job {
-            record: Record::Commit(Changes::default(), Commit { end: 1, earlier: Vec::new() }),
+        let queue = WriteQueue::default();
+        let commit = || WriteJob {
+            record: Record::Commit(TransactionPart::default(), CommitRecord { end: 1, earlier: Vec::new() }),
             done: None,
             checkpoint: false,
         };
         std::thread::scope(|scope| {
-            let taking = scope.spawn(|| queue.take(for_ever).unwrap().len());
+            let taking = scope.spawn(|| queue.take_batch(for_ever).unwrap().len());
             (0..3).for_each(|_| queue.push(job(1).0));
             queue.push(commit());
             assert_eq!(taking.join().unwrap(), 4);
         });
         queue.push(commit());
-        assert_eq!(queue.take(for_ever).unwrap().len(), 1);
+        assert_eq!(queue.take_batch(for_ever).unwrap().len(), 1);
         queue.push(job(1).0);
-        assert_eq!(queue.take(Duration::from_millis(1)).unwrap().len(), 1);
-        queue.push(job(MUCH).0);
-        assert_eq!(queue.take(for_ever).unwrap().len(), 1);
+        assert_eq!(queue.take_batch(Duration::from_millis(1)).unwrap().len(), 1);
+        queue.push(job(URGENT_BYTES).0);
+        assert_eq!(queue.take_batch(for_ever).unwrap().len(), 1);
         queue.push(job(1).0);
         queue.close();
-        assert_eq!(queue.take(for_ever).unwrap().len(), 1);
+        assert_eq!(queue.take_batch(for_ever).unwrap().len(), 1);
     }
 
     #[test]
     fn who_waits_for_an_abandoned_queue_is_told_so() {
-        let queue = Queue::default();
-        let (one, mut told) = job(5000);
+        let queue = WriteQueue::default();
+        let (one, mut durable) = job(5000);
         queue.push(one);
-        let mut room = pin!(queue.room(1000));
-        assert!(!is_ready(&mut room) && !is_ready(&mut told));
+        let mut room = pin!(queue.wait_for_room(1000));
+        assert!(!is_ready(&mut room) && !is_ready(&mut durable));
         queue.abandon();
-        assert!(is_ready(&mut room) && is_ready(&mut told));
-        assert!(queue.take(Duration::ZERO).is_none());
+        assert!(is_ready(&mut room) && is_ready(&mut durable));
+        assert!(queue.take_batch(Duration::ZERO).is_none());
     }
 }

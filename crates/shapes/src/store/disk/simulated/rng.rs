@@ -1,15 +1,15 @@
 //! Chance, the same for the same seed.
 
 #[derive(Clone, Debug)]
-pub(crate) struct Dice(forebay_testkit::Dice);
+pub(crate) struct SimulatedRng(forebay_testkit::Dice);
 
 /// How likely it is that something unsynced survives, in eighths.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Odds(u64);
+pub(crate) struct SurvivalOdds(u64);
 
-impl Dice {
-    pub(crate) fn new(seed: u64) -> Dice {
-        Dice(forebay_testkit::Dice::new(seed))
+impl SimulatedRng {
+    pub(crate) fn new(seed: u64) -> SimulatedRng {
+        SimulatedRng(forebay_testkit::Dice::new(seed))
     }
 
     /// From `low` to `high`, both included.
@@ -22,11 +22,11 @@ impl Dice {
     }
 
     /// Drawn once for many things, or it would never happen that all of them survive, or none, or all but one.
-    pub(crate) fn odds(&mut self) -> Odds {
-        Odds([0, 1, 4, 7, 8][self.between(0, 4)])
+    pub(crate) fn odds(&mut self) -> SurvivalOdds {
+        SurvivalOdds([0, 1, 4, 7, 8][self.between(0, 4)])
     }
 
-    pub(crate) fn survives(&mut self, odds: Odds) -> bool {
+    pub(crate) fn survives(&mut self, odds: SurvivalOdds) -> bool {
         self.0.roll() % 8 < odds.0
     }
 }

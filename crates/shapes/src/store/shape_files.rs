@@ -14,7 +14,7 @@ use crate::offset::Offset;
 
 /// Which of a shape's files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Kind {
+pub(crate) enum FileKind {
     Snapshot,
     /// The log from a position on.
     Log(u64),
@@ -24,51 +24,51 @@ pub(crate) enum Kind {
 
 /// Open files, the least recently used of which is closed for another.
 #[derive(Debug)]
-pub(crate) struct Files {
+pub(crate) struct ShapeFiles {
     disk: Arc<dyn Disk>,
     limit: usize,
-    open: Mutex<Open>,
+    open: Mutex<OpenFiles>,
     /// Where logs begin that don't begin at 0.
     bases: Mutex<HashMap<u64, u64>>,
     unwritten: AtomicU64,
 }
 
 #[derive(Debug, Default)]
-struct Open {
-    files: HashMap<(u64, Kind), (Arc<dyn DiskFile>, u64)>,
+struct OpenFiles {
+    files: HashMap<(u64, FileKind), (Arc<dyn DiskFile>, u64)>,
     /// Counts the uses.
     clock: u64,
 }
 
 pub(crate) const DIR: &str = "shapes";
 
-pub(crate) fn path(shape: u64, kind: Kind) -> String {
-    format!("{DIR}/{}", name(shape, kind))
+pub(crate) fn file_path(shape: u64, kind: FileKind) -> String {
+    format!("{DIR}/{}", file_name(shape, kind))
 }
 
-pub(crate) fn name(shape: u64, kind: Kind) -> String {
+pub(crate) fn file_name(shape: u64, kind: FileKind) -> String {
     match kind {
-        Kind::Snapshot => format!("{shape:016x}.snapshot"),
-        Kind::Log(0) => format!("{shape:016x}.log"),
-        Kind::Log(base) => format!("{shape:016x}.{base:x}.log"),
-        Kind::Past(base) => format!("{shape:016x}.{base:x}.past"),
+        FileKind::Snapshot => format!("{shape:016x}.snapshot"),
+        FileKind::Log(0) => format!("{shape:016x}.log"),
+        FileKind::Log(base) => format!("{shape:016x}.{base:x}.log"),
+        FileKind::Past(base) => format!("{shape:016x}.{base:x}.past"),
     }
 }
 
 /// Whose file has this name.
-pub(crate) fn owner(name: &str) -> Option<u64> {
+pub(crate) fn shape_of_file(name: &str) -> Option<u64> {
     u64::from_str_radix(name.split('.').next()?, 16).ok()
 }
 
 /// The files that a shape may have, if its log begins there.
-pub(crate) fn kinds(base: u64) -> [Kind; 3] {
-    [Kind::Snapshot, Kind::Log(base), Kind::Past(base)]
+pub(crate) fn file_kinds(base: u64) -> [FileKind; 3] {
+    [FileKind::Snapshot, FileKind::Log(base), FileKind::Past(base)]
 }
 
-impl Files {
+impl ShapeFiles {
     pub(crate) fn new(disk: Arc<dyn Disk>, limit: usize) -> Self {
         let (open, bases, unwritten) = (Mutex::default(), Mutex::default(), AtomicU64::new(0));
-        Files { disk, limit: limit.max(1), open, bases, unwritten }
+        ShapeFiles { disk, limit: limit.max(1), open, bases, unwritten }
     }
 
     /// How many bytes of all shapes wait to be written.
@@ -77,17 +77,17 @@ impl Files {
     }
 
     /// Of some shape, so many bytes waited, and so many do now.
-    pub(crate) fn count(&self, before: u64, after: u64) {
+    pub(crate) fn update_unwritten(&self, before: u64, after: u64) {
         self.unwritten.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
     }
 
-    pub(crate) fn create(&self, shape: u64, kind: Kind) -> io::Result<Arc<dyn DiskFile>> {
-        let file = self.disk.create(&path(shape, kind))?;
-        self.remember((shape, kind), &file);
+    pub(crate) fn create(&self, shape: u64, kind: FileKind) -> io::Result<Arc<dyn DiskFile>> {
+        let file = self.disk.create(&file_path(shape, kind))?;
+        self.cache((shape, kind), &file);
         Ok(file)
     }
 
-    pub(crate) fn open(&self, shape: u64, kind: Kind) -> io::Result<Arc<dyn DiskFile>> {
+    pub(crate) fn open(&self, shape: u64, kind: FileKind) -> io::Result<Arc<dyn DiskFile>> {
         {
             let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
             open.clock += 1;
@@ -97,13 +97,13 @@ impl Files {
                 return Ok(Arc::clone(file));
             }
         }
-        let file = self.disk.open(&path(shape, kind))?;
-        self.remember((shape, kind), &file);
+        let file = self.disk.open(&file_path(shape, kind))?;
+        self.cache((shape, kind), &file);
         Ok(file)
     }
 
     /// To write to: made if it isn't there.
-    pub(crate) fn open_or_create(&self, shape: u64, kind: Kind) -> io::Result<Arc<dyn DiskFile>> {
+    pub(crate) fn open_or_create(&self, shape: u64, kind: FileKind) -> io::Result<Arc<dyn DiskFile>> {
         match self.open(shape, kind) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => self.create(shape, kind),
             done => done,
@@ -118,21 +118,21 @@ impl Files {
     pub(crate) fn remove(&self, shape: u64) {
         self.close(shape);
         let base = self.bases.lock().unwrap_or_else(PoisonError::into_inner).remove(&shape);
-        kinds(base.unwrap_or(0)).into_iter().for_each(|kind| self.remove_one(shape, kind));
+        file_kinds(base.unwrap_or(0)).into_iter().for_each(|kind| self.remove_file(shape, kind));
     }
 
     /// It may not be there. One that can't be removed now is found at the next start.
-    pub(crate) fn remove_one(&self, shape: u64, kind: Kind) {
+    pub(crate) fn remove_file(&self, shape: u64, kind: FileKind) {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).files.remove(&(shape, kind));
-        let _gone = self.disk.remove(&path(shape, kind));
+        let _gone = self.disk.remove(&file_path(shape, kind));
     }
 
     /// The log of a shape begins there from now on.
-    pub(crate) fn rebase(&self, shape: u64, base: u64) {
+    pub(crate) fn set_log_base(&self, shape: u64, base: u64) {
         self.bases.lock().unwrap_or_else(PoisonError::into_inner).insert(shape, base);
     }
 
-    fn remember(&self, key: (u64, Kind), file: &Arc<dyn DiskFile>) {
+    fn cache(&self, key: (u64, FileKind), file: &Arc<dyn DiskFile>) {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         if open.files.len() >= self.limit {
             // Rare, and the limit is small: not worth a list in order.
@@ -146,7 +146,7 @@ impl Files {
 }
 
 /// Reads all of a part of a file.
-pub(crate) fn read(file: &dyn DiskFile, from: u64, to: u64) -> io::Result<Vec<u8>> {
+pub(crate) fn read_range(file: &dyn DiskFile, from: u64, to: u64) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; usize::try_from(to - from).map_err(io::Error::other)?];
     let mut done = 0;
     while done < bytes.len() {
@@ -172,7 +172,7 @@ pub(crate) fn seek(file: &dyn DiskFile, mut from: u64, to: u64, offset: Offset) 
             continue;
         }
         let end = line_end(file, start, to)?;
-        let place = place_of(&read(file, start.max(end.saturating_sub(PLACE_BYTES)), end)?);
+        let place = place_of(&read_range(file, start.max(end.saturating_sub(OFFSET_BYTES)), end)?);
         if place.is_some_and(|place| place <= offset) {
             from = end;
         } else {
@@ -183,13 +183,13 @@ pub(crate) fn seek(file: &dyn DiskFile, mut from: u64, to: u64, offset: Offset) 
 }
 
 /// A message's place is in its last bytes: these are enough, with the longest numbers.
-const PLACE_BYTES: u64 = 128;
+const OFFSET_BYTES: u64 = 128;
 
 /// The position after the next line break, or `to`. However long the line is, it takes little memory.
 fn line_end(file: &dyn DiskFile, mut from: u64, to: u64) -> io::Result<u64> {
     let mut size = 1024;
     while from < to {
-        let bytes = read(file, from, to.min(from + size))?;
+        let bytes = read_range(file, from, to.min(from + size))?;
         if let Some(at) = memchr::memchr(b'\n', &bytes) {
             return Ok(from + at as u64 + 1);
         }

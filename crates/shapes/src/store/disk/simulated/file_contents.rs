@@ -5,27 +5,27 @@
 
 use std::mem;
 
-use super::dice::Dice;
+use super::rng::SimulatedRng;
 
 /// What a disk writes whole or not at all.
-const SECTOR: usize = 512;
+const SECTOR_BYTES: usize = 512;
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Contents {
+pub(super) struct FileContents {
     now: Vec<u8>,
     durable: Vec<u8>,
-    unsynced: Vec<Change>,
+    unsynced: Vec<FileChange>,
 }
 
 #[derive(Clone, Debug)]
-enum Change {
+enum FileChange {
     Write { at: usize, bytes: Vec<u8> },
     Length(usize),
 }
 
-impl Contents {
-    pub(super) fn synced(bytes: Vec<u8>) -> Contents {
-        Contents { now: bytes.clone(), durable: bytes, unsynced: Vec::new() }
+impl FileContents {
+    pub(super) fn synced(bytes: Vec<u8>) -> FileContents {
+        FileContents { now: bytes.clone(), durable: bytes, unsynced: Vec::new() }
     }
 
     /// As a reader sees them.
@@ -36,47 +36,47 @@ impl Contents {
     pub(super) fn write(&mut self, at: usize, bytes: &[u8]) {
         // Not even the length changes, as with a file.
         if !bytes.is_empty() {
-            self.change(Change::Write { at, bytes: bytes.to_vec() });
+            self.change(FileChange::Write { at, bytes: bytes.to_vec() });
         }
     }
 
     pub(super) fn set_len(&mut self, len: usize) {
-        self.change(Change::Length(len));
+        self.change(FileChange::Length(len));
     }
 
     pub(super) fn sync(&mut self) {
         for change in mem::take(&mut self.unsynced) {
-            change.happen(&mut self.durable);
+            change.apply_to(&mut self.durable);
         }
     }
 
     /// A sync that failed: the bytes read as before, but what isn't on the disk by now never will be, since nobody
     /// remembers that it has to be written.
-    pub(super) fn fail_sync(&mut self, dice: &mut Dice) {
-        self.durable = self.after_crash(dice);
+    pub(super) fn fail_sync(&mut self, rng: &mut SimulatedRng) {
+        self.durable = self.after_crash(rng);
         self.unsynced.clear();
     }
 
     /// What power loss leaves. Each sector of each unsynced write is there or isn't; the length is one that it had, or
     /// lies between two of them; a sector that was never there is zeros.
-    pub(super) fn after_crash(&self, dice: &mut Dice) -> Vec<u8> {
-        let odds = dice.odds();
+    pub(super) fn after_crash(&self, rng: &mut SimulatedRng) -> Vec<u8> {
+        let odds = rng.odds();
         let (mut left, mut len) = (self.durable.clone(), self.durable.len());
         for change in &self.unsynced {
             match change {
-                Change::Write { at, bytes } => {
+                FileChange::Write { at, bytes } => {
                     for (at, sector) in sectors(*at, bytes) {
-                        if dice.survives(odds) {
+                        if rng.survives(odds) {
                             put(&mut left, at, sector);
                         }
                     }
                     let end = at + bytes.len();
                     if end > len {
-                        len = [len, dice.between(len, end), end][dice.between(0, 2)];
+                        len = [len, rng.between(len, end), end][rng.between(0, 2)];
                     }
                 }
-                Change::Length(new) => {
-                    if dice.survives(odds) {
+                FileChange::Length(new) => {
+                    if rng.survives(odds) {
                         left.truncate(*new);
                         len = *new;
                     }
@@ -87,17 +87,17 @@ impl Contents {
         left
     }
 
-    fn change(&mut self, change: Change) {
-        change.happen(&mut self.now);
+    fn change(&mut self, change: FileChange) {
+        change.apply_to(&mut self.now);
         self.unsynced.push(change);
     }
 }
 
-impl Change {
-    fn happen(&self, to: &mut Vec<u8>) {
+impl FileChange {
+    fn apply_to(&self, to: &mut Vec<u8>) {
         match self {
-            Change::Write { at, bytes } => put(to, *at, bytes),
-            Change::Length(len) => to.resize(*len, 0),
+            FileChange::Write { at, bytes } => put(to, *at, bytes),
+            FileChange::Length(len) => to.resize(*len, 0),
         }
     }
 }
@@ -106,7 +106,7 @@ impl Change {
 fn sectors(at: usize, bytes: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     let (mut at, mut rest) = (at, bytes);
     std::iter::from_fn(move || {
-        let (sector, later) = rest.split_at_checked(SECTOR - at % SECTOR).unwrap_or((rest, &[]));
+        let (sector, later) = rest.split_at_checked(SECTOR_BYTES - at % SECTOR_BYTES).unwrap_or((rest, &[]));
         let start = at;
         (at, rest) = (start + sector.len(), later);
         (!sector.is_empty()).then_some((start, sector))
@@ -128,13 +128,13 @@ mod tests {
     use super::*;
 
     /// What crashes with many seeds leave.
-    fn outcomes(contents: &Contents) -> BTreeSet<Vec<u8>> {
-        (0..2_000).map(|seed| contents.after_crash(&mut Dice::new(seed))).collect()
+    fn outcomes(contents: &FileContents) -> BTreeSet<Vec<u8>> {
+        (0..2_000).map(|seed| contents.after_crash(&mut SimulatedRng::new(seed))).collect()
     }
 
     #[test]
     fn what_was_synced_is_there_to_the_byte_after_every_crash() {
-        let mut contents = Contents::default();
+        let mut contents = FileContents::default();
         contents.write(0, &[1; 700]);
         contents.write(100, &[2; 700]);
         contents.set_len(750);
@@ -144,18 +144,21 @@ mod tests {
 
     #[test]
     fn unsynced_sectors_are_there_in_every_combination_and_never_in_part() {
-        let mut contents = Contents::synced(vec![1; 3 * SECTOR]);
-        contents.write(0, &[2; 3 * SECTOR]);
+        let mut contents = FileContents::synced(vec![1; 3 * SECTOR_BYTES]);
+        contents.write(0, &[2; 3 * SECTOR_BYTES]);
         let outcomes = outcomes(&contents);
         assert_eq!(outcomes.len(), 8);
         for left in outcomes {
-            assert!(left.chunks(SECTOR).all(|sector| sector == [1; SECTOR] || sector == [2; SECTOR]));
+            assert!(
+                left.chunks(SECTOR_BYTES)
+                    .all(|sector| sector == [1; SECTOR_BYTES] || sector == [2; SECTOR_BYTES])
+            );
         }
     }
 
     #[test]
     fn the_later_of_two_writes_to_a_sector_wins_where_it_is_there_and_the_earlier_may_remain() {
-        let mut contents = Contents::synced(vec![1]);
+        let mut contents = FileContents::synced(vec![1]);
         contents.write(0, &[2]);
         contents.write(0, &[3]);
         assert_eq!(outcomes(&contents), [vec![1], vec![2], vec![3]].into());
@@ -163,7 +166,7 @@ mod tests {
 
     #[test]
     fn an_unsynced_append_leaves_any_length_between_and_zeros_where_it_is_missing() {
-        let mut contents = Contents::synced(vec![1; 10]);
+        let mut contents = FileContents::synced(vec![1; 10]);
         contents.write(10, &[2; 1_000]);
         let outcomes = outcomes(&contents);
         let lengths: BTreeSet<_> = outcomes.iter().map(Vec::len).collect();
@@ -182,7 +185,7 @@ mod tests {
 
     #[test]
     fn an_unsynced_cut_is_there_or_is_not() {
-        let mut contents = Contents::synced(vec![1; 10]);
+        let mut contents = FileContents::synced(vec![1; 10]);
         contents.set_len(4);
         assert_eq!(outcomes(&contents), [vec![1; 10], vec![1; 4]].into());
         contents.set_len(6);
@@ -193,9 +196,9 @@ mod tests {
     #[test]
     fn a_failed_sync_loses_bytes_that_can_still_be_read_and_that_the_next_sync_does_not_bring_back() {
         let lost = |seed| {
-            let mut contents = Contents::synced(vec![1]);
+            let mut contents = FileContents::synced(vec![1]);
             contents.write(0, &[2]);
-            contents.fail_sync(&mut Dice::new(seed));
+            contents.fail_sync(&mut SimulatedRng::new(seed));
             contents.sync();
             assert_eq!(contents.now(), [2]);
             outcomes(&contents) == [vec![1]].into()

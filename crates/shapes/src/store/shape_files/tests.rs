@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::store::disk::SimulatedDisk;
-use crate::store::strand::tests::message;
+use crate::store::message_sequence::tests::message;
 
 /// A file with messages at these offsets, and where each begins.
 fn file(messages: &[(Offset, usize)]) -> (Arc<dyn DiskFile>, Vec<u64>, u64) {
@@ -25,7 +25,7 @@ fn file(messages: &[(Offset, usize)]) -> (Arc<dyn DiskFile>, Vec<u64>, u64) {
 fn the_longest_place_is_read_from_the_end_of_its_message() {
     let longest = Offset::new(u64::MAX - 1, u64::MAX - 1);
     check(&[(Offset::new(10, 0), 500), (longest, 500)]);
-    assert!(message(longest, 0).len() as u64 > PLACE_BYTES);
+    assert!(message(longest, 0).len() as u64 > OFFSET_BYTES);
 }
 
 fn check(messages: &[(Offset, usize)]) {
@@ -44,21 +44,21 @@ fn check(messages: &[(Offset, usize)]) {
 fn no_more_files_are_open_than_allowed_and_the_least_used_is_closed() {
     let disk = SimulatedDisk::new(0);
     disk.make_dir(DIR).unwrap();
-    let files = Files::new(Arc::new(disk), 2);
-    let is_open = |shape: u64| files.open.lock().unwrap().files.contains_key(&(shape, Kind::Log(0)));
+    let files = ShapeFiles::new(Arc::new(disk), 2);
+    let is_open = |shape: u64| files.open.lock().unwrap().files.contains_key(&(shape, FileKind::Log(0)));
     for shape in [1, 2] {
-        files.open_or_create(shape, Kind::Log(0)).unwrap().write_all_at(&[shape as u8], 0).unwrap();
+        files.open_or_create(shape, FileKind::Log(0)).unwrap().write_all_at(&[shape as u8], 0).unwrap();
     }
-    files.open(1, Kind::Log(0)).unwrap();
-    files.open_or_create(3, Kind::Log(0)).unwrap();
+    files.open(1, FileKind::Log(0)).unwrap();
+    files.open_or_create(3, FileKind::Log(0)).unwrap();
     assert_eq!([1, 2, 3].map(is_open), [true, false, true]);
-    assert_eq!(read(&*files.open_or_create(2, Kind::Log(0)).unwrap(), 0, 1).unwrap(), [2]);
-    assert_eq!(files.open(2, Kind::Snapshot).unwrap_err().kind(), io::ErrorKind::NotFound);
+    assert_eq!(read_range(&*files.open_or_create(2, FileKind::Log(0)).unwrap(), 0, 1).unwrap(), [2]);
+    assert_eq!(files.open(2, FileKind::Snapshot).unwrap_err().kind(), io::ErrorKind::NotFound);
     // Who has it open goes on reading it; nobody else finds it.
-    let file = files.open(2, Kind::Log(0)).unwrap();
+    let file = files.open(2, FileKind::Log(0)).unwrap();
     files.remove(2);
-    assert_eq!(read(&*file, 0, 1).unwrap(), [2]);
-    assert_eq!(files.open(2, Kind::Log(0)).unwrap_err().kind(), io::ErrorKind::NotFound);
+    assert_eq!(read_range(&*file, 0, 1).unwrap(), [2]);
+    assert_eq!(files.open(2, FileKind::Log(0)).unwrap_err().kind(), io::ErrorKind::NotFound);
 }
 
 #[test]
